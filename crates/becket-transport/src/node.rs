@@ -1,0 +1,2 @@
+//! Device nodes and partitions of block devices.
+//! Never decides which devices there should be.

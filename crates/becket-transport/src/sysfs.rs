@@ -1,0 +1,2 @@
+//! Reading attributes of block devices from sysfs.
+//! Never writes there.

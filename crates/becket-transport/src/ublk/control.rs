@@ -1,0 +1,2 @@
+//! Commands to `/dev/ublk-control`.
+//! Never touches the data path.

@@ -1,0 +1,215 @@
+//! What can go wrong when an image is opened, said so that a person knows what to do.
+//! It never loses the errno: the source is kept beside the sentence.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The class of an [`Error`], for callers that decide by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The path leads nowhere.
+    NotFound,
+    /// This user may not open it.
+    Permission,
+    /// There is something, but not something that has bytes to attach.
+    NotAnImage,
+    /// An option that does not fit this image, or fits none.
+    InvalidOption,
+    /// Somebody else has it open in a way that excludes this one.
+    InUse,
+    /// This system cannot do what was asked for.
+    Unsupported,
+    /// The system failed.
+    Io,
+}
+
+/// Why an image was not opened. `Display` says what and why; [`Error::hint`] says what to do next.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A component of the path does not exist.
+    #[error("{}: not found: {} has no entry {missing:?}", path.display(), deepest.display())]
+    NotFound {
+        /// As it was given.
+        path: PathBuf,
+        /// The deepest directory on the way that exists.
+        deepest: PathBuf,
+        /// The first component that does not.
+        missing: String,
+    },
+    /// A symbolic link on the way points to nothing.
+    #[error("{}: {} is a symbolic link to {}, which does not exist", path.display(), link.display(), target.display())]
+    DanglingLink {
+        /// As it was given.
+        path: PathBuf,
+        /// The link.
+        link: PathBuf,
+        /// What it says.
+        target: PathBuf,
+    },
+    /// Symbolic links lead in a circle (or through more than the kernel follows).
+    #[error("{}: its symbolic links lead in a circle", path.display())]
+    LinkLoop {
+        /// As it was given.
+        path: PathBuf,
+    },
+    /// A component in the middle of the path is no directory.
+    #[error("{}: {} is not a directory", path.display(), component.display())]
+    NotADirectory {
+        /// As it was given.
+        path: PathBuf,
+        /// The component.
+        component: PathBuf,
+    },
+    /// The file cannot be read by this user.
+    #[error("{}: cannot be opened: {source}", path.display())]
+    Permission {
+        /// As it was given.
+        path: PathBuf,
+        /// The errno.
+        source: io::Error,
+    },
+    /// A directory, FIFO, socket or character device.
+    #[error("{}: is {what}, not an image", path.display())]
+    NotAnImage {
+        /// As it was given.
+        path: PathBuf,
+        /// What it is, with its article.
+        what: &'static str,
+    },
+    /// The file or device has no bytes.
+    #[error("{}: is empty", path.display())]
+    Empty {
+        /// As it was given.
+        path: PathBuf,
+    },
+    /// The offset leaves less than one block.
+    #[error("{}: nothing is left to attach: {size} bytes, offset {offset}, block size {block_size}", path.display())]
+    NothingLeft {
+        /// As it was given.
+        path: PathBuf,
+        /// Size of the backing in bytes.
+        size: u64,
+        /// The offset in bytes.
+        offset: u64,
+        /// The logical block size in bytes.
+        block_size: u32,
+    },
+    /// The size limit is smaller than one block.
+    #[error("a size limit of {limit} bytes is less than one block of {block_size}")]
+    SizeLimit {
+        /// The limit in bytes.
+        limit: u64,
+        /// The logical block size in bytes.
+        block_size: u32,
+    },
+    /// A block size that no device can have.
+    #[error(
+        "a block size of {block_size} bytes is impossible: it must be a power of two from 512 to {largest}"
+    )]
+    BlockSize {
+        /// What was asked for, in bytes.
+        block_size: u32,
+        /// The page size.
+        largest: u32,
+    },
+    /// A block size smaller than the backing device's own.
+    #[error("{}: a block size of {block_size} bytes is smaller than the {device} of the device itself", path.display())]
+    BlockSizeTooSmall {
+        /// As it was given.
+        path: PathBuf,
+        /// What was asked for, in bytes.
+        block_size: u32,
+        /// The logical block size of the backing device in bytes.
+        device: u32,
+    },
+    /// Another program holds a lock that excludes this use.
+    #[error("{}: in use by another program: {clash}", path.display())]
+    InUse {
+        /// As it was given.
+        path: PathBuf,
+        /// Which permission clashes, for people.
+        clash: String,
+    },
+    /// Direct I/O was insisted on.
+    #[error("{}: direct I/O is impossible: {reason}", path.display())]
+    DirectIo {
+        /// As it was given.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The system failed.
+    #[error("{}: {what}: {source}", path.display())]
+    Io {
+        /// As it was given.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// The errno.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// The class of the error.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::NotFound { .. }
+            | Error::DanglingLink { .. }
+            | Error::LinkLoop { .. }
+            | Error::NotADirectory { .. } => ErrorKind::NotFound,
+            Error::Permission { .. } => ErrorKind::Permission,
+            Error::NotAnImage { .. } | Error::Empty { .. } => ErrorKind::NotAnImage,
+            Error::NothingLeft { .. }
+            | Error::SizeLimit { .. }
+            | Error::BlockSize { .. }
+            | Error::BlockSizeTooSmall { .. } => ErrorKind::InvalidOption,
+            Error::InUse { .. } => ErrorKind::InUse,
+            Error::DirectIo { .. } => ErrorKind::Unsupported,
+            Error::Io { .. } => ErrorKind::Io,
+        }
+    }
+
+    /// What to do next, where there is something to say.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Error::NotFound { deepest, .. } => {
+                return Some(format!("see what is there: ls {}", quoted(deepest)));
+            }
+            Error::DanglingLink { link, .. } => {
+                return Some(format!("mend or remove the link: ls -l {}", quoted(link)));
+            }
+            Error::LinkLoop { path } => return Some(format!("follow the links: namei -l {}", quoted(path))),
+            Error::NotADirectory { .. } => "paths through images are not supported by this version",
+            Error::Permission { path, .. } => {
+                return Some(format!("see who may: ls -l {}; or try again as root", quoted(path)));
+            }
+            Error::NotAnImage { .. } => "name a regular file or a block device",
+            Error::Empty { .. } => "give it a size first, for example: truncate --size 1G FILE",
+            Error::NothingLeft { .. } => "use a smaller --offset",
+            Error::SizeLimit { .. } => "use a larger --size-limit",
+            Error::BlockSize { .. } => "use --block-size 512 or 4096",
+            Error::BlockSizeTooSmall { .. } => "leave --block-size away",
+            Error::InUse { .. } => {
+                "see `becket list`; detach it there, attach with --read-only where nobody writes, \
+                 or with --shared when both sides know of each other"
+            }
+            Error::DirectIo { .. } => "use --direct-io auto",
+            Error::Io { .. } => return None,
+        };
+        Some(hint.to_owned())
+    }
+}
+
+/// A path as a shell would take it.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+,:@%=".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}

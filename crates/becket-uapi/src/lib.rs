@@ -1,1 +1,10 @@
-//! Placeholder.
+//! The kernel's structures and ioctl numbers that becket speaks: ublk, loop, block devices, process state.
+//! It never decides anything: no policy, no retries, no paths; every error is the kernel's raw errno.
+#![deny(unsafe_op_in_unsafe_fn)]
+
+pub mod block;
+pub mod lock;
+pub mod loop_;
+pub mod process;
+pub mod signal;
+pub mod ublk;

@@ -1,0 +1,136 @@
+//! Signals as readable events: which came, and whether the kernel (a terminal) or a process sent it.
+//! It never installs a handler and never decides what a signal means.
+
+use rustix::process::Signal;
+use std::{
+    io, mem,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    ptr,
+};
+
+/// Signals of this process that are blocked and read instead.
+///
+/// Dropping it leaves them blocked: blocked signals are inherited through fork and exec, so whoever becomes
+/// another program calls [`unblock`] first. Block before the first thread starts, or a thread may still be
+/// interrupted.
+#[derive(Debug)]
+pub struct SignalFd {
+    fd: OwnedFd,
+    signals: Vec<Signal>,
+}
+
+/// One signal that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Which.
+    pub signal: Signal,
+    /// Raised by the kernel: a key typed at the terminal, or its hangup. The terminal sends it to the whole
+    /// foreground process group. False when a process sent it, with kill(2) or its like.
+    pub from_kernel: bool,
+}
+
+impl SignalFd {
+    /// Blocks `signals` in this thread and returns where they are read from; the descriptor is close-on-exec
+    /// and never waits.
+    ///
+    /// # Errors
+    /// That of signalfd(2).
+    pub fn block(signals: &[Signal]) -> io::Result<Self> {
+        let set = set_of(signals);
+        // SAFETY: `set` is a valid signal set for the whole call; -1 asks for a new descriptor.
+        let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel just returned this descriptor, and nothing else owns it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        change_mask(libc::SIG_BLOCK, signals)?;
+        Ok(Self { fd, signals: signals.to_vec() })
+    }
+
+    /// The next signal that has come; `None` when there is none.
+    ///
+    /// # Errors
+    /// That of read(2).
+    pub fn take(&self) -> io::Result<Option<Received>> {
+        // SAFETY: all zeroes is a value of this plain structure.
+        let mut info: libc::signalfd_siginfo = unsafe { mem::zeroed() };
+        let size = mem::size_of_val(&info);
+        loop {
+            // SAFETY: the buffer is `info`, `size` bytes long, written by the kernel with any bytes, all valid.
+            let n = unsafe { libc::read(self.fd.as_raw_fd(), (&raw mut info).cast(), size) };
+            if n < 0 {
+                let error = io::Error::last_os_error();
+                match error.kind() {
+                    io::ErrorKind::Interrupted => continue,
+                    io::ErrorKind::WouldBlock => return Ok(None),
+                    _ => return Err(error),
+                }
+            }
+            let number = info.ssi_signo;
+            match self.signals.iter().find(|signal| u32::try_from(signal.as_raw()) == Ok(number)) {
+                // Codes above zero are the kernel's (SI_KERNEL, CLD_*); SI_USER, SI_QUEUE and SI_TKILL are not.
+                Some(&signal) => return Ok(Some(Received { signal, from_kernel: info.ssi_code > 0 })),
+                None => continue,
+            }
+        }
+    }
+}
+
+impl AsFd for SignalFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Lets `signals` through again in this thread; what is pending is delivered.
+///
+/// # Errors
+/// That of pthread_sigmask(3).
+pub fn unblock(signals: &[Signal]) -> io::Result<()> {
+    change_mask(libc::SIG_UNBLOCK, signals)
+}
+
+fn set_of(signals: &[Signal]) -> libc::sigset_t {
+    // SAFETY: all zeroes is a value of this plain structure, and sigemptyset makes it an empty set.
+    let mut set: libc::sigset_t = unsafe { mem::zeroed() };
+    // SAFETY: `set` is valid and exclusively ours.
+    unsafe { libc::sigemptyset(&raw mut set) };
+    for signal in signals {
+        // SAFETY: as above; the number is that of a signal by its type.
+        unsafe { libc::sigaddset(&raw mut set, signal.as_raw()) };
+    }
+    set
+}
+
+fn change_mask(how: libc::c_int, signals: &[Signal]) -> io::Result<()> {
+    let set = set_of(signals);
+    // SAFETY: `set` is valid for the call; the old mask is not asked for.
+    match unsafe { libc::pthread_sigmask(how, &raw const set, ptr::null_mut()) } {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_is_read_instead_of_delivered() {
+        // In a thread of its own: the mask is the thread's.
+        std::thread::spawn(|| {
+            let signals = SignalFd::block(&[Signal::USR1, Signal::USR2]).unwrap();
+            assert_eq!(signals.take().unwrap(), None);
+            // SAFETY: sends this thread a signal that it has just blocked.
+            assert_eq!(unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR2) }, 0);
+            let received = signals.take().unwrap();
+            assert_eq!(received, Some(Received { signal: Signal::USR2, from_kernel: false }));
+            assert_eq!(signals.take().unwrap(), None);
+            // Unblocked, nothing is pending and nothing kills the test.
+            unblock(&[Signal::USR1, Signal::USR2]).unwrap();
+        })
+        .join()
+        .unwrap();
+    }
+}

@@ -1,0 +1,197 @@
+//! Control commands (`/dev/ublk-control`), feature flags and device states.
+//! It never sends anything; [`ControlRing`](super::ControlRing) does.
+
+use rustix::ioctl::opcode::{read, read_write};
+
+/// Legacy opcode of [`UBLK_U_CMD_GET_QUEUE_AFFINITY`].
+pub const UBLK_CMD_GET_QUEUE_AFFINITY: u32 = 0x01;
+/// Legacy opcode of [`UBLK_U_CMD_GET_DEV_INFO`].
+pub const UBLK_CMD_GET_DEV_INFO: u32 = 0x02;
+/// Legacy opcode of [`UBLK_U_CMD_ADD_DEV`].
+pub const UBLK_CMD_ADD_DEV: u32 = 0x04;
+/// Legacy opcode of [`UBLK_U_CMD_DEL_DEV`].
+pub const UBLK_CMD_DEL_DEV: u32 = 0x05;
+/// Legacy opcode of [`UBLK_U_CMD_START_DEV`].
+pub const UBLK_CMD_START_DEV: u32 = 0x06;
+/// Legacy opcode of [`UBLK_U_CMD_STOP_DEV`].
+pub const UBLK_CMD_STOP_DEV: u32 = 0x07;
+/// Legacy opcode of [`UBLK_U_CMD_SET_PARAMS`].
+pub const UBLK_CMD_SET_PARAMS: u32 = 0x08;
+/// Legacy opcode of [`UBLK_U_CMD_GET_PARAMS`].
+pub const UBLK_CMD_GET_PARAMS: u32 = 0x09;
+/// Legacy opcode of [`UBLK_U_CMD_START_USER_RECOVERY`].
+pub const UBLK_CMD_START_USER_RECOVERY: u32 = 0x10;
+/// Legacy opcode of [`UBLK_U_CMD_END_USER_RECOVERY`].
+pub const UBLK_CMD_END_USER_RECOVERY: u32 = 0x11;
+/// Legacy opcode of [`UBLK_U_CMD_GET_DEV_INFO2`].
+pub const UBLK_CMD_GET_DEV_INFO2: u32 = 0x12;
+
+/// The CPUs of one queue, as a CPU mask written to the buffer.
+pub const UBLK_U_CMD_GET_QUEUE_AFFINITY: u32 = read::<CtrlCmd>(b'u', 0x01);
+/// Reads a device's [`DevInfo`] into the buffer.
+pub const UBLK_U_CMD_GET_DEV_INFO: u32 = read::<CtrlCmd>(b'u', 0x02);
+/// Adds a device described by the [`DevInfo`] in the buffer, which the kernel updates.
+pub const UBLK_U_CMD_ADD_DEV: u32 = read_write::<CtrlCmd>(b'u', 0x04);
+/// Deletes a device and waits until its number is free again.
+pub const UBLK_U_CMD_DEL_DEV: u32 = read_write::<CtrlCmd>(b'u', 0x05);
+/// Makes the disk appear; blocks until every tag is fetched. `data` is the server's pid.
+pub const UBLK_U_CMD_START_DEV: u32 = read_write::<CtrlCmd>(b'u', 0x06);
+/// Removes the disk, in use or not.
+pub const UBLK_U_CMD_STOP_DEV: u32 = read_write::<CtrlCmd>(b'u', 0x07);
+/// Sets the [`Params`](super::Params) in the buffer, before the device is started.
+pub const UBLK_U_CMD_SET_PARAMS: u32 = read_write::<CtrlCmd>(b'u', 0x08);
+/// Reads the [`Params`](super::Params) into the buffer, whose `len` must be set.
+pub const UBLK_U_CMD_GET_PARAMS: u32 = read::<CtrlCmd>(b'u', 0x09);
+/// Begins to take over a device whose server died.
+pub const UBLK_U_CMD_START_USER_RECOVERY: u32 = read_write::<CtrlCmd>(b'u', 0x10);
+/// Completes the take-over once every tag is fetched. `data` is the new server's pid.
+pub const UBLK_U_CMD_END_USER_RECOVERY: u32 = read_write::<CtrlCmd>(b'u', 0x11);
+/// Like [`UBLK_U_CMD_GET_DEV_INFO`], with the char device's path before the answer: for unprivileged devices.
+pub const UBLK_U_CMD_GET_DEV_INFO2: u32 = read::<CtrlCmd>(b'u', 0x12);
+/// Reads the driver's feature flags (a `u64`) into the buffer. Linux 6.5.
+pub const UBLK_U_CMD_GET_FEATURES: u32 = read::<CtrlCmd>(b'u', 0x13);
+/// Deletes a device without waiting. Linux 6.9.
+pub const UBLK_U_CMD_DEL_DEV_ASYNC: u32 = read::<CtrlCmd>(b'u', 0x14);
+/// Resizes a live device: `data` is its length in sectors. [`UBLK_F_UPDATE_SIZE`].
+pub const UBLK_U_CMD_UPDATE_SIZE: u32 = read_write::<CtrlCmd>(b'u', 0x15);
+/// Parks a live device for its server's replacement: `data` is the time-out in ms. [`UBLK_F_QUIESCE`].
+pub const UBLK_U_CMD_QUIESCE_DEV: u32 = read_write::<CtrlCmd>(b'u', 0x16);
+/// Removes the disk unless somebody has it open. [`UBLK_F_SAFE_STOP_DEV`].
+pub const UBLK_U_CMD_TRY_STOP_DEV: u32 = read_write::<CtrlCmd>(b'u', 0x17);
+/// Registers the [`ShmemBufReg`] in the buffer. [`UBLK_F_SHMEM_ZC`].
+pub const UBLK_U_CMD_REG_BUF: u32 = read_write::<CtrlCmd>(b'u', 0x18);
+/// Unregisters a shared buffer: `data` is its index.
+pub const UBLK_U_CMD_UNREG_BUF: u32 = read_write::<CtrlCmd>(b'u', 0x19);
+
+/// Bytes of the answer to [`UBLK_U_CMD_GET_FEATURES`].
+pub const UBLK_FEATURES_LEN: usize = 8;
+
+/// Request pages can be registered as fixed buffers of a ring.
+pub const UBLK_F_SUPPORT_ZERO_COPY: u64 = 1 << 0;
+/// Requests are always delivered through `io_uring_cmd_complete_in_task`.
+pub const UBLK_F_URING_CMD_COMP_IN_TASK: u64 = 1 << 1;
+/// A write's data is fetched by a second command.
+pub const UBLK_F_NEED_GET_DATA: u64 = 1 << 2;
+/// The disk outlives its server; requests in flight fail.
+pub const UBLK_F_USER_RECOVERY: u64 = 1 << 3;
+/// With [`UBLK_F_USER_RECOVERY`]: requests in flight are issued again instead.
+pub const UBLK_F_USER_RECOVERY_REISSUE: u64 = 1 << 4;
+/// The device belongs to a user without privileges.
+pub const UBLK_F_UNPRIVILEGED_DEV: u64 = 1 << 5;
+/// Commands are encoded as ioctl numbers.
+pub const UBLK_F_CMD_IOCTL_ENCODE: u64 = 1 << 6;
+/// Data is copied by pread and pwrite on the char device.
+pub const UBLK_F_USER_COPY: u64 = 1 << 7;
+/// The device is zoned.
+pub const UBLK_F_ZONED: u64 = 1 << 8;
+/// With [`UBLK_F_USER_RECOVERY`]: requests fail while there is no server, instead of waiting.
+pub const UBLK_F_USER_RECOVERY_FAIL_IO: u64 = 1 << 9;
+/// The size can be changed while the device is live.
+pub const UBLK_F_UPDATE_SIZE: u64 = 1 << 10;
+/// A request's buffer is registered with the ring before the request is delivered.
+pub const UBLK_F_AUTO_BUF_REG: u64 = 1 << 11;
+/// The device can be parked while its server is replaced.
+pub const UBLK_F_QUIESCE: u64 = 1 << 12;
+/// Every tag may be served by a thread of its own.
+pub const UBLK_F_PER_IO_DAEMON: u64 = 1 << 13;
+/// Buffers may be registered by any task.
+pub const UBLK_F_BUF_REG_OFF_DAEMON: u64 = 1 << 14;
+/// Requests are fetched and committed in batches; the per-tag commands are off.
+pub const UBLK_F_BATCH_IO: u64 = 1 << 15;
+/// Requests may carry integrity data.
+pub const UBLK_F_INTEGRITY: u64 = 1 << 16;
+/// [`UBLK_U_CMD_TRY_STOP_DEV`] is there.
+pub const UBLK_F_SAFE_STOP_DEV: u64 = 1 << 17;
+/// The kernel does not scan the disk for partitions when it starts.
+pub const UBLK_F_NO_AUTO_PART_SCAN: u64 = 1 << 18;
+/// Shared memory of the client can be used without copying.
+pub const UBLK_F_SHMEM_ZC: u64 = 1 << 19;
+/// [`DevInfo::io_desc_size`] says how large an I/O descriptor is.
+pub const UBLK_F_IO_DESC_SIZE: u64 = 1 << 20;
+
+/// The device has no disk: not started, or stopped.
+pub const UBLK_S_DEV_DEAD: u16 = 0;
+/// The disk is there and served.
+pub const UBLK_S_DEV_LIVE: u16 = 1;
+/// The disk is there, its server is not; I/O waits.
+pub const UBLK_S_DEV_QUIESCED: u16 = 2;
+/// The disk is there, its server is not; I/O fails.
+pub const UBLK_S_DEV_FAIL_IO: u16 = 3;
+
+/// Most requests that one queue can have.
+pub const UBLK_MAX_QUEUE_DEPTH: u16 = 4096;
+/// Most queues that one device can have.
+pub const UBLK_MAX_NR_QUEUES: u16 = 1 << 12;
+
+/// A control command's argument, `struct ublksrv_ctrl_cmd`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CtrlCmd {
+    /// The device; `u32::MAX` lets ADD_DEV choose one.
+    pub dev_id: u32,
+    /// The queue; `u16::MAX` when the command is not about one.
+    pub queue_id: u16,
+    /// Bytes of the buffer.
+    pub len: u16,
+    /// Address of the buffer.
+    pub addr: u64,
+    /// The command's inline argument.
+    pub data: u64,
+    /// Bytes of the device path at the start of the buffer, its NUL included; 0 when there is none.
+    pub dev_path_len: u16,
+    /// Zero.
+    pub pad: u16,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// What a device is, `struct ublksrv_ctrl_dev_info`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DevInfo {
+    /// Number of queues.
+    pub nr_hw_queues: u16,
+    /// Requests of each queue.
+    pub queue_depth: u16,
+    /// One of `UBLK_S_DEV_*`.
+    pub state: u16,
+    /// Bytes of an I/O descriptor, with [`UBLK_F_IO_DESC_SIZE`].
+    pub io_desc_size: u16,
+    /// Longest request, in bytes.
+    pub max_io_buf_bytes: u32,
+    /// The device's number.
+    pub dev_id: u32,
+    /// The process that serves it, or -1.
+    pub ublksrv_pid: i32,
+    /// Zero.
+    pub pad1: u32,
+    /// `UBLK_F_*`.
+    pub flags: u64,
+    /// For the server's own use; the kernel keeps and returns it.
+    pub ublksrv_flags: u64,
+    /// Who added it; set by the kernel.
+    pub owner_uid: u32,
+    /// Who added it; set by the kernel.
+    pub owner_gid: u32,
+    /// Zero.
+    pub reserved1: u64,
+    /// Zero.
+    pub reserved2: u64,
+}
+
+/// The buffer of [`UBLK_U_CMD_REG_BUF`], `struct ublk_shmem_buf_reg`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ShmemBufReg {
+    /// Address of the shared memory in this process.
+    pub addr: u64,
+    /// Its length in bytes; a multiple of the page size. 0 stands for nothing.
+    pub len: u64,
+    /// [`UBLK_SHMEM_BUF_READ_ONLY`] or 0.
+    pub flags: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// The shared memory may be read only.
+pub const UBLK_SHMEM_BUF_READ_ONLY: u32 = 1 << 0;

@@ -2,6 +2,21 @@
 //! It never knows a format nor how a device is offered; it reads a [`becket_image::Map`] and serves a [`Port`].
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod backing;
+mod error;
 mod geometry;
+mod memory;
+mod port;
+mod queue;
+mod request;
+mod ring;
+mod thread;
 
+pub use backing::Backing;
+pub use error::Error;
 pub use geometry::Geometry;
+pub use memory::SharedWords;
+pub use port::{Io, Port, Token};
+pub use queue::{Memory, NewQueue};
+pub use request::{Data, Op, Request};
+pub use thread::IoThreads;

@@ -9,6 +9,8 @@ pub mod ublk;
 
 use std::{fmt, str::FromStr};
 
+use becket_engine::Geometry;
+use becket_image::Opened;
 use serde::{Deserialize, Serialize};
 
 /// The ways a device can be offered.
@@ -70,4 +72,44 @@ pub struct Probe {
     pub mend: Option<String>,
     /// Facts worth showing, as name and value.
     pub details: Vec<(String, String)>,
+}
+
+/// A way to offer a device, as the planner sees it. Attaching itself differs too much to hide behind one signature:
+/// each folder has its own.
+pub trait Transport: Sync {
+    /// Which one it is.
+    fn kind(&self) -> Kind;
+
+    /// Whether it works on this machine, for this user.
+    fn probe(&self) -> Probe;
+
+    /// Whether it can offer this image.
+    ///
+    /// # Errors
+    /// Why it cannot, in one sentence.
+    fn fits(&self, opened: &Opened) -> Result<(), String>;
+}
+
+/// What a device over this image looks like; `max_io` bytes is the longest request that the transport takes.
+pub fn geometry(opened: &Opened, max_io: u32) -> Geometry {
+    let facts = || opened.files.iter().map(|file| &file.facts);
+    let block = opened.block_size;
+    let largest = |of: fn(&becket_image::Facts) -> u32| facts().map(of).max().unwrap_or(0);
+    let dma_align = facts().filter_map(|facts| facts.direct).map(|direct| direct.memory).max().unwrap_or(1);
+    let discard = !opened.read_only && facts().all(|facts| facts.discard);
+    Geometry {
+        size: opened.map.len() / u64::from(block.max(1)) * u64::from(block),
+        logical_block: block,
+        physical_block: largest(|facts| facts.physical_block_size).max(block),
+        io_min: largest(|facts| facts.io_min).max(block),
+        io_opt: largest(|facts| facts.io_opt),
+        dma_align: dma_align.next_power_of_two(),
+        read_only: opened.read_only,
+        rotational: facts().any(|facts| facts.rotational),
+        discard,
+        discard_granularity: if discard { largest(|facts| facts.discard_granularity).max(block) } else { 0 },
+        // Zeroing falls back to writing zeroes, so it always works where writing does.
+        write_zeroes: !opened.read_only,
+        max_io,
+    }
 }

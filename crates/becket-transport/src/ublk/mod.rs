@@ -2,3 +2,27 @@
 //! Knows nothing of image formats: it serves a map and the descriptors it was given.
 
 pub mod control;
+mod queue;
+
+pub use queue::{DataMode, MAX_IO_COPY, MAX_IO_ZERO_COPY, Setup, flags_for, serve};
+
+/// What can go wrong while a device's queues are set up.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The kernel or the image does not allow the wanted way of carrying data.
+    #[error("mode {mode} is not possible: {why}")]
+    NoMode {
+        /// The wanted mode.
+        mode: DataMode,
+        /// Why it cannot be.
+        why: String,
+    },
+    /// The engine could not take a queue.
+    #[error("cannot serve ublk device {id}: {source}")]
+    Engine {
+        /// The kernel's number of the device.
+        id: u32,
+        /// What the engine said.
+        source: becket_engine::Error,
+    },
+}

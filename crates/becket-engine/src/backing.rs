@@ -1,0 +1,144 @@
+//! The files below a device, shared by its queues, and what of them still has to reach stable storage.
+//! Never opens or closes a path; descriptors come from outside and go when the last queue lets go.
+
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+use becket_image::Map;
+use rustix::io::Errno;
+
+/// The map of an image and the files that it speaks of.
+#[derive(Debug)]
+pub struct Backing {
+    pub(crate) map: Map,
+    pub(crate) files: Vec<becket_image::Backing>,
+    pub(crate) read_only: bool,
+    sync: Vec<FileSync>,
+}
+
+impl Backing {
+    /// A backing for `queues` queues.
+    pub fn new(map: Map, files: Vec<becket_image::Backing>, read_only: bool, queues: usize) -> Backing {
+        let sync = files.iter().map(|_| FileSync::new(queues)).collect();
+        Backing { map, files, read_only, sync }
+    }
+
+    /// The record of what is not yet on stable storage of one file.
+    pub(crate) fn sync(&self, file: u32) -> Option<&FileSync> {
+        self.sync.get(file as usize)
+    }
+
+    /// The backing file that a flush has to sync next, from `file` on, with what the sync will cover.
+    ///
+    /// An earlier failure of a sync stays: the pages it was about are gone from the cache, and a later sync that
+    /// succeeds would say nothing about them.
+    pub(crate) fn next_to_sync(&self, mut file: u32) -> Result<Option<(u32, u64)>, Errno> {
+        while let Some(sync) = self.sync(file) {
+            let writable = self.files.get(file as usize).is_some_and(|backing| backing.facts.writable);
+            if writable && !self.read_only {
+                if let Some(errno) = sync.failed() {
+                    return Err(errno);
+                }
+                if let Some(target) = sync.pending() {
+                    return Ok(Some((file, target)));
+                }
+            }
+            file += 1;
+        }
+        Ok(None)
+    }
+}
+
+/// Counts writes and syncs of one file, without a lock.
+///
+/// A flush may only be skipped when a sync that *began after* the last finished write has *finished*. So a sync takes
+/// the number of finished writes before it starts and publishes it when it has succeeded; a flush that sees a larger
+/// number of writes than was published syncs again, even while another sync runs.
+#[derive(Debug)]
+pub(crate) struct FileSync {
+    /// Finished writes, one counter for each queue, each written by its own thread only.
+    writes: Box<[Counter]>,
+    synced: AtomicU64,
+    failed: AtomicI32,
+}
+
+/// A counter that shares its cache line with no other.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Counter(AtomicU64);
+
+impl FileSync {
+    fn new(queues: usize) -> FileSync {
+        let writes: Box<[Counter]> = (0..queues.max(1)).map(|_| Counter::default()).collect();
+        // A server before us may have written without syncing: the first flush always syncs.
+        writes[0].0.store(1, Ordering::Release);
+        FileSync { writes, synced: AtomicU64::new(0), failed: AtomicI32::new(0) }
+    }
+
+    /// A write has finished, whether well or not; only the queue's own thread may call this for `queue`.
+    pub(crate) fn wrote(&self, queue: usize) {
+        if let Some(counter) = self.writes.get(queue) {
+            counter.0.store(counter.0.load(Ordering::Relaxed) + 1, Ordering::Release);
+        }
+    }
+
+    fn pending(&self) -> Option<u64> {
+        let writes: u64 = self.writes.iter().map(|counter| counter.0.load(Ordering::Acquire)).sum();
+        (writes > self.synced.load(Ordering::Acquire)).then_some(writes)
+    }
+
+    fn failed(&self) -> Option<Errno> {
+        match self.failed.load(Ordering::Acquire) {
+            0 => None,
+            errno => Some(Errno::from_raw_os_error(errno)),
+        }
+    }
+
+    /// A sync that had taken `target` has ended.
+    pub(crate) fn synced(&self, target: u64, result: Result<(), Errno>) {
+        match result {
+            Ok(()) => {
+                self.synced.fetch_max(target, Ordering::AcqRel);
+            }
+            Err(errno) => self.failed.store(errno.raw_os_error(), Ordering::Release),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_flush_syncs_and_an_idle_one_does_not() {
+        let sync = FileSync::new(2);
+        let target = sync.pending().unwrap();
+        sync.synced(target, Ok(()));
+        assert_eq!(sync.pending(), None);
+    }
+
+    #[test]
+    fn a_write_that_ends_during_a_sync_is_synced_again() {
+        let sync = FileSync::new(2);
+        let target = sync.pending().unwrap();
+        sync.wrote(1);
+        sync.synced(target, Ok(()));
+        assert!(sync.pending().is_some());
+    }
+
+    #[test]
+    fn a_flush_during_a_sync_does_not_rely_on_it() {
+        let sync = FileSync::new(1);
+        sync.wrote(0);
+        let first = sync.pending().unwrap();
+        assert_eq!(sync.pending(), Some(first), "the running sync has proven nothing yet");
+    }
+
+    #[test]
+    fn a_failure_stays() {
+        let sync = FileSync::new(1);
+        let target = sync.pending().unwrap();
+        sync.synced(target, Err(Errno::IO));
+        sync.synced(target, Ok(()));
+        assert_eq!(sync.failed(), Some(Errno::IO));
+    }
+}

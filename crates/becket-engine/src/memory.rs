@@ -1,0 +1,162 @@
+//! Memory that the kernel shares with us: data buffers and mappings of device descriptors.
+//! Hands out no raw pointer that outlives its owner; every access is bounds-checked.
+
+use std::{
+    ffi::c_void,
+    os::fd::AsFd,
+    ptr::{self, NonNull},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+use crate::Error;
+
+/// A mapping that is unmapped when dropped.
+struct Region {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a Region is the only owner of its mapping and an address is as good on one thread as on another.
+unsafe impl Send for Region {}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: base and len are those of a mapping that we made and that nobody else unmaps. A failure leaves
+        // the mapping in place, which is a leak and not unsound.
+        let _ = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
+    }
+}
+
+/// One page-aligned data buffer for each request of a queue, mapped once when the queue is made.
+///
+/// The kernel reads and writes these buffers while an operation is in flight; [`Buffers::slice`] may only be used
+/// for a request that has none, which the queue guarantees by its borrow of the request's slot.
+pub(crate) struct Buffers {
+    region: Region,
+    count: usize,
+    size: usize,
+}
+
+impl Buffers {
+    /// `count` buffers of `size` bytes each; `size` is a multiple of the page size.
+    pub(crate) fn new(count: usize, size: usize) -> Result<Buffers, Error> {
+        let what = "request buffers";
+        let len = count.checked_mul(size).filter(|len| *len > 0).ok_or(Error::Map {
+            what,
+            bytes: 0,
+            source: std::io::ErrorKind::InvalidInput.into(),
+        })?;
+        // SAFETY: an anonymous mapping at an address of the kernel's choice aliases nothing.
+        let base = unsafe {
+            mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        }
+        .map_err(|errno| Error::Map { what, bytes: len, source: errno.into() })?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or(Error::Map {
+            what,
+            bytes: len,
+            source: std::io::ErrorKind::OutOfMemory.into(),
+        })?;
+        Ok(Buffers { region: Region { base, len }, count, size })
+    }
+
+    /// Address of a request's buffer, or null when there is no such request.
+    pub(crate) fn address(&self, index: usize) -> *mut u8 {
+        if index >= self.count {
+            return ptr::null_mut();
+        }
+        self.region.base.as_ptr().wrapping_add(index * self.size)
+    }
+
+    /// Bytes in each buffer.
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The bytes of a request's buffer while no operation of it is in flight.
+    pub(crate) fn slice(&mut self, index: usize) -> &mut [u8] {
+        if index >= self.count {
+            return &mut [];
+        }
+        // SAFETY: index is in range, so the bytes lie in our mapping; `&mut self` keeps every other Rust reference
+        // away, and the queue calls this only for a request without an operation in flight.
+        unsafe { std::slice::from_raw_parts_mut(self.address(index), self.size) }
+    }
+}
+
+/// A shared read-only mapping of a device's descriptors.
+///
+/// The kernel changes the words behind our back, between requests; they are read with atomic loads.
+pub struct SharedWords {
+    region: Region,
+}
+
+impl SharedWords {
+    /// Maps `len` bytes of `file` from `offset`, which is a multiple of the page size.
+    ///
+    /// # Errors
+    /// [`Error::Map`] with what `mmap(2)` said.
+    pub fn map(file: impl AsFd, offset: u64, len: usize) -> Result<SharedWords, Error> {
+        let what = "request descriptors";
+        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
+        let base = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, offset) }
+            .map_err(|errno| Error::Map { what, bytes: len, source: errno.into() })?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or(Error::Map {
+            what,
+            bytes: len,
+            source: std::io::ErrorKind::OutOfMemory.into(),
+        })?;
+        Ok(SharedWords { region: Region { base, len } })
+    }
+
+    /// The 64-bit word at a byte offset that is a multiple of eight; `None` outside the mapping.
+    pub fn word(&self, offset: usize) -> Option<u64> {
+        if offset % 8 != 0 || offset.checked_add(8)? > self.region.len {
+            return None;
+        }
+        // SAFETY: the word lies in our mapping, is aligned (mappings are page-aligned), and is only ever read
+        // atomically by us; the kernel's writes to it happen before the completion that tells us to look.
+        let word = unsafe { &*self.region.base.as_ptr().wrapping_add(offset).cast::<AtomicU64>() };
+        Some(word.load(Ordering::Acquire))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn buffers_are_apart_and_page_aligned() {
+        let mut buffers = Buffers::new(3, 8192).unwrap();
+        for index in 0..3 {
+            assert_eq!(buffers.address(index) as usize % 4096, 0);
+            buffers.slice(index).fill(index as u8 + 1);
+        }
+        for index in 0..3 {
+            assert!(buffers.slice(index).iter().all(|byte| *byte == index as u8 + 1));
+        }
+        assert!(buffers.address(3).is_null());
+        assert!(buffers.slice(3).is_empty());
+    }
+
+    #[test]
+    fn no_buffers_is_an_error() {
+        assert!(Buffers::new(0, 4096).is_err());
+        assert!(Buffers::new(usize::MAX, 4096).is_err());
+    }
+
+    #[test]
+    fn words_are_bounded() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[0u8; 4088]).unwrap();
+        file.write_all(&7u64.to_ne_bytes()).unwrap();
+        let words = SharedWords::map(&file, 0, 4096).unwrap();
+        assert_eq!(words.word(0), Some(0));
+        assert_eq!(words.word(4088), Some(7));
+        assert_eq!(words.word(4090), None);
+        assert_eq!(words.word(4096), None);
+        assert_eq!(words.word(usize::MAX - 7), None);
+    }
+}

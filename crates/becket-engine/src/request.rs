@@ -1,0 +1,244 @@
+//! One request on its way: what was asked, how far it has come, what to do next.
+//! Owns no memory and makes no system call.
+
+use rustix::io::Errno;
+
+/// What a request wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Bytes from the image.
+    Read,
+    /// Bytes to the image; with `durable` they are on stable storage before the request finishes (FUA).
+    Write {
+        /// Force unit access.
+        durable: bool,
+    },
+    /// Everything that was written and finished before is on stable storage.
+    Flush,
+    /// The range's contents are no longer wanted; it reads as zeroes afterwards.
+    Discard,
+    /// The range reads as zeroes afterwards.
+    WriteZeroes {
+        /// The blocks stay allocated.
+        keep_allocated: bool,
+    },
+}
+
+impl Op {
+    /// Changes the image.
+    pub(crate) fn modifies(self) -> bool {
+        !matches!(self, Op::Read | Op::Flush)
+    }
+}
+
+/// Where the bytes of a read or write are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Data {
+    /// Nowhere: the request moves none.
+    None,
+    /// In the queue's own buffer for the request's tag.
+    Buffer,
+    /// In the requester's pages, registered with the ring under the queue's index for the request's tag.
+    Registered,
+}
+
+/// A request as a port hands it to the engine. Offsets and lengths are bytes of the image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// What is wanted.
+    pub op: Op,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes; 0 for [`Op::Flush`].
+    pub len: u64,
+    /// Where the bytes are.
+    pub data: Data,
+}
+
+/// The means by which a range is zeroed, from the cheapest to the surest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Zeroing {
+    /// `fallocate` with a hole.
+    Punch,
+    /// `fallocate` with `ZERO_RANGE`.
+    Range,
+    /// Writing zeroes.
+    Write,
+}
+
+/// A request in its slot of the slab.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Slot {
+    pub(crate) request: Request,
+    /// Bytes that are done.
+    pub(crate) done: u64,
+    /// Bytes that the operation in flight was asked for.
+    pub(crate) asked: u64,
+    /// The backing file of the operation in flight.
+    pub(crate) file: u32,
+    /// The operation in flight bypasses the page cache.
+    pub(crate) direct: bool,
+    /// The rest of the request goes through the page cache, since direct I/O was refused.
+    pub(crate) buffered_only: bool,
+    pub(crate) zeroing: Zeroing,
+    /// How often in a row the kernel asked to try again.
+    pub(crate) retries: u8,
+    /// What a running fdatasync will have made durable.
+    pub(crate) sync_target: u64,
+    /// The slot holds a request that has not finished.
+    pub(crate) busy: bool,
+}
+
+/// How often in a row EINTR and EAGAIN are taken before the request fails.
+pub(crate) const MAX_RETRIES: u8 = 64;
+
+impl Slot {
+    pub(crate) const IDLE: Slot = Slot {
+        request: Request { op: Op::Flush, offset: 0, len: 0, data: Data::None },
+        done: 0,
+        asked: 0,
+        file: 0,
+        direct: false,
+        buffered_only: false,
+        zeroing: Zeroing::Punch,
+        retries: 0,
+        sync_target: 0,
+        busy: false,
+    };
+
+    /// A slot that has just been given a request.
+    pub(crate) fn begin(request: Request) -> Slot {
+        let zeroing = match request.op {
+            Op::WriteZeroes { keep_allocated: true } => Zeroing::Range,
+            _ => Zeroing::Punch,
+        };
+        Slot { request, zeroing, busy: true, ..Slot::IDLE }
+    }
+
+    /// Takes in the result of an operation that moves or zeroes bytes.
+    ///
+    /// `Ok(())` means that the request goes on (or is whole); an error finishes it.
+    pub(crate) fn absorb(&mut self, result: i32) -> Result<(), Errno> {
+        if result >= 0 {
+            self.retries = 0;
+            let moved = if self.zeroes_by_fallocate() { self.asked } else { result.unsigned_abs().into() };
+            return match moved {
+                // The file ended before the image did: it was truncated behind our back.
+                0 => Err(Errno::IO),
+                moved if moved > self.asked => Err(Errno::IO),
+                moved => {
+                    self.done += moved;
+                    Ok(())
+                }
+            };
+        }
+        let errno = Errno::from_raw_os_error(result.saturating_neg());
+        match errno {
+            Errno::INTR | Errno::AGAIN if self.retries < MAX_RETRIES => {
+                self.retries += 1;
+                Ok(())
+            }
+            // Facts that were asked when the image was opened may change (a file may be set to be compressed).
+            Errno::INVAL if self.direct && !self.buffered_only => {
+                self.buffered_only = true;
+                Ok(())
+            }
+            Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL if self.zeroes_by_fallocate() => {
+                self.zeroing = match (self.request.op, self.zeroing) {
+                    (Op::WriteZeroes { keep_allocated: false }, Zeroing::Punch) => Zeroing::Range,
+                    (Op::WriteZeroes { .. }, Zeroing::Range) => Zeroing::Write,
+                    _ => return Err(Errno::OPNOTSUPP),
+                };
+                Ok(())
+            }
+            Errno::INTR | Errno::AGAIN | Errno::CANCELED => Err(Errno::IO),
+            errno => Err(errno),
+        }
+    }
+
+    /// The operation in flight is a `fallocate`, whose success is 0 and not a count.
+    pub(crate) fn zeroes_by_fallocate(&self) -> bool {
+        match self.request.op {
+            Op::Discard => true,
+            Op::WriteZeroes { .. } => self.zeroing != Zeroing::Write,
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(op: Op, len: u64) -> Slot {
+        Slot { asked: len, ..Slot::begin(Request { op, offset: 0, len, data: Data::Buffer }) }
+    }
+
+    #[test]
+    fn short_results_continue_until_whole() {
+        let mut slot = slot(Op::Read, 4096);
+        assert_eq!(slot.absorb(512), Ok(()));
+        assert_eq!(slot.done, 512);
+        slot.asked = 3584;
+        assert_eq!(slot.absorb(3584), Ok(()));
+        assert_eq!(slot.done, 4096);
+    }
+
+    #[test]
+    fn nothing_read_or_too_much_is_an_error() {
+        assert_eq!(slot(Op::Read, 4096).absorb(0), Err(Errno::IO));
+        assert_eq!(slot(Op::Write { durable: false }, 4096).absorb(0), Err(Errno::IO));
+        assert_eq!(slot(Op::Read, 4096).absorb(8192), Err(Errno::IO));
+    }
+
+    #[test]
+    fn errors_keep_their_number() {
+        for errno in [Errno::NOSPC, Errno::DQUOT, Errno::IO, Errno::FBIG] {
+            assert_eq!(slot(Op::Write { durable: true }, 512).absorb(-errno.raw_os_error()), Err(errno));
+        }
+        assert_eq!(slot(Op::Read, 512).absorb(i32::MIN).is_err(), true);
+    }
+
+    #[test]
+    fn interruptions_are_bounded() {
+        let mut slot = slot(Op::Read, 512);
+        for _ in 0..MAX_RETRIES {
+            assert_eq!(slot.absorb(-Errno::AGAIN.raw_os_error()), Ok(()));
+        }
+        assert_eq!(slot.absorb(-Errno::AGAIN.raw_os_error()), Err(Errno::IO));
+    }
+
+    #[test]
+    fn a_refused_direct_operation_is_repeated_through_the_page_cache_once() {
+        let mut slot = slot(Op::Read, 512);
+        slot.direct = true;
+        assert_eq!(slot.absorb(-Errno::INVAL.raw_os_error()), Ok(()));
+        assert!(slot.buffered_only);
+        slot.direct = false;
+        assert_eq!(slot.absorb(-Errno::INVAL.raw_os_error()), Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn zeroing_falls_back_to_writing_but_discard_does_not() {
+        let unsupported = -Errno::OPNOTSUPP.raw_os_error();
+        let mut zero = slot(Op::WriteZeroes { keep_allocated: false }, 512);
+        assert_eq!(zero.zeroing, Zeroing::Punch);
+        assert_eq!(zero.absorb(unsupported), Ok(()));
+        assert_eq!(zero.zeroing, Zeroing::Range);
+        assert_eq!(zero.absorb(unsupported), Ok(()));
+        assert_eq!(zero.zeroing, Zeroing::Write);
+        assert_eq!(zero.absorb(unsupported), Err(Errno::OPNOTSUPP));
+        let mut keep = slot(Op::WriteZeroes { keep_allocated: true }, 512);
+        assert_eq!(keep.zeroing, Zeroing::Range);
+        assert_eq!(keep.absorb(unsupported), Ok(()));
+        assert_eq!(keep.zeroing, Zeroing::Write);
+        assert_eq!(slot(Op::Discard, 512).absorb(unsupported), Err(Errno::OPNOTSUPP));
+    }
+
+    #[test]
+    fn fallocate_success_is_the_whole_range() {
+        let mut slot = slot(Op::Discard, 1 << 30);
+        assert_eq!(slot.absorb(0), Ok(()));
+        assert_eq!(slot.done, 1 << 30);
+    }
+}

@@ -1,0 +1,278 @@
+//! One io_uring with its tables of registered descriptors and buffers.
+//! Knows nothing of requests; it never allocates and enters the kernel once per batch.
+//!
+//! The only room where submission entries are pushed. What an entry points to must live until its completion: the
+//! queue guarantees it by giving up buffers, descriptors and slots only when nothing of it is in flight.
+
+use std::{io, os::fd::RawFd};
+
+use io_uring::{IoUring, cqueue, squeue, types::Fixed};
+
+use crate::Error;
+
+/// Submission entries of each ring; a longer batch is submitted in pieces.
+const ENTRIES: u32 = 1024;
+/// Completions taken from the ring at once.
+const BATCH: usize = 256;
+/// Slots for registered descriptors of each ring, if the limit on open files allows.
+const FILES: u32 = 8192;
+/// The kernel's limit on registered buffers.
+const BUFFERS: u32 = 16384;
+/// Kernel threads that a ring may use for operations that block (bounded and unbounded work).
+const BLOCKING_WORKERS: [u32; 2] = [8, 8];
+
+/// A completion: whose it is and what came out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Completion {
+    pub(crate) user_data: u64,
+    pub(crate) result: i32,
+}
+
+/// The ring of one I/O thread.
+pub(crate) struct Ring {
+    uring: IoUring,
+    thread: usize,
+    batch: [Completion; BATCH],
+    files: Ranges,
+    buffers: Ranges,
+}
+
+impl Ring {
+    /// A ring for the calling thread, the only one that may ever use it.
+    pub(crate) fn new(thread: usize) -> Result<Ring, Error> {
+        let ring = |source| Error::Ring { thread, source };
+        let uring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_submit_all()
+            .setup_cqsize(4 * ENTRIES)
+            .build(ENTRIES)
+            .map_err(ring)?;
+        let submitter = uring.submitter();
+        let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let files = open_files.map_or(FILES, |limit| FILES.min(u32::try_from(limit).unwrap_or(FILES)));
+        submitter.register_files_sparse(files).map_err(ring)?;
+        submitter.register_iowq_max_workers(&mut BLOCKING_WORKERS.clone()).map_err(ring)?;
+        Ok(Ring {
+            uring,
+            thread,
+            batch: [Completion { user_data: 0, result: 0 }; BATCH],
+            files: Ranges::new(files),
+            buffers: Ranges::new(0),
+        })
+    }
+
+    /// Puts descriptors into neighbouring slots of the ring's table and returns the first.
+    pub(crate) fn register_files(&mut self, descriptors: &[RawFd]) -> Result<u32, Error> {
+        let first = self.take_range(descriptors.len(), "descriptors")?;
+        match self.uring.submitter().register_files_update(first, descriptors) {
+            Ok(_) => Ok(first),
+            Err(source) => {
+                self.files.give(first, descriptors.len() as u32);
+                Err(Error::Register { what: "descriptors", source })
+            }
+        }
+    }
+
+    fn take_range(&mut self, wanted: usize, what: &'static str) -> Result<u32, Error> {
+        let ranges = if what == "buffers" { &mut self.buffers } else { &mut self.files };
+        u32::try_from(wanted).ok().and_then(|wanted| ranges.take(wanted)).ok_or(Error::Full {
+            thread: self.thread,
+            what,
+            wanted,
+        })
+    }
+
+    /// Empties slots that [`Ring::register_files`] filled; nothing in flight may use them.
+    pub(crate) fn unregister_files(&mut self, first: u32, count: usize) -> Result<(), Error> {
+        let none = [-1; 16];
+        for start in (0..count).step_by(none.len()) {
+            let some = none.len().min(count - start);
+            self.uring
+                .submitter()
+                .register_files_update(first + start as u32, &none[..some])
+                .map_err(|source| Error::Register { what: "descriptors", source })?;
+        }
+        self.files.give(first, count as u32);
+        Ok(())
+    }
+
+    /// Sets neighbouring slots of the buffer table aside and returns the first; a transport fills them.
+    pub(crate) fn take_buffers(&mut self, count: u16) -> Result<u32, Error> {
+        if self.buffers.size == 0 {
+            self.uring
+                .submitter()
+                .register_buffers_sparse(BUFFERS)
+                .map_err(|source| Error::Register { what: "buffers", source })?;
+            self.buffers = Ranges::new(BUFFERS);
+        }
+        self.take_range(count.into(), "buffers")
+    }
+
+    /// Gives slots back that [`Ring::take_buffers`] had set aside.
+    pub(crate) fn give_buffers(&mut self, first: u32, count: u16) {
+        self.buffers.give(first, count.into());
+    }
+
+    /// Queues an entry; when the queue is full, what is in it goes to the kernel first.
+    pub(crate) fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+        loop {
+            // SAFETY: see the head of this module: callers keep alive what the entry points to.
+            if unsafe { self.uring.submission().push(entry) }.is_ok() {
+                return Ok(());
+            }
+            match self.uring.submit() {
+                Ok(_) => {}
+                Err(error) if is_passing(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Hands what is queued to the kernel without waiting.
+    pub(crate) fn submit(&mut self) -> io::Result<()> {
+        loop {
+            match self.uring.submit() {
+                Ok(_) => return Ok(()),
+                Err(error) if is_passing(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Hands what is queued to the kernel, waits for a completion, and takes as many as there are into the batch.
+    pub(crate) fn wait(&mut self) -> io::Result<usize> {
+        match self.uring.submit_and_wait(1) {
+            Ok(_) => {}
+            // EBUSY: completions overflowed and must be taken first. EAGAIN: the kernel is short of memory.
+            Err(error) if is_passing(&error) => {}
+            Err(error) => return Err(error),
+        }
+        let mut taken = 0;
+        for (slot, entry) in self.batch.iter_mut().zip(self.uring.completion()) {
+            let entry: cqueue::Entry = entry;
+            *slot = Completion { user_data: entry.user_data(), result: entry.result() };
+            taken += 1;
+        }
+        Ok(taken)
+    }
+
+    /// A completion of the batch that [`Ring::wait`] took.
+    pub(crate) fn taken(&self, index: usize) -> Completion {
+        self.batch[index]
+    }
+}
+
+/// EINTR, EAGAIN and EBUSY say that the same call may work next time.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+}
+
+/// A registered descriptor's place in the ring's table.
+pub(crate) fn fixed(slot: u32) -> Fixed {
+    Fixed(slot)
+}
+
+/// Which entries of a table are free, as sorted ranges that do not touch.
+struct Ranges {
+    size: u32,
+    free: Vec<(u32, u32)>,
+}
+
+impl Ranges {
+    fn new(size: u32) -> Ranges {
+        Ranges { size, free: if size == 0 { Vec::new() } else { vec![(0, size)] } }
+    }
+
+    fn take(&mut self, count: u32) -> Option<u32> {
+        if count == 0 {
+            return None;
+        }
+        let index = self.free.iter().position(|(_, len)| *len >= count)?;
+        let (first, len) = self.free[index];
+        if len == count {
+            self.free.remove(index);
+        } else {
+            self.free[index] = (first + count, len - count);
+        }
+        Some(first)
+    }
+
+    fn give(&mut self, first: u32, count: u32) {
+        if count == 0 {
+            return;
+        }
+        let index = self.free.partition_point(|(start, _)| *start < first);
+        self.free.insert(index, (first, count));
+        if let Some(&(next, len)) = self.free.get(index + 1)
+            && first + count == next
+        {
+            self.free[index].1 += len;
+            self.free.remove(index + 1);
+        }
+        if index > 0 {
+            let (start, len) = self.free[index - 1];
+            if start + len == first {
+                self.free[index - 1].1 += self.free[index].1;
+                self.free.remove(index);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn ranges_run_out_and_come_back() {
+        let mut ranges = Ranges::new(10);
+        let a = ranges.take(4).unwrap();
+        let b = ranges.take(4).unwrap();
+        assert_eq!(ranges.take(4), None);
+        assert_eq!(ranges.take(0), None);
+        ranges.give(a, 4);
+        ranges.give(b, 4);
+        assert_eq!(ranges.free, [(0, 10)]);
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_never_overlap_and_all_come_back(counts in prop::collection::vec((1u32..20, any::<bool>()), 1..100)) {
+            let mut ranges = Ranges::new(256);
+            let mut held: Vec<(u32, u32)> = Vec::new();
+            for (count, release) in counts {
+                if release && !held.is_empty() {
+                    let (first, count) = held.swap_remove(count as usize % held.len());
+                    ranges.give(first, count);
+                } else if let Some(first) = ranges.take(count) {
+                    prop_assert!(first + count <= 256);
+                    for (other, len) in &held {
+                        prop_assert!(first + count <= *other || other + len <= first);
+                    }
+                    held.push((first, count));
+                }
+            }
+            for (first, count) in held {
+                ranges.give(first, count);
+            }
+            prop_assert_eq!(ranges.free, vec![(0, 256)]);
+        }
+    }
+
+    #[test]
+    fn a_ring_registers_and_forgets_descriptors() {
+        use std::os::fd::AsRawFd;
+        let mut ring = Ring::new(0).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let many: Vec<_> = std::iter::repeat_n(file.as_raw_fd(), 40).collect();
+        let first = ring.register_files(&many).unwrap();
+        let second = ring.register_files(&many).unwrap();
+        assert_ne!(first, second);
+        ring.unregister_files(first, 40).unwrap();
+        ring.unregister_files(second, 40).unwrap();
+        assert_eq!(ring.files.free.len(), 1);
+        assert!(ring.register_files(&[-7]).is_err() || ring.files.free.len() == 1);
+    }
+}

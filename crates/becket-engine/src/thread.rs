@@ -1,0 +1,224 @@
+//! I/O threads: each owns one ring and serves the queues of many devices.
+//! A thread never waits for anything but its ring and never holds a lock while it serves.
+
+use std::{
+    os::fd::{AsRawFd, OwnedFd},
+    sync::{
+        Arc,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread::JoinHandle,
+};
+
+use io_uring::{opcode, types::Fixed};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::{
+    Error, NewQueue,
+    queue::{Queue, source_of},
+    ring::Ring,
+};
+
+/// Marks completions of the wake-up descriptor; no queue has this index.
+const WAKE: u64 = u64::MAX;
+/// Orders to a thread that may wait in its inbox before the sender does.
+const INBOX: usize = 16;
+
+/// What a thread can be told.
+enum Order {
+    Add(NewQueue, SyncSender<Result<(), Error>>),
+    Stop,
+}
+
+/// The I/O threads of a process.
+pub struct IoThreads {
+    threads: Vec<Thread>,
+}
+
+struct Thread {
+    inbox: SyncSender<Order>,
+    wake: Arc<OwnedFd>,
+    handle: Option<JoinHandle<()>>,
+}
+
+impl IoThreads {
+    /// Starts `count` threads (at least one). They inherit privileges and memory settings of the caller.
+    ///
+    /// # Errors
+    /// A thread or its ring cannot be had; those that were started have ended again.
+    pub fn start(count: usize) -> Result<IoThreads, Error> {
+        let mut started = IoThreads { threads: Vec::with_capacity(count.max(1)) };
+        for index in 0..count.max(1) {
+            let spawn = |source| Error::Spawn { thread: index, source };
+            let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|errno| spawn(errno.into()))?);
+            let (inbox, orders) = sync_channel(INBOX);
+            let (ready, is_ready) = sync_channel(1);
+            let bell = Arc::clone(&wake);
+            let handle = std::thread::Builder::new()
+                .name(format!("becket-io/{index}"))
+                .spawn(move || match Server::new(index, bell, orders) {
+                    Ok(mut server) => {
+                        let _ = ready.send(Ok(()));
+                        server.run();
+                    }
+                    Err(error) => {
+                        let _ = ready.send(Err(error));
+                    }
+                })
+                .map_err(spawn)?;
+            started.threads.push(Thread { inbox, wake, handle: Some(handle) });
+            is_ready.recv().unwrap_or(Err(Error::Gone { thread: index }))?;
+        }
+        Ok(started)
+    }
+
+    /// Number of threads.
+    pub fn count(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// Gives a queue to a thread and returns when its first commands are with the kernel.
+    ///
+    /// # Errors
+    /// The ring has no room, memory is short, or the port refused to start; the queue is gone and its `on_closed`
+    /// has run or was dropped.
+    pub fn add(&self, thread: usize, queue: NewQueue) -> Result<(), Error> {
+        let gone = || Error::Gone { thread };
+        let target = self.threads.get(thread).ok_or_else(gone)?;
+        let (reply, answer) = sync_channel(1);
+        target.order(Order::Add(queue, reply)).map_err(|_| gone())?;
+        answer.recv().map_err(|_| gone())?
+    }
+}
+
+impl Drop for IoThreads {
+    fn drop(&mut self) {
+        for thread in &mut self.threads {
+            let _ = thread.order(Order::Stop);
+            if let Some(handle) = thread.handle.take() {
+                let _ = handle.join();
+            }
+        }
+    }
+}
+
+impl Thread {
+    fn order(&self, order: Order) -> Result<(), ()> {
+        self.inbox.send(order).map_err(|_| ())?;
+        rustix::io::write(&self.wake, &1u64.to_ne_bytes()).map(drop).map_err(|_| ())
+    }
+}
+
+/// A thread's own state.
+struct Server {
+    index: usize,
+    ring: Ring,
+    queues: Vec<Option<Queue>>,
+    orders: Receiver<Order>,
+    wake: Arc<OwnedFd>,
+    wake_slot: u32,
+    woken: Box<[u8; 8]>,
+    stopping: bool,
+}
+
+impl Server {
+    fn new(index: usize, wake: Arc<OwnedFd>, orders: Receiver<Order>) -> Result<Server, Error> {
+        let mut ring = Ring::new(index)?;
+        let wake_slot = ring.register_files(&[wake.as_raw_fd()])?;
+        let mut server = Server {
+            index,
+            ring,
+            queues: Vec::new(),
+            orders,
+            wake,
+            wake_slot,
+            woken: Box::new([0; 8]),
+            stopping: false,
+        };
+        server.listen().map_err(|source| Error::Ring { thread: index, source })?;
+        Ok(server)
+    }
+
+    /// Has the ring report when somebody rings the bell.
+    fn listen(&mut self) -> std::io::Result<()> {
+        let read = opcode::Read::new(Fixed(self.wake_slot), self.woken.as_mut_ptr(), 8);
+        self.ring.push(&read.build().user_data(WAKE))
+    }
+
+    fn run(&mut self) {
+        while !(self.stopping && self.queues.iter().all(Option::is_none)) {
+            let taken = match self.ring.wait() {
+                Ok(taken) => taken,
+                // A ring that cannot be entered serves nobody: the process ends, and the supervisor sees it.
+                Err(error) => {
+                    eprintln!("becket: I/O thread {}: io_uring_enter failed: {error}", self.index);
+                    std::process::abort();
+                }
+            };
+            for index in 0..taken {
+                let completion = self.ring.taken(index);
+                if completion.user_data == WAKE {
+                    self.woken();
+                    continue;
+                }
+                let (queue, source) = source_of(completion.user_data);
+                let Some(slot) = self.queues.get_mut(queue as usize) else { continue };
+                if let Some(queue) = slot {
+                    queue.complete(&mut self.ring, source, completion.result);
+                    if queue.has_ended()
+                        && let Some(queue) = slot.take()
+                        && let Err(error) = queue.release(&mut self.ring)
+                    {
+                        eprintln!("becket: I/O thread {}: {error}", self.index);
+                    }
+                }
+            }
+        }
+    }
+
+    fn woken(&mut self) {
+        while let Ok(order) = self.orders.try_recv() {
+            match order {
+                Order::Add(queue, reply) => {
+                    let _ = reply.send(self.add(queue));
+                }
+                Order::Stop => self.stopping = true,
+            }
+        }
+        if let Err(error) = self.listen() {
+            eprintln!("becket: I/O thread {} takes no more orders: {error}", self.index);
+            self.stopping = true;
+        }
+    }
+
+    fn add(&mut self, new: NewQueue) -> Result<(), Error> {
+        let index = match self.queues.iter().position(Option::is_none) {
+            Some(free) => free,
+            None => {
+                self.queues.push(None);
+                self.queues.len() - 1
+            }
+        };
+        let mut queue = Queue::start(&mut self.ring, index as u32, new)?;
+        queue.tell(&mut self.ring);
+        if queue.has_ended() {
+            queue.release(&mut self.ring)?;
+        } else {
+            self.queues[index] = Some(queue);
+        }
+        self.ring.submit().map_err(|source| Error::Ring { thread: self.index, source })
+    }
+}
+
+impl std::fmt::Debug for IoThreads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IoThreads").field("count", &self.count()).finish()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // The descriptor stays open until the read that the ring holds on it is gone with the ring.
+        let _ = &self.wake;
+    }
+}

@@ -1,0 +1,457 @@
+//! The data side of a ublk device: one [`Port`] for each of its queues.
+//! Runs in the worker; it makes no control command, opens nothing and knows no format.
+//!
+//! A tag's life: FETCH waits in the kernel until a request arrives; its descriptor is read from the shared mapping;
+//! the engine carries it out; COMMIT_AND_FETCH tells the result and waits for the next. A tag whose command comes
+//! back with an error is dead; when all of a queue's tags are dead, the queue closes.
+//!
+//! Source: Documentation/block/ublk.rst and include/uapi/linux/ublk_cmd.h of the kernel.
+
+use std::{
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex},
+};
+
+use becket_engine::{
+    Backing, Data, Geometry, Io, IoThreads, Memory, NewQueue, Op, Port, Request, SharedWords, Token,
+};
+use becket_image::{Map, Place};
+use becket_uapi::ublk as uapi;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::ServeError;
+
+/// How a device's requests carry their bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DataMode {
+    /// The kernel copies between the requester's pages and the server's buffers.
+    Copy,
+    /// The requester's pages go to the backing as they are (`UBLK_F_AUTO_BUF_REG`, Linux 6.16).
+    ZeroCopy,
+}
+
+impl std::fmt::Display for DataMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            DataMode::Copy => "copy",
+            DataMode::ZeroCopy => "zero-copy",
+        })
+    }
+}
+
+impl std::str::FromStr for DataMode {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<DataMode, String> {
+        match word {
+            "copy" => Ok(DataMode::Copy),
+            "zero-copy" => Ok(DataMode::ZeroCopy),
+            _ => Err(format!("'{word}' is neither copy nor zero-copy")),
+        }
+    }
+}
+
+impl DataMode {
+    /// The mode that a device's flags, as the kernel returned them, stand for.
+    pub fn of(flags: u64) -> DataMode {
+        if flags & uapi::UBLK_F_AUTO_BUF_REG != 0 { DataMode::ZeroCopy } else { DataMode::Copy }
+    }
+}
+
+/// Longest request in copy mode, in bytes: every tag has a buffer of this size.
+pub const MAX_IO_COPY: u32 = 256 << 10;
+/// Longest request in zero-copy mode, in bytes.
+pub const MAX_IO_ZERO_COPY: u32 = 1 << 20;
+
+/// Flags that both modes ask for; the kernel masks what it does not know.
+const COMMON: u64 = uapi::UBLK_F_CMD_IOCTL_ENCODE
+    | uapi::UBLK_F_UPDATE_SIZE
+    | uapi::UBLK_F_SAFE_STOP_DEV
+    | uapi::UBLK_F_NO_AUTO_PART_SCAN;
+
+/// The flags to ask for when a device is added.
+///
+/// `features` is what the kernel says it has (0 where it cannot say). Without a wish the device copies nothing where
+/// the kernel can register the requester's pages and the map has only data: extents that must be computed or zeroed
+/// need memory of our own.
+///
+/// # Errors
+/// [`ServeError::NoMode`] when the wish cannot be met.
+pub fn flags_for(features: u64, wish: Option<DataMode>, map: &Map) -> Result<u64, ServeError> {
+    if features & uapi::UBLK_F_CMD_IOCTL_ENCODE == 0 {
+        return Err(ServeError::NoMode {
+            mode: wish.unwrap_or(DataMode::Copy),
+            why: "this kernel's ublk driver does not take ioctl-encoded commands (Linux 6.4 does)".to_owned(),
+        });
+    }
+    let plain = map.extents().iter().all(|extent| matches!(extent.place, Place::Data { .. }));
+    let registers = features & uapi::UBLK_F_AUTO_BUF_REG != 0;
+    let mode = match wish {
+        Some(DataMode::ZeroCopy) if !registers => {
+            let why = "this kernel cannot register request buffers (Linux 6.16 can)".to_owned();
+            return Err(ServeError::NoMode { mode: DataMode::ZeroCopy, why });
+        }
+        Some(DataMode::ZeroCopy) if !plain => {
+            let why = "parts of this image are not stored as they are read".to_owned();
+            return Err(ServeError::NoMode { mode: DataMode::ZeroCopy, why });
+        }
+        Some(mode) => mode,
+        None if registers && plain => DataMode::ZeroCopy,
+        None => DataMode::Copy,
+    };
+    let own = match mode {
+        DataMode::Copy => 0,
+        DataMode::ZeroCopy => uapi::UBLK_F_AUTO_BUF_REG | uapi::UBLK_F_SUPPORT_ZERO_COPY,
+    };
+    Ok((COMMON | own) & features)
+}
+
+/// What it takes to serve a device that has been added and configured but not started.
+#[derive(Debug)]
+pub struct Setup {
+    /// The kernel's number of the device.
+    pub id: u32,
+    /// Number of queues.
+    pub queues: u16,
+    /// Requests of each queue.
+    pub depth: u16,
+    /// `UBLK_F_*` as the kernel returned them.
+    pub flags: u64,
+    /// What was announced.
+    pub geometry: Geometry,
+    /// The device's `/dev/ublkcN`, from which its kernel side lives.
+    pub char_device: OwnedFd,
+    /// Where the bytes are.
+    pub map: Map,
+    /// The files that the map speaks of.
+    pub files: Vec<becket_image::Backing>,
+}
+
+/// Serves a device's queues on the I/O threads.
+///
+/// Returns when every queue has handed all its fetches to the kernel, so that the device can be started.
+/// `on_closed` runs once the last queue has ended and every descriptor of the device is closed.
+///
+/// # Errors
+/// A queue could not be set up. Those that were begin to end as soon as the device is deleted; `on_closed` still
+/// runs after that.
+pub fn serve(
+    threads: &IoThreads,
+    setup: Setup,
+    on_closed: Box<dyn FnOnce() + Send>,
+) -> Result<(), ServeError> {
+    let Setup { id, queues, depth, flags, geometry, char_device, map, files } = setup;
+    // Declared first, dropped last: after our own shares of the descriptors.
+    let finally = Arc::new(Finally(Mutex::new(Some(on_closed))));
+    let mode = DataMode::of(flags);
+    let failed = |source| ServeError::Engine { id, source };
+    let backing = Arc::new(Backing::new(map, files, geometry.read_only, queues.into()));
+    let char_device = Arc::new(char_device);
+    for number in 0..queues {
+        let port = UblkPort::new(number, depth, mode, Arc::clone(&char_device)).map_err(failed)?;
+        let share = Arc::clone(&finally);
+        let memory = match mode {
+            DataMode::Copy => Memory::Buffers(geometry.max_io as usize),
+            DataMode::ZeroCopy => Memory::Registered,
+        };
+        let queue = NewQueue {
+            port: Box::new(port),
+            depth,
+            number: number.into(),
+            backing: Arc::clone(&backing),
+            memory,
+            on_closed: Box::new(move || drop(share)),
+        };
+        threads.add(usize::from(number) % threads.count(), queue).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Runs a closure when the last share of it is dropped.
+struct Finally(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Drop for Finally {
+    fn drop(&mut self) {
+        if let Ok(closure) = self.0.get_mut()
+            && let Some(closure) = closure.take()
+        {
+            closure();
+        }
+    }
+}
+
+/// The command that a tag has with the kernel.
+const FETCH: u8 = 0;
+/// The registration of a request's pages that the kernel could not do by itself.
+const REGISTER: u8 = 1;
+/// Its end.
+const UNREGISTER: u8 = 2;
+
+/// What is known of a tag between its commands.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tag {
+    /// We registered the request's pages ourselves and must end that before the commit.
+    registered: bool,
+    /// The result that waits for it.
+    result: i32,
+    /// The kernel will hand over no more requests under this tag.
+    dead: bool,
+}
+
+/// One queue of a device.
+struct UblkPort {
+    number: u16,
+    depth: u16,
+    mode: DataMode,
+    char_device: Arc<OwnedFd>,
+    descriptors: SharedWords,
+    tags: Box<[Tag]>,
+    alive: u16,
+}
+
+impl UblkPort {
+    fn new(
+        number: u16,
+        depth: u16,
+        mode: DataMode,
+        char_device: Arc<OwnedFd>,
+    ) -> Result<UblkPort, becket_engine::Error> {
+        let size = size_of::<uapi::IoDesc>();
+        let page = rustix::param::page_size();
+        let stride = (usize::from(uapi::UBLK_MAX_QUEUE_DEPTH) * size).next_multiple_of(page);
+        let offset = uapi::UBLKSRV_CMD_BUF_OFFSET + (usize::from(number) * stride) as u64;
+        let len = (usize::from(depth) * size).next_multiple_of(page);
+        let descriptors = SharedWords::map(&*char_device, offset, len)?;
+        let tags = vec![Tag::default(); depth.into()].into_boxed_slice();
+        Ok(UblkPort { number, depth, mode, char_device, descriptors, tags, alive: depth })
+    }
+
+    /// The descriptor of the request that has arrived under a tag.
+    fn descriptor_of(&self, tag: u16) -> Option<uapi::IoDesc> {
+        let base = usize::from(tag) * size_of::<uapi::IoDesc>();
+        let first = self.descriptors.word(base)?.to_ne_bytes();
+        let [a, b, c, d, e, f, g, h] = first;
+        Some(uapi::IoDesc {
+            op_flags: u32::from_ne_bytes([a, b, c, d]),
+            nr_sectors: u32::from_ne_bytes([e, f, g, h]),
+            start_sector: self.descriptors.word(base + 8)?,
+            addr: self.descriptors.word(base + 16)?,
+        })
+    }
+
+    /// Hands a tag back to the kernel, with a result if it had a request.
+    fn fetch(&mut self, io: &mut Io<'_>, tag: u16, result: Option<i32>) -> Result<(), Errno> {
+        let index = io.registered_index(tag);
+        let (addr, sqe_addr) = match self.mode {
+            DataMode::Copy => (io.buffer_address(tag), None),
+            DataMode::ZeroCopy => {
+                let register = uapi::AutoBufReg {
+                    index,
+                    flags: uapi::UBLK_AUTO_BUF_REG_FALLBACK,
+                    reserved0: 0,
+                    reserved1: 0,
+                };
+                (0, Some(register.to_sqe_addr()))
+            }
+        };
+        let op = match result {
+            None => uapi::UBLK_U_IO_FETCH_REQ,
+            Some(_) => uapi::UBLK_U_IO_COMMIT_AND_FETCH_REQ,
+        };
+        let command = uapi::IoCmd { q_id: self.number, tag, result: result.unwrap_or(-1), addr };
+        io.command(Token { kind: FETCH, tag }, op, command.to_bytes(), sqe_addr)
+    }
+
+    /// Registers or unregisters a request's pages by hand.
+    fn register(&mut self, io: &mut Io<'_>, tag: u16, kind: u8) -> Result<(), Errno> {
+        let op = match kind {
+            REGISTER => uapi::UBLK_U_IO_REGISTER_IO_BUF,
+            _ => uapi::UBLK_U_IO_UNREGISTER_IO_BUF,
+        };
+        let index = io.registered_index(tag);
+        let command = uapi::IoCmd { q_id: self.number, tag, result: 0, addr: index.into() };
+        io.command(Token { kind, tag }, op, command.to_bytes(), None)
+    }
+
+    /// Tells the kernel a request's result.
+    fn commit(&mut self, io: &mut Io<'_>, tag: u16, result: i32) {
+        if self.fetch(io, tag, Some(result)).is_err() {
+            self.bury(io, tag);
+        }
+    }
+
+    /// No more requests come under this tag.
+    fn bury(&mut self, io: &mut Io<'_>, tag: u16) {
+        if let Some(state) = self.tags.get_mut(usize::from(tag))
+            && !state.dead
+        {
+            state.dead = true;
+            self.alive -= 1;
+            if self.alive == 0 {
+                io.close();
+            }
+        }
+    }
+
+    /// Begins the request that has arrived under a tag.
+    fn arrived(&mut self, io: &mut Io<'_>, tag: u16) {
+        let Some(descriptor) = self.descriptor_of(tag) else {
+            return self.commit(io, tag, -Errno::IO.raw_os_error());
+        };
+        if self.mode == DataMode::ZeroCopy && descriptor.flags() & uapi::UBLK_IO_F_NEED_REG_BUF != 0 {
+            if self.register(io, tag, REGISTER).is_err() {
+                self.commit(io, tag, -Errno::IO.raw_os_error());
+            }
+            return;
+        }
+        self.begin(io, tag, &descriptor);
+    }
+
+    fn begin(&mut self, io: &mut Io<'_>, tag: u16, descriptor: &uapi::IoDesc) {
+        match request_of(descriptor, self.mode) {
+            Some(request) => io.begin(tag, request),
+            None => self.end(io, tag, -Errno::OPNOTSUPP.raw_os_error()),
+        }
+    }
+
+    /// A request is done: ends our own registration of its pages, if there is one, and commits.
+    fn end(&mut self, io: &mut Io<'_>, tag: u16, result: i32) {
+        if let Some(state) = self.tags.get_mut(usize::from(tag))
+            && std::mem::take(&mut state.registered)
+        {
+            state.result = result;
+            if self.register(io, tag, UNREGISTER).is_ok() {
+                return;
+            }
+        }
+        self.commit(io, tag, result);
+    }
+}
+
+/// What a descriptor asks for; `None` for operations that we never announce.
+fn request_of(descriptor: &uapi::IoDesc, mode: DataMode) -> Option<Request> {
+    let flags = descriptor.flags();
+    let carried = match mode {
+        DataMode::Copy => Data::Buffer,
+        DataMode::ZeroCopy => Data::Registered,
+    };
+    let (op, data) = match descriptor.op() {
+        uapi::UBLK_IO_OP_READ => (Op::Read, carried),
+        uapi::UBLK_IO_OP_WRITE => (Op::Write { durable: flags & uapi::UBLK_IO_F_FUA != 0 }, carried),
+        uapi::UBLK_IO_OP_FLUSH => (Op::Flush, Data::None),
+        uapi::UBLK_IO_OP_DISCARD => (Op::Discard, Data::None),
+        uapi::UBLK_IO_OP_WRITE_ZEROES => {
+            (Op::WriteZeroes { keep_allocated: flags & uapi::UBLK_IO_F_NOUNMAP != 0 }, Data::None)
+        }
+        _ => return None,
+    };
+    let offset = descriptor.start_sector.checked_mul(512)?;
+    let len = if op == Op::Flush { 0 } else { u64::from(descriptor.nr_sectors) * 512 };
+    Some(Request { op, offset, len, data })
+}
+
+impl Port for UblkPort {
+    fn descriptor(&self) -> &OwnedFd {
+        &self.char_device
+    }
+
+    fn start(&mut self, io: &mut Io<'_>) -> Result<(), Errno> {
+        for tag in 0..self.depth {
+            if let Err(errno) = self.fetch(io, tag, None) {
+                // Tags that were never fetched will not come back.
+                self.alive = tag;
+                return Err(errno);
+            }
+        }
+        Ok(())
+    }
+
+    fn completed(&mut self, io: &mut Io<'_>, token: Token, result: i32) {
+        let tag = token.tag;
+        match token.kind {
+            FETCH if result == uapi::UBLK_IO_RES_OK => self.arrived(io, tag),
+            FETCH => self.bury(io, tag),
+            REGISTER if result >= 0 => {
+                if let Some(state) = self.tags.get_mut(usize::from(tag)) {
+                    state.registered = true;
+                }
+                match self.descriptor_of(tag) {
+                    Some(descriptor) => self.begin(io, tag, &descriptor),
+                    None => self.end(io, tag, -Errno::IO.raw_os_error()),
+                }
+            }
+            REGISTER => self.commit(io, tag, -Errno::IO.raw_os_error()),
+            _ => {
+                let result = self.tags.get(usize::from(tag)).map_or(0, |state| state.result);
+                self.commit(io, tag, result);
+            }
+        }
+    }
+
+    fn finished(&mut self, io: &mut Io<'_>, tag: u16, result: Result<u64, Errno>) {
+        let result = match result {
+            // A request is at most `max_io` bytes when it carries any; the others' count is not looked at.
+            Ok(bytes) => i32::try_from(bytes).unwrap_or(0),
+            Err(errno) => -errno.raw_os_error(),
+        };
+        self.end(io, tag, result);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn descriptor(op: u8, flags: u32, sector: u64, sectors: u32) -> uapi::IoDesc {
+        uapi::IoDesc { op_flags: u32::from(op) | flags, nr_sectors: sectors, start_sector: sector, addr: 0 }
+    }
+
+    #[test]
+    fn descriptors_become_requests() {
+        let write =
+            request_of(&descriptor(uapi::UBLK_IO_OP_WRITE, uapi::UBLK_IO_F_FUA, 8, 2), DataMode::Copy);
+        let wanted = Request { op: Op::Write { durable: true }, offset: 4096, len: 1024, data: Data::Buffer };
+        assert_eq!(write, Some(wanted));
+        let flush = request_of(&descriptor(uapi::UBLK_IO_OP_FLUSH, 0, 77, 99), DataMode::ZeroCopy).unwrap();
+        assert_eq!((flush.op, flush.len, flush.data), (Op::Flush, 0, Data::None));
+        let zero = descriptor(uapi::UBLK_IO_OP_WRITE_ZEROES, uapi::UBLK_IO_F_NOUNMAP, 0, u32::MAX);
+        let zero = request_of(&zero, DataMode::ZeroCopy).unwrap();
+        assert_eq!(zero.op, Op::WriteZeroes { keep_allocated: true });
+        assert_eq!(zero.len, u64::from(u32::MAX) * 512);
+    }
+
+    #[test]
+    fn unknown_operations_and_absurd_sectors_are_refused() {
+        assert_eq!(request_of(&descriptor(uapi::UBLK_IO_OP_ZONE_OPEN, 0, 0, 1), DataMode::Copy), None);
+        assert_eq!(request_of(&descriptor(uapi::UBLK_IO_OP_READ, 0, u64::MAX, 1), DataMode::Copy), None);
+    }
+
+    #[test]
+    fn modes_are_negotiated_from_features_and_map() {
+        let plain = Map::contiguous(0, 0, 4096);
+        let old = uapi::UBLK_F_CMD_IOCTL_ENCODE | uapi::UBLK_F_USER_COPY;
+        let new = old | uapi::UBLK_F_AUTO_BUF_REG | uapi::UBLK_F_SUPPORT_ZERO_COPY | uapi::UBLK_F_UPDATE_SIZE;
+        assert_eq!(DataMode::of(flags_for(old, None, &plain).unwrap()), DataMode::Copy);
+        assert_eq!(DataMode::of(flags_for(new, None, &plain).unwrap()), DataMode::ZeroCopy);
+        assert_eq!(DataMode::of(flags_for(new, Some(DataMode::Copy), &plain).unwrap()), DataMode::Copy);
+        assert!(flags_for(old, Some(DataMode::ZeroCopy), &plain).is_err());
+        assert!(flags_for(0, None, &plain).is_err());
+        let hole = becket_image::Extent { start: 0, len: 4096, place: Place::Zero };
+        let holey = Map::from_extents(vec![hole]).unwrap();
+        assert_eq!(DataMode::of(flags_for(new, None, &holey).unwrap()), DataMode::Copy);
+        assert!(flags_for(new, Some(DataMode::ZeroCopy), &holey).is_err());
+    }
+
+    #[test]
+    fn the_last_share_runs_the_closure_once() {
+        let (sent, closed) = std::sync::mpsc::channel();
+        let first = Arc::new(Finally(Mutex::new(Some(Box::new(move || sent.send(()).unwrap())))));
+        let second = Arc::clone(&first);
+        drop(first);
+        assert!(closed.try_recv().is_err());
+        drop(second);
+        assert_eq!(closed.iter().count(), 1);
+    }
+}

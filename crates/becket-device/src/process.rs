@@ -1,0 +1,76 @@
+//! Which process is meant, beyond its number: numbers are used again.
+//! It only looks; it never signals.
+
+use std::fs;
+
+use serde::{Deserialize, Serialize};
+
+/// A process of this boot: its number and when it started, in the kernel's ticks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct ProcessId {
+    pub(crate) pid: u32,
+    pub(crate) start: u64,
+}
+
+impl ProcessId {
+    /// The calling process.
+    pub(crate) fn own() -> ProcessId {
+        let pid = std::process::id();
+        ProcessId { pid, start: start_of(pid).map_or(0, |(start, _)| start) }
+    }
+
+    /// A process by its number, when it lives.
+    pub(crate) fn of(pid: u32) -> Option<ProcessId> {
+        let (start, dead) = start_of(pid)?;
+        (!dead).then_some(ProcessId { pid, start })
+    }
+
+    /// Whether it still runs. A zombie does not.
+    pub(crate) fn alive(self) -> bool {
+        ProcessId::of(self.pid) == Some(self)
+    }
+}
+
+/// When the process started, and whether it is only waiting to be reaped.
+fn start_of(pid: u32) -> Option<(u64, bool)> {
+    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// See proc_pid_stat(5): the command is in parentheses and may itself hold spaces and parentheses.
+fn parse_stat(stat: &str) -> Option<(u64, bool)> {
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    // The state is field 3, the start time field 22.
+    let start = fields.nth(18)?.parse().ok()?;
+    Some((start, matches!(state, "Z" | "X" | "x")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_cannot_forge_its_start_time() {
+        let rest = "1 1 1 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 777 1 1";
+        assert_eq!(parse_stat(&format!("5 (a) b (c) S {rest}")), Some((777, false)));
+        assert_eq!(parse_stat(&format!("5 (x) Z {rest}")), Some((777, true)));
+        assert_eq!(parse_stat("5 (x) S 1"), None);
+        assert_eq!(parse_stat(""), None);
+    }
+
+    #[test]
+    fn only_the_same_process_is_alive() {
+        let own = ProcessId::own();
+        assert!(own.alive());
+        assert!(!ProcessId { start: own.start + 1, ..own }.alive(), "same number, other process");
+
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id();
+        let id = ProcessId::of(pid);
+        child.wait().unwrap();
+        assert_eq!(ProcessId::of(pid), None);
+        if let Some(id) = id {
+            assert!(!id.alive());
+        }
+    }
+}

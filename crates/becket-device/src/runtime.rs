@@ -1,0 +1,144 @@
+//! Where becket keeps what it knows between commands: one private directory of this user.
+//! It never uses a directory that somebody else could have prepared.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+
+/// Directory of records, locks and the control socket, instead of the usual one.
+pub(crate) const DIR_VARIABLE: &str = "BECKET_RUNTIME_DIR";
+/// Directory of the links to device nodes, instead of `/dev/becket`.
+pub(crate) const LINKS_VARIABLE: &str = "BECKET_LINK_DIR";
+
+/// The directories of this user's becket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Runtime {
+    dir: PathBuf,
+    links: PathBuf,
+}
+
+impl Runtime {
+    /// The directories by the environment; made and checked.
+    pub(crate) fn open() -> Result<Runtime, Error> {
+        let uid = rustix::process::geteuid().as_raw();
+        let dir = locate(|name| std::env::var_os(name).map(PathBuf::from), uid);
+        let links = std::env::var_os(LINKS_VARIABLE).map_or_else(|| "/dev/becket".into(), PathBuf::from);
+        Runtime::at(dir, links)
+    }
+
+    /// The same with given directories.
+    pub(crate) fn at(dir: PathBuf, links: PathBuf) -> Result<Runtime, Error> {
+        let dir = std::path::absolute(&dir).map_err(Error::io("find", &dir))?;
+        private_dir(&dir)?;
+        let runtime = Runtime { dir, links };
+        private_dir(&runtime.records())?;
+        Ok(runtime)
+    }
+
+    /// The directory itself.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// One file per device.
+    pub(crate) fn records(&self) -> PathBuf {
+        self.dir.join("devices")
+    }
+
+    /// Where the links to device nodes are.
+    pub(crate) fn links(&self) -> &Path {
+        &self.links
+    }
+
+    /// The supervisor's socket.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.join("control")
+    }
+
+    /// Held by the one supervisor.
+    pub(crate) fn lock(&self) -> PathBuf {
+        self.dir.join("lock")
+    }
+
+    /// What the supervisor and its worker have to say.
+    pub(crate) fn log(&self) -> PathBuf {
+        self.dir.join("log")
+    }
+}
+
+fn locate(variable: impl Fn(&str) -> Option<PathBuf>, uid: u32) -> PathBuf {
+    let set = |name| variable(name).filter(|value| !value.as_os_str().is_empty());
+    if let Some(dir) = set(DIR_VARIABLE) {
+        return dir;
+    }
+    if uid == 0 {
+        return "/run/becket".into();
+    }
+    set("XDG_RUNTIME_DIR").unwrap_or_else(|| format!("/run/user/{uid}").into()).join("becket")
+}
+
+/// Makes a directory that only this user may enter, or checks that it is one.
+fn private_dir(path: &Path) -> Result<(), Error> {
+    match fs::DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(Error::io("make the directory", path)(error)),
+    }
+    let meta = fs::symlink_metadata(path).map_err(Error::io("look at", path))?;
+    let own = meta.uid() == rustix::process::geteuid().as_raw();
+    if meta.is_dir() && own && meta.permissions().mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    let why = io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        "is not a directory that only this user may write; remove it or set BECKET_RUNTIME_DIR",
+    );
+    Err(Error::io("use", path)(why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directory_follows_the_environment_and_the_user() {
+        let none = |_: &str| None;
+        assert_eq!(locate(none, 0), Path::new("/run/becket"));
+        assert_eq!(locate(none, 1000), Path::new("/run/user/1000/becket"));
+        let xdg = |name: &str| (name == "XDG_RUNTIME_DIR").then(|| PathBuf::from("/x"));
+        assert_eq!(locate(xdg, 1000), Path::new("/x/becket"));
+        assert_eq!(locate(xdg, 0), Path::new("/run/becket"), "root's place is fixed");
+        let own = |name: &str| (name == DIR_VARIABLE).then(|| PathBuf::from("/y"));
+        assert_eq!(locate(own, 0), Path::new("/y"));
+        let empty = |name: &str| (name == DIR_VARIABLE).then(PathBuf::new);
+        assert_eq!(locate(empty, 0), Path::new("/run/becket"), "an empty variable is none");
+    }
+
+    #[test]
+    fn a_directory_that_others_may_write_is_refused() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("shared");
+        fs::create_dir(&dir).unwrap();
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+        let error = Runtime::at(dir.clone(), temp.path().join("links")).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::Permission);
+
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
+        let runtime = Runtime::at(dir, temp.path().join("links")).unwrap();
+        let mode = fs::metadata(runtime.records()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+    }
+
+    #[test]
+    fn a_link_in_place_of_the_directory_is_refused() {
+        let temp = tempfile::tempdir().unwrap();
+        let real = temp.path().join("real");
+        fs::create_dir(&real).unwrap();
+        let link = temp.path().join("link");
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        assert!(Runtime::at(link, temp.path().join("links")).is_err());
+    }
+}

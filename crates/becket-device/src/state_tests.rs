@@ -1,0 +1,191 @@
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Barrier;
+
+use becket_transport::Kind;
+
+use super::*;
+use crate::{DeviceState, ErrorKind};
+
+fn store() -> (tempfile::TempDir, Store) {
+    let temp = tempfile::tempdir().unwrap();
+    let runtime = Runtime::at(temp.path().join("run"), temp.path().join("links")).unwrap();
+    (temp, Store::open(runtime).unwrap())
+}
+
+pub(crate) fn device(name: &str, number: u32) -> Device {
+    Device {
+        info: DeviceInfo {
+            name: name.to_owned(),
+            device: format!("/dev/loop{number}").into(),
+            transport: Kind::Loop,
+            reason: "because".to_owned(),
+            size: 1 << 20,
+            read_only: false,
+            direct_io: true,
+            direct_io_reason: "the backing can".to_owned(),
+            block_size: 512,
+            physical_block_size: 4096,
+            state: DeviceState::Live,
+            image: "/images/a b.img".into(),
+            offset: 512,
+            size_limit: Some(1 << 20),
+            autoclear: false,
+            partitions: Vec::new(),
+            queues: None,
+            depth: None,
+            mode: None,
+            number,
+            diskseq: Some(7),
+            server_pid: None,
+            worker_pid: None,
+            warnings: vec!["cut".to_owned()],
+        },
+        image: Identity { dev: 1, ino: 2 },
+        server: None,
+        worker: None,
+        keeper: None,
+        starting: false,
+    }
+}
+
+const IMAGE: &str = "/images/other.img";
+
+#[test]
+fn names_are_safe_as_file_names() {
+    for name in ["a", "0", "loop3", "A.b_c-d", &"x".repeat(63)] {
+        check_name(name).unwrap();
+    }
+    for name in ["", ".", "..", ".a", "-a", "_a", "a/b", "../x", "a b", "a\n", "ä", "a\0", &"x".repeat(64)] {
+        let error = check_name(name).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidOption, "{name:?}");
+        assert!(error.hint().is_some());
+    }
+}
+
+#[test]
+fn a_record_comes_back_as_it_was_written() {
+    let (_temp, store) = store();
+    let device = device("one", 3);
+    store.claim("one", Path::new(IMAGE), |_| true).unwrap().fill(&device).unwrap();
+    assert_eq!(store.device("one").unwrap(), Some(device.clone()));
+    assert_eq!(store.entries().unwrap(), [("one".to_owned(), Entry::Device(Box::new(device)))]);
+    let mode = fs::metadata(store.path("one")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn a_name_is_taken_once_and_free_again_when_nothing_came_of_it() {
+    let (_temp, store) = store();
+    let claim = store.claim("one", Path::new(IMAGE), |_| true).unwrap();
+    let error = store.claim("one", Path::new("/x"), |_| true).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NameInUse);
+    assert!(error.to_string().contains(IMAGE), "{error}");
+    drop(claim);
+    store.claim("one", Path::new("/x"), |_| true).unwrap();
+    assert_eq!(store.entries().unwrap(), []);
+}
+
+#[test]
+fn a_name_in_use_names_the_image_and_the_device() {
+    let (_temp, store) = store();
+    store.claim("one", Path::new(IMAGE), |_| true).unwrap().fill(&device("one", 3)).unwrap();
+    let error = store.claim("one", Path::new("/x"), |_| true).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NameInUse);
+    let text = error.to_string();
+    assert!(text.contains("/images/a b.img") && text.contains("/dev/loop3"), "{text}");
+    // The kernel knows nothing of that device any more: the name is free.
+    store.claim("one", Path::new("/x"), |_| false).unwrap();
+}
+
+#[test]
+fn a_dead_claimant_holds_nothing() {
+    let (_temp, store) = store();
+    let dead = ProcessId { pid: std::process::id(), start: 1 };
+    let entry = Entry::Claim { image: IMAGE.into(), claimant: dead };
+    store.write("one", &entry).unwrap();
+    store.claim("one", Path::new("/x"), |_| true).unwrap();
+}
+
+#[test]
+fn of_many_claimants_one_wins() {
+    let (_temp, store) = store();
+    for round in 0..20 {
+        let name = format!("n{round}");
+        let barrier = Barrier::new(8);
+        let won: usize = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|_| {
+                    scope.spawn(|| {
+                        barrier.wait();
+                        let claim = store.claim(&name, Path::new(IMAGE), |_| true);
+                        barrier.wait();
+                        usize::from(claim.is_ok())
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert_eq!(won, 1);
+    }
+}
+
+#[test]
+fn nonsense_is_set_aside_and_frees_the_name() {
+    let (_temp, store) = store();
+    let good = device("good", 1);
+    store.claim("good", Path::new(IMAGE), |_| true).unwrap().fill(&good).unwrap();
+    let text = fs::read_to_string(store.path("good")).unwrap();
+    let cases = [
+        ("torn", text[..text.len() / 2].to_owned()),
+        ("empty", String::new()),
+        ("garbage", "\u{1}\u{2}".to_owned()),
+        // A record under another name than its own must not make that name mean its device.
+        ("other", text.clone()),
+        ("newer", text.replace("\"version\": 1", "\"version\": 99").replace("\"good\"", "\"newer\"")),
+    ];
+    for (name, content) in &cases {
+        fs::write(store.path(name), content).unwrap();
+    }
+    assert_eq!(store.entries().unwrap(), [("good".to_owned(), Entry::Device(Box::new(good)))]);
+    for (name, content) in &cases {
+        let aside = store.runtime.records().join(format!("{name}.json.corrupt"));
+        assert_eq!(&fs::read_to_string(aside).unwrap(), content);
+        assert!(!store.path(name).exists());
+        store.claim(name, Path::new(IMAGE), |_| true).unwrap();
+    }
+}
+
+#[test]
+fn a_record_of_another_boot_means_nothing() {
+    let (_temp, store) = store();
+    store.claim("one", Path::new(IMAGE), |_| true).unwrap().fill(&device("one", 3)).unwrap();
+    let later = Store { boot_id: "another".to_owned(), ..store.clone() };
+    assert_eq!(later.device("one").unwrap(), None);
+    assert_eq!(later.entries().unwrap(), []);
+    later.claim("one", Path::new(IMAGE), |_| true).unwrap();
+}
+
+#[test]
+fn another_use_of_the_name_is_left_alone() {
+    let (_temp, store) = store();
+    let old = device("one", 3);
+    let mut new = device("one", 3);
+    new.info.diskseq = Some(8);
+    store.claim("one", Path::new(IMAGE), |_| true).unwrap().fill(&new).unwrap();
+    assert!(!store.remove(&old).unwrap());
+    assert!(!store.update(&old, old.clone()).unwrap());
+    assert_eq!(store.device("one").unwrap(), Some(new.clone()));
+    assert!(store.remove(&new).unwrap());
+    assert_eq!(store.device("one").unwrap(), None);
+}
+
+#[test]
+fn what_is_no_record_is_not_looked_at() {
+    let (_temp, store) = store();
+    for file in [".lock", ".one.7.new", "one.json.corrupt", "notes", "..json"] {
+        fs::write(store.runtime.records().join(file), "x").unwrap();
+    }
+    assert_eq!(store.entries().unwrap(), []);
+    assert_eq!(fs::read(store.runtime.records().join("notes")).unwrap(), b"x");
+}

@@ -1,0 +1,245 @@
+//! Who uses a block device: mounts, swap, devices stacked on it, open descriptors.
+//! It only looks. What this user may not see is not there, so an empty answer is no proof.
+
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::User;
+
+/// Programs that open every new device for a moment and let go by themselves.
+const TRANSIENT: [&str; 6] = ["systemd-udevd", "(udev-worker)", "udevd", "blkid", "udisksd", "multipathd"];
+/// How long those are waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// A block device: the kernel's name and number of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Block {
+    /// The directory in /sys/class/block.
+    pub(crate) name: String,
+    /// `MAJOR:MINOR`.
+    pub(crate) number: String,
+}
+
+/// The disk of that name and all its partitions, as sysfs has them now.
+pub(crate) fn blocks(disk: &str) -> Vec<Block> {
+    let dir = Path::new("/sys/class/block").join(disk);
+    let mut blocks: Vec<Block> = block(&dir, disk).into_iter().collect();
+    for item in fs::read_dir(&dir).into_iter().flatten().flatten() {
+        let path = item.path();
+        if path.join("partition").exists()
+            && let Some(name) = item.file_name().to_str()
+        {
+            blocks.extend(block(&path, name));
+        }
+    }
+    blocks
+}
+
+fn block(dir: &Path, name: &str) -> Option<Block> {
+    let number = fs::read_to_string(dir.join("dev")).ok()?;
+    Some(Block { name: name.to_owned(), number: number.trim().to_owned() })
+}
+
+/// Who uses the disk or a partition of it, other than this process. Programs that look at every new
+/// device are given a moment to let go.
+pub(crate) fn of(disk: &str) -> Vec<User> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let users = look(&blocks(disk));
+        let passing = users.iter().all(|user| TRANSIENT.contains(&user.command.as_str()));
+        if users.is_empty() || !passing || Instant::now() >= deadline {
+            return users;
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn look(blocks: &[Block]) -> Vec<User> {
+    let mut users = Vec::new();
+    holders(blocks, &mut users);
+    swaps(blocks, &mut users);
+    processes(blocks, &mut users);
+    users
+}
+
+fn holders(blocks: &[Block], users: &mut Vec<User>) {
+    for block in blocks {
+        let dir = Path::new("/sys/class/block").join(&block.name).join("holders");
+        for item in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let holder = item.file_name().to_string_lossy().into_owned();
+            users.push(User { pid: 0, how: format!("held by {holder}"), command: holder });
+        }
+    }
+}
+
+fn swaps(blocks: &[Block], users: &mut Vec<User>) {
+    let table = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    for line in table.lines().skip(1) {
+        let path = unescape(line.split_ascii_whitespace().next().unwrap_or_default());
+        if number_of(Path::new(&path)).is_some_and(|number| blocks.iter().any(|block| block.number == number))
+        {
+            users.push(User { pid: 0, command: "swap".to_owned(), how: format!("swap on {path}") });
+        }
+    }
+}
+
+/// Mounts of every mount namespace, and descriptors, in one walk over /proc.
+fn processes(blocks: &[Block], users: &mut Vec<User>) {
+    let mut namespaces = HashSet::new();
+    let own = std::process::id();
+    // Our own namespace first, so that its mounts are told without a process.
+    if let Ok(space) = fs::metadata("/proc/self/ns/mnt") {
+        namespaces.insert(space.ino());
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        for place in mounts(&table, blocks) {
+            users.push(User { pid: 0, command: "mount".to_owned(), how: format!("mounted on {place}") });
+        }
+    }
+    for item in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = item.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let dir = item.path();
+        if let Ok(space) = fs::metadata(dir.join("ns/mnt"))
+            && !namespaces.contains(&space.ino())
+            && let Ok(table) = fs::read_to_string(dir.join("mountinfo"))
+        {
+            namespaces.insert(space.ino());
+            for place in mounts(&table, blocks) {
+                let how = format!("mounted on {place} in the mount namespace");
+                users.push(User { pid, command: command(&dir), how });
+            }
+        }
+        if pid != own && opens(&dir, blocks) {
+            users.push(User { pid, command: command(&dir), how: "open".to_owned() });
+        }
+    }
+}
+
+/// Mount points of the devices in a mountinfo table (see proc_pid_mountinfo(5)).
+fn mounts<'t>(table: &'t str, blocks: &'t [Block]) -> impl Iterator<Item = String> + 't {
+    table.lines().filter_map(|line| {
+        let (fields, tail) = line.split_once(" - ")?;
+        let mut fields = fields.split(' ');
+        let number = fields.nth(2)?;
+        let place = fields.nth(1)?;
+        // btrfs and others show an anonymous number: their source names the device.
+        let source = unescape(tail.split(' ').nth(1)?);
+        let ours = |block: &Block| {
+            block.number == number
+                || (number.starts_with("0:")
+                    && source.starts_with("/dev/")
+                    && number_of(Path::new(&source)).as_ref() == Some(&block.number))
+        };
+        blocks.iter().any(ours).then(|| unescape(place))
+    })
+}
+
+fn opens(process: &Path, blocks: &[Block]) -> bool {
+    // A descriptor's link is read first: it is cheap, and only names under /dev can be block devices.
+    // A node that was removed still reads as its old path, with " (deleted)" behind it.
+    fs::read_dir(process.join("fd")).into_iter().flatten().flatten().any(|item| {
+        let path = item.path();
+        fs::read_link(&path).is_ok_and(|target| target.is_absolute())
+            && number_of(&path).is_some_and(|number| blocks.iter().any(|block| block.number == number))
+    })
+}
+
+/// `MAJOR:MINOR` of a block device's node.
+pub(crate) fn number_of(path: &Path) -> Option<String> {
+    use std::os::unix::fs::FileTypeExt;
+    let meta = fs::metadata(path).ok()?;
+    let dev = meta.rdev();
+    meta.file_type()
+        .is_block_device()
+        .then(|| format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev)))
+}
+
+fn command(process: &Path) -> String {
+    fs::read_to_string(process.join("comm"))
+        .map_or_else(|_| "?".to_owned(), |text| text.trim_end().to_owned())
+}
+
+/// Tables in /proc write space, tab, newline and backslash as three octal digits.
+fn unescape(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        let octal =
+            |at: usize| tail.get(at).filter(|digit| (b'0'..=b'7').contains(digit)).map(|digit| digit - b'0');
+        match (first, octal(0), octal(1), octal(2)) {
+            (b'\\', Some(a @ 0..=3), Some(b), Some(c)) => {
+                bytes.push(a << 6 | b << 3 | c);
+                rest = &tail[3..];
+            }
+            _ => {
+                bytes.push(first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Vec<Block> {
+        vec![
+            Block { name: "loop3".into(), number: "7:3".into() },
+            Block { name: "loop3p1".into(), number: "259:0".into() },
+        ]
+    }
+
+    #[test]
+    fn mounts_are_found_by_number_and_not_by_name() {
+        let table = "\
+36 35 7:3 / /mnt/a\\040b rw,noatime master:1 - ext4 /dev/becket/x rw
+37 35 7:30 / /mnt/other rw - ext4 /dev/loop30 rw
+38 35 259:0 / /mnt/p1 rw shared:3 - vfat /dev/loop3p1 rw
+39 35 0:50 / /tmp rw - tmpfs tmpfs rw
+nonsense
+40 35 7:3";
+        assert_eq!(mounts(table, &sample()).collect::<Vec<_>>(), ["/mnt/a b", "/mnt/p1"]);
+    }
+
+    #[test]
+    fn octal_escapes_are_undone_and_nothing_else() {
+        assert_eq!(unescape("a\\040b\\134c\\012"), "a b\\c\n");
+        for same in ["\\", "\\0", "\\04", "\\08x", "\\777", "plain", ""] {
+            assert_eq!(unescape(same), same);
+        }
+    }
+
+    #[test]
+    fn an_open_descriptor_is_a_user_and_our_own_is_not() {
+        // Any block device of the machine will do.
+        let Some(name) = fs::read_dir("/sys/class/block").into_iter().flatten().flatten().find_map(|item| {
+            let name = item.file_name().into_string().ok()?;
+            fs::File::open(Path::new("/dev").join(&name)).ok().map(|_| name)
+        }) else {
+            eprintln!("skipped: no block device can be opened here");
+            return;
+        };
+        let node = Path::new("/dev").join(&name);
+        let blocks: Vec<Block> =
+            block(&Path::new("/sys/class/block").join(&name), &name).into_iter().collect();
+        assert_eq!(blocks.len(), 1);
+        let _own = fs::File::open(&node).unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .stdin(fs::File::open(&node).unwrap())
+            .spawn()
+            .unwrap();
+        let users = look(&blocks);
+        let pid = child.id();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let found = users.iter().find(|user| user.pid == pid).expect("the child is a user");
+        assert_eq!(found.how, "open");
+        assert!(users.iter().all(|user| user.pid != std::process::id()), "{users:?}");
+    }
+}

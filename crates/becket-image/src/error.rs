@@ -114,16 +114,6 @@ pub enum Error {
         /// The page size.
         largest: u32,
     },
-    /// A block size smaller than the backing device's own.
-    #[error("{}: a block size of {block_size} bytes is smaller than the {device} of the device itself", path.display())]
-    BlockSizeTooSmall {
-        /// As it was given.
-        path: PathBuf,
-        /// What was asked for, in bytes.
-        block_size: u32,
-        /// The logical block size of the backing device in bytes.
-        device: u32,
-    },
     /// Another program holds a lock that excludes this use.
     #[error("{}: in use by another program: {clash}", path.display())]
     InUse {
@@ -162,10 +152,9 @@ impl Error {
             | Error::NotADirectory { .. } => ErrorKind::NotFound,
             Error::Permission { .. } => ErrorKind::Permission,
             Error::NotAnImage { .. } | Error::Empty { .. } => ErrorKind::NotAnImage,
-            Error::NothingLeft { .. }
-            | Error::SizeLimit { .. }
-            | Error::BlockSize { .. }
-            | Error::BlockSizeTooSmall { .. } => ErrorKind::InvalidOption,
+            Error::NothingLeft { .. } | Error::SizeLimit { .. } | Error::BlockSize { .. } => {
+                ErrorKind::InvalidOption
+            }
             Error::InUse { .. } => ErrorKind::InUse,
             Error::DirectIo { .. } => ErrorKind::Unsupported,
             Error::Io { .. } => ErrorKind::Io,
@@ -188,10 +177,12 @@ impl Error {
             }
             Error::NotAnImage { .. } => "name a regular file or a block device",
             Error::Empty { .. } => "give it a size first, for example: truncate --size 1G FILE",
+            Error::NothingLeft { offset: 0, block_size, .. } => {
+                return Some(format!("an image needs at least one block of {block_size} bytes"));
+            }
             Error::NothingLeft { .. } => "use a smaller --offset",
             Error::SizeLimit { .. } => "use a larger --size-limit",
             Error::BlockSize { .. } => "use --block-size 512 or 4096",
-            Error::BlockSizeTooSmall { .. } => "leave --block-size away",
             Error::InUse { .. } => {
                 "see `becket list`; detach it there, attach with --read-only where nobody writes, \
                  or with --shared when both sides know of each other"

@@ -2,9 +2,16 @@
 //! It never guesses from a file system's name and never changes a byte of the backing.
 
 use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::str::FromStr;
 
+use becket_uapi::block;
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Stat, StatxFlags};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+
+use crate::open::proc_path;
 
 /// Whether the backing is to be accessed past the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -88,4 +95,199 @@ pub struct Facts {
     pub discard_granularity: u32,
     /// Whether ranges can be zeroed without writing them.
     pub write_zeroes: bool,
+}
+
+/// Largest unit that is believed; beyond it a number is taken for nonsense.
+const UNIT_MAX: u64 = 1 << 20;
+/// What the probe of direct I/O tries, smallest first, in bytes.
+const PROBED: [usize; 2] = [512, 4096];
+
+/// What is known of a backing before its facts are asked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Known<'a> {
+    /// The descriptor that goes through the page cache.
+    pub(crate) fd: BorrowedFd<'a>,
+    /// Its `fstat`.
+    pub(crate) stat: &'a Stat,
+    pub(crate) kind: BackingKind,
+    /// Length in bytes.
+    pub(crate) size: u64,
+    pub(crate) writable: bool,
+    /// Where the image starts, in bytes.
+    pub(crate) offset: u64,
+}
+
+/// Asks for the facts, and for the direct descriptor unless `direct_io` is off.
+pub(crate) fn ask(known: &Known<'_>, direct_io: DirectIo) -> (Facts, Option<OwnedFd>) {
+    let (direct, direct_reason) = match direct_io {
+        DirectIo::Off => (Err(()), "switched off".to_owned()),
+        DirectIo::Auto | DirectIo::On => match ask_direct(known) {
+            Ok((fd, alignment, reason)) => (Ok((fd, alignment)), reason),
+            Err(reason) => (Err(()), reason),
+        },
+    };
+    let (direct_fd, direct) = direct.map_or((None, None), |(fd, alignment)| (Some(fd), Some(alignment)));
+    let mut facts = Facts {
+        kind: known.kind,
+        size: known.size,
+        writable: known.writable,
+        direct,
+        direct_reason,
+        physical_block_size: 512,
+        io_min: 512,
+        io_opt: 0,
+        rotational: false,
+        discard: false,
+        discard_granularity: 0,
+        write_zeroes: false,
+    };
+    match known.kind {
+        BackingKind::Regular => ask_file(known, &mut facts),
+        BackingKind::Block => ask_device(known, &mut facts),
+    }
+    (facts, direct_fd)
+}
+
+fn ask_file(known: &Known<'_>, facts: &mut Facts) {
+    // The device below, where there is one to see: none for btrfs, network and memory file systems.
+    let queue = Queue::of(known.stat.st_dev);
+    let below = queue.as_ref().and_then(|queue| queue.unit("physical_block_size")).unwrap_or(512);
+    facts.physical_block_size = facts.direct.map_or(512, |alignment| alignment.offset).max(below).max(512);
+    facts.io_min = facts.physical_block_size;
+    facts.rotational = queue.is_some_and(|queue| queue.number("rotational") == Some(1));
+    if known.writable && can_punch(known) {
+        let fs_block = rustix::fs::fstatfs(known.fd).ok().and_then(|fs| u64::try_from(fs.f_bsize).ok());
+        facts.discard = true;
+        facts.discard_granularity = fs_block.and_then(unit).unwrap_or(4096);
+        // A hole reads as zeroes, so what can be punched can be zeroed.
+        facts.write_zeroes = true;
+    }
+}
+
+fn ask_device(known: &Known<'_>, facts: &mut Facts) {
+    let logical = block::logical_block_size(known.fd).unwrap_or(512);
+    facts.physical_block_size = block::physical_block_size(known.fd)
+        .ok()
+        .and_then(|size| unit(size.into()))
+        .unwrap_or(512)
+        .max(logical);
+    facts.io_min = block::io_min(known.fd).unwrap_or(0).max(facts.physical_block_size);
+    facts.io_opt = block::io_opt(known.fd).unwrap_or(0);
+    facts.rotational = block::rotational(known.fd).unwrap_or(false);
+    let Some(queue) = Queue::of(known.stat.st_rdev).filter(|_| known.writable) else { return };
+    let allows = |limit| queue.number(limit).is_some_and(|bytes| bytes > 0);
+    if allows("discard_max_bytes") {
+        facts.discard = true;
+        facts.discard_granularity = queue.unit("discard_granularity").unwrap_or(logical).max(logical);
+    }
+    facts.write_zeroes = allows("write_zeroes_max_bytes");
+}
+
+/// Whether ranges of the file can be given back, by punching the first byte behind its end.
+///
+/// Nothing is there to be lost, and one byte is no whole block, so that not even blocks that were allocated
+/// behind the end go. Only the time of the last change may move.
+fn can_punch(known: &Known<'_>) -> bool {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    retry(|| rustix::fs::fallocate(known.fd, flags, known.size, 1)).is_ok()
+}
+
+/// Opens the direct descriptor: it, what it demands, and how that is known. The error says why not.
+fn ask_direct(known: &Known<'_>) -> Result<(OwnedFd, Alignment, String), String> {
+    if !known.offset.is_multiple_of(512) {
+        return Err(format!("the offset {} is no multiple of 512", known.offset));
+    }
+    let reported = reported_alignment(known);
+    if reported == Some(None) {
+        return Err("the file system reports that it cannot do it for this file".to_owned());
+    }
+    let access = if known.writable { OFlags::RDWR } else { OFlags::RDONLY };
+    let flags = access | OFlags::DIRECT | OFlags::CLOEXEC;
+    let fd =
+        retry(|| rustix::fs::open(proc_path(known.fd), flags, Mode::empty())).map_err(
+            |errno| match errno {
+                Errno::INVAL => "the file system does not offer it".to_owned(),
+                errno => format!("opening for it failed: {errno}"),
+            },
+        )?;
+    let (alignment, reason) = match reported {
+        Some(Some(alignment)) => (alignment, "the file system reports its alignment"),
+        _ => (probe_alignment(&fd)?, "a direct read worked"),
+    };
+    if !known.offset.is_multiple_of(alignment.offset.into()) {
+        let Alignment { offset: unit, .. } = alignment;
+        return Err(format!(
+            "the offset {} is no multiple of the {unit} bytes that it needs here",
+            known.offset
+        ));
+    }
+    Ok((fd, alignment, reason.to_owned()))
+}
+
+/// What `STATX_DIOALIGN` says: `None` when it is silent, `Some(None)` when there is no direct I/O.
+fn reported_alignment(known: &Known<'_>) -> Option<Option<Alignment>> {
+    let stat = rustix::fs::statx(known.fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+    if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
+        return None;
+    }
+    let (memory, offset) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
+    if offset == 0 || memory == 0 {
+        return Some(None);
+    }
+    let sound = memory.is_power_of_two() && offset.is_power_of_two();
+    sound.then_some(Some(Alignment { memory, offset: offset.max(512) }))
+}
+
+/// The smallest unit in which a direct read of the first bytes succeeds.
+fn probe_alignment(fd: &OwnedFd) -> Result<Alignment, String> {
+    let [.., largest] = PROBED;
+    let mut memory = vec![0_u8; 2 * largest];
+    let aligned = memory.as_ptr().align_offset(largest);
+    let mut failure = Errno::INVAL;
+    for size in PROBED {
+        let Some(buf) = memory.get_mut(aligned..).and_then(|rest| rest.get_mut(..size)) else { continue };
+        match retry(|| rustix::io::pread(fd, &mut *buf, 0)) {
+            Ok(_) => {
+                let unit = u32::try_from(size).unwrap_or(4096);
+                return Ok(Alignment { memory: unit, offset: unit });
+            }
+            Err(errno) => failure = errno,
+        }
+    }
+    Err(format!("a direct read failed: {failure}"))
+}
+
+/// A unit in bytes, when it can be one.
+fn unit(bytes: u64) -> Option<u32> {
+    u32::try_from(bytes)
+        .ok()
+        .filter(|bytes| bytes.is_power_of_two() && (512..=UNIT_MAX).contains(&u64::from(*bytes)))
+}
+
+/// Tries again what a signal interrupted.
+fn retry<T>(call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    rustix::io::retry_on_intr(call)
+}
+
+/// The limits of a block device's queue, as sysfs shows them.
+#[derive(Debug)]
+struct Queue(PathBuf);
+
+impl Queue {
+    /// Found by number, not by a name that may be renamed. A partition has no queue: it is its disk's.
+    fn of(device: u64) -> Option<Queue> {
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        let node = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+        // The node is a symbolic link into the device tree, so `..` is the disk.
+        let queue = if node.join("partition").exists() { node.join("../queue") } else { node.join("queue") };
+        queue.is_dir().then_some(Queue(queue))
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        std::fs::read_to_string(self.0.join(name)).ok()?.trim().parse().ok()
+    }
+
+    fn unit(&self, name: &str) -> Option<u32> {
+        self.number(name).and_then(unit)
+    }
 }

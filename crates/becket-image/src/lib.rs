@@ -7,9 +7,11 @@
 
 mod error;
 mod facts;
+mod locks;
 mod map;
 mod open;
 mod partition;
+mod resolve;
 
 pub use error::{Error, ErrorKind};
 pub use facts::{Alignment, BackingKind, DirectIo, Facts};

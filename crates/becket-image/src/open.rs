@@ -1,12 +1,17 @@
 //! Opens an image: one path lookup, then only descriptors.
 //! It never blocks on a FIFO and never follows the path a second time.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use crate::facts::{self, Known};
+use crate::locks::{self, Refused};
+use crate::partition::{self, ReadAt, Table};
+use crate::resolve::{Found, io, resolve};
 use crate::{BackingKind, DirectIo, Error, Facts, Map, Partition};
 
 /// How an image is to be opened. All sizes are bytes.
@@ -22,7 +27,7 @@ pub struct OpenOptions {
     pub size_limit: Option<u64>,
     /// Logical block size; chosen by the rules of [`open`] when not given.
     pub block_size: Option<u32>,
-    /// Take no locks that would exclude other programs.
+    /// Exclude nobody, and let nobody's locks stand in the way.
     pub shared: bool,
     /// Read the partition table.
     pub partitions: bool,
@@ -39,7 +44,7 @@ pub struct Opened {
     pub files: Vec<Backing>,
     /// Whether writes must be refused.
     pub read_only: bool,
-    /// Why, for people.
+    /// Why, for people, when that was not asked for.
     pub read_only_reason: Option<String>,
     /// Logical block size in bytes.
     pub block_size: u32,
@@ -71,38 +76,227 @@ pub struct Backing {
     pub facts: Facts,
 }
 
-/// Opens the image at `path`.
+/// Opens the image at `path`, locked against other programs (see `shared`), and asks what it can do.
+///
+/// - The path is looked up once. A directory, FIFO, socket or character device is refused without being
+///   opened; everything after that goes through descriptors. All of them close on exec.
+/// - What cannot be opened for writing is opened for reading, with [`Opened::read_only_reason`].
+/// - The logical block size is the one asked for; else that of the block device below; else that of the GPT
+///   inside, when it speaks 4096; else 512. A tail that fills no block is left out, with a warning.
+/// - Direct I/O that is impossible is an error only when it was insisted on.
 pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
-    let io =
-        |what, source: rustix::io::Errno| Error::Io { path: path.to_owned(), what, source: source.into() };
-    let flags = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    let fd = rustix::fs::open(path, flags | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
-        .map_err(|source| io("open", source))?;
-    let stat = rustix::fs::fstat(&fd).map_err(|source| io("stat", source))?;
-    let size = u64::try_from(stat.st_size).unwrap_or(0);
-    let facts = Facts {
-        kind: BackingKind::Regular,
-        size,
-        writable: !options.read_only,
-        direct: None,
-        direct_reason: "not asked yet".to_owned(),
-        physical_block_size: 512,
-        io_min: 512,
-        io_opt: 0,
-        rotational: false,
-        discard: false,
-        discard_granularity: 0,
-        write_zeroes: false,
+    check_block_size(options.block_size)?;
+    let Found { inode, kind, stat } = resolve(path)?;
+    let (buffered, read_only_reason) = open_inode(path, &inode, kind, options.read_only)?;
+    let read_only = options.read_only || read_only_reason.is_some();
+    let mut warnings = Vec::new();
+    if !options.shared && kind == BackingKind::Block && !read_only {
+        refuse_claimed(path, &buffered)?;
+    }
+    match locks::take(buffered.as_fd(), !read_only, options.shared) {
+        Ok(()) => {}
+        Err(Refused::Clash(clash)) => return Err(Error::InUse { path: path.to_owned(), clash }),
+        Err(Refused::Unsupported(error)) => {
+            warnings.push(format!(
+                "not locked against other programs: the file system has no such locks ({error})"
+            ));
+        }
+        Err(Refused::Io(error)) => return Err(io(path, "it cannot be locked", error)),
+    }
+
+    let size = size_of(path, &buffered, kind)?;
+    let room = size.saturating_sub(options.offset).min(options.size_limit.unwrap_or(u64::MAX));
+    let natural = match kind {
+        BackingKind::Regular => 512,
+        BackingKind::Block => becket_uapi::block::logical_block_size(buffered.as_fd())
+            .map_err(|error| io(path, "its block size cannot be read", error))?
+            .max(512),
     };
+    let image = Window { fd: &buffered, offset: options.offset };
+    let table =
+        partition::read(&image, room, options.block_size.unwrap_or(natural)).unwrap_or_else(|error| {
+            let warning = format!("its partition table cannot be read: {error}");
+            Table { warnings: vec![warning], ..Table::default() }
+        });
+    let spoken = table.sector.filter(|sector| *sector <= largest_block_size()).unwrap_or(512);
+    let block_size = options.block_size.unwrap_or(natural.max(spoken));
+    let len = room - room % u64::from(block_size);
+    if len == 0 {
+        return Err(nothing_left(path, options, size, block_size));
+    }
+    if len < room {
+        let tail = room - len;
+        warnings.push(format!(
+            "the last {tail} of {room} bytes are left out: they do not fill a block of {block_size}"
+        ));
+    }
+    let partitions = if options.partitions {
+        usable_partitions(table, len, block_size, &mut warnings)
+    } else {
+        Vec::new()
+    };
+
+    let known =
+        Known { fd: buffered.as_fd(), stat: &stat, kind, size, writable: !read_only, offset: options.offset };
+    let (facts, direct) = facts::ask(&known, options.direct_io);
+    if options.direct_io == DirectIo::On && direct.is_none() {
+        return Err(Error::DirectIo { path: path.to_owned(), reason: facts.direct_reason });
+    }
+    let resolved = std::fs::read_link(proc_path(&buffered))
+        .map_err(|error| io(path, "its name cannot be read from /proc/self/fd", error))?;
     Ok(Opened {
-        path: path.to_owned(),
-        map: Map::contiguous(0, options.offset, size.saturating_sub(options.offset)),
-        files: vec![Backing { buffered: fd, direct: None, facts }],
-        read_only: options.read_only,
-        read_only_reason: None,
-        block_size: options.block_size.unwrap_or(512),
+        path: resolved,
+        map: Map::contiguous(0, options.offset, len),
+        files: vec![Backing { buffered, direct, facts }],
+        read_only,
+        read_only_reason,
+        block_size,
         identity: Identity { dev: stat.st_dev, ino: stat.st_ino },
-        partitions: Vec::new(),
-        warnings: Vec::new(),
+        partitions,
+        warnings,
     })
+}
+
+/// Where a descriptor of this process can be opened anew or asked for its name.
+pub(crate) fn proc_path(fd: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
+}
+
+/// The largest logical block that a device can have: the page size.
+fn largest_block_size() -> u32 {
+    u32::try_from(rustix::param::page_size()).unwrap_or(4096)
+}
+
+fn check_block_size(asked: Option<u32>) -> Result<(), Error> {
+    let largest = largest_block_size();
+    match asked {
+        Some(size) if !size.is_power_of_two() || !(512..=largest).contains(&size) => {
+            Err(Error::BlockSize { block_size: size, largest })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Opens the inode for what is possible; the reason when that is less than what was asked for.
+fn open_inode(
+    path: &Path,
+    inode: &OwnedFd,
+    kind: BackingKind,
+    read_only: bool,
+) -> Result<(OwnedFd, Option<String>), Error> {
+    let inode = proc_path(inode);
+    let reopen = |access: OFlags| {
+        rustix::io::retry_on_intr(|| rustix::fs::open(&inode, access | OFlags::CLOEXEC, Mode::empty()))
+    };
+    let failed = |errno| match errno {
+        Errno::ACCESS | Errno::PERM => Error::Permission { path: path.to_owned(), source: errno.into() },
+        Errno::NOENT => io(path, "it cannot be opened through /proc/self/fd; is /proc mounted?", errno),
+        errno => io(path, "it cannot be opened", errno),
+    };
+    let mut reason = None;
+    if !read_only {
+        match reopen(OFlags::RDWR) {
+            Ok(fd)
+                if kind == BackingKind::Block
+                    && becket_uapi::block::read_only(fd.as_fd()).unwrap_or(false) =>
+            {
+                reason = Some("the device is read-only".to_owned());
+            }
+            Ok(fd) => return Ok((fd, None)),
+            Err(errno) => reason = Some(why_read_only(errno, kind).ok_or_else(|| failed(errno))?.to_owned()),
+        }
+    }
+    reopen(OFlags::RDONLY).map(|fd| (fd, reason)).map_err(failed)
+}
+
+/// What kept a file from being opened for writing; `None` when reading is no way out.
+fn why_read_only(errno: Errno, kind: BackingKind) -> Option<&'static str> {
+    match (errno, kind) {
+        (Errno::ROFS, BackingKind::Regular) => Some("it lies on a read-only file system"),
+        (Errno::ACCESS, BackingKind::Regular) => Some("this user may not write to it"),
+        (Errno::ROFS | Errno::ACCESS, BackingKind::Block) => {
+            Some("the device is read-only, or this user may not write to it")
+        }
+        (Errno::PERM, _) => Some("it is immutable, sealed or append-only"),
+        (Errno::TXTBSY, _) => Some("it is being executed, or used as swap space"),
+        _ => None,
+    }
+}
+
+/// Refuses a block device that the kernel itself uses: mounted, swapped to, or part of another device.
+///
+/// Only a question: the claim is given back, because whatever is built on the device next (device-mapper)
+/// must be able to make its own. Programs are kept apart by the locks.
+fn refuse_claimed(path: &Path, device: &OwnedFd) -> Result<(), Error> {
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+    match rustix::io::retry_on_intr(|| rustix::fs::open(proc_path(device), flags, Mode::empty())) {
+        Err(Errno::BUSY) => Err(Error::InUse {
+            path: path.to_owned(),
+            clash: "it, or a partition of it, is mounted, swapped to or part of another device".to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn size_of(path: &Path, fd: &OwnedFd, kind: BackingKind) -> Result<u64, Error> {
+    let size = match kind {
+        BackingKind::Regular => rustix::fs::fstat(fd)
+            .map(|stat| u64::try_from(stat.st_size).unwrap_or(0))
+            .map_err(|errno| io(path, "its size cannot be read", errno))?,
+        BackingKind::Block => becket_uapi::block::size64(fd.as_fd())
+            .map_err(|error| io(path, "its size cannot be read", error))?,
+    };
+    if size == 0 { Err(Error::Empty { path: path.to_owned() }) } else { Ok(size) }
+}
+
+/// The error for an image without a single block.
+fn nothing_left(path: &Path, options: &OpenOptions, size: u64, block_size: u32) -> Error {
+    match options.size_limit {
+        Some(limit) if limit < block_size.into() => Error::SizeLimit { limit, block_size },
+        _ => Error::NothingLeft { path: path.to_owned(), size, offset: options.offset, block_size },
+    }
+}
+
+/// The partitions that a device of `len` bytes in blocks of `block_size` can have.
+fn usable_partitions(table: Table, len: u64, block_size: u32, warnings: &mut Vec<String>) -> Vec<Partition> {
+    warnings.extend(table.warnings);
+    if let Some(sector) = table.sector.filter(|sector| *sector != block_size) {
+        warnings.push(format!(
+            "the partition table counts in sectors of {sector} bytes, the device has blocks of {block_size}: \
+             others may not see the partitions; --block-size {sector} would fit"
+        ));
+    }
+    let block = u64::from(block_size);
+    let (usable, left_out): (Vec<_>, Vec<_>) = table.partitions.into_iter().partition(|partition| {
+        let end = partition.start.saturating_add(partition.len);
+        partition.start % block == 0 && partition.len % block == 0 && end <= len
+    });
+    warnings.extend(left_out.iter().map(|partition| {
+        format!("partition {} is left out: it does not lie on blocks of {block_size} bytes", partition.number)
+    }));
+    usable
+}
+
+/// The bytes of a file from an offset on.
+struct Window<'a> {
+    fd: &'a OwnedFd,
+    offset: u64,
+}
+
+impl ReadAt for Window<'_> {
+    fn read_at(&self, mut buf: &mut [u8], offset: u64) -> std::io::Result<()> {
+        let mut at = self.offset.checked_add(offset).ok_or(Errno::OVERFLOW)?;
+        while !buf.is_empty() {
+            match rustix::io::pread(self.fd, &mut *buf, at) {
+                Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                Ok(done) => {
+                    buf = buf.get_mut(done..).unwrap_or_default();
+                    at += done as u64;
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
 }

@@ -112,7 +112,7 @@ impl SharedWords {
 
     /// The 64-bit word at a byte offset that is a multiple of eight; `None` outside the mapping.
     pub fn word(&self, offset: usize) -> Option<u64> {
-        if offset % 8 != 0 || offset.checked_add(8)? > self.region.len {
+        if !offset.is_multiple_of(8) || offset.checked_add(8)? > self.region.len {
             return None;
         }
         // SAFETY: the word lies in our mapping, is aligned (mappings are page-aligned), and is only ever read
@@ -131,7 +131,7 @@ mod tests {
     fn buffers_are_apart_and_page_aligned() {
         let mut buffers = Buffers::new(3, 8192).unwrap();
         for index in 0..3 {
-            assert_eq!(buffers.address(index) as usize % 4096, 0);
+            assert_eq!(buffers.address(index) as usize & 4095, 0);
             buffers.slice(index).fill(index as u8 + 1);
         }
         for index in 0..3 {

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use crate::{
     Backing, Data, Error, Op, Port, Request, Token,
     memory::Buffers,
-    request::{Slot, Zeroing},
+    request::{Slot, Zeroing, errno_of},
     ring::{Ring, fixed},
 };
 
@@ -352,7 +352,7 @@ impl Core {
 
     fn synced(backing: &Backing, slot: &mut Slot, result: i32) -> Result<(), Errno> {
         let sync = backing.sync(slot.file).ok_or(Errno::IO)?;
-        let outcome = if result < 0 { Err(Errno::from_raw_os_error(-result)) } else { Ok(()) };
+        let outcome = if result < 0 { Err(errno_of(result)) } else { Ok(()) };
         if outcome == Err(Errno::INTR) && slot.retries < crate::request::MAX_RETRIES {
             slot.retries += 1;
             return Ok(());

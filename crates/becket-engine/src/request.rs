@@ -89,6 +89,14 @@ pub(crate) struct Slot {
     pub(crate) busy: bool,
 }
 
+/// The error that a negative result of an operation stands for; EIO for numbers that are none.
+pub(crate) fn errno_of(result: i32) -> Errno {
+    match result.checked_neg() {
+        Some(errno @ 1..=4095) => Errno::from_raw_os_error(errno),
+        _ => Errno::IO,
+    }
+}
+
 /// How often in a row EINTR and EAGAIN are taken before the request fails.
 pub(crate) const MAX_RETRIES: u8 = 64;
 
@@ -132,7 +140,7 @@ impl Slot {
                 }
             };
         }
-        let errno = Errno::from_raw_os_error(result.saturating_neg());
+        let errno = errno_of(result);
         match errno {
             Errno::INTR | Errno::AGAIN if self.retries < MAX_RETRIES => {
                 self.retries += 1;
@@ -196,7 +204,7 @@ mod tests {
         for errno in [Errno::NOSPC, Errno::DQUOT, Errno::IO, Errno::FBIG] {
             assert_eq!(slot(Op::Write { durable: true }, 512).absorb(-errno.raw_os_error()), Err(errno));
         }
-        assert_eq!(slot(Op::Read, 512).absorb(i32::MIN).is_err(), true);
+        assert_eq!(slot(Op::Read, 512).absorb(i32::MIN), Err(Errno::IO));
     }
 
     #[test]

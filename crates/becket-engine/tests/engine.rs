@@ -1,0 +1,354 @@
+//! The engine against real files, through a port that plays the transport's part.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::{
+    fs::File,
+    io::{Read, Seek, Write},
+    os::fd::OwnedFd,
+    os::unix::fs::{FileExt, MetadataExt},
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, channel},
+    },
+    time::Duration,
+};
+
+use becket_engine::{Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, Request, Token};
+use becket_image::{Alignment, BackingKind, Extent, Facts, Map, Place};
+use rustix::io::Errno;
+
+/// What the port is to do under a tag, with the bytes of a write.
+type Step = (Request, Vec<u8>);
+/// What came of it, with the bytes of a read.
+type Outcome = (u16, Result<u64, Errno>, Vec<u8>);
+
+/// Carries out a script for each tag, one step after another, and reports each outcome.
+struct ScriptPort {
+    descriptor: OwnedFd,
+    scripts: Vec<Vec<Step>>,
+    current: Vec<Option<Step>>,
+    outcomes: Sender<Outcome>,
+}
+
+impl ScriptPort {
+    fn next(&mut self, io: &mut Io<'_>, tag: u16) {
+        let lane = usize::from(tag);
+        self.current[lane] = self.scripts[lane].pop();
+        match &self.current[lane] {
+            Some((request, bytes)) => {
+                io.buffer(tag)[..bytes.len()].copy_from_slice(bytes);
+                io.begin(tag, *request);
+            }
+            None if self.current.iter().all(Option::is_none) => io.close(),
+            None => {}
+        }
+    }
+}
+
+impl Port for ScriptPort {
+    fn descriptor(&self) -> &OwnedFd {
+        &self.descriptor
+    }
+
+    fn start(&mut self, io: &mut Io<'_>) -> Result<(), Errno> {
+        for tag in 0..self.scripts.len() {
+            self.next(io, tag as u16);
+        }
+        Ok(())
+    }
+
+    fn completed(&mut self, _: &mut Io<'_>, _: Token, _: i32) {}
+
+    fn finished(&mut self, io: &mut Io<'_>, tag: u16, result: Result<u64, Errno>) {
+        let request = self.current[usize::from(tag)].as_ref().unwrap().0;
+        let read = request.op == Op::Read && result.is_ok();
+        let bytes = if read { io.buffer(tag)[..request.len as usize].to_vec() } else { Vec::new() };
+        self.outcomes.send((tag, result, bytes)).unwrap();
+        self.next(io, tag);
+    }
+}
+
+const BUFFER: usize = 256 << 10;
+
+fn facts(direct: Option<u32>) -> Facts {
+    Facts {
+        kind: BackingKind::Regular,
+        size: 0,
+        writable: true,
+        direct: direct.map(|offset| Alignment { memory: 512, offset }),
+        direct_reason: String::new(),
+        physical_block_size: 4096,
+        io_min: 512,
+        io_opt: 0,
+        rotational: false,
+        discard: true,
+        discard_granularity: 4096,
+        write_zeroes: true,
+    }
+}
+
+fn backing_of(file: &File, direct: bool) -> becket_image::Backing {
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file));
+    let direct = direct.then(|| {
+        let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::DIRECT | rustix::fs::OFlags::CLOEXEC;
+        rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).unwrap()
+    });
+    let facts = facts(direct.as_ref().map(|_| 4096));
+    becket_image::Backing { buffered: file.try_clone().unwrap().into(), direct, facts }
+}
+
+/// A file on a file system that can do direct I/O, if the temporary directory has one.
+fn file_of(bytes: &[u8]) -> File {
+    let mut file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.write_all(bytes).unwrap();
+    file.rewind().unwrap();
+    file
+}
+
+/// Runs scripts (each in order) and returns the outcomes in the order in which they came.
+fn run(threads: &IoThreads, thread: usize, backing: &Arc<Backing>, scripts: Vec<Vec<Step>>) -> Vec<Outcome> {
+    let (outcomes, seen): (_, Receiver<Outcome>) = channel();
+    let (closed, is_closed) = channel();
+    let expected: usize = scripts.iter().map(Vec::len).sum();
+    let depth = scripts.len() as u16;
+    let scripts: Vec<Vec<Step>> =
+        scripts.into_iter().map(|steps| steps.into_iter().rev().collect()).collect();
+    let current = vec![None; scripts.len()];
+    let descriptor = File::open("/dev/null").unwrap().into();
+    let queue = NewQueue {
+        port: Box::new(ScriptPort { descriptor, scripts, current, outcomes }),
+        depth,
+        number: 0,
+        backing: Arc::clone(backing),
+        memory: Memory::Buffers(BUFFER),
+        on_closed: Box::new(move || closed.send(()).unwrap()),
+    };
+    threads.add(thread, queue).unwrap();
+    is_closed.recv_timeout(Duration::from_secs(60)).expect("the queue ends when its script does");
+    let outcomes: Vec<Outcome> = seen.iter().collect();
+    assert_eq!(outcomes.len(), expected, "every request finishes exactly once");
+    outcomes
+}
+
+fn step(op: Op, offset: u64, len: u64) -> Step {
+    let data = if matches!(op, Op::Read | Op::Write { .. }) { Data::Buffer } else { Data::None };
+    (Request { op, offset, len, data }, Vec::new())
+}
+
+fn write(offset: u64, bytes: &[u8], durable: bool) -> Step {
+    let (request, _) = step(Op::Write { durable }, offset, bytes.len() as u64);
+    (request, bytes.to_vec())
+}
+
+/// A small generator that repeats from its seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % end
+    }
+}
+
+#[test]
+fn random_requests_agree_with_a_model() {
+    const LANE: u64 = 1 << 20;
+    const LANES: u64 = 8;
+    let threads = IoThreads::start(2).unwrap();
+    for direct in [false, true] {
+        // Two files and a map that jumps between them, so that requests are split; the lanes share nothing.
+        let files = [file_of(&vec![0; 4 << 20]), file_of(&vec![0; 4 << 20])];
+        let extents = (0..64)
+            .map(|index| Extent {
+                start: index * (128 << 10),
+                len: 128 << 10,
+                place: Place::Data { file: (index % 2) as u32, offset: (63 - index) / 2 * (128 << 10) },
+            })
+            .collect();
+        let map = Map::from_extents(extents).unwrap();
+        assert_eq!(map.len(), LANE * LANES);
+        let backings = files.iter().map(|file| backing_of(file, direct)).collect();
+        let backing = Arc::new(Backing::new(map.clone(), backings, false, 1));
+        let seed = 0xb3c4e7 + u64::from(direct);
+        let mut random = Random(seed);
+        let mut model = vec![0u8; (LANE * LANES) as usize];
+        let mut expected: Vec<Vec<Option<Vec<u8>>>> = Vec::new();
+        let mut scripts = Vec::new();
+        for lane in 0..LANES {
+            let mut steps = Vec::new();
+            let mut answers = Vec::new();
+            for _ in 0..300 {
+                let unit = if random.below(2) == 0 { 4096 } else { 512 };
+                let len = (1 + random.below(BUFFER as u64 / unit)) * unit;
+                let offset = lane * LANE + random.below((LANE - len) / unit + 1) * unit;
+                let range = offset as usize..(offset + len) as usize;
+                match random.below(10) {
+                    0..4 => {
+                        steps.push(step(Op::Read, offset, len));
+                        answers.push(Some(model[range].to_vec()));
+                    }
+                    4..8 => {
+                        let fill = random.below(255) as u8 + 1;
+                        let bytes: Vec<u8> = (0..len).map(|i| fill.wrapping_add((i / 512) as u8)).collect();
+                        model[range].copy_from_slice(&bytes);
+                        steps.push(write(offset, &bytes, random.below(4) == 0));
+                        answers.push(None);
+                    }
+                    8 => {
+                        model[range].fill(0);
+                        let op = match random.below(3) {
+                            0 => Op::Discard,
+                            1 => Op::WriteZeroes { keep_allocated: false },
+                            _ => Op::WriteZeroes { keep_allocated: true },
+                        };
+                        steps.push(step(op, offset, len));
+                        answers.push(None);
+                    }
+                    _ => {
+                        steps.push(step(Op::Flush, 0, 0));
+                        answers.push(None);
+                    }
+                }
+            }
+            scripts.push(steps);
+            expected.push(answers);
+        }
+        let outcomes = run(&threads, usize::from(direct), &backing, scripts);
+        let mut at = vec![0; LANES as usize];
+        for (tag, result, bytes) in outcomes {
+            let lane = usize::from(tag);
+            assert!(result.is_ok(), "seed {seed:x} lane {lane} step {}: {result:?}", at[lane]);
+            if let Some(wanted) = &expected[lane][at[lane]] {
+                assert!(bytes == *wanted, "seed {seed:x} lane {lane} step {} reads other bytes", at[lane]);
+            }
+            at[lane] += 1;
+        }
+        let mut whole = vec![0; model.len()];
+        for extent in map.extents() {
+            let Place::Data { file, offset } = extent.place else { unreachable!() };
+            let range = extent.start as usize..(extent.start + extent.len) as usize;
+            files[file as usize].read_exact_at(&mut whole[range], offset).unwrap();
+        }
+        assert!(whole == model, "seed {seed:x}: the files differ from the model");
+    }
+}
+
+#[test]
+fn what_must_not_reach_the_backing_does_not() {
+    let threads = IoThreads::start(1).unwrap();
+    let file = file_of(&[7; 8192]);
+    let map = Map::contiguous(0, 0, 4096);
+    let plain = Arc::new(Backing::new(map.clone(), vec![backing_of(&file, false)], false, 1));
+    let steps = vec![
+        write(4096, &[1; 512], false),
+        write(3584, &[1; 1024], false),
+        step(Op::Read, 0, 0),
+        step(Op::Read, u64::MAX - 511, 512),
+        step(Op::Read, 0, BUFFER as u64 + 512),
+        step(Op::Discard, 4096, 4096),
+        (Request { op: Op::Read, offset: 0, len: 512, data: Data::Registered }, Vec::new()),
+        (Request { op: Op::Read, offset: 0, len: 512, data: Data::None }, Vec::new()),
+    ];
+    for (_, result, _) in run(&threads, 0, &plain, vec![steps]) {
+        assert_eq!(result, Err(Errno::INVAL));
+    }
+    let read_only = Arc::new(Backing::new(map, vec![backing_of(&file, false)], true, 1));
+    let steps = vec![
+        write(0, &[1; 512], false),
+        step(Op::Discard, 0, 512),
+        step(Op::WriteZeroes { keep_allocated: true }, 0, 512),
+    ];
+    for (_, result, _) in run(&threads, 0, &read_only, vec![steps]) {
+        assert_eq!(result, Err(Errno::ROFS));
+    }
+    let flushed = run(&threads, 0, &read_only, vec![vec![step(Op::Flush, 0, 0)]]);
+    assert_eq!(flushed[0].1, Ok(0));
+    let mut bytes = Vec::new();
+    (&file).rewind().unwrap();
+    (&file).read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes, [7; 8192]);
+}
+
+#[test]
+fn holes_of_the_map_read_as_zeroes_and_refuse_writes() {
+    let threads = IoThreads::start(1).unwrap();
+    let file = file_of(&[9; 4096]);
+    let extents = vec![
+        Extent { start: 0, len: 4096, place: Place::Zero },
+        Extent { start: 4096, len: 4096, place: Place::Data { file: 0, offset: 0 } },
+    ];
+    let map = Map::from_extents(extents).unwrap();
+    let backing = Arc::new(Backing::new(map, vec![backing_of(&file, false)], false, 1));
+    let steps = vec![step(Op::Read, 2048, 4096), write(0, &[1; 512], false), step(Op::Discard, 0, 4096)];
+    let outcomes = run(&threads, 0, &backing, vec![steps]);
+    assert_eq!(outcomes[0].1, Ok(4096));
+    assert!(outcomes[0].2[..2048].iter().all(|byte| *byte == 0));
+    assert!(outcomes[0].2[2048..].iter().all(|byte| *byte == 9));
+    assert_eq!(outcomes[1].1, Err(Errno::IO));
+    assert_eq!(outcomes[2].1, Ok(4096));
+}
+
+#[test]
+fn a_file_truncated_behind_our_back_gives_errors_and_nothing_worse() {
+    let threads = IoThreads::start(1).unwrap();
+    let file = file_of(&[5; 65536]);
+    let map = Map::contiguous(0, 0, 65536);
+    let backing = Arc::new(Backing::new(map, vec![backing_of(&file, true)], false, 1));
+    file.set_len(6144).unwrap();
+    let steps = vec![step(Op::Read, 0, 4096), step(Op::Read, 4096, 8192), step(Op::Read, 32768, 4096)];
+    let outcomes = run(&threads, 0, &backing, vec![steps]);
+    assert_eq!(outcomes[0].1, Ok(4096));
+    assert_eq!(outcomes[1].1, Err(Errno::IO));
+    assert_eq!(outcomes[2].1, Err(Errno::IO));
+}
+
+#[test]
+fn discard_gives_space_back() {
+    let threads = IoThreads::start(1).unwrap();
+    let file = file_of(&vec![3; 1 << 20]);
+    file.sync_all().unwrap();
+    let before = file.metadata().unwrap().blocks();
+    let map = Map::contiguous(0, 0, 1 << 20);
+    let backing = Arc::new(Backing::new(map, vec![backing_of(&file, false)], false, 1));
+    let steps = vec![step(Op::Discard, 0, 1 << 20), step(Op::Flush, 0, 0)];
+    for (_, result, _) in run(&threads, 0, &backing, vec![steps]) {
+        assert!(result.is_ok());
+    }
+    assert!(before >= 2048, "the file was allocated: {before}");
+    assert!(file.metadata().unwrap().blocks() < before / 2);
+}
+
+#[test]
+fn a_full_device_says_so() {
+    let threads = IoThreads::start(1).unwrap();
+    let full = std::fs::OpenOptions::new().read(true).write(true).open("/dev/full").unwrap();
+    let map = Map::contiguous(0, 0, 4096);
+    let backing = Arc::new(Backing::new(map, vec![backing_of(&full, false)], false, 1));
+    let outcomes = run(&threads, 0, &backing, vec![vec![write(0, &[1; 512], false)]]);
+    assert_eq!(outcomes[0].1, Err(Errno::NOSPC));
+}
+
+#[test]
+fn a_failed_flush_is_never_forgotten() {
+    let threads = IoThreads::start(1).unwrap();
+    // fdatasync of a character device is EINVAL: a stand-in for a backing that cannot be synced.
+    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").unwrap();
+    let map = Map::contiguous(0, 0, 4096);
+    let backing = Arc::new(Backing::new(map, vec![backing_of(&null, false)], false, 1));
+    let steps = vec![step(Op::Flush, 0, 0), step(Op::Flush, 0, 0)];
+    for (_, result, _) in run(&threads, 0, &backing, vec![steps]) {
+        assert_eq!(result, Err(Errno::INVAL));
+    }
+}
+
+#[test]
+fn hundreds_of_queues_come_and_go_on_one_thread() {
+    let threads = IoThreads::start(1).unwrap();
+    let file = file_of(&[1; 4096]);
+    for _ in 0..300 {
+        let map = Map::contiguous(0, 0, 4096);
+        let backing = Arc::new(Backing::new(map, vec![backing_of(&file, false)], false, 1));
+        let outcomes = run(&threads, 0, &backing, vec![vec![step(Op::Read, 0, 4096)]; 4]);
+        assert!(outcomes.iter().all(|(_, result, bytes)| *result == Ok(4096) && *bytes == [1; 4096]));
+    }
+}

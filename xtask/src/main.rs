@@ -1,2 +1,37 @@
-//! Placeholder.
-fn main() {}
+//! What people and CI run beside cargo: `cargo xtask vm` and `cargo xtask ci`.
+//! Nothing here is part of becket itself, and nothing here is installed.
+#![forbid(unsafe_code)]
+
+mod exec;
+mod vm;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Tasks of the becket workspace.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run a script as root in a virtual machine with a stock Debian kernel
+    Vm(vm::Args),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().task {
+        Task::Vm(args) => vm::run(&args),
+    };
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

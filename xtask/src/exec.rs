@@ -1,0 +1,50 @@
+//! Running other programs, and finding the places of this checkout.
+//! Never hides a program's failure: its command line and what it said become the error.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// The checkout's root directory.
+pub(crate) fn workspace() -> &'static Path {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().unwrap_or(manifest)
+}
+
+/// Cargo's target directory, absolute: `CARGO_TARGET_DIR` when that is set.
+pub(crate) fn target_dir() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(dir) => workspace().join(dir),
+        None => workspace().join("target"),
+    }
+}
+
+/// A command as a person would type it, for messages.
+pub(crate) fn shown(command: &Command) -> String {
+    let mut line = command.get_program().to_string_lossy().into_owned();
+    for arg in command.get_args() {
+        line.push(' ');
+        line.push_str(&arg.to_string_lossy());
+    }
+    line
+}
+
+/// Runs a command to its end; its output appears only in the error when it fails.
+pub(crate) fn quietly(command: &mut Command) -> Result<()> {
+    output(command).map(drop)
+}
+
+/// Runs a command to its end and returns what it wrote to its standard output.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let done = command.stdin(Stdio::null()).output().with_context(|| {
+        format!("cannot start `{}`; `scripts/setup.sh` installs what is needed", shown(command))
+    })?;
+    if !done.status.success() {
+        let said = String::from_utf8_lossy(&done.stderr);
+        let tail: Vec<&str> = said.lines().rev().take(20).collect();
+        let tail: Vec<&str> = tail.into_iter().rev().collect();
+        bail!("`{}` failed ({})\n{}", shown(command), done.status, tail.join("\n"));
+    }
+    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+}

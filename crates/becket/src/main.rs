@@ -1,2 +1,45 @@
-//! Placeholder.
-fn main() {}
+//! The command line of becket: attaches disk images as block devices.
+//! Nothing is decided here about images, transports or devices: those are the rooms below.
+#![forbid(unsafe_code)]
+
+mod args;
+mod cgroup;
+mod commands;
+mod descendants;
+mod failure;
+mod mounts;
+mod ui;
+mod units;
+
+use clap::{Parser as _, error::ErrorKind};
+use failure::Failure;
+use std::{io::Write as _, process::ExitCode};
+
+fn main() -> ExitCode {
+    let cli = match args::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refused(&error),
+    };
+    let ui = ui::Ui::new(cli.global);
+    match commands::dispatch(&ui, &cli.command) {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            ui.fatal(&failure);
+            ExitCode::from(failure.status)
+        }
+    }
+}
+
+/// Help and version go to standard output, wrong usage to standard error; programs get theirs as JSON as well.
+fn refused(error: &clap::Error) -> ExitCode {
+    // When it cannot be printed there is nobody to tell.
+    let _ = error.print();
+    let wrong = !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    if wrong && std::env::args_os().take_while(|word| word != "--").any(|word| word == "--json") {
+        let text = error.to_string();
+        let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        let failure = Failure::usage(first).hint("see `becket --help`");
+        let _ = writeln!(std::io::stdout(), "{:#}", serde_json::json!({ "error": failure.to_json() }));
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}

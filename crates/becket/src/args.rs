@@ -1,0 +1,419 @@
+//! Every subcommand, option and help text: one definition for parsing, help, man pages and completions.
+//! Never does anything: what a command does lives in `commands`.
+
+use crate::units::{parse_block_size, parse_duration, parse_size};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::{ffi::OsString, os::fd::RawFd, path::PathBuf, time::Duration};
+
+const EXAMPLES: &str = "\
+Examples:
+  becket attach disk.img                 # prints the new device, for example /dev/loop0
+  becket run disk.img -- fsck.ext4 -n {} # the device exists exactly as long as the command
+  becket mount rootfs.squashfs /mnt      # and `becket umount /mnt`
+  becket doctor                          # what works on this machine, and what would mend the rest
+
+Exit status: 0 done, 1 failed, 2 wrong usage. `becket run` passes its command's status on.";
+
+/// Attaches disk images as block devices, without leaving anything behind.
+///
+/// becket offers an image as a block device by the best way that this machine has (ublk, or the kernel's loop
+/// driver), says which it took and why, and detaches it when it is no longer needed.
+#[derive(Debug, Parser)]
+#[command(name = "becket", version, after_help = EXAMPLES, max_term_width = 100, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What every command understands.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Global {
+    /// Print JSON for programs; an error becomes {"error":{"kind","message","hint"}} on standard output
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Say on standard error which transport was taken, and why
+    #[arg(short, long, global = true)]
+    pub(crate) verbose: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Attach(Attach),
+    Detach(Detach),
+    Run(Run),
+    Mount(Mount),
+    Umount(Umount),
+    List(List),
+    Refresh(Refresh),
+    Doctor(Doctor),
+    Serve(Serve),
+    Completions(Completions),
+    Man(Man),
+    Worker(Worker),
+    RunGuard(RunGuard),
+    RunExec(RunExec),
+}
+
+/// Attach images and print one device path a line
+///
+/// Images are attached in parallel; the paths come in the order given. When one fails, the others stay attached
+/// and the exit status is 1.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket attach disk.img
+  becket attach -r *.squashfs                        # many at once, read-only
+  becket attach --offset 1MiB --size-limit 64M disk.img
+  becket attach --name root --via loop -v disk.img   # /dev/becket/root; says why it took what it took")]
+pub(crate) struct Attach {
+    /// Images to attach: regular files or block devices
+    #[arg(required = true, value_name = "IMAGE", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) images: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) device: DeviceOptions,
+}
+
+/// Detach devices, and wait until they are really gone
+///
+/// A device in use is refused, and its users are named. TARGET is a device path, a NAME or the image's path.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket detach /dev/loop0
+  becket detach root disk.img         # by name, by image
+  becket detach --lazy /dev/loop0     # goes when its last user lets go
+  becket detach --all")]
+pub(crate) struct Detach {
+    /// Devices, names or images to detach
+    #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "TARGET")]
+    pub(crate) targets: Vec<String>,
+    /// Detach everything that becket has attached
+    #[arg(short, long)]
+    pub(crate) all: bool,
+    /// Do not wait: let a device in use go when its last user closes it
+    #[arg(short, long)]
+    pub(crate) lazy: bool,
+    /// How long to wait for a device to be gone
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    pub(crate) timeout: Duration,
+}
+
+/// Run a command with an image attached; the device exists exactly as long as the command
+///
+/// In CMD and ARGS, `{}` stands for the device's path; the command also finds it in $BECKET_DEVICE, and the
+/// partitions' paths in $BECKET_PARTITIONS, separated by spaces. The command's exit status is passed on, 128 and
+/// the signal's number when it was killed; 127 when it is not there and 126 when it cannot be run. What the
+/// command leaves running is ended with it; all of it, and the device, also go when becket itself is killed.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket run disk.img -- fsck.ext4 -f {}
+  becket run -r disk.img -- sh -c 'sha256sum $BECKET_DEVICE'
+  becket run disk.img -- dd if=boot.bin of={}p1 conv=fsync")]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) device: DeviceOptions,
+    /// Image to attach
+    #[arg(value_name = "IMAGE", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) image: PathBuf,
+    /// Command to run, after `--`
+    #[arg(last = true, required = true, num_args = 1.., value_name = "CMD", value_hint = clap::ValueHint::CommandWithArguments)]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// Attach an image and mount it; the device goes when it is unmounted
+///
+/// The file system is detected by mount(8). A plain `umount DIR` is enough to let the device go.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket mount rootfs.squashfs /mnt
+  becket mount --partition 2 disk.img /mnt
+  becket mount -r -o nosuid,nodev disk.img /mnt")]
+pub(crate) struct Mount {
+    #[command(flatten)]
+    pub(crate) device: DeviceOptions,
+    /// Partition to mount; 0 is the whole device even though it has partitions
+    #[arg(short, long, value_name = "N")]
+    pub(crate) partition: Option<u32>,
+    /// File system type, as mount(8) knows it
+    #[arg(short = 't', long = "type", value_name = "FSTYPE", default_value = "auto")]
+    pub(crate) fs_type: String,
+    /// Mount options, as mount(8) knows them
+    #[arg(short, long, value_name = "OPTIONS")]
+    pub(crate) options: Option<String>,
+    /// Image to mount
+    #[arg(value_name = "IMAGE", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) image: PathBuf,
+    /// Directory to mount it on
+    #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    pub(crate) dir: PathBuf,
+}
+
+/// Unmount a directory and detach the device under it
+///
+/// The device is detached unless another of its mounts remains.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket umount /mnt
+  becket umount --timeout 1min /mnt   # wait longer for the device to be gone")]
+pub(crate) struct Umount {
+    /// Directory that an image is mounted on
+    #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    pub(crate) dir: PathBuf,
+    /// How long to wait for the device to be gone
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    pub(crate) timeout: Duration,
+}
+
+/// List what is attached
+///
+/// With -v also the reason why each device has the transport that it has.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket list
+  becket list --json | jq -r '.devices[].device'")]
+pub(crate) struct List {}
+
+/// Take over a changed size of the image behind a device
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  truncate -s +1G disk.img && becket refresh disk.img
+  becket refresh /dev/loop0 root   # by device, by name")]
+pub(crate) struct Refresh {
+    /// Devices, names or images whose size changed
+    #[arg(required = true, value_name = "TARGET")]
+    pub(crate) targets: Vec<String>,
+}
+
+/// Say which transports work on this machine, and what would mend the others
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket doctor
+  becket doctor --json | jq '.transports[] | select(.works | not)'")]
+pub(crate) struct Doctor {}
+
+/// Serve devices in the foreground
+///
+/// Other commands start a server when none runs; that one ends with its last device. This one stays, until
+/// SIGTERM.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket serve
+  becket serve --until-idle   # ends when its last device is gone")]
+pub(crate) struct Serve {
+    /// End when the last device is gone
+    #[arg(long)]
+    pub(crate) until_idle: bool,
+    /// Write one byte to this descriptor when ready; ends when idle
+    #[arg(long, hide = true, value_name = "FD")]
+    pub(crate) ready_fd: Option<RawFd>,
+}
+
+/// Print a completion script for a shell
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket completions bash > /usr/share/bash-completion/completions/becket
+  becket completions fish > ~/.config/fish/completions/becket.fish")]
+pub(crate) struct Completions {
+    /// Shell to print it for
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// Write the man pages into a directory
+#[derive(Debug, Args)]
+#[command(
+    hide = true,
+    after_help = "\
+Examples:
+  becket man /usr/share/man/man1"
+)]
+pub(crate) struct Man {
+    /// Directory to write them into; made when missing
+    pub(crate) dir: PathBuf,
+}
+
+/// Move bytes for the server (started by it)
+#[derive(Debug, Args)]
+#[command(hide = true)]
+pub(crate) struct Worker {}
+
+/// Guard a command of `becket run` (started by it)
+#[derive(Debug, Args)]
+#[command(hide = true)]
+pub(crate) struct RunGuard {
+    /// Its end of file says that `becket run` is gone
+    #[arg(long, value_name = "FD")]
+    pub(crate) alive_fd: RawFd,
+    /// Process group that the command joins, the terminal's
+    #[arg(long, value_name = "PGID")]
+    pub(crate) group: i32,
+    /// The command's own cgroup, removed at the end
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cgroup: Option<PathBuf>,
+    #[arg(last = true, required = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// Become the command of `becket run` (started by its guard)
+#[derive(Debug, Args)]
+#[command(hide = true)]
+pub(crate) struct RunExec {
+    /// The guard, whose death ends the command
+    #[arg(long, value_name = "PID")]
+    pub(crate) guard: i32,
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cgroup: Option<PathBuf>,
+    #[arg(last = true, required = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// How an image becomes a device; attach, run and mount share these.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Device options")]
+pub(crate) struct DeviceOptions {
+    /// Transport to use
+    #[arg(long, value_enum, default_value_t = Via::Auto)]
+    pub(crate) via: Via,
+    /// Refuse writes
+    #[arg(short, long)]
+    pub(crate) read_only: bool,
+    /// Name of the device: /dev/becket/NAME
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// Start this many bytes into the image
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size)]
+    pub(crate) offset: u64,
+    /// Offer at most this many bytes
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) size_limit: Option<u64>,
+    /// Logical block size, a power of two from 512 to the page size [default: what the image needs]
+    #[arg(long, value_name = "SIZE", value_parser = parse_block_size)]
+    pub(crate) block_size: Option<u32>,
+    /// Bypass the page cache of the file below: when it can, always or never
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Toggle::Auto)]
+    pub(crate) direct_io: Toggle,
+    /// Offer partitions: when there is a table, always or never
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Toggle::Auto)]
+    pub(crate) partitions: Toggle,
+    /// Detach when the last user closes the device
+    #[arg(long)]
+    pub(crate) autoclear: bool,
+    /// Allow an image that is in use: no lock is taken, nothing keeps two writers apart
+    #[arg(long)]
+    pub(crate) shared: bool,
+    /// Number of queues (ublk) [default: up to one per CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) queues: Option<u16>,
+    /// Requests in flight per queue (ublk) [default: 128]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) depth: Option<u16>,
+    /// How data crosses (ublk)
+    #[arg(long, value_enum, hide = true)]
+    pub(crate) mode: Option<Mode>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Via {
+    Auto,
+    Ublk,
+    Loop,
+    #[value(hide = true)]
+    Dm,
+    #[value(hide = true)]
+    Fuse,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Toggle {
+    Auto,
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Mode {
+    Copy,
+    ZeroCopy,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn definitions_are_sound() {
+        Cli::command().debug_assert();
+    }
+
+    /// The examples in the help are commands that this very parser accepts.
+    #[test]
+    fn every_command_has_examples_that_parse() {
+        for mut command in Cli::command().get_subcommands().cloned() {
+            let name = command.get_name().to_owned();
+            if command.is_hide_set() && name != "man" {
+                continue;
+            }
+            assert!(command.get_about().is_some(), "{name} has no purpose");
+            let help = command.render_long_help().to_string();
+            let examples: Vec<&str> = help
+                .lines()
+                .skip_while(|line| !line.starts_with("Examples:"))
+                .skip(1)
+                .filter(|line| line.contains("becket "))
+                .collect();
+            assert!(!examples.is_empty(), "{name} has no example:\n{help}");
+            for example in examples {
+                let from = example.find("becket ").unwrap_or(0);
+                let until = example[from..].find(['#', '|', '>']).map_or(example.len(), |at| from + at);
+                let words = example[from..until].split_whitespace();
+                let parsed = Cli::try_parse_from(words);
+                assert!(parsed.is_ok(), "{name}: the example `{example}` does not parse: {:?}", parsed.err());
+                assert!(example.contains(&format!("becket {name}")), "{name}: foreign example `{example}`");
+            }
+        }
+    }
+
+    #[test]
+    fn every_argument_has_help() {
+        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
+                assert!(argument.get_help().is_some(), "{} {}", command.get_name(), argument.get_id());
+            }
+        }
+    }
+
+    #[test]
+    fn run_wants_its_command_after_two_dashes() {
+        assert!(Cli::try_parse_from(["becket", "run", "a.img"]).is_err());
+        assert!(Cli::try_parse_from(["becket", "run", "a.img", "ls"]).is_err());
+        let cli = Cli::try_parse_from(["becket", "run", "-r", "a.img", "--", "ls", "-r", "--json"]).unwrap();
+        let Command::Run(run) = cli.command else { panic!("not run") };
+        assert_eq!(run.command, ["ls", "-r", "--json"]);
+        assert!(run.device.read_only && !cli.global.json, "the command's options are its own");
+    }
+
+    #[test]
+    fn wrong_usage_is_refused() {
+        for words in [
+            &["becket", "attach"][..],
+            &["becket", "detach"],
+            &["becket", "detach", "--all", "loop0"],
+            &["becket", "attach", "--queues", "0", "x"],
+            &["becket", "attach", "--offset", "-1", "x"],
+            &["becket", "attach", "--via", "nbd", "x"],
+            &["becket", "list", "x"],
+        ] {
+            assert_eq!(Cli::try_parse_from(words).unwrap_err().exit_code(), 2, "{words:?}");
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! `becket completions SHELL` and the hidden `becket man DIR`: generated from the definitions in `args`.
+//! Nothing is written by hand here, so nothing can disagree with the parser.
+
+use crate::{
+    args::{self, Cli},
+    failure::Failure,
+};
+use clap::CommandFactory as _;
+use std::{
+    fs,
+    io::{self, Write as _},
+};
+
+pub(crate) fn run(args: &args::Completions) -> Result<u8, Failure> {
+    // Into memory first: the generator panics when its writer fails, as with `| head`.
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "becket", &mut script);
+    io::stdout().lock().write_all(&script)?;
+    Ok(0)
+}
+
+pub(crate) fn man(args: &args::Man) -> Result<u8, Failure> {
+    let dir = args.dir.display();
+    let failed = |error: io::Error| Failure::io(format!("cannot write the man pages into {dir}"), &error);
+    fs::create_dir_all(&args.dir).map_err(failed)?;
+    clap_mangen::generate_to(Cli::command(), &args.dir).map_err(failed)?;
+    Ok(0)
+}

@@ -1,0 +1,61 @@
+//! `becket list`: what is attached, as a table or as JSON.
+//! Never changes anything.
+
+use crate::{
+    args,
+    failure::Failure,
+    ui::{Colour, Ui, printable, table},
+    units::format_size,
+};
+use becket_device::{DeviceInfo, DeviceState};
+use serde_json::json;
+
+const SIZE_COLUMN: usize = 3;
+const BLOCK_COLUMN: usize = 6;
+
+pub(crate) fn run(ui: &Ui, _args: &args::List) -> Result<u8, Failure> {
+    let devices = becket_device::list().map_err(|error| Failure::device("list", "the devices", &error))?;
+    if ui.json {
+        ui.value(&json!({ "devices": devices }))?;
+        return Ok(0);
+    }
+    if devices.is_empty() {
+        // For a program that reads the table, no line at all is no device.
+        ui.note("nothing is attached; `becket attach IMAGE` attaches an image");
+        return Ok(0);
+    }
+    let mut head = ["NAME", "DEVICE", "TRANSPORT", "SIZE", "RO", "DIO", "BLOCK", "STATE", "IMAGE"].to_vec();
+    if ui.verbose {
+        head.push("REASON");
+    }
+    let mut rows = vec![head.into_iter().map(str::to_owned).collect()];
+    rows.extend(devices.iter().map(|info| row(info, ui.verbose)));
+    let text = table(&rows, &[SIZE_COLUMN, BLOCK_COLUMN]);
+    for (line, info) in text.lines().zip([None].into_iter().chain(devices.iter().map(Some))) {
+        let colour = match info.map(|info| info.state) {
+            Some(DeviceState::Lost) => Some(Colour::Red),
+            _ => None,
+        };
+        ui.line(colour.map_or_else(|| line.to_owned(), |colour| ui.paint(colour, line)))?;
+    }
+    Ok(0)
+}
+
+fn row(info: &DeviceInfo, reason: bool) -> Vec<String> {
+    let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
+    let mut row = vec![
+        info.name.clone(),
+        info.device.display().to_string(),
+        info.transport.to_string(),
+        format_size(info.size),
+        yes(info.read_only),
+        yes(info.direct_io),
+        info.block_size.to_string(),
+        info.state.to_string(),
+        printable(&info.image.display().to_string()).replace('\n', "\\n"),
+    ];
+    if reason {
+        row.push(printable(&info.reason).replace('\n', " "));
+    }
+    row
+}

@@ -1,0 +1,38 @@
+//! One file per subcommand: from parsed arguments to the device room, and back to words.
+//! Nothing here parses arguments or images, and nothing here knows a transport.
+
+mod attach;
+mod common;
+mod completions;
+mod detach;
+mod doctor;
+mod list;
+mod mount;
+mod refresh;
+mod run;
+mod run_exec;
+mod run_guard;
+mod serve;
+mod umount;
+
+use crate::{args::Command, failure::Failure, ui::Ui};
+
+/// Does what was asked for; the exit status comes back when it is not a matter of failing.
+pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
+    match command {
+        Command::Attach(args) => attach::run(ui, args),
+        Command::Detach(args) => detach::run(ui, args),
+        Command::Run(args) => run::run(ui, args),
+        Command::Mount(args) => mount::run(ui, args),
+        Command::Umount(args) => umount::run(ui, args),
+        Command::List(args) => list::run(ui, args),
+        Command::Refresh(args) => refresh::run(ui, args),
+        Command::Doctor(args) => doctor::run(ui, args),
+        Command::Serve(args) => serve::run(args),
+        Command::Completions(args) => completions::run(args),
+        Command::Man(args) => completions::man(args),
+        Command::Worker(_) => serve::worker(),
+        Command::RunGuard(args) => run_guard::run(ui, args),
+        Command::RunExec(args) => run_exec::run(args),
+    }
+}

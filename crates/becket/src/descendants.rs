@@ -1,0 +1,92 @@
+//! Ending all that a process has started, where no control group does it.
+//! Never signals a process that is not a descendant of the caller.
+//!
+//! The caller is a subreaper, so a descendant whose parent died is handed to the caller: nobody leaves the tree,
+//! by `setsid` or forking twice. Killing the tree again until it is empty catches those who fork meanwhile.
+
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use std::{
+    collections::HashMap,
+    fs, process, thread,
+    time::{Duration, Instant},
+};
+
+/// Kills every descendant of this process, and reaps them, until none is left or `patience` is over.
+pub(crate) fn kill_all(patience: Duration) -> bool {
+    let until = Instant::now() + patience;
+    loop {
+        for pid in of(process::id()) {
+            // Gone already is as good as killed; anything else shows when the time is over.
+            if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+        while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
+        if of(process::id()).is_empty() {
+            return true;
+        }
+        if Instant::now() >= until {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The descendants of `ancestor`, as far as /proc shows them now.
+fn of(ancestor: u32) -> Vec<u32> {
+    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        let Some(parent) = fs::read(entry.path().join("stat")).ok().and_then(|stat| parent(&stat)) else {
+            continue;
+        };
+        children.entry(parent).or_default().push(pid);
+    }
+    let mut found = Vec::new();
+    let mut next = vec![ancestor];
+    while let Some(pid) = next.pop() {
+        for child in children.remove(&pid).unwrap_or_default() {
+            found.push(child);
+            next.push(child);
+        }
+    }
+    found
+}
+
+/// The parent in /proc/PID/stat: `PID (name) state PPID ...`, where the name may hold anything.
+fn parent(stat: &[u8]) -> Option<u32> {
+    let after = stat.iter().rposition(|&byte| byte == b')')? + 1;
+    std::str::from_utf8(stat.get(after..)?).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_does_not_hide_the_parent() {
+        assert_eq!(parent(b"12 (a) S 99 (b) R 7 1 1"), Some(7));
+        assert_eq!(parent(b"12 (a"), None);
+        assert_eq!(parent(b""), None);
+    }
+
+    #[test]
+    fn finds_grandchildren() {
+        let mut child = process::Command::new("sh")
+            .args(["-c", "sleep 60 & echo; wait"])
+            .stdout(process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut out = child.stdout.take().unwrap();
+        std::io::Read::read_exact(&mut out, &mut [0]).unwrap();
+        let found = of(child.id());
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(of(process::id()).contains(&found[0]), "a grandchild is a descendant too");
+        for pid in found.into_iter().chain([child.id()]) {
+            kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+        }
+        child.wait().unwrap();
+    }
+}

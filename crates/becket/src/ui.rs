@@ -1,0 +1,155 @@
+//! Where words go: results to standard output, words for people to standard error; plain, coloured or JSON.
+//! Never mixes the two: what a program reads from standard output is only paths, tables or JSON.
+
+use crate::{args::Global, failure::Failure};
+use becket_device::DeviceInfo;
+use serde_json::{Value, json};
+use std::{
+    fmt::Write as _,
+    io::{self, IsTerminal as _, Write as _},
+};
+
+/// How this run of becket talks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ui {
+    pub(crate) json: bool,
+    pub(crate) verbose: bool,
+    colour_out: bool,
+    colour_err: bool,
+}
+
+/// The few colours that becket uses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Colour {
+    Red = 31,
+    Green = 32,
+    Cyan = 36,
+}
+
+impl Ui {
+    pub(crate) fn new(global: Global) -> Self {
+        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+            && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+        Self {
+            json: global.json,
+            verbose: global.verbose,
+            colour_out: wanted && io::stdout().is_terminal(),
+            colour_err: wanted && io::stderr().is_terminal(),
+        }
+    }
+
+    /// One line of result.
+    pub(crate) fn line(&self, text: impl AsRef<str>) -> Result<(), Failure> {
+        let mut out = io::stdout().lock();
+        writeln!(out, "{}", text.as_ref())?;
+        Ok(out.flush()?)
+    }
+
+    /// The one JSON value that a command prints.
+    pub(crate) fn value(&self, value: &Value) -> Result<(), Failure> {
+        self.line(format!("{value:#}"))
+    }
+
+    /// A sentence for people.
+    pub(crate) fn note(&self, text: impl AsRef<str>) {
+        // When standard error is gone there is nobody to tell.
+        let _ = writeln!(io::stderr(), "becket: {}", printable(text.as_ref()));
+    }
+
+    /// What went well but should be known; and with `-v` what was taken and why.
+    pub(crate) fn explain(&self, info: &DeviceInfo) {
+        for warning in &info.warnings {
+            self.note(format!("warning: {warning}"));
+        }
+        if self.verbose {
+            let direct = if info.direct_io { "on" } else { "off" };
+            self.note(format!("{}: transport {}: {}", info.device.display(), info.transport, info.reason));
+            self.note(format!("{}: direct I/O {direct}: {}", info.device.display(), info.direct_io_reason));
+        }
+    }
+
+    /// A failure, for people.
+    pub(crate) fn failure(&self, failure: &Failure) {
+        if failure.kind == "broken_pipe" {
+            return;
+        }
+        let mut text =
+            format!("{} {}\n", paint(self.colour_err, Colour::Red, "becket:"), printable(&failure.message));
+        if let Some(hint) = &failure.hint {
+            let word = paint(self.colour_err, Colour::Cyan, "hint:");
+            // Cannot fail: it writes to a string.
+            let _ = writeln!(text, "  {word} {}", printable(hint));
+        }
+        let _ = io::stderr().write_all(text.as_bytes());
+    }
+
+    /// The failure of a whole command; for programs also on standard output.
+    pub(crate) fn fatal(&self, failure: &Failure) {
+        self.failure(failure);
+        if self.json && failure.kind != "broken_pipe" {
+            let _ = self.value(&json!({ "error": failure.to_json() }));
+        }
+    }
+
+    /// A word for a table on standard output.
+    pub(crate) fn paint(&self, colour: Colour, word: &str) -> String {
+        paint(self.colour_out, colour, word)
+    }
+}
+
+fn paint(wanted: bool, colour: Colour, word: &str) -> String {
+    if wanted { format!("\x1b[{}m{word}\x1b[0m", colour as u8) } else { word.to_owned() }
+}
+
+/// File names are anybody's: no control character of theirs reaches the terminal.
+pub(crate) fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if letter.is_control() && letter != '\n' {
+            out.extend(letter.escape_default());
+        } else {
+            out.push(letter);
+        }
+    }
+    out
+}
+
+/// Columns as wide as their widest cell; the last one ends where its text ends.
+pub(crate) fn table(rows: &[Vec<String>], right: &[usize]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns)
+        .map(|column| {
+            rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+        })
+        .collect();
+    let mut out = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
+            let pad = " ".repeat(width - cell.chars().count());
+            let gap = if column == 0 { "" } else { "  " };
+            line += gap;
+            line += &(if right.contains(&column) { pad + cell } else { cell.clone() + &pad });
+        }
+        out += line.trim_end();
+        out.push('\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_align() {
+        let rows = [["NAME", "SIZE", "IMAGE"], ["a", "512", "/x y"], ["longer", "1", "/z"]]
+            .map(|row| row.map(str::to_owned).to_vec());
+        assert_eq!(table(&rows, &[1]), "NAME    SIZE  IMAGE\na        512  /x y\nlonger     1  /z\n");
+    }
+
+    #[test]
+    fn names_cannot_drive_the_terminal() {
+        assert_eq!(printable("a\x1b[2Jb\tü"), "a\\u{1b}[2Jb\\tü");
+    }
+}

@@ -1,0 +1,139 @@
+//! The steady state allocates nothing: counted by an allocator, on the I/O thread itself.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+    fs::File,
+    io::Write,
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        mpsc::{Sender, channel},
+    },
+    time::Duration,
+};
+
+use becket_engine::{Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, Request, Token};
+use becket_image::{BackingKind, Facts, Map};
+use rustix::io::Errno;
+
+thread_local! {
+    static CALLS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, counting its calls on each thread.
+struct Counting;
+
+// SAFETY: every call is passed on unchanged to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.with(|calls| calls.set(calls.get() + 1));
+        // SAFETY: the caller keeps the contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        CALLS.with(|calls| calls.set(calls.get() + 1));
+        // SAFETY: the caller keeps the contract.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const WARM_UP: u64 = 1_000;
+const COUNTED: u64 = 10_000;
+const DEPTH: u16 = 32;
+
+/// Keeps every tag busy with all kinds of requests and counts the allocator's calls after the warm-up.
+struct BusyPort {
+    descriptor: OwnedFd,
+    finished: u64,
+    begun: u64,
+    before: u64,
+    calls: Sender<u64>,
+}
+
+impl BusyPort {
+    fn next(&mut self, io: &mut Io<'_>, tag: u16) {
+        let place = u64::from(tag) * 4096;
+        let (op, len, data) = match self.begun % 8 {
+            0 => (Op::Flush, 0, Data::None),
+            1 => (Op::Discard, 4096, Data::None),
+            2 => (Op::WriteZeroes { keep_allocated: true }, 4096, Data::None),
+            3 | 4 => (Op::Write { durable: false }, 4096, Data::Buffer),
+            _ => (Op::Read, 4096, Data::Buffer),
+        };
+        self.begun += 1;
+        io.begin(tag, Request { op, offset: place, len, data });
+    }
+}
+
+impl Port for BusyPort {
+    fn descriptor(&self) -> &OwnedFd {
+        &self.descriptor
+    }
+
+    fn start(&mut self, io: &mut Io<'_>) -> Result<(), Errno> {
+        (0..DEPTH).for_each(|tag| self.next(io, tag));
+        Ok(())
+    }
+
+    fn completed(&mut self, _: &mut Io<'_>, _: Token, _: i32) {}
+
+    fn finished(&mut self, io: &mut Io<'_>, tag: u16, result: Result<u64, Errno>) {
+        assert!(result.is_ok());
+        self.finished += 1;
+        match self.finished {
+            WARM_UP => self.before = CALLS.with(Cell::get),
+            count if count == WARM_UP + COUNTED => {
+                let calls = CALLS.with(Cell::get) - self.before;
+                self.calls.send(calls).unwrap();
+            }
+            _ => {}
+        }
+        if self.finished < WARM_UP + COUNTED {
+            self.next(io, tag);
+        } else if self.finished == self.begun {
+            io.close();
+        }
+    }
+}
+
+#[test]
+fn ten_thousand_requests_call_the_allocator_not_once() {
+    let threads = IoThreads::start(1).unwrap();
+    let mut file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.write_all(&vec![1; usize::from(DEPTH) * 4096]).unwrap();
+    let facts = Facts {
+        kind: BackingKind::Regular,
+        size: u64::from(DEPTH) * 4096,
+        writable: true,
+        direct: None,
+        direct_reason: String::new(),
+        physical_block_size: 4096,
+        io_min: 4096,
+        io_opt: 0,
+        rotational: false,
+        discard: true,
+        discard_granularity: 4096,
+        write_zeroes: true,
+    };
+    let backing = becket_image::Backing { buffered: file.into(), direct: None, facts };
+    let map = Map::contiguous(0, 0, u64::from(DEPTH) * 4096);
+    let (sent, calls) = channel();
+    let descriptor = File::open("/dev/null").unwrap().into();
+    let queue = NewQueue {
+        port: Box::new(BusyPort { descriptor, finished: 0, begun: 0, before: 0, calls: sent }),
+        depth: DEPTH,
+        number: 0,
+        backing: Arc::new(Backing::new(map, vec![backing], false, 1)),
+        memory: Memory::Buffers(4096),
+        on_closed: Box::new(|| {}),
+    };
+    threads.add(0, queue).unwrap();
+    let calls = calls.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert_eq!(calls, 0, "allocator calls for {COUNTED} requests in the steady state");
+}

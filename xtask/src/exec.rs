@@ -20,6 +20,13 @@ pub(crate) fn target_dir() -> PathBuf {
     }
 }
 
+/// Cargo, the one that started us.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(workspace());
+    command
+}
+
 /// A command as a person would type it, for messages.
 pub(crate) fn shown(command: &Command) -> String {
     let mut line = command.get_program().to_string_lossy().into_owned();

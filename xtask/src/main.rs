@@ -2,6 +2,7 @@
 //! Nothing here is part of becket itself, and nothing here is installed.
 #![forbid(unsafe_code)]
 
+mod ci;
 mod exec;
 mod vm;
 
@@ -21,11 +22,14 @@ struct Cli {
 enum Task {
     /// Run a script as root in a virtual machine with a stock Debian kernel
     Vm(vm::Args),
+    /// Everything that must hold before a change is taken: lints, tests, and the virtual machines
+    Ci(ci::Args),
 }
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().task {
         Task::Vm(args) => vm::run(&args),
+        Task::Ci(args) => ci::run(&args),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),

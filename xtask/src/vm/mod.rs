@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 pub(crate) use kernel::Series;
-pub(crate) use machine::{Machine, Place};
+pub(crate) use machine::{Machine, Place, quoted};
 
 /// Arguments of `cargo xtask vm`.
 #[derive(clap::Args)]

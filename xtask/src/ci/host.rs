@@ -1,0 +1,150 @@
+//! The steps that run on this machine.
+//! Never needs more rights than it finds: what a test cannot do here it skips, and the list of allowed skips judges that.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use super::build::Binaries;
+use super::case::{Case, Outcome};
+use super::libtest;
+use crate::exec;
+
+/// The capability that a container's root often lacks.
+const CAP_SYS_RESOURCE: u64 = 1 << 24;
+
+pub(crate) fn fmt() -> Command {
+    let mut command = exec::cargo();
+    command.args(["fmt", "--all", "--check"]);
+    command
+}
+
+pub(crate) fn clippy() -> Command {
+    let mut command = exec::cargo();
+    command.args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]);
+    command
+}
+
+pub(crate) fn doc() -> Command {
+    let mut command = exec::cargo();
+    command
+        .args(["doc", "--workspace", "--no-deps", "--document-private-items"])
+        .env("RUSTDOCFLAGS", "-D warnings");
+    command
+}
+
+/// Runs a command that is one check: it passes or fails as a whole.
+pub(crate) fn check(name: &str, command: &mut Command) -> Result<Vec<Case>> {
+    let status = command.stdin(Stdio::null()).status().with_context(|| format!("cannot start {name}"))?;
+    let outcome = if status.success() { Outcome::Passed } else { Outcome::Failed };
+    Ok(vec![Case::of_step(name, outcome, format!("`{}`: {status}", exec::shown(command)))])
+}
+
+/// All of the workspace's own tests.
+pub(crate) fn tests() -> Result<Vec<Case>> {
+    let dir = exec::target_dir().join("ci");
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    let skips = dir.join("skips");
+    let _ = std::fs::remove_file(&skips);
+
+    let mut command = exec::cargo();
+    command.args(["test", "--workspace", "--no-fail-fast"]).env("BECKET_SKIP_LOG", &skips);
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start `{}`", exec::shown(&command)))?;
+    let mut output = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        for line in BufReader::new(stdout).split(b'\n') {
+            let line = line?;
+            let line = String::from_utf8_lossy(&line);
+            println!("{line}");
+            output.push_str(&line);
+            output.push('\n');
+        }
+    }
+    let status = child.wait()?;
+
+    let facts = facts();
+    let mut cases = libtest::cases(&output, "host", &facts);
+    libtest::apply_skips(&mut cases, &std::fs::read_to_string(&skips).unwrap_or_default(), "host", &facts);
+    // A binary that crashes or does not compile prints no failed test.
+    if !status.success() && !cases.iter().any(|case| case.outcome == Outcome::Failed) {
+        cases.push(Case::of_step("cargo test", Outcome::Failed, format!("{status}, and no test says why")));
+    }
+    Ok(cases)
+}
+
+/// The conformance suite over the kernel's loop driver.
+pub(crate) fn conformance(binaries: &Binaries) -> Result<Vec<Case>> {
+    let scratch = tempfile::Builder::new().prefix("conformance-").tempdir_in(exec::target_dir())?;
+    let report = scratch.path().join("report.json");
+    let mut command = Command::new(&binaries.conformance);
+    command.args(["--via", "loop", "--becket"]).arg(&binaries.becket);
+    command.arg("--scratch").arg(scratch.path().join("images")).arg("--json").arg(&report);
+    let status = command.stdin(Stdio::null()).status().context("cannot start the conformance suite")?;
+    let json = std::fs::read_to_string(&report)
+        .with_context(|| format!("the conformance suite ({status}) left no report"))?;
+    judged(libtest::conformance(&json, "host loop", &facts())?, status.success())
+}
+
+/// Holds the suite's exit code against its report: it also fails on skips, which are judged by our own list.
+pub(crate) fn judged(cases: Vec<Case>, success: bool) -> Result<Vec<Case>> {
+    if cases.is_empty() {
+        bail!("the conformance suite ran no test");
+    }
+    if !success && cases.iter().all(|case| case.outcome == Outcome::Passed) {
+        bail!("the conformance suite failed, and none of its tests says why");
+    }
+    Ok(cases)
+}
+
+/// What is true of this machine, in the words of allowed-skips.txt.
+fn facts() -> BTreeSet<String> {
+    let mut facts = BTreeSet::from(["host".to_owned()]);
+    let mut lacks = |fact: &str, lacking: bool| {
+        if lacking {
+            facts.insert(fact.to_owned());
+        }
+    };
+    let capabilities =
+        std::fs::read_to_string("/proc/self/status").ok().and_then(|status| capabilities(&status));
+    lacks("no-root", !rustix::process::geteuid().is_root());
+    lacks("no-sys-resource", capabilities.unwrap_or(0) & CAP_SYS_RESOURCE == 0);
+    lacks("no-loop", !Path::new("/dev/loop-control").exists());
+    lacks("no-ublk", !Path::new("/dev/ublk-control").exists() && !Path::new("/sys/module/ublk_drv").exists());
+    lacks("no-dm", !Path::new("/sys/class/misc/device-mapper").exists());
+    lacks("no-udev", !Path::new("/run/udev/control").exists());
+    facts
+}
+
+/// The effective capabilities that a /proc/PID/status tells.
+fn capabilities(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(line.trim(), 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_are_read() {
+        let status = "Name:\tx\nCapInh:\t0000000000000000\nCapEff:\t000001fffeffffff\n";
+        assert_eq!(capabilities(status).unwrap() & CAP_SYS_RESOURCE, 0);
+        assert_eq!(capabilities("Name: x\n"), None);
+    }
+
+    #[test]
+    fn a_failing_suite_must_say_why() {
+        let passed = Case::of_step("a", Outcome::Passed, String::new());
+        let skipped = Case::of_step("b", Outcome::Skipped, String::new());
+        assert!(judged(vec![], true).is_err());
+        assert!(judged(vec![passed.clone()], false).is_err());
+        assert!(judged(vec![passed, skipped], false).is_ok());
+    }
+}

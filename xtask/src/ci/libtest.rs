@@ -1,0 +1,145 @@
+//! Reads what `cargo test` and its binaries print, the skip log of becket-testkit, and the conformance suite's report.
+//! Never trusts names alone: a runner's own closing counts must be reached.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use super::case::{Case, Outcome};
+
+/// The cases of any number of test binaries' output.
+pub(crate) fn cases(output: &str, place: &str, facts: &BTreeSet<String>) -> Vec<Case> {
+    let case = |test: &str, outcome, note: &str| Case {
+        test: test.to_owned(),
+        place: place.to_owned(),
+        conformance: false,
+        outcome,
+        note: note.to_owned(),
+        facts: facts.clone(),
+    };
+    let mut cases = Vec::new();
+    let (mut seen, mut promised) = ([0_usize; 3], [0_usize; 3]);
+    for line in output.lines() {
+        if let Some((name, result)) = line.strip_prefix("test ").and_then(|rest| rest.rsplit_once(" ... ")) {
+            let (outcome, note) = match result.split_once(',').unwrap_or((result, "")) {
+                ("ok", _) => (Outcome::Passed, ""),
+                ("ignored", why) => (Outcome::Skipped, why.trim()),
+                (word, _) if word.starts_with("FAILED") => (Outcome::Failed, "see its output above"),
+                _ => continue,
+            };
+            seen[outcome as usize] += 1;
+            cases.push(case(name, outcome, note));
+        } else if let Some(counts) = line.strip_prefix("test result: ") {
+            for (word, outcome) in [("passed", 0), ("failed", 1), ("ignored", 2)] {
+                promised[outcome] += counted(counts, word).unwrap_or(0);
+            }
+        }
+    }
+    // A line can be torn by what a child of the test prints: the runner's count still stands.
+    let outcomes = [Outcome::Passed, Outcome::Failed, Outcome::Skipped];
+    for (index, outcome) in outcomes.into_iter().enumerate() {
+        for _ in seen[index]..promised[index] {
+            cases.push(case("(its line could not be read)", outcome, "counted by its runner"));
+        }
+    }
+    cases
+}
+
+/// The number before a word: `5 passed; 0 failed`.
+fn counted(text: &str, word: &str) -> Option<usize> {
+    text.split(['.', ';']).find_map(|part| part.trim().strip_suffix(word)?.trim().parse().ok())
+}
+
+/// Turns tests that returned early, and said so in the skip log, into skipped ones.
+pub(crate) fn apply_skips(cases: &mut Vec<Case>, log: &str, place: &str, facts: &BTreeSet<String>) {
+    for line in log.lines().filter(|line| !line.trim().is_empty()) {
+        let (test, why) = line.split_once('\t').unwrap_or((line, "no reason given"));
+        let passed = |case: &&mut Case| case.test == test && case.outcome == Outcome::Passed;
+        match cases.iter_mut().find(passed) {
+            Some(case) => {
+                case.outcome = Outcome::Skipped;
+                case.note = why.trim().to_owned();
+            }
+            None => cases.push(Case {
+                test: test.to_owned(),
+                place: place.to_owned(),
+                conformance: false,
+                outcome: Outcome::Skipped,
+                note: why.trim().to_owned(),
+                facts: facts.clone(),
+            }),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Report {
+    test: String,
+    outcome: String,
+    #[serde(default)]
+    note: String,
+}
+
+/// The cases of the conformance suite's JSON report.
+pub(crate) fn conformance(json: &str, place: &str, facts: &BTreeSet<String>) -> Result<Vec<Case>> {
+    let reports: Vec<Report> =
+        serde_json::from_str(json).context("the conformance suite's report is not readable")?;
+    let case = |report: Report| Case {
+        outcome: match report.outcome.as_str() {
+            "passed" => Outcome::Passed,
+            "ignored" => Outcome::Skipped,
+            _ => Outcome::Failed,
+        },
+        test: report.test,
+        place: place.to_owned(),
+        conformance: true,
+        note: report.note,
+        facts: facts.clone(),
+    };
+    Ok(reports.into_iter().map(case).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ci::case::count;
+
+    const OUTPUT: &str = "\nrunning 4 tests\ntest a::one ... ok\ntest a::two ... FAILED\n\
+        test a::three ... ignored, needs the moon\ntest src/lib.rs - x (line 3) ... ok\n\n\
+        failures:\n    a::two\n\ntest result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.02s\n";
+
+    fn read(output: &str) -> Vec<Case> {
+        cases(output, "host", &BTreeSet::new())
+    }
+
+    #[test]
+    fn each_line_of_a_test_is_a_case() {
+        let cases = read(OUTPUT);
+        assert_eq!(count(&cases), (2, 1, 1));
+        assert_eq!((cases[2].test.as_str(), cases[2].note.as_str()), ("a::three", "needs the moon"));
+        assert_eq!(cases[3].test, "src/lib.rs - x (line 3)");
+    }
+
+    #[test]
+    fn torn_lines_are_counted_by_the_runners_sum() {
+        let torn = OUTPUT.replace("a::two ... FAILED", "a::two ... hello\nFAILED");
+        assert_eq!(count(&read(&torn)), (2, 1, 1));
+    }
+
+    #[test]
+    fn a_skip_in_the_log_is_no_pass() {
+        let mut cases = read(OUTPUT);
+        apply_skips(&mut cases, "a::one\tneeds root\nelsewhere\tno loop\n", "host", &BTreeSet::new());
+        assert_eq!(count(&cases), (1, 1, 3));
+        assert_eq!(cases[0].note, "needs root");
+    }
+
+    #[test]
+    fn the_conformance_report_is_read() {
+        let json = r#"[{"test":"geometry","via":"ublk","mode":null,"outcome":"passed","seconds":1.0,"note":""},
+            {"test":"trim","outcome":"ignored","note":"why"},{"test":"x","outcome":"failed","note":"bad"}]"#;
+        assert_eq!(count(&conformance(json, "7.x", &BTreeSet::new()).unwrap()), (1, 1, 1));
+        assert!(conformance("", "7.x", &BTreeSet::new()).is_err());
+    }
+}

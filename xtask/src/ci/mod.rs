@@ -1,0 +1,202 @@
+//! Everything that must hold before a change is taken, in one command: `make test` and CI run exactly this.
+//! Never calls a run good that lost a test: a step that dies, a report that is missing or a skip that
+//! nobody allowed fails it.
+
+mod allow;
+mod build;
+mod case;
+mod guest;
+mod host;
+mod libtest;
+mod report;
+
+use std::collections::VecDeque;
+use std::io::Write;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::vm::Series;
+use allow::Allowed;
+use build::Binaries;
+use case::{Case, Outcome};
+
+/// Arguments of `cargo xtask ci`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only these steps, or those that begin so; `--list` shows the names
+    #[arg(long, value_name = "STEP")]
+    only: Vec<String>,
+    /// Print the steps' names and end
+    #[arg(long)]
+    list: bool,
+    /// Guests that run side by side; their output is then printed when each has ended
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    lanes: usize,
+}
+
+/// One thing that is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Fmt,
+    Clippy,
+    Doc,
+    Test,
+    HostConformance,
+    Guest { series: Series, load: Load },
+}
+
+/// What a guest is booted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Load {
+    /// The conformance suite over a transport, and how that moves data.
+    Conformance { via: &'static str, mode: Option<&'static str> },
+    /// The command line's own tests.
+    EndToEnd,
+}
+
+/// All steps, in their order: what is quick and likely to fail first.
+const STEPS: [(&str, Step); 10] = [
+    ("fmt", Step::Fmt),
+    ("clippy", Step::Clippy),
+    ("doc", Step::Doc),
+    ("test", Step::Test),
+    ("conformance-host", Step::HostConformance),
+    (
+        "guest-7.x",
+        Step::Guest { series: Series::V7, load: Load::Conformance { via: "ublk", mode: Some("zero-copy") } },
+    ),
+    (
+        "guest-7.x-copy",
+        Step::Guest { series: Series::V7, load: Load::Conformance { via: "ublk", mode: Some("copy") } },
+    ),
+    ("guest-7.x-e2e", Step::Guest { series: Series::V7, load: Load::EndToEnd }),
+    (
+        "guest-6.12",
+        Step::Guest { series: Series::V6_12, load: Load::Conformance { via: "ublk", mode: Some("copy") } },
+    ),
+    ("guest-6.1", Step::Guest { series: Series::V6_1, load: Load::Conformance { via: "loop", mode: None } }),
+];
+
+/// What a step found out, and how long it took.
+pub(crate) struct Finished {
+    name: &'static str,
+    cases: Vec<Case>,
+    took: Duration,
+}
+
+/// Runs the steps and reports; 0 when everything is as it must be.
+pub(crate) fn run(args: &Args) -> Result<u8> {
+    if args.list {
+        STEPS.iter().for_each(|(name, _)| println!("{name}"));
+        return Ok(0);
+    }
+    let chosen = choose(&args.only)?;
+    let allowed = Allowed::read()?;
+    let begin = Instant::now();
+
+    let (guests, host): (Vec<_>, Vec<_>) =
+        chosen.iter().partition(|(_, step)| matches!(step, Step::Guest { .. }));
+    let mut finished = Vec::new();
+    for (name, step) in host {
+        finished.push(timed(name, || match step {
+            Step::Fmt => host::check("cargo fmt", &mut host::fmt()),
+            Step::Clippy => host::check("cargo clippy", &mut host::clippy()),
+            Step::Doc => host::check("cargo doc", &mut host::doc()),
+            Step::Test => host::tests(),
+            Step::HostConformance => host::conformance(&Binaries::conformance()?),
+            Step::Guest { .. } => bail!("guests run later"),
+        }));
+    }
+    if !guests.is_empty() {
+        finished.extend(all_guests(&guests, args.lanes));
+    }
+    for step in &mut finished {
+        allowed.judge(&mut step.cases);
+    }
+    report::write_conformance(&finished)?;
+    Ok(report::print(&finished, begin.elapsed()))
+}
+
+fn choose(only: &[String]) -> Result<Vec<(&'static str, Step)>> {
+    for wanted in only {
+        if !STEPS.iter().any(|(name, _)| name.starts_with(wanted.as_str())) {
+            let names: Vec<&str> = STEPS.iter().map(|(name, _)| *name).collect();
+            bail!("there is no step `{wanted}`; there are {}", names.join(", "));
+        }
+    }
+    let chosen = |name: &str| only.is_empty() || only.iter().any(|wanted| name.starts_with(wanted.as_str()));
+    Ok(STEPS.into_iter().filter(|(name, _)| chosen(name)).collect())
+}
+
+/// Runs a step under a heading; an error is a failed case of the step's own name.
+fn timed(name: &'static str, step: impl FnOnce() -> Result<Vec<Case>>) -> Finished {
+    println!("\n== {name}");
+    let begin = Instant::now();
+    let cases =
+        step().unwrap_or_else(|error| vec![Case::of_step(name, Outcome::Failed, format!("{error:#}"))]);
+    let took = begin.elapsed();
+    println!("== {name}: {}", report::summary(&cases, took));
+    Finished { name, cases, took }
+}
+
+/// Boots the guests, `lanes` of them at a time.
+fn all_guests(guests: &[(&'static str, Step)], lanes: usize) -> Vec<Finished> {
+    let mut binaries = None;
+    let built = timed("build", || {
+        binaries = Some(Binaries::all()?);
+        Ok(vec![Case::of_step("build", Outcome::Passed, String::new())])
+    });
+    let mut finished = vec![built];
+    let Some(binaries) = binaries else { return finished };
+
+    if lanes <= 1 {
+        for &(name, step) in guests {
+            finished.push(timed(name, || {
+                guest::run(name, step, &binaries, &mut |bytes| {
+                    let _ = std::io::stdout().write_all(bytes);
+                })
+            }));
+        }
+        return finished;
+    }
+    let queue: Mutex<VecDeque<_>> = Mutex::new(guests.iter().copied().collect());
+    let done = Mutex::new(Vec::new());
+    let take = || queue.lock().ok().and_then(|mut queue| queue.pop_front());
+    std::thread::scope(|scope| {
+        for _ in 0..lanes.min(guests.len()) {
+            scope.spawn(|| {
+                while let Some((name, step)) = take() {
+                    let mut said = Vec::new();
+                    let one =
+                        timed(name, || guest::run(name, step, &binaries, &mut |bytes| said.extend(bytes)));
+                    println!("-- what {name} printed:\n{}", String::from_utf8_lossy(&said));
+                    if let Ok(mut done) = done.lock() {
+                        done.push(one);
+                    }
+                }
+            });
+        }
+    });
+    let done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    finished.extend(done);
+    finished
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_chosen_by_name_or_beginning() {
+        let names = |only: &[&str]| -> Vec<&str> {
+            let only: Vec<String> = only.iter().map(|&word| word.to_owned()).collect();
+            choose(&only).unwrap().into_iter().map(|(name, _)| name).collect()
+        };
+        assert_eq!(names(&["guest-6.1"]), ["guest-6.12", "guest-6.1"]);
+        assert_eq!(names(&["fmt", "doc"]), ["fmt", "doc"]);
+        assert_eq!(names(&[]).len(), STEPS.len());
+        assert!(choose(&["nothing".to_owned()]).is_err());
+    }
+}

@@ -2,10 +2,13 @@
 //! Knows nothing of formats: an image arrives here as a map and descriptors.
 #![forbid(unsafe_code)]
 
+mod error;
 pub mod loop_;
 pub mod node;
 pub mod sysfs;
 pub mod ublk;
+
+pub use error::{Error, ErrorKind};
 
 use std::{fmt, str::FromStr};
 

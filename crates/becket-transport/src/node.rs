@@ -1,2 +1,206 @@
-//! Device nodes and partitions of block devices.
-//! Never decides which devices there should be.
+//! Device nodes and partitions: there where a user looks for them, whoever should have made them.
+//! It never decides which devices there should be and never reads an image.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use becket_image::Partition;
+use becket_uapi::block;
+use rustix::fs::{CWD, FileType, Mode};
+
+use crate::{Error, sysfs};
+
+/// How long devtmpfs gets before a node is made by hand. It makes nodes before the kernel call that adds the device
+/// returns; what is left is the moment between sysfs's entry and the node.
+const DEVTMPFS: Duration = Duration::from_millis(10);
+
+/// A partition as the kernel has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelPartition {
+    /// Its number, from 1.
+    pub number: u32,
+    /// First byte on the disk.
+    pub start: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Where its node is, or should be.
+    pub node: PathBuf,
+    /// Its device number.
+    pub dev: u64,
+}
+
+/// Sees to it that `path` is the node of block device `dev`; `true` when it had to be made.
+///
+/// A node of another block device that is still there after devtmpfs had its chance was left behind in a `/dev` that
+/// nobody keeps (a container's), and is replaced.
+///
+/// # Errors
+/// Something else is there, or this process may not make nodes.
+pub fn ensure_block(path: &Path, dev: u64) -> Result<bool, Error> {
+    ensure(path, dev, FileType::BlockDevice)
+}
+
+/// The same for a character device.
+pub(crate) fn ensure_char(path: &Path, dev: u64) -> Result<bool, Error> {
+    ensure(path, dev, FileType::CharacterDevice)
+}
+
+/// What is at a path.
+enum Found {
+    Right,
+    Nothing,
+    OtherNode,
+}
+
+fn look(path: &Path, dev: u64, kind: FileType) -> Result<Found, Error> {
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(error) => return Err(Error::io("look at", path)(error)),
+    };
+    let right_type = match kind {
+        FileType::BlockDevice => metadata.file_type().is_block_device(),
+        _ => metadata.file_type().is_char_device(),
+    };
+    match (right_type, metadata.rdev() == dev) {
+        (true, true) => Ok(Found::Right),
+        (true, false) => Ok(Found::OtherNode),
+        (false, _) => Err(Error::NotANode { path: path.to_owned() }),
+    }
+}
+
+fn ensure(path: &Path, dev: u64, kind: FileType) -> Result<bool, Error> {
+    let started = Instant::now();
+    loop {
+        match look(path, dev, kind)? {
+            Found::Right => return Ok(false),
+            Found::OtherNode | Found::Nothing if started.elapsed() < DEVTMPFS => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Found::OtherNode => {
+                fs::remove_file(path).map_err(Error::io("replace the stale node", path))?;
+                break;
+            }
+            Found::Nothing => break,
+        }
+    }
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(Error::io("make the directory", parent))?;
+    }
+    match rustix::fs::mknodat(CWD, path, kind, Mode::RUSR | Mode::WUSR, dev) {
+        Ok(()) => {}
+        // Somebody was faster; it must be the right one now.
+        Err(rustix::io::Errno::EXIST) => {
+            return match look(path, dev, kind)? {
+                Found::Right => Ok(false),
+                _ => Err(Error::NotANode { path: path.to_owned() }),
+            };
+        }
+        Err(error) => return Err(Error::io("make the node", path)(error)),
+    }
+    // Apart from mknod, whose mode the umask cuts.
+    fs::set_permissions(path, fs::Permissions::from_mode(0o660))
+        .map_err(Error::io("set the mode of", path))?;
+    Ok(true)
+}
+
+/// The partitions that the kernel knows of a disk, in the order of their numbers.
+pub fn partitions(disk: &str) -> Vec<KernelPartition> {
+    let Ok(entries) = fs::read_dir(sysfs::directory(disk)) else { return Vec::new() };
+    let mut found: Vec<_> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            // Only a partition's directory has it.
+            let number = sysfs::number(&name, "partition")?;
+            Some(KernelPartition {
+                number,
+                start: sysfs::number::<u64>(&name, "start")?.checked_mul(512)?,
+                len: sysfs::number::<u64>(&name, "size")?.checked_mul(512)?,
+                node: sysfs::node(&name),
+                dev: sysfs::dev(&name)?,
+            })
+        })
+        .collect();
+    found.sort_by_key(|partition| partition.number);
+    found
+}
+
+/// Sees to it that the partitions an image promises are there, with their nodes, and returns these in the order of
+/// `promised`. What the kernel did not find or has not found yet is added by hand. A partition that starts past the
+/// end of the disk cannot be and is left out; one that ends past it is cut, as the kernel does.
+///
+/// # Errors
+/// The kernel has one elsewhere, refuses one, or they were not there in time.
+pub fn await_partitions(
+    disk: &str,
+    promised: &[Partition],
+    timeout: Duration,
+) -> Result<Vec<PathBuf>, Error> {
+    let path = sysfs::node(disk);
+    let device = File::open(&path).map_err(Error::io("open", &path))?;
+    let size = block::size64(device.as_fd()).map_err(Error::io("ask for the size of", &path))?;
+    let sector =
+        block::logical_block_size(device.as_fd()).map_err(Error::io("ask for the block size of", &path))?;
+    let promised: Vec<_> = promised.iter().filter(|partition| partition.start < size).collect();
+
+    let started = Instant::now();
+    loop {
+        let kernel = partitions(disk);
+        let found = |number| kernel.iter().find(|known| known.number == number);
+        let missing: Vec<_> = promised.iter().filter(|promise| found(promise.number).is_none()).collect();
+        if missing.is_empty() {
+            return promised
+                .iter()
+                .filter_map(|promise| Some((promise, found(promise.number)?)))
+                .map(node_of(disk))
+                .collect();
+        }
+        if started.elapsed() > timeout {
+            let numbers = missing.iter().map(|promise| promise.number).collect();
+            return Err(Error::PartitionsMissing { disk: disk.to_owned(), numbers, waited: timeout });
+        }
+        for promise in missing {
+            let len = promise.len.min(size - promise.start);
+            let len = len - len % u64::from(sector.max(1));
+            match block::partition_add(device.as_fd(), promise.number, promise.start, len) {
+                Ok(()) => {}
+                // The kernel's own scan, which may run at this moment, came first.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST)) => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => return Err(Error::io("add a partition to", &path)(error)),
+            }
+        }
+    }
+}
+
+/// For each pair of a promise and what the kernel made of it: its node, made when it is missing.
+fn node_of(disk: &str) -> impl Fn((&&Partition, &KernelPartition)) -> Result<PathBuf, Error> {
+    move |(promise, known)| {
+        if known.start != promise.start {
+            return Err(Error::PartitionElsewhere {
+                disk: disk.to_owned(),
+                number: promise.number,
+                expected: promise.start,
+                found: known.start,
+            });
+        }
+        ensure_block(&known.node, known.dev)?;
+        Ok(known.node.clone())
+    }
+}
+
+/// The disk's sequence number, which no other disk of this boot has or will have. `None` before Linux 5.15.
+pub fn diskseq(disk: &str) -> Option<u64> {
+    sysfs::number(disk, "diskseq")
+}
+
+#[cfg(test)]
+#[path = "node_tests.rs"]
+mod tests;

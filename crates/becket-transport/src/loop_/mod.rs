@@ -1,2 +1,111 @@
-//! The kernel's loop driver.
-//! Never keeps a server running: once configured, the kernel does the I/O.
+//! Devices of the kernel's loop driver: no server, one contiguous range of one file or block device each.
+//! It never keeps state: a device's life is the kernel's, and everything about it is read from there.
+
+mod attach;
+mod detach;
+mod status;
+#[cfg(test)]
+mod tests;
+
+pub use attach::{LoopDevice, LoopOptions, attach};
+pub use detach::{Cleared, detach, refresh};
+pub use status::{LoopStatus, numbers, status};
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use becket_image::Opened;
+use becket_uapi::loop_ as uapi;
+
+use crate::{Error, Kind, Probe, Transport, node, sysfs};
+
+/// The kernel's loop driver.
+#[derive(Debug, Clone, Copy)]
+pub struct LoopTransport;
+
+impl Transport for LoopTransport {
+    fn kind(&self) -> Kind {
+        Kind::Loop
+    }
+
+    fn probe(&self) -> Probe {
+        let attached = numbers().len();
+        let details = vec![("devices attached".to_owned(), attached.to_string())];
+        match open_control().and_then(|_| probe_node()) {
+            Ok(()) => Probe {
+                works: true,
+                reason: "the kernel's loop driver is there".to_owned(),
+                mend: None,
+                details,
+            },
+            Err(error) => {
+                let (reason, mend) = match error {
+                    Error::Unavailable { reason, mend, .. } => (reason, mend),
+                    other => (other.to_string(), other.hint()),
+                };
+                Probe { works: false, reason, mend, details }
+            }
+        }
+    }
+
+    fn fits(&self, opened: &Opened) -> Result<(), String> {
+        match opened.map.single_range() {
+            Some((file, ..)) if opened.files.get(file as usize).is_some() => Ok(()),
+            _ => Err("the image is not one contiguous range of one file".to_owned()),
+        }
+    }
+}
+
+/// The name of device `number` in sysfs.
+fn name(number: u32) -> String {
+    format!("loop{number}")
+}
+
+/// The node of device `number`.
+fn path(number: u32) -> PathBuf {
+    sysfs::node(&name(number))
+}
+
+/// Its device number; without sysfs that of a driver whose `max_part` is 0, the default.
+fn dev(number: u32) -> u64 {
+    sysfs::dev(&name(number)).unwrap_or_else(|| rustix::fs::makedev(uapi::LOOP_MAJOR, number))
+}
+
+/// Opens `/dev/loop-control`, whose node is made when it is missing. Opening it loads the driver where it is a module.
+fn open_control() -> Result<File, Error> {
+    let path = Path::new("/dev/loop-control");
+    let open = || File::options().read(true).write(true).open(path);
+    let opened = match open() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let (major, minor) = uapi::LOOP_CONTROL;
+            node::ensure_char(path, rustix::fs::makedev(major, minor))?;
+            open()
+        }
+        other => other,
+    };
+    opened.map_err(|source| match source.raw_os_error() {
+        Some(libc::ENODEV | libc::ENXIO) => Error::Unavailable {
+            kind: Kind::Loop,
+            reason: "the loop driver is not loaded".to_owned(),
+            mend: Some("modprobe loop".to_owned()),
+        },
+        _ => Error::io("open", path)(source),
+    })
+}
+
+/// A container may allow the control node and forbid the devices.
+fn probe_node() -> Result<(), Error> {
+    if !sysfs::directory(&name(0)).exists() {
+        return Ok(());
+    }
+    node::ensure_block(&path(0), dev(0))?;
+    File::open(path(0)).map(drop).map_err(Error::io("open", path(0)))
+}
+
+/// Opens device `number`, whose node is made when it is missing.
+fn open_device(number: u32, writable: bool) -> Result<File, Error> {
+    let path = path(number);
+    node::ensure_block(&path, dev(number))?;
+    File::options().read(true).write(writable).open(&path).map_err(Error::io("open", path))
+}

@@ -1,2 +1,280 @@
-//! Commands to `/dev/ublk-control`.
-//! Never touches the data path.
+//! Commands to `/dev/ublk-control`: adding, describing, starting, stopping and deleting devices.
+//! It never touches the data path, and holds no lock while a command runs: START_DEV blocks until the server is ready.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use becket_engine::Geometry;
+use becket_uapi::ublk::{self as uapi, ControlRing, CtrlCmd, Plain};
+
+use super::params;
+use crate::{Error, Kind, node, sysfs};
+
+pub use becket_uapi::ublk::{DevInfo, Params};
+
+const CONTROL: &str = "/dev/ublk-control";
+
+/// A device to be added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AddRequest {
+    /// Its number; `None` lets the kernel choose.
+    pub id: Option<u32>,
+    /// Number of queues. The kernel lowers it to the number of CPUs.
+    pub queues: u16,
+    /// Requests of each queue, at most [`uapi::UBLK_MAX_QUEUE_DEPTH`].
+    pub depth: u16,
+    /// `UBLK_F_*` that are wanted. Unknown ones are dropped in silence: look at [`DevInfo::flags`].
+    pub flags: u64,
+    /// Longest request in bytes; a multiple of the page size.
+    pub max_io: u32,
+}
+
+/// The control device. Commands may be sent from many threads at once; each travels on a ring of its own.
+#[derive(Debug)]
+pub struct Control {
+    device: File,
+    /// Rings that no command is using.
+    idle: Mutex<Vec<ControlRing>>,
+}
+
+impl Control {
+    /// Opens `/dev/ublk-control`, whose node is made when it is missing and the driver is there.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] with the reason and what would mend it, or this user may not.
+    pub fn open() -> Result<Control, Error> {
+        let control = Control { device: open_control()?, idle: Mutex::default() };
+        // So that a sandbox without io_uring is found out now and not at the first command.
+        let ring = control.ring()?;
+        control.give_back(ring);
+        Ok(control)
+    }
+
+    /// What the driver can do, as `UBLK_F_*`; 0 when it is too old to say (before Linux 6.5).
+    ///
+    /// # Errors
+    /// The command fails for another reason than being unknown.
+    pub fn features(&self) -> Result<u64, Error> {
+        let mut features = 0u64;
+        match self.send("GET_FEATURES", uapi::UBLK_U_CMD_GET_FEATURES, None, 0, Some(&mut features)) {
+            Ok(_) => Ok(features),
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENODEV | libc::EINVAL)) =>
+            {
+                Ok(0)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Adds a device and returns what the kernel made of the request: number, queues, depth, flags.
+    ///
+    /// # Errors
+    /// `EEXIST`: the number is taken. `ENOSPC`: no number is left. `EINVAL`: a contradiction in the flags.
+    pub fn add(&self, request: AddRequest) -> Result<DevInfo, Error> {
+        let dev_id = request.id.unwrap_or(u32::MAX);
+        let mut info = DevInfo {
+            nr_hw_queues: request.queues,
+            queue_depth: request.depth,
+            max_io_buf_bytes: request.max_io,
+            dev_id,
+            ublksrv_pid: -1,
+            flags: request.flags,
+            ..DevInfo::default()
+        };
+        self.send("ADD_DEV", uapi::UBLK_U_CMD_ADD_DEV, Some(dev_id), 0, Some(&mut info))?;
+        Ok(info)
+    }
+
+    /// Says what the device looks like; before it is started.
+    ///
+    /// Parameters that an older driver does not know (the memory alignment, before Linux 6.15) it leaves out in
+    /// silence; [`Control::params`] shows what it took.
+    ///
+    /// # Errors
+    /// The geometry is none that ublk can have, or the device is live (`EACCES`).
+    pub fn set_params(&self, id: u32, geometry: &Geometry) -> Result<(), Error> {
+        let mut params = params::from_geometry(geometry)?;
+        self.send("SET_PARAMS", uapi::UBLK_U_CMD_SET_PARAMS, Some(id), 0, Some(&mut params)).map(drop)
+    }
+
+    /// The device's parameters, with its device numbers.
+    ///
+    /// # Errors
+    /// There is no such device (`ENODEV`).
+    pub fn params(&self, id: u32) -> Result<Params, Error> {
+        let mut params = Params { len: size_of::<Params>() as u32, ..Params::default() };
+        self.send("GET_PARAMS", uapi::UBLK_U_CMD_GET_PARAMS, Some(id), 0, Some(&mut params))?;
+        Ok(params)
+    }
+
+    /// Makes the disk appear. Blocks until the server has fetched every tag; `pid` is the process that opened the char
+    /// device (its thread group).
+    ///
+    /// # Errors
+    /// `EEXIST`: it is started. `EINVAL`: `pid` is not the server. `EINTR`: the server died before.
+    pub fn start(&self, id: u32, pid: u32) -> Result<(), Error> {
+        self.command("START_DEV", uapi::UBLK_U_CMD_START_DEV, id, u64::from(pid))
+    }
+
+    /// Removes the disk, also one that is in use.
+    ///
+    /// # Errors
+    /// There is no such device (`ENODEV`).
+    pub fn stop(&self, id: u32) -> Result<(), Error> {
+        self.command("STOP_DEV", uapi::UBLK_U_CMD_STOP_DEV, id, 0)
+    }
+
+    /// Removes the disk unless somebody has it open: then `false`.
+    ///
+    /// # Errors
+    /// The driver is too old (`EOPNOTSUPP`, before [`uapi::UBLK_F_SAFE_STOP_DEV`]), or there is no such device.
+    pub fn try_stop(&self, id: u32) -> Result<bool, Error> {
+        match self.command("TRY_STOP_DEV", uapi::UBLK_U_CMD_TRY_STOP_DEV, id, 0) {
+            Ok(()) => Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Deletes the device and waits until its number is free, for which every descriptor of it must be closed.
+    ///
+    /// # Errors
+    /// There is no such device (`ENODEV`).
+    pub fn del(&self, id: u32) -> Result<(), Error> {
+        self.command("DEL_DEV", uapi::UBLK_U_CMD_DEL_DEV, id, 0)
+    }
+
+    /// Deletes the device without waiting. Before Linux 6.9 it waits.
+    ///
+    /// # Errors
+    /// There is no such device (`ENODEV`).
+    pub fn del_async(&self, id: u32) -> Result<(), Error> {
+        match self.command("DEL_DEV_ASYNC", uapi::UBLK_U_CMD_DEL_DEV_ASYNC, id, 0) {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => self.del(id),
+            other => other,
+        }
+    }
+
+    /// What the kernel knows of the device; `None` when there is none.
+    ///
+    /// # Errors
+    /// This user may not ask.
+    pub fn info(&self, id: u32) -> Result<Option<DevInfo>, Error> {
+        let mut info = DevInfo::default();
+        match self.send("GET_DEV_INFO", uapi::UBLK_U_CMD_GET_DEV_INFO, Some(id), 0, Some(&mut info)) {
+            Ok(_) => Ok(Some(info)),
+            // The driver answers ENODEV now and answered EINVAL once.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EINVAL)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Changes the length of a live device; `bytes` is cut to whole sectors.
+    ///
+    /// # Errors
+    /// The device was not added with [`uapi::UBLK_F_UPDATE_SIZE`] (`EOPNOTSUPP`), or there is none.
+    pub fn update_size(&self, id: u32, bytes: u64) -> Result<(), Error> {
+        self.command("UPDATE_SIZE", uapi::UBLK_U_CMD_UPDATE_SIZE, id, bytes / 512)
+    }
+
+    /// Parks a live device so that its server can be replaced; fails with `EBUSY` when no tag was idle in time, and
+    /// is then to be repeated. There is no way back but recovery.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` without [`uapi::UBLK_F_QUIESCE`], `EBUSY`, or there is no such device.
+    pub fn quiesce(&self, id: u32, timeout: Duration) -> Result<(), Error> {
+        let milliseconds = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        self.command("QUIESCE_DEV", uapi::UBLK_U_CMD_QUIESCE_DEV, id, milliseconds)
+    }
+
+    /// Begins to take a device over whose server is gone.
+    ///
+    /// # Errors
+    /// `EBUSY`: the old server's char device is not released yet, or the device is live.
+    pub fn start_recovery(&self, id: u32) -> Result<(), Error> {
+        self.command("START_USER_RECOVERY", uapi::UBLK_U_CMD_START_USER_RECOVERY, id, 0)
+    }
+
+    /// Completes the take-over. Blocks until the new server has fetched every tag; `pid` as in [`Control::start`].
+    ///
+    /// # Errors
+    /// `EINVAL`: `pid` is not the server. `EBUSY`: no take-over has begun.
+    pub fn end_recovery(&self, id: u32, pid: u32) -> Result<(), Error> {
+        self.command("END_USER_RECOVERY", uapi::UBLK_U_CMD_END_USER_RECOVERY, id, u64::from(pid))
+    }
+
+    /// A command about a device that has one inline argument and no buffer.
+    fn command(&self, name: &'static str, number: u32, id: u32, data: u64) -> Result<(), Error> {
+        self.send::<u64>(name, number, Some(id), data, None).map(drop)
+    }
+
+    fn send<T: Plain>(
+        &self,
+        name: &'static str,
+        number: u32,
+        id: Option<u32>,
+        data: u64,
+        buffer: Option<&mut T>,
+    ) -> Result<i32, Error> {
+        let command =
+            CtrlCmd { dev_id: id.unwrap_or(u32::MAX), queue_id: u16::MAX, data, ..CtrlCmd::default() };
+        let mut ring = self.ring()?;
+        let answer = ring.send(self.device.as_fd(), number, command, buffer);
+        self.give_back(ring);
+        // A number that the caller did not choose would only confuse.
+        let device = id.filter(|&id| id != u32::MAX);
+        answer.map_err(|source| Error::Command { command: name, device, source })
+    }
+
+    fn ring(&self) -> Result<ControlRing, Error> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        match idle {
+            Some(ring) => Ok(ring),
+            None => ControlRing::new().map_err(|source| Error::Unavailable {
+                kind: Kind::Ublk,
+                reason: format!("this process may not use io_uring: {source}"),
+                mend: Some("sysctl kernel.io_uring_disabled=0".to_owned()),
+            }),
+        }
+    }
+
+    fn give_back(&self, ring: ControlRing) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(ring);
+    }
+}
+
+/// Opens the control device; when that is not possible the answer says why, for `doctor`.
+fn open_control() -> Result<File, Error> {
+    let path = Path::new(CONTROL);
+    let open = || OpenOptions::new().read(true).write(true).open(path);
+    match open() {
+        Ok(device) => Ok(device),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::ENXIO)) => {
+            let Some(dev) = super::probe::misc_dev("ublk-control") else {
+                return Err(super::probe::unavailable());
+            };
+            node::ensure_char(path, dev)?;
+            open().map_err(Error::io("open", path))
+        }
+        Err(error) => Err(Error::io("open", path)(error)),
+    }
+}
+
+/// Opens `/dev/ublkcN`, whose node is made when it is missing. It can be opened once at a time: `EBUSY` otherwise.
+///
+/// # Errors
+/// There is no such device, its server has it open, or this user may not.
+pub fn open_char(id: u32) -> Result<OwnedFd, Error> {
+    let path = PathBuf::from(format!("/dev/ublkc{id}"));
+    let attribute = format!("/sys/class/ublk-char/ublkc{id}/dev");
+    let dev = sysfs::dev_at(Path::new(&attribute))
+        .ok_or_else(|| Error::io("open", &path)(io::Error::from_raw_os_error(libc::ENODEV)))?;
+    node::ensure_char(&path, dev)?;
+    let device = OpenOptions::new().read(true).write(true).open(&path);
+    device.map(OwnedFd::from).map_err(Error::io("open", path))
+}

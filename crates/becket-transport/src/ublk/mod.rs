@@ -2,8 +2,11 @@
 //! Knows nothing of image formats: it serves a map and the descriptors it was given.
 
 pub mod control;
+mod params;
+mod probe;
 mod queue;
 
+pub use probe::UblkTransport;
 pub use queue::{DataMode, MAX_IO_COPY, MAX_IO_ZERO_COPY, Setup, flags_for, serve};
 
 /// What can go wrong while a device's queues are set up.

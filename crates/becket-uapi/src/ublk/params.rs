@@ -102,7 +102,7 @@ pub struct ParamZoned {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ParamDmaAlign {
-    /// The alignment in bytes; a power of two.
+    /// The alignment in bytes, a power of two, minus 1: a mask below the page size.
     pub alignment: u32,
     /// Zero.
     pub pad: [u8; 4],

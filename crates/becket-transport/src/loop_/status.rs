@@ -1,0 +1,136 @@
+//! What the kernel knows of a loop device.
+//! It never holds a device open longer than one question: an open descriptor keeps a device that should go.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+use becket_uapi::{block, loop_ as uapi};
+
+use super::{name, open_device, path};
+use crate::{Error, sysfs};
+
+/// A bound loop device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LoopStatus {
+    /// The kernel's number of the device.
+    pub number: u32,
+    /// Its node.
+    pub path: PathBuf,
+    /// The backing file as the kernel names it (` (deleted)` at its end when it is); cut to 63 bytes without sysfs.
+    pub backing: PathBuf,
+    /// Device number of the backing file's file system.
+    pub dev: u64,
+    /// Inode number of the backing file.
+    pub ino: u64,
+    /// Device number of the backing block device; 0 for a file.
+    pub rdev: u64,
+    /// First byte of the backing file.
+    pub offset: u64,
+    /// Most bytes of the device; 0 for all there are.
+    pub size_limit: u64,
+    /// Length of the device in bytes.
+    pub size: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// The backing is read and written past the page cache.
+    pub direct_io: bool,
+    /// It is cleared when its last user closes it.
+    pub autoclear: bool,
+    /// It is scanned for partitions.
+    pub partitions: bool,
+    /// Logical block size in bytes.
+    pub block_size: u32,
+    /// Its disk sequence number; `None` before Linux 5.15.
+    pub diskseq: Option<u64>,
+}
+
+/// The numbers of all bound devices, ascending.
+pub fn numbers() -> Vec<u32> {
+    let Ok(entries) = fs::read_dir("/sys/block") else { return Vec::new() };
+    let mut numbers: Vec<u32> = entries
+        .flatten()
+        .filter(|entry| entry.path().join("loop").exists())
+        .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("loop")?.parse().ok())
+        .collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// What the kernel knows of device `number`; `None` when it is not bound or not there.
+///
+/// # Errors
+/// The device cannot be opened.
+pub fn status(number: u32) -> Result<Option<LoopStatus>, Error> {
+    let name = name(number);
+    // Without sysfs this is false for every device; then only the ioctl knows.
+    let sysfs_there = sysfs::directory(&name).exists();
+    if sysfs_there && !sysfs::directory(&name).join("loop").exists() {
+        return Ok(None);
+    }
+    let device = match open_device(number, false) {
+        Ok(device) => device,
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let device = device.as_fd();
+    let info = match uapi::get_status64(device) {
+        Ok(info) => info,
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => return Ok(None),
+        Err(error) => return Err(Error::io("ask for the state of", path(number))(error)),
+    };
+    let ask = || Error::io("ask for the geometry of", path(number));
+    Ok(Some(LoopStatus {
+        number,
+        path: path(number),
+        backing: backing_of(&name, &info),
+        dev: decode_dev(info.lo_device),
+        ino: info.lo_inode,
+        rdev: decode_dev(info.lo_rdevice),
+        offset: info.lo_offset,
+        size_limit: info.lo_sizelimit,
+        size: block::size64(device).map_err(ask())?,
+        read_only: info.lo_flags & uapi::LO_FLAGS_READ_ONLY != 0,
+        direct_io: does_direct_io(&name, &info),
+        autoclear: info.lo_flags & uapi::LO_FLAGS_AUTOCLEAR != 0,
+        partitions: info.lo_flags & uapi::LO_FLAGS_PARTSCAN != 0,
+        block_size: block::logical_block_size(device).map_err(ask())?,
+        diskseq: block::diskseq(device).ok(),
+    }))
+}
+
+/// Whether the driver really does direct I/O: it drops the wish silently. sysfs tells the truth on all kernels,
+/// the flag only on newer ones.
+pub(super) fn does_direct_io(name: &str, info: &uapi::LoopInfo64) -> bool {
+    sysfs::flag(name, "loop/dio").unwrap_or(info.lo_flags & uapi::LO_FLAGS_DIRECT_IO != 0)
+}
+
+fn backing_of(name: &str, info: &uapi::LoopInfo64) -> PathBuf {
+    let bytes = fs::read(sysfs::directory(name).join("loop/backing_file")).unwrap_or_default();
+    let bytes = match bytes.strip_suffix(b"\n") {
+        Some(line) if !line.is_empty() => line.to_vec(),
+        _ => info.lo_file_name.iter().copied().take_while(|&byte| byte != 0).collect(),
+    };
+    OsString::from_vec(bytes).into()
+}
+
+/// From the encoding that the kernel uses in `loop_info64`: 12 bits of major between the minor's halves.
+fn decode_dev(encoded: u64) -> u64 {
+    let major = (encoded >> 8) & 0xfff;
+    let minor = (encoded & 0xff) | ((encoded >> 12) & 0xf_ff00);
+    rustix::fs::makedev(major as u32, minor as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_numbers_are_decoded() {
+        assert_eq!(decode_dev(0x0801), rustix::fs::makedev(8, 1));
+        assert_eq!(decode_dev(0x103 << 8 | 0x05), rustix::fs::makedev(0x103, 5));
+        assert_eq!(decode_dev(0x1230_0745), rustix::fs::makedev(7, 0x12345));
+    }
+}

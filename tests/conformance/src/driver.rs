@@ -8,7 +8,6 @@ use std::process::Command;
 use anyhow::{Context, Result, anyhow};
 use clap::ValueEnum;
 use serde::Deserialize;
-use serde_json::Value;
 
 use crate::command;
 use crate::sysfs::Sysfs;
@@ -158,21 +157,15 @@ impl Driver for Becket {
     }
 }
 
-/// The devices in what a command printed: one object, several, or lists of them.
+/// The devices in what a command printed.
 fn devices_in(text: &str) -> Result<Vec<Info>> {
-    let mut devices = Vec::new();
-    for value in serde_json::Deserializer::from_str(text).into_iter::<Value>() {
-        let value = value.with_context(|| format!("not JSON: {text:?}"))?;
-        let objects = match value {
-            Value::Array(objects) => objects,
-            object => vec![object],
-        };
-        for object in objects {
-            let said = object.to_string();
-            devices.push(serde_json::from_value(object).with_context(|| format!("not a device: {said}"))?);
-        }
+    #[derive(Deserialize)]
+    struct Answer {
+        devices: Vec<Info>,
     }
-    Ok(devices)
+    let answer: Answer =
+        serde_json::from_str(text).with_context(|| format!("not a list of devices: {text:?}"))?;
+    Ok(answer.devices)
 }
 
 /// util-linux's `losetup`, from which the suite learns whether its own expectations are right.
@@ -277,14 +270,13 @@ mod tests {
         "physical_block_size": 4096, "image": "/a", "transport": "loop", "server_pid": null}"#;
 
     #[test]
-    fn devices_come_one_by_one_or_in_a_list() {
-        for text in [DEVICE.to_owned(), format!("[{DEVICE}]"), format!("{DEVICE}\n")] {
-            let devices = devices_in(&text).unwrap();
-            assert_eq!(devices.len(), 1);
-            assert_eq!(devices[0].device, Path::new("/dev/loop3"));
+    fn devices_are_read_and_nothing_is_guessed() {
+        let devices = devices_in(&format!("{{\"devices\": [{DEVICE}], \"errors\": []}}")).unwrap();
+        assert_eq!(devices.len(), 1);
+        assert_eq!(devices[0].device, Path::new("/dev/loop3"));
+        assert_eq!(devices_in(r#"{"devices": []}"#).unwrap().len(), 0);
+        for text in ["", "{}", "/dev/loop3", DEVICE, r#"{"devices": [{"device": "/dev/loop3"}]}"#] {
+            assert!(devices_in(text).is_err(), "{text}");
         }
-        assert_eq!(devices_in(&format!("{DEVICE}\n{DEVICE}")).unwrap().len(), 2);
-        assert!(devices_in("{}").is_err());
-        assert!(devices_in("/dev/loop3").is_err());
     }
 }

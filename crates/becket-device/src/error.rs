@@ -147,15 +147,8 @@ pub enum Error {
         image: PathBuf,
     },
     /// The transport failed.
-    #[error("{what}: {source}")]
-    Driver {
-        /// What was tried, with the device.
-        what: String,
-        /// The class of the failure.
-        kind: ErrorKind,
-        /// Why.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    #[error(transparent)]
+    Device(becket_transport::Error),
     /// It did not go in time.
     #[error("{}: still there after {} s", device.display(), seconds)]
     Timeout {
@@ -207,15 +200,6 @@ impl Error {
         move |source| Error::Io { what, path, source: source.into() }
     }
 
-    /// For `map_err` around a call of a transport.
-    pub(crate) fn driver<E>(what: impl Into<String>) -> impl FnOnce(E) -> Error
-    where
-        E: std::error::Error + Send + Sync + 'static,
-    {
-        let what = what.into();
-        move |source| Error::Driver { what, kind: ErrorKind::Io, source: Box::new(source) }
-    }
-
     /// The class of the error.
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -237,7 +221,15 @@ impl Error {
             Error::NoTransport { .. } | Error::Transport { .. } => ErrorKind::Unsupported,
             Error::Timeout { .. } => ErrorKind::Timeout,
             Error::Server { .. } | Error::Worker { .. } => ErrorKind::Server,
-            Error::Driver { kind, .. } | Error::Remote { kind, .. } => *kind,
+            Error::Device(error) => match error.kind() {
+                becket_transport::ErrorKind::Permission => ErrorKind::Permission,
+                becket_transport::ErrorKind::NotFound => ErrorKind::NotFound,
+                becket_transport::ErrorKind::InUse => ErrorKind::InUse,
+                becket_transport::ErrorKind::Unsupported => ErrorKind::Unsupported,
+                becket_transport::ErrorKind::TimedOut => ErrorKind::Timeout,
+                _ => ErrorKind::Io,
+            },
+            Error::Remote { kind, .. } => *kind,
             Error::Io { source, .. } => match source.kind() {
                 io::ErrorKind::PermissionDenied => ErrorKind::Permission,
                 _ => ErrorKind::Io,
@@ -277,11 +269,11 @@ impl Error {
             Error::Server { .. } => "start one in the foreground and look: becket serve",
             Error::Worker { .. } => "see the server's log, and `becket doctor`",
             Error::Remote { hint, .. } => return hint.clone(),
-            Error::Driver { kind: ErrorKind::Permission, .. } => "try again as root",
+            Error::Device(error) => return error.hint(),
             Error::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 "try again as root"
             }
-            Error::Driver { .. } | Error::Io { .. } => return None,
+            Error::Io { .. } => return None,
         };
         Some(hint.to_owned())
     }

@@ -5,30 +5,33 @@
 //! supervisor (`becket serve`), which the first attach starts, and served by its worker.
 #![forbid(unsafe_code)]
 
+mod attach;
+mod control;
+mod detach;
 mod error;
+mod kernel;
 mod links;
+mod list;
 mod log;
+mod planner;
 mod process;
 mod runtime;
 mod state;
 mod types;
 mod users;
 
-use std::path::Path;
-
 use std::os::fd::OwnedFd;
 
+pub use attach::{Lease, attach, attach_leased};
+pub use control::ServerStatus;
+pub use detach::{detach, refresh, server_status};
 pub use error::{Error, ErrorKind, User};
+pub use list::{find, list};
+pub use planner::{doctor, plan};
 pub use types::{
     AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, PartitionInfo, Partitions, Plan,
     TransportReport, Via,
 };
-
-/// Keeps a device: it goes when this is dropped or when its process dies.
-#[derive(Debug)]
-pub struct Lease {
-    _held: OwnedFd,
-}
 
 /// How the supervisor runs.
 #[derive(Debug, Default)]
@@ -42,38 +45,6 @@ pub struct ServeOptions {
 
 fn soon<T>() -> Result<T, Error> {
     Err(Error::Server { what: "is not built yet".to_owned(), log: None })
-}
-/// Attaches the image at a path.
-pub fn attach(_image: &Path, _options: &AttachOptions) -> Result<DeviceInfo, Error> {
-    soon()
-}
-/// Attaches the image at a path for as long as the lease lives.
-pub fn attach_leased(_image: &Path, _options: &AttachOptions) -> Result<(DeviceInfo, Lease), Error> {
-    soon()
-}
-/// Detaches the device named by its NAME, a path under /dev, or its image.
-pub fn detach(_target: &str, _options: &DetachOptions) -> Result<DeviceInfo, Error> {
-    soon()
-}
-/// All devices, sorted by name.
-pub fn list() -> Result<Vec<DeviceInfo>, Error> {
-    soon()
-}
-/// One device.
-pub fn find(_target: &str) -> Result<DeviceInfo, Error> {
-    soon()
-}
-/// Takes over a changed size of the backing file.
-pub fn refresh(_target: &str) -> Result<DeviceInfo, Error> {
-    soon()
-}
-/// What works here.
-pub fn doctor() -> Vec<TransportReport> {
-    Vec::new()
-}
-/// Picks the transport for an open image.
-pub fn plan(_opened: &becket_image::Opened, _options: &AttachOptions) -> Result<Plan, Error> {
-    soon()
 }
 /// The supervisor's main.
 pub fn serve(_options: ServeOptions) -> Result<(), Error> {

@@ -93,15 +93,7 @@ impl fmt::Display for Partitions {
     }
 }
 
-/// How bytes travel between kernel and server (ublk).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum DataMode {
-    /// Through buffers of the server.
-    Copy,
-    /// The kernel's pages themselves.
-    ZeroCopy,
-}
+pub use becket_transport::ublk::DataMode;
 
 /// How an image is to be attached. All sizes are bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

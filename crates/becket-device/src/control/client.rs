@@ -1,0 +1,209 @@
+//! The command's side: finds the supervisor, starts one when none runs, and calls it.
+//! It never waits for a server that does not come, and never sends descriptors to another user's.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use futures_lite::future::block_on;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use zlink::Call;
+use zlink::smol::unix::{Connection, Stream};
+
+use super::{Failure, INTERFACE, Message};
+use crate::runtime::Runtime;
+use crate::{Error, ErrorKind};
+
+/// How long a server may take from its start until it answers.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// A server may end while we connect, since its last device is gone; then another one is started.
+const ATTEMPTS: u32 = 5;
+
+/// Calls the supervisor, which is started when none runs.
+pub(crate) fn call<P, R>(runtime: &Runtime, method: &str, parameters: &P, fds: &[OwnedFd]) -> Result<R, Error>
+where
+    P: Serialize + std::fmt::Debug,
+    R: DeserializeOwned + std::fmt::Debug,
+{
+    for _ in 0..ATTEMPTS {
+        let stream = match connect(runtime)? {
+            Some(stream) => stream,
+            None => start(runtime)?,
+        };
+        if let Some(reply) = call_on(stream, method, parameters, fds)? {
+            return Ok(reply);
+        }
+    }
+    Err(Error::Server { what: "ends before it answers".to_owned(), log: last_words(runtime) })
+}
+
+/// Calls the supervisor when one runs.
+pub(crate) fn call_running<P, R>(runtime: &Runtime, method: &str, parameters: &P) -> Result<Option<R>, Error>
+where
+    P: Serialize + std::fmt::Debug,
+    R: DeserializeOwned + std::fmt::Debug,
+{
+    match connect(runtime)? {
+        Some(stream) => call_on(stream, method, parameters, &[]),
+        None => Ok(None),
+    }
+}
+
+/// `None` when no server listens.
+pub(crate) fn connect(runtime: &Runtime) -> Result<Option<UnixStream>, Error> {
+    let path = runtime.socket();
+    match UnixStream::connect(&path) {
+        Ok(stream) => {
+            check_peer(&stream).map_err(Error::io("talk to the server at", &path))?;
+            Ok(Some(stream))
+        }
+        Err(error) if gone(&error) => Ok(None),
+        Err(error) => Err(Error::io("connect to", &path)(error)),
+    }
+}
+
+/// Descriptors of images are for our own server only.
+fn check_peer(stream: &UnixStream) -> io::Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(stream)?.uid;
+    if peer == rustix::process::geteuid() || peer.is_root() {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is another user's"))
+}
+
+fn gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}
+
+/// `None` when the server ended without having taken the call.
+fn call_on<P, R>(
+    stream: UnixStream,
+    method: &str,
+    parameters: &P,
+    fds: &[OwnedFd],
+) -> Result<Option<R>, Error>
+where
+    P: Serialize + std::fmt::Debug,
+    R: DeserializeOwned + std::fmt::Debug,
+{
+    let broken =
+        |error: zlink::Error| Error::Server { what: format!("cannot be talked to: {error}"), log: None };
+    let copies: io::Result<Vec<OwnedFd>> = fds.iter().map(OwnedFd::try_clone).collect();
+    let copies = copies.map_err(Error::io("pass descriptors to", "the server".as_ref()))?;
+    let call = Call::new(Message { method: format!("{INTERFACE}.{method}"), parameters: Some(parameters) });
+    let answer = block_on(async {
+        let mut connection = Connection::new(Stream::try_from(stream)?);
+        connection.call_method::<_, R, Failure>(&call, copies).await
+    });
+    match answer {
+        Ok((Ok(reply), _)) => match reply.into_parameters() {
+            Some(parameters) => Ok(Some(parameters)),
+            None => Err(Error::Server { what: "answers without saying anything".to_owned(), log: None }),
+        },
+        Ok((Err(failure), _)) => Err(failure.into()),
+        Err(zlink::Error::UnexpectedEof | zlink::Error::SocketWrite) => Ok(None),
+        Err(zlink::Error::Io(error)) if hung_up(&error) => Ok(None),
+        Err(zlink::Error::VarlinkService(error)) => Err(Error::Remote {
+            kind: ErrorKind::Server,
+            message: format!("becket's server refuses the call: {error}"),
+            hint: Some(
+                "it may be of another version: end it with SIGTERM once its devices are detached".to_owned(),
+            ),
+        }),
+        Err(error) => Err(broken(error)),
+    }
+}
+
+fn hung_up(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
+/// Starts a supervisor and waits until it answers.
+fn start(runtime: &Runtime) -> Result<UnixStream, Error> {
+    let (ready, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+        .map_err(Error::io("make a pipe to", "the server".as_ref()))?;
+    let log = runtime.log();
+    let log_file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(&log)
+        .map_err(Error::io("open", &log))?;
+    let program = "/proc/self/exe";
+    let child = Command::new(program)
+        .arg0("becket")
+        .args(["serve", "--ready-fd", "1"])
+        .env(crate::runtime::DIR_VARIABLE, runtime.dir())
+        .env(crate::runtime::LINKS_VARIABLE, runtime.links())
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::from(theirs))
+        .stderr(Stdio::from(log_file))
+        .process_group(0)
+        .spawn()
+        .map_err(Error::io("start the server", program.as_ref()))?;
+    let ready = await_byte(File::from(ready));
+    reap(child);
+    match ready {
+        // Another server may have won the race and ended already; the caller then tries again.
+        Ok(true) => {}
+        Ok(false) => {
+            return Err(Error::Server { what: "did not start".to_owned(), log: last_words(runtime) });
+        }
+        Err(error) => return Err(Error::io("wait for", "the server".as_ref())(error)),
+    }
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(stream) = connect(runtime)? {
+            return Ok(stream);
+        }
+        if Instant::now() >= deadline {
+            return Err(Error::Server { what: "does not answer".to_owned(), log: last_words(runtime) });
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The server outlives most commands; one that lives longer must not leave it as a zombie.
+fn reap(mut child: Child) {
+    std::thread::spawn(move || {
+        // Its exit says nothing that its log does not.
+        let _ = child.wait();
+    });
+}
+
+/// Whether the one byte came before the writer went away.
+fn await_byte(mut pipe: File) -> io::Result<bool> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+        let mut fds = [PollFd::from_borrowed_fd(pipe.as_fd(), PollFlags::IN)];
+        match rustix::event::poll(&mut fds, Some(&timeout)) {
+            Ok(0) => return Ok(false),
+            Ok(_) => return Ok(pipe.read(&mut [0])? == 1),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The last lines of the server's log.
+fn last_words(runtime: &Runtime) -> Option<String> {
+    let mut file = File::open(runtime.log()).ok()?;
+    let len = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(len.saturating_sub(2048))).ok()?;
+    let mut text = Vec::new();
+    file.take(4096).read_to_end(&mut text).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().rev().take(3).collect();
+    let words = lines.into_iter().rev().map(str::trim).collect::<Vec<_>>().join("; ");
+    (!words.is_empty()).then_some(words)
+}

@@ -1,0 +1,265 @@
+//! The words between a command and the supervisor: varlink calls over a unix socket, with descriptors.
+//! It decides nothing; the interface itself is described in `org.becket.Becket1.varlink`.
+
+pub(crate) mod client;
+pub(crate) mod server;
+
+use std::path::PathBuf;
+
+use becket_image::{Facts, Map, Partition};
+use serde::{Deserialize, Serialize};
+
+use crate::{DataMode, DeviceInfo, Error, ErrorKind};
+
+pub(crate) const INTERFACE: &str = "org.becket.Becket1";
+pub(crate) const DESCRIPTION: &str = include_str!("org.becket.Becket1.varlink");
+
+/// A call as it is on the wire, with the parameters of one method.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Message<P> {
+    pub(crate) method: String,
+    #[serde(default = "Option::default", skip_serializing_if = "Option::is_none")]
+    pub(crate) parameters: Option<P>,
+}
+
+/// An image that its sender has opened; see the interface for the order of the descriptors.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Attach {
+    pub(crate) name: Option<String>,
+    pub(crate) image: PathBuf,
+    pub(crate) offset: u64,
+    pub(crate) size_limit: Option<u64>,
+    pub(crate) map: Map,
+    pub(crate) files: Vec<FileFacts>,
+    pub(crate) read_only: bool,
+    pub(crate) block_size: u32,
+    pub(crate) add_partitions: bool,
+    pub(crate) partitions: Vec<Partition>,
+    pub(crate) queues: Option<u16>,
+    pub(crate) depth: Option<u16>,
+    pub(crate) mode: Option<DataMode>,
+    pub(crate) autoclear: bool,
+    pub(crate) lease: bool,
+    pub(crate) reason: String,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// What is known of a backing, and whether it comes with a second descriptor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FileFacts {
+    pub(crate) facts: Facts,
+    pub(crate) direct: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Detach {
+    pub(crate) name: String,
+    pub(crate) lazy: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Refresh {
+    pub(crate) name: String,
+}
+
+/// For methods without parameters.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Nothing {}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct OneDevice {
+    pub(crate) device: DeviceInfo,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Devices {
+    pub(crate) devices: Vec<DeviceInfo>,
+}
+
+/// What a supervisor says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerStatus {
+    /// becket's version.
+    pub version: String,
+    /// The supervisor.
+    pub pid: u32,
+    /// Its worker, once a device needed one.
+    pub worker_pid: Option<u32>,
+    /// Number of devices it owns.
+    pub devices: u32,
+    /// It was told to end and does when its devices are gone.
+    pub stopping: bool,
+    /// Precautions that the environment did not allow.
+    pub notes: Vec<String>,
+}
+
+/// The interface's errors.
+#[derive(Debug, Clone, PartialEq, zlink::ReplyError)]
+#[zlink(interface = "org.becket.Becket1")]
+pub(crate) enum Failure {
+    Busy { device: String },
+    NameInUse { name: String, image: Option<String>, device: Option<String> },
+    Failed { kind: String, message: String, hint: Option<String> },
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let text = |path: PathBuf| path.to_string_lossy().into_owned();
+        match error {
+            Error::Busy { device, .. } => Failure::Busy { device: text(device) },
+            Error::NameInUse { name, image, device } => {
+                Failure::NameInUse { name, image: image.map(text), device: device.map(text) }
+            }
+            error => {
+                Failure::Failed { kind: word(error.kind()), message: error.to_string(), hint: error.hint() }
+            }
+        }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            // Users are for the client to find: it sees its own mount namespace, the supervisor does not.
+            Failure::Busy { device } => Error::Busy { device: device.into(), users: Vec::new() },
+            Failure::NameInUse { name, image, device } => {
+                Error::NameInUse { name, image: image.map(PathBuf::from), device: device.map(PathBuf::from) }
+            }
+            Failure::Failed { kind, message, hint } => Error::Remote { kind: kind_of(&kind), message, hint },
+        }
+    }
+}
+
+/// The word for a kind on the wire: serde's.
+fn word(kind: ErrorKind) -> String {
+    match serde_json::to_value(kind) {
+        Ok(serde_json::Value::String(word)) => word,
+        _ => "io".to_owned(),
+    }
+}
+
+/// A word of a newer server counts as its failure.
+fn kind_of(word: &str) -> ErrorKind {
+    serde_json::from_value(word.into()).unwrap_or(ErrorKind::Server)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::state::tests::device;
+
+    fn attach() -> Attach {
+        Attach {
+            name: Some("one".into()),
+            image: "/i.img".into(),
+            offset: 512,
+            size_limit: None,
+            map: Map::contiguous(0, 512, 1 << 40),
+            files: Vec::new(),
+            read_only: false,
+            block_size: 512,
+            add_partitions: true,
+            partitions: Vec::new(),
+            queues: Some(2),
+            depth: None,
+            mode: Some(DataMode::ZeroCopy),
+            autoclear: false,
+            lease: true,
+            reason: "why".into(),
+            warnings: vec!["w".into()],
+        }
+    }
+
+    fn status() -> ServerStatus {
+        ServerStatus {
+            version: "0".into(),
+            pid: 1,
+            worker_pid: None,
+            devices: 0,
+            stopping: false,
+            notes: Vec::new(),
+        }
+    }
+
+    fn keys(value: &impl Serialize) -> BTreeSet<String> {
+        serde_json::to_value(value).unwrap().as_object().unwrap().keys().cloned().collect()
+    }
+
+    #[test]
+    fn the_interface_says_what_is_sent() {
+        let interface = zlink::idl::Interface::try_from(DESCRIPTION).unwrap();
+        assert_eq!(interface.name().as_str(), INTERFACE);
+        let method = |name: &str| interface.methods().find(|method| method.name().as_str() == name).unwrap();
+        let inputs = |name: &str| -> BTreeSet<String> {
+            method(name).inputs().map(|field| field.name().as_str().to_owned()).collect()
+        };
+        let outputs = |name: &str| -> BTreeSet<String> {
+            method(name).outputs().map(|field| field.name().as_str().to_owned()).collect()
+        };
+        assert_eq!(inputs("Attach"), keys(&attach()));
+        assert_eq!(inputs("Detach"), keys(&Detach { name: String::new(), lazy: false }));
+        assert_eq!(inputs("Refresh"), keys(&Refresh { name: String::new() }));
+        assert_eq!(inputs("List"), keys(&Nothing {}));
+        assert_eq!(outputs("List"), keys(&Devices { devices: Vec::new() }));
+        assert_eq!(outputs("Status"), keys(&status()));
+        let one = keys(&OneDevice { device: device("one", 1).info });
+        for name in ["Attach", "Detach", "Refresh"] {
+            assert_eq!(outputs(name), one);
+        }
+        let type_of = |name: &str| -> BTreeSet<String> {
+            let found = interface.custom_types().find(|custom| custom.name().as_str() == name).unwrap();
+            found.as_object().unwrap().fields().map(|field| field.name().as_str().to_owned()).collect()
+        };
+        assert_eq!(type_of("Device"), keys(&device("one", 1).info));
+    }
+
+    #[test]
+    fn calls_come_back_as_they_were_sent() {
+        let attach = attach();
+        let text = serde_json::to_string(&attach).unwrap();
+        assert_eq!(serde_json::from_str::<Attach>(&text).unwrap(), attach);
+        assert!(serde_json::from_str::<Detach>(r#"{"name":"a","lazy":false,"force":true}"#).is_err());
+        assert!(serde_json::from_str::<Detach>(r#"{"name":"a"}"#).is_err());
+    }
+
+    #[test]
+    fn a_map_that_lies_is_refused() {
+        // Two extents that overlap; the image's own checks are behind the deserialiser.
+        let mut value = serde_json::to_value(attach()).unwrap();
+        let extents = serde_json::to_value([
+            becket_image::Extent { start: 0, len: 1024, place: becket_image::Place::Zero },
+            becket_image::Extent { start: 512, len: 512, place: becket_image::Place::Zero },
+        ])
+        .unwrap();
+        let map = value.get_mut("map").unwrap();
+        match map.get_mut("extents") {
+            Some(inside) => *inside = extents,
+            None => *map = extents,
+        }
+        assert!(serde_json::from_value::<Attach>(value).is_err());
+    }
+
+    #[test]
+    fn errors_keep_their_class_message_and_hint() {
+        let cases = [
+            Error::NoDevice { target: "x".into() },
+            Error::Busy { device: "/dev/ublkb0".into(), users: Vec::new() },
+            Error::NameInUse { name: "n".into(), image: Some("/i".into()), device: None },
+            Error::Worker { what: "died".into() },
+        ];
+        for error in cases {
+            let (kind, text, hint) = (error.kind(), error.to_string(), error.hint());
+            let wire = serde_json::to_string(&Failure::from(error)).unwrap();
+            let back = Error::from(serde_json::from_str::<Failure>(&wire).unwrap());
+            assert_eq!((back.kind(), back.to_string(), back.hint()), (kind, text, hint));
+        }
+        assert_eq!(kind_of("of a later version"), ErrorKind::Server);
+    }
+}

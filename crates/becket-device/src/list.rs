@@ -1,0 +1,200 @@
+//! Which devices there are: the records, each held against the kernel.
+//! It asks about the devices it has records of and about no others.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use becket_transport::{Kind, sysfs};
+
+use crate::attach::{forget, size_of};
+use crate::kernel::{Kernel, System};
+use crate::runtime::Runtime;
+use crate::state::{Device, Entry, Store};
+use crate::{DeviceInfo, DeviceState, Error, links, log, users};
+
+/// All devices, sorted by name. Records of devices that are gone are dropped on the way.
+///
+/// # Errors
+/// The records cannot be read.
+pub fn list() -> Result<Vec<DeviceInfo>, Error> {
+    let store = Store::open(Runtime::open()?)?;
+    Ok(devices(&store)?.into_iter().map(|device| device.info).collect())
+}
+
+/// The device that goes by a NAME, a path under /dev, or the path of its image.
+///
+/// # Errors
+/// There is none, or more than one.
+pub fn find(target: &str) -> Result<DeviceInfo, Error> {
+    let store = Store::open(Runtime::open()?)?;
+    Ok(resolve(&store, target)?.info)
+}
+
+/// The records that stand for devices, brought up to date.
+pub(crate) fn devices(store: &Store) -> Result<Vec<Device>, Error> {
+    let mut devices = Vec::new();
+    for (name, entry) in store.entries()? {
+        match entry {
+            Entry::Device(device) => devices.extend(current(store, &System, *device)),
+            Entry::Claim { claimant, .. } if claimant.alive() => {}
+            claim @ Entry::Claim { .. } => {
+                if let Err(error) = store.remove_claim(&name, &claim) {
+                    log::warn(format_args!("the name {name} stays claimed: {error}"));
+                }
+            }
+        }
+    }
+    Ok(devices)
+}
+
+/// A record as it stands now; `None` when its device is gone and it was dropped.
+fn current(store: &Store, kernel: &impl Kernel, mut device: Device) -> Option<Device> {
+    match judge(kernel, &device) {
+        Verdict::Gone => {
+            forget(store, &device);
+            None
+        }
+        Verdict::NotYet => None,
+        Verdict::There(state) => {
+            device.info.state = state;
+            if state != DeviceState::Lost
+                && let Some(size) = size_of(&disk_of(&device.info))
+            {
+                device.info.size = size;
+            }
+            Some(device)
+        }
+    }
+}
+
+/// What a record is worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// Its device is gone, or its number belongs to another one.
+    Gone,
+    /// Its server is about to start it.
+    NotYet,
+    /// It is there.
+    There(DeviceState),
+}
+
+/// Whether the device of a record still exists in any way, so that its name is taken.
+pub(crate) fn lives(kernel: &impl Kernel, device: &Device) -> bool {
+    judge(kernel, device) != Verdict::Gone
+}
+
+fn judge(kernel: &impl Kernel, device: &Device) -> Verdict {
+    match device.info.transport {
+        Kind::Loop => judge_loop(kernel, device),
+        Kind::Ublk => judge_ublk(kernel, device),
+        // No version of becket writes such records for this boot.
+        Kind::Dm | Kind::Fuse => Verdict::Gone,
+    }
+}
+
+fn judge_loop(kernel: &impl Kernel, device: &Device) -> Verdict {
+    let number = device.info.number;
+    let same = match (device.info.diskseq, kernel.diskseq(&disk_of(&device.info))) {
+        (Some(ours), Some(present)) => ours == present && kernel.loop_bound(number),
+        // Before Linux 5.15, or without sysfs: the same file on the same number is taken for the same use.
+        _ => kernel.loop_backing(number) == Some((device.image.dev, device.image.ino)),
+    };
+    if !same {
+        return Verdict::Gone;
+    }
+    let leaving = kernel.loop_autoclear(number) && !device.info.autoclear;
+    Verdict::There(if leaving { DeviceState::Detaching } else { DeviceState::Live })
+}
+
+fn judge_ublk(kernel: &impl Kernel, device: &Device) -> Verdict {
+    if !kernel.ublk(device.info.number) {
+        return Verdict::Gone;
+    }
+    let disk = disk_of(&device.info);
+    let alive = |process: Option<_>| process.is_some_and(|process| kernel.alive(process));
+    let (served, supervised) = (alive(device.worker), alive(device.server));
+    if device.starting {
+        return if supervised { Verdict::NotYet } else { Verdict::There(DeviceState::Lost) };
+    }
+    let same = match (device.info.diskseq, kernel.diskseq(&disk)) {
+        (Some(ours), Some(present)) => ours == present,
+        // Without a disk, a device of that number is left over from a server that died; whether it is the one
+        // we know is asked again, of the driver, before anything is done to it.
+        (_, None) => !kernel.disk(&disk),
+        (None, Some(_)) => true,
+    };
+    match (same, served, supervised) {
+        (false, ..) => Verdict::Gone,
+        (true, true, true) if !kernel.disk(&disk) => Verdict::There(DeviceState::Detaching),
+        (true, true, true) => Verdict::There(match device.info.state {
+            DeviceState::Detaching => DeviceState::Detaching,
+            _ => DeviceState::Live,
+        }),
+        (true, true, false) => Verdict::There(DeviceState::Orphaned),
+        (true, false, _) => Verdict::There(DeviceState::Lost),
+    }
+}
+
+/// The name of a device's disk in sysfs.
+pub(crate) fn disk_of(info: &DeviceInfo) -> String {
+    match info.transport {
+        Kind::Ublk => format!("ublkb{}", info.number),
+        kind => format!("{kind}{}", info.number),
+    }
+}
+
+/// The device of ours that has the image.
+pub(crate) fn holder_of(store: &Store, image: &Path) -> Result<Option<DeviceInfo>, Error> {
+    let id = fs::metadata(image).map_err(Error::io("look at", image))?;
+    let same = |device: &Device| (device.image.dev, device.image.ino) == (id.dev(), id.ino());
+    Ok(devices(store)?.into_iter().find(same).map(|device| device.info))
+}
+
+/// Finds a device by what a person calls it.
+pub(crate) fn resolve(store: &Store, target: &str) -> Result<Device, Error> {
+    let devices = devices(store)?;
+    // A name is never a path, and a name that is also a file here means the name.
+    if let Some(at) = devices.iter().position(|device| device.info.name == target) {
+        return devices.into_iter().nth(at).ok_or_else(|| nothing(target));
+    }
+    let path = Path::new(target);
+    let number = users::number_of(path);
+    let is_node = |device: &Device| {
+        let node = number.is_some() && sysfs_number(&disk_of(&device.info)) == number;
+        // The node of a lost device may be gone; its paths still name it.
+        node || device.info.device == path || links::path(store.runtime(), &device.info.name) == path
+    };
+    let found: Vec<Device> = devices.iter().filter(|device| is_node(device)).cloned().collect();
+    if !found.is_empty() {
+        return one(found, target);
+    }
+    let id = fs::metadata(path).ok();
+    let real = fs::canonicalize(path).ok();
+    let is_image = |device: &Device| {
+        id.as_ref().is_some_and(|id| (device.image.dev, device.image.ino) == (id.dev(), id.ino()))
+            // An image that was removed or replaced under its device is still known by its path.
+            || real.as_deref().unwrap_or(path) == device.info.image
+    };
+    one(devices.into_iter().filter(is_image).collect(), target)
+}
+
+fn one(mut found: Vec<Device>, target: &str) -> Result<Device, Error> {
+    if found.len() > 1 {
+        let names = found.into_iter().map(|device| device.info.name).collect();
+        return Err(Error::Ambiguous { target: target.to_owned(), names });
+    }
+    found.pop().ok_or_else(|| nothing(target))
+}
+
+fn nothing(target: &str) -> Error {
+    Error::NoDevice { target: target.to_owned() }
+}
+
+fn sysfs_number(disk: &str) -> Option<String> {
+    sysfs::text(disk, "dev")
+}
+
+#[cfg(test)]
+#[path = "list_tests.rs"]
+mod tests;

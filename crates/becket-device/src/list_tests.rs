@@ -1,0 +1,107 @@
+use super::*;
+use crate::process::ProcessId;
+use crate::state::tests::device;
+
+/// A kernel with at most one loop and one ublk device.
+#[derive(Default)]
+struct Double {
+    diskseq: Option<u64>,
+    bound: bool,
+    backing: Option<(u64, u64)>,
+    autoclear: bool,
+    disk: bool,
+    ublk: bool,
+    alive: Vec<u32>,
+}
+
+impl Kernel for Double {
+    fn diskseq(&self, _: &str) -> Option<u64> {
+        self.diskseq
+    }
+    fn loop_bound(&self, _: u32) -> bool {
+        self.bound
+    }
+    fn loop_backing(&self, _: u32) -> Option<(u64, u64)> {
+        self.backing
+    }
+    fn loop_autoclear(&self, _: u32) -> bool {
+        self.autoclear
+    }
+    fn disk(&self, _: &str) -> bool {
+        self.disk
+    }
+    fn ublk(&self, _: u32) -> bool {
+        self.ublk
+    }
+    fn alive(&self, process: ProcessId) -> bool {
+        self.alive.contains(&process.pid)
+    }
+}
+
+const LIVE: Verdict = Verdict::There(DeviceState::Live);
+const LOST: Verdict = Verdict::There(DeviceState::Lost);
+const ORPHANED: Verdict = Verdict::There(DeviceState::Orphaned);
+const DETACHING: Verdict = Verdict::There(DeviceState::Detaching);
+
+#[test]
+fn a_loop_record_holds_as_long_as_the_same_use_of_the_number() {
+    let ours = device("one", 3);
+    let bound = || Double { diskseq: Some(7), bound: true, ..Double::default() };
+    assert_eq!(judge(&bound(), &ours), LIVE);
+    assert_eq!(judge(&Double { bound: false, ..bound() }, &ours), Verdict::Gone);
+    assert_eq!(judge(&Double { diskseq: Some(8), ..bound() }, &ours), Verdict::Gone, "another's use");
+    assert_eq!(judge(&Double { autoclear: true, ..bound() }, &ours), DETACHING);
+    let mut leased = ours.clone();
+    leased.info.autoclear = true;
+    assert_eq!(judge(&Double { autoclear: true, ..bound() }, &leased), LIVE);
+}
+
+#[test]
+fn without_sequence_numbers_the_backing_decides() {
+    let mut ours = device("one", 3);
+    ours.info.diskseq = None;
+    assert_eq!(judge(&Double { backing: Some((1, 2)), ..Double::default() }, &ours), LIVE);
+    assert_eq!(judge(&Double { backing: Some((1, 3)), ..Double::default() }, &ours), Verdict::Gone);
+    assert_eq!(judge(&Double::default(), &ours), Verdict::Gone);
+}
+
+fn ublk() -> Device {
+    let mut device = device("u", 5);
+    device.info.transport = Kind::Ublk;
+    device.server = Some(ProcessId { pid: 10, start: 1 });
+    device.worker = Some(ProcessId { pid: 11, start: 1 });
+    device
+}
+
+#[test]
+fn a_ublk_record_tells_who_died() {
+    let ours = ublk();
+    let there = |alive: &[u32]| Double {
+        diskseq: Some(7),
+        disk: true,
+        ublk: true,
+        alive: alive.to_vec(),
+        ..Double::default()
+    };
+    assert_eq!(judge(&there(&[10, 11]), &ours), LIVE);
+    assert_eq!(judge(&there(&[11]), &ours), ORPHANED);
+    assert_eq!(judge(&there(&[10]), &ours), LOST);
+    assert_eq!(judge(&there(&[]), &ours), LOST);
+    // The disk goes with the worker; the number stays until it is deleted.
+    let bare = |alive: &[u32]| Double { disk: false, diskseq: None, ..there(alive) };
+    assert_eq!(judge(&bare(&[]), &ours), LOST);
+    assert_eq!(judge(&bare(&[10, 11]), &ours), DETACHING);
+    assert_eq!(judge(&Double { ublk: false, ..there(&[10, 11]) }, &ours), Verdict::Gone);
+    assert_eq!(judge(&Double { diskseq: Some(8), ..there(&[10, 11]) }, &ours), Verdict::Gone);
+}
+
+#[test]
+fn a_device_that_was_never_started_is_hidden_or_lost() {
+    let mut ours = ublk();
+    ours.starting = true;
+    ours.info.diskseq = None;
+    let added = |alive: &[u32]| Double { ublk: true, alive: alive.to_vec(), ..Double::default() };
+    assert_eq!(judge(&added(&[10]), &ours), Verdict::NotYet);
+    assert_eq!(judge(&added(&[11]), &ours), LOST);
+    assert_eq!(judge(&Double::default(), &ours), Verdict::Gone);
+}

@@ -1,0 +1,261 @@
+//! Picks the transport for an image, and says why that one and why not the others.
+//! It attaches nothing and knows no transport by more than its probe and its answer to one image.
+
+use std::path::Path;
+
+use becket_image::Opened;
+use becket_transport::loop_::LoopTransport;
+use becket_transport::ublk::UblkTransport;
+use becket_transport::{Kind, Transport};
+
+use crate::{AttachOptions, Error, Plan, TransportReport, Via};
+
+/// The transports that are built, the preferred ones first.
+const TRANSPORTS: [&dyn Transport; 2] = [&UblkTransport, &LoopTransport];
+
+/// Picks the transport for an open image.
+///
+/// # Errors
+/// None of them can take it, or the one insisted on cannot; with the reasons and what would mend it.
+pub fn plan(opened: &Opened, options: &AttachOptions) -> Result<Plan, Error> {
+    pick(&TRANSPORTS, opened, options, false)
+}
+
+/// The same for a device that its caller keeps open (a lease).
+pub(crate) fn plan_for(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Plan, Error> {
+    pick(&TRANSPORTS, opened, options, leased)
+}
+
+/// Which transports work on this machine, the preferred ones first.
+pub fn doctor() -> Vec<TransportReport> {
+    TRANSPORTS
+        .iter()
+        .map(|transport| TransportReport { kind: transport.kind(), probe: transport.probe() })
+        .collect()
+}
+
+fn pick(
+    transports: &[&dyn Transport],
+    opened: &Opened,
+    options: &AttachOptions,
+    leased: bool,
+) -> Result<Plan, Error> {
+    match options.via.kind() {
+        Some(kind) => insist(transports, kind, opened, options, leased),
+        None => prefer(transports, opened, options, leased),
+    }
+}
+
+fn prefer(
+    transports: &[&dyn Transport],
+    opened: &Opened,
+    options: &AttachOptions,
+    leased: bool,
+) -> Result<Plan, Error> {
+    let mut rejected = Vec::new();
+    let mut first_mend = None;
+    for transport in transports {
+        match judge(*transport, opened, options, leased) {
+            Ok(reason) => {
+                let kind = transport.kind();
+                let reason = if rejected.is_empty() { format!("the first choice: {reason}") } else { reason };
+                return Ok(Plan { kind, reason, rejected });
+            }
+            Err(No { reason, mend }) => {
+                first_mend = first_mend.or(mend);
+                rejected.push((transport.kind(), reason));
+            }
+        }
+    }
+    Err(Error::NoTransport { image: opened.path.clone(), rejected, mend: first_mend })
+}
+
+fn insist(
+    transports: &[&dyn Transport],
+    kind: Kind,
+    opened: &Opened,
+    options: &AttachOptions,
+    leased: bool,
+) -> Result<Plan, Error> {
+    let image = opened.path.clone();
+    let Some(transport) = transports.iter().find(|transport| transport.kind() == kind) else {
+        let reason = "it is not in this version of becket".to_owned();
+        return Err(Error::Transport { image, kind, reason, mend: None });
+    };
+    match judge(*transport, opened, options, leased) {
+        Ok(_) => Ok(Plan { kind, reason: format!("--via {kind}"), rejected: Vec::new() }),
+        Err(No { reason, mend }) => Err(Error::Transport { image, kind, reason, mend }),
+    }
+}
+
+/// Why a transport is not taken.
+struct No {
+    reason: String,
+    mend: Option<String>,
+}
+
+fn judge(
+    transport: &dyn Transport,
+    opened: &Opened,
+    options: &AttachOptions,
+    leased: bool,
+) -> Result<String, No> {
+    // The cheap questions come first: the image and the options are known, the machine must be asked.
+    transport.fits(opened).map_err(|reason| No { reason, mend: None })?;
+    suits(transport.kind(), options, leased)?;
+    let probe = transport.probe();
+    if probe.works { Ok(probe.reason) } else { Err(No { reason: probe.reason, mend: probe.mend }) }
+}
+
+/// What the options ask of a transport beyond the image.
+fn suits(kind: Kind, options: &AttachOptions, leased: bool) -> Result<(), No> {
+    let no = |reason: &str, mend: &str| {
+        Err(No { reason: reason.to_owned(), mend: Some(mend.to_owned()).filter(|mend| !mend.is_empty()) })
+    };
+    if kind != Kind::Loop {
+        return Ok(());
+    }
+    // The kernel clears such a device at its last close, and the first last close is the attaching command's own.
+    if options.autoclear && !leased {
+        return no(
+            "the kernel's loop driver would clear an autoclear device as soon as this command ends",
+            "use `becket run` or `becket mount`, which hold the device until it has a user",
+        );
+    }
+    if options.queues.is_some() || options.depth.is_some() || options.mode.is_some() {
+        let wish = if options.via == Via::Auto { "" } else { "leave --queues, --depth and the mode away" };
+        return no("the kernel's loop driver has no queues, depth or mode to choose", wish);
+    }
+    Ok(())
+}
+
+/// One line for each choice that was made, for `-v`.
+impl Plan {
+    /// What was taken and why, then the others and why not.
+    pub fn explain(&self, image: &Path) -> Vec<String> {
+        let taken = format!("{}: {}: {}", image.display(), self.kind, self.reason);
+        let others =
+            self.rejected.iter().map(|(kind, reason)| format!("{}: not {kind}: {reason}", image.display()));
+        std::iter::once(taken).chain(others).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use becket_image::{Identity, Map};
+    use becket_transport::Probe;
+
+    use super::*;
+    use crate::{DataMode, ErrorKind};
+
+    /// A transport as the planner sees it.
+    struct Double {
+        kind: Kind,
+        works: bool,
+        fits: bool,
+    }
+
+    impl Transport for Double {
+        fn kind(&self) -> Kind {
+            self.kind
+        }
+        fn probe(&self) -> Probe {
+            assert!(self.fits, "a machine need not be asked about an image that does not fit");
+            Probe {
+                works: self.works,
+                reason: if self.works { "the driver is there".into() } else { "no driver".into() },
+                mend: (!self.works).then(|| format!("modprobe {}", self.kind)),
+                details: Vec::new(),
+            }
+        }
+        fn fits(&self, _: &Opened) -> Result<(), String> {
+            if self.fits { Ok(()) } else { Err("two extents".to_owned()) }
+        }
+    }
+
+    fn opened() -> Opened {
+        Opened {
+            path: "/i.img".into(),
+            map: Map::contiguous(0, 0, 4096),
+            files: Vec::new(),
+            read_only: false,
+            read_only_reason: None,
+            block_size: 512,
+            identity: Identity { dev: 1, ino: 1 },
+            partitions: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    fn try_with(
+        (ublk_works, ublk_fits): (bool, bool),
+        (loop_works, loop_fits): (bool, bool),
+        options: &AttachOptions,
+        leased: bool,
+    ) -> Result<Plan, Error> {
+        let ublk = Double { kind: Kind::Ublk, works: ublk_works, fits: ublk_fits };
+        let loop_ = Double { kind: Kind::Loop, works: loop_works, fits: loop_fits };
+        pick(&[&ublk, &loop_], &opened(), options, leased)
+    }
+
+    const YES: (bool, bool) = (true, true);
+    const NO_DRIVER: (bool, bool) = (false, true);
+    const NO_FIT: (bool, bool) = (true, false);
+
+    #[test]
+    fn the_first_that_works_and_fits_is_taken() {
+        let auto = AttachOptions::default();
+        let plan = try_with(YES, YES, &auto, false).unwrap();
+        assert_eq!((plan.kind, plan.rejected), (Kind::Ublk, vec![]));
+
+        let plan = try_with(NO_DRIVER, YES, &auto, false).unwrap();
+        assert_eq!(plan.kind, Kind::Loop);
+        assert_eq!(plan.rejected, [(Kind::Ublk, "no driver".to_owned())]);
+        let lines = plan.explain(Path::new("/i.img"));
+        assert!(
+            lines[0].contains("loop: the driver is there") && lines[1].contains("not ublk: no driver"),
+            "{lines:?}"
+        );
+
+        let plan = try_with(NO_FIT, YES, &auto, false).unwrap();
+        assert_eq!(plan.rejected, [(Kind::Ublk, "two extents".to_owned())]);
+    }
+
+    #[test]
+    fn when_none_is_left_all_reasons_and_the_first_mend_are_given() {
+        let error = try_with(NO_DRIVER, NO_FIT, &AttachOptions::default(), false).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let text = error.to_string();
+        assert!(text.contains("ublk: no driver") && text.contains("loop: two extents"), "{text}");
+        assert_eq!(error.hint().as_deref(), Some("modprobe ublk"));
+    }
+
+    #[test]
+    fn insisting_never_falls_back() {
+        let via = |via| AttachOptions { via, ..AttachOptions::default() };
+        let error = try_with(NO_DRIVER, YES, &via(Via::Ublk), false).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("no driver"), "{error}");
+        assert_eq!(error.hint().as_deref(), Some("modprobe ublk"));
+        assert_eq!(try_with(YES, YES, &via(Via::Loop), false).unwrap().kind, Kind::Loop);
+        let error = try_with(YES, YES, &via(Via::Dm), false).unwrap_err();
+        assert!(error.to_string().contains("not in this version"), "{error}");
+    }
+
+    #[test]
+    fn options_that_loop_cannot_keep_rule_it_out() {
+        let clear = AttachOptions { autoclear: true, ..AttachOptions::default() };
+        assert!(try_with(NO_DRIVER, YES, &clear, false).is_err());
+        assert_eq!(try_with(NO_DRIVER, YES, &clear, true).unwrap().kind, Kind::Loop);
+        assert_eq!(try_with(YES, YES, &clear, false).unwrap().kind, Kind::Ublk);
+
+        for options in [
+            AttachOptions { queues: Some(2), ..AttachOptions::default() },
+            AttachOptions { depth: Some(2), ..AttachOptions::default() },
+            AttachOptions { mode: Some(DataMode::Copy), ..AttachOptions::default() },
+        ] {
+            let error = try_with(NO_DRIVER, YES, &options, false).unwrap_err();
+            assert!(error.to_string().contains("no queues, depth or mode"), "{error}");
+        }
+    }
+}

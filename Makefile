@@ -12,7 +12,7 @@ TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 .PHONY: build test demo install fmt setup cargo
 
 cargo:
-	@test -n "$(CARGO)" || { echo "make: cargo is not installed; rustup (https://rustup.rs) or a Rust of Debian's backports brings it (1.88 or later)" >&2; exit 1; }
+	@test -n "$(CARGO)" || { echo "make: cargo is not installed; rustup or a Rust of Debian's backports brings it (1.88 or later)" >&2; exit 1; }
 
 build: cargo  ## the optimised command, target/release/becket
 	$(CARGO) build --release --locked -p becket

@@ -1,1 +1,424 @@
-//! Placeholder.
+//! The loop transport on the kernel's own devices, as root. Every test leaves nothing attached.
+
+use std::fs;
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::Path;
+use std::time::Duration;
+
+use becket_image::{DirectIo, OpenOptions};
+use becket_testkit as testkit;
+use becket_uapi::lock;
+
+use super::*;
+use crate::ErrorKind;
+
+const MIB: u64 = 1 << 20;
+const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
+
+fn open_options() -> OpenOptions {
+    OpenOptions {
+        read_only: false,
+        direct_io: DirectIo::Auto,
+        offset: 0,
+        size_limit: None,
+        block_size: None,
+        shared: false,
+        partitions: false,
+    }
+}
+
+/// A scratch image and what is attached of it; detached at the end, also of a test that fails.
+struct Case {
+    directory: tempfile::TempDir,
+    devices: Vec<LoopDevice>,
+}
+
+impl Case {
+    /// With `image` of so many bytes, random ones.
+    fn new(bytes: u64) -> Case {
+        let directory = tempfile::tempdir().unwrap();
+        testkit::image::random(&directory.path().join("image"), bytes, bytes);
+        Case { directory, devices: Vec::new() }
+    }
+
+    fn image(&self) -> PathBuf {
+        self.directory.path().join("image")
+    }
+
+    fn open(&self, options: &OpenOptions) -> Opened {
+        becket_image::open(&self.image(), options).unwrap()
+    }
+
+    /// Attaches; the image's descriptors are closed again, as a command's are when it ends.
+    fn attach(&mut self, open: &OpenOptions, options: &LoopOptions) -> &LoopDevice {
+        let device = attach(&self.open(open), options).unwrap();
+        self.devices.push(device);
+        self.devices.last().unwrap()
+    }
+
+    fn status(&self) -> LoopStatus {
+        status(self.devices[0].number).unwrap().unwrap()
+    }
+
+    /// Detaches the only device and returns what became of it.
+    fn detach(&mut self) -> Cleared {
+        let LoopDevice { number, diskseq, fd, .. } = self.devices.pop().unwrap();
+        drop(fd);
+        detach(number, Some(diskseq), PATIENCE).unwrap()
+    }
+}
+
+impl Drop for Case {
+    fn drop(&mut self) {
+        for LoopDevice { number, diskseq, fd, .. } in self.devices.drain(..) {
+            drop(fd);
+            let _ = detach(number, Some(diskseq), PATIENCE);
+        }
+    }
+}
+
+/// The device's bytes, past its page cache.
+fn read_device(path: &Path) -> Vec<u8> {
+    let mut device = fs::File::open(path).unwrap();
+    becket_uapi::block::flush_buffers(device.as_fd()).unwrap();
+    let mut bytes = Vec::new();
+    device.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn a_whole_image_is_attached_and_goes() {
+    if !testkit::require_loop("loop_whole") {
+        return;
+    }
+    let mut case = Case::new(8 * MIB);
+    let image = fs::metadata(case.image()).unwrap();
+    let device = case.attach(&open_options(), &LoopOptions::default());
+    let (number, path, diskseq, direct) =
+        (device.number, device.path.clone(), device.diskseq, device.direct_io);
+    assert_eq!(read_device(&path), fs::read(case.image()).unwrap());
+
+    let status = case.status();
+    assert_eq!((status.size, status.offset, status.size_limit), (8 * MIB, 0, 0));
+    assert_eq!((status.block_size, status.read_only, status.autoclear), (512, false, false));
+    assert_eq!((status.dev, status.ino), (image.dev(), image.ino()));
+    assert_eq!(status.backing, case.image());
+    assert_eq!((status.diskseq, status.direct_io), (Some(diskseq), direct));
+    assert!(numbers().contains(&number));
+
+    assert_eq!(case.detach(), Cleared::Gone);
+    assert_eq!(super::status(number).unwrap(), None);
+    assert!(!numbers().contains(&number) || node::diskseq(&name(number)) != Some(diskseq));
+}
+
+#[test]
+fn an_offset_and_a_limit_hide_what_is_outside() {
+    if !testkit::require_loop("loop_offset") {
+        return;
+    }
+    let mut case = Case::new(4 * MIB);
+    let before = fs::read(case.image()).unwrap();
+    let open = OpenOptions { offset: 1536, size_limit: Some(MIB), ..open_options() };
+    let path = case.attach(&open, &LoopOptions::default()).path.clone();
+    assert_eq!(read_device(&path), before[1536..][..MIB as usize]);
+    assert_eq!((case.status().offset, case.status().size_limit), (1536, MIB));
+
+    let mut device = fs::File::options().write(true).open(&path).unwrap();
+    device.write_all(&vec![0xa5; MIB as usize]).unwrap();
+    assert!(device.write_all(&[0; 512]).is_err(), "there is an end");
+    device.sync_all().unwrap();
+    drop(device);
+    assert_eq!(case.detach(), Cleared::Gone);
+    let after = fs::read(case.image()).unwrap();
+    assert!(after[..1536] == before[..1536], "bytes before the offset changed");
+    assert!(after[1536..][..MIB as usize].iter().all(|&byte| byte == 0xa5));
+    assert!(after[1536 + MIB as usize..] == before[1536 + MIB as usize..], "bytes after the limit changed");
+}
+
+#[test]
+fn an_image_that_grew_is_taken_over_unless_its_length_was_chosen() {
+    if !testkit::require_loop("loop_refresh") {
+        return;
+    }
+    for (fixed_size, expected) in [(false, 3 * MIB), (true, 2 * MIB)] {
+        let mut case = Case::new(2 * MIB);
+        let options = LoopOptions { fixed_size, ..LoopOptions::default() };
+        let number = case.attach(&open_options(), &options).number;
+        fs::File::options().write(true).open(case.image()).unwrap().set_len(3 * MIB).unwrap();
+        assert_eq!(refresh(number).unwrap(), expected, "fixed_size: {fixed_size}");
+        assert_eq!(case.status().size, expected);
+    }
+}
+
+#[test]
+fn a_tail_that_fills_no_block_is_not_offered() {
+    if !testkit::require_loop("loop_tail") {
+        return;
+    }
+    let mut case = Case::new(MIB + 1536);
+    let open = OpenOptions { block_size: Some(4096), ..open_options() };
+    case.attach(&open, &LoopOptions::default());
+    let status = case.status();
+    assert_eq!((status.size, status.block_size, status.size_limit), (MIB, 4096, MIB));
+}
+
+#[test]
+fn a_read_only_device_refuses_writes() {
+    if !testkit::require_loop("loop_read_only") {
+        return;
+    }
+    let mut case = Case::new(MIB);
+    let before = fs::read(case.image()).unwrap();
+    let open = OpenOptions { read_only: true, ..open_options() };
+    let path = case.attach(&open, &LoopOptions::default()).path.clone();
+    assert!(case.status().read_only);
+    let mut device = fs::File::options().write(true).open(&path).unwrap();
+    let written = device.write_all(&[1; 512]).and_then(|()| device.sync_all());
+    assert_eq!(written.map_err(|error| error.raw_os_error()), Err(Some(libc::EPERM)));
+    drop(device);
+    case.detach();
+    assert!(fs::read(case.image()).unwrap() == before);
+}
+
+#[test]
+fn direct_io_is_what_the_driver_says_it_is() {
+    if !testkit::require_loop("loop_direct_io") {
+        return;
+    }
+    let mut case = Case::new(8 * MIB);
+    let opened = case.open(&open_options());
+    let possible = opened.files[0].facts.direct;
+    drop(opened);
+
+    let off = LoopOptions { direct_io: DirectIo::Off, ..LoopOptions::default() };
+    assert!(!case.attach(&OpenOptions { direct_io: DirectIo::Off, ..open_options() }, &off).direct_io);
+    assert!(!case.status().direct_io);
+    case.detach();
+
+    let device = case.attach(&open_options(), &LoopOptions::default());
+    let (direct, warnings) = (device.direct_io, device.warnings.clone());
+    assert_eq!(case.status().direct_io, direct);
+    match possible {
+        Some(align) if align.offset <= 512 => assert!(direct, "{warnings:?}"),
+        Some(_) => assert!(!direct && warnings.len() == 1, "a silent fallback"),
+        None => assert!(!direct && warnings.is_empty(), "nothing was asked for"),
+    }
+}
+
+/// An offset that no direct I/O can have: the driver accepts the flag and drops it.
+#[test]
+fn a_silent_refusal_of_direct_io_is_found_out() {
+    if !testkit::require_loop("loop_direct_io_refused") {
+        return;
+    }
+    let mut case = Case::new(8 * MIB);
+    let at = OpenOptions { offset: 100, ..open_options() };
+    let auto = attach(&case.open(&at), &LoopOptions::default()).unwrap();
+    let (direct, warned) = (auto.direct_io, auto.warnings.len());
+    case.devices.push(auto);
+    assert!(!direct);
+    assert!(warned <= 1);
+    case.detach();
+
+    let demanded = LoopOptions { direct_io: DirectIo::On, ..LoopOptions::default() };
+    let error = attach(&case.open(&at), &demanded).unwrap_err();
+    assert!(matches!(error, Error::NoDirectIo { .. }), "{error}");
+    assert!(error.hint().is_some());
+    let image = case.image();
+    let left = |number| super::status(number).unwrap().is_some_and(|status| status.backing == image);
+    assert!(!numbers().into_iter().any(left), "the refused device is still attached");
+}
+
+#[test]
+fn an_autoclear_device_goes_with_its_last_descriptor() {
+    if !testkit::require_loop("loop_autoclear") {
+        return;
+    }
+    let mut case = Case::new(MIB);
+    let options = LoopOptions { autoclear: true, ..LoopOptions::default() };
+    let (number, diskseq) = {
+        let device = case.attach(&open_options(), &options);
+        (device.number, device.diskseq)
+    };
+    assert!(case.status().autoclear);
+    drop(case.devices.pop());
+    let gone = testkit::wait_until(Duration::from_secs(5), || {
+        node::diskseq(&name(number)) != Some(diskseq) || !numbers().contains(&number)
+    });
+    assert!(gone, "{} is still there", name(number));
+    assert_eq!(detach(number, Some(diskseq), None).ok(), Some(Cleared::Gone));
+}
+
+#[test]
+fn a_device_in_use_goes_when_it_is_closed() {
+    if !testkit::require_loop("loop_in_use") {
+        return;
+    }
+    let mut case = Case::new(MIB);
+    let device = case.attach(&open_options(), &LoopOptions::default());
+    let (number, diskseq) = (device.number, device.diskseq);
+    assert_eq!(detach(number, Some(diskseq), Some(Duration::from_millis(50))).unwrap(), Cleared::WhenUnused);
+    assert_eq!(read_device(&path(number)).len() as u64, MIB, "its users keep it");
+    assert_eq!(case.detach(), Cleared::Gone);
+}
+
+#[test]
+fn the_locks_live_as_long_as_the_device() {
+    if !testkit::require_loop("loop_locks") {
+        return;
+    }
+    let mut case = Case::new(MIB);
+    case.attach(&open_options(), &LoopOptions::default());
+    let probe = fs::File::options().read(true).write(true).open(case.image()).unwrap();
+    let locked = || lock::ofd_test(probe.as_fd(), lock::Kind::Exclusive, 0, 0).unwrap();
+    assert!(locked(), "the command's descriptors are closed, the driver's must hold the locks");
+    assert!(becket_image::open(&case.image(), &open_options()).is_err());
+    assert_eq!(case.detach(), Cleared::Gone);
+    assert!(testkit::wait_until(Duration::from_secs(5), || !locked()));
+}
+
+#[test]
+fn another_devices_number_is_never_cleared() {
+    if !testkit::require_loop("loop_diskseq") {
+        return;
+    }
+    let mut case = Case::new(MIB);
+    let device = case.attach(&open_options(), &LoopOptions::default());
+    let (number, diskseq) = (device.number, device.diskseq);
+    let error = detach(number, Some(diskseq + 1000), PATIENCE).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
+    assert!(super::status(number).unwrap().is_some());
+}
+
+#[test]
+fn many_at_once_each_get_their_own() {
+    if !testkit::require_loop("loop_storm") {
+        return;
+    }
+    let mut case = Case::new(MIB);
+    let images: Vec<_> = (0..16u64)
+        .map(|index| {
+            let path = case.directory.path().join(format!("image{index}"));
+            testkit::image::random(&path, MIB, 1000 + index);
+            path
+        })
+        .collect();
+    let barrier = std::sync::Barrier::new(images.len());
+    let attached: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = images
+            .iter()
+            .map(|image| {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    let opened = becket_image::open(image, &open_options()).unwrap();
+                    barrier.wait();
+                    attach(&opened, &LoopOptions::default())
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let (devices, errors): (Vec<_>, Vec<_>) = attached.into_iter().partition(Result::is_ok);
+    case.devices.extend(devices.into_iter().flatten());
+    assert!(errors.is_empty(), "{errors:?}");
+    let mut taken: Vec<_> = case.devices.iter().map(|device| device.number).collect();
+    taken.sort_unstable();
+    taken.dedup();
+    assert_eq!(taken.len(), 16, "two threads were given one device");
+    for (device, image) in case.devices.iter().zip(&images) {
+        assert!(
+            read_device(&device.path) == fs::read(image).unwrap(),
+            "{} has another's bytes",
+            device.number
+        );
+    }
+}
+
+#[test]
+fn a_missing_node_is_made() {
+    if !testkit::require_loop("loop_node") {
+        return;
+    }
+    let mut case = Case::new(MIB);
+    let device = case.attach(&open_options(), &LoopOptions::default());
+    let (number, node) = (device.number, device.path.clone());
+    fs::remove_file(&node).unwrap();
+    assert!(node::ensure_block(&node, dev(number)).unwrap(), "it had to be made");
+    let made = fs::metadata(&node).unwrap();
+    assert!(made.file_type().is_block_device());
+    assert_eq!((made.rdev(), made.mode() & 0o777), (dev(number), 0o660));
+    assert!(!node::ensure_block(&node, dev(number)).unwrap(), "it is there");
+    assert_eq!(case.detach(), Cleared::Gone);
+}
+
+#[test]
+fn partitions_are_there_when_attach_returns() {
+    if !testkit::require_loop("loop_partitions") || !testkit::require_tools("loop_partitions", &["sfdisk"]) {
+        return;
+    }
+    let mut case = Case::new(MIB);
+    testkit::image::gpt(&case.image(), 16 * MIB);
+    let mut file = fs::File::options().write(true).open(case.image()).unwrap();
+    for (index, (start, _)) in testkit::image::GPT_PARTITIONS.into_iter().enumerate() {
+        file.seek(SeekFrom::Start(start * 512)).unwrap();
+        file.write_all(format!("partition {index}").as_bytes()).unwrap();
+    }
+    drop(file);
+    let open = OpenOptions { partitions: true, ..open_options() };
+    let options = LoopOptions { partitions: true, ..LoopOptions::default() };
+    let device = case.attach(&open, &options);
+    let (number, nodes) = (device.number, device.partitions.clone());
+    assert_eq!(nodes, [format!("/dev/loop{number}p1"), format!("/dev/loop{number}p2")].map(PathBuf::from));
+    for (index, node) in nodes.iter().enumerate() {
+        let bytes = read_device(node);
+        assert_eq!(bytes.len() as u64, testkit::image::GPT_PARTITIONS[index].1 * 512);
+        assert!(bytes.starts_with(format!("partition {index}").as_bytes()));
+    }
+    let known = node::partitions(&name(number));
+    assert_eq!(known.iter().map(|known| known.start / 512).collect::<Vec<_>>(), [2048, 10240]);
+
+    // What the kernel does not know is added by hand, and its node is made.
+    let disk = fs::File::open(path(number)).unwrap();
+    becket_uapi::block::partition_del(disk.as_fd(), 2).unwrap();
+    let _ = fs::remove_file(&nodes[1]);
+    let promised = case.open(&OpenOptions { shared: true, ..open }).partitions;
+    assert_eq!(node::await_partitions(&name(number), &promised, Duration::from_secs(5)).unwrap(), nodes);
+    assert!(read_device(&nodes[1]).starts_with(b"partition 1"));
+
+    // One that cannot be is an error with a name, not a wait without end.
+    let mut wrong = promised.clone();
+    wrong[0].start += MIB;
+    let error = node::await_partitions(&name(number), &wrong, Duration::from_millis(50)).unwrap_err();
+    assert!(matches!(error, Error::PartitionElsewhere { number: 1, .. }), "{error}");
+    drop(disk);
+    assert_eq!(case.detach(), Cleared::Gone);
+}
+
+#[test]
+fn what_is_not_attached_says_so() {
+    if !testkit::require_loop("loop_not_attached") {
+        return;
+    }
+    let mut case = Case::new(MIB);
+    let number = case.attach(&open_options(), &LoopOptions::default()).number;
+    case.detach();
+    // Another test may have taken the number meanwhile; then there is nothing to see.
+    if super::status(number).unwrap().is_none() {
+        match (refresh(number), super::status(number).unwrap()) {
+            (Err(error), None) => assert_eq!(error.kind(), ErrorKind::NotFound, "{error}"),
+            (_, taken) => assert!(taken.is_some()),
+        }
+    }
+    assert_eq!(super::status(u32::MAX >> 12).unwrap(), None);
+}
+
+#[test]
+fn the_probe_works_where_attaching_does() {
+    if !testkit::require_loop("loop_probe") {
+        return;
+    }
+    let probe = LoopTransport.probe();
+    assert!(probe.works, "{probe:?}");
+}

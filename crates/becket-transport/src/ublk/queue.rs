@@ -347,9 +347,12 @@ fn request_of(descriptor: &uapi::IoDesc, mode: DataMode) -> Option<Request> {
         }
         _ => return None,
     };
+    if op == Op::Flush {
+        // Its sector means nothing, and the kernel says -1.
+        return Some(Request { op, offset: 0, len: 0, data });
+    }
     let offset = descriptor.start_sector.checked_mul(512)?;
-    let len = if op == Op::Flush { 0 } else { u64::from(descriptor.nr_sectors) * 512 };
-    Some(Request { op, offset, len, data })
+    Some(Request { op, offset, len: u64::from(descriptor.nr_sectors) * 512, data })
 }
 
 impl Port for UblkPort {
@@ -414,7 +417,8 @@ mod tests {
             request_of(&descriptor(uapi::UBLK_IO_OP_WRITE, uapi::UBLK_IO_F_FUA, 8, 2), DataMode::Copy);
         let wanted = Request { op: Op::Write { durable: true }, offset: 4096, len: 1024, data: Data::Buffer };
         assert_eq!(write, Some(wanted));
-        let flush = request_of(&descriptor(uapi::UBLK_IO_OP_FLUSH, 0, 77, 99), DataMode::ZeroCopy).unwrap();
+        let flush =
+            request_of(&descriptor(uapi::UBLK_IO_OP_FLUSH, 0, u64::MAX, 99), DataMode::ZeroCopy).unwrap();
         assert_eq!((flush.op, flush.len, flush.data), (Op::Flush, 0, Data::None));
         let zero = descriptor(uapi::UBLK_IO_OP_WRITE_ZEROES, uapi::UBLK_IO_F_NOUNMAP, 0, u32::MAX);
         let zero = request_of(&zero, DataMode::ZeroCopy).unwrap();

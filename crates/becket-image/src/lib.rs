@@ -1,7 +1,7 @@
 //! Resolves an image: opens it once, says which bytes of it live where, and what its backing can do.
 //! It never moves data and knows nothing of devices or transports; what it reads is untrusted.
 //!
-//! [`open`] is the door. What comes out ([`Opened`]) is all that later rooms need: descriptors that are
+//! [`open()`] is the door. What comes out ([`Opened`]) is all that later rooms need: descriptors that are
 //! open and locked, a [`Map`] from the image's bytes to theirs, and the [`Facts`] of each backing.
 #![forbid(unsafe_code)]
 

@@ -25,7 +25,7 @@ pub struct OpenOptions {
     pub offset: u64,
     /// Longest image, for a file that goes on behind it.
     pub size_limit: Option<u64>,
-    /// Logical block size; chosen by the rules of [`open`] when not given.
+    /// Logical block size; chosen by the rules of [`open()`] when not given.
     pub block_size: Option<u32>,
     /// Exclude nobody, and let nobody's locks stand in the way.
     pub shared: bool,

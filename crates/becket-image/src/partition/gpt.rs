@@ -134,8 +134,13 @@ fn add_entry(table: &mut Table, number: u32, entry: &[u8], sector: u32, len: u64
         return;
     }
     let (first, last) = (u64_at(entry, 32), u64_at(entry, 40));
-    let count = last.checked_sub(first).and_then(|distance| distance.checked_add(1));
-    let range = count.ok_or(RangeError::Backwards).and_then(|count| byte_range(first, count, sector, len));
+    let range = match last.checked_sub(first) {
+        None => Err(RangeError::Backwards),
+        Some(distance) => match distance.checked_add(1) {
+            None => Err(RangeError::BeyondEnd),
+            Some(count) => byte_range(first, count, sector, len),
+        },
+    };
     match range {
         Ok((start, len)) => table.partitions.push(Partition {
             number,

@@ -1,0 +1,159 @@
+//! Block devices as backings, and the kernel as the judge of partition tables.
+//! It never runs without loop devices, and says so.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use becket_image::{BackingKind, ErrorKind, OpenOptions};
+use tempfile::tempdir;
+
+use crate::common::{LoopDevice, Mount, file, open, open_read_only, run, skip};
+
+const MIB: u64 = 1 << 20;
+
+/// A loop device over a fresh file, or `None` after saying why not.
+fn device(test: &str, dir: &Path, options: &[&str]) -> Option<LoopDevice> {
+    LoopDevice::attach(&file(dir, "disk.img", 16 * MIB), options).map_err(|reason| skip(test, &reason)).ok()
+}
+
+#[test]
+fn a_block_device_has_the_facts_of_its_queue() {
+    let dir = tempdir().unwrap();
+    let Some(device) = device("a_block_device_has_the_facts_of_its_queue", dir.path(), &[]) else { return };
+    let opened = open(&device.0).unwrap();
+    assert_eq!((opened.map.len(), opened.block_size, opened.read_only), (16 * MIB, 512, false));
+    let facts = &opened.files[0].facts;
+    assert_eq!((facts.kind, facts.size), (BackingKind::Block, 16 * MIB));
+    assert_eq!(u64::from(facts.physical_block_size), device.sysfs("queue/physical_block_size"));
+    assert_eq!(facts.discard, device.sysfs("queue/discard_max_bytes") > 0);
+    assert!(facts.discard, "loop over a file system with holes discards");
+    assert_eq!(u64::from(facts.discard_granularity), device.sysfs("queue/discard_granularity"));
+    assert_eq!(facts.write_zeroes, device.sysfs("queue/write_zeroes_max_bytes") > 0);
+    assert_eq!(u64::from(facts.rotational), device.sysfs("queue/rotational"));
+    assert_eq!(facts.direct.unwrap().offset, 512);
+    assert!(opened.files[0].direct.is_some());
+
+    drop(opened);
+    let opened = open_read_only(&device.0).unwrap();
+    assert!(!opened.files[0].facts.discard && !opened.files[0].facts.write_zeroes);
+}
+
+#[test]
+fn blocks_are_as_large_as_the_devices() {
+    let dir = tempdir().unwrap();
+    let Some(device) = device("blocks_are_as_large_as_the_devices", dir.path(), &["--sector-size", "4096"])
+    else {
+        return;
+    };
+    let opened = open(&device.0).unwrap();
+    assert_eq!(opened.block_size, 4096);
+    assert_eq!(opened.files[0].facts.physical_block_size, 4096);
+    assert_eq!(opened.files[0].facts.direct.unwrap().offset, 4096);
+    drop(opened);
+    let options = OpenOptions { offset: 512, ..OpenOptions::default() };
+    let opened = becket_image::open(&device.0, &options).unwrap();
+    let reason = &opened.files[0].facts.direct_reason;
+    assert!(opened.files[0].direct.is_none() && reason.contains("4096"), "{reason}");
+    assert_eq!(opened.map.len(), 16 * MIB - 4096);
+    drop(opened);
+    let options = OpenOptions { block_size: Some(512), ..OpenOptions::default() };
+    let opened = becket_image::open(&device.0, &options).unwrap();
+    assert_eq!((opened.block_size, opened.files[0].facts.physical_block_size), (512, 4096));
+}
+
+#[test]
+fn a_read_only_device_is_opened_for_reading() {
+    let dir = tempdir().unwrap();
+    let Some(device) = device("a_read_only_device_is_opened_for_reading", dir.path(), &["--read-only"])
+    else {
+        return;
+    };
+    let opened = open(&device.0).unwrap();
+    assert!(opened.read_only && !opened.files[0].facts.writable);
+    assert!(opened.read_only_reason.unwrap().contains("the device is read-only"));
+}
+
+#[test]
+fn a_mounted_device_is_in_use() {
+    let dir = tempdir().unwrap();
+    let Some(device) = device("a_mounted_device_is_in_use", dir.path(), &[]) else { return };
+    run("mkfs.ext4", &["-q", device.0.to_str().unwrap()]);
+    let to = dir.path().join("mnt");
+    std::fs::create_dir(&to).unwrap();
+    let mount = match Mount::new(&[device.0.to_str().unwrap()], &to) {
+        Ok(mount) => mount,
+        Err(reason) => return skip("a_mounted_device_is_in_use", &reason),
+    };
+    let error = open(&device.0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse);
+    assert!(error.to_string().contains("mounted"), "{error}");
+    open_read_only(&device.0).unwrap();
+    let shared = OpenOptions { shared: true, ..OpenOptions::default() };
+    drop(becket_image::open(&device.0, &shared).unwrap());
+    drop(mount);
+    open(&device.0).unwrap();
+}
+
+fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// What the kernel found: number, first byte and length of each partition.
+fn as_the_kernel_reads(device: &LoopDevice) -> Vec<(u32, u64, u64)> {
+    let mut found: Vec<_> = std::fs::read_dir(Path::new("/sys/block").join(device.name()))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with(device.name()))
+        .map(|name| {
+            let number = device.sysfs(&format!("{name}/partition"));
+            let start = device.sysfs(&format!("{name}/start")) * 512;
+            (u32::try_from(number).unwrap(), start, device.sysfs(&format!("{name}/size")) * 512)
+        })
+        .collect();
+    found.sort_unstable();
+    found
+}
+
+#[test]
+fn tables_mean_the_same_to_the_kernel() {
+    const NAME: &str = "tables_mean_the_same_to_the_kernel";
+    for name in ["gpt-512.img", "gpt-4096.img", "mbr-logical.img"] {
+        let options = OpenOptions { read_only: true, partitions: true, ..OpenOptions::default() };
+        let opened = becket_image::open(&fixture(name), &options).unwrap();
+        let ours: Vec<_> = opened.partitions.iter().map(|p| (p.number, p.start, p.len)).collect();
+        let size = opened.block_size.to_string();
+        let device = match LoopDevice::attach(&fixture(name), &["-r", "--partscan", "--sector-size", &size]) {
+            Ok(device) => device,
+            Err(reason) => return skip(NAME, &reason),
+        };
+        assert!(!ours.is_empty());
+        match as_the_kernel_reads(&device) {
+            // sfdisk made these tables: a kernel that sees nothing at all was built without the parser.
+            theirs if theirs.is_empty() => skip(NAME, &format!("this kernel reads no table like {name}")),
+            theirs => assert_eq!(ours, theirs, "{name}"),
+        }
+    }
+}
+
+#[test]
+fn a_partition_has_the_limits_of_its_disk() {
+    const NAME: &str = "a_partition_has_the_limits_of_its_disk";
+    let dir = tempdir().unwrap();
+    let Some(device) = device(NAME, dir.path(), &["--sector-size", "4096"]) else { return };
+    let disk = std::fs::File::open(&device.0).unwrap();
+    becket_uapi::block::partition_add(disk.as_fd(), 2, 8 * 4096, 20 * 4096).unwrap();
+    let node = PathBuf::from(format!("{}p2", device.0.display()));
+    let begin = Instant::now();
+    while !node.exists() && begin.elapsed() < Duration::from_secs(5) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    if !node.exists() {
+        return skip(NAME, "no partition node appeared");
+    }
+    let opened = open(&node).unwrap();
+    let facts = &opened.files[0].facts;
+    assert_eq!((opened.map.len(), opened.block_size), (20 * 4096, 4096));
+    assert!(facts.discard);
+    assert_eq!(u64::from(facts.discard_granularity), device.sysfs("queue/discard_granularity"));
+}

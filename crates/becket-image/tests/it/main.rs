@@ -1,0 +1,10 @@
+//! The public face of becket-image, tested on real files, locks and devices.
+//! It never leaves anything behind, and says so when a test cannot run here.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+mod common;
+mod devices;
+mod locks;
+mod map;
+mod open;
+mod tables;

@@ -30,11 +30,14 @@ pub(crate) struct Cli {
 /// What every command understands.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Global {
-    /// Print JSON for programs; an error becomes {"error":{"kind","message","hint"}} on standard output
-    #[arg(long, global = true)]
+    /// Print JSON, for programs
+    ///
+    /// One value on standard output; when the command fails as a whole it is
+    /// {"error":{"kind","message","hint"}}. Standard error stays for people.
+    #[arg(long, global = true, help_heading = "General options")]
     pub(crate) json: bool,
     /// Say on standard error which transport was taken, and why
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, help_heading = "General options")]
     pub(crate) verbose: bool,
 }
 
@@ -64,9 +67,9 @@ pub(crate) enum Command {
 #[command(after_help = "\
 Examples:
   becket attach disk.img
-  becket attach -r *.squashfs                        # many at once, read-only
+  becket attach -r *.squashfs                # many at once, read-only
   becket attach --offset 1MiB --size-limit 64M disk.img
-  becket attach --name root --via loop -v disk.img   # /dev/becket/root; says why it took what it took")]
+  becket attach --name root -v disk.img      # as /dev/becket/root; says what it took and why")]
 pub(crate) struct Attach {
     /// Images to attach: regular files or block devices
     #[arg(required = true, value_name = "IMAGE", value_hint = clap::ValueHint::FilePath)]

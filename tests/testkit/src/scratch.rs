@@ -52,7 +52,6 @@ impl Scratch {
         let base = ["/var/tmp", "/tmp"].into_iter().find(|dir| Path::new(dir).is_dir()).unwrap_or(".");
         let dir =
             tempfile::Builder::new().prefix("becket-test-").tempdir_in(base).expect("a scratch directory");
-        fs::create_dir(dir.path().join("run")).expect("creates");
         Self { dir, binary: binary.into(), outputs: AtomicUsize::new(0) }
     }
 
@@ -73,6 +72,11 @@ impl Scratch {
         self.path("run")
     }
 
+    /// Where becket puts its links for this test, instead of /dev/becket.
+    pub fn links(&self) -> PathBuf {
+        self.path("links")
+    }
+
     /// A command of becket, set to use this place; for tests that steer it themselves.
     pub fn becket(&self) -> Command {
         let mut command = Command::new(&self.binary);
@@ -84,6 +88,7 @@ impl Scratch {
     pub fn prepare(&self, command: &mut Command) {
         command
             .env("BECKET_RUNTIME_DIR", self.runtime())
+            .env("BECKET_LINK_DIR", self.links())
             .env("BECKET", &self.binary)
             .env("NO_COLOR", "1")
             .env_remove("BECKET_DEVICE")

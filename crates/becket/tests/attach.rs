@@ -1,0 +1,330 @@
+//! Attaching, listing and detaching: what comes back is what went in, and what is told is true.
+//! Everything here runs over whichever transport is tested.
+
+mod common;
+
+use becket_testkit::{crc, crc_whole, image, require_device, require_loop, tool, via, wait_until};
+use common::{alive, bound, scratch, text};
+use serde_json::json;
+use std::{
+    fs,
+    io::{Read as _, Seek as _, SeekFrom, Write as _},
+    path::PathBuf,
+    process::Command,
+    time::Duration,
+};
+
+#[test]
+fn round_trip() {
+    if !require_device("attach::round_trip") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("disk.img");
+    image::random(&image, 3 << 20, 1);
+    let before = crc_whole(&image);
+
+    let told = place.json(["attach", "--via", &via(), "disk.img"]);
+    let device = PathBuf::from(text(&told["devices"][0], "device"));
+    assert_eq!(told["errors"], json!([]));
+    assert_eq!(crc_whole(&device), before, "the device shows the image");
+
+    let devices = place.devices();
+    assert_eq!(devices.len(), 1);
+    let info = &devices[0];
+    assert_eq!(text(info, "device"), device.to_str().unwrap());
+    assert_eq!(text(info, "image"), fs::canonicalize(&image).unwrap().to_str().unwrap());
+    assert_eq!(info["size"], json!(3 << 20));
+    assert_eq!(info["read_only"], json!(false));
+    assert_eq!(info["block_size"], json!(512));
+    assert_eq!(text(info, "state"), "live");
+    assert!(!text(info, "reason").is_empty(), "{info}");
+    assert!(via() == "auto" || text(info, "transport") == via());
+    assert_eq!(told["devices"][0]["diskseq"], info["diskseq"]);
+
+    let table = place.ok(["list"]);
+    let mut lines = table.lines();
+    let head: Vec<&str> = lines.next().unwrap().split_whitespace().collect();
+    assert_eq!(head, ["NAME", "DEVICE", "TRANSPORT", "SIZE", "RO", "DIO", "BLOCK", "STATE", "IMAGE"]);
+    let row: Vec<&str> = lines.next().unwrap().split_whitespace().collect();
+    assert_eq!((row[1], row[3], row[4], row[7]), (device.to_str().unwrap(), "3M", "no", "live"));
+    assert!(place.ok(["list", "-v"]).contains(text(info, "reason")));
+
+    // What is written arrives in the file, and nowhere else.
+    let mut file = fs::OpenOptions::new().read(true).write(true).open(&device).unwrap();
+    file.seek(SeekFrom::Start(1 << 20)).unwrap();
+    file.write_all(&[0xa5; 4096]).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    let gone = place.json(["detach", device.to_str().unwrap()]);
+    assert_eq!(text(&gone["devices"][0], "device"), device.to_str().unwrap());
+    assert!(!bound(&device), "gone when detach returns");
+    assert_eq!(place.devices(), Vec::<serde_json::Value>::new());
+    assert_eq!(fs::metadata(&image).unwrap().len(), 3 << 20);
+    let mut bytes = image::random_bytes(3 << 20, 1);
+    bytes[1 << 20..(1 << 20) + 4096].fill(0xa5);
+    assert!(fs::read(&image).unwrap() == bytes, "exactly the written bytes changed");
+}
+
+#[test]
+fn many_at_once_in_the_order_given() {
+    if !require_device("attach::many_at_once_in_the_order_given") {
+        return;
+    }
+    let place = scratch();
+    let names: Vec<String> = (0..32).map(|number| format!("many-{number}.img")).collect();
+    for (number, name) in names.iter().enumerate() {
+        image::random(&place.path(name), 64 << 10, 100 + number as u64);
+    }
+    let via = via();
+    let out = place.ok(["attach", "--via", &via].into_iter().chain(names.iter().map(String::as_str)));
+    let devices: Vec<PathBuf> = out.lines().map(PathBuf::from).collect();
+    assert_eq!(devices.len(), names.len());
+    for (name, device) in names.iter().zip(&devices) {
+        assert_eq!(crc_whole(device), crc_whole(&place.path(name)), "{name} is {}", device.display());
+    }
+    assert_eq!(place.devices().len(), names.len());
+    // By device, by image, and the rest at once.
+    place.ok(["detach", devices[0].to_str().unwrap(), devices[1].to_str().unwrap(), &names[2]]);
+    assert_eq!(place.devices().len(), names.len() - 3);
+    place.ok(["detach", "--all"]);
+    assert!(place.devices().is_empty());
+    assert!(devices.iter().all(|device| !bound(device)));
+}
+
+#[test]
+fn one_that_fails_leaves_the_others_attached() {
+    if !require_device("attach::one_that_fails_leaves_the_others_attached") {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("a.img"), 64 << 10, 1);
+    image::random(&place.path("b.img"), 64 << 10, 2);
+    let ran = place.run(["attach", "--via", &via(), "a.img", "missing.img", "b.img"]);
+    assert_eq!(ran.code, 1);
+    assert_eq!(ran.out.lines().count(), 2, "{ran:?}");
+    assert!(ran.err.starts_with("becket: cannot attach missing.img: "), "{ran:?}");
+    assert!(ran.err.contains("\n  hint: "), "{ran:?}");
+    assert_eq!(place.devices().len(), 2);
+    place.ok(["detach", "--all"]);
+
+    let ran = place.run(["attach", "--json", "--via", &via(), "a.img", "missing.img"]);
+    assert_eq!(ran.code, 1);
+    let told = ran.json();
+    assert_eq!(told["devices"].as_array().unwrap().len(), 1);
+    assert_eq!(text(&told["errors"][0], "image"), "missing.img");
+    assert_eq!(text(&told["errors"][0], "kind"), "not_found");
+}
+
+#[test]
+fn names() {
+    if !require_device("attach::names") {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("a.img"), 64 << 10, 1);
+    image::random(&place.path("b.img"), 64 << 10, 2);
+    let device = place.attach(&place.path("a.img"), &["--name", "first"]);
+    assert_eq!(fs::canonicalize(place.links().join("first")).unwrap(), device);
+    assert_eq!(text(&place.devices()[0], "name"), "first");
+
+    let ran = place.run(["attach", "--via", &via(), "--name", "first", "b.img"]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.contains("the name first is in use") && ran.err.contains("hint: "), "{ran:?}");
+    for bad in ["", "..", "a/b", "-x", "a b"] {
+        let ran = place.run(["attach", "--via", &via(), &format!("--name={bad}"), "b.img"]);
+        assert_eq!(ran.code, 1, "{bad:?}: {ran:?}");
+        assert!(ran.err.contains("cannot be a device's name"), "{bad:?}: {ran:?}");
+    }
+    let ran = place.run(["attach", "--name", "x", "a.img", "b.img"]);
+    assert_eq!(ran.code, 2, "{ran:?}");
+    assert_eq!(place.devices().len(), 1, "the refused ones left nothing");
+
+    place.ok(["detach", "first"]);
+    assert!(!place.links().join("first").exists());
+    assert_eq!(place.run(["detach", "first"]).code, 1);
+}
+
+#[test]
+fn an_image_in_use_is_refused_unless_shared() {
+    if !require_device("attach::an_image_in_use_is_refused_unless_shared") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("a.img");
+    image::random(&image, 64 << 10, 1);
+    place.attach(&image, &["--name", "holder"]);
+    let ran = place.run(["attach", "--json", "--via", &via(), "a.img"]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.contains("already attached as holder") && ran.err.contains("--shared"), "{ran:?}");
+    assert_eq!(text(&ran.json()["errors"][0], "kind"), "in_use");
+    place.ok(["detach", "holder"]);
+
+    let one = place.attach(&image, &["--shared"]);
+    let two = place.attach(&image, &["--shared"]);
+    assert_ne!(one, two);
+    assert_eq!(place.devices().len(), 2);
+    // The path is now ambiguous, and nothing is detached by guess.
+    let ran = place.run(["detach", "a.img"]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.contains("attached more than once"), "{ran:?}");
+    place.ok(["detach", "--all"]);
+
+    // Readers get along.
+    place.attach(&image, &["-r"]);
+    place.attach(&image, &["-r"]);
+    assert_eq!(place.run(["attach", "--via", &via(), "a.img"]).code, 1, "but a writer beside them does not");
+}
+
+#[test]
+fn read_only_refuses_writes() {
+    if !require_device("attach::read_only_refuses_writes") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("a.img");
+    image::random(&image, 64 << 10, 1);
+    let before = crc_whole(&image);
+    let device = place.attach(&image, &["--read-only"]);
+    assert_eq!(place.devices()[0]["read_only"], json!(true));
+    let refused = fs::OpenOptions::new().write(true).open(&device).and_then(|mut file| {
+        file.write_all(&[0; 512])?;
+        file.sync_all()
+    });
+    assert!(refused.is_err());
+    assert_eq!(crc_whole(&device), before);
+    place.ok(["detach", "--all"]);
+    assert_eq!(crc_whole(&image), before);
+}
+
+#[test]
+fn offset_and_limit_touch_nothing_outside() {
+    if !require_device("attach::offset_and_limit_touch_nothing_outside") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("a.img");
+    image::random(&image, 4 << 20, 1);
+    let device = place.attach(&image, &["--offset", "1MiB", "--size-limit", "64K"]);
+    assert_eq!(crc_whole(&device), (crc(&image, 1 << 20, 64 << 10), 64 << 10));
+    let info = &place.devices()[0];
+    assert_eq!((&info["offset"], &info["size_limit"]), (&json!(1 << 20), &json!(64 << 10)));
+    let mut file = fs::OpenOptions::new().write(true).open(&device).unwrap();
+    file.write_all(&vec![0; 64 << 10]).unwrap();
+    file.sync_all().unwrap();
+    assert!(file.write_all(&[1]).is_err(), "there is nothing behind the limit");
+    drop(file);
+    place.ok(["detach", "--all"]);
+    let mut bytes = image::random_bytes(4 << 20, 1);
+    bytes[1 << 20..(1 << 20) + (64 << 10)].fill(0);
+    assert!(fs::read(&image).unwrap() == bytes);
+}
+
+#[test]
+fn block_size() {
+    if !require_device("attach::block_size") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("a.img");
+    image::random(&image, 64 << 10, 1);
+    let device = place.attach(&image, &["--block-size", "4K"]);
+    assert_eq!(place.devices()[0]["block_size"], json!(4096));
+    let name = device.file_name().unwrap().to_str().unwrap().to_owned();
+    let queue = fs::read_to_string(format!("/sys/block/{name}/queue/logical_block_size")).unwrap();
+    assert_eq!(queue.trim(), "4096");
+    assert_eq!(crc_whole(&device), crc_whole(&image));
+}
+
+#[test]
+fn refresh_takes_over_a_new_size() {
+    if !require_device("attach::refresh_takes_over_a_new_size") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("a.img");
+    image::random(&image, 1 << 20, 1);
+    let device = place.attach(&image, &[]);
+    fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(2 << 20).unwrap();
+    let ran = place.run(["refresh", "--json", "a.img"]);
+    if ran.code != 0 && text(&ran.json()["errors"][0], "kind") == "unsupported" {
+        becket_testkit::skip("attach::refresh_takes_over_a_new_size", ran.err.trim());
+        return;
+    }
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert_eq!(ran.json()["devices"][0]["size"], json!(2 << 20));
+    assert_eq!(crc_whole(&device), crc_whole(&image));
+    assert_eq!(
+        place.ok(["refresh", device.to_str().unwrap()]).trim_end(),
+        format!("{}  2M", device.display())
+    );
+    let ran = place.run(["refresh", "nothing"]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.starts_with("becket: cannot refresh nothing: "), "{ran:?}");
+}
+
+#[test]
+fn autoclear_goes_with_the_last_user() {
+    if !require_device("attach::autoclear_goes_with_the_last_user") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("a.img");
+    image::random(&image, 1 << 20, 1);
+    let device = place.attach(&image, &["--autoclear"]);
+    let mut file = fs::File::open(&device).unwrap();
+    file.read_exact(&mut [0; 512]).unwrap();
+    assert_eq!(place.devices().len(), 1, "it stays while it is used");
+    drop(file);
+    assert!(wait_until(Duration::from_secs(5), || place.devices().is_empty() && !bound(&device)));
+}
+
+#[test]
+fn losetup_agrees() {
+    if !require_loop("attach::losetup_agrees") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("a.img");
+    image::random(&image, 1 << 20, 1);
+    let device = place.attach(&image, &["--via", "loop", "--offset", "4K"]);
+    let out =
+        tool(Command::new("losetup").args(["--noheadings", "--output", "OFFSET,BACK-FILE"]).arg(&device));
+    let words: Vec<&str> = out.split_whitespace().collect();
+    assert_eq!(words, ["4096", fs::canonicalize(&image).unwrap().to_str().unwrap()]);
+    // Gone behind our back: list does not tell of it, and detach says so.
+    tool(Command::new("losetup").arg("--detach").arg(&device));
+    assert!(wait_until(Duration::from_secs(5), || place.devices().is_empty()));
+}
+
+#[test]
+fn a_server_that_is_killed_is_reported_and_cleaned_up() {
+    let name = "attach::a_server_that_is_killed_is_reported_and_cleaned_up";
+    if !require_device(name) {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("a.img");
+    image::random(&image, 1 << 20, 1);
+    let device = place.attach(&image, &[]);
+    let info = &place.devices()[0];
+    let Some(worker) = info["worker_pid"].as_u64().map(|pid| pid as u32) else {
+        becket_testkit::skip(name, "this transport has no server");
+        return;
+    };
+    let server = info["server_pid"].as_u64().expect("a worker has a supervisor") as u32;
+    assert!(alive(worker) && alive(server));
+    for pid in [server, worker] {
+        tool(Command::new("kill").args(["-KILL", &pid.to_string()]));
+    }
+    assert!(
+        wait_until(Duration::from_secs(5), || place
+            .devices()
+            .first()
+            .is_some_and(|info| info["state"] == "lost")),
+        "{:?}",
+        place.devices()
+    );
+    place.ok(["detach", device.to_str().unwrap()]);
+    assert!(place.devices().is_empty() && !bound(&device));
+}

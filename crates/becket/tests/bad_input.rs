@@ -1,0 +1,226 @@
+//! Bad input gets a clear error and harms nothing: what failed, why, and what to do next.
+//! Nothing here may leave a device, and every message is looked at.
+
+mod common;
+
+use becket_testkit::{
+    Ran, Scratch, crc_whole, image, require_device, require_root, require_tools, tool, via,
+};
+use common::{scratch, text};
+use std::{
+    fs,
+    io::Read as _,
+    os::unix::{fs::PermissionsExt as _, net::UnixListener},
+    path::Path,
+    process::Command,
+};
+
+/// Attaches with these words, which must fail; the reason must be told in `expected` parts, and a hint given.
+#[track_caller]
+fn refused(place: &Scratch, words: &[&str], kind: &str, expected: &[&str]) -> Ran {
+    let ran = place.run(["attach", "--json", "--via", &via()].iter().chain(words));
+    assert_eq!(ran.code, 1, "{words:?}: {ran:?}");
+    assert!(ran.err.starts_with("becket: cannot attach "), "{ran:?}");
+    for part in expected {
+        assert!(ran.err.contains(part), "{words:?}: no {part:?} in {ran:?}");
+    }
+    let error = &ran.json()["errors"][0];
+    assert_eq!(text(error, "kind"), kind, "{ran:?}");
+    assert!(
+        ran.err.contains("\n  hint: ") && error["hint"].is_string(),
+        "{words:?} has no next step: {ran:?}"
+    );
+    assert!(!ran.err.contains("os error"), "{ran:?}");
+    assert!(place.devices().is_empty(), "{words:?} left a device");
+    ran
+}
+
+#[test]
+fn paths_that_are_no_images() {
+    if !require_device("bad_input::paths_that_are_no_images") {
+        return;
+    }
+    let place = scratch();
+    refused(&place, &["missing.img"], "not_found", &["missing.img", "not found"]);
+    refused(&place, &["no/such/dir.img"], "not_found", &["no"]);
+    place.dir("dir");
+    refused(&place, &["dir"], "not_an_image", &["a directory"]);
+    fs::write(place.path("empty.img"), b"").unwrap();
+    refused(&place, &["empty.img"], "not_an_image", &["empty"]);
+    tool(Command::new("mkfifo").arg(place.path("fifo")));
+    refused(&place, &["fifo"], "not_an_image", &["FIFO"]);
+    let _socket = UnixListener::bind(place.path("socket")).unwrap();
+    refused(&place, &["socket"], "not_an_image", &["socket"]);
+    refused(&place, &["/dev/null"], "not_an_image", &["character device"]);
+    std::os::unix::fs::symlink("nowhere", place.path("dangling")).unwrap();
+    refused(&place, &["dangling"], "not_found", &["dangling"]);
+    std::os::unix::fs::symlink("circle", place.path("circle")).unwrap();
+    refused(&place, &["circle"], "not_found", &["circle"]);
+    image::random(&place.path("file"), 4096, 1);
+    refused(&place, &["file/inside"], "not_found", &["not a directory"]);
+    refused(&place, &[""], "not_found", &[]);
+}
+
+#[test]
+fn options_that_do_not_fit() {
+    if !require_device("bad_input::options_that_do_not_fit") {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("a.img"), 64 << 10, 1);
+    let before = crc_whole(&place.path("a.img"));
+    refused(&place, &["--offset", "1M", "a.img"], "invalid_option", &["nothing is left", "offset 1048576"]);
+    refused(&place, &["--offset", "64K", "a.img"], "invalid_option", &["nothing is left"]);
+    refused(&place, &["--size-limit", "100", "a.img"], "invalid_option", &["100", "block"]);
+    for size in ["0", "1", "100", "513", "768", "1000", "3K", "64K", "1G"] {
+        let ran = refused(&place, &["--block-size", size, "a.img"], "invalid_option", &["power of two"]);
+        assert!(ran.err.contains("--block-size 512 or 4096"), "{ran:?}");
+    }
+    refused(&place, &["--partitions", "on", "a.img"], "invalid_option", &["no partition table"]);
+    assert_eq!(crc_whole(&place.path("a.img")), before);
+}
+
+#[test]
+fn wrong_words_are_wrong_usage() {
+    let place = scratch();
+    for (words, part) in [
+        (&["attach"][..], "<IMAGE>..."),
+        (&["atach", "a.img"], "attach"),
+        (&["attach", "--ofset", "1", "a.img"], "--offset"),
+        (&["attach", "--offset", "1X", "a.img"], "1MiB"),
+        (&["attach", "--offset", "-4K", "a.img"], "-4"),
+        (&["attach", "--size-limit", "99999999999G", "a.img"], "8 EiB"),
+        (&["attach", "--block-size", "huge", "a.img"], "512"),
+        (&["attach", "--via", "floppy", "a.img"], "possible values"),
+        (&["attach", "--depth", "0", "a.img"], "1..="),
+        (&["detach"], "TARGET"),
+        (&["run", "a.img"], "<CMD>"),
+        (&["run", "a.img", "true"], "--"),
+        (&["detach", "--timeout", "soon", "x"], "500ms"),
+    ] {
+        let ran = place.run(words);
+        assert_eq!(ran.code, 2, "{words:?}: {ran:?}");
+        assert!(ran.err.contains(part), "{words:?}: no {part:?} in {ran:?}");
+        assert_eq!(ran.out, "", "{words:?}");
+        let ran = place.run(words.iter().take(1).chain(&["--json"]).chain(words.iter().skip(1)));
+        assert_eq!(text(&ran.json()["error"], "kind"), "usage", "{words:?}");
+    }
+}
+
+#[test]
+fn a_size_between_blocks_is_cut_with_a_warning() {
+    if !require_device("bad_input::a_size_between_blocks_is_cut_with_a_warning") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("odd.img");
+    image::random(&image, 4096 + 100, 1);
+    let ran = place.run(["attach", "--via", &via(), "odd.img"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(ran.err.starts_with("becket: warning: ") && ran.err.contains("100"), "{ran:?}");
+    assert_eq!(crc_whole(Path::new(ran.out.trim_end())).1, 4096);
+    place.ok(["detach", "--all"]);
+    assert_eq!(fs::metadata(&image).unwrap().len(), 4196);
+}
+
+#[test]
+fn targets_that_are_not_there() {
+    let place = scratch();
+    for command in ["detach", "refresh"] {
+        for target in ["nothing", "/dev/nothing", "/dev/null", "", ".."] {
+            let ran = place.run([command, "--json", target]);
+            assert_eq!(ran.code, 1, "{command} {target:?}: {ran:?}");
+            assert!(ran.err.starts_with(&format!("becket: cannot {command} {target}: ")), "{ran:?}");
+            assert_eq!(text(&ran.json()["errors"][0], "target"), target);
+            assert!(ran.err.contains("  hint: "), "{ran:?}");
+        }
+    }
+}
+
+#[test]
+fn foreign_loop_devices_are_left_alone() {
+    let name = "bad_input::foreign_loop_devices_are_left_alone";
+    if !becket_testkit::require_loop(name) || !require_tools(name, &["losetup"]) {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("a.img"), 64 << 10, 1);
+    let device = tool(Command::new("losetup").args(["--find", "--show"]).arg(place.path("a.img")));
+    let ran = place.run(["detach", device.trim_end()]);
+    let all = place.run(["detach", "--all"]);
+    let still = common::bound(Path::new(device.trim_end()));
+    tool(Command::new("losetup").args(["--detach", device.trim_end()]));
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("only what it attached"), "{ran:?}");
+    assert_eq!(all.code, 0, "{all:?}");
+    assert!(still);
+}
+
+#[test]
+fn without_privileges_it_says_so() {
+    let name = "bad_input::without_privileges_it_says_so";
+    if !require_root(name) || !require_tools(name, &["setpriv"]) {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("a.img"), 64 << 10, 1);
+    image::random(&place.path("secret.img"), 64 << 10, 1);
+    fs::set_permissions(place.path("a.img"), fs::Permissions::from_mode(0o666)).unwrap();
+    fs::set_permissions(place.path("secret.img"), fs::Permissions::from_mode(0o600)).unwrap();
+    // Somewhere that the user may go, with a binary that the user may run.
+    fs::set_permissions(place.path("."), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_becket"), place.path("becket")).unwrap();
+    let home = place.dir("home");
+    tool(Command::new("chown").arg("65534:65534").arg(&home));
+    let nobody = |words: &[&str]| {
+        let mut command = Command::new("setpriv");
+        place.prepare(&mut command);
+        command.env("BECKET_RUNTIME_DIR", home.join("run"));
+        command.args([
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "--inh-caps=-all",
+            "--bounding-set=-all",
+        ]);
+        command.arg(place.path("becket")).args(words);
+        place.finish(&mut command)
+    };
+    let ran = nobody(&["attach", "--via", &via(), "a.img"]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.starts_with("becket: cannot attach a.img: ") && ran.err.contains("root"), "{ran:?}");
+    assert!(ran.err.contains("hint: "), "{ran:?}");
+    let ran = nobody(&["attach", "--json", "--via", &via(), "secret.img"]);
+    assert_eq!(text(&ran.json()["errors"][0], "kind"), "permission", "{ran:?}");
+    assert!(ran.err.contains("permission denied") || ran.err.contains("Permission denied"), "{ran:?}");
+    // What needs no privileges works.
+    assert_eq!(nobody(&["list"]).code, 0);
+    let doctor = nobody(&["doctor"]);
+    assert_eq!(doctor.code, 0, "{doctor:?}");
+    assert!(doctor.out.contains("without privileges"), "{doctor:?}");
+}
+
+#[test]
+fn an_image_cut_short_gives_errors_and_no_crash() {
+    if !require_device("bad_input::an_image_cut_short_gives_errors_and_no_crash") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("a.img");
+    image::random(&image, 4 << 20, 1);
+    let device = place.attach(&image, &[]);
+    fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(1 << 20).unwrap();
+    let mut file = fs::File::open(&device).unwrap();
+    let mut kept = vec![0; 1 << 20];
+    file.read_exact(&mut kept).unwrap();
+    assert!(kept == image::random_bytes(4 << 20, 1)[..1 << 20], "what is still there is still right");
+    let mut rest = Vec::new();
+    // The kernel's loop driver fills up with zeroes, becket's own server gives an error; nothing invents data.
+    if file.read_to_end(&mut rest).is_ok() {
+        assert!(rest.iter().all(|&byte| byte == 0));
+    }
+    drop(file);
+    assert_eq!(place.devices().len(), 1);
+    place.ok(["detach", "--all"]);
+    assert_eq!(fs::metadata(&image).unwrap().len(), 1 << 20, "nobody made it longer again");
+}

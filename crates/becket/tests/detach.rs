@@ -1,0 +1,129 @@
+//! Detaching: a device in use is refused, and its users are named; lazily it goes with its last user.
+//! Nothing is ever pulled away from under a user.
+
+mod common;
+
+use becket_testkit::{crc_whole, image, require_device, require_tools, tool, via, wait_until};
+use common::{bound, scratch, text};
+use serde_json::json;
+use std::{
+    fs,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+#[test]
+fn a_device_in_use_names_its_users() {
+    if !require_device("detach::a_device_in_use_names_its_users") {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("a.img"), 1 << 20, 1);
+    let device = place.attach(&place.path("a.img"), &["--name", "busy"]);
+    let mut holder =
+        Command::new("sleep").arg("300").stdin(fs::File::open(&device).unwrap()).spawn().unwrap();
+    let ran = place.run(["detach", "--json", "busy"]);
+    assert_eq!(ran.code, 1);
+    let why = format!("becket: cannot detach busy: {} is in use: ", device.display());
+    assert!(ran.err.starts_with(&why), "{ran:?}");
+    assert!(ran.err.contains("sleep") && ran.err.contains(&format!("pid {}", holder.id())), "{ran:?}");
+    assert!(ran.err.contains("--lazy"), "{ran:?}");
+    let error = &ran.json()["errors"][0];
+    assert_eq!(text(error, "kind"), "busy");
+    assert_eq!(error["users"][0]["pid"], json!(holder.id()));
+    assert_eq!(crc_whole(&device), crc_whole(&place.path("a.img")), "it is unharmed");
+
+    let ran = place.run(["detach", "--lazy", "busy"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(bound(&device), "its user still has it");
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    assert!(wait_until(Duration::from_secs(1), || !bound(&device)), "it goes when its last user lets go");
+    assert!(wait_until(Duration::from_secs(1), || place.devices().is_empty()));
+}
+
+#[test]
+fn a_mounted_device_names_its_mount() {
+    let name = "detach::a_mounted_device_names_its_mount";
+    if !require_device(name) || !require_tools(name, &["mke2fs", "mount"]) {
+        return;
+    }
+    let place = scratch();
+    image::ext4(&place.path("fs.img"), 8 << 20, &place.dir("empty"));
+    let point = place.dir("mnt");
+    let device = place.attach(&place.path("fs.img"), &[]);
+    tool(Command::new("mount").args([&device, &point]));
+    let ran = place.run(["detach", device.to_str().unwrap()]);
+    let still = fs::metadata(point.join("lost+found")).is_ok();
+    tool(Command::new("umount").arg(&point));
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains(&format!("mounted on {}", point.display())), "{ran:?}");
+    assert!(still, "the file system is still there");
+    place.ok(["detach", "fs.img"]);
+    assert!(!bound(&device));
+}
+
+#[test]
+fn a_user_who_leaves_in_time_is_waited_for_or_named() {
+    if !require_device("detach::a_user_who_leaves_in_time_is_waited_for_or_named") {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("a.img"), 1 << 20, 1);
+    let device = place.attach(&place.path("a.img"), &[]);
+    let mut holder =
+        Command::new("sleep").arg("300").stdin(fs::File::open(&device).unwrap()).spawn().unwrap();
+    let begun = Instant::now();
+    let ran = place.run(["detach", "--timeout", "0", device.to_str().unwrap()]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(begun.elapsed() < becket_testkit::scaled(Duration::from_secs(5)), "no patience was asked for");
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    place.ok(["detach", device.to_str().unwrap()]);
+}
+
+#[test]
+fn all_goes_on_after_one_in_use() {
+    if !require_device("detach::all_goes_on_after_one_in_use") {
+        return;
+    }
+    let place = scratch();
+    for name in ["a", "b", "c"] {
+        image::random(&place.path(&format!("{name}.img")), 64 << 10, 1);
+        place.attach(&place.path(&format!("{name}.img")), &["--name", name]);
+    }
+    let held = fs::File::open(place.links().join("b")).unwrap();
+    let ran = place.run(["detach", "--all", "--timeout", "1s"]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    let left = place.devices();
+    assert_eq!(left.len(), 1);
+    assert_eq!(text(&left[0], "name"), "b");
+    drop(held);
+    place.ok(["detach", "--all"]);
+    // With nothing left it is still right.
+    place.ok(["detach", "--all"]);
+}
+
+/// The second of two who detach at once finds it gone; neither hangs, neither harms.
+#[test]
+fn two_at_once() {
+    if !require_device("detach::two_at_once") {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("a.img"), 64 << 10, 1);
+    for _ in 0..5 {
+        let device = place.attach(&place.path("a.img"), &[]);
+        let start = || {
+            let mut command = place.becket();
+            command.args(["detach", "a.img"]).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        let both = [start(), start()];
+        let ended: Vec<_> = both.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+        assert!(ended.iter().any(|output| output.status.success()), "{ended:?}");
+        for output in &ended {
+            assert!(output.status.success() || output.status.code() == Some(1), "{output:?}");
+        }
+        assert!(!bound(&device), "{}", via());
+    }
+}

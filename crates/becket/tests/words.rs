@@ -1,0 +1,138 @@
+//! What becket says: help with examples, JSON that parses, completions, man pages, the reference in docs.
+//! Nothing here attaches anything.
+
+mod common;
+
+use common::scratch;
+use std::{collections::BTreeSet, fs, path::Path};
+
+const COMMANDS: [&str; 10] =
+    ["attach", "detach", "run", "mount", "umount", "list", "refresh", "doctor", "serve", "completions"];
+
+/// Words of a text that begin with two dashes.
+fn long_options(text: &str) -> BTreeSet<String> {
+    text.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '-'))
+        .filter(|word| word.len() > 3 && word.starts_with("--") && !word.starts_with("---"))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn help_teaches() {
+    let place = scratch();
+    let overview = place.ok(["--help"]);
+    for command in COMMANDS {
+        assert!(overview.lines().any(|line| line.trim_start().starts_with(command)), "{command}: {overview}");
+        let help = place.ok([command, "--help"]);
+        let (_, examples) =
+            help.split_once("\nExamples:\n").unwrap_or_else(|| panic!("{command} has no example"));
+        assert!(examples.contains(&format!("becket {command}")), "{command}: {examples}");
+        assert!(help.lines().all(|line| line.chars().count() <= 100), "{command} --help is too wide");
+        let short = place.ok([command, "-h"]);
+        assert!(short.len() <= help.len());
+    }
+    for hidden in ["worker", "run-guard", "run-exec", "man"] {
+        assert!(!overview.contains(&format!("  {hidden} ")), "{hidden} is nobody's business");
+    }
+    assert_eq!(place.ok(["--version"]), format!("becket {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+/// The reference and the help say the same, both ways.
+#[test]
+fn the_reference_holds_every_option_and_no_other() {
+    let place = scratch();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/COMMANDS.md");
+    let reference = fs::read_to_string(&path).expect("docs/COMMANDS.md");
+    let section = |heading: &str| -> String {
+        let from =
+            reference.find(&format!("\n## {heading}\n")).unwrap_or_else(|| panic!("no section {heading}"));
+        let rest = &reference[from + 4..];
+        rest[..rest.find("\n## ").unwrap_or(rest.len())].to_owned()
+    };
+    let shared = long_options(&section("Device options"));
+    let everywhere = long_options(&section("General options"));
+    for command in COMMANDS {
+        let mut told = long_options(&section(&format!("becket {command}")));
+        told.extend(everywhere.clone());
+        if ["attach", "run", "mount"].contains(&command) {
+            told.extend(shared.clone());
+        }
+        let help = place.ok([command, "--help"]);
+        // Only the options' own lines: prose and examples may name those of others.
+        let own: String = help
+            .lines()
+            .take_while(|line| !line.starts_with("Examples:"))
+            .filter(|line| line.trim_start().starts_with('-'))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        assert_eq!(long_options(&own), told, "becket {command}: left --help, right docs/COMMANDS.md");
+    }
+}
+
+#[test]
+fn nothing_attached_is_no_error() {
+    let place = scratch();
+    let ran = place.run(["list"]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, ""));
+    assert!(ran.err.contains("nothing is attached"), "{ran:?}");
+    assert_eq!(place.json(["list"])["devices"], serde_json::json!([]));
+    assert_eq!(place.json(["detach", "--all"]), serde_json::json!({ "devices": [], "errors": [] }));
+}
+
+#[test]
+fn doctor_reports_every_transport() {
+    let place = scratch();
+    let told = place.json(["doctor"]);
+    let transports = told["transports"].as_array().unwrap();
+    let kinds: Vec<&str> = transports.iter().map(|report| common::text(report, "transport")).collect();
+    assert!(kinds.contains(&"ublk") && kinds.contains(&"loop"), "{kinds:?}");
+    for report in transports {
+        assert!(report["works"].is_boolean() && !common::text(report, "reason").is_empty(), "{report:#}");
+    }
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    assert_eq!(common::text(&told, "kernel"), release.trim());
+
+    let ran = place.run(["doctor"]);
+    assert_eq!(ran.code, 0);
+    for (kind, report) in kinds.iter().zip(transports) {
+        let verdict = if report["works"] == true { "works" } else { "does not work here" };
+        assert!(ran.out.contains(&format!("\n{kind}: {verdict}\n")), "{kind}: {ran:?}");
+        if let Some(mend) = report["mend"].as_str() {
+            assert!(ran.out.contains(&format!("to mend: {mend}\n")), "{kind}: {ran:?}");
+        }
+    }
+}
+
+#[test]
+fn completions_and_man_pages() {
+    let place = scratch();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = place.ok(["completions", shell]);
+        assert!(script.contains("becket") && script.contains("direct-io"), "{shell}");
+    }
+    assert_eq!(place.run(["completions", "csh"]).code, 2);
+    place.ok(["man", "man1"]);
+    for command in COMMANDS {
+        let page = fs::read_to_string(place.path(&format!("man1/becket-{command}.1"))).unwrap();
+        assert!(page.starts_with(".") && page.contains("Examples:"), "{command}");
+    }
+    assert!(place.path("man1/becket.1").exists());
+    assert!(!place.path("man1/becket-worker.1").exists());
+    let ran = place.run(["man", "man1/becket.1/x"]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.starts_with("becket: cannot write the man pages"), "{ran:?}");
+}
+
+/// `becket ... | head` is no reason to complain.
+#[test]
+fn a_closed_pipe_is_taken_quietly() {
+    let place = scratch();
+    let mut command = std::process::Command::new("sh");
+    place.prepare(&mut command);
+    command.args([
+        "-c",
+        "for words in 'completions bash' doctor '--json list' --help; do \"$BECKET\" $words; done | :",
+    ]);
+    let ran = place.finish(&mut command);
+    assert_eq!(ran.err, "", "{ran:?}");
+}

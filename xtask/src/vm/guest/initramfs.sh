@@ -11,6 +11,11 @@ while read -r module; do
     $bb insmod "/modules/$module" || die "cannot load $module"
 done </modules/order
 
+# The devices have found their places in memory: the other CPUs may join (qemu.rs says why only now).
+for cpu in /sys/devices/system/cpu/cpu[1-9]*; do
+    [ -e "$cpu/online" ] && echo 1 >"$cpu/online"
+done
+
 disk() { # SERIAL: the disk's node
     for node in /sys/block/vd*; do
         [ "$($bb cat "$node/serial")" = "$1" ] && echo "/dev/${node##*/}" && return

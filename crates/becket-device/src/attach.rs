@@ -264,7 +264,7 @@ fn attach_ublk(
         read_only: opened.read_only,
         block_size: opened.block_size,
         add_partitions: options.partitions != Partitions::Off,
-        partitions: opened.partitions,
+        partitions: opened.partitions.into_iter().map(Into::into).collect(),
         queues: options.queues,
         depth: options.depth,
         mode: options.mode,

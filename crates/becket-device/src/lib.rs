@@ -9,6 +9,7 @@ mod attach;
 mod control;
 mod detach;
 mod error;
+mod isolate;
 mod kernel;
 mod links;
 mod list;
@@ -19,10 +20,12 @@ mod runtime;
 mod state;
 mod types;
 mod users;
+mod worker;
 
 use std::os::fd::OwnedFd;
 
 pub use attach::{Lease, attach, attach_leased};
+pub use becket_uapi::handover::inherited_fd;
 pub use control::ServerStatus;
 pub use detach::{detach, refresh, server_status};
 pub use error::{Error, ErrorKind, User};
@@ -32,6 +35,7 @@ pub use types::{
     AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, PartitionInfo, Partitions, Plan,
     TransportReport, Via,
 };
+pub use worker::worker_main;
 
 /// How the supervisor runs.
 #[derive(Debug, Default)]
@@ -49,12 +53,4 @@ fn soon<T>() -> Result<T, Error> {
 /// The supervisor's main.
 pub fn serve(_options: ServeOptions) -> Result<(), Error> {
     soon()
-}
-/// The worker's main; its control socket is standard input.
-pub fn worker_main() -> Result<(), Error> {
-    soon()
-}
-/// A descriptor that was handed to this process by number.
-pub fn inherited_fd(_number: i32) -> std::io::Result<OwnedFd> {
-    Err(std::io::ErrorKind::Unsupported.into())
 }

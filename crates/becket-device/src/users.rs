@@ -163,7 +163,7 @@ fn command(process: &Path) -> String {
 }
 
 /// Tables in /proc write space, tab, newline and backslash as three octal digits.
-fn unescape(text: &str) -> String {
+pub(crate) fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&first, tail)) = rest.split_first() {

@@ -51,7 +51,7 @@ fn device_round_trip(mode: DataMode, name: &str) {
     };
     let geometry = geometry(&opened, 128 << 10);
     let request =
-        ublk::control::AddRequest { id: None, queues: 2, depth: 32, flags, max_io: geometry.max_io };
+        ublk::control::AddRequest { id: None, queues: 2, depth: 32, flags, max_io: geometry.max_io, mark: 0 };
     let info = control.add(request).unwrap();
     control.set_params(info.dev_id, &geometry).unwrap();
     let char_device = ublk::control::open_char(info.dev_id).unwrap();

@@ -3,6 +3,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod block;
+pub mod handover;
 pub mod lock;
 pub mod loop_;
 pub mod process;

@@ -6,7 +6,7 @@ pub(crate) mod server;
 
 use std::path::PathBuf;
 
-use becket_image::{Facts, Map, Partition};
+use becket_image::{Facts, Map};
 use serde::{Deserialize, Serialize};
 
 use crate::{DataMode, DeviceInfo, Error, ErrorKind};
@@ -35,7 +35,7 @@ pub(crate) struct Attach {
     pub(crate) read_only: bool,
     pub(crate) block_size: u32,
     pub(crate) add_partitions: bool,
-    pub(crate) partitions: Vec<Partition>,
+    pub(crate) partitions: Vec<TableEntry>,
     pub(crate) queues: Option<u16>,
     pub(crate) depth: Option<u16>,
     pub(crate) mode: Option<DataMode>,
@@ -51,6 +51,31 @@ pub(crate) struct Attach {
 pub(crate) struct FileFacts {
     pub(crate) facts: Facts,
     pub(crate) direct: bool,
+}
+
+/// A partition that the image's table names. What is in it is the image's own business.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TableEntry {
+    pub(crate) number: u32,
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+    pub(crate) label: Option<String>,
+    pub(crate) uuid: Option<String>,
+}
+
+impl From<becket_image::Partition> for TableEntry {
+    fn from(partition: becket_image::Partition) -> Self {
+        let becket_image::Partition { number, start, len, label, uuid, .. } = partition;
+        TableEntry { number, start, len, label, uuid }
+    }
+}
+
+impl From<TableEntry> for becket_image::Partition {
+    fn from(entry: TableEntry) -> Self {
+        let TableEntry { number, start, len, label, uuid } = entry;
+        becket_image::Partition { number, start, len, label, uuid, type_: String::new() }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -31,6 +31,9 @@ pub struct AddRequest {
     pub flags: u64,
     /// Longest request in bytes; a multiple of the page size.
     pub max_io: u32,
+    /// A number that the kernel keeps with the device and gives back in [`DevInfo::ublksrv_flags`], for telling
+    /// one's own devices from those of others.
+    pub mark: u64,
 }
 
 /// The control device. Commands may be sent from many threads at once; each travels on a ring of its own.
@@ -84,6 +87,7 @@ impl Control {
             dev_id,
             ublksrv_pid: -1,
             flags: request.flags,
+            ublksrv_flags: request.mark,
             ..DevInfo::default()
         };
         self.send("ADD_DEV", uapi::UBLK_U_CMD_ADD_DEV, Some(dev_id), 0, Some(&mut info))?;
@@ -278,3 +282,7 @@ pub fn open_char(id: u32) -> Result<OwnedFd, Error> {
     let device = OpenOptions::new().read(true).write(true).open(&path);
     device.map(OwnedFd::from).map_err(Error::io("open", path))
 }
+
+#[cfg(test)]
+#[path = "control_tests.rs"]
+mod tests;

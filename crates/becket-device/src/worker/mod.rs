@@ -1,0 +1,134 @@
+//! The worker: the process that moves bytes. It serves the devices that the supervisor hands it.
+//! It opens nothing, holds no capability, and outlives a supervisor that dies.
+
+pub(crate) mod harden;
+pub(crate) mod protocol;
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::num::NonZero;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use becket_engine::IoThreads;
+use becket_transport::ublk;
+use becket_uapi::handover::inherited_fd;
+use becket_uapi::signal::SignalFd;
+use rustix::fs::FileType;
+use rustix::process::Signal;
+
+use crate::{Error, log};
+use protocol::{Order, Report, Serve};
+
+/// The worker's main. Standard input is its connection to the supervisor that started it; it returns when
+/// that is gone and so are the devices.
+///
+/// # Errors
+/// It was not started by a supervisor, or a precaution failed that could have worked.
+pub fn worker_main() -> Result<(), Error> {
+    let control = control()?;
+    // It ends when its devices are gone and not when a terminal or a service manager says so: whoever waits
+    // for a write could wait for ever. Read by nobody on purpose; blocked in all threads.
+    let _signals = SignalFd::block(&[Signal::INT, Signal::TERM, Signal::HUP])
+        .map_err(|error| Error::Worker { what: format!("could not block signals: {error}") })?;
+    let prepared = harden::harden().and_then(|notes| {
+        let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let threads = IoThreads::start(threads)
+            .map_err(|error| Error::Worker { what: format!("could not start its threads: {error}") })?;
+        Ok((threads, notes))
+    });
+    let (threads, notes) = match prepared {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            let why = error.to_string();
+            // When even this cannot be said, the closed connection says it.
+            let _ = protocol::send(&control, &Report::Refused { why }, &[]);
+            return Err(error);
+        }
+    };
+    let worker = Arc::new(Worker { control, open: Mutex::default(), closed: Condvar::new() });
+    worker.report(&Report::Started { threads: threads.count(), notes });
+    worker.obey(&threads);
+    worker.await_the_end();
+    Ok(())
+}
+
+/// The connection to the supervisor, moved away from standard input.
+fn control() -> Result<OwnedFd, Error> {
+    let failed = |error: io::Error| Error::Worker { what: format!("has no connection to a server: {error}") };
+    let control = inherited_fd(0).map_err(failed)?;
+    let kind = rustix::fs::fstat(&control).map(|stat| FileType::from_raw_mode(stat.st_mode));
+    if kind != Ok(FileType::Socket) {
+        return Err(Error::Worker { what: "is started by becket's server, not by hand".to_owned() });
+    }
+    let null = File::open("/dev/null").map_err(failed)?;
+    rustix::stdio::dup2_stdin(null.as_fd()).map_err(|error| failed(error.into()))?;
+    Ok(control)
+}
+
+struct Worker {
+    control: OwnedFd,
+    /// The devices that have queues.
+    open: Mutex<BTreeSet<u32>>,
+    closed: Condvar,
+}
+
+impl Worker {
+    fn obey(self: &Arc<Self>, threads: &IoThreads) {
+        loop {
+            match protocol::receive::<Order>(&self.control) {
+                Ok(Some((Order::Serve(serve), fds))) => self.serve(threads, *serve, fds),
+                Ok(None) => return,
+                Err(error) => {
+                    log::warn(format_args!("worker: an order made no sense: {error}"));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn serve(self: &Arc<Self>, threads: &IoThreads, serve: Serve, fds: Vec<OwnedFd>) {
+        let id = serve.id;
+        let setup = match serve.with(fds) {
+            Ok(setup) => setup,
+            Err(error) => {
+                self.report(&Report::Failed { id, why: error.to_string() });
+                return self.report(&Report::Closed { id });
+            }
+        };
+        self.devices().insert(id);
+        let worker = Arc::clone(self);
+        let closed = Box::new(move || {
+            // Reported first: whoever sees that no device is open may end the process.
+            worker.report(&Report::Closed { id });
+            worker.devices().remove(&id);
+            worker.closed.notify_all();
+        });
+        match ublk::serve(threads, setup, closed) {
+            Ok(()) => self.report(&Report::Ready { id }),
+            Err(error) => self.report(&Report::Failed { id, why: error.to_string() }),
+        }
+    }
+
+    fn report(&self, report: &Report) {
+        match protocol::send(&self.control, report, &[]) {
+            Ok(()) => {}
+            // The supervisor is gone; its successor reads the kernel's state instead.
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
+            Err(error) => log::warn(format_args!("worker: cannot report {report:?}: {error}")),
+        }
+    }
+
+    fn await_the_end(&self) {
+        let mut open = self.devices();
+        while !open.is_empty() {
+            open = self.closed.wait(open).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn devices(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,298 @@
+//! The words between supervisor and worker: one JSON object per packet, descriptors beside it.
+//! It never accepts a packet that was cut, nor descriptors that nobody announced.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use becket_engine::Geometry;
+use becket_image::{Backing, Map};
+use becket_transport::ublk::Setup;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::control::FileFacts;
+
+/// Longest packet in bytes; a map of some 30,000 extents fits.
+const LARGEST: usize = 4 << 20;
+/// The kernel passes no more descriptors at once (SCM_MAX_FD).
+const MOST_FDS: usize = 253;
+
+/// What the supervisor tells the worker.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Order {
+    /// Serve a device. The descriptors: its ublkcN, then of each file the buffered one and the direct one
+    /// where there is one.
+    Serve(Box<Serve>),
+}
+
+/// A device to be served: [`Setup`] without its descriptors.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Serve {
+    pub(crate) id: u32,
+    pub(crate) queues: u16,
+    pub(crate) depth: u16,
+    pub(crate) flags: u64,
+    pub(crate) geometry: Geometry,
+    pub(crate) map: Map,
+    pub(crate) files: Vec<FileFacts>,
+}
+
+/// What the worker tells the supervisor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Report {
+    /// It has given up its rights and waits for orders; the notes are precautions that the environment forbids.
+    Started { threads: usize, notes: Vec<String> },
+    /// It will not serve at all.
+    Refused { why: String },
+    /// Every queue of the device has fetched: it may be started.
+    Ready { id: u32 },
+    /// The device could not be served. `Closed` still follows.
+    Failed { id: u32, why: String },
+    /// Every descriptor of the device is closed.
+    Closed { id: u32 },
+}
+
+/// Two ends of a connection that keeps packets apart; both are close-on-exec.
+pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (a, b) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    for end in [&a, &b] {
+        // The default holds some 200 KiB. Where this is capped, only very long maps are affected: EMSGSIZE.
+        rustix::net::sockopt::set_socket_send_buffer_size_force(end, LARGEST)
+            .or_else(|_| rustix::net::sockopt::set_socket_send_buffer_size(end, LARGEST))?;
+    }
+    Ok((a, b))
+}
+
+/// Sends one packet, whole or not at all.
+pub(crate) fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let packet = serde_json::to_vec(message)?;
+    if packet.len() > LARGEST || fds.len() > MOST_FDS {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the image is in too many pieces"));
+    }
+    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the image has too many files"));
+    }
+    loop {
+        match rustix::net::sendmsg(&socket, &[IoSlice::new(&packet)], &mut control, SendFlags::NOSIGNAL) {
+            Ok(_) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Waits for one packet; `None` when the other side is gone.
+pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut packet = vec![0; LARGEST];
+    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        let mut buffers = [IoSliceMut::new(&mut packet)];
+        match rustix::net::recvmsg(&socket, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(received) => break received,
+            Err(rustix::io::Errno::INTR) => {}
+            // The other side died with packets of ours unread.
+            Err(rustix::io::Errno::CONNRESET) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+    };
+    // Taken out first: whatever follows, they are closed and not leaked.
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(passed) = message {
+            fds.extend(passed);
+        }
+    }
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet was cut"));
+    }
+    let text = packet.get(..received.bytes).unwrap_or_default();
+    Ok(Some((serde_json::from_slice(text)?, fds)))
+}
+
+impl Serve {
+    /// Puts the descriptors back where they belong.
+    pub(crate) fn with(self, fds: Vec<OwnedFd>) -> io::Result<Setup> {
+        let mut fds = fds.into_iter();
+        let char_device = fds.next().ok_or_else(|| wrong("the device's descriptor is missing"))?;
+        let files = backings(self.files, fds)?;
+        let Serve { id, queues, depth, flags, geometry, map, .. } = self;
+        Ok(Setup { id, queues, depth, flags, geometry, char_device, map, files })
+    }
+}
+
+/// Joins what is said of files with their descriptors, which must be as many as announced.
+pub(crate) fn backings(
+    files: Vec<FileFacts>,
+    mut fds: impl Iterator<Item = OwnedFd>,
+) -> io::Result<Vec<Backing>> {
+    let mut next = || fds.next().ok_or_else(|| wrong("a file's descriptor is missing"));
+    let mut joined = Vec::with_capacity(files.len());
+    for FileFacts { facts, direct } in files {
+        let buffered = next()?;
+        let direct = if direct { Some(next()?) } else { None };
+        joined.push(Backing { buffered, direct, facts });
+    }
+    match fds.next() {
+        None => Ok(joined),
+        Some(_) => Err(wrong("there are more descriptors than files")),
+    }
+}
+
+fn wrong(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::MetadataExt;
+
+    use becket_image::{BackingKind, Facts};
+
+    use super::*;
+
+    pub(crate) fn facts() -> Facts {
+        Facts {
+            kind: BackingKind::Regular,
+            size: 4096,
+            writable: true,
+            direct: None,
+            direct_reason: "off".into(),
+            physical_block_size: 512,
+            io_min: 512,
+            io_opt: 0,
+            rotational: false,
+            discard: false,
+            discard_granularity: 0,
+            write_zeroes: false,
+        }
+    }
+
+    fn serve(files: Vec<FileFacts>) -> Serve {
+        Serve {
+            id: 3,
+            queues: 2,
+            depth: 64,
+            flags: u64::MAX,
+            geometry: Geometry {
+                size: 4096,
+                logical_block: 512,
+                physical_block: 512,
+                io_min: 512,
+                io_opt: 0,
+                dma_align: 1,
+                read_only: false,
+                rotational: false,
+                discard: false,
+                discard_granularity: 0,
+                write_zeroes: true,
+                max_io: 65536,
+            },
+            map: Map::contiguous(0, 0, 4096),
+            files,
+        }
+    }
+
+    #[test]
+    fn an_order_arrives_with_its_descriptors_in_order() {
+        let temp = tempfile::tempdir().unwrap();
+        let open = |name: &str| File::create(temp.path().join(name)).unwrap();
+        let (char_device, buffered, direct, other) = (open("c"), open("b"), open("d"), open("o"));
+        let files =
+            vec![FileFacts { facts: facts(), direct: true }, FileFacts { facts: facts(), direct: false }];
+        let sent = serve(files);
+        let (a, b) = pair().unwrap();
+        let fds = [char_device.as_fd(), buffered.as_fd(), direct.as_fd(), other.as_fd()];
+        send(&a, &Order::Serve(Box::new(sent.clone())), &fds).unwrap();
+        let (Order::Serve(received), passed) = receive::<Order>(&b).unwrap().unwrap();
+        assert_eq!(*received, sent);
+        let setup = received.with(passed).unwrap();
+        let inode =
+            |fd: BorrowedFd<'_>| File::from(fd.try_clone_to_owned().unwrap()).metadata().unwrap().ino();
+        assert_eq!(inode(setup.char_device.as_fd()), inode(char_device.as_fd()));
+        assert_eq!(inode(setup.files[0].buffered.as_fd()), inode(buffered.as_fd()));
+        assert_eq!(inode(setup.files[0].direct.as_ref().unwrap().as_fd()), inode(direct.as_fd()));
+        assert_eq!(inode(setup.files[1].buffered.as_fd()), inode(other.as_fd()));
+        assert!(setup.files[1].direct.is_none());
+        for fd in [setup.char_device.as_fd(), setup.files[0].buffered.as_fd()] {
+            assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        }
+    }
+
+    #[test]
+    fn too_few_and_too_many_descriptors_are_refused() {
+        let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+        let one = vec![FileFacts { facts: facts(), direct: true }];
+        for count in [0, 1, 2, 4] {
+            let fds = (0..count).map(|_| null()).collect();
+            assert!(serve(one.clone()).with(fds).is_err(), "{count} descriptors");
+        }
+        serve(one).with((0..3).map(|_| null()).collect()).unwrap();
+    }
+
+    #[test]
+    fn reports_keep_their_borders_and_the_end_is_seen() {
+        let (a, b) = pair().unwrap();
+        let reports = [
+            Report::Started { threads: 2, notes: vec!["n".into()] },
+            Report::Ready { id: 1 },
+            Report::Failed { id: 1, why: "x".into() },
+            Report::Closed { id: 1 },
+            Report::Refused { why: "y".into() },
+        ];
+        for report in &reports {
+            send(&a, report, &[]).unwrap();
+        }
+        drop(a);
+        for report in &reports {
+            assert_eq!(&receive::<Report>(&b).unwrap().unwrap().0, report);
+        }
+        assert!(receive::<Report>(&b).unwrap().is_none());
+    }
+
+    #[test]
+    fn nonsense_is_an_error_and_closes_what_came_with_it() {
+        let (a, b) = pair().unwrap();
+        let file = File::open("/dev/null").unwrap();
+        send(&a, &"nonsense", &[file.as_fd()]).unwrap();
+        assert!(receive::<Order>(&b).is_err());
+        // A writer's end that came along must be closed: its reader sees the end.
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        send(&a, &"nonsense", &[writer.as_fd()]).unwrap();
+        drop(writer);
+        assert!(receive::<Order>(&b).is_err());
+        assert_eq!(rustix::io::read(&reader, &mut [0u8; 1]).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_long_map_fits_in_a_packet() {
+        let extents = (0..10_000)
+            .map(|n| becket_image::Extent {
+                start: n * 4096,
+                len: 4096,
+                place: becket_image::Place::Data { file: 0, offset: (10_000 - n) * 8192 },
+            })
+            .collect();
+        let mut order = serve(Vec::new());
+        order.map = Map::from_extents(extents).unwrap();
+        let (a, b) = pair().unwrap();
+        send(&a, &Order::Serve(Box::new(order.clone())), &[]).unwrap();
+        let (Order::Serve(received), _) = receive::<Order>(&b).unwrap().unwrap();
+        assert_eq!(received.map, order.map);
+    }
+}

@@ -1,0 +1,68 @@
+//! What a process takes over from the one that started it, and what it stops sharing with it.
+//! It never takes a descriptor that this process opened by itself.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
+use rustix::thread::UnshareFlags;
+
+/// Takes over a descriptor that was handed to this program by its number. It is close-on-exec from then on, so
+/// it can be taken once; of 0, 1 and 2, which stay the standard streams, a copy is returned.
+///
+/// # Errors
+/// `EBADF`: there is no such descriptor, or it was not handed over.
+pub fn inherited_fd(number: RawFd) -> io::Result<OwnedFd> {
+    match number {
+        ..0 => return Err(io::Error::from_raw_os_error(libc::EBADF)),
+        0 => return io::stdin().as_fd().try_clone_to_owned(),
+        1 => return io::stdout().as_fd().try_clone_to_owned(),
+        2 => return io::stderr().as_fd().try_clone_to_owned(),
+        3.. => {}
+    }
+    // SAFETY: only asked for its flags; a number without a descriptor is answered with an error.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
+    // Everything that std and this workspace open is close-on-exec, so a descriptor without that mark came
+    // through exec and nobody here owns it. The mark is set before it is owned: a second call fails.
+    if fcntl_getfd(borrowed)?.contains(FdFlags::CLOEXEC) {
+        return Err(io::Error::from_raw_os_error(libc::EBADF));
+    }
+    fcntl_setfd(borrowed, FdFlags::CLOEXEC)?;
+    // SAFETY: it is open, and by the mark just tested nothing in this process owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Gives the calling thread a mount namespace of its own, a copy of the present one. Call it before other threads
+/// start, which then share the new one.
+///
+/// # Errors
+/// `EPERM` without CAP_SYS_ADMIN.
+pub fn unshare_mounts() -> io::Result<()> {
+    // SAFETY: without `FILES` in the flags no descriptor table is affected.
+    Ok(unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::{AsRawFd, IntoRawFd};
+
+    use super::*;
+
+    #[test]
+    fn only_what_was_handed_over_is_taken_and_only_once() {
+        let own = File::open("/dev/null").unwrap();
+        let error = inherited_fd(own.as_raw_fd()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+
+        // As it is after exec: open, unmarked, owned by nobody.
+        fcntl_setfd(&own, FdFlags::empty()).unwrap();
+        let number = own.into_raw_fd();
+        let taken = inherited_fd(number).unwrap();
+        assert_eq!(taken.as_raw_fd(), number);
+        assert!(inherited_fd(number).is_err());
+        assert!(inherited_fd(-1).is_err());
+        assert!(inherited_fd(1_000_000).is_err());
+        assert!(inherited_fd(1).unwrap().as_raw_fd() > 2);
+    }
+}

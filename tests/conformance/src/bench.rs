@@ -114,17 +114,18 @@ impl Device {
         Sysfs::of(self.path())
     }
 
-    /// Detaches, and fails when that fails.
+    /// Detaches, and fails when that fails: because the test still has it open, for example.
     pub(crate) fn detach(mut self) -> Result<()> {
+        self.driver.detach(self.path())?;
         self.attached = false;
-        self.driver.detach(self.path())
+        Ok(())
     }
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
         if self.attached
-            && let Err(error) = self.driver.detach(self.path())
+            && let Err(error) = self.driver.abandon(self.path())
         {
             eprintln!("warning: {} stays attached: {error:#}", self.path().display());
         }

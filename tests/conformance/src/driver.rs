@@ -93,6 +93,8 @@ pub(crate) trait Driver: Send + Sync {
     fn attach(&self, image: &Path, options: &Attach) -> Result<Info>;
     /// Detaches what `target` (a node) names.
     fn detach(&self, target: &Path) -> Result<()>;
+    /// Detaches as soon as its last user lets go: for cleaning up after a test that failed.
+    fn abandon(&self, target: &Path) -> Result<()>;
     /// All devices.
     fn list(&self) -> Result<Vec<Info>>;
     /// Takes over a changed size of the image.
@@ -144,6 +146,10 @@ impl Driver for Becket {
         command::succeed(with(self.command(&["detach"]), target)).map(drop)
     }
 
+    fn abandon(&self, target: &Path) -> Result<()> {
+        command::succeed(with(self.command(&["detach", "--lazy"]), target)).map(drop)
+    }
+
     fn list(&self) -> Result<Vec<Info>> {
         devices_in(&command::succeed(self.command(&["list", "--json"]))?.stdout)
     }
@@ -191,6 +197,11 @@ impl Driver for Losetup {
 
     fn detach(&self, target: &Path) -> Result<()> {
         command::succeed(with(command::command(&["losetup", "--detach"]), target)).map(drop)
+    }
+
+    fn abandon(&self, target: &Path) -> Result<()> {
+        // The kernel's tool never refuses a device in use.
+        self.detach(target)
     }
 
     fn list(&self) -> Result<Vec<Info>> {

@@ -130,6 +130,7 @@ fn fsync_fills_the_file(bench: &Bench) -> Result<()> {
         }
         verify_backing(&image, at, &content)?;
     }
+    drop(file);
     device.detach()
 }
 

@@ -115,6 +115,7 @@ fn block_size_4096(bench: &Bench) -> Result<()> {
     exercise.run(device.path(), &mut model)?;
     verify_device(&device, &model)?;
     verify_backing(&image, 0, &model)?;
+    drop(direct);
     device.detach()
 }
 
@@ -130,6 +131,7 @@ fn partial_last_block(bench: &Bench) -> Result<()> {
         file.write_all_at(&fresh, 0)?;
         file.sync_all()?;
         verify_device(&device, &fresh)?;
+        drop(file);
         device.detach()?;
         verify_backing(&image, 0, &fresh)?;
         verify_backing(&image, whole as u64, &content[whole..])?;
@@ -168,6 +170,7 @@ fn sparse(bench: &Bench) -> Result<()> {
     }
     let used = allocated(&image)?;
     ensure!(used < 4 * MIB, "24 KiB were written and {used} bytes are allocated");
+    drop(file);
     device.detach()
 }
 
@@ -189,5 +192,6 @@ fn refresh(bench: &Bench) -> Result<()> {
     verify(&file, 0, &pattern(MIB as usize, bench.seed))?;
     file.write_all_at(Buffer::pattern(4096, 9).as_ref(), 4 * MIB - 4096)?;
     verify_backing(&image, 4 * MIB - 4096, Buffer::pattern(4096, 9).as_ref())?;
+    drop(file);
     device.detach()
 }

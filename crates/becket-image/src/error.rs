@@ -122,6 +122,12 @@ pub enum Error {
         /// Which permission clashes, for people.
         clash: String,
     },
+    /// The kernel itself uses the block device.
+    #[error("{}: in use: it, or a partition of it, is mounted, swapped to or part of another device", path.display())]
+    Claimed {
+        /// As it was given.
+        path: PathBuf,
+    },
     /// Direct I/O was insisted on.
     #[error("{}: direct I/O is impossible: {reason}", path.display())]
     DirectIo {
@@ -155,7 +161,7 @@ impl Error {
             Error::NothingLeft { .. } | Error::SizeLimit { .. } | Error::BlockSize { .. } => {
                 ErrorKind::InvalidOption
             }
-            Error::InUse { .. } => ErrorKind::InUse,
+            Error::InUse { .. } | Error::Claimed { .. } => ErrorKind::InUse,
             Error::DirectIo { .. } => ErrorKind::Unsupported,
             Error::Io { .. } => ErrorKind::Io,
         }
@@ -186,6 +192,12 @@ impl Error {
             Error::InUse { .. } => {
                 "see `becket list`; detach it there, attach with --read-only where nobody writes, \
                  or with --shared when both sides know of each other"
+            }
+            Error::Claimed { path } => {
+                let path = quoted(path);
+                return Some(format!(
+                    "see by what: lsblk {path}; findmnt {path}; or attach with --read-only"
+                ));
             }
             Error::DirectIo { .. } => "use --direct-io auto",
             Error::Io { .. } => return None,

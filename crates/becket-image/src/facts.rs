@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use becket_uapi::block;
-use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Stat, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Stat, StatxFlags, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -186,10 +186,20 @@ fn ask_device(known: &Known<'_>, facts: &mut Facts) {
 /// Whether ranges of the file can be given back, by punching the first byte behind its end.
 ///
 /// Nothing is there to be lost, and one byte is no whole block, so that not even blocks that were allocated
-/// behind the end go. Only the time of the last change may move.
+/// behind the end go. Some file systems note the time all the same; then it is put back, so that merely
+/// attaching an image does not make it newer.
 fn can_punch(known: &Known<'_>) -> bool {
+    let times = rustix::fs::fstat(known.fd).map(|stat| (stat.st_mtime, stat.st_mtime_nsec));
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    retry(|| rustix::fs::fallocate(known.fd, flags, known.size, 1)).is_ok()
+    let punched = retry(|| rustix::fs::fallocate(known.fd, flags, known.size, 1)).is_ok();
+    if let (true, Ok((tv_sec, nanoseconds))) = (punched, times) {
+        let omitted = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+        let before = Timespec { tv_sec: tv_sec as _, tv_nsec: nanoseconds as _ };
+        // Only the owner may do this; for anybody else the image is a little newer.
+        let _ =
+            rustix::fs::futimens(known.fd, &Timestamps { last_access: omitted, last_modification: before });
+    }
+    punched
 }
 
 /// Opens the direct descriptor: it, what it demands, and how that is known. The error says why not.

@@ -1,5 +1,5 @@
 //! Locks an image the way QEMU does, so that two programs never write one image.
-//! It never waits for a lock, and never takes one that QEMU would not understand.
+//! It never takes a lock that QEMU would not understand, and never waits longer than a moment.
 //!
 //! # The bytes
 //! QEMU's raw-posix driver speaks through shared (read) locks on single bytes of the image. The bytes need
@@ -22,15 +22,24 @@
 //!
 //! The locks belong to the open file description (`F_OFD_SETLK`): they go wherever the descriptor is passed,
 //! and last until its last copy is closed, in the supervisor, a worker or the kernel's loop driver.
+//!
+//! # The moment
+//! That last copy may outlive its owner by a moment: a process that is being spawned holds copies of
+//! everything until it executes its program, and the kernel closes the file of a loop device after the device
+//! is gone. So that detaching and attaching again does not fail by accident, a clash is looked at again a few
+//! times ([`a_moment`]) before it counts.
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
-use becket_uapi::lock::{Kind, ofd_lock, ofd_test};
+use becket_uapi::lock::{Kind, ofd_lock, ofd_test, ofd_unlock};
 use rustix::io::Errno;
 
 const USED_BASE: u64 = 100;
 const UNSHARED_BASE: u64 = 200;
+/// From the first byte of any permission on, enough for all of both kinds.
+const LOCKED_LEN: u64 = 200;
 
 /// What can be done with an image, numbered as QEMU does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,10 +97,40 @@ impl From<io::Error> for Refused {
     }
 }
 
+/// Waits before a clash is looked at for the `attempt`-th time again (from 0); `false` when that was enough.
+pub(crate) fn a_moment(attempt: u32) -> bool {
+    let go_on = attempt < 5;
+    if go_on {
+        std::thread::sleep(Duration::from_millis(2 << attempt));
+    }
+    go_on
+}
+
 /// Announces the use of the image on `fd`, which must be readable, and checks that it suits everybody else.
 ///
-/// After a refusal some bytes may be locked: close the descriptor.
-pub(crate) fn take(fd: BorrowedFd<'_>, write: bool, shared: bool) -> Result<(), Refused> {
+/// After a clash all locks of this description are given up; `wait` then says whether to try again.
+pub(crate) fn take(
+    fd: BorrowedFd<'_>,
+    write: bool,
+    shared: bool,
+    mut wait: impl FnMut(u32) -> bool,
+) -> Result<(), Refused> {
+    let mut attempt = 0;
+    loop {
+        match try_take(fd, write, shared) {
+            Err(Refused::Clash(clash)) => {
+                ofd_unlock(fd, USED_BASE, LOCKED_LEN)?;
+                if !wait(attempt) {
+                    return Err(Refused::Clash(clash));
+                }
+                attempt += 1;
+            }
+            result => return result,
+        }
+    }
+}
+
+fn try_take(fd: BorrowedFd<'_>, write: bool, shared: bool) -> Result<(), Refused> {
     let uses: &[Permission] =
         if write { &[Permission::Read, Permission::Write] } else { &[Permission::Read] };
     let unshares: &[Permission] = if shared { &[] } else { &[Permission::Write, Permission::Resize] };
@@ -116,4 +155,53 @@ pub(crate) fn take(fd: BorrowedFd<'_>, write: bool, shared: bool) -> Result<(), 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn a_lock_that_is_just_being_given_up_is_no_clash() {
+        let named = tempfile::NamedTempFile::new().unwrap();
+        let [ours, theirs] = [(); 2].map(|()| File::open(named.path()).unwrap());
+        take(theirs.as_fd(), true, false, |_| false).unwrap();
+
+        let mut looks = 0;
+        let refused = take(ours.as_fd(), true, false, |attempt| {
+            assert_eq!(attempt, looks);
+            looks += 1;
+            let free = |byte| !ofd_test(theirs.as_fd(), Kind::Exclusive, byte, 1).unwrap();
+            assert!((0..512).all(free), "nobody is kept out while this one waits");
+            looks < 3
+        });
+        assert!(matches!(refused, Err(Refused::Clash(_))));
+        assert_eq!(looks, 3);
+
+        let mut theirs = Some(theirs);
+        take(ours.as_fd(), true, false, |_| theirs.take().is_some()).unwrap();
+    }
+
+    #[test]
+    fn the_moment_ends() {
+        assert_eq!((0..).take_while(|attempt| a_moment(*attempt)).count(), 5);
+    }
+
+    #[test]
+    fn a_file_system_without_locks_is_told_from_one_that_fails() {
+        for (errno, unsupported) in [
+            (Errno::NOLCK, true),
+            (Errno::INVAL, true),
+            (Errno::OPNOTSUPP, true),
+            (Errno::NOSYS, true),
+            (Errno::IO, false),
+            (Errno::BADF, false),
+        ] {
+            let refused = Refused::from(io::Error::from(errno));
+            assert_eq!(matches!(refused, Refused::Unsupported(_)), unsupported, "{errno}");
+        }
+    }
 }

@@ -93,7 +93,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
     if !options.shared && kind == BackingKind::Block && !read_only {
         refuse_claimed(path, &buffered)?;
     }
-    match locks::take(buffered.as_fd(), !read_only, options.shared) {
+    match locks::take(buffered.as_fd(), !read_only, options.shared, locks::a_moment) {
         Ok(()) => {}
         Err(Refused::Clash(clash)) => return Err(Error::InUse { path: path.to_owned(), clash }),
         Err(Refused::Unsupported(error)) => {
@@ -230,10 +230,7 @@ fn why_read_only(errno: Errno, kind: BackingKind) -> Option<&'static str> {
 fn refuse_claimed(path: &Path, device: &OwnedFd) -> Result<(), Error> {
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
     match rustix::io::retry_on_intr(|| rustix::fs::open(proc_path(device), flags, Mode::empty())) {
-        Err(Errno::BUSY) => Err(Error::InUse {
-            path: path.to_owned(),
-            clash: "it, or a partition of it, is mounted, swapped to or part of another device".to_owned(),
-        }),
+        Err(Errno::BUSY) => Err(Error::Claimed { path: path.to_owned() }),
         _ => Ok(()),
     }
 }

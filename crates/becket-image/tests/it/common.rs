@@ -4,9 +4,33 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use becket_image::{Error, OpenOptions, Opened};
 pub(crate) use becket_testkit::skip;
+use tempfile::TempDir;
+
+/// A directory of the test's own, and its turn: while it is held no other test of this kind runs.
+///
+/// A lock belongs to a description, and a process that is just being spawned holds copies of all of them until
+/// it executes its program. Tests that spawn and tests that close and open again would meet by accident.
+pub(crate) struct Dir {
+    dir: TempDir,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// Waits for this test's turn.
+pub(crate) fn dir() -> Dir {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    Dir { dir: tempfile::tempdir().unwrap(), _turn: turn }
+}
+
+impl Dir {
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+}
 
 /// A file of `len` zero bytes.
 pub(crate) fn file(dir: &Path, name: &str, len: u64) -> PathBuf {

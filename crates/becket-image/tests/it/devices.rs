@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use becket_image::{BackingKind, ErrorKind, OpenOptions};
-use tempfile::tempdir;
 
-use crate::common::{LoopDevice, Mount, file, open, open_read_only, run, skip};
+use crate::common::{LoopDevice, Mount, dir, file, open, open_read_only, run, skip};
 
 const MIB: u64 = 1 << 20;
 
@@ -19,7 +18,7 @@ fn device(test: &str, dir: &Path, options: &[&str]) -> Option<LoopDevice> {
 
 #[test]
 fn a_block_device_has_the_facts_of_its_queue() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let Some(device) = device("a_block_device_has_the_facts_of_its_queue", dir.path(), &[]) else { return };
     let opened = open(&device.0).unwrap();
     assert_eq!((opened.map.len(), opened.block_size, opened.read_only), (16 * MIB, 512, false));
@@ -41,7 +40,7 @@ fn a_block_device_has_the_facts_of_its_queue() {
 
 #[test]
 fn blocks_are_as_large_as_the_devices() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let Some(device) = device("blocks_are_as_large_as_the_devices", dir.path(), &["--sector-size", "4096"])
     else {
         return;
@@ -64,7 +63,7 @@ fn blocks_are_as_large_as_the_devices() {
 
 #[test]
 fn a_read_only_device_is_opened_for_reading() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let Some(device) = device("a_read_only_device_is_opened_for_reading", dir.path(), &["--read-only"])
     else {
         return;
@@ -76,7 +75,7 @@ fn a_read_only_device_is_opened_for_reading() {
 
 #[test]
 fn a_mounted_device_is_in_use() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let Some(device) = device("a_mounted_device_is_in_use", dir.path(), &[]) else { return };
     run("mkfs.ext4", &["-q", device.0.to_str().unwrap()]);
     let to = dir.path().join("mnt");
@@ -88,6 +87,7 @@ fn a_mounted_device_is_in_use() {
     let error = open(&device.0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InUse);
     assert!(error.to_string().contains("mounted"), "{error}");
+    assert!(error.hint().unwrap().contains("findmnt"), "{error:?}");
     open_read_only(&device.0).unwrap();
     let shared = OpenOptions { shared: true, ..OpenOptions::default() };
     drop(becket_image::open(&device.0, &shared).unwrap());
@@ -118,6 +118,7 @@ fn as_the_kernel_reads(device: &LoopDevice) -> Vec<(u32, u64, u64)> {
 #[test]
 fn tables_mean_the_same_to_the_kernel() {
     const NAME: &str = "tables_mean_the_same_to_the_kernel";
+    let _turn = dir();
     for name in ["gpt-512.img", "gpt-4096.img", "mbr-logical.img"] {
         let options = OpenOptions { read_only: true, partitions: true, ..OpenOptions::default() };
         let opened = becket_image::open(&fixture(name), &options).unwrap();
@@ -139,7 +140,7 @@ fn tables_mean_the_same_to_the_kernel() {
 #[test]
 fn a_partition_has_the_limits_of_its_disk() {
     const NAME: &str = "a_partition_has_the_limits_of_its_disk";
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let Some(device) = device(NAME, dir.path(), &["--sector-size", "4096"]) else { return };
     let disk = std::fs::File::open(&device.0).unwrap();
     becket_uapi::block::partition_add(disk.as_fd(), 2, 8 * 4096, 20 * 4096).unwrap();

@@ -6,14 +6,14 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Barrier;
 
-use crate::common::{file, have, open, open_read_only, skip};
+use crate::common::{Dir, dir, file, have, open, open_read_only, skip};
 use becket_image::{Error, ErrorKind, OpenOptions, Opened};
 use becket_uapi::lock::{Kind, ofd_lock, ofd_test};
-use tempfile::{TempDir, tempdir};
 
-fn image() -> (TempDir, PathBuf) {
-    let dir = tempdir().unwrap();
+fn image() -> (Dir, PathBuf) {
+    let dir = dir();
     let path = file(dir.path(), "disk.img", 1 << 20);
     (dir, path)
 }
@@ -50,6 +50,24 @@ fn a_refused_open_leaves_no_lock_behind() {
     assert_in_use(open(&path), "write");
     open_read_only(&path).expect("the refused writer is gone without a trace");
     drop(reader);
+}
+
+#[test]
+fn of_many_who_come_at_once_one_writes_at_most() {
+    let (_dir, path) = image();
+    for _ in 0..10 {
+        let start = Barrier::new(4);
+        let race = || {
+            start.wait();
+            open(&path).map_err(|error| assert_eq!(error.kind(), ErrorKind::InUse, "{error}"))
+        };
+        // All results are kept until all have come: a winner that is gone excludes nobody.
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let racers: Vec<_> = (0..4).map(|_| scope.spawn(race)).collect();
+            racers.into_iter().map(|racer| racer.join().unwrap()).collect()
+        });
+        assert!(results.iter().filter(|result| result.is_ok()).count() <= 1);
+    }
 }
 
 #[test]
@@ -154,10 +172,10 @@ impl Drop for QemuIo {
 
 #[test]
 fn qemu_and_becket_keep_each_other_out() {
+    let (_dir, path) = image();
     if !have("qemu-io") {
         return skip("qemu_and_becket_keep_each_other_out", "qemu-io is not installed");
     }
-    let (_dir, path) = image();
     let qemu_opens = |options: &[&str]| {
         let output = Command::new("qemu-io")
             .args(["-f", "raw"])

@@ -10,11 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::common::{Mount, file, open, open_read_only, run, skip};
+use crate::common::{Mount, dir, file, open, open_read_only, run, skip};
 use becket_image::{BackingKind, DirectIo, Error, ErrorKind, Map, OpenOptions};
 use rustix::fs::OFlags;
 use rustix::io::FdFlags;
-use tempfile::tempdir;
 
 const MIB: u64 = 1 << 20;
 
@@ -35,7 +34,7 @@ fn error(result: Result<becket_image::Opened, Error>) -> (Error, String) {
 
 #[test]
 fn a_plain_file_is_one_range_with_its_facts() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let path = file(dir.path(), "disk.img", MIB);
     let opened = open(&path).unwrap();
     let metadata = path.metadata().unwrap();
@@ -59,7 +58,7 @@ fn a_plain_file_is_one_range_with_its_facts() {
 
 #[test]
 fn descriptors_close_on_exec_and_block_as_usual() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let opened = open(&file(dir.path(), "disk.img", MIB)).unwrap();
     let backing = &opened.files[0];
     for fd in [Some(&backing.buffered), backing.direct.as_ref()].into_iter().flatten() {
@@ -72,7 +71,7 @@ fn descriptors_close_on_exec_and_block_as_usual() {
 
 #[test]
 fn the_direct_descriptor_is_the_same_file_even_when_its_name_is_not() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let path = file(dir.path(), "disk.img", MIB);
     let opened = open(&path).unwrap();
     let Some(direct) = &opened.files[0].direct else {
@@ -86,7 +85,7 @@ fn the_direct_descriptor_is_the_same_file_even_when_its_name_is_not() {
 
 #[test]
 fn a_link_is_resolved_to_the_file_that_it_means() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let path = file(dir.path(), "disk.img", MIB);
     let link = dir.path().join("link");
     symlink("disk.img", &link).unwrap();
@@ -95,7 +94,7 @@ fn a_link_is_resolved_to_the_file_that_it_means() {
 
 #[test]
 fn a_missing_path_names_the_deepest_directory_that_exists() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     std::fs::create_dir(dir.path().join("there")).unwrap();
     let (error, text) = error(open(&dir.path().join("there/not/disk.img")));
     assert_eq!(error.kind(), ErrorKind::NotFound);
@@ -111,7 +110,7 @@ fn a_missing_path_names_the_deepest_directory_that_exists() {
 
 #[test]
 fn a_file_in_the_middle_of_the_path_is_named() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let path = file(dir.path(), "disk.img", MIB);
     let (error, _) = error(open(&path.join("p1")));
     assert!(matches!(&error, Error::NotADirectory { component, .. } if *component == path), "{error:?}");
@@ -119,7 +118,7 @@ fn a_file_in_the_middle_of_the_path_is_named() {
 
 #[test]
 fn a_dangling_link_and_a_circle_of_links_are_named() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let link = dir.path().join("dangling");
     symlink("nowhere", &link).unwrap();
     for path in [link.clone(), link.join("disk.img")] {
@@ -135,7 +134,7 @@ fn a_dangling_link_and_a_circle_of_links_are_named() {
 
 #[test]
 fn what_is_no_image_is_refused_without_being_opened() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let fifo = dir.path().join("fifo");
     run("mkfifo", &[fifo.to_str().unwrap()]);
     let socket = dir.path().join("socket");
@@ -158,14 +157,14 @@ fn what_is_no_image_is_refused_without_being_opened() {
 
 #[test]
 fn an_empty_file_is_refused() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let (error, _) = error(open(&file(dir.path(), "empty", 0)));
     assert!(matches!(error, Error::Empty { .. }), "{error:?}");
 }
 
 #[test]
 fn offset_and_limit_choose_the_range() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let path = file(dir.path(), "disk.img", MIB);
     let range = |offset, limit| {
         let opened = open_with(&path, |o| (o.offset, o.size_limit) = (offset, limit)).unwrap();
@@ -180,7 +179,7 @@ fn offset_and_limit_choose_the_range() {
 
 #[test]
 fn an_offset_that_leaves_nothing_is_refused() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let path = file(dir.path(), "disk.img", MIB);
     for offset in [MIB, MIB + 1, MIB - 511, u64::MAX] {
         let (error, text) = error(open_with(&path, |options| options.offset = offset));
@@ -198,7 +197,7 @@ fn an_offset_that_leaves_nothing_is_refused() {
 
 #[test]
 fn a_tail_that_fills_no_block_is_left_out_with_a_warning() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let path = file(dir.path(), "disk.img", MIB + 700);
     let opened = open(&path).unwrap();
     assert_eq!(opened.map.len(), MIB + 512);
@@ -211,7 +210,7 @@ fn a_tail_that_fills_no_block_is_left_out_with_a_warning() {
 
 #[test]
 fn a_block_size_that_no_device_has_is_refused() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let path = file(dir.path(), "disk.img", MIB);
     for size in [0, 1, 256, 513, 1000, 1 << 30, u32::MAX] {
         let (error, text) = error(open_with(&path, |options| options.block_size = Some(size)));
@@ -251,7 +250,7 @@ fn the_gpt_inside_chooses_the_block_size() {
 
 #[test]
 fn a_table_at_an_offset_counts_from_there_and_ends_with_the_limit() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let table =
         std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/mbr-logical.img")).unwrap();
     let path = dir.path().join("disk.img");
@@ -269,7 +268,7 @@ fn a_table_at_an_offset_counts_from_there_and_ends_with_the_limit() {
 
 #[test]
 fn direct_io_is_taken_left_or_insisted_on() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let path = file(dir.path(), "disk.img", MIB);
     let off = open_with(&path, |options| options.direct_io = DirectIo::Off).unwrap();
     assert!(off.files[0].direct.is_none() && off.files[0].facts.direct.is_none());
@@ -291,6 +290,7 @@ fn direct_io_is_taken_left_or_insisted_on() {
 
 #[test]
 fn the_alignment_that_is_promised_is_enough_for_a_direct_read() {
+    let _turn = dir();
     for dir in ["/tmp", "/dev/shm", "/var/tmp"] {
         let Ok(dir) = tempfile::tempdir_in(dir) else { continue };
         let opened = open(&file(dir.path(), "disk.img", MIB)).unwrap();
@@ -312,7 +312,7 @@ fn the_alignment_that_is_promised_is_enough_for_a_direct_read() {
 #[test]
 fn a_file_system_without_direct_io_is_used_without_it() {
     const NAME: &str = "a_file_system_without_direct_io";
-    let dir = tempdir().unwrap();
+    let dir = dir();
     // ramfs has none; tmpfs pretends from Linux 6.6 on.
     let _mount = match Mount::new(&["-t", "ramfs", "becket-test"], dir.path()) {
         Ok(mount) => mount,
@@ -334,7 +334,7 @@ fn a_file_system_without_direct_io_is_used_without_it() {
 
 #[test]
 fn discard_is_promised_only_where_it_works() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let path = dir.path().join("disk.img");
     std::fs::write(&path, vec![7; 64 << 10]).unwrap();
     let opened = open(&path).unwrap();
@@ -351,8 +351,19 @@ fn discard_is_promised_only_where_it_works() {
 }
 
 #[test]
+fn opening_leaves_the_time_of_the_last_change_alone() {
+    let dir = dir();
+    let path = file(dir.path(), "disk.img", MIB);
+    let disk = std::fs::File::options().write(true).open(&path).unwrap();
+    let long_ago = std::time::SystemTime::UNIX_EPOCH + Duration::new(1_000_000_000, 123);
+    disk.set_modified(long_ago).unwrap();
+    drop(open(&path).unwrap());
+    assert_eq!(path.metadata().unwrap().modified().unwrap(), long_ago);
+}
+
+#[test]
 fn asking_for_discard_keeps_what_is_allocated_behind_the_end() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let path = file(dir.path(), "disk.img", 8192);
     let disk = std::fs::File::options().write(true).open(&path).unwrap();
     if rustix::fs::fallocate(&disk, rustix::fs::FallocateFlags::KEEP_SIZE, 0, MIB).is_err() {
@@ -365,7 +376,7 @@ fn asking_for_discard_keeps_what_is_allocated_behind_the_end() {
 
 #[test]
 fn a_read_only_open_cannot_write() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let opened = open_read_only(&file(dir.path(), "disk.img", MIB)).unwrap();
     assert!(opened.read_only && opened.read_only_reason.is_none() && !opened.files[0].facts.writable);
     let backing = &opened.files[0];
@@ -377,7 +388,7 @@ fn a_read_only_open_cannot_write() {
 #[test]
 fn what_lies_on_a_read_only_file_system_is_opened_for_reading() {
     const NAME: &str = "what_lies_on_a_read_only_file_system";
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let [from, to] = ["from", "to"].map(|name| dir.path().join(name));
     std::fs::create_dir(&from).unwrap();
     std::fs::create_dir(&to).unwrap();
@@ -393,7 +404,7 @@ fn what_lies_on_a_read_only_file_system_is_opened_for_reading() {
 
 #[test]
 fn what_is_immutable_is_opened_for_reading() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let path = file(dir.path(), "disk.img", MIB);
     let chattr = |flag: &str| Command::new("chattr").arg(flag).arg(&path).status().is_ok_and(|s| s.success());
     if !chattr("+i") {
@@ -427,7 +438,7 @@ fn as_nobody(test: &str, body: impl FnOnce() + Send + 'static) {
 
 #[test]
 fn without_permission_it_is_read_or_refused() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
     let modes = [("readable", 0o444), ("secret", 0o000)];
     let [readable, secret] = modes.map(|(name, mode)| {
@@ -454,7 +465,7 @@ fn without_permission_it_is_read_or_refused() {
 
 #[test]
 fn a_program_that_runs_is_read() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let program = dir.path().join("sleep");
     std::fs::copy("/bin/sleep", &program).unwrap();
     let mut running = Command::new(&program).arg("60").spawn().unwrap();
@@ -466,7 +477,7 @@ fn a_program_that_runs_is_read() {
 
 #[test]
 fn an_unlinked_file_keeps_working() {
-    let dir = tempdir().unwrap();
+    let dir = dir();
     let path = file(dir.path(), "disk.img", MIB);
     let held = std::fs::File::open(&path).unwrap();
     std::fs::remove_file(&path).unwrap();

@@ -6,9 +6,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use becket_image::{OpenOptions, Partition};
-use tempfile::tempdir;
 
-use crate::common::{file, have, run, skip};
+use crate::common::{dir, file, have, run, skip};
 
 fn partitions(path: &Path) -> (Vec<Partition>, Vec<String>) {
     let options = OpenOptions { read_only: true, partitions: true, ..OpenOptions::default() };
@@ -58,10 +57,10 @@ fn as_becket_reads(path: &Path) -> Vec<Row> {
 
 #[test]
 fn gpt_means_the_same_to_sfdisk() {
+    let dir = dir();
     if !have("sfdisk") {
         return skip("gpt_means_the_same_to_sfdisk", "sfdisk is not installed");
     }
-    let dir = tempdir().unwrap();
     let path = file(dir.path(), "disk.img", 64 << 20);
     sfdisk(
         &path,
@@ -78,10 +77,10 @@ fn gpt_means_the_same_to_sfdisk() {
 
 #[test]
 fn mbr_means_the_same_to_sfdisk() {
+    let dir = dir();
     if !have("sfdisk") {
         return skip("mbr_means_the_same_to_sfdisk", "sfdisk is not installed");
     }
-    let dir = tempdir().unwrap();
     let path = file(dir.path(), "disk.img", 64 << 20);
     let logical: String =
         (0..12).map(|i| format!("{}: start={}, size=2000, type=83\n", 5 + i, 8192 + i * 4096)).collect();
@@ -107,10 +106,10 @@ fn mbr_means_the_same_to_sfdisk() {
 
 #[test]
 fn a_gpt_by_sgdisk_survives_the_loss_of_its_start() {
+    let dir = dir();
     if !have("sgdisk") {
         return skip("a_gpt_by_sgdisk_survives", "sgdisk is not installed");
     }
-    let dir = tempdir().unwrap();
     let path = file(dir.path(), "disk.img", 16 << 20);
     run("sgdisk", &["-n1:0:+1M", "-t1:ef00", "-c1:boot", "-n2:0:0", path.to_str().unwrap()]);
     let (whole, warnings) = partitions(&path);

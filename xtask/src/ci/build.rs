@@ -9,21 +9,26 @@ use serde::Deserialize;
 
 use crate::exec;
 
+/// The packages whose tests ask for ublk, which the host may not have.
+const GUEST_PACKAGES: [&str; 4] = ["becket", "becket-device", "becket-transport", "becket-uapi"];
+
 /// What the guests and the host's conformance run need.
 pub(crate) struct Binaries {
     /// The optimised command.
     pub(crate) becket: PathBuf,
     /// The optimised conformance suite.
     pub(crate) conformance: PathBuf,
-    /// The command line's own tests.
-    pub(crate) end_to_end: Vec<PathBuf>,
+    /// The test binaries of [`GUEST_PACKAGES`].
+    pub(crate) tests: Vec<PathBuf>,
     /// Where those tests look for the command they test.
     pub(crate) tested: Option<PathBuf>,
 }
 
 /// One line of cargo's `--message-format=json`.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct Message {
+    #[serde(default)]
+    package_id: String,
     #[serde(default)]
     executable: Option<PathBuf>,
     #[serde(default)]
@@ -36,8 +41,6 @@ struct Message {
 struct Target {
     #[serde(default)]
     name: String,
-    #[serde(default)]
-    kind: Vec<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -59,22 +62,33 @@ impl Binaries {
         Ok(Binaries {
             becket: find("becket")?,
             conformance: find("becket-conformance")?,
-            end_to_end: Vec::new(),
+            tests: Vec::new(),
             tested: None,
         })
     }
 
-    /// The same, and the end-to-end tests.
+    /// The same, and the tests. All of the workspace is built, as `cargo test` did: nothing is compiled twice.
     pub(crate) fn all() -> Result<Binaries> {
-        let tests = cargo(&["test", "--no-run", "-p", "becket"])?;
-        let is = |message: &&Message, kind: &str| message.target.kind.iter().any(|one| one == kind);
-        let end_to_end = tests.iter().filter(|message| is(message, "test"));
-        let tested = tests.iter().find(|message| is(message, "bin") && !message.profile.test);
+        let built = cargo(&["test", "--no-run", "--workspace"])?;
+        let wanted = |message: &&Message| message.profile.test && message.is_of(&GUEST_PACKAGES);
+        let tested = built.iter().find(|message| message.target.name == "becket" && !message.profile.test);
         Ok(Binaries {
-            end_to_end: end_to_end.filter_map(|message| message.executable.clone()).collect(),
+            tests: built.iter().filter(wanted).filter_map(|message| message.executable.clone()).collect(),
             tested: tested.and_then(|message| message.executable.clone()),
             ..Binaries::conformance()?
         })
+    }
+}
+
+impl Message {
+    /// Whether this was built from one of these packages. Cargo names a package by its folder when that has its name
+    /// (`path+file:///checkout/crates/becket#0.1.0`), else after the `#` (`#becket@0.1.0`).
+    fn is_of(&self, packages: &[&str]) -> bool {
+        let (folder, rest) = self.package_id.rsplit_once('#').unwrap_or((&self.package_id, ""));
+        let name = rest
+            .split_once('@')
+            .map_or_else(|| folder.rsplit('/').next().unwrap_or(folder), |(name, _)| name);
+        packages.contains(&name)
     }
 }
 
@@ -102,12 +116,22 @@ mod tests {
     #[test]
     fn executables_are_found_among_cargos_messages() {
         let text = r#"{"reason":"compiler-artifact","target":{"name":"libc","kind":["lib"]},"executable":null}
-{"reason":"compiler-artifact","target":{"name":"attach","kind":["test"]},"profile":{"test":true},"executable":"/t/attach-1"}
+{"reason":"compiler-artifact","package_id":"path+file:///w/crates/becket#0.1.0","target":{"name":"attach","kind":["test"]},"profile":{"test":true},"executable":"/t/attach-1"}
 {"reason":"build-finished","success":true}
 not json"#;
         let messages = parse(text);
         assert_eq!(messages.len(), 1);
         assert_eq!(messages[0].target.name, "attach");
-        assert!(messages[0].profile.test);
+        assert!(messages[0].profile.test && messages[0].is_of(&GUEST_PACKAGES));
+    }
+
+    #[test]
+    fn packages_are_told_by_folder_or_name() {
+        let of = |id: &str| Message { package_id: id.to_owned(), ..Message::default() }.is_of(&["becket"]);
+        assert!(of("path+file:///w/crates/becket#0.1.0"));
+        assert!(of("path+file:///w/crates/cli#becket@0.1.0"));
+        assert!(!of("path+file:///w/crates/becket#becket-uapi@0.1.0"));
+        assert!(!of("path+file:///w/tests/testkit#becket-testkit@0.1.0"));
+        assert!(!of(""));
     }
 }

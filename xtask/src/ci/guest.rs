@@ -1,4 +1,4 @@
-//! The steps that run in a virtual machine: the conformance suite, and the command line's own tests.
+//! The steps that run in a virtual machine: the conformance suite, and the tests that ask for ublk.
 //! Never counts a guest that died: without its report there is one failure, with its console.
 
 use std::collections::BTreeSet;
@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use super::build::Binaries;
 use super::case::{Case, Outcome};
 use super::{Load, Step, host, libtest};
+use crate::exec;
 use crate::vm::{Machine, Place, Series, quoted};
 
 /// Where the binaries go in the guest.
@@ -28,7 +29,7 @@ pub(crate) fn run(
     let report = work.path().join("report");
     let place = match load {
         Load::Conformance { via, mode } => [&series.to_string(), via, mode.unwrap_or_default()].join(" "),
-        Load::EndToEnd => format!("{series} ublk"),
+        Load::Tests => format!("{series} ublk"),
     };
     let place = place.trim_end().to_owned();
     let facts = facts(series, load);
@@ -48,11 +49,12 @@ pub(crate) fn run(
                 .with_context(|| format!("the conformance suite (exit code {code}) left no report"))?;
             host::judged(libtest::conformance(&json, &place, &facts)?, code == 0)
         }
-        Load::EndToEnd => {
-            if binaries.end_to_end.is_empty() {
-                bail!("crates/becket has no end-to-end tests");
+        Load::Tests => {
+            // Fixtures and documents that tests read by the path that was theirs when they were compiled.
+            for folder in ["crates", "docs"].map(|name| exec::workspace().join(name)) {
+                machine.files.push(Place { guest: folder.display().to_string(), host: folder });
             }
-            for test in &binaries.end_to_end {
+            for test in &binaries.tests {
                 machine.files.push(Place { host: test.clone(), guest: format!("{BIN}/{}", file_name(test)) });
             }
             let mut text = Vec::new();
@@ -88,7 +90,7 @@ fn script(load: Load, binaries: &Binaries) -> String {
                 "becket-conformance --becket {BIN}/becket --via {via}{mode} --scratch /scratch/c --json /root/report"
             )
         }
-        Load::EndToEnd => {
+        Load::Tests => {
             // The tests know the command by the path that cargo gave it; the guest has the optimised one there.
             let tested =
                 binaries.tested.as_deref().map(|path| path.display().to_string()).unwrap_or_default();
@@ -96,7 +98,7 @@ fn script(load: Load, binaries: &Binaries) -> String {
             script
                 .push_str("export BECKET_TEST_VIA=ublk BECKET_SKIP_LOG=/root/report; : >$BECKET_SKIP_LOG\n");
             let _ = writeln!(script, "mkdir -p $(dirname {tested}); ln -sf {BIN}/becket {tested}; code=0");
-            for test in &binaries.end_to_end {
+            for test in &binaries.tests {
                 let _ = writeln!(script, "{BIN}/{} --test-threads 2 || code=1", quoted(&file_name(test)));
             }
             writeln!(script, "exit $code")
@@ -130,14 +132,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_script_runs_every_end_to_end_test() {
+    fn the_script_runs_every_test_binary() {
         let binaries = Binaries {
             becket: "/t/release/becket".into(),
             conformance: "/t/release/becket-conformance".into(),
-            end_to_end: vec!["/t/debug/deps/attach-1".into(), "/t/debug/deps/run-2".into()],
+            tests: vec!["/t/debug/deps/attach-1".into(), "/t/debug/deps/run-2".into()],
             tested: Some("/t/debug/becket".into()),
         };
-        let script = script(Load::EndToEnd, &binaries);
+        let script = script(Load::Tests, &binaries);
         assert!(script.contains("'attach-1' --test-threads"));
         assert!(script.contains("'run-2' --test-threads"));
         assert!(script.contains("ln -sf /usr/local/bin/becket '/t/debug/becket'"));

@@ -52,8 +52,8 @@ enum Step {
 enum Load {
     /// The conformance suite over a transport, and how that moves data.
     Conformance { via: &'static str, mode: Option<&'static str> },
-    /// The command line's own tests.
-    EndToEnd,
+    /// The tests of the packages that use ublk.
+    Tests,
 }
 
 /// All steps, in their order: what is quick and likely to fail first.
@@ -71,7 +71,7 @@ const STEPS: [(&str, Step); 10] = [
         "guest-7.x-copy",
         Step::Guest { series: Series::V7, load: Load::Conformance { via: "ublk", mode: Some("copy") } },
     ),
-    ("guest-7.x-e2e", Step::Guest { series: Series::V7, load: Load::EndToEnd }),
+    ("guest-7.x-tests", Step::Guest { series: Series::V7, load: Load::Tests }),
     (
         "guest-6.12",
         Step::Guest { series: Series::V6_12, load: Load::Conformance { via: "ublk", mode: Some("copy") } },

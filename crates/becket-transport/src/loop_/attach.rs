@@ -2,7 +2,7 @@
 //! It never leaves a device behind that it does not return, and never hands out one that is not as demanded.
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::thread;
@@ -11,7 +11,8 @@ use std::time::Duration;
 use becket_image::{Backing, DirectIo, Opened};
 use becket_uapi::{block, loop_ as uapi};
 
-use super::{name, open_control, open_device, path, status};
+use super::direct::{self, Wish};
+use super::{NOT_ONE_RANGE, name, open_control, open_device, path};
 use crate::{Error, Kind, node};
 
 /// How often a free device is asked for. Each failure means that somebody else succeeded, so this is only reached in
@@ -69,18 +70,22 @@ pub struct LoopDevice {
 /// The image is not one range of one file, direct I/O was demanded and is refused, partitions do not come, nodes
 /// cannot be made, or the kernel refuses. Nothing stays attached then.
 pub fn attach(opened: &Opened, options: &LoopOptions) -> Result<LoopDevice, Error> {
-    let (config, backing) = config_of(opened, options)?;
+    let range = range_of(opened)?;
+    let direct = direct::wish(opened, &range, options.direct_io)?;
+    let config = config_of(opened, options, &range, direct == Wish::Ask);
     let control = open_control()?;
     let (number, device) = bind(&control, &config, opened.read_only)?;
-    match settle(number, device.as_fd(), opened, options, backing) {
-        Ok(settled) => Ok(LoopDevice {
+    let settled = direct::settle(number, device.as_fd(), opened, options.direct_io, direct)
+        .and_then(|direct| Ok((direct, partition_nodes(&name(number), opened, options)?)));
+    match settled {
+        Ok(((direct_io, warning), partitions)) => Ok(LoopDevice {
             number,
             path: path(number),
             diskseq: block::diskseq(device.as_fd()).unwrap_or(0),
             fd: device.into(),
-            direct_io: settled.direct_io,
-            partitions: settled.partitions,
-            warnings: settled.warnings,
+            direct_io,
+            partitions,
+            warnings: warning.into_iter().collect(),
         }),
         Err(error) => {
             // Ours for sure while it is open. Clearing can only fail when it is not bound any more.
@@ -90,32 +95,33 @@ pub fn attach(opened: &Opened, options: &LoopOptions) -> Result<LoopDevice, Erro
     }
 }
 
-/// The configuration for an image, and the backing it binds.
-fn config_of<'a>(
-    opened: &'a Opened,
-    options: &LoopOptions,
-) -> Result<(uapi::LoopConfig, &'a Backing), Error> {
-    let does_not_fit = |reason: &str| Error::DoesNotFit {
+/// The one range of one file that an image is.
+pub(super) struct Range<'a> {
+    pub(super) backing: &'a Backing,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+}
+
+fn range_of(opened: &Opened) -> Result<Range<'_>, Error> {
+    let range = opened.map.single_range().and_then(|(file, offset, len)| {
+        let backing = opened.files.get(usize::try_from(file).ok()?)?;
+        Some(Range { backing, offset, len })
+    });
+    range.ok_or_else(|| Error::DoesNotFit {
         kind: Kind::Loop,
         image: opened.path.clone(),
-        reason: reason.to_owned(),
-    };
-    let range = opened.map.single_range();
-    let (file, offset, len) =
-        range.ok_or_else(|| does_not_fit("it is not one contiguous range of one file"))?;
-    let backing = opened
-        .files
-        .get(file as usize)
-        .ok_or_else(|| does_not_fit("its map names a file that is not open"))?;
+        reason: NOT_ONE_RANGE.to_owned(),
+    })
+}
 
-    let mut info = uapi::LoopInfo64 { lo_offset: offset, ..uapi::LoopInfo64::default() };
+/// Everything of the device, for one call.
+fn config_of(opened: &Opened, options: &LoopOptions, range: &Range<'_>, direct: bool) -> uapi::LoopConfig {
+    let mut info = uapi::LoopInfo64 { lo_offset: range.offset, ..uapi::LoopInfo64::default() };
     info.set_file_name(opened.path.as_os_str().as_bytes());
     // The driver itself counts whole sectors up to the end of the file. Where that is what is wanted there is no
     // limit, so that the device can grow with its file.
-    let whole = backing.facts.size.saturating_sub(offset) / 512 * 512 == len;
-    info.lo_sizelimit = if whole && !options.fixed_size { 0 } else { len };
-
-    let direct = wants_direct_io(options, backing);
+    let whole = range.backing.facts.size.saturating_sub(range.offset) / 512 * 512 == range.len;
+    info.lo_sizelimit = if whole && !options.fixed_size { 0 } else { range.len };
     for (wanted, flag) in [
         (opened.read_only, uapi::LO_FLAGS_READ_ONLY),
         (options.autoclear, uapi::LO_FLAGS_AUTOCLEAR),
@@ -126,8 +132,9 @@ fn config_of<'a>(
             info.lo_flags |= flag;
         }
     }
-    let fd = u32::try_from(backing.buffered.as_raw_fd()).map_err(|_| does_not_fit("its file is not open"))?;
-    Ok((uapi::LoopConfig { fd, block_size: opened.block_size, info, reserved: [0; 8] }, backing))
+    // A descriptor that is open is not negative.
+    let fd = range.backing.buffered.as_raw_fd().unsigned_abs();
+    uapi::LoopConfig { fd, block_size: opened.block_size, info, reserved: [0; 8] }
 }
 
 /// Binds the first free device that nobody else takes first.
@@ -156,79 +163,11 @@ fn bind(control: &File, config: &uapi::LoopConfig, read_only: bool) -> Result<(u
     Err(Error::NoFreeLoop { attempts: ATTEMPTS })
 }
 
-/// What came of the wishes that the driver may not grant.
-struct Settled {
-    direct_io: bool,
-    partitions: Vec<PathBuf>,
-    warnings: Vec<String>,
-}
-
-fn settle(
-    number: u32,
-    device: BorrowedFd<'_>,
-    opened: &Opened,
-    options: &LoopOptions,
-    backing: &Backing,
-) -> Result<Settled, Error> {
-    let wanted = wants_direct_io(options, backing);
-    let refusal = if wanted { direct_io_refusal(number, device, opened, backing)? } else { None };
-    let direct_io = wanted && refusal.is_none();
-    let mut warnings = Vec::new();
-    match refusal {
-        Some(reason) if options.direct_io == DirectIo::On => {
-            return Err(Error::NoDirectIo { image: opened.path.clone(), reason });
-        }
-        Some(reason) => warnings
-            .push(format!("I/O goes through the page cache: the loop driver refuses direct I/O ({reason})")),
-        None => {}
-    }
-    let partitions = if options.partitions { partition_nodes(&name(number), opened)? } else { Vec::new() };
-    Ok(Settled { direct_io, partitions, warnings })
-}
-
-fn wants_direct_io(options: &LoopOptions, backing: &Backing) -> bool {
-    match options.direct_io {
-        DirectIo::On => true,
-        DirectIo::Off => false,
-        DirectIo::Auto => backing.facts.direct.is_some(),
-    }
-}
-
-/// Why direct I/O did not come to be, if it did not: the driver drops the wish in silence. Asking once more gets its
-/// refusal in words.
-fn direct_io_refusal(
-    number: u32,
-    device: BorrowedFd<'_>,
-    opened: &Opened,
-    backing: &Backing,
-) -> Result<Option<String>, Error> {
-    let works = || -> Result<bool, Error> {
-        let info = uapi::get_status64(device).map_err(Error::io("ask for the state of", path(number)))?;
-        Ok(status::does_direct_io(&name(number), &info))
-    };
-    if works()? {
-        return Ok(None);
-    }
-    let refusal = match uapi::set_direct_io(device, true) {
-        Ok(()) if works()? => return Ok(None),
-        Ok(()) => "it ignores the request".to_owned(),
-        Err(error) => error.to_string(),
-    };
-    let why = match backing.facts.direct {
-        Some(align) if align.offset > opened.block_size => {
-            format!(
-                "the backing wants units of {} bytes, the blocks have {}",
-                align.offset, opened.block_size
-            )
-        }
-        Some(_) => refusal,
-        None => backing.facts.direct_reason.clone(),
-    };
-    Ok(Some(why))
-}
-
 /// The nodes of the promised partitions, else of those that the kernel found by itself.
-fn partition_nodes(disk: &str, opened: &Opened) -> Result<Vec<PathBuf>, Error> {
+fn partition_nodes(disk: &str, opened: &Opened, options: &LoopOptions) -> Result<Vec<PathBuf>, Error> {
+    if !options.partitions {
+        return Ok(Vec::new());
+    }
     if !opened.partitions.is_empty() {
         return node::await_partitions(disk, &opened.partitions, PARTITIONS);
     }

@@ -3,6 +3,7 @@
 
 mod attach;
 mod detach;
+mod direct;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,9 @@ use becket_image::Opened;
 use becket_uapi::loop_ as uapi;
 
 use crate::{Error, Kind, Probe, Transport, node, sysfs};
+
+/// Why an image does not fit.
+const NOT_ONE_RANGE: &str = "the image is not one contiguous range of one file";
 
 /// The kernel's loop driver.
 #[derive(Debug, Clone, Copy)]
@@ -52,7 +56,7 @@ impl Transport for LoopTransport {
     fn fits(&self, opened: &Opened) -> Result<(), String> {
         match opened.map.single_range() {
             Some((file, ..)) if opened.files.get(file as usize).is_some() => Ok(()),
-            _ => Err("the image is not one contiguous range of one file".to_owned()),
+            _ => Err(NOT_ONE_RANGE.to_owned()),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
@@ -210,15 +210,51 @@ fn direct_io_is_what_the_driver_says_it_is() {
     let (direct, warnings) = (device.direct_io, device.warnings.clone());
     assert_eq!(case.status().direct_io, direct);
     match possible {
-        Some(align) if align.offset <= 512 => assert!(direct, "{warnings:?}"),
+        Some(align) if align.offset <= 512 && align.memory <= 512 => assert!(direct, "{warnings:?}"),
         Some(_) => assert!(!direct && warnings.len() == 1, "a silent fallback"),
         None => assert!(!direct && warnings.is_empty(), "nothing was asked for"),
     }
+    // Whatever was decided, requests of one block must work, also past the device's own cache.
+    let mut device = fs::File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(&case.devices[0].path)
+        .unwrap();
+    let mut room = vec![0u8; 2048];
+    let start = room.as_ptr().align_offset(512);
+    device.seek(SeekFrom::Start(512)).unwrap();
+    device.read_exact(&mut room[start..][..512]).unwrap();
+    assert!(room[start..][..512] == fs::read(case.image()).unwrap()[512..1024]);
+    device.write_all(&room[start..][..512]).unwrap();
 }
 
-/// An offset that no direct I/O can have: the driver accepts the flag and drops it.
+/// What the facts would allow and the driver cannot do.
 #[test]
-fn a_silent_refusal_of_direct_io_is_found_out() {
+fn direct_io_that_would_fail_is_not_asked_for() {
+    let case = Case::new(MIB);
+    let mut opened = case.open(&open_options());
+    let align = |memory, offset| Some(becket_image::Alignment { memory, offset });
+    for (direct, at, asks) in [
+        (align(4, 512), 0, true),
+        (align(512, 512), 1024, true),
+        (align(4, 4096), 0, false),
+        (align(4, 512), 1000, false),
+        (align(4096, 512), 0, false),
+        (None, 0, false),
+    ] {
+        opened.files[0].facts.direct = direct;
+        let range = attach::Range { backing: &opened.files[0], offset: at, len: 4096 };
+        let auto = direct::wish(&opened, &range, DirectIo::Auto).unwrap();
+        assert_eq!(auto == direct::Wish::Ask, asks, "{direct:?} at {at}");
+        assert_eq!(direct::wish(&opened, &range, DirectIo::On).is_ok(), asks, "{direct:?} at {at}");
+        assert_eq!(direct::wish(&opened, &range, DirectIo::Off).unwrap(), direct::Wish::Without);
+    }
+}
+
+/// An offset that no direct I/O can have: some drivers drop the flag in silence, others fail requests later.
+#[test]
+fn direct_io_that_was_demanded_is_done_or_refused() {
     if !ready("loop_direct_io_refused") {
         return;
     }

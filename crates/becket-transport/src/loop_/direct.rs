@@ -1,0 +1,103 @@
+//! Whether a loop device bypasses the page cache of its backing, decided before and verified after.
+//! It never trusts the driver: some kernels drop the wish in silence, others grant it where I/O would then fail.
+
+use std::os::fd::BorrowedFd;
+
+use becket_image::{DirectIo, Opened};
+use becket_uapi::loop_ as uapi;
+
+use super::attach::Range;
+use super::{name, path, status};
+use crate::Error;
+
+/// What memory a loop device's users must align to for their own direct I/O, whatever the backing wants.
+const MEMORY: u32 = 512;
+
+/// What to do about direct I/O.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// Nobody wants it, or the backing cannot do it, which its facts say already.
+    Without,
+    /// The driver cannot do it on this backing although others can; the reason.
+    Cannot(String),
+    /// The driver is asked for it.
+    Ask,
+}
+
+/// Decides for one image.
+///
+/// # Errors
+/// It was demanded and cannot be.
+pub(super) fn wish(opened: &Opened, range: &Range<'_>, asked: DirectIo) -> Result<Wish, Error> {
+    let wish = match (asked, range.backing.facts.direct) {
+        (DirectIo::Off, _) | (DirectIo::Auto, None) => Wish::Without,
+        (DirectIo::On, None) => Wish::Cannot(range.backing.facts.direct_reason.clone()),
+        // Not every kernel compares these: the device would be there and its small requests would fail.
+        (_, Some(align)) if align.offset > opened.block_size => Wish::Cannot(format!(
+            "the backing wants units of {} bytes, the blocks have {}",
+            align.offset, opened.block_size
+        )),
+        (_, Some(align)) if !range.offset.is_multiple_of(align.offset.max(1).into()) => {
+            Wish::Cannot(format!(
+                "the backing wants units of {} bytes, the image starts at byte {}",
+                align.offset, range.offset
+            ))
+        }
+        (_, Some(align)) if align.memory > MEMORY => Wish::Cannot(format!(
+            "the backing wants memory aligned to {} bytes, users of a loop device align to {MEMORY}",
+            align.memory
+        )),
+        (_, Some(_)) => Wish::Ask,
+    };
+    match wish {
+        Wish::Cannot(reason) if asked == DirectIo::On => refused(opened, reason),
+        wish => Ok(wish),
+    }
+}
+
+/// What came of it on the bound device: whether it is on, and a warning where it should have been.
+///
+/// # Errors
+/// It was demanded and the driver refuses.
+pub(super) fn settle(
+    number: u32,
+    device: BorrowedFd<'_>,
+    opened: &Opened,
+    asked: DirectIo,
+    wish: Wish,
+) -> Result<(bool, Option<String>), Error> {
+    let reason = match wish {
+        Wish::Without => return Ok((false, None)),
+        Wish::Cannot(reason) => reason,
+        Wish::Ask => match refusal(number, device)? {
+            None => return Ok((true, None)),
+            Some(reason) => reason,
+        },
+    };
+    if asked == DirectIo::On {
+        return refused(opened, reason);
+    }
+    let warning =
+        format!("I/O goes through the page cache: the loop driver cannot do direct I/O here ({reason})");
+    Ok((false, Some(warning)))
+}
+
+fn refused<T>(opened: &Opened, reason: String) -> Result<T, Error> {
+    Err(Error::NoDirectIo { image: opened.path.clone(), reason })
+}
+
+/// Why direct I/O did not come to be, if it did not. Asking once more gets a silent refusal in words.
+fn refusal(number: u32, device: BorrowedFd<'_>) -> Result<Option<String>, Error> {
+    let works = || -> Result<bool, Error> {
+        let info = uapi::get_status64(device).map_err(Error::io("ask for the state of", path(number)))?;
+        Ok(status::does_direct_io(&name(number), &info))
+    };
+    if works()? {
+        return Ok(None);
+    }
+    match uapi::set_direct_io(device, true) {
+        Ok(()) if works()? => Ok(None),
+        Ok(()) => Ok(Some("it ignores the request".to_owned())),
+        Err(error) => Ok(Some(error.to_string())),
+    }
+}

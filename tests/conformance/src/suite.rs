@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
-use crate::bench::{Bench, Skip};
+use crate::bench::{Bench, Skip, load};
 use crate::bytes::mix;
 use crate::driver::{Driver, Via};
 use crate::tests;
@@ -101,6 +101,11 @@ impl Suite {
         }
         let chosen = self.chosen();
         ensure!(!chosen.is_empty(), "no test has that in its name; --list shows them");
+        // The loop driver also for ublk: some tests stand on a plain loop device.
+        load("loop", || Path::new("/dev/loop-control").exists());
+        if self.via == Via::Ublk {
+            load("ublk_drv", || Path::new("/dev/ublk-control").exists());
+        }
         let uname = rustix::system::uname();
         let kernel = uname.release().to_string_lossy();
         let (mut reports, mut good) = (Vec::new(), true);

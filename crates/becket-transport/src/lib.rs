@@ -4,6 +4,7 @@
 
 mod error;
 pub mod loop_;
+mod module;
 pub mod node;
 pub mod sysfs;
 pub mod ublk;

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use becket_image::Opened;
 use becket_uapi::loop_ as uapi;
 
-use crate::{Error, Kind, Probe, Transport, node, sysfs};
+use crate::{Error, Kind, Probe, Transport, module, node, sysfs};
 
 /// Why an image does not fit.
 const NOT_ONE_RANGE: &str = "the image is not one contiguous range of one file";
@@ -89,11 +89,7 @@ fn open_control() -> Result<File, Error> {
         other => other,
     };
     opened.map_err(|source| match source.raw_os_error() {
-        Some(libc::ENODEV | libc::ENXIO) => Error::Unavailable {
-            kind: Kind::Loop,
-            reason: "the loop driver is not loaded".to_owned(),
-            mend: Some("modprobe loop".to_owned()),
-        },
+        Some(libc::ENODEV | libc::ENXIO) => module::missing(Kind::Loop, "loop", "CONFIG_BLK_DEV_LOOP"),
         _ => Error::io("open", path)(source),
     })
 }

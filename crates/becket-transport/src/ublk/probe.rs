@@ -1,14 +1,13 @@
 //! Whether ublk works here, and if not why, in words that a person can act on.
 //! It never loads a module and never adds a device.
 
-use std::fs;
 use std::path::Path;
 
 use becket_image::Opened;
 use becket_uapi::ublk as uapi;
 
 use super::control::Control;
-use crate::{Error, Kind, Probe, Transport, sysfs};
+use crate::{Error, Kind, Probe, Transport, module, sysfs};
 
 /// The kernel's ublk driver with becket as its server.
 #[derive(Debug, Clone, Copy)]
@@ -90,61 +89,14 @@ pub(super) fn misc_dev(name: &str) -> Option<u64> {
     sysfs::dev_at(&Path::new("/sys/class/misc").join(name).join("dev"))
 }
 
-/// Why there is no ublk: the kernel has it as a module that is not loaded, or does not have it.
+/// Why there is no ublk.
 pub(super) fn unavailable() -> Error {
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let (reason, mend) = judge(&release, Path::new("/lib/modules"));
-    Error::Unavailable { kind: Kind::Ublk, reason, mend }
-}
-
-/// The judgement for one kernel, by what its modules' directory lists.
-fn judge(release: &str, modules: &Path) -> (String, Option<String>) {
-    let listed = |list: &str| {
-        let list = fs::read_to_string(modules.join(release).join(list)).unwrap_or_default();
-        // A line is a path, in modules.dep followed by a colon and what it needs.
-        list.lines().any(|line| {
-            let path = line.split(':').next().unwrap_or_default();
-            path.rsplit('/')
-                .next()
-                .is_some_and(|file| file == "ublk_drv.ko" || file.starts_with("ublk_drv.ko."))
-        })
-    };
-    if listed("modules.dep") {
-        ("the ublk driver is not loaded".to_owned(), Some("modprobe ublk_drv".to_owned()))
-    } else if listed("modules.builtin") {
-        let reason = format!("this kernel ({release}) has ublk, but its control device is not visible here");
-        (reason, None)
-    } else {
-        let reason = format!(
-            "this kernel ({release}) has no ublk driver: it needs Linux 6.0 or newer with CONFIG_BLK_DEV_UBLK"
-        );
-        (reason, None)
-    }
+    module::missing(Kind::Ublk, "ublk_drv", "Linux 6.0 or newer with CONFIG_BLK_DEV_UBLK")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_judgement_follows_the_lists_of_modules() {
-        let directory = tempfile::tempdir().unwrap();
-        let modules = directory.path();
-        fs::create_dir(modules.join("6.12.1")).unwrap();
-        let (reason, mend) = judge("6.12.1", modules);
-        assert!(reason.contains("6.12.1") && reason.contains("CONFIG_BLK_DEV_UBLK"), "{reason}");
-        assert_eq!(mend, None);
-
-        let dep = modules.join("6.12.1/modules.dep");
-        fs::write(&dep, "kernel/drivers/block/loop.ko.xz: kernel/x/ublk_drv.ko.xz\n").unwrap();
-        assert_eq!(judge("6.12.1", modules).1, None, "what others need is not what is there");
-        fs::write(&dep, "kernel/drivers/block/loop.ko.xz:\nkernel/drivers/block/ublk_drv.ko.xz:\n").unwrap();
-        assert_eq!(judge("6.12.1", modules).1.as_deref(), Some("modprobe ublk_drv"));
-
-        fs::remove_file(dep).unwrap();
-        fs::write(modules.join("6.12.1/modules.builtin"), "kernel/drivers/block/ublk_drv.ko\n").unwrap();
-        assert!(judge("6.12.1", modules).0.contains("not visible"));
-    }
 
     #[test]
     fn features_are_named_and_unknown_ones_shown() {
@@ -156,7 +108,9 @@ mod tests {
     #[test]
     fn a_probe_that_fails_says_what_to_do_or_names_the_kernel() {
         let probe = UblkTransport.probe();
-        if !probe.works {
+        if probe.works {
+            assert!(probe.details[0].1.contains("ioctl-encoding"), "{probe:?}");
+        } else {
             assert!(probe.mend.is_some() || probe.reason.contains("kernel"), "{probe:?}");
         }
     }

@@ -3,13 +3,12 @@
 
 use std::os::fd::OwnedFd;
 
-use io_uring::opcode;
 use rustix::io::Errno;
 
 use crate::{
     Request,
     queue::{Core, Source, user_data},
-    ring::{Ring, fixed},
+    ring::Ring,
 };
 
 /// One queue's front: takes requests from a transport and gives back their results.
@@ -61,11 +60,8 @@ impl Io<'_> {
         payload: [u8; 16],
         addr: Option<u64>,
     ) -> Result<(), Errno> {
-        let entry = opcode::UringCmd16::new(fixed(self.core.port_slot()), op)
-            .cmd(payload)
-            .addr(addr)
-            .build()
-            .user_data(user_data(self.core.index, Source::Port(token)));
+        let word = user_data(self.core.index, Source::Port(token));
+        let entry = self.core.port_command(op, payload, addr).user_data(word);
         self.core.push(self.ring, &entry)
     }
 

@@ -7,7 +7,10 @@ use std::{
 };
 
 use becket_image::Place;
-use io_uring::{opcode, squeue, types::FsyncFlags};
+use io_uring::{
+    opcode, squeue,
+    types::{Fd, FsyncFlags},
+};
 use rustix::io::Errno;
 
 use crate::{
@@ -85,6 +88,8 @@ pub(crate) struct Core {
     /// First slot of the ring's table: the port's descriptor, then buffered and direct of each backing file.
     files: u32,
     file_count: usize,
+    /// The port's descriptor, where its commands must not use the table.
+    unregistered_port: Option<RawFd>,
     /// Operations and commands that the kernel has not completed.
     in_flight: usize,
     /// Requests whose result is known but not yet told to the port.
@@ -105,6 +110,8 @@ impl Core {
             descriptors.push(file.buffered.as_raw_fd());
             descriptors.push(file.direct.as_ref().map_or(-1, |fd| fd.as_raw_fd()));
         }
+        let unregistered_port =
+            (!ring.releases_at_once()).then(|| std::mem::replace(&mut descriptors[0], -1));
         let files = ring.register_files(&descriptors)?;
         let registered = match new.memory {
             Memory::Buffers(_) => None,
@@ -125,6 +132,7 @@ impl Core {
             registered,
             files,
             file_count: descriptors.len(),
+            unregistered_port,
             in_flight: 0,
             finished: Vec::with_capacity(new.depth.into()),
             telling: Vec::with_capacity(new.depth.into()),
@@ -132,8 +140,12 @@ impl Core {
         })
     }
 
-    pub(crate) fn port_slot(&self) -> u32 {
-        self.files
+    /// The entry for a command to the port's descriptor.
+    pub(crate) fn port_command(&self, op: u32, payload: [u8; 16], addr: Option<u64>) -> squeue::Entry {
+        match self.unregistered_port {
+            Some(descriptor) => opcode::UringCmd16::new(Fd(descriptor), op).cmd(payload).addr(addr).build(),
+            None => opcode::UringCmd16::new(fixed(self.files), op).cmd(payload).addr(addr).build(),
+        }
     }
 
     pub(crate) fn buffer_address(&self, tag: u16) -> u64 {

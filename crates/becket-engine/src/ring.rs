@@ -35,6 +35,8 @@ pub(crate) struct Ring {
     batch: [Completion; BATCH],
     files: Ranges,
     buffers: Ranges,
+    /// See [`Ring::releases_at_once`].
+    releases_at_once: bool,
 }
 
 impl Ring {
@@ -59,7 +61,17 @@ impl Ring {
             batch: [Completion { user_data: 0, result: 0 }; BATCH],
             files: Ranges::new(files),
             buffers: Ranges::new(0),
+            releases_at_once: kernel_is_at_least(&rustix::system::uname().release().to_string_lossy(), 6, 13),
         })
+    }
+
+    /// Whether a descriptor that was taken out of the table is closed as soon as its own operations have ended.
+    ///
+    /// Before Linux 6.13 it stays open until every operation that was begun earlier on *any* registered descriptor of
+    /// the ring has ended. Commands that wait for long (a FETCH waits for the next request) must not use the table
+    /// there: they would keep the descriptors of devices open that are long gone.
+    pub(crate) fn releases_at_once(&self) -> bool {
+        self.releases_at_once
     }
 
     /// Puts descriptors into neighbouring slots of the ring's table and returns the first.
@@ -168,6 +180,15 @@ fn is_passing(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
 }
 
+/// Whether a release such as `6.12.95+deb12-cloud-amd64` is of this version or a later one; no when in doubt.
+fn kernel_is_at_least(release: &str, major: u32, minor: u32) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(first)), Some(Ok(second))) => (first, second) >= (major, minor),
+        _ => false,
+    }
+}
+
 /// A registered descriptor's place in the ring's table.
 pub(crate) fn fixed(slot: u32) -> Fixed {
     Fixed(slot)
@@ -258,6 +279,21 @@ mod tests {
                 ranges.give(first, count);
             }
             prop_assert_eq!(ranges.free, vec![(0, 256)]);
+        }
+    }
+
+    #[test]
+    fn releases_are_compared_by_number() {
+        for (release, newer) in [
+            ("6.13.0", true),
+            ("6.12.95+deb12-cloud-amd64", false),
+            ("7.3.4+deb13-cloud-amd64", true),
+            ("6.9", false),
+            ("6.100-rc1", true),
+            ("six", false),
+            ("", false),
+        ] {
+            assert_eq!(kernel_is_at_least(release, 6, 13), newer, "{release}");
         }
     }
 

@@ -10,7 +10,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use io_uring::{opcode, types::Fixed};
+use io_uring::{opcode, types::Fd};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{
@@ -116,22 +116,19 @@ struct Server {
     queues: Vec<Option<Queue>>,
     orders: Receiver<Order>,
     wake: Arc<OwnedFd>,
-    wake_slot: u32,
     woken: Box<[u8; 8]>,
     stopping: bool,
 }
 
 impl Server {
     fn new(index: usize, wake: Arc<OwnedFd>, orders: Receiver<Order>) -> Result<Server, Error> {
-        let mut ring = Ring::new(index)?;
-        let wake_slot = ring.register_files(&[wake.as_raw_fd()])?;
+        let ring = Ring::new(index)?;
         let mut server = Server {
             index,
             ring,
             queues: Vec::new(),
             orders,
             wake,
-            wake_slot,
             woken: Box::new([0; 8]),
             stopping: false,
         };
@@ -141,7 +138,8 @@ impl Server {
 
     /// Has the ring report when somebody rings the bell.
     fn listen(&mut self) -> std::io::Result<()> {
-        let read = opcode::Read::new(Fixed(self.wake_slot), self.woken.as_mut_ptr(), 8);
+        // Not a registered descriptor: see `Ring::releases_at_once`.
+        let read = opcode::Read::new(Fd(self.wake.as_raw_fd()), self.woken.as_mut_ptr(), 8);
         self.ring.push(&read.build().user_data(WAKE))
     }
 
@@ -213,12 +211,5 @@ impl Server {
 impl std::fmt::Debug for IoThreads {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("IoThreads").field("count", &self.count()).finish()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // The descriptor stays open until the read that the ring holds on it is gone with the ring.
-        let _ = &self.wake;
     }
 }

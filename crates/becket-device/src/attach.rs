@@ -152,6 +152,7 @@ fn attach_loop(
         worker: None,
         keeper: leased.then(ProcessId::own),
         starting: false,
+        mark: 0,
     };
     record.info.autoclear = leased;
     let recorded = record.clone();

@@ -9,7 +9,7 @@ use becket_transport::loop_::{self, Cleared};
 use crate::attach::forget;
 use crate::control::{Detach, OneDevice, Refresh, client};
 use crate::kernel::System;
-use crate::list::{devices, disk_of, lives, resolve};
+use crate::list::{disk_of, lives, resolve};
 use crate::runtime::Runtime;
 use crate::state::{Device, Store};
 use crate::{DetachOptions, DeviceInfo, DeviceState, Error, users};
@@ -113,9 +113,4 @@ pub fn refresh(target: &str) -> Result<DeviceInfo, Error> {
 pub fn server_status() -> Result<Option<crate::ServerStatus>, Error> {
     let runtime = Runtime::open()?;
     client::call_running(&runtime, "Status", &crate::control::Nothing {})
-}
-
-/// The devices whose transport needs the supervisor.
-pub(crate) fn served(store: &Store) -> Result<Vec<Device>, Error> {
-    Ok(devices(store)?.into_iter().filter(|device| device.info.transport == Kind::Ublk).collect())
 }

@@ -18,11 +18,10 @@ mod planner;
 mod process;
 mod runtime;
 mod state;
+mod supervisor;
 mod types;
 mod users;
 mod worker;
-
-use std::os::fd::OwnedFd;
 
 pub use attach::{Lease, attach, attach_leased};
 pub use becket_uapi::handover::inherited_fd;
@@ -31,26 +30,9 @@ pub use detach::{detach, refresh, server_status};
 pub use error::{Error, ErrorKind, User};
 pub use list::{find, list};
 pub use planner::{doctor, plan};
+pub use supervisor::{ServeOptions, serve};
 pub use types::{
     AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, PartitionInfo, Partitions, Plan,
     TransportReport, Via,
 };
 pub use worker::worker_main;
-
-/// How the supervisor runs.
-#[derive(Debug, Default)]
-pub struct ServeOptions {
-    /// Go on when the last device is gone.
-    pub stay: bool,
-    /// One byte is written to this when clients can connect. The process then becomes a session of its
-    /// own and writes to its log instead of standard error.
-    pub ready_fd: Option<OwnedFd>,
-}
-
-fn soon<T>() -> Result<T, Error> {
-    Err(Error::Server { what: "is not built yet".to_owned(), log: None })
-}
-/// The supervisor's main.
-pub fn serve(_options: ServeOptions) -> Result<(), Error> {
-    soon()
-}

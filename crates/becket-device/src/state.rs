@@ -49,6 +49,8 @@ pub(crate) struct Device {
     pub(crate) keeper: Option<ProcessId>,
     /// ublk: added to the kernel but not started yet, so it has no disk.
     pub(crate) starting: bool,
+    /// ublk: the number that the kernel keeps with the device, by which it is known for ours.
+    pub(crate) mark: u64,
 }
 
 /// The file's content.

@@ -46,6 +46,7 @@ pub(crate) fn device(name: &str, number: u32) -> Device {
         worker: None,
         keeper: None,
         starting: false,
+        mark: 0,
     }
 }
 

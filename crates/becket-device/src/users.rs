@@ -58,6 +58,11 @@ pub(crate) fn of(disk: &str) -> Vec<User> {
     }
 }
 
+/// Whether anybody uses the disk or a partition of it at this moment.
+pub(crate) fn any(disk: &str) -> bool {
+    !look(&blocks(disk)).is_empty()
+}
+
 fn look(blocks: &[Block]) -> Vec<User> {
     let mut users = Vec::new();
     holders(blocks, &mut users);

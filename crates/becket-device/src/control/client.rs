@@ -6,7 +6,7 @@ use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -146,7 +146,6 @@ fn start(runtime: &Runtime) -> Result<UnixStream, Error> {
         .stdin(Stdio::null())
         .stdout(Stdio::from(theirs))
         .stderr(Stdio::from(log_file))
-        .process_group(0)
         .spawn()
         .map_err(Error::io("start the server", program.as_ref()))?;
     let ready = await_byte(File::from(ready));

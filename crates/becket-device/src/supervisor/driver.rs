@@ -1,0 +1,103 @@
+//! What the supervisor asks of the ublk driver, behind a trait so that each step can fail in tests.
+//! It decides nothing but how an old kernel is asked whether a disk is in use.
+
+use std::fs::OpenOptions;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::Duration;
+
+use becket_engine::Geometry;
+use becket_image::Partition;
+use becket_transport::ublk::control::{self, AddRequest, Control, DevInfo};
+use becket_transport::{node, sysfs};
+
+use crate::{Error, users};
+
+/// How long promised partitions may take.
+const PARTITIONS: Duration = Duration::from_secs(5);
+
+pub(crate) trait Driver: Send + Sync {
+    fn features(&self) -> Result<u64, Error>;
+    fn add(&self, request: AddRequest) -> Result<DevInfo, Error>;
+    fn set_params(&self, id: u32, geometry: &Geometry) -> Result<(), Error>;
+    fn open_char(&self, id: u32) -> Result<OwnedFd, Error>;
+    fn start(&self, id: u32, pid: u32) -> Result<(), Error>;
+    /// Sees to the node of the disk and of its promised partitions.
+    fn settle(&self, id: u32, promised: &[Partition]) -> Result<(), Error>;
+    /// Removes the disk, whoever uses it.
+    fn stop(&self, id: u32) -> Result<(), Error>;
+    /// Removes the disk unless it is in use: then `false`.
+    fn stop_unused(&self, id: u32) -> Result<bool, Error>;
+    fn del(&self, id: u32) -> Result<(), Error>;
+    fn info(&self, id: u32) -> Result<Option<DevInfo>, Error>;
+}
+
+impl Driver for Control {
+    fn features(&self) -> Result<u64, Error> {
+        Control::features(self).map_err(Error::Device)
+    }
+
+    fn add(&self, request: AddRequest) -> Result<DevInfo, Error> {
+        Control::add(self, request).map_err(Error::Device)
+    }
+
+    fn set_params(&self, id: u32, geometry: &Geometry) -> Result<(), Error> {
+        Control::set_params(self, id, geometry).map_err(Error::Device)
+    }
+
+    fn open_char(&self, id: u32) -> Result<OwnedFd, Error> {
+        control::open_char(id).map_err(Error::Device)
+    }
+
+    fn start(&self, id: u32, pid: u32) -> Result<(), Error> {
+        Control::start(self, id, pid).map_err(Error::Device)
+    }
+
+    fn settle(&self, id: u32, promised: &[Partition]) -> Result<(), Error> {
+        let disk = disk(id);
+        if let Some(dev) = sysfs::dev(&disk) {
+            node::ensure_block(&sysfs::node(&disk), dev).map_err(Error::Device)?;
+        }
+        if promised.is_empty() {
+            return Ok(());
+        }
+        node::await_partitions(&disk, promised, PARTITIONS).map(drop).map_err(Error::Device)
+    }
+
+    fn stop(&self, id: u32) -> Result<(), Error> {
+        Control::stop(self, id).map_err(Error::Device)
+    }
+
+    fn stop_unused(&self, id: u32) -> Result<bool, Error> {
+        match self.try_stop(id) {
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()) => {}
+            other => return other.map_err(Error::Device),
+        }
+        // Before Linux 7.0. Mounts, swap and stacked devices hold a disk exclusively; plain descriptors are
+        // found by looking. Whoever opens the disk between the look and the stop loses it: there is no
+        // better way on such a kernel.
+        if held(id) || !users::of(&disk(id)).is_empty() {
+            return Ok(false);
+        }
+        Driver::stop(self, id).map(|()| true)
+    }
+
+    fn del(&self, id: u32) -> Result<(), Error> {
+        Control::del(self, id).map_err(Error::Device)
+    }
+
+    fn info(&self, id: u32) -> Result<Option<DevInfo>, Error> {
+        Control::info(self, id).map_err(Error::Device)
+    }
+}
+
+/// The name of a device's disk in sysfs.
+pub(crate) fn disk(id: u32) -> String {
+    format!("ublkb{id}")
+}
+
+fn held(id: u32) -> bool {
+    let exclusive = i32::try_from(rustix::fs::OFlags::EXCL.bits()).unwrap_or_default();
+    let opened = OpenOptions::new().read(true).custom_flags(exclusive).open(sysfs::node(&disk(id)));
+    opened.is_err_and(|error| error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()))
+}

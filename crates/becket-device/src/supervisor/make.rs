@@ -1,0 +1,347 @@
+//! The making of a ublk device: from an image that a client opened to a disk that users can open.
+//! Whatever fails on the way, nothing stays behind: no device, no record, no link, no name.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use becket_image::{Backing, BackingKind, Identity, Opened, Partition, Place};
+use becket_transport::ublk::control::{AddRequest, DevInfo};
+use becket_transport::ublk::{DataMode, MAX_IO_COPY, MAX_IO_ZERO_COPY, flags_for};
+use becket_transport::{Kind, geometry, node, sysfs};
+use becket_uapi::ublk as uapi;
+use rustix::fs::{FileType, OFlags};
+
+use super::driver::{Driver, disk};
+use super::process::Server;
+use crate::attach::{claim, claim_default, forget, partitions_of};
+use crate::control::{Attach, FileFacts};
+use crate::process::ProcessId;
+use crate::state::{Device, Store};
+use crate::worker::protocol::{Serve, backings};
+use crate::{DeviceInfo, DeviceState, Error, ErrorKind, Partitions, links, log};
+
+/// More queues than this have not helped a file or disk behind them.
+const MOST_QUEUES: usize = 4;
+/// Requests of a queue, unless the user says otherwise: enough for an NVMe disk, and small enough for many
+/// devices.
+const DEPTH: u16 = 64;
+/// How long the worker may take to let go of a device.
+pub(crate) const CLOSING: Duration = Duration::from_secs(10);
+
+/// A device, and what must be kept for it.
+#[derive(Debug)]
+pub(crate) struct Made {
+    pub(crate) device: Device,
+    /// Descriptors of the image, which also carry its locks.
+    pub(crate) files: Vec<Backing>,
+    /// The reading end of the pipe whose closing ends the device.
+    pub(crate) lease: Option<OwnedFd>,
+}
+
+/// Makes a device. The order matters: what has been done is in a record before anybody can see the disk.
+pub(crate) fn make(
+    store: &Store,
+    driver: &dyn Driver,
+    server: &dyn Server,
+    request: Attach,
+    fds: Vec<OwnedFd>,
+) -> Result<Made, Error> {
+    let Checked { opened, lease, request } = check(request, fds)?;
+    let named = claim(store, request.name.as_deref(), &opened)?;
+
+    let features = driver.features()?;
+    let flags = flags_for(features, request.mode, &opened.map).map_err(unsupported)?;
+    let max_io = match DataMode::of(flags) {
+        DataMode::Copy => MAX_IO_COPY,
+        DataMode::ZeroCopy => MAX_IO_ZERO_COPY,
+    };
+    let geometry = geometry(&opened, max_io);
+    let mark = mark();
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let queues = request.queues.unwrap_or(u16::try_from(cpus.min(MOST_QUEUES)).unwrap_or(1));
+    let depth = request.depth.unwrap_or(DEPTH);
+    let info = driver.add(AddRequest { id: None, queues, depth, flags, max_io, mark })?;
+    let mut undo = Undo { store, driver, server, id: info.dev_id, stage: Stage::Added, device: None };
+
+    driver.set_params(info.dev_id, &geometry)?;
+    let claim = match named {
+        Some(claim) => claim,
+        None => claim_default(store, &disk(info.dev_id), &opened.path)?,
+    };
+    let name = claim.name().to_owned();
+    let first = describe(name, &request, &opened, &geometry, &info, mark, server.id());
+    claim.fill(&first)?;
+    undo.device = Some(first.clone());
+
+    let serve = Serve {
+        id: info.dev_id,
+        queues: info.nr_hw_queues,
+        depth: info.queue_depth,
+        flags: info.flags,
+        geometry,
+        map: opened.map.clone(),
+        files: opened
+            .files
+            .iter()
+            .map(|file| FileFacts { facts: file.facts.clone(), direct: file.direct.is_some() })
+            .collect(),
+    };
+    {
+        let char_device = driver.open_char(info.dev_id)?;
+        undo.stage = Stage::Served;
+        server.serve(serve, &descriptors(&char_device, &opened.files))?;
+        // Our copy is closed here: the kernel waits for the last one when the device ends.
+    }
+    driver.start(info.dev_id, std::process::id())?;
+    undo.stage = Stage::Started;
+    let promised: &[Partition] = if request.add_partitions { &opened.partitions } else { &[] };
+    driver.settle(info.dev_id, promised)?;
+
+    let device = complete(first.clone(), promised);
+    if !store.update(&first, device.clone())? {
+        let what = format!("found the record of {} taken away while it was made", device.info.name);
+        return Err(Error::Server { what, log: None });
+    }
+    undo.device = Some(device.clone());
+    let mut made = Made { device, files: opened.files, lease };
+    made.device.info.warnings.extend(links::make(store.runtime(), &made.device.info));
+    undo.stage = Stage::Done;
+    Ok(made)
+}
+
+/// Undoes what was done, in reverse.
+struct Undo<'a> {
+    store: &'a Store,
+    driver: &'a dyn Driver,
+    server: &'a dyn Server,
+    id: u32,
+    stage: Stage,
+    device: Option<Device>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// The kernel has a number for it.
+    Added,
+    /// The worker may have descriptors of it.
+    Served,
+    /// It has a disk.
+    Started,
+    /// It is as it was asked for.
+    Done,
+}
+
+impl Drop for Undo<'_> {
+    fn drop(&mut self) {
+        if self.stage == Stage::Done {
+            return;
+        }
+        if let Err(error) = end(self.driver, self.server, self.id, self.stage >= Stage::Served) {
+            // Its record stays, so that `list` shows it as lost and `detach` tries again.
+            return log::warn(format_args!("ublk device {} could not be undone: {error}", self.id));
+        }
+        if let Some(device) = &self.device {
+            forget(self.store, device);
+        }
+    }
+}
+
+/// Takes the disk away, waits for the worker to let go, and deletes the number.
+pub(crate) fn end(driver: &dyn Driver, server: &dyn Server, id: u32, served: bool) -> Result<(), Error> {
+    if served {
+        driver.stop(id)?;
+        closed(server, id)?;
+    }
+    driver.del(id)
+}
+
+/// Waits for the worker to let go of a stopped device. Deleting it before would wait in the kernel.
+pub(crate) fn closed(server: &dyn Server, id: u32) -> Result<(), Error> {
+    if server.await_closed(id, CLOSING) {
+        return Ok(());
+    }
+    Err(Error::Worker { what: format!("does not let go of ublk device {id}") })
+}
+
+fn descriptors<'a>(char_device: &'a OwnedFd, files: &'a [Backing]) -> Vec<BorrowedFd<'a>> {
+    let files = files
+        .iter()
+        .flat_map(|file| std::iter::once(file.buffered.as_fd()).chain(file.direct.as_ref().map(AsFd::as_fd)));
+    std::iter::once(char_device.as_fd()).chain(files).collect()
+}
+
+fn unsupported(error: becket_transport::ublk::ServeError) -> Error {
+    Error::Remote {
+        kind: ErrorKind::Unsupported,
+        message: error.to_string(),
+        hint: Some("see `becket doctor`; --via loop needs no ublk".to_owned()),
+    }
+}
+
+/// A number that no other device has.
+fn mark() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    // Its keys are random; zero is what those have that say nothing.
+    RandomState::new().hash_one(std::process::id()).max(1)
+}
+
+struct Checked {
+    opened: Opened,
+    lease: Option<OwnedFd>,
+    /// Without what moved to `opened`.
+    request: Attach,
+}
+
+/// Believes nothing of a request that can be looked at.
+fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
+    let bad = |what: &str| Error::Remote {
+        kind: ErrorKind::InvalidOption,
+        message: format!("the request makes no sense: {what}"),
+        hint: None,
+    };
+    let lease = match request.lease {
+        true => Some(fds.pop().filter(is_pipe).ok_or_else(|| bad("its lease is no pipe"))?),
+        false => None,
+    };
+    let files = backings(std::mem::take(&mut request.files), fds.into_iter())
+        .map_err(|error| bad(&error.to_string()))?;
+    let mut identity = None;
+    for file in &files {
+        let found = check_file(file, request.read_only).map_err(bad)?;
+        identity = identity.or(Some(found));
+    }
+    let identity = identity.ok_or_else(|| bad("it has no file"))?;
+    let page = rustix::param::page_size();
+    let block = request.block_size;
+    if !block.is_power_of_two() || !(512..=page).contains(&usize::try_from(block).unwrap_or(0)) {
+        return Err(bad("its block size is impossible"));
+    }
+    if request.map.len() < u64::from(block) {
+        return Err(bad("it is shorter than a block"));
+    }
+    let foreign =
+        |place: &Place| matches!(place, Place::Data { file, .. } if files.get(*file as usize).is_none());
+    if request.map.extents().iter().any(|extent| foreign(&extent.place)) {
+        return Err(bad("its map names a file that is not there"));
+    }
+    if request.queues == Some(0)
+        || request.depth.is_some_and(|depth| depth == 0 || depth > uapi::UBLK_MAX_QUEUE_DEPTH)
+    {
+        return Err(bad("its queues or their depth are impossible"));
+    }
+    let opened = Opened {
+        path: request.image.clone(),
+        map: request.map.clone(),
+        files,
+        read_only: request.read_only,
+        read_only_reason: None,
+        block_size: block,
+        identity,
+        partitions: std::mem::take(&mut request.partitions).into_iter().map(Into::into).collect(),
+        warnings: Vec::new(),
+    };
+    Ok(Checked { opened, lease, request })
+}
+
+fn is_pipe(fd: &OwnedFd) -> bool {
+    rustix::fs::fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo)
+}
+
+/// Looks at the descriptors of a file: what they are, how they were opened, and that both are of one inode.
+fn check_file(file: &Backing, read_only: bool) -> Result<Identity, &'static str> {
+    let mut identities = Vec::new();
+    for (fd, direct) in
+        std::iter::once((&file.buffered, false)).chain(file.direct.as_ref().map(|fd| (fd, true)))
+    {
+        let stat = rustix::fs::fstat(fd).map_err(|_| "a descriptor cannot be looked at")?;
+        let kind = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => BackingKind::Regular,
+            FileType::BlockDevice => BackingKind::Block,
+            _ => return Err("a descriptor is neither of a file nor of a block device"),
+        };
+        if kind != file.facts.kind {
+            return Err("a descriptor is not of the kind it is said to be");
+        }
+        let flags = rustix::fs::fcntl_getfl(fd).map_err(|_| "a descriptor cannot be looked at")?;
+        let access = flags & OFlags::RWMODE;
+        if access == OFlags::WRONLY || (!read_only && access != OFlags::RDWR) || flags.contains(OFlags::PATH)
+        {
+            return Err("a descriptor was not opened for what is to be done with it");
+        }
+        if flags.contains(OFlags::APPEND) {
+            return Err("a descriptor writes at the end only");
+        }
+        if direct && !flags.contains(OFlags::DIRECT) {
+            return Err("a descriptor is not for direct I/O");
+        }
+        identities.push(Identity { dev: stat.st_dev, ino: stat.st_ino });
+    }
+    match identities.as_slice() {
+        [one] => Ok(*one),
+        [one, other] if one == other => Ok(*one),
+        _ => Err("a file's descriptors are not of one file"),
+    }
+}
+
+/// What is known of the device before it has a disk.
+fn describe(
+    name: String,
+    request: &Attach,
+    opened: &Opened,
+    geometry: &becket_engine::Geometry,
+    info: &DevInfo,
+    mark: u64,
+    worker: ProcessId,
+) -> Device {
+    let server = ProcessId::own();
+    let direct_io = opened.files.iter().all(|file| file.direct.is_some());
+    let reasons = opened.files.iter().map(|file| file.facts.direct_reason.clone());
+    Device {
+        info: DeviceInfo {
+            name,
+            device: sysfs::node(&disk(info.dev_id)),
+            transport: Kind::Ublk,
+            reason: request.reason.clone(),
+            size: geometry.size,
+            read_only: geometry.read_only,
+            direct_io,
+            direct_io_reason: reasons.collect::<Vec<_>>().join("; "),
+            block_size: geometry.logical_block,
+            physical_block_size: geometry.physical_block,
+            state: DeviceState::Live,
+            image: request.image.clone(),
+            offset: request.offset,
+            size_limit: request.size_limit,
+            autoclear: request.autoclear,
+            partitions: Vec::new(),
+            queues: Some(info.nr_hw_queues),
+            depth: Some(info.queue_depth),
+            mode: Some(DataMode::of(info.flags).to_string()),
+            number: info.dev_id,
+            diskseq: None,
+            server_pid: Some(server.pid),
+            worker_pid: Some(worker.pid),
+            warnings: request.warnings.clone(),
+        },
+        image: opened.identity,
+        server: Some(server),
+        worker: Some(worker),
+        keeper: None,
+        starting: true,
+        mark,
+    }
+}
+
+/// What is known of it now that it has one.
+fn complete(mut device: Device, promised: &[Partition]) -> Device {
+    let disk = disk(device.info.number);
+    let wanted = if promised.is_empty() { Partitions::Off } else { Partitions::Auto };
+    device.starting = false;
+    device.info.diskseq = node::diskseq(&disk);
+    device.info.partitions = partitions_of(&disk, promised, wanted);
+    device
+}
+
+#[cfg(test)]
+#[path = "make_tests.rs"]
+mod tests;

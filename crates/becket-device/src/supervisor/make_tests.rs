@@ -1,0 +1,311 @@
+use std::fs::{self, File};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use becket_engine::Geometry;
+use becket_image::{Facts, Map};
+
+use super::*;
+use crate::runtime::Runtime;
+
+/// A driver and worker that keep a journal, and fail at the step that they are told to.
+struct Double {
+    journal: Mutex<Vec<&'static str>>,
+    fail_at: &'static str,
+    features: u64,
+    records: PathBuf,
+    /// Whether there was a record when the disk appeared.
+    recorded: Mutex<Option<bool>>,
+}
+
+impl Double {
+    fn step(&self, name: &'static str) -> Result<(), Error> {
+        self.journal.lock().unwrap().push(name);
+        if name == self.fail_at {
+            return Err(Error::Worker { what: format!("was told to fail at {name}") });
+        }
+        Ok(())
+    }
+
+    fn did(&self, name: &str) -> bool {
+        self.journal.lock().unwrap().contains(&name)
+    }
+}
+
+impl Driver for Double {
+    fn features(&self) -> Result<u64, Error> {
+        self.step("features").map(|()| self.features)
+    }
+    fn add(&self, request: AddRequest) -> Result<DevInfo, Error> {
+        self.step("add")?;
+        assert_ne!(request.mark, 0);
+        Ok(DevInfo {
+            dev_id: 900_001,
+            nr_hw_queues: request.queues,
+            queue_depth: request.depth,
+            flags: request.flags,
+            ublksrv_flags: request.mark,
+            ..DevInfo::default()
+        })
+    }
+    fn set_params(&self, _: u32, geometry: &Geometry) -> Result<(), Error> {
+        assert_eq!(geometry.size, 8192);
+        self.step("set_params")
+    }
+    fn open_char(&self, _: u32) -> Result<OwnedFd, Error> {
+        self.step("open_char").map(|()| File::open("/dev/null").unwrap().into())
+    }
+    fn start(&self, _: u32, pid: u32) -> Result<(), Error> {
+        assert_eq!(pid, std::process::id());
+        let records = fs::read_dir(&self.records).unwrap();
+        let files =
+            records.flatten().filter(|item| item.path().extension().is_some_and(|e| e == "json")).count();
+        *self.recorded.lock().unwrap() = Some(files == 1);
+        self.step("start")
+    }
+    fn settle(&self, _: u32, promised: &[Partition]) -> Result<(), Error> {
+        assert_eq!(promised.len(), 1);
+        self.step("settle")
+    }
+    fn stop(&self, _: u32) -> Result<(), Error> {
+        self.step("stop")
+    }
+    fn stop_unused(&self, _: u32) -> Result<bool, Error> {
+        self.step("stop_unused").map(|()| true)
+    }
+    fn del(&self, _: u32) -> Result<(), Error> {
+        self.step("del")
+    }
+    fn info(&self, _: u32) -> Result<Option<DevInfo>, Error> {
+        Ok(None)
+    }
+}
+
+impl Server for Double {
+    fn id(&self) -> ProcessId {
+        ProcessId::own()
+    }
+    fn alive(&self) -> bool {
+        true
+    }
+    fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        assert_eq!((serve.map.len(), fds.len()), (8192, 2));
+        self.step("serve")
+    }
+    fn await_closed(&self, _: u32, _: Duration) -> bool {
+        self.journal.lock().unwrap().push("closed");
+        true
+    }
+}
+
+struct Bench {
+    _temp: tempfile::TempDir,
+    store: Store,
+    image: PathBuf,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let temp = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(temp.path().join("run"), temp.path().join("links")).unwrap();
+        let image = temp.path().join("image");
+        fs::write(&image, [0; 8192]).unwrap();
+        Bench { store: Store::open(runtime).unwrap(), _temp: temp, image }
+    }
+
+    fn double(&self, fail_at: &'static str) -> Double {
+        Double {
+            journal: Mutex::default(),
+            fail_at,
+            features: uapi::UBLK_F_CMD_IOCTL_ENCODE,
+            records: self.store.runtime().records(),
+            recorded: Mutex::default(),
+        }
+    }
+
+    fn fd(&self, write: bool, flags: i32) -> OwnedFd {
+        File::options().read(true).write(write).custom_flags(flags).open(&self.image).unwrap().into()
+    }
+
+    fn request(&self, name: Option<&str>) -> Attach {
+        Attach {
+            name: name.map(str::to_owned),
+            image: self.image.clone(),
+            offset: 0,
+            size_limit: None,
+            map: Map::contiguous(0, 0, 8192),
+            files: vec![FileFacts { facts: facts(), direct: false }],
+            read_only: false,
+            block_size: 512,
+            add_partitions: true,
+            partitions: vec![crate::control::TableEntry {
+                number: 1,
+                start: 512,
+                len: 512,
+                label: None,
+                uuid: None,
+            }],
+            queues: Some(1),
+            depth: None,
+            mode: None,
+            autoclear: false,
+            lease: false,
+            reason: "test".into(),
+            warnings: Vec::new(),
+        }
+    }
+
+    fn left_behind(&self) -> Vec<String> {
+        let runtime = self.store.runtime();
+        let dirs = [runtime.records(), runtime.links().to_owned()];
+        dirs.iter()
+            .flat_map(|dir| fs::read_dir(dir).into_iter().flatten().flatten())
+            .map(|item| item.file_name().into_string().unwrap())
+            .filter(|name| name != ".lock")
+            .collect()
+    }
+}
+
+fn facts() -> Facts {
+    Facts {
+        kind: BackingKind::Regular,
+        size: 8192,
+        writable: true,
+        direct: None,
+        direct_reason: "off".into(),
+        physical_block_size: 512,
+        io_min: 512,
+        io_opt: 0,
+        rotational: false,
+        discard: false,
+        discard_granularity: 0,
+        write_zeroes: false,
+    }
+}
+
+#[test]
+fn a_device_is_recorded_before_anybody_can_see_it() {
+    let bench = Bench::new();
+    let double = bench.double("");
+    let made =
+        make(&bench.store, &double, &double, bench.request(Some("one")), vec![bench.fd(true, 0)]).unwrap();
+    let steps = ["features", "add", "set_params", "open_char", "serve", "start", "settle"];
+    assert_eq!(*double.journal.lock().unwrap(), steps);
+    assert_eq!(*double.recorded.lock().unwrap(), Some(true));
+    let stored = bench.store.device("one").unwrap().unwrap();
+    assert!(!stored.starting);
+    assert_eq!(stored.mark, made.device.mark);
+    assert_eq!((made.device.info.depth, made.device.info.mode.as_deref()), (Some(DEPTH), Some("copy")));
+    assert_eq!(made.files.len(), 1);
+    assert!(bench.store.runtime().links().join("one").is_symlink());
+}
+
+#[test]
+fn without_a_name_the_kernel_s_is_taken() {
+    let bench = Bench::new();
+    let double = bench.double("");
+    let made = make(&bench.store, &double, &double, bench.request(None), vec![bench.fd(true, 0)]).unwrap();
+    assert_eq!(made.device.info.name, "ublkb900001");
+}
+
+#[test]
+fn whatever_fails_nothing_stays_behind() {
+    let steps = ["features", "add", "set_params", "open_char", "serve", "start", "settle"];
+    for (at, step) in steps.into_iter().enumerate() {
+        for name in [Some("one"), None] {
+            let bench = Bench::new();
+            let double = bench.double(step);
+            let error = make(&bench.store, &double, &double, bench.request(name), vec![bench.fd(true, 0)])
+                .unwrap_err();
+            assert!(error.to_string().contains(step), "{error}");
+            assert_eq!(bench.left_behind(), Vec::<String>::new(), "after {step}");
+            assert_eq!(
+                double.did("del"),
+                at > 1,
+                "after {step}: what was added is deleted, and nothing else"
+            );
+            let served = at >= 4;
+            assert_eq!(double.did("stop"), served, "after {step}");
+            if served {
+                let journal = double.journal.lock().unwrap();
+                let tail: Vec<_> = journal.iter().rev().take(3).rev().copied().collect();
+                assert_eq!(tail, ["stop", "closed", "del"], "after {step}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_name_in_use_is_found_out_before_the_kernel_is_asked() {
+    let bench = Bench::new();
+    let double = bench.double("");
+    let _claim = bench.store.claim("one", "/other".as_ref(), |_| true).unwrap();
+    let error = make(&bench.store, &double, &double, bench.request(Some("one")), vec![bench.fd(true, 0)])
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NameInUse);
+    assert!(!double.did("add"));
+}
+
+#[test]
+fn requests_that_lie_are_refused_before_anything_is_done() {
+    let bench = Bench::new();
+    let good = || bench.request(Some("one"));
+    let direct = || vec![FileFacts { facts: facts(), direct: true }];
+    let pipe = || rustix::pipe::pipe().unwrap().0;
+    let append = i32::try_from(OFlags::APPEND.bits()).unwrap();
+    let dir = || OwnedFd::from(File::open("/proc").unwrap());
+    let block = Facts { kind: BackingKind::Block, ..facts() };
+    let cases: Vec<(&str, Attach, Vec<OwnedFd>)> = vec![
+        ("no descriptor", good(), vec![]),
+        ("too many descriptors", good(), vec![bench.fd(true, 0), bench.fd(true, 0)]),
+        ("a pipe as image", good(), vec![pipe()]),
+        ("a directory as image", good(), vec![dir()]),
+        ("not writable", good(), vec![bench.fd(false, 0)]),
+        ("append only", good(), vec![bench.fd(true, append)]),
+        (
+            "not for direct I/O",
+            Attach { files: direct(), ..good() },
+            vec![bench.fd(true, 0), bench.fd(true, 0)],
+        ),
+        ("direct of another file", Attach { files: direct(), ..good() }, vec![bench.fd(true, 0), dir()]),
+        (
+            "a file as block device",
+            Attach { files: vec![FileFacts { facts: block, direct: false }], ..good() },
+            vec![bench.fd(true, 0)],
+        ),
+        ("lease is no pipe", Attach { lease: true, ..good() }, vec![bench.fd(true, 0), bench.fd(true, 0)]),
+        ("no lease", Attach { lease: true, ..good() }, vec![bench.fd(true, 0)]),
+        ("block size 0", Attach { block_size: 0, ..good() }, vec![bench.fd(true, 0)]),
+        ("block size 513", Attach { block_size: 513, ..good() }, vec![bench.fd(true, 0)]),
+        ("block size 1 MiB", Attach { block_size: 1 << 20, ..good() }, vec![bench.fd(true, 0)]),
+        (
+            "shorter than a block",
+            Attach { map: Map::contiguous(0, 0, 511), ..good() },
+            vec![bench.fd(true, 0)],
+        ),
+        ("a foreign file", Attach { map: Map::contiguous(1, 0, 8192), ..good() }, vec![bench.fd(true, 0)]),
+        ("no queue", Attach { queues: Some(0), ..good() }, vec![bench.fd(true, 0)]),
+        ("too deep", Attach { depth: Some(u16::MAX), ..good() }, vec![bench.fd(true, 0)]),
+        ("no file", Attach { files: vec![], ..good() }, vec![]),
+        ("a path as name", Attach { name: Some("../x".into()), ..good() }, vec![bench.fd(true, 0)]),
+    ];
+    for (what, request, fds) in cases {
+        let double = bench.double("");
+        let error = make(&bench.store, &double, &double, request, fds).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidOption, "{what}: {error}");
+        assert!(!double.did("add"), "{what}");
+        assert_eq!(bench.left_behind(), Vec::<String>::new(), "{what}");
+    }
+}
+
+#[test]
+fn read_only_needs_no_writable_descriptor() {
+    let bench = Bench::new();
+    let double = bench.double("");
+    let request = Attach { read_only: true, lease: true, ..bench.request(Some("one")) };
+    let (reader, _writer) = rustix::pipe::pipe().unwrap();
+    let made = make(&bench.store, &double, &double, request, vec![bench.fd(false, 0), reader]).unwrap();
+    assert!(made.device.info.read_only);
+    assert!(made.lease.is_some());
+}

@@ -1,0 +1,271 @@
+//! The supervisor: the small privileged process that owns the devices that need a server.
+//! It parses no image, moves no byte, and ends when it owns nothing.
+
+mod devices;
+mod driver;
+mod make;
+mod process;
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use becket_uapi::signal::SignalFd;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::fs::FlockOperation;
+use rustix::process::Signal;
+
+use crate::control::{client, server};
+use crate::runtime::Runtime;
+use crate::state::Store;
+use crate::{Error, isolate, log};
+use devices::Supervisor;
+
+/// How long it stays with nothing to do: the client that started it connects in this time, and a script that
+/// attaches one image after the other need not start one each time.
+const LINGER: Duration = Duration::from_secs(2);
+/// How long a second one waits for the first to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The last to be killed when memory is short: writes would be lost and their writers stuck.
+const OOM_SCORE_ADJ: &str = "-900";
+
+/// How the supervisor runs.
+#[derive(Debug, Default)]
+pub struct ServeOptions {
+    /// Go on when the last device is gone.
+    pub stay: bool,
+    /// One byte is written to this when clients can connect. The process then belongs to no terminal and no
+    /// session but its own.
+    pub ready_fd: Option<OwnedFd>,
+}
+
+/// The supervisor's main: returns when the last device is gone, or when it was told to end.
+///
+/// Call it before the process has other threads: they would keep the old mount namespace.
+///
+/// # Errors
+/// Another one runs (an error only for one that nobody waits for), or the runtime directory cannot be used.
+pub fn serve(options: ServeOptions) -> Result<(), Error> {
+    let runtime = Runtime::open()?;
+    if options.ready_fd.is_some() {
+        // Fails only for the leader of a group, which then has a session already.
+        let _ = rustix::process::setsid();
+    }
+    // Before the first thread, which inherits the mask.
+    let signals = SignalFd::block(&[Signal::INT, Signal::TERM])
+        .map_err(Error::io("block signals of", "the server".as_ref()))?;
+    let Some(lock) = only_one(&runtime)? else {
+        return match options.ready_fd {
+            Some(ready) => announce(ready),
+            None => Err(Error::Server { what: "runs already".to_owned(), log: None }),
+        };
+    };
+    let mut notes = isolate::mounts(runtime.dir());
+    if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
+        notes.push(format!("oom_score_adj: this environment does not allow it ({error})"));
+    }
+    for note in &notes {
+        log::warn(format_args!("server: {note}"));
+    }
+    let listener = listen(&runtime)?;
+    if let Some(ready) = options.ready_fd {
+        announce(ready)?;
+    }
+    let result = Room::new(&runtime, notes, options.stay)?.run(&listener, &signals);
+    // Unlinked while the lock is held, so that no successor's socket is meant.
+    let _ = fs::remove_file(runtime.socket());
+    drop(lock);
+    result
+}
+
+/// Takes the lock that only one supervisor has; `None` when another one has it and answers.
+fn only_one(runtime: &Runtime) -> Result<Option<File>, Error> {
+    let path = runtime.lock();
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(Error::io("open", &path))?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Some(file)),
+            Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Error::io("lock", &path)(error)),
+        }
+        // It may be starting, and it may be ending.
+        if client::connect(runtime)?.is_some() {
+            return Ok(None);
+        }
+        if Instant::now() >= deadline {
+            return Err(Error::Server { what: "holds its lock and does not answer".to_owned(), log: None });
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn listen(runtime: &Runtime) -> Result<UnixListener, Error> {
+    let path = runtime.socket();
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(Error::io("replace", &path)(error));
+        }
+        _ => {}
+    }
+    // The directory is ours alone, so nobody connects before the mode is set.
+    let listener = UnixListener::bind(&path).map_err(Error::io("listen at", &path))?;
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(Error::io("protect", &path))?;
+    listener.set_nonblocking(true).map_err(Error::io("listen at", &path))?;
+    Ok(listener)
+}
+
+/// Says that clients can connect, and lets go of the pipe, also where it is standard output.
+fn announce(ready: OwnedFd) -> Result<(), Error> {
+    // Whoever waited may have given up; that is no reason to end.
+    let _ = File::from(ready).write_all(b"\n");
+    let null = "/dev/null".as_ref();
+    let file = OpenOptions::new().write(true).open(null).map_err(Error::io("open", null))?;
+    rustix::stdio::dup2_stdout(&file).map_err(Error::io("redirect output to", null))
+}
+
+/// Where clients are received.
+struct Room {
+    supervisor: Arc<Supervisor>,
+    wake: Arc<OwnedFd>,
+    connections: Arc<AtomicUsize>,
+    stay: bool,
+    uid: u32,
+}
+
+/// Why the poll returned.
+#[derive(Debug, Default)]
+struct Events {
+    client: bool,
+    signal: bool,
+}
+
+impl Room {
+    fn new(runtime: &Runtime, notes: Vec<String>, stay: bool) -> Result<Room, Error> {
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(Error::io("make an event for", "the server".as_ref()))?;
+        let wake = Arc::new(wake);
+        let waker = Arc::clone(&wake);
+        let supervisor = Supervisor::new(Store::open(runtime.clone())?, notes, move || ring(waker.as_fd()));
+        let uid = rustix::process::geteuid().as_raw();
+        Ok(Room { supervisor, wake, connections: Arc::default(), stay, uid })
+    }
+
+    fn run(mut self, listener: &UnixListener, signals: &SignalFd) -> Result<(), Error> {
+        let mut idle_since = Some(Instant::now());
+        let mut told = 0;
+        loop {
+            let left = idle_since.map(|since| LINGER.saturating_sub(since.elapsed()));
+            let left = left.filter(|_| !self.stay);
+            let events = self.wait(listener, signals, left)?;
+            if events.client {
+                self.receive(listener);
+            }
+            while events.signal && signals.take().map_err(Error::io("read", "signals".as_ref()))?.is_some() {
+                told += 1;
+                if self.told_to_end(told) {
+                    return Ok(());
+                }
+            }
+            let idle = self.supervisor.idle() && self.connections.load(Ordering::SeqCst) == 0;
+            idle_since = idle.then(|| idle_since.unwrap_or_else(Instant::now));
+            let over = idle_since.is_some_and(|since| !self.stay && since.elapsed() >= LINGER);
+            if over || (told > 0 && idle) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether to end at once.
+    fn told_to_end(&mut self, times: u32) -> bool {
+        if times > 1 {
+            log::warn(format_args!("server: ends with devices in use; their worker goes on"));
+            return true;
+        }
+        let left = self.supervisor.drain();
+        if left > 0 {
+            log::warn(format_args!(
+                "server: {left} devices are in use; ends when they are gone, or at once when told again"
+            ));
+        }
+        left == 0
+    }
+
+    fn wait(
+        &self,
+        listener: &UnixListener,
+        signals: &SignalFd,
+        timeout: Option<Duration>,
+    ) -> Result<Events, Error> {
+        let failed = |error: io::Error| Error::io("wait for", "clients".as_ref())(error);
+        let timeout = timeout.map(Timespec::try_from).transpose();
+        let timeout = timeout.map_err(|error| failed(io::Error::other(error)))?;
+        let mut fds = [
+            PollFd::new(listener, PollFlags::IN),
+            PollFd::new(signals, PollFlags::IN),
+            PollFd::new(&*self.wake, PollFlags::IN),
+        ];
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(failed(error.into())),
+        }
+        let [client, signal, wake] = fds.map(|fd| !fd.revents().is_empty());
+        if wake {
+            // Only that it rang matters, not how often.
+            let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        }
+        Ok(Events { client, signal })
+    }
+
+    fn receive(&self, listener: &UnixListener) {
+        match listener.accept() {
+            Ok((stream, _)) => self.converse(stream),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                log::warn(format_args!("server: cannot accept: {error}"));
+                // Out of descriptors, most likely: not a reason to spin.
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+    }
+
+    fn converse(&self, stream: UnixStream) {
+        // Counted here and not in the thread: the loop must not see itself idle before that begins.
+        self.connections.fetch_add(1, Ordering::SeqCst);
+        let left = Leaving { connections: Arc::clone(&self.connections), wake: Arc::clone(&self.wake) };
+        let (supervisor, uid) = (Arc::clone(&self.supervisor), self.uid);
+        std::thread::spawn(move || {
+            server::converse(&*supervisor, stream, uid);
+            drop(left);
+        });
+    }
+}
+
+/// A connection, as far as it keeps the supervisor from ending.
+struct Leaving {
+    connections: Arc<AtomicUsize>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.connections.fetch_sub(1, Ordering::SeqCst);
+        ring(self.wake.as_fd());
+    }
+}
+
+fn ring(event: std::os::fd::BorrowedFd<'_>) {
+    // Full means that it rings already.
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+}

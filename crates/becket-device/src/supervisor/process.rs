@@ -1,0 +1,196 @@
+//! The worker as the supervisor sees it: started, given devices, and noticed when it dies.
+//! It never waits for a dead worker.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::process::ProcessId;
+use crate::worker::protocol::{self, Order, Report, Serve};
+use crate::{Error, log};
+
+/// How long a worker may take until it is ready for orders, and for each of them.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Who moves the bytes of devices.
+pub(crate) trait Server: Send + Sync {
+    fn id(&self) -> ProcessId;
+    /// Whether it can be given devices.
+    fn alive(&self) -> bool;
+    /// Hands it a device and returns when the device can be started.
+    fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error>;
+    /// Waits until it has closed everything of a device; `false` when that took too long. A dead one has.
+    fn await_closed(&self, id: u32, timeout: Duration) -> bool;
+}
+
+/// A worker process.
+#[derive(Debug)]
+pub(crate) struct WorkerProcess {
+    id: ProcessId,
+    socket: OwnedFd,
+    notes: Vec<String>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    dead: bool,
+    /// What came of the orders that are waited for.
+    answers: HashMap<u32, Result<(), String>>,
+    closed: HashSet<u32>,
+}
+
+impl WorkerProcess {
+    /// Starts a worker and waits until it has given up its rights. `on_death` is called once, when it ended.
+    pub(crate) fn start(on_death: impl FnOnce() + Send + 'static) -> Result<Arc<WorkerProcess>, Error> {
+        let failed = |what: &str| {
+            let what = format!("could not be started: {what}");
+            move |error: std::io::Error| Error::Worker { what: format!("{what}: {error}") }
+        };
+        let (ours, theirs) = protocol::pair().map_err(failed("socket"))?;
+        let child = Command::new("/proc/self/exe")
+            .arg0("becket")
+            .arg("worker")
+            .current_dir("/")
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            // Keys at the terminal of `becket serve` are not for it.
+            .process_group(0)
+            .spawn()
+            .map_err(failed("/proc/self/exe"))?;
+        let mut guard = Unproven(Some(child));
+        let pid = guard.0.as_ref().map_or(0, Child::id);
+        let notes = first_words(&ours)?;
+        let id = ProcessId::of(pid).ok_or_else(|| Error::Worker { what: "died at once".to_owned() })?;
+        let worker = Arc::new(WorkerProcess {
+            id,
+            socket: ours,
+            notes,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let reader = Arc::clone(&worker);
+        let child = guard.0.take();
+        std::thread::spawn(move || {
+            reader.listen();
+            if let Some(status) = child.and_then(|mut child| child.wait().ok()) {
+                log::warn(format_args!("worker {pid} ended: {status}"));
+            }
+            on_death();
+        });
+        Ok(worker)
+    }
+
+    /// Precautions that the environment did not allow it.
+    pub(crate) fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    fn listen(&self) {
+        loop {
+            let report = match protocol::receive::<Report>(&self.socket) {
+                Ok(Some((report, _))) => report,
+                Ok(None) => break,
+                Err(error) => {
+                    log::warn(format_args!("worker {}: {error}", self.id.pid));
+                    break;
+                }
+            };
+            let mut state = self.state();
+            match report {
+                Report::Ready { id } => drop(state.answers.insert(id, Ok(()))),
+                Report::Failed { id, why } => drop(state.answers.insert(id, Err(why))),
+                Report::Closed { id } => drop(state.closed.insert(id)),
+                Report::Started { .. } | Report::Refused { .. } => {}
+            }
+            drop(state);
+            self.changed.notify_all();
+        }
+        self.state().dead = true;
+        self.changed.notify_all();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `done` answers or time is up.
+    fn wait<T>(&self, timeout: Duration, done: impl Fn(&mut State) -> Option<T>) -> Option<T> {
+        let deadline = Instant::now() + timeout;
+        let mut state = self.state();
+        loop {
+            if let Some(answer) = done(&mut state) {
+                return Some(answer);
+            }
+            let left = deadline.checked_duration_since(Instant::now())?;
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Server for WorkerProcess {
+    fn id(&self) -> ProcessId {
+        self.id
+    }
+
+    fn alive(&self) -> bool {
+        !self.state().dead
+    }
+
+    fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        let id = serve.id;
+        {
+            // The number may have belonged to another device before.
+            let mut state = self.state();
+            state.answers.remove(&id);
+            state.closed.remove(&id);
+        }
+        protocol::send(&self.socket, &Order::Serve(Box::new(serve)), fds)
+            .map_err(|error| Error::Worker { what: format!("cannot be given a device: {error}") })?;
+        let answer = self.wait(PATIENCE, |state| match state.answers.remove(&id) {
+            Some(answer) => Some(answer),
+            None => state.dead.then(|| Err("died".to_owned())),
+        });
+        match answer {
+            Some(Ok(())) => Ok(()),
+            Some(Err(why)) => Err(Error::Worker { what: format!("cannot serve ublk device {id}: {why}") }),
+            None => Err(Error::Worker { what: format!("does not answer about ublk device {id}") }),
+        }
+    }
+
+    fn await_closed(&self, id: u32, timeout: Duration) -> bool {
+        self.wait(timeout, |state| (state.dead || state.closed.remove(&id)).then_some(())).is_some()
+    }
+}
+
+/// The first report, before which it is no worker yet.
+fn first_words(socket: &OwnedFd) -> Result<Vec<String>, Error> {
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
+    let failed = |error: std::io::Error| Error::Worker { what: format!("does not start: {error}") };
+    set_socket_timeout(socket, Timeout::Recv, Some(PATIENCE)).map_err(|error| failed(error.into()))?;
+    let report = protocol::receive::<Report>(socket).map_err(failed)?;
+    set_socket_timeout(socket, Timeout::Recv, None).map_err(|error| failed(error.into()))?;
+    match report {
+        Some((Report::Started { notes, .. }, _)) => Ok(notes),
+        Some((Report::Refused { why }, _)) => Err(Error::Worker { what: format!("refused: {why}") }),
+        Some(_) => Err(Error::Worker { what: "speaks before it has started".to_owned() }),
+        None => Err(Error::Worker { what: "ended before it was ready".to_owned() }),
+    }
+}
+
+/// A child that is ended again unless it proved to be a worker.
+struct Unproven(Option<Child>);
+
+impl Drop for Unproven {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            // Ended already, or it does now.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 /// Emulated machines are 50 times slower than real ones; nothing here takes this long when it works.
-const LIMIT: Duration = Duration::from_secs(240);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// What a program said and how it ended.
 #[derive(Debug)]

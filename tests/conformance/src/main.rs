@@ -59,7 +59,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     allow_skip: Vec<String>,
     /// Seconds after which a test counts as hung
-    #[arg(long, value_name = "SECONDS", default_value_t = 900)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     limit: u64,
     /// Who attaches: `losetup` shows that the suite's expectations hold for the kernel's own tool
     #[arg(long, value_enum, default_value = "becket", hide = true)]

@@ -143,6 +143,9 @@ pub fn await_partitions(
     timeout: Duration,
 ) -> Result<Vec<PathBuf>, Error> {
     let path = sysfs::node(disk);
+    if let Some(dev) = sysfs::dev(disk) {
+        ensure_block(&path, dev)?;
+    }
     let device = File::open(&path).map_err(Error::io("open", &path))?;
     let size = block::size64(device.as_fd()).map_err(Error::io("ask for the size of", &path))?;
     let sector =

@@ -1,3 +1,6 @@
+//! Nodes in a scratch directory; partitions are tested with the loop devices that have them.
+//! Nothing here touches `/dev`.
+
 use super::*;
 
 /// Makes and removes nodes under a scratch directory, which takes root.

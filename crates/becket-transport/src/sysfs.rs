@@ -10,6 +10,11 @@ pub fn directory(name: &str) -> PathBuf {
     PathBuf::from("/sys/class/block").join(name)
 }
 
+/// Whether sysfs is mounted and shows block devices at all.
+pub fn is_there() -> bool {
+    Path::new("/sys/class/block").is_dir()
+}
+
 /// An attribute's text without the line's end.
 pub fn text(name: &str, attribute: &str) -> Option<String> {
     let mut text = fs::read_to_string(directory(name).join(attribute)).ok()?;

@@ -21,11 +21,12 @@ pub enum Cleared {
 }
 
 /// Detaches device `number` if its sequence number is `diskseq` (where one is given), and waits up to `wait` until
-/// it is gone. A device that has gone already, and one that others took since, is [`Cleared::Gone`]'s and
-/// [`Error::OtherDevice`]'s case.
+/// it is gone. With a `diskseq` a device that is not bound any more is [`Cleared::Gone`] as well.
 ///
 /// # Errors
-/// It is not bound and no `diskseq` was given, it is another one, or the kernel refuses.
+/// [`Error::NotAttached`]: it is not bound, and no `diskseq` was given. [`Error::OtherDevice`]: the number is another
+/// device's by now, which is left alone; a larger `found` means that the one that was meant is gone. Or the kernel
+/// refuses.
 pub fn detach(number: u32, diskseq: Option<u64>, wait: Option<Duration>) -> Result<Cleared, Error> {
     let device = match open_device(number, false) {
         Ok(device) => device,
@@ -84,7 +85,7 @@ fn await_gone(number: u32, diskseq: Option<u64>, wait: Duration) -> Cleared {
 /// Whether that very device is bound.
 fn is_there(number: u32, diskseq: Option<u64>) -> bool {
     let name = name(number);
-    if sysfs::directory(&name).exists() {
+    if sysfs::is_there() {
         let same = match (diskseq, node::diskseq(&name)) {
             (Some(ours), Some(present)) => ours == present,
             _ => true,

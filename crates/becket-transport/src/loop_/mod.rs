@@ -71,9 +71,11 @@ fn path(number: u32) -> PathBuf {
     sysfs::node(&name(number))
 }
 
-/// Its device number; without sysfs that of a driver whose `max_part` is 0, the default.
-fn dev(number: u32) -> u64 {
-    sysfs::dev(&name(number)).unwrap_or_else(|| rustix::fs::makedev(uapi::LOOP_MAJOR, number))
+/// Its device number; without sysfs that of a driver whose `max_part` is 0, the default. `None` when there is no such
+/// device: a node would only lead to one that the kernel makes when it is opened.
+fn dev(number: u32) -> Option<u64> {
+    let by_default = || rustix::fs::makedev(uapi::LOOP_MAJOR, number);
+    sysfs::dev(&name(number)).or_else(|| (!sysfs::is_there()).then(by_default))
 }
 
 /// Opens `/dev/loop-control`, whose node is made when it is missing. Opening it loads the driver where it is a module.
@@ -96,16 +98,17 @@ fn open_control() -> Result<File, Error> {
 
 /// A container may allow the control node and forbid the devices.
 fn probe_node() -> Result<(), Error> {
-    if !sysfs::directory(&name(0)).exists() {
-        return Ok(());
+    match open_device(0, false) {
+        // None yet: they are made when they are needed.
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+        other => other.map(drop),
     }
-    node::ensure_block(&path(0), dev(0))?;
-    File::open(path(0)).map(drop).map_err(Error::io("open", path(0)))
 }
 
 /// Opens device `number`, whose node is made when it is missing.
 fn open_device(number: u32, writable: bool) -> Result<File, Error> {
     let path = path(number);
-    node::ensure_block(&path, dev(number))?;
+    let dev = dev(number).ok_or(libc::ENODEV).map_err(io::Error::from_raw_os_error);
+    node::ensure_block(&path, dev.map_err(Error::io("open", &path))?)?;
     File::options().read(true).write(writable).open(&path).map_err(Error::io("open", path))
 }

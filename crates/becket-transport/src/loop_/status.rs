@@ -65,9 +65,8 @@ pub fn numbers() -> Vec<u32> {
 /// The device cannot be opened.
 pub fn status(number: u32) -> Result<Option<LoopStatus>, Error> {
     let name = name(number);
-    // Without sysfs this is false for every device; then only the ioctl knows.
-    let sysfs_there = sysfs::directory(&name).exists();
-    if sysfs_there && !sysfs::directory(&name).join("loop").exists() {
+    // Without sysfs only the ioctl knows.
+    if sysfs::is_there() && !sysfs::directory(&name).join("loop").exists() {
         return Ok(None);
     }
     let device = match open_device(number, false) {

@@ -90,51 +90,11 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
     let (buffered, read_only_reason) = open_inode(path, &inode, kind, options.read_only)?;
     let read_only = options.read_only || read_only_reason.is_some();
     let mut warnings = Vec::new();
-    if !options.shared && kind == BackingKind::Block && !read_only {
-        refuse_claimed(path, &buffered)?;
-    }
-    match locks::take(buffered.as_fd(), !read_only, options.shared, locks::a_moment) {
-        Ok(()) => {}
-        Err(Refused::Clash(clash)) => return Err(Error::InUse { path: path.to_owned(), clash }),
-        Err(Refused::Unsupported(error)) => {
-            warnings.push(format!(
-                "not locked against other programs: the file system has no such locks ({error})"
-            ));
-        }
-        Err(Refused::Io(error)) => return Err(io(path, "it cannot be locked", error)),
-    }
+    lock(path, &buffered, kind, read_only, options.shared, &mut warnings)?;
 
     let size = size_of(path, &buffered, kind)?;
-    let room = size.saturating_sub(options.offset).min(options.size_limit.unwrap_or(u64::MAX));
-    let natural = match kind {
-        BackingKind::Regular => 512,
-        BackingKind::Block => becket_uapi::block::logical_block_size(buffered.as_fd())
-            .map_err(|error| io(path, "its block size cannot be read", error))?
-            .max(512),
-    };
-    let image = Window { fd: &buffered, offset: options.offset };
-    let table =
-        partition::read(&image, room, options.block_size.unwrap_or(natural)).unwrap_or_else(|error| {
-            let warning = format!("its partition table cannot be read: {error}");
-            Table { warnings: vec![warning], ..Table::default() }
-        });
-    let spoken = table.sector.filter(|sector| *sector <= largest_block_size()).unwrap_or(512);
-    let block_size = options.block_size.unwrap_or(natural.max(spoken));
-    let len = room - room % u64::from(block_size);
-    if len == 0 {
-        return Err(nothing_left(path, options, size, block_size));
-    }
-    if len < room {
-        let tail = room - len;
-        warnings.push(format!(
-            "the last {tail} of {room} bytes are left out: they do not fill a block of {block_size}"
-        ));
-    }
-    let partitions = if options.partitions {
-        usable_partitions(table, len, block_size, &mut warnings)
-    } else {
-        Vec::new()
-    };
+    let Layout { len, block_size, partitions } =
+        lay_out(path, &buffered, kind, size, options, &mut warnings)?;
 
     let known =
         Known { fd: buffered.as_fd(), stat: &stat, kind, size, writable: !read_only, offset: options.offset };
@@ -155,6 +115,78 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
         partitions,
         warnings,
     })
+}
+
+/// Keeps other programs away from the image, as far as the file system lets us.
+fn lock(
+    path: &Path,
+    fd: &OwnedFd,
+    kind: BackingKind,
+    read_only: bool,
+    shared: bool,
+    warnings: &mut Vec<String>,
+) -> Result<(), Error> {
+    if !shared && kind == BackingKind::Block && !read_only {
+        refuse_claimed(path, fd)?;
+    }
+    match locks::take(fd.as_fd(), !read_only, shared, locks::a_moment) {
+        Ok(()) => Ok(()),
+        Err(Refused::Clash(clash)) => Err(Error::InUse { path: path.to_owned(), clash }),
+        Err(Refused::Unsupported(error)) => {
+            warnings.push(format!(
+                "not locked against other programs: the file system has no such locks ({error})"
+            ));
+            Ok(())
+        }
+        Err(Refused::Io(error)) => Err(io(path, "it cannot be locked", error)),
+    }
+}
+
+/// What of the backing is the image, and in which units.
+struct Layout {
+    len: u64,
+    block_size: u32,
+    partitions: Vec<Partition>,
+}
+
+/// Chooses block size and length of the image in a backing of `size` bytes.
+fn lay_out(
+    path: &Path,
+    fd: &OwnedFd,
+    kind: BackingKind,
+    size: u64,
+    options: &OpenOptions,
+    warnings: &mut Vec<String>,
+) -> Result<Layout, Error> {
+    let room = size.saturating_sub(options.offset).min(options.size_limit.unwrap_or(u64::MAX));
+    let natural = match kind {
+        BackingKind::Regular => 512,
+        BackingKind::Block => becket_uapi::block::logical_block_size(fd.as_fd())
+            .map_err(|error| io(path, "its block size cannot be read", error))?
+            .max(512),
+    };
+    let image = Window { fd, offset: options.offset };
+    // An image whose first sectors cannot be read may be attached just to rescue the rest.
+    let table =
+        partition::read(&image, room, options.block_size.unwrap_or(natural)).unwrap_or_else(|error| {
+            let warning = format!("its partition table cannot be read: {error}");
+            Table { warnings: vec![warning], ..Table::default() }
+        });
+    let spoken = table.sector.filter(|sector| *sector <= largest_block_size()).unwrap_or(512);
+    let block_size = options.block_size.unwrap_or(natural.max(spoken));
+    let len = room - room % u64::from(block_size);
+    if len == 0 {
+        return Err(nothing_left(path, options, size, block_size));
+    }
+    if len < room {
+        let tail = room - len;
+        warnings.push(format!(
+            "the last {tail} of {room} bytes are left out: they do not fill a block of {block_size}"
+        ));
+    }
+    let partitions =
+        if options.partitions { usable_partitions(table, len, block_size, warnings) } else { Vec::new() };
+    Ok(Layout { len, block_size, partitions })
 }
 
 /// Where a descriptor of this process can be opened anew or asked for its name.

@@ -117,7 +117,9 @@ impl Suite {
             let (outcome, note, hung) = self.one(test);
             match outcome {
                 Outcome::Passed => println!("ok"),
-                Outcome::Ignored => println!("ignored, {note}"),
+                Outcome::Ignored => {
+                    println!("ignored, {}", note.split_whitespace().collect::<Vec<_>>().join(" "))
+                }
                 Outcome::Failed => {
                     println!("FAILED");
                     println!("    {}", note.replace('\n', "\n    "));

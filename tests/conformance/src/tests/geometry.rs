@@ -179,10 +179,12 @@ fn refresh(bench: &Bench) -> Result<()> {
     let device = bench.attach(&image, &Attach::default())?;
     crate::bench::open(&image, Access::Buffered)?.set_len(4 * MIB)?;
     if let Err(error) = bench.driver.refresh(device.path()) {
-        // UPDATE_SIZE came to ublk with 6.16; before that the device must simply stay as it was.
+        // Resizing came to ublk with Linux 6.16; who cannot must leave the device as it was.
         agree(&device, MIB, 512, false)?;
         if bench.via == crate::driver::Via::Ublk {
-            return crate::bench::skip(format!("this kernel's ublk cannot resize: {error:#}"));
+            return crate::bench::skip(format!(
+                "a live ublk device does not take over a new size: {error:#}"
+            ));
         }
         return Err(error);
     }

@@ -83,7 +83,7 @@ fn passing_look(bench: &Bench) -> Result<()> {
     let looker = bench.dir.join("blkid");
     let sleep = sh(&["sh", "-c", "command -v sleep"])?;
     fs::copy(sleep.stdout.trim(), &looker).context("a copy of sleep")?;
-    let mut child = Command::new(&looker).arg("0.3").stdin(device.open(Access::Read)?).spawn()?;
+    let mut child = Command::new(&looker).arg("0.6").stdin(device.open(Access::Read)?).spawn()?;
     let detached = device.detach();
     child.kill()?;
     child.wait()?;

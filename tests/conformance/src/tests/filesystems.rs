@@ -141,6 +141,7 @@ fn fio(file: &Path, seed: u64) -> Result<()> {
         "--verify=crc32c",
         "--do_verify=1",
         "--verify_fatal=1",
+        "--verify_state_save=0",
         "--output-format=json",
     ])?;
     let start = output.stdout.find('{').context("fio printed no report")?;

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use futures_lite::future::block_on;
+use rustix::io::FdFlags;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -46,6 +47,10 @@ async fn exchange(service: &dyn Service, stream: UnixStream, uid: u32) -> zlink:
     }
     loop {
         let (call, fds) = connection.receive_call::<Message<Value>>().await?;
+        // They arrive without this mark, and a worker that is started must not inherit an image and its locks.
+        for fd in &fds {
+            rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC).map_err(std::io::Error::from)?;
+        }
         let answer = answer(service, &call, fds);
         if call.oneway() {
             continue;

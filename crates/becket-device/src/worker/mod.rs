@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use becket_engine::IoThreads;
 use becket_transport::ublk;
-use becket_uapi::handover::inherited_fd;
+use becket_uapi::handover::{close_inherited, inherited_fd};
 use becket_uapi::signal::SignalFd;
 use rustix::fs::FileType;
 use rustix::process::Signal;
@@ -28,6 +28,8 @@ use protocol::{Order, Report, Serve};
 /// It was not started by a supervisor, or a precaution failed that could have worked.
 pub fn worker_main() -> Result<(), Error> {
     let control = control()?;
+    close_inherited()
+        .map_err(|error| Error::Worker { what: format!("cannot tell what it was handed: {error}") })?;
     // It ends when its devices are gone and not when a terminal or a service manager says so: whoever waits
     // for a write could wait for ever. Read by nobody on purpose; blocked in all threads.
     let _signals = SignalFd::block(&[Signal::INT, Signal::TERM, Signal::HUP])

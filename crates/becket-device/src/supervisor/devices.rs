@@ -52,7 +52,7 @@ struct Owned {
 struct Owning {
     device: Device,
     /// They carry the image's locks; a later worker gets them too.
-    _files: Vec<Backing>,
+    files: Vec<Backing>,
     /// A thread sees to it that the device goes with its last user.
     leaving: bool,
     gone: bool,
@@ -160,6 +160,8 @@ impl Supervisor {
             closed(&*owned.server, id)?;
             driver.del(id)?;
         }
+        // Before anybody can learn that the device is gone: with these go the image's locks.
+        state.files.clear();
         forget(&self.store, &state.device);
         state.gone = true;
         log::warn(format_args!("{} detached", state.device.info.name));
@@ -316,7 +318,7 @@ impl Service for Supervisor {
         let Made { device, files, lease } = make(&self.store, &*driver, &*worker, request, fds)?;
         let info = device.info.clone();
         log::warn(format_args!("{} attached as {}", info.image.display(), info.name));
-        let state = Owning { device, _files: files, leaving: false, gone: false };
+        let state = Owning { device, files, leaving: false, gone: false };
         let owned = Arc::new(Owned { server: worker, state: Mutex::new(state) });
         lock(&self.devices).insert(info.name.clone(), Arc::clone(&owned));
         match lease {

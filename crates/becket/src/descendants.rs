@@ -4,7 +4,7 @@
 //! The caller is a subreaper, so a descendant whose parent died is handed to the caller: nobody leaves the tree,
 //! by `setsid` or forking twice. Killing the tree again until it is empty catches those who fork meanwhile.
 
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 use std::{
     collections::HashMap,
     fs, process, thread,
@@ -21,7 +21,7 @@ pub(crate) fn kill_all(patience: Duration) -> bool {
                 let _ = kill_process(pid, Signal::KILL);
             }
         }
-        while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
+        while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
         if of(process::id()).is_empty() {
             return true;
         }

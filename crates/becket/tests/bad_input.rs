@@ -146,9 +146,10 @@ fn foreign_loop_devices_are_left_alone() {
     let place = scratch();
     image::random(&place.path("a.img"), 64 << 10, 1);
     let device = tool(Command::new("losetup").args(["--find", "--show"]).arg(place.path("a.img")));
+    let used = common::Use::of(Path::new(device.trim_end()));
     let ran = place.run(["detach", device.trim_end()]);
     let all = place.run(["detach", "--all"]);
-    let still = common::bound(Path::new(device.trim_end()));
+    let still = used.lasts();
     tool(Command::new("losetup").args(["--detach", device.trim_end()]));
     assert_eq!(ran.code, 1, "{ran:?}");
     assert!(ran.err.contains("only what it attached"), "{ran:?}");

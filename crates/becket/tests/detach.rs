@@ -4,7 +4,7 @@
 mod common;
 
 use becket_testkit::{crc_whole, image, require_device, require_tools, tool, via, wait_until};
-use common::{bound, scratch, text};
+use common::{Use, scratch, text};
 use serde_json::json;
 use std::{
     fs,
@@ -20,6 +20,7 @@ fn a_device_in_use_names_its_users() {
     let place = scratch();
     image::random(&place.path("a.img"), 1 << 20, 1);
     let device = place.attach(&place.path("a.img"), &["--name", "busy"]);
+    let used = Use::of(&device);
     let mut holder =
         Command::new("sleep").arg("300").stdin(fs::File::open(&device).unwrap()).spawn().unwrap();
     let ran = place.run(["detach", "--json", "busy"]);
@@ -35,10 +36,10 @@ fn a_device_in_use_names_its_users() {
 
     let ran = place.run(["detach", "--lazy", "busy"]);
     assert_eq!(ran.code, 0, "{ran:?}");
-    assert!(bound(&device), "its user still has it");
+    assert!(used.lasts(), "its user still has it");
     holder.kill().unwrap();
     holder.wait().unwrap();
-    assert!(wait_until(Duration::from_secs(1), || !bound(&device)), "it goes when its last user lets go");
+    assert!(wait_until(Duration::from_secs(1), || !used.lasts()), "it goes when its last user lets go");
     assert!(wait_until(Duration::from_secs(1), || place.devices().is_empty()));
 }
 
@@ -52,6 +53,7 @@ fn a_mounted_device_names_its_mount() {
     image::ext4(&place.path("fs.img"), 8 << 20, &place.dir("empty"));
     let point = place.dir("mnt");
     let device = place.attach(&place.path("fs.img"), &[]);
+    let used = Use::of(&device);
     tool(Command::new("mount").args([&device, &point]));
     let ran = place.run(["detach", device.to_str().unwrap()]);
     let still = fs::metadata(point.join("lost+found")).is_ok();
@@ -60,7 +62,7 @@ fn a_mounted_device_names_its_mount() {
     assert!(ran.err.contains(&format!("mounted on {}", point.display())), "{ran:?}");
     assert!(still, "the file system is still there");
     place.ok(["detach", "fs.img"]);
-    assert!(!bound(&device));
+    assert!(!used.lasts());
 }
 
 #[test]
@@ -113,7 +115,7 @@ fn two_at_once() {
     let place = scratch();
     image::random(&place.path("a.img"), 64 << 10, 1);
     for _ in 0..5 {
-        let device = place.attach(&place.path("a.img"), &[]);
+        let used = Use::of(&place.attach(&place.path("a.img"), &[]));
         let start = || {
             let mut command = place.becket();
             command.args(["detach", "a.img"]).stderr(Stdio::piped()).spawn().unwrap()
@@ -124,6 +126,6 @@ fn two_at_once() {
         for output in &ended {
             assert!(output.status.success() || output.status.code() == Some(1), "{output:?}");
         }
-        assert!(!bound(&device), "{}", via());
+        assert!(!used.lasts(), "{}", via());
     }
 }

@@ -4,7 +4,7 @@
 mod common;
 
 use becket_testkit::{Scratch, image, require_device, require_tools, tool, via, wait_until};
-use common::{bound, scratch, text};
+use common::{Use, scratch, text};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -50,12 +50,12 @@ fn there_and_back() {
     let _unmount = Unmount(point.clone());
     let told = place.json(["mount", "--via", &via(), "fs.img", "mnt"]);
     assert_eq!(fs::read_to_string(point.join("hello")).unwrap(), "from inside");
-    let device = PathBuf::from(text(&told["device"], "device"));
+    let used = Use::of(Path::new(text(&told["device"], "device")));
     assert_eq!(place.devices().len(), 1, "it outlives the command");
     fs::write(point.join("more"), "written").unwrap();
     let told = place.json(["umount", "mnt"]);
     assert_eq!(told["detached"], true);
-    assert!(!mounted(&point) && !bound(&device) && place.devices().is_empty());
+    assert!(!mounted(&point) && !used.lasts() && place.devices().is_empty());
 
     // What was written is in the image.
     place.ok(["mount", "-r", "--via", &via(), "fs.img", "mnt"]);
@@ -73,9 +73,9 @@ fn a_plain_umount_is_enough() {
     let (place, point) = place();
     let _unmount = Unmount(point.clone());
     let told = place.json(["mount", "--via", &via(), "fs.img", "mnt"]);
-    let device = PathBuf::from(text(&told["device"], "device"));
+    let used = Use::of(Path::new(text(&told["device"], "device")));
     tool(Command::new("umount").arg(&point));
-    assert!(wait_until(Duration::from_secs(2), || !bound(&device)));
+    assert!(wait_until(Duration::from_secs(2), || !used.lasts()));
     assert!(wait_until(Duration::from_secs(2), || place.devices().is_empty()));
 }
 
@@ -162,6 +162,7 @@ fn a_device_with_two_mounts_stays_until_the_second_goes() {
     let second = place.dir("second");
     let _unmount = (Unmount(point.clone()), Unmount(second.clone()));
     let device = place.attach(&place.path("fs.img"), &[]);
+    let used = Use::of(&device);
     tool(Command::new("mount").args([&device, &point]));
     tool(Command::new("mount").args([&device, &second]));
     let busy = fs::File::open(second.join("hello")).unwrap();
@@ -173,7 +174,7 @@ fn a_device_with_two_mounts_stays_until_the_second_goes() {
     assert_eq!(ran.code, 0, "{ran:?}");
     assert_eq!(ran.json()["detached"], false);
     assert!(ran.err.contains("stays attached"), "{ran:?}");
-    assert!(bound(&device));
+    assert!(used.lasts());
     place.ok(["umount", "mnt"]);
-    assert!(!bound(&device), "attached or mounted by becket: umount detaches");
+    assert!(!used.lasts(), "attached or mounted by becket: umount detaches");
 }

@@ -4,11 +4,11 @@
 mod common;
 
 use becket_testkit::{Scratch, crc_whole, image, require_device, require_tools, tool, via, wait_until};
-use common::{alive, bound, numbers, scratch};
+use common::{Use, WRITE_USE, alive, ended, numbers, scratch};
 use std::{
     fs,
     io::Write as _,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -40,9 +40,9 @@ fn kill(signal: &str, pid: u32) {
     tool(Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]));
 }
 
-/// The device that a script wrote down.
-fn device(place: &Scratch) -> PathBuf {
-    PathBuf::from(fs::read_to_string(place.path("device")).unwrap().trim_end())
+/// The use of the device that a script wrote down.
+fn used(place: &Scratch) -> Use {
+    Use::written(&place.path("device"))
 }
 
 /// No group of `becket run` with this process id is left.
@@ -103,11 +103,13 @@ fn the_device_is_there_during_and_gone_after() {
         return;
     }
     let place = place_with_image();
-    let script = "cmp \"$BECKET_DEVICE\" a.img && test \"$BECKET_DEVICE\" = \"$1\" && echo \"$1\" > device \
-        && \"$BECKET\" list | grep -q \"$1\"";
-    let ran = run(&place, &["sh", "-c", script, "sh", "{}"]);
+    let script = format!(
+        "{WRITE_USE}; cmp \"$BECKET_DEVICE\" a.img && test \"$BECKET_DEVICE\" = \"$1\" \
+        && \"$BECKET\" list | grep -q \"$1\""
+    );
+    let ran = run(&place, &["sh", "-c", &script, "sh", "{}"]);
     assert_eq!(ran.code, 0, "{ran:?}");
-    assert!(!bound(&device(&place)), "gone when run returns");
+    assert!(!used(&place).lasts(), "gone when run returns");
     assert!(place.devices().is_empty());
     assert_eq!(crc_whole(&place.path("a.img")).1, 1 << 20);
 }
@@ -118,9 +120,12 @@ fn the_command_does_not_inherit_descriptors() {
         return;
     }
     let place = place_with_image();
-    // The shell's own list: 0, 1, 2 and the directory that ls reads.
+    // As many as without becket, whatever the tests themselves have inherited.
+    let mut without = Command::new("ls");
+    place.prepare(&mut without);
+    let without = place.finish(without.arg("/proc/self/fd"));
     let ran = run(&place, &["ls", "/proc/self/fd"]);
-    assert_eq!(ran.out.lines().collect::<Vec<_>>(), ["0", "1", "2", "3"], "{ran:?}");
+    assert_eq!(ran.out, without.out, "{ran:?}");
     // Nor blocked signals, nor an ignored SIGPIPE.
     let ran = run(&place, &["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]);
     for line in ran.out.lines() {
@@ -152,7 +157,7 @@ fn signals_reach_the_command() {
         let mut child = start(&place, &script);
         numbers(&place.path("pids"), 1);
         kill(signal, child.id());
-        assert_eq!(child.wait().unwrap().code(), Some(code), "{signal}");
+        assert_eq!(ended(&mut child).code(), Some(code), "{signal}");
         assert!(place.devices().is_empty());
     }
 }
@@ -160,7 +165,7 @@ fn signals_reach_the_command() {
 /// A script that leaves a daemon of every kind behind and then does `rest`.
 fn daemons(rest: &str) -> String {
     format!(
-        "echo $BECKET_DEVICE > device; echo $$ >> pids; \
+        "{WRITE_USE}; echo $$ >> pids; \
         sleep 300 & echo $! >> pids; \
         setsid sh -c 'echo $$ >> pids; exec sleep 300' & \
         setsid sh -c '(setsid sh -c \"echo \\$\\$ >> pids; exec 9< $BECKET_DEVICE; exec sleep 300\" &) & exit' & \
@@ -177,11 +182,11 @@ fn what_the_command_leaves_running_ends_with_it() {
     let place = place_with_image();
     let mut child = start(&place, &daemons("exit 3"));
     let id = child.id();
-    assert_eq!(child.wait().unwrap().code(), Some(3));
+    assert_eq!(ended(&mut child).code(), Some(3));
     // No waiting here: when run has returned, they are gone.
     let pids = numbers(&place.path("pids"), 4);
     assert!(pids.iter().all(|&pid| !alive(pid)), "{pids:?}");
-    assert!(!bound(&device(&place)), "also the one that kept the device open");
+    assert!(!used(&place).lasts(), "also the one that kept the device open");
     assert!(no_cgroup_left(id));
 }
 
@@ -198,8 +203,8 @@ fn killed_run_takes_everything_along() {
     let pids = numbers(&place.path("pids"), 4);
     assert!(pids.iter().all(|&pid| alive(pid)), "{pids:?}");
     kill("KILL", id);
-    child.wait().unwrap();
-    assert!(wait_until(A_SECOND, || !bound(&device(&place))), "the device is gone within a second");
+    ended(&mut child);
+    assert!(wait_until(A_SECOND, || !used(&place).lasts()), "the device is gone within a second");
     assert!(wait_until(A_SECOND, || pids.iter().all(|&pid| !alive(pid))), "{pids:?}");
     assert!(wait_until(A_SECOND, || place.devices().is_empty()));
     assert!(wait_until(A_SECOND, || no_cgroup_left(id)));
@@ -226,8 +231,8 @@ fn without_a_cgroup_too() {
     assert!(log.contains("no cgroup for the command"), "{log}");
     assert!(pids.iter().all(|&pid| alive(pid)), "{pids:?}");
     kill("KILL", child.id());
-    child.wait().unwrap();
-    assert!(wait_until(A_SECOND, || !bound(&device(&place))), "the device is gone within a second");
+    ended(&mut child);
+    assert!(wait_until(A_SECOND, || !used(&place).lasts()), "the device is gone within a second");
     assert!(wait_until(A_SECOND, || pids.iter().all(|&pid| !alive(pid))), "{pids:?}");
 }
 
@@ -237,15 +242,15 @@ fn a_killed_guard_takes_the_command_along() {
         return;
     }
     let place = place_with_image();
-    let script = "echo $BECKET_DEVICE > device; echo $$ >> pids; exec sleep 300";
-    let mut child = start(&place, script);
+    let script = format!("{WRITE_USE}; echo $$ >> pids; exec sleep 300");
+    let mut child = start(&place, &script);
     let pids = numbers(&place.path("pids"), 1);
     let status = fs::read_to_string(format!("/proc/{}/status", pids[0])).unwrap();
     let guard = status.lines().find_map(|line| line.strip_prefix("PPid:\t")).unwrap().parse().unwrap();
     assert_ne!(guard, child.id());
     kill("KILL", guard);
-    assert_eq!(child.wait().unwrap().code(), Some(1));
-    assert!(!alive(pids[0]) && !bound(&device(&place)));
+    assert_eq!(ended(&mut child).code(), Some(1));
+    assert!(!alive(pids[0]) && !used(&place).lasts());
     let log = fs::read_to_string(place.path("log")).unwrap();
     assert!(log.contains("guard was killed by signal 9"), "{log}");
     assert!(no_cgroup_left(child.id()));
@@ -266,8 +271,8 @@ fn a_killed_process_group_leaves_nothing() {
     let pids = numbers(&place.path("pids"), 4);
     // As a shell or a CI runner does with a job: becket run and its command at one blow.
     tool(Command::new("kill").args(["-KILL", "--", &format!("-{}", child.id())]));
-    child.wait().unwrap();
-    assert!(wait_until(A_SECOND, || !bound(&device(&place))));
+    ended(&mut child);
+    assert!(wait_until(A_SECOND, || !used(&place).lasts()));
     assert!(wait_until(A_SECOND, || pids.iter().all(|&pid| !alive(pid))), "{pids:?}");
 }
 
@@ -277,16 +282,16 @@ fn a_device_that_others_hold_goes_when_they_let_go() {
         return;
     }
     let place = place_with_image();
-    let mut child = start(&place, "echo $BECKET_DEVICE > device; echo $$ >> pids; exec sleep 300");
+    let mut child = start(&place, &format!("{WRITE_USE}; echo $$ >> pids; exec sleep 300"));
     numbers(&place.path("pids"), 1);
-    let device = device(&place);
-    let held = fs::File::open(&device).unwrap();
+    let used = used(&place);
+    let held = fs::File::open(used.device()).unwrap();
     kill("KILL", child.id());
-    child.wait().unwrap();
-    assert!(!wait_until(A_SECOND, || !bound(&device)), "it is still open here");
-    assert_eq!(crc_whole(&device), crc_whole(&place.path("a.img")), "and it still works");
+    ended(&mut child);
+    assert!(!wait_until(A_SECOND, || !used.lasts()), "it is still open here");
+    assert_eq!(crc_whole(&used.device()), crc_whole(&place.path("a.img")), "and it still works");
     drop(held);
-    assert!(wait_until(A_SECOND, || !bound(&device)), "gone within a second of the last user letting go");
+    assert!(wait_until(A_SECOND, || !used.lasts()), "gone within a second of the last user letting go");
 }
 
 #[test]
@@ -308,7 +313,7 @@ fn a_terminal_interrupts_only_once() {
     numbers(&place.path("pids"), 1);
     let mut keys = child.stdin.take().unwrap();
     keys.write_all(&[3]).unwrap();
-    let status = child.wait().unwrap();
+    let status = ended(&mut child);
     assert_eq!(status.code(), Some(5), "{}", typescript(&place.path("typescript")));
     assert_eq!(fs::read_to_string(place.path("ints")).unwrap(), "int\n", "the key reached the command once");
     assert!(place.devices().is_empty());

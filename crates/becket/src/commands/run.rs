@@ -42,18 +42,20 @@ const GONE_WITHIN: Duration = Duration::from_secs(5);
 /// Returns the exit status of the command.
 pub(crate) fn run(ui: &Ui, args: &args::Run) -> Result<u8, Failure> {
     let options = common::options(&args.device);
+    // Before the attach: it may start threads, and a signal goes to any thread that does not block it.
+    let signals = SignalFd::block(&blocked())
+        .map_err(|error| Failure::io("cannot prepare to run the command", &error))?;
     let (info, lease) = becket_device::attach_leased(&args.image, &options)
         .map_err(|error| Failure::device("attach", args.image.display(), &error))?;
     ui.explain(&info);
-    let status = guarded(ui, &info, &substitute(&args.command, info.device.as_os_str()));
+    let status = guarded(ui, &info, &substitute(&args.command, info.device.as_os_str()), &signals);
     release(ui, &info, lease);
     status
 }
 
 /// Runs the command below its guard until both have ended.
-fn guarded(ui: &Ui, info: &DeviceInfo, command: &[OsString]) -> Result<u8, Failure> {
+fn guarded(ui: &Ui, info: &DeviceInfo, command: &[OsString], signals: &SignalFd) -> Result<u8, Failure> {
     let failed = |error: io::Error| Failure::io("cannot run the command", &error);
-    let signals = SignalFd::block(&blocked()).map_err(failed)?;
     let cgroup = match Cgroup::make(&format!("becket-run-{}", std::process::id())) {
         Ok(cgroup) => Some(cgroup),
         Err(error) => {
@@ -66,7 +68,7 @@ fn guarded(ui: &Ui, info: &DeviceInfo, command: &[OsString]) -> Result<u8, Failu
         }
     };
     let guard = spawn_guard(info, command, cgroup.as_ref()).and_then(|(mut guard, alive)| {
-        let status = wait_passing_signals(&mut guard, &signals);
+        let status = wait_passing_signals(&mut guard, signals);
         // Only now: its closing tells the guard that we are gone.
         drop(alive);
         status

@@ -10,7 +10,7 @@ use becket_uapi::signal::SignalFd;
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::{Errno, FdFlags, fcntl_setfd},
-    process::{Pid, WaitOptions, WaitStatus, getpid, kill_process, set_child_subreaper, waitpid},
+    process::{Pid, WaitOptions, WaitStatus, getpid, kill_process, set_child_subreaper, wait},
 };
 use std::{
     io,
@@ -83,7 +83,7 @@ fn watch(command: Pid, alive: &OwnedFd, signals: &SignalFd) -> io::Result<Option
 }
 
 fn reap() -> io::Result<Option<(Pid, WaitStatus)>> {
-    match waitpid(None, WaitOptions::NOHANG) {
+    match wait(WaitOptions::NOHANG) {
         Ok(reaped) => Ok(reaped),
         Err(Errno::CHILD | Errno::INTR) => Ok(None),
         Err(error) => Err(error.into()),

@@ -4,7 +4,12 @@
 
 use becket_testkit::{Scratch, wait_until};
 use serde_json::Value;
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, ExitStatus},
+    time::Duration,
+};
 
 /// A place of its own for one test, with the binary that was just built.
 pub(crate) fn scratch() -> Scratch {
@@ -26,6 +31,21 @@ pub(crate) fn alive(pid: u32) -> bool {
         .is_some_and(|state| !"ZX".contains(state))
 }
 
+/// How a child ended; one that hangs is killed and fails its test.
+#[track_caller]
+pub(crate) fn ended(child: &mut Child) -> ExitStatus {
+    let mut status = None;
+    wait_until(Duration::from_secs(60), || {
+        status = child.try_wait().expect("is our child");
+        status.is_some()
+    });
+    if status.is_none() {
+        child.kill().expect("is our child");
+        child.wait().expect("is our child");
+    }
+    status.expect("the command ends")
+}
+
 /// The numbers in a file, once it has `count` of them; fails when they do not come.
 #[track_caller]
 pub(crate) fn numbers(path: &Path, count: usize) -> Vec<u32> {
@@ -44,9 +64,46 @@ pub(crate) fn numbers(path: &Path, count: usize) -> Vec<u32> {
     read()
 }
 
-/// Whether a block device has a backing now. A loop node stays when its device is gone; its size does not.
-pub(crate) fn bound(device: &Path) -> bool {
-    let Some(name) = device.file_name().and_then(|name| name.to_str()) else { return false };
-    let size = fs::read_to_string(format!("/sys/block/{name}/size")).unwrap_or_default();
-    !matches!(size.trim(), "" | "0")
+/// One use of a block device's node. Other tests, and other people, use the same node before and after.
+#[derive(Debug)]
+pub(crate) struct Use {
+    name: String,
+    diskseq: String,
+}
+
+impl Use {
+    /// The use that a device is in now.
+    #[track_caller]
+    pub(crate) fn of(device: &Path) -> Self {
+        let name = device.file_name().and_then(|name| name.to_str()).expect("a name").to_owned();
+        let diskseq = attribute(&name, "diskseq").unwrap_or_else(|| panic!("{name} is not there"));
+        Self { name, diskseq }
+    }
+
+    /// What a script wrote into a file by [`WRITE_USE`].
+    #[track_caller]
+    pub(crate) fn written(path: &Path) -> Self {
+        let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let (device, diskseq) = text.trim().split_once(' ').expect("a device and its sequence number");
+        Self { diskseq: diskseq.to_owned(), name: device.trim_start_matches("/dev/").to_owned() }
+    }
+
+    pub(crate) fn device(&self) -> PathBuf {
+        Path::new("/dev").join(&self.name)
+    }
+
+    /// Whether it lasts. A loop node stays when its device is gone; its size does not.
+    pub(crate) fn lasts(&self) -> bool {
+        attribute(&self.name, "diskseq").as_ref() == Some(&self.diskseq)
+            && attribute(&self.name, "size").is_some_and(|size| size != "0")
+    }
+}
+
+/// A shell command below `becket run` that writes the use of its device into the file `device`.
+pub(crate) const WRITE_USE: &str =
+    "echo $BECKET_DEVICE $(cat /sys/block/${BECKET_DEVICE#/dev/}/diskseq) > device";
+
+fn attribute(name: &str, attribute: &str) -> Option<String> {
+    let text = fs::read_to_string(format!("/sys/block/{name}/{attribute}")).ok()?;
+    Some(text.trim().to_owned())
 }

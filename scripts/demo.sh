@@ -44,7 +44,12 @@ trap 'echo "demo: \`$BASH_COMMAND\` failed (line $LINENO)" >&2' ERR
 
 heading() { printf '\n# %s\n' "$*"; }
 show() {
-    printf '$ %s\n' "$*"
+    local line='$' word
+    for word in "$@"; do
+        [[ $word == *[\ \$\;]* ]] && word="'$word'"
+        line+=" $word"
+    done
+    printf '%s\n' "$line"
     "$@"
 }
 mount_at() { # DEVICE DIR OPTIONS...
@@ -78,7 +83,9 @@ truncate -s 128M root.ext4
 show mke2fs -q -t ext4 -d tree root.ext4
 show mksquashfs tree files.squashfs -quiet -no-progress
 truncate -s 256M disk.img
-printf 'label: gpt\nstart=1MiB, size=128MiB, name=root\nsize=100MiB, name=files\n' | show sfdisk -q disk.img
+printf 'label: gpt\nstart=1MiB, size=128MiB, name=root\nsize=100MiB, name=files\n' >table
+show sfdisk -q disk.img <table
+show sfdisk -l -o Device,Start,Sectors,Size,Name disk.img
 dd if=root.ext4 of=disk.img bs=1M seek=1 conv=notrunc,sparse status=none
 dd if=files.squashfs of=disk.img bs=1M seek=129 conv=notrunc,sparse status=none
 show ls -l root.ext4 files.squashfs disk.img
@@ -87,11 +94,10 @@ heading "What works on this machine"
 show becket doctor
 
 heading "Attach all three: one device path a line, in the order given"
-printf '$ %s\n' "becket attach root.ext4 files.squashfs disk.img"
-becket attach root.ext4 files.squashfs disk.img | tee devices
-mapfile -t device <devices
+show becket attach root.ext4 files.squashfs disk.img | tee devices
+mapfile -t device < <(grep '^/dev/' devices)
 ((${#device[@]} == 3)) || die "three images make three devices"
-show becket list
+show becket list -v
 transport=$(becket list | awk -v device="${device[0]}" '$2 == device { print $3 }')
 disk=${device[2]}
 for part in "${disk}p1" "${disk}p2"; do
@@ -109,26 +115,24 @@ mount_at "${disk}p2" "$work/mnt/p2" -o ro
 compare "$work/mnt/p2"
 
 heading "A device in use is not taken away from under its mount"
-printf '$ %s\n' "becket detach ${device[0]}"
-if becket detach "${device[0]}"; then die "a mounted device was detached"; fi
+if show becket detach "${device[0]}"; then die "a mounted device was detached"; fi
 
 heading "Write through the mount; the bytes are in the image afterwards"
 show cp "$becket" "$work/mnt/ext4/written"
 for dir in ext4 squashfs p1 p2; do show umount "$work/mnt/$dir"; done
 show becket detach "${device[0]}" files.squashfs disk.img
 # debugfs reads the image file itself: no device is in between.
-show debugfs -R "dump /written $work/read-back" root.ext4 2>/dev/null
+show debugfs -R "dump /written read-back" root.ext4 2>/dev/null
 cmp "$becket" read-back || die "what was written is not in the image"
 show becket list
 [[ -z $(losetup --noheadings --output BACK-FILE --list | grep -F "$work" || true) ]] || die "a loop device is left"
 
 heading "A device exactly as long as a command, with the command's exit code"
 show becket run root.ext4 -- fsck.ext4 -f -n '{}'
-printf '$ %s\n' "becket run root.ext4 -- sh -c 'blockdev --getsize64 \$BECKET_DEVICE; exit 42'"
 code=0
 # The variable is the command's own.
 # shellcheck disable=SC2016
-becket run root.ext4 -- sh -c 'blockdev --getsize64 $BECKET_DEVICE; exit 42' || code=$?
+show becket run root.ext4 -- sh -c 'blockdev --getsize64 $BECKET_DEVICE; exit 42' || code=$?
 echo "exit code $code"
 ((code == 42)) || die "the exit code must be the command's own"
 

@@ -6,7 +6,7 @@ set -euo pipefail
 # What is built and tested with. libclang and other heavy things are left out on purpose.
 packages=(
     gcc libc6-dev make pkg-config           # a linker for cargo, and this Makefile
-    e2fsprogs fdisk util-linux mount        # mke2fs, sfdisk, losetup, mount
+    e2fsprogs fdisk gdisk util-linux mount  # mke2fs, sfdisk, sgdisk, losetup, mount
     xfsprogs btrfs-progs dosfstools         # file systems of the tests
     squashfs-tools fio strace procps kmod   # the demo's SquashFS, fio --verify, tracing, depmod
     cryptsetup-bin qemu-utils               # dm-crypt on top; image locks beside QEMU's

@@ -86,6 +86,7 @@ fn failures_leave_nothing() {
         return;
     }
     let (place, point) = place();
+    let _unmount = Unmount(point.clone());
     image::random(&place.path("noise.img"), 1 << 20, 1);
     image::gpt(&place.path("disk.img"), 16 << 20);
     let via = via();
@@ -94,7 +95,7 @@ fn failures_leave_nothing() {
         (&["fs.img", "nowhere"], &["cannot mount on nowhere: no such file", "mkdir"]),
         (&["fs.img", "fs.img"], &["not a directory"]),
         (&["missing.img", "mnt"], &["cannot attach missing.img: "]),
-        (&["-t", "nosuchfs", "fs.img", "mnt"], &["nosuchfs", "--type"]),
+        (&["-t", "ext4", "-o", "nosuchoption", "fs.img", "mnt"], &["cannot mount fs.img on mnt: ", "--type"]),
         (&["disk.img", "mnt"], &["it has partitions: 1, 2", "--partition N"]),
         (&["--partition", "7", "disk.img", "mnt"], &["no partition 7", "1, 2"]),
         (&["--partition", "1", "fs.img", "mnt"], &["no partition 1", "leave --partition away"]),

@@ -1,5 +1,6 @@
 //! `becket run`: the device exists exactly as long as the command, however either of them ends.
 //! Every test looks at processes and devices themselves, not at what becket says of them.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
 mod common;
 

@@ -117,7 +117,8 @@ fn blame(store: &Store, image: &Path, error: becket_image::Error) -> Error {
     // What cannot be looked up leaves the message as it is.
     match crate::list::holder_of(store, image) {
         Ok(Some(info)) => {
-            Error::Attached { image: image.to_owned(), name: info.name, device: info.device, source: error }
+            let source = Box::new(error);
+            Error::Attached { image: image.to_owned(), name: info.name, device: info.device, source }
         }
         _ => Error::Image(error),
     }

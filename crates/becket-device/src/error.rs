@@ -76,7 +76,7 @@ pub enum Error {
         /// Node of that device.
         device: PathBuf,
         /// What the locks said.
-        source: becket_image::Error,
+        source: Box<becket_image::Error>,
     },
     /// A name that no device can have.
     #[error("{name:?} cannot be a device's name: {why}")]

@@ -59,7 +59,7 @@ fn current(store: &Store, kernel: &impl Kernel, mut device: Device) -> Option<De
         Verdict::There(state) => {
             device.info.state = state;
             if state != DeviceState::Lost
-                && let Some(size) = size_of(&disk_of(&device.info))
+                && let Some(size) = size_of(&disk_of(&device.info)).filter(|&size| size > 0)
             {
                 device.info.size = size;
             }

@@ -309,8 +309,13 @@ impl Service for Supervisor {
     fn attach(&self, request: Attach, fds: Vec<OwnedFd>) -> Result<DeviceInfo, Error> {
         let _busy = Busy::begin(self);
         if self.stopping.load(Ordering::SeqCst) {
-            let what = "was told to end and takes no more devices".to_owned();
-            return Err(Error::Server { what, log: None });
+            return Err(Error::Remote {
+                kind: ErrorKind::Server,
+                message: "becket's server was told to end and takes no more devices".to_owned(),
+                hint: Some(
+                    "detach those that are in use (becket list): the next attach starts a new one".to_owned(),
+                ),
+            });
         }
         let driver = self.driver()?;
         let worker = self.worker()?;

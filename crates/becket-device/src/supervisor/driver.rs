@@ -28,6 +28,7 @@ pub(crate) trait Driver: Send + Sync {
     fn stop(&self, id: u32) -> Result<(), Error>;
     /// Removes the disk unless it is in use: then `false`.
     fn stop_unused(&self, id: u32) -> Result<bool, Error>;
+    /// Deletes a stopped device; does not wait for those who still have its dead disk open.
     fn del(&self, id: u32) -> Result<(), Error>;
     fn info(&self, id: u32) -> Result<Option<DevInfo>, Error>;
 }
@@ -83,7 +84,9 @@ impl Driver for Control {
     }
 
     fn del(&self, id: u32) -> Result<(), Error> {
-        Control::del(self, id).map_err(Error::Device)
+        // Its char device is gone when this returns. Waiting for the number as well would wait for a mount that
+        // a dead worker left behind, for as long as it lasts.
+        self.del_async(id).map_err(Error::Device)
     }
 
     fn info(&self, id: u32) -> Result<Option<DevInfo>, Error> {

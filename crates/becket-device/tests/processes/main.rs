@@ -1,0 +1,152 @@
+//! Real processes and real loop devices: the supervisor, its worker, and commands that are killed.
+//!
+//! The program is its own supervisor and worker (`/proc/self/exe serve`), so it has a harness of its own.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+mod devices;
+mod place;
+mod server;
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use becket_device::{AttachOptions, DetachOptions, ServeOptions, Via};
+
+use devices::*;
+use place::Place;
+use server::*;
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let done = match words.as_slice() {
+        ["serve", "--ready-fd", number] => serve(Some(number.parse().unwrap())),
+        ["serve"] => serve(None),
+        ["worker"] => becket_device::worker_main().map_err(|error| error.to_string()),
+        ["attach", image, more @ ..] => attach(image, more),
+        ["lease", image, via] => lease(image, via),
+        ["detach", target, more @ ..] => detach(target, more),
+        ["refresh", target] => show(becket_device::refresh(target)),
+        ["list"] => show(becket_device::list()),
+        ["status"] => show(becket_device::server_status()),
+        ["talk", socket, call] => talk(Path::new(socket), call).map(|answer| println!("{answer}")),
+        ["--list", ..] => {
+            TESTS.iter().for_each(|(name, _)| println!("{name}: test"));
+            Ok(())
+        }
+        filters => return run_tests(filters),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+type Test = (&'static str, fn(&Place));
+
+const TESTS: [Test; 14] = [
+    ("worker_gives_up_its_rights", worker_gives_up_its_rights),
+    ("worker_is_not_started_by_hand", worker_is_not_started_by_hand),
+    ("supervisor_describes_itself_and_ends", supervisor_describes_itself_and_ends),
+    ("supervisor_refuses_nonsense_and_goes_on", supervisor_refuses_nonsense_and_goes_on),
+    ("supervisor_pins_nobody_s_mounts", supervisor_pins_nobodys_mounts),
+    ("of_two_supervisors_one_stays", of_two_supervisors_one_stays),
+    ("another_user_is_refused", another_user_is_refused),
+    ("told_to_end_it_ends", told_to_end_it_ends),
+    ("a_device_comes_and_goes", a_device_comes_and_goes),
+    ("a_device_in_use_stays", a_device_in_use_stays),
+    ("a_killed_keeper_s_device_goes", a_killed_keepers_device_goes),
+    ("a_failed_attach_leaves_nothing", a_failed_attach_leaves_nothing),
+    ("whoever_dies_the_device_is_told_and_cleaned", whoever_dies_the_device_is_told_and_cleaned),
+    ("a_served_device_goes_with_its_keeper", a_served_device_goes_with_its_keeper),
+];
+
+fn run_tests(filters: &[&str]) -> ExitCode {
+    let filters: Vec<&&str> = filters.iter().filter(|word| !word.starts_with('-')).collect();
+    let mut failed = Vec::new();
+    let chosen =
+        TESTS.iter().filter(|(name, _)| filters.is_empty() || filters.iter().any(|f| name.contains(**f)));
+    for (name, test) in chosen {
+        let place = Place::new(name);
+        let ok = catch_unwind(AssertUnwindSafe(|| test(&place))).is_ok();
+        println!("test {name} ... {}", if ok { "ok" } else { "FAILED" });
+        if !ok {
+            eprintln!(
+                "--- the server's log:\n{}",
+                fs::read_to_string(place.runtime().join("log")).unwrap_or_default()
+            );
+            failed.push(name);
+        }
+    }
+    println!("test result: {}. {} failed", if failed.is_empty() { "ok" } else { "FAILED" }, failed.len());
+    ExitCode::from(u8::from(!failed.is_empty()))
+}
+
+// What the started copies do.
+
+fn serve(ready: Option<i32>) -> Result<(), String> {
+    let ready_fd = ready.map(becket_device::inherited_fd).transpose().map_err(|error| error.to_string())?;
+    let stay = ready_fd.is_none();
+    becket_device::serve(ServeOptions { stay, ready_fd }).map_err(|error| error.to_string())
+}
+
+fn show<T: serde::Serialize>(result: Result<T, becket_device::Error>) -> Result<(), String> {
+    match result {
+        Ok(value) => {
+            println!("{}", serde_json::to_string(&value).unwrap());
+            Ok(())
+        }
+        Err(error) => Err(format!("{:?}: {error}", error.kind())),
+    }
+}
+
+fn attach(image: &str, more: &[&str]) -> Result<(), String> {
+    let mut options = AttachOptions { via: Via::Loop, ..AttachOptions::default() };
+    for word in more {
+        match word.split_once('=').unwrap() {
+            ("name", name) => options.name = Some(name.to_owned()),
+            ("offset", offset) => options.offset = offset.parse().unwrap(),
+            ("via", via) => options.via = via.parse().unwrap(),
+            ("partitions", partitions) => options.partitions = partitions.parse().unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+    show(becket_device::attach(Path::new(image), &options))
+}
+
+fn lease(image: &str, via: &str) -> Result<(), String> {
+    let options = AttachOptions { via: via.parse().unwrap(), ..AttachOptions::default() };
+    let (info, lease) =
+        becket_device::attach_leased(Path::new(image), &options).map_err(|error| error.to_string())?;
+    println!("{}", serde_json::to_string(&info).unwrap());
+    // Until told to let go, or killed.
+    let _ = std::io::stdin().read_line(&mut String::new());
+    drop(lease);
+    println!("{}", becket_device::list().unwrap().len());
+    Ok(())
+}
+
+fn detach(target: &str, more: &[&str]) -> Result<(), String> {
+    let options = DetachOptions { lazy: more.contains(&"lazy"), timeout: Duration::from_secs(5) };
+    show(becket_device::detach(target, &options))
+}
+
+/// One varlink call, as anybody could write it.
+fn talk(socket: &Path, call: &str) -> Result<String, String> {
+    let text = |error: std::io::Error| error.to_string();
+    let mut stream = UnixStream::connect(socket).map_err(text)?;
+    stream.set_read_timeout(Some(Duration::from_secs(20))).map_err(text)?;
+    stream.write_all(call.as_bytes()).and_then(|()| stream.write_all(&[0])).map_err(text)?;
+    let mut answer = Vec::new();
+    BufReader::new(stream).read_until(0, &mut answer).map_err(text)?;
+    answer.pop();
+    String::from_utf8(answer).map_err(|error| error.to_string())
+}

@@ -1,0 +1,213 @@
+//! The supervisor and its worker as processes: what they give up, whom they serve, when they end.
+//! No device is made here.
+
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use becket_testkit as testkit;
+use serde_json::Value;
+
+use crate::place::{Place, Running, mount_points, status_field};
+use crate::talk;
+
+pub(crate) fn worker_gives_up_its_rights(place: &Place) {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    if !testkit::require_root(place.name) {
+        return;
+    }
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let child = place.command(&["worker"]).stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn().unwrap();
+    let mut worker = Running(child);
+    let mut packet = vec![0; 1 << 16];
+    let len = rustix::io::read(&ours, &mut packet).unwrap();
+    let report: Value = serde_json::from_slice(&packet[..len]).unwrap();
+    let notes: Vec<&str> = report["started"]["notes"]
+        .as_array()
+        .expect("it starts")
+        .iter()
+        .map(|n| n.as_str().unwrap())
+        .collect();
+    let threads = std::thread::available_parallelism().unwrap().get();
+    assert_eq!(report["started"]["threads"], threads);
+
+    let pid = worker.pid();
+    for field in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert_eq!(u64::from_str_radix(&status_field(pid, field), 16), Ok(0), "{field}");
+    }
+    assert_eq!(status_field(pid, "NoNewPrivs"), "1");
+    // The I/O threads as well: capabilities belong to threads.
+    let mut tasks = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten() {
+        let status = fs::read_to_string(task.path().join("status")).unwrap();
+        assert!(status.contains("CapEff:\t0000000000000000"), "{status}");
+        tasks += 1;
+    }
+    assert!(tasks > threads, "{tasks} threads");
+    // What the environment forbids is noted, and only that.
+    let had = u64::from_str_radix(&status_field(std::process::id(), "CapEff"), 16).unwrap();
+    let sys_resource = had & (1 << 24) != 0;
+    assert_eq!(notes.iter().any(|note| note.contains("IO_FLUSHER")), !sys_resource, "{notes:?}");
+    assert!(!notes.iter().any(|note| note.contains("mlockall")), "{notes:?}");
+    assert_ne!(status_field(pid, "VmLck").split(' ').next(), Some("0"), "its memory is locked");
+    let namespace = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/mnt")).unwrap();
+    assert_ne!(namespace(pid), namespace(std::process::id()));
+    // Terminals and service managers do not end it; the end of its supervisor does.
+    worker.signal(rustix::process::Signal::TERM);
+    worker.signal(rustix::process::Signal::INT);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(worker.0.try_wait().unwrap().is_none());
+    drop(ours);
+    assert_eq!(worker.ends(Duration::from_secs(5)), Some(0));
+}
+
+pub(crate) fn worker_is_not_started_by_hand(place: &Place) {
+    let error = place.run(&["worker"]).unwrap_err();
+    assert!(error.contains("not by hand"), "{error}");
+}
+
+pub(crate) fn supervisor_describes_itself_and_ends(place: &Place) {
+    assert_eq!(place.run(&["status"]), Ok(Value::Null), "asking starts none");
+    let mut supervisor = place.supervisor();
+    let mode = |name: &str| fs::metadata(place.runtime().join(name)).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode("control"), 0o600);
+    assert_eq!(mode(""), 0o700);
+
+    let info = place.call(r#"{"method":"org.varlink.service.GetInfo"}"#);
+    let interfaces = info["parameters"]["interfaces"].as_array().unwrap();
+    assert!(interfaces.contains(&"org.becket.Becket1".into()), "{info}");
+    let describe = |interface: &str| {
+        place.call(&format!(
+            r#"{{"method":"org.varlink.service.GetInterfaceDescription","parameters":{{"interface":"{interface}"}}}}"#
+        ))
+    };
+    for interface in interfaces {
+        let answer = describe(interface.as_str().unwrap());
+        let text = answer["parameters"]["description"].as_str().unwrap();
+        assert!(text.contains(&format!("interface {}", interface.as_str().unwrap())), "{text}");
+    }
+    assert_eq!(describe("org.nowhere")["error"], "org.varlink.service.InterfaceNotFound");
+
+    let status = place.run(&["status"]).unwrap();
+    assert_eq!(status["pid"], supervisor.pid());
+    assert_eq!((&status["devices"], &status["worker_pid"]), (&0.into(), &Value::Null));
+    assert_eq!(
+        place.call(r#"{"method":"org.becket.Becket1.List","parameters":{}}"#)["parameters"]["devices"],
+        Value::Array(vec![])
+    );
+    // Nothing to do: it ends by itself and cleans up.
+    assert_eq!(supervisor.ends(Duration::from_secs(10)), Some(0));
+    assert!(!place.runtime().join("control").exists());
+}
+
+pub(crate) fn supervisor_refuses_nonsense_and_goes_on(place: &Place) {
+    let _supervisor = place.supervisor();
+    let error = |call: &str| place.call(call)["error"].as_str().unwrap().to_owned();
+    assert_eq!(error(r#"{"method":"org.becket.Becket1.Nothing"}"#), "org.varlink.service.MethodNotFound");
+    assert_eq!(error(r#"{"method":"nothing"}"#), "org.varlink.service.InterfaceNotFound");
+    let detach =
+        |parameters: &str| format!(r#"{{"method":"org.becket.Becket1.Detach","parameters":{parameters}}}"#);
+    assert_eq!(error(&detach("{}")), "org.varlink.service.InvalidParameter");
+    assert_eq!(error(&detach(r#"{"name":1,"lazy":false}"#)), "org.varlink.service.InvalidParameter");
+    for name in ["x", "../../etc/passwd", ""] {
+        let call = detach(&format!(r#"{{"name":"{name}","lazy":false}}"#));
+        let answer = place.call(&call);
+        assert_eq!(answer["error"], "org.becket.Becket1.Failed", "{answer}");
+        assert_eq!(answer["parameters"]["kind"], "not_found", "{answer}");
+    }
+    // What is no JSON ends that connection, and nothing else.
+    let _ = talk(&place.runtime().join("control"), "{{{");
+    let _half = UnixStream::connect(place.runtime().join("control")).unwrap();
+    assert_eq!(place.run(&["status"]).unwrap()["devices"], 0);
+}
+
+pub(crate) fn supervisor_pins_nobodys_mounts(place: &Place) {
+    if !testkit::require_root(place.name) {
+        return;
+    }
+    let dir = place.path("mnt");
+    fs::create_dir(&dir).unwrap();
+    let dir = dir.to_str().unwrap();
+    testkit::tool(Command::new("mount").args(["-t", "tmpfs", "tmpfs", dir]));
+    let supervisor = place.supervisor();
+    let theirs = mount_points(supervisor.pid());
+    let ours = mount_points(std::process::id());
+    testkit::tool(Command::new("umount").arg(dir));
+    assert!(ours.iter().any(|place| place == dir), "it must not unmount what others see");
+    assert!(!theirs.iter().any(|place| place == dir), "{theirs:?}");
+    assert!(
+        ["/", "/proc", "/dev"].iter().all(|needed| theirs.iter().any(|place| place == needed)),
+        "{theirs:?}"
+    );
+}
+
+pub(crate) fn of_two_supervisors_one_stays(place: &Place) {
+    let start = || {
+        place
+            .command(&["serve", "--ready-fd", "1"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
+    };
+    let mut both = [Running(start()), Running(start())];
+    for running in &mut both {
+        let mut byte = Vec::new();
+        running.0.stdout.take().unwrap().read_to_end(&mut byte).unwrap();
+        assert_eq!(byte, b"\n", "whoever waits for either learns that one answers");
+    }
+    let status = place.run(&["status"]).unwrap();
+    let (mut winners, losers): (Vec<_>, Vec<_>) =
+        both.into_iter().partition(|running| status["pid"] == running.pid());
+    assert_eq!((winners.len(), losers.len()), (1, 1));
+    for mut loser in losers {
+        assert_eq!(loser.ends(Duration::from_secs(5)), Some(0));
+    }
+    assert!(winners[0].0.try_wait().unwrap().is_none());
+    // One that nobody waits for says so.
+    let error = place.command(&["serve"]).output().unwrap();
+    assert!(!error.status.success());
+    assert!(String::from_utf8_lossy(&error.stderr).contains("runs already"));
+}
+
+pub(crate) fn another_user_is_refused(place: &Place) {
+    if !(testkit::require_root(place.name) && testkit::require_tools(place.name, &["setpriv"])) {
+        return;
+    }
+    let _supervisor = place.supervisor();
+    // The directory's mode keeps others out. With it and the socket's opened, the server itself must.
+    let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    open(place.temp.path(), 0o755);
+    open(&place.runtime(), 0o755);
+    open(&place.runtime().join("control"), 0o666);
+    let program = place.path("program");
+    fs::copy("/proc/self/exe", &program).unwrap();
+    let socket = place.runtime().join("control");
+    let call = r#"{"method":"org.becket.Becket1.Status"}"#;
+    let talk_as = |user: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(user).arg(&program).args(["talk", socket.to_str().unwrap(), call]);
+        testkit::tool(&mut command)
+    };
+    let answer = talk_as(&["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    assert!(answer.contains("PermissionDenied"), "{answer}");
+    let answer = talk_as(&["--reuid=0"]);
+    assert!(answer.contains("\"stopping\":false"), "{answer}");
+}
+
+pub(crate) fn told_to_end_it_ends(place: &Place) {
+    let child = place.command(&["serve"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut supervisor = Running(child);
+    assert!(testkit::wait_until(Duration::from_secs(10), || place.runtime().join("control").exists()));
+    // In the foreground it stays, whether it has something to do or not.
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(place.run(&["status"]).unwrap()["pid"], supervisor.pid());
+    supervisor.signal(rustix::process::Signal::TERM);
+    assert_eq!(supervisor.ends(Duration::from_secs(5)), Some(0));
+    assert!(!place.runtime().join("control").exists());
+}

@@ -64,7 +64,7 @@ const STEPS: [(&str, Step); 10] = [
     ("test", Step::Test),
     ("conformance-host", Step::HostConformance),
     (
-        "guest-7.x",
+        "guest-7.x-zero-copy",
         Step::Guest { series: Series::V7, load: Load::Conformance { via: "ublk", mode: Some("zero-copy") } },
     ),
     (

@@ -4,9 +4,7 @@
 
 mod common;
 
-use becket_testkit::{
-    Ran, Scratch, crc_whole, image, require_device, require_root, require_tools, tool, via,
-};
+use becket_testkit::{Ran, Scratch, crc_whole, image, require_device, require_tools, tool, via};
 use common::{scratch, text};
 use std::{
     fs,
@@ -161,7 +159,7 @@ fn foreign_loop_devices_are_left_alone() {
 #[test]
 fn without_privileges_it_says_so() {
     let name = "bad_input::without_privileges_it_says_so";
-    if !require_root(name) || !require_tools(name, &["setpriv"]) {
+    if !require_device(name) || !require_tools(name, &["setpriv"]) {
         return;
     }
     let place = scratch();

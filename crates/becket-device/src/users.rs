@@ -226,7 +226,7 @@ nonsense
             let name = item.file_name().into_string().ok()?;
             fs::File::open(Path::new("/dev").join(&name)).ok().map(|_| name)
         }) else {
-            eprintln!("skipped: no block device can be opened here");
+            becket_testkit::skip("users", "no block device can be opened here");
             return;
         };
         let node = Path::new("/dev").join(&name);

@@ -1,7 +1,10 @@
 //! The files below a device, shared by its queues, and what of them still has to reach stable storage.
 //! Never opens or closes a path; descriptors come from outside and go when the last queue lets go.
 
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicI32, AtomicU64, Ordering},
+};
 
 use becket_image::Map;
 use rustix::io::Errno;
@@ -9,7 +12,8 @@ use rustix::io::Errno;
 /// The map of an image and the files that it speaks of.
 #[derive(Debug)]
 pub struct Backing {
-    pub(crate) map: Map,
+    /// What a new queue begins with; each has its own share, which can be replaced.
+    pub(crate) map: Arc<Map>,
     pub(crate) files: Vec<becket_image::Backing>,
     pub(crate) read_only: bool,
     sync: Vec<FileSync>,
@@ -19,7 +23,7 @@ impl Backing {
     /// A backing for `queues` queues.
     pub fn new(map: Map, files: Vec<becket_image::Backing>, read_only: bool, queues: usize) -> Backing {
         let sync = files.iter().map(|_| FileSync::new(queues)).collect();
-        Backing { map, files, read_only, sync }
+        Backing { map: Arc::new(map), files, read_only, sync }
     }
 
     /// The record of what is not yet on stable storage of one file.

@@ -19,4 +19,4 @@ pub use memory::SharedWords;
 pub use port::{Io, Port, Token};
 pub use queue::{Memory, NewQueue};
 pub use request::{Data, Op, Request};
-pub use thread::IoThreads;
+pub use thread::{IoThreads, QueueId};

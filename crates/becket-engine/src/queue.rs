@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use becket_image::Place;
+use becket_image::{Map, Place};
 use io_uring::{
     opcode, squeue,
     types::{Fd, FsyncFlags},
@@ -81,6 +81,7 @@ pub(crate) struct Core {
     pub(crate) index: u32,
     number: usize,
     backing: Arc<Backing>,
+    map: Arc<Map>,
     slab: Box<[Slot]>,
     buffers: Option<Buffers>,
     /// First of the ring's buffer indexes that belong to this queue.
@@ -127,6 +128,7 @@ impl Core {
             index,
             number: new.number,
             backing: Arc::clone(&new.backing),
+            map: Arc::clone(&new.backing.map),
             slab: vec![Slot::IDLE; new.depth.into()].into_boxed_slice(),
             buffers,
             registered,
@@ -197,7 +199,7 @@ impl Core {
             return Err(Errno::ROFS);
         }
         let end = request.offset.checked_add(request.len).ok_or(Errno::INVAL)?;
-        if request.op != Op::Flush && (request.len == 0 || end > self.backing.map.len()) {
+        if request.op != Op::Flush && (request.len == 0 || end > self.map.len()) {
             return Err(Errno::INVAL);
         }
         let moves = matches!(request.op, Op::Read | Op::Write { .. });
@@ -247,7 +249,7 @@ impl Core {
             if left == 0 {
                 return Ok(None);
             }
-            let extent = self.backing.map.lookup(slot.request.offset + slot.done).ok_or(Errno::IO)?;
+            let extent = self.map.lookup(slot.request.offset + slot.done).ok_or(Errno::IO)?;
             slot.asked = left.min(extent.len).min(MAX_OPERATION);
             match extent.place {
                 Place::Data { file, offset } => return self.operate(tag, file, offset).map(Some),
@@ -402,6 +404,11 @@ impl Queue {
                 Ok(queue)
             }
         }
+    }
+
+    /// Requests are looked up in this map from now on; what is in flight ends where it began.
+    pub(crate) fn remap(&mut self, map: Arc<Map>) {
+        self.core.map = map;
     }
 
     /// Takes in one completion.

@@ -10,6 +10,7 @@ use std::{
     thread::JoinHandle,
 };
 
+use becket_image::Map;
 use io_uring::{opcode, types::Fd};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -26,8 +27,16 @@ const INBOX: usize = 16;
 
 /// What a thread can be told.
 enum Order {
-    Add(NewQueue, SyncSender<Result<(), Error>>),
+    Add(NewQueue, SyncSender<Result<u64, Error>>),
+    Remap(u64, Arc<Map>, SyncSender<bool>),
     Stop,
+}
+
+/// Names a queue for as long as it lives; never used again afterwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueId {
+    thread: usize,
+    serial: u64,
 }
 
 /// The I/O threads of a process.
@@ -82,12 +91,27 @@ impl IoThreads {
     /// # Errors
     /// The ring has no room, memory is short, or the port refused to start; the queue is gone and its `on_closed`
     /// has run or was dropped.
-    pub fn add(&self, thread: usize, queue: NewQueue) -> Result<(), Error> {
+    pub fn add(&self, thread: usize, queue: NewQueue) -> Result<QueueId, Error> {
         let gone = || Error::Gone { thread };
         let target = self.threads.get(thread).ok_or_else(gone)?;
         let (reply, answer) = sync_channel(1);
         target.order(Order::Add(queue, reply)).map_err(|_| gone())?;
-        answer.recv().map_err(|_| gone())?
+        let serial = answer.recv().map_err(|_| gone())??;
+        Ok(QueueId { thread, serial })
+    }
+
+    /// Has a queue look its requests up in another map, between two requests; returns when it does.
+    ///
+    /// The map may only speak of the files that the queue was given. `false`: the queue has ended.
+    ///
+    /// # Errors
+    /// The thread is no longer there.
+    pub fn remap(&self, queue: QueueId, map: Arc<Map>) -> Result<bool, Error> {
+        let gone = || Error::Gone { thread: queue.thread };
+        let target = self.threads.get(queue.thread).ok_or_else(gone)?;
+        let (reply, answer) = sync_channel(1);
+        target.order(Order::Remap(queue.serial, map, reply)).map_err(|()| gone())?;
+        answer.recv().map_err(|_| gone())
     }
 }
 
@@ -114,6 +138,9 @@ struct Server {
     index: usize,
     ring: Ring,
     queues: Vec<Option<Queue>>,
+    /// Serial numbers of the queues, by the same index.
+    serials: Vec<u64>,
+    last_serial: u64,
     orders: Receiver<Order>,
     wake: Arc<OwnedFd>,
     woken: Box<[u8; 8]>,
@@ -127,6 +154,8 @@ impl Server {
             index,
             ring,
             queues: Vec::new(),
+            serials: Vec::new(),
+            last_serial: 0,
             orders,
             wake,
             woken: Box::new([0; 8]),
@@ -180,6 +209,9 @@ impl Server {
                 Order::Add(queue, reply) => {
                     let _ = reply.send(self.add(queue));
                 }
+                Order::Remap(serial, map, reply) => {
+                    let _ = reply.send(self.remap(serial, map));
+                }
                 Order::Stop => self.stopping = true,
             }
         }
@@ -189,11 +221,12 @@ impl Server {
         }
     }
 
-    fn add(&mut self, new: NewQueue) -> Result<(), Error> {
+    fn add(&mut self, new: NewQueue) -> Result<u64, Error> {
         let index = match self.queues.iter().position(Option::is_none) {
             Some(free) => free,
             None => {
                 self.queues.push(None);
+                self.serials.push(0);
                 self.queues.len() - 1
             }
         };
@@ -204,7 +237,21 @@ impl Server {
         } else {
             self.queues[index] = Some(queue);
         }
-        self.ring.submit().map_err(|source| Error::Ring { thread: self.index, source })
+        self.last_serial += 1;
+        self.serials[index] = self.last_serial;
+        self.ring.submit().map_err(|source| Error::Ring { thread: self.index, source })?;
+        Ok(self.last_serial)
+    }
+
+    fn remap(&mut self, serial: u64, map: Arc<Map>) -> bool {
+        let index = self.serials.iter().position(|other| *other == serial);
+        match index.and_then(|index| self.queues[index].as_mut()) {
+            Some(queue) => {
+                queue.remap(map);
+                true
+            }
+            None => false,
+        }
     }
 }
 

@@ -352,3 +352,66 @@ fn hundreds_of_queues_come_and_go_on_one_thread() {
         assert!(outcomes.iter().all(|(_, result, bytes)| *result == Ok(4096) && *bytes == [1; 4096]));
     }
 }
+
+/// Reads the block at 4096 again and again until it succeeds, which it does once the map has grown.
+struct PatientPort {
+    descriptor: OwnedFd,
+    refused: Sender<()>,
+    told: bool,
+}
+
+impl Port for PatientPort {
+    fn descriptor(&self) -> &OwnedFd {
+        &self.descriptor
+    }
+
+    fn start(&mut self, io: &mut Io<'_>) -> Result<(), Errno> {
+        io.begin(0, Request { op: Op::Read, offset: 0, len: 4096, data: Data::Buffer });
+        Ok(())
+    }
+
+    fn completed(&mut self, _: &mut Io<'_>, _: Token, _: i32) {}
+
+    fn finished(&mut self, io: &mut Io<'_>, tag: u16, result: Result<u64, Errno>) {
+        let grown = Request { op: Op::Read, offset: 4096, len: 4096, data: Data::Buffer };
+        match result {
+            Ok(_) if self.told && io.buffer(tag)[0] == 2 => io.close(),
+            Err(errno) => {
+                assert_eq!(errno, Errno::INVAL);
+                if !std::mem::replace(&mut self.told, true) {
+                    self.refused.send(()).unwrap();
+                }
+                // Through the ring and not at once, so that orders are seen meanwhile.
+                io.begin(tag, Request { offset: 0, ..grown });
+            }
+            Ok(_) => io.begin(tag, grown),
+        }
+    }
+}
+
+#[test]
+fn a_live_queue_takes_another_map() {
+    let threads = IoThreads::start(1).unwrap();
+    let file = file_of(&[[1; 4096], [2; 4096]].concat());
+    let backing =
+        Arc::new(Backing::new(Map::contiguous(0, 0, 4096), vec![backing_of(&file, false)], false, 1));
+    let (refused, was_refused) = channel();
+    let (closed, is_closed) = channel();
+    let queue = NewQueue {
+        port: Box::new(PatientPort {
+            descriptor: File::open("/dev/null").unwrap().into(),
+            refused,
+            told: false,
+        }),
+        depth: 1,
+        number: 0,
+        backing,
+        memory: Memory::Buffers(BUFFER),
+        on_closed: Box::new(move || closed.send(()).unwrap()),
+    };
+    let id = threads.add(0, queue).unwrap();
+    was_refused.recv_timeout(Duration::from_secs(20)).expect("beyond the map is refused");
+    assert!(threads.remap(id, Arc::new(Map::contiguous(0, 0, 8192))).unwrap());
+    is_closed.recv_timeout(Duration::from_secs(20)).expect("the larger map is used");
+    assert!(!threads.remap(id, Arc::new(Map::contiguous(0, 0, 4096))).unwrap(), "the queue has ended");
+}

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use becket_image::Backing;
+use becket_image::{Backing, Map};
 use becket_transport::Kind;
 use becket_transport::ublk::control::Control;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::driver::{Driver, disk};
 use super::make::{Made, closed, make};
 use super::process::{Server, WorkerProcess};
+use super::resize::resize;
 use crate::attach::forget;
 use crate::control::server::Service;
 use crate::control::{Attach, Detach, Refresh, ServerStatus};
@@ -53,6 +54,8 @@ struct Owning {
     device: Device,
     /// They carry the image's locks; a later worker gets them too.
     files: Vec<Backing>,
+    /// Where its bytes are, in terms of `files`.
+    map: Map,
     /// A thread sees to it that the device goes with its last user.
     leaving: bool,
     gone: bool,
@@ -320,10 +323,10 @@ impl Service for Supervisor {
         let driver = self.driver()?;
         let worker = self.worker()?;
         let autoclear = request.autoclear;
-        let Made { device, files, lease } = make(&self.store, &*driver, &*worker, request, fds)?;
+        let Made { device, map, files, lease } = make(&self.store, &*driver, &*worker, request, fds)?;
         let info = device.info.clone();
         log::warn(format_args!("{} attached as {}", info.image.display(), info.name));
-        let state = Owning { device, files, leaving: false, gone: false };
+        let state = Owning { device, files, map, leaving: false, gone: false };
         let owned = Arc::new(Owned { server: worker, state: Mutex::new(state) });
         lock(&self.devices).insert(info.name.clone(), Arc::clone(&owned));
         match lease {
@@ -354,11 +357,27 @@ impl Service for Supervisor {
     }
 
     fn refresh(&self, request: &Refresh) -> Result<DeviceInfo, Error> {
-        if self.owned(&request.name).is_none() {
-            return Err(Error::NoDevice { target: request.name.clone() });
+        let Some(owned) = self.owned(&request.name) else {
+            let hint = "its server died: detach it and attach it again";
+            return Err(unsupported(format!("{} is served by nobody", request.name), hint));
+        };
+        let mut state = lock(&owned.state);
+        let none = || Error::NoDevice { target: request.name.clone() };
+        if state.gone {
+            return Err(none());
         }
-        let what = format!("{} is served by becket, which cannot resize a live device yet", request.name);
-        Err(unsupported(what, "detach it and attach it again, or use --via loop"))
+        let driver = self.driver()?;
+        let resized = resize(&*driver, &*owned.server, &state.device.info, &state.map, &state.files)?;
+        if let Some(map) = resized {
+            let mut new = state.device.clone();
+            new.info.size = map.len();
+            state.map = map;
+            if !self.store.update(&state.device, new.clone())? {
+                return Err(none());
+            }
+            state.device = new;
+        }
+        Ok(state.device.info.clone())
     }
 
     fn status(&self) -> ServerStatus {

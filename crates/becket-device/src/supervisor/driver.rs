@@ -31,6 +31,8 @@ pub(crate) trait Driver: Send + Sync {
     /// Deletes a stopped device; does not wait for those who still have its dead disk open.
     fn del(&self, id: u32) -> Result<(), Error>;
     fn info(&self, id: u32) -> Result<Option<DevInfo>, Error>;
+    /// Gives a live disk another size, in bytes.
+    fn update_size(&self, id: u32, bytes: u64) -> Result<(), Error>;
 }
 
 impl Driver for Control {
@@ -91,6 +93,10 @@ impl Driver for Control {
 
     fn info(&self, id: u32) -> Result<Option<DevInfo>, Error> {
         Control::info(self, id).map_err(Error::Device)
+    }
+
+    fn update_size(&self, id: u32, bytes: u64) -> Result<(), Error> {
+        Control::update_size(self, id, bytes).map_err(Error::Device)
     }
 }
 

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use becket_image::{Backing, BackingKind, Identity, Opened, Partition, Place};
+use becket_image::{Backing, BackingKind, Identity, Map, Opened, Partition, Place};
 use becket_transport::ublk::control::{AddRequest, DevInfo};
 use becket_transport::ublk::{DataMode, MAX_IO_COPY, MAX_IO_ZERO_COPY, flags_for};
 use becket_transport::{Kind, geometry, node, sysfs};
@@ -32,6 +32,8 @@ pub(crate) const CLOSING: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Made {
     pub(crate) device: Device,
+    /// Where its bytes are, in terms of `files`.
+    pub(crate) map: Map,
     /// Descriptors of the image, which also carry its locks.
     pub(crate) files: Vec<Backing>,
     /// The reading end of the pipe whose closing ends the device.
@@ -103,7 +105,7 @@ pub(crate) fn make(
         return Err(Error::Server { what, log: None });
     }
     undo.device = Some(device.clone());
-    let mut made = Made { device, files: opened.files, lease };
+    let mut made = Made { device, map: opened.map, files: opened.files, lease };
     made.device.info.warnings.extend(links::make(store.runtime(), &made.device.info));
     undo.stage = Stage::Done;
     Ok(made)

@@ -77,6 +77,9 @@ impl Driver for Double {
     fn del(&self, _: u32) -> Result<(), Error> {
         self.step("del")
     }
+    fn update_size(&self, _: u32, _: u64) -> Result<(), Error> {
+        self.step("update_size")
+    }
     fn info(&self, _: u32) -> Result<Option<DevInfo>, Error> {
         Ok(None)
     }
@@ -92,6 +95,9 @@ impl Server for Double {
     fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         assert_eq!((serve.map.len(), fds.len()), (8192, 2));
         self.step("serve")
+    }
+    fn remap(&self, _: u32, _: becket_image::Map) -> Result<(), Error> {
+        self.step("remap")
     }
     fn await_closed(&self, _: u32, _: Duration) -> bool {
         self.journal.lock().unwrap().push("closed");

@@ -5,6 +5,7 @@ mod devices;
 mod driver;
 mod make;
 mod process;
+mod resize;
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};

@@ -8,6 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use becket_image::Map;
+
 use crate::process::ProcessId;
 use crate::worker::protocol::{self, Order, Report, Serve};
 use crate::{Error, log};
@@ -22,6 +24,8 @@ pub(crate) trait Server: Send + Sync {
     fn alive(&self) -> bool;
     /// Hands it a device and returns when the device can be started.
     fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error>;
+    /// Has it look a device's requests up in another map of the same files; returns when it does.
+    fn remap(&self, id: u32, map: Map) -> Result<(), Error>;
     /// Waits until it has closed everything of a device; `false` when that took too long. A dead one has.
     fn await_closed(&self, id: u32, timeout: Duration) -> bool;
 }
@@ -114,6 +118,22 @@ impl WorkerProcess {
         self.changed.notify_all();
     }
 
+    /// Gives an order about a device and waits for the answer.
+    fn order(&self, id: u32, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        self.state().answers.remove(&id);
+        protocol::send(&self.socket, order, fds)
+            .map_err(|error| Error::Worker { what: format!("cannot be told about a device: {error}") })?;
+        let answer = self.wait(PATIENCE, |state| match state.answers.remove(&id) {
+            Some(answer) => Some(answer),
+            None => state.dead.then(|| Err("died".to_owned())),
+        });
+        match answer {
+            Some(Ok(())) => Ok(()),
+            Some(Err(why)) => Err(Error::Worker { what: format!("cannot serve ublk device {id}: {why}") }),
+            None => Err(Error::Worker { what: format!("does not answer about ublk device {id}") }),
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -143,23 +163,13 @@ impl Server for WorkerProcess {
 
     fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let id = serve.id;
-        {
-            // The number may have belonged to another device before.
-            let mut state = self.state();
-            state.answers.remove(&id);
-            state.closed.remove(&id);
-        }
-        protocol::send(&self.socket, &Order::Serve(Box::new(serve)), fds)
-            .map_err(|error| Error::Worker { what: format!("cannot be given a device: {error}") })?;
-        let answer = self.wait(PATIENCE, |state| match state.answers.remove(&id) {
-            Some(answer) => Some(answer),
-            None => state.dead.then(|| Err("died".to_owned())),
-        });
-        match answer {
-            Some(Ok(())) => Ok(()),
-            Some(Err(why)) => Err(Error::Worker { what: format!("cannot serve ublk device {id}: {why}") }),
-            None => Err(Error::Worker { what: format!("does not answer about ublk device {id}") }),
-        }
+        // The number may have belonged to another device before.
+        self.state().closed.remove(&id);
+        self.order(id, &Order::Serve(Box::new(serve)), fds)
+    }
+
+    fn remap(&self, id: u32, map: Map) -> Result<(), Error> {
+        self.order(id, &Order::Remap { id, map }, &[])
     }
 
     fn await_closed(&self, id: u32, timeout: Duration) -> bool {

@@ -4,7 +4,7 @@
 pub(crate) mod harden;
 pub(crate) mod protocol;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::num::NonZero;
@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use becket_engine::IoThreads;
+use becket_image::Map;
 use becket_transport::ublk;
 use becket_uapi::handover::{close_inherited, inherited_fd};
 use becket_uapi::signal::SignalFd;
@@ -78,9 +79,17 @@ struct Worker {
 
 impl Worker {
     fn obey(self: &Arc<Self>, threads: &IoThreads) {
+        let mut served = BTreeMap::new();
         loop {
             match protocol::receive::<Order>(&self.control) {
-                Ok(Some((Order::Serve(serve), fds))) => self.serve(threads, *serve, fds),
+                Ok(Some((Order::Serve(serve), fds))) => {
+                    served.extend(self.serve(threads, *serve, fds));
+                    let open = self.devices();
+                    served.retain(|id, _| open.contains(id));
+                }
+                Ok(Some((Order::Remap { id, map }, _))) => {
+                    self.remap(threads, served.get(&id).filter(|_| self.devices().contains(&id)), id, map);
+                }
                 Ok(None) => return,
                 Err(error) => {
                     log::warn(format_args!("worker: an order made no sense: {error}"));
@@ -90,13 +99,19 @@ impl Worker {
         }
     }
 
-    fn serve(self: &Arc<Self>, threads: &IoThreads, serve: Serve, fds: Vec<OwnedFd>) {
+    fn serve(
+        self: &Arc<Self>,
+        threads: &IoThreads,
+        serve: Serve,
+        fds: Vec<OwnedFd>,
+    ) -> Option<(u32, ublk::Served)> {
         let id = serve.id;
         let setup = match serve.with(fds) {
             Ok(setup) => setup,
             Err(error) => {
                 self.report(&Report::Failed { id, why: error.to_string() });
-                return self.report(&Report::Closed { id });
+                self.report(&Report::Closed { id });
+                return None;
             }
         };
         self.devices().insert(id);
@@ -108,8 +123,25 @@ impl Worker {
             worker.closed.notify_all();
         });
         match ublk::serve(threads, setup, closed) {
+            Ok(served) => {
+                self.report(&Report::Ready { id });
+                Some((id, served))
+            }
+            Err(error) => {
+                self.report(&Report::Failed { id, why: error.to_string() });
+                None
+            }
+        }
+    }
+
+    fn remap(&self, threads: &IoThreads, served: Option<&ublk::Served>, id: u32, map: Map) {
+        let outcome = match served {
+            Some(served) => served.remap(threads, map).map_err(|error| error.to_string()),
+            None => Err("it is not served here".to_owned()),
+        };
+        match outcome {
             Ok(()) => self.report(&Report::Ready { id }),
-            Err(error) => self.report(&Report::Failed { id, why: error.to_string() }),
+            Err(why) => self.report(&Report::Failed { id, why }),
         }
     }
 

@@ -29,6 +29,8 @@ pub(crate) enum Order {
     /// Serve a device. The descriptors: its ublkcN, then of each file the buffered one and the direct one
     /// where there is one.
     Serve(Box<Serve>),
+    /// Look the requests of a device up in another map of the same files. Answered like `Serve`.
+    Remap { id: u32, map: Map },
 }
 
 /// A device to be served: [`Setup`] without its descriptors.
@@ -219,7 +221,7 @@ mod tests {
         let (a, b) = pair().unwrap();
         let fds = [char_device.as_fd(), buffered.as_fd(), direct.as_fd(), other.as_fd()];
         send(&a, &Order::Serve(Box::new(sent.clone())), &fds).unwrap();
-        let (Order::Serve(received), passed) = receive::<Order>(&b).unwrap().unwrap();
+        let (Order::Serve(received), passed) = receive::<Order>(&b).unwrap().unwrap() else { panic!() };
         assert_eq!(*received, sent);
         let setup = received.with(passed).unwrap();
         let inode =
@@ -292,7 +294,7 @@ mod tests {
         order.map = Map::from_extents(extents).unwrap();
         let (a, b) = pair().unwrap();
         send(&a, &Order::Serve(Box::new(order.clone())), &[]).unwrap();
-        let (Order::Serve(received), _) = receive::<Order>(&b).unwrap().unwrap();
+        let (Order::Serve(received), _) = receive::<Order>(&b).unwrap().unwrap() else { panic!() };
         assert_eq!(received.map, order.map);
     }
 }

@@ -7,7 +7,7 @@ mod probe;
 mod queue;
 
 pub use probe::UblkTransport;
-pub use queue::{DataMode, MAX_IO_COPY, MAX_IO_ZERO_COPY, Setup, flags_for, serve};
+pub use queue::{DataMode, MAX_IO_COPY, MAX_IO_ZERO_COPY, Served, Setup, flags_for, serve};
 
 /// What can go wrong while a device's queues are set up.
 #[derive(Debug, thiserror::Error)]

@@ -13,7 +13,7 @@ use std::{
 };
 
 use becket_engine::{
-    Backing, Data, Geometry, Io, IoThreads, Memory, NewQueue, Op, Port, Request, SharedWords, Token,
+    Backing, Data, Geometry, Io, IoThreads, Memory, NewQueue, Op, Port, QueueId, Request, SharedWords, Token,
 };
 use becket_image::{Map, Place};
 use becket_uapi::ublk as uapi;
@@ -141,7 +141,7 @@ pub fn serve(
     threads: &IoThreads,
     setup: Setup,
     on_closed: Box<dyn FnOnce() + Send>,
-) -> Result<(), ServeError> {
+) -> Result<Served, ServeError> {
     let Setup { id, queues, depth, flags, geometry, char_device, map, files } = setup;
     // Declared first, dropped last: after our own shares of the descriptors.
     let finally = Arc::new(Finally(Mutex::new(Some(on_closed))));
@@ -149,6 +149,7 @@ pub fn serve(
     let failed = |source| ServeError::Engine { id, source };
     let backing = Arc::new(Backing::new(map, files, geometry.read_only, queues.into()));
     let char_device = Arc::new(char_device);
+    let mut served = Served { id, queues: Vec::with_capacity(queues.into()) };
     for number in 0..queues {
         let port = UblkPort::new(number, depth, mode, Arc::clone(&char_device)).map_err(failed)?;
         let share = Arc::clone(&finally);
@@ -164,9 +165,36 @@ pub fn serve(
             memory,
             on_closed: Box::new(move || drop(share)),
         };
-        threads.add(usize::from(number) % threads.count(), queue).map_err(failed)?;
+        let thread = usize::from(number) % threads.count();
+        served.queues.push(threads.add(thread, queue).map_err(failed)?);
     }
-    Ok(())
+    Ok(served)
+}
+
+/// A device that is being served.
+#[derive(Debug)]
+pub struct Served {
+    id: u32,
+    queues: Vec<QueueId>,
+}
+
+impl Served {
+    /// Has all queues look their requests up in another map of the same files, for a device whose size changes.
+    ///
+    /// A device that grows gets its map before the kernel hears of the size, one that shrinks afterwards.
+    ///
+    /// # Errors
+    /// An I/O thread has ended.
+    pub fn remap(&self, threads: &IoThreads, map: Map) -> Result<(), ServeError> {
+        let map = Arc::new(map);
+        for queue in &self.queues {
+            // A queue that has ended has no requests left to look up.
+            threads
+                .remap(*queue, Arc::clone(&map))
+                .map_err(|source| ServeError::Engine { id: self.id, source })?;
+        }
+        Ok(())
+    }
 }
 
 /// Runs a closure when the last share of it is dropped.

@@ -319,7 +319,8 @@ pub(crate) fn partitions_of(
     promised: &[becket_image::Partition],
     wanted: Partitions,
 ) -> Vec<PartitionInfo> {
-    if wanted == Partitions::Off {
+    // Without a table nobody has told the kernel to look for partitions.
+    if wanted == Partitions::Off || promised.is_empty() {
         return Vec::new();
     }
     let named = |number| promised.iter().find(|promise| promise.number == number);

@@ -12,7 +12,11 @@ use crate::kernel::System;
 use crate::list::{disk_of, lives, resolve};
 use crate::runtime::Runtime;
 use crate::state::{Device, Store};
-use crate::{DetachOptions, DeviceInfo, DeviceState, Error, users};
+use crate::{DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind, users};
+
+/// How long somebody who merely has the device open is waited for: programs that look at every new device let go in
+/// less.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Detaches the device that goes by a NAME, a path under /dev, or the path of its image, and waits until
 /// it is really gone. With `lazy` a device in use is told to go with its last user; its state then is
@@ -23,12 +27,6 @@ use crate::{DetachOptions, DeviceInfo, DeviceState, Error, users};
 pub fn detach(target: &str, options: &DetachOptions) -> Result<DeviceInfo, Error> {
     let store = Store::open(Runtime::open()?)?;
     let device = resolve(&store, target)?;
-    if !options.lazy {
-        let users = users::of(&disk_of(&device.info));
-        if !users.is_empty() {
-            return Err(Error::Busy { device: device.info.device, users });
-        }
-    }
     match device.info.transport {
         Kind::Ublk => detach_ublk(&store, device, options),
         _ => detach_loop(&store, device, options),
@@ -36,24 +34,16 @@ pub fn detach(target: &str, options: &DetachOptions) -> Result<DeviceInfo, Error
 }
 
 fn detach_loop(store: &Store, device: Device, options: &DetachOptions) -> Result<DeviceInfo, Error> {
-    let info = &device.info;
-    let wait = if options.lazy { Duration::ZERO } else { options.timeout };
-    match loop_::detach(info.number, info.diskseq, Some(wait)) {
-        Ok(Cleared::Gone) => {}
-        Ok(Cleared::WhenUnused) if options.lazy => {
-            return Ok(DeviceInfo { state: DeviceState::Detaching, ..device.info });
-        }
-        // Opened between our look and the kernel's.
-        Ok(Cleared::WhenUnused) => {
-            let users = users::of(&disk_of(info));
-            return Err(match users.is_empty() {
-                true => Error::Timeout { device: info.device.clone(), seconds: options.timeout.as_secs() },
-                false => Error::Busy { device: info.device.clone(), users },
-            });
-        }
+    let DeviceInfo { number, diskseq, .. } = device.info;
+    let gone = |gone: Result<bool, becket_transport::Error>| match gone {
         // Gone, and its number taken by somebody else since we looked.
-        Err(becket_transport::Error::OtherDevice { .. }) => {}
-        Err(error) => return Err(Error::Device(error)),
+        Err(becket_transport::Error::OtherDevice { .. }) => Ok(true),
+        other => other.map_err(Error::Device),
+    };
+    if !options.lazy {
+        once_unused(&device.info, options, || gone(loop_::detach_unused(number, diskseq)))?;
+    } else if !gone(loop_::detach(number, diskseq, None).map(|cleared| cleared == Cleared::Gone))? {
+        return Ok(DeviceInfo { state: DeviceState::Detaching, ..device.info });
     }
     forget(store, &device);
     Ok(device.info)
@@ -61,16 +51,23 @@ fn detach_loop(store: &Store, device: Device, options: &DetachOptions) -> Result
 
 fn detach_ublk(store: &Store, device: Device, options: &DetachOptions) -> Result<DeviceInfo, Error> {
     let request = Detach { name: device.info.name.clone(), lazy: options.lazy };
-    let reply: OneDevice = match client::call(store.runtime(), "Detach", &request, &[]) {
-        Ok(reply) => reply,
-        // The kernel knows more than we saw, or somebody was faster.
-        Err(Error::Busy { device: node, .. }) => {
-            return Err(Error::Busy { device: node, users: users::of(&disk_of(&device.info)) });
+    let mut info = device.info.clone();
+    let mut waited = false;
+    once_unused(&device.info, options, || {
+        match client::call::<_, OneDevice>(store.runtime(), "Detach", &request, &[]) {
+            Ok(reply) => info = reply.device,
+            Err(Error::Busy { .. }) => {
+                waited = true;
+                return Ok(false);
+            }
+            // It went with the user that we were waiting for.
+            Err(error) if waited && error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
         }
-        Err(error) => return Err(error),
-    };
-    if options.lazy && reply.device.state == DeviceState::Detaching {
-        return Ok(reply.device);
+        Ok(true)
+    })?;
+    if options.lazy && info.state == DeviceState::Detaching {
+        return Ok(info);
     }
     let deadline = Instant::now() + options.timeout;
     while lives(&System, &device) {
@@ -80,7 +77,33 @@ fn detach_ublk(store: &Store, device: Device, options: &DetachOptions) -> Result
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    Ok(reply.device)
+    Ok(info)
+}
+
+/// Tries until the device was unused, which `attempt` asks the kernel. Only when it is in use its users are looked
+/// for, which takes a walk over /proc: those who stay are an error at once, those who may be passing only after a while.
+fn once_unused(
+    info: &DeviceInfo,
+    options: &DetachOptions,
+    mut attempt: impl FnMut() -> Result<bool, Error>,
+) -> Result<(), Error> {
+    let deadline = Instant::now() + PATIENCE.min(options.timeout);
+    let busy = |users| Err(Error::Busy { device: info.device.clone(), users });
+    let mut pause = Duration::from_millis(2);
+    let mut looked = false;
+    while !attempt()? {
+        let late = Instant::now() >= deadline;
+        if late || !looked {
+            let users = users::of(&disk_of(info));
+            if late || !users.iter().all(users::passing) {
+                return busy(users);
+            }
+            looked = true;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+    Ok(())
 }
 
 /// Takes over a changed size of the image of the device that goes by `target`.

@@ -153,17 +153,26 @@ pub(crate) fn holder_of(store: &Store, image: &Path) -> Result<Option<DeviceInfo
 
 /// Finds a device by what a person calls it.
 pub(crate) fn resolve(store: &Store, target: &str) -> Result<Device, Error> {
-    let devices = devices(store)?;
     // A name is never a path, and a name that is also a file here means the name.
-    if let Some(at) = devices.iter().position(|device| device.info.name == target) {
-        return devices.into_iter().nth(at).ok_or_else(|| nothing(target));
+    if let Some(device) = named(store, target)? {
+        return Ok(device);
     }
     let path = Path::new(target);
+    let is_path = |device: &Device| {
+        device.info.device == path || links::path(store.runtime(), &device.info.name) == path
+    };
+    // Most devices go by the name of their node: then no other record need be looked at.
+    if let Some(name) = path.file_name().and_then(|name| name.to_str())
+        && let Some(device) = named(store, name)?.filter(is_path)
+    {
+        return Ok(device);
+    }
+    let devices = devices(store)?;
     let number = users::number_of(path);
     let is_node = |device: &Device| {
         let node = number.is_some() && sysfs_number(&disk_of(&device.info)) == number;
         // The node of a lost device may be gone; its paths still name it.
-        node || device.info.device == path || links::path(store.runtime(), &device.info.name) == path
+        node || is_path(device)
     };
     let found: Vec<Device> = devices.iter().filter(|device| is_node(device)).cloned().collect();
     if !found.is_empty() {
@@ -177,6 +186,11 @@ pub(crate) fn resolve(store: &Store, target: &str) -> Result<Device, Error> {
             || real.as_deref().unwrap_or(path) == device.info.image
     };
     one(devices.into_iter().filter(is_image).collect(), target)
+}
+
+/// The device of that name.
+fn named(store: &Store, name: &str) -> Result<Option<Device>, Error> {
+    Ok(store.device(name)?.and_then(|device| current(store, &System, device)))
 }
 
 fn one(mut found: Vec<Device>, target: &str) -> Result<Device, Error> {

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use becket_image::Opened;
-use becket_transport::loop_::LoopTransport;
+use becket_transport::loop_::{self, LoopTransport};
 use becket_transport::ublk::UblkTransport;
 use becket_transport::{Kind, Transport};
 
@@ -30,7 +30,13 @@ pub(crate) fn plan_for(opened: &Opened, options: &AttachOptions, leased: bool) -
 pub fn doctor() -> Vec<TransportReport> {
     TRANSPORTS
         .iter()
-        .map(|transport| TransportReport { kind: transport.kind(), probe: transport.probe() })
+        .map(|transport| TransportReport {
+            kind: transport.kind(),
+            probe: match transport.kind() {
+                Kind::Loop => loop_::examine(),
+                _ => transport.probe(),
+            },
+        })
         .collect()
 }
 

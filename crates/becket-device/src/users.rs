@@ -5,15 +5,11 @@ use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use crate::User;
 
-/// Programs that open every new device for a moment and let go by themselves.
-const TRANSIENT: [&str; 6] = ["systemd-udevd", "(udev-worker)", "udevd", "blkid", "udisksd", "multipathd"];
-/// How long those are waited for.
-const PATIENCE: Duration = Duration::from_secs(1);
-const PAUSE: Duration = Duration::from_millis(20);
+/// What a process with an open descriptor does with a device.
+const OPEN: &str = "open";
 
 /// A block device: the kernel's name and number of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,18 +40,15 @@ fn block(dir: &Path, name: &str) -> Option<Block> {
     Some(Block { name: name.to_owned(), number: number.trim().to_owned() })
 }
 
-/// Who uses the disk or a partition of it, other than this process. Programs that look at every new
-/// device are given a moment to let go.
+/// Who uses the disk or a partition of it, other than this process.
 pub(crate) fn of(disk: &str) -> Vec<User> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let users = look(&blocks(disk));
-        let passing = users.iter().all(|user| TRANSIENT.contains(&user.command.as_str()));
-        if users.is_empty() || !passing || Instant::now() >= deadline {
-            return users;
-        }
-        std::thread::sleep(PAUSE);
-    }
+    look(&blocks(disk))
+}
+
+/// Whether that use may end by itself in a moment. Mounts, swap and stacked devices do not; an open descriptor may be
+/// one of the many programs that look at every new device (udev's, blkid, lsblk, partx ...).
+pub(crate) fn passing(user: &User) -> bool {
+    user.how == OPEN
 }
 
 /// Whether anybody uses the disk or a partition of it at this moment.
@@ -118,7 +111,7 @@ fn processes(blocks: &[Block], users: &mut Vec<User>) {
             }
         }
         if pid != own && opens(&dir, blocks) {
-            users.push(User { pid, command: command(&dir), how: "open".to_owned() });
+            users.push(User { pid, command: command(&dir), how: OPEN.to_owned() });
         }
     }
 }

@@ -115,8 +115,8 @@ pub fn partitions(disk: &str) -> Vec<KernelPartition> {
     let mut found: Vec<_> = entries
         .flatten()
         .filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            // Only a partition's directory has it.
+            // A partition's directory has the disk's name in front, and only it has the attribute.
+            let name = entry.file_name().into_string().ok().filter(|name| name.starts_with(disk))?;
             let number = sysfs::number(&name, "partition")?;
             Some(KernelPartition {
                 number,

@@ -85,6 +85,44 @@ fn a_user_who_leaves_in_time_is_waited_for_or_named() {
     place.ok(["detach", device.to_str().unwrap()]);
 }
 
+/// Whatever the program is called: only how long it stays tells those who merely look at a new device.
+#[test]
+fn a_passing_user_is_waited_for() {
+    let name = "detach::a_passing_user_is_waited_for";
+    if !require_device(name) {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("a.img"), 1 << 20, 1);
+    let device = place.attach(&place.path("a.img"), &[]);
+    let used = Use::of(&device);
+    let mut passing =
+        Command::new("sleep").arg("0.3").stdin(fs::File::open(&device).unwrap()).spawn().unwrap();
+    let ran = place.run(["detach", device.to_str().unwrap()]);
+    passing.wait().unwrap();
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(!used.lasts());
+}
+
+/// A refused detach is none: it must not have told the device to go later.
+#[test]
+fn a_refused_detach_leaves_no_trace() {
+    if !require_device("detach::a_refused_detach_leaves_no_trace") {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("a.img"), 1 << 20, 1);
+    let device = place.attach(&place.path("a.img"), &[]);
+    let used = Use::of(&device);
+    let before = place.devices();
+    let holder = fs::File::open(&device).unwrap();
+    assert_eq!(place.run(["detach", device.to_str().unwrap()]).code, 1);
+    assert_eq!(place.devices(), before);
+    drop(holder);
+    assert!(!wait_until(Duration::from_millis(500), || !used.lasts()), "it went with its last user");
+    place.ok(["detach", device.to_str().unwrap()]);
+}
+
 #[test]
 fn all_goes_on_after_one_in_use() {
     if !require_device("detach::all_goes_on_after_one_in_use") {

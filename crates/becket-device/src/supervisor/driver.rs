@@ -79,7 +79,7 @@ impl Driver for Control {
         // Before Linux 7.0. Mounts, swap and stacked devices hold a disk exclusively; plain descriptors are
         // found by looking. Whoever opens the disk between the look and the stop loses it: there is no
         // better way on such a kernel.
-        if held(id) || !users::of(&disk(id)).is_empty() {
+        if held(id) || users::any(&disk(id)) {
             return Ok(false);
         }
         Driver::stop(self, id).map(|()| true)

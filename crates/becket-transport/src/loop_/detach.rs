@@ -1,6 +1,7 @@
 //! Clearing and resizing a loop device.
 //! It never clears a device that is not the one that was meant: numbers are used again, sequence numbers are not.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::thread;
@@ -8,8 +9,11 @@ use std::time::{Duration, Instant};
 
 use becket_uapi::{block, loop_ as uapi};
 
-use super::{name, open_device, path};
+use super::{name, open_device, open_exclusive, path};
 use crate::{Error, node, sysfs};
+
+/// How long the kernel may take to clear a device at its last close, which on all kernels seen is over with the close.
+const LAST_CLOSE: Duration = Duration::from_secs(5);
 
 /// How a detached device went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,44 +25,105 @@ pub enum Cleared {
 }
 
 /// Detaches device `number` if its sequence number is `diskseq` (where one is given), and waits up to `wait` until
-/// it is gone. With a `diskseq` a device that is not bound any more is [`Cleared::Gone`] as well.
+/// it is gone. One in use goes with its last user. With a `diskseq` a device that is not bound any more is
+/// [`Cleared::Gone`] as well.
 ///
 /// # Errors
 /// [`Error::NotAttached`]: it is not bound, and no `diskseq` was given. [`Error::OtherDevice`]: the number is another
 /// device's by now, which is left alone; a larger `found` means that the one that was meant is gone. Or the kernel
 /// refuses.
 pub fn detach(number: u32, diskseq: Option<u64>, wait: Option<Duration>) -> Result<Cleared, Error> {
-    let device = match open_device(number, false) {
-        Ok(device) => device,
-        Err(error) if diskseq.is_some() && is_absent(error.raw_os_error()) => return Ok(Cleared::Gone),
-        Err(error) => return Err(error),
+    let Some(meant) = Meant::check(number, diskseq, open_device(number, false))? else {
+        return Ok(Cleared::Gone);
     };
-    // From here on the device cannot become another one: clearing waits for our descriptor as for any other.
-    let bound = match uapi::get_status64(device.as_fd()) {
-        Ok(_) => true,
-        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => false,
-        Err(error) => return Err(Error::io("ask for the state of", path(number))(error)),
+    if !clear(number, &meant.device)? {
+        return Ok(Cleared::Gone);
+    }
+    drop(meant.device);
+    Ok(await_gone(number, meant.diskseq, wait.unwrap_or_default()))
+}
+
+/// Detaches device `number` as [`detach`] does, but only when nobody else uses it in any way; says whether it is gone.
+/// It asks the kernel alone, which costs a few system calls.
+///
+/// With other openers LOOP_CLR_FD marks a device to go with the last of them, and says nothing. A sole opener's device
+/// is cleared at once up to Linux 6.10, and on later ones marked beyond recall and cleared at our close; both answer
+/// the next question for their state with ENXIO. One that still has a state is thus in use, and its mark is taken
+/// back, which no kernel refuses to an exclusive opener.
+///
+/// The race that is left: for the moment between the two calls the device is marked. It cannot go meanwhile, since we
+/// have it open; but if we are killed just then it goes with its last user, and when somebody else tells it to do so
+/// in that very moment, that is forgotten.
+///
+/// # Errors
+/// Those of [`detach`].
+pub fn detach_unused(number: u32, diskseq: Option<u64>) -> Result<bool, Error> {
+    let opened = match open_exclusive(number) {
+        // The claim of one who uses it, or of one who has got the number after it.
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => return Ok(!is_there(number, diskseq)),
+        opened => opened,
     };
-    if !bound {
-        return match diskseq {
-            Some(_) => Ok(Cleared::Gone),
-            None => Err(Error::NotAttached { device: path(number) }),
+    let Some(meant) = Meant::check(number, diskseq, opened)? else { return Ok(true) };
+    if !clear(number, &meant.device)? {
+        return Ok(true);
+    }
+    match uapi::get_status64(meant.device.as_fd()) {
+        Ok(_) if meant.info.lo_flags & uapi::LO_FLAGS_AUTOCLEAR == 0 => {
+            uapi::set_status64(meant.device.as_fd(), &meant.info)
+                .map_err(Error::io("take back the clearing of", path(number)))?;
+            Ok(false)
+        }
+        // It was to go with its last user before we came.
+        Ok(_) => Ok(false),
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
+            drop(meant.device);
+            Ok(await_gone(number, meant.diskseq, LAST_CLOSE) == Cleared::Gone)
+        }
+        Err(error) => Err(Error::io("ask for the state of", path(number))(error)),
+    }
+}
+
+/// A bound device that is the one that was meant. While it is open it cannot become another one: clearing waits for
+/// our descriptor as for any other.
+struct Meant {
+    device: File,
+    info: uapi::LoopInfo64,
+    diskseq: Option<u64>,
+}
+
+impl Meant {
+    /// `None` when it is not bound any more and a `diskseq` says that it was.
+    fn check(number: u32, diskseq: Option<u64>, opened: Result<File, Error>) -> Result<Option<Meant>, Error> {
+        let device = match opened {
+            Ok(device) => device,
+            Err(error) if diskseq.is_some() && is_absent(error.raw_os_error()) => return Ok(None),
+            Err(error) => return Err(error),
         };
+        let info = match (uapi::get_status64(device.as_fd()), diskseq) {
+            (Ok(info), _) => info,
+            (Err(error), Some(_)) if error.raw_os_error() == Some(libc::ENXIO) => return Ok(None),
+            (Err(error), None) if error.raw_os_error() == Some(libc::ENXIO) => {
+                return Err(Error::NotAttached { device: path(number) });
+            }
+            (Err(error), _) => return Err(Error::io("ask for the state of", path(number))(error)),
+        };
+        let found = block::diskseq(device.as_fd()).ok();
+        match (diskseq, found) {
+            (Some(expected), Some(found)) if expected != found => {
+                Err(Error::OtherDevice { device: path(number), expected, found })
+            }
+            _ => Ok(Some(Meant { device, info, diskseq: found })),
+        }
     }
-    let found = block::diskseq(device.as_fd()).ok();
-    if let (Some(expected), Some(found)) = (diskseq, found)
-        && expected != found
-    {
-        return Err(Error::OtherDevice { device: path(number), expected, found });
-    }
+}
+
+/// Tells the kernel; `false` when the device's own autoclear was faster.
+fn clear(number: u32, device: &File) -> Result<bool, Error> {
     match uapi::clr_fd(device.as_fd()) {
-        Ok(()) => {}
-        // Its own autoclear was faster.
-        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => return Ok(Cleared::Gone),
-        Err(error) => return Err(Error::io("clear", path(number))(error)),
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(false),
+        Err(error) => Err(Error::io("clear", path(number))(error)),
     }
-    drop(device);
-    Ok(await_gone(number, found, wait.unwrap_or_default()))
 }
 
 fn is_absent(errno: Option<i32>) -> bool {

@@ -9,11 +9,12 @@ mod status;
 mod tests;
 
 pub use attach::{LoopDevice, LoopOptions, attach};
-pub use detach::{Cleared, detach, refresh};
+pub use detach::{Cleared, detach, detach_unused, refresh};
 pub use status::{LoopStatus, numbers, status};
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use becket_image::Opened;
@@ -34,23 +35,7 @@ impl Transport for LoopTransport {
     }
 
     fn probe(&self) -> Probe {
-        let attached = numbers().len();
-        let details = vec![("devices attached".to_owned(), attached.to_string())];
-        match open_control().and_then(|_| probe_node()) {
-            Ok(()) => Probe {
-                works: true,
-                reason: "the kernel's loop driver is there".to_owned(),
-                mend: None,
-                details,
-            },
-            Err(error) => {
-                let (reason, mend) = match error {
-                    Error::Unavailable { reason, mend, .. } => (reason, mend),
-                    other => (other.to_string(), other.hint()),
-                };
-                Probe { works: false, reason, mend, details }
-            }
-        }
+        judge(open_control().map(drop))
     }
 
     fn fits(&self, opened: &Opened) -> Result<(), String> {
@@ -59,6 +44,25 @@ impl Transport for LoopTransport {
             _ => Err(NOT_ONE_RANGE.to_owned()),
         }
     }
+}
+
+/// The probe for people: slower, since it also tries a device and counts those attached. Every attach asks the quick
+/// one, which leaves other people's devices alone.
+pub fn examine() -> Probe {
+    let attached = ("devices attached".to_owned(), numbers().len().to_string());
+    Probe { details: vec![attached], ..judge(open_control().and_then(|_| probe_node())) }
+}
+
+fn judge(tried: Result<(), Error>) -> Probe {
+    let (reason, mend) = match tried {
+        Ok(()) => {
+            let reason = "the kernel's loop driver is there".to_owned();
+            return Probe { works: true, reason, mend: None, details: Vec::new() };
+        }
+        Err(Error::Unavailable { reason, mend, .. }) => (reason, mend),
+        Err(other) => (other.to_string(), other.hint()),
+    };
+    Probe { works: false, reason, mend, details: Vec::new() }
 }
 
 /// The name of device `number` in sysfs.
@@ -107,8 +111,18 @@ fn probe_node() -> Result<(), Error> {
 
 /// Opens device `number`, whose node is made when it is missing.
 fn open_device(number: u32, writable: bool) -> Result<File, Error> {
+    open_with(number, File::options().read(true).write(writable))
+}
+
+/// Opens device `number` as its only exclusive user. That fails with EBUSY while it, or a partition of it, is mounted,
+/// swapped to or stacked upon.
+fn open_exclusive(number: u32) -> Result<File, Error> {
+    open_with(number, File::options().read(true).custom_flags(libc::O_EXCL))
+}
+
+fn open_with(number: u32, options: &OpenOptions) -> Result<File, Error> {
     let path = path(number);
     let dev = dev(number).ok_or(libc::ENODEV).map_err(io::Error::from_raw_os_error);
     node::ensure_block(&path, dev.map_err(Error::io("open", &path))?)?;
-    File::options().read(true).write(writable).open(&path).map_err(Error::io("open", path))
+    options.open(&path).map_err(Error::io("open", path))
 }

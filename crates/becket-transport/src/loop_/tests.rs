@@ -318,6 +318,62 @@ fn a_device_in_use_goes_when_it_is_closed() {
     assert_eq!(case.detach(), Cleared::Gone);
 }
 
+/// Whatever its use is, a device that is only to go when it is unused is left as it was.
+#[test]
+fn a_device_in_use_is_left_alone_when_that_is_asked_for() {
+    if !ready("loop_unused") {
+        return;
+    }
+    for autoclear in [false, true] {
+        let mut case = Case::new(MIB);
+        let options = LoopOptions { autoclear, ..LoopOptions::default() };
+        let device = case.attach(&open_options(), &options);
+        let (number, diskseq) = (device.number, device.diskseq);
+        // By a descriptor, the one of `device`.
+        assert!(!detach_unused(number, Some(diskseq)).unwrap());
+        assert_eq!(case.status().autoclear, autoclear, "a wish to go must not stay behind, nor be lost");
+        // Exclusively, as a mount does.
+        let exclusive = open_exclusive(number).unwrap();
+        assert!(!detach_unused(number, Some(diskseq)).unwrap());
+        drop(exclusive);
+        let status = case.status();
+        assert_eq!((status.autoclear, status.diskseq), (autoclear, Some(diskseq)));
+        // The other's number, held or not, is not ours to wait for.
+        let error = detach_unused(number, Some(diskseq - 1)).unwrap_err();
+        assert!(matches!(error, Error::OtherDevice { .. }), "{error}");
+
+        let LoopDevice { fd, .. } = case.devices.pop().unwrap();
+        drop(fd);
+        let gone = detach_unused(number, Some(diskseq));
+        // Gone before we asked, and the number another test's by now.
+        let taken = matches!(gone, Err(Error::OtherDevice { found, .. }) if autoclear && found > diskseq);
+        assert!(taken || gone.unwrap());
+        assert_ne!(super::status(number).unwrap().and_then(|status| status.diskseq), Some(diskseq));
+    }
+}
+
+/// A use of a partition is a use of the disk.
+#[test]
+fn an_open_partition_is_a_use() {
+    if !ready("loop_unused_partition") || !testkit::require_tools("loop_unused_partition", &["sfdisk"]) {
+        return;
+    }
+    let mut case = Case::new(8 * MIB);
+    testkit::image::gpt(&case.image(), 8 * MIB);
+    let open = OpenOptions { partitions: true, ..open_options() };
+    let device = case.attach(&open, &LoopOptions { partitions: true, ..LoopOptions::default() });
+    let (number, diskseq, partition) = (device.number, device.diskseq, device.partitions[0].clone());
+    let LoopDevice { fd, .. } = case.devices.pop().unwrap();
+    drop(fd);
+    for flags in [0, libc::O_EXCL] {
+        let user = fs::File::options().read(true).custom_flags(flags).open(&partition).unwrap();
+        assert!(!detach_unused(number, Some(diskseq)).unwrap());
+        assert!(!super::status(number).unwrap().unwrap().autoclear);
+        drop(user);
+    }
+    assert!(detach_unused(number, Some(diskseq)).unwrap());
+}
+
 #[test]
 fn the_locks_live_as_long_as_the_device() {
     if !ready("loop_locks") {

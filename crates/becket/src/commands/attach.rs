@@ -59,19 +59,24 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
 
 /// Attaches all images and tells the outcomes in the order of the images, each as soon as it is its turn.
 fn in_parallel(images: &[PathBuf], options: &AttachOptions, mut tell: impl FnMut(&PathBuf, Outcome)) {
+    let attach = |image: &PathBuf| {
+        becket_device::attach(image, options)
+            .map_err(|error| Failure::device("attach", image.display(), &error))
+    };
+    if let [image] = images {
+        return tell(image, attach(image));
+    }
     let next = AtomicUsize::new(0);
     let (sender, receiver) = mpsc::channel();
     thread::scope(|scope| {
         for _ in 0..THREADS.min(images.len()) {
-            let (sender, next) = (sender.clone(), &next);
+            let (sender, next, attach) = (sender.clone(), &next, &attach);
             scope.spawn(move || {
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let Some(image) = images.get(index) else { return };
-                    let outcome = becket_device::attach(image, options)
-                        .map_err(|error| Failure::device("attach", image.display(), &error));
                     // The receiver lives until all senders are gone.
-                    let _ = sender.send((index, outcome));
+                    let _ = sender.send((index, attach(image)));
                 }
             });
         }

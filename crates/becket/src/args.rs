@@ -256,9 +256,6 @@ pub(crate) struct RunGuard {
     /// Its end of file says that `becket run` is gone
     #[arg(long, value_name = "FD")]
     pub(crate) alive_fd: RawFd,
-    /// Process group that the command joins, the terminal's
-    #[arg(long, value_name = "PGID")]
-    pub(crate) group: i32,
     /// The command's own cgroup, removed at the end
     #[arg(long, value_name = "DIR")]
     pub(crate) cgroup: Option<PathBuf>,

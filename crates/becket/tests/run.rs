@@ -259,6 +259,24 @@ fn a_killed_guard_takes_the_command_along() {
     assert!(no_cgroup_left(child.id()));
 }
 
+/// As a container's first process, whose group and session are outside and have no number inside.
+#[test]
+fn a_process_group_of_another_pid_namespace() {
+    let name = "run::a_process_group_of_another_pid_namespace";
+    if !require_device(name) || !require_tools(name, &["unshare"]) {
+        return;
+    }
+    let place = place_with_image();
+    let mut command = Command::new("unshare");
+    place.prepare(&mut command);
+    let script = format!("{WRITE_USE}; exit 7");
+    let run = "\"$BECKET\" run --via \"$0\" a.img -- sh -c \"$1\"; exit $?";
+    command.args(["--pid", "--fork", "--mount-proc", "sh", "-c", run, &via(), &script]);
+    let ran = place.finish(&mut command);
+    assert_eq!(ran.code, 7, "{ran:?}");
+    assert!(wait_until(A_SECOND, || !used(&place).lasts()));
+}
+
 #[test]
 fn a_killed_process_group_leaves_nothing() {
     let name = "run::a_killed_process_group_leaves_nothing";

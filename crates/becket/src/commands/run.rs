@@ -16,7 +16,7 @@ use rustix::{
     event::{PollFd, PollFlags, poll},
     io::{Errno, FdFlags, fcntl_setfd},
     pipe::{PipeFlags, pipe_with},
-    process::{Pid, Signal, getpgrp, kill_process},
+    process::{Pid, Signal, kill_process},
 };
 use std::{
     ffi::{OsStr, OsString},
@@ -25,7 +25,7 @@ use std::{
         fd::{AsRawFd as _, OwnedFd},
         unix::{
             ffi::{OsStrExt as _, OsStringExt as _},
-            process::{CommandExt as _, ExitStatusExt as _},
+            process::ExitStatusExt as _,
         },
     },
     process::{Child, ExitStatus},
@@ -98,14 +98,11 @@ fn spawn_guard(
         info.partitions.iter().map(|partition| partition.device.as_os_str()).collect();
     let mut guard = common::ourselves("run-guard");
     guard.arg(format!("--alive-fd={}", guards_end.as_raw_fd()));
-    guard.arg(format!("--group={}", getpgrp().as_raw_nonzero()));
     if let Some(cgroup) = cgroup {
         guard.arg("--cgroup").arg(cgroup.dir());
     }
     guard.arg("--").args(command);
     guard.env("BECKET_DEVICE", &info.device).env("BECKET_PARTITIONS", partitions.join(OsStr::new(" ")));
-    // Neither ^C nor a kill of the whole group may take the guard along.
-    guard.process_group(0);
     Ok((guard.spawn()?, our_end))
 }
 

@@ -10,13 +10,9 @@ use becket_uapi::signal::SignalFd;
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::{Errno, FdFlags, fcntl_setfd},
-    process::{Pid, WaitOptions, WaitStatus, getpid, kill_process, set_child_subreaper, wait},
+    process::{Pid, WaitOptions, WaitStatus, getpid, kill_process, set_child_subreaper, setpgid, wait},
 };
-use std::{
-    io,
-    os::{fd::OwnedFd, unix::process::CommandExt as _},
-    time::Duration,
-};
+use std::{io, os::fd::OwnedFd, time::Duration};
 
 /// How long killed processes may take to end. One that waits for a broken disk may take for ever.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -52,7 +48,10 @@ fn guard(args: &args::RunGuard) -> io::Result<Option<WaitStatus>> {
     if let Some(cgroup) = &args.cgroup {
         command.arg("--cgroup").arg(cgroup);
     }
-    let child = command.arg("--").args(&args.command).process_group(args.group).spawn()?;
+    let child = command.arg("--").args(&args.command).spawn()?;
+    // The command has inherited the group of `becket run`, the terminal's, which may have no number in our pid
+    // namespace. Now we leave it: neither ^C nor a kill of the whole group may take the guard along.
+    setpgid(None, None)?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
     watch(pid, &alive, &signals)
 }

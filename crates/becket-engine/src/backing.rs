@@ -97,13 +97,24 @@ impl FileSync {
         }
     }
 
-    /// A sync that had taken `target` has ended.
-    pub(crate) fn synced(&self, target: u64, result: Result<(), Errno>) {
-        match result {
+    /// Pages are lost: no flush succeeds any more.
+    pub(crate) fn fail(&self, errno: Errno) {
+        self.failed.store(errno.raw_os_error(), Ordering::Release);
+    }
+
+    /// A sync that had taken `target` has ended; returns what it is worth.
+    ///
+    /// The kernel tells of lost pages once for each open file: of two syncs that run side by side only one hears it.
+    pub(crate) fn synced(&self, target: u64, result: Result<(), Errno>) -> Result<(), Errno> {
+        match result.and(self.failed().map_or(Ok(()), Err)) {
             Ok(()) => {
                 self.synced.fetch_max(target, Ordering::AcqRel);
+                Ok(())
             }
-            Err(errno) => self.failed.store(errno.raw_os_error(), Ordering::Release),
+            Err(errno) => {
+                self.fail(errno);
+                Err(errno)
+            }
         }
     }
 }
@@ -116,7 +127,7 @@ mod tests {
     fn the_first_flush_syncs_and_an_idle_one_does_not() {
         let sync = FileSync::new(2);
         let target = sync.pending().unwrap();
-        sync.synced(target, Ok(()));
+        sync.synced(target, Ok(())).unwrap();
         assert_eq!(sync.pending(), None);
     }
 
@@ -125,7 +136,7 @@ mod tests {
         let sync = FileSync::new(2);
         let target = sync.pending().unwrap();
         sync.wrote(1);
-        sync.synced(target, Ok(()));
+        sync.synced(target, Ok(())).unwrap();
         assert!(sync.pending().is_some());
     }
 
@@ -141,8 +152,16 @@ mod tests {
     fn a_failure_stays() {
         let sync = FileSync::new(1);
         let target = sync.pending().unwrap();
-        sync.synced(target, Err(Errno::IO));
-        sync.synced(target, Ok(()));
+        sync.synced(target, Err(Errno::IO)).unwrap_err();
+        sync.synced(target, Ok(())).unwrap_err();
         assert_eq!(sync.failed(), Some(Errno::IO));
+    }
+
+    #[test]
+    fn a_sync_beside_one_that_failed_proves_nothing() {
+        let sync = FileSync::new(2);
+        let target = sync.pending().unwrap();
+        assert_eq!(sync.synced(target, Err(Errno::IO)), Err(Errno::IO));
+        assert_eq!(sync.synced(target, Ok(())), Err(Errno::IO), "the kernel told the other one alone");
     }
 }

@@ -114,15 +114,18 @@ impl Core {
         let unregistered_port =
             (!ring.releases_at_once()).then(|| std::mem::replace(&mut descriptors[0], -1));
         let files = ring.register_files(&descriptors)?;
-        let registered = match new.memory {
-            Memory::Buffers(_) => None,
-            Memory::Registered => match ring.take_buffers(new.depth) {
-                Ok(first) => Some(first),
-                Err(error) => {
-                    ring.unregister_files(files, descriptors.len())?;
-                    return Err(error);
-                }
-            },
+        let rest = ring.may_block(new.depth).and_then(|()| match new.memory {
+            Memory::Buffers(_) => Ok(None),
+            Memory::Registered => {
+                ring.take_buffers(new.depth).map(Some).inspect_err(|_| ring.blocks_no_more(new.depth))
+            }
+        });
+        let registered = match rest {
+            Ok(registered) => registered,
+            Err(error) => {
+                ring.unregister_files(files, descriptors.len())?;
+                return Err(error);
+            }
         };
         Ok(Core {
             index,
@@ -356,7 +359,13 @@ impl Core {
             {
                 sync.wrote(self.number);
             }
-            slot.absorb(result)
+            let outcome = slot.absorb(result);
+            if let (Err(errno), Some(sync)) = (outcome, self.backing.sync(slot.file))
+                && slot.may_have_lost_pages(errno)
+            {
+                sync.fail(errno);
+            }
+            outcome
         };
         match outcome {
             Ok(()) => self.advance(ring, tag),
@@ -371,9 +380,8 @@ impl Core {
             slot.retries += 1;
             return Ok(());
         }
-        sync.synced(slot.sync_target, outcome);
         slot.file += 1;
-        outcome
+        sync.synced(slot.sync_target, outcome)
     }
 }
 
@@ -386,24 +394,22 @@ pub(crate) struct Queue {
 
 impl Queue {
     /// Makes the queue and lets its port queue the first commands; they are submitted by the caller.
-    pub(crate) fn start(ring: &mut Ring, index: u32, new: NewQueue) -> Result<Queue, Error> {
+    ///
+    /// With the queue comes whether its port could begin. Where not, it closes, but some commands may already be on
+    /// their way: it stays until they have come back.
+    pub(crate) fn start(
+        ring: &mut Ring,
+        index: u32,
+        new: NewQueue,
+    ) -> Result<(Queue, Result<(), Error>), Error> {
         let mut core = Core::new(ring, index, &new)?;
         let NewQueue { mut port, on_closed, .. } = new;
         let started = port.start(&mut crate::Io { ring, core: &mut core });
-        let queue = Queue { core, port, on_closed };
-        match started {
-            Ok(()) => Ok(queue),
-            Err(errno) if queue.core.in_flight == 0 => {
-                queue.release(ring)?;
-                Err(Error::Start { source: errno.into() })
-            }
-            // Some commands are already on their way: the queue stays until they have come back.
-            Err(_) => {
-                let mut queue = queue;
-                queue.core.close();
-                Ok(queue)
-            }
+        if started.is_err() {
+            core.close();
         }
+        let started = started.map_err(|errno| Error::Start { source: errno.into() });
+        Ok((Queue { core, port, on_closed }, started))
     }
 
     /// Requests are looked up in this map from now on; what is in flight ends where it began.
@@ -446,6 +452,7 @@ impl Queue {
         if let Some(first) = core.registered {
             ring.give_buffers(first, core.slab.len() as u16);
         }
+        ring.blocks_no_more(core.slab.len() as u16);
         let result = ring.unregister_files(core.files, core.file_count);
         drop(port);
         drop(core);

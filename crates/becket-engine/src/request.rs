@@ -164,6 +164,14 @@ impl Slot {
         }
     }
 
+    /// This failure of an operation may be the kernel's only word about pages that earlier writes have lost.
+    ///
+    /// A durable write through the page cache syncs, and what a sync finds lost is told once for each open file. An
+    /// error that only the write itself can have met says nothing of others.
+    pub(crate) fn may_have_lost_pages(&self, errno: Errno) -> bool {
+        self.request.op == Op::Write { durable: true } && !self.direct && errno == Errno::IO
+    }
+
     /// The operation in flight is a `fallocate`, whose success is 0 and not a count.
     pub(crate) fn zeroes_by_fallocate(&self) -> bool {
         match self.request.op {

@@ -18,8 +18,8 @@ const BATCH: usize = 256;
 const FILES: u32 = 8192;
 /// The kernel's limit on registered buffers.
 const BUFFERS: u32 = 16384;
-/// Kernel threads that a ring may use for operations that block (bounded and unbounded work).
-const BLOCKING_WORKERS: [u32; 2] = [8, 8];
+/// Kernel threads that a ring may use at least for operations that block, of files and disks and of all else.
+const FEWEST_WORKERS: u32 = 8;
 
 /// A completion: whose it is and what came out.
 #[derive(Debug, Clone, Copy)]
@@ -35,6 +35,8 @@ pub(crate) struct Ring {
     batch: [Completion; BATCH],
     files: Ranges,
     buffers: Ranges,
+    /// See [`Ring::may_block`].
+    may_block: u32,
     /// See [`Ring::releases_at_once`].
     releases_at_once: bool,
 }
@@ -54,13 +56,14 @@ impl Ring {
         let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let files = open_files.map_or(FILES, |limit| FILES.min(u32::try_from(limit).unwrap_or(FILES)));
         submitter.register_files_sparse(files).map_err(ring)?;
-        submitter.register_iowq_max_workers(&mut BLOCKING_WORKERS.clone()).map_err(ring)?;
+        submitter.register_iowq_max_workers(&mut [FEWEST_WORKERS; 2]).map_err(ring)?;
         Ok(Ring {
             uring,
             thread,
             batch: [Completion { user_data: 0, result: 0 }; BATCH],
             files: Ranges::new(files),
             buffers: Ranges::new(0),
+            may_block: 0,
             releases_at_once: kernel_is_at_least(&rustix::system::uname().release().to_string_lossy(), 6, 13),
         })
     }
@@ -74,16 +77,47 @@ impl Ring {
         self.releases_at_once
     }
 
+    /// Lets `requests` more operations block at the same time, each on a kernel thread of its own.
+    ///
+    /// No fixed number is enough: an image may lie on another device of this ring, and an operation on the one that
+    /// blocks until the other has written would wait for ever if such operations held all threads. The kernel starts
+    /// them only when they are needed.
+    pub(crate) fn may_block(&mut self, requests: u16) -> Result<(), Error> {
+        let wanted = self.may_block.saturating_add(requests.into());
+        self.limit_workers(wanted).map_err(|source| Error::Register { what: "kernel threads", source })?;
+        self.may_block = wanted;
+        Ok(())
+    }
+
+    /// Takes back what [`Ring::may_block`] allowed.
+    pub(crate) fn blocks_no_more(&mut self, requests: u16) {
+        self.may_block = self.may_block.saturating_sub(requests.into());
+        // A limit that stays too high does no harm.
+        let _ = self.limit_workers(self.may_block);
+    }
+
+    fn limit_workers(&self, wanted: u32) -> io::Result<()> {
+        // Zero leaves the second limit, of what are neither files nor disks, as it is.
+        self.uring.submitter().register_iowq_max_workers(&mut [wanted.max(FEWEST_WORKERS), 0])
+    }
+
     /// Puts descriptors into neighbouring slots of the ring's table and returns the first.
     pub(crate) fn register_files(&mut self, descriptors: &[RawFd]) -> Result<u32, Error> {
         let first = self.take_range(descriptors.len(), "descriptors")?;
-        match self.uring.submitter().register_files_update(first, descriptors) {
-            Ok(_) => Ok(first),
+        let source = match self.uring.submitter().register_files_update(first, descriptors) {
+            Ok(done) if done == descriptors.len() => return Ok(first),
+            // The kernel stops at the first that it cannot take and tells how many it took, not why it stopped.
+            Ok(done) => {
+                self.unregister_files(first, done)?;
+                self.files.give(first + done as u32, (descriptors.len() - done) as u32);
+                io::Error::other("the kernel did not take all of them")
+            }
             Err(source) => {
                 self.files.give(first, descriptors.len() as u32);
-                Err(Error::Register { what: "descriptors", source })
+                source
             }
-        }
+        };
+        Err(Error::Register { what: "descriptors", source })
     }
 
     fn take_range(&mut self, wanted: usize, what: &'static str) -> Result<u32, Error> {
@@ -311,5 +345,33 @@ mod tests {
         assert_eq!(ring.files.free.len(), 1);
         assert!(ring.register_files(&[-7]).is_err());
         assert_eq!(ring.files.free.len(), 1, "a refused registration gives its slots back");
+    }
+
+    #[test]
+    fn a_registration_that_the_kernel_broke_off_is_refused_and_leaves_nothing() {
+        use std::os::fd::AsRawFd;
+        let mut ring = Ring::new(0).unwrap();
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        assert!(ring.register_files(&[writer.as_raw_fd(), -7]).is_err());
+        assert_eq!(ring.files.free.len(), 1);
+        drop(writer);
+        assert_eq!(rustix::io::read(&reader, &mut [0u8; 1]), Ok(0), "the table still holds the writing end");
+    }
+
+    #[test]
+    fn every_request_that_may_be_under_way_may_block() {
+        let mut ring = Ring::new(0).unwrap();
+        let limit = |ring: &Ring| {
+            let mut now = [0, 0];
+            ring.uring.submitter().register_iowq_max_workers(&mut now).unwrap();
+            now[0]
+        };
+        ring.may_block(64).unwrap();
+        ring.may_block(128).unwrap();
+        assert_eq!(limit(&ring), 192);
+        ring.blocks_no_more(128);
+        assert_eq!(limit(&ring), 64);
+        ring.blocks_no_more(64);
+        assert_eq!(limit(&ring), FEWEST_WORKERS);
     }
 }

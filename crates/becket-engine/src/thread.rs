@@ -90,7 +90,8 @@ impl IoThreads {
     ///
     /// # Errors
     /// The ring has no room, memory is short, or the port refused to start; the queue is gone and its `on_closed`
-    /// has run or was dropped.
+    /// has run or was dropped. Where the port had handed commands to the kernel, this happens when they have come
+    /// back.
     pub fn add(&self, thread: usize, queue: NewQueue) -> Result<QueueId, Error> {
         let gone = || Error::Gone { thread };
         let target = self.threads.get(thread).ok_or_else(gone)?;
@@ -230,7 +231,7 @@ impl Server {
                 self.queues.len() - 1
             }
         };
-        let mut queue = Queue::start(&mut self.ring, index as u32, new)?;
+        let (mut queue, started) = Queue::start(&mut self.ring, index as u32, new)?;
         queue.tell(&mut self.ring);
         if queue.has_ended() {
             queue.release(&mut self.ring)?;
@@ -240,7 +241,7 @@ impl Server {
         self.last_serial += 1;
         self.serials[index] = self.last_serial;
         self.ring.submit().map_err(|source| Error::Ring { thread: self.index, source })?;
-        Ok(self.last_serial)
+        started.map(|()| self.last_serial)
     }
 
     fn remap(&mut self, serial: u64, map: Arc<Map>) -> bool {

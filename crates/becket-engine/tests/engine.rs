@@ -415,3 +415,55 @@ fn a_live_queue_takes_another_map() {
     is_closed.recv_timeout(Duration::from_secs(20)).expect("the larger map is used");
     assert!(!threads.remap(id, Arc::new(Map::contiguous(0, 0, 4096))).unwrap(), "the queue has ended");
 }
+
+/// Hands a command to the kernel and then says that it cannot begin.
+struct HalfStartedPort(OwnedFd);
+
+impl Port for HalfStartedPort {
+    fn descriptor(&self) -> &OwnedFd {
+        &self.0
+    }
+
+    fn start(&mut self, io: &mut Io<'_>) -> Result<(), Errno> {
+        io.command(Token { kind: 0, tag: 0 }, 0, [0; 16], None)?;
+        Err(Errno::NOMEM)
+    }
+
+    fn completed(&mut self, _: &mut Io<'_>, _: Token, _: i32) {}
+
+    fn finished(&mut self, _: &mut Io<'_>, _: u16, _: Result<u64, Errno>) {}
+}
+
+#[test]
+fn a_port_that_fails_half_way_is_an_error_and_still_ends() {
+    let threads = IoThreads::start(1).unwrap();
+    let file = file_of(&[1; 4096]);
+    let backing =
+        Arc::new(Backing::new(Map::contiguous(0, 0, 4096), vec![backing_of(&file, false)], false, 1));
+    let (closed, is_closed) = channel();
+    let queue = NewQueue {
+        port: Box::new(HalfStartedPort(File::open("/dev/null").unwrap().into())),
+        depth: 1,
+        number: 0,
+        backing,
+        memory: Memory::Buffers(BUFFER),
+        on_closed: Box::new(move || closed.send(()).unwrap()),
+    };
+    let refused = threads.add(0, queue);
+    assert!(refused.is_err(), "whoever adds it would wait for a queue that never serves");
+    is_closed.recv_timeout(Duration::from_secs(20)).expect("it ends when its command has come back");
+}
+
+#[test]
+fn a_durable_write_that_fails_makes_later_flushes_fail() {
+    let threads = IoThreads::start(1).unwrap();
+    // Writing to address 0 of our own memory is EIO, as is a write whose sync finds a lost page. The kernel tells
+    // that once for each open file, so the flush would hear nothing of it any more.
+    let memory = std::fs::OpenOptions::new().read(true).write(true).open("/proc/self/mem").unwrap();
+    let map = Map::contiguous(0, 0, 4096);
+    let backing = Arc::new(Backing::new(map, vec![backing_of(&memory, false)], false, 1));
+    let steps = vec![write(0, &[1; 512], true), step(Op::Flush, 0, 0)];
+    for (_, result, _) in run(&threads, 0, &backing, vec![steps]) {
+        assert_eq!(result, Err(Errno::IO));
+    }
+}

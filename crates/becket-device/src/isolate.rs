@@ -1,4 +1,4 @@
-//! A long-lived process's own mount namespace, in which it pins nobody's mounts.
+//! What a long-lived process does not take over from whoever happened to start it: mounts and limits.
 //! It never unmounts anything that another process can see.
 
 use std::collections::BTreeSet;
@@ -7,9 +7,26 @@ use std::path::{Path, PathBuf};
 
 use becket_uapi::handover::unshare_mounts;
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// What a server needs besides the root: devices, the kernel's tables, runtime directories.
 const NEEDED: [&str; 5] = ["/", "/proc", "/sys", "/dev", "/run"];
+
+/// Lifts the limits that a user's shell may have set, as far as they may be lifted: all devices of the machine are
+/// served under them, whoever was the first to attach one.
+pub(crate) fn limits() {
+    for resource in [Resource::Fsize, Resource::Cpu, Resource::Nofile] {
+        let now = getrlimit(resource);
+        let lifted = match resource {
+            Resource::Nofile => None,
+            _ => setrlimit(resource, Rlimit { current: None, maximum: None }).ok(),
+        };
+        if lifted.is_none() {
+            // Always allowed. Should it fail, the limit is what it was.
+            let _ = setrlimit(resource, Rlimit { current: now.maximum, ..now });
+        }
+    }
+}
 
 /// Takes the calling thread (and those it starts) into a mount namespace of its own and detaches all mounts
 /// there that it does not need. A server that shares the namespace of a mount on its own device deadlocks when

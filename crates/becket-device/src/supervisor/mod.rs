@@ -66,6 +66,7 @@ pub fn serve(options: ServeOptions) -> Result<(), Error> {
             None => Err(Error::Server { what: "runs already".to_owned(), log: None }),
         };
     };
+    isolate::limits();
     let mut notes = isolate::mounts(runtime.dir());
     if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
         notes.push(format!("oom_score_adj: this environment does not allow it ({error})"));

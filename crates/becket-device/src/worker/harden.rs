@@ -15,6 +15,7 @@ use crate::{Error, isolate};
 ///
 /// Call it before any other thread starts: they inherit it.
 pub(crate) fn harden() -> Result<Vec<String>, Error> {
+    isolate::limits();
     let mut steps = Steps { notes: isolate::mounts(Path::new("/proc")), had: capabilities()? };
     // Allocations for block I/O must not wait for that very block I/O.
     steps.take("IO_FLUSHER", CapabilitySet::SYS_RESOURCE, flusher())?;

@@ -32,8 +32,9 @@ pub fn worker_main() -> Result<(), Error> {
     close_inherited()
         .map_err(|error| Error::Worker { what: format!("cannot tell what it was handed: {error}") })?;
     // It ends when its devices are gone and not when a terminal or a service manager says so: whoever waits
-    // for a write could wait for ever. Read by nobody on purpose; blocked in all threads.
-    let _signals = SignalFd::block(&[Signal::INT, Signal::TERM, Signal::HUP])
+    // for a write could wait for ever. Nor does it end by a write beyond a limit on the size of files: that write
+    // fails. Read by nobody on purpose; blocked in all threads.
+    let _signals = SignalFd::block(&[Signal::INT, Signal::TERM, Signal::HUP, Signal::XFSZ])
         .map_err(|error| Error::Worker { what: format!("could not block signals: {error}") })?;
     let prepared = harden::harden().and_then(|notes| {
         let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
@@ -91,8 +92,12 @@ impl Worker {
                     self.remap(threads, served.get(&id).filter(|_| self.devices().contains(&id)), id, map);
                 }
                 Ok(None) => return,
-                Err(error) => {
+                // The next one may make sense; whoever deals with this one alone hears no more.
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     log::warn(format_args!("worker: an order made no sense: {error}"));
+                }
+                Err(error) => {
+                    log::warn(format_args!("worker: cannot hear orders: {error}"));
                     return;
                 }
             }
@@ -116,13 +121,7 @@ impl Worker {
         };
         self.devices().insert(id);
         let worker = Arc::clone(self);
-        let closed = Box::new(move || {
-            // Reported first: whoever sees that no device is open may end the process.
-            worker.report(&Report::Closed { id });
-            worker.devices().remove(&id);
-            worker.closed.notify_all();
-        });
-        match ublk::serve(threads, setup, closed) {
+        match ublk::serve(threads, setup, Box::new(move || worker.let_go(id))) {
             Ok(served) => {
                 self.report(&Report::Ready { id });
                 Some((id, served))
@@ -145,6 +144,16 @@ impl Worker {
         }
     }
 
+    /// A device is closed.
+    fn let_go(&self, id: u32) {
+        // Locked before it is reported: the next device may get this number at once, and must stay in the list.
+        let mut open = self.devices();
+        // Reported first: whoever sees that no device is open may end the process.
+        self.report(&Report::Closed { id });
+        open.remove(&id);
+        self.closed.notify_all();
+    }
+
     fn report(&self, report: &Report) {
         match protocol::send(&self.control, report, &[]) {
             Ok(()) => {}
@@ -164,5 +173,38 @@ impl Worker {
 
     fn devices(&self) -> MutexGuard<'_, BTreeSet<u32>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_number_that_is_taken_again_at_once_stays_open() {
+        let (control, supervisor) = protocol::pair().unwrap();
+        let worker = Arc::new(Worker { control, open: Mutex::default(), closed: Condvar::new() });
+        worker.devices().insert(3);
+        // Nobody reads, so that the report of the closing waits and the rest can overtake it.
+        rustix::io::ioctl_fionbio(&worker.control, true).unwrap();
+        while protocol::send(&worker.control, &Report::Ready { id: 9 }, &[]).is_ok() {}
+        rustix::io::ioctl_fionbio(&worker.control, false).unwrap();
+        let closing = thread::spawn({
+            let worker = Arc::clone(&worker);
+            move || worker.let_go(3)
+        });
+        thread::sleep(Duration::from_millis(200));
+        let serving = thread::spawn({
+            let worker = Arc::clone(&worker);
+            move || worker.devices().insert(3)
+        });
+        thread::sleep(Duration::from_millis(200));
+        while protocol::receive::<Report>(&supervisor).unwrap().unwrap().0 != (Report::Closed { id: 3 }) {}
+        closing.join().unwrap();
+        serving.join().unwrap();
+        assert!(worker.devices().contains(&3), "the worker would end under a live device");
     }
 }

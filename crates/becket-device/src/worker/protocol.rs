@@ -1,5 +1,5 @@
 //! The words between supervisor and worker: one JSON object per packet, descriptors beside it.
-//! It never accepts a packet that was cut, nor descriptors that nobody announced.
+//! It never accepts a packet that was cut, a part of its descriptors, nor any that nobody announced.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -119,8 +119,12 @@ pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Opti
     if received.bytes == 0 {
         return Ok(None);
     }
-    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    if received.flags.contains(ReturnFlags::TRUNC) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet was cut"));
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        // This process may not have that many open. The words are whole: who needs descriptors misses them and says so.
+        fds.clear();
     }
     let text = packet.get(..received.bytes).unwrap_or_default();
     Ok(Some((serde_json::from_slice(text)?, fds)))

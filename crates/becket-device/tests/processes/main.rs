@@ -52,8 +52,9 @@ fn main() -> ExitCode {
 
 type Test = (&'static str, fn(&Place));
 
-const TESTS: [Test; 14] = [
+const TESTS: [Test; 15] = [
     ("worker_gives_up_its_rights", worker_gives_up_its_rights),
+    ("worker_answers_within_tight_limits", worker_answers_within_tight_limits),
     ("worker_is_not_started_by_hand", worker_is_not_started_by_hand),
     ("supervisor_describes_itself_and_ends", supervisor_describes_itself_and_ends),
     ("supervisor_refuses_nonsense_and_goes_on", supervisor_refuses_nonsense_and_goes_on),

@@ -2,7 +2,8 @@
 //! No device is made here.
 
 use std::fs;
-use std::io::Read as _;
+use std::io::{IoSlice, Read as _};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -62,6 +63,64 @@ pub(crate) fn worker_gives_up_its_rights(place: &Place) {
     worker.signal(rustix::process::Signal::INT);
     std::thread::sleep(Duration::from_millis(100));
     assert!(worker.0.try_wait().unwrap().is_none());
+    drop(ours);
+    assert_eq!(worker.ends(Duration::from_secs(5)), Some(0));
+}
+
+pub(crate) fn worker_answers_within_tight_limits(place: &Place) {
+    use rustix::net::{
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+        sendmsg, socketpair,
+    };
+    use rustix::process::{Pid, Resource, Rlimit, Signal};
+    if !testkit::require_root(place.name) {
+        return;
+    }
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let shell = ["-c", "ulimit -S -f 8; ulimit -S -n 100; exec \"$0\" worker"];
+    let mut command = Command::new("sh");
+    command.args(shell).arg(std::env::current_exe().unwrap());
+    let mut worker = Running(command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn().unwrap());
+    let mut packet = vec![0; 1 << 16];
+    let mut answer = || -> Value {
+        let len = rustix::io::read(&ours, &mut packet).unwrap();
+        serde_json::from_slice(&packet[..len]).expect("it answers")
+    };
+    assert!(answer()["started"].is_object());
+    let limits = fs::read_to_string(format!("/proc/{}/limits", worker.pid())).unwrap();
+    let of = |name: &str| -> Vec<&str> {
+        limits.lines().find_map(|line| line.strip_prefix(name)).unwrap().split_whitespace().take(2).collect()
+    };
+    for name in ["Max file size", "Max open files"] {
+        assert_eq!(of(name)[0], of(name)[1], "{name}: as much as it may have");
+    }
+    // What a write beyond a limit that could not be lifted raises.
+    worker.signal(Signal::XFSZ);
+
+    // It may open no more: an order's descriptors do not arrive, and that is the answer.
+    let pid = Pid::from_raw(i32::try_from(worker.pid()).unwrap());
+    let open = fs::read_dir(format!("/proc/{}/fd", worker.pid())).unwrap().count() as u64;
+    rustix::process::prlimit(pid, Resource::Nofile, Rlimit { current: Some(open), maximum: Some(100) })
+        .unwrap();
+    let order =
+        br#"{"serve":{"id":3,"queues":1,"depth":1,"flags":0,"map":[],"files":[],"geometry":{"size":4096,
+        "logical_block":512,"physical_block":512,"io_min":512,"io_opt":0,"dma_align":1,"read_only":false,
+        "rotational":false,"discard":false,"discard_granularity":0,"write_zeroes":true,"max_io":65536}}}"#;
+    for _ in 0..2 {
+        let fds = [ours.as_fd()];
+        let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        sendmsg(&ours, &[IoSlice::new(order)], &mut control, SendFlags::empty()).unwrap();
+        let failed = answer();
+        assert!(failed["failed"]["why"].as_str().unwrap().contains("missing"), "{failed}");
+        assert_eq!(answer()["closed"]["id"], 3);
+    }
+    // Words that mean nothing are no reason to hear no others.
+    rustix::io::write(&ours, b"nonsense").unwrap();
+    rustix::io::write(&ours, br#"{"remap":{"id":3,"map":[]}}"#).unwrap();
+    assert!(answer()["failed"].is_object());
     drop(ours);
     assert_eq!(worker.ends(Duration::from_secs(5)), Some(0));
 }

@@ -176,11 +176,12 @@ fn ask_device(known: &Known<'_>, facts: &mut Facts) {
     facts.rotational = block::rotational(known.fd).unwrap_or(false);
     let Some(queue) = Queue::of(known.stat.st_rdev).filter(|_| known.writable) else { return };
     let allows = |limit| queue.number(limit).is_some_and(|bytes| bytes > 0);
-    if allows("discard_max_bytes") {
+    facts.write_zeroes = allows("write_zeroes_max_bytes");
+    // Punching a device zeroes it and lets it unmap what it zeroes: one that discards but cannot zero refuses.
+    if facts.write_zeroes && allows("discard_max_bytes") {
         facts.discard = true;
         facts.discard_granularity = queue.unit("discard_granularity").unwrap_or(logical).max(logical);
     }
-    facts.write_zeroes = allows("write_zeroes_max_bytes");
 }
 
 /// Whether ranges of the file can be given back, by punching the first byte behind its end.

@@ -30,6 +30,9 @@ enum Order {
     Add(NewQueue, SyncSender<Result<u64, Error>>),
     Remap(u64, Arc<Map>, SyncSender<bool>),
     Stop,
+    /// Stands for a mistake of ours.
+    #[cfg(test)]
+    Panic,
 }
 
 /// Names a queue for as long as it lives; never used again afterwards.
@@ -67,6 +70,8 @@ impl IoThreads {
                 .name(format!("becket-io/{index}"))
                 .spawn(move || match Server::new(index, bell, orders) {
                     Ok(mut server) => {
+                        // Declared after the server, so that it sees a panic first.
+                        let _whole = AllOrNothing;
                         let _ = ready.send(Ok(()));
                         server.run();
                     }
@@ -131,6 +136,20 @@ impl Thread {
     fn order(&self, order: Order) -> Result<(), ()> {
         self.inbox.send(order).map_err(|_| ())?;
         rustix::io::write(&self.wake, &1u64.to_ne_bytes()).map(drop).map_err(|_| ())
+    }
+}
+
+/// Ends the process when its thread panics.
+///
+/// Unwinding would free buffers that the kernel still fills, and leave devices that nobody serves in a process that
+/// looks alive. When the process ends, the kernel fails their requests and the supervisor sees it.
+struct AllOrNothing;
+
+impl Drop for AllOrNothing {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
     }
 }
 
@@ -214,6 +233,8 @@ impl Server {
                     let _ = reply.send(self.remap(serial, map));
                 }
                 Order::Stop => self.stopping = true,
+                #[cfg(test)]
+                Order::Panic => panic!("as the test wants"),
             }
         }
         if let Err(error) = self.listen() {
@@ -259,5 +280,30 @@ impl Server {
 impl std::fmt::Debug for IoThreads {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("IoThreads").field("count", &self.count()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_panics_ends_the_process() {
+        const CHILD: &str = "BECKET_TEST_PANICS";
+        if std::env::var_os(CHILD).is_some() {
+            let threads = IoThreads::start(1).unwrap();
+            threads.threads[0].order(Order::Panic).unwrap();
+            drop(threads);
+            std::process::exit(0);
+        }
+        let name = "thread::tests::a_thread_that_panics_ends_the_process";
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        assert_eq!(child.status.signal(), Some(libc::SIGABRT), "{child:?}");
     }
 }

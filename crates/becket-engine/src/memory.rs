@@ -13,13 +13,32 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use crate::Error;
 
 /// A mapping that is unmapped when dropped.
-struct Region {
+pub(crate) struct Region {
     base: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: a Region is the only owner of its mapping and an address is as good on one thread as on another.
 unsafe impl Send for Region {}
+
+impl Region {
+    /// Zeroed memory of our own, page-aligned; `what` it is for, should there be none.
+    pub(crate) fn anonymous(len: usize, what: &'static str) -> Result<Region, Error> {
+        let failed = |source| Error::Map { what, bytes: len, source };
+        // SAFETY: an anonymous mapping at an address of the kernel's choice aliases nothing.
+        let base = unsafe {
+            mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        }
+        .map_err(|errno| failed(errno.into()))?;
+        let base = NonNull::new(base.cast::<u8>());
+        Ok(Region { base: base.ok_or_else(|| failed(std::io::ErrorKind::OutOfMemory.into()))?, len })
+    }
+
+    /// Its first byte.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+}
 
 impl Drop for Region {
     fn drop(&mut self) {
@@ -48,17 +67,8 @@ impl Buffers {
             bytes: 0,
             source: std::io::ErrorKind::InvalidInput.into(),
         })?;
-        // SAFETY: an anonymous mapping at an address of the kernel's choice aliases nothing.
-        let base = unsafe {
-            mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-        }
-        .map_err(|errno| Error::Map { what, bytes: len, source: errno.into() })?;
-        let base = NonNull::new(base.cast::<u8>()).ok_or(Error::Map {
-            what,
-            bytes: len,
-            source: std::io::ErrorKind::OutOfMemory.into(),
-        })?;
-        Ok(Buffers { region: Region { base, len }, count, size })
+        let region = Region::anonymous(len, what)?;
+        Ok(Buffers { region, count, size })
     }
 
     /// Address of a request's buffer, or null when there is no such request.

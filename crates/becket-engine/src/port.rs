@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use crate::{
     Request,
     queue::{Core, Source, user_data},
-    ring::Ring,
+    ring::{Ring, multishot_into},
 };
 
 /// One queue's front: takes requests from a transport and gives back their results.
@@ -24,11 +24,27 @@ pub trait Port: Send {
     /// An error ends the queue before it began.
     fn start(&mut self, io: &mut Io<'_>) -> Result<(), Errno>;
 
-    /// A command that was queued with [`Io::command`] has completed with `result`.
-    fn completed(&mut self, io: &mut Io<'_>, token: Token, result: i32);
+    /// A command of this port has completed, or has answered and will answer again.
+    fn completed(&mut self, io: &mut Io<'_>, token: Token, answer: Answer);
 
     /// The request that was begun under `tag` is whole (with its number of bytes) or has failed.
     fn finished(&mut self, io: &mut Io<'_>, tag: u16, result: Result<u64, Errno>);
+
+    /// Everything that had completed by now has been told; what the port queues now goes to the kernel with it.
+    ///
+    /// Called only for queues with [`Batch`](crate::Batch).
+    fn turn_ended(&mut self, _io: &mut Io<'_>) {}
+}
+
+/// What the kernel said to a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answer {
+    /// The command's result.
+    pub result: i32,
+    /// The command goes on and will answer again.
+    pub more: bool,
+    /// The buffer that the kernel picked for this answer; [`Io::picked`] reads it.
+    pub buffer: Option<u16>,
 }
 
 /// Tells a port which of its commands has completed.
@@ -63,6 +79,45 @@ impl Io<'_> {
         let word = user_data(self.core.index, Source::Port(token));
         let entry = self.core.port_command(op, payload, addr).user_data(word);
         self.core.push(self.ring, &entry)
+    }
+
+    /// Queues a command whose address field points to one of the queue's lists.
+    ///
+    /// The list belongs to the kernel until the command has completed: [`Io::list`] must leave it alone.
+    ///
+    /// # Errors
+    /// There is no such list, or the ring cannot be submitted to any more.
+    pub fn command_with_list(
+        &mut self,
+        token: Token,
+        op: u32,
+        payload: [u8; 16],
+        list: u16,
+    ) -> Result<(), Errno> {
+        let address = self.core.list_address(list).ok_or(Errno::INVAL)?;
+        self.command(token, op, payload, Some(address))
+    }
+
+    /// Queues a command that answers many times, each time into a buffer that the kernel picks.
+    ///
+    /// # Errors
+    /// The queue has no such buffers, or the ring cannot be submitted to any more.
+    pub fn multishot(&mut self, token: Token, op: u32, payload: [u8; 16]) -> Result<(), Errno> {
+        let group = self.core.picks_group().ok_or(Errno::INVAL)?;
+        let word = user_data(self.core.index, Source::Port(token));
+        let entry = self.core.port_command(op, payload, None).user_data(word);
+        let entry = multishot_into(entry, group);
+        self.core.push(self.ring, &entry)
+    }
+
+    /// The bytes of one of the queue's lists, for commands that carry many elements; empty when there is none.
+    pub fn list(&mut self, list: u16) -> &mut [u8] {
+        self.core.list(list)
+    }
+
+    /// Copies what the kernel put into a picked buffer and gives the buffer back; returns the number of bytes.
+    pub fn picked(&mut self, answer: Answer, into: &mut [u8]) -> usize {
+        self.core.picked(answer, into)
     }
 
     /// Begins a request under a tag that has none.

@@ -8,16 +8,17 @@ use std::{
 
 use becket_image::{Map, Place};
 use io_uring::{
-    opcode, squeue,
+    cqueue, opcode, squeue,
     types::{Fd, FsyncFlags},
 };
 use rustix::io::Errno;
 
 use crate::{
-    Backing, Data, Error, Op, Port, Request, Token,
+    Answer, Backing, Data, Error, Op, Port, Request, Token,
     memory::Buffers,
+    provided::Provided,
     request::{Slot, Zeroing, errno_of},
-    ring::{Ring, fixed},
+    ring::{Completion, Ring, fixed},
 };
 
 /// Longest single operation on a backing file, in bytes (the kernel cuts at 2 GiB less a page).
@@ -37,6 +38,8 @@ pub struct NewQueue {
     pub backing: Arc<Backing>,
     /// How requests carry their bytes.
     pub memory: Memory,
+    /// Memory for commands that carry many elements, for a port that uses such.
+    pub batch: Option<Batch>,
     /// Runs on the I/O thread when the queue has ended and has let go of everything else.
     pub on_closed: Box<dyn FnOnce() + Send>,
 }
@@ -48,6 +51,25 @@ pub enum Memory {
     Buffers(usize),
     /// In the requester's pages, registered with the ring for the time of the request.
     Registered,
+}
+
+/// Memory for commands that carry many elements. Sizes are bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Batch {
+    /// Number of lists that go to the kernel.
+    pub lists: u16,
+    /// Size of each list.
+    pub list_size: usize,
+    /// Number of buffers from which the kernel picks for its answers; a power of two.
+    pub picks: u16,
+    /// Size of each such buffer.
+    pub pick_size: usize,
+}
+
+/// A queue's memory for such commands.
+struct BatchMemory {
+    lists: Buffers,
+    picks: Provided,
 }
 
 /// Whose completion it is.
@@ -84,6 +106,7 @@ pub(crate) struct Core {
     map: Arc<Map>,
     slab: Box<[Slot]>,
     buffers: Option<Buffers>,
+    batch: Option<BatchMemory>,
     /// First of the ring's buffer indexes that belong to this queue.
     registered: Option<u32>,
     /// First slot of the ring's table: the port's descriptor, then buffered and direct of each backing file.
@@ -106,6 +129,15 @@ impl Core {
             Memory::Buffers(size) => Some(Buffers::new(new.depth.into(), size)?),
             Memory::Registered => None,
         };
+        let batch = match new.batch {
+            None => None,
+            Some(batch) => {
+                // A ring has fewer queues than there are group numbers.
+                let mut picks = Provided::new(index as u16, batch.picks, batch.pick_size)?;
+                (0..batch.picks).for_each(|id| picks.give(id));
+                Some(BatchMemory { lists: Buffers::new(batch.lists.into(), batch.list_size)?, picks })
+            }
+        };
         let mut descriptors: Vec<RawFd> = vec![new.port.descriptor().as_raw_fd()];
         for file in &new.backing.files {
             descriptors.push(file.buffered.as_raw_fd());
@@ -114,11 +146,19 @@ impl Core {
         let unregistered_port =
             (!ring.releases_at_once()).then(|| std::mem::replace(&mut descriptors[0], -1));
         let files = ring.register_files(&descriptors)?;
+        let provided = batch.as_ref().map(|batch| &batch.picks);
         let rest = ring.may_block(new.depth).and_then(|()| match new.memory {
             Memory::Buffers(_) => Ok(None),
             Memory::Registered => {
                 ring.take_buffers(new.depth).map(Some).inspect_err(|_| ring.blocks_no_more(new.depth))
             }
+        });
+        let rest = rest.and_then(|registered| {
+            let known = provided.map_or(Ok(()), |picks| ring.register_provided(picks));
+            known.map(|()| registered).inspect_err(|_| {
+                registered.inspect(|first| ring.give_buffers(*first, new.depth));
+                ring.blocks_no_more(new.depth);
+            })
         });
         let registered = match rest {
             Ok(registered) => registered,
@@ -134,6 +174,7 @@ impl Core {
             map: Arc::clone(&new.backing.map),
             slab: vec![Slot::IDLE; new.depth.into()].into_boxed_slice(),
             buffers,
+            batch,
             registered,
             files,
             file_count: descriptors.len(),
@@ -167,6 +208,29 @@ impl Core {
     pub(crate) fn registered_index(&self, tag: u16) -> u16 {
         // A ring has at most 16,384 registered buffers.
         (self.registered.unwrap_or(0) + u32::from(tag)) as u16
+    }
+
+    pub(crate) fn list_address(&self, list: u16) -> Option<u64> {
+        let address = self.batch.as_ref()?.lists.address(list.into()) as u64;
+        (address != 0).then_some(address)
+    }
+
+    pub(crate) fn list(&mut self, list: u16) -> &mut [u8] {
+        self.batch.as_mut().map_or(&mut [], |batch| batch.lists.slice(list.into()))
+    }
+
+    pub(crate) fn picks_group(&self) -> Option<u16> {
+        self.batch.as_ref().map(|batch| batch.picks.group())
+    }
+
+    pub(crate) fn picked(&mut self, answer: Answer, into: &mut [u8]) -> usize {
+        let (Some(batch), Some(id)) = (&mut self.batch, answer.buffer) else { return 0 };
+        let len = usize::try_from(answer.result).unwrap_or(0).min(into.len());
+        let bytes = batch.picks.bytes(id, len);
+        let len = bytes.len();
+        into[..len].copy_from_slice(bytes);
+        batch.picks.give(id);
+        len
     }
 
     pub(crate) fn close(&mut self) {
@@ -390,6 +454,8 @@ pub(crate) struct Queue {
     core: Core,
     port: Box<dyn Port>,
     on_closed: Box<dyn FnOnce() + Send>,
+    /// The port will be told when this turn ends.
+    in_turn: bool,
 }
 
 impl Queue {
@@ -409,7 +475,7 @@ impl Queue {
             core.close();
         }
         let started = started.map_err(|errno| Error::Start { source: errno.into() });
-        Ok((Queue { core, port, on_closed }, started))
+        Ok((Queue { core, port, on_closed, in_turn: false }, started))
     }
 
     /// Requests are looked up in this map from now on; what is in flight ends where it began.
@@ -418,14 +484,33 @@ impl Queue {
     }
 
     /// Takes in one completion.
-    pub(crate) fn complete(&mut self, ring: &mut Ring, source: Source, result: i32) {
+    pub(crate) fn complete(&mut self, ring: &mut Ring, source: Source, completion: Completion) {
         match source {
-            Source::Backing { tag } => self.core.operated(ring, tag, result),
+            Source::Backing { tag } => self.core.operated(ring, tag, completion.result),
             Source::Port(token) => {
-                self.core.in_flight = self.core.in_flight.saturating_sub(1);
-                self.port.completed(&mut crate::Io { ring, core: &mut self.core }, token, result);
+                let answer = Answer {
+                    result: completion.result,
+                    more: cqueue::more(completion.flags),
+                    buffer: cqueue::buffer_select(completion.flags),
+                };
+                if !answer.more {
+                    self.core.in_flight = self.core.in_flight.saturating_sub(1);
+                }
+                self.port.completed(&mut crate::Io { ring, core: &mut self.core }, token, answer);
             }
         }
+        self.tell(ring);
+    }
+
+    /// Whether this is the first completion of the turn for a port that wants to know of the turn's end.
+    pub(crate) fn turns(&mut self) -> bool {
+        self.core.batch.is_some() && !std::mem::replace(&mut self.in_turn, true)
+    }
+
+    /// Lets the port queue what it has gathered in this turn.
+    pub(crate) fn end_turn(&mut self, ring: &mut Ring) {
+        self.in_turn = false;
+        self.port.turn_ended(&mut crate::Io { ring, core: &mut self.core });
         self.tell(ring);
     }
 
@@ -448,12 +533,13 @@ impl Queue {
 
     /// Gives the ring's slots back, drops everything, then says that the queue is closed.
     pub(crate) fn release(self, ring: &mut Ring) -> Result<(), Error> {
-        let Queue { core, port, on_closed } = self;
+        let Queue { core, port, on_closed, .. } = self;
         if let Some(first) = core.registered {
             ring.give_buffers(first, core.slab.len() as u16);
         }
         ring.blocks_no_more(core.slab.len() as u16);
-        let result = ring.unregister_files(core.files, core.file_count);
+        let picks = core.batch.as_ref().map_or(Ok(()), |batch| ring.unregister_provided(&batch.picks));
+        let result = ring.unregister_files(core.files, core.file_count).and(picks);
         drop(port);
         drop(core);
         on_closed();

@@ -8,12 +8,12 @@ use std::{io, os::fd::RawFd};
 
 use io_uring::{IoUring, cqueue, squeue, types::Fixed};
 
-use crate::Error;
+use crate::{Error, provided::Provided};
 
 /// Submission entries of each ring; a longer batch is submitted in pieces.
 const ENTRIES: u32 = 1024;
 /// Completions taken from the ring at once.
-const BATCH: usize = 256;
+pub(crate) const BATCH: usize = 256;
 /// Slots for registered descriptors of each ring, if the limit on open files allows.
 const FILES: u32 = 8192;
 /// The kernel's limit on registered buffers.
@@ -26,6 +26,7 @@ const FEWEST_WORKERS: u32 = 8;
 pub(crate) struct Completion {
     pub(crate) user_data: u64,
     pub(crate) result: i32,
+    pub(crate) flags: u32,
 }
 
 /// The ring of one I/O thread.
@@ -60,7 +61,7 @@ impl Ring {
         Ok(Ring {
             uring,
             thread,
-            batch: [Completion { user_data: 0, result: 0 }; BATCH],
+            batch: [Completion { user_data: 0, result: 0, flags: 0 }; BATCH],
             files: Ranges::new(files),
             buffers: Ranges::new(0),
             may_block: 0,
@@ -160,6 +161,28 @@ impl Ring {
         self.buffers.give(first, count.into());
     }
 
+    /// Makes a group of buffers known, from which the kernel may pick.
+    pub(crate) fn register_provided(&mut self, provided: &Provided) -> Result<(), Error> {
+        // SAFETY: the queue that owns the group unregisters it before it gives up its memory.
+        unsafe {
+            self.uring.submitter().register_buf_ring_with_flags(
+                provided.address(),
+                provided.count(),
+                provided.group(),
+                0,
+            )
+        }
+        .map_err(|source| Error::Register { what: "buffers to pick from", source })
+    }
+
+    /// The reverse; nothing in flight may pick from the group.
+    pub(crate) fn unregister_provided(&mut self, provided: &Provided) -> Result<(), Error> {
+        self.uring
+            .submitter()
+            .unregister_buf_ring(provided.group())
+            .map_err(|source| Error::Register { what: "buffers to pick from", source })
+    }
+
     /// Queues an entry; when the queue is full, what is in it goes to the kernel first.
     pub(crate) fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         loop {
@@ -197,7 +220,7 @@ impl Ring {
         let mut taken = 0;
         for (slot, entry) in self.batch.iter_mut().zip(self.uring.completion()) {
             let entry: cqueue::Entry = entry;
-            *slot = Completion { user_data: entry.user_data(), result: entry.result() };
+            *slot = Completion { user_data: entry.user_data(), result: entry.result(), flags: entry.flags() };
             taken += 1;
         }
         Ok(taken)
@@ -221,6 +244,23 @@ fn kernel_is_at_least(release: &str, major: u32, minor: u32) -> bool {
         (Some(Ok(first)), Some(Ok(second))) => (first, second) >= (major, minor),
         _ => false,
     }
+}
+
+/// `IORING_URING_CMD_MULTISHOT` of the kernel's `io_uring.h`; the io-uring crate does not have it yet.
+const URING_CMD_MULTISHOT: u32 = 1 << 1;
+/// Where `struct io_uring_sqe` keeps a command's flags and its buffer group.
+const COMMAND_FLAGS: std::ops::Range<usize> = 28..32;
+const BUFFER_GROUP: std::ops::Range<usize> = 40..42;
+
+/// The same command, answering again and again into buffers of a group.
+pub(crate) fn multishot_into(entry: squeue::Entry, group: u16) -> squeue::Entry {
+    let entry = entry.flags(squeue::Flags::BUFFER_SELECT);
+    // SAFETY: an entry is the kernel's `struct io_uring_sqe`: 64 bytes without padding, for which any bytes are valid.
+    let mut bytes = unsafe { std::mem::transmute::<squeue::Entry, [u8; 64]>(entry) };
+    bytes[COMMAND_FLAGS].copy_from_slice(&URING_CMD_MULTISHOT.to_ne_bytes());
+    bytes[BUFFER_GROUP].copy_from_slice(&group.to_ne_bytes());
+    // SAFETY: as above.
+    unsafe { std::mem::transmute::<[u8; 64], squeue::Entry>(bytes) }
 }
 
 /// A registered descriptor's place in the ring's table.

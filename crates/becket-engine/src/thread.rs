@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::{
     Error, NewQueue,
     queue::{Queue, source_of},
-    ring::Ring,
+    ring::{BATCH, Ring},
 };
 
 /// Marks completions of the wake-up descriptor; no queue has this index.
@@ -164,6 +164,8 @@ struct Server {
     orders: Receiver<Order>,
     wake: Arc<OwnedFd>,
     woken: Box<[u8; 8]>,
+    /// Queues whose ports want to know when this turn ends; never longer than a batch of completions.
+    turning: Vec<u32>,
     stopping: bool,
 }
 
@@ -179,6 +181,7 @@ impl Server {
             orders,
             wake,
             woken: Box::new([0; 8]),
+            turning: Vec::with_capacity(BATCH),
             stopping: false,
         };
         server.listen().map_err(|source| Error::Ring { thread: index, source })?;
@@ -208,18 +211,31 @@ impl Server {
                     self.woken();
                     continue;
                 }
-                let (queue, source) = source_of(completion.user_data);
-                let Some(slot) = self.queues.get_mut(queue as usize) else { continue };
-                if let Some(queue) = slot {
-                    queue.complete(&mut self.ring, source, completion.result);
-                    if queue.has_ended()
-                        && let Some(queue) = slot.take()
-                        && let Err(error) = queue.release(&mut self.ring)
-                    {
-                        eprintln!("becket: I/O thread {}: {error}", self.index);
+                let (index, source) = source_of(completion.user_data);
+                if let Some(Some(queue)) = self.queues.get_mut(index as usize) {
+                    queue.complete(&mut self.ring, source, completion);
+                    if queue.turns() {
+                        self.turning.push(index);
                     }
+                    self.release_ended(index);
                 }
             }
+            while let Some(index) = self.turning.pop() {
+                if let Some(Some(queue)) = self.queues.get_mut(index as usize) {
+                    queue.end_turn(&mut self.ring);
+                    self.release_ended(index);
+                }
+            }
+        }
+    }
+
+    fn release_ended(&mut self, index: u32) {
+        if let Some(slot) = self.queues.get_mut(index as usize)
+            && slot.as_ref().is_some_and(Queue::has_ended)
+            && let Some(queue) = slot.take()
+            && let Err(error) = queue.release(&mut self.ring)
+        {
+            eprintln!("becket: I/O thread {}: {error}", self.index);
         }
     }
 
@@ -254,6 +270,7 @@ impl Server {
         };
         let (mut queue, started) = Queue::start(&mut self.ring, index as u32, new)?;
         queue.tell(&mut self.ring);
+        queue.end_turn(&mut self.ring);
         if queue.has_ended() {
             queue.release(&mut self.ring)?;
         } else {

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use becket_engine::{Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, Request, Token};
+use becket_engine::{Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, Request, Token};
 use becket_image::{BackingKind, Facts, Map};
 use rustix::io::Errno;
 
@@ -81,7 +81,7 @@ impl Port for BusyPort {
         Ok(())
     }
 
-    fn completed(&mut self, _: &mut Io<'_>, _: Token, _: i32) {}
+    fn completed(&mut self, _: &mut Io<'_>, _: Token, _: Answer) {}
 
     fn finished(&mut self, io: &mut Io<'_>, tag: u16, result: Result<u64, Errno>) {
         assert!(result.is_ok());
@@ -131,6 +131,7 @@ fn ten_thousand_requests_call_the_allocator_not_once() {
         number: 0,
         backing: Arc::new(Backing::new(map, vec![backing], false, 1)),
         memory: Memory::Buffers(4096),
+        batch: None,
         on_closed: Box::new(|| {}),
     };
     threads.add(0, queue).unwrap();

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use becket_engine::{Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, Request, Token};
+use becket_engine::{Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, Request, Token};
 use becket_image::{Alignment, BackingKind, Extent, Facts, Map, Place};
 use rustix::io::Errno;
 
@@ -57,7 +57,7 @@ impl Port for ScriptPort {
         Ok(())
     }
 
-    fn completed(&mut self, _: &mut Io<'_>, _: Token, _: i32) {}
+    fn completed(&mut self, _: &mut Io<'_>, _: Token, _: Answer) {}
 
     fn finished(&mut self, io: &mut Io<'_>, tag: u16, result: Result<u64, Errno>) {
         let request = self.current[usize::from(tag)].as_ref().unwrap().0;
@@ -121,6 +121,7 @@ fn run(threads: &IoThreads, thread: usize, backing: &Arc<Backing>, scripts: Vec<
         number: 0,
         backing: Arc::clone(backing),
         memory: Memory::Buffers(BUFFER),
+        batch: None,
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };
     threads.add(thread, queue).unwrap();
@@ -370,7 +371,7 @@ impl Port for PatientPort {
         Ok(())
     }
 
-    fn completed(&mut self, _: &mut Io<'_>, _: Token, _: i32) {}
+    fn completed(&mut self, _: &mut Io<'_>, _: Token, _: Answer) {}
 
     fn finished(&mut self, io: &mut Io<'_>, tag: u16, result: Result<u64, Errno>) {
         let grown = Request { op: Op::Read, offset: 4096, len: 4096, data: Data::Buffer };
@@ -407,6 +408,7 @@ fn a_live_queue_takes_another_map() {
         number: 0,
         backing,
         memory: Memory::Buffers(BUFFER),
+        batch: None,
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };
     let id = threads.add(0, queue).unwrap();
@@ -429,7 +431,7 @@ impl Port for HalfStartedPort {
         Err(Errno::NOMEM)
     }
 
-    fn completed(&mut self, _: &mut Io<'_>, _: Token, _: i32) {}
+    fn completed(&mut self, _: &mut Io<'_>, _: Token, _: Answer) {}
 
     fn finished(&mut self, _: &mut Io<'_>, _: u16, _: Result<u64, Errno>) {}
 }
@@ -447,6 +449,7 @@ fn a_port_that_fails_half_way_is_an_error_and_still_ends() {
         number: 0,
         backing,
         memory: Memory::Buffers(BUFFER),
+        batch: None,
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };
     let refused = threads.add(0, queue);

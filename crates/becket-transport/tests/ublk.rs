@@ -25,7 +25,8 @@ fn skip(name: &str, why: &str) {
     println!("SKIP {name}: {why}");
     if let Some(log) = std::env::var_os("BECKET_SKIP_LOG") {
         let mut log = OpenOptions::new().create(true).append(true).open(log).unwrap();
-        writeln!(log, "{name}: {why}").unwrap();
+        // One write: tests run side by side.
+        log.write_all(format!("{name}: {why}\n").as_bytes()).unwrap();
     }
 }
 
@@ -102,4 +103,14 @@ fn copying_device_round_trip() {
 #[test]
 fn zero_copy_device_round_trip() {
     device_round_trip(DataMode::ZeroCopy, "zero_copy_device_round_trip");
+}
+
+#[test]
+fn batch_copying_device_round_trip() {
+    device_round_trip(DataMode::BatchCopy, "batch_copying_device_round_trip");
+}
+
+#[test]
+fn batch_zero_copy_device_round_trip() {
+    device_round_trip(DataMode::BatchZeroCopy, "batch_zero_copy_device_round_trip");
 }

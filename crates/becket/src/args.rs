@@ -2,6 +2,7 @@
 //! Never does anything: what a command does lives in `commands`.
 
 use crate::units::{parse_block_size, parse_duration, parse_size};
+use becket_device::DataMode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::{ffi::OsString, os::fd::RawFd, path::PathBuf, time::Duration};
 
@@ -313,12 +314,12 @@ pub(crate) struct DeviceOptions {
     /// Number of queues (ublk) [default: up to one per CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) queues: Option<u16>,
-    /// Requests in flight per queue (ublk) [default: 128]
+    /// Requests in flight per queue (ublk) [default: 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) depth: Option<u16>,
-    /// How data crosses (ublk)
-    #[arg(long, value_enum, hide = true)]
-    pub(crate) mode: Option<Mode>,
+    /// How data and commands cross (ublk): copy, zero-copy, batch-copy, batch-zero-copy
+    #[arg(long, hide = true)]
+    pub(crate) mode: Option<DataMode>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -337,12 +338,6 @@ pub(crate) enum Toggle {
     Auto,
     On,
     Off,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Mode {
-    Copy,
-    ZeroCopy,
 }
 
 #[cfg(test)]

@@ -9,8 +9,9 @@ use serde::Deserialize;
 
 use crate::exec;
 
-/// The packages whose tests ask for ublk, which the host may not have.
-const GUEST_PACKAGES: [&str; 4] = ["becket", "becket-device", "becket-transport", "becket-uapi"];
+/// The packages whose tests ask for ublk, or for partition tables that the kernel reads: a host may have neither.
+const GUEST_PACKAGES: [&str; 6] =
+    ["becket", "becket-device", "becket-transport", "becket-engine", "becket-image", "becket-uapi"];
 
 /// What the guests and the host's conformance run need.
 pub(crate) struct Binaries {

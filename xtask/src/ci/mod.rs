@@ -57,7 +57,7 @@ enum Load {
 }
 
 /// All steps, in their order: what is quick and likely to fail first.
-const STEPS: [(&str, Step); 10] = [
+const STEPS: [(&str, Step); 12] = [
     ("fmt", Step::Fmt),
     ("clippy", Step::Clippy),
     ("doc", Step::Doc),
@@ -70,6 +70,17 @@ const STEPS: [(&str, Step); 10] = [
     (
         "guest-7.x-copy",
         Step::Guest { series: Series::V7, load: Load::Conformance { via: "ublk", mode: Some("copy") } },
+    ),
+    (
+        "guest-7.x-batch-zero-copy",
+        Step::Guest {
+            series: Series::V7,
+            load: Load::Conformance { via: "ublk", mode: Some("batch-zero-copy") },
+        },
+    ),
+    (
+        "guest-7.x-batch-copy",
+        Step::Guest { series: Series::V7, load: Load::Conformance { via: "ublk", mode: Some("batch-copy") } },
     ),
     ("guest-7.x-tests", Step::Guest { series: Series::V7, load: Load::Tests }),
     (

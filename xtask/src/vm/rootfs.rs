@@ -13,10 +13,12 @@ use crate::exec;
 const SUITE: &str = "bookworm";
 
 /// What the tests use, beside Debian's essential packages.
-const PACKAGES: [&str; 18] = [
+const PACKAGES: [&str; 20] = [
     "util-linux",
     "mount",
     "fdisk",
+    "gdisk",
+    "qemu-utils",
     "e2fsprogs",
     "xfsprogs",
     "btrfs-progs",

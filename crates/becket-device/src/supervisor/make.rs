@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use becket_image::{Backing, BackingKind, Identity, Map, Opened, Partition, Place};
 use becket_transport::ublk::control::{AddRequest, DevInfo};
-use becket_transport::ublk::{DataMode, MAX_IO_COPY, MAX_IO_ZERO_COPY, flags_for};
+use becket_transport::ublk::{DataMode, flags_for};
 use becket_transport::{Kind, geometry, node, sysfs};
 use becket_uapi::ublk as uapi;
 use rustix::fs::{FileType, OFlags};
@@ -53,10 +53,7 @@ pub(crate) fn make(
 
     let features = driver.features()?;
     let flags = flags_for(features, request.mode, &opened.map).map_err(unsupported)?;
-    let max_io = match DataMode::of(flags) {
-        DataMode::Copy => MAX_IO_COPY,
-        DataMode::ZeroCopy => MAX_IO_ZERO_COPY,
-    };
+    let max_io = DataMode::of(flags).max_io();
     let geometry = geometry(&opened, max_io);
     let mark = mark();
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);

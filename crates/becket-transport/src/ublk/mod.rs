@@ -1,13 +1,14 @@
 //! User-space block devices of the kernel's `ublk_drv`.
 //! Knows nothing of image formats: it serves a map and the descriptors it was given.
 
+mod batch;
 pub mod control;
 mod params;
 mod probe;
 mod queue;
 
 pub use probe::UblkTransport;
-pub use queue::{DataMode, MAX_IO_COPY, MAX_IO_ZERO_COPY, Served, Setup, flags_for, serve};
+pub use queue::{DataMode, Served, Setup, flags_for, serve};
 
 /// What can go wrong while a device's queues are set up.
 #[derive(Debug, thiserror::Error)]

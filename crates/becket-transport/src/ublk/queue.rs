@@ -13,7 +13,8 @@ use std::{
 };
 
 use becket_engine::{
-    Backing, Data, Geometry, Io, IoThreads, Memory, NewQueue, Op, Port, QueueId, Request, SharedWords, Token,
+    Answer, Backing, Data, Geometry, Io, IoThreads, Memory, NewQueue, Op, Port, QueueId, Request,
+    SharedWords, Token,
 };
 use becket_image::{Map, Place};
 use becket_uapi::ublk as uapi;
@@ -21,23 +22,66 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::ServeError;
+use super::batch::{self, Batch};
 
-/// How a device's requests carry their bytes.
+/// How a device's requests carry their bytes, and how requests and results travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DataMode {
-    /// The kernel copies between the requester's pages and the server's buffers.
+    /// The kernel copies between the requester's pages and the server's buffers; each tag has its own commands.
     Copy,
     /// The requester's pages go to the backing as they are (`UBLK_F_AUTO_BUF_REG`, Linux 6.16).
     ZeroCopy,
+    /// As `Copy`, with commands for many tags at once (`UBLK_F_BATCH_IO`, Linux 7.0).
+    BatchCopy,
+    /// As `ZeroCopy`, with commands for many tags at once.
+    BatchZeroCopy,
+}
+
+impl DataMode {
+    /// All of them.
+    pub const ALL: [DataMode; 4] =
+        [DataMode::Copy, DataMode::ZeroCopy, DataMode::BatchCopy, DataMode::BatchZeroCopy];
+
+    /// The mode that a device's flags, as the kernel returned them, stand for.
+    pub fn of(flags: u64) -> DataMode {
+        match (flags & uapi::UBLK_F_BATCH_IO != 0, flags & uapi::UBLK_F_AUTO_BUF_REG != 0) {
+            (false, false) => DataMode::Copy,
+            (false, true) => DataMode::ZeroCopy,
+            (true, false) => DataMode::BatchCopy,
+            (true, true) => DataMode::BatchZeroCopy,
+        }
+    }
+
+    /// The requester's pages are not copied.
+    pub fn is_zero_copy(self) -> bool {
+        matches!(self, DataMode::ZeroCopy | DataMode::BatchZeroCopy)
+    }
+
+    /// Commands carry many tags.
+    pub fn is_batch(self) -> bool {
+        matches!(self, DataMode::BatchCopy | DataMode::BatchZeroCopy)
+    }
+
+    /// Longest request, in bytes.
+    pub fn max_io(self) -> u32 {
+        if self.is_zero_copy() { MAX_IO_ZERO_COPY } else { MAX_IO_COPY }
+    }
+
+    /// The word used on the command line and in JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            DataMode::Copy => "copy",
+            DataMode::ZeroCopy => "zero-copy",
+            DataMode::BatchCopy => "batch-copy",
+            DataMode::BatchZeroCopy => "batch-zero-copy",
+        }
+    }
 }
 
 impl std::fmt::Display for DataMode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(match self {
-            DataMode::Copy => "copy",
-            DataMode::ZeroCopy => "zero-copy",
-        })
+        f.pad(self.as_str())
     }
 }
 
@@ -45,25 +89,17 @@ impl std::str::FromStr for DataMode {
     type Err = String;
 
     fn from_str(word: &str) -> Result<DataMode, String> {
-        match word {
-            "copy" => Ok(DataMode::Copy),
-            "zero-copy" => Ok(DataMode::ZeroCopy),
-            _ => Err(format!("'{word}' is neither copy nor zero-copy")),
-        }
-    }
-}
-
-impl DataMode {
-    /// The mode that a device's flags, as the kernel returned them, stand for.
-    pub fn of(flags: u64) -> DataMode {
-        if flags & uapi::UBLK_F_AUTO_BUF_REG != 0 { DataMode::ZeroCopy } else { DataMode::Copy }
+        DataMode::ALL
+            .into_iter()
+            .find(|mode| mode.as_str() == word)
+            .ok_or_else(|| format!("'{word}' is none of copy, zero-copy, batch-copy, batch-zero-copy"))
     }
 }
 
 /// Longest request in copy mode, in bytes: every tag has a buffer of this size.
-pub const MAX_IO_COPY: u32 = 256 << 10;
+const MAX_IO_COPY: u32 = 256 << 10;
 /// Longest request in zero-copy mode, in bytes.
-pub const MAX_IO_ZERO_COPY: u32 = 1 << 20;
+const MAX_IO_ZERO_COPY: u32 = 1 << 20;
 
 /// Flags that both modes ask for; the kernel masks what it does not know.
 const COMMON: u64 = uapi::UBLK_F_CMD_IOCTL_ENCODE
@@ -80,32 +116,33 @@ const COMMON: u64 = uapi::UBLK_F_CMD_IOCTL_ENCODE
 /// # Errors
 /// [`ServeError::NoMode`] when the wish cannot be met.
 pub fn flags_for(features: u64, wish: Option<DataMode>, map: &Map) -> Result<u64, ServeError> {
-    if features & uapi::UBLK_F_CMD_IOCTL_ENCODE == 0 {
-        return Err(ServeError::NoMode {
-            mode: wish.unwrap_or(DataMode::Copy),
-            why: "this kernel's ublk driver does not take ioctl-encoded commands (Linux 6.4 does)".to_owned(),
-        });
-    }
+    let has = |flag| features & flag != 0;
     let plain = map.extents().iter().all(|extent| matches!(extent.place, Place::Data { .. }));
-    let registers = features & uapi::UBLK_F_AUTO_BUF_REG != 0;
-    let mode = match wish {
-        Some(DataMode::ZeroCopy) if !registers => {
-            let why = "this kernel cannot register request buffers (Linux 6.16 can)".to_owned();
-            return Err(ServeError::NoMode { mode: DataMode::ZeroCopy, why });
-        }
-        Some(DataMode::ZeroCopy) if !plain => {
-            let why = "parts of this image are not stored as they are read".to_owned();
-            return Err(ServeError::NoMode { mode: DataMode::ZeroCopy, why });
-        }
-        Some(mode) => mode,
-        None if registers && plain => DataMode::ZeroCopy,
-        None => DataMode::Copy,
+    let registers = has(uapi::UBLK_F_AUTO_BUF_REG);
+    let best = if registers && plain { DataMode::ZeroCopy } else { DataMode::Copy };
+    let mode = wish.unwrap_or(best);
+    let lacking = if !has(uapi::UBLK_F_CMD_IOCTL_ENCODE) {
+        Some("this kernel's ublk driver does not say that it takes ioctl-encoded commands (Linux 6.5 does)")
+    } else if mode.is_zero_copy() && !registers {
+        Some("this kernel cannot register request buffers (Linux 6.16 can)")
+    } else if mode.is_zero_copy() && !plain {
+        Some("parts of this image are not stored as they are read")
+    } else if mode.is_batch() && !has(uapi::UBLK_F_BATCH_IO) {
+        Some("this kernel has no commands for many requests at once (Linux 7.0 has)")
+    } else {
+        None
     };
-    let own = match mode {
-        DataMode::Copy => 0,
-        DataMode::ZeroCopy => uapi::UBLK_F_AUTO_BUF_REG | uapi::UBLK_F_SUPPORT_ZERO_COPY,
-    };
-    Ok((COMMON | own) & features)
+    if let Some(why) = lacking {
+        return Err(ServeError::NoMode { mode, why: why.to_owned() });
+    }
+    let mut flags = COMMON & features;
+    if mode.is_zero_copy() {
+        flags |= uapi::UBLK_F_AUTO_BUF_REG | (uapi::UBLK_F_SUPPORT_ZERO_COPY & features);
+    }
+    if mode.is_batch() {
+        flags |= uapi::UBLK_F_BATCH_IO;
+    }
+    Ok(flags)
 }
 
 /// What it takes to serve a device that has been added and configured but not started.
@@ -153,16 +190,15 @@ pub fn serve(
     for number in 0..queues {
         let port = UblkPort::new(number, depth, mode, Arc::clone(&char_device)).map_err(failed)?;
         let share = Arc::clone(&finally);
-        let memory = match mode {
-            DataMode::Copy => Memory::Buffers(geometry.max_io as usize),
-            DataMode::ZeroCopy => Memory::Registered,
-        };
+        let memory =
+            if mode.is_zero_copy() { Memory::Registered } else { Memory::Buffers(geometry.max_io as usize) };
         let queue = NewQueue {
             port: Box::new(port),
             depth,
             number: number.into(),
             backing: Arc::clone(&backing),
             memory,
+            batch: mode.is_batch().then(|| Batch::memory(depth, !mode.is_zero_copy())),
             on_closed: Box::new(move || drop(share)),
         };
         let thread = usize::from(number) % threads.count();
@@ -237,6 +273,8 @@ struct UblkPort {
     descriptors: SharedWords,
     tags: Box<[Tag]>,
     alive: u16,
+    /// Commands of the whole queue, in the modes that have them; `alive` then says nothing.
+    batch: Option<Batch>,
 }
 
 impl UblkPort {
@@ -253,7 +291,8 @@ impl UblkPort {
         let len = (usize::from(depth) * size).next_multiple_of(page);
         let descriptors = SharedWords::map(&*char_device, offset, len)?;
         let tags = vec![Tag::default(); depth.into()].into_boxed_slice();
-        Ok(UblkPort { number, depth, mode, char_device, descriptors, tags, alive: depth })
+        let batch = mode.is_batch().then(|| Batch::new(number, depth, !mode.is_zero_copy()));
+        Ok(UblkPort { number, depth, mode, char_device, descriptors, tags, alive: depth, batch })
     }
 
     /// The descriptor of the request that has arrived under a tag.
@@ -272,17 +311,16 @@ impl UblkPort {
     /// Hands a tag back to the kernel, with a result if it had a request.
     fn fetch(&mut self, io: &mut Io<'_>, tag: u16, result: Option<i32>) -> Result<(), Errno> {
         let index = io.registered_index(tag);
-        let (addr, sqe_addr) = match self.mode {
-            DataMode::Copy => (io.buffer_address(tag), None),
-            DataMode::ZeroCopy => {
-                let register = uapi::AutoBufReg {
-                    index,
-                    flags: uapi::UBLK_AUTO_BUF_REG_FALLBACK,
-                    reserved0: 0,
-                    reserved1: 0,
-                };
-                (0, Some(register.to_sqe_addr()))
-            }
+        let (addr, sqe_addr) = if self.mode.is_zero_copy() {
+            let register = uapi::AutoBufReg {
+                index,
+                flags: uapi::UBLK_AUTO_BUF_REG_FALLBACK,
+                reserved0: 0,
+                reserved1: 0,
+            };
+            (0, Some(register.to_sqe_addr()))
+        } else {
+            (io.buffer_address(tag), None)
         };
         let op = match result {
             None => uapi::UBLK_U_IO_FETCH_REQ,
@@ -305,6 +343,9 @@ impl UblkPort {
 
     /// Tells the kernel a request's result.
     fn commit(&mut self, io: &mut Io<'_>, tag: u16, result: i32) {
+        if let Some(batch) = &mut self.batch {
+            return batch.push(tag, result);
+        }
         if self.fetch(io, tag, Some(result)).is_err() {
             self.bury(io, tag);
         }
@@ -328,7 +369,7 @@ impl UblkPort {
         let Some(descriptor) = self.descriptor_of(tag) else {
             return self.commit(io, tag, -Errno::IO.raw_os_error());
         };
-        if self.mode == DataMode::ZeroCopy && descriptor.flags() & uapi::UBLK_IO_F_NEED_REG_BUF != 0 {
+        if self.mode.is_zero_copy() && descriptor.flags() & uapi::UBLK_IO_F_NEED_REG_BUF != 0 {
             if self.register(io, tag, REGISTER).is_err() {
                 self.commit(io, tag, -Errno::IO.raw_os_error());
             }
@@ -361,10 +402,7 @@ impl UblkPort {
 /// What a descriptor asks for; `None` for operations that we never announce.
 fn request_of(descriptor: &uapi::IoDesc, mode: DataMode) -> Option<Request> {
     let flags = descriptor.flags();
-    let carried = match mode {
-        DataMode::Copy => Data::Buffer,
-        DataMode::ZeroCopy => Data::Registered,
-    };
+    let carried = if mode.is_zero_copy() { Data::Registered } else { Data::Buffer };
     let (op, data) = match descriptor.op() {
         uapi::UBLK_IO_OP_READ => (Op::Read, carried),
         uapi::UBLK_IO_OP_WRITE => (Op::Write { durable: flags & uapi::UBLK_IO_F_FUA != 0 }, carried),
@@ -389,6 +427,9 @@ impl Port for UblkPort {
     }
 
     fn start(&mut self, io: &mut Io<'_>) -> Result<(), Errno> {
+        if let Some(batch) = &mut self.batch {
+            return batch.start(io);
+        }
         for tag in 0..self.depth {
             if let Err(errno) = self.fetch(io, tag, None) {
                 // Tags that were never fetched will not come back.
@@ -399,9 +440,21 @@ impl Port for UblkPort {
         Ok(())
     }
 
-    fn completed(&mut self, io: &mut Io<'_>, token: Token, result: i32) {
-        let tag = token.tag;
+    fn completed(&mut self, io: &mut Io<'_>, token: Token, answer: Answer) {
+        let (tag, result) = (token.tag, answer.result);
         match token.kind {
+            batch::PICK => {
+                let mut tags = Batch::tags();
+                let count = self.batch.as_mut().map_or(0, |batch| batch.arrived(io, answer, &mut tags));
+                for tag in tags.into_iter().take(count) {
+                    self.arrived(io, tag);
+                }
+            }
+            batch::PREP | batch::COMMIT => {
+                if let Some(batch) = &mut self.batch {
+                    batch.returned(io, token, result);
+                }
+            }
             FETCH if result == uapi::UBLK_IO_RES_OK => self.arrived(io, tag),
             FETCH => self.bury(io, tag),
             REGISTER if result >= 0 => {
@@ -428,6 +481,12 @@ impl Port for UblkPort {
             Err(errno) => -errno.raw_os_error(),
         };
         self.end(io, tag, result);
+    }
+
+    fn turn_ended(&mut self, io: &mut Io<'_>) {
+        if let Some(batch) = &mut self.batch {
+            batch.turn_ended(io);
+        }
     }
 }
 
@@ -474,6 +533,12 @@ mod tests {
         let holey = Map::from_extents(vec![hole]).unwrap();
         assert_eq!(DataMode::of(flags_for(new, None, &holey).unwrap()), DataMode::Copy);
         assert!(flags_for(new, Some(DataMode::ZeroCopy), &holey).is_err());
+        let newest = new | uapi::UBLK_F_BATCH_IO;
+        for mode in DataMode::ALL {
+            assert_eq!(DataMode::of(flags_for(newest, Some(mode), &plain).unwrap()), mode);
+            assert_eq!(flags_for(new, Some(mode), &plain).is_err(), mode.is_batch(), "{mode}");
+            assert_eq!(mode.to_string().parse(), Ok(mode));
+        }
     }
 
     #[test]

@@ -263,3 +263,13 @@ pub struct ElemHeader {
     /// Of COMMIT: bytes done, or a negative errno.
     pub result: i32,
 }
+
+impl ElemHeader {
+    /// The bytes that stand in a list for the kernel.
+    pub const fn to_bytes(self) -> [u8; 8] {
+        let [a, b] = self.tag.to_ne_bytes();
+        let [c, d] = self.buf_index.to_ne_bytes();
+        let [e, f, g, h] = self.result.to_ne_bytes();
+        [a, b, c, d, e, f, g, h]
+    }
+}

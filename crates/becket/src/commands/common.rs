@@ -1,8 +1,8 @@
 //! What several commands need.
 //! Never prints anything.
 
-use crate::args::{DeviceOptions, Mode, Toggle, Via};
-use becket_device::{AttachOptions, DataMode, DeviceInfo, Partitions};
+use crate::args::{DeviceOptions, Toggle, Via};
+use becket_device::{AttachOptions, DeviceInfo, Partitions};
 use std::{
     os::unix::process::CommandExt as _,
     process::Command,
@@ -39,10 +39,7 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
         },
         autoclear: asked.autoclear,
         shared: asked.shared,
-        mode: asked.mode.map(|mode| match mode {
-            Mode::Copy => DataMode::Copy,
-            Mode::ZeroCopy => DataMode::ZeroCopy,
-        }),
+        mode: asked.mode,
     }
 }
 

@@ -1,0 +1,206 @@
+//! The commands of a whole queue instead of each tag's own (`UBLK_F_BATCH_IO`, Linux 7.0).
+//! Never lets a result wait beyond the turn in which it came, unless all lists are still with the kernel.
+//!
+//! PREP announces all tags once. One multishot FETCH answers with the tags of requests that have arrived. Results
+//! gather during a turn and go back in one COMMIT, which also prepares their tags for the next requests.
+
+use becket_engine::{Answer, Io, Token};
+use becket_uapi::ublk as uapi;
+use rustix::io::Errno;
+
+/// Commands of a queue, as [`Token::kind`]; those of single tags have smaller numbers.
+pub(super) const PREP: u8 = 16;
+pub(super) const COMMIT: u8 = 17;
+pub(super) const PICK: u8 = 18;
+
+/// Lists that may be with the kernel at the same time: it gives a list back with the next turn.
+const LISTS: u16 = 4;
+/// The driver never answers with more tags at once.
+const MOST_TAGS: usize = 128;
+
+/// What a queue's batch commands have under way.
+pub(super) struct Batch {
+    queue: u16,
+    depth: u16,
+    /// Elements carry the address of the tag's buffer.
+    addresses: bool,
+    /// Results that have not gone to the kernel yet.
+    pending: Vec<(u16, i32)>,
+    /// For each list, how many elements of it are with the kernel; 0 is a free one.
+    with_kernel: [u16; LISTS as usize],
+    /// Requests that were taken and whose result has not gone to the kernel.
+    taken: u16,
+    /// The FETCH is with the kernel.
+    fetching: bool,
+}
+
+impl Batch {
+    pub(super) fn new(queue: u16, depth: u16, addresses: bool) -> Batch {
+        Batch {
+            queue,
+            depth,
+            addresses,
+            pending: Vec::with_capacity(depth.into()),
+            with_kernel: [0; LISTS as usize],
+            taken: 0,
+            fetching: false,
+        }
+    }
+
+    /// The memory that these commands need.
+    pub(super) fn memory(depth: u16, addresses: bool) -> becket_engine::Batch {
+        becket_engine::Batch {
+            lists: LISTS,
+            list_size: usize::from(depth) * element_size(addresses),
+            // Each answer has a tag at least, so the kernel never runs out of buffers.
+            picks: depth.next_power_of_two(),
+            pick_size: MOST_TAGS * size_of::<u16>(),
+        }
+    }
+
+    /// Announces all tags and asks for requests.
+    pub(super) fn start(&mut self, io: &mut Io<'_>) -> Result<(), Errno> {
+        for tag in 0..self.depth {
+            self.pending.push((tag, 0));
+        }
+        self.send(io, PREP, uapi::UBLK_U_IO_PREP_IO_CMDS)?;
+        self.fetch(io)
+    }
+
+    fn fetch(&mut self, io: &mut Io<'_>) -> Result<(), Errno> {
+        let header = uapi::BatchIo {
+            q_id: self.queue,
+            elem_bytes: size_of::<u16>() as u8,
+            nr_elem: MOST_TAGS as u16,
+            ..uapi::BatchIo::default()
+        };
+        let token = Token { kind: PICK, tag: 0 };
+        io.multishot(token, uapi::UBLK_U_IO_FETCH_IO_CMDS, header.to_bytes())?;
+        self.fetching = true;
+        Ok(())
+    }
+
+    /// The FETCH has answered: the tags of requests that have arrived, as many as were copied to `tags`.
+    pub(super) fn arrived(&mut self, io: &mut Io<'_>, answer: Answer, tags: &mut [u16; MOST_TAGS]) -> usize {
+        let mut bytes = [0; MOST_TAGS * size_of::<u16>()];
+        let len = io.picked(answer, &mut bytes);
+        let mut count = 0;
+        for (tag, bytes) in tags.iter_mut().zip(bytes[..len].chunks_exact(size_of::<u16>())) {
+            *tag = u16::from_ne_bytes([bytes[0], bytes[1]]);
+            count += 1;
+        }
+        self.taken += count as u16;
+        if !answer.more {
+            self.fetching = false;
+            // Out of buffers or of room for answers: it is asked again. Everything else is the device's end.
+            let passing = answer.result >= 0 || answer.result == -Errno::NOBUFS.raw_os_error();
+            if passing && self.fetch(io).is_err() {
+                self.fetching = false;
+            }
+        }
+        count
+    }
+
+    /// Room for an answer's tags.
+    pub(super) const fn tags() -> [u16; MOST_TAGS] {
+        [0; MOST_TAGS]
+    }
+
+    /// A request has its result.
+    pub(super) fn push(&mut self, tag: u16, result: i32) {
+        self.pending.push((tag, result));
+    }
+
+    /// Sends the results of this turn.
+    pub(super) fn turn_ended(&mut self, io: &mut Io<'_>) {
+        if !self.pending.is_empty() {
+            let count = self.pending.len();
+            match self.send(io, COMMIT, uapi::UBLK_U_IO_COMMIT_IO_CMDS) {
+                Ok(()) => {}
+                // All lists are with the kernel; one of them comes back with another turn.
+                Err(Errno::AGAIN) => return,
+                // The ring cannot be submitted to: nobody will ever hear of these.
+                Err(_) => self.pending.clear(),
+            }
+            self.taken = self.taken.saturating_sub((count - self.pending.len()) as u16);
+        }
+        if !self.fetching && self.taken == 0 {
+            io.close();
+        }
+    }
+
+    /// Puts what is pending into a free list and hands it to the kernel.
+    fn send(&mut self, io: &mut Io<'_>, kind: u8, op: u32) -> Result<(), Errno> {
+        let list = self.with_kernel.iter().position(|count| *count == 0).ok_or(Errno::AGAIN)?;
+        let size = element_size(self.addresses);
+        let mut count = 0;
+        for (tag, result) in self.pending.drain(..) {
+            let header = uapi::ElemHeader { tag, buf_index: io.registered_index(tag), result }.to_bytes();
+            let address = io.buffer_address(tag).to_ne_bytes();
+            let Some(element) = io.list(list as u16).chunks_exact_mut(size).nth(count) else { break };
+            element[..header.len()].copy_from_slice(&header);
+            if self.addresses {
+                element[header.len()..].copy_from_slice(&address);
+            }
+            count += 1;
+        }
+        self.hand_over(io, kind, op, list, count as u16)
+    }
+
+    fn hand_over(
+        &mut self,
+        io: &mut Io<'_>,
+        kind: u8,
+        op: u32,
+        list: usize,
+        count: u16,
+    ) -> Result<(), Errno> {
+        let carrying = if self.addresses {
+            uapi::UBLK_BATCH_F_HAS_BUF_ADDR
+        } else {
+            uapi::UBLK_BATCH_F_AUTO_BUF_REG_FALLBACK
+        };
+        let header = uapi::BatchIo {
+            q_id: self.queue,
+            flags: carrying,
+            nr_elem: count,
+            elem_bytes: element_size(self.addresses) as u8,
+            ..uapi::BatchIo::default()
+        };
+        self.with_kernel[list] = count;
+        io.command_with_list(Token { kind, tag: list as u16 }, op, header.to_bytes(), list as u16)
+    }
+
+    /// A list has come back.
+    ///
+    /// The driver answers a COMMIT with the bytes that it took. It stops at an element that it refuses; that one's
+    /// request is not ours any more, and what stands behind it is sent again.
+    pub(super) fn returned(&mut self, io: &mut Io<'_>, token: Token, result: i32) {
+        let list = usize::from(token.tag);
+        let Some(count) = self.with_kernel.get_mut(list).map(std::mem::take) else { return };
+        if token.kind == PREP {
+            if result < 0 {
+                // No request can come: the queue ends when its FETCH does.
+                eprintln!("becket: ublk queue {} could not be prepared: error {}", self.queue, -result);
+            }
+            return;
+        }
+        let size = element_size(self.addresses);
+        let taken = usize::try_from(result).unwrap_or(0) / size;
+        let skip = if taken == 0 { 1 } else { taken };
+        let rest = usize::from(count).saturating_sub(skip);
+        if rest > 0 {
+            let bytes = io.list(token.tag);
+            let end = (usize::from(count) * size).min(bytes.len());
+            bytes.copy_within(skip * size..end, 0);
+            if self.hand_over(io, COMMIT, uapi::UBLK_U_IO_COMMIT_IO_CMDS, list, rest as u16).is_err() {
+                self.with_kernel[list] = 0;
+            }
+        }
+    }
+}
+
+/// Bytes of an element: its header, and the buffer's address in copy mode.
+const fn element_size(addresses: bool) -> usize {
+    size_of::<uapi::ElemHeader>() + if addresses { size_of::<u64>() } else { 0 }
+}

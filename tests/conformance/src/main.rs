@@ -38,7 +38,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     scratch: PathBuf,
     /// How ublk moves the data: copy or zero-copy; becket chooses when it is not given
-    #[arg(long, value_name = "MODE", value_parser = ["copy", "zero-copy"])]
+    #[arg(long, value_name = "MODE", value_parser = ["copy", "zero-copy", "batch-copy", "batch-zero-copy"])]
     mode: Option<String>,
     /// Only the tests whose name contains this
     #[arg(long, value_name = "SUBSTR")]

@@ -81,9 +81,9 @@ fn attach_with(
     let store = Store::open(Runtime::open()?)?;
     let opened = open(&store, image, options)?;
     if options.partitions == Partitions::On && opened.partitions.is_empty() {
-        return Err(Error::NoPartitions { image: opened.path });
+        return Err(Error::NoPartitions { image: image.to_owned() });
     }
-    let plan = planner::plan_for(&opened, options, leased)?;
+    let plan = planner::plan_for(&opened, options, leased).map_err(|error| error.of_image(image))?;
     match plan.kind {
         Kind::Loop => attach_loop(&store, &opened, options, &plan, leased),
         Kind::Ublk => attach_ublk(&store, opened, options, plan, leased),
@@ -199,7 +199,7 @@ fn describe_loop(
     let disk = format!("loop{}", device.number);
     let facts = opened.files.first().map(|file| &file.facts);
     let mut warnings = opened.warnings.clone();
-    warnings.extend(opened.read_only_reason.iter().filter(|_| !options.read_only).cloned());
+    warnings.extend(unasked_read_only(opened.read_only_reason.as_deref(), options));
     warnings.extend(device.warnings.iter().cloned());
     DeviceInfo {
         name: name.to_owned(),
@@ -241,7 +241,7 @@ fn attach_ublk(
     leased: bool,
 ) -> Result<(DeviceInfo, Option<Held>), Error> {
     let mut warnings = opened.warnings;
-    warnings.extend(opened.read_only_reason.into_iter().filter(|_| !options.read_only));
+    warnings.extend(unasked_read_only(opened.read_only_reason.as_deref(), options));
     let mut fds = Vec::new();
     let mut files = Vec::new();
     for file in opened.files {
@@ -277,6 +277,11 @@ fn attach_ublk(
     };
     let reply: OneDevice = client::call(store.runtime(), "Attach", &request, &fds)?;
     Ok((reply.device, pipe))
+}
+
+/// What is to be said of a device that is read-only although that was not asked for.
+fn unasked_read_only(reason: Option<&str>, options: &AttachOptions) -> Option<String> {
+    reason.filter(|_| !options.read_only).map(|reason| format!("attached read-only: {reason}"))
 }
 
 /// Takes the name that was asked for.

@@ -1,6 +1,7 @@
 //! The end of a device, and what changes while it lives.
 //! It never takes a device away from its users, and never touches one that is not becket's.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use becket_transport::Kind;
@@ -24,9 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// There is no such device, it is in use, or it does not go in time.
-pub fn detach(target: &str, options: &DetachOptions) -> Result<DeviceInfo, Error> {
+pub fn detach(target: impl AsRef<Path>, options: &DetachOptions) -> Result<DeviceInfo, Error> {
     let store = Store::open(Runtime::open()?)?;
-    let device = resolve(&store, target)?;
+    let device = resolve(&store, target.as_ref())?;
     match device.info.transport {
         Kind::Ublk => detach_ublk(&store, device, options),
         _ => detach_loop(&store, device, options),
@@ -110,9 +111,9 @@ fn once_unused(
 ///
 /// # Errors
 /// There is no such device, or its transport cannot.
-pub fn refresh(target: &str) -> Result<DeviceInfo, Error> {
+pub fn refresh(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
     let store = Store::open(Runtime::open()?)?;
-    let device = resolve(&store, target)?;
+    let device = resolve(&store, target.as_ref())?;
     match device.info.transport {
         Kind::Ublk => {
             let request = Refresh { name: device.info.name };

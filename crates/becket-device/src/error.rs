@@ -8,6 +8,11 @@ use std::path::{Path, PathBuf};
 use becket_transport::Kind;
 use serde::{Deserialize, Serialize};
 
+/// What the second supervisor says of the first.
+pub(crate) const RUNS_ALREADY: &str = "runs already";
+/// What fails where there is no place for records.
+pub(crate) const RUNTIME_DIR: &str = "make the directory";
+
 /// The class of an [`Error`], for callers that decide by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -129,7 +134,7 @@ pub enum Error {
         mend: Option<String>,
     },
     /// The transport that was insisted on cannot take the image.
-    #[error("{kind} cannot take {}: {reason}", image.display())]
+    #[error("{}: {kind} cannot take it: {reason}", image.display())]
     Transport {
         /// As it was given.
         image: PathBuf,
@@ -200,6 +205,14 @@ impl Error {
         move |source| Error::Io { what, path, source: source.into() }
     }
 
+    /// Speaks of the image by the path that it was given as.
+    pub(crate) fn of_image(mut self, path: &Path) -> Error {
+        if let Error::NoTransport { image, .. } | Error::Transport { image, .. } = &mut self {
+            *image = path.to_owned();
+        }
+        self
+    }
+
     /// The class of the error.
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -266,10 +279,16 @@ impl Error {
             Error::Transport { .. } => "leave --via away, and see `becket doctor`",
             Error::NoPartitions { .. } => "use --partitions auto",
             Error::Timeout { .. } => "see who holds it (becket detach names them), then try again",
+            Error::Server { what, .. } if what == RUNS_ALREADY => {
+                "one is enough; it ends by SIGTERM, or after its last device (becket detach --all)"
+            }
             Error::Server { .. } => "start one in the foreground and look: becket serve",
             Error::Worker { .. } => "see the server's log, and `becket doctor`",
             Error::Remote { hint, .. } => return hint.clone(),
             Error::Device(error) => return error.hint(),
+            Error::Io { what: RUNTIME_DIR, .. } => {
+                "set XDG_RUNTIME_DIR or BECKET_RUNTIME_DIR to a directory that you may write, or try again as root"
+            }
             Error::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 "try again as root"
             }

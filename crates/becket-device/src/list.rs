@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use becket_transport::{Kind, sysfs};
 
@@ -26,9 +26,9 @@ pub fn list() -> Result<Vec<DeviceInfo>, Error> {
 ///
 /// # Errors
 /// There is none, or more than one.
-pub fn find(target: &str) -> Result<DeviceInfo, Error> {
+pub fn find(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
     let store = Store::open(Runtime::open()?)?;
-    Ok(resolve(&store, target)?.info)
+    Ok(resolve(&store, target.as_ref())?.info)
 }
 
 /// The records that stand for devices, brought up to date.
@@ -152,12 +152,13 @@ pub(crate) fn holder_of(store: &Store, image: &Path) -> Result<Option<DeviceInfo
 }
 
 /// Finds a device by what a person calls it.
-pub(crate) fn resolve(store: &Store, target: &str) -> Result<Device, Error> {
+pub(crate) fn resolve(store: &Store, path: &Path) -> Result<Device, Error> {
     // A name is never a path, and a name that is also a file here means the name.
-    if let Some(device) = named(store, target)? {
+    if let Some(name) = path.to_str()
+        && let Some(device) = named(store, name)?
+    {
         return Ok(device);
     }
-    let path = Path::new(target);
     let is_path = |device: &Device| {
         device.info.device == path || links::path(store.runtime(), &device.info.name) == path
     };
@@ -176,16 +177,26 @@ pub(crate) fn resolve(store: &Store, target: &str) -> Result<Device, Error> {
     };
     let found: Vec<Device> = devices.iter().filter(|device| is_node(device)).cloned().collect();
     if !found.is_empty() {
-        return one(found, target);
+        return one(found, path);
     }
-    let id = fs::metadata(path).ok();
-    let real = fs::canonicalize(path).ok();
-    let is_image = |device: &Device| {
-        id.as_ref().is_some_and(|id| (device.image.dev, device.image.ino) == (id.dev(), id.ino()))
-            // An image that was removed or replaced under its device is still known by its path.
-            || real.as_deref().unwrap_or(path) == device.info.image
+    let id = fs::metadata(path).ok().map(|id| (id.dev(), id.ino()));
+    let is_image = |device: &&Device| id == Some((device.image.dev, device.image.ino));
+    let found: Vec<Device> = devices.iter().filter(is_image).cloned().collect();
+    if !found.is_empty() {
+        return one(found, path);
+    }
+    // An image that was removed or replaced under its device is still known by its path.
+    let real = real(path);
+    one(devices.into_iter().filter(|device| device.info.image == real).collect(), path)
+}
+
+/// The path without links, also of a file that is gone from its directory.
+fn real(path: &Path) -> PathBuf {
+    let gone = || {
+        let absolute = std::path::absolute(path).ok()?;
+        Some(fs::canonicalize(absolute.parent()?).ok()?.join(absolute.file_name()?))
     };
-    one(devices.into_iter().filter(is_image).collect(), target)
+    fs::canonicalize(path).ok().or_else(gone).unwrap_or_else(|| path.to_owned())
 }
 
 /// The device of that name.
@@ -193,16 +204,16 @@ fn named(store: &Store, name: &str) -> Result<Option<Device>, Error> {
     Ok(store.device(name)?.and_then(|device| current(store, &System, device)))
 }
 
-fn one(mut found: Vec<Device>, target: &str) -> Result<Device, Error> {
+fn one(mut found: Vec<Device>, target: &Path) -> Result<Device, Error> {
     if found.len() > 1 {
         let names = found.into_iter().map(|device| device.info.name).collect();
-        return Err(Error::Ambiguous { target: target.to_owned(), names });
+        return Err(Error::Ambiguous { target: target.display().to_string(), names });
     }
     found.pop().ok_or_else(|| nothing(target))
 }
 
-fn nothing(target: &str) -> Error {
-    Error::NoDevice { target: target.to_owned() }
+fn nothing(target: &Path) -> Error {
+    Error::NoDevice { target: target.display().to_string() }
 }
 
 fn sysfs_number(disk: &str) -> Option<String> {

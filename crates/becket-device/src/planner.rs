@@ -8,7 +8,7 @@ use becket_transport::loop_::{self, LoopTransport};
 use becket_transport::ublk::UblkTransport;
 use becket_transport::{Kind, Transport};
 
-use crate::{AttachOptions, Error, Plan, TransportReport, Via};
+use crate::{AttachOptions, Error, Plan, TransportReport};
 
 /// The transports that are built, the preferred ones first.
 const TRANSPORTS: [&dyn Transport; 2] = [&UblkTransport, &LoopTransport];
@@ -129,8 +129,10 @@ fn suits(kind: Kind, options: &AttachOptions, leased: bool) -> Result<(), No> {
         );
     }
     if options.queues.is_some() || options.depth.is_some() || options.mode.is_some() {
-        let wish = if options.via == Via::Auto { "" } else { "leave --queues, --depth and the mode away" };
-        return no("the kernel's loop driver has no queues, depth or mode to choose", wish);
+        return no(
+            "the kernel's loop driver has no queues, depth or mode to choose",
+            "leave --queues and --depth away",
+        );
     }
     Ok(())
 }
@@ -152,7 +154,7 @@ mod tests {
     use becket_transport::Probe;
 
     use super::*;
-    use crate::{DataMode, ErrorKind};
+    use crate::{DataMode, ErrorKind, Via};
 
     /// A transport as the planner sees it.
     struct Double {

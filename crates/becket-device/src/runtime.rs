@@ -7,6 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::Error;
+use crate::error::RUNTIME_DIR;
 
 /// Directory of records, locks and the control socket, instead of the usual one.
 pub(crate) const DIR_VARIABLE: &str = "BECKET_RUNTIME_DIR";
@@ -85,7 +86,7 @@ fn private_dir(path: &Path) -> Result<(), Error> {
     match fs::DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => return Ok(()),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(Error::io("make the directory", path)(error)),
+        Err(error) => return Err(Error::io(RUNTIME_DIR, path)(error)),
     }
     let meta = fs::symlink_metadata(path).map_err(Error::io("look at", path))?;
     let own = meta.uid() == rustix::process::geteuid().as_raw();
@@ -94,9 +95,9 @@ fn private_dir(path: &Path) -> Result<(), Error> {
     }
     let why = io::Error::new(
         io::ErrorKind::PermissionDenied,
-        "is not a directory that only this user may write; remove it or set BECKET_RUNTIME_DIR",
+        "it is not a directory that only this user may write",
     );
-    Err(Error::io("use", path)(why))
+    Err(Error::io(RUNTIME_DIR, path)(why))
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use becket_transport::{loop_, sysfs};
+
 use crate::User;
 
 /// What a process with an open descriptor does with a device.
@@ -60,6 +62,7 @@ fn look(blocks: &[Block]) -> Vec<User> {
     let mut users = Vec::new();
     holders(blocks, &mut users);
     swaps(blocks, &mut users);
+    backed(blocks, &mut users);
     processes(blocks, &mut users);
     users
 }
@@ -81,6 +84,22 @@ fn swaps(blocks: &[Block], users: &mut Vec<User>) {
         if number_of(Path::new(&path)).is_some_and(|number| blocks.iter().any(|block| block.number == number))
         {
             users.push(User { pid: 0, command: "swap".to_owned(), how: format!("swap on {path}") });
+        }
+    }
+}
+
+/// Loop devices over the disk: the kernel has it open for them, and no process does.
+fn backed(blocks: &[Block], users: &mut Vec<User>) {
+    for number in loop_::numbers() {
+        let backing = sysfs::text(&format!("loop{number}"), "loop/backing_file").unwrap_or_default();
+        if number_of(Path::new(&backing))
+            .is_some_and(|number| blocks.iter().any(|block| block.number == number))
+        {
+            users.push(User {
+                pid: 0,
+                command: "loop".to_owned(),
+                how: format!("image of /dev/loop{number}"),
+            });
         }
     }
 }

@@ -60,6 +60,13 @@ pub(crate) enum Command {
     RunExec(RunExec),
 }
 
+impl Command {
+    /// Whether it is a long-lived process that another becket starts, by /proc/self/exe.
+    pub(crate) fn restarted(&self) -> bool {
+        matches!(self, Command::Serve(_) | Command::Worker(_) | Command::RunGuard(_))
+    }
+}
+
 /// Attach images and print one device path a line
 ///
 /// Images are attached in parallel; the paths come in the order given. When one fails, the others stay attached
@@ -92,7 +99,7 @@ Examples:
 pub(crate) struct Detach {
     /// Devices, names or images to detach
     #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "TARGET")]
-    pub(crate) targets: Vec<String>,
+    pub(crate) targets: Vec<OsString>,
     /// Detach everything that becket has attached
     #[arg(short, long)]
     pub(crate) all: bool,
@@ -100,7 +107,7 @@ pub(crate) struct Detach {
     #[arg(short, long)]
     pub(crate) lazy: bool,
     /// How long to wait for a device to be gone
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, default_value = "10s", value_parser = parse_duration)]
     pub(crate) timeout: Duration,
 }
 
@@ -169,7 +176,7 @@ pub(crate) struct Umount {
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub(crate) dir: PathBuf,
     /// How long to wait for the device to be gone
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, default_value = "10s", value_parser = parse_duration)]
     pub(crate) timeout: Duration,
 }
 
@@ -192,7 +199,7 @@ Examples:
 pub(crate) struct Refresh {
     /// Devices, names or images whose size changed
     #[arg(required = true, value_name = "TARGET")]
-    pub(crate) targets: Vec<String>,
+    pub(crate) targets: Vec<OsString>,
 }
 
 /// Say which transports work on this machine, and what would mend the others
@@ -291,13 +298,13 @@ pub(crate) struct DeviceOptions {
     #[arg(long)]
     pub(crate) name: Option<String>,
     /// Start this many bytes into the image
-    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, default_value = "0", value_parser = parse_size)]
     pub(crate) offset: u64,
     /// Offer at most this many bytes
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) size_limit: Option<u64>,
     /// Logical block size, a power of two from 512 to the page size [default: what the image needs]
-    #[arg(long, value_name = "SIZE", value_parser = parse_block_size)]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_block_size)]
     pub(crate) block_size: Option<u32>,
     /// Bypass the page cache of the file below: when it can, always or never
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Toggle::Auto)]
@@ -312,10 +319,10 @@ pub(crate) struct DeviceOptions {
     #[arg(long)]
     pub(crate) shared: bool,
     /// Number of queues (ublk) [default: up to one per CPU]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) queues: Option<u16>,
     /// Requests in flight per queue (ublk) [default: 64]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) depth: Option<u16>,
     /// How data and commands cross (ublk): copy, zero-copy, batch-copy, batch-zero-copy
     #[arg(long, hide = true)]

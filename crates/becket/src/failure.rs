@@ -75,7 +75,7 @@ pub(crate) fn plain(error: &io::Error) -> String {
 }
 
 /// People read the words; ` (os error N)` beside them is noise.
-fn without_errno(text: &str) -> String {
+pub(crate) fn without_errno(text: &str) -> String {
     let mut parts = text.split(" (os error ");
     let mut out = parts.next().unwrap_or_default().to_owned();
     for part in parts {

@@ -20,6 +20,10 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return refused(&error),
     };
+    if cli.command.restarted() {
+        // Else they would all be called `exe`, after /proc/self/exe. Without it nothing works worse.
+        let _ = rustix::thread::set_name(c"becket");
+    }
     let ui = ui::Ui::new(cli.global);
     match commands::dispatch(&ui, &cli.command) {
         Ok(status) => ExitCode::from(status),

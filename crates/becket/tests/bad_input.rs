@@ -107,6 +107,30 @@ fn wrong_words_are_wrong_usage() {
 }
 
 #[test]
+fn a_negative_number_is_called_one() {
+    let place = scratch();
+    for option in ["--offset", "--size-limit", "--block-size", "--queues", "--depth"] {
+        let ran = place.run(["attach", option, "-1", "a.img"]);
+        assert_eq!(ran.code, 2, "{ran:?}");
+        assert!(ran.err.contains("invalid value '-1'") && ran.err.contains(option), "{ran:?}");
+    }
+}
+
+#[test]
+fn no_place_for_records() {
+    let place = scratch();
+    let mut command = place.becket();
+    let ran = place.finish(command.arg("list").env("BECKET_RUNTIME_DIR", "/nonexistent/dir"));
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("/nonexistent/dir") && ran.err.contains("hint: set "), "{ran:?}");
+    let shared = place.dir("shared");
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o777)).unwrap();
+    let mut command = place.becket();
+    let ran = place.finish(command.arg("list").env("BECKET_RUNTIME_DIR", &shared));
+    assert!(ran.err.contains("only this user may write") && ran.err.contains("hint: set "), "{ran:?}");
+}
+
+#[test]
 fn a_size_between_blocks_is_cut_with_a_warning() {
     if !require_device("bad_input::a_size_between_blocks_is_cut_with_a_warning") {
         return;

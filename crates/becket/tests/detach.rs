@@ -4,11 +4,14 @@
 
 mod common;
 
-use becket_testkit::{crc_whole, image, require_device, require_tools, tool, via, wait_until};
+use becket_testkit::{crc_whole, image, require_device, require_loop, require_tools, tool, via, wait_until};
 use common::{Use, scratch, text};
 use serde_json::json;
 use std::{
+    ffi::OsStr,
     fs,
+    os::unix::ffi::OsStrExt as _,
+    path::PathBuf,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -143,6 +146,53 @@ fn all_goes_on_after_one_in_use() {
     place.ok(["detach", "--all"]);
     // With nothing left it is still right.
     place.ok(["detach", "--all"]);
+}
+
+/// A device under another one is in use by the kernel, whom no process stands for; `--all` takes the upper one first.
+#[test]
+fn devices_upon_devices() {
+    let name = "detach::devices_upon_devices";
+    if !require_loop(name) {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("a.img"), 1 << 20, 1);
+    let lower = place.attach(&place.path("a.img"), &["--name", "a"]);
+    let upper =
+        PathBuf::from(place.ok(["attach", "--via", "loop", "--name", "b", lower.to_str().unwrap()]).trim());
+    let (lower, upper) = (Use::of(&lower), Use::of(&upper));
+    let ran = place.run(["detach", "a"]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains(&format!("image of {}", upper.device().display())), "{ran:?}");
+    place.ok(["detach", "--all"]);
+    assert!(!lower.lasts() && !upper.lasts());
+}
+
+/// By whatever path a device's image can be named, also when the image is gone, replaced, or its name is no text.
+#[test]
+fn images_with_odd_names_and_without_any() {
+    if !require_device("detach::images_with_odd_names_and_without_any") {
+        return;
+    }
+    let place = scratch();
+    let odd = place.path("x").with_file_name(OsStr::from_bytes(b"no\xfft\next.img"));
+    image::random(&odd, 64 << 10, 1);
+    let used = Use::of(&place.attach(&odd, &[]));
+    place.ok([OsStr::new("detach"), odd.as_os_str()]);
+    assert!(!used.lasts());
+
+    // Removed: the path still means it. Replaced and attached again: the path means the file that is there.
+    let image = place.path("a.img");
+    image::random(&image, 64 << 10, 1);
+    let first = Use::of(&place.attach(&image, &[]));
+    fs::remove_file(&image).unwrap();
+    image::random(&image, 64 << 10, 2);
+    let second = Use::of(&place.attach(&image, &[]));
+    place.ok(["detach", "a.img"]);
+    assert!(first.lasts() && !second.lasts());
+    fs::remove_file(&image).unwrap();
+    place.ok(["detach", "a.img"]);
+    assert!(!first.lasts());
 }
 
 /// The second of two who detach at once finds it gone; neither hangs, neither harms.

@@ -52,7 +52,10 @@ fn there_and_back() {
     let told = place.json(["mount", "--via", &via(), "fs.img", "mnt"]);
     assert_eq!(fs::read_to_string(point.join("hello")).unwrap(), "from inside");
     let used = Use::of(Path::new(text(&told["device"], "device")));
-    assert_eq!(place.devices().len(), 1, "it outlives the command");
+    let devices = place.devices();
+    assert_eq!(devices.len(), 1, "it outlives the command");
+    assert_eq!(text(&devices[0], "state"), "live", "nobody told it to go");
+    assert_eq!(devices[0]["autoclear"], true, "it goes with its mount");
     fs::write(point.join("more"), "written").unwrap();
     let told = place.json(["umount", "mnt"]);
     assert_eq!(told["detached"], true);

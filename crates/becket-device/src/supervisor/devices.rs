@@ -100,7 +100,9 @@ impl Supervisor {
         let left: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
         for owned in &left {
             // It goes later, with its last user.
-            self.let_go(owned, &mut lock(&owned.state), true);
+            let mut state = lock(&owned.state);
+            self.say_leaving(&mut state);
+            self.let_go(owned, &mut state, true);
         }
         left.len()
     }
@@ -175,20 +177,22 @@ impl Supervisor {
 
     /// Sees to it that the device goes with its last user; one that had none yet is waited for, unless `now`.
     fn let_go(&self, owned: &Arc<Owned>, state: &mut Owning, now: bool) {
-        if now {
-            let mut leaving = state.device.clone();
-            leaving.info.state = DeviceState::Detaching;
-            match self.store.update(&state.device, leaving.clone()) {
-                Ok(_) => state.device = leaving,
-                Err(error) => log::warn(format_args!("{}: {error}", state.device.info.name)),
-            }
-        }
         if std::mem::replace(&mut state.leaving, true) {
             return;
         }
         let Some(supervisor) = self.myself.upgrade() else { return };
         let owned = Arc::clone(owned);
         std::thread::spawn(move || supervisor.watch(&owned, now));
+    }
+
+    /// Says in its record that somebody told the device to go.
+    fn say_leaving(&self, state: &mut Owning) {
+        let mut leaving = state.device.clone();
+        leaving.info.state = DeviceState::Detaching;
+        match self.store.update(&state.device, leaving.clone()) {
+            Ok(_) => state.device = leaving,
+            Err(error) => log::warn(format_args!("{}: {error}", state.device.info.name)),
+        }
     }
 
     /// Looks at a device again and again until it could be taken away. Without `now` it first waits for a user.
@@ -228,7 +232,8 @@ impl Supervisor {
         }
     }
 
-    /// Takes the device away when the lease's other end is closed.
+    /// Takes the device away when the lease's other end is closed. One that is in use then, as a mounted one is by
+    /// design, lives on as any autoclear device does.
     fn watch_lease(&self, owned: &Arc<Owned>, lease: OwnedFd) {
         let Some(supervisor) = self.myself.upgrade() else { return };
         let owned = Arc::clone(owned);
@@ -344,6 +349,7 @@ impl Service for Supervisor {
         let mut state = lock(&owned.state);
         match self.take_away(&owned, &mut state) {
             Err(Error::Busy { .. }) if request.lazy => {
+                self.say_leaving(&mut state);
                 self.let_go(&owned, &mut state, true);
                 Ok(state.device.info.clone())
             }

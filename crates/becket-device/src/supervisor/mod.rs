@@ -22,6 +22,7 @@ use rustix::fs::FlockOperation;
 use rustix::process::Signal;
 
 use crate::control::{client, server};
+use crate::error::RUNS_ALREADY;
 use crate::runtime::Runtime;
 use crate::state::Store;
 use crate::{Error, isolate, log};
@@ -63,7 +64,7 @@ pub fn serve(options: ServeOptions) -> Result<(), Error> {
     let Some(lock) = only_one(&runtime)? else {
         return match options.ready_fd {
             Some(ready) => announce(ready),
-            None => Err(Error::Server { what: "runs already".to_owned(), log: None }),
+            None => Err(Error::Server { what: RUNS_ALREADY.to_owned(), log: None }),
         };
     };
     isolate::limits();

@@ -4,44 +4,68 @@
 use crate::{args, failure::Failure, ui::Ui};
 use becket_device::{DetachOptions, DeviceInfo, DeviceState};
 use serde_json::json;
+use std::ffi::OsString;
 
 pub(crate) fn run(ui: &Ui, args: &args::Detach) -> Result<u8, Failure> {
     let options = DetachOptions { lazy: args.lazy, timeout: args.timeout };
-    let targets = if args.all {
+    let mut targets = if args.all {
         let devices =
             becket_device::list().map_err(|error| Failure::device("list", "the devices", &error))?;
-        devices.into_iter().map(|info| info.name).collect()
+        devices.into_iter().map(|info| info.name.into()).collect()
     } else {
         args.targets.clone()
     };
     let mut devices = Vec::new();
+    let failures = loop {
+        let before = devices.len();
+        let failures = each(ui, &targets, &options, &mut devices);
+        // Of several that stand on each other the upper ones go first: as long as some go, others may follow.
+        if failures.is_empty() || !args.all || devices.len() == before {
+            break failures;
+        }
+        targets = failures.into_iter().map(|(target, _)| target).collect();
+    };
     let mut errors = Vec::new();
-    for target in &targets {
-        match becket_device::detach(target, &options) {
+    for (target, error) in &failures {
+        // With --all it went by itself between listing and detaching: that is what was wanted.
+        if args.all && error.kind() == becket_device::ErrorKind::NotFound {
+            continue;
+        }
+        let failure = Failure::device("detach", target.display(), error);
+        ui.failure(&failure);
+        let mut value = failure.to_json();
+        value["target"] = json!(target.to_string_lossy());
+        if let becket_device::Error::Busy { users, .. } = error {
+            value["users"] = json!(users);
+        }
+        errors.push(value);
+    }
+    if ui.json {
+        ui.value(&json!({ "devices": devices, "errors": errors }))?;
+    }
+    Ok(u8::from(!errors.is_empty()))
+}
+
+/// Tries each target once; returns those that did not go.
+fn each(
+    ui: &Ui,
+    targets: &[OsString],
+    options: &DetachOptions,
+    devices: &mut Vec<DeviceInfo>,
+) -> Vec<(OsString, becket_device::Error)> {
+    let mut failures = Vec::new();
+    for target in targets {
+        match becket_device::detach(target, options) {
             Ok(info) => {
                 if ui.verbose {
                     ui.note(told(&info));
                 }
                 devices.push(info);
             }
-            // With --all it went by itself between listing and detaching: that is what was wanted.
-            Err(error) if args.all && error.kind() == becket_device::ErrorKind::NotFound => {}
-            Err(error) => {
-                let failure = Failure::device("detach", target, &error);
-                ui.failure(&failure);
-                let mut value = failure.to_json();
-                value["target"] = json!(target);
-                if let becket_device::Error::Busy { users, .. } = &error {
-                    value["users"] = json!(users);
-                }
-                errors.push(value);
-            }
+            Err(error) => failures.push((target.clone(), error)),
         }
     }
-    if ui.json {
-        ui.value(&json!({ "devices": devices, "errors": errors }))?;
-    }
-    Ok(u8::from(!errors.is_empty()))
+    failures
 }
 
 fn told(info: &DeviceInfo) -> String {

@@ -4,7 +4,7 @@
 use crate::{
     args,
     cgroup::Cgroup,
-    failure::Failure,
+    failure::{Failure, without_errno},
     ui::{Colour, Ui},
 };
 use rustix::{
@@ -53,7 +53,7 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
             ui.paint(Colour::Red, "does not work here")
         };
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "\n{}: {verdict}\n  {}", report.kind, probe.reason);
+        let _ = writeln!(text, "\n{}: {verdict}\n  {}", report.kind, without_errno(&probe.reason));
         for (key, value) in &probe.details {
             let _ = writeln!(text, "  {key}: {value}");
         }

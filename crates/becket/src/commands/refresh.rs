@@ -16,10 +16,10 @@ pub(crate) fn run(ui: &Ui, args: &args::Refresh) -> Result<u8, Failure> {
                 devices.push(info);
             }
             Err(error) => {
-                let failure = Failure::device("refresh", target, &error);
+                let failure = Failure::device("refresh", target.display(), &error);
                 ui.failure(&failure);
                 let mut value = failure.to_json();
-                value["target"] = json!(target);
+                value["target"] = json!(target.to_string_lossy());
                 errors.push(value);
             }
         }

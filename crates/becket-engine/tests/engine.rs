@@ -97,9 +97,15 @@ fn backing_of(file: &File, direct: bool) -> becket_image::Backing {
     becket_image::Backing { buffered: file.try_clone().unwrap().into(), direct, facts }
 }
 
+/// Cargo's own place for files of tests, on a disk; the system's where the tests run without cargo.
+fn place() -> std::path::PathBuf {
+    let cargos = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    if cargos.is_dir() { cargos } else { std::env::temp_dir() }
+}
+
 /// A file on a file system that can do direct I/O, if the temporary directory has one.
 fn file_of(bytes: &[u8]) -> File {
-    let mut file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut file = tempfile::tempfile_in(place()).unwrap();
     file.write_all(bytes).unwrap();
     file.rewind().unwrap();
     file

@@ -329,7 +329,8 @@ fn a_terminal_interrupts_only_once() {
     let mut command = Command::new("script");
     place.prepare(&mut command);
     command.args(["--quiet", "--return", "--command"]);
-    command.arg(format!("\"$BECKET\" run --via {} a.img -- sh inner.sh", via())).arg("typescript");
+    // Not below a shell: some die of the key themselves.
+    command.arg(format!("exec \"$BECKET\" run --via {} a.img -- sh inner.sh", via())).arg("typescript");
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     numbers(&place.path("pids"), 1);
     let mut keys = child.stdin.take().unwrap();

@@ -96,7 +96,8 @@ pub(crate) fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[Borrowed
 
 /// Waits for one packet; `None` when the other side is gone.
 pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    let mut packet = vec![0; LARGEST];
+    let Some(len) = next_length(&socket)? else { return Ok(None) };
+    let mut packet = vec![0; len.min(LARGEST)];
     let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
@@ -128,6 +129,18 @@ pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Opti
     }
     let text = packet.get(..received.bytes).unwrap_or_default();
     Ok(Some((serde_json::from_slice(text)?, fds)))
+}
+
+/// Waits for a packet and says how long it is, without taking it; `None` when the other side is gone.
+fn next_length(socket: impl AsFd) -> io::Result<Option<usize>> {
+    loop {
+        match rustix::net::recv(&socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::TRUNC) {
+            Ok((_, 0)) | Err(rustix::io::Errno::CONNRESET) => return Ok(None),
+            Ok((_, len)) => return Ok(Some(len)),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 impl Serve {

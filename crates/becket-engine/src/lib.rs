@@ -3,6 +3,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod backing;
+mod core;
 mod error;
 mod geometry;
 mod memory;
@@ -12,12 +13,14 @@ mod queue;
 mod request;
 mod ring;
 mod thread;
+mod user_data;
 
+pub use crate::core::{Batch, Memory};
 pub use backing::Backing;
 pub use error::Error;
 pub use geometry::Geometry;
 pub use memory::SharedWords;
 pub use port::{Answer, Io, Port, Token};
-pub use queue::{Batch, Memory, NewQueue};
+pub use queue::NewQueue;
 pub use request::{Data, Op, Request};
 pub use thread::{IoThreads, QueueId};

@@ -7,8 +7,9 @@ use rustix::io::Errno;
 
 use crate::{
     Request,
-    queue::{Core, Source, user_data},
+    core::Core,
     ring::{Ring, multishot_into},
+    user_data::{Source, user_data},
 };
 
 /// One queue's front: takes requests from a transport and gives back their results.

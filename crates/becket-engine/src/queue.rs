@@ -1,30 +1,17 @@
-//! A queue: the slab of its requests and their way through the map to the backing files and back.
-//! Allocates everything when it is made and nothing afterwards; takes no lock; makes no system call.
+//! A queue on its I/O thread: a port and a core, each told what the other has done.
+//! Makes no system call, and calls no port while that one is calling it.
 
-use std::{
-    os::fd::{AsRawFd, RawFd},
-    sync::Arc,
-};
+use std::{os::fd::AsRawFd, sync::Arc};
 
-use becket_image::{Map, Place};
-use io_uring::{
-    cqueue, opcode, squeue,
-    types::{Fd, FsyncFlags},
-};
-use rustix::io::Errno;
+use becket_image::Map;
+use io_uring::cqueue;
 
 use crate::{
-    Answer, Backing, Data, Error, Op, Port, Request, Token,
-    memory::Buffers,
-    provided::Provided,
-    request::{Slot, Zeroing, errno_of},
-    ring::{Completion, Ring, fixed},
+    Answer, Backing, Batch, Error, Memory, Port,
+    core::{Core, Parts},
+    ring::{Completion, Ring},
+    user_data::Source,
 };
-
-/// Longest single operation on a backing file, in bytes (the kernel cuts at 2 GiB less a page).
-const MAX_OPERATION: u64 = 1 << 30;
-/// Zeroes for backings that cannot zero a range themselves.
-static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// What a queue is made of.
 pub struct NewQueue {
@@ -42,411 +29,6 @@ pub struct NewQueue {
     pub batch: Option<Batch>,
     /// Runs on the I/O thread when the queue has ended and has let go of everything else.
     pub on_closed: Box<dyn FnOnce() + Send>,
-}
-
-/// How the requests of a queue carry their bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Memory {
-    /// Each in a buffer of the queue, of this many bytes.
-    Buffers(usize),
-    /// In the requester's pages, registered with the ring for the time of the request.
-    Registered,
-}
-
-/// Memory for commands that carry many elements. Sizes are bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Batch {
-    /// Number of lists that go to the kernel.
-    pub lists: u16,
-    /// Size of each list.
-    pub list_size: usize,
-    /// Number of buffers from which the kernel picks for its answers; a power of two.
-    pub picks: u16,
-    /// Size of each such buffer.
-    pub pick_size: usize,
-}
-
-/// A queue's memory for such commands.
-struct BatchMemory {
-    lists: Buffers,
-    picks: Provided,
-}
-
-/// Whose completion it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Source {
-    Backing { tag: u16 },
-    Port(Token),
-}
-
-/// Packs queue, source and tag into the word that comes back with a completion.
-pub(crate) fn user_data(queue: u32, source: Source) -> u64 {
-    let low = match source {
-        Source::Backing { tag } => u64::from(tag),
-        Source::Port(token) => 1 << 24 | u64::from(token.kind) << 16 | u64::from(token.tag),
-    };
-    u64::from(queue) << 32 | low
-}
-
-/// The reverse of [`user_data`].
-pub(crate) fn source_of(word: u64) -> (u32, Source) {
-    let tag = word as u16;
-    let source = match word >> 24 & 1 {
-        0 => Source::Backing { tag },
-        _ => Source::Port(Token { kind: (word >> 16) as u8, tag }),
-    };
-    ((word >> 32) as u32, source)
-}
-
-/// A queue without its front, so that the front can be called with it.
-pub(crate) struct Core {
-    pub(crate) index: u32,
-    number: usize,
-    backing: Arc<Backing>,
-    map: Arc<Map>,
-    slab: Box<[Slot]>,
-    buffers: Option<Buffers>,
-    batch: Option<BatchMemory>,
-    /// First of the ring's buffer indexes that belong to this queue.
-    registered: Option<u32>,
-    /// First slot of the ring's table: the port's descriptor, then buffered and direct of each backing file.
-    files: u32,
-    file_count: usize,
-    /// The port's descriptor, where its commands must not use the table.
-    unregistered_port: Option<RawFd>,
-    /// Operations and commands that the kernel has not completed.
-    in_flight: usize,
-    /// Requests whose result is known but not yet told to the port.
-    finished: Vec<(u16, Result<u64, Errno>)>,
-    /// The same list while it is being told; both keep their capacity.
-    telling: Vec<(u16, Result<u64, Errno>)>,
-    closing: bool,
-}
-
-impl Core {
-    fn new(ring: &mut Ring, index: u32, new: &NewQueue) -> Result<Core, Error> {
-        let buffers = match new.memory {
-            Memory::Buffers(size) => Some(Buffers::new(new.depth.into(), size)?),
-            Memory::Registered => None,
-        };
-        let batch = match new.batch {
-            None => None,
-            Some(batch) => {
-                // A ring has fewer queues than there are group numbers.
-                let mut picks = Provided::new(index as u16, batch.picks, batch.pick_size)?;
-                (0..batch.picks).for_each(|id| picks.give(id));
-                Some(BatchMemory { lists: Buffers::new(batch.lists.into(), batch.list_size)?, picks })
-            }
-        };
-        let mut descriptors: Vec<RawFd> = vec![new.port.descriptor().as_raw_fd()];
-        for file in &new.backing.files {
-            descriptors.push(file.buffered.as_raw_fd());
-            descriptors.push(file.direct.as_ref().map_or(-1, |fd| fd.as_raw_fd()));
-        }
-        let unregistered_port =
-            (!ring.releases_at_once()).then(|| std::mem::replace(&mut descriptors[0], -1));
-        let files = ring.register_files(&descriptors)?;
-        let provided = batch.as_ref().map(|batch| &batch.picks);
-        let rest = ring.may_block(new.depth).and_then(|()| match new.memory {
-            Memory::Buffers(_) => Ok(None),
-            Memory::Registered => {
-                ring.take_buffers(new.depth).map(Some).inspect_err(|_| ring.blocks_no_more(new.depth))
-            }
-        });
-        let rest = rest.and_then(|registered| {
-            let known = provided.map_or(Ok(()), |picks| ring.register_provided(picks));
-            known.map(|()| registered).inspect_err(|_| {
-                registered.inspect(|first| ring.give_buffers(*first, new.depth));
-                ring.blocks_no_more(new.depth);
-            })
-        });
-        let registered = match rest {
-            Ok(registered) => registered,
-            Err(error) => {
-                ring.unregister_files(files, descriptors.len())?;
-                return Err(error);
-            }
-        };
-        Ok(Core {
-            index,
-            number: new.number,
-            backing: Arc::clone(&new.backing),
-            map: Arc::clone(&new.backing.map),
-            slab: vec![Slot::IDLE; new.depth.into()].into_boxed_slice(),
-            buffers,
-            batch,
-            registered,
-            files,
-            file_count: descriptors.len(),
-            unregistered_port,
-            in_flight: 0,
-            finished: Vec::with_capacity(new.depth.into()),
-            telling: Vec::with_capacity(new.depth.into()),
-            closing: false,
-        })
-    }
-
-    /// The entry for a command to the port's descriptor.
-    pub(crate) fn port_command(&self, op: u32, payload: [u8; 16], addr: Option<u64>) -> squeue::Entry {
-        match self.unregistered_port {
-            Some(descriptor) => opcode::UringCmd16::new(Fd(descriptor), op).cmd(payload).addr(addr).build(),
-            None => opcode::UringCmd16::new(fixed(self.files), op).cmd(payload).addr(addr).build(),
-        }
-    }
-
-    pub(crate) fn buffer_address(&self, tag: u16) -> u64 {
-        self.buffers.as_ref().map_or(0, |buffers| buffers.address(tag.into()) as u64)
-    }
-
-    pub(crate) fn buffer(&mut self, tag: u16) -> &mut [u8] {
-        match (&mut self.buffers, self.slab.get(usize::from(tag))) {
-            (Some(buffers), Some(slot)) if !slot.busy => buffers.slice(tag.into()),
-            _ => &mut [],
-        }
-    }
-
-    pub(crate) fn registered_index(&self, tag: u16) -> u16 {
-        // A ring has at most 16,384 registered buffers.
-        (self.registered.unwrap_or(0) + u32::from(tag)) as u16
-    }
-
-    pub(crate) fn list_address(&self, list: u16) -> Option<u64> {
-        let address = self.batch.as_ref()?.lists.address(list.into()) as u64;
-        (address != 0).then_some(address)
-    }
-
-    pub(crate) fn list(&mut self, list: u16) -> &mut [u8] {
-        self.batch.as_mut().map_or(&mut [], |batch| batch.lists.slice(list.into()))
-    }
-
-    pub(crate) fn picks_group(&self) -> Option<u16> {
-        self.batch.as_ref().map(|batch| batch.picks.group())
-    }
-
-    pub(crate) fn picked(&mut self, answer: Answer, into: &mut [u8]) -> usize {
-        let (Some(batch), Some(id)) = (&mut self.batch, answer.buffer) else { return 0 };
-        let len = usize::try_from(answer.result).unwrap_or(0).min(into.len());
-        let bytes = batch.picks.bytes(id, len);
-        let len = bytes.len();
-        into[..len].copy_from_slice(bytes);
-        batch.picks.give(id);
-        len
-    }
-
-    pub(crate) fn close(&mut self) {
-        self.closing = true;
-    }
-
-    /// Queues an entry of this queue.
-    pub(crate) fn push(&mut self, ring: &mut Ring, entry: &squeue::Entry) -> Result<(), Errno> {
-        match ring.push(entry) {
-            Ok(()) => {
-                self.in_flight += 1;
-                Ok(())
-            }
-            Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
-        }
-    }
-
-    pub(crate) fn begin(&mut self, ring: &mut Ring, tag: u16, request: Request) {
-        match self.slab.get_mut(usize::from(tag)) {
-            Some(slot) if !slot.busy => *slot = Slot::begin(request),
-            // The port broke its word; its tag's request is still under way and will finish.
-            _ => return,
-        }
-        match self.check(&request) {
-            Ok(()) => self.advance(ring, tag),
-            Err(errno) => self.finish(tag, Err(errno)),
-        }
-    }
-
-    /// Refuses what must never reach the backing.
-    fn check(&self, request: &Request) -> Result<(), Errno> {
-        if request.op.modifies() && self.backing.read_only {
-            return Err(Errno::ROFS);
-        }
-        let end = request.offset.checked_add(request.len).ok_or(Errno::INVAL)?;
-        if request.op != Op::Flush && (request.len == 0 || end > self.map.len()) {
-            return Err(Errno::INVAL);
-        }
-        let moves = matches!(request.op, Op::Read | Op::Write { .. });
-        match request.data {
-            Data::None if moves => Err(Errno::INVAL),
-            Data::Buffer if moves => match &self.buffers {
-                Some(buffers) if request.len <= buffers.size() as u64 => Ok(()),
-                _ => Err(Errno::INVAL),
-            },
-            Data::Registered if self.registered.is_none() => Err(Errno::INVAL),
-            _ => Ok(()),
-        }
-    }
-
-    fn finish(&mut self, tag: u16, result: Result<u64, Errno>) {
-        if let Some(slot) = self.slab.get_mut(usize::from(tag)) {
-            slot.busy = false;
-        }
-        self.finished.push((tag, result));
-    }
-
-    /// Takes a request one operation further, or finishes it.
-    fn advance(&mut self, ring: &mut Ring, tag: u16) {
-        match self.next_operation(tag) {
-            Ok(Some(entry)) => {
-                let entry = entry.user_data(user_data(self.index, Source::Backing { tag }));
-                if let Err(errno) = self.push(ring, &entry) {
-                    self.finish(tag, Err(errno));
-                }
-            }
-            Ok(None) => {
-                let len = self.slab[usize::from(tag)].request.len;
-                self.finish(tag, Ok(len));
-            }
-            Err(errno) => self.finish(tag, Err(errno)),
-        }
-    }
-
-    /// The next operation on a backing file that a request needs, or `None` when it is whole.
-    fn next_operation(&mut self, tag: u16) -> Result<Option<squeue::Entry>, Errno> {
-        if self.slab[usize::from(tag)].request.op == Op::Flush {
-            return self.next_sync(tag);
-        }
-        loop {
-            let slot = &mut self.slab[usize::from(tag)];
-            let left = slot.request.len - slot.done;
-            if left == 0 {
-                return Ok(None);
-            }
-            let extent = self.map.lookup(slot.request.offset + slot.done).ok_or(Errno::IO)?;
-            slot.asked = left.min(extent.len).min(MAX_OPERATION);
-            match extent.place {
-                Place::Data { file, offset } => return self.operate(tag, file, offset).map(Some),
-                // Holes read as zeroes, and a hole stays one when it is zeroed.
-                Place::Zero => match (slot.request.op, slot.request.data) {
-                    (Op::Read, Data::Buffer) => {
-                        let (from, len) = (slot.done as usize, slot.asked as usize);
-                        slot.done += slot.asked;
-                        let buffers = self.buffers.as_mut().ok_or(Errno::IO)?;
-                        buffers.slice(tag.into()).get_mut(from..from + len).ok_or(Errno::IO)?.fill(0);
-                    }
-                    (Op::Discard | Op::WriteZeroes { .. }, _) => slot.done += slot.asked,
-                    _ => return Err(Errno::IO),
-                },
-                Place::Encoded { .. } => return Err(Errno::IO),
-            }
-        }
-    }
-
-    fn next_sync(&mut self, tag: u16) -> Result<Option<squeue::Entry>, Errno> {
-        let slot = &mut self.slab[usize::from(tag)];
-        let Some((file, target)) = self.backing.next_to_sync(slot.file)? else { return Ok(None) };
-        slot.file = file;
-        slot.sync_target = target;
-        let target = fixed(self.files + 1 + 2 * file);
-        Ok(Some(opcode::Fsync::new(target).flags(FsyncFlags::DATASYNC).build()))
-    }
-
-    /// The operation that moves or zeroes `asked` bytes at `offset` of a backing file.
-    fn operate(&mut self, tag: u16, file: u32, offset: u64) -> Result<squeue::Entry, Errno> {
-        let backing = self.backing.files.get(file as usize).ok_or(Errno::IO)?;
-        let slot = &mut self.slab[usize::from(tag)];
-        slot.file = file;
-        let buffered = fixed(self.files + 1 + 2 * file);
-        let mode = match (slot.request.op, slot.zeroing) {
-            (Op::Discard, _) | (Op::WriteZeroes { .. }, Zeroing::Punch) => {
-                Some(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
-            }
-            (Op::WriteZeroes { .. }, Zeroing::Range) => {
-                Some(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE)
-            }
-            _ => None,
-        };
-        if let Some(mode) = mode {
-            slot.direct = false;
-            return Ok(opcode::Fallocate::new(buffered, slot.asked).offset(offset).mode(mode).build());
-        }
-        if matches!(slot.request.op, Op::WriteZeroes { .. }) {
-            slot.direct = false;
-            slot.asked = slot.asked.min(ZEROES.len() as u64);
-            let entry = opcode::Write::new(buffered, ZEROES.as_ptr(), slot.asked as u32);
-            return Ok(entry.offset(offset).build());
-        }
-        slot.direct = !slot.buffered_only
-            && backing.direct.is_some()
-            && backing.facts.direct.is_some_and(|align| {
-                let unit = u64::from(align.offset.max(1)) - 1;
-                let memory = u64::from(align.memory.max(1)) - 1;
-                (offset | slot.asked) & unit == 0 && slot.done & memory == 0
-            });
-        let target = if slot.direct { fixed(self.files + 2 + 2 * file) } else { buffered };
-        let len = slot.asked as u32;
-        let durable = match slot.request.op {
-            Op::Write { durable: true } => libc::RWF_DSYNC,
-            _ => 0,
-        };
-        match slot.request.data {
-            Data::Buffer => {
-                let buffers = self.buffers.as_ref().ok_or(Errno::IO)?;
-                // In bounds: `check` held the request's length against the buffer's size.
-                let address = buffers.address(tag.into()).wrapping_add(slot.done as usize);
-                Ok(match slot.request.op {
-                    Op::Read => opcode::Read::new(target, address, len).offset(offset).build(),
-                    _ => opcode::Write::new(target, address, len).offset(offset).rw_flags(durable).build(),
-                })
-            }
-            Data::Registered => {
-                let index = (self.registered.unwrap_or(0) + u32::from(tag)) as u16;
-                // A registered request's address is its offset in the request.
-                let address = slot.done as usize;
-                Ok(match slot.request.op {
-                    Op::Read => {
-                        opcode::ReadFixed::new(target, address as *mut u8, len, index).offset(offset).build()
-                    }
-                    _ => opcode::WriteFixed::new(target, address as *const u8, len, index)
-                        .offset(offset)
-                        .rw_flags(durable)
-                        .build(),
-                })
-            }
-            Data::None => Err(Errno::INVAL),
-        }
-    }
-
-    /// Takes in the completion of an operation on a backing file.
-    fn operated(&mut self, ring: &mut Ring, tag: u16, result: i32) {
-        self.in_flight = self.in_flight.saturating_sub(1);
-        let Some(slot) = self.slab.get_mut(usize::from(tag)).filter(|slot| slot.busy) else { return };
-        let outcome = if slot.request.op == Op::Flush {
-            Self::synced(&self.backing, slot, result)
-        } else {
-            if slot.request.op.modifies()
-                && let Some(sync) = self.backing.sync(slot.file)
-            {
-                sync.wrote(self.number);
-            }
-            let outcome = slot.absorb(result);
-            if let (Err(errno), Some(sync)) = (outcome, self.backing.sync(slot.file))
-                && slot.may_have_lost_pages(errno)
-            {
-                sync.fail(errno);
-            }
-            outcome
-        };
-        match outcome {
-            Ok(()) => self.advance(ring, tag),
-            Err(errno) => self.finish(tag, Err(errno)),
-        }
-    }
-
-    fn synced(backing: &Backing, slot: &mut Slot, result: i32) -> Result<(), Errno> {
-        let sync = backing.sync(slot.file).ok_or(Errno::IO)?;
-        let outcome = if result < 0 { Err(errno_of(result)) } else { Ok(()) };
-        if outcome == Err(Errno::INTR) && slot.retries < crate::request::MAX_RETRIES {
-            slot.retries += 1;
-            return Ok(());
-        }
-        slot.file += 1;
-        sync.synced(slot.sync_target, outcome)
-    }
 }
 
 /// A queue on its I/O thread.
@@ -468,7 +50,15 @@ impl Queue {
         index: u32,
         new: NewQueue,
     ) -> Result<(Queue, Result<(), Error>), Error> {
-        let mut core = Core::new(ring, index, &new)?;
+        let parts = Parts {
+            descriptor: new.port.descriptor().as_raw_fd(),
+            depth: new.depth,
+            number: new.number,
+            backing: &new.backing,
+            memory: new.memory,
+            batch: new.batch,
+        };
+        let mut core = Core::new(ring, index, &parts)?;
         let NewQueue { mut port, on_closed, .. } = new;
         let started = port.start(&mut crate::Io { ring, core: &mut core });
         if started.is_err() {
@@ -480,7 +70,7 @@ impl Queue {
 
     /// Requests are looked up in this map from now on; what is in flight ends where it began.
     pub(crate) fn remap(&mut self, map: Arc<Map>) {
-        self.core.map = map;
+        self.core.remap(map);
     }
 
     /// Takes in one completion.
@@ -494,7 +84,7 @@ impl Queue {
                     buffer: cqueue::buffer_select(completion.flags),
                 };
                 if !answer.more {
-                    self.core.in_flight = self.core.in_flight.saturating_sub(1);
+                    self.core.landed();
                 }
                 self.port.completed(&mut crate::Io { ring, core: &mut self.core }, token, answer);
             }
@@ -504,7 +94,7 @@ impl Queue {
 
     /// Whether this is the first completion of the turn for a port that wants to know of the turn's end.
     pub(crate) fn turns(&mut self) -> bool {
-        self.core.batch.is_some() && !std::mem::replace(&mut self.in_turn, true)
+        self.core.has_batch() && !std::mem::replace(&mut self.in_turn, true)
     }
 
     /// Lets the port queue what it has gathered in this turn.
@@ -516,48 +106,31 @@ impl Queue {
 
     /// Tells the port what has finished, until nothing is left to tell.
     pub(crate) fn tell(&mut self, ring: &mut Ring) {
-        while !self.core.finished.is_empty() {
-            let mut telling = std::mem::take(&mut self.core.telling);
-            std::mem::swap(&mut telling, &mut self.core.finished);
-            for (tag, result) in telling.drain(..) {
+        loop {
+            let mut finished = self.core.take_finished();
+            let any = !finished.is_empty();
+            for (tag, result) in finished.drain(..) {
                 self.port.finished(&mut crate::Io { ring, core: &mut self.core }, tag, result);
             }
-            self.core.telling = telling;
+            self.core.give_list_back(finished);
+            if !any {
+                return;
+            }
         }
     }
 
     /// The port has closed and nothing is in flight.
     pub(crate) fn has_ended(&self) -> bool {
-        self.core.closing && self.core.in_flight == 0
+        self.core.has_ended()
     }
 
     /// Gives the ring's slots back, drops everything, then says that the queue is closed.
     pub(crate) fn release(self, ring: &mut Ring) -> Result<(), Error> {
         let Queue { core, port, on_closed, .. } = self;
-        if let Some(first) = core.registered {
-            ring.give_buffers(first, core.slab.len() as u16);
-        }
-        ring.blocks_no_more(core.slab.len() as u16);
-        let picks = core.batch.as_ref().map_or(Ok(()), |batch| ring.unregister_provided(&batch.picks));
-        let result = ring.unregister_files(core.files, core.file_count).and(picks);
+        let result = core.give_back(ring);
         drop(port);
         drop(core);
         on_closed();
         result
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn user_data_comes_back_as_it_went(queue: u32, kind: u8, tag: u16) {
-            for source in [Source::Backing { tag }, Source::Port(Token { kind, tag })] {
-                prop_assert_eq!(source_of(user_data(queue, source)), (queue, source));
-            }
-        }
     }
 }

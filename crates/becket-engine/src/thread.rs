@@ -16,8 +16,9 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{
     Error, NewQueue,
-    queue::{Queue, source_of},
+    queue::Queue,
     ring::{BATCH, Ring},
+    user_data::source_of,
 };
 
 /// Marks completions of the wake-up descriptor; no queue has this index.

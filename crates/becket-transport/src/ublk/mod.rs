@@ -3,12 +3,14 @@
 
 mod batch;
 pub mod control;
+mod mode;
 mod params;
 mod probe;
 mod queue;
 
+pub use mode::{DataMode, flags_for};
 pub use probe::UblkTransport;
-pub use queue::{DataMode, Served, Setup, flags_for, serve};
+pub use queue::{Served, Setup, serve};
 
 /// What can go wrong while a device's queues are set up.
 #[derive(Debug, thiserror::Error)]

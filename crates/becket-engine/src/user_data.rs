@@ -1,0 +1,45 @@
+//! The word that goes with an operation into the ring and comes back with its completion.
+//! Holds everything that is needed to find the owner: no table, no search.
+
+use crate::Token;
+
+/// Whose completion it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    Backing { tag: u16 },
+    Port(Token),
+}
+
+/// Packs queue, source and tag into the word that comes back with a completion.
+pub(crate) fn user_data(queue: u32, source: Source) -> u64 {
+    let low = match source {
+        Source::Backing { tag } => u64::from(tag),
+        Source::Port(token) => 1 << 24 | u64::from(token.kind) << 16 | u64::from(token.tag),
+    };
+    u64::from(queue) << 32 | low
+}
+
+/// The reverse of [`user_data`].
+pub(crate) fn source_of(word: u64) -> (u32, Source) {
+    let tag = word as u16;
+    let source = match word >> 24 & 1 {
+        0 => Source::Backing { tag },
+        _ => Source::Port(Token { kind: (word >> 16) as u8, tag }),
+    };
+    ((word >> 32) as u32, source)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn user_data_comes_back_as_it_went(queue: u32, kind: u8, tag: u16) {
+            for source in [Source::Backing { tag }, Source::Port(Token { kind, tag })] {
+                prop_assert_eq!(source_of(user_data(queue, source)), (queue, source));
+            }
+        }
+    }
+}

@@ -94,7 +94,7 @@ const COMMON: u64 = uapi::UBLK_F_CMD_IOCTL_ENCODE
 ///
 /// `features` is what the kernel says it has (0 where it cannot say). Without a wish the device copies nothing where
 /// the kernel can register the requester's pages and the map has only data: extents that must be computed or zeroed
-/// need memory of our own.
+/// need memory of our own. Commands for many requests at once are always taken: they cost less (docs/benchmarks.md).
 ///
 /// # Errors
 /// [`ServeError::NoMode`] when the wish cannot be met.
@@ -102,7 +102,12 @@ pub fn flags_for(features: u64, wish: Option<DataMode>, map: &Map) -> Result<u64
     let has = |flag| features & flag != 0;
     let plain = map.extents().iter().all(|extent| matches!(extent.place, Place::Data { .. }));
     let registers = has(uapi::UBLK_F_AUTO_BUF_REG);
-    let best = if registers && plain { DataMode::ZeroCopy } else { DataMode::Copy };
+    let best = match (registers && plain, has(uapi::UBLK_F_BATCH_IO)) {
+        (true, true) => DataMode::BatchZeroCopy,
+        (true, false) => DataMode::ZeroCopy,
+        (false, true) => DataMode::BatchCopy,
+        (false, false) => DataMode::Copy,
+    };
     let mode = wish.unwrap_or(best);
     let lacking = if !has(uapi::UBLK_F_CMD_IOCTL_ENCODE) {
         Some("this kernel's ublk driver does not say that it takes ioctl-encoded commands (Linux 6.5 does)")
@@ -147,6 +152,8 @@ mod tests {
         assert_eq!(DataMode::of(flags_for(new, None, &holey).unwrap()), DataMode::Copy);
         assert!(flags_for(new, Some(DataMode::ZeroCopy), &holey).is_err());
         let newest = new | uapi::UBLK_F_BATCH_IO;
+        assert_eq!(DataMode::of(flags_for(newest, None, &plain).unwrap()), DataMode::BatchZeroCopy);
+        assert_eq!(DataMode::of(flags_for(newest, None, &holey).unwrap()), DataMode::BatchCopy);
         for mode in DataMode::ALL {
             assert_eq!(DataMode::of(flags_for(newest, Some(mode), &plain).unwrap()), mode);
             assert_eq!(flags_for(new, Some(mode), &plain).is_err(), mode.is_batch(), "{mode}");

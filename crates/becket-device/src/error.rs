@@ -205,6 +205,15 @@ impl Error {
         move |source| Error::Io { what, path, source: source.into() }
     }
 
+    /// For a device that is there while its server is not.
+    pub(crate) fn unserved(name: &str) -> Error {
+        Error::Remote {
+            kind: ErrorKind::Unsupported,
+            message: format!("{name} has lost its server"),
+            hint: Some("detach it and attach it again".to_owned()),
+        }
+    }
+
     /// Speaks of the image by the path that it was given as.
     pub(crate) fn of_image(mut self, path: &Path) -> Error {
         if let Error::NoTransport { image, .. } | Error::Transport { image, .. } = &mut self {

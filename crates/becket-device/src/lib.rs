@@ -17,6 +17,7 @@ mod log;
 mod planner;
 mod process;
 mod runtime;
+mod stat;
 mod state;
 mod supervisor;
 mod types;
@@ -24,12 +25,14 @@ mod users;
 mod worker;
 
 pub use attach::{Lease, attach, attach_leased};
+pub use becket_engine::{Activity, Summary};
 pub use becket_uapi::handover::inherited_fd;
 pub use control::ServerStatus;
 pub use detach::{detach, refresh, server_status};
 pub use error::{Error, ErrorKind, User};
 pub use list::{find, list};
 pub use planner::{doctor, plan};
+pub use stat::{DeviceStats, stat};
 pub use supervisor::{ServeOptions, serve};
 pub use types::{
     AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, PartitionInfo, Partitions, Plan,

@@ -14,7 +14,7 @@ use io_uring::{
 use rustix::io::Errno;
 
 use crate::{
-    Answer, Backing, Data, Error, Op, Request,
+    Answer, Backing, Data, Error, Op, QueueStats, Request,
     memory::Buffers,
     provided::Provided,
     request::{Slot, Zeroing, errno_of},
@@ -57,6 +57,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) backing: &'a Arc<Backing>,
     pub(crate) memory: Memory,
     pub(crate) batch: Option<Batch>,
+    pub(crate) stats: &'a Arc<QueueStats>,
 }
 
 /// A queue's memory for such commands.
@@ -90,6 +91,7 @@ pub(crate) struct Core {
     finished: Finished,
     /// The same list while it is being told; both keep their capacity.
     telling: Finished,
+    stats: Arc<QueueStats>,
     closing: bool,
 }
 
@@ -152,6 +154,7 @@ impl Core {
             in_flight: 0,
             finished: Vec::with_capacity(new.depth.into()),
             telling: Vec::with_capacity(new.depth.into()),
+            stats: Arc::clone(new.stats),
             closing: false,
         })
     }
@@ -260,13 +263,14 @@ impl Core {
 
     pub(crate) fn begin(&mut self, ring: &mut Ring, tag: u16, request: Request) {
         match self.slab.get_mut(usize::from(tag)) {
-            Some(slot) if !slot.busy => *slot = Slot::begin(request),
+            Some(slot) if !slot.busy => *slot = Slot::begin(request, ring.now()),
             // The port broke its word; its tag's request is still under way and will finish.
             _ => return,
         }
+        self.stats.began();
         match self.check(&request) {
             Ok(()) => self.advance(ring, tag),
-            Err(errno) => self.finish(tag, Err(errno)),
+            Err(errno) => self.finish(ring.now(), tag, Err(errno)),
         }
     }
 
@@ -291,9 +295,10 @@ impl Core {
         }
     }
 
-    fn finish(&mut self, tag: u16, result: Result<u64, Errno>) {
+    fn finish(&mut self, now: u64, tag: u16, result: Result<u64, Errno>) {
         if let Some(slot) = self.slab.get_mut(usize::from(tag)) {
             slot.busy = false;
+            self.stats.finished(slot.request.op, result.ok(), now.saturating_sub(slot.began));
         }
         self.finished.push((tag, result));
     }
@@ -304,14 +309,14 @@ impl Core {
             Ok(Some(entry)) => {
                 let entry = entry.user_data(user_data(self.index, Source::Backing { tag }));
                 if let Err(errno) = self.push(ring, &entry) {
-                    self.finish(tag, Err(errno));
+                    self.finish(ring.now(), tag, Err(errno));
                 }
             }
             Ok(None) => {
                 let len = self.slab[usize::from(tag)].request.len;
-                self.finish(tag, Ok(len));
+                self.finish(ring.now(), tag, Ok(len));
             }
-            Err(errno) => self.finish(tag, Err(errno)),
+            Err(errno) => self.finish(ring.now(), tag, Err(errno)),
         }
     }
 
@@ -443,7 +448,7 @@ impl Core {
         };
         match outcome {
             Ok(()) => self.advance(ring, tag),
-            Err(errno) => self.finish(tag, Err(errno)),
+            Err(errno) => self.finish(ring.now(), tag, Err(errno)),
         }
     }
 

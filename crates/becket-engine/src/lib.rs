@@ -12,6 +12,7 @@ mod provided;
 mod queue;
 mod request;
 mod ring;
+mod stats;
 mod thread;
 mod user_data;
 
@@ -23,4 +24,5 @@ pub use memory::SharedWords;
 pub use port::{Answer, Io, Port, Token};
 pub use queue::NewQueue;
 pub use request::{Data, Op, Request};
+pub use stats::{Activity, QueueStats, Summary};
 pub use thread::{IoThreads, QueueId};

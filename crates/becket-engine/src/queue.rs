@@ -7,7 +7,7 @@ use becket_image::Map;
 use io_uring::cqueue;
 
 use crate::{
-    Answer, Backing, Batch, Error, Memory, Port,
+    Answer, Backing, Batch, Error, Memory, Port, QueueStats,
     core::{Core, Parts},
     ring::{Completion, Ring},
     user_data::Source,
@@ -27,6 +27,8 @@ pub struct NewQueue {
     pub memory: Memory,
     /// Memory for commands that carry many elements, for a port that uses such.
     pub batch: Option<Batch>,
+    /// Where it counts; no other queue may be given the same.
+    pub stats: Arc<QueueStats>,
     /// Runs on the I/O thread when the queue has ended and has let go of everything else.
     pub on_closed: Box<dyn FnOnce() + Send>,
 }
@@ -57,6 +59,7 @@ impl Queue {
             backing: &new.backing,
             memory: new.memory,
             batch: new.batch,
+            stats: &new.stats,
         };
         let mut core = Core::new(ring, index, &parts)?;
         let NewQueue { mut port, on_closed, .. } = new;

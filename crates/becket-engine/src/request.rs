@@ -70,6 +70,8 @@ pub(crate) enum Zeroing {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Slot {
     pub(crate) request: Request,
+    /// When it arrived, by the ring's clock.
+    pub(crate) began: u64,
     /// Bytes that are done.
     pub(crate) done: u64,
     /// Bytes that the operation in flight was asked for.
@@ -103,6 +105,7 @@ pub(crate) const MAX_RETRIES: u8 = 64;
 impl Slot {
     pub(crate) const IDLE: Slot = Slot {
         request: Request { op: Op::Flush, offset: 0, len: 0, data: Data::None },
+        began: 0,
         done: 0,
         asked: 0,
         file: 0,
@@ -115,12 +118,12 @@ impl Slot {
     };
 
     /// A slot that has just been given a request.
-    pub(crate) fn begin(request: Request) -> Slot {
+    pub(crate) fn begin(request: Request, now: u64) -> Slot {
         let zeroing = match request.op {
             Op::WriteZeroes { keep_allocated: true } => Zeroing::Range,
             _ => Zeroing::Punch,
         };
-        Slot { request, zeroing, busy: true, ..Slot::IDLE }
+        Slot { request, began: now, zeroing, busy: true, ..Slot::IDLE }
     }
 
     /// Takes in the result of an operation that moves or zeroes bytes.
@@ -187,7 +190,7 @@ mod tests {
     use super::*;
 
     fn slot(op: Op, len: u64) -> Slot {
-        Slot { asked: len, ..Slot::begin(Request { op, offset: 0, len, data: Data::Buffer }) }
+        Slot { asked: len, ..Slot::begin(Request { op, offset: 0, len, data: Data::Buffer }, 0) }
     }
 
     #[test]

@@ -14,7 +14,9 @@ use std::{
     time::Duration,
 };
 
-use becket_engine::{Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, Request, Token};
+use becket_engine::{
+    Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueStats, Request, Token,
+};
 use becket_image::{BackingKind, Facts, Map};
 use rustix::io::Errno;
 
@@ -138,6 +140,7 @@ fn ten_thousand_requests_call_the_allocator_not_once() {
         backing: Arc::new(Backing::new(map, vec![backing], false, 1)),
         memory: Memory::Buffers(4096),
         batch: None,
+        stats: Arc::new(QueueStats::default()),
         on_closed: Box::new(|| {}),
     };
     threads.add(0, queue).unwrap();

@@ -13,7 +13,9 @@ use std::{
     time::Duration,
 };
 
-use becket_engine::{Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, Request, Token};
+use becket_engine::{
+    Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueStats, Request, Summary, Token,
+};
 use becket_image::{Alignment, BackingKind, Extent, Facts, Map, Place};
 use rustix::io::Errno;
 
@@ -113,6 +115,17 @@ fn file_of(bytes: &[u8]) -> File {
 
 /// Runs scripts (each in order) and returns the outcomes in the order in which they came.
 fn run(threads: &IoThreads, thread: usize, backing: &Arc<Backing>, scripts: Vec<Vec<Step>>) -> Vec<Outcome> {
+    run_counted(threads, thread, backing, scripts, &Arc::default())
+}
+
+/// The same, counting into `stats`.
+fn run_counted(
+    threads: &IoThreads,
+    thread: usize,
+    backing: &Arc<Backing>,
+    scripts: Vec<Vec<Step>>,
+    stats: &Arc<QueueStats>,
+) -> Vec<Outcome> {
     let (outcomes, seen): (_, Receiver<Outcome>) = channel();
     let (closed, is_closed) = channel();
     let expected: usize = scripts.iter().map(Vec::len).sum();
@@ -128,6 +141,7 @@ fn run(threads: &IoThreads, thread: usize, backing: &Arc<Backing>, scripts: Vec<
         backing: Arc::clone(backing),
         memory: Memory::Buffers(BUFFER),
         batch: None,
+        stats: Arc::clone(stats),
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };
     threads.add(thread, queue).unwrap();
@@ -415,6 +429,7 @@ fn a_live_queue_takes_another_map() {
         backing,
         memory: Memory::Buffers(BUFFER),
         batch: None,
+        stats: Arc::default(),
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };
     let id = threads.add(0, queue).unwrap();
@@ -456,6 +471,7 @@ fn a_port_that_fails_half_way_is_an_error_and_still_ends() {
         backing,
         memory: Memory::Buffers(BUFFER),
         batch: None,
+        stats: Arc::default(),
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };
     let refused = threads.add(0, queue);
@@ -475,4 +491,39 @@ fn a_durable_write_that_fails_makes_later_flushes_fail() {
     for (_, result, _) in run(&threads, 0, &backing, vec![steps]) {
         assert_eq!(result, Err(Errno::IO));
     }
+}
+
+#[test]
+fn what_was_done_is_counted() {
+    const PAGE: u64 = 4096;
+    let threads = IoThreads::start(1).unwrap();
+    let file = file_of(&[7; 4 * PAGE as usize]);
+    let backing =
+        Arc::new(Backing::new(Map::contiguous(0, 0, 4 * PAGE), vec![backing_of(&file, false)], false, 1));
+    let stats = Arc::new(QueueStats::default());
+    let reads = vec![step(Op::Read, 0, PAGE), step(Op::Read, PAGE, 2 * PAGE), step(Op::Read, 4 * PAGE, PAGE)];
+    let others = vec![
+        write(0, &[1; 512], false),
+        write(512, &[2; 1024], true),
+        step(Op::Flush, 0, 0),
+        step(Op::Discard, 2 * PAGE, PAGE),
+        step(Op::WriteZeroes { keep_allocated: true }, 3 * PAGE, PAGE),
+    ];
+    let began = std::time::Instant::now();
+    run_counted(&threads, 0, &backing, vec![reads, others], &stats);
+    let took = began.elapsed().as_nanos() as u64;
+    let told = Summary::of(std::iter::once(&*stats));
+    let zeroed = told.write_zeroes.unwrap();
+    let counted = [&told.read, &told.write, &told.flush, &told.discard, &zeroed]
+        .map(|kind| (kind.operations, kind.bytes));
+    assert_eq!(counted, [(3, 3 * PAGE), (2, 1536), (1, 0), (1, PAGE), (1, PAGE)]);
+    assert_eq!(told.read.errors, Some(1), "beyond the end");
+    assert_eq!((told.write.errors, told.flush.errors, told.in_flight), (Some(0), Some(0), 0));
+    for kind in [&told.read, &told.write, &told.flush] {
+        let max = kind.max_ns.unwrap();
+        assert!(max <= took, "{max} ns of {took}");
+        assert!(kind.p50_ns <= kind.max_ns && kind.mean_ns <= kind.max_ns);
+    }
+    // A sync goes to the disk; that takes time on any machine, and more than one turn.
+    assert!(told.flush.max_ns > Some(0), "{:?}", told.flush);
 }

@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use becket_engine::{Activity, Summary};
+
 /// Where the kernel shows a disk or partition, by its name in sysfs (`loop3`, `loop3p1`).
 pub fn directory(name: &str) -> PathBuf {
     PathBuf::from("/sys/class/block").join(name)
@@ -51,6 +53,40 @@ pub fn node(name: &str) -> PathBuf {
     PathBuf::from("/dev").join(name.replace('!', "/"))
 }
 
+/// What the kernel has counted of a disk since it made it. It knows no errors, and of latencies only the mean.
+pub fn counted(name: &str) -> Option<Summary> {
+    counters(&text(name, "stat")?)
+}
+
+/// Source: Documentation/block/stat.rst of the kernel. A sector there is always 512 bytes, a tick a millisecond.
+fn counters(text: &str) -> Option<Summary> {
+    let fields: Result<Vec<u64>, _> = text.split_ascii_whitespace().map(str::parse).collect();
+    let fields = fields.ok()?;
+    let activity = |operations: u64, sectors: u64, ticks: u64| Activity {
+        operations,
+        bytes: sectors.saturating_mul(512),
+        mean_ns: ticks.saturating_mul(1_000_000).checked_div(operations),
+        ..Activity::default()
+    };
+    let moved = |first: usize| match fields.get(first..first + 4) {
+        Some(&[operations, _merged, sectors, ticks]) => Some(activity(operations, sectors, ticks)),
+        _ => None,
+    };
+    // Discards came with Linux 4.18, flushes with 5.5; zeroed ranges count as writes.
+    let flush = match fields.get(15..17) {
+        Some(&[operations, ticks]) => activity(operations, 0, ticks),
+        _ => Activity::default(),
+    };
+    Some(Summary {
+        in_flight: *fields.get(8)?,
+        read: moved(0)?,
+        write: moved(4)?,
+        flush,
+        discard: moved(11).unwrap_or_default(),
+        write_zeroes: None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,6 +96,23 @@ mod tests {
         assert_eq!(text("no-such-disk", "dev"), None);
         assert_eq!(dev("no-such-disk"), None);
         assert_eq!(number::<u64>("no-such-disk", "size"), None);
+    }
+
+    #[test]
+    fn the_kernels_counters_are_told_apart() {
+        let told = counters("4 1 24 8 5 0 40 20 2 11 12 6 0 48 3 7 14\n").unwrap();
+        let seen = [&told.read, &told.write, &told.flush, &told.discard]
+            .map(|kind| (kind.operations, kind.bytes, kind.mean_ns));
+        let ms = |ms: u64| Some(ms * 1_000_000);
+        let expected =
+            [(4, 24 * 512, ms(2)), (5, 40 * 512, ms(4)), (7, 0, ms(2)), (6, 48 * 512, Some(500_000))];
+        assert_eq!((seen, told.in_flight), (expected, 2));
+        assert_eq!((told.read.errors, told.read.p50_ns, told.write_zeroes), (None, None, None));
+        let old = counters("0 0 0 0 5 0 40 20 2 11 12").unwrap();
+        assert_eq!((old.write.operations, old.flush.operations, old.read.mean_ns), (5, 0, None));
+        for nonsense in ["", "1 2 3", "a b c d e f g h i j k", "1 2 3 4 5 6 7 8 -1 2 3"] {
+            assert_eq!(counters(nonsense), None, "{nonsense:?}");
+        }
     }
 
     #[test]

@@ -51,6 +51,7 @@ pub(crate) enum Command {
     Umount(Umount),
     List(List),
     Refresh(Refresh),
+    Stat(Stat),
     Doctor(Doctor),
     Serve(Serve),
     Completions(Completions),
@@ -198,6 +199,23 @@ Examples:
   becket refresh /dev/loop0 root   # by device, by name")]
 pub(crate) struct Refresh {
     /// Devices, names or images whose size changed
+    #[arg(required = true, value_name = "TARGET")]
+    pub(crate) targets: Vec<OsString>,
+}
+
+/// Tell what devices have done: requests, bytes, errors and latencies
+///
+/// Counted since the device was attached, except that the numbers of a loop device are the kernel's own: they
+/// include earlier images on the same disk, and no percentiles. Nothing is stopped to read them. TARGET is a
+/// device path, a NAME or the image's path.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket stat /dev/ublkb0
+  becket stat root disk.img         # by name, by image
+  becket stat --json root | jq '.devices[].read.p99_ns'")]
+pub(crate) struct Stat {
+    /// Devices, names or images to tell about
     #[arg(required = true, value_name = "TARGET")]
     pub(crate) targets: Vec<OsString>,
 }

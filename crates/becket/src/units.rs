@@ -59,6 +59,16 @@ pub(crate) fn format_size(bytes: u64) -> String {
     bytes.to_string()
 }
 
+/// A time for a table: the largest unit that leaves a whole number in front, with at most one decimal.
+pub(crate) fn format_time(nanos: u64) -> String {
+    for (unit, word) in [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")] {
+        if nanos >= unit {
+            return format!("{}.{}{word}", nanos / unit, nanos % unit * 10 / unit);
+        }
+    }
+    format!("{nanos}ns")
+}
+
 /// Digits and what follows them; nothing when there are no digits first.
 fn split(text: &str) -> Option<(&str, &str)> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
@@ -128,6 +138,22 @@ mod tests {
         assert_eq!(parse_duration("2min"), Ok(Duration::from_secs(120)));
         for text in ["", "s", "-1", "1h", "1.5", "5 s", "99999999999"] {
             assert!(parse_duration(text).unwrap_err().contains("500ms"), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_in_tables() {
+        for (nanos, text) in [
+            (0, "0ns"),
+            (999, "999ns"),
+            (1_000, "1.0us"),
+            (81_399, "81.3us"),
+            (999_999, "999.9us"),
+            (12_345_678, "12.3ms"),
+            (2_050_000_000, "2.0s"),
+            (u64::MAX, "18446744073.7s"),
+        ] {
+            assert_eq!(format_time(nanos), text);
         }
     }
 

@@ -149,7 +149,7 @@ fn a_size_between_blocks_is_cut_with_a_warning() {
 #[test]
 fn targets_that_are_not_there() {
     let place = scratch();
-    for command in ["detach", "refresh"] {
+    for command in ["detach", "refresh", "stat"] {
         for target in ["nothing", "/dev/nothing", "/dev/null", "", ".."] {
             let ran = place.run([command, "--json", target]);
             assert_eq!(ran.code, 1, "{command} {target:?}: {ran:?}");

@@ -7,8 +7,19 @@ mod common;
 use common::scratch;
 use std::{collections::BTreeSet, fs, path::Path};
 
-const COMMANDS: [&str; 10] =
-    ["attach", "detach", "run", "mount", "umount", "list", "refresh", "doctor", "serve", "completions"];
+const COMMANDS: [&str; 11] = [
+    "attach",
+    "detach",
+    "run",
+    "mount",
+    "umount",
+    "list",
+    "refresh",
+    "stat",
+    "doctor",
+    "serve",
+    "completions",
+];
 
 /// Words of a text that begin with two dashes.
 fn long_options(text: &str) -> BTreeSet<String> {

@@ -6,6 +6,7 @@ pub(crate) mod server;
 
 use std::path::PathBuf;
 
+use becket_engine::Summary;
 use becket_image::{Facts, Map};
 use serde::{Deserialize, Serialize};
 
@@ -89,6 +90,17 @@ pub(crate) struct Detach {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Refresh {
     pub(crate) name: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Stat {
+    pub(crate) name: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Counted {
+    pub(crate) stats: Summary,
 }
 
 /// For methods without parameters.
@@ -231,6 +243,8 @@ mod tests {
         assert_eq!(inputs("Attach"), keys(&attach()));
         assert_eq!(inputs("Detach"), keys(&Detach { name: String::new(), lazy: false }));
         assert_eq!(inputs("Refresh"), keys(&Refresh { name: String::new() }));
+        assert_eq!(inputs("Stat"), keys(&Stat { name: String::new() }));
+        assert_eq!(outputs("Stat"), keys(&Counted { stats: Summary::default() }));
         assert_eq!(inputs("List"), keys(&Nothing {}));
         assert_eq!(outputs("List"), keys(&Devices { devices: Vec::new() }));
         assert_eq!(outputs("Status"), keys(&status()));
@@ -243,6 +257,8 @@ mod tests {
             found.as_object().unwrap().fields().map(|field| field.name().as_str().to_owned()).collect()
         };
         assert_eq!(type_of("Device"), keys(&device("one", 1).info));
+        assert_eq!(type_of("Stats"), keys(&Summary::default()));
+        assert_eq!(type_of("Activity"), keys(&becket_engine::Activity::default()));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
+use becket_engine::Summary;
 use futures_lite::future::block_on;
 use rustix::io::FdFlags;
 use serde::Serialize;
@@ -15,6 +16,7 @@ use zlink::{Call, Reply};
 
 use super::ServerStatus;
 use super::{Attach, DESCRIPTION, Detach, Devices, Failure, INTERFACE, Message, Nothing, OneDevice, Refresh};
+use super::{Counted, Stat};
 use crate::{DeviceInfo, Error, log};
 
 const SERVICE: &str = "org.varlink.service";
@@ -25,6 +27,7 @@ pub(crate) trait Service: Sync {
     fn detach(&self, request: &Detach) -> Result<DeviceInfo, Error>;
     fn list(&self) -> Vec<DeviceInfo>;
     fn refresh(&self, request: &Refresh) -> Result<DeviceInfo, Error>;
+    fn stat(&self, request: &Stat) -> Result<Summary, Error>;
     fn status(&self) -> ServerStatus;
 }
 
@@ -85,6 +88,9 @@ fn answer(service: &dyn Service, call: &Call<Message<Value>>, fds: Vec<OwnedFd>)
         (INTERFACE, "List") => with(parameters, |_: Nothing| Ok(Devices { devices: service.list() })),
         (INTERFACE, "Refresh") => {
             with(parameters, |request: Refresh| Ok(OneDevice { device: service.refresh(&request)? }))
+        }
+        (INTERFACE, "Stat") => {
+            with(parameters, |request: Stat| Ok(Counted { stats: service.stat(&request)? }))
         }
         (INTERFACE, "Status") => with(parameters, |_: Nothing| Ok(service.status())),
         (SERVICE, "GetInfo") => with(parameters, |_: Nothing| info()),

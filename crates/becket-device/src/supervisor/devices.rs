@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use becket_engine::Summary;
 use becket_image::{Backing, Map};
 use becket_transport::Kind;
 use becket_transport::ublk::control::Control;
@@ -18,7 +19,7 @@ use super::process::{Server, WorkerProcess};
 use super::resize::resize;
 use crate::attach::forget;
 use crate::control::server::Service;
-use crate::control::{Attach, Detach, Refresh, ServerStatus};
+use crate::control::{Attach, Detach, Refresh, ServerStatus, Stat};
 use crate::kernel::{Kernel, System};
 use crate::process::ProcessId;
 use crate::state::{Device, Store};
@@ -364,8 +365,7 @@ impl Service for Supervisor {
 
     fn refresh(&self, request: &Refresh) -> Result<DeviceInfo, Error> {
         let Some(owned) = self.owned(&request.name) else {
-            let hint = "its server died: detach it and attach it again";
-            return Err(unsupported(format!("{} is served by nobody", request.name), hint));
+            return Err(Error::unserved(&request.name));
         };
         let mut state = lock(&owned.state);
         let none = || Error::NoDevice { target: request.name.clone() };
@@ -384,6 +384,15 @@ impl Service for Supervisor {
             state.device = new;
         }
         Ok(state.device.info.clone())
+    }
+
+    fn stat(&self, request: &Stat) -> Result<Summary, Error> {
+        let owned = self.owned(&request.name).ok_or_else(|| Error::unserved(&request.name))?;
+        let state = lock(&owned.state);
+        if state.gone {
+            return Err(Error::NoDevice { target: request.name.clone() });
+        }
+        owned.server.stats(state.device.info.number)
     }
 
     fn status(&self) -> ServerStatus {

@@ -99,6 +99,9 @@ impl Server for Double {
     fn remap(&self, _: u32, _: becket_image::Map) -> Result<(), Error> {
         self.step("remap")
     }
+    fn stats(&self, _: u32) -> Result<becket_engine::Summary, Error> {
+        unreachable!()
+    }
     fn await_closed(&self, _: u32, _: Duration) -> bool {
         self.journal.lock().unwrap().push("closed");
         true

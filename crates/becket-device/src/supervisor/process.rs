@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use becket_engine::Summary;
 use becket_image::Map;
 
 use crate::process::ProcessId;
@@ -26,6 +27,8 @@ pub(crate) trait Server: Send + Sync {
     fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error>;
     /// Has it look a device's requests up in another map of the same files; returns when it does.
     fn remap(&self, id: u32, map: Map) -> Result<(), Error>;
+    /// What it has done for a device. Only one caller at a time may ask about the same.
+    fn stats(&self, id: u32) -> Result<Summary, Error>;
     /// Waits until it has closed everything of a device; `false` when that took too long. A dead one has.
     fn await_closed(&self, id: u32, timeout: Duration) -> bool;
 }
@@ -45,6 +48,8 @@ struct State {
     dead: bool,
     /// What came of the orders that are waited for.
     answers: HashMap<u32, Result<(), String>>,
+    /// What it said of devices that were asked about.
+    counted: HashMap<u32, Option<Box<Summary>>>,
     closed: HashSet<u32>,
 }
 
@@ -108,6 +113,7 @@ impl WorkerProcess {
             match report {
                 Report::Ready { id } => drop(state.answers.insert(id, Ok(()))),
                 Report::Failed { id, why } => drop(state.answers.insert(id, Err(why))),
+                Report::Counted { id, stats } => drop(state.counted.insert(id, stats)),
                 Report::Closed { id } => drop(state.closed.insert(id)),
                 Report::Started { .. } | Report::Refused { .. } => {}
             }
@@ -121,8 +127,7 @@ impl WorkerProcess {
     /// Gives an order about a device and waits for the answer.
     fn order(&self, id: u32, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         self.state().answers.remove(&id);
-        protocol::send(&self.socket, order, fds)
-            .map_err(|error| Error::Worker { what: format!("cannot be told about a device: {error}") })?;
+        self.tell(order, fds)?;
         let answer = self.wait(PATIENCE, |state| match state.answers.remove(&id) {
             Some(answer) => Some(answer),
             None => state.dead.then(|| Err("died".to_owned())),
@@ -132,6 +137,11 @@ impl WorkerProcess {
             Some(Err(why)) => Err(Error::Worker { what: format!("cannot serve ublk device {id}: {why}") }),
             None => Err(Error::Worker { what: format!("does not answer about ublk device {id}") }),
         }
+    }
+
+    fn tell(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        protocol::send(&self.socket, order, fds)
+            .map_err(|error| Error::Worker { what: format!("cannot be told about a device: {error}") })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -170,6 +180,19 @@ impl Server for WorkerProcess {
 
     fn remap(&self, id: u32, map: Map) -> Result<(), Error> {
         self.order(id, &Order::Remap { id, map }, &[])
+    }
+
+    fn stats(&self, id: u32) -> Result<Summary, Error> {
+        self.state().counted.remove(&id);
+        self.tell(&Order::Stat { id }, &[])?;
+        let answer = self.wait(PATIENCE, |state| match state.counted.remove(&id) {
+            Some(stats) => Some(stats.ok_or("does not serve")),
+            None => state.dead.then_some(Err("died with")),
+        });
+        match answer.unwrap_or(Err("does not answer about")) {
+            Ok(stats) => Ok(*stats),
+            Err(what) => Err(Error::Worker { what: format!("{what} ublk device {id}") }),
+        }
     }
 
     fn await_closed(&self, id: u32, timeout: Duration) -> bool {

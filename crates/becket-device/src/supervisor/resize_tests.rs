@@ -75,6 +75,9 @@ impl Server for Double {
         self.journal.lock().unwrap().push(("worker", map.len()));
         Ok(())
     }
+    fn stats(&self, _: u32) -> Result<becket_engine::Summary, Error> {
+        unreachable!()
+    }
     fn await_closed(&self, _: u32, _: Duration) -> bool {
         unreachable!()
     }

@@ -91,6 +91,9 @@ impl Worker {
                 Ok(Some((Order::Remap { id, map }, _))) => {
                     self.remap(threads, served.get(&id).filter(|_| self.devices().contains(&id)), id, map);
                 }
+                Ok(Some((Order::Stat { id }, _))) => {
+                    self.count(served.get(&id).filter(|_| self.devices().contains(&id)), id);
+                }
                 Ok(None) => return,
                 // The next one may make sense; whoever deals with this one alone hears no more.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
@@ -144,6 +147,10 @@ impl Worker {
         }
     }
 
+    fn count(&self, served: Option<&ublk::Served>, id: u32) {
+        self.report(&Report::Counted { id, stats: served.map(|served| Box::new(served.stats())) });
+    }
+
     /// A device is closed.
     fn let_go(&self, id: u32) {
         // Locked before it is reported: the next device may get this number at once, and must stay in the list.
@@ -182,6 +189,18 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn a_device_that_is_not_served_has_no_numbers() {
+        let (control, supervisor) = protocol::pair().unwrap();
+        let worker = Arc::new(Worker { control, open: Mutex::default(), closed: Condvar::new() });
+        let threads = IoThreads::start(1).unwrap();
+        protocol::send(&supervisor, &Order::Stat { id: 3 }, &[]).unwrap();
+        rustix::net::shutdown(&supervisor, rustix::net::Shutdown::Write).unwrap();
+        worker.obey(&threads);
+        let answer = protocol::receive::<Report>(&supervisor).unwrap().unwrap().0;
+        assert_eq!(answer, Report::Counted { id: 3, stats: None });
+    }
 
     #[test]
     fn a_number_that_is_taken_again_at_once_stays_open() {

@@ -5,7 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use becket_engine::Geometry;
+use becket_engine::{Geometry, Summary};
 use becket_image::{Backing, Map};
 use becket_transport::ublk::Setup;
 use rustix::net::{
@@ -31,6 +31,8 @@ pub(crate) enum Order {
     Serve(Box<Serve>),
     /// Look the requests of a device up in another map of the same files. Answered like `Serve`.
     Remap { id: u32, map: Map },
+    /// Say what a device has done. Answered by `Counted`.
+    Stat { id: u32 },
 }
 
 /// A device to be served: [`Setup`] without its descriptors.
@@ -58,6 +60,8 @@ pub(crate) enum Report {
     Ready { id: u32 },
     /// The device could not be served. `Closed` still follows.
     Failed { id: u32, why: String },
+    /// What the device has done; nothing when it is not served here.
+    Counted { id: u32, stats: Option<Box<Summary>> },
     /// Every descriptor of the device is closed.
     Closed { id: u32 },
 }
@@ -181,6 +185,7 @@ mod tests {
     use std::fs::File;
     use std::os::unix::fs::MetadataExt;
 
+    use becket_engine::Activity;
     use becket_image::{BackingKind, Facts};
 
     use super::*;
@@ -264,6 +269,36 @@ mod tests {
         serve(one).with((0..3).map(|_| null()).collect()).unwrap();
     }
 
+    /// Each number another one, and as large as numbers are.
+    fn counted() -> Summary {
+        let mut next = u64::MAX;
+        let mut next = || {
+            next -= 1;
+            next
+        };
+        let mut activity = || Activity {
+            operations: next(),
+            bytes: next(),
+            errors: Some(next()),
+            mean_ns: Some(next()),
+            p50_ns: Some(next()),
+            p90_ns: Some(next()),
+            p99_ns: Some(next()),
+            p999_ns: None,
+            max_ns: Some(next()),
+        };
+        let (read, write, flush, discard) = (activity(), activity(), activity(), activity());
+        Summary { in_flight: 3, read, write, flush, discard, write_zeroes: Some(activity()) }
+    }
+
+    #[test]
+    fn an_order_for_numbers_arrives() {
+        let (a, b) = pair().unwrap();
+        send(&a, &Order::Stat { id: 7 }, &[]).unwrap();
+        let (order, fds) = receive::<Order>(&b).unwrap().unwrap();
+        assert!(matches!(order, Order::Stat { id: 7 }) && fds.is_empty());
+    }
+
     #[test]
     fn reports_keep_their_borders_and_the_end_is_seen() {
         let (a, b) = pair().unwrap();
@@ -271,6 +306,8 @@ mod tests {
             Report::Started { threads: 2, notes: vec!["n".into()] },
             Report::Ready { id: 1 },
             Report::Failed { id: 1, why: "x".into() },
+            Report::Counted { id: 1, stats: Some(Box::new(counted())) },
+            Report::Counted { id: 2, stats: None },
             Report::Closed { id: 1 },
             Report::Refused { why: "y".into() },
         ];

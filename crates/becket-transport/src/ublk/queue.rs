@@ -13,8 +13,8 @@ use std::{
 };
 
 use becket_engine::{
-    Answer, Backing, Data, Geometry, Io, IoThreads, Memory, NewQueue, Op, Port, QueueId, Request,
-    SharedWords, Token,
+    Answer, Backing, Data, Geometry, Io, IoThreads, Memory, NewQueue, Op, Port, QueueId, QueueStats, Request,
+    SharedWords, Summary, Token,
 };
 use becket_image::Map;
 use becket_uapi::ublk as uapi;
@@ -64,12 +64,15 @@ pub fn serve(
     let failed = |source| ServeError::Engine { id, source };
     let backing = Arc::new(Backing::new(map, files, geometry.read_only, queues.into()));
     let char_device = Arc::new(char_device);
-    let mut served = Served { id, queues: Vec::with_capacity(queues.into()) };
+    let capacity = queues.into();
+    let mut served = Served { id, queues: Vec::with_capacity(capacity), stats: Vec::with_capacity(capacity) };
     for number in 0..queues {
         let port = UblkPort::new(number, depth, mode, Arc::clone(&char_device)).map_err(failed)?;
         let share = Arc::clone(&finally);
         let memory =
             if mode.is_zero_copy() { Memory::Registered } else { Memory::Buffers(geometry.max_io as usize) };
+        let stats = Arc::<QueueStats>::default();
+        served.stats.push(Arc::clone(&stats));
         let queue = NewQueue {
             port: Box::new(port),
             depth,
@@ -77,6 +80,7 @@ pub fn serve(
             backing: Arc::clone(&backing),
             memory,
             batch: mode.is_batch().then(|| Batch::memory(depth, !mode.is_zero_copy())),
+            stats,
             on_closed: Box::new(move || drop(share)),
         };
         let thread = usize::from(number) % threads.count();
@@ -90,9 +94,15 @@ pub fn serve(
 pub struct Served {
     id: u32,
     queues: Vec<QueueId>,
+    stats: Vec<Arc<QueueStats>>,
 }
 
 impl Served {
+    /// What its queues have done by now. They are not disturbed.
+    pub fn stats(&self) -> Summary {
+        Summary::of(self.stats.iter().map(|stats| &**stats))
+    }
+
     /// Has all queues look their requests up in another map of the same files, for a device whose size changes.
     ///
     /// A device that grows gets its map before the kernel hears of the size, one that shrinks afterwards.

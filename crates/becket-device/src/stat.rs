@@ -1,0 +1,59 @@
+//! What a device has done: its worker's own numbers, or the kernel's where the kernel serves it.
+//! It changes nothing and stops nothing.
+
+use std::path::{Path, PathBuf};
+
+use becket_engine::Summary;
+use becket_transport::{Kind, sysfs};
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::control::{Counted, Stat, client};
+use crate::list::{disk_of, resolve};
+use crate::runtime::Runtime;
+use crate::state::Store;
+
+/// What a loop device's numbers are, for people.
+const BY_KERNEL: &str = "counted by the kernel since it made this disk, images before this one included; \
+    the kernel's loop driver keeps no latencies beyond a mean, and counts no errors";
+
+/// What a device has done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceStats {
+    /// The device's name.
+    pub name: String,
+    /// Its node.
+    pub device: PathBuf,
+    /// How it is offered.
+    pub transport: Kind,
+    /// What must be known of the numbers, for people.
+    pub note: Option<String>,
+    /// The numbers, since the device was attached unless `note` says otherwise.
+    #[serde(flatten)]
+    pub stats: Summary,
+}
+
+/// What the device has done that goes by a NAME, a path under /dev, or the path of its image.
+///
+/// # Errors
+/// There is none, or more than one, or nobody serves it.
+pub fn stat(target: impl AsRef<Path>) -> Result<DeviceStats, Error> {
+    let store = Store::open(Runtime::open()?)?;
+    let info = resolve(&store, target.as_ref())?.info;
+    let (stats, note) = match info.transport {
+        Kind::Ublk => {
+            let request = Stat { name: info.name.clone() };
+            let reply: Option<Counted> = client::call_running(store.runtime(), "Stat", &request)?;
+            (reply.ok_or_else(|| Error::unserved(&info.name))?.stats, None)
+        }
+        _ => {
+            let unknown = || Error::Remote {
+                kind: crate::ErrorKind::Unsupported,
+                message: format!("the kernel does not show what {} has done", info.device.display()),
+                hint: Some("mount sysfs: mount -t sysfs sysfs /sys".to_owned()),
+            };
+            (sysfs::counted(&disk_of(&info)).ok_or_else(unknown)?, Some(BY_KERNEL.to_owned()))
+        }
+    };
+    Ok(DeviceStats { name: info.name, device: info.device, transport: info.transport, note, stats })
+}

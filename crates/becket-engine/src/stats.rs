@@ -1,0 +1,344 @@
+//! What a queue counts, and how long its requests took.
+//! Counting takes no lock, no locked instruction and no memory, and whoever reads never makes the queue wait.
+//!
+//! Each counter has one writer, the I/O thread that owns the queue, so an addition is a plain load and a plain store.
+//! Readers on other threads see every counter whole but not all of the same moment: a request may be in the operations
+//! already and in the bytes or the histogram not yet. Counters never go back, except the number in flight.
+//!
+//! Time is that of the turns of the I/O thread, whose clock is read once for each. A request's latency runs from the
+//! turn in which it arrived to the turn in which it finished; the time until its I/O thread woke is not in it.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Op;
+
+/// Latencies below two to this power of nanoseconds share one bucket.
+const LOWEST: u32 = 10;
+/// Those of at least two to this power (137 s) share another.
+const HIGHEST: u32 = 37;
+/// Linear steps between two powers of two, as a power of two.
+const STEPS: u32 = 4;
+const BUCKETS: usize = (((HIGHEST - LOWEST) << STEPS) + 2) as usize;
+
+/// A queue's counters and histograms.
+///
+/// Aligned so that no two share a cache line, nor the pair of lines that processors fetch together.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct QueueStats {
+    in_flight: AtomicU64,
+    read: Timed,
+    write: Timed,
+    flush: Timed,
+    discard: Counters,
+    write_zeroes: Counters,
+}
+
+impl QueueStats {
+    /// A request has arrived.
+    pub(crate) fn began(&self) {
+        self.in_flight.store(self.in_flight.load(Relaxed).wrapping_add(1), Relaxed);
+    }
+
+    /// It has finished, with so many bytes or an error, after so many nanoseconds.
+    pub(crate) fn finished(&self, op: Op, bytes: Option<u64>, nanos: u64) {
+        self.in_flight.store(self.in_flight.load(Relaxed).wrapping_sub(1), Relaxed);
+        match op {
+            Op::Read => self.read.add(bytes, nanos),
+            Op::Write { .. } => self.write.add(bytes, nanos),
+            Op::Flush => self.flush.add(bytes, nanos),
+            Op::Discard => self.discard.add(bytes),
+            Op::WriteZeroes { .. } => self.write_zeroes.add(bytes),
+        }
+    }
+}
+
+/// What is counted of each kind of request.
+#[derive(Debug, Default)]
+struct Counters {
+    operations: AtomicU64,
+    bytes: AtomicU64,
+    errors: AtomicU64,
+}
+
+impl Counters {
+    fn add(&self, bytes: Option<u64>) {
+        raise(&self.operations, 1);
+        match bytes {
+            Some(bytes) => raise(&self.bytes, bytes),
+            None => raise(&self.errors, 1),
+        }
+    }
+}
+
+/// What is counted where latency matters.
+#[derive(Debug, Default)]
+struct Timed {
+    counters: Counters,
+    histogram: Histogram,
+}
+
+impl Timed {
+    fn add(&self, bytes: Option<u64>, nanos: u64) {
+        self.counters.add(bytes);
+        self.histogram.add(nanos);
+    }
+}
+
+/// Latencies in buckets whose width is at most a sixteenth of what they hold.
+#[derive(Debug)]
+struct Histogram {
+    total: AtomicU64,
+    max: AtomicU64,
+    buckets: [AtomicU64; BUCKETS],
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Histogram {
+            total: AtomicU64::new(0),
+            max: AtomicU64::new(0),
+            buckets: [const { AtomicU64::new(0) }; BUCKETS],
+        }
+    }
+}
+
+impl Histogram {
+    fn add(&self, nanos: u64) {
+        raise(&self.total, nanos);
+        if nanos > self.max.load(Relaxed) {
+            self.max.store(nanos, Relaxed);
+        }
+        raise(&self.buckets[bucket_of(nanos)], 1);
+    }
+}
+
+/// Adds to a counter that nobody else writes.
+fn raise(counter: &AtomicU64, by: u64) {
+    counter.store(counter.load(Relaxed).wrapping_add(by), Relaxed);
+}
+
+fn bucket_of(nanos: u64) -> usize {
+    match nanos.checked_ilog2() {
+        Some(power) if power >= HIGHEST => BUCKETS - 1,
+        Some(power) if power >= LOWEST => {
+            let step = (nanos >> (power - STEPS)) & ((1 << STEPS) - 1);
+            1 + (((power - LOWEST) << STEPS) as usize) + step as usize
+        }
+        _ => 0,
+    }
+}
+
+/// The longest latency that a bucket holds.
+fn longest_in(bucket: usize) -> u64 {
+    if bucket == 0 {
+        return (1 << LOWEST) - 1;
+    }
+    if bucket >= BUCKETS - 1 {
+        return u64::MAX;
+    }
+    let (power, step) = ((bucket - 1) >> STEPS, (bucket - 1) & ((1 << STEPS) - 1));
+    let width = 1 << (power + (LOWEST - STEPS) as usize);
+    (((1 << STEPS) + step as u64 + 1) * width) - 1
+}
+
+/// What several queues have done together since they began.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Requests that have arrived and not finished.
+    pub in_flight: u64,
+    /// Reads.
+    pub read: Activity,
+    /// Writes.
+    pub write: Activity,
+    /// Flushes.
+    pub flush: Activity,
+    /// Discards.
+    pub discard: Activity,
+    /// Ranges that were zeroed; `None` where they count as writes.
+    pub write_zeroes: Option<Activity>,
+}
+
+/// What was done of one kind. Times are nanoseconds; `None` is what nobody measured.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Activity {
+    /// Requests that have finished, with success or not.
+    pub operations: u64,
+    /// Bytes of those that succeeded.
+    pub bytes: u64,
+    /// Requests that failed.
+    pub errors: Option<u64>,
+    /// Mean latency.
+    pub mean_ns: Option<u64>,
+    /// Half of the requests took no longer. This and the other percentiles are never too low, and too high by at most
+    /// a sixteenth, or a microsecond where that is more; above 137 s they say as much as the maximum.
+    pub p50_ns: Option<u64>,
+    /// 90 of 100 took no longer.
+    pub p90_ns: Option<u64>,
+    /// 99 of 100 took no longer.
+    pub p99_ns: Option<u64>,
+    /// 999 of 1000 took no longer.
+    pub p999_ns: Option<u64>,
+    /// The longest, exact.
+    pub max_ns: Option<u64>,
+}
+
+impl Summary {
+    /// Adds up what queues have counted by now.
+    pub fn of<'a>(queues: impl Iterator<Item = &'a QueueStats> + Clone) -> Summary {
+        Summary {
+            in_flight: queues.clone().map(|queue| queue.in_flight.load(Relaxed)).sum(),
+            read: Activity::timed(queues.clone().map(|queue| &queue.read)),
+            write: Activity::timed(queues.clone().map(|queue| &queue.write)),
+            flush: Activity::timed(queues.clone().map(|queue| &queue.flush)),
+            discard: Activity::counted(queues.clone().map(|queue| &queue.discard)),
+            write_zeroes: Some(Activity::counted(queues.map(|queue| &queue.write_zeroes))),
+        }
+    }
+}
+
+impl Activity {
+    fn counted<'a>(queues: impl Iterator<Item = &'a Counters>) -> Activity {
+        let mut sum = Activity { errors: Some(0), ..Activity::default() };
+        for queue in queues {
+            sum.operations += queue.operations.load(Relaxed);
+            sum.bytes += queue.bytes.load(Relaxed);
+            sum.errors = sum.errors.map(|errors| errors + queue.errors.load(Relaxed));
+        }
+        sum
+    }
+
+    fn timed<'a>(queues: impl Iterator<Item = &'a Timed> + Clone) -> Activity {
+        let sum = Activity::counted(queues.clone().map(|queue| &queue.counters));
+        let mut buckets = [0; BUCKETS];
+        let (mut total, mut max) = (0, 0);
+        for Timed { histogram, .. } in queues {
+            total += u128::from(histogram.total.load(Relaxed));
+            max = max.max(histogram.max.load(Relaxed));
+            for (sum, bucket) in buckets.iter_mut().zip(&histogram.buckets) {
+                *sum += bucket.load(Relaxed);
+            }
+        }
+        // Of the buckets and not the counter of operations, which may be of another moment.
+        let count: u64 = buckets.iter().sum();
+        if count == 0 {
+            return sum;
+        }
+        let percentile = |permille| Some(percentile(&buckets, count, permille).min(max));
+        Activity {
+            mean_ns: u64::try_from(total / u128::from(count)).ok(),
+            p50_ns: percentile(500),
+            p90_ns: percentile(900),
+            p99_ns: percentile(990),
+            p999_ns: percentile(999),
+            max_ns: Some(max),
+            ..sum
+        }
+    }
+}
+
+/// The longest latency in the bucket of the request that so many of a thousand did not exceed.
+fn percentile(buckets: &[u64; BUCKETS], count: u64, permille: u64) -> u64 {
+    let rank = (u128::from(count) * u128::from(permille)).div_ceil(1000);
+    let mut passed = 0;
+    for (bucket, held) in buckets.iter().enumerate() {
+        passed += u128::from(*held);
+        if passed >= rank {
+            return longest_in(bucket);
+        }
+    }
+    u64::MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Latencies of all magnitudes, as likely short as long.
+    fn latency() -> impl Strategy<Value = u64> {
+        (0u32..HIGHEST, any::<u64>()).prop_map(|(power, bits)| (1 << power) | (bits & ((1 << power) - 1)))
+    }
+
+    fn exact(sorted: &[u64], permille: usize) -> u64 {
+        sorted[(sorted.len() * permille).div_ceil(1000) - 1]
+    }
+
+    proptest! {
+        #[test]
+        fn percentiles_are_never_too_low_and_hardly_too_high(
+            latencies in prop::collection::vec(latency(), 1..2000),
+            split in any::<prop::sample::Index>(),
+        ) {
+            // Over two queues, so that merging is in it.
+            let queues = [QueueStats::default(), QueueStats::default()];
+            let split = split.index(latencies.len());
+            for (place, nanos) in latencies.iter().enumerate() {
+                let queue = &queues[usize::from(place >= split)];
+                queue.began();
+                queue.finished(Op::Read, Some(512), *nanos);
+            }
+            let told = Summary::of(queues.iter()).read;
+            let mut sorted = latencies;
+            sorted.sort_unstable();
+            for (permille, told) in [(500, told.p50_ns), (900, told.p90_ns), (990, told.p99_ns), (999, told.p999_ns)] {
+                let (exact, told) = (exact(&sorted, permille), told.unwrap());
+                prop_assert!(told >= exact, "p{permille}: {told} is below {exact}");
+                prop_assert!(told - exact <= (exact / 16).max(1023), "p{permille}: {told} is far above {exact}");
+            }
+            prop_assert_eq!(told.max_ns, sorted.last().copied());
+            let total: u128 = sorted.iter().map(|nanos| u128::from(*nanos)).sum();
+            prop_assert_eq!(u128::from(told.mean_ns.unwrap()), total / sorted.len() as u128);
+            prop_assert_eq!((told.operations, told.bytes), (sorted.len() as u64, 512 * sorted.len() as u64));
+        }
+
+        #[test]
+        fn every_latency_has_its_bucket(nanos in any::<u64>()) {
+            let bucket = bucket_of(nanos);
+            prop_assert!(bucket < BUCKETS && nanos <= longest_in(bucket));
+            prop_assert!(bucket == 0 || nanos > longest_in(bucket - 1));
+        }
+    }
+
+    #[test]
+    fn buckets_meet_without_a_gap() {
+        for bucket in 0..BUCKETS - 1 {
+            assert_eq!(bucket_of(longest_in(bucket)), bucket);
+            assert_eq!(bucket_of(longest_in(bucket) + 1), bucket + 1);
+        }
+    }
+
+    #[test]
+    fn kinds_are_kept_apart_and_errors_move_no_bytes() {
+        let queue = QueueStats::default();
+        let ops =
+            [Op::Write { durable: true }, Op::Flush, Op::Discard, Op::WriteZeroes { keep_allocated: false }];
+        for (count, op) in (1..).zip(ops) {
+            for _ in 0..count {
+                queue.began();
+                queue.finished(op, Some(1000), 5);
+            }
+            queue.began();
+            queue.finished(op, None, 5);
+        }
+        queue.began();
+        let told = Summary::of(std::iter::once(&queue));
+        assert_eq!(told.in_flight, 1);
+        assert_eq!(told.read, Activity { errors: Some(0), ..Activity::default() });
+        for (count, kind) in (1..).zip([&told.write, &told.flush, &told.discard, &told.write_zeroes.unwrap()])
+        {
+            assert_eq!((kind.operations, kind.bytes, kind.errors), (count + 1, 1000 * count, Some(1)));
+        }
+        assert_eq!(told.write.p999_ns, Some(5), "no percentile is above the longest");
+        assert_eq!(told.discard.max_ns, None);
+    }
+
+    #[test]
+    fn queues_share_no_cache_line() {
+        assert_eq!(align_of::<QueueStats>() % 128, 0);
+        assert_eq!(size_of::<QueueStats>() % 128, 0);
+    }
+}

@@ -1,0 +1,82 @@
+//! `becket stat DEV...`: what devices have done, and how long it took.
+//! Never stops or changes anything.
+
+use crate::{
+    args,
+    failure::Failure,
+    ui::{Ui, table},
+    units::{format_size, format_time},
+};
+use becket_device::{Activity, DeviceStats, Summary};
+use serde_json::json;
+
+const HEAD: [&str; 10] = ["KIND", "OPS", "BYTES", "ERRORS", "MEAN", "P50", "P90", "P99", "P99.9", "MAX"];
+
+pub(crate) fn run(ui: &Ui, args: &args::Stat) -> Result<u8, Failure> {
+    let mut devices = Vec::new();
+    let mut errors = Vec::new();
+    for target in &args.targets {
+        match becket_device::stat(target) {
+            Ok(told) => {
+                if !ui.json {
+                    if !devices.is_empty() {
+                        ui.line("")?;
+                    }
+                    show(ui, &told)?;
+                }
+                devices.push(told);
+            }
+            Err(error) => {
+                let failure = Failure::device("stat", target.display(), &error);
+                ui.failure(&failure);
+                let mut value = failure.to_json();
+                value["target"] = json!(target.to_string_lossy());
+                errors.push(value);
+            }
+        }
+    }
+    if ui.json {
+        ui.value(&json!({ "devices": devices, "errors": errors }))?;
+    }
+    Ok(u8::from(!errors.is_empty()))
+}
+
+fn show(ui: &Ui, told: &DeviceStats) -> Result<(), Failure> {
+    let DeviceStats { name, device, transport, note, stats } = told;
+    ui.line(format!("{name}  {}  {transport}  {} in flight", device.display(), stats.in_flight))?;
+    let text = table(&rows(stats), &(1..HEAD.len()).collect::<Vec<_>>());
+    ui.line(text.trim_end())?;
+    note.iter().try_for_each(|note| ui.line(format!("({note})")))
+}
+
+fn rows(stats: &Summary) -> Vec<Vec<String>> {
+    let Summary { read, write, flush, discard, write_zeroes, .. } = stats;
+    let kinds = [("read", Some(read)), ("write", Some(write)), ("flush", Some(flush))];
+    let rest = [("discard", Some(discard)), ("write-zeroes", write_zeroes.as_ref())];
+    let rows = kinds.into_iter().chain(rest).filter_map(|(kind, done)| Some(row(kind, done?)));
+    [HEAD.map(str::to_owned).to_vec()].into_iter().chain(rows).collect()
+}
+
+fn row(kind: &str, done: &Activity) -> Vec<String> {
+    let unknown = || "-".to_owned();
+    let times = [done.mean_ns, done.p50_ns, done.p90_ns, done.p99_ns, done.p999_ns, done.max_ns];
+    let mut row = vec![kind.to_owned(), done.operations.to_string(), format_size(done.bytes)];
+    row.push(done.errors.map_or_else(unknown, |errors| errors.to_string()));
+    row.extend(times.map(|time| time.map_or_else(unknown, format_time)));
+    row
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_measured_is_a_dash() {
+        let read = Activity { operations: 3, bytes: 12 << 10, mean_ns: Some(81_300), ..Activity::default() };
+        let rows = rows(&Summary { read, ..Summary::default() });
+        assert_eq!(rows[1].join(" "), "read 3 12K - 81.3us - - - - -");
+        assert_eq!(rows.len(), 5, "zeroed ranges that count as writes have no line of their own");
+        let known = Activity { errors: Some(1), p999_ns: Some(1), max_ns: Some(2), ..Activity::default() };
+        assert_eq!(row("flush", &known).join(" "), "flush 0 0 1 - - - - 1ns 2ns");
+    }
+}

@@ -1,0 +1,109 @@
+//! What `becket stat` counts is what was done.
+//! Everything here runs over whichever transport is tested.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+mod common;
+
+use becket_testkit::{Scratch, image, require_device, wait_until};
+use common::{scratch, text};
+use serde_json::{Value, json};
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+    thread,
+    time::Duration,
+};
+
+const BLOCK: usize = 4096;
+const BLOCKS: u64 = 100;
+
+/// What the device has done once it rests: whoever looks at new disks has had its look.
+fn at_rest(place: &Scratch, device: &Path) -> Value {
+    let ask = || place.json(["stat", device.to_str().unwrap()])["devices"][0].clone();
+    let mut last = ask();
+    let rests = wait_until(Duration::from_secs(30), || {
+        thread::sleep(Duration::from_millis(200));
+        let before = std::mem::replace(&mut last, ask());
+        before == last && last["in_flight"] == json!(0)
+    });
+    assert!(rests, "{last:#}");
+    last
+}
+
+/// Calls `step` with an aligned block, for a file that was opened past the page cache.
+fn direct(device: &Path, mut step: impl FnMut(&mut fs::File, &mut [u8])) {
+    let flags = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).unwrap();
+    let mut file = fs::OpenOptions::new().read(true).write(true).custom_flags(flags).open(device).unwrap();
+    let mut memory = vec![0x5a; 2 * BLOCK];
+    let from = memory.as_ptr().align_offset(BLOCK);
+    for _ in 0..BLOCKS {
+        step(&mut file, &mut memory[from..from + BLOCK]);
+    }
+}
+
+#[test]
+fn every_block_is_counted() {
+    if !require_device("stat::every_block_is_counted") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("a.img");
+    image::random(&image, 1 << 20, 1);
+    let device = place.attach(&image, &[]);
+    let more = |before: &Value, after: &Value, kind: &str, what: &str| {
+        after[kind][what].as_u64().unwrap() - before[kind][what].as_u64().unwrap()
+    };
+
+    let before = at_rest(&place, &device);
+    assert_eq!(text(&before, "device"), device.to_str().unwrap());
+    direct(&device, |file, block| file.read_exact(block).unwrap());
+    let read = at_rest(&place, &device);
+    let changed = ["read", "write"].map(|kind| more(&before, &read, kind, "operations"));
+    assert_eq!(changed, [BLOCKS, 0], "{before:#} {read:#}");
+    assert_eq!(more(&before, &read, "read", "bytes"), BLOCKS * BLOCK as u64);
+
+    direct(&device, |file, block| file.write_all(block).unwrap());
+    let written = at_rest(&place, &device);
+    assert_eq!(more(&read, &written, "write", "operations"), BLOCKS);
+    assert_eq!(more(&read, &written, "write", "bytes"), BLOCKS * BLOCK as u64);
+
+    let ours = text(&written, "transport") == "ublk";
+    for kind in ["read", "write"] {
+        let number = |what: &str| written[kind][what].as_u64();
+        assert!(number("mean_ns").is_some(), "{written:#}");
+        if ours {
+            let order = ["p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns"].map(|what| number(what).unwrap());
+            assert!(order.is_sorted() && order[4] > 0, "{order:?}");
+            assert_eq!(number("errors"), Some(0));
+        } else {
+            assert_eq!((number("p99_ns"), number("errors")), (None, None), "nobody measures these");
+            assert!(text(&written, "note").contains("the kernel's loop driver keeps no latencies"));
+        }
+    }
+
+    let table = place.ok(["stat", "a.img"]);
+    let line = |first: &str| -> Vec<&str> {
+        let words = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        words.into_iter().find(|words| words.first() == Some(&first)).unwrap_or_else(|| panic!("{table}"))
+    };
+    assert_eq!(line("KIND")[1..], ["OPS", "BYTES", "ERRORS", "MEAN", "P50", "P90", "P99", "P99.9", "MAX"]);
+    assert_eq!(line("read")[1], written["read"]["operations"].to_string());
+    assert_eq!(line("read")[5] == "-", !ours, "{table}");
+}
+
+#[test]
+fn one_that_is_not_there_leaves_the_others_told() {
+    if !require_device("stat::one_that_is_not_there_leaves_the_others_told") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("a.img");
+    image::random(&image, 64 << 10, 1);
+    place.attach(&image, &["--name", "one"]);
+    let ran = place.run(["stat", "--json", "nothing", "one"]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert_eq!(text(&ran.json()["devices"][0], "name"), "one");
+    assert_eq!(text(&ran.json()["errors"][0], "target"), "nothing");
+}

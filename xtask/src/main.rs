@@ -1,7 +1,8 @@
-//! What people and CI run beside cargo: `cargo xtask vm` and `cargo xtask ci`.
+//! What people and CI run beside cargo: `cargo xtask vm`, `cargo xtask ci`, `cargo xtask bench`.
 //! Nothing here is part of becket itself, and nothing here is installed.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod ci;
 mod exec;
 mod vm;
@@ -24,12 +25,15 @@ enum Task {
     Vm(vm::Args),
     /// Everything that must hold before a change is taken: lints, tests, and the virtual machines
     Ci(ci::Args),
+    /// Measure becket beside the kernel's loop driver and other servers
+    Bench(bench::Args),
 }
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().task {
         Task::Vm(args) => vm::run(&args),
         Task::Ci(args) => ci::run(&args),
+        Task::Bench(args) => bench::run(&args),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+pub(crate) use apt::Apt;
 pub(crate) use kernel::Series;
 pub(crate) use machine::{Machine, Place, quoted};
 
@@ -78,6 +79,12 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         // A closed pipe on our side is no reason to lose the script's exit code.
         let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());
     })
+}
+
+/// What `uname -r` says in a guest of this series; fetches the kernel when it is not there.
+pub(crate) fn release(series: Series) -> Result<String> {
+    let _lock = lock::lock_cache()?;
+    Ok(kernel::prepare(series)?.release)
 }
 
 /// One argument that names a file is a script; anything else is a command line for the shell.

@@ -226,7 +226,12 @@ impl Core {
         self.closing && self.in_flight == 0
     }
 
-    /// The requests that have finished and were not told of; empty when there are none. The list must come back.
+    /// Some requests have finished and were not told of.
+    pub(crate) fn has_finished(&self) -> bool {
+        !self.finished.is_empty()
+    }
+
+    /// The requests that have finished and were not told of. The list must come back.
     pub(crate) fn take_finished(&mut self) -> Finished {
         std::mem::replace(&mut self.finished, std::mem::take(&mut self.telling))
     }

@@ -109,16 +109,12 @@ impl Queue {
 
     /// Tells the port what has finished, until nothing is left to tell.
     pub(crate) fn tell(&mut self, ring: &mut Ring) {
-        loop {
+        while self.core.has_finished() {
             let mut finished = self.core.take_finished();
-            let any = !finished.is_empty();
             for (tag, result) in finished.drain(..) {
                 self.port.finished(&mut crate::Io { ring, core: &mut self.core }, tag, result);
             }
             self.core.give_list_back(finished);
-            if !any {
-                return;
-            }
         }
     }
 

@@ -112,6 +112,15 @@ impl Cost {
         Sample::of(&values)
     }
 
+    /// Runs of one contestant under one workload that failed.
+    pub(crate) fn failed(&self, entrant: &str, workload: &str) -> usize {
+        let failed = |run: &&Run| {
+            let of = run.entrant == entrant && run.workload == workload;
+            of && matches!(run.outcome, Outcome::Failed(_))
+        };
+        self.runs.iter().filter(failed).count()
+    }
+
     /// Why a contestant has no number under a workload.
     pub(crate) fn failure(&self, entrant: &Entrant, workload: &str) -> String {
         let failed = self.runs.iter().find_map(|run| match &run.outcome {

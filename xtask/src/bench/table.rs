@@ -28,6 +28,8 @@ pub(crate) struct Figures {
     /// (largest - smallest) / median.
     pub(crate) spread: f64,
     pub(crate) runs: usize,
+    /// Runs that failed and are in no number.
+    pub(crate) failed: usize,
 }
 
 /// The rows of one workload, in the order of the field.
@@ -46,6 +48,7 @@ pub(crate) fn rows<'a>(cost: &'a Cost, workload: &str) -> Vec<Row<'a>> {
                 to_peer: best.map(|best| sample.median / best),
                 spread: sample.spread,
                 runs: sample.count,
+                failed: cost.failed(&entrant.name, workload),
             })
             .ok_or_else(|| cost.failure(entrant, workload)),
     };
@@ -67,13 +70,14 @@ pub(crate) fn text(cost: &Cost) -> String {
             let _ = match row.figures {
                 Ok(figures) => writeln!(
                     text,
-                    "  {:<width$}  {:>9.0}  {:>7}  {:>9}  {:>6.1}%  {:>4}",
+                    "  {:<width$}  {:>9.0}  {:>7}  {:>9}  {:>6.1}%  {:>4}{}",
                     row.name,
                     figures.iops,
                     ratio(figures.to_loop),
                     ratio(figures.to_peer),
                     figures.spread * 100.0,
-                    figures.runs
+                    figures.runs,
+                    failures(figures.failed)
                 ),
                 Err(why) => writeln!(text, "  {:<width$}  {why}", row.name),
             };
@@ -93,17 +97,22 @@ pub(crate) fn markdown(cost: &Cost, workload: &str) -> String {
         let _ = match row.figures {
             Ok(figures) => writeln!(
                 text,
-                "| {name} | {:.0} | {} | {} | {:.1} % | {} |",
+                "| {name} | {:.0} | {} | {} | {:.1} % | {}{} |",
                 figures.iops,
                 ratio(figures.to_loop),
                 ratio(figures.to_peer),
                 figures.spread * 100.0,
-                figures.runs
+                figures.runs,
+                failures(figures.failed)
             ),
             Err(why) => writeln!(text, "| {name} | {} | | | | 0 |", why.replace('|', "\\|")),
         };
     }
     text
+}
+
+fn failures(count: usize) -> String {
+    if count == 0 { String::new() } else { format!(", {count} failed") }
 }
 
 fn ratio(value: Option<f64>) -> String {
@@ -128,11 +137,23 @@ mod tests {
 
     #[test]
     fn the_tables_hold_everybody() {
-        let cost = example();
+        let mut cost = example();
+        let mut lost = cost.runs[1].clone();
+        lost.outcome = super::super::record::Outcome::Failed("stuck".into());
+        cost.runs.push(lost);
         for text in [text(&cost), markdown(&cost, "randread-4k-d64")] {
-            for word in
-                ["loop-direct", "becket", "kublk", "rublk", "no libclang", "44000", "0.880", "1.100", "2.0"]
-            {
+            for word in [
+                "loop-direct",
+                "becket",
+                "kublk",
+                "rublk",
+                "no libclang",
+                "44000",
+                "0.880",
+                "1.100",
+                "2.0",
+                "3, 1 failed",
+            ] {
                 assert!(text.contains(word), "{word} is not in\n{text}");
             }
         }

@@ -211,7 +211,10 @@ mod tests {
             choose(&only).unwrap().into_iter().map(|(name, _)| name).collect()
         };
         assert_eq!(names(&["guest-6.1"]), ["guest-6.1"]);
-        assert_eq!(names(&["guest-7.x"]), ["guest-7.x-zero-copy", "guest-7.x-copy", "guest-7.x-tests"]);
+        let all: Vec<_> =
+            STEPS.iter().map(|(name, _)| *name).filter(|name| name.starts_with("guest-7.x-")).collect();
+        assert_eq!(names(&["guest-7.x"]), all);
+        assert!(all.len() > 1);
         assert_eq!(names(&["fmt", "doc"]), ["fmt", "doc"]);
         assert_eq!(names(&[]).len(), STEPS.len());
         assert!(choose(&["nothing".to_owned()]).is_err());

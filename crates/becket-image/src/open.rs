@@ -102,6 +102,9 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
     if options.direct_io == DirectIo::On && direct.is_none() {
         return Err(Error::DirectIo { path: path.to_owned(), reason: facts.direct_reason });
     }
+    if direct.is_some() && kind == BackingKind::Regular {
+        forget_cached(&buffered);
+    }
     let resolved = std::fs::read_link(proc_path(&buffered))
         .map_err(|error| io(path, "its name cannot be read from /proc/self/fd", error))?;
     Ok(Opened {
@@ -115,6 +118,15 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
         partitions,
         warnings,
     })
+}
+
+/// Drops what the page cache holds of a file that will be gone past.
+///
+/// As long as one page is cached (reading a partition table is enough), the kernel looks for pages to invalidate at
+/// each direct write: 9 per cent of a 4 KiB write's instructions were seen to go there.
+fn forget_cached(file: &OwnedFd) {
+    // Only advice: dirty pages stay until they are written, and nothing depends on it.
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
 }
 
 /// Keeps other programs away from the image, as far as the file system lets us.

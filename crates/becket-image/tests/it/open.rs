@@ -498,3 +498,25 @@ fn an_unlinked_file_keeps_working() {
     assert_eq!(opened.map.len(), MIB);
     assert_eq!(rustix::fs::fstat(opened.files[0].buffered.as_fd()).unwrap().st_nlink, 0);
 }
+
+#[test]
+fn nothing_stays_cached_of_what_is_read_directly() {
+    const NAME: &str = "nothing_stays_cached_of_what_is_read_directly";
+    let dir = dir();
+    let image = file(dir.path(), "cached.img", 4 * MIB);
+    let bytes = std::fs::read(&image).unwrap();
+    std::fs::write(&image, bytes).unwrap();
+    std::fs::File::open(&image).unwrap().sync_all().unwrap();
+    let pages = || {
+        let arguments = ["--noheadings", "--output", "PAGES"];
+        let said = Command::new("fincore").args(arguments).arg(&image).output().ok()?;
+        String::from_utf8_lossy(&said.stdout).trim().parse::<u64>().ok()
+    };
+    let Some(before) = pages() else { return skip(NAME, "fincore is not installed") };
+    let opened = open_with(&image, |options| options.partitions = true).unwrap();
+    if opened.files[0].direct.is_none() {
+        return skip(NAME, &opened.files[0].facts.direct_reason);
+    }
+    assert!(before > 0, "the image was in the page cache");
+    assert_eq!(pages(), Some(0));
+}

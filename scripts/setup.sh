@@ -7,6 +7,7 @@ set -euo pipefail
 packages=(
     gcc libc6-dev make pkg-config           # a linker for cargo, and this Makefile
     e2fsprogs fdisk gdisk util-linux mount  # mke2fs, sfdisk, sgdisk, losetup, mount
+    util-linux-extra                        # fincore
     xfsprogs btrfs-progs dosfstools         # file systems of the tests
     squashfs-tools fio strace procps kmod   # the demo's SquashFS, fio --verify, tracing, depmod
     cryptsetup-bin qemu-utils               # dm-crypt on top; image locks beside QEMU's

@@ -13,8 +13,9 @@ use crate::exec;
 const SUITE: &str = "bookworm";
 
 /// What the tests use, beside Debian's essential packages.
-const PACKAGES: [&str; 20] = [
+const PACKAGES: [&str; 21] = [
     "util-linux",
+    "util-linux-extra",
     "mount",
     "fdisk",
     "gdisk",

@@ -77,7 +77,11 @@ fn read(report: &Path) -> Result<String> {
 pub(crate) fn setting(options: &Options, kernel: &str, notes: Vec<String>) -> Result<record::Setting> {
     Ok(record::Setting {
         date: record::date()?,
-        commit: record::commit()?,
+        commit: match options.becket {
+            // Somebody else built it; the checkout's commit would be a guess.
+            Some(_) => "unknown (a build given by --becket)".to_owned(),
+            None => record::commit()?,
+        },
         kernel: kernel.to_owned(),
         cpus: options.cpus,
         emulator: format!(

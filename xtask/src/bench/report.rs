@@ -60,13 +60,13 @@ pub(crate) fn run() -> Result<u8> {
     if let Some(profiles) = load::<Profiles>("profile.json", &folder)? {
         text.push_str(PROFILE);
         about(&mut text, &profiles.setting, "profile.json");
-        let _ = writeln!(text, "```\n{}```\n", profile::by_room(&profiles).trim_start());
+        let _ = writeln!(text, "```\n{}```\n", profile::by_room(&profiles).trim_start_matches('\n'));
         let _ = writeln!(text, "```\n{}```\n", profile::by_function(&profiles, 1.0));
     }
     if let Some(attach) = load::<Attach>("attach.json", &folder)? {
         text.push_str("## Attaching and detaching\n\n");
         about(&mut text, &attach.setting, "attach.json");
-        let _ = writeln!(text, "```\n{}```\n", attach::text(&attach).trim_start());
+        let _ = writeln!(text, "```\n{}```\n", attach::text(&attach).trim_start_matches('\n'));
     }
     let path = docs.join("benchmarks.md");
     write(&path, text.trim_end().to_owned().as_str())?;

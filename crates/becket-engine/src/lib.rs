@@ -7,6 +7,7 @@ mod core;
 mod error;
 mod geometry;
 mod memory;
+mod operation;
 mod port;
 mod provided;
 mod queue;

@@ -6,6 +6,7 @@ mod backing;
 mod core;
 mod error;
 mod geometry;
+mod governor;
 mod memory;
 mod operation;
 mod port;

@@ -12,9 +12,10 @@ use rustix::io::Errno;
 
 use crate::{
     Answer, Backing, Data, Error, Op, QueueStats, Request,
+    governor::Governor,
     memory::Buffers,
     provided::Provided,
-    request::Slot,
+    request::{Slot, Way},
     ring::{Ring, fixed},
     user_data::{Source, user_data},
 };
@@ -84,6 +85,10 @@ pub(crate) struct Core {
     /// The same list while it is being told; both keep their capacity.
     telling: Finished,
     stats: Arc<QueueStats>,
+    /// Bounds the operations that can block.
+    pub(crate) governor: Governor,
+    /// Direct operations can block as well.
+    pub(crate) watched: bool,
     closing: bool,
 }
 
@@ -147,6 +152,8 @@ impl Core {
             finished: Vec::with_capacity(new.depth.into()),
             telling: Vec::with_capacity(new.depth.into()),
             stats: Arc::clone(new.stats),
+            governor: Governor::new(new.depth),
+            watched: new.backing.files.iter().any(|file| !file.facts.nowait || file.facts.sparse),
             closing: false,
         })
     }
@@ -301,11 +308,15 @@ impl Core {
     }
 
     /// Takes a request one operation further, or finishes it.
-    fn advance(&mut self, ring: &mut Ring, tag: u16) {
+    pub(crate) fn advance(&mut self, ring: &mut Ring, tag: u16) {
         match self.next_operation(tag) {
             Ok(Some(entry)) => {
+                if self.slab[usize::from(tag)].way == Way::Governed && !self.admit(ring.now(), tag) {
+                    return;
+                }
                 let entry = entry.user_data(user_data(self.index, Source::Backing { tag }));
                 if let Err(errno) = self.push(ring, &entry) {
+                    self.left(ring.now(), tag, 0);
                     self.finish(ring.now(), tag, Err(errno));
                 }
             }
@@ -320,7 +331,16 @@ impl Core {
     /// Takes in the completion of an operation on a backing file.
     pub(crate) fn operated(&mut self, ring: &mut Ring, tag: u16, result: i32) {
         self.landed();
-        let Some(slot) = self.slab.get_mut(usize::from(tag)).filter(|slot| slot.busy) else { return };
+        let Some(slot) = self.slab.get(usize::from(tag)).filter(|slot| slot.busy) else { return };
+        if slot.way == Way::Free {
+            return self.absorb(ring, tag, result);
+        }
+        self.operated_with_care(ring, tag, result);
+    }
+
+    /// Takes the result of an operation and goes on with its request.
+    pub(crate) fn absorb(&mut self, ring: &mut Ring, tag: u16, result: i32) {
+        let slot = &mut self.slab[usize::from(tag)];
         let outcome = if slot.request.op == Op::Flush {
             Self::synced(&self.backing, slot, result)
         } else {

@@ -30,6 +30,7 @@
 //! many kernel threads as requests may be under way (`Ring::may_block`). Within a queue a waiting operation waits for
 //! one in flight of its own class, which has a thread already. Hence no circle, whatever lies on what.
 
+mod hooks;
 mod law;
 
 use law::Law;

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use crate::{
     Backing, Data, Op,
     core::Core,
-    request::{MAX_RETRIES, Slot, Zeroing, errno_of},
+    request::{MAX_RETRIES, Slot, Way, Zeroing, errno_of},
     ring::fixed,
 };
 
@@ -54,6 +54,7 @@ impl Core {
         let Some((file, target)) = self.backing.next_to_sync(slot.file)? else { return Ok(None) };
         slot.file = file;
         slot.sync_target = target;
+        slot.way = Way::Free;
         let target = fixed(self.files + 1 + 2 * file);
         Ok(Some(opcode::Fsync::new(target).flags(FsyncFlags::DATASYNC).build()))
     }
@@ -75,10 +76,12 @@ impl Core {
         };
         if let Some(mode) = mode {
             slot.direct = false;
+            slot.way = Way::Governed;
             return Ok(opcode::Fallocate::new(buffered, slot.asked).offset(offset).mode(mode).build());
         }
         if matches!(slot.request.op, Op::WriteZeroes { .. }) {
             slot.direct = false;
+            slot.way = Way::Governed;
             slot.asked = slot.asked.min(ZEROES.len() as u64);
             let entry = opcode::Write::new(buffered, ZEROES.as_ptr(), slot.asked as u32);
             return Ok(entry.offset(offset).build());
@@ -96,14 +99,22 @@ impl Core {
             Op::Write { durable: true } => libc::RWF_DSYNC,
             _ => 0,
         };
+        let flags = if slot.direct && !self.watched {
+            slot.way = Way::Free;
+            durable
+        } else {
+            durable | self.governor.way_of(slot, &backing.facts)
+        };
         match slot.request.data {
             Data::Buffer => {
                 let buffers = self.buffers.as_ref().ok_or(Errno::IO)?;
                 // In bounds: `check` held the request's length against the buffer's size.
                 let address = buffers.address(tag.into()).wrapping_add(slot.done as usize);
                 Ok(match slot.request.op {
-                    Op::Read => opcode::Read::new(target, address, len).offset(offset).build(),
-                    _ => opcode::Write::new(target, address, len).offset(offset).rw_flags(durable).build(),
+                    Op::Read => {
+                        opcode::Read::new(target, address, len).offset(offset).rw_flags(flags).build()
+                    }
+                    _ => opcode::Write::new(target, address, len).offset(offset).rw_flags(flags).build(),
                 })
             }
             Data::Registered => {
@@ -111,12 +122,13 @@ impl Core {
                 // A registered request's address is its offset in the request.
                 let address = slot.done as usize;
                 Ok(match slot.request.op {
-                    Op::Read => {
-                        opcode::ReadFixed::new(target, address as *mut u8, len, index).offset(offset).build()
-                    }
+                    Op::Read => opcode::ReadFixed::new(target, address as *mut u8, len, index)
+                        .offset(offset)
+                        .rw_flags(flags)
+                        .build(),
                     _ => opcode::WriteFixed::new(target, address as *const u8, len, index)
                         .offset(offset)
-                        .rw_flags(durable)
+                        .rw_flags(flags)
                         .build(),
                 })
             }

@@ -87,8 +87,25 @@ pub(crate) struct Slot {
     pub(crate) retries: u8,
     /// What a running fdatasync will have made durable.
     pub(crate) sync_target: u64,
+    /// How the operation in flight was begun.
+    pub(crate) way: Way,
+    /// The next operation may block: trying it without was refused.
+    pub(crate) blocks: bool,
+    /// The file system refused an operation's flags: the rest of the request does without.
+    pub(crate) bare: bool,
     /// The slot holds a request that has not finished.
     pub(crate) busy: bool,
+}
+
+/// How an operation goes to the kernel; see [`crate::governor`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// As it is: it does not block, or must not wait.
+    Free,
+    /// If it need not block.
+    Trying,
+    /// With a place in the window of its class, or waiting for one.
+    Governed,
 }
 
 /// The error that a negative result of an operation stands for; EIO for numbers that are none.
@@ -114,6 +131,9 @@ impl Slot {
         zeroing: Zeroing::Punch,
         retries: 0,
         sync_target: 0,
+        way: Way::Free,
+        blocks: false,
+        bare: false,
         busy: false,
     };
 

@@ -128,6 +128,9 @@ fn ten_thousand_requests_call_the_allocator_not_once() {
         discard: true,
         discard_granularity: 4096,
         write_zeroes: true,
+        nowait: true,
+        sparse: true,
+        uncached: false,
     };
     let backing = becket_image::Backing { buffered: file.into(), direct: None, facts };
     let map = Map::contiguous(0, 0, u64::from(DEPTH) * 4096);

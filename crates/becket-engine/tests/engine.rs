@@ -86,6 +86,9 @@ fn facts(direct: Option<u32>) -> Facts {
         discard: true,
         discard_granularity: 4096,
         write_zeroes: true,
+        nowait: true,
+        sparse: true,
+        uncached: false,
     }
 }
 
@@ -126,9 +129,24 @@ fn run_counted(
     scripts: Vec<Vec<Step>>,
     stats: &Arc<QueueStats>,
 ) -> Vec<Outcome> {
+    let expected: usize = scripts.iter().map(Vec::len).sum();
+    let (seen, is_closed) = begin(threads, thread, backing, scripts, stats);
+    is_closed.recv_timeout(Duration::from_secs(60)).expect("the queue ends when its script does");
+    let outcomes: Vec<Outcome> = seen.iter().collect();
+    assert_eq!(outcomes.len(), expected, "every request finishes exactly once");
+    outcomes
+}
+
+/// Begins to run scripts; outcomes come as they happen, then word that the queue has ended.
+fn begin(
+    threads: &IoThreads,
+    thread: usize,
+    backing: &Arc<Backing>,
+    scripts: Vec<Vec<Step>>,
+    stats: &Arc<QueueStats>,
+) -> (Receiver<Outcome>, Receiver<()>) {
     let (outcomes, seen): (_, Receiver<Outcome>) = channel();
     let (closed, is_closed) = channel();
-    let expected: usize = scripts.iter().map(Vec::len).sum();
     let depth = scripts.len() as u16;
     let scripts: Vec<Vec<Step>> =
         scripts.into_iter().map(|steps| steps.into_iter().rev().collect()).collect();
@@ -145,10 +163,7 @@ fn run_counted(
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };
     threads.add(thread, queue).unwrap();
-    is_closed.recv_timeout(Duration::from_secs(60)).expect("the queue ends when its script does");
-    let outcomes: Vec<Outcome> = seen.iter().collect();
-    assert_eq!(outcomes.len(), expected, "every request finishes exactly once");
-    outcomes
+    (seen, is_closed)
 }
 
 fn step(op: Op, offset: u64, len: u64) -> Step {
@@ -176,7 +191,9 @@ fn random_requests_agree_with_a_model() {
     const LANE: u64 = 1 << 20;
     const LANES: u64 = 8;
     let threads = IoThreads::start(2).unwrap();
-    for direct in [false, true] {
+    // Every way that an operation can go: direct or not, tried first or governed at once, uncached or not.
+    for variant in 0..8 {
+        let direct = variant & 1 != 0;
         // Two files and a map that jumps between them, so that requests are split; the lanes share nothing.
         let files = [file_of(&vec![0; 4 << 20]), file_of(&vec![0; 4 << 20])];
         let extents = (0..64)
@@ -188,9 +205,14 @@ fn random_requests_agree_with_a_model() {
             .collect();
         let map = Map::from_extents(extents).unwrap();
         assert_eq!(map.len(), LANE * LANES);
-        let backings = files.iter().map(|file| backing_of(file, direct)).collect();
-        let backing = Arc::new(Backing::new(map.clone(), backings, false, 1));
-        let seed = 0xb3c4e7 + u64::from(direct);
+        let backings = files.iter().map(|file| {
+            let mut backing = backing_of(file, direct);
+            backing.facts.nowait = variant & 2 != 0;
+            backing.facts.uncached = variant & 4 != 0;
+            backing
+        });
+        let backing = Arc::new(Backing::new(map.clone(), backings.collect(), false, 1));
+        let seed = 0xb3c4e7 + variant;
         let mut random = Random(seed);
         let mut model = vec![0u8; (LANE * LANES) as usize];
         let mut expected: Vec<Vec<Option<Vec<u8>>>> = Vec::new();
@@ -198,7 +220,7 @@ fn random_requests_agree_with_a_model() {
         for lane in 0..LANES {
             let mut steps = Vec::new();
             let mut answers = Vec::new();
-            for _ in 0..300 {
+            for _ in 0..100 {
                 let unit = if random.below(2) == 0 { 4096 } else { 512 };
                 let len = (1 + random.below(BUFFER as u64 / unit)) * unit;
                 let offset = lane * LANE + random.below((LANE - len) / unit + 1) * unit;
@@ -526,4 +548,49 @@ fn what_was_done_is_counted() {
     }
     // A sync goes to the disk; that takes time on any machine, and more than one turn.
     assert!(told.flush.max_ns > Some(0), "{:?}", told.flush);
+}
+
+/// A backing whose reads wait until somebody writes to the pipe that comes with it.
+fn stuck() -> (Arc<Backing>, OwnedFd) {
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let facts = Facts { writable: false, nowait: false, ..facts(None) };
+    let backing = becket_image::Backing { buffered: reader, direct: None, facts };
+    (Arc::new(Backing::new(Map::contiguous(0, 0, 1 << 20), vec![backing], true, 1)), writer)
+}
+
+#[test]
+fn nobody_waits_for_operations_that_block_but_those_like_them() {
+    const BLOCKED: usize = 40;
+    let threads = IoThreads::start(1).unwrap();
+    let (backing, writer) = stuck();
+    let reads = vec![vec![step(Op::Read, 0, 512)]; BLOCKED];
+    let flush = vec![step(Op::Flush, 0, 0)];
+    let scripts = reads.into_iter().chain([flush]).collect();
+    let (seen, is_closed) = begin(&threads, 0, &backing, scripts, &Arc::default());
+    let (tag, result, _) = seen.recv_timeout(Duration::from_secs(60)).expect("the flush waits for reads");
+    assert_eq!((usize::from(tag), result), (BLOCKED, Ok(0)));
+
+    // Another device of the same ring, with operations that block too.
+    let file = file_of(&[3; 8192]);
+    let mut other = backing_of(&file, false);
+    other.facts.nowait = false;
+    let other = Arc::new(Backing::new(Map::contiguous(0, 0, 8192), vec![other], false, 1));
+    let scripts =
+        vec![vec![step(Op::Read, 0, 4096), write(4096, &[4; 4096], true), step(Op::Discard, 0, 4096)]; 8];
+    for (_, result, _) in run(&threads, 0, &other, scripts) {
+        assert_eq!(result, Ok(4096));
+    }
+
+    assert!(seen.try_recv().is_err(), "nothing was there to be read");
+    rustix::io::write(&writer, &[7; BLOCKED * 512]).unwrap();
+    is_closed.recv_timeout(Duration::from_secs(60)).expect("all come to their turn");
+    let mut tags: Vec<u16> = seen
+        .iter()
+        .map(|(tag, result, bytes)| {
+            assert_eq!((result, bytes.as_slice()), (Ok(512), [7; 512].as_slice()));
+            tag
+        })
+        .collect();
+    tags.sort_unstable();
+    assert_eq!(tags, (0..BLOCKED as u16).collect::<Vec<_>>());
 }

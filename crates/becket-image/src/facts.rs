@@ -2,13 +2,14 @@
 //! It never guesses from a file system's name and never changes a byte of the backing.
 
 use std::fmt;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use becket_uapi::block;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Stat, StatxFlags, Timespec, Timestamps, UTIME_OMIT};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::open::proc_path;
@@ -95,6 +96,15 @@ pub struct Facts {
     pub discard_granularity: u32,
     /// Whether ranges can be zeroed without writing them.
     pub write_zeroes: bool,
+    /// Whether an operation can be tried without blocking (`RWF_NOWAIT`), on every descriptor.
+    #[serde(default)]
+    pub nowait: bool,
+    /// Whether blocks were missing in the file when it was opened, so that writes may have to allocate them.
+    #[serde(default)]
+    pub sparse: bool,
+    /// Whether an operation through the page cache can leave nothing behind in it (`RWF_DONTCACHE`).
+    #[serde(default)]
+    pub uncached: bool,
 }
 
 /// Largest unit that is believed; beyond it a number is taken for nonsense.
@@ -140,6 +150,10 @@ pub(crate) fn ask(known: &Known<'_>, direct_io: DirectIo) -> (Facts, Option<Owne
         discard: false,
         discard_granularity: 0,
         write_zeroes: false,
+        nowait: takes(known.fd, ReadWriteFlags::NOWAIT)
+            && direct_fd.as_ref().is_none_or(|fd| takes(fd.as_fd(), ReadWriteFlags::NOWAIT)),
+        sparse: false,
+        uncached: takes(known.fd, DONTCACHE),
     };
     match known.kind {
         BackingKind::Regular => ask_file(known, &mut facts),
@@ -148,7 +162,21 @@ pub(crate) fn ask(known: &Known<'_>, direct_io: DirectIo) -> (Facts, Option<Owne
     (facts, direct_fd)
 }
 
+/// `RWF_DONTCACHE` of the kernel's `fs.h` (Linux 6.14); rustix does not name it yet.
+const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
+
+/// Whether reads of a descriptor may carry a flag, by reading one byte with it.
+///
+/// What such a read comes to is of no interest: flags that the file system or the kernel does not have are refused
+/// before anything else is looked at. A direct descriptor refuses the single byte, and then has the flag.
+fn takes(fd: BorrowedFd<'_>, flag: ReadWriteFlags) -> bool {
+    let mut byte = [0];
+    let read = retry(|| rustix::io::preadv2(fd, &mut [IoSliceMut::new(&mut byte)], 0, flag));
+    !matches!(read, Err(Errno::OPNOTSUPP | Errno::NOSYS))
+}
+
 fn ask_file(known: &Known<'_>, facts: &mut Facts) {
+    facts.sparse = u64::try_from(known.stat.st_blocks).unwrap_or(0).saturating_mul(512) < known.size;
     // The device below, where there is one to see: none for btrfs, network and memory file systems.
     let queue = Queue::of(known.stat.st_dev);
     let below = queue.as_ref().and_then(|queue| queue.unit("physical_block_size")).unwrap_or(512);

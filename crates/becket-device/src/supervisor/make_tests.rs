@@ -190,6 +190,9 @@ fn facts() -> Facts {
         discard: false,
         discard_granularity: 0,
         write_zeroes: false,
+        nowait: true,
+        sparse: false,
+        uncached: false,
     }
 }
 

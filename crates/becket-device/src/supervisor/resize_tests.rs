@@ -128,6 +128,9 @@ fn file(len: u64) -> Vec<Backing> {
         discard: false,
         discard_granularity: 0,
         write_zeroes: false,
+        nowait: true,
+        sparse: false,
+        uncached: false,
     };
     vec![Backing { buffered: file.into(), direct: None, facts }]
 }

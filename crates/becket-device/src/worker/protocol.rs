@@ -204,6 +204,9 @@ mod tests {
             discard: false,
             discard_granularity: 0,
             write_zeroes: false,
+            nowait: true,
+            sparse: false,
+            uncached: false,
         }
     }
 

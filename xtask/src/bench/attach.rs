@@ -9,8 +9,9 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::contestant::Field;
-use super::record::{self, Sample, Setting};
-use super::{fio, guest, table};
+use super::guest::{self, Guest, LIBRARY};
+use super::record::{self, Clock, Sample, Setting};
+use super::{fio, table};
 use crate::exec;
 use crate::vm::quoted;
 
@@ -67,21 +68,16 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     field.keep(&names.map(str::to_owned))?;
     let present: Vec<&str> = field.present().map(|one| one.entrant.name.as_str()).collect();
     let script = script(&present, args.rounds, "/root/said");
-    let report = guest::run(&args.guest, &field, Vec::new(), &script)?;
+    let guest = Guest::new(&args.guest, Clock::Instructions, 1);
+    let report = guest.run(&field, Vec::new(), &script)?;
     rows.extend(gather("guest", &field, &report)?);
-    let kernel = fio::sections(&report)
-        .into_iter()
-        .find_map(|section| match section.words[..] {
-            ["kernel", release] => Some(release.to_owned()),
-            _ => None,
-        })
-        .context("the guest does not name its kernel")?;
+    let kernel = guest::kernel_of(&report)?;
     let notes = vec![
         format!("{} rounds, one after another in turn, after one that does not count", args.rounds),
         "host: by the clock, a file in the temporary directory; guest: the clock counts instructions"
             .to_owned(),
     ];
-    let attach = Attach { setting: guest::setting(&args.guest, &kernel, notes)?, rows };
+    let attach = Attach { setting: guest.setting(&kernel, notes)?, rows };
     print!("{}", text(&attach));
     eprintln!("xtask: everything is in {}", record::save("attach.json", &attach)?.display());
     Ok(0)
@@ -113,7 +109,7 @@ fn on_host(args: &Args, becket: &Path) -> Result<Vec<Row>> {
     );
     let shown = |name: &str| quoted(&at(name).display().to_string());
     let script = format!(
-        "IMAGE={} REPORT={}\nsection() {{ printf '@@ %s\\n' \"$*\" >>\"$REPORT\"; }}\n{}{}",
+        "IMAGE={} REPORT={}\n{LIBRARY}\n{}{}",
         shown("image"),
         shown("report"),
         field.functions(),
@@ -201,7 +197,7 @@ mod tests {
                       @@ absent rublk\nno device\n";
         let rows = gather("host", &field, report).unwrap();
         assert_eq!(rows[0].attach, [2000.0, 2000.0]);
-        let setting = record::tests::example().setting;
+        let setting = crate::bench::grid::tests::example().boots.swap_remove(0);
         let text = text(&Attach { setting, rows });
         for word in ["1.50", "0.50", "no device", "3.00"] {
             assert!(text.contains(word), "{word} is not in {text}");

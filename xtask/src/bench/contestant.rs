@@ -15,7 +15,13 @@ pub(crate) struct Contestant {
     pub(crate) entrant: Entrant,
     pub(crate) attach: String,
     pub(crate) detach: String,
+    /// How the names of its server's threads begin; `-` when the kernel alone serves.
+    pub(crate) server: String,
 }
+
+/// becket, the best of each peer, and the kernel's own ways: whom short scenarios compare.
+pub(crate) const MAIN: [&str; 5] =
+    ["file", "loop-direct", "becket", "kublk-batch-zero-copy", "rublk-zero-copy"];
 
 /// The contestants, and the programs that they need in the guest.
 pub(crate) struct Field {
@@ -85,6 +91,14 @@ impl Field {
         field
     }
 
+    /// Those whom a scenario compares when nobody else is asked for.
+    pub(crate) fn narrowed(mut self, names: &[&str], asked: &[String]) -> Field {
+        if asked.is_empty() {
+            self.contestants.retain(|one| names.contains(&one.entrant.name.as_str()));
+        }
+        self
+    }
+
     /// Keeps those whose names are given; all when none is.
     pub(crate) fn keep(&mut self, names: &[String]) -> Result<()> {
         for name in names {
@@ -100,12 +114,16 @@ impl Field {
         Ok(())
     }
 
-    /// The bash functions `attach NAME` and `detach NAME` for all that can be tried.
+    /// The bash functions `attach NAME`, `detach NAME` and `server NAME` for all that can be tried.
     pub(crate) fn functions(&self) -> String {
         let mut text = String::new();
-        for (function, snippet) in
-            [("attach", (|one| &one.attach) as fn(&Contestant) -> &String), ("detach", |one| &one.detach)]
-        {
+        type Snippet = fn(&Contestant) -> String;
+        let parts: [(&str, Snippet); 3] = [
+            ("attach", |one| one.attach.clone()),
+            ("detach", |one| one.detach.clone()),
+            ("server", |one| format!("echo {}", quoted(&one.server))),
+        ];
+        for (function, snippet) in parts {
             let _ = writeln!(text, "{function}() {{\n    case $1 in");
             for one in self.present() {
                 let _ = writeln!(text, "    {}) {} ;;", quoted(&one.entrant.name), snippet(one));
@@ -125,7 +143,7 @@ impl Field {
     }
 
     /// One more; the snippets are as in [`Contestant`].
-    pub(crate) fn add(&mut self, name: &str, about: &str, attach: &str, detach: &str) -> &mut Entrant {
+    pub(crate) fn add(&mut self, name: &str, about: &str, attach: &str, detach: &str) -> &mut Contestant {
         let at = self.contestants.len();
         self.contestants.push(Contestant {
             entrant: Entrant {
@@ -137,19 +155,30 @@ impl Field {
             },
             attach: attach.to_owned(),
             detach: detach.to_owned(),
+            server: "-".to_owned(),
         });
-        &mut self.contestants[at].entrant
+        &mut self.contestants[at]
     }
 
-    fn loop_device(&mut self, name: &str, option: &str) {
+    pub(crate) fn loop_device(&mut self, name: &str, option: &str) {
         let command = format!("losetup --find --show {option} $IMAGE");
         self.add(name, &command, &format!("DEVICE=$({command})"), "losetup -d $DEVICE");
     }
 
-    fn becket(&mut self, name: &str, program: &str, options: &str) {
+    /// becket as it is without options, on the host; `program` is a word for the shell.
+    pub(crate) fn becket_on_host(&mut self, program: &str) {
+        let attach = format!("DEVICE=$({program} attach $IMAGE)");
+        let one = self.add("becket", "becket attach $IMAGE", &attach, &format!("{program} detach $DEVICE"));
+        one.entrant.ours = true;
+    }
+
+    /// becket over ublk.
+    pub(crate) fn becket(&mut self, name: &str, program: &str, options: &str) {
         let command = format!("{program} attach --via ublk{options} $IMAGE");
         let attach = format!("DEVICE=$({command})");
-        self.add(name, &command, &attach, &format!("{program} detach $DEVICE")).ours = true;
+        let one = self.add(name, &command, &attach, &format!("{program} detach $DEVICE"));
+        one.entrant.ours = true;
+        one.server = "becket".to_owned();
     }
 
     fn kublk(&mut self, peer: &Peer, name: &str, options: &str) {
@@ -160,9 +189,10 @@ impl Field {
     fn peer(&mut self, peer: &Peer, name: &str, program: &str, command: &str, device: &str, detach: &str) {
         let attach = format!("{command} && {device} && [[ -b $DEVICE ]]");
         let absent = peer.as_ref().err().map(|why| format!("{program} could not be built: {why}"));
-        let entrant = self.add(name, command, &attach, detach);
-        entrant.peer = true;
-        entrant.absent = absent;
+        let one = self.add(name, command, &attach, detach);
+        one.server = program.to_owned();
+        one.entrant.peer = true;
+        one.entrant.absent = absent;
     }
 }
 
@@ -194,6 +224,8 @@ mod tests {
         assert!(text.contains("'becket-copy') DEVICE=$(becket attach --via ublk --mode copy $IMAGE) ;;"));
         assert!(text.contains("'kublk-copy') kublk add -t loop -n 10 -q $CPUS -d 128 $IMAGE && "));
         assert!(text.contains("'kublk-copy') kublk del -n 10 ;;"));
+        assert!(text.contains("'kublk-copy') echo 'kublk' ;;"));
+        assert!(text.contains("'loop-direct') echo '-' ;;"));
     }
 
     #[test]

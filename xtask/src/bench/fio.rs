@@ -4,6 +4,8 @@
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
+use super::record::{Clock, Outcome};
+
 /// One job for fio.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Workload {
@@ -13,17 +15,34 @@ pub(crate) struct Workload {
     pub(crate) pattern: String,
     /// Bytes of one I/O, in KiB.
     pub(crate) block_kib: u32,
-    /// I/Os in flight.
+    /// I/Os in flight for each job.
     pub(crate) depth: u32,
+    /// Jobs at the same time.
+    pub(crate) jobs: u32,
+    /// I/Os that are submitted, and waited for, at a time.
+    pub(crate) batch: u32,
 }
 
+/// I/Os of a run whose system calls are counted.
+pub(crate) const COUNTED: u32 = 16_384;
+
 impl Workload {
-    fn new(pattern: &str, block_kib: u32, depth: u32) -> Workload {
-        let size = if block_kib >= 1024 { format!("{}m", block_kib / 1024) } else { format!("{block_kib}k") };
-        Workload { name: format!("{pattern}-{size}-d{depth}"), pattern: pattern.to_owned(), block_kib, depth }
+    pub(crate) fn new(pattern: &str, block_kib: u32, depth: u32) -> Workload {
+        let name = format!("{pattern}-{}-d{depth}", size(block_kib, "k", "m"));
+        Workload { name, pattern: pattern.to_owned(), block_kib, depth, jobs: 1, batch: 1 }
     }
 
-    /// Everything that `cost` measures, the most telling first.
+    /// The same by several jobs at once.
+    pub(crate) fn with_jobs(self, jobs: u32) -> Workload {
+        Workload { name: format!("{}-j{jobs}", self.name), jobs, ..self }
+    }
+
+    /// The same with so many I/Os submitted and waited for at a time.
+    pub(crate) fn with_batch(self, batch: u32) -> Workload {
+        Workload { name: format!("{}-b{batch}", self.name), batch, ..self }
+    }
+
+    /// The rows that speed is judged by, the most telling first.
     pub(crate) fn all() -> Vec<Workload> {
         [
             ("randread", 4, 64),
@@ -48,22 +67,52 @@ impl Workload {
             "write" => "sequential write",
             other => other,
         };
-        let size = if self.block_kib >= 1024 {
-            format!("{} MiB", self.block_kib / 1024)
-        } else {
-            format!("{} KiB", self.block_kib)
-        };
-        format!("{size} {kind}, depth {}", self.depth)
+        let mut title = format!("{} {kind}, depth {}", size(self.block_kib, " KiB", " MiB"), self.depth);
+        if self.jobs > 1 {
+            title.push_str(&format!(", {} jobs", self.jobs));
+        }
+        if self.batch > 1 {
+            title.push_str(&format!(", batches of {}", self.batch));
+        }
+        title
     }
 
     /// fio's arguments but for the file's name; `engine` as fio calls it.
-    pub(crate) fn arguments(&self, engine: &str) -> String {
-        let Workload { name, pattern, block_kib, depth } = self;
-        format!(
-            "--name={name} --ioengine={engine} --direct=1 --rw={pattern} --bs={block_kib}k --iodepth={depth} \
-             --size=256M --time_based --ramp_time=200ms --runtime=1 --norandommap --randrepeat=1"
-        )
+    pub(crate) fn arguments(&self, engine: &str, clock: Clock) -> String {
+        // Counted instructions repeat within a thousandth after a tenth of a second; time does not.
+        let times = match clock {
+            Clock::Instructions => "--ramp_time=100ms --runtime=500ms",
+            Clock::Time => "--ramp_time=200ms --runtime=1",
+        };
+        format!("{} --size=256M --time_based {times}", self.base(engine))
     }
+
+    /// The same for a known number of I/Os instead of a time.
+    pub(crate) fn counted_arguments(&self, engine: &str) -> String {
+        format!("{} --size=256M --number_ios={}", self.base(engine), COUNTED / self.jobs)
+    }
+
+    fn base(&self, engine: &str) -> String {
+        let Workload { name, pattern, block_kib, depth, jobs, batch } = self;
+        // What a program waits for begins with its submission: lat, not clat, which leaves the system call out.
+        let mut line = format!(
+            "--name={name} --ioengine={engine} --direct=1 --rw={pattern} --bs={block_kib}k --iodepth={depth} \
+             --norandommap --randrepeat=1 --clat_percentiles=0 --lat_percentiles=1"
+        );
+        if *jobs > 1 {
+            line.push_str(&format!(" --numjobs={jobs} --group_reporting"));
+        }
+        if *batch > 1 {
+            line.push_str(&format!(
+                " --iodepth_batch_submit={batch} --iodepth_batch_complete_min={batch} --iodepth_batch_complete_max={batch}"
+            ));
+        }
+        line
+    }
+}
+
+fn size(kib: u32, small: &str, large: &str) -> String {
+    if kib >= 1024 { format!("{}{large}", kib / 1024) } else { format!("{kib}{small}") }
 }
 
 /// What one run of fio measured; times are of the guest's clock.
@@ -104,7 +153,7 @@ struct Direction {
     total_ios: u64,
     iops: f64,
     bw_bytes: f64,
-    clat_ns: Latency,
+    lat_ns: Latency,
 }
 
 #[derive(Deserialize)]
@@ -128,16 +177,25 @@ pub(crate) fn parse(text: &str) -> Result<Measure> {
         (0, 1..) => &job.write,
         (reads, writes) => bail!("fio finished {reads} reads and {writes} writes"),
     };
-    let percentile = |name: &str| direction.clat_ns.percentile.get(name).copied().unwrap_or_default();
+    let percentile = |name: &str| direction.lat_ns.percentile.get(name).copied().unwrap_or_default();
     Ok(Measure {
         iops: direction.iops,
         bytes_per_second: direction.bw_bytes,
-        latency_mean_ns: direction.clat_ns.mean,
+        latency_mean_ns: direction.lat_ns.mean,
         latency_p50_ns: percentile("50.000000"),
         latency_p99_ns: percentile("99.000000"),
         load_user_percent: job.usr_cpu,
         load_system_percent: job.sys_cpu,
     })
+}
+
+/// What became of a run that ended with this code and these words.
+pub(crate) fn outcome(code: &str, said: &str) -> Outcome {
+    match (code, parse(said)) {
+        ("0", Ok(measure)) => Outcome::Measured(measure),
+        ("0", Err(error)) => Outcome::Failed(format!("{error:#}")),
+        (code, _) => Outcome::Failed(format!("fio ended with {code}: {said}")),
+    }
 }
 
 /// A piece of what the guest wrote: a line `@@ WORD WORD ...`, then text up to the next such line.
@@ -170,9 +228,9 @@ mod tests {
 
     const ANSWER: &str = r#"fio: a warning
 {"fio version":"fio-3.33","jobs":[{"jobname":"x","error":0,"usr_cpu":12.5,"sys_cpu":40.0,
-"read":{"total_ios":43000,"iops":43123.5,"bw_bytes":176633856,"clat_ns":{"mean":1480000.5,
+"read":{"total_ios":43000,"iops":43123.5,"bw_bytes":176633856,"lat_ns":{"mean":1480000.5,
  "percentile":{"50.000000":1400000,"99.000000":2000000}}},
-"write":{"total_ios":0,"iops":0.0,"bw_bytes":0,"clat_ns":{"mean":0.0}}}]}"#;
+"write":{"total_ios":0,"iops":0.0,"bw_bytes":0,"lat_ns":{"mean":0.0}}}]}"#;
 
     #[test]
     fn fios_answer_is_read() {
@@ -208,5 +266,26 @@ mod tests {
             Workload::all().into_iter().map(|workload| workload.name).collect();
         assert_eq!(names.len(), Workload::all().len());
         assert!(names.contains("randread-4k-d64") && names.contains("write-1m-d4"));
+    }
+
+    #[test]
+    fn jobs_and_batches_are_in_the_name_and_on_the_command_line() {
+        let job = Workload::new("randread", 4, 256).with_batch(32).with_jobs(2);
+        assert_eq!(job.name, "randread-4k-d256-b32-j2");
+        assert_eq!(job.title(), "4 KiB random read, depth 256, 2 jobs, batches of 32");
+        let line = job.arguments("libaio", Clock::Time);
+        for word in
+            ["--iodepth_batch_submit=32", "--iodepth_batch_complete_min=32", "--numjobs=2 --group_reporting"]
+        {
+            assert!(line.contains(word), "{word} is not in {line}");
+        }
+        assert!(job.counted_arguments("libaio").contains(&format!("--number_ios={}", COUNTED / 2)));
+    }
+
+    #[test]
+    fn a_run_that_did_not_end_keeps_its_words() {
+        assert_eq!(outcome("124", "stuck"), Outcome::Failed("fio ended with 124: stuck".into()));
+        assert!(matches!(outcome("0", ANSWER), Outcome::Measured(_)));
+        assert!(matches!(outcome("0", "no JSON"), Outcome::Failed(_)));
     }
 }

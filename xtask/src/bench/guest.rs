@@ -1,16 +1,20 @@
-//! The guest of the benchmarks: one emulated CPU whose clock counts instructions, and a backing that costs little.
+//! The guest of the benchmarks: its clock counts instructions, or time; its image lies where little is spent.
 //! Never measures the guest's own disks: the image lives on ext4 in memory, behind the kernel's null block device.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
 use super::contestant::Field;
-use super::record;
+use super::fio;
+use super::record::{self, Clock, Setting};
 use crate::exec;
 use crate::vm::{Machine, Place, Series};
+
+/// What every script knows.
+pub(crate) const LIBRARY: &str = include_str!("guest/lib.sh");
 
 /// Makes `$IMAGE` and loads the drivers.
 const SETUP: &str = include_str!("guest/setup.sh");
@@ -18,18 +22,30 @@ const SETUP: &str = include_str!("guest/setup.sh");
 /// Where the guest's scripts write their report.
 const REPORT: &str = "/root/report";
 
+/// What the setup makes, for a record's notes.
+pub(crate) const IMAGE: &str =
+    "image: 256 MiB on ext4 on a memory-backed null_blk (queue_mode=2, irqmode=0, 512-byte blocks)";
+
 /// What a benchmark may choose about its guest.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Emulated CPUs (all of them on one thread of the host)
-    #[arg(long, default_value_t = 1)]
-    pub(crate) cpus: u32,
+    /// Emulated CPUs (default: one where instructions are counted, two where time is)
+    #[arg(long)]
+    pub(crate) cpus: Option<u32>,
     /// Seconds of the host until the guest is given up
-    #[arg(long, default_value_t = 3600)]
+    #[arg(long, default_value_t = 7200)]
     pub(crate) timeout: u64,
     /// Measure this becket instead of building the checkout's
     #[arg(long, value_name = "PATH")]
     pub(crate) becket: Option<PathBuf>,
+}
+
+/// One guest to be booted.
+pub(crate) struct Guest<'a> {
+    options: &'a Options,
+    clock: Clock,
+    cpus: u32,
+    memory_mib: u32,
 }
 
 /// becket, optimised, of this checkout unless another was asked for.
@@ -46,54 +62,96 @@ pub(crate) fn becket(options: &Options) -> Result<PathBuf> {
     if !status.success() {
         bail!("`{}` failed ({status})", exec::shown(&command));
     }
-    Ok(exec::target_dir().join("release/becket"))
+    Ok(program(options))
 }
 
-/// Boots the guest, runs `script` after the setup, and returns its report; what it prints is shown as it comes.
-pub(crate) fn run(options: &Options, field: &Field, extra: Vec<Place>, script: &str) -> Result<String> {
-    let work = tempfile::tempdir_in(record::dir()?)?;
-    let report = work.path().join("report");
-    let head = format!("CPUS={} REPORT={REPORT}\n{SETUP}\n{}", options.cpus, field.functions());
-    let mut machine = Machine::new(Series::V7, format!("{head}\n{script}"));
-    machine.icount = true;
-    machine.cpus = options.cpus;
-    machine.timeout = Duration::from_secs(options.timeout);
-    machine.files = field.programs.clone();
-    machine.files.extend(extra);
-    machine.outs.push(Place { host: report.clone(), guest: REPORT.to_owned() });
-    let code = machine.boot(&mut |bytes| eprint!("{}", String::from_utf8_lossy(bytes)))?;
-    if code != 0 {
-        bail!("the guest's script ended with {code}");
+fn program(options: &Options) -> PathBuf {
+    options.becket.clone().unwrap_or_else(|| exec::target_dir().join("release/becket"))
+}
+
+impl<'a> Guest<'a> {
+    /// A guest with this many CPUs unless the options say otherwise.
+    pub(crate) fn new(options: &'a Options, clock: Clock, cpus: u32) -> Guest<'a> {
+        Guest { options, clock, cpus: options.cpus.unwrap_or(cpus), memory_mib: 2048 }
     }
-    read(&report)
+
+    /// The same with more memory.
+    pub(crate) fn with_memory(self, memory_mib: u32) -> Guest<'a> {
+        Guest { memory_mib, ..self }
+    }
+
+    /// Boots, makes the image, runs `script`, and returns its report; what it prints is shown as it comes.
+    pub(crate) fn run(&self, field: &Field, extra: Vec<Place>, script: &str) -> Result<String> {
+        self.boot(field, extra, &format!("{SETUP}\n{script}"))
+    }
+
+    /// The same for a script that makes its own images.
+    pub(crate) fn boot(&self, field: &Field, extra: Vec<Place>, script: &str) -> Result<String> {
+        let work = tempfile::tempdir_in(record::dir()?)?;
+        let report = work.path().join("report");
+        let head = format!("CPUS={} REPORT={REPORT}\n{LIBRARY}\n{}", self.cpus, field.functions());
+        let mut machine = Machine::new(Series::V7, format!("{head}\n{script}"));
+        machine.icount = self.clock == Clock::Instructions;
+        machine.cpus = self.cpus;
+        machine.memory_mib = self.memory_mib;
+        machine.timeout = Duration::from_secs(self.options.timeout);
+        machine.files = field.programs.clone();
+        machine.files.extend(extra);
+        machine.outs.push(Place { host: report.clone(), guest: REPORT.to_owned() });
+        let code = machine.boot(&mut |bytes| eprint!("{}", String::from_utf8_lossy(bytes)))?;
+        if code != 0 {
+            bail!("the guest's script ended with {code}");
+        }
+        let bytes = std::fs::read(&report).context("the guest sent no report")?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The setting of a measurement in this guest; the kernel's name comes from its report.
+    pub(crate) fn setting(&self, kernel: &str, notes: Vec<String>) -> Result<Setting> {
+        let version = exec::output(Command::new("qemu-system-x86_64").arg("--version"))?;
+        let version = version.lines().next().unwrap_or_default();
+        let mode = match self.clock {
+            Clock::Instructions => "tcg, thread=single, icount shift=0, sleep=off",
+            Clock::Time => "tcg, thread=multi",
+        };
+        let emulator = format!("{version}, {mode}");
+        setting(self.options, self.clock, kernel, self.cpus, &emulator, notes)
+    }
 }
 
-fn read(report: &Path) -> Result<String> {
-    let bytes = std::fs::read(report).context("the guest sent no report")?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// The setting of a measurement in this guest; the guest's kernel and fio come from its report.
-pub(crate) fn setting(options: &Options, kernel: &str, notes: Vec<String>) -> Result<record::Setting> {
-    Ok(record::Setting {
+/// The setting of a measurement with this becket, wherever it was made.
+pub(crate) fn setting(
+    options: &Options,
+    clock: Clock,
+    kernel: &str,
+    cpus: u32,
+    emulator: &str,
+    notes: Vec<String>,
+) -> Result<Setting> {
+    Ok(Setting {
         date: record::date()?,
         commit: match options.becket {
             // Somebody else built it; the checkout's commit would be a guess.
             Some(_) => "unknown (a build given by --becket)".to_owned(),
             None => record::commit()?,
         },
+        build: record::build_of(&program(options))?,
+        clock,
         kernel: kernel.to_owned(),
-        cpus: options.cpus,
-        emulator: format!(
-            "{}, tcg, thread=single, icount shift=0, sleep=off",
-            exec::output(Command::new("qemu-system-x86_64").arg("--version"))?
-                .lines()
-                .next()
-                .unwrap_or_default()
-        ),
+        cpus,
+        emulator: emulator.to_owned(),
         command: command(std::env::args().skip(1)),
         notes,
     })
+}
+
+/// The kernel that a guest's report names.
+pub(crate) fn kernel_of(report: &str) -> Result<String> {
+    let kernel = |section: fio::Section<'_>| match section.words[..] {
+        ["kernel", release] => Some(release.to_owned()),
+        _ => None,
+    };
+    fio::sections(report).into_iter().find_map(kernel).context("the guest does not name its kernel")
 }
 
 /// This run's command line, as one would type it again; a path of this machine is shown by its last part only.

@@ -2,10 +2,15 @@
 //! Never part of the checks that gate a change; nothing here is built or fetched by `cargo xtask ci`.
 
 mod attach;
+mod batch;
 mod contestant;
 mod cost;
 mod fio;
+mod goal;
+mod grid;
 mod guest;
+mod latency;
+mod metric;
 mod peers;
 mod profile;
 mod record;
@@ -13,6 +18,10 @@ mod report;
 mod rooms;
 mod svg;
 mod table;
+mod trace;
+mod wall;
+mod writeback;
+mod writeback_table;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -28,6 +37,14 @@ pub(crate) struct Args {
 enum Scenario {
     /// Instructions per I/O, in the emulator: the file, loop, becket's modes, and the peers
     Cost(cost::Args),
+    /// I/Os per second by time, in the emulator with two CPUs, and how they grow with jobs and queues
+    Wall(wall::Args),
+    /// One I/O at a time: what a program waits for, and what it costs
+    Latency(latency::Args),
+    /// I/Os submitted in batches at depth 256, and the server's system calls for each
+    Batch(batch::Args),
+    /// A new file system filled and synced while dirty pages are scarce, on xfs, ext4 and btrfs; on the host and in the guest
+    Writeback(writeback::Args),
     /// Where the instructions of one I/O go: by room of the kernel and of the server, and by function
     Profile(profile::Args),
     /// How long attaching and detaching takes, beside losetup on the host and everybody in the guest
@@ -40,6 +57,10 @@ enum Scenario {
 pub(crate) fn run(args: &Args) -> Result<u8> {
     match &args.scenario {
         Scenario::Cost(args) => cost::run(args),
+        Scenario::Wall(args) => wall::run(args),
+        Scenario::Latency(args) => latency::run(args),
+        Scenario::Batch(args) => batch::run(args),
+        Scenario::Writeback(args) => writeback::run(args),
         Scenario::Profile(args) => profile::run(args),
         Scenario::Attach(args) => attach::run(args),
         Scenario::Report => report::run(),

@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use super::contestant::{Field, Other};
 use super::fio::{self, Workload};
-use super::guest;
-use super::record::{self, Setting};
+use super::guest::{self, Guest};
+use super::record::{self, Clock, Setting};
 use super::rooms::{self, ROOMS, Spot};
+use super::svg::{self, Stack};
 use crate::exec;
 use crate::vm::{Apt, Place, quoted};
 
@@ -81,6 +82,11 @@ impl Profile {
         self.spots.iter().map(|spot| spot.samples).sum()
     }
 
+    /// Instructions of one I/O in each of [`ROOMS`].
+    fn rooms(&self) -> [f64; ROOMS.len()] {
+        rooms::by_room(&self.spots).map(|samples| self.instructions(samples))
+    }
+
     /// Instructions of one I/O that so many samples stand for.
     fn instructions(&self, samples: u64) -> f64 {
         1e9 / self.iops * samples as f64 / self.samples().max(1) as f64
@@ -100,13 +106,14 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     let script = format!(
         "ENTRANTS=({})\nWORKLOAD={}\n{SCRIPT}",
         entrants.join(" "),
-        quoted(&workload.arguments(&args.engine))
+        quoted(&workload.arguments(&args.engine, Clock::Instructions))
     );
     let perf = Place { host: perf()?, guest: "/opt/perf".to_owned() };
-    let report = guest::run(&args.guest, &field, vec![perf], &script)?;
+    let guest = Guest::new(&args.guest, Clock::Instructions, 1);
+    let report = guest.run(&field, vec![perf], &script)?;
     let (kernel, profiles) = gather(&report)?;
     let notes = vec![format!("perf record -a -e cpu-clock -F 9000, engine {}", args.engine)];
-    let profiles = Profiles { setting: guest::setting(&args.guest, &kernel, notes)?, workload, profiles };
+    let profiles = Profiles { setting: guest.setting(&kernel, notes)?, workload, profiles };
     print!("{}\n{}", by_room(&profiles), by_function(&profiles, args.from));
     eprintln!("xtask: everything is in {}", record::save("profile.json", &profiles)?.display());
     Ok(0)
@@ -157,6 +164,40 @@ pub(crate) fn by_room(all: &Profiles) -> String {
     }
     text.push('\n');
     text
+}
+
+/// The same as a table of a document.
+pub(crate) fn markdown(all: &Profiles) -> String {
+    let names: Vec<&str> = all.profiles.iter().map(|profile| profile.entrant.as_str()).collect();
+    let mut text = format!(
+        "Instructions of one I/O, {}:\n\n| | {} |\n| --- |{}\n",
+        all.workload.title(),
+        names.join(" | "),
+        " ---: |".repeat(names.len())
+    );
+    let mut row = |room: &str, cells: Vec<f64>| {
+        let cells: Vec<String> = cells.into_iter().map(|cell| format!("{cell:.0}")).collect();
+        let _ = writeln!(text, "| {room} | {} |", cells.join(" | "));
+    };
+    for (index, room) in ROOMS.iter().enumerate() {
+        row(room, all.profiles.iter().map(|profile| profile.rooms()[index]).collect());
+    }
+    row("**all**", all.profiles.iter().map(|profile| 1e9 / profile.iops).collect());
+    text
+}
+
+/// The same as a chart.
+pub(crate) fn chart(all: &Profiles) -> String {
+    let bars: Vec<Stack<'_>> = all
+        .profiles
+        .iter()
+        .map(|profile| Stack {
+            label: &profile.entrant,
+            parts: profile.rooms().to_vec(),
+            note: format!("{:.0}", 1e9 / profile.iops),
+        })
+        .collect();
+    svg::stacks(&format!("{}: instructions by room", all.workload.title()), &ROOMS, &bars)
 }
 
 /// The first contestant's functions, the dearest first.

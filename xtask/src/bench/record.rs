@@ -1,22 +1,36 @@
 //! What a benchmark leaves behind: every run, and all that is needed to repeat it.
 //! Never drops a contestant: one that did not run is kept with the reason.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::fio::{Measure, Workload};
+use super::fio::Measure;
 use crate::exec;
 
+/// What a guest's clock counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Clock {
+    /// Executed instructions: one thread of the host for all CPUs, a nanosecond for each instruction.
+    Instructions,
+    /// Time: a thread of the host for each CPU.
+    Time,
+}
+
 /// Where and when something was measured.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Setting {
     /// UTC, as `2026-01-31 12:00`.
     pub(crate) date: String,
     /// becket's commit; `+` when the checkout had changes.
     pub(crate) commit: String,
+    /// The beginning of becket's SHA-256: which program this was, whatever the checkout was.
+    pub(crate) build: String,
+    pub(crate) clock: Clock,
     /// `uname -r` where it ran.
     pub(crate) kernel: String,
     /// CPUs that it ran on.
@@ -51,6 +65,8 @@ pub(crate) struct Run {
     pub(crate) workload: String,
     /// 1 for the first.
     pub(crate) round: u32,
+    /// The boot that it was part of: an index into the record's settings.
+    pub(crate) boot: usize,
     /// fio's command line.
     pub(crate) command: String,
     pub(crate) outcome: Outcome,
@@ -62,15 +78,6 @@ pub(crate) struct Run {
 pub(crate) enum Outcome {
     Measured(Measure),
     Failed(String),
-}
-
-/// `target/bench/cost.json`.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Cost {
-    pub(crate) setting: Setting,
-    pub(crate) entrants: Vec<Entrant>,
-    pub(crate) workloads: Vec<Workload>,
-    pub(crate) runs: Vec<Run>,
 }
 
 /// Several measurements of one thing.
@@ -96,51 +103,6 @@ impl Sample {
     }
 }
 
-impl Cost {
-    /// I/Os per second of one contestant under one workload, over all rounds that succeeded.
-    pub(crate) fn sample(&self, entrant: &str, workload: &str) -> Option<Sample> {
-        let of = |run: &&Run| run.entrant == entrant && run.workload == workload;
-        let values: Vec<f64> = self
-            .runs
-            .iter()
-            .filter(of)
-            .filter_map(|run| match &run.outcome {
-                Outcome::Measured(measure) => Some(measure.iops),
-                Outcome::Failed(_) => None,
-            })
-            .collect();
-        Sample::of(&values)
-    }
-
-    /// Runs of one contestant under one workload that failed.
-    pub(crate) fn failed(&self, entrant: &str, workload: &str) -> usize {
-        let failed = |run: &&Run| {
-            let of = run.entrant == entrant && run.workload == workload;
-            of && matches!(run.outcome, Outcome::Failed(_))
-        };
-        self.runs.iter().filter(failed).count()
-    }
-
-    /// Why a contestant has no number under a workload.
-    pub(crate) fn failure(&self, entrant: &Entrant, workload: &str) -> String {
-        let failed = self.runs.iter().find_map(|run| match &run.outcome {
-            Outcome::Failed(why) if run.entrant == entrant.name && run.workload == workload => Some(why),
-            _ => None,
-        });
-        let why = entrant.absent.as_ref().or(failed).map_or("it was not run", String::as_str);
-        why.lines().next().unwrap_or_default().to_owned()
-    }
-
-    /// The best peer's name and number under a workload.
-    pub(crate) fn best_peer(&self, workload: &str) -> Option<(&str, f64)> {
-        let peers = self.entrants.iter().filter(|entrant| entrant.peer);
-        let numbers = peers.filter_map(|entrant| {
-            Some((entrant.name.as_str(), self.sample(&entrant.name, workload)?.median))
-        });
-        numbers.max_by(|a, b| a.1.total_cmp(&b.1))
-    }
-}
-
 /// `target/bench` of the checkout: built peers and results.
 pub(crate) fn dir() -> Result<PathBuf> {
     let dir = exec::workspace().join("target/bench");
@@ -157,9 +119,27 @@ pub(crate) fn save<T: Serialize>(name: &str, value: &T) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// What was kept under this name, if anything.
+pub(crate) fn load<T: DeserializeOwned>(name: &str) -> Result<Option<T>> {
+    let path = dir()?.join(name);
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let text = std::fs::read_to_string(&path)?;
+    let hint =
+        || format!("{} is not as expected; an older xtask wrote it, perhaps: remove it", path.display());
+    serde_json::from_str(&text).with_context(hint).map(Some)
+}
+
 /// Now, in UTC.
 pub(crate) fn date() -> Result<String> {
     Ok(exec::output(Command::new("date").args(["-u", "+%F %H:%M"]))?.trim().to_owned())
+}
+
+/// The beginning of a program's SHA-256.
+pub(crate) fn build_of(program: &Path) -> Result<String> {
+    let sum = exec::output(Command::new("sha256sum").arg("--").arg(program))?;
+    Ok(sum.trim_start_matches('\\').chars().take(12).collect())
 }
 
 /// The checkout's commit.
@@ -173,59 +153,8 @@ pub(crate) fn commit() -> Result<String> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-
-    /// Two peers, one of which did not start; becket between them and loop.
-    pub(crate) fn example() -> Cost {
-        let entrant = |name: &str, peer, ours, absent: Option<&str>| Entrant {
-            name: name.into(),
-            about: format!("about {name}"),
-            peer,
-            ours,
-            absent: absent.map(str::to_owned),
-        };
-        let run = |name: &str, round, iops: f64| Run {
-            entrant: name.into(),
-            workload: "randread-4k-d64".into(),
-            round,
-            command: "fio --x".into(),
-            outcome: Outcome::Measured(Measure {
-                iops,
-                bytes_per_second: iops * 4096.0,
-                latency_mean_ns: 1.0,
-                latency_p50_ns: 1.0,
-                latency_p99_ns: 1.0,
-                load_user_percent: 1.0,
-                load_system_percent: 1.0,
-            }),
-        };
-        Cost {
-            setting: Setting {
-                date: "2026-01-31 12:00".into(),
-                commit: "abc".into(),
-                kernel: "7.3".into(),
-                cpus: 1,
-                emulator: "QEMU 10".into(),
-                command: "cargo xtask bench cost".into(),
-                notes: vec!["fio 3".into()],
-            },
-            entrants: vec![
-                entrant("loop-direct", false, false, None),
-                entrant("becket", false, true, None),
-                entrant("kublk", true, false, None),
-                entrant("rublk", true, false, Some("no libclang")),
-            ],
-            workloads: vec![Workload::all().swap_remove(0)],
-            runs: vec![
-                run("loop-direct", 1, 50_000.0),
-                run("becket", 1, 44_000.0),
-                run("becket", 2, 44_440.0),
-                run("becket", 3, 43_560.0),
-                run("kublk", 1, 40_000.0),
-            ],
-        }
-    }
 
     #[test]
     fn medians_and_spreads() {
@@ -236,18 +165,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_best_peer_is_one_that_ran() {
-        let cost = example();
-        assert_eq!(cost.best_peer("randread-4k-d64"), Some(("kublk", 40_000.0)));
-        assert_eq!(cost.failure(&cost.entrants[3], "randread-4k-d64"), "no libclang");
-        assert_eq!(cost.failure(&cost.entrants[0], "other"), "it was not run");
-    }
-
-    #[test]
-    fn a_record_survives_being_written() {
-        let text = serde_json::to_string(&example()).unwrap();
-        let back: Cost = serde_json::from_str(&text).unwrap();
-        assert_eq!(back.runs, example().runs);
-        assert_eq!(back.entrants, example().entrants);
+    fn a_build_is_named_by_its_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("program");
+        std::fs::write(&path, "becket").unwrap();
+        let before = build_of(&path).unwrap();
+        assert_eq!(before.len(), 12);
+        std::fs::write(&path, "Becket").unwrap();
+        assert_ne!(build_of(&path).unwrap(), before);
     }
 }

@@ -2,34 +2,70 @@
 //! Never writes a number that is not in the data kept beside it.
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::de::DeserializeOwned;
 
-use super::attach::Attach;
+use super::attach::{self, Attach};
+use super::goal::{self, Verdict};
+use super::grid::Grid;
+use super::metric::Metric;
 use super::profile::{self, Profiles};
-use super::record::{self, Cost, Setting};
+use super::record::{self, Setting};
 use super::svg::{self, Bar, Kind};
-use super::{attach, table};
+use super::writeback::Writeback;
+use super::{table, wall, writeback_table};
 use crate::exec;
 
 const INTRODUCTION: &str = "# Benchmarks
 
 Written by `cargo xtask bench report` from the JSON files in [benchmarks/](benchmarks/); do not edit.
 
-Numbers of one table come from one run on one machine, so their ratios mean something. Numbers of different tables, or
-of another machine, must not be compared.
+Numbers of one table come from one run on one machine, so their ratios mean something; where a table was put together
+from several runs of the same build, each row says when it was measured. Numbers of different tables, or of another
+machine, must not be compared. *Repeated* are runs of the load generator that did not end well and were made again.
 
 ";
 
-const COST: &str = "## Instructions of one I/O
-
-The guest is emulated and its clock advances with the instructions that it executes, so I/Os in a guest second are I/Os
+/// The records that are grids: name, heading, what a reader must know.
+const GRIDS: [(&str, &str, &str); 6] = [
+    (
+        "cost",
+        "Instructions of one I/O",
+        "The guest is emulated and its clock advances with the instructions that it executes, so I/Os in a guest second are I/Os
 per 10⁹ instructions: the price of the whole path, load generator, kernel and server, whatever else the host does. Nothing
-of it says how well work overlaps on several CPUs. More is better; the line is the kernel's loop driver with direct I/O.
-
-";
+of it says how well work overlaps on several CPUs. More is better; the line is the kernel's loop driver with direct I/O.",
+    ),
+    (
+        "wall",
+        "Time, jobs and queues",
+        "I/Os per second by the clock in a guest with two emulated CPUs, each a thread of the host. Emulation makes user code
+slower than system calls, and other work on the host disturbs it: read the spread first.",
+    ),
+    (
+        "latency-time",
+        "One I/O at a time: time",
+        "From the submission of one I/O to its completion, by the clock in a guest with two emulated CPUs; less is better.",
+    ),
+    (
+        "latency-cost",
+        "One I/O at a time: instructions",
+        "What the same costs in instructions of the whole path, every switch between tasks included; less is better.",
+    ),
+    (
+        "batch-cost",
+        "Batches, one CPU",
+        "I/Os submitted and waited for so many at a time. System calls and futex calls of the server's threads were counted by the
+kernel (raw_syscalls:sys_enter) in a run of their own, of 16,384 I/Os. That becket allocates nothing for a request is a
+test: `crates/becket-engine/tests/allocations.rs`.",
+    ),
+    (
+        "batch-time",
+        "Batches, two CPUs",
+        "The same by the clock with two CPUs, where a server may be as fast as requests come, and then gets few at a time.",
+    ),
+];
 
 const PROFILE: &str = "## Where the instructions go
 
@@ -41,51 +77,112 @@ backing, and copies with interrupts off.
 /// Writes the documents.
 pub(crate) fn run() -> Result<u8> {
     let docs = exec::workspace().join("docs");
-    let folder = docs.join("benchmarks");
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let mut text = INTRODUCTION.to_owned();
-    if let Some(cost) = load::<Cost>("cost.json", &folder)? {
-        text.push_str(COST);
-        about(&mut text, &cost.setting, "cost.json");
-        contestants(&mut text, &cost);
-        for workload in &cost.workloads {
-            let chart = format!("cost-{}.svg", workload.name);
-            write(&folder.join(&chart), &chart_of(&cost, &workload.name, &workload.title()))?;
-            let _ =
-                writeln!(text, "### {title}\n\n![{title}](benchmarks/{chart})\n", title = workload.title());
-            text.push_str(&table::markdown(&cost, &workload.name));
-            text.push('\n');
+    let page = Page { folder: docs.join("benchmarks") };
+    std::fs::create_dir_all(&page.folder)
+        .with_context(|| format!("cannot make {}", page.folder.display()))?;
+    let (mut text, mut verdicts) = (String::new(), Vec::new());
+    for (name, heading, introduction) in GRIDS {
+        if let Some(grid) = page.load::<Grid>(&format!("{name}.json"))? {
+            let _ = writeln!(text, "## {heading}\n\n{introduction}\n");
+            page.grid(&mut text, name, &grid)?;
+            verdicts.extend(goal::of(name, &grid));
         }
     }
-    if let Some(profiles) = load::<Profiles>("profile.json", &folder)? {
+    if let Some(record) = page.load::<Writeback>("writeback.json")? {
+        page.writeback(&mut text, &record)?;
+        verdicts.extend(writeback_table::verdicts(&record));
+    }
+    if let Some(profiles) = page.load::<Profiles>("profile.json")? {
         text.push_str(PROFILE);
         about(&mut text, &profiles.setting, "profile.json");
-        let _ = writeln!(text, "```\n{}```\n", profile::by_room(&profiles).trim_start_matches('\n'));
+        page.write("profile.svg", &profile::chart(&profiles))?;
+        let _ = writeln!(text, "![by room](benchmarks/profile.svg)\n\n{}", profile::markdown(&profiles));
         let _ = writeln!(text, "```\n{}```\n", profile::by_function(&profiles, 1.0));
     }
-    if let Some(attach) = load::<Attach>("attach.json", &folder)? {
+    if let Some(attach) = page.load::<Attach>("attach.json")? {
         text.push_str("## Attaching and detaching\n\n");
         about(&mut text, &attach.setting, "attach.json");
         let _ = writeln!(text, "```\n{}```\n", attach::text(&attach).trim_start_matches('\n'));
     }
     let path = docs.join("benchmarks.md");
-    write(&path, text.trim_end().to_owned().as_str())?;
+    write(&path, &format!("{INTRODUCTION}{}{}", goals(&verdicts), text.trim_end()))?;
     println!("{}", path.display());
     Ok(0)
 }
 
-/// Reads a result and keeps a copy beside the documents.
-fn load<T: DeserializeOwned>(name: &str, folder: &Path) -> Result<Option<T>> {
-    let path = record::dir()?.join(name);
-    if !path.is_file() {
-        eprintln!("xtask: there is no {}: that part is left out", path.display());
-        return Ok(None);
+fn goals(verdicts: &[Verdict]) -> String {
+    if verdicts.is_empty() {
+        return String::new();
     }
-    let text = std::fs::read_to_string(&path)?;
-    let value =
-        serde_json::from_str(&text).with_context(|| format!("{} is not as expected", path.display()))?;
-    write(&folder.join(name), &text)?;
-    Ok(Some(value))
+    let met = verdicts.iter().filter(|one| one.met).count();
+    let of = verdicts.len();
+    format!("## Goals\n\n{met} of {of} are met.\n\n{}\n", goal::markdown(verdicts))
+}
+
+/// Where the document's charts and data go.
+struct Page {
+    folder: PathBuf,
+}
+
+impl Page {
+    /// A grid's setting, its charts and its tables.
+    fn grid(&self, text: &mut String, name: &str, grid: &Grid) -> Result<()> {
+        for boot in &grid.boots {
+            about(text, boot, &format!("{name}.json"));
+        }
+        contestants(text, grid);
+        for workload in &grid.workloads {
+            let title = workload.title();
+            for (index, &metric) in grid.metrics.iter().enumerate() {
+                // The first metric is the one that counts.
+                if index == 0 {
+                    let chart = format!("{name}-{}.svg", workload.name);
+                    self.write(&chart, &chart_of(grid, &workload.name, &title, metric))?;
+                    let _ = writeln!(text, "### {title}\n\n![{title}](benchmarks/{chart})\n");
+                }
+                let _ = writeln!(text, "{}", table::markdown(grid, &workload.name, metric));
+            }
+        }
+        for (heading, part) in [
+            ("How it grows with jobs and queues", wall::growth(grid)),
+            ("System calls of the server for each I/O (futex calls in all)", table::calls(grid, true)),
+        ] {
+            if !part.is_empty() {
+                let _ = writeln!(text, "### {heading}\n\n{part}");
+            }
+        }
+        Ok(())
+    }
+
+    fn writeback(&self, text: &mut String, record: &Writeback) -> Result<()> {
+        text.push_str("## Write-back\n\n");
+        let _ = writeln!(text, "{}\n", writeback_table::INTRODUCTION);
+        for setting in &record.settings {
+            about(text, setting, "writeback.json");
+        }
+        for (name, chart) in writeback_table::charts(record) {
+            self.write(&name, &chart)?;
+            let _ = writeln!(text, "![{name}](benchmarks/{name})\n");
+        }
+        let _ = writeln!(text, "{}", writeback_table::markdown(record));
+        Ok(())
+    }
+
+    /// Reads a result and keeps a copy beside the documents.
+    fn load<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        let value = record::load(name)?;
+        if value.is_some() {
+            std::fs::copy(record::dir()?.join(name), self.folder.join(name))
+                .with_context(|| format!("cannot copy {name}"))?;
+        } else {
+            eprintln!("xtask: there is no {name} in target/bench: that part is left out");
+        }
+        Ok(value)
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<()> {
+        write(&self.folder.join(name), text)
+    }
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {
@@ -95,8 +192,8 @@ fn write(path: &Path, text: &str) -> Result<()> {
 
 /// What was run, on what, when, and how to repeat it.
 fn about(text: &mut String, setting: &Setting, data: &str) {
-    let Setting { date, commit, kernel, cpus, emulator, command, notes } = setting;
-    let _ = writeln!(text, "- when: {date} UTC, becket {commit}");
+    let Setting { date, commit, build, kernel, cpus, emulator, command, notes, clock: _ } = setting;
+    let _ = writeln!(text, "- when: {date} UTC, becket {commit}, SHA-256 {build}");
     let _ = writeln!(text, "- where: Linux {kernel}, {cpus} CPU(s), {emulator}");
     for note in notes {
         let _ = writeln!(text, "- {note}");
@@ -104,47 +201,43 @@ fn about(text: &mut String, setting: &Setting, data: &str) {
     let _ = writeln!(text, "- again: `{command}`; all runs: [{data}](benchmarks/{data})\n");
 }
 
-fn contestants(text: &mut String, cost: &Cost) {
+fn contestants(text: &mut String, grid: &Grid) {
     text.push_str("| contestant | attached by |\n| --- | --- |\n");
-    for one in &cost.entrants {
+    for one in &grid.entrants {
         let _ = writeln!(text, "| {} | `{}` |", one.name, one.about);
     }
     text.push_str("\nThe best peer is the best of the servers that are not becket's.\n\n");
 }
 
-fn chart_of(cost: &Cost, workload: &str, title: &str) -> String {
-    let rows = table::rows(cost, workload);
+fn chart_of(grid: &Grid, workload: &str, title: &str, metric: Metric) -> String {
+    let rows = table::rows(grid, workload, metric);
     let bars: Vec<Bar<'_>> = rows
         .iter()
         .map(|row| Bar {
             label: row.name,
-            value: row.figures.as_ref().ok().map(|figures| figures.iops),
+            value: row.figures.as_ref().ok().map(|figures| figures.value),
             note: match &row.figures {
                 Ok(figures) => match figures.to_loop {
-                    Some(ratio) => format!("{:.0} ({ratio:.3})", figures.iops),
-                    None => format!("{:.0}", figures.iops),
+                    Some(ratio) => format!("{:.0} ({ratio:.3})", figures.value),
+                    None => format!("{:.0}", figures.value),
                 },
                 Err(_) => "not measured".to_owned(),
             },
-            kind: match (row.ours, row.peer) {
-                (true, _) => Kind::Ours,
-                (false, true) => Kind::Peer,
-                _ => Kind::Other,
-            },
+            kind: Kind::of(row.ours, row.peer),
         })
         .collect();
-    let mark = cost.sample(table::LOOP_DIRECT, workload).map(|sample| sample.median);
-    svg::bars(&format!("{title}: I/Os per 10⁹ instructions (ratio to loop)"), &bars, mark)
+    let mark = grid.sample(table::LOOP_DIRECT, workload, metric).map(|sample| sample.median);
+    svg::bars(&format!("{title}: {} (ratio to loop)", metric.unit(grid.clock())), &bars, mark)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::record::tests::example;
+    use crate::bench::grid::tests::example;
 
     #[test]
     fn the_chart_shows_who_was_not_measured() {
-        let svg = chart_of(&example(), "randread-4k-d64", "t");
+        let svg = chart_of(&example(), "randread-4k-d64", "t", Metric::Rate);
         assert!(svg.contains("not measured") && svg.contains("44000 (0.880)"), "{svg}");
         assert_eq!(svg.matches("class=\"ours\"").count(), 1);
     }
@@ -152,9 +245,27 @@ mod tests {
     #[test]
     fn a_reader_learns_how_to_repeat_it() {
         let mut text = String::new();
-        about(&mut text, &example().setting, "cost.json");
-        for word in ["2026-01-31", "abc", "7.3", "QEMU 10", "cargo xtask bench cost", "fio 3"] {
+        about(&mut text, &example().boots[0], "cost.json");
+        for word in ["2026-01-31", "abc", "0123456789ab", "7.3", "QEMU 10", "cargo xtask bench cost", "fio 3"]
+        {
             assert!(text.contains(word), "{word}");
         }
+    }
+
+    #[test]
+    fn a_grids_charts_and_data_lie_beside_the_page() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut text = String::new();
+        Page { folder: dir.path().to_owned() }.grid(&mut text, "cost", &example()).unwrap();
+        assert!(text.contains("(benchmarks/cost-randread-4k-d64.svg)"), "{text}");
+        assert!(dir.path().join("cost-randread-4k-d64.svg").is_file());
+        assert!(!text.contains("grows"), "one job only: {text}");
+    }
+
+    #[test]
+    fn goals_are_counted() {
+        let text = goals(&goal::of("cost", &example()));
+        assert!(text.contains("1 of 5 are met"), "{text}");
+        assert_eq!(goals(&[]), "");
     }
 }

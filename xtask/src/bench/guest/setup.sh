@@ -1,18 +1,45 @@
 # What every benchmark in the guest needs: drivers, and IMAGE on an ext4 that lives in memory.
-# Expects CPUS and REPORT; leaves IMAGE, and the functions say, fail and fresh.
-set -u
+# Expects CPUS, CLOCK and REPORT, and lib.sh; leaves IMAGE, and the functions fresh and load.
 IMAGE=/mnt/bench/image
 
-say() { printf '%s\n' "$*"; }
-section() { printf '@@ %s\n' "$*" >>"$REPORT"; }
-fail() {
-    say "bench: $*"
-    exit 1
-}
-# The page cache as after a boot, and nothing left to write.
+# Nothing left to write, and nothing of the image in the page cache. Not drop_caches: programs would then be read again
+# from the guest's disks, and while a guest waits for its disk, a clock that counts instructions leaps from timer to
+# timer. A run would seem to take seconds more than it did, or not to end.
 fresh() {
     sync
-    echo 3 >/proc/sys/vm/drop_caches
+    dd if=$IMAGE iflag=nocache count=0 status=none
+}
+
+# What everybody is waiting for, when fio does not end in time.
+stuck() {
+    local task
+    echo "fio did not end in 30 s"
+    for task in /proc/[0-9]*/task/*; do
+        [[ $(<"$task/comm") =~ fio|becket|ublk|iou- ]] || continue
+        echo "-- $(<"$task/comm") $(grep State "$task/status")"
+        cat "$task/stack"
+    done
+    grep -r . /sys/kernel/debug/block/ublkb*/hctx*/{busy,tags,state} /sys/kernel/debug/block/nullb0/hctx*/busy
+} 2>&1
+
+# load DEVICE ARGUMENTS: runs fio; its answer is in /root/fio.json, or its words in /root/said.
+load() {
+    local job watch code
+    rm -f /root/stuck
+    # shellcheck disable=SC2086
+    fio --filename="$1" $2 --output-format=json --output=/root/fio.json >/root/said 2>&1 &
+    job=$!
+    (sleep 30 && stuck >/root/stuck && kill $job) &
+    watch=$!
+    wait $job
+    code=$?
+    kill $watch 2>/root/killed
+    wait $watch 2>/root/killed
+    if [[ -s /root/stuck ]]; then
+        mv /root/stuck /root/said
+        code=124
+    fi
+    return $code
 }
 
 modprobe loop && modprobe ublk_drv || fail "this kernel lacks loop or ublk"
@@ -31,6 +58,12 @@ mount /dev/nullb0 /mnt/bench || fail "the file system cannot be mounted"
 # Written once with direct I/O: every block is allocated and nothing of it is in the page cache.
 dd if=/dev/zero of=$IMAGE bs=1M count=256 oflag=direct status=none || fail "the image cannot be written"
 fresh
+# Programs are in memory before anything is measured.
+for program in /usr/local/bin/* $(command -v fio bash sleep sync dd losetup); do
+    cat "$program" $(ldd "$program" 2>/dev/null | grep -o '/[^ ]*')
+done >/dev/null 2>&1
+load /dev/nullb0 "--name=warm --ioengine=libaio --direct=1 --rw=randread --bs=4k --iodepth=64 --time_based --runtime=100ms" ||
+    fail "fio does not run here: $(cat /root/said)"
 
 section kernel "$(uname -r)"
 section fio "$(fio --version)"

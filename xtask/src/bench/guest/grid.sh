@@ -1,0 +1,60 @@
+# Runs every workload over every contestant, ROUNDS times, one contestant attached at a time.
+# Expects ENTRANTS, WORKLOADS and COUNTED (each NAME|fio's arguments), and ROUNDS.
+
+# One run; one that does not end is reported, and made again up to twice.
+measured() {
+    local attempt code iops
+    for attempt in 1 2 3; do
+        load "$DEVICE" "${workload#*|}"
+        code=$?
+        section run "$entrant" "${workload%%|*}" "$round" "$code" "$DEVICE"
+        if ((code == 0)); then
+            cat /root/fio.json >>"$REPORT"
+            iops=$(sed -n 's/^ *"iops" : \([1-9][0-9]*\).*/\1/p' /root/fio.json | head -n 1)
+            say "round $round $entrant ${workload%%|*}: ${iops:-?}"
+            return
+        fi
+        cat /root/said >>"$REPORT"
+        say "round $round $entrant ${workload%%|*}: attempt $attempt of fio ended with $code"
+    done
+}
+
+# Counts system calls by thread and number while fio runs.
+counted() {
+    local trigger=/sys/kernel/tracing/events/raw_syscalls/sys_enter
+    mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
+    # A thread that ends during the run would lose its name: the histogram keeps what it had at its last call.
+    echo 'hist:keys=common_pid.execname,id:size=2048' >$trigger/trigger || fail "this kernel counts no system calls"
+    load "$DEVICE" "${workload#*|}" || fail "a counted run over $entrant: $(cat /root/said)"
+    section calls "$entrant" "${workload%%|*}" "$(server "$entrant")"
+    cat $trigger/hist >>"$REPORT"
+    echo '!hist:keys=common_pid.execname,id:size=2048' >$trigger/trigger
+}
+
+for ((round = 1; round <= ROUNDS; round++)); do
+    for entrant in "${ENTRANTS[@]}"; do
+        fresh
+        DEVICE=
+        if ! attach "$entrant" >/root/said 2>&1 || [[ ! -e $DEVICE ]]; then
+            section absent "$entrant"
+            cat /root/said >>"$REPORT"
+            say "round $round $entrant: not there: $(head -n 1 /root/said)"
+            continue
+        fi
+        for workload in "${WORKLOADS[@]}"; do
+            measured
+        done
+        if ((round == 1)); then
+            for workload in "${COUNTED[@]}"; do
+                counted
+            done
+        fi
+        detach "$entrant" >/root/said 2>&1 || fail "cannot detach $entrant: $(cat /root/said)"
+    done
+    # Backwards in the next round: a machine that grows slower or faster favours nobody.
+    back=()
+    for entrant in "${ENTRANTS[@]}"; do
+        back=("$entrant" "${back[@]}")
+    done
+    ENTRANTS=("${back[@]}")
+done

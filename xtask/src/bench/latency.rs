@@ -1,0 +1,53 @@
+//! `cargo xtask bench latency`: one I/O at a time, by time on two CPUs and by instructions on one.
+//! Never calls a count of instructions a latency: it is what the path costs, not what a program waits for.
+
+use anyhow::Result;
+
+use super::contestant::{Field, MAIN};
+use super::fio::Workload;
+use super::grid::{self, Plan};
+use super::metric::Metric;
+use super::record::Clock;
+use super::{goal, guest, table};
+
+/// Arguments of `cargo xtask bench latency`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    grid: grid::Choice,
+}
+
+/// Measures, prints the tables, and keeps the records.
+pub(crate) fn run(args: &Args) -> Result<u8> {
+    let becket = guest::becket(&args.grid.guest)?;
+    let workloads = || ["randread", "randwrite"].map(|pattern| Workload::new(pattern, 4, 1)).to_vec();
+    let plans = [
+        Plan {
+            json: "latency-time.json",
+            clock: Clock::Time,
+            cpus: 2,
+            rounds: 7,
+            metrics: vec![Metric::Median, Metric::P99],
+            workloads: workloads(),
+            count: false,
+        },
+        Plan {
+            json: "latency-cost.json",
+            clock: Clock::Instructions,
+            cpus: 1,
+            rounds: 2,
+            metrics: vec![Metric::Price],
+            workloads: workloads(),
+            count: false,
+        },
+    ];
+    let mut complete = true;
+    for plan in plans {
+        let field = Field::all(becket.clone(), &[]).narrowed(&MAIN, &args.grid.only);
+        let name = plan.json.trim_end_matches(".json");
+        let grid = grid::run(&args.grid, plan, field)?;
+        print!("{}{}", table::text(&grid), goal::text(&goal::of(name, &grid)));
+        complete &= grid.complete();
+    }
+    Ok(u8::from(!complete))
+}

@@ -29,17 +29,17 @@ pub struct Lease {
 }
 
 #[derive(Debug)]
-enum Held {
-    /// The device's own descriptor: the kernel clears the device at its last close.
-    Loop { fd: OwnedFd, store: Store, device: Box<Device> },
+pub(crate) enum Held {
+    /// The device's own descriptors: the kernel takes the device away at its last close.
+    Kernel { fds: Vec<OwnedFd>, store: Store, device: Box<Device> },
     /// The writing end of a pipe that the supervisor watches.
     Server { _pipe: OwnedFd },
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let Some(Held::Loop { fd, store, device }) = self.held.take() else { return };
-        drop(fd);
+        let Some(Held::Kernel { fds, store, device }) = self.held.take() else { return };
+        drop(fds);
         let deadline = Instant::now() + GONE_WITHIN;
         while lives(&System, &device) {
             if Instant::now() >= deadline {
@@ -83,7 +83,17 @@ fn attach_with(
     if options.partitions == Partitions::On && opened.partitions.is_empty() {
         return Err(Error::NoPartitions { image: image.to_owned() });
     }
-    let plan = planner::plan_for(&opened, options, leased).map_err(|error| error.of_image(image))?;
+    let mut plan = planner::plan_for(&opened, options, leased).map_err(|error| error.of_image(image))?;
+    if plan.kind == Kind::Dm {
+        match crate::dm::attach(&store, &opened, options, &plan, leased) {
+            // Whether a device below can be claimed shows only when device-mapper claims it.
+            Err(Error::Device(error)) if options.via.kind().is_none() && is_refusal(&error) => {
+                plan = planner::plan_without((Kind::Dm, error.to_string()), &opened, options, leased)
+                    .map_err(|error| error.of_image(image))?;
+            }
+            done => return done,
+        }
+    }
     match plan.kind {
         Kind::Loop => attach_loop(&store, &opened, options, &plan, leased),
         Kind::Ublk => attach_ublk(&store, opened, options, plan, leased),
@@ -96,6 +106,12 @@ fn attach_with(
     }
 }
 
+/// Whether a transport could not have this image, rather than failed.
+fn is_refusal(error: &becket_transport::Error) -> bool {
+    use becket_transport::ErrorKind::{InUse, Unsupported};
+    matches!(error.kind(), InUse | Unsupported)
+}
+
 fn open(store: &Store, image: &Path, options: &AttachOptions) -> Result<Opened, Error> {
     let how = OpenOptions {
         read_only: options.read_only,
@@ -106,7 +122,15 @@ fn open(store: &Store, image: &Path, options: &AttachOptions) -> Result<Opened, 
         shared: options.shared,
         partitions: options.partitions != Partitions::Off,
     };
-    becket_image::open(image, &how).map_err(|error| blame(store, image, error))
+    let opened = becket_image::open(image, &how).map_err(|error| blame(store, image, error))?;
+    // Whoever writes has asked for the claim of the devices below, and readers for the locks; device-mapper has none.
+    match becket_transport::dm::writer_over(&opened).filter(|_| opened.read_only && !options.shared) {
+        Some(clash) => {
+            let path = image.to_owned();
+            Err(blame(store, image, becket_image::Error::InUse { path, clash }))
+        }
+        None => Ok(opened),
+    }
 }
 
 /// Names the device of ours that holds the lock on an image, where it is one of ours.
@@ -164,8 +188,11 @@ fn attach_loop(
     }
     let info = record.info.clone();
     let fd = made.keep();
-    let held =
-        fd.filter(|_| leased).map(|fd| Held::Loop { fd, store: store.clone(), device: Box::new(record) });
+    let held = fd.filter(|_| leased).map(|fd| Held::Kernel {
+        fds: vec![fd],
+        store: store.clone(),
+        device: Box::new(record),
+    });
     Ok((info, held))
 }
 
@@ -280,7 +307,7 @@ fn attach_ublk(
 }
 
 /// What is to be said of a device that is read-only although that was not asked for.
-fn unasked_read_only(reason: Option<&str>, options: &AttachOptions) -> Option<String> {
+pub(crate) fn unasked_read_only(reason: Option<&str>, options: &AttachOptions) -> Option<String> {
     reason.filter(|_| !options.read_only).map(|reason| format!("attached read-only: {reason}"))
 }
 
@@ -328,8 +355,16 @@ pub(crate) fn partitions_of(
     if wanted == Partitions::Off || promised.is_empty() {
         return Vec::new();
     }
+    partitions_as(node::partitions(disk), promised)
+}
+
+/// Partitions that are there, with what the image's table says of them.
+pub(crate) fn partitions_as(
+    found: Vec<node::KernelPartition>,
+    promised: &[becket_image::Partition],
+) -> Vec<PartitionInfo> {
     let named = |number| promised.iter().find(|promise| promise.number == number);
-    node::partitions(disk)
+    found
         .into_iter()
         .map(|found| PartitionInfo {
             number: found.number,
@@ -344,7 +379,7 @@ pub(crate) fn partitions_of(
 
 /// Records and calls are text: a path that is none is shown as well as it can be. Such an image is still
 /// found by its inode.
-fn speakable(path: &Path) -> PathBuf {
+pub(crate) fn speakable(path: &Path) -> PathBuf {
     match path.to_str() {
         Some(_) => path.to_owned(),
         None => path.to_string_lossy().into_owned().into(),

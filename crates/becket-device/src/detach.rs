@@ -4,8 +4,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use becket_transport::Kind;
 use becket_transport::loop_::{self, Cleared};
+use becket_transport::{Kind, dm};
 
 use crate::attach::forget;
 use crate::control::{Detach, OneDevice, Refresh, client};
@@ -30,8 +30,19 @@ pub fn detach(target: impl AsRef<Path>, options: &DetachOptions) -> Result<Devic
     let device = resolve(&store, target.as_ref())?;
     match device.info.transport {
         Kind::Ublk => detach_ublk(&store, device, options),
+        Kind::Dm => detach_dm(&store, device, options),
         _ => detach_loop(&store, device, options),
     }
+}
+
+fn detach_dm(store: &Store, device: Device, options: &DetachOptions) -> Result<DeviceInfo, Error> {
+    if !options.lazy {
+        once_unused(&device.info, options, || dm::detach_unused(device.mark).map_err(Error::Device))?;
+    } else if !dm::detach_lazily(device.mark).map_err(Error::Device)? {
+        return Ok(DeviceInfo { state: DeviceState::Detaching, ..device.info });
+    }
+    forget(store, &device);
+    Ok(device.info)
 }
 
 fn detach_loop(store: &Store, device: Device, options: &DetachOptions) -> Result<DeviceInfo, Error> {
@@ -120,8 +131,12 @@ pub fn refresh(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
             let reply: OneDevice = client::call(store.runtime(), "Refresh", &request, &[])?;
             Ok(reply.device)
         }
-        _ => {
-            let size = loop_::refresh(device.info.number).map_err(Error::Device)?;
+        kind => {
+            let size = match kind {
+                Kind::Dm => dm::refresh(device.mark, device.info.size_limit),
+                _ => loop_::refresh(device.info.number),
+            };
+            let size = size.map_err(Error::Device)?;
             let mut new = device.clone();
             new.info.size = size;
             store.update(&device, new.clone())?;

@@ -1,7 +1,7 @@
 //! What the kernel and /proc say of devices and processes, as far as records are judged by it.
 //! It only asks; a double in tests answers instead.
 
-use becket_transport::{loop_, node, sysfs};
+use becket_transport::{dm, loop_, node, sysfs};
 
 use crate::process::ProcessId;
 
@@ -19,6 +19,10 @@ pub(crate) trait Kernel {
     fn disk(&self, disk: &str) -> bool;
     /// Whether the kernel has a ublk device of that number, with a disk or without.
     fn ublk(&self, number: u32) -> bool;
+    /// The mark of becket's on device-mapper's device of that number.
+    fn dm_mark(&self, number: u32) -> Option<u64>;
+    /// Whether becket's device of device-mapper with that mark goes at its last close.
+    fn dm_leaves(&self, mark: u64) -> bool;
     /// Whether the process runs.
     fn alive(&self, process: ProcessId) -> bool;
 }
@@ -50,6 +54,14 @@ impl Kernel for System {
 
     fn ublk(&self, number: u32) -> bool {
         std::path::Path::new("/sys/class/ublk-char").join(format!("ublkc{number}")).exists()
+    }
+
+    fn dm_mark(&self, number: u32) -> Option<u64> {
+        dm::mark_of(number)
+    }
+
+    fn dm_leaves(&self, mark: u64) -> bool {
+        dm::is_leaving(mark)
     }
 
     fn alive(&self, process: ProcessId) -> bool {

@@ -8,6 +8,7 @@
 mod attach;
 mod control;
 mod detach;
+mod dm;
 mod error;
 mod isolate;
 mod kernel;

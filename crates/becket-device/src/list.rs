@@ -88,9 +88,22 @@ fn judge(kernel: &impl Kernel, device: &Device) -> Verdict {
     match device.info.transport {
         Kind::Loop => judge_loop(kernel, device),
         Kind::Ublk => judge_ublk(kernel, device),
+        Kind::Dm => judge_dm(kernel, device),
         // No version of becket writes such records for this boot.
-        Kind::Dm | Kind::Fuse => Verdict::Gone,
+        Kind::Fuse => Verdict::Gone,
     }
+}
+
+/// Its mark is in the device's UUID, which nobody can change and no other device ever has.
+fn judge_dm(kernel: &impl Kernel, device: &Device) -> Verdict {
+    if kernel.dm_mark(device.info.number) != Some(device.mark) {
+        // A disk that is being removed loses its UUID first and its node last.
+        let goes =
+            device.info.diskseq.is_some() && kernel.diskseq(&disk_of(&device.info)) == device.info.diskseq;
+        return if goes { Verdict::There(DeviceState::Detaching) } else { Verdict::Gone };
+    }
+    let leaving = !device.info.autoclear && kernel.dm_leaves(device.mark);
+    Verdict::There(if leaving { DeviceState::Detaching } else { DeviceState::Live })
 }
 
 fn judge_loop(kernel: &impl Kernel, device: &Device) -> Verdict {
@@ -140,6 +153,7 @@ fn judge_ublk(kernel: &impl Kernel, device: &Device) -> Verdict {
 pub(crate) fn disk_of(info: &DeviceInfo) -> String {
     match info.transport {
         Kind::Ublk => format!("ublkb{}", info.number),
+        Kind::Dm => format!("dm-{}", info.number),
         kind => format!("{kind}{}", info.number),
     }
 }

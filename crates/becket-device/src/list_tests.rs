@@ -11,6 +11,8 @@ struct Double {
     autoclear: bool,
     disk: bool,
     ublk: bool,
+    dm: Option<u64>,
+    dm_leaves: bool,
     alive: Vec<u32>,
 }
 
@@ -32,6 +34,12 @@ impl Kernel for Double {
     }
     fn ublk(&self, _: u32) -> bool {
         self.ublk
+    }
+    fn dm_mark(&self, _: u32) -> Option<u64> {
+        self.dm
+    }
+    fn dm_leaves(&self, _: u64) -> bool {
+        self.dm_leaves
     }
     fn alive(&self, process: ProcessId) -> bool {
         self.alive.contains(&process.pid)
@@ -63,6 +71,23 @@ fn without_sequence_numbers_the_backing_decides() {
     assert_eq!(judge(&Double { backing: Some((1, 2)), ..Double::default() }, &ours), LIVE);
     assert_eq!(judge(&Double { backing: Some((1, 3)), ..Double::default() }, &ours), Verdict::Gone);
     assert_eq!(judge(&Double::default(), &ours), Verdict::Gone);
+}
+
+#[test]
+fn a_dm_record_holds_as_long_as_its_mark_is_on_its_number() {
+    let mut ours = device("d", 4);
+    ours.info.transport = Kind::Dm;
+    ours.mark = 9;
+    let there = || Double { dm: Some(9), diskseq: Some(7), ..Double::default() };
+    assert_eq!(judge(&there(), &ours), LIVE);
+    let others = Double { dm: Some(8), diskseq: Some(8), ..Double::default() };
+    assert_eq!(judge(&others, &ours), Verdict::Gone, "another's use");
+    assert_eq!(judge(&Double::default(), &ours), Verdict::Gone);
+    assert_eq!(judge(&Double { dm: None, ..there() }, &ours), DETACHING, "its node is still there");
+    assert_eq!(judge(&Double { dm_leaves: true, ..there() }, &ours), DETACHING);
+    ours.info.autoclear = true;
+    assert_eq!(judge(&Double { dm_leaves: true, ..there() }, &ours), LIVE, "it always leaves with its users");
+    assert_eq!(disk_of(&ours.info), "dm-4");
 }
 
 fn ublk() -> Device {

@@ -3,7 +3,8 @@
 
 use std::path::Path;
 
-use becket_image::Opened;
+use becket_image::{DirectIo, Opened};
+use becket_transport::dm::{self, DmTransport};
 use becket_transport::loop_::{self, LoopTransport};
 use becket_transport::ublk::UblkTransport;
 use becket_transport::{Kind, Transport};
@@ -11,7 +12,7 @@ use becket_transport::{Kind, Transport};
 use crate::{AttachOptions, Error, Plan, TransportReport};
 
 /// The transports that are built, the preferred ones first.
-const TRANSPORTS: [&dyn Transport; 2] = [&UblkTransport, &LoopTransport];
+const TRANSPORTS: [&dyn Transport; 3] = [&DmTransport, &UblkTransport, &LoopTransport];
 
 /// Picks the transport for an open image.
 ///
@@ -26,6 +27,37 @@ pub(crate) fn plan_for(opened: &Opened, options: &AttachOptions, leased: bool) -
     pick(&TRANSPORTS, opened, options, leased)
 }
 
+/// The same once a transport that was planned has failed, which only its trying could show.
+///
+/// # Errors
+/// As [`plan_for`]; none when that transport was insisted on, which is for the caller to see.
+pub(crate) fn plan_without(
+    failed: (Kind, String),
+    opened: &Opened,
+    options: &AttachOptions,
+    leased: bool,
+) -> Result<Plan, Error> {
+    let left: Vec<_> = TRANSPORTS.into_iter().filter(|transport| transport.kind() != failed.0).collect();
+    without(failed, pick(&left, opened, options, leased))
+}
+
+/// Puts what was tried in front of what was merely looked at.
+fn without(failed: (Kind, String), plan: Result<Plan, Error>) -> Result<Plan, Error> {
+    match plan {
+        Ok(mut plan) => {
+            plan.reason =
+                format!("{}; {} would have been the first choice, but {}", plan.reason, failed.0, failed.1);
+            plan.rejected.insert(0, failed);
+            Ok(plan)
+        }
+        Err(Error::NoTransport { image, mut rejected, mend }) => {
+            rejected.insert(0, failed);
+            Err(Error::NoTransport { image, rejected, mend })
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// Which transports work on this machine, the preferred ones first.
 pub fn doctor() -> Vec<TransportReport> {
     TRANSPORTS
@@ -34,6 +66,7 @@ pub fn doctor() -> Vec<TransportReport> {
             kind: transport.kind(),
             probe: match transport.kind() {
                 Kind::Loop => loop_::examine(),
+                Kind::Dm => dm::examine(),
                 _ => transport.probe(),
             },
         })
@@ -118,21 +151,26 @@ fn suits(kind: Kind, options: &AttachOptions, leased: bool) -> Result<(), No> {
     let no = |reason: &str, mend: &str| {
         Err(No { reason: reason.to_owned(), mend: Some(mend.to_owned()).filter(|mend| !mend.is_empty()) })
     };
-    if kind != Kind::Loop {
-        return Ok(());
-    }
-    // The kernel clears such a device at its last close, and the first last close is the attaching command's own.
+    let (driver, leaves) = match kind {
+        Kind::Loop => ("the kernel's loop driver", "clear"),
+        Kind::Dm => ("device-mapper", "remove"),
+        Kind::Ublk | Kind::Fuse => return Ok(()),
+    };
+    // The kernel takes such a device away at its last close, and the first last close is the attaching command's own.
     if options.autoclear && !leased {
         return no(
-            "the kernel's loop driver would clear an autoclear device as soon as this command ends",
+            &format!("{driver} would {leaves} an autoclear device as soon as this command ends"),
             "use `becket run` or `becket mount`, which hold the device until it has a user",
         );
     }
     if options.queues.is_some() || options.depth.is_some() || options.mode.is_some() {
         return no(
-            "the kernel's loop driver has no queues, depth or mode to choose",
+            &format!("{driver} has no queues, depth or mode to choose"),
             "leave --queues and --depth away",
         );
+    }
+    if kind == Kind::Dm && options.direct_io == DirectIo::Off {
+        return no("device-mapper always goes past the page cache", "leave --direct-io off away");
     }
     Ok(())
 }
@@ -248,6 +286,36 @@ mod tests {
         assert_eq!(try_with(YES, YES, &via(Via::Loop), false).unwrap().kind, Kind::Loop);
         let error = try_with(YES, YES, &via(Via::Dm), false).unwrap_err();
         assert!(error.to_string().contains("not in this version"), "{error}");
+    }
+
+    #[test]
+    fn device_mapper_is_first_and_keeps_its_own_rules() {
+        let dm = Double { kind: Kind::Dm, works: true, fits: true };
+        let ublk = Double { kind: Kind::Ublk, works: true, fits: true };
+        let pick = |options: &AttachOptions, leased| pick(&[&dm, &ublk], &opened(), options, leased).unwrap();
+        let auto = AttachOptions::default();
+        assert_eq!(pick(&auto, false).kind, Kind::Dm);
+        let clear = AttachOptions { autoclear: true, ..auto.clone() };
+        assert_eq!(pick(&clear, true).kind, Kind::Dm);
+        assert_eq!(pick(&clear, false).kind, Kind::Ublk);
+        let cached = pick(&AttachOptions { direct_io: DirectIo::Off, ..auto.clone() }, false);
+        assert_eq!(cached.kind, Kind::Ublk);
+        assert!(cached.rejected[0].1.contains("past the page cache"), "{cached:?}");
+        assert_eq!(pick(&AttachOptions { depth: Some(2), ..auto }, false).kind, Kind::Ublk);
+        assert_eq!(TRANSPORTS[0].kind(), Kind::Dm);
+    }
+
+    #[test]
+    fn what_failed_when_it_was_tried_is_said_first() {
+        let failed = || (Kind::Dm, "it is claimed".to_owned());
+        let plan = without(failed(), try_with(NO_DRIVER, YES, &AttachOptions::default(), false)).unwrap();
+        assert_eq!(plan.kind, Kind::Loop);
+        assert!(plan.reason.contains("dm would have been the first choice, but it is claimed"), "{plan:?}");
+        assert_eq!(plan.rejected[0], failed());
+        assert_eq!(plan.rejected[1].0, Kind::Ublk);
+        let error = without(failed(), try_with(NO_DRIVER, NO_FIT, &AttachOptions::default(), false));
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("dm: it is claimed; ublk: no driver"), "{text}");
     }
 
     #[test]

@@ -17,6 +17,10 @@ use crate::state::Store;
 const BY_KERNEL: &str = "counted by the kernel since it made this disk, images before this one included; \
     the kernel's loop driver keeps no latencies beyond a mean, and counts no errors";
 
+/// The same of device-mapper, which makes its disks anew.
+const BY_MAPPER: &str = "counted by the kernel since this device was attached, those of its partitions included; \
+    device-mapper keeps no latencies beyond a mean, and counts no errors";
+
 /// What a device has done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceStats {
@@ -52,7 +56,8 @@ pub fn stat(target: impl AsRef<Path>) -> Result<DeviceStats, Error> {
                 message: format!("the kernel does not show what {} has done", info.device.display()),
                 hint: Some("mount sysfs: mount -t sysfs sysfs /sys".to_owned()),
             };
-            (sysfs::counted(&disk_of(&info)).ok_or_else(unknown)?, Some(BY_KERNEL.to_owned()))
+            let note = if info.transport == Kind::Dm { BY_MAPPER } else { BY_KERNEL };
+            (sysfs::counted(&disk_of(&info)).ok_or_else(unknown)?, Some(note.to_owned()))
         }
     };
     Ok(DeviceStats { name: info.name, device: info.device, transport: info.transport, note, stats })

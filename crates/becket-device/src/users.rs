@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use becket_transport::{loop_, sysfs};
+use becket_transport::{dm, loop_, sysfs};
 
 use crate::User;
 
@@ -33,6 +33,10 @@ pub(crate) fn blocks(disk: &str) -> Vec<Block> {
         {
             blocks.extend(block(&path, name));
         }
+    }
+    // Those of device-mapper are disks of their own.
+    for (_, name) in dm::partitions(disk) {
+        blocks.extend(block(&Path::new("/sys/class/block").join(&name), &name));
     }
     blocks
 }
@@ -72,6 +76,10 @@ fn holders(blocks: &[Block], users: &mut Vec<User>) {
         let dir = Path::new("/sys/class/block").join(&block.name).join("holders");
         for item in fs::read_dir(dir).into_iter().flatten().flatten() {
             let holder = item.file_name().to_string_lossy().into_owned();
+            // A partition that stands on its disk is part of it.
+            if blocks.iter().any(|block| block.name == holder) {
+                continue;
+            }
             users.push(User { pid: 0, how: format!("held by {holder}"), command: holder });
         }
     }

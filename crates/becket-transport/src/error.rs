@@ -73,6 +73,20 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// A block device below belongs to somebody else.
+    #[error("{} is claimed: it, or a partition of it, is mounted, swapped to or part of another device", path.display())]
+    Claimed {
+        /// The image.
+        path: PathBuf,
+    },
+    /// A device cannot take another size.
+    #[error("{} keeps its size: {why}", device.display())]
+    Fixed {
+        /// Its node.
+        device: PathBuf,
+        /// Why.
+        why: &'static str,
+    },
     /// The device has no image.
     #[error("{} is not attached", device.display())]
     NotAttached {
@@ -152,8 +166,11 @@ impl Error {
             Error::Unavailable { .. } | Error::DoesNotFit { .. } | Error::NoDirectIo { .. } => {
                 ErrorKind::Unsupported
             }
-            Error::Geometry { .. } => ErrorKind::Unsupported,
-            Error::NoFreeLoop { .. } | Error::OtherDevice { .. } | Error::NotANode { .. } => ErrorKind::InUse,
+            Error::Geometry { .. } | Error::Fixed { .. } => ErrorKind::Unsupported,
+            Error::NoFreeLoop { .. }
+            | Error::OtherDevice { .. }
+            | Error::NotANode { .. }
+            | Error::Claimed { .. } => ErrorKind::InUse,
             Error::NotAttached { .. } => ErrorKind::NotFound,
             Error::PartitionElsewhere { .. } => ErrorKind::Io,
             Error::PartitionsMissing { .. } => ErrorKind::TimedOut,
@@ -166,6 +183,11 @@ impl Error {
             Error::Unavailable { mend, .. } => mend.as_ref().map(|command| format!("run: {command}")),
             Error::NoFreeLoop { .. } => Some("try again, or detach devices that are not needed".to_owned()),
             Error::NoDirectIo { .. } => Some("use --direct-io auto, or another --block-size".to_owned()),
+            Error::Claimed { path } => Some(format!(
+                "see by what: lsblk {0}; findmnt {0}; or leave --via away: other transports claim nothing",
+                path.display()
+            )),
+            Error::Fixed { .. } => Some("detach it and attach it again".to_owned()),
             Error::NotANode { path } => Some(format!("remove {}, then try again", path.display())),
             Error::PartitionElsewhere { .. } => {
                 Some("use --partitions off, or repair the image's partition table".to_owned())

@@ -41,6 +41,12 @@ pub fn dev(name: &str) -> Option<u64> {
     dev_at(&directory(name).join("dev"))
 }
 
+/// Length in bytes of the block device of that number, a partition or a disk.
+pub(crate) fn size_at(major: u32, minor: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/size")).ok()?;
+    text.trim().parse::<u64>().ok()?.checked_mul(512)
+}
+
 /// The device number in an attribute anywhere in sysfs.
 pub(crate) fn dev_at(attribute: &Path) -> Option<u64> {
     let text = fs::read_to_string(attribute).ok()?;

@@ -352,7 +352,6 @@ pub(crate) enum Via {
     Auto,
     Ublk,
     Loop,
-    #[value(hide = true)]
     Dm,
     #[value(hide = true)]
     Fuse,

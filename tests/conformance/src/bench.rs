@@ -233,7 +233,13 @@ pub(crate) struct PlainLoop(pub(crate) PathBuf);
 impl PlainLoop {
     /// Attaches `image` with `losetup`.
     pub(crate) fn new(image: &Path) -> Result<Self> {
+        Self::with_blocks(image, None)
+    }
+
+    /// The same with logical blocks of that many bytes.
+    pub(crate) fn with_blocks(image: &Path, block_size: Option<u32>) -> Result<Self> {
         let mut losetup = command::command(&["losetup", "--find", "--show"]);
+        losetup.args(block_size.map(|bytes| format!("--sector-size={bytes}")));
         losetup.arg(image);
         Ok(Self(PathBuf::from(command::succeed(losetup)?.stdout.trim())))
     }

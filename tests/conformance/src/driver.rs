@@ -19,6 +19,8 @@ pub(crate) enum Via {
     Ublk,
     /// The kernel's loop driver.
     Loop,
+    /// The kernel's device-mapper.
+    Dm,
 }
 
 impl Via {
@@ -27,6 +29,7 @@ impl Via {
         match self {
             Self::Ublk => "ublk",
             Self::Loop => "loop",
+            Self::Dm => "dm",
         }
     }
 }

@@ -8,6 +8,7 @@ mod command;
 mod driver;
 mod exercise;
 mod ioctl;
+mod stacked;
 mod suite;
 mod sysfs;
 mod tests;
@@ -22,6 +23,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 
 use driver::{Becket, Driver, Losetup, Via};
+use stacked::Stacked;
 use suite::Suite;
 
 /// Runs one body of device tests over one transport, as root, on real block devices.
@@ -43,6 +45,9 @@ pub(crate) struct Args {
     /// Only the tests whose name contains this
     #[arg(long, value_name = "SUBSTR")]
     only: Option<String>,
+    /// Not the tests whose name contains this
+    #[arg(long, value_name = "SUBSTR")]
+    except: Option<String>,
     /// Decides everything random; taken from the clock when it is not given, and printed
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -89,12 +94,18 @@ fn run(args: Args) -> Result<bool> {
     let scratch = args.scratch.canonicalize().with_context(|| format!("{}", args.scratch.display()))?;
     let driver: Arc<dyn Driver> = match args.driver {
         DriverName::Losetup => Arc::new(Losetup),
-        DriverName::Becket => Arc::new(Becket {
-            program: args.becket,
-            via: args.via,
-            mode: args.mode.clone(),
-            runtime: scratch.join("run"),
-        }),
+        DriverName::Becket => {
+            let becket = Becket {
+                program: args.becket,
+                via: args.via,
+                mode: args.mode.clone(),
+                runtime: scratch.join("run"),
+            };
+            match args.via {
+                Via::Ublk | Via::Loop => Arc::new(becket),
+                Via::Dm => Arc::new(Stacked::new(becket)),
+            }
+        }
     };
     let seed = args.seed.unwrap_or_else(|| {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -108,6 +119,7 @@ fn run(args: Args) -> Result<bool> {
         seed,
         ops: args.ops,
         only: args.only,
+        except: args.except,
         allow_skip: args.allow_skip,
         limit: Duration::from_secs(args.limit),
     };

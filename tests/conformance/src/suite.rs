@@ -73,6 +73,8 @@ pub(crate) struct Suite {
     pub(crate) ops: u64,
     /// A part of the names of the tests to run.
     pub(crate) only: Option<String>,
+    /// A part of the names of the tests not to run.
+    pub(crate) except: Option<String>,
     /// Tests that may be ignored.
     pub(crate) allow_skip: Vec<String>,
     /// After this a test counts as hung.
@@ -82,8 +84,9 @@ pub(crate) struct Suite {
 impl Suite {
     fn chosen(&self) -> Vec<Test> {
         let wanted = |test: &Test| self.only.as_deref().is_none_or(|part| test.name.contains(part));
+        let unwanted = |test: &Test| self.except.as_deref().is_some_and(|part| test.name.contains(part));
         let possible = |test: &Test| test.needs == Needs::Device || self.driver.is_becket();
-        tests::all().into_iter().filter(|test| wanted(test) && possible(test)).collect()
+        tests::all().into_iter().filter(|test| wanted(test) && !unwanted(test) && possible(test)).collect()
     }
 
     /// Prints the names.
@@ -105,6 +108,9 @@ impl Suite {
         load("loop", || Path::new("/dev/loop-control").exists());
         if self.via == Via::Ublk {
             load("ublk_drv", || Path::new("/dev/ublk-control").exists());
+        }
+        if self.via == Via::Dm {
+            load("dm-mod", || Path::new("/dev/mapper/control").exists());
         }
         let uname = rustix::system::uname();
         let kernel = uname.release().to_string_lossy();

@@ -86,6 +86,17 @@ pub fn require_loop(name: &str) -> bool {
     found
 }
 
+/// Whether device-mapper is here, with loop devices to stand on, and this is root; when not, the test is skipped.
+#[must_use]
+pub fn require_dm(name: &str) -> bool {
+    let loops = require_loop(name);
+    let found = loops && Path::new("/sys/class/misc/device-mapper").exists();
+    if loops && !found {
+        skip(name, "needs device-mapper");
+    }
+    found
+}
+
 /// The transport that this run of the tests is about, for `--via`.
 pub fn via() -> String {
     env::var("BECKET_TEST_VIA").unwrap_or_else(|_| "auto".to_owned())

@@ -79,15 +79,17 @@ pub(crate) fn run(
 /// What the guest does.
 fn script(load: Load, binaries: &Binaries) -> String {
     let mut script = String::from(
-        "set -u\nmodprobe -q loop; modprobe -q ublk_drv\nexport TMPDIR=/scratch/tmp; mkdir $TMPDIR\n",
+        "set -u\nmodprobe -q loop; modprobe -q ublk_drv; modprobe -q dm_mod\nexport TMPDIR=/scratch/tmp; mkdir $TMPDIR\n",
     );
     // Writing to a string cannot fail.
     let _ = match load {
         Load::Conformance { via, mode } => {
             let mode = mode.map(|mode| format!(" --mode {mode}")).unwrap_or_default();
+            // No byte passes through becket on device-mapper: file systems on it would test the kernel alone, slowly.
+            let brief = if via == "dm" { " --ops 2000 --except filesystem" } else { "" };
             writeln!(
                 script,
-                "becket-conformance --becket {BIN}/becket --via {via}{mode} --scratch /scratch/c --json /root/report"
+                "becket-conformance --becket {BIN}/becket --via {via}{mode}{brief} --scratch /scratch/c --json /root/report"
             )
         }
         Load::Tests => {

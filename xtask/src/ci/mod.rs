@@ -57,7 +57,7 @@ enum Load {
 }
 
 /// All steps, in their order: what is quick and likely to fail first.
-const STEPS: [(&str, Step); 12] = [
+const STEPS: [(&str, Step); 13] = [
     ("fmt", Step::Fmt),
     ("clippy", Step::Clippy),
     ("doc", Step::Doc),
@@ -82,6 +82,7 @@ const STEPS: [(&str, Step); 12] = [
         "guest-7.x-batch-copy",
         Step::Guest { series: Series::V7, load: Load::Conformance { via: "ublk", mode: Some("batch-copy") } },
     ),
+    ("guest-7.x-dm", Step::Guest { series: Series::V7, load: Load::Conformance { via: "dm", mode: None } }),
     ("guest-7.x-tests", Step::Guest { series: Series::V7, load: Load::Tests }),
     (
         "guest-6.12",

@@ -35,10 +35,10 @@ fn released(bench: &Bench, device: &Path, image: &Path) -> Result<bool> {
     let behind = Path::new("/sys/class/block").join(name).join("loop/backing_file");
     let bound = fs::read_to_string(behind).is_ok_and(|text| Path::new(text.trim_end()) == image);
     let node = fs::File::open(device).and_then(|file| Ok(ioctl::size(&file)?));
-    // A loop node stays when its image goes; of ublk nothing may stay.
+    // A loop node stays when its image goes; of others nothing may stay.
     let empty = match bench.via {
         crate::driver::Via::Loop => true,
-        crate::driver::Via::Ublk => node.is_err() && !device.exists(),
+        crate::driver::Via::Ublk | crate::driver::Via::Dm => node.is_err() && !device.exists(),
     };
     Ok(!shown && !bound && empty)
 }
@@ -123,8 +123,10 @@ impl Traces {
             let entries = fs::read_dir(dir).into_iter().flatten().flatten();
             entries.map(|entry| entry.path()).collect()
         };
-        let ours =
-            |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ublk"));
+        let ours = |path: &PathBuf| {
+            let name = path.file_name().map(|name| name.to_string_lossy());
+            name.is_some_and(|name| ["ublk", "dm-"].iter().any(|prefix| name.starts_with(prefix)))
+        };
         let count = |what: &str| -> Vec<usize> {
             let servers = [keeper.info.server_pid, keeper.info.worker_pid].into_iter().flatten();
             servers.map(|pid| entries(Path::new(&format!("/proc/{pid}/{what}"))).len()).collect()

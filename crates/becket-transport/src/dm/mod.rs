@@ -1,0 +1,150 @@
+//! Devices of device-mapper: ranges of block devices as linear tables, without a server and without a copy.
+//! It never touches a device that is not becket's, which it knows by its UUID alone.
+//!
+//! # Who keeps others away
+//! Nobody holds the image's open file description once the client has ended, so the locks that [`becket_image::open`]
+//! took end with it. What stays is device-mapper's own claim on each device below (the kernel's `FMODE_EXCL` holder):
+//! neither it nor a partition of it can be mounted, swapped to, formatted or made part of a RAID. Programs that open
+//! it without `O_EXCL` are not kept away, and neither are other tables of device-mapper, which all claim as one;
+//! becket itself asks for that claim before it writes to a block device, and before it reads one for [`writer_over`].
+//!
+//! # Partitions
+//! The kernel reads no partition table on a disk of device-mapper. Each partition is a linear table of its own *on the
+//! disk's*: while one is used the disk is open, so the two go together whoever uses which.
+//!
+//! # Holes
+//! A hole is a `zero` target, which reads as zeroes and forgets what is written to it in silence. It is used for
+//! devices that refuse writes, and never for others.
+
+mod attach;
+mod detach;
+mod status;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use attach::{DmDevice, DmOptions, attach};
+pub use detach::{detach_lazily, detach_unused, refresh};
+pub use status::{is_leaving, mark_of, partitions, writer_over};
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use becket_image::Opened;
+use becket_uapi::dm as uapi;
+
+use crate::{Error, Kind, Probe, Transport, module, node};
+
+/// What all of becket's names and UUIDs begin with.
+const PREFIX: &str = "becket-";
+/// The interface that every device-mapper of the last twenty years speaks.
+const INTERFACE: u32 = 4;
+
+/// The kernel's device-mapper.
+#[derive(Debug, Clone, Copy)]
+pub struct DmTransport;
+
+impl Transport for DmTransport {
+    fn kind(&self) -> Kind {
+        Kind::Dm
+    }
+
+    fn probe(&self) -> Probe {
+        judge(ask().map(|_| Vec::new()))
+    }
+
+    fn fits(&self, opened: &Opened) -> Result<(), String> {
+        table::of(opened).map(drop)
+    }
+}
+
+/// The probe for people, which also counts.
+pub fn examine() -> Probe {
+    judge(ask().and_then(|(control, [major, minor, patch])| {
+        let io = |what| Error::io(what, CONTROL);
+        let kinds = uapi::target_kinds(control.as_fd()).map_err(io("ask for the targets of"))?;
+        let devices = uapi::device_names(control.as_fd()).map_err(io("ask for the devices of"))?;
+        let ours = devices.iter().filter(|name| name.starts_with(PREFIX) && !name.contains("-part")).count();
+        Ok(vec![
+            ("interface".to_owned(), format!("{major}.{minor}.{patch}")),
+            ("targets loaded".to_owned(), kinds.join(", ")),
+            ("devices attached".to_owned(), ours.to_string()),
+        ])
+    }))
+}
+
+fn judge(tried: Result<Vec<(String, String)>, Error>) -> Probe {
+    let (reason, mend) = match tried {
+        Ok(details) => {
+            let reason = "device-mapper is there".to_owned();
+            return Probe { works: true, reason, mend: None, details };
+        }
+        Err(Error::Unavailable { reason, mend, .. }) => (reason, mend),
+        Err(other) => (other.to_string(), other.hint()),
+    };
+    Probe { works: false, reason, mend, details: Vec::new() }
+}
+
+/// Whether this user may command a device-mapper that we know how to command.
+fn ask() -> Result<(File, [u32; 3]), Error> {
+    let control = open_control()?;
+    let version = uapi::version(control.as_fd()).map_err(Error::io("command device-mapper by", CONTROL))?;
+    if version[0] != INTERFACE {
+        let reason = format!("its interface is {}, becket speaks {INTERFACE}", version[0]);
+        return Err(Error::Unavailable { kind: Kind::Dm, reason, mend: None });
+    }
+    Ok((control, version))
+}
+
+const CONTROL: &str = "/dev/mapper/control";
+
+/// Opens the control device, whose node is made when it is missing. Opening it loads the driver where it is a module.
+fn open_control() -> Result<File, Error> {
+    let path = Path::new(CONTROL);
+    let open = || File::options().read(true).write(true).open(path);
+    let opened = match open() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let (major, minor) = uapi::DM_CONTROL;
+            node::ensure_char(path, rustix::fs::makedev(major, minor))?;
+            open()
+        }
+        other => other,
+    };
+    opened.map_err(|source| match source.raw_os_error() {
+        Some(libc::ENODEV | libc::ENXIO) => module::missing(Kind::Dm, "dm-mod", "CONFIG_BLK_DEV_DM"),
+        _ => Error::io("open", path)(source),
+    })
+}
+
+/// The name in sysfs of device-mapper's device `number`.
+fn name(number: u32) -> String {
+    format!("dm-{number}")
+}
+
+/// The UUID, and the name, of the device that bears a mark.
+fn uuid(mark: u64) -> String {
+    format!("{PREFIX}{mark:016x}")
+}
+
+/// The same of a partition of it.
+fn uuid_of_partition(mark: u64, partition: u32) -> String {
+    format!("{}-part{partition}", uuid(mark))
+}
+
+/// What a UUID says: the mark, and the partition's number where it is one's.
+fn parse_uuid(uuid: &str) -> Option<(u64, Option<u32>)> {
+    let rest = uuid.strip_prefix(PREFIX)?;
+    let (mark, partition) = match rest.split_once("-part") {
+        Some((mark, number)) => (mark, Some(number.parse().ok()?)),
+        None => (rest, None),
+    };
+    let mark = u64::from_str_radix(mark, 16).ok()?;
+    // Only what `uuid` itself would write: neither signs nor other widths.
+    let written = match partition {
+        Some(number) => uuid_of_partition(mark, number),
+        None => self::uuid(mark),
+    };
+    (written == uuid).then_some((mark, partition))
+}

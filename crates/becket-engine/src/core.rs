@@ -14,9 +14,11 @@ use crate::{
     Answer, Backing, Data, Error, Op, QueueStats, Request,
     governor::Governor,
     memory::Buffers,
+    operation::{MAX_OPERATION, Straight},
     provided::Provided,
     request::{Slot, Way},
     ring::{Ring, fixed},
+    stats::Tally,
     user_data::{Source, user_data},
 };
 
@@ -84,11 +86,13 @@ pub(crate) struct Core {
     finished: Finished,
     /// The same list while it is being told; both keep their capacity.
     telling: Finished,
-    stats: Arc<QueueStats>,
     /// Bounds the operations that can block.
     pub(crate) governor: Governor,
-    /// Direct operations can block as well.
-    pub(crate) watched: bool,
+    tally: Tally,
+    /// Where the last request went that could go straight.
+    pub(crate) straight: Straight,
+    /// How this queue's requests carry their bytes, and how many at most.
+    carried: (Data, u64),
     closing: bool,
 }
 
@@ -151,9 +155,13 @@ impl Core {
             in_flight: 0,
             finished: Vec::with_capacity(new.depth.into()),
             telling: Vec::with_capacity(new.depth.into()),
-            stats: Arc::clone(new.stats),
             governor: Governor::new(new.depth),
-            watched: new.backing.files.iter().any(|file| !file.facts.nowait || file.facts.sparse),
+            tally: Tally::new(Arc::clone(new.stats)),
+            straight: Straight::NOWHERE,
+            carried: match new.memory {
+                Memory::Buffers(size) => (Data::Buffer, size as u64),
+                Memory::Registered => (Data::Registered, MAX_OPERATION),
+            },
             closing: false,
         })
     }
@@ -166,8 +174,14 @@ impl Core {
         }
     }
 
+    #[inline]
     pub(crate) fn buffer_address(&self, tag: u16) -> u64 {
         self.buffers.as_ref().map_or(0, |buffers| buffers.address(tag.into()) as u64)
+    }
+
+    #[inline]
+    pub(crate) fn buffer_size(&self) -> u64 {
+        self.buffers.as_ref().map_or(0, |buffers| buffers.size() as u64)
     }
 
     pub(crate) fn buffer(&mut self, tag: u16) -> &mut [u8] {
@@ -177,6 +191,7 @@ impl Core {
         }
     }
 
+    #[inline]
     pub(crate) fn registered_index(&self, tag: u16) -> u16 {
         // A ring has at most 16,384 registered buffers.
         (self.registered.unwrap_or(0) + u32::from(tag)) as u16
@@ -208,16 +223,17 @@ impl Core {
     /// Requests are looked up in this map from now on.
     pub(crate) fn remap(&mut self, map: Arc<Map>) {
         self.map = map;
+        self.straight = Straight::NOWHERE;
+    }
+
+    /// What has happened in this turn may be read by others.
+    pub(crate) fn turn_ended(&mut self) {
+        self.tally.turn_ended();
     }
 
     /// Something that [`Core::push`] had counted has come back for the last time.
     pub(crate) fn landed(&mut self) {
         self.in_flight = self.in_flight.saturating_sub(1);
-    }
-
-    /// The queue's commands carry many elements.
-    pub(crate) fn has_batch(&self) -> bool {
-        self.batch.is_some()
     }
 
     /// The port has closed and nothing is in flight.
@@ -235,8 +251,9 @@ impl Core {
         std::mem::replace(&mut self.finished, std::mem::take(&mut self.telling))
     }
 
-    /// Takes the emptied list back, so that its memory is used again.
-    pub(crate) fn give_list_back(&mut self, list: Finished) {
+    /// Takes the list back and empties it, so that its memory is used again.
+    pub(crate) fn give_list_back(&mut self, mut list: Finished) {
+        list.clear();
         self.telling = list;
     }
 
@@ -255,6 +272,7 @@ impl Core {
     }
 
     /// Queues an entry of this queue.
+    #[inline]
     pub(crate) fn push(&mut self, ring: &mut Ring, entry: &squeue::Entry) -> Result<(), Errno> {
         match ring.push(entry) {
             Ok(()) => {
@@ -265,14 +283,37 @@ impl Core {
         }
     }
 
+    /// Begins a request. Most reads and writes lie in the extent of the one before and need one direct operation:
+    /// what is not needed for these is not done for these.
+    #[inline]
     pub(crate) fn begin(&mut self, ring: &mut Ring, tag: u16, request: Request) {
         match self.slab.get_mut(usize::from(tag)) {
             Some(slot) if !slot.busy => *slot = Slot::begin(request, ring.now()),
             // The port broke its word; its tag's request is still under way and will finish.
             _ => return,
         }
-        self.stats.began();
-        match self.check(&request) {
+        self.tally.began();
+        let moves = match request.op {
+            Op::Read => true,
+            Op::Write { .. } => self.straight.writes,
+            _ => false,
+        };
+        let fits = moves && request.data == self.carried.0 && request.len <= self.carried.1;
+        match self.straight.place_of(&request) {
+            Some(offset) if fits => {
+                let (file, target) = (self.straight.file, self.straight.target);
+                let slot = &mut self.slab[usize::from(tag)];
+                (slot.asked, slot.file, slot.direct) = (request.len, file, true);
+                let entry = self.transfer(tag, fixed(target), offset, 0);
+                self.submit(ring, tag, entry);
+            }
+            _ => self.begin_otherwise(ring, tag, &request),
+        }
+    }
+
+    #[inline(never)]
+    fn begin_otherwise(&mut self, ring: &mut Ring, tag: u16, request: &Request) {
+        match self.check(request) {
             Ok(()) => self.advance(ring, tag),
             Err(errno) => self.finish(ring.now(), tag, Err(errno)),
         }
@@ -299,25 +340,36 @@ impl Core {
         }
     }
 
+    #[inline]
     fn finish(&mut self, now: u64, tag: u16, result: Result<u64, Errno>) {
         if let Some(slot) = self.slab.get_mut(usize::from(tag)) {
             slot.busy = false;
-            self.stats.finished(slot.request.op, result.ok(), now.saturating_sub(slot.began));
+            let nanos = now.saturating_sub(slot.began);
+            match result {
+                Ok(bytes) => self.tally.succeeded(slot.request.op, bytes, nanos),
+                Err(_) => self.tally.failed(slot.request.op, nanos),
+            }
         }
         self.finished.push((tag, result));
+    }
+
+    /// Queues an operation of a request on a backing file.
+    #[inline]
+    fn submit(&mut self, ring: &mut Ring, tag: u16, entry: squeue::Entry) {
+        let entry = entry.user_data(user_data(self.index, Source::Backing { tag }));
+        if let Err(errno) = self.push(ring, &entry) {
+            self.left(ring.now(), tag, 0);
+            self.finish(ring.now(), tag, Err(errno));
+        }
     }
 
     /// Takes a request one operation further, or finishes it.
     pub(crate) fn advance(&mut self, ring: &mut Ring, tag: u16) {
         match self.next_operation(tag) {
             Ok(Some(entry)) => {
-                if self.slab[usize::from(tag)].way == Way::Governed && !self.admit(ring.now(), tag) {
-                    return;
-                }
-                let entry = entry.user_data(user_data(self.index, Source::Backing { tag }));
-                if let Err(errno) = self.push(ring, &entry) {
-                    self.left(ring.now(), tag, 0);
-                    self.finish(ring.now(), tag, Err(errno));
+                let governed = self.slab[usize::from(tag)].way == Way::Governed;
+                if !governed || self.admit(ring.now(), tag) {
+                    self.submit(ring, tag, entry);
                 }
             }
             Ok(None) => {
@@ -329,13 +381,34 @@ impl Core {
     }
 
     /// Takes in the completion of an operation on a backing file.
+    #[inline]
     pub(crate) fn operated(&mut self, ring: &mut Ring, tag: u16, result: i32) {
         self.landed();
-        let Some(slot) = self.slab.get(usize::from(tag)).filter(|slot| slot.busy) else { return };
-        if slot.way == Way::Free {
-            return self.absorb(ring, tag, result);
+        let Some(slot) = self.slab.get_mut(usize::from(tag)).filter(|slot| slot.busy) else { return };
+        let moved = u64::from(result.max(0).unsigned_abs());
+        // Never so for a flush, whose length is 0, nor for a fallocate, whose result is.
+        let whole = moved > 0 && moved <= slot.asked && slot.done + moved == slot.request.len;
+        if !whole || slot.way != Way::Free {
+            return self.operated_otherwise(ring, tag, result);
         }
-        self.operated_with_care(ring, tag, result);
+        if slot.request.op.modifies()
+            && let Some(sync) = self.backing.sync(slot.file)
+        {
+            sync.wrote(self.number);
+        }
+        let len = slot.request.len;
+        self.finish(ring.now(), tag, Ok(len));
+    }
+
+    /// The same for what does not simply make its request whole: a part of it, a failure, a result that is no count,
+    /// and all that the governor has a word in.
+    #[inline(never)]
+    fn operated_otherwise(&mut self, ring: &mut Ring, tag: u16, result: i32) {
+        if self.slab[usize::from(tag)].way == Way::Free {
+            self.absorb(ring, tag, result);
+        } else {
+            self.operated_with_care(ring, tag, result);
+        }
     }
 
     /// Takes the result of an operation and goes on with its request.

@@ -120,15 +120,16 @@ impl SharedWords {
         Ok(SharedWords { region: Region { base, len } })
     }
 
-    /// The 64-bit word at a byte offset that is a multiple of eight; `None` outside the mapping.
-    pub fn word(&self, offset: usize) -> Option<u64> {
-        if !offset.is_multiple_of(8) || offset.checked_add(8)? > self.region.len {
+    /// Neighbouring 64-bit words from a byte offset that is a multiple of eight; `None` when one is outside the mapping.
+    #[inline]
+    pub fn words<const N: usize>(&self, offset: usize) -> Option<[u64; N]> {
+        if !offset.is_multiple_of(8) || offset.checked_add(8 * N)? > self.region.len {
             return None;
         }
-        // SAFETY: the word lies in our mapping, is aligned (mappings are page-aligned), and is only ever read
-        // atomically by us; the kernel's writes to it happen before the completion that tells us to look.
-        let word = unsafe { &*self.region.base.as_ptr().wrapping_add(offset).cast::<AtomicU64>() };
-        Some(word.load(Ordering::Acquire))
+        // SAFETY: the words lie in our mapping, are aligned (mappings are page-aligned), and are only ever read
+        // atomically by us; the kernel's writes to them happen before the completion that tells us to look.
+        let words = unsafe { &*self.region.base.as_ptr().wrapping_add(offset).cast::<[AtomicU64; N]>() };
+        Some(std::array::from_fn(|index| words[index].load(Ordering::Acquire)))
     }
 }
 
@@ -163,10 +164,12 @@ mod tests {
         file.write_all(&[0u8; 4088]).unwrap();
         file.write_all(&7u64.to_ne_bytes()).unwrap();
         let words = SharedWords::map(&file, 0, 4096).unwrap();
-        assert_eq!(words.word(0), Some(0));
-        assert_eq!(words.word(4088), Some(7));
-        assert_eq!(words.word(4090), None);
-        assert_eq!(words.word(4096), None);
-        assert_eq!(words.word(usize::MAX - 7), None);
+        assert_eq!(words.words(0), Some([0, 0]));
+        assert_eq!(words.words(4080), Some([0, 7]));
+        assert_eq!(words.words(4088), Some([7]));
+        assert_eq!(words.words::<2>(4088), None);
+        assert_eq!(words.words::<1>(4090), None);
+        assert_eq!(words.words::<1>(4096), None);
+        assert_eq!(words.words::<1>(usize::MAX - 7), None);
     }
 }

@@ -1,21 +1,57 @@
 //! What a request needs next: the operation on a backing file that takes it one step further.
 //! Decides and builds; queues nothing, and knows nothing of how results are told.
 
-use becket_image::Place;
-use io_uring::{opcode, squeue, types::FsyncFlags};
+use becket_image::{Extent, Place};
+use io_uring::{
+    opcode, squeue,
+    types::{Fixed, FsyncFlags},
+};
 use rustix::io::Errno;
 
 use crate::{
-    Backing, Data, Op,
+    Backing, Data, Op, Request,
     core::Core,
     request::{MAX_RETRIES, Slot, Way, Zeroing, errno_of},
     ring::fixed,
 };
 
 /// Longest single operation on a backing file, in bytes (the kernel cuts at 2 GiB less a page).
-const MAX_OPERATION: u64 = 1 << 30;
+pub(crate) const MAX_OPERATION: u64 = 1 << 30;
 /// Zeroes for backings that cannot zero a range themselves.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+/// An extent whose reads and writes past the page cache need no further thought. Offsets and lengths are bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Straight {
+    /// Its first byte in the image, and how many it has.
+    start: u64,
+    len: u64,
+    /// Where the first byte is in the file.
+    offset: u64,
+    /// Bits that neither a request's place nor its length may have.
+    odd: u64,
+    pub(crate) file: u32,
+    /// The file's direct descriptor in the ring's table.
+    pub(crate) target: u32,
+    /// Writes need no further thought either: none has to allocate blocks.
+    pub(crate) writes: bool,
+}
+
+impl Straight {
+    /// No request goes here.
+    pub(crate) const NOWHERE: Straight =
+        Straight { start: 0, len: 0, offset: 0, odd: 0, file: 0, target: 0, writes: false };
+
+    /// Where in the file a request begins that lies in this extent as a whole and is aligned for direct I/O.
+    #[inline]
+    pub(crate) fn place_of(&self, request: &Request) -> Option<u64> {
+        let from = request.offset.wrapping_sub(self.start);
+        // In this order nothing can overflow.
+        let inside = from < self.len && request.len <= self.len - from && request.len > 0;
+        let place = self.offset.wrapping_add(from);
+        (inside && (place | request.len) & self.odd == 0).then_some(place)
+    }
+}
 
 impl Core {
     /// The next operation on a backing file that a request needs, or `None` when it is whole.
@@ -93,46 +129,61 @@ impl Core {
                 let memory = u64::from(align.memory.max(1)) - 1;
                 (offset | slot.asked) & unit == 0 && slot.done & memory == 0
             });
-        let target = if slot.direct { fixed(self.files + 2 + 2 * file) } else { buffered };
+        let flags = self.governor.way_of(slot, &backing.facts);
+        let target = if slot.direct { self.files + 2 + 2 * file } else { self.files + 1 + 2 * file };
+        if slot.direct {
+            self.straight = self.straight_at(tag, target);
+        }
+        Ok(self.transfer(tag, fixed(target), offset, flags))
+    }
+
+    /// The extent of a request's next byte, which is read and written by direct I/O.
+    fn straight_at(&self, tag: u16, target: u32) -> Straight {
+        let slot = &self.slab[usize::from(tag)];
+        let extent = self.map.extent_at(slot.request.offset + slot.done);
+        let facts = self.backing.files.get(slot.file as usize).map(|backing| &backing.facts);
+        let facts = facts.filter(|facts| facts.nowait);
+        match (extent, facts.and_then(|facts| Some((facts.sparse, facts.direct?)))) {
+            (Some(Extent { start, len, place: Place::Data { file, offset } }), Some((sparse, align))) => {
+                let odd = u64::from(align.offset.max(1)) - 1;
+                let writes = !sparse && !self.backing.read_only;
+                Straight { start: *start, len: *len, offset: *offset, odd, file: *file, target, writes }
+            }
+            _ => Straight::NOWHERE,
+        }
+    }
+
+    /// The operation that moves the next `asked` bytes of a request from or to `offset` of a descriptor, with `RWF_*`
+    /// flags beside those that the request itself needs.
+    #[inline]
+    pub(crate) fn transfer(&self, tag: u16, target: Fixed, offset: u64, flags: i32) -> squeue::Entry {
+        let slot = &self.slab[usize::from(tag)];
         let len = slot.asked as u32;
-        let durable = match slot.request.op {
-            Op::Write { durable: true } => libc::RWF_DSYNC,
-            _ => 0,
+        let flags = match slot.request.op {
+            Op::Write { durable: true } => flags | libc::RWF_DSYNC,
+            _ => flags,
         };
-        let flags = if slot.direct && !self.watched {
-            slot.way = Way::Free;
-            durable
+        let read = slot.request.op == Op::Read;
+        if slot.request.data == Data::Registered {
+            let index = self.registered_index(tag);
+            // A registered request's address is its offset in the request.
+            let address = slot.done as usize;
+            if read {
+                let read = opcode::ReadFixed::new(target, address as *mut u8, len, index);
+                read.offset(offset).rw_flags(flags).build()
+            } else {
+                let write = opcode::WriteFixed::new(target, address as *const u8, len, index);
+                write.offset(offset).rw_flags(flags).build()
+            }
         } else {
-            durable | self.governor.way_of(slot, &backing.facts)
-        };
-        match slot.request.data {
-            Data::Buffer => {
-                let buffers = self.buffers.as_ref().ok_or(Errno::IO)?;
-                // In bounds: `check` held the request's length against the buffer's size.
-                let address = buffers.address(tag.into()).wrapping_add(slot.done as usize);
-                Ok(match slot.request.op {
-                    Op::Read => {
-                        opcode::Read::new(target, address, len).offset(offset).rw_flags(flags).build()
-                    }
-                    _ => opcode::Write::new(target, address, len).offset(offset).rw_flags(flags).build(),
-                })
+            // In bounds: the request's length was held against the buffer's size, and without buffers against 0.
+            let buffer = self.buffers.as_ref().map_or(std::ptr::null_mut(), |all| all.address(tag.into()));
+            let address = buffer.wrapping_add(slot.done as usize);
+            if read {
+                opcode::Read::new(target, address, len).offset(offset).rw_flags(flags).build()
+            } else {
+                opcode::Write::new(target, address, len).offset(offset).rw_flags(flags).build()
             }
-            Data::Registered => {
-                let index = (self.registered.unwrap_or(0) + u32::from(tag)) as u16;
-                // A registered request's address is its offset in the request.
-                let address = slot.done as usize;
-                Ok(match slot.request.op {
-                    Op::Read => opcode::ReadFixed::new(target, address as *mut u8, len, index)
-                        .offset(offset)
-                        .rw_flags(flags)
-                        .build(),
-                    _ => opcode::WriteFixed::new(target, address as *const u8, len, index)
-                        .offset(offset)
-                        .rw_flags(flags)
-                        .build(),
-                })
-            }
-            Data::None => Err(Errno::INVAL),
         }
     }
 

@@ -31,9 +31,14 @@ pub trait Port: Send {
     /// The request that was begun under `tag` is whole (with its number of bytes) or has failed.
     fn finished(&mut self, io: &mut Io<'_>, tag: u16, result: Result<u64, Errno>);
 
+    /// Tells of all requests that have finished in one turn: one call through the table of methods for them together.
+    fn all_finished(&mut self, io: &mut Io<'_>, finished: &[(u16, Result<u64, Errno>)]) {
+        for (tag, result) in finished {
+            self.finished(io, *tag, *result);
+        }
+    }
+
     /// Everything that had completed by now has been told; what the port queues now goes to the kernel with it.
-    ///
-    /// Called only for queues with [`Batch`](crate::Batch).
     fn turn_ended(&mut self, _io: &mut Io<'_>) {}
 }
 
@@ -123,14 +128,22 @@ impl Io<'_> {
 
     /// Begins a request under a tag that has none.
     ///
-    /// It ends in [`Port::finished`], always on a later turn and exactly once.
+    /// It ends in [`Port::finished`], exactly once, and never while the port is being called.
+    #[inline]
     pub fn begin(&mut self, tag: u16, request: Request) {
         self.core.begin(self.ring, tag, request);
     }
 
     /// Address of the queue's buffer for a tag; 0 when the queue has none.
+    #[inline]
     pub fn buffer_address(&self, tag: u16) -> u64 {
         self.core.buffer_address(tag)
+    }
+
+    /// Size of each of these buffers, which lie one behind the other; 0 when the queue has none.
+    #[inline]
+    pub fn buffer_size(&self) -> u64 {
+        self.core.buffer_size()
     }
 
     /// The bytes of a tag's buffer; empty when the queue has none or a request is under way.
@@ -139,6 +152,7 @@ impl Io<'_> {
     }
 
     /// The index in the ring's table of registered buffers that belongs to a tag.
+    #[inline]
     pub fn registered_index(&self, tag: u16) -> u16 {
         self.core.registered_index(tag)
     }

@@ -38,7 +38,7 @@ pub(crate) struct Queue {
     core: Core,
     port: Box<dyn Port>,
     on_closed: Box<dyn FnOnce() + Send>,
-    /// The port will be told when this turn ends.
+    /// Something of this queue has completed in this turn, so its end will be told.
     in_turn: bool,
 }
 
@@ -77,6 +77,7 @@ impl Queue {
     }
 
     /// Takes in one completion.
+    #[inline]
     pub(crate) fn complete(&mut self, ring: &mut Ring, source: Source, completion: Completion) {
         match source {
             Source::Backing { tag } => self.core.operated(ring, tag, completion.result),
@@ -92,28 +93,27 @@ impl Queue {
                 self.port.completed(&mut crate::Io { ring, core: &mut self.core }, token, answer);
             }
         }
-        self.tell(ring);
     }
 
-    /// Whether this is the first completion of the turn for a port that wants to know of the turn's end.
+    /// Whether this is the queue's first completion in the turn.
     pub(crate) fn turns(&mut self) -> bool {
-        self.core.has_batch() && !std::mem::replace(&mut self.in_turn, true)
+        !std::mem::replace(&mut self.in_turn, true)
     }
 
-    /// Lets the port queue what it has gathered in this turn.
+    /// Tells the port what has finished in this turn, and lets it queue what it has gathered.
     pub(crate) fn end_turn(&mut self, ring: &mut Ring) {
         self.in_turn = false;
+        self.tell(ring);
         self.port.turn_ended(&mut crate::Io { ring, core: &mut self.core });
         self.tell(ring);
+        self.core.turn_ended();
     }
 
-    /// Tells the port what has finished, until nothing is left to tell.
-    pub(crate) fn tell(&mut self, ring: &mut Ring) {
+    /// Tells the port what has finished, until nothing is left to tell: what it begins then may fail at once.
+    fn tell(&mut self, ring: &mut Ring) {
         while self.core.has_finished() {
-            let mut finished = self.core.take_finished();
-            for (tag, result) in finished.drain(..) {
-                self.port.finished(&mut crate::Io { ring, core: &mut self.core }, tag, result);
-            }
+            let finished = self.core.take_finished();
+            self.port.all_finished(&mut crate::Io { ring, core: &mut self.core }, &finished);
             self.core.give_list_back(finished);
         }
     }

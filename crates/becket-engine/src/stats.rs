@@ -6,9 +6,13 @@
 //! already and in the bytes or the histogram not yet. Counters never go back, except the number in flight.
 //!
 //! Time is that of the turns of the I/O thread, whose clock is read once for each. A request's latency runs from the
-//! turn in which it arrived to the turn in which it finished; the time until its I/O thread woke is not in it.
+//! turn in which it arrived to the turn in which it finished; the time until its I/O thread woke is not in it. Many
+//! requests of a turn are of one kind and took equally long: [`Tally`] counts these together.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +32,7 @@ const BUCKETS: usize = (((HIGHEST - LOWEST) << STEPS) + 2) as usize;
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct QueueStats {
-    in_flight: AtomicU64,
+    began: AtomicU64,
     read: Timed,
     write: Timed,
     flush: Timed,
@@ -37,20 +41,118 @@ pub struct QueueStats {
 }
 
 impl QueueStats {
-    /// A request has arrived.
-    pub(crate) fn began(&self) {
-        self.in_flight.store(self.in_flight.load(Relaxed).wrapping_add(1), Relaxed);
+    /// So many requests have arrived since the beginning.
+    fn began(&self, requests: u64) {
+        self.began.store(requests, Relaxed);
     }
 
-    /// It has finished, with so many bytes or an error, after so many nanoseconds.
-    pub(crate) fn finished(&self, op: Op, bytes: Option<u64>, nanos: u64) {
-        self.in_flight.store(self.in_flight.load(Relaxed).wrapping_sub(1), Relaxed);
+    /// So many requests of one kind have succeeded, with so many bytes together, each after so many nanoseconds.
+    fn succeeded(&self, kind: Kind, requests: u64, bytes: u64, nanos: u64) {
+        match kind {
+            Kind::Read => self.read.add(requests, bytes, nanos),
+            Kind::Write => self.write.add(requests, bytes, nanos),
+            Kind::Flush => self.flush.add(requests, bytes, nanos),
+            Kind::Discard => self.discard.add(requests, bytes),
+            Kind::WriteZeroes => self.write_zeroes.add(requests, bytes),
+        }
+    }
+
+    /// One has failed after so many nanoseconds.
+    fn failed(&self, kind: Kind, nanos: u64) {
+        self.succeeded(kind, 1, 0, nanos);
+        let counters = match kind {
+            Kind::Read => &self.read.counters,
+            Kind::Write => &self.write.counters,
+            Kind::Flush => &self.flush.counters,
+            Kind::Discard => &self.discard,
+            Kind::WriteZeroes => &self.write_zeroes,
+        };
+        raise(&counters.errors, 1);
+    }
+
+    fn finished(&self) -> u64 {
+        let counters = [
+            &self.read.counters,
+            &self.write.counters,
+            &self.flush.counters,
+            &self.discard,
+            &self.write_zeroes,
+        ];
+        counters.iter().map(|counters| counters.operations.load(Relaxed)).sum()
+    }
+}
+
+/// What is counted apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Write,
+    Flush,
+    Discard,
+    WriteZeroes,
+}
+
+impl From<Op> for Kind {
+    fn from(op: Op) -> Kind {
         match op {
-            Op::Read => self.read.add(bytes, nanos),
-            Op::Write { .. } => self.write.add(bytes, nanos),
-            Op::Flush => self.flush.add(bytes, nanos),
-            Op::Discard => self.discard.add(bytes),
-            Op::WriteZeroes { .. } => self.write_zeroes.add(bytes),
+            Op::Read => Kind::Read,
+            Op::Write { .. } => Kind::Write,
+            Op::Flush => Kind::Flush,
+            Op::Discard => Kind::Discard,
+            Op::WriteZeroes { .. } => Kind::WriteZeroes,
+        }
+    }
+}
+
+/// A queue's pen: gathers what is equal, and writes it into the counters before the turn ends.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    stats: Arc<QueueStats>,
+    began: u64,
+    /// What was seen last, how often in a row, and with how many bytes.
+    kind: Kind,
+    nanos: u64,
+    requests: u64,
+    bytes: u64,
+}
+
+impl Tally {
+    pub(crate) fn new(stats: Arc<QueueStats>) -> Tally {
+        Tally { stats, began: 0, kind: Kind::Read, nanos: 0, requests: 0, bytes: 0 }
+    }
+
+    /// A request has arrived.
+    pub(crate) fn began(&mut self) {
+        self.began += 1;
+    }
+
+    /// One has succeeded, with so many bytes, after so many nanoseconds.
+    #[inline]
+    pub(crate) fn succeeded(&mut self, op: Op, bytes: u64, nanos: u64) {
+        let kind = Kind::from(op);
+        if kind != self.kind || nanos != self.nanos {
+            self.write();
+            (self.kind, self.nanos) = (kind, nanos);
+        }
+        self.requests += 1;
+        self.bytes = self.bytes.wrapping_add(bytes);
+    }
+
+    /// One has failed, after so many nanoseconds.
+    pub(crate) fn failed(&self, op: Op, nanos: u64) {
+        self.stats.failed(op.into(), nanos);
+    }
+
+    /// A turn ends: readers may see what happened in it.
+    pub(crate) fn turn_ended(&mut self) {
+        self.stats.began(self.began);
+        self.write();
+    }
+
+    fn write(&mut self) {
+        if self.requests > 0 {
+            self.stats.succeeded(self.kind, self.requests, self.bytes, self.nanos);
+            (self.requests, self.bytes) = (0, 0);
         }
     }
 }
@@ -64,12 +166,9 @@ struct Counters {
 }
 
 impl Counters {
-    fn add(&self, bytes: Option<u64>) {
-        raise(&self.operations, 1);
-        match bytes {
-            Some(bytes) => raise(&self.bytes, bytes),
-            None => raise(&self.errors, 1),
-        }
+    fn add(&self, requests: u64, bytes: u64) {
+        raise(&self.operations, requests);
+        raise(&self.bytes, bytes);
     }
 }
 
@@ -81,9 +180,9 @@ struct Timed {
 }
 
 impl Timed {
-    fn add(&self, bytes: Option<u64>, nanos: u64) {
-        self.counters.add(bytes);
-        self.histogram.add(nanos);
+    fn add(&self, requests: u64, bytes: u64, nanos: u64) {
+        self.counters.add(requests, bytes);
+        self.histogram.add(requests, nanos);
     }
 }
 
@@ -106,12 +205,12 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    fn add(&self, nanos: u64) {
-        raise(&self.total, nanos);
+    fn add(&self, requests: u64, nanos: u64) {
+        raise(&self.total, nanos.wrapping_mul(requests));
         if nanos > self.max.load(Relaxed) {
             self.max.store(nanos, Relaxed);
         }
-        raise(&self.buckets[bucket_of(nanos)], 1);
+        raise(&self.buckets[bucket_of(nanos)], requests);
     }
 }
 
@@ -189,7 +288,7 @@ impl Summary {
     /// Adds up what queues have counted by now.
     pub fn of<'a>(queues: impl Iterator<Item = &'a QueueStats> + Clone) -> Summary {
         Summary {
-            in_flight: queues.clone().map(|queue| queue.in_flight.load(Relaxed)).sum(),
+            in_flight: queues.clone().map(in_flight).sum(),
             read: Activity::timed(queues.clone().map(|queue| &queue.read)),
             write: Activity::timed(queues.clone().map(|queue| &queue.write)),
             flush: Activity::timed(queues.clone().map(|queue| &queue.flush)),
@@ -197,6 +296,13 @@ impl Summary {
             write_zeroes: Some(Activity::counted(queues.map(|queue| &queue.write_zeroes))),
         }
     }
+}
+
+/// Requests that have arrived at a queue and not finished.
+fn in_flight(queue: &QueueStats) -> u64 {
+    // What has finished is read first: it began before.
+    let finished = queue.finished();
+    queue.began.load(Relaxed).saturating_sub(finished)
 }
 
 impl Activity {
@@ -272,16 +378,24 @@ mod tests {
         fn percentiles_are_never_too_low_and_hardly_too_high(
             latencies in prop::collection::vec(latency(), 1..2000),
             split in any::<prop::sample::Index>(),
+            repeat in 1..4usize,
         ) {
             // Over two queues, so that merging is in it.
-            let queues = [QueueStats::default(), QueueStats::default()];
+            let queues = [Arc::<QueueStats>::default(), Arc::default()];
+            let mut tallies = queues.clone().map(Tally::new);
             let split = split.index(latencies.len());
             for (place, nanos) in latencies.iter().enumerate() {
-                let queue = &queues[usize::from(place >= split)];
-                queue.began();
-                queue.finished(Op::Read, Some(512), *nanos);
+                let tally = &mut tallies[usize::from(place >= split)];
+                // Some come in rows of equal ones.
+                for _ in 0..repeat {
+                    tally.began();
+                    tally.succeeded(Op::Read, 512, *nanos);
+                }
             }
-            let told = Summary::of(queues.iter()).read;
+            tallies.iter_mut().for_each(Tally::turn_ended);
+            let latencies: Vec<u64> =
+                latencies.into_iter().flat_map(|nanos| std::iter::repeat_n(nanos, repeat)).collect();
+            let told = Summary::of(queues.iter().map(|queue| &**queue)).read;
             let mut sorted = latencies;
             sorted.sort_unstable();
             for (permille, told) in [(500, told.p50_ns), (900, told.p90_ns), (990, told.p99_ns), (999, told.p999_ns)] {
@@ -313,19 +427,21 @@ mod tests {
 
     #[test]
     fn kinds_are_kept_apart_and_errors_move_no_bytes() {
-        let queue = QueueStats::default();
+        let queue = Arc::<QueueStats>::default();
+        let mut tally = Tally::new(Arc::clone(&queue));
         let ops =
             [Op::Write { durable: true }, Op::Flush, Op::Discard, Op::WriteZeroes { keep_allocated: false }];
         for (count, op) in (1..).zip(ops) {
             for _ in 0..count {
-                queue.began();
-                queue.finished(op, Some(1000), 5);
+                tally.began();
+                tally.succeeded(op, 1000, 5);
             }
-            queue.began();
-            queue.finished(op, None, 5);
+            tally.began();
+            tally.failed(op, 5);
         }
-        queue.began();
-        let told = Summary::of(std::iter::once(&queue));
+        tally.began();
+        tally.turn_ended();
+        let told = Summary::of(std::iter::once(&*queue));
         assert_eq!(told.in_flight, 1);
         assert_eq!(told.read, Activity { errors: Some(0), ..Activity::default() });
         for (count, kind) in (1..).zip([&told.write, &told.flush, &told.discard, &told.write_zeroes.unwrap()])

@@ -165,7 +165,7 @@ struct Server {
     orders: Receiver<Order>,
     wake: Arc<OwnedFd>,
     woken: Box<[u8; 8]>,
-    /// Queues whose ports want to know when this turn ends; never longer than a batch of completions.
+    /// Queues of which something has completed in this turn; never longer than a batch of completions.
     turning: Vec<u32>,
     stopping: bool,
 }
@@ -218,7 +218,6 @@ impl Server {
                     if queue.turns() {
                         self.turning.push(index);
                     }
-                    self.release_ended(index);
                 }
             }
             while let Some(index) = self.turning.pop() {
@@ -270,7 +269,6 @@ impl Server {
             }
         };
         let (mut queue, started) = Queue::start(&mut self.ring, index as u32, new)?;
-        queue.tell(&mut self.ring);
         queue.end_turn(&mut self.ring);
         if queue.has_ended() {
             queue.release(&mut self.ring)?;

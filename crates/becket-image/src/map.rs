@@ -170,10 +170,14 @@ impl Map {
         &self.extents
     }
 
+    /// The whole extent that holds byte `pos`; `None` behind the end.
+    pub fn extent_at(&self, pos: u64) -> Option<&Extent> {
+        self.extents.get(self.index_of(pos))
+    }
+
     /// The rest of the extent that holds byte `pos`, cut so that it starts there; `None` behind the end.
     pub fn lookup(&self, pos: u64) -> Option<Extent> {
-        let extent = self.extents.get(self.index_of(pos))?;
-        extent.cut(pos, u64::MAX)
+        self.extent_at(pos)?.cut(pos, u64::MAX)
     }
 
     /// The map of `len` bytes from byte `offset` on, as an image of its own that starts at 0.

@@ -17,6 +17,8 @@ pub(super) const PICK: u8 = 18;
 const LISTS: u16 = 4;
 /// The driver never answers with more tags at once.
 const MOST_TAGS: usize = 128;
+/// An answer's tags as the driver wrote them: two bytes each.
+pub(super) type Tags = [u8; MOST_TAGS * size_of::<u16>()];
 
 /// What a queue's batch commands have under way.
 pub(super) struct Batch {
@@ -80,16 +82,10 @@ impl Batch {
         Ok(())
     }
 
-    /// The FETCH has answered: the tags of requests that have arrived, as many as were copied to `tags`.
-    pub(super) fn arrived(&mut self, io: &mut Io<'_>, answer: Answer, tags: &mut [u16; MOST_TAGS]) -> usize {
-        let mut bytes = [0; MOST_TAGS * size_of::<u16>()];
-        let len = io.picked(answer, &mut bytes);
-        let mut count = 0;
-        for (tag, bytes) in tags.iter_mut().zip(bytes[..len].chunks_exact(size_of::<u16>())) {
-            *tag = u16::from_ne_bytes([bytes[0], bytes[1]]);
-            count += 1;
-        }
-        self.taken += count as u16;
+    /// The FETCH has answered: the tags of requests that have arrived; returns how many of the bytes they are.
+    pub(super) fn arrived(&mut self, io: &mut Io<'_>, answer: Answer, tags: &mut Tags) -> usize {
+        let len = io.picked(answer, tags);
+        self.taken += (len / size_of::<u16>()) as u16;
         if !answer.more {
             self.fetching = false;
             // Out of buffers or of room for answers: it is asked again. Everything else is the device's end.
@@ -98,15 +94,16 @@ impl Batch {
                 self.fetching = false;
             }
         }
-        count
+        len
     }
 
     /// Room for an answer's tags.
-    pub(super) const fn tags() -> [u16; MOST_TAGS] {
-        [0; MOST_TAGS]
+    pub(super) const fn no_tags() -> Tags {
+        [0; MOST_TAGS * size_of::<u16>()]
     }
 
     /// A request has its result.
+    #[inline]
     pub(super) fn push(&mut self, tag: u16, result: i32) {
         self.pending.push((tag, result));
     }
@@ -133,16 +130,16 @@ impl Batch {
     fn send(&mut self, io: &mut Io<'_>, kind: u8, op: u32) -> Result<(), Errno> {
         let list = self.with_kernel.iter().position(|count| *count == 0).ok_or(Errno::AGAIN)?;
         let size = element_size(self.addresses);
-        let mut count = 0;
-        for (tag, result) in self.pending.drain(..) {
-            let header = uapi::ElemHeader { tag, buf_index: io.registered_index(tag), result }.to_bytes();
-            let address = io.buffer_address(tag).to_ne_bytes();
-            let Some(element) = io.list(list as u16).chunks_exact_mut(size).nth(count) else { break };
-            element[..header.len()].copy_from_slice(&header);
-            if self.addresses {
-                element[header.len()..].copy_from_slice(&address);
+        let (buf_index, address, stride) = (io.registered_index(0), io.buffer_address(0), io.buffer_size());
+        let elements = io.list(list as u16).chunks_exact_mut(size);
+        let count = elements.len().min(self.pending.len());
+        for (element, (tag, result)) in elements.zip(self.pending.drain(..count)) {
+            let header = uapi::ElemHeader { tag, buf_index: buf_index.wrapping_add(tag), result };
+            let (first, rest) = element.split_at_mut(size_of::<uapi::ElemHeader>());
+            first.copy_from_slice(&header.to_bytes());
+            if !rest.is_empty() {
+                rest.copy_from_slice(&(address + u64::from(tag) * stride).to_ne_bytes());
             }
-            count += 1;
         }
         self.hand_over(io, kind, op, list, count as u16)
     }

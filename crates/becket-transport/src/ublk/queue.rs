@@ -144,7 +144,7 @@ const UNREGISTER: u8 = 2;
 /// What is known of a tag between its commands.
 #[derive(Debug, Clone, Copy, Default)]
 struct Tag {
-    /// We registered the request's pages ourselves and must end that before the commit.
+    /// We registered the request's pages ourselves and must end that before the commit; the port counts such tags.
     registered: bool,
     /// The result that waits for it.
     result: i32,
@@ -160,6 +160,8 @@ struct UblkPort {
     char_device: Arc<OwnedFd>,
     descriptors: SharedWords,
     tags: Box<[Tag]>,
+    /// Tags whose pages we registered ourselves.
+    registered: u16,
     alive: u16,
     /// Commands of the whole queue, in the modes that have them; `alive` then says nothing.
     batch: Option<Batch>,
@@ -180,20 +182,23 @@ impl UblkPort {
         let descriptors = SharedWords::map(&*char_device, offset, len)?;
         let tags = vec![Tag::default(); depth.into()].into_boxed_slice();
         let batch = mode.is_batch().then(|| Batch::new(number, depth, !mode.is_zero_copy()));
-        Ok(UblkPort { number, depth, mode, char_device, descriptors, tags, alive: depth, batch })
+        Ok(UblkPort {
+            number,
+            depth,
+            mode,
+            char_device,
+            descriptors,
+            tags,
+            registered: 0,
+            alive: depth,
+            batch,
+        })
     }
 
     /// The descriptor of the request that has arrived under a tag.
+    #[inline]
     fn descriptor_of(&self, tag: u16) -> Option<uapi::IoDesc> {
-        let base = usize::from(tag) * size_of::<uapi::IoDesc>();
-        let first = self.descriptors.word(base)?.to_ne_bytes();
-        let [a, b, c, d, e, f, g, h] = first;
-        Some(uapi::IoDesc {
-            op_flags: u32::from_ne_bytes([a, b, c, d]),
-            nr_sectors: u32::from_ne_bytes([e, f, g, h]),
-            start_sector: self.descriptors.word(base + 8)?,
-            addr: self.descriptors.word(base + 16)?,
-        })
+        self.descriptors.words(usize::from(tag) * size_of::<uapi::IoDesc>()).map(uapi::IoDesc::from_words)
     }
 
     /// Hands a tag back to the kernel, with a result if it had a request.
@@ -230,6 +235,7 @@ impl UblkPort {
     }
 
     /// Tells the kernel a request's result.
+    #[inline]
     fn commit(&mut self, io: &mut Io<'_>, tag: u16, result: i32) {
         if let Some(batch) = &mut self.batch {
             return batch.push(tag, result);
@@ -253,6 +259,7 @@ impl UblkPort {
     }
 
     /// Begins the request that has arrived under a tag.
+    #[inline]
     fn arrived(&mut self, io: &mut Io<'_>, tag: u16) {
         let Some(descriptor) = self.descriptor_of(tag) else {
             return self.commit(io, tag, -Errno::IO.raw_os_error());
@@ -266,6 +273,7 @@ impl UblkPort {
         self.begin(io, tag, &descriptor);
     }
 
+    #[inline]
     fn begin(&mut self, io: &mut Io<'_>, tag: u16, descriptor: &uapi::IoDesc) {
         match request_of(descriptor, self.mode) {
             Some(request) => io.begin(tag, request),
@@ -274,20 +282,27 @@ impl UblkPort {
     }
 
     /// A request is done: ends our own registration of its pages, if there is one, and commits.
+    #[inline]
     fn end(&mut self, io: &mut Io<'_>, tag: u16, result: i32) {
-        if let Some(state) = self.tags.get_mut(usize::from(tag))
-            && std::mem::take(&mut state.registered)
-        {
-            state.result = result;
-            if self.register(io, tag, UNREGISTER).is_ok() {
-                return;
-            }
+        if self.registered == 0 || !self.unregister(io, tag, result) {
+            self.commit(io, tag, result);
         }
-        self.commit(io, tag, result);
+    }
+
+    /// Ends our own registration of a request's pages; `false`: there is none, or it cannot be ended.
+    #[cold]
+    fn unregister(&mut self, io: &mut Io<'_>, tag: u16, result: i32) -> bool {
+        let Some(state) = self.tags.get_mut(usize::from(tag)).filter(|state| state.registered) else {
+            return false;
+        };
+        (state.registered, state.result) = (false, result);
+        self.registered -= 1;
+        self.register(io, tag, UNREGISTER).is_ok()
     }
 }
 
 /// What a descriptor asks for; `None` for operations that we never announce.
+#[inline]
 fn request_of(descriptor: &uapi::IoDesc, mode: DataMode) -> Option<Request> {
     let flags = descriptor.flags();
     let carried = if mode.is_zero_copy() { Data::Registered } else { Data::Buffer };
@@ -332,10 +347,10 @@ impl Port for UblkPort {
         let (tag, result) = (token.tag, answer.result);
         match token.kind {
             batch::PICK => {
-                let mut tags = Batch::tags();
+                let mut tags = Batch::no_tags();
                 let count = self.batch.as_mut().map_or(0, |batch| batch.arrived(io, answer, &mut tags));
-                for tag in tags.into_iter().take(count) {
-                    self.arrived(io, tag);
+                for tag in tags[..count].as_chunks().0 {
+                    self.arrived(io, u16::from_ne_bytes(*tag));
                 }
             }
             batch::PREP | batch::COMMIT => {
@@ -348,6 +363,7 @@ impl Port for UblkPort {
             REGISTER if result >= 0 => {
                 if let Some(state) = self.tags.get_mut(usize::from(tag)) {
                     state.registered = true;
+                    self.registered += 1;
                 }
                 match self.descriptor_of(tag) {
                     Some(descriptor) => self.begin(io, tag, &descriptor),
@@ -362,6 +378,7 @@ impl Port for UblkPort {
         }
     }
 
+    #[inline]
     fn finished(&mut self, io: &mut Io<'_>, tag: u16, result: Result<u64, Errno>) {
         let result = match result {
             // A request is at most `max_io` bytes when it carries any; the others' count is not looked at.

@@ -127,14 +127,29 @@ pub struct IoDesc {
 }
 
 impl IoDesc {
+    /// From the 64-bit words in which it lies in the mapping.
+    #[must_use]
+    #[inline]
+    pub const fn from_words(words: [u64; 3]) -> IoDesc {
+        let [a, b, c, d, e, f, g, h] = words[0].to_ne_bytes();
+        IoDesc {
+            op_flags: u32::from_ne_bytes([a, b, c, d]),
+            nr_sectors: u32::from_ne_bytes([e, f, g, h]),
+            start_sector: words[1],
+            addr: words[2],
+        }
+    }
+
     /// One of `UBLK_IO_OP_*`.
     #[must_use]
+    #[inline]
     pub const fn op(&self) -> u8 {
         self.op_flags as u8
     }
 
     /// `UBLK_IO_F_*`, at the bit positions of those constants.
     #[must_use]
+    #[inline]
     pub const fn flags(&self) -> u32 {
         self.op_flags & !0xff
     }
@@ -266,6 +281,7 @@ pub struct ElemHeader {
 
 impl ElemHeader {
     /// The bytes that stand in a list for the kernel.
+    #[inline]
     pub const fn to_bytes(self) -> [u8; 8] {
         let [a, b] = self.tag.to_ne_bytes();
         let [c, d] = self.buf_index.to_ne_bytes();

@@ -8,7 +8,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::facts::{self, Known};
+use crate::facts::{self, Known, open_quietly};
 use crate::locks::{self, Refused};
 use crate::partition::{self, ReadAt, Table};
 use crate::resolve::{Found, io, resolve};
@@ -229,9 +229,7 @@ fn open_inode(
     read_only: bool,
 ) -> Result<(OwnedFd, Option<String>), Error> {
     let inode = proc_path(inode);
-    let reopen = |access: OFlags| {
-        rustix::io::retry_on_intr(|| rustix::fs::open(&inode, access | OFlags::CLOEXEC, Mode::empty()))
-    };
+    let reopen = |access: OFlags| open_quietly(&inode, access | OFlags::CLOEXEC);
     let failed = |errno| match errno {
         Errno::ACCESS | Errno::PERM => Error::Permission { path: path.to_owned(), source: errno.into() },
         Errno::NOENT => io(path, "it cannot be opened through /proc/self/fd; is /proc mounted?", errno),

@@ -70,6 +70,16 @@ fn descriptors_close_on_exec_and_block_as_usual() {
 }
 
 #[test]
+fn serving_an_image_leaves_its_access_time_alone() {
+    let dir = dir();
+    let opened = open(&file(dir.path(), "disk.img", MIB)).unwrap();
+    let backing = &opened.files[0];
+    for fd in std::iter::once(&backing.buffered).chain(&backing.direct) {
+        assert!(rustix::fs::fcntl_getfl(fd).unwrap().contains(OFlags::NOATIME));
+    }
+}
+
+#[test]
 fn the_direct_descriptor_is_the_same_file_even_when_its_name_is_not() {
     let dir = dir();
     let path = file(dir.path(), "disk.img", MIB);

@@ -40,9 +40,13 @@ impl Drop for Below {
 
 /// A disk with two partitions, as an image and as a block device. The device must go after the place's devices.
 fn disk() -> (Below, Scratch) {
+    disk_with(&[])
+}
+
+fn disk_with(losetup: &[&str]) -> (Below, Scratch) {
     let place = scratch();
     image::gpt(&place.path("a.img"), 8 * MIB);
-    (Below::new(&place.path("a.img"), &[]), place)
+    (Below::new(&place.path("a.img"), losetup), place)
 }
 
 fn attach(place: &Scratch, words: &[&str]) -> Value {
@@ -128,10 +132,8 @@ fn dm_falls_back_when_a_partition_is_mounted() {
     if !require_dm(name) || !require_tools(name, &["mke2fs", "mount"]) {
         return;
     }
-    let (below, place) = disk();
+    let (below, place) = disk_with(&["--partscan"]);
     let whole = below.path();
-    tool(Command::new("losetup").args(["--detach", whole]));
-    tool(Command::new("losetup").args(["--partscan", whole]).arg(place.path("a.img")));
     let partition = format!("{whole}p1");
     assert!(wait_until(A_SECOND, || Path::new(&partition).exists()), "this kernel reads no partition tables");
     tool(Command::new("/usr/sbin/mke2fs").args(["-q", "-F", &partition]));

@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
+use super::build::Build;
 use super::contestant::Field;
 use super::guest::{self, Guest, LIBRARY};
 use super::record::{self, Clock, Sample, Setting};
@@ -52,12 +53,12 @@ pub(crate) struct Row {
 
 /// Measures on the host and in the guest, prints the table, and keeps the record.
 pub(crate) fn run(args: &Args) -> Result<u8> {
-    let becket = guest::becket(&args.guest)?;
+    let build = Build::new(&args.guest)?;
     let mut rows = Vec::new();
     if !args.no_host {
-        rows.extend(on_host(args, &becket)?);
+        rows.extend(on_host(args, &build.path)?);
     }
-    let mut field = Field::all(becket, &[]);
+    let mut field = Field::all(build.path.clone(), &[]);
     field.add(
         "becket-loop",
         "becket attach --via loop",
@@ -68,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     field.keep(&names.map(str::to_owned))?;
     let present: Vec<&str> = field.present().map(|one| one.entrant.name.as_str()).collect();
     let script = script(&present, args.rounds, "/root/said");
-    let guest = Guest::new(&args.guest, Clock::Instructions, 1);
+    let guest = Guest::new(&args.guest, &build, Clock::Instructions, 1);
     let report = guest.run(&field, Vec::new(), &script)?;
     rows.extend(gather("guest", &field, &report)?);
     let kernel = guest::kernel_of(&report)?;

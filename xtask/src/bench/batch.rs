@@ -3,12 +3,13 @@
 
 use anyhow::Result;
 
+use super::build::Build;
 use super::contestant::{Field, MAIN};
 use super::fio::Workload;
 use super::grid::{self, Plan};
 use super::metric::Metric;
 use super::record::Clock;
-use super::{goal, guest, table};
+use super::{goal, table};
 
 /// I/Os in flight.
 const DEPTH: u32 = 256;
@@ -25,7 +26,7 @@ pub(crate) struct Args {
 
 /// Measures, prints the tables, and keeps the records.
 pub(crate) fn run(args: &Args) -> Result<u8> {
-    let becket = guest::becket(&args.grid.guest)?;
+    let build = Build::new(&args.grid.guest)?;
     let mut workloads = BATCHES.map(|batch| Workload::new("randread", 4, DEPTH).with_batch(batch)).to_vec();
     workloads.push(Workload::new("randwrite", 4, DEPTH).with_batch(32));
     // With one CPU a server sleeps while others submit and finds many requests; with two it may be as fast as they
@@ -42,8 +43,8 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
             workloads: workloads.clone(),
             count: true,
         };
-        let field = Field::all(becket.clone(), &[]).narrowed(&MAIN[1..], &args.grid.only);
-        let grid = grid::run(&args.grid, plan, field)?;
+        let field = Field::all(build.path.clone(), &[]).narrowed(&MAIN[1..], &args.grid.only);
+        let grid = grid::run(&args.grid, &build, plan, field)?;
         let name = json.trim_end_matches(".json");
         print!("{}{}", table::text(&grid), goal::text(&goal::of(name, &grid)));
         complete &= grid.complete();

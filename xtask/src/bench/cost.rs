@@ -3,12 +3,13 @@
 
 use anyhow::Result;
 
+use super::build::Build;
 use super::contestant::{Field, Other};
 use super::fio::Workload;
 use super::grid::{self, Plan};
 use super::metric::Metric;
 use super::record::Clock;
-use super::{goal, guest, table};
+use super::{goal, table};
 
 /// Whom the table holds unless others are asked for: becket in all its modes (its default is the best that the kernel
 /// has), each peer in its best.
@@ -36,7 +37,8 @@ pub(crate) struct Args {
 
 /// Measures, prints the table, and keeps the record.
 pub(crate) fn run(args: &Args) -> Result<u8> {
-    let field = Field::all(guest::becket(&args.grid.guest)?, &args.beside);
+    let build = Build::new(&args.grid.guest)?;
+    let field = Field::all(build.path.clone(), &args.beside);
     let mut rows = ROWS.to_vec();
     rows.extend(args.beside.iter().map(|other| other.name.as_str()));
     let field = field.narrowed(&rows, &args.grid.only);
@@ -49,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         workloads: Workload::all(),
         count: false,
     };
-    let grid = grid::run(&args.grid, plan, field)?;
+    let grid = grid::run(&args.grid, &build, plan, field)?;
     print!("{}{}", table::text(&grid), goal::text(&goal::of("cost", &grid)));
     Ok(u8::from(!grid.complete()))
 }

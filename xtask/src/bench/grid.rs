@@ -4,6 +4,7 @@
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
+use super::build::Build;
 use super::contestant::Field;
 use super::fio::{self, Workload};
 use super::guest::{self, Guest};
@@ -63,11 +64,11 @@ pub(crate) struct Grid {
 }
 
 /// Measures and keeps the record.
-pub(crate) fn run(options: &Choice, plan: Plan, mut field: Field) -> Result<Grid> {
+pub(crate) fn run(options: &Choice, build: &Build, plan: Plan, mut field: Field) -> Result<Grid> {
     field.keep(&options.only)?;
     let workloads = chosen(&options.workloads, plan.workloads)?;
     let rounds = options.rounds.unwrap_or(plan.rounds);
-    let guest = Guest::new(&options.guest, plan.clock, plan.cpus);
+    let guest = Guest::new(&options.guest, build, plan.clock, plan.cpus);
     let load = Load { engine: &options.engine, clock: plan.clock };
     let script = script(&field, &workloads, load, rounds, plan.count);
     let report = guest.run(&field, Vec::new(), &script)?;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use super::build::Build;
 use super::contestant::Field;
 use super::fio;
 use super::record::{self, Clock, Setting};
@@ -43,36 +44,16 @@ pub(crate) struct Options {
 /// One guest to be booted.
 pub(crate) struct Guest<'a> {
     options: &'a Options,
+    build: &'a Build,
     clock: Clock,
     cpus: u32,
     memory_mib: u32,
 }
 
-/// becket, optimised, of this checkout unless another was asked for.
-pub(crate) fn becket(options: &Options) -> Result<PathBuf> {
-    if let Some(path) = &options.becket {
-        return Ok(path.clone());
-    }
-    eprintln!("xtask: building becket");
-    let mut command = exec::cargo();
-    let status = command
-        .args(["build", "--quiet", "--release", "-p", "becket"])
-        .status()
-        .context("cannot start cargo")?;
-    if !status.success() {
-        bail!("`{}` failed ({status})", exec::shown(&command));
-    }
-    Ok(program(options))
-}
-
-fn program(options: &Options) -> PathBuf {
-    options.becket.clone().unwrap_or_else(|| exec::target_dir().join("release/becket"))
-}
-
 impl<'a> Guest<'a> {
     /// A guest with this many CPUs unless the options say otherwise.
-    pub(crate) fn new(options: &'a Options, clock: Clock, cpus: u32) -> Guest<'a> {
-        Guest { options, clock, cpus: options.cpus.unwrap_or(cpus), memory_mib: 2048 }
+    pub(crate) fn new(options: &'a Options, build: &'a Build, clock: Clock, cpus: u32) -> Guest<'a> {
+        Guest { options, build, clock, cpus: options.cpus.unwrap_or(cpus), memory_mib: 2048 }
     }
 
     /// The same with more memory.
@@ -115,27 +96,24 @@ impl<'a> Guest<'a> {
             Clock::Time => "tcg, thread=multi",
         };
         let emulator = format!("{version}, {mode}");
-        setting(self.options, self.clock, kernel, self.cpus, &emulator, notes)
+        setting(self.build, self.clock, kernel, self.cpus, &emulator, notes)
     }
 }
 
 /// The setting of a measurement with this becket, wherever it was made.
 pub(crate) fn setting(
-    options: &Options,
+    build: &Build,
     clock: Clock,
     kernel: &str,
     cpus: u32,
     emulator: &str,
-    notes: Vec<String>,
+    mut notes: Vec<String>,
 ) -> Result<Setting> {
+    notes.push(build.host.clone());
     Ok(Setting {
         date: record::date()?,
-        commit: match options.becket {
-            // Somebody else built it; the checkout's commit would be a guess.
-            Some(_) => "unknown (a build given by --becket)".to_owned(),
-            None => record::commit()?,
-        },
-        build: record::build_of(&program(options))?,
+        commit: build.commit.clone(),
+        build: build.hash.clone(),
         clock,
         kernel: kernel.to_owned(),
         cpus,

@@ -3,12 +3,13 @@
 
 use anyhow::Result;
 
+use super::build::Build;
 use super::contestant::{Field, MAIN};
 use super::fio::Workload;
 use super::grid::{self, Plan};
 use super::metric::Metric;
 use super::record::Clock;
-use super::{goal, guest, table};
+use super::{goal, table};
 
 /// Arguments of `cargo xtask bench latency`.
 #[derive(clap::Args)]
@@ -19,7 +20,7 @@ pub(crate) struct Args {
 
 /// Measures, prints the tables, and keeps the records.
 pub(crate) fn run(args: &Args) -> Result<u8> {
-    let becket = guest::becket(&args.grid.guest)?;
+    let build = Build::new(&args.grid.guest)?;
     let workloads = || ["randread", "randwrite"].map(|pattern| Workload::new(pattern, 4, 1)).to_vec();
     let plans = [
         Plan {
@@ -43,9 +44,9 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     ];
     let mut complete = true;
     for plan in plans {
-        let field = Field::all(becket.clone(), &[]).narrowed(&MAIN, &args.grid.only);
+        let field = Field::all(build.path.clone(), &[]).narrowed(&MAIN, &args.grid.only);
         let name = plan.json.trim_end_matches(".json");
-        let grid = grid::run(&args.grid, plan, field)?;
+        let grid = grid::run(&args.grid, &build, plan, field)?;
         print!("{}{}", table::text(&grid), goal::text(&goal::of(name, &grid)));
         complete &= grid.complete();
     }

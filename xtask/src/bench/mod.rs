@@ -1,8 +1,10 @@
 //! Benchmarks: becket beside the kernel's loop driver and other servers, all in one run, so that ratios mean something.
 //! Never part of the checks that gate a change; nothing here is built or fetched by `cargo xtask ci`.
 
+mod all;
 mod attach;
 mod batch;
+mod build;
 mod contestant;
 mod cost;
 mod fio;
@@ -49,6 +51,8 @@ enum Scenario {
     Profile(profile::Args),
     /// How long attaching and detaching takes, beside losetup on the host and everybody in the guest
     Attach(attach::Args),
+    /// All of these in turn, then the report: hours, on a machine that does nothing else
+    All(guest::Options),
     /// Write docs/benchmarks.md and its charts from what is in target/bench
     Report,
 }
@@ -63,6 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         Scenario::Writeback(args) => writeback::run(args),
         Scenario::Profile(args) => profile::run(args),
         Scenario::Attach(args) => attach::run(args),
+        Scenario::All(args) => all::run(args),
         Scenario::Report => report::run(),
     }
 }

@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
+use super::build::Build;
 use super::contestant::{Field, Other};
 use super::fio::{self, Workload};
 use super::guest::{self, Guest};
@@ -97,7 +98,8 @@ impl Profile {
 pub(crate) fn run(args: &Args) -> Result<u8> {
     let workload = Workload::all().into_iter().find(|one| one.name == args.workload);
     let workload = workload.with_context(|| format!("no workload is called {}", args.workload))?;
-    let mut field = Field::all(guest::becket(&args.guest)?, &args.beside);
+    let build = Build::new(&args.guest)?;
+    let mut field = Field::all(build.path.clone(), &args.beside);
     field.keep(&args.contestants)?;
     if let Some(absent) = field.contestants.iter().find_map(|one| one.entrant.absent.as_ref()) {
         bail!("{absent}");
@@ -109,7 +111,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         quoted(&workload.arguments(&args.engine, Clock::Instructions))
     );
     let perf = Place { host: perf()?, guest: "/opt/perf".to_owned() };
-    let guest = Guest::new(&args.guest, Clock::Instructions, 1);
+    let guest = Guest::new(&args.guest, &build, Clock::Instructions, 1);
     let report = guest.run(&field, vec![perf], &script)?;
     let (kernel, profiles) = gather(&report)?;
     let notes = vec![format!("perf record -a -e cpu-clock -F 9000, engine {}", args.engine)];

@@ -5,12 +5,13 @@ use std::fmt::Write;
 
 use anyhow::Result;
 
+use super::build::Build;
 use super::contestant::{Field, MAIN};
 use super::fio::Workload;
 use super::grid::{self, Grid, Plan};
 use super::metric::Metric;
 use super::record::Clock;
-use super::{goal, guest, table};
+use super::{goal, table};
 
 /// becket with one queue; by default it has one for each CPU.
 const ONE_QUEUE: &str = "becket-1-queue";
@@ -24,7 +25,8 @@ pub(crate) struct Args {
 
 /// Measures, prints the table, and keeps the record.
 pub(crate) fn run(args: &Args) -> Result<u8> {
-    let mut field = Field::all(guest::becket(&args.grid.guest)?, &[]);
+    let build = Build::new(&args.grid.guest)?;
+    let mut field = Field::all(build.path.clone(), &[]);
     field.becket(ONE_QUEUE, "becket", " --queues 1");
     let mut names = MAIN.to_vec();
     names.push(ONE_QUEUE);
@@ -37,7 +39,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         workloads: workloads(),
         count: false,
     };
-    let grid = grid::run(&args.grid, plan, field.narrowed(&names, &args.grid.only))?;
+    let grid = grid::run(&args.grid, &build, plan, field.narrowed(&names, &args.grid.only))?;
     print!("{}\n{}{}", table::text(&grid), growth(&grid), goal::text(&goal::of("wall", &grid)));
     Ok(u8::from(!grid.complete()))
 }

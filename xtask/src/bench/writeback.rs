@@ -1,12 +1,12 @@
 //! `cargo xtask bench writeback`: how long a new file system takes to fill and sync while dirty pages are scarce.
 //! Never leaves the host changed: what the script sets, mounts and attaches is put back however it ends.
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
+use super::build::Build;
 use super::contestant::Field;
 use super::guest::{self, Guest, LIBRARY};
 use super::record::{self, Clock, Setting};
@@ -113,19 +113,18 @@ pub(crate) struct Said {
 
 /// Measures on the host and in the guest, prints the table, and keeps the record.
 pub(crate) fn run(args: &Args) -> Result<u8> {
-    let becket = guest::becket(&args.guest)?.canonicalize().context("there is no such becket")?;
+    let build = Build::new(&args.guest)?;
     let mut record = Writeback::default();
-    let build = record::build_of(&becket)?;
     // A place that is left out keeps what the same becket did there before.
     let old = record::load::<Writeback>("writeback.json")?.filter(|_| args.no_host || args.no_guest);
-    if let Some(old) = old.filter(|old| old.settings.iter().all(|one| one.build == build)) {
+    if let Some(old) = old.filter(|old| old.settings.iter().all(|one| one.build == build.hash)) {
         record = old;
     }
     if !args.no_host {
-        on_host(args, &becket, &mut record)?;
+        on_host(args, &build, &mut record)?;
     }
     if !args.no_guest {
-        in_guest(args, becket, &mut record)?;
+        in_guest(args, &build, &mut record)?;
     }
     let path = record::save("writeback.json", &record)?;
     print!("{}{}", writeback_table::text(&record), goal::text(&writeback_table::verdicts(&record)));
@@ -134,21 +133,21 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     Ok(u8::from(record.rows.iter().any(broken)))
 }
 
-fn in_guest(args: &Args, becket: PathBuf, record: &mut Writeback) -> Result<()> {
+fn in_guest(args: &Args, build: &Build, record: &mut Writeback) -> Result<()> {
     let names = [LOOP_DIRECT, "loop-buffered", "becket", "kublk-batch-zero-copy"];
-    let field = Field::all(becket, &[]).narrowed(&names, &[]);
-    let guest = Guest::new(&args.guest, Clock::Time, 2).with_memory(2048 + 3 * args.guest_mib);
+    let field = Field::all(build.path.clone(), &[]).narrowed(&names, &[]);
+    let guest = Guest::new(&args.guest, build, Clock::Time, 2).with_memory(2048 + 3 * args.guest_mib);
     let script = script(&field, args.rounds, args.guest_mib, "/root/work", "becket", GUEST_BACKING);
     let report = guest.boot(&field, Vec::new(), &script)?;
     let notes = notes("guest", args.rounds, args.guest_mib, "a memory-backed null_blk");
     record.take("guest", &field, &report, guest.setting(&guest::kernel_of(&report)?, notes)?)
 }
 
-fn on_host(args: &Args, becket: &Path, record: &mut Writeback) -> Result<()> {
+fn on_host(args: &Args, build: &Build, record: &mut Writeback) -> Result<()> {
     let work = tempfile::tempdir_in(record::dir()?)?;
     let at = |name: &str| work.path().join(name);
     let shown = |name: &str| at(name).display().to_string();
-    let becket = quoted(&becket.display().to_string());
+    let becket = quoted(&build.path.display().to_string());
     let mut field = Field::none();
     field.loop_device(LOOP_DIRECT, "--direct-io=on");
     field.loop_device("loop-buffered", "--direct-io=off");
@@ -169,7 +168,7 @@ fn on_host(args: &Args, becket: &Path, record: &mut Writeback) -> Result<()> {
         "a file of this machine's disk behind loop with direct I/O",
     );
     let kernel = guest::kernel_of(&report)?;
-    let setting = guest::setting(&args.guest, Clock::Time, &kernel, cpus, "no emulator", notes)?;
+    let setting = guest::setting(build, Clock::Time, &kernel, cpus, "no emulator", notes)?;
     record.take("host", &field, &report, setting)
 }
 

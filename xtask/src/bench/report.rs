@@ -106,6 +106,7 @@ pub(crate) fn run() -> Result<u8> {
     }
     let path = docs.join("benchmarks.md");
     write(&path, &format!("{INTRODUCTION}{}{}", goals(&verdicts), text.trim_end()))?;
+    page.tidy(&text)?;
     println!("{}", path.display());
     Ok(0)
 }
@@ -178,6 +179,19 @@ impl Page {
             eprintln!("xtask: there is no {name} in target/bench: that part is left out");
         }
         Ok(value)
+    }
+
+    /// Removes the charts and data of earlier reports that this one does not name.
+    fn tidy(&self, text: &str) -> Result<()> {
+        for entry in std::fs::read_dir(&self.folder)? {
+            let path = entry?.path();
+            let ours = path.extension().is_some_and(|kind| kind == "svg" || kind == "json");
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if ours && !text.contains(&format!("(benchmarks/{name})")) {
+                std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+            }
+        }
+        Ok(())
     }
 
     fn write(&self, name: &str, text: &str) -> Result<()> {
@@ -260,6 +274,18 @@ mod tests {
         assert!(text.contains("(benchmarks/cost-randread-4k-d64.svg)"), "{text}");
         assert!(dir.path().join("cost-randread-4k-d64.svg").is_file());
         assert!(!text.contains("grows"), "one job only: {text}");
+    }
+
+    #[test]
+    fn what_an_earlier_report_left_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["old.svg", "old.json", "kept.svg", "notes.md"] {
+            std::fs::write(dir.path().join(name), "x").unwrap();
+        }
+        Page { folder: dir.path().to_owned() }.tidy("![a](benchmarks/kept.svg)").unwrap();
+        let left: std::collections::BTreeSet<_> =
+            std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["kept.svg".into(), "notes.md".into()].into());
     }
 
     #[test]

@@ -91,6 +91,17 @@ pub(crate) fn of(name: &str, grid: &Grid) -> Vec<Verdict> {
     GOALS.iter().filter(of).map(|goal| judged(goal, grid)).collect()
 }
 
+/// The same goals when there is no such record.
+pub(crate) fn unmeasured(name: &str) -> Vec<Verdict> {
+    let verdict = |&(_, workload, metric, against, bound): &Goal| {
+        let least =
+            matches!(against, Against::Loop | Against::Peer | Against::File) && !metric.less_is_better();
+        let what = format!("{workload} (`cargo xtask bench {}`)", name.split('-').next().unwrap_or(name));
+        if least { Verdict::at_least(what, bound, None) } else { Verdict::at_most(what, bound, None) }
+    };
+    GOALS.iter().filter(|goal| goal.0 == name).map(verdict).collect()
+}
+
 fn judged(&(_, workload, metric, against, bound): &Goal, grid: &Grid) -> Verdict {
     let title = grid.workloads.iter().find(|one| one.name == workload);
     let title = title.map_or_else(|| workload.to_owned(), |one| one.title());
@@ -161,6 +172,15 @@ mod tests {
         let text = markdown(&verdicts);
         assert!(text.contains("| at least 0.97 | 0.880 | **missed** |"), "{text}");
         assert!(text.contains("to the best peer | at least 1.02 | 1.100 | met |"), "{text}");
+    }
+
+    #[test]
+    fn goals_without_a_record_are_still_there() {
+        let verdicts = unmeasured("cost");
+        assert_eq!(verdicts.len(), of("cost", &example()).len());
+        assert!(verdicts.iter().all(|one| one.word() == "not measured"));
+        assert_eq!(verdicts[0].goal, "at least 1.02");
+        assert_eq!(unmeasured("latency-time")[0].goal, "at most 1.1");
     }
 
     #[test]

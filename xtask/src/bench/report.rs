@@ -86,12 +86,15 @@ pub(crate) fn run() -> Result<u8> {
             let _ = writeln!(text, "## {heading}\n\n{introduction}\n");
             page.grid(&mut text, name, &grid)?;
             verdicts.extend(goal::of(name, &grid));
+        } else {
+            verdicts.extend(goal::unmeasured(name));
         }
     }
-    if let Some(record) = page.load::<Writeback>("writeback.json")? {
-        page.writeback(&mut text, &record)?;
-        verdicts.extend(writeback_table::verdicts(&record));
+    let record = page.load::<Writeback>("writeback.json")?;
+    if let Some(record) = &record {
+        page.writeback(&mut text, record)?;
     }
+    verdicts.extend(writeback_table::verdicts(&record.unwrap_or_default()));
     if let Some(profiles) = page.load::<Profiles>("profile.json")? {
         text.push_str(PROFILE);
         about(&mut text, &profiles.setting, "profile.json");

@@ -28,7 +28,7 @@ impl Calls {
     pub(crate) fn read(entrant: &str, workload: &str, server: &str, histogram: &str) -> Result<Calls> {
         let server = if server == "-" { "" } else { server };
         let (mut all, mut futex, mut lines) = (0, 0, 0);
-        for line in histogram.lines().filter(|line| line.contains("hitcount:")) {
+        for line in histogram.lines().filter(|line| line.starts_with('{')) {
             let (thread, id, hits) = entry(line).with_context(|| format!("a strange count: {line}"))?;
             lines += 1;
             if !server.is_empty() && thread.starts_with(server) {
@@ -67,7 +67,7 @@ fn entry(line: &str) -> Option<(&str, u64, u64)> {
 mod tests {
     use super::*;
 
-    const HISTOGRAM: &str = "# event histogram\n#\n\n\
+    const HISTOGRAM: &str = "# event histogram\n#\n# trigger info: hist:keys=common_pid.execname,id:vals=hitcount:size=2048 [active]\n#\n\n\
         { common_pid: fio             [       391], id:        209 } hitcount:       5000\n\
         { common_pid: becket-io/0     [       371], id:        426 } hitcount:        512\n\
         { common_pid: becket-io/1     [       372], id:        202 } hitcount:          2\n\

@@ -5,18 +5,19 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use becket_image::{OpenOptions, Opened};
+use becket_image::{Below, OpenOptions, Opened};
 use becket_transport::loop_::{self, LoopDevice, LoopOptions};
 use becket_transport::{Kind, node, sysfs};
 
-use crate::control::{Attach, FileFacts, OneDevice, client};
+use crate::control::{Attach, BelowFacts, FileFacts, OneDevice, client};
 use crate::kernel::System;
 use crate::list::lives;
 use crate::process::ProcessId;
 use crate::runtime::Runtime;
 use crate::state::{self, Claim, Device, Store};
 use crate::{
-    AttachOptions, DeviceInfo, DeviceState, Error, PartitionInfo, Partitions, Plan, links, log, planner,
+    AttachOptions, DeviceInfo, DeviceState, Error, GoBelow, PartitionInfo, Partitions, Plan, links, log,
+    planner,
 };
 
 /// How long a device that nobody else uses may take to go when its lease ends.
@@ -241,6 +242,7 @@ fn describe_loop(
             (Some(facts), false) if facts.direct.is_none() => facts.direct_reason.clone(),
             _ => "the loop driver refuses it".to_owned(),
         },
+        below: None,
         block_size: opened.block_size,
         physical_block_size: sysfs::number(&disk, "queue/physical_block_size").unwrap_or(opened.block_size),
         state: DeviceState::Live,
@@ -267,6 +269,7 @@ fn attach_ublk(
     plan: Plan,
     leased: bool,
 ) -> Result<(DeviceInfo, Option<Held>), Error> {
+    let below = look_below(&opened, options)?;
     let mut warnings = opened.warnings;
     warnings.extend(unasked_read_only(opened.read_only_reason.as_deref(), options));
     let mut fds = Vec::new();
@@ -275,6 +278,10 @@ fn attach_ublk(
         files.push(FileFacts { facts: file.facts, direct: file.direct.is_some() });
         fds.push(file.buffered);
         fds.extend(file.direct);
+    }
+    let facts_below = below.as_ref().map(BelowFacts::of);
+    if let Some(Below { disk, lease, .. }) = below {
+        fds.extend([disk, lease.into()]);
     }
     let mut pipe = None;
     if leased {
@@ -290,6 +297,7 @@ fn attach_ublk(
         size_limit: options.size_limit,
         map: opened.map,
         files,
+        below: facts_below,
         read_only: opened.read_only,
         block_size: opened.block_size,
         add_partitions: options.partitions != Partitions::Off,
@@ -304,6 +312,18 @@ fn attach_ublk(
     };
     let reply: OneDevice = client::call(store.runtime(), "Attach", &request, &fds)?;
     Ok((reply.device, pipe))
+}
+
+/// The way below the image's file system, where it was asked for and there is one.
+fn look_below(opened: &Opened, options: &AttachOptions) -> Result<Option<Below>, Error> {
+    if options.below == GoBelow::Off {
+        return Ok(None);
+    }
+    match opened.look_below() {
+        Ok(below) => Ok(Some(below)),
+        Err(_) if options.below == GoBelow::Auto => Ok(None),
+        Err(reason) => Err(Error::Below { image: opened.path.clone(), reason }),
+    }
 }
 
 /// What is to be said of a device that is read-only although that was not asked for.

@@ -151,6 +151,14 @@ pub enum Error {
         /// As it was given.
         image: PathBuf,
     },
+    /// Reading below the file system was insisted on, and would not be safe.
+    #[error("{}: cannot be read below its file system: {reason}", image.display())]
+    Below {
+        /// As it was found.
+        image: PathBuf,
+        /// Why.
+        reason: String,
+    },
     /// The transport failed.
     #[error(transparent)]
     Device(becket_transport::Error),
@@ -240,7 +248,9 @@ impl Error {
             Error::NoDevice { .. } => ErrorKind::NotFound,
             Error::Ambiguous { .. } => ErrorKind::Ambiguous,
             Error::Busy { .. } => ErrorKind::Busy,
-            Error::NoTransport { .. } | Error::Transport { .. } => ErrorKind::Unsupported,
+            Error::NoTransport { .. } | Error::Transport { .. } | Error::Below { .. } => {
+                ErrorKind::Unsupported
+            }
             Error::Timeout { .. } => ErrorKind::Timeout,
             Error::Server { .. } | Error::Worker { .. } => ErrorKind::Server,
             Error::Device(error) => match error.kind() {
@@ -287,6 +297,9 @@ impl Error {
             Error::NoTransport { .. } => "see `becket doctor`",
             Error::Transport { .. } => "leave --via away, and see `becket doctor`",
             Error::NoPartitions { .. } => "use --partitions auto",
+            Error::Below { .. } => {
+                "use --below auto; it takes root, --read-only, and ext4 or an XFS without reflink below"
+            }
             Error::Timeout { .. } => "see who holds it (becket detach names them), then try again",
             Error::Server { what, .. } if what == RUNS_ALREADY => {
                 "one is enough; it ends by SIGTERM, or after its last device (becket detach --all)"

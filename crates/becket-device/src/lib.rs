@@ -36,7 +36,7 @@ pub use planner::{doctor, plan};
 pub use stat::{DeviceStats, stat};
 pub use supervisor::{ServeOptions, serve};
 pub use types::{
-    AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, PartitionInfo, Partitions, Plan,
-    TransportReport, Via,
+    AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, GoBelow, PartitionInfo, Partitions,
+    Plan, TransportReport, Via,
 };
 pub use worker::worker_main;

@@ -9,7 +9,7 @@ use becket_transport::loop_::{self, LoopTransport};
 use becket_transport::ublk::UblkTransport;
 use becket_transport::{Kind, Transport};
 
-use crate::{AttachOptions, Error, Plan, TransportReport};
+use crate::{AttachOptions, Error, GoBelow, Plan, TransportReport};
 
 /// The transports that are built, the preferred ones first.
 const TRANSPORTS: [&dyn Transport; 3] = [&DmTransport, &UblkTransport, &LoopTransport];
@@ -162,6 +162,9 @@ fn suits(kind: Kind, options: &AttachOptions, leased: bool) -> Result<(), No> {
             &format!("{driver} would {leaves} an autoclear device as soon as this command ends"),
             "use `becket run` or `becket mount`, which hold the device until it has a user",
         );
+    }
+    if options.below == GoBelow::On {
+        return no("the kernel's loop driver reads through the file system", "leave --below away");
     }
     if options.queues.is_some() || options.depth.is_some() || options.mode.is_some() {
         return no(
@@ -328,6 +331,7 @@ mod tests {
         for options in [
             AttachOptions { queues: Some(2), ..AttachOptions::default() },
             AttachOptions { depth: Some(2), ..AttachOptions::default() },
+            AttachOptions { below: GoBelow::On, ..AttachOptions::default() },
             AttachOptions { mode: Some(DataMode::Copy), ..AttachOptions::default() },
         ] {
             let error = try_with(NO_DRIVER, YES, &options, false).unwrap_err();

@@ -24,6 +24,7 @@ pub(crate) fn device(name: &str, number: u32) -> Device {
             read_only: false,
             direct_io: true,
             direct_io_reason: "the backing can".to_owned(),
+            below: None,
             block_size: 512,
             physical_block_size: 4096,
             state: DeviceState::Live,

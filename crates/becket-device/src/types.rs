@@ -93,6 +93,19 @@ impl fmt::Display for Partitions {
     }
 }
 
+/// Whether a read-only image is to be read from the block device below its file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GoBelow {
+    /// Where that is safe.
+    Auto,
+    /// Yes, or the attach fails.
+    On,
+    /// No: as long as one does, whoever opens the image for writing waits a moment.
+    #[default]
+    Off,
+}
+
 pub use becket_transport::ublk::DataMode;
 
 /// How an image is to be attached. All sizes are bytes.
@@ -112,6 +125,8 @@ pub struct AttachOptions {
     pub block_size: Option<u32>,
     /// Whether to go past the page cache.
     pub direct_io: DirectIo,
+    /// Whether to read below the image's file system (ublk, read-only).
+    pub below: GoBelow,
     /// Number of queues (ublk).
     pub queues: Option<u16>,
     /// Requests in flight of one queue (ublk).
@@ -202,6 +217,10 @@ pub struct DeviceInfo {
     pub direct_io: bool,
     /// Why, or why not.
     pub direct_io_reason: String,
+    /// The block device that it is read from, below its image's file system; it returns to the file for good when
+    /// somebody opens that for writing or changes anything about it.
+    #[serde(default)]
+    pub below: Option<PathBuf>,
     /// Logical block size.
     pub block_size: u32,
     /// Physical block size.

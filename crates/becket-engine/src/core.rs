@@ -1,6 +1,8 @@
 //! What a queue is without its front: the slab of its requests and their way through the map to the backing files.
 //! Allocates everything when it is made and nothing afterwards; takes no lock; makes no system call.
 
+mod below;
+
 use std::{
     os::fd::{AsRawFd, RawFd},
     sync::Arc,
@@ -21,6 +23,9 @@ use crate::{
     stats::Tally,
     user_data::{Source, user_data},
 };
+
+pub use below::Below;
+use below::Unproven;
 
 /// How the requests of a queue carry their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +57,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) backing: &'a Arc<Backing>,
     pub(crate) memory: Memory,
     pub(crate) batch: Option<Batch>,
+    pub(crate) below: Option<Below>,
     pub(crate) stats: &'a Arc<QueueStats>,
 }
 
@@ -93,6 +99,8 @@ pub(crate) struct Core {
     pub(crate) straight: Straight,
     /// How this queue's requests carry their bytes, and how many at most.
     carried: (Data, u64),
+    /// Results need a proof before they may be told.
+    unproven: Option<Box<Unproven>>,
     closing: bool,
 }
 
@@ -144,7 +152,7 @@ impl Core {
             index,
             number: new.number,
             backing: Arc::clone(new.backing),
-            map: Arc::clone(&new.backing.map),
+            map: Arc::clone(new.below.as_ref().map_or(&new.backing.map, |below| &below.map)),
             slab: vec![Slot::IDLE; new.depth.into()].into_boxed_slice(),
             buffers,
             batch,
@@ -162,6 +170,7 @@ impl Core {
                 Memory::Buffers(size) => (Data::Buffer, size as u64),
                 Memory::Registered => (Data::Registered, MAX_OPERATION),
             },
+            unproven: new.below.as_ref().map(|below| Unproven::new(Arc::clone(&below.lease), new.depth)),
             closing: false,
         })
     }
@@ -222,6 +231,7 @@ impl Core {
 
     /// Requests are looked up in this map from now on.
     pub(crate) fn remap(&mut self, map: Arc<Map>) {
+        self.return_to_file();
         self.map = map;
         self.straight = Straight::NOWHERE;
     }

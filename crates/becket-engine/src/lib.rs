@@ -18,7 +18,7 @@ mod stats;
 mod thread;
 mod user_data;
 
-pub use crate::core::{Batch, Memory};
+pub use crate::core::{Batch, Below, Memory};
 pub use backing::Backing;
 pub use error::Error;
 pub use geometry::Geometry;

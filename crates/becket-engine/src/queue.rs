@@ -1,5 +1,5 @@
 //! A queue on its I/O thread: a port and a core, each told what the other has done.
-//! Makes no system call, and calls no port while that one is calling it.
+//! Makes no system call for a request, and calls no port while that one is calling it.
 
 use std::{os::fd::AsRawFd, sync::Arc};
 
@@ -7,7 +7,7 @@ use becket_image::Map;
 use io_uring::cqueue;
 
 use crate::{
-    Answer, Backing, Batch, Error, Memory, Port, QueueStats,
+    Answer, Backing, Batch, Below, Error, Memory, Port, QueueStats,
     core::{Core, Parts},
     ring::{Completion, Ring},
     user_data::Source,
@@ -27,6 +27,8 @@ pub struct NewQueue {
     pub memory: Memory,
     /// Memory for commands that carry many elements, for a port that uses such.
     pub batch: Option<Batch>,
+    /// A second way to the bytes, for reading.
+    pub below: Option<Below>,
     /// Where it counts; no other queue may be given the same.
     pub stats: Arc<QueueStats>,
     /// Runs on the I/O thread when the queue has ended and has let go of everything else.
@@ -59,6 +61,7 @@ impl Queue {
             backing: &new.backing,
             memory: new.memory,
             batch: new.batch,
+            below: new.below.clone(),
             stats: &new.stats,
         };
         let mut core = Core::new(ring, index, &parts)?;
@@ -74,6 +77,11 @@ impl Queue {
     /// Requests are looked up in this map from now on; what is in flight ends where it began.
     pub(crate) fn remap(&mut self, map: Arc<Map>) {
         self.core.remap(map);
+    }
+
+    /// Reads through the image's file from now on.
+    pub(crate) fn return_to_file(&mut self) {
+        self.core.return_to_file();
     }
 
     /// Takes in one completion.
@@ -100,9 +108,10 @@ impl Queue {
         !std::mem::replace(&mut self.in_turn, true)
     }
 
-    /// Tells the port what has finished in this turn, and lets it queue what it has gathered.
+    /// Proves what needs it, tells the port what has finished in this turn, and lets it queue what it has gathered.
     pub(crate) fn end_turn(&mut self, ring: &mut Ring) {
         self.in_turn = false;
+        self.core.prove(ring);
         self.tell(ring);
         self.port.turn_ended(&mut crate::Io { ring, core: &mut self.core });
         self.tell(ring);

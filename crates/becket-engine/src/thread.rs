@@ -29,7 +29,8 @@ const INBOX: usize = 16;
 /// What a thread can be told.
 enum Order {
     Add(NewQueue, SyncSender<Result<u64, Error>>),
-    Remap(u64, Arc<Map>, SyncSender<bool>),
+    /// Without a map: back to the image's file.
+    Remap(u64, Option<Arc<Map>>, SyncSender<bool>),
     Stop,
     /// Stands for a mistake of ours.
     #[cfg(test)]
@@ -114,6 +115,19 @@ impl IoThreads {
     /// # Errors
     /// The thread is no longer there.
     pub fn remap(&self, queue: QueueId, map: Arc<Map>) -> Result<bool, Error> {
+        self.order_map(queue, Some(map))
+    }
+
+    /// Has a queue that reads below its image's file return to that file; returns when it has, and has dropped its share
+    /// of the lease. `false`: the queue has ended.
+    ///
+    /// # Errors
+    /// The thread is no longer there.
+    pub fn return_to_file(&self, queue: QueueId) -> Result<bool, Error> {
+        self.order_map(queue, None)
+    }
+
+    fn order_map(&self, queue: QueueId, map: Option<Arc<Map>>) -> Result<bool, Error> {
         let gone = || Error::Gone { thread: queue.thread };
         let target = self.threads.get(queue.thread).ok_or_else(gone)?;
         let (reply, answer) = sync_channel(1);
@@ -281,11 +295,14 @@ impl Server {
         started.map(|()| self.last_serial)
     }
 
-    fn remap(&mut self, serial: u64, map: Arc<Map>) -> bool {
+    fn remap(&mut self, serial: u64, map: Option<Arc<Map>>) -> bool {
         let index = self.serials.iter().position(|other| *other == serial);
         match index.and_then(|index| self.queues[index].as_mut()) {
             Some(queue) => {
-                queue.remap(map);
+                match map {
+                    Some(map) => queue.remap(map),
+                    None => queue.return_to_file(),
+                }
                 true
             }
             None => false,

@@ -143,6 +143,7 @@ fn ten_thousand_requests_call_the_allocator_not_once() {
         backing: Arc::new(Backing::new(map, vec![backing], false, 1)),
         memory: Memory::Buffers(4096),
         batch: None,
+        below: None,
         stats: Arc::new(QueueStats::default()),
         on_closed: Box::new(|| {}),
     };

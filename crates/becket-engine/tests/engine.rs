@@ -159,6 +159,7 @@ fn begin(
         backing: Arc::clone(backing),
         memory: Memory::Buffers(BUFFER),
         batch: None,
+        below: None,
         stats: Arc::clone(stats),
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };
@@ -451,6 +452,7 @@ fn a_live_queue_takes_another_map() {
         backing,
         memory: Memory::Buffers(BUFFER),
         batch: None,
+        below: None,
         stats: Arc::default(),
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };
@@ -493,6 +495,7 @@ fn a_port_that_fails_half_way_is_an_error_and_still_ends() {
         backing,
         memory: Memory::Buffers(BUFFER),
         batch: None,
+        below: None,
         stats: Arc::default(),
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };

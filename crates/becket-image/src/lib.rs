@@ -5,6 +5,7 @@
 //! open and locked, a [`Map`] from the image's bytes to theirs, and the [`Facts`] of each backing.
 #![forbid(unsafe_code)]
 
+mod below;
 mod error;
 mod facts;
 mod locks;
@@ -13,6 +14,7 @@ mod open;
 mod partition;
 mod resolve;
 
+pub use below::{Below, ReadLease, Untouched};
 pub use error::{Error, ErrorKind};
 pub use facts::{Alignment, BackingKind, DirectIo, Facts};
 pub use map::{Extent, Map, MapError, Place};

@@ -67,6 +67,7 @@ fn device_round_trip(mode: DataMode, name: &str) {
         char_device,
         map: opened.map,
         files: opened.files,
+        below: None,
     };
     ublk::serve(&threads, setup, Box::new(move || closed.send(()).unwrap())).unwrap();
     control.start(info.dev_id, std::process::id()).unwrap();

@@ -4,7 +4,9 @@
 
 pub mod block;
 pub mod dm;
+pub mod extents;
 pub mod handover;
+pub mod lease;
 pub mod lock;
 pub mod loop_;
 pub mod process;

@@ -336,6 +336,12 @@ pub(crate) struct DeviceOptions {
     /// Allow an image that is in use: no lock is taken, nothing keeps two writers apart
     #[arg(long)]
     pub(crate) shared: bool,
+    /// Read below the image's file system (ublk, read-only, root): where that is safe, always or never
+    ///
+    /// From the block device that ext4 or an XFS without reflink lies on, for fewer instructions a read. Whoever opens
+    /// the image for writing waits a moment, and the device reads through the file from then on.
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Toggle::Off)]
+    pub(crate) below: Toggle,
     /// Number of queues (ublk) [default: up to one per CPU]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) queues: Option<u16>,

@@ -65,6 +65,13 @@ impl Ui {
             let direct = if info.direct_io { "on" } else { "off" };
             self.note(format!("{}: transport {}: {}", info.device.display(), info.transport, info.reason));
             self.note(format!("{}: direct I/O {direct}: {}", info.device.display(), info.direct_io_reason));
+            if let Some(below) = &info.below {
+                self.note(format!(
+                    "{}: read from {}, below its file system, until somebody opens the image for writing",
+                    info.device.display(),
+                    below.display()
+                ));
+            }
         }
     }
 

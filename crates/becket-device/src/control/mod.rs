@@ -4,10 +4,11 @@
 pub(crate) mod client;
 pub(crate) mod server;
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use becket_engine::Summary;
-use becket_image::{Facts, Map};
+use becket_image::{Below, Facts, Map, ReadLease, Untouched};
 use serde::{Deserialize, Serialize};
 
 use crate::{DataMode, DeviceInfo, Error, ErrorKind};
@@ -33,6 +34,7 @@ pub(crate) struct Attach {
     pub(crate) size_limit: Option<u64>,
     pub(crate) map: Map,
     pub(crate) files: Vec<FileFacts>,
+    pub(crate) below: Option<BelowFacts>,
     pub(crate) read_only: bool,
     pub(crate) block_size: u32,
     pub(crate) add_partitions: bool,
@@ -52,6 +54,35 @@ pub(crate) struct Attach {
 pub(crate) struct FileFacts {
     pub(crate) facts: Facts,
     pub(crate) direct: bool,
+}
+
+/// A second way to an image's bytes. Its descriptors are the last of the image's: the device's, then the lease's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BelowFacts {
+    pub(crate) map: Map,
+    pub(crate) untouched: Untouched,
+    pub(crate) device: PathBuf,
+}
+
+impl BelowFacts {
+    /// Puts the descriptors where they belong; they are taken from the end.
+    pub(crate) fn with(self, fds: &mut Vec<OwnedFd>) -> std::io::Result<Below> {
+        let missing =
+            || std::io::Error::new(std::io::ErrorKind::InvalidData, "a descriptor below is missing");
+        let lease = fds.pop().ok_or_else(missing)?;
+        let disk = fds.pop().ok_or_else(missing)?;
+        let BelowFacts { map, untouched, device } = self;
+        Ok(Below { map, disk, lease: ReadLease::handed_over(lease, untouched), device })
+    }
+
+    pub(crate) fn of(below: &Below) -> BelowFacts {
+        BelowFacts {
+            map: below.map.clone(),
+            untouched: below.lease.untouched(),
+            device: below.device.clone(),
+        }
+    }
 }
 
 /// A partition that the image's table names. What is in it is the image's own business.
@@ -200,6 +231,7 @@ mod tests {
             size_limit: None,
             map: Map::contiguous(0, 512, 1 << 40),
             files: Vec::new(),
+            below: None,
             read_only: false,
             block_size: 512,
             add_partitions: true,

@@ -4,17 +4,18 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use becket_image::{Backing, BackingKind, Identity, Map, Opened, Partition, Place};
+use becket_image::{Backing, BackingKind, Below, Identity, Map, Opened, Partition, Place};
 use becket_transport::ublk::control::{AddRequest, DevInfo};
 use becket_transport::ublk::{DataMode, flags_for};
 use becket_transport::{Kind, geometry, node, sysfs};
 use becket_uapi::ublk as uapi;
 use rustix::fs::{FileType, OFlags};
 
+use super::below;
 use super::driver::{Driver, disk};
 use super::process::Server;
 use crate::attach::{claim, claim_default, forget, partitions_of};
-use crate::control::{Attach, FileFacts};
+use crate::control::{Attach, BelowFacts, FileFacts};
 use crate::process::ProcessId;
 use crate::state::{Device, Store};
 use crate::worker::protocol::{Serve, backings};
@@ -48,7 +49,7 @@ pub(crate) fn make(
     request: Attach,
     fds: Vec<OwnedFd>,
 ) -> Result<Made, Error> {
-    let Checked { opened, lease, request } = check(request, fds)?;
+    let Checked { opened, below, lease, request } = check(request, fds)?;
     let named = claim(store, request.name.as_deref(), &opened)?;
 
     let features = driver.features()?;
@@ -68,7 +69,8 @@ pub(crate) fn make(
         None => claim_default(store, &disk(info.dev_id), &opened.path)?,
     };
     let name = claim.name().to_owned();
-    let first = describe(name, &request, &opened, &geometry, &info, mark, server.id());
+    let mut first = describe(name, &request, &opened, &geometry, &info, mark, server.id());
+    first.info.below = below.as_ref().map(|below| below.device.clone());
     claim.fill(&first)?;
     undo.device = Some(first.clone());
 
@@ -84,12 +86,15 @@ pub(crate) fn make(
             .iter()
             .map(|file| FileFacts { facts: file.facts.clone(), direct: file.direct.is_some() })
             .collect(),
+        below: below.as_ref().map(BelowFacts::of),
     };
     {
         let char_device = driver.open_char(info.dev_id)?;
         undo.stage = Stage::Served;
-        server.serve(serve, &descriptors(&char_device, &opened.files))?;
-        // Our copy is closed here: the kernel waits for the last one when the device ends.
+        server.serve(serve, &descriptors(&char_device, &opened.files, below.as_ref()))?;
+        // Our copies are closed here: the kernel waits for the last one when the device ends, and whoever wants to write
+        // to the image for that of the lease.
+        drop(below);
     }
     driver.start(info.dev_id, std::process::id())?;
     undo.stage = Stage::Started;
@@ -162,11 +167,16 @@ pub(crate) fn closed(server: &dyn Server, id: u32) -> Result<(), Error> {
     Err(Error::Worker { what: format!("does not let go of ublk device {id}") })
 }
 
-fn descriptors<'a>(char_device: &'a OwnedFd, files: &'a [Backing]) -> Vec<BorrowedFd<'a>> {
+fn descriptors<'a>(
+    char_device: &'a OwnedFd,
+    files: &'a [Backing],
+    below: Option<&'a Below>,
+) -> Vec<BorrowedFd<'a>> {
     let files = files
         .iter()
         .flat_map(|file| std::iter::once(file.buffered.as_fd()).chain(file.direct.as_ref().map(AsFd::as_fd)));
-    std::iter::once(char_device.as_fd()).chain(files).collect()
+    let below = below.into_iter().flat_map(|below| [below.disk.as_fd(), below.lease.as_fd()]);
+    std::iter::once(char_device.as_fd()).chain(files).chain(below).collect()
 }
 
 fn unsupported(error: becket_transport::ublk::ServeError) -> Error {
@@ -186,6 +196,7 @@ fn mark() -> u64 {
 
 struct Checked {
     opened: Opened,
+    below: Option<Below>,
     lease: Option<OwnedFd>,
     /// Without what moved to `opened`.
     request: Attach,
@@ -202,6 +213,8 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
         true => Some(fds.pop().filter(is_pipe).ok_or_else(|| bad("its lease is no pipe"))?),
         false => None,
     };
+    let below = request.below.take();
+    let below = below.map(|facts| below::take(facts, &mut fds, &request.map)).transpose().map_err(bad)?;
     let files = backings(std::mem::take(&mut request.files), fds.into_iter())
         .map_err(|error| bad(&error.to_string()))?;
     let mut identity = None;
@@ -210,6 +223,9 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
         identity = identity.or(Some(found));
     }
     let identity = identity.ok_or_else(|| bad("it has no file"))?;
+    if let Some(below) = &below {
+        below::check(below, &files, request.read_only, identity).map_err(bad)?;
+    }
     let page = rustix::param::page_size();
     let block = request.block_size;
     if !block.is_power_of_two() || !(512..=page).contains(&usize::try_from(block).unwrap_or(0)) {
@@ -239,7 +255,7 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
         partitions: std::mem::take(&mut request.partitions).into_iter().map(Into::into).collect(),
         warnings: Vec::new(),
     };
-    Ok(Checked { opened, lease, request })
+    Ok(Checked { opened, below, lease, request })
 }
 
 fn is_pipe(fd: &OwnedFd) -> bool {
@@ -305,6 +321,7 @@ fn describe(
             read_only: geometry.read_only,
             direct_io,
             direct_io_reason: reasons.collect::<Vec<_>>().join("; "),
+            below: None,
             block_size: geometry.logical_block,
             physical_block_size: geometry.physical_block,
             state: DeviceState::Live,

@@ -1,6 +1,7 @@
 //! The supervisor: the small privileged process that owns the devices that need a server.
 //! It parses no image, moves no byte, and ends when it owns nothing.
 
+mod below;
 mod devices;
 mod driver;
 mod make;

@@ -93,6 +93,7 @@ fn info(offset: u64, size_limit: Option<u64>) -> DeviceInfo {
         read_only: false,
         direct_io: false,
         direct_io_reason: String::new(),
+        below: None,
         block_size: 512,
         physical_block_size: 512,
         state: DeviceState::Live,

@@ -2,6 +2,7 @@
 //! It opens nothing, holds no capability, and outlives a supervisor that dies.
 
 pub(crate) mod harden;
+mod leases;
 pub(crate) mod protocol;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,11 +37,12 @@ pub fn worker_main() -> Result<(), Error> {
     // fails. Read by nobody on purpose; blocked in all threads.
     let _signals = SignalFd::block(&[Signal::INT, Signal::TERM, Signal::HUP, Signal::XFSZ])
         .map_err(|error| Error::Worker { what: format!("could not block signals: {error}") })?;
+    let breaks = leases::listen()?;
     let prepared = harden::harden().and_then(|notes| {
         let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
         let threads = IoThreads::start(threads)
             .map_err(|error| Error::Worker { what: format!("could not start its threads: {error}") })?;
-        Ok((threads, notes))
+        Ok((Arc::new(threads), notes))
     });
     let (threads, notes) = match prepared {
         Ok(prepared) => prepared,
@@ -51,7 +53,8 @@ pub fn worker_main() -> Result<(), Error> {
             return Err(error);
         }
     };
-    let worker = Arc::new(Worker { control, open: Mutex::default(), closed: Condvar::new() });
+    let worker = Arc::new(Worker::new(control));
+    leases::watch(Arc::clone(&worker), Arc::downgrade(&threads), breaks)?;
     worker.report(&Report::Started { threads: threads.count(), notes });
     worker.obey(&threads);
     worker.await_the_end();
@@ -76,22 +79,36 @@ struct Worker {
     /// The devices that have queues.
     open: Mutex<BTreeSet<u32>>,
     closed: Condvar,
+    /// What is known of them, and for a while of those that have closed.
+    served: Mutex<BTreeMap<u32, ublk::Served>>,
 }
 
 impl Worker {
+    fn new(control: OwnedFd) -> Worker {
+        Worker { control, open: Mutex::default(), closed: Condvar::new(), served: Mutex::default() }
+    }
+
     fn obey(self: &Arc<Self>, threads: &IoThreads) {
-        let mut served = BTreeMap::new();
         loop {
             match protocol::receive::<Order>(&self.control) {
                 Ok(Some((Order::Serve(serve), fds))) => {
-                    served.extend(self.serve(threads, *serve, fds));
-                    let open = self.devices();
-                    served.retain(|id, _| open.contains(id));
+                    let new = self.serve(threads, *serve, fds);
+                    {
+                        // In this order: who holds the list of the open may not wait for an I/O thread.
+                        let mut served = lock(&self.served);
+                        let open = self.devices();
+                        served.extend(new);
+                        served.retain(|id, _| open.contains(id));
+                    }
+                    // Somebody may have begun to wait for a lease before it was known whom to tell.
+                    self.yield_leases(threads);
                 }
                 Ok(Some((Order::Remap { id, map }, _))) => {
+                    let served = lock(&self.served);
                     self.remap(threads, served.get(&id).filter(|_| self.devices().contains(&id)), id, map);
                 }
                 Ok(Some((Order::Stat { id }, _))) => {
+                    let served = lock(&self.served);
                     self.count(served.get(&id).filter(|_| self.devices().contains(&id)), id);
                 }
                 Ok(None) => return,
@@ -122,6 +139,13 @@ impl Worker {
                 return None;
             }
         };
+        if let Some(below) = &setup.below
+            && let Err(error) = below.lease.hear_of_breaks()
+        {
+            log::warn(format_args!(
+                "worker: nobody will tell when the image of ublk device {id} is wanted: {error}"
+            ));
+        }
         self.devices().insert(id);
         let worker = Arc::clone(self);
         match ublk::serve(threads, setup, Box::new(move || worker.let_go(id))) {
@@ -179,8 +203,12 @@ impl Worker {
     }
 
     fn devices(&self) -> MutexGuard<'_, BTreeSet<u32>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.open)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -193,7 +221,7 @@ mod tests {
     #[test]
     fn a_device_that_is_not_served_has_no_numbers() {
         let (control, supervisor) = protocol::pair().unwrap();
-        let worker = Arc::new(Worker { control, open: Mutex::default(), closed: Condvar::new() });
+        let worker = Arc::new(Worker::new(control));
         let threads = IoThreads::start(1).unwrap();
         protocol::send(&supervisor, &Order::Stat { id: 3 }, &[]).unwrap();
         rustix::net::shutdown(&supervisor, rustix::net::Shutdown::Write).unwrap();
@@ -205,7 +233,7 @@ mod tests {
     #[test]
     fn a_number_that_is_taken_again_at_once_stays_open() {
         let (control, supervisor) = protocol::pair().unwrap();
-        let worker = Arc::new(Worker { control, open: Mutex::default(), closed: Condvar::new() });
+        let worker = Arc::new(Worker::new(control));
         worker.devices().insert(3);
         // Nobody reads, so that the report of the closing waits and the rest can overtake it.
         rustix::io::ioctl_fionbio(&worker.control, true).unwrap();

@@ -15,7 +15,7 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::control::FileFacts;
+use crate::control::{BelowFacts, FileFacts};
 
 /// Longest packet in bytes; a map of some 30,000 extents fits.
 const LARGEST: usize = 4 << 20;
@@ -27,7 +27,7 @@ const MOST_FDS: usize = 253;
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Order {
     /// Serve a device. The descriptors: its ublkcN, then of each file the buffered one and the direct one
-    /// where there is one.
+    /// where there is one, then those of [`BelowFacts`] where there are such.
     Serve(Box<Serve>),
     /// Look the requests of a device up in another map of the same files. Answered like `Serve`.
     Remap { id: u32, map: Map },
@@ -46,6 +46,7 @@ pub(crate) struct Serve {
     pub(crate) geometry: Geometry,
     pub(crate) map: Map,
     pub(crate) files: Vec<FileFacts>,
+    pub(crate) below: Option<BelowFacts>,
 }
 
 /// What the worker tells the supervisor.
@@ -149,12 +150,13 @@ fn next_length(socket: impl AsFd) -> io::Result<Option<usize>> {
 
 impl Serve {
     /// Puts the descriptors back where they belong.
-    pub(crate) fn with(self, fds: Vec<OwnedFd>) -> io::Result<Setup> {
+    pub(crate) fn with(self, mut fds: Vec<OwnedFd>) -> io::Result<Setup> {
+        let below = self.below.map(|below| below.with(&mut fds)).transpose()?;
         let mut fds = fds.into_iter();
         let char_device = fds.next().ok_or_else(|| wrong("the device's descriptor is missing"))?;
         let files = backings(self.files, fds)?;
         let Serve { id, queues, depth, flags, geometry, map, .. } = self;
-        Ok(Setup { id, queues, depth, flags, geometry, char_device, map, files })
+        Ok(Setup { id, queues, depth, flags, geometry, char_device, map, files, below })
     }
 }
 
@@ -232,6 +234,7 @@ mod tests {
             },
             map: Map::contiguous(0, 0, 4096),
             files,
+            below: None,
         }
     }
 
@@ -259,6 +262,34 @@ mod tests {
         for fd in [setup.char_device.as_fd(), setup.files[0].buffered.as_fd()] {
             assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         }
+    }
+
+    #[test]
+    fn the_way_below_comes_last() {
+        let temp = tempfile::tempdir().unwrap();
+        let open = |name: &str| OwnedFd::from(File::create(temp.path().join(name)).unwrap());
+        let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
+        let fds = ["c", "b", "disk", "lease"].map(open);
+        let inodes = fds.each_ref().map(inode);
+        let mut sent = serve(vec![FileFacts { facts: facts(), direct: false }]);
+        sent.below = Some(BelowFacts {
+            map: Map::contiguous(1, 8192, 4096),
+            untouched: becket_image::Untouched { size: 4096, changed: (-1, 999_999_999) },
+            device: "/dev/x".into(),
+        });
+        let text = serde_json::to_string(&sent).unwrap();
+        let received: Serve = serde_json::from_str(&text).unwrap();
+        assert_eq!(received, sent);
+        let setup = received.with(fds.into()).unwrap();
+        let below = setup.below.unwrap();
+        assert_eq!(
+            [inode(&setup.char_device), inode(&setup.files[0].buffered), inode(&below.disk)],
+            inodes[..3]
+        );
+        assert_eq!(rustix::fs::fstat(&below.lease).unwrap().st_ino, inodes[3]);
+        assert_eq!(below.lease.untouched().changed, (-1, 999_999_999));
+        sent.files.clear();
+        assert!(sent.with(vec![open("only")]).is_err());
     }
 
     #[test]

@@ -9,14 +9,14 @@
 
 use std::{
     os::fd::OwnedFd,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
 };
 
 use becket_engine::{
-    Answer, Backing, Data, Geometry, Io, IoThreads, Memory, NewQueue, Op, Port, QueueId, QueueStats, Request,
-    SharedWords, Summary, Token,
+    Answer, Backing, Below, Data, Geometry, Io, IoThreads, Memory, NewQueue, Op, Port, QueueId, QueueStats,
+    Request, SharedWords, Summary, Token,
 };
-use becket_image::Map;
+use becket_image::{BackingKind, Facts, Map, ReadLease};
 use becket_uapi::ublk as uapi;
 use rustix::io::Errno;
 
@@ -42,6 +42,8 @@ pub struct Setup {
     pub map: Map,
     /// The files that the map speaks of.
     pub files: Vec<becket_image::Backing>,
+    /// A second way to the bytes, for reading.
+    pub below: Option<becket_image::Below>,
 }
 
 /// Serves a device's queues on the I/O threads.
@@ -57,15 +59,18 @@ pub fn serve(
     setup: Setup,
     on_closed: Box<dyn FnOnce() + Send>,
 ) -> Result<Served, ServeError> {
-    let Setup { id, queues, depth, flags, geometry, char_device, map, files } = setup;
+    let Setup { id, queues, depth, flags, geometry, char_device, map, mut files, below } = setup;
     // Declared first, dropped last: after our own shares of the descriptors.
     let finally = Arc::new(Finally(Mutex::new(Some(on_closed))));
     let mode = DataMode::of(flags);
     let failed = |source| ServeError::Engine { id, source };
+    let below = below.and_then(|below| go_below(below, &mut files));
+    let lease = below.as_ref().map_or_else(Weak::new, |below| Arc::downgrade(&below.lease));
     let backing = Arc::new(Backing::new(map, files, geometry.read_only, queues.into()));
     let char_device = Arc::new(char_device);
     let capacity = queues.into();
-    let mut served = Served { id, queues: Vec::with_capacity(capacity), stats: Vec::with_capacity(capacity) };
+    let mut served =
+        Served { id, queues: Vec::with_capacity(capacity), stats: Vec::with_capacity(capacity), lease };
     for number in 0..queues {
         let port = UblkPort::new(number, depth, mode, Arc::clone(&char_device)).map_err(failed)?;
         let share = Arc::clone(&finally);
@@ -80,6 +85,7 @@ pub fn serve(
             backing: Arc::clone(&backing),
             memory,
             batch: mode.is_batch().then(|| Batch::memory(depth, !mode.is_zero_copy())),
+            below: below.clone(),
             stats,
             on_closed: Box::new(move || drop(share)),
         };
@@ -89,18 +95,46 @@ pub fn serve(
     Ok(served)
 }
 
+/// Puts the device below behind the files, where its map expects it; without a descriptor to spare, the file must do.
+fn go_below(below: becket_image::Below, files: &mut Vec<becket_image::Backing>) -> Option<Below> {
+    let file = files.first()?;
+    let facts = Facts { kind: BackingKind::Block, writable: false, sparse: false, ..file.facts.clone() };
+    // Both are for direct I/O, so that the device's page cache is out of reach.
+    let buffered = below.disk.try_clone().ok()?;
+    files.push(becket_image::Backing { buffered, direct: Some(below.disk), facts });
+    Some(Below { map: Arc::new(below.map), lease: Arc::new(below.lease) })
+}
+
 /// A device that is being served.
 #[derive(Debug)]
 pub struct Served {
     id: u32,
     queues: Vec<QueueId>,
     stats: Vec<Arc<QueueStats>>,
+    /// Gone as soon as no queue reads below the image's file.
+    lease: Weak<ReadLease>,
 }
 
 impl Served {
     /// What its queues have done by now. They are not disturbed.
     pub fn stats(&self) -> Summary {
         Summary::of(self.stats.iter().map(|stats| &**stats))
+    }
+
+    /// Has all queues read through the image's file again where somebody wants its lease to end; whether that was so.
+    ///
+    /// The lease is gone when this returns.
+    ///
+    /// # Errors
+    /// An I/O thread has ended.
+    pub fn yield_lease(&self, threads: &IoThreads) -> Result<bool, ServeError> {
+        if self.lease.upgrade().is_none_or(|lease| lease.holds()) {
+            return Ok(false);
+        }
+        for queue in &self.queues {
+            threads.return_to_file(*queue).map_err(|source| ServeError::Engine { id: self.id, source })?;
+        }
+        Ok(true)
     }
 
     /// Has all queues look their requests up in another map of the same files, for a device whose size changes.

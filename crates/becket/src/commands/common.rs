@@ -2,7 +2,7 @@
 //! Never prints anything.
 
 use crate::args::{DeviceOptions, Toggle, Via};
-use becket_device::{AttachOptions, DeviceInfo, Partitions};
+use becket_device::{AttachOptions, DeviceInfo, GoBelow, Partitions};
 use std::{
     os::unix::process::CommandExt as _,
     process::Command,
@@ -29,6 +29,11 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
             Toggle::Auto => becket_image::DirectIo::Auto,
             Toggle::On => becket_image::DirectIo::On,
             Toggle::Off => becket_image::DirectIo::Off,
+        },
+        below: match asked.below {
+            Toggle::Auto => GoBelow::Auto,
+            Toggle::On => GoBelow::On,
+            Toggle::Off => GoBelow::Off,
         },
         queues: asked.queues,
         depth: asked.depth,

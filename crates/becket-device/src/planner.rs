@@ -331,11 +331,14 @@ mod tests {
         for options in [
             AttachOptions { queues: Some(2), ..AttachOptions::default() },
             AttachOptions { depth: Some(2), ..AttachOptions::default() },
-            AttachOptions { below: GoBelow::On, ..AttachOptions::default() },
             AttachOptions { mode: Some(DataMode::Copy), ..AttachOptions::default() },
         ] {
             let error = try_with(NO_DRIVER, YES, &options, false).unwrap_err();
             assert!(error.to_string().contains("no queues, depth or mode"), "{error}");
         }
+        let below = |below| AttachOptions { below, ..AttachOptions::default() };
+        let error = try_with(NO_DRIVER, YES, &below(GoBelow::On), false).unwrap_err();
+        assert!(error.to_string().contains("through the file system"), "{error}");
+        assert_eq!(try_with(NO_DRIVER, YES, &below(GoBelow::Auto), false).unwrap().kind, Kind::Loop);
     }
 }

@@ -91,6 +91,7 @@ fn describe(
         read_only: opened.read_only,
         direct_io: true,
         direct_io_reason: "device-mapper hands requests to the device below as they are".to_owned(),
+        below: None,
         block_size: opened.block_size,
         physical_block_size: sysfs::number(&disk, "queue/physical_block_size").unwrap_or(opened.block_size),
         state: DeviceState::Live,

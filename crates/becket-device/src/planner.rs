@@ -164,7 +164,7 @@ fn suits(kind: Kind, options: &AttachOptions, leased: bool) -> Result<(), No> {
         );
     }
     if options.below == GoBelow::On {
-        return no("the kernel's loop driver reads through the file system", "leave --below away");
+        return no(&format!("{driver} does not read below file systems"), "leave --below away");
     }
     if options.queues.is_some() || options.depth.is_some() || options.mode.is_some() {
         return no(
@@ -338,7 +338,7 @@ mod tests {
         }
         let below = |below| AttachOptions { below, ..AttachOptions::default() };
         let error = try_with(NO_DRIVER, YES, &below(GoBelow::On), false).unwrap_err();
-        assert!(error.to_string().contains("through the file system"), "{error}");
+        assert!(error.to_string().contains("does not read below"), "{error}");
         assert_eq!(try_with(NO_DRIVER, YES, &below(GoBelow::Auto), false).unwrap().kind, Kind::Loop);
     }
 }

@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use becket_testkit::{Scratch, image, require_device, require_loop, require_tools, skip, tool, wait_until};
+use becket_testkit::{Scratch, require_device, require_loop, require_tools, skip, tool, wait_until};
 use common::{scratch, text};
 use serde_json::Value;
 
@@ -176,6 +176,21 @@ fn has_lease(image: &Path) -> bool {
     locks.lines().any(|line| line.contains("LEASE") && line.contains(&inode))
 }
 
+/// Whether this machine has what these tests need; when not, they are skipped.
+fn can_run(name: &str) -> bool {
+    if !require_device(name)
+        || !require_loop(name)
+        || !require_tools(name, &["mkfs.ext4", "mkfs.xfs", "perl"])
+    {
+        return false;
+    }
+    let found = Path::new("/dev/ublk-control").exists();
+    if !found {
+        skip(name, "needs /dev/ublk-control");
+    }
+    found
+}
+
 /// What is done to an image while it is read.
 type Deed = fn(&Filesystem, &Path, &Verifier, &Value);
 
@@ -327,23 +342,41 @@ impl Drop for BreakTime {
 #[test]
 fn what_is_not_safe_is_refused_with_its_reason() {
     let name = "below::what_is_not_safe_is_refused_with_its_reason";
-    if !require_device(name) || !Path::new("/dev/ublk-control").exists() {
+    if !can_run(name) {
         return;
     }
     let place = scratch();
-    image::random(&place.path("a.img"), 1 << 20, 1);
-    let on = ["attach", "--via", "ublk", "--below", "on"];
-    let said = |options: &[&str]| place.run(on.into_iter().chain(options.iter().copied()));
-    let ran = said(&["a.img"]);
-    assert!(ran.code == 1 && ran.err.contains("it can be written"), "{ran:?}");
-    let ran = said(&["-r", "--direct-io", "off", "a.img"]);
-    assert!(ran.code == 1 && ran.err.contains("no direct I/O"), "{ran:?}");
-    let writer = File::options().write(true).open(place.path("a.img")).unwrap();
-    let ran = said(&["-r", "a.img"]);
-    assert!(ran.code == 1 && ran.err.contains("open for writing"), "{ran:?}");
+    let filesystem = Filesystem::new(&place, &["mkfs.ext4", "-q"], 64 << 20);
+    let image = filesystem.image();
+    let refused = |options: &[&str], why: &str| {
+        let on = ["attach", "--via", "ublk", "--below", "on"];
+        let ran = place.run(on.iter().chain(options).copied().chain([image.to_str().unwrap()]));
+        assert!(ran.code == 1 && ran.err.contains(why), "{why}: {ran:?}");
+        assert!(!has_lease(&image));
+    };
+    refused(&[], "it can be written");
+    refused(&["-r", "--direct-io", "off"], "no direct I/O");
+    let writer = File::options().write(true).open(&image).unwrap();
+    refused(&["-r"], "open for writing");
     // `auto` takes the file instead, without a word.
-    let told = place.json(["attach", "--via", "ublk", "-r", "--below", "auto", "a.img"]);
+    let told = place.json(["attach", "--via", "ublk", "-r", "--below", "auto", image.to_str().unwrap()]);
     assert_eq!(told["devices"][0]["below"], Value::Null);
     drop(writer);
     place.ok(["detach", "--all"]);
+    // Written by the file system into its journal first, and who knows when to their place.
+    tool(Command::new("chattr").arg("+j").arg(&image));
+    refused(&["-r"], "no direct I/O");
+}
+
+#[test]
+fn an_xfs_whose_files_may_share_blocks_is_refused() {
+    let name = "below::an_xfs_whose_files_may_share_blocks_is_refused";
+    if !can_run(name) {
+        return;
+    }
+    let place = scratch();
+    let filesystem = Filesystem::new(&place, &["mkfs.xfs", "-q", "-m", "reflink=1"], 320 << 20);
+    let image = filesystem.image();
+    let ran = place.run(["attach", "--via", "ublk", "-r", "--below", "on", image.to_str().unwrap()]);
+    assert!(ran.code == 1 && ran.err.contains("reflink"), "{ran:?}");
 }

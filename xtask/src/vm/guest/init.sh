@@ -16,6 +16,8 @@ mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null
 mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null
 chmod 1777 /tmp
+# e4defrag looks for its file system there.
+ln -s /proc/self/mounts /etc/mtab
 hostname becket-vm
 ip link set lo up
 ulimit -c 0

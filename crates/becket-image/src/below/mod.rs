@@ -45,7 +45,7 @@
 //! | `fallocate` (holes, collapsing), `FITRIM` | wants one too; trims free blocks only |
 //! | `FIDEDUPERANGE` onto a descriptor open for *reading* | frees the blocks of an unwritten-to file! Only where files can share blocks: such an XFS is refused as a whole |
 //! | `FIEMAP`'s own flush, `chattr +j`, `EXT4_IOC_MIGRATE`, quotas, remounting, freezing | data blocks stay where they are |
-//! | journalled data (`data=journal`, `chattr +j`), inline data, encryption, verity | `STATX_DIOALIGN` is 0 or an attribute says so: refused; data that was journalled before is in place when the mode is left (`jbd2_journal_flush`) |
+//! | journalled data (`data=journal`, `chattr +j`), inline data, encryption, verity | `STATX_DIOALIGN` is 0 or an attribute says so: refused; data that was journalled before is in place when the mode is left (`jbd2_journal_flush`). (`+j` means nothing under delayed allocation, and does not refuse there: seen) |
 //! | growing the file system while mounted | moves no data block; shrinking needs it unmounted, or (XFS) takes free space only |
 //! | zoned XFS, whose collector moves data at will; the real-time device | refused: such a file or file system is not looked at |
 //! | btrfs, f2fs, bcachefs, overlayfs, network and FUSE file systems | refused: only `ext4` and `xfs`, by the mount table |

@@ -19,7 +19,7 @@ use crate::{
     operation::{MAX_OPERATION, Straight},
     provided::Provided,
     request::{Slot, Way},
-    ring::{Ring, fixed},
+    ring::{Ring, Transfer, fixed},
     stats::Tally,
     user_data::{Source, user_data},
 };
@@ -297,11 +297,8 @@ impl Core {
     /// what is not needed for these is not done for these.
     #[inline]
     pub(crate) fn begin(&mut self, ring: &mut Ring, tag: u16, request: Request) {
-        match self.slab.get_mut(usize::from(tag)) {
-            Some(slot) if !slot.busy => *slot = Slot::begin(request, ring.now()),
-            // The port broke its word; its tag's request is still under way and will finish.
-            _ => return,
-        }
+        // A busy slot: the port broke its word, and its tag's request is still under way and will finish.
+        let Some(slot) = self.slab.get_mut(usize::from(tag)).filter(|slot| !slot.busy) else { return };
         self.tally.began();
         let moves = match request.op {
             Op::Read => true,
@@ -309,15 +306,19 @@ impl Core {
             _ => false,
         };
         let fits = moves && request.data == self.carried.0 && request.len <= self.carried.1;
+        let begun = Slot::begin(request, ring.now());
         match self.straight.place_of(&request) {
             Some(offset) if fits => {
-                let (file, target) = (self.straight.file, self.straight.target);
-                let slot = &mut self.slab[usize::from(tag)];
-                (slot.asked, slot.file, slot.direct) = (request.len, file, true);
-                let entry = self.transfer(tag, fixed(target), offset, 0);
+                let Straight { file, target, .. } = self.straight;
+                *slot = Slot { asked: request.len, file, direct: true, ..begun };
+                let way = Transfer { target, offset, len: request.len as u32, ..Transfer::default() };
+                let entry = self.transfer(tag, &request, 0, way);
                 self.submit(ring, tag, entry);
             }
-            _ => self.begin_otherwise(ring, tag, &request),
+            _ => {
+                *slot = begun;
+                self.begin_otherwise(ring, tag, &request);
+            }
         }
     }
 

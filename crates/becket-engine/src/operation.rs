@@ -2,17 +2,14 @@
 //! Decides and builds; queues nothing, and knows nothing of how results are told.
 
 use becket_image::{Extent, Place};
-use io_uring::{
-    opcode, squeue,
-    types::{Fixed, FsyncFlags},
-};
+use io_uring::{opcode, squeue, types::FsyncFlags};
 use rustix::io::Errno;
 
 use crate::{
     Backing, Data, Op, Request,
     core::Core,
     request::{MAX_RETRIES, Slot, Way, Zeroing, errno_of},
-    ring::fixed,
+    ring::{Transfer, fixed},
 };
 
 /// Longest single operation on a backing file, in bytes (the kernel cuts at 2 GiB less a page).
@@ -134,7 +131,9 @@ impl Core {
         if slot.direct {
             self.straight = self.straight_at(tag, target);
         }
-        Ok(self.transfer(tag, fixed(target), offset, flags))
+        let slot = &self.slab[usize::from(tag)];
+        let way = Transfer { target, offset, len: slot.asked as u32, flags, ..Transfer::default() };
+        Ok(self.transfer(tag, &slot.request, slot.done, way))
     }
 
     /// The extent of a request's next byte, which is read and written by direct I/O.
@@ -153,38 +152,20 @@ impl Core {
         }
     }
 
-    /// The operation that moves the next `asked` bytes of a request from or to `offset` of a descriptor, with `RWF_*`
-    /// flags beside those that the request itself needs.
+    /// The operation that moves the next `len` bytes of a request, of which `done` are done, from or to `offset` of a
+    /// descriptor, with `RWF_*` flags beside those that the request itself needs.
+    ///
+    /// The request has been held against the size of its buffer.
     #[inline]
-    pub(crate) fn transfer(&self, tag: u16, target: Fixed, offset: u64, flags: i32) -> squeue::Entry {
-        let slot = &self.slab[usize::from(tag)];
-        let len = slot.asked as u32;
-        let flags = match slot.request.op {
-            Op::Write { durable: true } => flags | libc::RWF_DSYNC,
-            _ => flags,
-        };
-        let read = slot.request.op == Op::Read;
-        if slot.request.data == Data::Registered {
-            let index = self.registered_index(tag);
+    pub(crate) fn transfer(&self, tag: u16, request: &Request, done: u64, way: Transfer) -> squeue::Entry {
+        let (address, buffer) = match request.data {
             // A registered request's address is its offset in the request.
-            let address = slot.done as usize;
-            if read {
-                let read = opcode::ReadFixed::new(target, address as *mut u8, len, index);
-                read.offset(offset).rw_flags(flags).build()
-            } else {
-                let write = opcode::WriteFixed::new(target, address as *const u8, len, index);
-                write.offset(offset).rw_flags(flags).build()
-            }
-        } else {
-            // In bounds: the request's length was held against the buffer's size, and without buffers against 0.
-            let buffer = self.buffers.as_ref().map_or(std::ptr::null_mut(), |all| all.address(tag.into()));
-            let address = buffer.wrapping_add(slot.done as usize);
-            if read {
-                opcode::Read::new(target, address, len).offset(offset).rw_flags(flags).build()
-            } else {
-                opcode::Write::new(target, address, len).offset(offset).rw_flags(flags).build()
-            }
-        }
+            Data::Registered => (done, Some(self.registered_index(tag))),
+            _ => (self.buffer_address(tag).wrapping_add(done), None),
+        };
+        let durable = if request.op == (Op::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
+        let flags = way.flags | durable;
+        Transfer { write: request.op != Op::Read, address, buffer, flags, ..way }.entry()
     }
 
     /// Takes in the result of a sync.

@@ -138,6 +138,7 @@ impl Slot {
     };
 
     /// A slot that has just been given a request.
+    #[inline]
     pub(crate) fn begin(request: Request, now: u64) -> Slot {
         let zeroing = match request.op {
             Op::WriteZeroes { keep_allocated: true } => Zeroing::Range,

@@ -6,7 +6,7 @@
 
 use std::{io, os::fd::RawFd, time::Instant};
 
-use io_uring::{IoUring, cqueue, squeue, types::Fixed};
+use io_uring::{IoUring, cqueue, opcode, squeue, types::Fixed};
 
 use crate::{Error, provided::Provided};
 
@@ -50,13 +50,14 @@ impl Ring {
     /// A ring for the calling thread, the only one that may ever use it.
     pub(crate) fn new(thread: usize) -> Result<Ring, Error> {
         let ring = |source| Error::Ring { thread, source };
-        let uring = IoUring::builder()
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .setup_submit_all()
-            .setup_cqsize(4 * ENTRIES)
-            .build(ENTRIES)
-            .map_err(ring)?;
+        let mut builder = IoUring::builder();
+        builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all().setup_cqsize(4 * ENTRIES);
+        // Entries are submitted in the order in which they stand; kernels before 6.6 want that said for each.
+        let uring = match builder.clone().setup_no_sqarray().build(ENTRIES) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => builder.build(ENTRIES),
+            other => other,
+        };
+        let uring = uring.map_err(ring)?;
         let submitter = uring.submitter();
         let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let files = open_files.map_or(FILES, |limit| FILES.min(u32::try_from(limit).unwrap_or(FILES)));
@@ -190,16 +191,26 @@ impl Ring {
     }
 
     /// Queues an entry; when the queue is full, what is in it goes to the kernel first.
+    #[inline]
     pub(crate) fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+        // SAFETY: see the head of this module: callers keep alive what the entry points to.
+        if unsafe { self.uring.submission().push(entry) }.is_ok() {
+            return Ok(());
+        }
+        self.push_into_full(entry)
+    }
+
+    #[cold]
+    fn push_into_full(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         loop {
-            // SAFETY: see the head of this module: callers keep alive what the entry points to.
-            if unsafe { self.uring.submission().push(entry) }.is_ok() {
-                return Ok(());
-            }
             match self.uring.submit() {
                 Ok(_) => {}
                 Err(error) if is_passing(&error) => {}
                 Err(error) => return Err(error),
+            }
+            // SAFETY: as in `push`.
+            if unsafe { self.uring.submission().push(entry) }.is_ok() {
+                return Ok(());
             }
         }
     }
@@ -274,6 +285,54 @@ pub(crate) fn multishot_into(entry: squeue::Entry, group: u16) -> squeue::Entry 
     bytes[BUFFER_GROUP].copy_from_slice(&group.to_ne_bytes());
     // SAFETY: as above.
     unsafe { std::mem::transmute::<[u8; 64], squeue::Entry>(bytes) }
+}
+
+/// A read or write of a registered descriptor.
+///
+/// With a registered buffer the address counts from that buffer's beginning.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Transfer {
+    pub(crate) write: bool,
+    /// The descriptor's slot.
+    pub(crate) target: u32,
+    /// First byte in the file.
+    pub(crate) offset: u64,
+    /// Number of bytes.
+    pub(crate) len: u32,
+    /// Where they go to or come from.
+    pub(crate) address: u64,
+    /// The registered buffer that they are in, if it is one.
+    pub(crate) buffer: Option<u16>,
+    /// `RWF_*`.
+    pub(crate) flags: i32,
+}
+
+impl Transfer {
+    /// The same as the io-uring crate's `Read`, `Write`, `ReadFixed` and `WriteFixed` make of it, in eight words (in
+    /// which a little-endian `struct io_uring_sqe` is): these are most of all entries.
+    #[inline]
+    pub(crate) fn entry(self) -> squeue::Entry {
+        let code = match (self.write, self.buffer) {
+            (false, Some(_)) => opcode::ReadFixed::CODE,
+            (true, Some(_)) => opcode::WriteFixed::CODE,
+            (false, None) => opcode::Read::CODE,
+            (true, None) => opcode::Write::CODE,
+        };
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let fixed_file = u32::from(squeue::Flags::FIXED_FILE.bits()) << 8;
+        let words = [
+            pair(u32::from(code) | fixed_file, self.target),
+            self.offset,
+            self.address,
+            pair(self.len, self.flags.cast_unsigned()),
+            0,
+            u64::from(self.buffer.unwrap_or(0)),
+            0,
+            0,
+        ];
+        // SAFETY: an entry is the kernel's `struct io_uring_sqe`: 64 bytes without padding, for which any are valid.
+        unsafe { std::mem::transmute::<[u64; 8], squeue::Entry>(words.map(u64::to_le)) }
+    }
 }
 
 /// A registered descriptor's place in the ring's table.
@@ -409,6 +468,41 @@ mod tests {
         assert_eq!(ring.files.free.len(), 1);
         drop(writer);
         assert_eq!(rustix::io::read(&reader, &mut [0u8; 1]), Ok(0), "the table still holds the writing end");
+    }
+
+    #[test]
+    fn transfers_are_the_entries_that_the_crate_makes() {
+        let bytes = |entry: squeue::Entry| {
+            // SAFETY: an entry is 64 bytes without padding.
+            unsafe { std::mem::transmute::<squeue::Entry, [u8; 64]>(entry) }
+        };
+        let plain = Transfer {
+            write: false,
+            target: 7000,
+            offset: 0x1122_3344_5566_7788,
+            len: 0x9abc_def0,
+            address: 0x0000_7fff_1234_5678,
+            buffer: None,
+            flags: libc::RWF_NOWAIT,
+        };
+        let (fd, address, len) = (fixed(plain.target), plain.address as *mut u8, plain.len);
+        let theirs = [
+            opcode::Read::new(fd, address, len).offset(plain.offset).rw_flags(plain.flags).build(),
+            opcode::Write::new(fd, address, len).offset(plain.offset).rw_flags(plain.flags).build(),
+            opcode::ReadFixed::new(fd, address, len, 16383)
+                .offset(plain.offset)
+                .rw_flags(plain.flags)
+                .build(),
+            opcode::WriteFixed::new(fd, address, len, 16383)
+                .offset(plain.offset)
+                .rw_flags(plain.flags)
+                .build(),
+        ];
+        let kinds = [(false, None), (true, None), (false, Some(16383)), (true, Some(16383))];
+        for ((write, buffer), theirs) in kinds.into_iter().zip(theirs) {
+            let ours = Transfer { write, buffer, ..plain }.entry();
+            assert_eq!(bytes(ours), bytes(theirs), "write {write}, {buffer:?}");
+        }
     }
 
     #[test]

@@ -345,7 +345,7 @@ pub(crate) struct DeviceOptions {
     /// Number of queues (ublk) [default: up to one per CPU]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) queues: Option<u16>,
-    /// Requests in flight per queue (ublk) [default: 64]
+    /// Requests in flight per queue (ublk) [default: 128; 64 where the kernel must copy]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) depth: Option<u16>,
     /// How data and commands cross (ublk): copy, zero-copy, batch-copy, batch-zero-copy

@@ -23,9 +23,10 @@ use crate::{DeviceInfo, DeviceState, Error, ErrorKind, Partitions, links, log};
 
 /// More queues than this have not helped a file or disk behind them.
 const MOST_QUEUES: usize = 4;
-/// Requests of a queue, unless the user says otherwise: enough for an NVMe disk, and small enough for many
-/// devices.
-const DEPTH: u16 = 64;
+/// Requests of a queue, unless the user says otherwise: enough for an NVMe disk, and more tags than are in use make one
+/// quicker to find. Where each needs a buffer of its own, fewer.
+const DEPTH: u16 = 128;
+const DEPTH_WITH_BUFFERS: u16 = 64;
 /// How long the worker may take to let go of a device.
 pub(crate) const CLOSING: Duration = Duration::from_secs(10);
 
@@ -59,7 +60,8 @@ pub(crate) fn make(
     let mark = mark();
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let queues = request.queues.unwrap_or(u16::try_from(cpus.min(MOST_QUEUES)).unwrap_or(1));
-    let depth = request.depth.unwrap_or(DEPTH);
+    let usual = if DataMode::of(flags).is_zero_copy() { DEPTH } else { DEPTH_WITH_BUFFERS };
+    let depth = request.depth.unwrap_or(usual);
     let info = driver.add(AddRequest { id: None, queues, depth, flags, max_io, mark })?;
     let mut undo = Undo { store, driver, server, id: info.dev_id, stage: Stage::Added, device: None };
 

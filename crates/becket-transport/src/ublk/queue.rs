@@ -307,7 +307,7 @@ impl UblkPort {
         self.begin(io, tag, &descriptor);
     }
 
-    #[inline]
+    #[inline(always)]
     fn begin(&mut self, io: &mut Io<'_>, tag: u16, descriptor: &uapi::IoDesc) {
         match request_of(descriptor, self.mode) {
             Some(request) => io.begin(tag, request),

@@ -113,10 +113,18 @@ pub(crate) fn dir() -> Result<PathBuf> {
 /// Keeps a result.
 pub(crate) fn save<T: Serialize>(name: &str, value: &T) -> Result<PathBuf> {
     let path = dir()?.join(name);
-    let mut text = serde_json::to_string_pretty(value)?;
+    let home = std::env::var("HOME").unwrap_or_default();
+    let mut text = placeless(&serde_json::to_string_pretty(value)?, &home);
     text.push('\n');
     std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path)
+}
+
+/// A record is published, and programs that fail name places of the machine that they were built on.
+fn placeless(text: &str, home: &str) -> String {
+    let checkout = format!("{}/", exec::workspace().display());
+    let text = text.replace(&checkout, "");
+    if home.len() > 1 { text.replace(&format!("{home}/"), "~/") } else { text }
 }
 
 /// What was kept under this name, if anything.
@@ -162,6 +170,13 @@ mod tests {
         assert_eq!(Sample::of(&[2.0]), Some(Sample { median: 2.0, spread: 0.0, count: 1 }));
         assert_eq!(Sample::of(&[3.0, 1.0, 2.0]), Some(Sample { median: 2.0, spread: 1.0, count: 3 }));
         assert_eq!(Sample::of(&[1.0, 3.0]).map(|sample| sample.median), Some(2.0));
+    }
+
+    #[test]
+    fn records_name_no_place_of_this_machine() {
+        let text = format!("panicked at /home/me/.cargo/x.rs, {}/xtask/y.rs", exec::workspace().display());
+        assert_eq!(placeless(&text, "/home/me"), "panicked at ~/.cargo/x.rs, xtask/y.rs");
+        assert_eq!(placeless("/a/b", "/"), "/a/b");
     }
 
     #[test]

@@ -16,6 +16,8 @@ pub struct Backing {
     pub(crate) map: Arc<Map>,
     pub(crate) files: Vec<becket_image::Backing>,
     pub(crate) read_only: bool,
+    /// Whether queues begin past the page cache, where they can.
+    pub(crate) direct: bool,
     sync: Vec<FileSync>,
 }
 
@@ -23,7 +25,13 @@ impl Backing {
     /// A backing for `queues` queues.
     pub fn new(map: Map, files: Vec<becket_image::Backing>, read_only: bool, queues: usize) -> Backing {
         let sync = files.iter().map(|_| FileSync::new(queues)).collect();
-        Backing { map: Arc::new(map), files, read_only, sync }
+        Backing { map: Arc::new(map), files, read_only, direct: true, sync }
+    }
+
+    /// The same with queues that begin through the page cache; see [`IoThreads::let_go`](crate::IoThreads::let_go).
+    #[must_use]
+    pub fn through_the_page_cache(self) -> Backing {
+        Backing { direct: false, ..self }
     }
 
     /// The record of what is not yet on stable storage of one file.

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::{
     Answer, Backing, Data, Error, Op, QueueStats, Request,
-    governor::Governor,
+    governor::{Governor, Hold},
     memory::Buffers,
     operation::{MAX_OPERATION, Straight},
     provided::Provided,
@@ -101,6 +101,10 @@ pub(crate) struct Core {
     carried: (Data, u64),
     /// Results need a proof before they may be told.
     unproven: Option<Box<Unproven>>,
+    /// Requests go through the page cache, even where they need not.
+    pub(crate) buffered: bool,
+    /// Nothing begins: see [`Core::hold`].
+    pub(crate) held: Option<Hold>,
     closing: bool,
 }
 
@@ -171,6 +175,8 @@ impl Core {
                 Memory::Registered => (Data::Registered, MAX_OPERATION),
             },
             unproven: new.below.as_ref().map(|below| Unproven::new(Arc::clone(&below.lease), new.depth)),
+            buffered: !new.backing.direct,
+            held: None,
             closing: false,
         })
     }
@@ -248,7 +254,7 @@ impl Core {
 
     /// The port has closed and nothing is in flight.
     pub(crate) fn has_ended(&self) -> bool {
-        self.closing && self.in_flight == 0
+        self.closing && self.in_flight == 0 && self.held.is_none()
     }
 
     /// Some requests have finished and were not told of.
@@ -376,6 +382,9 @@ impl Core {
 
     /// Takes a request one operation further, or finishes it.
     pub(crate) fn advance(&mut self, ring: &mut Ring, tag: u16) {
+        if self.holds_back(tag) {
+            return;
+        }
         match self.next_operation(tag) {
             Ok(Some(entry)) => {
                 let governed = self.slab[usize::from(tag)].way == Way::Governed;

@@ -30,9 +30,11 @@
 //! many kernel threads as requests may be under way (`Ring::may_block`). Within a queue a waiting operation waits for
 //! one in flight of its own class, which has a thread already. Hence no circle, whatever lies on what.
 
+mod hold;
 mod hooks;
 mod law;
 
+pub(crate) use hold::Hold;
 use law::Law;
 
 use crate::Op;
@@ -78,6 +80,8 @@ pub(crate) fn work(class: Class, moved: u64) -> u64 {
 pub(crate) struct Governor {
     limits: [Limit; 3],
     line: Line,
+    /// Whom the queue holds back, whatever their class.
+    held: Waiting,
 }
 
 impl Governor {
@@ -85,6 +89,7 @@ impl Governor {
         Governor {
             limits: std::array::from_fn(|_| Limit::new(depth)),
             line: Line { next: vec![NONE; depth.into()].into_boxed_slice() },
+            held: Waiting { first: NONE, last: NONE },
         }
     }
 
@@ -119,6 +124,16 @@ impl Governor {
         let called = self.line.take_first(&mut limit.waiting)?;
         limit.called = called;
         Some(called)
+    }
+
+    /// Puts a tag into the line of those who are held back.
+    pub(crate) fn hold_back(&mut self, tag: u16) {
+        self.line.append(&mut self.held, tag);
+    }
+
+    /// The first of those who are held back.
+    pub(crate) fn next_held(&mut self) -> Option<u16> {
+        self.line.take_first(&mut self.held)
     }
 
     /// Whether to try an operation without blocking first.
@@ -158,7 +173,7 @@ impl Limit {
 
 /// The ends of a line of tags.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Waiting {
+struct Waiting {
     first: u16,
     last: u16,
 }

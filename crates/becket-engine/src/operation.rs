@@ -120,6 +120,7 @@ impl Core {
             return Ok(entry.offset(offset).build());
         }
         slot.direct = !slot.buffered_only
+            && !self.buffered
             && backing.direct.is_some()
             && backing.facts.direct.is_some_and(|align| {
                 let unit = u64::from(align.offset.max(1)) - 1;

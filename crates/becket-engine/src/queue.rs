@@ -1,7 +1,10 @@
 //! A queue on its I/O thread: a port and a core, each told what the other has done.
 //! Makes no system call for a request, and calls no port while that one is calling it.
 
-use std::{os::fd::AsRawFd, sync::Arc};
+use std::{
+    os::fd::AsRawFd,
+    sync::{Arc, mpsc::SyncSender},
+};
 
 use becket_image::Map;
 use io_uring::cqueue;
@@ -82,6 +85,19 @@ impl Queue {
     /// Reads through the image's file from now on.
     pub(crate) fn return_to_file(&mut self) {
         self.core.return_to_file();
+    }
+
+    /// See [`Core::hold`].
+    pub(crate) fn hold(&mut self, drained: SyncSender<bool>) {
+        self.core.hold(drained);
+    }
+
+    /// See [`Core::let_go`].
+    pub(crate) fn let_go(&mut self, ring: &mut Ring, direct: bool) -> bool {
+        let was_held = self.core.let_go(ring, direct);
+        self.tell(ring);
+        self.end_turn(ring);
+        was_held
     }
 
     /// Takes in one completion.

@@ -104,8 +104,12 @@ pub(crate) enum Way {
     Free,
     /// If it need not block.
     Trying,
-    /// With a place in the window of its class, or waiting for one.
+    /// With a place in the window of its class.
     Governed,
+    /// Not at all yet: it stands in a line.
+    Waiting,
+    /// As it is, while the queue waits until nothing is under way.
+    Draining,
 }
 
 /// The error that a negative result of an operation stands for; EIO for numbers that are none.

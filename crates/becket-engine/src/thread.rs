@@ -31,6 +31,8 @@ enum Order {
     Add(NewQueue, SyncSender<Result<u64, Error>>),
     /// Without a map: back to the image's file.
     Remap(u64, Option<Arc<Map>>, SyncSender<bool>),
+    Hold(u64, SyncSender<bool>),
+    LetGo(u64, bool, SyncSender<bool>),
     Stop,
     /// Stands for a mistake of ours.
     #[cfg(test)]
@@ -132,6 +134,38 @@ impl IoThreads {
         let target = self.threads.get(queue.thread).ok_or_else(gone)?;
         let (reply, answer) = sync_channel(1);
         target.order(Order::Remap(queue.serial, map, reply)).map_err(|()| gone())?;
+        answer.recv().map_err(|_| gone())
+    }
+}
+
+impl IoThreads {
+    /// Has a queue begin no operation on its backing files until it is [let go](IoThreads::let_go).
+    ///
+    /// The receiver hears when nothing of it is under way there any more, or that the sender is gone because the queue
+    /// has ended. Requests that arrive meanwhile wait.
+    ///
+    /// # Errors
+    /// The thread is no longer there.
+    pub fn hold(&self, queue: QueueId) -> Result<Receiver<bool>, Error> {
+        let gone = || Error::Gone { thread: queue.thread };
+        let target = self.threads.get(queue.thread).ok_or_else(gone)?;
+        let (reply, answer) = sync_channel(1);
+        target.order(Order::Hold(queue.serial, reply)).map_err(|()| gone())?;
+        Ok(answer)
+    }
+
+    /// Lets a queue go on that was held: past the page cache where it can be, or always through it.
+    ///
+    /// `false`: it was not held, or has ended. Before any queue of a device may go on in another way than before, all of
+    /// them must be held and have nothing under way.
+    ///
+    /// # Errors
+    /// The thread is no longer there.
+    pub fn let_go(&self, queue: QueueId, direct: bool) -> Result<bool, Error> {
+        let gone = || Error::Gone { thread: queue.thread };
+        let target = self.threads.get(queue.thread).ok_or_else(gone)?;
+        let (reply, answer) = sync_channel(1);
+        target.order(Order::LetGo(queue.serial, direct, reply)).map_err(|()| gone())?;
         answer.recv().map_err(|_| gone())
     }
 }
@@ -262,6 +296,14 @@ impl Server {
                 Order::Remap(serial, map, reply) => {
                     let _ = reply.send(self.remap(serial, map));
                 }
+                Order::Hold(serial, reply) => {
+                    if let Some((_, queue)) = self.queue(serial) {
+                        queue.hold(reply);
+                    }
+                }
+                Order::LetGo(serial, direct, reply) => {
+                    let _ = reply.send(self.let_go(serial, direct));
+                }
                 Order::Stop => self.stopping = true,
                 #[cfg(test)]
                 Order::Panic => panic!("as the test wants"),
@@ -307,6 +349,21 @@ impl Server {
             }
             None => false,
         }
+    }
+
+    /// The queue that an order names, with its index.
+    fn queue(&mut self, serial: u64) -> Option<(usize, &mut Queue)> {
+        let index = self.serials.iter().position(|other| *other == serial)?;
+        Some((index, self.queues[index].as_mut()?))
+    }
+
+    fn let_go(&mut self, serial: u64, direct: bool) -> bool {
+        let index = self.serials.iter().position(|other| *other == serial);
+        let Some(index) = index else { return false };
+        let Some(queue) = self.queues[index].as_mut() else { return false };
+        let was_held = queue.let_go(&mut self.ring, direct);
+        self.release_ended(index as u32);
+        was_held
     }
 }
 

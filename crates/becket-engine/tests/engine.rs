@@ -14,7 +14,8 @@ use std::{
 };
 
 use becket_engine::{
-    Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueStats, Request, Summary, Token,
+    Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueId, QueueStats, Request, Summary,
+    Token,
 };
 use becket_image::{Alignment, BackingKind, Extent, Facts, Map, Place};
 use rustix::io::Errno;
@@ -130,7 +131,7 @@ fn run_counted(
     stats: &Arc<QueueStats>,
 ) -> Vec<Outcome> {
     let expected: usize = scripts.iter().map(Vec::len).sum();
-    let (seen, is_closed) = begin(threads, thread, backing, scripts, stats);
+    let (_, seen, is_closed) = begin(threads, thread, backing, scripts, stats);
     is_closed.recv_timeout(Duration::from_secs(60)).expect("the queue ends when its script does");
     let outcomes: Vec<Outcome> = seen.iter().collect();
     assert_eq!(outcomes.len(), expected, "every request finishes exactly once");
@@ -144,7 +145,7 @@ fn begin(
     backing: &Arc<Backing>,
     scripts: Vec<Vec<Step>>,
     stats: &Arc<QueueStats>,
-) -> (Receiver<Outcome>, Receiver<()>) {
+) -> (QueueId, Receiver<Outcome>, Receiver<()>) {
     let (outcomes, seen): (_, Receiver<Outcome>) = channel();
     let (closed, is_closed) = channel();
     let depth = scripts.len() as u16;
@@ -163,8 +164,8 @@ fn begin(
         stats: Arc::clone(stats),
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };
-    threads.add(thread, queue).unwrap();
-    (seen, is_closed)
+    let id = threads.add(thread, queue).unwrap();
+    (id, seen, is_closed)
 }
 
 fn step(op: Op, offset: u64, len: u64) -> Step {
@@ -569,7 +570,7 @@ fn nobody_waits_for_operations_that_block_but_those_like_them() {
     let reads = vec![vec![step(Op::Read, 0, 512)]; BLOCKED];
     let flush = vec![step(Op::Flush, 0, 0)];
     let scripts = reads.into_iter().chain([flush]).collect();
-    let (seen, is_closed) = begin(&threads, 0, &backing, scripts, &Arc::default());
+    let (_, seen, is_closed) = begin(&threads, 0, &backing, scripts, &Arc::default());
     let (tag, result, _) = seen.recv_timeout(Duration::from_secs(60)).expect("the flush waits for reads");
     assert_eq!((usize::from(tag), result), (BLOCKED, Ok(0)));
 
@@ -596,4 +597,100 @@ fn nobody_waits_for_operations_that_block_but_those_like_them() {
         .collect();
     tags.sort_unstable();
     assert_eq!(tags, (0..BLOCKED as u16).collect::<Vec<_>>());
+}
+
+/// Sends both queues of a device past the page cache or through it, when nothing of either is under way.
+fn switch(threads: &IoThreads, queues: &[QueueId], direct: bool) {
+    let held: Vec<_> = queues.iter().map(|queue| threads.hold(*queue).unwrap()).collect();
+    for drained in held {
+        // A queue that has ended lets go of the sender.
+        let _ = drained.recv_timeout(Duration::from_secs(60));
+    }
+    for queue in queues {
+        threads.let_go(*queue, direct).unwrap();
+    }
+}
+
+#[test]
+fn switching_to_and_fro_loses_no_sector_of_a_shared_page() {
+    const SECTOR: u64 = 512;
+    const LANES: u64 = 8;
+    const PAGES: u64 = 4;
+    const ROUNDS: u64 = 400;
+    let threads = IoThreads::start(2).unwrap();
+    for nowait in [true, false] {
+        let file = file_of(&vec![0; (LANES * PAGES * SECTOR) as usize]);
+        let mut files = backing_of(&file, true);
+        files.facts.direct = Some(Alignment { memory: 512, offset: 512 });
+        files.facts.nowait = nowait;
+        files.facts.uncached = !nowait;
+        let map = Map::contiguous(0, 0, LANES * PAGES * SECTOR);
+        let backing = Arc::new(Backing::new(map, vec![files], false, 2).through_the_page_cache());
+        // Each lane has a sector of its own in each page, and reads what it has written.
+        let byte = |lane: u64, round: u64| (lane * 31 + round * 7 + 1) as u8;
+        let place = |lane: u64, round: u64| ((round % PAGES) * LANES + lane) * SECTOR;
+        let script = |lane: u64| -> Vec<Step> {
+            let rounds = (0..ROUNDS).flat_map(|round| {
+                let at = place(lane, round);
+                [write(at, &[byte(lane, round); SECTOR as usize], false), step(Op::Read, at, SECTOR)]
+            });
+            rounds.collect()
+        };
+        // Two queues on two threads, with every other sector each.
+        let queues: Vec<_> = (0..2)
+            .map(|number| {
+                let scripts = (0..LANES / 2).map(|lane| script(2 * lane + number)).collect();
+                begin(&threads, number as usize, &backing, scripts, &Arc::default())
+            })
+            .collect();
+        let ids: Vec<QueueId> = queues.iter().map(|(id, ..)| *id).collect();
+        let mut switches = 0;
+        let mut ended = [false; 2];
+        while ended.contains(&false) {
+            switches += 1;
+            switch(&threads, &ids, switches % 2 == 1);
+            for (ended, (_, _, is_closed)) in ended.iter_mut().zip(&queues) {
+                *ended |= is_closed.try_recv().is_ok();
+            }
+            assert!(switches < 1_000_000, "the queues never end");
+        }
+        assert!(switches > 4, "only {switches} switches");
+        for (number, (_, seen, _)) in queues.iter().enumerate() {
+            let mut steps = [0; LANES as usize / 2];
+            for (tag, result, bytes) in seen.iter() {
+                let lane = 2 * u64::from(tag) + number as u64;
+                let (round, reads) = (steps[usize::from(tag)] / 2, steps[usize::from(tag)] % 2 == 1);
+                steps[usize::from(tag)] += 1;
+                assert_eq!(result, Ok(SECTOR), "lane {lane} round {round}");
+                assert!(!reads || bytes == [byte(lane, round); SECTOR as usize], "lane {lane} round {round}");
+            }
+            assert!(steps.iter().all(|steps| *steps == 2 * ROUNDS), "{steps:?}");
+        }
+        for lane in 0..LANES {
+            for round in ROUNDS - PAGES..ROUNDS {
+                let mut bytes = [0; SECTOR as usize];
+                file.read_exact_at(&mut bytes, place(lane, round)).unwrap();
+                assert_eq!(bytes, [byte(lane, round); SECTOR as usize], "lane {lane} in the file");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_held_queue_begins_nothing_and_an_ended_one_answers() {
+    let threads = IoThreads::start(1).unwrap();
+    let (backing, writer) = stuck();
+    let scripts = vec![vec![step(Op::Read, 0, 512)]; 10];
+    let (id, seen, is_closed) = begin(&threads, 0, &backing, scripts, &Arc::default());
+    let drained = threads.hold(id).unwrap();
+    assert!(drained.try_recv().is_err(), "reads are under way");
+    rustix::io::write(&writer, &[1; 20 * 512]).unwrap();
+    assert_eq!(drained.recv_timeout(Duration::from_secs(60)), Ok(true));
+    let before = seen.try_iter().count();
+    assert!(before < 10, "those who wait for a place are held back too");
+    assert!(threads.let_go(id, false).unwrap());
+    is_closed.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert_eq!(before + seen.iter().count(), 10);
+    assert!(threads.hold(id).unwrap().recv().is_err());
+    assert!(!threads.let_go(id, true).unwrap());
 }

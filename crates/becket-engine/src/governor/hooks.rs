@@ -37,8 +37,11 @@ impl Core {
     pub(crate) fn admit(&mut self, now: u64, tag: u16) -> bool {
         let slot = &mut self.slab[usize::from(tag)];
         let admitted = self.governor.admit(Class::of(slot.request.op), now, tag);
-        // Whoever waits in line for a place takes it when it comes, and tries nothing else.
-        slot.blocks |= !admitted;
+        if !admitted {
+            // Whoever waits in line for a place takes it when it comes, and tries nothing else.
+            slot.blocks = true;
+            slot.way = Way::Waiting;
+        }
         admitted
     }
 
@@ -56,12 +59,12 @@ impl Core {
         let slot = &mut self.slab[usize::from(tag)];
         let class = Class::of(slot.request.op);
         let way = slot.way;
-        let refused = (result < 0 && class != Class::Space).then(|| errno_of(result));
+        let refused = (result < 0 && way != Way::Draining && class != Class::Space).then(|| errno_of(result));
         let flags_refused = refused == Some(Errno::OPNOTSUPP) && !slot.bare;
         let would_block = way == Way::Trying && refused == Some(Errno::AGAIN);
         if way == Way::Trying {
             self.governor.tried(class, flags_refused || would_block);
-        } else {
+        } else if way == Way::Governed {
             self.left(ring.now(), tag, u64::from(result.max(0).unsigned_abs()));
         }
         let slot = &mut self.slab[usize::from(tag)];
@@ -80,5 +83,6 @@ impl Core {
                 self.advance(ring, next);
             }
         }
+        self.drained_by_one();
     }
 }

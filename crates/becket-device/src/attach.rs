@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use becket_image::{Below, OpenOptions, Opened};
+use becket_image::{Below, DirectIo, OpenOptions, Opened};
 use becket_transport::loop_::{self, LoopDevice, LoopOptions};
 use becket_transport::{Kind, node, sysfs};
 
@@ -239,6 +239,7 @@ fn describe_loop(
         direct_io: device.direct_io,
         direct_io_reason: match (facts, device.direct_io) {
             (Some(facts), true) => facts.direct_reason.clone(),
+            _ if options.direct_io == DirectIo::Off => "switched off".to_owned(),
             (Some(facts), false) if facts.direct.is_none() => facts.direct_reason.clone(),
             _ => "the loop driver refuses it".to_owned(),
         },
@@ -305,6 +306,7 @@ fn attach_ublk(
         queues: options.queues,
         depth: options.depth,
         mode: options.mode,
+        direct_io: options.direct_io != DirectIo::Off,
         autoclear: options.autoclear,
         lease: leased,
         reason: plan.reason,

@@ -18,6 +18,7 @@ mod log;
 mod planner;
 mod process;
 mod runtime;
+mod set;
 mod stat;
 mod state;
 mod supervisor;
@@ -33,6 +34,7 @@ pub use detach::{detach, refresh, server_status};
 pub use error::{Error, ErrorKind, User};
 pub use list::{find, list};
 pub use planner::{doctor, plan};
+pub use set::{Changes, set};
 pub use stat::{DeviceStats, stat};
 pub use supervisor::{ServeOptions, serve};
 pub use types::{

@@ -127,7 +127,7 @@ impl Core {
                 let memory = u64::from(align.memory.max(1)) - 1;
                 (offset | slot.asked) & unit == 0 && slot.done & memory == 0
             });
-        let flags = self.governor.way_of(slot, &backing.facts);
+        let flags = self.governor.way_of(slot, &backing.facts, !self.buffered);
         let target = if slot.direct { self.files + 2 + 2 * file } else { self.files + 1 + 2 * file };
         if slot.direct {
             self.straight = self.straight_at(tag, target);

@@ -78,9 +78,9 @@ pub struct Facts {
     pub size: u64,
     /// Whether the descriptors can write.
     pub writable: bool,
-    /// What direct I/O demands; `None` when it is not used.
+    /// What direct I/O demands; `None` where there is none.
     pub direct: Option<Alignment>,
-    /// Why direct I/O is used or not, for people.
+    /// Why there is direct I/O or not, for people.
     pub direct_reason: String,
     /// Smallest unit in bytes that is written without reading first; a power of two.
     pub physical_block_size: u32,
@@ -127,16 +127,12 @@ pub(crate) struct Known<'a> {
     pub(crate) offset: u64,
 }
 
-/// Asks for the facts, and for the direct descriptor unless `direct_io` is off.
-pub(crate) fn ask(known: &Known<'_>, direct_io: DirectIo) -> (Facts, Option<OwnedFd>) {
-    let (direct, direct_reason) = match direct_io {
-        DirectIo::Off => (Err(()), "switched off".to_owned()),
-        DirectIo::Auto | DirectIo::On => match ask_direct(known) {
-            Ok((fd, alignment, reason)) => (Ok((fd, alignment)), reason),
-            Err(reason) => (Err(()), reason),
-        },
+/// Asks for the facts, and for the direct descriptor where there can be one.
+pub(crate) fn ask(known: &Known<'_>) -> (Facts, Option<OwnedFd>) {
+    let (direct_fd, direct, direct_reason) = match ask_direct(known) {
+        Ok((fd, alignment, reason)) => (Some(fd), Some(alignment), reason),
+        Err(reason) => (None, None, reason),
     };
-    let (direct_fd, direct) = direct.map_or((None, None), |(fd, alignment)| (Some(fd), Some(alignment)));
     let mut facts = Facts {
         kind: known.kind,
         size: known.size,

@@ -70,7 +70,7 @@ pub struct Identity {
 pub struct Backing {
     /// Goes through the page cache; carries the locks.
     pub buffered: OwnedFd,
-    /// The same inode with `O_DIRECT`, where that is used.
+    /// The same inode with `O_DIRECT`, where that is possible: whether it is used can change while it is open.
     pub direct: Option<OwnedFd>,
     /// What it can do.
     pub facts: Facts,
@@ -98,11 +98,11 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
 
     let known =
         Known { fd: buffered.as_fd(), stat: &stat, kind, size, writable: !read_only, offset: options.offset };
-    let (facts, direct) = facts::ask(&known, options.direct_io);
+    let (facts, direct) = facts::ask(&known);
     if options.direct_io == DirectIo::On && direct.is_none() {
         return Err(Error::DirectIo { path: path.to_owned(), reason: facts.direct_reason });
     }
-    if direct.is_some() && kind == BackingKind::Regular {
+    if direct.is_some() && options.direct_io != DirectIo::Off && kind == BackingKind::Regular {
         forget_cached(&buffered);
     }
     let resolved = std::fs::read_link(proc_path(&buffered))

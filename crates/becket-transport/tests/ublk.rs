@@ -59,6 +59,7 @@ fn device_round_trip(mode: DataMode, name: &str) {
     let threads = IoThreads::start(2).unwrap();
     let (closed, is_closed) = channel();
     let setup = Setup {
+        direct_io: true,
         id: info.dev_id,
         queues: info.nr_hw_queues,
         depth: info.queue_depth,

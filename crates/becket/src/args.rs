@@ -51,6 +51,7 @@ pub(crate) enum Command {
     Umount(Umount),
     List(List),
     Refresh(Refresh),
+    Set(Set),
     Stat(Stat),
     Doctor(Doctor),
     Serve(Serve),
@@ -201,6 +202,26 @@ pub(crate) struct Refresh {
     /// Devices, names or images whose size changed
     #[arg(required = true, value_name = "TARGET")]
     pub(crate) targets: Vec<OsString>,
+}
+
+/// Change a device while it lives, between two of its requests
+///
+/// Nothing is lost and nobody who uses the device has to let go of it. With direct I/O switched off, reads and writes
+/// go through the page cache of the file system that holds the image. TARGET is a device path, a NAME or the image's
+/// path.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket set /dev/ublkb0 --direct-io off
+  becket set root --direct-io auto")]
+pub(crate) struct Set {
+    /// Device, name or image to change
+    #[arg(value_name = "TARGET")]
+    pub(crate) target: OsString,
+
+    /// Go past the page cache: where possible, or insist, or never
+    #[arg(long, value_name = "MODE", required = true)]
+    pub(crate) direct_io: Option<Toggle>,
 }
 
 /// Tell what devices have done: requests, bytes, errors and latencies

@@ -58,6 +58,9 @@ pub(crate) struct Info {
     pub(crate) size: u64,
     /// Whether it refuses writes.
     pub(crate) read_only: bool,
+    /// Whether it goes past the page cache.
+    #[serde(default)]
+    pub(crate) direct_io: bool,
     /// Logical block size in bytes.
     pub(crate) block_size: u32,
     /// Physical block size in bytes.
@@ -102,6 +105,8 @@ pub(crate) trait Driver: Send + Sync {
     fn list(&self) -> Result<Vec<Info>>;
     /// Takes over a changed size of the image.
     fn refresh(&self, target: &Path) -> Result<()>;
+    /// Switches direct I/O `on`, `off`, or lets the program choose (`auto`), while the device lives.
+    fn set_direct_io(&self, target: &Path, mode: &str) -> Result<()>;
     /// Where the program keeps one record a device, if it does.
     fn records(&self) -> Option<PathBuf>;
 }
@@ -159,6 +164,10 @@ impl Driver for Becket {
 
     fn refresh(&self, target: &Path) -> Result<()> {
         command::succeed(with(self.command(&["refresh"]), target)).map(drop)
+    }
+
+    fn set_direct_io(&self, target: &Path, mode: &str) -> Result<()> {
+        command::succeed(with(self.command(&["set", "--direct-io", mode]), target)).map(drop)
     }
 
     fn records(&self) -> Option<PathBuf> {
@@ -220,6 +229,11 @@ impl Driver for Losetup {
         command::succeed(with(command::command(&["losetup", "--set-capacity"]), target)).map(drop)
     }
 
+    fn set_direct_io(&self, target: &Path, mode: &str) -> Result<()> {
+        let flag = if mode == "off" { "--direct-io=off" } else { "--direct-io=on" };
+        command::succeed(with(command::command(&["losetup", flag]), target)).map(drop)
+    }
+
     fn records(&self) -> Option<PathBuf> {
         None
     }
@@ -267,6 +281,7 @@ fn describe(node: &Path, image: &Path) -> Result<Info> {
         device: node.to_owned(),
         size: disk.size()?,
         read_only: disk.number("ro")? != 0,
+        direct_io: disk.number("loop/dio")? != 0,
         block_size: block("queue/logical_block_size")?,
         physical_block_size: block("queue/physical_block_size")?,
         image: image.to_owned(),

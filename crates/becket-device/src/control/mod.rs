@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use becket_engine::Summary;
-use becket_image::{Below, Facts, Map, ReadLease, Untouched};
+use becket_image::{Below, DirectIo, Facts, Map, ReadLease, Untouched};
 use serde::{Deserialize, Serialize};
 
 use crate::{DataMode, DeviceInfo, Error, ErrorKind};
@@ -42,6 +42,7 @@ pub(crate) struct Attach {
     pub(crate) queues: Option<u16>,
     pub(crate) depth: Option<u16>,
     pub(crate) mode: Option<DataMode>,
+    pub(crate) direct_io: bool,
     pub(crate) autoclear: bool,
     pub(crate) lease: bool,
     pub(crate) reason: String,
@@ -121,6 +122,14 @@ pub(crate) struct Detach {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Refresh {
     pub(crate) name: String,
+}
+
+/// Live changes; what is not given stays.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Set {
+    pub(crate) name: String,
+    pub(crate) direct_io: Option<DirectIo>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -239,6 +248,7 @@ mod tests {
             queues: Some(2),
             depth: None,
             mode: Some(DataMode::ZeroCopy),
+            direct_io: true,
             autoclear: false,
             lease: true,
             reason: "why".into(),
@@ -275,13 +285,14 @@ mod tests {
         assert_eq!(inputs("Attach"), keys(&attach()));
         assert_eq!(inputs("Detach"), keys(&Detach { name: String::new(), lazy: false }));
         assert_eq!(inputs("Refresh"), keys(&Refresh { name: String::new() }));
+        assert_eq!(inputs("Set"), keys(&Set::default()));
         assert_eq!(inputs("Stat"), keys(&Stat { name: String::new() }));
         assert_eq!(outputs("Stat"), keys(&Counted { stats: Summary::default() }));
         assert_eq!(inputs("List"), keys(&Nothing {}));
         assert_eq!(outputs("List"), keys(&Devices { devices: Vec::new() }));
         assert_eq!(outputs("Status"), keys(&status()));
         let one = keys(&OneDevice { device: device("one", 1).info });
-        for name in ["Attach", "Detach", "Refresh"] {
+        for name in ["Attach", "Detach", "Refresh", "Set"] {
             assert_eq!(outputs(name), one);
         }
         let type_of = |name: &str| -> BTreeSet<String> {

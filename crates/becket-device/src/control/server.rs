@@ -16,7 +16,7 @@ use zlink::{Call, Reply};
 
 use super::ServerStatus;
 use super::{Attach, DESCRIPTION, Detach, Devices, Failure, INTERFACE, Message, Nothing, OneDevice, Refresh};
-use super::{Counted, Stat};
+use super::{Counted, Set, Stat};
 use crate::{DeviceInfo, Error, log};
 
 const SERVICE: &str = "org.varlink.service";
@@ -27,6 +27,7 @@ pub(crate) trait Service: Sync {
     fn detach(&self, request: &Detach) -> Result<DeviceInfo, Error>;
     fn list(&self) -> Vec<DeviceInfo>;
     fn refresh(&self, request: &Refresh) -> Result<DeviceInfo, Error>;
+    fn set(&self, request: &Set) -> Result<DeviceInfo, Error>;
     fn stat(&self, request: &Stat) -> Result<Summary, Error>;
     fn status(&self) -> ServerStatus;
 }
@@ -88,6 +89,9 @@ fn answer(service: &dyn Service, call: &Call<Message<Value>>, fds: Vec<OwnedFd>)
         (INTERFACE, "List") => with(parameters, |_: Nothing| Ok(Devices { devices: service.list() })),
         (INTERFACE, "Refresh") => {
             with(parameters, |request: Refresh| Ok(OneDevice { device: service.refresh(&request)? }))
+        }
+        (INTERFACE, "Set") => {
+            with(parameters, |request: Set| Ok(OneDevice { device: service.set(&request)? }))
         }
         (INTERFACE, "Stat") => {
             with(parameters, |request: Stat| Ok(Counted { stats: service.stat(&request)? }))

@@ -17,9 +17,10 @@ use super::driver::{Driver, disk};
 use super::make::{Made, closed, make};
 use super::process::{Server, WorkerProcess};
 use super::resize::resize;
+use super::set::switch;
 use crate::attach::forget;
 use crate::control::server::Service;
-use crate::control::{Attach, Detach, Refresh, ServerStatus, Stat};
+use crate::control::{Attach, Detach, Refresh, ServerStatus, Set, Stat};
 use crate::kernel::{Kernel, System};
 use crate::process::ProcessId;
 use crate::state::{Device, Store};
@@ -383,6 +384,24 @@ impl Service for Supervisor {
             }
             state.device = new;
         }
+        Ok(state.device.info.clone())
+    }
+
+    fn set(&self, request: &Set) -> Result<DeviceInfo, Error> {
+        let owned = self.owned(&request.name).ok_or_else(|| Error::unserved(&request.name))?;
+        let mut state = lock(&owned.state);
+        let none = || Error::NoDevice { target: request.name.clone() };
+        if state.gone {
+            return Err(none());
+        }
+        let mut new = state.device.clone();
+        if let Some(wanted) = request.direct_io {
+            switch(&*owned.server, &mut new.info, &state.files, wanted)?;
+        }
+        if !self.store.update(&state.device, new.clone())? {
+            return Err(none());
+        }
+        state.device = new;
         Ok(state.device.info.clone())
     }
 

@@ -89,6 +89,7 @@ pub(crate) fn make(
             .map(|file| FileFacts { facts: file.facts.clone(), direct: file.direct.is_some() })
             .collect(),
         below: below.as_ref().map(BelowFacts::of),
+        direct_io: first.info.direct_io,
     };
     {
         let char_device = driver.open_char(info.dev_id)?;
@@ -311,8 +312,7 @@ fn describe(
     worker: ProcessId,
 ) -> Device {
     let server = ProcessId::own();
-    let direct_io = opened.files.iter().all(|file| file.direct.is_some());
-    let reasons = opened.files.iter().map(|file| file.facts.direct_reason.clone());
+    let (direct_io, direct_io_reason) = direct_io(&opened.files, request.direct_io);
     Device {
         info: DeviceInfo {
             name,
@@ -322,7 +322,7 @@ fn describe(
             size: geometry.size,
             read_only: geometry.read_only,
             direct_io,
-            direct_io_reason: reasons.collect::<Vec<_>>().join("; "),
+            direct_io_reason,
             below: None,
             block_size: geometry.logical_block,
             physical_block_size: geometry.physical_block,
@@ -348,6 +348,18 @@ fn describe(
         starting: true,
         mark,
     }
+}
+
+/// Whether a device goes past the page cache where that is or is not wanted, and why, for people.
+pub(crate) fn direct_io(files: &[Backing], wanted: bool) -> (bool, String) {
+    let can = files.iter().all(|file| file.direct.is_some());
+    let reasons: Vec<&str> = files.iter().map(|file| file.facts.direct_reason.as_str()).collect();
+    let mut reason = if can && !wanted { "switched off".to_owned() } else { reasons.join("; ") };
+    let on = can && wanted;
+    if !on && files.iter().all(|file| file.facts.uncached) {
+        reason.push_str("; what passes through the page cache does not stay in it");
+    }
+    (on, reason)
 }
 
 /// What is known of it now that it has one.

@@ -99,6 +99,9 @@ impl Server for Double {
     fn remap(&self, _: u32, _: becket_image::Map) -> Result<(), Error> {
         self.step("remap")
     }
+    fn direct_io(&self, _: u32, _: bool) -> Result<(), Error> {
+        unreachable!()
+    }
     fn stats(&self, _: u32) -> Result<becket_engine::Summary, Error> {
         unreachable!()
     }
@@ -160,6 +163,7 @@ impl Bench {
             depth: None,
             mode: None,
             autoclear: false,
+            direct_io: true,
             lease: false,
             reason: "test".into(),
             warnings: Vec::new(),

@@ -7,6 +7,7 @@ mod driver;
 mod make;
 mod process;
 mod resize;
+mod set;
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};

@@ -27,6 +27,8 @@ pub(crate) trait Server: Send + Sync {
     fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error>;
     /// Has it look a device's requests up in another map of the same files; returns when it does.
     fn remap(&self, id: u32, map: Map) -> Result<(), Error>;
+    /// Has it send a device's requests past the page cache, or through it; returns when it does.
+    fn direct_io(&self, id: u32, on: bool) -> Result<(), Error>;
     /// What it has done for a device. Only one caller at a time may ask about the same.
     fn stats(&self, id: u32) -> Result<Summary, Error>;
     /// Waits until it has closed everything of a device; `false` when that took too long. A dead one has.
@@ -180,6 +182,10 @@ impl Server for WorkerProcess {
 
     fn remap(&self, id: u32, map: Map) -> Result<(), Error> {
         self.order(id, &Order::Remap { id, map }, &[])
+    }
+
+    fn direct_io(&self, id: u32, on: bool) -> Result<(), Error> {
+        self.order(id, &Order::DirectIo { id, on }, &[])
     }
 
     fn stats(&self, id: u32) -> Result<Summary, Error> {

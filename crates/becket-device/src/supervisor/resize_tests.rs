@@ -75,6 +75,9 @@ impl Server for Double {
         self.journal.lock().unwrap().push(("worker", map.len()));
         Ok(())
     }
+    fn direct_io(&self, _: u32, _: bool) -> Result<(), Error> {
+        unreachable!()
+    }
     fn stats(&self, _: u32) -> Result<becket_engine::Summary, Error> {
         unreachable!()
     }

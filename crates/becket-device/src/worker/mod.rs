@@ -13,7 +13,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use becket_engine::IoThreads;
-use becket_image::Map;
 use becket_transport::ublk;
 use becket_uapi::handover::{close_inherited, inherited_fd};
 use becket_uapi::signal::SignalFd;
@@ -105,7 +104,13 @@ impl Worker {
                 }
                 Ok(Some((Order::Remap { id, map }, _))) => {
                     let served = lock(&self.served);
-                    self.remap(threads, served.get(&id).filter(|_| self.devices().contains(&id)), id, map);
+                    let served = served.get(&id).filter(|_| self.devices().contains(&id));
+                    self.answer(id, served.map(|served| served.remap(threads, map)));
+                }
+                Ok(Some((Order::DirectIo { id, on }, _))) => {
+                    let served = lock(&self.served);
+                    let served = served.get(&id).filter(|_| self.devices().contains(&id));
+                    self.answer(id, served.map(|served| served.switch(threads, on)));
                 }
                 Ok(Some((Order::Stat { id }, _))) => {
                     let served = lock(&self.served);
@@ -160,9 +165,10 @@ impl Worker {
         }
     }
 
-    fn remap(&self, threads: &IoThreads, served: Option<&ublk::Served>, id: u32, map: Map) {
-        let outcome = match served {
-            Some(served) => served.remap(threads, map).map_err(|error| error.to_string()),
+    /// Reports what came of an order about a device that is served here, if it is.
+    fn answer(&self, id: u32, outcome: Option<Result<(), ublk::ServeError>>) {
+        let outcome = match outcome {
+            Some(outcome) => outcome.map_err(|error| error.to_string()),
             None => Err("it is not served here".to_owned()),
         };
         match outcome {

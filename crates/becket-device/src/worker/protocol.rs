@@ -31,6 +31,8 @@ pub(crate) enum Order {
     Serve(Box<Serve>),
     /// Look the requests of a device up in another map of the same files. Answered like `Serve`.
     Remap { id: u32, map: Map },
+    /// Send the requests of a device past the page cache, or through it. Answered like `Serve`.
+    DirectIo { id: u32, on: bool },
     /// Say what a device has done. Answered by `Counted`.
     Stat { id: u32 },
 }
@@ -47,6 +49,7 @@ pub(crate) struct Serve {
     pub(crate) map: Map,
     pub(crate) files: Vec<FileFacts>,
     pub(crate) below: Option<BelowFacts>,
+    pub(crate) direct_io: bool,
 }
 
 /// What the worker tells the supervisor.
@@ -155,8 +158,8 @@ impl Serve {
         let mut fds = fds.into_iter();
         let char_device = fds.next().ok_or_else(|| wrong("the device's descriptor is missing"))?;
         let files = backings(self.files, fds)?;
-        let Serve { id, queues, depth, flags, geometry, map, .. } = self;
-        Ok(Setup { id, queues, depth, flags, geometry, char_device, map, files, below })
+        let Serve { id, queues, depth, flags, geometry, map, direct_io, .. } = self;
+        Ok(Setup { id, queues, depth, flags, geometry, char_device, map, files, below, direct_io })
     }
 }
 
@@ -235,6 +238,7 @@ mod tests {
             map: Map::contiguous(0, 0, 4096),
             files,
             below: None,
+            direct_io: true,
         }
     }
 

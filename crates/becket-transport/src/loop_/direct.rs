@@ -1,13 +1,13 @@
 //! Whether a loop device bypasses the page cache of its backing, decided before and verified after.
 //! It never trusts the driver: some kernels drop the wish in silence, others grant it where I/O would then fail.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd};
 
 use becket_image::{DirectIo, Opened};
 use becket_uapi::loop_ as uapi;
 
 use super::attach::Range;
-use super::{name, path, status};
+use super::{name, open_device, path, status};
 use crate::Error;
 
 /// What memory a loop device's users must align to for their own direct I/O, whatever the backing wants.
@@ -80,6 +80,29 @@ pub(super) fn settle(
     let warning =
         format!("I/O goes through the page cache: the loop driver cannot do direct I/O here ({reason})");
     Ok((false, Some(warning)))
+}
+
+/// Switches a bound device between direct I/O and the page cache. The driver holds its requests for the moment and
+/// writes back what is dirty. Answers with what is so now, and why.
+///
+/// # Errors
+/// The device is not bound, or direct I/O was demanded and the driver refuses.
+pub fn set_direct_io(number: u32, wanted: DirectIo) -> Result<(bool, String), Error> {
+    let device = open_device(number, false)?;
+    let device = device.as_fd();
+    let failed = |error: std::io::Error| match error.raw_os_error() {
+        Some(libc::ENXIO) => Error::NotAttached { device: path(number) },
+        _ => Error::io("switch direct I/O of", path(number))(error),
+    };
+    if wanted == DirectIo::Off {
+        uapi::set_direct_io(device, false).map_err(failed)?;
+        return Ok((false, "switched off".to_owned()));
+    }
+    match refusal(number, device)? {
+        None => Ok((true, "the loop driver does it".to_owned())),
+        Some(reason) if wanted == DirectIo::On => Err(Error::NoDirectIo { image: path(number), reason }),
+        Some(reason) => Ok((false, format!("the loop driver refuses it: {reason}"))),
+    }
 }
 
 fn refused<T>(opened: &Opened, reason: String) -> Result<T, Error> {

@@ -10,6 +10,7 @@ mod tests;
 
 pub use attach::{LoopDevice, LoopOptions, attach};
 pub use detach::{Cleared, detach, detach_unused, refresh};
+pub use direct::set_direct_io;
 pub use status::{LoopStatus, numbers, status};
 
 use std::fs::{File, OpenOptions};

@@ -7,6 +7,7 @@ mod mode;
 mod params;
 mod probe;
 mod queue;
+mod switch;
 
 pub use mode::{DataMode, flags_for};
 pub use probe::UblkTransport;
@@ -30,5 +31,11 @@ pub enum ServeError {
         id: u32,
         /// What the engine said.
         source: becket_engine::Error,
+    },
+    /// Something under way on its backing does not end.
+    #[error("operations of ublk device {id} on its backing do not end; it goes on as before")]
+    Busy {
+        /// The kernel's number of the device.
+        id: u32,
     },
 }

@@ -9,7 +9,7 @@
 
 use std::{
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex, Weak, atomic::AtomicBool},
 };
 
 use becket_engine::{
@@ -44,6 +44,8 @@ pub struct Setup {
     pub files: Vec<becket_image::Backing>,
     /// A second way to the bytes, for reading.
     pub below: Option<becket_image::Below>,
+    /// Go past the page cache where that is possible; see [`Served::switch`].
+    pub direct_io: bool,
 }
 
 /// Serves a device's queues on the I/O threads.
@@ -59,18 +61,25 @@ pub fn serve(
     setup: Setup,
     on_closed: Box<dyn FnOnce() + Send>,
 ) -> Result<Served, ServeError> {
-    let Setup { id, queues, depth, flags, geometry, char_device, map, mut files, below } = setup;
+    let Setup { id, queues, depth, flags, geometry, char_device, map, mut files, below, direct_io } = setup;
     // Declared first, dropped last: after our own shares of the descriptors.
     let finally = Arc::new(Finally(Mutex::new(Some(on_closed))));
     let mode = DataMode::of(flags);
     let failed = |source| ServeError::Engine { id, source };
-    let below = below.and_then(|below| go_below(below, &mut files));
+    // The block device below is only ever read past its page cache, which knows nothing of the file's.
+    let below = below.filter(|_| direct_io).and_then(|below| go_below(below, &mut files));
     let lease = below.as_ref().map_or_else(Weak::new, |below| Arc::downgrade(&below.lease));
-    let backing = Arc::new(Backing::new(map, files, geometry.read_only, queues.into()));
+    let backing = Backing::new(map, files, geometry.read_only, queues.into());
+    let backing = Arc::new(if direct_io { backing } else { backing.through_the_page_cache() });
     let char_device = Arc::new(char_device);
     let capacity = queues.into();
-    let mut served =
-        Served { id, queues: Vec::with_capacity(capacity), stats: Vec::with_capacity(capacity), lease };
+    let mut served = Served {
+        id,
+        queues: Vec::with_capacity(capacity),
+        stats: Vec::with_capacity(capacity),
+        lease,
+        direct_io: AtomicBool::new(direct_io),
+    };
     for number in 0..queues {
         let port = UblkPort::new(number, depth, mode, Arc::clone(&char_device)).map_err(failed)?;
         let share = Arc::clone(&finally);
@@ -108,11 +117,12 @@ fn go_below(below: becket_image::Below, files: &mut Vec<becket_image::Backing>) 
 /// A device that is being served.
 #[derive(Debug)]
 pub struct Served {
-    id: u32,
-    queues: Vec<QueueId>,
+    pub(super) id: u32,
+    pub(super) queues: Vec<QueueId>,
     stats: Vec<Arc<QueueStats>>,
     /// Gone as soon as no queue reads below the image's file.
     lease: Weak<ReadLease>,
+    pub(super) direct_io: AtomicBool,
 }
 
 impl Served {

@@ -25,11 +25,7 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
         offset: asked.offset,
         size_limit: asked.size_limit,
         block_size: asked.block_size,
-        direct_io: match asked.direct_io {
-            Toggle::Auto => becket_image::DirectIo::Auto,
-            Toggle::On => becket_image::DirectIo::On,
-            Toggle::Off => becket_image::DirectIo::Off,
-        },
+        direct_io: asked.direct_io.into(),
         below: match asked.below {
             Toggle::Auto => GoBelow::Auto,
             Toggle::On => GoBelow::On,
@@ -74,4 +70,14 @@ pub(super) fn await_gone(info: &DeviceInfo, patience: Duration) -> bool {
 /// Numbers and names are used again; the sequence number is not.
 fn same(one: &DeviceInfo, other: &DeviceInfo) -> bool {
     one.device == other.device && one.diskseq == other.diskseq
+}
+
+impl From<Toggle> for becket_image::DirectIo {
+    fn from(toggle: Toggle) -> Self {
+        match toggle {
+            Toggle::Auto => becket_image::DirectIo::Auto,
+            Toggle::On => becket_image::DirectIo::On,
+            Toggle::Off => becket_image::DirectIo::Off,
+        }
+    }
 }

@@ -13,6 +13,7 @@ mod run;
 mod run_exec;
 mod run_guard;
 mod serve;
+mod set;
 mod stat;
 mod umount;
 
@@ -28,6 +29,7 @@ pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
         Command::Umount(args) => umount::run(ui, args),
         Command::List(args) => list::run(ui, args),
         Command::Refresh(args) => refresh::run(ui, args),
+        Command::Set(args) => set::run(ui, args),
         Command::Stat(args) => stat::run(ui, args),
         Command::Doctor(args) => doctor::run(ui, args),
         Command::Serve(args) => serve::run(args),

@@ -18,6 +18,7 @@ use crate::suite::Test;
 pub(super) const TESTS: &[Test] = &[
     device("random-io", random_io),
     device("random-io-direct", random_io_direct),
+    device("direct-io-to-and-fro", direct_io_to_and_fro),
     device("suite-notices-corruption", notices_corruption),
     device("survives-reattach", survives_reattach),
     device("fsync-fills-the-file", fsync_fills_the_file),
@@ -51,6 +52,43 @@ fn exercise_all(bench: &Bench, ops: u64, options: &Attach) -> Result<()> {
 
 fn random_io(bench: &Bench) -> Result<()> {
     exercise_all(bench, bench.ops, &Attach::default())
+}
+
+/// Direct I/O is switched off and on again and again while the device is read and written; nothing is lost, and the
+/// list says what is so.
+fn direct_io_to_and_fro(bench: &Bench) -> Result<()> {
+    let (image, mut model) = half_full(bench, "image", 64 * MIB)?;
+    let device = bench.attach(&image, &Attach::default())?;
+    let shown = || -> Result<bool> {
+        let listed = bench.driver.list()?;
+        let found = listed.iter().find(|info| info.device == device.path());
+        Ok(found.with_context(|| format!("{} is not listed", device.path().display()))?.direct_io)
+    };
+    let set = |mode| bench.driver.set_direct_io(device.path(), mode);
+    if bench.via == crate::driver::Via::Dm {
+        ensure!(set("on").is_ok() && set("off").is_err(), "device-mapper has no page cache to switch to");
+        return device.detach();
+    }
+    // What the program can have here, whatever it began with.
+    let can = set("on").is_ok();
+    ensure!(shown()? == can, "direct I/O could be switched on: {can}, and the list says otherwise");
+    let exercise = Exercise { threads: 4, ..Exercise::of(device.path(), bench.ops, bench.seed)? };
+    let switches = thread::scope(|scope| {
+        let load = scope.spawn(|| exercise.run(device.path(), &mut model));
+        let mut switches = 0;
+        while !load.is_finished() {
+            let on = switches % 2 == 1 && can;
+            set(if on { "auto" } else { "off" })?;
+            ensure!(shown()? == on, "after switch {switches} the list says otherwise");
+            switches += 1;
+        }
+        load.join().map_err(|_| anyhow!("the load panicked"))?.context(format!("{switches} switches"))?;
+        Ok(switches)
+    })?;
+    ensure!(switches > 1, "the load was over after {switches} switches");
+    verify_device(&device, &model).context(format!("{switches} switches"))?;
+    device.detach()?;
+    verify_backing(&image, 0, &model).context("after detaching")
 }
 
 /// With direct I/O to the backing file, where requests that do not fit its alignment take another way.

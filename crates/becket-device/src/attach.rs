@@ -259,6 +259,8 @@ fn describe_loop(
         diskseq: Some(device.diskseq).filter(|&diskseq| diskseq != 0),
         server_pid: None,
         worker_pid: None,
+        isolated: false,
+        recoveries: 0,
         warnings,
     }
 }
@@ -291,6 +293,10 @@ fn attach_ublk(
         fds.push(theirs);
         pipe = Some(Held::Server { _pipe: ours });
     }
+    let group = options.cgroup.as_deref().filter(|_| options.isolate);
+    let cgroup = group.and_then(|group| member_list(group, &mut warnings));
+    let with_cgroup = cgroup.is_some();
+    fds.extend(cgroup);
     let request = Attach {
         name: options.name.clone(),
         image: speakable(&opened.path),
@@ -309,6 +315,8 @@ fn attach_ublk(
         direct_io: options.direct_io != DirectIo::Off,
         autoclear: options.autoclear,
         lease: leased,
+        isolate: options.isolate,
+        cgroup: with_cgroup,
         reason: plan.reason,
         warnings,
     };
@@ -325,6 +333,21 @@ fn look_below(opened: &Opened, options: &AttachOptions) -> Result<Option<Below>,
         Ok(below) => Ok(Some(below)),
         Err(_) if options.below == GoBelow::Auto => Ok(None),
         Err(reason) => Err(Error::Below { image: opened.path.clone(), reason }),
+    }
+}
+
+/// The member list of a control group, for the device's worker: what that does is then charged to the group.
+fn member_list(group: &Path, warnings: &mut Vec<String>) -> Option<OwnedFd> {
+    let path = group.join("cgroup.procs");
+    match std::fs::OpenOptions::new().write(true).open(&path) {
+        Ok(list) => Some(list.into()),
+        Err(error) => {
+            warnings.push(format!(
+                "its process stays in the server's control group: {}: {error}",
+                path.display()
+            ));
+            None
+        }
     }
 }
 

@@ -107,6 +107,8 @@ fn describe(
         diskseq: Some(device.diskseq).filter(|&diskseq| diskseq != 0),
         server_pid: None,
         worker_pid: None,
+        isolated: false,
+        recoveries: 0,
         warnings,
     }
 }

@@ -145,7 +145,12 @@ fn judge_ublk(kernel: &impl Kernel, device: &Device) -> Verdict {
             _ => DeviceState::Live,
         }),
         (true, true, false) => Verdict::There(DeviceState::Orphaned),
-        (true, false, _) => Verdict::There(DeviceState::Lost),
+        // What the supervisor knows of such a device is in its record.
+        (true, false, true) => Verdict::There(match device.info.state {
+            state @ (DeviceState::Failing | DeviceState::Lost) => state,
+            _ => DeviceState::Recovering,
+        }),
+        (true, false, false) => Verdict::There(DeviceState::Lost),
     }
 }
 

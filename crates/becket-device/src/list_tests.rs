@@ -110,9 +110,14 @@ fn a_ublk_record_tells_who_died() {
     };
     assert_eq!(judge(&there(&[10, 11]), &ours), LIVE);
     assert_eq!(judge(&there(&[11]), &ours), ORPHANED);
-    assert_eq!(judge(&there(&[10]), &ours), LOST);
+    assert_eq!(judge(&there(&[10]), &ours), Verdict::There(DeviceState::Recovering));
+    for state in [DeviceState::Failing, DeviceState::Lost] {
+        let mut given_up = ours.clone();
+        given_up.info.state = state;
+        assert_eq!(judge(&there(&[10]), &given_up), Verdict::There(state), "its supervisor knows");
+    }
     assert_eq!(judge(&there(&[]), &ours), LOST);
-    // The disk goes with the worker; the number stays until it is deleted.
+    // On kernels that do not keep it the disk goes with the worker; the number stays until it is deleted.
     let bare = |alive: &[u32]| Double { disk: false, diskseq: None, ..there(alive) };
     assert_eq!(judge(&bare(&[]), &ours), LOST);
     assert_eq!(judge(&bare(&[10, 11]), &ours), DETACHING);

@@ -36,6 +36,7 @@ impl Runtime {
         private_dir(&dir)?;
         let runtime = Runtime { dir, links };
         private_dir(&runtime.records())?;
+        private_dir(&runtime.workers())?;
         Ok(runtime)
     }
 
@@ -47,6 +48,11 @@ impl Runtime {
     /// One file per device.
     pub(crate) fn records(&self) -> PathBuf {
         self.dir.join("devices")
+    }
+
+    /// Sockets at which the workers wait for a successor of their supervisor.
+    pub(crate) fn workers(&self) -> PathBuf {
+        self.dir.join("workers")
     }
 
     /// Where the links to device nodes are.

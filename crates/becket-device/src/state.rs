@@ -4,7 +4,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use becket_image::Identity;
 use rustix::fs::FlockOperation;
@@ -205,7 +205,7 @@ impl Store {
         self.runtime.records().join(format!("{name}.json"))
     }
 
-    /// `None` when there is no record, it is of another boot, or it made no sense and was set aside.
+    /// `None` when there is no record, or it was set aside: it is of another boot, or it makes no sense.
     fn read(&self, name: &str) -> Result<Option<Entry>, Error> {
         let path = self.path(name);
         let mut text = Vec::new();
@@ -217,18 +217,18 @@ impl Store {
         let why = match serde_json::from_slice::<Record>(&text) {
             Ok(record) if record.version != VERSION => format!("its version is {}", record.version),
             Ok(record) if !names_match(&record, name) => format!("it speaks of {:?}", record.name),
-            Ok(record) if record.boot_id != self.boot_id => return Ok(None),
+            Ok(record) if record.boot_id != self.boot_id => {
+                return set_aside(&path, "json.foreign", "it is of another start of the machine");
+            }
             Ok(record) => return Ok(Some(record.entry)),
             Err(error) => error.to_string(),
         };
-        let aside = path.with_extension("json.corrupt");
-        fs::rename(&path, &aside).map_err(Error::io("set aside", &path))?;
-        log::warn(format_args!("{}: not a record ({why}); set aside as {}", path.display(), aside.display()));
-        Ok(None)
+        set_aside(&path, "json.corrupt", &why)
     }
 
-    /// Whole or not at all: readers see the old record or the new one. Not synced: it means nothing
-    /// after a restart of the machine.
+    /// Whole or not at all: readers see the old record or the new one. Synced, although it means nothing after a
+    /// restart of the machine: a full disk is found out now, and not when the record is needed. Where records usually
+    /// are, in memory, this costs nothing.
     fn write(&self, name: &str, entry: &Entry) -> Result<(), Error> {
         let record = Record {
             version: VERSION,
@@ -244,7 +244,9 @@ impl Store {
             let mut file =
                 OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
             file.write_all(&text)?;
-            fs::rename(&temporary, &path)
+            file.sync_data()?;
+            fs::rename(&temporary, &path)?;
+            File::open(self.runtime.records())?.sync_all()
         };
         write().map_err(|error| {
             // Best effort: what counts is the error that led here.
@@ -277,6 +279,14 @@ impl Drop for Claim {
             log::warn(format_args!("the name {} stays claimed: {error}", self.name));
         }
     }
+}
+
+/// Takes a record out of the way that is not to be trusted.
+fn set_aside(path: &Path, extension: &str, why: &str) -> Result<Option<Entry>, Error> {
+    let aside = path.with_extension(extension);
+    fs::rename(path, &aside).map_err(Error::io("set aside", path))?;
+    log::warn(format_args!("{}: not a record ({why}); set aside as {}", path.display(), aside.display()));
+    Ok(None)
 }
 
 /// Whether two records speak of the same use of the same node.

@@ -40,6 +40,8 @@ pub(crate) fn device(name: &str, number: u32) -> Device {
             diskseq: Some(7),
             server_pid: None,
             worker_pid: None,
+            isolated: false,
+            recoveries: 0,
             warnings: vec!["cut".to_owned()],
         },
         image: Identity { dev: 1, ino: 2 },

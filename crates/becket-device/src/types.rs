@@ -139,6 +139,10 @@ pub struct AttachOptions {
     pub shared: bool,
     /// How bytes travel (ublk); the best that the kernel has when not given.
     pub mode: Option<DataMode>,
+    /// A process of its own moves the device's bytes (ublk).
+    pub isolate: bool,
+    /// The directory of the control group that this process belongs in; the server's own when not given.
+    pub cgroup: Option<PathBuf>,
 }
 
 /// How a device is to be detached.
@@ -162,7 +166,11 @@ impl Default for DetachOptions {
 pub enum DeviceState {
     /// It serves.
     Live,
-    /// Nobody moves its bytes any more: its worker died. `detach` cleans up.
+    /// Its worker died and another one is about to take over. Requests wait.
+    Recovering,
+    /// Its workers die again and again; it is tried ever more rarely. Requests wait, and `detach` makes them fail.
+    Failing,
+    /// Nobody moves its bytes any more: its worker died, and none can take over. `detach` cleans up.
     Lost,
     /// It serves, but its supervisor died. `detach` still works.
     Orphaned,
@@ -174,6 +182,8 @@ impl fmt::Display for DeviceState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             DeviceState::Live => "live",
+            DeviceState::Recovering => "recovering",
+            DeviceState::Failing => "failing",
             DeviceState::Lost => "lost",
             DeviceState::Orphaned => "orphaned",
             DeviceState::Detaching => "detaching",
@@ -251,6 +261,10 @@ pub struct DeviceInfo {
     pub server_pid: Option<u32>,
     /// The process that moves the bytes, where there is one.
     pub worker_pid: Option<u32>,
+    /// That process has no other device.
+    pub isolated: bool,
+    /// How often the process that moves the bytes had to be replaced.
+    pub recoveries: u32,
     /// What the user should know although it went well.
     pub warnings: Vec<String>,
 }

@@ -34,6 +34,11 @@ impl Backing {
         Backing { direct: false, ..self }
     }
 
+    /// The files, in the order in which maps speak of them.
+    pub fn files(&self) -> &[becket_image::Backing] {
+        &self.files
+    }
+
     /// The record of what is not yet on stable storage of one file.
     pub(crate) fn sync(&self, file: u32) -> Option<&FileSync> {
         self.sync.get(file as usize)

@@ -82,6 +82,10 @@ pub(crate) struct Core {
     /// First of the ring's buffer indexes that belong to this queue.
     pub(crate) registered: Option<u32>,
     /// First slot of the ring's table: the port's descriptor, then buffered and direct of each backing file.
+    ///
+    /// The kernel empties the table of a ring whose process died only when nothing of that ring is in flight. So a
+    /// front that waits for the last copy of its descriptor to be closed knows that no operation of ours is going to
+    /// reach the backing any more. A later server relies on it: a write of the old one must not land after its own.
     pub(crate) files: u32,
     file_count: usize,
     /// The port's descriptor, where its commands must not use the table.
@@ -128,8 +132,8 @@ impl Core {
             descriptors.push(file.buffered.as_raw_fd());
             descriptors.push(file.direct.as_ref().map_or(-1, |fd| fd.as_raw_fd()));
         }
-        let unregistered_port =
-            (!ring.releases_at_once()).then(|| std::mem::replace(&mut descriptors[0], -1));
+        // The port's descriptor is in the table even where its commands do not use it: see `Core::files`.
+        let unregistered_port = (!ring.releases_at_once()).then_some(new.descriptor);
         let files = ring.register_files(&descriptors)?;
         let provided = batch.as_ref().map(|batch| &batch.picks);
         let rest = ring.may_block(new.depth).and_then(|()| match new.memory {
@@ -453,6 +457,41 @@ impl Core {
         match outcome {
             Ok(()) => self.advance(ring, tag),
             Err(errno) => self.finish(ring.now(), tag, Err(errno)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_holds_the_port_s_descriptor_whatever_the_kernel() {
+        for late in [false, true] {
+            let mut ring = Ring::new(0).unwrap();
+            if late {
+                ring.releases_late();
+            }
+            let (reader, writer) = rustix::pipe::pipe().unwrap();
+            rustix::io::ioctl_fionbio(&reader, true).unwrap();
+            let backing = Arc::new(Backing::new(Map::contiguous(0, 0, 4096), Vec::new(), false, 1));
+            let parts = Parts {
+                descriptor: writer.as_raw_fd(),
+                depth: 1,
+                number: 0,
+                backing: &backing,
+                memory: Memory::Buffers(4096),
+                below: None,
+                batch: None,
+                stats: &Arc::default(),
+            };
+            let core = Core::new(&mut ring, 0, &parts).unwrap();
+            drop(writer);
+            let gone = || rustix::io::read(&reader, &mut [0u8; 1]);
+            assert_eq!(gone(), Err(Errno::AGAIN), "the ring's table holds it");
+            core.give_back(&mut ring).unwrap();
+            rustix::io::ioctl_fionbio(&reader, false).unwrap();
+            assert_eq!(gone(), Ok(0), "and lets it go with the queue");
         }
     }
 }

@@ -85,6 +85,12 @@ impl Ring {
         self.releases_at_once
     }
 
+    /// The ring behaves as one of an older kernel.
+    #[cfg(test)]
+    pub(crate) fn releases_late(&mut self) {
+        self.releases_at_once = false;
+    }
+
     /// Lets `requests` more operations block at the same time, each on a kernel thread of its own.
     ///
     /// No fixed number is enough: an image may lie on another device of this ring, and an operation on the one that

@@ -71,7 +71,7 @@ fn device_round_trip(mode: DataMode, name: &str) {
         below: None,
     };
     ublk::serve(&threads, setup, Box::new(move || closed.send(()).unwrap())).unwrap();
-    control.start(info.dev_id, std::process::id()).unwrap();
+    control.start(info.dev_id, std::process::id(), Duration::from_secs(30)).unwrap();
 
     let node = Path::new("/dev").join(format!("ublkb{}", info.dev_id));
     let mut bytes = vec![0; SIZE];

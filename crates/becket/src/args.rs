@@ -252,16 +252,24 @@ pub(crate) struct Doctor {}
 /// Serve devices in the foreground
 ///
 /// Other commands start a server when none runs; that one ends with its last device. This one stays, until
-/// SIGTERM.
+/// SIGTERM. Devices of a server that died are taken over; with --takeover, those of one that runs as well: after an
+/// upgrade, their requests wait a moment and go on in the new version.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   becket serve
-  becket serve --until-idle   # ends when its last device is gone")]
+  becket serve --until-idle              # ends when its last device is gone
+  becket serve --takeover --until-idle   # replaces the server and the worker that run")]
 pub(crate) struct Serve {
     /// End when the last device is gone
     #[arg(long)]
     pub(crate) until_idle: bool,
+    /// Take over from the server that runs, and replace the processes that serve its devices
+    #[arg(long)]
+    pub(crate) takeover: bool,
+    /// Wait for this pipe's end, and serve only when it ended without a word
+    #[arg(long, hide = true, value_name = "FD")]
+    pub(crate) after_fd: Option<RawFd>,
     /// Write one byte to this descriptor when ready; ends when idle
     #[arg(long, hide = true, value_name = "FD")]
     pub(crate) ready_fd: Option<RawFd>,
@@ -363,6 +371,9 @@ pub(crate) struct DeviceOptions {
     /// the image for writing waits a moment, and the device reads through the file from then on.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Toggle::Off)]
     pub(crate) below: Toggle,
+    /// Give the device a server process of its own, in your control group (ublk)
+    #[arg(long)]
+    pub(crate) isolate: bool,
     /// Number of queues (ublk) [default: up to one per CPU]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) queues: Option<u16>,

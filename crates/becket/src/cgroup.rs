@@ -19,10 +19,8 @@ pub(crate) struct Cgroup {
 impl Cgroup {
     /// Makes a group named `name` below our own, if this machine and user can.
     pub(crate) fn make(name: &str) -> io::Result<Self> {
-        let own = fs::read_to_string("/proc/self/cgroup")?;
-        let mounts = fs::read("/proc/self/mountinfo")?;
-        let parent = own_group(&own, &mounts)
-            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no cgroup v2 is mounted here"))?;
+        let parent =
+            own().ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no cgroup v2 is mounted here"))?;
         let dir = parent.join(name);
         fs::create_dir(&dir)?;
         let group = Self { dir };
@@ -89,6 +87,12 @@ fn remove_tree(dir: &Path, depth: u32) {
     }
     // Nothing hangs on it: an empty directory that stays is untidy and no more.
     let _ = fs::remove_dir(dir);
+}
+
+/// The directory of our own group, where cgroup v2 is mounted.
+pub(crate) fn own() -> Option<PathBuf> {
+    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+    own_group(&own, &fs::read("/proc/self/mountinfo").ok()?)
 }
 
 /// Where our own group is: its path from /proc/self/cgroup below where cgroup v2 is mounted.

@@ -313,34 +313,39 @@ fn losetup_agrees() {
 }
 
 #[test]
-fn a_server_that_is_killed_is_reported_and_cleaned_up() {
-    let name = "attach::a_server_that_is_killed_is_reported_and_cleaned_up";
+fn a_device_outlives_whoever_serves_it() {
+    let name = "attach::a_device_outlives_whoever_serves_it";
     if !require_device(name) {
         return;
     }
     let place = scratch();
     let image = place.path("a.img");
-    image::random(&image, 1 << 20, 1);
+    let bytes = image::random_bytes(1 << 20, 1);
+    fs::write(&image, &bytes).unwrap();
     let device = place.attach(&image, &[]);
     let used = Use::of(&device);
-    let info = &place.devices()[0];
-    let Some(worker) = info["worker_pid"].as_u64().map(|pid| pid as u32) else {
+    let pid = |info: &serde_json::Value, of: &str| info[of].as_u64().map(|pid| pid as u32);
+    if pid(&place.devices()[0], "worker_pid").is_none() {
         becket_testkit::skip(name, "this transport has no server");
         return;
-    };
-    let server = info["server_pid"].as_u64().expect("a worker has a supervisor") as u32;
-    assert!(alive(worker) && alive(server));
-    for pid in [server, worker] {
-        tool(Command::new("kill").args(["-KILL", &pid.to_string()]));
     }
-    assert!(
-        wait_until(Duration::from_secs(5), || place
-            .devices()
-            .first()
-            .is_some_and(|info| info["state"] == "lost")),
-        "{:?}",
-        place.devices()
-    );
+    for victim in ["worker_pid", "server_pid", "worker_pid"] {
+        let dead = pid(&place.devices()[0], victim).expect("both serve it");
+        assert!(alive(dead));
+        tool(Command::new("kill").args(["-KILL", &dead.to_string()]));
+        let replaced = || {
+            place
+                .devices()
+                .first()
+                .is_some_and(|info| info["state"] == "live" && pid(info, victim) != Some(dead))
+        };
+        assert!(wait_until(Duration::from_secs(30), replaced), "{victim}: {:?}", place.devices());
+        assert!(
+            used.lasts() && fs::read(&device).expect("it is read") == bytes,
+            "after the {victim}'s death"
+        );
+    }
+    assert_eq!(place.devices()[0]["recoveries"], 2);
     place.ok(["detach", device.to_str().unwrap()]);
     assert!(place.devices().is_empty() && !used.lasts());
 }

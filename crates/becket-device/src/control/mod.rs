@@ -45,6 +45,8 @@ pub(crate) struct Attach {
     pub(crate) direct_io: bool,
     pub(crate) autoclear: bool,
     pub(crate) lease: bool,
+    pub(crate) isolate: bool,
+    pub(crate) cgroup: bool,
     pub(crate) reason: String,
     pub(crate) warnings: Vec<String>,
 }
@@ -251,6 +253,8 @@ mod tests {
             direct_io: true,
             autoclear: false,
             lease: true,
+            isolate: true,
+            cgroup: true,
             reason: "why".into(),
             warnings: vec!["w".into()],
         }
@@ -289,6 +293,7 @@ mod tests {
         assert_eq!(inputs("Stat"), keys(&Stat { name: String::new() }));
         assert_eq!(outputs("Stat"), keys(&Counted { stats: Summary::default() }));
         assert_eq!(inputs("List"), keys(&Nothing {}));
+        assert_eq!((inputs("HandOver"), outputs("HandOver")), (keys(&Nothing {}), keys(&Nothing {})));
         assert_eq!(outputs("List"), keys(&Devices { devices: Vec::new() }));
         assert_eq!(outputs("Status"), keys(&status()));
         let one = keys(&OneDevice { device: device("one", 1).info });

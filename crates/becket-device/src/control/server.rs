@@ -30,6 +30,7 @@ pub(crate) trait Service: Sync {
     fn set(&self, request: &Set) -> Result<DeviceInfo, Error>;
     fn stat(&self, request: &Stat) -> Result<Summary, Error>;
     fn status(&self) -> ServerStatus;
+    fn hand_over(&self);
 }
 
 /// Serves one connection until its peer hangs up. `uid` is whom we serve, besides root.
@@ -96,6 +97,10 @@ fn answer(service: &dyn Service, call: &Call<Message<Value>>, fds: Vec<OwnedFd>)
         (INTERFACE, "Stat") => {
             with(parameters, |request: Stat| Ok(Counted { stats: service.stat(&request)? }))
         }
+        (INTERFACE, "HandOver") => with(parameters, |_: Nothing| {
+            service.hand_over();
+            Ok(Nothing {})
+        }),
         (INTERFACE, "Status") => with(parameters, |_: Nothing| Ok(service.status())),
         (SERVICE, "GetInfo") => with(parameters, |_: Nothing| info()),
         (SERVICE, "GetInterfaceDescription") => describe(&parameters),

@@ -2,65 +2,50 @@
 //! The map of them is locked for moments only; what takes time happens under the lock of one device.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use becket_engine::Summary;
-use becket_image::{Backing, Map};
 use becket_transport::Kind;
 use becket_transport::ublk::control::Control;
-use rustix::event::{PollFd, PollFlags, poll};
 
-use super::driver::{Driver, disk};
-use super::make::{Made, closed, make};
-use super::process::{Server, WorkerProcess};
+use super::driver::Driver;
+use super::guard::Guard;
+use super::isolation;
+use super::make::{Made, make};
+use super::owned::Owned;
 use super::resize::resize;
 use super::set::switch;
+use super::workers::{OnDeath, Server, Workers};
 use crate::attach::forget;
 use crate::control::server::Service;
 use crate::control::{Attach, Detach, Refresh, ServerStatus, Set, Stat};
 use crate::kernel::{Kernel, System};
 use crate::process::ProcessId;
-use crate::state::{Device, Store};
-use crate::{DeviceInfo, DeviceState, Error, ErrorKind, log, users};
-
-/// How often a device that is to go with its last user is looked at.
-const LOOK: Duration = Duration::from_millis(200);
+use crate::state::Store;
+use crate::{DeviceInfo, Error, ErrorKind, log};
 
 /// Everything that a supervisor owns.
 pub(crate) struct Supervisor {
-    store: Store,
+    pub(super) store: Store,
     /// Precautions that the environment did not allow.
     notes: Vec<String>,
-    devices: Mutex<BTreeMap<String, Arc<Owned>>>,
+    pub(super) devices: Mutex<BTreeMap<String, Arc<Owned>>>,
     /// Opened when the first device needs it.
     driver: Mutex<Option<Arc<dyn Driver>>>,
+    pub(super) workers: Box<dyn Workers>,
     /// The worker that gets new devices.
-    worker: Mutex<Option<Arc<WorkerProcess>>>,
-    /// Number of attaches under way: they keep the supervisor from ending.
+    shared: Mutex<Option<Arc<dyn Server>>>,
+    /// Calls under way that change something: they keep the supervisor from ending.
     busy: Mutex<usize>,
     stopping: AtomicBool,
-    wake: Box<dyn Fn() + Send + Sync>,
-    myself: Weak<Supervisor>,
-}
-
-/// A device of ours.
-struct Owned {
-    server: Arc<dyn Server>,
-    state: Mutex<Owning>,
-}
-
-struct Owning {
-    device: Device,
-    /// They carry the image's locks; a later worker gets them too.
-    files: Vec<Backing>,
-    /// Where its bytes are, in terms of `files`.
-    map: Map,
-    /// A thread sees to it that the device goes with its last user.
-    leaving: bool,
-    gone: bool,
+    /// A successor waits for our end.
+    yielding: AtomicBool,
+    guard: Guard,
+    pub(super) wake: Box<dyn Fn() + Send + Sync>,
+    pub(super) myself: Weak<Supervisor>,
 }
 
 impl Supervisor {
@@ -68,6 +53,7 @@ impl Supervisor {
     pub(crate) fn new(
         store: Store,
         notes: Vec<String>,
+        workers: Box<dyn Workers>,
         wake: impl Fn() + Send + Sync + 'static,
     ) -> Arc<Supervisor> {
         Arc::new_cyclic(|myself| Supervisor {
@@ -75,17 +61,39 @@ impl Supervisor {
             notes,
             devices: Mutex::default(),
             driver: Mutex::default(),
-            worker: Mutex::default(),
+            workers,
+            shared: Mutex::default(),
             busy: Mutex::default(),
             stopping: AtomicBool::new(false),
+            yielding: AtomicBool::new(false),
+            guard: Guard::default(),
             wake: Box::new(wake),
             myself: myself.clone(),
         })
     }
 
+    /// Uses this driver instead of the kernel's.
+    #[cfg(test)]
+    pub(super) fn drive(&self, driver: Arc<dyn Driver>) {
+        *lock(&self.driver) = Some(driver);
+    }
+
     /// Whether it owns nothing and makes nothing.
     pub(crate) fn idle(&self) -> bool {
         *lock(&self.busy) == 0 && lock(&self.devices).is_empty()
+    }
+
+    /// Whether a successor waits and nothing is being changed: its devices stay with their workers.
+    pub(crate) fn yields(&self) -> bool {
+        self.yielding.load(Ordering::SeqCst) && *lock(&self.busy) == 0
+    }
+
+    /// Says to whoever would come after our sudden death that this is no such thing.
+    pub(crate) fn ends_in_peace(&self) {
+        self.guard.dismiss();
+        if lock(&self.devices).is_empty() {
+            lock(&self.shared).take().inspect(|worker| worker.dismiss());
+        }
     }
 
     /// Takes no more devices, and takes away those that nobody uses; returns how many are left.
@@ -96,7 +104,7 @@ impl Supervisor {
             let mut state = lock(&owned.state);
             match self.take_away(&owned, &mut state) {
                 Ok(()) | Err(Error::Busy { .. }) => {}
-                Err(error) => log::warn(format_args!("{} stays: {error}", state.device.info.name)),
+                Err(error) => log::warn(format_args!("{} stays: {error}", state.name())),
             }
         }
         let left: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
@@ -109,7 +117,7 @@ impl Supervisor {
         left.len()
     }
 
-    fn driver(&self) -> Result<Arc<dyn Driver>, Error> {
+    pub(super) fn driver(&self) -> Result<Arc<dyn Driver>, Error> {
         let mut driver = lock(&self.driver);
         if let Some(driver) = &*driver {
             return Ok(Arc::clone(driver));
@@ -120,135 +128,60 @@ impl Supervisor {
     }
 
     /// The shared worker; a new one when there is none or it died.
-    pub(crate) fn worker(&self) -> Result<Arc<WorkerProcess>, Error> {
-        let mut worker = lock(&self.worker);
-        if let Some(worker) = worker.as_ref().filter(|worker| worker.alive()) {
+    pub(super) fn shared_worker(&self) -> Result<Arc<dyn Server>, Error> {
+        let mut shared = lock(&self.shared);
+        if let Some(worker) = shared.as_ref().filter(|worker| worker.alive()) {
             return Ok(Arc::clone(worker));
         }
-        let myself = self.myself.clone();
-        let started = WorkerProcess::start(move || {
-            if let Some(supervisor) = myself.upgrade() {
-                supervisor.mourn();
-            }
-        })?;
-        for note in started.notes() {
-            log::warn(format_args!("worker {}: {note}", started.id().pid));
-        }
-        *worker = Some(Arc::clone(&started));
+        let started = self.own_worker(None)?;
+        *shared = Some(Arc::clone(&started));
         Ok(started)
     }
 
-    /// Says of each device whose worker died that it is lost.
-    fn mourn(&self) {
-        let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
-        for owned in devices.iter().filter(|owned| !owned.server.alive()) {
+    /// New devices go to this worker.
+    pub(super) fn share(&self, worker: Arc<dyn Server>) {
+        *lock(&self.shared) = Some(worker);
+    }
+
+    /// New devices do not go to this worker any more.
+    pub(super) fn unshare(&self, worker: &Arc<dyn Server>) {
+        lock(&self.shared).take_if(|shared| shared.id() == worker.id());
+    }
+
+    /// A worker for one device, in the group of that `cgroup.procs` where one is given.
+    pub(super) fn own_worker(&self, cgroup: Option<BorrowedFd<'_>>) -> Result<Arc<dyn Server>, Error> {
+        let started = self.workers.start(cgroup, self.on_death())?;
+        for note in started.notes() {
+            log::warn(format_args!("worker {}: {note}", started.id().pid));
+        }
+        Ok(started)
+    }
+
+    /// What is to happen when a worker dies.
+    pub(super) fn on_death(&self) -> OnDeath {
+        let myself = self.myself.clone();
+        Box::new(move |dead| {
+            if let Some(supervisor) = myself.upgrade() {
+                supervisor.mourn(dead);
+            }
+        })
+    }
+
+    /// Owns a device from now on.
+    pub(super) fn own(&self, owned: &Arc<Owned>) {
+        let (name, server) = {
             let state = lock(&owned.state);
-            if !state.gone {
-                log::warn(format_args!("{} is lost: its worker died", state.device.info.name));
-            }
+            (state.name().to_owned(), Arc::clone(&state.server))
+        };
+        lock(&self.devices).insert(name, Arc::clone(owned));
+        self.guard.stand(&self.store);
+        self.watch_over(owned);
+        if !server.alive()
+            && let Some(supervisor) = self.myself.upgrade()
+        {
+            // It died before anybody could know that this device is among those it leaves.
+            std::thread::spawn(move || supervisor.mourn(server.id()));
         }
-        (self.wake)();
-    }
-
-    /// Takes a device away, unless somebody uses it.
-    fn take_away(&self, owned: &Arc<Owned>, state: &mut Owning) -> Result<(), Error> {
-        if state.gone {
-            return Ok(());
-        }
-        let driver = self.driver()?;
-        let id = state.device.info.number;
-        if driver.info(id)?.is_some_and(|info| info.ublksrv_flags == state.device.mark) {
-            // Without a worker its disk fails every request and is being removed by the kernel itself.
-            if !owned.server.alive() {
-                driver.stop(id)?;
-            } else if !driver.stop_unused(id)? {
-                return Err(Error::Busy { device: state.device.info.device.clone(), users: Vec::new() });
-            }
-            closed(&*owned.server, id)?;
-            driver.del(id)?;
-        }
-        // Before anybody can learn that the device is gone: with these go the image's locks.
-        state.files.clear();
-        forget(&self.store, &state.device);
-        state.gone = true;
-        log::warn(format_args!("{} detached", state.device.info.name));
-        lock(&self.devices).retain(|_, other| !Arc::ptr_eq(owned, other));
-        (self.wake)();
-        Ok(())
-    }
-
-    /// Sees to it that the device goes with its last user; one that had none yet is waited for, unless `now`.
-    fn let_go(&self, owned: &Arc<Owned>, state: &mut Owning, now: bool) {
-        if std::mem::replace(&mut state.leaving, true) {
-            return;
-        }
-        let Some(supervisor) = self.myself.upgrade() else { return };
-        let owned = Arc::clone(owned);
-        std::thread::spawn(move || supervisor.watch(&owned, now));
-    }
-
-    /// Says in its record that somebody told the device to go.
-    fn say_leaving(&self, state: &mut Owning) {
-        let mut leaving = state.device.clone();
-        leaving.info.state = DeviceState::Detaching;
-        match self.store.update(&state.device, leaving.clone()) {
-            Ok(_) => state.device = leaving,
-            Err(error) => log::warn(format_args!("{}: {error}", state.device.info.name)),
-        }
-    }
-
-    /// Looks at a device again and again until it could be taken away. Without `now` it first waits for a user.
-    fn watch(&self, owned: &Arc<Owned>, mut now: bool) {
-        let mut complaint = String::new();
-        while !self.look_once(owned, &mut now, &mut complaint) {
-            std::thread::sleep(LOOK);
-        }
-    }
-
-    /// Whether the device is gone.
-    fn look_once(&self, owned: &Arc<Owned>, now: &mut bool, complaint: &mut String) -> bool {
-        let mut state = lock(&owned.state);
-        if state.gone {
-            return true;
-        }
-        *now |= state.device.info.state == DeviceState::Detaching;
-        if !*now {
-            let disk = disk(state.device.info.number);
-            // Not under the lock: it walks over /proc.
-            drop(state);
-            *now = users::any(&disk);
-            return false;
-        }
-        match self.take_away(owned, &mut state) {
-            Ok(()) => true,
-            Err(Error::Busy { .. }) => false,
-            Err(error) => {
-                // Tried again all the same, but said once.
-                let text = format!("{} stays: {error}", state.device.info.name);
-                if *complaint != text {
-                    log::warn(format_args!("{text}"));
-                    *complaint = text;
-                }
-                false
-            }
-        }
-    }
-
-    /// Takes the device away when the lease's other end is closed. One that is in use then, as a mounted one is by
-    /// design, lives on as any autoclear device does.
-    fn watch_lease(&self, owned: &Arc<Owned>, lease: OwnedFd) {
-        let Some(supervisor) = self.myself.upgrade() else { return };
-        let owned = Arc::clone(owned);
-        std::thread::spawn(move || {
-            while !lock(&owned.state).gone {
-                let mut fds = [PollFd::from_borrowed_fd(lease.as_fd(), PollFlags::empty())];
-                // Awake now and then: the device may go for another reason.
-                let second = rustix::event::Timespec { tv_sec: 1, tv_nsec: 0 };
-                if poll(&mut fds, Some(&second)).is_ok_and(|ready| ready > 0) {
-                    return supervisor.let_go(&owned, &mut lock(&owned.state), true);
-                }
-            }
-        });
     }
 
     /// A device that a supervisor before us made, known by its record alone.
@@ -304,15 +237,6 @@ impl Supervisor {
         // Nobody is making it any more: its making failed and could not be undone.
         Ok(None)
     }
-
-    fn info_of(&self, owned: &Owned) -> DeviceInfo {
-        let state = lock(&owned.state);
-        let mut info = state.device.info.clone();
-        if !owned.server.alive() {
-            info.state = DeviceState::Lost;
-        }
-        info
-    }
 }
 
 impl Service for Supervisor {
@@ -328,23 +252,26 @@ impl Service for Supervisor {
             });
         }
         let driver = self.driver()?;
-        let worker = self.worker()?;
-        let autoclear = request.autoclear;
-        let Made { device, map, files, lease } = make(&self.store, &*driver, &*worker, request, fds)?;
+        let (request, fds, cgroup) = isolation::take_cgroup(request, fds)?;
+        let worker = match request.isolate {
+            true => self.own_worker(cgroup.as_ref().map(std::os::fd::AsFd::as_fd))?,
+            false => self.shared_worker()?,
+        };
+        let isolated = request.isolate;
+        let made = make(&self.store, &*driver, &*worker, request, fds, cgroup);
+        let Made { device, kept } = made.inspect_err(|_| {
+            if isolated {
+                worker.dismiss();
+            }
+        })?;
         let info = device.info.clone();
         log::warn(format_args!("{} attached as {}", info.image.display(), info.name));
-        let state = Owning { device, files, map, leaving: false, gone: false };
-        let owned = Arc::new(Owned { server: worker, state: Mutex::new(state) });
-        lock(&self.devices).insert(info.name.clone(), Arc::clone(&owned));
-        match lease {
-            Some(lease) => self.watch_lease(&owned, lease),
-            None if autoclear => self.let_go(&owned, &mut lock(&owned.state), false),
-            None => {}
-        }
+        self.own(&Owned::new(device, kept, worker));
         Ok(info)
     }
 
     fn detach(&self, request: &Detach) -> Result<DeviceInfo, Error> {
+        let _busy = Busy::begin(self);
         let Some(owned) = self.await_owned(&request.name)? else {
             return self.detach_orphan(&request.name, request.lazy);
         };
@@ -361,10 +288,11 @@ impl Service for Supervisor {
 
     fn list(&self) -> Vec<DeviceInfo> {
         let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
-        devices.iter().map(|owned| self.info_of(owned)).collect()
+        devices.iter().map(|owned| lock(&owned.state).info()).collect()
     }
 
     fn refresh(&self, request: &Refresh) -> Result<DeviceInfo, Error> {
+        let _busy = Busy::begin(self);
         let Some(owned) = self.owned(&request.name) else {
             return Err(Error::unserved(&request.name));
         };
@@ -374,11 +302,13 @@ impl Service for Supervisor {
             return Err(none());
         }
         let driver = self.driver()?;
-        let resized = resize(&*driver, &*owned.server, &state.device.info, &state.map, &state.files)?;
+        let resized =
+            resize(&*driver, &*state.server, &state.device.info, &state.kept.serve.map, &state.kept.files)?;
         if let Some(map) = resized {
             let mut new = state.device.clone();
             new.info.size = map.len();
-            state.map = map;
+            state.kept.serve.geometry.size = map.len();
+            state.kept.serve.map = map;
             if !self.store.update(&state.device, new.clone())? {
                 return Err(none());
             }
@@ -388,6 +318,7 @@ impl Service for Supervisor {
     }
 
     fn set(&self, request: &Set) -> Result<DeviceInfo, Error> {
+        let _busy = Busy::begin(self);
         let owned = self.owned(&request.name).ok_or_else(|| Error::unserved(&request.name))?;
         let mut state = lock(&owned.state);
         let none = || Error::NoDevice { target: request.name.clone() };
@@ -396,7 +327,8 @@ impl Service for Supervisor {
         }
         let mut new = state.device.clone();
         if let Some(wanted) = request.direct_io {
-            switch(&*owned.server, &mut new.info, &state.files, wanted)?;
+            switch(&*state.server, &mut new.info, &state.kept.files, wanted)?;
+            state.kept.serve.direct_io = new.info.direct_io;
         }
         if !self.store.update(&state.device, new.clone())? {
             return Err(none());
@@ -411,11 +343,19 @@ impl Service for Supervisor {
         if state.gone {
             return Err(Error::NoDevice { target: request.name.clone() });
         }
-        owned.server.stats(state.device.info.number)
+        state.server.stats(state.device.info.number)
+    }
+
+    fn hand_over(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        if !self.yielding.swap(true, Ordering::SeqCst) {
+            log::warn(format_args!("server: a successor takes over"));
+        }
+        (self.wake)();
     }
 
     fn status(&self) -> ServerStatus {
-        let worker = lock(&self.worker).clone().filter(|worker| worker.alive());
+        let worker = lock(&self.shared).clone().filter(|worker| worker.alive());
         let of_worker = worker.iter().flat_map(|worker| worker.notes()).map(|note| format!("worker: {note}"));
         ServerStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -428,7 +368,7 @@ impl Service for Supervisor {
     }
 }
 
-/// Counts an attach that is under way.
+/// Counts a call that is under way.
 struct Busy<'a>(&'a Supervisor);
 
 impl<'a> Busy<'a> {

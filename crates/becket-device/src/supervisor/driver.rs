@@ -13,6 +13,10 @@ use becket_transport::{node, sysfs};
 
 use crate::{Error, users};
 
+/// How long a worker that says it has fetched may keep the kernel waiting: one that died meanwhile does for ever.
+const READY: Duration = Duration::from_secs(30);
+/// How long one order to hold requests back may wait for tags that have none.
+const QUIET: Duration = Duration::from_secs(1);
 /// How long promised partitions may take.
 const PARTITIONS: Duration = Duration::from_secs(5);
 
@@ -31,6 +35,14 @@ pub(crate) trait Driver: Send + Sync {
     /// Deletes a stopped device; does not wait for those who still have its dead disk open.
     fn del(&self, id: u32) -> Result<(), Error>;
     fn info(&self, id: u32) -> Result<Option<DevInfo>, Error>;
+    /// Begins to give a device to another worker; `false` while the kernel has not let go of the last one.
+    fn start_recovery(&self, id: u32) -> Result<bool, Error>;
+    /// Lets the requests of a device go to the worker that has it now.
+    fn end_recovery(&self, id: u32, pid: u32) -> Result<(), Error>;
+    /// Holds a live disk's new requests back and ends the waiting of its worker for them.
+    fn quiesce(&self, id: u32) -> Result<(), Error>;
+    /// Has an old kernel notice soon that a worker died with all its tags in use.
+    fn watchful(&self, id: u32);
     /// Gives a live disk another size, in bytes.
     fn update_size(&self, id: u32, bytes: u64) -> Result<(), Error>;
 }
@@ -53,7 +65,7 @@ impl Driver for Control {
     }
 
     fn start(&self, id: u32, pid: u32) -> Result<(), Error> {
-        Control::start(self, id, pid).map_err(Error::Device)
+        Control::start(self, id, pid, READY).map_err(Error::Device)
     }
 
     fn settle(&self, id: u32, promised: &[Partition]) -> Result<(), Error> {
@@ -93,6 +105,29 @@ impl Driver for Control {
 
     fn info(&self, id: u32) -> Result<Option<DevInfo>, Error> {
         Control::info(self, id).map_err(Error::Device)
+    }
+
+    fn start_recovery(&self, id: u32) -> Result<bool, Error> {
+        match Control::start_recovery(self, id) {
+            Ok(()) => Ok(true),
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => Ok(false),
+            Err(error) => Err(Error::Device(error)),
+        }
+    }
+
+    fn end_recovery(&self, id: u32, pid: u32) -> Result<(), Error> {
+        Control::end_recovery(self, id, pid, READY).map_err(Error::Device)
+    }
+
+    fn quiesce(&self, id: u32) -> Result<(), Error> {
+        Control::quiesce(self, id, QUIET).map_err(Error::Device)
+    }
+
+    fn watchful(&self, id: u32) {
+        // Such a kernel looks for a dead worker when a request has taken too long, after 30 s unless told otherwise. A
+        // living worker's requests may take any time. Without the attribute only such a recovery takes longer.
+        let path = sysfs::directory(&disk(id)).join("queue/io_timeout");
+        let _ = std::fs::write(path, "1000");
     }
 
     fn update_size(&self, id: u32, bytes: u64) -> Result<(), Error> {

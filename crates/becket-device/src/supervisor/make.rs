@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use becket_image::{Backing, BackingKind, Below, Identity, Map, Opened, Partition, Place};
+use becket_image::{Backing, BackingKind, Below, Identity, Opened, Partition, Place};
 use becket_transport::ublk::control::{AddRequest, DevInfo};
 use becket_transport::ublk::{DataMode, flags_for};
 use becket_transport::{Kind, geometry, node, sysfs};
@@ -13,11 +13,12 @@ use rustix::fs::{FileType, OFlags};
 
 use super::below;
 use super::driver::{Driver, disk};
-use super::process::Server;
+use super::workers::Server;
 use crate::attach::{claim, claim_default, forget, partitions_of};
 use crate::control::{Attach, BelowFacts, FileFacts};
 use crate::process::ProcessId;
 use crate::state::{Device, Store};
+use crate::worker::kept::{Keepsakes, Kept};
 use crate::worker::protocol::{Serve, backings};
 use crate::{DeviceInfo, DeviceState, Error, ErrorKind, Partitions, links, log};
 
@@ -28,18 +29,13 @@ const MOST_QUEUES: usize = 4;
 const DEPTH: u16 = 128;
 const DEPTH_WITH_BUFFERS: u16 = 64;
 /// How long the worker may take to let go of a device.
-pub(crate) const CLOSING: Duration = Duration::from_secs(10);
+const CLOSING: Duration = Duration::from_secs(10);
 
 /// A device, and what must be kept for it.
 #[derive(Debug)]
 pub(crate) struct Made {
     pub(crate) device: Device,
-    /// Where its bytes are, in terms of `files`.
-    pub(crate) map: Map,
-    /// Descriptors of the image, which also carry its locks.
-    pub(crate) files: Vec<Backing>,
-    /// The reading end of the pipe whose closing ends the device.
-    pub(crate) lease: Option<OwnedFd>,
+    pub(crate) kept: Kept,
 }
 
 /// Makes a device. The order matters: what has been done is in a record before anybody can see the disk.
@@ -49,6 +45,7 @@ pub(crate) fn make(
     server: &dyn Server,
     request: Attach,
     fds: Vec<OwnedFd>,
+    cgroup: Option<OwnedFd>,
 ) -> Result<Made, Error> {
     let Checked { opened, below, lease, request } = check(request, fds)?;
     let named = claim(store, request.name.as_deref(), &opened)?;
@@ -71,7 +68,7 @@ pub(crate) fn make(
         None => claim_default(store, &disk(info.dev_id), &opened.path)?,
     };
     let name = claim.name().to_owned();
-    let mut first = describe(name, &request, &opened, &geometry, &info, mark, server.id());
+    let mut first = describe(name, &request, &opened, &geometry, &info, mark, server);
     first.info.below = below.as_ref().map(|below| below.device.clone());
     claim.fill(&first)?;
     undo.device = Some(first.clone());
@@ -82,25 +79,35 @@ pub(crate) fn make(
         depth: info.queue_depth,
         flags: info.flags,
         geometry,
-        map: opened.map.clone(),
+        map: opened.map,
         files: opened
             .files
             .iter()
             .map(|file| FileFacts { facts: file.facts.clone(), direct: file.direct.is_some() })
             .collect(),
-        below: below.as_ref().map(BelowFacts::of),
+        // Only for its first worker: see below.
+        below: None,
         direct_io: first.info.direct_io,
+        mark,
+        isolated: request.isolate,
+        lease: lease.is_some(),
+        cgroup: cgroup.is_some(),
     };
-    {
-        let char_device = driver.open_char(info.dev_id)?;
+    let kept = Kept { serve, files: opened.files, keepsakes: Keepsakes { lease, cgroup } };
+    with_char_device(driver, info.dev_id, &kept, |fds| {
         undo.stage = Stage::Served;
-        server.serve(serve, &descriptors(&char_device, &opened.files, below.as_ref()))?;
-        // Our copies are closed here: the kernel waits for the last one when the device ends, and whoever wants to write
-        // to the image for that of the lease.
-        drop(below);
-    }
+        // The way below comes last. Our copies of it are closed when this is done: whoever wants to write to the image
+        // waits for the last one of the lease. So a later worker reads through the file.
+        let serve = Serve { below: below.as_ref().map(BelowFacts::of), ..kept.serve.clone() };
+        let way = below.iter().flat_map(|below| [below.disk.as_fd(), below.lease.as_fd()]);
+        server.serve(serve, &fds.iter().copied().chain(way).collect::<Vec<_>>())
+    })?;
+    drop(below);
     driver.start(info.dev_id, std::process::id())?;
     undo.stage = Stage::Started;
+    if info.flags & uapi::UBLK_F_QUIESCE == 0 {
+        driver.watchful(info.dev_id);
+    }
     let promised: &[Partition] = if request.add_partitions { &opened.partitions } else { &[] };
     driver.settle(info.dev_id, promised)?;
 
@@ -110,10 +117,23 @@ pub(crate) fn make(
         return Err(Error::Server { what, log: None });
     }
     undo.device = Some(device.clone());
-    let mut made = Made { device, map: opened.map, files: opened.files, lease };
+    let mut made = Made { device, kept };
     made.device.info.warnings.extend(links::make(store.runtime(), &made.device.info));
     undo.stage = Stage::Done;
     Ok(made)
+}
+
+/// Opens a device's ublkcN and has it passed on with what goes with it. Our copy is closed before anything else
+/// happens: the kernel waits for the last one when the device ends, and when its worker dies.
+pub(super) fn with_char_device(
+    driver: &dyn Driver,
+    id: u32,
+    kept: &Kept,
+    pass: impl FnOnce(&[BorrowedFd<'_>]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let char_device = driver.open_char(id)?;
+    let fds: Vec<_> = std::iter::once(char_device.as_fd()).chain(kept.descriptors()).collect();
+    pass(&fds)
 }
 
 /// Undoes what was done, in reverse.
@@ -168,18 +188,6 @@ pub(crate) fn closed(server: &dyn Server, id: u32) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::Worker { what: format!("does not let go of ublk device {id}") })
-}
-
-fn descriptors<'a>(
-    char_device: &'a OwnedFd,
-    files: &'a [Backing],
-    below: Option<&'a Below>,
-) -> Vec<BorrowedFd<'a>> {
-    let files = files
-        .iter()
-        .flat_map(|file| std::iter::once(file.buffered.as_fd()).chain(file.direct.as_ref().map(AsFd::as_fd)));
-    let below = below.into_iter().flat_map(|below| [below.disk.as_fd(), below.lease.as_fd()]);
-    std::iter::once(char_device.as_fd()).chain(files).chain(below).collect()
 }
 
 fn unsupported(error: becket_transport::ublk::ServeError) -> Error {
@@ -309,9 +317,10 @@ fn describe(
     geometry: &becket_engine::Geometry,
     info: &DevInfo,
     mark: u64,
-    worker: ProcessId,
+    worker: &dyn Server,
 ) -> Device {
-    let server = ProcessId::own();
+    let (server, notes) = (ProcessId::own(), worker.notes());
+    let worker = worker.id();
     let (direct_io, direct_io_reason) = direct_io(&opened.files, request.direct_io);
     Device {
         info: DeviceInfo {
@@ -339,7 +348,15 @@ fn describe(
             diskseq: None,
             server_pid: Some(server.pid),
             worker_pid: Some(worker.pid),
-            warnings: request.warnings.clone(),
+            isolated: request.isolate,
+            recoveries: 0,
+            // What the shared worker lacks concerns everybody, and is in the log.
+            warnings: request
+                .warnings
+                .iter()
+                .chain(notes.iter().filter(|_| request.isolate))
+                .cloned()
+                .collect(),
         },
         image: opened.identity,
         server: Some(server),

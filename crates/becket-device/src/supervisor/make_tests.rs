@@ -1,5 +1,4 @@
 use std::fs::{self, File};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
@@ -7,7 +6,7 @@ use becket_engine::Geometry;
 use becket_image::{Facts, Map};
 
 use super::*;
-use crate::runtime::Runtime;
+use crate::supervisor::doubles::{Bench, facts};
 
 /// A driver and worker that keep a journal, and fail at the step that they are told to.
 struct Double {
@@ -56,6 +55,18 @@ impl Driver for Double {
     fn open_char(&self, _: u32) -> Result<OwnedFd, Error> {
         self.step("open_char").map(|()| File::open("/dev/null").unwrap().into())
     }
+    fn start_recovery(&self, _: u32) -> Result<bool, Error> {
+        unreachable!()
+    }
+    fn end_recovery(&self, _: u32, _: u32) -> Result<(), Error> {
+        unreachable!()
+    }
+    fn quiesce(&self, _: u32) -> Result<(), Error> {
+        unreachable!()
+    }
+    fn watchful(&self, _: u32) {
+        // Its outcome concerns nobody.
+    }
     fn start(&self, _: u32, pid: u32) -> Result<(), Error> {
         assert_eq!(pid, std::process::id());
         let records = fs::read_dir(&self.records).unwrap();
@@ -89,11 +100,20 @@ impl Server for Double {
     fn id(&self) -> ProcessId {
         ProcessId::own()
     }
+    fn notes(&self) -> &[String] {
+        &[]
+    }
     fn alive(&self) -> bool {
         true
     }
+    fn dismiss(&self) {
+        unreachable!()
+    }
+    fn kill(&self) {
+        unreachable!()
+    }
     fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
-        assert_eq!((serve.map.len(), fds.len()), (8192, 2));
+        assert_eq!((serve.map.len(), fds.len()), (8192, 2 + usize::from(serve.lease)));
         self.step("serve")
     }
     fn remap(&self, _: u32, _: becket_image::Map) -> Result<(), Error> {
@@ -111,123 +131,48 @@ impl Server for Double {
     }
 }
 
-struct Bench {
-    _temp: tempfile::TempDir,
-    store: Store,
-    image: PathBuf,
-}
-
-impl Bench {
-    fn new() -> Bench {
-        let temp = tempfile::tempdir().unwrap();
-        let runtime = Runtime::at(temp.path().join("run"), temp.path().join("links")).unwrap();
-        let image = temp.path().join("image");
-        fs::write(&image, [0; 8192]).unwrap();
-        Bench { store: Store::open(runtime).unwrap(), _temp: temp, image }
-    }
-
-    fn double(&self, fail_at: &'static str) -> Double {
-        Double {
-            journal: Mutex::default(),
-            fail_at,
-            features: uapi::UBLK_F_CMD_IOCTL_ENCODE,
-            records: self.store.runtime().records(),
-            recorded: Mutex::default(),
-        }
-    }
-
-    fn fd(&self, write: bool, flags: i32) -> OwnedFd {
-        File::options().read(true).write(write).custom_flags(flags).open(&self.image).unwrap().into()
-    }
-
-    fn request(&self, name: Option<&str>) -> Attach {
-        Attach {
-            name: name.map(str::to_owned),
-            image: self.image.clone(),
-            offset: 0,
-            size_limit: None,
-            map: Map::contiguous(0, 0, 8192),
-            files: vec![FileFacts { facts: facts(), direct: false }],
-            below: None,
-            read_only: false,
-            block_size: 512,
-            add_partitions: true,
-            partitions: vec![crate::control::TableEntry {
-                number: 1,
-                start: 512,
-                len: 512,
-                label: None,
-                uuid: None,
-            }],
-            queues: Some(1),
-            depth: None,
-            mode: None,
-            autoclear: false,
-            direct_io: true,
-            lease: false,
-            reason: "test".into(),
-            warnings: Vec::new(),
-        }
-    }
-
-    fn left_behind(&self) -> Vec<String> {
-        let runtime = self.store.runtime();
-        let dirs = [runtime.records(), runtime.links().to_owned()];
-        dirs.iter()
-            .flat_map(|dir| fs::read_dir(dir).into_iter().flatten().flatten())
-            .map(|item| item.file_name().into_string().unwrap())
-            .filter(|name| name != ".lock")
-            .collect()
-    }
-}
-
 fn below() -> crate::control::BelowFacts {
     let untouched = becket_image::Untouched { size: 8192, changed: (0, 0) };
     crate::control::BelowFacts { map: Map::contiguous(1, 0, 8192), untouched, device: "/dev/x".into() }
 }
 
-fn facts() -> Facts {
-    Facts {
-        kind: BackingKind::Regular,
-        size: 8192,
-        writable: true,
-        direct: None,
-        direct_reason: "off".into(),
-        physical_block_size: 512,
-        io_min: 512,
-        io_opt: 0,
-        rotational: false,
-        discard: false,
-        discard_granularity: 0,
-        write_zeroes: false,
-        nowait: true,
-        sparse: false,
-        uncached: false,
+fn double(bench: &Bench, fail_at: &'static str) -> Double {
+    Double {
+        journal: Mutex::default(),
+        fail_at,
+        features: uapi::UBLK_F_CMD_IOCTL_ENCODE,
+        records: bench.store.runtime().records(),
+        recorded: Mutex::default(),
     }
 }
 
 #[test]
 fn a_device_is_recorded_before_anybody_can_see_it() {
     let bench = Bench::new();
-    let double = bench.double("");
+    let double = double(&bench, "");
     let made =
-        make(&bench.store, &double, &double, bench.request(Some("one")), vec![bench.fd(true, 0)]).unwrap();
+        make(&bench.store, &double, &double, bench.request(Some("one")), vec![bench.fd(true, 0)], None)
+            .unwrap();
     let steps = ["features", "add", "set_params", "open_char", "serve", "start", "settle"];
     assert_eq!(*double.journal.lock().unwrap(), steps);
     assert_eq!(*double.recorded.lock().unwrap(), Some(true));
     let stored = bench.store.device("one").unwrap().unwrap();
     assert!(!stored.starting);
     assert_eq!(stored.mark, made.device.mark);
-    assert_eq!((made.device.info.depth, made.device.info.mode.as_deref()), (Some(DEPTH), Some("copy")));
-    assert_eq!(made.files.len(), 1);
+    assert_eq!(
+        (made.device.info.depth, made.device.info.mode.as_deref()),
+        (Some(DEPTH_WITH_BUFFERS), Some("copy"))
+    );
+    assert_eq!(made.kept.files.len(), 1);
     assert!(bench.store.runtime().links().join("one").is_symlink());
 }
 
 #[test]
 fn without_a_name_the_kernel_s_is_taken() {
     let bench = Bench::new();
-    let double = bench.double("");
-    let made = make(&bench.store, &double, &double, bench.request(None), vec![bench.fd(true, 0)]).unwrap();
+    let double = double(&bench, "");
+    let made =
+        make(&bench.store, &double, &double, bench.request(None), vec![bench.fd(true, 0)], None).unwrap();
     assert_eq!(made.device.info.name, "ublkb900001");
 }
 
@@ -237,9 +182,10 @@ fn whatever_fails_nothing_stays_behind() {
     for (at, step) in steps.into_iter().enumerate() {
         for name in [Some("one"), None] {
             let bench = Bench::new();
-            let double = bench.double(step);
-            let error = make(&bench.store, &double, &double, bench.request(name), vec![bench.fd(true, 0)])
-                .unwrap_err();
+            let double = double(&bench, step);
+            let error =
+                make(&bench.store, &double, &double, bench.request(name), vec![bench.fd(true, 0)], None)
+                    .unwrap_err();
             assert!(error.to_string().contains(step), "{error}");
             assert_eq!(bench.left_behind(), Vec::<String>::new(), "after {step}");
             assert_eq!(
@@ -261,10 +207,11 @@ fn whatever_fails_nothing_stays_behind() {
 #[test]
 fn a_name_in_use_is_found_out_before_the_kernel_is_asked() {
     let bench = Bench::new();
-    let double = bench.double("");
+    let double = double(&bench, "");
     let _claim = bench.store.claim("one", "/other".as_ref(), |_| true).unwrap();
-    let error = make(&bench.store, &double, &double, bench.request(Some("one")), vec![bench.fd(true, 0)])
-        .unwrap_err();
+    let error =
+        make(&bench.store, &double, &double, bench.request(Some("one")), vec![bench.fd(true, 0)], None)
+            .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NameInUse);
     assert!(!double.did("add"));
 }
@@ -328,8 +275,8 @@ fn requests_that_lie_are_refused_before_anything_is_done() {
         ("a path as name", Attach { name: Some("../x".into()), ..good() }, vec![bench.fd(true, 0)]),
     ];
     for (what, request, fds) in cases {
-        let double = bench.double("");
-        let error = make(&bench.store, &double, &double, request, fds).map(drop).unwrap_err();
+        let double = double(&bench, "");
+        let error = make(&bench.store, &double, &double, request, fds, None).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidOption, "{what}: {error}");
         assert!(!double.did("add"), "{what}");
         assert_eq!(bench.left_behind(), Vec::<String>::new(), "{what}");
@@ -339,10 +286,10 @@ fn requests_that_lie_are_refused_before_anything_is_done() {
 #[test]
 fn read_only_needs_no_writable_descriptor() {
     let bench = Bench::new();
-    let double = bench.double("");
+    let double = double(&bench, "");
     let request = Attach { read_only: true, lease: true, ..bench.request(Some("one")) };
     let (reader, _writer) = rustix::pipe::pipe().unwrap();
-    let made = make(&bench.store, &double, &double, request, vec![bench.fd(false, 0), reader]).unwrap();
+    let made = make(&bench.store, &double, &double, request, vec![bench.fd(false, 0), reader], None).unwrap();
     assert!(made.device.info.read_only);
-    assert!(made.lease.is_some());
+    assert!(made.kept.keepsakes.lease.is_some());
 }

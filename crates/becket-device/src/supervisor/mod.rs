@@ -1,13 +1,24 @@
 //! The supervisor: the small privileged process that owns the devices that need a server.
 //! It parses no image, moves no byte, and ends when it owns nothing.
 
+mod adopt;
 mod below;
 mod devices;
+#[cfg(test)]
+mod doubles;
 mod driver;
+mod guard;
+mod isolation;
+mod leaving;
 mod make;
+mod owned;
 mod process;
+mod recovery;
+mod renew;
 mod resize;
+mod restarts;
 mod set;
+mod workers;
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -23,12 +34,13 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::FlockOperation;
 use rustix::process::Signal;
 
-use crate::control::{client, server};
+use crate::control::{Nothing, ServerStatus, client, server};
 use crate::error::RUNS_ALREADY;
 use crate::runtime::Runtime;
 use crate::state::Store;
 use crate::{Error, isolate, log};
 use devices::Supervisor;
+use workers::Processes;
 
 /// How long it stays with nothing to do: the client that started it connects in this time, and a script that
 /// attaches one image after the other need not start one each time.
@@ -46,6 +58,10 @@ pub struct ServeOptions {
     /// One byte is written to this when clients can connect. The process then belongs to no terminal and no
     /// session but its own.
     pub ready_fd: Option<OwnedFd>,
+    /// Take over from the supervisor that runs, and replace its workers.
+    pub takeover: bool,
+    /// Wait until this pipe ends, and only serve when nothing came out of it: the one that held its other end died.
+    pub after_fd: Option<OwnedFd>,
 }
 
 /// The supervisor's main: returns when the last device is gone, or when it was told to end.
@@ -55,6 +71,10 @@ pub struct ServeOptions {
 /// # Errors
 /// Another one runs (an error only for one that nobody waits for), or the runtime directory cannot be used.
 pub fn serve(options: ServeOptions) -> Result<(), Error> {
+    let succeeds = options.after_fd.is_some();
+    if options.after_fd.is_some_and(|pipe| !guard::wait(pipe)) {
+        return Ok(());
+    }
     let runtime = Runtime::open()?;
     if options.ready_fd.is_some() {
         // Fails only for the leader of a group, which then has a session already.
@@ -63,9 +83,11 @@ pub fn serve(options: ServeOptions) -> Result<(), Error> {
     // Before the first thread, which inherits the mask.
     let signals = SignalFd::block(&[Signal::INT, Signal::TERM])
         .map_err(Error::io("block signals of", "the server".as_ref()))?;
-    let Some(lock) = only_one(&runtime)? else {
+    let Some(lock) = only_one(&runtime, options.takeover)? else {
         return match options.ready_fd {
             Some(ready) => announce(ready),
+            // A command was faster.
+            None if succeeds => Ok(()),
             None => Err(Error::Server { what: RUNS_ALREADY.to_owned(), log: None }),
         };
     };
@@ -81,15 +103,25 @@ pub fn serve(options: ServeOptions) -> Result<(), Error> {
     if let Some(ready) = options.ready_fd {
         announce(ready)?;
     }
-    let result = Room::new(&runtime, notes, options.stay)?.run(&listener, &signals);
+    let room = Room::new(&runtime, notes, options.stay)?;
+    let predecessors = room.supervisor.adopt();
+    if options.takeover {
+        room.supervisor.renew(predecessors);
+    }
+    let supervisor = Arc::clone(&room.supervisor);
+    let result = room.run(&listener, &signals);
     // Unlinked while the lock is held, so that no successor's socket is meant.
     let _ = fs::remove_file(runtime.socket());
+    if result.is_ok() {
+        supervisor.ends_in_peace();
+    }
     drop(lock);
     result
 }
 
-/// Takes the lock that only one supervisor has; `None` when another one has it and answers.
-fn only_one(runtime: &Runtime) -> Result<Option<File>, Error> {
+/// Takes the lock that only one supervisor has; `None` when another one has it and answers. With `takeover` that one is
+/// asked to end.
+fn only_one(runtime: &Runtime, takeover: bool) -> Result<Option<File>, Error> {
     let path = runtime.lock();
     let file = OpenOptions::new()
         .write(true)
@@ -106,7 +138,15 @@ fn only_one(runtime: &Runtime) -> Result<Option<File>, Error> {
             Err(error) => return Err(Error::io("lock", &path)(error)),
         }
         // It may be starting, and it may be ending.
-        if client::connect(runtime)?.is_some() {
+        let runs = if takeover {
+            // It ends once the calls under way are done. Should a command start another one then, that one is asked.
+            client::call_running::<_, Nothing>(runtime, "HandOver", &Nothing {})?;
+            false
+        } else {
+            // An answer, since one that is dying can still be connected to.
+            client::call_running::<_, ServerStatus>(runtime, "Status", &Nothing {})?.is_some()
+        };
+        if runs {
             return Ok(None);
         }
         if Instant::now() >= deadline {
@@ -162,7 +202,9 @@ impl Room {
             .map_err(Error::io("make an event for", "the server".as_ref()))?;
         let wake = Arc::new(wake);
         let waker = Arc::clone(&wake);
-        let supervisor = Supervisor::new(Store::open(runtime.clone())?, notes, move || ring(waker.as_fd()));
+        let workers = Box::new(Processes::new(runtime));
+        let store = Store::open(runtime.clone())?;
+        let supervisor = Supervisor::new(store, notes, workers, move || ring(waker.as_fd()));
         let uid = rustix::process::geteuid().as_raw();
         Ok(Room { supervisor, wake, connections: Arc::default(), stay, uid })
     }
@@ -182,6 +224,9 @@ impl Room {
                 if self.told_to_end(told) {
                     return Ok(());
                 }
+            }
+            if self.supervisor.yields() {
+                return Ok(());
             }
             let idle = self.supervisor.idle() && self.connections.load(Ordering::SeqCst) == 0;
             idle_since = idle.then(|| idle_since.unwrap_or_else(Instant::now));

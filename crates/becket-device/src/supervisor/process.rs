@@ -2,8 +2,10 @@
 //! It never waits for a dead worker.
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,35 +13,23 @@ use std::time::{Duration, Instant};
 use becket_engine::Summary;
 use becket_image::Map;
 
+use super::workers::{OnDeath, Server, join, remove};
 use crate::process::ProcessId;
-use crate::worker::protocol::{self, Order, Report, Serve};
+use crate::worker::kept::Kept;
+use crate::worker::protocol::{self, Order, Report, Serve, VERSION};
+use crate::worker::rendezvous;
 use crate::{Error, log};
 
 /// How long a worker may take until it is ready for orders, and for each of them.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Who moves the bytes of devices.
-pub(crate) trait Server: Send + Sync {
-    fn id(&self) -> ProcessId;
-    /// Whether it can be given devices.
-    fn alive(&self) -> bool;
-    /// Hands it a device and returns when the device can be started.
-    fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error>;
-    /// Has it look a device's requests up in another map of the same files; returns when it does.
-    fn remap(&self, id: u32, map: Map) -> Result<(), Error>;
-    /// Has it send a device's requests past the page cache, or through it; returns when it does.
-    fn direct_io(&self, id: u32, on: bool) -> Result<(), Error>;
-    /// What it has done for a device. Only one caller at a time may ask about the same.
-    fn stats(&self, id: u32) -> Result<Summary, Error>;
-    /// Waits until it has closed everything of a device; `false` when that took too long. A dead one has.
-    fn await_closed(&self, id: u32, timeout: Duration) -> bool;
-}
 
 /// A worker process.
 #[derive(Debug)]
 pub(crate) struct WorkerProcess {
     id: ProcessId,
     socket: OwnedFd,
+    /// Where a successor of ours finds it.
+    place: PathBuf,
     notes: Vec<String>,
     state: Mutex<State>,
     changed: Condvar,
@@ -57,10 +47,14 @@ struct State {
 
 impl WorkerProcess {
     /// Starts a worker and waits until it has given up its rights. `on_death` is called once, when it ended.
-    pub(crate) fn start(on_death: impl FnOnce() + Send + 'static) -> Result<Arc<WorkerProcess>, Error> {
+    pub(crate) fn start(
+        place: PathBuf,
+        cgroup: Option<BorrowedFd<'_>>,
+        on_death: OnDeath,
+    ) -> Result<Arc<WorkerProcess>, Error> {
         let failed = |what: &str| {
             let what = format!("could not be started: {what}");
-            move |error: std::io::Error| Error::Worker { what: format!("{what}: {error}") }
+            move |error: io::Error| Error::Worker { what: format!("{what}: {error}") }
         };
         let (ours, theirs) = protocol::pair().map_err(failed("socket"))?;
         let child = Command::new("/proc/self/exe")
@@ -75,30 +69,50 @@ impl WorkerProcess {
             .map_err(failed("/proc/self/exe"))?;
         let mut guard = Unproven(Some(child));
         let pid = guard.0.as_ref().map_or(0, Child::id);
-        let notes = first_words(&ours)?;
+        let moved = cgroup.map_or(Ok(()), |cgroup| join(cgroup, pid));
+        let mut notes = first_words(&ours)?;
+        if let Err(error) = moved {
+            notes.push(format!("it stays in the server's control group: {error}"));
+        }
         let id = ProcessId::of(pid).ok_or_else(|| Error::Worker { what: "died at once".to_owned() })?;
-        let worker = Arc::new(WorkerProcess {
-            id,
-            socket: ours,
-            notes,
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        });
-        let reader = Arc::clone(&worker);
-        let child = guard.0.take();
-        std::thread::spawn(move || {
-            reader.listen();
-            if let Some(status) = child.and_then(|mut child| child.wait().ok()) {
-                log::warn(format_args!("worker {pid} ended: {status}"));
-            }
-            on_death();
-        });
+        let announced = rendezvous::open(&place)
+            .and_then(|socket| protocol::send(&ours, &Order::Await, &[socket.as_fd()]));
+        if let Err(error) = announced {
+            notes.push(format!("no later server will find it at {}: {error}", place.display()));
+        }
+        let worker = WorkerProcess::new(id, ours, place, notes);
+        worker.watch(guard.0.take(), on_death);
         Ok(worker)
     }
 
-    /// Precautions that the environment did not allow it.
-    pub(crate) fn notes(&self) -> &[String] {
-        &self.notes
+    /// Takes over the worker that waits at `place`, with what it serves.
+    pub(crate) fn adopt(place: PathBuf, on_death: OnDeath) -> io::Result<(Arc<WorkerProcess>, Vec<Kept>)> {
+        let (socket, pid) = rendezvous::call(&place)?;
+        let id = ProcessId::of(pid).ok_or_else(|| io::Error::other("it is dying"))?;
+        let (notes, held) = introduction(&socket)?;
+        let worker = WorkerProcess::new(id, socket, place, notes);
+        worker.watch(None, on_death);
+        Ok((worker, held))
+    }
+
+    fn new(id: ProcessId, socket: OwnedFd, place: PathBuf, notes: Vec<String>) -> Arc<WorkerProcess> {
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        Arc::new(WorkerProcess { id, socket, place, notes, state, changed })
+    }
+
+    /// Hears its reports until it dies.
+    fn watch(self: &Arc<Self>, child: Option<Child>, on_death: OnDeath) {
+        let worker = Arc::clone(self);
+        std::thread::spawn(move || {
+            worker.listen();
+            remove(&worker.place);
+            let pid = worker.id.pid;
+            match child.map(|mut child| child.wait()) {
+                Some(Ok(status)) => log::warn(format_args!("worker {pid} ended: {status}")),
+                _ => log::warn(format_args!("worker {pid} ended")),
+            }
+            on_death(worker.id);
+        });
     }
 
     fn listen(&self) {
@@ -118,6 +132,7 @@ impl WorkerProcess {
                 Report::Counted { id, stats } => drop(state.counted.insert(id, stats)),
                 Report::Closed { id } => drop(state.closed.insert(id)),
                 Report::Started { .. } | Report::Refused { .. } => {}
+                Report::Held(_) | Report::Handed { .. } => {}
             }
             drop(state);
             self.changed.notify_all();
@@ -169,6 +184,10 @@ impl Server for WorkerProcess {
         self.id
     }
 
+    fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
     fn alive(&self) -> bool {
         !self.state().dead
     }
@@ -204,6 +223,51 @@ impl Server for WorkerProcess {
     fn await_closed(&self, id: u32, timeout: Duration) -> bool {
         self.wait(timeout, |state| (state.dead || state.closed.remove(&id)).then_some(())).is_some()
     }
+
+    fn dismiss(&self) {
+        // Now, since we may be about to end.
+        remove(&self.place);
+        // Fails only when it is gone already.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+
+    fn kill(&self) {
+        use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+        let pid = i32::try_from(self.id.pid).ok().and_then(Pid::from_raw);
+        let Some(Ok(handle)) = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) else { return };
+        // Asked once its number cannot be used again under our hands.
+        if self.id.alive()
+            && let Err(error) = pidfd_send_signal(&handle, Signal::KILL)
+        {
+            log::warn(format_args!("worker {} cannot be ended: {error}", self.id.pid));
+        }
+    }
+}
+
+/// What a worker of a predecessor says of itself and of its devices.
+fn introduction(socket: &OwnedFd) -> io::Result<(Vec<String>, Vec<Kept>)> {
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
+    set_socket_timeout(socket, Timeout::Recv, Some(PATIENCE))?;
+    let mut about = Vec::new();
+    let mut held = Vec::new();
+    let mut closed = HashSet::new();
+    loop {
+        match protocol::receive::<Report>(socket)?.ok_or(io::ErrorKind::UnexpectedEof)? {
+            (Report::Started { notes, .. }, _) => about = notes,
+            (Report::Held(serve), fds) => held.push(Kept::new(*serve, fds)?),
+            // It may have ended between the worker's look at its devices and our hearing of it.
+            (Report::Closed { id }, _) => drop(closed.insert(id)),
+            (Report::Handed { version: VERSION }, _) => break,
+            (Report::Handed { version }, _) => {
+                let why = format!("it is of another version (it speaks {version}, this server {VERSION})");
+                return Err(io::Error::other(why));
+            }
+            _ => {}
+        }
+    }
+    set_socket_timeout(socket, Timeout::Recv, None)?;
+    held.retain(|kept: &Kept| !closed.contains(&kept.serve.id));
+    Ok((about, held))
 }
 
 /// The first report, before which it is no worker yet.

@@ -7,7 +7,7 @@ use becket_image::{Backing, BackingKind, Map};
 use becket_uapi::ublk::UBLK_F_UPDATE_SIZE;
 
 use super::driver::Driver;
-use super::process::Server;
+use super::workers::Server;
 use crate::{DeviceInfo, Error, ErrorKind};
 
 /// Measures the image anew and has driver and worker follow; answers with the map, if it is another one.

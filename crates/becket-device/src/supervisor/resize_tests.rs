@@ -55,6 +55,18 @@ impl Driver for Double {
     fn info(&self, id: u32) -> Result<Option<DevInfo>, Error> {
         Ok(Some(DevInfo { dev_id: id, flags: self.flags, ..DevInfo::default() }))
     }
+    fn start_recovery(&self, _: u32) -> Result<bool, Error> {
+        unreachable!()
+    }
+    fn end_recovery(&self, _: u32, _: u32) -> Result<(), Error> {
+        unreachable!()
+    }
+    fn quiesce(&self, _: u32) -> Result<(), Error> {
+        unreachable!()
+    }
+    fn watchful(&self, _: u32) {
+        unreachable!()
+    }
     fn update_size(&self, _: u32, bytes: u64) -> Result<(), Error> {
         self.journal.lock().unwrap().push(("kernel", bytes));
         if self.refuse { Err(Error::Worker { what: "refused".to_owned() }) } else { Ok(()) }
@@ -65,8 +77,17 @@ impl Server for Double {
     fn id(&self) -> ProcessId {
         unreachable!()
     }
+    fn notes(&self) -> &[String] {
+        &[]
+    }
     fn alive(&self) -> bool {
         true
+    }
+    fn dismiss(&self) {
+        unreachable!()
+    }
+    fn kill(&self) {
+        unreachable!()
     }
     fn serve(&self, _: Serve, _: &[BorrowedFd<'_>]) -> Result<(), Error> {
         unreachable!()
@@ -112,6 +133,8 @@ fn info(offset: u64, size_limit: Option<u64>) -> DeviceInfo {
         diskseq: None,
         server_pid: None,
         worker_pid: None,
+        isolated: false,
+        recoveries: 0,
         warnings: Vec::new(),
     }
 }

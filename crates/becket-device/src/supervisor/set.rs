@@ -4,7 +4,7 @@
 use becket_image::{Backing, DirectIo};
 
 use super::make::direct_io;
-use super::process::Server;
+use super::workers::Server;
 use crate::{DeviceInfo, Error, ErrorKind};
 
 /// Has the worker go past the page cache or through it, and notes in `info` what came of it.

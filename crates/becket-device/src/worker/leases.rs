@@ -1,14 +1,13 @@
 //! Gives leases of images up when somebody wants to write to one.
 //! Nothing that is told depends on it: it only spares the writer the wait for the next read.
 
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
-use becket_engine::IoThreads;
 use becket_uapi::lease::BREAK_SIGNAL;
 use becket_uapi::signal::SignalFd;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::{Worker, lock};
+use super::Worker;
 use crate::{Error, log};
 
 /// The signal that the kernel sends when a lease is to end. Before the first thread, so that all of them leave it alone.
@@ -18,7 +17,7 @@ pub(super) fn listen() -> Result<SignalFd, Error> {
 }
 
 /// Waits for such signals as long as the process lives. One may stand for many leases: all are looked at.
-pub(super) fn watch(worker: Arc<Worker>, threads: Weak<IoThreads>, signals: SignalFd) -> Result<(), Error> {
+pub(super) fn watch(worker: Weak<Worker>, signals: SignalFd) -> Result<(), Error> {
     let failed = |error| Error::Worker { what: format!("could not start its threads: {error}") };
     let watch = move || {
         loop {
@@ -26,8 +25,8 @@ pub(super) fn watch(worker: Arc<Worker>, threads: Weak<IoThreads>, signals: Sign
             // An interrupted wait looks once more than it had to.
             let _ = poll(&mut fds, None);
             while matches!(signals.take(), Ok(Some(_))) {}
-            let Some(threads) = threads.upgrade() else { return };
-            worker.yield_leases(&threads);
+            let Some(worker) = worker.upgrade() else { return };
+            worker.yield_leases();
         }
     };
     std::thread::Builder::new().name("becket-leases".to_owned()).spawn(watch).map(drop).map_err(failed)
@@ -35,9 +34,14 @@ pub(super) fn watch(worker: Arc<Worker>, threads: Weak<IoThreads>, signals: Sign
 
 impl Worker {
     /// Has every device read through its file again where somebody waits for that.
-    pub(super) fn yield_leases(&self, threads: &IoThreads) {
-        for (id, served) in &*lock(&self.served) {
-            match served.yield_lease(threads) {
+    pub(super) fn yield_leases(&self) {
+        let open = self.devices();
+        let served: Vec<_> = open.iter().map(|(id, charge)| (*id, charge.served.clone())).collect();
+        // Who holds the list of the open may not wait for an I/O thread.
+        drop(open);
+        for (id, served) in served {
+            let Some(served) = served else { continue };
+            match served.yield_lease(&self.threads) {
                 Ok(false) => {}
                 Ok(true) => log::warn(format_args!(
                     "worker: ublk device {id} reads through its file again: somebody wants to write to that"

@@ -2,28 +2,32 @@
 //! It opens nothing, holds no capability, and outlives a supervisor that dies.
 
 pub(crate) mod harden;
+pub(crate) mod kept;
 mod leases;
 pub(crate) mod protocol;
+pub(crate) mod rendezvous;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::num::NonZero;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use becket_engine::IoThreads;
+use becket_engine::{Backing, IoThreads};
 use becket_transport::ublk;
 use becket_uapi::handover::{close_inherited, inherited_fd};
 use becket_uapi::signal::SignalFd;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::fs::FileType;
 use rustix::process::Signal;
 
 use crate::{Error, log};
+use kept::{Keepsakes, Kept};
 use protocol::{Order, Report, Serve};
 
-/// The worker's main. Standard input is its connection to the supervisor that started it; it returns when
-/// that is gone and so are the devices.
+/// The worker's main. Standard input is its connection to the supervisor that started it. When that is gone it goes
+/// on serving and waits for the next one; it returns when there is neither a supervisor nor a device.
 ///
 /// # Errors
 /// It was not started by a supervisor, or a precaution failed that could have worked.
@@ -41,7 +45,7 @@ pub fn worker_main() -> Result<(), Error> {
         let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
         let threads = IoThreads::start(threads)
             .map_err(|error| Error::Worker { what: format!("could not start its threads: {error}") })?;
-        Ok((Arc::new(threads), notes))
+        Ok((threads, notes))
     });
     let (threads, notes) = match prepared {
         Ok(prepared) => prepared,
@@ -52,12 +56,17 @@ pub fn worker_main() -> Result<(), Error> {
             return Err(error);
         }
     };
-    let worker = Arc::new(Worker::new(control));
-    leases::watch(Arc::clone(&worker), Arc::downgrade(&threads), breaks)?;
-    worker.report(&Report::Started { threads: threads.count(), notes });
-    worker.obey(&threads);
-    worker.await_the_end();
-    Ok(())
+    let failed = |error| Error::Worker { what: format!("could not make an event: {error}") };
+    let worker = Worker::new(control, threads, notes).map_err(failed)?;
+    leases::watch(Arc::downgrade(&worker), breaks)?;
+    worker.report(&Report::Started { threads: worker.threads.count(), notes: worker.notes.clone() });
+    let mut successors = None;
+    loop {
+        worker.obey(&mut successors);
+        if !worker.await_successor(successors.as_ref()) {
+            return Ok(());
+        }
+    }
 }
 
 /// The connection to the supervisor, moved away from standard input.
@@ -74,48 +83,50 @@ fn control() -> Result<OwnedFd, Error> {
 }
 
 struct Worker {
-    control: OwnedFd,
+    /// The connection to the supervisor, or to the last one that there was.
+    control: Mutex<Arc<OwnedFd>>,
     /// The devices that have queues.
-    open: Mutex<BTreeSet<u32>>,
-    closed: Condvar,
-    /// What is known of them, and for a while of those that have closed.
-    served: Mutex<BTreeMap<u32, ublk::Served>>,
+    open: Mutex<BTreeMap<u32, Charge>>,
+    /// Rings when the last of them is closed.
+    idle: OwnedFd,
+    threads: IoThreads,
+    notes: Vec<String>,
+}
+
+/// A device that is served, as it is told to a successor.
+struct Charge {
+    serve: Serve,
+    keepsakes: Keepsakes,
+    /// Once it can be started.
+    served: Option<Arc<ublk::Served>>,
 }
 
 impl Worker {
-    fn new(control: OwnedFd) -> Worker {
-        Worker { control, open: Mutex::default(), closed: Condvar::new(), served: Mutex::default() }
+    fn new(control: OwnedFd, threads: IoThreads, notes: Vec<String>) -> io::Result<Arc<Worker>> {
+        let idle = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let control = Mutex::new(Arc::new(control));
+        Ok(Arc::new(Worker { control, open: Mutex::default(), idle, threads, notes }))
     }
 
-    fn obey(self: &Arc<Self>, threads: &IoThreads) {
+    /// Carries out orders until the supervisor is gone.
+    fn obey(self: &Arc<Self>, successors: &mut Option<OwnedFd>) {
+        let control = self.control();
         loop {
-            match protocol::receive::<Order>(&self.control) {
-                Ok(Some((Order::Serve(serve), fds))) => {
-                    let new = self.serve(threads, *serve, fds);
-                    {
-                        // In this order: who holds the list of the open may not wait for an I/O thread.
-                        let mut served = lock(&self.served);
-                        let open = self.devices();
-                        served.extend(new);
-                        served.retain(|id, _| open.contains(id));
-                    }
-                    // Somebody may have begun to wait for a lease before it was known whom to tell.
-                    self.yield_leases(threads);
-                }
+            match protocol::receive::<Order>(&*control) {
+                Ok(Some((Order::Serve(serve), fds))) => self.serve(*serve, fds),
                 Ok(Some((Order::Remap { id, map }, _))) => {
-                    let served = lock(&self.served);
-                    let served = served.get(&id).filter(|_| self.devices().contains(&id));
-                    self.answer(id, served.map(|served| served.remap(threads, map)));
+                    let new = map.clone();
+                    self.change(id, |served| served.remap(&self.threads, map), |serve| serve.map = new);
                 }
                 Ok(Some((Order::DirectIo { id, on }, _))) => {
-                    let served = lock(&self.served);
-                    let served = served.get(&id).filter(|_| self.devices().contains(&id));
-                    self.answer(id, served.map(|served| served.switch(threads, on)));
+                    let switch = |served: &ublk::Served| served.switch(&self.threads, on);
+                    self.change(id, switch, |serve| serve.direct_io = on);
                 }
                 Ok(Some((Order::Stat { id }, _))) => {
-                    let served = lock(&self.served);
-                    self.count(served.get(&id).filter(|_| self.devices().contains(&id)), id);
+                    let stats = self.served(id).map(|served| Box::new(served.stats()));
+                    self.report(&Report::Counted { id, stats });
                 }
+                Ok(Some((Order::Await, fds))) => *successors = self.listen(fds),
                 Ok(None) => return,
                 // The next one may make sense; whoever deals with this one alone hears no more.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
@@ -129,19 +140,22 @@ impl Worker {
         }
     }
 
-    fn serve(
-        self: &Arc<Self>,
-        threads: &IoThreads,
-        serve: Serve,
-        fds: Vec<OwnedFd>,
-    ) -> Option<(u32, ublk::Served)> {
+    fn serve(self: &Arc<Self>, serve: Serve, mut fds: Vec<OwnedFd>) {
         let id = serve.id;
-        let setup = match serve.with(fds) {
-            Ok(setup) => setup,
+        let check = || -> io::Result<_> {
+            let below = serve.below.clone().map(|below| below.with(&mut fds)).transpose()?;
+            let mut fds = fds.into_iter();
+            let char_device =
+                fds.next().ok_or_else(|| protocol::wrong("the device's descriptor is missing"))?;
+            Ok(Kept::new(serve.clone(), fds.collect())?.into_setup(char_device, below))
+        };
+        let checked = check();
+        let (setup, keepsakes) = match checked {
+            Ok(checked) => checked,
             Err(error) => {
                 self.report(&Report::Failed { id, why: error.to_string() });
                 self.report(&Report::Closed { id });
-                return None;
+                return;
             }
         };
         if let Some(below) = &setup.below
@@ -151,24 +165,36 @@ impl Worker {
                 "worker: nobody will tell when the image of ublk device {id} is wanted: {error}"
             ));
         }
-        self.devices().insert(id);
+        // What is below is for this worker alone.
+        let serve = Serve { below: None, ..serve };
+        self.devices().insert(id, Charge { serve, keepsakes, served: None });
         let worker = Arc::clone(self);
-        match ublk::serve(threads, setup, Box::new(move || worker.let_go(id))) {
+        match ublk::serve(&self.threads, setup, Box::new(move || worker.let_go(id))) {
             Ok(served) => {
+                if let Some(charge) = self.devices().get_mut(&id) {
+                    charge.served = Some(Arc::new(served));
+                }
                 self.report(&Report::Ready { id });
-                Some((id, served))
+                // Somebody may have begun to wait for a lease before it was known whom to tell.
+                self.yield_leases();
             }
-            Err(error) => {
-                self.report(&Report::Failed { id, why: error.to_string() });
-                None
-            }
+            Err(error) => self.report(&Report::Failed { id, why: error.to_string() }),
         }
     }
 
-    /// Reports what came of an order about a device that is served here, if it is.
-    fn answer(&self, id: u32, outcome: Option<Result<(), ublk::ServeError>>) {
-        let outcome = match outcome {
-            Some(outcome) => outcome.map_err(|error| error.to_string()),
+    /// Changes a device that is served here, if it is, and how a successor is told of it. Reports what came of it.
+    fn change(
+        &self,
+        id: u32,
+        change: impl FnOnce(&ublk::Served) -> Result<(), ublk::ServeError>,
+        note: impl FnOnce(&mut Serve),
+    ) {
+        let outcome = match self.served(id) {
+            Some(served) => change(&served).map_err(|error| error.to_string()).map(|()| {
+                if let Some(charge) = self.devices().get_mut(&id) {
+                    note(&mut charge.serve);
+                }
+            }),
             None => Err("it is not served here".to_owned()),
         };
         match outcome {
@@ -177,8 +203,20 @@ impl Worker {
         }
     }
 
-    fn count(&self, served: Option<&ublk::Served>, id: u32) {
-        self.report(&Report::Counted { id, stats: served.map(|served| Box::new(served.stats())) });
+    /// The device's queues. Not under the lock: an I/O thread may want that to let go of a device.
+    fn served(&self, id: u32) -> Option<Arc<ublk::Served>> {
+        self.devices().get(&id).and_then(|charge| charge.served.clone())
+    }
+
+    fn listen(&self, fds: Vec<OwnedFd>) -> Option<OwnedFd> {
+        let socket = fds.into_iter().next()?;
+        match rendezvous::take_over(&socket) {
+            Ok(()) => Some(socket),
+            Err(error) => {
+                log::warn(format_args!("worker: no later server will find it: {error}"));
+                None
+            }
+        }
     }
 
     /// A device is closed.
@@ -188,31 +226,97 @@ impl Worker {
         // Reported first: whoever sees that no device is open may end the process.
         self.report(&Report::Closed { id });
         open.remove(&id);
-        self.closed.notify_all();
+        if open.is_empty() {
+            // Full means that it rings already.
+            let _ = rustix::io::write(&self.idle, &1u64.to_ne_bytes());
+        }
     }
 
     fn report(&self, report: &Report) {
-        match protocol::send(&self.control, report, &[]) {
+        self.tell(report, &[]);
+    }
+
+    fn tell(&self, report: &Report, fds: &[BorrowedFd<'_>]) {
+        match protocol::send(&*self.control(), report, fds) {
             Ok(()) => {}
-            // The supervisor is gone; its successor reads the kernel's state instead.
+            // The supervisor is gone; its successor asks.
             Err(error)
                 if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
             Err(error) => log::warn(format_args!("worker: cannot report {report:?}: {error}")),
         }
     }
 
-    fn await_the_end(&self) {
-        let mut open = self.devices();
-        while !open.is_empty() {
-            open = self.closed.wait(open).unwrap_or_else(PoisonError::into_inner);
+    /// Waits for the next supervisor and tells it everything; `false` when there is no device left to wait for.
+    fn await_successor(&self, successors: Option<&OwnedFd>) -> bool {
+        while !self.devices().is_empty() {
+            let mut fds = vec![PollFd::new(&self.idle, PollFlags::IN)];
+            fds.extend(successors.map(|socket| PollFd::new(socket, PollFlags::IN)));
+            if let Err(error) = rustix::event::poll(&mut fds, None) {
+                log::warn(format_args!("worker: cannot wait: {error}"));
+            }
+            let [idle, calls] = [0, 1].map(|index| fds.get(index).is_some_and(|fd| !fd.revents().is_empty()));
+            if idle {
+                // Only that it rang matters.
+                let _ = rustix::io::read(&self.idle, &mut [0; 8]);
+            }
+            if let Some(socket) = successors.filter(|_| calls) {
+                match rendezvous::answer(socket) {
+                    Ok(control) => {
+                        self.introduce(control);
+                        return true;
+                    }
+                    Err(error) => log::warn(format_args!("worker: a call came to nothing: {error}")),
+                }
+            }
         }
+        false
     }
 
-    fn devices(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+    /// Tells a new supervisor what there is.
+    fn introduce(&self, control: OwnedFd) {
+        let held: Vec<_> = {
+            let mut open = self.devices();
+            *lock(&self.control) = Arc::new(control);
+            // What closes from here on is reported to the new one. What closed already has no files any more.
+            let charges = open.values_mut();
+            charges
+                .filter_map(|charge| charge.served.as_ref()?.backing().map(|files| charge.held(files)))
+                .collect()
+        };
+        self.report(&Report::Started { threads: self.threads.count(), notes: self.notes.clone() });
+        for held in held {
+            match held {
+                Ok((serve, files, keepsakes)) => {
+                    // Those of the way below are behind them, and stay here.
+                    let own = files.files().get(..serve.files.len()).unwrap_or_default();
+                    let fds = kept::descriptors(own, &keepsakes);
+                    self.tell(&Report::Held(Box::new(serve)), &fds);
+                }
+                Err(error) => log::warn(format_args!("worker: cannot hand a device over: {error}")),
+            }
+        }
+        self.report(&Report::Handed { version: protocol::VERSION });
+    }
+
+    fn control(&self) -> Arc<OwnedFd> {
+        Arc::clone(&lock(&self.control))
+    }
+
+    fn devices(&self) -> MutexGuard<'_, BTreeMap<u32, Charge>> {
         lock(&self.open)
     }
 }
 
+impl Charge {
+    /// What a successor needs of it, in copies.
+    fn held(&self, files: Arc<Backing>) -> io::Result<(Serve, Arc<Backing>, Keepsakes)> {
+        let copy = |fd: &Option<OwnedFd>| fd.as_ref().map(OwnedFd::try_clone).transpose();
+        let Keepsakes { lease, cgroup } = &self.keepsakes;
+        Ok((self.serve.clone(), files, Keepsakes { lease: copy(lease)?, cgroup: copy(cgroup)? }))
+    }
+}
+
+/// A panic elsewhere ends the process anyway.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -223,15 +327,15 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::worker::protocol::tests::serve;
 
     #[test]
     fn a_device_that_is_not_served_has_no_numbers() {
         let (control, supervisor) = protocol::pair().unwrap();
-        let worker = Arc::new(Worker::new(control));
-        let threads = IoThreads::start(1).unwrap();
+        let worker = Worker::new(control, IoThreads::start(1).unwrap(), Vec::new()).unwrap();
         protocol::send(&supervisor, &Order::Stat { id: 3 }, &[]).unwrap();
         rustix::net::shutdown(&supervisor, rustix::net::Shutdown::Write).unwrap();
-        worker.obey(&threads);
+        worker.obey(&mut None);
         let answer = protocol::receive::<Report>(&supervisor).unwrap().unwrap().0;
         assert_eq!(answer, Report::Counted { id: 3, stats: None });
     }
@@ -239,12 +343,13 @@ mod tests {
     #[test]
     fn a_number_that_is_taken_again_at_once_stays_open() {
         let (control, supervisor) = protocol::pair().unwrap();
-        let worker = Arc::new(Worker::new(control));
-        worker.devices().insert(3);
+        let worker = Worker::new(control, IoThreads::start(1).unwrap(), Vec::new()).unwrap();
+        let charge = || Charge { serve: serve(Vec::new()), keepsakes: Keepsakes::default(), served: None };
+        worker.devices().insert(3, charge());
         // Nobody reads, so that the report of the closing waits and the rest can overtake it.
-        rustix::io::ioctl_fionbio(&worker.control, true).unwrap();
-        while protocol::send(&worker.control, &Report::Ready { id: 9 }, &[]).is_ok() {}
-        rustix::io::ioctl_fionbio(&worker.control, false).unwrap();
+        rustix::io::ioctl_fionbio(&*worker.control(), true).unwrap();
+        while protocol::send(&*worker.control(), &Report::Ready { id: 9 }, &[]).is_ok() {}
+        rustix::io::ioctl_fionbio(&*worker.control(), false).unwrap();
         let closing = thread::spawn({
             let worker = Arc::clone(&worker);
             move || worker.let_go(3)
@@ -252,12 +357,12 @@ mod tests {
         thread::sleep(Duration::from_millis(200));
         let serving = thread::spawn({
             let worker = Arc::clone(&worker);
-            move || worker.devices().insert(3)
+            move || drop(worker.devices().insert(3, charge()))
         });
         thread::sleep(Duration::from_millis(200));
         while protocol::receive::<Report>(&supervisor).unwrap().unwrap().0 != (Report::Closed { id: 3 }) {}
         closing.join().unwrap();
         serving.join().unwrap();
-        assert!(worker.devices().contains(&3), "the worker would end under a live device");
+        assert!(worker.devices().contains_key(&3), "the worker would end under a live device");
     }
 }

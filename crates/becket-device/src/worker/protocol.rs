@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use becket_engine::{Geometry, Summary};
 use becket_image::{Backing, Map};
-use becket_transport::ublk::Setup;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
@@ -17,6 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::{BelowFacts, FileFacts};
 
+/// Changes when an older worker could misunderstand an order, or a newer supervisor a report.
+pub(crate) const VERSION: u32 = 1;
 /// Longest packet in bytes; a map of some 30,000 extents fits.
 const LARGEST: usize = 4 << 20;
 /// The kernel passes no more descriptors at once (SCM_MAX_FD).
@@ -26,9 +27,11 @@ const MOST_FDS: usize = 253;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Order {
-    /// Serve a device. The descriptors: its ublkcN, then of each file the buffered one and the direct one
-    /// where there is one, then those of [`BelowFacts`] where there are such.
+    /// Serve a device. The descriptors: its ublkcN, then those of [`Kept`](super::kept::Kept), then those of [`BelowFacts`]
+    /// where there are such.
     Serve(Box<Serve>),
+    /// Take the next supervisor's call here, once this one is gone. The descriptor: a socket that listens.
+    Await,
     /// Look the requests of a device up in another map of the same files. Answered like `Serve`.
     Remap { id: u32, map: Map },
     /// Send the requests of a device past the page cache, or through it. Answered like `Serve`.
@@ -50,6 +53,21 @@ pub(crate) struct Serve {
     pub(crate) files: Vec<FileFacts>,
     pub(crate) below: Option<BelowFacts>,
     pub(crate) direct_io: bool,
+    /// The number that the kernel keeps with the device.
+    pub(crate) mark: u64,
+    /// The worker serves this device alone.
+    pub(crate) isolated: bool,
+    /// A lease's pipe comes along.
+    pub(crate) lease: bool,
+    /// The `cgroup.procs` of an isolated worker comes along.
+    pub(crate) cgroup: bool,
+}
+
+/// What a supervisor says to a worker that it did not start. The descriptor: its new connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Succession {
+    /// [`VERSION`] of the sender. A worker answers whatever it is; the successor judges.
+    pub(crate) version: u32,
 }
 
 /// What the worker tells the supervisor.
@@ -68,6 +86,10 @@ pub(crate) enum Report {
     Counted { id: u32, stats: Option<Box<Summary>> },
     /// Every descriptor of the device is closed.
     Closed { id: u32 },
+    /// To a successor: a device that it serves. The descriptors: those of [`Kept`](super::kept::Kept).
+    Held(Box<Serve>),
+    /// To a successor: all has been said.
+    Handed { version: u32 },
 }
 
 /// Two ends of a connection that keeps packets apart; both are close-on-exec.
@@ -151,22 +173,20 @@ fn next_length(socket: impl AsFd) -> io::Result<Option<usize>> {
     }
 }
 
-impl Serve {
-    /// Puts the descriptors back where they belong.
-    pub(crate) fn with(self, mut fds: Vec<OwnedFd>) -> io::Result<Setup> {
-        let below = self.below.map(|below| below.with(&mut fds)).transpose()?;
-        let mut fds = fds.into_iter();
-        let char_device = fds.next().ok_or_else(|| wrong("the device's descriptor is missing"))?;
-        let files = backings(self.files, fds)?;
-        let Serve { id, queues, depth, flags, geometry, map, direct_io, .. } = self;
-        Ok(Setup { id, queues, depth, flags, geometry, char_device, map, files, below, direct_io })
-    }
-}
-
 /// Joins what is said of files with their descriptors, which must be as many as announced.
 pub(crate) fn backings(
     files: Vec<FileFacts>,
     mut fds: impl Iterator<Item = OwnedFd>,
+) -> io::Result<Vec<Backing>> {
+    let joined = take_backings(files, &mut fds)?;
+    nothing_left(fds)?;
+    Ok(joined)
+}
+
+/// The same, of the first descriptors among others.
+pub(crate) fn take_backings(
+    files: Vec<FileFacts>,
+    fds: &mut impl Iterator<Item = OwnedFd>,
 ) -> io::Result<Vec<Backing>> {
     let mut next = || fds.next().ok_or_else(|| wrong("a file's descriptor is missing"));
     let mut joined = Vec::with_capacity(files.len());
@@ -175,20 +195,22 @@ pub(crate) fn backings(
         let direct = if direct { Some(next()?) } else { None };
         joined.push(Backing { buffered, direct, facts });
     }
-    match fds.next() {
-        None => Ok(joined),
-        Some(_) => Err(wrong("there are more descriptors than files")),
-    }
+    Ok(joined)
 }
 
-fn wrong(what: &str) -> io::Error {
+/// Refuses descriptors that nobody announced.
+pub(crate) fn nothing_left(mut fds: impl Iterator<Item = OwnedFd>) -> io::Result<()> {
+    fds.next().map_or(Ok(()), |_| Err(wrong("there are more descriptors than files")))
+}
+
+/// A message that makes no sense.
+pub(crate) fn wrong(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::fs::File;
-    use std::os::unix::fs::MetadataExt;
 
     use becket_engine::Activity;
     use becket_image::{BackingKind, Facts};
@@ -215,7 +237,7 @@ mod tests {
         }
     }
 
-    fn serve(files: Vec<FileFacts>) -> Serve {
+    pub(crate) fn serve(files: Vec<FileFacts>) -> Serve {
         Serve {
             id: 3,
             queues: 2,
@@ -239,72 +261,11 @@ mod tests {
             files,
             below: None,
             direct_io: true,
+            mark: 7,
+            isolated: false,
+            lease: false,
+            cgroup: false,
         }
-    }
-
-    #[test]
-    fn an_order_arrives_with_its_descriptors_in_order() {
-        let temp = tempfile::tempdir().unwrap();
-        let open = |name: &str| File::create(temp.path().join(name)).unwrap();
-        let (char_device, buffered, direct, other) = (open("c"), open("b"), open("d"), open("o"));
-        let files =
-            vec![FileFacts { facts: facts(), direct: true }, FileFacts { facts: facts(), direct: false }];
-        let sent = serve(files);
-        let (a, b) = pair().unwrap();
-        let fds = [char_device.as_fd(), buffered.as_fd(), direct.as_fd(), other.as_fd()];
-        send(&a, &Order::Serve(Box::new(sent.clone())), &fds).unwrap();
-        let (Order::Serve(received), passed) = receive::<Order>(&b).unwrap().unwrap() else { panic!() };
-        assert_eq!(*received, sent);
-        let setup = received.with(passed).unwrap();
-        let inode =
-            |fd: BorrowedFd<'_>| File::from(fd.try_clone_to_owned().unwrap()).metadata().unwrap().ino();
-        assert_eq!(inode(setup.char_device.as_fd()), inode(char_device.as_fd()));
-        assert_eq!(inode(setup.files[0].buffered.as_fd()), inode(buffered.as_fd()));
-        assert_eq!(inode(setup.files[0].direct.as_ref().unwrap().as_fd()), inode(direct.as_fd()));
-        assert_eq!(inode(setup.files[1].buffered.as_fd()), inode(other.as_fd()));
-        assert!(setup.files[1].direct.is_none());
-        for fd in [setup.char_device.as_fd(), setup.files[0].buffered.as_fd()] {
-            assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
-        }
-    }
-
-    #[test]
-    fn the_way_below_comes_last() {
-        let temp = tempfile::tempdir().unwrap();
-        let open = |name: &str| OwnedFd::from(File::create(temp.path().join(name)).unwrap());
-        let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
-        let fds = ["c", "b", "disk", "lease"].map(open);
-        let inodes = fds.each_ref().map(inode);
-        let mut sent = serve(vec![FileFacts { facts: facts(), direct: false }]);
-        sent.below = Some(BelowFacts {
-            map: Map::contiguous(1, 8192, 4096),
-            untouched: becket_image::Untouched { size: 4096, changed: (-1, 999_999_999) },
-            device: "/dev/x".into(),
-        });
-        let text = serde_json::to_string(&sent).unwrap();
-        let received: Serve = serde_json::from_str(&text).unwrap();
-        assert_eq!(received, sent);
-        let setup = received.with(fds.into()).unwrap();
-        let below = setup.below.unwrap();
-        assert_eq!(
-            [inode(&setup.char_device), inode(&setup.files[0].buffered), inode(&below.disk)],
-            inodes[..3]
-        );
-        assert_eq!(rustix::fs::fstat(&below.lease).unwrap().st_ino, inodes[3]);
-        assert_eq!(below.lease.untouched().changed, (-1, 999_999_999));
-        sent.files.clear();
-        assert!(sent.with(vec![open("only")]).is_err());
-    }
-
-    #[test]
-    fn too_few_and_too_many_descriptors_are_refused() {
-        let null = || OwnedFd::from(File::open("/dev/null").unwrap());
-        let one = vec![FileFacts { facts: facts(), direct: true }];
-        for count in [0, 1, 2, 4] {
-            let fds = (0..count).map(|_| null()).collect();
-            assert!(serve(one.clone()).with(fds).is_err(), "{count} descriptors");
-        }
-        serve(one).with((0..3).map(|_| null()).collect()).unwrap();
     }
 
     /// Each number another one, and as large as numbers are.
@@ -348,6 +309,8 @@ mod tests {
             Report::Counted { id: 2, stats: None },
             Report::Closed { id: 1 },
             Report::Refused { why: "y".into() },
+            Report::Held(Box::new(serve(Vec::new()))),
+            Report::Handed { version: VERSION },
         ];
         for report in &reports {
             send(&a, report, &[]).unwrap();

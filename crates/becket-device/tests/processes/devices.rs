@@ -2,8 +2,8 @@
 //! None is left attached, also by a test that fails.
 
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::path::{Path, PathBuf};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -129,45 +129,6 @@ fn keeper_dies(place: &Place, via: &str) {
     assert_eq!(keeper.ends(testkit::scaled(Duration::from_secs(5))), Some(0));
     assert!(testkit::wait_until(Duration::from_secs(1), gone));
     assert_eq!(place.records(), 0);
-}
-
-pub(crate) fn whoever_dies_the_device_is_told_and_cleaned(place: &Place) {
-    if !place.has_ublk() {
-        return;
-    }
-    let image = place.image("image", 1 << 20);
-    let image = image.to_str().unwrap();
-    let cases: [(&[&str], &str); 3] =
-        [(&["server_pid"], "orphaned"), (&["worker_pid"], "lost"), (&["worker_pid", "server_pid"], "lost")];
-    for (victims, state) in cases {
-        let info = place.run(&["attach", image, "name=one", "via=ublk"]).unwrap();
-        let node = PathBuf::from(info["device"].as_str().unwrap());
-        for victim in victims {
-            let pid = i32::try_from(info[victim].as_i64().unwrap()).unwrap();
-            let pid = rustix::process::Pid::from_raw(pid).unwrap();
-            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-        }
-        let told = || place.run(&["list"]).unwrap()[0]["state"] == state;
-        assert!(
-            testkit::wait_until(Duration::from_secs(2), told),
-            "{victims:?}: {}",
-            place.run(&["list"]).unwrap()
-        );
-        if state == "orphaned" {
-            let mut block = [1; 512];
-            File::open(&node).unwrap().read_exact(&mut block).unwrap();
-            assert_eq!(block, [0; 512], "it still serves");
-        }
-        place.run(&["detach", "one"]).unwrap();
-        assert_eq!(place.run(&["list"]).unwrap(), Value::Array(vec![]), "{victims:?}");
-        let char_device = format!("/sys/class/ublk-char/ublkc{}", info["number"]);
-        assert!(!Path::new(&char_device).exists(), "{victims:?}: the kernel forgot it");
-        assert!(!node.exists(), "{victims:?}");
-        assert_eq!(place.records(), 0);
-    }
-    // Nothing holds the image's locks any more.
-    place.run(&["attach", image, "name=one", "via=ublk"]).unwrap();
-    place.run(&["detach", "one"]).unwrap();
 }
 
 pub(crate) fn a_failed_attach_leaves_nothing(place: &Place) {

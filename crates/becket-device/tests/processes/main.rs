@@ -3,12 +3,14 @@
 //! The program is its own supervisor and worker (`/proc/self/exe serve`), so it has a harness of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
+mod deaths;
 mod devices;
 mod place;
 mod server;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -17,6 +19,7 @@ use std::time::Duration;
 
 use becket_device::{AttachOptions, DetachOptions, ServeOptions, Via};
 
+use deaths::*;
 use devices::*;
 use place::Place;
 use server::*;
@@ -25,8 +28,16 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
-        ["serve", "--ready-fd", number] => serve(Some(number.parse().unwrap())),
-        ["serve"] => serve(None),
+        ["serve", "--ready-fd", number] => {
+            serve(ServeOptions { ready_fd: Some(inherited(number)), ..ServeOptions::default() })
+        }
+        ["serve", "--after-fd", number] => {
+            serve(ServeOptions { after_fd: Some(inherited(number)), ..ServeOptions::default() })
+        }
+        ["serve", "--takeover"] => {
+            serve(ServeOptions { stay: true, takeover: true, ..ServeOptions::default() })
+        }
+        ["serve"] => serve(ServeOptions { stay: true, ..ServeOptions::default() }),
         ["worker"] => becket_device::worker_main().map_err(|error| error.to_string()),
         ["attach", image, more @ ..] => attach(image, more),
         ["lease", image, via] => lease(image, via),
@@ -52,7 +63,7 @@ fn main() -> ExitCode {
 
 type Test = (&'static str, fn(&Place));
 
-const TESTS: [Test; 15] = [
+const TESTS: [Test; 19] = [
     ("worker_gives_up_its_rights", worker_gives_up_its_rights),
     ("worker_answers_within_tight_limits", worker_answers_within_tight_limits),
     ("worker_is_not_started_by_hand", worker_is_not_started_by_hand),
@@ -66,7 +77,14 @@ const TESTS: [Test; 15] = [
     ("a_device_in_use_stays", a_device_in_use_stays),
     ("a_killed_keeper_s_device_goes", a_killed_keepers_device_goes),
     ("a_failed_attach_leaves_nothing", a_failed_attach_leaves_nothing),
-    ("whoever_dies_the_device_is_told_and_cleaned", whoever_dies_the_device_is_told_and_cleaned),
+    ("whoever_dies_the_device_goes_on", whoever_dies_the_device_goes_on),
+    (
+        "whoever_dies_with_all_others_the_device_is_told_and_cleaned",
+        whoever_dies_with_all_others_the_device_is_told_and_cleaned,
+    ),
+    ("whoever_dies_a_lease_is_kept", whoever_dies_a_lease_is_kept),
+    ("an_upgrade_replaces_server_and_worker", an_upgrade_replaces_server_and_worker),
+    ("an_isolated_device_has_a_worker_of_its_own", an_isolated_device_has_a_worker_of_its_own),
     ("a_served_device_goes_with_its_keeper", a_served_device_goes_with_its_keeper),
 ];
 
@@ -93,10 +111,12 @@ fn run_tests(filters: &[&str]) -> ExitCode {
 
 // What the started copies do.
 
-fn serve(ready: Option<i32>) -> Result<(), String> {
-    let ready_fd = ready.map(becket_device::inherited_fd).transpose().map_err(|error| error.to_string())?;
-    let stay = ready_fd.is_none();
-    becket_device::serve(ServeOptions { stay, ready_fd }).map_err(|error| error.to_string())
+fn inherited(number: &str) -> OwnedFd {
+    becket_device::inherited_fd(number.parse().unwrap()).unwrap()
+}
+
+fn serve(options: ServeOptions) -> Result<(), String> {
+    becket_device::serve(options).map_err(|error| error.to_string())
 }
 
 fn show<T: serde::Serialize>(result: Result<T, becket_device::Error>) -> Result<(), String> {
@@ -116,6 +136,7 @@ fn attach(image: &str, more: &[&str]) -> Result<(), String> {
             ("name", name) => options.name = Some(name.to_owned()),
             ("offset", offset) => options.offset = offset.parse().unwrap(),
             ("via", via) => options.via = via.parse().unwrap(),
+            ("isolate", isolate) => options.isolate = isolate.parse().unwrap(),
             ("partitions", partitions) => options.partitions = partitions.parse().unwrap(),
             other => panic!("{other:?}"),
         }

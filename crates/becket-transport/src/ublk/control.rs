@@ -116,13 +116,14 @@ impl Control {
         Ok(params)
     }
 
-    /// Makes the disk appear. Blocks until the server has fetched every tag; `pid` is the process that opened the char
-    /// device (its thread group).
+    /// Makes the disk appear. Blocks until the server has fetched every tag, or `patience` is over; `pid` is the
+    /// process that opened the char device (its thread group).
     ///
     /// # Errors
-    /// `EEXIST`: it is started. `EINVAL`: `pid` is not the server. `EINTR`: the server died before.
-    pub fn start(&self, id: u32, pid: u32) -> Result<(), Error> {
-        self.command("START_DEV", uapi::UBLK_U_CMD_START_DEV, id, u64::from(pid))
+    /// `EEXIST`: it is started. `EINVAL`: `pid` is not the server. `EINTR`: the server died before. Timed out: the
+    /// driver did not take every FETCH, or the server died.
+    pub fn start(&self, id: u32, pid: u32, patience: Duration) -> Result<(), Error> {
+        self.patiently("START_DEV", uapi::UBLK_U_CMD_START_DEV, id, pid, patience)
     }
 
     /// Removes the disk, also one that is in use.
@@ -204,12 +205,24 @@ impl Control {
         self.command("START_USER_RECOVERY", uapi::UBLK_U_CMD_START_USER_RECOVERY, id, 0)
     }
 
-    /// Completes the take-over. Blocks until the new server has fetched every tag; `pid` as in [`Control::start`].
+    /// Completes the take-over. Blocks as [`Control::start`] does, whose `pid` it takes.
     ///
     /// # Errors
-    /// `EINVAL`: `pid` is not the server. `EBUSY`: no take-over has begun.
-    pub fn end_recovery(&self, id: u32, pid: u32) -> Result<(), Error> {
-        self.command("END_USER_RECOVERY", uapi::UBLK_U_CMD_END_USER_RECOVERY, id, u64::from(pid))
+    /// `EINVAL`: `pid` is not the server. `EBUSY`: no take-over has begun. Timed out, as [`Control::start`].
+    pub fn end_recovery(&self, id: u32, pid: u32, patience: Duration) -> Result<(), Error> {
+        self.patiently("END_USER_RECOVERY", uapi::UBLK_U_CMD_END_USER_RECOVERY, id, pid, patience)
+    }
+
+    /// A command that waits for the server `pid`.
+    fn patiently(
+        &self,
+        name: &'static str,
+        number: u32,
+        id: u32,
+        pid: u32,
+        patience: Duration,
+    ) -> Result<(), Error> {
+        self.send_within::<u64>(name, number, Some(id), u64::from(pid), None, Some(patience)).map(drop)
     }
 
     /// A command about a device that has one inline argument and no buffer.
@@ -225,11 +238,25 @@ impl Control {
         data: u64,
         buffer: Option<&mut T>,
     ) -> Result<i32, Error> {
+        self.send_within(name, number, id, data, buffer, None)
+    }
+
+    fn send_within<T: Plain>(
+        &self,
+        name: &'static str,
+        number: u32,
+        id: Option<u32>,
+        data: u64,
+        buffer: Option<&mut T>,
+        patience: Option<Duration>,
+    ) -> Result<i32, Error> {
         let command =
             CtrlCmd { dev_id: id.unwrap_or(u32::MAX), queue_id: u16::MAX, data, ..CtrlCmd::default() };
         let mut ring = self.ring()?;
-        let answer = ring.send(self.device.as_fd(), number, command, buffer);
-        self.give_back(ring);
+        let answer = ring.send(self.device.as_fd(), number, command, buffer, patience);
+        if !answer.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
+            self.give_back(ring);
+        }
         // A number that the caller did not choose would only confuse.
         let device = id.filter(|&id| id != u32::MAX);
         answer.map_err(|source| Error::Command { command: name, device, source })

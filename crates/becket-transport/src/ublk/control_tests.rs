@@ -51,6 +51,9 @@ fn geometry() -> Geometry {
     }
 }
 
+/// Longer than any command takes whose server is there.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 fn errno<T>(result: Result<T, Error>) -> Option<i32> {
     result.err().and_then(|error| error.raw_os_error())
 }
@@ -90,6 +93,17 @@ fn a_device_is_added_described_and_deleted() {
 }
 
 #[test]
+fn a_start_that_nobody_fetches_for_gives_up() {
+    let Some(control) = control("ublk_control_patience") else { return };
+    let added = Added(&control, control.add(request()).unwrap());
+    control.set_params(added.1.dev_id, &geometry()).unwrap();
+    let _char_device = open_char(added.1.dev_id).unwrap();
+    let error = control.start(added.1.dev_id, std::process::id(), Duration::from_millis(100)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    // The command was broken off and holds nothing: the device can still be deleted.
+}
+
+#[test]
 fn numbers_are_unique_and_can_be_chosen() {
     let Some(control) = control("ublk_control_numbers") else { return };
     let added = Added(&control, control.add(request()).unwrap());
@@ -117,7 +131,8 @@ fn a_device_that_is_not_there_is_an_error_of_its_own() {
         control.del(absent),
         control.params(absent).map(drop),
         control.set_params(absent, &geometry()),
-        control.start(absent, std::process::id()),
+        control.start(absent, std::process::id(), PATIENCE),
+        control.end_recovery(absent, std::process::id(), PATIENCE),
     ] {
         let error = result.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");

@@ -84,8 +84,13 @@ const MAX_IO_COPY: u32 = 256 << 10;
 /// Longest request in zero-copy mode, in bytes.
 const MAX_IO_ZERO_COPY: u32 = 1 << 20;
 
-/// Flags that both modes ask for; the kernel masks what it does not know.
+/// Flags that all modes ask for; the kernel masks what it does not know.
+///
+/// Without its server a disk stays: requests wait, and those that the server had are issued again to the next one.
 const COMMON: u64 = uapi::UBLK_F_CMD_IOCTL_ENCODE
+    | uapi::UBLK_F_USER_RECOVERY
+    | uapi::UBLK_F_USER_RECOVERY_REISSUE
+    | uapi::UBLK_F_QUIESCE
     | uapi::UBLK_F_UPDATE_SIZE
     | uapi::UBLK_F_SAFE_STOP_DEV
     | uapi::UBLK_F_NO_AUTO_PART_SCAN;

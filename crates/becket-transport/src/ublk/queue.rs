@@ -79,6 +79,7 @@ pub fn serve(
         stats: Vec::with_capacity(capacity),
         lease,
         direct_io: AtomicBool::new(direct_io),
+        backing: Arc::downgrade(&backing),
     };
     for number in 0..queues {
         let port = UblkPort::new(number, depth, mode, Arc::clone(&char_device)).map_err(failed)?;
@@ -123,9 +124,15 @@ pub struct Served {
     /// Gone as soon as no queue reads below the image's file.
     lease: Weak<ReadLease>,
     pub(super) direct_io: AtomicBool,
+    backing: Weak<Backing>,
 }
 
 impl Served {
+    /// Where its bytes are; `None` once its queues have ended. They keep the files open, not this.
+    pub fn backing(&self) -> Option<Arc<Backing>> {
+        self.backing.upgrade()
+    }
+
     /// What its queues have done by now. They are not disturbed.
     pub fn stats(&self) -> Summary {
         Summary::of(self.stats.iter().map(|stats| &**stats))

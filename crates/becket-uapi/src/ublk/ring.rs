@@ -4,6 +4,7 @@
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
@@ -58,8 +59,11 @@ impl ControlRing {
     /// Sends a command to `/dev/ublk-control` and blocks until it is answered; the answer is what the kernel
     /// returned, not negative. `command`'s `addr` and `len` are set from `buffer`, which receives what the kernel wrote.
     ///
+    /// With `patience` it gives up after that time. The ring is then to be dropped, which makes the kernel break the
+    /// command off; until it does, the command may still take effect.
+    ///
     /// # Errors
-    /// The command's errno, or the ring's. `InvalidInput` for a number that is no control command or that passes
+    /// The command's errno, or the ring's. `ETIMEDOUT` when it was given up. `InvalidInput` for a number that is no control command or that passes
     /// memory by address ([`super::UBLK_U_CMD_REG_BUF`]).
     pub fn send<T: Plain>(
         &mut self,
@@ -67,6 +71,7 @@ impl ControlRing {
         number: u32,
         command: CtrlCmd,
         buffer: Option<&mut T>,
+        patience: Option<Duration>,
     ) -> io::Result<i32> {
         // What other drivers understand under another number could write anywhere, which would make this unsafe.
         let (group, nr) = (number >> 8 & 0xff, number & 0xff);
@@ -84,7 +89,7 @@ impl ControlRing {
         inline[..size_of::<CtrlCmd>()].copy_from_slice(command.bytes());
         let entry = opcode::UringCmd80::new(types::Fd(control.as_raw_fd()), number).cmd(inline).build();
 
-        let result = self.round_trip(&entry)?;
+        let result = self.round_trip(&entry, patience)?;
         if result >= 0
             && let Some(buffer) = buffer
         {
@@ -95,13 +100,20 @@ impl ControlRing {
     }
 
     /// Submits one entry and waits for its completion. On an error nothing is known of the entry.
-    fn round_trip(&mut self, entry: &squeue::Entry128) -> io::Result<i32> {
+    fn round_trip(&mut self, entry: &squeue::Entry128, patience: Option<Duration>) -> io::Result<i32> {
+        let deadline = patience.and_then(|patience| Instant::now().checked_add(patience));
         // SAFETY: the descriptor is borrowed by the caller, the buffer stays allocated until the completion was seen
         // and is leaked when it was not.
         unsafe { self.0.submission().push(entry) }
             .map_err(|_| io::Error::from(io::ErrorKind::ResourceBusy))?;
         loop {
-            let outcome = self.0.submit_and_wait(1);
+            let outcome = match deadline {
+                None => self.0.submit_and_wait(1),
+                Some(deadline) => {
+                    let left = types::Timespec::from(deadline.saturating_duration_since(Instant::now()));
+                    self.0.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&left))
+                }
+            };
             if let Some(completion) = self.0.completion().next() {
                 return Ok(completion.result());
             }
@@ -109,6 +121,9 @@ impl ControlRing {
                 Ok(_) => {}
                 Err(error)
                     if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ETIME) => {
+                    return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
+                }
                 Err(error) => return Err(error),
             }
         }

@@ -33,7 +33,7 @@ pub(crate) fn run(ui: &Ui, _args: &args::List) -> Result<u8, Failure> {
     let text = table(&rows, &[SIZE_COLUMN, BLOCK_COLUMN]);
     for (line, info) in text.lines().zip([None].into_iter().chain(devices.iter().map(Some))) {
         let colour = match info.map(|info| info.state) {
-            Some(DeviceState::Lost) => Some(Colour::Red),
+            Some(DeviceState::Lost | DeviceState::Failing) => Some(Colour::Red),
             _ => None,
         };
         ui.line(colour.map_or_else(|| line.to_owned(), |colour| ui.paint(colour, line)))?;
@@ -55,7 +55,14 @@ fn row(info: &DeviceInfo, reason: bool) -> Vec<String> {
         printable(&info.image.display().to_string()).replace('\n', "\\n"),
     ];
     if reason {
-        row.push(printable(&info.reason).replace('\n', " "));
+        let mut reason = printable(&info.reason).replace('\n', " ");
+        if let (true, Some(pid)) = (info.isolated, info.worker_pid) {
+            reason.push_str(&format!("; isolated: process {pid} serves it alone"));
+        }
+        if info.recoveries > 0 {
+            reason.push_str(&format!("; recovered {} times", info.recoveries));
+        }
+        row.push(reason);
     }
     row
 }

@@ -5,14 +5,15 @@ use crate::{args, failure::Failure};
 use becket_device::ServeOptions;
 
 pub(crate) fn run(args: &args::Serve) -> Result<u8, Failure> {
-    let ready_fd = args
-        .ready_fd
-        .map(becket_device::inherited_fd)
-        .transpose()
-        .map_err(|error| Failure::io("cannot use the descriptor of --ready-fd", &error))?;
-    // One that a client started is there for its devices only.
-    let stay = ready_fd.is_none() && !args.until_idle;
-    becket_device::serve(ServeOptions { stay, ready_fd })
+    let inherited = |option: &str, number: Option<_>| {
+        let taken = number.map(becket_device::inherited_fd).transpose();
+        taken.map_err(|error| Failure::io(format!("cannot use the descriptor of {option}"), &error))
+    };
+    let ready_fd = inherited("--ready-fd", args.ready_fd)?;
+    let after_fd = inherited("--after-fd", args.after_fd)?;
+    // One that a client started, or that follows one that died, is there for its devices only.
+    let stay = ready_fd.is_none() && after_fd.is_none() && !args.until_idle;
+    becket_device::serve(ServeOptions { stay, ready_fd, takeover: args.takeover, after_fd })
         .map_err(|error| Failure::device("serve", "devices", &error))?;
     Ok(0)
 }

@@ -1,0 +1,134 @@
+//! What a supervisor finds when it begins: records, devices of the kernel, and workers that serve them without a
+//! supervisor. Each device gets its supervisor again, or is said to be lost.
+//!
+//! A record alone is believed nothing: the kernel has to know the device by its mark, and a worker has to hold it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use becket_transport::Kind;
+use becket_transport::ublk::control::DevInfo;
+use becket_uapi::ublk::UBLK_S_DEV_DEAD;
+use rustix::fs::fstat;
+
+use super::devices::Supervisor;
+use super::owned::Owned;
+use super::workers::{Orphan, Server};
+use crate::attach::forget;
+use crate::kernel::{Kernel, System};
+use crate::process::ProcessId;
+use crate::state::{Device, Entry};
+use crate::worker::kept::Kept;
+use crate::{DeviceState, Error, log};
+
+impl Supervisor {
+    /// Takes over what a predecessor has left; answers with its workers.
+    pub(crate) fn adopt(&self) -> Vec<Arc<dyn Server>> {
+        let records: Vec<Device> = match self.store.entries() {
+            Ok(entries) => entries.into_iter().filter_map(|(_, entry)| of_ublk(entry)).collect(),
+            Err(error) => {
+                log::warn(format_args!("server: cannot look for devices: {error}"));
+                Vec::new()
+            }
+        };
+        let orphans = self.workers.orphans(&|| self.on_death());
+        if records.is_empty() && orphans.is_empty() {
+            return Vec::new();
+        }
+        let mut held = HashMap::new();
+        let mut workers = Vec::new();
+        for Orphan { server, held: devices } in orphans {
+            if !devices.iter().any(|kept| kept.serve.isolated) {
+                self.share(Arc::clone(&server));
+            }
+            for kept in devices {
+                held.insert(kept.serve.mark, (kept, Arc::clone(&server)));
+            }
+            workers.push(server);
+        }
+        for record in records {
+            let found = held.remove(&record.mark);
+            let name = record.info.name.clone();
+            if let Err(error) = self.take_over(record, found) {
+                log::warn(format_args!("{name} cannot be taken over: {error}"));
+            }
+        }
+        for (kept, server) in held.into_values() {
+            let (id, pid) = (kept.serve.id, server.id().pid);
+            log::warn(format_args!(
+                "ublk device {id} has no record; worker {pid} serves it until it is stopped"
+            ));
+        }
+        workers
+    }
+
+    /// One record, with the worker that holds its device.
+    fn take_over(&self, record: Device, found: Option<(Kept, Arc<dyn Server>)>) -> Result<(), Error> {
+        let driver = self.driver()?;
+        let id = record.info.number;
+        let Some(info) = driver.info(id)?.filter(|info| info.ublksrv_flags == record.mark) else {
+            forget(&self.store, &record);
+            return Ok(());
+        };
+        if record.starting || is_dead(&info) {
+            // Our predecessor was making it, or taking it away.
+            driver.stop(id)?;
+            driver.del(id)?;
+            forget(&self.store, &record);
+            log::warn(format_args!("{} had no disk yet, or none any more: removed", record.info.name));
+            return Ok(());
+        }
+        let Some((kept, server)) = found.filter(|(kept, _)| is_image_of(kept, &record)) else {
+            if record.worker.is_some_and(|worker| System.alive(worker)) {
+                let what = "its worker cannot be talked to and goes on without a server".to_owned();
+                return Err(Error::Worker { what });
+            }
+            log::warn(format_args!(
+                "{} is lost: its worker died with its server; `becket detach` removes it",
+                record.info.name
+            ));
+            return Ok(());
+        };
+        let mut device = record.clone();
+        device.server = Some(ProcessId::own());
+        device.info.server_pid = Some(std::process::id());
+        device.worker = Some(server.id());
+        device.info.worker_pid = Some(server.id().pid);
+        if device.info.state != DeviceState::Detaching {
+            device.info.state = DeviceState::Live;
+        }
+        if !self.store.update(&record, device.clone())? {
+            return Err(Error::NoDevice { target: record.info.name });
+        }
+        log::warn(format_args!("{} taken over from a server that is gone", device.info.name));
+        self.own(&Owned::new(device, kept, server));
+        Ok(())
+    }
+}
+
+fn of_ublk(entry: Entry) -> Option<Device> {
+    match entry {
+        Entry::Device(device) if device.info.transport == Kind::Ublk && device.mark != 0 => Some(*device),
+        _ => None,
+    }
+}
+
+/// Whether it has no disk.
+fn is_dead(info: &DevInfo) -> bool {
+    info.state == UBLK_S_DEV_DEAD
+}
+
+/// Whether the descriptors are of the image that was recorded.
+fn is_image_of(kept: &Kept, record: &Device) -> bool {
+    let first = kept.files.first().and_then(|file| fstat(&file.buffered).ok());
+    let same = first.is_some_and(|stat| (stat.st_dev, stat.st_ino) == (record.image.dev, record.image.ino));
+    let same = same && kept.serve.id == record.info.number;
+    if !same {
+        log::warn(format_args!("{}: its worker holds another image; not taken over", record.info.name));
+    }
+    same
+}
+
+#[cfg(test)]
+#[path = "adopt_tests.rs"]
+mod tests;

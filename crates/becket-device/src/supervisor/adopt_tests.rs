@@ -1,0 +1,163 @@
+use super::*;
+use crate::DeviceInfo;
+use crate::control::Detach;
+use crate::control::server::Service;
+use crate::supervisor::devices::lock;
+use crate::supervisor::doubles::{FEATURES, FakeServer, Stage};
+use becket_uapi::ublk as uapi;
+use std::fs;
+use std::sync::atomic::Ordering;
+
+/// The stage of a supervisor whose predecessor attached `names` and died; with the worker that serves them.
+fn after_a_death(names: &[&str], features: u64) -> (Stage, Arc<FakeServer>) {
+    let stage = Stage::with(features);
+    for name in names {
+        let request = stage.bench.request(Some(name));
+        stage.supervisor.attach(request, vec![stage.bench.fd(true, 0)]).unwrap();
+    }
+    let kept: Vec<Kept> = {
+        let mut devices = lock(&stage.supervisor.devices);
+        let take = |owned: &Arc<Owned>| {
+            let state = lock(&owned.state);
+            Kept::new(state.kept.serve.clone(), vec![stage.bench.fd(true, 0)]).unwrap()
+        };
+        let kept = devices.values().map(take).collect();
+        // Forgotten, and not detached: that is what death does.
+        devices.clear();
+        kept
+    };
+    let worker = stage.worker(0);
+    // The records are the predecessor's.
+    for name in names {
+        let record = stage.bench.store.device(name).unwrap().unwrap();
+        let theirs = Device { server: Some(ProcessId { pid: u32::MAX, start: 1 }), ..record.clone() };
+        assert!(stage.bench.store.update(&record, theirs).unwrap());
+    }
+    lock(&stage.workers.orphans).push(Orphan { server: Arc::clone(&worker) as Arc<dyn Server>, held: kept });
+    stage.done();
+    (stage, worker)
+}
+
+fn names(infos: &[DeviceInfo]) -> Vec<&str> {
+    infos.iter().map(|info| info.name.as_str()).collect()
+}
+
+#[test]
+fn a_successor_owns_what_its_predecessor_owned() {
+    let (stage, worker) = after_a_death(&["one", "two"], FEATURES);
+    assert_eq!(stage.supervisor.adopt().len(), 1);
+    assert_eq!(names(&stage.supervisor.list()), ["one", "two"]);
+    let record = stage.bench.store.device("one").unwrap().unwrap();
+    assert_eq!(record.server, Some(ProcessId::own()));
+    assert_eq!(stage.done(), Vec::<String>::new(), "nothing was done to the devices");
+    // New devices go to the same worker, and its death is mourned.
+    let request = stage.bench.request(Some("three"));
+    stage.supervisor.attach(request, vec![stage.bench.fd(true, 0)]).unwrap();
+    assert!(stage.done().contains(&"serve 900003 by 0".to_owned()));
+    worker.die();
+    assert!(stage.supervisor.list().iter().all(|info| info.recoveries == 1));
+    stage.supervisor.detach(&Detach { name: "two".to_owned(), lazy: false }).unwrap();
+    assert_eq!(names(&stage.supervisor.list()), ["one", "three"]);
+}
+
+#[test]
+fn records_that_cannot_be_trusted_are_set_aside_and_others_are_not_disturbed() {
+    let (stage, _) = after_a_death(&["good", "corrupt", "foreign", "lied"], FEATURES);
+    let records = stage.bench.store.runtime().records();
+    let path = |name: &str| records.join(format!("{name}.json"));
+    fs::write(path("corrupt"), b"{\"version\":1,").unwrap();
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let foreign = fs::read_to_string(path("foreign")).unwrap();
+    fs::write(path("foreign"), foreign.replace(boot.trim(), "00000000-0000-0000-0000-000000000000")).unwrap();
+    // A record that means somebody else's device: the mark is another one.
+    let record = stage.bench.store.device("lied").unwrap().unwrap();
+    let lied = Device { mark: record.mark ^ 1, ..record.clone() };
+    assert!(stage.bench.store.update(&record, lied).unwrap());
+
+    stage.supervisor.adopt();
+    assert_eq!(names(&stage.supervisor.list()), ["good"]);
+    assert_eq!(stage.done(), Vec::<String>::new(), "no device is touched for the sake of such a record");
+    assert!(path("corrupt").with_extension("json.corrupt").exists() && !path("corrupt").exists());
+    assert!(path("foreign").with_extension("json.foreign").exists() && !path("foreign").exists());
+    assert!(!path("lied").exists());
+}
+
+#[test]
+fn what_was_half_made_or_half_gone_is_removed() {
+    let (stage, _) = after_a_death(&["half", "dead", "gone"], FEATURES);
+    let record = stage.bench.store.device("half").unwrap().unwrap();
+    assert!(stage.bench.store.update(&record, Device { starting: true, ..record.clone() }).unwrap());
+    let numbers =
+        ["half", "dead", "gone"].map(|name| stage.bench.store.device(name).unwrap().unwrap().info.number);
+    lock(&stage.driver.devices).get_mut(&numbers[1]).unwrap().state = uapi::UBLK_S_DEV_DEAD;
+    lock(&stage.driver.devices).remove(&numbers[2]);
+    stage.supervisor.adopt();
+    assert!(stage.supervisor.idle());
+    let [half, dead, _] = numbers;
+    let mut done = stage.done();
+    done.sort();
+    let mut expected = [half, dead].map(|id| [format!("delete {id}"), format!("stop {id}")]).concat();
+    expected.sort();
+    assert_eq!(done, expected);
+    assert_eq!(stage.bench.left_behind(), Vec::<String>::new());
+}
+
+#[test]
+fn a_device_without_its_worker_is_lost_and_can_still_be_detached() {
+    let (stage, worker) = after_a_death(&["one"], FEATURES);
+    lock(&stage.workers.orphans).clear();
+    worker.vanish();
+    stage.supervisor.adopt();
+    assert!(stage.supervisor.idle(), "nobody can serve it");
+    stage.supervisor.detach(&Detach { name: "one".to_owned(), lazy: false }).unwrap();
+    assert_eq!(stage.done(), ["stop 900001", "delete 900001"]);
+}
+
+#[test]
+fn descriptors_of_another_image_are_not_taken() {
+    let (stage, _) = after_a_death(&["one"], FEATURES);
+    let other = stage.bench.image.with_file_name("other");
+    fs::write(&other, [0; 8192]).unwrap();
+    let file = fs::File::options().read(true).write(true).open(&other).unwrap();
+    lock(&stage.workers.orphans)[0].held[0].files[0].buffered = file.into();
+    stage.supervisor.adopt();
+    assert_eq!(names(&stage.supervisor.list()), Vec::<&str>::new());
+}
+
+#[test]
+fn an_upgrade_moves_devices_between_two_requests() {
+    let (stage, old) = after_a_death(&["one"], FEATURES);
+    let workers = stage.supervisor.adopt();
+    // Two tags were in use when it was first told.
+    old.slow.store(2, Ordering::SeqCst);
+    stage.driver.held.store(1, Ordering::SeqCst);
+    stage.supervisor.renew(workers);
+    let steps = [
+        "start by 1",
+        "quiesce 900001",
+        "quiesce 900001",
+        "quiesce 900001",
+        "wait for 900001",
+        "recover 900001",
+        "open 900001",
+        "serve 900001 by 1",
+        "end 900001",
+        "dismissed by 0",
+    ];
+    assert_eq!(stage.done(), steps);
+    assert_eq!(*lock(&old.served), *lock(&stage.worker(1).served), "as it was");
+    assert_eq!(stage.supervisor.list()[0].state, DeviceState::Live);
+}
+
+#[test]
+fn where_requests_cannot_be_held_back_the_old_worker_ends() {
+    for features in [FEATURES & !uapi::UBLK_F_QUIESCE, FEATURES | uapi::UBLK_F_BATCH_IO] {
+        let (stage, old) = after_a_death(&["one"], features);
+        let workers = stage.supervisor.adopt();
+        stage.supervisor.renew(workers);
+        assert_eq!(stage.done(), ["killed by 0"]);
+        old.die();
+        assert!(stage.done().contains(&"serve 900001 by 1".to_owned()));
+        assert_eq!(stage.supervisor.list()[0].state, DeviceState::Live);
+    }
+}

@@ -1,0 +1,408 @@
+//! Doubles for tests of the supervisor: a kernel, workers, and a place with an image.
+//! Everything happens in the thread that asks for it, so that tests are the same each time.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::{self, File};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use becket_engine::{Geometry, Summary};
+use becket_image::{BackingKind, Facts, Map, Partition};
+use becket_transport::ublk::control::{AddRequest, DevInfo};
+use becket_uapi::ublk as uapi;
+
+use super::devices::{Supervisor, lock};
+use super::driver::Driver;
+use super::workers::{OnDeath, Orphan, Server, Workers};
+use crate::Error;
+use crate::control::{Attach, FileFacts};
+use crate::process::ProcessId;
+use crate::runtime::Runtime;
+use crate::state::Store;
+use crate::worker::protocol::Serve;
+
+/// What the newest kernel can.
+pub(super) const FEATURES: u64 = uapi::UBLK_F_CMD_IOCTL_ENCODE
+    | uapi::UBLK_F_USER_RECOVERY
+    | uapi::UBLK_F_USER_RECOVERY_REISSUE
+    | uapi::UBLK_F_QUIESCE;
+/// Numbers that no device of this machine has.
+const FIRST: u32 = 900_001;
+
+/// Something done, by whom it was done to: `serve 900001 by 3`.
+pub(super) type Journal = Arc<Mutex<Vec<String>>>;
+
+/// A driver that keeps a journal.
+pub(super) struct FakeDriver {
+    pub(super) journal: Journal,
+    pub(super) features: u64,
+    pub(super) devices: Mutex<BTreeMap<u32, DevInfo>>,
+    /// How often START_USER_RECOVERY still finds the old worker's device open.
+    pub(super) held: AtomicU32,
+    /// Somebody uses each disk.
+    pub(super) used: AtomicBool,
+    /// How often END_USER_RECOVERY fails.
+    pub(super) refuse: AtomicU32,
+}
+
+impl FakeDriver {
+    fn new(journal: &Journal) -> FakeDriver {
+        FakeDriver {
+            journal: Arc::clone(journal),
+            features: FEATURES,
+            devices: Mutex::default(),
+            held: AtomicU32::new(0),
+            used: AtomicBool::new(false),
+            refuse: AtomicU32::new(0),
+        }
+    }
+
+    fn did(&self, what: &str, id: u32) {
+        lock(&self.journal).push(format!("{what} {id}"));
+    }
+
+    /// Counts one down; whether there was one.
+    fn one_of(counter: &AtomicU32) -> bool {
+        counter.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
+    }
+
+    fn set_state(&self, id: u32, state: u16) {
+        if let Some(info) = lock(&self.devices).get_mut(&id) {
+            info.state = state;
+        }
+    }
+}
+
+impl Driver for FakeDriver {
+    fn features(&self) -> Result<u64, Error> {
+        Ok(self.features)
+    }
+    fn add(&self, request: AddRequest) -> Result<DevInfo, Error> {
+        let mut devices = lock(&self.devices);
+        let dev_id = devices.keys().next_back().map_or(FIRST, |last| last + 1);
+        let info = DevInfo {
+            dev_id,
+            nr_hw_queues: request.queues,
+            queue_depth: request.depth,
+            flags: request.flags,
+            ublksrv_flags: request.mark,
+            ..DevInfo::default()
+        };
+        devices.insert(dev_id, info);
+        Ok(info)
+    }
+    fn set_params(&self, _: u32, _: &Geometry) -> Result<(), Error> {
+        Ok(())
+    }
+    fn open_char(&self, id: u32) -> Result<OwnedFd, Error> {
+        self.did("open", id);
+        Ok(File::open("/dev/null").unwrap().into())
+    }
+    fn start(&self, id: u32, _: u32) -> Result<(), Error> {
+        self.set_state(id, uapi::UBLK_S_DEV_LIVE);
+        Ok(())
+    }
+    fn settle(&self, _: u32, _: &[Partition]) -> Result<(), Error> {
+        Ok(())
+    }
+    fn stop(&self, id: u32) -> Result<(), Error> {
+        self.did("stop", id);
+        self.set_state(id, uapi::UBLK_S_DEV_DEAD);
+        Ok(())
+    }
+    fn stop_unused(&self, id: u32) -> Result<bool, Error> {
+        let used = self.used.load(Ordering::SeqCst);
+        self.did(if used { "refuse to stop" } else { "stop unused" }, id);
+        if !used {
+            self.set_state(id, uapi::UBLK_S_DEV_DEAD);
+        }
+        Ok(!used)
+    }
+    fn del(&self, id: u32) -> Result<(), Error> {
+        self.did("delete", id);
+        lock(&self.devices).remove(&id);
+        Ok(())
+    }
+    fn info(&self, id: u32) -> Result<Option<DevInfo>, Error> {
+        Ok(lock(&self.devices).get(&id).copied())
+    }
+    fn start_recovery(&self, id: u32) -> Result<bool, Error> {
+        let held = Self::one_of(&self.held);
+        self.did(if held { "wait for" } else { "recover" }, id);
+        Ok(!held)
+    }
+    fn end_recovery(&self, id: u32, pid: u32) -> Result<(), Error> {
+        assert_eq!(pid, std::process::id());
+        if Self::one_of(&self.refuse) {
+            self.did("fail to end", id);
+            return Err(Error::Worker { what: "was told to fail".to_owned() });
+        }
+        self.did("end", id);
+        Ok(())
+    }
+    fn quiesce(&self, id: u32) -> Result<(), Error> {
+        self.did("quiesce", id);
+        Ok(())
+    }
+    fn watchful(&self, id: u32) {
+        self.did("watch", id);
+    }
+    fn update_size(&self, _: u32, _: u64) -> Result<(), Error> {
+        unreachable!()
+    }
+}
+
+/// What a worker does with a device that it is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    Serves,
+    /// It dies before it is ready.
+    Dies,
+}
+
+/// A worker that does as it is told and dies when it is told.
+pub(super) struct FakeServer {
+    id: ProcessId,
+    journal: Journal,
+    alive: AtomicBool,
+    fate: Fate,
+    /// How often it is asked before it has closed a device.
+    pub(super) slow: AtomicU32,
+    pub(super) served: Mutex<Vec<Serve>>,
+    on_death: Mutex<Option<OnDeath>>,
+}
+
+impl FakeServer {
+    pub(super) fn new(journal: &Journal, number: u64, fate: Fate, on_death: OnDeath) -> Arc<FakeServer> {
+        Arc::new(FakeServer {
+            id: ProcessId { pid: u32::MAX, start: number },
+            journal: Arc::clone(journal),
+            alive: AtomicBool::new(true),
+            fate,
+            slow: AtomicU32::new(0),
+            served: Mutex::default(),
+            on_death: Mutex::new(Some(on_death)),
+        })
+    }
+
+    /// Dies, and returns when the supervisor has done about it what it can.
+    pub(super) fn die(&self) {
+        self.alive.store(false, Ordering::SeqCst);
+        if let Some(on_death) = lock(&self.on_death).take() {
+            on_death(self.id);
+        }
+    }
+
+    /// Dies without anybody being told.
+    pub(super) fn vanish(&self) {
+        self.alive.store(false, Ordering::SeqCst);
+    }
+
+    fn did(&self, what: &str) {
+        lock(&self.journal).push(format!("{what} by {}", self.id.start));
+    }
+}
+
+impl Server for FakeServer {
+    fn id(&self) -> ProcessId {
+        self.id
+    }
+    fn notes(&self) -> &[String] {
+        &[]
+    }
+    fn alive(&self) -> bool {
+        self.alive.load(Ordering::SeqCst)
+    }
+    fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        let kept = usize::from(serve.lease) + usize::from(serve.cgroup);
+        assert_eq!(fds.len(), 1 + serve.files.len() + kept);
+        if !self.alive() || self.fate == Fate::Dies {
+            self.did(&format!("die of {}", serve.id));
+            self.vanish();
+            return Err(Error::Worker { what: "died".to_owned() });
+        }
+        self.did(&format!("serve {}", serve.id));
+        lock(&self.served).push(serve);
+        Ok(())
+    }
+    fn remap(&self, _: u32, _: Map) -> Result<(), Error> {
+        unreachable!()
+    }
+    fn direct_io(&self, _: u32, _: bool) -> Result<(), Error> {
+        unreachable!()
+    }
+    fn stats(&self, _: u32) -> Result<Summary, Error> {
+        unreachable!()
+    }
+    fn await_closed(&self, _: u32, _: Duration) -> bool {
+        !FakeDriver::one_of(&self.slow)
+    }
+    fn dismiss(&self) {
+        self.did("dismissed");
+        self.vanish();
+    }
+    fn kill(&self) {
+        self.did("killed");
+        self.vanish();
+    }
+}
+
+/// What is done while the supervisor waits.
+type Meanwhile = Box<dyn FnMut(Duration) + Send>;
+
+/// Starts such workers, each with the next fate; the last fate is everybody's.
+#[derive(Default)]
+pub(super) struct FakeWorkers {
+    journal: Journal,
+    pub(super) fates: Mutex<VecDeque<Option<Fate>>>,
+    pub(super) started: Mutex<Vec<Arc<FakeServer>>>,
+    pub(super) orphans: Mutex<Vec<Orphan>>,
+    pub(super) meanwhile: Mutex<Option<Meanwhile>>,
+}
+
+impl Workers for Arc<FakeWorkers> {
+    fn start(&self, cgroup: Option<BorrowedFd<'_>>, on_death: OnDeath) -> Result<Arc<dyn Server>, Error> {
+        let fate = match &mut *lock(&self.fates) {
+            fates if fates.len() > 1 => fates.pop_front().flatten(),
+            fates => fates.front().copied().unwrap_or(Some(Fate::Serves)),
+        };
+        let fate = fate.ok_or_else(|| Error::Worker { what: "was told not to start".to_owned() })?;
+        let mut started = lock(&self.started);
+        let server = FakeServer::new(&self.journal, started.len() as u64, fate, on_death);
+        server.did(if cgroup.is_some() { "start in a group" } else { "start" });
+        started.push(Arc::clone(&server));
+        Ok(server)
+    }
+
+    fn orphans(&self, _: &dyn Fn() -> OnDeath) -> Vec<Orphan> {
+        std::mem::take(&mut lock(&self.orphans))
+    }
+
+    fn rest(&self, time: Duration) {
+        if let Some(meanwhile) = &mut *lock(&self.meanwhile) {
+            meanwhile(time);
+        }
+    }
+}
+
+/// A supervisor among doubles.
+pub(super) struct Stage {
+    pub(super) bench: Bench,
+    pub(super) journal: Journal,
+    pub(super) driver: Arc<FakeDriver>,
+    pub(super) workers: Arc<FakeWorkers>,
+    pub(super) supervisor: Arc<Supervisor>,
+}
+
+impl Stage {
+    pub(super) fn new() -> Stage {
+        Stage::with(FEATURES)
+    }
+
+    pub(super) fn with(features: u64) -> Stage {
+        let bench = Bench::new();
+        let journal = Journal::default();
+        let driver = Arc::new(FakeDriver { features, ..FakeDriver::new(&journal) });
+        let workers = Arc::new(FakeWorkers { journal: Arc::clone(&journal), ..FakeWorkers::default() });
+        let supervisor =
+            Supervisor::new(bench.store.clone(), Vec::new(), Box::new(Arc::clone(&workers)), || {});
+        supervisor.drive(Arc::clone(&driver) as Arc<dyn Driver>);
+        Stage { bench, journal, driver, workers, supervisor }
+    }
+
+    /// What was done since the last question.
+    pub(super) fn done(&self) -> Vec<String> {
+        std::mem::take(&mut *lock(&self.journal))
+    }
+
+    pub(super) fn worker(&self, number: usize) -> Arc<FakeServer> {
+        Arc::clone(&lock(&self.workers.started)[number])
+    }
+}
+
+/// A place with records and an image.
+pub(super) struct Bench {
+    _temp: tempfile::TempDir,
+    pub(super) store: Store,
+    pub(super) image: PathBuf,
+}
+
+impl Bench {
+    pub(super) fn new() -> Bench {
+        let temp = tempfile::tempdir().unwrap();
+        let runtime = Runtime::at(temp.path().join("run"), temp.path().join("links")).unwrap();
+        let image = temp.path().join("image");
+        fs::write(&image, [0; 8192]).unwrap();
+        Bench { store: Store::open(runtime).unwrap(), _temp: temp, image }
+    }
+
+    pub(super) fn fd(&self, write: bool, flags: i32) -> OwnedFd {
+        File::options().read(true).write(write).custom_flags(flags).open(&self.image).unwrap().into()
+    }
+
+    pub(super) fn request(&self, name: Option<&str>) -> Attach {
+        Attach {
+            name: name.map(str::to_owned),
+            image: self.image.clone(),
+            offset: 0,
+            size_limit: None,
+            map: Map::contiguous(0, 0, 8192),
+            files: vec![FileFacts { facts: facts(), direct: false }],
+            below: None,
+            read_only: false,
+            block_size: 512,
+            add_partitions: true,
+            partitions: vec![crate::control::TableEntry {
+                number: 1,
+                start: 512,
+                len: 512,
+                label: None,
+                uuid: None,
+            }],
+            queues: Some(1),
+            depth: None,
+            mode: None,
+            autoclear: false,
+            direct_io: true,
+            lease: false,
+            isolate: false,
+            cgroup: false,
+            reason: "test".into(),
+            warnings: Vec::new(),
+        }
+    }
+
+    pub(super) fn left_behind(&self) -> Vec<String> {
+        let runtime = self.store.runtime();
+        let dirs = [runtime.records(), runtime.links().to_owned()];
+        dirs.iter()
+            .flat_map(|dir| fs::read_dir(dir).into_iter().flatten().flatten())
+            .map(|item| item.file_name().into_string().unwrap())
+            .filter(|name| name != ".lock")
+            .collect()
+    }
+}
+
+pub(super) fn facts() -> Facts {
+    Facts {
+        kind: BackingKind::Regular,
+        size: 8192,
+        writable: true,
+        direct: None,
+        direct_reason: "off".into(),
+        physical_block_size: 512,
+        io_min: 512,
+        io_opt: 0,
+        rotational: false,
+        discard: false,
+        discard_granularity: 0,
+        write_zeroes: false,
+        nowait: true,
+        sparse: false,
+        uncached: false,
+    }
+}

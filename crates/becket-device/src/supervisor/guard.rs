@@ -1,0 +1,97 @@
+//! Who comes after a supervisor that died: a process that does nothing but wait for that.
+//! It never takes the place of one that ended in peace, nor of one that a service manager looks after.
+//!
+//! The guard is a child of the supervisor, started with its first device, and is the successor itself: `becket serve`
+//! that reads a pipe before it begins. What comes out of the pipe says that all is well; its end without a word, that the
+//! supervisor is dead. So the successor needs no one to start it, its program is the one that ran (also where the
+//! file has been replaced), and nothing of it can go wrong before it has its own process. Where systemd has started the
+//! supervisor (`NOTIFY_SOCKET`), it is for systemd to start the next. Should all of them be dead, the next command that
+//! needs a server starts one.
+
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+
+use super::devices::lock;
+use crate::log;
+use crate::runtime::{DIR_VARIABLE, LINKS_VARIABLE};
+use crate::state::Store;
+
+/// The supervisor's side.
+#[derive(Debug, Default)]
+pub(super) struct Guard(Mutex<Option<(Child, File)>>);
+
+impl Guard {
+    /// Sees to it that somebody stands guard.
+    pub(super) fn stand(&self, store: &Store) {
+        if cfg!(test) || std::env::var_os("NOTIFY_SOCKET").is_some() {
+            return;
+        }
+        let mut guard = lock(&self.0);
+        if guard.as_mut().is_some_and(|(child, _)| matches!(child.try_wait(), Ok(None))) {
+            return;
+        }
+        match start(store) {
+            Ok(started) => *guard = Some(started),
+            Err(error) => log::warn(format_args!("server: nobody stands guard: {error}")),
+        }
+    }
+
+    /// All is well: there is to be no successor.
+    pub(super) fn dismiss(&self) {
+        if let Some((mut child, mut pipe)) = lock(&self.0).take() {
+            // One that is dead needs no telling.
+            let _ = pipe.write_all(b"\n");
+            drop(pipe);
+            let _ = child.wait();
+        }
+    }
+}
+
+fn start(store: &Store) -> io::Result<(Child, File)> {
+    let (theirs, ours) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let runtime = store.runtime();
+    let child = Command::new("/proc/self/exe")
+        .arg0("becket")
+        .args(["serve", "--after-fd", "0"])
+        .env(DIR_VARIABLE, runtime.dir())
+        .env(LINKS_VARIABLE, runtime.links())
+        .current_dir("/")
+        .stdin(Stdio::from(theirs))
+        .stdout(Stdio::null())
+        .process_group(0)
+        .spawn()?;
+    Ok((child, ours.into()))
+}
+
+/// In the guard: waits, and answers whether the supervisor died.
+pub(super) fn wait(pipe: OwnedFd) -> bool {
+    let mut pipe = File::from(pipe);
+    loop {
+        match pipe.read(&mut [0]) {
+            Ok(read) => return read == 0,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // Nothing can be known: whoever comes next looks after the devices.
+            Err(_) => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_silent_end_is_a_death() {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        rustix::io::write(&writer, b"\n").unwrap();
+        drop(writer);
+        assert!(!wait(reader), "it said that all is well");
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        drop(writer);
+        assert!(wait(reader));
+    }
+}

@@ -1,0 +1,39 @@
+//! A worker of its own for one device, in the control group of whoever asked for it.
+//! A descriptor from outside is written to only when it is what it is said to be.
+
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use crate::control::Attach;
+use crate::{Error, ErrorKind};
+
+/// `CGROUP2_SUPER_MAGIC` of the kernel's `magic.h`.
+const CGROUP2: u64 = 0x6367_7270;
+
+/// Takes the control group's descriptor, which is the last, out of a request.
+pub(super) fn take_cgroup(
+    request: Attach,
+    mut fds: Vec<OwnedFd>,
+) -> Result<(Attach, Vec<OwnedFd>, Option<OwnedFd>), Error> {
+    let bad = |what: &str| Error::Remote {
+        kind: ErrorKind::InvalidOption,
+        message: format!("the request makes no sense: {what}"),
+        hint: None,
+    };
+    if !request.cgroup {
+        return Ok((request, fds, None));
+    }
+    if !request.isolate {
+        return Err(bad("a control group without a worker of its own"));
+    }
+    let cgroup = fds.pop().filter(is_member_list).ok_or_else(|| bad("its control group is none"))?;
+    Ok((request, fds, Some(cgroup)))
+}
+
+/// Whether it is some group's `cgroup.procs`. The kernel checks at each write that whoever opened it may move processes
+/// into that group.
+fn is_member_list(fd: &OwnedFd) -> bool {
+    let on_cgroup = rustix::fs::fstatfs(fd).is_ok_and(|stat| u64::try_from(stat.f_type) == Ok(CGROUP2));
+    let path = fs::read_link(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()));
+    on_cgroup && path.is_ok_and(|path| path.file_name().is_some_and(|name| name == "cgroup.procs"))
+}

@@ -1,0 +1,102 @@
+//! Devices that go with their last user, or with the one who keeps them.
+//! Nothing is ever taken away from a user.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::devices::{Supervisor, lock};
+use super::driver::disk;
+use super::owned::{Owned, Owning};
+use crate::{DeviceState, Error, log, users};
+
+/// How often a device that is to go with its last user is looked at.
+const LOOK: Duration = Duration::from_millis(200);
+
+impl Supervisor {
+    /// Sees to it that the device goes with its last user; one that had none yet is waited for, unless `now`.
+    pub(super) fn let_go(&self, owned: &Arc<Owned>, state: &mut Owning, now: bool) {
+        if std::mem::replace(&mut state.leaving, true) {
+            return;
+        }
+        let Some(supervisor) = self.myself.upgrade() else { return };
+        let owned = Arc::clone(owned);
+        std::thread::spawn(move || supervisor.watch(&owned, now));
+    }
+
+    /// Says in its record that somebody told the device to go.
+    pub(super) fn say_leaving(&self, state: &mut Owning) {
+        self.note(state, |device| device.info.state = DeviceState::Detaching);
+    }
+
+    /// Looks at a device again and again until it could be taken away. Without `now` it first waits for a user.
+    fn watch(&self, owned: &Arc<Owned>, mut now: bool) {
+        let mut complaint = String::new();
+        while !self.look_once(owned, &mut now, &mut complaint) {
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Whether the device is gone.
+    fn look_once(&self, owned: &Arc<Owned>, now: &mut bool, complaint: &mut String) -> bool {
+        let mut state = lock(&owned.state);
+        if state.gone {
+            return true;
+        }
+        *now |= state.device.info.state == DeviceState::Detaching;
+        if !*now {
+            let disk = disk(state.device.info.number);
+            // Not under the lock: it walks over /proc.
+            drop(state);
+            *now = users::any(&disk);
+            return false;
+        }
+        match self.take_away(owned, &mut state) {
+            Ok(()) => true,
+            Err(Error::Busy { .. }) => false,
+            Err(error) => {
+                // Tried again all the same, but said once.
+                let text = format!("{} stays: {error}", state.name());
+                if *complaint != text {
+                    log::warn(format_args!("{text}"));
+                    *complaint = text;
+                }
+                false
+            }
+        }
+    }
+
+    /// Takes the device away when the lease's other end is closed. One that is in use then, as a mounted one is by
+    /// design, lives on as any autoclear device does.
+    pub(super) fn watch_lease(&self, owned: &Arc<Owned>, lease: OwnedFd) {
+        let Some(supervisor) = self.myself.upgrade() else { return };
+        let owned = Arc::clone(owned);
+        std::thread::spawn(move || {
+            while !lock(&owned.state).gone {
+                let mut fds = [PollFd::from_borrowed_fd(lease.as_fd(), PollFlags::empty())];
+                // Awake now and then: the device may go for another reason.
+                let second = rustix::event::Timespec { tv_sec: 1, tv_nsec: 0 };
+                if poll(&mut fds, Some(&second)).is_ok_and(|ready| ready > 0) {
+                    return supervisor.let_go(&owned, &mut lock(&owned.state), true);
+                }
+            }
+        });
+    }
+
+    /// Sees to it that a device that has just been made or taken over goes when it is to.
+    pub(super) fn watch_over(&self, owned: &Arc<Owned>) {
+        let (autoclear, told) = {
+            let state = lock(&owned.state);
+            (state.device.info.autoclear, state.device.info.state == DeviceState::Detaching)
+        };
+        if told {
+            self.let_go(owned, &mut lock(&owned.state), true);
+        } else if let Some(lease) = owned.lease() {
+            self.watch_lease(owned, lease);
+        } else if autoclear {
+            self.let_go(owned, &mut lock(&owned.state), false);
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! A device that a supervisor owns: what is known of it, who serves it, and how it ends.
+//! What takes time happens under the lock of that one device.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use becket_uapi::ublk::UBLK_F_USER_RECOVERY;
+
+use super::devices::{Supervisor, lock};
+use super::make::closed;
+use super::restarts::Restarts;
+use super::workers::Server;
+use crate::attach::forget;
+use crate::process::ProcessId;
+use crate::state::Device;
+use crate::worker::kept::Kept;
+use crate::{DeviceInfo, DeviceState, Error, log};
+
+/// A device of ours.
+pub(super) struct Owned {
+    pub(super) state: Mutex<Owning>,
+}
+
+pub(super) struct Owning {
+    pub(super) device: Device,
+    /// With it a later worker goes on; the image's locks are among it.
+    pub(super) kept: Kept,
+    /// Who serves it, or did.
+    pub(super) server: Arc<dyn Server>,
+    /// The isolated worker that shall have it next.
+    pub(super) next: Option<Arc<dyn Server>>,
+    pub(super) restarts: Restarts,
+    /// The worker whose death has been counted.
+    pub(super) mourned: Option<ProcessId>,
+    /// A thread sees to it that the device goes with its last user.
+    pub(super) leaving: bool,
+    pub(super) gone: bool,
+}
+
+impl Owned {
+    pub(super) fn new(device: Device, kept: Kept, server: Arc<dyn Server>) -> Arc<Owned> {
+        let state = Owning {
+            device,
+            kept,
+            server,
+            next: None,
+            restarts: Restarts::new(Instant::now()),
+            mourned: None,
+            leaving: false,
+            gone: false,
+        };
+        Arc::new(Owned { state: Mutex::new(state) })
+    }
+
+    /// A copy of the lease's pipe, where there is one.
+    pub(super) fn lease(&self) -> Option<OwnedFd> {
+        let state = lock(&self.state);
+        let copy = state.kept.keepsakes.lease.as_ref()?.try_clone();
+        copy.inspect_err(|error| log::warn(format_args!("{}: its lease is lost: {error}", state.name()))).ok()
+    }
+}
+
+impl Owning {
+    pub(super) fn name(&self) -> &str {
+        &self.device.info.name
+    }
+
+    /// What people are told of it.
+    pub(super) fn info(&self) -> DeviceInfo {
+        let mut info = self.device.info.clone();
+        if !self.server.alive() && info.state != DeviceState::Failing {
+            info.state = if self.recoverable() { DeviceState::Recovering } else { DeviceState::Lost };
+        }
+        info
+    }
+
+    /// Whether the kernel keeps the disk without a worker.
+    pub(super) fn recoverable(&self) -> bool {
+        self.kept.serve.flags & UBLK_F_USER_RECOVERY != 0
+    }
+
+    /// Whether there is hope that it will be served again soon. Without it nobody has to be spared: its users wait for
+    /// requests that nobody carries out.
+    fn hopeful(&self) -> bool {
+        self.server.alive() || (self.recoverable() && self.device.info.state != DeviceState::Failing)
+    }
+}
+
+impl Supervisor {
+    /// Takes a device away, unless somebody uses it.
+    pub(super) fn take_away(&self, owned: &Arc<Owned>, state: &mut Owning) -> Result<(), Error> {
+        if state.gone {
+            return Ok(());
+        }
+        let driver = self.driver()?;
+        let id = state.device.info.number;
+        if driver.info(id)?.is_some_and(|info| info.ublksrv_flags == state.device.mark) {
+            if !state.hopeful() {
+                driver.stop(id)?;
+            } else if !driver.stop_unused(id)? {
+                return Err(Error::Busy { device: state.device.info.device.clone(), users: Vec::new() });
+            }
+            closed(&*state.server, id)?;
+            driver.del(id)?;
+        }
+        // Before anybody can learn that the device is gone: with these go the image's locks.
+        state.kept.files.clear();
+        state.kept.keepsakes = Default::default();
+        forget(&self.store, &state.device);
+        state.gone = true;
+        log::warn(format_args!("{} detached", state.name()));
+        if state.kept.serve.isolated {
+            state.server.dismiss();
+            state.next.take().inspect(|next| next.dismiss());
+        }
+        lock(&self.devices).retain(|_, other| !Arc::ptr_eq(owned, other));
+        (self.wake)();
+        Ok(())
+    }
+
+    /// Changes what is recorded of a device. What cannot be recorded is not believed either.
+    pub(super) fn note(&self, state: &mut Owning, change: impl FnOnce(&mut Device)) {
+        let mut changed = state.device.clone();
+        change(&mut changed);
+        match self.store.update(&state.device, changed.clone()) {
+            Ok(true) => state.device = changed,
+            Ok(false) => log::warn(format_args!("the record of {} is gone", state.name())),
+            Err(error) => log::warn(format_args!("{}: {error}", state.name())),
+        }
+    }
+}

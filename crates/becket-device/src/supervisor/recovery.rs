@@ -1,0 +1,208 @@
+//! What happens to the devices of a worker that died: another one gets them, and their requests go on.
+//! No request fails meanwhile, and no device is held up by more than its own recovery.
+//!
+//! The kernel keeps the disk (`UBLK_F_USER_RECOVERY`) and the requests that the dead worker had
+//! (`UBLK_F_USER_RECOVERY_REISSUE`): new ones wait, those are issued again to the next worker. It begins with that only
+//! when the last copy of the dead worker's ublkcN is closed. Each of its rings had one in its table, which is emptied
+//! when nothing of the ring is in flight any more, so no late write of the dead worker meets one of its successor.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::devices::{Supervisor, lock};
+use super::driver::Driver;
+use super::make::with_char_device;
+use super::owned::{Owned, Owning};
+use super::workers::Server;
+use crate::process::ProcessId;
+use crate::worker::kept::Kept;
+use crate::{DeviceState, Error, log};
+
+/// How long the kernel may hold a dead worker's device before that counts as a failure. What the worker had in flight
+/// must end first; before Linux 6.15 the kernel also looks at some requests only every second (`Driver::watchful`).
+const RELEASE: Duration = Duration::from_secs(60);
+/// The shortest and the longest time between two looks whether it does.
+const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
+
+/// What came of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Attempt {
+    Recovered,
+    /// The kernel has not let go of the dead worker yet.
+    NotYet,
+}
+
+/// Hands a device whose worker is gone to another one.
+pub(super) fn recover(driver: &dyn Driver, server: &dyn Server, kept: &Kept) -> Result<Attempt, Error> {
+    let id = kept.serve.id;
+    if !driver.start_recovery(id)? {
+        return Ok(Attempt::NotYet);
+    }
+    with_char_device(driver, id, kept, |fds| server.serve(kept.serve.clone(), fds))?;
+    driver.end_recovery(id, std::process::id())?;
+    Ok(Attempt::Recovered)
+}
+
+impl Supervisor {
+    /// Recovers the devices of a worker that died. Returns when each of them has another worker, or is gone.
+    pub(super) fn mourn(&self, dead: ProcessId) {
+        let mut release = Release::new(Instant::now());
+        loop {
+            let left = self.bereaved(dead);
+            if left.is_empty() {
+                break;
+            }
+            let pause = left.iter().map(|owned| self.pause(owned)).max().unwrap_or_default();
+            if !pause.is_zero() {
+                self.workers.rest(pause);
+            }
+            let mut waits = false;
+            for owned in &left {
+                waits |= self.recover_one(owned, dead, &mut release);
+            }
+            if waits {
+                self.workers.rest(release.nap());
+            }
+        }
+        (self.wake)();
+    }
+
+    /// The devices that a dead worker still stands for.
+    fn bereaved(&self, dead: ProcessId) -> Vec<Arc<Owned>> {
+        let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
+        let mut left = devices;
+        left.retain(|owned| {
+            let mut state = lock(&owned.state);
+            if state.gone || state.server.id() != dead {
+                return false;
+            }
+            if state.mourned.replace(dead) != Some(dead) {
+                state.restarts.failed(Instant::now());
+                let outlook = if state.recoverable() { "its requests wait" } else { "it is lost" };
+                log::warn(format_args!("{}: its worker died; {outlook}", state.name()));
+                if !state.recoverable() {
+                    self.note(&mut state, |device| device.info.state = DeviceState::Lost);
+                }
+            }
+            state.recoverable()
+        });
+        left
+    }
+
+    /// How long a device has to wait, since its workers die again and again. It is said in its record.
+    fn pause(&self, owned: &Owned) -> Duration {
+        let mut state = lock(&owned.state);
+        let pause = state.restarts.take_pause();
+        if !pause.is_zero() && !state.gone {
+            log::warn(format_args!(
+                "{}: its workers die at once; tried again in {} s",
+                state.name(),
+                pause.as_secs()
+            ));
+            if state.device.info.state != DeviceState::Failing {
+                self.note(&mut state, |device| device.info.state = DeviceState::Failing);
+            }
+        }
+        pause
+    }
+
+    /// Tries to recover a device; `true` when it has to wait for the kernel.
+    fn recover_one(&self, owned: &Owned, dead: ProcessId, release: &mut Release) -> bool {
+        let mut state = lock(&owned.state);
+        if state.gone || state.server.id() != dead {
+            return false;
+        }
+        match self.attempt(&mut state) {
+            Ok(Attempt::Recovered) => false,
+            Ok(Attempt::NotYet) if !release.overdue(Instant::now()) => true,
+            Ok(Attempt::NotYet) => {
+                log::warn(format_args!("{}: the kernel does not let go of its dead worker", state.name()));
+                state.restarts.failed(Instant::now());
+                true
+            }
+            Err(error) => {
+                log::warn(format_args!("{} could not be recovered: {error}", state.name()));
+                state.restarts.failed(Instant::now());
+                // It may have the device half: what it has ends with it.
+                if let Some(next) = state.next.take() {
+                    next.kill();
+                }
+                false
+            }
+        }
+    }
+
+    /// One attempt, with a worker that is started if need be while the kernel still holds the dead one's device.
+    fn attempt(&self, state: &mut Owning) -> Result<Attempt, Error> {
+        let server = self.next_worker(state)?;
+        self.give(state, server)
+    }
+
+    /// Gives a device that nobody serves to a worker, and says so in its record.
+    pub(super) fn give(&self, state: &mut Owning, server: Arc<dyn Server>) -> Result<Attempt, Error> {
+        let outcome = recover(&*self.driver()?, &*server, &state.kept)?;
+        if outcome == Attempt::Recovered {
+            let worker = server.id();
+            state.server = server;
+            state.next = None;
+            state.restarts.began(Instant::now());
+            let told = state.leaving && state.device.info.state == DeviceState::Detaching;
+            self.note(state, |device| {
+                device.worker = Some(worker);
+                device.info.worker_pid = Some(worker.pid);
+                device.info.recoveries += 1;
+                // The lease for that went with the dead worker: this one reads through the file.
+                device.info.below = None;
+                device.info.state = if told { DeviceState::Detaching } else { DeviceState::Live };
+            });
+            log::warn(format_args!("{} recovered by worker {}", state.name(), worker.pid));
+        }
+        Ok(outcome)
+    }
+
+    /// Who shall serve the device next.
+    pub(super) fn next_worker(&self, state: &mut Owning) -> Result<Arc<dyn Server>, Error> {
+        if !state.kept.serve.isolated {
+            return self.shared_worker();
+        }
+        if let Some(next) = state.next.as_ref().filter(|next| next.alive()) {
+            return Ok(Arc::clone(next));
+        }
+        let cgroup = state.kept.keepsakes.cgroup.as_ref();
+        let next = self.own_worker(cgroup.map(std::os::fd::AsFd::as_fd))?;
+        state.next = Some(Arc::clone(&next));
+        Ok(next)
+    }
+}
+
+/// How long the kernel has been waited for.
+struct Release {
+    since: Instant,
+    nap: Duration,
+}
+
+impl Release {
+    fn new(now: Instant) -> Release {
+        Release { since: now, nap: NAPS.0 }
+    }
+
+    /// How long to sleep before the next look.
+    fn nap(&mut self) -> Duration {
+        let nap = self.nap;
+        self.nap = (nap * 2).min(NAPS.1);
+        nap
+    }
+
+    /// Whether it has been too long; the time then runs anew.
+    fn overdue(&mut self, now: Instant) -> bool {
+        let overdue = now.saturating_duration_since(self.since) >= RELEASE;
+        if overdue {
+            self.since = now;
+        }
+        overdue
+    }
+}
+
+#[cfg(test)]
+#[path = "recovery_tests.rs"]
+mod tests;

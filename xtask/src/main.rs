@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod campaign;
 mod ci;
 mod exec;
 mod vm;
@@ -25,6 +26,8 @@ enum Task {
     Vm(vm::Args),
     /// Everything that must hold before a change is taken: lints, tests, and the virtual machines
     Ci(ci::Args),
+    /// Kill or replace the server of a device under load, again and again
+    Campaign(campaign::Args),
     /// Measure becket beside the kernel's loop driver and other servers
     Bench(bench::Args),
 }
@@ -33,6 +36,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().task {
         Task::Vm(args) => vm::run(&args),
         Task::Ci(args) => ci::run(&args),
+        Task::Campaign(args) => campaign::run(&args),
         Task::Bench(args) => bench::run(&args),
     };
     match outcome {

@@ -19,7 +19,7 @@ use anyhow::{Result, bail};
 
 use crate::vm::Series;
 use allow::Allowed;
-use build::Binaries;
+pub(crate) use build::Binaries;
 use case::{Case, Outcome};
 
 /// Arguments of `cargo xtask ci`.

@@ -79,6 +79,8 @@ fn queue_limits(bench: &Bench) -> Result<()> {
     let (least, best) = (limit("minimum_io_size")?, limit("optimal_io_size")?);
     ensure!(least >= block && least % block == 0, "minimum_io_size {least}");
     ensure!(best % least == 0, "optimal_io_size {best} is no multiple of minimum_io_size {least}");
+    // btrfs writes back in pieces of the size that is named, so naming the smallest is worse than naming none.
+    ensure!(best == 0 || best > least, "optimal_io_size {best} is the smallest request again");
     // Without "write back" the kernel sends no flush, and nothing would ever be durable.
     let cache = disk.text("queue/write_cache")?;
     ensure!(cache == "write back", "write_cache is {cache:?}");

@@ -248,7 +248,7 @@ impl Core {
 
     /// What has happened in this turn may be read by others.
     pub(crate) fn turn_ended(&mut self) {
-        self.tally.turn_ended();
+        self.tally.turn_ended(self.governor.windows());
     }
 
     /// Something that [`Core::push`] had counted has come back for the last time.

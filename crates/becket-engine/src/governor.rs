@@ -93,9 +93,15 @@ impl Governor {
         }
     }
 
+    /// How many operations of each class may be under way, in the order of [`Class`]; 0 where none has asked yet.
+    pub(crate) fn windows(&self) -> [u16; 3] {
+        self.limits.each_ref().map(|limit| if limit.asked { limit.law.window() } else { 0 })
+    }
+
     /// Whether the operation of `tag` may begin; if not, it waits in line.
     pub(crate) fn admit(&mut self, class: Class, now: u64, tag: u16) -> bool {
         let limit = &mut self.limits[class as usize];
+        limit.asked = true;
         limit.law.turn(now, limit.in_flight);
         // The window may have grown just now: those who wait go first.
         let called = std::mem::replace(&mut limit.called, NONE) == tag;
@@ -162,12 +168,22 @@ struct Limit {
     /// Attempts that were refused in a row, and how many operations are not tried for it.
     refused: u8,
     leave_out: u16,
+    /// An operation has asked for a place.
+    asked: bool,
 }
 
 impl Limit {
     fn new(depth: u16) -> Limit {
         let waiting = Waiting { first: NONE, last: NONE };
-        Limit { law: Law::new(depth), in_flight: 0, waiting, called: NONE, refused: 0, leave_out: 0 }
+        Limit {
+            law: Law::new(depth),
+            in_flight: 0,
+            waiting,
+            called: NONE,
+            refused: 0,
+            leave_out: 0,
+            asked: false,
+        }
     }
 }
 

@@ -33,6 +33,8 @@ const BUCKETS: usize = (((HIGHEST - LOWEST) << STEPS) + 2) as usize;
 #[repr(align(128))]
 pub struct QueueStats {
     began: AtomicU64,
+    /// The governor's windows, of reads, writes and freed space; 0 where nothing was governed.
+    windows: [AtomicU64; 3],
     read: Timed,
     write: Timed,
     flush: Timed,
@@ -143,9 +145,12 @@ impl Tally {
         self.stats.failed(op.into(), nanos);
     }
 
-    /// A turn ends: readers may see what happened in it.
-    pub(crate) fn turn_ended(&mut self) {
+    /// A turn ends: readers may see what happened in it, and the governor's windows of reads, writes and freed space.
+    pub(crate) fn turn_ended(&mut self, windows: [u16; 3]) {
         self.stats.began(self.began);
+        for (shown, window) in self.stats.windows.iter().zip(windows) {
+            shown.store(window.into(), Relaxed);
+        }
         self.write();
     }
 
@@ -282,18 +287,29 @@ pub struct Activity {
     pub p999_ns: Option<u64>,
     /// The longest, exact.
     pub max_ns: Option<u64>,
+    /// How many of those that can block may be under way; `None` as long as none of them could.
+    #[serde(default)]
+    pub window: Option<u64>,
 }
 
 impl Summary {
     /// Adds up what queues have counted by now.
     pub fn of<'a>(queues: impl Iterator<Item = &'a QueueStats> + Clone) -> Summary {
+        let window = |class: usize| {
+            let sum = queues.clone().map(|queue| queue.windows[class].load(Relaxed)).sum();
+            (sum > 0).then_some(sum)
+        };
+        let (read, write) =
+            (queues.clone().map(|queue| &queue.read), queues.clone().map(|queue| &queue.write));
+        let discard = Activity::counted(queues.clone().map(|queue| &queue.discard));
+        let zeroed = Activity::counted(queues.clone().map(|queue| &queue.write_zeroes));
         Summary {
             in_flight: queues.clone().map(in_flight).sum(),
-            read: Activity::timed(queues.clone().map(|queue| &queue.read)),
-            write: Activity::timed(queues.clone().map(|queue| &queue.write)),
+            read: Activity { window: window(0), ..Activity::timed(read) },
+            write: Activity { window: window(1), ..Activity::timed(write) },
             flush: Activity::timed(queues.clone().map(|queue| &queue.flush)),
-            discard: Activity::counted(queues.clone().map(|queue| &queue.discard)),
-            write_zeroes: Some(Activity::counted(queues.map(|queue| &queue.write_zeroes))),
+            discard: Activity { window: window(2), ..discard },
+            write_zeroes: Some(Activity { window: window(2), ..zeroed }),
         }
     }
 }
@@ -392,7 +408,7 @@ mod tests {
                     tally.succeeded(Op::Read, 512, *nanos);
                 }
             }
-            tallies.iter_mut().for_each(Tally::turn_ended);
+            tallies.iter_mut().for_each(|tally| tally.turn_ended([0; 3]));
             let latencies: Vec<u64> =
                 latencies.into_iter().flat_map(|nanos| std::iter::repeat_n(nanos, repeat)).collect();
             let told = Summary::of(queues.iter().map(|queue| &**queue)).read;
@@ -440,10 +456,11 @@ mod tests {
             tally.failed(op, 5);
         }
         tally.began();
-        tally.turn_ended();
+        tally.turn_ended([0, 7, 2]);
         let told = Summary::of(std::iter::once(&*queue));
         assert_eq!(told.in_flight, 1);
         assert_eq!(told.read, Activity { errors: Some(0), ..Activity::default() });
+        assert_eq!((told.write.window, told.flush.window, told.discard.window), (Some(7), None, Some(2)));
         for (count, kind) in (1..).zip([&told.write, &told.flush, &told.discard, &told.write_zeroes.unwrap()])
         {
             assert_eq!((kind.operations, kind.bytes, kind.errors), (count + 1, 1000 * count, Some(1)));

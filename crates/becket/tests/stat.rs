@@ -88,7 +88,8 @@ fn every_block_is_counted() {
         let words = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
         words.into_iter().find(|words| words.first() == Some(&first)).unwrap_or_else(|| panic!("{table}"))
     };
-    assert_eq!(line("KIND")[1..], ["OPS", "BYTES", "ERRORS", "MEAN", "P50", "P90", "P99", "P99.9", "MAX"]);
+    let head = ["OPS", "BYTES", "ERRORS", "MEAN", "P50", "P90", "P99", "P99.9", "MAX", "WINDOW"];
+    assert_eq!(line("KIND")[1..], head);
     assert_eq!(line("read")[1], written["read"]["operations"].to_string());
     assert_eq!(line("read")[5] == "-", !ours, "{table}");
 }

@@ -285,6 +285,7 @@ pub(crate) mod tests {
             p99_ns: Some(next()),
             p999_ns: None,
             max_ns: Some(next()),
+            window: Some(next()),
         };
         let (read, write, flush, discard) = (activity(), activity(), activity(), activity());
         Summary { in_flight: 3, read, write, flush, discard, write_zeroes: Some(activity()) }

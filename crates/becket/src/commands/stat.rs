@@ -10,7 +10,8 @@ use crate::{
 use becket_device::{Activity, DeviceStats, Summary};
 use serde_json::json;
 
-const HEAD: [&str; 10] = ["KIND", "OPS", "BYTES", "ERRORS", "MEAN", "P50", "P90", "P99", "P99.9", "MAX"];
+const HEAD: [&str; 11] =
+    ["KIND", "OPS", "BYTES", "ERRORS", "MEAN", "P50", "P90", "P99", "P99.9", "MAX", "WINDOW"];
 
 pub(crate) fn run(ui: &Ui, args: &args::Stat) -> Result<u8, Failure> {
     let mut devices = Vec::new();
@@ -63,6 +64,7 @@ fn row(kind: &str, done: &Activity) -> Vec<String> {
     let mut row = vec![kind.to_owned(), done.operations.to_string(), format_size(done.bytes)];
     row.push(done.errors.map_or_else(unknown, |errors| errors.to_string()));
     row.extend(times.map(|time| time.map_or_else(unknown, format_time)));
+    row.push(done.window.map_or_else(unknown, |window| window.to_string()));
     row
 }
 
@@ -74,9 +76,9 @@ mod tests {
     fn what_nobody_measured_is_a_dash() {
         let read = Activity { operations: 3, bytes: 12 << 10, mean_ns: Some(81_300), ..Activity::default() };
         let rows = rows(&Summary { read, ..Summary::default() });
-        assert_eq!(rows[1].join(" "), "read 3 12K - 81.3us - - - - -");
+        assert_eq!(rows[1].join(" "), "read 3 12K - 81.3us - - - - - -");
         assert_eq!(rows.len(), 5, "zeroed ranges that count as writes have no line of their own");
         let known = Activity { errors: Some(1), p999_ns: Some(1), max_ns: Some(2), ..Activity::default() };
-        assert_eq!(row("flush", &known).join(" "), "flush 0 0 1 - - - - 1ns 2ns");
+        assert_eq!(row("flush", &known).join(" "), "flush 0 0 1 - - - - 1ns 2ns -");
     }
 }

@@ -184,6 +184,14 @@ pub enum Error {
         /// What is the matter.
         what: String,
     },
+    /// A table of the worker has no room for the device.
+    #[error("becket's worker {what}")]
+    Full {
+        /// Which, and for what.
+        what: String,
+        /// How deep its queues could be without copying, where that is what stands in the way.
+        room: Option<u16>,
+    },
     /// What the supervisor answered.
     #[error("{message}")]
     Remote {
@@ -252,7 +260,7 @@ impl Error {
                 ErrorKind::Unsupported
             }
             Error::Timeout { .. } => ErrorKind::Timeout,
-            Error::Server { .. } | Error::Worker { .. } => ErrorKind::Server,
+            Error::Server { .. } | Error::Worker { .. } | Error::Full { .. } => ErrorKind::Server,
             Error::Device(error) => match error.kind() {
                 becket_transport::ErrorKind::Permission => ErrorKind::Permission,
                 becket_transport::ErrorKind::NotFound => ErrorKind::NotFound,
@@ -305,6 +313,9 @@ impl Error {
                 "one is enough; it ends by SIGTERM, or after its last device (becket detach --all)"
             }
             Error::Server { .. } => "start one in the foreground and look: becket serve",
+            Error::Full { .. } => {
+                "detach devices that are not needed, give each fewer --queues, or use --via loop"
+            }
             Error::Worker { .. } => "see the server's log, and `becket doctor`",
             Error::Remote { hint, .. } => return hint.clone(),
             Error::Device(error) => return error.hint(),

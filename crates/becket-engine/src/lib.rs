@@ -12,6 +12,7 @@ mod operation;
 mod port;
 mod provided;
 mod queue;
+mod ranges;
 mod request;
 mod ring;
 mod stats;

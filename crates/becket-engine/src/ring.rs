@@ -8,7 +8,7 @@ use std::{io, os::fd::RawFd, time::Instant};
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types::Fixed};
 
-use crate::{Error, provided::Provided};
+use crate::{Error, provided::Provided, ranges::Ranges};
 
 /// Submission entries of each ring; a longer batch is submitted in pieces.
 const ENTRIES: u32 = 1024;
@@ -16,6 +16,8 @@ const ENTRIES: u32 = 1024;
 pub(crate) const BATCH: usize = 256;
 /// Slots for registered descriptors of each ring, if the limit on open files allows.
 const FILES: u32 = 8192;
+/// Each queue takes slots of that table and at most one group of buffers to pick from, whose number is its own.
+const _: () = assert!(FILES <= u16::MAX as u32);
 /// The kernel's limit on registered buffers.
 const BUFFERS: u32 = 16384;
 /// Kernel threads that a ring may use at least for operations that block, of files and disks and of all else.
@@ -159,7 +161,7 @@ impl Ring {
 
     /// Sets neighbouring slots of the buffer table aside and returns the first; a transport fills them.
     pub(crate) fn take_buffers(&mut self, count: u16) -> Result<u32, Error> {
-        if self.buffers.size == 0 {
+        if self.buffers.size() == 0 {
             self.uring
                 .submitter()
                 .register_buffers_sparse(BUFFERS)
@@ -167,6 +169,12 @@ impl Ring {
             self.buffers = Ranges::new(BUFFERS);
         }
         self.take_range(count.into(), "buffers")
+    }
+
+    /// How many slots each of `queues` more queues could set aside.
+    pub(crate) fn room(&self, queues: u32) -> u32 {
+        // Until the first queue needs the table there is none.
+        if self.buffers.size() == 0 { BUFFERS / queues.max(1) } else { self.buffers.widest(queues) }
     }
 
     /// Gives slots back that [`Ring::take_buffers`] had set aside.
@@ -346,93 +354,9 @@ pub(crate) fn fixed(slot: u32) -> Fixed {
     Fixed(slot)
 }
 
-/// Which entries of a table are free, as sorted ranges that do not touch.
-struct Ranges {
-    size: u32,
-    free: Vec<(u32, u32)>,
-}
-
-impl Ranges {
-    fn new(size: u32) -> Ranges {
-        Ranges { size, free: if size == 0 { Vec::new() } else { vec![(0, size)] } }
-    }
-
-    fn take(&mut self, count: u32) -> Option<u32> {
-        if count == 0 {
-            return None;
-        }
-        let index = self.free.iter().position(|(_, len)| *len >= count)?;
-        let (first, len) = self.free[index];
-        if len == count {
-            self.free.remove(index);
-        } else {
-            self.free[index] = (first + count, len - count);
-        }
-        Some(first)
-    }
-
-    fn give(&mut self, first: u32, count: u32) {
-        if count == 0 {
-            return;
-        }
-        let index = self.free.partition_point(|(start, _)| *start < first);
-        self.free.insert(index, (first, count));
-        if let Some(&(next, len)) = self.free.get(index + 1)
-            && first + count == next
-        {
-            self.free[index].1 += len;
-            self.free.remove(index + 1);
-        }
-        if index > 0 {
-            let (start, len) = self.free[index - 1];
-            if start + len == first {
-                self.free[index - 1].1 += self.free[index].1;
-                self.free.remove(index);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn ranges_run_out_and_come_back() {
-        let mut ranges = Ranges::new(10);
-        let a = ranges.take(4).unwrap();
-        let b = ranges.take(4).unwrap();
-        assert_eq!(ranges.take(4), None);
-        assert_eq!(ranges.take(0), None);
-        ranges.give(a, 4);
-        ranges.give(b, 4);
-        assert_eq!(ranges.free, [(0, 10)]);
-    }
-
-    proptest! {
-        #[test]
-        fn ranges_never_overlap_and_all_come_back(counts in prop::collection::vec((1u32..20, any::<bool>()), 1..100)) {
-            let mut ranges = Ranges::new(256);
-            let mut held: Vec<(u32, u32)> = Vec::new();
-            for (count, release) in counts {
-                if release && !held.is_empty() {
-                    let (first, count) = held.swap_remove(count as usize % held.len());
-                    ranges.give(first, count);
-                } else if let Some(first) = ranges.take(count) {
-                    prop_assert!(first + count <= 256);
-                    for (other, len) in &held {
-                        prop_assert!(first + count <= *other || other + len <= first);
-                    }
-                    held.push((first, count));
-                }
-            }
-            for (first, count) in held {
-                ranges.give(first, count);
-            }
-            prop_assert_eq!(ranges.free, vec![(0, 256)]);
-        }
-    }
 
     #[test]
     fn releases_are_compared_by_number() {
@@ -460,9 +384,9 @@ mod tests {
         assert_ne!(first, second);
         ring.unregister_files(first, 40).unwrap();
         ring.unregister_files(second, 40).unwrap();
-        assert_eq!(ring.files.free.len(), 1);
+        assert_eq!(ring.files.free().len(), 1);
         assert!(ring.register_files(&[-7]).is_err());
-        assert_eq!(ring.files.free.len(), 1, "a refused registration gives its slots back");
+        assert_eq!(ring.files.free().len(), 1, "a refused registration gives its slots back");
     }
 
     #[test]
@@ -471,7 +395,7 @@ mod tests {
         let mut ring = Ring::new(0).unwrap();
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         assert!(ring.register_files(&[writer.as_raw_fd(), -7]).is_err());
-        assert_eq!(ring.files.free.len(), 1);
+        assert_eq!(ring.files.free().len(), 1);
         drop(writer);
         assert_eq!(rustix::io::read(&reader, &mut [0u8; 1]), Ok(0), "the table still holds the writing end");
     }

@@ -33,6 +33,7 @@ enum Order {
     Remap(u64, Option<Arc<Map>>, SyncSender<bool>),
     Hold(u64, SyncSender<bool>),
     LetGo(u64, bool, SyncSender<bool>),
+    Room(u32, SyncSender<u32>),
     Stop,
     /// Stands for a mistake of ours.
     #[cfg(test)]
@@ -108,6 +109,22 @@ impl IoThreads {
         target.order(Order::Add(queue, reply)).map_err(|_| gone())?;
         let serial = answer.recv().map_err(|_| gone())??;
         Ok(QueueId { thread, serial })
+    }
+
+    /// How many requests each of `queues` more queues of a thread could have under way in [`Registered`] memory.
+    ///
+    /// Only [`add`](IoThreads::add) makes it less.
+    ///
+    /// [`Registered`]: crate::Memory::Registered
+    ///
+    /// # Errors
+    /// The thread is no longer there.
+    pub fn room(&self, thread: usize, queues: u32) -> Result<u32, Error> {
+        let gone = || Error::Gone { thread };
+        let target = self.threads.get(thread).ok_or_else(gone)?;
+        let (reply, answer) = sync_channel(1);
+        target.order(Order::Room(queues, reply)).map_err(|()| gone())?;
+        answer.recv().map_err(|_| gone())
     }
 
     /// Has a queue look its requests up in another map, between two requests; returns when it does.
@@ -303,6 +320,9 @@ impl Server {
                 }
                 Order::LetGo(serial, direct, reply) => {
                     let _ = reply.send(self.let_go(serial, direct));
+                }
+                Order::Room(queues, reply) => {
+                    let _ = reply.send(self.ring.room(queues));
                 }
                 Order::Stop => self.stopping = true,
                 #[cfg(test)]

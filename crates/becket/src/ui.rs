@@ -65,6 +65,9 @@ impl Ui {
             let direct = if info.direct_io { "on" } else { "off" };
             self.note(format!("{}: transport {}: {}", info.device.display(), info.transport, info.reason));
             self.note(format!("{}: direct I/O {direct}: {}", info.device.display(), info.direct_io_reason));
+            if let Some(queues) = queues(info) {
+                self.note(format!("{}: {queues}", info.device.display()));
+            }
             if let Some(below) = &info.below {
                 self.note(format!(
                     "{}: read from {}, below its file system, until somebody opens the image for writing",
@@ -106,6 +109,12 @@ impl Ui {
 
 fn paint(wanted: bool, colour: Colour, word: &str) -> String {
     if wanted { format!("\x1b[{}m{word}\x1b[0m", colour as u8) } else { word.to_owned() }
+}
+
+/// The queues of a device that has its own, in words: how many, how deep, and how data reaches them.
+pub(crate) fn queues(info: &DeviceInfo) -> Option<String> {
+    let (queues, depth, mode) = (info.queues?, info.depth?, info.mode.as_deref()?);
+    Some(format!("queues {queues}, requests in flight in each {depth}, mode {mode}"))
 }
 
 /// File names are anybody's: no control character of theirs reaches the terminal.

@@ -13,6 +13,7 @@ use rustix::fs::{FileType, OFlags};
 
 use super::below;
 use super::driver::{Driver, disk};
+use super::smaller::smaller;
 use super::workers::Server;
 use crate::attach::{claim, claim_default, forget, partitions_of};
 use crate::control::{Attach, BelowFacts, FileFacts};
@@ -27,7 +28,7 @@ const MOST_QUEUES: usize = 4;
 /// Requests of a queue, unless the user says otherwise: enough for an NVMe disk, and more tags than are in use make one
 /// quicker to find. Where each needs a buffer of its own, fewer.
 const DEPTH: u16 = 128;
-const DEPTH_WITH_BUFFERS: u16 = 64;
+pub(super) const DEPTH_WITH_BUFFERS: u16 = 64;
 /// How long the worker may take to let go of a device.
 const CLOSING: Duration = Duration::from_secs(10);
 
@@ -38,8 +39,35 @@ pub(crate) struct Made {
     pub(crate) kept: Kept,
 }
 
-/// Makes a device. The order matters: what has been done is in a record before anybody can see the disk.
+/// Makes a device, a smaller one where the worker has no room for it as it was asked for.
 pub(crate) fn make(
+    store: &Store,
+    driver: &dyn Driver,
+    server: &dyn Server,
+    request: Attach,
+    fds: Vec<OwnedFd>,
+    cgroup: Option<OwnedFd>,
+) -> Result<Made, Error> {
+    let mut wanted = request.clone();
+    loop {
+        let copies: Result<_, _> = fds.iter().map(OwnedFd::try_clone).collect();
+        let copies = copies.map_err(Error::io("duplicate the descriptors of", &request.image))?;
+        let place = cgroup.as_ref().map(OwnedFd::try_clone).transpose();
+        let place = place.map_err(Error::io("duplicate the cgroup of", &request.image))?;
+        match make_as(store, driver, server, wanted.clone(), copies, place) {
+            Err(Error::Full { what, room: Some(room) }) => {
+                // How deep its queues are was settled when it was added, so it is added anew.
+                let copying = DataMode::copying(driver.features()?);
+                let full = Error::Full { what, room: Some(room) };
+                wanted = smaller(&request, &wanted, room, copying).ok_or(full)?;
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Makes a device. The order matters: what has been done is in a record before anybody can see the disk.
+fn make_as(
     store: &Store,
     driver: &dyn Driver,
     server: &dyn Server,

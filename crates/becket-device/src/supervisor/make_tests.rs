@@ -14,6 +14,8 @@ struct Double {
     fail_at: &'static str,
     features: u64,
     records: PathBuf,
+    /// How deep queues may be that copy nothing.
+    room: u16,
     /// Whether there was a record when the disk appeared.
     recorded: Mutex<Option<bool>>,
 }
@@ -114,7 +116,11 @@ impl Server for Double {
     }
     fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         assert_eq!((serve.map.len(), fds.len()), (8192, 2 + usize::from(serve.lease)));
-        self.step("serve")
+        self.step("serve")?;
+        if DataMode::of(serve.flags).is_zero_copy() && serve.depth > self.room {
+            return Err(Error::Full { what: "is full".into(), room: Some(self.room) });
+        }
+        Ok(())
     }
     fn remap(&self, _: u32, _: becket_image::Map) -> Result<(), Error> {
         self.step("remap")
@@ -142,6 +148,7 @@ fn double(bench: &Bench, fail_at: &'static str) -> Double {
         fail_at,
         features: uapi::UBLK_F_CMD_IOCTL_ENCODE,
         records: bench.store.runtime().records(),
+        room: u16::MAX,
         recorded: Mutex::default(),
     }
 }
@@ -292,4 +299,42 @@ fn read_only_needs_no_writable_descriptor() {
     let made = make(&bench.store, &double, &double, request, vec![bench.fd(false, 0), reader], None).unwrap();
     assert!(made.device.info.read_only);
     assert!(made.kept.keepsakes.lease.is_some());
+}
+
+#[test]
+fn where_there_is_less_room_the_device_is_smaller_and_nothing_of_the_attempts_stays() {
+    let zero_copy = uapi::UBLK_F_CMD_IOCTL_ENCODE | uapi::UBLK_F_AUTO_BUF_REG | uapi::UBLK_F_BATCH_IO;
+    for (room, depth, mode) in [(100, 64, "batch-zero-copy"), (3, DEPTH_WITH_BUFFERS, "batch-copy")] {
+        for name in [Some("one"), None] {
+            let bench = Bench::new();
+            let double = Double { room, features: zero_copy, ..double(&bench, "") };
+            let made =
+                make(&bench.store, &double, &double, bench.request(name), vec![bench.fd(true, 0)], None)
+                    .unwrap();
+            let info = &made.device.info;
+            assert_eq!((info.depth, info.mode.as_deref()), (Some(depth), Some(mode)));
+            assert!(info.reason.contains("nearly full"), "{}", info.reason);
+            assert_eq!(
+                bench.store.device(&info.name).unwrap().unwrap().info.depth,
+                Some(depth),
+                "in the record too"
+            );
+            let journal = double.journal.lock().unwrap();
+            let count = |step| journal.iter().filter(|&&done| done == step).count();
+            assert_eq!((count("add"), count("del"), count("start")), (2, 1, 1), "{journal:?}");
+            assert_eq!(bench.left_behind().len(), 2, "a record and a link");
+        }
+    }
+}
+
+#[test]
+fn a_forced_mode_for_which_there_is_no_room_fails_and_leaves_nothing() {
+    let bench = Bench::new();
+    let features = uapi::UBLK_F_CMD_IOCTL_ENCODE | uapi::UBLK_F_AUTO_BUF_REG;
+    let double = Double { room: 0, features, ..double(&bench, "") };
+    let request = Attach { mode: Some(DataMode::ZeroCopy), ..bench.request(Some("one")) };
+    let error =
+        make(&bench.store, &double, &double, request, vec![bench.fd(true, 0)], None).map(drop).unwrap_err();
+    assert!(error.hint().unwrap().contains("--queues"), "{error}");
+    assert_eq!(bench.left_behind(), Vec::<String>::new());
 }

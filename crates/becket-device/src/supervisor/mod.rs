@@ -18,6 +18,7 @@ mod renew;
 mod resize;
 mod restarts;
 mod set;
+mod smaller;
 mod workers;
 
 use std::fs::{self, File, OpenOptions, Permissions};

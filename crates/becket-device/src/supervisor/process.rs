@@ -39,7 +39,7 @@ pub(crate) struct WorkerProcess {
 struct State {
     dead: bool,
     /// What came of the orders that are waited for.
-    answers: HashMap<u32, Result<(), String>>,
+    answers: HashMap<u32, Result<(), Error>>,
     /// What it said of devices that were asked about.
     counted: HashMap<u32, Option<Box<Summary>>>,
     closed: HashSet<u32>,
@@ -128,7 +128,11 @@ impl WorkerProcess {
             let mut state = self.state();
             match report {
                 Report::Ready { id } => drop(state.answers.insert(id, Ok(()))),
-                Report::Failed { id, why } => drop(state.answers.insert(id, Err(why))),
+                Report::Failed { id, why } => drop(state.answers.insert(id, Err(refused(id, &why)))),
+                Report::Full { id, why, room } => {
+                    let what = format!("is full: {why}");
+                    drop(state.answers.insert(id, Err(Error::Full { what, room })));
+                }
                 Report::Counted { id, stats } => drop(state.counted.insert(id, stats)),
                 Report::Closed { id } => drop(state.closed.insert(id)),
                 Report::Started { .. } | Report::Refused { .. } => {}
@@ -147,13 +151,10 @@ impl WorkerProcess {
         self.tell(order, fds)?;
         let answer = self.wait(PATIENCE, |state| match state.answers.remove(&id) {
             Some(answer) => Some(answer),
-            None => state.dead.then(|| Err("died".to_owned())),
+            None => state.dead.then(|| Err(refused(id, "died"))),
         });
-        match answer {
-            Some(Ok(())) => Ok(()),
-            Some(Err(why)) => Err(Error::Worker { what: format!("cannot serve ublk device {id}: {why}") }),
-            None => Err(Error::Worker { what: format!("does not answer about ublk device {id}") }),
-        }
+        answer
+            .unwrap_or_else(|| Err(Error::Worker { what: format!("does not answer about ublk device {id}") }))
     }
 
     fn tell(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
@@ -268,6 +269,10 @@ fn introduction(socket: &OwnedFd) -> io::Result<(Vec<String>, Vec<Kept>)> {
     set_socket_timeout(socket, Timeout::Recv, None)?;
     held.retain(|kept: &Kept| !closed.contains(&kept.serve.id));
     Ok((about, held))
+}
+
+fn refused(id: u32, why: &str) -> Error {
+    Error::Worker { what: format!("cannot serve ublk device {id}: {why}") }
 }
 
 /// The first report, before which it is no worker yet.

@@ -178,7 +178,7 @@ impl Worker {
                 // Somebody may have begun to wait for a lease before it was known whom to tell.
                 self.yield_leases();
             }
-            Err(error) => self.report(&Report::Failed { id, why: error.to_string() }),
+            Err(error) => self.report(&refusal(id, &error)),
         }
     }
 
@@ -304,6 +304,16 @@ impl Worker {
 
     fn devices(&self) -> MutexGuard<'_, BTreeMap<u32, Charge>> {
         lock(&self.open)
+    }
+}
+
+fn refusal(id: u32, error: &ublk::ServeError) -> Report {
+    use becket_engine::Error::Full;
+    let why = error.to_string();
+    match error {
+        ublk::ServeError::Full { room, .. } => Report::Full { id, why, room: Some(*room) },
+        ublk::ServeError::Engine { source: Full { .. }, .. } => Report::Full { id, why, room: None },
+        _ => Report::Failed { id, why },
     }
 }
 

@@ -82,6 +82,8 @@ pub(crate) enum Report {
     Ready { id: u32 },
     /// The device could not be served. `Closed` still follows.
     Failed { id: u32, why: String },
+    /// The same, since a table is full; where less of the device would fit, how deep its queues could be without copying.
+    Full { id: u32, why: String, room: Option<u16> },
     /// What the device has done; nothing when it is not served here.
     Counted { id: u32, stats: Option<Box<Summary>> },
     /// Every descriptor of the device is closed.

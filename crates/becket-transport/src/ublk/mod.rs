@@ -32,6 +32,18 @@ pub enum ServeError {
         /// What the engine said.
         source: becket_engine::Error,
     },
+    /// The rings' tables of registered buffers have no room for the device as it was added.
+    #[error(
+        "the I/O threads have room for {room} requests in each queue of ublk device {id}, not for {depth}"
+    )]
+    Full {
+        /// The kernel's number of the device.
+        id: u32,
+        /// How deep its queues are.
+        depth: u16,
+        /// How deep they could be; 0 when it must copy.
+        room: u16,
+    },
     /// Something under way on its backing does not end.
     #[error("operations of ublk device {id} on its backing do not end; it goes on as before")]
     Busy {

@@ -36,6 +36,11 @@ impl DataMode {
         }
     }
 
+    /// The best of those that copy, by what the kernel says it has.
+    pub fn copying(features: u64) -> DataMode {
+        if features & uapi::UBLK_F_BATCH_IO != 0 { DataMode::BatchCopy } else { DataMode::Copy }
+    }
+
     /// The requester's pages are not copied.
     pub fn is_zero_copy(self) -> bool {
         matches!(self, DataMode::ZeroCopy | DataMode::BatchZeroCopy)

@@ -54,7 +54,7 @@ pub struct Setup {
 /// `on_closed` runs once the last queue has ended and every descriptor of the device is closed.
 ///
 /// # Errors
-/// A queue could not be set up. Those that were begin to end as soon as the device is deleted; `on_closed` still
+/// [`ServeError::Full`]: nothing was begun. Otherwise a queue could not be set up; those that were begin to end as soon as the device is deleted; `on_closed` still
 /// runs after that.
 pub fn serve(
     threads: &IoThreads,
@@ -81,6 +81,12 @@ pub fn serve(
         direct_io: AtomicBool::new(direct_io),
         backing: Arc::downgrade(&backing),
     };
+    if mode.is_zero_copy() {
+        let room = room(threads, queues).map_err(failed)?;
+        if room < depth {
+            return Err(ServeError::Full { id, depth, room });
+        }
+    }
     for number in 0..queues {
         let port = UblkPort::new(number, depth, mode, Arc::clone(&char_device)).map_err(failed)?;
         let share = Arc::clone(&finally);
@@ -99,10 +105,26 @@ pub fn serve(
             stats,
             on_closed: Box::new(move || drop(share)),
         };
-        let thread = usize::from(number) % threads.count();
+        let thread = thread_of(number, threads);
         served.queues.push(threads.add(thread, queue).map_err(failed)?);
     }
     Ok(served)
+}
+
+/// The I/O thread of a queue.
+fn thread_of(number: u16, threads: &IoThreads) -> usize {
+    usize::from(number) % threads.count()
+}
+
+/// How deep the queues of one more device can be that copies nothing. It stays so until the next queue is added.
+fn room(threads: &IoThreads, queues: u16) -> Result<u16, becket_engine::Error> {
+    let mut least = u16::MAX;
+    for thread in 0..threads.count().min(queues.into()) {
+        let here = (0..queues).filter(|number| thread_of(*number, threads) == thread).count();
+        let room = threads.room(thread, u32::try_from(here).unwrap_or(u32::MAX))?;
+        least = least.min(u16::try_from(room).unwrap_or(u16::MAX));
+    }
+    Ok(least)
 }
 
 /// Puts the device below behind the files, where its map expects it; without a descriptor to spare, the file must do.

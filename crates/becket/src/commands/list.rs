@@ -4,7 +4,7 @@
 use crate::{
     args,
     failure::Failure,
-    ui::{Colour, Ui, printable, table},
+    ui::{Colour, Ui, printable, queues, table},
     units::format_size,
 };
 use becket_device::{DeviceInfo, DeviceState};
@@ -56,6 +56,9 @@ fn row(info: &DeviceInfo, reason: bool) -> Vec<String> {
     ];
     if reason {
         let mut reason = printable(&info.reason).replace('\n', " ");
+        if let Some(queues) = queues(info) {
+            reason.push_str(&format!("; {queues}"));
+        }
         if let (true, Some(pid)) = (info.isolated, info.worker_pid) {
             reason.push_str(&format!("; isolated: process {pid} serves it alone"));
         }

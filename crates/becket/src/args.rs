@@ -72,18 +72,38 @@ impl Command {
 /// Attach images and print one device path a line
 ///
 /// Images are attached in parallel; the paths come in the order given. When one fails, the others stay attached
-/// and the exit status is 1.
+/// and the exit status is 1; with --atomic those are detached again.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   becket attach disk.img
   becket attach -r *.squashfs                # many at once, read-only
   becket attach --offset 1MiB --size-limit 64M disk.img
-  becket attach --name root -v disk.img      # as /dev/becket/root; says what it took and why")]
+  becket attach --name root -v disk.img      # as /dev/becket/root; says what it took and why
+  becket attach --atomic --from images.txt   # all or none; a line: disk.img --name root --read-only")]
 pub(crate) struct Attach {
     /// Images to attach: regular files or block devices
-    #[arg(required = true, value_name = "IMAGE", value_hint = clap::ValueHint::FilePath)]
+    #[arg(required_unless_present = "from", conflicts_with = "from", value_name = "IMAGE", value_hint = clap::ValueHint::FilePath)]
     pub(crate) images: Vec<PathBuf>,
+    /// Read the images from a file (- is standard input): one IMAGE with its device options a line
+    ///
+    /// Words are quoted as in a shell, `#` begins a comment. Device options of the command line hold for each line that
+    /// does not say otherwise. A mistake in the file is told with its line, and nothing is attached.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) from: Option<PathBuf>,
+    /// All or none: when one image fails, detach the others again
+    #[arg(long)]
+    pub(crate) atomic: bool,
+    #[command(flatten)]
+    pub(crate) device: DeviceOptions,
+}
+
+/// A line of `attach --from`.
+#[derive(Debug, Parser)]
+#[command(no_binary_name = true, disable_help_flag = true, args_override_self = true)]
+pub(crate) struct AttachLine {
+    #[arg(value_name = "IMAGE")]
+    pub(crate) image: PathBuf,
     #[command(flatten)]
     pub(crate) device: DeviceOptions,
 }

@@ -8,8 +8,10 @@ mod commands;
 mod descendants;
 mod failure;
 mod mounts;
+mod progress;
 mod ui;
 mod units;
+mod words;
 
 use clap::{Parser as _, error::ErrorKind};
 use failure::Failure;

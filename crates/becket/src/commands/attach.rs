@@ -1,46 +1,54 @@
 //! `becket attach IMAGE...`: many images at once, one device path a line in the order given.
-//! Never detaches what worked because something else failed.
+//! Never detaches what worked because something else failed, unless that was asked for.
 
-use super::common;
-use crate::{args, failure::Failure, ui::Ui};
-use becket_device::{AttachOptions, DeviceInfo};
+use super::{attach_from, common, parallel};
+use crate::{args, failure::Failure, progress::Progress, ui::Ui};
+use becket_device::{AttachOptions, DetachOptions, DeviceInfo};
 use serde_json::{Value, json};
-use std::{
-    path::PathBuf,
-    sync::{
-        atomic::{AtomicUsize, Ordering},
-        mpsc,
-    },
-    thread,
-};
+use std::{cell::RefCell, path::PathBuf, time::Duration};
 
-/// Attaching waits for the kernel more than it computes: more threads than CPUs, but not one per image.
-const THREADS: usize = 16;
+/// How long a device may take to go that is detached again. Nobody has heard of it yet, so nobody should use it.
+const GONE_WITHIN: Duration = Duration::from_secs(10);
 
-type Outcome = Result<DeviceInfo, Failure>;
+/// One image to attach.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) image: PathBuf,
+    pub(super) options: AttachOptions,
+    /// Where it was asked for, when not on the command line.
+    pub(super) origin: Option<String>,
+}
 
 pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
-    if args.device.name.is_some() && args.images.len() > 1 {
-        return Err(Failure::usage("one --name cannot name several devices")
-            .hint("attach the images one by one, or leave --name away"));
-    }
-    let options = common::options(&args.device);
+    let jobs = jobs(args)?;
     let mut devices = Vec::new();
     let mut failures = Vec::new();
     let mut printed = Ok(());
-    in_parallel(&args.images, &options, |image, outcome| match outcome {
+    let progress = RefCell::new(Progress::new(jobs.len()));
+    let done = |outcome: &Result<DeviceInfo, Failure>| {
+        progress.borrow_mut().step();
+        outcome.is_ok() || !args.atomic
+    };
+    parallel::in_order(&jobs, attach, done, |job, outcome| match outcome {
         Ok(info) => {
-            ui.explain(&info);
-            if !ui.json && printed.is_ok() {
-                printed = ui.line(info.device.display().to_string());
+            if !args.atomic {
+                progress.borrow_mut().clear();
+                say(ui, &info, &mut printed);
             }
             devices.push(info);
         }
         Err(failure) => {
+            progress.borrow_mut().clear();
             ui.failure(&failure);
-            failures.push((image.clone(), failure));
+            failures.push((job.image.clone(), failure));
         }
     });
+    progress.borrow_mut().clear();
+    if args.atomic && failures.is_empty() {
+        devices.iter().for_each(|info| say(ui, info, &mut printed));
+    } else if args.atomic {
+        take_back(ui, &mut devices);
+    }
     printed?;
     if ui.json {
         let errors: Vec<Value> = failures
@@ -57,42 +65,53 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
     Ok(u8::from(!failures.is_empty()))
 }
 
-/// Attaches all images and tells the outcomes in the order of the images, each as soon as it is its turn.
-fn in_parallel(images: &[PathBuf], options: &AttachOptions, mut tell: impl FnMut(&PathBuf, Outcome)) {
-    let attach = |image: &PathBuf| {
-        becket_device::attach(image, options)
-            .map_err(|error| Failure::device("attach", image.display(), &error))
-    };
-    if let [image] = images {
-        return tell(image, attach(image));
+fn jobs(args: &args::Attach) -> Result<Vec<Job>, Failure> {
+    if let Some(file) = &args.from {
+        if args.device.name.is_some() {
+            return Err(Failure::usage("one --name cannot name several devices")
+                .hint("give each line of the file its own --name"));
+        }
+        return attach_from::jobs(file);
     }
-    let next = AtomicUsize::new(0);
-    let (sender, receiver) = mpsc::channel();
-    thread::scope(|scope| {
-        for _ in 0..THREADS.min(images.len()) {
-            let (sender, next, attach) = (sender.clone(), &next, &attach);
-            scope.spawn(move || {
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(image) = images.get(index) else { return };
-                    // The receiver lives until all senders are gone.
-                    let _ = sender.send((index, attach(image)));
-                }
-            });
+    if args.device.name.is_some() && args.images.len() > 1 {
+        return Err(Failure::usage("one --name cannot name several devices")
+            .hint("attach the images one by one, or leave --name away"));
+    }
+    let options = common::options(&args.device);
+    let job = |image: &PathBuf| Job { image: image.clone(), options: options.clone(), origin: None };
+    Ok(args.images.iter().map(job).collect())
+}
+
+fn attach(job: &Job) -> Result<DeviceInfo, Failure> {
+    becket_device::attach(&job.image, &job.options).map_err(|error| {
+        let mut failure = Failure::device("attach", job.image.display(), &error);
+        if let Some(origin) = &job.origin {
+            failure.message = format!("{origin}: {}", failure.message);
         }
-        drop(sender);
-        let mut waiting: Vec<Option<Outcome>> = images.iter().map(|_| None).collect();
-        let mut turn = 0;
-        for (index, outcome) in receiver {
-            if let Some(place) = waiting.get_mut(index) {
-                *place = Some(outcome);
-            }
-            while let Some((image, outcome)) =
-                images.get(turn).zip(waiting.get_mut(turn).and_then(Option::take))
-            {
-                tell(image, outcome);
-                turn += 1;
+        failure
+    })
+}
+
+fn say(ui: &Ui, info: &DeviceInfo, printed: &mut Result<(), Failure>) {
+    ui.explain(info);
+    if !ui.json && printed.is_ok() {
+        *printed = ui.line(info.device.display().to_string());
+    }
+}
+
+/// Detaches what was attached, the last one first; what does not go stays in the list.
+fn take_back(ui: &Ui, devices: &mut Vec<DeviceInfo>) {
+    let options = DetachOptions { lazy: false, timeout: GONE_WITHIN };
+    let mut stay = Vec::new();
+    for info in devices.drain(..).rev() {
+        match becket_device::detach(&info.name, &options) {
+            Ok(_) => {}
+            Err(error) if error.kind() == becket_device::ErrorKind::NotFound => {}
+            Err(error) => {
+                ui.failure(&Failure::device("detach", info.device.display(), &error));
+                stay.push(info);
             }
         }
-    });
+    }
+    *devices = stay;
 }

@@ -2,12 +2,14 @@
 //! Nothing here parses arguments or images, and nothing here knows a transport.
 
 mod attach;
+mod attach_from;
 mod common;
 mod completions;
 mod detach;
 mod doctor;
 mod list;
 mod mount;
+mod parallel;
 mod refresh;
 mod run;
 mod run_exec;

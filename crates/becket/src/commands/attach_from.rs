@@ -1,0 +1,142 @@
+//! `becket attach --from FILE`: what is to be attached, one image and its options a line.
+//! Never attaches: a file with a mistake in it is refused as a whole.
+
+use super::{attach::Job, common};
+use crate::{
+    args::{AttachLine, Cli, DeviceOptions},
+    failure::Failure,
+    words,
+};
+use clap::{Args as _, CommandFactory as _, FromArgMatches as _, parser::ValueSource};
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    fs::File,
+    io::{self, Read as _},
+    path::Path,
+};
+
+/// A table of a million images is not what this is for.
+const LONGEST: u64 = 16 << 20;
+
+/// The jobs of a file. What the command line says holds for each line that does not say otherwise.
+pub(super) fn jobs(file: &Path) -> Result<Vec<Job>, Failure> {
+    let given = given(std::env::args_os());
+    read(file, &text(file)?, &given)
+}
+
+fn text(file: &Path) -> Result<String, Failure> {
+    let failed = |error: io::Error| Failure::io(format!("cannot read {}", file.display()), &error);
+    let mut text = String::new();
+    let read = if file == Path::new("-") {
+        io::stdin().take(LONGEST + 1).read_to_string(&mut text)
+    } else {
+        File::open(file).map_err(failed)?.take(LONGEST + 1).read_to_string(&mut text)
+    };
+    match read.map_err(failed)? as u64 {
+        0..=LONGEST => Ok(text),
+        _ => Err(Failure::usage(format!("{}: longer than {LONGEST} bytes", file.display()))),
+    }
+}
+
+fn read(file: &Path, text: &str, given: &[OsString]) -> Result<Vec<Job>, Failure> {
+    let bad = |what: String| {
+        Failure::usage(format!("{}: {what}", file.display())).hint(
+            "a line is IMAGE and options of `becket attach`, quoted as in a shell; nothing was attached",
+        )
+    };
+    let mut jobs = Vec::new();
+    let mut names: HashMap<String, usize> = HashMap::new();
+    for line in words::lines(text).map_err(|unclosed| bad(unclosed.to_string()))? {
+        let words = given.iter().cloned().chain(line.words.iter().map(OsString::from));
+        let parsed = AttachLine::command().try_get_matches_from(words);
+        let AttachLine { image, device } =
+            parsed.and_then(|matches| AttachLine::from_arg_matches(&matches)).map_err(|error| {
+                let text = error.to_string();
+                let first = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
+                bad(format!(
+                    "line {}: {}",
+                    line.number,
+                    first.split_whitespace().collect::<Vec<_>>().join(" ")
+                ))
+            })?;
+        if let Some(name) = &device.name
+            && let Some(first) = names.insert(name.clone(), line.number)
+        {
+            return Err(bad(format!("line {}: --name {name} is that of line {first} already", line.number)));
+        }
+        let origin = Some(format!("{} line {}", file.display(), line.number));
+        jobs.push(Job { image, options: common::options(&device), origin });
+    }
+    Ok(jobs)
+}
+
+/// The device options that were given on the command line, as words again.
+fn given(words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let Ok(matches) = Cli::command().try_get_matches_from(words) else { return Vec::new() };
+    let Some(matches) = matches.subcommand_matches("attach") else { return Vec::new() };
+    let options = DeviceOptions::augment_args(clap::Command::new("becket"));
+    let mut given = Vec::new();
+    for argument in options.get_arguments() {
+        let id = argument.get_id().as_str();
+        let Some(long) = argument.get_long() else { continue };
+        if matches.value_source(id) != Some(ValueSource::CommandLine) {
+            continue;
+        }
+        if argument.get_action().takes_values() {
+            for value in matches.get_raw(id).into_iter().flatten() {
+                let mut word = OsString::from(format!("--{long}="));
+                word.push(value);
+                given.push(word);
+            }
+        } else {
+            given.push(format!("--{long}").into());
+        }
+    }
+    given
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(text: &str) -> String {
+        read(Path::new("table"), text, &[]).unwrap_err().message
+    }
+
+    #[test]
+    fn lines_are_as_on_the_command_line() {
+        let text = "# system\n\na.img\n'b c.img' --name b -r --offset 1MiB # data\n";
+        let jobs = read(Path::new("t"), text, &["--offset=4K".into(), "--shared".into()]).unwrap();
+        assert_eq!(jobs.len(), 2);
+        assert_eq!((jobs[0].image.to_str(), jobs[0].options.offset), (Some("a.img"), 4096));
+        assert_eq!((jobs[1].image.to_str(), jobs[1].options.offset), (Some("b c.img"), 1 << 20));
+        assert!(jobs[0].options.shared && jobs[1].options.shared);
+        assert!(!jobs[0].options.read_only && jobs[1].options.read_only);
+        assert_eq!(jobs[1].options.name.as_deref(), Some("b"));
+        assert_eq!(jobs[1].origin.as_deref(), Some("t line 4"));
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_place() {
+        assert!(told("a\nb --flat\n").starts_with("table: line 2: unexpected argument '--flat'"));
+        assert!(told("a b").starts_with("table: line 1: unexpected argument 'b'"), "{}", told("a b"));
+        assert!(told("-r").starts_with("table: line 1: the following required arguments"), "{}", told("-r"));
+        assert!(told("a --offset x").contains("'x' for '--offset"), "{}", told("a --offset x"));
+        assert!(told("a --help").starts_with("table: line 1: unexpected argument '--help'"));
+        assert!(told("a --from b").starts_with("table: line 1: unexpected argument '--from'"));
+        assert_eq!(told("a 'b"), "table: line 1, column 3: this quote is not closed");
+        assert_eq!(
+            told("a --name x\nb --name y\nc --name=x"),
+            "table: line 3: --name x is that of line 1 already"
+        );
+    }
+
+    #[test]
+    fn the_command_line_s_options_hold_for_all_lines() {
+        let words = ["becket", "attach", "-r", "--via", "loop", "--offset", "4K", "--from", "t", "--atomic"];
+        let mut given = given(words.map(OsString::from));
+        given.sort();
+        assert_eq!(given, ["--offset=4K", "--read-only", "--via=loop"].map(OsString::from));
+    }
+}

@@ -1,0 +1,94 @@
+//! Work on many things at once, told in the order in which they were given.
+//! Never more threads than the machine has use for, and never one that outlives the call.
+
+use std::{
+    sync::{
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
+};
+
+/// Twice as many as CPUs: attaching waits for the kernel about as long as it computes.
+const THREADS_FOR_EACH_CPU: usize = 2;
+
+/// Does the work on each item, and tells the outcomes in the order of the items, each as soon as it is its turn.
+///
+/// `done` hears of each outcome when it is there. With its `false` nothing new is begun; what was begun is still told.
+pub(super) fn in_order<T: Sync, R: Send>(
+    items: &[T],
+    work: impl Fn(&T) -> R + Sync,
+    mut done: impl FnMut(&R) -> bool,
+    mut tell: impl FnMut(&T, R),
+) {
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    let threads = (THREADS_FOR_EACH_CPU * cpus).min(items.len());
+    let next = AtomicUsize::new(0);
+    let goes_on = AtomicBool::new(true);
+    let (sender, receiver) = mpsc::channel();
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            let (sender, next, goes_on, work) = (sender.clone(), &next, &goes_on, &work);
+            scope.spawn(move || {
+                while goes_on.load(Ordering::Relaxed) {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(item) = items.get(index) else { return };
+                    // The receiver lives until all senders are gone.
+                    let _ = sender.send((index, work(item)));
+                }
+            });
+        }
+        drop(sender);
+        let mut waiting: Vec<Option<R>> = items.iter().map(|_| None).collect();
+        let mut turn = 0;
+        for (index, outcome) in receiver {
+            if !done(&outcome) {
+                goes_on.store(false, Ordering::Relaxed);
+            }
+            if let Some(place) = waiting.get_mut(index) {
+                *place = Some(outcome);
+            }
+            while let Some((item, outcome)) =
+                items.get(turn).zip(waiting.get_mut(turn).and_then(Option::take))
+            {
+                tell(item, outcome);
+                turn += 1;
+            }
+        }
+        // Where it was broken off, some before these were not begun.
+        for (item, outcome) in items.iter().zip(waiting) {
+            if let Some(outcome) = outcome {
+                tell(item, outcome);
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_are_told_once_and_in_order() {
+        let items: Vec<usize> = (0..1000).collect();
+        let mut told = Vec::new();
+        in_order(&items, |item| item * 2, |_| true, |item, twice| told.push((*item, twice)));
+        assert_eq!(told, items.iter().map(|item| (*item, item * 2)).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn nothing_new_is_begun_after_no() {
+        let items: Vec<usize> = (0..1000).collect();
+        let begun = AtomicUsize::new(0);
+        let mut told = Vec::new();
+        let work = |item: &usize| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            // The others wait until the first was told.
+            thread::sleep(std::time::Duration::from_millis(if *item == 0 { 0 } else { 20 }));
+            *item
+        };
+        in_order(&items, work, |_| false, |item, _| told.push(*item));
+        assert_eq!(told.len(), begun.load(Ordering::Relaxed), "what was begun is told");
+        assert!(told.len() < items.len() && told.is_sorted(), "{told:?}");
+    }
+}

@@ -1,0 +1,74 @@
+//! How far a command is, on a terminal, when it takes long.
+//! Never writes where no person looks, and leaves no trace on the screen.
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    time::{Duration, Instant},
+};
+
+/// What is over sooner needs no word.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Often enough to see it move.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A line on standard error that counts.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    wanted: bool,
+    done: usize,
+    total: usize,
+    next: Instant,
+    shown: bool,
+}
+
+impl Progress {
+    pub(crate) fn new(total: usize) -> Self {
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let wanted = total > 1 && !dumb && io::stderr().is_terminal();
+        Self { wanted, done: 0, total, next: Instant::now() + PATIENCE, shown: false }
+    }
+
+    /// One more is done.
+    pub(crate) fn step(&mut self) {
+        self.done += 1;
+        if let Some(text) = self.due(Instant::now()) {
+            self.shown = true;
+            // Nothing depends on it.
+            let _ = write!(io::stderr(), "\r{text}\x1b[K");
+        }
+    }
+
+    fn due(&mut self, now: Instant) -> Option<String> {
+        if !self.wanted || now < self.next || self.done >= self.total {
+            return None;
+        }
+        self.next = now + PAUSE;
+        Some(format!("becket: {} of {}", self.done, self.total))
+    }
+
+    /// Takes the line away, before something else is written or at the end.
+    pub(crate) fn clear(&mut self) {
+        if std::mem::take(&mut self.shown) {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_speaks_after_a_second_and_not_too_often() {
+        let start = Instant::now();
+        let mut progress = Progress { wanted: true, done: 3, total: 9, next: start + PATIENCE, shown: false };
+        assert_eq!(progress.due(start), None);
+        assert_eq!(progress.due(start + PATIENCE).as_deref(), Some("becket: 3 of 9"));
+        assert_eq!(progress.due(start + PATIENCE), None);
+        assert!(progress.due(start + PATIENCE + PAUSE).is_some());
+        progress.done = 9;
+        assert_eq!(progress.due(start + 2 * PATIENCE), None, "nothing is left to wait for");
+        progress = Progress { wanted: false, done: 3, ..progress };
+        assert_eq!(progress.due(start + 2 * PATIENCE), None);
+    }
+}

@@ -1,0 +1,183 @@
+//! Many images by one command: in order, all or none, from a file, and more than a ring has room for.
+//! Everything here runs over whichever transport is tested.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+mod common;
+
+use becket_testkit::{Scratch, crc_whole, image, require_device, skip, via};
+use common::{Use, scratch, text};
+use serde_json::{Value, json};
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+/// So many images of 64 KiB, each of its own content.
+fn images(place: &Scratch, count: usize) -> Vec<String> {
+    let names: Vec<String> = (0..count).map(|number| format!("i{number}.img")).collect();
+    for (number, name) in names.iter().enumerate() {
+        image::random(&place.path(name), 64 << 10, number as u64);
+    }
+    names
+}
+
+fn lines_of(names: &[String]) -> String {
+    names.iter().map(|name| format!("{name}\n")).collect()
+}
+
+#[test]
+fn from_a_file_in_its_order() {
+    if !require_device("from_a_file_in_its_order") {
+        return;
+    }
+    let place = scratch();
+    let names = images(&place, 20);
+    fs::write(place.path("table"), format!("# twenty\n\n{}", lines_of(&names))).unwrap();
+    let out = place.ok(["attach", "--via", &via(), "--from", "table"]);
+    let devices: Vec<PathBuf> = out.lines().map(PathBuf::from).collect();
+    assert_eq!(devices.len(), names.len());
+    for (name, device) in names.iter().zip(&devices) {
+        assert_eq!(crc_whole(device), crc_whole(&place.path(name)), "{name} is {}", device.display());
+    }
+    place.ok(["detach", "--all"]);
+    assert_eq!(place.devices(), Vec::<Value>::new());
+}
+
+#[test]
+fn from_standard_input_with_options_of_each_line() {
+    if !require_device("from_standard_input_with_options_of_each_line") {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("a b.img"), 64 << 10, 1);
+    image::random(&place.path("c.img"), 64 << 10, 2);
+    let mut command = place.becket();
+    command.args(["attach", "--json", "--read-only", "--via", &via(), "--from", "-"]).stdin(Stdio::piped());
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let table = "'a b.img' --name first # spaces\nc.img --size-limit 4K --name second\n";
+    child.stdin.take().unwrap().write_all(table.as_bytes()).unwrap();
+    let mut told = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut told).unwrap();
+    assert!(child.wait().unwrap().success());
+    let told: Value = serde_json::from_str(&told).unwrap();
+    let of = |index: usize, key: &str| told["devices"][index][key].clone();
+    assert_eq!(
+        (of(0, "name"), of(0, "size"), of(0, "read_only")),
+        (json!("first"), json!(65536), json!(true))
+    );
+    assert_eq!(
+        (of(1, "name"), of(1, "size"), of(1, "read_only")),
+        (json!("second"), json!(4096), json!(true))
+    );
+    place.ok(["detach", "--all"]);
+}
+
+#[test]
+fn one_missing_in_the_middle() {
+    if !require_device("one_missing_in_the_middle") {
+        return;
+    }
+    let place = scratch();
+    let mut names = images(&place, 12);
+    names.insert(6, "missing.img".to_owned());
+    fs::write(place.path("table"), lines_of(&names)).unwrap();
+
+    let ran = place.run(["attach", "--via", &via(), "--from", "table"]);
+    assert_eq!((ran.code, ran.out.lines().count()), (1, 12), "{ran:?}");
+    assert!(ran.err.starts_with("becket: table line 7: cannot attach missing.img: "), "{ran:?}");
+    let uses: Vec<Use> = ran.out.lines().map(|device| Use::of(Path::new(device))).collect();
+    assert!(uses.iter().all(Use::lasts));
+    place.ok(["detach", "--all"]);
+
+    let ran = place.run(["attach", "--atomic", "--via", &via(), "--from", "table"]);
+    assert_eq!((ran.code, ran.out.as_str()), (1, ""), "no device is told that goes again");
+    assert_eq!(ran.err.matches("becket: ").count(), 1, "{ran:?}");
+    assert!(ran.err.contains("table line 7: cannot attach missing.img: "), "{ran:?}");
+    assert_eq!(place.devices(), Vec::<Value>::new(), "all or none");
+    let leftover = |dir: PathBuf| fs::read_dir(dir).map_or(0, Iterator::count);
+    assert_eq!(leftover(place.links()), 0);
+
+    let told = place.run(["attach", "--json", "--atomic", "--via", &via(), "i0.img", "missing.img"]).json();
+    assert_eq!(told["devices"], json!([]));
+    assert_eq!(text(&told["errors"][0], "image"), "missing.img");
+
+    names.remove(6);
+    fs::write(place.path("table"), lines_of(&names)).unwrap();
+    let out = place.ok(["attach", "--atomic", "--via", &via(), "--from", "table"]);
+    assert_eq!((out.lines().count(), place.devices().len()), (12, 12));
+    place.ok(["detach", "--all"]);
+}
+
+#[test]
+fn a_table_with_a_mistake_attaches_nothing() {
+    let place = scratch();
+    images(&place, 3);
+    for (table, expected) in [
+        ("i0.img\ni1.img --flat\n", "table: line 2: unexpected argument '--flat'"),
+        ("i0.img\n'i1.img\n", "table: line 2, column 1: this quote is not closed"),
+        ("i0.img i1.img\n", "table: line 1: unexpected argument 'i1.img'"),
+        ("i0.img --name x\ni1.img --name x\n", "table: line 2: --name x is that of line 1 already"),
+        ("i0.img\ni1.img --offset much\n", "table: line 2: invalid value 'much'"),
+    ] {
+        fs::write(place.path("table"), table).unwrap();
+        let ran = place.run(["attach", "--via", &via(), "--from", "table"]);
+        assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{ran:?}");
+        assert!(ran.err.starts_with(&format!("becket: {expected}")), "{ran:?}");
+    }
+    let ran = place.run(["attach", "--from", "none"]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.contains("cannot read none: no such file"), "{ran:?}");
+    fs::write(place.path("table"), "i0.img\n").unwrap();
+    assert_eq!(place.run(["attach", "--from", "table", "i1.img"]).code, 2);
+    assert_eq!(place.run(["attach", "--from", "table", "--name", "x"]).code, 2);
+    assert_eq!(place.devices(), Vec::<Value>::new());
+    fs::write(place.path("table"), "# nothing\n").unwrap();
+    assert_eq!(place.ok(["attach", "--from", "table"]), "");
+}
+
+/// A ring's table has 16,384 slots for requests that are not copied: four such devices fill it.
+#[test]
+fn more_requests_than_a_ring_has_room_for() {
+    let name = "more_requests_than_a_ring_has_room_for";
+    if !require_device(name) {
+        return;
+    }
+    let place = scratch();
+    let names = images(&place, 7);
+    let deep = ["--depth", "4096", "--queues", "1"];
+    let one = |name: &str| {
+        place.attach(&place.path(name), &deep);
+        let device = place.devices().into_iter().find(|device| text(device, "image").ends_with(name));
+        device.expect("is listed")
+    };
+    place.attach(&place.path(&names[0]), &[]);
+    if place.devices()[0]["mode"].as_str().is_none_or(|mode| !mode.ends_with("zero-copy")) {
+        place.ok(["detach", "--all"]);
+        return skip(name, "this transport copies on this kernel, which takes no slots");
+    }
+    place.ok(["detach", "--all"]);
+    let devices: Vec<Value> = names.iter().map(|name| one(name)).collect();
+    let zero_copy: Vec<bool> =
+        devices.iter().map(|device| text(device, "mode").ends_with("zero-copy")).collect();
+    assert_eq!(zero_copy, [true, true, true, true, false, false, false]);
+    for (device, name) in devices.iter().zip(&names) {
+        let node = Path::new(text(device, "device"));
+        assert_eq!(crc_whole(node), crc_whole(&place.path(name)));
+        let file = fs::File::options().write(true).open(node).unwrap();
+        file.write_all_at(&[0x5a; 4096], 8192).unwrap();
+        file.sync_all().unwrap();
+        let written = &fs::read(place.path(name)).unwrap()[8192..12288];
+        assert_eq!(written, [0x5a; 4096], "{name}");
+    }
+    assert_eq!(devices[3]["depth"], json!(4096));
+    assert!(text(&devices[4], "reason").contains("data is copied"), "{}", devices[4]);
+    assert!(devices[4]["warnings"].to_string().contains("depth that was asked for"), "{}", devices[4]);
+    assert!(place.ok(["list", "-v"]).contains(&format!("mode {}", text(&devices[4], "mode"))));
+
+    place.ok(["detach", &names[1]]);
+    assert!(text(&one(&names[1]), "mode").ends_with("zero-copy"), "a detached device gives its slots back");
+    place.ok(["detach", "--all"]);
+}

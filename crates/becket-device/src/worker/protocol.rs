@@ -40,7 +40,7 @@ pub(crate) enum Order {
     Stat { id: u32 },
 }
 
-/// A device to be served: [`Setup`] without its descriptors.
+/// A device to be served: [`becket_transport::ublk::Setup`] without its descriptors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Serve {

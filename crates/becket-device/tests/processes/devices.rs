@@ -41,13 +41,17 @@ pub(crate) fn a_device_comes_and_goes(place: &Place) {
 
     // By each of its names.
     let link = place.path("links/one");
-    for target in ["one", node, link.to_str().unwrap(), image] {
+    let mut node = node.to_owned();
+    for name in ["one", "the node", link.to_str().unwrap(), image] {
+        let target = if name == "the node" { node.as_str() } else { name };
         assert_eq!(place.run(&["detach", target]).unwrap()["name"], "one", "{target}");
         assert!(!link.is_symlink());
         assert_eq!(place.records(), 0);
         let error = place.run(&["detach", target]).unwrap_err();
         assert!(error.starts_with("NotFound"), "{error}");
-        place.run(&["attach", image, "name=one"]).unwrap();
+        // Others may have taken its number meanwhile.
+        let again = place.run(&["attach", image, "name=one"]).unwrap();
+        node = again["device"].as_str().unwrap().to_owned();
     }
     // Detached behind our back: the record falls.
     let node = place.run(&["list"]).unwrap()[0]["device"].as_str().unwrap().to_owned();

@@ -1,6 +1,7 @@
 //! `becket detach TARGET...`: devices go, and are really gone when it returns.
 //! Never stops at the first that does not go: every other one is tried too.
 
+use super::parallel;
 use crate::{args, failure::Failure, ui::Ui};
 use becket_device::{DetachOptions, DeviceInfo, DeviceState};
 use serde_json::json;
@@ -46,7 +47,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Detach) -> Result<u8, Failure> {
     Ok(u8::from(!errors.is_empty()))
 }
 
-/// Tries each target once; returns those that did not go.
+/// Tries each target once, many at the same time; returns those that did not go.
 fn each(
     ui: &Ui,
     targets: &[OsString],
@@ -54,8 +55,12 @@ fn each(
     devices: &mut Vec<DeviceInfo>,
 ) -> Vec<(OsString, becket_device::Error)> {
     let mut failures = Vec::new();
-    for target in targets {
-        match becket_device::detach(target, options) {
+    let detach = |target: &OsString| becket_device::detach(target, options);
+    parallel::in_order(
+        targets,
+        detach,
+        |_| true,
+        |target, outcome| match outcome {
             Ok(info) => {
                 if ui.verbose {
                     ui.note(told(&info));
@@ -63,8 +68,8 @@ fn each(
                 devices.push(info);
             }
             Err(error) => failures.push((target.clone(), error)),
-        }
-    }
+        },
+    );
     failures
 }
 

@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-/// Twice as many as CPUs: attaching waits for the kernel about as long as it computes.
+/// Twice as many as CPUs: attaching and detaching wait for the kernel about as long as they compute.
 const THREADS_FOR_EACH_CPU: usize = 2;
 
 /// Does the work on each item, and tells the outcomes in the order of the items, each as soon as it is its turn.

@@ -312,6 +312,7 @@ fn attach_ublk(
         queues: options.queues,
         depth: options.depth,
         mode: options.mode,
+        merge: options.merge,
         direct_io: options.direct_io != DirectIo::Off,
         autoclear: options.autoclear,
         lease: leased,

@@ -139,6 +139,8 @@ pub struct AttachOptions {
     pub shared: bool,
     /// How bytes travel (ublk); the best that the kernel has when not given.
     pub mode: Option<DataMode>,
+    /// Neighbouring requests that arrive together become one operation (ublk, where the kernel copies).
+    pub merge: bool,
     /// A process of its own moves the device's bytes (ublk).
     pub isolate: bool,
     /// The directory of the control group that this process belongs in; the server's own when not given.

@@ -109,6 +109,7 @@ fn main() {
         memory: Memory::Buffers(LEN as usize),
         batch: None,
         below: None,
+        merge: false,
         stats: Arc::new(QueueStats::default()),
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };

@@ -2,6 +2,7 @@
 //! Allocates everything when it is made and nothing afterwards; takes no lock; makes no system call.
 
 mod below;
+mod merge;
 
 use std::{
     os::fd::{AsRawFd, RawFd},
@@ -26,6 +27,7 @@ use crate::{
 
 pub use below::Below;
 use below::Unproven;
+use merge::Runs;
 
 /// How the requests of a queue carry their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +60,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) memory: Memory,
     pub(crate) batch: Option<Batch>,
     pub(crate) below: Option<Below>,
+    pub(crate) merge: bool,
     pub(crate) stats: &'a Arc<QueueStats>,
 }
 
@@ -105,6 +108,8 @@ pub(crate) struct Core {
     carried: (Data, u64),
     /// Results need a proof before they may be told.
     unproven: Option<Box<Unproven>>,
+    /// Neighbours become one operation.
+    runs: Option<Box<Runs>>,
     /// Requests go through the page cache, even where they need not.
     pub(crate) buffered: bool,
     /// Nothing begins: see [`Core::hold`].
@@ -118,6 +123,7 @@ impl Core {
             Memory::Buffers(size) => Some(Buffers::new(new.depth.into(), size)?),
             Memory::Registered => None,
         };
+        let runs = (new.merge && buffers.is_some()).then(|| Runs::new(new.depth)).transpose()?;
         let batch = match new.batch {
             None => None,
             Some(batch) => {
@@ -179,6 +185,7 @@ impl Core {
                 Memory::Registered => (Data::Registered, MAX_OPERATION),
             },
             unproven: new.below.as_ref().map(|below| Unproven::new(Arc::clone(&below.lease), new.depth)),
+            runs,
             buffered: !new.backing.direct,
             held: None,
             closing: false,
@@ -322,6 +329,9 @@ impl Core {
                 let Straight { file, target, .. } = self.straight;
                 *slot = Slot { asked: request.len, file, direct: true, ..begun };
                 let way = Transfer { target, offset, len: request.len as u32, ..Transfer::default() };
+                if self.runs.is_some() && self.gather(ring, tag, &request, way) {
+                    return;
+                }
                 let entry = self.transfer(tag, &request, 0, way);
                 self.submit(ring, tag, entry);
             }
@@ -408,6 +418,15 @@ impl Core {
     #[inline]
     pub(crate) fn operated(&mut self, ring: &mut Ring, tag: u16, result: i32) {
         self.landed();
+        match &self.runs {
+            Some(runs) if runs.leads(tag) => self.run_operated(ring, tag, result),
+            _ => self.arrived(ring, tag, result),
+        }
+    }
+
+    /// Takes in what came of a request's operation.
+    #[inline]
+    fn arrived(&mut self, ring: &mut Ring, tag: u16, result: i32) {
         let Some(slot) = self.slab.get_mut(usize::from(tag)).filter(|slot| slot.busy) else { return };
         let moved = u64::from(result.max(0).unsigned_abs());
         // Never so for a flush, whose length is 0, nor for a fallocate, whose result is.
@@ -482,6 +501,7 @@ mod tests {
                 backing: &backing,
                 memory: Memory::Buffers(4096),
                 below: None,
+                merge: false,
                 batch: None,
                 stats: &Arc::default(),
             };

@@ -32,6 +32,9 @@ pub struct NewQueue {
     pub batch: Option<Batch>,
     /// A second way to the bytes, for reading.
     pub below: Option<Below>,
+    /// Requests that begin together and go on where each other end become one operation, where they have buffers of the
+    /// queue.
+    pub merge: bool,
     /// Where it counts; no other queue may be given the same.
     pub stats: Arc<QueueStats>,
     /// Runs on the I/O thread when the queue has ended and has let go of everything else.
@@ -65,6 +68,7 @@ impl Queue {
             memory: new.memory,
             batch: new.batch,
             below: new.below.clone(),
+            merge: new.merge,
             stats: &new.stats,
         };
         let mut core = Core::new(ring, index, &parts)?;
@@ -128,10 +132,18 @@ impl Queue {
     pub(crate) fn end_turn(&mut self, ring: &mut Ring) {
         self.in_turn = false;
         self.core.prove(ring);
-        self.tell(ring);
+        self.settle(ring);
         self.port.turn_ended(&mut crate::Io { ring, core: &mut self.core });
-        self.tell(ring);
+        self.settle(ring);
         self.core.turn_ended();
+    }
+
+    /// Tells the port what has finished and sends what has gathered, until there is neither.
+    fn settle(&mut self, ring: &mut Ring) {
+        self.tell(ring);
+        while self.core.send_run(ring) {
+            self.tell(ring);
+        }
     }
 
     /// Tells the port what has finished, until nothing is left to tell: what it begins then may fail at once.

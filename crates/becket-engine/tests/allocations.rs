@@ -17,7 +17,7 @@ use std::{
 use becket_engine::{
     Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueStats, Request, Token,
 };
-use becket_image::{BackingKind, Facts, Map};
+use becket_image::{Alignment, BackingKind, Facts, Map};
 use rustix::io::Errno;
 
 thread_local! {
@@ -112,6 +112,16 @@ fn place() -> std::path::PathBuf {
 
 #[test]
 fn ten_thousand_requests_call_the_allocator_not_once() {
+    count(false);
+}
+
+#[test]
+fn merging_does_not_either() {
+    count(true);
+}
+
+/// Merged are requests that go past the page cache; that the descriptor really does does not matter here.
+fn count(merge: bool) {
     let threads = IoThreads::start(1).unwrap();
     let mut file = tempfile::tempfile_in(place()).unwrap();
     file.write_all(&vec![1; usize::from(DEPTH) * 4096]).unwrap();
@@ -119,7 +129,7 @@ fn ten_thousand_requests_call_the_allocator_not_once() {
         kind: BackingKind::Regular,
         size: u64::from(DEPTH) * 4096,
         writable: true,
-        direct: None,
+        direct: merge.then_some(Alignment { memory: 512, offset: 512 }),
         direct_reason: String::new(),
         physical_block_size: 4096,
         io_min: 4096,
@@ -129,10 +139,11 @@ fn ten_thousand_requests_call_the_allocator_not_once() {
         discard_granularity: 4096,
         write_zeroes: true,
         nowait: true,
-        sparse: true,
+        sparse: !merge,
         uncached: false,
     };
-    let backing = becket_image::Backing { buffered: file.into(), direct: None, facts };
+    let direct = merge.then(|| file.try_clone().unwrap().into());
+    let backing = becket_image::Backing { buffered: file.into(), direct, facts };
     let map = Map::contiguous(0, 0, u64::from(DEPTH) * 4096);
     let (sent, calls) = channel();
     let descriptor = File::open("/dev/null").unwrap().into();
@@ -144,6 +155,7 @@ fn ten_thousand_requests_call_the_allocator_not_once() {
         memory: Memory::Buffers(4096),
         batch: None,
         below: None,
+        merge,
         stats: Arc::new(QueueStats::default()),
         on_closed: Box::new(|| {}),
     };

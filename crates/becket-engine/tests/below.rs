@@ -162,6 +162,7 @@ fn start(image: &Image, disk: impl Into<OwnedFd>, map: Map, lease: Arc<ReadLease
         memory: Memory::Buffers(BLOCK as usize),
         batch: None,
         below: Some(Below { map: Arc::new(map), lease }),
+        merge: false,
         stats: Arc::default(),
         on_closed: Box::new(move || closing.send(()).unwrap()),
     };

@@ -161,6 +161,7 @@ fn begin(
         memory: Memory::Buffers(BUFFER),
         batch: None,
         below: None,
+        merge: false,
         stats: Arc::clone(stats),
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };
@@ -454,6 +455,7 @@ fn a_live_queue_takes_another_map() {
         memory: Memory::Buffers(BUFFER),
         batch: None,
         below: None,
+        merge: false,
         stats: Arc::default(),
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };
@@ -497,6 +499,7 @@ fn a_port_that_fails_half_way_is_an_error_and_still_ends() {
         memory: Memory::Buffers(BUFFER),
         batch: None,
         below: None,
+        merge: false,
         stats: Arc::default(),
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };

@@ -60,6 +60,7 @@ fn device_round_trip(mode: DataMode, name: &str) {
     let (closed, is_closed) = channel();
     let setup = Setup {
         direct_io: true,
+        merge: false,
         id: info.dev_id,
         queues: info.nr_hw_queues,
         depth: info.queue_depth,

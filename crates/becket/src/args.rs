@@ -403,6 +403,9 @@ pub(crate) struct DeviceOptions {
     /// How data and commands cross (ublk): copy, zero-copy, batch-copy, batch-zero-copy
     #[arg(long, hide = true)]
     pub(crate) mode: Option<DataMode>,
+    /// Make one operation of requests that arrive together and go on where each other end (ublk, copying)
+    #[arg(long, hide = true)]
+    pub(crate) merge: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -366,6 +366,7 @@ impl Bench {
             queues: Some(1),
             depth: None,
             mode: None,
+            merge: false,
             autoclear: false,
             direct_io: true,
             lease: false,

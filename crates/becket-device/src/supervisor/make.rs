@@ -116,6 +116,7 @@ fn make_as(
         // Only for its first worker: see below.
         below: None,
         direct_io: first.info.direct_io,
+        merge: request.merge,
         mark,
         isolated: request.isolate,
         lease: lease.is_some(),

@@ -49,9 +49,10 @@ impl Kept {
 
     /// Splits off what it takes to move the device's bytes.
     pub(crate) fn into_setup(self, char_device: OwnedFd, below: Option<Below>) -> (Setup, Keepsakes) {
-        let Serve { id, queues, depth, flags, geometry, map, direct_io, .. } = self.serve;
+        let Serve { id, queues, depth, flags, geometry, map, direct_io, merge, .. } = self.serve;
         let files = self.files;
-        let setup = Setup { id, queues, depth, flags, geometry, char_device, map, files, below, direct_io };
+        let setup =
+            Setup { id, queues, depth, flags, geometry, char_device, map, files, below, direct_io, merge };
         (setup, self.keepsakes)
     }
 }

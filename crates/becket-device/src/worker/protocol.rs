@@ -53,6 +53,7 @@ pub(crate) struct Serve {
     pub(crate) files: Vec<FileFacts>,
     pub(crate) below: Option<BelowFacts>,
     pub(crate) direct_io: bool,
+    pub(crate) merge: bool,
     /// The number that the kernel keeps with the device.
     pub(crate) mark: u64,
     /// The worker serves this device alone.
@@ -263,6 +264,7 @@ pub(crate) mod tests {
             files,
             below: None,
             direct_io: true,
+            merge: true,
             mark: 7,
             isolated: false,
             lease: false,

@@ -69,7 +69,7 @@ impl Core {
     }
 
     /// One operation of those that were under way has ended.
-    pub(super) fn drained_by_one(&mut self) {
+    pub(crate) fn drained_by_one(&mut self) {
         if let Some(hold) = &mut self.held {
             hold.under_way = hold.under_way.saturating_sub(1);
             self.tell_if_drained();

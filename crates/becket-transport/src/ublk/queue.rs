@@ -46,6 +46,8 @@ pub struct Setup {
     pub below: Option<becket_image::Below>,
     /// Go past the page cache where that is possible; see [`Served::switch`].
     pub direct_io: bool,
+    /// Make one operation of neighbouring requests that arrive together; not done without buffers of the queue.
+    pub merge: bool,
 }
 
 /// Serves a device's queues on the I/O threads.
@@ -61,7 +63,8 @@ pub fn serve(
     setup: Setup,
     on_closed: Box<dyn FnOnce() + Send>,
 ) -> Result<Served, ServeError> {
-    let Setup { id, queues, depth, flags, geometry, char_device, map, mut files, below, direct_io } = setup;
+    let Setup { id, queues, depth, flags, geometry, char_device, map, mut files, below, direct_io, merge } =
+        setup;
     // Declared first, dropped last: after our own shares of the descriptors.
     let finally = Arc::new(Finally(Mutex::new(Some(on_closed))));
     let mode = DataMode::of(flags);
@@ -102,6 +105,7 @@ pub fn serve(
             memory,
             batch: mode.is_batch().then(|| Batch::memory(depth, !mode.is_zero_copy())),
             below: below.clone(),
+            merge,
             stats,
             on_closed: Box::new(move || drop(share)),
         };

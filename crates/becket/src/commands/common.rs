@@ -41,6 +41,7 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
         autoclear: asked.autoclear,
         shared: asked.shared,
         mode: asked.mode,
+        merge: asked.merge,
         isolate: asked.isolate,
         cgroup: if asked.isolate { crate::cgroup::own() } else { None },
     }

@@ -69,8 +69,10 @@ pub(crate) fn prepare() -> Result<PathBuf> {
     let root = work.path().join("root");
     let options = work.path().join("apt.conf");
     std::fs::write(&options, transport_options()?)?;
+    // What it mounts goes with it, even when it is killed: whoever removes the folder then meets no /proc and no /sys.
     exec::quietly(
-        Command::new("mmdebstrap")
+        Command::new("unshare")
+            .args(["--mount", "mmdebstrap"])
             .args(["--mode=root", "--variant=essential", "--format=directory"])
             .arg(format!("--include={}", PACKAGES.join(",")))
             .arg(format!("--aptopt={}", options.display()))

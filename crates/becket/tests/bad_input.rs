@@ -83,7 +83,7 @@ fn wrong_words_are_wrong_usage() {
     let place = scratch();
     for (words, part) in [
         (&["attach"][..], "<IMAGE>..."),
-        (&["attach", ""], "<IMAGE>..."),
+        (&["attach", ""], "[IMAGE]..."),
         (&["atach", "a.img"], "attach"),
         (&["attach", "--ofset", "1", "a.img"], "--offset"),
         (&["attach", "--offset", "1X", "a.img"], "1MiB"),

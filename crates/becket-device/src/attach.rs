@@ -330,7 +330,13 @@ fn look_below(opened: &Opened, options: &AttachOptions) -> Result<Option<Below>,
     if options.below == GoBelow::Off {
         return Ok(None);
     }
-    match opened.look_below() {
+    // Who wants the page cache wants it: below there is none. (The descriptor for direct I/O is there all the same, so that
+    // the device can be switched to it later.)
+    let found = match options.direct_io {
+        DirectIo::Off => Err("no direct I/O is wanted, and there is no other way".to_owned()),
+        _ => opened.look_below(),
+    };
+    match found {
         Ok(below) => Ok(Some(below)),
         Err(_) if options.below == GoBelow::Auto => Ok(None),
         Err(reason) => Err(Error::Below { image: opened.path.clone(), reason }),

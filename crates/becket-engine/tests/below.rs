@@ -287,6 +287,10 @@ fn a_new_map_ends_the_reading_below() {
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let running = start(&image, reader, mixed(), image.lease());
     assert!(running.threads.remap(running.queue, Arc::new(Map::contiguous(0, 0, BLOCKS * BLOCK))).unwrap());
-    File::from(writer).write_all(&vec![b'd'; (BLOCKS * BLOCK) as usize]).unwrap();
+    // The queue may have all it wants, and be gone with its end of the pipe, before the last byte is written.
+    match File::from(writer).write_all(&vec![b'd'; (BLOCKS * BLOCK) as usize]) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
+        other => other.unwrap(),
+    }
     assert_eq!(running.told(), FILE);
 }

@@ -264,6 +264,15 @@ fn a_failure_below_is_the_files_to_tell() {
     assert_eq!(second, &FILE[BLOCKS as usize / 2..]);
 }
 
+/// Gives the reads of a pipe that stands for a disk what they wait for. The queue may have all that it wants, and be
+/// gone with its end of the pipe, before the last byte is written.
+fn feed(writer: OwnedFd) {
+    match File::from(writer).write_all(&vec![b'd'; (BLOCKS * BLOCK) as usize]) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
+        other => other.unwrap(),
+    }
+}
+
 #[test]
 fn what_is_under_way_when_the_queue_returns_is_read_again() {
     let image = Image::new();
@@ -275,9 +284,7 @@ fn what_is_under_way_when_the_queue_returns_is_read_again() {
     assert!(running.threads.return_to_file(running.queue).unwrap());
     assert_eq!(Arc::strong_count(&held), 1, "the queue's share is gone although reads are under way");
     assert!(held.holds(), "so that no proof can be why they are read again");
-    for _ in 0..BLOCKS {
-        File::from(writer.try_clone().unwrap()).write_all(&[b'd'; BLOCK as usize]).unwrap();
-    }
+    feed(writer);
     assert_eq!(running.told(), FILE);
 }
 
@@ -287,10 +294,6 @@ fn a_new_map_ends_the_reading_below() {
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let running = start(&image, reader, mixed(), image.lease());
     assert!(running.threads.remap(running.queue, Arc::new(Map::contiguous(0, 0, BLOCKS * BLOCK))).unwrap());
-    // The queue may have all it wants, and be gone with its end of the pipe, before the last byte is written.
-    match File::from(writer).write_all(&vec![b'd'; (BLOCKS * BLOCK) as usize]) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
-        other => other.unwrap(),
-    }
+    feed(writer);
     assert_eq!(running.told(), FILE);
 }

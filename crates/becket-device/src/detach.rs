@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use becket_transport::loop_::{self, Cleared};
 use becket_transport::{Kind, dm};
 
-use crate::attach::forget;
 use crate::control::{Detach, OneDevice, Refresh, client};
+use crate::judge::{disk_of, lives};
 use crate::kernel::System;
-use crate::list::{disk_of, lives, resolve};
+use crate::list::resolve;
+use crate::register::forget;
 use crate::runtime::Runtime;
 use crate::state::{Device, Store};
 use crate::{DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind, users};

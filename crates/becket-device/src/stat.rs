@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::control::{Counted, Stat, client};
-use crate::list::{disk_of, resolve};
+use crate::judge::disk_of;
+use crate::list::resolve;
 use crate::runtime::Runtime;
 use crate::state::Store;
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use becket_engine::Summary;
@@ -14,17 +14,18 @@ use becket_transport::ublk::control::Control;
 use super::driver::Driver;
 use super::guard::Guard;
 use super::isolation;
-use super::make::{Made, make};
-use super::owned::Owned;
+use super::make::{Made, Maker};
+use super::owned::{Owned, Owning};
 use super::resize::resize;
 use super::set::switch;
 use super::workers::{OnDeath, Server, Workers};
-use crate::attach::forget;
 use crate::control::server::Service;
 use crate::control::{Attach, Detach, Refresh, ServerStatus, Set, Stat};
 use crate::kernel::{Kernel, System};
 use crate::process::ProcessId;
-use crate::state::Store;
+use crate::register::forget;
+use crate::state::{Device, Store};
+use crate::sync::lock;
 use crate::{DeviceInfo, Error, ErrorKind, log};
 
 /// Everything that a supervisor owns.
@@ -184,6 +185,17 @@ impl Supervisor {
         }
     }
 
+    /// Changes what is recorded of a device. What cannot be recorded is not believed either.
+    pub(super) fn note(&self, state: &mut Owning, change: impl FnOnce(&mut Device)) {
+        let mut changed = state.device.clone();
+        change(&mut changed);
+        match self.store.update(&state.device, changed.clone()) {
+            Ok(true) => state.device = changed,
+            Ok(false) => log::warn(format_args!("the record of {} is gone", state.name())),
+            Err(error) => log::warn(format_args!("{}: {error}", state.name())),
+        }
+    }
+
     /// A device that a supervisor before us made, known by its record alone.
     fn detach_orphan(&self, name: &str, lazy: bool) -> Result<DeviceInfo, Error> {
         let none = || Error::NoDevice { target: name.to_owned() };
@@ -258,7 +270,8 @@ impl Service for Supervisor {
             false => self.shared_worker()?,
         };
         let isolated = request.isolate;
-        let made = make(&self.store, &*driver, &*worker, request, fds, cgroup);
+        let maker = Maker { store: &self.store, driver: &*driver, server: &*worker };
+        let made = maker.make(request, fds, cgroup);
         let Made { device, kept } = made.inspect_err(|_| {
             if isolated {
                 worker.dismiss();
@@ -389,9 +402,4 @@ impl Drop for Busy<'_> {
 
 fn unsupported(message: String, hint: &str) -> Error {
     Error::Remote { kind: ErrorKind::Unsupported, message, hint: Some(hint.to_owned()) }
-}
-
-/// A panic elsewhere must not take the devices of all others along.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -15,7 +15,7 @@ use becket_image::{BackingKind, Facts, Map, Partition};
 use becket_transport::ublk::control::{AddRequest, DevInfo};
 use becket_uapi::ublk as uapi;
 
-use super::devices::{Supervisor, lock};
+use super::devices::Supervisor;
 use super::driver::Driver;
 use super::workers::{OnDeath, Orphan, Server, Workers};
 use crate::Error;
@@ -23,6 +23,7 @@ use crate::control::{Attach, FileFacts};
 use crate::process::ProcessId;
 use crate::runtime::Runtime;
 use crate::state::Store;
+use crate::sync::lock;
 use crate::worker::protocol::Serve;
 
 /// What the newest kernel can.

@@ -15,10 +15,10 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 
-use super::devices::lock;
 use crate::log;
 use crate::runtime::{DIR_VARIABLE, LINKS_VARIABLE};
 use crate::state::Store;
+use crate::sync::lock;
 
 /// The supervisor's side.
 #[derive(Debug, Default)]

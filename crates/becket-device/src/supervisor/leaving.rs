@@ -7,15 +7,53 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::devices::{Supervisor, lock};
+use super::devices::Supervisor;
 use super::driver::disk;
+use super::make::closed;
 use super::owned::{Owned, Owning};
+use crate::register::forget;
+use crate::sync::lock;
 use crate::{DeviceState, Error, log, users};
 
 /// How often a device that is to go with its last user is looked at.
 const LOOK: Duration = Duration::from_millis(200);
 
 impl Supervisor {
+    /// Takes a device away, unless somebody uses it.
+    pub(super) fn take_away(&self, owned: &Arc<Owned>, state: &mut Owning) -> Result<(), Error> {
+        if state.gone {
+            return Ok(());
+        }
+        let driver = self.driver()?;
+        let id = state.device.info.number;
+        if driver.info(id)?.is_some_and(|info| info.ublksrv_flags == state.device.mark) {
+            if !state.hopeful() {
+                driver.stop(id)?;
+            } else if !driver.stop_unused(id)? {
+                return Err(Error::Busy { device: state.device.info.device.clone(), users: Vec::new() });
+            }
+            closed(&*state.server, id)?;
+            driver.del(id)?;
+        }
+        // Before anybody can learn that the device is gone: with these go the image's locks.
+        state.kept.files.clear();
+        state.kept.keepsakes = Default::default();
+        forget(&self.store, &state.device);
+        state.gone = true;
+        log::warn(format_args!("{} detached", state.name()));
+        if state.kept.serve.isolated {
+            state.server.dismiss();
+            state.next.take().inspect(|next| next.dismiss());
+        }
+        let mut devices = lock(&self.devices);
+        if devices.get(state.name()).is_some_and(|other| Arc::ptr_eq(owned, other)) {
+            devices.remove(state.name());
+        }
+        drop(devices);
+        (self.wake)();
+        Ok(())
+    }
+
     /// Sees to it that the device goes with its last user; one that had none yet is waited for, unless `now`.
     pub(super) fn let_go(&self, owned: &Arc<Owned>, state: &mut Owning, now: bool) {
         if std::mem::replace(&mut state.leaving, true) {

@@ -13,11 +13,12 @@ use rustix::fs::{FileType, OFlags};
 
 use super::below;
 use super::driver::{Driver, disk};
-use super::smaller::smaller;
+use super::smaller::{DEPTH, DEPTH_WITH_BUFFERS, smaller};
 use super::workers::Server;
-use crate::attach::{claim, claim_default, forget, partitions_of};
 use crate::control::{Attach, BelowFacts, FileFacts};
+use crate::describe::partitions_of;
 use crate::process::ProcessId;
+use crate::register::{claim, claim_default, forget};
 use crate::state::{Device, Store};
 use crate::worker::kept::{Keepsakes, Kept};
 use crate::worker::protocol::{Serve, backings};
@@ -25,10 +26,6 @@ use crate::{DeviceInfo, DeviceState, Error, ErrorKind, Partitions, links, log};
 
 /// More queues than this have not helped a file or disk behind them.
 const MOST_QUEUES: usize = 4;
-/// Requests of a queue, unless the user says otherwise: enough for an NVMe disk, and more tags than are in use make one
-/// quicker to find. Where each needs a buffer of its own, fewer.
-const DEPTH: u16 = 128;
-pub(super) const DEPTH_WITH_BUFFERS: u16 = 64;
 /// How long the worker may take to let go of a device.
 const CLOSING: Duration = Duration::from_secs(10);
 
@@ -39,117 +36,119 @@ pub(crate) struct Made {
     pub(crate) kept: Kept,
 }
 
-/// Makes a device, a smaller one where the worker has no room for it as it was asked for.
-pub(crate) fn make(
-    store: &Store,
-    driver: &dyn Driver,
-    server: &dyn Server,
-    request: Attach,
-    fds: Vec<OwnedFd>,
-    cgroup: Option<OwnedFd>,
-) -> Result<Made, Error> {
-    let mut wanted = request.clone();
-    loop {
-        let copies: Result<_, _> = fds.iter().map(OwnedFd::try_clone).collect();
-        let copies = copies.map_err(Error::io("duplicate the descriptors of", &request.image))?;
-        let place = cgroup.as_ref().map(OwnedFd::try_clone).transpose();
-        let place = place.map_err(Error::io("duplicate the cgroup of", &request.image))?;
-        match make_as(store, driver, server, wanted.clone(), copies, place) {
-            Err(Error::Full { what, room: Some(room) }) => {
-                // How deep its queues are was settled when it was added, so it is added anew.
-                let copying = DataMode::copying(driver.features()?);
-                let full = Error::Full { what, room: Some(room) };
-                wanted = smaller(&request, &wanted, room, copying).ok_or(full)?;
-            }
-            other => return other,
-        }
-    }
+/// Who makes devices, and with what.
+#[derive(Clone, Copy)]
+pub(crate) struct Maker<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) driver: &'a dyn Driver,
+    pub(crate) server: &'a dyn Server,
 }
 
-/// Makes a device. The order matters: what has been done is in a record before anybody can see the disk.
-fn make_as(
-    store: &Store,
-    driver: &dyn Driver,
-    server: &dyn Server,
-    request: Attach,
-    fds: Vec<OwnedFd>,
-    cgroup: Option<OwnedFd>,
-) -> Result<Made, Error> {
-    let Checked { opened, below, lease, request } = check(request, fds)?;
-    let named = claim(store, request.name.as_deref(), &opened)?;
-
-    let features = driver.features()?;
-    let flags = flags_for(features, request.mode, &opened.map).map_err(unsupported)?;
-    let max_io = DataMode::of(flags).max_io();
-    let geometry = geometry(&opened, max_io);
-    let mark = mark();
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let queues = request.queues.unwrap_or(u16::try_from(cpus.min(MOST_QUEUES)).unwrap_or(1));
-    let usual = if DataMode::of(flags).is_zero_copy() { DEPTH } else { DEPTH_WITH_BUFFERS };
-    let depth = request.depth.unwrap_or(usual);
-    let info = driver.add(AddRequest { id: None, queues, depth, flags, max_io, mark })?;
-    let mut undo = Undo { store, driver, server, id: info.dev_id, stage: Stage::Added, device: None };
-
-    driver.set_params(info.dev_id, &geometry)?;
-    let claim = match named {
-        Some(claim) => claim,
-        None => claim_default(store, &disk(info.dev_id), &opened.path)?,
-    };
-    let name = claim.name().to_owned();
-    let mut first = describe(name, &request, &opened, &geometry, &info, mark, server);
-    first.info.below = below.as_ref().map(|below| below.device.clone());
-    claim.fill(&first)?;
-    undo.device = Some(first.clone());
-
-    let serve = Serve {
-        id: info.dev_id,
-        queues: info.nr_hw_queues,
-        depth: info.queue_depth,
-        flags: info.flags,
-        geometry,
-        map: opened.map,
-        files: opened
-            .files
-            .iter()
-            .map(|file| FileFacts { facts: file.facts.clone(), direct: file.direct.is_some() })
-            .collect(),
-        // Only for its first worker: see below.
-        below: None,
-        direct_io: first.info.direct_io,
-        merge: request.merge,
-        mark,
-        isolated: request.isolate,
-        lease: lease.is_some(),
-        cgroup: cgroup.is_some(),
-    };
-    let kept = Kept { serve, files: opened.files, keepsakes: Keepsakes { lease, cgroup } };
-    with_char_device(driver, info.dev_id, &kept, |fds| {
-        undo.stage = Stage::Served;
-        // The way below comes last. Our copies of it are closed when this is done: whoever wants to write to the image
-        // waits for the last one of the lease. So a later worker reads through the file.
-        let serve = Serve { below: below.as_ref().map(BelowFacts::of), ..kept.serve.clone() };
-        let way = below.iter().flat_map(|below| [below.disk.as_fd(), below.lease.as_fd()]);
-        server.serve(serve, &fds.iter().copied().chain(way).collect::<Vec<_>>())
-    })?;
-    drop(below);
-    driver.start(info.dev_id, std::process::id())?;
-    undo.stage = Stage::Started;
-    if info.flags & uapi::UBLK_F_QUIESCE == 0 {
-        driver.watchful(info.dev_id);
+impl Maker<'_> {
+    /// Makes a device, a smaller one where the worker has no room for it as it was asked for.
+    pub(crate) fn make(
+        self,
+        request: Attach,
+        fds: Vec<OwnedFd>,
+        cgroup: Option<OwnedFd>,
+    ) -> Result<Made, Error> {
+        let mut wanted = request.clone();
+        loop {
+            let copies: Result<_, _> = fds.iter().map(OwnedFd::try_clone).collect();
+            let copies = copies.map_err(Error::io("duplicate the descriptors of", &request.image))?;
+            let place = cgroup.as_ref().map(OwnedFd::try_clone).transpose();
+            let place = place.map_err(Error::io("duplicate the cgroup of", &request.image))?;
+            match self.make_as(wanted.clone(), copies, place) {
+                Err(Error::Full { what, room: Some(room) }) => {
+                    // How deep its queues are was settled when it was added, so it is added anew.
+                    let copying = DataMode::copying(self.driver.features()?);
+                    let full = Error::Full { what, room: Some(room) };
+                    wanted = smaller(&request, &wanted, room, copying).ok_or(full)?;
+                }
+                other => return other,
+            }
+        }
     }
-    let promised: &[Partition] = if request.add_partitions { &opened.partitions } else { &[] };
-    driver.settle(info.dev_id, promised)?;
 
-    let device = complete(first.clone(), promised);
-    if !store.update(&first, device.clone())? {
-        let what = format!("found the record of {} taken away while it was made", device.info.name);
-        return Err(Error::Server { what, log: None });
+    /// Makes a device. The order matters: what has been done is in a record before anybody can see the disk.
+    fn make_as(self, request: Attach, fds: Vec<OwnedFd>, cgroup: Option<OwnedFd>) -> Result<Made, Error> {
+        let Maker { store, driver, server } = self;
+        let Checked { opened, below, lease, request } = check(request, fds)?;
+        let named = claim(store, request.name.as_deref(), &opened)?;
+
+        let features = driver.features()?;
+        let flags = flags_for(features, request.mode, &opened.map).map_err(unsupported)?;
+        let max_io = DataMode::of(flags).max_io();
+        let geometry = geometry(&opened, max_io);
+        let mark = mark();
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let queues = request.queues.unwrap_or(u16::try_from(cpus.min(MOST_QUEUES)).unwrap_or(1));
+        let usual = if DataMode::of(flags).is_zero_copy() { DEPTH } else { DEPTH_WITH_BUFFERS };
+        let depth = request.depth.unwrap_or(usual);
+        let info = driver.add(AddRequest { id: None, queues, depth, flags, max_io, mark })?;
+        let mut undo = Undo { by: self, id: info.dev_id, stage: Stage::Added, device: None };
+
+        driver.set_params(info.dev_id, &geometry)?;
+        let claim = match named {
+            Some(claim) => claim,
+            None => claim_default(store, &disk(info.dev_id), &opened.path)?,
+        };
+        let name = claim.name().to_owned();
+        let mut first = describe(name, &request, &opened, &geometry, &info, mark, server);
+        first.info.below = below.as_ref().map(|below| below.device.clone());
+        claim.fill(&first)?;
+        undo.device = Some(first.clone());
+
+        let serve = Serve {
+            id: info.dev_id,
+            queues: info.nr_hw_queues,
+            depth: info.queue_depth,
+            flags: info.flags,
+            geometry,
+            map: opened.map,
+            files: opened
+                .files
+                .iter()
+                .map(|file| FileFacts { facts: file.facts.clone(), direct: file.direct.is_some() })
+                .collect(),
+            // Only for its first worker: see below.
+            below: None,
+            direct_io: first.info.direct_io,
+            merge: request.merge,
+            mark,
+            isolated: request.isolate,
+            lease: lease.is_some(),
+            cgroup: cgroup.is_some(),
+        };
+        let kept = Kept { serve, files: opened.files, keepsakes: Keepsakes { lease, cgroup } };
+        with_char_device(driver, info.dev_id, &kept, |fds| {
+            undo.stage = Stage::Served;
+            // The way below comes last. Our copies of it are closed when this is done: whoever wants to write to the image
+            // waits for the last one of the lease. So a later worker reads through the file.
+            let serve = Serve { below: below.as_ref().map(BelowFacts::of), ..kept.serve.clone() };
+            let way = below.iter().flat_map(|below| [below.disk.as_fd(), below.lease.as_fd()]);
+            server.serve(serve, &fds.iter().copied().chain(way).collect::<Vec<_>>())
+        })?;
+        drop(below);
+        driver.start(info.dev_id, std::process::id())?;
+        undo.stage = Stage::Started;
+        if info.flags & uapi::UBLK_F_QUIESCE == 0 {
+            driver.watchful(info.dev_id);
+        }
+        let promised: &[Partition] = if request.add_partitions { &opened.partitions } else { &[] };
+        driver.settle(info.dev_id, promised)?;
+
+        let device = complete(first.clone(), promised);
+        if !store.update(&first, device.clone())? {
+            let what = format!("found the record of {} taken away while it was made", device.info.name);
+            return Err(Error::Server { what, log: None });
+        }
+        undo.device = Some(device.clone());
+        let mut made = Made { device, kept };
+        made.device.info.warnings.extend(links::make(store.runtime(), &made.device.info));
+        undo.stage = Stage::Done;
+        Ok(made)
     }
-    undo.device = Some(device.clone());
-    let mut made = Made { device, kept };
-    made.device.info.warnings.extend(links::make(store.runtime(), &made.device.info));
-    undo.stage = Stage::Done;
-    Ok(made)
 }
 
 /// Opens a device's ublkcN and has it passed on with what goes with it. Our copy is closed before anything else
@@ -167,9 +166,7 @@ pub(super) fn with_char_device(
 
 /// Undoes what was done, in reverse.
 struct Undo<'a> {
-    store: &'a Store,
-    driver: &'a dyn Driver,
-    server: &'a dyn Server,
+    by: Maker<'a>,
     id: u32,
     stage: Stage,
     device: Option<Device>,
@@ -192,12 +189,12 @@ impl Drop for Undo<'_> {
         if self.stage == Stage::Done {
             return;
         }
-        if let Err(error) = end(self.driver, self.server, self.id, self.stage >= Stage::Served) {
+        if let Err(error) = end(self.by.driver, self.by.server, self.id, self.stage >= Stage::Served) {
             // Its record stays, so that `list` shows it as lost and `detach` tries again.
             return log::warn(format_args!("ublk device {} could not be undone: {error}", self.id));
         }
         if let Some(device) = &self.device {
-            forget(self.store, device);
+            forget(self.by.store, device);
         }
     }
 }

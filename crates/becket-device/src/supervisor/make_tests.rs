@@ -142,6 +142,10 @@ fn below() -> crate::control::BelowFacts {
     crate::control::BelowFacts { map: Map::contiguous(1, 0, 8192), untouched, device: "/dev/x".into() }
 }
 
+fn maker<'a>(bench: &'a Bench, double: &'a Double) -> Maker<'a> {
+    Maker { store: &bench.store, driver: double, server: double }
+}
+
 fn double(bench: &Bench, fail_at: &'static str) -> Double {
     Double {
         journal: Mutex::default(),
@@ -158,8 +162,7 @@ fn a_device_is_recorded_before_anybody_can_see_it() {
     let bench = Bench::new();
     let double = double(&bench, "");
     let made =
-        make(&bench.store, &double, &double, bench.request(Some("one")), vec![bench.fd(true, 0)], None)
-            .unwrap();
+        maker(&bench, &double).make(bench.request(Some("one")), vec![bench.fd(true, 0)], None).unwrap();
     let steps = ["features", "add", "set_params", "open_char", "serve", "start", "settle"];
     assert_eq!(*double.journal.lock().unwrap(), steps);
     assert_eq!(*double.recorded.lock().unwrap(), Some(true));
@@ -178,8 +181,7 @@ fn a_device_is_recorded_before_anybody_can_see_it() {
 fn without_a_name_the_kernel_s_is_taken() {
     let bench = Bench::new();
     let double = double(&bench, "");
-    let made =
-        make(&bench.store, &double, &double, bench.request(None), vec![bench.fd(true, 0)], None).unwrap();
+    let made = maker(&bench, &double).make(bench.request(None), vec![bench.fd(true, 0)], None).unwrap();
     assert_eq!(made.device.info.name, "ublkb900001");
 }
 
@@ -191,8 +193,7 @@ fn whatever_fails_nothing_stays_behind() {
             let bench = Bench::new();
             let double = double(&bench, step);
             let error =
-                make(&bench.store, &double, &double, bench.request(name), vec![bench.fd(true, 0)], None)
-                    .unwrap_err();
+                maker(&bench, &double).make(bench.request(name), vec![bench.fd(true, 0)], None).unwrap_err();
             assert!(error.to_string().contains(step), "{error}");
             assert_eq!(bench.left_behind(), Vec::<String>::new(), "after {step}");
             assert_eq!(
@@ -217,8 +218,7 @@ fn a_name_in_use_is_found_out_before_the_kernel_is_asked() {
     let double = double(&bench, "");
     let _claim = bench.store.claim("one", "/other".as_ref(), |_| true).unwrap();
     let error =
-        make(&bench.store, &double, &double, bench.request(Some("one")), vec![bench.fd(true, 0)], None)
-            .unwrap_err();
+        maker(&bench, &double).make(bench.request(Some("one")), vec![bench.fd(true, 0)], None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NameInUse);
     assert!(!double.did("add"));
 }
@@ -283,7 +283,7 @@ fn requests_that_lie_are_refused_before_anything_is_done() {
     ];
     for (what, request, fds) in cases {
         let double = double(&bench, "");
-        let error = make(&bench.store, &double, &double, request, fds, None).map(drop).unwrap_err();
+        let error = maker(&bench, &double).make(request, fds, None).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidOption, "{what}: {error}");
         assert!(!double.did("add"), "{what}");
         assert_eq!(bench.left_behind(), Vec::<String>::new(), "{what}");
@@ -296,7 +296,7 @@ fn read_only_needs_no_writable_descriptor() {
     let double = double(&bench, "");
     let request = Attach { read_only: true, lease: true, ..bench.request(Some("one")) };
     let (reader, _writer) = rustix::pipe::pipe().unwrap();
-    let made = make(&bench.store, &double, &double, request, vec![bench.fd(false, 0), reader], None).unwrap();
+    let made = maker(&bench, &double).make(request, vec![bench.fd(false, 0), reader], None).unwrap();
     assert!(made.device.info.read_only);
     assert!(made.kept.keepsakes.lease.is_some());
 }
@@ -309,8 +309,7 @@ fn where_there_is_less_room_the_device_is_smaller_and_nothing_of_the_attempts_st
             let bench = Bench::new();
             let double = Double { room, features: zero_copy, ..double(&bench, "") };
             let made =
-                make(&bench.store, &double, &double, bench.request(name), vec![bench.fd(true, 0)], None)
-                    .unwrap();
+                maker(&bench, &double).make(bench.request(name), vec![bench.fd(true, 0)], None).unwrap();
             let info = &made.device.info;
             assert_eq!((info.depth, info.mode.as_deref()), (Some(depth), Some(mode)));
             assert!(info.reason.contains("nearly full"), "{}", info.reason);
@@ -333,8 +332,7 @@ fn a_forced_mode_for_which_there_is_no_room_fails_and_leaves_nothing() {
     let features = uapi::UBLK_F_CMD_IOCTL_ENCODE | uapi::UBLK_F_AUTO_BUF_REG;
     let double = Double { room: 0, features, ..double(&bench, "") };
     let request = Attach { mode: Some(DataMode::ZeroCopy), ..bench.request(Some("one")) };
-    let error =
-        make(&bench.store, &double, &double, request, vec![bench.fd(true, 0)], None).map(drop).unwrap_err();
+    let error = maker(&bench, &double).make(request, vec![bench.fd(true, 0)], None).map(drop).unwrap_err();
     assert!(error.hint().unwrap().contains("--queues"), "{error}");
     assert_eq!(bench.left_behind(), Vec::<String>::new());
 }

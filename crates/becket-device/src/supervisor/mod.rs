@@ -41,7 +41,7 @@ use crate::runtime::Runtime;
 use crate::state::Store;
 use crate::{Error, isolate, log};
 use devices::Supervisor;
-use workers::Processes;
+use process::Processes;
 
 /// How long it stays with nothing to do: the client that started it connects in this time, and a script that
 /// attaches one image after the other need not start one each time.

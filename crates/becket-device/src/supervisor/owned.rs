@@ -7,15 +7,13 @@ use std::time::Instant;
 
 use becket_uapi::ublk::UBLK_F_USER_RECOVERY;
 
-use super::devices::{Supervisor, lock};
-use super::make::closed;
 use super::restarts::Restarts;
 use super::workers::Server;
-use crate::attach::forget;
 use crate::process::ProcessId;
 use crate::state::Device;
+use crate::sync::lock;
 use crate::worker::kept::Kept;
-use crate::{DeviceInfo, DeviceState, Error, log};
+use crate::{DeviceInfo, DeviceState, log};
 
 /// A device of ours.
 pub(super) struct Owned {
@@ -82,51 +80,7 @@ impl Owning {
 
     /// Whether there is hope that it will be served again soon. Without it nobody has to be spared: its users wait for
     /// requests that nobody carries out.
-    fn hopeful(&self) -> bool {
+    pub(super) fn hopeful(&self) -> bool {
         self.server.alive() || (self.recoverable() && self.device.info.state != DeviceState::Failing)
-    }
-}
-
-impl Supervisor {
-    /// Takes a device away, unless somebody uses it.
-    pub(super) fn take_away(&self, owned: &Arc<Owned>, state: &mut Owning) -> Result<(), Error> {
-        if state.gone {
-            return Ok(());
-        }
-        let driver = self.driver()?;
-        let id = state.device.info.number;
-        if driver.info(id)?.is_some_and(|info| info.ublksrv_flags == state.device.mark) {
-            if !state.hopeful() {
-                driver.stop(id)?;
-            } else if !driver.stop_unused(id)? {
-                return Err(Error::Busy { device: state.device.info.device.clone(), users: Vec::new() });
-            }
-            closed(&*state.server, id)?;
-            driver.del(id)?;
-        }
-        // Before anybody can learn that the device is gone: with these go the image's locks.
-        state.kept.files.clear();
-        state.kept.keepsakes = Default::default();
-        forget(&self.store, &state.device);
-        state.gone = true;
-        log::warn(format_args!("{} detached", state.name()));
-        if state.kept.serve.isolated {
-            state.server.dismiss();
-            state.next.take().inspect(|next| next.dismiss());
-        }
-        lock(&self.devices).retain(|_, other| !Arc::ptr_eq(owned, other));
-        (self.wake)();
-        Ok(())
-    }
-
-    /// Changes what is recorded of a device. What cannot be recorded is not believed either.
-    pub(super) fn note(&self, state: &mut Owning, change: impl FnOnce(&mut Device)) {
-        let mut changed = state.device.clone();
-        change(&mut changed);
-        match self.store.update(&state.device, changed.clone()) {
-            Ok(true) => state.device = changed,
-            Ok(false) => log::warn(format_args!("the record of {} is gone", state.name())),
-            Err(error) => log::warn(format_args!("{}: {error}", state.name())),
-        }
     }
 }

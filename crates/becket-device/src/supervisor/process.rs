@@ -2,19 +2,23 @@
 //! It never waits for a dead worker.
 
 use std::collections::{HashMap, HashSet};
-use std::io;
+use std::fs;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use becket_engine::Summary;
 use becket_image::Map;
 
-use super::workers::{OnDeath, Server, join, remove};
+use super::workers::{OnDeath, Orphan, Server, Workers};
 use crate::process::ProcessId;
+use crate::runtime::Runtime;
+use crate::sync::lock;
 use crate::worker::kept::Kept;
 use crate::worker::protocol::{self, Order, Report, Serve, VERSION};
 use crate::worker::rendezvous;
@@ -163,7 +167,7 @@ impl WorkerProcess {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Waits until `done` answers or time is up.
@@ -243,6 +247,66 @@ impl Server for WorkerProcess {
             log::warn(format_args!("worker {} cannot be ended: {error}", self.id.pid));
         }
     }
+}
+
+/// Real processes, which are found again by sockets in a directory.
+pub(crate) struct Processes {
+    dir: PathBuf,
+    started: AtomicU32,
+}
+
+impl Processes {
+    pub(crate) fn new(runtime: &Runtime) -> Processes {
+        Processes { dir: runtime.workers(), started: AtomicU32::new(0) }
+    }
+
+    /// A path that no other worker has.
+    fn place(&self) -> PathBuf {
+        let number = self.started.fetch_add(1, Ordering::Relaxed);
+        self.dir.join(format!("{}-{number}", std::process::id()))
+    }
+}
+
+impl Workers for Processes {
+    fn start(&self, cgroup: Option<BorrowedFd<'_>>, on_death: OnDeath) -> Result<Arc<dyn Server>, Error> {
+        Ok(WorkerProcess::start(self.place(), cgroup, on_death)?)
+    }
+
+    fn orphans(&self, on_death: &dyn Fn() -> OnDeath) -> Vec<Orphan> {
+        let mut orphans = Vec::new();
+        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            let path = entry.path();
+            match WorkerProcess::adopt(path.clone(), on_death()) {
+                Ok((server, held)) => orphans.push(Orphan { server, held }),
+                Err(error) if nobody(&error) => remove(&path),
+                Err(error) => log::warn(format_args!(
+                    "the worker at {} cannot be taken over, its devices stay with it: {error}",
+                    path.display()
+                )),
+            }
+        }
+        orphans
+    }
+}
+
+/// Whether nobody listens there any more.
+fn nobody(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+}
+
+/// Removes a worker's socket.
+fn remove(path: &Path) {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            log::warn(format_args!("{} stays: {error}", path.display()));
+        }
+        _ => {}
+    }
+}
+
+/// Moves a process into the group of a `cgroup.procs`.
+fn join(cgroup: BorrowedFd<'_>, pid: u32) -> io::Result<()> {
+    fs::File::from(cgroup.try_clone_to_owned()?).write_all(pid.to_string().as_bytes())
 }
 
 /// What a worker of a predecessor says of itself and of its devices.

@@ -9,12 +9,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::devices::{Supervisor, lock};
+use super::devices::Supervisor;
 use super::driver::Driver;
 use super::make::with_char_device;
 use super::owned::{Owned, Owning};
 use super::workers::Server;
 use crate::process::ProcessId;
+use crate::sync::lock;
 use crate::worker::kept::Kept;
 use crate::{DeviceState, Error, log};
 

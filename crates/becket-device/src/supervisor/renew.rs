@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use becket_uapi::ublk::{UBLK_F_BATCH_IO, UBLK_F_QUIESCE};
 
-use super::devices::{Supervisor, lock};
+use super::devices::Supervisor;
 use super::owned::{Owned, Owning};
 use super::recovery::Attempt;
 use super::workers::Server;
+use crate::sync::lock;
 use crate::{Error, log};
 
 /// How long a worker may take to end its requests and let go of a device.

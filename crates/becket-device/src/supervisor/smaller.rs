@@ -1,11 +1,14 @@
-//! How a device becomes smaller when the worker's tables have no room for it.
+//! How deep queues are, and how a device becomes smaller when the worker's tables have no room for it.
 //! It never gives up what was insisted on: a way of carrying data that was forced stays.
 
 use becket_transport::ublk::DataMode;
 
-use super::make::DEPTH_WITH_BUFFERS;
 use crate::control::Attach;
 
+/// Requests of a queue, unless the user says otherwise: enough for an NVMe disk, and more tags than are in use make one
+/// quicker to find. Where each needs a buffer of its own, fewer.
+pub(super) const DEPTH: u16 = 128;
+pub(super) const DEPTH_WITH_BUFFERS: u16 = 64;
 /// With fewer requests under way, copying them is the smaller loss.
 const FEWEST: u16 = 16;
 

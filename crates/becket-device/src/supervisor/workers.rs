@@ -1,23 +1,17 @@
 //! Workers as the supervisor asks for them: a shared one, one of its own for a device, and those of a predecessor.
 //! It never waits for a worker that does not speak.
 
-use std::fs;
-use std::io::{self, Write as _};
 use std::os::fd::BorrowedFd;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use becket_engine::Summary;
 use becket_image::Map;
 
-use super::process::WorkerProcess;
+use crate::Error;
 use crate::process::ProcessId;
-use crate::runtime::Runtime;
 use crate::worker::kept::Kept;
 use crate::worker::protocol::Serve;
-use crate::{Error, log};
 
 /// Who moves the bytes of devices.
 pub(crate) trait Server: Send + Sync {
@@ -61,64 +55,4 @@ pub(crate) trait Workers: Send + Sync {
     fn rest(&self, time: Duration) {
         std::thread::sleep(time);
     }
-}
-
-/// Real processes, which are found again by sockets in a directory.
-pub(crate) struct Processes {
-    dir: PathBuf,
-    started: AtomicU32,
-}
-
-impl Processes {
-    pub(crate) fn new(runtime: &Runtime) -> Processes {
-        Processes { dir: runtime.workers(), started: AtomicU32::new(0) }
-    }
-
-    /// A path that no other worker has.
-    fn place(&self) -> PathBuf {
-        let number = self.started.fetch_add(1, Ordering::Relaxed);
-        self.dir.join(format!("{}-{number}", std::process::id()))
-    }
-}
-
-impl Workers for Processes {
-    fn start(&self, cgroup: Option<BorrowedFd<'_>>, on_death: OnDeath) -> Result<Arc<dyn Server>, Error> {
-        Ok(WorkerProcess::start(self.place(), cgroup, on_death)?)
-    }
-
-    fn orphans(&self, on_death: &dyn Fn() -> OnDeath) -> Vec<Orphan> {
-        let mut orphans = Vec::new();
-        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
-            let path = entry.path();
-            match WorkerProcess::adopt(path.clone(), on_death()) {
-                Ok((server, held)) => orphans.push(Orphan { server, held }),
-                Err(error) if nobody(&error) => remove(&path),
-                Err(error) => log::warn(format_args!(
-                    "the worker at {} cannot be taken over, its devices stay with it: {error}",
-                    path.display()
-                )),
-            }
-        }
-        orphans
-    }
-}
-
-/// Whether nobody listens there any more.
-fn nobody(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
-}
-
-/// Removes a worker's socket.
-pub(super) fn remove(path: &Path) {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            log::warn(format_args!("{} stays: {error}", path.display()));
-        }
-        _ => {}
-    }
-}
-
-/// Moves a process into the group of a `cgroup.procs`.
-pub(super) fn join(cgroup: BorrowedFd<'_>, pid: u32) -> io::Result<()> {
-    fs::File::from(cgroup.try_clone_to_owned()?).write_all(pid.to_string().as_bytes())
 }

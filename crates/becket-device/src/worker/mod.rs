@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io;
 use std::num::NonZero;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use becket_engine::{Backing, IoThreads};
 use becket_transport::ublk;
@@ -22,6 +22,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::fs::FileType;
 use rustix::process::Signal;
 
+use crate::sync::lock;
 use crate::{Error, log};
 use kept::{Keepsakes, Kept};
 use protocol::{Order, Report, Serve};
@@ -324,11 +325,6 @@ impl Charge {
         let Keepsakes { lease, cgroup } = &self.keepsakes;
         Ok((self.serve.clone(), files, Keepsakes { lease: copy(lease)?, cgroup: copy(cgroup)? }))
     }
-}
-
-/// A panic elsewhere ends the process anyway.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

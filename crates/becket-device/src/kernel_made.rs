@@ -1,0 +1,141 @@
+//! A device that the kernel alone serves, of whichever driver: named, made, recorded, linked, leased.
+//! It never leaves one behind that is not in a record.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use becket_image::Opened;
+use becket_transport::node::KernelPartition;
+use becket_transport::sysfs;
+
+use crate::describe::{partitions_as, size_of, speakable, unasked_read_only};
+use crate::judge::disk_name;
+use crate::lease::Held;
+use crate::process::ProcessId;
+use crate::register::{claim, claim_default};
+use crate::state::{Device, Store};
+use crate::{AttachOptions, DeviceInfo, DeviceState, Error, Plan, links, log};
+
+/// What a driver has made of an image.
+pub(crate) struct Made {
+    pub(crate) number: u32,
+    pub(crate) path: PathBuf,
+    /// 0 where there is none.
+    pub(crate) diskseq: u64,
+    /// By which the driver knows it, where it does.
+    pub(crate) mark: u64,
+    /// They keep a device with a lease.
+    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) direct_io: bool,
+    pub(crate) direct_io_reason: String,
+    pub(crate) partitions: Vec<KernelPartition>,
+    pub(crate) warnings: Vec<String>,
+    /// Takes it away again.
+    pub(crate) undo: fn(&Made) -> Result<(), becket_transport::Error>,
+}
+
+/// Has a device made of an image. `make` does it; whatever fails afterwards takes it away again.
+pub(crate) fn attach(
+    store: &Store,
+    opened: &Opened,
+    options: &AttachOptions,
+    plan: &Plan,
+    leased: bool,
+    make: impl FnOnce() -> Result<Made, becket_transport::Error>,
+) -> Result<(DeviceInfo, Option<Held>), Error> {
+    let claim = claim(store, options.name.as_deref(), opened)?;
+    let mut made = Unfinished { made: make().map_err(Error::Device)?, finished: false };
+    let disk = disk_name(plan.kind, made.made.number);
+    let claim = match claim {
+        Some(claim) => claim,
+        None => claim_default(store, &disk, &opened.path)?,
+    };
+    let mut record = Device {
+        info: describe(claim.name(), &disk, opened, options, plan, &mut made.made),
+        image: opened.identity,
+        server: None,
+        worker: None,
+        keeper: leased.then(ProcessId::own),
+        starting: false,
+        mark: made.made.mark,
+    };
+    record.info.autoclear = leased;
+    claim.fill(&record)?;
+    let warnings = links::make(store.runtime(), &record.info);
+    if !warnings.is_empty() {
+        let recorded = record.clone();
+        record.info.warnings.extend(warnings);
+        store.update(&recorded, record.clone())?;
+    }
+    let fds = made.finish();
+    let info = record.info.clone();
+    let held = leased.then(|| Held::Kernel { fds, store: store.clone(), device: Box::new(record) });
+    Ok((info, held))
+}
+
+/// A device that is taken away again when something after its making fails.
+struct Unfinished {
+    made: Made,
+    finished: bool,
+}
+
+impl Unfinished {
+    fn finish(mut self) -> Vec<OwnedFd> {
+        self.finished = true;
+        std::mem::take(&mut self.made.fds)
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        self.made.fds.clear();
+        if let Err(error) = (self.made.undo)(&self.made) {
+            log::warn(format_args!("{} stays attached: {error}", self.made.path.display()));
+        }
+    }
+}
+
+fn describe(
+    name: &str,
+    disk: &str,
+    opened: &Opened,
+    options: &AttachOptions,
+    plan: &Plan,
+    made: &mut Made,
+) -> DeviceInfo {
+    let mut warnings = opened.warnings.clone();
+    warnings.extend(unasked_read_only(opened.read_only_reason.as_deref(), options));
+    warnings.append(&mut made.warnings);
+    DeviceInfo {
+        name: name.to_owned(),
+        device: made.path.clone(),
+        transport: plan.kind,
+        reason: plan.reason.clone(),
+        size: size_of(disk).unwrap_or_else(|| opened.map.len()),
+        read_only: opened.read_only,
+        direct_io: made.direct_io,
+        direct_io_reason: std::mem::take(&mut made.direct_io_reason),
+        below: None,
+        block_size: opened.block_size,
+        physical_block_size: sysfs::number(disk, "queue/physical_block_size").unwrap_or(opened.block_size),
+        state: DeviceState::Live,
+        image: speakable(&opened.path),
+        offset: options.offset,
+        size_limit: options.size_limit,
+        autoclear: false,
+        partitions: partitions_as(std::mem::take(&mut made.partitions), &opened.partitions),
+        queues: None,
+        depth: None,
+        mode: None,
+        number: made.number,
+        diskseq: Some(made.diskseq).filter(|&diskseq| diskseq != 0),
+        server_pid: None,
+        worker_pid: None,
+        isolated: false,
+        recoveries: 0,
+        warnings,
+    }
+}

@@ -126,21 +126,13 @@ fn count(merge: bool) {
     let mut file = tempfile::tempfile_in(place()).unwrap();
     file.write_all(&vec![1; usize::from(DEPTH) * 4096]).unwrap();
     let facts = Facts {
-        kind: BackingKind::Regular,
-        size: u64::from(DEPTH) * 4096,
-        writable: true,
         direct: merge.then_some(Alignment { memory: 512, offset: 512 }),
-        direct_reason: String::new(),
-        physical_block_size: 4096,
-        io_min: 4096,
-        io_opt: 0,
-        rotational: false,
         discard: true,
         discard_granularity: 4096,
         write_zeroes: true,
         nowait: true,
         sparse: !merge,
-        uncached: false,
+        ..Facts::unasked(BackingKind::Regular, u64::from(DEPTH) * 4096, true)
     };
     let direct = merge.then(|| file.try_clone().unwrap().into());
     let backing = becket_image::Backing { buffered: file.into(), direct, facts };

@@ -65,21 +65,9 @@ fn place() -> tempfile::TempDir {
 
 fn backing(file: impl Into<OwnedFd>) -> becket_image::Backing {
     let facts = Facts {
-        kind: BackingKind::Regular,
-        size: BLOCKS * BLOCK,
-        writable: false,
-        direct: None,
-        direct_reason: String::new(),
         physical_block_size: 4096,
-        io_min: 512,
-        io_opt: 0,
-        rotational: false,
-        discard: false,
-        discard_granularity: 0,
-        write_zeroes: false,
         nowait: true,
-        uncached: false,
-        sparse: false,
+        ..Facts::unasked(BackingKind::Regular, BLOCKS * BLOCK, false)
     };
     becket_image::Backing { buffered: file.into(), direct: None, facts }
 }

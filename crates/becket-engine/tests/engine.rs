@@ -75,21 +75,14 @@ const BUFFER: usize = 256 << 10;
 
 fn facts(direct: Option<u32>) -> Facts {
     Facts {
-        kind: BackingKind::Regular,
-        size: 0,
-        writable: true,
         direct: direct.map(|offset| Alignment { memory: 512, offset }),
-        direct_reason: String::new(),
         physical_block_size: 4096,
-        io_min: 512,
-        io_opt: 0,
-        rotational: false,
         discard: true,
         discard_granularity: 4096,
         write_zeroes: true,
         nowait: true,
         sparse: true,
-        uncached: false,
+        ..Facts::unasked(BackingKind::Regular, 0, true)
     }
 }
 

@@ -107,6 +107,29 @@ pub struct Facts {
     pub uncached: bool,
 }
 
+impl Facts {
+    /// What is taken for granted of a backing that nothing was asked of yet: the smallest blocks, and nothing that it can do.
+    pub fn unasked(kind: BackingKind, size: u64, writable: bool) -> Facts {
+        Facts {
+            kind,
+            size,
+            writable,
+            direct: None,
+            direct_reason: String::new(),
+            physical_block_size: 512,
+            io_min: 512,
+            io_opt: 0,
+            rotational: false,
+            discard: false,
+            discard_granularity: 0,
+            write_zeroes: false,
+            nowait: false,
+            sparse: false,
+            uncached: false,
+        }
+    }
+}
+
 /// Largest unit that is believed; beyond it a number is taken for nonsense.
 const UNIT_MAX: u64 = 1 << 20;
 /// What the probe of direct I/O tries, smallest first, in bytes.
@@ -134,22 +157,12 @@ pub(crate) fn ask(known: &Known<'_>) -> (Facts, Option<OwnedFd>) {
         Err(reason) => (None, None, reason),
     };
     let mut facts = Facts {
-        kind: known.kind,
-        size: known.size,
-        writable: known.writable,
         direct,
         direct_reason,
-        physical_block_size: 512,
-        io_min: 512,
-        io_opt: 0,
-        rotational: false,
-        discard: false,
-        discard_granularity: 0,
-        write_zeroes: false,
         nowait: takes(known.fd, ReadWriteFlags::NOWAIT)
             && direct_fd.as_ref().is_none_or(|fd| takes(fd.as_fd(), ReadWriteFlags::NOWAIT)),
-        sparse: false,
         uncached: takes(known.fd, DONTCACHE),
+        ..Facts::unasked(known.kind, known.size, known.writable)
     };
     match known.kind {
         BackingKind::Regular => ask_file(known, &mut facts),

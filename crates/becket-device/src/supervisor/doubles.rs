@@ -390,21 +390,5 @@ impl Bench {
 }
 
 pub(super) fn facts() -> Facts {
-    Facts {
-        kind: BackingKind::Regular,
-        size: 8192,
-        writable: true,
-        direct: None,
-        direct_reason: "off".into(),
-        physical_block_size: 512,
-        io_min: 512,
-        io_opt: 0,
-        rotational: false,
-        discard: false,
-        discard_granularity: 0,
-        write_zeroes: false,
-        nowait: true,
-        sparse: false,
-        uncached: false,
-    }
+    Facts { direct_reason: "off".into(), nowait: true, ..Facts::unasked(BackingKind::Regular, 8192, true) }
 }

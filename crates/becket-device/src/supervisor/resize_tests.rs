@@ -142,23 +142,7 @@ fn info(offset: u64, size_limit: Option<u64>) -> DeviceInfo {
 fn file(len: u64) -> Vec<Backing> {
     let file = tempfile::tempfile().unwrap();
     File::set_len(&file, len).unwrap();
-    let facts = Facts {
-        kind: BackingKind::Regular,
-        size: 8192,
-        writable: true,
-        direct: None,
-        direct_reason: String::new(),
-        physical_block_size: 512,
-        io_min: 512,
-        io_opt: 0,
-        rotational: false,
-        discard: false,
-        discard_granularity: 0,
-        write_zeroes: false,
-        nowait: true,
-        sparse: false,
-        uncached: false,
-    };
+    let facts = Facts { nowait: true, ..Facts::unasked(BackingKind::Regular, 8192, true) };
     vec![Backing { buffered: file.into(), direct: None, facts }]
 }
 

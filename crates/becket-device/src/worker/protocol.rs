@@ -222,21 +222,9 @@ pub(crate) mod tests {
 
     pub(crate) fn facts() -> Facts {
         Facts {
-            kind: BackingKind::Regular,
-            size: 4096,
-            writable: true,
-            direct: None,
             direct_reason: "off".into(),
-            physical_block_size: 512,
-            io_min: 512,
-            io_opt: 0,
-            rotational: false,
-            discard: false,
-            discard_granularity: 0,
-            write_zeroes: false,
             nowait: true,
-            sparse: false,
-            uncached: false,
+            ..Facts::unasked(BackingKind::Regular, 4096, true)
         }
     }
 

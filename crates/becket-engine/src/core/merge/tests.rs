@@ -40,21 +40,12 @@ impl Bench {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
         let facts = Facts {
-            kind: BackingKind::Regular,
-            size: bytes.len() as u64,
-            writable: true,
             direct: Some(Alignment { memory: 512, offset: 512 }),
-            direct_reason: String::new(),
-            physical_block_size: 4096,
-            io_min: 512,
-            io_opt: 0,
-            rotational: false,
             discard: true,
             discard_granularity: 4096,
             write_zeroes: true,
             nowait: true,
-            sparse: false,
-            uncached: false,
+            ..Facts::unasked(BackingKind::Regular, bytes.len() as u64, true)
         };
         // Nothing here needs the page cache to be left out: the rules are those of direct operations all the same.
         let direct = direct.unwrap_or_else(|| file.try_clone().unwrap().into());

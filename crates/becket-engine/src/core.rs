@@ -17,11 +17,11 @@ use crate::{
     Answer, Backing, Data, Error, Op, QueueStats, Request,
     governor::{Governor, Hold},
     memory::Buffers,
-    operation::{MAX_OPERATION, Straight},
     provided::Provided,
     request::{Slot, Way},
     ring::{Ring, Transfer, fixed},
     stats::Tally,
+    straight::{MAX_OPERATION, Straight},
     user_data::{Source, user_data},
 };
 

@@ -16,6 +16,7 @@ mod ranges;
 mod request;
 mod ring;
 mod stats;
+mod straight;
 mod thread;
 mod user_data;
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use becket_image::{Map, ReadLease};
 
 use super::Core;
-use crate::{operation::Straight, request::Slot, ring::Ring};
+use crate::{request::Slot, ring::Ring, straight::Straight};
 
 /// A second map for reading, true as long as its lease holds.
 #[derive(Debug, Clone)]

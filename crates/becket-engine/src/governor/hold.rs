@@ -22,7 +22,7 @@
 
 use std::sync::mpsc::SyncSender;
 
-use crate::{core::Core, operation::Straight, request::Way, ring::Ring};
+use crate::{core::Core, request::Way, ring::Ring, straight::Straight};
 
 /// What a queue waits for that is held.
 #[derive(Debug)]

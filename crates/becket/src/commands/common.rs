@@ -1,9 +1,16 @@
 //! What several commands need.
-//! Never prints anything.
+//! Knows no command: what is done to a target, and how it is told, comes from there.
 
-use crate::args::{DeviceOptions, Toggle, Via};
+use crate::{
+    args::{DeviceOptions, Toggle, Via},
+    failure::Failure,
+    ui::Ui,
+};
 use becket_device::{AttachOptions, DeviceInfo, GoBelow, Partitions};
+use serde::Serialize;
+use serde_json::json;
 use std::{
+    ffi::OsString,
     os::unix::process::CommandExt as _,
     process::Command,
     thread,
@@ -45,6 +52,38 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
         isolate: asked.isolate,
         cgroup: if asked.isolate { crate::cgroup::own() } else { None },
     }
+}
+
+/// Does the same to each of several targets, whatever becomes of the others, and tells all of it: `show` is for people and
+/// says whether it is the first. Returns the exit status.
+pub(super) fn each<T: Serialize>(
+    ui: &Ui,
+    verb: &str,
+    targets: &[OsString],
+    act: impl Fn(&OsString) -> Result<T, becket_device::Error>,
+    show: impl Fn(&T, bool) -> Result<(), Failure>,
+) -> Result<u8, Failure> {
+    let mut devices = Vec::new();
+    let mut errors = Vec::new();
+    for target in targets {
+        match act(target) {
+            Ok(told) => {
+                if !ui.json {
+                    show(&told, devices.is_empty())?;
+                }
+                devices.push(told);
+            }
+            Err(error) => {
+                let failure = Failure::device(verb, target.display(), &error);
+                ui.failure(&failure);
+                errors.push(failure.to_json_of(target));
+            }
+        }
+    }
+    if ui.json {
+        ui.value(&json!({ "devices": devices, "errors": errors }))?;
+    }
+    Ok(u8::from(!errors.is_empty()))
 }
 
 /// This very program again, as a hidden subcommand of itself; also when its file was replaced meanwhile.

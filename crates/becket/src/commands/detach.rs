@@ -34,8 +34,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Detach) -> Result<u8, Failure> {
         }
         let failure = Failure::device("detach", target.display(), error);
         ui.failure(&failure);
-        let mut value = failure.to_json();
-        value["target"] = json!(target.to_string_lossy());
+        let mut value = failure.to_json_of(target);
         if let becket_device::Error::Busy { users, .. } = error {
             value["users"] = json!(users);
         }

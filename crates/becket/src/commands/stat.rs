@@ -1,6 +1,7 @@
 //! `becket stat DEV...`: what devices have done, and how long it took.
 //! Never stops or changes anything.
 
+use super::common;
 use crate::{
     args,
     failure::Failure,
@@ -8,38 +9,23 @@ use crate::{
     units::{format_size, format_time},
 };
 use becket_device::{Activity, DeviceStats, Summary};
-use serde_json::json;
 
 const HEAD: [&str; 11] =
     ["KIND", "OPS", "BYTES", "ERRORS", "MEAN", "P50", "P90", "P99", "P99.9", "MAX", "WINDOW"];
 
 pub(crate) fn run(ui: &Ui, args: &args::Stat) -> Result<u8, Failure> {
-    let mut devices = Vec::new();
-    let mut errors = Vec::new();
-    for target in &args.targets {
-        match becket_device::stat(target) {
-            Ok(told) => {
-                if !ui.json {
-                    if !devices.is_empty() {
-                        ui.line("")?;
-                    }
-                    show(ui, &told)?;
-                }
-                devices.push(told);
+    common::each(
+        ui,
+        "stat",
+        &args.targets,
+        |target| becket_device::stat(target),
+        |told, first| {
+            if !first {
+                ui.line("")?;
             }
-            Err(error) => {
-                let failure = Failure::device("stat", target.display(), &error);
-                ui.failure(&failure);
-                let mut value = failure.to_json();
-                value["target"] = json!(target.to_string_lossy());
-                errors.push(value);
-            }
-        }
-    }
-    if ui.json {
-        ui.value(&json!({ "devices": devices, "errors": errors }))?;
-    }
-    Ok(u8::from(!errors.is_empty()))
+            show(ui, told)
+        },
+    )
 }
 
 fn show(ui: &Ui, told: &DeviceStats) -> Result<(), Failure> {

@@ -12,7 +12,7 @@ use crate::describe::{partitions_as, size_of, speakable, unasked_read_only};
 use crate::judge::disk_name;
 use crate::lease::Held;
 use crate::process::ProcessId;
-use crate::register::{claim, claim_default};
+use crate::register::{claim, enter_default};
 use crate::state::{Device, Store};
 use crate::{AttachOptions, DeviceInfo, DeviceState, Error, Plan, links, log};
 
@@ -46,12 +46,8 @@ pub(crate) fn attach(
     let claim = claim(store, options.name.as_deref(), opened)?;
     let mut made = Unfinished { made: make().map_err(Error::Device)?, finished: false };
     let disk = disk_name(plan.kind, made.made.number);
-    let claim = match claim {
-        Some(claim) => claim,
-        None => claim_default(store, &disk, &opened.path)?,
-    };
     let mut record = Device {
-        info: describe(claim.name(), &disk, opened, options, plan, &mut made.made),
+        info: describe(&disk, opened, options, plan, &mut made.made),
         image: opened.identity,
         server: None,
         worker: None,
@@ -60,7 +56,13 @@ pub(crate) fn attach(
         mark: made.made.mark,
     };
     record.info.autoclear = leased;
-    claim.fill(&record)?;
+    match claim {
+        Some(claim) => {
+            claim.name().clone_into(&mut record.info.name);
+            claim.fill(&record)?;
+        }
+        None => enter_default(store, &disk, &mut record)?,
+    }
     let warnings = links::make(store.runtime(), &record.info);
     if !warnings.is_empty() {
         let recorded = record.clone();
@@ -98,8 +100,8 @@ impl Drop for Unfinished {
     }
 }
 
+/// What is known of it, without its name.
 fn describe(
-    name: &str,
     disk: &str,
     opened: &Opened,
     options: &AttachOptions,
@@ -110,7 +112,7 @@ fn describe(
     warnings.extend(unasked_read_only(opened.read_only_reason.as_deref(), options));
     warnings.append(&mut made.warnings);
     DeviceInfo {
-        name: name.to_owned(),
+        name: String::new(),
         device: made.path.clone(),
         transport: plan.kind,
         reason: plan.reason.clone(),

@@ -19,13 +19,22 @@ pub(crate) fn claim(store: &Store, name: Option<&str>, opened: &Opened) -> Resul
 /// Takes the kernel's name of a device, or that with a number behind it: somebody may have chosen this
 /// very name for another device.
 pub(crate) fn claim_default(store: &Store, name: &str, image: &Path) -> Result<Claim, Error> {
-    let mut tried = store.claim(name, &speakable(image), |device| lives(&System, device));
+    by_default(name, |name| store.claim(name, &speakable(image), |device| lives(&System, device)))
+}
+
+/// The same for a device that is there already: records it under that name.
+pub(crate) fn enter_default(store: &Store, name: &str, device: &mut Device) -> Result<(), Error> {
+    by_default(name, |name| {
+        name.clone_into(&mut device.info.name);
+        store.enter(device, |device| lives(&System, device))
+    })
+}
+
+fn by_default<T>(name: &str, mut take: impl FnMut(&str) -> Result<T, Error>) -> Result<T, Error> {
+    let mut tried = take(name);
     for number in 2..100 {
         match tried {
-            Err(Error::NameInUse { .. }) => {
-                let next = format!("{name}.{number}");
-                tried = store.claim(&next, &speakable(image), |device| lives(&System, device));
-            }
+            Err(Error::NameInUse { .. }) => tried = take(&format!("{name}.{number}")),
             other => return other,
         }
     }

@@ -1,13 +1,30 @@
 //! What becket knows of its devices between commands: one record per device, in one file each.
-//! A record is never trusted over the kernel, and no lock is held across anything slower than a file.
+//! A record is never trusted over the kernel, and nobody who records one device waits for another.
+//!
+//! # Locks
+//!
+//! Whoever looks at a record in order to change it holds that record's lock: one byte of one file, at a place that the
+//! name's hash says (an OFD lock, which goes with its process). So no two names share a lock, unless 63 bits of a hash
+//! meet, and then they only wait. Under it are looks at the record and the kernel, one rename, and never a sync.
+//!
+//! # What lasts, and how long
+//!
+//! A record has to outlive every process of becket, and that is all: it speaks of a device of this boot, which ends with
+//! the kernel that has it, and after a restart it is set aside (it names its boot). The page cache outlives processes, so
+//! for lasting nothing would have to be synced. Yet a device's record is, before it is announced and before it takes the
+//! place of the one before it: a disk that is full or broken is found out now, and not when the record is needed. A claim
+//! is not, for it is worth nothing without its living claimant; nor is the directory, since a name that a power cut
+//! takes away would have meant nothing. Where records usually are, in memory, syncing costs nothing.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use becket_image::Identity;
-use rustix::fs::FlockOperation;
+use becket_uapi::lock::{Kind, ofd_lock_wait};
 use serde::{Deserialize, Serialize};
 
 use crate::process::ProcessId;
@@ -98,24 +115,31 @@ impl Store {
         lives: impl Fn(&Device) -> bool,
     ) -> Result<Claim, Error> {
         check_name(name)?;
-        let _lock = self.lock()?;
-        match self.read(name)? {
-            Some(Entry::Claim { image, claimant }) if claimant.alive() => {
-                return Err(Error::NameInUse { name: name.to_owned(), image: Some(image), device: None });
-            }
-            Some(Entry::Device(device)) if lives(&device) => {
-                let info = device.info;
-                return Err(Error::NameInUse {
-                    name: name.to_owned(),
-                    image: Some(info.image),
-                    device: Some(info.device),
-                });
-            }
-            Some(_) | None => {}
-        }
         let entry = Entry::Claim { image: image.to_owned(), claimant: ProcessId::own() };
-        self.write(name, &entry)?;
+        let _lock = self.lock(name)?;
+        self.is_free(name, lives)?;
+        self.prepare(name, &entry)?.publish()?;
         Ok(Claim { store: self.clone(), name: name.to_owned(), entry, kept: false })
+    }
+
+    /// Takes a name for a device that is there already: as [`Store::claim`], and [`Claim::fill`] at once.
+    pub(crate) fn enter(&self, device: &Device, lives: impl Fn(&Device) -> bool) -> Result<(), Error> {
+        let name = &device.info.name;
+        check_name(name)?;
+        let prepared = self.prepare(name, &Entry::Device(Box::new(device.clone())))?;
+        let _lock = self.lock(name)?;
+        self.is_free(name, lives)?;
+        prepared.publish()
+    }
+
+    /// Under the name's lock: whether anybody can have it.
+    fn is_free(&self, name: &str, lives: impl Fn(&Device) -> bool) -> Result<(), Error> {
+        let (image, device) = match self.read(name)? {
+            Some(Entry::Claim { image, claimant }) if claimant.alive() => (image, None),
+            Some(Entry::Device(device)) if lives(&device) => (device.info.image, Some(device.info.device)),
+            Some(_) | None => return Ok(()),
+        };
+        Err(Error::NameInUse { name: name.to_owned(), image: Some(image), device })
     }
 
     /// All records of this boot, sorted by name.
@@ -155,18 +179,19 @@ impl Store {
     /// Puts `new` in the place of `old`, when that is still what the record says.
     pub(crate) fn update(&self, old: &Device, new: Device) -> Result<bool, Error> {
         let name = &old.info.name;
-        let _lock = self.lock()?;
+        let prepared = self.prepare(name, &Entry::Device(Box::new(new)))?;
+        let _lock = self.lock(name)?;
         if !matches!(self.read(name)?, Some(Entry::Device(found)) if same_use(&found, old)) {
             return Ok(false);
         }
-        self.write(name, &Entry::Device(Box::new(new)))?;
+        prepared.publish()?;
         Ok(true)
     }
 
     /// Removes the record of a device, unless the name means another use by now.
     pub(crate) fn remove(&self, device: &Device) -> Result<bool, Error> {
         let name = &device.info.name;
-        let _lock = self.lock()?;
+        let _lock = self.lock(name)?;
         match self.read(name)? {
             Some(Entry::Device(found)) if same_use(&found, device) => {
                 let path = self.path(name);
@@ -179,7 +204,7 @@ impl Store {
 
     /// Removes a claim whose claimant died, unless the name means something else by now.
     pub(crate) fn remove_claim(&self, name: &str, claim: &Entry) -> Result<(), Error> {
-        let _lock = self.lock()?;
+        let _lock = self.lock(name)?;
         if self.read(name)?.as_ref() == Some(claim) {
             let path = self.path(name);
             fs::remove_file(&path).map_err(Error::io("remove", &path))?;
@@ -187,8 +212,8 @@ impl Store {
         Ok(())
     }
 
-    /// Guards the directory while a record is looked at and then changed.
-    fn lock(&self) -> Result<File, Error> {
+    /// Guards one record while it is looked at and then changed; until the answer is dropped.
+    fn lock(&self, name: &str) -> Result<File, Error> {
         let path = self.runtime.records().join(".lock");
         let file = OpenOptions::new()
             .write(true)
@@ -197,7 +222,8 @@ impl Store {
             .mode(0o600)
             .open(&path)
             .map_err(Error::io("open", &path))?;
-        rustix::fs::flock(&file, FlockOperation::LockExclusive).map_err(Error::io("lock", &path))?;
+        // Nobody reads or writes the file: any place will do, up to the largest that there is.
+        ofd_lock_wait(file.as_fd(), Kind::Exclusive, hash(name) >> 1, 1).map_err(Error::io("lock", &path))?;
         Ok(file)
     }
 
@@ -226,34 +252,64 @@ impl Store {
         set_aside(&path, "json.corrupt", &why)
     }
 
-    /// Whole or not at all: readers see the old record or the new one. Synced, although it means nothing after a
-    /// restart of the machine: a full disk is found out now, and not when the record is needed. Where records usually
-    /// are, in memory, this costs nothing.
-    fn write(&self, name: &str, entry: &Entry) -> Result<(), Error> {
+    /// Writes a record beside its place, where nobody looks. Under no lock: a device's record is synced.
+    fn prepare(&self, name: &str, entry: &Entry) -> Result<Prepared, Error> {
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
         let record = Record {
             version: VERSION,
             boot_id: self.boot_id.clone(),
             name: name.to_owned(),
             entry: entry.clone(),
         };
-        let path = self.path(name);
-        let temporary = self.runtime.records().join(format!(".{name}.{}.new", std::process::id()));
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let beside = self.runtime.records().join(format!(".{name}.{}.{serial}.new", std::process::id()));
+        let prepared = Prepared { beside, place: self.path(name), published: false };
         let write = || -> io::Result<()> {
             let mut text = serde_json::to_vec_pretty(&record)?;
             text.push(b'\n');
+            let mut options = OpenOptions::new();
             let mut file =
-                OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+                options.write(true).create(true).truncate(true).mode(0o600).open(&prepared.beside)?;
             file.write_all(&text)?;
-            file.sync_data()?;
-            fs::rename(&temporary, &path)?;
-            File::open(self.runtime.records())?.sync_all()
+            if matches!(entry, Entry::Device(_)) {
+                file.sync_data()?;
+            }
+            Ok(())
         };
-        write().map_err(|error| {
-            // Best effort: what counts is the error that led here.
-            let _ = fs::remove_file(&temporary);
-            Error::io("write", &path)(error)
-        })
+        write().map_err(Error::io("write", &prepared.place))?;
+        Ok(prepared)
     }
+}
+
+/// A record that lies ready beside its place; without [`Prepared::publish`] it goes again.
+struct Prepared {
+    beside: PathBuf,
+    place: PathBuf,
+    published: bool,
+}
+
+impl Prepared {
+    /// Puts it in its place, whole or not at all: readers see the old record or the new one.
+    fn publish(mut self) -> Result<(), Error> {
+        fs::rename(&self.beside, &self.place).map_err(Error::io("write", &self.place))?;
+        self.published = true;
+        Ok(())
+    }
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        if !self.published {
+            // Best effort: what counts is the error that led here.
+            let _ = fs::remove_file(&self.beside);
+        }
+    }
+}
+
+/// Where in the file of locks a name's is: the same for every process, so it is no hash with a random key (FNV-1a).
+fn hash(name: &str) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 impl Claim {
@@ -264,8 +320,9 @@ impl Claim {
 
     /// Puts the device's record in the place of the claim. The name then lives as long as the device.
     pub(crate) fn fill(mut self, device: &Device) -> Result<(), Error> {
-        let _lock = self.store.lock()?;
-        self.store.write(&self.name, &Entry::Device(Box::new(device.clone())))?;
+        let prepared = self.store.prepare(&self.name, &Entry::Device(Box::new(device.clone())))?;
+        let _lock = self.store.lock(&self.name)?;
+        prepared.publish()?;
         self.kept = true;
         Ok(())
     }

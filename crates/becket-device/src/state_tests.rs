@@ -107,7 +107,7 @@ fn a_dead_claimant_holds_nothing() {
     let (_temp, store) = store();
     let dead = ProcessId { pid: std::process::id(), start: 1 };
     let entry = Entry::Claim { image: IMAGE.into(), claimant: dead };
-    store.write("one", &entry).unwrap();
+    store.prepare("one", &entry).unwrap().publish().unwrap();
     store.claim("one", Path::new("/x"), |_| true).unwrap();
 }
 
@@ -192,4 +192,55 @@ fn what_is_no_record_is_not_looked_at() {
     }
     assert_eq!(store.entries().unwrap(), []);
     assert_eq!(fs::read(store.runtime.records().join("notes")).unwrap(), b"x");
+}
+
+#[test]
+fn whoever_records_one_device_waits_for_no_other() {
+    let (_temp, store) = store();
+    let busy = store.lock("one").unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // All that is done about another device, while somebody is at the first one's record.
+            let (two, mut later) = (device("two", 2), device("two", 2));
+            later.info.size = 4096;
+            store.claim("two", Path::new(IMAGE), |_| true).unwrap().fill(&two).unwrap();
+            assert!(store.update(&two, later.clone()).unwrap());
+            assert!(store.remove(&later).unwrap());
+            store.enter(&two, |_| true).unwrap();
+            sender.send("two").unwrap();
+            drop(store.claim("one", Path::new(IMAGE), |_| true).unwrap());
+            sender.send("one").unwrap();
+        });
+        let patience = std::time::Duration::from_secs(60);
+        assert_eq!(receiver.recv_timeout(patience), Ok("two"));
+        let none = receiver.recv_timeout(std::time::Duration::from_millis(50));
+        assert!(none.is_err(), "the same name is waited for");
+        drop(busy);
+        assert_eq!(receiver.recv_timeout(patience), Ok("one"));
+    });
+}
+
+#[test]
+fn a_device_that_is_there_takes_a_name_that_is_free() {
+    let (_temp, store) = store();
+    let one = device("one", 3);
+    store.enter(&one, |_| true).unwrap();
+    assert_eq!(store.device("one").unwrap(), Some(one.clone()));
+    let error = store.enter(&device("one", 4), |_| true).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NameInUse);
+    assert_eq!(store.device("one").unwrap(), Some(one));
+    let names: Vec<_> =
+        fs::read_dir(store.runtime.records()).unwrap().map(|item| item.unwrap().file_name()).collect();
+    assert_eq!(names.len(), 2, "the record and the locks, and nothing half written: {names:?}");
+    // The device that had it is gone.
+    store.enter(&device("one", 4), |_| false).unwrap();
+    assert_eq!(store.device("one").unwrap(), Some(device("one", 4)));
+}
+
+#[test]
+fn names_have_places_of_their_own() {
+    let names: Vec<String> = (0..100_000).map(|number| format!("ublkb{number}")).collect();
+    let places: std::collections::HashSet<u64> = names.iter().map(|name| hash(name) >> 1).collect();
+    assert_eq!(places.len(), names.len());
 }

@@ -1,5 +1,5 @@
 //! Locks of byte ranges that belong to an open file description (OFD), as QEMU takes them on images.
-//! It never blocks and knows nothing of what the bytes stand for.
+//! It knows nothing of what the bytes stand for, and blocks only where its name says so.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -33,6 +33,16 @@ pub fn ofd_lock(fd: BorrowedFd<'_>, kind: Kind, start: u64, len: u64) -> io::Res
     }
 }
 
+/// The same, once no other description's lock is in the way.
+pub fn ofd_lock_wait(fd: BorrowedFd<'_>, kind: Kind, start: u64, len: u64) -> io::Result<()> {
+    loop {
+        match fcntl(fd, libc::F_OFD_SETLKW, kind.raw(), start, len) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other.map(drop),
+        }
+    }
+}
+
 /// Whether another description holds a lock that such a lock would conflict with. Takes nothing.
 pub fn ofd_test(fd: BorrowedFd<'_>, kind: Kind, start: u64, len: u64) -> io::Result<bool> {
     fcntl(fd, libc::F_OFD_GETLK, kind.raw(), start, len).map(|found| found != libc::F_UNLCK)
@@ -58,7 +68,7 @@ fn fcntl(
     lock.l_whence = libc::SEEK_SET as libc::c_short;
     lock.l_start = start.try_into().map_err(too_large)?;
     lock.l_len = len.try_into().map_err(too_large)?;
-    // SAFETY: both commands read and write one `flock`, which outlives the call.
+    // SAFETY: all of these commands read and write one `flock`, which outlives the call.
     match unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw mut lock) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(libc::c_int::from(lock.l_type)),
@@ -106,6 +116,25 @@ mod tests {
             std::thread::yield_now();
         }
         Ok(())
+    }
+
+    #[test]
+    fn who_waits_for_a_lock_gets_it_when_it_is_free() -> io::Result<()> {
+        let (one, two) = twice()?;
+        assert!(ofd_lock(one.as_fd(), Kind::Exclusive, 7, 1)?);
+        ofd_lock_wait(two.as_fd(), Kind::Exclusive, 8, 1)?;
+        let freed = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                ofd_lock_wait(two.as_fd(), Kind::Exclusive, 7, 1)
+                    .map(|()| freed.load(std::sync::atomic::Ordering::SeqCst))
+            });
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            freed.store(true, std::sync::atomic::Ordering::SeqCst);
+            ofd_unlock(one.as_fd(), 7, 1)?;
+            assert!(waiter.join().map_err(|_| io::Error::other("it panicked"))??, "not before it was free");
+            Ok(())
+        })
     }
 
     #[test]

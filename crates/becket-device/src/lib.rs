@@ -40,7 +40,7 @@ pub use control::ServerStatus;
 pub use detach::{detach, refresh, server_status};
 pub use error::{Error, ErrorKind, User};
 pub use lease::Lease;
-pub use list::{find, list};
+pub use list::{find, list, tidy};
 pub use planner::{doctor, plan};
 pub use set::{Changes, set};
 pub use stat::{DeviceStats, stat};
@@ -49,4 +49,5 @@ pub use types::{
     AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, GoBelow, PartitionInfo, Partitions,
     Plan, TransportReport, Via,
 };
+pub use users::of as users;
 pub use worker::worker_main;

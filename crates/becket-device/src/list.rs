@@ -24,6 +24,15 @@ pub fn list() -> Result<Vec<DeviceInfo>, Error> {
     Ok(devices(&store)?.into_iter().map(|device| device.info).collect())
 }
 
+/// Drops the records of devices that are gone, as [`list`] does; makes nothing where becket keeps no records.
+pub fn tidy() {
+    let tidied = Runtime::present()
+        .map_or(Ok(()), |runtime| Store::open(runtime).and_then(|store| devices(&store)).map(drop));
+    if let Err(error) = tidied {
+        log::warn(format_args!("records of devices that are gone stay: {error}"));
+    }
+}
+
 /// The device that goes by a NAME, a path under /dev, or the path of its image.
 ///
 /// # Errors

@@ -46,8 +46,8 @@ fn block(dir: &Path, name: &str) -> Option<Block> {
     Some(Block { name: name.to_owned(), number: number.trim().to_owned() })
 }
 
-/// Who uses the disk or a partition of it, other than this process.
-pub(crate) fn of(disk: &str) -> Vec<User> {
+/// Who uses the disk of that name in sysfs (`loop3`) or a partition of it, other than this process.
+pub fn of(disk: &str) -> Vec<User> {
     look(&blocks(disk))
 }
 

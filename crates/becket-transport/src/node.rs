@@ -46,7 +46,10 @@ pub fn ensure_block(path: &Path, dev: u64) -> Result<bool, Error> {
 }
 
 /// The same for a character device.
-pub(crate) fn ensure_char(path: &Path, dev: u64) -> Result<bool, Error> {
+///
+/// # Errors
+/// Those of [`ensure_block`].
+pub fn ensure_char(path: &Path, dev: u64) -> Result<bool, Error> {
     ensure(path, dev, FileType::CharacterDevice)
 }
 

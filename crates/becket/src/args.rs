@@ -54,6 +54,7 @@ pub(crate) enum Command {
     Set(Set),
     Stat(Stat),
     Doctor(Doctor),
+    Losetup(Losetup),
     Serve(Serve),
     Completions(Completions),
     Man(Man),
@@ -269,6 +270,23 @@ Examples:
   becket doctor --json | jq '.transports[] | select(.works | not)'")]
 pub(crate) struct Doctor {}
 
+/// Do what losetup does, with its options and its output
+///
+/// The same as calling becket by the name losetup. `becket losetup --help` and losetup(8) have the options.
+#[derive(Debug, Args)]
+#[command(
+    disable_help_flag = true,
+    after_help = "\
+Examples:
+  becket losetup --find --show disk.img
+  ln -s /usr/local/bin/becket /usr/local/sbin/losetup"
+)]
+pub(crate) struct Losetup {
+    /// Words for losetup
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "WORD")]
+    pub(crate) words: Vec<OsString>,
+}
+
 /// Serve devices in the foreground
 ///
 /// Other commands start a server when none runs; that one ends with its last device. This one stays, until
@@ -300,10 +318,14 @@ pub(crate) struct Serve {
 #[command(after_help = "\
 Examples:
   becket completions bash > /usr/share/bash-completion/completions/becket
-  becket completions fish > ~/.config/fish/completions/becket.fish")]
+  becket completions fish > ~/.config/fish/completions/becket.fish
+  becket completions --losetup bash > /usr/share/bash-completion/completions/losetup")]
 pub(crate) struct Completions {
     /// Shell to print it for
     pub(crate) shell: clap_complete::Shell,
+    /// For the name losetup, where that is a link to becket
+    #[arg(long)]
+    pub(crate) losetup: bool,
 }
 
 /// Write the man pages into a directory

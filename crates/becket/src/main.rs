@@ -7,6 +7,7 @@ mod cgroup;
 mod commands;
 mod descendants;
 mod failure;
+mod losetup;
 mod mounts;
 mod progress;
 mod ui;
@@ -18,6 +19,10 @@ use failure::Failure;
 use std::{io::Write as _, process::ExitCode};
 
 fn main() -> ExitCode {
+    // Before anything else: that dialect has nothing in common with ours, and is called in loops.
+    if let Some(words) = losetup::meant(std::env::args_os()) {
+        return ExitCode::from(losetup::run(&words));
+    }
     let cli = match args::Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return refused(&error),

@@ -129,6 +129,14 @@ fn completions_and_man_pages() {
         assert!(page.starts_with(".") && page.contains("Examples:"), "{command}");
     }
     assert!(place.path("man1/becket.1").exists());
+    let page = fs::read_to_string(place.path("man1/losetup.8")).unwrap();
+    let help = place.ok(["losetup", "--help"]);
+    let script = place.ok(["completions", "--losetup", "bash"]);
+    assert!(script.contains("_losetup"), "{script}");
+    for option in long_options(&help) {
+        assert!(script.contains(&option), "{option} is not completed");
+        assert!(page.contains(&option.replace('-', "\\-")), "{option} is not in losetup(8)");
+    }
     assert!(!place.path("man1/becket-worker.1").exists());
     let ran = place.run(["man", "man1/becket.1/x"]);
     assert_eq!(ran.code, 1);

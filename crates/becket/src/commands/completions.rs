@@ -4,6 +4,7 @@
 use crate::{
     args::{self, Cli},
     failure::Failure,
+    losetup,
 };
 use clap::CommandFactory as _;
 use std::{
@@ -14,7 +15,9 @@ use std::{
 pub(crate) fn run(args: &args::Completions) -> Result<u8, Failure> {
     // Into memory first: the generator panics when its writer fails, as with `| head`.
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "becket", &mut script);
+    let (mut command, name) =
+        if args.losetup { (losetup::command(), "losetup") } else { (Cli::command(), "becket") };
+    clap_complete::generate(args.shell, &mut command, name, &mut script);
     io::stdout().lock().write_all(&script)?;
     Ok(0)
 }
@@ -24,5 +27,8 @@ pub(crate) fn man(args: &args::Man) -> Result<u8, Failure> {
     let failed = |error: io::Error| Failure::io(format!("cannot write the man pages into {dir}"), &error);
     fs::create_dir_all(&args.dir).map_err(failed)?;
     clap_mangen::generate_to(Cli::command(), &args.dir).map_err(failed)?;
+    let page = clap_mangen::Man::new(losetup::command()).section("8").manual("System Administration");
+    let mut text = Vec::new();
+    page.render(&mut text).and_then(|()| fs::write(args.dir.join("losetup.8"), text)).map_err(failed)?;
     Ok(0)
 }

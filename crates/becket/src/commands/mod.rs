@@ -34,6 +34,8 @@ pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
         Command::Set(args) => set::run(ui, args),
         Command::Stat(args) => stat::run(ui, args),
         Command::Doctor(args) => doctor::run(ui, args),
+        // Only with options of ours in front; else `main` has seen to it.
+        Command::Losetup(args) => Ok(crate::losetup::run(&args.words)),
         Command::Serve(args) => serve::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => completions::man(args),

@@ -1,0 +1,137 @@
+//! What becomes of devices that are there: detached, removed, resized, switched.
+//! Never stops at the first of several that fails.
+
+use super::device::{self, Loop};
+use super::list::{Device, no_device};
+use super::setup::{explained, patiently};
+use super::{Trouble, warn};
+use becket_uapi::loop_ as uapi;
+use rustix::io::Errno;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd as _;
+
+/// Detaches each; says whether all went.
+pub(super) fn detach(words: &[OsString]) -> bool {
+    let mut well = true;
+    for word in words {
+        well &= told(Device::named(word).and_then(|device| detach_one(&device)));
+    }
+    well
+}
+
+/// Detaches everything in use; says whether all went.
+pub(super) fn detach_all() -> bool {
+    match Device::in_use() {
+        Ok(devices) => devices.iter().fold(true, |well, device| well & told(detach_one(device))),
+        Err(trouble) => told(Err(trouble)),
+    }
+}
+
+/// Removes the nodes of unused devices; says whether all went.
+pub(super) fn remove(words: &[OsString]) -> bool {
+    words.iter().fold(true, |well, word| well & told(remove_one(word)))
+}
+
+fn told(outcome: Result<(), Trouble>) -> bool {
+    outcome.inspect_err(Trouble::tell).is_ok()
+}
+
+fn detach_one(device: &Device) -> Result<(), Trouble> {
+    match device {
+        Device::Loop(device) => detach_loop(device),
+        Device::Served(served) => served.detach(),
+    }
+}
+
+fn detach_loop(device: &Loop) -> Result<(), Trouble> {
+    let before = device.sequence();
+    on(device, "detach failed", |opened| uapi::clr_fd(opened.as_fd()))?;
+    // In use it goes with its last user, and is the same device until then.
+    if before.is_some() && device.sequence() == before && device.is_bound() {
+        if let Some(name) = &device.name {
+            still_used(&device.path.display().to_string(), &becket_device::users(name));
+        }
+    } else {
+        // becket's own records follow, where there are any.
+        becket_device::tidy();
+    }
+    Ok(())
+}
+
+/// Says who keeps a device that was told to go. Detaching has worked, so this is no failure.
+pub(super) fn still_used(device: &str, users: &[becket_device::User]) {
+    if !users.is_empty() {
+        let users: Vec<String> = users.iter().map(ToString::to_string).collect();
+        warn(&format!("{device}: goes when its last user does: {}", users.join(", ")));
+    }
+}
+
+fn remove_one(word: &OsStr) -> Result<(), Trouble> {
+    let path = device::path_of(word);
+    let refused = |error: &io::Error| Trouble::because(&format!("{}: remove failed", path.display()), error);
+    let number =
+        path.file_name().and_then(|name| device::number(std::os::unix::ffi::OsStrExt::as_bytes(name)));
+    let number = number.ok_or_else(|| no_device(word))?;
+    let control = File::options().read(true).write(true).open("/dev/loop-control");
+    control.and_then(|control| uapi::ctl_remove(control.as_fd(), number)).map_err(|error| refused(&error))
+}
+
+/// Opens a device for one question or order.
+fn on(device: &Loop, what: &str, order: impl FnOnce(&File) -> io::Result<()>) -> Result<(), Trouble> {
+    let failed = |error: &io::Error| Trouble::because(&format!("{}: {what}", device.path.display()), error);
+    let opened =
+        device.open(false).map_err(|error| explained(&device.path, false, failed(&error), &error))?;
+    order(&opened).map_err(|error| failed(&error))
+}
+
+/// Takes over a changed size of the file.
+pub(super) fn set_capacity(word: &OsStr) -> Result<(), Trouble> {
+    match Device::named(word)? {
+        Device::Loop(device) => {
+            on(&device, "set capacity failed", |opened| uapi::set_capacity(opened.as_fd()))
+        }
+        Device::Served(served) => served.refresh(),
+    }
+}
+
+/// Switches direct I/O of a live device.
+pub(super) fn set_direct_io(word: &OsStr, wanted: bool) -> Result<(), Trouble> {
+    match Device::named(word)? {
+        Device::Loop(device) => {
+            on(&device, "set direct io failed", |opened| uapi::set_direct_io(opened.as_fd(), wanted))
+        }
+        Device::Served(served) => served.set_direct_io(wanted),
+    }
+}
+
+/// Changes the logical sector size of a live device.
+pub(super) fn set_sector_size(word: &OsStr, bytes: u64) -> Result<(), Trouble> {
+    let what = "set logical block size failed";
+    match Device::named(word)? {
+        Device::Loop(device) => on(&device, what, |opened| {
+            let bytes = u32::try_from(bytes).map_err(|_| Errno::INVAL)?;
+            patiently(|| uapi::set_block_size(opened.as_fd(), bytes))
+        }),
+        Device::Served(_) => {
+            let path = device::path_of(word);
+            let why = Errno::OPNOTSUPP.into();
+            Err(Trouble::because(&format!("{}: {what}", path.display()), &why).more(
+                "ublk fixes it when the device is made: detach, and attach with --sector-size".to_owned(),
+            ))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_that_fails_is_not_the_last_that_is_tried() {
+        let words = ["/dev/null", "/nowhere"].map(OsString::from);
+        assert!(!detach(&words) && !remove(&words));
+        assert!(detach(&[]));
+    }
+}

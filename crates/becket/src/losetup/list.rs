@@ -1,0 +1,165 @@
+//! Showing devices: a plain line each, or a list with columns.
+//! Never changes anything, and opens a device only for what the driver alone knows.
+
+use super::Trouble;
+use super::columns::Column;
+use super::device::{self, Loop};
+use super::options::Settings;
+use super::served::{self, Served};
+use super::table::{self, Value};
+use becket_uapi::loop_::LoopInfo64;
+use rustix::fs::Stat;
+use std::ffi::{OsStr, OsString};
+use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
+
+/// A device of either kind.
+pub(super) enum Device {
+    Loop(Box<Loop>),
+    Served(Box<Served>),
+}
+
+impl Device {
+    /// The device that a word of the command line means.
+    pub(super) fn named(word: &OsStr) -> Result<Device, Trouble> {
+        let path = device::path_of(word);
+        if served::is_served(&path) {
+            return served::find(&path).map(|served| Device::Served(Box::new(served)));
+        }
+        Loop::named(word).map(|device| Device::Loop(Box::new(device))).ok_or_else(|| no_device(word))
+    }
+
+    /// All devices in use.
+    pub(super) fn in_use() -> Result<Vec<Device>, Trouble> {
+        let mut devices: Vec<_> =
+            device::in_use().into_iter().map(|device| Device::Loop(Box::new(device))).collect();
+        if served::wanted() {
+            devices.extend(served::all()?.into_iter().map(|served| Device::Served(Box::new(served))));
+        }
+        Ok(devices)
+    }
+
+    fn cell(&self, column: Column) -> Option<Value> {
+        match self {
+            Device::Loop(device) => device.cell(column),
+            Device::Served(served) => served.cell(column),
+        }
+    }
+}
+
+/// What is said of a word that is no loop device.
+pub(super) fn no_device(word: &OsStr) -> Trouble {
+    Trouble::because(&format!("{}: failed to use device", word.display()), &rustix::io::Errno::NODEV.into())
+}
+
+/// The devices of a file: those that have its inode; where that cannot be known, those that name its path.
+pub(super) struct Wanted {
+    stat: Option<Stat>,
+    paths: [OsString; 2],
+    offset: Option<u64>,
+}
+
+impl Wanted {
+    pub(super) fn new(file: &OsStr, offset: Option<u64>) -> Wanted {
+        Wanted { stat: rustix::fs::stat(file).ok(), paths: [file.to_owned(), device::real(file)], offset }
+    }
+
+    pub(super) fn is_of(&self, device: &Loop) -> bool {
+        let same =
+            |stat: &Stat, info: &LoopInfo64| (info.lo_inode, info.lo_device) == (stat.st_ino, stat.st_dev);
+        let of_file = match self.stat.as_ref().and_then(|stat| Some(same(stat, device.info()?))) {
+            Some(same) => same,
+            None => {
+                let backing = device.backing_file();
+                backing.is_some_and(|backing| self.paths.iter().any(|path| path.as_bytes() == backing))
+            }
+        };
+        of_file && self.offset.is_none_or(|offset| device.offset() == Some(offset))
+    }
+
+    fn is(&self, device: &Device) -> bool {
+        match device {
+            Device::Loop(device) => self.is_of(device),
+            Device::Served(served) => {
+                served.is_of(self.stat.as_ref(), &self.paths)
+                    && self.offset.is_none_or(|offset| served.info.offset == offset)
+            }
+        }
+    }
+}
+
+/// All devices in use, or those of `file`.
+pub(super) fn show(file: Option<&OsStr>, settings: &Settings, utf8: bool) -> Result<Vec<u8>, Trouble> {
+    let mut devices = Device::in_use()?;
+    if let Some(file) = file {
+        let wanted = Wanted::new(file, settings.offset);
+        devices.retain(|device| wanted.is(device));
+    }
+    if let Some(columns) = &settings.columns {
+        return Ok(listed(columns, &devices, settings, utf8));
+    }
+    let mut out = Vec::new();
+    for device in &devices {
+        // One that went away meanwhile is not told.
+        let _ = plain(&mut out, device);
+    }
+    Ok(out)
+}
+
+/// One device, in use or not; only a list shows one that is not.
+pub(super) fn show_one(word: &OsStr, settings: &Settings, utf8: bool) -> Result<Vec<u8>, Trouble> {
+    let device = Device::named(word)?;
+    if let Some(columns) = &settings.columns {
+        return Ok(listed(columns, &[device], settings, utf8));
+    }
+    let mut out = Vec::new();
+    let unused =
+        || Trouble::because(&device::path_of(word).display().to_string(), &rustix::io::Errno::NOENT.into());
+    plain(&mut out, &device).ok_or_else(unused)?;
+    Ok(out)
+}
+
+fn listed(columns: &[Column], devices: &[Device], settings: &Settings, utf8: bool) -> Vec<u8> {
+    let row = |device: &Device| columns.iter().map(|&column| device.cell(column)).collect();
+    let rows: Vec<table::Row> = devices.iter().map(row).collect();
+    table::render(columns, &rows, settings.style, !settings.no_headings, utf8)
+}
+
+/// The line of `-a`; nothing for a device without a file.
+fn plain(out: &mut Vec<u8>, device: &Device) -> Option<()> {
+    let text = |column| match device.cell(column)? {
+        Value::Text(text) => Some(text),
+        _ => None,
+    };
+    let number = |column| match device.cell(column) {
+        Some(Value::Number(number)) => number,
+        _ => 0,
+    };
+    let (name, file) = (text(Column::Name)?, text(Column::BackFile)?);
+    out.extend(name);
+    // Writing to memory cannot fail.
+    let _ = match device.identity() {
+        Some((dev, ino)) => write!(out, ": [{dev:04}]:{ino} ("),
+        None => write!(out, ": []: ("),
+    };
+    out.extend(file);
+    out.push(b')');
+    for (word, column) in [("offset", Column::Offset), ("sizelimit", Column::SizeLimit)] {
+        let bytes = number(column);
+        if bytes != 0 {
+            let _ = write!(out, ", {word} {bytes}");
+        }
+    }
+    out.push(b'\n');
+    Some(())
+}
+
+impl Device {
+    /// Device number and inode of the file, where they can be known.
+    fn identity(&self) -> Option<(u64, u64)> {
+        match self {
+            Device::Loop(device) => device.info().map(|info| (info.lo_device, info.lo_inode)),
+            Device::Served(served) => served.identity(),
+        }
+    }
+}

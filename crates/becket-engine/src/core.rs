@@ -2,6 +2,7 @@
 //! Allocates everything when it is made and nothing afterwards; takes no lock; makes no system call.
 
 mod below;
+mod frames;
 mod merge;
 
 use std::{
@@ -27,6 +28,7 @@ use crate::{
 
 pub use below::Below;
 use below::Unproven;
+use frames::is_lent;
 use merge::Runs;
 
 /// How the requests of a queue carry their bytes.
@@ -34,6 +36,13 @@ use merge::Runs;
 pub enum Memory {
     /// Each in a buffer of the queue, of this many bytes.
     Buffers(usize),
+    /// The same, each with so many bytes before it that are the port's: see [`Io::receive`](crate::Io::receive).
+    Framed {
+        /// Bytes before each buffer.
+        head: usize,
+        /// Bytes of each buffer.
+        size: usize,
+    },
     /// In the requester's pages, registered with the ring for the time of the request.
     Registered,
 }
@@ -54,6 +63,7 @@ pub struct Batch {
 /// What a core is made of.
 pub(crate) struct Parts<'a> {
     pub(crate) descriptor: RawFd,
+    pub(crate) tether: Option<RawFd>,
     pub(crate) depth: u16,
     pub(crate) number: usize,
     pub(crate) backing: &'a Arc<Backing>,
@@ -81,6 +91,8 @@ pub(crate) struct Core {
     pub(crate) map: Arc<Map>,
     pub(crate) slab: Box<[Slot]>,
     pub(crate) buffers: Option<Buffers>,
+    /// Which frames the kernel has; without frames there are none.
+    pub(crate) lent: Box<[bool]>,
     batch: Option<BatchMemory>,
     /// First of the ring's buffer indexes that belong to this queue.
     pub(crate) registered: Option<u32>,
@@ -121,6 +133,7 @@ impl Core {
     pub(crate) fn new(ring: &mut Ring, index: u32, new: &Parts<'_>) -> Result<Core, Error> {
         let buffers = match new.memory {
             Memory::Buffers(size) => Some(Buffers::new(new.depth.into(), size)?),
+            Memory::Framed { head, size } => Some(Buffers::framed(new.depth.into(), head, size)?),
             Memory::Registered => None,
         };
         let runs = (new.merge && buffers.is_some()).then(|| Runs::new(new.depth)).transpose()?;
@@ -138,12 +151,13 @@ impl Core {
             descriptors.push(file.buffered.as_raw_fd());
             descriptors.push(file.direct.as_ref().map_or(-1, |fd| fd.as_raw_fd()));
         }
+        descriptors.extend(new.tether);
         // The port's descriptor is in the table even where its commands do not use it: see `Core::files`.
         let unregistered_port = (!ring.releases_at_once()).then_some(new.descriptor);
         let files = ring.register_files(&descriptors)?;
         let provided = batch.as_ref().map(|batch| &batch.picks);
         let rest = ring.may_block(new.depth).and_then(|()| match new.memory {
-            Memory::Buffers(_) => Ok(None),
+            Memory::Buffers(_) | Memory::Framed { .. } => Ok(None),
             Memory::Registered => {
                 ring.take_buffers(new.depth).map(Some).inspect_err(|_| ring.blocks_no_more(new.depth))
             }
@@ -169,6 +183,10 @@ impl Core {
             map: Arc::clone(new.below.as_ref().map_or(&new.backing.map, |below| &below.map)),
             slab: vec![Slot::IDLE; new.depth.into()].into_boxed_slice(),
             buffers,
+            lent: match new.memory {
+                Memory::Framed { .. } => vec![false; new.depth.into()].into_boxed_slice(),
+                _ => Box::default(),
+            },
             batch,
             registered,
             files,
@@ -181,7 +199,7 @@ impl Core {
             tally: Tally::new(Arc::clone(new.stats)),
             straight: Straight::NOWHERE,
             carried: match new.memory {
-                Memory::Buffers(size) => (Data::Buffer, size as u64),
+                Memory::Buffers(size) | Memory::Framed { size, .. } => (Data::Buffer, size as u64),
                 Memory::Registered => (Data::Registered, MAX_OPERATION),
             },
             unproven: new.below.as_ref().map(|below| Unproven::new(Arc::clone(&below.lease), new.depth)),
@@ -212,7 +230,9 @@ impl Core {
 
     pub(crate) fn buffer(&mut self, tag: u16) -> &mut [u8] {
         match (&mut self.buffers, self.slab.get(usize::from(tag))) {
-            (Some(buffers), Some(slot)) if !slot.busy => buffers.slice(tag.into()),
+            (Some(buffers), Some(slot)) if !slot.busy && !is_lent(&self.lent, tag) => {
+                buffers.slice(tag.into())
+            }
             _ => &mut [],
         }
     }
@@ -256,6 +276,12 @@ impl Core {
     /// What has happened in this turn may be read by others.
     pub(crate) fn turn_ended(&mut self) {
         self.tally.turn_ended(self.governor.windows());
+    }
+
+    /// What the port's descriptor is in an entry that may stay with the kernel for long: see
+    /// [`Ring::releases_at_once`].
+    pub(crate) fn unregistered_port(&self) -> Option<Fd> {
+        self.unregistered_port.map(Fd)
     }
 
     /// Something that [`Core::push`] had counted has come back for the last time.
@@ -316,6 +342,7 @@ impl Core {
     pub(crate) fn begin(&mut self, ring: &mut Ring, tag: u16, request: Request) {
         // A busy slot: the port broke its word, and its tag's request is still under way and will finish.
         let Some(slot) = self.slab.get_mut(usize::from(tag)).filter(|slot| !slot.busy) else { return };
+        debug_assert!(!is_lent(&self.lent, tag), "the kernel has this frame");
         self.tally.began();
         let moves = match request.op {
             Op::Read => true,
@@ -496,6 +523,7 @@ mod tests {
             let backing = Arc::new(Backing::new(Map::contiguous(0, 0, 4096), Vec::new(), false, 1));
             let parts = Parts {
                 descriptor: writer.as_raw_fd(),
+                tether: None,
                 depth: 1,
                 number: 0,
                 backing: &backing,

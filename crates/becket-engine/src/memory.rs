@@ -48,7 +48,8 @@ impl Drop for Region {
     }
 }
 
-/// One page-aligned data buffer for each request of a queue, mapped once when the queue is made.
+/// One page-aligned data buffer for each request of a queue, mapped once when the queue is made. Before each lies its
+/// head, as long as was asked for: the two together are the buffer's frame.
 ///
 /// The kernel reads and writes these buffers while an operation is in flight; [`Buffers::slice`] may only be used
 /// for a request that has none, which the queue guarantees by its borrow of the request's slot.
@@ -56,19 +57,29 @@ pub(crate) struct Buffers {
     region: Region,
     count: usize,
     size: usize,
+    head: usize,
+    /// From one buffer to the next, and from the beginning to the first.
+    stride: usize,
+    first: usize,
 }
 
 impl Buffers {
-    /// `count` buffers of `size` bytes each; `size` is a multiple of the page size.
+    /// `count` buffers of `size` bytes each, without heads; `size` is a multiple of the page size.
     pub(crate) fn new(count: usize, size: usize) -> Result<Buffers, Error> {
+        Buffers::framed(count, 0, size)
+    }
+
+    /// The same with `head` bytes before each.
+    pub(crate) fn framed(count: usize, head: usize, size: usize) -> Result<Buffers, Error> {
         let what = "request buffers";
-        let len = count.checked_mul(size).filter(|len| *len > 0).ok_or(Error::Map {
-            what,
-            bytes: 0,
-            source: std::io::ErrorKind::InvalidInput.into(),
-        })?;
+        let first = head.next_multiple_of(rustix::param::page_size());
+        let stride = first.checked_add(size);
+        let len = stride.and_then(|stride| count.checked_mul(stride)).filter(|len| *len > 0 && size > 0);
+        let (Some(stride), Some(len)) = (stride, len) else {
+            return Err(Error::Map { what, bytes: 0, source: std::io::ErrorKind::InvalidInput.into() });
+        };
         let region = Region::anonymous(len, what)?;
-        Ok(Buffers { region, count, size })
+        Ok(Buffers { region, count, size, head, stride, first })
     }
 
     /// Address of a request's buffer, or null when there is no such request.
@@ -76,7 +87,28 @@ impl Buffers {
         if index >= self.count {
             return ptr::null_mut();
         }
-        self.region.base.as_ptr().wrapping_add(index * self.size)
+        self.region.base.as_ptr().wrapping_add(index * self.stride + self.first)
+    }
+
+    /// Address and length of a part of a request's frame; `None` when it reaches beyond.
+    pub(crate) fn part(&self, index: usize, from: usize, len: usize) -> Option<(*mut u8, u32)> {
+        let inside = from.checked_add(len)? <= self.head + self.size;
+        let start = self.address(index);
+        (inside && !start.is_null())
+            .then(|| Some((start.wrapping_sub(self.head).wrapping_add(from), u32::try_from(len).ok()?)))?
+    }
+
+    /// Bytes of each frame.
+    pub(crate) fn frame_size(&self) -> usize {
+        self.head + self.size
+    }
+
+    /// The bytes of a request's frame, under the conditions of [`Buffers::slice`].
+    pub(crate) fn frame(&mut self, index: usize) -> &mut [u8] {
+        let Some((start, len)) = self.part(index, 0, self.frame_size()) else { return &mut [] };
+        // SAFETY: a frame lies in our mapping: heads are no longer than what is before the first buffer and between two.
+        // As for the rest see `slice`.
+        unsafe { std::slice::from_raw_parts_mut(start, len as usize) }
     }
 
     /// Bytes in each buffer.
@@ -186,6 +218,24 @@ mod tests {
         }
         assert!(buffers.address(3).is_null());
         assert!(buffers.slice(3).is_empty());
+    }
+
+    #[test]
+    fn a_frame_is_a_head_and_an_aligned_buffer() {
+        let mut buffers = Buffers::framed(2, 80, 8192).unwrap();
+        buffers.frame(0).fill(1);
+        buffers.frame(1).fill(2);
+        for index in 0..2 {
+            let start = buffers.address(index) as usize;
+            assert_eq!((start & 4095, buffers.frame(index).as_ptr() as usize), (0, start - 80));
+            assert_eq!(buffers.frame(index).len(), 80 + 8192);
+            assert!(buffers.frame(index).iter().all(|byte| *byte == index as u8 + 1));
+        }
+        assert_eq!(buffers.part(0, 64, 16 + 8192).map(|(_, len)| len), Some(16 + 8192));
+        assert_eq!(buffers.part(0, 64, 17 + 8192), None);
+        assert_eq!(buffers.part(0, usize::MAX, 2), None);
+        assert_eq!(buffers.part(2, 0, 1), None);
+        assert!(buffers.frame(2).is_empty());
     }
 
     #[test]

@@ -19,6 +19,14 @@ pub trait Port: Send {
     /// The descriptor that [`Io::command`] commands go to.
     fn descriptor(&self) -> &OwnedFd;
 
+    /// A descriptor that is open as long as anything of the queue's ring may still reach the backing.
+    ///
+    /// When the process dies the kernel closes it only once every operation of the ring has ended: who holds the other
+    /// end of a pipe knows then that no late write will come.
+    fn tether(&self) -> Option<&OwnedFd> {
+        None
+    }
+
     /// The queue's first commands are to be queued now.
     ///
     /// # Errors
@@ -149,6 +157,43 @@ impl Io<'_> {
     /// The bytes of a tag's buffer; empty when the queue has none or a request is under way.
     pub fn buffer(&mut self, tag: u16) -> &mut [u8] {
         self.core.buffer(tag)
+    }
+
+    /// The bytes of a tag's frame: the head that [`Memory::Framed`](crate::Memory::Framed) asked for, and the buffer behind
+    /// it. Empty while a request is under way in it, or the kernel has it.
+    pub fn frame(&mut self, tag: u16) -> &mut [u8] {
+        self.core.frame(tag)
+    }
+
+    /// Reads one message of the port's descriptor into the frame of the token's tag, which is the kernel's until the
+    /// token comes back. The descriptor must be one that does not block.
+    ///
+    /// # Errors
+    /// There is no such frame, it is in use, or the ring cannot be submitted to any more.
+    pub fn receive(&mut self, token: Token) -> Result<(), Errno> {
+        self.core.receive(self.ring, token)
+    }
+
+    /// Writes `len` bytes of that frame, from byte `from` on, to the port's descriptor.
+    ///
+    /// # Errors
+    /// As [`Io::receive`].
+    pub fn reply(&mut self, token: Token, from: usize, len: usize) -> Result<(), Errno> {
+        self.core.reply(self.ring, token, from, len)
+    }
+
+    /// Has a token of that kind, which names no tag, come back once the port's descriptor can be read from or has ended;
+    /// its result are the events.
+    ///
+    /// # Errors
+    /// The ring cannot be submitted to any more.
+    pub fn await_readable(&mut self, kind: u8) -> Result<(), Errno> {
+        self.core.await_readable(self.ring, kind)
+    }
+
+    /// Length of the image at present, in bytes.
+    pub fn length(&self) -> u64 {
+        self.core.map.len()
     }
 
     /// The index in the ring's table of registered buffers that belongs to a tag.

@@ -62,6 +62,7 @@ impl Queue {
     ) -> Result<(Queue, Result<(), Error>), Error> {
         let parts = Parts {
             descriptor: new.port.descriptor().as_raw_fd(),
+            tether: new.port.tether().map(AsRawFd::as_raw_fd),
             depth: new.depth,
             number: new.number,
             backing: &new.backing,
@@ -117,6 +118,7 @@ impl Queue {
                 };
                 if !answer.more {
                     self.core.landed();
+                    self.core.returned(token.tag);
                 }
                 self.port.completed(&mut crate::Io { ring, core: &mut self.core }, token, answer);
             }

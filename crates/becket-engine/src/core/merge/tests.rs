@@ -59,6 +59,7 @@ impl Bench {
         let stats = Arc::default();
         let parts = Parts {
             descriptor: port.as_raw_fd(),
+            tether: None,
             depth: DEPTH,
             number: 0,
             backing: &backing,

@@ -1,0 +1,87 @@
+//! Frames: messages that a port reads and writes itself, each in a tag's buffer and the head before it.
+//! Never lets the port look at a frame that the kernel has.
+
+use io_uring::{opcode, squeue};
+use rustix::io::Errno;
+
+use super::Core;
+use crate::{
+    Token,
+    ring::{Ring, Transfer, fixed},
+    user_data::{Source, user_data},
+};
+
+/// Whether the kernel has a frame.
+#[inline]
+pub(super) fn is_lent(lent: &[bool], tag: u16) -> bool {
+    lent.get(usize::from(tag)).is_some_and(|lent| *lent)
+}
+
+impl Core {
+    /// The bytes of a frame; empty while the kernel has it, or a request is under way in it.
+    pub(crate) fn frame(&mut self, tag: u16) -> &mut [u8] {
+        match (&mut self.buffers, self.slab.get(usize::from(tag))) {
+            (Some(buffers), Some(slot)) if !slot.busy && !is_lent(&self.lent, tag) => buffers.frame(tag.into()),
+            _ => &mut [],
+        }
+    }
+
+    /// Reads a message of the port's descriptor into the frame of the token's tag.
+    pub(crate) fn receive(&mut self, ring: &mut Ring, token: Token) -> Result<(), Errno> {
+        let len = self.buffers.as_ref().map_or(0, |buffers| buffers.frame_size());
+        self.pass(ring, token, false, 0, len)
+    }
+
+    /// Writes a part of that frame to the port's descriptor.
+    pub(crate) fn reply(
+        &mut self,
+        ring: &mut Ring,
+        token: Token,
+        from: usize,
+        len: usize,
+    ) -> Result<(), Errno> {
+        self.pass(ring, token, true, from, len)
+    }
+
+    fn pass(
+        &mut self,
+        ring: &mut Ring,
+        token: Token,
+        write: bool,
+        from: usize,
+        len: usize,
+    ) -> Result<(), Errno> {
+        let tag = usize::from(token.tag);
+        let free = self.slab.get(tag).is_some_and(|slot| !slot.busy) && self.lent.get(tag) == Some(&false);
+        let part = self.buffers.as_ref().and_then(|buffers| buffers.part(tag, from, len));
+        let (address, len) = part.filter(|_| free).ok_or(Errno::INVAL)?;
+        // Such entries never wait for long (the descriptor is not to block), so they may use the table.
+        let target = self.files;
+        let way = Transfer { write, target, address: address as u64, len, ..Transfer::default() };
+        let entry = way.entry().user_data(user_data(self.index, Source::Port(token)));
+        self.push(ring, &entry)?;
+        self.lent[tag] = true;
+        Ok(())
+    }
+
+    /// The kernel has done with what a token stood for.
+    #[inline]
+    pub(crate) fn returned(&mut self, tag: u16) {
+        if let Some(lent) = self.lent.get_mut(usize::from(tag)) {
+            *lent = false;
+        }
+    }
+
+    /// Waits until the port's descriptor can be read from, or is of no use any more.
+    pub(crate) fn await_readable(&mut self, ring: &mut Ring, kind: u8) -> Result<(), Errno> {
+        // No frame has this number.
+        let token = Token { kind, tag: u16::MAX };
+        let events = u32::from(libc::POLLIN.cast_unsigned());
+        let entry: squeue::Entry = match self.unregistered_port() {
+            Some(descriptor) => opcode::PollAdd::new(descriptor, events).build(),
+            None => opcode::PollAdd::new(fixed(self.files), events).build(),
+        };
+        let entry = entry.user_data(user_data(self.index, Source::Port(token)));
+        self.push(ring, &entry)
+    }
+}

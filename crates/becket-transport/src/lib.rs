@@ -7,6 +7,7 @@ mod error;
 pub mod loop_;
 mod module;
 pub mod node;
+pub mod serve;
 pub mod sysfs;
 pub mod ublk;
 

@@ -216,7 +216,7 @@ pub(crate) fn closed(server: &dyn Server, id: u32) -> Result<(), Error> {
     Err(Error::Worker { what: format!("does not let go of ublk device {id}") })
 }
 
-fn unsupported(error: becket_transport::ublk::ServeError) -> Error {
+fn unsupported(error: becket_transport::serve::ServeError) -> Error {
     Error::Remote {
         kind: ErrorKind::Unsupported,
         message: error.to_string(),

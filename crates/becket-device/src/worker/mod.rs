@@ -15,6 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use becket_engine::{Backing, IoThreads};
+use becket_transport::serve::{ServeError, Served};
 use becket_transport::ublk;
 use becket_uapi::handover::{close_inherited, inherited_fd};
 use becket_uapi::signal::SignalFd;
@@ -99,7 +100,7 @@ struct Charge {
     serve: Serve,
     keepsakes: Keepsakes,
     /// Once it can be started.
-    served: Option<Arc<ublk::Served>>,
+    served: Option<Arc<Served>>,
 }
 
 impl Worker {
@@ -120,7 +121,7 @@ impl Worker {
                     self.change(id, |served| served.remap(&self.threads, map), |serve| serve.map = new);
                 }
                 Ok(Some((Order::DirectIo { id, on }, _))) => {
-                    let switch = |served: &ublk::Served| served.switch(&self.threads, on);
+                    let switch = |served: &Served| served.switch(&self.threads, on);
                     self.change(id, switch, |serve| serve.direct_io = on);
                 }
                 Ok(Some((Order::Stat { id }, _))) => {
@@ -187,7 +188,7 @@ impl Worker {
     fn change(
         &self,
         id: u32,
-        change: impl FnOnce(&ublk::Served) -> Result<(), ublk::ServeError>,
+        change: impl FnOnce(&Served) -> Result<(), ServeError>,
         note: impl FnOnce(&mut Serve),
     ) {
         let outcome = match self.served(id) {
@@ -205,7 +206,7 @@ impl Worker {
     }
 
     /// The device's queues. Not under the lock: an I/O thread may want that to let go of a device.
-    fn served(&self, id: u32) -> Option<Arc<ublk::Served>> {
+    fn served(&self, id: u32) -> Option<Arc<Served>> {
         self.devices().get(&id).and_then(|charge| charge.served.clone())
     }
 
@@ -308,12 +309,12 @@ impl Worker {
     }
 }
 
-fn refusal(id: u32, error: &ublk::ServeError) -> Report {
+fn refusal(id: u32, error: &ServeError) -> Report {
     use becket_engine::Error::Full;
     let why = error.to_string();
     match error {
-        ublk::ServeError::Full { room, .. } => Report::Full { id, why, room: Some(*room) },
-        ublk::ServeError::Engine { source: Full { .. }, .. } => Report::Full { id, why, room: None },
+        ServeError::Full { room, .. } => Report::Full { id, why, room: Some(*room) },
+        ServeError::Engine { source: Full { .. }, .. } => Report::Full { id, why, room: None },
         _ => Report::Failed { id, why },
     }
 }

@@ -5,7 +5,7 @@ use becket_image::{Map, Place};
 use becket_uapi::ublk as uapi;
 use serde::{Deserialize, Serialize};
 
-use super::ServeError;
+use crate::serve::ServeError;
 
 /// How a device's requests carry their bytes, and how requests and results travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,7 +131,7 @@ pub fn flags_for(features: u64, wish: Option<DataMode>, map: &Map) -> Result<u64
         None
     };
     if let Some(why) = lacking {
-        return Err(ServeError::NoMode { mode, why: why.to_owned() });
+        return Err(ServeError::NoMode { mode: mode.to_string(), why: why.to_owned() });
     }
     let mut flags = COMMON & features;
     if mode.is_zero_copy() {

@@ -7,21 +7,18 @@
 //!
 //! Source: Documentation/block/ublk.rst and include/uapi/linux/ublk_cmd.h of the kernel.
 
-use std::{
-    os::fd::OwnedFd,
-    sync::{Arc, Mutex, Weak, atomic::AtomicBool},
-};
+use std::{os::fd::OwnedFd, sync::Arc};
 
 use becket_engine::{
-    Answer, Backing, Below, Data, Geometry, Io, IoThreads, Memory, NewQueue, Op, Port, QueueId, QueueStats,
-    Request, SharedWords, Summary, Token,
+    Answer, Below, Data, Geometry, Io, IoThreads, Memory, Op, Port, Request, SharedWords, Token,
 };
-use becket_image::{BackingKind, Facts, Map, ReadLease};
+use becket_image::{BackingKind, Facts, Map};
 use becket_uapi::ublk as uapi;
 use rustix::io::Errno;
 
+use super::DataMode;
 use super::batch::{self, Batch};
-use super::{DataMode, ServeError};
+use crate::serve::{Common, Finally, ServeError, Served, thread_of};
 
 /// What it takes to serve a device that has been added and configured but not started.
 #[derive(Debug)]
@@ -66,58 +63,38 @@ pub fn serve(
     let Setup { id, queues, depth, flags, geometry, char_device, map, mut files, below, direct_io, merge } =
         setup;
     // Declared first, dropped last: after our own shares of the descriptors.
-    let finally = Arc::new(Finally(Mutex::new(Some(on_closed))));
+    let finally = Finally::new(on_closed);
     let mode = DataMode::of(flags);
-    let failed = |source| ServeError::Engine { id, source };
     // The block device below is only ever read past its page cache, which knows nothing of the file's.
     let below = below.filter(|_| direct_io).and_then(|below| go_below(below, &mut files));
-    let lease = below.as_ref().map_or_else(Weak::new, |below| Arc::downgrade(&below.lease));
-    let backing = Backing::new(map, files, geometry.read_only, queues.into());
-    let backing = Arc::new(if direct_io { backing } else { backing.through_the_page_cache() });
     let char_device = Arc::new(char_device);
-    let capacity = queues.into();
-    let mut served = Served {
-        id,
-        queues: Vec::with_capacity(capacity),
-        stats: Vec::with_capacity(capacity),
-        lease,
-        direct_io: AtomicBool::new(direct_io),
-        backing: Arc::downgrade(&backing),
-    };
     if mode.is_zero_copy() {
-        let room = room(threads, queues).map_err(failed)?;
+        let room = room(threads, queues).map_err(|source| ServeError::Engine { id, source })?;
         if room < depth {
             return Err(ServeError::Full { id, depth, room });
         }
     }
-    for number in 0..queues {
-        let port = UblkPort::new(number, depth, mode, Arc::clone(&char_device)).map_err(failed)?;
-        let share = Arc::clone(&finally);
-        let memory =
-            if mode.is_zero_copy() { Memory::Registered } else { Memory::Buffers(geometry.max_io as usize) };
-        let stats = Arc::<QueueStats>::default();
-        served.stats.push(Arc::clone(&stats));
-        let queue = NewQueue {
-            port: Box::new(port),
-            depth,
-            number: number.into(),
-            backing: Arc::clone(&backing),
-            memory,
-            batch: mode.is_batch().then(|| Batch::memory(depth, !mode.is_zero_copy())),
-            below: below.clone(),
-            merge,
-            stats,
-            on_closed: Box::new(move || drop(share)),
-        };
-        let thread = thread_of(number, threads);
-        served.queues.push(threads.add(thread, queue).map_err(failed)?);
-    }
-    Ok(served)
-}
-
-/// The I/O thread of a queue.
-fn thread_of(number: u16, threads: &IoThreads) -> usize {
-    usize::from(number) % threads.count()
+    let common = Common {
+        id,
+        queues,
+        depth,
+        map,
+        files,
+        read_only: geometry.read_only,
+        direct_io,
+        memory: if mode.is_zero_copy() {
+            Memory::Registered
+        } else {
+            Memory::Buffers(geometry.max_io as usize)
+        },
+        batch: mode.is_batch().then(|| Batch::memory(depth, !mode.is_zero_copy())),
+        below,
+        merge,
+        finally,
+    };
+    common.serve(threads, |number| {
+        Ok(Box::new(UblkPort::new(number, depth, mode, Arc::clone(&char_device))?))
+    })
 }
 
 /// How deep the queues of one more device can be that copies nothing. It stays so until the next queue is added.
@@ -139,76 +116,6 @@ fn go_below(below: becket_image::Below, files: &mut Vec<becket_image::Backing>) 
     let buffered = below.disk.try_clone().ok()?;
     files.push(becket_image::Backing { buffered, direct: Some(below.disk), facts });
     Some(Below { map: Arc::new(below.map), lease: Arc::new(below.lease) })
-}
-
-/// A device that is being served.
-#[derive(Debug)]
-pub struct Served {
-    pub(super) id: u32,
-    pub(super) queues: Vec<QueueId>,
-    stats: Vec<Arc<QueueStats>>,
-    /// Gone as soon as no queue reads below the image's file.
-    lease: Weak<ReadLease>,
-    pub(super) direct_io: AtomicBool,
-    backing: Weak<Backing>,
-}
-
-impl Served {
-    /// Where its bytes are; `None` once its queues have ended. They keep the files open, not this.
-    pub fn backing(&self) -> Option<Arc<Backing>> {
-        self.backing.upgrade()
-    }
-
-    /// What its queues have done by now. They are not disturbed.
-    pub fn stats(&self) -> Summary {
-        Summary::of(self.stats.iter().map(|stats| &**stats))
-    }
-
-    /// Has all queues read through the image's file again where somebody wants its lease to end; whether that was so.
-    ///
-    /// The lease is gone when this returns.
-    ///
-    /// # Errors
-    /// An I/O thread has ended.
-    pub fn yield_lease(&self, threads: &IoThreads) -> Result<bool, ServeError> {
-        if self.lease.upgrade().is_none_or(|lease| lease.holds()) {
-            return Ok(false);
-        }
-        for queue in &self.queues {
-            threads.return_to_file(*queue).map_err(|source| ServeError::Engine { id: self.id, source })?;
-        }
-        Ok(true)
-    }
-
-    /// Has all queues look their requests up in another map of the same files, for a device whose size changes.
-    ///
-    /// A device that grows gets its map before the kernel hears of the size, one that shrinks afterwards.
-    ///
-    /// # Errors
-    /// An I/O thread has ended.
-    pub fn remap(&self, threads: &IoThreads, map: Map) -> Result<(), ServeError> {
-        let map = Arc::new(map);
-        for queue in &self.queues {
-            // A queue that has ended has no requests left to look up.
-            threads
-                .remap(*queue, Arc::clone(&map))
-                .map_err(|source| ServeError::Engine { id: self.id, source })?;
-        }
-        Ok(())
-    }
-}
-
-/// Runs a closure when the last share of it is dropped.
-struct Finally(Mutex<Option<Box<dyn FnOnce() + Send>>>);
-
-impl Drop for Finally {
-    fn drop(&mut self) {
-        if let Ok(closure) = self.0.get_mut()
-            && let Some(closure) = closure.take()
-        {
-            closure();
-        }
-    }
 }
 
 /// The command that a tag has with the kernel.

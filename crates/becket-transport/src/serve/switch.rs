@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use becket_engine::IoThreads;
 
-use super::{ServeError, queue::Served};
+use super::{ServeError, Served};
 
 /// How long operations that are under way may take to end before a switch is given up.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -1,0 +1,196 @@
+//! What transports whose bytes becket moves have in common: a device's queues on the I/O threads, and what can be done
+//! to them together. Knows of no transport: a queue's front is its port.
+
+mod switch;
+
+use std::sync::{Arc, Mutex, Weak, atomic::AtomicBool};
+
+use becket_engine::{
+    Backing, Batch, Below, IoThreads, Memory, NewQueue, Port, QueueId, QueueStats, Summary,
+};
+use becket_image::{Map, ReadLease};
+
+/// What can go wrong while a device's queues are set up.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The kernel or the image does not allow the wanted way of carrying data.
+    #[error("mode {mode} is not possible: {why}")]
+    NoMode {
+        /// The wanted mode.
+        mode: String,
+        /// Why it cannot be.
+        why: String,
+    },
+    /// The engine could not take a queue.
+    #[error("cannot serve device {id}: {source}")]
+    Engine {
+        /// Its number.
+        id: u32,
+        /// What the engine said.
+        source: becket_engine::Error,
+    },
+    /// The rings' tables of registered buffers have no room for the device as it was added.
+    #[error(
+        "the I/O threads have room for {room} requests in each queue of device {id}, not for {depth}"
+    )]
+    Full {
+        /// Its number.
+        id: u32,
+        /// How deep its queues are.
+        depth: u16,
+        /// How deep they could be; 0 when it must copy.
+        room: u16,
+    },
+    /// Something under way on its backing does not end.
+    #[error("operations of device {id} on its backing do not end; it goes on as before")]
+    Busy {
+        /// Its number.
+        id: u32,
+    },
+}
+
+/// A device that is being served.
+#[derive(Debug)]
+pub struct Served {
+    pub(super) id: u32,
+    pub(super) queues: Vec<QueueId>,
+    stats: Vec<Arc<QueueStats>>,
+    /// Gone as soon as no queue reads below the image's file.
+    lease: Weak<ReadLease>,
+    pub(super) direct_io: AtomicBool,
+    backing: Weak<Backing>,
+}
+
+impl Served {
+    /// Where its bytes are; `None` once its queues have ended. They keep the files open, not this.
+    pub fn backing(&self) -> Option<Arc<Backing>> {
+        self.backing.upgrade()
+    }
+
+    /// What its queues have done by now. They are not disturbed.
+    pub fn stats(&self) -> Summary {
+        Summary::of(self.stats.iter().map(|stats| &**stats))
+    }
+
+    /// Has all queues read through the image's file again where somebody wants its lease to end; whether that was so.
+    ///
+    /// The lease is gone when this returns.
+    ///
+    /// # Errors
+    /// An I/O thread has ended.
+    pub fn yield_lease(&self, threads: &IoThreads) -> Result<bool, ServeError> {
+        if self.lease.upgrade().is_none_or(|lease| lease.holds()) {
+            return Ok(false);
+        }
+        for queue in &self.queues {
+            threads.return_to_file(*queue).map_err(|source| ServeError::Engine { id: self.id, source })?;
+        }
+        Ok(true)
+    }
+
+    /// Has all queues look their requests up in another map of the same files, for a device whose size changes.
+    ///
+    /// A device that grows gets its map before the kernel hears of the size, one that shrinks afterwards.
+    ///
+    /// # Errors
+    /// An I/O thread has ended.
+    pub fn remap(&self, threads: &IoThreads, map: Map) -> Result<(), ServeError> {
+        let map = Arc::new(map);
+        for queue in &self.queues {
+            // A queue that has ended has no requests left to look up.
+            threads
+                .remap(*queue, Arc::clone(&map))
+                .map_err(|source| ServeError::Engine { id: self.id, source })?;
+        }
+        Ok(())
+    }
+}
+
+/// What all queues of a device have in common.
+pub(crate) struct Common {
+    pub(crate) id: u32,
+    pub(crate) queues: u16,
+    pub(crate) depth: u16,
+    pub(crate) map: Map,
+    pub(crate) files: Vec<becket_image::Backing>,
+    pub(crate) read_only: bool,
+    /// Go past the page cache where that is possible; see [`Served::switch`].
+    pub(crate) direct_io: bool,
+    pub(crate) memory: Memory,
+    pub(crate) batch: Option<Batch>,
+    pub(crate) below: Option<Below>,
+    pub(crate) merge: bool,
+    /// Once the last queue has ended and every descriptor of the device is closed.
+    pub(crate) finally: Finally,
+}
+
+impl Common {
+    /// Gives each queue, with the front that `port` makes for its number, to an I/O thread.
+    ///
+    /// # Errors
+    /// A queue could not be set up; those that were end with what they serve.
+    pub(crate) fn serve(
+        self,
+        threads: &IoThreads,
+        mut port: impl FnMut(u16) -> Result<Box<dyn Port>, becket_engine::Error>,
+    ) -> Result<Served, ServeError> {
+        // Declared first, dropped last: after our own shares of the descriptors.
+        let finally = Arc::new(self.finally);
+        let failed = |source| ServeError::Engine { id: self.id, source };
+        let lease = self.below.as_ref().map_or_else(Weak::new, |below| Arc::downgrade(&below.lease));
+        let backing = Backing::new(self.map, self.files, self.read_only, self.queues.into());
+        let backing = Arc::new(if self.direct_io { backing } else { backing.through_the_page_cache() });
+        let mut served = Served {
+            id: self.id,
+            queues: Vec::with_capacity(self.queues.into()),
+            stats: Vec::with_capacity(self.queues.into()),
+            lease,
+            direct_io: AtomicBool::new(self.direct_io),
+            backing: Arc::downgrade(&backing),
+        };
+        for number in 0..self.queues {
+            let port = port(number).map_err(failed)?;
+            let share = Arc::clone(&finally);
+            let stats = Arc::<QueueStats>::default();
+            served.stats.push(Arc::clone(&stats));
+            let queue = NewQueue {
+                port,
+                depth: self.depth,
+                number: number.into(),
+                backing: Arc::clone(&backing),
+                memory: self.memory,
+                batch: self.batch,
+                below: self.below.clone(),
+                merge: self.merge,
+                stats,
+                on_closed: Box::new(move || drop(share)),
+            };
+            served.queues.push(threads.add(thread_of(number, threads), queue).map_err(failed)?);
+        }
+        Ok(served)
+    }
+}
+
+/// Runs a closure when the last share of it is dropped.
+pub(crate) struct Finally(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Finally {
+    pub(crate) fn new(closure: Box<dyn FnOnce() + Send>) -> Finally {
+        Finally(Mutex::new(Some(closure)))
+    }
+}
+
+impl Drop for Finally {
+    fn drop(&mut self) {
+        if let Ok(closure) = self.0.get_mut()
+            && let Some(closure) = closure.take()
+        {
+            closure();
+        }
+    }
+}
+
+/// The I/O thread of a queue.
+pub(crate) fn thread_of(number: u16, threads: &IoThreads) -> usize {
+    usize::from(number) % threads.count()
+}

@@ -141,6 +141,14 @@ pub enum Error {
         /// The errno.
         source: io::Error,
     },
+    /// The helper that mounts for those who are not root refused.
+    #[error("{} cannot be mounted on or unmounted: {said}", path.display())]
+    Helper {
+        /// Where.
+        path: PathBuf,
+        /// Its words.
+        said: String,
+    },
     /// A device's geometry cannot be said to the kernel.
     #[error("ublk cannot offer a device with {what}")]
     Geometry {
@@ -172,7 +180,7 @@ impl Error {
             | Error::NotANode { .. }
             | Error::Claimed { .. } => ErrorKind::InUse,
             Error::NotAttached { .. } => ErrorKind::NotFound,
-            Error::PartitionElsewhere { .. } => ErrorKind::Io,
+            Error::PartitionElsewhere { .. } | Error::Helper { .. } => ErrorKind::Io,
             Error::PartitionsMissing { .. } => ErrorKind::TimedOut,
         }
     }

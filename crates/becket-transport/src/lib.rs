@@ -4,6 +4,7 @@
 
 pub mod dm;
 mod error;
+pub mod fuse;
 pub mod loop_;
 mod module;
 pub mod node;

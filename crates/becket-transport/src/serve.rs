@@ -5,9 +5,7 @@ mod switch;
 
 use std::sync::{Arc, Mutex, Weak, atomic::AtomicBool};
 
-use becket_engine::{
-    Backing, Batch, Below, IoThreads, Memory, NewQueue, Port, QueueId, QueueStats, Summary,
-};
+use becket_engine::{Backing, Batch, Below, IoThreads, Memory, NewQueue, Port, QueueId, QueueStats, Summary};
 use becket_image::{Map, ReadLease};
 
 /// What can go wrong while a device's queues are set up.
@@ -30,9 +28,7 @@ pub enum ServeError {
         source: becket_engine::Error,
     },
     /// The rings' tables of registered buffers have no room for the device as it was added.
-    #[error(
-        "the I/O threads have room for {room} requests in each queue of device {id}, not for {depth}"
-    )]
+    #[error("the I/O threads have room for {room} requests in each queue of device {id}, not for {depth}")]
     Full {
         /// Its number.
         id: u32,

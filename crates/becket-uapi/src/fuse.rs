@@ -498,7 +498,8 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read_again_and_never_half() {
-        let header = InHeader { len: 80, opcode: FUSE_READ, unique: 1 << 63, nodeid: 2, ..InHeader::default() };
+        let header =
+            InHeader { len: 80, opcode: FUSE_READ, unique: 1 << 63, nodeid: 2, ..InHeader::default() };
         let mut bytes = [0xff; 41];
         header.write(&mut bytes).unwrap();
         assert_eq!(InHeader::read(&bytes), Some(header));

@@ -21,7 +21,9 @@ impl Core {
     /// The bytes of a frame; empty while the kernel has it, or a request is under way in it.
     pub(crate) fn frame(&mut self, tag: u16) -> &mut [u8] {
         match (&mut self.buffers, self.slab.get(usize::from(tag))) {
-            (Some(buffers), Some(slot)) if !slot.busy && !is_lent(&self.lent, tag) => buffers.frame(tag.into()),
+            (Some(buffers), Some(slot)) if !slot.busy && !is_lent(&self.lent, tag) => {
+                buffers.frame(tag.into())
+            }
             _ => &mut [],
         }
     }

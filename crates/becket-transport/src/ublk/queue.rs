@@ -92,9 +92,8 @@ pub fn serve(
         merge,
         finally,
     };
-    common.serve(threads, |number| {
-        Ok(Box::new(UblkPort::new(number, depth, mode, Arc::clone(&char_device))?))
-    })
+    common
+        .serve(threads, |number| Ok(Box::new(UblkPort::new(number, depth, mode, Arc::clone(&char_device))?)))
 }
 
 /// How deep the queues of one more device can be that copies nothing. It stays so until the next queue is added.
@@ -411,7 +410,7 @@ mod tests {
     #[test]
     fn the_last_share_runs_the_closure_once() {
         let (sent, closed) = std::sync::mpsc::channel();
-        let first = Arc::new(Finally(Mutex::new(Some(Box::new(move || sent.send(()).unwrap())))));
+        let first = Arc::new(Finally::new(Box::new(move || sent.send(()).unwrap())));
         let second = Arc::clone(&first);
         drop(first);
         assert!(closed.try_recv().is_err());

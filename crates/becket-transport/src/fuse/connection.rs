@@ -1,0 +1,213 @@
+//! A connection between the kernel's FUSE and those who answer its requests: made, agreed on, kept over their deaths.
+//! It never answers a request but the first, which is about the terms.
+//!
+//! Who holds a copy of each descriptor keeps the connection when the server dies: what that has read and not answered stays
+//! with the kernel, which sends it again when it is told to (Linux 6.9). Without copies the kernel fails all of it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use becket_uapi::fuse as uapi;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use uapi::Wire;
+
+use super::{MAX_IO, mount};
+use crate::{Error, Kind};
+
+/// How long the kernel may take for its first message, which it has ready before the mount is done.
+const FIRST: Duration = Duration::from_secs(5);
+/// What is wanted of the kernel, where it can do it.
+const WANTED: u64 = uapi::FUSE_ASYNC_READ
+    | uapi::FUSE_BIG_WRITES
+    | uapi::FUSE_ASYNC_DIO
+    | uapi::FUSE_PARALLEL_DIROPS
+    | uapi::FUSE_MAX_PAGES
+    | uapi::FUSE_NO_OPENDIR_SUPPORT
+    | uapi::FUSE_INIT_EXT
+    | uapi::FUSE_DIRECT_IO_ALLOW_MMAP
+    | uapi::FUSE_HAS_RESEND;
+/// What there is no doing without: a request as long as a buffer.
+const NEEDED: u64 = uapi::FUSE_MAX_PAGES;
+const FUSE: &str = "/dev/fuse";
+
+/// A connection, as its keeper holds it.
+#[derive(Debug)]
+pub struct Connection {
+    devices: Vec<OwnedFd>,
+    resends: bool,
+}
+
+impl Connection {
+    /// Makes a file system that only descriptors lead to, and answers with its root too. Needs CAP_SYS_ADMIN.
+    ///
+    /// # Errors
+    /// There is no FUSE here, this user may not, or the kernel is too old.
+    pub fn detached(queues: u16, depth: u16) -> Result<(Connection, OwnedFd), Error> {
+        let device = mount::open_device()?;
+        let root = mount::detached(&device)?;
+        Ok((Connection::agree(device, queues, depth)?, root))
+    }
+
+    /// Makes a file system on a directory, by the system's helper.
+    ///
+    /// # Errors
+    /// The helper is not there or refuses, or the kernel is too old.
+    pub fn on(directory: &Path, queues: u16, depth: u16) -> Result<Connection, Error> {
+        let device = mount::on(directory)?;
+        Connection::agree(device, queues, depth).inspect_err(|_| {
+            let _ = mount::off(directory, true);
+        })
+    }
+
+    /// One that somebody else made and has handed over.
+    pub fn taken_over(devices: Vec<OwnedFd>, resends: bool) -> Connection {
+        Connection { devices, resends }
+    }
+
+    /// Its descriptors, one for each queue.
+    pub fn devices(&self) -> &[OwnedFd] {
+        &self.devices
+    }
+
+    /// Whether a server's death costs no request.
+    pub fn resends(&self) -> bool {
+        self.resends
+    }
+
+    /// Has the kernel send again what a server that is gone has read and not answered.
+    ///
+    /// # Errors
+    /// It does not know how, or the connection is gone.
+    pub fn resend(&self) -> Result<(), Error> {
+        let order =
+            uapi::OutHeader { len: uapi::OutHeader::SIZE as u32, error: uapi::FUSE_NOTIFY_RESEND, unique: 0 };
+        let mut message = [0; uapi::OutHeader::SIZE];
+        let device = order.write(&mut message).and(self.devices.first());
+        let device = device.ok_or(rustix::io::Errno::BADF).map_err(Error::io("use", FUSE))?;
+        rustix::io::write(device, &message).map_err(Error::io("have requests sent again by", FUSE))?;
+        Ok(())
+    }
+
+    /// Whether the file system is gone.
+    pub fn is_gone(&self) -> bool {
+        let Some(device) = self.devices.first() else { return true };
+        let mut fds = [PollFd::new(device, PollFlags::empty())];
+        let asked = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        asked.is_ok() && fds[0].revents().contains(PollFlags::ERR)
+    }
+
+    /// Answers the kernel's first message and opens the other descriptors.
+    fn agree(device: OwnedFd, queues: u16, depth: u16) -> Result<Connection, Error> {
+        let mut message = vec![0; MAX_IO as usize];
+        let timeout = Timespec::try_from(FIRST).ok();
+        poll(&mut [PollFd::new(&device, PollFlags::IN)], timeout.as_ref())
+            .map_err(Error::io("wait for", FUSE))?;
+        let len = rustix::io::read(&device, &mut message).map_err(Error::io("read the terms of", FUSE))?;
+        let (answer, flags) = terms(&message[..len], queues, depth).map_err(|reason| Error::Unavailable {
+            kind: Kind::Fuse,
+            reason,
+            mend: None,
+        })?;
+        rustix::io::write(&device, &answer).map_err(Error::io("agree with", FUSE))?;
+        let mut devices = vec![device];
+        for _ in 1..queues {
+            let fresh = mount::open_device()?;
+            let first = devices[0].as_fd();
+            uapi::clone_device(fresh.as_fd(), first).map_err(Error::io("open another one of", FUSE))?;
+            devices.push(fresh);
+        }
+        Ok(Connection { devices, resends: flags & uapi::FUSE_HAS_RESEND != 0 })
+    }
+}
+
+/// The answer to the kernel's first message, and what was agreed on.
+fn terms(message: &[u8], queues: u16, depth: u16) -> Result<(Vec<u8>, u64), String> {
+    let header = uapi::InHeader::read(message).filter(|header| header.opcode == uapi::FUSE_INIT);
+    let body = message.get(uapi::InHeader::SIZE..).unwrap_or_default();
+    let (Some(header), Some(theirs)) = (header, uapi::InitIn::read(body)) else {
+        return Err("the kernel's first message makes no sense".to_owned());
+    };
+    let upper = body.get(uapi::InitIn::SIZE..).and_then(u32::read).unwrap_or(0);
+    let extended = u64::from(theirs.flags) & uapi::FUSE_INIT_EXT != 0;
+    let offered = u64::from(theirs.flags) | if extended { u64::from(upper) << 32 } else { 0 };
+    if theirs.major != uapi::FUSE_KERNEL_VERSION
+        || theirs.minor < uapi::FUSE_LEAST_MINOR_VERSION
+        || offered & NEEDED != NEEDED
+    {
+        return Err(format!(
+            "this kernel speaks FUSE {}.{}, and becket needs {}.{} (Linux 4.20)",
+            theirs.major,
+            theirs.minor,
+            uapi::FUSE_KERNEL_VERSION,
+            uapi::FUSE_LEAST_MINOR_VERSION
+        ));
+    }
+    let flags = offered & WANTED;
+    // Asynchronous requests beyond this number wait in the kernel although there are tags for them.
+    let background = queues.saturating_mul(depth).max(1);
+    let page = u32::try_from(rustix::param::page_size()).unwrap_or(4096);
+    let ours = uapi::InitOut {
+        major: uapi::FUSE_KERNEL_VERSION,
+        minor: theirs.minor.min(uapi::FUSE_KERNEL_MINOR_VERSION),
+        max_readahead: theirs.max_readahead.min(MAX_IO),
+        flags: flags as u32,
+        max_background: background,
+        congestion_threshold: background,
+        max_write: MAX_IO,
+        time_gran: 1,
+        max_pages: u16::try_from(MAX_IO / page).unwrap_or(1).max(1),
+        flags2: (flags >> 32) as u32,
+        ..uapi::InitOut::default()
+    };
+    let len = uapi::OutHeader::SIZE + uapi::InitOut::SIZE;
+    let mut answer = vec![0; len];
+    let first = uapi::OutHeader { len: len as u32, error: 0, unique: header.unique };
+    first
+        .write(&mut answer)
+        .and_then(|()| ours.write(&mut answer[uapi::OutHeader::SIZE..]))
+        .ok_or("the answer has no room")?;
+    Ok((answer, flags))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(minor: u32, flags: u64) -> Vec<u8> {
+        let mut message = vec![0; 104];
+        let header = uapi::InHeader { opcode: uapi::FUSE_INIT, unique: 9, ..Default::default() };
+        header.write(&mut message).unwrap();
+        let init = uapi::InitIn { major: 7, minor, max_readahead: 1 << 20, flags: flags as u32 };
+        init.write(&mut message[40..]).unwrap();
+        ((flags >> 32) as u32).write(&mut message[56..]).unwrap();
+        message
+    }
+
+    #[test]
+    fn only_what_both_sides_know_is_agreed_on() {
+        let (answer, flags) = terms(&message(46, u64::MAX), 2, 64).unwrap();
+        assert_eq!(flags, WANTED);
+        let header = uapi::OutHeader::read(&answer).unwrap();
+        assert_eq!((header.len as usize, header.error, header.unique), (answer.len(), 0, 9));
+        let ours = uapi::InitOut::read(&answer[16..]).unwrap();
+        assert_eq!((ours.minor, ours.max_background, ours.max_write), (41, 128, MAX_IO));
+        assert_eq!(u32::from(ours.max_pages) * 4096, MAX_IO);
+
+        // Linux 6.1 has a second word and no resending.
+        let old = WANTED & !uapi::FUSE_HAS_RESEND & !uapi::FUSE_DIRECT_IO_ALLOW_MMAP;
+        assert_eq!(terms(&message(37, old), 1, 64).unwrap().1, old);
+        // Without the mark the second word means nothing.
+        let (answer, flags) = terms(&message(31, !uapi::FUSE_INIT_EXT), 1, 64).unwrap();
+        assert_eq!(flags >> 32, 0);
+        assert_eq!(uapi::InitOut::read(&answer[16..]).unwrap().flags2, 0);
+    }
+
+    #[test]
+    fn a_kernel_that_is_too_old_or_makes_no_sense_is_refused() {
+        assert!(terms(&message(27, u64::MAX), 1, 64).unwrap_err().contains("4.20"));
+        assert!(terms(&message(46, !uapi::FUSE_MAX_PAGES), 1, 64).is_err());
+        assert!(terms(&message(46, u64::MAX)[..50], 1, 64).is_err());
+        assert!(terms(&[0; 104], 1, 64).is_err());
+    }
+}

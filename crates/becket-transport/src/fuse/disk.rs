@@ -1,0 +1,53 @@
+//! The loop device over the image's file of a connection.
+//! It waits for answers of the connection, so somebody must be serving that.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use becket_engine::Geometry;
+use becket_image::{Alignment, Backing, BackingKind, DirectIo, Facts, Identity, Map, Opened, Partition};
+use rustix::fs::{Mode, OFlags};
+
+use super::tree::IMAGE_NAME;
+use crate::Error;
+use crate::loop_::{self, LoopDevice, LoopOptions};
+
+/// What any direct I/O to the file has to be aligned to, in bytes: the server sees to what its own backing wants.
+const UNIT: u32 = 512;
+
+/// Puts a loop device over the image's file, which bypasses that file's page cache: whether the image's own is used is
+/// the server's business. With it the root is let go of, so the device alone keeps the file system.
+///
+/// # Errors
+/// As [`loop_::attach`]; nothing stays attached then.
+pub fn attach_disk(
+    root: OwnedFd,
+    image: &Path,
+    geometry: &Geometry,
+    partitions: &[Partition],
+) -> Result<LoopDevice, Error> {
+    let access = if geometry.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    let file = rustix::fs::openat(&root, IMAGE_NAME, access | OFlags::CLOEXEC, Mode::empty());
+    let file = file.map_err(Error::io("open becket's file of", image))?;
+    drop(root);
+    let direct = Some(Alignment { offset: UNIT, memory: UNIT });
+    let mut facts = Facts::unasked(BackingKind::Regular, geometry.size, !geometry.read_only);
+    facts.direct = direct;
+    let opened = Opened {
+        path: image.to_owned(),
+        map: Map::contiguous(0, 0, geometry.size),
+        files: vec![Backing { buffered: file, direct: None, facts }],
+        read_only: geometry.read_only,
+        read_only_reason: None,
+        block_size: geometry.logical_block,
+        identity: Identity { dev: 0, ino: 0 },
+        partitions: partitions.to_vec(),
+        warnings: Vec::new(),
+    };
+    let options = LoopOptions {
+        partitions: !partitions.is_empty(),
+        direct_io: DirectIo::Auto,
+        ..LoopOptions::default()
+    };
+    loop_::attach(&opened, &options)
+}

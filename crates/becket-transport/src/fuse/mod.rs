@@ -1,0 +1,96 @@
+//! The image as a file of a small FUSE file system that becket serves, with a loop device over it where that can be.
+//! Knows nothing of image formats: it serves a map and the descriptors it was given.
+//!
+//! A connection is made and its terms are agreed on by [`Connection`], in whoever may mount; [`serve`] has the
+//! engine answer its requests, in the worker, to which it makes no difference whether others answered before it.
+
+mod connection;
+mod disk;
+mod mount;
+mod port;
+mod probe;
+mod tree;
+
+pub use connection::Connection;
+pub use disk::attach_disk;
+pub use probe::FuseTransport;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use becket_engine::{Geometry, IoThreads, Memory};
+use becket_image::Map;
+
+use crate::serve::{Common, Finally, ServeError, Served};
+use port::{FusePort, HEAD};
+use tree::Tree;
+
+/// Longest read or write that is one request, in bytes. Longer ones come in pieces, side by side; each request that may
+/// be under way has a buffer of this size.
+pub const MAX_IO: u32 = 256 << 10;
+
+/// What it takes to serve a connection.
+#[derive(Debug)]
+pub struct Setup {
+    /// Its number.
+    pub id: u32,
+    /// Requests under way through each descriptor.
+    pub depth: u16,
+    /// What the image looks like.
+    pub geometry: Geometry,
+    /// The connection's descriptors: one for each queue.
+    pub devices: Vec<OwnedFd>,
+    /// Open as long as anything may still reach the backing; see [`becket_engine::Port::tether`].
+    pub tether: OwnedFd,
+    /// Where the bytes are.
+    pub map: Map,
+    /// The files that the map speaks of.
+    pub files: Vec<becket_image::Backing>,
+    /// Partitions that get files of their own: number, first byte and length.
+    pub partitions: Vec<(u32, u64, u64)>,
+    /// Go past the page cache where that is possible.
+    pub direct_io: bool,
+}
+
+/// Serves a connection on the I/O threads; answers when each queue waits for requests.
+/// `on_closed` runs once the last queue has ended, as all do when the file system is gone.
+///
+/// # Errors
+/// A queue could not be set up; `on_closed` still runs.
+pub fn serve(
+    threads: &IoThreads,
+    setup: Setup,
+    on_closed: Box<dyn FnOnce() + Send>,
+) -> Result<Served, ServeError> {
+    let Setup { id, depth, geometry, devices, tether, map, files, partitions, direct_io } = setup;
+    let finally = Finally::new(on_closed);
+    let tree = Tree::new(
+        partitions.into_iter(),
+        geometry.logical_block,
+        geometry.read_only,
+        geometry.discard_granularity,
+    );
+    let (tether, tree) = (Arc::new(tether), Arc::new(tree));
+    let devices: Vec<Arc<OwnedFd>> = devices.into_iter().map(Arc::new).collect();
+    let common = Common {
+        id,
+        queues: u16::try_from(devices.len()).unwrap_or(u16::MAX),
+        depth,
+        map,
+        files,
+        read_only: geometry.read_only,
+        direct_io,
+        memory: Memory::Framed { head: HEAD, size: geometry.max_io as usize },
+        batch: None,
+        below: None,
+        merge: false,
+        finally,
+    };
+    let mut devices = devices.into_iter();
+    common.serve(threads, |_| {
+        let gone = || becket_engine::Error::Start { source: std::io::ErrorKind::NotFound.into() };
+        let device = devices.next().ok_or_else(gone)?;
+        let (tether, tree) = (Arc::clone(&tether), Arc::clone(&tree));
+        Ok(Box::new(FusePort::new(device, tether, tree, depth, geometry.discard)))
+    })
+}

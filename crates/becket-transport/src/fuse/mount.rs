@@ -1,0 +1,135 @@
+//! Mounting: as root a file system that nobody can see, for everybody else a directory by the system's helper.
+//! It never waits for an answer of the file system that it mounts: nobody serves that yet.
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use becket_uapi::fuse as uapi;
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
+};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
+};
+
+use crate::{Error, Kind, module, node};
+
+/// The device that connections begin at.
+const DEVICE: &str = "/dev/fuse";
+/// What mounts for those who may not.
+pub(super) const HELPER: &str = "fusermount3";
+
+/// Opens `/dev/fuse`, whose node is made when it is missing. Opening it loads the driver where it is a module.
+pub(super) fn open_device() -> Result<OwnedFd, Error> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let open = || rustix::fs::open(DEVICE, flags, Mode::empty());
+    let opened = match open() {
+        Err(rustix::io::Errno::NOENT) => {
+            let (major, minor) = uapi::FUSE_DEVICE;
+            node::ensure_char(Path::new(DEVICE), rustix::fs::makedev(major, minor))?;
+            open()
+        }
+        other => other,
+    };
+    opened.map_err(|errno| match errno {
+        rustix::io::Errno::NODEV | rustix::io::Errno::NXIO => {
+            module::missing(Kind::Fuse, "fuse", "CONFIG_FUSE_FS")
+        }
+        errno => Error::io("open", DEVICE)(errno),
+    })
+}
+
+/// Mounts a file system of that device which is in no namespace: it is seen by who has a descriptor of it and by nobody
+/// else, and goes with the last one. Answers with its root.
+///
+/// No mount point can be in the way, be seen, be left behind, or keep a server's namespace from ending.
+pub(super) fn detached(device: &OwnedFd) -> Result<OwnedFd, Error> {
+    let mount = || -> rustix::io::Result<OwnedFd> {
+        let context = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        let context = context.as_fd();
+        fsconfig_set_string(context, "source", "becket")?;
+        fsconfig_set_string(context, "fd", device.as_raw_fd().to_string())?;
+        fsconfig_set_string(context, "rootmode", "40000")?;
+        fsconfig_set_string(context, "user_id", rustix::process::geteuid().as_raw().to_string())?;
+        fsconfig_set_string(context, "group_id", rustix::process::getegid().as_raw().to_string())?;
+        fsconfig_create(context)?;
+        let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
+            | MountAttrFlags::MOUNT_ATTR_NODEV
+            | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+        fsmount(context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+    };
+    mount().map_err(Error::io("mount a file system of", DEVICE))
+}
+
+/// Has the helper mount a file system on a directory; answers with its device.
+pub(super) fn on(directory: &Path) -> Result<OwnedFd, Error> {
+    fn failed<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> Error {
+        Error::io(doing, HELPER)
+    }
+    let (ours, theirs) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .map_err(failed("make a socket for"))?;
+    let output = Command::new(HELPER)
+        .args(["-o", "rw,nosuid,nodev,noexec,fsname=becket,subtype=becket", "--"])
+        .arg(directory)
+        // The helper answers over the descriptor of this number, which is its standard input.
+        .env("_FUSE_COMMFD", "0")
+        .stdin(Stdio::from(theirs))
+        .output();
+    let output = output.map_err(|error| without_helper().unwrap_or_else(|| failed("run")(error)))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(Error::Helper { path: directory.to_owned(), said: said.trim().to_owned() });
+    }
+    let device = receive(&ours).map_err(failed("hear from"))?;
+    rustix::io::ioctl_fionbio(&device, true).map_err(failed("use what came from"))?;
+    Ok(device)
+}
+
+/// Unmounts what [`on`] has mounted; `false` when somebody uses it.
+pub(super) fn off(directory: &Path, lazily: bool) -> Result<bool, Error> {
+    let mut command = Command::new(HELPER);
+    command.arg(if lazily { "-uz" } else { "-u" }).arg("--").arg(directory);
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.map_err(Error::io("run", HELPER))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    match output.status.success() {
+        true => Ok(true),
+        // Its words are all that it says; an unmounted one is what was wanted.
+        false if said.contains("not found in") || said.contains("not mounted") => Ok(true),
+        false if said.contains("busy") => Ok(false),
+        false => Err(Error::Helper { path: directory.to_owned(), said: said.trim().to_owned() }),
+    }
+}
+
+/// The error for a helper that is not there.
+pub(super) fn without_helper() -> Option<Error> {
+    let places = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&places).map(|place| place.join(HELPER)).any(|path| path.is_file());
+    (!found).then(|| Error::Unavailable {
+        kind: Kind::Fuse,
+        reason: format!("mounting without root needs {HELPER}, which is not installed"),
+        mend: Some("apt install fuse3".to_owned()),
+    })
+}
+
+/// The descriptor that comes over a socket.
+fn receive(socket: &OwnedFd) -> io::Result<OwnedFd> {
+    let mut byte = [0];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut into = [IoSliceMut::new(&mut byte)];
+    rustix::net::recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut passed) = message
+            && let Some(device) = passed.next()
+        {
+            return Ok(device);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::UnexpectedEof, "no descriptor came"))
+}

@@ -12,9 +12,8 @@ use crate::describe::{partitions_as, size_of, speakable, unasked_read_only};
 use crate::judge::disk_name;
 use crate::lease::Held;
 use crate::process::ProcessId;
-use crate::register::{claim, enter_default};
 use crate::state::{Device, Store};
-use crate::{AttachOptions, DeviceInfo, DeviceState, Error, Plan, links, log};
+use crate::{AttachOptions, DeviceInfo, DeviceState, Error, Plan, links, log, register};
 
 /// What a driver has made of an image.
 pub(crate) struct Made {
@@ -43,7 +42,7 @@ pub(crate) fn attach(
     leased: bool,
     make: impl FnOnce() -> Result<Made, becket_transport::Error>,
 ) -> Result<(DeviceInfo, Option<Held>), Error> {
-    let claim = claim(store, options.name.as_deref(), opened)?;
+    let claim = register::claim(store, options.name.as_deref(), opened)?;
     let mut made = Unfinished { made: make().map_err(Error::Device)?, finished: false };
     let disk = disk_name(plan.kind, made.made.number);
     let mut record = Device {
@@ -56,13 +55,7 @@ pub(crate) fn attach(
         mark: made.made.mark,
     };
     record.info.autoclear = leased;
-    match claim {
-        Some(claim) => {
-            claim.name().clone_into(&mut record.info.name);
-            claim.fill(&record)?;
-        }
-        None => enter_default(store, &disk, &mut record)?,
-    }
+    register::record(store, claim, &disk, &mut record)?;
     let warnings = links::make(store.runtime(), &record.info);
     if !warnings.is_empty() {
         let recorded = record.clone();

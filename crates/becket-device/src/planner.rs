@@ -2,17 +2,56 @@
 //! It attaches nothing and knows no transport by more than its probe and its answer to one image.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use becket_image::{DirectIo, Opened};
 use becket_transport::dm::{self, DmTransport};
 use becket_transport::loop_::{self, LoopTransport};
 use becket_transport::ublk::UblkTransport;
-use becket_transport::{Kind, Transport};
+use becket_transport::{Kind, Probe, Transport};
 
 use crate::{AttachOptions, Error, GoBelow, Plan, TransportReport};
 
 /// The transports that are built, the preferred ones first.
-const TRANSPORTS: [&dyn Transport; 3] = [&DmTransport, &UblkTransport, &LoopTransport];
+static TRANSPORTS: [&dyn Transport; 3] = [&DM, &UBLK, &LOOP];
+static DM: Remembered = Remembered::new(&DmTransport);
+static UBLK: Remembered = Remembered::new(&UblkTransport);
+static LOOP: Remembered = Remembered::new(&LoopTransport);
+
+/// A transport that, once it works, is not asked again whether it does: a question costs about as much as a device, and
+/// many images ask it. One that has gone meanwhile fails when it is used, and says so then.
+struct Remembered {
+    transport: &'static dyn Transport,
+    works: OnceLock<Probe>,
+}
+
+impl Remembered {
+    const fn new(transport: &'static dyn Transport) -> Remembered {
+        Remembered { transport, works: OnceLock::new() }
+    }
+}
+
+impl Transport for Remembered {
+    fn kind(&self) -> Kind {
+        self.transport.kind()
+    }
+
+    fn probe(&self) -> Probe {
+        if let Some(probe) = self.works.get() {
+            return probe.clone();
+        }
+        let probe = self.transport.probe();
+        if probe.works {
+            // Another thread may have been faster, with the same answer.
+            let _ = self.works.set(probe.clone());
+        }
+        probe
+    }
+
+    fn fits(&self, opened: &Opened) -> Result<(), String> {
+        self.transport.fits(opened)
+    }
+}
 
 /// Picks the transport for an open image.
 ///
@@ -191,8 +230,9 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use becket_image::{Identity, Map};
-    use becket_transport::Probe;
 
     use super::*;
     use crate::{DataMode, ErrorKind, Via};
@@ -319,6 +359,31 @@ mod tests {
         let error = without(failed(), try_with(NO_DRIVER, NO_FIT, &AttachOptions::default(), false));
         let text = error.unwrap_err().to_string();
         assert!(text.contains("dm: it is claimed; ublk: no driver"), "{text}");
+    }
+
+    /// Works from the second question on, and counts them.
+    struct Late(AtomicU32);
+
+    impl Transport for Late {
+        fn kind(&self) -> Kind {
+            Kind::Ublk
+        }
+        fn probe(&self) -> Probe {
+            let works = self.0.fetch_add(1, Ordering::Relaxed) > 0;
+            Probe { works, reason: "it says so".into(), mend: None, details: Vec::new() }
+        }
+        fn fits(&self, _: &Opened) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn only_what_works_is_remembered() {
+        static LATE: Late = Late(AtomicU32::new(0));
+        static REMEMBERED: Remembered = Remembered::new(&LATE);
+        let answers: Vec<bool> = (0..4).map(|_| REMEMBERED.probe().works).collect();
+        assert_eq!(answers, [false, true, true, true], "a driver may have been loaded since it was missing");
+        assert_eq!(LATE.0.load(Ordering::Relaxed), 2);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! It only looks; it never signals.
 
 use std::fs;
+use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
@@ -15,8 +16,11 @@ pub(crate) struct ProcessId {
 impl ProcessId {
     /// The calling process.
     pub(crate) fn own() -> ProcessId {
-        let pid = std::process::id();
-        ProcessId { pid, start: start_of(pid).map_or(0, |(start, _)| start) }
+        static OWN: OnceLock<ProcessId> = OnceLock::new();
+        *OWN.get_or_init(|| {
+            let pid = std::process::id();
+            ProcessId { pid, start: start_of(pid).map_or(0, |(start, _)| start) }
+        })
     }
 
     /// A process by its number, when it lives.

@@ -1,8 +1,6 @@
 //! The steps that every attach and detach has in common: taking a name, and forgetting what is gone.
 //! It never takes a name from a device that lives.
 
-use std::path::Path;
-
 use becket_image::Opened;
 
 use crate::describe::speakable;
@@ -16,25 +14,26 @@ pub(crate) fn claim(store: &Store, name: Option<&str>, opened: &Opened) -> Resul
     name.map(|name| store.claim(name, &speakable(&opened.path), |device| lives(&System, device))).transpose()
 }
 
-/// Takes the kernel's name of a device, or that with a number behind it: somebody may have chosen this
-/// very name for another device.
-pub(crate) fn claim_default(store: &Store, name: &str, image: &Path) -> Result<Claim, Error> {
-    by_default(name, |name| store.claim(name, &speakable(image), |device| lives(&System, device)))
-}
-
-/// The same for a device that is there already: records it under that name.
-pub(crate) fn enter_default(store: &Store, name: &str, device: &mut Device) -> Result<(), Error> {
-    by_default(name, |name| {
+/// Records a device that is there, under the name that was claimed for it, or else under the kernel's name, or that with a
+/// number behind it: somebody may have chosen this very name for another device.
+pub(crate) fn record(
+    store: &Store,
+    claimed: Option<Claim>,
+    kernels: &str,
+    device: &mut Device,
+) -> Result<(), Error> {
+    if let Some(claim) = claimed {
+        claim.name().clone_into(&mut device.info.name);
+        return claim.fill(device);
+    }
+    let mut enter = |name: &str| {
         name.clone_into(&mut device.info.name);
         store.enter(device, |device| lives(&System, device))
-    })
-}
-
-fn by_default<T>(name: &str, mut take: impl FnMut(&str) -> Result<T, Error>) -> Result<T, Error> {
-    let mut tried = take(name);
+    };
+    let mut tried = enter(kernels);
     for number in 2..100 {
         match tried {
-            Err(Error::NameInUse { .. }) => tried = take(&format!("{name}.{number}")),
+            Err(Error::NameInUse { .. }) => tried = enter(&format!("{kernels}.{number}")),
             other => return other,
         }
     }

@@ -21,6 +21,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use becket_image::Identity;
@@ -97,9 +98,16 @@ pub(crate) struct Claim {
 
 impl Store {
     pub(crate) fn open(runtime: Runtime) -> Result<Store, Error> {
-        let path = "/proc/sys/kernel/random/boot_id";
-        let boot_id = fs::read_to_string(path).map_err(Error::io("read", path.as_ref()))?;
-        Ok(Store { runtime, boot_id: boot_id.trim().to_owned() })
+        static BOOT: OnceLock<String> = OnceLock::new();
+        let boot_id = match BOOT.get() {
+            Some(boot_id) => boot_id.clone(),
+            None => {
+                let path = "/proc/sys/kernel/random/boot_id";
+                let boot_id = fs::read_to_string(path).map_err(Error::io("read", path.as_ref()))?;
+                BOOT.get_or_init(|| boot_id.trim().to_owned()).clone()
+            }
+        };
+        Ok(Store { runtime, boot_id })
     }
 
     pub(crate) fn runtime(&self) -> &Runtime {

@@ -1,7 +1,8 @@
 //! Reading attributes of block devices from sysfs.
 //! It never writes there and never opens a device; an attribute that is not there is `None`, not an error.
 
-use std::fs;
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -19,11 +20,18 @@ pub fn is_there() -> bool {
 
 /// An attribute's text without the line's end.
 pub fn text(name: &str, attribute: &str) -> Option<String> {
-    let mut text = fs::read_to_string(directory(name).join(attribute)).ok()?;
+    let mut text = read(&directory(name).join(attribute))?;
     if text.ends_with('\n') {
         text.pop();
     }
     Some(text)
+}
+
+/// A whole attribute, which comes by one read and is never longer than a page: no need to ask for its length or its end.
+fn read(attribute: &Path) -> Option<String> {
+    let mut page = [0; 4096];
+    let len = File::open(attribute).and_then(|mut file| file.read(&mut page)).ok()?;
+    std::str::from_utf8(page.get(..len)?).ok().map(str::to_owned)
 }
 
 /// An attribute that is a number.
@@ -43,13 +51,13 @@ pub fn dev(name: &str) -> Option<u64> {
 
 /// Length in bytes of the block device of that number, a partition or a disk.
 pub(crate) fn size_at(major: u32, minor: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/size")).ok()?;
+    let text = read(Path::new(&format!("/sys/dev/block/{major}:{minor}/size")))?;
     text.trim().parse::<u64>().ok()?.checked_mul(512)
 }
 
 /// The device number in an attribute anywhere in sysfs.
 pub(crate) fn dev_at(attribute: &Path) -> Option<u64> {
-    let text = fs::read_to_string(attribute).ok()?;
+    let text = read(attribute)?;
     let (major, minor) = text.trim().split_once(':')?;
     Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
 }

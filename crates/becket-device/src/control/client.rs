@@ -1,12 +1,14 @@
 //! The command's side: finds the supervisor, starts one when none runs, and calls it.
 //! It never waits for a server that does not come, and never sends descriptors to another user's.
 
+use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -33,11 +35,15 @@ where
     R: DeserializeOwned + std::fmt::Debug,
 {
     for _ in 0..ATTEMPTS {
-        let stream = match connect(runtime)? {
-            Some(stream) => stream,
-            None => start(runtime)?,
+        let mut line = match Line::again(runtime) {
+            Some(line) => line,
+            None => match connect(runtime)? {
+                Some(stream) => Line::new(runtime, stream)?,
+                None => Line::new(runtime, start(runtime)?)?,
+            },
         };
-        if let Some(reply) = call_on(stream, method, parameters, fds)? {
+        if let Some(reply) = line.call(method, parameters, fds)? {
+            line.keep();
             return Ok(reply);
         }
     }
@@ -51,7 +57,7 @@ where
     R: DeserializeOwned + std::fmt::Debug,
 {
     match connect(runtime)? {
-        Some(stream) => call_on(stream, method, parameters, &[]),
+        Some(stream) => Line::new(runtime, stream)?.call(method, parameters, &[]),
         None => Ok(None),
     }
 }
@@ -82,43 +88,70 @@ fn gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
-/// `None` when the server ended without having taken the call.
-fn call_on<P, R>(
-    stream: UnixStream,
-    method: &str,
-    parameters: &P,
-    fds: &[OwnedFd],
-) -> Result<Option<R>, Error>
-where
-    P: Serialize + std::fmt::Debug,
-    R: DeserializeOwned + std::fmt::Debug,
-{
-    let broken =
-        |error: zlink::Error| Error::Server { what: format!("cannot be talked to: {error}"), log: None };
-    let copies: io::Result<Vec<OwnedFd>> = fds.iter().map(OwnedFd::try_clone).collect();
-    let copies = copies.map_err(Error::io("pass descriptors to", "the server".as_ref()))?;
-    let call = Call::new(Message { method: format!("{INTERFACE}.{method}"), parameters: Some(parameters) });
-    let answer = block_on(async {
-        let mut connection = Connection::new(Stream::try_from(stream)?);
-        connection.call_method::<_, R, Failure>(&call, copies).await
-    });
-    match answer {
-        Ok((Ok(reply), _)) => match reply.into_parameters() {
-            Some(parameters) => Ok(Some(parameters)),
-            None => Err(Error::Server { what: "answers without saying anything".to_owned(), log: None }),
-        },
-        Ok((Err(failure), _)) => Err(failure.into()),
-        Err(zlink::Error::UnexpectedEof | zlink::Error::SocketWrite) => Ok(None),
-        Err(zlink::Error::Io(error)) if hung_up(&error) => Ok(None),
-        Err(zlink::Error::VarlinkService(error)) => Err(Error::Remote {
-            kind: ErrorKind::Server,
-            message: format!("becket's server refuses the call: {error}"),
-            hint: Some(
-                "it may be of another version: end it with SIGTERM once its devices are detached".to_owned(),
-            ),
-        }),
-        Err(error) => Err(broken(error)),
+/// A connection to a supervisor.
+struct Line {
+    /// Where it listens.
+    place: PathBuf,
+    connection: Connection,
+}
+
+thread_local! {
+    /// The line of this thread's last call. A thread that attaches one image after the other then needs a new thread of
+    /// the supervisor for the first of them only, and none of them waits for another thread's.
+    static KEPT: RefCell<Option<Line>> = const { RefCell::new(None) };
+}
+
+impl Line {
+    fn new(runtime: &Runtime, stream: UnixStream) -> Result<Line, Error> {
+        let stream = Stream::try_from(stream).map_err(broken)?;
+        Ok(Line { place: runtime.socket(), connection: Connection::new(stream) })
     }
+
+    /// That of this thread's last call to the same supervisor.
+    fn again(runtime: &Runtime) -> Option<Line> {
+        KEPT.take().filter(|line| line.place == runtime.socket())
+    }
+
+    /// For this thread's next call. Only a line on which a call has succeeded: what an answer to another call would mean is
+    /// nothing that anybody has to think about.
+    fn keep(self) {
+        KEPT.set(Some(self));
+    }
+
+    /// `None` when the server ended without having taken the call.
+    fn call<P, R>(&mut self, method: &str, parameters: &P, fds: &[OwnedFd]) -> Result<Option<R>, Error>
+    where
+        P: Serialize + std::fmt::Debug,
+        R: DeserializeOwned + std::fmt::Debug,
+    {
+        let copies: io::Result<Vec<OwnedFd>> = fds.iter().map(OwnedFd::try_clone).collect();
+        let copies = copies.map_err(Error::io("pass descriptors to", "the server".as_ref()))?;
+        let call =
+            Call::new(Message { method: format!("{INTERFACE}.{method}"), parameters: Some(parameters) });
+        let answer = block_on(self.connection.call_method::<_, R, Failure>(&call, copies));
+        match answer {
+            Ok((Ok(reply), _)) => match reply.into_parameters() {
+                Some(parameters) => Ok(Some(parameters)),
+                None => Err(Error::Server { what: "answers without saying anything".to_owned(), log: None }),
+            },
+            Ok((Err(failure), _)) => Err(failure.into()),
+            Err(zlink::Error::UnexpectedEof | zlink::Error::SocketWrite) => Ok(None),
+            Err(zlink::Error::Io(error)) if hung_up(&error) => Ok(None),
+            Err(zlink::Error::VarlinkService(error)) => Err(Error::Remote {
+                kind: ErrorKind::Server,
+                message: format!("becket's server refuses the call: {error}"),
+                hint: Some(
+                    "it may be of another version: end it with SIGTERM once its devices are detached"
+                        .to_owned(),
+                ),
+            }),
+            Err(error) => Err(broken(error)),
+        }
+    }
+}
+
+fn broken(error: impl std::fmt::Display) -> Error {
+    Error::Server { what: format!("cannot be talked to: {error}"), log: None }
 }
 
 fn hung_up(error: &io::Error) -> bool {

@@ -18,7 +18,7 @@ use super::workers::Server;
 use crate::control::{Attach, BelowFacts, FileFacts};
 use crate::describe::partitions_of;
 use crate::process::ProcessId;
-use crate::register::{claim, claim_default, forget};
+use crate::register::{claim, forget, record};
 use crate::state::{Device, Store};
 use crate::worker::kept::{Keepsakes, Kept};
 use crate::worker::protocol::{Serve, backings};
@@ -89,14 +89,9 @@ impl Maker<'_> {
         let mut undo = Undo { by: self, id: info.dev_id, stage: Stage::Added, device: None };
 
         driver.set_params(info.dev_id, &geometry)?;
-        let claim = match named {
-            Some(claim) => claim,
-            None => claim_default(store, &disk(info.dev_id), &opened.path)?,
-        };
-        let name = claim.name().to_owned();
-        let mut first = describe(name, &request, &opened, &geometry, &info, mark, server);
+        let mut first = describe(&request, &opened, &geometry, &info, mark, server);
         first.info.below = below.as_ref().map(|below| below.device.clone());
-        claim.fill(&first)?;
+        record(store, named, &disk(info.dev_id), &mut first)?;
         undo.device = Some(first.clone());
 
         let serve = Serve {
@@ -335,9 +330,8 @@ fn check_file(file: &Backing, read_only: bool) -> Result<Identity, &'static str>
     }
 }
 
-/// What is known of the device before it has a disk.
+/// What is known of the device before it has a disk, without its name.
 fn describe(
-    name: String,
     request: &Attach,
     opened: &Opened,
     geometry: &becket_engine::Geometry,
@@ -350,7 +344,7 @@ fn describe(
     let (direct_io, direct_io_reason) = direct_io(&opened.files, request.direct_io);
     Device {
         info: DeviceInfo {
-            name,
+            name: String::new(),
             device: sysfs::node(&disk(info.dev_id)),
             transport: Kind::Ublk,
             reason: request.reason.clone(),

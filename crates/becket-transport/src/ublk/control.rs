@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use becket_engine::Geometry;
@@ -42,6 +42,8 @@ pub struct Control {
     device: File,
     /// Rings that no command is using.
     idle: Mutex<Vec<ControlRing>>,
+    /// What the driver can do, once it has said so: while its node is open it cannot be replaced.
+    features: OnceLock<u64>,
 }
 
 impl Control {
@@ -50,7 +52,7 @@ impl Control {
     /// # Errors
     /// [`Error::Unavailable`] with the reason and what would mend it, or this user may not.
     pub fn open() -> Result<Control, Error> {
-        let control = Control { device: open_control()?, idle: Mutex::default() };
+        let control = Control { device: open_control()?, idle: Mutex::default(), features: OnceLock::new() };
         // So that a sandbox without io_uring is found out now and not at the first command.
         let ring = control.ring()?;
         control.give_back(ring);
@@ -62,6 +64,14 @@ impl Control {
     /// # Errors
     /// The command fails for another reason than being unknown.
     pub fn features(&self) -> Result<u64, Error> {
+        if let Some(&features) = self.features.get() {
+            return Ok(features);
+        }
+        let features = self.ask_features()?;
+        Ok(*self.features.get_or_init(|| features))
+    }
+
+    fn ask_features(&self) -> Result<u64, Error> {
         let mut features = 0u64;
         match self.send("GET_FEATURES", uapi::UBLK_U_CMD_GET_FEATURES, None, 0, Some(&mut features)) {
             Ok(_) => Ok(features),

@@ -45,6 +45,9 @@ fn attach_with(
     }
     let store = Store::open(Runtime::open()?)?;
     let opened = open(&store, image, options)?;
+    // The length of an image inside another is not the file's, so it never follows that.
+    let limit = options.size_limit.or_else(|| opened.nested.then(|| opened.map.len()));
+    let options = &AttachOptions { size_limit: limit, ..options.clone() };
     if options.partitions == Partitions::On && opened.partitions.is_empty() {
         return Err(Error::NoPartitions { image: image.to_owned() });
     }
@@ -90,6 +93,7 @@ fn open(store: &Store, image: &Path, options: &AttachOptions) -> Result<Opened, 
         block_size: options.block_size,
         shared: options.shared,
         partitions: options.partitions != Partitions::Off,
+        format: options.format,
     };
     let opened = becket_image::open(image, &how).map_err(|error| blame(store, image, error))?;
     // Whoever writes has asked for the claim of the devices below, and readers for the locks; device-mapper has none.

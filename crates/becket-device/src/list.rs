@@ -117,21 +117,25 @@ pub(crate) fn resolve(store: &Store, path: &Path) -> Result<Device, Error> {
     let id = fs::metadata(path).ok().map(|id| (id.dev(), id.ino()));
     let is_image = |device: &&Device| id == Some((device.image.dev, device.image.ino));
     let found: Vec<Device> = devices.iter().filter(is_image).cloned().collect();
-    if !found.is_empty() {
-        return one(found, path);
-    }
-    // An image that was removed or replaced under its device is still known by its path.
     let real = real(path);
+    // Images inside a file have its inode, too: its own device comes before theirs.
+    let own: Vec<Device> = found.iter().filter(|device| device.info.image == real).cloned().collect();
+    if !found.is_empty() {
+        return one(if own.is_empty() { found } else { own }, path);
+    }
+    // An image inside another, or one that was removed or replaced under its device, is known by its path.
     one(devices.into_iter().filter(|device| device.info.image == real).collect(), path)
 }
 
-/// The path without links, also of a file that is gone from its directory.
+/// The path without links, also of what is gone from its directory or lies inside an image.
 fn real(path: &Path) -> PathBuf {
-    let gone = || {
-        let absolute = std::path::absolute(path).ok()?;
-        Some(fs::canonicalize(absolute.parent()?).ok()?.join(absolute.file_name()?))
-    };
-    fs::canonicalize(path).ok().or_else(gone).unwrap_or_else(|| path.to_owned())
+    let Ok(absolute) = std::path::absolute(path) else { return path.to_owned() };
+    let deepest = absolute.ancestors().find_map(|ancestor| {
+        let rest = absolute.strip_prefix(ancestor).ok()?;
+        let real = fs::canonicalize(ancestor).ok()?;
+        Some(if rest.as_os_str().is_empty() { real } else { real.join(rest) })
+    });
+    deepest.unwrap_or_else(|| path.to_owned())
 }
 
 /// The device of that name.

@@ -267,6 +267,8 @@ mod tests {
             path: "/i.img".into(),
             map: Map::contiguous(0, 0, 4096),
             files: Vec::new(),
+            encoded: Vec::new(),
+            nested: false,
             read_only: false,
             read_only_reason: None,
             block_size: 512,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use becket_image::DirectIo;
+use becket_image::{DirectIo, Format};
 use becket_transport::{Kind, Probe};
 use serde::{Deserialize, Serialize};
 
@@ -117,6 +117,8 @@ pub struct AttachOptions {
     pub read_only: bool,
     /// Name of the device; the kernel's own when not given.
     pub name: Option<String>,
+    /// What the file is, for paths that go on inside it.
+    pub format: Format,
     /// Where the image starts in its file.
     pub offset: u64,
     /// Longest device, for a file that goes on behind it.

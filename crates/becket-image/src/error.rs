@@ -4,6 +4,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::LayerError;
+
 /// The class of an [`Error`], for callers that decide by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -61,6 +63,34 @@ pub enum Error {
         path: PathBuf,
         /// The component.
         component: PathBuf,
+    },
+    /// A name on the way through an image is not in it.
+    #[error("{image}: the {format} in it has no entry \"{missing}\"{}", there(entries))]
+    Missing {
+        /// The path up to the image that was searched.
+        image: String,
+        /// What that image is.
+        format: &'static str,
+        /// The path inside it, up to what is not there.
+        missing: String,
+        /// Some of the names beside it.
+        entries: Vec<String>,
+    },
+    /// A path goes on inside something that nothing is known to be in.
+    #[error("{image}: nothing can be looked up in it: {why}")]
+    NoContainer {
+        /// The path up to it.
+        image: String,
+        /// Why.
+        why: String,
+    },
+    /// An image on the way is damaged, or is something that becket does not know.
+    #[error("{image}: {source}")]
+    Layer {
+        /// The path up to the image.
+        image: String,
+        /// What is wrong with it.
+        source: LayerError,
     },
     /// The file cannot be read by this user.
     #[error("{}: cannot be opened: {source}", path.display())]
@@ -155,9 +185,17 @@ impl Error {
             Error::NotFound { .. }
             | Error::DanglingLink { .. }
             | Error::LinkLoop { .. }
-            | Error::NotADirectory { .. } => ErrorKind::NotFound,
+            | Error::NotADirectory { .. }
+            | Error::Missing { .. } => ErrorKind::NotFound,
             Error::Permission { .. } => ErrorKind::Permission,
-            Error::NotAnImage { .. } | Error::Empty { .. } => ErrorKind::NotAnImage,
+            Error::NotAnImage { .. } | Error::Empty { .. } | Error::NoContainer { .. } => {
+                ErrorKind::NotAnImage
+            }
+            Error::Layer { source, .. } => match source {
+                LayerError::Corrupt(_) => ErrorKind::NotAnImage,
+                LayerError::Unsupported(_) | LayerError::Limit(_) => ErrorKind::Unsupported,
+                LayerError::Io(_) => ErrorKind::Io,
+            },
             Error::NothingLeft { .. } | Error::SizeLimit { .. } | Error::BlockSize { .. } => {
                 ErrorKind::InvalidOption
             }
@@ -177,7 +215,17 @@ impl Error {
                 return Some(format!("mend or remove the link: ls -l {}", quoted(link)));
             }
             Error::LinkLoop { path } => return Some(format!("follow the links: namei -l {}", quoted(path))),
-            Error::NotADirectory { .. } => "paths through images are not supported by this version",
+            Error::NotADirectory { .. } => "a path can go on inside a regular file or a block device only",
+            Error::Missing { image, .. } => {
+                return Some(format!("see what is there: becket ls {}", quoted(Path::new(image))));
+            }
+            Error::NoContainer { .. } => {
+                "name a file that holds one of these: a GPT or MBR, ISO 9660, ext2/3/4"
+            }
+            Error::Layer { source: LayerError::Corrupt(_), .. } => {
+                "check the image with its own tools; --format raw takes it as bytes without looking into it"
+            }
+            Error::Layer { .. } => return None,
             Error::Permission { path, .. } => {
                 return Some(format!("see who may: ls -l {}; or try again as root", quoted(path)));
             }
@@ -203,6 +251,14 @@ impl Error {
             Error::Io { .. } => return None,
         };
         Some(hint.to_owned())
+    }
+}
+
+/// Some of the names that are there, for a sentence.
+fn there(entries: &[String]) -> String {
+    match entries {
+        [] => "; it is empty".to_owned(),
+        names => format!("; there is: {}", names.join(", ")),
     }
 }
 

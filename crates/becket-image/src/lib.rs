@@ -6,17 +6,30 @@
 #![forbid(unsafe_code)]
 
 mod below;
+mod bytes;
+pub mod codec;
+pub mod encoded;
 mod error;
 mod facts;
+pub mod image;
+pub mod layer;
 mod locks;
 mod map;
 mod open;
 mod partition;
 mod resolve;
+mod text;
+mod through;
 
 pub use below::{Below, ReadLease, Untouched};
+pub use bytes::ReadAt;
+pub use encoded::Encoded;
 pub use error::{Error, ErrorKind};
 pub use facts::{Alignment, BackingKind, DirectIo, Facts};
+pub use image::Image;
+pub use layer::{FileSystem, Format, LayerError, NodeKind};
 pub use map::{Extent, Map, MapError, Place};
-pub use open::{Backing, Identity, OpenOptions, Opened, open};
+pub use open::{Backing, Identity, OpenOptions, Opened, look, open};
 pub use partition::Partition;
+pub use text::shown;
+pub use through::{End, Level, Walk};

@@ -27,10 +27,12 @@ pub enum Place {
     },
     /// Nowhere: they read as zeroes.
     Zero,
-    /// They must be computed by a layer, which is asked by the position in the image.
+    /// They must be computed by a layer of encoded blocks.
     Encoded {
-        /// Index of the layer.
+        /// Index into [`crate::Opened::encoded`].
         layer: u32,
+        /// First byte, in the layer's own count of the bytes that it yields.
+        offset: u64,
     },
 }
 
@@ -39,19 +41,22 @@ impl Place {
     fn advanced(self, by: u64) -> Option<Place> {
         match self {
             Place::Data { file, offset } => Some(Place::Data { file, offset: offset.checked_add(by)? }),
-            place => Some(place),
+            Place::Encoded { layer, offset } => {
+                Some(Place::Encoded { layer, offset: offset.checked_add(by)? })
+            }
+            Place::Zero => Some(Place::Zero),
         }
     }
 }
 
 impl Extent {
     /// First byte behind the extent. Cannot overflow for an extent of a [`Map`].
-    fn end(&self) -> u64 {
+    pub fn end(&self) -> u64 {
         self.start.saturating_add(self.len)
     }
 
     /// Whether the sum of start and length, and of offset and length, stay within 64 bits.
-    fn is_bounded(&self) -> bool {
+    pub(crate) fn is_bounded(&self) -> bool {
         self.start.checked_add(self.len).is_some() && self.place.advanced(self.len).is_some()
     }
 
@@ -63,7 +68,7 @@ impl Extent {
     }
 
     /// Whether `next` goes on exactly where `self` ends, in the image and in its place.
-    fn continues_in(&self, next: &Extent) -> bool {
+    pub(crate) fn continues_in(&self, next: &Extent) -> bool {
         self.end() == next.start && self.place.advanced(self.len) == Some(next.place)
     }
 }
@@ -113,12 +118,6 @@ pub enum MapError {
         len: u64,
         /// Length of the map in bytes.
         end: u64,
-    },
-    /// A slice would move an encoded extent, whose layer is asked by the position in the whole image.
-    #[error("the encoded extent at byte {start} cannot be part of a slice")]
-    EncodedSlice {
-        /// Where the extent starts, in bytes.
-        start: u64,
     },
 }
 
@@ -188,9 +187,6 @@ impl Map {
         let from = self.index_of(offset);
         for extent in self.extents.iter().skip(from).take_while(|extent| extent.start < end) {
             let Some(cut) = extent.cut(offset, end).filter(|cut| cut.len > 0) else { continue };
-            if matches!(cut.place, Place::Encoded { .. }) && offset != 0 {
-                return Err(MapError::EncodedSlice { start: extent.start });
-            }
             extents.push(Extent { start: cut.start - offset, ..cut });
         }
         Ok(Map { extents })

@@ -1,8 +1,11 @@
 //! Opens an image: one path lookup, then only descriptors.
 //! It never blocks on a FIFO and never follows the path a second time.
 
+use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -10,9 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::facts::{self, Known, open_quietly};
 use crate::locks::{self, Refused};
-use crate::partition::{self, ReadAt, Table};
-use crate::resolve::{Found, io, resolve};
-use crate::{BackingKind, DirectIo, Error, Facts, Map, Partition};
+use crate::partition::{self, Table};
+use crate::resolve::{Found, Split, io, resolve, split};
+use crate::text::shown;
+use crate::through::{self, End, Walk};
+use crate::{BackingKind, DirectIo, Encoded, Error, Facts, Format, Image, LayerError, Map, Partition};
 
 /// How an image is to be opened. All sizes are bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -31,6 +36,8 @@ pub struct OpenOptions {
     pub shared: bool,
     /// Read the partition table.
     pub partitions: bool,
+    /// What the file is, for paths that go on inside it.
+    pub format: Format,
 }
 
 /// An image that is open.
@@ -42,6 +49,10 @@ pub struct Opened {
     pub map: Map,
     /// The backings that the map speaks of.
     pub files: Vec<Backing>,
+    /// The layers of encoded blocks that the map speaks of; each speaks of those before it only.
+    pub encoded: Vec<Encoded>,
+    /// Whether it is an image inside another, whose length is not that of the file.
+    pub nested: bool,
     /// Whether writes must be refused.
     pub read_only: bool,
     /// Why, for people, when that was not asked for.
@@ -80,43 +91,110 @@ pub struct Backing {
 ///
 /// - The path is looked up once. A directory, FIFO, socket or character device is refused without being
 ///   opened; everything after that goes through descriptors. All of them close on exec.
+/// - A path may go on inside a file or device, and inside the images in it (`through` has the rules). What
+///   is read on the way comes through the same descriptor, with the locks held.
 /// - What cannot be opened for writing is opened for reading, with [`Opened::read_only_reason`].
 /// - The logical block size is the one asked for; else that of the block device below; else that of the GPT
 ///   inside, when it speaks 4096; else 512. A tail that fills no block is left out, with a warning.
 /// - Direct I/O that is impossible is an error only when it was insisted on.
 pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
     check_block_size(options.block_size)?;
-    let Found { inode, kind, stat } = resolve(path)?;
-    let (buffered, read_only_reason) = open_inode(path, &inode, kind, options.read_only)?;
-    let read_only = options.read_only || read_only_reason.is_some();
+    let Split { host, inside } = split(path);
+    if inside.is_empty() || options.read_only {
+        return open_inside(&host, &inside, options.read_only, None, options);
+    }
+    // What is inside decides whether anything may be written, and readers must not shut each other out.
+    let walked = look(path, options.format)?;
+    let reason = walked.read_only.or_else(|| if options.shared { None } else { loop_over(&host) });
+    match reason {
+        Some(reason) => open_inside(&host, &inside, true, Some(reason), options),
+        None => open_inside(&host, &inside, false, None, options),
+    }
+}
+
+/// Walks a path without locks and for reading only: to see what is there.
+///
+/// # Errors
+/// As [`open()`].
+pub fn look(path: &Path, format: Format) -> Result<Walk, Error> {
+    let Split { host, inside } = split(path);
+    let Found { inode, kind, .. } = resolve(&host)?;
+    let (fd, _) = open_inode(&host, &inode, kind, true)?;
+    let size = size_of(&host, &fd, kind)?;
+    let block_size = natural_block_size(&host, &fd, kind)?;
+    let image = Image::raw(Arc::new(fd), size, block_size);
+    through::walk(image, shown(host.as_os_str().as_bytes()), &inside, format)
+}
+
+/// Opens the file or device `host`, and the image in it that `inside` names.
+fn open_inside(
+    host: &Path,
+    inside: &[OsString],
+    read_only: bool,
+    reason: Option<String>,
+    options: &OpenOptions,
+) -> Result<Opened, Error> {
+    let Found { inode, kind, stat } = resolve(host)?;
+    let (buffered, unwritable) = open_inode(host, &inode, kind, read_only)?;
+    let read_only_reason = reason.or(unwritable);
+    let read_only = read_only || read_only_reason.is_some();
     let mut warnings = Vec::new();
-    lock(path, &buffered, kind, read_only, options.shared, &mut warnings)?;
+    lock(host, &buffered, kind, read_only, options.shared, &mut warnings)?;
 
-    let size = size_of(path, &buffered, kind)?;
-    let Layout { len, block_size, partitions } =
-        lay_out(path, &buffered, kind, size, options, &mut warnings)?;
+    let size = size_of(host, &buffered, kind)?;
+    let natural = natural_block_size(host, &buffered, kind)?;
+    let reader = buffered.try_clone().map_err(|error| io(host, "its descriptor cannot be copied", error))?;
+    let image = Image::raw(Arc::new(reader), size, natural);
+    let walked = through::walk(image, shown(host.as_os_str().as_bytes()), inside, options.format)?;
+    let level = walked.last()?;
+    let named = |host: PathBuf| inside.iter().fold(host, |path, name| path.join(name));
+    if walked.end != End::Image {
+        return Err(Error::NotAnImage { path: named(host.to_owned()), what: "a directory" });
+    }
+    // It may have changed since it was looked at without a lock.
+    let read_only = read_only || walked.read_only.is_some();
+    let read_only_reason = read_only_reason.or_else(|| walked.read_only.clone());
+    let Layout { offset, len, block_size, partitions } =
+        lay_out(&named(host.to_owned()), &level.image, natural, options, &mut warnings)?;
+    let image = level.image.slice(offset, len).map_err(|error| Error::Layer {
+        image: level.path.clone(),
+        source: LayerError::Corrupt(error.to_string()),
+    })?;
 
-    let known =
-        Known { fd: buffered.as_fd(), stat: &stat, kind, size, writable: !read_only, offset: options.offset };
+    // Of pieces some may be aligned and others not: the engine looks at each.
+    let start = image.map().single_range().map_or(0, |(_, offset, _)| offset);
+    let known = Known { fd: buffered.as_fd(), stat: &stat, kind, size, writable: !read_only, offset: start };
     let (facts, direct) = facts::ask(&known);
     if options.direct_io == DirectIo::On && direct.is_none() {
-        return Err(Error::DirectIo { path: path.to_owned(), reason: facts.direct_reason });
+        return Err(Error::DirectIo { path: host.to_owned(), reason: facts.direct_reason });
     }
     if direct.is_some() && options.direct_io != DirectIo::Off && kind == BackingKind::Regular {
         forget_cached(&buffered);
     }
     let resolved = std::fs::read_link(proc_path(&buffered))
-        .map_err(|error| io(path, "its name cannot be read from /proc/self/fd", error))?;
+        .map_err(|error| io(host, "its name cannot be read from /proc/self/fd", error))?;
     Ok(Opened {
-        path: resolved,
-        map: Map::contiguous(0, options.offset, len),
+        path: named(resolved),
+        map: image.map().clone(),
         files: vec![Backing { buffered, direct, facts }],
+        encoded: image.encoded().cloned().collect(),
+        nested: !inside.is_empty(),
         read_only,
         read_only_reason,
         block_size,
         identity: Identity { dev: stat.st_dev, ino: stat.st_ino },
         partitions,
         warnings,
+    })
+}
+
+/// Why a file system inside a file may be in use although nobody holds a lock: a loop device of somebody else's.
+fn loop_over(host: &Path) -> Option<String> {
+    let host = std::fs::canonicalize(host).ok()?;
+    std::fs::read_dir("/sys/block").ok()?.flatten().find_map(|disk| {
+        let text = std::fs::read_to_string(disk.path().join("loop/backing_file")).ok()?;
+        let taken = Path::new(text.trim_end_matches('\n')) == host;
+        taken.then(|| format!("{} shows the image to others, who may write to it", disk.path().display()))
     })
 }
 
@@ -154,33 +232,41 @@ fn lock(
     }
 }
 
-/// What of the backing is the image, and in which units.
+/// What of an image is offered, and in which units.
 struct Layout {
+    offset: u64,
     len: u64,
     block_size: u32,
     partitions: Vec<Partition>,
 }
 
-/// Chooses block size and length of the image in a backing of `size` bytes.
+/// The logical block size of the backing by itself.
+fn natural_block_size(path: &Path, fd: &OwnedFd, kind: BackingKind) -> Result<u32, Error> {
+    match kind {
+        BackingKind::Regular => Ok(512),
+        BackingKind::Block => becket_uapi::block::logical_block_size(fd.as_fd())
+            .map(|size| size.max(512))
+            .map_err(|error| io(path, "its block size cannot be read", error)),
+    }
+}
+
+/// Chooses block size and length of what is offered of `image`, on a backing with blocks of `natural` bytes.
 fn lay_out(
     path: &Path,
-    fd: &OwnedFd,
-    kind: BackingKind,
-    size: u64,
+    image: &Image,
+    natural: u32,
     options: &OpenOptions,
     warnings: &mut Vec<String>,
 ) -> Result<Layout, Error> {
-    let room = size.saturating_sub(options.offset).min(options.size_limit.unwrap_or(u64::MAX));
-    let natural = match kind {
-        BackingKind::Regular => 512,
-        BackingKind::Block => becket_uapi::block::logical_block_size(fd.as_fd())
-            .map_err(|error| io(path, "its block size cannot be read", error))?
-            .max(512),
-    };
-    let image = Window { fd, offset: options.offset };
+    let size = image.len();
+    let offset = options.offset.min(size);
+    let room = (size - offset).min(options.size_limit.unwrap_or(u64::MAX));
     // An image whose first sectors cannot be read may be attached just to rescue the rest.
-    let table =
-        partition::read(&image, room, options.block_size.unwrap_or(natural)).unwrap_or_else(|error| {
+    let table = image
+        .slice(offset, room)
+        .map_err(std::io::Error::other)
+        .and_then(|window| partition::read(&window, room, options.block_size.unwrap_or(natural)))
+        .unwrap_or_else(|error| {
             let warning = format!("its partition table cannot be read: {error}");
             Table { warnings: vec![warning], ..Table::default() }
         });
@@ -198,7 +284,7 @@ fn lay_out(
     }
     let partitions =
         if options.partitions { usable_partitions(table, len, block_size, warnings) } else { Vec::new() };
-    Ok(Layout { len, block_size, partitions })
+    Ok(Layout { offset, len, block_size, partitions })
 }
 
 /// Where a descriptor of this process can be opened anew or asked for its name.
@@ -314,28 +400,4 @@ fn usable_partitions(table: Table, len: u64, block_size: u32, warnings: &mut Vec
         format!("partition {} is left out: it does not lie on blocks of {block_size} bytes", partition.number)
     }));
     usable
-}
-
-/// The bytes of a file from an offset on.
-struct Window<'a> {
-    fd: &'a OwnedFd,
-    offset: u64,
-}
-
-impl ReadAt for Window<'_> {
-    fn read_at(&self, mut buf: &mut [u8], offset: u64) -> std::io::Result<()> {
-        let mut at = self.offset.checked_add(offset).ok_or(Errno::OVERFLOW)?;
-        while !buf.is_empty() {
-            match rustix::io::pread(self.fd, &mut *buf, at) {
-                Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-                Ok(done) => {
-                    buf = buf.get_mut(done..).unwrap_or_default();
-                    at += done as u64;
-                }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-        Ok(())
-    }
 }

@@ -1,6 +1,7 @@
 //! Looks a path up once, and says what is wrong with it when that fails.
 //! It never opens what it finds: a FIFO, a tape or a watchdog would notice.
 
+use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
@@ -16,6 +17,34 @@ pub(crate) struct Found {
     pub(crate) inode: OwnedFd,
     pub(crate) kind: BackingKind,
     pub(crate) stat: Stat,
+}
+
+/// A path in two parts: a file or device of this system, and names inside it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Split {
+    pub(crate) host: PathBuf,
+    /// Empty when the path names the file itself.
+    pub(crate) inside: Vec<OsString>,
+}
+
+/// Divides a path at the first regular file or block device on the way. A path that leads nowhere stays whole, and
+/// [`resolve`] says what is wrong with it.
+pub(crate) fn split(path: &Path) -> Split {
+    let whole = || Split { host: path.to_owned(), inside: Vec::new() };
+    if !matches!(rustix::fs::stat(path), Err(Errno::NOTDIR)) {
+        return whole();
+    }
+    let mut host = PathBuf::new();
+    let mut components = path.components();
+    while let Some(component) = components.next() {
+        host.push(component);
+        let kind = rustix::fs::stat(&host).map(|stat| FileType::from_raw_mode(stat.st_mode));
+        if let Ok(FileType::RegularFile | FileType::BlockDevice) = kind {
+            let inside = components.map(|component| component.as_os_str().to_owned()).collect();
+            return Split { host, inside };
+        }
+    }
+    whole()
 }
 
 /// Finds what `path` names and checks that it is a regular file or a block device.

@@ -6,7 +6,19 @@ mod switch;
 use std::sync::{Arc, Mutex, Weak, atomic::AtomicBool};
 
 use becket_engine::{Backing, Batch, Below, IoThreads, Memory, NewQueue, Port, QueueId, QueueStats, Summary};
-use becket_image::{Map, ReadLease};
+use becket_image::{Map, Opened, ReadLease};
+
+/// Whether the engine can serve an image: what is not stored as it is must be decoded, which it does not yet.
+pub(crate) fn fits(opened: &Opened) -> Result<(), String> {
+    match opened.encoded.first() {
+        None => Ok(()),
+        Some(layer) => Err(format!(
+            "the image is stored compressed ({}), and this version's server does not decompress; attach the file \
+             system that holds it and mount that",
+            layer.codec()
+        )),
+    }
+}
 
 /// What can go wrong while a device's queues are set up.
 #[derive(Debug, thiserror::Error)]

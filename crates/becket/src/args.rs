@@ -386,6 +386,11 @@ pub(crate) struct DeviceOptions {
     /// Name of the device: /dev/becket/NAME
     #[arg(long)]
     pub(crate) name: Option<String>,
+    /// What the file is, for a path that goes on inside it: auto, raw, disk, iso9660, ext4
+    ///
+    /// With raw nothing in the file is looked at: for files that somebody else may have written.
+    #[arg(long, default_value_t = becket_image::Format::Auto)]
+    pub(crate) format: becket_image::Format,
     /// Start this many bytes into the image
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, default_value = "0", value_parser = parse_size)]
     pub(crate) offset: u64,

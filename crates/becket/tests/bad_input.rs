@@ -56,7 +56,8 @@ fn paths_that_are_no_images() {
     std::os::unix::fs::symlink("circle", place.path("circle")).unwrap();
     refused(&place, &["circle"], "not_found", &["circle"]);
     image::random(&place.path("file"), 4096, 1);
-    refused(&place, &["file/inside"], "not_found", &["not a directory"]);
+    refused(&place, &["file/inside"], "not_an_image", &["no partition table or file system is recognised"]);
+    refused(&place, &["/dev/null/inside"], "not_found", &["not a directory"]);
 }
 
 #[test]

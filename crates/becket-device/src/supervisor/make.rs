@@ -266,8 +266,12 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
     if request.map.len() < u64::from(block) {
         return Err(bad("it is shorter than a block"));
     }
-    let foreign =
-        |place: &Place| matches!(place, Place::Data { file, .. } if files.get(*file as usize).is_none());
+    let foreign = |place: &Place| match place {
+        Place::Data { file, .. } => files.get(*file as usize).is_none(),
+        Place::Zero => false,
+        // Nothing here decodes.
+        Place::Encoded { .. } => true,
+    };
     if request.map.extents().iter().any(|extent| foreign(&extent.place)) {
         return Err(bad("its map names a file that is not there"));
     }
@@ -280,6 +284,8 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
         path: request.image.clone(),
         map: request.map.clone(),
         files,
+        encoded: Vec::new(),
+        nested: false,
         read_only: request.read_only,
         read_only_reason: None,
         block_size: block,

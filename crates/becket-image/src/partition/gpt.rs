@@ -3,7 +3,8 @@
 
 use std::io;
 
-use super::{NUMBERS_END, Partition, RangeError, ReadAt, Table, byte_range, field, u32_at, u64_at};
+use super::{NUMBERS_END, Partition, RangeError, Table, byte_range};
+use crate::bytes::{ReadAt, field, u32_at, u64_at};
 
 const SIGNATURE: &[u8; 8] = b"EFI PART";
 /// Bytes of the header that the specification defines.

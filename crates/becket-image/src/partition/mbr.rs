@@ -4,7 +4,8 @@
 use std::collections::HashSet;
 use std::io;
 
-use super::{NUMBERS_END, Partition, ReadAt, Table, byte_range, field, u32_at};
+use super::{NUMBERS_END, Partition, Table, byte_range};
+use crate::bytes::{ReadAt, field, u32_at};
 
 /// Length of a boot record in bytes, whatever the sector size.
 pub(super) const LEN: usize = 512;

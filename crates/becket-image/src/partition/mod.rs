@@ -17,6 +17,8 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
+use crate::bytes::ReadAt;
+
 /// The kernel's `DISK_MAX_PARTS`: numbers go from 1 to one less.
 const NUMBERS_END: u32 = 256;
 
@@ -37,21 +39,15 @@ pub struct Partition {
     pub type_: String,
 }
 
-/// Bytes that can be read anywhere.
-pub(crate) trait ReadAt {
-    /// Fills `buf` with the bytes from `offset` on, counted from the start of the image.
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
-}
-
 /// What a table says.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Table {
+pub struct Table {
     /// Sorted by number.
-    pub(crate) partitions: Vec<Partition>,
+    pub partitions: Vec<Partition>,
     /// The sector size in bytes that the table counts in, where it says so (GPT).
-    pub(crate) sector: Option<u32>,
+    pub sector: Option<u32>,
     /// What is wrong with it, for people.
-    pub(crate) warnings: Vec<String>,
+    pub warnings: Vec<String>,
 }
 
 /// Reads the table of an image of `len` bytes; no table is an empty one.
@@ -87,19 +83,6 @@ fn byte_range(first: u64, count: u64, sector: u32, len: u64) -> Result<(u64, u64
         }
         _ => Err(RangeError::BeyondEnd),
     }
-}
-
-/// The `N` bytes of `bytes` from `at` on; zeroes where it is shorter, which no caller lets happen.
-fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    bytes.get(at..).and_then(|rest| rest.first_chunk()).copied().unwrap_or([0; N])
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(field(bytes, at))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(field(bytes, at))
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! The parsers against tables that sfdisk made, and against what nobody should make.
 //! It never needs a tool or a device: the tables are checked in.
 
-use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::*;
+use crate::bytes::{u32_at, u64_at};
 
 const GPT_512: &[u8] = include_bytes!("../../tests/fixtures/gpt-512.img");
 const GPT_4096: &[u8] = include_bytes!("../../tests/fixtures/gpt-4096.img");
@@ -15,18 +16,18 @@ const MBR_LOGICAL: &[u8] = include_bytes!("../../tests/fixtures/mbr-logical.img"
 /// An image whose bytes behind its vector are zeroes, for as long as it is asked; it counts what is read.
 struct Bytes {
     bytes: Vec<u8>,
-    read: Cell<u64>,
+    read: AtomicU64,
 }
 
 impl Bytes {
     fn new(bytes: impl Into<Vec<u8>>) -> Bytes {
-        Bytes { bytes: bytes.into(), read: Cell::new(0) }
+        Bytes { bytes: bytes.into(), read: AtomicU64::new(0) }
     }
 }
 
 impl ReadAt for Bytes {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.read.set(self.read.get() + buf.len() as u64);
+        self.read.fetch_add(buf.len() as u64, Ordering::Relaxed);
         buf.fill(0);
         let from = usize::try_from(offset).unwrap_or(usize::MAX).min(self.bytes.len());
         let there = &self.bytes[from..];
@@ -173,7 +174,11 @@ fn gpt_headers_that_ask_for_too_much_are_refused() {
         bytes[end - 512..].fill(0);
         let image = Bytes::new(bytes);
         let table = read(&image, u64::MAX, 512).unwrap();
-        assert!(image.read.get() < 64 << 10, "read {} bytes", image.read.get());
+        assert!(
+            image.read.load(Ordering::Relaxed) < 64 << 10,
+            "read {} bytes",
+            image.read.load(Ordering::Relaxed)
+        );
         assert_eq!(table.partitions, [], "field at {at}");
         assert_eq!(table.warnings.len(), 1, "{:?}", table.warnings);
     };
@@ -274,7 +279,11 @@ fn an_endless_chain_is_followed_as_far_as_the_kernel_counts() {
         assert_eq!(table.partitions.iter().filter(|p| p.number >= 5).count(), count);
         assert!(table.partitions.iter().all(|p| p.number < NUMBERS_END));
         assert!(table.warnings[0].contains("ends early"), "{:?}", table.warnings);
-        assert!(image.read.get() <= reads, "read {} bytes", image.read.get());
+        assert!(
+            image.read.load(Ordering::Relaxed) <= reads,
+            "read {} bytes",
+            image.read.load(Ordering::Relaxed)
+        );
     }
 }
 
@@ -331,7 +340,7 @@ proptest! {
         }
         let image = Bytes::new(bytes);
         check(&read(&image, len, sector).unwrap(), len);
-        prop_assert!(image.read.get() <= READ_MAX);
+        prop_assert!(image.read.load(Ordering::Relaxed) <= READ_MAX);
     }
 
     /// Damage with checksums that are right: whoever makes a hostile image can compute them too.
@@ -362,6 +371,6 @@ proptest! {
         let len = if huge { u64::MAX } else { bytes.len() as u64 };
         let image = Bytes::new(bytes);
         check(&read(&image, len, 512).unwrap(), len);
-        prop_assert!(image.read.get() <= READ_MAX);
+        prop_assert!(image.read.load(Ordering::Relaxed) <= READ_MAX);
     }
 }

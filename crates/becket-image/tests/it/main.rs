@@ -4,6 +4,7 @@
 
 mod common;
 mod devices;
+mod layers;
 mod locks;
 mod map;
 mod open;

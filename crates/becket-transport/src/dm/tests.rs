@@ -52,7 +52,7 @@ fn what_is_no_table_does_not_fit_and_says_why() {
     assert!(not(&map(0, 4096), &BELOW, 4096).contains("not 4096"));
     assert!(not(&map(0, 4096), &large, 512).contains("4096 bytes, not 512"));
     assert!(not(&map(0, 4096), &[], 512).contains("not there"));
-    let encoded = Map::from_extents(vec![extent(0, 512, Place::Encoded { layer: 0 })]).unwrap();
+    let encoded = Map::from_extents(vec![extent(0, 512, Place::Encoded { layer: 0, offset: 0 })]).unwrap();
     assert!(not(&encoded, &BELOW, 512).contains("computed"));
     let pieces = (0..257).map(|index| extent(index * 512, 512, data(0, index * 1024))).collect();
     assert!(not(&Map::from_extents(pieces).unwrap(), &BELOW, 512).contains("257 pieces"));

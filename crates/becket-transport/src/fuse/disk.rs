@@ -37,6 +37,8 @@ pub fn attach_disk(
         path: image.to_owned(),
         map: Map::contiguous(0, 0, geometry.size),
         files: vec![Backing { buffered: file, direct: None, facts }],
+        encoded: Vec::new(),
+        nested: false,
         read_only: geometry.read_only,
         read_only_reason: None,
         block_size: geometry.logical_block,

@@ -28,8 +28,8 @@ impl Transport for FuseTransport {
         Probe { works: false, reason, mend, details: Vec::new() }
     }
 
-    fn fits(&self, _: &Opened) -> Result<(), String> {
-        Ok(())
+    fn fits(&self, opened: &Opened) -> Result<(), String> {
+        crate::serve::fits(opened)
     }
 }
 

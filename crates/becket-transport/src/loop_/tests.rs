@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _}
 use std::path::Path;
 use std::time::Duration;
 
-use becket_image::{DirectIo, OpenOptions};
+use becket_image::{DirectIo, Format, OpenOptions};
 use becket_testkit as testkit;
 use becket_uapi::lock;
 
@@ -26,6 +26,7 @@ fn open_options() -> OpenOptions {
         block_size: None,
         shared: false,
         partitions: false,
+        format: Format::Auto,
     }
 }
 

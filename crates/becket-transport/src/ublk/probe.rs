@@ -44,8 +44,8 @@ impl Transport for UblkTransport {
         }
     }
 
-    fn fits(&self, _: &Opened) -> Result<(), String> {
-        Ok(())
+    fn fits(&self, opened: &Opened) -> Result<(), String> {
+        crate::serve::fits(opened)
     }
 }
 

@@ -29,6 +29,7 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
         },
         read_only: asked.read_only,
         name: asked.name.clone(),
+        format: asked.format,
         offset: asked.offset,
         size_limit: asked.size_limit,
         block_size: asked.block_size,

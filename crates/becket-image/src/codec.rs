@@ -1,0 +1,171 @@
+//! How one encoded block becomes bytes.
+//! It never writes more than the room it was given, and never keeps more memory than a block needs.
+//!
+//! A decoder is a piece of memory that one thread uses again and again ([`Codec::decoder`]): the engine's threads
+//! each have their own, and so has whoever parses an image.
+
+use std::fmt;
+
+use liblzma::stream::{Action, Status, Stream};
+use serde::{Deserialize, Serialize};
+
+/// How blocks are encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Codec {
+    /// Deflate with zlib's header and checksum.
+    Gzip,
+    /// An .xz stream.
+    Xz,
+    /// One LZ4 block without a frame.
+    Lz4,
+    /// A Zstandard frame.
+    Zstd,
+}
+
+/// Why a block could not be decoded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("a block encoded with {codec} cannot be decoded: {reason}")]
+pub struct DecodeError {
+    /// How the block claims to be encoded.
+    pub codec: Codec,
+    /// What the decoder said.
+    pub reason: String,
+}
+
+/// Turns one encoded block into bytes.
+pub trait Decode: Send {
+    /// Decodes the whole of `input` to the start of `output`; how many bytes it yielded.
+    ///
+    /// # Errors
+    /// The input is damaged, or yields more than there is room for.
+    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError>;
+}
+
+impl Codec {
+    /// A decoder for blocks of this kind, for one thread.
+    pub fn decoder(self) -> Box<dyn Decode> {
+        match self {
+            Codec::Gzip => Box::new(Gzip(libdeflater::Decompressor::new())),
+            Codec::Xz => Box::new(Xz),
+            Codec::Lz4 => Box::new(Lz4),
+            Codec::Zstd => Box::new(Zstd(zstd::bulk::Decompressor::new().ok())),
+        }
+    }
+
+    fn failed(self, reason: impl fmt::Display) -> DecodeError {
+        DecodeError { codec: self, reason: reason.to_string() }
+    }
+}
+
+impl fmt::Display for Codec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Codec::Gzip => "gzip",
+            Codec::Xz => "xz",
+            Codec::Lz4 => "lz4",
+            Codec::Zstd => "zstd",
+        })
+    }
+}
+
+struct Gzip(libdeflater::Decompressor);
+
+impl Decode for Gzip {
+    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
+        self.0.zlib_decompress(input, output).map_err(|error| Codec::Gzip.failed(error))
+    }
+}
+
+/// Its state is as large as the block's dictionary, so it is made anew for each block.
+struct Xz;
+
+/// What a decoder of .xz may take: dictionaries are no larger than blocks, which are of 1 MiB at most.
+const XZ_MEMORY: u64 = 16 << 20;
+
+impl Decode for Xz {
+    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
+        let failed = |error: liblzma::stream::Error| Codec::Xz.failed(error);
+        let mut stream = Stream::new_stream_decoder(XZ_MEMORY, 0).map_err(failed)?;
+        match stream.process(input, output, Action::Finish).map_err(failed)? {
+            Status::StreamEnd => {
+                usize::try_from(stream.total_out()).map_err(|_| Codec::Xz.failed("it is too long"))
+            }
+            _ => Err(Codec::Xz.failed("it does not end where it should")),
+        }
+    }
+}
+
+struct Lz4;
+
+impl Decode for Lz4 {
+    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
+        lz4_flex::block::decompress_into(input, output).map_err(|error| Codec::Lz4.failed(error))
+    }
+}
+
+/// Without memory for its state there is no decoder, and each block says so.
+struct Zstd(Option<zstd::bulk::Decompressor<'static>>);
+
+impl Decode for Zstd {
+    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
+        let decoder = self.0.as_mut().ok_or_else(|| Codec::Zstd.failed("there is no memory for it"))?;
+        decoder.decompress_to_buffer(input, output).map_err(|error| Codec::Zstd.failed(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// "becket " twelve times, by each encoder's own tool.
+    fn samples() -> Vec<(Codec, Vec<u8>)> {
+        let text = plain();
+        let mut gzip = vec![0; 256];
+        let len = libdeflater::Compressor::new(libdeflater::CompressionLvl::default())
+            .zlib_compress(&text, &mut gzip)
+            .unwrap();
+        gzip.truncate(len);
+        let mut xz = Vec::with_capacity(256);
+        let mut encoder = Stream::new_easy_encoder(6, liblzma::stream::Check::Crc32).unwrap();
+        assert_eq!(encoder.process_vec(&text, &mut xz, Action::Finish).unwrap(), Status::StreamEnd);
+        vec![
+            (Codec::Gzip, gzip),
+            (Codec::Xz, xz),
+            (Codec::Lz4, lz4_flex::block::compress(&text)),
+            (Codec::Zstd, zstd::bulk::compress(&text, 3).unwrap()),
+        ]
+    }
+
+    fn plain() -> Vec<u8> {
+        b"becket ".repeat(12)
+    }
+
+    #[test]
+    fn blocks_are_decoded_also_one_after_another() {
+        for (codec, encoded) in samples() {
+            let mut decoder = codec.decoder();
+            for _ in 0..2 {
+                let mut output = vec![0xff; 100];
+                assert_eq!(decoder.decode(&encoded, &mut output), Ok(plain().len()), "{codec}");
+                assert_eq!(output[..plain().len()], plain()[..], "{codec}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_cut_or_damaged_is_an_error() {
+        for (codec, encoded) in samples() {
+            let mut decoder = codec.decoder();
+            let short = decoder.decode(&encoded, &mut vec![0; plain().len() - 1]);
+            assert!(short.is_err(), "{codec}: {short:?}");
+            let cut = decoder.decode(&encoded[..encoded.len() - 6], &mut [0; 100]);
+            assert!(cut != Ok(plain().len()), "{codec}: {cut:?}");
+            assert!(decoder.decode(&[], &mut [0; 100]) != Ok(plain().len()), "{codec}");
+            let garbage = decoder.decode(&[0xff; 40], &mut [0; 100]);
+            assert!(garbage.is_err(), "{codec}: {garbage:?}");
+            let mut output = vec![0; 100];
+            assert_eq!(decoder.decode(&encoded, &mut output), Ok(plain().len()), "{codec} works again");
+        }
+    }
+}

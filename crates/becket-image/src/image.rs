@@ -1,0 +1,311 @@
+//! An image: a length, a map to where its bytes finally are, and a way to read them.
+//! It never opens anything: all its bytes come from descriptors that were open before it was made.
+//!
+//! Whatever a layer is, what comes out of it is a map, so an image is one type and the layers are the trait
+//! ([`crate::FileSystem`]). An image inside another is made by [`Image::compose`]: the layer's answer, in terms of the
+//! image that it lies in, is looked up in that image's map. So at any depth a byte is found by one look-up, and a
+//! parser at depth n reads with one system call.
+
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::bytes::ReadAt;
+use crate::codec::{Codec, Decode};
+use crate::encoded::{self, Block, Encoded};
+use crate::layer::LayerError;
+use crate::{Extent, Map, MapError, Place};
+
+/// The most extents, and the most encoded blocks, that one image may have: 40 and 32 MiB of memory.
+pub const PIECES_MAX: usize = 1 << 20;
+/// The most that a parser reads at once, in bytes.
+const READ_MAX: usize = 64 << 20;
+
+/// Something that has a length and bytes. Cheap to clone.
+#[derive(Clone)]
+pub struct Image {
+    map: Arc<Map>,
+    sources: Sources,
+    /// Bytes, a power of two: what the image is addressed in.
+    block_size: u32,
+}
+
+/// Where bytes come from: files as they are, and layers that are decoded.
+#[derive(Clone)]
+struct Sources {
+    files: Vec<Arc<dyn ReadAt>>,
+    layers: Vec<Arc<Layer>>,
+}
+
+/// A layer of encoded blocks, with the block that was decoded last.
+struct Layer {
+    encoded: Encoded,
+    last: Mutex<Last>,
+}
+
+struct Last {
+    block: Option<usize>,
+    bytes: Vec<u8>,
+    decoder: Box<dyn Decode>,
+}
+
+/// Where the bytes of an image are in terms of the image that it lies in; pushed piece by piece, in order.
+#[derive(Debug, Default)]
+pub struct Layout {
+    /// File 0 is the image below, encoded layer 0 is `blocks`.
+    extents: Vec<Extent>,
+    blocks: Vec<Block>,
+    codec: Option<Codec>,
+    len: u64,
+}
+
+impl Layout {
+    /// The next `len` bytes are those from byte `offset` of the image below on.
+    ///
+    /// # Errors
+    /// There are too many pieces, or their numbers overflow; as for the other pieces.
+    pub fn data(&mut self, offset: u64, len: u64) -> Result<(), LayerError> {
+        self.push(len, Place::Data { file: 0, offset })
+    }
+
+    /// The next `len` bytes are zeroes.
+    ///
+    /// # Errors
+    /// As [`Layout::data`].
+    pub fn zero(&mut self, len: u64) -> Result<(), LayerError> {
+        self.push(len, Place::Zero)
+    }
+
+    /// The next bytes are what a block yields. [`Block::start`] is set here.
+    ///
+    /// # Errors
+    /// As [`Layout::data`]; or blocks of two codecs in one layer.
+    pub fn encoded(&mut self, codec: Codec, mut block: Block) -> Result<(), LayerError> {
+        if self.blocks.len() >= PIECES_MAX {
+            return Err(LayerError::Limit(format!("it has more than {PIECES_MAX} encoded blocks")));
+        }
+        if *self.codec.get_or_insert(codec) != codec {
+            return Err(LayerError::Corrupt("its blocks are encoded in different ways".to_owned()));
+        }
+        block.start = self.blocks.last().map_or(0, |last| last.start + u64::from(last.len));
+        self.push(block.len.into(), Place::Encoded { layer: 0, offset: block.start })?;
+        self.blocks.push(block);
+        Ok(())
+    }
+
+    /// Length so far, in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether nothing was pushed yet.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The pieces so far.
+    pub fn extents(&self) -> &[Extent] {
+        &self.extents
+    }
+
+    fn push(&mut self, len: u64, place: Place) -> Result<(), LayerError> {
+        if len == 0 {
+            return Ok(());
+        }
+        let extent = Extent { start: self.len, len, place };
+        if !extent.is_bounded() {
+            return Err(LayerError::Corrupt("a piece of it ends beyond 2^64 bytes".to_owned()));
+        }
+        let full = self.extents.len() >= PIECES_MAX;
+        match self.extents.last_mut() {
+            Some(last) if last.continues_in(&extent) => last.len += len,
+            _ if full => return Err(LayerError::Limit(format!("it lies in more than {PIECES_MAX} pieces"))),
+            _ => self.extents.push(extent),
+        }
+        self.len = extent.end();
+        Ok(())
+    }
+}
+
+impl Image {
+    /// The first `len` bytes of a file or device, whose blocks have `block_size` bytes.
+    pub fn raw(file: Arc<dyn ReadAt>, len: u64, block_size: u32) -> Image {
+        let sources = Sources { files: vec![file], layers: Vec::new() };
+        Image { map: Arc::new(Map::contiguous(0, 0, len)), sources, block_size }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.map.len()
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
+    /// The unit in which it is addressed: partition tables count in it.
+    pub fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// The same bytes, addressed in other units.
+    pub(crate) fn with_block_size(self, block_size: u32) -> Image {
+        Image { block_size, ..self }
+    }
+
+    /// Where its bytes finally are.
+    pub fn map(&self) -> &Map {
+        &self.map
+    }
+
+    /// The layers that its map's encoded extents speak of.
+    pub fn encoded(&self) -> impl ExactSizeIterator<Item = &Encoded> {
+        self.sources.layers.iter().map(|layer| &layer.encoded)
+    }
+
+    /// The part of `len` bytes from byte `offset` on, as an image.
+    ///
+    /// # Errors
+    /// It reaches beyond the end.
+    pub fn slice(&self, offset: u64, len: u64) -> Result<Image, MapError> {
+        Ok(Image { map: Arc::new(self.map.slice(offset, len)?), ..self.clone() })
+    }
+
+    /// The image inside this one whose bytes are where `layout` says.
+    ///
+    /// # Errors
+    /// The layout speaks of bytes that this image does not have, or lies in too many pieces.
+    pub fn compose(&self, layout: Layout) -> Result<Image, LayerError> {
+        let Layout { extents, blocks, codec, .. } = layout;
+        let own = u32::try_from(self.sources.layers.len())
+            .map_err(|_| LayerError::Limit("it has too many layers".to_owned()))?;
+        let mut composed: Vec<Extent> = Vec::new();
+        for Extent { start, len, place } in extents {
+            match place {
+                Place::Data { offset, .. } => {
+                    let below = self.map.slice(offset, len).map_err(|_| beyond(offset, len, self.len()))?;
+                    composed.extend(
+                        below.extents().iter().map(|part| Extent { start: start + part.start, ..*part }),
+                    );
+                }
+                Place::Zero => composed.push(Extent { start, len, place }),
+                Place::Encoded { offset, .. } => {
+                    composed.push(Extent { start, len, place: Place::Encoded { layer: own, offset } });
+                }
+            }
+            if composed.len() > PIECES_MAX {
+                return Err(LayerError::Limit(format!("it lies in more than {PIECES_MAX} pieces")));
+            }
+        }
+        let map = Map::from_extents(composed).map_err(|error| LayerError::Corrupt(error.to_string()))?;
+        let mut sources = self.sources.clone();
+        if let Some(codec) = codec {
+            let encoded = Encoded::new(codec, (*self.map).clone(), blocks)
+                .ok_or_else(|| LayerError::Corrupt("an encoded block of it is impossible".to_owned()))?;
+            sources.layers.push(Arc::new(Layer::new(encoded)));
+        }
+        Ok(Image { map: Arc::new(map), sources, block_size: 512 })
+    }
+
+    /// `len` bytes from byte `offset` on, in memory of their own.
+    ///
+    /// # Errors
+    /// They are not all there, are more than a parser may read at once, or cannot be read.
+    pub fn read_vec(&self, offset: u64, len: usize) -> Result<Vec<u8>, LayerError> {
+        if len > READ_MAX {
+            return Err(LayerError::Limit(format!("{len} bytes at once are too many to read")));
+        }
+        // Asked first, so that no memory is taken for what is not there.
+        if offset.checked_add(len as u64).is_none_or(|end| end > self.len()) {
+            return Err(beyond(offset, len as u64, self.len()));
+        }
+        let mut bytes = vec![0; len];
+        self.read_at(&mut bytes, offset)?;
+        Ok(bytes)
+    }
+
+    /// Up to `len` bytes from byte `offset` on: fewer at the end.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn read_some(&self, offset: u64, len: usize) -> Result<Vec<u8>, LayerError> {
+        let there = usize::try_from(self.len().saturating_sub(offset)).unwrap_or(usize::MAX);
+        self.read_vec(offset.min(self.len()), len.min(there))
+    }
+}
+
+fn beyond(offset: u64, len: u64, end: u64) -> LayerError {
+    LayerError::Corrupt(format!(
+        "{len} bytes from byte {offset} on reach beyond its end at byte {end} (is the image cut short?)"
+    ))
+}
+
+impl ReadAt for Image {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.sources.read(&self.map, buf, offset)
+    }
+}
+
+impl fmt::Debug for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Image").field("len", &self.len()).field("extents", &self.map.extents().len()).finish()
+    }
+}
+
+impl Sources {
+    /// Fills `buf` with what `map` says is at `offset`.
+    fn read(&self, map: &Map, mut buf: &mut [u8], mut offset: u64) -> io::Result<()> {
+        while !buf.is_empty() {
+            let extent = map.lookup(offset).ok_or(io::ErrorKind::UnexpectedEof)?;
+            let len = usize::try_from(extent.len).unwrap_or(usize::MAX).min(buf.len());
+            let (now, rest) = buf.split_at_mut(len);
+            match extent.place {
+                Place::Zero => now.fill(0),
+                Place::Data { file, offset } => {
+                    let file = usize::try_from(file).ok().and_then(|file| self.files.get(file));
+                    file.ok_or(io::ErrorKind::NotFound)?.read_at(now, offset)?;
+                }
+                Place::Encoded { layer, offset } => {
+                    let layer = usize::try_from(layer).ok().and_then(|layer| self.layers.get(layer));
+                    layer.ok_or(io::ErrorKind::NotFound)?.read(self, now, offset)?;
+                }
+            }
+            offset += len as u64;
+            buf = rest;
+        }
+        Ok(())
+    }
+}
+
+impl Layer {
+    fn new(encoded: Encoded) -> Layer {
+        let decoder = encoded.codec().decoder();
+        Layer { encoded, last: Mutex::new(Last { block: None, bytes: Vec::new(), decoder }) }
+    }
+
+    /// Fills `buf` with bytes of the layer's own count. What it needs from `sources` is of layers made before it, so
+    /// this ends.
+    fn read(&self, sources: &Sources, mut buf: &mut [u8], mut offset: u64) -> io::Result<()> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        while !buf.is_empty() {
+            let (index, block) = self.encoded.block_at(offset).ok_or(io::ErrorKind::UnexpectedEof)?;
+            if last.block != Some(index) {
+                last.block = None;
+                let mut input = vec![0; usize::try_from(block.input_len).unwrap_or(0)];
+                sources.read(self.encoded.below(), &mut input, block.input)?;
+                let Last { bytes, decoder, .. } = &mut *last;
+                encoded::decode(block, &input, decoder.as_mut(), bytes)?;
+                last.block = Some(index);
+            }
+            let from = usize::try_from(offset - block.start).unwrap_or(usize::MAX);
+            let there = last.bytes.get(from..).unwrap_or_default();
+            let len = there.len().min(buf.len());
+            let (now, rest) = buf.split_at_mut(len);
+            now.copy_from_slice(there.get(..len).unwrap_or_default());
+            offset += len as u64;
+            buf = rest;
+        }
+        Ok(())
+    }
+}

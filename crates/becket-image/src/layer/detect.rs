@@ -1,0 +1,114 @@
+//! What an image holds: recognised by magic numbers, or as the user says.
+//! It never takes an image for something on the strength of its name.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use super::{About, FileSystem, LayerError, ext, iso9660};
+use crate::image::Image;
+use crate::partition::{self, Table};
+
+/// How an image is to be understood.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Format {
+    /// By its magic numbers.
+    #[default]
+    Auto,
+    /// As bytes without meaning: nothing in it is looked at, a path cannot go through it.
+    Raw,
+    /// A GUID or MBR partition table.
+    Disk,
+    /// ISO 9660, with Rock Ridge or Joliet.
+    Iso9660,
+    /// ext2, ext3 or ext4.
+    Ext,
+}
+
+/// Each format with its names, the first of which is shown.
+const NAMES: [(Format, &[&str]); 5] = [
+    (Format::Auto, &["auto"]),
+    (Format::Raw, &["raw"]),
+    (Format::Disk, &["disk", "gpt", "mbr"]),
+    (Format::Iso9660, &["iso9660", "iso"]),
+    (Format::Ext, &["ext4", "ext3", "ext2"]),
+];
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = NAMES.iter().find(|(format, _)| format == self).and_then(|(_, names)| names.first());
+        f.pad(name.unwrap_or(&"auto"))
+    }
+}
+
+impl FromStr for Format {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Format, String> {
+        let known = NAMES.iter().find(|(_, names)| names.contains(&text)).map(|(format, _)| *format);
+        known.ok_or_else(|| {
+            let all: Vec<&str> = NAMES.iter().filter_map(|(_, names)| names.first().copied()).collect();
+            format!("{text:?} is none of {}", all.join(", "))
+        })
+    }
+}
+
+/// What an image holds. A bootable ISO holds both: files and a partition table.
+#[derive(Debug, Default)]
+pub struct Contents {
+    /// The file system, when there is one.
+    pub fs: Option<Arc<dyn FileSystem>>,
+    /// The partition table, when there is one with partitions.
+    pub table: Option<Table>,
+}
+
+impl Contents {
+    /// Whether a path can go on in it.
+    pub fn is_container(&self) -> bool {
+        self.fs.is_some() || self.table.is_some()
+    }
+
+    /// What it says of itself: of the file system first.
+    pub fn about(&self) -> About {
+        if let Some(fs) = &self.fs {
+            return fs.about().clone();
+        }
+        let format = match &self.table {
+            Some(table) if table.sector.is_some() => "gpt",
+            Some(_) => "mbr",
+            None => "raw",
+        };
+        About { format, ..About::default() }
+    }
+}
+
+/// Finds out what `image` holds.
+///
+/// # Errors
+/// It has the magic number of a layer and is damaged, or is not what `format` says.
+pub fn detect(image: &Image, format: Format) -> Result<Contents, LayerError> {
+    if format == Format::Raw {
+        return Ok(Contents::default());
+    }
+    let wanted = |kind| format == Format::Auto || format == kind;
+    let mut contents = Contents::default();
+    for (kind, open) in OPENERS {
+        if contents.fs.is_none() && wanted(kind) {
+            contents.fs = open(image)?;
+        }
+    }
+    if wanted(Format::Disk) {
+        let table = partition::read(image, image.len(), image.block_size())?;
+        // A boot sector of FAT also ends like an MBR; what would be its partitions is not.
+        contents.table = Some(table).filter(|table| !table.partitions.is_empty());
+    }
+    if format != Format::Auto && !contents.is_container() {
+        return Err(LayerError::Corrupt(format!("it is not {format}")));
+    }
+    Ok(contents)
+}
+
+type Opener = fn(&Image) -> Result<Option<Arc<dyn FileSystem>>, LayerError>;
+
+/// The file systems, those with the most telling magic first.
+const OPENERS: [(Format, Opener); 2] = [(Format::Ext, ext::open), (Format::Iso9660, iso9660::open)];

@@ -1,0 +1,359 @@
+//! Paths that go through images, as if those were directories.
+//! It never leaves the image that it is in: symbolic links are followed inside it only, `..` ends at its root.
+//!
+//! Every regular file on the way that is followed by more path is opened as an image. In a partition table the names
+//! are `p2`, `by-label/NAME` and `by-uuid/UUID`, label and UUID being those of the partition or of what is in it. A
+//! bootable ISO has both: its files come first.
+
+use std::ffi::OsString;
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+
+use crate::image::{Image, Layout};
+use crate::layer::{Contents, FileSystem, Format, LayerError, NodeKind, detect, find};
+use crate::text::shown;
+use crate::{Error, Extent, Partition};
+
+/// Images inside images that are followed.
+pub(crate) const DEPTH_MAX: usize = 16;
+/// Symbolic links that are followed for one path, as the kernel does.
+const LINKS_MAX: u32 = 40;
+/// Names that an error tells of.
+const TOLD_MAX: usize = 12;
+
+/// One image on a path.
+#[derive(Debug)]
+pub struct Level {
+    /// The path up to it, safe to show.
+    pub path: String,
+    /// Its bytes.
+    pub image: Image,
+    /// Where these are in terms of the level before; empty for the first.
+    pub layout: Vec<Extent>,
+    /// What it holds, once the path went on in it.
+    pub contents: Option<Contents>,
+}
+
+/// Where a path ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// At the last level's image.
+    Image,
+    /// At a directory in the last level's file system.
+    Directory(u64),
+}
+
+/// A path that was walked.
+#[derive(Debug)]
+pub struct Walk {
+    /// The images on the way, from the file on the host on; never empty.
+    pub levels: Vec<Level>,
+    /// What the path names.
+    pub end: End,
+    /// Why the image may only be read, when that is so whatever the host allows.
+    pub read_only: Option<String>,
+}
+
+/// Walks `names` from `image`, which is known as `path`; `format` is said of this first image only.
+pub(crate) fn walk(image: Image, path: String, names: &[OsString], format: Format) -> Result<Walk, Error> {
+    let first = Level { path, image, layout: Vec::new(), contents: None };
+    let mut walk = Walk { levels: vec![first], end: End::Image, read_only: None };
+    let names: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
+    let mut rest = names.as_slice();
+    let mut links = LINKS_MAX;
+    while !rest.is_empty() {
+        let format = if walk.levels.len() == 1 { format } else { Format::Auto };
+        rest = walk.descend(rest, format, &mut links)?;
+    }
+    Ok(walk)
+}
+
+impl Walk {
+    /// The level that the path ends in.
+    ///
+    /// # Errors
+    /// Never in fact: there is always one.
+    pub fn last(&self) -> Result<&Level, Error> {
+        self.levels
+            .last()
+            .ok_or_else(|| Error::NoContainer { image: String::new(), why: "no image".to_owned() })
+    }
+
+    /// Goes from the last image to the next, or to a directory in it; the names that are left.
+    fn descend<'a>(
+        &mut self,
+        names: &'a [&'a [u8]],
+        format: Format,
+        links: &mut u32,
+    ) -> Result<&'a [&'a [u8]], Error> {
+        let count = self.levels.len();
+        let Some(level) = self.levels.last_mut() else { return Ok(&[]) };
+        let here = Here { path: &level.path };
+        if format == Format::Raw {
+            return Err(here.no_container("--format raw forbids to look into it".to_owned()));
+        }
+        if count > DEPTH_MAX {
+            return Err(here.no_container(format!("more than {DEPTH_MAX} images inside each other")));
+        }
+        let contents = detect(&level.image, format).map_err(|source| here.layer(source))?;
+        let table = contents.table.as_ref().map_or(&[][..], |table| &table.partitions);
+        let found = match &contents.fs {
+            Some(fs) => match reach(fs.as_ref(), names, links, &here) {
+                // A bootable ISO: its partitions are named where it has no such file.
+                Err(Error::Missing { .. }) if is_selector(names) && !table.is_empty() => None,
+                other => Some(other?),
+            },
+            None if table.is_empty() => {
+                return Err(here.no_container("no partition table or file system is recognised".to_owned()));
+            }
+            None => None,
+        };
+        let (reached, used) = match found {
+            Some(found) => found,
+            None => {
+                let (partition, used) = select(&level.image, table, names, &here)?;
+                (Reached::Part(partition.start, partition.len), used)
+            }
+        };
+        let failed = |source| here.layer(source);
+        let mut layout = Layout::default();
+        match (reached, &contents.fs) {
+            (Reached::Part(start, len), _) => layout.data(start, len).map_err(failed)?,
+            (Reached::File(node), Some(fs)) => {
+                layout = fs.lay_out(node).map_err(failed)?;
+                let holes = layout.extents().iter().any(|e| !matches!(e.place, crate::Place::Data { .. }));
+                let reason = match fs.writable(node) {
+                    Ok(()) if holes => {
+                        Err("the file has holes, which only its file system can fill".to_owned())
+                    }
+                    other => other,
+                };
+                self.read_only = self.read_only.take().or(reason.err());
+            }
+            (Reached::Directory(node), _) => {
+                self.end = End::Directory(node);
+                level.contents = Some(contents);
+                return Ok(&[]);
+            }
+            (Reached::File(_), None) => return Ok(&[]),
+        }
+        let (taken, left) = names.split_at(used.min(names.len()));
+        let path = taken.iter().fold(level.path.clone(), |path, name| format!("{path}/{}", shown(name)));
+        let extents = layout.extents().to_vec();
+        let mut image = level.image.compose(layout).map_err(failed)?;
+        if matches!(reached, Reached::Part(..)) {
+            image = image.with_block_size(level.image.block_size());
+        }
+        level.contents = Some(contents);
+        self.levels.push(Level { path, image, layout: extents, contents: None });
+        Ok(left)
+    }
+}
+
+/// What names lead to inside one image.
+#[derive(Debug, Clone, Copy)]
+enum Reached {
+    File(u64),
+    Directory(u64),
+    Part(u64, u64),
+}
+
+/// The image that is being searched, for errors.
+struct Here<'a> {
+    path: &'a str,
+}
+
+impl Here<'_> {
+    fn layer(&self, source: LayerError) -> Error {
+        Error::Layer { image: self.path.to_owned(), source }
+    }
+
+    fn no_container(&self, why: String) -> Error {
+        Error::NoContainer { image: self.path.to_owned(), why }
+    }
+
+    fn missing(&self, format: &'static str, missing: String, entries: Vec<String>) -> Error {
+        Error::Missing { image: self.path.to_owned(), format, missing, entries }
+    }
+}
+
+/// Follows `names` in a file system up to a regular file or to their end; how many of them that took.
+fn reach(
+    fs: &dyn FileSystem,
+    names: &[&[u8]],
+    links: &mut u32,
+    here: &Here<'_>,
+) -> Result<(Reached, usize), Error> {
+    let mut inside = Inside { fs, stack: vec![fs.root()], links, here };
+    let mut walked: Vec<u8> = Vec::new();
+    for (index, name) in names.iter().enumerate() {
+        if !walked.is_empty() {
+            walked.push(b'/');
+        }
+        walked.extend_from_slice(name);
+        if let Some(file) = inside.step(name, &walked)? {
+            return Ok((Reached::File(file), index + 1));
+        }
+    }
+    Ok((Reached::Directory(inside.dir()), names.len()))
+}
+
+/// A place in the directories of one file system.
+struct Inside<'a> {
+    fs: &'a dyn FileSystem,
+    /// The directories from the root to here.
+    stack: Vec<u64>,
+    /// Symbolic links that may still be followed.
+    links: &'a mut u32,
+    here: &'a Here<'a>,
+}
+
+impl Inside<'_> {
+    fn dir(&self) -> u64 {
+        self.stack.last().copied().unwrap_or_else(|| self.fs.root())
+    }
+
+    /// Goes on by one name, which is part of `walked`: to a directory, or to the regular file that is returned.
+    fn step(&mut self, name: &[u8], walked: &[u8]) -> Result<Option<u64>, Error> {
+        let failed = |source| self.here.layer(source);
+        match name {
+            b"" | b"." => return Ok(None),
+            b".." => {
+                // The root is its own parent.
+                if self.stack.len() > 1 {
+                    self.stack.pop();
+                }
+                return Ok(None);
+            }
+            _ => {}
+        }
+        let dir = self.dir();
+        let Some(node) = find(self.fs, dir, name).map_err(failed)? else {
+            return Err(self.here.missing(self.fs.about().format, shown(walked), self.neighbours(dir)));
+        };
+        let no_way = |what: &str| {
+            Err(self.here.no_container(format!("{} in its {} {what}", shown(walked), self.fs.about().format)))
+        };
+        match self.fs.stat(node).map_err(failed)?.kind {
+            NodeKind::File => Ok(Some(node)),
+            NodeKind::Directory => {
+                self.stack.push(node);
+                Ok(None)
+            }
+            NodeKind::Other => no_way("is a device, FIFO or socket"),
+            NodeKind::Symlink => {
+                if *self.links == 0 {
+                    return no_way("leads through too many symbolic links");
+                }
+                *self.links -= 1;
+                let target = self.fs.read_link(node).map_err(failed)?;
+                if target.starts_with(b"/") {
+                    self.stack.truncate(1);
+                }
+                let mut file = None;
+                for name in target.split(|byte| *byte == b'/') {
+                    if file.is_some() && !name.is_empty() {
+                        return Err(self.here.no_container(format!(
+                            "the symbolic link {} leads through a file, and links are followed inside one image only",
+                            shown(walked)
+                        )));
+                    }
+                    if file.is_none() {
+                        file = self.step(name, walked)?;
+                    }
+                }
+                Ok(file)
+            }
+        }
+    }
+
+    /// Some of the names in a directory.
+    fn neighbours(&self, dir: u64) -> Vec<String> {
+        let mut names = Vec::new();
+        // What cannot be read is not told of; the error at hand is another.
+        let _ = self.fs.list(dir, &mut |name, _| {
+            if names.len() == TOLD_MAX {
+                names.push("...".to_owned());
+                return ControlFlow::Break(());
+            }
+            names.push(shown(name));
+            ControlFlow::Continue(())
+        });
+        names
+    }
+}
+
+/// Whether names can be those of a partition.
+fn is_selector(names: &[&[u8]]) -> bool {
+    names.first().is_some_and(|name| number(name).is_some() || *name == b"by-label" || *name == b"by-uuid")
+}
+
+/// The number in `p2`.
+fn number(name: &[u8]) -> Option<u32> {
+    let digits = name.strip_prefix(b"p").filter(|digits| digits.iter().all(u8::is_ascii_digit))?;
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+/// The partition that the first names stand for; how many of them that took.
+fn select<'a>(
+    image: &Image,
+    table: &'a [Partition],
+    names: &[&[u8]],
+    here: &Here<'_>,
+) -> Result<(&'a Partition, usize), Error> {
+    let first = names.first().copied().unwrap_or_default();
+    let none = |missing: &[u8], entries| here.missing("partition table", shown(missing), entries);
+    let by = match first {
+        b"by-label" => Tag::Label,
+        b"by-uuid" => Tag::Uuid,
+        name => {
+            let wanted = number(name);
+            let found = table.iter().find(|partition| Some(partition.number) == wanted);
+            let all = || table.iter().map(|partition| format!("p{}", partition.number)).collect();
+            return found.map(|partition| (partition, 1)).ok_or_else(|| none(name, all()));
+        }
+    };
+    let wanted = names.get(1).copied().unwrap_or_default();
+    let mut matches = table.iter().filter(|partition| {
+        tags(image, partition, by).iter().any(|tag| match by {
+            Tag::Label => tag.as_bytes() == wanted,
+            Tag::Uuid => tag.as_bytes().eq_ignore_ascii_case(wanted),
+        })
+    });
+    let all =
+        || table.iter().flat_map(|partition| tags(image, partition, by)).map(|tag| shown(tag.as_bytes()));
+    match (matches.next(), matches.next()) {
+        (Some(one), None) => Ok((one, 2)),
+        (Some(one), Some(other)) => Err(here.no_container(format!(
+            "{}/{} is partition {} and partition {}: say p{} or p{}",
+            shown(first),
+            shown(wanted),
+            one.number,
+            other.number,
+            one.number,
+            other.number
+        ))),
+        (None, _) => Err(none(&[first, wanted].join(&b'/'), all().collect())),
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tag {
+    Label,
+    Uuid,
+}
+
+/// The labels or UUIDs that a partition is known by: that of what is in it, and its own.
+fn tags(image: &Image, partition: &Partition, by: Tag) -> Vec<String> {
+    // A partition whose contents cannot be read still has its own.
+    let contents =
+        image.slice(partition.start, partition.len).ok().and_then(|image| detect(&image, Format::Auto).ok());
+    let about = contents.map(|contents| contents.about()).unwrap_or_default();
+    let (inner, own) = match by {
+        Tag::Label => (about.label, partition.label.clone()),
+        Tag::Uuid => (about.uuid, partition.uuid.clone()),
+    };
+    let mut tags: Vec<String> = inner.into_iter().chain(own).collect();
+    tags.dedup();
+    tags
+}

@@ -1,0 +1,180 @@
+//! Images inside images, end to end: what is attached is what lies in the innermost file.
+//! Never mounts anything: the kernel has no part in finding the bytes.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+mod common;
+
+use becket_testkit::{Scratch, crc, crc_whole, image, require_device, require_tools, tool, via};
+use common::{scratch, text};
+use serde_json::json;
+use std::{
+    fs,
+    io::{Seek as _, SeekFrom, Write as _},
+    os::unix::fs::FileExt as _,
+    path::Path,
+    process::Command,
+};
+
+const MIB: u64 = 1 << 20;
+
+/// A disk with an ext4 in its first partition that holds `dir/nested.img` and `dir/holed.img`, and random bytes in its
+/// second partition.
+fn disk(place: &Scratch) {
+    let tree = place.dir("tree/dir");
+    image::random(&tree.join("nested.img"), MIB, 7);
+    image::sparse(&tree.join("holed.img"), MIB);
+    fs::OpenOptions::new()
+        .write(true)
+        .open(tree.join("holed.img"))
+        .unwrap()
+        .write_all_at(&[5; 4096], 512 << 10)
+        .unwrap();
+    std::os::unix::fs::symlink("dir/nested.img", place.path("tree/link.img")).unwrap();
+    let [(first, first_len), (second, second_len)] = image::GPT_PARTITIONS;
+    image::gpt(&place.path("disk.img"), 16 * MIB);
+    let fs = place.path("p1.ext4");
+    image::ext4(&fs, first_len * 512, &place.path("tree"));
+    let disk = fs::OpenOptions::new().write(true).open(place.path("disk.img")).unwrap();
+    disk.write_all_at(&fs::read(fs).unwrap(), first * 512).unwrap();
+    disk.write_all_at(&image::random_bytes((second_len * 512) as usize, 9), second * 512).unwrap();
+}
+
+fn ready(name: &str) -> bool {
+    require_device(name) && require_tools(name, &["mke2fs", "sfdisk"])
+}
+
+#[test]
+fn a_partition_by_number_and_by_label() {
+    if !ready("nested::a_partition_by_number_and_by_label") {
+        return;
+    }
+    let place = scratch();
+    disk(&place);
+    let (start, len) = image::GPT_PARTITIONS[1];
+    let expected = crc(&place.path("disk.img"), start * 512, len * 512);
+    for path in ["disk.img/p2", "disk.img/by-label/second"] {
+        let told = place.json(["attach", "--via", &via(), path]);
+        let info = &told["devices"][0];
+        let device = Path::new(text(info, "device"));
+        assert_eq!(crc_whole(device), (expected, len * 512), "{path}");
+        assert_eq!(info["read_only"], json!(false));
+        assert!(text(info, "image").ends_with(path), "{info}");
+        place.ok(["detach", path]);
+        assert_eq!(place.devices(), Vec::<serde_json::Value>::new());
+    }
+    // Written through the device, it is in the file, in its place.
+    let device = place.attach(&place.path("disk.img/p2"), &[]);
+    let mut file = fs::OpenOptions::new().write(true).open(&device).unwrap();
+    file.seek(SeekFrom::Start(4096)).unwrap();
+    file.write_all(&[0xa5; 512]).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    place.ok(["refresh", device.to_str().unwrap()]);
+    assert_eq!(crc_whole(&device).1, len * 512, "the size is the partition's, not the file's");
+    place.ok(["detach", device.to_str().unwrap()]);
+    let mut bytes = [0; 512];
+    fs::File::open(place.path("disk.img")).unwrap().read_exact_at(&mut bytes, start * 512 + 4096).unwrap();
+    assert_eq!(bytes, [0xa5; 512]);
+}
+
+#[test]
+fn a_file_in_a_file_system_in_a_partition() {
+    if !ready("nested::a_file_in_a_file_system_in_a_partition") {
+        return;
+    }
+    let place = scratch();
+    disk(&place);
+    let expected = crc_whole(&place.path("tree/dir/nested.img"));
+    for path in ["disk.img/p1/dir/nested.img", "disk.img/p1/link.img", "disk.img/p1/dir/../dir/nested.img"] {
+        let told = place.json(["attach", "--via", &via(), path]);
+        let info = &told["devices"][0];
+        assert_eq!(crc_whole(Path::new(text(info, "device"))), expected, "{path}");
+        assert_eq!(info["read_only"], json!(false), "all its blocks are there and the file system is clean");
+        place.ok(["detach", "--all"]);
+    }
+    let (start, _) = image::GPT_PARTITIONS[0];
+    // A dirty journal: nothing may be written behind its back.
+    let disk = fs::OpenOptions::new().read(true).write(true).open(place.path("disk.img")).unwrap();
+    let incompat = start * 512 + 1024 + 96;
+    let mut flags = [0; 4];
+    disk.read_exact_at(&mut flags, incompat).unwrap();
+    flags[0] |= 4;
+    let state = start * 512 + 1024 + 58;
+    // The superblock's checksum would be wrong: only the state is changed, which is covered, so it is turned off.
+    let mut ro_compat = [0; 4];
+    disk.read_exact_at(&mut ro_compat, start * 512 + 1024 + 100).unwrap();
+    ro_compat[1] &= !4;
+    disk.write_all_at(&ro_compat, start * 512 + 1024 + 100).unwrap();
+    for (at, bytes, why) in [(state, &[0, 0][..], "was not unmounted"), (incompat, &flags[..], "journal")] {
+        disk.write_all_at(bytes, at).unwrap();
+        let told = place.json(["attach", "--via", &via(), "disk.img/p1/dir/nested.img"]);
+        let info = &told["devices"][0];
+        assert_eq!(info["read_only"], json!(true));
+        assert!(info["warnings"].to_string().contains(why), "{info}");
+        assert_eq!(crc_whole(Path::new(text(info, "device"))), expected);
+        place.ok(["detach", "--all"]);
+    }
+}
+
+#[test]
+fn what_is_not_there_is_said_with_what_is() {
+    if !ready("nested::what_is_not_there_is_said_with_what_is") {
+        return;
+    }
+    let place = scratch();
+    disk(&place);
+    for (path, kind, words) in [
+        (
+            "disk.img/p3",
+            "not_found",
+            &["disk.img: the partition table in it has no entry", "\"p3\"", "p1, p2"][..],
+        ),
+        ("disk.img/by-label/third", "not_found", &["by-label/third", "first, second"]),
+        (
+            "disk.img/p1/dir/nestd.img",
+            "not_found",
+            &["disk.img/p1: the ext4 in it", "dir/nestd.img", "nested.img"],
+        ),
+        ("disk.img/p1/dir", "not_an_image", &["a directory"]),
+        ("disk.img/p1/dir/nested.img/p1", "not_an_image", &["nested.img: nothing can be looked up in it"]),
+        ("disk.img/p2/x", "not_an_image", &["disk.img/p2: nothing can be looked up"]),
+    ] {
+        let ran = place.run(["attach", "--json", "--via", &via(), path]);
+        assert_eq!(ran.code, 1, "{path}: {ran:?}");
+        assert_eq!(text(&ran.json()["errors"][0], "kind"), kind, "{path}: {ran:?}");
+        for word in words {
+            assert!(ran.err.contains(word), "{path}: no {word:?} in {ran:?}");
+        }
+    }
+    let ran = place.run(["attach", "--via", &via(), "--format", "raw", "disk.img/p2"]);
+    assert!(ran.code == 1 && ran.err.contains("--format raw forbids"), "{ran:?}");
+    let ran = place.run(["attach", "--via", &via(), "--format", "iso9660", "disk.img/p2"]);
+    assert!(ran.code == 1 && ran.err.contains("it is not iso9660"), "{ran:?}");
+    assert_eq!(place.devices(), Vec::<serde_json::Value>::new());
+}
+
+#[test]
+fn a_file_in_an_iso_needs_no_server() {
+    let name = "nested::a_file_in_an_iso_needs_no_server";
+    if !require_device(name) || !require_tools(name, &["genisoimage"]) {
+        return;
+    }
+    let place = scratch();
+    let tree = place.dir("tree/boot");
+    image::random(&tree.join("efi image.img"), 3 * MIB, 3);
+    tool(
+        Command::new("genisoimage")
+            .args(["-quiet", "-R", "-o"])
+            .args([place.path("live.iso"), place.path("tree")]),
+    );
+    let expected = crc_whole(&tree.join("efi image.img"));
+    // Twice at once: readers do not shut each other out.
+    for _ in 0..2 {
+        let told = place.json(["attach", "--via", "loop", "live.iso/boot/efi image.img"]);
+        let info = &told["devices"][0];
+        assert_eq!(text(info, "transport"), "loop");
+        assert_eq!(info["read_only"], json!(true));
+        assert_eq!(crc_whole(Path::new(text(info, "device"))), expected);
+    }
+    place.ok(["detach", "--all"]);
+}

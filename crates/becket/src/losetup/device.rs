@@ -132,6 +132,10 @@ impl Loop {
 
     /// Opens its node, which is made when it is missing and may be made.
     pub(super) fn open(&self, writable: bool) -> io::Result<File> {
+        if self.name.is_none() && sysfs::is_there() {
+            // A stale node; opening it would make the kernel make a device.
+            return Err(rustix::io::Errno::NXIO.into());
+        }
         let open = || File::options().read(true).write(writable).open(&self.path);
         match (open(), &self.name) {
             (Err(error), Some(name)) if error.kind() == io::ErrorKind::NotFound => {

@@ -27,14 +27,11 @@ const PARTITIONS: Duration = Duration::from_secs(5);
 /// Attaches `file`, to a free device when none is named; returns the device's path.
 pub(super) fn create(device: Option<&OsStr>, file: &OsStr, settings: &Settings) -> Result<PathBuf, Trouble> {
     let path = match device {
-        None => {
-            if settings.no_overlap
-                && let Some(path) = reuse(file, settings)?
-            {
-                return Ok(path);
-            }
-            on_free(file, settings)?
-        }
+        None if settings.no_overlap => match reuse(file, settings)? {
+            Some(path) => path,
+            None => on_free(file, settings)?,
+        },
+        None => on_free(file, settings)?,
         Some(device) => on_named(device, file, settings)?,
     };
     complain_of_size(file, settings);
@@ -309,22 +306,27 @@ impl Backing {
 
 /// Bytes at the end that no sector holds cannot be seen on the device.
 fn complain_of_size(file: &OsStr, settings: &Settings) {
+    let shown = file.display();
+    let offset = settings.offset.unwrap_or(0);
     let size = match settings.size_limit {
         Some(limit) if limit > 0 => limit,
         _ => match std::fs::metadata(file) {
-            Ok(data) if !data.file_type().is_block_device() => {
-                data.len().saturating_sub(settings.offset.unwrap_or(0))
+            Ok(data) if data.file_type().is_block_device() => return,
+            Ok(data) if offset > data.len() => {
+                return warn(&format!(
+                    "{shown}: Warning: the device is empty: the offset is past the end of the file"
+                ));
             }
-            _ => return,
+            Ok(data) => data.len() - offset,
+            Err(_) => return,
         },
     };
-    let shown = file.display();
     if size < 512 {
         warn(&format!("{shown}: Warning: file is smaller than 512 bytes: the device has no sector of it"));
     } else if size % 512 != 0 {
+        let rest = size % 512;
         warn(&format!(
-            "{shown}: Warning: file does not end on a 512-byte sector boundary: its last {} bytes are left out",
-            size % 512
+            "{shown}: Warning: file does not end on a 512-byte sector boundary: its last {rest} bytes are left out"
         ));
     }
 }

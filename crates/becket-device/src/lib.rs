@@ -34,7 +34,7 @@ mod users;
 mod worker;
 
 pub use attach::{attach, attach_leased};
-pub use becket_engine::{Activity, Summary};
+pub use becket_engine::{Activity, Decodings, Summary};
 pub use becket_uapi::handover::inherited_fd;
 pub use control::ServerStatus;
 pub use detach::{detach, refresh, server_status};

@@ -6,8 +6,10 @@ use std::sync::{
     atomic::{AtomicI32, AtomicU64, Ordering},
 };
 
-use becket_image::Map;
+use becket_image::{Encoded, Map};
 use rustix::io::Errno;
+
+use crate::{Decoding, Error, decode::Layers};
 
 /// The map of an image and the files that it speaks of.
 #[derive(Debug)]
@@ -19,19 +21,34 @@ pub struct Backing {
     /// Whether queues begin past the page cache, where they can.
     pub(crate) direct: bool,
     sync: Vec<FileSync>,
+    /// The layers of encoded blocks that the map speaks of.
+    layers: Option<Arc<Layers>>,
 }
 
 impl Backing {
     /// A backing for `queues` queues.
     pub fn new(map: Map, files: Vec<becket_image::Backing>, read_only: bool, queues: usize) -> Backing {
         let sync = files.iter().map(|_| FileSync::new(queues)).collect();
-        Backing { map: Arc::new(map), files, read_only, direct: true, sync }
+        Backing { map: Arc::new(map), files, read_only, direct: true, sync, layers: None }
     }
 
     /// The same with queues that begin through the page cache; see [`IoThreads::let_go`](crate::IoThreads::let_go).
     #[must_use]
     pub fn through_the_page_cache(self) -> Backing {
         Backing { direct: false, ..self }
+    }
+
+    /// The same with a map whose encoded extents are of these layers, which `decoding` decodes.
+    ///
+    /// # Errors
+    /// [`Error::Layers`] with what is wrong with them.
+    pub fn decoded_by(self, decoding: &Arc<Decoding>, encoded: Vec<Encoded>) -> Result<Backing, Error> {
+        let layers = Layers::new(encoded, self.files.len(), Arc::clone(decoding))?;
+        Ok(Backing { layers: Some(layers), ..self })
+    }
+
+    pub(crate) fn layers(&self) -> Option<&Arc<Layers>> {
+        self.layers.as_ref()
     }
 
     /// The files, in the order in which maps speak of them.

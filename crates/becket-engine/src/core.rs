@@ -3,6 +3,7 @@
 
 mod below;
 mod frames;
+mod loads;
 mod merge;
 
 use std::{
@@ -16,10 +17,11 @@ use rustix::io::Errno;
 
 use crate::{
     Answer, Backing, Data, Error, Op, QueueStats, Request,
+    decode::Mailbox,
     governor::{Governor, Hold},
     memory::Buffers,
     provided::Provided,
-    request::{Slot, Way},
+    request::{Slot, Step, Way},
     ring::{Ring, Transfer, fixed},
     stats::Tally,
     straight::{MAX_OPERATION, Straight},
@@ -29,6 +31,8 @@ use crate::{
 pub use below::Below;
 use below::Unproven;
 use frames::is_lent;
+use loads::Loads;
+pub(crate) use loads::{Copied, memory_of};
 use merge::Runs;
 
 /// How the requests of a queue carry their bytes.
@@ -72,6 +76,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) below: Option<Below>,
     pub(crate) merge: bool,
     pub(crate) stats: &'a Arc<QueueStats>,
+    pub(crate) mailbox: &'a Arc<Mailbox>,
 }
 
 /// A queue's memory for such commands.
@@ -87,6 +92,8 @@ pub(crate) type Finished = Vec<(u16, Result<u64, Errno>)>;
 pub(crate) struct Core {
     pub(crate) index: u32,
     number: usize,
+    /// Requests of the port; those of the queue's own come behind them.
+    depth: u16,
     pub(crate) backing: Arc<Backing>,
     pub(crate) map: Arc<Map>,
     pub(crate) slab: Box<[Slot]>,
@@ -122,6 +129,8 @@ pub(crate) struct Core {
     unproven: Option<Box<Unproven>>,
     /// Neighbours become one operation.
     runs: Option<Box<Runs>>,
+    /// Blocks are decoded for requests.
+    pub(crate) loads: Option<Box<Loads>>,
     /// Requests go through the page cache, even where they need not.
     pub(crate) buffered: bool,
     /// Nothing begins: see [`Core::hold`].
@@ -136,6 +145,9 @@ impl Core {
             Memory::Framed { head, size } => Some(Buffers::framed(new.depth.into(), head, size)?),
             Memory::Registered => None,
         };
+        let loads = Loads::new(new.backing, new.depth, new.mailbox)?;
+        // The queue's own requests behind those of the port.
+        let requests = new.depth + loads.as_ref().map_or(0, |loads| loads.count());
         let runs = (new.merge && buffers.is_some()).then(|| Runs::new(new.depth)).transpose()?;
         let batch = match new.batch {
             None => None,
@@ -156,17 +168,17 @@ impl Core {
         let unregistered_port = (!ring.releases_at_once()).then_some(new.descriptor);
         let files = ring.register_files(&descriptors)?;
         let provided = batch.as_ref().map(|batch| &batch.picks);
-        let rest = ring.may_block(new.depth).and_then(|()| match new.memory {
+        let rest = ring.may_block(requests).and_then(|()| match new.memory {
             Memory::Buffers(_) | Memory::Framed { .. } => Ok(None),
             Memory::Registered => {
-                ring.take_buffers(new.depth).map(Some).inspect_err(|_| ring.blocks_no_more(new.depth))
+                ring.take_buffers(new.depth).map(Some).inspect_err(|_| ring.blocks_no_more(requests))
             }
         });
         let rest = rest.and_then(|registered| {
             let known = provided.map_or(Ok(()), |picks| ring.register_provided(picks));
             known.map(|()| registered).inspect_err(|_| {
                 registered.inspect(|first| ring.give_buffers(*first, new.depth));
-                ring.blocks_no_more(new.depth);
+                ring.blocks_no_more(requests);
             })
         });
         let registered = match rest {
@@ -181,7 +193,7 @@ impl Core {
             number: new.number,
             backing: Arc::clone(new.backing),
             map: Arc::clone(new.below.as_ref().map_or(&new.backing.map, |below| &below.map)),
-            slab: vec![Slot::IDLE; new.depth.into()].into_boxed_slice(),
+            slab: vec![Slot::IDLE; requests.into()].into_boxed_slice(),
             buffers,
             lent: match new.memory {
                 Memory::Framed { .. } => vec![false; new.depth.into()].into_boxed_slice(),
@@ -195,7 +207,7 @@ impl Core {
             in_flight: 0,
             finished: Vec::with_capacity(new.depth.into()),
             telling: Vec::with_capacity(new.depth.into()),
-            governor: Governor::new(new.depth),
+            governor: Governor::new(requests),
             tally: Tally::new(Arc::clone(new.stats)),
             straight: Straight::NOWHERE,
             carried: match new.memory {
@@ -204,6 +216,8 @@ impl Core {
             },
             unproven: new.below.as_ref().map(|below| Unproven::new(Arc::clone(&below.lease), new.depth)),
             runs,
+            loads,
+            depth: new.depth,
             buffered: !new.backing.direct,
             held: None,
             closing: false,
@@ -275,6 +289,7 @@ impl Core {
 
     /// What has happened in this turn may be read by others.
     pub(crate) fn turn_ended(&mut self) {
+        self.send_jobs();
         self.tally.turn_ended(self.governor.windows());
     }
 
@@ -313,7 +328,7 @@ impl Core {
     /// Gives the ring's slots back; nothing is in flight any more.
     pub(crate) fn give_back(&self, ring: &mut Ring) -> Result<(), Error> {
         if let Some(first) = self.registered {
-            ring.give_buffers(first, self.slab.len() as u16);
+            ring.give_buffers(first, self.depth);
         }
         ring.blocks_no_more(self.slab.len() as u16);
         let picks = self.batch.as_ref().map_or(Ok(()), |batch| ring.unregister_provided(&batch.picks));
@@ -400,6 +415,9 @@ impl Core {
 
     #[inline]
     fn finish(&mut self, now: u64, tag: u16, result: Result<u64, Errno>) {
+        if tag >= self.depth {
+            return self.load_read(tag, result);
+        }
         if let Some(slot) = self.slab.get_mut(usize::from(tag)) {
             slot.busy = false;
             let nanos = now.saturating_sub(slot.began);
@@ -427,13 +445,15 @@ impl Core {
             return;
         }
         match self.next_operation(tag) {
-            Ok(Some(entry)) => {
+            Ok(Step::Operate(entry)) => {
                 let governed = self.slab[usize::from(tag)].way == Way::Governed;
                 if !governed || self.admit(ring.now(), tag) {
                     self.submit(ring, tag, entry);
                 }
             }
-            Ok(None) => {
+            // Word about what it waits for takes it further.
+            Ok(Step::Waits) => {}
+            Ok(Step::Whole) => {
                 let len = self.slab[usize::from(tag)].request.len;
                 self.finish(ring.now(), tag, Ok(len));
             }
@@ -532,6 +552,7 @@ mod tests {
                 merge: false,
                 batch: None,
                 stats: &Arc::default(),
+                mailbox: &crate::decode::unheard(),
             };
             let core = Core::new(&mut ring, 0, &parts).unwrap();
             drop(writer);

@@ -56,6 +56,12 @@ pub enum Error {
         /// What the port said.
         source: io::Error,
     },
+    /// Layers of encoded blocks that cannot be.
+    #[error("the image's encoded layers make no sense: {why}")]
+    Layers {
+        /// What is wrong with them.
+        why: String,
+    },
     /// The thread is no longer there.
     #[error("I/O thread {thread} has ended")]
     Gone {

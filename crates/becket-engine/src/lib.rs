@@ -4,6 +4,7 @@
 
 mod backing;
 mod core;
+mod decode;
 mod error;
 mod geometry;
 mod governor;
@@ -22,11 +23,12 @@ mod user_data;
 
 pub use crate::core::{Batch, Below, Memory};
 pub use backing::Backing;
+pub use decode::{Decoding, LEAST_CACHE, MOST_LAYERS, usual_cache};
 pub use error::Error;
 pub use geometry::Geometry;
 pub use memory::SharedWords;
 pub use port::{Answer, Io, Port, Token};
 pub use queue::NewQueue;
 pub use request::{Data, Op, Request};
-pub use stats::{Activity, QueueStats, Summary};
+pub use stats::{Activity, Decodings, QueueStats, Summary};
 pub use thread::{IoThreads, QueueId};

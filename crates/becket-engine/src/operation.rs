@@ -1,14 +1,14 @@
 //! What a request needs next: the operation on a backing file that takes it one step further.
 //! Decides and builds; queues nothing, and knows nothing of how results are told.
 
-use becket_image::{Extent, Place};
+use becket_image::{Encoded, Extent, Place};
 use io_uring::{opcode, squeue, types::FsyncFlags};
 use rustix::io::Errno;
 
 use crate::{
     Backing, Data, Op, Request,
-    core::Core,
-    request::{MAX_RETRIES, Slot, Way, Zeroing, errno_of},
+    core::{Copied, Core, memory_of},
+    request::{MAX_RETRIES, Slot, Step, Way, Zeroing, errno_of},
     ring::{Transfer, fixed},
     straight::{MAX_OPERATION, Straight},
 };
@@ -17,8 +17,8 @@ use crate::{
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 impl Core {
-    /// The next operation on a backing file that a request needs, or `None` when it is whole.
-    pub(crate) fn next_operation(&mut self, tag: u16) -> Result<Option<squeue::Entry>, Errno> {
+    /// What a request needs next.
+    pub(crate) fn next_operation(&mut self, tag: u16) -> Result<Step, Errno> {
         if self.slab[usize::from(tag)].request.op == Op::Flush {
             return self.next_sync(tag);
         }
@@ -26,36 +26,42 @@ impl Core {
             let slot = &mut self.slab[usize::from(tag)];
             let left = slot.request.len - slot.done;
             if left == 0 {
-                return Ok(None);
+                return Ok(Step::Whole);
             }
-            let extent = self.map.lookup(slot.request.offset + slot.done).ok_or(Errno::IO)?;
+            let below = self.loads.as_ref().and_then(|loads| loads.layer_of(tag)).map(Encoded::below);
+            let map = below.unwrap_or(&self.map);
+            let extent = map.lookup(slot.request.offset + slot.done).ok_or(Errno::IO)?;
             slot.asked = left.min(extent.len).min(MAX_OPERATION);
             match extent.place {
-                Place::Data { file, offset } => return self.operate(tag, file, offset).map(Some),
+                Place::Data { file, offset } => return self.operate(tag, file, offset).map(Step::Operate),
                 // Holes read as zeroes, and a hole stays one when it is zeroed.
                 Place::Zero => match (slot.request.op, slot.request.data) {
                     (Op::Read, Data::Buffer) => {
                         let (from, len) = (slot.done as usize, slot.asked as usize);
                         slot.done += slot.asked;
-                        let buffers = self.buffers.as_mut().ok_or(Errno::IO)?;
-                        buffers.slice(tag.into()).get_mut(from..from + len).ok_or(Errno::IO)?.fill(0);
+                        let memory = memory_of(self.loads.as_deref_mut(), self.buffers.as_mut(), tag);
+                        memory.get_mut(from..from + len).ok_or(Errno::IO)?.fill(0);
                     }
                     (Op::Discard | Op::WriteZeroes { .. }, _) => slot.done += slot.asked,
                     _ => return Err(Errno::IO),
                 },
-                Place::Encoded { .. } => return Err(Errno::IO),
+                Place::Encoded { layer, offset } => {
+                    if let Copied::Waits = self.decoded(tag, layer, offset)? {
+                        return Ok(Step::Waits);
+                    }
+                }
             }
         }
     }
 
-    fn next_sync(&mut self, tag: u16) -> Result<Option<squeue::Entry>, Errno> {
+    fn next_sync(&mut self, tag: u16) -> Result<Step, Errno> {
         let slot = &mut self.slab[usize::from(tag)];
-        let Some((file, target)) = self.backing.next_to_sync(slot.file)? else { return Ok(None) };
+        let Some((file, target)) = self.backing.next_to_sync(slot.file)? else { return Ok(Step::Whole) };
         slot.file = file;
         slot.sync_target = target;
         slot.way = Way::Free;
         let target = fixed(self.files + 1 + 2 * file);
-        Ok(Some(opcode::Fsync::new(target).flags(FsyncFlags::DATASYNC).build()))
+        Ok(Step::Operate(opcode::Fsync::new(target).flags(FsyncFlags::DATASYNC).build()))
     }
 
     /// The operation that moves or zeroes `asked` bytes at `offset` of a backing file.
@@ -95,10 +101,16 @@ impl Core {
             });
         let flags = self.governor.way_of(slot, &backing.facts, !self.buffered);
         let target = if slot.direct { self.files + 2 + 2 * file } else { self.files + 1 + 2 * file };
-        if slot.direct {
+        let memory =
+            self.loads.as_deref_mut().and_then(|loads| loads.memory(tag)).map(|memory| memory.address());
+        if slot.direct && memory.is_none() {
             self.straight = self.straight_at(tag, target);
         }
         let slot = &self.slab[usize::from(tag)];
+        if let Some(memory) = memory {
+            let (address, len) = (memory + slot.done, slot.asked as u32);
+            return Ok(Transfer { target, offset, len, address, flags, ..Transfer::default() }.entry());
+        }
         let way = Transfer { target, offset, len: slot.asked as u32, flags, ..Transfer::default() };
         Ok(self.transfer(tag, &slot.request, slot.done, way))
     }

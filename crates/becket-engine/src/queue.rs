@@ -12,6 +12,7 @@ use io_uring::cqueue;
 use crate::{
     Answer, Backing, Batch, Below, Error, Memory, Port, QueueStats,
     core::{Core, Parts},
+    decode::{Mailbox, Note},
     ring::{Completion, Ring},
     user_data::Source,
 };
@@ -59,6 +60,7 @@ impl Queue {
         ring: &mut Ring,
         index: u32,
         new: NewQueue,
+        mailbox: &Arc<Mailbox>,
     ) -> Result<(Queue, Result<(), Error>), Error> {
         let parts = Parts {
             descriptor: new.port.descriptor().as_raw_fd(),
@@ -71,6 +73,7 @@ impl Queue {
             below: new.below.clone(),
             merge: new.merge,
             stats: &new.stats,
+            mailbox,
         };
         let mut core = Core::new(ring, index, &parts)?;
         let NewQueue { mut port, on_closed, .. } = new;
@@ -125,6 +128,11 @@ impl Queue {
         }
     }
 
+    /// Takes in word about a block.
+    pub(crate) fn told(&mut self, ring: &mut Ring, tag: u16, note: Note) {
+        self.core.told(ring, tag, note);
+    }
+
     /// Whether this is the queue's first completion in the turn.
     pub(crate) fn turns(&mut self) -> bool {
         !std::mem::replace(&mut self.in_turn, true)
@@ -140,10 +148,10 @@ impl Queue {
         self.core.turn_ended();
     }
 
-    /// Tells the port what has finished and sends what has gathered, until there is neither.
+    /// Tells the port what has finished, sends what has gathered and begins loads, until there is none of it.
     fn settle(&mut self, ring: &mut Ring) {
         self.tell(ring);
-        while self.core.send_run(ring) {
+        while self.core.send_run(ring) || self.core.serve_loads(ring) {
             self.tell(ring);
         }
     }

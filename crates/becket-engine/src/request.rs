@@ -1,6 +1,7 @@
 //! One request on its way: what was asked, how far it has come, what to do next.
 //! Owns no memory and makes no system call.
 
+use io_uring::squeue;
 use rustix::io::Errno;
 
 /// What a request wants.
@@ -95,6 +96,16 @@ pub(crate) struct Slot {
     pub(crate) bare: bool,
     /// The slot holds a request that has not finished.
     pub(crate) busy: bool,
+}
+
+/// What a request needs next.
+pub(crate) enum Step {
+    /// An operation on a backing file.
+    Operate(squeue::Entry),
+    /// Word about a block that is being decoded.
+    Waits,
+    /// Nothing.
+    Whole,
 }
 
 /// How an operation goes to the kernel; see [`crate::governor`].

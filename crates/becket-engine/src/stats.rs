@@ -40,6 +40,8 @@ pub struct QueueStats {
     flush: Timed,
     discard: Counters,
     write_zeroes: Counters,
+    /// In the order of [`Decodings::each`].
+    decodings: [AtomicU64; DECODINGS],
 }
 
 impl QueueStats {
@@ -154,11 +156,49 @@ impl Tally {
         self.write();
     }
 
+    /// So much has been decoded for the queue since the beginning.
+    pub(crate) fn decoded(&self, decodings: &Decodings) {
+        for (shown, number) in self.stats.decodings.iter().zip(decodings.each()) {
+            shown.store(number, Relaxed);
+        }
+    }
+
     fn write(&mut self) {
         if self.requests > 0 {
             self.stats.succeeded(self.kind, self.requests, self.bytes, self.nanos);
             (self.requests, self.bytes) = (0, 0);
         }
+    }
+}
+
+/// How many numbers [`Decodings`] has.
+const DECODINGS: usize = 6;
+
+/// What was done for the encoded extents of an image.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decodings {
+    /// Blocks that a request found decoded.
+    pub hits: u64,
+    /// Blocks that a request had to wait for.
+    pub waits: u64,
+    /// Blocks that were decoded; fewer than `waits` where several waited for one.
+    pub blocks: u64,
+    /// Bytes that these yielded.
+    pub bytes: u64,
+    /// Blocks that were loaded before anybody asked.
+    pub ahead: u64,
+    /// Blocks that could not be read or decoded.
+    pub errors: u64,
+}
+
+impl Decodings {
+    fn each(&self) -> [u64; DECODINGS] {
+        let Decodings { hits, waits, blocks, bytes, ahead, errors } = *self;
+        [hits, waits, blocks, bytes, ahead, errors]
+    }
+
+    fn of([hits, waits, blocks, bytes, ahead, errors]: [u64; DECODINGS]) -> Decodings {
+        Decodings { hits, waits, blocks, bytes, ahead, errors }
     }
 }
 
@@ -263,6 +303,9 @@ pub struct Summary {
     pub discard: Activity,
     /// Ranges that were zeroed; `None` where they count as writes.
     pub write_zeroes: Option<Activity>,
+    /// What was decoded; `None` where nothing is encoded.
+    #[serde(default)]
+    pub decoded: Option<Decodings>,
 }
 
 /// What was done of one kind. Times are nanoseconds; `None` is what nobody measured.
@@ -303,6 +346,9 @@ impl Summary {
             (queues.clone().map(|queue| &queue.read), queues.clone().map(|queue| &queue.write));
         let discard = Activity::counted(queues.clone().map(|queue| &queue.discard));
         let zeroed = Activity::counted(queues.clone().map(|queue| &queue.write_zeroes));
+        let decoded = std::array::from_fn(|index| {
+            queues.clone().map(|queue| queue.decodings[index].load(Relaxed)).sum()
+        });
         Summary {
             in_flight: queues.clone().map(in_flight).sum(),
             read: Activity { window: window(0), ..Activity::timed(read) },
@@ -310,6 +356,7 @@ impl Summary {
             flush: Activity::timed(queues.clone().map(|queue| &queue.flush)),
             discard: Activity { window: window(2), ..discard },
             write_zeroes: Some(Activity { window: window(2), ..zeroed }),
+            decoded: Some(Decodings::of(decoded)).filter(|decoded| *decoded != Decodings::default()),
         }
     }
 }

@@ -16,6 +16,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{
     Error, NewQueue,
+    decode::{Addressee, Mailbox, Note},
     queue::Queue,
     ring::{BATCH, Ring},
     user_data::source_of,
@@ -230,7 +231,10 @@ struct Server {
     orders: Receiver<Order>,
     wake: Arc<OwnedFd>,
     woken: Box<[u8; 8]>,
-    /// Queues of which something has completed in this turn; never longer than a batch of completions.
+    /// Where others leave word about blocks, and the list that it is exchanged for.
+    mailbox: Arc<Mailbox>,
+    notes: Vec<(Addressee, Note)>,
+    /// Queues of which something has completed in this turn, each once.
     turning: Vec<u32>,
     stopping: bool,
 }
@@ -245,6 +249,8 @@ impl Server {
             serials: Vec::new(),
             last_serial: 0,
             orders,
+            mailbox: Arc::new(Mailbox::new(Arc::clone(&wake))),
+            notes: Vec::new(),
             wake,
             woken: Box::new([0; 8]),
             turning: Vec::with_capacity(BATCH),
@@ -329,9 +335,24 @@ impl Server {
                 Order::Panic => panic!("as the test wants"),
             }
         }
+        self.hear();
         if let Err(error) = self.listen() {
             eprintln!("becket: I/O thread {} takes no more orders: {error}", self.index);
             self.stopping = true;
+        }
+    }
+
+    /// Takes in what others have left word of.
+    fn hear(&mut self) {
+        self.mailbox.take(&mut self.notes);
+        for ((index, tag), note) in self.notes.drain(..) {
+            // A queue stays as long as it waits for word.
+            if let Some(Some(queue)) = self.queues.get_mut(index as usize) {
+                queue.told(&mut self.ring, tag, note);
+                if queue.turns() {
+                    self.turning.push(index);
+                }
+            }
         }
     }
 
@@ -344,7 +365,7 @@ impl Server {
                 self.queues.len() - 1
             }
         };
-        let (mut queue, started) = Queue::start(&mut self.ring, index as u32, new)?;
+        let (mut queue, started) = Queue::start(&mut self.ring, index as u32, new, &self.mailbox)?;
         queue.end_turn(&mut self.ring);
         if queue.has_ended() {
             queue.release(&mut self.ring)?;

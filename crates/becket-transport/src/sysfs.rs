@@ -98,6 +98,7 @@ fn counters(text: &str) -> Option<Summary> {
         flush,
         discard: moved(11).unwrap_or_default(),
         write_zeroes: None,
+        decoded: None,
     })
 }
 

@@ -309,6 +309,7 @@ mod tests {
         assert_eq!(type_of("Device"), keys(&device("one", 1).info));
         assert_eq!(type_of("Stats"), keys(&Summary::default()));
         assert_eq!(type_of("Activity"), keys(&becket_engine::Activity::default()));
+        assert_eq!(type_of("Decoded"), keys(&becket_engine::Decodings::default()));
     }
 
     #[test]

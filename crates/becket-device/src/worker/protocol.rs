@@ -215,7 +215,7 @@ pub(crate) fn wrong(what: &str) -> io::Error {
 pub(crate) mod tests {
     use std::fs::File;
 
-    use becket_engine::Activity;
+    use becket_engine::{Activity, Decodings};
     use becket_image::{BackingKind, Facts};
 
     use super::*;
@@ -280,7 +280,8 @@ pub(crate) mod tests {
             window: Some(next()),
         };
         let (read, write, flush, discard) = (activity(), activity(), activity(), activity());
-        Summary { in_flight: 3, read, write, flush, discard, write_zeroes: Some(activity()) }
+        let decoded = Some(Decodings { hits: 1, waits: 2, blocks: 3, bytes: u64::MAX, ahead: 5, errors: 6 });
+        Summary { in_flight: 3, read, write, flush, discard, write_zeroes: Some(activity()), decoded }
     }
 
     #[test]

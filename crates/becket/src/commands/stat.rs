@@ -8,7 +8,7 @@ use crate::{
     ui::{Ui, table},
     units::{format_size, format_time},
 };
-use becket_device::{Activity, DeviceStats, Summary};
+use becket_device::{Activity, Decodings, DeviceStats, Summary};
 
 const HEAD: [&str; 11] =
     ["KIND", "OPS", "BYTES", "ERRORS", "MEAN", "P50", "P90", "P99", "P99.9", "MAX", "WINDOW"];
@@ -33,6 +33,7 @@ fn show(ui: &Ui, told: &DeviceStats) -> Result<(), Failure> {
     ui.line(format!("{name}  {}  {transport}  {} in flight", device.display(), stats.in_flight))?;
     let text = table(&rows(stats), &(1..HEAD.len()).collect::<Vec<_>>());
     ui.line(text.trim_end())?;
+    stats.decoded.as_ref().map_or(Ok(()), |decoded| ui.line(words(decoded)))?;
     note.iter().try_for_each(|note| ui.line(format!("({note})")))
 }
 
@@ -42,6 +43,16 @@ fn rows(stats: &Summary) -> Vec<Vec<String>> {
     let rest = [("discard", Some(discard)), ("write-zeroes", write_zeroes.as_ref())];
     let rows = kinds.into_iter().chain(rest).filter_map(|(kind, done)| Some(row(kind, done?)));
     [HEAD.map(str::to_owned).to_vec()].into_iter().chain(rows).collect()
+}
+
+/// What was done for the encoded parts of an image, in a line.
+fn words(decoded: &Decodings) -> String {
+    let Decodings { hits, waits, blocks, bytes, ahead, errors } = decoded;
+    let yielded = format_size(*bytes);
+    format!(
+        "decoded: {blocks} blocks, {yielded}, {ahead} ahead of need, {errors} errors; \
+         wanted: {hits} times there, {waits} times not yet"
+    )
 }
 
 fn row(kind: &str, done: &Activity) -> Vec<String> {
@@ -65,6 +76,10 @@ mod tests {
         assert_eq!(rows[1].join(" "), "read 3 12K - 81.3us - - - - - -");
         assert_eq!(rows.len(), 5, "zeroed ranges that count as writes have no line of their own");
         let known = Activity { errors: Some(1), p999_ns: Some(1), max_ns: Some(2), ..Activity::default() };
+        let decoded = Decodings { hits: 9, waits: 4, blocks: 3, bytes: 384 << 10, ahead: 1, errors: 0 };
+        let told =
+            "decoded: 3 blocks, 384K, 1 ahead of need, 0 errors; wanted: 9 times there, 4 times not yet";
+        assert_eq!(words(&decoded), told);
         assert_eq!(row("flush", &known).join(" "), "flush 0 0 1 - - - - 1ns 2ns -");
     }
 }

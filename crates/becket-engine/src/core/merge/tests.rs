@@ -68,6 +68,7 @@ impl Bench {
             below: None,
             merge,
             stats: &stats,
+            mailbox: &crate::decode::unheard(),
         };
         let mut ring = Ring::new(0).unwrap();
         let core = Core::new(&mut ring, 0, &parts).unwrap();

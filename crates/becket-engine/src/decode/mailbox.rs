@@ -1,0 +1,91 @@
+//! Where other threads leave word for an I/O thread: one bell for all that has gathered.
+//! Whoever leaves word never waits for the thread, and the thread never for them beyond moving a list.
+
+use std::{
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use rustix::io::Errno;
+
+use super::{
+    block::{Key, Staging},
+    frames::Decoded,
+};
+
+/// What an I/O thread is told of blocks.
+pub(crate) enum Note {
+    /// A block that a request waits for is there, or cannot be had.
+    Block { key: Key, result: Result<Arc<Decoded>, Errno> },
+    /// The memory of a load comes back, with the bytes that its block yielded: the load has ended.
+    Loaded { staging: Staging, yielded: Option<u32> },
+}
+
+/// Who of an I/O thread is meant: a queue by its index, and a tag of it.
+pub(crate) type Addressee = (u32, u16);
+
+/// One I/O thread's mailbox.
+pub(crate) struct Mailbox {
+    notes: Mutex<Vec<(Addressee, Note)>>,
+    bell: Arc<OwnedFd>,
+}
+
+impl Mailbox {
+    pub(crate) fn new(bell: Arc<OwnedFd>) -> Mailbox {
+        Mailbox { notes: Mutex::default(), bell }
+    }
+
+    /// Leaves word. The bell rings when the box was empty: what comes before the thread looks needs no second ring.
+    pub(crate) fn leave(&self, whom: Addressee, note: Note) {
+        let mut notes = self.notes();
+        notes.push((whom, note));
+        let first = notes.len() == 1;
+        drop(notes);
+        if first {
+            // Full means that it rings already; nothing else can go wrong with an eventfd of ours.
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Exchanges what has gathered for an empty list, so that the memory of both is used again.
+    pub(crate) fn take(&self, list: &mut Vec<(Addressee, Note)>) {
+        std::mem::swap(&mut *self.notes(), list);
+    }
+
+    /// A thread that panics ends the process.
+    fn notes(&self) -> MutexGuard<'_, Vec<(Addressee, Note)>> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    /// A mailbox that nobody looks into.
+    pub(crate) fn unheard() -> Arc<Mailbox> {
+        Arc::new(Mailbox::new(Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap())))
+    }
+
+    #[test]
+    fn the_bell_rings_once_for_all_that_gathers() {
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+        let mailbox = Mailbox::new(Arc::clone(&bell));
+        let rings = || {
+            let mut count = [0; 8];
+            rustix::io::read(&bell, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+        };
+        let note = || Note::Block { key: Key { layer: 1, block: 2 }, result: Err(Errno::IO) };
+        mailbox.leave((1, 2), note());
+        mailbox.leave((1, 3), note());
+        assert_eq!(rings(), 1);
+        let mut list = Vec::new();
+        mailbox.take(&mut list);
+        assert_eq!(list.iter().map(|(whom, _)| *whom).collect::<Vec<_>>(), [(1, 2), (1, 3)]);
+        list.clear();
+        mailbox.leave((1, 4), note());
+        assert_eq!(rings(), 1, "an empty box rings again");
+    }
+}

@@ -26,8 +26,25 @@ test: cargo setup  ## everything that CI checks
 demo: cargo setup build  ## real images, attached, compared and detached
 	@BECKET="$(abspath $(TARGET_DIR))/release/becket" scripts/demo.sh
 
-install: build  ## to $(DESTDIR)$(PREFIX)/bin
-	install -D -m 755 "$(TARGET_DIR)/release/becket" "$(DESTDIR)$(PREFIX)/bin/becket"
+# BECKET=PATH installs a becket that was built before, and builds none.
+BECKET = $(TARGET_DIR)/release/becket
+LIB = $(DESTDIR)$(PREFIX)/lib
+SHARE = $(DESTDIR)$(PREFIX)/share
+
+install: $(if $(filter command environment,$(firstword $(origin BECKET))),,build)  ## to $(DESTDIR)$(PREFIX): the command, man pages, completions, units, udev rules
+	install -D -m 755 "$(BECKET)" "$(DESTDIR)$(PREFIX)/bin/becket"
+	"$(BECKET)" man "$(SHARE)/man/man1"
+	install -D -m 644 dist/beckettab.5 "$(SHARE)/man/man5/beckettab.5"
+	install -d "$(SHARE)/bash-completion/completions" "$(SHARE)/zsh/site-functions" "$(SHARE)/fish/vendor_completions.d"
+	"$(BECKET)" completions bash >"$(SHARE)/bash-completion/completions/becket"
+	"$(BECKET)" completions zsh >"$(SHARE)/zsh/site-functions/_becket"
+	"$(BECKET)" completions fish >"$(SHARE)/fish/vendor_completions.d/becket.fish"
+	install -D -m 644 dist/90-becket.rules "$(LIB)/udev/rules.d/90-becket.rules"
+	install -d "$(LIB)/systemd/system" "$(LIB)/systemd/system-generators"
+	for unit in becket.socket becket.service becket-attach@.service; do \
+	    sed "s|=/usr/bin/|=$(PREFIX)/bin/|" "dist/$$unit" >"$(LIB)/systemd/system/$$unit" || exit; \
+	done
+	ln -sf ../../../bin/becket "$(LIB)/systemd/system-generators/becket-generator"
 
 fmt: cargo
 	$(CARGO) fmt --all

@@ -20,6 +20,7 @@ mod links;
 mod list;
 mod log;
 mod loop_;
+mod manager;
 mod planner;
 mod process;
 mod register;
@@ -30,6 +31,7 @@ mod state;
 mod supervisor;
 mod sync;
 mod types;
+mod udev;
 mod users;
 mod worker;
 
@@ -44,6 +46,7 @@ pub use list::{find, list, tidy};
 pub use planner::{doctor, plan};
 pub use set::{Changes, set};
 pub use stat::{DeviceStats, stat};
+pub use state::check_name;
 pub use supervisor::{ServeOptions, serve};
 pub use types::{
     AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, GoBelow, PartitionInfo, Partitions,

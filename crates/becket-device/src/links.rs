@@ -6,8 +6,8 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use crate::DeviceInfo;
 use crate::runtime::Runtime;
+use crate::{DeviceInfo, udev};
 
 /// Makes the links of a device; answers with what did not work.
 pub(crate) fn make(runtime: &Runtime, info: &DeviceInfo) -> Vec<String> {
@@ -21,6 +21,8 @@ pub(crate) fn make(runtime: &Runtime, info: &DeviceInfo) -> Vec<String> {
             warnings.push(format!("no link {}: {error}", link.display()));
         }
     }
+    // Only now: who waits for udev's word opens the device by its link.
+    udev::tell(runtime, info);
     warnings
 }
 
@@ -32,6 +34,7 @@ pub(crate) fn remove(runtime: &Runtime, info: &DeviceInfo) {
             let _ = fs::remove_file(&link);
         }
     }
+    udev::forget(runtime, info);
 }
 
 /// Where the link to a device is, when it is there.

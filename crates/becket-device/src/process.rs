@@ -2,6 +2,7 @@
 //! It only looks; it never signals.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,16 @@ impl ProcessId {
     pub(crate) fn of(pid: u32) -> Option<ProcessId> {
         let (start, dead) = start_of(pid)?;
         (!dead).then_some(ProcessId { pid, start })
+    }
+
+    /// Whether it runs the very file that we run; an upgrade puts another one in its place.
+    pub(crate) fn runs_our_program(self) -> bool {
+        let file = |pid: &str| fs::metadata(format!("/proc/{pid}/exe")).map(|meta| (meta.dev(), meta.ino()));
+        match (file(&self.pid.to_string()), file("self")) {
+            (Ok(its), Ok(ours)) => its == ours,
+            // What cannot be known is no reason to replace it.
+            _ => true,
+        }
     }
 
     /// Whether it still runs. A zombie does not.
@@ -68,7 +79,11 @@ mod tests {
         assert!(own.alive());
         assert!(!ProcessId { start: own.start + 1, ..own }.alive(), "same number, other process");
 
-        let mut child = std::process::Command::new("true").spawn().unwrap();
+        assert!(own.runs_our_program());
+
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        assert!(!ProcessId::of(child.id()).unwrap().runs_our_program());
+        child.kill().unwrap();
         let pid = child.id();
         let id = ProcessId::of(pid);
         child.wait().unwrap();

@@ -63,6 +63,11 @@ impl Runtime {
         self.dir.join("workers")
     }
 
+    /// Names of devices, for udev.
+    pub(crate) fn udev(&self) -> PathBuf {
+        self.dir.join("udev")
+    }
+
     /// Where the links to device nodes are.
     pub(crate) fn links(&self) -> &Path {
         &self.links

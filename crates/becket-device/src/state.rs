@@ -371,7 +371,10 @@ fn names_match(record: &Record, name: &str) -> bool {
 }
 
 /// Names become file names in the runtime directory and in /dev.
-pub(crate) fn check_name(name: &str) -> Result<(), Error> {
+///
+/// # Errors
+/// It cannot be a device's name: only letters, digits, `.`, `_` and `-`, at most 63 of them, a letter or digit first.
+pub fn check_name(name: &str) -> Result<(), Error> {
     let bad = |why| Err(Error::Name { name: name.to_owned(), why });
     let Some(first) = name.bytes().next() else { return bad("it is empty") };
     if name.len() > LONGEST_NAME {

@@ -3,7 +3,7 @@
 
 use crate::units::{parse_block_size, parse_duration, parse_size};
 use becket_device::DataMode;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use std::{ffi::OsString, os::fd::RawFd, path::PathBuf, time::Duration};
 
 const EXAMPLES: &str = "\
@@ -61,6 +61,7 @@ pub(crate) enum Command {
     Worker(Worker),
     RunGuard(RunGuard),
     RunExec(RunExec),
+    Generator(Generator),
 }
 
 impl Command {
@@ -81,7 +82,8 @@ Examples:
   becket attach -r *.squashfs                # many at once, read-only
   becket attach --offset 1MiB --size-limit 64M disk.img
   becket attach --name root -v disk.img      # as /dev/becket/root; says what it took and why
-  becket attach --atomic --from images.txt   # all or none; a line: disk.img --name root --read-only")]
+  becket attach --atomic --from images.txt   # all or none; a line: disk.img --name root --read-only
+  becket attach --tab data                   # as the line `data` of /etc/beckettab says")]
 pub(crate) struct Attach {
     /// Images to attach: regular files or block devices
     #[arg(required_unless_present = "from", conflicts_with = "from", value_name = "IMAGE", value_hint = clap::ValueHint::FilePath)]
@@ -92,6 +94,12 @@ pub(crate) struct Attach {
     /// does not say otherwise. A mistake in the file is told with its line, and nothing is attached.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub(crate) from: Option<PathBuf>,
+    /// Take IMAGE for names in a table of devices [default: /etc/beckettab]
+    ///
+    /// A line of the table is NAME IMAGE [OPTIONS]: what the machine attaches when it starts, see beckettab(5).
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, num_args = 0..=1, require_equals = true,
+        default_missing_value = crate::tab::TABLE, conflicts_with = "from")]
+    pub(crate) tab: Option<PathBuf>,
     /// All or none: when one image fails, detach the others again
     #[arg(long)]
     pub(crate) atomic: bool,
@@ -107,6 +115,18 @@ pub(crate) struct AttachLine {
     pub(crate) image: PathBuf,
     #[command(flatten)]
     pub(crate) device: DeviceOptions,
+}
+
+impl AttachLine {
+    /// From a line's words; an error says on one line what is wrong.
+    pub(crate) fn parse_words(words: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
+        let parsed = AttachLine::command().try_get_matches_from(words);
+        parsed.and_then(|matches| AttachLine::from_arg_matches(&matches)).map_err(|error| {
+            let text = error.to_string();
+            let first = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
+            first.split_whitespace().collect::<Vec<_>>().join(" ")
+        })
+    }
 }
 
 /// Detach devices, and wait until they are really gone
@@ -371,6 +391,17 @@ pub(crate) struct RunExec {
     pub(crate) cgroup: Option<PathBuf>,
     #[arg(last = true, required = true)]
     pub(crate) command: Vec<OsString>,
+}
+
+/// Make units of a table of devices (started by systemd, as becket-generator)
+#[derive(Debug, Args)]
+#[command(hide = true)]
+pub(crate) struct Generator {
+    #[arg(long, value_name = "FILE", default_value = crate::tab::TABLE)]
+    pub(crate) tab: PathBuf,
+    /// Where units go, and where those would that come before or after others: three directories
+    #[arg(required = true, num_args = 1..=3, value_name = "DIR")]
+    pub(crate) dirs: Vec<PathBuf>,
 }
 
 /// How an image becomes a device; attach, run and mount share these.

@@ -10,20 +10,24 @@ mod failure;
 mod losetup;
 mod mounts;
 mod progress;
+mod tab;
 mod ui;
 mod units;
 mod words;
 
 use clap::{Parser as _, error::ErrorKind};
 use failure::Failure;
-use std::{io::Write as _, process::ExitCode};
+use std::{ffi::OsString, io::Write as _, path::Path, process::ExitCode};
+
+/// The name of the link in systemd's directory of generators.
+const GENERATOR: &str = "becket-generator";
 
 fn main() -> ExitCode {
     // Before anything else: that dialect has nothing in common with ours, and is called in loops.
     if let Some(words) = losetup::meant(std::env::args_os()) {
         return ExitCode::from(losetup::run(&words));
     }
-    let cli = match args::Cli::try_parse() {
+    let cli = match args::Cli::try_parse_from(words()) {
         Ok(cli) => cli,
         Err(error) => return refused(&error),
     };
@@ -39,6 +43,15 @@ fn main() -> ExitCode {
             ExitCode::from(failure.status)
         }
     }
+}
+
+/// The command line. systemd starts its generators without arguments of ours: there the name says what to do.
+fn words() -> Vec<OsString> {
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    if words.first().is_some_and(|name| Path::new(name).ends_with(GENERATOR)) {
+        words.insert(1, "generator".into());
+    }
+    words
 }
 
 /// Help and version go to standard output, wrong usage to standard error; programs get theirs as JSON as well.

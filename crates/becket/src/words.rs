@@ -37,7 +37,8 @@ pub(crate) fn lines(text: &str) -> Result<Vec<Line>, Unclosed> {
     Ok(lines)
 }
 
-fn words(line: &str) -> Result<Vec<String>, (usize, &'static str)> {
+/// The words of one line; where it stops making sense, the column and what is wrong there.
+pub(crate) fn words(line: &str) -> Result<Vec<String>, (usize, &'static str)> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
     let mut letters = line.chars().zip(1..);

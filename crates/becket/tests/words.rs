@@ -43,7 +43,7 @@ fn help_teaches() {
         let short = place.ok([command, "-h"]);
         assert!(short.len() <= help.len());
     }
-    for hidden in ["worker", "run-guard", "run-exec", "man"] {
+    for hidden in ["worker", "run-guard", "run-exec", "generator", "man"] {
         assert!(!overview.contains(&format!("  {hidden} ")), "{hidden} is nobody's business");
     }
     assert_eq!(place.ok(["--version"]), format!("becket {}\n", env!("CARGO_PKG_VERSION")));

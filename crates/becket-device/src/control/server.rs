@@ -30,7 +30,7 @@ pub(crate) trait Service: Sync {
     fn set(&self, request: &Set) -> Result<DeviceInfo, Error>;
     fn stat(&self, request: &Stat) -> Result<Summary, Error>;
     fn status(&self) -> ServerStatus;
-    fn hand_over(&self);
+    fn hand_over(&self) -> Result<(), Error>;
 }
 
 /// Serves one connection until its peer hangs up. `uid` is whom we serve, besides root.
@@ -98,7 +98,7 @@ fn answer(service: &dyn Service, call: &Call<Message<Value>>, fds: Vec<OwnedFd>)
             with(parameters, |request: Stat| Ok(Counted { stats: service.stat(&request)? }))
         }
         (INTERFACE, "HandOver") => with(parameters, |_: Nothing| {
-            service.hand_over();
+            service.hand_over()?;
             Ok(Nothing {})
         }),
         (INTERFACE, "Status") => with(parameters, |_: Nothing| Ok(service.status())),

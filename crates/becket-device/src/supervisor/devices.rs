@@ -26,7 +26,7 @@ use crate::process::ProcessId;
 use crate::register::forget;
 use crate::state::{Device, Store};
 use crate::sync::lock;
-use crate::{DeviceInfo, Error, ErrorKind, log};
+use crate::{DeviceInfo, Error, ErrorKind, log, manager};
 
 /// Everything that a supervisor owns.
 pub(crate) struct Supervisor {
@@ -86,7 +86,26 @@ impl Supervisor {
 
     /// Whether a successor waits and nothing is being changed: its devices stay with their workers.
     pub(crate) fn yields(&self) -> bool {
-        self.yielding.load(Ordering::SeqCst) && *lock(&self.busy) == 0
+        self.stepping_down() && *lock(&self.busy) == 0
+    }
+
+    /// Whether it has been told to leave its devices to another server.
+    pub(crate) fn stepping_down(&self) -> bool {
+        self.yielding.load(Ordering::SeqCst)
+    }
+
+    /// Ends once nothing is being changed any more; the devices stay with their workers.
+    pub(crate) fn step_down(&self, why: &str) {
+        self.stopping.store(true, Ordering::SeqCst);
+        if !self.yielding.swap(true, Ordering::SeqCst) {
+            log::warn(format_args!("server: {why}"));
+        }
+        (self.wake)();
+    }
+
+    /// How many devices it owns.
+    pub(crate) fn owns(&self) -> usize {
+        lock(&self.devices).len()
     }
 
     /// Says to whoever would come after our sudden death that this is no such thing.
@@ -359,12 +378,15 @@ impl Service for Supervisor {
         state.server.stats(state.device.info.number)
     }
 
-    fn hand_over(&self) {
-        self.stopping.store(true, Ordering::SeqCst);
-        if !self.yielding.swap(true, Ordering::SeqCst) {
-            log::warn(format_args!("server: a successor takes over"));
+    fn hand_over(&self) -> Result<(), Error> {
+        if manager::looks_after_us() {
+            let message = "a service manager looks after becket's server, and starts the next one itself";
+            let hint =
+                "systemctl restart becket: it takes over, and replaces the processes of an older becket";
+            return Err(unsupported(message.to_owned(), hint));
         }
-        (self.wake)();
+        self.step_down("a successor takes over");
+        Ok(())
     }
 
     fn status(&self) -> ServerStatus {
@@ -374,7 +396,7 @@ impl Service for Supervisor {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             worker_pid: worker.as_ref().map(|worker| worker.id().pid),
-            devices: u32::try_from(lock(&self.devices).len()).unwrap_or(u32::MAX),
+            devices: u32::try_from(self.owns()).unwrap_or(u32::MAX),
             stopping: self.stopping.load(Ordering::SeqCst),
             notes: self.notes.iter().cloned().chain(of_worker).collect(),
         }

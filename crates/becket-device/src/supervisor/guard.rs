@@ -5,7 +5,7 @@
 //! that reads a pipe before it begins. What comes out of the pipe says that all is well; its end without a word, that the
 //! supervisor is dead. So the successor needs no one to start it, its program is the one that ran (also where the
 //! file has been replaced), and nothing of it can go wrong before it has its own process. Where systemd has started the
-//! supervisor (`NOTIFY_SOCKET`), it is for systemd to start the next. Should all of them be dead, the next command that
+//! supervisor, it is for systemd to start the next. Should all of them be dead, the next command that
 //! needs a server starts one.
 
 use std::fs::File;
@@ -15,10 +15,10 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 
-use crate::log;
 use crate::runtime::{DIR_VARIABLE, LINKS_VARIABLE};
 use crate::state::Store;
 use crate::sync::lock;
+use crate::{log, manager};
 
 /// The supervisor's side.
 #[derive(Debug, Default)]
@@ -27,7 +27,7 @@ pub(super) struct Guard(Mutex<Option<(Child, File)>>);
 impl Guard {
     /// Sees to it that somebody stands guard.
     pub(super) fn stand(&self, store: &Store) {
-        if cfg!(test) || std::env::var_os("NOTIFY_SOCKET").is_some() {
+        if cfg!(test) || manager::looks_after_us() {
             return;
         }
         let mut guard = lock(&self.0);

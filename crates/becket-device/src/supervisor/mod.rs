@@ -39,7 +39,7 @@ use crate::control::{Nothing, ServerStatus, client, server};
 use crate::error::RUNS_ALREADY;
 use crate::runtime::Runtime;
 use crate::state::Store;
-use crate::{Error, isolate, log};
+use crate::{Error, isolate, log, manager};
 use devices::Supervisor;
 use process::Processes;
 
@@ -84,7 +84,8 @@ pub fn serve(options: ServeOptions) -> Result<(), Error> {
     // Before the first thread, which inherits the mask.
     let signals = SignalFd::block(&[Signal::INT, Signal::TERM])
         .map_err(Error::io("block signals of", "the server".as_ref()))?;
-    let Some(lock) = only_one(&runtime, options.takeover)? else {
+    let listener = manager::listener();
+    let Some(lock) = only_one(&runtime, options.takeover, listener.is_some())? else {
         return match options.ready_fd {
             Some(ready) => announce(ready),
             // A command was faster.
@@ -100,19 +101,25 @@ pub fn serve(options: ServeOptions) -> Result<(), Error> {
     for note in &notes {
         log::warn(format_args!("server: {note}"));
     }
-    let listener = listen(&runtime)?;
+    let listener = Listener::new(listener, &runtime)?;
     if let Some(ready) = options.ready_fd {
         announce(ready)?;
     }
     let room = Room::new(&runtime, notes, options.stay)?;
     let predecessors = room.supervisor.adopt();
-    if options.takeover {
-        room.supervisor.renew(predecessors);
+    let old = |worker: &Arc<dyn workers::Server>| options.takeover || !worker.id().runs_our_program();
+    if options.takeover || manager::looks_after_us() {
+        // A manager starts us anew after an upgrade, too.
+        room.supervisor.renew(predecessors.into_iter().filter(old).collect());
     }
     let supervisor = Arc::clone(&room.supervisor);
-    let result = room.run(&listener, &signals);
-    // Unlinked while the lock is held, so that no successor's socket is meant.
-    let _ = fs::remove_file(runtime.socket());
+    manager::tell("READY=1");
+    let result = room.run(&listener.socket, &signals);
+    manager::tell("STOPPING=1");
+    if listener.ours {
+        // Unlinked while the lock is held, so that no successor's socket is meant.
+        let _ = fs::remove_file(runtime.socket());
+    }
     if result.is_ok() {
         supervisor.ends_in_peace();
     }
@@ -121,8 +128,8 @@ pub fn serve(options: ServeOptions) -> Result<(), Error> {
 }
 
 /// Takes the lock that only one supervisor has; `None` when another one has it and answers. With `takeover` that one is
-/// asked to end.
-fn only_one(runtime: &Runtime, takeover: bool) -> Result<Option<File>, Error> {
+/// asked to end. One that was `handed` the socket cannot call the other at it: whoever calls there calls us.
+fn only_one(runtime: &Runtime, takeover: bool, handed: bool) -> Result<Option<File>, Error> {
     let path = runtime.lock();
     let file = OpenOptions::new()
         .write(true)
@@ -139,7 +146,9 @@ fn only_one(runtime: &Runtime, takeover: bool) -> Result<Option<File>, Error> {
             Err(error) => return Err(Error::io("lock", &path)(error)),
         }
         // It may be starting, and it may be ending.
-        let runs = if takeover {
+        let runs = if handed {
+            false
+        } else if takeover {
             // It ends once the calls under way are done. Should a command start another one then, that one is asked.
             client::call_running::<_, Nothing>(runtime, "HandOver", &Nothing {})?;
             false
@@ -151,9 +160,31 @@ fn only_one(runtime: &Runtime, takeover: bool) -> Result<Option<File>, Error> {
             return Ok(None);
         }
         if Instant::now() >= deadline {
-            return Err(Error::Server { what: "holds its lock and does not answer".to_owned(), log: None });
+            let what = match handed {
+                true => {
+                    "runs already, and the service manager did not start it: detach its devices, then it ends"
+                }
+                false => "holds its lock and does not answer",
+            };
+            return Err(Error::Server { what: what.to_owned(), log: None });
         }
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Where clients knock.
+struct Listener {
+    socket: UnixListener,
+    /// Made by us. That of a service manager stays when we end: it waits for the next client there.
+    ours: bool,
+}
+
+impl Listener {
+    fn new(handed: Option<UnixListener>, runtime: &Runtime) -> Result<Listener, Error> {
+        let ours = handed.is_none();
+        let socket = handed.map_or_else(|| listen(runtime), Ok)?;
+        socket.set_nonblocking(true).map_err(Error::io("listen at", &runtime.socket()))?;
+        Ok(Listener { socket, ours })
     }
 }
 
@@ -168,7 +199,6 @@ fn listen(runtime: &Runtime) -> Result<UnixListener, Error> {
     // The directory is ours alone, so nobody connects before the mode is set.
     let listener = UnixListener::bind(&path).map_err(Error::io("listen at", &path))?;
     fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(Error::io("protect", &path))?;
-    listener.set_nonblocking(true).map_err(Error::io("listen at", &path))?;
     Ok(listener)
 }
 
@@ -213,12 +243,21 @@ impl Room {
     fn run(mut self, listener: &UnixListener, signals: &SignalFd) -> Result<(), Error> {
         let mut idle_since = Some(Instant::now());
         let mut told = 0;
+        let mut owned = None;
         loop {
+            let owns = self.supervisor.owns();
+            if owned != Some(owns) {
+                manager::tell(&format!("STATUS=devices: {owns}"));
+                owned = Some(owns);
+            }
             let left = idle_since.map(|since| LINGER.saturating_sub(since.elapsed()));
             let left = left.filter(|_| !self.stay);
             let events = self.wait(listener, signals, left)?;
-            if events.client {
+            if events.client && !self.supervisor.stepping_down() {
                 self.receive(listener);
+            } else if events.client {
+                // It is for the next server; what we still do ends in a moment.
+                std::thread::sleep(Duration::from_millis(10));
             }
             while events.signal && signals.take().map_err(Error::io("read", "signals".as_ref()))?.is_some() {
                 told += 1;
@@ -240,6 +279,10 @@ impl Room {
 
     /// Whether to end at once.
     fn told_to_end(&mut self, times: u32) -> bool {
+        if manager::looks_after_us() && times == 1 {
+            self.supervisor.step_down("told to end; its devices stay with their workers");
+            return false;
+        }
         if times > 1 {
             log::warn(format_args!("server: ends with devices in use; their worker goes on"));
             return true;

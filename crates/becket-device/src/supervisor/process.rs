@@ -22,7 +22,7 @@ use crate::sync::lock;
 use crate::worker::kept::Kept;
 use crate::worker::protocol::{self, Order, Report, Serve, VERSION};
 use crate::worker::rendezvous;
-use crate::{Error, log};
+use crate::{Error, log, manager};
 
 /// How long a worker may take until it is ready for orders, and for each of them.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -61,8 +61,14 @@ impl WorkerProcess {
             move |error: io::Error| Error::Worker { what: format!("{what}: {error}") }
         };
         let (ours, theirs) = protocol::pair().map_err(failed("socket"))?;
-        let child = Command::new("/proc/self/exe")
-            .arg0("becket")
+        let mut command = Command::new("/proc/self/exe");
+        for variable in manager::VARIABLES {
+            command.env_remove(variable);
+        }
+        let child = command
+            // With an `@` in front it is spared when systemd ends what is left before it unmounts the last file systems:
+            // they may lie on our devices.
+            .arg0("@becket")
             .arg("worker")
             .current_dir("/")
             .stdin(Stdio::from(theirs))

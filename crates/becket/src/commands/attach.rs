@@ -1,7 +1,7 @@
 //! `becket attach IMAGE...`: many images at once, one device path a line in the order given.
 //! Never detaches what worked because something else failed, unless that was asked for.
 
-use super::{attach_from, common, parallel};
+use super::{attach_from, attach_tab, common, parallel};
 use crate::{args, failure::Failure, progress::Progress, ui::Ui};
 use becket_device::{AttachOptions, DetachOptions, DeviceInfo};
 use serde_json::{Value, json};
@@ -66,6 +66,9 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
 }
 
 fn jobs(args: &args::Attach) -> Result<Vec<Job>, Failure> {
+    if let Some(table) = &args.tab {
+        return attach_tab::jobs(table, &args.images);
+    }
     if let Some(file) = &args.from {
         if args.device.name.is_some() {
             return Err(Failure::usage("one --name cannot name several devices")

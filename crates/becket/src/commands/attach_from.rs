@@ -7,7 +7,7 @@ use crate::{
     failure::Failure,
     words,
 };
-use clap::{Args as _, CommandFactory as _, FromArgMatches as _, parser::ValueSource};
+use clap::{Args as _, CommandFactory as _, parser::ValueSource};
 use std::{
     collections::HashMap,
     ffi::OsString,
@@ -49,17 +49,8 @@ fn read(file: &Path, text: &str, given: &[OsString]) -> Result<Vec<Job>, Failure
     let mut names: HashMap<String, usize> = HashMap::new();
     for line in words::lines(text).map_err(|unclosed| bad(unclosed.to_string()))? {
         let words = given.iter().cloned().chain(line.words.iter().map(OsString::from));
-        let parsed = AttachLine::command().try_get_matches_from(words);
         let AttachLine { image, device } =
-            parsed.and_then(|matches| AttachLine::from_arg_matches(&matches)).map_err(|error| {
-                let text = error.to_string();
-                let first = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
-                bad(format!(
-                    "line {}: {}",
-                    line.number,
-                    first.split_whitespace().collect::<Vec<_>>().join(" ")
-                ))
-            })?;
+            AttachLine::parse_words(words).map_err(|what| bad(format!("line {}: {what}", line.number)))?;
         if let Some(name) = &device.name
             && let Some(first) = names.insert(name.clone(), line.number)
         {
@@ -72,7 +63,7 @@ fn read(file: &Path, text: &str, given: &[OsString]) -> Result<Vec<Job>, Failure
 }
 
 /// The device options that were given on the command line, as words again.
-fn given(words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+pub(super) fn given(words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let Ok(matches) = Cli::command().try_get_matches_from(words) else { return Vec::new() };
     let Some(matches) = matches.subcommand_matches("attach") else { return Vec::new() };
     let options = DeviceOptions::augment_args(clap::Command::new("becket"));

@@ -3,10 +3,12 @@
 
 mod attach;
 mod attach_from;
+mod attach_tab;
 mod common;
 mod completions;
 mod detach;
 mod doctor;
+mod generator;
 mod list;
 mod mount;
 mod parallel;
@@ -42,5 +44,6 @@ pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
         Command::Worker(_) => serve::worker(),
         Command::RunGuard(args) => run_guard::run(ui, args),
         Command::RunExec(args) => run_exec::run(args),
+        Command::Generator(args) => generator::run(args),
     }
 }

@@ -1,0 +1,92 @@
+//! A service manager, seen from the server that it started: the socket it hands over, and the words it waits for.
+//! It never fails: a manager that does not listen is not told, and what was not handed over is not there.
+//!
+//! The protocols are those of sd_listen_fds(3) and sd_notify(3), few enough lines to need no crate.
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
+
+use becket_uapi::handover::inherited_fd;
+use rustix::net::{AddressFamily, sockopt};
+
+/// What a process that is no server must not inherit: it would speak in the server's name.
+pub(crate) const VARIABLES: [&str; 4] = [NOTIFY, "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
+const NOTIFY: &str = "NOTIFY_SOCKET";
+/// The first descriptor that is handed over.
+const FIRST: i32 = 3;
+/// More than one socket is nothing that our units ask for.
+const MOST: i32 = 16;
+
+/// Whether a service manager looks after this process: it starts the next one, and ends this one to do so.
+pub(crate) fn looks_after_us() -> bool {
+    std::env::var_os(NOTIFY).is_some_and(|path| !path.is_empty())
+}
+
+/// Tells it, in lines of `KEY=VALUE`.
+pub(crate) fn tell(words: &str) {
+    let Some(path) = std::env::var_os(NOTIFY).filter(|path| !path.is_empty()) else { return };
+    // It may be gone, or this a mount namespace without its socket: whoever waits then has a time limit of its own.
+    let _ = send(&path.into_vec(), words);
+}
+
+fn send(path: &[u8], words: &str) -> io::Result<()> {
+    let address = match path.strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(std::ffi::OsStr::from_bytes(path))?,
+    };
+    UnixDatagram::unbound()?.send_to_addr(words.as_bytes(), &address).map(drop)
+}
+
+/// The socket on which it has begun to listen for us, where there is one.
+pub(crate) fn listener() -> Option<UnixListener> {
+    let number = |name| std::env::var(name).ok()?.parse::<i32>().ok();
+    // Meant for another process: our parent's environment.
+    if number("LISTEN_PID")?.unsigned_abs() != std::process::id() {
+        return None;
+    }
+    let count = number("LISTEN_FDS")?.clamp(0, MOST);
+    // All are taken: what nobody wants is closed.
+    let handed: Vec<OwnedFd> = (FIRST..FIRST + count).filter_map(|fd| inherited_fd(fd).ok()).collect();
+    handed.into_iter().find(is_listener).map(UnixListener::from)
+}
+
+fn is_listener(fd: &OwnedFd) -> bool {
+    let unix = sockopt::socket_domain(fd.as_fd()).is_ok_and(|domain| domain == AddressFamily::UNIX);
+    unix && sockopt::socket_acceptconn(fd.as_fd()).unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_arrive_at_both_kinds_of_address() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("notify");
+        let name = format!("becket-test-{}", std::process::id());
+        let by_path = UnixDatagram::bind(&path).unwrap();
+        let abstract_name = SocketAddr::from_abstract_name(&name).unwrap();
+        let by_name = UnixDatagram::bind_addr(&abstract_name).unwrap();
+        for (socket, address) in
+            [(by_path, path.as_os_str().as_bytes().to_vec()), (by_name, format!("@{name}").into_bytes())]
+        {
+            send(&address, "READY=1\nSTATUS=x").unwrap();
+            let mut words = [0; 64];
+            let len = socket.recv(&mut words).unwrap();
+            assert_eq!(&words[..len], b"READY=1\nSTATUS=x");
+        }
+        assert!(send(b"/nowhere/at/all", "READY=1").is_err());
+    }
+
+    #[test]
+    fn only_a_socket_that_listens_is_one() {
+        let temp = tempfile::tempdir().unwrap();
+        let listens = UnixListener::bind(temp.path().join("a")).unwrap();
+        assert!(is_listener(&listens.into()));
+        assert!(!is_listener(&UnixDatagram::bind(temp.path().join("b")).unwrap().into()));
+        assert!(!is_listener(&std::fs::File::open("/dev/null").unwrap().into()));
+    }
+}

@@ -1,0 +1,212 @@
+//! A table of devices, /etc/beckettab: NAME IMAGE [OPTIONS], one a line, for the machine to attach when it starts.
+//! A line that is wrong concerns nobody but itself: the others are read all the same.
+
+use crate::args::{AttachLine, DeviceOptions};
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    fs::File,
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+};
+
+/// Where the machine's table is.
+pub(crate) const TABLE: &str = "/etc/beckettab";
+/// Longest table, in bytes: some ten thousand lines.
+const LONGEST: u64 = 1 << 20;
+
+/// A line of the table.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) line: usize,
+    pub(crate) name: String,
+    /// Absolute.
+    pub(crate) image: PathBuf,
+    pub(crate) device: DeviceOptions,
+    pub(crate) start: Start,
+}
+
+/// When the machine attaches it, and what hangs on that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Start {
+    /// Only when something asks for it.
+    pub(crate) noauto: bool,
+    /// The machine's start neither waits for it nor fails with it.
+    pub(crate) nofail: bool,
+    /// The image is on the network.
+    pub(crate) netdev: bool,
+}
+
+/// A line that makes no sense.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Wrong {
+    pub(crate) line: usize,
+    pub(crate) why: String,
+}
+
+/// The text of a table; nothing when there is none.
+pub(crate) fn text(table: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    match File::open(table) {
+        Ok(file) => file.take(LONGEST + 1).read_to_end(&mut text)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+        Err(error) => return Err(error),
+    };
+    if text.len() as u64 > LONGEST {
+        return Err(io::Error::other(format!("longer than {LONGEST} bytes")));
+    }
+    Ok(text)
+}
+
+/// The lines of a table that say something. `given` are options that hold for each that does not say otherwise.
+pub(crate) fn entries(text: &[u8], given: &[OsString]) -> Vec<Result<Entry, Wrong>> {
+    let mut names: HashMap<String, usize> = HashMap::new();
+    let lines = text.split(|&byte| byte == b'\n').zip(1..);
+    let read = |(text, line)| {
+        let wrong = |why: String| Err(Wrong { line, why });
+        let entry = match parse(text, line, given).transpose()? {
+            Ok(entry) => entry,
+            Err(why) => return Some(wrong(why)),
+        };
+        // A second line of that name would be another unit's file in the first one's place.
+        if let Some(first) = names.get(&entry.name) {
+            return Some(wrong(format!("{} is the name of line {first} already", entry.name)));
+        }
+        names.insert(entry.name.clone(), line);
+        Some(Ok(entry))
+    };
+    lines.filter_map(read).collect()
+}
+
+fn parse(text: &[u8], line: usize, given: &[OsString]) -> Result<Option<Entry>, String> {
+    let text = std::str::from_utf8(text).map_err(|_| "it is not UTF-8".to_owned())?;
+    let words = crate::words::words(text).map_err(|(column, what)| format!("column {column}: {what}"))?;
+    let (name, image, options) = match words.as_slice() {
+        [] => return Ok(None),
+        [name, image] => (name, image, ""),
+        [name, image, options] => (name, image, options.as_str()),
+        [_] => return Err("it has no image: a line is NAME IMAGE [OPTIONS]".to_owned()),
+        _ => return Err("it has more than three words: a line is NAME IMAGE [OPTIONS]".to_owned()),
+    };
+    becket_device::check_name(name).map_err(|error| error.to_string())?;
+    if !Path::new(image).is_absolute() || image.chars().any(char::is_control) {
+        return Err(format!("{image:?} is no absolute path"));
+    }
+    let mut start = Start::default();
+    let mut words = given.to_vec();
+    for option in options.split(',').filter(|option| !matches!(*option, "" | "-" | "none" | "defaults")) {
+        match option {
+            "noauto" => start.noauto = true,
+            "nofail" => start.nofail = true,
+            "_netdev" => start.netdev = true,
+            "ro" => words.push("--read-only".into()),
+            // Not one of those that a device has, or that of another device.
+            _ if option.starts_with('-') || option.split('=').next() == Some("name") => {
+                return Err(format!("{option:?} is no option of a line"));
+            }
+            _ => words.push(format!("--{option}").into()),
+        }
+    }
+    words.extend([format!("--name={name}").into(), "--".into(), image.into()]);
+    let AttachLine { image, device } = AttachLine::parse_words(words)?;
+    Ok(Some(Entry { line, name: name.clone(), image, device, start }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn one(line: &str) -> Result<Entry, String> {
+        let mut found = entries(line.as_bytes(), &[]);
+        assert_eq!(found.len(), 1, "{line}");
+        found.remove(0).map_err(|wrong| wrong.why)
+    }
+
+    #[test]
+    fn lines_are_read_as_they_are_meant() {
+        let text = "# disks\n\nroot /srv/root.img ro\n  'data' '/srv/my data.img'\tnofail,offset=1MiB,via=loop # x\n\
+            net /nfs/a.img _netdev,noauto,read-only\nplain /a -\nother /b defaults\r\n";
+        let found: Vec<Entry> = entries(text.as_bytes(), &[]).into_iter().map(Result::unwrap).collect();
+        let names: Vec<_> = found.iter().map(|entry| (entry.line, entry.name.as_str())).collect();
+        assert_eq!(names, [(3, "root"), (4, "data"), (5, "net"), (6, "plain"), (7, "other")]);
+        assert!(found[0].device.read_only && !found[1].device.read_only);
+        assert_eq!(found[1].image, Path::new("/srv/my data.img"));
+        assert_eq!((found[1].device.offset, found[1].device.name.as_deref()), (1 << 20, Some("data")));
+        assert_eq!(found[1].start, Start { nofail: true, ..Start::default() });
+        assert_eq!(found[2].start, Start { noauto: true, netdev: true, nofail: false });
+        assert_eq!(found[3].start, Start::default());
+    }
+
+    #[test]
+    fn what_is_given_holds_where_the_line_says_nothing() {
+        let found = entries(b"a /a offset=8K\nb /b", &["--offset=4K".into(), "--shared".into()]);
+        let found: Vec<Entry> = found.into_iter().map(Result::unwrap).collect();
+        assert_eq!((found[0].device.offset, found[1].device.offset), (8192, 4096));
+        assert!(found[0].device.shared && found[1].device.shared);
+    }
+
+    #[test]
+    fn a_wrong_line_says_why() {
+        for (line, why) in [
+            ("name", "it has no image"),
+            ("a /b ro x", "more than three words"),
+            ("a b.img", "no absolute path"),
+            ("../a /b", "does not begin with a letter or digit"),
+            ("a/b /b", "only letters, digits"),
+            ("a@b /b", "only letters, digits"),
+            ("a%n /b", "only letters, digits"),
+            ("'a\tb' /b", "only letters, digits"),
+            ("'' /b", "it is empty"),
+            ("a '/b\r[Service]'", "no absolute path"),
+            ("a '/b", "column 3: this quote is not closed"),
+            ("a /b flat", "unexpected argument '--flat'"),
+            ("a /b offset=x", "'x' for '--offset"),
+            ("a /b read-only=yes", "unexpected value 'yes'"),
+            ("a /b --offset=1", "\"--offset=1\" is no option of a line"),
+            ("a /b name=c", "\"name=c\" is no option of a line"),
+            ("a /b name", "\"name\" is no option of a line"),
+        ] {
+            let told = one(line).unwrap_err();
+            assert!(told.contains(why), "{line}: {told}");
+        }
+        assert!(one(&format!("{} /b", "a".repeat(64))).unwrap_err().contains("longer than 63"));
+        assert_eq!(entries(b"\xff /b", &[]).remove(0).unwrap_err().why, "it is not UTF-8");
+    }
+
+    #[test]
+    fn a_wrong_line_concerns_no_other() {
+        let found = entries(b"a /a\nb\na /again\nc /c", &[]);
+        let lines: Vec<_> = found
+            .iter()
+            .map(|found| found.as_ref().map_or_else(|w| -(w.line as i32), |e| e.line as i32))
+            .collect();
+        assert_eq!(lines, [1, -2, -3, 4]);
+        assert_eq!(found[2].as_ref().unwrap_err().why, "a is the name of line 1 already");
+    }
+
+    #[test]
+    fn a_table_that_is_not_there_is_empty_and_one_too_long_is_refused() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("tab");
+        assert!(text(&path).unwrap().is_empty());
+        File::create(&path).unwrap().set_len(LONGEST + 1).unwrap();
+        assert!(text(&path).unwrap_err().to_string().contains("longer than"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_table_is_read(text in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = entries(&text, &[]);
+        }
+
+        #[test]
+        fn any_line_that_is_taken_is_safe_to_name(line in "[a-c/ '\"\\\\,=.%@\n\r\t-]{0,40}") {
+            for entry in entries(line.as_bytes(), &[]).into_iter().flatten() {
+                prop_assert!(becket_device::check_name(&entry.name).is_ok());
+                let image = entry.image.to_str().unwrap();
+                prop_assert!(image.starts_with('/') && !image.chars().any(char::is_control));
+            }
+        }
+    }
+}

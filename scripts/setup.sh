@@ -13,6 +13,7 @@ packages=(
     genisoimage erofs-utils mtools          # images inside images, made by the real tools
     cryptsetup-bin qemu-utils               # dm-crypt on top; image locks beside QEMU's
     mmdebstrap debian-archive-keyring       # the guest's root file system
+    systemd                                 # systemd-analyze, for the units
     xz-utils zstd
 )
 qemu_needed=10

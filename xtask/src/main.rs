@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod boot;
 mod campaign;
 mod ci;
 mod exec;
@@ -28,6 +29,8 @@ enum Task {
     Ci(ci::Args),
     /// Kill or replace the server of a device under load, again and again
     Campaign(campaign::Args),
+    /// Start a machine with systemd whose file systems lie on becket's devices
+    Boot(boot::Args),
     /// Measure becket beside the kernel's loop driver and other servers
     Bench(bench::Args),
 }
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
         Task::Vm(args) => vm::run(&args),
         Task::Ci(args) => ci::run(&args),
         Task::Campaign(args) => campaign::run(&args),
+        Task::Boot(args) => boot::run(&args),
         Task::Bench(args) => bench::run(&args),
     };
     match outcome {

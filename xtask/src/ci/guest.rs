@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail};
 use super::build::Binaries;
 use super::case::{Case, Outcome};
 use super::{Load, Step, host, libtest};
-use crate::exec;
 use crate::vm::{Machine, Place, Series, quoted};
+use crate::{boot, exec};
 
 /// Where the binaries go in the guest.
 const BIN: &str = "/usr/local/bin";
@@ -30,9 +30,15 @@ pub(crate) fn run(
     let place = match load {
         Load::Conformance { via, mode } => [&series.to_string(), via, mode.unwrap_or_default()].join(" "),
         Load::Tests => format!("{series} ublk"),
+        Load::Boot { .. } => format!("{series} systemd"),
     };
     let place = place.trim_end().to_owned();
     let facts = facts(series, load);
+    if let Load::Boot { images } = load {
+        let machine = boot::machine(series, images, &binaries.becket, work.path())?;
+        let (code, text) = listen(&machine, output)?;
+        return told(libtest::cases(&text, &place, &facts), code);
+    }
 
     let mut machine = Machine::new(series, script(load, binaries));
     machine.timeout = Duration::from_secs(15 * 60);
@@ -57,23 +63,35 @@ pub(crate) fn run(
             for test in &binaries.tests {
                 machine.files.push(Place { host: test.clone(), guest: format!("{BIN}/{}", file_name(test)) });
             }
-            let mut text = Vec::new();
-            let code = machine.boot(&mut |bytes| {
-                text.extend_from_slice(bytes);
-                output(bytes);
-            })?;
-            let mut cases = libtest::cases(&String::from_utf8_lossy(&text), &place, &facts);
+            let (code, text) = listen(&machine, output)?;
+            let mut cases = libtest::cases(&text, &place, &facts);
             let skips = std::fs::read_to_string(&report).context("the guest sent no skip log")?;
             libtest::apply_skips(&mut cases, &skips, &place, &facts);
-            if cases.is_empty() {
-                bail!("the guest ran no test");
-            }
-            if code != 0 && !cases.iter().any(|case| case.outcome == Outcome::Failed) {
-                bail!("the tests ended with {code}, and none of them says why");
-            }
-            Ok(cases)
+            told(cases, code)
         }
+        Load::Boot { .. } => bail!("{name} has a machine of its own"),
     }
+}
+
+/// Boots a machine; its exit code and what it printed, which is handed on as it comes.
+fn listen(machine: &Machine, output: &mut dyn FnMut(&[u8])) -> Result<(u8, String)> {
+    let mut text = Vec::new();
+    let code = machine.boot(&mut |bytes| {
+        text.extend_from_slice(bytes);
+        output(bytes);
+    })?;
+    Ok((code, String::from_utf8_lossy(&text).into_owned()))
+}
+
+/// Holds a guest's exit code against what its tests said.
+fn told(cases: Vec<Case>, code: u8) -> Result<Vec<Case>> {
+    if cases.is_empty() {
+        bail!("the guest ran no test");
+    }
+    if code != 0 && !cases.iter().any(|case| case.outcome == Outcome::Failed) {
+        bail!("the tests ended with {code}, and none of them says why");
+    }
+    Ok(cases)
 }
 
 /// What the guest does.
@@ -105,6 +123,8 @@ fn script(load: Load, binaries: &Binaries) -> String {
             }
             writeln!(script, "exit $code")
         }
+        // Its machine brings its own.
+        Load::Boot { .. } => Ok(()),
     };
     script
 }

@@ -54,10 +54,12 @@ enum Load {
     Conformance { via: &'static str, mode: Option<&'static str> },
     /// The tests of the packages that use ublk.
     Tests,
+    /// A start of the machine with systemd and so many images in /etc/beckettab.
+    Boot { images: u32 },
 }
 
 /// All steps, in their order: what is quick and likely to fail first.
-const STEPS: [(&str, Step); 13] = [
+const STEPS: [(&str, Step); 14] = [
     ("fmt", Step::Fmt),
     ("clippy", Step::Clippy),
     ("doc", Step::Doc),
@@ -84,6 +86,7 @@ const STEPS: [(&str, Step); 13] = [
     ),
     ("guest-7.x-dm", Step::Guest { series: Series::V7, load: Load::Conformance { via: "dm", mode: None } }),
     ("guest-7.x-tests", Step::Guest { series: Series::V7, load: Load::Tests }),
+    ("guest-7.x-boot", Step::Guest { series: Series::V7, load: Load::Boot { images: 8 } }),
     (
         "guest-6.12",
         Step::Guest { series: Series::V6_12, load: Load::Conformance { via: "ublk", mode: Some("copy") } },

@@ -69,6 +69,8 @@ pub(crate) struct Machine {
     pub(crate) memory_mib: u32,
     pub(crate) icount: bool,
     pub(crate) udev: bool,
+    /// systemd is process 1; the script runs when it has reached its target.
+    pub(crate) systemd: bool,
     pub(crate) verbose: bool,
     pub(crate) files: Vec<Place>,
     pub(crate) outs: Vec<Place>,
@@ -85,6 +87,7 @@ impl Machine {
             memory_mib: 2048,
             icount: false,
             udev: false,
+            systemd: false,
             verbose: false,
             files: Vec::new(),
             outs: Vec::new(),
@@ -146,8 +149,10 @@ impl Machine {
         std::fs::create_dir_all(&own)?;
         std::fs::write(own.join("script"), &self.script)?;
         let outs: Vec<String> = self.outs.iter().map(|place| quoted(&place.guest)).collect();
-        let udev = if self.udev { "yes" } else { "no" };
-        std::fs::write(own.join("settings"), format!("UDEV={udev}\nOUTS=({})\n", outs.join(" ")))?;
+        let yes = |flag: bool| if flag { "yes" } else { "no" };
+        let settings =
+            format!("UDEV={}\nSYSTEMD={}\nOUTS=({})\n", yes(self.udev), yes(self.systemd), outs.join(" "));
+        std::fs::write(own.join("settings"), settings)?;
         std::fs::write(own.join("init"), INIT)?;
         exec::quietly(Command::new("chmod").arg("755").arg(own.join("init")))?;
         for place in &self.files {

@@ -42,6 +42,9 @@ pub(crate) struct Args {
     /// Run the udev daemon in the guest
     #[arg(long)]
     udev: bool,
+    /// Start systemd as process 1, and the script when it has reached multi-user.target
+    #[arg(long)]
+    systemd: bool,
     /// Put a file or directory of the host into the guest
     #[arg(long = "file", value_name = "HOSTPATH:GUESTPATH")]
     files: Vec<String>,
@@ -67,6 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     machine.memory_mib = args.memory;
     machine.icount = args.icount;
     machine.udev = args.udev;
+    machine.systemd = args.systemd;
     machine.verbose = args.verbose;
     machine.files = args.files.iter().map(|text| Place::host_to_guest(text)).collect::<Result<_>>()?;
     machine.outs = args.outs.iter().map(|text| Place::guest_to_host(text)).collect::<Result<_>>()?;

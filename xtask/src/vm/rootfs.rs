@@ -13,7 +13,7 @@ use crate::exec;
 const SUITE: &str = "bookworm";
 
 /// What the tests use, beside Debian's essential packages.
-const PACKAGES: [&str; 21] = [
+const PACKAGES: [&str; 22] = [
     "util-linux",
     "util-linux-extra",
     "mount",
@@ -32,6 +32,7 @@ const PACKAGES: [&str; 21] = [
     "kmod",
     "procps",
     "strace",
+    "systemd",
     "udev",
     "libblkid1",
     "libcap2-bin",

@@ -63,7 +63,7 @@ fn main() -> ExitCode {
 
 type Test = (&'static str, fn(&Place));
 
-const TESTS: [Test; 19] = [
+const TESTS: [Test; 20] = [
     ("worker_gives_up_its_rights", worker_gives_up_its_rights),
     ("worker_answers_within_tight_limits", worker_answers_within_tight_limits),
     ("worker_is_not_started_by_hand", worker_is_not_started_by_hand),
@@ -73,6 +73,7 @@ const TESTS: [Test; 19] = [
     ("of_two_supervisors_one_stays", of_two_supervisors_one_stays),
     ("another_user_is_refused", another_user_is_refused),
     ("told_to_end_it_ends", told_to_end_it_ends),
+    ("a_service_manager_s_server_speaks_and_leaves", a_service_managers_server_speaks_and_leaves),
     ("a_device_comes_and_goes", a_device_comes_and_goes),
     ("a_device_in_use_stays", a_device_in_use_stays),
     ("a_killed_keeper_s_device_goes", a_killed_keepers_device_goes),

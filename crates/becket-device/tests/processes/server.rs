@@ -271,3 +271,40 @@ pub(crate) fn told_to_end_it_ends(place: &Place) {
     assert_eq!(supervisor.ends(Duration::from_secs(5)), Some(0));
     assert!(!place.runtime().join("control").exists());
 }
+
+/// What systemd does, done by hand: it listens, hears what the server says, and tells it to end.
+pub(crate) fn a_service_managers_server_speaks_and_leaves(place: &Place) {
+    use std::os::unix::net::{UnixDatagram, UnixListener};
+    if !testkit::require_root(place.name) {
+        return;
+    }
+    fs::create_dir(place.runtime()).unwrap();
+    fs::set_permissions(place.runtime(), fs::Permissions::from_mode(0o700)).unwrap();
+    let socket = place.runtime().join("control");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let hears = UnixDatagram::bind(place.path("notify")).unwrap();
+    hears.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let heard = || {
+        let mut words = [0; 256];
+        let len = hears.recv(&mut words).unwrap();
+        String::from_utf8(words[..len].to_vec()).unwrap()
+    };
+    for _ in 0..2 {
+        let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" serve";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).arg(std::env::current_exe().unwrap());
+        command.env("BECKET_RUNTIME_DIR", place.runtime()).env("BECKET_LINK_DIR", place.path("links"));
+        command.env("NOTIFY_SOCKET", place.path("notify"));
+        command.stdin(Stdio::from(std::os::fd::OwnedFd::from(listener.try_clone().unwrap())));
+        let mut server = Running(command.spawn().unwrap());
+        assert_eq!((heard(), heard()), ("READY=1".into(), "STATUS=devices: 0".into()));
+        assert_eq!(place.run(&["status"]).unwrap()["pid"], server.pid(), "it serves the socket it was given");
+        let takeover = place.run(&["serve", "--takeover"]).unwrap_err();
+        assert!(takeover.contains("service manager"), "{takeover}");
+        server.signal(rustix::process::Signal::TERM);
+        assert_eq!((heard(), server.ends(Duration::from_secs(10))), ("STOPPING=1".into(), Some(0)));
+        // The next one finds the socket as it was, and a client that comes meanwhile waits there.
+        assert!(socket.exists());
+        UnixStream::connect(&socket).unwrap();
+    }
+}

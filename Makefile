@@ -34,6 +34,7 @@ SHARE = $(DESTDIR)$(PREFIX)/share
 install: $(if $(filter command environment,$(firstword $(origin BECKET))),,build)  ## to $(DESTDIR)$(PREFIX): the command, man pages, completions, units, udev rules
 	install -D -m 755 "$(BECKET)" "$(DESTDIR)$(PREFIX)/bin/becket"
 	"$(BECKET)" man "$(SHARE)/man/man1"
+	rm -f "$(SHARE)/man/man1/losetup.8"  # util-linux's name and place
 	install -D -m 644 dist/beckettab.5 "$(SHARE)/man/man5/beckettab.5"
 	install -d "$(SHARE)/bash-completion/completions" "$(SHARE)/zsh/site-functions" "$(SHARE)/fish/vendor_completions.d"
 	"$(BECKET)" completions bash >"$(SHARE)/bash-completion/completions/becket"

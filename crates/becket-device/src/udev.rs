@@ -14,7 +14,7 @@ use std::path::Path;
 
 use becket_transport::{Kind, node, sysfs};
 
-use crate::list::disk_of;
+use crate::judge::disk_of;
 use crate::runtime::Runtime;
 use crate::{DeviceInfo, log};
 

@@ -11,28 +11,37 @@ use rustix::io::Errno;
 
 use crate::{Decoding, Error, decode::Layers};
 
-/// The map of an image and the files that it speaks of.
+/// How requests of a device are served: the map of its image, the files that it speaks of, and what may be done with them.
+///
+/// It never changes. A device that is to be served otherwise gets another one; see
+/// [`IoThreads::change`](crate::IoThreads::change).
 #[derive(Debug)]
 pub struct Backing {
-    /// What a new queue begins with; each has its own share, which can be replaced.
     pub(crate) map: Arc<Map>,
-    pub(crate) files: Vec<becket_image::Backing>,
     pub(crate) read_only: bool,
-    /// Whether queues begin past the page cache, where they can.
+    /// Whether requests go past the page cache, where they can.
     pub(crate) direct: bool,
+    files: Arc<Files>,
+}
+
+/// Files, with what of them still has to reach stable storage: that outlives a change of everything else.
+#[derive(Debug)]
+struct Files {
+    files: Vec<becket_image::Backing>,
     sync: Vec<FileSync>,
     /// The layers of encoded blocks that the map speaks of.
     layers: Option<Arc<Layers>>,
 }
 
 impl Backing {
-    /// A backing for `queues` queues.
+    /// A backing for `queues` queues, which go past the page cache where they can.
     pub fn new(map: Map, files: Vec<becket_image::Backing>, read_only: bool, queues: usize) -> Backing {
         let sync = files.iter().map(|_| FileSync::new(queues)).collect();
-        Backing { map: Arc::new(map), files, read_only, direct: true, sync, layers: None }
+        let files = Arc::new(Files { files, sync, layers: None });
+        Backing { map: Arc::new(map), read_only, direct: true, files }
     }
 
-    /// The same with queues that begin through the page cache; see [`IoThreads::let_go`](crate::IoThreads::let_go).
+    /// The same with requests that go through the page cache.
     #[must_use]
     pub fn through_the_page_cache(self) -> Backing {
         Backing { direct: false, ..self }
@@ -43,22 +52,51 @@ impl Backing {
     /// # Errors
     /// [`Error::Layers`] with what is wrong with them.
     pub fn decoded_by(self, decoding: &Arc<Decoding>, encoded: Vec<Encoded>) -> Result<Backing, Error> {
-        let layers = Layers::new(encoded, self.files.len(), Arc::clone(decoding))?;
-        Ok(Backing { layers: Some(layers), ..self })
+        let layers = Some(Layers::new(encoded, self.files().len(), Arc::clone(decoding))?);
+        match Arc::try_unwrap(self.files) {
+            Ok(files) => Ok(Backing { files: Arc::new(Files { layers, ..files }), ..self }),
+            Err(_) => {
+                Err(Error::Layers { why: "they come too late: the files are served already".to_owned() })
+            }
+        }
     }
 
     pub(crate) fn layers(&self) -> Option<&Arc<Layers>> {
-        self.layers.as_ref()
+        self.files.layers.as_ref()
+    }
+
+    /// The same files otherwise: `map` may only speak of these.
+    #[must_use]
+    pub fn otherwise(&self, map: Map, read_only: bool, direct: bool) -> Backing {
+        Backing { map: Arc::new(map), read_only, direct, files: Arc::clone(&self.files) }
     }
 
     /// The files, in the order in which maps speak of them.
     pub fn files(&self) -> &[becket_image::Backing] {
-        &self.files
+        &self.files.files
+    }
+
+    pub(crate) fn has_files_of(&self, other: &Backing) -> bool {
+        Arc::ptr_eq(&self.files, &other.files)
+    }
+
+    /// Syncs what was written and is not known to be on stable storage. The caller waits for it.
+    pub(crate) fn sync_now(&self) -> Result<(), Errno> {
+        let mut from = 0;
+        while let Some((file, target)) = self.next_to_sync(from)? {
+            let (Some(backing), Some(sync)) = (self.files().get(file as usize), self.sync(file)) else {
+                break;
+            };
+            let outcome = rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&backing.buffered));
+            sync.synced(target, outcome)?;
+            from = file + 1;
+        }
+        Ok(())
     }
 
     /// The record of what is not yet on stable storage of one file.
     pub(crate) fn sync(&self, file: u32) -> Option<&FileSync> {
-        self.sync.get(file as usize)
+        self.files.sync.get(file as usize)
     }
 
     /// The backing file that a flush has to sync next, from `file` on, with what the sync will cover.
@@ -67,7 +105,7 @@ impl Backing {
     /// succeeds would say nothing about them.
     pub(crate) fn next_to_sync(&self, mut file: u32) -> Result<Option<(u32, u64)>, Errno> {
         while let Some(sync) = self.sync(file) {
-            let writable = self.files.get(file as usize).is_some_and(|backing| backing.facts.writable);
+            let writable = self.files().get(file as usize).is_some_and(|backing| backing.facts.writable);
             if writable && !self.read_only {
                 if let Some(errno) = sync.failed() {
                     return Err(errno);

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::{
     Answer, Backing, Data, Error, Op, QueueStats, Request,
     decode::Mailbox,
-    governor::{Governor, Hold},
+    governor::{Governor, Hold, Next},
     memory::Buffers,
     provided::Provided,
     request::{Slot, Step, Way},
@@ -103,13 +103,16 @@ pub(crate) struct Core {
     batch: Option<BatchMemory>,
     /// First of the ring's buffer indexes that belong to this queue.
     pub(crate) registered: Option<u32>,
-    /// First slot of the ring's table: the port's descriptor, then buffered and direct of each backing file.
+    /// The slot in the ring's table with the port's descriptor.
     ///
     /// The kernel empties the table of a ring whose process died only when nothing of that ring is in flight. So a
     /// front that waits for the last copy of its descriptor to be closed knows that no operation of ours is going to
     /// reach the backing any more. A later server relies on it: a write of the old one must not land after its own.
+    port: u32,
+    /// Behind it is its tether's, where it has one.
+    port_count: usize,
+    /// First of the slots of the backing files: buffered and direct of each.
     pub(crate) files: u32,
-    file_count: usize,
     /// The port's descriptor, where its commands must not use the table.
     unregistered_port: Option<RawFd>,
     /// Operations and commands that the kernel has not completed.
@@ -135,6 +138,8 @@ pub(crate) struct Core {
     pub(crate) buffered: bool,
     /// Nothing begins: see [`Core::hold`].
     pub(crate) held: Option<Hold>,
+    /// What may take the place of `backing`.
+    pub(crate) next: Option<Next>,
     closing: bool,
 }
 
@@ -158,15 +163,17 @@ impl Core {
                 Some(BatchMemory { lists: Buffers::new(batch.lists.into(), batch.list_size)?, picks })
             }
         };
-        let mut descriptors: Vec<RawFd> = vec![new.descriptor];
-        for file in &new.backing.files {
-            descriptors.push(file.buffered.as_raw_fd());
-            descriptors.push(file.direct.as_ref().map_or(-1, |fd| fd.as_raw_fd()));
-        }
-        descriptors.extend(new.tether);
-        // The port's descriptor is in the table even where its commands do not use it: see `Core::files`.
+        // The port's descriptor is in the table even where its commands do not use it: see `Core::port`.
+        let ports: Vec<RawFd> = std::iter::once(new.descriptor).chain(new.tether).collect();
         let unregistered_port = (!ring.releases_at_once()).then_some(new.descriptor);
-        let files = ring.register_files(&descriptors)?;
+        let port = ring.register_files(&ports)?;
+        let files = match register(ring, new.backing) {
+            Ok(files) => files,
+            Err(error) => {
+                ring.unregister_files(port, ports.len())?;
+                return Err(error);
+            }
+        };
         let provided = batch.as_ref().map(|batch| &batch.picks);
         let rest = ring.may_block(requests).and_then(|()| match new.memory {
             Memory::Buffers(_) | Memory::Framed { .. } => Ok(None),
@@ -184,7 +191,8 @@ impl Core {
         let registered = match rest {
             Ok(registered) => registered,
             Err(error) => {
-                ring.unregister_files(files, descriptors.len())?;
+                unregister(ring, files, new.backing)?;
+                ring.unregister_files(port, ports.len())?;
                 return Err(error);
             }
         };
@@ -201,8 +209,9 @@ impl Core {
             },
             batch,
             registered,
+            port,
+            port_count: ports.len(),
             files,
-            file_count: descriptors.len(),
             unregistered_port,
             in_flight: 0,
             finished: Vec::with_capacity(new.depth.into()),
@@ -220,6 +229,7 @@ impl Core {
             depth: new.depth,
             buffered: !new.backing.direct,
             held: None,
+            next: None,
             closing: false,
         })
     }
@@ -228,7 +238,7 @@ impl Core {
     pub(crate) fn port_command(&self, op: u32, payload: [u8; 16], addr: Option<u64>) -> squeue::Entry {
         match self.unregistered_port {
             Some(descriptor) => opcode::UringCmd16::new(Fd(descriptor), op).cmd(payload).addr(addr).build(),
-            None => opcode::UringCmd16::new(fixed(self.files), op).cmd(payload).addr(addr).build(),
+            None => opcode::UringCmd16::new(fixed(self.port), op).cmd(payload).addr(addr).build(),
         }
     }
 
@@ -280,17 +290,11 @@ impl Core {
         len
     }
 
-    /// Requests are looked up in this map from now on.
-    pub(crate) fn remap(&mut self, map: Arc<Map>) {
-        self.return_to_file();
-        self.map = map;
-        self.straight = Straight::NOWHERE;
-    }
-
     /// What has happened in this turn may be read by others.
     pub(crate) fn turn_ended(&mut self) {
         self.send_jobs();
         self.tally.turn_ended(self.governor.windows());
+        self.tell_if_drained();
     }
 
     /// What the port's descriptor is in an entry that may stay with the kernel for long: see
@@ -326,13 +330,15 @@ impl Core {
     }
 
     /// Gives the ring's slots back; nothing is in flight any more.
-    pub(crate) fn give_back(&self, ring: &mut Ring) -> Result<(), Error> {
+    pub(crate) fn give_back(&mut self, ring: &mut Ring) -> Result<(), Error> {
         if let Some(first) = self.registered {
             ring.give_buffers(first, self.depth);
         }
         ring.blocks_no_more(self.slab.len() as u16);
         let picks = self.batch.as_ref().map_or(Ok(()), |batch| ring.unregister_provided(&batch.picks));
-        ring.unregister_files(self.files, self.file_count).and(picks)
+        let next = self.drop_next(ring);
+        let files = unregister(ring, self.files, &self.backing);
+        ring.unregister_files(self.port, self.port_count).and(files).and(next).and(picks)
     }
 
     pub(crate) fn close(&mut self) {
@@ -385,7 +391,10 @@ impl Core {
     }
 
     #[inline(never)]
-    fn begin_otherwise(&mut self, ring: &mut Ring, tag: u16, request: &Request) {
+    pub(crate) fn begin_otherwise(&mut self, ring: &mut Ring, tag: u16, request: &Request) {
+        if self.holds_back(tag) {
+            return;
+        }
         match self.check(request) {
             Ok(()) => self.advance(ring, tag),
             Err(errno) => self.finish(ring.now(), tag, Err(errno)),
@@ -441,9 +450,6 @@ impl Core {
 
     /// Takes a request one operation further, or finishes it.
     pub(crate) fn advance(&mut self, ring: &mut Ring, tag: u16) {
-        if self.holds_back(tag) {
-            return;
-        }
         match self.next_operation(tag) {
             Ok(Step::Operate(entry)) => {
                 let governed = self.slab[usize::from(tag)].way == Way::Governed;
@@ -527,6 +533,21 @@ impl Core {
     }
 }
 
+/// Puts the descriptors of backing files into the ring's table and returns the first slot.
+pub(crate) fn register(ring: &mut Ring, backing: &Backing) -> Result<u32, Error> {
+    let descriptors: Vec<RawFd> = backing
+        .files()
+        .iter()
+        .flat_map(|file| [file.buffered.as_raw_fd(), file.direct.as_ref().map_or(-1, |fd| fd.as_raw_fd())])
+        .collect();
+    ring.register_files(&descriptors)
+}
+
+/// Takes them out again.
+pub(crate) fn unregister(ring: &mut Ring, first: u32, backing: &Backing) -> Result<(), Error> {
+    ring.unregister_files(first, 2 * backing.files().len())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -554,7 +575,7 @@ mod tests {
                 stats: &Arc::default(),
                 mailbox: &crate::decode::unheard(),
             };
-            let core = Core::new(&mut ring, 0, &parts).unwrap();
+            let mut core = Core::new(&mut ring, 0, &parts).unwrap();
             drop(writer);
             let gone = || rustix::io::read(&reader, &mut [0u8; 1]);
             assert_eq!(gone(), Err(Errno::AGAIN), "the ring's table holds it");

@@ -62,6 +62,18 @@ pub enum Error {
         /// What is wrong with them.
         why: String,
     },
+    /// Requests under way do not end, so the device could not change.
+    #[error("requests under way do not end within {seconds} s; everything goes on as before")]
+    Busy {
+        /// How long they were waited for.
+        seconds: u64,
+    },
+    /// What was written before a change could not be synced, so there was none.
+    #[error("what was written could not be synced: {source}; everything goes on as before")]
+    Unsynced {
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// The thread is no longer there.
     #[error("I/O thread {thread} has ended")]
     Gone {

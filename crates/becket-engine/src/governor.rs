@@ -34,7 +34,7 @@ mod hold;
 mod hooks;
 mod law;
 
-pub(crate) use hold::Hold;
+pub(crate) use hold::{Hold, Next};
 use law::Law;
 
 use crate::Op;

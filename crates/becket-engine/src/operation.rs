@@ -60,16 +60,16 @@ impl Core {
         slot.file = file;
         slot.sync_target = target;
         slot.way = Way::Free;
-        let target = fixed(self.files + 1 + 2 * file);
+        let target = fixed(self.files + 2 * file);
         Ok(Step::Operate(opcode::Fsync::new(target).flags(FsyncFlags::DATASYNC).build()))
     }
 
     /// The operation that moves or zeroes `asked` bytes at `offset` of a backing file.
     fn operate(&mut self, tag: u16, file: u32, offset: u64) -> Result<squeue::Entry, Errno> {
-        let backing = self.backing.files.get(file as usize).ok_or(Errno::IO)?;
+        let backing = self.backing.files().get(file as usize).ok_or(Errno::IO)?;
         let slot = &mut self.slab[usize::from(tag)];
         slot.file = file;
-        let buffered = fixed(self.files + 1 + 2 * file);
+        let buffered = fixed(self.files + 2 * file);
         let mode = match (slot.request.op, slot.zeroing) {
             (Op::Discard, _) | (Op::WriteZeroes { .. }, Zeroing::Punch) => {
                 Some(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
@@ -100,10 +100,11 @@ impl Core {
                 (offset | slot.asked) & unit == 0 && slot.done & memory == 0
             });
         let flags = self.governor.way_of(slot, &backing.facts, !self.buffered);
-        let target = if slot.direct { self.files + 2 + 2 * file } else { self.files + 1 + 2 * file };
+        let target = self.files + 2 * file + u32::from(slot.direct);
         let memory =
             self.loads.as_deref_mut().and_then(|loads| loads.memory(tag)).map(|memory| memory.address());
-        if slot.direct && memory.is_none() {
+        // A queue that is held has no straight way: new requests must not begin.
+        if slot.direct && memory.is_none() && self.held.is_none() {
             self.straight = self.straight_at(tag, target);
         }
         let slot = &self.slab[usize::from(tag)];
@@ -119,7 +120,7 @@ impl Core {
     fn straight_at(&self, tag: u16, target: u32) -> Straight {
         let slot = &self.slab[usize::from(tag)];
         let extent = self.map.extent_at(slot.request.offset + slot.done);
-        let facts = self.backing.files.get(slot.file as usize).map(|backing| &backing.facts);
+        let facts = self.backing.files().get(slot.file as usize).map(|backing| &backing.facts);
         let facts = facts.filter(|facts| facts.nowait);
         match (extent, facts.and_then(|facts| Some((facts.sparse, facts.direct?)))) {
             (Some(Extent { start, len, place: Place::Data { file, offset } }), Some((sparse, align))) => {

@@ -6,7 +6,6 @@ use std::{
     sync::{Arc, mpsc::SyncSender},
 };
 
-use becket_image::Map;
 use io_uring::cqueue;
 
 use crate::{
@@ -85,14 +84,14 @@ impl Queue {
         Ok((Queue { core, port, on_closed, in_turn: false }, started))
     }
 
-    /// Requests are looked up in this map from now on; what is in flight ends where it began.
-    pub(crate) fn remap(&mut self, map: Arc<Map>) {
-        self.core.remap(map);
-    }
-
     /// Reads through the image's file from now on.
     pub(crate) fn return_to_file(&mut self) {
         self.core.return_to_file();
+    }
+
+    /// See [`Core::prepare`].
+    pub(crate) fn prepare(&mut self, ring: &mut Ring, backing: Arc<Backing>) -> Result<(), Error> {
+        self.core.prepare(ring, backing)
     }
 
     /// See [`Core::hold`].
@@ -101,8 +100,8 @@ impl Queue {
     }
 
     /// See [`Core::let_go`].
-    pub(crate) fn let_go(&mut self, ring: &mut Ring, direct: bool) -> bool {
-        let was_held = self.core.let_go(ring, direct);
+    pub(crate) fn let_go(&mut self, ring: &mut Ring, change: bool) -> Result<bool, Error> {
+        let was_held = self.core.let_go(ring, change);
         self.tell(ring);
         self.end_turn(ring);
         was_held
@@ -172,7 +171,7 @@ impl Queue {
 
     /// Gives the ring's slots back, drops everything, then says that the queue is closed.
     pub(crate) fn release(self, ring: &mut Ring) -> Result<(), Error> {
-        let Queue { core, port, on_closed, .. } = self;
+        let Queue { mut core, port, on_closed, .. } = self;
         let result = core.give_back(ring);
         drop(port);
         drop(core);

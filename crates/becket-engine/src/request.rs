@@ -117,10 +117,10 @@ pub(crate) enum Way {
     Trying,
     /// With a place in the window of its class.
     Governed,
-    /// Not at all yet: it stands in a line.
+    /// Not at all yet: it stands in line for a place.
     Waiting,
-    /// As it is, while the queue waits until nothing is under way.
-    Draining,
+    /// Not at all yet: the request has not begun, for its queue is held.
+    Held,
 }
 
 /// The error that a negative result of an operation stands for; EIO for numbers that are none.

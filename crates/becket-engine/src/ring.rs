@@ -119,6 +119,9 @@ impl Ring {
 
     /// Puts descriptors into neighbouring slots of the ring's table and returns the first.
     pub(crate) fn register_files(&mut self, descriptors: &[RawFd]) -> Result<u32, Error> {
+        if descriptors.is_empty() {
+            return Ok(0);
+        }
         let first = self.take_range(descriptors.len(), "descriptors")?;
         let source = match self.uring.submitter().register_files_update(first, descriptors) {
             Ok(done) if done == descriptors.len() => return Ok(first),
@@ -147,6 +150,9 @@ impl Ring {
 
     /// Empties slots that [`Ring::register_files`] filled; nothing in flight may use them.
     pub(crate) fn unregister_files(&mut self, first: u32, count: usize) -> Result<(), Error> {
+        if count == 0 {
+            return Ok(());
+        }
         let none = [-1; 16];
         for start in (0..count).step_by(none.len()) {
             let some = none.len().min(count - start);

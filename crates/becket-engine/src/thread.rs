@@ -1,6 +1,8 @@
 //! I/O threads: each owns one ring and serves the queues of many devices.
 //! A thread never waits for anything but its ring and never holds a lock while it serves.
 
+mod change;
+
 use std::{
     os::fd::{AsRawFd, OwnedFd},
     sync::{
@@ -10,12 +12,11 @@ use std::{
     thread::JoinHandle,
 };
 
-use becket_image::Map;
 use io_uring::{opcode, types::Fd};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{
-    Error, NewQueue,
+    Backing, Error, NewQueue,
     decode::{Addressee, Mailbox, Note},
     queue::Queue,
     ring::{BATCH, Ring},
@@ -30,9 +31,10 @@ const INBOX: usize = 16;
 /// What a thread can be told.
 enum Order {
     Add(NewQueue, SyncSender<Result<u64, Error>>),
-    /// Without a map: back to the image's file.
-    Remap(u64, Option<Arc<Map>>, SyncSender<bool>),
+    ReturnToFile(u64, SyncSender<bool>),
+    Prepare(u64, Arc<Backing>, SyncSender<Result<bool, Error>>),
     Hold(u64, SyncSender<bool>),
+    /// By what was prepared, or as before.
     LetGo(u64, bool, SyncSender<bool>),
     Room(u32, SyncSender<u32>),
     Stop,
@@ -104,11 +106,7 @@ impl IoThreads {
     /// has run or was dropped. Where the port had handed commands to the kernel, this happens when they have come
     /// back.
     pub fn add(&self, thread: usize, queue: NewQueue) -> Result<QueueId, Error> {
-        let gone = || Error::Gone { thread };
-        let target = self.threads.get(thread).ok_or_else(gone)?;
-        let (reply, answer) = sync_channel(1);
-        target.order(Order::Add(queue, reply)).map_err(|_| gone())?;
-        let serial = answer.recv().map_err(|_| gone())??;
+        let serial = self.ask(thread, |reply| Order::Add(queue, reply))??;
         Ok(QueueId { thread, serial })
     }
 
@@ -121,21 +119,7 @@ impl IoThreads {
     /// # Errors
     /// The thread is no longer there.
     pub fn room(&self, thread: usize, queues: u32) -> Result<u32, Error> {
-        let gone = || Error::Gone { thread };
-        let target = self.threads.get(thread).ok_or_else(gone)?;
-        let (reply, answer) = sync_channel(1);
-        target.order(Order::Room(queues, reply)).map_err(|()| gone())?;
-        answer.recv().map_err(|_| gone())
-    }
-
-    /// Has a queue look its requests up in another map, between two requests; returns when it does.
-    ///
-    /// The map may only speak of the files that the queue was given. `false`: the queue has ended.
-    ///
-    /// # Errors
-    /// The thread is no longer there.
-    pub fn remap(&self, queue: QueueId, map: Arc<Map>) -> Result<bool, Error> {
-        self.order_map(queue, Some(map))
+        self.ask(thread, |reply| Order::Room(queues, reply))
     }
 
     /// Has a queue that reads below its image's file return to that file; returns when it has, and has dropped its share
@@ -144,47 +128,25 @@ impl IoThreads {
     /// # Errors
     /// The thread is no longer there.
     pub fn return_to_file(&self, queue: QueueId) -> Result<bool, Error> {
-        self.order_map(queue, None)
+        self.ask(queue.thread, |reply| Order::ReturnToFile(queue.serial, reply))
     }
 
-    fn order_map(&self, queue: QueueId, map: Option<Arc<Map>>) -> Result<bool, Error> {
-        let gone = || Error::Gone { thread: queue.thread };
-        let target = self.threads.get(queue.thread).ok_or_else(gone)?;
-        let (reply, answer) = sync_channel(1);
-        target.order(Order::Remap(queue.serial, map, reply)).map_err(|()| gone())?;
-        answer.recv().map_err(|_| gone())
+    /// Gives a thread an order and waits for the answer.
+    fn ask<T>(&self, thread: usize, order: impl FnOnce(SyncSender<T>) -> Order) -> Result<T, Error> {
+        self.tell(thread, order)?.recv().map_err(|_| Error::Gone { thread })
     }
-}
 
-impl IoThreads {
-    /// Has a queue begin no operation on its backing files until it is [let go](IoThreads::let_go).
-    ///
-    /// The receiver hears when nothing of it is under way there any more, or that the sender is gone because the queue
-    /// has ended. Requests that arrive meanwhile wait.
-    ///
-    /// # Errors
-    /// The thread is no longer there.
-    pub fn hold(&self, queue: QueueId) -> Result<Receiver<bool>, Error> {
-        let gone = || Error::Gone { thread: queue.thread };
-        let target = self.threads.get(queue.thread).ok_or_else(gone)?;
+    /// Gives a thread an order; the answer comes later.
+    fn tell<T>(
+        &self,
+        thread: usize,
+        order: impl FnOnce(SyncSender<T>) -> Order,
+    ) -> Result<Receiver<T>, Error> {
+        let gone = || Error::Gone { thread };
+        let target = self.threads.get(thread).ok_or_else(gone)?;
         let (reply, answer) = sync_channel(1);
-        target.order(Order::Hold(queue.serial, reply)).map_err(|()| gone())?;
+        target.order(order(reply)).map_err(|()| gone())?;
         Ok(answer)
-    }
-
-    /// Lets a queue go on that was held: past the page cache where it can be, or always through it.
-    ///
-    /// `false`: it was not held, or has ended. Before any queue of a device may go on in another way than before, all of
-    /// them must be held and have nothing under way.
-    ///
-    /// # Errors
-    /// The thread is no longer there.
-    pub fn let_go(&self, queue: QueueId, direct: bool) -> Result<bool, Error> {
-        let gone = || Error::Gone { thread: queue.thread };
-        let target = self.threads.get(queue.thread).ok_or_else(gone)?;
-        let (reply, answer) = sync_channel(1);
-        target.order(Order::LetGo(queue.serial, direct, reply)).map_err(|()| gone())?;
-        answer.recv().map_err(|_| gone())
     }
 }
 
@@ -316,16 +278,20 @@ impl Server {
                 Order::Add(queue, reply) => {
                     let _ = reply.send(self.add(queue));
                 }
-                Order::Remap(serial, map, reply) => {
-                    let _ = reply.send(self.remap(serial, map));
+                Order::ReturnToFile(serial, reply) => {
+                    let queue = self.queue(serial);
+                    let _ = reply.send(queue.map(Queue::return_to_file).is_some());
+                }
+                Order::Prepare(serial, backing, reply) => {
+                    let _ = reply.send(self.prepare(serial, backing));
                 }
                 Order::Hold(serial, reply) => {
-                    if let Some((_, queue)) = self.queue(serial) {
+                    if let Some(queue) = self.queue(serial) {
                         queue.hold(reply);
                     }
                 }
-                Order::LetGo(serial, direct, reply) => {
-                    let _ = reply.send(self.let_go(serial, direct));
+                Order::LetGo(serial, change, reply) => {
+                    let _ = reply.send(self.let_go(serial, change));
                 }
                 Order::Room(queues, reply) => {
                     let _ = reply.send(self.ring.room(queues));
@@ -378,31 +344,30 @@ impl Server {
         started.map(|()| self.last_serial)
     }
 
-    fn remap(&mut self, serial: u64, map: Option<Arc<Map>>) -> bool {
-        let index = self.serials.iter().position(|other| *other == serial);
-        match index.and_then(|index| self.queues[index].as_mut()) {
-            Some(queue) => {
-                match map {
-                    Some(map) => queue.remap(map),
-                    None => queue.return_to_file(),
-                }
-                true
-            }
-            None => false,
-        }
+    fn prepare(&mut self, serial: u64, backing: Arc<Backing>) -> Result<bool, Error> {
+        let Some(index) = self.find(serial) else { return Ok(false) };
+        let Some(queue) = self.queues[index].as_mut() else { return Ok(false) };
+        queue.prepare(&mut self.ring, backing).map(|()| true)
     }
 
-    /// The queue that an order names, with its index.
-    fn queue(&mut self, serial: u64) -> Option<(usize, &mut Queue)> {
-        let index = self.serials.iter().position(|other| *other == serial)?;
-        Some((index, self.queues[index].as_mut()?))
+    fn find(&self, serial: u64) -> Option<usize> {
+        self.serials.iter().position(|other| *other == serial)
     }
 
-    fn let_go(&mut self, serial: u64, direct: bool) -> bool {
-        let index = self.serials.iter().position(|other| *other == serial);
-        let Some(index) = index else { return false };
+    /// The queue that an order names.
+    fn queue(&mut self, serial: u64) -> Option<&mut Queue> {
+        let index = self.find(serial)?;
+        self.queues[index].as_mut()
+    }
+
+    fn let_go(&mut self, serial: u64, change: bool) -> bool {
+        let Some(index) = self.find(serial) else { return false };
         let Some(queue) = self.queues[index].as_mut() else { return false };
-        let was_held = queue.let_go(&mut self.ring, direct);
+        let was_held = queue.let_go(&mut self.ring, change).unwrap_or_else(|error| {
+            // The queue goes on; slots of the table stay taken.
+            eprintln!("becket: I/O thread {}: {error}", self.index);
+            true
+        });
         self.release_ended(index as u32);
         was_held
     }

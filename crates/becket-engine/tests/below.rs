@@ -275,13 +275,3 @@ fn what_is_under_way_when_the_queue_returns_is_read_again() {
     feed(writer);
     assert_eq!(running.told(), FILE);
 }
-
-#[test]
-fn a_new_map_ends_the_reading_below() {
-    let image = Image::new();
-    let (reader, writer) = rustix::pipe::pipe().unwrap();
-    let running = start(&image, reader, mixed(), image.lease());
-    assert!(running.threads.remap(running.queue, Arc::new(Map::contiguous(0, 0, BLOCKS * BLOCK))).unwrap());
-    feed(writer);
-    assert_eq!(running.told(), FILE);
-}

@@ -72,6 +72,8 @@ impl Port for ScriptPort {
 }
 
 const BUFFER: usize = 256 << 10;
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn facts(direct: Option<u32>) -> Facts {
     Facts {
@@ -444,7 +446,7 @@ fn a_live_queue_takes_another_map() {
         }),
         depth: 1,
         number: 0,
-        backing,
+        backing: Arc::clone(&backing),
         memory: Memory::Buffers(BUFFER),
         batch: None,
         below: None,
@@ -453,10 +455,11 @@ fn a_live_queue_takes_another_map() {
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };
     let id = threads.add(0, queue).unwrap();
-    was_refused.recv_timeout(Duration::from_secs(20)).expect("beyond the map is refused");
-    assert!(threads.remap(id, Arc::new(Map::contiguous(0, 0, 8192))).unwrap());
-    is_closed.recv_timeout(Duration::from_secs(20)).expect("the larger map is used");
-    assert!(!threads.remap(id, Arc::new(Map::contiguous(0, 0, 4096))).unwrap(), "the queue has ended");
+    was_refused.recv_timeout(PATIENCE).expect("beyond the map is refused");
+    let larger = Arc::new(backing.otherwise(Map::contiguous(0, 0, 8192), false, true));
+    threads.change(&[id], &backing, &larger, PATIENCE).unwrap();
+    is_closed.recv_timeout(PATIENCE).expect("the larger map is used");
+    threads.change(&[id], &larger, &backing, PATIENCE).expect("a queue that has ended is no obstacle");
 }
 
 /// Hands a command to the kernel and then says that it cannot begin.
@@ -595,18 +598,6 @@ fn nobody_waits_for_operations_that_block_but_those_like_them() {
     assert_eq!(tags, (0..BLOCKED as u16).collect::<Vec<_>>());
 }
 
-/// Sends both queues of a device past the page cache or through it, when nothing of either is under way.
-fn switch(threads: &IoThreads, queues: &[QueueId], direct: bool) {
-    let held: Vec<_> = queues.iter().map(|queue| threads.hold(*queue).unwrap()).collect();
-    for drained in held {
-        // A queue that has ended lets go of the sender.
-        let _ = drained.recv_timeout(Duration::from_secs(60));
-    }
-    for queue in queues {
-        threads.let_go(*queue, direct).unwrap();
-    }
-}
-
 #[test]
 fn switching_to_and_fro_loses_no_sector_of_a_shared_page() {
     const SECTOR: u64 = 512;
@@ -621,7 +612,7 @@ fn switching_to_and_fro_loses_no_sector_of_a_shared_page() {
         files.facts.nowait = nowait;
         files.facts.uncached = !nowait;
         let map = Map::contiguous(0, 0, LANES * PAGES * SECTOR);
-        let backing = Arc::new(Backing::new(map, vec![files], false, 2).through_the_page_cache());
+        let backing = Arc::new(Backing::new(map.clone(), vec![files], false, 2).through_the_page_cache());
         // Each lane has a sector of its own in each page, and reads what it has written.
         let byte = |lane: u64, round: u64| (lane * 31 + round * 7 + 1) as u8;
         let place = |lane: u64, round: u64| ((round % PAGES) * LANES + lane) * SECTOR;
@@ -644,7 +635,8 @@ fn switching_to_and_fro_loses_no_sector_of_a_shared_page() {
         let mut ended = [false; 2];
         while ended.contains(&false) {
             switches += 1;
-            switch(&threads, &ids, switches % 2 == 1);
+            let new = Arc::new(backing.otherwise(map.clone(), false, switches % 2 == 1));
+            threads.change(&ids, &backing, &new, PATIENCE).unwrap();
             for (ended, (_, _, is_closed)) in ended.iter_mut().zip(&queues) {
                 *ended |= is_closed.try_recv().is_ok();
             }
@@ -670,23 +662,4 @@ fn switching_to_and_fro_loses_no_sector_of_a_shared_page() {
             }
         }
     }
-}
-
-#[test]
-fn a_held_queue_begins_nothing_and_an_ended_one_answers() {
-    let threads = IoThreads::start(1).unwrap();
-    let (backing, writer) = stuck();
-    let scripts = vec![vec![step(Op::Read, 0, 512)]; 10];
-    let (id, seen, is_closed) = begin(&threads, 0, &backing, scripts, &Arc::default());
-    let drained = threads.hold(id).unwrap();
-    assert!(drained.try_recv().is_err(), "reads are under way");
-    rustix::io::write(&writer, &[1; 20 * 512]).unwrap();
-    assert_eq!(drained.recv_timeout(Duration::from_secs(60)), Ok(true));
-    let before = seen.try_iter().count();
-    assert!(before < 10, "those who wait for a place are held back too");
-    assert!(threads.let_go(id, false).unwrap());
-    is_closed.recv_timeout(Duration::from_secs(60)).unwrap();
-    assert_eq!(before + seen.iter().count(), 10);
-    assert!(threads.hold(id).unwrap().recv().is_err());
-    assert!(!threads.let_go(id, true).unwrap());
 }

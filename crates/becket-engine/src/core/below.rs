@@ -10,7 +10,11 @@ use std::sync::Arc;
 use becket_image::{Map, ReadLease};
 
 use super::Core;
-use crate::{request::Slot, ring::Ring, straight::Straight};
+use crate::{
+    request::{Slot, Way},
+    ring::Ring,
+    straight::Straight,
+};
 
 /// A second map for reading, true as long as its lease holds.
 #[derive(Debug, Clone)]
@@ -96,7 +100,9 @@ impl Core {
         }
         self.map = Arc::clone(&self.backing.map);
         self.straight = Straight::NOWHERE;
-        let under_way = (0..).zip(&self.slab).filter(|(_, slot)| slot.busy).map(|(tag, _)| tag);
+        // Those who are held back have not begun.
+        let began = |slot: &Slot| slot.busy && slot.way != Way::Held;
+        let under_way = (0..).zip(&self.slab).filter(|(_, slot)| began(slot)).map(|(tag, _)| tag);
         for tag in under_way.chain(self.finished.iter().map(|(tag, _)| *tag)) {
             unproven.repeat(tag);
         }

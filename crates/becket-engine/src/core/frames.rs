@@ -58,7 +58,7 @@ impl Core {
         let part = self.buffers.as_ref().and_then(|buffers| buffers.part(tag, from, len));
         let (address, len) = part.filter(|_| free).ok_or(Errno::INVAL)?;
         // Such entries never wait for long (the descriptor is not to block), so they may use the table.
-        let target = self.files;
+        let target = self.port;
         let way = Transfer { write, target, address: address as u64, len, ..Transfer::default() };
         let entry = way.entry().user_data(user_data(self.index, Source::Port(token)));
         self.push(ring, &entry)?;
@@ -81,7 +81,7 @@ impl Core {
         let events = u32::from(libc::POLLIN.cast_unsigned());
         let entry: squeue::Entry = match self.unregistered_port() {
             Some(descriptor) => opcode::PollAdd::new(descriptor, events).build(),
-            None => opcode::PollAdd::new(fixed(self.files), events).build(),
+            None => opcode::PollAdd::new(fixed(self.port), events).build(),
         };
         let entry = entry.user_data(user_data(self.index, Source::Port(token)));
         self.push(ring, &entry)

@@ -9,7 +9,7 @@
 //! Only for requests with buffers of ours. The pages of a zero-copy request are a registered buffer, and an operation
 //! names one such buffer.
 //!
-//! The members of a run are under way like all others: each has its slot, is counted by a hold, and finishes by
+//! The members of a run are under way like all others: each has its slot, is waited for by a hold, and finishes by
 //! itself. The kernel knows only the first; from there a list leads on. The I/O vectors of a run belong to its first tag
 //! until the operation has completed, as its buffer does, so nothing depends on when the ring is submitted.
 //!
@@ -37,7 +37,7 @@ use super::Core;
 use crate::{
     Op, Request,
     memory::Vectors,
-    request::{Slot, Way},
+    request::Slot,
     ring::{Ring, Transfer, fixed},
     user_data::{Source, user_data},
 };
@@ -144,9 +144,7 @@ impl Core {
         let entry = self.entry_of(&run).user_data(user_data(self.index, Source::Backing { tag: run.first }));
         if let Err(errno) = self.push(ring, &entry) {
             self.each_of_run(run.first, |core, tag| {
-                let drains = core.slab[usize::from(tag)].way == Way::Draining;
                 core.finish(ring.now(), tag, Err(errno));
-                core.drained(drains);
             });
         }
     }
@@ -195,16 +193,8 @@ impl Core {
     /// Carries a member of a run out by itself, from its beginning.
     fn again(&mut self, ring: &mut Ring, tag: u16) {
         let slot = &mut self.slab[usize::from(tag)];
-        let drains = slot.way == Way::Draining;
         *slot = Slot::begin(slot.request, slot.began);
         self.advance(ring, tag);
-        self.drained(drains);
-    }
-
-    fn drained(&mut self, drains: bool) {
-        if drains {
-            self.drained_by_one();
-        }
     }
 
     /// Takes a run apart.

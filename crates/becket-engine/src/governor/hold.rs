@@ -1,5 +1,14 @@
-//! Holding a queue: nothing new begins until it is let go, so that how it reads and writes can change in between.
-//! Costs a running queue nothing: what is under way is looked at when the order comes, not before.
+//! Holding a queue: nothing new begins until it is let go, so that how it serves can change in between.
+//! Costs a running queue nothing: what is under way is looked at while it is held, and not before.
+//!
+//! # Which request sees which configuration
+//!
+//! A queue serves by its [`Backing`], which never changes; a change is another one. Requests that have begun when the queue
+//! is held end under the old one, all their operations and attempts, also those that still wait for a place. Requests
+//! that come while it is held begin under the new one. A device's queues are held until nothing of *any* of them is under
+//! way, and only then let go ([`IoThreads::change`](crate::IoThreads::change)): no request of the new configuration
+//! overlaps in time one of the old. So whoever has heard the end of a request never sees an earlier state afterwards,
+//! on whichever queue, and a write is either wholly in the old image or wholly in the new one.
 //!
 //! # Why direct and buffered operations must not overlap
 //!
@@ -20,65 +29,105 @@
 //! unaligned write has reached the disk and the folio goes. Direct reads never see it. No request of such a mixture
 //! comes from a file system that uses the device's physical block size, which is the alignment.
 
-use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, mpsc::SyncSender};
 
-use crate::{core::Core, request::Way, ring::Ring, straight::Straight};
+use crate::{
+    Backing, Error,
+    core::{Core, register, unregister},
+    request::Way,
+    ring::Ring,
+    straight::Straight,
+};
 
-/// What a queue waits for that is held.
+/// A queue is held.
 #[derive(Debug)]
 pub(crate) struct Hold {
-    /// Operations on backing files that are still under way.
-    under_way: usize,
-    /// Who is told when there are none left.
+    /// Who is told when nothing is under way any more.
     drained: Option<SyncSender<bool>>,
 }
 
+/// What a queue may serve by next, with its descriptors in the ring's table already: changing to it cannot fail.
+#[derive(Debug)]
+pub(crate) struct Next {
+    backing: Arc<Backing>,
+    /// The first slot of its files; nothing when they are those that the queue has.
+    files: Option<u32>,
+}
+
 impl Core {
-    /// Begins no operation from now on, and tells `drained` when those under way have ended.
-    pub(crate) fn hold(&mut self, drained: SyncSender<bool>) {
-        let mut under_way = 0;
-        for slot in self.slab.iter_mut().filter(|slot| slot.busy && slot.way != Way::Waiting) {
-            under_way += 1;
-            if slot.way == Way::Free {
-                slot.way = Way::Draining;
-            }
+    /// Makes ready for another backing. The queue goes on with the one that it has.
+    pub(crate) fn prepare(&mut self, ring: &mut Ring, backing: Arc<Backing>) -> Result<(), Error> {
+        self.drop_next(ring)?;
+        let known = backing.has_files_of(&self.backing);
+        if !known && (backing.layers().is_some() || self.backing.layers().is_some()) {
+            let why =
+                "an image with encoded layers is neither replaced nor put in another's place".to_owned();
+            return Err(Error::Layers { why });
         }
+        let files = if known { None } else { Some(register(ring, &backing)?) };
+        self.next = Some(Next { backing, files });
+        Ok(())
+    }
+
+    /// Begins no request from now on, and tells `drained` when those under way have ended.
+    pub(crate) fn hold(&mut self, drained: SyncSender<bool>) {
         self.straight = Straight::NOWHERE;
-        self.held = Some(Hold { under_way, drained: Some(drained) });
+        self.held = Some(Hold { drained: Some(drained) });
         self.tell_if_drained();
     }
 
-    /// Goes on, past the page cache where that is possible or always through it. Says whether it was held.
-    pub(crate) fn let_go(&mut self, ring: &mut Ring, direct: bool) -> bool {
+    /// Goes on, by what was prepared or as before. Says whether it was held.
+    pub(crate) fn let_go(&mut self, ring: &mut Ring, change: bool) -> Result<bool, Error> {
         let was_held = self.held.take().is_some();
-        self.buffered = !direct;
+        let outcome = if was_held && change { self.take_next(ring) } else { self.drop_next(ring) };
         while let Some(tag) = self.governor.next_held() {
-            self.advance(ring, tag);
+            let slot = &mut self.slab[usize::from(tag)];
+            slot.way = Way::Free;
+            let request = slot.request;
+            self.begin_otherwise(ring, tag, &request);
         }
-        was_held
+        outcome.map(|()| was_held)
     }
 
-    /// Keeps the request of `tag` for later, if the queue is held.
+    /// Serves by what was prepared. Nothing is under way, so nobody uses the old files' slots any more.
+    fn take_next(&mut self, ring: &mut Ring) -> Result<(), Error> {
+        let Some(Next { backing, files }) = self.next.take() else { return Ok(()) };
+        self.return_to_file();
+        let gone = files.map_or(Ok(()), |new| {
+            let old = std::mem::replace(&mut self.files, new);
+            unregister(ring, old, &self.backing)
+        });
+        self.map = Arc::clone(&backing.map);
+        self.buffered = !backing.direct;
+        self.straight = Straight::NOWHERE;
+        self.backing = backing;
+        gone
+    }
+
+    /// Forgets what was prepared.
+    pub(crate) fn drop_next(&mut self, ring: &mut Ring) -> Result<(), Error> {
+        match self.next.take() {
+            Some(Next { backing, files: Some(first) }) => unregister(ring, first, &backing),
+            _ => Ok(()),
+        }
+    }
+
+    /// Keeps the request of `tag`, which has not begun, for later, if the queue is held.
     pub(crate) fn holds_back(&mut self, tag: u16) -> bool {
         if self.held.is_none() {
             return false;
         }
-        self.slab[usize::from(tag)].way = Way::Waiting;
+        self.slab[usize::from(tag)].way = Way::Held;
         self.governor.hold_back(tag);
         true
     }
 
-    /// One operation of those that were under way has ended.
-    pub(crate) fn drained_by_one(&mut self) {
-        if let Some(hold) = &mut self.held {
-            hold.under_way = hold.under_way.saturating_sub(1);
-            self.tell_if_drained();
-        }
-    }
-
-    fn tell_if_drained(&mut self) {
+    /// Tells whoever holds the queue when no request is under way any more.
+    #[inline]
+    pub(crate) fn tell_if_drained(&mut self) {
         if let Some(hold) = &mut self.held
-            && hold.under_way == 0
+            && hold.drained.is_some()
+            && !self.slab.iter().any(|slot| slot.busy && slot.way != Way::Held)
             && let Some(drained) = hold.drained.take()
         {
             // Whoever asked has room for the answer, or no longer wants it.
@@ -86,3 +135,6 @@ impl Core {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

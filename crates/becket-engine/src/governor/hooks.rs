@@ -68,7 +68,7 @@ impl Core {
         let slot = &mut self.slab[usize::from(tag)];
         let class = Class::of(slot.request.op);
         let way = slot.way;
-        let refused = (result < 0 && way != Way::Draining && class != Class::Space).then(|| errno_of(result));
+        let refused = (result < 0 && class != Class::Space).then(|| errno_of(result));
         let flags_refused = refused == Some(Errno::OPNOTSUPP) && !slot.bare;
         let would_block = way == Way::Trying && refused == Some(Errno::AGAIN);
         if way == Way::Trying {
@@ -92,6 +92,5 @@ impl Core {
                 self.advance(ring, next);
             }
         }
-        self.drained_by_one();
     }
 }

@@ -79,8 +79,8 @@ fn each_layer_has_places_of_its_own() {
     };
     let decoding = Decoding::start(1, 0).unwrap();
     let both = |first: Encoded, second: Encoded| {
-        let Backing { files, .. } = backing(below.clone());
-        Backing::new(Map::default(), files, true, 1).decoded_by(&decoding, vec![first, second])
+        let plain = backing(below.clone()).otherwise(Map::default(), true, true);
+        plain.decoded_by(&decoding, vec![first, second])
     };
     let backing = both(layer(below.clone(), 100), upper.clone()).unwrap();
     let loads = Loads::new(&backing, 16, &unheard()).unwrap().unwrap();

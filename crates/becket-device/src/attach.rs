@@ -84,7 +84,7 @@ fn is_refusal(error: &becket_transport::Error) -> bool {
     matches!(error.kind(), InUse | Unsupported)
 }
 
-fn open(store: &Store, image: &Path, options: &AttachOptions) -> Result<Opened, Error> {
+pub(crate) fn open(store: &Store, image: &Path, options: &AttachOptions) -> Result<Opened, Error> {
     let how = OpenOptions {
         read_only: options.read_only,
         direct_io: options.direct_io,

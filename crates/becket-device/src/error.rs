@@ -34,6 +34,8 @@ pub enum ErrorKind {
     Busy,
     /// This machine cannot do what was asked for.
     Unsupported,
+    /// It is open for reading only.
+    ReadOnly,
     /// More than one device fits what was named.
     Ambiguous,
     /// It took too long.

@@ -44,7 +44,7 @@ pub use error::{Error, ErrorKind, User};
 pub use lease::Lease;
 pub use list::{find, list, tidy};
 pub use planner::{doctor, plan};
-pub use set::{Changes, set};
+pub use set::{Changed, ChangedDevice, Changes, How, Progress, set};
 pub use stat::{DeviceStats, stat};
 pub use state::check_name;
 pub use supervisor::{ServeOptions, serve};

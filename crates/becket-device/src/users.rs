@@ -51,6 +51,23 @@ pub fn of(disk: &str) -> Vec<User> {
     look(&blocks(disk))
 }
 
+/// Who has claimed the disk or a partition of it: those who do not merely have it open.
+pub(crate) fn claims(disk: &str) -> Vec<User> {
+    of(disk).into_iter().filter(|user| !passing(user)).collect()
+}
+
+/// The same, without mounts of file systems that are read-only.
+pub(crate) fn writers(disk: &str) -> Vec<User> {
+    let blocks = blocks(disk);
+    let mut users = Vec::new();
+    holders(&blocks, &mut users);
+    swaps(&blocks, &mut users);
+    backed(&blocks, &mut users);
+    processes(&blocks, Mounts::ForWriting, &mut users);
+    users.retain(|user| !passing(user));
+    users
+}
+
 /// Whether that use may end by itself in a moment. Mounts, swap and stacked devices do not; an open descriptor may be
 /// one of the many programs that look at every new device (udev's, blkid, lsblk, partx ...).
 pub(crate) fn passing(user: &User) -> bool {
@@ -67,7 +84,7 @@ fn look(blocks: &[Block]) -> Vec<User> {
     holders(blocks, &mut users);
     swaps(blocks, &mut users);
     backed(blocks, &mut users);
-    processes(blocks, &mut users);
+    processes(blocks, Mounts::All, &mut users);
     users
 }
 
@@ -112,15 +129,23 @@ fn backed(blocks: &[Block], users: &mut Vec<User>) {
     }
 }
 
+/// Which mounts are of interest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mounts {
+    All,
+    /// Of file systems that are written to.
+    ForWriting,
+}
+
 /// Mounts of every mount namespace, and descriptors, in one walk over /proc.
-fn processes(blocks: &[Block], users: &mut Vec<User>) {
+fn processes(blocks: &[Block], which: Mounts, users: &mut Vec<User>) {
     let mut namespaces = HashSet::new();
     let own = std::process::id();
     // Our own namespace first, so that its mounts are told without a process.
     if let Ok(space) = fs::metadata("/proc/self/ns/mnt") {
         namespaces.insert(space.ino());
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        for place in mounts(&table, blocks) {
+        for place in mounts(&table, blocks, which) {
             users.push(User { pid: 0, command: "mount".to_owned(), how: format!("mounted on {place}") });
         }
     }
@@ -132,7 +157,7 @@ fn processes(blocks: &[Block], users: &mut Vec<User>) {
             && let Ok(table) = fs::read_to_string(dir.join("mountinfo"))
         {
             namespaces.insert(space.ino());
-            for place in mounts(&table, blocks) {
+            for place in mounts(&table, blocks, which) {
                 let how = format!("mounted on {place} in the mount namespace");
                 users.push(User { pid, command: command(&dir), how });
             }
@@ -144,14 +169,20 @@ fn processes(blocks: &[Block], users: &mut Vec<User>) {
 }
 
 /// Mount points of the devices in a mountinfo table (see proc_pid_mountinfo(5)).
-fn mounts<'t>(table: &'t str, blocks: &'t [Block]) -> impl Iterator<Item = String> + 't {
-    table.lines().filter_map(|line| {
+fn mounts<'t>(table: &'t str, blocks: &'t [Block], which: Mounts) -> impl Iterator<Item = String> + 't {
+    table.lines().filter_map(move |line| {
         let (fields, tail) = line.split_once(" - ")?;
         let mut fields = fields.split(' ');
         let number = fields.nth(2)?;
         let place = fields.nth(1)?;
         // btrfs and others show an anonymous number: their source names the device.
-        let source = unescape(tail.split(' ').nth(1)?);
+        let mut tail = tail.split(' ').skip(1);
+        let source = unescape(tail.next()?);
+        // Of the file system, not of one of its mounts.
+        let writable = tail.next().is_none_or(|options| options.split(',').all(|option| option != "ro"));
+        if which == Mounts::ForWriting && !writable {
+            return None;
+        }
         let ours = |block: &Block| {
             block.number == number
                 || (number.starts_with("0:")
@@ -228,7 +259,10 @@ mod tests {
 39 35 0:50 / /tmp rw - tmpfs tmpfs rw
 nonsense
 40 35 7:3";
-        assert_eq!(mounts(table, &sample()).collect::<Vec<_>>(), ["/mnt/a b", "/mnt/p1"]);
+        assert_eq!(mounts(table, &sample(), Mounts::All).collect::<Vec<_>>(), ["/mnt/a b", "/mnt/p1"]);
+        let table = table.replace("/dev/loop3p1 rw", "/dev/loop3p1 ro,errors=continue");
+        let written: Vec<_> = mounts(&table, &sample(), Mounts::ForWriting).collect();
+        assert_eq!(written, ["/mnt/a b"], "a file system that is read-only is written to by nobody");
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub use facts::{Alignment, BackingKind, DirectIo, Facts};
 pub use image::Image;
 pub use layer::{FileSystem, Format, LayerError, NodeKind};
 pub use map::{Extent, Map, MapError, Place};
-pub use open::{Backing, Identity, OpenOptions, Opened, look, open};
+pub use open::{Backing, Identity, OpenOptions, Opened, lock, look, open};
 pub use partition::Partition;
 pub use text::shown;
 pub use through::{End, Level, Walk};

@@ -139,7 +139,7 @@ fn open_inside(
     let read_only_reason = reason.or(unwritable);
     let read_only = read_only || read_only_reason.is_some();
     let mut warnings = Vec::new();
-    lock(host, &buffered, kind, read_only, options.shared, &mut warnings)?;
+    lock_fd(host, &buffered, kind, read_only, options.shared, &mut warnings)?;
 
     let size = size_of(host, &buffered, kind)?;
     let natural = natural_block_size(host, &buffered, kind)?;
@@ -207,8 +207,17 @@ fn forget_cached(file: &OwnedFd) {
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
 }
 
+/// Takes the locks of an image that was opened `shared`, now that those who stood in the way are gone.
+///
+/// # Errors
+/// They are not.
+pub fn lock(path: &Path, file: &Backing, write: bool) -> Result<(), Error> {
+    // Without locks it was opened with a warning already.
+    lock_fd(path, &file.buffered, file.facts.kind, !write, false, &mut Vec::new())
+}
+
 /// Keeps other programs away from the image, as far as the file system lets us.
-fn lock(
+fn lock_fd(
     path: &Path,
     fd: &OwnedFd,
     kind: BackingKind,

@@ -186,6 +186,41 @@ pub fn await_partitions(
     }
 }
 
+/// Removes the partitions of a disk that are not as promised.
+///
+/// # Errors
+/// One is in use, or the kernel refuses.
+pub fn drop_partitions(disk: &str, promised: &[Partition]) -> Result<(), Error> {
+    let stays = |known: &KernelPartition| {
+        let same = |promise: &Partition| {
+            (promise.number, promise.start, promise.len) == (known.number, known.start, known.len)
+        };
+        promised.iter().any(same)
+    };
+    let path = sysfs::node(disk);
+    let device = File::open(&path).map_err(Error::io("open", &path))?;
+    for known in partitions(disk).iter().filter(|known| !stays(known)) {
+        block::partition_del(device.as_fd(), known.number)
+            .map_err(Error::io("remove a partition", &known.node))?;
+    }
+    Ok(())
+}
+
+/// Tells everybody whether a disk is read-only, its partitions with it. The kernel then refuses to open it for writing,
+/// and what is written by those who have it open; requests of a file system come all the same.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn set_read_only(disk: &str, on: bool) -> Result<(), Error> {
+    let path = sysfs::node(disk);
+    if let Some(dev) = sysfs::dev(disk) {
+        ensure_block(&path, dev)?;
+    }
+    let device = File::open(&path).map_err(Error::io("open", &path))?;
+    let doing = if on { "make read-only" } else { "make writable" };
+    block::set_read_only(device.as_fd(), on).map_err(Error::io(doing, &path))
+}
+
 /// For each pair of a promise and what the kernel made of it: its node, made when it is missing.
 fn node_of(disk: &str) -> impl Fn((&&Partition, &KernelPartition)) -> Result<PathBuf, Error> {
     move |(promise, known)| {

@@ -1,9 +1,9 @@
 //! What transports whose bytes becket moves have in common: a device's queues on the I/O threads, and what can be done
 //! to them together. Knows of no transport: a queue's front is its port.
 
-mod switch;
+mod change;
 
-use std::sync::{Arc, Mutex, Weak, atomic::AtomicBool};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use becket_engine::{Backing, Batch, Below, IoThreads, Memory, NewQueue, Port, QueueId, QueueStats, Summary};
 use becket_image::{Map, Opened, ReadLease};
@@ -19,6 +19,8 @@ pub(crate) fn fits(opened: &Opened) -> Result<(), String> {
         )),
     }
 }
+
+pub use change::Change;
 
 /// What can go wrong while a device's queues are set up.
 #[derive(Debug, thiserror::Error)]
@@ -49,30 +51,37 @@ pub enum ServeError {
         /// How deep they could be; 0 when it must copy.
         room: u16,
     },
-    /// Something under way on its backing does not end.
-    #[error("operations of device {id} on its backing do not end; it goes on as before")]
-    Busy {
+    /// It could not be served otherwise.
+    #[error("cannot change device {id}: {source}")]
+    Change {
         /// Its number.
         id: u32,
+        /// What the engine said.
+        source: becket_engine::Error,
     },
 }
 
 /// A device that is being served.
 #[derive(Debug)]
 pub struct Served {
-    pub(super) id: u32,
-    pub(super) queues: Vec<QueueId>,
+    id: u32,
+    queues: Vec<QueueId>,
     stats: Vec<Arc<QueueStats>>,
     /// Gone as soon as no queue reads below the image's file.
     lease: Weak<ReadLease>,
-    pub(super) direct_io: AtomicBool,
-    backing: Weak<Backing>,
+    /// For those who change it and those who ask; the queues have shares of their own.
+    backing: Mutex<Weak<Backing>>,
 }
 
 impl Served {
     /// Where its bytes are; `None` once its queues have ended. They keep the files open, not this.
     pub fn backing(&self) -> Option<Arc<Backing>> {
-        self.backing.upgrade()
+        self.backing.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
+    }
+
+    /// Its queues serve by another one.
+    fn serves(&self, backing: &Arc<Backing>) {
+        *self.backing.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(backing);
     }
 
     /// What its queues have done by now. They are not disturbed.
@@ -95,23 +104,6 @@ impl Served {
         }
         Ok(true)
     }
-
-    /// Has all queues look their requests up in another map of the same files, for a device whose size changes.
-    ///
-    /// A device that grows gets its map before the kernel hears of the size, one that shrinks afterwards.
-    ///
-    /// # Errors
-    /// An I/O thread has ended.
-    pub fn remap(&self, threads: &IoThreads, map: Map) -> Result<(), ServeError> {
-        let map = Arc::new(map);
-        for queue in &self.queues {
-            // A queue that has ended has no requests left to look up.
-            threads
-                .remap(*queue, Arc::clone(&map))
-                .map_err(|source| ServeError::Engine { id: self.id, source })?;
-        }
-        Ok(())
-    }
 }
 
 /// What all queues of a device have in common.
@@ -122,7 +114,7 @@ pub(crate) struct Common {
     pub(crate) map: Map,
     pub(crate) files: Vec<becket_image::Backing>,
     pub(crate) read_only: bool,
-    /// Go past the page cache where that is possible; see [`Served::switch`].
+    /// Go past the page cache where that is possible; see [`Served::change`].
     pub(crate) direct_io: bool,
     pub(crate) memory: Memory,
     pub(crate) batch: Option<Batch>,
@@ -153,8 +145,7 @@ impl Common {
             queues: Vec::with_capacity(self.queues.into()),
             stats: Vec::with_capacity(self.queues.into()),
             lease,
-            direct_io: AtomicBool::new(self.direct_io),
-            backing: Arc::downgrade(&backing),
+            backing: Mutex::new(Arc::downgrade(&backing)),
         };
         for number in 0..self.queues {
             let port = port(number).map_err(failed)?;

@@ -9,6 +9,7 @@ use std::os::fd::BorrowedFd;
 use rustix::ioctl::opcode::{none, read};
 use rustix::ioctl::{Getter, NoArg, Opcode, Setter, ioctl};
 
+const BLKROSET: Opcode = none(0x12, 93);
 const BLKROGET: Opcode = none(0x12, 94);
 const BLKRRPART: Opcode = none(0x12, 95);
 const BLKFLSBUF: Opcode = none(0x12, 97);
@@ -107,6 +108,12 @@ pub fn reread_partitions(disk: BorrowedFd<'_>) -> io::Result<()> {
     Ok(unsafe { ioctl(disk, NoArg::<BLKRRPART>::new()) }?)
 }
 
+/// Says whether writes are refused; of a whole disk, for its partitions too.
+pub fn set_read_only(device: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+    // SAFETY: BLKROSET reads an int.
+    Ok(unsafe { ioctl(device, Setter::<BLKROSET, c_int>::new(c_int::from(on))) }?)
+}
+
 /// Writes the device's page cache back and drops it.
 pub fn flush_buffers(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: BLKFLSBUF takes no argument.
@@ -130,6 +137,7 @@ mod tests {
             assert_eq!([BLKGETSIZE64, BLKGETDISKSEQ, BLKROGET], [0x8008_1272, 0x8008_1280, 0x125e]);
             assert_eq!([BLKROTATIONAL, BLKPG, BLKRRPART], [0x127e, 0x1269, 0x125f]);
             assert_eq!([BLKFLSBUF, BLKIOMIN, BLKIOOPT], [0x1261, 0x1278, 0x1279]);
+            assert_eq!(BLKROSET, 0x125d);
         }
     }
 

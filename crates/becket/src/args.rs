@@ -245,24 +245,60 @@ pub(crate) struct Refresh {
     pub(crate) targets: Vec<OsString>,
 }
 
-/// Change a device while it lives, between two of its requests
+/// Change devices while they live, between two of their requests
 ///
-/// Nothing is lost and nobody who uses the device has to let go of it. With direct I/O switched off, reads and writes
-/// go through the page cache of the file system that holds the image. TARGET is a device path, a NAME or the image's
-/// path.
+/// Nothing is lost and nobody who uses a device has to let go of it: requests under way end as they began. Over ublk
+/// becket does it itself; the kernel's loop driver and device-mapper hold requests back until those under way have ended,
+/// and cannot change everything: what they cannot is refused with the way to do it. TARGET is a device path, a NAME or the
+/// image's path.
+///
+/// A device in use gets another image only when it is read-only and both have the same bytes, which are compared; it is
+/// not made shorter, nor read-only below a file system that is mounted for writing.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   becket set /dev/ublkb0 --direct-io off
-  becket set root --direct-io auto")]
+  becket set root --read-only on
+  becket set root --size-limit 8GiB       # or none: as long as its image
+  becket set root --image /mnt/new/root.squashfs")]
+#[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
 pub(crate) struct Set {
-    /// Device, name or image to change
-    #[arg(value_name = "TARGET")]
-    pub(crate) target: OsString,
+    /// Devices, names or images to change
+    #[arg(required = true, value_name = "TARGET")]
+    pub(crate) targets: Vec<OsString>,
 
     /// Go past the page cache: where possible, or insist, or never
-    #[arg(long, value_name = "MODE", required = true)]
+    #[arg(long, value_name = "MODE", group = "change")]
     pub(crate) direct_io: Option<Toggle>,
+    /// Refuse writes, or no longer
+    #[arg(long, value_name = "WHETHER", group = "change")]
+    pub(crate) read_only: Option<Switch>,
+    /// Offer at most this many bytes; `none`: as many as the image has
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_limit, group = "change")]
+    pub(crate) size_limit: Option<Limit>,
+    /// Put this image in the place of the one that the device has
+    #[arg(long, value_name = "IMAGE", value_hint = clap::ValueHint::FilePath, group = "change")]
+    pub(crate) image: Option<PathBuf>,
+    /// Refused, with the way to do it: a device keeps its block size
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_block_size, group = "change")]
+    pub(crate) block_size: Option<u32>,
+    /// Also when somebody relies on what goes: a mounted file system, a partition
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Allow a new image that is in use: no lock is taken, nothing keeps two writers apart
+    #[arg(long)]
+    pub(crate) shared: bool,
+}
+
+/// Most bytes of a device, where there is a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limit(pub(crate) Option<u64>);
+
+fn parse_limit(text: &str) -> Result<Limit, String> {
+    match text {
+        "none" => Ok(Limit(None)),
+        _ => parse_size(text).map(|size| Limit(Some(size))),
+    }
 }
 
 /// Tell what devices have done: requests, bytes, errors and latencies
@@ -477,6 +513,12 @@ pub(crate) enum Via {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Toggle {
     Auto,
     On,
@@ -550,6 +592,10 @@ mod tests {
             &["becket", "attach", "--offset", "-1", "x"],
             &["becket", "attach", "--via", "nbd", "x"],
             &["becket", "list", "x"],
+            &["becket", "set", "x"],
+            &["becket", "set", "x", "--force"],
+            &["becket", "set", "x", "--read-only", "auto"],
+            &["becket", "set", "x", "--size-limit", "-1"],
         ] {
             assert_eq!(Cli::try_parse_from(words).unwrap_err().exit_code(), 2, "{words:?}");
         }

@@ -133,6 +133,20 @@ pub(crate) struct Refresh {
 pub(crate) struct Set {
     pub(crate) name: String,
     pub(crate) direct_io: Option<DirectIo>,
+    pub(crate) read_only: Option<bool>,
+    /// 0 for none.
+    pub(crate) size_limit: Option<u64>,
+    pub(crate) image: Option<NewImage>,
+}
+
+/// Another image for a live device. Its descriptors come along.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NewImage {
+    pub(crate) path: PathBuf,
+    pub(crate) map: Map,
+    pub(crate) files: Vec<FileFacts>,
+    pub(crate) partitions: Vec<TableEntry>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -262,6 +276,11 @@ mod tests {
         }
     }
 
+    fn new_image() -> NewImage {
+        let map = Map::contiguous(0, 0, 512);
+        NewImage { path: "/n.img".into(), map, files: Vec::new(), partitions: Vec::new() }
+    }
+
     fn status() -> ServerStatus {
         ServerStatus {
             version: "0".into(),
@@ -307,6 +326,7 @@ mod tests {
             found.as_object().unwrap().fields().map(|field| field.name().as_str().to_owned()).collect()
         };
         assert_eq!(type_of("Device"), keys(&device("one", 1).info));
+        assert_eq!(type_of("NewImage"), keys(&new_image()));
         assert_eq!(type_of("Stats"), keys(&Summary::default()));
         assert_eq!(type_of("Activity"), keys(&becket_engine::Activity::default()));
         assert_eq!(type_of("Decoded"), keys(&becket_engine::Decodings::default()));

@@ -27,7 +27,7 @@ pub(crate) trait Service: Sync {
     fn detach(&self, request: &Detach) -> Result<DeviceInfo, Error>;
     fn list(&self) -> Vec<DeviceInfo>;
     fn refresh(&self, request: &Refresh) -> Result<DeviceInfo, Error>;
-    fn set(&self, request: &Set) -> Result<DeviceInfo, Error>;
+    fn set(&self, request: Set, fds: Vec<OwnedFd>) -> Result<DeviceInfo, Error>;
     fn stat(&self, request: &Stat) -> Result<Summary, Error>;
     fn status(&self) -> ServerStatus;
     fn hand_over(&self) -> Result<(), Error>;
@@ -92,7 +92,7 @@ fn answer(service: &dyn Service, call: &Call<Message<Value>>, fds: Vec<OwnedFd>)
             with(parameters, |request: Refresh| Ok(OneDevice { device: service.refresh(&request)? }))
         }
         (INTERFACE, "Set") => {
-            with(parameters, |request: Set| Ok(OneDevice { device: service.set(&request)? }))
+            with(parameters, |request: Set| Ok(OneDevice { device: service.set(request, fds)? }))
         }
         (INTERFACE, "Stat") => {
             with(parameters, |request: Stat| Ok(Counted { stats: service.stat(&request)? }))

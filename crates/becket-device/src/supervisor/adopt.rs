@@ -4,8 +4,10 @@
 //! A record alone is believed nothing: the kernel has to know the device by its mark, and a worker has to hold it.
 
 use std::collections::HashMap;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
+use becket_image::Identity;
 use becket_transport::Kind;
 use becket_transport::ublk::control::DevInfo;
 use becket_uapi::ublk::UBLK_S_DEV_DEAD;
@@ -14,6 +16,7 @@ use rustix::fs::fstat;
 use super::devices::Supervisor;
 use super::owned::Owned;
 use super::workers::{Orphan, Server};
+use crate::describe::speakable;
 use crate::kernel::{Kernel, System};
 use crate::process::ProcessId;
 use crate::register::forget;
@@ -78,7 +81,7 @@ impl Supervisor {
             log::warn(format_args!("{} had no disk yet, or none any more: removed", record.info.name));
             return Ok(());
         }
-        let Some((kept, server)) = found.filter(|(kept, _)| is_image_of(kept, &record)) else {
+        let Some((kept, server)) = found.filter(|(kept, _)| kept.serve.id == id) else {
             if record.worker.is_some_and(|worker| System.alive(worker)) {
                 let what = "its worker cannot be talked to and goes on without a server".to_owned();
                 return Err(Error::Worker { what });
@@ -90,6 +93,7 @@ impl Supervisor {
             return Ok(());
         };
         let mut device = record.clone();
+        as_served(&mut device, &kept);
         device.server = Some(ProcessId::own());
         device.info.server_pid = Some(std::process::id());
         device.worker = Some(server.id());
@@ -118,15 +122,23 @@ fn is_dead(info: &DevInfo) -> bool {
     info.state == UBLK_S_DEV_DEAD
 }
 
-/// Whether the descriptors are of the image that was recorded.
-fn is_image_of(kept: &Kept, record: &Device) -> bool {
-    let first = kept.files.first().and_then(|file| fstat(&file.buffered).ok());
-    let same = first.is_some_and(|stat| (stat.st_dev, stat.st_ino) == (record.image.dev, record.image.ino));
-    let same = same && kept.serve.id == record.info.number;
-    if !same {
-        log::warn(format_args!("{}: its worker holds another image; not taken over", record.info.name));
+/// What the worker holds counts: our predecessor may have died when it had changed the device and not yet its record.
+fn as_served(device: &mut Device, kept: &Kept) {
+    let Device { info, image, .. } = device;
+    info.size = kept.serve.geometry.size;
+    info.read_only = kept.serve.geometry.read_only;
+    info.direct_io = kept.serve.direct_io;
+    let Some(file) = kept.files.first() else { return };
+    let Ok(stat) = fstat(&file.buffered) else { return };
+    let held = Identity { dev: stat.st_dev, ino: stat.st_ino };
+    if *image == held {
+        return;
     }
-    same
+    log::warn(format_args!("{}: its worker holds another image than was recorded", info.name));
+    *image = held;
+    if let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", file.buffered.as_raw_fd())) {
+        info.image = speakable(&path);
+    }
 }
 
 #[cfg(test)]

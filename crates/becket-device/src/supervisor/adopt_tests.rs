@@ -114,14 +114,20 @@ fn a_device_without_its_worker_is_lost_and_can_still_be_detached() {
 }
 
 #[test]
-fn descriptors_of_another_image_are_not_taken() {
+fn what_the_worker_holds_counts_for_more_than_the_record() {
     let (stage, _) = after_a_death(&["one"], FEATURES);
     let other = stage.bench.image.with_file_name("other");
     fs::write(&other, [0; 8192]).unwrap();
     let file = fs::File::options().read(true).write(true).open(&other).unwrap();
-    lock(&stage.workers.orphans)[0].held[0].files[0].buffered = file.into();
+    // The predecessor died when the worker had another image and the record did not say so yet.
+    let held = &mut lock(&stage.workers.orphans)[0].held[0];
+    held.files[0].buffered = file.into();
+    (held.serve.geometry.read_only, held.serve.geometry.size) = (true, 4096);
     stage.supervisor.adopt();
-    assert_eq!(names(&stage.supervisor.list()), Vec::<&str>::new());
+    let record = stage.bench.store.device("one").unwrap().unwrap();
+    assert_eq!((&record.info.image, record.info.read_only, record.info.size), (&other, true, 4096));
+    assert_eq!(record.image.ino, std::os::unix::fs::MetadataExt::ino(&fs::metadata(&other).unwrap()));
+    assert_eq!(names(&stage.supervisor.list()), ["one"]);
 }
 
 #[test]

@@ -11,22 +11,22 @@ use becket_engine::Summary;
 use becket_transport::Kind;
 use becket_transport::ublk::control::Control;
 
-use super::driver::Driver;
+use super::change::{Length, Target, Wish, apply, plan, take_image};
+use super::driver::{Driver, disk};
 use super::guard::Guard;
 use super::isolation;
 use super::make::{Made, Maker};
 use super::owned::{Owned, Owning};
-use super::resize::resize;
-use super::set::switch;
 use super::workers::{OnDeath, Server, Workers};
 use crate::control::server::Service;
 use crate::control::{Attach, Detach, Refresh, ServerStatus, Set, Stat};
+use crate::describe::partitions_of;
 use crate::kernel::{Kernel, System};
 use crate::process::ProcessId;
 use crate::register::forget;
 use crate::state::{Device, Store};
 use crate::sync::lock;
-use crate::{DeviceInfo, Error, ErrorKind, log, manager};
+use crate::{DeviceInfo, Error, ErrorKind, Partitions, log, manager};
 
 /// Everything that a supervisor owns.
 pub(crate) struct Supervisor {
@@ -215,6 +215,41 @@ impl Supervisor {
         }
     }
 
+    /// Changes a device that lives. The record says what is, so nothing is written there before it is done.
+    fn change(
+        &self,
+        name: &str,
+        wish: impl FnOnce(&DeviceInfo) -> Result<Wish, Error>,
+    ) -> Result<DeviceInfo, Error> {
+        let _busy = Busy::begin(self);
+        let owned = self.owned(name).ok_or_else(|| Error::unserved(name))?;
+        let mut state = lock(&owned.state);
+        if state.gone {
+            return Err(Error::NoDevice { target: name.to_owned() });
+        }
+        let driver = self.driver()?;
+        let target = plan(&state, wish(&state.device.info)?)?;
+        apply(&*driver, &*state.server, &state.kept, &target)?;
+        let Target { mut device, change, files, partitions, .. } = target;
+        change.apply(&mut state.kept.serve);
+        if let Some(files) = files {
+            // With the old ones go the locks of the old image.
+            state.kept.files = files;
+        }
+        if let Some(promised) = partitions {
+            let id = device.info.number;
+            if let Err(error) = driver.repartition(id, &promised) {
+                device.info.warnings.push(format!("its partitions are not those of its image: {error}"));
+            }
+            device.info.partitions = partitions_of(&disk(id), &promised, Partitions::Auto);
+        }
+        if !self.store.update(&state.device, device.clone())? {
+            return Err(Error::NoDevice { target: name.to_owned() });
+        }
+        state.device = device;
+        Ok(state.device.info.clone())
+    }
+
     /// A device that a supervisor before us made, known by its record alone.
     fn detach_orphan(&self, name: &str, lazy: bool) -> Result<DeviceInfo, Error> {
         let none = || Error::NoDevice { target: name.to_owned() };
@@ -324,49 +359,18 @@ impl Service for Supervisor {
     }
 
     fn refresh(&self, request: &Refresh) -> Result<DeviceInfo, Error> {
-        let _busy = Busy::begin(self);
-        let Some(owned) = self.owned(&request.name) else {
-            return Err(Error::unserved(&request.name));
-        };
-        let mut state = lock(&owned.state);
-        let none = || Error::NoDevice { target: request.name.clone() };
-        if state.gone {
-            return Err(none());
-        }
-        let driver = self.driver()?;
-        let resized =
-            resize(&*driver, &*state.server, &state.device.info, &state.kept.serve.map, &state.kept.files)?;
-        if let Some(map) = resized {
-            let mut new = state.device.clone();
-            new.info.size = map.len();
-            state.kept.serve.geometry.size = map.len();
-            state.kept.serve.map = map;
-            if !self.store.update(&state.device, new.clone())? {
-                return Err(none());
-            }
-            state.device = new;
-        }
-        Ok(state.device.info.clone())
+        self.change(&request.name, |_| Ok(Wish { length: Some(Length::Measured), ..Wish::default() }))
     }
 
-    fn set(&self, request: &Set) -> Result<DeviceInfo, Error> {
-        let _busy = Busy::begin(self);
-        let owned = self.owned(&request.name).ok_or_else(|| Error::unserved(&request.name))?;
-        let mut state = lock(&owned.state);
-        let none = || Error::NoDevice { target: request.name.clone() };
-        if state.gone {
-            return Err(none());
-        }
-        let mut new = state.device.clone();
-        if let Some(wanted) = request.direct_io {
-            switch(&*state.server, &mut new.info, &state.kept.files, wanted)?;
-            state.kept.serve.direct_io = new.info.direct_io;
-        }
-        if !self.store.update(&state.device, new.clone())? {
-            return Err(none());
-        }
-        state.device = new;
-        Ok(state.device.info.clone())
+    fn set(&self, request: Set, fds: Vec<OwnedFd>) -> Result<DeviceInfo, Error> {
+        let Set { name, direct_io, read_only, size_limit, image } = request;
+        self.change(&name, |info| {
+            let read_only_then = read_only.unwrap_or(info.read_only);
+            let image =
+                image.map(|image| take_image(image, fds, info.block_size, read_only_then)).transpose()?;
+            let length = size_limit.map(|limit| Length::Limit(Some(limit).filter(|limit| *limit > 0)));
+            Ok(Wish { direct_io, read_only, length, image })
+        })
     }
 
     fn stat(&self, request: &Stat) -> Result<Summary, Error> {

@@ -24,13 +24,14 @@ use crate::process::ProcessId;
 use crate::runtime::Runtime;
 use crate::state::Store;
 use crate::sync::lock;
-use crate::worker::protocol::Serve;
+use crate::worker::protocol::{Change, Serve};
 
 /// What the newest kernel can.
 pub(super) const FEATURES: u64 = uapi::UBLK_F_CMD_IOCTL_ENCODE
     | uapi::UBLK_F_USER_RECOVERY
     | uapi::UBLK_F_USER_RECOVERY_REISSUE
-    | uapi::UBLK_F_QUIESCE;
+    | uapi::UBLK_F_QUIESCE
+    | uapi::UBLK_F_UPDATE_SIZE;
 /// Numbers that no device of this machine has.
 const FIRST: u32 = 900_001;
 
@@ -46,7 +47,7 @@ pub(super) struct FakeDriver {
     pub(super) held: AtomicU32,
     /// Somebody uses each disk.
     pub(super) used: AtomicBool,
-    /// How often END_USER_RECOVERY fails.
+    /// How often END_USER_RECOVERY and UPDATE_SIZE fail.
     pub(super) refuse: AtomicU32,
 }
 
@@ -152,8 +153,18 @@ impl Driver for FakeDriver {
     fn watchful(&self, id: u32) {
         self.did("watch", id);
     }
-    fn update_size(&self, _: u32, _: u64) -> Result<(), Error> {
-        unreachable!()
+    fn update_size(&self, id: u32, bytes: u64) -> Result<(), Error> {
+        let refused = Self::one_of(&self.refuse);
+        self.did(&format!("{} {bytes} bytes of", if refused { "refuse" } else { "show" }), id);
+        if refused { Err(Error::Worker { what: "was told to fail".to_owned() }) } else { Ok(()) }
+    }
+    fn set_read_only(&self, id: u32, on: bool) -> Result<(), Error> {
+        self.did(if on { "freeze" } else { "thaw" }, id);
+        Ok(())
+    }
+    fn repartition(&self, id: u32, _: &[Partition]) -> Result<(), Error> {
+        self.did("partition", id);
+        Ok(())
     }
 }
 
@@ -163,6 +174,8 @@ pub(super) enum Fate {
     Serves,
     /// It dies before it is ready.
     Dies,
+    /// It says no and goes on.
+    Refuses,
 }
 
 /// A worker that does as it is told and dies when it is told.
@@ -174,6 +187,8 @@ pub(super) struct FakeServer {
     /// How often it is asked before it has closed a device.
     pub(super) slow: AtomicU32,
     pub(super) served: Mutex<Vec<Serve>>,
+    /// What becomes of the next changes; those after them are made.
+    pub(super) changes: Mutex<VecDeque<Fate>>,
     on_death: Mutex<Option<OnDeath>>,
 }
 
@@ -186,6 +201,7 @@ impl FakeServer {
             fate,
             slow: AtomicU32::new(0),
             served: Mutex::default(),
+            changes: Mutex::default(),
             on_death: Mutex::new(Some(on_death)),
         })
     }
@@ -230,11 +246,22 @@ impl Server for FakeServer {
         lock(&self.served).push(serve);
         Ok(())
     }
-    fn remap(&self, _: u32, _: Map) -> Result<(), Error> {
-        unreachable!()
-    }
-    fn direct_io(&self, _: u32, _: bool) -> Result<(), Error> {
-        unreachable!()
+    fn change(&self, change: Change, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        assert_eq!(fds.len(), change.files.as_ref().map_or(0, Vec::len));
+        let fate = lock(&self.changes).pop_front().unwrap_or(Fate::Serves);
+        let Change { id, map, read_only, files, .. } = &change;
+        let rights = if *read_only { "reading" } else { "writing" };
+        let whose = if files.is_some() { " of another image" } else { "" };
+        let verb = if fate == Fate::Serves { "" } else { "not " };
+        self.did(&format!("{verb}change {id} to {} bytes{whose} for {rights}", map.len()));
+        match fate {
+            Fate::Serves => Ok(()),
+            Fate::Dies => {
+                self.vanish();
+                Err(Error::Worker { what: "died".to_owned() })
+            }
+            Fate::Refuses => Err(Error::Worker { what: "was told to refuse".to_owned() }),
+        }
     }
     fn stats(&self, _: u32) -> Result<Summary, Error> {
         unreachable!()

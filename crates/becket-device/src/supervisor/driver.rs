@@ -45,6 +45,10 @@ pub(crate) trait Driver: Send + Sync {
     fn watchful(&self, id: u32);
     /// Gives a live disk another size, in bytes.
     fn update_size(&self, id: u32, bytes: u64) -> Result<(), Error>;
+    /// Tells users of a disk and of its partitions whether it is read-only; the worker refuses writes by itself.
+    fn set_read_only(&self, id: u32, on: bool) -> Result<(), Error>;
+    /// Replaces the partitions of a disk that nobody uses; those that are as promised stay.
+    fn repartition(&self, id: u32, promised: &[Partition]) -> Result<(), Error>;
 }
 
 impl Driver for Control {
@@ -132,6 +136,15 @@ impl Driver for Control {
 
     fn update_size(&self, id: u32, bytes: u64) -> Result<(), Error> {
         Control::update_size(self, id, bytes).map_err(Error::Device)
+    }
+
+    fn set_read_only(&self, id: u32, on: bool) -> Result<(), Error> {
+        node::set_read_only(&disk(id), on).map_err(Error::Device)
+    }
+
+    fn repartition(&self, id: u32, promised: &[Partition]) -> Result<(), Error> {
+        node::drop_partitions(&disk(id), promised).map_err(Error::Device)?;
+        Driver::settle(self, id, promised)
     }
 }
 

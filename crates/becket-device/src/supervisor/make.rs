@@ -4,7 +4,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use becket_image::{Backing, BackingKind, Below, Identity, Opened, Partition, Place};
+use becket_engine::Geometry;
+use becket_image::{Backing, BackingKind, Below, Identity, Map, Opened, Partition, Place};
 use becket_transport::ublk::control::{AddRequest, DevInfo};
 use becket_transport::ublk::{DataMode, flags_for};
 use becket_transport::{Kind, geometry, node, sysfs};
@@ -15,13 +16,13 @@ use super::below;
 use super::driver::{Driver, disk};
 use super::smaller::{DEPTH, DEPTH_WITH_BUFFERS, smaller};
 use super::workers::Server;
-use crate::control::{Attach, BelowFacts, FileFacts};
+use crate::control::{Attach, BelowFacts};
 use crate::describe::partitions_of;
 use crate::process::ProcessId;
 use crate::register::{claim, forget, record};
 use crate::state::{Device, Store};
 use crate::worker::kept::{Keepsakes, Kept};
-use crate::worker::protocol::{Serve, backings};
+use crate::worker::protocol::{Serve, backings, facts_of};
 use crate::{DeviceInfo, DeviceState, Error, ErrorKind, Partitions, links, log};
 
 /// More queues than this have not helped a file or disk behind them.
@@ -88,7 +89,8 @@ impl Maker<'_> {
         let info = driver.add(AddRequest { id: None, queues, depth, flags, max_io, mark })?;
         let mut undo = Undo { by: self, id: info.dev_id, stage: Stage::Added, device: None };
 
-        driver.set_params(info.dev_id, &geometry)?;
+        // What the driver is told to be read-only stays so for ever; what users are told of a disk can change.
+        driver.set_params(info.dev_id, &Geometry { read_only: false, ..geometry })?;
         let mut first = describe(&request, &opened, &geometry, &info, mark, server);
         first.info.below = below.as_ref().map(|below| below.device.clone());
         record(store, named, &disk(info.dev_id), &mut first)?;
@@ -101,11 +103,7 @@ impl Maker<'_> {
             flags: info.flags,
             geometry,
             map: opened.map,
-            files: opened
-                .files
-                .iter()
-                .map(|file| FileFacts { facts: file.facts.clone(), direct: file.direct.is_some() })
-                .collect(),
+            files: facts_of(&opened.files),
             // Only for its first worker: see below.
             below: None,
             direct_io: first.info.direct_io,
@@ -127,6 +125,9 @@ impl Maker<'_> {
         drop(below);
         driver.start(info.dev_id, std::process::id())?;
         undo.stage = Stage::Started;
+        if first.info.read_only {
+            driver.set_read_only(info.dev_id, true)?;
+        }
         if info.flags & uapi::UBLK_F_QUIESCE == 0 {
             driver.watchful(info.dev_id);
         }
@@ -249,12 +250,7 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
     let below = below.map(|facts| below::take(facts, &mut fds, &request.map)).transpose().map_err(bad)?;
     let files = backings(std::mem::take(&mut request.files), fds.into_iter())
         .map_err(|error| bad(&error.to_string()))?;
-    let mut identity = None;
-    for file in &files {
-        let found = check_file(file, request.read_only).map_err(bad)?;
-        identity = identity.or(Some(found));
-    }
-    let identity = identity.ok_or_else(|| bad("it has no file"))?;
+    let identity = check_files(&files, request.read_only).map_err(bad)?;
     if let Some(below) = &below {
         below::check(below, &files, request.read_only, identity).map_err(bad)?;
     }
@@ -263,18 +259,7 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
     if !block.is_power_of_two() || !(512..=page).contains(&usize::try_from(block).unwrap_or(0)) {
         return Err(bad("its block size is impossible"));
     }
-    if request.map.len() < u64::from(block) {
-        return Err(bad("it is shorter than a block"));
-    }
-    let foreign = |place: &Place| match place {
-        Place::Data { file, .. } => files.get(*file as usize).is_none(),
-        Place::Zero => false,
-        // Nothing here decodes.
-        Place::Encoded { .. } => true,
-    };
-    if request.map.extents().iter().any(|extent| foreign(&extent.place)) {
-        return Err(bad("its map names a file that is not there"));
-    }
+    check_map(&request.map, &files, block).map_err(bad)?;
     if request.queues == Some(0)
         || request.depth.is_some_and(|depth| depth == 0 || depth > uapi::UBLK_MAX_QUEUE_DEPTH)
     {
@@ -294,6 +279,29 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
         warnings: Vec::new(),
     };
     Ok(Checked { opened, below, lease, request })
+}
+
+/// Looks at all descriptors of an image, and says which file it is.
+pub(super) fn check_files(files: &[Backing], read_only: bool) -> Result<Identity, &'static str> {
+    let found = files.iter().map(|file| check_file(file, read_only)).collect::<Result<Vec<_>, _>>()?;
+    found.first().copied().ok_or("it has no file")
+}
+
+/// Whether a map speaks of these files and of nothing else.
+pub(super) fn check_map(map: &Map, files: &[Backing], block: u32) -> Result<(), &'static str> {
+    if map.len() < u64::from(block) {
+        return Err("it is shorter than a block");
+    }
+    let foreign = |place: &Place| match place {
+        Place::Data { file, .. } => files.get(*file as usize).is_none(),
+        Place::Zero => false,
+        // Nothing here decodes.
+        Place::Encoded { .. } => true,
+    };
+    if map.extents().iter().any(|extent| foreign(&extent.place)) {
+        return Err("its map names a file that is not there");
+    }
+    Ok(())
 }
 
 fn is_pipe(fd: &OwnedFd) -> bool {
@@ -340,7 +348,7 @@ fn check_file(file: &Backing, read_only: bool) -> Result<Identity, &'static str>
 fn describe(
     request: &Attach,
     opened: &Opened,
-    geometry: &becket_engine::Geometry,
+    geometry: &Geometry,
     info: &DevInfo,
     mark: u64,
     worker: &dyn Server,

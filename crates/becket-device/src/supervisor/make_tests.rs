@@ -6,6 +6,7 @@ use becket_engine::Geometry;
 use becket_image::{Facts, Map};
 
 use super::*;
+use crate::control::FileFacts;
 use crate::supervisor::doubles::{Bench, facts};
 
 /// A driver and worker that keep a journal, and fail at the step that they are told to.
@@ -52,6 +53,7 @@ impl Driver for Double {
     }
     fn set_params(&self, _: u32, geometry: &Geometry) -> Result<(), Error> {
         assert_eq!(geometry.size, 8192);
+        assert!(!geometry.read_only, "nobody could make it writable again");
         self.step("set_params")
     }
     fn open_char(&self, _: u32) -> Result<OwnedFd, Error> {
@@ -91,7 +93,14 @@ impl Driver for Double {
         self.step("del")
     }
     fn update_size(&self, _: u32, _: u64) -> Result<(), Error> {
-        self.step("update_size")
+        unreachable!()
+    }
+    fn set_read_only(&self, _: u32, on: bool) -> Result<(), Error> {
+        assert!(on);
+        self.step("freeze")
+    }
+    fn repartition(&self, _: u32, _: &[Partition]) -> Result<(), Error> {
+        unreachable!()
     }
     fn info(&self, _: u32) -> Result<Option<DevInfo>, Error> {
         Ok(None)
@@ -122,10 +131,7 @@ impl Server for Double {
         }
         Ok(())
     }
-    fn remap(&self, _: u32, _: becket_image::Map) -> Result<(), Error> {
-        self.step("remap")
-    }
-    fn direct_io(&self, _: u32, _: bool) -> Result<(), Error> {
+    fn change(&self, _: crate::worker::protocol::Change, _: &[BorrowedFd<'_>]) -> Result<(), Error> {
         unreachable!()
     }
     fn stats(&self, _: u32) -> Result<becket_engine::Summary, Error> {
@@ -298,6 +304,7 @@ fn read_only_needs_no_writable_descriptor() {
     let (reader, _writer) = rustix::pipe::pipe().unwrap();
     let made = maker(&bench, &double).make(request, vec![bench.fd(false, 0), reader], None).unwrap();
     assert!(made.device.info.read_only);
+    assert!(double.did("freeze"), "its users are told");
     assert!(made.kept.keepsakes.lease.is_some());
 }
 

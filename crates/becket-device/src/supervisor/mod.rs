@@ -3,6 +3,7 @@
 
 mod adopt;
 mod below;
+mod change;
 mod devices;
 #[cfg(test)]
 mod doubles;
@@ -15,9 +16,7 @@ mod owned;
 mod process;
 mod recovery;
 mod renew;
-mod resize;
 mod restarts;
-mod set;
 mod smaller;
 mod workers;
 

@@ -13,14 +13,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use becket_engine::Summary;
-use becket_image::Map;
 
 use super::workers::{OnDeath, Orphan, Server, Workers};
 use crate::process::ProcessId;
 use crate::runtime::Runtime;
 use crate::sync::lock;
 use crate::worker::kept::Kept;
-use crate::worker::protocol::{self, Order, Report, Serve, VERSION};
+use crate::worker::protocol::{self, Change, Order, Report, Serve, VERSION};
 use crate::worker::rendezvous;
 use crate::{Error, log, manager};
 
@@ -210,12 +209,8 @@ impl Server for WorkerProcess {
         self.order(id, &Order::Serve(Box::new(serve)), fds)
     }
 
-    fn remap(&self, id: u32, map: Map) -> Result<(), Error> {
-        self.order(id, &Order::Remap { id, map }, &[])
-    }
-
-    fn direct_io(&self, id: u32, on: bool) -> Result<(), Error> {
-        self.order(id, &Order::DirectIo { id, on }, &[])
+    fn change(&self, change: Change, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        self.order(change.id, &Order::Change(Box::new(change)), fds)
     }
 
     fn stats(&self, id: u32) -> Result<Summary, Error> {

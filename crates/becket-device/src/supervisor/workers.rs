@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use becket_engine::Summary;
-use becket_image::Map;
 
 use crate::Error;
 use crate::process::ProcessId;
 use crate::worker::kept::Kept;
-use crate::worker::protocol::Serve;
+use crate::worker::protocol::{Change, Serve};
 
 /// Who moves the bytes of devices.
 pub(crate) trait Server: Send + Sync {
@@ -22,10 +21,11 @@ pub(crate) trait Server: Send + Sync {
     fn alive(&self) -> bool;
     /// Hands it a device and returns when the device can be started. The first descriptor is the device's ublkcN.
     fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error>;
-    /// Has it look a device's requests up in another map of the same files; returns when it does.
-    fn remap(&self, id: u32, map: Map) -> Result<(), Error>;
-    /// Has it send a device's requests past the page cache, or through it; returns when it does.
-    fn direct_io(&self, id: u32, on: bool) -> Result<(), Error>;
+    /// Has it serve a device otherwise; returns when it does. The descriptors are those of the files that are given.
+    ///
+    /// # Errors
+    /// The device goes on as before, unless the worker has died: then nobody knows how it was served last.
+    fn change(&self, change: Change, fds: &[BorrowedFd<'_>]) -> Result<(), Error>;
     /// What it has done for a device. Only one caller at a time may ask about the same.
     fn stats(&self, id: u32) -> Result<Summary, Error>;
     /// Waits until it has closed everything of a device; `false` when that took too long. A dead one has.

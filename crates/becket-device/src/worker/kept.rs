@@ -59,11 +59,15 @@ impl Kept {
 
 /// See [`Kept::descriptors`].
 pub(crate) fn descriptors<'a>(files: &'a [Backing], keepsakes: &'a Keepsakes) -> Vec<BorrowedFd<'a>> {
-    let files = files
-        .iter()
-        .flat_map(|file| std::iter::once(file.buffered.as_fd()).chain(file.direct.as_ref().map(AsFd::as_fd)));
     let keepsakes = keepsakes.lease.iter().chain(&keepsakes.cgroup);
-    files.chain(keepsakes.map(AsFd::as_fd)).collect()
+    descriptors_of(files).chain(keepsakes.map(AsFd::as_fd)).collect()
+}
+
+/// Those of files alone: of each the buffered one and the direct one where there is one.
+pub(crate) fn descriptors_of(files: &[Backing]) -> impl Iterator<Item = BorrowedFd<'_>> {
+    files
+        .iter()
+        .flat_map(|file| std::iter::once(file.buffered.as_fd()).chain(file.direct.as_ref().map(AsFd::as_fd)))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use becket_engine::{Backing, IoThreads};
-use becket_transport::serve::{ServeError, Served};
+use becket_transport::serve::{self, ServeError, Served};
 use becket_transport::ublk;
 use becket_uapi::handover::{close_inherited, inherited_fd};
 use becket_uapi::signal::SignalFd;
@@ -26,7 +26,7 @@ use rustix::process::Signal;
 use crate::sync::lock;
 use crate::{Error, log};
 use kept::{Keepsakes, Kept};
-use protocol::{Order, Report, Serve};
+use protocol::{Change, Order, Report, Serve};
 
 /// The worker's main. Standard input is its connection to the supervisor that started it. When that is gone it goes
 /// on serving and waits for the next one; it returns when there is neither a supervisor nor a device.
@@ -116,13 +116,12 @@ impl Worker {
         loop {
             match protocol::receive::<Order>(&*control) {
                 Ok(Some((Order::Serve(serve), fds))) => self.serve(*serve, fds),
-                Ok(Some((Order::Remap { id, map }, _))) => {
-                    let new = map.clone();
-                    self.change(id, |served| served.remap(&self.threads, map), |serve| serve.map = new);
-                }
-                Ok(Some((Order::DirectIo { id, on }, _))) => {
-                    let switch = |served: &Served| served.switch(&self.threads, on);
-                    self.change(id, switch, |serve| serve.direct_io = on);
+                Ok(Some((Order::Change(change), fds))) => {
+                    let id = change.id;
+                    match self.change(&change, fds) {
+                        Ok(()) => self.report(&Report::Ready { id }),
+                        Err(why) => self.report(&Report::Failed { id, why }),
+                    }
                 }
                 Ok(Some((Order::Stat { id }, _))) => {
                     let stats = self.served(id).map(|served| Box::new(served.stats()));
@@ -184,25 +183,18 @@ impl Worker {
         }
     }
 
-    /// Changes a device that is served here, if it is, and how a successor is told of it. Reports what came of it.
-    fn change(
-        &self,
-        id: u32,
-        change: impl FnOnce(&Served) -> Result<(), ServeError>,
-        note: impl FnOnce(&mut Serve),
-    ) {
-        let outcome = match self.served(id) {
-            Some(served) => change(&served).map_err(|error| error.to_string()).map(|()| {
-                if let Some(charge) = self.devices().get_mut(&id) {
-                    note(&mut charge.serve);
-                }
-            }),
-            None => Err("it is not served here".to_owned()),
-        };
-        match outcome {
-            Ok(()) => self.report(&Report::Ready { id }),
-            Err(why) => self.report(&Report::Failed { id, why }),
+    /// Serves a device otherwise, if it is served here, and notes that for a successor; else the reason why not.
+    fn change(&self, change: &Change, fds: Vec<OwnedFd>) -> Result<(), String> {
+        let served = self.served(change.id).ok_or("it is not served here")?;
+        let files = change.files.clone().map(|files| protocol::backings(files, fds.into_iter()));
+        let files = files.transpose().map_err(|error| error.to_string())?;
+        let Change { map, read_only, direct_io, .. } = change.clone();
+        let new = serve::Change { map, files, read_only, direct_io };
+        served.change(&self.threads, new).map_err(|error| error.to_string())?;
+        if let Some(charge) = self.devices().get_mut(&change.id) {
+            change.apply(&mut charge.serve);
         }
+        Ok(())
     }
 
     /// The device's queues. Not under the lock: an I/O thread may want that to let go of a device.

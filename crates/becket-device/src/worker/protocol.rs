@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::control::{BelowFacts, FileFacts};
 
 /// Changes when an older worker could misunderstand an order, or a newer supervisor a report.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// Longest packet in bytes; a map of some 30,000 extents fits.
 const LARGEST: usize = 4 << 20;
 /// The kernel passes no more descriptors at once (SCM_MAX_FD).
@@ -32,10 +32,9 @@ pub(crate) enum Order {
     Serve(Box<Serve>),
     /// Take the next supervisor's call here, once this one is gone. The descriptor: a socket that listens.
     Await,
-    /// Look the requests of a device up in another map of the same files. Answered like `Serve`.
-    Remap { id: u32, map: Map },
-    /// Send the requests of a device past the page cache, or through it. Answered like `Serve`.
-    DirectIo { id: u32, on: bool },
+    /// Serve a device otherwise, from one request to the next. The descriptors: those of its files, where such are given.
+    /// Answered like `Serve`; a device of which it `Failed` goes on as before.
+    Change(Box<Change>),
     /// Say what a device has done. Answered by `Counted`.
     Stat { id: u32 },
 }
@@ -62,6 +61,42 @@ pub(crate) struct Serve {
     pub(crate) lease: bool,
     /// The `cgroup.procs` of an isolated worker comes along.
     pub(crate) cgroup: bool,
+}
+
+/// How a device that is served is to be served from now on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Change {
+    pub(crate) id: u32,
+    pub(crate) map: Map,
+    pub(crate) read_only: bool,
+    pub(crate) direct_io: bool,
+    /// Other files than it has.
+    pub(crate) files: Option<Vec<FileFacts>>,
+}
+
+impl Change {
+    /// None yet.
+    pub(crate) fn none(serve: &Serve) -> Change {
+        Change {
+            id: serve.id,
+            map: serve.map.clone(),
+            read_only: serve.geometry.read_only,
+            direct_io: serve.direct_io,
+            files: None,
+        }
+    }
+
+    /// How the device is served afterwards, by whomever.
+    pub(crate) fn apply(&self, serve: &mut Serve) {
+        serve.geometry.size = self.map.len();
+        serve.geometry.read_only = self.read_only;
+        serve.map = self.map.clone();
+        serve.direct_io = self.direct_io;
+        if let Some(files) = &self.files {
+            serve.files.clone_from(files);
+        }
+    }
 }
 
 /// What a supervisor says to a worker that it did not start. The descriptor: its new connection.
@@ -174,6 +209,12 @@ fn next_length(socket: impl AsFd) -> io::Result<Option<usize>> {
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// What is said of files whose descriptors come along.
+pub(crate) fn facts_of(files: &[Backing]) -> Vec<FileFacts> {
+    let facts_of = |file: &Backing| FileFacts { facts: file.facts.clone(), direct: file.direct.is_some() };
+    files.iter().map(facts_of).collect()
 }
 
 /// Joins what is said of files with their descriptors, which must be as many as announced.

@@ -2,6 +2,7 @@
 //! It never keeps state: a device's life is the kernel's, and everything about it is read from there.
 
 mod attach;
+mod change;
 mod detach;
 mod direct;
 mod status;
@@ -9,6 +10,7 @@ mod status;
 mod tests;
 
 pub use attach::{LoopDevice, LoopOptions, attach};
+pub use change::{change_image, set_size_limit};
 pub use detach::{Cleared, detach, detach_unused, refresh};
 pub use direct::set_direct_io;
 pub use status::{LoopStatus, numbers, status};

@@ -41,7 +41,7 @@ pub struct Setup {
     pub files: Vec<becket_image::Backing>,
     /// A second way to the bytes, for reading.
     pub below: Option<becket_image::Below>,
-    /// Go past the page cache where that is possible; see [`Served::switch`].
+    /// Go past the page cache where that is possible; see [`Served::change`].
     pub direct_io: bool,
     /// Make one operation of neighbouring requests that arrive together; not done without buffers of the queue.
     pub merge: bool,

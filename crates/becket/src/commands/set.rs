@@ -1,19 +1,71 @@
-//! `becket set TARGET ...`: changes a device while it lives.
+//! `becket set TARGET... --WHAT HOW`: changes devices while they live.
 //! Never touches what was not asked for.
 
-use crate::{args, failure::Failure, ui::Ui};
-use becket_device::Changes;
-use serde_json::json;
+use super::common;
+use crate::{
+    args::{self, Limit, Switch},
+    failure::Failure,
+    progress::Progress,
+    ui::Ui,
+};
+use becket_device::{Changed, ChangedDevice, Changes, How};
+
+/// Bytes that are one step of the progress shown: it counts in `usize`.
+const STEP: u64 = 1 << 20;
 
 pub(crate) fn run(ui: &Ui, args: &args::Set) -> Result<u8, Failure> {
-    let changes = Changes { direct_io: args.direct_io.map(Into::into) };
-    let info = becket_device::set(&args.target, &changes)
-        .map_err(|error| Failure::device("change", args.target.display(), &error))?;
-    if ui.json {
-        ui.value(&json!({ "devices": [info] }))?;
-    } else {
-        let direct = if info.direct_io { "on" } else { "off" };
-        ui.line(format!("{}  direct I/O {direct}: {}", info.device.display(), info.direct_io_reason))?;
+    if args.image.is_some() && args.targets.len() > 1 {
+        return Err(Failure::usage("one image cannot be that of several devices")
+            .hint("give each device its own: becket set TARGET --image IMAGE"));
     }
-    Ok(0)
+    let changes = Changes {
+        direct_io: args.direct_io.map(Into::into),
+        read_only: args.read_only.map(|switch| switch == Switch::On),
+        size_limit: args.size_limit.map(|Limit(limit)| limit),
+        image: args.image.clone(),
+        block_size: args.block_size,
+        force: args.force,
+        shared: args.shared,
+    };
+    common::each(
+        ui,
+        "change",
+        &args.targets,
+        |target| change(target, &changes),
+        |changed, _| show(ui, changed),
+    )
+}
+
+/// Comparing images may take long: a terminal is shown how far it is.
+fn change(target: &std::ffi::OsString, changes: &Changes) -> Result<ChangedDevice, becket_device::Error> {
+    let mut shown: Option<(Progress, u64)> = None;
+    let mut compared = |done: u64, all: u64| {
+        let steps = |bytes: u64| usize::try_from(bytes.div_ceil(STEP)).unwrap_or(usize::MAX);
+        let (progress, told) = shown.get_or_insert_with(|| (Progress::new(steps(all)), 0));
+        while *told < done / STEP {
+            *told += 1;
+            progress.step();
+        }
+    };
+    let outcome = becket_device::set(target, changes, &mut compared);
+    if let Some((mut progress, _)) = shown {
+        progress.clear();
+    }
+    outcome
+}
+
+fn show(ui: &Ui, changed: &ChangedDevice) -> Result<(), Failure> {
+    changed.changes.iter().try_for_each(|change| ui.line(told(changed, change)))
+}
+
+fn told(ChangedDevice { device, .. }: &ChangedDevice, change: &Changed) -> String {
+    let Changed { what, from, to, how } = change;
+    let node = device.device.display();
+    let why = if *what == "direct_io" { format!(": {}", device.direct_io_reason) } else { String::new() };
+    let what = what.replace('_', " ").replace("direct io", "direct I/O");
+    match how {
+        How::Unchanged => format!("{node}  {what} {to}, as before{why}"),
+        How::Live => format!("{node}  {what} {to}, was {from}{why}"),
+        How::Drained => format!("{node}  {what} {to}, was {from} (the kernel held requests back){why}"),
+    }
 }

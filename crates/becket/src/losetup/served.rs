@@ -129,7 +129,9 @@ impl Served {
         let device = &self.info.device;
         let direct_io = Some(if wanted { DirectIo::On } else { DirectIo::Off });
         let what = || format!("{}: set direct io failed", device.display());
-        becket_device::set(device, &Changes { direct_io }).map(drop).map_err(|error| failed(what(), &error))
+        becket_device::set(device, &Changes { direct_io, ..Changes::default() }, &mut |_, _| {})
+            .map(drop)
+            .map_err(|error| failed(what(), &error))
     }
 
     /// Device number and inode of the file, which its path must still name.

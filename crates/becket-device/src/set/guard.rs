@@ -1,0 +1,112 @@
+//! Who relies on a device that is to change, and what its page cache holds.
+//! It only asks the kernel: a claim that is free is taken for the time of the change, so that nobody comes in between.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use becket_transport::{node, sysfs};
+use becket_uapi::block;
+
+use crate::judge::disk_of;
+use crate::{DeviceInfo, Error, ErrorKind, users};
+
+/// Whether the kernel or a program has claimed a device or a partition of it: mounted, swapped to, part of another device.
+pub(super) enum Use {
+    /// Nobody has, and nobody can while this lives.
+    Free {
+        _claim: File,
+    },
+    Held,
+}
+
+impl Use {
+    pub(super) fn of(info: &DeviceInfo) -> Result<Use, Error> {
+        let exclusive = rustix::fs::OFlags::EXCL.bits().cast_signed();
+        match File::options().read(true).custom_flags(exclusive).open(&info.device) {
+            Ok(claim) => Ok(Use::Free { _claim: claim }),
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
+                Ok(Use::Held)
+            }
+            Err(error) => Err(Error::io("open", &info.device)(error)),
+        }
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        matches!(self, Use::Held)
+    }
+}
+
+/// A device may become shorter when nobody uses it and no partition ends behind its new end.
+pub(super) fn may_shrink(info: &DeviceInfo, held: bool, len: u64, force: bool) -> Result<(), Error> {
+    if force || len >= info.size {
+        return Ok(());
+    }
+    if held {
+        let hint = "unmount it first; where its file system was made smaller already: --force";
+        return Err(busy(info, "and would become shorter", users::claims(&disk_of(info)), hint));
+    }
+    let behind = |partition: &&node::KernelPartition| partition.start + partition.len > len;
+    match node::partitions(&disk_of(info)).iter().find(behind) {
+        None => Ok(()),
+        Some(partition) => Err(Error::Remote {
+            kind: ErrorKind::InvalidOption,
+            message: format!(
+                "{} ends at byte {}, behind the new end of {} at {len}",
+                partition.node.display(),
+                partition.start + partition.len,
+                info.name
+            ),
+            hint: Some("make the partition smaller or remove it first, or insist with --force".to_owned()),
+        }),
+    }
+}
+
+/// A device may become read-only when no file system on it is mounted for writing.
+pub(super) fn may_become_read_only(info: &DeviceInfo, held: bool, force: bool) -> Result<(), Error> {
+    if force || !held || info.read_only {
+        return Ok(());
+    }
+    match users::writers(&disk_of(info)) {
+        writers if writers.is_empty() => Ok(()),
+        writers => {
+            let hint = "mount it read-only first (mount -o remount,ro DIR), or insist with --force";
+            Err(busy(info, "for writing", writers, hint))
+        }
+    }
+}
+
+fn busy(info: &DeviceInfo, what: &str, users: Vec<crate::User>, hint: &str) -> Error {
+    let who: Vec<String> = users.iter().map(ToString::to_string).collect();
+    let who = if who.is_empty() { "somebody has claimed it".to_owned() } else { who.join(", ") };
+    let message = format!("{} is in use {what}: {who}", info.device.display());
+    Error::Remote { kind: ErrorKind::Busy, message, hint: Some(hint.to_owned()) }
+}
+
+/// The disk and its partitions, each of which has a page cache of its own.
+fn nodes(info: &DeviceInfo) -> impl Iterator<Item = PathBuf> {
+    let partitions = users::blocks(&disk_of(info)).into_iter().skip(1).map(|block| sysfs::node(&block.name));
+    std::iter::once(info.device.clone()).chain(partitions)
+}
+
+/// Writes back what programs have written to the device through its page cache.
+pub(super) fn write_back(info: &DeviceInfo) -> Result<(), Error> {
+    for path in nodes(info) {
+        let device = File::open(&path).map_err(Error::io("open", &path))?;
+        device.sync_all().map_err(Error::io("write back", &path))?;
+    }
+    Ok(())
+}
+
+/// Drops what the page cache of the device holds, so that nothing of an image is read that it does not have any more; and
+/// has everybody look at the device anew.
+pub(super) fn forget_cached(info: &DeviceInfo) -> Result<(), Error> {
+    for path in nodes(info) {
+        let device = File::open(&path).map_err(Error::io("open", &path))?;
+        block::flush_buffers(device.as_fd()).map_err(Error::io("drop the page cache of", &path))?;
+    }
+    // Where nobody listens nothing is lost.
+    let _ = std::fs::write(sysfs::directory(&disk_of(info)).join("uevent"), "change");
+    Ok(())
+}

@@ -1,0 +1,189 @@
+//! Live changes of a device, whatever its transport.
+//! What a transport cannot change live is refused with the way to do it; nothing is half done.
+
+mod compare;
+mod guard;
+mod kernel;
+mod ublk;
+
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+
+use becket_image::{DirectIo, Opened};
+use becket_transport::Kind;
+use serde::Serialize;
+
+use crate::list::resolve;
+use crate::runtime::Runtime;
+use crate::state::{Device, Store};
+use crate::{AttachOptions, DeviceInfo, Error, ErrorKind, attach};
+
+pub use compare::Progress;
+
+/// What is to change; what is `None` stays.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Whether to go past the page cache.
+    pub direct_io: Option<DirectIo>,
+    /// Whether to refuse writes.
+    pub read_only: Option<bool>,
+    /// Most bytes of the device; `Some(None)` is as long as its image is.
+    pub size_limit: Option<Option<u64>>,
+    /// Another image in the place of the one that it has.
+    pub image: Option<PathBuf>,
+    /// Logical block size, which no device can change.
+    pub block_size: Option<u32>,
+    /// Although somebody relies on what goes: a mounted file system, a partition.
+    pub force: bool,
+    /// Take no locks that would exclude other programs from a new image.
+    pub shared: bool,
+}
+
+/// How a change was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum How {
+    /// Between two requests, by becket.
+    Live,
+    /// By the kernel, which held requests back until those under way had ended.
+    Drained,
+    /// It was so before.
+    Unchanged,
+}
+
+/// One change of a device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Changed {
+    /// The option's name with underscores.
+    pub what: &'static str,
+    /// What was.
+    pub from: String,
+    /// What is.
+    pub to: String,
+    /// How it came to be.
+    pub how: How,
+}
+
+/// A device with what was changed of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ChangedDevice {
+    /// As it is now.
+    #[serde(flatten)]
+    pub device: DeviceInfo,
+    /// What was asked for, each.
+    pub changes: Vec<Changed>,
+}
+
+/// Changes the device that goes by `target` (node, name or image) between two of its requests.
+///
+/// # Errors
+/// There is no such device, it cannot be changed so, or somebody relies on what would go.
+pub fn set(
+    target: impl AsRef<Path>,
+    changes: &Changes,
+    progress: &mut Progress<'_>,
+) -> Result<ChangedDevice, Error> {
+    let store = Store::open(Runtime::open()?)?;
+    let device = resolve(&store, target.as_ref())?;
+    check_block_size(&device.info, changes.block_size)?;
+    let (after, how) = match device.info.transport {
+        Kind::Ublk => (ublk::set(&store, &device, changes, progress)?, How::Live),
+        Kind::Dm => (kernel::set_dm(&store, &device, changes)?, How::Drained),
+        _ => (kernel::set_loop(&store, &device, changes, progress)?, How::Drained),
+    };
+    let changes = told(&device.info, &after, changes, how);
+    Ok(ChangedDevice { device: after, changes })
+}
+
+fn check_block_size(info: &DeviceInfo, wanted: Option<u32>) -> Result<(), Error> {
+    match wanted {
+        Some(wanted) if wanted != info.block_size => {
+            let image = info.image.display();
+            let hint = format!("becket detach {}; becket attach --block-size {wanted} {image}", info.name);
+            let message = format!("the block size of {} is fixed: a new device is needed", info.name);
+            Err(unsupported(message, hint))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What has become of each change that was asked for.
+fn told(before: &DeviceInfo, after: &DeviceInfo, asked: &Changes, how: How) -> Vec<Changed> {
+    let one = |what, asked: bool, from: &dyn Display, to: &dyn Display| {
+        let (from, to) = (from.to_string(), to.to_string());
+        let how = if from == to { How::Unchanged } else { how };
+        asked.then_some(Changed { what, from, to, how })
+    };
+    let limit =
+        |info: &DeviceInfo| info.size_limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
+    let on = |on: bool| if on { "on" } else { "off" };
+    [
+        one("image", asked.image.is_some(), &before.image.display(), &after.image.display()),
+        one("size_limit", asked.size_limit.is_some(), &limit(before), &limit(after)),
+        one("size", asked.size_limit.is_some() || asked.image.is_some(), &before.size, &after.size),
+        one("read_only", asked.read_only.is_some(), &on(before.read_only), &on(after.read_only)),
+        one("direct_io", asked.direct_io.is_some(), &on(before.direct_io), &on(after.direct_io)),
+        one("block_size", asked.block_size.is_some(), &before.block_size, &after.block_size),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Opens the image that a device shall have, as that device needs it.
+fn open(store: &Store, device: &Device, path: &Path, changes: &Changes) -> Result<Opened, Error> {
+    let info = &device.info;
+    let options = AttachOptions {
+        read_only: changes.read_only.unwrap_or(info.read_only),
+        direct_io: changes.direct_io.unwrap_or_default(),
+        offset: info.offset,
+        size_limit: changes.size_limit.unwrap_or(info.size_limit),
+        block_size: Some(info.block_size),
+        shared: changes.shared,
+        ..AttachOptions::default()
+    };
+    let opened = attach::open(store, path, &options)?;
+    match &opened.read_only_reason {
+        Some(reason) => Err(Error::Remote {
+            kind: ErrorKind::ReadOnly,
+            message: format!("{} would have to be read-only: {reason}", path.display()),
+            hint: Some("say so with --read-only on, or have the image made writable".to_owned()),
+        }),
+        None => Ok(opened),
+    }
+}
+
+fn unsupported(message: String, hint: impl Into<String>) -> Error {
+    Error::Remote { kind: ErrorKind::Unsupported, message, hint: Some(hint.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::tests::device;
+
+    #[test]
+    fn each_change_that_was_asked_for_is_told_and_nothing_else() {
+        let before = device("one", 1).info;
+        let after = DeviceInfo { read_only: true, size: before.size * 2, ..before.clone() };
+        let asked = Changes { read_only: Some(true), direct_io: Some(DirectIo::Auto), ..Changes::default() };
+        let told = told(&before, &after, &asked, How::Drained);
+        let words: Vec<_> =
+            told.iter().map(|one| (one.what, one.from.as_str(), one.to.as_str(), one.how)).collect();
+        let direct = if before.direct_io { "on" } else { "off" };
+        assert_eq!(
+            words,
+            [("read_only", "off", "on", How::Drained), ("direct_io", direct, direct, How::Unchanged)]
+        );
+    }
+
+    #[test]
+    fn another_block_size_is_refused_with_the_way_to_it() {
+        let info = device("one", 1).info;
+        check_block_size(&info, Some(info.block_size)).unwrap();
+        let error = check_block_size(&info, Some(info.block_size * 2)).unwrap_err();
+        assert!(error.to_string().contains("a new device is needed"), "{error}");
+        let hint = error.hint().unwrap();
+        assert!(hint.contains("becket detach one") && hint.contains("--block-size"), "{hint}");
+    }
+}

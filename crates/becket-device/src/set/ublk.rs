@@ -1,0 +1,138 @@
+//! Changes of a device that becket serves: looked at here, where the user's rights and mounts are seen, and made by the
+//! supervisor, which opens no image.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use becket_image::{Backing, Opened};
+use becket_transport::node;
+
+use super::guard::{self, Use};
+use super::{Changes, Progress, compare, open};
+use crate::control::{NewImage, OneDevice, Set, client};
+use crate::describe::speakable;
+use crate::judge::disk_of;
+use crate::state::{Device, Store};
+use crate::worker::protocol::facts_of;
+use crate::{DeviceInfo, Error, ErrorKind};
+
+pub(super) fn set(
+    store: &Store,
+    device: &Device,
+    changes: &Changes,
+    progress: &mut Progress<'_>,
+) -> Result<DeviceInfo, Error> {
+    let info = &device.info;
+    let opened = changes.image.as_deref().map(|path| open(store, device, path, changes)).transpose()?;
+    let shortest = opened.as_ref().map_or(info.size, |opened| opened.map.len());
+    let len = shortest.min(changes.size_limit.flatten().unwrap_or(u64::MAX));
+    let freezes = changes.read_only == Some(true) && !info.read_only;
+    // Held until all is done, where nobody holds it.
+    let using = if opened.is_some() || len < info.size || freezes { Some(Use::of(info)?) } else { None };
+    let held = using.as_ref().is_some_and(Use::is_held);
+    guard::may_shrink(info, held, len, changes.force)?;
+    if freezes {
+        guard::may_become_read_only(info, held, changes.force)?;
+    }
+    if let Some(opened) = opened.as_ref().filter(|_| held) {
+        if !info.read_only {
+            return Err(Error::Remote {
+                kind: ErrorKind::Busy,
+                message: format!(
+                    "{} is in use, and what is written to it could be lost",
+                    info.device.display()
+                ),
+                hint: Some("unmount it first, or make it read-only: becket set --read-only on".to_owned()),
+            });
+        }
+        compare::equal(info, opened, progress)?;
+    }
+
+    if freezes {
+        // From now on nobody begins to write; what is in the page cache still reaches the image.
+        node::set_read_only(&disk_of(info), true).map_err(Error::Device)?;
+    }
+    let done = match opened {
+        Some(opened) => replace(store, info, changes, opened),
+        None if freezes => guard::write_back(info).and_then(|()| call(store, info, changes, None)),
+        None => match call(store, info, changes, None) {
+            Err(error) if error.kind() == ErrorKind::ReadOnly => reopen(store, device, changes),
+            other => other,
+        },
+    };
+    done.inspect_err(|_| {
+        if freezes {
+            // Best effort: what counts is the error that led here.
+            let _ = node::set_read_only(&disk_of(info), false);
+        }
+    })
+}
+
+/// Puts another image in the place of the one that there is.
+fn replace(store: &Store, info: &DeviceInfo, changes: &Changes, opened: Opened) -> Result<DeviceInfo, Error> {
+    // What was written to the device was meant for the old image.
+    guard::write_back(info)?;
+    let new = call(store, info, changes, Some(opened))?;
+    guard::forget_cached(&new)?;
+    Ok(new)
+}
+
+/// Makes a device writable whose image is open for reading only, with the rights of the caller.
+///
+/// The image's locks cannot be had twice at once, not even by us, so they are complete only when the supervisor has let go
+/// of the old ones.
+fn reopen(store: &Store, device: &Device, changes: &Changes) -> Result<DeviceInfo, Error> {
+    let info = &device.info;
+    let opened = open(store, device, &info.image, &Changes { shared: true, ..changes.clone() })?;
+    if opened.identity != device.image {
+        return Err(Error::Remote {
+            kind: ErrorKind::NotFound,
+            message: format!("{} is not the image of {} any more", info.image.display(), info.name),
+            hint: Some("put the right one in its place by --image".to_owned()),
+        });
+    }
+    let own: Vec<Backing> =
+        opened.files.iter().map(copy).collect::<Result<_, _>>().map_err(Error::io("keep", &info.image))?;
+    let new = call(store, info, changes, Some(opened))?;
+    if !changes.shared
+        && let Some(file) = own.first()
+        && let Err(error) = becket_image::lock(&info.image, file, true)
+    {
+        let back = Changes { read_only: Some(true), ..Changes::default() };
+        call(store, info, &back, None)?;
+        return Err(Error::Image(error));
+    }
+    Ok(new)
+}
+
+fn copy(file: &Backing) -> std::io::Result<Backing> {
+    let direct = file.direct.as_ref().map(OwnedFd::try_clone).transpose()?;
+    Ok(Backing { buffered: file.buffered.as_fd().try_clone_to_owned()?, direct, facts: file.facts.clone() })
+}
+
+fn call(
+    store: &Store,
+    info: &DeviceInfo,
+    changes: &Changes,
+    opened: Option<Opened>,
+) -> Result<DeviceInfo, Error> {
+    let mut fds = Vec::new();
+    let image = opened.map(|opened| {
+        let files = facts_of(&opened.files);
+        for file in opened.files {
+            fds.push(file.buffered);
+            fds.extend(file.direct);
+        }
+        let partitions = opened.partitions.into_iter().map(Into::into).collect();
+        NewImage { path: speakable(Path::new(&opened.path)), map: opened.map, files, partitions }
+    });
+    let request = Set {
+        name: info.name.clone(),
+        direct_io: changes.direct_io,
+        read_only: changes.read_only,
+        size_limit: changes.size_limit.map(Option::unwrap_or_default),
+        image,
+    };
+    let reply: OneDevice = client::call(store.runtime(), "Set", &request, &fds)?;
+    Ok(reply.device)
+}

@@ -1,0 +1,250 @@
+//! Live changes of a device that becket serves: what it is to become is worked out first, then kernel and worker follow.
+//! It never lets the kernel see bytes that the worker does not know yet, nor the other way round.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use becket_image::{Backing, BackingKind, DirectIo, Identity, Map, Partition};
+use becket_uapi::ublk::UBLK_F_UPDATE_SIZE;
+
+use super::driver::Driver;
+use super::make::{check_files, check_map, direct_io};
+use super::owned::Owning;
+use super::workers::Server;
+use crate::control::NewImage;
+use crate::state::Device;
+use crate::worker::kept::{Kept, descriptors_of};
+use crate::worker::protocol::{Change, backings, facts_of};
+use crate::{Error, ErrorKind, log};
+
+/// What is wished for; what is not given stays.
+#[derive(Debug, Default)]
+pub(super) struct Wish {
+    pub(super) direct_io: Option<DirectIo>,
+    pub(super) read_only: Option<bool>,
+    pub(super) length: Option<Length>,
+    pub(super) image: Option<Replacement>,
+}
+
+/// How long the device is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Length {
+    /// As its image allows, within the limit that it has.
+    Measured,
+    /// As its image allows, within another limit or none.
+    Limit(Option<u64>),
+}
+
+/// Another image, opened by the client.
+#[derive(Debug)]
+pub(super) struct Replacement {
+    pub(super) path: PathBuf,
+    pub(super) map: Map,
+    pub(super) files: Vec<Backing>,
+    pub(super) identity: Identity,
+    pub(super) partitions: Vec<Partition>,
+}
+
+/// What the device is to become, with nothing of it done yet.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) device: Device,
+    pub(super) change: Change,
+    /// Where the image is another one.
+    pub(super) files: Option<Vec<Backing>>,
+    pub(super) partitions: Option<Vec<Partition>>,
+    /// Whether users are told anew that it is read-only, or not.
+    read_only: Option<bool>,
+}
+
+/// Takes what a client has opened, believing nothing that can be looked at.
+pub(super) fn take_image(
+    image: NewImage,
+    fds: Vec<OwnedFd>,
+    block: u32,
+    read_only: bool,
+) -> Result<Replacement, Error> {
+    let bad = |what: &str| Error::Remote {
+        kind: ErrorKind::InvalidOption,
+        message: format!("the image makes no sense: {what}"),
+        hint: None,
+    };
+    let NewImage { path, map, files, partitions } = image;
+    let files = backings(files, fds.into_iter()).map_err(|error| bad(&error.to_string()))?;
+    let identity = check_files(&files, read_only).map_err(bad)?;
+    check_map(&map, &files, block).map_err(bad)?;
+    if map.len() % u64::from(block.max(1)) != 0 {
+        return Err(bad("it is no whole number of blocks long"));
+    }
+    let partitions = partitions.into_iter().map(Into::into).collect();
+    Ok(Replacement { path, map, files, identity, partitions })
+}
+
+/// Works out what the device is to become, or why it cannot.
+pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
+    let Owning { device, kept, .. } = state;
+    let mut device = device.clone();
+    let info = &mut device.info;
+    let mut change = Change::none(&kept.serve);
+    let mut files = None;
+    let mut partitions = None;
+    if let Length::Limit(limit) = wish.length.unwrap_or(Length::Measured)
+        && wish.length.is_some()
+    {
+        info.size_limit = limit;
+    }
+    if let Some(image) = wish.image {
+        change.map = image.map;
+        change.files = Some(facts_of(&image.files));
+        info.image = image.path;
+        device.image = image.identity;
+        (files, partitions) = (Some(image.files), Some(image.partitions));
+    } else if wish.length.is_some() {
+        change.map = remeasured(&device, &kept.serve.map, &kept.files)?;
+    }
+    let info = &mut device.info;
+    let now = files.as_ref().unwrap_or(&kept.files);
+    if let Some(read_only) = wish.read_only {
+        if !read_only && now.iter().any(|file| !file.facts.writable) {
+            return Err(Error::Remote {
+                kind: ErrorKind::ReadOnly,
+                message: format!("the image of {} is open for reading only", info.name),
+                hint: Some("the one who changes it must be allowed to write to the image".to_owned()),
+            });
+        }
+        change.read_only = read_only;
+    }
+    // Whoever goes through the page cache although it need not was told to.
+    let chosen = info.direct_io || kept.files.iter().any(|file| file.direct.is_none());
+    let wanted = wish.direct_io.map_or(chosen, |wanted| wanted != DirectIo::Off);
+    let (on, reason) = direct_io(now, wanted);
+    if wish.direct_io == Some(DirectIo::On) && !on {
+        return Err(unsupported(
+            format!("{} cannot do direct I/O: {reason}", info.name),
+            "--direct-io auto takes it where it can be had",
+        ));
+    }
+    if wish.direct_io.is_some() || files.is_some() {
+        change.direct_io = on;
+        (info.direct_io, info.direct_io_reason) = (on, reason);
+    }
+    info.size = change.map.len();
+    info.read_only = change.read_only;
+    if change != Change::none(&kept.serve) {
+        // Whoever changes returns to the image's file, for good.
+        info.below = None;
+    }
+    Ok(Target { device, change, files, partitions, read_only: wish.read_only })
+}
+
+/// Has kernel and worker follow.
+///
+/// A device that grows is changed before the kernel hears of its size, one that shrinks afterwards. Users are told that
+/// it is read-only before the worker refuses writes, and that it is writable afterwards.
+///
+/// A worker that dies meanwhile may have served the device as it is to be already, so this counts as done: the next
+/// worker serves it so from its first request on.
+pub(super) fn apply(
+    driver: &dyn Driver,
+    server: &dyn Server,
+    kept: &Kept,
+    target: &Target,
+) -> Result<(), Error> {
+    let id = kept.serve.id;
+    let (old, new) = (Change { files: None, ..Change::none(&kept.serve) }, &target.change);
+    let (before, after) = (old.map.len(), new.map.len());
+    if before != after {
+        resizable(driver, id, &target.device.info.name)?;
+    }
+    let tell = |read_only: bool| match target.read_only {
+        Some(wanted) if wanted == read_only => driver.set_read_only(id, read_only),
+        _ => Ok(()),
+    };
+    tell(true)?;
+    let shrunk = if after < before { driver.update_size(id, after) } else { Ok(()) };
+    let changed = shrunk.and_then(|()| match *new == old {
+        true => Ok(()),
+        false => order(server, new, target.files.as_deref()).inspect_err(|_| {
+            if after < before {
+                undo("size", driver.update_size(id, before));
+            }
+        }),
+    });
+    let grown = changed.and_then(|()| match after > before {
+        true => driver.update_size(id, after).inspect_err(|_| {
+            let files = target.files.is_some().then_some(&*kept.files);
+            undo("worker", order(server, &Change { files: files.map(facts_of), ..old.clone() }, files));
+        }),
+        false => Ok(()),
+    });
+    grown.inspect_err(|_| {
+        if !old.read_only && target.read_only == Some(true) {
+            undo("read-only flag", driver.set_read_only(id, false));
+        }
+    })?;
+    tell(false)
+}
+
+fn order(server: &dyn Server, change: &Change, files: Option<&[Backing]>) -> Result<(), Error> {
+    let fds: Vec<BorrowedFd<'_>> = files.into_iter().flat_map(descriptors_of).collect();
+    match server.change(change.clone(), &fds) {
+        Err(error) if !server.alive() => {
+            log::warn(format_args!("{error} while it was changed; its devices recover as they are to be"));
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+/// What cannot be taken back is said: the device is then neither as it was nor as it was to be.
+fn undo(what: &str, outcome: Result<(), Error>) {
+    if let Err(error) = outcome {
+        log::warn(format_args!("the {what} of a device could not be changed back: {error}"));
+    }
+}
+
+fn resizable(driver: &dyn Driver, id: u32, name: &str) -> Result<(), Error> {
+    if driver.info(id)?.is_some_and(|found| found.flags & UBLK_F_UPDATE_SIZE != 0) {
+        return Ok(());
+    }
+    Err(unsupported(
+        format!("this kernel's ublk driver cannot resize {name} while it lives"),
+        "Linux 6.16 can; until then detach it and attach it again, or use --via loop",
+    ))
+}
+
+/// The map that the image's present length gives.
+fn remeasured(device: &Device, map: &Map, files: &[Backing]) -> Result<Map, Error> {
+    let info = &device.info;
+    let (Some((0, offset, _)), [file]) = (map.single_range(), files) else {
+        let message = format!("the size of {} is not that of one file", info.name);
+        return Err(unsupported(message, "detach it and attach it again"));
+    };
+    if offset != info.offset {
+        let message = format!("the size of {} is that of a part of {}", info.name, info.image.display());
+        return Err(unsupported(message, "detach it and attach it again"));
+    }
+    let size = match file.facts.kind {
+        BackingKind::Regular => {
+            let stat = rustix::fs::fstat(&file.buffered).map_err(Error::io("look at", &info.image))?;
+            u64::try_from(stat.st_size).unwrap_or(0)
+        }
+        BackingKind::Block => becket_uapi::block::size64(file.buffered.as_fd())
+            .map_err(Error::io("ask for the size of", &info.image))?,
+    };
+    let block = u64::from(info.block_size.max(1));
+    let len = size.saturating_sub(offset).min(info.size_limit.unwrap_or(u64::MAX)) / block * block;
+    if len == 0 {
+        let message = format!("{} would have no block left", info.name);
+        return Err(unsupported(message, "make the image or its limit longer, or detach the device"));
+    }
+    Ok(Map::contiguous(0, offset, len))
+}
+
+fn unsupported(message: String, hint: &str) -> Error {
+    Error::Remote { kind: ErrorKind::Unsupported, message, hint: Some(hint.to_owned()) }
+}
+
+#[cfg(test)]
+#[path = "change_tests.rs"]
+mod tests;

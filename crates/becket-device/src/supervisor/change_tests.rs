@@ -1,0 +1,226 @@
+use std::fs;
+use std::sync::atomic::Ordering;
+
+use super::*;
+use crate::DeviceInfo;
+use crate::control::server::Service;
+use crate::control::{Attach, FileFacts, Refresh, Set, TableEntry};
+use crate::supervisor::doubles::{FEATURES, Fate, Stage, facts};
+use crate::sync::lock;
+
+const NAME: &str = "one";
+
+/// A supervisor with a device of 8,192 bytes.
+fn stage(features: u64, change: impl FnOnce(Attach) -> Attach) -> Stage {
+    let stage = Stage::with(features);
+    let request = change(stage.bench.request(Some(NAME)));
+    stage.supervisor.attach(request, vec![stage.bench.fd(true, 0)]).unwrap();
+    stage.done();
+    stage
+}
+
+fn plain() -> Stage {
+    stage(FEATURES, |request| request)
+}
+
+impl Stage {
+    fn set(&self, change: Set) -> Result<DeviceInfo, Error> {
+        self.supervisor.set(Set { name: NAME.to_owned(), ..change }, Vec::new())
+    }
+
+    /// What was done, without the device's number and the worker's.
+    fn steps(&self) -> Vec<String> {
+        self.done().iter().map(|step| step.replace(" 900001", "").replace(" by 0", "")).collect()
+    }
+
+    /// Makes the image so long and has that taken over; returns what was done, and the device's size.
+    fn refresh(&self, len: u64) -> (Result<u64, Error>, Vec<String>) {
+        fs::File::options().write(true).open(&self.bench.image).unwrap().set_len(len).unwrap();
+        let outcome = self.supervisor.refresh(&Refresh { name: NAME.to_owned() });
+        (outcome.map(|info| info.size), self.steps())
+    }
+
+    /// Puts another image of so many bytes in the place of the one that there is.
+    fn replace(&self, len: u64, change: Set) -> (Result<DeviceInfo, Error>, PathBuf) {
+        let path = self.bench.image.with_extension("new");
+        fs::write(&path, vec![0; usize::try_from(len).unwrap()]).unwrap();
+        let file = fs::File::options().read(true).write(true).open(&path).unwrap();
+        let image = NewImage {
+            path: path.clone(),
+            map: Map::contiguous(0, 0, len),
+            files: vec![FileFacts { facts: facts(), direct: false }],
+            partitions: vec![TableEntry { number: 1, start: 512, len: 512, label: None, uuid: None }],
+        };
+        let request = Set { name: NAME.to_owned(), image: Some(image), ..change };
+        (self.supervisor.set(request, vec![file.into()]), path)
+    }
+
+    fn record(&self) -> Device {
+        self.bench.store.device(NAME).unwrap().unwrap()
+    }
+
+    /// What the next worker would be told.
+    fn served_next(&self) -> crate::worker::protocol::Serve {
+        self.worker(0).die();
+        self.done();
+        lock(&self.worker(1).served).last().cloned().unwrap()
+    }
+}
+
+#[test]
+fn growing_tells_the_worker_first_and_shrinking_the_kernel() {
+    let stage = plain();
+    let (size, steps) = stage.refresh(16384 + 511);
+    assert_eq!(size.unwrap(), 16384);
+    assert_eq!(steps, ["change to 16384 bytes for writing", "show 16384 bytes of"]);
+    let (size, steps) = stage.refresh(4096);
+    assert_eq!(size.unwrap(), 4096);
+    assert_eq!(steps, ["show 4096 bytes of", "change to 4096 bytes for writing"]);
+    assert_eq!(stage.record().info.size, 4096);
+    let (size, steps) = stage.refresh(4096);
+    assert_eq!((size.unwrap(), steps.len()), (4096, 0), "nothing has changed");
+    assert_eq!(stage.served_next().map.len(), 4096);
+}
+
+#[test]
+fn offset_and_limit_hold() {
+    let request = |request| Attach { offset: 4096, map: Map::contiguous(0, 4096, 4096), ..request };
+    assert_eq!(stage(FEATURES, request).refresh(16384).0.unwrap(), 12288);
+    let limited = stage(FEATURES, |request| Attach { size_limit: Some(8192), ..request });
+    assert_eq!(limited.refresh(1 << 20).0.unwrap(), 8192);
+}
+
+#[test]
+fn a_limit_can_come_and_go() {
+    let stage = plain();
+    let limited = stage.set(Set { size_limit: Some(5000), ..Set::default() }).unwrap();
+    assert_eq!((limited.size, limited.size_limit), (4608, Some(5000)), "whole blocks");
+    assert_eq!(stage.steps(), ["show 4608 bytes of", "change to 4608 bytes for writing"]);
+    assert_eq!(stage.refresh(1 << 20).0.unwrap(), 4608, "it holds");
+    let free = stage.set(Set { size_limit: Some(0), ..Set::default() }).unwrap();
+    assert_eq!((free.size, free.size_limit), (1 << 20, None));
+    let error = stage.set(Set { size_limit: Some(100), ..Set::default() }).unwrap_err();
+    assert!(error.to_string().contains("no block left"), "{error}");
+}
+
+#[test]
+fn a_kernel_that_refuses_leaves_everything_as_it_was() {
+    let stage = plain();
+    stage.driver.refuse.store(1, Ordering::SeqCst);
+    let (size, steps) = stage.refresh(16384);
+    size.unwrap_err();
+    let worker =
+        ["change to 16384 bytes for writing", "refuse 16384 bytes of", "change to 8192 bytes for writing"];
+    assert_eq!(steps, worker);
+    stage.driver.refuse.store(1, Ordering::SeqCst);
+    let (size, steps) = stage.refresh(512);
+    size.unwrap_err();
+    assert_eq!(steps, ["refuse 512 bytes of"]);
+    assert_eq!(stage.record().info.size, 8192);
+    assert_eq!(stage.served_next().map.len(), 8192);
+}
+
+#[test]
+fn an_old_kernel_and_an_empty_image_are_refused_with_a_way_out() {
+    for (features, len) in [(FEATURES & !UBLK_F_UPDATE_SIZE, 16384), (FEATURES, 100)] {
+        let (outcome, steps) = stage(features, |request| request).refresh(len);
+        let error = outcome.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.hint().is_some());
+        assert!(steps.is_empty(), "{steps:?}");
+    }
+}
+
+#[test]
+fn users_hear_of_read_only_before_the_worker_and_of_writable_after_it() {
+    let stage = plain();
+    assert!(stage.set(Set { read_only: Some(true), ..Set::default() }).unwrap().read_only);
+    assert_eq!(stage.steps(), ["freeze", "change to 8192 bytes for reading"]);
+    assert!(stage.record().info.read_only);
+    assert!(!stage.set(Set { read_only: Some(false), ..Set::default() }).unwrap().read_only);
+    assert_eq!(stage.steps(), ["change to 8192 bytes for writing", "thaw"]);
+    stage.set(Set { read_only: Some(true), ..Set::default() }).unwrap();
+    assert!(stage.served_next().geometry.read_only, "the next worker refuses writes, too");
+}
+
+#[test]
+fn a_worker_that_refuses_leaves_everything_as_it_was() {
+    let stage = plain();
+    let refuse = || lock(&stage.worker(0).changes).push_back(Fate::Refuses);
+    refuse();
+    stage.set(Set { read_only: Some(true), ..Set::default() }).unwrap_err();
+    assert_eq!(stage.steps(), ["freeze", "not change to 8192 bytes for reading", "thaw"]);
+    refuse();
+    stage.set(Set { size_limit: Some(4096), ..Set::default() }).unwrap_err();
+    let steps = ["show 4096 bytes of", "not change to 4096 bytes for writing", "show 8192 bytes of"];
+    assert_eq!(stage.steps(), steps);
+    refuse();
+    stage.replace(8192, Set::default()).0.unwrap_err();
+    let recorded = stage.record();
+    assert_eq!((recorded.info.size, recorded.info.read_only), (8192, false));
+    assert_eq!(recorded.info.image, stage.bench.image);
+    assert_eq!(stage.served_next().files.len(), 1);
+}
+
+#[test]
+fn an_image_open_for_reading_only_is_not_made_writable() {
+    let facts = becket_image::Facts { writable: false, ..facts() };
+    let files = vec![FileFacts { facts, direct: false }];
+    let stage = stage(FEATURES, |request| Attach { read_only: true, files, ..request });
+    let error = stage.set(Set { read_only: Some(false), ..Set::default() }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ReadOnly);
+    assert!(stage.steps().is_empty());
+    // One that was opened for writing is all it takes.
+    let (info, _) = stage.replace(8192, Set { read_only: Some(false), ..Set::default() });
+    assert!(!info.unwrap().read_only);
+}
+
+#[test]
+fn another_image_comes_with_its_files_its_size_and_its_partitions() {
+    let stage = plain();
+    let (info, path) = stage.replace(16384, Set::default());
+    let info = info.unwrap();
+    assert_eq!((info.size, &info.image), (16384, &path));
+    let steps = ["change to 16384 bytes of another image for writing", "show 16384 bytes of", "partition"];
+    assert_eq!(stage.steps(), steps);
+    let recorded = stage.record();
+    assert_eq!(recorded.image.ino, std::os::unix::fs::MetadataExt::ino(&fs::metadata(&path).unwrap()));
+    // It is the one that the next worker gets, and that a refresh measures.
+    fs::File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
+    let refreshed = stage.supervisor.refresh(&Refresh { name: NAME.to_owned() }).unwrap();
+    assert_eq!(refreshed.size, 4096);
+    assert_eq!(stage.served_next().map.len(), 4096);
+}
+
+#[test]
+fn a_worker_that_dies_of_a_change_leaves_it_to_the_next_one() {
+    let stage = plain();
+    lock(&stage.worker(0).changes).push_back(Fate::Dies);
+    let (info, path) = stage.replace(16384, Set { read_only: Some(true), ..Set::default() });
+    assert_eq!(info.unwrap().size, 16384);
+    let next = stage.served_next();
+    assert!(next.geometry.read_only);
+    assert_eq!(next.map.len(), 16384);
+    assert_eq!(stage.record().info.image, path);
+}
+
+#[test]
+fn images_that_lie_are_refused_before_anything_is_done() {
+    let stage = plain();
+    let image = |map, files| NewImage { path: "/n".into(), map, files, partitions: Vec::new() };
+    let file = |direct| vec![FileFacts { facts: facts(), direct }];
+    let whole = || Map::contiguous(0, 0, 8192);
+    for (what, image, fds) in [
+        ("no descriptor", image(whole(), file(false)), vec![]),
+        ("too many", image(whole(), file(false)), vec![stage.bench.fd(true, 0), stage.bench.fd(true, 0)]),
+        ("no file", image(whole(), vec![]), vec![]),
+        ("not writable", image(whole(), file(false)), vec![stage.bench.fd(false, 0)]),
+        ("half a block", image(Map::contiguous(0, 0, 8000), file(false)), vec![stage.bench.fd(true, 0)]),
+        ("a foreign file", image(Map::contiguous(1, 0, 8192), file(false)), vec![stage.bench.fd(true, 0)]),
+    ] {
+        let request = Set { name: NAME.to_owned(), image: Some(image), ..Set::default() };
+        let error = stage.supervisor.set(request, fds).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidOption, "{what}: {error}");
+        assert!(stage.steps().is_empty(), "{what}");
+    }
+}

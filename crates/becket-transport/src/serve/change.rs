@@ -1,0 +1,54 @@
+//! A live device is served otherwise: another map, other files, read-only or not, past the page cache or through it.
+//! It decides nothing: which request sees what is the engine's rule (its `governor::hold` says it).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use becket_engine::{Backing, IoThreads};
+use becket_image::Map;
+
+use super::{ServeError, Served};
+
+/// How long requests that are under way may take to end before a change is given up.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How a device is to be served.
+#[derive(Debug)]
+pub struct Change {
+    /// Where the bytes are.
+    pub map: Map,
+    /// The files that the map speaks of; those that the device has when none are given.
+    pub files: Option<Vec<becket_image::Backing>>,
+    /// Refuse what would change them.
+    pub read_only: bool,
+    /// Go past the page cache where that is possible.
+    pub direct_io: bool,
+}
+
+impl Served {
+    /// Serves requests otherwise, without losing any: those under way end as they began, and later ones begin anew.
+    ///
+    /// A device that grows is changed before the kernel hears of its size, one that shrinks afterwards.
+    ///
+    /// # Errors
+    /// What is under way does not end, a table is full, or what was written could not be synced: the device goes on as
+    /// before. Or an I/O thread has ended.
+    pub fn change(&self, threads: &IoThreads, change: Change) -> Result<(), ServeError> {
+        // A device whose queues have ended has no requests left.
+        let Some(old) = self.backing() else { return Ok(()) };
+        let Change { map, files, read_only, direct_io } = change;
+        let new = match files {
+            None => old.otherwise(map, read_only, direct_io),
+            Some(files) => {
+                let new = Backing::new(map, files, read_only, self.queues.len());
+                if direct_io { new } else { new.through_the_page_cache() }
+            }
+        };
+        let new = Arc::new(new);
+        threads
+            .change(&self.queues, &old, &new, PATIENCE)
+            .map_err(|source| ServeError::Change { id: self.id, source })?;
+        self.serves(&new);
+        Ok(())
+    }
+}

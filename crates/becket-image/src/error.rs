@@ -220,7 +220,7 @@ impl Error {
                 return Some(format!("see what is there: becket ls {}", quoted(Path::new(image))));
             }
             Error::NoContainer { .. } => {
-                "name a file that holds one of these: a GPT or MBR, ISO 9660, ext2/3/4"
+                "name a file that holds one of these: a GPT or MBR, ISO 9660, ext2/3/4, FAT, SquashFS, EROFS"
             }
             Error::Layer { source: LayerError::Corrupt(_), .. } => {
                 "check the image with its own tools; --format raw takes it as bytes without looking into it"

@@ -50,6 +50,9 @@ pub(crate) enum Command {
     Mount(Mount),
     Umount(Umount),
     List(List),
+    Inspect(Inspect),
+    Ls(Ls),
+    Map(Map),
     Refresh(Refresh),
     Set(Set),
     Stat(Stat),
@@ -232,6 +235,65 @@ Examples:
   becket list
   becket list --json | jq -r '.devices[].device'")]
 pub(crate) struct List {}
+
+/// What is looked at, without attaching it.
+#[derive(Debug, Args)]
+pub(crate) struct Look {
+    /// Image, or a path that goes on inside one
+    #[arg(value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
+    pub(crate) path: PathBuf,
+    /// What the file is: auto, raw, disk, iso9660, ext4, fat, squashfs, erofs
+    #[arg(long, default_value_t = becket_image::Format::Auto)]
+    pub(crate) format: becket_image::Format,
+}
+
+impl Look {
+    /// How the last of so many images is to be understood: what was said is said of the first.
+    pub(crate) fn format_of(&self, levels: usize) -> becket_image::Format {
+        if levels == 1 { self.format } else { becket_image::Format::Auto }
+    }
+}
+
+/// Show what is inside an image, and inside the images in it, as a tree
+///
+/// Partitions, file systems, and those of their files that are images themselves, with sizes, labels, UUIDs and
+/// compression. Nothing is attached, and no file on the host but this one is opened.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket inspect live.iso
+  becket inspect disk.img/p2
+  becket inspect --json live.iso | jq '.image.children[].name'")]
+pub(crate) struct Inspect {
+    #[command(flatten)]
+    pub(crate) look: Look,
+}
+
+/// List a directory inside an image, or the partitions of a disk
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket ls live.iso/LiveOS
+  becket ls disk.img                  # its partitions
+  becket ls disk.img/p1/var/lib")]
+pub(crate) struct Ls {
+    #[command(flatten)]
+    pub(crate) look: Look,
+}
+
+/// Show where the bytes of an image are: data, zeroes and compressed parts
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket map live.iso/LiveOS/squashfs.img
+  becket map --svg map.svg disk.img/p1/app.img   # a picture: one bar for each image on the way")]
+pub(crate) struct Map {
+    #[command(flatten)]
+    pub(crate) look: Look,
+    /// Draw it into this file, instead of printing a table
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) svg: Option<PathBuf>,
+}
 
 /// Take over a changed size of the image behind a device
 #[derive(Debug, Args)]
@@ -453,7 +515,7 @@ pub(crate) struct DeviceOptions {
     /// Name of the device: /dev/becket/NAME
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// What the file is, for a path that goes on inside it: auto, raw, disk, iso9660, ext4
+    /// What the file is, for a path that goes on inside it: auto, raw, disk, iso9660, ext4, fat, squashfs, erofs
     ///
     /// With raw nothing in the file is looked at: for files that somebody else may have written.
     #[arg(long, default_value_t = becket_image::Format::Auto)]

@@ -178,3 +178,94 @@ fn a_file_in_an_iso_needs_no_server() {
     }
     place.ok(["detach", "--all"]);
 }
+
+/// An ISO with a SquashFS with an ext4 with a file, as a live medium has them.
+fn live(place: &Scratch) -> bool {
+    let name = "nested::looking_inside";
+    if !require_tools(name, &["mke2fs", "mksquashfs", "genisoimage"]) {
+        return false;
+    }
+    let root = place.dir("root/etc");
+    fs::write(root.join("two\nlines"), "x").unwrap();
+    image::random(&place.path("root/blob.img"), 300_000, 4);
+    image::ext4(&place.path("root.img"), 8 * MIB, &place.path("root"));
+    let squash = place.dir("squash/LiveOS");
+    fs::rename(place.path("root.img"), squash.join("rootfs.img")).unwrap();
+    let iso = place.dir("iso/LiveOS");
+    tool(Command::new("mksquashfs").args([place.path("squash"), iso.join("squashfs.img")]).args([
+        "-quiet",
+        "-no-progress",
+        "-comp",
+        "xz",
+    ]));
+    tool(
+        Command::new("genisoimage")
+            .args(["-quiet", "-R", "-V", "LIVE", "-o"])
+            .args([place.path("live.iso"), place.path("iso")]),
+    );
+    true
+}
+
+#[test]
+fn looking_inside() {
+    let place = scratch();
+    if !live(&place) {
+        return;
+    }
+    let tree = place.ok(["inspect", "live.iso"]);
+    for words in [
+        "live.iso  iso9660",
+        "└─ LiveOS/squashfs.img  squashfs",
+        "xz",
+        "└─ LiveOS/rootfs.img  ext4  8M",
+        "label LIVE",
+    ] {
+        assert!(tree.contains(words), "no {words:?} in\n{tree}");
+    }
+    let told = place.json(["inspect", "live.iso"]);
+    let inner = &told["image"]["children"][0]["children"][0];
+    assert_eq!((text(inner, "name"), text(inner, "format")), ("LiveOS/rootfs.img", "ext4"));
+    assert!(inner["encoded"].as_u64().unwrap() > 300_000, "{inner}");
+
+    let path = "live.iso/LiveOS/squashfs.img/LiveOS/rootfs.img";
+    assert!(place.ok(["ls", path]).contains("blob.img"));
+    assert_eq!(place.ok(["ls", &format!("{path}/etc")]).trim_end(), "file  1  two\\nlines");
+    let entries = place.json(["ls", "live.iso/LiveOS"]);
+    assert_eq!(
+        (text(&entries["entries"][0], "name"), text(&entries["entries"][0], "type")),
+        ("squashfs.img", "file")
+    );
+    let ran = place.run(["ls", &format!("{path}/etc/missing")]);
+    assert!(ran.code == 1 && ran.err.contains("two\\nlines"), "{ran:?}");
+
+    let map = place.json(["map", path]);
+    let extents = map["extents"].as_array().unwrap();
+    let sum: u64 = extents.iter().map(|extent| extent["len"].as_u64().unwrap()).sum();
+    assert_eq!((sum, map["size"].as_u64()), (8 * MIB, Some(8 * MIB)));
+    assert!(
+        extents.iter().any(|extent| extent["kind"] == "xz")
+            && extents.iter().any(|extent| extent["kind"] == "zero")
+    );
+    let place_of = place.ok(["map", "live.iso/LiveOS/squashfs.img"]);
+    assert_eq!(place_of.lines().count(), 2, "one piece: {place_of}");
+    place.ok(["map", "--svg", "map.svg", path]);
+    let svg = fs::read_to_string(place.path("map.svg")).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n") && svg.contains("rootfs.img"));
+    assert_eq!(svg.matches("font-weight=\"bold\"").count(), 3, "a bar for each image");
+}
+
+#[test]
+fn what_is_compressed_is_refused_with_a_way_out() {
+    let place = scratch();
+    if !require_device("nested::what_is_compressed_is_refused_with_a_way_out") || !live(&place) {
+        return;
+    }
+    let ran = place.run(["attach", "--via", "loop", "live.iso/LiveOS/squashfs.img/LiveOS/rootfs.img"]);
+    assert!(ran.code == 1 && ran.err.contains("not one contiguous range"), "{ran:?}");
+    // The SquashFS itself lies in the ISO as it is.
+    let told = place.json(["attach", "--via", "loop", "live.iso/LiveOS/squashfs.img"]);
+    let device = Path::new(text(&told["devices"][0], "device"));
+    let len = fs::metadata(place.path("iso/LiveOS/squashfs.img")).unwrap().len() / 512 * 512;
+    assert_eq!(crc_whole(device), (crc(&place.path("iso/LiveOS/squashfs.img"), 0, len), len));
+    place.ok(["detach", "--all"]);
+}

@@ -7,13 +7,16 @@ mod common;
 use common::scratch;
 use std::{collections::BTreeSet, fs, path::Path};
 
-const COMMANDS: [&str; 11] = [
+const COMMANDS: [&str; 14] = [
     "attach",
     "detach",
     "run",
     "mount",
     "umount",
     "list",
+    "inspect",
+    "ls",
+    "map",
     "refresh",
     "stat",
     "doctor",

@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::{About, FileSystem, LayerError, ext, iso9660};
+use super::{About, FileSystem, LayerError, erofs, ext, fat, iso9660, squashfs};
 use crate::image::Image;
 use crate::partition::{self, Table};
 
@@ -23,15 +23,24 @@ pub enum Format {
     Iso9660,
     /// ext2, ext3 or ext4.
     Ext,
+    /// FAT12, FAT16 or FAT32.
+    Fat,
+    /// SquashFS 4.
+    Squashfs,
+    /// EROFS; files that it compresses are not read.
+    Erofs,
 }
 
 /// Each format with its names, the first of which is shown.
-const NAMES: [(Format, &[&str]); 5] = [
+const NAMES: [(Format, &[&str]); 8] = [
     (Format::Auto, &["auto"]),
     (Format::Raw, &["raw"]),
     (Format::Disk, &["disk", "gpt", "mbr"]),
     (Format::Iso9660, &["iso9660", "iso"]),
     (Format::Ext, &["ext4", "ext3", "ext2"]),
+    (Format::Fat, &["fat", "vfat"]),
+    (Format::Squashfs, &["squashfs"]),
+    (Format::Erofs, &["erofs"]),
 ];
 
 impl fmt::Display for Format {
@@ -110,5 +119,11 @@ pub fn detect(image: &Image, format: Format) -> Result<Contents, LayerError> {
 
 type Opener = fn(&Image) -> Result<Option<Arc<dyn FileSystem>>, LayerError>;
 
-/// The file systems, those with the most telling magic first.
-const OPENERS: [(Format, Opener); 2] = [(Format::Ext, ext::open), (Format::Iso9660, iso9660::open)];
+/// The file systems, those with the most telling magic first. FAT has none of its own and comes last.
+const OPENERS: [(Format, Opener); 5] = [
+    (Format::Squashfs, squashfs::open),
+    (Format::Erofs, erofs::open),
+    (Format::Ext, ext::open),
+    (Format::Iso9660, iso9660::open),
+    (Format::Fat, fat::open),
+];

@@ -9,8 +9,11 @@
 //! number of times, and no length that was read becomes memory before it was compared with the image's.
 
 mod detect;
+mod erofs;
 mod ext;
+mod fat;
 mod iso9660;
+mod squashfs;
 
 use std::fmt::Debug;
 use std::io;

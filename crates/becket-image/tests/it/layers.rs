@@ -264,6 +264,129 @@ fn iso_of_all_kinds() {
     assert!(fs.same_name(b"MANY", b"many"));
 }
 
+#[test]
+fn squashfs_of_all_kinds() {
+    if !require_tools("layers::squashfs_of_all_kinds", &["mksquashfs"]) {
+        return;
+    }
+    let dir = dir();
+    let root = dir.path().join("tree");
+    let tree = grow(&root, 4, UNIX);
+    let path = dir.path().join("s.squashfs");
+    for options in [
+        &["-comp", "gzip"][..],
+        &["-comp", "xz", "-b", "256K"],
+        &["-comp", "xz", "-Xbcj", "x86"],
+        &["-comp", "lz4"],
+        &["-comp", "zstd", "-Xcompression-level", "1", "-b", "4096"],
+        &["-comp", "zstd", "-Xcompression-level", "1", "-no-fragments"],
+        &["-comp", "gzip", "-always-use-fragments", "-b", "1M"],
+        &["-comp", "gzip", "-noD", "-noF", "-noI"],
+    ] {
+        let mut mksquashfs = Command::new("mksquashfs");
+        tool(mksquashfs.args([&root, &path]).args(["-noappend", "-no-progress", "-quiet"]).args(options));
+        assert_same(&path, Format::Squashfs, &tree);
+        assert_eq!(fs_in(&path, Format::Squashfs).1.about().compression, Some(options[1]));
+        let (image, fs) = fs_in(&path, Format::Squashfs);
+        let files = tree.iter().filter(|(_, node)| matches!(node, Node::File(_))).map(|(path, _)| &path[1..]);
+        let encoded = files.filter(|name| {
+            let file = image.compose(fs.lay_out(find(fs.as_ref(), name)).unwrap()).unwrap();
+            file.encoded().len() > 0
+        });
+        assert_eq!(
+            encoded.count() == 0,
+            options.contains(&"-noF"),
+            "what is stored as it is is data: {options:?}"
+        );
+    }
+}
+
+/// The node at a path.
+fn find(fs: &dyn FileSystem, path: &[u8]) -> u64 {
+    path.split(|byte| *byte == b'/').fold(fs.root(), |dir, name| {
+        let mut found = None;
+        fs.list(dir, &mut |entry, node| {
+            found = found.or((entry == name).then_some(node));
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        found.unwrap_or_else(|| panic!("no {}", String::from_utf8_lossy(name)))
+    })
+}
+
+#[test]
+fn fat_of_all_kinds() {
+    if !require_tools("layers::fat_of_all_kinds", &["mkfs.vfat", "mcopy"]) {
+        return;
+    }
+    let dir = dir();
+    let root = dir.path().join("tree");
+    let tree = grow(&root, 5, Keeps { links: false, odd_names: false });
+    for (format, size, options) in [
+        ("fat12", 12, &["-F", "12", "-s", "8"][..]),
+        ("fat16", 32, &["-F", "16", "-s", "2"]),
+        ("fat16", 80, &["-F", "16", "-S", "1024"]),
+        ("fat32", 80, &["-F", "32", "-s", "1"]),
+    ] {
+        let path = file(dir.path(), &format!("{format}-{size}"), size << 20);
+        tool(
+            Command::new("/usr/sbin/mkfs.vfat")
+                .args(["-n", "LABEL", "-i", "1234abcd"])
+                .args(options)
+                .arg(&path),
+        );
+        let entries = fs::read_dir(&root).unwrap().map(|entry| entry.unwrap().path());
+        tool(Command::new("mcopy").args(["-s", "-Q", "-i"]).arg(&path).args(entries).arg("::/"));
+        assert_same(&path, Format::Fat, &tree);
+        let (image, fs) = fs_in(&path, Format::Fat);
+        let about = fs.about();
+        assert_eq!((about.format, about.label.as_deref()), (format, Some("LABEL")));
+        assert_eq!(about.uuid.as_deref(), Some("1234-ABCD"));
+        let node = find(fs.as_ref(), b"many/entry-0007.txt");
+        assert_eq!(fs.writable(node), Ok(()), "mkfs leaves it clean");
+        // A file whose clusters are not neighbours: one between two others goes, and a longer one takes its place.
+        let mtool = |name: &str, words: &[&str]| tool(Command::new(name).arg("-i").arg(&path).args(words));
+        mtool("mdel", &["::/many/entry-0100.txt", "::/many/entry-0200.txt"]);
+        let long = dir.path().join("long");
+        fs::write(&long, random_bytes(100_000, 9)).unwrap();
+        mtool("mcopy", &["-o", long.to_str().unwrap(), "::/"]);
+        let fs = fs_in(&path, Format::Fat).1;
+        let found = image.compose(fs.lay_out(find(fs.as_ref(), b"long")).unwrap()).unwrap();
+        assert!(found.read_vec(0, 100_000).unwrap() == random_bytes(100_000, 9));
+        assert!(fs.same_name(b"Long", b"lOng"));
+    }
+}
+
+#[test]
+fn erofs_of_all_kinds() {
+    if !require_tools("layers::erofs_of_all_kinds", &["mkfs.erofs"]) {
+        return;
+    }
+    let dir = dir();
+    let root = dir.path().join("tree");
+    let tree = grow(&root, 6, UNIX);
+    let path = dir.path().join("e.erofs");
+    for options in
+        [&[][..], &["-E", "force-inode-extended"], &["-E", "noinline_data"], &["--chunksize", "65536"]]
+    {
+        let _ = fs::remove_file(&path);
+        tool(Command::new("mkfs.erofs").args(options).args([&path, &root]));
+        assert_same(&path, Format::Erofs, &tree);
+    }
+    let _ = fs::remove_file(&path);
+    tool(Command::new("mkfs.erofs").arg("-zlz4").args([&path, &root]));
+    let (_, fs) = fs_in(&path, Format::Erofs);
+    let mut refused = 0;
+    for name in tree.iter().filter(|(_, node)| matches!(node, Node::File(_))).map(|(path, _)| &path[1..]) {
+        match fs.lay_out(find(fs.as_ref(), name)) {
+            Ok(_) => {}
+            Err(error) if error.to_string().contains("compressed files") => refused += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(refused > 3, "what compresses well is compressed");
+}
+
 /// xorriso makes such files only of more than 4 GiB; here two neighbours are made one, in their records.
 #[test]
 fn a_file_of_several_extents_is_one() {

@@ -7,11 +7,13 @@ use crate::{
     ui::Ui,
 };
 use becket_device::{AttachOptions, DeviceInfo, GoBelow, Partitions};
+use becket_image::{Walk, shown};
 use serde::Serialize;
 use serde_json::json;
 use std::{
     ffi::OsString,
-    os::unix::process::CommandExt as _,
+    os::unix::{ffi::OsStrExt as _, process::CommandExt as _},
+    path::Path,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -85,6 +87,16 @@ pub(super) fn each<T: Serialize>(
         ui.value(&json!({ "devices": devices, "errors": errors }))?;
     }
     Ok(u8::from(!errors.is_empty()))
+}
+
+/// Walks a path through images, to see what is there.
+pub(super) fn look(path: &Path, format: becket_image::Format, verb: &str) -> Result<Walk, Failure> {
+    becket_image::look(path, format).map_err(|error| image_failure(verb, path, error))
+}
+
+/// An error of the image room, told as the failure to `verb` (like `list`) the image at `path`.
+pub(super) fn image_failure(verb: &str, path: &Path, error: becket_image::Error) -> Failure {
+    Failure::device(verb, shown(path.as_os_str().as_bytes()), &becket_device::Error::Image(error))
 }
 
 /// This very program again, as a hidden subcommand of itself; also when its file was replaced meanwhile.

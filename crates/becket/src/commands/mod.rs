@@ -9,7 +9,11 @@ mod completions;
 mod detach;
 mod doctor;
 mod generator;
+mod inspect;
 mod list;
+mod ls;
+mod map;
+mod map_svg;
 mod mount;
 mod parallel;
 mod refresh;
@@ -32,6 +36,9 @@ pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
         Command::Mount(args) => mount::run(ui, args),
         Command::Umount(args) => umount::run(ui, args),
         Command::List(args) => list::run(ui, args),
+        Command::Inspect(args) => inspect::run(ui, args),
+        Command::Ls(args) => ls::run(ui, args),
+        Command::Map(args) => map::run(ui, args),
         Command::Refresh(args) => refresh::run(ui, args),
         Command::Set(args) => set::run(ui, args),
         Command::Stat(args) => stat::run(ui, args),

@@ -1,0 +1,173 @@
+//! What is inside an image, and inside the images in it: a tree.
+//! It never looks at more than it can do in a moment, and says so where it stopped.
+
+use std::ops::ControlFlow;
+
+use serde::Serialize;
+
+use crate::image::Image;
+use crate::layer::{About, Contents, FileSystem, Format, NodeKind, detect};
+use crate::text::shown;
+use crate::through::DEPTH_MAX;
+
+/// Files of one file system that are looked at for images in them.
+const FILES_MAX: usize = 10_000;
+/// Directories inside each other that are searched.
+const DIRECTORIES_MAX: usize = 24;
+/// The smallest file that can be an image worth telling of, in bytes.
+const SMALLEST: u64 = 16 << 10;
+/// Images that are told of altogether: a file system can hold itself many times over.
+const IMAGES_MAX: usize = 1000;
+
+/// An image and the images in it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Inspected {
+    /// Its name below the image that holds it: a path, or `p2`; the whole path of the first.
+    pub name: String,
+    /// Length in bytes.
+    pub size: u64,
+    /// What it says of itself.
+    #[serde(flatten)]
+    pub about: About,
+    /// The number of pieces that it lies in, in the host's file.
+    pub extents: usize,
+    /// How many of its bytes are stored compressed.
+    pub encoded: u64,
+    /// The partition's own name, where it has one.
+    pub partition_label: Option<String>,
+    /// The partition's own UUID, where it has one.
+    pub partition_uuid: Option<String>,
+    /// What is wrong with it, and what was not looked at.
+    pub problems: Vec<String>,
+    /// The images in it.
+    pub children: Vec<Inspected>,
+}
+
+/// What is inside `image`, which is known as `name`, and inside what is in it.
+pub fn inspect(image: &Image, name: &str, format: Format) -> Inspected {
+    let mut left = IMAGES_MAX;
+    look_into(image, name.to_owned(), format, 0, &mut left)
+}
+
+fn look_into(image: &Image, name: String, format: Format, depth: usize, left: &mut usize) -> Inspected {
+    let encoded = image.map().extents().iter().filter(|e| matches!(e.place, crate::Place::Encoded { .. }));
+    let mut told = Inspected {
+        name,
+        size: image.len(),
+        about: About { format: "raw", ..About::default() },
+        extents: image.map().extents().len(),
+        encoded: encoded.map(|extent| extent.len).sum(),
+        partition_label: None,
+        partition_uuid: None,
+        problems: Vec::new(),
+        children: Vec::new(),
+    };
+    let contents = match detect(image, format) {
+        Ok(contents) => contents,
+        Err(error) => {
+            told.problems.push(error.to_string());
+            return told;
+        }
+    };
+    told.about = contents.about();
+    if depth >= DEPTH_MAX {
+        told.problems.push(format!("not looked into: {DEPTH_MAX} images inside each other"));
+        return told;
+    }
+    partitions(image, &contents, depth, left, &mut told);
+    if let Some(fs) = &contents.fs {
+        files(image, fs.as_ref(), depth, left, &mut told);
+    }
+    told
+}
+
+fn partitions(image: &Image, contents: &Contents, depth: usize, left: &mut usize, told: &mut Inspected) {
+    let Some(table) = &contents.table else { return };
+    told.problems.extend(table.warnings.iter().cloned());
+    for partition in &table.partitions {
+        let Some(rest) = left.checked_sub(1) else { return };
+        *left = rest;
+        let name = format!("p{}", partition.number);
+        let Ok(part) = image.slice(partition.start, partition.len) else { continue };
+        // A partition that begins where the disk does would hold itself.
+        let deeper = if partition.start == 0 { DEPTH_MAX } else { depth + 1 };
+        let mut child = look_into(&part, name, Format::Auto, deeper, left);
+        child.partition_label = partition.label.as_deref().map(|label| shown(label.as_bytes()));
+        child.partition_uuid = partition.uuid.clone();
+        told.children.push(child);
+    }
+}
+
+/// Looks for images among the files of a file system.
+fn files(image: &Image, fs: &dyn FileSystem, depth: usize, left: &mut usize, told: &mut Inspected) {
+    let mut found = Vec::new();
+    let mut search = Search { fs, seen: 0, found: &mut found, problem: None };
+    search.directory(fs.root(), &mut Vec::new(), 0);
+    told.problems.extend(search.problem);
+    found.sort();
+    for (path, node) in found {
+        let inner = fs.lay_out(node).and_then(|layout| image.compose(layout));
+        // What cannot be opened, or holds nothing, is a file like others.
+        let Ok(inner) = inner else { continue };
+        let holds = match detect(&inner, Format::Auto) {
+            Ok(contents) => contents.is_container(),
+            Err(_) => true,
+        };
+        if !holds {
+            continue;
+        }
+        let Some(rest) = left.checked_sub(1) else {
+            told.problems.push(format!("not looked further: more than {IMAGES_MAX} images"));
+            return;
+        };
+        *left = rest;
+        told.children.push(look_into(&inner, shown(&path), Format::Auto, depth + 1, left));
+    }
+}
+
+struct Search<'a> {
+    fs: &'a dyn FileSystem,
+    seen: usize,
+    /// Path and number of each file that may be an image.
+    found: &'a mut Vec<(Vec<u8>, u64)>,
+    problem: Option<String>,
+}
+
+impl Search<'_> {
+    fn directory(&mut self, dir: u64, path: &mut Vec<u8>, depth: usize) {
+        let mut entries = Vec::new();
+        let room = FILES_MAX.saturating_sub(self.seen);
+        let listed = self.fs.list(dir, &mut |name, node| {
+            if entries.len() >= room {
+                return ControlFlow::Break(());
+            }
+            entries.push((name.to_vec(), node));
+            ControlFlow::Continue(())
+        });
+        if let Err(error) = listed {
+            self.problem = Some(format!("/{}: {error}", shown(path)));
+        }
+        self.seen += entries.len();
+        if entries.len() >= room || depth >= DIRECTORIES_MAX {
+            self.problem = Some(format!("only the first {} files were looked at", self.seen));
+        }
+        for (name, node) in entries {
+            let before = path.len();
+            if before > 0 {
+                path.push(b'/');
+            }
+            path.extend_from_slice(&name);
+            match self.fs.stat(node) {
+                Ok(stat) if stat.kind == NodeKind::File && stat.size >= SMALLEST => {
+                    self.found.push((path.clone(), node));
+                }
+                Ok(stat) if stat.kind == NodeKind::Directory && depth < DIRECTORIES_MAX => {
+                    self.directory(node, path, depth + 1);
+                }
+                Ok(_) => {}
+                Err(error) => self.problem = Some(format!("/{}: {error}", shown(path))),
+            }
+            path.truncate(before);
+        }
+    }
+}

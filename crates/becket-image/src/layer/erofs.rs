@@ -1,0 +1,220 @@
+//! EROFS without compression: plain, inline and chunked files.
+//! It never reads what its compressed layouts encode: such a file is listed and not opened.
+//!
+//! A file is known by its number, the place of its inode in units of 32 bytes.
+//!
+//! Followed: Documentation/filesystems/erofs.rst and fs/erofs/erofs_fs.h of Linux 7.3.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use super::{
+    About, Entry, FileSystem, LINK_MAX, LayerError, NodeKind, Stat, corrupt, directory_len, unsupported,
+};
+use crate::bytes::{ReadAt as _, padded_text, part, u8_at, u16_at, u32_at, u64_at, uuid};
+use crate::image::{Image, Layout};
+
+const SUPERBLOCK: u64 = 1024;
+const MAGIC: u32 = 0xe0f5_e1e2;
+const SLOT: u64 = 32;
+/// Length of a directory entry without its name.
+const DIRENT: usize = 12;
+/// Chunks of one file: holes among them cost a look each.
+const CHUNKS_MAX: u64 = 1 << 24;
+/// Features that change no layout that is read here: zero padding, compression configurations, chunks, a second
+/// algorithm, packed tails, fragments, prefixes of attributes' names. The device table shares a bit with the fourth.
+const KNOWN: u32 = 0x7f;
+
+/// An open EROFS.
+#[derive(Debug)]
+struct Erofs {
+    image: Image,
+    about: About,
+    block_shift: u32,
+    meta: u64,
+    root: u64,
+}
+
+/// What is needed of an inode.
+#[derive(Debug)]
+struct Inode {
+    mode: u16,
+    size: u64,
+    layout: u16,
+    /// Block address, or how chunks are made.
+    place: u32,
+    /// Where what follows inode and attributes starts, in bytes.
+    behind: u64,
+}
+
+/// Opens the file system in `image`, when there is one.
+pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerError> {
+    let sb = image.read_some(SUPERBLOCK, 128)?;
+    if sb.len() < 128 || u32_at(&sb, 0) != MAGIC {
+        return Ok(None);
+    }
+    let unknown = u32_at(&sb, 80) & !KNOWN;
+    if unknown != 0 {
+        return unsupported(format!("EROFS with the incompatible features {unknown:#x}"));
+    }
+    let block_shift = u32::from(u8_at(&sb, 12));
+    if !(9..=16).contains(&block_shift) {
+        return corrupt(format!("an EROFS with blocks of 2^{block_shift} bytes"));
+    }
+    let compressed = u16_at(&sb, 84) != 0;
+    let about = About {
+        format: "erofs",
+        label: padded_text(part(&sb, 64, 16)),
+        uuid: uuid(part(&sb, 48, 16)),
+        compression: compressed.then_some("erofs"),
+        notes: vec![format!("blocks of {}", 1_u32 << block_shift)],
+    };
+    Ok(Some(Arc::new(Erofs {
+        image: image.clone(),
+        about,
+        block_shift,
+        meta: u64::from(u32_at(&sb, 40)) << block_shift,
+        root: u16_at(&sb, 14).into(),
+    })))
+}
+
+impl Erofs {
+    fn inode(&self, nid: u64) -> Result<Inode, LayerError> {
+        let at = nid.checked_mul(SLOT).and_then(|at| at.checked_add(self.meta));
+        let at = at.ok_or_else(|| LayerError::Corrupt("an inode beyond 2^64 bytes".to_owned()))?;
+        let raw = self.image.read_vec(at, 32)?;
+        let format = u16_at(&raw, 0);
+        let extended = format & 1 != 0;
+        let raw = if extended { self.image.read_vec(at, 64)? } else { raw };
+        let attributes = match u64::from(u16_at(&raw, 2)) {
+            0 => 0,
+            count => 12 + (count - 1) * 4,
+        };
+        Ok(Inode {
+            mode: u16_at(&raw, 4),
+            size: if extended { u64_at(&raw, 8) } else { u32_at(&raw, 8).into() },
+            layout: format >> 1 & 7,
+            place: u32_at(&raw, 16),
+            behind: at + raw.len() as u64 + attributes,
+        })
+    }
+
+    fn blocks_of(&self, inode: &Inode) -> Result<Layout, LayerError> {
+        const PLAIN: u16 = 0;
+        const INLINE: u16 = 2;
+        const CHUNKS: u16 = 4;
+        let mut layout = Layout::default();
+        let start = u64::from(inode.place) << self.block_shift;
+        match inode.layout {
+            PLAIN => layout.data(start, inode.size)?,
+            INLINE => {
+                // All but the last block, which follows the inode.
+                let whole = inode.size.saturating_sub(1) >> self.block_shift << self.block_shift;
+                layout.data(start, whole)?;
+                layout.data(inode.behind, inode.size - whole)?;
+            }
+            CHUNKS => self.chunks(inode, &mut layout)?,
+            _ => return unsupported("compressed files of EROFS"),
+        }
+        Ok(layout)
+    }
+
+    /// A file in chunks of equal size, each with a place of its own or none.
+    fn chunks(&self, inode: &Inode, layout: &mut Layout) -> Result<(), LayerError> {
+        const INDEXES: u32 = 0x20;
+        const HOLE: u32 = !0;
+        let shift = self.block_shift + (inode.place & 0x1f);
+        let unit = if inode.place & INDEXES != 0 { 8 } else { 4 };
+        if inode.size >> shift > CHUNKS_MAX {
+            return Err(LayerError::Limit(format!("a file of {} bytes in chunks of 2^{shift}", inode.size)));
+        }
+        let mut at = inode.behind.next_multiple_of(unit);
+        let unit = usize::try_from(unit).unwrap_or(8);
+        while layout.len() < inode.size {
+            // Read in parts, so that a size that is not true costs no memory.
+            let left = ((inode.size - layout.len() - 1) >> shift).saturating_add(1).min(1024);
+            let entries = self.image.read_vec(at, usize::try_from(left).unwrap_or(0) * unit)?;
+            for entry in entries.chunks_exact(unit) {
+                let device = if unit == 8 { u16_at(entry, 2) } else { 0 };
+                if device != 0 {
+                    return unsupported("EROFS over several devices");
+                }
+                let block = u32_at(entry, unit - 4);
+                let len = (inode.size - layout.len()).min(1 << shift);
+                match block {
+                    HOLE => layout.zero(len)?,
+                    block => layout.data(u64::from(block) << self.block_shift, len)?,
+                }
+            }
+            at += entries.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn inode_of(&self, nid: u64, kind: NodeKind, what: &str) -> Result<Inode, LayerError> {
+        let inode = self.inode(nid)?;
+        if NodeKind::of_mode(inode.mode) == kind { Ok(inode) } else { corrupt(format!("this is no {what}")) }
+    }
+}
+
+impl FileSystem for Erofs {
+    fn about(&self) -> &About {
+        &self.about
+    }
+
+    fn root(&self) -> u64 {
+        self.root
+    }
+
+    fn stat(&self, node: u64) -> Result<Stat, LayerError> {
+        let inode = self.inode(node)?;
+        Ok(Stat { kind: NodeKind::of_mode(inode.mode), size: inode.size })
+    }
+
+    fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {
+        let inode = self.inode_of(dir, NodeKind::Directory, "directory")?;
+        let len = directory_len(inode.size)?;
+        let bytes = self.image.compose(self.blocks_of(&inode)?)?;
+        let block_size = 1 << self.block_shift;
+        for start in (0..len).step_by(block_size) {
+            let block = bytes.read_vec(start as u64, block_size.min(len - start))?;
+            // Names start behind the entries, so the first one's place tells how many there are.
+            let names = usize::from(u16_at(&block, 8));
+            if names % DIRENT != 0 || names == 0 || names > block.len() {
+                return corrupt("a directory's block cannot be");
+            }
+            for at in (0..names).step_by(DIRENT) {
+                let from = usize::from(u16_at(&block, at + 8));
+                let last = at + DIRENT >= names;
+                let to = if last { block.len() } else { usize::from(u16_at(&block, at + DIRENT + 8)) };
+                let Some(name) = block.get(from..to).filter(|_| from >= names) else {
+                    return corrupt("a name in a directory cannot be");
+                };
+                let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+                let told = !name.is_empty() && name != b"." && name != b"..";
+                if told && entry(name, u64_at(&block, at)) == ControlFlow::Break(()) {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_link(&self, node: u64) -> Result<Vec<u8>, LayerError> {
+        let inode = self.inode_of(node, NodeKind::Symlink, "symbolic link")?;
+        if inode.size > LINK_MAX {
+            return corrupt(format!("a symbolic link of {} bytes", inode.size));
+        }
+        let mut target = vec![0; usize::try_from(inode.size).unwrap_or(0)];
+        self.image.compose(self.blocks_of(&inode)?)?.read_at(&mut target, 0)?;
+        Ok(target)
+    }
+
+    fn lay_out(&self, node: u64) -> Result<Layout, LayerError> {
+        self.blocks_of(&self.inode_of(node, NodeKind::File, "regular file")?)
+    }
+
+    fn writable(&self, _: u64) -> Result<(), String> {
+        Err("EROFS is read-only".to_owned())
+    }
+}

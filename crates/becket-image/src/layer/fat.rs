@@ -1,0 +1,377 @@
+//! FAT12, FAT16 and FAT32, with long names.
+//! It never follows a chain of clusters further than there are clusters.
+//!
+//! Our own, because the crate fatfs reads files and does not tell where their clusters are.
+//! A file is known by where its directory entry is, in bytes; the root directory has none and is 0.
+//!
+//! Followed: Microsoft's FAT specification of 2000 (fatgen103), and the kernel where it is laxer.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use super::{About, Entry, FileSystem, LayerError, NodeKind, Stat, corrupt, directory_len};
+use crate::bytes::{field, padded_text, part, u8_at, u16_at, u32_at};
+use crate::image::{Image, Layout};
+
+const ROOT: u64 = 0;
+const ENTRY: usize = 32;
+const LONG_NAME: u8 = 0x0f;
+const VOLUME: u8 = 0x08;
+const DIRECTORY: u8 = 0x10;
+const DELETED: u8 = 0xe5;
+/// Bytes of the table that are read at once.
+const WINDOW: u64 = 4096;
+/// What a directory can have: 65,536 entries.
+const DIRECTORY_MAX: u64 = 65_536 * ENTRY as u64;
+
+/// How wide the table's entries are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Width {
+    Twelve,
+    Sixteen,
+    ThirtyTwo,
+}
+
+/// An open FAT file system.
+#[derive(Debug)]
+struct Fat {
+    image: Image,
+    about: About,
+    width: Width,
+    /// Where the first table is, in bytes.
+    table: u64,
+    /// The root directory of FAT12 and FAT16: first byte and length.
+    fixed_root: (u64, u64),
+    /// Its first cluster on FAT32.
+    root_cluster: u32,
+    /// Where cluster 2 is, in bytes.
+    data: u64,
+    cluster_size: u64,
+    clusters: u32,
+    unclean: Option<&'static str>,
+}
+
+/// What is needed of a directory entry.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    cluster: u32,
+    size: u64,
+    is_dir: bool,
+}
+
+/// Opens the file system in `image`, when there is one. There is no magic number: the boot sector must make sense.
+pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerError> {
+    let boot = image.read_some(0, 512)?;
+    let jump = matches!((u8_at(&boot, 0), u8_at(&boot, 2)), (0xeb, 0x90) | (0xe9, _));
+    let (sector, per_cluster) = (u64::from(u16_at(&boot, 11)), u64::from(u8_at(&boot, 13)));
+    let (reserved, tables) = (u64::from(u16_at(&boot, 14)), u64::from(u8_at(&boot, 16)));
+    let sound = boot.len() == 512
+        && jump
+        && part(&boot, 510, 2) == b"\x55\xaa"
+        && sector.is_power_of_two()
+        && (512..=4096).contains(&sector)
+        && per_cluster.is_power_of_two()
+        && reserved > 0
+        && (1..=2).contains(&tables)
+        && matches!(u8_at(&boot, 21), 0xf0 | 0xf8..);
+    if !sound {
+        return Ok(None);
+    }
+    let either = |short: u16, long: u32| if short == 0 { u64::from(long) } else { u64::from(short) };
+    let table_len = either(u16_at(&boot, 22), u32_at(&boot, 36));
+    let total = either(u16_at(&boot, 19), u32_at(&boot, 32));
+    let root_len = u64::from(u16_at(&boot, 17)) * ENTRY as u64;
+    let root = reserved + tables * table_len;
+    let data = root + root_len.div_ceil(sector);
+    if table_len == 0 || data >= total {
+        return Ok(None);
+    }
+    let clusters = u32::try_from((total - data) / per_cluster).unwrap_or(u32::MAX);
+    let width = match clusters {
+        0 => return Ok(None),
+        _ if u16_at(&boot, 22) == 0 => Width::ThirtyTwo,
+        1..4085 => Width::Twelve,
+        _ => Width::Sixteen,
+    };
+    let fat = Fat {
+        image: image.clone(),
+        about: About::default(),
+        width,
+        table: reserved * sector,
+        fixed_root: (root * sector, root_len),
+        root_cluster: u32_at(&boot, 44),
+        data: data * sector,
+        cluster_size: per_cluster * sector,
+        clusters,
+        unclean: None,
+    };
+    Ok(Some(Arc::new(fat.introduced(&boot)?)))
+}
+
+impl Fat {
+    /// Completes what it says of itself.
+    fn introduced(mut self, boot: &[u8]) -> Result<Fat, LayerError> {
+        let (format, at) = match self.width {
+            Width::Twelve => ("fat12", 38),
+            Width::Sixteen => ("fat16", 38),
+            Width::ThirtyTwo => ("fat32", 66),
+        };
+        // Bit 0 of a reserved byte before the signature is Linux's and Windows' mark of a mounted volume.
+        let marked = u8_at(boot, at - 1) & 1 != 0;
+        let mut window = None;
+        let clean = match self.width {
+            Width::Twelve => true,
+            Width::Sixteen => self.entry(1, &mut window)? & 0x8000 != 0,
+            Width::ThirtyTwo => self.entry(1, &mut window)? & 0x0800_0000 != 0,
+        };
+        self.unclean = (marked || !clean).then_some("the FAT file system is mounted or was not unmounted");
+        let extended = matches!(u8_at(boot, at), 0x28 | 0x29);
+        let serial = u32_at(boot, at + 1);
+        let label = padded_text(part(boot, at + 5, 11)).filter(|label| extended && label != "NO NAME");
+        self.about = About {
+            format,
+            label: self.volume_label()?.or(label),
+            uuid: extended.then(|| format!("{:04X}-{:04X}", serial >> 16, serial & 0xffff)),
+            compression: None,
+            notes: [format!("clusters of {}", self.cluster_size)]
+                .into_iter()
+                .chain(self.unclean.map(str::to_owned))
+                .collect(),
+        };
+        Ok(self)
+    }
+
+    /// What the table says of a cluster. The part of the table that was read last is kept in `window`.
+    fn entry(&self, cluster: u32, window: &mut Option<(u64, Vec<u8>)>) -> Result<u32, LayerError> {
+        let cluster = u64::from(cluster);
+        let at = match self.width {
+            Width::Twelve => cluster + cluster / 2,
+            Width::Sixteen => cluster * 2,
+            Width::ThirtyTwo => cluster * 4,
+        };
+        let start = at - at % WINDOW;
+        if window.as_ref().is_none_or(|(kept, _)| *kept != start) {
+            // An entry of twelve bits may reach one byte into the next part.
+            *window = Some((start, self.image.read_some(self.table + start, WINDOW as usize + 4)?));
+        }
+        let bytes = window.as_ref().map_or(&[][..], |(_, bytes)| bytes);
+        let within = usize::try_from(at - start).unwrap_or(0);
+        Ok(match self.width {
+            Width::Twelve if cluster.is_multiple_of(2) => (u16_at(bytes, within) & 0xfff).into(),
+            Width::Twelve => (u16_at(bytes, within) >> 4).into(),
+            Width::Sixteen => u16_at(bytes, within).into(),
+            Width::ThirtyTwo => u32_at(bytes, within) & 0x0fff_ffff,
+        })
+    }
+
+    /// The first `size` bytes of a chain of clusters; all of it when the size is not known, as of directories.
+    fn chain(&self, first: u32, size: Option<u64>) -> Result<Layout, LayerError> {
+        let mut layout = Layout::default();
+        let mut window = None;
+        let mut cluster = first;
+        let limit = size.unwrap_or(DIRECTORY_MAX);
+        let end = match self.width {
+            Width::Twelve => 0xff8,
+            Width::Sixteen => 0xfff8,
+            Width::ThirtyTwo => 0x0fff_fff8,
+        };
+        for _ in 0..=self.clusters {
+            let ended = if size.is_some() { layout.len() >= limit } else { cluster >= end };
+            if ended {
+                return Ok(layout);
+            }
+            if layout.len() >= limit {
+                return corrupt("a directory is longer than directories can be");
+            }
+            let Some(index) = cluster.checked_sub(2).filter(|index| *index < self.clusters) else {
+                return corrupt(format!(
+                    "a chain of clusters leads to cluster {cluster} of {}",
+                    self.clusters
+                ));
+            };
+            let at = self.data + u64::from(index) * self.cluster_size;
+            layout.data(at, self.cluster_size.min(limit - layout.len()))?;
+            cluster = self.entry(cluster, &mut window)?;
+        }
+        corrupt("a chain of clusters runs in a circle")
+    }
+
+    /// Where the entries of a directory are.
+    fn directory(&self, node: u64) -> Result<Layout, LayerError> {
+        let mut fixed = Layout::default();
+        match (node, self.width) {
+            (ROOT, Width::ThirtyTwo) => self.chain(self.root_cluster, None),
+            (ROOT, _) => {
+                fixed.data(self.fixed_root.0, self.fixed_root.1)?;
+                Ok(fixed)
+            }
+            _ => match self.found(node)? {
+                Found { is_dir: true, cluster, .. } => self.chain(cluster, None),
+                _ => corrupt("this is no directory"),
+            },
+        }
+    }
+
+    /// The directory entry at a byte of the image.
+    fn found(&self, node: u64) -> Result<Found, LayerError> {
+        let raw = self.image.read_vec(node, ENTRY)?;
+        let high = if self.width == Width::ThirtyTwo { u32::from(u16_at(&raw, 20)) << 16 } else { 0 };
+        Ok(Found {
+            cluster: high | u32::from(u16_at(&raw, 26)),
+            size: u32_at(&raw, 28).into(),
+            is_dir: u8_at(&raw, 11) & DIRECTORY != 0,
+        })
+    }
+
+    /// Tells of each entry with 32 bytes that is in use: where it is, and its bytes.
+    fn raw_entries(
+        &self,
+        dir: u64,
+        tell: &mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>,
+    ) -> Result<(), LayerError> {
+        let layout = self.directory(dir)?;
+        directory_len(layout.len())?;
+        for extent in layout.extents() {
+            let crate::Place::Data { offset, .. } = extent.place else { continue };
+            for part in (0..extent.len).step_by(WINDOW as usize) {
+                let len = usize::try_from((extent.len - part).min(WINDOW)).unwrap_or(0);
+                let bytes = self.image.read_vec(offset + part, len)?;
+                for (index, raw) in bytes.chunks_exact(ENTRY).enumerate() {
+                    match u8_at(raw, 0) {
+                        0 => return Ok(()),
+                        DELETED => continue,
+                        _ => {}
+                    }
+                    if tell(offset + part + (index * ENTRY) as u64, raw) == ControlFlow::Break(()) {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn volume_label(&self) -> Result<Option<String>, LayerError> {
+        let mut label = None;
+        self.raw_entries(ROOT, &mut |_, raw| {
+            let attributes = u8_at(raw, 11);
+            if attributes & VOLUME == 0 || attributes & 0x3f == LONG_NAME {
+                return ControlFlow::Continue(());
+            }
+            label = padded_text(part(raw, 0, 11));
+            ControlFlow::Break(())
+        })?;
+        Ok(label)
+    }
+}
+
+impl FileSystem for Fat {
+    fn about(&self) -> &About {
+        &self.about
+    }
+
+    fn root(&self) -> u64 {
+        ROOT
+    }
+
+    fn stat(&self, node: u64) -> Result<Stat, LayerError> {
+        if node == ROOT {
+            return Ok(Stat { kind: NodeKind::Directory, size: 0 });
+        }
+        let Found { size, is_dir, .. } = self.found(node)?;
+        Ok(Stat { kind: if is_dir { NodeKind::Directory } else { NodeKind::File }, size })
+    }
+
+    fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {
+        let mut long = LongName::default();
+        self.raw_entries(dir, &mut |at, raw| {
+            let attributes = u8_at(raw, 11);
+            if attributes & 0x3f == LONG_NAME {
+                long.add(raw);
+                return ControlFlow::Continue(());
+            }
+            let name = long.take(raw).unwrap_or_else(|| short_name(raw));
+            if attributes & VOLUME != 0 || name == b"." || name == b".." {
+                return ControlFlow::Continue(());
+            }
+            entry(&name, at)
+        })
+    }
+
+    fn same_name(&self, one: &[u8], other: &[u8]) -> bool {
+        super::same_but_for_case(one, other)
+    }
+
+    fn read_link(&self, _: u64) -> Result<Vec<u8>, LayerError> {
+        corrupt("FAT has no symbolic links")
+    }
+
+    fn lay_out(&self, node: u64) -> Result<Layout, LayerError> {
+        match self.found(node)? {
+            Found { is_dir: true, .. } => corrupt("this is no regular file"),
+            Found { size: 0, .. } => Ok(Layout::default()),
+            Found { cluster, size, .. } => self.chain(cluster, Some(size)),
+        }
+    }
+
+    fn writable(&self, _: u64) -> Result<(), String> {
+        self.unclean.map_or(Ok(()), |reason| Err(reason.to_owned()))
+    }
+}
+
+/// The long name that entries before a short one spell, the last part first.
+#[derive(Debug, Default)]
+struct LongName {
+    units: Vec<u16>,
+    /// Which part comes next; 0 when all are there.
+    next: u8,
+    checksum: u8,
+}
+
+impl LongName {
+    fn add(&mut self, raw: &[u8]) {
+        let (order, checksum) = (u8_at(raw, 0), u8_at(raw, 13));
+        if order & 0x40 != 0 {
+            *self = LongName { units: Vec::new(), next: order & 0x1f, checksum };
+        }
+        if self.next == 0 || order & 0x1f != self.next || checksum != self.checksum {
+            *self = LongName::default();
+            return;
+        }
+        self.next -= 1;
+        let ranges = [(1, 5), (14, 6), (28, 2)];
+        let units =
+            ranges.into_iter().flat_map(|(at, count)| (0..count).map(move |n| u16_at(raw, at + 2 * n)));
+        let mut whole: Vec<u16> = units.take_while(|unit| *unit != 0).collect();
+        whole.append(&mut self.units);
+        self.units = whole;
+    }
+
+    /// The name, when it is whole and belongs to this short entry.
+    fn take(&mut self, short: &[u8]) -> Option<Vec<u8>> {
+        let LongName { units, next, checksum } = std::mem::take(self);
+        let sum = part(short, 0, 11).iter().fold(0_u8, |sum, byte| sum.rotate_right(1).wrapping_add(*byte));
+        if units.is_empty() || next != 0 || sum != checksum {
+            return None;
+        }
+        let name: String =
+            char::decode_utf16(units).map(|c| c.unwrap_or(char::REPLACEMENT_CHARACTER)).collect();
+        Some(name.into_bytes())
+    }
+}
+
+/// The name in a short entry, in lower case where the entry asks for it.
+fn short_name(raw: &[u8]) -> Vec<u8> {
+    let mut whole: [u8; 11] = field(raw, 0);
+    if let Some(first) = whole.first_mut().filter(|first| **first == 0x05) {
+        *first = DELETED;
+    }
+    let case = u8_at(raw, 12);
+    let (base, extension) = whole.split_at(8);
+    let text = |part: &[u8], lower: bool| {
+        let part = part.trim_ascii_end();
+        if lower { part.to_ascii_lowercase() } else { part.to_vec() }
+    };
+    let (base, extension) = (text(base, case & 0x08 != 0), text(extension, case & 0x10 != 0));
+    if extension.is_empty() { base } else { [base, extension].join(&b'.') }
+}

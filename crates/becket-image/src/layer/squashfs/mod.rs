@@ -1,0 +1,327 @@
+//! SquashFS 4: superblock, inodes, directories and the blocks of files.
+//! It never reads a table as a whole, and decodes no data: where a file's blocks are is all that it says.
+//!
+//! Our own, because backhand reads all inodes when it opens an image, and a path needs a handful.
+//! A file is known by its inode reference: where the inode's metadata block starts in the inode table, and where in it.
+//!
+//! Followed: Documentation/filesystems/squashfs.rst of Linux 7.3.
+
+mod metadata;
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use super::{
+    About, Entry, FileSystem, LINK_MAX, LayerError, NodeKind, Stat, corrupt, directory_len, unsupported,
+};
+use crate::bytes::{u16_at, u32_at, u64_at};
+use crate::codec::Codec;
+use crate::encoded::Block;
+use crate::image::{Image, Layout, PIECES_MAX};
+use metadata::{Cursor, Metadata};
+
+const MAGIC: &[u8] = b"hsqs";
+const SUPERBLOCK_LEN: usize = 96;
+/// A file without a fragment.
+const NO_FRAGMENT: u32 = !0;
+/// A data block that is stored as it is.
+const STORED: u32 = 1 << 24;
+/// Entries of the fragment table in a metadata block, and their length.
+const FRAGMENTS_PER_BLOCK: u32 = 512;
+const FRAGMENT_LEN: u64 = 16;
+/// The kernel's limits.
+const BLOCK_SHIFT: std::ops::RangeInclusive<u16> = 12..=20;
+
+/// An open SquashFS.
+#[derive(Debug)]
+struct Squash {
+    image: Image,
+    about: About,
+    metadata: Metadata,
+    codec: Codec,
+    block_size: u64,
+    root: u64,
+    inodes: u64,
+    directories: u64,
+    fragments: u32,
+    fragment_table: u64,
+}
+
+/// What an inode says, by its type.
+#[derive(Debug)]
+enum Inode {
+    Directory { block: u32, offset: u16, len: u32 },
+    File { start: u64, size: u64, fragment: u32, offset: u32, sizes: Cursor },
+    Link { len: u32, target: Cursor },
+    Other,
+}
+
+/// Opens the file system in `image`, when there is one.
+pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerError> {
+    let sb = image.read_some(0, SUPERBLOCK_LEN)?;
+    if !sb.starts_with(MAGIC) || sb.len() < SUPERBLOCK_LEN {
+        return Ok(None);
+    }
+    let (major, minor) = (u16_at(&sb, 28), u16_at(&sb, 30));
+    if (major, minor) != (4, 0) {
+        return unsupported(format!("SquashFS {major}.{minor}"));
+    }
+    let (codec, compression) = match u16_at(&sb, 20) {
+        1 => (Codec::Gzip, "gzip"),
+        4 => (Codec::Xz, "xz"),
+        5 => (Codec::Lz4, "lz4"),
+        6 => (Codec::Zstd, "zstd"),
+        2 => return unsupported("SquashFS compressed with lzma"),
+        3 => return unsupported("SquashFS compressed with lzo"),
+        other => return corrupt(format!("a SquashFS compressed with method {other}")),
+    };
+    let (block_size, shift) = (u32_at(&sb, 12), u16_at(&sb, 22));
+    if !BLOCK_SHIFT.contains(&shift) || block_size != 1 << shift {
+        return corrupt(format!("a SquashFS with blocks of {block_size} bytes"));
+    }
+    let used = u64_at(&sb, 40);
+    if used > image.len() {
+        return corrupt(format!("a SquashFS of {used} bytes in {} (is the image cut short?)", image.len()));
+    }
+    let about = About {
+        format: "squashfs",
+        label: None,
+        uuid: None,
+        compression: Some(compression),
+        notes: vec![format!("blocks of {block_size}"), format!("{} inodes", u32_at(&sb, 4))],
+    };
+    Ok(Some(Arc::new(Squash {
+        image: image.clone(),
+        about,
+        metadata: Metadata::new(image.clone(), codec),
+        codec,
+        block_size: block_size.into(),
+        root: u64_at(&sb, 32),
+        inodes: u64_at(&sb, 64),
+        directories: u64_at(&sb, 72),
+        fragments: u32_at(&sb, 16),
+        fragment_table: u64_at(&sb, 80),
+    })))
+}
+
+impl Squash {
+    /// A place in a table, which is addressed by blocks of metadata.
+    fn cursor(&self, table: u64, block: u64, offset: u16) -> Result<Cursor, LayerError> {
+        let at = table.checked_add(block);
+        let block = at.ok_or_else(|| LayerError::Corrupt("a place beyond 2^64 bytes".to_owned()))?;
+        Ok(Cursor { block, offset: offset.into() })
+    }
+
+    fn inode(&self, reference: u64) -> Result<Inode, LayerError> {
+        let offset = u16::try_from(reference & 0xffff).unwrap_or(0);
+        let mut cursor = self.cursor(self.inodes, reference >> 16, offset)?;
+        let head = self.metadata.read(&mut cursor, 16)?;
+        let mut body = |len: usize| self.metadata.read(&mut cursor, len);
+        match u16_at(&head, 0) {
+            1 => {
+                let body = body(16)?;
+                let len = u16_at(&body, 8).into();
+                Ok(Inode::Directory { block: u32_at(&body, 0), offset: u16_at(&body, 10), len })
+            }
+            8 => {
+                let body = body(24)?;
+                let len = u32_at(&body, 4);
+                Ok(Inode::Directory { block: u32_at(&body, 8), offset: u16_at(&body, 18), len })
+            }
+            2 => {
+                let body = body(16)?;
+                Ok(Inode::File {
+                    start: u32_at(&body, 0).into(),
+                    size: u32_at(&body, 12).into(),
+                    fragment: u32_at(&body, 4),
+                    offset: u32_at(&body, 8),
+                    sizes: cursor,
+                })
+            }
+            9 => {
+                let body = body(40)?;
+                Ok(Inode::File {
+                    start: u64_at(&body, 0),
+                    size: u64_at(&body, 8),
+                    fragment: u32_at(&body, 28),
+                    offset: u32_at(&body, 32),
+                    sizes: cursor,
+                })
+            }
+            3 | 10 => Ok(Inode::Link { len: u32_at(&body(8)?, 4), target: cursor }),
+            4..=7 | 11..=14 => Ok(Inode::Other),
+            other => corrupt(format!("an inode of type {other}")),
+        }
+    }
+
+    /// Where the fragment block of that number is, and its size field.
+    fn fragment(&self, number: u32) -> Result<(u64, u32), LayerError> {
+        if number >= self.fragments {
+            return corrupt(format!("fragment {number} of {}", self.fragments));
+        }
+        let pointer = u64::from(number / FRAGMENTS_PER_BLOCK) * 8;
+        let at = self.fragment_table.checked_add(pointer);
+        let at = at.ok_or_else(|| LayerError::Corrupt("a place beyond 2^64 bytes".to_owned()))?;
+        let block = u64_at(&self.image.read_vec(at, 8)?, 0);
+        let offset = u64::from(number % FRAGMENTS_PER_BLOCK) * FRAGMENT_LEN;
+        let mut cursor = Cursor { block, offset };
+        let entry = self.metadata.read(&mut cursor, 16)?;
+        Ok((u64_at(&entry, 0), u32_at(&entry, 8)))
+    }
+
+    /// Adds `len` bytes, `skip` bytes into what the stored block at `start` with this size field holds.
+    fn add(
+        &self,
+        layout: &mut Layout,
+        start: u64,
+        field: u32,
+        skip: u64,
+        len: u64,
+    ) -> Result<(), LayerError> {
+        let size = field & (STORED - 1);
+        let end = skip.saturating_add(len);
+        if end > self.block_size || u64::from(size) > self.block_size {
+            return corrupt("a file's block is larger than blocks are");
+        }
+        if field & STORED != 0 {
+            if end > size.into() {
+                return corrupt("a stored block of a file is too short");
+            }
+            return layout.data(start.saturating_add(skip), len);
+        }
+        // All of these fit: none is larger than a block.
+        let small = |number: u64| u32::try_from(number).unwrap_or(0);
+        let block = Block {
+            start: 0,
+            len: small(len),
+            input: start,
+            input_len: size,
+            skip: small(skip),
+            yields: small(self.block_size),
+        };
+        layout.encoded(self.codec, block)
+    }
+}
+
+impl FileSystem for Squash {
+    fn about(&self) -> &About {
+        &self.about
+    }
+
+    fn root(&self) -> u64 {
+        self.root
+    }
+
+    fn stat(&self, node: u64) -> Result<Stat, LayerError> {
+        let (kind, size) = match self.inode(node)? {
+            Inode::Directory { len, .. } => (NodeKind::Directory, len.into()),
+            Inode::File { size, .. } => (NodeKind::File, size),
+            Inode::Link { len, .. } => (NodeKind::Symlink, len.into()),
+            Inode::Other => (NodeKind::Other, 0),
+        };
+        Ok(Stat { kind, size })
+    }
+
+    fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {
+        let Inode::Directory { block, offset, len } = self.inode(dir)? else {
+            return corrupt("this is no directory");
+        };
+        // Three bytes stand for `.` and `..`, which are not stored.
+        let mut left = directory_len(u64::from(len).saturating_sub(3))?;
+        let mut cursor = self.cursor(self.directories, block.into(), offset)?;
+        let mut take = |len: usize| {
+            left = left
+                .checked_sub(len)
+                .ok_or_else(|| LayerError::Corrupt("a directory is too short".into()))?;
+            Ok::<_, LayerError>((self.metadata.read(&mut cursor, len)?, left))
+        };
+        loop {
+            let (head, mut left) = match take(0)? {
+                (_, 0) => return Ok(()),
+                _ => take(12)?,
+            };
+            let count = u32_at(&head, 0);
+            if count >= 256 {
+                return corrupt(format!("a directory's header announces {count} entries"));
+            }
+            for _ in 0..=count {
+                let (fixed, _) = take(8)?;
+                let (name, rest) = take(usize::from(u16_at(&fixed, 6)) + 1)?;
+                left = rest;
+                let node = u64::from(u32_at(&head, 4)) << 16 | u64::from(u16_at(&fixed, 0));
+                if entry(&name, node) == ControlFlow::Break(()) {
+                    return Ok(());
+                }
+            }
+            if left == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    fn read_link(&self, node: u64) -> Result<Vec<u8>, LayerError> {
+        let Inode::Link { len, mut target } = self.inode(node)? else {
+            return corrupt("this is no symbolic link");
+        };
+        if u64::from(len) > LINK_MAX {
+            return corrupt(format!("a symbolic link of {len} bytes"));
+        }
+        self.metadata.read(&mut target, usize::try_from(len).unwrap_or(0))
+    }
+
+    fn lay_out(&self, node: u64) -> Result<Layout, LayerError> {
+        let Inode::File { start, size, fragment, offset, mut sizes } = self.inode(node)? else {
+            return corrupt("this is no regular file");
+        };
+        let whole = size / self.block_size;
+        let tail = size % self.block_size;
+        let listed = if fragment == NO_FRAGMENT && tail > 0 { whole + 1 } else { whole };
+        let mut layout = Layout::default();
+        let mut at = start;
+        // Read in parts, so that a size that is not true costs no memory.
+        let mut left = listed;
+        while left > 0 {
+            let some = left.min(1024);
+            let fields = self.metadata.read(&mut sizes, usize::try_from(some * 4).unwrap_or(0))?;
+            for field in fields.chunks_exact(4).map(|field| u32_at(field, 0)) {
+                let len = self.block_size.min(size - layout.len());
+                let stored = u64::from(field & (STORED - 1));
+                match stored {
+                    0 => layout.zero(len)?,
+                    _ => self.add(&mut layout, at, field, 0, len)?,
+                }
+                at = at.saturating_add(stored);
+            }
+            left -= some;
+            if (left as usize) > PIECES_MAX * 16 {
+                return Err(LayerError::Limit(format!("a file of {size} bytes")));
+            }
+        }
+        if fragment != NO_FRAGMENT && tail > 0 {
+            let (at, field) = self.fragment(fragment)?;
+            self.add(&mut layout, at, field, offset.into(), tail)?;
+        }
+        Ok(layout)
+    }
+
+    fn writable(&self, _: u64) -> Result<(), String> {
+        Err("SquashFS is read-only".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_only_the_magic_is_damaged() {
+        let mut bytes = vec![0; 4096];
+        bytes[..4].copy_from_slice(MAGIC);
+        let image = Image::raw(Arc::new(bytes.clone()), 4096, 512);
+        assert!(matches!(open(&image), Err(LayerError::Unsupported(_))));
+        bytes[28] = 4;
+        let image = Image::raw(Arc::new(bytes.clone()), 4096, 512);
+        assert!(matches!(open(&image), Err(LayerError::Corrupt(_))));
+        assert!(open(&Image::raw(Arc::new(bytes[..50].to_vec()), 50, 512)).unwrap().is_none());
+    }
+}

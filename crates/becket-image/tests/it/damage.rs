@@ -1,0 +1,156 @@
+//! Images damaged at random and cut short: an error or other bytes, never a panic, an endless loop or much memory.
+//! It never takes long: the number of damaged images is fixed, and each is small.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use becket_image::layer::{FileSystem, NodeKind, detect};
+use becket_image::{Format, Image, inspect};
+use becket_testkit::image::random_bytes;
+use becket_testkit::{require_tools, scaled, tool};
+
+use crate::common::{dir, file};
+
+/// Damaged copies of each image.
+const ROUNDS: u64 = 400;
+/// Entries that are read of one image: a damaged directory may have very many.
+const ENTRIES: usize = 2000;
+/// Bytes of a file that are read.
+const BYTES: usize = 1 << 20;
+/// What one image may take, with a hundred times of room.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Reads what can be read; whether all of it could.
+fn exercise(image: &Image) -> bool {
+    let Ok(contents) = detect(image, Format::Auto) else { return false };
+    let mut whole = true;
+    if let Some(fs) = &contents.fs {
+        let mut left = ENTRIES;
+        walk(image, fs.as_ref(), fs.root(), 0, &mut left, &mut whole);
+    }
+    inspect(image, "damaged", Format::Auto);
+    whole && contents.is_container()
+}
+
+fn walk(image: &Image, fs: &dyn FileSystem, dir: u64, depth: usize, left: &mut usize, whole: &mut bool) {
+    let mut nodes = Vec::new();
+    let listed = fs.list(dir, &mut |_, node| {
+        nodes.push(node);
+        if nodes.len() < *left { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
+    *whole &= listed.is_ok();
+    for node in nodes {
+        let Some(rest) = left.checked_sub(1) else { return };
+        *left = rest;
+        let Ok(stat) = fs.stat(node) else {
+            *whole = false;
+            continue;
+        };
+        match stat.kind {
+            NodeKind::Directory if depth < 16 => walk(image, fs, node, depth + 1, left, whole),
+            NodeKind::Symlink => *whole &= fs.read_link(node).is_ok(),
+            NodeKind::File => {
+                let read = fs.lay_out(node).and_then(|layout| image.compose(layout));
+                *whole &= read.and_then(|file| file.read_some(0, BYTES)).is_ok();
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Small images of every kind, by name, and where their metadata are likely to be.
+fn images(dir: &Path) -> Vec<(String, Vec<u8>)> {
+    let root = dir.join("tree");
+    fs::create_dir_all(root.join("sub/deeper")).unwrap();
+    for (number, size) in [0, 10, 5000, 70_000, 140_000].into_iter().enumerate() {
+        let mut bytes = random_bytes(size, number as u64);
+        bytes.iter_mut().take(size / 2).for_each(|byte| *byte = 1);
+        fs::write(root.join(format!("sub/a file with a long name {number}")), bytes).unwrap();
+    }
+    fs::write(root.join("sub/deeper/x"), "x").unwrap();
+    std::os::unix::fs::symlink("deeper/x", root.join("sub/link")).unwrap();
+    let path = |name: &str| dir.join(name);
+    let (ext4, ext2, fat) =
+        (file(dir, "ext4", 2 << 20), file(dir, "ext2", 1 << 20), file(dir, "fat", 1 << 20));
+    tool(
+        Command::new("/usr/sbin/mke2fs")
+            .args(["-q", "-F", "-t", "ext4", "-O", "^metadata_csum", "-d"])
+            .args([&root, &ext4]),
+    );
+    tool(Command::new("/usr/sbin/mke2fs").args(["-q", "-F", "-t", "ext2", "-d"]).args([&root, &ext2]));
+    tool(Command::new("genisoimage").args(["-quiet", "-R", "-J", "-o"]).args([path("iso"), root.clone()]));
+    tool(Command::new("mksquashfs").args([&root, &path("squashfs")]).args([
+        "-noappend",
+        "-quiet",
+        "-no-progress",
+    ]));
+    tool(Command::new("mkfs.erofs").args(["--chunksize", "4096"]).args([&path("erofs"), &root]));
+    tool(Command::new("/usr/sbin/mkfs.vfat").args(["-F", "12"]).arg(&fat));
+    fs::remove_file(root.join("sub/link")).unwrap();
+    tool(Command::new("mcopy").args(["-s", "-Q", "-i"]).args([fat, root.join("sub"), "::/".into()]));
+    ["ext4", "ext2", "iso", "squashfs", "erofs", "fat"]
+        .map(|name| (name.to_owned(), fs::read(path(name)).unwrap()))
+        .into()
+}
+
+/// Places that hold something, where damage tells: few bytes of an image are metadata.
+fn telling(bytes: &[u8]) -> Vec<usize> {
+    let blocks = bytes.chunks(512).enumerate().filter(|(_, block)| {
+        let zeroes = block.iter().filter(|byte| **byte == 0).count();
+        zeroes > 64 && zeroes < block.len()
+    });
+    blocks
+        .flat_map(|(index, block)| {
+            block.iter().enumerate().filter(|(_, byte)| **byte != 0).map(move |(at, _)| index * 512 + at)
+        })
+        .collect()
+}
+
+#[test]
+fn damage_is_an_error_and_nothing_worse() {
+    let tools = ["mke2fs", "genisoimage", "mksquashfs", "mkfs.erofs", "mkfs.vfat", "mcopy"];
+    if !require_tools("damage::damage_is_an_error_and_nothing_worse", &tools) {
+        return;
+    }
+    let dir = dir();
+    for (name, bytes) in images(dir.path()) {
+        let image = |bytes: Vec<u8>| {
+            let len = bytes.len() as u64;
+            Image::raw(Arc::new(bytes), len, 512)
+        };
+        assert!(exercise(&image(bytes.clone())), "{name} is sound");
+        let places = telling(&bytes);
+        assert!(places.len() > 100, "{name}: {}", places.len());
+        let mut errors = 0;
+        for round in 0..ROUNDS {
+            let dice: Vec<usize> = random_bytes(8 * 64, round * 31 + name.len() as u64)
+                .chunks_exact(8)
+                .map(|eight| u64::from_le_bytes(eight.try_into().unwrap()) as usize)
+                .collect();
+            let mut damaged = bytes.clone();
+            match round % 5 {
+                // Cut short, at every length.
+                0 => damaged.truncate(dice[0] % bytes.len()),
+                // A number that is all ones: huge counts, places past the end.
+                1 => damaged[places[dice[0] % places.len()] & !3..][..4].fill(0xff),
+                // A block that is another: loops.
+                2 => {
+                    let (from, to) =
+                        (places[dice[0] % places.len()] & !511, places[dice[1] % places.len()] & !511);
+                    damaged.copy_within(from..from + 512, to);
+                }
+                _ => dice.iter().skip(1).take(1 + dice[0] % 16).for_each(|dice| {
+                    damaged[places[dice % places.len()]] = (dice >> 40) as u8;
+                }),
+            }
+            let started = Instant::now();
+            errors += u64::from(!exercise(&image(damaged)));
+            assert!(started.elapsed() < scaled(PATIENCE), "{name}, round {round}: {:?}", started.elapsed());
+        }
+        assert!(errors > ROUNDS / 10, "{name}: damage shows: {errors} of {ROUNDS}");
+    }
+}

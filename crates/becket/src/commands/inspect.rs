@@ -1,0 +1,56 @@
+//! `becket inspect IMAGE`: what is inside, and inside what is inside, as a tree.
+//! Never attaches or changes anything.
+
+use super::common;
+use crate::{args, failure::Failure, ui::Ui, units::format_size};
+use becket_image::{End, Inspected};
+use serde_json::json;
+
+pub(crate) fn run(ui: &Ui, args: &args::Inspect) -> Result<u8, Failure> {
+    let walk = common::look(&args.look.path, args.look.format, "inspect")?;
+    let level = walk.last().map_err(|error| common::image_failure("inspect", &args.look.path, error))?;
+    if walk.end != End::Image {
+        let error = becket_image::Error::NotAnImage { path: args.look.path.clone(), what: "a directory" };
+        return Err(common::image_failure("inspect", &args.look.path, error)
+            .hint("see what is in it: becket ls PATH"));
+    }
+    let told = becket_image::inspect(&level.image, &level.path, args.look.format_of(walk.levels.len()));
+    if ui.json {
+        ui.value(&json!({ "image": told }))?;
+        return Ok(0);
+    }
+    let mut lines = Vec::new();
+    tree(&told, "", "", &mut lines);
+    lines.iter().try_for_each(|line| ui.line(line))?;
+    Ok(0)
+}
+
+/// Adds the lines of an image: its own behind `first`, all others behind `rest`.
+fn tree(image: &Inspected, first: &str, rest: &str, lines: &mut Vec<String>) {
+    lines.push(format!("{first}{}", line(image)));
+    let more = if image.children.is_empty() { "   " } else { "│  " };
+    lines.extend(image.problems.iter().map(|problem| format!("{rest}{more}! {problem}")));
+    let last = image.children.len().saturating_sub(1);
+    for (index, child) in image.children.iter().enumerate() {
+        let (own, below) = if index == last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
+        tree(child, &format!("{rest}{own}"), &format!("{rest}{below}"), lines);
+    }
+}
+
+/// An image in one line.
+fn line(image: &Inspected) -> String {
+    let about = &image.about;
+    let mut words = vec![image.name.clone(), about.format.to_owned(), format_size(image.size)];
+    let text = |text: &String| becket_image::shown(text.as_bytes());
+    words.extend(image.partition_label.as_ref().map(|label| format!("\"{label}\"")));
+    words.extend(about.label.as_ref().map(|label| format!("label {}", text(label))));
+    words.extend(about.uuid.as_ref().map(|uuid| format!("UUID {}", text(uuid))));
+    words.extend(about.compression.map(|compression| format!("compressed with {compression}")));
+    words.extend(about.notes.iter().cloned());
+    if image.encoded > 0 {
+        words.push(format!("{} % stored compressed", image.encoded.saturating_mul(100) / image.size.max(1)));
+    } else if image.extents > 1 {
+        words.push(format!("in {} pieces", image.extents));
+    }
+    words.join("  ")
+}

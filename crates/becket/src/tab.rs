@@ -1,4 +1,4 @@
-//! A table of devices, /etc/beckettab: NAME IMAGE [OPTIONS], one a line, for the machine to attach when it starts.
+//! A table of devices, /etc/beckettab: `NAME IMAGE [OPTIONS]`, one a line, for the machine to attach when it starts.
 //! A line that is wrong concerns nobody but itself: the others are read all the same.
 
 use crate::args::{AttachLine, DeviceOptions};

@@ -7,6 +7,7 @@ mod boot;
 mod campaign;
 mod ci;
 mod exec;
+mod suite;
 mod vm;
 
 use std::process::ExitCode;
@@ -31,6 +32,8 @@ enum Task {
     Campaign(campaign::Args),
     /// Start a machine with systemd whose file systems lie on becket's devices
     Boot(boot::Args),
+    /// util-linux's own tests of losetup, with the system's and with becket's
+    LosetupSuite(suite::Args),
     /// Measure becket beside the kernel's loop driver and other servers
     Bench(bench::Args),
 }
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Task::Ci(args) => ci::run(&args),
         Task::Campaign(args) => campaign::run(&args),
         Task::Boot(args) => boot::run(&args),
+        Task::LosetupSuite(args) => suite::run(&args),
         Task::Bench(args) => bench::run(&args),
     };
     match outcome {

@@ -50,6 +50,17 @@ struct Profile {
     test: bool,
 }
 
+/// The optimised command.
+pub(crate) fn becket() -> Result<PathBuf> {
+    let built = cargo(&["build", "--release", "-p", "becket"])?;
+    let is_becket = |message: &&Message| message.target.name == "becket" && !message.profile.test;
+    built
+        .iter()
+        .find(is_becket)
+        .and_then(|message| message.executable.clone())
+        .context("cargo built no becket")
+}
+
 impl Binaries {
     /// The command and the conformance suite.
     pub(crate) fn conformance() -> Result<Binaries> {

@@ -19,8 +19,8 @@ use anyhow::{Result, bail};
 
 use crate::vm::Series;
 use allow::Allowed;
-pub(crate) use build::Binaries;
-use case::{Case, Outcome};
+pub(crate) use build::{Binaries, becket};
+pub(crate) use case::{Case, Outcome};
 
 /// Arguments of `cargo xtask ci`.
 #[derive(clap::Args)]
@@ -44,6 +44,7 @@ enum Step {
     Doc,
     Test,
     HostConformance,
+    LosetupSuite,
     Guest { series: Series, load: Load },
 }
 
@@ -59,12 +60,13 @@ enum Load {
 }
 
 /// All steps, in their order: what is quick and likely to fail first.
-const STEPS: [(&str, Step); 14] = [
+const STEPS: [(&str, Step); 15] = [
     ("fmt", Step::Fmt),
     ("clippy", Step::Clippy),
     ("doc", Step::Doc),
     ("test", Step::Test),
     ("conformance-host", Step::HostConformance),
+    ("losetup-suite", Step::LosetupSuite),
     (
         "guest-7.x-zero-copy",
         Step::Guest { series: Series::V7, load: Load::Conformance { via: "ublk", mode: Some("zero-copy") } },
@@ -121,6 +123,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
             Step::Doc => host::check("cargo doc", &mut host::doc()),
             Step::Test => host::tests(),
             Step::HostConformance => host::conformance(&Binaries::conformance()?),
+            Step::LosetupSuite => crate::suite::cases(&becket()?),
             Step::Guest { .. } => bail!("guests run later"),
         }));
     }

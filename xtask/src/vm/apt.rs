@@ -28,13 +28,24 @@ pub(crate) struct Package {
 impl Apt {
     /// Writes the configuration for these suites and downloads their package lists.
     pub(crate) fn update(dir: &Path, suites: &[&str]) -> Result<Apt> {
+        Apt::with(dir, "deb", suites)
+    }
+
+    /// The same for the source packages of a suite.
+    pub(crate) fn sources(dir: &Path, suite: &str) -> Result<Apt> {
+        Apt::with(dir, "deb-src", &[suite])
+    }
+
+    fn with(dir: &Path, kind: &str, suites: &[&str]) -> Result<Apt> {
         let mirror = mirror()?;
         for sub in ["lists/partial", "cache/archives/partial", "empty"] {
             std::fs::create_dir_all(dir.join(sub))
                 .with_context(|| format!("cannot make {}", dir.display()))?;
         }
-        let sources: String =
-            suites.iter().map(|suite| format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n")).collect();
+        let sources: String = suites
+            .iter()
+            .map(|suite| format!("{kind} [signed-by={KEYRING}] {mirror} {suite} main\n"))
+            .collect();
         std::fs::write(dir.join("sources.list"), sources)?;
         std::fs::write(dir.join("status"), "")?;
         let apt = Apt { dir: dir.to_owned() };
@@ -57,6 +68,17 @@ impl Apt {
             exec::quietly(Command::new("dpkg").arg("-x").arg(deb?.path()).arg(into))?;
         }
         Ok(())
+    }
+
+    /// Downloads a source package into `into` and returns its upstream archive.
+    pub(crate) fn source(&self, package: &str, into: &Path) -> Result<PathBuf> {
+        std::fs::create_dir_all(into)?;
+        exec::quietly(
+            self.command("apt-get").args(["source", "--download-only", package]).current_dir(into),
+        )?;
+        let files = std::fs::read_dir(into)?.flatten().map(|entry| entry.path());
+        let mut upstream = files.filter(|path| path.to_string_lossy().ends_with(".orig.tar.xz"));
+        upstream.next().with_context(|| format!("{package} has no upstream archive"))
     }
 
     fn command(&self, program: &str) -> Command {

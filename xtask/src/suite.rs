@@ -1,0 +1,235 @@
+//! `cargo xtask losetup-suite`: util-linux's own tests of losetup, first with the system's, then with becket's.
+//! Never counts a skipped test as passed, and never binds a device to anything but its own files.
+//!
+//! The suite is in Debian's source package, of the version that this machine has installed; it is fetched once, and runs
+//! with the machine's own commands, so nothing is compiled.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::ci::{Case, Outcome, becket};
+use crate::exec;
+use crate::vm::Apt;
+
+/// Arguments of `cargo xtask losetup-suite`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The becket to test, instead of building one
+    #[arg(long, value_name = "PATH")]
+    becket: Option<PathBuf>,
+}
+
+/// All tests of losetup, and those of others that stand on it.
+const TESTS: [&str; 7] = [
+    "losetup",
+    "fdisk/gpt-resize",
+    "blkid/topology",
+    "blkdiscard/offsets",
+    "swapon/devname",
+    "mount/devname",
+    "libmount/loop",
+];
+/// Where Debian has the system's losetup.
+const SYSTEM: &str = "/usr/sbin/losetup";
+/// Bytes of the block device that stands in for one of scsi_debug.
+const IDLE: u64 = 11 << 20;
+
+/// Put behind the suite's own functions: an idle block device instead of a SCSI disk that a module makes.
+const OVERRIDE: &str = "
+function ts_scsi_debug_init {
+\tTS_DEVICE=$BECKET_SUITE_DEVICE
+\ttest -b \"$TS_DEVICE\" || ts_skip \"there is no idle block device\"
+}
+";
+
+/// Runs both and prints them side by side; 0 when becket's passes what the system's passes.
+pub(crate) fn run(args: &Args) -> Result<u8> {
+    let path = match &args.becket {
+        Some(path) => {
+            std::fs::canonicalize(path).with_context(|| format!("no becket at {}", path.display()))?
+        }
+        None => becket()?,
+    };
+    let cases = cases(&path)?;
+    let failed = cases.iter().filter(|case| case.outcome != Outcome::Passed).count();
+    println!("losetup-suite: {} of {} passed", cases.len() - failed, cases.len());
+    Ok(u8::from(failed > 0))
+}
+
+/// One case for each test and subtest.
+pub(crate) fn cases(becket: &Path) -> Result<Vec<Case>> {
+    let suite = fetched()?;
+    let work = tempfile::Builder::new().prefix("losetup-suite-").tempdir()?;
+    let link = work.path().join("losetup");
+    std::os::unix::fs::symlink(becket, &link)?;
+    // Nobody has to wait for udev where there is none.
+    let stub = work.path().join("stub");
+    std::fs::create_dir(&stub)?;
+    std::os::unix::fs::symlink("/bin/true", stub.join("udevadm"))?;
+    let idle = Idle::new(&work.path().join("idle"))?;
+    clean_free_devices(&work.path().join("zero"))?;
+
+    let mut seen = Vec::new();
+    for tool in [Path::new(SYSTEM), &link] {
+        println!("-- with {}", tool.display());
+        let said = said(&suite, tool, &stub, &idle.device)?;
+        println!("{}", said.trim_end());
+        seen.push(parse(&said));
+    }
+    let [system, becket] = &seen[..] else { bail!("two tools were run") };
+    judged(system, becket)
+}
+
+/// The unpacked suite; fetched where it is not there yet.
+fn fetched() -> Result<PathBuf> {
+    let release =
+        std::fs::read_to_string("/etc/os-release").context("this machine does not say what it is")?;
+    let field = |name: &str| release.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    let codename = field("VERSION_CODENAME").context("this machine's Debian has no name")?.trim_matches('"');
+    let dir = exec::target_dir().join("losetup-suite").join(codename);
+    let suite = dir.join("tests");
+    if suite.join("run.sh").exists() {
+        return Ok(suite);
+    }
+    let fresh = dir.with_extension("new");
+    let _ = std::fs::remove_dir_all(&fresh);
+    let apt = Apt::sources(&exec::target_dir().join("losetup-suite/apt"), codename)?;
+    let archive = apt.source("util-linux", &fresh)?;
+    exec::quietly(Command::new("tar").arg("-xJf").arg(archive).arg("-C").arg(&fresh).args([
+        "--strip-components=1",
+        "--wildcards",
+        "*/tests",
+        "*/meson.build",
+    ]))?;
+    let functions = fresh.join("tests/functions.sh");
+    let text = std::fs::read_to_string(&functions).context("the source package has no test suite")?;
+    std::fs::write(&functions, text + OVERRIDE)?;
+    // The suite asks here what was compiled in: nothing that matters to these tests.
+    std::fs::write(fresh.join("config.h"), "")?;
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::rename(&fresh, &dir)?;
+    Ok(suite)
+}
+
+/// What the suite says with one tool.
+fn said(suite: &Path, losetup: &Path, stub: &Path, idle: &str) -> Result<String> {
+    let top = suite.parent().unwrap_or(suite);
+    let first = losetup.parent().unwrap_or(stub);
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut command = Command::new("bash");
+    command.arg(suite.join("run.sh")).args([
+        "--use-system-commands",
+        "--parsable",
+        "--show-diff",
+        "--parallel=1",
+    ]);
+    command.args([format!("--srcdir={}", top.display()), format!("--builddir={}", top.display())]);
+    command.args(TESTS.iter().filter(|test| suite.join("ts").join(test).exists()));
+    command
+        .current_dir(suite)
+        .env("TS_CMD_LOSETUP", losetup)
+        .env("PATH", format!("{}:{path}:/usr/sbin:/sbin:{}", first.display(), stub.display()))
+        .env("BECKET_SUITE_DEVICE", idle)
+        .env_remove("BECKET_LOSETUP_VIA");
+    let done = command.stdin(Stdio::null()).output().context("cannot start util-linux's suite")?;
+    // Its exit code tells failures only, which the lines tell too.
+    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+/// How each test and subtest ended, in the suite's own words.
+fn parse(said: &str) -> BTreeMap<String, String> {
+    let ended = said.lines().filter_map(|line| {
+        let (name, how) = line.split_once("...")?;
+        let words: Vec<&str> = name.split_whitespace().filter(|word| !word.starts_with('[')).collect();
+        (words.len() > 1).then(|| (words.join(" "), how.trim().to_owned()))
+    });
+    ended.collect()
+}
+
+fn judged(system: &BTreeMap<String, String>, becket: &BTreeMap<String, String>) -> Result<Vec<Case>> {
+    if system.is_empty() {
+        bail!("util-linux's suite ran no test");
+    }
+    let passed = |how: &String| how.starts_with("OK");
+    let case = |(name, how): (&String, &String)| {
+        let ours = becket.get(name).map_or("not run", String::as_str);
+        // What the system's own cannot do here is no question; but a skip has answered none.
+        let fine = (passed(how) && ours.starts_with("OK")) || how.contains("FAILED");
+        let outcome = if fine { Outcome::Passed } else { Outcome::Failed };
+        let note = format!("with the system's losetup: {how}; with becket's: {ours}");
+        Case::of_step(&format!("util-linux {name}"), outcome, note)
+    };
+    Ok(system.iter().map(case).collect())
+}
+
+/// A block device that nobody uses, for as long as this lives.
+struct Idle {
+    device: String,
+}
+
+impl Idle {
+    fn new(file: &Path) -> Result<Idle> {
+        std::fs::File::create(file)?.set_len(IDLE)?;
+        let device = exec::output(Command::new(SYSTEM).args(["--find", "--show"]).arg(file))?;
+        Ok(Idle { device: device.trim().to_owned() })
+    }
+}
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        // Nothing can be done about one that stays, and the kernel detaches it with its last user.
+        let _ = Command::new(SYSTEM).arg("-d").arg(&self.device).status();
+    }
+}
+
+/// Kernels before Linux 7 keep partitions that were added by hand when a device is detached, and the suite's next
+/// device shows them. To be bound once with a scan drops them.
+fn clean_free_devices(zero: &Path) -> Result<()> {
+    std::fs::File::create(zero)?.set_len(1 << 20)?;
+    for entry in std::fs::read_dir("/sys/block")?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let free = name.starts_with("loop") && !entry.path().join("loop").exists();
+        let partition = entry.path().join(format!("{name}p1"));
+        if free && partition.exists() {
+            let device = format!("/dev/{name}");
+            // Somebody else may have taken it meanwhile: then it is not ours to clean.
+            if Command::new(SYSTEM).args(["-P", &device]).arg(zero).stderr(Stdio::null()).status()?.success()
+            {
+                exec::quietly(Command::new(SYSTEM).args(["-d", &device]))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SYSTEM: &str = "       kernel: 6.18                   \n      options: --parsable \\\n\
+        \x20 blkdiscard: offsets                       ... OK\n\
+        \x20    losetup: losetup: [01] file-show       ... OK\n\
+        \x20    losetup: losetup                       ... OK (all 4 sub-tests PASSED)\n\
+        \x20      mount: by devname                    ... FAILED (mount/devname)\n\
+        \x20     swapon: by devname                    ... SKIPPED (no loop-device support)\n";
+
+    #[test]
+    fn a_pass_must_be_a_pass_and_a_skip_is_none() {
+        let system = parse(SYSTEM);
+        assert_eq!(system.len(), 5, "{system:?}");
+        let failures = |said: &str| -> Vec<String> {
+            let cases = judged(&system, &parse(said)).unwrap();
+            cases.into_iter().filter(|case| case.outcome == Outcome::Failed).map(|case| case.test).collect()
+        };
+        assert_eq!(failures(SYSTEM), ["util-linux swapon: by devname"], "a skip with both is still one");
+        let worse = SYSTEM.replace("file-show       ... OK", "file-show       ... FAILED");
+        assert!(failures(&worse).contains(&"util-linux losetup: losetup: file-show".to_owned()));
+        let skipped = SYSTEM.replace("offsets                       ... OK", "offsets ... SKIPPED (why)");
+        assert!(failures(&skipped).contains(&"util-linux blkdiscard: offsets".to_owned()));
+        assert_eq!(failures("").len(), 4, "what was not run has not passed");
+        assert!(judged(&parse(""), &parse(SYSTEM)).is_err());
+    }
+}

@@ -99,7 +99,7 @@ pub(crate) struct Attach {
     pub(crate) from: Option<PathBuf>,
     /// Take IMAGE for names in a table of devices [default: /etc/beckettab]
     ///
-    /// A line of the table is NAME IMAGE [OPTIONS]: what the machine attaches when it starts, see beckettab(5).
+    /// A line of the table is `NAME IMAGE [OPTIONS]`: what the machine attaches when it starts, see beckettab(5).
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, num_args = 0..=1, require_equals = true,
         default_missing_value = crate::tab::TABLE, conflicts_with = "from")]
     pub(crate) tab: Option<PathBuf>,

@@ -89,7 +89,11 @@ pub fn set(
     let (after, how) = match device.info.transport {
         Kind::Ublk => (ublk::set(&store, &device, changes, progress)?, How::Live),
         Kind::Dm => (kernel::set_dm(&store, &device, changes)?, How::Drained),
-        _ => (kernel::set_loop(&store, &device, changes, progress)?, How::Drained),
+        Kind::Fuse => {
+            let message = format!("{} goes through FUSE, which cannot change live", device.info.name);
+            return Err(unsupported(message, "detach it, and attach it as it is to be"));
+        }
+        Kind::Loop => (kernel::set_loop(&store, &device, changes, progress)?, How::Drained),
     };
     let changes = told(&device.info, &after, changes, how);
     Ok(ChangedDevice { device: after, changes })

@@ -120,9 +120,11 @@ fn what_the_worker_holds_counts_for_more_than_the_record() {
     fs::write(&other, [0; 8192]).unwrap();
     let file = fs::File::options().read(true).write(true).open(&other).unwrap();
     // The predecessor died when the worker had another image and the record did not say so yet.
-    let held = &mut lock(&stage.workers.orphans)[0].held[0];
-    held.files[0].buffered = file.into();
-    (held.serve.geometry.read_only, held.serve.geometry.size) = (true, 4096);
+    {
+        let held = &mut lock(&stage.workers.orphans)[0].held[0];
+        held.files[0].buffered = file.into();
+        (held.serve.geometry.read_only, held.serve.geometry.size) = (true, 4096);
+    }
     stage.supervisor.adopt();
     let record = stage.bench.store.device("one").unwrap().unwrap();
     assert_eq!((&record.info.image, record.info.read_only, record.info.size), (&other, true, 4096));

@@ -107,6 +107,8 @@ pub(crate) trait Driver: Send + Sync {
     fn refresh(&self, target: &Path) -> Result<()>;
     /// Switches direct I/O `on`, `off`, or lets the program choose (`auto`), while the device lives.
     fn set_direct_io(&self, target: &Path, mode: &str) -> Result<()>;
+    /// Changes a device while it lives, in becket's words.
+    fn set(&self, target: &Path, words: &[&str]) -> Result<()>;
     /// Where the program keeps one record a device, if it does.
     fn records(&self) -> Option<PathBuf>;
 }
@@ -175,6 +177,12 @@ impl Driver for Becket {
         command::succeed(with(self.command(&["set", "--direct-io", mode]), target)).map(drop)
     }
 
+    fn set(&self, target: &Path, words: &[&str]) -> Result<()> {
+        let mut command = self.command(&["set"]);
+        command.args(words);
+        command::succeed(with(command, target)).map(drop)
+    }
+
     fn records(&self) -> Option<PathBuf> {
         Some(self.runtime.join("devices"))
     }
@@ -237,6 +245,10 @@ impl Driver for Losetup {
     fn set_direct_io(&self, target: &Path, mode: &str) -> Result<()> {
         let flag = if mode == "off" { "--direct-io=off" } else { "--direct-io=on" };
         command::succeed(with(command::command(&["losetup", flag]), target)).map(drop)
+    }
+
+    fn set(&self, _: &Path, words: &[&str]) -> Result<()> {
+        Err(anyhow!("losetup knows no {words:?}"))
     }
 
     fn records(&self) -> Option<PathBuf> {

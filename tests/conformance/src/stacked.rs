@@ -104,6 +104,10 @@ impl Driver for Stacked {
         self.becket.refresh(target)
     }
 
+    fn set(&self, target: &Path, words: &[&str]) -> Result<()> {
+        self.becket.set(target, words)
+    }
+
     fn set_direct_io(&self, target: &Path, mode: &str) -> Result<()> {
         self.becket.set_direct_io(target, mode)
     }

@@ -7,6 +7,7 @@ mod filesystems;
 mod geometry;
 mod lifecycle;
 mod limits;
+mod live;
 mod partitions;
 mod space;
 mod trouble;
@@ -15,7 +16,7 @@ use crate::suite::Test;
 
 /// All tests, in the order in which they run: what everything stands on comes first.
 pub(crate) fn all() -> Vec<Test> {
-    let groups: [&[Test]; 9] = [
+    let groups: [&[Test]; 10] = [
         geometry::TESTS,
         data::TESTS,
         durability::TESTS,
@@ -24,6 +25,7 @@ pub(crate) fn all() -> Vec<Test> {
         partitions::TESTS,
         trouble::TESTS,
         lifecycle::TESTS,
+        live::TESTS,
         filesystems::TESTS,
     ];
     groups.concat()

@@ -3,17 +3,16 @@
 
 use std::fmt::Write;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::build::Build;
 use super::contestant::Field;
-use super::guest::{self, Guest, LIBRARY};
+use super::guest::{self, Guest};
+use super::host::{self, Host};
 use super::record::{self, Clock, Sample, Setting};
 use super::{fio, table};
-use crate::exec;
 use crate::vm::quoted;
 
 const SCRIPT: &str = include_str!("guest/attach.sh");
@@ -68,7 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     let names = [table::LOOP_DIRECT, "becket-loop", "becket", "kublk-batch-zero-copy", "rublk-zero-copy"];
     field.keep(&names.map(str::to_owned))?;
     let present: Vec<&str> = field.present().map(|one| one.entrant.name.as_str()).collect();
-    let script = script(&present, args.rounds, "/root/said");
+    let script = script(&present, args.rounds);
     let guest = Guest::new(&args.guest, &build, Clock::Instructions, 1);
     let report = guest.run(&field, Vec::new(), &script)?;
     rows.extend(gather("guest", &field, &report)?);
@@ -84,40 +83,27 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     Ok(0)
 }
 
-fn script(entrants: &[&str], rounds: u32, said: &str) -> String {
+fn script(entrants: &[&str], rounds: u32) -> String {
     let entrants: Vec<String> = entrants.iter().map(|name| quoted(name)).collect();
-    format!("ENTRANTS=({})\nROUNDS={rounds} SAID={said}\n{SCRIPT}", entrants.join(" "))
+    format!("ENTRANTS=({})\nROUNDS={rounds}\n{SCRIPT}", entrants.join(" "))
 }
 
 /// losetup and becket on the kernel's loop driver, here.
 fn on_host(args: &Args, becket: &Path) -> Result<Vec<Row>> {
-    let work = tempfile::tempdir()?;
-    let at = |name: &str| work.path().join(name);
-    std::fs::File::create(at("image"))?.set_len(256 << 20)?;
-    let becket = quoted(&becket.display().to_string());
+    let host = Host::new()?;
+    let becket = host::word(becket);
     let mut field = Field::none();
-    field.add(
-        "losetup",
-        "losetup --find --show",
-        "DEVICE=$(losetup --find --show --direct-io=on $IMAGE)",
-        "losetup -d $DEVICE",
-    );
+    field.loop_device("losetup", "--direct-io=on");
     field.add(
         "becket-loop",
         "becket attach --via loop",
         &format!("DEVICE=$({becket} attach --via loop $IMAGE)"),
         &format!("{becket} detach $DEVICE"),
     );
-    let shown = |name: &str| quoted(&at(name).display().to_string());
-    let script = format!(
-        "IMAGE={} REPORT={}\n{LIBRARY}\n{}{}",
-        shown("image"),
-        shown("report"),
-        field.functions(),
-        script(&["losetup", "becket-loop"], args.rounds, &shown("said"))
-    );
-    exec::quietly(Command::new("bash").arg("-c").arg(script).env("BECKET_RUNTIME_DIR", at("run")))?;
-    gather("host", &field, &std::fs::read_to_string(at("report"))?)
+    let image = host.word("image");
+    let script = script(&["losetup", "becket-loop"], args.rounds);
+    let report = host.run(&field, &format!("IMAGE={image}\ntruncate -s 256M $IMAGE\n{script}"))?;
+    gather("host", &field, &report)
 }
 
 fn gather(place: &str, field: &Field, report: &str) -> Result<Vec<Row>> {

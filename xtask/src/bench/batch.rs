@@ -6,7 +6,7 @@ use anyhow::Result;
 use super::build::Build;
 use super::contestant::{Field, MAIN};
 use super::fio::Workload;
-use super::grid::{self, Plan};
+use super::grid::{self, Choice, Plan};
 use super::metric::Metric;
 use super::record::Clock;
 use super::{goal, table};
@@ -17,16 +17,9 @@ const DEPTH: u32 = 256;
 /// I/Os submitted at a time; 33 is one more than the kernel once took at once.
 const BATCHES: [u32; 5] = [1, 32, 33, 64, 256];
 
-/// Arguments of `cargo xtask bench batch`.
-#[derive(clap::Args)]
-pub(crate) struct Args {
-    #[command(flatten)]
-    grid: grid::Choice,
-}
-
 /// Measures, prints the tables, and keeps the records.
-pub(crate) fn run(args: &Args) -> Result<u8> {
-    let build = Build::new(&args.grid.guest)?;
+pub(crate) fn run(choice: &Choice) -> Result<u8> {
+    let build = Build::new(&choice.guest)?;
     let mut workloads = BATCHES.map(|batch| Workload::new("randread", 4, DEPTH).with_batch(batch)).to_vec();
     workloads.push(Workload::new("randwrite", 4, DEPTH).with_batch(32));
     // With one CPU a server sleeps while others submit and finds many requests; with two it may be as fast as they
@@ -43,8 +36,8 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
             workloads: workloads.clone(),
             count: true,
         };
-        let field = Field::all(build.path.clone(), &[]).narrowed(&MAIN[1..], &args.grid.only);
-        let grid = grid::run(&args.grid, &build, plan, field)?;
+        let field = Field::all(build.path.clone(), &[]).narrowed(&MAIN[1..], &choice.only);
+        let grid = grid::run(choice, &build, plan, field)?;
         let name = json.trim_end_matches(".json");
         print!("{}{}", table::text(&grid), goal::text(&goal::of(name, &grid)));
         complete &= grid.complete();

@@ -6,21 +6,14 @@ use anyhow::Result;
 use super::build::Build;
 use super::contestant::{Field, MAIN};
 use super::fio::Workload;
-use super::grid::{self, Plan};
+use super::grid::{self, Choice, Plan};
 use super::metric::Metric;
 use super::record::Clock;
 use super::{goal, table};
 
-/// Arguments of `cargo xtask bench latency`.
-#[derive(clap::Args)]
-pub(crate) struct Args {
-    #[command(flatten)]
-    grid: grid::Choice,
-}
-
 /// Measures, prints the tables, and keeps the records.
-pub(crate) fn run(args: &Args) -> Result<u8> {
-    let build = Build::new(&args.grid.guest)?;
+pub(crate) fn run(choice: &Choice) -> Result<u8> {
+    let build = Build::new(&choice.guest)?;
     let workloads = || ["randread", "randwrite"].map(|pattern| Workload::new(pattern, 4, 1)).to_vec();
     let plans = [
         Plan {
@@ -44,9 +37,9 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     ];
     let mut complete = true;
     for plan in plans {
-        let field = Field::all(build.path.clone(), &[]).narrowed(&MAIN, &args.grid.only);
+        let field = Field::all(build.path.clone(), &[]).narrowed(&MAIN, &choice.only);
         let name = plan.json.trim_end_matches(".json");
-        let grid = grid::run(&args.grid, &build, plan, field)?;
+        let grid = grid::run(choice, &build, plan, field)?;
         print!("{}{}", table::text(&grid), goal::text(&goal::of(name, &grid)));
         complete &= grid.complete();
     }

@@ -11,6 +11,7 @@ mod fio;
 mod goal;
 mod grid;
 mod guest;
+mod host;
 mod latency;
 mod metric;
 mod peers;
@@ -40,11 +41,11 @@ enum Scenario {
     /// Instructions per I/O, in the emulator: the file, loop, becket's modes, and the peers
     Cost(cost::Args),
     /// I/Os per second by time, in the emulator with two CPUs, and how they grow with jobs and queues
-    Wall(wall::Args),
+    Wall(grid::Choice),
     /// One I/O at a time: what a program waits for, and what it costs
-    Latency(latency::Args),
+    Latency(grid::Choice),
     /// I/Os submitted in batches at depth 256, and the server's system calls for each
-    Batch(batch::Args),
+    Batch(grid::Choice),
     /// A new file system filled and synced while dirty pages are scarce, on xfs, ext4 and btrfs; on the host and in the guest
     Writeback(writeback::Args),
     /// Where the instructions of one I/O go: by room of the kernel and of the server, and by function

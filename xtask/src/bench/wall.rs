@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::build::Build;
 use super::contestant::{Field, MAIN};
 use super::fio::Workload;
-use super::grid::{self, Grid, Plan};
+use super::grid::{self, Choice, Grid, Plan};
 use super::metric::Metric;
 use super::record::Clock;
 use super::{goal, table};
@@ -16,16 +16,9 @@ use super::{goal, table};
 /// becket with one queue; by default it has one for each CPU.
 const ONE_QUEUE: &str = "becket-1-queue";
 
-/// Arguments of `cargo xtask bench wall`.
-#[derive(clap::Args)]
-pub(crate) struct Args {
-    #[command(flatten)]
-    grid: grid::Choice,
-}
-
 /// Measures, prints the table, and keeps the record.
-pub(crate) fn run(args: &Args) -> Result<u8> {
-    let build = Build::new(&args.grid.guest)?;
+pub(crate) fn run(choice: &Choice) -> Result<u8> {
+    let build = Build::new(&choice.guest)?;
     let mut field = Field::all(build.path.clone(), &[]);
     field.becket(ONE_QUEUE, "becket", " --queues 1");
     let mut names = MAIN.to_vec();
@@ -39,7 +32,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         workloads: workloads(),
         count: false,
     };
-    let grid = grid::run(&args.grid, &build, plan, field.narrowed(&names, &args.grid.only))?;
+    let grid = grid::run(choice, &build, plan, field.narrowed(&names, &choice.only))?;
     print!("{}\n{}{}", table::text(&grid), growth(&grid), goal::text(&goal::of("wall", &grid)));
     Ok(u8::from(!grid.complete()))
 }

@@ -1,18 +1,16 @@
 //! `cargo xtask bench writeback`: how long a new file system takes to fill and sync while dirty pages are scarce.
 //! Never leaves the host changed: what the script sets, mounts and attaches is put back however it ends.
 
-use std::process::Command;
-
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::build::Build;
 use super::contestant::Field;
-use super::guest::{self, Guest, LIBRARY};
+use super::guest::{self, Guest};
+use super::host::{self, Host};
 use super::record::{self, Clock, Setting};
 use super::table::LOOP_DIRECT;
 use super::{fio, goal, writeback_table};
-use crate::exec;
 use crate::vm::quoted;
 
 const SCRIPT: &str = include_str!("guest/writeback.sh");
@@ -144,31 +142,17 @@ fn in_guest(args: &Args, build: &Build, record: &mut Writeback) -> Result<()> {
 }
 
 fn on_host(args: &Args, build: &Build, record: &mut Writeback) -> Result<()> {
-    let work = tempfile::tempdir_in(record::dir()?)?;
-    let at = |name: &str| work.path().join(name);
-    let shown = |name: &str| at(name).display().to_string();
-    let becket = quoted(&build.path.display().to_string());
+    let host = Host::new()?;
+    let becket = host::word(&build.path);
     let mut field = Field::none();
     field.loop_device(LOOP_DIRECT, "--direct-io=on");
     field.loop_device("loop-buffered", "--direct-io=off");
     field.becket_on_host(&becket);
-    let body = script(&field, args.rounds, args.host_mib, &shown("work"), &becket, HOST_BACKING);
-    let script = format!("REPORT={}\n{LIBRARY}\n{}{body}", quoted(&shown("report")), field.functions());
-    std::fs::create_dir(at("work"))?;
-    let mut command = Command::new("bash");
-    command.arg("-c").arg(script).env("BECKET_RUNTIME_DIR", at("run")).env_remove("BECKET_TEST_VIA");
+    let script = script(&field, args.rounds, args.host_mib, &host.word("work"), &becket, HOST_BACKING);
     eprintln!("xtask: on the host: {} MiB, {} rounds", args.host_mib, args.rounds);
-    exec::quietly(&mut command)?;
-    let report = std::fs::read_to_string(at("report"))?;
-    let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
-    let notes = notes(
-        "host",
-        args.rounds,
-        args.host_mib,
-        "a file of this machine's disk behind loop with direct I/O",
-    );
-    let kernel = guest::kernel_of(&report)?;
-    let setting = guest::setting(build, Clock::Time, &kernel, cpus, "no emulator", notes)?;
+    let report = host.run(&field, &script)?;
+    let backing = "a file of this machine's disk behind loop with direct I/O";
+    let setting = host.setting(build, &report, notes("host", args.rounds, args.host_mib, backing))?;
     record.take("host", &field, &report, setting)
 }
 
@@ -189,7 +173,7 @@ fn script(field: &Field, rounds: u32, mib: u32, work: &str, becket: &str, backin
         "ENTRANTS=({})\nSYSTEMS=({})\nROUNDS={rounds} MIB={mib} WORK={} BECKET={becket}\nmkdir -p \"$WORK\"\n{backing}\n{SCRIPT}",
         entrants.join(" "),
         SYSTEMS.join(" "),
-        quoted(work)
+        work
     )
 }
 

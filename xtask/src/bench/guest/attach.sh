@@ -2,15 +2,10 @@
 # Expects ENTRANTS, ROUNDS, and the functions section, attach and detach.
 for ((round = 0; round <= ROUNDS; round++)); do
     for entrant in "${ENTRANTS[@]}"; do
-        DEVICE=
         begin=${EPOCHREALTIME/./}
-        if ! attach "$entrant" >"$SAID" 2>&1 || [[ ! -b $DEVICE ]]; then
-            section absent "$entrant"
-            cat "$SAID" >>"$REPORT"
-            continue
-        fi
+        attached "$entrant" || continue
         middle=${EPOCHREALTIME/./}
-        detach "$entrant" >"$SAID" 2>&1 || { section absent "$entrant"; cat "$SAID" >>"$REPORT"; continue; }
+        detach "$entrant" >"$SAID" 2>&1 || { absent "$entrant"; continue; }
         end=${EPOCHREALTIME/./}
         # The first round loads programs into the page cache.
         ((round == 0)) || section took "$entrant" $((middle - begin)) $((end - middle))

@@ -34,13 +34,7 @@ counted() {
 for ((round = 1; round <= ROUNDS; round++)); do
     for entrant in "${ENTRANTS[@]}"; do
         fresh
-        DEVICE=
-        if ! attach "$entrant" >/root/said 2>&1 || [[ ! -e $DEVICE ]]; then
-            section absent "$entrant"
-            cat /root/said >>"$REPORT"
-            say "round $round $entrant: not there: $(head -n 1 /root/said)"
-            continue
-        fi
+        attached "$entrant" || continue
         for workload in "${WORKLOADS[@]}"; do
             measured
         done
@@ -49,12 +43,7 @@ for ((round = 1; round <= ROUNDS; round++)); do
                 counted
             done
         fi
-        detach "$entrant" >/root/said 2>&1 || fail "cannot detach $entrant: $(cat /root/said)"
+        detached "$entrant"
     done
-    # Backwards in the next round: a machine that grows slower or faster favours nobody.
-    back=()
-    for entrant in "${ENTRANTS[@]}"; do
-        back=("$entrant" "${back[@]}")
-    done
-    ENTRANTS=("${back[@]}")
+    backwards
 done

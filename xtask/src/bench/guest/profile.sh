@@ -8,12 +8,7 @@ echo 20000 >/proc/sys/kernel/perf_event_max_sample_rate
 echo 0 >/proc/sys/kernel/perf_cpu_time_max_percent
 for entrant in "${ENTRANTS[@]}"; do
     fresh
-    DEVICE=
-    if ! attach "$entrant" >/root/said 2>&1 || [[ ! -e $DEVICE ]]; then
-        section absent "$entrant"
-        cat /root/said >>"$REPORT"
-        continue
-    fi
+    attached "$entrant" || continue
     # Once undisturbed, for the number of I/Os ...
     # shellcheck disable=SC2086
     fio --filename="$DEVICE" $WORKLOAD --output-format=json --output=/root/fio.json >/root/said 2>&1 ||
@@ -34,5 +29,5 @@ for entrant in "${ENTRANTS[@]}"; do
     $perf report -q -i /root/perf.data --stdio --no-children --sort comm,dso,symbol -n -t '|' \
         2>/root/said >>"$REPORT" || fail "perf report: $(cat /root/said)"
     say "$entrant is sampled"
-    detach "$entrant" >/root/said 2>&1 || fail "cannot detach $entrant: $(cat /root/said)"
+    detached "$entrant"
 done

@@ -48,7 +48,7 @@ told() { # WHERE
     "$BECKET" list --json >>"$REPORT"
 }
 
-# One contestant's turn; what went wrong is in $WORK/said.
+# One contestant's turn; what went wrong is in $SAID.
 turn() { # SYSTEM ENTRANT
     local begin end
     rm -f "$IMAGE" && truncate -s $((MIB * 5 / 4 + 128))M "$IMAGE" && sync || return
@@ -59,7 +59,7 @@ turn() { # SYSTEM ENTRANT
     took=$((end - begin))
     [[ $2 == becket ]] && ((round == 1)) && told "$1"
     umount "$WORK/upper" && detach "$2" && ATTACHED=
-} >"$WORK/said" 2>&1
+} >"$SAID" 2>&1
 
 mkdir -p "$WORK/lower" "$WORK/upper" "$WORK/merged"
 section kernel "$(uname -r)"
@@ -67,25 +67,19 @@ backing || fail "there is no backing"
 # Every block of it exists before anybody is measured.
 dd if=/dev/zero of="$BACKING" bs=1M count="$ROOM" oflag=direct status=none || fail "the backing cannot be written"
 for system in "${SYSTEMS[@]}"; do
-    make "$system" "$BACKING" >"$WORK/said" 2>&1 && mount "$BACKING" "$WORK/lower" ||
-        fail "there is no $system for the image: $(cat "$WORK/said")"
+    make "$system" "$BACKING" >"$SAID" 2>&1 && mount "$BACKING" "$WORK/lower" ||
+        fail "there is no $system for the image: $(cat "$SAID")"
     for ((round = 1; round <= ROUNDS; round++)); do
         for entrant in "${ENTRANTS[@]}"; do
             if turn "$system" "$entrant"; then
                 section took "$entrant" "$system" $took
                 say "round $round $entrant on $system: $((took / 1000)) ms"
             else
-                section absent "$entrant" "$system"
-                cat "$WORK/said" >>"$REPORT"
-                say "round $round $entrant on $system: $(head -n 1 "$WORK/said")"
-                clear >"$WORK/said" 2>&1 || fail "it stays attached: $(cat "$WORK/said")"
+                absent "$entrant" "$system"
+                clear >"$SAID" 2>&1 || fail "it stays attached: $(cat "$SAID")"
             fi
         done
-        back=()
-        for entrant in "${ENTRANTS[@]}"; do
-            back=("$entrant" "${back[@]}")
-        done
-        ENTRANTS=("${back[@]}")
+        backwards
     done
     umount "$WORK/lower"
 done
@@ -98,15 +92,15 @@ odd() { # WHERE
         return 1
     fi
     detach becket && ATTACHED=
-} >"$WORK/said" 2>&1
+} >"$SAID" 2>&1
 tried() { # WHERE
     odd "$1" && return
     section odd "$1"
-    cat "$WORK/said" >>"$REPORT"
-    clear >"$WORK/said" 2>&1 || fail "$1: it stays attached: $(cat "$WORK/said")"
+    cat "$SAID" >>"$REPORT"
+    clear >"$SAID" 2>&1 || fail "$1: it stays attached: $(cat "$SAID")"
 }
-make btrfs "$BACKING" >"$WORK/said" 2>&1 && mount -o compress-force=zstd "$BACKING" "$WORK/lower" ||
-    fail "there is no btrfs: $(cat "$WORK/said")"
+make btrfs "$BACKING" >"$SAID" 2>&1 && mount -o compress-force=zstd "$BACKING" "$WORK/lower" ||
+    fail "there is no btrfs: $(cat "$SAID")"
 truncate -s 64M "$IMAGE"
 tried compressed-btrfs
 mkdir "$WORK/lower/up" "$WORK/lower/work" "$WORK/lower/down"
@@ -118,17 +112,17 @@ if mount -t overlay -o "lowerdir=$WORK/lower/down,upperdir=$WORK/lower/up,workdi
 fi
 umount "$WORK/lower"
 # A journal of data leaves no way around the page cache.
-make ext4 "$BACKING" >"$WORK/said" 2>&1 && mount -o data=journal "$BACKING" "$WORK/lower" ||
-    fail "there is no ext4: $(cat "$WORK/said")"
+make ext4 "$BACKING" >"$SAID" 2>&1 && mount -o data=journal "$BACKING" "$WORK/lower" ||
+    fail "there is no ext4: $(cat "$SAID")"
 IMAGE=$WORK/lower/image
 truncate -s 64M "$IMAGE"
 tried ext4-data-journal
-if command -v qemu-storage-daemon >"$WORK/said" && [[ -e /dev/fuse ]]; then
+if command -v qemu-storage-daemon >"$SAID" && [[ -e /dev/fuse ]]; then
     truncate -s 64M "$WORK/lower/below"
     IMAGE=$WORK/fuse
     : >"$IMAGE"
     qemu-storage-daemon --blockdev "file,node-name=f,filename=$WORK/lower/below" \
-        --export "fuse,id=e,node-name=f,mountpoint=$IMAGE,writable=on" >"$WORK/said" 2>&1 &
+        --export "fuse,id=e,node-name=f,mountpoint=$IMAGE,writable=on" >"$SAID" 2>&1 &
     FUSE=$!
     for ((wait = 0; wait < 50; wait++)); do
         [[ -s $IMAGE ]] && break

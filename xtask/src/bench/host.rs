@@ -1,0 +1,65 @@
+//! The scenarios' scripts on this machine itself: what needs no kernel but its own.
+//! Never leaves anything behind of what it makes: a folder of its own holds the script's files and becket's records.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+use tempfile::TempDir;
+
+use super::build::Build;
+use super::contestant::Field;
+use super::guest::{self, LIBRARY};
+use super::record::{self, Clock, Setting};
+use crate::exec;
+use crate::vm::quoted;
+
+/// A folder, and where becket keeps its records meanwhile.
+pub(crate) struct Host {
+    work: TempDir,
+    records: PathBuf,
+}
+
+impl Host {
+    /// Below target/bench, on the checkout's disk.
+    pub(crate) fn new() -> Result<Host> {
+        let work = tempfile::tempdir_in(record::dir()?)?;
+        Ok(Host { records: work.path().join("run"), work })
+    }
+
+    /// The same with becket's records in this folder.
+    pub(crate) fn with_records(self, records: PathBuf) -> Host {
+        Host { records, ..self }
+    }
+
+    /// A file or folder of the script's, as a word for the shell.
+    pub(crate) fn word(&self, name: &str) -> String {
+        word(&self.work.path().join(name))
+    }
+
+    /// Runs the script with what every script knows; its report. becket goes by the plan that it makes by itself.
+    pub(crate) fn run(&self, field: &Field, script: &str) -> Result<String> {
+        let head = format!(
+            "REPORT={} SAID={}\n{LIBRARY}\n{}",
+            self.word("report"),
+            self.word("said"),
+            field.functions()
+        );
+        let mut command = Command::new("bash");
+        command.arg("-c").arg(format!("{head}\n{script}")).current_dir(self.work.path());
+        command.env("BECKET_RUNTIME_DIR", &self.records).env("BECKET_LINK_DIR", self.records.join("links"));
+        exec::quietly(command.env_remove("BECKET_TEST_VIA"))?;
+        Ok(std::fs::read_to_string(self.work.path().join("report"))?)
+    }
+
+    /// The setting of a measurement here; the kernel's name comes from its report.
+    pub(crate) fn setting(&self, build: &Build, report: &str, notes: Vec<String>) -> Result<Setting> {
+        let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+        guest::setting(build, Clock::Time, &guest::kernel_of(report)?, cpus, "no emulator", notes)
+    }
+}
+
+/// A path as a word for the shell.
+pub(crate) fn word(path: &Path) -> String {
+    quoted(&path.display().to_string())
+}

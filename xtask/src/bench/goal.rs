@@ -67,7 +67,8 @@ impl Verdict {
         Verdict { what, goal: format!("at most {most}"), got, met }
     }
 
-    fn at_least(what: String, least: f64, got: Option<f64>) -> Verdict {
+    /// Against a least value.
+    pub(crate) fn at_least(what: String, least: f64, got: Option<f64>) -> Verdict {
         let met = got.is_some_and(|got| got >= least);
         Verdict { what, goal: format!("at least {least}"), got, met }
     }

@@ -5,6 +5,7 @@ mod all;
 mod attach;
 mod batch;
 mod build;
+mod configure;
 mod contestant;
 mod cost;
 mod fio;
@@ -19,6 +20,8 @@ mod profile;
 mod record;
 mod report;
 mod rooms;
+mod series;
+mod storm;
 mod svg;
 mod table;
 mod trace;
@@ -52,6 +55,10 @@ enum Scenario {
     Profile(profile::Args),
     /// How long attaching and detaching takes, beside losetup on the host and everybody in the guest
     Attach(attach::Args),
+    /// Many devices at once beside losetup, what an idle one costs, and who waits for whom
+    Storm(storm::Args),
+    /// One device with all its settings beside losetup, and what live changes do to a running load
+    Configure(configure::Args),
     /// All of these in turn, then the report: hours, on a machine that does nothing else
     All(guest::Options),
     /// Write docs/benchmarks.md and its charts from what is in target/bench
@@ -68,6 +75,8 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         Scenario::Writeback(args) => writeback::run(args),
         Scenario::Profile(args) => profile::run(args),
         Scenario::Attach(args) => attach::run(args),
+        Scenario::Storm(args) => storm::run(args),
+        Scenario::Configure(args) => configure::run(args),
         Scenario::All(args) => all::run(args),
         Scenario::Report => report::run(),
     }

@@ -13,9 +13,10 @@ use super::grid::Grid;
 use super::metric::Metric;
 use super::profile::{self, Profiles};
 use super::record::{self, Setting};
+use super::series::Series;
 use super::svg::{self, Bar, Kind};
 use super::writeback::Writeback;
-use super::{table, wall, writeback_table};
+use super::{configure, storm, table, wall, writeback_table};
 use crate::exec;
 
 const INTRODUCTION: &str = "# Benchmarks
@@ -95,6 +96,23 @@ pub(crate) fn run() -> Result<u8> {
         page.writeback(&mut text, record)?;
     }
     verdicts.extend(writeback_table::verdicts(&record.unwrap_or_default()));
+    type Judge = fn(&Series) -> Vec<Verdict>;
+    let many: [(&str, &str, &str, Judge); 2] = [
+        ("storm", "Many devices", storm::INTRODUCTION, storm::verdicts),
+        ("configure", "Configuring", configure::INTRODUCTION, configure::verdicts),
+    ];
+    for (name, heading, introduction, judge) in many {
+        let data = format!("{name}.json");
+        let record = page.load::<Series>(&data)?;
+        if let Some(series) = &record {
+            let _ = writeln!(text, "## {heading}\n\n{introduction}\n");
+            for setting in &series.settings {
+                about(&mut text, setting, &data);
+            }
+            text.push_str(&series.markdown());
+        }
+        verdicts.extend(judge(&record.unwrap_or_default()));
+    }
     if let Some(profiles) = page.load::<Profiles>("profile.json")? {
         text.push_str(PROFILE);
         about(&mut text, &profiles.setting, "profile.json");

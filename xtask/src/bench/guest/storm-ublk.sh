@@ -1,0 +1,110 @@
+# What many devices of ublk cost while they do nothing, and who waits for whom when many programs open and close them.
+# Follows storm.sh. Expects MANY (devices that lie idle) and CRYPT (devices under dm-crypt).
+mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
+events=/sys/kernel/tracing/events
+worker() { pgrep -f -x 'becket worker' | head -n 1; }
+field() { sed -n "s/^$2: *\([0-9]*\) kB/\1/p" "$1"; }
+rss() { field "/proc/$(worker)/status" VmRSS; }
+kernels() { awk '/^(Slab|KernelStack|PageTables|Percpu|VmallocUsed):/ {all += $2} END {print all}' /proc/meminfo; }
+list() { for ((number = 1; number <= $1; number++)); do echo "$WORK/images/$number"; done >"$LIST"; }
+attach_all() { becket_all >"$DEVICES" 2>"$SAID" || fail "cannot attach: $(cat "$SAID")"; }
+
+# counting EVENT KEYS, then counted EVENT KEYS NAME: a histogram of an event between the two.
+counting() { echo "hist:keys=$2:size=4096" >"$events/$1/trigger" || fail "this kernel does not count $1"; }
+counted() {
+    cat "$events/$1/hist" >"$WORK/$3"
+    echo "!hist:keys=$2:size=4096" >"$events/$1/trigger"
+}
+# Hits of a histogram's lines in which each of the words stands.
+hits() {
+    local file=$1 word
+    shift
+    cp "$file" "$WORK/lines"
+    for word in "$@"; do
+        grep -e "$word" "$WORK/lines" >"$WORK/fewer"
+        mv "$WORK/fewer" "$WORK/lines"
+    done
+    sed -n 's/.*hitcount: *\([0-9]*\).*/\1/p' "$WORK/lines" | awk '{all += $1} END {print all + 0}'
+}
+contention() { # NAME: what the kernel's locks have been waited for, all and those that all devices share
+    local name
+    figure "$1-kernel-contended" all "$(hits "$WORK/locks" hitcount)"
+    for name in ublk_ctl_mutex loop_validate_mutex loop_ctl_mutex; do
+        figure "$1-kernel-contended" "$name" "$(hits "$WORK/locks" "$name")"
+    done
+}
+# 202 is futex on x86-64.
+futexes() { hits "$WORK/calls" becket 'id: *202'; }
+LOCKS='lock/contention_begin lock_addr.sym' CALLS='raw_syscalls/sys_enter common_pid.execname,id'
+
+# Idle devices. Some come first, so that what the first one costs is not counted.
+list 4
+attach_all
+sync
+free=$(field /proc/meminfo MemAvailable) kernel=$(kernels) mine=$(rss)
+for ((number = 5; number <= MANY + 4; number++)); do echo "$WORK/images/$number"; done >"$LIST"
+for ((number = most + 1; number <= MANY + 4; number++)); do truncate -s 1M "$WORK/images/$number"; done
+# shellcheck disable=SC2086
+counting $LOCKS
+attach_all
+# shellcheck disable=SC2086
+counted $LOCKS locks
+contention attach
+sleep 1
+mode=$("$BECKET" list --json | grep -o '"mode": *"[a-z-]*"' | sort | uniq -c | sort -rn | head -n 1)
+say "$MANY devices lie idle, $mode"
+figure idle-device-kib worker $((($(rss) - mine) / MANY))
+figure idle-device-kib kernel $((($(kernels) - kernel) / MANY))
+figure idle-device-kib all $(((free - $(field /proc/meminfo MemAvailable)) / MANY))
+figure threads worker "$(find "/proc/$(worker)/task" -mindepth 1 -maxdepth 1 | wc -l)"
+"$BECKET" detach --all >"$SAID" 2>&1 || fail "$(cat "$SAID")"
+
+# Eight programs open, close and look at 64 devices.
+list 64
+attach_all
+mapfile -t devices <"$DEVICES"
+storm() {
+    local times device
+    for ((times = 0; times < 20; times++)); do
+        for device in "${devices[@]}"; do
+            [[ -b $device ]] && : <"$device"
+        done
+    done
+}
+# shellcheck disable=SC2086
+counting $LOCKS
+# shellcheck disable=SC2086
+counting $CALLS
+begin=$(now)
+for program in 1 2 3 4 5 6 7 8; do storm & done
+wait
+end=$(now)
+# shellcheck disable=SC2086
+counted $CALLS calls
+# shellcheck disable=SC2086
+counted $LOCKS locks
+figure open-close-futexes becket "$(futexes)"
+figure open-close-us each $(((end - begin) / (8 * 20 * 64)))
+contention open-close
+"$BECKET" detach --all >"$SAID" 2>&1 || fail "$(cat "$SAID")"
+
+# As on a telephone: each image under dm-crypt.
+modprobe dm-crypt 2>"$SAID"
+list "$CRYPT"
+crypt() { # DEVICES: a table over each, and what is read through it
+    local device number=0
+    while read -r device; do
+        echo "0 2048 crypt aes-xts-plain64 $(printf '%064d' 7) 0 $device 0" | dmsetup create "storm$((number++))" || return
+    done <"$DEVICES"
+    for ((number--; number >= 0; number--)); do dmsetup remove "storm$number" || return; done
+}
+for ((round = 0; round < 2; round++)); do
+    for entrant in losetup "becket-$VIA"; do
+        begin=$(now)
+        if [[ $entrant == losetup ]]; then losetup_one; else becket_all; fi >"$DEVICES" 2>"$SAID" && crypt >"$SAID" 2>&1 ||
+            absent "$entrant" "crypt-$CRYPT-ms"
+        end=$(now)
+        ((round == 0)) || figure "crypt-$CRYPT-ms" "$entrant" "$(thousandth $((end - begin)))"
+        take_away "$entrant"
+    done
+done

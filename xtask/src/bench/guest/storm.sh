@@ -1,0 +1,71 @@
+# Many devices at once, and what they cost. Expects COUNTS, ROUNDS, BECKET, VIA, WORK (a folder), ONE (attaches of one
+# device). What it attaches it detaches, however it ends.
+LIST=$WORK/list DEVICES=$WORK/devices
+restore() {
+    "$BECKET" detach --all
+    [[ -s $DEVICES ]] && grep '^/dev/loop' "$DEVICES" | xargs --no-run-if-empty losetup -d
+} >"$WORK/restored" 2>&1
+mkdir -p "$WORK/images"
+trap restore EXIT
+trap 'exit 1' INT TERM HUP
+
+now() { echo "${EPOCHREALTIME/./}"; }
+figure() { section figure "$@"; }
+thousandth() { echo "$(($1 / 1000)).$(printf %03d $(($1 % 1000)))"; }
+
+losetup_one() { while read -r image; do losetup --find --show --direct-io=on "$image" || return; done <"$LIST"; }
+losetup_eight() { xargs -P 8 -n 1 losetup --find --show --direct-io=on <"$LIST"; }
+becket_all() { "$BECKET" attach --via "$VIA" --from "$LIST"; }
+take_away() {
+    case $1 in
+    becket*) "$BECKET" detach --all ;;
+    *) xargs losetup -d <"$DEVICES" ;;
+    esac >"$SAID" 2>&1 || fail "cannot detach: $(cat "$SAID")"
+    : >"$DEVICES"
+}
+
+section kernel "$(uname -r)"
+most=$(printf '%s\n' "${COUNTS[@]}" | sort -n | tail -n 1)
+for ((number = 1; number <= most; number++)); do
+    truncate -s 1M "$WORK/images/$number"
+done
+ENTRANTS=(losetup losetup-8 "becket-$VIA")
+for count in "${COUNTS[@]}"; do
+    for ((number = 1; number <= count; number++)); do echo "$WORK/images/$number"; done >"$LIST"
+    for ((round = 0; round <= ROUNDS; round++)); do
+        for entrant in "${ENTRANTS[@]}"; do
+            begin=$(now)
+            case $entrant in
+            losetup) losetup_one ;;
+            losetup-8) losetup_eight ;;
+            *) becket_all ;;
+            esac >"$DEVICES" 2>"$SAID" || absent "$entrant" "attach-$count-ms"
+            end=$(now)
+            # The first round makes the devices' nodes, starts the server and loads programs.
+            ((round == 0)) || figure "attach-$count-ms" "$entrant" "$(thousandth $((end - begin)))"
+            [[ $(wc -l <"$DEVICES") == "$count" ]] || absent "$entrant" "attach-$count-ms"
+            take_away "$entrant"
+        done
+        ((round == 0)) || say "$count devices, round $round of $ROUNDS"
+        backwards
+    done
+done
+
+# One device at a time, each by a command of its own; another one keeps the server.
+image=$WORK/images/1
+truncate -s 1M "$WORK/images/kept"
+"$BECKET" attach --via "$VIA" "$WORK/images/kept" >"$SAID" 2>&1 || fail "$(cat "$SAID")"
+for ((round = 0; round <= ONE; round++)); do
+    begin=$(now)
+    losetup --find --show --direct-io=on "$image" >"$DEVICES"
+    middle=$(now)
+    take_away losetup
+    next=$(now)
+    device=$("$BECKET" attach --via "$VIA" "$image") || fail "one device cannot be attached"
+    end=$(now)
+    "$BECKET" detach "$device" >"$SAID" 2>&1 || fail "$(cat "$SAID")"
+    ((round == 0)) && continue
+    figure one-attach-ms losetup "$(thousandth $((middle - begin)))"
+    figure one-attach-ms "becket-$VIA" "$(thousandth $((end - next)))"
+done
+"$BECKET" detach --all >"$SAID" 2>&1 || fail "$(cat "$SAID")"

@@ -21,6 +21,12 @@ pub(super) fn in_order<T: Sync, R: Send>(
     mut done: impl FnMut(&R) -> bool,
     mut tell: impl FnMut(&T, R),
 ) {
+    if let [item] = items {
+        // A thread for one would cost more than it could bring.
+        let outcome = work(item);
+        done(&outcome);
+        return tell(item, outcome);
+    }
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     let threads = (THREADS_FOR_EACH_CPU * cpus).min(items.len());
     let next = AtomicUsize::new(0);
@@ -74,6 +80,23 @@ mod tests {
         let mut told = Vec::new();
         in_order(&items, |item| item * 2, |_| true, |item, twice| told.push((*item, twice)));
         assert_eq!(told, items.iter().map(|item| (*item, item * 2)).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn one_is_done_here() {
+        let here = thread::current().id();
+        let (mut heard, mut told) = (0, Vec::new());
+        let done = |_: &_| {
+            heard += 1;
+            true
+        };
+        in_order(
+            &[7],
+            |item| (*item, thread::current().id()),
+            done,
+            |item, outcome| told.push((*item, outcome)),
+        );
+        assert_eq!((heard, told), (1, vec![(7, (7, here))]));
     }
 
     #[test]

@@ -6,7 +6,6 @@ worker() { pgrep -f -x 'becket worker' | head -n 1; }
 field() { sed -n "s/^$2: *\([0-9]*\) kB/\1/p" "$1"; }
 rss() { field "/proc/$(worker)/status" VmRSS; }
 kernels() { awk '/^(Slab|KernelStack|PageTables|Percpu|VmallocUsed):/ {all += $2} END {print all}' /proc/meminfo; }
-list() { for ((number = 1; number <= $1; number++)); do echo "$WORK/images/$number"; done >"$LIST"; }
 attach_all() { becket_all >"$DEVICES" 2>"$SAID" || fail "cannot attach: $(cat "$SAID")"; }
 
 # counting EVENT KEYS, then counted EVENT KEYS NAME: a histogram of an event between the two.
@@ -38,12 +37,11 @@ futexes() { hits "$WORK/calls" becket 'id: *202'; }
 LOCKS='lock/contention_begin lock_addr.sym' CALLS='raw_syscalls/sys_enter common_pid.execname,id'
 
 # Idle devices. Some come first, so that what the first one costs is not counted.
-list 4
+list 1 4
 attach_all
 sync
 free=$(field /proc/meminfo MemAvailable) kernel=$(kernels) mine=$(rss)
-for ((number = 5; number <= MANY + 4; number++)); do echo "$WORK/images/$number"; done >"$LIST"
-for ((number = most + 1; number <= MANY + 4; number++)); do truncate -s 1M "$WORK/images/$number"; done
+list 5 $((MANY + 4))
 # shellcheck disable=SC2086
 counting $LOCKS
 attach_all
@@ -60,7 +58,7 @@ figure threads worker "$(find "/proc/$(worker)/task" -mindepth 1 -maxdepth 1 | w
 "$BECKET" detach --all >"$SAID" 2>&1 || fail "$(cat "$SAID")"
 
 # Eight programs open, close and look at 64 devices.
-list 64
+list 1 64
 attach_all
 mapfile -t devices <"$DEVICES"
 storm() {
@@ -90,7 +88,7 @@ contention open-close
 
 # As on a telephone: each image under dm-crypt.
 modprobe dm-crypt 2>"$SAID"
-list "$CRYPT"
+list 1 "$CRYPT"
 crypt() { # DEVICES: a table over each, and what is read through it
     local device number=0
     while read -r device; do

@@ -13,6 +13,12 @@ now() { echo "${EPOCHREALTIME/./}"; }
 figure() { section figure "$@"; }
 thousandth() { echo "$(($1 / 1000)).$(printf %03d $(($1 % 1000)))"; }
 
+# list FIRST LAST: the images to attach from now on.
+list() {
+    local number
+    for ((number = $1; number <= $2; number++)); do echo "$WORK/images/$number"; done >"$LIST"
+    xargs truncate -s 1M <"$LIST"
+}
 losetup_one() { while read -r image; do losetup --find --show --direct-io=on "$image" || return; done <"$LIST"; }
 losetup_eight() { xargs -P 8 -n 1 losetup --find --show --direct-io=on <"$LIST"; }
 becket_all() { "$BECKET" attach --via "$VIA" --from "$LIST"; }
@@ -25,13 +31,9 @@ take_away() {
 }
 
 section kernel "$(uname -r)"
-most=$(printf '%s\n' "${COUNTS[@]}" | sort -n | tail -n 1)
-for ((number = 1; number <= most; number++)); do
-    truncate -s 1M "$WORK/images/$number"
-done
-ENTRANTS=(losetup losetup-8 "becket-$VIA")
 for count in "${COUNTS[@]}"; do
-    for ((number = 1; number <= count; number++)); do echo "$WORK/images/$number"; done >"$LIST"
+    list 1 "$count"
+    ENTRANTS=("becket-$VIA" losetup-8 losetup)
     for ((round = 0; round <= ROUNDS; round++)); do
         for entrant in "${ENTRANTS[@]}"; do
             begin=$(now)
@@ -52,6 +54,7 @@ for count in "${COUNTS[@]}"; do
 done
 
 # One device at a time, each by a command of its own; another one keeps the server.
+list 1 1
 image=$WORK/images/1
 truncate -s 1M "$WORK/images/kept"
 "$BECKET" attach --via "$VIA" "$WORK/images/kept" >"$SAID" 2>&1 || fail "$(cat "$SAID")"

@@ -32,10 +32,13 @@ pub(crate) struct Args {
     /// Times that each contestant attaches each number of images, in turn
     #[arg(long, default_value_t = 5)]
     rounds: u32,
+    /// The same in the guest, where each takes twenty times as long
+    #[arg(long, default_value_t = 2)]
+    guest_rounds: u32,
     /// Numbers of images on the host
     #[arg(long, value_delimiter = ',', default_value = "1,69,500,1000")]
     host_counts: Vec<u32>,
-    /// Numbers of images in the guest, where each takes twenty times as long
+    /// Numbers of images in the guest
     #[arg(long, value_delimiter = ',', default_value = "1,69,500,1000")]
     guest_counts: Vec<u32>,
     /// Not on the host: root and a loop driver are needed there
@@ -88,11 +91,12 @@ fn in_guest(args: &Args, build: &Build, series: &mut Series) -> Result<()> {
     let guest = Guest::new(&args.guest, build, Clock::Time, 2).with_memory(4096);
     let many = args.guest_counts.iter().max().copied().unwrap_or(69);
     let drivers = "modprobe loop && modprobe ublk_drv || fail \"this kernel lacks loop or ublk\"";
-    let body = script(&args.guest_counts, args.rounds, "ublk", "becket", "/scratch/storm");
+    let body = script(&args.guest_counts, args.guest_rounds, "ublk", "becket", "/scratch/storm");
     let script = format!("{drivers}\nMANY={many} CRYPT=69\n{body}\n{UBLK}");
     let report = guest.boot(&field, Vec::new(), &script)?;
+    let rounds = args.guest_rounds;
     let notes =
-        vec![format!("guest: {} rounds, every other one backwards; images on the guest's ext4", args.rounds)];
+        vec![format!("guest: {rounds} rounds, every other one backwards; images on the guest's ext4")];
     series.take("guest", &report, guest.setting(&guest::kernel_of(&report)?, notes)?)
 }
 

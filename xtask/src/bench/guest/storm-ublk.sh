@@ -92,7 +92,7 @@ list 1 "$CRYPT"
 crypt() { # DEVICES: a table over each, and what is read through it
     local device number=0
     while read -r device; do
-        echo "0 2048 crypt aes-xts-plain64 $(printf '%064d' 7) 0 $device 0" | dmsetup create "storm$((number++))" || return
+        dmsetup create "storm$((number++))" --table "0 2048 crypt aes-xts-plain64 $(printf '%064d' 7) 0 $device 0" || return
     done <"$DEVICES"
     for ((number--; number >= 0; number--)); do dmsetup remove "storm$number" || return; done
 }

@@ -24,13 +24,16 @@ losetup_eight() { xargs -P 8 -n 1 losetup --find --show --direct-io=on <"$LIST";
 becket_all() { "$BECKET" attach --via "$VIA" --from "$LIST"; }
 take_away() {
     case $1 in
-    becket*) "$BECKET" detach --all ;;
+    becket*) xargs "$BECKET" detach <"$DEVICES" ;;
     *) xargs losetup -d <"$DEVICES" ;;
     esac >"$SAID" 2>&1 || fail "cannot detach: $(cat "$SAID")"
     : >"$DEVICES"
 }
 
 section kernel "$(uname -r)"
+# One device stays, and with it the server where there is one: it starts once in the life of a machine.
+truncate -s 1M "$WORK/images/kept"
+"$BECKET" attach --via "$VIA" "$WORK/images/kept" >"$SAID" 2>&1 || fail "$(cat "$SAID")"
 for count in "${COUNTS[@]}"; do
     list 1 "$count"
     ENTRANTS=("becket-$VIA" losetup-8 losetup)
@@ -43,7 +46,7 @@ for count in "${COUNTS[@]}"; do
             *) becket_all ;;
             esac >"$DEVICES" 2>"$SAID" || absent "$entrant" "attach-$count-ms"
             end=$(now)
-            # The first round makes the devices' nodes, starts the server and loads programs.
+            # The first round makes the devices' nodes and loads programs.
             ((round == 0)) || figure "attach-$count-ms" "$entrant" "$(thousandth $((end - begin)))"
             [[ $(wc -l <"$DEVICES") == "$count" ]] || absent "$entrant" "attach-$count-ms"
             take_away "$entrant"
@@ -53,11 +56,9 @@ for count in "${COUNTS[@]}"; do
     done
 done
 
-# One device at a time, each by a command of its own; another one keeps the server.
+# One device at a time, each by a command of its own.
 list 1 1
 image=$WORK/images/1
-truncate -s 1M "$WORK/images/kept"
-"$BECKET" attach --via "$VIA" "$WORK/images/kept" >"$SAID" 2>&1 || fail "$(cat "$SAID")"
 for ((round = 0; round <= ONE; round++)); do
     begin=$(now)
     losetup --find --show --direct-io=on "$image" >"$DEVICES"

@@ -16,15 +16,13 @@ fn after_a_death(names: &[&str], features: u64) -> (Stage, Arc<FakeServer>) {
         stage.supervisor.attach(request, vec![stage.bench.fd(true, 0)]).unwrap();
     }
     let kept: Vec<Kept> = {
-        let mut devices = lock(&stage.supervisor.devices);
+        // Forgotten, and not detached: that is what death does.
+        let devices = std::mem::take(&mut *lock(&stage.supervisor.devices));
         let take = |owned: &Arc<Owned>| {
             let state = lock(&owned.state);
             Kept::new(state.kept.serve.clone(), vec![stage.bench.fd(true, 0)]).unwrap()
         };
-        let kept = devices.values().map(take).collect();
-        // Forgotten, and not detached: that is what death does.
-        devices.clear();
-        kept
+        devices.values().map(take).collect()
     };
     let worker = stage.worker(0);
     // The records are the predecessor's.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use becket_engine::Summary;
@@ -25,7 +25,7 @@ use crate::kernel::{Kernel, System};
 use crate::process::ProcessId;
 use crate::register::forget;
 use crate::state::{Device, Store};
-use crate::sync::lock;
+use crate::sync::{DEVICES, LAST, Ranked, SHARED, lock, spawn};
 use crate::{DeviceInfo, Error, ErrorKind, Partitions, log, manager};
 
 /// Everything that a supervisor owns.
@@ -33,14 +33,14 @@ pub(crate) struct Supervisor {
     pub(super) store: Store,
     /// Precautions that the environment did not allow.
     notes: Vec<String>,
-    pub(super) devices: Mutex<BTreeMap<String, Arc<Owned>>>,
+    pub(super) devices: Ranked<DEVICES, BTreeMap<String, Arc<Owned>>>,
     /// Opened when the first device needs it.
-    driver: Mutex<Option<Arc<dyn Driver>>>,
+    driver: OnceLock<Arc<dyn Driver>>,
     pub(super) workers: Box<dyn Workers>,
     /// The worker that gets new devices.
-    shared: Mutex<Option<Arc<dyn Server>>>,
+    shared: Ranked<SHARED, Option<Arc<dyn Server>>>,
     /// Calls under way that change something: they keep the supervisor from ending.
-    busy: Mutex<usize>,
+    busy: Ranked<LAST, usize>,
     stopping: AtomicBool,
     /// A successor waits for our end.
     yielding: AtomicBool,
@@ -60,11 +60,11 @@ impl Supervisor {
         Arc::new_cyclic(|myself| Supervisor {
             store,
             notes,
-            devices: Mutex::default(),
-            driver: Mutex::default(),
+            devices: Ranked::default(),
+            driver: OnceLock::new(),
             workers,
-            shared: Mutex::default(),
-            busy: Mutex::default(),
+            shared: Ranked::default(),
+            busy: Ranked::default(),
             stopping: AtomicBool::new(false),
             yielding: AtomicBool::new(false),
             guard: Guard::default(),
@@ -76,12 +76,13 @@ impl Supervisor {
     /// Uses this driver instead of the kernel's.
     #[cfg(test)]
     pub(super) fn drive(&self, driver: Arc<dyn Driver>) {
-        *lock(&self.driver) = Some(driver);
+        assert!(self.driver.set(driver).is_ok(), "it has one");
     }
 
     /// Whether it owns nothing and makes nothing.
     pub(crate) fn idle(&self) -> bool {
-        *lock(&self.busy) == 0 && lock(&self.devices).is_empty()
+        let busy = *lock(&self.busy);
+        busy == 0 && lock(&self.devices).is_empty()
     }
 
     /// Whether a successor waits and nothing is being changed: its devices stay with their workers.
@@ -138,13 +139,12 @@ impl Supervisor {
     }
 
     pub(super) fn driver(&self) -> Result<Arc<dyn Driver>, Error> {
-        let mut driver = lock(&self.driver);
-        if let Some(driver) = &*driver {
+        if let Some(driver) = self.driver.get() {
             return Ok(Arc::clone(driver));
         }
+        // Of two that come first, one's is closed again.
         let opened: Arc<dyn Driver> = Arc::new(Control::open().map_err(Error::Device)?);
-        *driver = Some(Arc::clone(&opened));
-        Ok(opened)
+        Ok(Arc::clone(self.driver.get_or_init(|| opened)))
     }
 
     /// The shared worker; a new one when there is none or it died.
@@ -200,7 +200,7 @@ impl Supervisor {
             && let Some(supervisor) = self.myself.upgrade()
         {
             // It died before anybody could know that this device is among those it leaves.
-            std::thread::spawn(move || supervisor.mourn(server.id()));
+            spawn(move || supervisor.mourn(server.id()));
         }
     }
 
@@ -298,7 +298,7 @@ impl Supervisor {
             if self.store.device(name)?.is_none_or(|device| device.server != Some(ProcessId::own())) {
                 return Ok(None);
             }
-            std::thread::sleep(Duration::from_millis(20));
+            self.workers.rest(Duration::from_millis(20));
         }
         // Nobody is making it any more: its making failed and could not be undone.
         Ok(None)

@@ -24,6 +24,7 @@ use crate::process::ProcessId;
 use crate::runtime::Runtime;
 use crate::state::Store;
 use crate::sync::lock;
+use crate::sync::tests::shuffled;
 use crate::worker::protocol::{Change, Serve};
 
 /// What the newest kernel can.
@@ -64,7 +65,7 @@ impl FakeDriver {
     }
 
     fn did(&self, what: &str, id: u32) {
-        lock(&self.journal).push(format!("{what} {id}"));
+        lock(&*self.journal).push(format!("{what} {id}"));
     }
 
     /// Counts one down; whether there was one.
@@ -220,7 +221,7 @@ impl FakeServer {
     }
 
     fn did(&self, what: &str) {
-        lock(&self.journal).push(format!("{what} by {}", self.id.start));
+        lock(&*self.journal).push(format!("{what} by {}", self.id.start));
     }
 }
 
@@ -314,6 +315,9 @@ impl Workers for Arc<FakeWorkers> {
         if let Some(meanwhile) = &mut *lock(&self.meanwhile) {
             meanwhile(time);
         }
+        if shuffled() {
+            shuttle::thread::yield_now();
+        }
     }
 }
 
@@ -344,7 +348,7 @@ impl Stage {
 
     /// What was done since the last question.
     pub(super) fn done(&self) -> Vec<String> {
-        std::mem::take(&mut *lock(&self.journal))
+        std::mem::take(&mut *lock(&*self.journal))
     }
 
     pub(super) fn worker(&self, number: usize) -> Arc<FakeServer> {

@@ -13,16 +13,15 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
 
 use crate::runtime::{DIR_VARIABLE, LINKS_VARIABLE};
 use crate::state::Store;
-use crate::sync::lock;
+use crate::sync::{LAST, Ranked, lock};
 use crate::{log, manager};
 
 /// The supervisor's side.
 #[derive(Debug, Default)]
-pub(super) struct Guard(Mutex<Option<(Child, File)>>);
+pub(super) struct Guard(Ranked<LAST, Option<(Child, File)>>);
 
 impl Guard {
     /// Sees to it that somebody stands guard.

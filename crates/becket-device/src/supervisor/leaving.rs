@@ -12,7 +12,7 @@ use super::driver::disk;
 use super::make::closed;
 use super::owned::{Owned, Owning};
 use crate::register::forget;
-use crate::sync::lock;
+use crate::sync::{lock, spawn};
 use crate::{DeviceState, Error, log, users};
 
 /// How often a device that is to go with its last user is looked at.
@@ -61,7 +61,7 @@ impl Supervisor {
         }
         let Some(supervisor) = self.myself.upgrade() else { return };
         let owned = Arc::clone(owned);
-        std::thread::spawn(move || supervisor.watch(&owned, now));
+        spawn(move || supervisor.watch(&owned, now));
     }
 
     /// Says in its record that somebody told the device to go.
@@ -111,7 +111,7 @@ impl Supervisor {
     pub(super) fn watch_lease(&self, owned: &Arc<Owned>, lease: OwnedFd) {
         let Some(supervisor) = self.myself.upgrade() else { return };
         let owned = Arc::clone(owned);
-        std::thread::spawn(move || {
+        spawn(move || {
             while !lock(&owned.state).gone {
                 let mut fds = [PollFd::from_borrowed_fd(lease.as_fd(), PollFlags::empty())];
                 // Awake now and then: the device may go for another reason.

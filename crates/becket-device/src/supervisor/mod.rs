@@ -18,6 +18,8 @@ mod recovery;
 mod renew;
 mod restarts;
 mod smaller;
+#[cfg(test)]
+mod turns_tests;
 mod workers;
 
 use std::fs::{self, File, OpenOptions, Permissions};

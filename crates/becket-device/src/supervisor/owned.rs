@@ -2,7 +2,7 @@
 //! What takes time happens under the lock of that one device.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use becket_uapi::ublk::UBLK_F_USER_RECOVERY;
@@ -11,13 +11,13 @@ use super::restarts::Restarts;
 use super::workers::Server;
 use crate::process::ProcessId;
 use crate::state::Device;
-use crate::sync::lock;
+use crate::sync::{DEVICE, Ranked, lock};
 use crate::worker::kept::Kept;
 use crate::{DeviceInfo, DeviceState, log};
 
 /// A device of ours.
 pub(super) struct Owned {
-    pub(super) state: Mutex<Owning>,
+    pub(super) state: Ranked<DEVICE, Owning>,
 }
 
 pub(super) struct Owning {
@@ -48,7 +48,7 @@ impl Owned {
             leaving: false,
             gone: false,
         };
-        Arc::new(Owned { state: Mutex::new(state) })
+        Arc::new(Owned { state: Ranked::new(state) })
     }
 
     /// A copy of the lease's pipe, where there is one.

@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io;
 use std::num::NonZero;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use becket_engine::{Backing, IoThreads};
 use becket_transport::serve::{self, ServeError, Served};
@@ -23,7 +23,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::fs::FileType;
 use rustix::process::Signal;
 
-use crate::sync::lock;
+use crate::sync::{DEVICES, Held, LAST, Ranked, lock};
 use crate::{Error, log};
 use kept::{Keepsakes, Kept};
 use protocol::{Change, Order, Report, Serve};
@@ -86,9 +86,9 @@ fn control() -> Result<OwnedFd, Error> {
 
 struct Worker {
     /// The connection to the supervisor, or to the last one that there was.
-    control: Mutex<Arc<OwnedFd>>,
+    control: Ranked<LAST, Arc<OwnedFd>>,
     /// The devices that have queues.
-    open: Mutex<BTreeMap<u32, Charge>>,
+    open: Ranked<DEVICES, BTreeMap<u32, Charge>>,
     /// Rings when the last of them is closed.
     idle: OwnedFd,
     threads: IoThreads,
@@ -106,8 +106,8 @@ struct Charge {
 impl Worker {
     fn new(control: OwnedFd, threads: IoThreads, notes: Vec<String>) -> io::Result<Arc<Worker>> {
         let idle = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let control = Mutex::new(Arc::new(control));
-        Ok(Arc::new(Worker { control, open: Mutex::default(), idle, threads, notes }))
+        let control = Ranked::new(Arc::new(control));
+        Ok(Arc::new(Worker { control, open: Ranked::default(), idle, threads, notes }))
     }
 
     /// Carries out orders until the supervisor is gone.
@@ -296,7 +296,7 @@ impl Worker {
         Arc::clone(&lock(&self.control))
     }
 
-    fn devices(&self) -> MutexGuard<'_, BTreeMap<u32, Charge>> {
+    fn devices(&self) -> Held<'_, BTreeMap<u32, Charge>> {
         lock(&self.open)
     }
 }

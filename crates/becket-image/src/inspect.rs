@@ -71,7 +71,9 @@ fn look_into(image: &Image, name: String, format: Format, depth: usize, left: &m
     };
     told.about = contents.about();
     if depth >= DEPTH_MAX {
-        told.problems.push(format!("not looked into: {DEPTH_MAX} images inside each other"));
+        if depth == DEPTH_MAX && contents.is_container() {
+            told.problems.push(format!("not looked into: {DEPTH_MAX} images inside each other"));
+        }
         return told;
     }
     partitions(image, &contents, depth, left, &mut told);
@@ -89,8 +91,8 @@ fn partitions(image: &Image, contents: &Contents, depth: usize, left: &mut usize
         *left = rest;
         let name = format!("p{}", partition.number);
         let Ok(part) = image.slice(partition.start, partition.len) else { continue };
-        // A partition that begins where the disk does would hold itself.
-        let deeper = if partition.start == 0 { DEPTH_MAX } else { depth + 1 };
+        // A partition that begins where the disk does, as on bootable ISOs, holds what was told already.
+        let deeper = if partition.start == 0 { DEPTH_MAX + 1 } else { depth + 1 };
         let mut child = look_into(&part, name, Format::Auto, deeper, left);
         child.partition_label = partition.label.as_deref().map(|label| shown(label.as_bytes()));
         child.partition_uuid = partition.uuid.clone();

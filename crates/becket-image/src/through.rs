@@ -99,8 +99,8 @@ impl Walk {
         let table = contents.table.as_ref().map_or(&[][..], |table| &table.partitions);
         let found = match &contents.fs {
             Some(fs) => match reach(fs.as_ref(), names, links, &here) {
-                // A bootable ISO: its partitions are named where it has no such file.
-                Err(Error::Missing { .. }) if is_selector(names) && !table.is_empty() => None,
+                // A bootable ISO, or what is left of an older file system: partitions are named where there is no such file.
+                Err(_) if is_selector(names) && !table.is_empty() => None,
                 other => Some(other?),
             },
             None if table.is_empty() => {

@@ -101,9 +101,14 @@ pub fn detect(image: &Image, format: Format) -> Result<Contents, LayerError> {
     }
     let wanted = |kind| format == Format::Auto || format == kind;
     let mut contents = Contents::default();
+    // What is left of an older file system must not hide what is there now.
+    let mut damage = None;
     for (kind, open) in OPENERS {
         if contents.fs.is_none() && wanted(kind) {
-            contents.fs = open(image)?;
+            match open(image) {
+                Ok(fs) => contents.fs = fs,
+                Err(error) => damage = damage.or(Some(error)),
+            }
         }
     }
     if wanted(Format::Disk) {
@@ -111,10 +116,13 @@ pub fn detect(image: &Image, format: Format) -> Result<Contents, LayerError> {
         // A boot sector of FAT also ends like an MBR; what would be its partitions is not.
         contents.table = Some(table).filter(|table| !table.partitions.is_empty());
     }
-    if format != Format::Auto && !contents.is_container() {
-        return Err(LayerError::Corrupt(format!("it is not {format}")));
+    match damage {
+        Some(damage) if !contents.is_container() => Err(damage),
+        _ if format != Format::Auto && !contents.is_container() => {
+            Err(LayerError::Corrupt(format!("it is not {format}")))
+        }
+        _ => Ok(contents),
     }
-    Ok(contents)
 }
 
 type Opener = fn(&Image) -> Result<Option<Arc<dyn FileSystem>>, LayerError>;

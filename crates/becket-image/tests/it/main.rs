@@ -10,3 +10,4 @@ mod locks;
 mod map;
 mod open;
 mod tables;
+mod through;

@@ -13,6 +13,7 @@ use crate::kernel_made::Made;
 use crate::lease::{Held, Lease};
 use crate::runtime::Runtime;
 use crate::state::{self, Store};
+use crate::table::{self, Encoding};
 use crate::{
     AttachOptions, DeviceInfo, Error, GoBelow, Partitions, Plan, dm, kernel_made, list, loop_, planner,
 };
@@ -142,6 +143,10 @@ fn attach_ublk(
     if let Some(Below { disk, lease, .. }) = below {
         fds.extend([disk, lease.into()]);
     }
+    let table = table::pack(&opened.encoded)
+        .map_err(Error::io("make a table of encoded blocks for", "the server".as_ref()))?;
+    let encoded = table.as_ref().map(|_| Encoding { cache_size: options.cache_size });
+    fds.extend(table);
     let mut pipe = None;
     if leased {
         let (theirs, ours) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
@@ -161,6 +166,7 @@ fn attach_ublk(
         map: opened.map,
         files,
         below: facts_below,
+        encoded,
         read_only: opened.read_only,
         block_size: opened.block_size,
         add_partitions: options.partitions != Partitions::Off,

@@ -30,6 +30,7 @@ mod stat;
 mod state;
 mod supervisor;
 mod sync;
+mod table;
 mod types;
 mod udev;
 mod users;

@@ -145,6 +145,9 @@ pub struct AttachOptions {
     pub merge: bool,
     /// A process of its own moves the device's bytes (ublk).
     pub isolate: bool,
+    /// Bytes of decoded blocks that the server may keep for all its devices, where parts of the image are compressed; its
+    /// choice when not given.
+    pub cache_size: Option<u64>,
     /// The directory of the control group that this process belongs in; the server's own when not given.
     pub cgroup: Option<PathBuf>,
 }

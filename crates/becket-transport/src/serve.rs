@@ -5,22 +5,32 @@ mod change;
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use becket_engine::{Backing, Batch, Below, IoThreads, Memory, NewQueue, Port, QueueId, QueueStats, Summary};
-use becket_image::{Map, Opened, ReadLease};
+use becket_engine::{
+    Backing, Batch, Below, Decoding, IoThreads, MOST_LAYERS, Memory, NewQueue, Port, QueueId, QueueStats,
+    Summary,
+};
+use becket_image::{Encoded, Map, Opened, ReadLease};
 
-/// Whether the engine can serve an image: what is not stored as it is must be decoded, which it does not yet.
+/// Whether the engine can serve an image.
 pub(crate) fn fits(opened: &Opened) -> Result<(), String> {
-    match opened.encoded.first() {
-        None => Ok(()),
-        Some(layer) => Err(format!(
-            "the image is stored compressed ({}), and this version's server does not decompress; attach the file \
-             system that holds it and mount that",
-            layer.codec()
-        )),
+    match opened.encoded.len() {
+        0..=MOST_LAYERS => Ok(()),
+        layers => {
+            Err(format!("the image is compressed {layers} times over; {MOST_LAYERS} times are the most"))
+        }
     }
 }
 
 pub use change::Change;
+
+/// The layers of encoded blocks that a device's map speaks of, and who decodes them.
+#[derive(Debug)]
+pub struct Decoded {
+    /// Shared by all devices of the process.
+    pub decoding: Arc<Decoding>,
+    /// In the order in which maps speak of them.
+    pub encoded: Vec<Encoded>,
+}
 
 /// What can go wrong while a device's queues are set up.
 #[derive(Debug, thiserror::Error)]
@@ -119,6 +129,7 @@ pub(crate) struct Common {
     pub(crate) memory: Memory,
     pub(crate) batch: Option<Batch>,
     pub(crate) below: Option<Below>,
+    pub(crate) decoded: Option<Decoded>,
     pub(crate) merge: bool,
     /// Once the last queue has ended and every descriptor of the device is closed.
     pub(crate) finally: Finally,
@@ -139,6 +150,10 @@ impl Common {
         let failed = |source| ServeError::Engine { id: self.id, source };
         let lease = self.below.as_ref().map_or_else(Weak::new, |below| Arc::downgrade(&below.lease));
         let backing = Backing::new(self.map, self.files, self.read_only, self.queues.into());
+        let backing = match self.decoded {
+            Some(Decoded { decoding, encoded }) => backing.decoded_by(&decoding, encoded).map_err(failed)?,
+            None => backing,
+        };
         let backing = Arc::new(if self.direct_io { backing } else { backing.through_the_page_cache() });
         let mut served = Served {
             id: self.id,

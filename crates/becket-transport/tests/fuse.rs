@@ -72,6 +72,7 @@ impl Bench {
             tether,
             map,
             files,
+            decoded: None,
             partitions: Vec::new(),
             direct_io: true,
         };

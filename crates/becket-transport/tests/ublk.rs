@@ -69,6 +69,7 @@ fn device_round_trip(mode: DataMode, name: &str) {
         char_device,
         map: opened.map,
         files: opened.files,
+        decoded: None,
         below: None,
     };
     ublk::serve(&threads, setup, Box::new(move || closed.send(()).unwrap())).unwrap();

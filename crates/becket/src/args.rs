@@ -550,6 +550,10 @@ pub(crate) struct DeviceOptions {
     /// Give the device a server process of its own, in your control group (ublk)
     #[arg(long)]
     pub(crate) isolate: bool,
+    /// Memory for decoded blocks of compressed images, shared by all devices of the server (16M or more) [default: 1/16 of
+    /// memory, at most 256M]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
+    pub(crate) cache_size: Option<u64>,
     /// Number of queues (ublk) [default: up to one per CPU]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) queues: Option<u16>,

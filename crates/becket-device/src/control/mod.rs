@@ -11,6 +11,7 @@ use becket_engine::Summary;
 use becket_image::{Below, DirectIo, Facts, Map, ReadLease, Untouched};
 use serde::{Deserialize, Serialize};
 
+use crate::table::Encoding;
 use crate::{DataMode, DeviceInfo, Error, ErrorKind};
 
 pub(crate) const INTERFACE: &str = "org.becket.Becket1";
@@ -35,6 +36,7 @@ pub(crate) struct Attach {
     pub(crate) map: Map,
     pub(crate) files: Vec<FileFacts>,
     pub(crate) below: Option<BelowFacts>,
+    pub(crate) encoded: Option<Encoding>,
     pub(crate) read_only: bool,
     pub(crate) block_size: u32,
     pub(crate) add_partitions: bool,
@@ -258,6 +260,7 @@ mod tests {
             map: Map::contiguous(0, 512, 1 << 40),
             files: Vec::new(),
             below: None,
+            encoded: Some(Encoding { cache_size: Some(1 << 30) }),
             read_only: false,
             block_size: 512,
             add_partitions: true,

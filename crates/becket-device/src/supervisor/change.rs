@@ -72,7 +72,7 @@ pub(super) fn take_image(
     let NewImage { path, map, files, partitions } = image;
     let files = backings(files, fds.into_iter()).map_err(|error| bad(&error.to_string()))?;
     let identity = check_files(&files, read_only).map_err(bad)?;
-    check_map(&map, &files, block).map_err(bad)?;
+    check_map(&map, &files, block, false).map_err(bad)?;
     if map.len() % u64::from(block.max(1)) != 0 {
         return Err(bad("it is no whole number of blocks long"));
     }

@@ -236,7 +236,8 @@ impl Server for FakeServer {
         self.alive.load(Ordering::SeqCst)
     }
     fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
-        let kept = usize::from(serve.lease) + usize::from(serve.cgroup);
+        let kept =
+            usize::from(serve.lease) + usize::from(serve.cgroup) + usize::from(serve.encoded.is_some());
         assert_eq!(fds.len(), 1 + serve.files.len() + kept);
         if !self.alive() || self.fate == Fate::Dies {
             self.did(&format!("die of {}", serve.id));
@@ -385,6 +386,7 @@ impl Bench {
             map: Map::contiguous(0, 0, 8192),
             files: vec![FileFacts { facts: facts(), direct: false }],
             below: None,
+            encoded: None,
             read_only: false,
             block_size: 512,
             add_partitions: true,

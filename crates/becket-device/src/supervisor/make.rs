@@ -21,6 +21,7 @@ use crate::describe::partitions_of;
 use crate::process::ProcessId;
 use crate::register::{claim, forget, record};
 use crate::state::{Device, Store};
+use crate::table::is_table;
 use crate::worker::kept::{Keepsakes, Kept};
 use crate::worker::protocol::{Serve, backings, facts_of};
 use crate::{DeviceInfo, DeviceState, Error, ErrorKind, Partitions, links, log};
@@ -74,7 +75,7 @@ impl Maker<'_> {
     /// Makes a device. The order matters: what has been done is in a record before anybody can see the disk.
     fn make_as(self, request: Attach, fds: Vec<OwnedFd>, cgroup: Option<OwnedFd>) -> Result<Made, Error> {
         let Maker { store, driver, server } = self;
-        let Checked { opened, below, lease, request } = check(request, fds)?;
+        let Checked { opened, below, table, lease, request } = check(request, fds)?;
         let named = claim(store, request.name.as_deref(), &opened)?;
 
         let features = driver.features()?;
@@ -106,6 +107,7 @@ impl Maker<'_> {
             files: facts_of(&opened.files),
             // Only for its first worker: see below.
             below: None,
+            encoded: request.encoded,
             direct_io: first.info.direct_io,
             merge: request.merge,
             mark,
@@ -113,7 +115,8 @@ impl Maker<'_> {
             lease: lease.is_some(),
             cgroup: cgroup.is_some(),
         };
-        let kept = Kept { serve, files: opened.files, keepsakes: Keepsakes { lease, cgroup } };
+        let keepsakes = Keepsakes { lease, cgroup, table };
+        let kept = Kept { serve, files: opened.files, keepsakes };
         with_char_device(driver, info.dev_id, &kept, |fds| {
             undo.stage = Stage::Served;
             // The way below comes last. Our copies of it are closed when this is done: whoever wants to write to the image
@@ -230,6 +233,7 @@ fn mark() -> u64 {
 struct Checked {
     opened: Opened,
     below: Option<Below>,
+    table: Option<OwnedFd>,
     lease: Option<OwnedFd>,
     /// Without what moved to `opened`.
     request: Attach,
@@ -246,6 +250,12 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
         true => Some(fds.pop().filter(is_pipe).ok_or_else(|| bad("its lease is no pipe"))?),
         false => None,
     };
+    let table = match request.encoded {
+        Some(_) => {
+            Some(fds.pop().filter(is_table).ok_or_else(|| bad("its table of encoded blocks is none"))?)
+        }
+        None => None,
+    };
     let below = request.below.take();
     let below = below.map(|facts| below::take(facts, &mut fds, &request.map)).transpose().map_err(bad)?;
     let files = backings(std::mem::take(&mut request.files), fds.into_iter())
@@ -259,7 +269,8 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
     if !block.is_power_of_two() || !(512..=page).contains(&usize::try_from(block).unwrap_or(0)) {
         return Err(bad("its block size is impossible"));
     }
-    check_map(&request.map, &files, block).map_err(bad)?;
+    let decodes = table.is_some() && request.read_only;
+    check_map(&request.map, &files, block, decodes).map_err(bad)?;
     if request.queues == Some(0)
         || request.depth.is_some_and(|depth| depth == 0 || depth > uapi::UBLK_MAX_QUEUE_DEPTH)
     {
@@ -278,7 +289,7 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
         partitions: std::mem::take(&mut request.partitions).into_iter().map(Into::into).collect(),
         warnings: Vec::new(),
     };
-    Ok(Checked { opened, below, lease, request })
+    Ok(Checked { opened, below, table, lease, request })
 }
 
 /// Looks at all descriptors of an image, and says which file it is.
@@ -287,16 +298,16 @@ pub(super) fn check_files(files: &[Backing], read_only: bool) -> Result<Identity
     found.first().copied().ok_or("it has no file")
 }
 
-/// Whether a map speaks of these files and of nothing else.
-pub(super) fn check_map(map: &Map, files: &[Backing], block: u32) -> Result<(), &'static str> {
+/// Whether a map speaks of these files and of nothing else, but for encoded layers where somebody decodes them.
+pub(super) fn check_map(map: &Map, files: &[Backing], block: u32, decodes: bool) -> Result<(), &'static str> {
     if map.len() < u64::from(block) {
         return Err("it is shorter than a block");
     }
     let foreign = |place: &Place| match place {
         Place::Data { file, .. } => files.get(*file as usize).is_none(),
         Place::Zero => false,
-        // Nothing here decodes.
-        Place::Encoded { .. } => true,
+        // What is in their table is the worker's to read.
+        Place::Encoded { .. } => !decodes,
     };
     if map.extents().iter().any(|extent| foreign(&extent.place)) {
         return Err("its map names a file that is not there");

@@ -124,7 +124,8 @@ impl Server for Double {
         unreachable!()
     }
     fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
-        assert_eq!((serve.map.len(), fds.len()), (8192, 2 + usize::from(serve.lease)));
+        let kept = usize::from(serve.lease) + usize::from(serve.encoded.is_some());
+        assert_eq!((serve.map.len(), fds.len()), (8192, 2 + kept));
         self.step("serve")?;
         if DataMode::of(serve.flags).is_zero_copy() && serve.depth > self.room {
             return Err(Error::Full { what: "is full".into(), room: Some(self.room) });
@@ -306,6 +307,33 @@ fn read_only_needs_no_writable_descriptor() {
     assert!(made.device.info.read_only);
     assert!(double.did("freeze"), "its users are told");
     assert!(made.kept.keepsakes.lease.is_some());
+}
+
+#[test]
+fn an_encoded_image_comes_with_its_table_and_is_not_written() {
+    let place = becket_image::Place::Encoded { layer: 0, offset: 0 };
+    let map = Map::from_extents(vec![becket_image::Extent { start: 0, len: 8192, place }]).unwrap();
+    let encoded = Some(crate::table::Encoding { cache_size: Some(1 << 25) });
+    let table = || crate::table::pack(&[crate::table::tests::layer()]).unwrap().unwrap();
+    let bench = Bench::new();
+    let whole = Attach { map, encoded, read_only: true, ..bench.request(Some("one")) };
+    let cases = [
+        ("no table", Attach { encoded: None, ..whole.clone() }, vec![bench.fd(false, 0)]),
+        ("a table that can change", whole.clone(), vec![bench.fd(false, 0), bench.fd(false, 0)]),
+        ("to be written", Attach { read_only: false, ..whole.clone() }, vec![bench.fd(true, 0), table()]),
+    ];
+    for (what, request, fds) in cases {
+        let error = maker(&bench, &double(&bench, "")).make(request, fds, None).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidOption, "{what}: {error}");
+    }
+    let zero_copy = uapi::UBLK_F_CMD_IOCTL_ENCODE | uapi::UBLK_F_AUTO_BUF_REG;
+    let double = Double { features: zero_copy, ..double(&bench, "") };
+    let made = maker(&bench, &double).make(whole, vec![bench.fd(false, 0), table()], None).unwrap();
+    assert_eq!(made.device.info.mode.as_deref(), Some("copy"), "we write the bytes");
+    assert_eq!(made.kept.serve.encoded, encoded);
+    // Its next worker, and its next supervisor, get it.
+    let kept = made.kept.keepsakes.table.unwrap();
+    assert_eq!(crate::table::unpack(&kept).unwrap(), [crate::table::tests::layer()]);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use becket_image::{Backing, Below};
+use becket_transport::serve::Decoded;
 use becket_transport::ublk::Setup;
 
 use super::protocol::{Serve, nothing_left, take_backings, wrong};
@@ -25,11 +26,13 @@ pub(crate) struct Keepsakes {
     pub(crate) lease: Option<OwnedFd>,
     /// The `cgroup.procs` that an isolated worker belongs in.
     pub(crate) cgroup: Option<OwnedFd>,
+    /// The table of the image's encoded blocks.
+    pub(crate) table: Option<OwnedFd>,
 }
 
 impl Kept {
     /// Its descriptors in the order of the protocol: of each file the buffered one and the direct one where there is
-    /// one, then the lease, then the control group.
+    /// one, then the lease, then the control group, then the table of encoded blocks.
     pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         descriptors(&self.files, &self.keepsakes)
     }
@@ -42,24 +45,45 @@ impl Kept {
             true => fds.next().map(Some).ok_or_else(|| wrong("a keepsake's descriptor is missing")),
             false => Ok(None),
         };
-        let keepsakes = Keepsakes { lease: keepsake(serve.lease)?, cgroup: keepsake(serve.cgroup)? };
+        let keepsakes = Keepsakes {
+            lease: keepsake(serve.lease)?,
+            cgroup: keepsake(serve.cgroup)?,
+            table: keepsake(serve.encoded.is_some())?,
+        };
         nothing_left(fds)?;
         Ok(Kept { serve, files, keepsakes })
     }
 
     /// Splits off what it takes to move the device's bytes.
-    pub(crate) fn into_setup(self, char_device: OwnedFd, below: Option<Below>) -> (Setup, Keepsakes) {
+    pub(crate) fn into_setup(
+        self,
+        char_device: OwnedFd,
+        below: Option<Below>,
+        decoded: Option<Decoded>,
+    ) -> (Setup, Keepsakes) {
         let Serve { id, queues, depth, flags, geometry, map, direct_io, merge, .. } = self.serve;
         let files = self.files;
-        let setup =
-            Setup { id, queues, depth, flags, geometry, char_device, map, files, below, direct_io, merge };
+        let setup = Setup {
+            id,
+            queues,
+            depth,
+            flags,
+            geometry,
+            char_device,
+            map,
+            files,
+            below,
+            decoded,
+            direct_io,
+            merge,
+        };
         (setup, self.keepsakes)
     }
 }
 
 /// See [`Kept::descriptors`].
 pub(crate) fn descriptors<'a>(files: &'a [Backing], keepsakes: &'a Keepsakes) -> Vec<BorrowedFd<'a>> {
-    let keepsakes = keepsakes.lease.iter().chain(&keepsakes.cgroup);
+    let keepsakes = keepsakes.lease.iter().chain(&keepsakes.cgroup).chain(&keepsakes.table);
     descriptors_of(files).chain(keepsakes.map(AsFd::as_fd)).collect()
 }
 
@@ -88,8 +112,9 @@ mod tests {
             |fd: BorrowedFd<'_>| File::from(fd.try_clone_to_owned().unwrap()).metadata().unwrap().ino();
         let files =
             vec![FileFacts { facts: facts(), direct: true }, FileFacts { facts: facts(), direct: false }];
-        let order = Serve { lease: true, cgroup: true, ..serve(files) };
-        let fds: Vec<OwnedFd> = ["buffered", "direct", "other", "lease", "cgroup"].map(open).into();
+        let encoded = Some(crate::table::Encoding { cache_size: None });
+        let order = Serve { lease: true, cgroup: true, encoded, ..serve(files) };
+        let fds: Vec<OwnedFd> = ["buffered", "direct", "other", "lease", "cgroup", "table"].map(open).into();
         let inodes: Vec<u64> = fds.iter().map(|fd| inode(fd.as_fd())).collect();
         let kept = Kept::new(order, fds).unwrap();
         assert_eq!(kept.descriptors().iter().map(|fd| inode(*fd)).collect::<Vec<_>>(), inodes);
@@ -104,7 +129,7 @@ mod tests {
             assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         }
         assert!(again.files[0].direct.is_some() && again.files[1].direct.is_none());
-        let (setup, keepsakes) = again.into_setup(open("ublkc"), None);
+        let (setup, keepsakes) = again.into_setup(open("ublkc"), None, None);
         assert_eq!((setup.id, setup.files.len()), (3, 2));
         assert_eq!(keepsakes.lease.map(|fd| inode(fd.as_fd())), Some(inodes[3]));
     }
@@ -131,7 +156,7 @@ mod tests {
             (inode(&below.disk), rustix::fs::fstat(&below.lease).unwrap().st_ino),
             (inodes[2], inodes[3])
         );
-        let (setup, keepsakes) = Kept::new(received, fds).unwrap().into_setup(open("c"), Some(below));
+        let (setup, keepsakes) = Kept::new(received, fds).unwrap().into_setup(open("c"), Some(below), None);
         assert_eq!((inode(&setup.files[0].buffered), setup.files.len()), (inodes[0], 1));
         assert_eq!(keepsakes.lease.as_ref().map(inode), Some(inodes[1]));
         assert_eq!(setup.below.unwrap().lease.untouched().changed, (-1, 999_999_999));

@@ -12,10 +12,10 @@ use std::fs::File;
 use std::io;
 use std::num::NonZero;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use becket_engine::{Backing, IoThreads};
-use becket_transport::serve::{self, ServeError, Served};
+use becket_engine::{Backing, Decoding, IoThreads, usual_cache};
+use becket_transport::serve::{self, Decoded, ServeError, Served};
 use becket_transport::ublk;
 use becket_uapi::handover::{close_inherited, inherited_fd};
 use becket_uapi::signal::SignalFd;
@@ -24,7 +24,7 @@ use rustix::fs::FileType;
 use rustix::process::Signal;
 
 use crate::sync::{DEVICES, Held, LAST, Ranked, lock};
-use crate::{Error, log};
+use crate::{Error, log, table};
 use kept::{Keepsakes, Kept};
 use protocol::{Change, Order, Report, Serve};
 
@@ -92,6 +92,8 @@ struct Worker {
     /// Rings when the last of them is closed.
     idle: OwnedFd,
     threads: IoThreads,
+    /// Made when the first device needs it.
+    decoding: Mutex<Option<Arc<Decoding>>>,
     notes: Vec<String>,
 }
 
@@ -106,8 +108,8 @@ struct Charge {
 impl Worker {
     fn new(control: OwnedFd, threads: IoThreads, notes: Vec<String>) -> io::Result<Arc<Worker>> {
         let idle = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let control = Ranked::new(Arc::new(control));
-        Ok(Arc::new(Worker { control, open: Ranked::default(), idle, threads, notes }))
+        let (control, open) = (Ranked::new(Arc::new(control)), Ranked::default());
+        Ok(Arc::new(Worker { control, open, idle, threads, decoding: Mutex::default(), notes }))
     }
 
     /// Carries out orders until the supervisor is gone.
@@ -141,6 +143,26 @@ impl Worker {
         }
     }
 
+    /// What decodes a device's blocks, where some are encoded: one for all devices, made for the first that needs it.
+    fn decoded(&self, kept: &Kept) -> io::Result<Option<Decoded>> {
+        let (Some(encoding), Some(table)) = (&kept.serve.encoded, &kept.keepsakes.table) else {
+            return Ok(None);
+        };
+        let encoded = table::unpack(table)?;
+        let mut decoding = lock(&self.decoding);
+        let decoding = match &*decoding {
+            Some(decoding) => Arc::clone(decoding),
+            None => {
+                let made = Decoding::start(self.threads.count(), usual_cache(machine_memory()));
+                Arc::clone(decoding.insert(made.map_err(io::Error::other)?))
+            }
+        };
+        if let Some(size) = encoding.cache_size {
+            decoding.resize(size);
+        }
+        Ok(Some(Decoded { decoding, encoded }))
+    }
+
     fn serve(self: &Arc<Self>, serve: Serve, mut fds: Vec<OwnedFd>) {
         let id = serve.id;
         let check = || -> io::Result<_> {
@@ -148,7 +170,9 @@ impl Worker {
             let mut fds = fds.into_iter();
             let char_device =
                 fds.next().ok_or_else(|| protocol::wrong("the device's descriptor is missing"))?;
-            Ok(Kept::new(serve.clone(), fds.collect())?.into_setup(char_device, below))
+            let kept = Kept::new(serve.clone(), fds.collect())?;
+            let decoded = self.decoded(&kept)?;
+            Ok(kept.into_setup(char_device, below, decoded))
         };
         let checked = check();
         let (setup, keepsakes) = match checked {
@@ -301,6 +325,12 @@ impl Worker {
     }
 }
 
+/// The machine's memory in bytes.
+fn machine_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(info.mem_unit.into())
+}
+
 fn refusal(id: u32, error: &ServeError) -> Report {
     use becket_engine::Error::Full;
     let why = error.to_string();
@@ -315,8 +345,12 @@ impl Charge {
     /// What a successor needs of it, in copies.
     fn held(&self, files: Arc<Backing>) -> io::Result<(Serve, Arc<Backing>, Keepsakes)> {
         let copy = |fd: &Option<OwnedFd>| fd.as_ref().map(OwnedFd::try_clone).transpose();
-        let Keepsakes { lease, cgroup } = &self.keepsakes;
-        Ok((self.serve.clone(), files, Keepsakes { lease: copy(lease)?, cgroup: copy(cgroup)? }))
+        let Keepsakes { lease, cgroup, table } = &self.keepsakes;
+        Ok((
+            self.serve.clone(),
+            files,
+            Keepsakes { lease: copy(lease)?, cgroup: copy(cgroup)?, table: copy(table)? },
+        ))
     }
 }
 

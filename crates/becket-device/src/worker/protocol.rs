@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::control::{BelowFacts, FileFacts};
+use crate::table::Encoding;
 
 /// Changes when an older worker could misunderstand an order, or a newer supervisor a report.
 pub(crate) const VERSION: u32 = 2;
@@ -51,6 +52,9 @@ pub(crate) struct Serve {
     pub(crate) map: Map,
     pub(crate) files: Vec<FileFacts>,
     pub(crate) below: Option<BelowFacts>,
+    /// A table of encoded blocks comes along.
+    #[serde(default)]
+    pub(crate) encoded: Option<Encoding>,
     pub(crate) direct_io: bool,
     pub(crate) merge: bool,
     /// The number that the kernel keeps with the device.
@@ -292,6 +296,7 @@ pub(crate) mod tests {
             map: Map::contiguous(0, 0, 4096),
             files,
             below: None,
+            encoded: None,
             direct_io: true,
             merge: true,
             mark: 7,

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use becket_engine::{Geometry, IoThreads, Memory};
 use becket_image::Map;
 
-use crate::serve::{Common, Finally, ServeError, Served};
+use crate::serve::{Common, Decoded, Finally, ServeError, Served};
 use port::{FusePort, HEAD};
 use tree::Tree;
 
@@ -46,6 +46,8 @@ pub struct Setup {
     pub map: Map,
     /// The files that the map speaks of.
     pub files: Vec<becket_image::Backing>,
+    /// The encoded layers that the map speaks of.
+    pub decoded: Option<Decoded>,
     /// Partitions that get files of their own: number, first byte and length.
     pub partitions: Vec<(u32, u64, u64)>,
     /// Go past the page cache where that is possible.
@@ -62,7 +64,7 @@ pub fn serve(
     setup: Setup,
     on_closed: Box<dyn FnOnce() + Send>,
 ) -> Result<Served, ServeError> {
-    let Setup { id, depth, geometry, devices, tether, map, files, partitions, direct_io } = setup;
+    let Setup { id, depth, geometry, devices, tether, map, files, decoded, partitions, direct_io } = setup;
     let finally = Finally::new(on_closed);
     let tree = Tree::new(
         partitions.into_iter(),
@@ -83,6 +85,7 @@ pub fn serve(
         memory: Memory::Framed { head: HEAD, size: geometry.max_io as usize },
         batch: None,
         below: None,
+        decoded,
         merge: false,
         finally,
     };

@@ -50,6 +50,7 @@ impl Kernel {
             devices: vec![theirs],
             tether,
             map: Map::contiguous(0, 0, SIZE),
+            decoded: None,
             files: vec![backing],
             partitions: vec![(1, 8192, 4096)],
             direct_io: false,

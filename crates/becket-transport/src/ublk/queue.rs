@@ -18,7 +18,7 @@ use rustix::io::Errno;
 
 use super::DataMode;
 use super::batch::{self, Batch};
-use crate::serve::{Common, Finally, ServeError, Served, thread_of};
+use crate::serve::{Common, Decoded, Finally, ServeError, Served, thread_of};
 
 /// What it takes to serve a device that has been added and configured but not started.
 #[derive(Debug)]
@@ -41,6 +41,8 @@ pub struct Setup {
     pub files: Vec<becket_image::Backing>,
     /// A second way to the bytes, for reading.
     pub below: Option<becket_image::Below>,
+    /// The encoded layers that the map speaks of.
+    pub decoded: Option<Decoded>,
     /// Go past the page cache where that is possible; see [`Served::change`].
     pub direct_io: bool,
     /// Make one operation of neighbouring requests that arrive together; not done without buffers of the queue.
@@ -60,8 +62,20 @@ pub fn serve(
     setup: Setup,
     on_closed: Box<dyn FnOnce() + Send>,
 ) -> Result<Served, ServeError> {
-    let Setup { id, queues, depth, flags, geometry, char_device, map, mut files, below, direct_io, merge } =
-        setup;
+    let Setup {
+        id,
+        queues,
+        depth,
+        flags,
+        geometry,
+        char_device,
+        map,
+        mut files,
+        below,
+        decoded,
+        direct_io,
+        merge,
+    } = setup;
     // Declared first, dropped last: after our own shares of the descriptors.
     let finally = Finally::new(on_closed);
     let mode = DataMode::of(flags);
@@ -89,6 +103,7 @@ pub fn serve(
         },
         batch: mode.is_batch().then(|| Batch::memory(depth, !mode.is_zero_copy())),
         below,
+        decoded,
         merge,
         finally,
     };

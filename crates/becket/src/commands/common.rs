@@ -53,6 +53,7 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
         mode: asked.mode,
         merge: asked.merge,
         isolate: asked.isolate,
+        cache_size: asked.cache_size,
         cgroup: if asked.isolate { crate::cgroup::own() } else { None },
     }
 }

@@ -180,8 +180,7 @@ fn a_file_in_an_iso_needs_no_server() {
 }
 
 /// An ISO with a SquashFS with an ext4 with a file, as a live medium has them.
-fn live(place: &Scratch) -> bool {
-    let name = "nested::looking_inside";
+fn live(place: &Scratch, name: &str) -> bool {
     if !require_tools(name, &["mke2fs", "mksquashfs", "genisoimage"]) {
         return false;
     }
@@ -209,7 +208,7 @@ fn live(place: &Scratch) -> bool {
 #[test]
 fn looking_inside() {
     let place = scratch();
-    if !live(&place) {
+    if !live(&place, "nested::looking_inside") {
         return;
     }
     let tree = place.ok(["inspect", "live.iso"]);
@@ -257,7 +256,8 @@ fn looking_inside() {
 #[test]
 fn what_is_compressed_is_refused_with_a_way_out() {
     let place = scratch();
-    if !require_device("nested::what_is_compressed_is_refused_with_a_way_out") || !live(&place) {
+    let name = "nested::what_is_compressed_is_refused_with_a_way_out";
+    if !require_device(name) || !live(&place, name) {
         return;
     }
     let ran = place.run(["attach", "--via", "loop", "live.iso/LiveOS/squashfs.img/LiveOS/rootfs.img"]);

@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | `BECKET_SKIP_LOG` | file that a line `NAME: WHY` is appended to for every skipped test |
 //! | `BECKET_TEST_VIA` | transport to test, as `--via` takes it; `auto` when unset |
+//! | `BECKET_TEST_GUEST` | set in the virtual machine: tests that no kernel has a part in are skipped |
 //! | `BECKET_TEST_SLOW` | how many times slower than a plain machine this one is; patience grows with it |
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
@@ -54,6 +55,17 @@ pub fn require_tools(name: &str, tools: &[&str]) -> bool {
         skip(name, &format!("needs {}", missing.join(", ")));
     }
     missing.is_empty()
+}
+
+/// Whether a test that no kernel has a part in may run: in a guest, where computing is slow, it is skipped, for the host has
+/// run it. The programs `tools` must be there, too.
+#[must_use]
+pub fn require_plain_machine(name: &str, tools: &[&str]) -> bool {
+    if env::var_os("BECKET_TEST_GUEST").is_some() {
+        skip(name, "no kernel has a part in it");
+        return false;
+    }
+    require_tools(name, tools)
 }
 
 /// Whether some transport that makes block devices works here for root; when not, the test is skipped.

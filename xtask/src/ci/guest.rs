@@ -115,8 +115,9 @@ fn script(load: Load, binaries: &Binaries) -> String {
             let tested =
                 binaries.tested.as_deref().map(|path| path.display().to_string()).unwrap_or_default();
             let tested = quoted(&tested);
-            script
-                .push_str("export BECKET_TEST_VIA=ublk BECKET_SKIP_LOG=/root/report; : >$BECKET_SKIP_LOG\n");
+            script.push_str(
+                "export BECKET_TEST_GUEST=1 BECKET_TEST_VIA=ublk BECKET_SKIP_LOG=/root/report; : >$BECKET_SKIP_LOG\n",
+            );
             let _ = writeln!(script, "mkdir -p $(dirname {tested}); ln -sf {BIN}/becket {tested}; code=0");
             for test in &binaries.tests {
                 let _ = writeln!(script, "{BIN}/{} --test-threads 2 || code=1", quoted(&file_name(test)));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use becket_image::layer::{FileSystem, NodeKind, detect};
 use becket_image::{Format, Image, inspect};
 use becket_testkit::image::random_bytes;
-use becket_testkit::{require_tools, scaled, tool};
+use becket_testkit::{require_plain_machine, scaled, tool};
 
 use crate::common::{dir, file};
 
@@ -113,7 +113,7 @@ fn telling(bytes: &[u8]) -> Vec<usize> {
 #[test]
 fn damage_is_an_error_and_nothing_worse() {
     let tools = ["mke2fs", "genisoimage", "mksquashfs", "mkfs.erofs", "mkfs.vfat", "mcopy"];
-    if !require_tools("damage::damage_is_an_error_and_nothing_worse", &tools) {
+    if !require_plain_machine("damage::damage_is_an_error_and_nothing_worse", &tools) {
         return;
     }
     let dir = dir();

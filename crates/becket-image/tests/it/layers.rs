@@ -13,7 +13,7 @@ use std::sync::Arc;
 use becket_image::layer::{FileSystem, NodeKind, detect};
 use becket_image::{Format, Image, Place, ReadAt as _};
 use becket_testkit::image::random_bytes;
-use becket_testkit::{require_tools, tool};
+use becket_testkit::{require_plain_machine, tool};
 
 use crate::common::{dir, file};
 
@@ -175,7 +175,7 @@ fn assert_equal(found: &Tree, expected: &Tree) {
 
 #[test]
 fn ext_of_all_kinds() {
-    if !require_tools("layers::ext_of_all_kinds", &["mke2fs"]) {
+    if !require_plain_machine("layers::ext_of_all_kinds", &["mke2fs"]) {
         return;
     }
     let dir = dir();
@@ -214,7 +214,7 @@ fn ext_of_all_kinds() {
 
 #[test]
 fn iso_of_all_kinds() {
-    if !require_tools("layers::iso_of_all_kinds", &["genisoimage"]) {
+    if !require_plain_machine("layers::iso_of_all_kinds", &["genisoimage"]) {
         return;
     }
     let dir = dir();
@@ -266,7 +266,7 @@ fn iso_of_all_kinds() {
 
 #[test]
 fn squashfs_of_all_kinds() {
-    if !require_tools("layers::squashfs_of_all_kinds", &["mksquashfs"]) {
+    if !require_plain_machine("layers::squashfs_of_all_kinds", &["mksquashfs"]) {
         return;
     }
     let dir = dir();
@@ -316,7 +316,7 @@ fn find(fs: &dyn FileSystem, path: &[u8]) -> u64 {
 
 #[test]
 fn fat_of_all_kinds() {
-    if !require_tools("layers::fat_of_all_kinds", &["mkfs.vfat", "mcopy"]) {
+    if !require_plain_machine("layers::fat_of_all_kinds", &["mkfs.vfat", "mcopy"]) {
         return;
     }
     let dir = dir();
@@ -359,7 +359,7 @@ fn fat_of_all_kinds() {
 
 #[test]
 fn erofs_of_all_kinds() {
-    if !require_tools("layers::erofs_of_all_kinds", &["mkfs.erofs"]) {
+    if !require_plain_machine("layers::erofs_of_all_kinds", &["mkfs.erofs"]) {
         return;
     }
     let dir = dir();
@@ -390,7 +390,7 @@ fn erofs_of_all_kinds() {
 /// xorriso makes such files only of more than 4 GiB; here two neighbours are made one, in their records.
 #[test]
 fn a_file_of_several_extents_is_one() {
-    if !require_tools("layers::a_file_of_several_extents_is_one", &["genisoimage"]) {
+    if !require_plain_machine("layers::a_file_of_several_extents_is_one", &["genisoimage"]) {
         return;
     }
     let dir = dir();
@@ -418,7 +418,7 @@ fn a_file_of_several_extents_is_one() {
 
 #[test]
 fn a_map_of_a_vast_sparse_file_is_small() {
-    if !require_tools("layers::a_map_of_a_vast_sparse_file_is_small", &["mke2fs", "debugfs"]) {
+    if !require_plain_machine("layers::a_map_of_a_vast_sparse_file_is_small", &["mke2fs", "debugfs"]) {
         return;
     }
     let dir = dir();

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use becket_image::{End, Error, Format, OpenOptions, look};
 use becket_testkit::image::random_bytes;
-use becket_testkit::{require_tools, tool};
+use becket_testkit::{require_plain_machine, tool};
 
 use crate::common::{dir, file, open};
 
@@ -35,7 +35,7 @@ fn refused(path: impl AsRef<Path>, words: &[&str]) {
 
 #[test]
 fn links_stay_inside_their_image() {
-    if !require_tools("through::links_stay_inside_their_image", &["mke2fs"]) {
+    if !require_plain_machine("through::links_stay_inside_their_image", &["mke2fs"]) {
         return;
     }
     let dir = dir();
@@ -99,7 +99,7 @@ fn what_is_left_of_an_older_file_system_hides_no_partition() {
 
 #[test]
 fn a_bootable_iso_has_files_and_partitions() {
-    if !require_tools("through::a_bootable_iso_has_files_and_partitions", &["genisoimage"]) {
+    if !require_plain_machine("through::a_bootable_iso_has_files_and_partitions", &["genisoimage"]) {
         return;
     }
     let dir = dir();
@@ -120,7 +120,7 @@ fn a_bootable_iso_has_files_and_partitions() {
 
 #[test]
 fn a_label_that_two_partitions_have_is_refused() {
-    if !require_tools("through::a_label_that_two_partitions_have_is_refused", &["mke2fs"]) {
+    if !require_plain_machine("through::a_label_that_two_partitions_have_is_refused", &["mke2fs"]) {
         return;
     }
     let dir = dir();

@@ -91,12 +91,26 @@ fn nodes(info: &DeviceInfo) -> impl Iterator<Item = PathBuf> {
 }
 
 /// Writes back what programs have written to the device through its page cache.
+///
+/// Who opens a device hears of the last failure that nobody has heard of, however old: a write that met the device just
+/// when it became read-only leaves one (a direct write goes through the page cache where a page is busy). So only one that is
+/// told twice is of now.
 pub(super) fn write_back(info: &DeviceInfo) -> Result<(), Error> {
     for path in nodes(info) {
         let device = File::open(&path).map_err(Error::io("open", &path))?;
-        device.sync_all().map_err(Error::io("write back", &path))?;
+        device.sync_all().or_else(|_| device.sync_all()).map_err(Error::io("write back", &path))?;
     }
     Ok(())
+}
+
+/// Has the kernel refuse writes to the device. What programs have written by then reaches the image.
+pub(super) fn freeze(info: &DeviceInfo) -> Result<(), Error> {
+    let disk = disk_of(info);
+    node::set_read_only(&disk, true).map_err(Error::Device)?;
+    write_back(info).inspect_err(|_| {
+        // Best effort: what counts is the error that led here.
+        let _ = node::set_read_only(&disk, false);
+    })
 }
 
 /// Drops what the page cache of the device holds, so that nothing of an image is read that it does not have any more; and

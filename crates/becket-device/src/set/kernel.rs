@@ -79,11 +79,11 @@ pub(super) fn set_loop(
         (new.info.direct_io, new.info.direct_io_reason) = (on, reason);
     }
     if let Some(read_only) = changes.read_only {
-        node::set_read_only(&disk_of(info), read_only).map_err(Error::Device)?;
-        new.info.read_only = read_only;
-        if freezes {
-            guard::write_back(info)?;
+        match freezes {
+            true => guard::freeze(info)?,
+            false => node::set_read_only(&disk_of(info), read_only).map_err(Error::Device)?,
         }
+        new.info.read_only = read_only;
     }
     record(store, &before, &new)?;
     Ok(new.info)

@@ -49,12 +49,10 @@ pub(super) fn set(
     }
 
     if freezes {
-        // From now on nobody begins to write; what is in the page cache still reaches the image.
-        node::set_read_only(&disk_of(info), true).map_err(Error::Device)?;
+        guard::freeze(info)?;
     }
     let done = match opened {
         Some(opened) => replace(store, info, changes, opened),
-        None if freezes => guard::write_back(info).and_then(|()| call(store, info, changes, None)),
         None => match call(store, info, changes, None) {
             Err(error) if error.kind() == ErrorKind::ReadOnly => reopen(store, device, changes),
             other => other,

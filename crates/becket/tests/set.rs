@@ -1,0 +1,49 @@
+//! What `becket set` says of its changes, and that what it refuses is left alone.
+//! Everything here runs over whichever transport is tested; the changes themselves are the conformance suite's.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+mod common;
+
+use becket_testkit::{image, require_device};
+use common::{scratch, text};
+use serde_json::Value;
+
+#[test]
+fn each_change_is_told_with_how_it_was_made() {
+    if !require_device("set::each_change_is_told_with_how_it_was_made") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("a.img");
+    image::random(&image, 1 << 20, 1);
+    let device = place.attach(&image, &["--name", "one"]);
+    let device = device.to_str().unwrap();
+    let told = place.json(["set", "--read-only", "on", "--direct-io", "auto", device, "one"]);
+    assert!(told["errors"].as_array().unwrap().is_empty(), "{told:#}");
+    let words = |index: usize| -> Vec<[String; 3]> {
+        let changes = told["devices"][index]["changes"].as_array().unwrap();
+        changes.iter().map(|one| ["what", "to", "how"].map(|key| text(one, key).to_owned())).collect()
+    };
+    assert_eq!(words(0)[0][..2], ["read_only", "on"]);
+    assert!(["live", "drained"].contains(&words(0)[0][2].as_str()), "{told:#}");
+    assert_eq!(words(1)[0], ["read_only", "on", "unchanged"], "the same device by its name");
+    assert_eq!(words(1)[1][0], "direct_io");
+    assert_eq!(told["devices"][1]["read_only"], Value::Bool(true));
+    assert_eq!(std::fs::read_to_string(format!("/sys/class/block/{}/ro", &device[5..])).unwrap(), "1\n");
+
+    // One that is refused does not keep the others from being changed.
+    let output = place.becket().args(["set", "--json", "--block-size", "4096", device]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let refused: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(text(&refused["errors"][0], "kind"), "unsupported");
+    assert!(text(&refused["errors"][0], "hint").contains("becket attach --block-size 4096"), "{refused:#}");
+    let output = place.becket().args(["set", "--read-only", "off", "nobody", device]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(std::fs::read_to_string(format!("/sys/class/block/{}/ro", &device[5..])).unwrap(), "0\n");
+}
+
+#[test]
+fn one_image_cannot_be_that_of_two_devices() {
+    let output = scratch().becket().args(["set", "--image", "x.img", "one", "two"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+}

@@ -6,7 +6,7 @@
 //! A queue that needs a byte of an [encoded](becket_image::Place::Encoded) extent looks for its block in the
 //! [cache]. If it is there, it is copied from and the request goes on. If somebody loads it, the request waits for word.
 //! Otherwise the queue itself loads it: it reads the stored bytes as a request of its own (`core::loads`), at any
-//! depth, and hands them to the [pool](self::pool). What comes out goes to the cache and, with one ring of the bell for
+//! depth, and hands them to the [pool]. What comes out goes to the cache and, with one ring of the bell for
 //! all that has gathered, to each I/O thread with requests that wait for it. Nobody decodes what somebody decodes.
 //!
 //! # What is bounded

@@ -8,9 +8,9 @@ use becket_testkit::{Ran, Scratch, crc_whole, image, require_device, require_too
 use common::{scratch, text};
 use std::{
     fs,
-    io::Read as _,
+    io::{Read as _, Write as _},
     os::unix::{fs::PermissionsExt as _, net::UnixListener},
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
 };
 
@@ -129,6 +129,94 @@ fn no_place_for_records() {
     let mut command = place.becket();
     let ran = place.finish(command.arg("list").env("BECKET_RUNTIME_DIR", &shared));
     assert!(ran.err.contains("only this user may write") && ran.err.contains("hint: set "), "{ran:?}");
+}
+
+/// A small file system in memory where records are to be, until this is dropped.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(place: &Scratch) -> Small {
+        let dir = place.dir("run");
+        tool(Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k,mode=700", "small"]).arg(&dir));
+        Small(dir)
+    }
+
+    fn again(&self, option: &str) {
+        tool(Command::new("mount").args(["-o", &format!("remount,{option}")]).arg(&self.0));
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        // Lazily: a server may still have its log there.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_place_for_records_that_takes_none() {
+    if !require_device("a_place_for_records_that_takes_none") {
+        return;
+    }
+    let place = scratch();
+    let small = Small::mount(&place);
+    for name in ["one.img", "two.img"] {
+        image::random(&place.path(name), 64 << 10, 1);
+    }
+    place.attach(&place.path("one.img"), &["--name", "one"]);
+    let attach = || place.run(["attach", "--via", &via(), "--name", "two", "two.img"]);
+
+    // Full to the last byte.
+    let mut rest = fs::File::create(small.0.join("rest")).unwrap();
+    while rest.write(&[0; 512]).is_ok_and(|written| written > 0) {}
+    let ran = attach();
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("No space left"), "{ran:?}");
+    assert_eq!(place.devices().len(), 1, "the one that was there, and no more");
+    drop(rest);
+    fs::remove_file(small.0.join("rest")).unwrap();
+
+    // A server keeps its log open there, and nothing becomes read-only under who writes.
+    if via() == "loop" {
+        small.again("ro");
+        let ran = attach();
+        assert_eq!(ran.code, 1, "{ran:?}");
+        assert!(ran.err.contains("Read-only file system"), "{ran:?}");
+        assert_eq!(place.devices().len(), 1, "what is there can still be listed");
+        small.again("rw");
+    }
+
+    let ran = attach();
+    assert_eq!(ran.code, 0, "nothing of the failures is left in the way: {ran:?}");
+    place.ok(["detach", "--all"]);
+    let left: Vec<_> =
+        fs::read_dir(small.0.join("devices")).unwrap().map(|item| item.unwrap().file_name()).collect();
+    assert_eq!(left, [".lock"], "no half-written record");
+}
+
+#[test]
+fn a_node_that_somebody_removed() {
+    if !require_device("a_node_that_somebody_removed") {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("one.img"), 64 << 10, 1);
+    for how in ["name", "node", "image"] {
+        let device = place.attach(&place.path("one.img"), &["--name", "one"]);
+        fs::remove_file(&device).unwrap();
+        assert_eq!(text(&place.devices()[0], "state"), "live", "the device is there without its node");
+        let by = match how {
+            "name" => PathBuf::from("one"),
+            "node" => device.clone(),
+            _ => place.path("one.img"),
+        };
+        place.ok(["detach".as_ref(), by.as_os_str()]);
+        assert_eq!(place.devices().len(), 0, "{how}");
+        // The next device of that number has a node again.
+        let device = place.attach(&place.path("one.img"), &[]);
+        assert_eq!(crc_whole(&device), crc_whole(&place.path("one.img")));
+        place.ok(["detach", "--all"]);
+    }
 }
 
 #[test]

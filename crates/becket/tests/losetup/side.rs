@@ -84,7 +84,10 @@ impl Side {
                 if !self.found.as_deref().is_some_and(|found| self.is_ours(found)) {
                     self.found = None;
                 }
-                if words.contains(&Word::Found) && self.found.is_none() {
+                let column = |word: &Word| matches!(word, Word::Text(text) if text.contains("BACK-INO"));
+                // Where inodes have small numbers, other columns may have the same.
+                let ambiguous = words.iter().any(column) && self.inodes.iter().any(|&inode| inode < 100_000);
+                if ambiguous || (words.contains(&Word::Found) && self.found.is_none()) {
                     return None;
                 }
                 self.run(words, *whole, &mut seen);
@@ -134,15 +137,13 @@ impl Side {
             self.found = Some(out.trim_end().into());
         }
         let out = if whole { self.own_of(&out) } else { out.into_owned() };
+        let out = self.inodes.iter().fold(out, |out, inode| without_inode(&out, *inode));
         (seen.out, seen.err) = (sorted(&self.neutral(&out)), self.neutral(&told(&err)));
     }
 
     /// Without what depends on which side this is.
     fn neutral(&self, text: &str) -> String {
         let mut text = text.replace(&self.dir.display().to_string(), "DIR");
-        for inode in &self.inodes {
-            text = text.replace(&inode.to_string(), "INODE");
-        }
         for (slot, number) in self.slots.iter().enumerate() {
             text = text.replace(&number.to_string(), &format!("SLOT{slot}"));
         }
@@ -261,6 +262,12 @@ fn sorted(list: &str) -> String {
     let mut lines: Vec<&str> = list.lines().collect();
     lines.sort_unstable();
     lines.join("\n")
+}
+
+/// Puts a word in place of an inode's number, where an inode stands: in a plain line, or large and by itself.
+fn without_inode(text: &str, inode: u64) -> String {
+    let text = text.replace(&format!("]:{inode} ("), "]:INODE (");
+    if inode < 100_000 { text } else { text.replace(&inode.to_string(), "INODE") }
 }
 
 /// Runs of blanks as one: names of different length move columns.

@@ -14,6 +14,7 @@ mod grid;
 mod guest;
 mod host;
 mod latency;
+mod losetup;
 mod metric;
 mod peers;
 mod profile;
@@ -59,6 +60,8 @@ enum Scenario {
     Storm(storm::Args),
     /// One device with all its settings beside losetup, and what live changes do to a running load
     Configure(configure::Args),
+    /// The time of one call of losetup's, becket's beside the system's
+    Losetup(losetup::Args),
     /// All of these in turn, then the report: hours, on a machine that does nothing else
     All(guest::Options),
     /// Write docs/benchmarks.md and its charts from what is in target/bench
@@ -77,6 +80,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         Scenario::Attach(args) => attach::run(args),
         Scenario::Storm(args) => storm::run(args),
         Scenario::Configure(args) => configure::run(args),
+        Scenario::Losetup(args) => losetup::run(args),
         Scenario::All(args) => all::run(args),
         Scenario::Report => report::run(),
     }

@@ -102,7 +102,7 @@ impl Maker {
         ])
     }
 
-    fn set_up(&mut self) -> Vec<Word> {
+    fn set_up(&mut self, sectors: &[&str]) -> Vec<Word> {
         let mut words = Vec::new();
         let add = |words: &mut Vec<Word>, option: String| words.extend(option.split(' ').map(text));
         if self.one_in(3) {
@@ -123,7 +123,7 @@ impl Maker {
             add(&mut words, scan);
         }
         if self.one_in(6) {
-            let size = self.pick(&["512", "1024", "4096", "2K", "1000", "0", "8192", "256"]);
+            let size = self.pick(sectors);
             let spelling = self.pick(&["-b ", "--sector-size=", "-b"]);
             add(&mut words, format!("{spelling}{size}"));
         }
@@ -156,7 +156,7 @@ impl Maker {
     }
 
     fn attach(&mut self) -> Step {
-        let mut options = self.set_up();
+        let mut options = self.set_up(&["512", "1024", "4096", "2K", "1000", "0", "8192", "256"]);
         if self.one_in(3) {
             options.push(text("--show"));
         }
@@ -165,7 +165,8 @@ impl Maker {
     }
 
     fn attach_free(&mut self) -> Step {
-        let mut words = self.set_up();
+        // The system's losetup binds a device before it learns that the kernel refuses a size, and lets it go again.
+        let mut words = self.set_up(&["512", "1024", "4096", "2K", "0"]);
         words.push(text("--show"));
         self.found = true;
         if self.one_in(2) {

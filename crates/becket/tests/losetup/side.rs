@@ -3,13 +3,14 @@
 
 use crate::sequence::{FILES, SLOTS, Step, Word};
 use becket_uapi::loop_ as uapi;
+use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -123,11 +124,19 @@ impl Side {
             };
         }
         command.current_dir(&self.dir).env("LC_ALL", "C.UTF-8").env_remove("BECKET_LOSETUP_VIA");
-        let child = {
-            let _alone = ALONE.lock().expect("nobody panics");
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("runs")
-        };
-        let output = child.wait_with_output().expect("ends");
+        let mut output = ended(&mut command);
+        // Whoever lists all devices delays the end of one that was just detached: it is free, and busy for a moment.
+        let busy =
+            |output: &Output| String::from_utf8_lossy(&output.stderr).contains("Device or resource busy");
+        let unbound =
+            |word: &Word| matches!(word, Word::Device(slot) if !is_below(&self.node(*slot), &self.dir));
+        becket_testkit::wait_until(Duration::from_secs(5), || {
+            let again = busy(&output) && words.iter().any(unbound);
+            if again {
+                output = ended(&mut command);
+            }
+            !again
+        });
         seen.code = output.status.code();
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         let free =
@@ -202,12 +211,26 @@ impl Side {
     }
 }
 
+/// Runs a command to its end.
+fn ended(command: &mut Command) -> Output {
+    let child = {
+        let _alone = ALONE.lock().expect("nobody panics");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("runs")
+    };
+    child.wait_with_output().expect("ends")
+}
+
 /// Detaches a device whose file is below `dir`, and waits until it is gone: whoever lists all devices has it open for
 /// a moment. Its number may be somebody else's at once.
 pub(crate) fn clear(node: &Path, dir: &Path) {
     let gone = becket_testkit::wait_until(Duration::from_secs(10), || {
         let _alone = ALONE.lock().expect("nobody panics");
-        let Ok(device) = File::open(node) else { return true };
+        let device = match File::open(node) {
+            Ok(device) => device,
+            // The kernel is still taking it down.
+            Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => return false,
+            Err(_) => return true,
+        };
         // While it is open it cannot become another's.
         let ours = is_below(node, dir);
         if ours {

@@ -9,7 +9,7 @@ mod ublk;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-use becket_image::{DirectIo, Opened};
+use becket_image::{DirectIo, Opened, Place};
 use becket_transport::Kind;
 use serde::Serialize;
 
@@ -147,6 +147,10 @@ fn open(store: &Store, device: &Device, path: &Path, changes: &Changes) -> Resul
         ..AttachOptions::default()
     };
     let opened = attach::open(store, path, &options)?;
+    if opened.map.extents().iter().any(|extent| matches!(extent.place, Place::Encoded { .. })) {
+        let message = format!("{} is encoded, and such an image takes no other's place", path.display());
+        return Err(unsupported(message, format!("becket detach {}, and attach it by itself", info.name)));
+    }
     match &opened.read_only_reason {
         Some(reason) => Err(Error::Remote {
             kind: ErrorKind::ReadOnly,

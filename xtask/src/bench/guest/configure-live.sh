@@ -6,12 +6,12 @@ undisturbed() { true; }
 # As many commands that change nothing: what starting them costs the load is not the change's fault.
 looking() {
     local times
-    for ((times = 0; times < CHANGES; times++)); do "$BECKET" list "$DEVICE" >"$WORK/looked" || return; done
+    for ((times = 0; times < CHANGES; times++)); do "$BECKET" list >"$WORK/done" 2>&1 || return; done
 }
 changing() {
     local times to=off
     for ((times = 0; times < CHANGES; times++)); do
-        "$BECKET" set "$DEVICE" --direct-io $to >"$WORK/changed" 2>&1 || return
+        "$BECKET" set "$DEVICE" --direct-io $to >"$WORK/done" 2>&1 || return
         [[ $to == off ]] && to=on || to=off
     done
 }
@@ -23,7 +23,7 @@ for ((round = 0; round <= LIVE; round++)); do
         load=$!
         sleep 2
         begin=$(now)
-        $what || { cp "$WORK/changed" "$SAID"; absent becket "live-p99.9-us-$what"; }
+        $what || { cp "$WORK/done" "$SAID"; absent becket "live-p99.9-us-$what"; }
         end=$(now)
         [[ $what == undisturbed ]] && sleep 15
         kill -INT $load

@@ -35,7 +35,7 @@ for ((round = 0; round <= LIVE; round++)); do
         figure live-changes-ms "$what" "$(thousandth $((end - begin)))"
         for point in 50 99 99.9; do
             ns=$(sed -n '/"read" : {/,/"write" : {/p' "$WORK/fio.json" | sed -n '/"lat_ns" : {/,/}/p' |
-                sed -n "s/^ *\"$point[0]*\" : \([0-9]*\).*/\1/p" | head -n 1)
+                sed -n "s/^ *\"$point[.0]*\" : \([0-9]*\).*/\1/p" | head -n 1)
             figure "live-p$point-us" "$what" "$((ns / 1000))"
         done
         say "round $round: $what"

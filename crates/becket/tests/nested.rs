@@ -4,7 +4,7 @@
 
 mod common;
 
-use becket_testkit::{Scratch, crc, crc_whole, image, require_device, require_tools, tool, via};
+use becket_testkit::{Scratch, crc, crc_whole, image, require_device, require_tools, skip, tool, via};
 use common::{scratch, text};
 use serde_json::json;
 use std::{
@@ -181,7 +181,20 @@ fn a_file_in_an_iso_needs_no_server() {
 
 /// An ISO with a SquashFS with an ext4 with a file, as a live medium has them.
 fn live(place: &Scratch, name: &str) -> bool {
-    if !require_tools(name, &["mke2fs", "mksquashfs", "genisoimage"]) {
+    if !squash(place, name) || !require_tools(name, &["genisoimage"]) {
+        return false;
+    }
+    tool(
+        Command::new("genisoimage")
+            .args(["-quiet", "-R", "-V", "LIVE", "-o"])
+            .args([place.path("live.iso"), place.path("iso")]),
+    );
+    true
+}
+
+/// That SquashFS, in the directory that becomes the ISO.
+fn squash(place: &Scratch, name: &str) -> bool {
+    if !require_tools(name, &["mke2fs", "mksquashfs"]) {
         return false;
     }
     let root = place.dir("root/etc");
@@ -197,11 +210,6 @@ fn live(place: &Scratch, name: &str) -> bool {
         "-comp",
         "xz",
     ]));
-    tool(
-        Command::new("genisoimage")
-            .args(["-quiet", "-R", "-V", "LIVE", "-o"])
-            .args([place.path("live.iso"), place.path("iso")]),
-    );
     true
 }
 
@@ -267,5 +275,39 @@ fn what_is_compressed_is_refused_with_a_way_out() {
     let device = Path::new(text(&told["devices"][0], "device"));
     let len = fs::metadata(place.path("iso/LiveOS/squashfs.img")).unwrap().len() / 512 * 512;
     assert_eq!(crc_whole(device), (crc(&place.path("iso/LiveOS/squashfs.img"), 0, len), len));
+    place.ok(["detach", "--all"]);
+}
+
+/// Kept from the host's loop driver by the compression: only a server of ours can offer it.
+#[test]
+fn a_compressed_image_is_decoded() {
+    let name = "nested::a_compressed_image_is_decoded";
+    if !Path::new("/dev/ublk-control").exists() {
+        return skip(name, "needs ublk");
+    }
+    let place = scratch();
+    if !squash(&place, name) {
+        return;
+    }
+    let path = "iso/LiveOS/squashfs.img/LiveOS/rootfs.img";
+    let expected = crc_whole(&place.path("squash/LiveOS/rootfs.img"));
+    let told = place.json(["attach", "--via", "ublk", "--cache-size", "32M", path]);
+    let info = &told["devices"][0];
+    assert_eq!(info["read_only"], json!(true));
+    assert!(text(info, "mode").ends_with("copy") && !text(info, "mode").contains("zero"), "{info}");
+    let device = Path::new(text(info, "device"));
+    assert_eq!(crc_whole(device), expected);
+    let told = place.json(["stat", device.to_str().unwrap()]);
+    let decoded = &told["devices"][0]["decoded"];
+    assert!(decoded["blocks"].as_u64() > Some(0) && decoded["errors"] == json!(0), "{told}");
+    // A worker that comes after gets the table of blocks from its supervisor. Nothing is left of what was read before.
+    let pid = info["worker_pid"].as_u64().unwrap() as i32;
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(pid).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
+    tool(Command::new("blockdev").arg("--flushbufs").arg(device));
+    assert_eq!(crc_whole(device), expected, "by the next worker");
     place.ok(["detach", "--all"]);
 }

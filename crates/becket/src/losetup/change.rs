@@ -11,6 +11,11 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a device that was told to go is waited for before its users are looked for.
+const PASSING: Duration = Duration::from_millis(100);
 
 /// Detaches each; says whether all went.
 pub(super) fn detach(words: &[OsString]) -> bool {
@@ -48,8 +53,14 @@ fn detach_one(device: &Device) -> Result<(), Trouble> {
 fn detach_loop(device: &Loop) -> Result<(), Trouble> {
     let before = device.sequence();
     on(device, "detach failed", |opened| uapi::clr_fd(opened.as_fd()))?;
-    // In use it goes with its last user, and is the same device until then.
-    if before.is_some() && device.sequence() == before && device.is_bound() {
+    // In use it goes with its last user, and is the same device until then. Programs that list all devices have each
+    // open for a moment.
+    let stays = || before.is_some() && device.sequence() == before && device.is_bound();
+    let until = Instant::now() + PASSING;
+    while stays() && Instant::now() < until {
+        thread::sleep(Duration::from_millis(1));
+    }
+    if stays() {
         if let Some(name) = &device.name {
             still_used(&device.path.display().to_string(), &becket_device::users(name));
         }

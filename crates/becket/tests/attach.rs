@@ -4,7 +4,9 @@
 
 mod common;
 
-use becket_testkit::{crc, crc_whole, image, require_device, require_loop, tool, via, wait_until};
+use becket_testkit::{
+    crc, crc_whole, image, require_device, require_loop, require_tools, skip, tool, via, wait_until,
+};
 use common::{Use, alive, scratch, text};
 use serde_json::json;
 use std::{
@@ -287,11 +289,40 @@ fn autoclear_goes_with_the_last_user() {
     let used = Use::of(&device);
     let mut file = fs::File::open(&device).unwrap();
     file.read_exact(&mut [0; 512]).unwrap();
-    // The server looks for users a few times a second: one that is gone before it looks was none.
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(place.devices().len(), 1, "it stays while it is used");
     drop(file);
-    assert!(wait_until(Duration::from_secs(5), || place.devices().is_empty() && !used.lasts()));
+    assert!(wait_until(Duration::from_secs(20), || place.devices().is_empty() && !used.lasts()));
+
+    // One that nobody has used yet stays; one whose user was quick goes with it.
+    let device = place.attach(&image, &["--autoclear"]);
+    let used = Use::of(&device);
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(place.devices().len() == 1 && used.lasts(), "it has had no user");
+    drop(fs::File::open(&device).unwrap());
+    assert!(wait_until(Duration::from_secs(20), || place.devices().is_empty() && !used.lasts()));
+}
+
+/// A mount opens the device without its node, after mount(8) has looked at it and let go.
+#[test]
+fn autoclear_goes_with_its_mount() {
+    const NAME: &str = "attach::autoclear_goes_with_its_mount";
+    if !require_device(NAME) || !require_tools(NAME, &["mkfs.ext4", "mount"]) {
+        return;
+    }
+    if via() != "ublk" {
+        return skip(NAME, "the kernel's loop driver would clear it at once");
+    }
+    let place = scratch();
+    let (image, dir) = (place.path("a.img"), place.dir("mnt"));
+    image::ext4(&image, 8 << 20, &place.dir("from"));
+    let device = place.attach(&image, &["--autoclear"]);
+    let used = Use::of(&device);
+    tool(Command::new("mount").arg(&device).arg(&dir));
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(used.lasts(), "it stays while it is mounted");
+    tool(Command::new("umount").arg(&dir));
+    assert!(wait_until(Duration::from_secs(20), || place.devices().is_empty() && !used.lasts()));
 }
 
 #[test]

@@ -3,7 +3,6 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -11,12 +10,10 @@ use super::devices::Supervisor;
 use super::driver::disk;
 use super::make::closed;
 use super::owned::{Owned, Owning};
+use super::uses::Uses;
 use crate::register::forget;
 use crate::sync::{lock, spawn};
 use crate::{DeviceState, Error, log, users};
-
-/// How often a device that is to go with its last user is looked at.
-const LOOK: Duration = Duration::from_millis(200);
 
 impl Supervisor {
     /// Takes a device away, unless somebody uses it.
@@ -69,11 +66,16 @@ impl Supervisor {
         self.note(state, |device| device.info.state = DeviceState::Detaching);
     }
 
-    /// Looks at a device again and again until it could be taken away. Without `now` it first waits for a user.
+    /// Looks at a device whenever one of its users may have gone, until it could be taken away. Without `now` it first waits
+    /// for a user.
     fn watch(&self, owned: &Arc<Owned>, mut now: bool) {
         let mut complaint = String::new();
+        let uses = {
+            let info = &lock(&owned.state).device.info;
+            Uses::of(std::iter::once(&info.device).chain(info.partitions.iter().map(|part| &part.device)))
+        };
         while !self.look_once(owned, &mut now, &mut complaint) {
-            std::thread::sleep(LOOK);
+            now |= uses.wait(now);
         }
     }
 

@@ -20,6 +20,7 @@ mod restarts;
 mod smaller;
 #[cfg(test)]
 mod turns_tests;
+mod uses;
 mod workers;
 
 use std::fs::{self, File, OpenOptions, Permissions};

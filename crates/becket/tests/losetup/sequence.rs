@@ -262,7 +262,9 @@ impl Maker {
         let mut words = vec![text(&self.pick(&["-d", "--detach", "--det"]))];
         words.push(self.device());
         if self.one_in(4) {
-            words.push(Word::Device(self.random.random_range(0..SLOTS)));
+            // Never the same again: whether it is still there is a matter of who looks at it just then.
+            let other = Word::Device(self.random.random_range(0..SLOTS));
+            words.extend((!words.contains(&other)).then_some(other));
         }
         Step::Run { words, whole: false }
     }

@@ -397,7 +397,7 @@ pub(crate) struct Doctor {}
     after_help = "\
 Examples:
   becket losetup --find --show disk.img
-  ln -s /usr/local/bin/becket /usr/local/sbin/losetup"
+  ln -s $(command -v becket) /usr/local/sbin/losetup"
 )]
 pub(crate) struct Losetup {
     /// Words for losetup

@@ -139,7 +139,7 @@ fn columns(extents: &[Extent], len: u64) -> Vec<(usize, usize, Kind)> {
             if let Some(sum) = kind.and_then(|kind| sums.get_mut(kind)) {
                 *sum += end.saturating_sub(start);
             }
-            if extent.end() > to {
+            if extent.end() >= to {
                 break;
             }
             rest.next();

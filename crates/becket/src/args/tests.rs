@@ -1,0 +1,75 @@
+//! What the parser takes, what it refuses, and that its help is true.
+
+use super::*;
+use clap::CommandFactory;
+
+#[test]
+fn definitions_are_sound() {
+    Cli::command().debug_assert();
+}
+
+/// The examples in the help are commands that this very parser accepts.
+#[test]
+fn every_command_has_examples_that_parse() {
+    for mut command in Cli::command().get_subcommands().cloned() {
+        let name = command.get_name().to_owned();
+        if command.is_hide_set() && name != "man" {
+            continue;
+        }
+        assert!(command.get_about().is_some(), "{name} has no purpose");
+        let help = command.render_long_help().to_string();
+        let examples: Vec<&str> = help
+            .lines()
+            .skip_while(|line| !line.starts_with("Examples:"))
+            .skip(1)
+            .filter(|line| line.contains("becket "))
+            .collect();
+        assert!(!examples.is_empty(), "{name} has no example:\n{help}");
+        for example in examples {
+            let from = example.find("becket ").unwrap_or(0);
+            let until = example[from..].find(['#', '|', '>']).map_or(example.len(), |at| from + at);
+            let words = example[from..until].split_whitespace();
+            let parsed = Cli::try_parse_from(words);
+            assert!(parsed.is_ok(), "{name}: the example `{example}` does not parse: {:?}", parsed.err());
+            assert!(example.contains(&format!("becket {name}")), "{name}: foreign example `{example}`");
+        }
+    }
+}
+
+#[test]
+fn every_argument_has_help() {
+    for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+        for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
+            assert!(argument.get_help().is_some(), "{} {}", command.get_name(), argument.get_id());
+        }
+    }
+}
+
+#[test]
+fn run_wants_its_command_after_two_dashes() {
+    assert!(Cli::try_parse_from(["becket", "run", "a.img"]).is_err());
+    assert!(Cli::try_parse_from(["becket", "run", "a.img", "ls"]).is_err());
+    let cli = Cli::try_parse_from(["becket", "run", "-r", "a.img", "--", "ls", "-r", "--json"]).unwrap();
+    let Command::Run(run) = cli.command else { panic!("not run") };
+    assert_eq!(run.command, ["ls", "-r", "--json"]);
+    assert!(run.device.read_only && !cli.global.json, "the command's options are its own");
+}
+
+#[test]
+fn wrong_usage_is_refused() {
+    for words in [
+        &["becket", "attach"][..],
+        &["becket", "detach"],
+        &["becket", "detach", "--all", "loop0"],
+        &["becket", "attach", "--queues", "0", "x"],
+        &["becket", "attach", "--offset", "-1", "x"],
+        &["becket", "attach", "--via", "nbd", "x"],
+        &["becket", "list", "x"],
+        &["becket", "set", "x"],
+        &["becket", "set", "x", "--force"],
+        &["becket", "set", "x", "--read-only", "auto"],
+        &["becket", "set", "x", "--size-limit", "-1"],
+    ] {
+        assert_eq!(Cli::try_parse_from(words).unwrap_err().exit_code(), 2, "{words:?}");
+    }
+}

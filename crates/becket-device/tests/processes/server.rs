@@ -71,6 +71,7 @@ pub(crate) fn worker_answers_within_tight_limits(place: &Place) {
     use rustix::net::{
         AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
         sendmsg, socketpair,
+        sockopt::{Timeout, set_socket_timeout},
     };
     use rustix::process::{Pid, Resource, Rlimit, Signal};
     if !testkit::require_root(place.name) {
@@ -82,6 +83,8 @@ pub(crate) fn worker_answers_within_tight_limits(place: &Place) {
     let mut command = Command::new("sh");
     command.args(shell).arg(std::env::current_exe().unwrap());
     let mut worker = Running(command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn().unwrap());
+    // A worker that does not answer is a failure, not a test that never ends.
+    set_socket_timeout(&ours, Timeout::Recv, Some(Duration::from_secs(60))).unwrap();
     let mut packet = vec![0; 1 << 16];
     let mut answer = || -> Value {
         let len = rustix::io::read(&ours, &mut packet).unwrap();
@@ -120,7 +123,7 @@ pub(crate) fn worker_answers_within_tight_limits(place: &Place) {
     }
     // Words that mean nothing are no reason to hear no others.
     rustix::io::write(&ours, b"nonsense").unwrap();
-    rustix::io::write(&ours, br#"{"remap":{"id":3,"map":[]}}"#).unwrap();
+    rustix::io::write(&ours, br#"{"change":{"id":3,"map":[],"read_only":false,"direct_io":true}}"#).unwrap();
     assert!(answer()["failed"].is_object());
     drop(ours);
     assert_eq!(worker.ends(Duration::from_secs(5)), Some(0));

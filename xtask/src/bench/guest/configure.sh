@@ -2,7 +2,7 @@
 DEVICE=
 restore() {
     "$BECKET" detach --all
-    [[ $DEVICE == /dev/loop* ]] && losetup -d "$DEVICE"
+    detach_ours
 } >"$WORK/restored" 2>&1
 trap restore EXIT
 trap 'exit 1' INT TERM HUP

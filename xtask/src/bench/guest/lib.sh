@@ -31,3 +31,12 @@ backwards() {
     done
     ENTRANTS=("${back[@]}")
 }
+# detach_ours: the loop devices whose images lie in $WORK, whoever attached them; a number may be somebody else's by now.
+detach_ours() {
+    local held device
+    for held in /sys/block/loop*/loop/backing_file; do
+        [[ -e $held && $(<"$held") == "$WORK"/* ]] || continue
+        device=${held#/sys/block/}
+        losetup -d "/dev/${device%%/*}"
+    done
+}

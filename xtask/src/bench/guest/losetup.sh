@@ -2,7 +2,7 @@
 # WORK (a folder). What it attaches it detaches, however it ends.
 DEVICES=$WORK/devices
 : >"$DEVICES"
-restore() { [[ -s $DEVICES ]] && xargs --no-run-if-empty losetup -d <"$DEVICES"; }
+restore() { detach_ours; }
 trap restore EXIT
 trap 'exit 1' INT TERM HUP
 

@@ -3,7 +3,7 @@
 LIST=$WORK/list DEVICES=$WORK/devices
 restore() {
     "$BECKET" detach --all
-    [[ -s $DEVICES ]] && grep '^/dev/loop' "$DEVICES" | xargs --no-run-if-empty losetup -d
+    detach_ours
 } >"$WORK/restored" 2>&1
 mkdir -p "$WORK/images"
 trap restore EXIT

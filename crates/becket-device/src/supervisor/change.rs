@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use becket_image::{Backing, BackingKind, DirectIo, Identity, Map, Partition};
+use becket_transport::ublk::DataMode;
 use becket_uapi::ublk::UBLK_F_UPDATE_SIZE;
 
 use super::driver::Driver;
@@ -94,6 +95,14 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
         info.size_limit = limit;
     }
     if let Some(image) = wish.image {
+        let mode = DataMode::of(kept.serve.flags);
+        if !mode.allows(&image.map) {
+            let (name, path) = (&info.name, image.path.display());
+            return Err(unsupported(
+                format!("{name} is in mode {mode}, and parts of {path} are not stored as they are read"),
+                "detach it and attach the new image: another mode is chosen then",
+            ));
+        }
         change.map = image.map;
         change.files = Some(facts_of(&image.files));
         info.image = image.path;

@@ -46,6 +46,12 @@ impl DataMode {
         matches!(self, DataMode::ZeroCopy | DataMode::BatchZeroCopy)
     }
 
+    /// Whether an image can be served so. Without memory of its own a server cannot make up what no file holds as it is
+    /// read.
+    pub fn allows(self, map: &Map) -> bool {
+        !self.is_zero_copy() || map.extents().iter().all(|extent| matches!(extent.place, Place::Data { .. }))
+    }
+
     /// Commands carry many tags.
     pub fn is_batch(self) -> bool {
         matches!(self, DataMode::BatchCopy | DataMode::BatchZeroCopy)
@@ -110,7 +116,7 @@ const COMMON: u64 = uapi::UBLK_F_CMD_IOCTL_ENCODE
 /// [`ServeError::NoMode`] when the wish cannot be met.
 pub fn flags_for(features: u64, wish: Option<DataMode>, map: &Map) -> Result<u64, ServeError> {
     let has = |flag| features & flag != 0;
-    let plain = map.extents().iter().all(|extent| matches!(extent.place, Place::Data { .. }));
+    let plain = DataMode::ZeroCopy.allows(map);
     let registers = has(uapi::UBLK_F_AUTO_BUF_REG);
     let best = match (registers && plain, has(uapi::UBLK_F_BATCH_IO)) {
         (true, true) => DataMode::BatchZeroCopy,
@@ -123,7 +129,7 @@ pub fn flags_for(features: u64, wish: Option<DataMode>, map: &Map) -> Result<u64
         Some("this kernel's ublk driver does not say that it takes ioctl-encoded commands (Linux 6.5 does)")
     } else if mode.is_zero_copy() && !registers {
         Some("this kernel cannot register request buffers (Linux 6.16 can)")
-    } else if mode.is_zero_copy() && !plain {
+    } else if !mode.allows(map) {
         Some("parts of this image are not stored as they are read")
     } else if mode.is_batch() && !has(uapi::UBLK_F_BATCH_IO) {
         Some("this kernel has no commands for many requests at once (Linux 7.0 has)")

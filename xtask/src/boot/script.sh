@@ -1,6 +1,6 @@
 # Runs in the guest when systemd has reached multi-user.target. IMAGES is set in front of this.
-# Never goes on after a step that the next ones stand on; each `test` line is a case for CI.
-code=0
+# Never passes when it ends early; each `test` line is a case for CI.
+code=0 ended=
 check() { # NAME COMMAND...: a case
     local name=$1 said
     shift
@@ -14,6 +14,8 @@ check() { # NAME COMMAND...: a case
 }
 the_end() {
     journalctl -b -o short-monotonic --no-pager >/root/boot.log
+    # Whoever ends before the last line has not passed what comes behind.
+    [[ $ended ]] || exit 1
     exit $code
 }
 trap the_end EXIT
@@ -60,8 +62,13 @@ truncate -s 32M /scratch/load.img
 check a_device_is_attached_by_its_name systemctl start becket-attach@load
 worker() { becket list --json | grep -m1 worker_pid | tr -dc 0-9; }
 server() { systemctl show -P MainPID becket; }
-fio --name=load --filename=/dev/becket/load --size=32M --rw=randwrite --bs=4k --iodepth=16 --ioengine=libaio --direct=1 \
-    --verify=crc32c --time_based --runtime=8 --verify_backlog=256 >/root/fio 2>&1 &
+loaded() {
+    until [[ -e /root/enough ]]; do
+        fio --name=load --filename=/dev/becket/load --size=32M --rw=randwrite --bs=4k --iodepth=16 --ioengine=libaio --direct=1 \
+            --verify=crc32c --time_based --runtime=4 --verify_backlog=256 || return
+    done
+}
+loaded >/root/fio 2>&1 &
 load=$!
 sleep 1
 restarts_are_not_noticed() {
@@ -83,6 +90,8 @@ a_killed_server_is_followed() {
 }
 check a_restart_is_not_noticed_by_devices restarts_are_not_noticed
 check a_killed_server_is_followed_by_systemds a_killed_server_is_followed
+check the_load_has_seen_it_all kill -0 $load
+touch /root/enough
 if wait $load; then echo "test boot::the_load_saw_no_error ... ok"; else
     cat /root/fio; echo "test boot::the_load_saw_no_error ... FAILED"; code=1
 fi
@@ -113,3 +122,4 @@ check a_device_detached_by_hand_can_be_started_again by_hand
 check a_stopped_unit_detaches stopped
 check a_stopped_unit_unmounts_first unmounts_first
 check a_mount_pulls_its_device_in mount_pulls_it_in
+ended=yes

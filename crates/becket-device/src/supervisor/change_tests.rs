@@ -218,6 +218,26 @@ fn an_image_with_holes_is_refused_where_its_zeroes_could_not_be_made() {
 }
 
 #[test]
+fn a_change_that_cannot_be_recorded_is_done_all_the_same() {
+    let stage = plain();
+    let records = stage.bench.store.runtime().records();
+    let aside = records.with_extension("aside");
+    // As a full file system would.
+    fs::rename(&records, &aside).unwrap();
+    let changed = stage.set(Set { read_only: Some(true), ..Set::default() }).unwrap();
+    assert!(changed.read_only);
+    assert!(changed.warnings.iter().any(|warning| warning.contains("could not be recorded")), "{changed:?}");
+    assert_eq!(stage.steps(), ["freeze", "change to 8192 bytes for reading"], "and is not undone");
+    fs::rename(&aside, &records).unwrap();
+    assert!(!stage.record().info.read_only, "the record lags behind");
+    // The next change goes on from what is, and its record says all.
+    let limited = stage.set(Set { size_limit: Some(4096), ..Set::default() }).unwrap();
+    assert!(limited.read_only && limited.warnings.is_empty());
+    assert_eq!(stage.steps(), ["show 4096 bytes of", "change to 4096 bytes for reading"]);
+    assert!(stage.record().info.read_only);
+}
+
+#[test]
 fn a_worker_that_dies_of_a_change_leaves_it_to_the_next_one() {
     let stage = plain();
     lock(&stage.worker(0).changes).push_back(Fate::Dies);

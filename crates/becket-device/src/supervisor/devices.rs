@@ -243,11 +243,20 @@ impl Supervisor {
             }
             device.info.partitions = partitions_of(&disk(id), &promised, Partitions::Auto);
         }
-        if !self.store.update(&state.device, device.clone())? {
-            return Err(Error::NoDevice { target: name.to_owned() });
-        }
+        let unrecorded = match self.store.update(&state.device, device.clone()) {
+            Ok(true) => None,
+            Ok(false) => Some("its record is gone".to_owned()),
+            Err(error) => Some(error.to_string()),
+        };
+        // Kernel and worker have changed, and a successor believes the worker: a record that lags behind undoes nothing.
         state.device = device;
-        Ok(state.device.info.clone())
+        let mut info = state.device.info.clone();
+        if let Some(why) = unrecorded {
+            let warning = format!("{name} is changed, but that could not be recorded: {why}");
+            log::warn(format_args!("{warning}"));
+            info.warnings.push(warning);
+        }
+        Ok(info)
     }
 
     /// A device that a supervisor before us made, known by its record alone.

@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 use std::io;
 use std::mem::size_of;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::ioctl::opcode::{none, read};
 use rustix::ioctl::{Getter, NoArg, Opcode, Setter, ioctl};
@@ -118,6 +118,16 @@ pub fn set_read_only(device: BorrowedFd<'_>, on: bool) -> io::Result<()> {
 pub fn flush_buffers(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: BLKFLSBUF takes no argument.
     Ok(unsafe { ioctl(device, NoArg::<BLKFLSBUF>::new()) }?)
+}
+
+/// Takes the error of an earlier write-back that `device` has not heard of yet, and waits for what is on its way. Writes
+/// nothing.
+pub fn await_write_back(device: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: the call takes no pointer.
+    match unsafe { libc::sync_file_range(device.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WAIT_BEFORE) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 #[cfg(test)]

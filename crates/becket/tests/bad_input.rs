@@ -5,7 +5,7 @@
 mod common;
 
 use becket_testkit::{Ran, Scratch, crc_whole, image, require_device, require_tools, tool, via};
-use common::{scratch, text};
+use common::{Small, scratch, text};
 use std::{
     fs,
     io::{Read as _, Write as _},
@@ -131,35 +131,13 @@ fn no_place_for_records() {
     assert!(ran.err.contains("only this user may write") && ran.err.contains("hint: set "), "{ran:?}");
 }
 
-/// A small file system in memory where records are to be, until this is dropped.
-struct Small(PathBuf);
-
-impl Small {
-    fn mount(place: &Scratch) -> Small {
-        let dir = place.dir("run");
-        tool(Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k,mode=700", "small"]).arg(&dir));
-        Small(dir)
-    }
-
-    fn again(&self, option: &str) {
-        tool(Command::new("mount").args(["-o", &format!("remount,{option}")]).arg(&self.0));
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        // Lazily: a server may still have its log there.
-        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
-    }
-}
-
 #[test]
 fn a_place_for_records_that_takes_none() {
     if !require_device("a_place_for_records_that_takes_none") {
         return;
     }
     let place = scratch();
-    let small = Small::mount(&place);
+    let small = Small::mount(place.dir("run"));
     for name in ["one.img", "two.img"] {
         image::random(&place.path(name), 64 << 10, 1);
     }

@@ -5,8 +5,10 @@
 mod common;
 
 use becket_testkit::{image, require_device};
-use common::{scratch, text};
+use common::{Small, scratch, text};
 use serde_json::Value;
+use std::fs::{File, OpenOptions, read_to_string};
+use std::io::Write;
 
 #[test]
 fn each_change_is_told_with_how_it_was_made() {
@@ -46,4 +48,40 @@ fn each_change_is_told_with_how_it_was_made() {
 fn one_image_cannot_be_that_of_two_devices() {
     let output = scratch().becket().args(["set", "--image", "x.img", "one", "two"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn what_cannot_be_written_back_keeps_a_device_writable() {
+    if !require_device("set::what_cannot_be_written_back_keeps_a_device_writable") {
+        return;
+    }
+    let place = scratch();
+    let small = Small::mount(place.dir("small"));
+    let image = small.0.join("sparse.img");
+    image::sparse(&image, 1 << 20);
+    let device = place.attach(&image, &["--direct-io", "off"]);
+    let node = device.to_str().unwrap();
+    let read_only = || read_to_string(format!("/sys/class/block/{}/ro", &node[5..])).unwrap();
+    let freeze = || place.run(["set", "--read-only", "on", node]);
+    let write = || {
+        let mut writer = OpenOptions::new().write(true).open(&device).unwrap();
+        writer.write_all(&image::random_bytes(1 << 20, 1)).unwrap();
+        writer
+    };
+
+    // Still in the page cache: the change is who finds that there is no place for it.
+    let writer = write();
+    let ran = freeze();
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("write back"), "{ran:?}");
+    assert_eq!(read_only(), "0\n");
+    drop(writer);
+
+    // Lost at the last close, which tells nobody: it is over, and is not the change's failure.
+    drop(write());
+    let witness = File::open(&device).unwrap();
+    let ran = freeze();
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert_eq!(read_only(), "1\n");
+    witness.sync_all().expect_err("there was an error that nobody had heard of");
 }

@@ -90,24 +90,37 @@ fn nodes(info: &DeviceInfo) -> impl Iterator<Item = PathBuf> {
     std::iter::once(info.device.clone()).chain(partitions)
 }
 
-/// Writes back what programs have written to the device through its page cache.
+/// The page caches of a device, of whose old errors nothing will be heard any more.
 ///
-/// Who opens a device hears of the last failure that nobody has heard of, however old: a write that met the device just
-/// when it became read-only leaves one (a direct write goes through the page cache where a page is busy). So only one that is
-/// told twice is of now.
-pub(super) fn write_back(info: &DeviceInfo) -> Result<(), Error> {
-    for path in nodes(info) {
-        let device = File::open(&path).map_err(Error::io("open", &path))?;
-        device.sync_all().or_else(|_| device.sync_all()).map_err(Error::io("write back", &path))?;
+/// Who opens a device hears of the last failed write-back that nobody has heard of, however old: a write that met the device
+/// just when it became read-only leaves one (a direct write goes through the page cache where a page is busy). The kernel
+/// tells of a failure once and takes its pages for clean, so what is heard after this is a loss of now.
+pub(super) struct Caches(Vec<(PathBuf, File)>);
+
+impl Caches {
+    pub(super) fn of(info: &DeviceInfo) -> Result<Caches, Error> {
+        let open = |path: PathBuf| {
+            let device = File::open(&path).map_err(Error::io("open", &path))?;
+            // An error of before is to be heard here, and not to count.
+            let _ = block::await_write_back(device.as_fd());
+            Ok((path, device))
+        };
+        nodes(info).map(open).collect::<Result<_, _>>().map(Caches)
     }
-    Ok(())
+
+    /// Writes back what programs have written to the device through them.
+    pub(super) fn write_back(&self) -> Result<(), Error> {
+        self.0.iter().try_for_each(|(path, device)| device.sync_all().map_err(Error::io("write back", path)))
+    }
 }
 
 /// Has the kernel refuse writes to the device. What programs have written by then reaches the image.
 pub(super) fn freeze(info: &DeviceInfo) -> Result<(), Error> {
     let disk = disk_of(info);
+    // Before: what is refused from then on is no old error.
+    let caches = Caches::of(info)?;
     node::set_read_only(&disk, true).map_err(Error::Device)?;
-    write_back(info).inspect_err(|_| {
+    caches.write_back().inspect_err(|_| {
         // Best effort: what counts is the error that led here.
         let _ = node::set_read_only(&disk, false);
     })

@@ -7,7 +7,7 @@ use std::path::Path;
 use becket_image::{Backing, Opened};
 use becket_transport::node;
 
-use super::guard::{self, Use};
+use super::guard::{self, Caches, Use};
 use super::{Changes, Progress, compare, open};
 use crate::control::{NewImage, OneDevice, Set, client};
 use crate::describe::speakable;
@@ -69,7 +69,7 @@ pub(super) fn set(
 /// Puts another image in the place of the one that there is.
 fn replace(store: &Store, info: &DeviceInfo, changes: &Changes, opened: Opened) -> Result<DeviceInfo, Error> {
     // What was written to the device was meant for the old image.
-    guard::write_back(info)?;
+    Caches::of(info)?.write_back()?;
     let new = call(store, info, changes, Some(opened))?;
     guard::forget_cached(&new)?;
     Ok(new)

@@ -2,12 +2,12 @@
 //! Never assumes a transport: `becket_testkit::via` says which one is tested.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
-use becket_testkit::{Scratch, wait_until};
+use becket_testkit::{Scratch, tool, wait_until};
 use serde_json::Value;
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Child, ExitStatus},
+    process::{Child, Command, ExitStatus},
     time::Duration,
 };
 
@@ -106,4 +106,27 @@ pub(crate) const WRITE_USE: &str =
 fn attribute(name: &str, attribute: &str) -> Option<String> {
     let text = fs::read_to_string(format!("/sys/block/{name}/{attribute}")).ok()?;
     Some(text.trim().to_owned())
+}
+
+/// A file system of 64 KiB in memory, until this is dropped.
+pub(crate) struct Small(pub(crate) PathBuf);
+
+impl Small {
+    #[track_caller]
+    pub(crate) fn mount(dir: PathBuf) -> Small {
+        tool(Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k,mode=700", "small"]).arg(&dir));
+        Small(dir)
+    }
+
+    #[track_caller]
+    pub(crate) fn again(&self, option: &str) {
+        tool(Command::new("mount").args(["-o", &format!("remount,{option}")]).arg(&self.0));
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        // Lazily: a server may still have its log there.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
 }

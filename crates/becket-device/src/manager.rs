@@ -12,17 +12,36 @@ use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
 use becket_uapi::handover::inherited_fd;
 use rustix::net::{AddressFamily, sockopt};
 
-/// What a process that is no server must not inherit: it would speak in the server's name.
-pub(crate) const VARIABLES: [&str; 4] = [NOTIFY, "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
+/// What a process that the manager did not start must not inherit: it would speak in another's name, and believe that it is
+/// looked after.
+pub(crate) const VARIABLES: [&str; 4] = [NOTIFY, PID, FDS, "LISTEN_FDNAMES"];
 const NOTIFY: &str = "NOTIFY_SOCKET";
+const PID: &str = "LISTEN_PID";
+const FDS: &str = "LISTEN_FDS";
 /// The first descriptor that is handed over.
 const FIRST: i32 = 3;
 /// More than one socket is nothing that our units ask for.
 const MOST: i32 = 16;
 
 /// Whether a service manager looks after this process: it starts the next one, and ends this one to do so.
+///
+/// Our units hand over a socket, and only to the process that they mean. The words' address alone is inherited by whatever
+/// a service starts, which its manager knows nothing of.
 pub(crate) fn looks_after_us() -> bool {
-    std::env::var_os(NOTIFY).is_some_and(|path| !path.is_empty())
+    cares(|name| std::env::var_os(name)?.into_string().ok(), std::process::id())
+}
+
+fn cares(variable: impl Fn(&str) -> Option<String>, pid: u32) -> bool {
+    let hears = variable(NOTIFY).is_some_and(|path| !path.is_empty());
+    hears && handed(variable, pid) > 0
+}
+
+/// How many descriptors have been handed over to the process with that id.
+fn handed(variable: impl Fn(&str) -> Option<String>, pid: u32) -> i32 {
+    let number = |name| variable(name)?.parse::<i32>().ok();
+    // Otherwise they are meant for another process: our parent's environment.
+    let ours = number(PID).is_some_and(|meant| meant.unsigned_abs() == pid);
+    number(FDS).filter(|_| ours).unwrap_or(0).clamp(0, MOST)
 }
 
 /// Tells it, in lines of `KEY=VALUE`.
@@ -42,15 +61,10 @@ fn send(path: &[u8], words: &str) -> io::Result<()> {
 
 /// The socket on which it has begun to listen for us, where there is one.
 pub(crate) fn listener() -> Option<UnixListener> {
-    let number = |name| std::env::var(name).ok()?.parse::<i32>().ok();
-    // Meant for another process: our parent's environment.
-    if number("LISTEN_PID")?.unsigned_abs() != std::process::id() {
-        return None;
-    }
-    let count = number("LISTEN_FDS")?.clamp(0, MOST);
+    let count = handed(|name| std::env::var(name).ok(), std::process::id());
     // All are taken: what nobody wants is closed.
-    let handed: Vec<OwnedFd> = (FIRST..FIRST + count).filter_map(|fd| inherited_fd(fd).ok()).collect();
-    handed.into_iter().find(is_listener).map(UnixListener::from)
+    let taken: Vec<OwnedFd> = (FIRST..FIRST + count).filter_map(|fd| inherited_fd(fd).ok()).collect();
+    taken.into_iter().find(is_listener).map(UnixListener::from)
 }
 
 fn is_listener(fd: &OwnedFd) -> bool {
@@ -79,6 +93,31 @@ mod tests {
             assert_eq!(&words[..len], b"READY=1\nSTATUS=x");
         }
         assert!(send(b"/nowhere/at/all", "READY=1").is_err());
+    }
+
+    #[test]
+    fn a_manager_looks_after_whom_it_handed_a_socket() {
+        let given = |pid: &'static str, fds: &'static str, notify: &'static str| {
+            let variable = move |name: &str| {
+                let value = match name {
+                    PID => pid,
+                    FDS => fds,
+                    NOTIFY => notify,
+                    _ => return None,
+                };
+                (value != "unset").then(|| value.to_owned())
+            };
+            cares(variable, 77)
+        };
+        assert!(given("77", "1", "/run/notify"));
+        // A command inside another service, or one that inherited what was meant for its parent.
+        assert!(!given("unset", "unset", "/run/notify"));
+        assert!(!given("76", "1", "/run/notify"));
+        assert!(!given("77", "0", "/run/notify"));
+        assert!(!given("77", "x", "/run/notify"));
+        // A socket unit without anybody who hears.
+        assert!(!given("77", "1", "unset"));
+        assert!(!given("77", "1", ""));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use zlink::smol::unix::{Connection, Stream};
 
 use super::{Failure, INTERFACE, Message};
 use crate::runtime::Runtime;
-use crate::{Error, ErrorKind};
+use crate::{Error, ErrorKind, manager};
 
 /// How long a server may take from its start until it answers.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -170,7 +170,12 @@ fn start(runtime: &Runtime) -> Result<UnixStream, Error> {
         .open(&log)
         .map_err(Error::io("open", &log))?;
     let program = "/proc/self/exe";
-    let child = Command::new(program)
+    let mut command = Command::new(program);
+    for variable in manager::VARIABLES {
+        // Those of the service that this command may be part of.
+        command.env_remove(variable);
+    }
+    let child = command
         .arg0("becket")
         .args(["serve", "--ready-fd", "1"])
         .env(crate::runtime::DIR_VARIABLE, runtime.dir())

@@ -93,6 +93,14 @@ pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerEr
         1..4085 => Width::Twelve,
         _ => Width::Sixteen,
     };
+    // As in the kernel: what the table has no entry for is no cluster, though there may be sectors for it.
+    let bits = match width {
+        Width::Twelve => 12,
+        Width::Sixteen => 16,
+        Width::ThirtyTwo => 32,
+    };
+    let told = (table_len.saturating_mul(sector * 8) / bits).saturating_sub(2);
+    let clusters = clusters.min(u32::try_from(told).unwrap_or(u32::MAX));
     let fat = Fat {
         image: image.clone(),
         about: About::default(),
@@ -374,4 +382,31 @@ fn short_name(raw: &[u8]) -> Vec<u8> {
     };
     let (base, extension) = (text(base, case & 0x08 != 0), text(extension, case & 0x10 != 0));
     if extension.is_empty() { base } else { [base, extension].join(&b'.') }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cluster_that_the_table_has_no_entry_for_is_none() {
+        // FAT12 of 3000 sectors: a boot sector, one sector of table (341 entries), one of root directory.
+        let mut bytes = vec![0; 3000 * 512];
+        bytes[..3].copy_from_slice(&[0xeb, 0x3c, 0x90]);
+        bytes[11..24].copy_from_slice(&[0, 2, 1, 1, 0, 1, 16, 0, 0xb8, 0x0b, 0xf8, 1, 0]);
+        bytes[510..512].copy_from_slice(b"\x55\xaa");
+        bytes[512 + 510..512 + 512].copy_from_slice(&[0xff, 0x0f]);
+        let lay_out = |cluster: u16| {
+            let mut bytes = bytes.clone();
+            let entry = &mut bytes[1024..1024 + ENTRY];
+            entry[..11].copy_from_slice(b"FILE    IMG");
+            entry[26..28].copy_from_slice(&cluster.to_le_bytes());
+            entry[28] = 100;
+            let len = bytes.len() as u64;
+            let fs = open(&Image::raw(Arc::new(bytes), len, 512)).unwrap().unwrap();
+            fs.lay_out(1024)
+        };
+        assert_eq!(lay_out(340).unwrap().len(), 100);
+        assert!(matches!(lay_out(341), Err(LayerError::Corrupt(_))));
+    }
 }

@@ -186,6 +186,7 @@ fn ext_of_all_kinds() {
         &["-t", "ext4", "-b", "1024", "-O", "metadata_csum,64bit,flex_bg"],
         &["-t", "ext4", "-O", "meta_bg,^resize_inode,^metadata_csum", "-I", "128"],
         &["-t", "ext4", "-O", "bigalloc", "-C", "16384"],
+        &["-t", "ext4", "-b", "4096", "-O", "bigalloc", "-C", "131072"],
         &["-t", "ext4", "-O", "sparse_super2,metadata_csum_seed"],
         &["-t", "ext3", "-b", "1024"],
         &["-t", "ext2", "-b", "1024", "-I", "128"],
@@ -194,7 +195,7 @@ fn ext_of_all_kinds() {
     .into_iter()
     .enumerate()
     {
-        let path = file(dir.path(), &format!("{number}.ext"), 40 << 20);
+        let path = file(dir.path(), &format!("{number}.ext"), 64 << 20);
         tool(
             Command::new("/usr/sbin/mke2fs")
                 .args(["-q", "-F", "-L", "label"])

@@ -40,6 +40,7 @@ mod feature {
     pub(super) const INCOMPAT_KNOWN: u32 = 0x3e7d6;
 
     pub(super) const SPARSE_SUPER: u32 = 0x1;
+    pub(super) const BIGALLOC: u32 = 0x200;
     pub(super) const METADATA_CSUM: u32 = 0x400;
     /// SPARSE_SUPER, LARGE_FILE, BTREE_DIR, HUGE_FILE, GDT_CSUM, DIR_NLINK, EXTRA_ISIZE, QUOTA, BIGALLOC,
     /// METADATA_CSUM, PROJECT, VERITY.
@@ -151,8 +152,14 @@ impl Ext {
             seed,
             unclean: unclean(sb, incompat, ro_compat),
         };
+        // One block of bitmap speaks for a group: of its blocks, or with bigalloc of its clusters of 2^ratio blocks.
+        let (in_bitmap, ratio) = match ro_compat & feature::BIGALLOC {
+            0 => (ext.blocks_per_group, Some(0)),
+            _ => (u32_at(sb, 36).into(), u32_at(sb, 28).checked_sub(shift).filter(|ratio| *ratio <= 20)),
+        };
         let sound = ext.blocks_per_group > 0
-            && ext.blocks_per_group <= 8 * block_size * 16
+            && in_bitmap <= 8 * block_size
+            && ratio.is_some_and(|ratio| ext.blocks_per_group == in_bitmap << ratio)
             && ext.inodes_per_group > 0
             && (INODE_LEN as u64..=block_size).contains(&inode_size)
             && inode_size.is_power_of_two()

@@ -9,7 +9,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::{
-    About, Entry, FileSystem, LINK_MAX, LayerError, NodeKind, Stat, corrupt, directory_len, unsupported,
+    About, Entry, FileSystem, LINK_MAX, LayerError, NAME_MAX, NodeKind, Stat, corrupt, directory_len,
+    unsupported,
 };
 use crate::bytes::{ReadAt as _, padded_text, part, u8_at, u16_at, u32_at, u64_at, uuid};
 use crate::image::{Image, Layout};
@@ -191,6 +192,9 @@ impl FileSystem for Erofs {
                     return corrupt("a name in a directory cannot be");
                 };
                 let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+                if name.len() > NAME_MAX {
+                    return corrupt(format!("a name of {} bytes", name.len()));
+                }
                 let told = !name.is_empty() && name != b"." && name != b"..";
                 if told && entry(name, u64_at(&block, at)) == ControlFlow::Break(()) {
                     return Ok(());

@@ -25,6 +25,8 @@ use crate::image::Layout;
 
 /// The most bytes that a directory may have.
 const DIRECTORY_MAX: u64 = 64 << 20;
+/// The longest name in a directory, in bytes: what the kernel takes.
+const NAME_MAX: usize = 255;
 /// The longest target of a symbolic link, in bytes.
 const LINK_MAX: u64 = 4096;
 

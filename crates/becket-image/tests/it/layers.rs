@@ -388,6 +388,56 @@ fn erofs_of_all_kinds() {
     assert!(refused > 3, "what compresses well is compressed");
 }
 
+#[test]
+fn names_longer_than_the_kernel_takes_are_damage() {
+    let name = "layers::names_longer_than_the_kernel_takes_are_damage";
+    if !require_plain_machine(name, &["mksquashfs", "mkfs.erofs"]) {
+        return;
+    }
+    let dir = dir();
+    let root = dir.path().join("tree");
+    fs::create_dir_all(&root).unwrap();
+    let (one, other) = ("a".repeat(200), "b".repeat(200));
+    fs::write(root.join(&one), "").unwrap();
+    fs::write(root.join(&other), "").unwrap();
+    let list = |path: &Path, format| {
+        let (_, fs) = fs_in(path, format);
+        let mut longest = 0;
+        fs.list(fs.root(), &mut |name, _| {
+            longest = longest.max(name.len());
+            ControlFlow::Continue(())
+        })
+        .map(|()| longest)
+    };
+    let spoil = |path: &Path, name: &str, back: usize, value: u16| {
+        let mut bytes = fs::read(path).unwrap();
+        let at = bytes.windows(name.len()).position(|bytes| bytes == name.as_bytes()).unwrap();
+        bytes[at - back..][..2].copy_from_slice(&value.to_le_bytes());
+        fs::write(path, bytes).unwrap();
+    };
+
+    let squash = dir.path().join("s.squashfs");
+    tool(Command::new("mksquashfs").args([&root, &squash]).args([
+        "-noappend",
+        "-quiet",
+        "-no-progress",
+        "-noI",
+    ]));
+    assert_eq!(list(&squash, Format::Squashfs).unwrap(), 200);
+    // The name's length less one stands in front of it.
+    spoil(&squash, &one, 2, 256);
+    let error = list(&squash, Format::Squashfs).unwrap_err().to_string();
+    assert!(error.contains("a name of 257 bytes"), "{error}");
+
+    let erofs = dir.path().join("e.erofs");
+    tool(Command::new("mkfs.erofs").args([&erofs, &root]));
+    assert_eq!(list(&erofs, Format::Erofs).unwrap(), 200);
+    // Behind four entries and `.` and `..` come both names: the last entry's now starts where the third's does.
+    spoil(&erofs, &one, 51 - 44, 51);
+    let error = list(&erofs, Format::Erofs).unwrap_err().to_string();
+    assert!(error.contains("a name of 400 bytes"), "{error}");
+}
+
 /// xorriso makes such files only of more than 4 GiB; here two neighbours are made one, in their records.
 #[test]
 fn a_file_of_several_extents_is_one() {

@@ -29,6 +29,8 @@ const STORED: u32 = 1 << 24;
 /// Entries of the fragment table in a metadata block, and their length.
 const FRAGMENTS_PER_BLOCK: u32 = 512;
 const FRAGMENT_LEN: u64 = 16;
+/// The longest name in a directory, in bytes: one more than elsewhere.
+const NAME_MAX: usize = 256;
 /// The kernel's limits.
 const BLOCK_SHIFT: std::ops::RangeInclusive<u16> = 12..=20;
 
@@ -246,7 +248,11 @@ impl FileSystem for Squash {
             }
             for _ in 0..=count {
                 let (fixed, _) = take(8)?;
-                let (name, rest) = take(usize::from(u16_at(&fixed, 6)) + 1)?;
+                let name_len = usize::from(u16_at(&fixed, 6)) + 1;
+                if name_len > NAME_MAX {
+                    return corrupt(format!("a name of {name_len} bytes"));
+                }
+                let (name, rest) = take(name_len)?;
                 left = rest;
                 let node = u64::from(u32_at(&head, 4)) << 16 | u64::from(u16_at(&fixed, 0));
                 if entry(&name, node) == ControlFlow::Break(()) {

@@ -4,11 +4,12 @@
 
 mod common;
 
-use becket_testkit::{image, require_device};
+use becket_testkit::{image, require_device, tool};
 use common::{Small, scratch, text};
 use serde_json::Value;
 use std::fs::{File, OpenOptions, read_to_string};
 use std::io::Write;
+use std::process::Command;
 
 #[test]
 fn each_change_is_told_with_how_it_was_made() {
@@ -77,11 +78,19 @@ fn what_cannot_be_written_back_keeps_a_device_writable() {
     assert_eq!(read_only(), "0\n");
     drop(writer);
 
-    // Lost at the last close, which tells nobody: it is over, and is not the change's failure.
+    // Lost before, in a way that tells nobody: it is over, and is not the change's failure.
     drop(write());
+    tool(Command::new("blockdev").args(["--flushbufs", node]));
     let witness = File::open(&device).unwrap();
     let ran = freeze();
     assert_eq!(ran.code, 0, "{ran:?}");
     assert_eq!(read_only(), "1\n");
     witness.sync_all().expect_err("there was an error that nobody had heard of");
+
+    // What the kernel was told of the node is not the next image's.
+    drop(witness);
+    place.ok(["detach", node]);
+    let again = place.attach(&image, &["--direct-io", "off"]);
+    let ro = format!("/sys/class/block/{}/ro", again.file_name().unwrap().display());
+    assert_eq!(read_to_string(ro).unwrap(), "0\n", "{}", again.display());
 }

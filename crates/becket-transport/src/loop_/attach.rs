@@ -75,7 +75,8 @@ pub fn attach(opened: &Opened, options: &LoopOptions) -> Result<LoopDevice, Erro
     let config = config_of(opened, options, &range, direct == Wish::Ask);
     let control = open_control()?;
     let (number, device) = bind(&control, &config, opened.read_only)?;
-    let settled = direct::settle(number, device.as_fd(), opened, options.direct_io, direct)
+    let settled = writable(number, &device, opened.read_only)
+        .and_then(|()| direct::settle(number, device.as_fd(), opened, options.direct_io, direct))
         .and_then(|direct| Ok((direct, partition_nodes(&name(number), opened, options)?)));
     match settled {
         Ok(((direct_io, warning), partitions)) => Ok(LoopDevice {
@@ -161,6 +162,15 @@ fn bind(control: &File, config: &uapi::LoopConfig, read_only: bool) -> Result<(u
         }
     }
     Err(Error::NoFreeLoop { attempts: ATTEMPTS })
+}
+
+/// Has the kernel take writes again where its node refuses them since another use: what BLKROSET has said outlives that.
+fn writable(number: u32, device: &File, read_only: bool) -> Result<(), Error> {
+    let io = |doing| Error::io(doing, path(number));
+    if !read_only && block::read_only(device.as_fd()).map_err(io("look at"))? {
+        block::set_read_only(device.as_fd(), false).map_err(io("make writable"))?;
+    }
+    Ok(())
 }
 
 /// The nodes of the promised partitions, else of those that the kernel found by itself.

@@ -1,9 +1,11 @@
 //! Opens an image: one path lookup, then only descriptors.
 //! It never blocks on a FIFO and never follows the path a second time.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -105,7 +107,9 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
     }
     // What is inside decides whether anything may be written, and readers must not shut each other out.
     let walked = look(path, options.format)?;
-    let reason = walked.read_only.or_else(|| if options.shared { None } else { loop_over(&host) });
+    let reason = walked
+        .read_only
+        .or_else(|| if options.shared { None } else { loop_over(Path::new("/sys/block"), &host) });
     match reason {
         Some(reason) => open_inside(&host, &inside, true, Some(reason), options),
         None => open_inside(&host, &inside, false, None, options),
@@ -189,11 +193,22 @@ fn open_inside(
 }
 
 /// Why a file system inside a file may be in use although nobody holds a lock: a loop device of somebody else's.
-fn loop_over(host: &Path) -> Option<String> {
+/// What is bound to a file that the kernel does not name counts as one. `disks` is sysfs' directory of them.
+fn loop_over(disks: &Path, host: &Path) -> Option<String> {
     let host = std::fs::canonicalize(host).ok()?;
-    std::fs::read_dir("/sys/block").ok()?.flatten().find_map(|disk| {
-        let text = std::fs::read_to_string(disk.path().join("loop/backing_file")).ok()?;
-        let taken = Path::new(text.trim_end_matches('\n')) == host;
+    let identity = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let ours = identity(&host);
+    std::fs::read_dir(disks).ok()?.flatten().find_map(|disk| {
+        let taken = match std::fs::read(disk.path().join("loop/backing_file")) {
+            Ok(text) => {
+                let path = Path::new(OsStr::from_bytes(text.strip_suffix(b"\n").unwrap_or(&text)));
+                // The same file may have other names.
+                path == host || ours.is_some() && identity(path) == ours
+            }
+            // No loop device, or none that is bound (any more).
+            Err(error) if error.kind() == ErrorKind::NotFound => false,
+            Err(error) => error.raw_os_error() != Some(Errno::NODEV.raw_os_error()),
+        };
         taken.then(|| format!("{} shows the image to others, who may write to it", disk.path().display()))
     })
 }
@@ -409,4 +424,33 @@ fn usable_partitions(table: Table, len: u64, block_size: u32, warnings: &mut Vec
         format!("partition {} is left out: it does not lie on blocks of {block_size} bytes", partition.number)
     }));
     usable
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loop_device_is_seen_whatever_its_file_is_called() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = std::fs::canonicalize(dir.path()).unwrap();
+        let host = root.join(OsStr::from_bytes(b"im\xffage"));
+        let link = root.join("other name");
+        std::fs::write(&host, "").unwrap();
+        std::fs::hard_link(&host, &link).unwrap();
+        let disks = root.join("block");
+        let backing = disks.join("loop0/loop/backing_file");
+        std::fs::create_dir_all(disks.join("sda")).unwrap();
+        std::fs::create_dir_all(backing.parent().unwrap()).unwrap();
+        let taken = || loop_over(&disks, &host).is_some();
+        assert!(!taken(), "nothing is bound");
+        for (path, expected) in [(&host, true), (&link, true), (&root.join("another"), false)] {
+            let line = [path.as_os_str().as_bytes(), b"\n"].concat();
+            std::fs::write(&backing, line).unwrap();
+            assert_eq!(taken(), expected, "{}", path.display());
+        }
+        std::fs::remove_file(&backing).unwrap();
+        std::fs::create_dir(&backing).unwrap();
+        assert!(taken(), "what cannot be read may be the image");
+    }
 }

@@ -47,7 +47,7 @@ impl Ui {
 
     /// The one JSON value that a command prints.
     pub(crate) fn value(&self, value: &Value) -> Result<(), Failure> {
-        self.line(format!("{value:#}"))
+        self.line(json_text(value))
     }
 
     /// A sentence for people.
@@ -117,6 +117,21 @@ pub(crate) fn queues(info: &DeviceInfo) -> Option<String> {
     Some(format!("queues {queues}, requests in flight in each {depth}, mode {mode}"))
 }
 
+/// JSON in which no control character is left, for terminals: JSON itself allows those from U+007F on.
+fn json_text(value: &Value) -> String {
+    let mut out = String::new();
+    for letter in format!("{value:#}").chars() {
+        // Only strings can hold one.
+        if matches!(letter, '\u{7f}'..='\u{9f}') {
+            // Cannot fail: it writes to a string.
+            let _ = write!(out, "\\u{:04x}", u32::from(letter));
+        } else {
+            out.push(letter);
+        }
+    }
+    out
+}
+
 /// File names are anybody's: no control character of theirs reaches the terminal.
 pub(crate) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -162,6 +177,15 @@ mod tests {
         let rows = [["NAME", "SIZE", "IMAGE"], ["a", "512", "/x y"], ["longer", "1", "/z"]]
             .map(|row| row.map(str::to_owned).to_vec());
         assert_eq!(table(&rows, &[1]), "NAME    SIZE  IMAGE\na        512  /x y\nlonger     1  /z\n");
+    }
+
+    #[test]
+    fn json_cannot_drive_the_terminal() {
+        let value = json!({ "na\u{9b}me": "\u{1b}[2J\u{7f}\u{9b}2J\u{9f}\u{a0}ü" });
+        let text = json_text(&value);
+        assert!(text.chars().all(|letter| letter == '\n' || !letter.is_control()), "{text:?}");
+        assert!(text.contains("\\u009b2J\\u009f\u{a0}ü"), "{text}");
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::{
     ui::{Ui, table},
     units::format_size,
 };
-use becket_image::{End, Extent, Image, Level, Place, layer::detect};
+use becket_image::{End, Extent, Image, Level, Place, Walk, layer::detect};
 use serde_json::{Value, json};
 
 /// Extents that a table for people has; more are counted.
@@ -23,16 +23,14 @@ pub(crate) fn run(ui: &Ui, args: &args::Map) -> Result<u8, Failure> {
         return Err(common::image_failure("map", path, error).hint("see what is in it: becket ls PATH"));
     }
     if let Some(file) = &args.svg {
-        let bars: Vec<map_svg::Bar<'_>> = walk
-            .levels
-            .iter()
-            .map(|level| map_svg::Bar { level, format: format(level, args.look.format_of(1)) })
-            .collect();
+        let bars: Vec<map_svg::Bar<'_>> =
+            formats(&walk, &args.look).map(|(level, format)| map_svg::Bar { level, format }).collect();
         std::fs::write(file, map_svg::draw(&bars))
             .map_err(|error| Failure::io(format!("cannot write {}", file.display()), &error))?;
     }
     if ui.json {
-        let levels: Vec<Value> = walk.levels.iter().map(|level| summary(level, args)).collect();
+        let levels: Vec<Value> =
+            formats(&walk, &args.look).map(|(level, format)| summary(level, format)).collect();
         ui.value(&json!({
             "image": level.path,
             "size": level.image.len(),
@@ -94,13 +92,18 @@ fn entry(image: &Image, extent: &Extent) -> Value {
     entry
 }
 
-fn summary(level: &Level, args: &args::Map) -> Value {
+fn summary(level: &Level, format: &str) -> Value {
     json!({
         "path": level.path,
         "size": level.image.len(),
-        "format": format(level, args.look.format_of(1)),
+        "format": format,
         "extents": level.image.map().extents().len(),
     })
+}
+
+/// The images on the way, and what each is. A format that was asked for is that of the first.
+fn formats<'a>(walk: &'a Walk, look: &args::Look) -> impl Iterator<Item = (&'a Level, &'static str)> {
+    walk.levels.iter().enumerate().map(|(index, level)| (level, format(level, look.format_of(index + 1))))
 }
 
 /// What an image on the way is; the last one has not been looked at yet.
@@ -109,5 +112,28 @@ fn format(level: &Level, format: becket_image::Format) -> &'static str {
         Some(contents) => contents.about().format,
         // What is damaged can be mapped all the same.
         None => detect(&level.image, format).map_or("damaged", |contents| contents.about().format),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_format_is_that_of_the_first_image_only() {
+        // An MBR with one partition, of zeroes.
+        let mut bytes = vec![0; 1 << 20];
+        bytes[450] = 0x83;
+        bytes[454..462].copy_from_slice(&[8, 0, 0, 0, 0, 1, 0, 0]);
+        bytes[510..512].copy_from_slice(&[0x55, 0xaa]);
+        let dir = tempfile::tempdir().unwrap();
+        let disk = dir.path().join("disk.img");
+        std::fs::write(&disk, bytes).unwrap();
+        let look = args::Look { path: disk.join("p1"), format: becket_image::Format::Disk };
+        let walk = becket_image::look(&look.path, look.format).unwrap();
+        let told: Vec<_> = formats(&walk, &look).map(|(_, format)| format).collect();
+        assert_eq!(told.len(), 2);
+        assert_ne!(told[0], "damaged");
+        assert_eq!(told[1], "raw");
     }
 }

@@ -76,7 +76,7 @@ impl Layout {
         self.push(len, Place::Zero)
     }
 
-    /// The next bytes are what a block yields. [`Block::start`] is set here.
+    /// The next bytes are what a block yields. `Block::start` is set here.
     ///
     /// # Errors
     /// As [`Layout::data`]; or blocks of two codecs in one layer.

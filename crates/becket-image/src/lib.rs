@@ -27,7 +27,7 @@ pub use bytes::ReadAt;
 pub use encoded::Encoded;
 pub use error::{Error, ErrorKind};
 pub use facts::{Alignment, BackingKind, DirectIo, Facts};
-pub use image::Image;
+pub use image::{Image, Layout};
 pub use inspect::{Inspected, inspect};
 pub use layer::{FileSystem, Format, LayerError, NodeKind};
 pub use map::{Extent, Map, MapError, Place};

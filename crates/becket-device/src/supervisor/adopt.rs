@@ -14,6 +14,7 @@ use becket_uapi::ublk::UBLK_S_DEV_DEAD;
 use rustix::fs::fstat;
 
 use super::devices::Supervisor;
+use super::driver::Driver;
 use super::owned::Owned;
 use super::workers::{Orphan, Server};
 use crate::describe::speakable;
@@ -22,7 +23,7 @@ use crate::process::ProcessId;
 use crate::register::forget;
 use crate::state::{Device, Entry};
 use crate::worker::kept::Kept;
-use crate::{DeviceState, Error, log};
+use crate::{DeviceInfo, DeviceState, Error, log};
 
 impl Supervisor {
     /// Takes over what a predecessor has left; answers with its workers.
@@ -105,6 +106,7 @@ impl Supervisor {
             return Err(Error::NoDevice { target: record.info.name });
         }
         log::warn(format_args!("{} taken over from a server that is gone", device.info.name));
+        finish_resizing(&*driver, &device.info);
         self.own(&Owned::new(device, kept, server));
         Ok(())
     }
@@ -138,6 +140,16 @@ fn as_served(device: &mut Device, kept: &Kept) {
     *image = held;
     if let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", file.buffered.as_raw_fd())) {
         info.image = speakable(&path);
+    }
+}
+
+/// Has users see as much as the worker serves: our predecessor may have died between the two.
+fn finish_resizing(driver: &dyn Driver, info: &DeviceInfo) {
+    let DeviceInfo { name, number, size, .. } = info;
+    let Some(seen) = driver.size(*number).filter(|seen| seen != size) else { return };
+    match driver.update_size(*number, *size) {
+        Ok(()) => log::warn(format_args!("{name} had {seen} bytes for its users, and has {size} now")),
+        Err(error) => log::warn(format_args!("{name} keeps {seen} bytes for its users: {error}")),
     }
 }
 

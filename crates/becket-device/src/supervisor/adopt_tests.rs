@@ -59,6 +59,20 @@ fn a_successor_owns_what_its_predecessor_owned() {
 }
 
 #[test]
+fn a_growth_that_death_cut_short_is_finished() {
+    for refused in [0, 1] {
+        let (stage, _) = after_a_death(&["one", "two"], FEATURES);
+        stage.driver.refuse.store(refused, Ordering::SeqCst);
+        // The worker has the whole of it, and the kernel was never told.
+        lock(&stage.driver.sizes).insert(900_001, 4096);
+        stage.supervisor.adopt();
+        let told = ["show 8192 bytes of 900001", "refuse 8192 bytes of 900001"];
+        assert_eq!(stage.done(), [told[refused as usize]], "the other one is left alone");
+        assert_eq!(stage.supervisor.list().len(), 2, "owned whatever came of it");
+    }
+}
+
+#[test]
 fn records_that_cannot_be_trusted_are_set_aside_and_others_are_not_disturbed() {
     let (stage, _) = after_a_death(&["good", "corrupt", "foreign", "lied"], FEATURES);
     let records = stage.bench.store.runtime().records();

@@ -44,6 +44,8 @@ pub(super) struct FakeDriver {
     pub(super) journal: Journal,
     pub(super) features: u64,
     pub(super) devices: Mutex<BTreeMap<u32, DevInfo>>,
+    /// What users see of each disk.
+    pub(super) sizes: Mutex<BTreeMap<u32, u64>>,
     /// How often START_USER_RECOVERY still finds the old worker's device open.
     pub(super) held: AtomicU32,
     /// Somebody uses each disk.
@@ -58,6 +60,7 @@ impl FakeDriver {
             journal: Arc::clone(journal),
             features: FEATURES,
             devices: Mutex::default(),
+            sizes: Mutex::default(),
             held: AtomicU32::new(0),
             used: AtomicBool::new(false),
             refuse: AtomicU32::new(0),
@@ -98,7 +101,8 @@ impl Driver for FakeDriver {
         devices.insert(dev_id, info);
         Ok(info)
     }
-    fn set_params(&self, _: u32, _: &Geometry) -> Result<(), Error> {
+    fn set_params(&self, id: u32, geometry: &Geometry) -> Result<(), Error> {
+        lock(&self.sizes).insert(id, geometry.size);
         Ok(())
     }
     fn open_char(&self, id: u32) -> Result<OwnedFd, Error> {
@@ -154,8 +158,14 @@ impl Driver for FakeDriver {
     fn watchful(&self, id: u32) {
         self.did("watch", id);
     }
+    fn size(&self, id: u32) -> Option<u64> {
+        lock(&self.sizes).get(&id).copied()
+    }
     fn update_size(&self, id: u32, bytes: u64) -> Result<(), Error> {
         let refused = Self::one_of(&self.refuse);
+        if !refused {
+            lock(&self.sizes).insert(id, bytes);
+        }
         self.did(&format!("{} {bytes} bytes of", if refused { "refuse" } else { "show" }), id);
         if refused { Err(Error::Worker { what: "was told to fail".to_owned() }) } else { Ok(()) }
     }

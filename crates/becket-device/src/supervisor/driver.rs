@@ -43,6 +43,8 @@ pub(crate) trait Driver: Send + Sync {
     fn quiesce(&self, id: u32) -> Result<(), Error>;
     /// Has an old kernel notice soon that a worker died with all its tags in use.
     fn watchful(&self, id: u32);
+    /// How many bytes users see of a disk.
+    fn size(&self, id: u32) -> Option<u64>;
     /// Gives a live disk another size, in bytes.
     fn update_size(&self, id: u32, bytes: u64) -> Result<(), Error>;
     /// Tells users of a disk and of its partitions whether it is read-only; the worker refuses writes by itself.
@@ -132,6 +134,11 @@ impl Driver for Control {
         // living worker's requests may take any time. Without the attribute only such a recovery takes longer.
         let path = sysfs::directory(&disk(id)).join("queue/io_timeout");
         let _ = std::fs::write(path, "1000");
+    }
+
+    fn size(&self, id: u32) -> Option<u64> {
+        // Its sectors always have 512 bytes.
+        sysfs::number::<u64>(&disk(id), "size")?.checked_mul(512)
     }
 
     fn update_size(&self, id: u32, bytes: u64) -> Result<(), Error> {

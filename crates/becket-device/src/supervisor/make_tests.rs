@@ -92,6 +92,9 @@ impl Driver for Double {
     fn del(&self, _: u32) -> Result<(), Error> {
         self.step("del")
     }
+    fn size(&self, _: u32) -> Option<u64> {
+        unreachable!()
+    }
     fn update_size(&self, _: u32, _: u64) -> Result<(), Error> {
         unreachable!()
     }

@@ -76,6 +76,11 @@ pub fn detach_unused(number: u32, diskseq: Option<u64>) -> Result<bool, Error> {
         // It was to go with its last user before we came.
         Ok(_) => Ok(false),
         Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
+            // What BLKROSET has said of the node would outlive the device and meet the next user of its number. The
+            // image's own flag is another one, which goes with it.
+            if block::read_only(meant.device.as_fd()).unwrap_or(false) {
+                let _ = block::set_read_only(meant.device.as_fd(), false);
+            }
             drop(meant.device);
             Ok(await_gone(number, meant.diskseq, LAST_CLOSE) == Cleared::Gone)
         }

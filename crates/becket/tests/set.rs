@@ -4,11 +4,13 @@
 
 mod common;
 
-use becket_testkit::{image, require_device, tool};
+use becket_testkit::{crc, crc_whole, image, require_device, require_loop, require_tools, tool};
 use common::{Small, scratch, text};
 use serde_json::Value;
 use std::fs::{File, OpenOptions, read_to_string};
 use std::io::Write;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 use std::process::Command;
 
 #[test]
@@ -96,4 +98,39 @@ fn what_cannot_be_written_back_keeps_a_device_writable() {
     let again = place.attach(&image, &["--direct-io", "off"]);
     let ro = format!("/sys/class/block/{}/ro", again.file_name().unwrap().display());
     assert_eq!(read_to_string(ro).unwrap(), "0\n", "{}", again.display());
+}
+
+#[test]
+fn an_image_that_lies_elsewhere_takes_no_place_in_loop() {
+    if !require_loop("set::an_image_that_lies_elsewhere_takes_no_place_in_loop")
+        || !require_tools("set::an_image_that_lies_elsewhere_takes_no_place_in_loop", &["sfdisk"])
+    {
+        return;
+    }
+    let place = scratch();
+    let [(start, len), _] = image::GPT_PARTITIONS;
+    for name in ["a.img", "b.img", "c.img"] {
+        image::gpt(&place.path(name), 16 << 20);
+    }
+    let fill = |name: &str, at: u64, seed: u64| {
+        let file = OpenOptions::new().write(true).open(place.path(name)).unwrap();
+        file.write_all_at(&image::random_bytes((len * 512) as usize, seed), at * 512).unwrap();
+    };
+    fill("a.img", start, 1);
+    fill("b.img", start, 2);
+    let attached = place.json(["attach", "--via", "loop", "--read-only", "a.img/p1"]);
+    let node = text(&attached["devices"][0], "device");
+    let old = crc_whole(Path::new(node));
+
+    for elsewhere in ["c.img/p2", "c.img"] {
+        let ran = place.run(["set", "--image", elsewhere, node]);
+        assert_eq!(ran.code, 1, "{ran:?}");
+        assert!(
+            ran.err.contains("in the place of the old one") && ran.err.contains("becket detach"),
+            "{ran:?}"
+        );
+        assert_eq!(crc_whole(Path::new(node)), old);
+    }
+    place.ok(["set", "--image", "b.img/p1", node]);
+    assert_eq!(crc_whole(Path::new(node)), (crc(&place.path("b.img"), start * 512, len * 512), len * 512));
 }

@@ -35,7 +35,9 @@ pub(super) fn set_loop(
         let message = format!("the size of {} is that of a part of {}", info.name, info.image.display());
         return Err(unsupported(message, again(&info.image.display().to_string())));
     }
-    let opened = changes.image.as_deref().map(|path| open(store, device, path, changes)).transpose()?;
+    // It comes in the length that the device has; a new limit follows by itself.
+    let as_it_is = Changes { size_limit: None, ..changes.clone() };
+    let opened = changes.image.as_deref().map(|path| open(store, device, path, &as_it_is)).transpose()?;
     let len = info.size.min(changes.size_limit.flatten().unwrap_or(u64::MAX));
     let freezes = changes.read_only == Some(true) && !info.read_only;
     let using = if opened.is_some() || len < info.size || freezes { Some(Use::of(info)?) } else { None };
@@ -52,6 +54,15 @@ pub(super) fn set_loop(
                 message,
                 again(&format!("--read-only {}, or --via ublk", path.display())),
             ));
+        }
+        // The driver looks for it where the old one lies, whatever the map says.
+        let place = opened.map.single_range().map(|(_, offset, len)| (offset, len));
+        if place != Some((status.offset, info.size)) {
+            let message = format!(
+                "the loop driver takes only an image in the place of the old one: {} bytes at byte {}",
+                info.size, status.offset
+            );
+            return Err(unsupported(message, again(&format!("--read-only {}", path.display()))));
         }
         if held {
             compare::equal(info, opened, progress)?;

@@ -47,7 +47,7 @@ fn attach_with(
     let store = Store::open(Runtime::open()?)?;
     let opened = open(&store, image, options)?;
     // The length of an image inside another is not the file's, so it never follows that.
-    let limit = options.size_limit.or_else(|| opened.nested.then(|| opened.map.len()));
+    let limit = if opened.nested { Some(opened.map.len()) } else { options.size_limit };
     let options = &AttachOptions { size_limit: limit, ..options.clone() };
     if options.partitions == Partitions::On && opened.partitions.is_empty() {
         return Err(Error::NoPartitions { image: image.to_owned() });

@@ -134,3 +134,25 @@ fn an_image_that_lies_elsewhere_takes_no_place_in_loop() {
     place.ok(["set", "--image", "b.img/p1", node]);
     assert_eq!(crc_whole(Path::new(node)), (crc(&place.path("b.img"), start * 512, len * 512), len * 512));
 }
+
+#[test]
+fn no_limit_lets_a_part_of_an_image_reach_its_neighbour() {
+    if !require_device("set::no_limit_lets_a_part_of_an_image_reach_its_neighbour")
+        || !require_tools("set::no_limit_lets_a_part_of_an_image_reach_its_neighbour", &["sfdisk"])
+    {
+        return;
+    }
+    let place = scratch();
+    image::gpt(&place.path("disk.img"), 16 << 20);
+    let len = image::GPT_PARTITIONS[0].1 * 512;
+    let device = place.attach(&place.path("disk.img/p1"), &["--size-limit", "10G"]);
+    let node = device.to_str().unwrap();
+    for limit in ["none", "10G"] {
+        let ran = place.run(["set", "--size-limit", limit, node]);
+        assert_eq!(ran.code, 1, "{ran:?}");
+        assert!(ran.err.contains("part of another image") && ran.err.contains(&len.to_string()), "{ran:?}");
+        assert_eq!(crc_whole(&device).1, len);
+    }
+    place.ok(["refresh", node]);
+    assert_eq!(place.devices()[0]["size_limit"], Value::from(len), "the part's end is a limit of its own");
+}

@@ -86,6 +86,7 @@ pub fn set(
     let store = Store::open(Runtime::open()?)?;
     let device = resolve(&store, target.as_ref())?;
     check_block_size(&device.info, changes.block_size)?;
+    may_grow(&store, &device, changes)?;
     let (after, how) = match device.info.transport {
         Kind::Ublk => (ublk::set(&store, &device, changes, progress)?, How::Live),
         Kind::Dm => (kernel::set_dm(&store, &device, changes)?, How::Drained),
@@ -109,6 +110,31 @@ fn check_block_size(info: &DeviceInfo, wanted: Option<u32>) -> Result<(), Error>
         }
         _ => Ok(()),
     }
+}
+
+/// Behind the end of an image inside another lie its neighbour's bytes, which no transport knows of.
+fn may_grow(store: &Store, device: &Device, changes: &Changes) -> Result<(), Error> {
+    let info = &device.info;
+    let Some(limit) = changes.size_limit.map(|limit| limit.unwrap_or(u64::MAX)) else { return Ok(()) };
+    if limit <= info.size || info.size_limit.is_none() {
+        return Ok(());
+    }
+    let options =
+        AttachOptions { read_only: true, shared: true, offset: info.offset, ..AttachOptions::default() };
+    let opened = attach::open(store, &info.image, &options)?;
+    if opened.identity != device.image {
+        let message = format!("{} is not the image of {} any more", info.image.display(), info.name);
+        return Err(unsupported(message, format!("becket detach {}, and attach it again", info.name)));
+    }
+    let longest = opened.map.len();
+    if opened.nested && limit > longest {
+        let message = format!(
+            "{} is part of another image, {longest} bytes of it; what lies behind belongs to others",
+            info.image.display()
+        );
+        return Err(unsupported(message, format!("--size-limit {longest} is the longest")));
+    }
+    Ok(())
 }
 
 /// What has become of each change that was asked for.

@@ -242,14 +242,15 @@ pub(crate) fn another_user_is_refused(place: &Place) {
     if !(testkit::require_root(place.name) && testkit::require_tools(place.name, &["setpriv"])) {
         return;
     }
+    // Before the server is there, which ends when nobody wants anything of it for a while.
+    let program = place.path("program");
+    fs::copy("/proc/self/exe", &program).unwrap();
     let _supervisor = place.supervisor();
     // The directory's mode keeps others out. With it and the socket's opened, the server itself must.
     let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     open(place.temp.path(), 0o755);
     open(&place.runtime(), 0o755);
     open(&place.runtime().join("control"), 0o666);
-    let program = place.path("program");
-    fs::copy("/proc/self/exe", &program).unwrap();
     let socket = place.runtime().join("control");
     let call = r#"{"method":"org.becket.Becket1.Status"}"#;
     let talk_as = |user: &[&str]| {

@@ -108,7 +108,10 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
         info.image = image.path;
         device.image = image.identity;
         (files, partitions) = (Some(image.files), Some(image.partitions));
-    } else if wish.length.is_some() {
+    } else if let Some(length) = wish.length
+        && (length != Length::Measured || begins_at(&kept.serve.map, info.offset))
+    {
+        // An image inside another ends where that one says, whatever becomes of the file around them.
         change.map = remeasured(&device, &kept.serve.map, &kept.files)?;
     }
     let info = &mut device.info;
@@ -222,6 +225,11 @@ fn resizable(driver: &dyn Driver, id: u32, name: &str) -> Result<(), Error> {
     ))
 }
 
+/// Whether a map is one range of one file from `offset` on, as that of an image which lies in no other.
+fn begins_at(map: &Map, offset: u64) -> bool {
+    map.single_range().is_some_and(|(_, begin, _)| begin == offset)
+}
+
 /// The map that the image's present length gives.
 fn remeasured(device: &Device, map: &Map, files: &[Backing]) -> Result<Map, Error> {
     let info = &device.info;
@@ -229,7 +237,7 @@ fn remeasured(device: &Device, map: &Map, files: &[Backing]) -> Result<Map, Erro
         let message = format!("the size of {} is not that of one file", info.name);
         return Err(unsupported(message, "detach it and attach it again"));
     };
-    if offset != info.offset {
+    if !begins_at(map, info.offset) {
         let message = format!("the size of {} is that of a part of {}", info.name, info.image.display());
         return Err(unsupported(message, "detach it and attach it again"));
     }

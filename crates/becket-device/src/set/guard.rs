@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use becket_transport::{node, sysfs};
 use becket_uapi::block;
 
+use super::Changes;
 use crate::judge::disk_of;
 use crate::{DeviceInfo, Error, ErrorKind, users};
 
@@ -31,6 +32,28 @@ impl Use {
             }
             Err(error) => Err(Error::io("open", &info.device)(error)),
         }
+    }
+
+    /// Who uses a device that may become what is wanted, looked at where that matters: hold it until all is done.
+    ///
+    /// # Errors
+    /// Its users rely on what would go.
+    pub(super) fn allowing(
+        info: &DeviceInfo,
+        changes: &Changes,
+        replaces: bool,
+        len: u64,
+    ) -> Result<Option<Use>, Error> {
+        let freezes = changes.read_only == Some(true) && !info.read_only;
+        if !replaces && len >= info.size && !freezes {
+            return Ok(None);
+        }
+        let using = Use::of(info)?;
+        may_shrink(info, using.is_held(), len, changes.force)?;
+        if freezes {
+            may_become_read_only(info, using.is_held(), changes.force)?;
+        }
+        Ok(Some(using))
     }
 
     pub(super) fn is_held(&self) -> bool {

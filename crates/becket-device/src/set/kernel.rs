@@ -31,21 +31,13 @@ pub(super) fn set_loop(
         let message = format!("{} was attached read-only, and the loop driver keeps it so", info.name);
         return Err(unsupported(message, again(&info.image.display().to_string())));
     }
-    if changes.size_limit == Some(None) && status.offset != info.offset {
-        let message = format!("the size of {} is that of a part of {}", info.name, info.image.display());
-        return Err(unsupported(message, again(&info.image.display().to_string())));
-    }
     // It comes in the length that the device has; a new limit follows by itself.
     let as_it_is = Changes { size_limit: None, ..changes.clone() };
     let opened = changes.image.as_deref().map(|path| open(store, device, path, &as_it_is)).transpose()?;
     let len = info.size.min(changes.size_limit.flatten().unwrap_or(u64::MAX));
     let freezes = changes.read_only == Some(true) && !info.read_only;
-    let using = if opened.is_some() || len < info.size || freezes { Some(Use::of(info)?) } else { None };
+    let using = Use::allowing(info, changes, opened.is_some(), len)?;
     let held = using.as_ref().is_some_and(Use::is_held);
-    guard::may_shrink(info, held, len, changes.force)?;
-    if freezes {
-        guard::may_become_read_only(info, held, changes.force)?;
-    }
     if let (Some(opened), Some(path)) = (&opened, &changes.image) {
         if !status.read_only {
             let message =

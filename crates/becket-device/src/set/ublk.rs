@@ -27,13 +27,8 @@ pub(super) fn set(
     let shortest = opened.as_ref().map_or(info.size, |opened| opened.map.len());
     let len = shortest.min(changes.size_limit.flatten().unwrap_or(u64::MAX));
     let freezes = changes.read_only == Some(true) && !info.read_only;
-    // Held until all is done, where nobody holds it.
-    let using = if opened.is_some() || len < info.size || freezes { Some(Use::of(info)?) } else { None };
+    let using = Use::allowing(info, changes, opened.is_some(), len)?;
     let held = using.as_ref().is_some_and(Use::is_held);
-    guard::may_shrink(info, held, len, changes.force)?;
-    if freezes {
-        guard::may_become_read_only(info, held, changes.force)?;
-    }
     if let Some(opened) = opened.as_ref().filter(|_| held) {
         if !info.read_only {
             return Err(Error::Remote {

@@ -89,9 +89,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
     let mut change = Change::none(&kept.serve);
     let mut files = None;
     let mut partitions = None;
-    if let Length::Limit(limit) = wish.length.unwrap_or(Length::Measured)
-        && wish.length.is_some()
-    {
+    if let Some(Length::Limit(limit)) = wish.length {
         info.size_limit = limit;
     }
     if let Some(image) = wish.image {
@@ -108,10 +106,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
         info.image = image.path;
         device.image = image.identity;
         (files, partitions) = (Some(image.files), Some(image.partitions));
-    } else if let Some(length) = wish.length
-        && (length != Length::Measured || begins_at(&kept.serve.map, info.offset))
-    {
-        // An image inside another ends where that one says, whatever becomes of the file around them.
+    } else if wish.length.is_some() {
         change.map = remeasured(&device, &kept.serve.map, &kept.files)?;
     }
     let info = &mut device.info;
@@ -225,11 +220,6 @@ fn resizable(driver: &dyn Driver, id: u32, name: &str) -> Result<(), Error> {
     ))
 }
 
-/// Whether a map is one range of one file from `offset` on, as that of an image which lies in no other.
-fn begins_at(map: &Map, offset: u64) -> bool {
-    map.single_range().is_some_and(|(_, begin, _)| begin == offset)
-}
-
 /// The map that the image's present length gives.
 fn remeasured(device: &Device, map: &Map, files: &[Backing]) -> Result<Map, Error> {
     let info = &device.info;
@@ -237,7 +227,8 @@ fn remeasured(device: &Device, map: &Map, files: &[Backing]) -> Result<Map, Erro
         let message = format!("the size of {} is not that of one file", info.name);
         return Err(unsupported(message, "detach it and attach it again"));
     };
-    if !begins_at(map, info.offset) {
+    // An image inside another has had a limit from the start: behind it lie its neighbour's bytes.
+    if offset != info.offset && info.size_limit.is_none() {
         let message = format!("the size of {} is that of a part of {}", info.name, info.image.display());
         return Err(unsupported(message, "detach it and attach it again"));
     }

@@ -9,10 +9,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::{
-    About, Entry, FileSystem, LINK_MAX, LayerError, NAME_MAX, NodeKind, Stat, corrupt, directory_len,
-    unsupported,
+    About, Entry, FileSystem, LayerError, NAME_MAX, NodeKind, Stat, corrupt, directory_len, link_is_short,
+    link_target, unsupported,
 };
-use crate::bytes::{ReadAt as _, padded_text, part, u8_at, u16_at, u32_at, u64_at, uuid};
+use crate::bytes::{padded_text, part, u8_at, u16_at, u32_at, u64_at, uuid};
 use crate::image::{Image, Layout};
 
 const SUPERBLOCK: u64 = 1024;
@@ -206,12 +206,8 @@ impl FileSystem for Erofs {
 
     fn read_link(&self, node: u64) -> Result<Vec<u8>, LayerError> {
         let inode = self.inode_of(node, NodeKind::Symlink, "symbolic link")?;
-        if inode.size > LINK_MAX {
-            return corrupt(format!("a symbolic link of {} bytes", inode.size));
-        }
-        let mut target = vec![0; usize::try_from(inode.size).unwrap_or(0)];
-        self.image.compose(self.blocks_of(&inode)?)?.read_at(&mut target, 0)?;
-        Ok(target)
+        link_is_short(inode.size)?;
+        link_target(&self.image, inode.size, self.blocks_of(&inode)?)
     }
 
     fn lay_out(&self, node: u64) -> Result<Layout, LayerError> {

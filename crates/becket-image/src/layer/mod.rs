@@ -21,7 +21,8 @@ use std::ops::ControlFlow;
 
 pub use detect::{Contents, Format, detect};
 
-use crate::image::Layout;
+use crate::bytes::ReadAt as _;
+use crate::image::{Image, Layout};
 
 /// The most bytes that a directory may have.
 const DIRECTORY_MAX: u64 = 64 << 20;
@@ -172,6 +173,21 @@ fn corrupt<T>(what: impl Into<String>) -> Result<T, LayerError> {
 /// A [`LayerError::Unsupported`].
 fn unsupported<T>(what: impl Into<String>) -> Result<T, LayerError> {
     Err(LayerError::Unsupported(what.into()))
+}
+
+/// The target of a symbolic link whose bytes are laid out as a file's.
+fn link_target(image: &Image, size: u64, layout: Layout) -> Result<Vec<u8>, LayerError> {
+    let mut target = vec![0; usize::try_from(size).unwrap_or(0)];
+    image.compose(layout)?.read_at(&mut target, 0)?;
+    Ok(target)
+}
+
+/// That a symbolic link is no longer than any kernel follows, asked before its bytes are looked for.
+fn link_is_short(size: u64) -> Result<(), LayerError> {
+    if size > LINK_MAX {
+        return corrupt(format!("a symbolic link of {size} bytes"));
+    }
+    Ok(())
 }
 
 /// A directory's length, when it is one that is read.

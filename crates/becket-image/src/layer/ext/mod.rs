@@ -13,9 +13,10 @@ mod directory;
 use std::sync::Arc;
 
 use super::{
-    About, Entry, FileSystem, LINK_MAX, LayerError, NodeKind, Stat, corrupt, directory_len, unsupported,
+    About, Entry, FileSystem, LayerError, NodeKind, Stat, corrupt, directory_len, link_is_short, link_target,
+    unsupported,
 };
-use crate::bytes::{ReadAt as _, field, padded_text, part, u16_at, u32_at, uuid};
+use crate::bytes::{field, padded_text, part, u16_at, u32_at, uuid};
 use crate::image::{Image, Layout};
 
 const SUPERBLOCK: u64 = 1024;
@@ -293,12 +294,8 @@ impl FileSystem for Ext {
         if inode.size < inode.block.len() as u64 && inode.flags & (flag::EXTENTS | flag::ENCRYPTED) == 0 {
             return Ok(part(&inode.block, 0, usize::try_from(inode.size).unwrap_or(0)).to_vec());
         }
-        if inode.size > LINK_MAX {
-            return corrupt(format!("a symbolic link of {} bytes", inode.size));
-        }
-        let mut target = vec![0; usize::try_from(inode.size).unwrap_or(0)];
-        self.image.compose(self.blocks_of(&inode)?)?.read_at(&mut target, 0)?;
-        Ok(target)
+        link_is_short(inode.size)?;
+        link_target(&self.image, inode.size, self.blocks_of(&inode)?)
     }
 
     fn lay_out(&self, node: u64) -> Result<Layout, LayerError> {

@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::{
-    About, Entry, FileSystem, LINK_MAX, LayerError, NodeKind, Stat, corrupt, directory_len, unsupported,
+    About, Entry, FileSystem, LayerError, NodeKind, Stat, corrupt, directory_len, link_is_short, unsupported,
 };
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::codec::Codec;
@@ -269,9 +269,7 @@ impl FileSystem for Squash {
         let Inode::Link { len, mut target } = self.inode(node)? else {
             return corrupt("this is no symbolic link");
         };
-        if u64::from(len) > LINK_MAX {
-            return corrupt(format!("a symbolic link of {len} bytes"));
-        }
+        link_is_short(len.into())?;
         self.metadata.read(&mut target, usize::try_from(len).unwrap_or(0))
     }
 

@@ -149,8 +149,8 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
 /// A device that grows is changed before the kernel hears of its size, one that shrinks afterwards. Users are told that
 /// it is read-only before the worker refuses writes, and that it is writable afterwards.
 ///
-/// A worker that dies meanwhile may have served the device as it is to be already, so this counts as done: the next
-/// worker serves it so from its first request on.
+/// A worker that dies meanwhile, or is ended since it does not answer, may have served the device as it is to be already,
+/// so this counts as done: the next worker serves it so from its first request on.
 pub(super) fn apply(
     driver: &dyn Driver,
     server: &dyn Server,

@@ -23,8 +23,10 @@ use crate::worker::protocol::{self, Change, Order, Report, Serve, VERSION};
 use crate::worker::rendezvous;
 use crate::{Error, log, manager};
 
-/// How long a worker may take until it is ready for orders, and for each of them.
+/// How long a worker may take until it is ready for orders, and for a question.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long it may take for an order. A change waits for the requests under way and writes back what its files hold.
+const ORDER: Duration = Duration::from_secs(120);
 
 /// A worker process.
 #[derive(Debug)]
@@ -34,6 +36,9 @@ pub(crate) struct WorkerProcess {
     /// Where a successor of ours finds it.
     place: PathBuf,
     notes: Vec<String>,
+    /// Held for each order until its answer: a worker carries out one after the other, and the time that one may take is
+    /// not spent waiting for others.
+    turn: Mutex<()>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -41,6 +46,8 @@ pub(crate) struct WorkerProcess {
 #[derive(Debug, Default)]
 struct State {
     dead: bool,
+    /// It did not answer in time and is being ended. What it may still say is not heard.
+    given_up: bool,
     /// What came of the orders that are waited for.
     answers: HashMap<u32, Result<(), Error>>,
     /// What it said of devices that were asked about.
@@ -105,8 +112,8 @@ impl WorkerProcess {
     }
 
     fn new(id: ProcessId, socket: OwnedFd, place: PathBuf, notes: Vec<String>) -> Arc<WorkerProcess> {
-        let (state, changed) = (Mutex::default(), Condvar::new());
-        Arc::new(WorkerProcess { id, socket, place, notes, state, changed })
+        let (turn, state, changed) = (Mutex::default(), Mutex::default(), Condvar::new());
+        Arc::new(WorkerProcess { id, socket, place, notes, turn, state, changed })
     }
 
     /// Hears its reports until it dies.
@@ -155,15 +162,26 @@ impl WorkerProcess {
     }
 
     /// Gives an order about a device and waits for the answer.
-    fn order(&self, id: u32, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+    ///
+    /// One who does not answer in time counts as dead and is ended: it could carry the order out after all when nobody
+    /// believes that any more, and its late answer would be taken for that to another order.
+    fn order(&self, id: u32, order: &Order, fds: &[BorrowedFd<'_>], patience: Duration) -> Result<(), Error> {
+        let _turn = lock(&self.turn);
+        if !self.alive() {
+            return Err(refused(id, "died"));
+        }
         self.state().answers.remove(&id);
         self.tell(order, fds)?;
-        let answer = self.wait(PATIENCE, |state| match state.answers.remove(&id) {
+        let answer = self.wait(patience, |state| match state.answers.remove(&id) {
             Some(answer) => Some(answer),
             None => state.dead.then(|| Err(refused(id, "died"))),
         });
-        answer
-            .unwrap_or_else(|| Err(Error::Worker { what: format!("does not answer about ublk device {id}") }))
+        answer.unwrap_or_else(|| {
+            log::warn(format_args!("worker {} does not answer about ublk device {id}: ended", self.id.pid));
+            self.state().given_up = true;
+            self.kill();
+            Err(Error::Worker { what: format!("does not answer about ublk device {id}") })
+        })
     }
 
     fn tell(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
@@ -199,18 +217,19 @@ impl Server for WorkerProcess {
     }
 
     fn alive(&self) -> bool {
-        !self.state().dead
+        let state = self.state();
+        !state.dead && !state.given_up
     }
 
     fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let id = serve.id;
         // The number may have belonged to another device before.
         self.state().closed.remove(&id);
-        self.order(id, &Order::Serve(Box::new(serve)), fds)
+        self.order(id, &Order::Serve(Box::new(serve)), fds, ORDER)
     }
 
     fn change(&self, change: Change, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
-        self.order(change.id, &Order::Change(Box::new(change)), fds)
+        self.order(change.id, &Order::Change(Box::new(change)), fds, ORDER)
     }
 
     fn stats(&self, id: u32) -> Result<Summary, Error> {
@@ -365,5 +384,32 @@ impl Drop for Unproven {
             let _ = child.kill();
             let _ = child.wait();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
+    use super::*;
+
+    #[test]
+    fn one_that_does_not_answer_in_time_is_ended_and_never_asked_again() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let (ours, theirs) = protocol::pair().unwrap();
+        let id = ProcessId::of(child.id()).unwrap();
+        let worker = WorkerProcess::new(id, ours, PathBuf::new(), Vec::new());
+        let order = || worker.order(7, &Order::Stat { id: 7 }, &[], Duration::ZERO);
+        assert!(worker.alive());
+        let error = order().unwrap_err().to_string();
+        assert!(error.contains("does not answer"), "{error}");
+        assert!(!worker.alive());
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+        // Its answer comes late, and is none to the next order.
+        worker.state().answers.insert(7, Ok(()));
+        order().unwrap_err();
+        protocol::receive::<Order>(&theirs).unwrap().unwrap();
+        drop(worker);
+        assert!(protocol::receive::<Order>(&theirs).unwrap().is_none(), "it was not even given the next");
     }
 }

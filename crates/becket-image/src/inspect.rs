@@ -1,6 +1,7 @@
 //! What is inside an image, and inside the images in it: a tree.
 //! It never looks at more than it can do in a moment, and says so where it stopped.
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 
 use serde::Serialize;
@@ -18,6 +19,16 @@ const DIRECTORIES_MAX: usize = 24;
 const SMALLEST: u64 = 16 << 10;
 /// Images that are told of altogether: a file system can hold itself many times over.
 const IMAGES_MAX: usize = 1000;
+/// Files that are looked at altogether, in all of them.
+const FILES_ALTOGETHER: usize = 100_000;
+/// Bytes that the paths of one file system's files may take.
+const PATHS_MAX: usize = 16 << 20;
+
+/// What may still be looked at, in the whole tree.
+struct Left {
+    images: usize,
+    files: usize,
+}
 
 /// An image and the images in it.
 #[derive(Debug, Clone, Serialize)]
@@ -45,11 +56,11 @@ pub struct Inspected {
 
 /// What is inside `image`, which is known as `name`, and inside what is in it.
 pub fn inspect(image: &Image, name: &str, format: Format) -> Inspected {
-    let mut left = IMAGES_MAX;
+    let mut left = Left { images: IMAGES_MAX, files: FILES_ALTOGETHER };
     look_into(image, name.to_owned(), format, 0, &mut left)
 }
 
-fn look_into(image: &Image, name: String, format: Format, depth: usize, left: &mut usize) -> Inspected {
+fn look_into(image: &Image, name: String, format: Format, depth: usize, left: &mut Left) -> Inspected {
     let encoded = image.map().extents().iter().filter(|e| matches!(e.place, crate::Place::Encoded { .. }));
     let mut told = Inspected {
         name,
@@ -83,12 +94,12 @@ fn look_into(image: &Image, name: String, format: Format, depth: usize, left: &m
     told
 }
 
-fn partitions(image: &Image, contents: &Contents, depth: usize, left: &mut usize, told: &mut Inspected) {
+fn partitions(image: &Image, contents: &Contents, depth: usize, left: &mut Left, told: &mut Inspected) {
     let Some(table) = &contents.table else { return };
     told.problems.extend(table.warnings.iter().cloned());
     for partition in &table.partitions {
-        let Some(rest) = left.checked_sub(1) else { return };
-        *left = rest;
+        let Some(rest) = left.images.checked_sub(1) else { return };
+        left.images = rest;
         let name = format!("p{}", partition.number);
         let Ok(part) = image.slice(partition.start, partition.len) else { continue };
         // A partition that begins where the disk does, as on bootable ISOs, holds what was told already.
@@ -101,10 +112,19 @@ fn partitions(image: &Image, contents: &Contents, depth: usize, left: &mut usize
 }
 
 /// Looks for images among the files of a file system.
-fn files(image: &Image, fs: &dyn FileSystem, depth: usize, left: &mut usize, told: &mut Inspected) {
+fn files(image: &Image, fs: &dyn FileSystem, depth: usize, left: &mut Left, told: &mut Inspected) {
     let mut found = Vec::new();
-    let mut search = Search { fs, seen: 0, found: &mut found, problem: None };
+    let mut search = Search {
+        fs,
+        room: FILES_MAX.min(left.files),
+        seen: 0,
+        nodes: HashSet::from([fs.root()]),
+        paths: 0,
+        found: &mut found,
+        problem: None,
+    };
     search.directory(fs.root(), &mut Vec::new(), 0);
+    left.files = left.files.saturating_sub(search.seen);
     told.problems.extend(search.problem);
     found.sort();
     for (path, node) in found {
@@ -118,18 +138,24 @@ fn files(image: &Image, fs: &dyn FileSystem, depth: usize, left: &mut usize, tol
         if !holds {
             continue;
         }
-        let Some(rest) = left.checked_sub(1) else {
+        let Some(rest) = left.images.checked_sub(1) else {
             told.problems.push(format!("not looked further: more than {IMAGES_MAX} images"));
             return;
         };
-        *left = rest;
+        left.images = rest;
         told.children.push(look_into(&inner, shown(&path), Format::Auto, depth + 1, left));
     }
 }
 
 struct Search<'a> {
     fs: &'a dyn FileSystem,
+    /// Entries that are looked at.
+    room: usize,
     seen: usize,
+    /// What was looked at: no file is looked at by each of its names, and no directory in itself.
+    nodes: HashSet<u64>,
+    /// Bytes of the paths in `found`.
+    paths: usize,
     /// Path and number of each file that may be an image.
     found: &'a mut Vec<(Vec<u8>, u64)>,
     problem: Option<String>,
@@ -138,7 +164,7 @@ struct Search<'a> {
 impl Search<'_> {
     fn directory(&mut self, dir: u64, path: &mut Vec<u8>, depth: usize) {
         let mut entries = Vec::new();
-        let room = FILES_MAX.saturating_sub(self.seen);
+        let room = self.room.saturating_sub(self.seen);
         let listed = self.fs.list(dir, &mut |name, node| {
             if entries.len() >= room {
                 return ControlFlow::Break(());
@@ -154,6 +180,9 @@ impl Search<'_> {
             self.problem = Some(format!("only the first {} files were looked at", self.seen));
         }
         for (name, node) in entries {
+            if !self.nodes.insert(node) {
+                continue;
+            }
             let before = path.len();
             if before > 0 {
                 path.push(b'/');
@@ -161,6 +190,11 @@ impl Search<'_> {
             path.extend_from_slice(&name);
             match self.fs.stat(node) {
                 Ok(stat) if stat.kind == NodeKind::File && stat.size >= SMALLEST => {
+                    self.paths += path.len();
+                    if self.paths > PATHS_MAX {
+                        self.problem = Some("not looked further: its paths are too long".to_owned());
+                        return;
+                    }
                     self.found.push((path.clone(), node));
                 }
                 Ok(stat) if stat.kind == NodeKind::Directory && depth < DIRECTORIES_MAX => {
@@ -171,5 +205,52 @@ impl Search<'_> {
             }
             path.truncate(before);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layer::{Entry, LayerError, Stat};
+
+    /// A directory that holds itself and one file, each under a hundred names.
+    #[derive(Debug)]
+    struct Knot;
+
+    impl FileSystem for Knot {
+        fn about(&self) -> &About {
+            unreachable!()
+        }
+        fn root(&self) -> u64 {
+            0
+        }
+        fn stat(&self, node: u64) -> Result<Stat, LayerError> {
+            let kind = if node == 0 { NodeKind::Directory } else { NodeKind::File };
+            Ok(Stat { kind, size: SMALLEST })
+        }
+        fn list(&self, _: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {
+            let _ = (0..200).try_for_each(|name: u64| entry(name.to_string().as_bytes(), name % 2));
+            Ok(())
+        }
+        fn read_link(&self, _: u64) -> Result<Vec<u8>, LayerError> {
+            unreachable!()
+        }
+        fn lay_out(&self, _: u64) -> Result<crate::Layout, LayerError> {
+            unreachable!()
+        }
+        fn writable(&self, _: u64) -> Result<(), String> {
+            unreachable!()
+        }
+    }
+
+    #[test]
+    fn nothing_is_looked_at_twice() {
+        let mut found = Vec::new();
+        let nodes = HashSet::from([0]);
+        let mut search =
+            Search { fs: &Knot, room: FILES_MAX, seen: 0, nodes, paths: 0, found: &mut found, problem: None };
+        search.directory(0, &mut Vec::new(), 0);
+        assert_eq!((search.seen, search.problem.take()), (200, None));
+        assert_eq!(found, [(b"1".to_vec(), 1)]);
     }
 }

@@ -67,6 +67,10 @@ impl File<'_> {
         let entries = part(node, ENTRY, count * ENTRY);
         for entry in entries.chunks_exact(ENTRY) {
             let (logical, low) = (u64::from(u32_at(entry, 0)), u64::from(u32_at(entry, 8)));
+            // What was reserved behind the end is no part of the file.
+            if logical.saturating_mul(self.ext.block_size) >= self.size {
+                continue;
+            }
             if depth == 0 {
                 let len = u16_at(entry, 4);
                 let (count, written) =

@@ -101,6 +101,33 @@ fn what_cannot_be_written_back_keeps_a_device_writable() {
 }
 
 #[test]
+fn a_step_that_was_made_is_told_of_though_the_next_one_failed() {
+    if !require_loop("set::a_step_that_was_made_is_told_of_though_the_next_one_failed") {
+        return;
+    }
+    let place = scratch();
+    let small = Small::mount(place.dir("small"));
+    let image = small.0.join("sparse.img");
+    image::sparse(&image, 1 << 20);
+    let attached = place.json(["attach", "--via", "loop", "--direct-io", "off", image.to_str().unwrap()]);
+    let node = text(&attached["devices"][0], "device");
+    let _writer = {
+        let mut writer = OpenOptions::new().write(true).open(node).unwrap();
+        writer.write_all(&image::random_bytes(1 << 20, 1)).unwrap();
+        writer
+    };
+
+    // There is no place for what is in the page cache; by then the driver goes past its own.
+    let ran = place.run(["set", "--direct-io", "auto", "--read-only", "on", node]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    let kernel = read_to_string(format!("/sys/class/block/{}/loop/dio", &node[5..])).unwrap() == "1\n";
+    let listed = place.json(["list"]);
+    assert_eq!(listed["devices"][0]["direct_io"], Value::Bool(kernel), "{listed:#}");
+    assert_eq!(listed["devices"][0]["read_only"], Value::Bool(false), "{listed:#}");
+    assert!(kernel, "the file system of the test has direct I/O, or nothing was tested");
+}
+
+#[test]
 fn an_image_that_lies_elsewhere_takes_no_place_in_loop() {
     if !require_loop("set::an_image_that_lies_elsewhere_takes_no_place_in_loop")
         || !require_tools("set::an_image_that_lies_elsewhere_takes_no_place_in_loop", &["sfdisk"])

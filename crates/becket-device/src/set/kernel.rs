@@ -62,11 +62,16 @@ pub(super) fn set_loop(
     }
 
     let mut new = device.clone();
+    let mut known = device.clone();
+    // After each step: what is done stays done when a later one fails.
+    let mut keep = |new: &Device| {
+        let old = std::mem::replace(&mut known, new.clone());
+        record(store, &old, new)
+    };
     if let Some(opened) = opened {
         replace(&mut new, &opened)?;
-        record(store, device, &new)?;
+        keep(&new)?;
     }
-    let before = new.clone();
     if let Some(limit) = changes.size_limit {
         let block = u64::from(info.block_size.max(1));
         let rounded = limit.map(|limit| limit / block * block);
@@ -76,10 +81,12 @@ pub(super) fn set_loop(
         }
         new.info.size = loop_::set_size_limit(number, rounded).map_err(Error::Device)?;
         new.info.size_limit = limit;
+        keep(&new)?;
     }
     if let Some(wanted) = changes.direct_io {
         let (on, reason) = loop_::set_direct_io(number, wanted).map_err(Error::Device)?;
         (new.info.direct_io, new.info.direct_io_reason) = (on, reason);
+        keep(&new)?;
     }
     if let Some(read_only) = changes.read_only {
         match freezes {
@@ -87,8 +94,8 @@ pub(super) fn set_loop(
             false => node::set_read_only(&disk_of(info), read_only).map_err(Error::Device)?,
         }
         new.info.read_only = read_only;
+        keep(&new)?;
     }
-    record(store, &before, &new)?;
     Ok(new.info)
 }
 

@@ -138,6 +138,8 @@ pub(crate) struct Set {
     pub(crate) read_only: Option<bool>,
     /// 0 for none.
     pub(crate) size_limit: Option<u64>,
+    /// Fewest bytes that the device may be left with: what its users were looked at for. The image may have become shorter.
+    pub(crate) shortest: u64,
     pub(crate) image: Option<NewImage>,
 }
 

@@ -25,7 +25,8 @@ pub(super) fn set(
     let info = &device.info;
     let opened = changes.image.as_deref().map(|path| open(store, device, path, changes)).transpose()?;
     let shortest = opened.as_ref().map_or(info.size, |opened| opened.map.len());
-    let len = shortest.min(changes.size_limit.flatten().unwrap_or(u64::MAX));
+    let block = u64::from(info.block_size.max(1));
+    let len = shortest.min(changes.size_limit.flatten().unwrap_or(u64::MAX)) / block * block;
     let freezes = changes.read_only == Some(true) && !info.read_only;
     let using = Use::allowing(info, changes, opened.is_some(), len)?;
     let held = using.as_ref().is_some_and(Use::is_held);
@@ -46,10 +47,11 @@ pub(super) fn set(
     if freezes {
         guard::freeze(info)?;
     }
+    let live = Live { store, device, shortest: if changes.force { 0 } else { len } };
     let done = match opened {
-        Some(opened) => replace(store, info, changes, opened),
-        None => match call(store, info, changes, None) {
-            Err(error) if error.kind() == ErrorKind::ReadOnly => reopen(store, device, changes),
+        Some(opened) => live.replace(changes, opened),
+        None => match live.call(changes, None) {
+            Err(error) if error.kind() == ErrorKind::ReadOnly => live.reopen(changes),
             other => other,
         },
     };
@@ -61,71 +63,82 @@ pub(super) fn set(
     })
 }
 
-/// Puts another image in the place of the one that there is.
-fn replace(store: &Store, info: &DeviceInfo, changes: &Changes, opened: Opened) -> Result<DeviceInfo, Error> {
-    // What was written to the device was meant for the old image.
-    Caches::of(info)?.write_back()?;
-    let new = call(store, info, changes, Some(opened))?;
-    guard::forget_cached(&new)?;
-    Ok(new)
+/// A device that may be changed now.
+struct Live<'a> {
+    store: &'a Store,
+    device: &'a Device,
+    /// Fewest bytes that its users leave it.
+    shortest: u64,
 }
 
-/// Makes a device writable whose image is open for reading only, with the rights of the caller.
-///
-/// The image's locks cannot be had twice at once, not even by us, so they are complete only when the supervisor has let go
-/// of the old ones.
-fn reopen(store: &Store, device: &Device, changes: &Changes) -> Result<DeviceInfo, Error> {
-    let info = &device.info;
-    let opened = open(store, device, &info.image, &Changes { shared: true, ..changes.clone() })?;
-    if opened.identity != device.image {
-        return Err(Error::Remote {
-            kind: ErrorKind::NotFound,
-            message: format!("{} is not the image of {} any more", info.image.display(), info.name),
-            hint: Some("put the right one in its place by --image".to_owned()),
+impl Live<'_> {
+    /// Puts another image in the place of the one that there is.
+    fn replace(&self, changes: &Changes, opened: Opened) -> Result<DeviceInfo, Error> {
+        // What was written to the device was meant for the old image.
+        Caches::of(&self.device.info)?.write_back()?;
+        let new = self.call(changes, Some(opened))?;
+        guard::forget_cached(&new)?;
+        Ok(new)
+    }
+
+    /// Makes a device writable whose image is open for reading only, with the rights of the caller.
+    ///
+    /// The image's locks cannot be had twice at once, not even by us, so they are complete only when the supervisor has
+    /// let go of the old ones: until then the device stays read-only, with files that could be written to.
+    fn reopen(&self, changes: &Changes) -> Result<DeviceInfo, Error> {
+        let info = &self.device.info;
+        let opened =
+            open(self.store, self.device, &info.image, &Changes { shared: true, ..changes.clone() })?;
+        if opened.identity != self.device.image {
+            return Err(Error::Remote {
+                kind: ErrorKind::NotFound,
+                message: format!("{} is not the image of {} any more", info.image.display(), info.name),
+                hint: Some("put the right one in its place by --image".to_owned()),
+            });
+        }
+        let own: Vec<Backing> = opened
+            .files
+            .iter()
+            .map(copy)
+            .collect::<Result<_, _>>()
+            .map_err(Error::io("keep", &info.image))?;
+        self.call(&Changes { read_only: None, ..changes.clone() }, Some(opened))?;
+        if !changes.shared
+            && let Some(file) = own.first()
+            && let Err(error) = becket_image::lock(&info.image, file, true)
+        {
+            // It still reads. Best effort: what counts is the clash.
+            let _ = becket_image::lock(&info.image, file, false);
+            return Err(Error::Image(error));
+        }
+        self.call(&Changes { read_only: Some(false), ..Changes::default() }, None)
+    }
+
+    fn call(&self, changes: &Changes, opened: Option<Opened>) -> Result<DeviceInfo, Error> {
+        let mut fds = Vec::new();
+        let image = opened.map(|opened| {
+            let files = facts_of(&opened.files);
+            for file in opened.files {
+                fds.push(file.buffered);
+                fds.extend(file.direct);
+            }
+            let partitions = opened.partitions.into_iter().map(Into::into).collect();
+            NewImage { path: speakable(Path::new(&opened.path)), map: opened.map, files, partitions }
         });
+        let request = Set {
+            name: self.device.info.name.clone(),
+            direct_io: changes.direct_io,
+            read_only: changes.read_only,
+            size_limit: changes.size_limit.map(Option::unwrap_or_default),
+            shortest: self.shortest,
+            image,
+        };
+        let reply: OneDevice = client::call(self.store.runtime(), "Set", &request, &fds)?;
+        Ok(reply.device)
     }
-    let own: Vec<Backing> =
-        opened.files.iter().map(copy).collect::<Result<_, _>>().map_err(Error::io("keep", &info.image))?;
-    let new = call(store, info, changes, Some(opened))?;
-    if !changes.shared
-        && let Some(file) = own.first()
-        && let Err(error) = becket_image::lock(&info.image, file, true)
-    {
-        let back = Changes { read_only: Some(true), ..Changes::default() };
-        call(store, info, &back, None)?;
-        return Err(Error::Image(error));
-    }
-    Ok(new)
 }
 
 fn copy(file: &Backing) -> std::io::Result<Backing> {
     let direct = file.direct.as_ref().map(OwnedFd::try_clone).transpose()?;
     Ok(Backing { buffered: file.buffered.as_fd().try_clone_to_owned()?, direct, facts: file.facts.clone() })
-}
-
-fn call(
-    store: &Store,
-    info: &DeviceInfo,
-    changes: &Changes,
-    opened: Option<Opened>,
-) -> Result<DeviceInfo, Error> {
-    let mut fds = Vec::new();
-    let image = opened.map(|opened| {
-        let files = facts_of(&opened.files);
-        for file in opened.files {
-            fds.push(file.buffered);
-            fds.extend(file.direct);
-        }
-        let partitions = opened.partitions.into_iter().map(Into::into).collect();
-        NewImage { path: speakable(Path::new(&opened.path)), map: opened.map, files, partitions }
-    });
-    let request = Set {
-        name: info.name.clone(),
-        direct_io: changes.direct_io,
-        read_only: changes.read_only,
-        size_limit: changes.size_limit.map(Option::unwrap_or_default),
-        image,
-    };
-    let reply: OneDevice = client::call(store.runtime(), "Set", &request, &fds)?;
-    Ok(reply.device)
 }

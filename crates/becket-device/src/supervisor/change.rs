@@ -24,6 +24,8 @@ pub(super) struct Wish {
     pub(super) direct_io: Option<DirectIo>,
     pub(super) read_only: Option<bool>,
     pub(super) length: Option<Length>,
+    /// Fewest bytes that it may be left with where it becomes shorter.
+    pub(super) shortest: u64,
     pub(super) image: Option<Replacement>,
 }
 
@@ -135,7 +137,23 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
         change.direct_io = on;
         (info.direct_io, info.direct_io_reason) = (on, reason);
     }
-    info.size = change.map.len();
+    let len = change.map.len();
+    if len < info.size.min(wish.shortest) {
+        return Err(Error::Remote {
+            kind: ErrorKind::InvalidOption,
+            message: format!(
+                "{} has room for {len} bytes by now, and {} has {}",
+                info.image.display(),
+                info.name,
+                info.size
+            ),
+            hint: Some(format!(
+                "becket refresh {} takes over the length, or make the image longer again",
+                info.name
+            )),
+        });
+    }
+    info.size = len;
     info.read_only = change.read_only;
     if change != Change::none(&kept.serve) {
         // Whoever changes returns to the image's file, for good.

@@ -36,9 +36,13 @@ impl Stage {
         self.done().iter().map(|step| step.replace(" 900001", "").replace(" by 0", "")).collect()
     }
 
+    fn cut(&self, len: u64) {
+        fs::File::options().write(true).open(&self.bench.image).unwrap().set_len(len).unwrap();
+    }
+
     /// Makes the image so long and has that taken over; returns what was done, and the device's size.
     fn refresh(&self, len: u64) -> (Result<u64, Error>, Vec<String>) {
-        fs::File::options().write(true).open(&self.bench.image).unwrap().set_len(len).unwrap();
+        self.cut(len);
         let outcome = self.supervisor.refresh(&Refresh { name: NAME.to_owned() });
         (outcome.map(|info| info.size), self.steps())
     }
@@ -104,6 +108,18 @@ fn a_limit_can_come_and_go() {
     assert_eq!((free.size, free.size_limit), (1 << 20, None));
     let error = stage.set(Set { size_limit: Some(100), ..Set::default() }).unwrap_err();
     assert!(error.to_string().contains("no block left"), "{error}");
+}
+
+#[test]
+fn no_change_takes_more_than_its_users_were_looked_at_for() {
+    let stage = plain();
+    stage.refresh(16384).0.unwrap();
+    stage.cut(4096);
+    let limit = Set { size_limit: Some(8192), shortest: 8192, ..Set::default() };
+    let error = stage.set(limit.clone()).unwrap_err();
+    assert!(error.to_string().contains("4096 bytes") && error.hint().unwrap().contains("refresh"), "{error}");
+    assert_eq!((stage.record().info.size, stage.steps()), (16384, Vec::<String>::new()));
+    assert_eq!(stage.set(Set { shortest: 4096, ..limit }).unwrap().size, 4096);
 }
 
 #[test]

@@ -372,13 +372,13 @@ impl Service for Supervisor {
     }
 
     fn set(&self, request: Set, fds: Vec<OwnedFd>) -> Result<DeviceInfo, Error> {
-        let Set { name, direct_io, read_only, size_limit, image } = request;
+        let Set { name, direct_io, read_only, size_limit, shortest, image } = request;
         self.change(&name, |info| {
             let read_only_then = read_only.unwrap_or(info.read_only);
             let image =
                 image.map(|image| take_image(image, fds, info.block_size, read_only_then)).transpose()?;
             let length = size_limit.map(|limit| Length::Limit(Some(limit).filter(|limit| *limit > 0)));
-            Ok(Wish { direct_io, read_only, length, image })
+            Ok(Wish { direct_io, read_only, length, shortest, image })
         })
     }
 

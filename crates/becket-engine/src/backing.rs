@@ -9,7 +9,7 @@ use std::sync::{
 use becket_image::{Encoded, Map};
 use rustix::io::Errno;
 
-use crate::{Decoding, Error, decode::Layers};
+use crate::{Decoding, Error, Interceptor, decode::Layers};
 
 /// How requests of a device are served: the map of its image, the files that it speaks of, and what may be done with them.
 ///
@@ -22,6 +22,7 @@ pub struct Backing {
     /// Whether requests go past the page cache, where they can.
     pub(crate) direct: bool,
     files: Arc<Files>,
+    pub(crate) interceptor: Option<Arc<dyn Interceptor>>,
 }
 
 /// Files, with what of them still has to reach stable storage: that outlives a change of everything else.
@@ -38,13 +39,20 @@ impl Backing {
     pub fn new(map: Map, files: Vec<becket_image::Backing>, read_only: bool, queues: usize) -> Backing {
         let sync = files.iter().map(|_| FileSync::new(queues)).collect();
         let files = Arc::new(Files { files, sync, layers: None });
-        Backing { map: Arc::new(map), read_only, direct: true, files }
+        Backing { map: Arc::new(map), read_only, direct: true, files, interceptor: None }
     }
 
     /// The same with requests that go through the page cache.
     #[must_use]
     pub fn through_the_page_cache(self) -> Backing {
         Backing { direct: false, ..self }
+    }
+
+    /// The same with somebody who sees each operation on its way to the files. Whether there is anybody is settled when a
+    /// queue is made: those of [`IoThreads::change`](crate::IoThreads::change) that come later have no say.
+    #[must_use]
+    pub fn intercepted_by(self, interceptor: Arc<dyn Interceptor>) -> Backing {
+        Backing { interceptor: Some(interceptor), ..self }
     }
 
     /// The same with a map whose encoded extents are of these layers, which `decoding` decodes.
@@ -68,7 +76,8 @@ impl Backing {
     /// The same files otherwise: `map` may only speak of these.
     #[must_use]
     pub fn otherwise(&self, map: Map, read_only: bool, direct: bool) -> Backing {
-        Backing { map: Arc::new(map), read_only, direct, files: Arc::clone(&self.files) }
+        let (files, interceptor) = (Arc::clone(&self.files), self.interceptor.clone());
+        Backing { map: Arc::new(map), read_only, direct, files, interceptor }
     }
 
     /// The files, in the order in which maps speak of them.

@@ -3,6 +3,7 @@
 
 mod below;
 mod frames;
+mod intercept;
 mod loads;
 mod merge;
 
@@ -31,6 +32,7 @@ use crate::{
 pub use below::Below;
 use below::Unproven;
 use frames::is_lent;
+use intercept::Intercepted;
 use loads::Loads;
 pub(crate) use loads::{Copied, memory_of};
 use merge::Runs;
@@ -132,6 +134,8 @@ pub(crate) struct Core {
     unproven: Option<Box<Unproven>>,
     /// Neighbours become one operation.
     runs: Option<Box<Runs>>,
+    /// Operations are looked at, and perhaps spoiled, before they go to the backing.
+    pub(crate) intercepted: Option<Box<Intercepted>>,
     /// Blocks are decoded for requests.
     pub(crate) loads: Option<Box<Loads>>,
     /// Requests go through the page cache, even where they need not.
@@ -153,6 +157,8 @@ impl Core {
         let loads = Loads::new(new.backing, new.depth, new.mailbox)?;
         // The queue's own requests behind those of the port.
         let requests = new.depth + loads.as_ref().map_or(0, |loads| loads.count());
+        let interceptor = new.backing.interceptor.clone();
+        let intercepted = interceptor.map(|interceptor| Intercepted::new(interceptor, requests));
         let runs = (new.merge && buffers.is_some()).then(|| Runs::new(new.depth)).transpose()?;
         let batch = match new.batch {
             None => None,
@@ -225,6 +231,7 @@ impl Core {
             },
             unproven: new.below.as_ref().map(|below| Unproven::new(Arc::clone(&below.lease), new.depth)),
             runs,
+            intercepted,
             loads,
             depth: new.depth,
             buffered: !new.backing.direct,
@@ -381,7 +388,7 @@ impl Core {
                     return;
                 }
                 let entry = self.transfer(tag, &request, 0, way);
-                self.submit(ring, tag, entry);
+                self.submit(ring, tag, Source::Backing { tag }, entry);
             }
             _ => {
                 *slot = begun;
@@ -438,10 +445,10 @@ impl Core {
         self.finished.push((tag, result));
     }
 
-    /// Queues an operation of a request on a backing file.
+    /// Queues an operation of a request on a backing file, or what stands for it.
     #[inline]
-    fn submit(&mut self, ring: &mut Ring, tag: u16, entry: squeue::Entry) {
-        let entry = entry.user_data(user_data(self.index, Source::Backing { tag }));
+    fn submit(&mut self, ring: &mut Ring, tag: u16, source: Source, entry: squeue::Entry) {
+        let entry = entry.user_data(user_data(self.index, source));
         if let Err(errno) = self.push(ring, &entry) {
             self.left(ring.now(), tag, 0);
             self.finish(ring.now(), tag, Err(errno));
@@ -454,7 +461,10 @@ impl Core {
             Ok(Step::Operate(entry)) => {
                 let governed = self.slab[usize::from(tag)].way == Way::Governed;
                 if !governed || self.admit(ring.now(), tag) {
-                    self.submit(ring, tag, entry);
+                    match self.intercepted {
+                        None => self.submit(ring, tag, Source::Backing { tag }, entry),
+                        Some(_) => self.submit_intercepted(ring, tag, entry, false),
+                    }
                 }
             }
             // Word about what it waits for takes it further.

@@ -103,8 +103,8 @@ impl Core {
         let target = self.files + 2 * file + u32::from(slot.direct);
         let memory =
             self.loads.as_deref_mut().and_then(|loads| loads.memory(tag)).map(|memory| memory.address());
-        // A queue that is held has no straight way: new requests must not begin.
-        if slot.direct && memory.is_none() && self.held.is_none() {
+        // A queue that is held has no straight way: new requests must not begin. Nor has one whose operations are looked at.
+        if slot.direct && memory.is_none() && self.held.is_none() && self.intercepted.is_none() {
             self.straight = self.straight_at(tag, target);
         }
         let slot = &self.slab[usize::from(tag)];

@@ -112,6 +112,7 @@ impl Queue {
     pub(crate) fn complete(&mut self, ring: &mut Ring, source: Source, completion: Completion) {
         match source {
             Source::Backing { tag } => self.core.operated(ring, tag, completion.result),
+            Source::Intercepted { tag } => self.core.intercepted(ring, tag, completion.result),
             Source::Port(token) => {
                 let answer = Answer {
                     result: completion.result,

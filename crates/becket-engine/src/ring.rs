@@ -307,6 +307,18 @@ pub(crate) fn multishot_into(entry: squeue::Entry, group: u16) -> squeue::Entry 
     unsafe { std::mem::transmute::<[u8; 64], squeue::Entry>(bytes) }
 }
 
+/// Where it keeps an operation's length.
+const LENGTH: std::ops::Range<usize> = 24..28;
+
+/// The same read or write with fewer bytes.
+pub(crate) fn shortened(entry: squeue::Entry, len: u32) -> squeue::Entry {
+    // SAFETY: as in `multishot_into`.
+    let mut bytes = unsafe { std::mem::transmute::<squeue::Entry, [u8; 64]>(entry) };
+    bytes[LENGTH].copy_from_slice(&len.to_ne_bytes());
+    // SAFETY: as above.
+    unsafe { std::mem::transmute::<[u8; 64], squeue::Entry>(bytes) }
+}
+
 /// A read or write of a registered descriptor.
 ///
 /// With a registered buffer the address counts from that buffer's beginning.
@@ -437,6 +449,10 @@ mod tests {
         let kinds = [(false, None), (true, None), (false, Some(16383)), (true, Some(16383))];
         for ((write, buffer), theirs) in kinds.into_iter().zip(theirs) {
             let ours = Transfer { write, buffer, ..plain }.entry();
+            assert_eq!(
+                bytes(shortened(ours.clone(), 7)),
+                bytes(Transfer { write, buffer, len: 7, ..plain }.entry())
+            );
             assert_eq!(bytes(ours), bytes(theirs), "write {write}, {buffer:?}");
         }
     }

@@ -6,7 +6,13 @@ use crate::Token;
 /// Whose completion it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
-    Backing { tag: u16 },
+    Backing {
+        tag: u16,
+    },
+    /// An operation that was looked at, or what stands for it.
+    Intercepted {
+        tag: u16,
+    },
     Port(Token),
 }
 
@@ -14,6 +20,7 @@ pub(crate) enum Source {
 pub(crate) fn user_data(queue: u32, source: Source) -> u64 {
     let low = match source {
         Source::Backing { tag } => u64::from(tag),
+        Source::Intercepted { tag } => 2 << 24 | u64::from(tag),
         Source::Port(token) => 1 << 24 | u64::from(token.kind) << 16 | u64::from(token.tag),
     };
     u64::from(queue) << 32 | low
@@ -22,8 +29,9 @@ pub(crate) fn user_data(queue: u32, source: Source) -> u64 {
 /// The reverse of [`user_data`].
 pub(crate) fn source_of(word: u64) -> (u32, Source) {
     let tag = word as u16;
-    let source = match word >> 24 & 1 {
+    let source = match word >> 24 & 3 {
         0 => Source::Backing { tag },
+        2 => Source::Intercepted { tag },
         _ => Source::Port(Token { kind: (word >> 16) as u8, tag }),
     };
     ((word >> 32) as u32, source)
@@ -37,7 +45,7 @@ mod tests {
     proptest! {
         #[test]
         fn user_data_comes_back_as_it_went(queue: u32, kind: u8, tag: u16) {
-            for source in [Source::Backing { tag }, Source::Port(Token { kind, tag })] {
+            for source in [Source::Backing { tag }, Source::Intercepted { tag }, Source::Port(Token { kind, tag })] {
                 prop_assert_eq!(source_of(user_data(queue, source)), (queue, source));
             }
         }

@@ -1,14 +1,16 @@
 //! The engine against real files, through a port that plays the transport's part.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod script;
+
 use std::{
     fs::File,
-    io::{Read, Seek, Write},
+    io::{Read, Seek},
     os::fd::OwnedFd,
     os::unix::fs::{FileExt, MetadataExt},
     sync::{
         Arc,
-        mpsc::{Receiver, Sender, channel},
+        mpsc::{Sender, channel},
     },
     time::Duration,
 };
@@ -17,172 +19,11 @@ use becket_engine::{
     Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueId, QueueStats, Request, Summary,
     Token,
 };
-use becket_image::{Alignment, BackingKind, Extent, Facts, Map, Place};
+use becket_image::{Alignment, Extent, Facts, Map, Place};
 use rustix::io::Errno;
-
-/// What the port is to do under a tag, with the bytes of a write.
-type Step = (Request, Vec<u8>);
-/// What came of it, with the bytes of a read.
-type Outcome = (u16, Result<u64, Errno>, Vec<u8>);
-
-/// Carries out a script for each tag, one step after another, and reports each outcome.
-struct ScriptPort {
-    descriptor: OwnedFd,
-    scripts: Vec<Vec<Step>>,
-    current: Vec<Option<Step>>,
-    outcomes: Sender<Outcome>,
-}
-
-impl ScriptPort {
-    fn next(&mut self, io: &mut Io<'_>, tag: u16) {
-        let lane = usize::from(tag);
-        self.current[lane] = self.scripts[lane].pop();
-        match &self.current[lane] {
-            Some((request, bytes)) => {
-                io.buffer(tag)[..bytes.len()].copy_from_slice(bytes);
-                io.begin(tag, *request);
-            }
-            None if self.current.iter().all(Option::is_none) => io.close(),
-            None => {}
-        }
-    }
-}
-
-impl Port for ScriptPort {
-    fn descriptor(&self) -> &OwnedFd {
-        &self.descriptor
-    }
-
-    fn start(&mut self, io: &mut Io<'_>) -> Result<(), Errno> {
-        for tag in 0..self.scripts.len() {
-            self.next(io, tag as u16);
-        }
-        Ok(())
-    }
-
-    fn completed(&mut self, _: &mut Io<'_>, _: Token, _: Answer) {}
-
-    fn finished(&mut self, io: &mut Io<'_>, tag: u16, result: Result<u64, Errno>) {
-        let request = self.current[usize::from(tag)].as_ref().unwrap().0;
-        let read = request.op == Op::Read && result.is_ok();
-        let bytes = if read { io.buffer(tag)[..request.len as usize].to_vec() } else { Vec::new() };
-        self.outcomes.send((tag, result, bytes)).unwrap();
-        self.next(io, tag);
-    }
-}
-
-const BUFFER: usize = 256 << 10;
-/// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn facts(direct: Option<u32>) -> Facts {
-    Facts {
-        direct: direct.map(|offset| Alignment { memory: 512, offset }),
-        physical_block_size: 4096,
-        discard: true,
-        discard_granularity: 4096,
-        write_zeroes: true,
-        nowait: true,
-        sparse: true,
-        ..Facts::unasked(BackingKind::Regular, 0, true)
-    }
-}
-
-fn backing_of(file: &File, direct: bool) -> becket_image::Backing {
-    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file));
-    let direct = direct.then(|| {
-        let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::DIRECT | rustix::fs::OFlags::CLOEXEC;
-        rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).unwrap()
-    });
-    let facts = facts(direct.as_ref().map(|_| 4096));
-    becket_image::Backing { buffered: file.try_clone().unwrap().into(), direct, facts }
-}
-
-/// Cargo's own place for files of tests, on a disk; the system's where the tests run without cargo.
-fn place() -> std::path::PathBuf {
-    let cargos = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    if cargos.is_dir() { cargos } else { std::env::temp_dir() }
-}
-
-/// A file on a file system that can do direct I/O, if the temporary directory has one.
-fn file_of(bytes: &[u8]) -> File {
-    let mut file = tempfile::tempfile_in(place()).unwrap();
-    file.write_all(bytes).unwrap();
-    file.rewind().unwrap();
-    file
-}
-
-/// Runs scripts (each in order) and returns the outcomes in the order in which they came.
-fn run(threads: &IoThreads, thread: usize, backing: &Arc<Backing>, scripts: Vec<Vec<Step>>) -> Vec<Outcome> {
-    run_counted(threads, thread, backing, scripts, &Arc::default())
-}
-
-/// The same, counting into `stats`.
-fn run_counted(
-    threads: &IoThreads,
-    thread: usize,
-    backing: &Arc<Backing>,
-    scripts: Vec<Vec<Step>>,
-    stats: &Arc<QueueStats>,
-) -> Vec<Outcome> {
-    let expected: usize = scripts.iter().map(Vec::len).sum();
-    let (_, seen, is_closed) = begin(threads, thread, backing, scripts, stats);
-    is_closed.recv_timeout(Duration::from_secs(60)).expect("the queue ends when its script does");
-    let outcomes: Vec<Outcome> = seen.iter().collect();
-    assert_eq!(outcomes.len(), expected, "every request finishes exactly once");
-    outcomes
-}
-
-/// Begins to run scripts; outcomes come as they happen, then word that the queue has ended.
-fn begin(
-    threads: &IoThreads,
-    thread: usize,
-    backing: &Arc<Backing>,
-    scripts: Vec<Vec<Step>>,
-    stats: &Arc<QueueStats>,
-) -> (QueueId, Receiver<Outcome>, Receiver<()>) {
-    let (outcomes, seen): (_, Receiver<Outcome>) = channel();
-    let (closed, is_closed) = channel();
-    let depth = scripts.len() as u16;
-    let scripts: Vec<Vec<Step>> =
-        scripts.into_iter().map(|steps| steps.into_iter().rev().collect()).collect();
-    let current = vec![None; scripts.len()];
-    let descriptor = File::open("/dev/null").unwrap().into();
-    let queue = NewQueue {
-        port: Box::new(ScriptPort { descriptor, scripts, current, outcomes }),
-        depth,
-        number: 0,
-        backing: Arc::clone(backing),
-        memory: Memory::Buffers(BUFFER),
-        batch: None,
-        below: None,
-        merge: false,
-        stats: Arc::clone(stats),
-        on_closed: Box::new(move || closed.send(()).unwrap()),
-    };
-    let id = threads.add(thread, queue).unwrap();
-    (id, seen, is_closed)
-}
-
-fn step(op: Op, offset: u64, len: u64) -> Step {
-    let data = if matches!(op, Op::Read | Op::Write { .. }) { Data::Buffer } else { Data::None };
-    (Request { op, offset, len, data }, Vec::new())
-}
-
-fn write(offset: u64, bytes: &[u8], durable: bool) -> Step {
-    let (request, _) = step(Op::Write { durable }, offset, bytes.len() as u64);
-    (request, bytes.to_vec())
-}
-
-/// A small generator that repeats from its seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) % end
-    }
-}
+use script::{
+    BUFFER, PATIENCE, Random, Step, backing_of, begin, facts, file_of, run, run_counted, step, write,
+};
 
 #[test]
 fn random_requests_agree_with_a_model() {

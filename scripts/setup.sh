@@ -14,7 +14,7 @@ packages=(
     cryptsetup-bin qemu-utils               # dm-crypt on top; image locks beside QEMU's
     mmdebstrap debian-archive-keyring       # the guest's root file system
     systemd                                 # systemd-analyze, for the units
-    xz-utils zstd
+    xz-utils zstd tabix                     # compressed images; tabix brings bgzip
 )
 qemu_needed=10
 

@@ -4,6 +4,8 @@
 //! A decoder is a piece of memory that one thread uses again and again ([`Codec::decoder`]): the engine's threads
 //! each have their own, and so has whoever parses an image.
 
+mod xz_block;
+
 use std::fmt;
 
 use liblzma::stream::{Action, Status, Stream};
@@ -21,6 +23,10 @@ pub enum Codec {
     Lz4,
     /// A Zstandard frame.
     Zstd,
+    /// A member of a gzip file.
+    GzipMember,
+    /// A block of an .xz file, without the stream around it.
+    XzBlock,
 }
 
 /// Why a block could not be decoded.
@@ -50,6 +56,8 @@ impl Codec {
             Codec::Xz => Box::new(Xz),
             Codec::Lz4 => Box::new(Lz4),
             Codec::Zstd => Box::new(Zstd(zstd::bulk::Decompressor::new().ok())),
+            Codec::GzipMember => Box::new(GzipMember(libdeflater::Decompressor::new())),
+            Codec::XzBlock => Box::new(xz_block::XzBlock),
         }
     }
 
@@ -61,8 +69,8 @@ impl Codec {
 impl fmt::Display for Codec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Codec::Gzip => "gzip",
-            Codec::Xz => "xz",
+            Codec::Gzip | Codec::GzipMember => "gzip",
+            Codec::Xz | Codec::XzBlock => "xz",
             Codec::Lz4 => "lz4",
             Codec::Zstd => "zstd",
         })
@@ -74,6 +82,14 @@ struct Gzip(libdeflater::Decompressor);
 impl Decode for Gzip {
     fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
         self.0.zlib_decompress(input, output).map_err(|error| Codec::Gzip.failed(error))
+    }
+}
+
+struct GzipMember(libdeflater::Decompressor);
+
+impl Decode for GzipMember {
+    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
+        self.0.gzip_decompress(input, output).map_err(|error| Codec::GzipMember.failed(error))
     }
 }
 

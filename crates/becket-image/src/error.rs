@@ -193,7 +193,9 @@ impl Error {
             }
             Error::Layer { source, .. } => match source {
                 LayerError::Corrupt(_) => ErrorKind::NotAnImage,
-                LayerError::Unsupported(_) | LayerError::Limit(_) => ErrorKind::Unsupported,
+                LayerError::Unsupported(_) | LayerError::Limit(_) | LayerError::Sequential { .. } => {
+                    ErrorKind::Unsupported
+                }
                 LayerError::Io(_) => ErrorKind::Io,
             },
             Error::NothingLeft { .. } | Error::SizeLimit { .. } | Error::BlockSize { .. } => {
@@ -220,10 +222,14 @@ impl Error {
                 return Some(format!("see what is there: becket ls {}", quoted(Path::new(image))));
             }
             Error::NoContainer { .. } => {
-                "name a file that holds one of these: a GPT or MBR, ISO 9660, ext2/3/4, FAT, SquashFS, EROFS"
+                "name a file that holds one of these: a GPT or MBR, ISO 9660, ext2/3/4, FAT, SquashFS, EROFS, or one \
+                 of these compressed by xz, zstd or bgzip"
             }
             Error::Layer { source: LayerError::Corrupt(_), .. } => {
                 "check the image with its own tools; --format raw takes it as bytes without looking into it"
+            }
+            Error::Layer { image, source: LayerError::Sequential { packer, .. } } => {
+                return Some(unpacking(packer, image));
             }
             Error::Layer { .. } => return None,
             Error::Permission { path, .. } => {
@@ -252,6 +258,22 @@ impl Error {
         };
         Some(hint.to_owned())
     }
+}
+
+/// How an image becomes one that can be read anywhere.
+fn unpacking(packer: &str, image: &str) -> String {
+    let path = Path::new(image);
+    // A path that goes on inside an image is none for other programs.
+    let (first, path) =
+        if path.exists() { ("", path) } else { ("copy it out of its image first; ", Path::new("FILE")) };
+    let unpacked = path.with_extension(if path.extension().is_some() { "" } else { "img" });
+    let mut pieces = unpacked.clone().into_os_string();
+    pieces.push(".blocks.xz");
+    let (packed, unpacked, pieces) = (quoted(path), quoted(&unpacked), quoted(Path::new(&pieces)));
+    format!(
+        "{first}unpack it: {packer} -dc {packed} >{unpacked}; or compress it in pieces: \
+         {packer} -dc {packed} | xz -T0 --block-size=1MiB >{pieces}; --format raw takes it as it is"
+    )
 }
 
 /// Some of the names that are there, for a sentence.

@@ -7,6 +7,7 @@ use std::ops::ControlFlow;
 use serde::Serialize;
 
 use crate::image::Image;
+use crate::layer::packed::Kind;
 use crate::layer::{About, Contents, FileSystem, Format, NodeKind, detect};
 use crate::text::shown;
 use crate::through::DEPTH_MAX;
@@ -15,19 +16,32 @@ use crate::through::DEPTH_MAX;
 const FILES_MAX: usize = 10_000;
 /// Directories inside each other that are searched.
 const DIRECTORIES_MAX: usize = 24;
-/// The smallest file that can be an image worth telling of, in bytes.
-const SMALLEST: u64 = 16 << 10;
+/// The smallest file that is looked at, in bytes: the shortest SquashFS.
+const SMALLEST: u64 = 4 << 10;
 /// Images that are told of altogether: a file system can hold itself many times over.
 const IMAGES_MAX: usize = 1000;
 /// Files that are looked at altogether, in all of them.
 const FILES_ALTOGETHER: usize = 100_000;
 /// Bytes that the paths of one file system's files may take.
 const PATHS_MAX: usize = 16 << 20;
+/// Compressed files that are looked into to see whether they hold an image: each takes a block's decoding.
+const PACKED_MAX: usize = 200;
+
+/// The name of what is packed in a compressed file: no path needs one.
+const UNPACKED: &str = "(unpacked)";
 
 /// What may still be looked at, in the whole tree.
 struct Left {
     images: usize,
     files: usize,
+    packed: usize,
+}
+
+impl Left {
+    /// Takes one image; whether there was one left.
+    fn take(&mut self) -> bool {
+        self.images.checked_sub(1).map(|rest| self.images = rest).is_some()
+    }
 }
 
 /// An image and the images in it.
@@ -56,7 +70,7 @@ pub struct Inspected {
 
 /// What is inside `image`, which is known as `name`, and inside what is in it.
 pub fn inspect(image: &Image, name: &str, format: Format) -> Inspected {
-    let mut left = Left { images: IMAGES_MAX, files: FILES_ALTOGETHER };
+    let mut left = Left { images: IMAGES_MAX, files: FILES_ALTOGETHER, packed: PACKED_MAX };
     look_into(image, name.to_owned(), format, 0, &mut left)
 }
 
@@ -87,6 +101,9 @@ fn look_into(image: &Image, name: String, format: Format, depth: usize, left: &m
         }
         return told;
     }
+    if let Some(packed) = &contents.packed {
+        told.children.push(look_into(&packed.image, UNPACKED.to_owned(), Format::Auto, depth + 1, left));
+    }
     partitions(image, &contents, depth, left, &mut told);
     if let Some(fs) = &contents.fs {
         files(image, fs.as_ref(), depth, left, &mut told);
@@ -98,8 +115,9 @@ fn partitions(image: &Image, contents: &Contents, depth: usize, left: &mut Left,
     let Some(table) = &contents.table else { return };
     told.problems.extend(table.warnings.iter().cloned());
     for partition in &table.partitions {
-        let Some(rest) = left.images.checked_sub(1) else { return };
-        left.images = rest;
+        if !left.take() {
+            return;
+        }
         let name = format!("p{}", partition.number);
         let Ok(part) = image.slice(partition.start, partition.len) else { continue };
         // A partition that begins where the disk does, as on bootable ISOs, holds what was told already.
@@ -127,24 +145,42 @@ fn files(image: &Image, fs: &dyn FileSystem, depth: usize, left: &mut Left, told
     left.files = left.files.saturating_sub(search.seen);
     told.problems.extend(search.problem);
     found.sort();
+    let mut skipped = 0;
     for (path, node) in found {
         let inner = fs.lay_out(node).and_then(|layout| image.compose(layout));
         // What cannot be opened, or holds nothing, is a file like others.
         let Ok(inner) = inner else { continue };
-        let holds = match detect(&inner, Format::Auto) {
-            Ok(contents) => contents.is_container(),
-            Err(_) => true,
+        let holds = match Kind::of(&inner, Format::Auto) {
+            Some(_) if left.packed == 0 => {
+                skipped += 1;
+                continue;
+            }
+            Some(_) => {
+                left.packed -= 1;
+                packs_an_image(&inner)
+            }
+            None => detect(&inner, Format::Auto).map_or(true, |contents| contents.is_container()),
         };
         if !holds {
             continue;
         }
-        let Some(rest) = left.images.checked_sub(1) else {
+        if !left.take() {
             told.problems.push(format!("not looked further: more than {IMAGES_MAX} images"));
             return;
-        };
-        left.images = rest;
+        }
         told.children.push(look_into(&inner, shown(&path), Format::Auto, depth + 1, left));
     }
+    if skipped > 0 {
+        told.problems.push(format!("{skipped} compressed files were not looked into"));
+    }
+}
+
+/// Whether a compressed file holds an image that can be looked into. Most hold something else.
+fn packs_an_image(file: &Image) -> bool {
+    let contents = detect(file, Format::Auto).ok();
+    let packed = contents.and_then(|contents| contents.packed);
+    let inner = packed.and_then(|packed| detect(&packed.image, Format::Auto).ok());
+    inner.is_some_and(|contents| contents.is_container())
 }
 
 struct Search<'a> {

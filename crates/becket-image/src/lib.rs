@@ -21,6 +21,7 @@ mod partition;
 mod resolve;
 mod text;
 mod through;
+mod varint;
 
 pub use below::{Below, ReadLease, Untouched};
 pub use bytes::ReadAt;

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::facts::{self, Known, open_quietly};
+use crate::layer::packed::Kind;
 use crate::locks::{self, Refused};
 use crate::partition::{self, Table};
 use crate::resolve::{Found, Split, io, resolve, split};
@@ -140,6 +141,10 @@ fn open_inside(
 ) -> Result<Opened, Error> {
     let Found { inode, kind, stat } = resolve(host)?;
     let (buffered, unwritable) = open_inode(host, &inode, kind, read_only)?;
+    if let Some(packed) = Kind::of(&buffered, options.format).filter(|_| !read_only && inside.is_empty()) {
+        // Known before anything is locked, for readers must not shut each other out.
+        return open_inside(host, inside, true, Some(through::compressed(packed)), options);
+    }
     let read_only_reason = reason.or(unwritable);
     let read_only = read_only || read_only_reason.is_some();
     let mut warnings = Vec::new();
@@ -182,7 +187,7 @@ fn open_inside(
         map: image.map().clone(),
         files: vec![Backing { buffered, direct, facts }],
         encoded: image.encoded().cloned().collect(),
-        nested: !inside.is_empty(),
+        nested: walked.levels.len() > 1,
         read_only,
         read_only_reason,
         block_size,

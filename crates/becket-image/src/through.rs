@@ -10,6 +10,7 @@ use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 
 use crate::image::{Image, Layout};
+use crate::layer::packed::Kind;
 use crate::layer::{Contents, FileSystem, Format, LayerError, NodeKind, detect, find};
 use crate::text::shown;
 use crate::{Error, Extent, Partition};
@@ -61,9 +62,11 @@ pub(crate) fn walk(image: Image, path: String, names: &[OsString], format: Forma
     let names: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
     let mut rest = names.as_slice();
     let mut links = LINKS_MAX;
+    walk.unpack(format)?;
     while !rest.is_empty() {
         let format = if walk.levels.len() == 1 { format } else { Format::Auto };
         rest = walk.descend(rest, format, &mut links)?;
+        walk.unpack(Format::Auto)?;
     }
     Ok(walk)
 }
@@ -77,6 +80,49 @@ impl Walk {
         self.levels
             .last()
             .ok_or_else(|| Error::NoContainer { image: String::new(), why: "no image".to_owned() })
+    }
+
+    /// The level that the path names: before the one that it ends in, where that is packed.
+    ///
+    /// # Errors
+    /// As [`Walk::last`].
+    pub fn named(&self) -> Result<(usize, &Level), Error> {
+        let packed =
+            |level: &Level| level.contents.as_ref().is_some_and(|contents| contents.packed.is_some());
+        let before = self.levels.iter().rev().skip(1).take_while(|level| packed(level)).count();
+        let index = self.levels.len().saturating_sub(1 + before);
+        match self.levels.get(index) {
+            Some(level) => Ok((index, level)),
+            None => self.last().map(|level| (index, level)),
+        }
+    }
+
+    /// Goes from the last image to the one that is packed in it, as often as one is.
+    fn unpack(&mut self, format: Format) -> Result<(), Error> {
+        let mut format = format;
+        while self.end == End::Image {
+            let count = self.levels.len();
+            let Some(level) = self.levels.last_mut() else { return Ok(()) };
+            let Some(kind) = Kind::of(&level.image, format) else { return Ok(()) };
+            let here = Here { path: &level.path };
+            if count > DEPTH_MAX {
+                return Err(here.no_container(format!("more than {DEPTH_MAX} images inside each other")));
+            }
+            let contents = detect(&level.image, format).map_err(|source| here.layer(source))?;
+            // With the magic of a packed one it can still be another.
+            let Some(packed) = &contents.packed else { return Ok(()) };
+            let next = Level {
+                path: level.path.clone(),
+                image: packed.image.clone(),
+                layout: packed.layout.clone(),
+                contents: None,
+            };
+            self.read_only = self.read_only.take().or_else(|| Some(compressed(kind)));
+            level.contents = Some(contents);
+            self.levels.push(next);
+            format = Format::Auto;
+        }
+        Ok(())
     }
 
     /// Goes from the last image to the next, or to a directory in it; the names that are left.
@@ -148,6 +194,11 @@ impl Walk {
         self.levels.push(Level { path, image, layout: extents, contents: None });
         Ok(left)
     }
+}
+
+/// Why nothing can be written to what is packed.
+pub(crate) fn compressed(kind: Kind) -> String {
+    format!("it is compressed by {}", kind.name())
 }
 
 /// What names lead to inside one image.

@@ -242,7 +242,7 @@ pub(crate) struct Look {
     /// Image, or a path that goes on inside one
     #[arg(value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
-    /// What the file is: auto, raw, disk, iso9660, ext4, fat, squashfs, erofs
+    /// What the file is: auto, raw, disk, iso9660, ext4, fat, squashfs, erofs, xz, zstd, gzip
     #[arg(long, default_value_t = becket_image::Format::Auto)]
     pub(crate) format: becket_image::Format,
 }
@@ -256,8 +256,8 @@ impl Look {
 
 /// Show what is inside an image, and inside the images in it, as a tree
 ///
-/// Partitions, file systems, and those of their files that are images themselves, with sizes, labels, UUIDs and
-/// compression. Nothing is attached, and no file on the host but this one is opened.
+/// Partitions, file systems, and those of their files that are images themselves (of 4 KiB or more), with sizes, labels,
+/// UUIDs and compression. Nothing is attached, and no file on the host but this one is opened.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -515,7 +515,7 @@ pub(crate) struct DeviceOptions {
     /// Name of the device: /dev/becket/NAME
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// What the file is, for a path that goes on inside it: auto, raw, disk, iso9660, ext4, fat, squashfs, erofs
+    /// What the file is: auto, raw, disk, iso9660, ext4, fat, squashfs, erofs, xz, zstd, gzip
     ///
     /// With raw nothing in the file is looked at: for files that somebody else may have written.
     #[arg(long, default_value_t = becket_image::Format::Auto)]

@@ -311,3 +311,55 @@ fn a_compressed_image_is_decoded() {
     assert_eq!(crc_whole(device), expected, "by the next worker");
     place.ok(["detach", "--all"]);
 }
+
+/// As bgzip(1) makes it, which guests do not have: members of gzip with a field that says how long they are.
+fn bgzf(place: &Scratch, bytes: &[u8]) -> Vec<u8> {
+    let piece = place.path("piece");
+    bytes
+        .chunks(60_000)
+        .chain([&[][..]])
+        .flat_map(|chunk| {
+            fs::write(&piece, chunk).unwrap();
+            let gzip = Command::new("gzip").args(["-1", "-n", "-c"]).arg(&piece).output().unwrap().stdout;
+            let (head, body) = gzip.split_at(10);
+            let len = (gzip.len() + 8 - 1) as u16;
+            let [low, high] = len.to_le_bytes();
+            [&head[..3], &[4], &head[4..], &[6, 0, b'B', b'C', 2, 0, low, high], body].concat()
+        })
+        .collect()
+}
+
+/// A whole disk, compressed: its partitions are there, and one of them by itself.
+#[test]
+fn a_compressed_disk_is_decoded() {
+    let name = "nested::a_compressed_disk_is_decoded";
+    if !Path::new("/dev/ublk-control").exists() {
+        return skip(name, "needs ublk");
+    }
+    if !ready(name) {
+        return;
+    }
+    let place = scratch();
+    disk(&place);
+    let packed = place.path("disk.img.gz");
+    fs::write(&packed, bgzf(&place, &fs::read(place.path("disk.img")).unwrap())).unwrap();
+    let told = place.json(["attach", "--via", "ublk", "disk.img.gz"]);
+    let info = &told["devices"][0];
+    assert_eq!(info["read_only"], json!(true));
+    assert!(info["warnings"].to_string().contains("compressed by gzip"), "{info}");
+    let device = Path::new(text(info, "device"));
+    assert_eq!(crc_whole(device), crc_whole(&place.path("disk.img")));
+    let (start, len) = image::GPT_PARTITIONS[1];
+    let second = crc(&place.path("disk.img"), start * 512, len * 512);
+    let part = Path::new(text(&info["partitions"][1], "device"));
+    assert_eq!(crc_whole(part), (second, len * 512));
+    place.ok(["detach", "--all"]);
+    let told = place.json(["attach", "--via", "ublk", "disk.img.gz/p2"]);
+    assert_eq!(crc_whole(Path::new(text(&told["devices"][0], "device"))), (second, len * 512));
+    place.ok(["detach", "--all"]);
+    // The compressed bytes themselves.
+    let told = place.json(["attach", "--via", "ublk", "--format", "raw", "-r", "disk.img.gz"]);
+    let len = fs::metadata(&packed).unwrap().len() & !511;
+    assert_eq!(crc_whole(Path::new(text(&told["devices"][0], "device"))), (crc(&packed, 0, len), len));
+    place.ok(["detach", "--all"]);
+}

@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use super::packed::{self, Packed};
 use super::{About, FileSystem, LayerError, erofs, ext, fat, iso9660, squashfs};
 use crate::image::Image;
 use crate::partition::{self, Table};
@@ -29,10 +30,16 @@ pub enum Format {
     Squashfs,
     /// EROFS; files that it compresses are not read.
     Erofs,
+    /// Another image, compressed by xz in blocks.
+    Xz,
+    /// Another image, compressed by zstd in frames.
+    Zstd,
+    /// Another image, compressed by bgzip.
+    Gzip,
 }
 
 /// Each format with its names, the first of which is shown.
-const NAMES: [(Format, &[&str]); 8] = [
+const NAMES: [(Format, &[&str]); 11] = [
     (Format::Auto, &["auto"]),
     (Format::Raw, &["raw"]),
     (Format::Disk, &["disk", "gpt", "mbr"]),
@@ -41,6 +48,9 @@ const NAMES: [(Format, &[&str]); 8] = [
     (Format::Fat, &["fat", "vfat"]),
     (Format::Squashfs, &["squashfs"]),
     (Format::Erofs, &["erofs"]),
+    (Format::Xz, &["xz"]),
+    (Format::Zstd, &["zstd"]),
+    (Format::Gzip, &["gzip"]),
 ];
 
 impl fmt::Display for Format {
@@ -69,18 +79,23 @@ pub struct Contents {
     pub fs: Option<Arc<dyn FileSystem>>,
     /// The partition table, when there is one with partitions.
     pub table: Option<Table>,
+    /// The image that is packed in it, when there is one; then there is nothing else.
+    pub packed: Option<Packed>,
 }
 
 impl Contents {
     /// Whether a path can go on in it.
     pub fn is_container(&self) -> bool {
-        self.fs.is_some() || self.table.is_some()
+        self.fs.is_some() || self.table.is_some() || self.packed.is_some()
     }
 
     /// What it says of itself: of the file system first.
     pub fn about(&self) -> About {
         if let Some(fs) = &self.fs {
             return fs.about().clone();
+        }
+        if let Some(packed) = &self.packed {
+            return packed.about().clone();
         }
         let format = match &self.table {
             Some(table) if table.sector.is_some() => "gpt",
@@ -103,6 +118,11 @@ pub fn detect(image: &Image, format: Format) -> Result<Contents, LayerError> {
     let mut contents = Contents::default();
     // What is left of an older file system must not hide what is there now.
     let mut damage = None;
+    match packed::open(image, format) {
+        Ok(Some(packed)) => return Ok(Contents { packed: Some(packed), ..contents }),
+        Ok(None) => {}
+        Err(error) => damage = Some(error),
+    }
     for (kind, open) in OPENERS {
         if contents.fs.is_none() && wanted(kind) {
             match open(image) {

@@ -13,6 +13,7 @@ mod erofs;
 mod ext;
 mod fat;
 mod iso9660;
+pub(crate) mod packed;
 mod squashfs;
 
 use std::fmt::Debug;
@@ -20,6 +21,7 @@ use std::io;
 use std::ops::ControlFlow;
 
 pub use detect::{Contents, Format, detect};
+pub use packed::Packed;
 
 use crate::bytes::ReadAt as _;
 use crate::image::{Image, Layout};
@@ -41,6 +43,14 @@ pub enum LayerError {
     /// It uses something that becket does not know.
     #[error("not supported: {0}")]
     Unsupported(String),
+    /// It is compressed in a way that cannot be read from the middle.
+    #[error("it is compressed by {packer} and can only be read from its start: {why}")]
+    Sequential {
+        /// The program that compressed it.
+        packer: &'static str,
+        /// Why it can be read in no other way.
+        why: String,
+    },
     /// It may be sound, but is larger than what becket reads.
     #[error("too large: {0}")]
     Limit(String),

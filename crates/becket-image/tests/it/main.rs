@@ -9,5 +9,6 @@ mod layers;
 mod locks;
 mod map;
 mod open;
+mod packed;
 mod tables;
 mod through;

@@ -8,13 +8,14 @@ use serde_json::json;
 
 pub(crate) fn run(ui: &Ui, args: &args::Inspect) -> Result<u8, Failure> {
     let walk = common::look(&args.look.path, args.look.format, "inspect")?;
-    let level = walk.last().map_err(|error| common::image_failure("inspect", &args.look.path, error))?;
+    let (index, level) =
+        walk.named().map_err(|error| common::image_failure("inspect", &args.look.path, error))?;
     if walk.end != End::Image {
         let error = becket_image::Error::NotAnImage { path: args.look.path.clone(), what: "a directory" };
         return Err(common::image_failure("inspect", &args.look.path, error)
             .hint("see what is in it: becket ls PATH"));
     }
-    let told = becket_image::inspect(&level.image, &level.path, args.look.format_of(walk.levels.len()));
+    let told = becket_image::inspect(&level.image, &level.path, args.look.format_of(index + 1));
     if ui.json {
         ui.value(&json!({ "image": told }))?;
         return Ok(0);

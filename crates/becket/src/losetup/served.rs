@@ -8,7 +8,7 @@ use super::options::Settings;
 use super::table::Value;
 use crate::failure::without_errno;
 use becket_device::{AttachOptions, Changes, DetachOptions, DeviceInfo, DeviceState, Partitions, Via};
-use becket_image::DirectIo;
+use becket_image::{DirectIo, Format};
 use becket_transport::{Kind, sysfs};
 use rustix::fs::Stat;
 use std::ffi::{OsStr, OsString};
@@ -65,8 +65,11 @@ pub(super) fn create(file: &OsStr, settings: &Settings) -> Result<PathBuf, Troub
     let block_size = settings.sector_size.map(u32::try_from).transpose();
     let block_size = block_size
         .map_err(|_| Trouble::new(format!("{shown}: failed to set up loop device: Invalid argument")))?;
+    // losetup shows a file's bytes as they are, whatever they mean. A path through images is a word of becket's own.
+    let format = if rustix::fs::stat(file).is_ok() { Format::Raw } else { Format::Auto };
     let options = AttachOptions {
         via: Via::Ublk,
+        format,
         read_only: settings.read_only,
         offset: settings.offset.unwrap_or(0),
         size_limit: settings.size_limit.filter(|&limit| limit > 0),

@@ -1,0 +1,163 @@
+//! Images packed in one compressed file: `disk.img.xz`.
+//! It never decodes what it does not know the place of: a file that must be read from its start is refused.
+//!
+//! What can be read from the middle has an index, or says of each of its pieces how long it is. Each piece becomes an
+//! encoded block, so that whoever reads decodes what is asked for and no more.
+//!
+//! | file | pieces | known by |
+//! | --- | --- | --- |
+//! | .xz | blocks | the index of each stream |
+//! | .zst | frames | the seek table of the seekable format, or the frames' own headers |
+//! | .gz | members, at most 64 KiB each | BGZF's field in each header (bgzip makes such) |
+//!
+//! A piece has at most [`BLOCK_MAX`] bytes, packed or not.
+
+mod bgzf;
+mod xz;
+mod zstd;
+
+use super::{About, LayerError};
+use crate::bytes::{ReadAt, field, u8_at, u32_at};
+use crate::codec::Codec;
+use crate::encoded::{BLOCK_MAX, Block};
+use crate::image::{Image, Layout};
+use crate::{Extent, Format};
+
+/// Another image as a whole, packed.
+#[derive(Debug)]
+pub struct Packed {
+    /// What is packed.
+    pub image: Image,
+    /// Where its bytes are in the file.
+    pub(crate) layout: Vec<Extent>,
+    about: About,
+}
+
+impl Packed {
+    /// What the packing says of itself.
+    pub fn about(&self) -> &About {
+        &self.about
+    }
+}
+
+/// How an image can be packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Xz,
+    Zstd,
+    Gzip,
+}
+
+const KINDS: [Kind; 3] = [Kind::Xz, Kind::Zstd, Kind::Gzip];
+
+impl Kind {
+    /// How `bytes` seem to be packed, by their first few, when `format` lets them be.
+    pub(crate) fn of(bytes: &dyn ReadAt, format: Format) -> Option<Kind> {
+        let mut head = [0; 8];
+        let wanted = |kind: &Kind| format == Format::Auto || format == kind.format();
+        if !KINDS.iter().any(wanted) || bytes.read_at(&mut head, 0).is_err() {
+            return None;
+        }
+        KINDS.into_iter().find(|kind| wanted(kind) && kind.has_magic(head))
+    }
+
+    fn has_magic(self, head: [u8; 8]) -> bool {
+        match self {
+            Kind::Xz => head.starts_with(xz::MAGIC),
+            Kind::Zstd => matches!(u32_at(&head, 0), zstd::MAGIC | zstd::SKIPPABLE..=zstd::SKIPPABLE_LAST),
+            // Deflate is the only method there is; flags that mean nothing are zero.
+            Kind::Gzip => field(&head, 0) == bgzf::MAGIC && u8_at(&head, 3) & 0xe0 == 0,
+        }
+    }
+
+    pub(crate) fn format(self) -> Format {
+        match self {
+            Kind::Xz => Format::Xz,
+            Kind::Zstd => Format::Zstd,
+            Kind::Gzip => Format::Gzip,
+        }
+    }
+
+    fn codec(self) -> Codec {
+        match self {
+            Kind::Xz => Codec::XzBlock,
+            Kind::Zstd => Codec::Zstd,
+            Kind::Gzip => Codec::GzipMember,
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Xz => "xz",
+            Kind::Zstd => "zstd",
+            Kind::Gzip => "gzip",
+        }
+    }
+}
+
+/// Finds the image that is packed in `image`, when there is one.
+///
+/// # Errors
+/// It is damaged, or cannot be read from the middle.
+pub(super) fn open(image: &Image, format: Format) -> Result<Option<Packed>, LayerError> {
+    let Some(kind) = Kind::of(image, format) else { return Ok(None) };
+    let mut pieces = Pieces { kind, layout: Layout::default(), count: 0, longest: 0 };
+    match kind {
+        Kind::Xz => xz::read(image, &mut pieces)?,
+        Kind::Zstd => zstd::read(image, &mut pieces)?,
+        Kind::Gzip => bgzf::read(image, &mut pieces)?,
+    }
+    let Pieces { layout, count, longest, .. } = pieces;
+    if layout.is_empty() {
+        return Err(LayerError::Corrupt("nothing is packed in it".to_owned()));
+    }
+    let about = About {
+        format: kind.name(),
+        notes: vec![format!("{count} blocks of {longest} bytes at most")],
+        ..About::default()
+    };
+    let extents = layout.extents().to_vec();
+    Ok(Some(Packed { image: image.compose(layout)?, layout: extents, about }))
+}
+
+/// The pieces of a file, as its reader finds them.
+struct Pieces {
+    kind: Kind,
+    layout: Layout,
+    count: u32,
+    /// What the longest yields.
+    longest: u32,
+}
+
+impl Pieces {
+    /// The next piece is packed in `len` bytes from byte `at` on and yields exactly `yields`.
+    fn push(&mut self, at: u64, len: u64, yields: u64) -> Result<(), LayerError> {
+        self.fits(yields, "")?;
+        self.fits(len, "compressed ")?;
+        // Both fit: they are no larger than a block.
+        let small = |number: u64| u32::try_from(number).unwrap_or(0);
+        let yields = small(yields);
+        if yields == 0 {
+            return Ok(());
+        }
+        self.count = self.count.saturating_add(1);
+        self.longest = self.longest.max(yields);
+        let block = Block { start: 0, len: yields, input: at, input_len: small(len), skip: 0, yields };
+        self.layout.encoded(self.kind.codec(), block)
+    }
+
+    /// That a piece is no longer than becket decodes at once.
+    fn fits(&self, len: u64, what: &str) -> Result<(), LayerError> {
+        if len > BLOCK_MAX.into() {
+            return self.sequential(format!(
+                "a piece of it has {len} {what}bytes, and at most {BLOCK_MAX} are taken"
+            ));
+        }
+        Ok(())
+    }
+
+    /// That the file can be read from its start only.
+    fn sequential<T>(&self, why: impl Into<String>) -> Result<T, LayerError> {
+        Err(LayerError::Sequential { packer: self.kind.name(), why: why.into() })
+    }
+}

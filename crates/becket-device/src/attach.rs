@@ -69,13 +69,10 @@ fn attach_with(
     }
     match plan.kind {
         Kind::Loop => by_kernel(&plan, loop_::make),
-        Kind::Ublk => attach_ublk(&store, opened, options, plan, leased),
-        kind => Err(Error::Transport {
-            image: opened.path,
-            kind,
-            reason: "it is not in this version of becket".to_owned(),
-            mend: None,
-        }),
+        Kind::Ublk | Kind::Fuse => attach_served(&store, opened, options, plan, leased),
+        kind @ Kind::Dm => {
+            Err(Error::Transport { image: opened.path, kind, reason: "it was tried".to_owned(), mend: None })
+        }
     }
 }
 
@@ -122,7 +119,7 @@ fn blame(store: &Store, image: &Path, error: becket_image::Error) -> Error {
     }
 }
 
-fn attach_ublk(
+fn attach_served(
     store: &Store,
     opened: Opened,
     options: &AttachOptions,
@@ -180,6 +177,7 @@ fn attach_ublk(
         lease: leased,
         isolate: options.isolate,
         cgroup: with_cgroup,
+        transport: plan.kind,
         reason: plan.reason,
         warnings,
     };

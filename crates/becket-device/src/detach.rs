@@ -30,7 +30,7 @@ pub fn detach(target: impl AsRef<Path>, options: &DetachOptions) -> Result<Devic
     let store = Store::open(Runtime::open()?)?;
     let device = resolve(&store, target.as_ref())?;
     match device.info.transport {
-        Kind::Ublk => detach_ublk(&store, device, options),
+        Kind::Ublk | Kind::Fuse => detach_served(&store, device, options),
         Kind::Dm => detach_dm(&store, device, options),
         _ => detach_loop(&store, device, options),
     }
@@ -62,7 +62,7 @@ fn detach_loop(store: &Store, device: Device, options: &DetachOptions) -> Result
     Ok(device.info)
 }
 
-fn detach_ublk(store: &Store, device: Device, options: &DetachOptions) -> Result<DeviceInfo, Error> {
+fn detach_served(store: &Store, device: Device, options: &DetachOptions) -> Result<DeviceInfo, Error> {
     let request = Detach { name: device.info.name.clone(), lazy: options.lazy };
     let mut info = device.info.clone();
     let mut waited = false;
@@ -127,7 +127,7 @@ pub fn refresh(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
     let store = Store::open(Runtime::open()?)?;
     let device = resolve(&store, target.as_ref())?;
     match device.info.transport {
-        Kind::Ublk => {
+        Kind::Ublk | Kind::Fuse => {
             let request = Refresh { name: device.info.name };
             let reply: OneDevice = client::call(store.runtime(), "Refresh", &request, &[])?;
             Ok(reply.device)

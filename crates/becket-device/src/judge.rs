@@ -28,8 +28,7 @@ pub(crate) fn judge(kernel: &impl Kernel, device: &Device) -> Verdict {
         Kind::Loop => judge_loop(kernel, device),
         Kind::Ublk => judge_ublk(kernel, device),
         Kind::Dm => judge_dm(kernel, device),
-        // No version of becket writes such records for this boot.
-        Kind::Fuse => Verdict::Gone,
+        Kind::Fuse => judge_fuse(kernel, device),
     }
 }
 
@@ -59,13 +58,38 @@ fn judge_loop(kernel: &impl Kernel, device: &Device) -> Verdict {
     Verdict::There(if leaving { DeviceState::Detaching } else { DeviceState::Live })
 }
 
+/// A loop device is there as long as its use lasts, served or not. A file is there as long as anybody keeps it, and what
+/// is left of one then is an empty place that has to be cleaned up.
+fn judge_fuse(kernel: &impl Kernel, device: &Device) -> Verdict {
+    let (served, supervised) = kept(kernel, device);
+    if device.starting {
+        return if supervised { Verdict::NotYet } else { Verdict::Gone };
+    }
+    let disk = disk_of(&device.info);
+    if !device.info.is_file()
+        && (device.info.diskseq.is_none() || kernel.diskseq(&disk) != device.info.diskseq)
+    {
+        return Verdict::Gone;
+    }
+    let number = disk.strip_prefix("loop").and_then(|number| number.parse().ok());
+    if number.is_some_and(|number| !kernel.loop_bound(number)) {
+        return Verdict::Gone;
+    }
+    state_of(device, served, supervised)
+}
+
+/// Whether the worker and the supervisor of a device live.
+fn kept(kernel: &impl Kernel, device: &Device) -> (bool, bool) {
+    let alive = |process: Option<_>| process.is_some_and(|process| kernel.alive(process));
+    (alive(device.worker), alive(device.server))
+}
+
 fn judge_ublk(kernel: &impl Kernel, device: &Device) -> Verdict {
     if !kernel.ublk(device.info.number) {
         return Verdict::Gone;
     }
     let disk = disk_of(&device.info);
-    let alive = |process: Option<_>| process.is_some_and(|process| kernel.alive(process));
-    let (served, supervised) = (alive(device.worker), alive(device.server));
+    let (served, supervised) = kept(kernel, device);
     if device.starting {
         return if supervised { Verdict::NotYet } else { Verdict::There(DeviceState::Lost) };
     }
@@ -76,25 +100,35 @@ fn judge_ublk(kernel: &impl Kernel, device: &Device) -> Verdict {
         (_, None) => !kernel.disk(&disk),
         (None, Some(_)) => true,
     };
-    match (same, served, supervised) {
-        (false, ..) => Verdict::Gone,
-        (true, true, true) if !kernel.disk(&disk) => Verdict::There(DeviceState::Detaching),
-        (true, true, true) => Verdict::There(match device.info.state {
-            DeviceState::Detaching => DeviceState::Detaching,
-            _ => DeviceState::Live,
-        }),
-        (true, true, false) => Verdict::There(DeviceState::Orphaned),
-        // What the supervisor knows of such a device is in its record.
-        (true, false, true) => Verdict::There(match device.info.state {
-            state @ (DeviceState::Failing | DeviceState::Lost) => state,
-            _ => DeviceState::Recovering,
-        }),
-        (true, false, false) => Verdict::There(DeviceState::Lost),
+    if !same {
+        return Verdict::Gone;
     }
+    if served && supervised && !kernel.disk(&disk) {
+        return Verdict::There(DeviceState::Detaching);
+    }
+    state_of(device, served, supervised)
+}
+
+/// What a device is doing that is there.
+fn state_of(device: &Device, served: bool, supervised: bool) -> Verdict {
+    let known = device.info.state;
+    Verdict::There(match (served, supervised) {
+        (true, true) if known == DeviceState::Detaching => known,
+        (true, true) => DeviceState::Live,
+        (true, false) => DeviceState::Orphaned,
+        // What the supervisor knows of such a device is in its record.
+        (false, true) if matches!(known, DeviceState::Failing | DeviceState::Lost) => known,
+        (false, true) => DeviceState::Recovering,
+        (false, false) => DeviceState::Lost,
+    })
 }
 
 /// The name of a device's disk in sysfs.
 pub(crate) fn disk_of(info: &DeviceInfo) -> String {
+    if info.transport == Kind::Fuse {
+        // The loop device over its file.
+        return info.device.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    }
     disk_name(info.transport, info.number)
 }
 

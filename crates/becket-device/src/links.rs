@@ -12,6 +12,10 @@ use crate::{DeviceInfo, udev};
 /// Makes the links of a device; answers with what did not work.
 pub(crate) fn make(runtime: &Runtime, info: &DeviceInfo) -> Vec<String> {
     let dir = runtime.links();
+    if info.is_file() {
+        // Its place is its user's own already.
+        return Vec::new();
+    }
     if let Err(error) = fs::DirBuilder::new().recursive(true).mode(0o755).create(dir) {
         return vec![format!("no links in {}: {error}", dir.display())];
     }

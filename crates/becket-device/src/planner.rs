@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use becket_image::{DirectIo, Opened};
 use becket_transport::dm::{self, DmTransport};
+use becket_transport::fuse::FuseTransport;
 use becket_transport::loop_::{self, LoopTransport};
 use becket_transport::ublk::UblkTransport;
 use becket_transport::{Kind, Probe, Transport};
@@ -13,10 +14,11 @@ use becket_transport::{Kind, Probe, Transport};
 use crate::{AttachOptions, Error, GoBelow, Plan, TransportReport};
 
 /// The transports that are built, the preferred ones first.
-static TRANSPORTS: [&dyn Transport; 3] = [&DM, &UBLK, &LOOP];
+static TRANSPORTS: [&dyn Transport; 4] = [&DM, &UBLK, &LOOP, &FUSE];
 static DM: Remembered = Remembered::new(&DmTransport);
 static UBLK: Remembered = Remembered::new(&UblkTransport);
 static LOOP: Remembered = Remembered::new(&LoopTransport);
+static FUSE: Remembered = Remembered::new(&FuseTransport);
 
 /// A transport that, once it works, is not asked again whether it does: a question costs about as much as a device, and
 /// many images ask it. One that has gone meanwhile fails when it is used, and says so then.
@@ -193,7 +195,20 @@ fn suits(kind: Kind, options: &AttachOptions, leased: bool) -> Result<(), No> {
     let (driver, leaves) = match kind {
         Kind::Loop => ("the kernel's loop driver", "clear"),
         Kind::Dm => ("device-mapper", "remove"),
-        Kind::Ublk | Kind::Fuse => return Ok(()),
+        Kind::Ublk => return Ok(()),
+        Kind::Fuse if options.below == GoBelow::On => {
+            return no("FUSE does not read below file systems", "leave --below away");
+        }
+        Kind::Fuse if options.mode.is_some() => {
+            return no("FUSE has no mode to choose", "leave --mode away");
+        }
+        Kind::Fuse if options.autoclear && !leased && !rustix::process::geteuid().is_root() => {
+            return no(
+                "without root FUSE gives a file, whose last user nobody tells",
+                "use `becket run`, or detach it by hand",
+            );
+        }
+        Kind::Fuse => return Ok(()),
     };
     // The kernel takes such a device away at its last close, and the first last close is the attaching command's own.
     if options.autoclear && !leased {

@@ -68,6 +68,11 @@ impl Runtime {
         self.dir.join("udev")
     }
 
+    /// Directories in which images are files, for those who may have no block devices.
+    pub(crate) fn files(&self) -> PathBuf {
+        self.dir.join("fuse")
+    }
+
     /// Where the links to device nodes are.
     pub(crate) fn links(&self) -> &Path {
         &self.links

@@ -46,7 +46,7 @@ pub fn stat(target: impl AsRef<Path>) -> Result<DeviceStats, Error> {
     let store = Store::open(Runtime::open()?)?;
     let info = resolve(&store, target.as_ref())?.info;
     let (stats, note) = match info.transport {
-        Kind::Ublk => {
+        Kind::Ublk | Kind::Fuse => {
             let request = Stat { name: info.name.clone() };
             let reply: Option<Counted> = client::call_running(store.runtime(), "Stat", &request)?;
             (reply.ok_or_else(|| Error::unserved(&info.name))?.stats, None)

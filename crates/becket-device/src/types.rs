@@ -276,6 +276,13 @@ pub struct DeviceInfo {
     pub warnings: Vec<String>,
 }
 
+impl DeviceInfo {
+    /// It is a file, and no block device.
+    pub fn is_file(&self) -> bool {
+        self.transport == Kind::Fuse && !self.device.starts_with("/dev")
+    }
+}
+
 /// Which transport is taken for an image, and why not the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {

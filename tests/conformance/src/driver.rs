@@ -21,6 +21,8 @@ pub(crate) enum Via {
     Loop,
     /// The kernel's device-mapper.
     Dm,
+    /// A file of a user-space file system, with a loop device over it.
+    Fuse,
 }
 
 impl Via {
@@ -30,6 +32,7 @@ impl Via {
             Self::Ublk => "ublk",
             Self::Loop => "loop",
             Self::Dm => "dm",
+            Self::Fuse => "fuse",
         }
     }
 }

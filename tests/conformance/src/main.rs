@@ -106,7 +106,7 @@ fn run(args: Args) -> Result<bool> {
                 runtime: scratch.join("run"),
             };
             match args.via {
-                Via::Ublk | Via::Loop => Arc::new(becket),
+                Via::Ublk | Via::Loop | Via::Fuse => Arc::new(becket),
                 Via::Dm => Arc::new(Stacked::new(becket)),
             }
         }

@@ -79,17 +79,17 @@ pub(crate) fn tests() -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// The conformance suite over the kernel's loop driver.
-pub(crate) fn conformance(binaries: &Binaries) -> Result<Vec<Case>> {
+/// The conformance suite over a transport that this machine's kernel has.
+pub(crate) fn conformance(binaries: &Binaries, via: &str) -> Result<Vec<Case>> {
     let scratch = tempfile::Builder::new().prefix("conformance-").tempdir_in(exec::target_dir())?;
     let report = scratch.path().join("report.json");
     let mut command = Command::new(&binaries.conformance);
-    command.args(["--via", "loop", "--becket"]).arg(&binaries.becket);
+    command.args(["--via", via, "--becket"]).arg(&binaries.becket);
     command.arg("--scratch").arg(scratch.path().join("images")).arg("--json").arg(&report);
     let status = command.stdin(Stdio::null()).status().context("cannot start the conformance suite")?;
     let json = std::fs::read_to_string(&report)
         .with_context(|| format!("the conformance suite ({status}) left no report"))?;
-    judged(libtest::conformance(&json, "host loop", &facts())?, status.success())
+    judged(libtest::conformance(&json, &format!("host {via}"), &facts())?, status.success())
 }
 
 /// Holds the suite's exit code against its report: it also fails on skips, which are judged by our own list.
@@ -115,6 +115,7 @@ fn facts() -> BTreeSet<String> {
         std::fs::read_to_string("/proc/self/status").ok().and_then(|status| capabilities(&status));
     lacks("no-root", !rustix::process::geteuid().is_root());
     lacks("no-sys-resource", capabilities.unwrap_or(0) & CAP_SYS_RESOURCE == 0);
+    lacks("no-fuse", !Path::new("/dev/fuse").exists());
     lacks("no-loop", !Path::new("/dev/loop-control").exists());
     lacks("no-ublk", !Path::new("/dev/ublk-control").exists() && !Path::new("/sys/module/ublk_drv").exists());
     lacks("no-dm", !Path::new("/sys/class/misc/device-mapper").exists());

@@ -43,9 +43,13 @@ enum Step {
     Clippy,
     Doc,
     Test,
-    HostConformance,
+    /// The conformance suite over a transport of this machine.
+    HostConformance(&'static str),
     LosetupSuite,
-    Guest { series: Series, load: Load },
+    Guest {
+        series: Series,
+        load: Load,
+    },
 }
 
 /// What a guest is booted for.
@@ -60,12 +64,13 @@ enum Load {
 }
 
 /// All steps, in their order: what is quick and likely to fail first.
-const STEPS: [(&str, Step); 15] = [
+const STEPS: [(&str, Step); 16] = [
     ("fmt", Step::Fmt),
     ("clippy", Step::Clippy),
     ("doc", Step::Doc),
     ("test", Step::Test),
-    ("conformance-host", Step::HostConformance),
+    ("conformance-host", Step::HostConformance("loop")),
+    ("conformance-host-fuse", Step::HostConformance("fuse")),
     ("losetup-suite", Step::LosetupSuite),
     (
         "guest-7.x-zero-copy",
@@ -122,7 +127,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
             Step::Clippy => host::check("cargo clippy", &mut host::clippy()),
             Step::Doc => host::check("cargo doc", &mut host::doc()),
             Step::Test => host::tests(),
-            Step::HostConformance => host::conformance(&Binaries::conformance()?),
+            Step::HostConformance(via) => host::conformance(&Binaries::conformance()?, via),
             Step::LosetupSuite => crate::suite::cases(&becket()?),
             Step::Guest { .. } => bail!("guests run later"),
         }));

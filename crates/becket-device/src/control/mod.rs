@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use becket_engine::Summary;
 use becket_image::{Below, DirectIo, Facts, Map, ReadLease, Untouched};
+use becket_transport::Kind;
 use serde::{Deserialize, Serialize};
 
 use crate::table::Encoding;
@@ -50,6 +51,8 @@ pub(crate) struct Attach {
     pub(crate) lease: bool,
     pub(crate) isolate: bool,
     pub(crate) cgroup: bool,
+    /// One whose bytes becket moves.
+    pub(crate) transport: Kind,
     pub(crate) reason: String,
     pub(crate) warnings: Vec<String>,
 }
@@ -276,6 +279,7 @@ mod tests {
             lease: true,
             isolate: true,
             cgroup: true,
+            transport: Kind::Fuse,
             reason: "why".into(),
             warnings: vec!["w".into()],
         }

@@ -88,12 +88,8 @@ pub fn set(
     check_block_size(&device.info, changes.block_size)?;
     may_grow(&store, &device, changes)?;
     let (after, how) = match device.info.transport {
-        Kind::Ublk => (ublk::set(&store, &device, changes, progress)?, How::Live),
+        Kind::Ublk | Kind::Fuse => (ublk::set(&store, &device, changes, progress)?, How::Live),
         Kind::Dm => (kernel::set_dm(&store, &device, changes)?, How::Drained),
-        Kind::Fuse => {
-            let message = format!("{} goes through FUSE, which cannot change live", device.info.name);
-            return Err(unsupported(message, "detach it, and attach it as it is to be"));
-        }
         Kind::Loop => (kernel::set_loop(&store, &device, changes, progress)?, How::Drained),
     };
     let changes = told(&device.info, &after, changes, how);

@@ -14,7 +14,7 @@ use becket_uapi::ublk::UBLK_S_DEV_DEAD;
 use rustix::fs::fstat;
 
 use super::devices::Supervisor;
-use super::driver::Driver;
+use super::driver::{Driver, id_of};
 use super::owned::Owned;
 use super::workers::{Orphan, Server};
 use crate::describe::speakable;
@@ -29,7 +29,7 @@ impl Supervisor {
     /// Takes over what a predecessor has left; answers with its workers.
     pub(crate) fn adopt(&self) -> Vec<Arc<dyn Server>> {
         let records: Vec<Device> = match self.store.entries() {
-            Ok(entries) => entries.into_iter().filter_map(|(_, entry)| of_ublk(entry)).collect(),
+            Ok(entries) => entries.into_iter().filter_map(|(_, entry)| of_ours(entry)).collect(),
             Err(error) => {
                 log::warn(format_args!("server: cannot look for devices: {error}"));
                 Vec::new()
@@ -68,8 +68,12 @@ impl Supervisor {
 
     /// One record, with the worker that holds its device.
     fn take_over(&self, record: Device, found: Option<(Kept, Arc<dyn Server>)>) -> Result<(), Error> {
-        let driver = self.driver()?;
-        let id = record.info.number;
+        let driver = self.driver(record.info.transport)?;
+        let id = id_of(&record.info);
+        let mut found = found;
+        if let Some((kept, _)) = &mut found {
+            driver.take_over(&record, std::mem::take(&mut kept.link), &kept.serve);
+        }
         let Some(info) = driver.info(id)?.filter(|info| info.ublksrv_flags == record.mark) else {
             forget(&self.store, &record);
             return Ok(());
@@ -112,9 +116,13 @@ impl Supervisor {
     }
 }
 
-fn of_ublk(entry: Entry) -> Option<Device> {
+fn of_ours(entry: Entry) -> Option<Device> {
     match entry {
-        Entry::Device(device) if device.info.transport == Kind::Ublk && device.mark != 0 => Some(*device),
+        Entry::Device(device)
+            if matches!(device.info.transport, Kind::Ublk | Kind::Fuse) && device.mark != 0 =>
+        {
+            Some(*device)
+        }
         _ => None,
     }
 }
@@ -145,9 +153,9 @@ fn as_served(device: &mut Device, kept: &Kept) {
 
 /// Has users see as much as the worker serves: our predecessor may have died between the two.
 fn finish_resizing(driver: &dyn Driver, info: &DeviceInfo) {
-    let DeviceInfo { name, number, size, .. } = info;
-    let Some(seen) = driver.size(*number).filter(|seen| seen != size) else { return };
-    match driver.update_size(*number, *size) {
+    let (id, DeviceInfo { name, size, .. }) = (id_of(info), info);
+    let Some(seen) = driver.size(id).filter(|seen| seen != size) else { return };
+    match driver.update_size(id, *size) {
         Ok(()) => log::warn(format_args!("{name} had {seen} bytes for its users, and has {size} now")),
         Err(error) => log::warn(format_args!("{name} keeps {seen} bytes for its users: {error}")),
     }

@@ -186,16 +186,17 @@ pub(super) fn apply(
         _ => Ok(()),
     };
     tell(true)?;
-    let shrunk = if after < before { driver.update_size(id, after) } else { Ok(()) };
+    let first = after < before && !driver.follows_worker();
+    let shrunk = if first { driver.update_size(id, after) } else { Ok(()) };
     let changed = shrunk.and_then(|()| match *new == old {
         true => Ok(()),
         false => order(server, new, target.files.as_deref()).inspect_err(|_| {
-            if after < before {
+            if first {
                 undo("size", driver.update_size(id, before));
             }
         }),
     });
-    let grown = changed.and_then(|()| match after > before {
+    let grown = changed.and_then(|()| match after != before && !first {
         true => driver.update_size(id, after).inspect_err(|_| {
             let files = target.files.is_some().then_some(&*kept.files);
             undo("worker", order(server, &Change { files: files.map(facts_of), ..old.clone() }, files));

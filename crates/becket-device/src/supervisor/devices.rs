@@ -12,7 +12,8 @@ use becket_transport::Kind;
 use becket_transport::ublk::control::Control;
 
 use super::change::{Length, Target, Wish, apply, plan, take_image};
-use super::driver::{Driver, disk};
+use super::driver::{Driver, id_of};
+use super::fuse::{FuseDriver, end_left};
 use super::guard::Guard;
 use super::isolation;
 use super::make::{Made, Maker};
@@ -21,6 +22,7 @@ use super::workers::{OnDeath, Server, Workers};
 use crate::control::server::Service;
 use crate::control::{Attach, Detach, Refresh, ServerStatus, Set, Stat};
 use crate::describe::partitions_of;
+use crate::judge::disk_of;
 use crate::kernel::{Kernel, System};
 use crate::process::ProcessId;
 use crate::register::forget;
@@ -36,6 +38,7 @@ pub(crate) struct Supervisor {
     pub(super) devices: Ranked<DEVICES, BTreeMap<String, Arc<Owned>>>,
     /// Opened when the first device needs it.
     driver: OnceLock<Arc<dyn Driver>>,
+    fuse: Arc<dyn Driver>,
     pub(super) workers: Box<dyn Workers>,
     /// The worker that gets new devices.
     shared: Ranked<SHARED, Option<Arc<dyn Server>>>,
@@ -57,11 +60,13 @@ impl Supervisor {
         workers: Box<dyn Workers>,
         wake: impl Fn() + Send + Sync + 'static,
     ) -> Arc<Supervisor> {
+        let places = store.runtime().files();
         Arc::new_cyclic(|myself| Supervisor {
             store,
             notes,
             devices: Ranked::default(),
             driver: OnceLock::new(),
+            fuse: Arc::new(FuseDriver::new(places)),
             workers,
             shared: Ranked::default(),
             busy: Ranked::default(),
@@ -138,7 +143,11 @@ impl Supervisor {
         left.len()
     }
 
-    pub(super) fn driver(&self) -> Result<Arc<dyn Driver>, Error> {
+    /// Who speaks with the kernel about devices of that kind.
+    pub(super) fn driver(&self, kind: Kind) -> Result<Arc<dyn Driver>, Error> {
+        if kind == Kind::Fuse {
+            return Ok(Arc::clone(&self.fuse));
+        }
         if let Some(driver) = self.driver.get() {
             return Ok(Arc::clone(driver));
         }
@@ -227,7 +236,7 @@ impl Supervisor {
         if state.gone {
             return Err(Error::NoDevice { target: name.to_owned() });
         }
-        let driver = self.driver()?;
+        let driver = self.driver(state.device.info.transport)?;
         let target = plan(&state, wish(&state.device.info)?)?;
         apply(&*driver, &*state.server, &state.kept, &target)?;
         let Target { mut device, change, files, partitions, .. } = target;
@@ -237,11 +246,10 @@ impl Supervisor {
             state.kept.files = files;
         }
         if let Some(promised) = partitions {
-            let id = device.info.number;
-            if let Err(error) = driver.repartition(id, &promised) {
+            if let Err(error) = driver.repartition(state.kept.serve.id, &promised) {
                 device.info.warnings.push(format!("its partitions are not those of its image: {error}"));
             }
-            device.info.partitions = partitions_of(&disk(id), &promised, Partitions::Auto);
+            device.info.partitions = partitions_of(&disk_of(&device.info), &promised, Partitions::Auto);
         }
         let unrecorded = match self.store.update(&state.device, device.clone()) {
             Ok(true) => None,
@@ -263,14 +271,22 @@ impl Supervisor {
     fn detach_orphan(&self, name: &str, lazy: bool) -> Result<DeviceInfo, Error> {
         let none = || Error::NoDevice { target: name.to_owned() };
         let device = self.store.device(name)?.ok_or_else(none)?;
-        if device.info.transport != Kind::Ublk {
+        if !matches!(device.info.transport, Kind::Ublk | Kind::Fuse) {
             return Err(none());
         }
         if device.server.is_some_and(|server| server.pid != std::process::id() && server.alive()) {
             let what = format!("is not the one that owns {name}");
             return Err(Error::Server { what, log: None });
         }
-        let driver = self.driver()?;
+        if device.info.transport == Kind::Fuse {
+            if !end_left(&device)? && !lazy {
+                return Err(Error::Busy { device: device.info.device, users: Vec::new() });
+            }
+            forget(&self.store, &device);
+            log::warn(format_args!("{name} detached; its server had died"));
+            return Ok(device.info);
+        }
+        let driver = self.driver(device.info.transport)?;
         let id = device.info.number;
         match driver.info(id)? {
             Some(info) if device.mark != 0 && info.ublksrv_flags == device.mark => {
@@ -326,7 +342,7 @@ impl Service for Supervisor {
                 ),
             });
         }
-        let driver = self.driver()?;
+        let driver = self.driver(request.transport)?;
         let (request, fds, cgroup) = isolation::take_cgroup(request, fds)?;
         let worker = match request.isolate {
             true => self.own_worker(cgroup.as_ref().map(std::os::fd::AsFd::as_fd))?,
@@ -388,7 +404,7 @@ impl Service for Supervisor {
         if state.gone {
             return Err(Error::NoDevice { target: request.name.clone() });
         }
-        state.server.stats(state.device.info.number)
+        state.server.stats(id_of(&state.device.info))
     }
 
     fn hand_over(&self) -> Result<(), Error> {

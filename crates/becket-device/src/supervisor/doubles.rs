@@ -105,9 +105,9 @@ impl Driver for FakeDriver {
         lock(&self.sizes).insert(id, geometry.size);
         Ok(())
     }
-    fn open_char(&self, id: u32) -> Result<OwnedFd, Error> {
+    fn open(&self, id: u32) -> Result<Vec<OwnedFd>, Error> {
         self.did("open", id);
-        Ok(File::open("/dev/null").unwrap().into())
+        Ok(vec![File::open("/dev/null").unwrap().into()])
     }
     fn start(&self, id: u32, _: u32) -> Result<(), Error> {
         self.set_state(id, uapi::UBLK_S_DEV_LIVE);
@@ -416,6 +416,7 @@ impl Bench {
             lease: false,
             isolate: false,
             cgroup: false,
+            transport: becket_transport::Kind::Ublk,
             reason: "test".into(),
             warnings: Vec::new(),
         }

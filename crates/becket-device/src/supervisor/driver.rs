@@ -4,27 +4,35 @@
 use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use becket_engine::Geometry;
 use becket_image::Partition;
+use becket_transport::ublk::DataMode;
 use becket_transport::ublk::control::{self, AddRequest, Control, DevInfo};
-use becket_transport::{node, sysfs};
+use becket_transport::{Kind, node, sysfs};
 
-use crate::{Error, users};
+use crate::state::Device;
+use crate::worker::protocol::Serve;
+use crate::{DeviceInfo, Error, users};
 
 /// How long a worker that says it has fetched may keep the kernel waiting: one that died meanwhile does for ever.
-const READY: Duration = Duration::from_secs(30);
+pub(super) const READY: Duration = Duration::from_secs(30);
 /// How long one order to hold requests back may wait for tags that have none.
 const QUIET: Duration = Duration::from_secs(1);
 /// How long promised partitions may take.
-const PARTITIONS: Duration = Duration::from_secs(5);
+pub(super) const PARTITIONS: Duration = Duration::from_secs(5);
+
+/// The first number of FUSE's devices where those of all transports meet: ublk has no larger ones (its minors end there).
+pub(super) const FIRST_FUSE: u32 = 1 << 20;
 
 pub(crate) trait Driver: Send + Sync {
     fn features(&self) -> Result<u64, Error>;
     fn add(&self, request: AddRequest) -> Result<DevInfo, Error>;
     fn set_params(&self, id: u32, geometry: &Geometry) -> Result<(), Error>;
-    fn open_char(&self, id: u32) -> Result<OwnedFd, Error>;
+    /// What a worker needs of a device; the first of them the supervisor must not keep.
+    fn open(&self, id: u32) -> Result<Vec<OwnedFd>, Error>;
     fn start(&self, id: u32, pid: u32) -> Result<(), Error>;
     /// Sees to the node of the disk and of its promised partitions.
     fn settle(&self, id: u32, promised: &[Partition]) -> Result<(), Error>;
@@ -51,6 +59,28 @@ pub(crate) trait Driver: Send + Sync {
     fn set_read_only(&self, id: u32, on: bool) -> Result<(), Error>;
     /// Replaces the partitions of a disk that nobody uses; those that are as promised stay.
     fn repartition(&self, id: u32, promised: &[Partition]) -> Result<(), Error>;
+    /// Longest request of a device with those flags, in bytes.
+    fn max_io(&self, flags: u64) -> u32 {
+        DataMode::of(flags).max_io()
+    }
+    /// Hears which image a device is to show, for people, which partitions of it, and whether for reading only.
+    fn of_image(&self, _id: u32, _image: &Path, _promised: &[Partition], _read_only: bool) {}
+    /// What a device is called that nobody has named.
+    fn default_name(&self, id: u32) -> String {
+        disk(id)
+    }
+    /// Where a device is found.
+    fn node(&self, id: u32) -> PathBuf {
+        sysfs::node(&disk(id))
+    }
+    /// Whether a disk asks its worker how long it is, so that the worker must know first, whether it grows or shrinks.
+    fn follows_worker(&self) -> bool {
+        false
+    }
+    /// Lets a device go that nobody will serve again: its users get errors.
+    fn abandon(&self, _id: u32) {}
+    /// Takes over what a worker has held of a device for its supervisor's successor.
+    fn take_over(&self, _record: &Device, _link: Vec<OwnedFd>, _serve: &Serve) {}
 }
 
 impl Driver for Control {
@@ -66,8 +96,8 @@ impl Driver for Control {
         Control::set_params(self, id, geometry).map_err(Error::Device)
     }
 
-    fn open_char(&self, id: u32) -> Result<OwnedFd, Error> {
-        control::open_char(id).map_err(Error::Device)
+    fn open(&self, id: u32) -> Result<Vec<OwnedFd>, Error> {
+        control::open_char(id).map(|char_device| vec![char_device]).map_err(Error::Device)
     }
 
     fn start(&self, id: u32, pid: u32) -> Result<(), Error> {
@@ -152,6 +182,22 @@ impl Driver for Control {
     fn repartition(&self, id: u32, promised: &[Partition]) -> Result<(), Error> {
         node::drop_partitions(&disk(id), promised).map_err(Error::Device)?;
         Driver::settle(self, id, promised)
+    }
+}
+
+/// What a device is called where devices of all transports meet, by its own number; and the reverse.
+pub(crate) fn id_of(info: &DeviceInfo) -> u32 {
+    match info.transport {
+        Kind::Fuse => FIRST_FUSE.saturating_add(info.number),
+        _ => info.number,
+    }
+}
+
+/// See [`id_of`].
+pub(super) fn number_of(kind: Kind, id: u32) -> u32 {
+    match kind {
+        Kind::Fuse => id.saturating_sub(FIRST_FUSE),
+        _ => id,
     }
 }
 

@@ -3,17 +3,23 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
+use becket_transport::Kind;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::devices::Supervisor;
-use super::driver::disk;
+use super::driver::id_of;
 use super::make::closed;
 use super::owned::{Owned, Owning};
 use super::uses::Uses;
+use crate::judge::disk_of;
 use crate::register::forget;
 use crate::sync::{lock, spawn};
 use crate::{DeviceState, Error, log, users};
+
+/// How often it is looked whether others have ended a connection behind our back.
+const CONNECTION_LOOK: Duration = Duration::from_secs(1);
 
 impl Supervisor {
     /// Takes a device away, unless somebody uses it.
@@ -21,8 +27,8 @@ impl Supervisor {
         if state.gone {
             return Ok(());
         }
-        let driver = self.driver()?;
-        let id = state.device.info.number;
+        let driver = self.driver(state.device.info.transport)?;
+        let id = id_of(&state.device.info);
         if driver.info(id)?.is_some_and(|info| info.ublksrv_flags == state.device.mark) {
             if !state.hopeful() {
                 driver.stop(id)?;
@@ -87,7 +93,7 @@ impl Supervisor {
         }
         *now |= state.device.info.state == DeviceState::Detaching;
         if !*now {
-            let disk = disk(state.device.info.number);
+            let disk = disk_of(&state.device.info);
             // Not under the lock: it walks over /proc.
             drop(state);
             *now = users::any(&disk);
@@ -125,12 +131,39 @@ impl Supervisor {
         });
     }
 
+    /// Takes note of a file system that has gone without us: somebody has unmounted it, or detached its loop device.
+    fn watch_connection(&self, owned: &Arc<Owned>) {
+        let Some(supervisor) = self.myself.upgrade() else { return };
+        if lock(&owned.state).device.info.transport != Kind::Fuse {
+            return;
+        }
+        let owned = Arc::clone(owned);
+        spawn(move || {
+            loop {
+                std::thread::sleep(CONNECTION_LOOK);
+                let mut state = lock(&owned.state);
+                if state.gone {
+                    return;
+                }
+                let driver = supervisor.driver(Kind::Fuse);
+                let there = driver.and_then(|driver| driver.info(id_of(&state.device.info)));
+                if matches!(there, Ok(None)) && state.device.info.state != DeviceState::Lost {
+                    log::warn(format_args!("{}: somebody else has ended it", state.name()));
+                    if let Err(error) = supervisor.take_away(&owned, &mut state) {
+                        log::warn(format_args!("{} stays: {error}", state.name()));
+                    }
+                }
+            }
+        });
+    }
+
     /// Sees to it that a device that has just been made or taken over goes when it is to.
     pub(super) fn watch_over(&self, owned: &Arc<Owned>) {
         let (autoclear, told) = {
             let state = lock(&owned.state);
             (state.device.info.autoclear, state.device.info.state == DeviceState::Detaching)
         };
+        self.watch_connection(owned);
         if told {
             self.let_go(owned, &mut lock(&owned.state), true);
         } else if let Some(lease) = owned.lease() {

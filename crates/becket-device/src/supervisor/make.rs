@@ -1,7 +1,8 @@
-//! The making of a ublk device: from an image that a client opened to a disk that users can open.
+//! The making of a device that becket serves: from an image that a client opened to a disk that users can open.
 //! Whatever fails on the way, nothing stays behind: no device, no record, no link, no name.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use becket_engine::Geometry;
@@ -13,18 +14,19 @@ use becket_uapi::ublk as uapi;
 use rustix::fs::{FileType, OFlags};
 
 use super::below;
-use super::driver::{Driver, disk};
+use super::driver::{Driver, number_of};
 use super::smaller::{DEPTH, DEPTH_WITH_BUFFERS, smaller};
 use super::workers::Server;
 use crate::control::{Attach, BelowFacts};
 use crate::describe::partitions_of;
+use crate::judge::disk_of;
 use crate::process::ProcessId;
 use crate::register::{claim, forget, record};
 use crate::state::{Device, Store};
 use crate::table::is_table;
 use crate::worker::kept::{Keepsakes, Kept};
 use crate::worker::protocol::{Serve, backings, facts_of};
-use crate::{DeviceInfo, DeviceState, Error, ErrorKind, Partitions, links, log};
+use crate::{DeviceInfo, DeviceState, Error, ErrorKind, PartitionInfo, Partitions, links, log};
 
 /// More queues than this have not helped a file or disk behind them.
 const MOST_QUEUES: usize = 4;
@@ -80,7 +82,7 @@ impl Maker<'_> {
 
         let features = driver.features()?;
         let flags = flags_for(features, request.mode, &opened.map).map_err(unsupported)?;
-        let max_io = DataMode::of(flags).max_io();
+        let max_io = driver.max_io(flags);
         let geometry = geometry(&opened, max_io);
         let mark = mark();
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -92,12 +94,16 @@ impl Maker<'_> {
 
         // What the driver is told to be read-only stays so for ever; what users are told of a disk can change.
         driver.set_params(info.dev_id, &Geometry { read_only: false, ..geometry })?;
+        let promised: &[Partition] = if request.add_partitions { &opened.partitions } else { &[] };
+        driver.of_image(info.dev_id, &opened.path, promised, request.read_only);
         let mut first = describe(&request, &opened, &geometry, &info, mark, server);
+        first.info.device = driver.node(info.dev_id);
         first.info.below = below.as_ref().map(|below| below.device.clone());
-        record(store, named, &disk(info.dev_id), &mut first)?;
+        record(store, named, &driver.default_name(info.dev_id), &mut first)?;
         undo.device = Some(first.clone());
 
         let serve = Serve {
+            kind: request.transport,
             id: info.dev_id,
             queues: info.nr_hw_queues,
             depth: info.queue_depth,
@@ -114,9 +120,13 @@ impl Maker<'_> {
             isolated: request.isolate,
             lease: lease.is_some(),
             cgroup: cgroup.is_some(),
+            partitions: match request.transport {
+                Kind::Fuse => promised.iter().map(|part| (part.number, part.start, part.len)).collect(),
+                _ => Vec::new(),
+            },
         };
         let keepsakes = Keepsakes { lease, cgroup, table };
-        let kept = Kept { serve, files: opened.files, keepsakes };
+        let kept = Kept { serve, files: opened.files, keepsakes, link: Vec::new() };
         with_char_device(driver, info.dev_id, &kept, |fds| {
             undo.stage = Stage::Served;
             // The way below comes last. Our copies of it are closed when this is done: whoever wants to write to the image
@@ -134,10 +144,11 @@ impl Maker<'_> {
         if info.flags & uapi::UBLK_F_QUIESCE == 0 {
             driver.watchful(info.dev_id);
         }
-        let promised: &[Partition] = if request.add_partitions { &opened.partitions } else { &[] };
         driver.settle(info.dev_id, promised)?;
 
-        let device = complete(first.clone(), promised);
+        let mut device = first.clone();
+        device.info.device = driver.node(info.dev_id);
+        let device = complete(device, promised);
         if !store.update(&first, device.clone())? {
             let what = format!("found the record of {} taken away while it was made", device.info.name);
             return Err(Error::Server { what, log: None });
@@ -150,7 +161,7 @@ impl Maker<'_> {
     }
 }
 
-/// Opens a device's ublkcN and has it passed on with what goes with it. Our copy is closed before anything else
+/// Opens a device (its ublkcN, for example) and has it passed on with what goes with it. Our copy is closed before anything else
 /// happens: the kernel waits for the last one when the device ends, and when its worker dies.
 pub(super) fn with_char_device(
     driver: &dyn Driver,
@@ -158,8 +169,8 @@ pub(super) fn with_char_device(
     kept: &Kept,
     pass: impl FnOnce(&[BorrowedFd<'_>]) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let char_device = driver.open_char(id)?;
-    let fds: Vec<_> = std::iter::once(char_device.as_fd()).chain(kept.descriptors()).collect();
+    let opened = driver.open(id)?;
+    let fds: Vec<_> = opened.iter().map(AsFd::as_fd).chain(kept.descriptors()).collect();
     pass(&fds)
 }
 
@@ -370,8 +381,9 @@ fn describe(
     Device {
         info: DeviceInfo {
             name: String::new(),
-            device: sysfs::node(&disk(info.dev_id)),
-            transport: Kind::Ublk,
+            // What it is before it has a disk, for the caller to say.
+            device: PathBuf::new(),
+            transport: request.transport,
             reason: request.reason.clone(),
             size: geometry.size,
             read_only: geometry.read_only,
@@ -389,7 +401,7 @@ fn describe(
             queues: Some(info.nr_hw_queues),
             depth: Some(info.queue_depth),
             mode: Some(DataMode::of(info.flags).to_string()),
-            number: info.dev_id,
+            number: number_of(request.transport, info.dev_id),
             diskseq: None,
             server_pid: Some(server.pid),
             worker_pid: Some(worker.pid),
@@ -426,12 +438,38 @@ pub(crate) fn direct_io(files: &[Backing], wanted: bool) -> (bool, String) {
 
 /// What is known of it now that it has one.
 fn complete(mut device: Device, promised: &[Partition]) -> Device {
-    let disk = disk(device.info.number);
+    let disk = disk_of(&device.info);
     let wanted = if promised.is_empty() { Partitions::Off } else { Partitions::Auto };
     device.starting = false;
     device.info.diskseq = node::diskseq(&disk);
-    device.info.partitions = partitions_of(&disk, promised, wanted);
+    if device.info.transport == Kind::Fuse {
+        // The loop driver knows of no other unit than the one that it was told.
+        let block = device.info.block_size;
+        device.info.physical_block_size = sysfs::number(&disk, "queue/physical_block_size").unwrap_or(block);
+    }
+    device.info.partitions = match device.info.is_file() {
+        true => promised.iter().map(|part| file_of(&device.info.device, part)).collect(),
+        false => partitions_of(&disk, promised, wanted),
+    };
+    if device.info.is_file() {
+        device.info.warnings.push(
+            "this is a file and no block device, which would need root: mkfs, debugfs and the like work on it"
+                .to_owned(),
+        );
+    }
     device
+}
+
+/// A partition that is a file beside the image's.
+fn file_of(image: &Path, part: &Partition) -> PartitionInfo {
+    PartitionInfo {
+        number: part.number,
+        device: image.with_file_name(format!("p{}", part.number)),
+        start: part.start,
+        size: part.len,
+        label: part.label.clone(),
+        uuid: part.uuid.clone(),
+    }
 }
 
 #[cfg(test)]

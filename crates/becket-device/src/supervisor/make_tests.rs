@@ -56,8 +56,8 @@ impl Driver for Double {
         assert!(!geometry.read_only, "nobody could make it writable again");
         self.step("set_params")
     }
-    fn open_char(&self, _: u32) -> Result<OwnedFd, Error> {
-        self.step("open_char").map(|()| File::open("/dev/null").unwrap().into())
+    fn open(&self, _: u32) -> Result<Vec<OwnedFd>, Error> {
+        self.step("open_char").map(|()| vec![File::open("/dev/null").unwrap().into()])
     }
     fn start_recovery(&self, _: u32) -> Result<bool, Error> {
         unreachable!()

@@ -8,6 +8,7 @@ mod devices;
 #[cfg(test)]
 mod doubles;
 mod driver;
+mod fuse;
 mod guard;
 mod isolation;
 mod leaving;

@@ -339,7 +339,7 @@ fn introduction(socket: &OwnedFd) -> io::Result<(Vec<String>, Vec<Kept>)> {
     loop {
         match protocol::receive::<Report>(socket)?.ok_or(io::ErrorKind::UnexpectedEof)? {
             (Report::Started { notes, .. }, _) => about = notes,
-            (Report::Held(serve), fds) => held.push(Kept::new(*serve, fds)?),
+            (Report::Held(serve), fds) => held.push(Kept::held(*serve, fds)?),
             // It may have ended between the worker's look at its devices and our hearing of it.
             (Report::Closed { id }, _) => drop(closed.insert(id)),
             (Report::Handed { version: VERSION }, _) => break,

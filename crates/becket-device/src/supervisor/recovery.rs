@@ -83,6 +83,9 @@ impl Supervisor {
                 log::warn(format_args!("{}: its worker died; {outlook}", state.name()));
                 if !state.recoverable() {
                     self.note(&mut state, |device| device.info.state = DeviceState::Lost);
+                    if let Ok(driver) = self.driver(state.device.info.transport) {
+                        driver.abandon(state.kept.serve.id);
+                    }
                 }
             }
             state.recoverable()
@@ -141,7 +144,7 @@ impl Supervisor {
 
     /// Gives a device that nobody serves to a worker, and says so in its record.
     pub(super) fn give(&self, state: &mut Owning, server: Arc<dyn Server>) -> Result<Attempt, Error> {
-        let outcome = recover(&*self.driver()?, &*server, &state.kept)?;
+        let outcome = recover(&*self.driver(state.device.info.transport)?, &*server, &state.kept)?;
         if outcome == Attempt::Recovered {
             let worker = server.id();
             state.server = server;

@@ -61,7 +61,7 @@ impl Supervisor {
         let id = state.kept.serve.id;
         let deadline = Instant::now() + PATIENCE;
         let late = |what: &str| Error::Worker { what: format!("{what} ublk device {id}") };
-        let driver = self.driver()?;
+        let driver = self.driver(state.device.info.transport)?;
         loop {
             let held_back = driver.quiesce(id);
             if state.server.await_closed(id, BETWEEN) {

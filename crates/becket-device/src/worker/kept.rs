@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use becket_image::{Backing, Below};
 use becket_transport::serve::Decoded;
-use becket_transport::ublk::Setup;
+use becket_transport::{Kind, fuse, ublk};
 
 use super::protocol::{Serve, nothing_left, take_backings, wrong};
 
@@ -17,6 +17,15 @@ pub(crate) struct Kept {
     /// In the order of `serve.files`. They carry the image's locks.
     pub(crate) files: Vec<Backing>,
     pub(crate) keepsakes: Keepsakes,
+    /// FUSE, on the way from a worker to its supervisor's successor: what the connection hangs on.
+    pub(crate) link: Vec<OwnedFd>,
+}
+
+/// What it takes to move a device's bytes.
+#[derive(Debug)]
+pub(crate) enum Setup {
+    Ublk(ublk::Setup),
+    Fuse(fuse::Setup),
 }
 
 /// Descriptors that serve no I/O: a worker only holds them for its supervisor's successor.
@@ -51,33 +60,68 @@ impl Kept {
             table: keepsake(serve.encoded.is_some())?,
         };
         nothing_left(fds)?;
-        Ok(Kept { serve, files, keepsakes })
+        Ok(Kept { serve, files, keepsakes, link: Vec::new() })
     }
 
-    /// Splits off what it takes to move the device's bytes.
+    /// The same of what a worker tells of a device that it serves.
+    pub(crate) fn held(serve: Serve, mut fds: Vec<OwnedFd>) -> io::Result<Kept> {
+        let first = match serve.kind {
+            Kind::Fuse => fds.len().checked_sub(serve.link_descriptors()),
+            _ => Some(fds.len()),
+        };
+        let link = fds.split_off(first.ok_or_else(|| wrong("a descriptor of the connection is missing"))?);
+        Ok(Kept { link, ..Kept::new(serve, fds)? })
+    }
+
+    /// Splits off what it takes to move the device's bytes. `own` are the device's own descriptors.
     pub(crate) fn into_setup(
         self,
-        char_device: OwnedFd,
+        own: Vec<OwnedFd>,
         below: Option<Below>,
         decoded: Option<Decoded>,
-    ) -> (Setup, Keepsakes) {
-        let Serve { id, queues, depth, flags, geometry, map, direct_io, merge, .. } = self.serve;
+    ) -> io::Result<(Setup, Keepsakes)> {
+        if own.len() != self.serve.own_descriptors() {
+            return Err(wrong("the device's descriptor is missing"));
+        }
+        let Serve { kind, id, queues, depth, flags, geometry, map, direct_io, merge, partitions, .. } =
+            self.serve;
         let files = self.files;
-        let setup = Setup {
-            id,
-            queues,
-            depth,
-            flags,
-            geometry,
-            char_device,
-            map,
-            files,
-            below,
-            decoded,
-            direct_io,
-            merge,
+        let mut own = own.into_iter();
+        let first = own.next().ok_or_else(|| wrong("the device's descriptor is missing"))?;
+        let setup = match kind {
+            Kind::Fuse => {
+                // The other end of the tether is for the supervisor's successor only.
+                let devices = own.skip(1).collect();
+                let tether = first;
+                Setup::Fuse(fuse::Setup {
+                    id,
+                    depth,
+                    geometry,
+                    devices,
+                    tether,
+                    map,
+                    files,
+                    decoded,
+                    partitions,
+                    direct_io,
+                })
+            }
+            _ => Setup::Ublk(ublk::Setup {
+                id,
+                queues,
+                depth,
+                flags,
+                geometry,
+                char_device: first,
+                map,
+                files,
+                below,
+                decoded,
+                direct_io,
+                merge,
+            }),
         };
-        (setup, self.keepsakes)
+        Ok((setup, self.keepsakes))
     }
 }
 
@@ -129,7 +173,8 @@ mod tests {
             assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         }
         assert!(again.files[0].direct.is_some() && again.files[1].direct.is_none());
-        let (setup, keepsakes) = again.into_setup(open("ublkc"), None, None);
+        let (setup, keepsakes) = again.into_setup(vec![open("ublkc")], None, None).unwrap();
+        let Setup::Ublk(setup) = setup else { panic!() };
         assert_eq!((setup.id, setup.files.len()), (3, 2));
         assert_eq!(keepsakes.lease.map(|fd| inode(fd.as_fd())), Some(inodes[3]));
     }
@@ -156,11 +201,47 @@ mod tests {
             (inode(&below.disk), rustix::fs::fstat(&below.lease).unwrap().st_ino),
             (inodes[2], inodes[3])
         );
-        let (setup, keepsakes) = Kept::new(received, fds).unwrap().into_setup(open("c"), Some(below), None);
+        let kept = Kept::new(received, fds).unwrap();
+        let (setup, keepsakes) = kept.into_setup(vec![open("c")], Some(below), None).unwrap();
+        let Setup::Ublk(setup) = setup else { panic!() };
         assert_eq!((inode(&setup.files[0].buffered), setup.files.len()), (inodes[0], 1));
         assert_eq!(keepsakes.lease.as_ref().map(inode), Some(inodes[1]));
         assert_eq!(setup.below.unwrap().lease.untouched().changed, (-1, 999_999_999));
         assert!(sent.below.unwrap().with(&mut vec![open("only")]).is_err());
+    }
+
+    #[test]
+    fn a_connection_goes_to_the_worker_and_comes_back_for_a_successor() {
+        let temp = tempfile::tempdir().unwrap();
+        let open = |name: &str| OwnedFd::from(File::create(temp.path().join(name)).unwrap());
+        let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
+        let sent = || Serve {
+            kind: Kind::Fuse,
+            partitions: vec![(1, 512, 1024)],
+            ..serve(vec![FileFacts { facts: facts(), direct: false }])
+        };
+        let own: Vec<OwnedFd> = ["tether", "end", "queue 0", "queue 1"].map(open).into();
+        let inodes: Vec<u64> = own.iter().map(inode).collect();
+        assert_eq!(own.len(), sent().own_descriptors());
+        let kept = Kept::new(sent(), vec![open("image")]).unwrap();
+        let (Setup::Fuse(setup), _) = kept.into_setup(own, None, None).unwrap() else { panic!() };
+        assert_eq!(inode(&setup.tether), inodes[0]);
+        assert_eq!(setup.devices.iter().map(inode).collect::<Vec<_>>(), inodes[2..]);
+        assert_eq!(setup.partitions, [(1, 512, 1024)]);
+
+        let held = ["image", "end", "queue 0", "queue 1"].map(open).into();
+        let kept = Kept::held(sent(), held).unwrap();
+        assert_eq!(kept.link.iter().map(inode).collect::<Vec<_>>(), inodes[1..]);
+        for count in [0, 1, 3, 5] {
+            let held = (0..count).map(|_| open("any")).collect();
+            assert!(Kept::held(sent(), held).is_err(), "{count} descriptors");
+        }
+        assert!(
+            Kept::new(sent(), vec![open("image")])
+                .unwrap()
+                .into_setup(vec![open("any")], None, None)
+                .is_err()
+        );
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 
 use becket_engine::{Backing, Decoding, IoThreads, usual_cache};
 use becket_transport::serve::{self, Decoded, ServeError, Served};
-use becket_transport::ublk;
+use becket_transport::{Kind, fuse, ublk};
 use becket_uapi::handover::{close_inherited, inherited_fd};
 use becket_uapi::signal::SignalFd;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
@@ -25,7 +25,7 @@ use rustix::process::Signal;
 
 use crate::sync::{DEVICES, Held, LAST, Ranked, lock};
 use crate::{Error, log, table};
-use kept::{Keepsakes, Kept};
+use kept::{Keepsakes, Kept, Setup};
 use protocol::{Change, Order, Report, Serve};
 
 /// The worker's main. Standard input is its connection to the supervisor that started it. When that is gone it goes
@@ -101,6 +101,8 @@ struct Worker {
 struct Charge {
     serve: Serve,
     keepsakes: Keepsakes,
+    /// FUSE: what its connection hangs on, for a successor.
+    link: Vec<OwnedFd>,
     /// Once it can be started.
     served: Option<Arc<Served>>,
 }
@@ -167,15 +169,21 @@ impl Worker {
         let id = serve.id;
         let check = || -> io::Result<_> {
             let below = serve.below.clone().map(|below| below.with(&mut fds)).transpose()?;
-            let mut fds = fds.into_iter();
-            let char_device =
-                fds.next().ok_or_else(|| protocol::wrong("the device's descriptor is missing"))?;
-            let kept = Kept::new(serve.clone(), fds.collect())?;
+            let own = serve.own_descriptors();
+            if fds.len() < own {
+                return Err(protocol::wrong("the device's descriptor is missing"));
+            }
+            let kept = Kept::new(serve.clone(), fds.split_off(own))?;
+            let link = match serve.kind {
+                Kind::Fuse => fds[1..].iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?,
+                _ => Vec::new(),
+            };
             let decoded = self.decoded(&kept)?;
-            Ok(kept.into_setup(char_device, below, decoded))
+            let (setup, keepsakes) = kept.into_setup(fds, below, decoded)?;
+            Ok((setup, keepsakes, link))
         };
         let checked = check();
-        let (setup, keepsakes) = match checked {
+        let (setup, keepsakes, link) = match checked {
             Ok(checked) => checked,
             Err(error) => {
                 self.report(&Report::Failed { id, why: error.to_string() });
@@ -183,7 +191,7 @@ impl Worker {
                 return;
             }
         };
-        if let Some(below) = &setup.below
+        if let Setup::Ublk(ublk::Setup { below: Some(below), .. }) = &setup
             && let Err(error) = below.lease.hear_of_breaks()
         {
             log::warn(format_args!(
@@ -192,9 +200,14 @@ impl Worker {
         }
         // What is below is for this worker alone.
         let serve = Serve { below: None, ..serve };
-        self.devices().insert(id, Charge { serve, keepsakes, served: None });
+        self.devices().insert(id, Charge { serve, keepsakes, link, served: None });
         let worker = Arc::clone(self);
-        match ublk::serve(&self.threads, setup, Box::new(move || worker.let_go(id))) {
+        let on_closed = Box::new(move || worker.let_go(id));
+        let served = match setup {
+            Setup::Ublk(setup) => ublk::serve(&self.threads, setup, on_closed),
+            Setup::Fuse(setup) => fuse::serve(&self.threads, setup, on_closed),
+        };
+        match served {
             Ok(served) => {
                 if let Some(charge) = self.devices().get_mut(&id) {
                     charge.served = Some(Arc::new(served));
@@ -304,10 +317,11 @@ impl Worker {
         self.report(&Report::Started { threads: self.threads.count(), notes: self.notes.clone() });
         for held in held {
             match held {
-                Ok((serve, files, keepsakes)) => {
+                Ok((serve, files, keepsakes, link)) => {
                     // Those of the way below are behind them, and stay here.
                     let own = files.files().get(..serve.files.len()).unwrap_or_default();
-                    let fds = kept::descriptors(own, &keepsakes);
+                    let mut fds = kept::descriptors(own, &keepsakes);
+                    fds.extend(link.iter().map(AsFd::as_fd));
                     self.tell(&Report::Held(Box::new(serve)), &fds);
                 }
                 Err(error) => log::warn(format_args!("worker: cannot hand a device over: {error}")),
@@ -343,14 +357,12 @@ fn refusal(id: u32, error: &ServeError) -> Report {
 
 impl Charge {
     /// What a successor needs of it, in copies.
-    fn held(&self, files: Arc<Backing>) -> io::Result<(Serve, Arc<Backing>, Keepsakes)> {
+    fn held(&self, files: Arc<Backing>) -> io::Result<(Serve, Arc<Backing>, Keepsakes, Vec<OwnedFd>)> {
         let copy = |fd: &Option<OwnedFd>| fd.as_ref().map(OwnedFd::try_clone).transpose();
         let Keepsakes { lease, cgroup, table } = &self.keepsakes;
-        Ok((
-            self.serve.clone(),
-            files,
-            Keepsakes { lease: copy(lease)?, cgroup: copy(cgroup)?, table: copy(table)? },
-        ))
+        let link = self.link.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?;
+        let keepsakes = Keepsakes { lease: copy(lease)?, cgroup: copy(cgroup)?, table: copy(table)? };
+        Ok((self.serve.clone(), files, keepsakes, link))
     }
 }
 
@@ -377,7 +389,12 @@ mod tests {
     fn a_number_that_is_taken_again_at_once_stays_open() {
         let (control, supervisor) = protocol::pair().unwrap();
         let worker = Worker::new(control, IoThreads::start(1).unwrap(), Vec::new()).unwrap();
-        let charge = || Charge { serve: serve(Vec::new()), keepsakes: Keepsakes::default(), served: None };
+        let charge = || Charge {
+            serve: serve(Vec::new()),
+            keepsakes: Keepsakes::default(),
+            link: Vec::new(),
+            served: None,
+        };
         worker.devices().insert(3, charge());
         // Nobody reads, so that the report of the closing waits and the rest can overtake it.
         rustix::io::ioctl_fionbio(&*worker.control(), true).unwrap();

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use becket_engine::{Geometry, Summary};
 use becket_image::{Backing, Map};
+use becket_transport::Kind;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
@@ -28,7 +29,7 @@ const MOST_FDS: usize = 253;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Order {
-    /// Serve a device. The descriptors: its ublkcN, then those of [`Kept`](super::kept::Kept), then those of [`BelowFacts`]
+    /// Serve a device. The descriptors: [its own](Serve::own_descriptors), then those of [`Kept`](super::kept::Kept), then those of [`BelowFacts`]
     /// where there are such.
     Serve(Box<Serve>),
     /// Take the next supervisor's call here, once this one is gone. The descriptor: a socket that listens.
@@ -44,6 +45,8 @@ pub(crate) enum Order {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Serve {
+    /// How it is offered: over ublk or FUSE.
+    pub(crate) kind: Kind,
     pub(crate) id: u32,
     pub(crate) queues: u16,
     pub(crate) depth: u16,
@@ -65,6 +68,24 @@ pub(crate) struct Serve {
     pub(crate) lease: bool,
     /// The `cgroup.procs` of an isolated worker comes along.
     pub(crate) cgroup: bool,
+    /// FUSE: partitions that are files too, by number, first byte and length.
+    pub(crate) partitions: Vec<(u32, u64, u64)>,
+}
+
+impl Serve {
+    /// How many descriptors of the device itself come first: its ublkcN; or the worker's end of the tether, the other end,
+    /// and one of the connection for each queue.
+    pub(crate) fn own_descriptors(&self) -> usize {
+        match self.kind {
+            Kind::Fuse => 2 + usize::from(self.queues),
+            _ => 1,
+        }
+    }
+
+    /// How many of these a successor of the supervisor needs.
+    pub(crate) fn link_descriptors(&self) -> usize {
+        self.own_descriptors() - 1
+    }
 }
 
 /// How a device that is served is to be served from now on.
@@ -128,7 +149,8 @@ pub(crate) enum Report {
     Counted { id: u32, stats: Option<Box<Summary>> },
     /// Every descriptor of the device is closed.
     Closed { id: u32 },
-    /// To a successor: a device that it serves. The descriptors: those of [`Kept`](super::kept::Kept).
+    /// To a successor: a device that it serves. The descriptors: those of [`Kept`](super::kept::Kept), then those of its own
+    /// [that are needed](Serve::link_descriptors).
     Held(Box<Serve>),
     /// To a successor: all has been said.
     Handed { version: u32 },
@@ -275,6 +297,7 @@ pub(crate) mod tests {
 
     pub(crate) fn serve(files: Vec<FileFacts>) -> Serve {
         Serve {
+            kind: Kind::Ublk,
             id: 3,
             queues: 2,
             depth: 64,
@@ -303,6 +326,7 @@ pub(crate) mod tests {
             isolated: false,
             lease: false,
             cgroup: false,
+            partitions: Vec::new(),
         }
     }
 

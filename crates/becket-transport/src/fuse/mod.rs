@@ -13,7 +13,9 @@ mod tree;
 
 pub use connection::Connection;
 pub use disk::attach_disk;
+pub use mount::off as unmount;
 pub use probe::FuseTransport;
+pub use tree::IMAGE_NAME;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

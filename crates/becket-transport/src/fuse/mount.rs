@@ -90,8 +90,12 @@ pub(super) fn on(directory: &Path) -> Result<OwnedFd, Error> {
     Ok(device)
 }
 
-/// Unmounts what [`on`] has mounted; `false` when somebody uses it.
-pub(super) fn off(directory: &Path, lazily: bool) -> Result<bool, Error> {
+/// Unmounts a directory that the helper has mounted on; `false` when somebody uses it. With `lazily` it only goes from
+/// sight then.
+///
+/// # Errors
+/// The helper is not there or refuses.
+pub fn off(directory: &Path, lazily: bool) -> Result<bool, Error> {
     let mut command = Command::new(HELPER);
     command.arg(if lazily { "-uz" } else { "-u" }).arg("--").arg(directory);
     let output = command.stdin(Stdio::null()).output();

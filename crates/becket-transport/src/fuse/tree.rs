@@ -7,8 +7,8 @@ use uapi::Wire;
 
 /// The file of the whole image.
 const IMAGE: u64 = 2;
-/// Its name.
-pub(super) const IMAGE_NAME: &str = "image";
+/// The name of the image's file.
+pub const IMAGE_NAME: &str = "image";
 /// Most partitions that are shown, as many as a table can name.
 const MOST_PARTITIONS: usize = 128;
 /// Modes of the files and of the directory, without their type.

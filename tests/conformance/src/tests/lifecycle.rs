@@ -37,7 +37,7 @@ fn released(bench: &Bench, device: &Path, image: &Path) -> Result<bool> {
     let node = fs::File::open(device).and_then(|file| Ok(ioctl::size(&file)?));
     // A loop node stays when its image goes; of others nothing may stay.
     let empty = match bench.via {
-        crate::driver::Via::Loop => true,
+        crate::driver::Via::Loop | crate::driver::Via::Fuse => true,
         crate::driver::Via::Ublk | crate::driver::Via::Dm => node.is_err() && !device.exists(),
     };
     Ok(!shown && !bound && empty)

@@ -1,0 +1,496 @@
+//! FUSE as the supervisor's driver: connections with a loop device over their file, or a directory for those not root.
+//! It answers in ublk's words, which the supervisor knows, and never waits for a server that has died.
+//!
+//! | a ublk device | here |
+//! | --- | --- |
+//! | its number | ours; wherever both kinds meet it counts from `FIRST_FUSE`, above all that ublk has |
+//! | its `ublkcN`, which only the worker may hold | the tether: the kernel closes the worker's end when nothing of that can reach the backing |
+//! | the kernel's requests, kept over a worker's death | the connection's descriptors, of which we hold copies |
+//! | `UBLK_F_USER_RECOVERY` | the kernel sends requests again when told to (Linux 6.9) |
+//! | its disk | the loop device; it alone keeps the file system, so with it everything goes |
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use becket_engine::Geometry;
+use becket_image::Partition;
+use becket_transport::fuse::{self, Connection};
+use becket_transport::loop_;
+use becket_transport::ublk::control::{AddRequest, DevInfo};
+use becket_transport::{node, sysfs};
+use becket_uapi::ublk as words;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pipe::PipeFlags;
+
+use super::driver::{Driver, FIRST_FUSE as FIRST, PARTITIONS, READY};
+use crate::sync::lock;
+use crate::{Error, state::Device};
+
+/// How often it is looked whether a server that is waited for still lives.
+const LOOK: Duration = Duration::from_millis(20);
+/// Whatever ublk can do that has its like here.
+const FEATURES: u64 = words::UBLK_F_CMD_IOCTL_ENCODE | words::UBLK_F_UPDATE_SIZE;
+
+/// The connections of this user's becket.
+pub(crate) struct FuseDriver {
+    /// Where directories are made for those who are not root.
+    places: PathBuf,
+    links: Mutex<BTreeMap<u32, Link>>,
+}
+
+/// A connection.
+struct Link {
+    connection: Arc<Connection>,
+    info: DevInfo,
+    /// What is shown; before it is started, what it is shown from.
+    face: Face,
+    /// The end of the present worker's tether.
+    tether: Option<Arc<OwnedFd>>,
+    geometry: Option<Geometry>,
+    image: PathBuf,
+    promised: Vec<Partition>,
+    /// The loop device itself is for reading only.
+    read_only: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Face {
+    /// The root of a file system that nobody sees.
+    Root(Arc<OwnedFd>),
+    /// The loop device over its file.
+    Disk { number: u32, diskseq: Option<u64> },
+    /// A directory with the file in it.
+    Directory(PathBuf),
+}
+
+/// Why waiting ended without an answer.
+enum Lost {
+    /// The server that would have to answer is dead.
+    Server,
+    /// It took too long.
+    Time,
+}
+
+impl FuseDriver {
+    pub(crate) fn new(places: PathBuf) -> FuseDriver {
+        FuseDriver { places, links: Mutex::default() }
+    }
+
+    fn with<T>(&self, id: u32, what: impl FnOnce(&mut Link) -> T) -> Result<T, Error> {
+        lock(&self.links).get_mut(&id).map(what).ok_or_else(|| gone(id))
+    }
+
+    /// Owns a connection that a predecessor has made.
+    ///
+    /// `fds` are the end of the worker's tether and the connection's descriptors.
+    fn take(&self, record: &Device, mut fds: Vec<OwnedFd>, serve: &crate::worker::protocol::Serve) {
+        if fds.is_empty() {
+            return;
+        }
+        let tether = Arc::new(fds.remove(0));
+        let resends = serve.flags & words::UBLK_F_USER_RECOVERY != 0;
+        let face = match loop_number(&record.info.device) {
+            Some(number) => Face::Disk { number, diskseq: record.info.diskseq },
+            None => Face::Directory(record.info.device.parent().map(Path::to_owned).unwrap_or_default()),
+        };
+        let info = DevInfo {
+            dev_id: serve.id,
+            nr_hw_queues: serve.queues,
+            queue_depth: serve.depth,
+            flags: serve.flags,
+            ublksrv_flags: serve.mark,
+            state: words::UBLK_S_DEV_LIVE,
+            ..DevInfo::default()
+        };
+        let link = Link {
+            connection: Arc::new(Connection::taken_over(fds, resends)),
+            info,
+            face,
+            tether: Some(tether),
+            geometry: Some(serve.geometry.clone()),
+            image: record.info.image.clone(),
+            promised: Vec::new(),
+            // Where users were told so later this is not so, and then the disk says it.
+            read_only: loop_number(&record.info.device)
+                .is_some_and(|number| sysfs::flag(&format!("loop{number}"), "ro").unwrap_or(false)),
+        };
+        lock(&self.links).insert(serve.id, link);
+    }
+
+    /// Has something done that waits for the server, as long as that lives. Work that is left waiting ends when
+    /// another server answers, or the connection ends.
+    fn while_served<T: Send + 'static>(
+        &self,
+        id: u32,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<Result<T, Lost>, Error> {
+        let tether = self.with(id, |link| link.tether.clone())?.ok_or_else(|| gone(id))?;
+        let (done, answer) = channel();
+        std::thread::spawn(move || {
+            // Who waited may have given up.
+            let _ = done.send(work());
+        });
+        let deadline = Instant::now() + READY;
+        loop {
+            match answer.recv_timeout(LOOK) {
+                Ok(answer) => return Ok(Ok(answer)),
+                Err(RecvTimeoutError::Timeout) if hung_up(&tether) => return Ok(Err(Lost::Server)),
+                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
+                Err(_) => return Ok(Err(Lost::Time)),
+            }
+        }
+    }
+
+    fn disk(&self, id: u32) -> Result<(u32, Option<u64>), Error> {
+        match self.with(id, |link| link.face.clone())? {
+            Face::Disk { number, diskseq } => Ok((number, diskseq)),
+            _ => Err(gone(id)),
+        }
+    }
+}
+
+/// Tells users of a loop device whether it is read-only. Its number keeps what is told here for whoever has it next, so
+/// it is taken back before a device goes.
+fn tell_read_only(number: u32, on: bool) -> Result<(), Error> {
+    node::set_read_only(&format!("loop{number}"), on).map_err(Error::Device)
+}
+
+/// Detaches an unused loop device, without what its users were told.
+fn detach_unused(number: u32, diskseq: Option<u64>) -> Result<bool, becket_transport::Error> {
+    let disk = format!("loop{number}");
+    let told = sysfs::flag(&disk, "ro").unwrap_or(false);
+    if told {
+        node::set_read_only(&disk, false)?;
+    }
+    let gone = loop_::detach_unused(number, diskseq);
+    if told && matches!(gone, Ok(false)) {
+        node::set_read_only(&disk, true)?;
+    }
+    gone
+}
+
+/// Whether nobody holds the other end any more.
+fn hung_up(tether: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(tether, PollFlags::empty())];
+    let asked = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    asked.is_ok() && fds[0].revents().contains(PollFlags::HUP)
+}
+
+fn gone(id: u32) -> Error {
+    Error::NoDevice { target: format!("fuse{}", id.saturating_sub(FIRST)) }
+}
+
+fn lost(id: u32, lost: &Lost) -> Error {
+    let what = match lost {
+        Lost::Server => "died with",
+        Lost::Time => "does not answer for",
+    };
+    Error::Worker { what: format!("{what} {}", name(id)) }
+}
+
+fn name(id: u32) -> String {
+    format!("fuse{}", id.saturating_sub(FIRST))
+}
+
+/// The number of a loop device by its node.
+fn loop_number(node: &Path) -> Option<u32> {
+    node.strip_prefix("/dev").ok()?.to_str()?.strip_prefix("loop")?.parse().ok()
+}
+
+/// Ends what is left of a device whose server and supervisor are both dead; `false` when somebody uses it.
+pub(crate) fn end_left(record: &Device) -> Result<bool, Error> {
+    let ended = match loop_number(&record.info.device) {
+        // Nobody answers it any more, so to its users it is lost already.
+        Some(number) => match loop_::detach(number, record.info.diskseq, Some(Duration::from_secs(1))) {
+            Ok(cleared) => Ok(cleared == loop_::Cleared::Gone),
+            Err(error) => Err(error),
+        },
+        None => match record.info.device.parent() {
+            Some(place) => fuse::unmount(place, true).inspect(|_| drop(fs::remove_dir(place))),
+            None => Ok(true),
+        },
+    };
+    ended.map_err(Error::Device)
+}
+
+impl Driver for FuseDriver {
+    fn features(&self) -> Result<u64, Error> {
+        Ok(FEATURES)
+    }
+
+    fn max_io(&self, _: u64) -> u32 {
+        fuse::MAX_IO
+    }
+
+    fn add(&self, request: AddRequest) -> Result<DevInfo, Error> {
+        // Held while it is made: the number must not be taken twice.
+        let mut links = lock(&self.links);
+        let Some(id) = (FIRST..u32::MAX).find(|id| !links.contains_key(id)) else {
+            return Err(Error::Server { what: "has no number left".to_owned(), log: None });
+        };
+        let (connection, face) = if rustix::process::geteuid().is_root() {
+            let made = Connection::detached(request.queues, request.depth).map_err(Error::Device)?;
+            (made.0, Face::Root(Arc::new(made.1)))
+        } else {
+            let place = self.places.join(name(id));
+            // One that a dead server left mounted would answer nobody.
+            if fs::symlink_metadata(&place).is_err() && place.exists() {
+                let _ = fuse::unmount(&place, true);
+            }
+            fs::create_dir_all(&place).map_err(Error::io("make the directory", &place))?;
+            let made = Connection::on(&place, request.queues, request.depth).inspect_err(|_| {
+                let _ = fs::remove_dir(&place);
+            });
+            (made.map_err(Error::Device)?, Face::Directory(place))
+        };
+        let mut flags = request.flags | FEATURES;
+        if connection.resends() {
+            flags |= words::UBLK_F_USER_RECOVERY;
+        }
+        let info = DevInfo {
+            dev_id: id,
+            nr_hw_queues: request.queues,
+            queue_depth: request.depth,
+            flags,
+            ublksrv_flags: request.mark,
+            state: words::UBLK_S_DEV_LIVE,
+            ..DevInfo::default()
+        };
+        let connection = Arc::new(connection);
+        let (tether, geometry, image, promised) = (None, None, PathBuf::new(), Vec::new());
+        let read_only = false;
+        links.insert(id, Link { connection, info, face, tether, geometry, image, promised, read_only });
+        Ok(info)
+    }
+
+    fn set_params(&self, id: u32, geometry: &Geometry) -> Result<(), Error> {
+        self.with(id, |link| link.geometry = Some(geometry.clone()))
+    }
+
+    fn of_image(&self, id: u32, image: &Path, promised: &[Partition], read_only: bool) {
+        // Whoever has no such device hears of it in the next step.
+        let _ = self.with(id, |link| {
+            link.image = image.to_owned();
+            link.promised = promised.to_vec();
+            link.read_only = read_only;
+        });
+    }
+
+    fn default_name(&self, id: u32) -> String {
+        name(id)
+    }
+
+    fn node(&self, id: u32) -> PathBuf {
+        match self.with(id, |link| link.face.clone()) {
+            Ok(Face::Disk { number, .. }) => sysfs::node(&format!("loop{number}")),
+            Ok(Face::Directory(place)) => place.join(fuse::IMAGE_NAME),
+            // It has none yet.
+            _ => PathBuf::new(),
+        }
+    }
+
+    fn open(&self, id: u32) -> Result<Vec<OwnedFd>, Error> {
+        let connection = self.with(id, |link| Arc::clone(&link.connection))?;
+        let make = || -> std::io::Result<(OwnedFd, Vec<OwnedFd>)> {
+            let (ours, theirs) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+            let mut fds = vec![theirs, ours.try_clone()?];
+            for device in connection.devices() {
+                fds.push(device.try_clone()?);
+            }
+            Ok((ours, fds))
+        };
+        let (ours, fds) = make().map_err(Error::io("tie to its devices", "the worker".as_ref()))?;
+        self.with(id, |link| link.tether = Some(Arc::new(ours)))?;
+        Ok(fds)
+    }
+
+    fn start(&self, id: u32, _: u32) -> Result<(), Error> {
+        let parts = self.with(id, |link| match &link.face {
+            Face::Root(root) => {
+                let geometry = Geometry { read_only: link.read_only, ..link.geometry.clone()? };
+                let root = root.try_clone();
+                // From now on whoever waits for an answer keeps the file system, and nobody else does.
+                link.face = Face::Disk { number: u32::MAX, diskseq: None };
+                Some((root, geometry, link.image.clone(), std::mem::take(&mut link.promised)))
+            }
+            _ => None,
+        })?;
+        let Some((root, geometry, image, promised)) = parts else { return Ok(()) };
+        let root = root.map_err(Error::io("use the file system of", &image))?;
+        let attach = move || fuse::attach_disk(root, &image, &geometry, &promised);
+        let made = match self.while_served(id, attach)? {
+            Ok(made) => made.map_err(Error::Device)?,
+            Err(why) => {
+                // Whoever still waits gets an error: these are the last descriptors.
+                self.abandon(id);
+                return Err(lost(id, &why));
+            }
+        };
+        let diskseq = Some(made.diskseq).filter(|diskseq| *diskseq != 0);
+        self.with(id, |link| link.face = Face::Disk { number: made.number, diskseq })
+    }
+
+    fn settle(&self, _: u32, _: &[Partition]) -> Result<(), Error> {
+        // They have come with the disk: its driver must know of them from the beginning, to take them away at the end.
+        Ok(())
+    }
+
+    fn stop(&self, id: u32) -> Result<(), Error> {
+        let face = self.with(id, |link| link.face.clone())?;
+        match face {
+            Face::Disk { number, diskseq } if number != u32::MAX => {
+                let served =
+                    self.with(id, |link| link.tether.as_ref().is_some_and(|tether| !hung_up(tether)))?;
+                if !served {
+                    // Nobody will answer: its users get errors from now on.
+                    self.abandon(id);
+                }
+                // Fails where it is gone already.
+                let _ = tell_read_only(number, false);
+                let detach = move || loop_::detach(number, diskseq, Some(Duration::from_secs(1))).map(drop);
+                detach().map_err(Error::Device)
+            }
+            Face::Directory(place) => fuse::unmount(&place, true).map(drop).map_err(Error::Device),
+            // Dropping the root ends it.
+            _ => {
+                self.abandon(id);
+                Ok(())
+            }
+        }
+    }
+
+    fn stop_unused(&self, id: u32) -> Result<bool, Error> {
+        let (number, diskseq) = match self.with(id, |link| link.face.clone())? {
+            Face::Disk { number, diskseq } => (number, diskseq),
+            Face::Directory(place) => return fuse::unmount(&place, false).map_err(Error::Device),
+            Face::Root(_) => return Driver::stop(self, id).map(|()| true),
+        };
+        match self.while_served(id, move || detach_unused(number, diskseq))? {
+            // Gone, and its number taken by somebody else since we looked.
+            Ok(Err(becket_transport::Error::OtherDevice { .. })) => Ok(true),
+            Ok(detached) => detached.map_err(Error::Device),
+            // Asked again once another server is there.
+            Err(Lost::Server) => Ok(false),
+            Err(Lost::Time) => Err(lost(id, &Lost::Time)),
+        }
+    }
+
+    fn del(&self, id: u32) -> Result<(), Error> {
+        let link = lock(&self.links).remove(&id);
+        if let Some(Link { face: Face::Directory(place), .. }) = link {
+            // One that is not empty is still mounted upon, and not ours to remove.
+            let _ = fs::remove_dir(place);
+        }
+        Ok(())
+    }
+
+    fn info(&self, id: u32) -> Result<Option<DevInfo>, Error> {
+        let mut links = lock(&self.links);
+        // One that we let go of may still have its disk.
+        let ended = |link: &Link| !link.connection.devices().is_empty() && link.connection.is_gone();
+        if links.get(&id).is_some_and(ended) {
+            links.remove(&id);
+        }
+        Ok(links.get(&id).map(|link| link.info))
+    }
+
+    fn start_recovery(&self, id: u32) -> Result<bool, Error> {
+        self.with(id, |link| link.tether.as_ref().is_none_or(|tether| hung_up(tether)))
+    }
+
+    fn end_recovery(&self, id: u32, _: u32) -> Result<(), Error> {
+        self.with(id, |link| Arc::clone(&link.connection))?.resend().map_err(Error::Device)
+    }
+
+    fn quiesce(&self, _: u32) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn watchful(&self, _: u32) {}
+
+    fn size(&self, id: u32) -> Option<u64> {
+        // A file is as long as its server says. A disk's sectors always have 512 bytes.
+        let (number, _) = self.disk(id).ok()?;
+        sysfs::number::<u64>(&format!("loop{number}"), "size")?.checked_mul(512)
+    }
+
+    fn update_size(&self, id: u32, bytes: u64) -> Result<(), Error> {
+        // A file is as long as its server says.
+        let Ok((number, _)) = self.disk(id) else { return Ok(()) };
+        match self.while_served(id, move || loop_::refresh(number))? {
+            Ok(Ok(size)) if size == bytes => Ok(()),
+            Ok(Ok(_)) => Err(Error::Device(becket_transport::Error::Fixed {
+                device: self.node(id),
+                why: "this kernel's loop driver does not ask its file for the length again (Linux 6.16 does)",
+            })),
+            Ok(Err(error)) => Err(Error::Device(error)),
+            Err(why) => Err(lost(id, &why)),
+        }
+    }
+
+    fn set_read_only(&self, id: u32, on: bool) -> Result<(), Error> {
+        let Ok((number, _)) = self.disk(id) else { return Ok(()) };
+        match (self.with(id, |link| link.read_only)?, on) {
+            (true, true) => Ok(()),
+            (true, false) => Err(Error::Device(becket_transport::Error::Fixed {
+                device: self.node(id),
+                why: "its loop device was made for reading only",
+            })),
+            (false, on) => tell_read_only(number, on),
+        }
+    }
+
+    fn repartition(&self, id: u32, promised: &[Partition]) -> Result<(), Error> {
+        let Ok((number, _)) = self.disk(id) else { return Ok(()) };
+        let (disk, promised) = (format!("loop{number}"), promised.to_vec());
+        let replace = move || {
+            node::drop_partitions(&disk, &promised)?;
+            node::await_partitions(&disk, &promised, PARTITIONS).map(drop)
+        };
+        match self.while_served(id, replace)? {
+            Ok(replaced) => replaced.map_err(Error::Device),
+            Err(why) => Err(lost(id, &why)),
+        }
+    }
+
+    fn follows_worker(&self) -> bool {
+        true
+    }
+
+    fn abandon(&self, id: u32) {
+        let _ = self.with(id, |link| link.connection = Arc::new(Connection::taken_over(Vec::new(), false)));
+    }
+
+    fn take_over(&self, record: &Device, link: Vec<OwnedFd>, serve: &crate::worker::protocol::Serve) {
+        self.take(record, link, serve);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tether_tells_when_its_other_end_is_gone() {
+        let (ours, theirs) = rustix::pipe::pipe().unwrap();
+        let copy = theirs.try_clone().unwrap();
+        assert!(!hung_up(&ours));
+        drop(theirs);
+        assert!(!hung_up(&ours), "a copy holds it");
+        drop(copy);
+        assert!(hung_up(&ours));
+    }
+
+    #[test]
+    fn nodes_tell_their_numbers() {
+        assert_eq!(loop_number(Path::new("/dev/loop17")), Some(17));
+        for other in ["/dev/loop17p1", "/dev/ublkb3", "/run/user/1000/becket/fuse/fuse0/image", "loop3"] {
+            assert_eq!(loop_number(Path::new(other)), None, "{other}");
+        }
+    }
+}

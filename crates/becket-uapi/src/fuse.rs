@@ -85,6 +85,8 @@ pub const FATTR_SIZE: u32 = 1 << 3;
 /// Times of access and of change, and whose call it is: what a truncation brings along.
 pub const FATTR_HARMLESS: u32 = 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11;
 
+/// In a header without [`OutHeader::unique`]: these bytes of a file are known; [`StoreOut`] and they follow.
+pub const FUSE_NOTIFY_STORE: i32 = 4;
 /// In a header without [`OutHeader::unique`]: send again what was read and not answered.
 pub const FUSE_NOTIFY_RESEND: i32 = 7;
 
@@ -396,6 +398,20 @@ wire! {
 }
 
 wire! {
+    /// Before the bytes of a [`FUSE_NOTIFY_STORE`], `struct fuse_notify_store_out`.
+    StoreOut {
+        /// The node of the file.
+        nodeid: u64,
+        /// First byte.
+        offset: u64,
+        /// Number of bytes.
+        size: u32,
+        /// Unused.
+        padding: u32,
+    }
+}
+
+wire! {
     /// The answer to a STATFS, `struct fuse_kstatfs`.
     Statfs {
         /// Length in units of `frsize`.
@@ -474,6 +490,7 @@ mod tests {
             ("fuse_read_in", TransferIn::SIZE, 40),
             ("fuse_write_out", WriteOut::SIZE, 8),
             ("fuse_fallocate_in", FallocateIn::SIZE, 32),
+            ("fuse_notify_store_out", StoreOut::SIZE, 24),
             ("fuse_kstatfs", Statfs::SIZE, 80),
             ("fuse_dirent without its name", Dirent::SIZE, 24),
         ];

@@ -420,10 +420,16 @@ impl Driver for FuseDriver {
     }
 
     fn update_size(&self, id: u32, bytes: u64) -> Result<(), Error> {
-        // A file is as long as its server says.
-        let Ok((number, _)) = self.disk(id) else { return Ok(()) };
-        match self.while_served(id, move || loop_::refresh(number))? {
-            Ok(Ok(size)) if size == bytes => Ok(()),
+        let connection = self.with(id, |link| Arc::clone(&link.connection))?;
+        let number = self.disk(id).ok().map(|(number, _)| number);
+        // The file first: its loop device must not show what cannot be read yet.
+        let follow = move || {
+            connection.lengthen(bytes)?;
+            number.map(loop_::refresh).transpose()
+        };
+        match self.while_served(id, follow)? {
+            // A file without a disk is as long as its server says.
+            Ok(Ok(size)) if size.is_none_or(|size| size == bytes) => Ok(()),
             Ok(Ok(_)) => Err(Error::Device(becket_transport::Error::Fixed {
                 device: self.node(id),
                 why: "this kernel's loop driver does not ask its file for the length again (Linux 6.16 does)",

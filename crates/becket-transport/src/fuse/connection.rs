@@ -12,6 +12,7 @@ use becket_uapi::fuse as uapi;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use uapi::Wire;
 
+use super::tree::IMAGE;
 use super::{MAX_IO, mount};
 use crate::{Error, Kind};
 
@@ -30,6 +31,8 @@ const WANTED: u64 = uapi::FUSE_ASYNC_READ
 /// What there is no doing without: a request as long as a buffer.
 const NEEDED: u64 = uapi::FUSE_MAX_PAGES;
 const FUSE: &str = "/dev/fuse";
+/// What is before the bytes of a FUSE_NOTIFY_STORE.
+const STORE: usize = uapi::OutHeader::SIZE + uapi::StoreOut::SIZE;
 
 /// A connection, as its keeper holds it.
 #[derive(Debug)]
@@ -83,10 +86,36 @@ impl Connection {
         let order =
             uapi::OutHeader { len: uapi::OutHeader::SIZE as u32, error: uapi::FUSE_NOTIFY_RESEND, unique: 0 };
         let mut message = [0; uapi::OutHeader::SIZE];
-        let device = order.write(&mut message).and(self.devices.first());
-        let device = device.ok_or(rustix::io::Errno::BADF).map_err(Error::io("use", FUSE))?;
-        rustix::io::write(device, &message).map_err(Error::io("have requests sent again by", FUSE))?;
-        Ok(())
+        order.write(&mut message);
+        self.tell(&message).map_err(Error::io("have requests sent again by", FUSE))
+    }
+
+    /// Makes the kernel believe that the image's file is `length` bytes long, where it takes it for shorter. Whoever
+    /// serves it must know of the bytes already.
+    ///
+    /// Attributes would not do. The kernel drops the length in an answer to GETATTR when direct I/O of the same file has
+    /// ended since it asked, and reads behind the length that it remembers yield nothing. A byte that is said to be
+    /// there moves that length in any case. It lands in a page that does not count as read, so nobody ever sees it.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    pub fn lengthen(&self, length: u64) -> Result<(), Error> {
+        let Some(last) = length.checked_sub(1) else { return Ok(()) };
+        let mut message = [0; STORE + 1];
+        let store = uapi::StoreOut { nodeid: IMAGE, offset: last, size: 1, padding: 0 };
+        let len = message.len() as u32;
+        uapi::OutHeader { len, error: uapi::FUSE_NOTIFY_STORE, unique: 0 }.write(&mut message);
+        store.write(&mut message[uapi::OutHeader::SIZE..]);
+        match self.tell(&message) {
+            // It has no length in mind, since nobody has looked at the file yet.
+            Err(rustix::io::Errno::NOENT) => Ok(()),
+            told => told.map_err(Error::io("make a file longer in", FUSE)),
+        }
+    }
+
+    fn tell(&self, message: &[u8]) -> rustix::io::Result<()> {
+        let device = self.devices.first().ok_or(rustix::io::Errno::NOTCONN)?;
+        rustix::io::write(device, message).map(drop)
     }
 
     /// Whether the file system is gone.
@@ -201,6 +230,28 @@ mod tests {
         let (answer, flags) = terms(&message(31, !uapi::FUSE_INIT_EXT), 1, 64).unwrap();
         assert_eq!(flags >> 32, 0);
         assert_eq!(uapi::InitOut::read(&answer[16..]).unwrap().flags2, 0);
+    }
+
+    #[test]
+    fn a_file_is_lengthened_by_its_last_byte() {
+        let (kernel, ours) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::SEQPACKET,
+            rustix::net::SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        let connection = Connection::taken_over(vec![ours], true);
+        connection.lengthen(0).unwrap();
+        connection.lengthen(4096).unwrap();
+        let mut message = [0; 64];
+        let len = rustix::io::read(&kernel, &mut message).unwrap();
+        let header = uapi::OutHeader::read(&message).unwrap();
+        assert_eq!((header.len as usize, header.error, header.unique), (len, 4, 0));
+        let store = uapi::StoreOut::read(&message[16..]).unwrap();
+        assert_eq!(store, uapi::StoreOut { nodeid: 2, offset: 4095, size: 1, padding: 0 });
+        assert_eq!(len, 41, "and one byte");
+        assert!(Connection::taken_over(Vec::new(), true).lengthen(4096).is_err(), "let go of");
     }
 
     #[test]

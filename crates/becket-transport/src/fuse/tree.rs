@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use uapi::Wire;
 
 /// The file of the whole image.
-const IMAGE: u64 = 2;
+pub(super) const IMAGE: u64 = 2;
 /// The name of the image's file.
 pub const IMAGE_NAME: &str = "image";
 /// Most partitions that are shown, as many as a table can name.

@@ -574,7 +574,6 @@ pub(crate) enum Via {
     Ublk,
     Loop,
     Dm,
-    #[value(hide = true)]
     Fuse,
 }
 

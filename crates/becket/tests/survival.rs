@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use becket_testkit::{Scratch, require_device, skip, tool, wait_until};
+use becket_testkit::{Scratch, require_device, require_fuse, skip, tool, wait_until};
 use common::scratch;
 use serde_json::Value;
 
@@ -133,22 +133,32 @@ fn await_device(place: &Scratch, is: impl Fn(&Value) -> bool) -> Value {
     info.unwrap()
 }
 
-/// Disturbs a device `rounds` times under load, and says what came of it in one line.
-fn disturb(name: &str, word: &str, usual: usize, mut once: impl FnMut(&Scratch, &Value)) {
-    if !require_device(name) {
-        return;
+/// Disturbs a device of the tested transport `usual` times, or as often as it is told.
+fn disturb(name: &str, word: &str, usual: usize, once: impl FnMut(&Scratch, &Value)) {
+    if require_device(name) {
+        disturb_one(name, word, rounds(usual), &[], once);
     }
+}
+
+/// Disturbs a device `rounds` times under load, and says what came of it in one line.
+fn disturb_one(
+    name: &str,
+    word: &str,
+    rounds: usize,
+    options: &[&str],
+    mut once: impl FnMut(&Scratch, &Value),
+) {
     let place = scratch();
     // Where direct I/O works, if the machine has such a place.
     let dir = tempfile::tempdir().unwrap();
     let path: PathBuf = dir.path().join("image");
     std::fs::write(&path, vec![0; SIZE]).unwrap();
-    let device = place.attach(&path, &[]);
+    let device = place.attach(&path, options);
     if place.devices()[0]["worker_pid"].is_null() {
         skip(name, "this transport has no server");
         return;
     }
-    let (seen, rounds) = (Seen::default(), rounds(usual));
+    let seen = Seen::default();
     let mut pauses = Vec::with_capacity(rounds);
     let model: Vec<u8> = thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
@@ -209,14 +219,36 @@ fn killed_workers_are_not_noticed() {
     disturb("survival::killed_workers_are_not_noticed", "kill", 3, |_, info| kill(info, "worker_pid"));
 }
 
+/// Kills the supervisor, and then the worker that its successor has taken over.
+fn kill_both(place: &Scratch, info: &Value) {
+    kill(info, "server_pid");
+    let now = await_device(place, |now| now["server_pid"] != info["server_pid"]);
+    kill(&now, "worker_pid");
+}
+
 #[test]
 fn killed_supervisors_and_their_workers_are_not_noticed() {
     let name = "survival::killed_supervisors_and_their_workers_are_not_noticed";
-    disturb(name, "succession", 2, |place, info| {
-        kill(info, "server_pid");
-        let now = await_device(place, |now| now["server_pid"] != info["server_pid"]);
-        kill(&now, "worker_pid");
-    });
+    disturb(name, "succession", 2, kill_both);
+}
+
+/// The kernel has to send again what the dead worker had read, and only once what that can reach no image any more.
+#[test]
+fn fuse_workers_that_are_killed_are_not_noticed() {
+    let name = "survival::fuse_workers_that_are_killed_are_not_noticed";
+    if require_fuse(name) {
+        let kill_worker = |_: &Scratch, info: &Value| kill(info, "worker_pid");
+        disturb_one(name, "kill over fuse", rounds(2), &["--via", "fuse"], kill_worker);
+    }
+}
+
+/// The connection's descriptors are in the worker alone between the two deaths.
+#[test]
+fn fuse_supervisors_that_are_killed_are_not_noticed() {
+    let name = "survival::fuse_supervisors_that_are_killed_are_not_noticed";
+    if require_fuse(name) {
+        disturb_one(name, "succession over fuse", rounds(2), &["--via", "fuse"], kill_both);
+    }
 }
 
 #[test]

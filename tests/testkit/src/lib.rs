@@ -98,6 +98,17 @@ pub fn require_loop(name: &str) -> bool {
     found
 }
 
+/// Whether FUSE is here, with loop devices to put over its files, and this is root; when not, the test is skipped.
+#[must_use]
+pub fn require_fuse(name: &str) -> bool {
+    let loops = require_loop(name);
+    let found = loops && Path::new("/dev/fuse").exists();
+    if loops && !found {
+        skip(name, "needs /dev/fuse");
+    }
+    found
+}
+
 /// Whether device-mapper is here, with loop devices to stand on, and this is root; when not, the test is skipped.
 #[must_use]
 pub fn require_dm(name: &str) -> bool {

@@ -4,7 +4,7 @@
 
 mod common;
 
-use becket_testkit::{Scratch, crc, crc_whole, image, require_device, require_tools, skip, tool, via};
+use becket_testkit::{Scratch, crc, crc_whole, image, require_device, require_fuse, require_tools, skip, tool, via};
 use common::{scratch, text};
 use serde_json::json;
 use std::{
@@ -278,20 +278,32 @@ fn what_is_compressed_is_refused_with_a_way_out() {
     place.ok(["detach", "--all"]);
 }
 
-/// Kept from the host's loop driver by the compression: only a server of ours can offer it.
 #[test]
 fn a_compressed_image_is_decoded() {
     let name = "nested::a_compressed_image_is_decoded";
     if !Path::new("/dev/ublk-control").exists() {
         return skip(name, "needs ublk");
     }
+    is_decoded(name, "ublk");
+}
+
+#[test]
+fn fuse_image_that_is_compressed_is_decoded() {
+    let name = "nested::fuse_image_that_is_compressed_is_decoded";
+    if require_fuse(name) {
+        is_decoded(name, "fuse");
+    }
+}
+
+/// Kept from the host's loop driver by the compression: only a server of ours can offer it.
+fn is_decoded(name: &str, via: &str) {
     let place = scratch();
     if !squash(&place, name) {
         return;
     }
     let path = "iso/LiveOS/squashfs.img/LiveOS/rootfs.img";
     let expected = crc_whole(&place.path("squash/LiveOS/rootfs.img"));
-    let told = place.json(["attach", "--via", "ublk", "--cache-size", "32M", path]);
+    let told = place.json(["attach", "--via", via, "--cache-size", "32M", path]);
     let info = &told["devices"][0];
     assert_eq!(info["read_only"], json!(true));
     assert!(text(info, "mode").ends_with("copy") && !text(info, "mode").contains("zero"), "{info}");

@@ -4,7 +4,9 @@
 
 mod common;
 
-use becket_testkit::{Scratch, crc, crc_whole, image, require_device, require_fuse, require_tools, skip, tool, via};
+use becket_testkit::{
+    Scratch, crc, crc_whole, image, require_device, require_fuse, require_tools, skip, tool, via,
+};
 use common::{scratch, text};
 use serde_json::json;
 use std::{

@@ -90,6 +90,19 @@ fn growing_tells_the_worker_first_and_shrinking_the_kernel() {
 }
 
 #[test]
+fn a_disk_that_asks_its_worker_comes_after_it() {
+    let stage = plain();
+    stage.driver.follows.store(true, Ordering::SeqCst);
+    assert_eq!(stage.refresh(16384).1, ["change to 16384 bytes for writing", "show 16384 bytes of"]);
+    assert_eq!(stage.refresh(4096).1, ["change to 4096 bytes for writing", "show 4096 bytes of"]);
+    stage.driver.refuse.store(1, Ordering::SeqCst);
+    let (size, steps) = stage.refresh(512);
+    size.unwrap_err();
+    let back = ["change to 512 bytes for writing", "refuse 512 bytes of", "change to 4096 bytes for writing"];
+    assert_eq!(steps, back);
+}
+
+#[test]
 fn offset_and_limit_hold() {
     let request = |request| Attach { offset: 4096, map: Map::contiguous(0, 4096, 4096), ..request };
     assert_eq!(stage(FEATURES, request).refresh(16384).0.unwrap(), 12288);

@@ -52,6 +52,8 @@ pub(super) struct FakeDriver {
     pub(super) used: AtomicBool,
     /// How often END_USER_RECOVERY and UPDATE_SIZE fail.
     pub(super) refuse: AtomicU32,
+    /// Its disks ask their workers how long they are.
+    pub(super) follows: AtomicBool,
 }
 
 impl FakeDriver {
@@ -64,6 +66,7 @@ impl FakeDriver {
             held: AtomicU32::new(0),
             used: AtomicBool::new(false),
             refuse: AtomicU32::new(0),
+            follows: AtomicBool::new(false),
         }
     }
 
@@ -168,6 +171,9 @@ impl Driver for FakeDriver {
         }
         self.did(&format!("{} {bytes} bytes of", if refused { "refuse" } else { "show" }), id);
         if refused { Err(Error::Worker { what: "was told to fail".to_owned() }) } else { Ok(()) }
+    }
+    fn follows_worker(&self) -> bool {
+        self.follows.load(Ordering::SeqCst)
     }
     fn set_read_only(&self, id: u32, on: bool) -> Result<(), Error> {
         self.did(if on { "freeze" } else { "thaw" }, id);

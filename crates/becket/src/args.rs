@@ -310,9 +310,9 @@ pub(crate) struct Refresh {
 /// Change devices while they live, between two of their requests
 ///
 /// Nothing is lost and nobody who uses a device has to let go of it: requests under way end as they began. Over ublk
-/// becket does it itself; the kernel's loop driver and device-mapper hold requests back until those under way have ended,
-/// and cannot change everything: what they cannot is refused with the way to do it. TARGET is a device path, a NAME or the
-/// image's path.
+/// and FUSE becket does it itself; the kernel's loop driver and device-mapper hold requests back until those under way
+/// have ended, and cannot change everything: what they cannot is refused with the way to do it. TARGET is a device path,
+/// a NAME or the image's path.
 ///
 /// A device in use gets another image only when it is read-only and both have the same bytes, which are compared; it is
 /// not made shorter, nor read-only below a file system that is mounted for writing.
@@ -547,17 +547,17 @@ pub(crate) struct DeviceOptions {
     /// the image for writing waits a moment, and the device reads through the file from then on.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Toggle::Off)]
     pub(crate) below: Toggle,
-    /// Give the device a server process of its own, in your control group (ublk)
+    /// Give the device a server process of its own, in your control group (ublk, fuse)
     #[arg(long)]
     pub(crate) isolate: bool,
     /// Memory for decoded blocks of compressed images, shared by all devices of the server (16M or more) [default: 1/16 of
     /// memory, at most 256M]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) cache_size: Option<u64>,
-    /// Number of queues (ublk) [default: up to one per CPU]
+    /// Number of queues (ublk, fuse) [default: up to one per CPU]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) queues: Option<u16>,
-    /// Requests in flight per queue (ublk) [default: 128; 64 where the kernel must copy]
+    /// Requests in flight per queue (ublk, fuse) [default: 128; 64 where the kernel must copy]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) depth: Option<u16>,
     /// How data and commands cross (ublk): copy, zero-copy, batch-copy, batch-zero-copy

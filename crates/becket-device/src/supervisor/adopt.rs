@@ -14,7 +14,7 @@ use becket_uapi::ublk::UBLK_S_DEV_DEAD;
 use rustix::fs::fstat;
 
 use super::devices::Supervisor;
-use super::driver::{Driver, id_of};
+use super::driver::{Driver, called, id_of};
 use super::owned::Owned;
 use super::workers::{Orphan, Server};
 use crate::describe::speakable;
@@ -58,9 +58,10 @@ impl Supervisor {
             }
         }
         for (kept, server) in held.into_values() {
-            let (id, pid) = (kept.serve.id, server.id().pid);
             log::warn(format_args!(
-                "ublk device {id} has no record; worker {pid} serves it until it is stopped"
+                "{} has no record; worker {} serves it until it is stopped",
+                called(kept.serve.id),
+                server.id().pid
             ));
         }
         workers

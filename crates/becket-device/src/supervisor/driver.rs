@@ -201,6 +201,12 @@ pub(super) fn number_of(kind: Kind, id: u32) -> u32 {
     }
 }
 
+/// How a device is spoken of by those who know its number only.
+pub(super) fn called(id: u32) -> String {
+    let kind = if id < FIRST_FUSE { Kind::Ublk } else { Kind::Fuse };
+    format!("{kind} device {}", number_of(kind, id))
+}
+
 /// The name of a device's disk in sysfs.
 pub(crate) fn disk(id: u32) -> String {
     format!("ublkb{id}")
@@ -210,4 +216,15 @@ fn held(id: u32) -> bool {
     let exclusive = i32::try_from(rustix::fs::OFlags::EXCL.bits()).unwrap_or_default();
     let opened = OpenOptions::new().read(true).custom_flags(exclusive).open(sysfs::node(&disk(id)));
     opened.is_err_and(|error| error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_spoken_of_by_their_own_numbers() {
+        assert_eq!(called(3), "ublk device 3");
+        assert_eq!(called(FIRST_FUSE), "fuse device 0");
+    }
 }

@@ -14,7 +14,7 @@ use becket_uapi::ublk as uapi;
 use rustix::fs::{FileType, OFlags};
 
 use super::below;
-use super::driver::{Driver, number_of};
+use super::driver::{Driver, called, number_of};
 use super::smaller::{DEPTH, DEPTH_WITH_BUFFERS, smaller};
 use super::workers::Server;
 use crate::control::{Attach, BelowFacts};
@@ -201,7 +201,7 @@ impl Drop for Undo<'_> {
         }
         if let Err(error) = end(self.by.driver, self.by.server, self.id, self.stage >= Stage::Served) {
             // Its record stays, so that `list` shows it as lost and `detach` tries again.
-            return log::warn(format_args!("ublk device {} could not be undone: {error}", self.id));
+            return log::warn(format_args!("{} could not be undone: {error}", called(self.id)));
         }
         if let Some(device) = &self.device {
             forget(self.by.store, device);
@@ -223,7 +223,7 @@ pub(crate) fn closed(server: &dyn Server, id: u32) -> Result<(), Error> {
     if server.await_closed(id, CLOSING) {
         return Ok(());
     }
-    Err(Error::Worker { what: format!("does not let go of ublk device {id}") })
+    Err(Error::Worker { what: format!("does not let go of {}", called(id)) })
 }
 
 fn unsupported(error: becket_transport::serve::ServeError) -> Error {

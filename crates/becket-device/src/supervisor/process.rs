@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use becket_engine::Summary;
 
+use super::driver::called;
 use super::workers::{OnDeath, Orphan, Server, Workers};
 use crate::process::ProcessId;
 use crate::runtime::Runtime;
@@ -177,10 +178,10 @@ impl WorkerProcess {
             None => state.dead.then(|| Err(refused(id, "died"))),
         });
         answer.unwrap_or_else(|| {
-            log::warn(format_args!("worker {} does not answer about ublk device {id}: ended", self.id.pid));
+            log::warn(format_args!("worker {} does not answer about {}: ended", self.id.pid, called(id)));
             self.state().given_up = true;
             self.kill();
-            Err(Error::Worker { what: format!("does not answer about ublk device {id}") })
+            Err(Error::Worker { what: format!("does not answer about {}", called(id)) })
         })
     }
 
@@ -241,7 +242,7 @@ impl Server for WorkerProcess {
         });
         match answer.unwrap_or(Err("does not answer about")) {
             Ok(stats) => Ok(*stats),
-            Err(what) => Err(Error::Worker { what: format!("{what} ublk device {id}") }),
+            Err(what) => Err(Error::Worker { what: format!("{what} {}", called(id)) }),
         }
     }
 
@@ -356,7 +357,7 @@ fn introduction(socket: &OwnedFd) -> io::Result<(Vec<String>, Vec<Kept>)> {
 }
 
 fn refused(id: u32, why: &str) -> Error {
-    Error::Worker { what: format!("cannot serve ublk device {id}: {why}") }
+    Error::Worker { what: format!("cannot serve {}: {why}", called(id)) }
 }
 
 /// The first report, before which it is no worker yet.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use becket_uapi::ublk::{UBLK_F_BATCH_IO, UBLK_F_QUIESCE};
 
 use super::devices::Supervisor;
+use super::driver::called;
 use super::owned::{Owned, Owning};
 use super::recovery::Attempt;
 use super::workers::Server;
@@ -60,7 +61,7 @@ impl Supervisor {
         let next = self.next_worker(state)?;
         let id = state.kept.serve.id;
         let deadline = Instant::now() + PATIENCE;
-        let late = |what: &str| Error::Worker { what: format!("{what} ublk device {id}") };
+        let late = |what: &str| Error::Worker { what: format!("{what} {}", called(id)) };
         let driver = self.driver(state.device.info.transport)?;
         loop {
             let held_back = driver.quiesce(id);

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use becket_image::{DirectIo, Opened};
 use becket_transport::dm::{self, DmTransport};
-use becket_transport::fuse::FuseTransport;
+use becket_transport::fuse::{self, FuseTransport};
 use becket_transport::loop_::{self, LoopTransport};
 use becket_transport::ublk::UblkTransport;
 use becket_transport::{Kind, Probe, Transport};
@@ -108,7 +108,8 @@ pub fn doctor() -> Vec<TransportReport> {
             probe: match transport.kind() {
                 Kind::Loop => loop_::examine(),
                 Kind::Dm => dm::examine(),
-                _ => transport.probe(),
+                Kind::Fuse => fuse::examine(),
+                Kind::Ublk => transport.probe(),
             },
         })
         .collect()

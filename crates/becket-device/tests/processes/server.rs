@@ -107,10 +107,10 @@ pub(crate) fn worker_answers_within_tight_limits(place: &Place) {
     rustix::process::prlimit(pid, Resource::Nofile, Rlimit { current: Some(open), maximum: Some(100) })
         .unwrap();
     let order =
-        br#"{"serve":{"id":3,"queues":1,"depth":1,"direct_io":true,"merge":false,"flags":0,"map":[],"files":[],"geometry":{"size":4096,
+        br#"{"serve":{"kind":"ublk","id":3,"queues":1,"depth":1,"direct_io":true,"merge":false,"flags":0,"map":[],"files":[],"geometry":{"size":4096,
         "logical_block":512,"physical_block":512,"io_min":512,"io_opt":0,"dma_align":1,"read_only":false,
         "rotational":false,"discard":false,"discard_granularity":0,"write_zeroes":true,"max_io":65536},
-        "mark":1,"isolated":false,"lease":false,"cgroup":false}}"#;
+        "mark":1,"isolated":false,"lease":false,"cgroup":false,"partitions":[]}}"#;
     for _ in 0..2 {
         let fds = [ours.as_fd()];
         let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

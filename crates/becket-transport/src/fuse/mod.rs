@@ -14,7 +14,7 @@ mod tree;
 pub use connection::Connection;
 pub use disk::attach_disk;
 pub use mount::off as unmount;
-pub use probe::FuseTransport;
+pub use probe::{FuseTransport, examine};
 pub use tree::IMAGE_NAME;
 
 use std::os::fd::OwnedFd;

@@ -1,9 +1,9 @@
 //! Whether FUSE works here and what it can be for this user: a block device, or a file.
-//! It mounts nothing.
+//! It leaves nothing mounted.
 
 use becket_image::Opened;
 
-use super::mount;
+use super::{Connection, mount};
 use crate::loop_::LoopTransport;
 use crate::{Error, Kind, Probe, Transport};
 
@@ -18,19 +18,53 @@ impl Transport for FuseTransport {
 
     fn probe(&self) -> Probe {
         let what = if rustix::process::geteuid().is_root() { as_root() } else { as_anybody() };
-        let (reason, mend) = match what {
-            Ok(reason) => {
-                return Probe { works: true, reason: reason.to_owned(), mend: None, details: Vec::new() };
-            }
-            Err(Error::Unavailable { reason, mend, .. }) => (reason, mend),
-            Err(other) => (other.to_string(), other.hint()),
-        };
-        Probe { works: false, reason, mend, details: Vec::new() }
+        match what {
+            Ok(reason) => Probe { works: true, reason: reason.to_owned(), mend: None, details: Vec::new() },
+            Err(error) => failed(error),
+        }
     }
 
     fn fits(&self, opened: &Opened) -> Result<(), String> {
         crate::serve::fits(opened)
     }
+}
+
+/// The same for a person who asks about the machine: also what becomes of a device whose server dies.
+pub fn examine() -> Probe {
+    let mut probe = FuseTransport.probe();
+    if !probe.works {
+        return probe;
+    }
+    let root = rustix::process::geteuid().is_root();
+    let gives =
+        if root { "a block device: a loop device over becket's file" } else { "a file, and no block device" };
+    probe.details.push(("gives".to_owned(), gives.to_owned()));
+    if root {
+        match Connection::detached(1, 1) {
+            Ok((connection, _root)) => {
+                let fate = fate(connection.resends());
+                probe.details.push(("when its server dies".to_owned(), fate.to_owned()));
+            }
+            Err(error) => return failed(error),
+        }
+    }
+    probe
+}
+
+/// What becomes of a device whose server dies.
+fn fate(resends: bool) -> &'static str {
+    match resends {
+        true => "the next one goes on, with what the first had not answered",
+        false => "its device is lost: from Linux 6.9 on the kernel lets the next one go on",
+    }
+}
+
+fn failed(error: Error) -> Probe {
+    let (reason, mend) = match error {
+        Error::Unavailable { reason, mend, .. } => (reason, mend),
+        other => (other.to_string(), other.hint()),
+    };
+    Probe { works: false, reason, mend, details: Vec::new() }
 }
 
 fn as_root() -> Result<&'static str, Error> {
@@ -58,5 +92,7 @@ mod tests {
     fn a_probe_that_fails_says_why() {
         let probe = FuseTransport.probe();
         assert!(probe.works || !probe.reason.is_empty(), "{probe:?}");
+        let examined = examine();
+        assert!(!examined.works || examined.details.iter().any(|(what, _)| what == "gives"), "{examined:?}");
     }
 }

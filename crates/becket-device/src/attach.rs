@@ -172,6 +172,7 @@ fn attach_served(
         depth: options.depth,
         mode: options.mode,
         merge: options.merge,
+        faults: options.faults.clone(),
         direct_io: options.direct_io != DirectIo::Off,
         autoclear: options.autoclear,
         lease: leased,

@@ -131,6 +131,7 @@ fn describe(
         worker_pid: None,
         isolated: false,
         recoveries: 0,
+        faults: None,
         warnings,
     }
 }

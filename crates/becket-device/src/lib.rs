@@ -37,6 +37,7 @@ mod users;
 mod worker;
 
 pub use attach::{attach, attach_leased};
+pub use becket_engine::fault;
 pub use becket_engine::{Activity, Decodings, Summary};
 pub use becket_uapi::handover::inherited_fd;
 pub use control::ServerStatus;

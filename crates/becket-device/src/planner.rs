@@ -221,6 +221,12 @@ fn suits(kind: Kind, options: &AttachOptions, leased: bool) -> Result<(), No> {
     if options.below == GoBelow::On {
         return no(&format!("{driver} does not read below file systems"), "leave --below away");
     }
+    if options.faults.is_some() {
+        return no(
+            &format!("{driver} moves the bytes itself, so no operation can be spoiled on its way"),
+            "use --fault where becket serves (ublk, fuse), or leave it away",
+        );
+    }
     if options.queues.is_some() || options.depth.is_some() || options.mode.is_some() {
         return no(
             &format!("{driver} has no queues, depth or mode to choose"),
@@ -419,6 +425,10 @@ mod tests {
             let error = try_with(NO_DRIVER, YES, &options, false).unwrap_err();
             assert!(error.to_string().contains("no queues, depth or mode"), "{error}");
         }
+        let spoiled = AttachOptions { faults: Some(Default::default()), ..AttachOptions::default() };
+        let error = try_with(NO_DRIVER, YES, &spoiled, false).unwrap_err();
+        assert!(error.to_string().contains("no operation can be spoiled"), "{error}");
+        assert_eq!(try_with(YES, YES, &spoiled, false).unwrap().kind, Kind::Ublk);
         let below = |below| AttachOptions { below, ..AttachOptions::default() };
         let error = try_with(NO_DRIVER, YES, &below(GoBelow::On), false).unwrap_err();
         assert!(error.to_string().contains("does not read below"), "{error}");

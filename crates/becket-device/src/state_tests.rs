@@ -42,6 +42,7 @@ pub(crate) fn device(name: &str, number: u32) -> Device {
             worker_pid: None,
             isolated: false,
             recoveries: 0,
+            faults: None,
             warnings: vec!["cut".to_owned()],
         },
         image: Identity { dev: 1, ino: 2 },

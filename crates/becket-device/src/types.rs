@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use becket_engine::Faults;
 use becket_image::{DirectIo, Format};
 use becket_transport::{Kind, Probe};
 use serde::{Deserialize, Serialize};
@@ -143,6 +144,8 @@ pub struct AttachOptions {
     pub mode: Option<DataMode>,
     /// Neighbouring requests that arrive together become one operation (ublk, where the kernel copies).
     pub merge: bool,
+    /// What goes wrong with its backing on purpose, for testing what is above it.
+    pub faults: Option<Faults>,
     /// A process of its own moves the device's bytes (ublk).
     pub isolate: bool,
     /// Bytes of decoded blocks that the server may keep for all its devices, where parts of the image are compressed; its
@@ -272,6 +275,9 @@ pub struct DeviceInfo {
     pub isolated: bool,
     /// How often the process that moves the bytes had to be replaced.
     pub recoveries: u32,
+    /// What goes wrong with its backing on purpose.
+    #[serde(default)]
+    pub faults: Option<Faults>,
     /// What the user should know although it went well.
     pub warnings: Vec<String>,
 }

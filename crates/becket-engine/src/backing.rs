@@ -55,6 +55,12 @@ impl Backing {
         Backing { interceptor: Some(interceptor), ..self }
     }
 
+    /// The same with whoever sees the operations of another one.
+    #[must_use]
+    pub fn intercepted_as(self, other: &Backing) -> Backing {
+        Backing { interceptor: other.interceptor.clone(), ..self }
+    }
+
     /// The same with a map whose encoded extents are of these layers, which `decoding` decodes.
     ///
     /// # Errors

@@ -15,7 +15,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use becket_engine::{Backing, Fate, Faults, Interceptor, IoThreads, Kind, Op, Operation, Rule, Struck};
+use becket_engine::fault::{Fate, Faults, Interceptor, Kind, Operation, Rule, Struck};
+use becket_engine::{Backing, IoThreads, Op};
 use becket_image::Map;
 use rustix::{
     event::{EventfdFlags, eventfd},

@@ -6,8 +6,8 @@ mod change;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use becket_engine::{
-    Backing, Batch, Below, Decoding, IoThreads, MOST_LAYERS, Memory, NewQueue, Port, QueueId, QueueStats,
-    Summary,
+    Backing, Batch, Below, Decoding, Faults, IoThreads, MOST_LAYERS, Memory, NewQueue, Port, QueueId,
+    QueueStats, Summary,
 };
 use becket_image::{Encoded, Map, Opened, ReadLease};
 
@@ -50,6 +50,14 @@ pub enum ServeError {
         id: u32,
         /// What the engine said.
         source: becket_engine::Error,
+    },
+    /// The faults that it is to have cannot be.
+    #[error("the faults of device {id} make no sense: {why}")]
+    Faults {
+        /// Its number.
+        id: u32,
+        /// What is wrong with them.
+        why: String,
     },
     /// The rings' tables of registered buffers have no room for the device as it was added.
     #[error("the I/O threads have room for {room} requests in each queue of device {id}, not for {depth}")]
@@ -131,6 +139,7 @@ pub(crate) struct Common {
     pub(crate) below: Option<Below>,
     pub(crate) decoded: Option<Decoded>,
     pub(crate) merge: bool,
+    pub(crate) faults: Option<Faults>,
     /// Once the last queue has ended and every descriptor of the device is closed.
     pub(crate) finally: Finally,
 }
@@ -152,6 +161,13 @@ impl Common {
         let backing = Backing::new(self.map, self.files, self.read_only, self.queues.into());
         let backing = match self.decoded {
             Some(Decoded { decoding, encoded }) => backing.decoded_by(&decoding, encoded).map_err(failed)?,
+            None => backing,
+        };
+        let backing = match self.faults {
+            Some(faults) => {
+                let plan = faults.of_queues(self.queues.into());
+                backing.intercepted_by(Arc::new(plan.map_err(|why| ServeError::Faults { id: self.id, why })?))
+            }
             None => backing,
         };
         let backing = Arc::new(if self.direct_io { backing } else { backing.through_the_page_cache() });

@@ -75,6 +75,7 @@ impl Bench {
             decoded: None,
             partitions: Vec::new(),
             direct_io: true,
+            faults: None,
         };
         let served = serve(&threads, setup, Box::new(move || _ = closed.send(()))).unwrap();
         (threads, served, reader, is_closed)

@@ -61,6 +61,7 @@ fn device_round_trip(mode: DataMode, name: &str) {
     let setup = Setup {
         direct_io: true,
         merge: false,
+        faults: None,
         id: info.dev_id,
         queues: info.nr_hw_queues,
         depth: info.queue_depth,

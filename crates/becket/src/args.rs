@@ -566,6 +566,9 @@ pub(crate) struct DeviceOptions {
     /// Make one operation of requests that arrive together and go on where each other end (ublk, copying)
     #[arg(long, hide = true)]
     pub(crate) merge: bool,
+    /// Have operations on the image fail, come short or late, for testing (served ones): error=write:EIO:0.01,delay=read:10ms
+    #[arg(long, value_name = "FAULTS", value_parser = crate::faults::parse_faults)]
+    pub(crate) fault: Option<becket_device::fault::Faults>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -7,6 +7,7 @@ mod cgroup;
 mod commands;
 mod descendants;
 mod failure;
+mod faults;
 mod losetup;
 mod mounts;
 mod progress;

@@ -7,7 +7,7 @@ pub(crate) mod server;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-use becket_engine::Summary;
+use becket_engine::{Faults, Summary};
 use becket_image::{Below, DirectIo, Facts, Map, ReadLease, Untouched};
 use becket_transport::Kind;
 use serde::{Deserialize, Serialize};
@@ -46,6 +46,7 @@ pub(crate) struct Attach {
     pub(crate) depth: Option<u16>,
     pub(crate) mode: Option<DataMode>,
     pub(crate) merge: bool,
+    pub(crate) faults: Option<Faults>,
     pub(crate) direct_io: bool,
     pub(crate) autoclear: bool,
     pub(crate) lease: bool,
@@ -274,6 +275,7 @@ mod tests {
             depth: None,
             mode: Some(DataMode::ZeroCopy),
             merge: true,
+            faults: Some(Faults::default()),
             direct_io: true,
             autoclear: false,
             lease: true,

@@ -417,6 +417,7 @@ impl Bench {
             depth: None,
             mode: None,
             merge: false,
+            faults: None,
             autoclear: false,
             direct_io: true,
             lease: false,

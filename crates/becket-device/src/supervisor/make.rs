@@ -116,6 +116,7 @@ impl Maker<'_> {
             encoded: request.encoded,
             direct_io: first.info.direct_io,
             merge: request.merge,
+            faults: request.faults.clone(),
             mark,
             isolated: request.isolate,
             lease: lease.is_some(),
@@ -407,6 +408,7 @@ fn describe(
             worker_pid: Some(worker.pid),
             isolated: request.isolate,
             recoveries: 0,
+            faults: request.faults.clone(),
             // What the shared worker lacks concerns everybody, and is in the log.
             warnings: request
                 .warnings

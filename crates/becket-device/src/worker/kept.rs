@@ -83,8 +83,9 @@ impl Kept {
         if own.len() != self.serve.own_descriptors() {
             return Err(wrong("the device's descriptor is missing"));
         }
-        let Serve { kind, id, queues, depth, flags, geometry, map, direct_io, merge, partitions, .. } =
-            self.serve;
+        let Serve {
+            kind, id, queues, depth, flags, geometry, map, direct_io, merge, faults, partitions, ..
+        } = self.serve;
         let files = self.files;
         let mut own = own.into_iter();
         let first = own.next().ok_or_else(|| wrong("the device's descriptor is missing"))?;
@@ -104,6 +105,7 @@ impl Kept {
                     decoded,
                     partitions,
                     direct_io,
+                    faults,
                 })
             }
             _ => Setup::Ublk(ublk::Setup {
@@ -119,6 +121,7 @@ impl Kept {
                 decoded,
                 direct_io,
                 merge,
+                faults,
             }),
         };
         Ok((setup, self.keepsakes))

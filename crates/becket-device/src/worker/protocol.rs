@@ -5,7 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use becket_engine::{Geometry, Summary};
+use becket_engine::{Faults, Geometry, Summary};
 use becket_image::{Backing, Map};
 use becket_transport::Kind;
 use rustix::net::{
@@ -60,6 +60,8 @@ pub(crate) struct Serve {
     pub(crate) encoded: Option<Encoding>,
     pub(crate) direct_io: bool,
     pub(crate) merge: bool,
+    #[serde(default)]
+    pub(crate) faults: Option<Faults>,
     /// The number that the kernel keeps with the device.
     pub(crate) mark: u64,
     /// The worker serves this device alone.
@@ -322,6 +324,7 @@ pub(crate) mod tests {
             encoded: None,
             direct_io: true,
             merge: true,
+            faults: Some(Faults::default()),
             mark: 7,
             isolated: false,
             lease: false,

@@ -20,7 +20,7 @@ pub use tree::IMAGE_NAME;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use becket_engine::{Geometry, IoThreads, Memory};
+use becket_engine::{Faults, Geometry, IoThreads, Memory};
 use becket_image::Map;
 
 use crate::serve::{Common, Decoded, Finally, ServeError, Served};
@@ -54,6 +54,8 @@ pub struct Setup {
     pub partitions: Vec<(u32, u64, u64)>,
     /// Go past the page cache where that is possible.
     pub direct_io: bool,
+    /// What goes wrong with the backing on purpose.
+    pub faults: Option<Faults>,
 }
 
 /// Serves a connection on the I/O threads; answers when each queue waits for requests.
@@ -66,7 +68,8 @@ pub fn serve(
     setup: Setup,
     on_closed: Box<dyn FnOnce() + Send>,
 ) -> Result<Served, ServeError> {
-    let Setup { id, depth, geometry, devices, tether, map, files, decoded, partitions, direct_io } = setup;
+    let Setup { id, depth, geometry, devices, tether, map, files, decoded, partitions, direct_io, faults } =
+        setup;
     let finally = Finally::new(on_closed);
     let tree = Tree::new(
         partitions.into_iter(),
@@ -89,6 +92,7 @@ pub fn serve(
         below: None,
         decoded,
         merge: false,
+        faults,
         finally,
     };
     let mut devices = devices.into_iter();

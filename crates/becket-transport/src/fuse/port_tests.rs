@@ -54,6 +54,7 @@ impl Kernel {
             files: vec![backing],
             partitions: vec![(1, 8192, 4096)],
             direct_io: false,
+            faults: None,
         };
         let served = serve(&threads, setup, Box::new(move || sender.send(()).unwrap())).unwrap();
         Kernel { socket: Some(ours), threads, served, file, closed, unique: 1 }

@@ -40,7 +40,7 @@ impl Served {
         let new = match files {
             None => old.otherwise(map, read_only, direct_io),
             Some(files) => {
-                let new = Backing::new(map, files, read_only, self.queues.len());
+                let new = Backing::new(map, files, read_only, self.queues.len()).intercepted_as(&old);
                 if direct_io { new } else { new.through_the_page_cache() }
             }
         };

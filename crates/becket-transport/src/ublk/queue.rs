@@ -10,7 +10,7 @@
 use std::{os::fd::OwnedFd, sync::Arc};
 
 use becket_engine::{
-    Answer, Below, Data, Geometry, Io, IoThreads, Memory, Op, Port, Request, SharedWords, Token,
+    Answer, Below, Data, Faults, Geometry, Io, IoThreads, Memory, Op, Port, Request, SharedWords, Token,
 };
 use becket_image::{BackingKind, Facts, Map};
 use becket_uapi::ublk as uapi;
@@ -47,6 +47,8 @@ pub struct Setup {
     pub direct_io: bool,
     /// Make one operation of neighbouring requests that arrive together; not done without buffers of the queue.
     pub merge: bool,
+    /// What goes wrong with the backing on purpose.
+    pub faults: Option<Faults>,
 }
 
 /// Serves a device's queues on the I/O threads.
@@ -75,6 +77,7 @@ pub fn serve(
         decoded,
         direct_io,
         merge,
+        faults,
     } = setup;
     // Declared first, dropped last: after our own shares of the descriptors.
     let finally = Finally::new(on_closed);
@@ -105,6 +108,7 @@ pub fn serve(
         below,
         decoded,
         merge,
+        faults,
         finally,
     };
     common

@@ -52,6 +52,7 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
         shared: asked.shared,
         mode: asked.mode,
         merge: asked.merge,
+        faults: asked.fault.clone(),
         isolate: asked.isolate,
         cache_size: asked.cache_size,
         cgroup: if asked.isolate { crate::cgroup::own() } else { None },

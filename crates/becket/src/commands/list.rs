@@ -62,6 +62,9 @@ fn row(info: &DeviceInfo, reason: bool) -> Vec<String> {
         if let (true, Some(pid)) = (info.isolated, info.worker_pid) {
             reason.push_str(&format!("; isolated: process {pid} serves it alone"));
         }
+        if info.faults.is_some() {
+            reason.push_str("; under faults (--fault)");
+        }
         if info.recoveries > 0 {
             reason.push_str(&format!("; recovered {} times", info.recoveries));
         }

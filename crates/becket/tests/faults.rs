@@ -1,0 +1,176 @@
+//! `--fault`: what a program above a device sees when the backing lets becket down, and that nobody else sees anything.
+//! Devices of becket's own service only: where the kernel moves the bytes there is nothing to spoil.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use becket_testkit::{Scratch, image, require_device, require_loop, skip};
+use common::scratch;
+
+const SIZE: u64 = 8 << 20;
+const MIB: u64 = 1 << 20;
+const PAGE: usize = 4096;
+
+/// A device under faults with what its image holds; `None` where no server moves the bytes.
+fn attach(name: &str, place: &Scratch, faults: &str) -> Option<(PathBuf, Vec<u8>)> {
+    if !require_device(name) {
+        return None;
+    }
+    let content = image::random_bytes(SIZE as usize, 3);
+    std::fs::write(place.path("image"), &content).unwrap();
+    let mut command = place.becket();
+    command.args(["attach", "--via", &becket_testkit::via(), "--fault", faults, "image"]);
+    let ran = place.finish(&mut command);
+    if ran.code != 0 && ran.err.contains("no operation can be spoiled") {
+        skip(name, "this transport has no server");
+        return None;
+    }
+    assert_eq!(ran.code, 0, "{ran:?}");
+    Some((PathBuf::from(ran.out.trim_end()), content))
+}
+
+fn direct(device: &Path) -> File {
+    let flags = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).unwrap();
+    OpenOptions::new().read(true).write(true).custom_flags(flags).open(device).unwrap()
+}
+
+/// A page where direct I/O takes it.
+#[repr(align(4096))]
+struct Page([u8; PAGE]);
+
+fn read(file: &File, at: u64) -> Result<Box<Page>, i32> {
+    let mut page = Box::new(Page([0; PAGE]));
+    file.read_exact_at(&mut page.0, at).map(|()| page).map_err(errno)
+}
+
+fn write(file: &File, at: u64, byte: u8) -> Result<(), i32> {
+    file.write_all_at(&Page([byte; PAGE]).0, at).map_err(errno)
+}
+
+fn errno(error: io::Error) -> i32 {
+    error.raw_os_error().unwrap()
+}
+
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+const ENODATA: i32 = 61;
+
+#[test]
+fn a_faulty_backing_gives_the_right_error_for_the_right_request() {
+    let place = scratch();
+    let faults = "error=all:EIO@1M+4K,error=read:ENODATA@3M+512,error=write:ENOSPC@5M+1M,short=0.5,seed=3";
+    let name = "faults::a_faulty_backing_gives_the_right_error_for_the_right_request";
+    let Some((device, content)) = attach(name, &place, faults) else { return };
+    let file = direct(&device);
+    for at in (0..SIZE).step_by(PAGE) {
+        let wanted = match at {
+            MIB => Err(EIO),
+            at if at == 3 * MIB => Err(ENODATA),
+            _ => Ok(&content[at as usize..][..PAGE]),
+        };
+        let got = read(&file, at);
+        assert_eq!(got.as_ref().map(|page| &page.0[..]).map_err(|errno| *errno), wanted, "at {at}");
+    }
+    assert_eq!(write(&file, MIB, 1), Err(EIO));
+    assert_eq!(write(&file, 5 * MIB, 1), Err(ENOSPC));
+    assert_eq!(write(&file, 3 * MIB, 1), Ok(()));
+    assert_eq!(write(&file, 6 * MIB, 1), Ok(()));
+    file.sync_all().expect("no sync is struck");
+    let told = &place.devices()[0]["faults"];
+    assert_eq!(
+        (&told["rules"][0]["range"], &told["short"]),
+        (&serde_json::json!([MIB, PAGE]), &500_000.into())
+    );
+    let listed = place.run(["-v", "list"]);
+    assert!(listed.out.contains("under faults"), "{listed:?}");
+    drop(file);
+    place.ok(["detach", device.to_str().unwrap()]);
+    let left = std::fs::read(place.path("image")).unwrap();
+    for page in (0..SIZE as usize).step_by(PAGE) {
+        let written = [3 * MIB as usize, 6 * MIB as usize].contains(&page);
+        let wanted = if written { &[1; PAGE][..] } else { &content[page..][..PAGE] };
+        assert!(left[page..][..PAGE] == *wanted, "the image at {page}");
+    }
+}
+
+#[test]
+fn a_faulty_backing_that_is_late_keeps_nobody_else() {
+    let place = scratch();
+    let name = "faults::a_faulty_backing_that_is_late_keeps_nobody_else";
+    let late = Duration::from_secs(4);
+    let Some((device, content)) = attach(name, &place, "delay=read:4s@1M+4K,seed=1") else { return };
+    let begun = Instant::now();
+    let waiting = thread::spawn({
+        let file = direct(&device);
+        move || read(&file, MIB).map(|page| page.0.to_vec())
+    });
+    // As long as the late one is late, others are served: at least a few hundred of them.
+    let file = direct(&device);
+    let mut served = 0;
+    while begun.elapsed() < late && !waiting.is_finished() {
+        let at = (served * 13 % 64 + 512) * PAGE as u64;
+        assert_eq!(read(&file, at).unwrap().0, content[at as usize..][..PAGE]);
+        served += 1;
+    }
+    assert!(served > 100, "only {served} reads while one was late");
+    assert_eq!(waiting.join().unwrap().unwrap(), content[MIB as usize..][..PAGE]);
+    assert!(begun.elapsed() >= late);
+    drop(file);
+    place.ok(["detach", device.to_str().unwrap()]);
+}
+
+/// A file system on it goes read-only or gives errors; it comes back whole once the faults are gone.
+#[test]
+fn a_faulty_backing_without_room_fails_writes_and_keeps_what_it_took() {
+    let place = scratch();
+    let name = "faults::a_faulty_backing_without_room_fails_writes_and_keeps_what_it_took";
+    let Some((device, content)) = attach(name, &place, "enospc-after=1M,seed=2") else { return };
+    let file = direct(&device);
+    let outcomes: Vec<_> = (0..512).map(|page| write(&file, page * PAGE as u64, 7)).collect();
+    let taken = outcomes.iter().take_while(|outcome| outcome.is_ok()).count();
+    assert_eq!(taken, (MIB as usize) / PAGE);
+    assert!(
+        outcomes[taken..].iter().all(|outcome| *outcome == Err(ENOSPC)),
+        "{:?}",
+        &outcomes[taken..taken + 4]
+    );
+    file.sync_all().expect("what was taken is synced");
+    drop(file);
+    place.ok(["detach", device.to_str().unwrap()]);
+    let left = std::fs::read(place.path("image")).unwrap();
+    assert!(left[..MIB as usize].iter().all(|byte| *byte == 7));
+    assert!(left[MIB as usize..] == content[MIB as usize..]);
+}
+
+#[test]
+fn faults_are_refused_where_the_kernel_moves_the_bytes() {
+    if !require_loop("faults::faults_are_refused_where_the_kernel_moves_the_bytes") {
+        return;
+    }
+    let place = scratch();
+    image::sparse(&place.path("image"), SIZE);
+    let ran = place.run(["attach", "--via", "loop", "--fault", "error=read:EIO", "image"]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("the kernel's loop driver moves the bytes itself"), "{ran:?}");
+    assert!(place.devices().is_empty());
+}
+
+#[test]
+fn faults_that_make_no_sense_are_wrong_usage() {
+    let place = scratch();
+    image::sparse(&place.path("image"), SIZE);
+    for faults in ["error=read", "torn=2", "eror=read:EIO"] {
+        let ran = place.run(["attach", "--fault", faults, "image"]);
+        assert_eq!(ran.code, 2, "{ran:?}");
+        assert!(ran.err.contains("error=write:EIO:0.01") || ran.err.contains("no chance"), "{ran:?}");
+    }
+}

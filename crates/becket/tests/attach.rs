@@ -303,6 +303,38 @@ fn autoclear_goes_with_the_last_user() {
     assert!(wait_until(Duration::from_secs(20), || place.devices().is_empty() && !used.lasts()));
 }
 
+/// Each of a thousand would wake for itself, and a user may have 128 inotify queues.
+#[test]
+fn many_autoclear_devices_are_watched_by_one_thread() {
+    const NAME: &str = "attach::many_autoclear_devices_are_watched_by_one_thread";
+    if !require_device(NAME) {
+        return;
+    }
+    if via() != "ublk" {
+        return skip(NAME, "the kernel's loop driver would clear them at once");
+    }
+    let place = scratch();
+    let names: Vec<String> = (0..16).map(|number| format!("{number}.img")).collect();
+    for name in &names {
+        image::random(&place.path(name), 1 << 20, 1);
+    }
+    let mut words = vec!["attach", "--autoclear"];
+    words.extend(names.iter().map(String::as_str));
+    let attached = place.json(words);
+    let server = &attached["devices"][0]["server_pid"];
+    let queues = || {
+        let fds = fs::read_dir(format!("/proc/{server}/fd")).unwrap().flatten();
+        fds.filter(|fd| fs::read_link(fd.path()).is_ok_and(|to| to.ends_with("anon_inode:inotify"))).count()
+    };
+    let threads = || fs::read_dir(format!("/proc/{server}/task")).unwrap().count();
+    assert!(wait_until(Duration::from_secs(20), || threads() < names.len()), "{} threads", threads());
+    assert_eq!(queues(), 1);
+    for device in attached["devices"].as_array().unwrap() {
+        drop(fs::File::open(text(device, "device")).unwrap());
+    }
+    assert!(wait_until(Duration::from_secs(20), || place.devices().is_empty()), "{:?}", place.devices());
+}
+
 /// A mount opens the device without its node, after mount(8) has looked at it and let go.
 #[test]
 fn autoclear_goes_with_its_mount() {

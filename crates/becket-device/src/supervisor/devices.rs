@@ -18,6 +18,7 @@ use super::guard::Guard;
 use super::isolation;
 use super::make::{Made, Maker};
 use super::owned::{Owned, Owning};
+use super::watch::Watch;
 use super::workers::{OnDeath, Server, Workers};
 use crate::control::server::Service;
 use crate::control::{Attach, Detach, Refresh, ServerStatus, Set, Stat};
@@ -48,6 +49,7 @@ pub(crate) struct Supervisor {
     /// A successor waits for our end.
     yielding: AtomicBool,
     guard: Guard,
+    pub(super) watch: Watch,
     pub(super) wake: Box<dyn Fn() + Send + Sync>,
     pub(super) myself: Weak<Supervisor>,
 }
@@ -73,6 +75,7 @@ impl Supervisor {
             stopping: AtomicBool::new(false),
             yielding: AtomicBool::new(false),
             guard: Guard::default(),
+            watch: Watch::default(),
             wake: Box::new(wake),
             myself: myself.clone(),
         })

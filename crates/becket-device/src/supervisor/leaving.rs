@@ -1,25 +1,20 @@
 //! Devices that go with their last user, or with the one who keeps them.
 //! Nothing is ever taken away from a user.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::mem;
 use std::sync::Arc;
-use std::time::Duration;
 
 use becket_transport::Kind;
-use rustix::event::{PollFd, PollFlags, poll};
 
 use super::devices::Supervisor;
 use super::driver::id_of;
 use super::make::closed;
 use super::owned::{Owned, Owning};
-use super::uses::Uses;
+use super::watch::{Watched, Why};
 use crate::judge::disk_of;
 use crate::register::forget;
-use crate::sync::{lock, spawn};
+use crate::sync::lock;
 use crate::{DeviceState, Error, log, users};
-
-/// How often it is looked whether others have ended a connection behind our back.
-const CONNECTION_LOOK: Duration = Duration::from_secs(1);
 
 impl Supervisor {
     /// Takes a device away, unless somebody uses it.
@@ -59,12 +54,13 @@ impl Supervisor {
 
     /// Sees to it that the device goes with its last user; one that had none yet is waited for, unless `now`.
     pub(super) fn let_go(&self, owned: &Arc<Owned>, state: &mut Owning, now: bool) {
-        if std::mem::replace(&mut state.leaving, true) {
+        if mem::replace(&mut state.leaving, true) {
             return;
         }
-        let Some(supervisor) = self.myself.upgrade() else { return };
-        let owned = Arc::clone(owned);
-        spawn(move || supervisor.watch(&owned, now));
+        let info = &state.device.info;
+        let partitions = info.partitions.iter().map(|part| &part.device);
+        let nodes = std::iter::once(&info.device).chain(partitions).cloned().collect();
+        self.watch(owned, Why::LastUser { nodes, used: now });
     }
 
     /// Says in its record that somebody told the device to go.
@@ -72,104 +68,75 @@ impl Supervisor {
         self.note(state, |device| device.info.state = DeviceState::Detaching);
     }
 
-    /// Looks at a device whenever one of its users may have gone, until it could be taken away. Without `now` it first waits
-    /// for a user.
-    fn watch(&self, owned: &Arc<Owned>, mut now: bool) {
-        let mut complaint = String::new();
-        let uses = {
-            let info = &lock(&owned.state).device.info;
-            Uses::of(std::iter::once(&info.device).chain(info.partitions.iter().map(|part| &part.device)))
-        };
-        while !self.look_once(owned, &mut now, &mut complaint) {
-            now |= uses.wait(now);
-        }
+    fn watch(&self, owned: &Arc<Owned>, why: Why) {
+        let Some(supervisor) = self.myself.upgrade() else { return };
+        self.watch.over(Watched::new(owned, why), || Arc::new(move |watched| supervisor.look(watched)));
     }
 
-    /// Whether the device is gone.
-    fn look_once(&self, owned: &Arc<Owned>, now: &mut bool, complaint: &mut String) -> bool {
+    /// Looks at a device that may have to go; it comes back while it is to be watched further.
+    fn look(&self, mut watched: Watched) -> Option<Watched> {
+        let owned = Arc::clone(&watched.owned);
         let mut state = lock(&owned.state);
         if state.gone {
-            return true;
+            return None;
         }
-        *now |= state.device.info.state == DeviceState::Detaching;
-        if !*now {
-            let disk = disk_of(&state.device.info);
-            // Not under the lock: it walks over /proc.
-            drop(state);
-            *now = users::any(&disk);
-            return false;
+        match &mut watched.why {
+            Why::LastUser { used, .. } => {
+                *used |= state.device.info.state == DeviceState::Detaching;
+                if !*used {
+                    let disk = disk_of(&state.device.info);
+                    // Not under the lock: it walks over /proc.
+                    drop(state);
+                    *used = users::any(&disk);
+                    return Some(watched);
+                }
+            }
+            Why::Lease(_) => return Some(watched),
+            // One that is in use then, as a mounted one is by design, lives on as any autoclear device does.
+            Why::Kept => {
+                self.let_go(&owned, &mut state, true);
+                return None;
+            }
+            Why::Connection => {
+                let driver = self.driver(Kind::Fuse);
+                let there = driver.and_then(|driver| driver.info(id_of(&state.device.info)));
+                if !matches!(there, Ok(None)) || state.device.info.state == DeviceState::Lost {
+                    return Some(watched);
+                }
+                if watched.complaint.is_empty() {
+                    log::warn(format_args!("{}: somebody else has ended it", state.name()));
+                }
+            }
         }
-        match self.take_away(owned, &mut state) {
-            Ok(()) => true,
-            Err(Error::Busy { .. }) => false,
+        match self.take_away(&owned, &mut state) {
+            Ok(()) => return None,
+            Err(Error::Busy { .. }) => {}
             Err(error) => {
                 // Tried again all the same, but said once.
                 let text = format!("{} stays: {error}", state.name());
-                if *complaint != text {
+                if watched.complaint != text {
                     log::warn(format_args!("{text}"));
-                    *complaint = text;
+                    watched.complaint = text;
                 }
-                false
             }
         }
-    }
-
-    /// Takes the device away when the lease's other end is closed. One that is in use then, as a mounted one is by
-    /// design, lives on as any autoclear device does.
-    pub(super) fn watch_lease(&self, owned: &Arc<Owned>, lease: OwnedFd) {
-        let Some(supervisor) = self.myself.upgrade() else { return };
-        let owned = Arc::clone(owned);
-        spawn(move || {
-            while !lock(&owned.state).gone {
-                let mut fds = [PollFd::from_borrowed_fd(lease.as_fd(), PollFlags::empty())];
-                // Awake now and then: the device may go for another reason.
-                let second = rustix::event::Timespec { tv_sec: 1, tv_nsec: 0 };
-                if poll(&mut fds, Some(&second)).is_ok_and(|ready| ready > 0) {
-                    return supervisor.let_go(&owned, &mut lock(&owned.state), true);
-                }
-            }
-        });
-    }
-
-    /// Takes note of a file system that has gone without us: somebody has unmounted it, or detached its loop device.
-    fn watch_connection(&self, owned: &Arc<Owned>) {
-        let Some(supervisor) = self.myself.upgrade() else { return };
-        if lock(&owned.state).device.info.transport != Kind::Fuse {
-            return;
-        }
-        let owned = Arc::clone(owned);
-        spawn(move || {
-            loop {
-                std::thread::sleep(CONNECTION_LOOK);
-                let mut state = lock(&owned.state);
-                if state.gone {
-                    return;
-                }
-                let driver = supervisor.driver(Kind::Fuse);
-                let there = driver.and_then(|driver| driver.info(id_of(&state.device.info)));
-                if matches!(there, Ok(None)) && state.device.info.state != DeviceState::Lost {
-                    log::warn(format_args!("{}: somebody else has ended it", state.name()));
-                    if let Err(error) = supervisor.take_away(&owned, &mut state) {
-                        log::warn(format_args!("{} stays: {error}", state.name()));
-                    }
-                }
-            }
-        });
+        Some(watched)
     }
 
     /// Sees to it that a device that has just been made or taken over goes when it is to.
     pub(super) fn watch_over(&self, owned: &Arc<Owned>) {
-        let (autoclear, told) = {
-            let state = lock(&owned.state);
-            (state.device.info.autoclear, state.device.info.state == DeviceState::Detaching)
-        };
-        self.watch_connection(owned);
-        if told {
-            self.let_go(owned, &mut lock(&owned.state), true);
-        } else if let Some(lease) = owned.lease() {
-            self.watch_lease(owned, lease);
-        } else if autoclear {
-            self.let_go(owned, &mut lock(&owned.state), false);
+        let lease = owned.lease();
+        let mut state = lock(&owned.state);
+        let info = &state.device.info;
+        let (autoclear, told) = (info.autoclear, info.state == DeviceState::Detaching);
+        // Somebody may unmount its file system, or detach its loop device.
+        if info.transport == Kind::Fuse {
+            self.watch(owned, Why::Connection);
+        }
+        match lease {
+            Some(lease) if !told => self.watch(owned, Why::Lease(lease)),
+            _ if told || autoclear => self.let_go(owned, &mut state, told),
+            _ => {}
         }
     }
 }

@@ -22,6 +22,7 @@ mod smaller;
 #[cfg(test)]
 mod turns_tests;
 mod uses;
+mod watch;
 mod workers;
 
 use std::fs::{self, File, OpenOptions, Permissions};

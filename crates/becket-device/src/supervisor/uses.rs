@@ -6,109 +6,114 @@
 //! neither tells (swap, devices stacked on it, other mount namespaces, nodes that are not devtmpfs's) is found by
 //! looking now and then.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 
-/// How long nothing may happen before a use is taken to be over.
-const QUIET: Duration = Duration::from_millis(200);
-/// The same for the first use: mount(8) and others open a device, look, close it, and only then do what they came for.
-const QUIET_AT_FIRST: Duration = Duration::from_secs(3);
-/// How often is looked where opens are heard, and where they are not.
-const NOW_AND_THEN: Duration = Duration::from_secs(1);
-const OFTEN: Duration = QUIET;
-/// How long udev is waited for when it looks at a device.
-const UDEV: Duration = Duration::from_secs(5);
 /// There while udev's daemon has something to do.
 const UDEV_AT_WORK: &str = "/run/udev/queue";
 
-/// What is heard of a device's users.
+/// What is heard of the users of devices, each of which goes by a number here.
 pub(super) struct Uses {
-    nodes: Option<OwnedFd>,
+    queue: Option<OwnedFd>,
+    /// Of each watch, whose it is: a node may be that of a device which is gone, and already that of the next.
+    watches: BTreeMap<i32, Vec<u64>>,
     mounts: Option<File>,
 }
 
 /// What has happened.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Heard {
-    anything: bool,
-    /// Somebody opened a node. They may have closed it again.
-    opened: bool,
+pub(super) struct Heard {
+    /// Of which devices a node was opened or closed; `true`: opened, and perhaps closed again.
+    pub(super) nodes: BTreeMap<u64, bool>,
+    /// Something was mounted or unmounted.
+    pub(super) mounts: bool,
+    /// More has happened than could be told.
+    pub(super) missed: bool,
+    /// Which of the others have something to say, or are closed.
+    pub(super) others: Vec<bool>,
 }
 
 impl Uses {
-    /// Hears from now on of these nodes.
-    pub(super) fn of<'a>(nodes: impl IntoIterator<Item = &'a PathBuf>) -> Uses {
-        let heard = WatchFlags::OPEN | WatchFlags::CLOSE_WRITE | WatchFlags::CLOSE_NOWRITE;
+    pub(super) fn new() -> Uses {
         let queue = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok();
-        let nodes = queue.filter(|queue| {
-            nodes.into_iter().all(|node| inotify::add_watch(queue, node.as_path(), heard).is_ok())
+        Uses { queue, watches: BTreeMap::new(), mounts: File::open("/proc/1/mountinfo").ok() }
+    }
+
+    /// Hears from now on of these nodes; `false` when it cannot.
+    pub(super) fn watch(&mut self, device: u64, nodes: &[PathBuf]) -> bool {
+        let heard = WatchFlags::OPEN | WatchFlags::CLOSE_WRITE | WatchFlags::CLOSE_NOWRITE;
+        let Some(queue) = &self.queue else { return false };
+        let all = nodes.iter().all(|node| match inotify::add_watch(queue, node.as_path(), heard) {
+            Ok(watch) => {
+                self.watches.entry(watch).or_default().push(device);
+                true
+            }
+            Err(_) => false,
         });
-        Uses { nodes, mounts: File::open("/proc/1/mountinfo").ok() }
+        if !all {
+            self.forget(device);
+        }
+        all
     }
 
-    /// Waits until something has happened and all is quiet again, or it is time to look. Whether somebody opened the
-    /// device; looks that udev takes at new devices do not count, for they are no use. `used`: it has been used before.
-    pub(super) fn wait(&self, used: bool) -> bool {
-        let quiet = if used { QUIET } else { QUIET_AT_FIRST };
-        let (mut opened, mut udev) = (false, false);
-        let mut patience = if self.nodes.is_some() { NOW_AND_THEN } else { OFTEN };
-        let mut first = None;
-        loop {
-            let heard = self.hear(patience);
-            opened |= heard.opened;
-            // Asked at once: it is quicker than the time that we wait for quiet.
-            udev |= heard.opened && udev_at_work();
-            let first = *first.get_or_insert_with(Instant::now);
-            // Someone who opens it again and again does not keep us from looking.
-            if !heard.anything || first.elapsed() > quiet * 5 {
-                break;
+    /// Hears no more of a device.
+    pub(super) fn forget(&mut self, device: u64) {
+        let queue = self.queue.as_ref();
+        self.watches.retain(|watch, devices| {
+            devices.retain(|other| *other != device);
+            if devices.is_empty()
+                && let Some(queue) = queue
+            {
+                // With its node it has gone by itself.
+                let _ = inotify::remove_watch(queue, *watch);
             }
-            patience = quiet;
-        }
-        if udev {
-            // Whoever else has opened it meanwhile, and still uses it then, is found by looking.
-            let begin = Instant::now();
-            while udev_at_work() && begin.elapsed() < UDEV {
-                std::thread::sleep(QUIET);
-            }
-        }
-        opened && !udev
+            !devices.is_empty()
+        });
     }
 
-    /// Waits for the next thing to happen, and takes all that has happened until then.
-    fn hear(&self, patience: Duration) -> Heard {
-        let mut heard = Heard::default();
-        let nodes = self.nodes.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN));
+    /// Waits for the next thing to happen, also to one of the `others`, and takes all that has happened until then.
+    pub(super) fn hear(&self, patience: Duration, others: &[BorrowedFd<'_>]) -> Heard {
+        let mut fds: Vec<PollFd<'_>> =
+            others.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+        fds.extend(self.queue.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let mounts = self.mounts.as_ref().map(|fd| PollFd::new(fd, PollFlags::PRI));
-        let mut fds: Vec<PollFd<'_>> = nodes.into_iter().chain(mounts).collect();
+        let mounts_at = mounts.is_some().then_some(fds.len());
+        fds.extend(mounts);
         let timeout = Timespec::try_from(patience).ok();
-        heard.anything = match poll(&mut fds, timeout.as_ref()) {
-            Ok(ready) => ready > 0,
+        if poll(&mut fds, timeout.as_ref()).is_err() {
             // What cannot be waited for is looked for.
-            Err(_) => {
-                std::thread::sleep(patience);
-                false
-            }
+            std::thread::sleep(patience);
+        }
+        let said = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let mut heard = Heard {
+            others: fds.iter().take(others.len()).map(said).collect(),
+            mounts: mounts_at.and_then(|at| fds.get(at)).is_some_and(said),
+            ..Heard::default()
         };
         drop(fds);
-        let Some(queue) = &self.nodes else { return heard };
+        let Some(queue) = &self.queue else { return heard };
         let mut space = [MaybeUninit::uninit(); 1024];
         let mut events = Reader::new(queue, &mut space);
         while let Ok(event) = events.next() {
-            // Where some are missing, an open may be among them.
-            heard.opened |= event.events().intersects(ReadFlags::OPEN | ReadFlags::QUEUE_OVERFLOW);
+            heard.missed |= event.events().contains(ReadFlags::QUEUE_OVERFLOW);
+            let opened = event.events().contains(ReadFlags::OPEN);
+            let closed = event.events().intersects(ReadFlags::CLOSE_WRITE | ReadFlags::CLOSE_NOWRITE);
+            for device in self.watches.get(&event.wd()).into_iter().flatten().filter(|_| opened || closed) {
+                *heard.nodes.entry(*device).or_default() |= opened;
+            }
         }
         heard
     }
 }
 
-fn udev_at_work() -> bool {
+pub(super) fn udev_at_work() -> bool {
     Path::new(UDEV_AT_WORK).exists()
 }
 
@@ -116,28 +121,58 @@ fn udev_at_work() -> bool {
 mod tests {
     use super::*;
 
-    #[test]
-    fn an_open_is_heard_also_when_it_is_over() {
-        let temp = tempfile::tempdir().unwrap();
-        let node = temp.path().join("node");
-        File::create(&node).unwrap();
-        let mut uses = Uses::of([&node]);
-        // Other tests mount and unmount.
-        uses.mounts = None;
-        assert_eq!(uses.hear(Duration::ZERO), Heard::default());
-        drop(File::open(&node).unwrap());
-        assert_eq!(uses.hear(QUIET), Heard { anything: true, opened: true });
-        assert_eq!(uses.hear(Duration::ZERO), Heard::default(), "once");
-        let open = File::open(&node).unwrap();
-        assert!(uses.hear(QUIET).opened);
-        drop(open);
-        assert_eq!(uses.hear(QUIET), Heard { anything: true, opened: false }, "a close");
+    /// Other tests mount and unmount.
+    fn deaf_to_mounts() -> Uses {
+        Uses { mounts: None, ..Uses::new() }
+    }
+
+    fn heard(nodes: &[(u64, bool)]) -> Heard {
+        Heard { nodes: nodes.iter().copied().collect(), ..Heard::default() }
     }
 
     #[test]
-    fn without_nodes_time_passes() {
-        let uses = Uses { mounts: None, ..Uses::of([&PathBuf::from("/nowhere/at/all")]) };
-        assert!(uses.nodes.is_none());
-        assert!(!uses.wait(true));
+    fn an_open_is_heard_also_when_it_is_over() {
+        let temp = tempfile::tempdir().unwrap();
+        let nodes = ["a", "b"].map(|name| temp.path().join(name));
+        nodes.iter().for_each(|node| drop(File::create(node).unwrap()));
+        let mut uses = deaf_to_mounts();
+        assert!(uses.watch(1, &nodes[..1]) && uses.watch(2, &nodes[1..]));
+        let now = |uses: &Uses| uses.hear(Duration::ZERO, &[]);
+        assert_eq!(now(&uses), Heard::default());
+        drop(File::open(&nodes[0]).unwrap());
+        assert_eq!(now(&uses), heard(&[(1, true)]));
+        assert_eq!(now(&uses), Heard::default(), "once");
+        let open = File::open(&nodes[1]).unwrap();
+        assert_eq!(now(&uses), heard(&[(2, true)]));
+        drop(open);
+        assert_eq!(now(&uses), heard(&[(2, false)]), "a close");
+
+        // A node that has become another device's, before the first one was forgotten.
+        assert!(uses.watch(3, &nodes[1..]));
+        uses.forget(2);
+        drop(File::open(&nodes[1]).unwrap());
+        assert_eq!(now(&uses), heard(&[(3, true)]));
+        uses.forget(3);
+        drop(File::open(&nodes[1]).unwrap());
+        assert_eq!(now(&uses), Heard::default());
+    }
+
+    #[test]
+    fn what_cannot_be_watched_leaves_nothing_behind() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut uses = deaf_to_mounts();
+        assert!(!uses.watch(1, &[temp.path().to_owned(), PathBuf::from("/nowhere/at/all")]));
+        assert!(uses.watches.is_empty());
+        assert_eq!(uses.hear(Duration::ZERO, &[]), Heard::default());
+    }
+
+    #[test]
+    fn a_closed_pipe_is_heard() {
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let uses = deaf_to_mounts();
+        use std::os::fd::AsFd;
+        assert_eq!(uses.hear(Duration::ZERO, &[read.as_fd()]).others, [false]);
+        drop(write);
+        assert_eq!(uses.hear(Duration::ZERO, &[read.as_fd()]).others, [true]);
     }
 }

@@ -1,0 +1,351 @@
+//! Who watches over devices that may have to go by themselves: one thread for all of them, however many there are.
+//! It never waits for a device: looking at one, and taking it away, is done by others whom it sends.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::owned::Owned;
+use super::uses::{Uses, udev_at_work};
+use crate::log;
+use crate::sync::{lock, spawn};
+
+/// How long nothing may happen before a use is taken to be over.
+const QUIET: Duration = Duration::from_millis(200);
+/// The same for the first use: mount(8) and others open a device, look, close it, and only then do what they came for.
+const QUIET_AT_FIRST: Duration = Duration::from_secs(3);
+/// How often all are looked at of whom nothing is heard; and where the users of some cannot be heard.
+const NOW_AND_THEN: Duration = Duration::from_secs(1);
+const OFTEN: Duration = QUIET;
+/// How many of those one is sent to.
+const TOGETHER: usize = 64;
+/// How long udev is waited for when it looks at a device.
+const UDEV: Duration = Duration::from_secs(5);
+
+/// A device that is watched over.
+pub(super) struct Watched {
+    pub(super) owned: Arc<Owned>,
+    pub(super) why: Why,
+    /// What was said of it last.
+    pub(super) complaint: String,
+}
+
+/// Why a device may have to go.
+pub(super) enum Why {
+    /// With its last user, who is heard of by these nodes. `used`: it has had one, or is not to wait for the first.
+    LastUser { nodes: Vec<PathBuf>, used: bool },
+    /// With the one who keeps it: this is closed at the other end then.
+    Lease(OwnedFd),
+    /// The other end is closed.
+    Kept,
+    /// Others could end what it stands on behind our back.
+    Connection,
+}
+
+impl Watched {
+    pub(super) fn new(owned: &Arc<Owned>, why: Why) -> Watched {
+        Watched { owned: Arc::clone(owned), why, complaint: String::new() }
+    }
+
+    fn used(&self) -> Option<bool> {
+        match &self.why {
+            Why::LastUser { used, .. } => Some(*used),
+            _ => None,
+        }
+    }
+
+    fn lease(&self) -> Option<BorrowedFd<'_>> {
+        match &self.why {
+            Why::Lease(lease) => Some(lease.as_fd()),
+            _ => None,
+        }
+    }
+}
+
+/// Looks at a device, and takes it away where it is to go. Answers with it while it is to be watched further.
+pub(super) type Look = Arc<dyn Fn(Watched) -> Option<Watched> + Send + Sync>;
+
+/// Where devices are left to be watched over, and whoever was sent comes back to.
+#[derive(Default)]
+pub(super) struct Watch(Arc<Mutex<Desk>>);
+
+#[derive(Default)]
+struct Desk {
+    coming: Vec<Watched>,
+    back: Vec<(u64, Option<Watched>)>,
+    /// Rung for the one who listens; there is nobody without it.
+    bell: Option<Arc<OwnedFd>>,
+}
+
+impl Watch {
+    /// Watches over a device from now on.
+    pub(super) fn over(&self, watched: Watched, look: impl FnOnce() -> Look) {
+        let mut desk = lock(&*self.0);
+        desk.coming.push(watched);
+        if let Some(bell) = &desk.bell {
+            return ring(bell);
+        }
+        match eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) {
+            Ok(bell) => {
+                let bell = desk.bell.insert(Arc::new(bell));
+                let listener = Listener::new(Arc::clone(&self.0), Arc::clone(bell), look());
+                spawn(move || listener.listen());
+            }
+            Err(error) => {
+                desk.coming.pop();
+                log::warn(format_args!("a device will not go by itself: could not make an event: {error}"));
+            }
+        }
+    }
+}
+
+fn ring(bell: &OwnedFd) {
+    // It fails only when it has been rung 2^64 times.
+    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+}
+
+/// What is known of one device.
+struct Entry {
+    /// `None` while somebody looks at it.
+    watched: Option<Watched>,
+    pace: Pace,
+    /// Whether it goes with its last user, and has had one.
+    used: Option<bool>,
+    /// Its users cannot be heard.
+    deaf: bool,
+}
+
+/// When to look at a device about which something was heard.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Pace {
+    /// Its own node was opened or closed.
+    own: bool,
+    opened: bool,
+    /// udev was at work: it looks at new devices, which is no use.
+    udev: bool,
+    first: Option<Instant>,
+    due: Option<Instant>,
+}
+
+/// What comes of a pace: it is time to look.
+#[derive(Debug, PartialEq, Eq)]
+struct Over {
+    used: bool,
+    own: bool,
+}
+
+impl Pace {
+    /// Something has happened. Someone who opens it again and again does not keep us from looking.
+    fn happened(&mut self, now: Instant, used: bool) {
+        let quiet = if used { QUIET } else { QUIET_AT_FIRST };
+        let first = *self.first.get_or_insert(now);
+        self.due = Some((now + quiet).min(first + quiet * 5));
+    }
+
+    fn over(&mut self, now: Instant, udev: impl FnOnce() -> bool) -> Option<Over> {
+        let (first, due) = self.first.zip(self.due)?;
+        if now < due {
+            return None;
+        }
+        // Whoever else has opened it meanwhile, and still uses it then, is found by looking.
+        if self.udev && now < first + UDEV && udev() {
+            self.due = Some(now + QUIET);
+            return None;
+        }
+        let over = Over { used: self.opened && !self.udev, own: self.own };
+        *self = Pace::default();
+        Some(over)
+    }
+}
+
+struct Listener {
+    desk: Arc<Mutex<Desk>>,
+    bell: Arc<OwnedFd>,
+    look: Look,
+    uses: Uses,
+    entries: BTreeMap<u64, Entry>,
+    next: u64,
+    /// When all are looked at of whom nothing was heard.
+    round: Instant,
+}
+
+impl Listener {
+    fn new(desk: Arc<Mutex<Desk>>, bell: Arc<OwnedFd>, look: Look) -> Listener {
+        let round = Instant::now();
+        Listener { desk, bell, look, uses: Uses::new(), entries: BTreeMap::new(), next: 0, round }
+    }
+
+    fn listen(mut self) {
+        while self.greet() {
+            self.send();
+            self.hear();
+        }
+    }
+
+    /// Takes in who has come, and who has come back; `false` when there is nobody to watch over.
+    fn greet(&mut self) -> bool {
+        let (coming, back) = {
+            let mut desk = lock(&*self.desk);
+            let (coming, back) = (mem::take(&mut desk.coming), mem::take(&mut desk.back));
+            let done = back.iter().filter(|(_, watched)| watched.is_none()).count();
+            if coming.is_empty() && done == self.entries.len() {
+                // The next one who comes finds nobody, and sends for another.
+                desk.bell = None;
+                return false;
+            }
+            (coming, back)
+        };
+        for (key, watched) in back {
+            let (Some(watched), Some(entry)) = (watched, self.entries.get_mut(&key)) else {
+                self.entries.remove(&key);
+                self.uses.forget(key);
+                continue;
+            };
+            entry.used = watched.used();
+            if entry.used == Some(true) {
+                // The look opened it, too.
+                entry.pace = Pace::default();
+            }
+            entry.watched = Some(watched);
+        }
+        for watched in coming {
+            let key = self.next;
+            self.next += 1;
+            let deaf = match &watched.why {
+                Why::LastUser { nodes, .. } => !self.uses.watch(key, nodes),
+                _ => false,
+            };
+            let used = watched.used();
+            self.entries.insert(key, Entry { watched: None, pace: Pace::default(), used, deaf });
+            // What has happened before was not heard.
+            self.dispatch(vec![(key, watched)]);
+        }
+        true
+    }
+
+    /// Sends somebody to each device about which something was heard, and others to all the rest now and then.
+    fn send(&mut self) {
+        let now = Instant::now();
+        let round = now >= self.round;
+        if round {
+            let deaf = self.entries.values().any(|entry| entry.deaf);
+            self.round = now + if deaf { OFTEN } else { NOW_AND_THEN };
+        }
+        let (mut alone, mut together) = (Vec::new(), Vec::new());
+        for (key, entry) in &mut self.entries {
+            let Some(watched) = &mut entry.watched else { continue };
+            let over = entry.pace.over(now, udev_at_work);
+            if let (Why::LastUser { used, .. }, Some(over)) = (&mut watched.why, &over) {
+                *used |= over.used;
+            }
+            let whither = match over {
+                Some(over) if over.own => &mut alone,
+                None if !round || entry.pace.due.is_some() => continue,
+                _ => &mut together,
+            };
+            whither.extend(entry.watched.take().map(|watched| (*key, watched)));
+        }
+        alone.into_iter().for_each(|one| self.dispatch(vec![one]));
+        while !together.is_empty() {
+            self.dispatch(together.split_off(together.len().saturating_sub(TOGETHER)));
+        }
+    }
+
+    fn dispatch(&self, some: Vec<(u64, Watched)>) {
+        let (desk, bell, look) = (Arc::clone(&self.desk), Arc::clone(&self.bell), Arc::clone(&self.look));
+        spawn(move || {
+            for (key, watched) in some {
+                let watched = look(watched);
+                lock(&*desk).back.push((key, watched));
+                ring(&bell);
+            }
+        });
+    }
+
+    /// Waits until something happens or it is time to look.
+    fn hear(&mut self) {
+        let here = |entry: &&Entry| entry.watched.is_some();
+        let due = self.entries.values().filter(here).filter_map(|entry| entry.pace.due);
+        let patience = due.fold(self.round, Instant::min).saturating_duration_since(Instant::now());
+        let leases: Vec<(u64, BorrowedFd<'_>)> = self
+            .entries
+            .iter()
+            .filter_map(|(key, entry)| Some((*key, entry.watched.as_ref()?.lease()?)))
+            .collect();
+        let others: Vec<BorrowedFd<'_>> =
+            leases.iter().map(|(_, lease)| *lease).chain([self.bell.as_fd()]).collect();
+        let heard = self.uses.hear(patience, &others);
+        let closed: Vec<u64> =
+            leases.iter().zip(&heard.others).filter(|(_, heard)| **heard).map(|((key, _), _)| *key).collect();
+        // It has nothing to tell when nobody has rung.
+        let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
+        for key in closed {
+            if let Some(watched) = self.entries.get_mut(&key).and_then(|entry| entry.watched.take()) {
+                self.dispatch(vec![(key, Watched { why: Why::Kept, ..watched })]);
+            }
+        }
+        let now = Instant::now();
+        // Asked at once: it is quicker than the time that we wait for quiet.
+        let udev = heard.nodes.values().any(|opened| *opened) && udev_at_work();
+        for (key, entry) in &mut self.entries {
+            let (Some(used), own) = (entry.used, heard.nodes.get(key)) else { continue };
+            if own.is_none() && !heard.mounts && !heard.missed {
+                continue;
+            }
+            let opened = heard.missed || own == Some(&true);
+            entry.pace.own |= own.is_some();
+            entry.pace.opened |= opened;
+            entry.pace.udev |= opened && udev;
+            entry.pace.happened(now, used);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn a_use_is_over_when_all_is_quiet() {
+        let begin = Instant::now();
+        let mut pace = Pace { opened: true, own: true, ..Pace::default() };
+        pace.happened(begin, true);
+        pace.happened(begin + 150 * MS, true);
+        assert_eq!(pace.over(begin + 349 * MS, || false), None);
+        assert_eq!(pace.over(begin + 350 * MS, || false), Some(Over { used: true, own: true }));
+        assert_eq!(pace, Pace::default());
+        assert_eq!(pace.over(begin + 9999 * MS, || false), None, "once");
+    }
+
+    #[test]
+    fn one_who_opens_it_again_and_again_does_not_keep_us_from_looking() {
+        let begin = Instant::now();
+        let mut pace = Pace::default();
+        let over = (0..100).find(|tenth| {
+            let now = begin + *tenth * 100 * MS;
+            let over = pace.over(now, || false).is_some();
+            pace.happened(now, true);
+            over
+        });
+        assert_eq!(over, Some(10), "five times the quiet time, and no longer");
+    }
+
+    #[test]
+    fn a_look_of_udev_s_is_no_use_and_is_waited_for_but_not_for_ever() {
+        let begin = Instant::now();
+        let mut pace = Pace { opened: true, udev: true, ..Pace::default() };
+        pace.happened(begin, false);
+        assert_eq!(pace.over(begin + 3000 * MS, || true), None);
+        assert_eq!(pace.over(begin + 3200 * MS, || false), Some(Over { used: false, own: false }));
+        let mut pace = Pace { opened: true, udev: true, ..Pace::default() };
+        pace.happened(begin, false);
+        assert!(pace.over(begin + UDEV, || true).is_some());
+    }
+}

@@ -58,17 +58,19 @@ fn judge_loop(kernel: &impl Kernel, device: &Device) -> Verdict {
     Verdict::There(if leaving { DeviceState::Detaching } else { DeviceState::Live })
 }
 
-/// A loop device is there as long as its use lasts, served or not. A file is there as long as anybody keeps it, and what
-/// is left of one then is an empty place that has to be cleaned up.
+/// A loop device is there as long as its use lasts, served or not. A file is there as long as its directory, which is
+/// what is left of one that nobody serves and has to be cleaned up.
 fn judge_fuse(kernel: &impl Kernel, device: &Device) -> Verdict {
     let (served, supervised) = kept(kernel, device);
     if device.starting {
         return if supervised { Verdict::NotYet } else { Verdict::Gone };
     }
+    if device.info.is_file() {
+        let there = device.info.device.parent().is_some_and(|place| kernel.place(place));
+        return if there { state_of(device, served, supervised) } else { Verdict::Gone };
+    }
     let disk = disk_of(&device.info);
-    if !device.info.is_file()
-        && (device.info.diskseq.is_none() || kernel.diskseq(&disk) != device.info.diskseq)
-    {
+    if device.info.diskseq.is_none() || kernel.diskseq(&disk) != device.info.diskseq {
         return Verdict::Gone;
     }
     let number = disk.strip_prefix("loop").and_then(|number| number.parse().ok());

@@ -1,3 +1,5 @@
+use std::path::Path;
+
 use super::*;
 use crate::process::ProcessId;
 use crate::state::tests::device;
@@ -13,6 +15,7 @@ struct Double {
     ublk: bool,
     dm: Option<u64>,
     dm_leaves: bool,
+    place: bool,
     alive: Vec<u32>,
 }
 
@@ -40,6 +43,9 @@ impl Kernel for Double {
     }
     fn dm_leaves(&self, _: u64) -> bool {
         self.dm_leaves
+    }
+    fn place(&self, _: &Path) -> bool {
+        self.place
     }
     fn alive(&self, process: ProcessId) -> bool {
         self.alive.contains(&process.pid)
@@ -96,6 +102,17 @@ fn ublk() -> Device {
     device.server = Some(ProcessId { pid: 10, start: 1 });
     device.worker = Some(ProcessId { pid: 11, start: 1 });
     device
+}
+
+#[test]
+fn a_file_is_there_as_long_as_its_directory() {
+    let mut ours = ublk();
+    ours.info.transport = Kind::Fuse;
+    ours.info.device = "/run/user/1000/becket/fuse/fuse0/image".into();
+    let there = |alive: &[u32]| Double { place: true, alive: alive.to_vec(), ..Double::default() };
+    assert_eq!(judge(&there(&[10, 11]), &ours), LIVE);
+    assert_eq!(judge(&there(&[]), &ours), LOST);
+    assert_eq!(judge(&Double { place: false, ..there(&[10, 11]) }, &ours), Verdict::Gone);
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! What the kernel and /proc say of devices and processes, as far as records are judged by it.
 //! It only asks; a double in tests answers instead.
 
+use std::io::ErrorKind;
+use std::path::Path;
+
 use becket_transport::{dm, loop_, node, sysfs};
 
 use crate::process::ProcessId;
@@ -23,6 +26,8 @@ pub(crate) trait Kernel {
     fn dm_mark(&self, number: u32) -> Option<u64>;
     /// Whether becket's device of device-mapper with that mark goes at its last close.
     fn dm_leaves(&self, mark: u64) -> bool;
+    /// Whether something is there at a path, be it a mount whose server is dead.
+    fn place(&self, path: &Path) -> bool;
     /// Whether the process runs.
     fn alive(&self, process: ProcessId) -> bool;
 }
@@ -53,7 +58,7 @@ impl Kernel for System {
     }
 
     fn ublk(&self, number: u32) -> bool {
-        std::path::Path::new("/sys/class/ublk-char").join(format!("ublkc{number}")).exists()
+        Path::new("/sys/class/ublk-char").join(format!("ublkc{number}")).exists()
     }
 
     fn dm_mark(&self, number: u32) -> Option<u64> {
@@ -62,6 +67,10 @@ impl Kernel for System {
 
     fn dm_leaves(&self, mark: u64) -> bool {
         dm::is_leaving(mark)
+    }
+
+    fn place(&self, path: &Path) -> bool {
+        !matches!(std::fs::symlink_metadata(path), Err(error) if error.kind() == ErrorKind::NotFound)
     }
 
     fn alive(&self, process: ProcessId) -> bool {

@@ -143,7 +143,11 @@ fn prefer(
                 return Ok(Plan { kind, reason, rejected });
             }
             Err(No { reason, mend }) => {
-                first_mend = first_mend.or(mend);
+                // Whoever is not root is helped most by what needs no root.
+                first_mend = match transport.kind() {
+                    Kind::Fuse if !rustix::process::geteuid().is_root() => mend.or(first_mend),
+                    _ => first_mend.or(mend),
+                };
                 rejected.push((transport.kind(), reason));
             }
         }

@@ -9,7 +9,7 @@ use common::{Use, alive, scratch, text};
 use serde_json::{Value, json};
 use std::{
     fs,
-    os::unix::fs::FileExt as _,
+    os::unix::fs::{FileExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
@@ -23,6 +23,16 @@ fn attach(place: &Scratch, image: &Path) -> (PathBuf, Value) {
     let info = place.devices().remove(0);
     assert_eq!((text(&info, "transport"), text(&info, "device")), ("fuse", device.to_str().unwrap()));
     (device, info)
+}
+
+/// The children of a process.
+fn children(parent: u32) -> Vec<u32> {
+    let is_child = |pid: &u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.lines().any(|line| line.strip_prefix("PPid:\t") == Some(&parent.to_string()))
+    };
+    let pids = fs::read_dir("/proc").unwrap().flatten();
+    pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_child).collect()
 }
 
 /// Reads a page; past the page cache, for nobody has read it before.
@@ -123,4 +133,111 @@ fn fuse_device_that_losetup_detached_leaves_nothing() {
     // Its locks are gone with it.
     let (device, _) = attach(&place, &path);
     place.ok(["detach", device.to_str().unwrap()]);
+}
+
+/// Without anybody who serves it a device is lost. Its users get errors, and it can still be detached.
+#[test]
+fn fuse_device_without_any_server_is_lost_and_can_be_detached() {
+    if !require_fuse("fuse::fuse_device_without_any_server_is_lost_and_can_be_detached") {
+        return;
+    }
+    let place = scratch();
+    let path = place.path("a.img");
+    image::random(&path, MIB, 1);
+    let (device, info) = attach(&place, &path);
+    let used = Use::of(&device);
+    let pid = |of: &str| u32::try_from(info[of].as_u64().unwrap()).unwrap();
+    // The server's successor first, which is its child.
+    let guards = children(pid("server_pid"));
+    let all: Vec<u32> = guards.into_iter().chain([pid("server_pid"), pid("worker_pid")]).collect();
+    assert!(all.len() > 2, "{all:?}");
+    tool(Command::new("kill").arg("-KILL").args(all.iter().map(u32::to_string)));
+    assert!(wait_until(PATIENCE, || !all.iter().any(|pid| alive(*pid))));
+    let lost = || place.devices().first().is_some_and(|info| text(info, "state") == "lost");
+    assert!(wait_until(PATIENCE, lost), "{:?}", place.devices());
+    assert!(read(&device, 0).is_err(), "nobody reads for it");
+    place.ok(["detach", device.to_str().unwrap()]);
+    assert!(wait_until(PATIENCE, || !used.lasts()));
+    assert!(place.devices().is_empty());
+}
+
+/// Whether this test can be an ordinary user.
+fn require_user(name: &str) -> bool {
+    require_fuse(name)
+        && require_tools(name, &["setpriv", "unshare", "fusermount3", "sfdisk", "mke2fs", "debugfs"])
+}
+
+/// Has bash do something as an ordinary user, in the user's own directory with `$BECKET`, where /dev/fuse has that mode.
+/// Mounts are in a namespace of their own, so they go with the last process.
+fn as_user(place: &Scratch, mode: &str, script: &str) -> std::process::Output {
+    const NOBODY: u32 = 65534;
+    let (home, program, node) = (place.dir("home"), place.path("program"), place.path("node"));
+    fs::copy(env!("CARGO_BIN_EXE_becket"), &program).unwrap();
+    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    std::os::unix::fs::chown(&home, Some(NOBODY), Some(NOBODY)).unwrap();
+    let user = "mknod -m $1 $2 c 10 229 && mount --bind $2 /dev/fuse && \
+                exec setpriv --reuid 65534 --regid 65534 --clear-groups bash -euc \"$3\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "bash", "-euc", user, "bash", mode]);
+    command.arg(&node).arg(script).current_dir(&home);
+    command.env("BECKET", &program).env("BECKET_RUNTIME_DIR", home.join("run")).output().unwrap()
+}
+
+#[test]
+fn fuse_gives_files_to_who_is_not_root() {
+    if !require_user("fuse::fuse_gives_files_to_who_is_not_root") {
+        return;
+    }
+    let place = scratch();
+    let ran = as_user(
+        &place,
+        "666",
+        r#"
+        PATH=$PATH:/usr/sbin:/sbin
+        truncate -s 20M disk.img
+        printf 'label: gpt\nsize=8M\nsize=8M\n' | sfdisk -q disk.img
+        file=$("$BECKET" attach disk.img 2>warned)
+        grep -q 'a file and no block device' warned
+        dir=${file%/*}
+        [[ $(ls "$dir" | tr '\n' ' ') == 'image p1 p2 ' && $(stat -c %s "$dir/p1") == 8388608 ]]
+        mke2fs -q -t ext4 "$dir/p1"
+        debugfs -w -R 'write warned here' "$dir/p1" 2>said
+        debugfs -R 'cat here' "$dir/p1" 2>said | cmp - warned
+        e2fsck -fn "$dir/p1" >said 2>&1
+        # In use it stays.
+        exec 7<"$dir/p1"
+        ! "$BECKET" detach disk.img 2>said
+        exec 7<&-
+        "$BECKET" detach disk.img
+        [[ ! -e $dir && $("$BECKET" list 2>&1) == *'nothing is attached'* ]]
+        # What was written is in the image.
+        dd if=disk.img of=p1 bs=1M skip=1 count=8 status=none
+        debugfs -R 'cat here' p1 2>said | cmp - warned
+        "$BECKET" run -r disk.img -- cmp {} disk.img
+        echo whole
+        "#,
+    );
+    assert!(ran.status.success() && ran.stdout.ends_with(b"whole\n"), "{ran:?}");
+}
+
+#[test]
+fn fuse_that_a_user_cannot_have_is_told_with_a_way_out() {
+    if !require_user("fuse::fuse_that_a_user_cannot_have_is_told_with_a_way_out") {
+        return;
+    }
+    let place = scratch();
+    let said = |mode, script| {
+        let ran = as_user(&place, mode, script);
+        let _ = fs::remove_file(place.path("node"));
+        assert!(!ran.status.success(), "{ran:?}");
+        String::from_utf8(ran.stderr).unwrap()
+    };
+    let without_helper = said("666", "truncate -s 1M a.img; PATH=/nowhere $BECKET attach a.img");
+    for word in ["fusermount3", "apt install fuse3"] {
+        assert!(without_helper.contains(word), "{word} is not in {without_helper}");
+    }
+    let refused = said("600", "truncate -s 1M a.img; $BECKET attach --via fuse a.img");
+    for word in ["may not open /dev/fuse", "chmod 666 /dev/fuse"] {
+        assert!(refused.contains(word), "{word} is not in {refused}");
+    }
 }

@@ -18,6 +18,7 @@ use super::driver::{Driver, called, id_of};
 use super::owned::Owned;
 use super::workers::{Orphan, Server};
 use crate::describe::speakable;
+use crate::judge::lives;
 use crate::kernel::{Kernel, System};
 use crate::process::ProcessId;
 use crate::register::forget;
@@ -76,7 +77,11 @@ impl Supervisor {
             driver.take_over(&record, std::mem::take(&mut kept.link), &kept.serve);
         }
         let Some(info) = driver.info(id)?.filter(|info| info.ublksrv_flags == record.mark) else {
-            forget(&self.store, &record);
+            // A connection ends with its last server, its loop device does not.
+            match record.info.transport == Kind::Fuse && lives(&System, &record) {
+                true => say_lost(&record),
+                false => forget(&self.store, &record),
+            }
             return Ok(());
         };
         if record.starting || is_dead(&info) {
@@ -92,10 +97,7 @@ impl Supervisor {
                 let what = "its worker cannot be talked to and goes on without a server".to_owned();
                 return Err(Error::Worker { what });
             }
-            log::warn(format_args!(
-                "{} is lost: its worker died with its server; `becket detach` removes it",
-                record.info.name
-            ));
+            say_lost(&record);
             return Ok(());
         };
         let mut device = record.clone();
@@ -115,6 +117,11 @@ impl Supervisor {
         self.own(&Owned::new(device, kept, server));
         Ok(())
     }
+}
+
+fn say_lost(record: &Device) {
+    let name = &record.info.name;
+    log::warn(format_args!("{name} is lost: its worker died with its server; `becket detach` removes it"));
 }
 
 fn of_ours(entry: Entry) -> Option<Device> {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use becket_uapi::fuse as uapi;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
 };
@@ -108,6 +108,20 @@ pub fn off(directory: &Path, lazily: bool) -> Result<bool, Error> {
         false if said.contains("busy") => Ok(false),
         false => Err(Error::Helper { path: directory.to_owned(), said: said.trim().to_owned() }),
     }
+}
+
+/// The error for a device that this user, whom the helper will be, may not open. Nothing is opened.
+pub(super) fn out_of_reach() -> Option<Error> {
+    let access = Access::READ_OK | Access::WRITE_OK;
+    let (reason, mend) = match rustix::fs::accessat(CWD, DEVICE, access, AtFlags::EACCESS) {
+        Err(rustix::io::Errno::NOENT) => (format!("there is no {DEVICE}"), "as root: modprobe fuse"),
+        Err(_) => (
+            format!("this user may not open {DEVICE}, which everybody may where udev has set it up"),
+            "as root: chmod 666 /dev/fuse",
+        ),
+        Ok(()) => return None,
+    };
+    Some(Error::Unavailable { kind: Kind::Fuse, reason, mend: Some(mend.to_owned()) })
 }
 
 /// The error for a helper that is not there.

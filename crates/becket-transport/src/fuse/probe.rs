@@ -78,7 +78,7 @@ fn as_root() -> Result<&'static str, Error> {
 }
 
 fn as_anybody() -> Result<&'static str, Error> {
-    match mount::without_helper() {
+    match mount::without_helper().or_else(mount::out_of_reach) {
         Some(missing) => Err(missing),
         None => Ok("FUSE gives a file and no block device, which needs root"),
     }

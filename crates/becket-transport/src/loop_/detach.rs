@@ -55,6 +55,9 @@ pub fn detach(number: u32, diskseq: Option<u64>, wait: Option<Duration>) -> Resu
 /// have it open; but if we are killed just then it goes with its last user, and when somebody else tells it to do so
 /// in that very moment, that is forgotten.
 ///
+/// A device whose file's server is dead has no state that could be asked for, and nothing but errors for its users: it is
+/// told to go in any case, if need be with the last of them.
+///
 /// # Errors
 /// Those of [`detach`].
 pub fn detach_unused(number: u32, diskseq: Option<u64>) -> Result<bool, Error> {
@@ -67,15 +70,15 @@ pub fn detach_unused(number: u32, diskseq: Option<u64>) -> Result<bool, Error> {
     if !clear(number, &meant.device)? {
         return Ok(true);
     }
-    match uapi::get_status64(meant.device.as_fd()) {
-        Ok(_) if meant.info.lo_flags & uapi::LO_FLAGS_AUTOCLEAR == 0 => {
-            uapi::set_status64(meant.device.as_fd(), &meant.info)
+    match (uapi::get_status64(meant.device.as_fd()), &meant.info) {
+        (Ok(_), Some(info)) if info.lo_flags & uapi::LO_FLAGS_AUTOCLEAR == 0 => {
+            uapi::set_status64(meant.device.as_fd(), info)
                 .map_err(Error::io("take back the clearing of", path(number)))?;
             Ok(false)
         }
         // It was to go with its last user before we came.
-        Ok(_) => Ok(false),
-        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
+        (Ok(_), _) => Ok(false),
+        (Err(error), _) if error.raw_os_error() == Some(libc::ENXIO) => {
             // What BLKROSET has said of the node would outlive the device and meet the next user of its number. The
             // image's own flag is another one, which goes with it.
             if block::read_only(meant.device.as_fd()).unwrap_or(false) {
@@ -84,7 +87,11 @@ pub fn detach_unused(number: u32, diskseq: Option<u64>) -> Result<bool, Error> {
             drop(meant.device);
             Ok(await_gone(number, meant.diskseq, LAST_CLOSE) == Cleared::Gone)
         }
-        Err(error) => Err(Error::io("ask for the state of", path(number))(error)),
+        (Err(_), None) => {
+            drop(meant.device);
+            Ok(await_gone(number, meant.diskseq, Duration::ZERO) == Cleared::Gone)
+        }
+        (Err(error), Some(_)) => Err(Error::io("ask for the state of", path(number))(error)),
     }
 }
 
@@ -92,7 +99,8 @@ pub fn detach_unused(number: u32, diskseq: Option<u64>) -> Result<bool, Error> {
 /// our descriptor as for any other.
 struct Meant {
     device: File,
-    info: uapi::LoopInfo64,
+    /// `None` when its file has died, which the kernel asks for the state.
+    info: Option<uapi::LoopInfo64>,
     diskseq: Option<u64>,
 }
 
@@ -105,11 +113,13 @@ impl Meant {
             Err(error) => return Err(error),
         };
         let info = match (uapi::get_status64(device.as_fd()), diskseq) {
-            (Ok(info), _) => info,
+            (Ok(info), _) => Some(info),
             (Err(error), Some(_)) if error.raw_os_error() == Some(libc::ENXIO) => return Ok(None),
             (Err(error), None) if error.raw_os_error() == Some(libc::ENXIO) => {
                 return Err(Error::NotAttached { device: path(number) });
             }
+            // Of a FUSE server that is gone.
+            (Err(error), Some(_)) if has_died(error.raw_os_error()) => None,
             (Err(error), _) => return Err(Error::io("ask for the state of", path(number))(error)),
         };
         let found = block::diskseq(device.as_fd()).ok();
@@ -129,6 +139,10 @@ fn clear(number: u32, device: &File) -> Result<bool, Error> {
         Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(false),
         Err(error) => Err(Error::io("clear", path(number))(error)),
     }
+}
+
+fn has_died(errno: Option<i32>) -> bool {
+    matches!(errno, Some(libc::ENOTCONN | libc::ECONNABORTED | libc::EIO))
 }
 
 fn is_absent(errno: Option<i32>) -> bool {

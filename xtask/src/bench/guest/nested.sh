@@ -1,0 +1,147 @@
+# Images inside images: a live CD's files read through becket's one map and through three loop devices over each other.
+# Expects IMAGES (a folder with CODEC.iso, made once), CODECS, READERS and CPUS (numbers of them), ROUNDS, BECKET, VIA,
+# WORK (a folder). However it ends, what it mounts and attaches is gone and workqueues have their CPUs again.
+MASKS=/sys/devices/virtual/workqueue/cpumask
+MASK=$(<$MASKS)
+INNER=LiveOS/squashfs.img/LiveOS/ext3fs.img
+POINTS=("$WORK/iso" "$WORK/squash" "$WORK/files")
+mkdir -p "${POINTS[@]}"
+take_away() {
+    local index
+    umount "${POINTS[2]}"
+    "$BECKET" detach --all
+    for index in 2 1 0; do
+        umount "${POINTS[index]}"
+        [[ -n ${LOOPS[index]:-} ]] && losetup -d "${LOOPS[index]}"
+    done
+    LOOPS=()
+} >"$WORK/gone" 2>&1
+restore() {
+    take_away
+    echo "$MASK" >$MASKS
+    [[ -n ${SLEEPER:-} ]] && kill "$SLEEPER"
+}
+trap restore EXIT
+trap 'exit 1' INT TERM HUP
+LOOPS=()
+
+# Something to wait at that costs no process each time.
+mkfifo "$WORK/never"
+sleep infinity >"$WORK/never" &
+SLEEPER=$!
+exec 8<"$WORK/never"
+rest() { read -rt "$1" -u 8; }
+
+now() { echo "${EPOCHREALTIME/./}"; }
+thousandth() { echo "$(($1 / 1000)).$(printf %03d $(($1 % 1000)))"; }
+fresh() {
+    sync
+    echo 3 >/proc/sys/vm/drop_caches
+}
+# In BUSY the ticks that all CPUs have worked, in TAKEN the KiB of memory that are in use, page cache and all.
+busy() {
+    local user nice system idle wait irq softirq
+    read -r _ user nice system idle wait irq softirq _ </proc/stat
+    BUSY=$((user + nice + system + irq + softirq))
+}
+taken() {
+    local total free
+    { read -r _ total _ && read -r _ free _; } </proc/meminfo
+    TAKEN=$((total - free))
+}
+# on CPUS: from now on all of this runs on so many: readers, servers, and the kernel's workers.
+on() {
+    taskset -pc "0-$(($1 - 1))" $$ >"$SAID" 2>&1 || fail "$(cat "$SAID")"
+    printf '%x' $(((1 << $1) - 1)) >$MASKS || fail "workqueues keep their CPUs"
+}
+
+show_loops() {
+    local from=$1 index
+    for index in 0 1 2; do
+        LOOPS[index]=$(losetup --find --show --read-only "$from") || return
+        mount -o ro "${LOOPS[index]}" "${POINTS[index]}" || return
+        case $index in
+        0) from=${POINTS[0]}/LiveOS/squashfs.img ;;
+        1) from=${POINTS[1]}/LiveOS/ext3fs.img ;;
+        esac
+    done
+}
+show_becket() {
+    local device
+    # A server of its own each time, which runs where we run.
+    export BECKET_RUNTIME_DIR=$WORK/run-$((TURN++))
+    device=$("$BECKET" attach --via "$VIA" --read-only "$1/$INNER") && mount -o ro "$device" "${POINTS[2]}" || return
+    SERVERS=$("$BECKET" list --json | sed -n 's/.*"\(worker\|server\)_pid": *\([0-9]*\).*/\2/p')
+}
+TURN=0
+
+# How many threads serve the images: of becket's processes, or the kernel's workers for loop devices.
+threads() {
+    local all=() pid
+    for pid in $SERVERS; do all+=(/proc/"$pid"/task/*); done
+    THREADS=${#all[@]}
+}
+# read_all READERS: all files in random order, shared out among so many readers.
+read_all() {
+    local part
+    for ((part = 0; part < $1; part++)); do
+        (cd "${POINTS[2]}" && exec xargs cat <"$WORK/order.$1.$part" >/dev/null) &
+        PIDS[part]=$!
+    done
+}
+alive() {
+    local pid
+    for pid in "${PIDS[@]}"; do [[ -e /proc/$pid/stat ]] && kill -0 "$pid" 2>/dev/null && return; done
+    return 1
+}
+# measure ENTRANT CODEC READERS CPUS
+measure() {
+    local what="$2-$3-readers-$4-cpus" begin end before work most=0 threads=0 pid
+    SERVERS=
+    fresh
+    if ! "show_$1" "$IMAGES/$2.iso" >"$SAID" 2>&1; then
+        absent "$1" "$what-s"
+        take_away
+        return
+    fi
+    fresh
+    taken && before=$TAKEN
+    busy && work=$BUSY
+    PIDS=()
+    begin=$(now)
+    read_all "$3"
+    while alive; do
+        taken && ((TAKEN > most)) && most=$TAKEN
+        threads && ((THREADS > threads)) && threads=$THREADS
+        rest 0.02
+    done
+    for pid in "${PIDS[@]}"; do wait "$pid" || absent "$1" "$what-s"; done
+    end=$(now)
+    busy
+    if ((round > 0)); then
+        section figure "$what-s" "$1" "$(thousandth $(((end - begin) / 1000)))"
+        section figure "$what-cpu-s" "$1" "$(thousandth $(((BUSY - work) * 10)))"
+        section figure "$what-mib" "$1" "$(((most - before) / 1024))"
+        [[ -z $SERVERS ]] || section figure "$what-threads" "$1" "$threads"
+    fi
+    say "round $round: $what, $1: $(thousandth $(((end - begin) / 1000))) s"
+    take_away
+}
+
+section kernel "$(uname -r)"
+for readers in "${READERS[@]}"; do
+    split -d -a 1 -n "l/$readers" "$IMAGES/order" "$WORK/order.$readers."
+done
+ENTRANTS=(loops becket)
+FIRST=${FIRST:-1}
+for ((round = FIRST; round <= ROUNDS; round++)); do
+    for cpus in "${CPUS[@]}"; do
+        on "$cpus"
+        for codec in "${CODECS[@]}"; do
+            for readers in "${READERS[@]}"; do
+                for entrant in "${ENTRANTS[@]}"; do measure "$entrant" "$codec" "$readers" "$cpus"; done
+            done
+        done
+    done
+    backwards
+done

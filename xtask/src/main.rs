@@ -7,6 +7,7 @@ mod boot;
 mod campaign;
 mod ci;
 mod exec;
+mod fuzz;
 mod suite;
 mod vm;
 
@@ -34,6 +35,8 @@ enum Task {
     Boot(boot::Args),
     /// util-linux's own tests of losetup, with the system's and with becket's
     LosetupSuite(suite::Args),
+    /// Feed becket's readers with what libFuzzer thinks of
+    Fuzz(fuzz::Args),
     /// Measure becket beside the kernel's loop driver and other servers
     Bench(bench::Args),
 }
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Task::Campaign(args) => campaign::run(&args),
         Task::Boot(args) => boot::run(&args),
         Task::LosetupSuite(args) => suite::run(&args),
+        Task::Fuzz(args) => fuzz::run(&args),
         Task::Bench(args) => bench::run(&args),
     };
     match outcome {

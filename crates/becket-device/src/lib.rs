@@ -11,6 +11,8 @@ mod describe;
 mod detach;
 mod dm;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod isolate;
 mod judge;
 mod kernel;

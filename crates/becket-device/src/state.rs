@@ -73,7 +73,7 @@ pub(crate) struct Device {
 
 /// The file's content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Record {
+pub(crate) struct Record {
     version: u32,
     boot_id: String,
     name: String,

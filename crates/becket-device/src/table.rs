@@ -21,7 +21,7 @@ pub(crate) struct Encoding {
 }
 
 /// What nobody can do to a table.
-fn seals() -> SealFlags {
+pub(crate) fn seals() -> SealFlags {
     SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE
 }
 

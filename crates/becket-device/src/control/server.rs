@@ -113,6 +113,12 @@ fn answer(service: &dyn Service, call: &Call<Message<Value>>, fds: Vec<OwnedFd>)
     }
 }
 
+/// Whether a call without descriptors comes as far as the service.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn is_understood(service: &dyn Service, message: Message<Value>) -> bool {
+    !matches!(answer(service, &Call::new(message), Vec::new()), Answer::Refused(_))
+}
+
 /// Parses the parameters, acts, and puts what came of it on the wire.
 fn with<P, R>(parameters: Value, act: impl FnOnce(P) -> Result<R, Error>) -> Answer
 where

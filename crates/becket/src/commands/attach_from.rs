@@ -25,6 +25,12 @@ pub(super) fn jobs(file: &Path) -> Result<Vec<Job>, Failure> {
     read(file, &text(file)?, &given)
 }
 
+/// Whether a file's text means something.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn is_understood(text: &str) -> bool {
+    read(Path::new("-"), text, &[]).is_ok()
+}
+
 fn text(file: &Path) -> Result<String, Failure> {
     let failed = |error: io::Error| Failure::io(format!("cannot read {}", file.display()), &error);
     let mut text = String::new();

@@ -25,6 +25,9 @@ mod set;
 mod stat;
 mod umount;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) use attach_from::is_understood;
+
 use crate::{args::Command, failure::Failure, ui::Ui};
 
 /// Does what was asked for; the exit status comes back when it is not a matter of failing.

@@ -52,6 +52,12 @@ pub(crate) fn run(words: &[OsString]) -> u8 {
     }
 }
 
+/// Whether a command line means something.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn is_understood(words: &[OsString], strict: bool) -> bool {
+    options::parse(words, strict).is_ok()
+}
+
 fn stopped(stop: Stop) -> Result<bool, Trouble> {
     match stop {
         Stop::Help => print(manual::help().as_bytes()),

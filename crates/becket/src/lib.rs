@@ -1,0 +1,73 @@
+//! The command line of becket: attaches disk images as block devices.
+//! Nothing is decided here about images, transports or devices: those are the rooms below.
+#![forbid(unsafe_code)]
+
+mod args;
+mod cgroup;
+mod commands;
+mod descendants;
+mod failure;
+mod faults;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+mod losetup;
+mod mounts;
+mod progress;
+mod tab;
+mod ui;
+mod units;
+mod words;
+
+use clap::{Parser as _, error::ErrorKind};
+use failure::Failure;
+use std::{ffi::OsString, io::Write as _, path::Path, process::ExitCode};
+
+/// The name of the link in systemd's directory of generators.
+const GENERATOR: &str = "becket-generator";
+
+/// Does what the command line of this process says.
+pub fn main() -> ExitCode {
+    // Before anything else: that dialect has nothing in common with ours, and is called in loops.
+    if let Some(words) = losetup::meant(std::env::args_os()) {
+        return ExitCode::from(losetup::run(&words));
+    }
+    let cli = match args::Cli::try_parse_from(words()) {
+        Ok(cli) => cli,
+        Err(error) => return refused(&error),
+    };
+    if cli.command.restarted() {
+        // Else they would all be called `exe`, after /proc/self/exe. Without it nothing works worse.
+        let _ = rustix::thread::set_name(c"becket");
+    }
+    let ui = ui::Ui::new(cli.global);
+    match commands::dispatch(&ui, &cli.command) {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            ui.fatal(&failure);
+            ExitCode::from(failure.status)
+        }
+    }
+}
+
+/// The command line. systemd starts its generators without arguments of ours: there the name says what to do.
+fn words() -> Vec<OsString> {
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    if words.first().is_some_and(|name| Path::new(name).ends_with(GENERATOR)) {
+        words.insert(1, "generator".into());
+    }
+    words
+}
+
+/// Help and version go to standard output, wrong usage to standard error; programs get theirs as JSON as well.
+fn refused(error: &clap::Error) -> ExitCode {
+    // When it cannot be printed there is nobody to tell.
+    let _ = error.print();
+    let wrong = !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    if wrong && std::env::args_os().take_while(|word| word != "--").any(|word| word == "--json") {
+        let text = error.to_string();
+        let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        let failure = Failure::usage(first).hint("see `becket --help`");
+        let _ = writeln!(std::io::stdout(), "{:#}", serde_json::json!({ "error": failure.to_json() }));
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}

@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Makes the corpora anew: the smallest images that the real tools make, and a few lines of each text.
+# Touches nothing but the folder `corpus` beside it. What fuzzers found is not made here: those are called `found-*`.
+set -euo pipefail
+cd "$(dirname "$0")"
+export SOURCE_DATE_EPOCH=0 PATH="$PATH:/usr/sbin"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+tree=$work/tree
+mkdir -p "$tree/dir/deeper"
+printf 'some text\n' >"$tree/dir/a"
+head -c 5000 /dev/zero | tr '\0' x >"$tree/dir/deeper/a file with a long name"
+truncate -s 20000 "$tree/hole"
+ln -s dir/a "$tree/link"
+place() { mkdir -p "corpus/$1"; echo "corpus/$1/$2"; }
+
+# Partition tables, in the first and last sectors.
+for label in dos gpt; do
+    image=$(place partitions $label)
+    truncate -s 48K "$image"
+    printf 'label: %s\nstart=40,size=8\nstart=56,size=6\n' $label | sfdisk -q "$image"
+done
+
+# File systems. SquashFS with its metadata as they are, so that a changed byte is a changed field.
+genisoimage -quiet -R -J -no-pad -o "$(place iso9660 rock)" "$tree"
+genisoimage -quiet -l -no-pad -o "$(place iso9660 plain)" "$tree" 2>/dev/null
+mksquashfs "$tree" "$(place squashfs stored)" -noappend -quiet -no-progress -noI -noD -noF -noX -b 4096 -nopad
+mksquashfs "$tree" "$(place squashfs xz)" -noappend -quiet -no-progress -comp xz -noI -b 4096 -nopad
+mksquashfs "$tree" "$(place squashfs zstd)" -noappend -quiet -no-progress -comp zstd -nopad
+for kind in ext2 ext4; do
+    image=$(place ext $kind)
+    rm -f "$image"
+    truncate -s 128K "$image"
+    mke2fs -q -F -t $kind -b 1024 -N 32 -O ^metadata_csum,^has_journal,^resize_inode -d "$tree" "$image"
+done
+for bits in 12 16 32; do
+    image=$work/fat$bits
+    truncate -s $((bits == 12 ? 128 : bits == 16 ? 2200 : 34000))K "$image"
+    mkfs.vfat -f 1 -s 1 -F $bits "$image" >/dev/null
+    mcopy -s -Q -i "$image" "$tree/dir" ::/
+    # What is behind the first files holds nothing, and a fuzzer likes short inputs.
+    head -c $((bits == 12 ? 40 : 320))K "$image" >"$(place fat fat$bits)"
+done
+rm -f corpus/erofs/*
+mkfs.erofs "$(place erofs plain)" "$tree" >/dev/null 2>&1
+mkfs.erofs --chunksize 4096 "$(place erofs chunks)" "$tree" >/dev/null 2>&1
+
+# Compressed images.
+head -c 20000 "$(place ext ext4)" >"$work/small"
+xz -c --block-size=4KiB "$work/small" >"$(place packed xz)"
+xz -c --check=none --x86 --lzma2 "$work/small" >"$(place packed xz-x86)"
+bgzip -c "$work/small" >"$(place packed bgzf)"
+split -b 4096 "$work/small" "$work/part."
+zstd -q --no-progress "$work"/part.*
+cat "$work"/part.*.zst >"$(place packed zstd)"
+{ # Its seekable format: one frame, and a table of one entry.
+    frame=$work/part.aa.zst
+    le32() { printf '%b' "$(printf '\\x%02x\\x%02x\\x%02x\\x%02x' $(($1 & 255)) $(($1 >> 8 & 255)) $(($1 >> 16 & 255)) $(($1 >> 24 & 255)))"; }
+    cat "$frame"
+    le32 $((0x184d2a5e)); le32 17; le32 "$(stat -c %s "$frame")"; le32 4096; le32 1; printf '\0'; le32 $((0x8f92eab1))
+} >"$(place packed zstd-seekable)"
+
+# What is in a disk, and one block of each codec: a number, the length it yields, and its bytes.
+cp corpus/squashfs/zstd "$(place inspect squashfs)"
+cp corpus/erofs/plain "$(place inspect erofs)"
+block() { printf "%b\x00\x10" "$1"; cat; }
+printf 'becket %.0s' {1..100} >"$work/text"
+python3 -c 'import sys,zlib; sys.stdout.buffer.write(zlib.compress(sys.stdin.buffer.read()))' <"$work/text" | block '\x00' >"$(place codecs zlib)"
+xz -c <"$work/text" | block '\x01' >"$(place codecs xz)"
+printf '\xf0\x0bplain literals of lz4 here' | block '\x02' >"$(place codecs lz4)"
+zstd -q -c <"$work/text" | block '\x03' >"$(place codecs zstd)"
+gzip -n -c <"$work/text" | block '\x04' >"$(place codecs gzip)"
+xz -c --check=crc32 <"$work/text" | tail -c +13 | head -c -28 | block '\x05' >"$(place codecs xz-block)"
+
+# Texts. Of the protocols' longest words only sketches: those change, and a fuzzer finds the rest.
+text() { printf '%s' "$3" >"$(place "$1" "$2")"; }
+map='[{"start":0,"len":8192,"place":{"data":{"file":0,"offset":0}}},{"start":8192,"len":4096,"place":"zero"},{"start":12288,"len":4096,"place":{"encoded":{"layer":0,"offset":0}}}]'
+facts='{"kind":"regular","size":16384,"writable":true,"direct":{"memory":4,"offset":512},"direct_reason":"r","physical_block_size":512,"io_min":512,"io_opt":0,"rotational":false,"discard":true,"discard_granularity":4096,"write_zeroes":true}'
+text control sketch-attach '{"method":"org.becket.Becket1.Attach","parameters":{"name":"a","image":"/a","offset":0,"size_limit":null,"map":'"$map"',"files":[{"facts":'"$facts"',"direct":true}],"below":null,"encoded":{"cache_size":1},"read_only":true,"block_size":512,"add_partitions":true,"partitions":[{"number":1,"start":0,"len":512,"label":"l","uuid":null}],"queues":1,"depth":64,"mode":"copy","merge":false,"direct_io":true,"autoclear":false,"lease":false,"isolate":false,"cgroup":false,"transport":"ublk","reason":"","warnings":[]}}'
+text control set '{"method":"org.becket.Becket1.Set","parameters":{"name":"a","direct_io":"on","read_only":true,"size_limit":4096,"shortest":0,"image":null}}'
+text control status '{"method":"org.becket.Becket1.Status"}'
+text control service '{"method":"org.varlink.service.GetInterfaceDescription","parameters":{"interface":"org.becket.Becket1"}}'
+text worker sketch-serve '{"serve":{"kind":"ublk","id":1,"queues":1,"depth":64,"flags":0,"geometry":{"size":16384,"logical_block":512,"physical_block":4096,"io_min":512,"io_opt":0,"dma_align":4,"read_only":true,"rotational":false,"discard":true,"discard_granularity":4096,"write_zeroes":true},"map":'"$map"',"files":[{"facts":'"$facts"',"direct":true}],"below":null,"encoded":{"cache_size":null},"direct_io":true,"merge":false,"mark":7,"isolated":false,"lease":false,"cgroup":false}}'
+text worker change '{"change":{"id":1,"map":'"$map"',"read_only":true,"direct_io":false,"files":null}}'
+text worker await '"await"'
+text worker full '{"full":{"id":1,"why":"w","room":3}}'
+text worker succession '{"version":2}'
+text blocks one '[{"codec":"lz4","below":[{"start":0,"len":4096,"place":{"data":{"file":0,"offset":0}}}],"blocks":[{"start":0,"len":8192,"input":0,"input_len":100,"skip":0,"yields":8192}]}]'
+text record short '{"version":1,"boot_id":"b","name":"a","entry":{"record":"claim","image":"/a","claimant":{"pid":1,"start":2}}}'
+text losetup show $'--find\n--show\n-P\n-o\n1MiB\n--sizelimit=4K\ndisk.img'
+text losetup list $'-l\n-O\nNAME,BACK-FILE\n-J\n/dev/loop0'
+text losetup many $'-vf\n--direct=on\n-b\n4096\n--show\n--\n-x'
+text beckettab lines $'# disks\nroot /srv/root.img ro\n\'data\' "/srv/my data.img" nofail,offset=1MiB,via=loop # x\nnet /nfs/a.img _netdev,noauto\n'
+text from lines $'a.img\n\'b c.img\' --name b -r --offset 1MiB # data\n"d\\"e" --block-size=4096\n'
+text mounts lines $'36 35 98:0 /root /point rw,noatime master:1 - ext3 /dev/root rw\n37 36 7:1 / /a\\040b ro shared:2 master:3 - squashfs /dev/loop1 ro\n'

@@ -1,0 +1,37 @@
+//! Whatever reads bytes from outside, each behind a function that takes any bytes: for fuzzers and for the smoke test.
+//! It never looks at what is read, only that reading ends: without a panic, in little time and memory.
+//!
+//! `cargo xtask fuzz` drives these with libFuzzer; `tests/smoke.rs` with the corpora and what a seed makes of them.
+#![forbid(unsafe_code)]
+
+mod image;
+mod mend;
+
+/// A reader: its name, which is that of its corpus too, and what feeds it. That tells whether the bytes made sense to it.
+pub type Target = (&'static str, fn(&[u8]) -> bool);
+
+/// All readers.
+pub const TARGETS: &[Target] = &[
+    ("partitions", image::partitions),
+    ("iso9660", image::iso9660),
+    ("squashfs", image::squashfs),
+    ("ext", image::ext),
+    ("fat", image::fat),
+    ("erofs", image::erofs),
+    ("packed", image::packed),
+    ("inspect", image::anything),
+    ("codecs", image::codecs),
+    ("control", becket_device::fuzzing::control),
+    ("worker", becket_device::fuzzing::worker),
+    ("blocks", becket_device::fuzzing::blocks),
+    ("record", becket_device::fuzzing::record),
+    ("losetup", becket::fuzzing::losetup),
+    ("beckettab", becket::fuzzing::table),
+    ("from", becket::fuzzing::from),
+    ("mounts", becket::fuzzing::mounts),
+];
+
+/// The reader of that name.
+pub fn target(name: &str) -> Option<Target> {
+    TARGETS.iter().copied().find(|(known, _)| *known == name)
+}

@@ -12,11 +12,15 @@ use crate::describe::{speakable, unasked_read_only};
 use crate::kernel_made::Made;
 use crate::lease::{Held, Lease};
 use crate::runtime::Runtime;
+use crate::sealed;
 use crate::state::{self, Store};
 use crate::table::{self, Encoding};
 use crate::{
     AttachOptions, DeviceInfo, Error, GoBelow, Partitions, Plan, dm, kernel_made, list, loop_, planner,
 };
+
+/// The most extents of a map that goes as a part of a message: varlink's reader and writer take long ones in small bites.
+const MAP_IN_MESSAGE: usize = 256;
 
 /// Attaches the image at `image`.
 ///
@@ -92,6 +96,7 @@ pub(crate) fn open(store: &Store, image: &Path, options: &AttachOptions) -> Resu
         shared: options.shared,
         partitions: options.partitions != Partitions::Off,
         format: options.format,
+        backing_dirs: options.backing_dirs.clone(),
     };
     let opened = becket_image::open(image, &how).map_err(|error| blame(store, image, error))?;
     // Whoever writes has asked for the claim of the devices below, and readers for the locks; device-mapper has none.
@@ -144,6 +149,12 @@ fn attach_served(
         .map_err(Error::io("make a table of encoded blocks for", "the server".as_ref()))?;
     let encoded = table.as_ref().map(|_| Encoding { cache_size: options.cache_size });
     fds.extend(table);
+    let mut map = opened.map;
+    let map_aside = map.extents().len() > MAP_IN_MESSAGE;
+    if map_aside {
+        let aside = sealed::write_json("becket-map", &std::mem::take(&mut map));
+        fds.push(aside.map_err(Error::io("write the map of the image for", "the server".as_ref()))?);
+    }
     let mut pipe = None;
     if leased {
         let (theirs, ours) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
@@ -160,7 +171,8 @@ fn attach_served(
         image: speakable(&opened.path),
         offset: options.offset,
         size_limit: options.size_limit,
-        map: opened.map,
+        map,
+        map_aside,
         files,
         below: facts_below,
         encoded,

@@ -12,7 +12,7 @@ use serde_json::from_slice;
 use crate::control::server::{self, Service};
 use crate::control::{Attach, Detach, Refresh, ServerStatus, Set, Stat};
 use crate::worker::protocol::{Order, Report, Succession};
-use crate::{DeviceInfo, Error, state, table};
+use crate::{DeviceInfo, Error, sealed, state, table};
 
 /// A call to the supervisor, as it is on the wire.
 pub fn control(bytes: &[u8]) -> bool {
@@ -28,13 +28,13 @@ pub fn worker(bytes: &[u8]) -> bool {
 
 /// A table of encoded blocks.
 pub fn blocks(bytes: &[u8]) -> bool {
-    let sealed = || -> std::io::Result<OwnedFd> {
+    let file = || -> std::io::Result<OwnedFd> {
         let file = rustix::fs::memfd_create("fuzz", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::io::write(&file, bytes)?;
-        rustix::fs::fcntl_add_seals(&file, table::seals())?;
+        rustix::fs::fcntl_add_seals(&file, sealed::seals())?;
         Ok(file)
     };
-    let Ok(layers) = sealed().and_then(|file| table::unpack(&file)) else { return false };
+    let Ok(layers) = file().and_then(|file| table::unpack(&file)) else { return false };
     layers.iter().all(|layer| {
         let mut blocks = layer.blocks().iter().enumerate();
         blocks.all(|(index, block)| layer.block_at(block.start) == Some((index, block)))

@@ -27,6 +27,7 @@ mod planner;
 mod process;
 mod register;
 mod runtime;
+mod sealed;
 mod set;
 mod stat;
 mod state;

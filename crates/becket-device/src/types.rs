@@ -120,6 +120,8 @@ pub struct AttachOptions {
     pub name: Option<String>,
     /// What the file is, for paths that go on inside it.
     pub format: Format,
+    /// Where backing files may lie, beside the directory of the image that names them.
+    pub backing_dirs: Vec<PathBuf>,
     /// Where the image starts in its file.
     pub offset: u64,
     /// Longest device, for a file that goes on behind it.

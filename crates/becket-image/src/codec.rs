@@ -17,11 +17,13 @@ use serde::{Deserialize, Serialize};
 pub enum Codec {
     /// Deflate with zlib's header and checksum.
     Gzip,
+    /// Deflate and nothing else; what follows its end is not looked at.
+    Deflate,
     /// An .xz stream.
     Xz,
     /// One LZ4 block without a frame.
     Lz4,
-    /// A Zstandard frame.
+    /// A Zstandard frame; what follows it is not looked at.
     Zstd,
     /// A member of a gzip file.
     GzipMember,
@@ -53,6 +55,7 @@ impl Codec {
     pub fn decoder(self) -> Box<dyn Decode> {
         match self {
             Codec::Gzip => Box::new(Gzip(libdeflater::Decompressor::new())),
+            Codec::Deflate => Box::new(Deflate(libdeflater::Decompressor::new())),
             Codec::Xz => Box::new(Xz),
             Codec::Lz4 => Box::new(Lz4),
             Codec::Zstd => Box::new(Zstd(zstd::bulk::Decompressor::new().ok())),
@@ -70,6 +73,7 @@ impl fmt::Display for Codec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Codec::Gzip | Codec::GzipMember => "gzip",
+            Codec::Deflate => "deflate",
             Codec::Xz | Codec::XzBlock => "xz",
             Codec::Lz4 => "lz4",
             Codec::Zstd => "zstd",
@@ -90,6 +94,14 @@ struct GzipMember(libdeflater::Decompressor);
 impl Decode for GzipMember {
     fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
         self.0.gzip_decompress(input, output).map_err(|error| Codec::GzipMember.failed(error))
+    }
+}
+
+struct Deflate(libdeflater::Decompressor);
+
+impl Decode for Deflate {
+    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
+        self.0.deflate_decompress(input, output).map_err(|error| Codec::Deflate.failed(error))
     }
 }
 
@@ -126,7 +138,11 @@ struct Zstd(Option<zstd::bulk::Decompressor<'static>>);
 impl Decode for Zstd {
     fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
         let decoder = self.0.as_mut().ok_or_else(|| Codec::Zstd.failed("there is no memory for it"))?;
-        decoder.decompress_to_buffer(input, output).map_err(|error| Codec::Zstd.failed(error))
+        // qcow2 counts in sectors, the last of which goes on behind the frame.
+        let frame = zstd::zstd_safe::find_frame_compressed_size(input)
+            .map_err(|code| Codec::Zstd.failed(zstd::zstd_safe::get_error_name(code)))?;
+        let frame = input.get(..frame).unwrap_or(input);
+        decoder.decompress_to_buffer(frame, output).map_err(|error| Codec::Zstd.failed(error))
     }
 }
 
@@ -142,11 +158,17 @@ mod tests {
             .zlib_compress(&text, &mut gzip)
             .unwrap();
         gzip.truncate(len);
+        let mut deflate = vec![0; 256];
+        let len = libdeflater::Compressor::new(libdeflater::CompressionLvl::default())
+            .deflate_compress(&text, &mut deflate)
+            .unwrap();
+        deflate.truncate(len);
         let mut xz = Vec::with_capacity(256);
         let mut encoder = Stream::new_easy_encoder(6, liblzma::stream::Check::Crc32).unwrap();
         assert_eq!(encoder.process_vec(&text, &mut xz, Action::Finish).unwrap(), Status::StreamEnd);
         vec![
             (Codec::Gzip, gzip),
+            (Codec::Deflate, deflate),
             (Codec::Xz, xz),
             (Codec::Lz4, lz4_flex::block::compress(&text)),
             (Codec::Zstd, zstd::bulk::compress(&text, 3).unwrap()),
@@ -166,6 +188,18 @@ mod tests {
                 assert_eq!(decoder.decode(&encoded, &mut output), Ok(plain().len()), "{codec}");
                 assert_eq!(output[..plain().len()], plain()[..], "{codec}");
             }
+        }
+    }
+
+    #[test]
+    fn what_counts_in_sectors_goes_on_behind_its_end() {
+        for (codec, mut encoded) in
+            samples().into_iter().filter(|(c, _)| matches!(c, Codec::Deflate | Codec::Zstd))
+        {
+            encoded.extend([0xa5; 300]);
+            let mut output = vec![0; 100];
+            assert_eq!(codec.decoder().decode(&encoded, &mut output), Ok(plain().len()), "{codec}");
+            assert_eq!(output[..plain().len()], plain()[..], "{codec}");
         }
     }
 

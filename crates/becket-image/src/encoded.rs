@@ -88,6 +88,11 @@ impl Encoded {
         Some(Encoded { codec, below, blocks })
     }
 
+    /// The same layer where so many files and layers are counted before those below it; see [`Map::behind`].
+    pub(crate) fn behind(&self, files: u32, layers: u32) -> Option<Encoded> {
+        Some(Encoded { below: self.below.behind(files, layers)?, blocks: self.blocks.clone(), ..*self })
+    }
+
     /// How its blocks are encoded.
     pub fn codec(&self) -> Codec {
         self.codec

@@ -2,9 +2,11 @@
 //! It never loses the errno: the source is kept beside the sentence.
 
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::LayerError;
+use crate::text::shown;
 
 /// The class of an [`Error`], for callers that decide by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -91,6 +93,20 @@ pub enum Error {
         image: String,
         /// What is wrong with it.
         source: LayerError,
+    },
+    /// The backing file that an image names is not there, or is not one that may be opened.
+    #[error("{}: its backing file {name}: {why}", shown(image.as_os_str().as_bytes()))]
+    Backing {
+        /// The image that names it.
+        image: PathBuf,
+        /// Its name there, safe to show.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+        /// What would mend it, where that is not always the same.
+        hint: Option<String>,
+        /// It is not there.
+        missing: bool,
     },
     /// The file cannot be read by this user.
     #[error("{}: cannot be opened: {source}", path.display())]
@@ -186,7 +202,9 @@ impl Error {
             | Error::DanglingLink { .. }
             | Error::LinkLoop { .. }
             | Error::NotADirectory { .. }
+            | Error::Backing { missing: true, .. }
             | Error::Missing { .. } => ErrorKind::NotFound,
+            Error::Backing { .. } => ErrorKind::Unsupported,
             Error::Permission { .. } => ErrorKind::Permission,
             Error::NotAnImage { .. } | Error::Empty { .. } | Error::NoContainer { .. } => {
                 ErrorKind::NotAnImage
@@ -221,9 +239,16 @@ impl Error {
             Error::Missing { image, .. } => {
                 return Some(format!("see what is there: becket ls {}", quoted(Path::new(image))));
             }
+            Error::Backing { hint: Some(hint), .. } => return Some(hint.clone()),
+            Error::Backing { image, .. } => {
+                let image = quoted(image);
+                return Some(format!(
+                    "see what it is: qemu-img info {image}; name another: qemu-img rebase -u -F FORMAT -b FILE {image}"
+                ));
+            }
             Error::NoContainer { .. } => {
-                "name a file that holds one of these: a GPT or MBR, ISO 9660, ext2/3/4, FAT, SquashFS, EROFS, or one \
-                 of these compressed by xz, zstd or bgzip"
+                "name a file that holds one of these: a GPT or MBR, ISO 9660, ext2/3/4, FAT, SquashFS, EROFS, qcow2, or \
+                 one of these compressed by xz, zstd or bgzip"
             }
             Error::Layer { source: LayerError::Corrupt(_), .. } => {
                 "check the image with its own tools; --format raw takes it as bytes without looking into it"

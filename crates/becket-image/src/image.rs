@@ -13,13 +13,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::bytes::ReadAt;
 use crate::codec::{Codec, Decode};
 use crate::encoded::{self, Block, Encoded};
-use crate::layer::LayerError;
+use crate::layer::{About, LayerError};
 use crate::{Extent, Map, MapError, Place};
 
 /// The most extents, and the most encoded blocks, that one image may have: 40 and 32 MiB of memory.
 pub const PIECES_MAX: usize = 1 << 20;
 /// The most that a parser reads at once, in bytes.
 const READ_MAX: usize = 64 << 20;
+
+/// The file of a [`Layout`] that stands for the image behind.
+const BEHIND: u32 = 1;
 
 /// Something that has a length and bytes. Cheap to clone.
 #[derive(Clone)]
@@ -28,6 +31,8 @@ pub struct Image {
     sources: Sources,
     /// Bytes, a power of two: what the image is addressed in.
     block_size: u32,
+    /// What it is stored as, where it is not stored as it is.
+    stored: Option<Arc<About>>,
 }
 
 /// Where bytes come from: files as they are, and layers that are decoded.
@@ -52,7 +57,7 @@ struct Last {
 /// Where the bytes of an image are in terms of the image that it lies in; pushed piece by piece, in order.
 #[derive(Debug, Default)]
 pub struct Layout {
-    /// File 0 is the image below, encoded layer 0 is `blocks`.
+    /// File 0 is the image below, file 1 the one behind it; encoded layer 0 is `blocks`.
     extents: Vec<Extent>,
     blocks: Vec<Block>,
     codec: Option<Codec>,
@@ -66,6 +71,11 @@ impl Layout {
     /// There are too many pieces, or their numbers overflow; as for the other pieces.
     pub fn data(&mut self, offset: u64, len: u64) -> Result<(), LayerError> {
         self.push(len, Place::Data { file: 0, offset })
+    }
+
+    /// The next `len` bytes are those from byte `offset` on of the image that lies behind: see [`Image::compose_over`].
+    pub(crate) fn backing(&mut self, offset: u64, len: u64) -> Result<(), LayerError> {
+        self.push(len, Place::Data { file: BEHIND, offset })
     }
 
     /// The next `len` bytes are zeroes.
@@ -131,7 +141,7 @@ impl Image {
     /// The first `len` bytes of a file or device, whose blocks have `block_size` bytes.
     pub fn raw(file: Arc<dyn ReadAt>, len: u64, block_size: u32) -> Image {
         let sources = Sources { files: vec![file], layers: Vec::new() };
-        Image { map: Arc::new(Map::contiguous(0, 0, len)), sources, block_size }
+        Image { map: Arc::new(Map::contiguous(0, 0, len)), sources, block_size, stored: None }
     }
 
     /// Length in bytes.
@@ -154,6 +164,16 @@ impl Image {
         Image { block_size, ..self }
     }
 
+    /// The same bytes, of which is known what they are stored as.
+    pub(crate) fn stored_as(self, about: About) -> Image {
+        Image { stored: Some(Arc::new(about)), ..self }
+    }
+
+    /// What it is stored as (a qcow2), where it is not stored as it is.
+    pub fn stored(&self) -> Option<&About> {
+        self.stored.as_deref()
+    }
+
     /// Where its bytes finally are.
     pub fn map(&self) -> &Map {
         &self.map
@@ -169,7 +189,7 @@ impl Image {
     /// # Errors
     /// It reaches beyond the end.
     pub fn slice(&self, offset: u64, len: u64) -> Result<Image, MapError> {
-        Ok(Image { map: Arc::new(self.map.slice(offset, len)?), ..self.clone() })
+        Ok(Image { map: Arc::new(self.map.slice(offset, len)?), stored: None, ..self.clone() })
     }
 
     /// The image inside this one whose bytes are where `layout` says.
@@ -177,14 +197,23 @@ impl Image {
     /// # Errors
     /// The layout speaks of bytes that this image does not have, or lies in too many pieces.
     pub fn compose(&self, layout: Layout) -> Result<Image, LayerError> {
+        self.compose_over(layout, None)
+    }
+
+    /// The same where some bytes are those of another image, which lies behind; its files and layers come behind ours.
+    pub(crate) fn compose_over(&self, layout: Layout, behind: Option<&Image>) -> Result<Image, LayerError> {
         let Layout { extents, blocks, codec, .. } = layout;
-        let own = u32::try_from(self.sources.layers.len())
-            .map_err(|_| LayerError::Limit("it has too many layers".to_owned()))?;
+        let mut sources = self.sources.clone();
+        let behind = behind.map(|image| sources.append(image)).transpose()?;
+        let own = index(sources.layers.len())?;
         let mut composed: Vec<Extent> = Vec::new();
         for Extent { start, len, place } in extents {
             match place {
-                Place::Data { offset, .. } => {
-                    let below = self.map.slice(offset, len).map_err(|_| beyond(offset, len, self.len()))?;
+                Place::Data { file, offset } => {
+                    let map = if file == BEHIND { behind.as_ref() } else { Some(&*self.map) };
+                    let end = map.map_or(0, Map::len);
+                    let below = map.and_then(|map| map.slice(offset, len).ok());
+                    let below = below.ok_or_else(|| beyond(offset, len, end))?;
                     composed.extend(
                         below.extents().iter().map(|part| Extent { start: start + part.start, ..*part }),
                     );
@@ -199,13 +228,12 @@ impl Image {
             }
         }
         let map = Map::from_extents(composed).map_err(|error| LayerError::Corrupt(error.to_string()))?;
-        let mut sources = self.sources.clone();
         if let Some(codec) = codec {
             let encoded = Encoded::new(codec, (*self.map).clone(), blocks)
                 .ok_or_else(|| LayerError::Corrupt("an encoded block of it is impossible".to_owned()))?;
             sources.layers.push(Arc::new(Layer::new(encoded)));
         }
-        Ok(Image { map: Arc::new(map), sources, block_size: 512 })
+        Ok(Image { map: Arc::new(map), sources, block_size: 512, stored: None })
     }
 
     /// `len` bytes from byte `offset` on, in memory of their own.
@@ -253,7 +281,24 @@ impl fmt::Debug for Image {
     }
 }
 
+/// A number of files or layers as maps count them.
+fn index(count: usize) -> Result<u32, LayerError> {
+    u32::try_from(count).map_err(|_| LayerError::Limit("it has too many layers".to_owned()))
+}
+
 impl Sources {
+    /// Takes another image's files and layers behind those that are there; its map, in terms of all of them.
+    fn append(&mut self, image: &Image) -> Result<Map, LayerError> {
+        let (files, layers) = (index(self.files.len())?, index(self.layers.len())?);
+        let sound = || LayerError::Limit("it has too many files or layers".to_owned());
+        for layer in &image.sources.layers {
+            let moved = layer.encoded.behind(files, layers).ok_or_else(sound)?;
+            self.layers.push(Arc::new(Layer::new(moved)));
+        }
+        self.files.extend(image.sources.files.iter().cloned());
+        image.map.behind(files, layers).ok_or_else(sound)
+    }
+
     /// Fills `buf` with what `map` says is at `offset`.
     fn read(&self, map: &Map, mut buf: &mut [u8], mut offset: u64) -> io::Result<()> {
         while !buf.is_empty() {

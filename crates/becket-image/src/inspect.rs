@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::image::Image;
 use crate::layer::packed::Kind;
 use crate::layer::{About, Contents, FileSystem, Format, NodeKind, detect};
+use crate::qcow2;
 use crate::text::shown;
 use crate::through::DEPTH_MAX;
 
@@ -54,6 +55,8 @@ pub struct Inspected {
     /// What it says of itself.
     #[serde(flatten)]
     pub about: About,
+    /// What it is stored as, where it is not stored as it is.
+    pub stored: Option<About>,
     /// The number of pieces that it lies in, in the host's file.
     pub extents: usize,
     /// How many of its bytes are stored compressed.
@@ -80,6 +83,7 @@ fn look_into(image: &Image, name: String, format: Format, depth: usize, left: &m
         name,
         size: image.len(),
         about: About { format: "raw", ..About::default() },
+        stored: image.stored().cloned(),
         extents: image.map().extents().len(),
         encoded: encoded.map(|extent| extent.len).sum(),
         partition_label: None,
@@ -150,16 +154,22 @@ fn files(image: &Image, fs: &dyn FileSystem, depth: usize, left: &mut Left, told
         let inner = fs.lay_out(node).and_then(|layout| image.compose(layout));
         // What cannot be opened, or holds nothing, is a file like others.
         let Ok(inner) = inner else { continue };
-        let holds = match Kind::of(&inner, Format::Auto) {
-            Some(_) if left.packed == 0 => {
+        let (inner, holds) = match (Kind::of(&inner, Format::Auto), qcow2::unpack_alone(&inner)) {
+            (Some(_), _) if left.packed == 0 => {
                 skipped += 1;
                 continue;
             }
-            Some(_) => {
+            (Some(_), _) => {
                 left.packed -= 1;
-                packs_an_image(&inner)
+                let holds = packs_an_image(&inner);
+                (inner, holds)
             }
-            None => detect(&inner, Format::Auto).map_or(true, |contents| contents.is_container()),
+            (None, Ok(Some(disk))) => (disk, true),
+            (None, Ok(None)) => {
+                let holds = detect(&inner, Format::Auto).map_or(true, |contents| contents.is_container());
+                (inner, holds)
+            }
+            (None, Err(_)) => (inner, true),
         };
         if !holds {
             continue;

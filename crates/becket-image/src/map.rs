@@ -192,6 +192,22 @@ impl Map {
         Ok(Map { extents })
     }
 
+    /// The same map where so many files and layers are counted before those that it speaks of; `None` when there are too
+    /// many.
+    pub(crate) fn behind(&self, files: u32, layers: u32) -> Option<Map> {
+        let moved = |extent: &Extent| {
+            let place = match extent.place {
+                Place::Data { file, offset } => Place::Data { file: file.checked_add(files)?, offset },
+                Place::Encoded { layer, offset } => {
+                    Place::Encoded { layer: layer.checked_add(layers)?, offset }
+                }
+                Place::Zero => Place::Zero,
+            };
+            Some(Extent { place, ..*extent })
+        };
+        Some(Map { extents: self.extents.iter().map(moved).collect::<Option<_>>()? })
+    }
+
     /// Backing, offset and length when the whole image is one range of one backing.
     pub fn single_range(&self) -> Option<(u32, u64, u64)> {
         match self.extents.as_slice() {

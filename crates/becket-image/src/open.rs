@@ -3,13 +3,13 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +17,7 @@ use crate::facts::{self, Known, open_quietly};
 use crate::layer::packed::Kind;
 use crate::locks::{self, Refused};
 use crate::partition::{self, Table};
+use crate::qcow2::chain::{First, Link, Unpacked, unpack_chain};
 use crate::resolve::{Found, Split, io, resolve, split};
 use crate::text::shown;
 use crate::through::{self, End, Walk};
@@ -41,6 +42,8 @@ pub struct OpenOptions {
     pub partitions: bool,
     /// What the file is, for paths that go on inside it.
     pub format: Format,
+    /// Where backing files may lie, beside the directory of the image that names them.
+    pub backing_dirs: Vec<PathBuf>,
 }
 
 /// An image that is open.
@@ -107,7 +110,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
         return open_inside(&host, &inside, options.read_only, None, options);
     }
     // What is inside decides whether anything may be written, and readers must not shut each other out.
-    let walked = look(path, options.format)?;
+    let walked = look(path, options.format, &options.backing_dirs)?;
     let reason = walked
         .read_only
         .or_else(|| if options.shared { None } else { loop_over(Path::new("/sys/block"), &host) });
@@ -117,18 +120,84 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
     }
 }
 
-/// Walks a path without locks and for reading only: to see what is there.
+/// Walks a path without locks and for reading only: to see what is there. See [`OpenOptions::backing_dirs`].
 ///
 /// # Errors
 /// As [`open()`].
-pub fn look(path: &Path, format: Format) -> Result<Walk, Error> {
+pub fn look(path: &Path, format: Format, backing_dirs: &[PathBuf]) -> Result<Walk, Error> {
     let Split { host, inside } = split(path);
-    let Found { inode, kind, .. } = resolve(&host)?;
+    let Found { inode, kind, stat } = resolve(&host)?;
     let (fd, _) = open_inode(&host, &inode, kind, true)?;
     let size = size_of(&host, &fd, kind)?;
     let block_size = natural_block_size(&host, &fd, kind)?;
-    let image = Image::raw(Arc::new(fd), size, block_size);
-    through::walk(image, shown(host.as_os_str().as_bytes()), &inside, format)
+    let file = OpenFile { host: &host, fd: &fd, kind, stat: &stat, size, block_size };
+    let disk = disk_in(&file, format, backing_dirs, &mut |_, _, _| Ok(()))?;
+    let mut walk = through::walk(disk.image, shown(host.as_os_str().as_bytes()), &inside, format)?;
+    walk.read_only = disk.read_only.or(walk.read_only);
+    Ok(walk)
+}
+
+/// A file or device that a path names, open.
+struct OpenFile<'a> {
+    host: &'a Path,
+    fd: &'a OwnedFd,
+    kind: BackingKind,
+    stat: &'a Stat,
+    size: u64,
+    block_size: u32,
+}
+
+/// What a file holds, when it is taken for what `format` says.
+struct Disk {
+    image: Image,
+    /// The files below it.
+    below: Vec<Link>,
+    /// It is not the file as it is.
+    unpacked: bool,
+    /// Why it may only be read, whatever the file allows.
+    read_only: Option<String>,
+}
+
+/// The disk in a file: the file itself, or what a qcow2 and those below it hold. `lock` has a word about each of these.
+fn disk_in(
+    file: &OpenFile<'_>,
+    format: Format,
+    dirs: &[PathBuf],
+    lock: &mut dyn FnMut(&Path, &OwnedFd, BackingKind) -> Result<(), Error>,
+) -> Result<Disk, Error> {
+    let OpenFile { host, fd, kind, stat, size, block_size } = *file;
+    let reader = fd.try_clone().map_err(|error| io(host, "its descriptor cannot be copied", error))?;
+    let image = Image::raw(Arc::new(reader), size, block_size);
+    let as_it_is = |image| Disk { image, below: Vec::new(), unpacked: false, read_only: None };
+    if !matches!(format, Format::Auto | Format::Qcow2) {
+        return Ok(as_it_is(image));
+    }
+    let path = real_path(host, fd)?;
+    let first = First { image: &image, path: &path, kind, stat, dirs };
+    let mut open = |path: &Path, found: Found| {
+        let Found { inode, kind, stat } = found;
+        let (fd, _) = open_inode(path, &inode, kind, true)?;
+        lock(path, &fd, kind)?;
+        let size = size_of(path, &fd, kind)?;
+        Ok(Link { path: real_path(path, &fd)?, fd, kind, stat, size })
+    };
+    match unpack_chain(&first, &mut open)? {
+        Some(Unpacked { image, below }) => {
+            let read_only = Some("becket only reads qcow2 images".to_owned());
+            Ok(Disk { image, below, unpacked: true, read_only })
+        }
+        None if format == Format::Qcow2 => Err(Error::Layer {
+            image: shown(host.as_os_str().as_bytes()),
+            source: LayerError::Corrupt("it is not qcow2".to_owned()),
+        }),
+        None => Ok(as_it_is(image)),
+    }
+}
+
+/// Where an open file is: absolute, without symbolic links.
+fn real_path(path: &Path, fd: &OwnedFd) -> Result<PathBuf, Error> {
+    std::fs::read_link(proc_path(fd))
+        .map_err(|error| io(path, "its name cannot be read from /proc/self/fd", error))
 }
 
 /// Opens the file or device `host`, and the image in it that `inside` names.
@@ -152,17 +221,22 @@ fn open_inside(
 
     let size = size_of(host, &buffered, kind)?;
     let natural = natural_block_size(host, &buffered, kind)?;
-    let reader = buffered.try_clone().map_err(|error| io(host, "its descriptor cannot be copied", error))?;
-    let image = Image::raw(Arc::new(reader), size, natural);
+    let file = OpenFile { host, fd: &buffered, kind, stat: &stat, size, block_size: natural };
+    let Disk { image, below, unpacked, read_only: unwritable } =
+        disk_in(&file, options.format, &options.backing_dirs, &mut |path, fd, kind| {
+            lock_fd(path, fd, kind, true, options.shared, &mut warnings)
+        })?;
     let walked = through::walk(image, shown(host.as_os_str().as_bytes()), inside, options.format)?;
     let level = walked.last()?;
     let named = |host: PathBuf| inside.iter().fold(host, |path, name| path.join(name));
     if walked.end != End::Image {
         return Err(Error::NotAnImage { path: named(host.to_owned()), what: "a directory" });
     }
-    // It may have changed since it was looked at without a lock.
-    let read_only = read_only || walked.read_only.is_some();
-    let read_only_reason = read_only_reason.or_else(|| walked.read_only.clone());
+    // It may have changed since it was looked at without a lock, or was not looked at. Readers take readers' locks only.
+    if let Some(reason) = walked.read_only.clone().or(unwritable).filter(|_| !read_only) {
+        drop((walked, buffered));
+        return open_inside(host, inside, true, Some(reason), options);
+    }
     let Layout { offset, len, block_size, partitions } =
         lay_out(&named(host.to_owned()), &level.image, natural, options, &mut warnings)?;
     let image = level.image.slice(offset, len).map_err(|error| Error::Layer {
@@ -173,21 +247,20 @@ fn open_inside(
     // Of pieces some may be aligned and others not: the engine looks at each.
     let start = image.map().single_range().map_or(0, |(_, offset, _)| offset);
     let known = Known { fd: buffered.as_fd(), stat: &stat, kind, size, writable: !read_only, offset: start };
-    let (facts, direct) = facts::ask(&known);
-    if options.direct_io == DirectIo::On && direct.is_none() {
-        return Err(Error::DirectIo { path: host.to_owned(), reason: facts.direct_reason });
+    let resolved = real_path(host, &buffered)?;
+    let mut files = vec![backing(host, &known, options.direct_io)?];
+    for Link { path, fd, kind, stat, size } in &below {
+        let known = Known { fd: fd.as_fd(), stat, kind: *kind, size: *size, writable: false, offset: 0 };
+        files.push(backing(path, &known, options.direct_io)?);
     }
-    if direct.is_some() && options.direct_io != DirectIo::Off && kind == BackingKind::Regular {
-        forget_cached(&buffered);
-    }
-    let resolved = std::fs::read_link(proc_path(&buffered))
-        .map_err(|error| io(host, "its name cannot be read from /proc/self/fd", error))?;
+    let descriptors = std::iter::once(buffered).chain(below.into_iter().map(|link| link.fd));
+    let files = descriptors.zip(files).map(|(buffered, (facts, direct))| Backing { buffered, direct, facts });
     Ok(Opened {
         path: named(resolved),
         map: image.map().clone(),
-        files: vec![Backing { buffered, direct, facts }],
+        files: files.collect(),
         encoded: image.encoded().cloned().collect(),
-        nested: walked.levels.len() > 1,
+        nested: unpacked || walked.levels.len() > 1,
         read_only,
         read_only_reason,
         block_size,
@@ -195,6 +268,18 @@ fn open_inside(
         partitions,
         warnings,
     })
+}
+
+/// What a file of an image can do, and its direct descriptor.
+fn backing(path: &Path, known: &Known<'_>, wanted: DirectIo) -> Result<(Facts, Option<OwnedFd>), Error> {
+    let (facts, direct) = facts::ask(known);
+    if wanted == DirectIo::On && direct.is_none() {
+        return Err(Error::DirectIo { path: path.to_owned(), reason: facts.direct_reason });
+    }
+    if direct.is_some() && wanted != DirectIo::Off && known.kind == BackingKind::Regular {
+        forget_cached(known.fd);
+    }
+    Ok((facts, direct))
 }
 
 /// Why a file system inside a file may be in use although nobody holds a lock: a loop device of somebody else's.
@@ -222,7 +307,7 @@ fn loop_over(disks: &Path, host: &Path) -> Option<String> {
 ///
 /// As long as one page is cached (reading a partition table is enough), the kernel looks for pages to invalidate at
 /// each direct write: 9 per cent of a 4 KiB write's instructions were seen to go there.
-fn forget_cached(file: &OwnedFd) {
+fn forget_cached(file: BorrowedFd<'_>) {
     // Only advice: dirty pages stay until they are written, and nothing depends on it.
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
 }

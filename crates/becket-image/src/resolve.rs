@@ -52,17 +52,21 @@ pub(crate) fn resolve(path: &Path) -> Result<Found, Error> {
     let inode = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| explain(path, errno))?;
     let stat = rustix::fs::fstat(&inode).map_err(|errno| io(path, "its status cannot be read", errno))?;
-    let not_an_image = |what| Err(Error::NotAnImage { path: path.to_owned(), what });
-    let kind = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => BackingKind::Regular,
-        FileType::BlockDevice => BackingKind::Block,
-        FileType::Directory => return not_an_image("a directory"),
-        FileType::Fifo => return not_an_image("a FIFO"),
-        FileType::Socket => return not_an_image("a socket"),
-        FileType::CharacterDevice => return not_an_image("a character device"),
-        FileType::Symlink | FileType::Unknown => return not_an_image("something without bytes"),
-    };
+    let kind = kind_of(&stat).map_err(|what| Error::NotAnImage { path: path.to_owned(), what })?;
     Ok(Found { inode, kind, stat })
+}
+
+/// What kind of backing an inode can be; what it is instead where it can be none, with its article.
+pub(crate) fn kind_of(stat: &Stat) -> Result<BackingKind, &'static str> {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(BackingKind::Regular),
+        FileType::BlockDevice => Ok(BackingKind::Block),
+        FileType::Directory => Err("a directory"),
+        FileType::Fifo => Err("a FIFO"),
+        FileType::Socket => Err("a socket"),
+        FileType::CharacterDevice => Err("a character device"),
+        FileType::Symlink | FileType::Unknown => Err("something without bytes"),
+    }
 }
 
 /// An [`Error::Io`] about `path`.

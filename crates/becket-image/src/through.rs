@@ -12,6 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use crate::image::{Image, Layout};
 use crate::layer::packed::Kind;
 use crate::layer::{Contents, FileSystem, Format, LayerError, NodeKind, detect, find};
+use crate::qcow2;
 use crate::text::shown;
 use crate::{Error, Extent, Partition};
 
@@ -62,6 +63,7 @@ pub(crate) fn walk(image: Image, path: String, names: &[OsString], format: Forma
     let names: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
     let mut rest = names.as_slice();
     let mut links = LINKS_MAX;
+    let format = format.of_contents();
     walk.unpack(format)?;
     while !rest.is_empty() {
         let format = if walk.levels.len() == 1 { format } else { Format::Auto };
@@ -111,9 +113,10 @@ impl Walk {
             let contents = detect(&level.image, format).map_err(|source| here.layer(source))?;
             // With the magic of a packed one it can still be another.
             let Some(packed) = &contents.packed else { return Ok(()) };
+            let inside = qcow2::unpack_alone(&packed.image).map_err(|source| here.layer(source))?;
             let next = Level {
                 path: level.path.clone(),
-                image: packed.image.clone(),
+                image: inside.unwrap_or_else(|| packed.image.clone()),
                 layout: packed.layout.clone(),
                 contents: None,
             };
@@ -189,6 +192,14 @@ impl Walk {
         let mut image = level.image.compose(layout).map_err(failed)?;
         if matches!(reached, Reached::Part(..)) {
             image = image.with_block_size(level.image.block_size());
+        }
+        let inside = |source| Error::Layer { image: path.clone(), source };
+        if matches!(reached, Reached::File(_))
+            && let Some(disk) = qcow2::unpack_alone(&image).map_err(inside)?
+        {
+            image = disk;
+            self.read_only =
+                self.read_only.take().or_else(|| Some("it is a qcow2 inside another image".to_owned()));
         }
         level.contents = Some(contents);
         self.levels.push(Level { path, image, layout: extents, contents: None });

@@ -242,9 +242,14 @@ pub(crate) struct Look {
     /// Image, or a path that goes on inside one
     #[arg(value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
-    /// What the file is: auto, raw, disk, iso9660, ext4, fat, squashfs, erofs, xz, zstd, gzip
+    /// What the file is: auto, raw, qcow2, disk, iso9660, ext4, fat, squashfs, erofs, xz, zstd, gzip
     #[arg(long, default_value_t = becket_image::Format::Auto)]
     pub(crate) format: becket_image::Format,
+    /// Allow backing files of a qcow2 in this directory, too; may be given several times
+    ///
+    /// They may lie in the directory of the image; elsewhere it could name any file, and its reader would show it.
+    #[arg(long = "backing-dir", value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    pub(crate) backing_dirs: Vec<PathBuf>,
 }
 
 impl Look {
@@ -515,11 +520,17 @@ pub(crate) struct DeviceOptions {
     /// Name of the device: /dev/becket/NAME
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// What the file is: auto, raw, disk, iso9660, ext4, fat, squashfs, erofs, xz, zstd, gzip
+    /// What the file is: auto, raw, qcow2, disk, iso9660, ext4, fat, squashfs, erofs, xz, zstd, gzip
     ///
-    /// With raw nothing in the file is looked at: for files that somebody else may have written.
+    /// With auto a qcow2 is recognised and the disk in it attached. With raw nothing in the file is looked at: for files
+    /// that somebody else may have written.
     #[arg(long, default_value_t = becket_image::Format::Auto)]
     pub(crate) format: becket_image::Format,
+    /// Allow backing files of a qcow2 in this directory, too; may be given several times
+    ///
+    /// They may lie in the directory of the image; elsewhere it could name any file, and its reader would show it.
+    #[arg(long = "backing-dir", value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    pub(crate) backing_dirs: Vec<PathBuf>,
     /// Start this many bytes into the image
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, default_value = "0", value_parser = parse_size)]
     pub(crate) offset: u64,

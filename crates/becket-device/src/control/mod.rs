@@ -35,6 +35,8 @@ pub(crate) struct Attach {
     pub(crate) offset: u64,
     pub(crate) size_limit: Option<u64>,
     pub(crate) map: Map,
+    /// The map is too long for a message and comes along.
+    pub(crate) map_aside: bool,
     pub(crate) files: Vec<FileFacts>,
     pub(crate) below: Option<BelowFacts>,
     pub(crate) encoded: Option<Encoding>,
@@ -264,6 +266,7 @@ mod tests {
             offset: 512,
             size_limit: None,
             map: Map::contiguous(0, 512, 1 << 40),
+            map_aside: false,
             files: Vec::new(),
             below: None,
             encoded: Some(Encoding { cache_size: Some(1 << 30) }),

@@ -402,6 +402,7 @@ impl Bench {
             map: Map::contiguous(0, 0, 8192),
             files: vec![FileFacts { facts: facts(), direct: false }],
             below: None,
+            map_aside: false,
             encoded: None,
             read_only: false,
             block_size: 512,

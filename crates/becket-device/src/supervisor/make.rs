@@ -22,8 +22,8 @@ use crate::describe::partitions_of;
 use crate::judge::disk_of;
 use crate::process::ProcessId;
 use crate::register::{claim, forget, record};
+use crate::sealed::{self, is_sealed};
 use crate::state::{Device, Store};
-use crate::table::is_table;
 use crate::worker::kept::{Keepsakes, Kept};
 use crate::worker::protocol::{Serve, backings, facts_of};
 use crate::{DeviceInfo, DeviceState, Error, ErrorKind, PartitionInfo, Partitions, links, log};
@@ -262,9 +262,13 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
         true => Some(fds.pop().filter(is_pipe).ok_or_else(|| bad("its lease is no pipe"))?),
         false => None,
     };
+    if request.map_aside {
+        let map = fds.pop().ok_or_else(|| bad("its map is missing"))?;
+        request.map = sealed::read_json(&map).map_err(|error| bad(&format!("its map: {error}")))?;
+    }
     let table = match request.encoded {
         Some(_) => {
-            Some(fds.pop().filter(is_table).ok_or_else(|| bad("its table of encoded blocks is none"))?)
+            Some(fds.pop().filter(is_sealed).ok_or_else(|| bad("its table of encoded blocks is none"))?)
         }
         None => None,
     };

@@ -340,6 +340,23 @@ fn an_encoded_image_comes_with_its_table_and_is_not_written() {
 }
 
 #[test]
+fn a_map_that_lies_beside_its_request_is_read_there() {
+    let bench = Bench::new();
+    let whole = bench.request(Some("one"));
+    let map = whole.map.clone();
+    let aside = || crate::sealed::write_json("m", &map).unwrap();
+    let request = Attach { map: Map::default(), map_aside: true, ..whole };
+    for fds in [vec![bench.fd(true, 0)], vec![bench.fd(true, 0), bench.fd(true, 0)]] {
+        let error =
+            maker(&bench, &double(&bench, "")).make(request.clone(), fds, None).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
+    }
+    let made =
+        maker(&bench, &double(&bench, "")).make(request, vec![bench.fd(true, 0), aside()], None).unwrap();
+    assert_eq!(made.kept.serve.map, map);
+}
+
+#[test]
 fn where_there_is_less_room_the_device_is_smaller_and_nothing_of_the_attempts_stays() {
     let zero_copy = uapi::UBLK_F_CMD_IOCTL_ENCODE | uapi::UBLK_F_AUTO_BUF_REG | uapi::UBLK_F_BATCH_IO;
     for (room, depth, mode) in [(100, 64, "batch-zero-copy"), (3, DEPTH_WITH_BUFFERS, "batch-copy")] {

@@ -1,4 +1,5 @@
-//! The words between supervisor and worker: one JSON object per packet, descriptors beside it.
+//! The words between supervisor and worker: one JSON object per packet, descriptors beside it. What is too long for a
+//! packet (the map of an image in many pieces) lies in a file in memory, whose descriptor comes first.
 //! It never accepts a packet that was cut, a part of its descriptors, nor any that nobody announced.
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -16,12 +17,15 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::control::{BelowFacts, FileFacts};
+use crate::sealed;
 use crate::table::Encoding;
 
 /// Changes when an older worker could misunderstand an order, or a newer supervisor a report.
 pub(crate) const VERSION: u32 = 2;
-/// Longest packet in bytes; a map of some 30,000 extents fits.
-const LARGEST: usize = 4 << 20;
+/// Longest packet in bytes: what a socket takes without being told to; a map of some 1,500 extents fits.
+const LARGEST: usize = 128 << 10;
+/// What stands in a packet for words that lie in a file.
+const ASIDE: &[u8] = b"aside";
 /// The kernel passes no more descriptors at once (SCM_MAX_FD).
 const MOST_FDS: usize = 253;
 
@@ -160,21 +164,23 @@ pub(crate) enum Report {
 
 /// Two ends of a connection that keeps packets apart; both are close-on-exec.
 pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    let (a, b) =
-        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    for end in [&a, &b] {
-        // The default holds some 200 KiB. Where this is capped, only very long maps are affected: EMSGSIZE.
-        rustix::net::sockopt::set_socket_send_buffer_size_force(end, LARGEST)
-            .or_else(|_| rustix::net::sockopt::set_socket_send_buffer_size(end, LARGEST))?;
-    }
-    Ok((a, b))
+    let flags = SocketFlags::CLOEXEC;
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
 /// Sends one packet, whole or not at all.
 pub(crate) fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let packet = serde_json::to_vec(message)?;
-    if packet.len() > LARGEST || fds.len() > MOST_FDS {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the image is in too many pieces"));
+    let mut packet = serde_json::to_vec(message)?;
+    let mut fds = fds.to_vec();
+    let aside;
+    if packet.len() > LARGEST {
+        aside = sealed::file("becket-words", |file| io::Write::write_all(file, &packet))?;
+        fds.insert(0, aside.as_fd());
+        ASIDE.clone_into(&mut packet);
+    }
+    let fds = fds.as_slice();
+    if fds.len() > MOST_FDS {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the image has too many files"));
     }
     let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -224,6 +230,11 @@ pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Opti
         fds.clear();
     }
     let text = packet.get(..received.bytes).unwrap_or_default();
+    if text == ASIDE {
+        let missing = || io::Error::new(io::ErrorKind::InvalidData, "the words of a packet are missing");
+        let aside = if fds.is_empty() { return Err(missing()) } else { fds.remove(0) };
+        return Ok(Some((sealed::read_json(&aside)?, fds)));
+    }
     Ok(Some((serde_json::from_slice(text)?, fds)))
 }
 
@@ -418,5 +429,33 @@ pub(crate) mod tests {
         send(&a, &Order::Serve(Box::new(order.clone())), &[]).unwrap();
         let (Order::Serve(received), _) = receive::<Order>(&b).unwrap().unwrap() else { panic!() };
         assert_eq!(received.map, order.map);
+    }
+
+    #[test]
+    fn a_map_too_long_for_a_packet_lies_beside_it() {
+        let extents = (0..50_000)
+            .map(|n| becket_image::Extent {
+                start: n * 4096,
+                len: 4096,
+                place: becket_image::Place::Data { file: 0, offset: (50_000 - n) * 8192 },
+            })
+            .collect();
+        let mut order = serve(Vec::new());
+        order.map = Map::from_extents(extents).unwrap();
+        let (a, b) = pair().unwrap();
+        let own = rustix::fs::memfd_create("own", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
+        send(&a, &Order::Serve(Box::new(order.clone())), &[own.as_fd()]).unwrap();
+        let (Order::Serve(received), fds) = receive::<Order>(&b).unwrap().unwrap() else { panic!() };
+        assert_eq!(received.map, order.map);
+        assert_eq!(fds.iter().map(inode).collect::<Vec<_>>(), [inode(&own)]);
+        // Whoever says so without a file, or with one that can change, is not believed.
+        for fds in [&[][..], &[own.as_fd()]] {
+            let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
+            rustix::net::sendmsg(&a, &[IoSlice::new(ASIDE)], &mut control, SendFlags::NOSIGNAL).unwrap();
+            assert_eq!(receive::<Order>(&b).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        }
     }
 }

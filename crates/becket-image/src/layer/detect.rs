@@ -36,10 +36,19 @@ pub enum Format {
     Zstd,
     /// Another image, compressed by bgzip.
     Gzip,
+    /// A disk in a qcow2, whatever that holds.
+    Qcow2,
+}
+
+impl Format {
+    /// What is said of the disk when this was said of the file: what a qcow2 holds is found out.
+    pub(crate) fn of_contents(self) -> Format {
+        if self == Format::Qcow2 { Format::Auto } else { self }
+    }
 }
 
 /// Each format with its names, the first of which is shown.
-const NAMES: [(Format, &[&str]); 11] = [
+const NAMES: [(Format, &[&str]); 12] = [
     (Format::Auto, &["auto"]),
     (Format::Raw, &["raw"]),
     (Format::Disk, &["disk", "gpt", "mbr"]),
@@ -51,6 +60,7 @@ const NAMES: [(Format, &[&str]); 11] = [
     (Format::Xz, &["xz"]),
     (Format::Zstd, &["zstd"]),
     (Format::Gzip, &["gzip"]),
+    (Format::Qcow2, &["qcow2"]),
 ];
 
 impl fmt::Display for Format {
@@ -114,6 +124,7 @@ pub fn detect(image: &Image, format: Format) -> Result<Contents, LayerError> {
     if format == Format::Raw {
         return Ok(Contents::default());
     }
+    let format = format.of_contents();
     let wanted = |kind| format == Format::Auto || format == kind;
     let mut contents = Contents::default();
     // What is left of an older file system must not hide what is there now.

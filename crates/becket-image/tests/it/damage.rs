@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use becket_image::layer::{FileSystem, NodeKind, detect};
-use becket_image::{Format, Image, inspect};
+use becket_image::{Format, Image, inspect, unpack_alone};
 use becket_testkit::image::random_bytes;
 use becket_testkit::{require_plain_machine, scaled, tool};
 
@@ -26,6 +26,10 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Reads what can be read; whether all of it could.
 fn exercise(image: &Image) -> bool {
+    let image = &match unpack_alone(image) {
+        Ok(disk) => disk.unwrap_or_else(|| image.clone()),
+        Err(_) => return false,
+    };
     let Ok(contents) = detect(image, Format::Auto) else { return false };
     let mut whole = true;
     if let Some(packed) = &contents.packed {
@@ -100,7 +104,10 @@ fn images(dir: &Path) -> Vec<(String, Vec<u8>)> {
     // In many small pieces, for it is the indices that are read without being decoded.
     shell("head -c 400000 fat >small; xz -c --block-size=4KiB small >xz; bgzip -c small >gzip");
     shell("split -b 4096 small part.; zstd -q part.*; cat part.*.zst >zstd");
-    ["ext4", "ext2", "iso", "squashfs", "erofs", "fat", "xz", "zstd", "gzip"]
+    shell(
+        "qemu-img convert -O qcow2 -o cluster_size=4096 ext2 qcow2; qemu-img convert -c -O qcow2 ext2 clusters",
+    );
+    ["ext4", "ext2", "iso", "squashfs", "erofs", "fat", "xz", "zstd", "gzip", "qcow2", "clusters"]
         .map(|name| (name.to_owned(), fs::read(path(name)).unwrap()))
         .into()
 }
@@ -120,8 +127,18 @@ fn telling(bytes: &[u8]) -> Vec<usize> {
 
 #[test]
 fn damage_is_an_error_and_nothing_worse() {
-    let tools =
-        ["mke2fs", "genisoimage", "mksquashfs", "mkfs.erofs", "mkfs.vfat", "mcopy", "xz", "zstd", "bgzip"];
+    let tools = [
+        "mke2fs",
+        "genisoimage",
+        "mksquashfs",
+        "mkfs.erofs",
+        "mkfs.vfat",
+        "mcopy",
+        "xz",
+        "zstd",
+        "bgzip",
+        "qemu-img",
+    ];
     if !require_plain_machine("damage::damage_is_an_error_and_nothing_worse", &tools) {
         return;
     }

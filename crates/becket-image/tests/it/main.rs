@@ -10,5 +10,6 @@ mod locks;
 mod map;
 mod open;
 mod packed;
+mod qcow2;
 mod tables;
 mod through;

@@ -63,7 +63,7 @@ fn sh(dir: &Path, line: &str) {
 
 /// The image that a path leads to.
 fn unpacked(path: &Path) -> Result<Image, Error> {
-    Ok(look(path, Format::Auto)?.last()?.image.clone())
+    Ok(look(path, Format::Auto, &[])?.last()?.image.clone())
 }
 
 #[track_caller]
@@ -92,7 +92,8 @@ fn packed_files_of_all_kinds() {
             let path = pack(dir.path(), "packed", &bytes, line);
             let image = unpacked(&path).unwrap_or_else(|error| panic!("{what}: {error}"));
             assert_holds(&image, &bytes, seed, &what);
-            let told = inspect(&look(&path, Format::Auto).unwrap().levels[0].image, "packed", Format::Auto);
+            let told =
+                inspect(&look(&path, Format::Auto, &[]).unwrap().levels[0].image, "packed", Format::Auto);
             assert_eq!(told.about.format, packer, "{what}");
             assert_eq!((told.children.len(), told.children[0].size), (1, size as u64), "{what}");
         }

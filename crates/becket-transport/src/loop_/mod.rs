@@ -26,7 +26,7 @@ use becket_uapi::loop_ as uapi;
 use crate::{Error, Kind, Probe, Transport, module, node, sysfs};
 
 /// Why an image does not fit.
-const NOT_ONE_RANGE: &str = "the image is not one contiguous range of one file";
+const NOT_ONE_RANGE: &str = "the image is not one contiguous range of one file: that takes ublk, or a raw copy (`qemu-img convert -O raw`)";
 
 /// The kernel's loop driver.
 #[derive(Debug, Clone, Copy)]

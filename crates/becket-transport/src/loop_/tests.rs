@@ -26,6 +26,7 @@ fn open_options() -> OpenOptions {
         block_size: None,
         shared: false,
         partitions: false,
+        backing_dirs: Vec::new(),
         format: Format::Auto,
     }
 }

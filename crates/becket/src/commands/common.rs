@@ -2,7 +2,7 @@
 //! Knows no command: what is done to a target, and how it is told, comes from there.
 
 use crate::{
-    args::{DeviceOptions, Toggle, Via},
+    args::{DeviceOptions, Look, Toggle, Via},
     failure::Failure,
     ui::Ui,
 };
@@ -32,6 +32,7 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
         read_only: asked.read_only,
         name: asked.name.clone(),
         format: asked.format,
+        backing_dirs: asked.backing_dirs.clone(),
         offset: asked.offset,
         size_limit: asked.size_limit,
         block_size: asked.block_size,
@@ -92,8 +93,9 @@ pub(super) fn each<T: Serialize>(
 }
 
 /// Walks a path through images, to see what is there.
-pub(super) fn look(path: &Path, format: becket_image::Format, verb: &str) -> Result<Walk, Failure> {
-    becket_image::look(path, format).map_err(|error| image_failure(verb, path, error))
+pub(super) fn look(look: &Look, verb: &str) -> Result<Walk, Failure> {
+    becket_image::look(&look.path, look.format, &look.backing_dirs)
+        .map_err(|error| image_failure(verb, &look.path, error))
 }
 
 /// An error of the image room, told as the failure to `verb` (like `list`) the image at `path`.

@@ -7,7 +7,7 @@ use becket_image::{End, Inspected};
 use serde_json::json;
 
 pub(crate) fn run(ui: &Ui, args: &args::Inspect) -> Result<u8, Failure> {
-    let walk = common::look(&args.look.path, args.look.format, "inspect")?;
+    let walk = common::look(&args.look, "inspect")?;
     let (index, level) =
         walk.named().map_err(|error| common::image_failure("inspect", &args.look.path, error))?;
     if walk.end != End::Image {
@@ -43,6 +43,9 @@ fn line(image: &Inspected) -> String {
     let about = &image.about;
     let mut words = vec![image.name.clone(), about.format.to_owned(), format_size(image.size)];
     let text = |text: &String| becket_image::shown(text.as_bytes());
+    if let Some(stored) = &image.stored {
+        words.push(format!("in {} ({})", stored.format, stored.notes.join(", ")));
+    }
     words.extend(image.partition_label.as_ref().map(|label| format!("\"{label}\"")));
     words.extend(about.label.as_ref().map(|label| format!("label {}", text(label))));
     words.extend(about.uuid.as_ref().map(|uuid| format!("UUID {}", text(uuid))));

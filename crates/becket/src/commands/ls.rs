@@ -31,7 +31,7 @@ struct Line {
 }
 
 pub(crate) fn run(ui: &Ui, args: &args::Ls) -> Result<u8, Failure> {
-    let walk = common::look(&args.look.path, args.look.format, "list")?;
+    let walk = common::look(&args.look, "list")?;
     let level = walk.last().map_err(|error| common::image_failure("list", &args.look.path, error))?;
     let failed = |error: LayerError| {
         let error = becket_image::Error::Layer { image: level.path.clone(), source: error };

@@ -16,7 +16,7 @@ const ROWS_MAX: usize = 1000;
 
 pub(crate) fn run(ui: &Ui, args: &args::Map) -> Result<u8, Failure> {
     let path = &args.look.path;
-    let walk = common::look(path, args.look.format, "map")?;
+    let walk = common::look(&args.look, "map")?;
     let level = walk.last().map_err(|error| common::image_failure("map", path, error))?;
     if walk.end != End::Image {
         let error = becket_image::Error::NotAnImage { path: path.clone(), what: "a directory" };
@@ -69,7 +69,8 @@ fn kind(image: &Image, extent: &Extent) -> String {
 fn row(levels: &[Level], image: &Image, extent: &Extent) -> Vec<String> {
     let host = levels.first().map(|level| level.path.clone()).unwrap_or_default();
     let (place, at) = match extent.place {
-        Place::Data { offset, .. } => (host, offset.to_string()),
+        Place::Data { file: 0, offset } => (host, offset.to_string()),
+        Place::Data { file, offset } => (format!("backing file {file}"), offset.to_string()),
         Place::Zero => ("-".to_owned(), "-".to_owned()),
         Place::Encoded { layer, offset } => (format!("layer {layer}"), offset.to_string()),
     };
@@ -129,8 +130,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let disk = dir.path().join("disk.img");
         std::fs::write(&disk, bytes).unwrap();
-        let look = args::Look { path: disk.join("p1"), format: becket_image::Format::Disk };
-        let walk = becket_image::look(&look.path, look.format).unwrap();
+        let look = args::Look {
+            path: disk.join("p1"),
+            format: becket_image::Format::Disk,
+            backing_dirs: Vec::new(),
+        };
+        let walk = becket_image::look(&look.path, look.format, &[]).unwrap();
         let told: Vec<_> = formats(&walk, &look).map(|(_, format)| format).collect();
         assert_eq!(told.len(), 2);
         assert_ne!(told[0], "damaged");

@@ -1,0 +1,242 @@
+//! The header of a qcow2 and its extensions.
+//! It never believes a number before it was held against the file's length and the format's own limits.
+
+use crate::bytes::{ReadAt as _, field};
+use crate::codec::Codec;
+use crate::image::Image;
+use crate::layer::LayerError;
+use crate::text::shown;
+
+const MAGIC: u32 = 0x5146_49fb;
+/// Length of the header of version 2, and the least of version 3.
+const LEN_2: usize = 72;
+const LEN_3: usize = 104;
+/// What QEMU takes at most, in bytes.
+const NAME_MAX: u32 = 1023;
+const L1_MAX: u64 = 32 << 20;
+/// Extensions that are looked at.
+const EXTENSIONS_MAX: usize = 64;
+
+const END: u32 = 0;
+const BACKING_FORMAT: u32 = 0xe279_2aca;
+
+const DIRTY: u64 = 1;
+const CORRUPT: u64 = 1 << 1;
+const EXTERNAL_DATA: u64 = 1 << 2;
+const COMPRESSION: u64 = 1 << 3;
+const SUBCLUSTERS: u64 = 1 << 4;
+
+/// What a header says, as far as it matters here. Offsets are bytes of the file.
+#[derive(Debug, Clone)]
+pub(crate) struct Header {
+    pub(super) version: u32,
+    pub(super) cluster_bits: u32,
+    /// Length of the disk in bytes.
+    pub(super) size: u64,
+    pub(super) l1_offset: u64,
+    pub(super) snapshots: u32,
+    pub(super) compression: Codec,
+    pub(super) backing: Option<BackingName>,
+    incompatible: u64,
+}
+
+/// What a qcow2 says of the file below it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct BackingName {
+    pub(super) name: Vec<u8>,
+    /// What that file is, where it says so.
+    pub(super) format: Option<Vec<u8>>,
+}
+
+impl BackingName {
+    /// Its name, safe to show.
+    pub(super) fn shown(&self) -> String {
+        shown(&self.name)
+    }
+}
+
+impl Header {
+    /// Reads the header; `None` where there is none.
+    ///
+    /// # Errors
+    /// It says what cannot be, or asks for what is not known here.
+    pub(crate) fn read(image: &Image) -> Result<Option<Header>, LayerError> {
+        if image.len() < LEN_2 as u64 {
+            return Ok(None);
+        }
+        let mut first = [0; LEN_2];
+        image.read_at(&mut first, 0)?;
+        if u32_at(&first, 0) != MAGIC {
+            return Ok(None);
+        }
+        let version = u32_at(&first, 4);
+        let cluster_bits = u32_at(&first, 20);
+        if !matches!(version, 2 | 3) {
+            return unsupported(format!(
+                "version {version} of qcow; `qemu-img convert -O qcow2` makes it version 3"
+            ));
+        }
+        if !(9..=21).contains(&cluster_bits) {
+            return corrupt(format!("clusters of 2^{cluster_bits} bytes; 2^9 to 2^21 are possible"));
+        }
+        if u32_at(&first, 32) != 0 {
+            return unsupported("an encrypted qcow2; `qemu-img convert` can decrypt it");
+        }
+        // All of it that may be there: extensions and the name are in the first cluster.
+        let bytes = image.read_some(0, 1 << cluster_bits)?;
+        let (mut incompatible, mut len) = (0, LEN_2);
+        let mut compression = Codec::Deflate;
+        if version == 3 {
+            incompatible = u64_at(&bytes, 72);
+            len = u32_at(&bytes, 100) as usize;
+            if len < LEN_3 || len > bytes.len() || !len.is_multiple_of(8) {
+                return corrupt(format!("a header of {len} bytes"));
+            }
+            check_features(incompatible)?;
+            // Without the bit the field means nothing.
+            let kind = bytes
+                .get(LEN_3)
+                .filter(|_| len > LEN_3 && incompatible & COMPRESSION != 0)
+                .copied()
+                .unwrap_or(0);
+            compression = match kind {
+                0 => Codec::Deflate,
+                1 => Codec::Zstd,
+                kind => return unsupported(format!("compression of type {kind}")),
+            };
+        }
+        let mut header = Header {
+            version,
+            cluster_bits,
+            size: u64_at(&bytes, 24),
+            l1_offset: u64_at(&bytes, 40),
+            snapshots: u32_at(&bytes, 60),
+            compression,
+            backing: None,
+            incompatible,
+        };
+        header.check_tables(image.len(), u32_at(&bytes, 36))?;
+        header.backing = backing(&bytes, len)?;
+        Ok(Some(header))
+    }
+
+    /// Length of a cluster in bytes.
+    pub(super) fn cluster(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    /// How much of the disk one L2 table stands for, in bytes.
+    pub(super) fn span(&self) -> u64 {
+        self.cluster() / 8 * self.cluster()
+    }
+
+    /// How many entries of the L1 table the disk needs.
+    pub(super) fn l1_needed(&self) -> u64 {
+        self.size.div_ceil(self.span())
+    }
+
+    /// Why it may be read but had better not be written, for people.
+    pub(super) fn distrusted(&self) -> Option<&'static str> {
+        if self.incompatible & CORRUPT != 0 {
+            Some("it is marked as corrupt")
+        } else if self.incompatible & DIRTY != 0 {
+            Some("it was not closed cleanly")
+        } else {
+            None
+        }
+    }
+
+    fn check_tables(&self, file: u64, l1_entries: u32) -> Result<(), LayerError> {
+        if self.size == 0 {
+            return corrupt("a disk of 0 bytes");
+        }
+        let l1_len = u64::from(l1_entries) * 8;
+        if l1_len > L1_MAX {
+            return Err(LayerError::Limit(format!("an L1 table of {l1_entries} entries")));
+        }
+        if u64::from(l1_entries) < self.l1_needed() {
+            return corrupt(format!(
+                "an L1 table of {l1_entries} entries is too short for {} bytes",
+                self.size
+            ));
+        }
+        if !self.l1_offset.is_multiple_of(self.cluster()) || self.l1_offset == 0 {
+            return corrupt(format!("an L1 table at byte {}, which begins no cluster", self.l1_offset));
+        }
+        if self.l1_offset.checked_add(l1_len).is_none_or(|end| end > file) {
+            return corrupt(format!(
+                "its L1 table reaches beyond the file's end at byte {file} (is the image cut short?)"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Refuses what changes the meaning of everything else.
+fn check_features(incompatible: u64) -> Result<(), LayerError> {
+    if incompatible & EXTERNAL_DATA != 0 {
+        return unsupported(
+            "a qcow2 whose data are in another file; `qemu-img convert -O qcow2` puts them into one",
+        );
+    }
+    if incompatible & SUBCLUSTERS != 0 {
+        return unsupported("a qcow2 with subclusters; `qemu-img convert -O qcow2` makes one without");
+    }
+    let unknown = incompatible & !(DIRTY | CORRUPT | EXTERNAL_DATA | COMPRESSION | SUBCLUSTERS);
+    if unknown != 0 {
+        return unsupported(format!("a qcow2 with features that are not known here (bits {unknown:#x})"));
+    }
+    Ok(())
+}
+
+/// The backing file that the header of `len` bytes names.
+fn backing(bytes: &[u8], len: usize) -> Result<Option<BackingName>, LayerError> {
+    let (offset, name_len) = (u64_at(bytes, 8), u32_at(bytes, 16));
+    if offset == 0 {
+        return Ok(None);
+    }
+    let there = usize::try_from(offset).ok().and_then(|at| bytes.get(at..)?.get(..name_len as usize));
+    let Some(name) = there.filter(|name| !name.is_empty() && name_len <= NAME_MAX) else {
+        return corrupt(format!("the name of its backing file, {name_len} bytes at byte {offset}"));
+    };
+    Ok(Some(BackingName { name: name.to_vec(), format: extension(bytes, len, BACKING_FORMAT)? }))
+}
+
+/// The contents of an extension, of those that begin at `at`.
+fn extension(bytes: &[u8], mut at: usize, wanted: u32) -> Result<Option<Vec<u8>>, LayerError> {
+    for _ in 0..EXTENSIONS_MAX {
+        if bytes.len() < at.saturating_add(8) {
+            return Ok(None);
+        }
+        let (kind, len) = (u32_at(bytes, at), u32_at(bytes, at + 4) as usize);
+        if kind == END {
+            return Ok(None);
+        }
+        let Some(contents) = bytes.get(at + 8..).and_then(|rest| rest.get(..len)) else {
+            return corrupt(format!("a header extension of {len} bytes reaches beyond its cluster"));
+        };
+        if kind == wanted {
+            return Ok(Some(contents.to_vec()));
+        }
+        at += 8 + len.next_multiple_of(8);
+    }
+    corrupt(format!("more than {EXTENSIONS_MAX} header extensions"))
+}
+
+pub(super) fn corrupt<T>(what: impl Into<String>) -> Result<T, LayerError> {
+    Err(LayerError::Corrupt(what.into()))
+}
+
+fn unsupported<T>(what: impl Into<String>) -> Result<T, LayerError> {
+    Err(LayerError::Unsupported(what.into()))
+}
+
+/// The big-endian number at `at`.
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(field(bytes, at))
+}
+
+/// The big-endian number at `at`.
+pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(field(bytes, at))
+}

@@ -1,0 +1,129 @@
+//! The two levels of tables that say where each cluster lies.
+//! It never reads a table twice nor more of them than the file can hold, whatever they say.
+
+use std::collections::HashSet;
+
+use super::header::{Header, corrupt, u64_at};
+use crate::encoded::Block;
+use crate::image::{Image, Layout};
+use crate::layer::LayerError;
+
+/// The bits of an entry that are a place in the file.
+const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
+const COMPRESSED: u64 = 1 << 62;
+/// Since version 3: the cluster reads as zeroes, wherever it lies.
+const ZERO: u64 = 1;
+/// The most bytes of tables that are read of one file: 8 TiB of clusters of the usual size.
+const TABLES_MAX: u64 = 1 << 30;
+
+/// Where each byte of the disk is: file 0 is the qcow2, and file 1 its backing file, of `backing` bytes.
+///
+/// # Errors
+/// A table lies where none can, the file is cut short, or the disk is in too many pieces.
+pub(super) fn lay_out(image: &Image, header: &Header, backing: u64) -> Result<Layout, LayerError> {
+    let mut disk = Disk { layout: Layout::default(), header, file: image.len(), backing };
+    let cluster = header.cluster();
+    let l1 =
+        image.read_vec(header.l1_offset, usize::try_from(header.l1_needed() * 8).unwrap_or(usize::MAX))?;
+    let mut tables = HashSet::new();
+    for entry in l1.chunks_exact(8).map(|entry| u64_at(entry, 0)) {
+        let from = disk.layout.len();
+        let len = header.span().min(header.size - from);
+        let table = entry & PLACE;
+        if table == 0 {
+            disk.absent(len)?;
+            continue;
+        }
+        if !table.is_multiple_of(cluster) {
+            return corrupt(format!("an L2 table at byte {table}, which begins no cluster"));
+        }
+        // No two parts of a disk share a table, so all of them are no longer than the file.
+        if !tables.insert(table) {
+            return corrupt(format!("two parts of the disk share the L2 table at byte {table}"));
+        }
+        if tables.len() as u64 * cluster > TABLES_MAX {
+            return Err(LayerError::Limit(format!("more than {TABLES_MAX} bytes of L2 tables")));
+        }
+        let used = usize::try_from(len.div_ceil(cluster) * 8).unwrap_or(usize::MAX);
+        let bytes = image.read_vec(table, used)?;
+        for entry in bytes.chunks_exact(8).map(|entry| u64_at(entry, 0)) {
+            disk.cluster(entry)?;
+        }
+    }
+    Ok(disk.layout)
+}
+
+/// A disk whose clusters are told one after another.
+struct Disk<'a> {
+    layout: Layout,
+    header: &'a Header,
+    /// Lengths of the qcow2 and of its backing file, in bytes.
+    file: u64,
+    backing: u64,
+}
+
+impl Disk<'_> {
+    /// The next cluster is where an entry of an L2 table says.
+    fn cluster(&mut self, entry: u64) -> Result<(), LayerError> {
+        let len = self.header.cluster().min(self.header.size - self.layout.len());
+        if entry & COMPRESSED != 0 {
+            return self.compressed(entry, len);
+        }
+        let place = entry & PLACE;
+        if self.header.version >= 3 && entry & ZERO != 0 {
+            return self.layout.zero(len);
+        }
+        if place == 0 {
+            return self.absent(len);
+        }
+        if !place.is_multiple_of(self.header.cluster()) {
+            return corrupt(format!("data at byte {place}, which begins no cluster"));
+        }
+        let there = self.file.saturating_sub(place).min(len);
+        if there == 0 {
+            return corrupt(format!(
+                "data at byte {place}, beyond the file's end at byte {} (is the image cut short?)",
+                self.file
+            ));
+        }
+        self.layout.data(place, there)?;
+        // The last cluster of a file may be cut where its bytes end.
+        self.layout.zero(len - there)
+    }
+
+    /// The next cluster is what a compressed one yields.
+    fn compressed(&mut self, entry: u64, len: u64) -> Result<(), LayerError> {
+        let cluster = self.header.cluster();
+        // The lower bits are the place, those above it the number of sectors behind the first.
+        let bits = 62 - (self.header.cluster_bits - 8);
+        let place = entry & ((1 << bits) - 1);
+        let sectors = (entry & (COMPRESSED - 1)) >> bits;
+        let stored = (sectors + 1) * 512 - place % 512;
+        // What is compressed is shorter than the cluster; the last sector of a file may be cut.
+        let stored = stored.min(cluster).min(self.file.saturating_sub(place));
+        if stored == 0 {
+            return corrupt(format!(
+                "compressed data at byte {place}, beyond the file's end at byte {}",
+                self.file
+            ));
+        }
+        let short = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
+        let block = Block {
+            start: 0,
+            len: short(len),
+            input: place,
+            input_len: short(stored),
+            skip: 0,
+            yields: short(cluster),
+        };
+        self.layout.encoded(self.header.compression, block)
+    }
+
+    /// The next bytes are not in this file: they are the backing file's, as far as that goes.
+    fn absent(&mut self, len: u64) -> Result<(), LayerError> {
+        let from = self.layout.len();
+        let below = self.backing.saturating_sub(from).min(len);
+        self.layout.backing(from, below)?;
+        self.layout.zero(len - below)
+    }
+}

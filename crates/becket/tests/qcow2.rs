@@ -1,0 +1,112 @@
+//! qcow2 images, end to end: what is attached is what QEMU reads.
+//! Never takes becket's own word for what an image holds.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+mod common;
+
+use becket_testkit::{Scratch, crc_whole, image, require_device, require_fuse, require_tools, skip, tool};
+use common::{scratch, text};
+use serde_json::json;
+use std::{fs, path::Path, process::Command};
+
+const MIB: u64 = 1 << 20;
+
+fn qemu_img(place: &Scratch, words: &[&str]) {
+    tool(Command::new("qemu-img").current_dir(place.path("")).args(words));
+}
+
+/// `top.qcow2` over `middle.qcow2`, which is compressed, over `base.raw`.
+fn chain(place: &Scratch) {
+    image::random(&place.path("base.raw"), 4 * MIB, 1);
+    qemu_img(place, &["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw", "first.qcow2", "6M"]);
+    let io = |image: &str, command: &str| {
+        tool(Command::new("qemu-io").current_dir(place.path("")).args(["-f", "qcow2", "-c", command, image]));
+    };
+    io("first.qcow2", "write -P 7 1M 1M");
+    qemu_img(
+        place,
+        &["convert", "-c", "-O", "qcow2", "-B", "base.raw", "-F", "raw", "first.qcow2", "middle.qcow2"],
+    );
+    qemu_img(place, &["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "middle.qcow2", "top.qcow2"]);
+    io("top.qcow2", "write -P 9 1100k 300k");
+    io("top.qcow2", "write -z 3M 200k");
+    qemu_img(place, &["convert", "-O", "raw", "top.qcow2", "expected.raw"]);
+}
+
+#[test]
+fn a_chain_is_attached_as_qemu_reads_it() {
+    let name = "qcow2::a_chain_is_attached_as_qemu_reads_it";
+    if !Path::new("/dev/ublk-control").exists() {
+        return skip(name, "needs ublk");
+    }
+    is_what_qemu_reads(name, "ublk");
+}
+
+#[test]
+fn fuse_chain_is_attached_as_qemu_reads_it() {
+    let name = "qcow2::fuse_chain_is_attached_as_qemu_reads_it";
+    if require_fuse(name) {
+        is_what_qemu_reads(name, "fuse");
+    }
+}
+
+fn is_what_qemu_reads(name: &str, via: &str) {
+    if !require_device(name) || !require_tools(name, &["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let place = scratch();
+    chain(&place);
+    let told = place.json(["attach", "--via", via, "top.qcow2"]);
+    let info = &told["devices"][0];
+    assert_eq!(info["read_only"], json!(true));
+    assert!(info["warnings"].to_string().contains("qcow2"), "{info}");
+    assert_eq!(crc_whole(Path::new(text(info, "device"))), crc_whole(&place.path("expected.raw")));
+    place.ok(["detach", "top.qcow2"]);
+    // In more pieces than a message holds.
+    qemu_img(&place, &["create", "-q", "-f", "qcow2", "-o", "cluster_size=512", "pieces.qcow2", "8M"]);
+    let file = place.path("io");
+    // Each second cluster is written.
+    let writes: String =
+        (0..1000).map(|n| format!("write -q -P {} {} 512\n", n % 255 + 1, n * 2048)).collect();
+    fs::write(&file, writes).unwrap();
+    let input = fs::File::open(&file).unwrap();
+    tool(Command::new("qemu-io").args(["-f", "qcow2"]).arg(place.path("pieces.qcow2")).stdin(input));
+    qemu_img(&place, &["convert", "-O", "raw", "pieces.qcow2", "expected.raw"]);
+    let device = place.attach(&place.path("pieces.qcow2"), &["--via", via]);
+    assert_eq!(crc_whole(&device), crc_whole(&place.path("expected.raw")));
+    place.ok(["detach", "--all"]);
+}
+
+#[test]
+fn what_cannot_be_attached_says_what_to_do() {
+    let name = "qcow2::what_cannot_be_attached_says_what_to_do";
+    if !require_device(name) || !require_tools(name, &["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let place = scratch();
+    chain(&place);
+    let ran = place.run(["attach", "--via", "loop", "top.qcow2"]);
+    assert!(ran.code == 1 && ran.err.contains("qemu-img convert -O raw"), "{ran:?}");
+    fs::create_dir(place.path("elsewhere")).unwrap();
+    fs::rename(place.path("base.raw"), place.path("elsewhere/base.raw")).unwrap();
+    fs::rename(place.path("top.qcow2"), place.path("elsewhere/top.qcow2")).unwrap();
+    let dir = place.path("");
+    let outside = dir.join("middle.qcow2").display().to_string();
+    let top = place.path("elsewhere/top.qcow2").display().to_string();
+    qemu_img(&place, &["rebase", "-u", "-F", "qcow2", "-b", &outside, &top]);
+    let ran = place.run(["ls", &top]);
+    assert!(
+        ran.code == 1 && ran.err.contains("outside the directory") && ran.err.contains("--backing-dir"),
+        "{ran:?}"
+    );
+    // Allowed there, what lies below that is missing and says so.
+    let ran = place.run(["ls", "--backing-dir", dir.to_str().unwrap(), &top]);
+    assert!(ran.code == 1 && ran.err.contains("base.raw: there is no such file"), "{ran:?}");
+    fs::rename(place.path("elsewhere/base.raw"), place.path("base.raw")).unwrap();
+    let told = place.json(["inspect", "--backing-dir", dir.to_str().unwrap(), &top]);
+    assert_eq!(told["image"]["stored"]["format"], json!("qcow2"));
+    assert_eq!(told["image"]["size"], json!(6 * MIB));
+    // As bytes it is a file like any other.
+    let told = place.json(["map", "--format", "raw", &top]);
+    assert_eq!(told["size"], json!(fs::metadata(&top).unwrap().len()));
+}

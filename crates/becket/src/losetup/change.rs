@@ -80,11 +80,12 @@ pub(super) fn still_used(device: &str, users: &[becket_device::User]) {
 }
 
 fn remove_one(word: &OsStr) -> Result<(), Trouble> {
-    let path = device::path_of(word);
-    let refused = |error: &io::Error| Trouble::because(&format!("{}: remove failed", path.display()), error);
-    let number =
-        path.file_name().and_then(|name| device::number(std::os::unix::ffi::OsStrExt::as_bytes(name)));
-    let number = number.ok_or_else(|| no_device(word))?;
+    // By the device that the node stands for, whatever that is called. What the kernel does not have has no name.
+    let device = Loop::named(word).ok_or_else(|| no_device(word))?;
+    let name = device.name.as_deref().ok_or_else(|| no_device(word))?;
+    let number = device::number(name.as_bytes()).ok_or_else(|| no_device(word))?;
+    let refused =
+        |error: &io::Error| Trouble::because(&format!("{}: remove failed", device.path.display()), error);
     let control = File::options().read(true).write(true).open("/dev/loop-control");
     control.and_then(|control| uapi::ctl_remove(control.as_fd(), number)).map_err(|error| refused(&error))
 }

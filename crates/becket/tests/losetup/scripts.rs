@@ -236,6 +236,29 @@ fn a_containers_empty_dev() {
 }
 
 /// Sixty-four at a time, each on its own file.
+/// By the device, not by what its node is called.
+#[test]
+fn what_is_removed_is_the_device_of_the_node() {
+    let Some(case) = Case::new("losetup::what_is_removed_is_the_device_of_the_node") else { return };
+    // So high that nobody is given it for a free one.
+    let number = 5000 + std::process::id() % 1000;
+    let (node, disk) = (format!("/dev/loop{number}"), format!("/sys/block/loop{number}"));
+    case.image("img", MIB);
+    case.ok(&format!("{node} img"));
+    case.ok(&format!("-d {node}"));
+    assert!(wait_until(Duration::from_secs(10), || !Path::new(&disk).join("loop").exists()));
+    let (other, same) = (case.place.path(&format!("loop{number}")), case.place.path("disk"));
+    std::os::unix::fs::symlink("/dev/null", &other).unwrap();
+    std::os::unix::fs::symlink(&node, &same).unwrap();
+    let ran = case.run(&format!("--remove {}", other.display()));
+    assert!(ran.code == 1 && ran.err.contains("No such device"), "{ran:?}");
+    assert!(Path::new(&disk).exists());
+    case.ok(&format!("--remove {}", same.display()));
+    assert!(!Path::new(&disk).exists());
+    let ran = case.run(&format!("--remove {node}"));
+    assert!(ran.code == 1 && ran.err.contains("No such device"), "{ran:?}");
+}
+
 #[test]
 fn a_storm_of_finders_loses_none() {
     let Some(case) = Case::new("losetup_storm") else { return };

@@ -3,12 +3,10 @@
 
 use crate::bytes::{part, u8_at, u32_at};
 use crate::image::Image;
-use crate::layer::{LINK_MAX, LayerError, corrupt};
+use crate::layer::{LINK_MAX, LayerError, NAME_MAX, corrupt};
 
 /// Continuation areas of one record. mkisofs makes one or two.
 const CONTINUATIONS_MAX: usize = 32;
-/// The longest name, in bytes.
-const NAME_MAX: usize = 1024;
 
 /// What the system use fields of one record say.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -57,8 +55,11 @@ pub(super) fn read(area: &[u8], image: &Image, block: u64) -> Result<SystemUse, 
             let (field, next) = rest.split_at(len);
             rest = next;
             match part(field, 0, 2) {
-                b"NM" if u8_at(field, 4) & 0x6 == 0 && found.name.len() < NAME_MAX => {
+                b"NM" if u8_at(field, 4) & 0x6 == 0 => {
                     found.name.extend_from_slice(part(field, 5, len));
+                    if found.name.len() > NAME_MAX {
+                        return corrupt(format!("a name of {} bytes or more", found.name.len()));
+                    }
                 }
                 b"PX" => found.mode = Some(u32_at(field, 4) as u16),
                 b"SL" => link.add(field),
@@ -129,6 +130,19 @@ mod tests {
             link.add(&field);
         }
         String::from_utf8(link.target().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_name_is_no_longer_than_the_kernel_takes() {
+        let image = Image::raw(std::sync::Arc::new(vec![0; 2048]), 2048, 2048);
+        let field = |len: u8| [&b"NM"[..], &[5 + len, 1, 1], &vec![b'x'; len.into()]].concat();
+        let name = |lens: &[u8]| {
+            let area: Vec<u8> = lens.iter().flat_map(|len| field(*len)).collect();
+            read(&area, &image, 2048).map(|found| found.name.len())
+        };
+        assert_eq!(name(&[200, 55]).unwrap(), 255);
+        assert!(name(&[200, 56]).unwrap_err().to_string().contains("a name of 256 bytes"));
+        assert!(name(&[250; 100]).is_err());
     }
 
     #[test]

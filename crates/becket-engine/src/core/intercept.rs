@@ -126,11 +126,13 @@ impl Core {
                 }
             }
             Stage::Begun(torn) => {
-                intercepted.interceptor.ended(&self.operation_of(tag, false), result);
-                let result = torn.filter(|_| result > 0).map_or(result, |errno| -errno.raw_os_error());
-                // What was only tried, and would block, is the same operation when it may.
+                // What was only tried, and would block, is the same operation when it may, and has not ended.
                 under_way.again = self.slab[usize::from(tag)].way == Way::Trying
                     && [Errno::AGAIN, Errno::OPNOTSUPP].map(|errno| -errno.raw_os_error()).contains(&result);
+                if !under_way.again {
+                    intercepted.interceptor.ended(&self.operation_of(tag, false), result);
+                }
+                let result = torn.filter(|_| result > 0).map_or(result, |errno| -errno.raw_os_error());
                 self.intercepted = Some(intercepted);
                 self.operated(ring, tag, result);
             }

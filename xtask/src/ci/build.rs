@@ -92,6 +92,17 @@ impl Binaries {
     }
 }
 
+/// One test of becket's, and the command that it tests: as `cargo test` builds them, and nothing else.
+pub(crate) fn test_of_becket(name: &str) -> Result<(PathBuf, PathBuf)> {
+    let built = cargo(&["test", "--no-run", "-p", "becket", "--test", name])?;
+    let find = |wanted: &str, test| {
+        let is_it = |message: &&Message| message.target.name == wanted && message.profile.test == test;
+        let found = built.iter().find(is_it).and_then(|message| message.executable.clone());
+        found.with_context(|| format!("cargo built no {wanted}"))
+    };
+    Ok((find(name, true)?, find("becket", false)?))
+}
+
 impl Message {
     /// Whether this was built from one of these packages. Cargo names a package by its folder when that has its name
     /// (`path+file:///checkout/crates/becket#0.1.0`), else after the `#` (`#becket@0.1.0`).

@@ -19,7 +19,7 @@ use anyhow::{Result, bail};
 
 use crate::vm::Series;
 use allow::Allowed;
-pub(crate) use build::{Binaries, becket};
+pub(crate) use build::{Binaries, becket, test_of_becket};
 pub(crate) use case::{Case, Outcome};
 
 /// Arguments of `cargo xtask ci`.

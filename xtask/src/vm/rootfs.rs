@@ -13,7 +13,7 @@ use crate::exec;
 const SUITE: &str = "bookworm";
 
 /// What the tests use, beside Debian's essential packages.
-const PACKAGES: [&str; 22] = [
+const PACKAGES: [&str; 24] = [
     "util-linux",
     "util-linux-extra",
     "mount",
@@ -28,9 +28,11 @@ const PACKAGES: [&str; 22] = [
     "cryptsetup-bin",
     "dmsetup",
     "fio",
+    "git",
     "iproute2",
     "kmod",
     "procps",
+    "sqlite3",
     "strace",
     "systemd",
     "udev",

@@ -6,7 +6,7 @@
 
 use std::{io, os::fd::RawFd, time::Instant};
 
-use io_uring::{IoUring, cqueue, opcode, squeue, types::Fixed};
+use io_uring::{IoUring, cqueue, opcode, register::Restriction, squeue, types::Fixed};
 
 use crate::{Error, provided::Provided, ranges::Ranges};
 
@@ -22,6 +22,27 @@ const _: () = assert!(FILES <= u16::MAX as u32);
 const BUFFERS: u32 = 16384;
 /// Kernel threads that a ring may use at least for operations that block, of files and disks and of all else.
 const FEWEST_WORKERS: u32 = 8;
+
+/// All that a ring carries out; the kernel refuses the rest, whoever asks. A filter of system calls does not see what is
+/// submitted to a ring, so a process that may open nothing needs rings that open nothing.
+const OPERATIONS: [u8; 12] = [
+    opcode::Read::CODE,
+    opcode::Write::CODE,
+    opcode::ReadFixed::CODE,
+    opcode::WriteFixed::CODE,
+    opcode::Readv::CODE,
+    opcode::Writev::CODE,
+    opcode::Fsync::CODE,
+    opcode::Fallocate::CODE,
+    opcode::UringCmd16::CODE,
+    opcode::PollAdd::CODE,
+    // What stands for an operation that waits or fails on purpose.
+    opcode::Nop::CODE,
+    opcode::Timeout::CODE,
+];
+/// All that can be changed about a ring once it runs (`enum io_uring_register_op`): slots of descriptors, the table of
+/// buffers, the number of kernel threads, groups of buffers to pick from.
+const REGISTRATIONS: [u8; 5] = [6, 15, 19, 22, 23];
 
 /// A completion: whose it is and what came out.
 #[derive(Debug, Clone, Copy)]
@@ -54,6 +75,8 @@ impl Ring {
         let ring = |source| Error::Ring { thread, source };
         let mut builder = IoUring::builder();
         builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all().setup_cqsize(4 * ENTRIES);
+        // It runs once it is restricted.
+        builder.setup_r_disabled();
         // Entries are submitted in the order in which they stand; kernels before 6.6 want that said for each.
         let uring = match builder.clone().setup_no_sqarray().build(ENTRIES) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => builder.build(ENTRIES),
@@ -65,6 +88,8 @@ impl Ring {
         let files = open_files.map_or(FILES, |limit| FILES.min(u32::try_from(limit).unwrap_or(FILES)));
         submitter.register_files_sparse(files).map_err(ring)?;
         submitter.register_iowq_max_workers(&mut [FEWEST_WORKERS; 2]).map_err(ring)?;
+        submitter.register_restrictions(&mut restrictions()).map_err(ring)?;
+        submitter.register_enable_rings().map_err(ring)?;
         Ok(Ring {
             uring,
             thread,
@@ -213,6 +238,7 @@ impl Ring {
     /// Queues an entry; when the queue is full, what is in it goes to the kernel first.
     #[inline]
     pub(crate) fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+        debug_assert!(OPERATIONS.contains(&code_of(entry)), "the ring will refuse this operation");
         // SAFETY: see the head of this module: callers keep alive what the entry points to.
         if unsafe { self.uring.submission().push(entry) }.is_ok() {
             return Ok(());
@@ -274,6 +300,20 @@ impl Ring {
     pub(crate) fn taken(&self, index: usize) -> Completion {
         self.batch[index]
     }
+}
+
+/// What the kernel is told of what a ring may do. Flags: descriptors from the table, buffers from a group.
+fn restrictions() -> Vec<Restriction> {
+    let flags = squeue::Flags::FIXED_FILE | squeue::Flags::BUFFER_SELECT;
+    let operations = OPERATIONS.map(Restriction::sqe_op);
+    let registrations = REGISTRATIONS.map(Restriction::register_op);
+    operations.into_iter().chain(registrations).chain([Restriction::sqe_flags_allowed(flags.bits())]).collect()
+}
+
+/// An entry's operation, its first byte.
+fn code_of(entry: &squeue::Entry) -> u8 {
+    // SAFETY: an entry is the kernel's `struct io_uring_sqe`: 64 bytes without padding.
+    unsafe { std::ptr::from_ref(entry).cast::<u8>().read() }
 }
 
 /// EINTR, EAGAIN and EBUSY say that the same call may work next time.
@@ -405,6 +445,44 @@ mod tests {
         assert_eq!(ring.files.free().len(), 1);
         assert!(ring.register_files(&[-7]).is_err());
         assert_eq!(ring.files.free().len(), 1, "a refused registration gives its slots back");
+    }
+
+    #[test]
+    fn a_ring_carries_out_nothing_else() {
+        use std::os::fd::AsRawFd;
+        let mut ring = Ring::new(0).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let fd = io_uring::types::Fd(file.as_raw_fd());
+        let path = c"/etc/passwd".as_ptr();
+        let refused = [
+            opcode::OpenAt::new(io_uring::types::Fd(libc::AT_FDCWD), path).build(),
+            opcode::Socket::new(libc::AF_INET, libc::SOCK_STREAM, 0).build(),
+            opcode::UnlinkAt::new(io_uring::types::Fd(libc::AT_FDCWD), path).build(),
+            opcode::Close::new(fd).build(),
+            opcode::Read::new(fd, std::ptr::null_mut(), 0).build().flags(squeue::Flags::ASYNC),
+            opcode::Read::new(fd, std::ptr::null_mut(), 0).build().personality(1),
+        ];
+        for entry in refused {
+            // Not by `push`, which asserts that we never ask for it.
+            // SAFETY: the path is static, and nothing else is pointed to.
+            unsafe { ring.uring.submission().push(&entry) }.unwrap();
+            assert_eq!(ring.wait().unwrap(), 1);
+            let result = ring.taken(0).result;
+            assert!([-libc::EACCES, -libc::EINVAL].contains(&result), "{entry:?}: {result}");
+        }
+        let entry = opcode::Read::new(fd, std::ptr::null_mut(), 0).build();
+        ring.push(&entry).unwrap();
+        assert_eq!((ring.wait().unwrap(), ring.taken(0).result), (1, 0));
+
+        let submitter = ring.uring.submitter();
+        for refused in [
+            submitter.register_personality().map(drop),
+            submitter.register_eventfd(file.as_raw_fd()),
+            submitter.register_restrictions(&mut restrictions()),
+            submitter.unregister_files(),
+        ] {
+            assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EACCES));
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The worker: the process that moves bytes. It serves the devices that the supervisor hands it.
 //! It opens nothing, holds no capability, and outlives a supervisor that dies.
 
+mod confine;
 pub(crate) mod harden;
 pub(crate) mod kept;
 mod leases;
@@ -43,10 +44,14 @@ pub fn worker_main() -> Result<(), Error> {
     let _signals = SignalFd::block(&[Signal::INT, Signal::TERM, Signal::HUP, Signal::XFSZ])
         .map_err(|error| Error::Worker { what: format!("could not block signals: {error}") })?;
     let breaks = leases::listen()?;
-    let prepared = harden::harden().and_then(|notes| {
-        let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+    // Read from files, some of it.
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let prepared = harden::harden().and_then(|mut notes| {
+        notes.extend(confine::shut()?);
         let threads = IoThreads::start(threads)
             .map_err(|error| Error::Worker { what: format!("could not start its threads: {error}") })?;
+        // The rings are made: nobody makes another one.
+        notes.extend(confine::filter()?);
         Ok((threads, notes))
     });
     let (threads, notes) = match prepared {

@@ -47,6 +47,8 @@ pub(crate) fn worker_gives_up_its_rights(place: &Place) {
     for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten() {
         let status = fs::read_to_string(task.path().join("status")).unwrap();
         assert!(status.contains("CapEff:\t0000000000000000"), "{status}");
+        // The filter of system calls; `worker::confine` tries what it lets through.
+        assert!(status.contains("\nSeccomp:\t2\n"), "{status}");
         tasks += 1;
     }
     assert!(tasks > threads, "{tasks} threads");
@@ -54,7 +56,9 @@ pub(crate) fn worker_gives_up_its_rights(place: &Place) {
     let had = u64::from_str_radix(&status_field(std::process::id(), "CapEff"), 16).unwrap();
     let sys_resource = had & (1 << 24) != 0;
     assert_eq!(notes.iter().any(|note| note.contains("IO_FLUSHER")), !sys_resource, "{notes:?}");
-    assert!(!notes.iter().any(|note| note.contains("mlockall")), "{notes:?}");
+    for precaution in ["mlockall", "Landlock", "system calls"] {
+        assert!(!notes.iter().any(|note| note.contains(precaution)), "{notes:?}");
+    }
     assert_ne!(status_field(pid, "VmLck").split(' ').next(), Some("0"), "its memory is locked");
     let namespace = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/mnt")).unwrap();
     assert_ne!(namespace(pid), namespace(std::process::id()));

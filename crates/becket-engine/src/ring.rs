@@ -307,7 +307,11 @@ fn restrictions() -> Vec<Restriction> {
     let flags = squeue::Flags::FIXED_FILE | squeue::Flags::BUFFER_SELECT;
     let operations = OPERATIONS.map(Restriction::sqe_op);
     let registrations = REGISTRATIONS.map(Restriction::register_op);
-    operations.into_iter().chain(registrations).chain([Restriction::sqe_flags_allowed(flags.bits())]).collect()
+    operations
+        .into_iter()
+        .chain(registrations)
+        .chain([Restriction::sqe_flags_allowed(flags.bits())])
+        .collect()
 }
 
 /// An entry's operation, its first byte.

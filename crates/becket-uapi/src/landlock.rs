@@ -55,7 +55,8 @@ pub fn allow_nothing() -> io::Result<u32> {
     // Kernels that do not know the last fields want them to be zero, which they are then.
     let size = size_of::<Ruleset>();
     // SAFETY: the kernel reads `size` bytes of a structure that lives until the call returns.
-    let fd = answer(unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, &raw const *ruleset, size, 0) })?;
+    let fd =
+        answer(unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, &raw const *ruleset, size, 0) })?;
     // SAFETY: the kernel has just made this descriptor, and nobody else knows of it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: takes a descriptor and no memory.
@@ -83,8 +84,7 @@ mod tests {
     fn no_version_has_fewer_rights_than_the_one_before() {
         for pair in RIGHTS.windows(2) {
             let (old, new) = (pair[0], pair[1]);
-            for (less, more) in
-                [(old.files, new.files), (old.network, new.network), (old.scoped, new.scoped)]
+            for (less, more) in [(old.files, new.files), (old.network, new.network), (old.scoped, new.scoped)]
             {
                 assert_eq!(less & !more, 0, "{pair:?}");
             }
@@ -120,7 +120,10 @@ mod tests {
         });
         let Ok(outcome) = outcome.join() else { unreachable!("it does not panic") };
         let Some((version, text, denied, port)) = outcome.unwrap() else {
-            return becket_testkit::skip("what_is_open_stays_and_nothing_else_opens", "this kernel has no Landlock");
+            return becket_testkit::skip(
+                "what_is_open_stays_and_nothing_else_opens",
+                "this kernel has no Landlock",
+            );
         };
         assert!(!text.is_empty());
         for result in denied {

@@ -69,7 +69,8 @@ impl Filter {
     /// `Unsupported`: the numbers of calls are not known for this architecture.
     pub fn new() -> io::Result<Filter> {
         let ours = OURS.ok_or(io::ErrorKind::Unsupported)?;
-        let mut program = vec![load(ARCHITECTURE), jump(libc::BPF_JEQ, ours, 1, 0), verdict(Verdict::Kill), load(NUMBER)];
+        let mut program =
+            vec![load(ARCHITECTURE), jump(libc::BPF_JEQ, ours, 1, 0), verdict(Verdict::Kill), load(NUMBER)];
         if cfg!(target_arch = "x86_64") {
             program.extend([jump(libc::BPF_JSET, FOREIGN, 0, 1), verdict(Verdict::Kill)]);
         }
@@ -99,12 +100,9 @@ impl Filter {
                 verdict(refuse),
                 verdict(then),
             ],
-            When::HasNot(argument, bits) => vec![
-                argument_of(argument),
-                jump(libc::BPF_JSET, bits, 0, 1),
-                verdict(refuse),
-                verdict(then),
-            ],
+            When::HasNot(argument, bits) => {
+                vec![argument_of(argument), jump(libc::BPF_JSET, bits, 0, 1), verdict(refuse), verdict(then)]
+            }
         };
         // Numbers are small, and a rule is far shorter than the farthest jump: some ten values at most.
         self.program.push(jump(libc::BPF_JEQ, number as u32, 0, body.len() as u8));
@@ -154,7 +152,9 @@ impl Filter {
                     value = match operand {
                         NUMBER => number as u32,
                         ARCHITECTURE => OURS.unwrap_or(0),
-                        argument => arguments.get(((argument - ARGUMENTS) / ARGUMENT) as usize).copied().unwrap_or(0),
+                        argument => {
+                            arguments.get(((argument - ARGUMENTS) / ARGUMENT) as usize).copied().unwrap_or(0)
+                        }
                     };
                     continue;
                 }
@@ -251,8 +251,14 @@ mod tests {
             // SAFETY: neither call takes memory.
             let (named, mask) = unsafe { (libc::SYS_getppid, libc::umask(0o077)) };
             let all = (0..1024).filter(|number| ![umask, named].contains(number));
-            let open = all.fold(Filter::new().unwrap(), |filter, number| filter.rule(number, When::Always, Verdict::Allow));
-            let filter = open.rule(umask, When::Is(0, &[mask]), Verdict::Allow).rule(named, When::Always, Verdict::Kill);
+            let open = all.fold(Filter::new().unwrap(), |filter, number| {
+                filter.rule(number, When::Always, Verdict::Allow)
+            });
+            let filter = open.rule(umask, When::Is(0, &[mask]), Verdict::Allow).rule(
+                named,
+                When::Always,
+                Verdict::Kill,
+            );
             let (hold, held) = std::sync::mpsc::channel::<()>();
             let other = std::thread::spawn(move || {
                 held.recv().unwrap();

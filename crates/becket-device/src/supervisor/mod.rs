@@ -52,6 +52,8 @@ use process::Processes;
 const LINGER: Duration = Duration::from_secs(2);
 /// How long a second one waits for the first to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Connections at once, each with a thread; more wait at the door. Commands that stay (`run`) keep theirs.
+const MOST_CONNECTIONS: usize = 4096;
 /// The last to be killed when memory is short: writes would be lost and their writers stuck.
 const OOM_SCORE_ADJ: &str = "-900";
 
@@ -257,10 +259,11 @@ impl Room {
             let left = idle_since.map(|since| LINGER.saturating_sub(since.elapsed()));
             let left = left.filter(|_| !self.stay);
             let events = self.wait(listener, signals, left)?;
-            if events.client && !self.supervisor.stepping_down() {
+            let full = self.connections.load(Ordering::SeqCst) >= MOST_CONNECTIONS;
+            if events.client && !full && !self.supervisor.stepping_down() {
                 self.receive(listener);
             } else if events.client {
-                // It is for the next server; what we still do ends in a moment.
+                // It is for the next server; what we still do ends in a moment. Or one of the others hangs up.
                 std::thread::sleep(Duration::from_millis(10));
             }
             while events.signal && signals.take().map_err(Error::io("read", "signals".as_ref()))?.is_some() {
@@ -343,10 +346,13 @@ impl Room {
         self.connections.fetch_add(1, Ordering::SeqCst);
         let left = Leaving { connections: Arc::clone(&self.connections), wake: Arc::clone(&self.wake) };
         let (supervisor, uid) = (Arc::clone(&self.supervisor), self.uid);
-        std::thread::spawn(move || {
+        let thread = std::thread::Builder::new().spawn(move || {
             server::converse(&*supervisor, stream, uid);
             drop(left);
         });
+        if let Err(error) = thread {
+            log::warn(format_args!("server: no thread for a client, which is hung up on: {error}"));
+        }
     }
 }
 

@@ -28,6 +28,8 @@ use crate::Error;
 
 /// Takes every path away from the calling thread and those it starts; answers with a note where the kernel cannot.
 pub(super) fn shut() -> Result<Option<String>, Error> {
+    // What this and the clock know of the machine may come from a file, at whose first use they do not expect to fail.
+    let _ = rustix::param::page_size();
     match landlock::allow_nothing() {
         Ok(_) => Ok(None),
         Err(error) if lacking(&error) => Ok(Some(format!("Landlock: this kernel has none ({error})"))),
@@ -239,7 +241,8 @@ mod tests {
             filter.judge(call, arguments)
         };
         let (data, code) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_READ | libc::PROT_EXEC);
-        let thread = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
+        let thread =
+            libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
         for (call, index, may, may_not) in [
             (libc::SYS_mmap, 2, data, code),
             (libc::SYS_mprotect, 2, data, code),
@@ -298,7 +301,8 @@ mod tests {
         denied("mount", becket_uapi::handover::unshare_mounts());
         denied("be traced", becket_uapi::process::set_dumpable(true));
         assert!(IoThreads::start(1).is_err(), "another ring");
-        // What a worker does goes on: threads, memory, decoders.
+        // What a worker does goes on: threads, memory, decoders, rings.
+        assert!(rustix::param::page_size() >= 4096);
         assert_eq!(std::thread::spawn(|| vec![1u8; 64 << 20].len()).join().unwrap(), 64 << 20);
         drop(Decoding::start(2, 1 << 20).unwrap());
     }

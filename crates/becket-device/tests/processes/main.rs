@@ -3,6 +3,7 @@
 //! The program is its own supervisor and worker (`/proc/self/exe serve`), so it has a harness of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
+mod attacks;
 mod deaths;
 mod devices;
 mod place;
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 use becket_device::{AttachOptions, DetachOptions, ServeOptions, Via};
 
+use attacks::*;
 use deaths::*;
 use devices::*;
 use place::Place;
@@ -46,6 +48,8 @@ fn main() -> ExitCode {
         ["list"] => show(becket_device::list()),
         ["status"] => show(becket_device::server_status()),
         ["talk", socket, call] => talk(Path::new(socket), call).map(|answer| println!("{answer}")),
+        ["storm", socket] => Ok(storm(Path::new(socket))),
+        ["eavesdrop", socket] => Ok(eavesdrop(Path::new(socket))),
         ["--list", ..] => {
             TESTS.iter().for_each(|(name, _)| println!("{name}: test"));
             Ok(())
@@ -63,7 +67,7 @@ fn main() -> ExitCode {
 
 type Test = (&'static str, fn(&Place));
 
-const TESTS: [Test; 20] = [
+const TESTS: [Test; 25] = [
     ("worker_gives_up_its_rights", worker_gives_up_its_rights),
     ("worker_answers_within_tight_limits", worker_answers_within_tight_limits),
     ("worker_is_not_started_by_hand", worker_is_not_started_by_hand),
@@ -72,6 +76,11 @@ const TESTS: [Test; 20] = [
     ("supervisor_pins_nobody_s_mounts", supervisor_pins_nobodys_mounts),
     ("of_two_supervisors_one_stays", of_two_supervisors_one_stays),
     ("another_user_is_refused", another_user_is_refused),
+    ("a_stranger_can_ask_for_nothing", a_stranger_can_ask_for_nothing),
+    ("a_storm_of_strangers_passes", a_storm_of_strangers_passes),
+    ("a_mad_client_harms_nobody_else", a_mad_client_harms_nobody_else),
+    ("what_others_prepared_is_not_used", what_others_prepared_is_not_used),
+    ("a_planted_socket_hears_nothing", a_planted_socket_hears_nothing),
     ("told_to_end_it_ends", told_to_end_it_ends),
     ("a_service_manager_s_server_speaks_and_leaves", a_service_managers_server_speaks_and_leaves),
     ("a_device_comes_and_goes", a_device_comes_and_goes),

@@ -106,17 +106,18 @@ pub struct Backing {
 pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
     check_block_size(options.block_size)?;
     let Split { host, inside } = split(path);
+    let found = resolve(&host)?;
     if inside.is_empty() || options.read_only {
-        return open_inside(&host, &inside, options.read_only, None, options);
+        return open_inside(&host, &found, &inside, options.read_only, None, options);
     }
     // What is inside decides whether anything may be written, and readers must not shut each other out.
-    let walked = look(path, options.format, &options.backing_dirs)?;
+    let walked = look_inside(&host, &found, &inside, options.format, &options.backing_dirs)?;
     let reason = walked
         .read_only
         .or_else(|| if options.shared { None } else { loop_over(Path::new("/sys/block"), &host) });
     match reason {
-        Some(reason) => open_inside(&host, &inside, true, Some(reason), options),
-        None => open_inside(&host, &inside, false, None, options),
+        Some(reason) => open_inside(&host, &found, &inside, true, Some(reason), options),
+        None => open_inside(&host, &found, &inside, false, None, options),
     }
 }
 
@@ -126,13 +127,24 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
 /// As [`open()`].
 pub fn look(path: &Path, format: Format, backing_dirs: &[PathBuf]) -> Result<Walk, Error> {
     let Split { host, inside } = split(path);
-    let Found { inode, kind, stat } = resolve(&host)?;
-    let (fd, _) = open_inode(&host, &inode, kind, true)?;
-    let size = size_of(&host, &fd, kind)?;
-    let block_size = natural_block_size(&host, &fd, kind)?;
-    let file = OpenFile { host: &host, fd: &fd, kind, stat: &stat, size, block_size };
+    look_inside(&host, &resolve(&host)?, &inside, format, backing_dirs)
+}
+
+/// The same from the file or device that was found at `host`.
+fn look_inside(
+    host: &Path,
+    found: &Found,
+    inside: &[OsString],
+    format: Format,
+    backing_dirs: &[PathBuf],
+) -> Result<Walk, Error> {
+    let Found { inode, kind, stat } = found;
+    let (fd, _) = open_inode(host, inode, *kind, true)?;
+    let size = size_of(host, &fd, *kind)?;
+    let block_size = natural_block_size(host, &fd, *kind)?;
+    let file = OpenFile { host, fd: &fd, kind: *kind, stat, size, block_size };
     let disk = disk_in(&file, format, backing_dirs, &mut |_, _, _| Ok(()))?;
-    let mut walk = through::walk(disk.image, shown(host.as_os_str().as_bytes()), &inside, format)?;
+    let mut walk = through::walk(disk.image, shown(host.as_os_str().as_bytes()), inside, format)?;
     walk.read_only = disk.read_only.or(walk.read_only);
     Ok(walk)
 }
@@ -200,19 +212,20 @@ fn real_path(path: &Path, fd: &OwnedFd) -> Result<PathBuf, Error> {
         .map_err(|error| io(path, "its name cannot be read from /proc/self/fd", error))
 }
 
-/// Opens the file or device `host`, and the image in it that `inside` names.
+/// Opens what was found at `host`, and the image in it that `inside` names. The path itself is not looked up again.
 fn open_inside(
     host: &Path,
+    found: &Found,
     inside: &[OsString],
     read_only: bool,
     reason: Option<String>,
     options: &OpenOptions,
 ) -> Result<Opened, Error> {
-    let Found { inode, kind, stat } = resolve(host)?;
-    let (buffered, unwritable) = open_inode(host, &inode, kind, read_only)?;
+    let (kind, stat) = (found.kind, found.stat);
+    let (buffered, unwritable) = open_inode(host, &found.inode, kind, read_only)?;
     if let Some(packed) = Kind::of(&buffered, options.format).filter(|_| !read_only && inside.is_empty()) {
         // Known before anything is locked, for readers must not shut each other out.
-        return open_inside(host, inside, true, Some(through::compressed(packed)), options);
+        return open_inside(host, found, inside, true, Some(through::compressed(packed)), options);
     }
     let read_only_reason = reason.or(unwritable);
     let read_only = read_only || read_only_reason.is_some();
@@ -235,7 +248,7 @@ fn open_inside(
     // It may have changed since it was looked at without a lock, or was not looked at. Readers take readers' locks only.
     if let Some(reason) = walked.read_only.clone().or(unwritable).filter(|_| !read_only) {
         drop((walked, buffered));
-        return open_inside(host, inside, true, Some(reason), options);
+        return open_inside(host, found, inside, true, Some(reason), options);
     }
     let Layout { offset, len, block_size, partitions } =
         lay_out(&named(host.to_owned()), &level.image, natural, options, &mut warnings)?;

@@ -10,10 +10,10 @@
 //! - **A filter of system calls** ([`filter`]), after the rings are made: nobody makes another ring, which would be
 //!   a free one.
 //!
-//! **What is refused fails with EPERM** and is told to the kernel's log. A process that is killed for one call that a newer C
-//! library makes, or that somebody forgot here, takes all its devices down, and the next worker as well; refused, most such
-//! calls have another way. For keeping somebody in, both are the same. Only what no mistake of ours can be (running
-//! programs, reaching into other processes, calls of another architecture) ends the worker: its devices get another.
+//! **What is refused fails with EPERM.** A process that is killed for one call that a newer C library makes, or that somebody
+//! forgot here, takes all its devices down, and the next worker as well; refused, most such calls have another way. For
+//! keeping somebody in, both are the same. Only what no mistake of ours can be (running programs, reaching into other
+//! processes, calls of another architecture) ends the worker, which the kernel logs: its devices get another.
 //!
 //! **The user stays root's**, though without capabilities. Block allocation of ext4 and XFS keeps a reserve for user 0: an
 //! image on a full file system would fail earlier than with the kernel's loop driver. No other number is becket's to take

@@ -48,8 +48,14 @@ fn main() -> ExitCode {
         ["list"] => show(becket_device::list()),
         ["status"] => show(becket_device::server_status()),
         ["talk", socket, call] => talk(Path::new(socket), call).map(|answer| println!("{answer}")),
-        ["storm", socket] => Ok(storm(Path::new(socket))),
-        ["eavesdrop", socket] => Ok(eavesdrop(Path::new(socket))),
+        ["storm", socket, connections] => {
+            storm(Path::new(socket), connections.parse().unwrap());
+            Ok(())
+        }
+        ["eavesdrop", socket] => {
+            eavesdrop(Path::new(socket));
+            Ok(())
+        }
         ["--list", ..] => {
             TESTS.iter().for_each(|(name, _)| println!("{name}: test"));
             Ok(())

@@ -148,9 +148,13 @@ fn decode(
 }
 
 /// Memory for a block; cached ones make way for it.
+///
+/// It waits only for what must come: a change since the last time that there was memory missing and nothing evicted yet. What
+/// was evicted may be taken by another thread at once, and that be done with it before we look again.
 fn room_for(size: usize, cache: &Cache, frames: &Arc<Frames>) -> Frame {
     // No block of a checked layer is larger than what is always allowed.
     let mut evicted = 0;
+    let mut before = None;
     loop {
         let none = match frames.take(size) {
             Ok(frame) => return frame,
@@ -158,11 +162,39 @@ fn room_for(size: usize, cache: &Cache, frames: &Arc<Frames>) -> Frame {
         };
         // What was evicted may still be in somebody's hands; more than is needed need not go for that.
         match (evicted < size).then(|| cache.evict()).flatten() {
-            Some(more) => evicted += more,
+            Some(more) => {
+                evicted += more;
+                before.get_or_insert(none);
+            }
             None => {
-                frames.wait(none);
+                frames.wait(before.take().unwrap_or(none));
                 evicted = 0;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each evicts what another may take, and be done with, before it looks again.
+    #[test]
+    fn threads_that_take_each_others_room_all_go_on() {
+        const SIZE: usize = 64;
+        let (frames, cache) = (Frames::new(2 * SIZE), Cache::new(2 * SIZE));
+        std::thread::scope(|scope| {
+            for layer in 0..4 {
+                let (frames, cache) = (&frames, &cache);
+                scope.spawn(move || {
+                    for block in 0..20_000 {
+                        let frame = room_for(SIZE, cache, frames);
+                        cache.finish(Key { layer, block }, Ok(frame.filled(0, SIZE)));
+                        frames.changed();
+                    }
+                });
+            }
+        });
+        assert_eq!(frames.total(), 2 * SIZE);
     }
 }

@@ -39,6 +39,29 @@ impl Device {
         Ok(devices)
     }
 
+    /// First byte of the file. `None` when the device is going away.
+    pub(super) fn offset(&self) -> Option<u64> {
+        match self {
+            Device::Loop(device) => device.offset(),
+            Device::Served(served) => Some(served.info.offset),
+        }
+    }
+
+    /// Most bytes, 0 for all that there are. `None` when the device is going away.
+    pub(super) fn size_limit(&self) -> Option<u64> {
+        match self {
+            Device::Loop(device) => device.size_limit(),
+            Device::Served(served) => Some(served.info.size_limit.unwrap_or(0)),
+        }
+    }
+
+    pub(super) fn is_read_only(&self) -> bool {
+        match self {
+            Device::Loop(device) => device.is_read_only(),
+            Device::Served(served) => served.info.read_only,
+        }
+    }
+
     fn cell(&self, column: Column) -> Option<Value> {
         match self {
             Device::Loop(device) => device.cell(column),
@@ -64,25 +87,22 @@ impl Wanted {
         Wanted { stat: rustix::fs::stat(file).ok(), paths: [file.to_owned(), device::real(file)], offset }
     }
 
-    pub(super) fn is_of(&self, device: &Loop) -> bool {
-        let same =
-            |stat: &Stat, info: &LoopInfo64| (info.lo_inode, info.lo_device) == (stat.st_ino, stat.st_dev);
-        let of_file = match self.stat.as_ref().and_then(|stat| Some(same(stat, device.info()?))) {
-            Some(same) => same,
-            None => {
-                let backing = device.backing_file();
-                backing.is_some_and(|backing| self.paths.iter().any(|path| path.as_bytes() == backing))
-            }
+    pub(super) fn is(&self, device: &Device) -> bool {
+        let of_file = match device {
+            Device::Loop(device) => self.is_backing(device),
+            Device::Served(served) => served.is_of(self.stat.as_ref(), &self.paths),
         };
         of_file && self.offset.is_none_or(|offset| device.offset() == Some(offset))
     }
 
-    fn is(&self, device: &Device) -> bool {
-        match device {
-            Device::Loop(device) => self.is_of(device),
-            Device::Served(served) => {
-                served.is_of(self.stat.as_ref(), &self.paths)
-                    && self.offset.is_none_or(|offset| served.info.offset == offset)
+    fn is_backing(&self, device: &Loop) -> bool {
+        let same =
+            |stat: &Stat, info: &LoopInfo64| (info.lo_inode, info.lo_device) == (stat.st_ino, stat.st_dev);
+        match self.stat.as_ref().and_then(|stat| Some(same(stat, device.info()?))) {
+            Some(same) => same,
+            None => {
+                let backing = device.backing_file();
+                backing.is_some_and(|backing| self.paths.iter().any(|path| path.as_bytes() == backing))
             }
         }
     }

@@ -11,6 +11,7 @@ mod getopt;
 mod list;
 mod manual;
 mod options;
+mod overlap;
 mod served;
 mod setup;
 mod size;

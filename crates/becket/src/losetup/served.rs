@@ -1,11 +1,11 @@
 //! Devices that becket serves over ublk, with losetup's words and columns.
 //! Never starts anything unless a file is to be attached: listing looks at records alone.
 
-use super::Trouble;
 use super::columns::Column;
 use super::device::{disk_at, pair};
 use super::options::Settings;
 use super::table::Value;
+use super::{Trouble, overlap};
 use crate::failure::without_errno;
 use becket_device::{AttachOptions, Changes, DetachOptions, DeviceInfo, DeviceState, Partitions, Via};
 use becket_image::{DirectIo, Format};
@@ -58,7 +58,7 @@ pub(super) fn all() -> Result<Vec<Served>, Trouble> {
 pub(super) fn create(file: &OsStr, settings: &Settings) -> Result<PathBuf, Trouble> {
     let shown = file.display();
     if settings.no_overlap
-        && let Some(path) = reuse(file, settings)?
+        && let Some(path) = overlap::reuse(file, settings)?
     {
         return Ok(path);
     }
@@ -84,27 +84,6 @@ pub(super) fn create(file: &OsStr, settings: &Settings) -> Result<PathBuf, Troub
     attached
         .map(|info| info.device)
         .map_err(|error| failed(format_args!("{shown}: failed to set up loop device"), &error))
-}
-
-/// The device that has exactly these bytes.
-fn reuse(file: &OsStr, settings: &Settings) -> Result<Option<PathBuf>, Trouble> {
-    let shown = file.display();
-    let stat = rustix::fs::stat(file).ok();
-    let (offset, limit) = (settings.offset.unwrap_or(0), settings.size_limit.unwrap_or(0));
-    let end = |offset: u64, limit: u64| if limit == 0 { u64::MAX } else { offset.saturating_add(limit) };
-    for Served { info } in all()?.into_iter().filter(|served| served.is_of(stat.as_ref(), &[])) {
-        let (other, others) = (info.offset, info.size_limit.unwrap_or(0));
-        if (other, others) == (offset, limit) {
-            if info.read_only && !settings.read_only {
-                return Err(Trouble::new(format!("{shown}: overlapping read-only loop device exists")));
-            }
-            return Ok(Some(info.device));
-        }
-        if offset < end(other, others) && other < end(offset, limit) {
-            return Err(Trouble::new(format!("{shown}: overlapping loop device exists")));
-        }
-    }
-    Ok(None)
 }
 
 impl Served {

@@ -1,9 +1,9 @@
 //! Attaching a file to a loop device, in one LOOP_CONFIGURE.
 //! Never leaves a device behind when it fails, and never takes one that another program has got.
 
-use super::device::{self, Loop};
+use super::device;
 use super::options::Settings;
-use super::{Trouble, warn};
+use super::{Trouble, overlap, warn};
 use becket_image::OpenOptions;
 use becket_transport::{node, sysfs};
 use becket_uapi::loop_::{self as uapi, LoopConfig, LoopInfo64};
@@ -27,7 +27,7 @@ const PARTITIONS: Duration = Duration::from_secs(5);
 /// Attaches `file`, to a free device when none is named; returns the device's path.
 pub(super) fn create(device: Option<&OsStr>, file: &OsStr, settings: &Settings) -> Result<PathBuf, Trouble> {
     let path = match device {
-        None if settings.no_overlap => match reuse(file, settings)? {
+        None if settings.no_overlap => match overlap::reuse(file, settings)? {
             Some(path) => path,
             None => on_free(file, settings)?,
         },
@@ -78,57 +78,6 @@ fn control() -> io::Result<File> {
         }
         opened => opened,
     }
-}
-
-/// How two attachments of a file meet.
-enum Overlap {
-    Nothing,
-    Some,
-    /// The same bytes: this device.
-    Same(Box<Loop>),
-}
-
-fn overlap(file: &OsStr, settings: &Settings) -> Overlap {
-    let (offset, limit) = (settings.offset.unwrap_or(0), settings.size_limit.unwrap_or(0));
-    let end = |offset: u64, limit: u64| if limit == 0 { u64::MAX } else { offset.saturating_add(limit) };
-    let wanted = super::list::Wanted::new(file, None);
-    let mut found = Overlap::Nothing;
-    for device in device::in_use() {
-        if !wanted.is_of(&device) {
-            continue;
-        }
-        // What is going away meanwhile overlaps nothing.
-        let (Some(other), Some(others)) = (device.offset(), device.size_limit()) else { continue };
-        if (other, others) == (offset, limit) {
-            return Overlap::Same(Box::new(device));
-        }
-        if offset < end(other, others) && other < end(offset, limit) {
-            found = Overlap::Some;
-        }
-    }
-    found
-}
-
-/// With `--nooverlap`: the device that has exactly these bytes stays for good and is taken; one that shares some of
-/// them is in the way.
-fn reuse(file: &OsStr, settings: &Settings) -> Result<Option<PathBuf>, Trouble> {
-    let shown = file.display();
-    let device = match overlap(file, settings) {
-        Overlap::Nothing => return Ok(None),
-        Overlap::Some => return Err(Trouble::new(format!("{shown}: overlapping loop device exists"))),
-        Overlap::Same(device) => device,
-    };
-    if device.is_read_only() && !settings.read_only {
-        return Err(Trouble::new(format!("{shown}: overlapping read-only loop device exists")));
-    }
-    let keep = || -> io::Result<()> {
-        let opened = device.open(false)?;
-        let mut info = uapi::get_status64(opened.as_fd())?;
-        info.lo_flags &= !uapi::LO_FLAGS_AUTOCLEAR;
-        patiently(|| uapi::set_status64(opened.as_fd(), &info))
-    };
-    keep().map_err(|error| Trouble::because(&format!("{shown}: failed to re-use loop device"), &error))?;
-    Ok(Some(device.path))
 }
 
 /// Tries while dirty pages stand in the way.
@@ -185,9 +134,8 @@ fn on_named(device: &OsStr, file: &OsStr, settings: &Settings) -> Result<PathBuf
             let _ = node::ensure_block(&path, dev);
         }
     }
-    let overlaps = || !matches!(overlap(file, settings), Overlap::Nothing);
-    if settings.no_overlap && overlaps() {
-        return Err(Trouble::new(format!("{}: overlapping loop device exists", file.display())));
+    if settings.no_overlap {
+        overlap::refuse(file, settings)?;
     }
     let backing = Backing::open(file, settings).map_err(|error| failed(file.display(), &error))?;
     match backing.attach(&path, settings) {

@@ -1,18 +1,21 @@
-//! `cargo xtask losetup-suite`: util-linux's own tests of losetup, first with the system's, then with becket's.
+//! `cargo xtask losetup-suite`: util-linux's own tests of losetup, first with the system's, then with becket's; here over the
+//! kernel's loop driver, or in a guest over ublk.
 //! Never counts a skipped test as passed, and never binds a device to anything but its own files.
 //!
 //! The suite is in Debian's source package, of the version that this machine has installed; it is fetched once, and runs
 //! with the machine's own commands, so nothing is compiled.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
 use crate::ci::{Case, Outcome, becket};
 use crate::exec;
-use crate::vm::Apt;
+use crate::vm::{Apt, Machine, Place, Series, quoted};
 
 /// Arguments of `cargo xtask losetup-suite`.
 #[derive(clap::Args)]
@@ -20,6 +23,9 @@ pub(crate) struct Args {
     /// The becket to test, instead of building one
     #[arg(long, value_name = "PATH")]
     becket: Option<PathBuf>,
+    /// In a guest, where becket's losetup attaches over ublk
+    #[arg(long)]
+    ublk: bool,
 }
 
 /// All tests of losetup, and those of others that stand on it.
@@ -43,6 +49,13 @@ enum Since {
 const SYSTEM: &str = "/usr/sbin/losetup";
 /// Bytes of the block device that stands in for one of scsi_debug.
 const IDLE: u64 = 11 << 20;
+/// What asks the kernel's loop driver for a file's device, past losetup: mount(8) does. Over ublk it finds none.
+const PAST_LOSETUP: [&str; 4] = [
+    "libmount: losetup-loop: reuse",
+    "libmount: losetup-loop: conflict",
+    "libmount: losetup-loop: o-loop-val-conflict",
+    "libmount: losetup-loop",
+];
 
 /// Put behind the suite's own functions: an idle block device instead of a SCSI disk that a module makes.
 const OVERRIDE: &str = "
@@ -60,7 +73,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         }
         None => becket()?,
     };
-    let cases = cases(&path)?;
+    let cases = if args.ublk { over_ublk(&path)? } else { cases(&path)? };
     let failed = cases.iter().filter(|case| case.outcome != Outcome::Passed).count();
     println!("losetup-suite: {} of {} passed", cases.len() - failed, cases.len());
     Ok(u8::from(failed > 0))
@@ -123,24 +136,10 @@ fn fetched() -> Result<PathBuf> {
 
 /// What the suite says with one tool.
 fn said(suite: &Path, losetup: &Path, stub: &Path, idle: &str) -> Result<String> {
-    let top = suite.parent().unwrap_or(suite);
     let first = losetup.parent().unwrap_or(stub);
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new("bash");
-    command.arg(suite.join("run.sh")).args([
-        "--use-system-commands",
-        "--parsable",
-        "--show-diff",
-        "--parallel=1",
-    ]);
-    command.args([format!("--srcdir={}", top.display()), format!("--builddir={}", top.display())]);
-    for (test, since) in TESTS {
-        if suite.join("ts").join(test).exists() {
-            command.arg(test);
-        } else if since == Since::Ever {
-            bail!("util-linux's suite has no {test} any more");
-        }
-    }
+    command.args(arguments(suite, suite)?);
     command
         .current_dir(suite)
         .env("TS_CMD_LOSETUP", losetup)
@@ -150,6 +149,61 @@ fn said(suite: &Path, losetup: &Path, stub: &Path, idle: &str) -> Result<String>
     let done = command.stdin(Stdio::null()).output().context("cannot start util-linux's suite")?;
     // Its exit code tells failures only, which the lines tell too.
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+/// What bash runs, with the suite at `place`; `suite` is where it can be looked at.
+fn arguments(suite: &Path, place: &Path) -> Result<Vec<String>> {
+    let top = place.parent().unwrap_or(place).display();
+    let mut words = vec![place.join("run.sh").display().to_string()];
+    words.extend(["--use-system-commands", "--parsable", "--show-diff", "--parallel=1"].map(str::to_owned));
+    words.extend([format!("--srcdir={top}"), format!("--builddir={top}")]);
+    for (test, since) in TESTS {
+        if suite.join("ts").join(test).exists() {
+            words.push(test.to_owned());
+        } else if since == Since::Ever {
+            bail!("util-linux's suite has no {test} any more");
+        }
+    }
+    Ok(words)
+}
+
+/// The same in a guest: with its system's losetup over loop, with becket's over ublk.
+fn over_ublk(becket: &Path) -> Result<Vec<Case>> {
+    let suite = fetched()?;
+    let words: Vec<String> =
+        arguments(&suite, Path::new("/scratch/suite/tests"))?.iter().map(|word| quoted(word)).collect();
+    let script = format!(
+        "set -u
+modprobe -q loop; modprobe -q ublk_drv
+mkdir /scratch/link /scratch/stub; cp -a /suite /scratch/suite; cd /scratch/suite/tests
+ln -s /usr/local/bin/becket /scratch/link/losetup; ln -s /bin/true /scratch/stub/udevadm
+truncate -s {IDLE} /scratch/idle
+export BECKET_SUITE_DEVICE=$({SYSTEM} -f --show /scratch/idle) BECKET_LOSETUP_VIA=ublk
+for losetup in {SYSTEM} /scratch/link/losetup; do
+\techo \"-- with $losetup\"
+\tTS_CMD_LOSETUP=$losetup PATH=$(dirname $losetup):$PATH:/usr/sbin:/sbin:/scratch/stub bash {}
+done
+exit 0",
+        words.join(" ")
+    );
+    let mut machine = Machine::new(Series::V7, script);
+    machine.timeout = Duration::from_secs(15 * 60);
+    let top = suite.parent().unwrap_or(&suite);
+    for (host, guest) in [(becket, "/usr/local/bin/becket"), (top, "/suite")] {
+        machine.files.push(Place { host: host.to_owned(), guest: guest.to_owned() });
+    }
+    let mut text = Vec::new();
+    machine.boot(&mut |bytes| {
+        text.extend_from_slice(bytes);
+        let _ = std::io::stdout().write_all(bytes);
+    })?;
+    let text = String::from_utf8_lossy(&text);
+    let [_, system, ublk] = text.split("-- with ").collect::<Vec<_>>()[..] else {
+        bail!("two tools were run")
+    };
+    let mut system = parse(system);
+    system.retain(|name, _| !PAST_LOSETUP.contains(&name.as_str()));
+    judged(&system, &parse(ublk))
 }
 
 /// How each test and subtest ended, in the suite's own words.

@@ -6,6 +6,8 @@ mod bench;
 mod boot;
 mod campaign;
 mod ci;
+#[cfg(test)]
+mod dependencies;
 mod exec;
 mod fuzz;
 mod suite;

@@ -16,6 +16,7 @@ mod host;
 mod latency;
 mod losetup;
 mod metric;
+mod nested;
 mod peers;
 mod profile;
 mod record;
@@ -62,6 +63,8 @@ enum Scenario {
     Configure(configure::Args),
     /// The time of one call of losetup's, becket's beside the system's
     Losetup(losetup::Args),
+    /// Files in images inside images, beside the kernel's loop devices over each other
+    Nested(nested::Args),
     /// All of these in turn, then the report: hours, on a machine that does nothing else
     All(guest::Options),
     /// Write docs/benchmarks.md and its charts from what is in target/bench
@@ -81,6 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         Scenario::Storm(args) => storm::run(args),
         Scenario::Configure(args) => configure::run(args),
         Scenario::Losetup(args) => losetup::run(args),
+        Scenario::Nested(args) => nested::run(args),
         Scenario::All(args) => all::run(args),
         Scenario::Report => report::run(),
     }

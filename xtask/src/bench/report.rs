@@ -16,7 +16,7 @@ use super::record::{self, Setting};
 use super::series::Series;
 use super::svg::{self, Bar, Kind};
 use super::writeback::Writeback;
-use super::{configure, losetup, storm, table, wall, writeback_table};
+use super::{configure, losetup, nested, storm, table, wall, writeback_table};
 use crate::exec;
 
 const INTRODUCTION: &str = "# Benchmarks
@@ -97,10 +97,11 @@ pub(crate) fn run() -> Result<u8> {
     }
     verdicts.extend(writeback_table::verdicts(&record.unwrap_or_default()));
     type Judge = fn(&Series) -> Vec<Verdict>;
-    let many: [(&str, &str, &str, Judge); 3] = [
+    let many: [(&str, &str, &str, Judge); 4] = [
         ("storm", "Many devices", storm::INTRODUCTION, storm::verdicts),
         ("configure", "Configuring", configure::INTRODUCTION, configure::verdicts),
         ("losetup", "losetup", losetup::INTRODUCTION, losetup::verdicts),
+        ("nested", "Images inside images", nested::INTRODUCTION, nested::verdicts),
     ];
     for (name, heading, introduction, judge) in many {
         let data = format!("{name}.json");

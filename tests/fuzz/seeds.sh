@@ -60,6 +60,13 @@ cat "$work"/part.*.zst >"$(place packed zstd)"
     le32 $((0x184d2a5e)); le32 17; le32 "$(stat -c %s "$frame")"; le32 4096; le32 1; printf '\0'; le32 $((0x8f92eab1))
 } >"$(place packed zstd-seekable)"
 
+# Disks in QEMU's and VMware's form.
+for version in 0.10 1.1; do
+    qemu-img convert -f raw -O qcow2 -o cluster_size=512,compat=$version "$work/small" "$(place qcow2 $version)"
+done
+qemu-img convert -c -f raw -O qcow2 -o cluster_size=4096 "$work/small" "$(place qcow2 compressed)"
+printf '# Disk DescriptorFile\nversion=1\nparentCID=ffffffff\nRW 8 FLAT "a b.vmdk" 0\nRDONLY 2 ZERO\n' >"$(place vmdk flat)"
+
 # What is in a disk, and one block of each codec: a number, the length it yields, and its bytes.
 cp corpus/squashfs/zstd "$(place inspect squashfs)"
 cp corpus/erofs/plain "$(place inspect erofs)"

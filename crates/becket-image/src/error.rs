@@ -211,9 +211,10 @@ impl Error {
             }
             Error::Layer { source, .. } => match source {
                 LayerError::Corrupt(_) => ErrorKind::NotAnImage,
-                LayerError::Unsupported(_) | LayerError::Limit(_) | LayerError::Sequential { .. } => {
-                    ErrorKind::Unsupported
-                }
+                LayerError::Unsupported(_)
+                | LayerError::Limit(_)
+                | LayerError::Sequential { .. }
+                | LayerError::Foreign { .. } => ErrorKind::Unsupported,
                 LayerError::Io(_) => ErrorKind::Io,
             },
             Error::NothingLeft { .. } | Error::SizeLimit { .. } | Error::BlockSize { .. } => {
@@ -252,6 +253,14 @@ impl Error {
             }
             Error::Layer { source: LayerError::Corrupt(_), .. } => {
                 "check the image with its own tools; --format raw takes it as bytes without looking into it"
+            }
+            Error::Layer { image, source: LayerError::Foreign { format, .. } } => {
+                let path = Path::new(image);
+                return Some(format!(
+                    "convert it: qemu-img convert -f {format} -O raw {} {}; --format raw takes it as it is",
+                    quoted(path),
+                    quoted(&path.with_extension("raw"))
+                ));
             }
             Error::Layer { image, source: LayerError::Sequential { packer, .. } } => {
                 return Some(unpacking(packer, image));

@@ -236,6 +236,34 @@ impl Image {
         Ok(Image { map: Arc::new(map), sources, block_size: 512, stored: None })
     }
 
+    /// The image in pieces of others, each with its length: which of `others` it is of and its first byte there, or zeroes.
+    /// Their files and layers come behind ours.
+    pub(crate) fn in_pieces(
+        &self,
+        others: &[Image],
+        pieces: &[(u64, Option<(usize, u64)>)],
+    ) -> Result<Image, LayerError> {
+        let mut sources = self.sources.clone();
+        let maps = others.iter().map(|other| sources.append(other)).collect::<Result<Vec<_>, _>>()?;
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut start = 0_u64;
+        for (len, from) in pieces {
+            match from {
+                None => extents.push(Extent { start, len: *len, place: Place::Zero }),
+                Some((other, offset)) => {
+                    let map = maps.get(*other);
+                    let end = map.map_or(0, Map::len);
+                    let part = map.and_then(|map| map.slice(*offset, *len).ok());
+                    let part = part.ok_or_else(|| beyond(*offset, *len, end))?;
+                    extents.extend(part.extents().iter().map(|e| Extent { start: start + e.start, ..*e }));
+                }
+            }
+            start = start.saturating_add(*len);
+        }
+        let map = Map::from_extents(extents).map_err(|error| LayerError::Corrupt(error.to_string()))?;
+        Ok(Image { map: Arc::new(map), sources, block_size: 512, stored: None })
+    }
+
     /// `len` bytes from byte `offset` on, in memory of their own.
     ///
     /// # Errors

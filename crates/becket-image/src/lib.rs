@@ -23,6 +23,7 @@ mod resolve;
 mod text;
 mod through;
 mod varint;
+mod vmdk;
 
 pub use below::{Below, ReadLease, Untouched};
 pub use bytes::ReadAt;
@@ -38,3 +39,4 @@ pub use partition::Partition;
 pub use qcow2::unpack_alone;
 pub use text::shown;
 pub use through::{End, Level, Walk};
+pub use vmdk::is_descriptor as is_vmdk_descriptor;

@@ -21,7 +21,10 @@ use crate::qcow2::chain::{First, Link, Unpacked, unpack_chain};
 use crate::resolve::{Found, Split, io, resolve, split};
 use crate::text::shown;
 use crate::through::{self, End, Walk};
-use crate::{BackingKind, DirectIo, Encoded, Error, Facts, Format, Image, LayerError, Map, Partition};
+use crate::vmdk;
+use crate::{
+    BackingKind, DirectIo, Encoded, Error, Facts, Format, Image, LayerError, Map, Partition, ReadAt as _,
+};
 
 /// How an image is to be opened. All sizes are bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -181,7 +184,7 @@ fn disk_in(
     let reader = fd.try_clone().map_err(|error| io(host, "its descriptor cannot be copied", error))?;
     let image = Image::raw(Arc::new(reader), size, block_size);
     let as_it_is = |image| Disk { image, below: Vec::new(), unpacked: false, read_only: None };
-    if !matches!(format, Format::Auto | Format::Qcow2) {
+    if !matches!(format, Format::Auto | Format::Qcow2 | Format::Vmdk) {
         return Ok(as_it_is(image));
     }
     let path = real_path(host, fd)?;
@@ -193,17 +196,40 @@ fn disk_in(
         let size = size_of(path, &fd, kind)?;
         Ok(Link { path: real_path(path, &fd)?, fd, kind, stat, size })
     };
-    match unpack_chain(&first, &mut open)? {
+    let qcow2 = if format == Format::Vmdk { None } else { unpack_chain(&first, &mut open)? };
+    let (unpacked, what) = match qcow2 {
+        None if format != Format::Qcow2 => (vmdk::unpack(&first, &mut open)?, "VMDK"),
+        qcow2 => (qcow2, "qcow2"),
+    };
+    match unpacked {
         Some(Unpacked { image, below }) => {
-            let read_only = Some("becket only reads qcow2 images".to_owned());
+            let read_only = Some(we_only_read(what));
             Ok(Disk { image, below, unpacked: true, read_only })
         }
-        None if format == Format::Qcow2 => Err(Error::Layer {
+        None if format != Format::Auto => Err(Error::Layer {
             image: shown(host.as_os_str().as_bytes()),
-            source: LayerError::Corrupt("it is not qcow2".to_owned()),
+            source: LayerError::Corrupt(format!("it is not {format}")),
         }),
         None => Ok(as_it_is(image)),
     }
+}
+
+/// Why a file can only be read, by its first bytes: what the walk will say, before anything else is looked at.
+fn only_read(file: &OwnedFd, format: Format) -> Option<String> {
+    if let Some(packed) = Kind::of(file, format) {
+        return Some(through::compressed(packed));
+    }
+    let mut head = [0; vmdk::TITLE.len()];
+    file.read_at(&mut head, 0).ok()?;
+    let wanted = |kind| format == Format::Auto || format == kind;
+    if wanted(Format::Qcow2) && head.starts_with(b"QFI\xfb") {
+        return Some(we_only_read("qcow2"));
+    }
+    (wanted(Format::Vmdk) && head.eq_ignore_ascii_case(vmdk::TITLE)).then(|| we_only_read("VMDK"))
+}
+
+fn we_only_read(what: &str) -> String {
+    format!("becket only reads {what} images")
 }
 
 /// Where an open file is: absolute, without symbolic links.
@@ -223,9 +249,12 @@ fn open_inside(
 ) -> Result<Opened, Error> {
     let (kind, stat) = (found.kind, found.stat);
     let (buffered, unwritable) = open_inode(host, &found.inode, kind, read_only)?;
-    if let Some(packed) = Kind::of(&buffered, options.format).filter(|_| !read_only && inside.is_empty()) {
+    if !read_only
+        && inside.is_empty()
+        && let Some(reason) = only_read(&buffered, options.format)
+    {
         // Known before anything is locked, for readers must not shut each other out.
-        return open_inside(host, found, inside, true, Some(through::compressed(packed)), options);
+        return open_inside(host, found, inside, true, Some(reason), options);
     }
     let read_only_reason = reason.or(unwritable);
     let read_only = read_only || read_only_reason.is_some();

@@ -242,7 +242,7 @@ pub(crate) struct Look {
     /// Image, or a path that goes on inside one
     #[arg(value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
-    /// What the file is: auto, raw, qcow2, disk, iso9660, ext4, fat, squashfs, erofs, xz, zstd, gzip
+    /// What the file is: auto, raw, qcow2, vmdk, disk, iso9660, ext4, fat, squashfs, erofs, xz, zstd, gzip
     #[arg(long, default_value_t = becket_image::Format::Auto)]
     pub(crate) format: becket_image::Format,
     /// Allow backing files of a qcow2 in this directory, too; may be given several times
@@ -520,7 +520,7 @@ pub(crate) struct DeviceOptions {
     /// Name of the device: /dev/becket/NAME
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// What the file is: auto, raw, qcow2, disk, iso9660, ext4, fat, squashfs, erofs, xz, zstd, gzip
+    /// What the file is: auto, raw, qcow2, vmdk, disk, iso9660, ext4, fat, squashfs, erofs, xz, zstd, gzip
     ///
     /// With auto a qcow2 is recognised and the disk in it attached. With raw nothing in the file is looked at: for files
     /// that somebody else may have written.

@@ -47,6 +47,12 @@ pub(crate) fn packed(bytes: &[u8]) -> bool {
     [Format::Xz, Format::Zstd, Format::Gzip].into_iter().any(|format| read(bytes.clone(), format))
 }
 
+/// A qcow2 without a backing file.
+pub(crate) fn qcow2(bytes: &[u8]) -> bool {
+    let disk = becket_image::unpack_alone(&image(bytes.to_vec()));
+    disk.is_ok_and(|disk| disk.is_some_and(|disk| disk.read_some(0, BYTES).is_ok()))
+}
+
 /// Whatever it seems to be, and what is in it.
 pub(crate) fn anything(bytes: &[u8]) -> bool {
     inspect(&image(bytes.to_vec()), "fuzz", Format::Auto).about.format != "raw"

@@ -19,6 +19,8 @@ pub const TARGETS: &[Target] = &[
     ("fat", image::fat),
     ("erofs", image::erofs),
     ("packed", image::packed),
+    ("qcow2", image::qcow2),
+    ("vmdk", becket_image::is_vmdk_descriptor),
     ("inspect", image::anything),
     ("codecs", image::codecs),
     ("control", becket_device::fuzzing::control),

@@ -38,17 +38,19 @@ pub enum Format {
     Gzip,
     /// A disk in a qcow2, whatever that holds.
     Qcow2,
+    /// A disk in the flat files that a VMDK names.
+    Vmdk,
 }
 
 impl Format {
-    /// What is said of the disk when this was said of the file: what a qcow2 holds is found out.
+    /// What is said of the disk when this was said of the file: what a qcow2 or VMDK holds is found out.
     pub(crate) fn of_contents(self) -> Format {
-        if self == Format::Qcow2 { Format::Auto } else { self }
+        if matches!(self, Format::Qcow2 | Format::Vmdk) { Format::Auto } else { self }
     }
 }
 
 /// Each format with its names, the first of which is shown.
-const NAMES: [(Format, &[&str]); 12] = [
+const NAMES: [(Format, &[&str]); 13] = [
     (Format::Auto, &["auto"]),
     (Format::Raw, &["raw"]),
     (Format::Disk, &["disk", "gpt", "mbr"]),
@@ -61,6 +63,7 @@ const NAMES: [(Format, &[&str]); 12] = [
     (Format::Zstd, &["zstd"]),
     (Format::Gzip, &["gzip"]),
     (Format::Qcow2, &["qcow2"]),
+    (Format::Vmdk, &["vmdk"]),
 ];
 
 impl fmt::Display for Format {

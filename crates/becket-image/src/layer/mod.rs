@@ -51,6 +51,14 @@ pub enum LayerError {
         /// Why it can be read in no other way.
         why: String,
     },
+    /// It is of a kind that becket does not read, and qemu-img does.
+    #[error("a {format} that is not read: {why}")]
+    Foreign {
+        /// In qemu-img's words.
+        format: &'static str,
+        /// What is not known of it.
+        why: String,
+    },
     /// It may be sound, but is larger than what becket reads.
     #[error("too large: {0}")]
     Limit(String),

@@ -142,14 +142,14 @@ pub(crate) fn unpack_chain(
 }
 
 /// Directories that backing files may lie in.
-struct Dirs {
+pub(crate) struct Dirs {
     /// That of the first file, where it has one.
     own: Option<PathBuf>,
     more: Vec<PathBuf>,
 }
 
 impl Dirs {
-    fn new(first: &First<'_>) -> Result<Dirs, Error> {
+    pub(crate) fn new(first: &First<'_>) -> Result<Dirs, Error> {
         let own = (first.kind == BackingKind::Regular).then(|| first.path.parent()).flatten();
         let real = |dir: &PathBuf| {
             let what = "backing files cannot be looked for in it";
@@ -160,7 +160,7 @@ impl Dirs {
     }
 
     /// Finds the file that `image` names, without opening it.
-    fn find(&self, image: &Path, backing: &BackingName) -> Result<Found, Error> {
+    pub(crate) fn find(&self, image: &Path, backing: &BackingName) -> Result<Found, Error> {
         let failed = |why: String, hint: Option<String>, missing: bool| Error::Backing {
             image: image.to_owned(),
             name: backing.shown(),

@@ -42,10 +42,10 @@ pub(crate) struct Header {
 
 /// What a qcow2 says of the file below it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct BackingName {
-    pub(super) name: Vec<u8>,
+pub(crate) struct BackingName {
+    pub(crate) name: Vec<u8>,
     /// What that file is, where it says so.
-    pub(super) format: Option<Vec<u8>>,
+    pub(crate) format: Option<Vec<u8>>,
 }
 
 impl BackingName {

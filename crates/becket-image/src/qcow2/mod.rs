@@ -14,7 +14,7 @@
 //! Written from the specification, QEMU's docs/interop/qcow2.rst.
 
 pub(crate) mod chain;
-mod header;
+pub(crate) mod header;
 mod tables;
 
 use crate::image::Image;

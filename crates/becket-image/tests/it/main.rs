@@ -13,3 +13,4 @@ mod packed;
 mod qcow2;
 mod tables;
 mod through;
+mod vmdk;

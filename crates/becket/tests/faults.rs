@@ -9,11 +9,12 @@ use std::{
     io,
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
 
-use becket_testkit::{Scratch, image, require_device, require_loop, skip};
+use becket_testkit::{Scratch, image, require_device, require_fuse, require_loop, skip, tool};
 use common::scratch;
 
 const SIZE: u64 = 8 << 20;
@@ -149,6 +150,65 @@ fn a_faulty_backing_without_room_fails_writes_and_keeps_what_it_took() {
     let left = std::fs::read(place.path("image")).unwrap();
     assert!(left[..MIB as usize].iter().all(|byte| *byte == 7));
     assert!(left[MIB as usize..] == content[MIB as usize..]);
+}
+
+/// A network file system that hangs: here the server of the file system below is stopped, and goes on later.
+#[test]
+fn a_backing_that_hangs_holds_up_its_own_device_alone() {
+    if !require_fuse("faults::a_backing_that_hangs_holds_up_its_own_device_alone") {
+        return;
+    }
+    let place = scratch();
+    let content = image::random_bytes(SIZE as usize, 5);
+    std::fs::write(place.path("bottom"), &content).unwrap();
+    std::fs::write(place.path("other"), &content).unwrap();
+    let attach = |name: &str, image: &Path, more: &[&str]| {
+        let words = ["attach", "--via", "fuse", "--name", name];
+        let ran = place.finish(place.becket().args(words).args(more).arg(image));
+        assert_eq!(ran.code, 0, "{ran:?}");
+        PathBuf::from(ran.out.trim_end())
+    };
+    let bottom = attach("bottom", &place.path("bottom"), &["--isolate"]);
+    let below = place.devices()[0]["worker_pid"].to_string();
+    let top = direct(&attach("top", &bottom, &[]));
+    let other = direct(&attach("other", &place.path("other"), &[]));
+    let send = |signal: &str| tool(Command::new("kill").args([signal, &below]));
+    send("-STOP");
+    let hanging = thread::spawn(move || read(&top, MIB).map(|page| page.0.to_vec()));
+    for round in 0..60u64 {
+        let at = round * 37 % 2000 * PAGE as u64;
+        assert_eq!(read(&other, at).unwrap().0, content[at as usize..][..PAGE]);
+    }
+    assert!(!hanging.is_finished(), "nobody could have answered");
+    assert_eq!(place.devices().len(), 3, "list does not hang either");
+    send("-CONT");
+    assert_eq!(hanging.join().unwrap().unwrap(), content[MIB as usize..][..PAGE]);
+    drop(other);
+    for name in ["top", "other", "bottom"] {
+        place.ok(["detach", name]);
+    }
+}
+
+#[test]
+fn a_backing_that_is_removed_and_replaced_goes_on_as_it_was() {
+    if !require_device("faults::a_backing_that_is_removed_and_replaced_goes_on_as_it_was") {
+        return;
+    }
+    let place = scratch();
+    let content = image::random_bytes(SIZE as usize, 7);
+    std::fs::write(place.path("image"), &content).unwrap();
+    let device = place.attach(&place.path("image"), &["--name", "one"]);
+    std::fs::remove_file(place.path("image")).unwrap();
+    std::fs::write(place.path("image"), vec![9; SIZE as usize]).unwrap();
+    let file = direct(&device);
+    assert_eq!(read(&file, MIB).unwrap().0, content[MIB as usize..][..PAGE]);
+    write(&file, MIB, 1).unwrap();
+    assert_eq!(read(&file, MIB).unwrap().0, [1; PAGE]);
+    file.sync_all().unwrap();
+    drop(file);
+    place.ok(["detach", "one"]);
+    let replaced = std::fs::read(place.path("image")).unwrap();
+    assert!(replaced.iter().all(|byte| *byte == 9), "what came in its place is nobody's backing");
 }
 
 #[test]

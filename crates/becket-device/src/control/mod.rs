@@ -372,6 +372,59 @@ mod tests {
         assert!(serde_json::from_value::<Attach>(value).is_err());
     }
 
+    /// Calls with bytes changed, cut out, doubled and put elsewhere: whatever is taken for a call means something, which is
+    /// what goes on the wire again, and its map has no gap.
+    #[test]
+    fn damaged_calls_are_refused_or_mean_what_they_say() {
+        const STRUCTURE: &[u8] = b"0123456789-.eE\",:{}[]ntf";
+        let good = serde_json::to_string(&Message {
+            method: "org.becket.Becket1.Attach".to_owned(),
+            parameters: Some(attach()),
+        });
+        let good = good.unwrap().into_bytes();
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let mut below = |end: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            usize::try_from(state % end as u64).unwrap()
+        };
+        let (mut taken, mut refused) = (0, 0);
+        for _ in 0..20_000 {
+            let mut bytes = good.clone();
+            for _ in 0..=below(3) {
+                let (at, other) = (below(bytes.len()), below(bytes.len()));
+                match below(5) {
+                    0 => bytes[at] = below(256) as u8,
+                    // Structure and numbers are where mistakes hide.
+                    1 => bytes[at] = STRUCTURE[below(STRUCTURE.len())],
+                    2 => drop(bytes.drain(at.min(other)..at.max(other))),
+                    3 => bytes.swap(at, other),
+                    _ => bytes.extend_from_within(at..),
+                }
+                if bytes.is_empty() {
+                    break;
+                }
+            }
+            let call = serde_json::from_slice::<Message<serde_json::Value>>(&bytes).ok();
+            let parsed = call.and_then(|call| serde_json::from_value::<Attach>(call.parameters?).ok());
+            let Some(parsed) = parsed else {
+                refused += 1;
+                continue;
+            };
+            taken += 1;
+            let again = serde_json::to_value(&parsed).unwrap();
+            assert_eq!(serde_json::from_value::<Attach>(again).unwrap(), parsed);
+            let ends = parsed.map.extents().iter().scan(0, |at, extent| {
+                assert_eq!(extent.start, *at, "{parsed:?}");
+                *at = extent.start.checked_add(extent.len)?;
+                Some(*at)
+            });
+            assert_eq!(ends.last().unwrap_or(0), parsed.map.len());
+        }
+        assert!(taken > 100 && refused > 1000, "{taken} taken, {refused} refused");
+    }
+
     #[test]
     fn errors_keep_their_class_message_and_hint() {
         let cases = [

@@ -83,16 +83,7 @@ fn build(dir: &Path) -> Result<PathBuf> {
     let host = host.lines().find_map(|line| line.strip_prefix("host: ")).context("rustc names no host")?;
     // With a target, so that build scripts and macros are built without the flags.
     let status = exec::cargo()
-        .args([
-            "build",
-            "--release",
-            "--quiet",
-            "--locked",
-            "--manifest-path",
-            "fuzz/Cargo.toml",
-            "--target",
-            host,
-        ])
+        .args(["build", "--release", "--quiet", "--manifest-path", "fuzz/Cargo.toml", "--target", host])
         .arg("--target-dir")
         .arg(dir.join("build"))
         .env("RUSTFLAGS", COVERAGE)

@@ -10,7 +10,7 @@ attach() { dd if=/dev/zero of="/scratch/$1.img" bs=1M count="$2" conv=fsync stat
 swap=$(attach swap 512) && mkswap "$swap" >/dev/null && swapon "$swap" || exit
 disk=$(attach files 320) && mkfs.ext4 -q "$disk" && mkdir /run/files && mount "$disk" /run/files || exit
 worker=$(becket list --json | grep -m1 -o '"worker_pid": [0-9]*' | tr -dc 0-9)
-faults() { cat /proc/"$worker"/task/*/stat | sed 's/.*) //' | awk '{ minor += $8; major += $10 } END { print minor, major }'; }
+faults() { cat /proc/"$worker"/task/*/stat 2>/dev/null | sed 's/.*) //' | awk '{ minor += $8; major += $10 } END { print minor, major }'; }
 moved() { awk '/^(pswpin|pswpout|oom_kill) / { printf "%s %s  ", $1, $2 }' /proc/vmstat; }
 # Half as much again as there is memory, touched all over.
 perl -e '$size = shift() << 20; $x = "\0" x $size; for (;;) { substr($x, int(rand($size)), 1) = "b" for 1 .. 1000 }' 600 &

@@ -10,6 +10,7 @@ packages=(
     util-linux-extra                        # fincore
     xfsprogs btrfs-progs dosfstools         # file systems of the tests
     squashfs-tools fio strace procps kmod   # the demo's SquashFS, fio --verify, tracing, depmod
+    git sqlite3                             # loads of the campaign
     fuse3                               # images as files, for users who are not root
     genisoimage erofs-utils mtools          # images inside images, made by the real tools
     cryptsetup-bin qemu-utils               # dm-crypt on top; image locks beside QEMU's

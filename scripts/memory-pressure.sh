@@ -1,7 +1,7 @@
 #!/bin/bash
 # Swap and write-back on becket's devices while memory is short, with their server in the same machine. For a guest:
 #   cargo xtask vm --memory 512 --timeout 600 --file target/release/becket:/usr/bin/becket -- scripts/memory-pressure.sh
-# Prints what moved, and the page faults of the worker meanwhile: its memory is locked, so it may have none that wait for a disk.
+# (two minutes, or SECONDS_OF_PRESSURE where the script runs). Prints what moved, and the page faults of the worker meanwhile: its memory is locked, so it may have none that wait for a disk.
 set -u
 seconds=${SECONDS_OF_PRESSURE:-120}
 modprobe ublk_drv || exit

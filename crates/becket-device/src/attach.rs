@@ -176,6 +176,7 @@ fn attach_served(
         files,
         below: facts_below,
         encoded,
+        grows: opened.grows,
         read_only: opened.read_only,
         block_size: opened.block_size,
         add_partitions: options.partitions != Partitions::Off,

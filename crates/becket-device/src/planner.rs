@@ -290,6 +290,7 @@ mod tests {
 
     fn opened() -> Opened {
         Opened {
+            grows: false,
             path: "/i.img".into(),
             map: Map::contiguous(0, 0, 4096),
             files: Vec::new(),

@@ -6,9 +6,10 @@ use std::sync::{
     atomic::{AtomicI32, AtomicU64, Ordering},
 };
 
-use becket_image::{Encoded, Map};
+use becket_image::{Encoded, Grow, Map};
 use rustix::io::Errno;
 
+use crate::growing::{Growing, Handle};
 use crate::{Decoding, Error, Interceptor, decode::Layers};
 
 /// How requests of a device are served: the map of its image, the files that it speaks of, and what may be done with them.
@@ -32,13 +33,15 @@ struct Files {
     sync: Vec<FileSync>,
     /// The layers of encoded blocks that the map speaks of.
     layers: Option<Arc<Layers>>,
+    /// What makes room in file 0.
+    growing: Option<Handle>,
 }
 
 impl Backing {
     /// A backing for `queues` queues, which go past the page cache where they can.
     pub fn new(map: Map, files: Vec<becket_image::Backing>, read_only: bool, queues: usize) -> Backing {
         let sync = files.iter().map(|_| FileSync::new(queues)).collect();
-        let files = Arc::new(Files { files, sync, layers: None });
+        let files = Arc::new(Files { files, sync, layers: None, growing: None });
         Backing { map: Arc::new(map), read_only, direct: true, files, interceptor: None }
     }
 
@@ -73,6 +76,27 @@ impl Backing {
                 Err(Error::Layers { why: "they come too late: the files are served already".to_owned() })
             }
         }
+    }
+
+    /// The same where units that have no place of their own get one when they are written; `keep` is dropped once the image
+    /// is closed, after the last queue has ended.
+    ///
+    /// # Errors
+    /// [`Error::Grow`], or no thread can be had.
+    pub fn growing_by(
+        self,
+        grow: Box<dyn Grow>,
+        keep: Box<dyn std::any::Any + Send>,
+    ) -> Result<Backing, Error> {
+        let late = || Error::Grow { source: std::io::Error::other("its files are served already") };
+        let growing = Some(Handle::start(grow, self.map.len(), keep)?);
+        let files = Arc::try_unwrap(self.files).map_err(|_| late())?;
+        Ok(Backing { files: Arc::new(Files { growing, ..files }), ..self })
+    }
+
+    #[inline]
+    pub(crate) fn growing(&self) -> Option<&Growing> {
+        self.files.growing.as_deref()
     }
 
     pub(crate) fn layers(&self) -> Option<&Arc<Layers>> {

@@ -118,7 +118,7 @@ pub(crate) struct Core {
     /// The port's descriptor, where its commands must not use the table.
     unregistered_port: Option<RawFd>,
     /// Operations and commands that the kernel has not completed.
-    in_flight: usize,
+    pub(crate) in_flight: usize,
     /// Requests whose result is known but not yet told to the port.
     finished: Finished,
     /// The same list while it is being told; both keep their capacity.
@@ -138,6 +138,8 @@ pub(crate) struct Core {
     pub(crate) intercepted: Option<Box<Intercepted>>,
     /// Blocks are decoded for requests.
     pub(crate) loads: Option<Box<Loads>>,
+    /// Where word for this queue is left.
+    pub(crate) mailbox: Arc<Mailbox>,
     /// Requests go through the page cache, even where they need not.
     pub(crate) buffered: bool,
     /// Nothing begins: see [`Core::hold`].
@@ -233,6 +235,7 @@ impl Core {
             runs,
             intercepted,
             loads,
+            mailbox: Arc::clone(new.mailbox),
             depth: new.depth,
             buffered: !new.backing.direct,
             held: None,

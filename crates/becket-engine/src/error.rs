@@ -56,6 +56,12 @@ pub enum Error {
         /// What the port said.
         source: io::Error,
     },
+    /// What makes room in an image could not be had, or comes too late.
+    #[error("the image cannot be made to grow: {source}")]
+    Grow {
+        /// Why.
+        source: io::Error,
+    },
     /// Layers of encoded blocks that cannot be.
     #[error("the image's encoded layers make no sense: {why}")]
     Layers {

@@ -9,6 +9,7 @@ mod error;
 pub mod fault;
 mod geometry;
 mod governor;
+mod growing;
 mod memory;
 mod operation;
 mod port;

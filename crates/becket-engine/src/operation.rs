@@ -29,9 +29,26 @@ impl Core {
                 return Ok(Step::Whole);
             }
             let below = self.loads.as_ref().and_then(|loads| loads.layer_of(tag)).map(Encoded::below);
-            let map = below.unwrap_or(&self.map);
-            let extent = map.lookup(slot.request.offset + slot.done).ok_or(Errno::IO)?;
+            let pos = slot.request.offset + slot.done;
+            let (extent, own) = match (below, self.backing.growing()) {
+                (None, Some(growing)) => growing.lookup(&self.map, pos, left).ok_or(Errno::IO)?,
+                _ => (below.unwrap_or(&self.map).lookup(pos).ok_or(Errno::IO)?, true),
+            };
             slot.asked = left.min(extent.len).min(MAX_OPERATION);
+            let needs_place = match slot.request.op {
+                Op::Write { .. } => !own,
+                // What is zeroes stays so without a place.
+                Op::Discard | Op::WriteZeroes { .. } => !own && extent.place != Place::Zero,
+                _ => false,
+            };
+            if needs_place {
+                let writes = matches!(slot.request.op, Op::Write { .. });
+                let growing = self.backing.growing();
+                let zeroed =
+                    !writes && growing.is_some_and(|growing| growing.is_whole(pos, left, self.map.len()));
+                self.await_place(tag, pos, zeroed);
+                return Ok(Step::Waits);
+            }
             match extent.place {
                 Place::Data { file, offset } => return self.operate(tag, file, offset).map(Step::Operate),
                 // Holes read as zeroes, and a hole stays one when it is zeroed.
@@ -103,8 +120,10 @@ impl Core {
         let target = self.files + 2 * file + u32::from(slot.direct);
         let memory =
             self.loads.as_deref_mut().and_then(|loads| loads.memory(tag)).map(|memory| memory.address());
-        // A queue that is held has no straight way: new requests must not begin. Nor has one whose operations are looked at.
-        if slot.direct && memory.is_none() && self.held.is_none() && self.intercepted.is_none() {
+        // A queue that is held has no straight way: new requests must not begin. Nor has one whose operations are looked at,
+        // or whose map is not the last word.
+        let straight = self.held.is_none() && self.intercepted.is_none() && self.backing.growing().is_none();
+        if slot.direct && memory.is_none() && straight {
             self.straight = self.straight_at(tag, target);
         }
         let slot = &self.slab[usize::from(tag)];

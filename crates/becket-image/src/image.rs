@@ -144,6 +144,15 @@ impl Image {
         Image { map: Arc::new(Map::contiguous(0, 0, len)), sources, block_size, stored: None }
     }
 
+    /// An image of which was known before where its bytes are; `None` where that speaks of what is not there.
+    pub fn assembled(map: Map, files: Vec<Arc<dyn ReadAt>>, encoded: Vec<Encoded>) -> Option<Image> {
+        let sound = encoded::speaks_only_of(&map, files.len(), encoded.len())
+            && encoded.iter().enumerate().all(|(layer, one)| one.speaks_only_of(files.len(), layer));
+        let layers = encoded.into_iter().map(|one| Arc::new(Layer::new(one))).collect();
+        let sources = Sources { files, layers };
+        sound.then(|| Image { map: Arc::new(map), sources, block_size: 512, stored: None })
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.map.len()

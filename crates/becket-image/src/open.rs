@@ -62,6 +62,8 @@ pub struct Opened {
     pub encoded: Vec<Encoded>,
     /// Whether it is an image inside another, whose length is not that of the file.
     pub nested: bool,
+    /// Whether it gets room for what is written while it is written: its writer is [`crate::Grower`].
+    pub grows: bool,
     /// Whether writes must be refused.
     pub read_only: bool,
     /// Why, for people, when that was not asked for.
@@ -146,7 +148,7 @@ fn look_inside(
     let size = size_of(host, &fd, *kind)?;
     let block_size = natural_block_size(host, &fd, *kind)?;
     let file = OpenFile { host, fd: &fd, kind: *kind, stat, size, block_size };
-    let disk = disk_in(&file, format, backing_dirs, &mut |_, _, _| Ok(()))?;
+    let disk = disk_in(&file, format, backing_dirs, inside.is_empty(), &mut |_, _, _| Ok(()))?;
     let mut walk = through::walk(disk.image, shown(host.as_os_str().as_bytes()), inside, format)?;
     walk.read_only = disk.read_only.or(walk.read_only);
     Ok(walk)
@@ -173,11 +175,13 @@ struct Disk {
     read_only: Option<String>,
 }
 
-/// The disk in a file: the file itself, or what a qcow2 and those below it hold. `lock` has a word about each of these.
+/// The disk in a file: the file itself, or what a qcow2 and those below it hold. `whole` says that nothing but all of it is wanted, and `lock` has a word
+/// about each of the files below.
 fn disk_in(
     file: &OpenFile<'_>,
     format: Format,
     dirs: &[PathBuf],
+    whole: bool,
     lock: &mut dyn FnMut(&Path, &OwnedFd, BackingKind) -> Result<(), Error>,
 ) -> Result<Disk, Error> {
     let OpenFile { host, fd, kind, stat, size, block_size } = *file;
@@ -197,13 +201,30 @@ fn disk_in(
         Ok(Link { path: real_path(path, &fd)?, fd, kind, stat, size })
     };
     let qcow2 = if format == Format::Vmdk { None } else { unpack_chain(&first, &mut open)? };
-    let (unpacked, what) = match qcow2 {
-        None if format != Format::Qcow2 => (vmdk::unpack(&first, &mut open)?, "VMDK"),
-        qcow2 => (qcow2, "qcow2"),
+    let unpacked = match qcow2 {
+        None if format != Format::Qcow2 => vmdk::unpack(&first, &mut open)?,
+        qcow2 => qcow2,
     };
     match unpacked {
-        Some(Unpacked { image, below }) => {
-            let read_only = Some(we_only_read(what));
+        Some(Unpacked { image, below, cluster, unwritable }) => {
+            let part =
+                || (!whole).then(|| "only the whole of a qcow2 is written, and this is a part".to_owned());
+            let device = || {
+                (kind == BackingKind::Block)
+                    .then(|| "it is a qcow2 on a block device, which cannot grow".to_owned())
+            };
+            // Tables are written through the page cache and data past it, which must not meet in one page or block.
+            let unit =
+                rustix::fs::fstatfs(fd).ok().and_then(|fs| u64::try_from(fs.f_bsize).ok()).unwrap_or(0);
+            let unit = unit.max(rustix::param::page_size() as u64);
+            let small = || {
+                (cluster < unit).then(|| {
+                    format!(
+                        "its clusters of {cluster} bytes are shorter than what is written at once, {unit}"
+                    )
+                })
+            };
+            let read_only = unwritable.or_else(part).or_else(device).or_else(small);
             Ok(Disk { image, below, unpacked: true, read_only })
         }
         None if format != Format::Auto => Err(Error::Layer {
@@ -222,14 +243,7 @@ fn only_read(file: &OwnedFd, format: Format) -> Option<String> {
     let mut head = [0; vmdk::TITLE.len()];
     file.read_at(&mut head, 0).ok()?;
     let wanted = |kind| format == Format::Auto || format == kind;
-    if wanted(Format::Qcow2) && head.starts_with(b"QFI\xfb") {
-        return Some(we_only_read("qcow2"));
-    }
-    (wanted(Format::Vmdk) && head.eq_ignore_ascii_case(vmdk::TITLE)).then(|| we_only_read("VMDK"))
-}
-
-fn we_only_read(what: &str) -> String {
-    format!("becket only reads {what} images")
+    (wanted(Format::Vmdk) && head.eq_ignore_ascii_case(vmdk::TITLE)).then(|| vmdk::ONLY_READ.to_owned())
 }
 
 /// Where an open file is: absolute, without symbolic links.
@@ -264,8 +278,9 @@ fn open_inside(
     let size = size_of(host, &buffered, kind)?;
     let natural = natural_block_size(host, &buffered, kind)?;
     let file = OpenFile { host, fd: &buffered, kind, stat: &stat, size, block_size: natural };
+    let whole = inside.is_empty() && options.offset == 0 && options.size_limit.is_none();
     let Disk { image, below, unpacked, read_only: unwritable } =
-        disk_in(&file, options.format, &options.backing_dirs, &mut |path, fd, kind| {
+        disk_in(&file, options.format, &options.backing_dirs, whole, &mut |path, fd, kind| {
             lock_fd(path, fd, kind, true, options.shared, &mut warnings)
         })?;
     let walked = through::walk(image, shown(host.as_os_str().as_bytes()), inside, options.format)?;
@@ -297,11 +312,18 @@ fn open_inside(
     }
     let descriptors = std::iter::once(buffered).chain(below.into_iter().map(|link| link.fd));
     let files = descriptors.zip(files).map(|(buffered, (facts, direct))| Backing { buffered, direct, facts });
+    let mut files: Vec<Backing> = files.collect();
+    let grows = unpacked && !read_only;
+    if let Some(first) = files.first_mut().filter(|_| grows) {
+        // What is behind its end now will be holes.
+        first.facts.sparse = true;
+    }
     Ok(Opened {
         path: named(resolved),
         map: image.map().clone(),
-        files: files.collect(),
+        files,
         encoded: image.encoded().cloned().collect(),
+        grows,
         nested: unpacked || walked.levels.len() > 1,
         read_only,
         read_only_reason,

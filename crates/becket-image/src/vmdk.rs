@@ -19,6 +19,8 @@ use crate::{Error, ReadAt as _};
 
 /// What a descriptor begins with, in any case of letters.
 pub(crate) const TITLE: &[u8] = b"# disk descriptorfile";
+/// Why it is not written, for people.
+pub(crate) const ONLY_READ: &str = "becket only reads VMDK images";
 /// What the other kinds begin with: sparse ones, and those of old versions of ESX.
 const SPARSE: [&[u8; 4]; 2] = [b"KDMV", b"COWD"];
 /// The longest descriptor, in bytes, and the most pieces.
@@ -69,7 +71,12 @@ pub(crate) fn unpack(
     let image = first.image.in_pieces(&files, &places).map_err(of)?;
     let notes = vec![format!("flat, in {} files", below.len())];
     let about = About { format: "vmdk", notes, ..About::default() };
-    Ok(Some(Unpacked { image: image.stored_as(about), below }))
+    Ok(Some(Unpacked {
+        image: image.stored_as(about),
+        below,
+        cluster: 0,
+        unwritable: Some(ONLY_READ.to_owned()),
+    }))
 }
 
 /// The text of a descriptor; `None` where there is none.

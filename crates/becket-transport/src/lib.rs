@@ -103,7 +103,7 @@ pub fn geometry(opened: &Opened, max_io: u32) -> Geometry {
     let block = opened.block_size;
     let largest = |of: fn(&becket_image::Facts) -> u32| facts().map(of).max().unwrap_or(0);
     let dma_align = facts().filter_map(|facts| facts.direct).map(|direct| direct.memory).max().unwrap_or(1);
-    let discard = !opened.read_only && facts().all(|facts| facts.discard);
+    let discard = !opened.read_only && facts().filter(|facts| facts.writable).all(|facts| facts.discard);
     Geometry {
         size: opened.map.len() / u64::from(block.max(1)) * u64::from(block),
         logical_block: block,

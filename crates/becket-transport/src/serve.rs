@@ -9,7 +9,7 @@ use becket_engine::{
     Backing, Batch, Below, Decoding, Faults, IoThreads, MOST_LAYERS, Memory, NewQueue, Port, QueueId,
     QueueStats, Summary,
 };
-use becket_image::{Encoded, Map, Opened, ReadLease};
+use becket_image::{Encoded, Grow, Map, Opened, ReadLease};
 
 /// Whether the engine can serve an image.
 pub(crate) fn fits(opened: &Opened) -> Result<(), String> {
@@ -138,6 +138,8 @@ pub(crate) struct Common {
     pub(crate) batch: Option<Batch>,
     pub(crate) below: Option<Below>,
     pub(crate) decoded: Option<Decoded>,
+    /// What makes room in the first file.
+    pub(crate) grow: Option<Box<dyn Grow>>,
     pub(crate) merge: bool,
     pub(crate) faults: Option<Faults>,
     /// Once the last queue has ended and every descriptor of the device is closed.
@@ -161,6 +163,10 @@ impl Common {
         let backing = Backing::new(self.map, self.files, self.read_only, self.queues.into());
         let backing = match self.decoded {
             Some(Decoded { decoding, encoded }) => backing.decoded_by(&decoding, encoded).map_err(failed)?,
+            None => backing,
+        };
+        let backing = match self.grow {
+            Some(grow) => backing.growing_by(grow, Box::new(Arc::clone(&finally))).map_err(failed)?,
             None => backing,
         };
         let backing = match self.faults {

@@ -73,6 +73,7 @@ impl Bench {
             map,
             files,
             decoded: None,
+            grow: None,
             partitions: Vec::new(),
             direct_io: true,
             faults: None,

@@ -71,6 +71,7 @@ fn device_round_trip(mode: DataMode, name: &str) {
         map: opened.map,
         files: opened.files,
         decoded: None,
+        grow: None,
         below: None,
     };
     ublk::serve(&threads, setup, Box::new(move || closed.send(()).unwrap())).unwrap();

@@ -245,9 +245,7 @@ pub(crate) struct Look {
     /// What the file is: auto, raw, qcow2, vmdk, disk, iso9660, ext4, fat, squashfs, erofs, xz, zstd, gzip
     #[arg(long, default_value_t = becket_image::Format::Auto)]
     pub(crate) format: becket_image::Format,
-    /// Allow backing files of a qcow2 in this directory, too; may be given several times
-    ///
-    /// They may lie in the directory of the image; elsewhere it could name any file, and its reader would show it.
+    /// Allow backing files of a qcow2 in this directory, and not in the image's alone; may be given several times
     #[arg(long = "backing-dir", value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub(crate) backing_dirs: Vec<PathBuf>,
 }
@@ -522,13 +520,10 @@ pub(crate) struct DeviceOptions {
     pub(crate) name: Option<String>,
     /// What the file is: auto, raw, qcow2, vmdk, disk, iso9660, ext4, fat, squashfs, erofs, xz, zstd, gzip
     ///
-    /// With auto a qcow2 is recognised and the disk in it attached. With raw nothing in the file is looked at: for files
-    /// that somebody else may have written.
+    /// With raw nothing in the file is looked at: for files that somebody else may have written.
     #[arg(long, default_value_t = becket_image::Format::Auto)]
     pub(crate) format: becket_image::Format,
-    /// Allow backing files of a qcow2 in this directory, too; may be given several times
-    ///
-    /// They may lie in the directory of the image; elsewhere it could name any file, and its reader would show it.
+    /// Allow backing files of a qcow2 in this directory, and not in the image's alone; may be given several times
     #[arg(long = "backing-dir", value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub(crate) backing_dirs: Vec<PathBuf>,
     /// Start this many bytes into the image

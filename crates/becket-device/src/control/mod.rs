@@ -40,6 +40,8 @@ pub(crate) struct Attach {
     pub(crate) files: Vec<FileFacts>,
     pub(crate) below: Option<BelowFacts>,
     pub(crate) encoded: Option<Encoding>,
+    /// The image is a qcow2 that gets room while it is written.
+    pub(crate) grows: bool,
     pub(crate) read_only: bool,
     pub(crate) block_size: u32,
     pub(crate) add_partitions: bool,
@@ -270,6 +272,7 @@ mod tests {
             files: Vec::new(),
             below: None,
             encoded: Some(Encoding { cache_size: Some(1 << 30) }),
+            grows: false,
             read_only: false,
             block_size: 512,
             add_partitions: true,

@@ -173,6 +173,11 @@ fn open(store: &Store, device: &Device, path: &Path, changes: &Changes) -> Resul
         let message = format!("{} is encoded, and such an image takes no other's place", path.display());
         return Err(unsupported(message, format!("becket detach {}, and attach it by itself", info.name)));
     }
+    if opened.grows {
+        let message =
+            format!("{} grows while it is written, and such an image takes no other's place", path.display());
+        return Err(unsupported(message, format!("becket detach {}, and attach it by itself", info.name)));
+    }
     match &opened.read_only_reason {
         Some(reason) => Err(Error::Remote {
             kind: ErrorKind::ReadOnly,

@@ -404,6 +404,7 @@ impl Bench {
             below: None,
             map_aside: false,
             encoded: None,
+            grows: false,
             read_only: false,
             block_size: 512,
             add_partitions: true,

@@ -114,6 +114,7 @@ impl Maker<'_> {
             // Only for its first worker: see below.
             below: None,
             encoded: request.encoded,
+            grows: request.grows,
             direct_io: first.info.direct_io,
             merge: request.merge,
             faults: request.faults.clone(),
@@ -276,7 +277,18 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
     let below = below.map(|facts| below::take(facts, &mut fds, &request.map)).transpose().map_err(bad)?;
     let files = backings(std::mem::take(&mut request.files), fds.into_iter())
         .map_err(|error| bad(&error.to_string()))?;
-    let identity = check_files(&files, request.read_only).map_err(bad)?;
+    // Of an image that grows only the first file is written.
+    let written = if request.grows { 1 } else { files.len() };
+    let (first, others) = files.split_at(written.min(files.len()));
+    let identity = check_files(first, request.read_only).map_err(bad)?;
+    if request.grows
+        && (request.read_only || first.iter().any(|file| file.facts.kind != BackingKind::Regular))
+    {
+        return Err(bad("an image grows that cannot"));
+    }
+    if !others.is_empty() {
+        check_files(others, true).map_err(bad)?;
+    }
     if let Some(below) = &below {
         below::check(below, &files, request.read_only, identity).map_err(bad)?;
     }
@@ -285,7 +297,7 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
     if !block.is_power_of_two() || !(512..=page).contains(&usize::try_from(block).unwrap_or(0)) {
         return Err(bad("its block size is impossible"));
     }
-    let decodes = table.is_some() && request.read_only;
+    let decodes = table.is_some() && (request.read_only || request.grows);
     check_map(&request.map, &files, block, decodes).map_err(bad)?;
     if request.queues == Some(0)
         || request.depth.is_some_and(|depth| depth == 0 || depth > uapi::UBLK_MAX_QUEUE_DEPTH)
@@ -297,6 +309,7 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
         map: request.map.clone(),
         files,
         encoded: Vec::new(),
+        grows: request.grows,
         nested: false,
         read_only: request.read_only,
         read_only_reason: None,

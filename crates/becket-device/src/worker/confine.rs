@@ -60,7 +60,7 @@ fn refused(what: &str, error: &io::Error) -> Error {
 
 /// Calls that are let through whatever their arguments. The first are the most frequent: on kernels that do not remember
 /// the answer (before 5.11) they are the cheapest.
-const ALLOWED: [libc::c_long; 59] = [
+const ALLOWED: [libc::c_long; 60] = [
     // The rings that there are.
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
@@ -89,6 +89,8 @@ const ALLOWED: [libc::c_long; 59] = [
     libc::SYS_ftruncate,
     libc::SYS_fstat,
     libc::SYS_close,
+    // What is too long for a message.
+    libc::SYS_memfd_create,
     // The supervisor and its successor. No socket is made or connected.
     libc::SYS_sendmsg,
     libc::SYS_recvmsg,
@@ -139,7 +141,7 @@ const KILLED: [libc::c_long; 5] = [
 ];
 
 /// What a duplicate of a descriptor, a lease and a sealed file in memory are asked for.
-const FCNTL: [u32; 7] = [
+const FCNTL: [u32; 8] = [
     libc::F_DUPFD_CLOEXEC as u32,
     libc::F_GETFD as u32,
     libc::F_SETFD as u32,
@@ -147,6 +149,7 @@ const FCNTL: [u32; 7] = [
     libc::F_SETOWN as u32,
     libc::F_GETLEASE as u32,
     libc::F_GET_SEALS as u32,
+    libc::F_ADD_SEALS as u32,
 ];
 /// A thread's name, and that of a range of memory.
 const PRCTL: [u32; 2] = [libc::PR_SET_NAME as u32, libc::PR_SET_VMA as u32];

@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use becket_image::{Backing, Below};
+use becket_image::{Backing, Below, Grow};
 use becket_transport::serve::Decoded;
 use becket_transport::{Kind, fuse, ublk};
 
@@ -79,6 +79,7 @@ impl Kept {
         own: Vec<OwnedFd>,
         below: Option<Below>,
         decoded: Option<Decoded>,
+        grow: Option<Box<dyn Grow>>,
     ) -> io::Result<(Setup, Keepsakes)> {
         if own.len() != self.serve.own_descriptors() {
             return Err(wrong("the device's descriptor is missing"));
@@ -103,6 +104,7 @@ impl Kept {
                     map,
                     files,
                     decoded,
+                    grow,
                     partitions,
                     direct_io,
                     faults,
@@ -119,6 +121,7 @@ impl Kept {
                 files,
                 below,
                 decoded,
+                grow,
                 direct_io,
                 merge,
                 faults,
@@ -176,7 +179,7 @@ mod tests {
             assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         }
         assert!(again.files[0].direct.is_some() && again.files[1].direct.is_none());
-        let (setup, keepsakes) = again.into_setup(vec![open("ublkc")], None, None).unwrap();
+        let (setup, keepsakes) = again.into_setup(vec![open("ublkc")], None, None, None).unwrap();
         let Setup::Ublk(setup) = setup else { panic!() };
         assert_eq!((setup.id, setup.files.len()), (3, 2));
         assert_eq!(keepsakes.lease.map(|fd| inode(fd.as_fd())), Some(inodes[3]));
@@ -205,7 +208,7 @@ mod tests {
             (inodes[2], inodes[3])
         );
         let kept = Kept::new(received, fds).unwrap();
-        let (setup, keepsakes) = kept.into_setup(vec![open("c")], Some(below), None).unwrap();
+        let (setup, keepsakes) = kept.into_setup(vec![open("c")], Some(below), None, None).unwrap();
         let Setup::Ublk(setup) = setup else { panic!() };
         assert_eq!((inode(&setup.files[0].buffered), setup.files.len()), (inodes[0], 1));
         assert_eq!(keepsakes.lease.as_ref().map(inode), Some(inodes[1]));
@@ -227,7 +230,7 @@ mod tests {
         let inodes: Vec<u64> = own.iter().map(inode).collect();
         assert_eq!(own.len(), sent().own_descriptors());
         let kept = Kept::new(sent(), vec![open("image")]).unwrap();
-        let (Setup::Fuse(setup), _) = kept.into_setup(own, None, None).unwrap() else { panic!() };
+        let (Setup::Fuse(setup), _) = kept.into_setup(own, None, None, None).unwrap() else { panic!() };
         assert_eq!(inode(&setup.tether), inodes[0]);
         assert_eq!(setup.devices.iter().map(inode).collect::<Vec<_>>(), inodes[2..]);
         assert_eq!(setup.partitions, [(1, 512, 1024)]);
@@ -242,7 +245,7 @@ mod tests {
         assert!(
             Kept::new(sent(), vec![open("image")])
                 .unwrap()
-                .into_setup(vec![open("any")], None, None)
+                .into_setup(vec![open("any")], None, None, None)
                 .is_err()
         );
     }

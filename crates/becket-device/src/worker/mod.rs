@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use becket_engine::{Backing, Decoding, IoThreads, usual_cache};
+use becket_image::{Grow, Grower, Image, ReadAt};
 use becket_transport::serve::{self, Decoded, ServeError, Served};
 use becket_transport::{Kind, fuse, ublk};
 use becket_uapi::handover::{close_inherited, inherited_fd};
@@ -184,7 +185,8 @@ impl Worker {
                 _ => Vec::new(),
             };
             let decoded = self.decoded(&kept)?;
-            let (setup, keepsakes) = kept.into_setup(fds, below, decoded)?;
+            let grow = grower(&kept, decoded.as_ref())?;
+            let (setup, keepsakes) = kept.into_setup(fds, below, decoded, grow)?;
             Ok((setup, keepsakes, link))
         };
         let checked = check();
@@ -342,6 +344,23 @@ impl Worker {
     fn devices(&self) -> Held<'_, BTreeMap<u32, Charge>> {
         lock(&self.open)
     }
+}
+
+/// What makes room in a device's image, where that grows. It is asked anew by each worker: the one before may have made some.
+fn grower(kept: &Kept, decoded: Option<&Decoded>) -> io::Result<Option<Box<dyn Grow>>> {
+    if !kept.serve.grows {
+        return Ok(None);
+    }
+    let mut files: Vec<Arc<dyn ReadAt>> = Vec::with_capacity(kept.files.len());
+    for file in &kept.files {
+        files.push(Arc::new(file.buffered.try_clone()?));
+    }
+    let first = kept.files.first().ok_or_else(|| protocol::wrong("an image that grows has no file"))?;
+    let encoded = decoded.map(|decoded| decoded.encoded.clone()).unwrap_or_default();
+    let old = Image::assembled(kept.serve.map.clone(), files, encoded)
+        .ok_or_else(|| protocol::wrong("a map speaks of what is not there"))?;
+    let grower = Grower::open(first.buffered.try_clone()?, old).map_err(io::Error::other)?;
+    Ok(Some(Box::new(grower)))
 }
 
 /// The machine's memory in bytes.

@@ -62,6 +62,9 @@ pub(crate) struct Serve {
     /// A table of encoded blocks comes along.
     #[serde(default)]
     pub(crate) encoded: Option<Encoding>,
+    /// The image is a qcow2 that gets room while it is written.
+    #[serde(default)]
+    pub(crate) grows: bool,
     pub(crate) direct_io: bool,
     pub(crate) merge: bool,
     #[serde(default)]
@@ -333,6 +336,7 @@ pub(crate) mod tests {
             files,
             below: None,
             encoded: None,
+            grows: false,
             direct_io: true,
             merge: true,
             faults: Some(Faults::default()),

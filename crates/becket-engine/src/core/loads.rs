@@ -350,7 +350,8 @@ impl Core {
         if loads.layers.key(layer, index) != key {
             return Ok(());
         }
-        let len = (slot.request.len - slot.done).min(extent.len).min(end - offset);
+        // Behind what was asked for, an image that grows may have other bytes.
+        let len = (slot.request.len - slot.done).min(slot.asked).min(extent.len).min(end - offset);
         let from = block.bytes().get((offset - start) as usize..).and_then(|rest| rest.get(..len as usize));
         let to = memory_of(Some(loads), buffers.as_mut(), tag);
         let to = to.get_mut(slot.done as usize..).and_then(|rest| rest.get_mut(..len as usize));
@@ -369,6 +370,16 @@ impl Core {
                     return;
                 }
                 match result.and_then(|block| self.copy(tag, key, &block)) {
+                    Ok(()) => self.advance(ring, tag),
+                    Err(errno) => self.finish(ring.now(), tag, Err(errno)),
+                }
+            }
+            Note::Placed(result) => {
+                let waits = |slot: &&Slot| slot.busy && slot.way == Way::Waiting;
+                if self.slab.get(usize::from(tag)).filter(waits).is_none() {
+                    return;
+                }
+                match result {
                     Ok(()) => self.advance(ring, tag),
                     Err(errno) => self.finish(ring.now(), tag, Err(errno)),
                 }

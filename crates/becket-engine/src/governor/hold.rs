@@ -64,6 +64,10 @@ impl Core {
                 "an image with encoded layers is neither replaced nor put in another's place".to_owned();
             return Err(Error::Layers { why });
         }
+        if !known && (backing.growing().is_some() || self.backing.growing().is_some()) {
+            let why = "an image that grows is neither replaced nor put in another's place";
+            return Err(Error::Grow { source: std::io::Error::other(why) });
+        }
         let files = if known { None } else { Some(register(ring, &backing)?) };
         self.next = Some(Next { backing, files });
         Ok(())

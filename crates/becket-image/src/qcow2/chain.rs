@@ -20,6 +20,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use super::header::BackingName;
+use super::writer::unwritable;
 use super::{Header, unpack};
 use crate::image::Image;
 use crate::layer::LayerError;
@@ -59,6 +60,10 @@ pub(crate) struct First<'a> {
 pub(crate) struct Unpacked {
     pub(crate) image: Image,
     pub(crate) below: Vec<Link>,
+    /// Length of the first file's clusters, in bytes.
+    pub(crate) cluster: u64,
+    /// Why it can only be read, for people.
+    pub(crate) unwritable: Option<String>,
 }
 
 /// The disk in a qcow2 and in those below it; `None` where the file is none. `open` opens what was found, for reading.
@@ -69,6 +74,8 @@ pub(crate) fn unpack_chain(
     let of = |path: &Path, source| Error::Layer { image: shown(path.as_os_str().as_bytes()), source };
     let header = Header::read(first.image).map_err(|source| of(first.path, source))?;
     let Some(header) = header else { return Ok(None) };
+    let unwritable = unwritable(first.image, &header).map_err(|source| of(first.path, source))?;
+    let cluster = header.cluster();
     let dirs = Dirs::new(first)?;
     let mut stack = vec![(first.path.to_owned(), first.image.clone(), header)];
     let mut below: Vec<Link> = Vec::new();
@@ -138,7 +145,7 @@ pub(crate) fn unpack_chain(
     while let Some((path, file, header)) = stack.pop() {
         image = Some(unpack(&file, &header, image.as_ref()).map_err(|source| of(&path, source))?);
     }
-    Ok(image.map(|image| Unpacked { image, below }))
+    Ok(image.map(|image| Unpacked { image, below, cluster, unwritable }))
 }
 
 /// Directories that backing files may lie in.

@@ -37,7 +37,20 @@ pub(crate) struct Header {
     pub(super) snapshots: u32,
     pub(super) compression: Codec,
     pub(super) backing: Option<BackingName>,
+    pub(super) counts: Counts,
+    /// Features that end when somebody writes who does not know them.
+    pub(super) autoclear: u64,
     incompatible: u64,
+}
+
+/// Where it is counted how many users each cluster has.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Counts {
+    /// Of the table of blocks.
+    pub(super) offset: u64,
+    pub(super) clusters: u32,
+    /// A count has two to this power bits.
+    pub(super) order: u32,
 }
 
 /// What a qcow2 says of the file below it.
@@ -84,10 +97,15 @@ impl Header {
         }
         // All of it that may be there: extensions and the name are in the first cluster.
         let bytes = image.read_some(0, 1 << cluster_bits)?;
-        let (mut incompatible, mut len) = (0, LEN_2);
+        let (mut incompatible, mut autoclear, mut order, mut len) = (0, 0, 4, LEN_2);
         let mut compression = Codec::Deflate;
         if version == 3 {
             incompatible = u64_at(&bytes, 72);
+            autoclear = u64_at(&bytes, 88);
+            order = u32_at(&bytes, 96);
+            if order > 6 {
+                return corrupt(format!("reference counts of 2^{order} bits"));
+            }
             len = u32_at(&bytes, 100) as usize;
             if len < LEN_3 || len > bytes.len() || !len.is_multiple_of(8) {
                 return corrupt(format!("a header of {len} bytes"));
@@ -113,6 +131,8 @@ impl Header {
             snapshots: u32_at(&bytes, 60),
             compression,
             backing: None,
+            counts: Counts { offset: u64_at(&bytes, 48), clusters: u32_at(&bytes, 56), order },
+            autoclear,
             incompatible,
         };
         header.check_tables(image.len(), u32_at(&bytes, 36))?;

@@ -16,11 +16,16 @@
 pub(crate) mod chain;
 pub(crate) mod header;
 mod tables;
+mod writer;
 
 use crate::image::Image;
 use crate::layer::{About, LayerError};
 
 use header::Header;
+pub use writer::Grower;
+
+/// Of an entry: what it points to has no other user.
+const COPIED: u64 = 1 << 63;
 
 /// The disk in `image`, if that is a qcow2, which must need no other file.
 ///

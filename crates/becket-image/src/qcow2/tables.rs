@@ -9,10 +9,10 @@ use crate::image::{Image, Layout};
 use crate::layer::LayerError;
 
 /// The bits of an entry that are a place in the file.
-const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
-const COMPRESSED: u64 = 1 << 62;
+pub(super) const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
+pub(super) const COMPRESSED: u64 = 1 << 62;
 /// Since version 3: the cluster reads as zeroes, wherever it lies.
-const ZERO: u64 = 1;
+pub(super) const ZERO: u64 = 1;
 /// The most bytes of tables that are read of one file: 8 TiB of clusters of the usual size.
 const TABLES_MAX: u64 = 1 << 30;
 
@@ -51,6 +51,15 @@ pub(super) fn lay_out(image: &Image, header: &Header, backing: u64) -> Result<La
         }
     }
     Ok(disk.layout)
+}
+
+/// Where the bytes of a compressed cluster are, and how many at most.
+pub(super) fn compressed_place(entry: u64, cluster_bits: u32) -> (u64, u64) {
+    // The lower bits are the place, those above it the number of sectors behind the first.
+    let bits = 62 - (cluster_bits - 8);
+    let place = entry & ((1 << bits) - 1);
+    let sectors = (entry & (COMPRESSED - 1)) >> bits;
+    (place, (sectors + 1) * 512 - place % 512)
 }
 
 /// A disk whose clusters are told one after another.
@@ -94,11 +103,7 @@ impl Disk<'_> {
     /// The next cluster is what a compressed one yields.
     fn compressed(&mut self, entry: u64, len: u64) -> Result<(), LayerError> {
         let cluster = self.header.cluster();
-        // The lower bits are the place, those above it the number of sectors behind the first.
-        let bits = 62 - (self.header.cluster_bits - 8);
-        let place = entry & ((1 << bits) - 1);
-        let sectors = (entry & (COMPRESSED - 1)) >> bits;
-        let stored = (sectors + 1) * 512 - place % 512;
+        let (place, stored) = compressed_place(entry, self.header.cluster_bits);
         // What is compressed is shorter than the cluster; the last sector of a file may be cut.
         let stored = stored.min(cluster).min(self.file.saturating_sub(place));
         if stored == 0 {

@@ -56,6 +56,9 @@ impl Transport for DmTransport {
     }
 
     fn fits(&self, opened: &Opened) -> Result<(), String> {
+        if opened.grows {
+            return Err("the image grows while it is written".to_owned());
+        }
         table::of(opened).map(drop)
     }
 }

@@ -34,6 +34,7 @@ pub fn attach_disk(
     let mut facts = Facts::unasked(BackingKind::Regular, geometry.size, !geometry.read_only);
     facts.direct = direct;
     let opened = Opened {
+        grows: false,
         path: image.to_owned(),
         map: Map::contiguous(0, 0, geometry.size),
         files: vec![Backing { buffered: file, direct: None, facts }],

@@ -50,6 +50,8 @@ pub struct Setup {
     pub files: Vec<becket_image::Backing>,
     /// The encoded layers that the map speaks of.
     pub decoded: Option<Decoded>,
+    /// What makes room in the first file, where the image grows.
+    pub grow: Option<Box<dyn becket_image::Grow>>,
     /// Partitions that get files of their own: number, first byte and length.
     pub partitions: Vec<(u32, u64, u64)>,
     /// Go past the page cache where that is possible.
@@ -68,8 +70,20 @@ pub fn serve(
     setup: Setup,
     on_closed: Box<dyn FnOnce() + Send>,
 ) -> Result<Served, ServeError> {
-    let Setup { id, depth, geometry, devices, tether, map, files, decoded, partitions, direct_io, faults } =
-        setup;
+    let Setup {
+        id,
+        depth,
+        geometry,
+        devices,
+        tether,
+        map,
+        files,
+        decoded,
+        grow,
+        partitions,
+        direct_io,
+        faults,
+    } = setup;
     let finally = Finally::new(on_closed);
     let tree = Tree::new(
         partitions.into_iter(),
@@ -91,6 +105,7 @@ pub fn serve(
         batch: None,
         below: None,
         decoded,
+        grow,
         merge: false,
         faults,
         finally,

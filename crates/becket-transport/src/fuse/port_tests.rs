@@ -51,6 +51,7 @@ impl Kernel {
             tether,
             map: Map::contiguous(0, 0, SIZE),
             decoded: None,
+            grow: None,
             files: vec![backing],
             partitions: vec![(1, 8192, 4096)],
             direct_io: false,

@@ -43,7 +43,7 @@ impl Transport for LoopTransport {
 
     fn fits(&self, opened: &Opened) -> Result<(), String> {
         match opened.map.single_range() {
-            Some((file, ..)) if opened.files.get(file as usize).is_some() => Ok(()),
+            Some((file, ..)) if opened.files.get(file as usize).is_some() && !opened.grows => Ok(()),
             _ => Err(NOT_ONE_RANGE.to_owned()),
         }
     }

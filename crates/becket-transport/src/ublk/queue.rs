@@ -43,6 +43,8 @@ pub struct Setup {
     pub below: Option<becket_image::Below>,
     /// The encoded layers that the map speaks of.
     pub decoded: Option<Decoded>,
+    /// What makes room in the first file, where the image grows.
+    pub grow: Option<Box<dyn becket_image::Grow>>,
     /// Go past the page cache where that is possible; see [`Served::change`].
     pub direct_io: bool,
     /// Make one operation of neighbouring requests that arrive together; not done without buffers of the queue.
@@ -75,6 +77,7 @@ pub fn serve(
         mut files,
         below,
         decoded,
+        grow,
         direct_io,
         merge,
         faults,
@@ -107,6 +110,7 @@ pub fn serve(
         batch: mode.is_batch().then(|| Batch::memory(depth, !mode.is_zero_copy())),
         below,
         decoded,
+        grow,
         merge,
         faults,
         finally,

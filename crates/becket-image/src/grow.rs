@@ -1,0 +1,40 @@
+//! Images that get room for what is written while they are written.
+//! It says nothing of formats: whoever moves bytes asks for a place and writes there.
+
+use std::fmt::Debug;
+use std::io;
+
+/// A unit that is to be placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// Which.
+    pub unit: u64,
+    /// All of it is about to be zeroed: it may read as zeroes at once.
+    pub zeroed: bool,
+}
+
+/// What makes room in an image. Its units are parts of the image of the same length, counted from 0.
+pub trait Grow: Debug + Send {
+    /// Length of a unit in bytes, a power of two.
+    fn unit(&self) -> u64;
+
+    /// Tells of each unit that has its own place in file 0 already: its number, and the place of its first byte.
+    ///
+    /// # Errors
+    /// What says so cannot be read.
+    fn placed(&mut self, tell: &mut dyn FnMut(u64, u64)) -> io::Result<()>;
+
+    /// Gives each of these units a place of its own in file 0, with the bytes that it had: no byte of the image changes, but for
+    /// what is zeroed.
+    /// The answer counts as soon as it is given, whoever dies then; that it is on the disk, a sync of file 0 sees to.
+    ///
+    /// # Errors
+    /// There is no room, or the files failed; units may have got a place all the same.
+    fn place(&mut self, units: &[Wanted]) -> io::Result<Vec<u64>>;
+
+    /// Gives back what is not used. Nothing is placed afterwards.
+    ///
+    /// # Errors
+    /// The file failed: what is not used stays counted.
+    fn close(&mut self) -> io::Result<()>;
+}

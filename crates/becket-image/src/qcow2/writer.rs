@@ -1,0 +1,395 @@
+//! Makes room in a qcow2 for what is to be written: clusters that are its own, one after another at the file's end.
+//! It never lets the file say anything that is not true on the disk, whenever the machine stops.
+//!
+//! # What is promised, and by which order
+//!
+//! A cluster that cannot be written where it is gets a copy at the file's end (*placing* it); what is written then goes
+//! there as to any file. Placing changes no byte of the disk in the image, so it may happen at any time.
+//!
+//! - **The worker dies.** All is written to the file before anybody is told, so the kernel has it.
+//! - **The power goes.** Room is *reserved* in large pieces: the file is made longer, and counted as used, and synced,
+//!   before any of it is given away. Fresh room reads as zeroes, so an entry that points there is true from the
+//!   start where the cluster was zeroes; where it was not, the copy is synced before the entry is written. An entry that
+//!   is lost was not flushed by anybody. What is no longer used is counted as free only after the entries that left it
+//!   are synced, when the image is closed.
+//! - So after a crash clusters may be counted that nobody uses (`qemu-img check -r leaks`), and nothing else is wrong;
+//!   after a close not even that.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+
+use super::header::u64_at;
+use super::tables::{COMPRESSED, PLACE, ZERO, compressed_place};
+use super::{COPIED, Header};
+use crate::Place;
+use crate::bytes::ReadAt as _;
+use crate::grow::{Grow, Wanted};
+use crate::image::Image;
+use crate::layer::LayerError;
+
+/// Room that is reserved at once, in bytes, within these numbers of clusters.
+const RESERVED: u64 = 32 << 20;
+const FEWEST: u64 = 32;
+const MOST: u64 = 4096;
+
+/// A qcow2 that is written.
+#[derive(Debug)]
+pub struct Grower {
+    file: OwnedFd,
+    header: Header,
+    /// The disk as it was when the map was made: what a cluster holds that was not placed since.
+    old: Image,
+    l1: Vec<u64>,
+    /// Where each block of reference counts is, and where this table itself.
+    blocks: Vec<u64>,
+    table: Range<u64>,
+    /// Clusters at the file's end that are counted as used and are nobody's yet.
+    reserve: Range<u64>,
+    /// The first cluster behind the file.
+    end: u64,
+    /// Clusters that lost a user.
+    freed: Vec<u64>,
+}
+
+/// A place that was made, the entry that is to point there, and what that says until then.
+struct Made {
+    entry_place: u64,
+    place: u64,
+    old: u64,
+}
+
+impl Grower {
+    /// Takes over a qcow2, open for reading and writing, whose disk was `old`.
+    ///
+    /// # Errors
+    /// It is none that can be written: whoever opened it has asked that before.
+    pub fn open(file: OwnedFd, old: Image) -> Result<Grower, LayerError> {
+        let len = u64::try_from(rustix::fs::fstat(&file).map_err(io::Error::from)?.st_size).unwrap_or(0);
+        let reader = file.try_clone()?;
+        let image = Image::raw(std::sync::Arc::new(reader), len, 512);
+        let header = Header::read(&image)?.ok_or_else(|| LayerError::Corrupt("it is no qcow2".to_owned()))?;
+        if let Some(why) = unwritable(&image, &header)? {
+            return Err(LayerError::Unsupported(why));
+        }
+        let cluster = header.cluster();
+        let l1 = numbers(&image.read_vec(header.l1_offset, small(header.l1_needed() * 8))?);
+        let counts = header.counts;
+        let blocks = numbers(&image.read_vec(counts.offset, small(u64::from(counts.clusters) * cluster))?);
+        let first = counts.offset / cluster;
+        let end = len.div_ceil(cluster);
+        let mut grower = Grower {
+            file,
+            table: first..first + u64::from(counts.clusters),
+            header,
+            old,
+            l1,
+            blocks,
+            reserve: end..end,
+            end,
+            freed: Vec::new(),
+        };
+        if len < end * cluster {
+            // The last cluster may be cut where its bytes end. Whoever reads it may want all of it now.
+            rustix::fs::ftruncate(&grower.file, end * cluster).map_err(io::Error::from)?;
+        }
+        if grower.header.autoclear != 0 {
+            // Bitmaps and the like are true no longer once somebody writes who does not know them.
+            grower.write(&[0; 8], 88)?;
+            grower.sync()?;
+            grower.header.autoclear = 0;
+        }
+        Ok(grower)
+    }
+
+    fn cluster(&self) -> u64 {
+        self.header.cluster()
+    }
+
+    /// The next cluster of fresh room, which reads as zeroes.
+    fn fresh(&mut self) -> io::Result<u64> {
+        if self.reserve.is_empty() {
+            self.reserve_more()?;
+        }
+        self.reserve.next().ok_or_else(|| io::ErrorKind::StorageFull.into())
+    }
+
+    /// Makes the file longer by room that is counted as used. It is all on the disk when this returns.
+    fn reserve_more(&mut self) -> io::Result<()> {
+        let cluster = self.cluster();
+        let per_block = cluster / 2;
+        let start = self.end;
+        let wanted = (RESERVED / cluster).clamp(FEWEST, MOST);
+        // The blocks that count the room are in it, and so is a longer table of them.
+        let (mut meta, mut missing, mut table) = (0, Vec::new(), 0);
+        loop {
+            let blocks = start / per_block..(start + wanted + meta).div_ceil(per_block);
+            table = if blocks.end <= self.blocks.len() as u64 {
+                table
+            } else {
+                (blocks.end * 8).div_ceil(cluster) * 2
+            };
+            missing.clear();
+            missing.extend(blocks.filter(|block| self.block(*block) == 0));
+            let now = missing.len() as u64 + table;
+            if now <= meta {
+                break;
+            }
+            meta = now;
+        }
+        let end = start + wanted + meta;
+        let len = end.checked_mul(cluster).ok_or(io::ErrorKind::FileTooLarge)?;
+        rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&self.file, len))?;
+        let mut blocks = self.blocks.clone();
+        blocks.resize(blocks.len().max(small(table * cluster / 8)), 0);
+        let mut meta = start..end;
+        for block in &missing {
+            if let (Some(entry), Some(place)) = (blocks.get_mut(small(*block)), meta.next()) {
+                *entry = place * cluster;
+            }
+        }
+        for block in start / per_block..end.div_ceil(per_block) {
+            let first = start.max(block * per_block);
+            let last = end.min((block + 1) * per_block);
+            let place = blocks.get(small(block)).copied().unwrap_or(0);
+            self.write(&[0, 1].repeat(small(last - first)), place + first % per_block * 2)?;
+        }
+        self.sync()?;
+        if table > 0 {
+            let place = meta.start;
+            meta.start += table;
+            self.write(&bytes(&blocks), place * cluster)?;
+            self.sync()?;
+            // Both fields are in one sector, which a disk writes whole.
+            let mut fields = (place * cluster).to_be_bytes().to_vec();
+            fields.extend(u32::try_from(table).unwrap_or(u32::MAX).to_be_bytes());
+            self.write(&fields, 48)?;
+            self.freed.extend(std::mem::replace(&mut self.table, place..place + table));
+        } else {
+            for block in &missing {
+                let entry = blocks.get(small(*block)).copied().unwrap_or(0);
+                self.write(&entry.to_be_bytes(), self.table.start * cluster + block * 8)?;
+            }
+        }
+        self.sync()?;
+        self.blocks = blocks;
+        self.end = end;
+        self.reserve = meta;
+        Ok(())
+    }
+
+    /// Where a block of reference counts is; 0 where there is none.
+    fn block(&self, block: u64) -> u64 {
+        self.blocks.get(small(block)).copied().unwrap_or(0) & !511
+    }
+
+    /// Where the entry of a cluster of the disk is; its table is made where there is none.
+    fn entry_place(&mut self, unit: u64) -> io::Result<u64> {
+        let per_table = self.cluster() / 8;
+        let index = unit / per_table;
+        let entry = self.l1.get(small(index)).copied().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut table = entry & PLACE;
+        if table == 0 {
+            table = self.fresh()? * self.cluster();
+            let entry = table | COPIED;
+            self.write(&entry.to_be_bytes(), self.header.l1_offset + index * 8)?;
+            if let Some(known) = self.l1.get_mut(small(index)) {
+                *known = entry;
+            }
+        }
+        Ok(table + unit % per_table * 8)
+    }
+
+    /// Copies what a cluster holds to a fresh one, where it holds anything; whether it does.
+    fn copy(&self, unit: u64, place: u64) -> io::Result<bool> {
+        let from = unit * self.cluster();
+        let len = self.cluster().min(self.header.size.saturating_sub(from));
+        let part = self.old.map().slice(from, len).map_err(|_| io::ErrorKind::InvalidInput)?;
+        if part.extents().iter().all(|extent| extent.place == Place::Zero) {
+            return Ok(false);
+        }
+        let mut bytes = vec![0; small(len)];
+        self.old.read_at(&mut bytes, from)?;
+        self.write(&bytes, place)?;
+        Ok(true)
+    }
+
+    /// Finds or makes a place for each unit. What was made holds what the unit holds, on the disk, and nothing points there.
+    fn make_places(&mut self, units: &[Wanted], made: &mut Vec<Made>) -> io::Result<Vec<u64>> {
+        let mut places: Vec<u64> = Vec::with_capacity(units.len());
+        let mut copied = false;
+        for (index, Wanted { unit, .. }) in units.iter().enumerate() {
+            let mut same = units.iter().filter(|other| other.unit == *unit);
+            if let Some(earlier) = units.iter().take(index).position(|other| other.unit == *unit) {
+                places.extend(places.get(earlier).copied());
+                continue;
+            }
+            let entry_place = self.entry_place(*unit)?;
+            let mut entry = [0; 8];
+            self.file.read_at(&mut entry, entry_place)?;
+            let old = u64::from_be_bytes(entry);
+            if is_own(old) {
+                places.push(old & PLACE);
+                continue;
+            }
+            let place = self.fresh()? * self.cluster();
+            made.push(Made { entry_place, place, old });
+            if !same.all(|one| one.zeroed) {
+                copied |= self.copy(*unit, place)?;
+            }
+            places.push(place);
+        }
+        if copied {
+            self.sync()?;
+        }
+        Ok(places)
+    }
+
+    /// Notes that an entry's clusters lose a user.
+    fn left(&mut self, entry: u64) {
+        let cluster = self.cluster();
+        if entry & COMPRESSED != 0 {
+            let (place, stored) = compressed_place(entry, self.header.cluster_bits);
+            self.freed.extend(place / cluster..(place + stored).div_ceil(cluster));
+        } else if entry & PLACE != 0 {
+            self.freed.push((entry & PLACE) / cluster);
+        }
+    }
+
+    /// Counts one user of a cluster less.
+    fn release(&self, cluster: u64) -> io::Result<()> {
+        let per_block = self.cluster() / 2;
+        let block = self.block(cluster / per_block);
+        if block == 0 {
+            return Ok(());
+        }
+        let place = block + cluster % per_block * 2;
+        let mut count = [0; 2];
+        self.file.read_at(&mut count, place)?;
+        self.write(&u16::from_be_bytes(count).saturating_sub(1).to_be_bytes(), place)
+    }
+
+    fn write(&self, mut bytes: &[u8], mut place: u64) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match rustix::io::pwrite(&self.file, bytes, place) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(done) => {
+                    bytes = bytes.get(done..).unwrap_or_default();
+                    place += done as u64;
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.file))?)
+    }
+}
+
+impl Grow for Grower {
+    fn unit(&self) -> u64 {
+        self.cluster()
+    }
+
+    fn placed(&mut self, tell: &mut dyn FnMut(u64, u64)) -> io::Result<()> {
+        let cluster = self.cluster();
+        let per_table = cluster / 8;
+        let units = self.header.size.div_ceil(cluster);
+        for (index, table) in (0..).zip(&self.l1).filter(|(_, entry)| **entry & PLACE != 0) {
+            let first = index * per_table;
+            let count = per_table.min(units.saturating_sub(first));
+            let mut bytes = vec![0; small(count * 8)];
+            self.file.read_at(&mut bytes, table & PLACE)?;
+            for (unit, entry) in (first..).zip(numbers(&bytes)).filter(|(_, entry)| is_own(*entry)) {
+                tell(unit, entry & PLACE);
+            }
+        }
+        Ok(())
+    }
+
+    fn place(&mut self, units: &[Wanted]) -> io::Result<Vec<u64>> {
+        let mut made = Vec::with_capacity(units.len());
+        let placed = self.make_places(units, &mut made);
+        if placed.is_err() {
+            // Nothing points to them.
+            let cluster = self.cluster();
+            self.freed.extend(made.iter().map(|made| made.place / cluster));
+            return placed;
+        }
+        for Made { entry_place, place, old } in made {
+            self.write(&(place | COPIED).to_be_bytes(), entry_place)?;
+            self.left(old);
+        }
+        placed
+    }
+
+    fn close(&mut self) -> io::Result<()> {
+        self.sync()?;
+        for cluster in std::mem::take(&mut self.freed) {
+            self.release(cluster)?;
+        }
+        let rest = std::mem::replace(&mut self.reserve, self.end..self.end);
+        for cluster in rest.clone() {
+            self.release(cluster)?;
+        }
+        if rest.end == self.end && !rest.is_empty() {
+            self.end = rest.start;
+            self.reserve = rest.start..rest.start;
+            rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&self.file, rest.start * self.cluster()))?;
+        }
+        self.sync()
+    }
+}
+
+/// Whether a cluster is the image's own and may be written where it is.
+fn is_own(entry: u64) -> bool {
+    entry & (COPIED | COMPRESSED | ZERO) == COPIED && entry & PLACE != 0
+}
+
+/// Why a sound qcow2 is only read, for people.
+///
+/// # Errors
+/// It cannot be read.
+pub(super) fn unwritable(image: &Image, header: &Header) -> Result<Option<String>, LayerError> {
+    if let Some(why) = header.distrusted() {
+        return Ok(Some(format!("{why}: qemu-img check -r all mends that")));
+    }
+    if header.snapshots > 0 {
+        return Ok(Some("it has internal snapshots, which becket does not keep apart".to_owned()));
+    }
+    let counts = header.counts;
+    if counts.order != 4 {
+        return Ok(Some(format!("its reference counts have {} bits; 16 are written", 1_u64 << counts.order)));
+    }
+    let cluster = header.cluster();
+    let len = u64::from(counts.clusters).saturating_mul(cluster);
+    let there = counts.offset.checked_add(len).is_some_and(|end| end <= image.len());
+    if len == 0 || len > COUNTS_MAX || !counts.offset.is_multiple_of(cluster) || !there {
+        return Ok(Some("its table of reference counts cannot be".to_owned()));
+    }
+    let l1 = numbers(&image.read_vec(header.l1_offset, small(header.l1_needed() * 8))?);
+    if l1.iter().any(|entry| entry & PLACE != 0 && entry & COPIED == 0) {
+        return Ok(Some("its tables have other users: qemu-img check -r all mends that".to_owned()));
+    }
+    Ok(None)
+}
+
+/// The longest table of reference counts, in bytes, as QEMU has it.
+const COUNTS_MAX: u64 = 8 << 20;
+
+fn small(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+fn numbers(bytes: &[u8]) -> Vec<u64> {
+    bytes.chunks_exact(8).map(|number| u64_at(number, 0)).collect()
+}
+
+fn bytes(numbers: &[u64]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_be_bytes()).collect()
+}

@@ -557,7 +557,7 @@ pub(crate) struct DeviceOptions {
     #[arg(long)]
     pub(crate) isolate: bool,
     /// Memory for decoded blocks of compressed images, shared by all devices of the server (16M or more) [default: 1/16 of
-    /// memory, at most 256M]
+    /// memory, at most 1G]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) cache_size: Option<u64>,
     /// Number of queues (ublk, fuse) [default: up to one per CPU]

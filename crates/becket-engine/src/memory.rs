@@ -61,6 +61,8 @@ pub(crate) struct Buffers {
     /// From one buffer to the next, and from the beginning to the first.
     stride: usize,
     first: usize,
+    /// Which frames have pages of their own.
+    touched: Box<[bool]>,
 }
 
 impl Buffers {
@@ -79,7 +81,8 @@ impl Buffers {
             return Err(Error::Map { what, bytes: 0, source: std::io::ErrorKind::InvalidInput.into() });
         };
         let region = Region::anonymous(len, what)?;
-        Ok(Buffers { region, count, size, head, stride, first })
+        let touched = vec![false; if head > 0 { count } else { 0 }].into_boxed_slice();
+        Ok(Buffers { region, count, size, head, stride, first, touched })
     }
 
     /// Address of a request's buffer, or null when there is no such request.
@@ -109,6 +112,15 @@ impl Buffers {
         // SAFETY: a frame lies in our mapping: heads are no longer than what is before the first buffer and between two.
         // As for the rest see `slice`.
         unsafe { std::slice::from_raw_parts_mut(start, len as usize) }
+    }
+
+    /// Sees to it that a frame has its pages, under the conditions of [`Buffers::slice`]: the kernel then finds them also
+    /// for a thread that is being killed, whose page faults fail. What is given out once and for all must not be lost so.
+    pub(crate) fn touch(&mut self, index: usize) {
+        if self.touched.get(index) == Some(&false) {
+            self.frame(index).fill(0);
+            self.touched[index] = true;
+        }
     }
 
     /// Bytes in each buffer.
@@ -231,6 +243,11 @@ mod tests {
             assert_eq!(buffers.frame(index).len(), 80 + 8192);
             assert!(buffers.frame(index).iter().all(|byte| *byte == index as u8 + 1));
         }
+        buffers.touch(1);
+        assert!(buffers.frame(1).iter().all(|byte| *byte == 0) && buffers.frame(0)[0] == 1);
+        buffers.frame(1).fill(3);
+        buffers.touch(1);
+        assert_eq!(buffers.frame(1)[0], 3, "only once");
         assert_eq!(buffers.part(0, 64, 16 + 8192).map(|(_, len)| len), Some(16 + 8192));
         assert_eq!(buffers.part(0, 64, 17 + 8192), None);
         assert_eq!(buffers.part(0, usize::MAX, 2), None);

@@ -135,6 +135,33 @@ fn fuse_device_that_losetup_detached_leaves_nothing() {
     place.ok(["detach", device.to_str().unwrap()]);
 }
 
+/// A thread that is being killed while it takes a request over may not lose it: the kernel would count it as answered.
+#[test]
+fn fuse_write_back_does_not_notice_who_is_killed() {
+    if !require_fuse("fuse::fuse_write_back_does_not_notice_who_is_killed") {
+        return;
+    }
+    let place = scratch();
+    let path = place.path("a.img");
+    for round in 0..6 {
+        image::sparse(&path, 32 * MIB);
+        let (device, info) = attach(&place, &path);
+        let bytes = image::random_bytes(32 << 20, round);
+        let file = fs::OpenOptions::new().write(true).open(&device).unwrap();
+        file.write_all_at(&bytes, 0).unwrap();
+        std::thread::scope(|scope| {
+            let written = scope.spawn(|| file.sync_all());
+            // When the requests have begun to flow, each time a little later.
+            std::thread::sleep(Duration::from_millis(3 + 4 * round));
+            tool(Command::new("kill").args(["-KILL", &info["worker_pid"].to_string()]));
+            written.join().unwrap().expect("it is written by the next one");
+        });
+        assert!(fs::read(&path).unwrap() == bytes, "round {round}: what was synced is not in the image");
+        drop(file);
+        place.ok(["detach", device.to_str().unwrap()]);
+    }
+}
+
 /// Without anybody who serves it a device is lost. Its users get errors, and it can still be detached.
 #[test]
 fn fuse_device_without_any_server_is_lost_and_can_be_detached() {

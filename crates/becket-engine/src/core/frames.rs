@@ -55,8 +55,11 @@ impl Core {
     ) -> Result<(), Errno> {
         let tag = usize::from(token.tag);
         let free = self.slab.get(tag).is_some_and(|slot| !slot.busy) && self.lent.get(tag) == Some(&false);
-        let part = self.buffers.as_ref().and_then(|buffers| buffers.part(tag, from, len));
-        let (address, len) = part.filter(|_| free).ok_or(Errno::INVAL)?;
+        let buffers = self.buffers.as_mut().filter(|_| free).ok_or(Errno::INVAL)?;
+        if !write {
+            buffers.touch(tag);
+        }
+        let (address, len) = buffers.part(tag, from, len).ok_or(Errno::INVAL)?;
         // Such entries never wait for long (the descriptor is not to block), so they may use the table.
         let target = self.port;
         let way = Transfer { write, target, address: address as u64, len, ..Transfer::default() };

@@ -441,8 +441,8 @@ impl Core {
             slot.busy = false;
             let nanos = now.saturating_sub(slot.began);
             match result {
-                Ok(bytes) => self.tally.succeeded(slot.request.op, bytes, nanos),
-                Err(_) => self.tally.failed(slot.request.op, nanos),
+                Ok(bytes) => self.tally.succeeded(slot.asked_for(), bytes, nanos),
+                Err(_) => self.tally.failed(slot.asked_for(), nanos),
             }
         }
         self.finished.push((tag, result));
@@ -497,7 +497,7 @@ impl Core {
         let moved = u64::from(result.max(0).unsigned_abs());
         // Never so for a flush, whose length is 0, nor for a fallocate, whose result is.
         let whole = moved > 0 && moved <= slot.asked && slot.done + moved == slot.request.len;
-        if !whole || slot.way != Way::Free {
+        if !whole || slot.way != Way::Free || slot.request.op == (Op::Write { durable: true }) {
             return self.operated_otherwise(ring, tag, result);
         }
         if slot.request.op.modifies()

@@ -25,15 +25,20 @@ impl Core {
         loop {
             let slot = &mut self.slab[usize::from(tag)];
             let left = slot.request.len - slot.done;
+            if left == 0
+                && slot.request.op == (Op::Write { durable: true })
+                && self.backing.growing().is_some()
+            {
+                // Its bytes are on the disk; what says where they are is so only after a sync.
+                slot.ends_in_flush();
+                return self.next_sync(tag);
+            }
             if left == 0 {
                 return Ok(Step::Whole);
             }
-            let below = self.loads.as_ref().and_then(|loads| loads.layer_of(tag)).map(Encoded::below);
             let pos = slot.request.offset + slot.done;
-            let (extent, own) = match (below, self.backing.growing()) {
-                (None, Some(growing)) => growing.lookup(&self.map, pos, left).ok_or(Errno::IO)?,
-                _ => (below.unwrap_or(&self.map).lookup(pos).ok_or(Errno::IO)?, true),
-            };
+            let (extent, own) = self.extent_of(tag, pos, left).ok_or(Errno::IO)?;
+            let slot = &mut self.slab[usize::from(tag)];
             slot.asked = left.min(extent.len).min(MAX_OPERATION);
             let needs_place = match slot.request.op {
                 Op::Write { .. } => !own,
@@ -68,6 +73,15 @@ impl Core {
                     }
                 }
             }
+        }
+    }
+
+    /// Where the next bytes of a request are, of which `left` are wanted; with whether they may be written there.
+    pub(crate) fn extent_of(&self, tag: u16, pos: u64, left: u64) -> Option<(Extent, bool)> {
+        let below = self.loads.as_ref().and_then(|loads| loads.layer_of(tag)).map(Encoded::below);
+        match (below, self.backing.growing()) {
+            (None, Some(growing)) => growing.lookup(&self.map, pos, left),
+            _ => Some((below.unwrap_or(&self.map).lookup(pos)?, true)),
         }
     }
 

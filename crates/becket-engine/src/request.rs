@@ -162,6 +162,20 @@ impl Slot {
         Slot { request, began: now, zeroing, busy: true, ..Slot::IDLE }
     }
 
+    /// Has a request whose bytes are moved end as a flush does.
+    pub(crate) fn ends_in_flush(&mut self) {
+        self.request.op = Op::Flush;
+        self.file = 0;
+    }
+
+    /// What was asked for. A flush has no bytes: one that has is the end of a durable write.
+    pub(crate) fn asked_for(&self) -> Op {
+        match self.request {
+            Request { op: Op::Flush, len: 1.., .. } => Op::Write { durable: true },
+            Request { op, .. } => op,
+        }
+    }
+
     /// Takes in the result of an operation that moves or zeroes bytes.
     ///
     /// `Ok(())` means that the request goes on (or is whole); an error finishes it.

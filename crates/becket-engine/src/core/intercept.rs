@@ -157,9 +157,7 @@ impl Core {
             Some(align) => align.offset.max(align.memory).max(1).into(),
             None => 1,
         };
-        let below = self.loads.as_ref().and_then(|loads| loads.layer_of(tag));
-        let map = below.map_or(&*self.map, becket_image::Encoded::below);
-        let offset = match map.lookup(at).map(|extent| extent.place) {
+        let offset = match self.extent_of(tag, at, len).map(|(extent, _)| extent.place) {
             Some(Place::Data { offset, .. }) if request.op != Op::Flush => offset,
             _ => 0,
         };

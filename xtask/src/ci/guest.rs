@@ -102,13 +102,11 @@ fn script(series: Series, load: Load, binaries: &Binaries) -> String {
     // Writing to a string cannot fail.
     let _ = match load {
         Load::Conformance { via, mode } => {
-            let brief = match (series, via, mode) {
-                // No byte passes through becket on device-mapper: file systems on it would test the kernel alone, slowly.
-                (_, "dm", _) => " --ops 2000 --except filesystem",
-                // Each way of bytes and each way of commands has them once: batches with zero copy, single ones copying.
-                (Series::V7, _, Some("zero-copy" | "batch-copy")) => " --except filesystem",
-                _ => "",
-            };
+            // No byte passes through becket on device-mapper: file systems on it would test the kernel alone, slowly. On ublk
+            // each way of bytes and each way of commands has them once: batches with zero copy, single ones copying.
+            let brief =
+                via == "dm" || (series == Series::V7 && matches!(mode, Some("zero-copy" | "batch-copy")));
+            let brief = if brief { " --ops 2000 --except filesystem" } else { "" };
             let mode = mode.map(|mode| format!(" --mode {mode}")).unwrap_or_default();
             writeln!(
                 script,

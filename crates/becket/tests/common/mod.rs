@@ -41,11 +41,16 @@ pub(crate) fn ended(child: &mut Child) -> ExitStatus {
         status = child.try_wait().expect("is our child");
         status.is_some()
     });
-    if status.is_none() {
+    let Some(status) = status else {
+        let everybody = Command::new("ps")
+            .args(["-eo", "pid,ppid,stat,pending,blocked,wchan:24,args"])
+            .output()
+            .map_or_else(|error| error.to_string(), |ps| String::from_utf8_lossy(&ps.stdout).into_owned());
         child.kill().expect("is our child");
         child.wait().expect("is our child");
-    }
-    status.expect("the command ends")
+        panic!("{} has not ended:\n{everybody}", child.id());
+    };
+    status
 }
 
 /// The numbers in a file, once it has `count` of them; fails when they do not come.

@@ -80,7 +80,7 @@ fn expressions_are_understood() {
 
 #[test]
 fn every_package_may_be_used_and_is_where_the_lock_file_says() {
-    let packages = packages(&workspace(), false).unwrap();
+    let packages = packages(workspace(), false).unwrap();
     assert!(packages.len() > 50, "{} packages", packages.len());
     for package in packages {
         let license = package.license.unwrap_or_default();
@@ -97,7 +97,7 @@ fn every_dependency_has_its_reason() {
     let rows = section.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
     let named: BTreeSet<&str> = rows.flat_map(|names| names.split(", ")).collect();
     let fuzz = packages(&workspace().join("fuzz"), true).unwrap();
-    let ours = packages(&workspace(), false).unwrap().into_iter().filter(|package| package.source.is_none());
+    let ours = packages(workspace(), false).unwrap().into_iter().filter(|package| package.source.is_none());
     let used: BTreeSet<String> = ours
         .chain(fuzz)
         .flat_map(|package| package.dependencies)

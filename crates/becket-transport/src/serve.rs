@@ -32,6 +32,30 @@ pub struct Decoded {
     pub encoded: Vec<Encoded>,
 }
 
+/// What is behind a device: where its bytes are, and how they are moved.
+#[derive(Debug)]
+pub struct Content {
+    /// Where the bytes are.
+    pub map: Map,
+    /// The files that the map speaks of.
+    pub files: Vec<becket_image::Backing>,
+    /// The encoded layers that the map speaks of.
+    pub decoded: Option<Decoded>,
+    /// What makes room in the first file, where the image grows.
+    pub grow: Option<Box<dyn Grow>>,
+    /// Go past the page cache where that is possible; see [`Served::change`].
+    pub direct_io: bool,
+    /// What goes wrong with the backing on purpose.
+    pub faults: Option<Faults>,
+}
+
+impl Content {
+    /// Bytes that are stored as they are read, in files that stay as they are.
+    pub fn plain(map: Map, files: Vec<becket_image::Backing>, direct_io: bool) -> Content {
+        Content { map, files, decoded: None, grow: None, direct_io, faults: None }
+    }
+}
+
 /// What can go wrong while a device's queues are set up.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
@@ -129,19 +153,12 @@ pub(crate) struct Common {
     pub(crate) id: u32,
     pub(crate) queues: u16,
     pub(crate) depth: u16,
-    pub(crate) map: Map,
-    pub(crate) files: Vec<becket_image::Backing>,
+    pub(crate) content: Content,
     pub(crate) read_only: bool,
-    /// Go past the page cache where that is possible; see [`Served::change`].
-    pub(crate) direct_io: bool,
     pub(crate) memory: Memory,
     pub(crate) batch: Option<Batch>,
     pub(crate) below: Option<Below>,
-    pub(crate) decoded: Option<Decoded>,
-    /// What makes room in the first file.
-    pub(crate) grow: Option<Box<dyn Grow>>,
     pub(crate) merge: bool,
-    pub(crate) faults: Option<Faults>,
     /// Once the last queue has ended and every descriptor of the device is closed.
     pub(crate) finally: Finally,
 }
@@ -160,23 +177,24 @@ impl Common {
         let finally = Arc::new(self.finally);
         let failed = |source| ServeError::Engine { id: self.id, source };
         let lease = self.below.as_ref().map_or_else(Weak::new, |below| Arc::downgrade(&below.lease));
-        let backing = Backing::new(self.map, self.files, self.read_only, self.queues.into());
-        let backing = match self.decoded {
+        let Content { map, files, decoded, grow, direct_io, faults } = self.content;
+        let backing = Backing::new(map, files, self.read_only, self.queues.into());
+        let backing = match decoded {
             Some(Decoded { decoding, encoded }) => backing.decoded_by(&decoding, encoded).map_err(failed)?,
             None => backing,
         };
-        let backing = match self.grow {
+        let backing = match grow {
             Some(grow) => backing.growing_by(grow, Box::new(Arc::clone(&finally))).map_err(failed)?,
             None => backing,
         };
-        let backing = match self.faults {
+        let backing = match faults {
             Some(faults) => {
                 let plan = faults.of_queues(self.queues.into());
                 backing.intercepted_by(Arc::new(plan.map_err(|why| ServeError::Faults { id: self.id, why })?))
             }
             None => backing,
         };
-        let backing = Arc::new(if self.direct_io { backing } else { backing.through_the_page_cache() });
+        let backing = Arc::new(if direct_io { backing } else { backing.through_the_page_cache() });
         let mut served = Served {
             id: self.id,
             queues: Vec::with_capacity(self.queues.into()),

@@ -13,7 +13,7 @@ use becket_engine::{Geometry, IoThreads};
 use becket_image::{OpenOptions as ImageOptions, Opened};
 use becket_testkit::skip;
 use becket_transport::fuse::{Connection, MAX_IO, Setup, attach_disk, serve};
-use becket_transport::serve::Served;
+use becket_transport::serve::{Content, Served};
 use becket_transport::{geometry, loop_};
 
 const SIZE: usize = 16 << 20;
@@ -70,13 +70,8 @@ impl Bench {
             geometry: self.geometry.clone(),
             devices,
             tether,
-            map,
-            files,
-            decoded: None,
-            grow: None,
+            content: Content::plain(map, files, true),
             partitions: Vec::new(),
-            direct_io: true,
-            faults: None,
         };
         let served = serve(&threads, setup, Box::new(move || _ = closed.send(()))).unwrap();
         (threads, served, reader, is_closed)

@@ -15,6 +15,7 @@ use becket_engine::IoThreads;
 use becket_image::OpenOptions as ImageOptions;
 use becket_transport::{
     geometry,
+    serve::Content,
     ublk::{self, DataMode, Setup, control::Control},
 };
 
@@ -59,19 +60,14 @@ fn device_round_trip(mode: DataMode, name: &str) {
     let threads = IoThreads::start(2).unwrap();
     let (closed, is_closed) = channel();
     let setup = Setup {
-        direct_io: true,
         merge: false,
-        faults: None,
         id: info.dev_id,
         queues: info.nr_hw_queues,
         depth: info.queue_depth,
         flags: info.flags,
         geometry,
         char_device,
-        map: opened.map,
-        files: opened.files,
-        decoded: None,
-        grow: None,
+        content: Content::plain(opened.map, opened.files, true),
         below: None,
     };
     ublk::serve(&threads, setup, Box::new(move || closed.send(()).unwrap())).unwrap();

@@ -4,8 +4,8 @@
 
 mod common;
 
-use becket_testkit::{crc_whole, image, require_device, require_loop, require_tools, tool, via, wait_until};
-use common::{Use, scratch, text};
+use becket_testkit::{crc_whole, image, require_device, require_loop, require_tools, via, wait_until};
+use common::{Use, a_mount_is_named, scratch, text};
 use serde_json::json;
 use std::{
     ffi::OsStr,
@@ -55,18 +55,8 @@ fn a_mounted_device_names_its_mount() {
     }
     let place = scratch();
     image::ext4(&place.path("fs.img"), 8 << 20, &place.dir("empty"));
-    let point = place.dir("mnt");
     let device = place.attach(&place.path("fs.img"), &[]);
-    let used = Use::of(&device);
-    tool(Command::new("mount").args([&device, &point]));
-    let ran = place.run(["detach", device.to_str().unwrap()]);
-    let still = fs::metadata(point.join("lost+found")).is_ok();
-    tool(Command::new("umount").arg(&point));
-    assert_eq!(ran.code, 1, "{ran:?}");
-    assert!(ran.err.contains(&format!("mounted on {}", point.display())), "{ran:?}");
-    assert!(still, "the file system is still there");
-    place.ok(["detach", "fs.img"]);
-    assert!(!used.lasts());
+    a_mount_is_named(&place, "fs.img", &device);
 }
 
 #[test]

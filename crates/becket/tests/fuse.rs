@@ -5,7 +5,7 @@
 mod common;
 
 use becket_testkit::{Scratch, crc_whole, image, require_fuse, require_tools, tool, wait_until};
-use common::{Use, alive, scratch, text};
+use common::{Use, a_mount_is_named, alive, scratch, text};
 use serde_json::{Value, json};
 use std::{
     fs,
@@ -78,18 +78,8 @@ fn fuse_mounted_file_system_is_named() {
     }
     let place = scratch();
     image::ext4(&place.path("fs.img"), 8 * MIB, &place.dir("empty"));
-    let point = place.dir("mnt");
     let (device, _) = attach(&place, &place.path("fs.img"));
-    let used = Use::of(&device);
-    tool(Command::new("mount").args([&device, &point]));
-    let ran = place.run(["detach", device.to_str().unwrap()]);
-    let still = fs::metadata(point.join("lost+found")).is_ok();
-    tool(Command::new("umount").arg(&point));
-    assert_eq!(ran.code, 1, "{ran:?}");
-    assert!(ran.err.contains(&format!("mounted on {}", point.display())), "{ran:?}");
-    assert!(still, "the file system is still there");
-    place.ok(["detach", "fs.img"]);
-    assert!(!used.lasts());
+    a_mount_is_named(&place, "fs.img", &device);
 }
 
 /// What is not there any more is an error, and nothing else is; neither process minds.

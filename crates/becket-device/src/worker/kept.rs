@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use becket_image::{Backing, Below, Grow};
-use becket_transport::serve::Decoded;
+use becket_transport::serve::{Content, Decoded};
 use becket_transport::{Kind, fuse, ublk};
 
 use super::protocol::{Serve, nothing_left, take_backings, wrong};
@@ -87,45 +87,29 @@ impl Kept {
         let Serve {
             kind, id, queues, depth, flags, geometry, map, direct_io, merge, faults, partitions, ..
         } = self.serve;
-        let files = self.files;
+        let content = Content { map, files: self.files, decoded, grow, direct_io, faults };
         let mut own = own.into_iter();
         let first = own.next().ok_or_else(|| wrong("the device's descriptor is missing"))?;
         let setup = match kind {
             Kind::Fuse => {
                 // The other end of the tether is for the supervisor's successor only.
-                let devices = own.skip(1).collect();
-                let tether = first;
-                Setup::Fuse(fuse::Setup {
+                let (tether, devices) = (first, own.skip(1).collect());
+                Setup::Fuse(fuse::Setup { id, depth, geometry, devices, tether, content, partitions })
+            }
+            _ => {
+                let char_device = first;
+                Setup::Ublk(ublk::Setup {
                     id,
+                    queues,
                     depth,
+                    flags,
                     geometry,
-                    devices,
-                    tether,
-                    map,
-                    files,
-                    decoded,
-                    grow,
-                    partitions,
-                    direct_io,
-                    faults,
+                    char_device,
+                    content,
+                    below,
+                    merge,
                 })
             }
-            _ => Setup::Ublk(ublk::Setup {
-                id,
-                queues,
-                depth,
-                flags,
-                geometry,
-                char_device: first,
-                map,
-                files,
-                below,
-                decoded,
-                grow,
-                direct_io,
-                merge,
-                faults,
-            }),
         };
         Ok((setup, self.keepsakes))
     }
@@ -181,7 +165,7 @@ mod tests {
         assert!(again.files[0].direct.is_some() && again.files[1].direct.is_none());
         let (setup, keepsakes) = again.into_setup(vec![open("ublkc")], None, None, None).unwrap();
         let Setup::Ublk(setup) = setup else { panic!() };
-        assert_eq!((setup.id, setup.files.len()), (3, 2));
+        assert_eq!((setup.id, setup.content.files.len()), (3, 2));
         assert_eq!(keepsakes.lease.map(|fd| inode(fd.as_fd())), Some(inodes[3]));
     }
 
@@ -210,7 +194,7 @@ mod tests {
         let kept = Kept::new(received, fds).unwrap();
         let (setup, keepsakes) = kept.into_setup(vec![open("c")], Some(below), None, None).unwrap();
         let Setup::Ublk(setup) = setup else { panic!() };
-        assert_eq!((inode(&setup.files[0].buffered), setup.files.len()), (inodes[0], 1));
+        assert_eq!((inode(&setup.content.files[0].buffered), setup.content.files.len()), (inodes[0], 1));
         assert_eq!(keepsakes.lease.as_ref().map(inode), Some(inodes[1]));
         assert_eq!(setup.below.unwrap().lease.untouched().changed, (-1, 999_999_999));
         assert!(sent.below.unwrap().with(&mut vec![open("only")]).is_err());

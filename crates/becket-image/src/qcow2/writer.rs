@@ -15,11 +15,11 @@
 //! - So after a crash clusters may be counted that nobody uses (`qemu-img check -r leaks`), and nothing else is wrong;
 //!   after a close not even that.
 
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-
-use rustix::io::Errno;
+use std::os::unix::fs::FileExt as _;
 
 use super::header::u64_at;
 use super::tables::{COMPRESSED, PLACE, ZERO, compressed_place};
@@ -38,7 +38,7 @@ const MOST: u64 = 4096;
 /// A qcow2 that is written.
 #[derive(Debug)]
 pub struct Grower {
-    file: OwnedFd,
+    file: File,
     header: Header,
     /// The disk as it was when the map was made: what a cluster holds that was not placed since.
     old: Image,
@@ -67,7 +67,8 @@ impl Grower {
     /// # Errors
     /// It is none that can be written: whoever opened it has asked that before.
     pub fn open(file: OwnedFd, old: Image) -> Result<Grower, LayerError> {
-        let len = u64::try_from(rustix::fs::fstat(&file).map_err(io::Error::from)?.st_size).unwrap_or(0);
+        let file = File::from(file);
+        let len = file.metadata()?.len();
         let reader = file.try_clone()?;
         let image = Image::raw(std::sync::Arc::new(reader), len, 512);
         let header = Header::read(&image)?.ok_or_else(|| LayerError::Corrupt("it is no qcow2".to_owned()))?;
@@ -93,7 +94,7 @@ impl Grower {
         };
         if len < end * cluster {
             // The last cluster may be cut where its bytes end. Whoever reads it may want all of it now.
-            rustix::fs::ftruncate(&grower.file, end * cluster).map_err(io::Error::from)?;
+            grower.file.set_len(end * cluster)?;
         }
         if grower.header.autoclear != 0 {
             // Bitmaps and the like are true no longer once somebody writes who does not know them.
@@ -141,7 +142,7 @@ impl Grower {
         }
         let end = start + wanted + meta;
         let len = end.checked_mul(cluster).ok_or(io::ErrorKind::FileTooLarge)?;
-        rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&self.file, len))?;
+        self.file.set_len(len)?;
         let mut blocks = self.blocks.clone();
         blocks.resize(blocks.len().max(small(table * cluster / 8)), 0);
         let mut meta = start..end;
@@ -228,7 +229,7 @@ impl Grower {
             }
             let entry_place = self.entry_place(*unit)?;
             let mut entry = [0; 8];
-            self.file.read_at(&mut entry, entry_place)?;
+            self.file.read_exact_at(&mut entry, entry_place)?;
             let old = u64::from_be_bytes(entry);
             if is_own(old) {
                 places.push(old & PLACE);
@@ -267,27 +268,16 @@ impl Grower {
         }
         let place = block + cluster % per_block * 2;
         let mut count = [0; 2];
-        self.file.read_at(&mut count, place)?;
+        self.file.read_exact_at(&mut count, place)?;
         self.write(&u16::from_be_bytes(count).saturating_sub(1).to_be_bytes(), place)
     }
 
-    fn write(&self, mut bytes: &[u8], mut place: u64) -> io::Result<()> {
-        while !bytes.is_empty() {
-            match rustix::io::pwrite(&self.file, bytes, place) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(done) => {
-                    bytes = bytes.get(done..).unwrap_or_default();
-                    place += done as u64;
-                }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-        Ok(())
+    fn write(&self, bytes: &[u8], place: u64) -> io::Result<()> {
+        self.file.write_all_at(bytes, place)
     }
 
     fn sync(&self) -> io::Result<()> {
-        Ok(rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.file))?)
+        self.file.sync_data()
     }
 }
 
@@ -304,7 +294,7 @@ impl Grow for Grower {
             let first = index * per_table;
             let count = per_table.min(units.saturating_sub(first));
             let mut bytes = vec![0; small(count * 8)];
-            self.file.read_at(&mut bytes, table & PLACE)?;
+            self.file.read_exact_at(&mut bytes, table & PLACE)?;
             for (unit, entry) in (first..).zip(numbers(&bytes)).filter(|(_, entry)| is_own(*entry)) {
                 tell(unit, entry & PLACE);
             }
@@ -340,7 +330,7 @@ impl Grow for Grower {
         if rest.end == self.end && !rest.is_empty() {
             self.end = rest.start;
             self.reserve = rest.start..rest.start;
-            rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&self.file, rest.start * self.cluster()))?;
+            self.file.set_len(rest.start * self.cluster())?;
         }
         self.sync()
     }

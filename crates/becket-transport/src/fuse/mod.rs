@@ -20,10 +20,9 @@ pub use tree::IMAGE_NAME;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use becket_engine::{Faults, Geometry, IoThreads, Memory};
-use becket_image::Map;
+use becket_engine::{Geometry, IoThreads, Memory};
 
-use crate::serve::{Common, Decoded, Finally, ServeError, Served};
+use crate::serve::{Common, Content, Finally, ServeError, Served};
 use port::{FusePort, HEAD};
 use tree::Tree;
 
@@ -44,20 +43,10 @@ pub struct Setup {
     pub devices: Vec<OwnedFd>,
     /// Open as long as anything may still reach the backing; see [`becket_engine::Port::tether`].
     pub tether: OwnedFd,
-    /// Where the bytes are.
-    pub map: Map,
-    /// The files that the map speaks of.
-    pub files: Vec<becket_image::Backing>,
-    /// The encoded layers that the map speaks of.
-    pub decoded: Option<Decoded>,
-    /// What makes room in the first file, where the image grows.
-    pub grow: Option<Box<dyn becket_image::Grow>>,
+    /// What is behind it.
+    pub content: Content,
     /// Partitions that get files of their own: number, first byte and length.
     pub partitions: Vec<(u32, u64, u64)>,
-    /// Go past the page cache where that is possible.
-    pub direct_io: bool,
-    /// What goes wrong with the backing on purpose.
-    pub faults: Option<Faults>,
 }
 
 /// Serves a connection on the I/O threads; answers when each queue waits for requests.
@@ -70,20 +59,7 @@ pub fn serve(
     setup: Setup,
     on_closed: Box<dyn FnOnce() + Send>,
 ) -> Result<Served, ServeError> {
-    let Setup {
-        id,
-        depth,
-        geometry,
-        devices,
-        tether,
-        map,
-        files,
-        decoded,
-        grow,
-        partitions,
-        direct_io,
-        faults,
-    } = setup;
+    let Setup { id, depth, geometry, devices, tether, content, partitions } = setup;
     let finally = Finally::new(on_closed);
     let tree = Tree::new(
         partitions.into_iter(),
@@ -97,17 +73,12 @@ pub fn serve(
         id,
         queues: u16::try_from(devices.len()).unwrap_or(u16::MAX),
         depth,
-        map,
-        files,
+        content,
         read_only: geometry.read_only,
-        direct_io,
         memory: Memory::Framed { head: HEAD, size: geometry.max_io as usize },
         batch: None,
         below: None,
-        decoded,
-        grow,
         merge: false,
-        faults,
         finally,
     };
     let mut devices = devices.into_iter();

@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::super::{Setup, serve};
 use super::*;
-use crate::serve::Served;
+use crate::serve::{Content, Served};
 
 const SIZE: u64 = 1 << 20;
 const DEPTH: u16 = 4;
@@ -49,13 +49,8 @@ impl Kernel {
             geometry: geometry(read_only, discard),
             devices: vec![theirs],
             tether,
-            map: Map::contiguous(0, 0, SIZE),
-            decoded: None,
-            grow: None,
-            files: vec![backing],
+            content: Content::plain(Map::contiguous(0, 0, SIZE), vec![backing], false),
             partitions: vec![(1, 8192, 4096)],
-            direct_io: false,
-            faults: None,
         };
         let served = serve(&threads, setup, Box::new(move || sender.send(()).unwrap())).unwrap();
         Kernel { socket: Some(ours), threads, served, file, closed, unique: 1 }

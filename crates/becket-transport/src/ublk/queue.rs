@@ -10,15 +10,15 @@
 use std::{os::fd::OwnedFd, sync::Arc};
 
 use becket_engine::{
-    Answer, Below, Data, Faults, Geometry, Io, IoThreads, Memory, Op, Port, Request, SharedWords, Token,
+    Answer, Below, Data, Geometry, Io, IoThreads, Memory, Op, Port, Request, SharedWords, Token,
 };
-use becket_image::{BackingKind, Facts, Map};
+use becket_image::{BackingKind, Facts};
 use becket_uapi::ublk as uapi;
 use rustix::io::Errno;
 
 use super::DataMode;
 use super::batch::{self, Batch};
-use crate::serve::{Common, Decoded, Finally, ServeError, Served, thread_of};
+use crate::serve::{Common, Content, Finally, ServeError, Served, thread_of};
 
 /// What it takes to serve a device that has been added and configured but not started.
 #[derive(Debug)]
@@ -35,22 +35,12 @@ pub struct Setup {
     pub geometry: Geometry,
     /// The device's `/dev/ublkcN`, from which its kernel side lives.
     pub char_device: OwnedFd,
-    /// Where the bytes are.
-    pub map: Map,
-    /// The files that the map speaks of.
-    pub files: Vec<becket_image::Backing>,
+    /// What is behind it.
+    pub content: Content,
     /// A second way to the bytes, for reading.
     pub below: Option<becket_image::Below>,
-    /// The encoded layers that the map speaks of.
-    pub decoded: Option<Decoded>,
-    /// What makes room in the first file, where the image grows.
-    pub grow: Option<Box<dyn becket_image::Grow>>,
-    /// Go past the page cache where that is possible; see [`Served::change`].
-    pub direct_io: bool,
     /// Make one operation of neighbouring requests that arrive together; not done without buffers of the queue.
     pub merge: bool,
-    /// What goes wrong with the backing on purpose.
-    pub faults: Option<Faults>,
 }
 
 /// Serves a device's queues on the I/O threads.
@@ -66,27 +56,12 @@ pub fn serve(
     setup: Setup,
     on_closed: Box<dyn FnOnce() + Send>,
 ) -> Result<Served, ServeError> {
-    let Setup {
-        id,
-        queues,
-        depth,
-        flags,
-        geometry,
-        char_device,
-        map,
-        mut files,
-        below,
-        decoded,
-        grow,
-        direct_io,
-        merge,
-        faults,
-    } = setup;
+    let Setup { id, queues, depth, flags, geometry, char_device, mut content, below, merge } = setup;
     // Declared first, dropped last: after our own shares of the descriptors.
     let finally = Finally::new(on_closed);
     let mode = DataMode::of(flags);
     // The block device below is only ever read past its page cache, which knows nothing of the file's.
-    let below = below.filter(|_| direct_io).and_then(|below| go_below(below, &mut files));
+    let below = below.filter(|_| content.direct_io).and_then(|below| go_below(below, &mut content.files));
     let char_device = Arc::new(char_device);
     if mode.is_zero_copy() {
         let room = room(threads, queues).map_err(|source| ServeError::Engine { id, source })?;
@@ -98,10 +73,8 @@ pub fn serve(
         id,
         queues,
         depth,
-        map,
-        files,
+        content,
         read_only: geometry.read_only,
-        direct_io,
         memory: if mode.is_zero_copy() {
             Memory::Registered
         } else {
@@ -109,10 +82,7 @@ pub fn serve(
         },
         batch: mode.is_batch().then(|| Batch::memory(depth, !mode.is_zero_copy())),
         below,
-        decoded,
-        grow,
         merge,
-        faults,
         finally,
     };
     common

@@ -33,6 +33,22 @@ pub(crate) fn alive(pid: u32) -> bool {
         .is_some_and(|state| !"ZX".contains(state))
 }
 
+/// A device whose ext file system is mounted is not detached, and its mount is named; afterwards it goes, by its image.
+#[track_caller]
+pub(crate) fn a_mount_is_named(place: &Scratch, image: &str, device: &Path) {
+    let point = place.dir("mnt");
+    let used = Use::of(device);
+    tool(Command::new("mount").args([device, &point]));
+    let ran = place.run(["detach", device.to_str().expect("a node's name")]);
+    let still = fs::metadata(point.join("lost+found")).is_ok();
+    tool(Command::new("umount").arg(&point));
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains(&format!("mounted on {}", point.display())), "{ran:?}");
+    assert!(still, "the file system is still there");
+    place.ok(["detach", image]);
+    assert!(!used.lasts());
+}
+
 /// How a child ended; one that hangs is killed and fails its test.
 #[track_caller]
 pub(crate) fn ended(child: &mut Child) -> ExitStatus {

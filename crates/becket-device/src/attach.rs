@@ -49,7 +49,7 @@ fn attach_with(
         state::check_name(name)?;
     }
     let store = Store::open(Runtime::open()?)?;
-    let opened = open(&store, image, options)?;
+    let mut opened = open(&store, image, options)?;
     // The length of an image inside another is not the file's, so it never follows that.
     let limit = if opened.nested { Some(opened.map.len()) } else { options.size_limit };
     let options = &AttachOptions { size_limit: limit, ..options.clone() };
@@ -57,6 +57,10 @@ fn attach_with(
         return Err(Error::NoPartitions { image: image.to_owned() });
     }
     let mut plan = planner::plan_for(&opened, options, leased).map_err(|error| error.of_image(image))?;
+    if let Some(overlay) = &mut opened.overlay {
+        // From here on somebody may write to it, whatever this command hears of that.
+        overlay.keep();
+    }
     type Make = fn(&Opened, &AttachOptions, bool) -> Result<Made, becket_transport::Error>;
     let by_kernel = |plan: &Plan, make: Make| {
         kernel_made::attach(&store, &opened, options, plan, leased, || make(&opened, options, leased))
@@ -97,6 +101,7 @@ pub(crate) fn open(store: &Store, image: &Path, options: &AttachOptions) -> Resu
         partitions: options.partitions != Partitions::Off,
         format: options.format,
         backing_dirs: options.backing_dirs.clone(),
+        cow: options.cow.clone(),
     };
     let opened = becket_image::open(image, &how).map_err(|error| blame(store, image, error))?;
     // Whoever writes has asked for the claim of the devices below, and readers for the locks; device-mapper has none.
@@ -115,10 +120,15 @@ fn blame(store: &Store, image: &Path, error: becket_image::Error) -> Error {
         return Error::Image(error);
     }
     // What cannot be looked up leaves the message as it is.
-    match list::holder_of(store, image) {
+    // It may be the overlay, or a file below it.
+    let held = match &error {
+        becket_image::Error::InUse { path, .. } => path.clone(),
+        _ => image.to_owned(),
+    };
+    match list::holder_of(store, &held) {
         Ok(Some(info)) => {
             let source = Box::new(error);
-            Error::Attached { image: image.to_owned(), name: info.name, device: info.device, source }
+            Error::Attached { image: held, name: info.name, device: info.device, source }
         }
         _ => Error::Image(error),
     }
@@ -169,6 +179,7 @@ fn attach_served(
     let request = Attach {
         name: options.name.clone(),
         image: speakable(&opened.path),
+        cow: opened.overlay.as_ref().map(|overlay| speakable(&overlay.path)),
         offset: options.offset,
         size_limit: options.size_limit,
         map,

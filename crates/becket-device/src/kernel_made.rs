@@ -118,6 +118,7 @@ fn describe(
         physical_block_size: sysfs::number(disk, "queue/physical_block_size").unwrap_or(opened.block_size),
         state: DeviceState::Live,
         image: speakable(&opened.path),
+        cow: opened.overlay.as_ref().map(|overlay| speakable(&overlay.path)),
         offset: options.offset,
         size_limit: options.size_limit,
         autoclear: false,

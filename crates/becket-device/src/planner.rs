@@ -301,6 +301,7 @@ mod tests {
             block_size: 512,
             identity: Identity { dev: 1, ino: 1 },
             partitions: Vec::new(),
+            overlay: None,
             warnings: Vec::new(),
         }
     }

@@ -29,6 +29,7 @@ pub(crate) fn device(name: &str, number: u32) -> Device {
             physical_block_size: 4096,
             state: DeviceState::Live,
             image: "/images/a b.img".into(),
+            cow: None,
             offset: 512,
             size_limit: Some(1 << 20),
             autoclear: false,

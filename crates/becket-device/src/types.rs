@@ -122,6 +122,8 @@ pub struct AttachOptions {
     pub format: Format,
     /// Where backing files may lie, beside the directory of the image that names them.
     pub backing_dirs: Vec<PathBuf>,
+    /// The qcow2 over the image that takes what is written.
+    pub cow: Option<PathBuf>,
     /// Where the image starts in its file.
     pub offset: u64,
     /// Longest device, for a file that goes on behind it.
@@ -251,6 +253,9 @@ pub struct DeviceInfo {
     pub state: DeviceState,
     /// The file that holds the image.
     pub image: PathBuf,
+    /// The qcow2 over it that takes what is written.
+    #[serde(default)]
+    pub cow: Option<PathBuf>,
     /// Where the image starts in that file.
     pub offset: u64,
     /// The limit that was asked for.

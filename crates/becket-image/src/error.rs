@@ -108,6 +108,18 @@ pub enum Error {
         /// It is not there.
         missing: bool,
     },
+    /// The file that is to take what is written is something else.
+    #[error("{}: is no overlay of {}: {why}", shown(path.as_os_str().as_bytes()), shown(image.as_os_str().as_bytes()))]
+    Overlay {
+        /// As it was given.
+        path: PathBuf,
+        /// The image that it should lie over.
+        image: PathBuf,
+        /// What it is instead.
+        why: String,
+        /// What would mend it, where that is not always the same.
+        hint: Option<String>,
+    },
     /// The file cannot be read by this user.
     #[error("{}: cannot be opened: {source}", path.display())]
     Permission {
@@ -217,9 +229,10 @@ impl Error {
                 | LayerError::Foreign { .. } => ErrorKind::Unsupported,
                 LayerError::Io(_) => ErrorKind::Io,
             },
-            Error::NothingLeft { .. } | Error::SizeLimit { .. } | Error::BlockSize { .. } => {
-                ErrorKind::InvalidOption
-            }
+            Error::Overlay { .. }
+            | Error::NothingLeft { .. }
+            | Error::SizeLimit { .. }
+            | Error::BlockSize { .. } => ErrorKind::InvalidOption,
             Error::InUse { .. } | Error::Claimed { .. } => ErrorKind::InUse,
             Error::DirectIo { .. } => ErrorKind::Unsupported,
             Error::Io { .. } => ErrorKind::Io,
@@ -246,6 +259,10 @@ impl Error {
                 return Some(format!(
                     "see what it is: qemu-img info {image}; name another: qemu-img rebase -u -F FORMAT -b FILE {image}"
                 ));
+            }
+            Error::Overlay { hint: Some(hint), .. } => return Some(hint.clone()),
+            Error::Overlay { .. } => {
+                "name a file that is not there, and an overlay is made; what is there is never replaced"
             }
             Error::NoContainer { .. } => {
                 "name a file that holds one of these: a GPT or MBR, ISO 9660, ext2/3/4, FAT, SquashFS, EROFS, qcow2, or \
@@ -319,7 +336,7 @@ fn there(entries: &[String]) -> String {
 }
 
 /// A path as a shell would take it.
-fn quoted(path: &Path) -> String {
+pub(crate) fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_alphanumeric() || "/._-+,:@%=".contains(c);
     if !text.is_empty() && text.chars().all(plain) {

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::io::IoSliceMut;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -11,8 +11,6 @@ use becket_uapi::block;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Stat, StatxFlags, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::{Errno, ReadWriteFlags};
 use serde::{Deserialize, Serialize};
-
-use crate::open::proc_path;
 
 /// Whether the backing is to be accessed past the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -267,6 +265,11 @@ fn ask_direct(known: &Known<'_>) -> Result<(OwnedFd, Alignment, String), String>
         ));
     }
     Ok((fd, alignment, reason.to_owned()))
+}
+
+/// Where a descriptor of this process can be opened anew or asked for its name.
+pub(crate) fn proc_path(fd: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }
 
 /// Opens for I/O that leaves the image's access time alone, where the caller may ask for that.

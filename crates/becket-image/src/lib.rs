@@ -8,15 +8,19 @@
 mod below;
 mod bytes;
 pub mod codec;
+mod cow;
 pub mod encoded;
 mod error;
 mod facts;
 mod grow;
+mod host;
 pub mod image;
 mod inspect;
 pub mod layer;
 mod locks;
+mod loops;
 mod map;
+mod offer;
 mod open;
 mod partition;
 mod qcow2;
@@ -28,6 +32,7 @@ mod vmdk;
 
 pub use below::{Below, ReadLease, Untouched};
 pub use bytes::ReadAt;
+pub use cow::Overlay;
 pub use encoded::Encoded;
 pub use error::{Error, ErrorKind};
 pub use facts::{Alignment, BackingKind, DirectIo, Facts};

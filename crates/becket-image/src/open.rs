@@ -1,23 +1,22 @@
 //! Opens an image: one path lookup, then only descriptors.
 //! It never blocks on a FIFO and never follows the path a second time.
 
-use std::ffi::{OsStr, OsString};
-use std::io::ErrorKind;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt as _;
+use std::ffi::OsString;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{Mode, OFlags, Stat};
-use rustix::io::Errno;
+use rustix::fs::Stat;
 use serde::{Deserialize, Serialize};
 
-use crate::facts::{self, Known, open_quietly};
+use crate::cow::{self, Base, Overlay};
+use crate::facts::{self, Known};
+use crate::host::{Link, forget_cached, lock_fd, natural_block_size, open_inode, real_path, size_of};
 use crate::layer::packed::Kind;
-use crate::locks::{self, Refused};
-use crate::partition::{self, Table};
-use crate::qcow2::chain::{First, Link, Unpacked, unpack_chain};
+use crate::loops::loop_over;
+use crate::offer::{self, Asked, Layout, check_block_size, lay_out};
+use crate::qcow2::chain::{First, Unpacked, unpack_chain};
 use crate::resolve::{Found, Split, io, resolve, split};
 use crate::text::shown;
 use crate::through::{self, End, Walk};
@@ -47,6 +46,8 @@ pub struct OpenOptions {
     pub format: Format,
     /// Where backing files may lie, beside the directory of the image that names them.
     pub backing_dirs: Vec<PathBuf>,
+    /// The qcow2 over the image that takes what is written, made where it is not there: the image is only read then.
+    pub cow: Option<PathBuf>,
 }
 
 /// An image that is open.
@@ -70,10 +71,12 @@ pub struct Opened {
     pub read_only_reason: Option<String>,
     /// Logical block size in bytes.
     pub block_size: u32,
-    /// Which file it is, whatever its path.
+    /// Which file it is, whatever its path: that of the overlay, where there is one.
     pub identity: Identity,
     /// What the partition table names; empty when none was asked for or found.
     pub partitions: Vec<Partition>,
+    /// The overlay that takes what is written. One that was made for this goes again, unless it is kept.
+    pub overlay: Option<Overlay>,
     /// What the user should know although it went well.
     pub warnings: Vec<String>,
 }
@@ -112,8 +115,9 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
     check_block_size(options.block_size)?;
     let Split { host, inside } = split(path);
     let found = resolve(&host)?;
-    if inside.is_empty() || options.read_only {
-        return open_inside(&host, &found, &inside, options.read_only, None, options);
+    if inside.is_empty() || options.read_only || options.cow.is_some() {
+        let read_only = options.read_only || options.cow.is_some();
+        return open_inside(&host, &found, &inside, read_only, None, options);
     }
     // What is inside decides whether anything may be written, and readers must not shut each other out.
     let walked = look_inside(&host, &found, &inside, options.format, &options.backing_dirs)?;
@@ -213,18 +217,7 @@ fn disk_in(
                 (kind == BackingKind::Block)
                     .then(|| "it is a qcow2 on a block device, which cannot grow".to_owned())
             };
-            // Tables are written through the page cache and data past it, which must not meet in one page or block.
-            let unit =
-                rustix::fs::fstatfs(fd).ok().and_then(|fs| u64::try_from(fs.f_bsize).ok()).unwrap_or(0);
-            let unit = unit.max(rustix::param::page_size() as u64);
-            let small = || {
-                (cluster < unit).then(|| {
-                    format!(
-                        "its clusters of {cluster} bytes are shorter than what is written at once, {unit}"
-                    )
-                })
-            };
-            let read_only = unwritable.or_else(part).or_else(device).or_else(small);
+            let read_only = unwritable.or_else(part).or_else(device).or_else(|| cow::too_short(cluster, fd));
             Ok(Disk { image, below, unpacked: true, read_only })
         }
         None if format != Format::Auto => Err(Error::Layer {
@@ -244,12 +237,6 @@ fn only_read(file: &OwnedFd, format: Format) -> Option<String> {
     file.read_at(&mut head, 0).ok()?;
     let wanted = |kind| format == Format::Auto || format == kind;
     (wanted(Format::Vmdk) && head.eq_ignore_ascii_case(vmdk::TITLE)).then(|| vmdk::ONLY_READ.to_owned())
-}
-
-/// Where an open file is: absolute, without symbolic links.
-fn real_path(path: &Path, fd: &OwnedFd) -> Result<PathBuf, Error> {
-    std::fs::read_link(proc_path(fd))
-        .map_err(|error| io(path, "its name cannot be read from /proc/self/fd", error))
 }
 
 /// Opens what was found at `host`, and the image in it that `inside` names. The path itself is not looked up again.
@@ -294,86 +281,84 @@ fn open_inside(
         drop((walked, buffered));
         return open_inside(host, found, inside, true, Some(reason), options);
     }
+    let mut asked = Asked {
+        offset: options.offset,
+        size_limit: options.size_limit,
+        block_size: options.block_size,
+        partitions: options.partitions,
+    };
+    let host_path = real_path(host, &buffered)?;
+    let path = named(host_path.clone());
+    let part_of = |image: &Image, offset, len| {
+        let slice = image.slice(offset, len);
+        slice.map_err(|error| Error::Layer {
+            image: level.path.clone(),
+            source: LayerError::Corrupt(error.to_string()),
+        })
+    };
+    let mut image = level.image.clone();
+    let mut links = vec![Link { path: host_path, fd: buffered, kind, stat, size }];
+    links.extend(below);
+    let (mut read_only, mut read_only_reason, mut overlay) = (read_only, read_only_reason, None);
+    if let Some(file) = &options.cow {
+        let (offset, len) = offer::window(&path, image.len(), asked)?;
+        let part =
+            (asked.offset != 0 || asked.size_limit.is_some()).then_some((asked.offset, asked.size_limit));
+        let plain =
+            (whole && walked.levels.len() == 1).then(|| image.stored().map_or("raw", |about| about.format));
+        let base = Base { image: part_of(&image, offset, len)?, links, inside: inside.to_vec(), part, plain };
+        let stack = cow::lay_over(base, file, options.read_only, options.shared, &mut warnings)?;
+        (image, links, overlay) = (stack.image, stack.links, Some(stack.overlay));
+        read_only = options.read_only || stack.read_only.is_some();
+        read_only_reason = stack.read_only;
+        (asked.offset, asked.size_limit) = (0, None);
+    }
     let Layout { offset, len, block_size, partitions } =
-        lay_out(&named(host.to_owned()), &level.image, natural, options, &mut warnings)?;
-    let image = level.image.slice(offset, len).map_err(|error| Error::Layer {
-        image: level.path.clone(),
-        source: LayerError::Corrupt(error.to_string()),
-    })?;
+        lay_out(&path, &image, natural, asked, &mut warnings)?;
+    let image = part_of(&image, offset, len)?;
 
     // Of pieces some may be aligned and others not: the engine looks at each.
-    let start = image.map().single_range().map_or(0, |(_, offset, _)| offset);
-    let known = Known { fd: buffered.as_fd(), stat: &stat, kind, size, writable: !read_only, offset: start };
-    let resolved = real_path(host, &buffered)?;
-    let mut files = vec![backing(host, &known, options.direct_io)?];
-    for Link { path, fd, kind, stat, size } in &below {
-        let known = Known { fd: fd.as_fd(), stat, kind: *kind, size: *size, writable: false, offset: 0 };
-        files.push(backing(path, &known, options.direct_io)?);
-    }
-    let descriptors = std::iter::once(buffered).chain(below.into_iter().map(|link| link.fd));
-    let files = descriptors.zip(files).map(|(buffered, (facts, direct))| Backing { buffered, direct, facts });
-    let mut files: Vec<Backing> = files.collect();
-    let grows = unpacked && !read_only;
+    let start = image.map().single_range();
+    let grows = (unpacked || overlay.is_some()) && !read_only;
+    let identity = links.first().map_or(stat, |link| link.stat);
+    let files = links.into_iter().enumerate().map(|(index, link)| {
+        let offset = start.filter(|(file, ..)| *file as usize == index).map_or(0, |(_, offset, _)| offset);
+        backing(link, index == 0 && !read_only, offset, options.direct_io)
+    });
+    let mut files = files.collect::<Result<Vec<_>, _>>()?;
     if let Some(first) = files.first_mut().filter(|_| grows) {
         // What is behind its end now will be holes.
         first.facts.sparse = true;
     }
     Ok(Opened {
-        path: named(resolved),
+        path,
         map: image.map().clone(),
         files,
         encoded: image.encoded().cloned().collect(),
         grows,
-        nested: unpacked || walked.levels.len() > 1,
+        nested: unpacked || overlay.is_some() || walked.levels.len() > 1,
         read_only,
         read_only_reason,
         block_size,
-        identity: Identity { dev: stat.st_dev, ino: stat.st_ino },
+        identity: Identity { dev: identity.st_dev, ino: identity.st_ino },
         partitions,
+        overlay,
         warnings,
     })
 }
 
-/// What a file of an image can do, and its direct descriptor.
-fn backing(path: &Path, known: &Known<'_>, wanted: DirectIo) -> Result<(Facts, Option<OwnedFd>), Error> {
-    let (facts, direct) = facts::ask(known);
+/// What a file of an image can do, with its direct descriptor; what is wanted of it begins at byte `offset`.
+fn backing(link: Link, writable: bool, offset: u64, wanted: DirectIo) -> Result<Backing, Error> {
+    let Link { path, fd: buffered, kind, stat, size } = link;
+    let known = Known { fd: buffered.as_fd(), stat: &stat, kind, size, writable, offset };
+    let (facts, direct) = facts::ask(&known);
     if wanted == DirectIo::On && direct.is_none() {
-        return Err(Error::DirectIo { path: path.to_owned(), reason: facts.direct_reason });
+        return Err(Error::DirectIo { path, reason: facts.direct_reason });
     }
-    if direct.is_some() && wanted != DirectIo::Off && known.kind == BackingKind::Regular {
-        forget_cached(known.fd);
+    if direct.is_some() && wanted != DirectIo::Off && kind == BackingKind::Regular {
+        forget_cached(buffered.as_fd());
     }
-    Ok((facts, direct))
-}
-
-/// Why a file system inside a file may be in use although nobody holds a lock: a loop device of somebody else's.
-/// What is bound to a file that the kernel does not name counts as one. `disks` is sysfs' directory of them.
-fn loop_over(disks: &Path, host: &Path) -> Option<String> {
-    let host = std::fs::canonicalize(host).ok()?;
-    let identity = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
-    let ours = identity(&host);
-    std::fs::read_dir(disks).ok()?.flatten().find_map(|disk| {
-        let taken = match std::fs::read(disk.path().join("loop/backing_file")) {
-            Ok(text) => {
-                let path = Path::new(OsStr::from_bytes(text.strip_suffix(b"\n").unwrap_or(&text)));
-                // The same file may have other names.
-                path == host || ours.is_some() && identity(path) == ours
-            }
-            // No loop device, or none that is bound (any more).
-            Err(error) if error.kind() == ErrorKind::NotFound => false,
-            Err(error) => error.raw_os_error() != Some(Errno::NODEV.raw_os_error()),
-        };
-        taken.then(|| format!("{} shows the image to others, who may write to it", disk.path().display()))
-    })
-}
-
-/// Drops what the page cache holds of a file that will be gone past.
-///
-/// As long as one page is cached (reading a partition table is enough), the kernel looks for pages to invalidate at
-/// each direct write: 9 per cent of a 4 KiB write's instructions were seen to go there.
-fn forget_cached(file: BorrowedFd<'_>) {
-    // Only advice: dirty pages stay until they are written, and nothing depends on it.
-    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+    Ok(Backing { buffered, direct, facts })
 }
 
 /// Takes the locks of an image that was opened `shared`, now that those who stood in the way are gone.
@@ -383,228 +368,4 @@ fn forget_cached(file: BorrowedFd<'_>) {
 pub fn lock(path: &Path, file: &Backing, write: bool) -> Result<(), Error> {
     // Without locks it was opened with a warning already.
     lock_fd(path, &file.buffered, file.facts.kind, !write, false, &mut Vec::new())
-}
-
-/// Keeps other programs away from the image, as far as the file system lets us.
-fn lock_fd(
-    path: &Path,
-    fd: &OwnedFd,
-    kind: BackingKind,
-    read_only: bool,
-    shared: bool,
-    warnings: &mut Vec<String>,
-) -> Result<(), Error> {
-    if !shared && kind == BackingKind::Block && !read_only {
-        refuse_claimed(path, fd)?;
-    }
-    match locks::take(fd.as_fd(), !read_only, shared, locks::a_moment) {
-        Ok(()) => Ok(()),
-        Err(Refused::Clash(clash)) => Err(Error::InUse { path: path.to_owned(), clash }),
-        Err(Refused::Unsupported(error)) => {
-            warnings.push(format!(
-                "not locked against other programs: the file system has no such locks ({error})"
-            ));
-            Ok(())
-        }
-        Err(Refused::Io(error)) => Err(io(path, "it cannot be locked", error)),
-    }
-}
-
-/// What of an image is offered, and in which units.
-struct Layout {
-    offset: u64,
-    len: u64,
-    block_size: u32,
-    partitions: Vec<Partition>,
-}
-
-/// The logical block size of the backing by itself.
-fn natural_block_size(path: &Path, fd: &OwnedFd, kind: BackingKind) -> Result<u32, Error> {
-    match kind {
-        BackingKind::Regular => Ok(512),
-        BackingKind::Block => becket_uapi::block::logical_block_size(fd.as_fd())
-            .map(|size| size.max(512))
-            .map_err(|error| io(path, "its block size cannot be read", error)),
-    }
-}
-
-/// Chooses block size and length of what is offered of `image`, on a backing with blocks of `natural` bytes.
-fn lay_out(
-    path: &Path,
-    image: &Image,
-    natural: u32,
-    options: &OpenOptions,
-    warnings: &mut Vec<String>,
-) -> Result<Layout, Error> {
-    let size = image.len();
-    let offset = options.offset.min(size);
-    let room = (size - offset).min(options.size_limit.unwrap_or(u64::MAX));
-    // An image whose first sectors cannot be read may be attached just to rescue the rest.
-    let table = image
-        .slice(offset, room)
-        .map_err(std::io::Error::other)
-        .and_then(|window| partition::read(&window, room, options.block_size.unwrap_or(natural)))
-        .unwrap_or_else(|error| {
-            let warning = format!("its partition table cannot be read: {error}");
-            Table { warnings: vec![warning], ..Table::default() }
-        });
-    let spoken = table.sector.filter(|sector| *sector <= largest_block_size()).unwrap_or(512);
-    let block_size = options.block_size.unwrap_or(natural.max(spoken));
-    let len = room - room % u64::from(block_size);
-    if len == 0 {
-        return Err(nothing_left(path, options, size, block_size));
-    }
-    if len < room {
-        let tail = room - len;
-        warnings.push(format!(
-            "the last {tail} of {room} bytes are left out: they do not fill a block of {block_size}"
-        ));
-    }
-    let partitions =
-        if options.partitions { usable_partitions(table, len, block_size, warnings) } else { Vec::new() };
-    Ok(Layout { offset, len, block_size, partitions })
-}
-
-/// Where a descriptor of this process can be opened anew or asked for its name.
-pub(crate) fn proc_path(fd: impl AsFd) -> String {
-    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
-}
-
-/// The largest logical block that a device can have: the page size.
-fn largest_block_size() -> u32 {
-    u32::try_from(rustix::param::page_size()).unwrap_or(4096)
-}
-
-fn check_block_size(asked: Option<u32>) -> Result<(), Error> {
-    let largest = largest_block_size();
-    match asked {
-        Some(size) if !size.is_power_of_two() || !(512..=largest).contains(&size) => {
-            Err(Error::BlockSize { block_size: size, largest })
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Opens the inode for what is possible; the reason when that is less than what was asked for.
-fn open_inode(
-    path: &Path,
-    inode: &OwnedFd,
-    kind: BackingKind,
-    read_only: bool,
-) -> Result<(OwnedFd, Option<String>), Error> {
-    let inode = proc_path(inode);
-    let reopen = |access: OFlags| open_quietly(&inode, access | OFlags::CLOEXEC);
-    let failed = |errno| match errno {
-        Errno::ACCESS | Errno::PERM => Error::Permission { path: path.to_owned(), source: errno.into() },
-        Errno::NOENT => io(path, "it cannot be opened through /proc/self/fd; is /proc mounted?", errno),
-        errno => io(path, "it cannot be opened", errno),
-    };
-    let mut reason = None;
-    if !read_only {
-        match reopen(OFlags::RDWR) {
-            Ok(fd)
-                if kind == BackingKind::Block
-                    && becket_uapi::block::read_only(fd.as_fd()).unwrap_or(false) =>
-            {
-                reason = Some("the device is read-only".to_owned());
-            }
-            Ok(fd) => return Ok((fd, None)),
-            Err(errno) => reason = Some(why_read_only(errno, kind).ok_or_else(|| failed(errno))?.to_owned()),
-        }
-    }
-    reopen(OFlags::RDONLY).map(|fd| (fd, reason)).map_err(failed)
-}
-
-/// What kept a file from being opened for writing; `None` when reading is no way out.
-fn why_read_only(errno: Errno, kind: BackingKind) -> Option<&'static str> {
-    match (errno, kind) {
-        (Errno::ROFS, BackingKind::Regular) => Some("it lies on a read-only file system"),
-        (Errno::ACCESS, BackingKind::Regular) => Some("this user may not write to it"),
-        (Errno::ROFS | Errno::ACCESS, BackingKind::Block) => {
-            Some("the device is read-only, or this user may not write to it")
-        }
-        (Errno::PERM, _) => Some("it is immutable, sealed or append-only"),
-        (Errno::TXTBSY, _) => Some("it is being executed, or used as swap space"),
-        _ => None,
-    }
-}
-
-/// Refuses a block device that the kernel itself uses: mounted, swapped to, or part of another device.
-///
-/// Only a question: the claim is given back, because whatever is built on the device next (device-mapper)
-/// must be able to make its own. Programs are kept apart by the locks.
-fn refuse_claimed(path: &Path, device: &OwnedFd) -> Result<(), Error> {
-    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
-    match rustix::io::retry_on_intr(|| rustix::fs::open(proc_path(device), flags, Mode::empty())) {
-        Err(Errno::BUSY) => Err(Error::Claimed { path: path.to_owned() }),
-        _ => Ok(()),
-    }
-}
-
-fn size_of(path: &Path, fd: &OwnedFd, kind: BackingKind) -> Result<u64, Error> {
-    let size = match kind {
-        BackingKind::Regular => rustix::fs::fstat(fd)
-            .map(|stat| u64::try_from(stat.st_size).unwrap_or(0))
-            .map_err(|errno| io(path, "its size cannot be read", errno))?,
-        BackingKind::Block => becket_uapi::block::size64(fd.as_fd())
-            .map_err(|error| io(path, "its size cannot be read", error))?,
-    };
-    if size == 0 { Err(Error::Empty { path: path.to_owned() }) } else { Ok(size) }
-}
-
-/// The error for an image without a single block.
-fn nothing_left(path: &Path, options: &OpenOptions, size: u64, block_size: u32) -> Error {
-    match options.size_limit {
-        Some(limit) if limit < block_size.into() => Error::SizeLimit { limit, block_size },
-        _ => Error::NothingLeft { path: path.to_owned(), size, offset: options.offset, block_size },
-    }
-}
-
-/// The partitions that a device of `len` bytes in blocks of `block_size` can have.
-fn usable_partitions(table: Table, len: u64, block_size: u32, warnings: &mut Vec<String>) -> Vec<Partition> {
-    warnings.extend(table.warnings);
-    if let Some(sector) = table.sector.filter(|sector| *sector != block_size) {
-        warnings.push(format!(
-            "the partition table counts in sectors of {sector} bytes, the device has blocks of {block_size}: \
-             others may not see the partitions; --block-size {sector} would fit"
-        ));
-    }
-    let block = u64::from(block_size);
-    let (usable, left_out): (Vec<_>, Vec<_>) = table.partitions.into_iter().partition(|partition| {
-        let end = partition.start.saturating_add(partition.len);
-        partition.start % block == 0 && partition.len % block == 0 && end <= len
-    });
-    warnings.extend(left_out.iter().map(|partition| {
-        format!("partition {} is left out: it does not lie on blocks of {block_size} bytes", partition.number)
-    }));
-    usable
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_loop_device_is_seen_whatever_its_file_is_called() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = std::fs::canonicalize(dir.path()).unwrap();
-        let host = root.join(OsStr::from_bytes(b"im\xffage"));
-        let link = root.join("other name");
-        std::fs::write(&host, "").unwrap();
-        std::fs::hard_link(&host, &link).unwrap();
-        let disks = root.join("block");
-        let backing = disks.join("loop0/loop/backing_file");
-        std::fs::create_dir_all(disks.join("sda")).unwrap();
-        std::fs::create_dir_all(backing.parent().unwrap()).unwrap();
-        let taken = || loop_over(&disks, &host).is_some();
-        assert!(!taken(), "nothing is bound");
-        for (path, expected) in [(&host, true), (&link, true), (&root.join("another"), false)] {
-            let line = [path.as_os_str().as_bytes(), b"\n"].concat();
-            std::fs::write(&backing, line).unwrap();
-            assert_eq!(taken(), expected, "{}", path.display());
-        }
-        std::fs::remove_file(&backing).unwrap();
-        std::fs::create_dir(&backing).unwrap();
-        assert!(taken(), "what cannot be read may be the image");
-    }
 }

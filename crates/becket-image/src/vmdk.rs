@@ -9,9 +9,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::host::Link;
 use crate::image::Image;
 use crate::layer::{About, LayerError};
-use crate::qcow2::chain::{Dirs, First, Link, Unpacked};
+use crate::qcow2::chain::{Dirs, First, Unpacked};
 use crate::qcow2::header::BackingName;
 use crate::resolve::Found;
 use crate::text::shown;

@@ -78,6 +78,11 @@ pub(crate) fn entries(text: &[u8], given: &[OsString]) -> Vec<Result<Entry, Wron
     lines.filter_map(read).collect()
 }
 
+/// Whether a path means the same to whoever starts the machine, and is a word of a unit.
+fn is_a_place(path: &Path) -> bool {
+    path.is_absolute() && path.to_str().is_some_and(|text| !text.chars().any(char::is_control))
+}
+
 fn parse(text: &[u8], line: usize, given: &[OsString]) -> Result<Option<Entry>, String> {
     let text = std::str::from_utf8(text).map_err(|_| "it is not UTF-8".to_owned())?;
     let words = crate::words::words(text).map_err(|(column, what)| format!("column {column}: {what}"))?;
@@ -89,7 +94,7 @@ fn parse(text: &[u8], line: usize, given: &[OsString]) -> Result<Option<Entry>, 
         _ => return Err("it has more than three words: a line is NAME IMAGE [OPTIONS]".to_owned()),
     };
     becket_device::check_name(name).map_err(|error| error.to_string())?;
-    if !Path::new(image).is_absolute() || image.chars().any(char::is_control) {
+    if !is_a_place(Path::new(image)) {
         return Err(format!("{image:?} is no absolute path"));
     }
     let mut start = Start::default();
@@ -109,6 +114,9 @@ fn parse(text: &[u8], line: usize, given: &[OsString]) -> Result<Option<Entry>, 
     }
     words.extend([format!("--name={name}").into(), "--".into(), image.into()]);
     let AttachLine { image, device } = AttachLine::parse_words(words)?;
+    if let Some(cow) = device.cow.as_deref().filter(|cow| !is_a_place(cow)) {
+        return Err(format!("{cow:?} is no absolute path"));
+    }
     Ok(Some(Entry { line, name: name.clone(), image, device, start }))
 }
 

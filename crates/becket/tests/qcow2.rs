@@ -5,9 +5,12 @@
 mod common;
 
 use becket_testkit::{Scratch, crc_whole, image, require_device, require_fuse, require_tools, skip, tool};
-use common::{scratch, text};
+use common::{
+    disk::{kill_worker, scribble},
+    scratch, text,
+};
 use serde_json::json;
-use std::{fs, os::unix::fs::FileExt as _, path::Path, process::Command};
+use std::{fs, path::Path, process::Command};
 
 const MIB: u64 = 1 << 20;
 
@@ -145,35 +148,11 @@ fn is_written(name: &str, via: &str) {
         let info = told["devices"][0].clone();
         assert_eq!(info["read_only"], json!(false), "{info}");
         let device = Path::new(text(&info, "device")).to_owned();
-        let file = fs::OpenOptions::new().read(true).write(true).open(&device).unwrap();
-        for round in 0..60_u64 {
-            let numbers = image::random_bytes(16, round);
-            let number = |at: usize| u64::from(u32::from_le_bytes(numbers[at..at + 4].try_into().unwrap()));
-            let from = number(0) % (expected.len() as u64 / 512) * 512;
-            let len = ((1 + number(4) % 400) * 512).min(expected.len() as u64 - from);
-            let range = from as usize..(from + len) as usize;
-            if round % 5 == 4 {
-                file.sync_all().unwrap();
-                let zeroout = if round % 2 == 0 { &["--zeroout"][..] } else { &[] };
-                let (offset, length) = (format!("--offset={from}"), format!("--length={len}"));
-                tool(Command::new("blkdiscard").args(zeroout).args([&offset, &length]).arg(&device));
-                expected[range].fill(0);
-            } else {
-                let bytes = image::random_bytes(len as usize, round + 1000);
-                file.write_all_at(&bytes, from).unwrap();
-                expected[range].copy_from_slice(&bytes);
-                if round % 3 == 0 {
-                    file.sync_all().unwrap();
-                }
-            }
+        scribble(&device, &mut expected, 60, |round| {
             if killed && round % 20 == 10 {
-                let worker = place.json(["list"])["devices"][0]["worker_pid"].as_u64().unwrap();
-                let pid = rustix::process::Pid::from_raw(i32::try_from(worker).unwrap()).unwrap();
-                rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+                kill_worker(&place);
             }
-        }
-        file.sync_all().unwrap();
-        drop(file);
+        });
         fs::write(place.path("expected.raw"), &expected).unwrap();
         assert_eq!(crc_whole(&device), crc_whole(&place.path("expected.raw")), "through the device");
         place.ok(["detach", "top.qcow2"]);

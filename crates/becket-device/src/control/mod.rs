@@ -32,6 +32,8 @@ pub(crate) struct Message<P> {
 pub(crate) struct Attach {
     pub(crate) name: Option<String>,
     pub(crate) image: PathBuf,
+    /// The qcow2 over it that takes what is written: its file is the first.
+    pub(crate) cow: Option<PathBuf>,
     pub(crate) offset: u64,
     pub(crate) size_limit: Option<u64>,
     pub(crate) map: Map,
@@ -265,6 +267,7 @@ mod tests {
         Attach {
             name: Some("one".into()),
             image: "/i.img".into(),
+            cow: Some("/o.qcow2".into()),
             offset: 512,
             size_limit: None,
             map: Map::contiguous(0, 512, 1 << 40),

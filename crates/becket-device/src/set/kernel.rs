@@ -112,6 +112,7 @@ fn replace(device: &mut Device, opened: &Opened) -> Result<(), Error> {
     let file = opened.files.first().ok_or_else(|| Error::NoDevice { target: info.name.clone() })?;
     loop_::change_image(info.number, file.buffered.as_fd()).map_err(refused)?;
     info.image = speakable(&opened.path);
+    info.cow = None;
     // To the kernel it is another medium.
     info.diskseq = node::diskseq(&disk_of(info));
     device.image = opened.identity;

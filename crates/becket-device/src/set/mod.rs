@@ -115,6 +115,11 @@ fn may_grow(store: &Store, device: &Device, changes: &Changes) -> Result<(), Err
     if limit <= info.size || info.size_limit.is_none() {
         return Ok(());
     }
+    if let Some(cow) = &info.cow {
+        let message = format!("{} is as long as its overlay says, {} bytes", info.name, info.size);
+        let longer = format!("qemu-img resize -f qcow2 {} {limit}", cow.display());
+        return Err(unsupported(message, format!("becket detach {}; {longer}; attach it again", info.name)));
+    }
     let options =
         AttachOptions { read_only: true, shared: true, offset: info.offset, ..AttachOptions::default() };
     let opened = attach::open(store, &info.image, &options)?;

@@ -87,6 +87,13 @@ impl Live<'_> {
     /// let go of the old ones: until then the device stays read-only, with files that could be written to.
     fn reopen(&self, changes: &Changes) -> Result<DeviceInfo, Error> {
         let info = &self.device.info;
+        if let Some(cow) = &info.cow {
+            return Err(Error::Remote {
+                kind: ErrorKind::ReadOnly,
+                message: format!("the overlay of {}, {}, is open for reading only", info.name, cow.display()),
+                hint: Some(format!("becket detach {}, and attach it again", info.name)),
+            });
+        }
         let opened =
             open(self.store, self.device, &info.image, &Changes { shared: true, ..changes.clone() })?;
         if opened.identity != self.device.image {

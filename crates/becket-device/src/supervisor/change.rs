@@ -106,6 +106,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
         change.map = image.map;
         change.files = Some(facts_of(&image.files));
         info.image = image.path;
+        info.cow = None;
         device.image = image.identity;
         (files, partitions) = (Some(image.files), Some(image.partitions));
     } else if wish.length.is_some() {
@@ -114,7 +115,9 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
     let info = &mut device.info;
     let now = files.as_ref().unwrap_or(&kept.files);
     if let Some(read_only) = wish.read_only {
-        if !read_only && now.iter().any(|file| !file.facts.writable) {
+        // Of one that grows the files below it are only read.
+        let written = if kept.serve.grows && files.is_none() { 1 } else { now.len() };
+        if !read_only && now.iter().take(written).any(|file| !file.facts.writable) {
             return Err(Error::Remote {
                 kind: ErrorKind::ReadOnly,
                 message: format!("the image of {} is open for reading only", info.name),

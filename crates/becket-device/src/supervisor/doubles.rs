@@ -397,6 +397,7 @@ impl Bench {
         Attach {
             name: name.map(str::to_owned),
             image: self.image.clone(),
+            cow: None,
             offset: 0,
             size_limit: None,
             map: Map::contiguous(0, 0, 8192),

@@ -316,6 +316,7 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
         block_size: block,
         identity,
         partitions: std::mem::take(&mut request.partitions).into_iter().map(Into::into).collect(),
+        overlay: None,
         warnings: Vec::new(),
     };
     Ok(Checked { opened, below, table, lease, request })
@@ -412,6 +413,7 @@ fn describe(
             physical_block_size: geometry.physical_block,
             state: DeviceState::Live,
             image: request.image.clone(),
+            cow: request.cow.clone(),
             offset: request.offset,
             size_limit: request.size_limit,
             autoclear: request.autoclear,

@@ -83,7 +83,7 @@ use rustix::io::Errno;
 pub use lease::{ReadLease, Untouched};
 
 use crate::facts::open_quietly;
-use crate::open::proc_path;
+use crate::facts::proc_path;
 use crate::{BackingKind, Map, Opened};
 
 /// A second way to the bytes of an image, for as long as its lease holds.

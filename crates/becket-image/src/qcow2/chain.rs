@@ -11,7 +11,6 @@
 //!   begins like a qcow2: who could write to a raw disk could otherwise make a chain of it.
 //! - A chain has at most [`CHAIN_MAX`] files below the first, each of them once.
 
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -20,8 +19,11 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use super::header::BackingName;
+use super::scheme::Spoken;
 use super::writer::unwritable;
 use super::{Header, unpack};
+use crate::error::quoted;
+use crate::host::Link;
 use crate::image::Image;
 use crate::layer::LayerError;
 use crate::resolve::{Found, kind_of};
@@ -30,18 +32,6 @@ use crate::{BackingKind, Error};
 
 /// The most files below the first: with two descriptors each they pass through one message.
 const CHAIN_MAX: usize = 32;
-
-/// A file of a chain, open for reading.
-#[derive(Debug)]
-pub(crate) struct Link {
-    /// Absolute, without symbolic links.
-    pub(crate) path: PathBuf,
-    pub(crate) fd: OwnedFd,
-    pub(crate) kind: BackingKind,
-    pub(crate) stat: Stat,
-    /// Length in bytes.
-    pub(crate) size: u64,
-}
 
 /// The file that a chain begins with.
 #[derive(Debug)]
@@ -178,11 +168,16 @@ impl Dirs {
         let name = Path::new(std::ffi::OsStr::from_bytes(&backing.name));
         let before_slash = backing.name.split(|byte| *byte == b'/').next().unwrap_or_default();
         if before_slash.contains(&b':') || backing.name.contains(&0) {
-            return Err(failed(
-                "it is no path of a file, and nothing else is opened".to_owned(),
-                None,
-                false,
-            ));
+            let dir = image.parent().unwrap_or(Path::new("/"));
+            // What becket has said itself is no more believed: the user names the image that is to be opened.
+            let hint = Spoken::of(&backing.name).map(|spoken| {
+                let below = dir.join(&spoken.path);
+                let [below, over] = [below.as_path(), image]
+                    .map(|path| quoted(Path::new(&shown(path.as_os_str().as_bytes()))));
+                format!("name what it lies over: becket attach {}{below} --cow {over}", spoken.options())
+            });
+            let why = "it is no path of a file, and nothing else is opened";
+            return Err(failed(why.to_owned(), hint, false));
         }
         let wanted = flattened(&image.parent().unwrap_or(Path::new("/")).join(name));
         let own = self.own.iter().map(|dir| (dir, true));

@@ -7,18 +7,18 @@ use crate::image::Image;
 use crate::layer::LayerError;
 use crate::text::shown;
 
-const MAGIC: u32 = 0x5146_49fb;
+pub(super) const MAGIC: u32 = 0x5146_49fb;
 /// Length of the header of version 2, and the least of version 3.
 const LEN_2: usize = 72;
-const LEN_3: usize = 104;
+pub(super) const LEN_3: usize = 104;
 /// What QEMU takes at most, in bytes.
-const NAME_MAX: u32 = 1023;
-const L1_MAX: u64 = 32 << 20;
+pub(super) const NAME_MAX: u32 = 1023;
+pub(super) const L1_MAX: u64 = 32 << 20;
 /// Extensions that are looked at.
 const EXTENSIONS_MAX: usize = 64;
 
 const END: u32 = 0;
-const BACKING_FORMAT: u32 = 0xe279_2aca;
+pub(super) const BACKING_FORMAT: u32 = 0xe279_2aca;
 
 const DIRTY: u64 = 1;
 const CORRUPT: u64 = 1 << 1;
@@ -141,8 +141,13 @@ impl Header {
     }
 
     /// Length of a cluster in bytes.
-    pub(super) fn cluster(&self) -> u64 {
+    pub(crate) fn cluster(&self) -> u64 {
         1 << self.cluster_bits
+    }
+
+    /// What it says of the file below it, where it says that there is one.
+    pub(crate) fn backing(&self) -> Option<&BackingName> {
+        self.backing.as_ref()
     }
 
     /// How much of the disk one L2 table stands for, in bytes.

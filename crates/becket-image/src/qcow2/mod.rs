@@ -14,15 +14,18 @@
 //! Written from the specification, QEMU's docs/interop/qcow2.rst.
 
 pub(crate) mod chain;
+pub(crate) mod create;
 pub(crate) mod header;
+pub(crate) mod scheme;
 mod tables;
 mod writer;
 
 use crate::image::Image;
 use crate::layer::{About, LayerError};
 
-use header::Header;
+pub(crate) use header::Header;
 pub use writer::Grower;
+pub(crate) use writer::unwritable;
 
 /// Of an entry: what it points to has no other user.
 const COPIED: u64 = 1 << 63;
@@ -43,7 +46,7 @@ pub fn unpack_alone(image: &Image) -> Result<Option<Image>, LayerError> {
 }
 
 /// The disk in a qcow2, over what its backing file holds.
-fn unpack(image: &Image, header: &Header, backing: Option<&Image>) -> Result<Image, LayerError> {
+pub(crate) fn unpack(image: &Image, header: &Header, backing: Option<&Image>) -> Result<Image, LayerError> {
     let layout = tables::lay_out(image, header, backing.map_or(0, Image::len))?;
     Ok(image.compose_over(layout, backing)?.stored_as(header.about()))
 }

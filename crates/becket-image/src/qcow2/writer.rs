@@ -345,7 +345,7 @@ fn is_own(entry: u64) -> bool {
 ///
 /// # Errors
 /// It cannot be read.
-pub(super) fn unwritable(image: &Image, header: &Header) -> Result<Option<String>, LayerError> {
+pub(crate) fn unwritable(image: &Image, header: &Header) -> Result<Option<String>, LayerError> {
     if let Some(why) = header.distrusted() {
         return Ok(Some(format!("{why}: qemu-img check -r all mends that")));
     }

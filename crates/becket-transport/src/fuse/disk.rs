@@ -45,6 +45,7 @@ pub fn attach_disk(
         block_size: geometry.logical_block,
         identity: Identity { dev: 0, ino: 0 },
         partitions: partitions.to_vec(),
+        overlay: None,
         warnings: Vec::new(),
     };
     let options = LoopOptions {

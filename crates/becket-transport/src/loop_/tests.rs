@@ -27,6 +27,7 @@ fn open_options() -> OpenOptions {
         shared: false,
         partitions: false,
         backing_dirs: Vec::new(),
+        cow: None,
         format: Format::Auto,
     }
 }

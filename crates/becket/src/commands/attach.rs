@@ -80,6 +80,10 @@ fn jobs(args: &args::Attach) -> Result<Vec<Job>, Failure> {
         return Err(Failure::usage("one --name cannot name several devices")
             .hint("attach the images one by one, or leave --name away"));
     }
+    if args.device.cow.is_some() && args.images.len() > 1 {
+        return Err(Failure::usage("one --cow cannot take what is written to several images")
+            .hint("attach the images one by one, or give each line of --from its own --cow"));
+    }
     let options = common::options(&args.device);
     let job = |image: &PathBuf| Job { image: image.clone(), options: options.clone(), origin: None };
     Ok(args.images.iter().map(job).collect())

@@ -33,6 +33,7 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
         name: asked.name.clone(),
         format: asked.format,
         backing_dirs: asked.backing_dirs.clone(),
+        cow: asked.cow.clone(),
         offset: asked.offset,
         size_limit: asked.size_limit,
         block_size: asked.block_size,

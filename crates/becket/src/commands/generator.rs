@@ -95,6 +95,9 @@ fn order(table: &Path, entry: &Entry, node: &str) -> String {
     );
     // Writing to a string cannot fail.
     let _ = writeln!(unit, "RequiresMountsFor={}", quoted(&image));
+    if let Some(cow) = &entry.device.cow {
+        let _ = writeln!(unit, "RequiresMountsFor={}", quoted(&cow.to_string_lossy()));
+    }
     if let Some(path) = image.strip_prefix("/dev/") {
         let _ = writeln!(unit, "Requires={0}.device\nAfter={0}.device", escape(&format!("dev/{path}")));
     }

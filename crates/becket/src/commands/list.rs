@@ -9,6 +9,7 @@ use crate::{
 };
 use becket_device::{DeviceInfo, DeviceState};
 use serde_json::json;
+use std::path::Path;
 
 const SIZE_COLUMN: usize = 3;
 const BLOCK_COLUMN: usize = 6;
@@ -41,6 +42,13 @@ pub(crate) fn run(ui: &Ui, _args: &args::List) -> Result<u8, Failure> {
     Ok(0)
 }
 
+/// Which image it has, and what takes what is written to it.
+fn image(info: &DeviceInfo) -> String {
+    let path = |path: &Path| printable(&path.display().to_string()).replace('\n', "\\n");
+    let cow = info.cow.as_deref().map_or_else(String::new, |cow| format!(" (--cow {})", path(cow)));
+    path(&info.image) + &cow
+}
+
 fn row(info: &DeviceInfo, reason: bool) -> Vec<String> {
     let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
     let mut row = vec![
@@ -52,7 +60,7 @@ fn row(info: &DeviceInfo, reason: bool) -> Vec<String> {
         yes(info.direct_io),
         info.block_size.to_string(),
         info.state.to_string(),
-        printable(&info.image.display().to_string()).replace('\n', "\\n"),
+        image(info),
     ];
     if reason {
         let mut reason = printable(&info.reason).replace('\n', " ");

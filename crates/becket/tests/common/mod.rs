@@ -2,6 +2,7 @@
 //! Never assumes a transport: `becket_testkit::via` says which one is tested.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
+pub(crate) mod disk;
 pub(crate) mod load;
 
 use becket_testkit::{Scratch, tool, wait_until};

@@ -1,0 +1,349 @@
+//! `--cow`: an image that is only read, and a qcow2 over it that takes what is written.
+//! It never writes to a file that is no overlay of this very image, and never replaces one.
+//!
+//! # What an overlay says of the image below it
+//!
+//! - Of a whole file or device that QEMU takes for the same disk (raw, qcow2, flat VMDK) the path and the format. Every
+//!   program that knows qcow2 can open such an overlay.
+//! - Of all else (a path through images, an image that is compressed, a part of one) a name like `becket:PATH`
+//!   ([`crate::qcow2::scheme`]). That is neither a path nor a protocol, so whoever needs what is below says that he cannot
+//!   have it: nobody takes the file on the way for the disk, or what was never written for zeroes.
+//!
+//! The path is relative (to the overlay) where the file lies in the overlay's directory or below, so both can be moved together.
+//! An overlay opens nothing by that name here either: it is only compared with the image that the user names.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::error::quoted;
+use crate::host::{Link, lock_fd, open_inode, real_path, size_of, unit_of};
+use crate::image::Image;
+use crate::qcow2::header::BackingName;
+use crate::qcow2::{self, Header, create::write_empty, scheme::Spoken};
+use crate::resolve::{io, resolve};
+use crate::text::shown;
+use crate::{BackingKind, Error};
+
+/// Length of an overlay's clusters in bytes, where its file system is not written in longer units.
+const CLUSTER: u64 = 64 << 10;
+const CLUSTER_MAX: u64 = 2 << 20;
+
+/// The image that is only read.
+#[derive(Debug)]
+pub(crate) struct Base {
+    pub(crate) image: Image,
+    /// The files that its map speaks of; its path enters the first.
+    pub(crate) links: Vec<Link>,
+    /// The path inside that file.
+    pub(crate) inside: Vec<OsString>,
+    /// Which bytes of what the path names, where not all: the first, and at most how many.
+    pub(crate) part: Option<(u64, Option<u64>)>,
+    /// What QEMU takes the first file for, where that is the same disk.
+    pub(crate) plain: Option<&'static str>,
+}
+
+/// An image with its overlay.
+#[derive(Debug)]
+pub(crate) struct Stack {
+    pub(crate) image: Image,
+    /// The overlay's file, then those below it.
+    pub(crate) links: Vec<Link>,
+    /// Why the overlay can only be read.
+    pub(crate) read_only: Option<String>,
+    pub(crate) overlay: Overlay,
+}
+
+/// The file that takes what is written to an image.
+#[derive(Debug)]
+pub struct Overlay {
+    /// Where it is: absolute, without symbolic links.
+    pub path: PathBuf,
+    fresh: Option<Fresh>,
+}
+
+impl Overlay {
+    /// It stays, although it may have been made just now.
+    pub fn keep(&mut self) {
+        if let Some(fresh) = &mut self.fresh {
+            fresh.kept = true;
+        }
+    }
+}
+
+/// A file that was made just now, and goes again unless it is kept.
+#[derive(Debug)]
+struct Fresh {
+    dir: OwnedFd,
+    name: OsString,
+    ino: u64,
+    kept: bool,
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        let found = || rustix::fs::statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW);
+        if !self.kept && found().is_ok_and(|stat| stat.st_ino == self.ino) {
+            // Best effort: what stays is an overlay without a byte, which the next attempt uses.
+            let _ = rustix::fs::unlinkat(&self.dir, &self.name, AtFlags::empty());
+        }
+    }
+}
+
+/// Lays the overlay in `file` over an image; it is made where there is no such file and something may be written.
+///
+/// # Errors
+/// The file is something else, is in use, or cannot be made.
+pub(crate) fn lay_over(
+    base: Base,
+    file: &Path,
+    read_only: bool,
+    shared: bool,
+    warnings: &mut Vec<String>,
+) -> Result<Stack, Error> {
+    let made = if read_only { None } else { create(&base, file, warnings)? };
+    let (link, fresh, unwritable) = match made {
+        Some((link, fresh)) => (link, Some(fresh), None),
+        None => {
+            let (link, unwritable) = find(&base, file, read_only, shared, warnings)?;
+            (link, None, unwritable)
+        }
+    };
+    let reader = link.fd.try_clone().map_err(|error| io(file, "its descriptor cannot be copied", error))?;
+    let raw = Image::raw(Arc::new(reader), link.size, 512);
+    let damaged = |source| Error::Layer { image: shown(file.as_os_str().as_bytes()), source };
+    let Some(header) = Header::read(&raw).map_err(damaged)? else {
+        return Err(base.refused(file, "it is no qcow2".to_owned(), None));
+    };
+    base.check(&header, file, &link.path)?;
+    let cluster = header.cluster();
+    let unwritable = match unwritable {
+        None if !read_only => qcow2::unwritable(&raw, &header).map_err(damaged)?,
+        known => known,
+    };
+    let read_only = unwritable.or_else(|| too_short(cluster, &link.fd).filter(|_| !read_only));
+    let image = qcow2::unpack(&raw, &header, Some(&base.image)).map_err(damaged)?;
+    let overlay = Overlay { path: link.path.clone(), fresh };
+    let links = std::iter::once(link).chain(base.links).collect();
+    Ok(Stack { image, links, read_only, overlay })
+}
+
+/// Why clusters of this length cannot be written in this file: tables are written through the page cache and data past it,
+/// which must not meet in one page or block.
+pub(crate) fn too_short(cluster: u64, file: &OwnedFd) -> Option<String> {
+    let unit = unit_of(file);
+    (cluster < unit)
+        .then(|| format!("its clusters of {cluster} bytes are shorter than what is written at once, {unit}"))
+}
+
+/// Makes an overlay; `None` where there is something by that name. It is on the disk, with its name, when this returns.
+fn create(base: &Base, file: &Path, warnings: &mut Vec<String>) -> Result<Option<(Link, Fresh)>, Error> {
+    let name = file.file_name().ok_or_else(|| not_an_image(file))?;
+    let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::io::retry_on_intr(|| rustix::fs::open(parent, flags, Mode::empty()))
+        .map_err(|errno| io(file, "the directory that it is to lie in cannot be opened", errno))?;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::WUSR;
+    let fd = match rustix::io::retry_on_intr(|| rustix::fs::openat(&dir, name, flags, mode)) {
+        Ok(fd) => fd,
+        Err(Errno::EXIST) => return Ok(None),
+        Err(errno @ (Errno::ACCESS | Errno::PERM)) => {
+            return Err(Error::Permission { path: file.to_owned(), source: errno.into() });
+        }
+        Err(errno) => return Err(io(file, "it cannot be made", errno)),
+    };
+    let failed = |error: std::io::Error| io(file, "no overlay can be made of it", error);
+    let stat = rustix::fs::fstat(&fd).map_err(|errno| failed(errno.into()))?;
+    let fresh = Fresh { dir, name: name.to_owned(), ino: stat.st_ino, kept: false };
+    let within = real_path(file, &fresh.dir)?;
+    lock_fd(file, &fd, BackingKind::Regular, false, false, warnings)?;
+    let cluster = unit_of(&fd).next_power_of_two().clamp(CLUSTER, CLUSTER_MAX);
+    let handle = File::from(fd.try_clone().map_err(failed)?);
+    write_empty(&handle, base.image.len().next_multiple_of(512), cluster, &base.name_in(&within))
+        .map_err(failed)?;
+    rustix::fs::fsync(&fresh.dir).map_err(|errno| failed(errno.into()))?;
+    let size = size_of(file, &fd, BackingKind::Regular)?;
+    Ok(Some((Link { path: within.join(name), fd, kind: BackingKind::Regular, stat, size }, fresh)))
+}
+
+/// Opens a file that is there; and why it can only be read.
+fn find(
+    base: &Base,
+    file: &Path,
+    read_only: bool,
+    shared: bool,
+    warnings: &mut Vec<String>,
+) -> Result<(Link, Option<String>), Error> {
+    let found = resolve(file)?;
+    if found.kind != BackingKind::Regular {
+        return Err(base.refused(file, "it is a block device, which cannot grow".to_owned(), None));
+    }
+    if base.links.iter().any(|link| link.is(&found.stat)) {
+        return Err(base.refused(file, "the image lies in it".to_owned(), None));
+    }
+    let (fd, unwritable) = open_inode(file, &found.inode, found.kind, read_only)?;
+    let write = !read_only && unwritable.is_none();
+    // Two who give clusters places in one file destroy it, so whoever writes here is alone.
+    lock_fd(file, &fd, found.kind, !write, shared && !write, warnings)?;
+    // An empty file is no overlay, and says so.
+    let size = rustix::fs::fstat(&fd).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+    Ok((Link { path: real_path(file, &fd)?, fd, kind: found.kind, stat: found.stat, size }, unwritable))
+}
+
+fn not_an_image(file: &Path) -> Error {
+    Error::NotAnImage { path: file.to_owned(), what: "a directory" }
+}
+
+impl Base {
+    /// Refuses an overlay of something else; `path` is where it really is.
+    fn check(&self, header: &Header, file: &Path, path: &Path) -> Result<(), Error> {
+        let Some(backing) = header.backing() else {
+            return Err(self.refused(file, "it is a qcow2 by itself, over nothing".to_owned(), None));
+        };
+        let dir = path.parent().unwrap_or(Path::new("/"));
+        if self.is_named(backing, dir) {
+            return Ok(());
+        }
+        let said =
+            backing.format.as_deref().map_or_else(String::new, |format| format!(" ({})", shown(format)));
+        let BackingName { name, format } = self.name_in(dir);
+        let moved = format!(
+            "attach that with it; or where this is the same image under another name: qemu-img rebase -u -F {} -b {} {}",
+            shown(format.as_deref().unwrap_or_default()),
+            quoted(Path::new(OsStr::from_bytes(&name))),
+            quoted(file),
+        );
+        Err(self.refused(file, format!("it lies over {}{said}", shown(&backing.name)), Some(moved)))
+    }
+
+    fn refused(&self, file: &Path, why: String, hint: Option<String>) -> Error {
+        Error::Overlay { path: file.to_owned(), image: self.path(), why, hint }
+    }
+
+    /// Where it is, through images.
+    fn path(&self) -> PathBuf {
+        let host = self.links.first().map(|link| link.path.clone()).unwrap_or_default();
+        self.inside.iter().fold(host, |path, name| path.join(name))
+    }
+
+    /// What an overlay in a directory says of it.
+    fn name_in(&self, dir: &Path) -> BackingName {
+        let path = self.path();
+        let path = path.strip_prefix(dir).map(Path::to_owned).unwrap_or(path);
+        let name = match self.plain {
+            None => Spoken { part: self.part, path }.name(),
+            // What has a colon before its first slash is a protocol to QEMU.
+            Some(_) if path.is_relative() && path.as_os_str().as_bytes().contains(&b':') => {
+                Path::new(".").join(path).into_os_string().into_vec()
+            }
+            Some(_) => path.into_os_string().into_vec(),
+        };
+        BackingName { name, format: Some(self.plain.unwrap_or("raw").into()) }
+    }
+
+    /// Whether an overlay that lies in a directory speaks of this image.
+    fn is_named(&self, backing: &BackingName, dir: &Path) -> bool {
+        let Some(plain) = self.plain else {
+            return [dir, Path::new("")].iter().any(|dir| self.name_in(dir).name == backing.name);
+        };
+        let format = match backing.format.as_deref() {
+            None | Some(b"raw" | b"file" | b"host_device") => b"raw",
+            Some(other) => other,
+        };
+        let named = rustix::fs::stat(dir.join(OsStr::from_bytes(&backing.name)));
+        format == plain.as_bytes()
+            && named.is_ok_and(|named| self.links.first().is_some_and(|first| first.is(&named)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An image in the file `host` of a directory that is there.
+    fn base(host: &Path, inside: &[&str], plain: Option<&'static str>) -> Base {
+        std::fs::write(host, [7; 4096]).unwrap();
+        let found = resolve(host).unwrap();
+        let (fd, _) = open_inode(host, &found.inode, found.kind, true).unwrap();
+        let link =
+            Link { path: real_path(host, &fd).unwrap(), fd, kind: found.kind, stat: found.stat, size: 4096 };
+        Base {
+            image: Image::raw(Arc::new(vec![7_u8; 4096]), 4096, 512),
+            links: vec![link],
+            inside: inside.iter().map(OsString::from).collect(),
+            part: None,
+            plain,
+        }
+    }
+
+    fn named(base: &Base, dir: &Path) -> String {
+        String::from_utf8(base.name_in(dir).name).unwrap()
+    }
+
+    #[test]
+    fn an_overlay_names_what_it_lies_over() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = std::fs::canonicalize(temp.path()).unwrap();
+        let absolute = dir.join("disk.img").display().to_string();
+        let elsewhere = Path::new("/elsewhere");
+
+        let mut disk = base(&dir.join("disk.img"), &[], Some("raw"));
+        assert_eq!((named(&disk, &dir), named(&disk, elsewhere)), ("disk.img".to_owned(), absolute.clone()));
+        for name in ["disk.img", "./disk.img", &absolute] {
+            let said = |format: Option<&str>| BackingName {
+                name: name.into(),
+                format: format.map(|format| format.as_bytes().to_vec()),
+            };
+            assert!(disk.is_named(&said(Some("raw")), &dir) && disk.is_named(&said(None), &dir), "{name}");
+            assert!(!disk.is_named(&said(Some("qcow2")), &dir), "{name}");
+        }
+        std::fs::write(dir.join("copy.img"), [7; 4096]).unwrap();
+        assert!(!disk.is_named(&BackingName { name: b"copy.img".to_vec(), format: None }, &dir));
+
+        disk = base(&dir.join("disk.img"), &["p2", "app.img"], None);
+        assert_eq!(named(&disk, &dir), "becket:./disk.img/p2/app.img");
+        assert_eq!(named(&disk, elsewhere), format!("becket:{absolute}/p2/app.img"));
+        assert!(disk.is_named(&disk.name_in(&dir), &dir) && disk.is_named(&disk.name_in(elsewhere), &dir));
+        assert!(!disk.is_named(&disk.name_in(&dir), elsewhere));
+        disk.part = Some((512, None));
+        assert_eq!(named(&disk, &dir), "becket:512+:./disk.img/p2/app.img");
+        disk.part = Some((512, Some(1024)));
+        assert_eq!(named(&disk, &dir), "becket:512+1024:./disk.img/p2/app.img");
+
+        let colon = base(&dir.join("a:b"), &[], Some("raw"));
+        assert_eq!(named(&colon, &dir), "./a:b");
+    }
+
+    #[test]
+    fn a_fresh_file_goes_unless_it_is_kept() {
+        let temp = tempfile::tempdir().unwrap();
+        let base = || base(&temp.path().join("disk.img"), &[], Some("raw"));
+        let file = temp.path().join("over.qcow2");
+        let over = || lay_over(base(), &file, false, false, &mut Vec::new());
+        drop(over().unwrap());
+        assert!(!file.exists());
+
+        let mut stack = over().unwrap();
+        stack.overlay.keep();
+        drop(stack);
+        let stack = over().unwrap();
+        assert!(stack.overlay.fresh.is_none() && stack.read_only.is_none());
+        drop(stack);
+        assert!(file.exists(), "what was there stays");
+
+        // Somebody has put another file in its place meanwhile.
+        std::fs::remove_file(&file).unwrap();
+        let stack = over().unwrap();
+        std::fs::write(temp.path().join("other"), "").unwrap();
+        std::fs::rename(temp.path().join("other"), &file).unwrap();
+        drop(stack);
+        assert!(file.exists());
+    }
+}

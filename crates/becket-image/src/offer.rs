@@ -1,0 +1,112 @@
+//! What of an image is offered: which part, in blocks of which length, with which partitions.
+//! It decides and never refuses for want of a partition table: an image may be attached just to rescue the rest.
+
+use std::path::Path;
+
+use crate::partition::{self, Table};
+use crate::{Error, Image, Partition};
+
+/// What was asked for. All sizes are bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked {
+    pub(crate) offset: u64,
+    pub(crate) size_limit: Option<u64>,
+    pub(crate) block_size: Option<u32>,
+    pub(crate) partitions: bool,
+}
+
+/// What of an image is offered, and in which units.
+pub(crate) struct Layout {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) block_size: u32,
+    pub(crate) partitions: Vec<Partition>,
+}
+
+/// First byte and length of what was asked for of `size` bytes, without regard to blocks.
+pub(crate) fn window(path: &Path, size: u64, asked: Asked) -> Result<(u64, u64), Error> {
+    let offset = asked.offset.min(size);
+    match (size - offset).min(asked.size_limit.unwrap_or(u64::MAX)) {
+        0 => Err(nothing_left(path, asked, size, asked.block_size.unwrap_or(512))),
+        room => Ok((offset, room)),
+    }
+}
+
+/// Chooses block size and length of what is offered of `image`, on a backing with blocks of `natural` bytes.
+pub(crate) fn lay_out(
+    path: &Path,
+    image: &Image,
+    natural: u32,
+    asked: Asked,
+    warnings: &mut Vec<String>,
+) -> Result<Layout, Error> {
+    let size = image.len();
+    let (offset, room) = window(path, size, asked)?;
+    // An image whose first sectors cannot be read may be attached just to rescue the rest.
+    let table = image
+        .slice(offset, room)
+        .map_err(std::io::Error::other)
+        .and_then(|window| partition::read(&window, room, asked.block_size.unwrap_or(natural)))
+        .unwrap_or_else(|error| {
+            let warning = format!("its partition table cannot be read: {error}");
+            Table { warnings: vec![warning], ..Table::default() }
+        });
+    let spoken = table.sector.filter(|sector| *sector <= largest_block_size()).unwrap_or(512);
+    let block_size = asked.block_size.unwrap_or(natural.max(spoken));
+    let len = room - room % u64::from(block_size);
+    if len == 0 {
+        return Err(nothing_left(path, asked, size, block_size));
+    }
+    if len < room {
+        let tail = room - len;
+        warnings.push(format!(
+            "the last {tail} of {room} bytes are left out: they do not fill a block of {block_size}"
+        ));
+    }
+    let partitions =
+        if asked.partitions { usable_partitions(table, len, block_size, warnings) } else { Vec::new() };
+    Ok(Layout { offset, len, block_size, partitions })
+}
+
+/// The largest logical block that a device can have: the page size.
+fn largest_block_size() -> u32 {
+    u32::try_from(rustix::param::page_size()).unwrap_or(4096)
+}
+
+pub(crate) fn check_block_size(asked: Option<u32>) -> Result<(), Error> {
+    let largest = largest_block_size();
+    match asked {
+        Some(size) if !size.is_power_of_two() || !(512..=largest).contains(&size) => {
+            Err(Error::BlockSize { block_size: size, largest })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The error for an image without a single block.
+fn nothing_left(path: &Path, asked: Asked, size: u64, block_size: u32) -> Error {
+    match asked.size_limit {
+        Some(limit) if limit < block_size.into() => Error::SizeLimit { limit, block_size },
+        _ => Error::NothingLeft { path: path.to_owned(), size, offset: asked.offset, block_size },
+    }
+}
+
+/// The partitions that a device of `len` bytes in blocks of `block_size` can have.
+fn usable_partitions(table: Table, len: u64, block_size: u32, warnings: &mut Vec<String>) -> Vec<Partition> {
+    warnings.extend(table.warnings);
+    if let Some(sector) = table.sector.filter(|sector| *sector != block_size) {
+        warnings.push(format!(
+            "the partition table counts in sectors of {sector} bytes, the device has blocks of {block_size}: \
+             others may not see the partitions; --block-size {sector} would fit"
+        ));
+    }
+    let block = u64::from(block_size);
+    let (usable, left_out): (Vec<_>, Vec<_>) = table.partitions.into_iter().partition(|partition| {
+        let end = partition.start.saturating_add(partition.len);
+        partition.start % block == 0 && partition.len % block == 0 && end <= len
+    });
+    warnings.extend(left_out.iter().map(|partition| {
+        format!("partition {} is left out: it does not lie on blocks of {block_size} bytes", partition.number)
+    }));
+    usable
+}

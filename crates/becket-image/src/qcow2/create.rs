@@ -1,0 +1,111 @@
+//! A new qcow2 without a cluster of its own: all that it shows is its backing file's.
+//! It never leaves a header in a file whose tables are not on the disk.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+
+use super::header::{BACKING_FORMAT, BackingName, L1_MAX, LEN_3, MAGIC, NAME_MAX};
+
+/// Bytes of an entry of the L1 table, and of the table of blocks of reference counts.
+const ENTRY: u64 = 8;
+
+/// Writes an empty disk of `size` bytes in clusters of `cluster` into an empty file.
+///
+/// Four parts follow each other: the header's cluster, the table of blocks of reference counts, the one block that there
+/// is, and the L1 table.
+///
+/// # Errors
+/// The name or the disk is longer than a qcow2 can say, or the file failed.
+pub(crate) fn write_empty(file: &File, size: u64, cluster: u64, backing: &BackingName) -> io::Result<()> {
+    let impossible = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, what.to_owned());
+    let l1_entries = size.div_ceil(cluster / ENTRY * cluster);
+    if l1_entries * ENTRY > L1_MAX {
+        return Err(impossible("it is larger than a qcow2 can be"));
+    }
+    let name = &backing.name;
+    if name.is_empty() || name.len() > NAME_MAX as usize {
+        return Err(impossible(&format!("a qcow2 has no room for a path of more than {NAME_MAX} bytes")));
+    }
+    let [counts, block, l1] = [1, 2, 3].map(|part| part * cluster);
+    let used = 3 + (l1_entries * ENTRY).div_ceil(cluster);
+    file.set_len(used * cluster)?;
+    file.write_all_at(&block.to_be_bytes(), counts)?;
+    file.write_all_at(&[0, 1].repeat(usize::try_from(used).map_err(io::Error::other)?), block)?;
+    file.sync_data()?;
+
+    let mut header: Vec<u8> = Vec::with_capacity(2048);
+    let format = backing.format.as_deref().unwrap_or_default();
+    let padded = format.len().next_multiple_of(8);
+    // The extension with the format and the one that ends them are before the name.
+    let name_place = LEN_3 + 8 + padded + 8;
+    let small = |number: usize| u32::try_from(number).unwrap_or(u32::MAX).to_be_bytes();
+    header.extend(MAGIC.to_be_bytes());
+    header.extend(3_u32.to_be_bytes());
+    header.extend((name_place as u64).to_be_bytes());
+    header.extend(small(name.len()));
+    header.extend(cluster.trailing_zeros().to_be_bytes());
+    header.extend(size.to_be_bytes());
+    // Not encrypted.
+    header.extend(0_u32.to_be_bytes());
+    header.extend(u32::try_from(l1_entries).unwrap_or(u32::MAX).to_be_bytes());
+    header.extend(l1.to_be_bytes());
+    header.extend(counts.to_be_bytes());
+    header.extend(1_u32.to_be_bytes());
+    // No snapshot, at no place; no features, incompatible, compatible or that end when somebody writes.
+    header.extend([0; 4 + 8 + 3 * 8]);
+    // Counts of 2^4 bits.
+    header.extend(4_u32.to_be_bytes());
+    header.extend(small(LEN_3));
+    header.extend(BACKING_FORMAT.to_be_bytes());
+    header.extend(small(format.len()));
+    header.extend(format);
+    header.resize(LEN_3 + 8 + padded + 8, 0);
+    header.extend(name);
+    file.write_all_at(&header, 0)?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::image::Image;
+    use crate::qcow2::{Header, unpack};
+
+    fn backing(name: &[u8]) -> BackingName {
+        BackingName { name: name.to_vec(), format: Some(b"raw".to_vec()) }
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        for (size, cluster) in [(512, 65536), (3 << 30, 65536), ((1 << 40) + 512, 2 << 20)] {
+            let file = tempfile::tempfile().unwrap();
+            let long = vec![b'n'; 1023];
+            write_empty(&file, size, cluster, &backing(&long)).unwrap();
+            let len = file.metadata().unwrap().len();
+            let image = Image::raw(Arc::new(file), len, 512);
+            let header = Header::read(&image).unwrap().unwrap();
+            assert_eq!((header.size, header.cluster()), (size, cluster));
+            assert_eq!(header.backing, Some(backing(&long)));
+            assert!(crate::qcow2::writer::unwritable(&image, &header).unwrap().is_none());
+            let below = Image::raw(Arc::new(vec![7_u8; 512]), 512, 512);
+            let disk = unpack(&image, &header, Some(&below)).unwrap();
+            let places: Vec<_> =
+                disk.map().extents().iter().map(|extent| (extent.len, extent.place)).collect();
+            assert_eq!(places[0], (512, crate::Place::Data { file: 1, offset: 0 }));
+            assert_eq!(places.get(1), (size > 512).then_some(&(size - 512, crate::Place::Zero)));
+        }
+    }
+
+    #[test]
+    fn what_no_qcow2_can_say_is_refused() {
+        let file = tempfile::tempfile().unwrap();
+        for (size, name) in [(512, &[b'n'; 1024][..]), (512, b""), (u64::MAX, b"n")] {
+            let error = write_empty(&file, size, 65536, &backing(name)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");
+        }
+        assert_eq!(file.metadata().unwrap().len(), 0, "nothing is written first");
+    }
+}

@@ -430,6 +430,10 @@ pub(crate) struct Serve {
     /// Take over from the server that runs, and replace the processes that serve its devices
     #[arg(long)]
     pub(crate) takeover: bool,
+    /// Memory for decoded blocks of compressed images, in each process that serves devices (16M or more), until an attach
+    /// says otherwise [default: 1/16 of memory, at most 1G]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
+    pub(crate) cache_size: Option<u64>,
     /// Wait for this pipe's end, and serve only when it ended without a word
     #[arg(long, hide = true, value_name = "FD")]
     pub(crate) after_fd: Option<RawFd>,
@@ -469,7 +473,11 @@ pub(crate) struct Man {
 /// Move bytes for the server (started by it)
 #[derive(Debug, Args)]
 #[command(hide = true)]
-pub(crate) struct Worker {}
+pub(crate) struct Worker {
+    /// Bytes of decoded blocks that it may keep until a device says otherwise
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) cache_size: Option<u64>,
+}
 
 /// Guard a command of `becket run` (started by it)
 #[derive(Debug, Args)]

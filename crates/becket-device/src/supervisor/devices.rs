@@ -60,6 +60,7 @@ impl Supervisor {
         store: Store,
         notes: Vec<String>,
         workers: Box<dyn Workers>,
+        guard: Guard,
         wake: impl Fn() + Send + Sync + 'static,
     ) -> Arc<Supervisor> {
         let places = store.runtime().files();
@@ -74,7 +75,7 @@ impl Supervisor {
             busy: Ranked::default(),
             stopping: AtomicBool::new(false),
             yielding: AtomicBool::new(false),
-            guard: Guard::default(),
+            guard,
             watch: Watch::default(),
             wake: Box::new(wake),
             myself: myself.clone(),

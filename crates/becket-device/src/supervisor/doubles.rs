@@ -17,6 +17,7 @@ use becket_uapi::ublk as uapi;
 
 use super::devices::Supervisor;
 use super::driver::Driver;
+use super::guard::Guard;
 use super::workers::{OnDeath, Orphan, Server, Workers};
 use crate::Error;
 use crate::control::{Attach, FileFacts};
@@ -357,8 +358,13 @@ impl Stage {
         let journal = Journal::default();
         let driver = Arc::new(FakeDriver { features, ..FakeDriver::new(&journal) });
         let workers = Arc::new(FakeWorkers { journal: Arc::clone(&journal), ..FakeWorkers::default() });
-        let supervisor =
-            Supervisor::new(bench.store.clone(), Vec::new(), Box::new(Arc::clone(&workers)), || {});
+        let supervisor = Supervisor::new(
+            bench.store.clone(),
+            Vec::new(),
+            Box::new(Arc::clone(&workers)),
+            Guard::default(),
+            || {},
+        );
         supervisor.drive(Arc::clone(&driver) as Arc<dyn Driver>);
         Stage { bench, journal, driver, workers, supervisor }
     }

@@ -21,19 +21,27 @@ use crate::{log, manager};
 
 /// The supervisor's side.
 #[derive(Debug, Default)]
-pub(super) struct Guard(Ranked<LAST, Option<(Child, File)>>);
+pub(crate) struct Guard {
+    standing: Ranked<LAST, Option<(Child, File)>>,
+    cache_size: Option<u64>,
+}
 
 impl Guard {
+    /// One whose workers keep so many bytes of decoded blocks, as ours do.
+    pub(super) fn new(cache_size: Option<u64>) -> Guard {
+        Guard { cache_size, ..Guard::default() }
+    }
+
     /// Sees to it that somebody stands guard.
     pub(super) fn stand(&self, store: &Store) {
         if cfg!(test) || manager::looks_after_us() {
             return;
         }
-        let mut guard = lock(&self.0);
+        let mut guard = lock(&self.standing);
         if guard.as_mut().is_some_and(|(child, _)| matches!(child.try_wait(), Ok(None))) {
             return;
         }
-        match start(store) {
+        match start(store, self.cache_size) {
             Ok(started) => *guard = Some(started),
             Err(error) => log::warn(format_args!("server: nobody stands guard: {error}")),
         }
@@ -41,7 +49,7 @@ impl Guard {
 
     /// All is well: there is to be no successor.
     pub(super) fn dismiss(&self) {
-        if let Some((mut child, mut pipe)) = lock(&self.0).take() {
+        if let Some((mut child, mut pipe)) = lock(&self.standing).take() {
             // One that is dead needs no telling.
             let _ = pipe.write_all(b"\n");
             drop(pipe);
@@ -50,12 +58,13 @@ impl Guard {
     }
 }
 
-fn start(store: &Store) -> io::Result<(Child, File)> {
+fn start(store: &Store, cache_size: Option<u64>) -> io::Result<(Child, File)> {
     let (theirs, ours) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let runtime = store.runtime();
     let child = Command::new("/proc/self/exe")
         .arg0("becket")
         .args(["serve", "--after-fd", "0"])
+        .args(cache_size.map(|size| format!("--cache-size={size}")))
         .env(DIR_VARIABLE, runtime.dir())
         .env(LINKS_VARIABLE, runtime.links())
         .current_dir("/")

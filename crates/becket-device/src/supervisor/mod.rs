@@ -45,6 +45,7 @@ use crate::runtime::Runtime;
 use crate::state::Store;
 use crate::{Error, isolate, log, manager};
 use devices::Supervisor;
+use guard::Guard;
 use process::Processes;
 
 /// How long it stays with nothing to do: the client that started it connects in this time, and a script that
@@ -69,6 +70,8 @@ pub struct ServeOptions {
     pub takeover: bool,
     /// Wait until this pipe ends, and only serve when nothing came out of it: the one that held its other end died.
     pub after_fd: Option<OwnedFd>,
+    /// Bytes of decoded blocks that each worker may keep until a device says otherwise; its own choice when not given.
+    pub cache_size: Option<u64>,
 }
 
 /// The supervisor's main: returns when the last device is gone, or when it was told to end.
@@ -111,7 +114,7 @@ pub fn serve(options: ServeOptions) -> Result<(), Error> {
     if let Some(ready) = options.ready_fd {
         announce(ready)?;
     }
-    let room = Room::new(&runtime, notes, options.stay)?;
+    let room = Room::new(&runtime, notes, options.stay, options.cache_size)?;
     let predecessors = room.supervisor.adopt();
     let old = |worker: &Arc<dyn workers::Server>| options.takeover || !worker.id().runs_our_program();
     if options.takeover || manager::looks_after_us() {
@@ -234,14 +237,20 @@ struct Events {
 }
 
 impl Room {
-    fn new(runtime: &Runtime, notes: Vec<String>, stay: bool) -> Result<Room, Error> {
+    fn new(
+        runtime: &Runtime,
+        notes: Vec<String>,
+        stay: bool,
+        cache_size: Option<u64>,
+    ) -> Result<Room, Error> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(Error::io("make an event for", "the server".as_ref()))?;
         let wake = Arc::new(wake);
         let waker = Arc::clone(&wake);
-        let workers = Box::new(Processes::new(runtime));
+        let workers = Box::new(Processes::new(runtime, cache_size));
         let store = Store::open(runtime.clone())?;
-        let supervisor = Supervisor::new(store, notes, workers, move || ring(waker.as_fd()));
+        let supervisor =
+            Supervisor::new(store, notes, workers, Guard::new(cache_size), move || ring(waker.as_fd()));
         let uid = rustix::process::geteuid().as_raw();
         Ok(Room { supervisor, wake, connections: Arc::default(), stay, uid })
     }

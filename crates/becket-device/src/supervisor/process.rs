@@ -60,6 +60,7 @@ impl WorkerProcess {
     /// Starts a worker and waits until it has given up its rights. `on_death` is called once, when it ended.
     pub(crate) fn start(
         place: PathBuf,
+        cache_size: Option<u64>,
         cgroup: Option<BorrowedFd<'_>>,
         on_death: OnDeath,
     ) -> Result<Arc<WorkerProcess>, Error> {
@@ -77,6 +78,7 @@ impl WorkerProcess {
             // they may lie on our devices.
             .arg0("@becket")
             .arg("worker")
+            .args(cache_size.map(|size| format!("--cache-size={size}")))
             .current_dir("/")
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
@@ -274,11 +276,13 @@ impl Server for WorkerProcess {
 pub(crate) struct Processes {
     dir: PathBuf,
     started: AtomicU32,
+    /// Bytes of decoded blocks that each may keep until a device says otherwise; its own choice when not given.
+    cache_size: Option<u64>,
 }
 
 impl Processes {
-    pub(crate) fn new(runtime: &Runtime) -> Processes {
-        Processes { dir: runtime.workers(), started: AtomicU32::new(0) }
+    pub(crate) fn new(runtime: &Runtime, cache_size: Option<u64>) -> Processes {
+        Processes { dir: runtime.workers(), started: AtomicU32::new(0), cache_size }
     }
 
     /// A path that no other worker has.
@@ -290,7 +294,7 @@ impl Processes {
 
 impl Workers for Processes {
     fn start(&self, cgroup: Option<BorrowedFd<'_>>, on_death: OnDeath) -> Result<Arc<dyn Server>, Error> {
-        Ok(WorkerProcess::start(self.place(), cgroup, on_death)?)
+        Ok(WorkerProcess::start(self.place(), self.cache_size, cgroup, on_death)?)
     }
 
     fn orphans(&self, on_death: &dyn Fn() -> OnDeath) -> Vec<Orphan> {

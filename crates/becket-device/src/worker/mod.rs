@@ -31,11 +31,12 @@ use kept::{Keepsakes, Kept, Setup};
 use protocol::{Change, Order, Report, Serve};
 
 /// The worker's main. Standard input is its connection to the supervisor that started it. When that is gone it goes
-/// on serving and waits for the next one; it returns when there is neither a supervisor nor a device.
+/// on serving and waits for the next one; it returns when there is neither a supervisor nor a device. It keeps up to
+/// `cache_size` bytes of decoded blocks until a device says otherwise; when not given, as many as suit the machine.
 ///
 /// # Errors
 /// It was not started by a supervisor, or a precaution failed that could have worked.
-pub fn worker_main() -> Result<(), Error> {
+pub fn worker_main(cache_size: Option<u64>) -> Result<(), Error> {
     let control = control()?;
     close_inherited()
         .map_err(|error| Error::Worker { what: format!("cannot tell what it was handed: {error}") })?;
@@ -65,7 +66,8 @@ pub fn worker_main() -> Result<(), Error> {
         }
     };
     let failed = |error| Error::Worker { what: format!("could not make an event: {error}") };
-    let worker = Worker::new(control, threads, notes).map_err(failed)?;
+    let cache_size = cache_size.unwrap_or_else(|| usual_cache(machine_memory()));
+    let worker = Worker::new(control, threads, notes, cache_size).map_err(failed)?;
     leases::watch(Arc::downgrade(&worker), breaks)?;
     worker.report(&Report::Started { threads: worker.threads.count(), notes: worker.notes.clone() });
     let mut successors = None;
@@ -100,6 +102,8 @@ struct Worker {
     threads: IoThreads,
     /// Made when the first device needs it.
     decoding: Mutex<Option<Arc<Decoding>>>,
+    /// Bytes that it begins with.
+    cache_size: u64,
     notes: Vec<String>,
 }
 
@@ -114,10 +118,15 @@ struct Charge {
 }
 
 impl Worker {
-    fn new(control: OwnedFd, threads: IoThreads, notes: Vec<String>) -> io::Result<Arc<Worker>> {
+    fn new(
+        control: OwnedFd,
+        threads: IoThreads,
+        notes: Vec<String>,
+        cache_size: u64,
+    ) -> io::Result<Arc<Worker>> {
         let idle = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (control, open) = (Ranked::new(Arc::new(control)), Ranked::default());
-        Ok(Arc::new(Worker { control, open, idle, threads, decoding: Mutex::default(), notes }))
+        Ok(Arc::new(Worker { control, open, idle, threads, decoding: Mutex::default(), cache_size, notes }))
     }
 
     /// Carries out orders until the supervisor is gone.
@@ -161,7 +170,7 @@ impl Worker {
         let decoding = match &*decoding {
             Some(decoding) => Arc::clone(decoding),
             None => {
-                let made = Decoding::start(self.threads.count(), usual_cache(machine_memory()));
+                let made = Decoding::start(self.threads.count(), self.cache_size);
                 Arc::clone(decoding.insert(made.map_err(io::Error::other)?))
             }
         };
@@ -401,7 +410,7 @@ mod tests {
     #[test]
     fn a_device_that_is_not_served_has_no_numbers() {
         let (control, supervisor) = protocol::pair().unwrap();
-        let worker = Worker::new(control, IoThreads::start(1).unwrap(), Vec::new()).unwrap();
+        let worker = Worker::new(control, IoThreads::start(1).unwrap(), Vec::new(), 0).unwrap();
         protocol::send(&supervisor, &Order::Stat { id: 3 }, &[]).unwrap();
         rustix::net::shutdown(&supervisor, rustix::net::Shutdown::Write).unwrap();
         worker.obey(&mut None);
@@ -412,7 +421,7 @@ mod tests {
     #[test]
     fn a_number_that_is_taken_again_at_once_stays_open() {
         let (control, supervisor) = protocol::pair().unwrap();
-        let worker = Worker::new(control, IoThreads::start(1).unwrap(), Vec::new()).unwrap();
+        let worker = Worker::new(control, IoThreads::start(1).unwrap(), Vec::new(), 0).unwrap();
         let charge = || Charge {
             serve: serve(Vec::new()),
             keepsakes: Keepsakes::default(),

@@ -40,7 +40,7 @@ fn main() -> ExitCode {
             serve(ServeOptions { stay: true, takeover: true, ..ServeOptions::default() })
         }
         ["serve"] => serve(ServeOptions { stay: true, ..ServeOptions::default() }),
-        ["worker"] => becket_device::worker_main().map_err(|error| error.to_string()),
+        ["worker"] => becket_device::worker_main(None).map_err(|error| error.to_string()),
         ["attach", image, more @ ..] => attach(image, more),
         ["lease", image, via] => lease(image, via),
         ["detach", target, more @ ..] => detach(target, more),

@@ -51,7 +51,7 @@ pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
         Command::Serve(args) => serve::run(args),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => completions::man(args),
-        Command::Worker(_) => serve::worker(),
+        Command::Worker(args) => serve::worker(args),
         Command::RunGuard(args) => run_guard::run(ui, args),
         Command::RunExec(args) => run_exec::run(args),
         Command::Generator(args) => generator::run(args),

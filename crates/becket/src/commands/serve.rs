@@ -13,12 +13,13 @@ pub(crate) fn run(args: &args::Serve) -> Result<u8, Failure> {
     let after_fd = inherited("--after-fd", args.after_fd)?;
     // One that a client started, or that follows one that died, is there for its devices only.
     let stay = ready_fd.is_none() && after_fd.is_none() && !args.until_idle;
-    becket_device::serve(ServeOptions { stay, ready_fd, takeover: args.takeover, after_fd })
+    let cache_size = args.cache_size;
+    becket_device::serve(ServeOptions { stay, ready_fd, takeover: args.takeover, after_fd, cache_size })
         .map_err(|error| Failure::device("serve", "devices", &error))?;
     Ok(0)
 }
 
-pub(crate) fn worker() -> Result<u8, Failure> {
-    becket_device::worker_main().map_err(|error| Failure::device("move", "bytes", &error))?;
+pub(crate) fn worker(args: &args::Worker) -> Result<u8, Failure> {
+    becket_device::worker_main(args.cache_size).map_err(|error| Failure::device("move", "bytes", &error))?;
     Ok(0)
 }

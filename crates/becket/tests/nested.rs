@@ -5,16 +5,17 @@
 mod common;
 
 use becket_testkit::{
-    Scratch, crc, crc_whole, image, require_device, require_fuse, require_tools, skip, tool, via,
+    Scratch, crc, crc_whole, image, require_device, require_fuse, require_tools, skip, tool, via, wait_until,
 };
-use common::{scratch, text};
+use common::{disk::kill_worker, ended, scratch, text};
 use serde_json::json;
 use std::{
     fs,
     io::{Seek as _, SeekFrom, Write as _},
     os::unix::fs::FileExt as _,
     path::Path,
-    process::Command,
+    process::{Command, Stdio},
+    time::Duration,
 };
 
 const MIB: u64 = 1 << 20;
@@ -324,6 +325,51 @@ fn is_decoded(name: &str, via: &str) {
     tool(Command::new("blockdev").arg("--flushbufs").arg(device));
     assert_eq!(crc_whole(device), expected, "by the next worker");
     place.ok(["detach", "--all"]);
+}
+
+#[test]
+fn fuse_server_keeps_as_many_decoded_bytes_as_it_is_told() {
+    let name = "nested::fuse_server_keeps_as_many_decoded_bytes_as_it_is_told";
+    if !require_fuse(name) || !require_tools(name, &["mksquashfs", "dd"]) {
+        return;
+    }
+    // 24 MiB in 192 blocks, read twice past the page cache: what does not fit is decoded again, also by the next worker.
+    for (size, fits) in [("64M", true), ("16M", false)] {
+        let place = scratch();
+        let bytes: Vec<u8> = (0..24 * MIB).map(|n| (n / 7) as u8).collect();
+        fs::write(place.dir("tree").join("big.img"), bytes).unwrap();
+        let tree = place.path("tree");
+        tool(Command::new("mksquashfs").arg(&tree).arg(place.path("fs.squashfs")).arg("-quiet"));
+        let mut server = place.becket();
+        let server = server.args(["serve", "--cache-size", size, "--until-idle"]);
+        let mut server = server.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        assert!(wait_until(Duration::from_secs(30), || place.runtime().join("control").exists()));
+        let device = place.attach(&place.path("fs.squashfs/big.img"), &["--via", "fuse"]);
+        let blocks = || {
+            for _ in 0..2 {
+                let from = format!("if={}", device.display());
+                tool(Command::new("dd").args([
+                    &from,
+                    "of=/dev/null",
+                    "bs=1M",
+                    "iflag=direct",
+                    "status=none",
+                ]));
+            }
+            let told = place.json(["stat", device.to_str().unwrap()]);
+            told["devices"][0]["decoded"]["blocks"].as_u64().unwrap()
+        };
+        for worker in ["the first", "the next"] {
+            let decoded = blocks();
+            assert_eq!(decoded == 192, fits, "{worker} worker decoded {decoded} blocks with {size}");
+            kill_worker(&place);
+            let recovered =
+                || place.devices()[0]["state"] == "live" && place.devices()[0]["recoveries"] == json!(1);
+            assert!(worker == "the next" || wait_until(Duration::from_secs(60), recovered));
+        }
+        place.ok(["detach", "--all"]);
+        ended(&mut server);
+    }
 }
 
 /// As bgzip(1) makes it, which guests do not have: members of gzip with a field that says how long they are.

@@ -68,6 +68,11 @@ pub(crate) fn run(options: &Choice, build: &Build, plan: Plan, mut field: Field)
     field.keep(&options.only)?;
     let workloads = chosen(&options.workloads, plan.workloads)?;
     let rounds = options.rounds.unwrap_or(plan.rounds);
+    let old = if options.merge { record::load::<Grid>(plan.json)? } else { None };
+    // Before minutes are spent on what could not be merged; the kernel is known only when it has booted.
+    if let Some(old) = &old {
+        old.is_of(&build.hash)?;
+    }
     let guest = Guest::new(&options.guest, build, plan.clock, plan.cpus);
     let load = Load { engine: &options.engine, clock: plan.clock };
     let script = script(&field, &workloads, load, rounds, plan.count);
@@ -89,9 +94,7 @@ pub(crate) fn run(options: &Choice, build: &Build, plan: Plan, mut field: Field)
         ),
     ];
     grid.boots.push(guest.setting(&kernel, notes)?);
-    if options.merge
-        && let Some(old) = record::load::<Grid>(plan.json)?
-    {
+    if let Some(old) = old {
         grid = old.merged(grid)?;
     }
     eprintln!("xtask: everything is in {}", record::save(plan.json, &grid)?.display());
@@ -168,6 +171,16 @@ impl Grid {
             }
         }
         Ok((kernel, load))
+    }
+
+    /// Refuses to have rows of this build of becket merged into a record of another.
+    fn is_of(&self, build: &str) -> Result<()> {
+        match self.boots.first() {
+            Some(old) if old.build != build => {
+                bail!("the record is of another build, becket {}: measure without --merge", old.build)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// This record with another's rows in the place of its own.

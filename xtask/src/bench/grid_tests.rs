@@ -119,6 +119,9 @@ fn another_build_is_never_merged() {
     part.boots[0].build = "ffffffffffff".into();
     let error = example().merged(part).unwrap_err().to_string();
     assert!(error.contains("another build"), "{error}");
+    let error = example().is_of("ffffffffffff").unwrap_err().to_string();
+    assert!(error.contains("another build"), "{error}");
+    example().is_of(&example().boots[0].build).unwrap();
 }
 
 #[test]

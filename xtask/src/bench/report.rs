@@ -314,7 +314,7 @@ mod tests {
     #[test]
     fn goals_are_counted() {
         let text = goals(&goal::of("cost", &example()));
-        assert!(text.contains("1 of 5 are met"), "{text}");
+        assert!(text.contains("1 of 6 are met"), "{text}");
         assert_eq!(goals(&[]), "");
     }
 }

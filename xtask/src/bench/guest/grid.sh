@@ -1,6 +1,11 @@
 # Runs every workload over every contestant, ROUNDS times, one contestant attached at a time.
 # Expects ENTRANTS, WORKLOADS and COUNTED (each NAME|fio's arguments), and ROUNDS.
 
+# A device that nobody may write is read only.
+fits() {
+    [[ ! -b $DEVICE || $(blockdev --getro "$DEVICE") == 0 || ${workload#*|} != *--rw=*write* ]]
+}
+
 # One run; one that does not end is reported, and made again up to twice.
 measured() {
     local attempt code iops
@@ -36,11 +41,11 @@ for ((round = 1; round <= ROUNDS; round++)); do
         fresh
         attached "$entrant" || continue
         for workload in "${WORKLOADS[@]}"; do
-            measured
+            fits && measured
         done
         if ((round == 1)); then
             for workload in "${COUNTED[@]}"; do
-                counted
+                fits && counted
             done
         fi
         detached "$entrant"

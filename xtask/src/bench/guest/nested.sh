@@ -1,5 +1,5 @@
 # Images inside images: a live CD's files read through becket's one map and through three loop devices over each other.
-# Expects IMAGES (a folder with CODEC.iso, made once), CODECS, READERS and CPUS (numbers of them), ROUNDS, BECKET, VIA,
+# Expects IMAGES (a folder with CODEC.iso, made once), CODECS, READERS and CPUS (numbers of them), ROUNDS, ENTRANTS, BECKET, VIA,
 # WORK (a folder). However it ends, what it mounts and attaches is gone and workqueues have their CPUs again.
 MASKS=/sys/devices/virtual/workqueue/cpumask
 MASK=$(<$MASKS)
@@ -38,16 +38,33 @@ fresh() {
     sync
     echo 3 >/proc/sys/vm/drop_caches
 }
-# In BUSY the ticks that all CPUs have worked, in TAKEN the KiB of memory that are in use, page cache and all.
+# In BUSY the ticks that all CPUs have worked.
 busy() {
     local user nice system idle wait irq softirq
     read -r _ user nice system idle wait irq softirq _ </proc/stat
     BUSY=$((user + nice + system + irq + softirq))
 }
-taken() {
-    local total free
-    { read -r _ total _ && read -r _ free _; } </proc/meminfo
-    TAKEN=$((total - free))
+# In CACHED the KiB of the machine's page cache, in OWN those of the servers' own memory. Not what is free: other programs
+# take and give back more of that meanwhile than is measured here.
+cached() {
+    local name kib
+    CACHED=0
+    while read -r name kib _; do
+        case $name in
+        Buffers: | Cached:) ((CACHED += kib)) ;;
+        esac
+    done </proc/meminfo
+}
+own() {
+    local pid name kib
+    OWN=0
+    for pid in $SERVERS; do
+        while read -r name kib _; do
+            case $name in
+            RssAnon:) ((OWN += kib)) ;;
+            esac
+        done <"/proc/$pid/status"
+    done
 }
 # on CPUS: from now on all of this runs on so many: readers, servers, and the kernel's workers.
 on() {
@@ -116,13 +133,13 @@ measure() {
         return
     fi
     fresh
-    taken && before=$TAKEN
+    cached && before=$CACHED
     busy && work=$BUSY
     PIDS=()
     begin=$(now)
     read_all "$3"
     while alive; do
-        taken && ((TAKEN > most)) && most=$TAKEN
+        cached && own && ((CACHED + OWN > most)) && most=$((CACHED + OWN))
         threads && ((THREADS > threads)) && threads=$THREADS
         rest 0.02
     done
@@ -141,7 +158,6 @@ section kernel "$(uname -r)"
 for readers in "${READERS[@]}"; do
     split -d -a 1 -n "l/$readers" "$IMAGES/order" "$WORK/order.$readers."
 done
-ENTRANTS=(loops becket becket-768m)
 for ((round = 1; round <= ROUNDS; round++)); do
     for cpus in "${CPUS[@]}"; do
         on "$cpus"

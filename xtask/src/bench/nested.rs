@@ -98,7 +98,8 @@ fn on_host(args: &Args, build: &Build, series: &mut Series) -> Result<()> {
     let images = host::word(&images(args.files)?);
     let head = head(args, args.files, &images, &args.on, "loops becket becket-768m");
     let script = format!(
-        "{head} VIA=fuse BECKET={} WORK={}\nmkdir -p \"$WORK\"\n{IMAGES}\n{SCRIPT}\n{RAW}",
+        "{head} RAWS={} VIA=fuse BECKET={} WORK={}\nmkdir -p \"$WORK\"\n{IMAGES}\n{SCRIPT}\n{RAW}",
+        host::word(&record::dir()?.join("nested-raw")),
         host::word(&build.path),
         host.word("work")
     );

@@ -1,19 +1,23 @@
 # Where no byte is encoded: a file on ext4 in a partition of an image on an ISO, beside the same bytes of the ISO file itself;
-# and how long it takes to find a path through a large ISO. Expects what nested.sh does, and its functions.
-RAW=$IMAGES/raw.iso
+# and how long it takes to find a path through a large ISO. Expects what nested.sh does, its functions, and RAWS (a
+# folder where the images are kept).
+mkdir -p "$RAWS"
+RAW=$RAWS/raw.iso
 if [[ ! -e $RAW ]]; then
     say "an image without compression is made: once"
-    rm -rf "$WORK/raw" && mkdir -p "$WORK/raw/payload" "$WORK/raw/tree" &&
-        head -c 512M /dev/urandom >"$WORK/raw/payload/nested.img" &&
-        mke2fs -q -F -t ext4 -O ^has_journal -m 0 -d "$WORK/raw/payload" "$WORK/raw/part" 600M &&
+    rm -rf "$WORK/raw" && mkdir -p "$WORK/raw/one" "$WORK/raw/many" "$WORK/raw/tree" &&
+        head -c 96M /dev/urandom >"$WORK/raw/one/nested.img" && head -c 400M /dev/urandom >"$WORK/raw/many/nested.img" &&
+        mke2fs -q -F -t ext4 -O ^has_journal -m 0 -d "$WORK/raw/one" "$WORK/raw/p1" 120M &&
+        mke2fs -q -F -t ext4 -O ^has_journal -m 0 -d "$WORK/raw/many" "$WORK/raw/p2" 480M &&
         truncate -s 602M "$WORK/raw/tree/disk.img" &&
-        echo 'start=2048, size=1228800' | sfdisk -q --label gpt "$WORK/raw/tree/disk.img" &&
-        dd if="$WORK/raw/part" of="$WORK/raw/tree/disk.img" bs=1M seek=1 conv=notrunc,sparse status=none &&
+        printf 'start=%d, size=%d\n' 2048 245760 247808 983040 | sfdisk -q --label gpt "$WORK/raw/tree/disk.img" &&
+        dd if="$WORK/raw/p1" of="$WORK/raw/tree/disk.img" bs=1M seek=1 conv=notrunc,sparse status=none &&
+        dd if="$WORK/raw/p2" of="$WORK/raw/tree/disk.img" bs=1M seek=121 conv=notrunc,sparse status=none &&
         genisoimage -quiet -R -o "$RAW.part" "$WORK/raw/tree" && mv "$RAW.part" "$RAW"
     rm -rf "$WORK/raw"
     [[ -e $RAW ]] || fail "there is no image without compression"
 fi
-BIG=$IMAGES/big.iso
+BIG=$RAWS/big.iso
 if [[ ! -e $BIG ]]; then
     say "an ISO image of 4 GiB is made: once"
     # Half of each block is noise: the SquashFS image has twice as many blocks as it would have of noise alone.
@@ -29,34 +33,40 @@ if [[ ! -e $BIG ]]; then
     [[ -e $BIG ]] || fail "there is no ISO image of 4 GiB"
 fi
 
-# The longest piece of the nested image that lies in one place: where in the device, where in the ISO, how long.
-read -r AT IN LENGTH < <("$BECKET" map --json "$RAW/disk.img/p1/nested.img" |
-    awk -F '[:,]' '/"kind": "data"/ { data = 1 } /"len"/ { len = $2 } /"offset"/ { offset = $2 }
-        /"start"/ { if (data && len > most) { most = len; at = $2; in_iso = offset } data = 0 }
-        END { printf "%.0f %.0f %.0f\n", at, in_iso, most }')
-((LENGTH >= 64 << 20)) || fail "the nested image lies in pieces: the longest has ${LENGTH:-no} bytes"
-# raw NAME FILE OFFSET: reads so much of it both ways.
+# raw NAME FILE OFFSET: reads LENGTH of it both ways.
 raw() {
     local name workload
     for workload in "read-1m-d4|--rw=read --bs=1M --iodepth=4" "randread-4k-d64|--rw=randread --bs=4k --iodepth=64"; do
         # shellcheck disable=SC2086
         fio --name=raw --filename="$2" --offset="$3" --size="$LENGTH" --direct=1 --ioengine=libaio ${workload#*|} --readonly \
-            --time_based --runtime=3 --output-format=json --output="$WORK/fio.json" >"$SAID" 2>&1 || absent "$1" "raw-${workload%%|*}-iops"
-        section figure "raw-${workload%%|*}-iops" "$1" "$(sed -n 's/^ *"iops" : \([1-9][0-9.]*\).*/\1/p' "$WORK/fio.json" | head -n 1)"
+            --time_based --runtime=3 --output-format=json --output="$WORK/fio.json" >"$SAID" 2>&1 || absent "$1" "$PIECES-${workload%%|*}-iops"
+        section figure "$PIECES-${workload%%|*}-iops" "$1" "$(sed -n 's/^ *"iops" : \([1-9][0-9.]*\).*/\1/p' "$WORK/fio.json" | head -n 1)"
     done
 }
-ENTRANTS=(file becket)
-for ((round = 1; round <= 5; round++)); do
-    for entrant in "${ENTRANTS[@]}"; do
-        if [[ $entrant == file ]]; then
-            raw file "$RAW" "$IN"
-        else
-            DEVICE=$("$BECKET" attach --read-only "$RAW/disk.img/p1/nested.img" 2>"$SAID") || fail "$(cat "$SAID")"
-            raw becket "$DEVICE" "$AT"
-            "$BECKET" detach "$DEVICE" >"$SAID" 2>&1 || fail "$(cat "$SAID")"
-        fi
+for PIECES in one-piece pieces; do
+    case $PIECES in
+    one-piece) NESTED=$RAW/disk.img/p1/nested.img ;;
+    pieces) NESTED=$RAW/disk.img/p2/nested.img ;;
+    esac
+    # The longest piece that lies in one place: where in the device, where in the ISO, how long.
+    read -r AT IN LENGTH < <("$BECKET" map --json "$NESTED" |
+        awk -F '[:,]' '/"kind": "data"/ { data = 1 } /"len"/ { len = $2 } /"offset"/ { offset = $2 }
+            /"start"/ { if (data && len > most) { most = len; at = $2; in_iso = offset } data = 0 }
+            END { printf "%.0f %.0f %.0f\n", at, in_iso, most }')
+    ((LENGTH >= 64 << 20)) || fail "the nested image lies in small pieces: the longest has ${LENGTH:-no} bytes"
+    ENTRANTS=(file becket)
+    for ((round = 1; round <= 5; round++)); do
+        for entrant in "${ENTRANTS[@]}"; do
+            if [[ $entrant == file ]]; then
+                raw file "$RAW" "$IN"
+            else
+                DEVICE=$("$BECKET" attach --read-only "$NESTED" 2>"$SAID") || fail "$(cat "$SAID")"
+                raw becket "$DEVICE" "$AT"
+                "$BECKET" detach "$DEVICE" >"$SAID" 2>&1 || fail "$(cat "$SAID")"
+            fi
+        done
+        backwards
     done
-    backwards
 done
 # Cold: neither the images nor becket itself are in memory.
 for ((round = 1; round <= 11; round++)); do

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::sync::{
     Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use becket_image::{Extent, Grow, Map, Place, Wanted};
@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::Error;
 use crate::core::Core;
 use crate::decode::{Note, Waiter};
-use crate::request::Way;
+use crate::request::{Way, errno_of};
 
 /// Units whose places are kept together: 32 KiB of memory, taken when one of them gets a place.
 const PART: u64 = 4096;
@@ -32,6 +32,8 @@ pub(crate) struct Growing {
     parts: Box<[OnceLock<Box<[AtomicU64]>>]>,
     orders: Mutex<Orders>,
     arrived: Condvar,
+    /// See [`Grow::has_lost`].
+    lost: AtomicBool,
 }
 
 #[derive(Default)]
@@ -57,6 +59,7 @@ impl Handle {
             parts: (0..parts).map(|_| OnceLock::new()).collect(),
             orders: Mutex::default(),
             arrived: Condvar::new(),
+            lost: AtomicBool::new(false),
         });
         grow.placed(&mut |unit, place| growing.note(unit, place)).map_err(|source| Error::Grow { source })?;
         let thread = Arc::clone(&growing);
@@ -144,6 +147,11 @@ impl Growing {
         self.arrived.notify_one();
     }
 
+    /// Whether what was written to file 0 may be lost, as whoever makes places was told.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
     fn orders(&self) -> MutexGuard<'_, Orders> {
         self.orders.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -166,8 +174,13 @@ impl Growing {
                     units.iter().zip(places).for_each(|(wanted, place)| self.note(wanted.unit, place));
                     Ok(())
                 }
-                Err(error) if error.kind() == std::io::ErrorKind::StorageFull => Err(Errno::NOSPC),
-                Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+                Err(error) => {
+                    self.lost.store(grow.has_lost(), Ordering::Release);
+                    Err(match error.kind() {
+                        std::io::ErrorKind::StorageFull => Errno::NOSPC,
+                        _ => error.raw_os_error().map_or(Errno::IO, |errno| errno_of(-errno)),
+                    })
+                }
             };
             for (_, waiter) in asked {
                 waiter.mailbox.leave(waiter.whom, Note::Placed(result));
@@ -228,6 +241,9 @@ mod tests {
             let first = self.next;
             self.next += 4096 * units.len() as u64;
             Ok((0..units.len() as u64).map(|n| first + n * 4096).collect())
+        }
+        fn has_lost(&self) -> bool {
+            false
         }
         fn close(&mut self) -> std::io::Result<()> {
             self.closed.send(self.next).map_err(std::io::Error::other)

@@ -124,8 +124,11 @@ pub(crate) enum Way {
 }
 
 /// The error that a negative result of an operation stands for; EIO for numbers that are none.
+///
+/// Block devices know no quota, and the kernel makes EIO of what they do not know: one that is exhausted is no room.
 pub(crate) fn errno_of(result: i32) -> Errno {
     match result.checked_neg() {
+        Some(libc::EDQUOT) => Errno::NOSPC,
         Some(errno @ 1..=4095) => Errno::from_raw_os_error(errno),
         _ => Errno::IO,
     }
@@ -262,9 +265,11 @@ mod tests {
 
     #[test]
     fn errors_keep_their_number() {
-        for errno in [Errno::NOSPC, Errno::DQUOT, Errno::IO, Errno::FBIG] {
-            assert_eq!(slot(Op::Write { durable: true }, 512).absorb(-errno.raw_os_error()), Err(errno));
+        let absorb = |errno: Errno| slot(Op::Write { durable: true }, 512).absorb(-errno.raw_os_error());
+        for errno in [Errno::NOSPC, Errno::IO, Errno::FBIG] {
+            assert_eq!(absorb(errno), Err(errno));
         }
+        assert_eq!(absorb(Errno::DQUOT), Err(Errno::NOSPC), "what a block device can say of a quota");
         assert_eq!(slot(Op::Read, 512).absorb(i32::MIN), Err(Errno::IO));
     }
 

@@ -32,6 +32,10 @@ impl Grow for Behind {
         Ok((first..self.0).step_by(UNIT as usize).collect())
     }
 
+    fn has_lost(&self) -> bool {
+        false
+    }
+
     fn close(&mut self) -> io::Result<()> {
         Ok(())
     }

@@ -32,6 +32,10 @@ pub trait Grow: Debug + Send {
     /// There is no room, or the files failed; units may have got a place all the same.
     fn place(&mut self, units: &[Wanted]) -> io::Result<Vec<u64>>;
 
+    /// Whether a sync has failed: what was written to file 0 before it, by whomever, may never reach the disk. Nothing is placed
+    /// any more then.
+    fn has_lost(&self) -> bool;
+
     /// Gives back what is not used. Nothing is placed afterwards.
     ///
     /// # Errors

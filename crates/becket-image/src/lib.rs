@@ -43,7 +43,7 @@ pub use layer::{FileSystem, Format, LayerError, NodeKind};
 pub use map::{Extent, Map, MapError, Place};
 pub use open::{Backing, Identity, OpenOptions, Opened, lock, look, open};
 pub use partition::Partition;
-pub use qcow2::{Grower, unpack_alone};
+pub use qcow2::{Grower, Storage, unpack_alone, unpack_over};
 pub use text::shown;
 pub use through::{End, Level, Walk};
 pub use vmdk::is_descriptor as is_vmdk_descriptor;

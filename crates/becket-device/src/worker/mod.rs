@@ -368,7 +368,8 @@ fn grower(kept: &Kept, decoded: Option<&Decoded>) -> io::Result<Option<Box<dyn G
     let encoded = decoded.map(|decoded| decoded.encoded.clone()).unwrap_or_default();
     let old = Image::assembled(kept.serve.map.clone(), files, encoded)
         .ok_or_else(|| protocol::wrong("a map speaks of what is not there"))?;
-    let grower = Grower::open(first.buffered.try_clone()?, old).map_err(io::Error::other)?;
+    let for_syncs = first.direct.as_ref().map(OwnedFd::try_clone).transpose()?;
+    let grower = Grower::open(first.buffered.try_clone()?, for_syncs, old).map_err(io::Error::other)?;
     Ok(Some(Box::new(grower)))
 }
 

@@ -24,6 +24,7 @@ use super::Core;
 use crate::{
     Backing, Data, Error, Op, Request,
     decode::{Decoded, Found, Job, Key, Layers, Mailbox, Note, Staging, Waiter},
+    growing::Growing,
     memory::Buffers,
     request::{Slot, Way},
     ring::Ring,
@@ -381,7 +382,14 @@ impl Core {
                 }
                 match result {
                     Ok(()) => self.advance(ring, tag),
-                    Err(errno) => self.finish(ring.now(), tag, Err(errno)),
+                    Err(errno) => {
+                        // A sync beside ours was told what ours may not be told again.
+                        let lost = self.backing.growing().is_some_and(Growing::has_lost);
+                        if let Some(sync) = self.backing.sync(0).filter(|_| lost) {
+                            sync.fail(Errno::IO);
+                        }
+                        self.finish(ring.now(), tag, Err(errno));
+                    }
                 }
             }
             Note::Loaded { staging, yielded } => {

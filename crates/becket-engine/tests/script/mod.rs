@@ -179,6 +179,7 @@ pub(crate) fn write(offset: u64, bytes: &[u8], durable: bool) -> Step {
 }
 
 /// A small generator that repeats from its seed.
+#[derive(Debug)]
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

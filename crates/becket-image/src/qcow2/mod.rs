@@ -17,6 +17,7 @@ pub(crate) mod chain;
 pub(crate) mod create;
 pub(crate) mod header;
 pub(crate) mod scheme;
+mod storage;
 mod tables;
 mod writer;
 
@@ -24,6 +25,7 @@ use crate::image::Image;
 use crate::layer::{About, LayerError};
 
 pub(crate) use header::Header;
+pub use storage::Storage;
 pub use writer::Grower;
 pub(crate) use writer::unwritable;
 
@@ -43,6 +45,14 @@ pub fn unpack_alone(image: &Image) -> Result<Option<Image>, LayerError> {
             backing.shown()
         ))),
     }
+}
+
+/// The disk in `image` over what its backing file holds, whichever the image names; `None` where it is no qcow2.
+///
+/// # Errors
+/// It is damaged, or uses what is not known here.
+pub fn unpack_over(image: &Image, backing: &Image) -> Result<Option<Image>, LayerError> {
+    Header::read(image)?.map(|header| unpack(image, &header, Some(backing))).transpose()
 }
 
 /// The disk in a qcow2, over what its backing file holds.

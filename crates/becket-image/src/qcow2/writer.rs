@@ -12,6 +12,8 @@
 //!   start where the cluster was zeroes; where it was not, the copy is synced before the entry is written. An entry that
 //!   is lost was not flushed by anybody. What is no longer used is counted as free only after the entries that left it
 //!   are synced, when the image is closed.
+//! - **A sync fails.** What it should have brought to the disk may be lost although later syncs succeed, so nothing is
+//!   written any more that relies on it: no place is given, and no count changed.
 //! - So after a crash clusters may be counted that nobody uses (`qemu-img check -r leaks`), and nothing else is wrong;
 //!   after a close not even that.
 
@@ -19,9 +21,10 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
 
 use super::header::u64_at;
+use super::storage::{Storage, Twofold};
 use super::tables::{COMPRESSED, PLACE, ZERO, compressed_place};
 use super::{COPIED, Header};
 use crate::Place;
@@ -38,7 +41,7 @@ const MOST: u64 = 4096;
 /// A qcow2 that is written.
 #[derive(Debug)]
 pub struct Grower {
-    file: File,
+    file: Arc<dyn Storage>,
     header: Header,
     /// The disk as it was when the map was made: what a cluster holds that was not placed since.
     old: Image,
@@ -52,6 +55,8 @@ pub struct Grower {
     end: u64,
     /// Clusters that lost a user.
     freed: Vec<u64>,
+    /// A sync has failed.
+    lost: bool,
 }
 
 /// A place that was made, the entry that is to point there, and what that says until then.
@@ -62,15 +67,26 @@ struct Made {
 }
 
 impl Grower {
-    /// Takes over a qcow2, open for reading and writing, whose disk was `old`.
+    /// Takes over a qcow2, open for reading and writing, whose disk was `old`. `for_syncs` is the same file opened once more,
+    /// where it is: then nobody else's syncs are told what these should be.
     ///
     /// # Errors
     /// It is none that can be written: whoever opened it has asked that before.
-    pub fn open(file: OwnedFd, old: Image) -> Result<Grower, LayerError> {
+    pub fn open(file: OwnedFd, for_syncs: Option<OwnedFd>, old: Image) -> Result<Grower, LayerError> {
         let file = File::from(file);
-        let len = file.metadata()?.len();
-        let reader = file.try_clone()?;
-        let image = Image::raw(std::sync::Arc::new(reader), len, 512);
+        match for_syncs {
+            Some(for_syncs) => Grower::over(Arc::new(Twofold { file, for_syncs: for_syncs.into() }), old),
+            None => Grower::over(Arc::new(file), old),
+        }
+    }
+
+    /// The same over something that stands for the file.
+    ///
+    /// # Errors
+    /// As [`Grower::open`].
+    pub fn over(file: Arc<dyn Storage>, old: Image) -> Result<Grower, LayerError> {
+        let len = file.size()?;
+        let image = Image::raw(Arc::<dyn Storage>::clone(&file), len, 512);
         let header = Header::read(&image)?.ok_or_else(|| LayerError::Corrupt("it is no qcow2".to_owned()))?;
         if let Some(why) = unwritable(&image, &header)? {
             return Err(LayerError::Unsupported(why));
@@ -91,6 +107,7 @@ impl Grower {
             reserve: end..end,
             end,
             freed: Vec::new(),
+            lost: false,
         };
         if len < end * cluster {
             // The last cluster may be cut where its bytes end. Whoever reads it may want all of it now.
@@ -151,30 +168,28 @@ impl Grower {
                 *entry = place * cluster;
             }
         }
-        for block in start / per_block..end.div_ceil(per_block) {
-            let first = start.max(block * per_block);
-            let last = end.min((block + 1) * per_block);
-            let place = blocks.get(small(block)).copied().unwrap_or(0);
-            self.write(&[0, 1].repeat(small(last - first)), place + first % per_block * 2)?;
+        self.count(start..end, 1, &blocks)?;
+        let new_table = meta.start..meta.start + table;
+        meta.start += table;
+        if table > 0 {
+            self.write(&bytes(&blocks), new_table.start * cluster)?;
         }
         self.sync()?;
         if table > 0 {
-            let place = meta.start;
-            meta.start += table;
-            self.write(&bytes(&blocks), place * cluster)?;
-            self.sync()?;
             // Both fields are in one sector, which a disk writes whole.
-            let mut fields = (place * cluster).to_be_bytes().to_vec();
+            let mut fields = (new_table.start * cluster).to_be_bytes().to_vec();
             fields.extend(u32::try_from(table).unwrap_or(u32::MAX).to_be_bytes());
             self.write(&fields, 48)?;
-            self.freed.extend(std::mem::replace(&mut self.table, place..place + table));
+            self.freed.extend(std::mem::replace(&mut self.table, new_table));
         } else {
             for block in &missing {
                 let entry = blocks.get(small(*block)).copied().unwrap_or(0);
                 self.write(&entry.to_be_bytes(), self.table.start * cluster + block * 8)?;
             }
         }
-        self.sync()?;
+        if !missing.is_empty() || table > 0 {
+            self.sync()?;
+        }
         self.blocks = blocks;
         self.end = end;
         self.reserve = meta;
@@ -229,7 +244,7 @@ impl Grower {
             }
             let entry_place = self.entry_place(*unit)?;
             let mut entry = [0; 8];
-            self.file.read_exact_at(&mut entry, entry_place)?;
+            self.file.read_at(&mut entry, entry_place)?;
             let old = u64::from_be_bytes(entry);
             if is_own(old) {
                 places.push(old & PLACE);
@@ -259,6 +274,18 @@ impl Grower {
         }
     }
 
+    /// Counts so many users of each of these clusters.
+    fn count(&self, clusters: Range<u64>, users: u16, blocks: &[u64]) -> io::Result<()> {
+        let per_block = self.cluster() / 2;
+        for block in clusters.start / per_block..clusters.end.div_ceil(per_block) {
+            let first = clusters.start.max(block * per_block);
+            let last = clusters.end.min((block + 1) * per_block);
+            let place = blocks.get(small(block)).copied().unwrap_or(0) & !511;
+            self.write(&users.to_be_bytes().repeat(small(last - first)), place + first % per_block * 2)?;
+        }
+        Ok(())
+    }
+
     /// Counts one user of a cluster less.
     fn release(&self, cluster: u64) -> io::Result<()> {
         let per_block = self.cluster() / 2;
@@ -268,16 +295,22 @@ impl Grower {
         }
         let place = block + cluster % per_block * 2;
         let mut count = [0; 2];
-        self.file.read_exact_at(&mut count, place)?;
+        self.file.read_at(&mut count, place)?;
         self.write(&u16::from_be_bytes(count).saturating_sub(1).to_be_bytes(), place)
     }
 
     fn write(&self, bytes: &[u8], place: u64) -> io::Result<()> {
-        self.file.write_all_at(bytes, place)
+        self.file.write_at(bytes, place)
     }
 
-    fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
+    fn sync(&mut self) -> io::Result<()> {
+        self.check()?;
+        self.file.sync().inspect_err(|_| self.lost = true)
+    }
+
+    /// Nothing that is to be relied on was lost.
+    fn check(&self) -> io::Result<()> {
+        if self.lost { Err(io::Error::other("a sync of the image has failed")) } else { Ok(()) }
     }
 }
 
@@ -294,7 +327,7 @@ impl Grow for Grower {
             let first = index * per_table;
             let count = per_table.min(units.saturating_sub(first));
             let mut bytes = vec![0; small(count * 8)];
-            self.file.read_exact_at(&mut bytes, table & PLACE)?;
+            self.file.read_at(&mut bytes, table & PLACE)?;
             for (unit, entry) in (first..).zip(numbers(&bytes)).filter(|(_, entry)| is_own(*entry)) {
                 tell(unit, entry & PLACE);
             }
@@ -303,6 +336,7 @@ impl Grow for Grower {
     }
 
     fn place(&mut self, units: &[Wanted]) -> io::Result<Vec<u64>> {
+        self.check()?;
         let mut made = Vec::with_capacity(units.len());
         let placed = self.make_places(units, &mut made);
         if placed.is_err() {
@@ -318,15 +352,18 @@ impl Grow for Grower {
         placed
     }
 
+    fn has_lost(&self) -> bool {
+        self.lost
+    }
+
     fn close(&mut self) -> io::Result<()> {
         self.sync()?;
         for cluster in std::mem::take(&mut self.freed) {
             self.release(cluster)?;
         }
         let rest = std::mem::replace(&mut self.reserve, self.end..self.end);
-        for cluster in rest.clone() {
-            self.release(cluster)?;
-        }
+        // Nobody else has had one of these.
+        self.count(rest.clone(), 0, &self.blocks)?;
         if rest.end == self.end && !rest.is_empty() {
             self.end = rest.start;
             self.reserve = rest.start..rest.start;

@@ -438,7 +438,7 @@ fn grow_by_chance(at: &Path, image: &str, expected: &mut [u8], seed: u64, crashe
             .map(|file| Arc::new(file.buffered.try_clone().unwrap()) as Arc<dyn becket_image::ReadAt>);
         let old = Image::assembled(opened.map.clone(), files.collect(), opened.encoded.clone()).unwrap();
         let file = opened.files[0].buffered.try_clone().unwrap();
-        let mut grower = Grower::open(file, old).unwrap();
+        let mut grower = Grower::open(file, None, old).unwrap();
         let unit = grower.unit();
         let units = expected.len() as u64 / unit;
         for _ in 0..6 {
@@ -520,7 +520,7 @@ fn small_clusters_outgrow_their_table_of_counts() {
     let file = fs::OpenOptions::new().read(true).write(true).open(at.join("small.qcow2")).unwrap();
     let old =
         Image::assembled(opened.map.clone(), vec![Arc::new(file.try_clone().unwrap())], Vec::new()).unwrap();
-    let mut grower = Grower::open(file.try_clone().unwrap().into(), old).unwrap();
+    let mut grower = Grower::open(file.try_clone().unwrap().into(), None, old).unwrap();
     let units: Vec<u64> = (0..40_000).collect();
     for (unit, place) in units.iter().zip(grower.place(&keeping(&units[..1])).unwrap().into_iter().chain(
         units[1..].chunks(500).flat_map(|units| grower.place(&keeping(units)).unwrap()).collect::<Vec<_>>(),

@@ -79,11 +79,12 @@ fn current(store: &Store, kernel: &impl Kernel, mut device: Device) -> Option<De
     }
 }
 
-/// The device of ours that has the image.
+/// The device of ours that has the image; none where several have parts of it, of which only the locks know who is meant.
 pub(crate) fn holder_of(store: &Store, image: &Path) -> Result<Option<DeviceInfo>, Error> {
     let id = fs::metadata(image).map_err(Error::io("look at", image))?;
     let same = |device: &Device| (device.image.dev, device.image.ino) == (id.dev(), id.ino());
-    Ok(devices(store)?.into_iter().find(same).map(|device| device.info))
+    let mut found = devices(store)?.into_iter().filter(same).map(|device| device.info);
+    Ok(found.next().filter(|_| found.next().is_none()))
 }
 
 /// Finds a device by what a person calls it.

@@ -302,6 +302,7 @@ mod tests {
             identity: Identity { dev: 1, ino: 1 },
             partitions: Vec::new(),
             overlay: None,
+            range: None,
             warnings: Vec::new(),
         }
     }

@@ -25,6 +25,7 @@ use rustix::io::Errno;
 use crate::error::quoted;
 use crate::host::{Link, lock_fd, open_inode, real_path, size_of, unit_of};
 use crate::image::Image;
+use crate::locks::Claim;
 use crate::qcow2::header::BackingName;
 use crate::qcow2::{self, Header, create::write_empty, scheme::Spoken};
 use crate::resolve::{io, resolve};
@@ -163,7 +164,7 @@ fn create(base: &Base, file: &Path, warnings: &mut Vec<String>) -> Result<Option
     let stat = rustix::fs::fstat(&fd).map_err(|errno| failed(errno.into()))?;
     let fresh = Fresh { dir, name: name.to_owned(), ino: stat.st_ino, kept: false };
     let within = real_path(file, &fresh.dir)?;
-    lock_fd(file, &fd, BackingKind::Regular, false, false, warnings)?;
+    lock_fd(file, &fd, BackingKind::Regular, &Claim::of_all(true, false), warnings)?;
     let cluster = unit_of(&fd).next_power_of_two().clamp(CLUSTER, CLUSTER_MAX);
     let handle = File::from(fd.try_clone().map_err(failed)?);
     write_empty(&handle, base.image.len().next_multiple_of(512), cluster, &base.name_in(&within))
@@ -191,7 +192,7 @@ fn find(
     let (fd, unwritable) = open_inode(file, &found.inode, found.kind, read_only)?;
     let write = !read_only && unwritable.is_none();
     // Two who give clusters places in one file destroy it, so whoever writes here is alone.
-    lock_fd(file, &fd, found.kind, !write, shared && !write, warnings)?;
+    lock_fd(file, &fd, found.kind, &Claim::of_all(write, shared && !write), warnings)?;
     // An empty file is no overlay, and says so.
     let size = rustix::fs::fstat(&fd).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
     Ok((Link { path: real_path(file, &fd)?, fd, kind: found.kind, stat: found.stat, size }, unwritable))

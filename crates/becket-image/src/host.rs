@@ -8,7 +8,7 @@ use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use crate::facts::{open_quietly, proc_path};
-use crate::locks::{self, Refused};
+use crate::locks::{self, Claim, Refused};
 use crate::resolve::io;
 use crate::{BackingKind, Error};
 
@@ -119,14 +119,13 @@ pub(crate) fn lock_fd(
     path: &Path,
     fd: &OwnedFd,
     kind: BackingKind,
-    read_only: bool,
-    shared: bool,
+    claim: &Claim,
     warnings: &mut Vec<String>,
 ) -> Result<(), Error> {
-    if !shared && kind == BackingKind::Block && !read_only {
+    if !claim.shared && kind == BackingKind::Block && claim.write {
         refuse_claimed(path, fd)?;
     }
-    match locks::take(fd.as_fd(), !read_only, shared, locks::a_moment) {
+    match locks::take(fd.as_fd(), claim, locks::a_moment) {
         Ok(()) => Ok(()),
         Err(Refused::Clash(clash)) => Err(Error::InUse { path: path.to_owned(), clash }),
         Err(Refused::Unsupported(error)) => {

@@ -1,7 +1,7 @@
-//! Locks an image the way QEMU does, so that two programs never write one image.
-//! It never takes a lock that QEMU would not understand, and never waits longer than a moment.
+//! Locks an image the way QEMU does, and the parts of one against each other, so that two programs never write the same bytes.
+//! It never takes a lock that would let QEMU write beside it, and never waits longer than a moment.
 //!
-//! # The bytes
+//! # The bytes that QEMU knows
 //! QEMU's raw-posix driver speaks through shared (read) locks on single bytes of the image. The bytes need
 //! not exist; their contents mean nothing. For each permission *p* there are two:
 //!
@@ -17,9 +17,34 @@
 //! come at once at most one goes on.
 //!
 //! becket uses reading, and writing where the image is writable; it shares neither writing nor resizing.
-//! So there may be many readers or one writer. With `shared` it announces what it uses, forbids nothing and
-//! asks nothing: whoever does not share writing still sees it and is refused.
+//! So to QEMU there may be many readers or one writer of a file. With `shared` becket announces what it uses, forbids nothing
+//! and asks nothing: whoever does not share writing still sees it and is refused.
 //!
+//! # The bytes that becket knows
+//! Two partitions of one disk are two devices that never meet. The question above cannot tell them from two writers of
+//! the same bytes, so becket asks a second one, far behind the end of any file:
+//!
+//! | byte | locked means |
+//! | --- | --- |
+//! | 2^62 - 3 | shared: a writer with `shared`, whom no rule here binds |
+//! | 2^62 - 2 | shared: a writer that was let in |
+//! | 2^62 - 1 | the gate: exclusive while a writer is let in, shared while a reader is |
+//! | 2^62 + *n* | byte *n* of the file is written (exclusive) or read (shared) by one that was let in |
+//!
+//! Under the gate an opener announces itself to QEMU. When a writer is inside already, it leaves out QEMU's question, for
+//! the locks that would answer it are those of becket's own: nobody else got in beside that writer, and since it was not
+//! gone before the announcement, nobody has come since. (A writer with `shared` may have: it has its byte.) When none is,
+//! QEMU's question is asked as ever. Then it locks its range, which excludes whoever meets it there, and, if it writes, says
+//! that it is inside. Who is inside has asked QEMU's question or found somebody there who had, so nothing hangs on the gate
+//! but that two who come at once do not take each other for strangers.
+//!
+//! A range is widened to whole pages: a write through the page cache beside a direct one could otherwise carry old bytes
+//! of its neighbour's. What is not one range of the file is locked as the innermost range around it, or as the whole file.
+//!
+//! One thing this cannot tell: with readers inside and no writer, whether all of them are becket's. So a part that is read keeps
+//! writers of other parts out, as it always did; but a reader of one part is let in beside a writer of another.
+//!
+//! # How long
 //! The locks belong to the open file description (`F_OFD_SETLK`): they go wherever the descriptor is passed,
 //! and last until its last copy is closed, in the supervisor, a worker or the kernel's loop driver.
 //!
@@ -27,9 +52,10 @@
 //! That last copy may outlive its owner by a moment: a process that is being spawned holds copies of
 //! everything until it executes its program, and the kernel closes the file of a loop device after the device
 //! is gone. So that detaching and attaching again does not fail by accident, a clash is looked at again a few
-//! times ([`a_moment`]) before it counts.
+//! times ([`a_moment`]) before it counts. Who holds the gate is at work, so it is waited for a little longer.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -40,6 +66,43 @@ const USED_BASE: u64 = 100;
 const UNSHARED_BASE: u64 = 200;
 /// From the first byte of any permission on, enough for all of both kinds.
 const LOCKED_LEN: u64 = 200;
+
+/// Behind the end of any file.
+const FAR: u64 = 1 << 62;
+const UNBOUND: u64 = FAR - 3;
+const INSIDE: u64 = FAR - 2;
+const GATE: u64 = FAR - 1;
+
+/// How often the gate is tried, a millisecond apart.
+const GATE_TRIES: u32 = 2000;
+
+/// All of a file, however long it becomes.
+pub(crate) const WHOLE: Range<u64> = 0..u64::MAX;
+
+/// What somebody wants to do with a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) write: bool,
+    /// Exclude nobody, and let nobody's locks stand in the way.
+    pub(crate) shared: bool,
+    /// With which of its bytes.
+    pub(crate) range: Range<u64>,
+}
+
+impl Claim {
+    /// A file that is used by others as they like.
+    pub(crate) fn of_all(write: bool, shared: bool) -> Claim {
+        Claim { write, shared, range: WHOLE }
+    }
+
+    /// First byte and length of its lock; a length of 0 reaches as far as there are bytes.
+    fn place(&self) -> (u64, u64) {
+        let page = rustix::param::page_size() as u64;
+        let start = (self.range.start / page * page).min(FAR - 1);
+        let end = self.range.end.checked_next_multiple_of(page).filter(|end| *end < FAR);
+        (FAR + start, end.map_or(0, |end| end.saturating_sub(start).max(1)))
+    }
+}
 
 /// What can be done with an image, numbered as QEMU does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,44 +169,89 @@ pub(crate) fn a_moment(attempt: u32) -> bool {
     go_on
 }
 
-/// Announces the use of the image on `fd`, which must be readable, and checks that it suits everybody else.
+/// Announces the use of the image on `fd`, which must be readable (and writable by a writer), and checks that it suits
+/// everybody else.
 ///
 /// After a clash all locks of this description are given up; `wait` then says whether to try again.
 pub(crate) fn take(
     fd: BorrowedFd<'_>,
-    write: bool,
-    shared: bool,
+    claim: &Claim,
     mut wait: impl FnMut(u32) -> bool,
 ) -> Result<(), Refused> {
     let mut attempt = 0;
     loop {
-        match try_take(fd, write, shared) {
+        let entered = enter(fd, claim);
+        let again = entered.is_ok();
+        match entered.and_then(|()| try_take(fd, claim)) {
             Err(Refused::Clash(clash)) => {
                 ofd_unlock(fd, USED_BASE, LOCKED_LEN)?;
-                if !wait(attempt) {
+                ofd_unlock(fd, UNBOUND, 0)?;
+                if !again || !wait(attempt) {
                     return Err(Refused::Clash(clash));
                 }
                 attempt += 1;
             }
-            result => return result,
+            Ok(()) => return ofd_unlock(fd, GATE, 1).map_err(Refused::from),
+            failed => return failed,
         }
     }
 }
 
-fn try_take(fd: BorrowedFd<'_>, write: bool, shared: bool) -> Result<(), Refused> {
+/// Goes into the gate, where others are only for the time of a few system calls.
+fn enter(fd: BorrowedFd<'_>, claim: &Claim) -> Result<(), Refused> {
+    // Who locks all there is stands in no gate.
+    announce(fd, Permission::Read.used())?;
+    let kind = if claim.write { Kind::Exclusive } else { Kind::Shared };
+    for _ in 0..GATE_TRIES {
+        if claim.shared || ofd_lock(fd, kind, GATE, 1)? {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Err(Refused::Clash(format!("somebody is attaching it and gets no further (lock byte {GATE})")))
+}
+
+/// Takes a shared lock on a byte, which nobody who keeps to the rules excludes.
+fn announce(fd: BorrowedFd<'_>, byte: u64) -> Result<(), Refused> {
+    match ofd_lock(fd, Kind::Shared, byte, 1)? {
+        true => Ok(()),
+        false => Err(Refused::Clash(format!("it holds byte {byte} exclusively"))),
+    }
+}
+
+fn try_take(fd: BorrowedFd<'_>, claim: &Claim) -> Result<(), Refused> {
     let uses: &[Permission] =
-        if write { &[Permission::Read, Permission::Write] } else { &[Permission::Read] };
-    let unshares: &[Permission] = if shared { &[] } else { &[Permission::Write, Permission::Resize] };
+        if claim.write { &[Permission::Read, Permission::Write] } else { &[Permission::Read] };
+    let unshares: &[Permission] = if claim.shared { &[] } else { &[Permission::Write, Permission::Resize] };
 
     let own = uses.iter().map(|p| p.used()).chain(unshares.iter().map(|p| p.unshared()));
     for byte in own {
-        if !ofd_lock(fd, Kind::Shared, byte, 1)? {
-            return Err(Refused::Clash(format!("it holds byte {byte} exclusively")));
-        }
+        announce(fd, byte)?;
     }
-    if shared {
-        return Ok(());
+    if claim.shared {
+        return if claim.write { announce(fd, UNBOUND) } else { Ok(()) };
     }
+    if !ofd_test(fd, Kind::Exclusive, INSIDE, 1)? {
+        suits_qemu(fd, uses, unshares)?;
+    } else if ofd_test(fd, Kind::Exclusive, UNBOUND, 1)? {
+        return Err(Refused::Clash("it writes to it with --shared".to_owned()));
+    }
+    let (start, len) = claim.place();
+    let kind = if claim.write { Kind::Exclusive } else { Kind::Shared };
+    if !ofd_lock(fd, kind, start, len)? {
+        let what = if ofd_test(fd, Kind::Shared, start, len)? { "writes to" } else { "reads" };
+        return Err(Refused::Clash(format!("another becket device {what} the same bytes of it")));
+    }
+    if claim.write {
+        announce(fd, INSIDE)?;
+    }
+    // It may have been attached with `shared` first.
+    ofd_unlock(fd, UNBOUND, 1)?;
+    Ok(())
+}
+
+/// QEMU's question.
+fn suits_qemu(fd: BorrowedFd<'_>, uses: &[Permission], unshares: &[Permission]) -> Result<(), Refused> {
     for p in uses {
         if ofd_test(fd, Kind::Exclusive, p.unshared(), 1)? {
             return Err(Refused::Clash(format!("it {} (lock byte {})", p.forbidding(), p.unshared())));
@@ -167,22 +275,24 @@ mod tests {
     #[test]
     fn a_lock_that_is_just_being_given_up_is_no_clash() {
         let named = tempfile::NamedTempFile::new().unwrap();
-        let [ours, theirs] = [(); 2].map(|()| File::open(named.path()).unwrap());
-        take(theirs.as_fd(), true, false, |_| false).unwrap();
+        let open = || File::options().read(true).write(true).open(named.path()).unwrap();
+        let [ours, theirs] = [open(), open()];
+        take(theirs.as_fd(), &Claim::of_all(true, false), |_| false).unwrap();
 
         let mut looks = 0;
-        let refused = take(ours.as_fd(), true, false, |attempt| {
+        let refused = take(ours.as_fd(), &Claim::of_all(true, false), |attempt| {
             assert_eq!(attempt, looks);
             looks += 1;
             let free = |byte| !ofd_test(theirs.as_fd(), Kind::Exclusive, byte, 1).unwrap();
-            assert!((0..512).all(free), "nobody is kept out while this one waits");
+            let bytes = (0..512).chain(UNBOUND..FAR + 2);
+            assert!(bytes.into_iter().all(free), "nobody is kept out while this one waits");
             looks < 3
         });
         assert!(matches!(refused, Err(Refused::Clash(_))));
         assert_eq!(looks, 3);
 
         let mut theirs = Some(theirs);
-        take(ours.as_fd(), true, false, |_| theirs.take().is_some()).unwrap();
+        take(ours.as_fd(), &Claim::of_all(true, false), |_| theirs.take().is_some()).unwrap();
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! It never blocks on a FIFO and never follows the path a second time.
 
 use std::ffi::OsString;
+use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use crate::cow::{self, Base, Overlay};
 use crate::facts::{self, Known};
 use crate::host::{Link, forget_cached, lock_fd, natural_block_size, open_inode, real_path, size_of};
 use crate::layer::packed::Kind;
+use crate::locks::{self, Claim};
 use crate::loops::loop_over;
 use crate::offer::{self, Asked, Layout, check_block_size, lay_out};
 use crate::qcow2::chain::{First, Unpacked, unpack_chain};
@@ -75,6 +77,8 @@ pub struct Opened {
     pub identity: Identity,
     /// What the partition table names; empty when none was asked for or found.
     pub partitions: Vec<Partition>,
+    /// Which bytes of the first file are locked, where not all.
+    pub range: Option<Range<u64>>,
     /// The overlay that takes what is written. One that was made for this goes again, unless it is kept.
     pub overlay: Option<Overlay>,
     /// What the user should know although it went well.
@@ -101,6 +105,9 @@ pub struct Backing {
     pub facts: Facts,
 }
 
+/// How often an image that moves meanwhile is looked for.
+const LOOKS: u32 = 8;
+
 /// Opens the image at `path`, locked against other programs (see `shared`), and asks what it can do.
 ///
 /// - The path is looked up once. A directory, FIFO, socket or character device is refused without being
@@ -115,19 +122,23 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
     check_block_size(options.block_size)?;
     let Split { host, inside } = split(path);
     let found = resolve(&host)?;
-    if inside.is_empty() || options.read_only || options.cow.is_some() {
-        let read_only = options.read_only || options.cow.is_some();
-        return open_inside(&host, &found, &inside, read_only, None, options);
+    let read_only = options.read_only || options.cow.is_some();
+    for _ in 0..LOOKS {
+        // What is inside decides which bytes are locked, and whether anything may be written: readers must not shut each
+        // other out.
+        let (mut range, mut reason) = (None, None);
+        if !inside.is_empty() {
+            let walked = look_inside(&host, &found, &inside, options.format, &options.backing_dirs)?;
+            range = walked.range();
+            let shown = || loop_over(Path::new("/sys/block"), &host, &range.clone().unwrap_or(locks::WHOLE));
+            reason = walked.read_only.or_else(|| if options.shared { None } else { shown() });
+        }
+        let (reason, read_only) = if read_only { (None, true) } else { (reason.clone(), reason.is_some()) };
+        if let Some(opened) = open_inside(&host, &found, &inside, read_only, reason, range, options)? {
+            return Ok(opened);
+        }
     }
-    // What is inside decides whether anything may be written, and readers must not shut each other out.
-    let walked = look_inside(&host, &found, &inside, options.format, &options.backing_dirs)?;
-    let reason = walked
-        .read_only
-        .or_else(|| if options.shared { None } else { loop_over(Path::new("/sys/block"), &host) });
-    match reason {
-        Some(reason) => open_inside(&host, &found, &inside, true, Some(reason), options),
-        None => open_inside(&host, &found, &inside, false, None, options),
-    }
+    Err(io(path, "its place in the file changes while it is opened", std::io::ErrorKind::ResourceBusy))
 }
 
 /// Walks a path without locks and for reading only: to see what is there. See [`OpenOptions::backing_dirs`].
@@ -239,15 +250,17 @@ fn only_read(file: &OwnedFd, format: Format) -> Option<String> {
     (wanted(Format::Vmdk) && head.eq_ignore_ascii_case(vmdk::TITLE)).then(|| vmdk::ONLY_READ.to_owned())
 }
 
-/// Opens what was found at `host`, and the image in it that `inside` names. The path itself is not looked up again.
+/// Opens what was found at `host`, and the image in it that `inside` names, which lies in `range` of it (everywhere, when that is not
+/// given); `None` where it does no longer. The path itself is not looked up again.
 fn open_inside(
     host: &Path,
     found: &Found,
     inside: &[OsString],
     read_only: bool,
     reason: Option<String>,
+    range: Option<Range<u64>>,
     options: &OpenOptions,
-) -> Result<Opened, Error> {
+) -> Result<Option<Opened>, Error> {
     let (kind, stat) = (found.kind, found.stat);
     let (buffered, unwritable) = open_inode(host, &found.inode, kind, read_only)?;
     if !read_only
@@ -255,12 +268,14 @@ fn open_inside(
         && let Some(reason) = only_read(&buffered, options.format)
     {
         // Known before anything is locked, for readers must not shut each other out.
-        return open_inside(host, found, inside, true, Some(reason), options);
+        return open_inside(host, found, inside, true, Some(reason), range, options);
     }
     let read_only_reason = reason.or(unwritable);
     let read_only = read_only || read_only_reason.is_some();
     let mut warnings = Vec::new();
-    lock_fd(host, &buffered, kind, read_only, options.shared, &mut warnings)?;
+    let claim =
+        Claim { write: !read_only, shared: options.shared, range: range.clone().unwrap_or(locks::WHOLE) };
+    lock_fd(host, &buffered, kind, &claim, &mut warnings)?;
 
     let size = size_of(host, &buffered, kind)?;
     let natural = natural_block_size(host, &buffered, kind)?;
@@ -268,9 +283,12 @@ fn open_inside(
     let whole = inside.is_empty() && options.offset == 0 && options.size_limit.is_none();
     let Disk { image, below, unpacked, read_only: unwritable } =
         disk_in(&file, options.format, &options.backing_dirs, whole, &mut |path, fd, kind| {
-            lock_fd(path, fd, kind, true, options.shared, &mut warnings)
+            lock_fd(path, fd, kind, &Claim::of_all(false, options.shared), &mut warnings)
         })?;
     let walked = through::walk(image, shown(host.as_os_str().as_bytes()), inside, options.format)?;
+    if !inside.is_empty() && walked.range() != range {
+        return Ok(None);
+    }
     let level = walked.last()?;
     let named = |host: PathBuf| inside.iter().fold(host, |path, name| path.join(name));
     if walked.end != End::Image {
@@ -279,7 +297,7 @@ fn open_inside(
     // It may have changed since it was looked at without a lock, or was not looked at. Readers take readers' locks only.
     if let Some(reason) = walked.read_only.clone().or(unwritable).filter(|_| !read_only) {
         drop((walked, buffered));
-        return open_inside(host, found, inside, true, Some(reason), options);
+        return open_inside(host, found, inside, true, Some(reason), range, options);
     }
     let mut asked = Asked {
         offset: options.offset,
@@ -330,7 +348,7 @@ fn open_inside(
         // What is behind its end now will be holes.
         first.facts.sparse = true;
     }
-    Ok(Opened {
+    Ok(Some(Opened {
         path,
         map: image.map().clone(),
         files,
@@ -343,8 +361,9 @@ fn open_inside(
         identity: Identity { dev: identity.st_dev, ino: identity.st_ino },
         partitions,
         overlay,
+        range,
         warnings,
-    })
+    }))
 }
 
 /// What a file of an image can do, with its direct descriptor; what is wanted of it begins at byte `offset`.
@@ -365,7 +384,9 @@ fn backing(link: Link, writable: bool, offset: u64, wanted: DirectIo) -> Result<
 ///
 /// # Errors
 /// They are not.
-pub fn lock(path: &Path, file: &Backing, write: bool) -> Result<(), Error> {
+pub fn lock(path: &Path, file: &Backing, range: Option<&Range<u64>>, write: bool) -> Result<(), Error> {
+    let range = range.cloned().unwrap_or(locks::WHOLE);
+    let claim = Claim { write, shared: false, range };
     // Without locks it was opened with a warning already.
-    lock_fd(path, &file.buffered, file.facts.kind, !write, false, &mut Vec::new())
+    lock_fd(path, &file.buffered, file.facts.kind, &claim, &mut Vec::new())
 }

@@ -6,7 +6,7 @@
 //! bootable ISO has both: its files come first.
 
 use std::ffi::OsString;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::os::unix::ffi::OsStrExt;
 
 use crate::image::{Image, Layout};
@@ -82,6 +82,19 @@ impl Walk {
         self.levels
             .last()
             .ok_or_else(|| Error::NoContainer { image: String::new(), why: "no image".to_owned() })
+    }
+
+    /// Which bytes of the host's file hold the image, as one range, where that is less than all of the file: the innermost level
+    /// that lies there as one.
+    pub(crate) fn range(&self) -> Option<Range<u64>> {
+        let (host, inside) = self.levels.split_first()?;
+        if host.image.stored().is_some() {
+            // Its bytes come from several files, or are found by tables.
+            return None;
+        }
+        let range = |level: &Level| level.image.map().single_range();
+        let (_, offset, len) = inside.iter().rev().find_map(range)?;
+        Some(offset..offset.saturating_add(len))
     }
 
     /// The level that the path names: before the one that it ends in, where that is packed.

@@ -328,6 +328,83 @@ fn is_decoded(name: &str, via: &str) {
 }
 
 #[test]
+fn parts_of_one_disk_are_written_side_by_side() {
+    are_written_side_by_side("nested::parts_of_one_disk_are_written_side_by_side", &via());
+}
+
+#[test]
+fn fuse_parts_of_one_disk_are_written_side_by_side() {
+    let name = "nested::fuse_parts_of_one_disk_are_written_side_by_side";
+    if require_fuse(name) {
+        are_written_side_by_side(name, "fuse");
+    }
+}
+
+/// Two devices on one file, each with bytes of its own, which nobody else gets whoever of becket's processes dies.
+fn are_written_side_by_side(name: &str, via: &str) {
+    if !ready(name) {
+        return;
+    }
+    let place = scratch();
+    disk(&place);
+    let told = place.json(["attach", "--via", via, "disk.img/p2", "disk.img/p1/dir/nested.img"]);
+    let devices = told["devices"].as_array().unwrap();
+    for (info, byte) in devices.iter().zip([2, 1]) {
+        assert_eq!(info["read_only"], json!(false), "{info}");
+        let device = fs::OpenOptions::new().write(true).open(text(info, "device")).unwrap();
+        device.write_all_at(&[byte; 8192], 0).unwrap();
+        device.sync_all().unwrap();
+    }
+    let all_are_kept = |when: &str| {
+        for taken in [
+            "disk.img",
+            "disk.img/p1",
+            "disk.img/p2",
+            "disk.img/by-label/second",
+            "disk.img/p1/dir/nested.img",
+        ] {
+            for how in [&["attach"][..], &["attach", "-r"]] {
+                let ran = place.run([how, &["--via", via, taken]].concat());
+                assert!(ran.code == 1 && ran.err.contains("the same bytes"), "{when}, {taken}: {ran:?}");
+            }
+        }
+    };
+    all_are_kept("attached");
+    if !place.devices()[0]["worker_pid"].is_null() {
+        let recovered = |from: u64| {
+            let done = || {
+                place
+                    .devices()
+                    .iter()
+                    .all(|info| info["state"] == "live" && info["recoveries"] == json!(from))
+            };
+            assert!(wait_until(Duration::from_secs(60), done), "{:?}", place.devices());
+        };
+        kill_worker(&place);
+        all_are_kept("while the worker is replaced");
+        recovered(1);
+        all_are_kept("by the next worker");
+        // A new program: the supervisor is replaced, and the worker with it.
+        let mut server = place.becket();
+        let server = server.args(["serve", "--takeover", "--until-idle"]);
+        let mut server = server.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        recovered(2);
+        all_are_kept("by the next server");
+        place.ok(["detach", "disk.img/p1/dir/nested.img"]);
+        place.ok(["attach", "--via", via, "disk.img/p1"]);
+        place.ok(["detach", "--all"]);
+        ended(&mut server);
+    }
+    place.ok(["detach", "--all"]);
+    let bytes = fs::read(place.path("disk.img")).unwrap();
+    let (start, _) = image::GPT_PARTITIONS[1];
+    assert!(bytes[(start * 512) as usize..][..8192].iter().all(|byte| *byte == 2));
+    let device = place.attach(&place.path("disk.img/p1/dir/nested.img"), &["--via", via, "-r"]);
+    assert!(fs::read(device).unwrap()[..8192].iter().all(|byte| *byte == 1));
+    place.ok(["detach", "--all"]);
+}
+
+#[test]
 fn fuse_server_keeps_as_many_decoded_bytes_as_it_is_told() {
     let name = "nested::fuse_server_keeps_as_many_decoded_bytes_as_it_is_told";
     if !require_fuse(name) || !require_tools(name, &["mksquashfs", "dd"]) {

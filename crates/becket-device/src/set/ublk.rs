@@ -109,13 +109,14 @@ impl Live<'_> {
             .map(copy)
             .collect::<Result<_, _>>()
             .map_err(Error::io("keep", &info.image))?;
+        let range = opened.range.clone();
         self.call(&Changes { read_only: None, ..changes.clone() }, Some(opened))?;
         if !changes.shared
             && let Some(file) = own.first()
-            && let Err(error) = becket_image::lock(&info.image, file, true)
+            && let Err(error) = becket_image::lock(&info.image, file, range.as_ref(), true)
         {
             // It still reads. Best effort: what counts is the clash.
-            let _ = becket_image::lock(&info.image, file, false);
+            let _ = becket_image::lock(&info.image, file, range.as_ref(), false);
             return Err(Error::Image(error));
         }
         self.call(&Changes { read_only: Some(false), ..Changes::default() }, None)

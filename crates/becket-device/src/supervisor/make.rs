@@ -317,6 +317,7 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
         identity,
         partitions: std::mem::take(&mut request.partitions).into_iter().map(Into::into).collect(),
         overlay: None,
+        range: None,
         warnings: Vec::new(),
     };
     Ok(Checked { opened, below, table, lease, request })

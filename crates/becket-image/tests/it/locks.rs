@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Barrier;
@@ -34,8 +35,8 @@ fn assert_in_use(result: Result<Opened, Error>, why: &str) {
 fn one_writer_or_many_readers() {
     let (_dir, path) = image();
     let writer = open(&path).unwrap();
-    assert_in_use(open(&path), "allows nobody else to write to it (lock byte 201)");
-    assert_in_use(open_read_only(&path), "writes to it (lock byte 101)");
+    assert_in_use(open(&path), "another becket device writes to the same bytes");
+    assert_in_use(open_read_only(&path), "another becket device writes to the same bytes");
     drop(writer);
     let readers = [open_read_only(&path).unwrap(), open_read_only(&path).unwrap()];
     assert_in_use(open(&path), "allows nobody else to write to it");
@@ -103,7 +104,7 @@ fn the_bytes_are_those_that_qemu_knows() {
     assert_eq!(locked(), [0; 0]);
     let writer = open(&path).unwrap();
     assert_eq!(locked(), [100, 101, 201, 203]);
-    assert!(!ofd_test(other.as_fd(), Kind::Shared, 0, 0).unwrap(), "only shared locks are held");
+    assert!(!ofd_test(other.as_fd(), Kind::Shared, 0, 1 << 61).unwrap(), "only shared locks are held");
     drop(writer);
     let _reader = open_read_only(&path).unwrap();
     assert_eq!(locked(), [100, 201, 203]);
@@ -137,6 +138,125 @@ fn locks_as_qemu_takes_them_are_respected() {
     let foreign = File::options().write(true).open(&path).unwrap();
     assert!(ofd_lock(foreign.as_fd(), Kind::Exclusive, 0, 0).unwrap());
     assert_in_use(open(&path), "exclusively");
+}
+
+/// A disk with an MBR of four partitions: two of a mebibyte behind each other, of which the first has an MBR and a partition of
+/// its own; and two that share a page with nobody else.
+fn parts() -> (Dir, PathBuf) {
+    let (dir, path) = image();
+    let disk = File::options().write(true).open(&path).unwrap();
+    disk.set_len(4 << 20).unwrap();
+    let table = |at: u64, parts: &[(u32, u32)]| {
+        let mut sector = [0; 512];
+        sector[510..].copy_from_slice(&[0x55, 0xaa]);
+        for (entry, (start, len)) in sector[446..].chunks_mut(16).zip(parts) {
+            entry[4] = 0x83;
+            entry[8..12].copy_from_slice(&start.to_le_bytes());
+            entry[12..].copy_from_slice(&len.to_le_bytes());
+        }
+        disk.write_all_at(&sector, at).unwrap();
+    };
+    table(0, &[(8, 2048), (2056, 2048), (4104, 1001), (5105, 1000)]);
+    table(8 * 512, &[(64, 64)]);
+    (dir, path)
+}
+
+#[test]
+fn parts_that_do_not_meet_are_written_side_by_side() {
+    let (_dir, path) = parts();
+    let [first, second] = ["p1", "p2"].map(|part| path.join(part));
+    let locked = || -> Vec<u64> {
+        let other = File::open(&path).unwrap();
+        (0..512).filter(|byte| ofd_test(other.as_fd(), Kind::Exclusive, *byte, 1).unwrap()).collect()
+    };
+    let writers = [open(&first).unwrap(), open(&second).unwrap()];
+    assert!(writers.iter().all(|opened| !opened.read_only));
+    assert_eq!(locked(), [100, 101, 201, 203], "to QEMU it is an image that is written");
+    for taken in [&first, &second, &path, &first.join("p1")] {
+        assert_in_use(open(taken), "writes to the same bytes");
+        assert_in_use(open_read_only(taken), "writes to the same bytes");
+    }
+    let [writer, gone] = writers;
+    drop(gone);
+    let reader = open_read_only(&second).expect("a reader of other bytes");
+    open_read_only(&second).expect("another reader");
+    assert_in_use(open(&second), "reads the same bytes");
+    drop(reader);
+    let again = open(&second).unwrap();
+    drop(writer);
+    assert_in_use(open_read_only(&second), "writes to the same bytes");
+    open(&first.join("p1")).expect("inside the one that is free");
+    drop(again);
+    open(&path).expect("nobody is left");
+}
+
+#[test]
+fn a_part_of_a_part_keeps_out_whoever_meets_it() {
+    let (_dir, path) = parts();
+    let inner = open(&path.join("p1/p1")).unwrap();
+    for meets in [path.join("p1"), path.clone()] {
+        assert_in_use(open(&meets), "writes to the same bytes");
+    }
+    open(&path.join("p2")).unwrap();
+    // Descriptors are passed on, and the lock with them.
+    let passed_on = inner.files[0].buffered.try_clone().unwrap();
+    drop(inner);
+    assert_in_use(open(&path.join("p1")), "writes to the same bytes");
+    drop(passed_on);
+    open(&path.join("p1")).unwrap();
+}
+
+#[test]
+fn parts_that_share_a_page_meet() {
+    let (_dir, path) = parts();
+    let _third = open(&path.join("p3")).unwrap();
+    assert_in_use(open(&path.join("p4")), "writes to the same bytes");
+    open(&path.join("p2")).expect("its end is that of a page");
+}
+
+/// Whether others read a part or the whole of an image cannot be told from outside.
+#[test]
+fn strangers_and_readers_keep_writers_of_all_parts_out() {
+    let (_dir, path) = parts();
+    let [first, second] = ["p1", "p2"].map(|part| path.join(part));
+    let reader = open_read_only(&first).unwrap();
+    assert_in_use(open(&second), "allows nobody else to write to it (lock byte 201)");
+    open_read_only(&second).unwrap();
+    drop(reader);
+
+    let qemu = File::open(&path).unwrap();
+    assert!(ofd_lock(qemu.as_fd(), Kind::Shared, 201, 1).unwrap());
+    assert_in_use(open(&first), "allows nobody else to write to it");
+    drop(qemu);
+
+    // Who asks nobody is beside them, and lets nobody in whom it could hurt.
+    let writer = open(&first).unwrap();
+    let shared = open_shared(&path).unwrap();
+    assert_in_use(open(&second), "with --shared");
+    assert_in_use(open_read_only(&second), "with --shared");
+    drop(shared);
+    open(&second).unwrap();
+    drop(writer);
+}
+
+#[test]
+fn of_parts_that_come_at_once_all_are_let_in() {
+    let (_dir, path) = parts();
+    for _ in 0..20 {
+        let start = Barrier::new(3);
+        let come = |part: &str| {
+            start.wait();
+            open(&path.join(part))
+        };
+        let come = &come;
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let racers: Vec<_> = ["p1", "p2", "p3"].map(|part| scope.spawn(move || come(part))).into();
+            racers.into_iter().map(|racer| racer.join().unwrap()).collect()
+        });
+        for result in &results {
+            assert!(!result.as_ref().unwrap().read_only);
+        }
+    }
 }
 
 /// `qemu-io` with the image open, waiting for commands.

@@ -46,6 +46,7 @@ pub fn attach_disk(
         identity: Identity { dev: 0, ino: 0 },
         partitions: partitions.to_vec(),
         overlay: None,
+        range: None,
         warnings: Vec::new(),
     };
     let options = LoopOptions {

@@ -1,14 +1,14 @@
 //! A device that the kernel alone serves, of whichever driver: named, made, recorded, linked, leased.
 //! It never leaves one behind that is not in a record.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use becket_image::Opened;
 use becket_transport::node::KernelPartition;
-use becket_transport::sysfs;
+use becket_uapi::block;
 
-use crate::describe::{partitions_as, size_of, speakable, unasked_read_only};
+use crate::describe::{partitions_as, speakable, unasked_read_only};
 use crate::judge::disk_name;
 use crate::lease::Held;
 use crate::process::ProcessId;
@@ -23,7 +23,7 @@ pub(crate) struct Made {
     pub(crate) diskseq: u64,
     /// By which the driver knows it, where it does.
     pub(crate) mark: u64,
-    /// They keep a device with a lease.
+    /// The device, and with a lease what keeps it: open.
     pub(crate) fds: Vec<OwnedFd>,
     pub(crate) direct_io: bool,
     pub(crate) direct_io_reason: String,
@@ -46,7 +46,7 @@ pub(crate) fn attach(
     let mut made = Unfinished { made: make().map_err(Error::Device)?, finished: false };
     let disk = disk_name(plan.kind, made.made.number);
     let mut record = Device {
-        info: describe(&disk, opened, options, plan, &mut made.made),
+        info: describe(opened, options, plan, &mut made.made),
         image: opened.identity,
         server: None,
         worker: None,
@@ -94,28 +94,26 @@ impl Drop for Unfinished {
 }
 
 /// What is known of it, without its name.
-fn describe(
-    disk: &str,
-    opened: &Opened,
-    options: &AttachOptions,
-    plan: &Plan,
-    made: &mut Made,
-) -> DeviceInfo {
+fn describe(opened: &Opened, options: &AttachOptions, plan: &Plan, made: &mut Made) -> DeviceInfo {
     let mut warnings = opened.warnings.clone();
     warnings.extend(unasked_read_only(opened.read_only_reason.as_deref(), options));
     warnings.append(&mut made.warnings);
+    // Asked of the device that is open: in sysfs each would have to be found and opened.
+    let open = made.fds.first().map(AsFd::as_fd);
+    let size = open.and_then(|device| block::size64(device).ok());
+    let physical_block_size = open.and_then(|device| block::physical_block_size(device).ok());
     DeviceInfo {
         name: String::new(),
         device: made.path.clone(),
         transport: plan.kind,
         reason: plan.reason.clone(),
-        size: size_of(disk).unwrap_or_else(|| opened.map.len()),
+        size: size.unwrap_or_else(|| opened.map.len()),
         read_only: opened.read_only,
         direct_io: made.direct_io,
         direct_io_reason: std::mem::take(&mut made.direct_io_reason),
         below: None,
         block_size: opened.block_size,
-        physical_block_size: sysfs::number(disk, "queue/physical_block_size").unwrap_or(opened.block_size),
+        physical_block_size: physical_block_size.unwrap_or(opened.block_size),
         state: DeviceState::Live,
         image: speakable(&opened.path),
         cow: opened.overlay.as_ref().map(|overlay| speakable(&overlay.path)),

@@ -23,6 +23,7 @@ mod list;
 mod log;
 mod loop_;
 mod manager;
+mod mark;
 mod planner;
 mod process;
 mod register;

@@ -16,12 +16,17 @@ pub(crate) fn make(runtime: &Runtime, info: &DeviceInfo) -> Vec<String> {
         // Its place is its user's own already.
         return Vec::new();
     }
-    if let Err(error) = fs::DirBuilder::new().recursive(true).mode(0o755).create(dir) {
-        return vec![format!("no links in {}: {error}", dir.display())];
-    }
     let mut warnings = Vec::new();
     for (link, target) in wanted(dir, info) {
-        if let Err(error) = make_one(&link, &target) {
+        let made = match make_one(&link, &target) {
+            // Only the first link of all needs the directory made.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let directory = fs::DirBuilder::new().recursive(true).mode(0o755).create(dir);
+                directory.and_then(|()| make_one(&link, &target))
+            }
+            made => made,
+        };
+        if let Err(error) = made {
             warnings.push(format!("no link {}: {error}", link.display()));
         }
     }

@@ -1,19 +1,22 @@
 //! Which devices there are: the records, each held against the kernel.
-//! It asks about the devices it has records of and about no others.
+//! It asks about the devices it has records of, and about others only whether they are ours.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use becket_transport::sysfs;
+use becket_transport::ublk::control::{self, Control};
+use becket_transport::{Kind, loop_, sysfs};
+use becket_uapi::ublk::UBLK_S_DEV_DEAD;
 
+use crate::control::{Devices, Nothing, client};
 use crate::describe::size_of;
 use crate::judge::{Verdict, disk_of, judge};
 use crate::kernel::{Kernel, System};
 use crate::register::forget;
 use crate::runtime::Runtime;
 use crate::state::{Device, Entry, Store};
-use crate::{DeviceInfo, DeviceState, Error, links, log, users};
+use crate::{DeviceInfo, DeviceState, Error, links, log, mark, users};
 
 /// All devices, sorted by name. Records of devices that are gone are dropped on the way.
 ///
@@ -42,8 +45,53 @@ pub fn find(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
     Ok(resolve(&store, target.as_ref())?.info)
 }
 
-/// The records that stand for devices, brought up to date.
+/// The records that stand for devices, brought up to date. Devices of ours that have none are given one first.
 pub(crate) fn devices(store: &Store) -> Result<Vec<Device>, Error> {
+    let devices = recorded(store)?;
+    if !lacks_records(store, &devices) {
+        return Ok(devices);
+    }
+    // The server knows what it owns, and finds the others.
+    match client::call::<_, Devices>(store.runtime(), "List", &Nothing {}, &[]) {
+        Ok(_) => recorded(store),
+        Err(error) => {
+            log::warn(format_args!("devices without a record are not listed: {error}"));
+            Ok(devices)
+        }
+    }
+}
+
+/// Whether ublk has a live device of ours that no record speaks of.
+fn lacks_records(store: &Store, devices: &[Device]) -> bool {
+    let known = |number: &u32| {
+        devices.iter().any(|device| device.info.transport == Kind::Ublk && device.info.number == *number)
+    };
+    let others: Vec<u32> = control::numbers().into_iter().filter(|number| !known(number)).collect();
+    // Without the right to ask there are none of ours.
+    let Some(control) = (!others.is_empty()).then(|| Control::open().ok()).flatten() else { return false };
+    let live = |number: &u32| {
+        // One without a disk is being made, or on its way out.
+        let info = control.info(*number).ok().flatten().filter(|info| info.state != UBLK_S_DEV_DEAD);
+        info.map(|info| info.ublksrv_flags).filter(|mark| mark::is_of(store.runtime(), *mark))
+    };
+    let marks: Vec<u64> = others.iter().filter_map(live).collect();
+    // Those that came while the records were read have one by now.
+    let recorded: Vec<u64> = match marks.is_empty() {
+        true => Vec::new(),
+        false => store.entries().iter().flatten().filter_map(|(_, entry)| mark_of(entry)).collect(),
+    };
+    marks.iter().any(|mark| !recorded.contains(mark))
+}
+
+/// The mark of a ublk device's record.
+pub(crate) fn mark_of(entry: &Entry) -> Option<u64> {
+    match entry {
+        Entry::Device(device) if device.info.transport == Kind::Ublk => Some(device.mark),
+        _ => None,
+    }
+}
+
+fn recorded(store: &Store) -> Result<Vec<Device>, Error> {
     let mut devices = Vec::new();
     for (name, entry) in store.entries()? {
         match entry {
@@ -64,6 +112,9 @@ fn current(store: &Store, kernel: &impl Kernel, mut device: Device) -> Option<De
     match judge(kernel, &device) {
         Verdict::Gone => {
             forget(store, &device);
+            if device.info.transport == Kind::Loop && device.info.read_only {
+                loop_::thaw(device.info.number);
+            }
             None
         }
         Verdict::NotYet => None,

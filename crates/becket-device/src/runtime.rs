@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::Error;
 use crate::error::RUNTIME_DIR;
@@ -22,12 +23,17 @@ pub(crate) struct Runtime {
 }
 
 impl Runtime {
-    /// The directories by the environment; made and checked.
+    /// The directories by the environment; made and checked, once for all devices that a process attaches.
     pub(crate) fn open() -> Result<Runtime, Error> {
+        static OPENED: OnceLock<Runtime> = OnceLock::new();
+        if let Some(runtime) = OPENED.get() {
+            return Ok(runtime.clone());
+        }
         let uid = rustix::process::geteuid().as_raw();
         let dir = locate(|name| std::env::var_os(name).map(PathBuf::from), uid);
         let links = std::env::var_os(LINKS_VARIABLE).map_or_else(|| "/dev/becket".into(), PathBuf::from);
-        Runtime::at(dir, links)
+        let runtime = Runtime::at(dir, links)?;
+        Ok(OPENED.get_or_init(|| runtime).clone())
     }
 
     /// The same, but only where there are records.

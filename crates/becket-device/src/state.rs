@@ -314,8 +314,9 @@ impl Drop for Prepared {
     }
 }
 
-/// Where in the file of locks a name's is: the same for every process, so it is no hash with a random key (FNV-1a).
-fn hash(name: &str) -> u64 {
+/// Where in the file of locks a name's is, for example: the same for every process, so it is no hash with a random key
+/// (FNV-1a).
+pub(crate) fn hash(name: &str) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     name.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }

@@ -6,6 +6,7 @@
 //! | --- | --- | --- |
 //! | 1 | a device's state (`supervisor::owned`), never two at once | as long as something is done to that device |
 //! | 2 | which worker new devices go to | for moments, and while that worker is started |
+//! | 2 | in a worker: the giving of queues to I/O threads | while a device's are given |
 //! | 3 | the list of devices, of the supervisor and of a worker | for moments |
 //! | 4 | the guard, the number of calls under way, a worker's line to its supervisor | for moments |
 //!

@@ -17,11 +17,10 @@ use io_uring::{opcode, squeue, types::Fd};
 use rustix::io::Errno;
 
 use crate::{
-    Answer, Backing, Data, Error, Op, QueueStats, Request,
+    Backing, Data, Error, Op, QueueStats, Request,
     decode::Mailbox,
     governor::{Governor, Hold, Next},
     memory::Buffers,
-    provided::Provided,
     request::{Slot, Step, Way},
     ring::{Ring, Transfer, fixed},
     stats::Tally,
@@ -60,10 +59,6 @@ pub struct Batch {
     pub lists: u16,
     /// Size of each list.
     pub list_size: usize,
-    /// Number of buffers from which the kernel picks for its answers; a power of two.
-    pub picks: u16,
-    /// Size of each such buffer.
-    pub pick_size: usize,
 }
 
 /// What a core is made of.
@@ -81,12 +76,6 @@ pub(crate) struct Parts<'a> {
     pub(crate) mailbox: &'a Arc<Mailbox>,
 }
 
-/// A queue's memory for such commands.
-struct BatchMemory {
-    lists: Buffers,
-    picks: Provided,
-}
-
 /// Requests that have finished, with their results.
 pub(crate) type Finished = Vec<(u16, Result<u64, Errno>)>;
 
@@ -102,7 +91,8 @@ pub(crate) struct Core {
     pub(crate) buffers: Option<Buffers>,
     /// Which frames the kernel has; without frames there are none.
     pub(crate) lent: Box<[bool]>,
-    batch: Option<BatchMemory>,
+    /// For commands that carry many elements.
+    lists: Option<Buffers>,
     /// First of the ring's buffer indexes that belong to this queue.
     pub(crate) registered: Option<u32>,
     /// The slot in the ring's table with the port's descriptor.
@@ -162,15 +152,11 @@ impl Core {
         let interceptor = new.backing.interceptor.clone();
         let intercepted = interceptor.map(|interceptor| Intercepted::new(interceptor, requests));
         let runs = (new.merge && buffers.is_some()).then(|| Runs::new(new.depth)).transpose()?;
-        let batch = match new.batch {
-            None => None,
-            Some(batch) => {
-                // A ring has fewer queues than there are group numbers.
-                let mut picks = Provided::new(index as u16, batch.picks, batch.pick_size)?;
-                (0..batch.picks).for_each(|id| picks.give(id));
-                Some(BatchMemory { lists: Buffers::new(batch.lists.into(), batch.list_size)?, picks })
-            }
-        };
+        let lists = new.batch.map(|batch| {
+            ring.provide()?;
+            Buffers::new(batch.lists.into(), batch.list_size)
+        });
+        let lists = lists.transpose()?;
         // The port's descriptor is in the table even where its commands do not use it: see `Core::port`.
         let ports: Vec<RawFd> = std::iter::once(new.descriptor).chain(new.tether).collect();
         let unregistered_port = (!ring.releases_at_once()).then_some(new.descriptor);
@@ -182,19 +168,11 @@ impl Core {
                 return Err(error);
             }
         };
-        let provided = batch.as_ref().map(|batch| &batch.picks);
         let rest = ring.may_block(requests).and_then(|()| match new.memory {
             Memory::Buffers(_) | Memory::Framed { .. } => Ok(None),
             Memory::Registered => {
                 ring.take_buffers(new.depth).map(Some).inspect_err(|_| ring.blocks_no_more(requests))
             }
-        });
-        let rest = rest.and_then(|registered| {
-            let known = provided.map_or(Ok(()), |picks| ring.register_provided(picks));
-            known.map(|()| registered).inspect_err(|_| {
-                registered.inspect(|first| ring.give_buffers(*first, new.depth));
-                ring.blocks_no_more(requests);
-            })
         });
         let registered = match rest {
             Ok(registered) => registered,
@@ -215,7 +193,7 @@ impl Core {
                 Memory::Framed { .. } => vec![false; new.depth.into()].into_boxed_slice(),
                 _ => Box::default(),
             },
-            batch,
+            lists,
             registered,
             port,
             port_count: ports.len(),
@@ -278,26 +256,12 @@ impl Core {
     }
 
     pub(crate) fn list_address(&self, list: u16) -> Option<u64> {
-        let address = self.batch.as_ref()?.lists.address(list.into()) as u64;
+        let address = self.lists.as_ref()?.address(list.into()) as u64;
         (address != 0).then_some(address)
     }
 
     pub(crate) fn list(&mut self, list: u16) -> &mut [u8] {
-        self.batch.as_mut().map_or(&mut [], |batch| batch.lists.slice(list.into()))
-    }
-
-    pub(crate) fn picks_group(&self) -> Option<u16> {
-        self.batch.as_ref().map(|batch| batch.picks.group())
-    }
-
-    pub(crate) fn picked(&mut self, answer: Answer, into: &mut [u8]) -> usize {
-        let (Some(batch), Some(id)) = (&mut self.batch, answer.buffer) else { return 0 };
-        let len = usize::try_from(answer.result).unwrap_or(0).min(into.len());
-        let bytes = batch.picks.bytes(id, len);
-        let len = bytes.len();
-        into[..len].copy_from_slice(bytes);
-        batch.picks.give(id);
-        len
+        self.lists.as_mut().map_or(&mut [], |lists| lists.slice(list.into()))
     }
 
     /// What has happened in this turn may be read by others.
@@ -345,10 +309,9 @@ impl Core {
             ring.give_buffers(first, self.depth);
         }
         ring.blocks_no_more(self.slab.len() as u16);
-        let picks = self.batch.as_ref().map_or(Ok(()), |batch| ring.unregister_provided(&batch.picks));
         let next = self.drop_next(ring);
         let files = unregister(ring, self.files, &self.backing);
-        ring.unregister_files(self.port, self.port_count).and(files).and(next).and(picks)
+        ring.unregister_files(self.port, self.port_count).and(files).and(next)
     }
 
     pub(crate) fn close(&mut self) {

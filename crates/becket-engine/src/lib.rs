@@ -31,6 +31,7 @@ pub use fault::{Faults, Interceptor};
 pub use geometry::Geometry;
 pub use memory::SharedWords;
 pub use port::{Answer, Io, Port, Token};
+pub use provided::PICK_SIZE;
 pub use queue::NewQueue;
 pub use request::{Data, Op, Request};
 pub use stats::{Activity, Decodings, QueueStats, Summary};

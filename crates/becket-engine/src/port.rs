@@ -117,7 +117,7 @@ impl Io<'_> {
     /// # Errors
     /// The queue has no such buffers, or the ring cannot be submitted to any more.
     pub fn multishot(&mut self, token: Token, op: u32, payload: [u8; 16]) -> Result<(), Errno> {
-        let group = self.core.picks_group().ok_or(Errno::INVAL)?;
+        let group = self.ring.picks_group().ok_or(Errno::INVAL)?;
         let word = user_data(self.core.index, Source::Port(token));
         let entry = self.core.port_command(op, payload, None).user_data(word);
         let entry = multishot_into(entry, group);
@@ -131,7 +131,7 @@ impl Io<'_> {
 
     /// Copies what the kernel put into a picked buffer and gives the buffer back; returns the number of bytes.
     pub fn picked(&mut self, answer: Answer, into: &mut [u8]) -> usize {
-        self.core.picked(answer, into)
+        self.ring.picked(answer, into)
     }
 
     /// Begins a request under a tag that has none.

@@ -1,4 +1,4 @@
-//! Buffers that the kernel picks from when it answers a multishot command.
+//! Buffers that the kernel picks from when it answers a multishot command: one group for all queues of a ring.
 //! Never hands a buffer to the kernel while somebody here reads it: reading borrows, giving back borrows mutably.
 //!
 //! Source: `io_uring_register_buf_ring(3)`: a ring of entries (address, length, buffer id) whose tail only we move;
@@ -7,9 +7,18 @@
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::{
-    Error,
+    Answer, Error,
     memory::{Buffers, Region},
 };
+
+/// Bytes of each buffer.
+pub const PICK_SIZE: usize = 256;
+/// Buffers of a ring; a power of two. An answer's is given back in the turn that reads it, so as many are out as answers
+/// have come since the last turn. Should there ever be more of them, a command ends with ENOBUFS, loses nothing, and is
+/// begun anew: that is dearer than an answer and cheaper than buffers for each of a thousand queues.
+const COUNT: u16 = 256;
+/// The number of the group: a ring has no other.
+const GROUP: u16 = 0;
 
 /// Bytes of an entry, and where its fields are (`struct io_uring_buf`).
 const ENTRY: usize = 16;
@@ -28,8 +37,15 @@ pub(crate) struct Provided {
 }
 
 impl Provided {
+    /// Those of a ring, all given.
+    pub(crate) fn of_a_ring() -> Result<Provided, Error> {
+        let mut provided = Provided::new(GROUP, COUNT, PICK_SIZE)?;
+        (0..COUNT).for_each(|id| provided.give(id));
+        Ok(provided)
+    }
+
     /// `count` buffers (a power of two) of `size` bytes each, none of them given yet.
-    pub(crate) fn new(group: u16, count: u16, size: usize) -> Result<Provided, Error> {
+    fn new(group: u16, count: u16, size: usize) -> Result<Provided, Error> {
         let entries = Region::anonymous(usize::from(count) * ENTRY, "buffer ring")?;
         Ok(Provided { entries, data: Buffers::new(count.into(), size)?, group, count, tail: 0 })
     }
@@ -50,7 +66,7 @@ impl Provided {
     }
 
     /// Gives a buffer to the kernel, which picks in the order of giving. Each is given once until it was picked.
-    pub(crate) fn give(&mut self, id: u16) {
+    fn give(&mut self, id: u16) {
         let address = self.data.address(id.into());
         if address.is_null() {
             return;
@@ -69,8 +85,20 @@ impl Provided {
         tail.store(self.tail, Ordering::Release);
     }
 
+    /// Copies what the kernel wrote into the buffer that it picked for an answer and gives that back; returns the number
+    /// of bytes.
+    pub(crate) fn take(&mut self, answer: Answer, into: &mut [u8]) -> usize {
+        let Some(id) = answer.buffer else { return 0 };
+        let len = usize::try_from(answer.result).unwrap_or(0).min(into.len());
+        let bytes = self.bytes(id, len);
+        let len = bytes.len();
+        into[..len].copy_from_slice(bytes);
+        self.give(id);
+        len
+    }
+
     /// What the kernel wrote into a buffer that it picked, at most `len` bytes.
-    pub(crate) fn bytes(&mut self, id: u16, len: usize) -> &[u8] {
+    fn bytes(&mut self, id: u16, len: usize) -> &[u8] {
         let bytes = self.data.slice(id.into());
         &bytes[..len.min(bytes.len())]
     }

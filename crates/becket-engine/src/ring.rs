@@ -8,7 +8,7 @@ use std::{io, os::fd::RawFd, time::Instant};
 
 use io_uring::{IoUring, cqueue, opcode, register::Restriction, squeue, types::Fixed};
 
-use crate::{Error, provided::Provided, ranges::Ranges};
+use crate::{Answer, Error, provided::Provided, ranges::Ranges};
 
 /// Submission entries of each ring; a longer batch is submitted in pieces.
 const ENTRIES: u32 = 1024;
@@ -16,8 +16,6 @@ const ENTRIES: u32 = 1024;
 pub(crate) const BATCH: usize = 256;
 /// Slots for registered descriptors of each ring, if the limit on open files allows.
 const FILES: u32 = 8192;
-/// Each queue takes slots of that table and at most one group of buffers to pick from, whose number is its own.
-const _: () = assert!(FILES <= u16::MAX as u32);
 /// The kernel's limit on registered buffers.
 const BUFFERS: u32 = 16384;
 /// Kernel threads that a ring may use at least for operations that block, of files and disks and of all else.
@@ -41,8 +39,8 @@ const OPERATIONS: [u8; 12] = [
     opcode::Timeout::CODE,
 ];
 /// All that can be changed about a ring once it runs (`enum io_uring_register_op`): slots of descriptors, the table of
-/// buffers, the number of kernel threads, groups of buffers to pick from.
-const REGISTRATIONS: [u8; 5] = [6, 15, 19, 22, 23];
+/// buffers, the number of kernel threads, buffers to pick from.
+const REGISTRATIONS: [u8; 4] = [6, 15, 19, 22];
 
 /// A completion: whose it is and what came out.
 #[derive(Debug, Clone, Copy)]
@@ -54,7 +52,10 @@ pub(crate) struct Completion {
 
 /// The ring of one I/O thread.
 pub(crate) struct Ring {
+    // Dropped before what the kernel may still write to.
     uring: IoUring,
+    /// From which the kernel picks for its answers, once there are queues that want such.
+    picks: Option<Provided>,
     thread: usize,
     batch: [Completion; BATCH],
     /// When the ring was made.
@@ -92,6 +93,7 @@ impl Ring {
         submitter.register_enable_rings().map_err(ring)?;
         Ok(Ring {
             uring,
+            picks: None,
             thread,
             batch: [Completion { user_data: 0, result: 0, flags: 0 }; BATCH],
             epoch: Instant::now(),
@@ -213,26 +215,28 @@ impl Ring {
         self.buffers.give(first, count.into());
     }
 
-    /// Makes a group of buffers known, from which the kernel may pick.
-    pub(crate) fn register_provided(&mut self, provided: &Provided) -> Result<(), Error> {
-        // SAFETY: the queue that owns the group unregisters it before it gives up its memory.
-        unsafe {
-            self.uring.submitter().register_buf_ring_with_flags(
-                provided.address(),
-                provided.count(),
-                provided.group(),
-                0,
-            )
+    /// Has buffers ready from which the kernel picks for the answers of all queues.
+    pub(crate) fn provide(&mut self) -> Result<(), Error> {
+        if self.picks.is_some() {
+            return Ok(());
         }
-        .map_err(|source| Error::Register { what: "buffers to pick from", source })
+        let provided = Provided::of_a_ring()?;
+        let (address, count, group) = (provided.address(), provided.count(), provided.group());
+        // SAFETY: they stay until the ring is closed.
+        unsafe { self.uring.submitter().register_buf_ring_with_flags(address, count, group, 0) }
+            .map_err(|source| Error::Register { what: "buffers to pick from", source })?;
+        self.picks = Some(provided);
+        Ok(())
     }
 
-    /// The reverse; nothing in flight may pick from the group.
-    pub(crate) fn unregister_provided(&mut self, provided: &Provided) -> Result<(), Error> {
-        self.uring
-            .submitter()
-            .unregister_buf_ring(provided.group())
-            .map_err(|source| Error::Register { what: "buffers to pick from", source })
+    /// The group of these, once there are any.
+    pub(crate) fn picks_group(&self) -> Option<u16> {
+        self.picks.as_ref().map(Provided::group)
+    }
+
+    /// Copies what the kernel put into a picked buffer and gives the buffer back; returns the number of bytes.
+    pub(crate) fn picked(&mut self, answer: Answer, into: &mut [u8]) -> usize {
+        self.picks.as_mut().map_or(0, |picks| picks.take(answer, into))
     }
 
     /// Queues an entry; when the queue is full, what is in it goes to the kernel first.

@@ -106,8 +106,19 @@ impl IoThreads {
     /// has run or was dropped. Where the port had handed commands to the kernel, this happens when they have come
     /// back.
     pub fn add(&self, thread: usize, queue: NewQueue) -> Result<QueueId, Error> {
-        let serial = self.ask(thread, |reply| Order::Add(queue, reply))??;
-        Ok(QueueId { thread, serial })
+        added(thread, self.tell(thread, |reply| Order::Add(queue, reply))?)
+    }
+
+    /// The same with several at once, each beside the number of its thread.
+    ///
+    /// # Errors
+    /// As [`IoThreads::add`] of one of them; the others stay.
+    pub fn add_all(&self, queues: Vec<(usize, NewQueue)>) -> Result<Vec<QueueId>, Error> {
+        let tell = |(thread, queue)| (thread, self.tell(thread, |reply| Order::Add(queue, reply)));
+        let told: Vec<_> = queues.into_iter().map(tell).collect();
+        // All are waited for, whatever has failed: who hears of it may end the device.
+        let all: Vec<_> = told.into_iter().map(|(thread, answer)| added(thread, answer?)).collect();
+        all.into_iter().collect()
     }
 
     /// How many requests each of `queues` more queues of a thread could have under way in [`Registered`] memory.
@@ -148,6 +159,12 @@ impl IoThreads {
         target.order(order(reply)).map_err(|()| gone())?;
         Ok(answer)
     }
+}
+
+/// Waits for what a thread says of a queue that it was given.
+fn added(thread: usize, answer: Receiver<Result<u64, Error>>) -> Result<QueueId, Error> {
+    let serial = answer.recv().map_err(|_| Error::Gone { thread })??;
+    Ok(QueueId { thread, serial })
 }
 
 impl Drop for IoThreads {

@@ -197,11 +197,12 @@ impl Common {
         let backing = Arc::new(if direct_io { backing } else { backing.through_the_page_cache() });
         let mut served = Served {
             id: self.id,
-            queues: Vec::with_capacity(self.queues.into()),
+            queues: Vec::new(),
             stats: Vec::with_capacity(self.queues.into()),
             lease,
             backing: Mutex::new(Arc::downgrade(&backing)),
         };
+        let mut queues = Vec::with_capacity(self.queues.into());
         for number in 0..self.queues {
             let port = port(number).map_err(failed)?;
             let share = Arc::clone(&finally);
@@ -219,8 +220,9 @@ impl Common {
                 stats,
                 on_closed: Box::new(move || drop(share)),
             };
-            served.queues.push(threads.add(thread_of(number, threads), queue).map_err(failed)?);
+            queues.push((thread_of(self.id, number, threads), queue));
         }
+        served.queues = threads.add_all(queues).map_err(failed)?;
         Ok(served)
     }
 }
@@ -244,7 +246,7 @@ impl Drop for Finally {
     }
 }
 
-/// The I/O thread of a queue.
-pub(crate) fn thread_of(number: u16, threads: &IoThreads) -> usize {
-    usize::from(number) % threads.count()
+/// The I/O thread of a device's queue. Devices begin at different threads, so that many with few queues use all of them.
+pub(crate) fn thread_of(id: u32, number: u16, threads: &IoThreads) -> usize {
+    (id as usize).wrapping_add(number.into()) % threads.count()
 }

@@ -30,10 +30,10 @@ pub(crate) struct Args {
     #[command(flatten)]
     guest: guest::Options,
     /// Times that each contestant attaches each number of images, in turn
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// The same in the guest, where each takes twenty times as long
-    #[arg(long, default_value_t = 2)]
+    /// The same in the guest, where each takes fifty times as long
+    #[arg(long, default_value_t = 1)]
     guest_rounds: u32,
     /// Numbers of images on the host
     #[arg(long, value_delimiter = ',', default_value = "1,69,500,1000")]
@@ -90,7 +90,10 @@ fn in_guest(args: &Args, build: &Build, series: &mut Series) -> Result<()> {
     field.programs.push(Place { host: build.path.clone(), guest: "/usr/local/bin/becket".to_owned() });
     let guest = Guest::new(&args.guest, build, Clock::Time, 2).with_memory(4096);
     let many = args.guest_counts.iter().max().copied().unwrap_or(69);
-    let drivers = "modprobe loop && modprobe ublk_drv || fail \"this kernel lacks loop or ublk\"";
+    let nodes = many + 8;
+    let drivers = format!(
+        "modprobe -r loop; modprobe loop max_loop={nodes} && modprobe ublk_drv || fail \"this kernel lacks loop or ublk\"\nNODES={nodes}"
+    );
     let body = script(&args.guest_counts, args.guest_rounds, "ublk", "becket", "/scratch/storm");
     let script = format!("{drivers}\nMANY={many} CRYPT=69\n{body}\n{UBLK}");
     let report = guest.boot(&field, Vec::new(), &script)?;
@@ -104,7 +107,7 @@ fn script(counts: &[u32], rounds: u32, via: &str, becket: &str, work: &str) -> S
     let counts: Vec<String> = counts.iter().map(u32::to_string).collect();
     let via = quoted(via);
     format!(
-        "COUNTS=({}) ROUNDS={rounds} ONE=100 VIA={via} BECKET={becket} WORK={work}\nmkdir -p \"$WORK\"\n{SCRIPT}",
+        "COUNTS=({}) ROUNDS={rounds} NODES=${{NODES-}} ONE=100 VIA={via} BECKET={becket} WORK={work}\nmkdir -p \"$WORK\"\n{SCRIPT}",
         counts.join(" ")
     )
 }
@@ -190,7 +193,9 @@ mod tests {
     fn the_script_says_what_to_attach() {
         let text = script(&[1, 69], 3, "loop", "'/x y/becket'", "/w");
         assert!(
-            text.starts_with("COUNTS=(1 69) ROUNDS=3 ONE=100 VIA='loop' BECKET='/x y/becket' WORK=/w\n"),
+            text.starts_with(
+                "COUNTS=(1 69) ROUNDS=3 NODES=${NODES-} ONE=100 VIA='loop' BECKET='/x y/becket' WORK=/w\n"
+            ),
             "{text}"
         );
     }

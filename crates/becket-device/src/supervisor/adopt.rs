@@ -37,9 +37,6 @@ impl Supervisor {
             }
         };
         let orphans = self.workers.orphans(&|| self.on_death());
-        if records.is_empty() && orphans.is_empty() {
-            return Vec::new();
-        }
         let mut held = HashMap::new();
         let mut workers = Vec::new();
         for Orphan { server, held: devices } in orphans {
@@ -59,12 +56,12 @@ impl Supervisor {
             }
         }
         for (kept, server) in held.into_values() {
-            log::warn(format_args!(
-                "{} has no record; worker {} serves it until it is stopped",
-                called(kept.serve.id),
-                server.id().pid
-            ));
+            let (id, pid) = (kept.serve.id, server.id().pid);
+            if let Err(error) = self.adopt_unrecorded(kept, server) {
+                log::warn(format_args!("{} has no record and stays with worker {pid}: {error}", called(id)));
+            }
         }
+        self.recall(true);
         workers
     }
 

@@ -87,11 +87,16 @@ fn records_that_cannot_be_trusted_are_set_aside_and_others_are_not_disturbed() {
     assert!(stage.bench.store.update(&record, lied).unwrap());
 
     stage.supervisor.adopt();
-    assert_eq!(names(&stage.supervisor.list()), ["good"]);
+    // What the worker holds is believed, and goes by the kernel's names now.
+    let anew = ["ublkb900002", "ublkb900003", "ublkb900004"];
+    assert_eq!(names(&stage.supervisor.list()), [&["good"], &anew[..]].concat());
+    assert!(stage.supervisor.list().iter().all(|info| info.image == stage.bench.image && info.size == 8192));
     assert_eq!(stage.done(), Vec::<String>::new(), "no device is touched for the sake of such a record");
     assert!(path("corrupt").with_extension("json.corrupt").exists() && !path("corrupt").exists());
     assert!(path("foreign").with_extension("json.foreign").exists() && !path("foreign").exists());
     assert!(!path("lied").exists());
+    stage.supervisor.detach(&Detach { name: anew[0].to_owned(), lazy: false }).unwrap();
+    assert_eq!(stage.done(), ["stop unused 900002", "delete 900002"]);
 }
 
 #[test]

@@ -38,7 +38,7 @@ pub(crate) struct Supervisor {
     notes: Vec<String>,
     pub(super) devices: Ranked<DEVICES, BTreeMap<String, Arc<Owned>>>,
     /// Opened when the first device needs it.
-    driver: OnceLock<Arc<dyn Driver>>,
+    pub(super) driver: OnceLock<Arc<dyn Driver>>,
     fuse: Arc<dyn Driver>,
     pub(super) workers: Box<dyn Workers>,
     /// The worker that gets new devices.
@@ -353,7 +353,7 @@ impl Service for Supervisor {
             false => self.shared_worker()?,
         };
         let isolated = request.isolate;
-        let maker = Maker { store: &self.store, driver: &*driver, server: &*worker };
+        let maker = Maker { store: &self.store, driver: &*driver, server: &*worker, owned: self.owns() };
         let made = maker.make(request, fds, cgroup);
         let Made { device, kept } = made.inspect_err(|_| {
             if isolated {
@@ -383,6 +383,7 @@ impl Service for Supervisor {
     }
 
     fn list(&self) -> Vec<DeviceInfo> {
+        self.recall(false);
         let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
         devices.iter().map(|owned| lock(&owned.state).info()).collect()
     }

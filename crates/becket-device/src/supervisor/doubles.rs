@@ -141,6 +141,9 @@ impl Driver for FakeDriver {
     fn info(&self, id: u32) -> Result<Option<DevInfo>, Error> {
         Ok(lock(&self.devices).get(&id).copied())
     }
+    fn numbers(&self) -> Vec<u32> {
+        lock(&self.devices).keys().copied().collect()
+    }
     fn start_recovery(&self, id: u32) -> Result<bool, Error> {
         let held = Self::one_of(&self.held);
         self.did(if held { "wait for" } else { "recover" }, id);

@@ -43,6 +43,10 @@ pub(crate) trait Driver: Send + Sync {
     /// Deletes a stopped device; does not wait for those who still have its dead disk open.
     fn del(&self, id: u32) -> Result<(), Error>;
     fn info(&self, id: u32) -> Result<Option<DevInfo>, Error>;
+    /// The numbers of all devices, also of those that are not ours.
+    fn numbers(&self) -> Vec<u32> {
+        Vec::new()
+    }
     /// Begins to give a device to another worker; `false` while the kernel has not let go of the last one.
     fn start_recovery(&self, id: u32) -> Result<bool, Error>;
     /// Lets the requests of a device go to the worker that has it now.
@@ -141,6 +145,10 @@ impl Driver for Control {
 
     fn info(&self, id: u32) -> Result<Option<DevInfo>, Error> {
         Control::info(self, id).map_err(Error::Device)
+    }
+
+    fn numbers(&self) -> Vec<u32> {
+        control::numbers()
     }
 
     fn start_recovery(&self, id: u32) -> Result<bool, Error> {

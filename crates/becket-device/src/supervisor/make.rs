@@ -15,7 +15,7 @@ use rustix::fs::{FileType, OFlags};
 
 use super::below;
 use super::driver::{Driver, called, number_of};
-use super::smaller::{DEPTH, DEPTH_WITH_BUFFERS, smaller};
+use super::smaller::{smaller, usual};
 use super::workers::Server;
 use crate::control::{Attach, BelowFacts};
 use crate::describe::partitions_of;
@@ -26,10 +26,8 @@ use crate::sealed::{self, is_sealed};
 use crate::state::{Device, Store};
 use crate::worker::kept::{Keepsakes, Kept};
 use crate::worker::protocol::{Serve, backings, facts_of};
-use crate::{DeviceInfo, DeviceState, Error, ErrorKind, PartitionInfo, Partitions, links, log};
+use crate::{DeviceInfo, DeviceState, Error, ErrorKind, PartitionInfo, Partitions, links, log, mark};
 
-/// More queues than this have not helped a file or disk behind them.
-const MOST_QUEUES: usize = 4;
 /// How long the worker may take to let go of a device.
 const CLOSING: Duration = Duration::from_secs(10);
 
@@ -46,6 +44,8 @@ pub(crate) struct Maker<'a> {
     pub(crate) store: &'a Store,
     pub(crate) driver: &'a dyn Driver,
     pub(crate) server: &'a dyn Server,
+    /// How many devices are there already.
+    pub(crate) owned: usize,
 }
 
 impl Maker<'_> {
@@ -76,7 +76,7 @@ impl Maker<'_> {
 
     /// Makes a device. The order matters: what has been done is in a record before anybody can see the disk.
     fn make_as(self, request: Attach, fds: Vec<OwnedFd>, cgroup: Option<OwnedFd>) -> Result<Made, Error> {
-        let Maker { store, driver, server } = self;
+        let Maker { store, driver, server, .. } = self;
         let Checked { opened, below, table, lease, request } = check(request, fds)?;
         let named = claim(store, request.name.as_deref(), &opened)?;
 
@@ -84,11 +84,10 @@ impl Maker<'_> {
         let flags = flags_for(features, request.mode, &opened.map).map_err(unsupported)?;
         let max_io = driver.max_io(flags);
         let geometry = geometry(&opened, max_io);
-        let mark = mark();
+        let mark = mark::new(store.runtime());
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let queues = request.queues.unwrap_or(u16::try_from(cpus.min(MOST_QUEUES)).unwrap_or(1));
-        let usual = if DataMode::of(flags).is_zero_copy() { DEPTH } else { DEPTH_WITH_BUFFERS };
-        let depth = request.depth.unwrap_or(usual);
+        let usual = usual(self.owned, DataMode::of(flags), cpus);
+        let (queues, depth) = (request.queues.unwrap_or(usual.0), request.depth.unwrap_or(usual.1));
         let info = driver.add(AddRequest { id: None, queues, depth, flags, max_io, mark })?;
         let mut undo = Undo { by: self, id: info.dev_id, stage: Stage::Added, device: None };
 
@@ -234,13 +233,6 @@ fn unsupported(error: becket_transport::serve::ServeError) -> Error {
         message: error.to_string(),
         hint: Some("see `becket doctor`; --via loop needs no ublk".to_owned()),
     }
-}
-
-/// A number that no other device has.
-fn mark() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    // Its keys are random; zero is what those have that say nothing.
-    RandomState::new().hash_one(std::process::id()).max(1)
 }
 
 struct Checked {

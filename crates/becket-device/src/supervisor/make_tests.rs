@@ -8,6 +8,7 @@ use becket_image::{Facts, Map};
 use super::*;
 use crate::control::FileFacts;
 use crate::supervisor::doubles::{Bench, facts};
+use crate::supervisor::smaller::DEPTH_WITH_BUFFERS;
 
 /// A driver and worker that keep a journal, and fail at the step that they are told to.
 struct Double {
@@ -153,7 +154,7 @@ fn below() -> crate::control::BelowFacts {
 }
 
 fn maker<'a>(bench: &'a Bench, double: &'a Double) -> Maker<'a> {
-    Maker { store: &bench.store, driver: double, server: double }
+    Maker { store: &bench.store, driver: double, server: double, owned: 0 }
 }
 
 fn double(bench: &Bench, fail_at: &'static str) -> Double {

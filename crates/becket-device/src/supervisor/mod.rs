@@ -15,6 +15,7 @@ mod leaving;
 mod make;
 mod owned;
 mod process;
+mod recall;
 mod recovery;
 mod renew;
 mod restarts;

@@ -26,7 +26,8 @@ use crate::{Error, log, manager};
 
 /// How long a worker may take until it is ready for orders, and for a question.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long it may take for an order. A change waits for the requests under way and writes back what its files hold.
+/// How long it may take for an order. A change waits for the requests under way and writes back what its files hold; orders
+/// that take long are carried out side by side, those of the same device never come at the same time.
 const ORDER: Duration = Duration::from_secs(120);
 
 /// A worker process.
@@ -37,9 +38,6 @@ pub(crate) struct WorkerProcess {
     /// Where a successor of ours finds it.
     place: PathBuf,
     notes: Vec<String>,
-    /// Held for each order until its answer: a worker carries out one after the other, and the time that one may take is
-    /// not spent waiting for others.
-    turn: Mutex<()>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -115,8 +113,8 @@ impl WorkerProcess {
     }
 
     fn new(id: ProcessId, socket: OwnedFd, place: PathBuf, notes: Vec<String>) -> Arc<WorkerProcess> {
-        let (turn, state, changed) = (Mutex::default(), Mutex::default(), Condvar::new());
-        Arc::new(WorkerProcess { id, socket, place, notes, turn, state, changed })
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        Arc::new(WorkerProcess { id, socket, place, notes, state, changed })
     }
 
     /// Hears its reports until it dies.
@@ -169,7 +167,6 @@ impl WorkerProcess {
     /// One who does not answer in time counts as dead and is ended: it could carry the order out after all when nobody
     /// believes that any more, and its late answer would be taken for that to another order.
     fn order(&self, id: u32, order: &Order, fds: &[BorrowedFd<'_>], patience: Duration) -> Result<(), Error> {
-        let _turn = lock(&self.turn);
         if !self.alive() {
             return Err(refused(id, "died"));
         }
@@ -397,6 +394,32 @@ mod tests {
     use std::os::unix::process::ExitStatusExt as _;
 
     use super::*;
+
+    #[test]
+    fn an_order_does_not_wait_for_the_answer_to_another() {
+        let (ours, theirs) = protocol::pair().unwrap();
+        let worker = WorkerProcess::new(ProcessId::own(), ours, PathBuf::new(), Vec::new());
+        std::thread::scope(|scope| {
+            scope.spawn(|| worker.listen());
+            let orders = [1, 2].map(|id| {
+                let worker = &worker;
+                scope.spawn(move || worker.order(id, &Order::Stat { id }, &[], PATIENCE))
+            });
+            let mut told: Vec<u32> = Vec::new();
+            for _ in 0..2 {
+                let Some((Order::Stat { id }, _)) = protocol::receive::<Order>(&theirs).unwrap() else {
+                    panic!("another order");
+                };
+                told.push(id);
+            }
+            // Both are there before one of them is answered; the first is answered last.
+            for id in told.into_iter().rev() {
+                protocol::send(&theirs, &Report::Ready { id }, &[]).unwrap();
+            }
+            assert!(orders.into_iter().all(|order| order.join().unwrap().is_ok()));
+            drop(theirs);
+        });
+    }
 
     #[test]
     fn one_that_does_not_answer_in_time_is_ended_and_never_asked_again() {

@@ -13,7 +13,9 @@ use std::fs::File;
 use std::io;
 use std::num::NonZero;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::{self, Scope};
 
 use becket_engine::{Backing, Decoding, IoThreads, usual_cache};
 use becket_image::{Grow, Grower, Image, ReadAt};
@@ -25,10 +27,15 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::fs::FileType;
 use rustix::process::Signal;
 
-use crate::sync::{DEVICES, Held, LAST, Ranked, lock};
+use crate::sync::{DEVICES, Held, LAST, Ranked, SHARED, lock};
 use crate::{Error, log, table};
 use kept::{Keepsakes, Kept, Setup};
 use protocol::{Change, Order, Report, Serve};
+
+/// Orders that are carried out beside others at the same time.
+const MOST_ERRANDS: usize = 8;
+/// Bytes of the stack of a thread that does so; it is locked in memory as a whole.
+const STACK: usize = 256 << 10;
 
 /// The worker's main. Standard input is its connection to the supervisor that started it. When that is gone it goes
 /// on serving and waits for the next one; it returns when there is neither a supervisor nor a device. It keeps up to
@@ -100,6 +107,8 @@ struct Worker {
     /// Rings when the last of them is closed.
     idle: OwnedFd,
     threads: IoThreads,
+    /// Held while a device's queues are given to them.
+    adding: Ranked<SHARED, ()>,
     /// Made when the first device needs it.
     decoding: Mutex<Option<Arc<Decoding>>>,
     /// Bytes that it begins with.
@@ -126,38 +135,50 @@ impl Worker {
     ) -> io::Result<Arc<Worker>> {
         let idle = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (control, open) = (Ranked::new(Arc::new(control)), Ranked::default());
-        Ok(Arc::new(Worker { control, open, idle, threads, decoding: Mutex::default(), cache_size, notes }))
+        Ok(Arc::new(Worker {
+            control,
+            open,
+            idle,
+            threads,
+            adding: Ranked::default(),
+            decoding: Mutex::default(),
+            cache_size,
+            notes,
+        }))
     }
 
-    /// Carries out orders until the supervisor is gone.
+    /// Carries out orders until the supervisor is gone. What takes long is done beside those that follow; all of it is done
+    /// when this returns, so that a successor is told what is.
     fn obey(self: &Arc<Self>, successors: &mut Option<OwnedFd>) {
         let control = self.control();
-        loop {
-            match protocol::receive::<Order>(&*control) {
-                Ok(Some((Order::Serve(serve), fds))) => self.serve(*serve, fds),
-                Ok(Some((Order::Change(change), fds))) => {
-                    let id = change.id;
-                    match self.change(&change, fds) {
-                        Ok(()) => self.report(&Report::Ready { id }),
-                        Err(why) => self.report(&Report::Failed { id, why }),
+        let errands = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            loop {
+                match protocol::receive::<Order>(&*control) {
+                    Ok(Some((Order::Serve(serve), fds))) if is_long(&serve) => {
+                        aside(scope, &errands, move || self.serve(*serve, fds));
+                    }
+                    Ok(Some((Order::Serve(serve), fds))) => self.serve(*serve, fds),
+                    Ok(Some((Order::Change(change), fds))) => {
+                        aside(scope, &errands, move || self.change_and_tell(&change, fds));
+                    }
+                    Ok(Some((Order::Stat { id }, _))) => {
+                        let stats = self.served(id).map(|served| Box::new(served.stats()));
+                        self.report(&Report::Counted { id, stats });
+                    }
+                    Ok(Some((Order::Await, fds))) => *successors = self.listen(fds),
+                    Ok(None) => return,
+                    // The next one may make sense; whoever deals with this one alone hears no more.
+                    Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                        log::warn(format_args!("worker: an order made no sense: {error}"));
+                    }
+                    Err(error) => {
+                        log::warn(format_args!("worker: cannot hear orders: {error}"));
+                        return;
                     }
                 }
-                Ok(Some((Order::Stat { id }, _))) => {
-                    let stats = self.served(id).map(|served| Box::new(served.stats()));
-                    self.report(&Report::Counted { id, stats });
-                }
-                Ok(Some((Order::Await, fds))) => *successors = self.listen(fds),
-                Ok(None) => return,
-                // The next one may make sense; whoever deals with this one alone hears no more.
-                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                    log::warn(format_args!("worker: an order made no sense: {error}"));
-                }
-                Err(error) => {
-                    log::warn(format_args!("worker: cannot hear orders: {error}"));
-                    return;
-                }
             }
-        }
+        });
     }
 
     /// What decodes a device's blocks, where some are encoded: one for all devices, made for the first that needs it.
@@ -219,10 +240,13 @@ impl Worker {
         self.devices().insert(id, Charge { serve, keepsakes, link, served: None });
         let worker = Arc::clone(self);
         let on_closed = Box::new(move || worker.let_go(id));
+        // One at a time: what one has counted as free no other one takes.
+        let adding = lock(&self.adding);
         let served = match setup {
             Setup::Ublk(setup) => ublk::serve(&self.threads, setup, on_closed),
             Setup::Fuse(setup) => fuse::serve(&self.threads, setup, on_closed),
         };
+        drop(adding);
         match served {
             Ok(served) => {
                 if let Some(charge) = self.devices().get_mut(&id) {
@@ -233,6 +257,14 @@ impl Worker {
                 self.yield_leases();
             }
             Err(error) => self.report(&refusal(id, &error)),
+        }
+    }
+
+    fn change_and_tell(&self, change: &Change, fds: Vec<OwnedFd>) {
+        let id = change.id;
+        match self.change(change, fds) {
+            Ok(()) => self.report(&Report::Ready { id }),
+            Err(why) => self.report(&Report::Failed { id, why }),
         }
     }
 
@@ -355,6 +387,38 @@ impl Worker {
     }
 }
 
+/// Whether it takes long before a device can be served: tables that grow with the image are read first.
+fn is_long(serve: &Serve) -> bool {
+    serve.grows || serve.encoded.is_some()
+}
+
+/// Does something beside what follows; before it, where too much is being done already or no thread can be had.
+fn aside<'scope, W: FnOnce() + Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    errands: &'scope AtomicUsize,
+    work: W,
+) {
+    if errands.fetch_add(1, Ordering::Relaxed) >= MOST_ERRANDS {
+        errands.fetch_sub(1, Ordering::Relaxed);
+        return work();
+    }
+    // Where it can be taken back from.
+    let work = Arc::new(Mutex::new(Some(work)));
+    let run = move |work: &Mutex<Option<W>>| {
+        let work = lock(work).take();
+        if let Some(work) = work {
+            work();
+        }
+        errands.fetch_sub(1, Ordering::Relaxed);
+    };
+    let theirs = Arc::clone(&work);
+    let thread = thread::Builder::new().name("becket-errand".to_owned()).stack_size(STACK);
+    if let Err(error) = thread.spawn_scoped(scope, move || run(&theirs)) {
+        log::warn(format_args!("worker: an order keeps others waiting: {error}"));
+        run(&work);
+    }
+}
+
 /// What makes room in a device's image, where that grows. It is asked anew by each worker: the one before may have made some.
 fn grower(kept: &Kept, decoded: Option<&Decoded>) -> io::Result<Option<Box<dyn Grow>>> {
     if !kept.serve.grows {
@@ -402,7 +466,6 @@ impl Charge {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
     use std::time::Duration;
 
     use super::*;
@@ -417,6 +480,32 @@ mod tests {
         worker.obey(&mut None);
         let answer = protocol::receive::<Report>(&supervisor).unwrap().unwrap().0;
         assert_eq!(answer, Report::Counted { id: 3, stats: None });
+    }
+
+    #[test]
+    fn what_takes_long_keeps_nobody_waiting_and_has_ended_with_the_orders() {
+        let (errands, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        thread::scope(|scope| {
+            let mut waiting = Vec::new();
+            for _ in 0..MOST_ERRANDS {
+                let (sender, receiver) = std::sync::mpsc::channel::<()>();
+                waiting.push(sender);
+                let ended = &ended;
+                aside(scope, &errands, move || {
+                    receiver.recv_timeout(Duration::from_secs(60)).unwrap();
+                    ended.fetch_add(1, Ordering::Relaxed);
+                });
+            }
+            let (here, mut there) = (thread::current().id(), None);
+            thread::scope(|inner| {
+                let errands = &errands;
+                let there = &mut there;
+                aside(inner, errands, move || *there = Some(thread::current().id()));
+            });
+            assert_eq!(there, Some(here), "more than so many are not done at once");
+            waiting.iter().for_each(|sender| sender.send(()).unwrap());
+        });
+        assert_eq!((ended.into_inner(), errands.into_inner()), (MOST_ERRANDS, 0));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -12,12 +13,15 @@ use becket_image::{Backing, DirectIo, Opened};
 use becket_uapi::{block, loop_ as uapi};
 
 use super::direct::{self, Wish};
-use super::{NOT_ONE_RANGE, name, open_control, open_device, path};
+use super::{NOT_ONE_RANGE, control, is_absent, name, open_device, path};
 use crate::{Error, Kind, node};
 
 /// How often a free device is asked for. Each failure means that somebody else succeeded, so this is only reached in
 /// a storm that never ends.
 const ATTEMPTS: u32 = 256;
+
+/// Each so-manieth attempt asks the driver.
+const PATIENT: u32 = 4;
 
 /// How long promised partitions may take.
 const PARTITIONS: Duration = Duration::from_secs(5);
@@ -73,8 +77,7 @@ pub fn attach(opened: &Opened, options: &LoopOptions) -> Result<LoopDevice, Erro
     let range = range_of(opened)?;
     let direct = direct::wish(opened, &range, options.direct_io)?;
     let config = config_of(opened, options, &range, direct == Wish::Ask);
-    let control = open_control()?;
-    let (number, device) = bind(&control, &config, opened.read_only)?;
+    let (number, device) = bind(control()?, &config, opened.read_only)?;
     let settled = writable(number, &device, opened.read_only)
         .and_then(|()| direct::settle(number, device.as_fd(), opened, options.direct_io, direct))
         .and_then(|direct| Ok((direct, partition_nodes(&name(number), opened, options)?)));
@@ -138,15 +141,26 @@ fn config_of(opened: &Opened, options: &LoopOptions, range: &Range<'_>, direct: 
     uapi::LoopConfig { fd, block_size: opened.block_size, info, reserved: [0; 8] }
 }
 
-/// Binds the first free device that nobody else takes first.
+/// Binds a free device that nobody else takes first: the first one, or one behind those that this process has taken.
 fn bind(control: &File, config: &uapi::LoopConfig, read_only: bool) -> Result<(u32, File), Error> {
+    let binding = NUMBERS.begin();
     for attempt in 0..ATTEMPTS {
-        let number = uapi::ctl_get_free(control.as_fd())
-            .map_err(Error::io("get a free device from", "/dev/loop-control"))?;
+        let number = binding.next(attempt, || {
+            uapi::ctl_get_free(control.as_fd())
+                .map_err(Error::io("get a free device from", "/dev/loop-control"))
+        })?;
         let device = match open_device(number, !read_only) {
+            // There are no more yet. Whoever is faster makes it for us.
+            Err(error) if is_absent(error.raw_os_error()) => {
+                let _ = uapi::ctl_add(control.as_fd(), number);
+                open_device(number, !read_only)
+            }
+            opened => opened,
+        };
+        let device = match device {
             Ok(device) => device,
             // Another program removed the device between the two calls.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) => continue,
+            Err(error) if is_absent(error.raw_os_error()) => continue,
             Err(error) => return Err(error),
         };
         match uapi::configure(device.as_fd(), config) {
@@ -162,6 +176,49 @@ fn bind(control: &File, config: &uapi::LoopConfig, read_only: bool) -> Result<(u
         }
     }
     Err(Error::NoFreeLoop { attempts: ATTEMPTS })
+}
+
+/// Which numbers are tried. The driver names the first free device, and the same one to everybody who asks before
+/// somebody has it. So of the threads of a process that bind devices at the same time one asks, and the others try what lies
+/// behind its answer, each a number of its own.
+struct Numbers {
+    under_way: AtomicU32,
+    next: AtomicU32,
+}
+
+static NUMBERS: Numbers = Numbers { under_way: AtomicU32::new(0), next: AtomicU32::new(0) };
+
+impl Numbers {
+    fn begin(&self) -> Binding<'_> {
+        Binding { numbers: self, alone: self.under_way.fetch_add(1, Ordering::Relaxed) == 0 }
+    }
+}
+
+/// One who binds a device.
+struct Binding<'a> {
+    numbers: &'a Numbers,
+    /// Nobody else did when it began.
+    alone: bool,
+}
+
+impl Binding<'_> {
+    /// The number to try; after some failures it is what the driver says.
+    fn next(&self, attempt: u32, ask: impl FnOnce() -> Result<u32, Error>) -> Result<u32, Error> {
+        let asks = if attempt == 0 { self.alone } else { attempt.is_multiple_of(PATIENT) };
+        let behind = if asks { 0 } else { self.numbers.next.fetch_add(1, Ordering::Relaxed) };
+        if behind != 0 {
+            return Ok(behind);
+        }
+        let number = ask()?;
+        self.numbers.next.store(number.saturating_add(1), Ordering::Relaxed);
+        Ok(number)
+    }
+}
+
+impl Drop for Binding<'_> {
+    fn drop(&mut self) {
+        self.numbers.under_way.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Has the kernel take writes again where its node refuses them since another use: what BLKROSET has said outlives that.
@@ -185,4 +242,25 @@ fn partition_nodes(disk: &str, opened: &Opened, options: &LoopOptions) -> Result
         .into_iter()
         .map(|partition| node::ensure_block(&partition.node, partition.dev).map(|_| partition.node))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_asks_and_the_others_try_what_is_behind() {
+        let numbers = Numbers { under_way: AtomicU32::new(0), next: AtomicU32::new(0) };
+        let never = || -> Result<u32, Error> { panic!("it need not ask") };
+        let one = numbers.begin();
+        assert_eq!(one.next(0, || Ok(7)).unwrap(), 7);
+        let [two, three] = [numbers.begin(), numbers.begin()];
+        assert_eq!((two.next(0, never).unwrap(), three.next(0, never).unwrap()), (8, 9));
+        assert_eq!(one.next(1, never).unwrap(), 10, "somebody else had it");
+        // All of these are taken.
+        assert_eq!(two.next(PATIENT, || Ok(90)).unwrap(), 90);
+        assert_eq!(three.next(1, never).unwrap(), 91);
+        drop((one, two, three));
+        assert_eq!(numbers.begin().next(0, || Ok(3)).unwrap(), 3, "the lowest again");
+    }
 }

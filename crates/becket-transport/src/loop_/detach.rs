@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use becket_uapi::{block, loop_ as uapi};
 
-use super::{name, open_device, open_exclusive, path};
+use super::{is_absent, name, open_device, open_exclusive, path};
 use crate::{Error, node, sysfs};
 
 /// How long the kernel may take to clear a device at its last close, which on all kernels seen is over with the close.
@@ -145,10 +145,6 @@ fn has_died(errno: Option<i32>) -> bool {
     matches!(errno, Some(libc::ENOTCONN | libc::ECONNABORTED | libc::EIO))
 }
 
-fn is_absent(errno: Option<i32>) -> bool {
-    matches!(errno, Some(libc::ENOENT | libc::ENXIO | libc::ENODEV))
-}
-
 /// Looks, without opening it, until the device is gone or `wait` is over.
 fn await_gone(number: u32, diskseq: Option<u64>, wait: Duration) -> Cleared {
     let started = Instant::now();
@@ -181,6 +177,18 @@ fn is_there(number: u32, diskseq: Option<u64>) -> bool {
         let bound = uapi::get_status64(device.as_fd()).is_ok();
         bound && (diskseq.is_none() || block::diskseq(device.as_fd()).ok() == diskseq)
     })
+}
+
+/// Has the node of a device that is not bound take writes again: what BLKROSET has said outlives the device, also where
+/// another program has cleared it, and would meet the next user of its number.
+pub fn thaw(number: u32) {
+    let Ok(device) = open_device(number, false) else { return };
+    let device = device.as_fd();
+    // The flag of an image that is for reading only is another one, so whoever binds the device meanwhile loses nothing.
+    let unbound = uapi::get_status64(device).is_err_and(|error| error.raw_os_error() == Some(libc::ENXIO));
+    if unbound && block::read_only(device).unwrap_or(false) {
+        let _ = block::set_read_only(device, false);
+    }
 }
 
 /// Takes over the backing file's present size and returns the device's new one, in bytes. A size limit stays.

@@ -11,7 +11,7 @@ mod tests;
 
 pub use attach::{LoopDevice, LoopOptions, attach};
 pub use change::{change_image, set_size_limit};
-pub use detach::{Cleared, detach, detach_unused, refresh};
+pub use detach::{Cleared, detach, detach_unused, refresh, thaw};
 pub use direct::set_direct_io;
 pub use status::{LoopStatus, numbers, status};
 
@@ -19,9 +19,11 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use becket_image::Opened;
 use becket_uapi::loop_ as uapi;
+use rustix::fs::FileType;
 
 use crate::{Error, Kind, Probe, Transport, module, node, sysfs};
 
@@ -38,7 +40,7 @@ impl Transport for LoopTransport {
     }
 
     fn probe(&self) -> Probe {
-        judge(open_control().map(drop))
+        judge(control().map(drop))
     }
 
     fn fits(&self, opened: &Opened) -> Result<(), String> {
@@ -66,6 +68,11 @@ fn judge(tried: Result<(), Error>) -> Probe {
         Err(other) => (other.to_string(), other.hint()),
     };
     Probe { works: false, reason, mend, details: Vec::new() }
+}
+
+/// Whether an error of opening a device says that there is none.
+fn is_absent(errno: Option<i32>) -> bool {
+    matches!(errno, Some(libc::ENOENT | libc::ENXIO | libc::ENODEV))
 }
 
 /// The name of device `number` in sysfs.
@@ -112,6 +119,16 @@ fn probe_node() -> Result<(), Error> {
     }
 }
 
+/// The same for whom a process that attaches many devices would open it again and again.
+fn control() -> Result<&'static File, Error> {
+    static CONTROL: OnceLock<File> = OnceLock::new();
+    if let Some(control) = CONTROL.get() {
+        return Ok(control);
+    }
+    let opened = open_control()?;
+    Ok(CONTROL.get_or_init(|| opened))
+}
+
 /// Opens device `number`, whose node is made when it is missing.
 fn open_device(number: u32, writable: bool) -> Result<File, Error> {
     open_with(number, File::options().read(true).write(writable))
@@ -125,6 +142,15 @@ fn open_exclusive(number: u32) -> Result<File, Error> {
 
 fn open_with(number: u32, options: &OpenOptions) -> Result<File, Error> {
     let path = path(number);
+    // Most nodes are there and the right ones: where partitions have no numbers of their own, a look at the open one tells.
+    let usual = rustix::fs::makedev(uapi::LOOP_MAJOR, number);
+    if let Ok(device) = options.open(&path)
+        && rustix::fs::fstat(&device).is_ok_and(|stat| {
+            FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice && stat.st_rdev == usual
+        })
+    {
+        return Ok(device);
+    }
     let dev = dev(number).ok_or(libc::ENODEV).map_err(io::Error::from_raw_os_error);
     node::ensure_block(&path, dev.map_err(Error::io("open", &path))?)?;
     options.open(&path).map_err(Error::io("open", path))

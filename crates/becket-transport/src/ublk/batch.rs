@@ -4,7 +4,7 @@
 //! PREP announces all tags once. One multishot FETCH answers with the tags of requests that have arrived. Results
 //! gather during a turn and go back in one COMMIT, which also prepares their tags for the next requests.
 
-use becket_engine::{Answer, Io, Token};
+use becket_engine::{Answer, Io, PICK_SIZE, Token};
 use becket_uapi::ublk as uapi;
 use rustix::io::Errno;
 
@@ -17,6 +17,7 @@ pub(super) const PICK: u8 = 18;
 const LISTS: u16 = 4;
 /// The driver never answers with more tags at once.
 const MOST_TAGS: usize = 128;
+const _: () = assert!(MOST_TAGS * size_of::<u16>() <= PICK_SIZE);
 /// An answer's tags as the driver wrote them: two bytes each.
 pub(super) type Tags = [u8; MOST_TAGS * size_of::<u16>()];
 
@@ -51,13 +52,7 @@ impl Batch {
 
     /// The memory that these commands need.
     pub(super) fn memory(depth: u16, addresses: bool) -> becket_engine::Batch {
-        becket_engine::Batch {
-            lists: LISTS,
-            list_size: usize::from(depth) * element_size(addresses),
-            // Each answer has a tag at least, so the kernel never runs out of buffers.
-            picks: depth.next_power_of_two(),
-            pick_size: MOST_TAGS * size_of::<u16>(),
-        }
+        becket_engine::Batch { lists: LISTS, list_size: usize::from(depth) * element_size(addresses) }
     }
 
     /// Announces all tags and asks for requests.

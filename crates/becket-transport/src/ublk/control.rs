@@ -306,14 +306,26 @@ fn open_control() -> Result<File, Error> {
     }
 }
 
+/// Where the kernel has an entry for each device.
+const DEVICES: &str = "/sys/class/ublk-char";
+
+/// The numbers of all devices, with a disk or without, in their order; none where there is no driver.
+pub fn numbers() -> Vec<u32> {
+    let entries = std::fs::read_dir(DEVICES).into_iter().flatten().flatten();
+    let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok();
+    let mut numbers: Vec<u32> = entries.filter_map(number).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
 /// Opens `/dev/ublkcN`, whose node is made when it is missing. It can be opened once at a time: `EBUSY` otherwise.
 ///
 /// # Errors
 /// There is no such device, its server has it open, or this user may not.
 pub fn open_char(id: u32) -> Result<OwnedFd, Error> {
     let path = PathBuf::from(format!("/dev/ublkc{id}"));
-    let attribute = format!("/sys/class/ublk-char/ublkc{id}/dev");
-    let dev = sysfs::dev_at(Path::new(&attribute))
+    let attribute = Path::new(DEVICES).join(format!("ublkc{id}/dev"));
+    let dev = sysfs::dev_at(&attribute)
         .ok_or_else(|| Error::io("open", &path)(io::Error::from_raw_os_error(libc::ENODEV)))?;
     node::ensure_char(&path, dev)?;
     let device = OpenOptions::new().read(true).write(true).open(&path);

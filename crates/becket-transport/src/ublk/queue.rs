@@ -64,7 +64,7 @@ pub fn serve(
     let below = below.filter(|_| content.direct_io).and_then(|below| go_below(below, &mut content.files));
     let char_device = Arc::new(char_device);
     if mode.is_zero_copy() {
-        let room = room(threads, queues).map_err(|source| ServeError::Engine { id, source })?;
+        let room = room(threads, id, queues).map_err(|source| ServeError::Engine { id, source })?;
         if room < depth {
             return Err(ServeError::Full { id, depth, room });
         }
@@ -90,10 +90,13 @@ pub fn serve(
 }
 
 /// How deep the queues of one more device can be that copies nothing. It stays so until the next queue is added.
-fn room(threads: &IoThreads, queues: u16) -> Result<u16, becket_engine::Error> {
+fn room(threads: &IoThreads, id: u32, queues: u16) -> Result<u16, becket_engine::Error> {
     let mut least = u16::MAX;
-    for thread in 0..threads.count().min(queues.into()) {
-        let here = (0..queues).filter(|number| thread_of(*number, threads) == thread).count();
+    for thread in 0..threads.count() {
+        let here = (0..queues).filter(|number| thread_of(id, *number, threads) == thread).count();
+        if here == 0 {
+            continue;
+        }
         let room = threads.room(thread, u32::try_from(here).unwrap_or(u32::MAX))?;
         least = least.min(u16::try_from(room).unwrap_or(u16::MAX));
     }

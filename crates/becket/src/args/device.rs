@@ -67,10 +67,11 @@ pub(crate) struct DeviceOptions {
     /// memory, at most 1G]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) cache_size: Option<u64>,
-    /// Number of queues (ublk, fuse) [default: up to one per CPU]
+    /// Number of queues (ublk, fuse) [default: up to one per CPU; one for a device among many]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) queues: Option<u16>,
-    /// Requests in flight per queue (ublk, fuse) [default: 128; 64 where the kernel must copy]
+    /// Requests in flight per queue (ublk, fuse) [default: 128; 64 where the kernel must copy; fewer for a
+    /// device among many]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) depth: Option<u16>,
     /// How data and commands cross (ublk): copy, zero-copy, batch-copy, batch-zero-copy

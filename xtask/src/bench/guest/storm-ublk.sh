@@ -2,10 +2,12 @@
 # Follows storm.sh. Expects MANY (devices that lie idle) and CRYPT (devices under dm-crypt).
 mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
 events=/sys/kernel/tracing/events
-worker() { pgrep -f -x 'becket worker' | head -n 1; }
-field() { sed -n "s/^$2: *\([0-9]*\) kB/\1/p" "$1"; }
+worker() { pgrep -f -x '@becket worker' | head -n 1; }
+field() { awk -v name="$2:" '$1 == name {print $2}' "$1"; }
 rss() { field "/proc/$(worker)/status" VmRSS; }
-kernels() { awk '/^(Slab|KernelStack|PageTables|Percpu|VmallocUsed):/ {all += $2} END {print all}' /proc/meminfo; }
+# All that is neither free nor a program's nor a file's: tags are pages of their own and in none of the kernel's counts.
+kernels() { awk '/^MemTotal:/ {all += $2} /^(MemFree|Cached|Buffers|AnonPages):/ {all -= $2} END {print all}' /proc/meminfo; }
+quiet() { sync; echo 3 >/proc/sys/vm/drop_caches; sleep 1; }
 attach_all() { becket_all >"$DEVICES" 2>"$SAID" || fail "cannot attach: $(cat "$SAID")"; }
 
 # counting EVENT KEYS, then counted EVENT KEYS NAME: a histogram of an event between the two.
@@ -39,7 +41,7 @@ LOCKS='lock/contention_begin lock_addr.sym' CALLS='raw_syscalls/sys_enter common
 # Idle devices. Some come first, so that what the first one costs is not counted.
 list 1 4
 attach_all
-sync
+quiet
 free=$(field /proc/meminfo MemAvailable) kernel=$(kernels) mine=$(rss)
 list 5 $((MANY + 4))
 # shellcheck disable=SC2086
@@ -48,7 +50,7 @@ attach_all
 # shellcheck disable=SC2086
 counted $LOCKS locks
 contention attach
-sleep 1
+quiet
 mode=$("$BECKET" list --json | grep -o '"mode": *"[a-z-]*"' | sort | uniq -c | sort -rn | head -n 1)
 say "$MANY devices lie idle, $mode"
 figure idle-device-kib worker $((($(rss) - mine) / MANY))

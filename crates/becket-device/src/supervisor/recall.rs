@@ -1,0 +1,187 @@
+//! Devices of ours without a record: somebody removed it, or it was set aside since it made no sense. They get one again,
+//! so that they are listed and can be detached.
+//! It never touches a device whose mark is not of this becket, and believes no record that was set aside.
+
+use std::collections::BTreeSet;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use becket_image::Identity;
+use becket_transport::Kind;
+use becket_transport::ublk::DataMode;
+use becket_transport::ublk::control::{self, DevInfo};
+use becket_transport::{node, sysfs};
+use becket_uapi::ublk::UBLK_S_DEV_DEAD;
+use rustix::fs::fstat;
+
+use super::devices::Supervisor;
+use super::driver::{Driver, called, disk, id_of};
+use super::make::direct_io;
+use super::owned::Owned;
+use super::workers::Server;
+use crate::describe::{partitions_as, size_of, speakable};
+use crate::list::mark_of;
+use crate::process::ProcessId;
+use crate::register;
+use crate::state::Device;
+use crate::sync::lock;
+use crate::worker::kept::Kept;
+use crate::{DeviceInfo, DeviceState, Error, links, log, mark};
+
+/// What stands where a device's image would.
+const UNKNOWN: &str = "(unknown)";
+
+impl Supervisor {
+    /// Gives a record to each device that we own or that nobody serves any more, where it has none. `at_first`: nobody is
+    /// making a device, so what has no disk either is the rest of one and goes.
+    pub(super) fn recall(&self, at_first: bool) {
+        let owned: Vec<_> = lock(&self.devices).values().cloned().collect();
+        let mine: BTreeSet<u32> = owned.iter().filter_map(|owned| self.record_again(owned)).collect();
+        if self.driver.get().is_none() && control::numbers().is_empty() {
+            return;
+        }
+        let Ok(driver) = self.driver(Kind::Ublk) else { return };
+        let unserved = driver.numbers().into_iter().filter(|id| !mine.contains(id));
+        let ours = |info: &DevInfo| mark::is_of(self.store.runtime(), info.ublksrv_flags);
+        let infos: Vec<DevInfo> =
+            unserved.filter_map(|id| driver.info(id).ok().flatten().filter(ours)).collect();
+        if infos.is_empty() {
+            return;
+        }
+        // Looked at only now: a device has its record before it has a disk.
+        let Ok(entries) = self.store.entries() else { return };
+        let recorded: BTreeSet<u64> = entries.iter().filter_map(|(_, entry)| mark_of(entry)).collect();
+        for info in infos.iter().filter(|info| !recorded.contains(&info.ublksrv_flags)) {
+            if let Err(error) = self.recall_unserved(&*driver, info, at_first) {
+                log::warn(format_args!("{} has no record, and gets none: {error}", called(info.dev_id)));
+            }
+        }
+    }
+
+    /// Answers with the device's number.
+    fn record_again(&self, owned: &Owned) -> Option<u32> {
+        let state = lock(&owned.state);
+        if !state.gone && matches!(self.store.device(state.name()), Ok(None)) {
+            match self.store.enter(&state.device, |_| true) {
+                Ok(()) => {
+                    log::warn(format_args!("the record of {} was gone and is made again", state.name()))
+                }
+                Err(error) => log::warn(format_args!("{} has no record: {error}", state.name())),
+            }
+        }
+        Some(id_of(&state.device.info))
+    }
+
+    fn recall_unserved(&self, driver: &dyn Driver, info: &DevInfo, at_first: bool) -> Result<(), Error> {
+        let id = info.dev_id;
+        match (info.state == UBLK_S_DEV_DEAD, at_first) {
+            (true, true) => {
+                driver.del(id)?;
+                log::warn(format_args!("{} had neither record nor disk: removed", called(id)));
+                return Ok(());
+            }
+            (true, false) => return Ok(()),
+            (false, _) => {}
+        }
+        let mut device = described(driver, info);
+        register::record(&self.store, None, &driver.default_name(id), &mut device)?;
+        links::make(self.store.runtime(), &device.info);
+        let name = &device.info.name;
+        log::warn(format_args!("{name} had no record and nobody serves it; `becket detach` removes it"));
+        Ok(())
+    }
+}
+
+impl Supervisor {
+    /// Owns a device that a worker of our predecessor's serves and no record speaks of.
+    pub(super) fn adopt_unrecorded(&self, kept: Kept, server: Arc<dyn Server>) -> Result<(), Error> {
+        let id = kept.serve.id;
+        let driver = self.driver(kept.serve.kind)?;
+        let info = driver.info(id)?.filter(|info| info.ublksrv_flags == kept.serve.mark);
+        let Some(info) = info.filter(|info| kept.serve.kind == Kind::Ublk && info.state != UBLK_S_DEV_DEAD)
+        else {
+            let what = format!("serves {}, which the kernel does not have", called(id));
+            return Err(Error::Worker { what });
+        };
+        let mut device = described(&*driver, &info);
+        device.info.state = DeviceState::Live;
+        (device.server, device.worker) = (Some(ProcessId::own()), Some(server.id()));
+        (device.info.server_pid, device.info.worker_pid) = (Some(std::process::id()), Some(server.id().pid));
+        as_kept(&mut device, &kept);
+        register::record(&self.store, None, &driver.default_name(id), &mut device)?;
+        links::make(self.store.runtime(), &device.info);
+        log::warn(format_args!(
+            "{} had no record and is taken over by what its worker holds",
+            device.info.name
+        ));
+        self.own(&Owned::new(device, kept, server));
+        Ok(())
+    }
+}
+
+/// A device as the kernel alone knows it.
+fn described(driver: &dyn Driver, info: &DevInfo) -> Device {
+    let disk = disk(info.dev_id);
+    let block = sysfs::number(&disk, "queue/logical_block_size").unwrap_or(512);
+    Device {
+        info: DeviceInfo {
+            name: String::new(),
+            device: driver.node(info.dev_id),
+            transport: Kind::Ublk,
+            reason: "found without a record".to_owned(),
+            size: size_of(&disk).unwrap_or_default(),
+            read_only: sysfs::flag(&disk, "ro").unwrap_or_default(),
+            direct_io: false,
+            direct_io_reason: String::new(),
+            below: None,
+            block_size: block,
+            physical_block_size: sysfs::number(&disk, "queue/physical_block_size").unwrap_or(block),
+            state: DeviceState::Lost,
+            image: PathBuf::from(UNKNOWN),
+            cow: None,
+            offset: 0,
+            size_limit: None,
+            autoclear: false,
+            partitions: partitions_as(node::partitions(&disk), &[]),
+            queues: Some(info.nr_hw_queues),
+            depth: Some(info.queue_depth),
+            mode: Some(DataMode::of(info.flags).to_string()),
+            number: info.dev_id,
+            diskseq: node::diskseq(&disk),
+            server_pid: None,
+            worker_pid: None,
+            isolated: false,
+            recoveries: 0,
+            faults: None,
+            warnings: vec!["its record was lost: its name and what was said of it are forgotten".to_owned()],
+        },
+        image: Identity { dev: 0, ino: 0 },
+        server: None,
+        worker: None,
+        keeper: None,
+        starting: false,
+        mark: info.ublksrv_flags,
+    }
+}
+
+/// What its worker holds says more.
+fn as_kept(device: &mut Device, kept: &Kept) {
+    let Device { info, image, .. } = device;
+    (info.direct_io, info.direct_io_reason) = direct_io(&kept.files, kept.serve.direct_io);
+    (info.size, info.read_only) = (kept.serve.geometry.size, kept.serve.geometry.read_only);
+    (info.isolated, info.faults) = (kept.serve.isolated, kept.serve.faults.clone());
+    // With a lease it goes by itself, as it was to.
+    info.autoclear = kept.serve.lease;
+    let Some(file) = kept.files.first() else { return };
+    if let Ok(stat) = fstat(&file.buffered) {
+        *image = Identity { dev: stat.st_dev, ino: stat.st_ino };
+    }
+    if let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", file.buffered.as_raw_fd())) {
+        info.image = speakable(&path);
+    }
+}
+
+#[cfg(test)]
+#[path = "recall_tests.rs"]
+mod tests;

@@ -4,6 +4,7 @@
 //! A decoder is a piece of memory that one thread uses again and again ([`Codec::decoder`]): the engine's threads
 //! each have their own, and so has whoever parses an image.
 
+mod sha256;
 mod xz_block;
 
 use std::fmt;

@@ -127,7 +127,7 @@ fn takes_what_is_written(name: &str, via: &str) {
         assert_eq!(mode & 0o7777, 0o600, "{cow}: nobody else reads what is written");
         let device = Path::new(text(&info, "device")).to_owned();
         assert_holds(&device, &expected, image);
-        scribble(&device, &mut expected, 20, |_| {});
+        scribble(&device, &mut expected, 10, |_| {});
         assert_holds(&device, &expected, image);
         // By the overlay it is known, too.
         place.ok(["detach", &cow]);
@@ -171,7 +171,7 @@ fn survives_its_worker(name: &str, via: &str) {
     fs::write(place.path("disk.img"), &expected).unwrap();
     let device = Path::new(text(&attach(&place, via, "disk.img", "over.qcow2"), "device")).to_owned();
     for death in 1..=2 {
-        scribble(&device, &mut expected, 15, |_| {});
+        scribble(&device, &mut expected, 10, |_| {});
         kill_worker(&place);
         let live = || {
             let info = &place.devices()[0];
@@ -180,7 +180,7 @@ fn survives_its_worker(name: &str, via: &str) {
         assert!(wait_until(Duration::from_secs(60), live), "{:?}", place.devices());
         assert_holds(&device, &expected, "after a death");
     }
-    scribble(&device, &mut expected, 15, |_| {});
+    scribble(&device, &mut expected, 10, |_| {});
     place.ok(["detach", "disk.img"]);
     // 3: clusters that nobody uses, which a killed worker leaves, and nothing else.
     let check = Command::new("qemu-img").arg("check").arg(place.path("over.qcow2")).output().unwrap();

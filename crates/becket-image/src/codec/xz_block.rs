@@ -8,6 +8,7 @@
 
 use liblzma::stream::{Action, Filters, Status, Stream};
 
+use super::sha256::sha256;
 use super::{Codec, Decode, DecodeError};
 use crate::bytes::{part, u8_at, u32_at, u64_at};
 use crate::varint;
@@ -52,6 +53,7 @@ fn decode(input: &[u8], output: &mut [u8]) -> Result<usize, String> {
         0 => true,
         4 => u32_at(check, 0) == crc32fast::hash(decoded),
         8 => u64_at(check, 0) == crc64(decoded),
+        32 => check == sha256(decoded),
         other => return Err(format!("a check of {other} bytes is not known")),
     };
     if matches { Ok(len) } else { Err("its checksum does not match".to_owned()) }

@@ -12,10 +12,11 @@ use becket_testkit::{require_plain_machine, tool};
 use crate::common::{dir, open_read_only};
 
 /// What files are compressed with, from standard input to standard output, and in what becket's words are.
-const PACKERS: [(&str, &str); 10] = [
+const PACKERS: [(&str, &str); 11] = [
     ("xz", "xz -1 -T2 --block-size=64KiB"),
     ("xz", "xz -9 -T1 --block-size=1MiB --check=crc32"),
     ("xz", "xz -1 --block-size=100000 --check=none"),
+    ("xz", "xz -1 --block-size=100000 --check=sha256"),
     ("xz", "xz --x86 --lzma2=dict=1MiB --block-size=300000"),
     ("xz", "xz --delta=dist=4 --lzma2=preset=0 --block-size=300000"),
     // Two streams, an empty one, and padding.
@@ -251,6 +252,7 @@ fn damage_is_never_other_bytes() {
     let bytes = content(150_000, 3);
     for line in [
         "xz -1 --block-size=20000",
+        "xz -1 --block-size=20000 --check=sha256",
         "bgzip -c",
         "split -b 20000 --filter='cat >$FILE; zstd -q -c --check $FILE' - part.",
     ] {

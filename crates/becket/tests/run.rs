@@ -29,10 +29,20 @@ fn run(place: &Scratch, words: &[&str]) -> becket_testkit::Ran {
     place.run(["run", "--via", &via, "a.img", "--"].iter().chain(words))
 }
 
+/// Begins a command line that ignores no signal: tests that a shell runs in the background inherit that SIGINT is
+/// ignored, below nohup(1) SIGHUP, and a shell can set no trap for what was ignored when it began.
+fn attentive(place: &Scratch) -> Command {
+    let mut command = Command::new("env");
+    place.prepare(&mut command);
+    command.arg("--default-signal");
+    command
+}
+
 /// Starts `becket run` with a shell script, which writes process ids and the device into files.
 fn start(place: &Scratch, script: &str) -> Child {
     let log = fs::File::create(place.path("log")).unwrap();
-    let mut command = place.becket();
+    let mut command = attentive(place);
+    command.arg(place.becket().get_program());
     command.args(["run", "--via", &via(), "a.img", "--", "sh", "-c", script]);
     command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
 }
@@ -326,9 +336,8 @@ fn a_terminal_interrupts_only_once() {
     let inner = "trap 'echo int >> ints' INT; echo $$ > pids; n=0; \
         while [ $n -lt 10 ]; do sleep 0.1; [ -s ints ] && n=$((n+1)); done; exit 5";
     fs::write(place.path("inner.sh"), inner).unwrap();
-    let mut command = Command::new("script");
-    place.prepare(&mut command);
-    command.args(["--quiet", "--return", "--command"]);
+    let mut command = attentive(&place);
+    command.args(["script", "--quiet", "--return", "--command"]);
     // Not below a shell: some die of the key themselves.
     command.arg(format!("exec \"$BECKET\" run --via {} a.img -- sh inner.sh", via())).arg("typescript");
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();

@@ -130,12 +130,15 @@ fn current(store: &Store, kernel: &impl Kernel, mut device: Device) -> Option<De
     }
 }
 
-/// The device of ours that has the image; none where several have parts of it, of which only the locks know who is meant.
+/// The device of ours that has the image: where several have it, the first of them; but none where they have different
+/// parts of it, of which only the locks know who is meant.
 pub(crate) fn holder_of(store: &Store, image: &Path) -> Result<Option<DeviceInfo>, Error> {
     let id = fs::metadata(image).map_err(Error::io("look at", image))?;
     let same = |device: &Device| (device.image.dev, device.image.ino) == (id.dev(), id.ino());
-    let mut found = devices(store)?.into_iter().filter(same).map(|device| device.info);
-    Ok(found.next().filter(|_| found.next().is_none()))
+    let found: Vec<DeviceInfo> = devices(store)?.into_iter().filter(same).map(|device| device.info).collect();
+    let part = |info: &DeviceInfo| (info.image.clone(), info.offset, info.size);
+    let alike = found.windows(2).all(|pair| part(&pair[0]) == part(&pair[1]));
+    Ok(found.into_iter().next().filter(|_| alike))
 }
 
 /// Finds a device by what a person calls it.

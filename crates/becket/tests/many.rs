@@ -138,7 +138,7 @@ fn a_table_with_a_mistake_attaches_nothing() {
     assert_eq!(place.ok(["attach", "--from", "table"]), "");
 }
 
-/// A ring's table has 16,384 slots for requests that are not copied: four such devices fill it.
+/// A ring's table has 16,384 slots for requests that are not copied: few such devices fill it. Devices begin at different rings.
 #[test]
 fn more_requests_than_a_ring_has_room_for() {
     let name = "more_requests_than_a_ring_has_room_for";
@@ -146,7 +146,7 @@ fn more_requests_than_a_ring_has_room_for() {
         return;
     }
     let place = scratch();
-    let names = images(&place, 7);
+    let names = images(&place, 10);
     let deep = ["--depth", "4096", "--queues", "1"];
     let one = |name: &str| {
         place.attach(&place.path(name), &deep);
@@ -162,7 +162,8 @@ fn more_requests_than_a_ring_has_room_for() {
     let devices: Vec<Value> = names.iter().map(|name| one(name)).collect();
     let zero_copy: Vec<bool> =
         devices.iter().map(|device| text(device, "mode").ends_with("zero-copy")).collect();
-    assert_eq!(zero_copy, [true, true, true, true, false, false, false]);
+    let full = zero_copy.iter().position(|zero_copy| !zero_copy).expect("the tables of two rings are full");
+    assert!(full >= 3, "{zero_copy:?}");
     for (device, name) in devices.iter().zip(&names) {
         let node = Path::new(text(device, "device"));
         assert_eq!(crc_whole(node), crc_whole(&place.path(name)));
@@ -172,12 +173,14 @@ fn more_requests_than_a_ring_has_room_for() {
         let written = &fs::read(place.path(name)).unwrap()[8192..12288];
         assert_eq!(written, [0x5a; 4096], "{name}");
     }
-    assert_eq!(devices[3]["depth"], json!(4096));
-    assert!(text(&devices[4], "reason").contains("data is copied"), "{}", devices[4]);
-    assert!(devices[4]["warnings"].to_string().contains("depth that was asked for"), "{}", devices[4]);
-    assert!(place.ok(["list", "-v"]).contains(&format!("mode {}", text(&devices[4], "mode"))));
+    assert_eq!(devices[full - 1]["depth"], json!(4096));
+    let copied = &devices[full];
+    assert!(text(copied, "reason").contains("data is copied"), "{copied}");
+    assert!(copied["warnings"].to_string().contains("depth that was asked for"), "{copied}");
+    assert!(place.ok(["list", "-v"]).contains(&format!("mode {}", text(copied, "mode"))));
 
-    place.ok(["detach", &names[1]]);
+    // Neighbours, so one on each of two rings.
+    place.ok(["detach", &names[0], &names[1]]);
     assert!(text(&one(&names[1]), "mode").ends_with("zero-copy"), "a detached device gives its slots back");
     place.ok(["detach", "--all"]);
 }

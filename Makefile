@@ -41,6 +41,8 @@ install: $(if $(filter command environment,$(firstword $(origin BECKET))),,build
 	"$(BECKET)" completions zsh >"$(SHARE)/zsh/site-functions/_becket"
 	"$(BECKET)" completions fish >"$(SHARE)/fish/vendor_completions.d/becket.fish"
 	install -D -m 644 dist/90-becket.rules "$(LIB)/udev/rules.d/90-becket.rules"
+	install -d "$(SHARE)/becket"
+	sed 's|"/usr/bin/|"$(PREFIX)/bin/|' dist/91-becket-users.rules >"$(SHARE)/becket/91-becket-users.rules"
 	install -d "$(LIB)/systemd/system" "$(LIB)/systemd/system-generators"
 	for unit in becket.socket becket.service becket-attach@.service; do \
 	    sed "s|=/usr/bin/|=$(PREFIX)/bin/|" "dist/$$unit" >"$(LIB)/systemd/system/$$unit" || exit; \

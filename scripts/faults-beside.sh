@@ -1,8 +1,9 @@
 #!/bin/bash
 # The same faults below becket and below others: what the program on top gets. Prints a line for each.
 #   sudo scripts/faults-beside.sh [BECKET]
-# Wants qemu-utils, nbdkit and loop devices; becket serves over ublk where the kernel has it, else over FUSE. The faulty backing
-# is a device of becket's own (--fault), so all stand on the same one. Takes about a minute, and leaves nothing behind.
+# Wants qemu-utils, nbdkit and loop devices; becket serves over ublk where the kernel has it, else over FUSE. NBD's servers are
+# reached through the kernel's client where it has one (modprobe nbd; and nbd-client), else by qemu-io. The faulty backing is a
+# device of becket's own (--fault), so all stand on the same one. Takes about a minute, and leaves nothing behind.
 set -u
 becket=$(realpath "${1:-target/debug/becket}")
 via=fuse
@@ -10,12 +11,16 @@ via=fuse
 dir=$(mktemp -d /var/tmp/faults-beside.XXXXXX)
 export BECKET_RUNTIME_DIR=$dir/run BECKET_LINK_DIR=$dir/links NO_COLOR=1
 cd "$dir" || exit
-server= loop= mounted=
+server= loop= mounted= top=
 down() { # whatever stands
+    case $top in
+        /dev/nbd0) qemu-nbd -d "$top" >/dev/null ;;
+        /dev/nbd1) nbd-client -d "$top" >/dev/null ;;
+    esac
     [[ $server ]] && { kill -KILL "$server"; wait "$server"; } 2>/dev/null
     [[ $loop ]] && losetup -d "$loop"
     [[ -e links/top ]] && "$becket" detach top >/dev/null
-    server= loop=
+    server= loop= top=
     rm -f socket
 }
 the_end() {
@@ -32,16 +37,32 @@ up() { # WHO FILE-OR-DEVICE: it is served; TOP is where
         loop) loop=$(losetup -f --show --direct-io=on "$2" 2>/dev/null || losetup -f --show "$2"); top=$loop ;;
         becket) top=$("$becket" attach --via $via --name top "$2") ;;
         qemu-nbd)
-            qemu-nbd -f raw -k "$dir/socket" --cache=none --persistent --shared=8 "$2" 2>/dev/null & server=$!
-            top="nbd+unix:///?socket=$dir/socket"
+            if [[ -e /dev/nbd0 ]]; then
+                qemu-nbd -v -f raw -c /dev/nbd0 --cache=none --persistent "$2" >/dev/null 2>&1 & server=$!
+                top=/dev/nbd0
+            else
+                qemu-nbd -f raw -k "$dir/socket" --cache=none --persistent --shared=8 "$2" 2>/dev/null & server=$!
+                top="nbd+unix:///?socket=$dir/socket"
+            fi
             ;;
         nbdkit)
             nbdkit -f -U "$dir/socket" file "$2" 2>/dev/null & server=$!
             top="nbd+unix:///?socket=$dir/socket"
             ;;
     esac
-    case $1 in qemu-nbd | nbdkit) for _ in {1..50}; do [[ -S socket ]] && break; sleep 0.1; done ;; esac
+    [[ $top == nbd* ]] && within 10 test -S socket
+    if [[ $1 == nbdkit && -e /dev/nbd1 ]]; then
+        nbd-client -unix "$dir/socket" /dev/nbd1 >/dev/null 2>&1
+        top=/dev/nbd1
+    fi
+    [[ $top != /dev/nbd* ]] || within 10 connected || echo "$1 is not connected"
 }
+within() { # SECONDS COMMAND...: until it succeeds
+    local until=$((SECONDS + $1))
+    shift
+    until "$@"; do ((SECONDS < until)) || return; sleep 0.1; done
+}
+connected() { (($(blockdev --getsize64 "$top") > 0)); }
 # A word for what came of it: the error's text, or `ok` and the first byte read.
 on_top() { # read|write|flush OFFSET LENGTH
     local said
@@ -120,14 +141,15 @@ for who in loop qemu-nbd nbdkit becket; do
     case $who in
         loop) tell "$who" "its server is killed under a writer" "there is none" ;;
         *)
-            if [[ $who == becket ]]; then
-                killed=$("$becket" list --json | grep -m1 -o '"worker_pid": [0-9]*' | tr -dc 0-9)
+            killed=$server
+            [[ $who == becket ]] && killed=$("$becket" list --json | grep -m1 -o '"worker_pid": [0-9]*' | tr -dc 0-9)
+            if [[ $top == /dev/* ]]; then
                 dd if=payload of="$top" oflag=direct conv=notrunc,fsync bs=4096 count=1500 >writer 2>&1 & writer=$!
             else
-                killed=$server
                 qemu-io -f raw -c "write -P 0x77 0 4M" -c "sleep 1500" -c "write -P 0x77 4M 1M" "$top" >writer 2>&1 & writer=$!
             fi
             sleep 0.5
+            kill -0 $writer || echo "the writer was faster"
             kill -KILL "$killed"
             if wait $writer && ! grep -qi "error\|failed" writer; then said="the writer saw nothing"; else said="the writer: $(grep -im1 "error\|failed" writer)"; fi
             tell "$who" "its server is killed under a writer" "$said"

@@ -1,7 +1,9 @@
 #!/bin/bash
 # Swap and write-back on becket's devices while memory is short, with their server in the same machine. For a guest:
-#   cargo xtask vm --memory 512 --timeout 600 --file target/release/becket:/usr/bin/becket -- scripts/memory-pressure.sh
-# (two minutes, or SECONDS_OF_PRESSURE where the script runs). Prints what moved, and the page faults of the worker meanwhile: its memory is locked, so it may have none that wait for a disk.
+#   cargo xtask vm --memory 512 --timeout 2200 --file target/release/becket:/usr/bin/becket \
+#       --file scripts/memory-pressure.sh:/usr/bin/memory-pressure -- 'SECONDS_OF_PRESSURE=600 memory-pressure'
+# (two minutes without SECONDS_OF_PRESSURE). Prints what moved, and the page faults of the worker meanwhile: its memory is locked, so it
+# may have none that wait for a disk.
 set -u
 seconds=${SECONDS_OF_PRESSURE:-120}
 modprobe ublk_drv || exit
@@ -29,7 +31,9 @@ kill -0 $hog && echo "the hog lives"
 becket list
 kill $hog $writer
 wait 2>/dev/null
-umount /run/files && swapoff "$swap" && becket detach --all
+# The writer's last dd goes on for a while.
+for ((tries = 0; tries < 60; tries++)); do umount /run/files 2>/dev/null && break; sleep 1; done
+swapoff "$swap" && becket detach --all || exit
 read -r _ major_before <<<"$before"
 read -r _ major_after <<<"$after"
 [[ $major_before == "$major_after" && $(awk '/^oom_kill /{print $2}' /proc/vmstat) == 0 ]] && echo "no major fault, no OOM kill"

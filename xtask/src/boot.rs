@@ -1,6 +1,8 @@
 //! `cargo xtask boot`: a machine with systemd whose file systems lie on becket's devices, started once.
 //! Never takes a part of what `make install` puts in place from anywhere else: units, rules and generator are under test.
 
+mod late;
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,10 +12,14 @@ use anyhow::{Context, Result};
 
 use crate::ci::Binaries;
 use crate::exec;
-use crate::vm::{Machine, Place, Series};
+use crate::vm::{Machine, Place, Series, show};
 
-/// What the guest checks once it is up.
-const SCRIPT: &str = include_str!("boot/script.sh");
+/// What the guest checks once it is up: first what all of its scripts have, last what is left to the end of the machine.
+const SCRIPT: [&str; 4] = [CHECKS, include_str!("boot/script.sh"), USERS, include_str!("boot/late.sh")];
+const CHECKS: &str = include_str!("boot/checks.sh");
+/// Users without privileges, which are checked alone too.
+const USERS: &str = include_str!("boot/users.sh");
+const ALONE: [&str; 4] = ["modprobe ublk_drv\n", CHECKS, USERS, "exit $code\n"];
 /// A line of the table that makes no sense, in the middle of the others.
 const WRONG: &str = "wrong /srv/images/0.squashfs flat=yes";
 
@@ -43,22 +49,65 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     let work = tempfile::tempdir()?;
     let mut machine = machine(args.kernel, args.images, &becket, work.path())?;
     machine.verbose = args.verbose;
-    let code = machine.boot(&mut |bytes| {
-        use std::io::Write as _;
-        // A closed pipe on our side is no reason to lose the guest's exit code.
-        let _ = std::io::stdout().write_all(bytes);
-    })?;
+    let code = boot(&machine, &mut show)?;
     println!("the boot's log is kept in {}", log().display());
     Ok(code)
 }
 
+/// Boots the machine until it has powered itself off, and looks at what it has left; its exit code.
+pub(crate) fn boot(machine: &Machine, output: &mut dyn FnMut(&[u8])) -> Result<u8> {
+    let code = machine.boot(output)?;
+    let well = late::check(&kept("boot.disk"), output);
+    Ok(if code == 0 { u8::from(!well) } else { code })
+}
+
+/// Where something of the guest is kept.
+fn kept(name: &str) -> PathBuf {
+    exec::target_dir().join("vm").join(name)
+}
+
 /// Where the guest's journal is kept.
 fn log() -> PathBuf {
-    exec::target_dir().join("vm").join("boot.log")
+    kept("boot.log")
 }
 
 /// The machine, with what goes into it laid out in `work`.
 pub(crate) fn machine(series: Series, images: u32, becket: &Path, work: &Path) -> Result<Machine> {
+    let install = install(becket, work)?;
+    let folder = work.join("images");
+    std::fs::create_dir(&folder)?;
+    for number in 0..images {
+        squashfs(&folder, number).with_context(|| format!("cannot make image {number}"))?;
+    }
+    std::fs::write(work.join("beckettab"), table(images))?;
+    std::fs::write(work.join("fstab"), fstab(images))?;
+
+    let mut machine = Machine::new(series, format!("IMAGES={images}\n{}", SCRIPT.concat()));
+    machine.systemd = true;
+    machine.kept_scratch = Some(kept("boot.disk"));
+    machine.timeout = Duration::from_secs(240 + u64::from(images) * 10);
+    machine.files = vec![
+        place(install.join("usr"), "/usr"),
+        place(folder, "/srv/images"),
+        place(work.join("beckettab"), "/etc/beckettab"),
+        place(work.join("fstab"), "/etc/fstab"),
+    ];
+    machine.outs = vec![Place { host: log(), guest: "/root/boot.log".to_owned() }];
+    Ok(machine)
+}
+
+/// A machine without systemd, for kernels whose whole boot is not checked: what users without privileges have there.
+pub(crate) fn users(series: Series, becket: &Path, work: &Path) -> Result<Machine> {
+    let install = install(becket, work)?;
+    let mut machine = Machine::new(series, ALONE.concat());
+    machine.udev = true;
+    machine.timeout = Duration::from_secs(300);
+    machine.files = vec![place(install.join("usr"), "/usr")];
+    Ok(machine)
+}
+
+/// Puts in place what `make install` does; where it is.
+fn install(becket: &Path, work: &Path) -> Result<PathBuf> {
     let install = work.join("install");
     exec::quietly(
         Command::new("make")
@@ -69,26 +118,11 @@ pub(crate) fn machine(series: Series, images: u32, becket: &Path, work: &Path) -
             .arg(format!("DESTDIR={}", install.display()))
             .arg(format!("BECKET={}", becket.display())),
     )?;
-    let folder = work.join("images");
-    std::fs::create_dir(&folder)?;
-    for number in 0..images {
-        squashfs(&folder, number).with_context(|| format!("cannot make image {number}"))?;
-    }
-    std::fs::write(work.join("beckettab"), table(images))?;
-    std::fs::write(work.join("fstab"), fstab(images))?;
+    Ok(install)
+}
 
-    let mut machine = Machine::new(series, format!("IMAGES={images}\n{SCRIPT}"));
-    machine.systemd = true;
-    machine.timeout = Duration::from_secs(240 + u64::from(images) * 10);
-    let place = |host: PathBuf, guest: &str| Place { host, guest: guest.to_owned() };
-    machine.files = vec![
-        place(install.join("usr"), "/usr"),
-        place(folder, "/srv/images"),
-        place(work.join("beckettab"), "/etc/beckettab"),
-        place(work.join("fstab"), "/etc/fstab"),
-    ];
-    machine.outs = vec![Place { host: log(), guest: "/root/boot.log".to_owned() }];
-    Ok(machine)
+fn place(host: PathBuf, guest: &str) -> Place {
+    Place { host, guest: guest.to_owned() }
 }
 
 /// An image with a file that says which one it is.
@@ -146,6 +180,16 @@ mod tests {
         assert_eq!(fstab.lines().count(), 5);
     }
 
+    /// Put together, the parts are what bash takes.
+    #[test]
+    fn the_scripts_are_whole() {
+        for script in [SCRIPT.concat(), ALONE.concat()] {
+            let parsed = Command::new("bash").args(["-n", "-c", &script]).output().unwrap();
+            assert!(parsed.status.success(), "{}", String::from_utf8_lossy(&parsed.stderr));
+            assert!(script.contains("\ncheck a_user_has_a_device ") && script.contains("\ncheck() {"));
+        }
+    }
+
     /// What `make install` makes of the units is what systemd takes, to the letter.
     #[test]
     fn the_units_are_sound() {
@@ -184,6 +228,7 @@ mod tests {
             "share/zsh/site-functions/_becket",
             "share/fish/vendor_completions.d/becket.fish",
             "lib/udev/rules.d/90-becket.rules",
+            "share/becket/91-becket-users.rules",
         ] {
             assert!(prefix.join(file).is_file(), "{file}");
         }

@@ -1,6 +1,6 @@
 //! `cargo xtask campaign`: devices under load whose servers are killed, stopped, starved or replaced, again and again.
-//! The tests are those of CI (`crates/becket/tests/campaign.rs` and `survival.rs`), only longer: ublk's in a virtual machine,
-//! FUSE's on this machine.
+//! The tests are those of CI (`crates/becket/tests/campaign` and `survival.rs`), only longer: ublk's in a virtual machine,
+//! the others' on this machine.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use crate::ci::test_of_becket;
 use crate::exec;
-use crate::vm::{Machine, Place, Series, quoted};
+use crate::vm::{Machine, Place, Series, quoted, show};
 
 /// Where the guest leaves its report.
 const REPORT: &str = "/root/campaign.json";
@@ -61,54 +61,91 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         (Some(What::Succession), Via::Fuse) => {
             ("survival", "fuse_supervisors_that_are_killed_are_not_noticed")
         }
-        (Some(What::Takeover), _) => ("survival", "upgrades_are_not_noticed"),
+        (Some(What::Takeover), Via::Ublk) => ("survival", "upgrades_are_not_noticed"),
+        (Some(What::Takeover), Via::Fuse) => ("survival", "fuse_upgrades_are_not_noticed"),
     };
-    let (binary, becket) = test_of_becket(program)?;
-    let folder = exec::target_dir().join("campaign");
-    std::fs::create_dir_all(&folder)?;
-    let word = match args.via {
-        Via::Ublk => format!("ublk-{}", args.kernel),
-        Via::Fuse => "fuse".to_owned(),
+    let course = Course {
+        program,
+        test,
+        via: if args.via == Via::Ublk { "ublk" } else { "fuse" },
+        kernel: args.kernel,
+        variables: vec![("BECKET_CAMPAIGN", args.count.to_string())],
+        patience: Duration::from_secs(300 + u64::from(args.count) * 30),
+        reports: args.what.is_none(),
     };
-    let report = folder.join(format!("{word}.json"));
-    let code = match args.via {
-        Via::Ublk => in_a_guest(args, &becket, &binary, test, &report)?,
-        Via::Fuse => here(args, &binary, test, &report)?,
-    };
-    if args.what.is_none() && report.exists() {
-        println!("the report is kept in {}", report.display());
+    course.run("campaign")
+}
+
+/// One test that goes on for as long as it is told, wherever its transport is.
+pub(crate) struct Course {
+    /// The file of tests, and which of them.
+    pub(crate) program: &'static str,
+    pub(crate) test: &'static str,
+    /// ublk runs in a guest of that kernel.
+    pub(crate) via: &'static str,
+    pub(crate) kernel: Series,
+    /// What it is told.
+    pub(crate) variables: Vec<(&'static str, String)>,
+    /// How long a guest may take.
+    pub(crate) patience: Duration,
+    /// It leaves a report.
+    pub(crate) reports: bool,
+}
+
+impl Course {
+    /// Runs it and shows what it says; its exit code. Its report is kept below the target directory, in a folder of that name.
+    pub(crate) fn run(&self, name: &str) -> Result<u8> {
+        let (binary, becket) = test_of_becket(self.program)?;
+        let folder = exec::target_dir().join(name);
+        std::fs::create_dir_all(&folder)?;
+        let in_a_guest = self.via == "ublk";
+        let word = if in_a_guest { format!("ublk-{}", self.kernel) } else { self.via.to_owned() };
+        let report = folder.join(format!("{word}.json"));
+        let code = if in_a_guest {
+            self.in_a_guest(&becket, &binary, &report)?
+        } else {
+            self.here(&binary, &report)?
+        };
+        if self.reports && report.exists() {
+            println!("the report is kept in {}", report.display());
+        }
+        Ok(code)
     }
-    Ok(code)
+
+    fn here(&self, binary: &Path, report: &Path) -> Result<u8> {
+        let mut command = Command::new(binary);
+        command.args(["--exact", self.test, "--nocapture"]);
+        command.env("BECKET_TEST_VIA", self.via).env("BECKET_CAMPAIGN_REPORT", report);
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        let status = command.status().with_context(|| format!("cannot run {}", binary.display()))?;
+        Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+    }
+
+    fn in_a_guest(&self, becket: &Path, binary: &Path, report: &Path) -> Result<u8> {
+        let variables = self.variables.iter().map(|(name, value)| format!(" {name}={}", quoted(value)));
+        let environment = format!("BECKET_CAMPAIGN_REPORT={REPORT}{}", variables.collect::<String>());
+        let mut machine = guest(self.kernel, becket, binary, self.test, &environment);
+        machine.timeout = self.patience;
+        if self.reports {
+            machine.outs = vec![Place { host: report.to_owned(), guest: REPORT.to_owned() }];
+        }
+        machine.boot(&mut show)
+    }
 }
 
-fn here(args: &Args, binary: &Path, test: &str, report: &Path) -> Result<u8> {
-    let mut command = Command::new(binary);
-    command.args(["--exact", test, "--nocapture"]);
-    command.env("BECKET_CAMPAIGN", args.count.to_string()).env("BECKET_CAMPAIGN_REPORT", report);
-    let status = command.status().with_context(|| format!("cannot run {}", binary.display()))?;
-    Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
-}
-
-fn in_a_guest(args: &Args, becket: &Path, binary: &Path, test: &str, report: &Path) -> Result<u8> {
+/// A guest that runs one of becket's own tests, with this environment. One that is skipped has failed.
+pub(crate) fn guest(series: Series, becket: &Path, binary: &Path, test: &str, environment: &str) -> Machine {
     // The test knows the command by the path that cargo gave it.
     let tested = quoted(&becket.display().to_string());
     let script = format!(
-        "set -u; modprobe ublk_drv; export TMPDIR=/scratch/tmp; mkdir $TMPDIR\n\
+        "set -u; modprobe ublk_drv; modprobe -q loop; modprobe -q dm_mod; export TMPDIR=/scratch/tmp; mkdir $TMPDIR\n\
          mkdir -p $(dirname {tested}); ln -sf /usr/local/bin/becket {tested}\n\
-         export BECKET_TEST_GUEST=1 BECKET_TEST_VIA=ublk BECKET_TEST_SLOW=4 BECKET_CAMPAIGN={} BECKET_CAMPAIGN_REPORT={REPORT}\n\
-         campaign --exact {test} --nocapture\n",
-        args.count
+         export BECKET_TEST_GUEST=1 BECKET_TEST_VIA=ublk BECKET_TEST_SLOW=4 {environment}\n\
+         export BECKET_SKIP_LOG=/root/skipped\n\
+         the-test --exact {test} --nocapture && [[ ! -e $BECKET_SKIP_LOG ]]\n"
     );
-    let mut machine = Machine::new(args.kernel, script);
-    machine.timeout = Duration::from_secs(300 + u64::from(args.count) * 30);
+    let mut machine = Machine::new(series, script);
     let place = |host: &Path, name| Place { host: host.to_owned(), guest: format!("/usr/local/bin/{name}") };
-    machine.files = vec![place(becket, "becket"), place(binary, "campaign")];
-    if args.what.is_none() {
-        machine.outs = vec![Place { host: report.to_owned(), guest: REPORT.to_owned() }];
-    }
-    machine.boot(&mut |bytes| {
-        use std::io::Write as _;
-        // A closed pipe on our side is no reason to lose the test's exit code.
-        let _ = std::io::stdout().write_all(bytes);
-    })
+    machine.files = vec![place(becket, "becket"), place(binary, "the-test")];
+    machine
 }

@@ -2,14 +2,20 @@
 //! Nothing here is part of becket itself, and nothing here is installed.
 #![forbid(unsafe_code)]
 
+mod audit;
 mod bench;
 mod boot;
 mod campaign;
 mod ci;
+mod deny;
 #[cfg(test)]
 mod dependencies;
 mod exec;
 mod fuzz;
+mod metadata;
+mod powercut;
+mod sanitize;
+mod soak;
 mod suite;
 mod vm;
 
@@ -33,12 +39,20 @@ enum Task {
     Ci(ci::Args),
     /// Kill or replace the server of a device under load, again and again
     Campaign(campaign::Args),
+    /// Cut the power under file systems on a device, and look at each
+    Powercut(powercut::Args),
+    /// Everything at once for hours: loads, faults, deaths, changes, devices that come and go
+    Soak(soak::Args),
     /// Start a machine with systemd whose file systems lie on becket's devices
     Boot(boot::Args),
     /// util-linux's own tests of losetup, with the system's and with becket's
     LosetupSuite(suite::Args),
     /// Feed becket's readers with what libFuzzer thinks of
     Fuzz(fuzz::Args),
+    /// Tests under Miri and AddressSanitizer
+    Sanitize(sanitize::Args),
+    /// List all code of others that becket is built from, in docs/dependencies.md
+    Audit,
     /// Measure becket beside the kernel's loop driver and other servers
     Bench(bench::Args),
 }
@@ -48,9 +62,13 @@ fn main() -> ExitCode {
         Task::Vm(args) => vm::run(&args),
         Task::Ci(args) => ci::run(&args),
         Task::Campaign(args) => campaign::run(&args),
+        Task::Powercut(args) => powercut::run(&args),
+        Task::Soak(args) => soak::run(&args),
         Task::Boot(args) => boot::run(&args),
         Task::LosetupSuite(args) => suite::run(&args),
         Task::Fuzz(args) => fuzz::run(&args),
+        Task::Sanitize(args) => sanitize::run(&args),
+        Task::Audit => audit::run(),
         Task::Bench(args) => bench::run(&args),
     };
     match outcome {

@@ -6,7 +6,6 @@
 //! with the machine's own commands, so nothing is compiled.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -15,7 +14,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::ci::{Case, Outcome, becket};
 use crate::exec;
-use crate::vm::{Apt, Machine, Place, Series, quoted};
+use crate::vm::{Apt, Machine, Place, Series, quoted, show};
 
 /// Arguments of `cargo xtask losetup-suite`.
 #[derive(clap::Args)]
@@ -195,7 +194,7 @@ exit 0",
     let mut text = Vec::new();
     machine.boot(&mut |bytes| {
         text.extend_from_slice(bytes);
-        let _ = std::io::stdout().write_all(bytes);
+        show(bytes);
     })?;
     let text = String::from_utf8_lossy(&text);
     let [_, system, ublk] = text.split("-- with ").collect::<Vec<_>>()[..] else {

@@ -17,6 +17,7 @@ use crate::state::{self, Store};
 use crate::table::{self, Encoding};
 use crate::{
     AttachOptions, DeviceInfo, Error, GoBelow, Partitions, Plan, dm, kernel_made, list, loop_, planner,
+    user_devices,
 };
 
 /// The most extents of a map that goes as a part of a message: varlink's reader and writer take long ones in small bites.
@@ -90,6 +91,7 @@ fn is_refusal(error: &becket_transport::Error) -> bool {
     matches!(error.kind(), InUse | Unsupported)
 }
 
+/// Opens an image as far as the planner has to know it; who serves it completes that.
 pub(crate) fn open(store: &Store, image: &Path, options: &AttachOptions) -> Result<Opened, Error> {
     let how = OpenOptions {
         read_only: options.read_only,
@@ -103,7 +105,7 @@ pub(crate) fn open(store: &Store, image: &Path, options: &AttachOptions) -> Resu
         backing_dirs: options.backing_dirs.clone(),
         cow: options.cow.clone(),
     };
-    let opened = becket_image::open(image, &how).map_err(|error| blame(store, image, error))?;
+    let opened = becket_image::open_partly(image, &how).map_err(|error| blame(store, image, error))?;
     // Whoever writes has asked for the claim of the devices below, and readers for the locks; device-mapper has none.
     match becket_transport::dm::writer_over(&opened).filter(|_| opened.read_only && !options.shared) {
         Some(clash) => {
@@ -136,13 +138,17 @@ fn blame(store: &Store, image: &Path, error: becket_image::Error) -> Error {
 
 fn attach_served(
     store: &Store,
-    opened: Opened,
+    mut opened: Opened,
     options: &AttachOptions,
     plan: Plan,
     leased: bool,
 ) -> Result<(DeviceInfo, Option<Held>), Error> {
+    opened.complete(options.direct_io);
     let below = look_below(&opened, options)?;
+    let (add_partitions, without) =
+        user_devices::partitions(plan.kind, options, !opened.partitions.is_empty())?;
     let mut warnings = opened.warnings;
+    warnings.extend(without);
     warnings.extend(unasked_read_only(opened.read_only_reason.as_deref(), options));
     let mut fds = Vec::new();
     let mut files = Vec::new();
@@ -190,7 +196,7 @@ fn attach_served(
         grows: opened.grows,
         read_only: opened.read_only,
         block_size: opened.block_size,
-        add_partitions: options.partitions != Partitions::Off,
+        add_partitions,
         partitions: opened.partitions.into_iter().map(Into::into).collect(),
         queues: options.queues,
         depth: options.depth,

@@ -228,7 +228,7 @@ impl Error {
         Error::Remote {
             kind: ErrorKind::Unsupported,
             message: format!("{name} has lost its server"),
-            hint: Some("detach it and attach it again".to_owned()),
+            hint: Some(format!("becket detach {name}, and attach it again")),
         }
     }
 

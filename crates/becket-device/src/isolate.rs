@@ -15,17 +15,22 @@ const NEEDED: [&str; 5] = ["/", "/proc", "/sys", "/dev", "/run"];
 /// Lifts the limits that a user's shell may have set, as far as they may be lifted: all devices of the machine are
 /// served under them, whoever was the first to attach one.
 pub(crate) fn limits() {
-    for resource in [Resource::Fsize, Resource::Cpu, Resource::Nofile] {
+    for (resource, most) in
+        [(Resource::Fsize, None), (Resource::Cpu, None), (Resource::Nofile, most_open_files())]
+    {
         let now = getrlimit(resource);
-        let lifted = match resource {
-            Resource::Nofile => None,
-            _ => setrlimit(resource, Rlimit { current: None, maximum: None }).ok(),
-        };
-        if lifted.is_none() {
+        // For root alone, or where it is no more than there may be already.
+        if setrlimit(resource, Rlimit { current: most, maximum: most }).is_err() {
             // Always allowed. Should it fail, the limit is what it was.
             let _ = setrlimit(resource, Rlimit { current: now.maximum, ..now });
         }
     }
+}
+
+/// How many files a process may have open at the very most, on a usual kernel a million. Each device takes three in each of
+/// the server's processes, and what init gives to those that it starts is 4,096 where no systemd raises it.
+fn most_open_files() -> Option<u64> {
+    fs::read_to_string("/proc/sys/fs/nr_open").ok()?.trim().parse().ok()
 }
 
 /// Takes the calling thread (and those it starts) into a mount namespace of its own and detaches all mounts

@@ -63,7 +63,12 @@ fn judge_loop(kernel: &impl Kernel, device: &Device) -> Verdict {
 fn judge_fuse(kernel: &impl Kernel, device: &Device) -> Verdict {
     let (served, supervised) = kept(kernel, device);
     if device.starting {
-        return if supervised { Verdict::NotYet } else { Verdict::Gone };
+        return match (supervised, served) {
+            (true, _) => Verdict::NotYet,
+            // It may have a loop device already: the next supervisor finds that by the worker.
+            (false, true) => Verdict::There(DeviceState::Lost),
+            (false, false) => Verdict::Gone,
+        };
     }
     if device.info.is_file() {
         let there = device.info.device.parent().is_some_and(|place| kernel.place(place));

@@ -151,4 +151,8 @@ fn a_device_that_was_never_started_is_hidden_or_lost() {
     assert_eq!(judge(&added(&[10]), &ours), Verdict::NotYet);
     assert_eq!(judge(&added(&[11]), &ours), LOST);
     assert_eq!(judge(&Double::default(), &ours), Verdict::Gone);
+    ours.info.transport = Kind::Fuse;
+    assert_eq!(judge(&added(&[10]), &ours), Verdict::NotYet);
+    assert_eq!(judge(&added(&[11]), &ours), LOST, "its worker may have it");
+    assert_eq!(judge(&added(&[]), &ours), Verdict::Gone);
 }

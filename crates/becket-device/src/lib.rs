@@ -37,6 +37,7 @@ mod sync;
 mod table;
 mod types;
 mod udev;
+mod user_devices;
 mod users;
 mod worker;
 
@@ -58,5 +59,6 @@ pub use types::{
     AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, GoBelow, PartitionInfo, Partitions,
     Plan, TransportReport, Via,
 };
+pub use user_devices::give_to_owner;
 pub use users::of as users;
 pub use worker::worker_main;

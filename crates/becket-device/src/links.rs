@@ -7,7 +7,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use crate::runtime::Runtime;
-use crate::{DeviceInfo, udev};
+use crate::{DeviceInfo, log, udev};
 
 /// Makes the links of a device; answers with what did not work.
 pub(crate) fn make(runtime: &Runtime, info: &DeviceInfo) -> Vec<String> {
@@ -33,6 +33,16 @@ pub(crate) fn make(runtime: &Runtime, info: &DeviceInfo) -> Vec<String> {
     // Only now: who waits for udev's word opens the device by its link.
     udev::tell(runtime, info);
     warnings
+}
+
+/// Makes the links of a device again where one is missing: who attached it may have died before it was there.
+pub(crate) fn mend(runtime: &Runtime, info: &DeviceInfo) {
+    let is_there =
+        |(link, target): (PathBuf, PathBuf)| fs::read_link(link).is_ok_and(|found| found == target);
+    if wanted(runtime.links(), info).into_iter().all(is_there) && udev::knows(runtime, info) {
+        return;
+    }
+    make(runtime, info).iter().for_each(|warning| log::warn(format_args!("{}: {warning}", info.name)));
 }
 
 /// Removes the links of a device, where they still point to its nodes.

@@ -24,7 +24,21 @@ use crate::{DeviceInfo, DeviceState, Error, links, log, mark, users};
 /// The records cannot be read.
 pub fn list() -> Result<Vec<DeviceInfo>, Error> {
     let store = Store::open(Runtime::open()?)?;
-    Ok(devices(&store)?.into_iter().map(|device| device.info).collect())
+    Ok(devices(&store)?.into_iter().map(|device| as_users_see(device.info)).collect())
+}
+
+/// A device as its users find it: anybody with the right can tell them by `BLKROSET` that it is read-only, or is not.
+///
+/// That is for people. What is decided goes by the record: the kernel only warns of writes to what it calls read-only, and
+/// what was mounted for writing before goes on writing.
+fn as_users_see(mut info: DeviceInfo) -> DeviceInfo {
+    if info.state != DeviceState::Lost
+        && let Some(told) = sysfs::flag(&disk_of(&info), "ro")
+    {
+        let refused = info.read_only && matches!(info.transport, Kind::Ublk | Kind::Fuse);
+        info.read_only = told || refused;
+    }
+    info
 }
 
 /// Drops the records of devices that are gone, as [`list`] does; makes nothing where becket keeps no records.

@@ -1,9 +1,9 @@
 //! Where becket keeps what it knows between commands: one private directory of this user.
 //! It never uses a directory that somebody else could have prepared.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -98,6 +98,13 @@ impl Runtime {
     pub(crate) fn log(&self) -> PathBuf {
         self.dir.join("log")
     }
+}
+
+/// Opens a file that is only there to be locked; made where it is not.
+pub(crate) fn lock_file(path: &Path) -> Result<File, Error> {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(false).mode(0o600);
+    options.open(path).map_err(Error::io("open", path))
 }
 
 fn locate(variable: impl Fn(&str) -> Option<PathBuf>, uid: u32) -> PathBuf {

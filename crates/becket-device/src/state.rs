@@ -23,13 +23,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime};
 
 use becket_image::Identity;
 use becket_uapi::lock::{Kind, ofd_lock_wait};
 use serde::{Deserialize, Serialize};
 
 use crate::process::ProcessId;
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, lock_file};
 use crate::{DeviceInfo, Error, log};
 
 /// No record that becket writes comes near this many bytes.
@@ -196,6 +197,21 @@ impl Store {
         Ok(true)
     }
 
+    /// Removes what those left who died while they wrote a record. Nobody takes a minute for it.
+    pub(crate) fn sweep(&self) {
+        for item in fs::read_dir(self.runtime.records()).into_iter().flatten().flatten() {
+            let is_old = |at: SystemTime| at.elapsed().is_ok_and(|age| age > Duration::from_secs(60));
+            let file = item.file_name().into_string().unwrap_or_default();
+            if file.starts_with('.')
+                && file.ends_with(".new")
+                && item.metadata().and_then(|meta| meta.modified()).is_ok_and(is_old)
+            {
+                // One that stays harms nobody.
+                let _ = fs::remove_file(item.path());
+            }
+        }
+    }
+
     /// Removes the record of a device, unless the name means another use by now.
     pub(crate) fn remove(&self, device: &Device) -> Result<bool, Error> {
         let name = &device.info.name;
@@ -223,13 +239,7 @@ impl Store {
     /// Guards one record while it is looked at and then changed; until the answer is dropped.
     fn lock(&self, name: &str) -> Result<File, Error> {
         let path = self.runtime.records().join(".lock");
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(Error::io("open", &path))?;
+        let file = lock_file(&path)?;
         // Nobody reads or writes the file: any place will do, up to the largest that there is.
         ofd_lock_wait(file.as_fd(), Kind::Exclusive, hash(name) >> 1, 1).map_err(Error::io("lock", &path))?;
         Ok(file)

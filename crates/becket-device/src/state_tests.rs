@@ -137,6 +137,25 @@ fn of_many_claimants_one_wins() {
 }
 
 #[test]
+fn what_the_dead_left_half_written_goes_and_what_is_being_written_stays() {
+    let (_temp, store) = store();
+    let good = device("good", 1);
+    store.claim("good", Path::new(IMAGE), |_| true).unwrap().fill(&good).unwrap();
+    let names = [".good.17.0.new", ".other.18.3.new", ".lock"];
+    let paths = names.map(|name| store.runtime.records().join(name));
+    let hour_ago = SystemTime::now() - Duration::from_secs(3600);
+    for (path, old) in paths.iter().zip([true, false, true]) {
+        let file = File::create(path).unwrap();
+        if old {
+            file.set_modified(hour_ago).unwrap();
+        }
+    }
+    store.sweep();
+    assert_eq!(paths.map(|path| path.exists()), [false, true, true]);
+    assert_eq!(store.entries().unwrap().len(), 1);
+}
+
+#[test]
 fn nonsense_is_set_aside_and_frees_the_name() {
     let (_temp, store) = store();
     let good = device("good", 1);

@@ -23,8 +23,7 @@ const DAEMON: &str = "/run/udev/control";
 
 /// Tells the names of a device and of its partitions, whose links have been made.
 pub(crate) fn tell(runtime: &Runtime, info: &DeviceInfo) {
-    // Links elsewhere are no business of the machine's.
-    if !runtime.links().starts_with("/dev") || !Path::new(DAEMON).exists() {
+    if !listens(runtime) {
         return;
     }
     for (disk, name) in named(info) {
@@ -37,6 +36,17 @@ pub(crate) fn tell(runtime: &Runtime, info: &DeviceInfo) {
         // Should it be refused, the device lacks a unit and nothing else.
         let _ = fs::write(sysfs::directory(&disk).join("uevent"), "change");
     }
+}
+
+/// Whether the name of a device was told, or nobody wants to know it.
+pub(crate) fn knows(runtime: &Runtime, info: &DeviceInfo) -> bool {
+    let told = |diskseq: u64| runtime.udev().join(diskseq.to_string()).exists();
+    !listens(runtime) || info.diskseq.is_none_or(told)
+}
+
+/// Links elsewhere are no business of the machine's.
+fn listens(runtime: &Runtime) -> bool {
+    runtime.links().starts_with("/dev") && Path::new(DAEMON).exists()
 }
 
 /// Removes what was told of a device.

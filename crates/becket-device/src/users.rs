@@ -1,12 +1,16 @@
 //! Who uses a block device: mounts, swap, devices stacked on it, open descriptors.
-//! It only looks. What this user may not see is not there, so an empty answer is no proof.
+//! It only looks. What this user may not see is not there, so an empty answer is no proof. It never waits for the server of a
+//! network file system, of which anybody may have files open, as a whole machine's loop devices may lie on them.
 
 use std::collections::HashSet;
 use std::fs;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use becket_transport::{dm, loop_, sysfs};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags, openat2, statx};
+use rustix::io::Errno;
 
 use crate::User;
 
@@ -106,8 +110,7 @@ fn swaps(blocks: &[Block], users: &mut Vec<User>) {
     let table = fs::read_to_string("/proc/swaps").unwrap_or_default();
     for line in table.lines().skip(1) {
         let path = unescape(line.split_ascii_whitespace().next().unwrap_or_default());
-        if number_of(Path::new(&path)).is_some_and(|number| blocks.iter().any(|block| block.number == number))
-        {
+        if is_one_of(blocks, number_at_hand(Path::new(&path))) {
             users.push(User { pid: 0, command: "swap".to_owned(), how: format!("swap on {path}") });
         }
     }
@@ -117,9 +120,7 @@ fn swaps(blocks: &[Block], users: &mut Vec<User>) {
 fn backed(blocks: &[Block], users: &mut Vec<User>) {
     for number in loop_::numbers() {
         let backing = sysfs::text(&format!("loop{number}"), "loop/backing_file").unwrap_or_default();
-        if number_of(Path::new(&backing))
-            .is_some_and(|number| blocks.iter().any(|block| block.number == number))
-        {
+        if is_one_of(blocks, number_at_hand(Path::new(&backing))) {
             users.push(User {
                 pid: 0,
                 command: "loop".to_owned(),
@@ -199,7 +200,7 @@ fn opens(process: &Path, blocks: &[Block]) -> bool {
     fs::read_dir(process.join("fd")).into_iter().flatten().flatten().any(|item| {
         let path = item.path();
         fs::read_link(&path).is_ok_and(|target| target.is_absolute())
-            && number_of(&path).is_some_and(|number| blocks.iter().any(|block| block.number == number))
+            && is_one_of(blocks, number_as_known(CWD, &path, AtFlags::empty()))
     })
 }
 
@@ -211,6 +212,30 @@ pub(crate) fn number_of(path: &Path) -> Option<String> {
     meta.file_type()
         .is_block_device()
         .then(|| format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev)))
+}
+
+/// The same of a path that the kernel knows already; of one that a file system would have to be asked for, nothing. Nodes
+/// under /dev are always known.
+fn number_at_hand(path: &Path) -> Option<String> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    match openat2(CWD, path, flags, Mode::empty(), ResolveFlags::CACHED) {
+        Ok(found) => number_as_known(&found, Path::new(""), AtFlags::EMPTY_PATH),
+        // Before Linux 5.12.
+        Err(Errno::INVAL | Errno::NOSYS) => number_of(path),
+        Err(_) => None,
+    }
+}
+
+/// The same as the kernel knows it, without asking the file system.
+fn number_as_known(dir: impl AsFd, path: &Path, flags: AtFlags) -> Option<String> {
+    let flags = flags | AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    let known = statx(dir, path, flags, StatxFlags::TYPE).ok()?;
+    (FileType::from_raw_mode(known.stx_mode.into()) == FileType::BlockDevice)
+        .then(|| format!("{}:{}", known.stx_rdev_major, known.stx_rdev_minor))
+}
+
+fn is_one_of(blocks: &[Block], number: Option<String>) -> bool {
+    number.is_some_and(|number| blocks.iter().any(|block| block.number == number))
 }
 
 fn command(process: &Path) -> String {
@@ -289,7 +314,7 @@ nonsense
         assert_eq!(blocks.len(), 1);
         let _own = fs::File::open(&node).unwrap();
         let mut child = std::process::Command::new("sleep")
-            .arg("60")
+            .arg("600")
             .stdin(fs::File::open(&node).unwrap())
             .spawn()
             .unwrap();

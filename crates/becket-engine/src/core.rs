@@ -18,7 +18,7 @@ use rustix::io::Errno;
 
 use crate::{
     Backing, Data, Error, Op, QueueStats, Request,
-    decode::Mailbox,
+    decode::{Job, Mailbox},
     governor::{Governor, Hold, Next},
     memory::Buffers,
     request::{Slot, Step, Way},
@@ -264,11 +264,13 @@ impl Core {
         self.lists.as_mut().map_or(&mut [], |lists| lists.slice(list.into()))
     }
 
-    /// What has happened in this turn may be read by others.
-    pub(crate) fn turn_ended(&mut self) {
-        self.send_jobs();
+    /// What has happened in this turn may be read by others. With a block that the thread is to decode itself, if there is
+    /// one that it should and it `may`.
+    pub(crate) fn turn_ended(&mut self, may: bool) -> Option<Job> {
+        let own = self.send_jobs(may);
         self.tally.turn_ended(self.governor.windows());
         self.tell_if_drained();
+        own
     }
 
     /// What the port's descriptor is in an entry that may stay with the kernel for long: see

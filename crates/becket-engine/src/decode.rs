@@ -1,5 +1,5 @@
-//! Decodes blocks for all queues of a process: threads that do nothing else, and one cache for what they yield.
-//! It never reads an image, and never makes an I/O thread wait.
+//! Decodes blocks for all queues of a process: threads that do nothing else, I/O threads where that is quicker, and one cache.
+//! It never reads an image, and never makes an I/O thread wait for another.
 //!
 //! # The way of a block
 //!
@@ -8,6 +8,10 @@
 //! Otherwise the queue itself loads it: it reads the stored bytes as a request of its own (`core::loads`), at any
 //! depth, and hands them to the [pool]. What comes out goes to the cache and, with one ring of the bell for
 //! all that has gathered, to each I/O thread with requests that wait for it. Nobody decodes what somebody decodes.
+//!
+//! A quick block is decoded by the I/O thread that has loaded it ([`hand`]), which saves waking another and being woken.
+//! It is one of each turn in which the thread had to do with a single queue, and none that would keep those who come
+//! meanwhile waiting for long.
 //!
 //! # What is bounded
 //!
@@ -26,6 +30,7 @@
 mod block;
 mod cache;
 mod frames;
+mod hand;
 mod layers;
 mod mailbox;
 mod pool;
@@ -42,12 +47,12 @@ use cache::Cache;
 pub(crate) use cache::{Found, Waiter};
 pub(crate) use frames::Decoded;
 use frames::Frames;
+pub(crate) use hand::{Hand, Job};
 pub(crate) use layers::Layers;
 #[cfg(test)]
 pub(crate) use mailbox::tests::unheard;
 pub(crate) use mailbox::{Addressee, Mailbox, Note};
-pub(crate) use pool::Job;
-use pool::Pool;
+use pool::{Pool, room_at_once};
 
 use crate::Error;
 
@@ -111,6 +116,17 @@ impl Decoding {
     /// Has blocks decoded whose stored bytes are there; the list is left empty.
     pub(crate) fn submit(&self, jobs: &mut Vec<Job>) {
         self.pool.submit(jobs);
+    }
+
+    /// Decodes a block with the calling thread's own hand, unless there is no memory for it at once.
+    fn decode_here(&self, job: Job, hand: &mut Hand, own: &Arc<Mailbox>) {
+        match room_at_once(job.room(), &self.cache, &self.frames) {
+            Some(room) => {
+                hand.decode(job, room, &self.cache, Some(own));
+                self.frames.changed();
+            }
+            None => self.pool.submit(&mut vec![job]),
+        }
     }
 }
 

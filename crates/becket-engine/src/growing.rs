@@ -183,7 +183,7 @@ impl Growing {
                 }
             };
             for (_, waiter) in asked {
-                waiter.mailbox.leave(waiter.whom, Note::Placed(result));
+                waiter.mailbox.leave(waiter.whom, Note::Placed(result), None);
             }
         }
         if let Err(error) = grow.close() {

@@ -262,6 +262,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri maps no files")]
     fn words_are_bounded() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[0u8; 4088]).unwrap();

@@ -4,6 +4,7 @@
 use std::{
     os::fd::AsRawFd,
     sync::{Arc, mpsc::SyncSender},
+    thread,
 };
 
 use io_uring::cqueue;
@@ -11,10 +12,13 @@ use io_uring::cqueue;
 use crate::{
     Answer, Backing, Batch, Below, Error, Memory, Port, QueueStats,
     core::{Core, Parts},
-    decode::{Mailbox, Note},
+    decode::{Job, Mailbox, Note},
     ring::{Completion, Ring},
     user_data::Source,
 };
+
+/// Closing files takes no more.
+const CLOSING_STACK: usize = 64 * 1024;
 
 /// What a queue is made of.
 pub struct NewQueue {
@@ -37,7 +41,7 @@ pub struct NewQueue {
     pub merge: bool,
     /// Where it counts; no other queue may be given the same.
     pub stats: Arc<QueueStats>,
-    /// Runs on the I/O thread when the queue has ended and has let go of everything else.
+    /// Runs when the queue has ended and has let go of everything else, on the I/O thread or on one that has closed the files.
     pub on_closed: Box<dyn FnOnce() + Send>,
 }
 
@@ -103,7 +107,7 @@ impl Queue {
     pub(crate) fn let_go(&mut self, ring: &mut Ring, change: bool) -> Result<bool, Error> {
         let was_held = self.core.let_go(ring, change);
         self.tell(ring);
-        self.end_turn(ring);
+        self.end_turn(ring, false);
         was_held
     }
 
@@ -139,13 +143,14 @@ impl Queue {
     }
 
     /// Proves what needs it, tells the port what has finished in this turn, and lets it queue what it has gathered.
-    pub(crate) fn end_turn(&mut self, ring: &mut Ring) {
+    /// With a block that the thread is to decode itself, where it `may`.
+    pub(crate) fn end_turn(&mut self, ring: &mut Ring, may: bool) -> Option<Job> {
         self.in_turn = false;
         self.core.prove(ring);
         self.settle(ring);
         self.port.turn_ended(&mut crate::Io { ring, core: &mut self.core });
         self.settle(ring);
-        self.core.turn_ended();
+        self.core.turn_ended(may)
     }
 
     /// Tells the port what has finished, sends what has gathered and begins loads, until there is none of it.
@@ -170,13 +175,25 @@ impl Queue {
         self.core.has_ended()
     }
 
-    /// Gives the ring's slots back, drops everything, then says that the queue is closed.
+    /// Gives the ring's slots back, drops everything, then says that the queue is closed. The last queue of a device has a thread
+    /// close the files: on a network file system that waits for its server, and other devices must not.
     pub(crate) fn release(self, ring: &mut Ring) -> Result<(), Error> {
         let Queue { mut core, port, on_closed, .. } = self;
         let result = core.give_back(ring);
+        let backing = Arc::clone(&core.backing);
         drop(port);
         drop(core);
-        on_closed();
+        let Some(last) = Arc::into_inner(backing) else {
+            on_closed();
+            return result;
+        };
+        let close = move || {
+            drop(last);
+            on_closed();
+        };
+        let thread = thread::Builder::new().name("becket-close".to_owned()).stack_size(CLOSING_STACK);
+        // Where no thread can be had both are dropped here, which says the same.
+        let _ = thread.spawn(close);
         result
     }
 }

@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{
     Backing, Error, NewQueue,
-    decode::{Addressee, Mailbox, Note},
+    decode::{Addressee, Hand, Job, Mailbox, Note},
     queue::Queue,
     ring::{BATCH, Ring},
     user_data::source_of,
@@ -213,6 +213,8 @@ struct Server {
     /// Where others leave word about blocks, and the list that it is exchanged for.
     mailbox: Arc<Mailbox>,
     notes: Vec<(Addressee, Note)>,
+    /// For blocks that this thread decodes itself.
+    hand: Hand,
     /// Queues of which something has completed in this turn, each once.
     turning: Vec<u32>,
     stopping: bool,
@@ -230,6 +232,7 @@ impl Server {
             orders,
             mailbox: Arc::new(Mailbox::new(Arc::clone(&wake))),
             notes: Vec::new(),
+            hand: Hand::default(),
             wake,
             woken: Box::new([0; 8]),
             turning: Vec::with_capacity(BATCH),
@@ -270,13 +273,32 @@ impl Server {
                     }
                 }
             }
-            while let Some(index) = self.turning.pop() {
-                if let Some(Some(queue)) = self.queues.get_mut(index as usize) {
-                    queue.end_turn(&mut self.ring);
-                    self.release_ended(index);
-                }
+            while let Some(job) = self.end_turns() {
+                self.decode(job);
             }
         }
+    }
+
+    /// Ends the turn of all queues of which something has completed. With a block that this thread is to decode itself,
+    /// which it may where no other queue waits for it.
+    fn end_turns(&mut self) -> Option<Job> {
+        let may = self.turning.len() == 1;
+        let mut own = None;
+        while let Some(index) = self.turning.pop() {
+            if let Some(Some(queue)) = self.queues.get_mut(index as usize) {
+                own = queue.end_turn(&mut self.ring, may);
+                self.release_ended(index);
+            }
+        }
+        own
+    }
+
+    /// Decodes a block, and takes in what there is to hear of it. What is queued goes to the kernel first.
+    fn decode(&mut self, job: Job) {
+        // A ring that cannot be entered is seen when it is waited for.
+        let _ = self.ring.submit();
+        job.decode_here(&mut self.hand, &self.mailbox);
+        self.hear();
     }
 
     fn release_ended(&mut self, index: u32) {
@@ -349,7 +371,7 @@ impl Server {
             }
         };
         let (mut queue, started) = Queue::start(&mut self.ring, index as u32, new, &self.mailbox)?;
-        queue.end_turn(&mut self.ring);
+        queue.end_turn(&mut self.ring, false);
         if queue.has_ended() {
             queue.release(&mut self.ring)?;
         } else {

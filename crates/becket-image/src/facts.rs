@@ -148,25 +148,34 @@ pub(crate) struct Known<'a> {
     pub(crate) offset: u64,
 }
 
-/// Asks for the facts, and for the direct descriptor where there can be one.
+/// Asks for the facts that whoever opens it needs, and for the direct descriptor where there can be one.
+///
+/// The others are [`complete`]d by who serves the image: they take twenty system calls, and one dirties the file's inode,
+/// which the kernel's loop driver would have to write before it attaches the file.
 pub(crate) fn ask(known: &Known<'_>) -> (Facts, Option<OwnedFd>) {
     let (direct_fd, direct, direct_reason) = match ask_direct(known) {
         Ok((fd, alignment, reason)) => (Some(fd), Some(alignment), reason),
         Err(reason) => (None, None, reason),
     };
-    let mut facts = Facts {
+    let held = u64::try_from(known.stat.st_blocks).unwrap_or(0).saturating_mul(512);
+    let facts = Facts {
         direct,
         direct_reason,
-        nowait: takes(known.fd, ReadWriteFlags::NOWAIT)
-            && direct_fd.as_ref().is_none_or(|fd| takes(fd.as_fd(), ReadWriteFlags::NOWAIT)),
-        uncached: takes(known.fd, DONTCACHE),
+        sparse: known.kind == BackingKind::Regular && held < known.size,
         ..Facts::unasked(known.kind, known.size, known.writable)
     };
-    match known.kind {
-        BackingKind::Regular => ask_file(known, &mut facts),
-        BackingKind::Block => ask_device(known, &mut facts),
-    }
     (facts, direct_fd)
+}
+
+/// Asks for what else a server has to know: what the backing can do, and in which units.
+pub(crate) fn complete(buffered: BorrowedFd<'_>, direct: Option<BorrowedFd<'_>>, facts: &mut Facts) {
+    facts.nowait = takes(buffered, ReadWriteFlags::NOWAIT)
+        && direct.is_none_or(|direct| takes(direct, ReadWriteFlags::NOWAIT));
+    facts.uncached = takes(buffered, DONTCACHE);
+    match facts.kind {
+        BackingKind::Regular => ask_file(buffered, facts),
+        BackingKind::Block => ask_device(buffered, facts),
+    }
 }
 
 /// `RWF_DONTCACHE` of the kernel's `fs.h` (Linux 6.14); rustix does not name it yet.
@@ -182,16 +191,15 @@ fn takes(fd: BorrowedFd<'_>, flag: ReadWriteFlags) -> bool {
     !matches!(read, Err(Errno::OPNOTSUPP | Errno::NOSYS))
 }
 
-fn ask_file(known: &Known<'_>, facts: &mut Facts) {
-    facts.sparse = u64::try_from(known.stat.st_blocks).unwrap_or(0).saturating_mul(512) < known.size;
+fn ask_file(fd: BorrowedFd<'_>, facts: &mut Facts) {
     // The device below, where there is one to see: none for btrfs, network and memory file systems.
-    let queue = Queue::of(known.stat.st_dev);
+    let queue = rustix::fs::fstat(fd).ok().and_then(|stat| Queue::of(stat.st_dev));
     let below = queue.as_ref().and_then(|queue| queue.unit("physical_block_size")).unwrap_or(512);
     facts.physical_block_size = facts.direct.map_or(512, |alignment| alignment.offset).max(below).max(512);
     facts.io_min = facts.physical_block_size;
     facts.rotational = queue.is_some_and(|queue| queue.number("rotational") == Some(1));
-    if known.writable && can_punch(known) {
-        let fs_block = rustix::fs::fstatfs(known.fd).ok().and_then(|fs| u64::try_from(fs.f_bsize).ok());
+    if facts.writable && can_punch(fd, facts.size) {
+        let fs_block = rustix::fs::fstatfs(fd).ok().and_then(|fs| u64::try_from(fs.f_bsize).ok());
         facts.discard = true;
         facts.discard_granularity = fs_block.and_then(unit).unwrap_or(4096);
         // A hole reads as zeroes, so what can be punched can be zeroed.
@@ -199,17 +207,15 @@ fn ask_file(known: &Known<'_>, facts: &mut Facts) {
     }
 }
 
-fn ask_device(known: &Known<'_>, facts: &mut Facts) {
-    let logical = block::logical_block_size(known.fd).unwrap_or(512);
-    facts.physical_block_size = block::physical_block_size(known.fd)
-        .ok()
-        .and_then(|size| unit(size.into()))
-        .unwrap_or(512)
-        .max(logical);
-    facts.io_min = block::io_min(known.fd).unwrap_or(0).max(facts.physical_block_size);
-    facts.io_opt = block::io_opt(known.fd).unwrap_or(0);
-    facts.rotational = block::rotational(known.fd).unwrap_or(false);
-    let Some(queue) = Queue::of(known.stat.st_rdev).filter(|_| known.writable) else { return };
+fn ask_device(fd: BorrowedFd<'_>, facts: &mut Facts) {
+    let logical = block::logical_block_size(fd).unwrap_or(512);
+    facts.physical_block_size =
+        block::physical_block_size(fd).ok().and_then(|size| unit(size.into())).unwrap_or(512).max(logical);
+    facts.io_min = block::io_min(fd).unwrap_or(0).max(facts.physical_block_size);
+    facts.io_opt = block::io_opt(fd).unwrap_or(0);
+    facts.rotational = block::rotational(fd).unwrap_or(false);
+    let queue = rustix::fs::fstat(fd).ok().and_then(|stat| Queue::of(stat.st_rdev));
+    let Some(queue) = queue.filter(|_| facts.writable) else { return };
     let allows = |limit| queue.number(limit).is_some_and(|bytes| bytes > 0);
     facts.write_zeroes = allows("write_zeroes_max_bytes");
     // Punching a device zeroes it and lets it unmap what it zeroes: one that discards but cannot zero refuses.
@@ -224,16 +230,15 @@ fn ask_device(known: &Known<'_>, facts: &mut Facts) {
 /// Nothing is there to be lost, and one byte is no whole block, so that not even blocks that were allocated
 /// behind the end go. Some file systems note the time all the same; then it is put back, so that merely
 /// attaching an image does not make it newer.
-fn can_punch(known: &Known<'_>) -> bool {
-    let times = rustix::fs::fstat(known.fd).map(|stat| (stat.st_mtime, stat.st_mtime_nsec));
+fn can_punch(fd: BorrowedFd<'_>, size: u64) -> bool {
+    let times = rustix::fs::fstat(fd).map(|stat| (stat.st_mtime, stat.st_mtime_nsec));
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    let punched = retry(|| rustix::fs::fallocate(known.fd, flags, known.size, 1)).is_ok();
+    let punched = retry(|| rustix::fs::fallocate(fd, flags, size, 1)).is_ok();
     if let (true, Ok((tv_sec, nanoseconds))) = (punched, times) {
         let omitted = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
         let before = Timespec { tv_sec: tv_sec as _, tv_nsec: nanoseconds as _ };
         // Only the owner may do this; for anybody else the image is a little newer.
-        let _ =
-            rustix::fs::futimens(known.fd, &Timestamps { last_access: omitted, last_modification: before });
+        let _ = rustix::fs::futimens(fd, &Timestamps { last_access: omitted, last_modification: before });
     }
     punched
 }

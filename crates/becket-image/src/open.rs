@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::ops::Range;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -105,6 +105,26 @@ pub struct Backing {
     pub facts: Facts,
 }
 
+impl Backing {
+    /// Leaves nothing in the page cache of a file that is read past it.
+    fn forget(&self, wanted: DirectIo) {
+        if self.direct.is_some() && wanted != DirectIo::Off && self.facts.kind == BackingKind::Regular {
+            forget_cached(self.buffered.as_fd());
+        }
+    }
+}
+
+impl Opened {
+    /// Asks what the files can do, and in which units, for whoever is to serve them; `wanted` as when it was opened.
+    pub fn complete(&mut self, wanted: DirectIo) {
+        for file in &mut self.files {
+            let Backing { buffered, direct, facts } = file;
+            facts::complete(buffered.as_fd(), direct.as_ref().map(AsFd::as_fd), facts);
+            file.forget(wanted);
+        }
+    }
+}
+
 /// How often an image that moves meanwhile is looked for.
 const LOOKS: u32 = 8;
 
@@ -119,6 +139,17 @@ const LOOKS: u32 = 8;
 ///   inside, when it speaks 4096; else 512. A tail that fills no block is left out, with a warning.
 /// - Direct I/O that is impossible is an error only when it was insisted on.
 pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
+    let mut opened = open_partly(path, options)?;
+    opened.complete(options.direct_io);
+    Ok(opened)
+}
+
+/// The same, but asks of the files only what the kernel's drivers need to know: [`Opened::complete`] asks the rest, which
+/// takes longer than all else here.
+///
+/// # Errors
+/// As [`open()`].
+pub fn open_partly(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
     check_block_size(options.block_size)?;
     let Split { host, inside } = split(path);
     let found = resolve(&host)?;
@@ -374,10 +405,9 @@ fn backing(link: Link, writable: bool, offset: u64, wanted: DirectIo) -> Result<
     if wanted == DirectIo::On && direct.is_none() {
         return Err(Error::DirectIo { path, reason: facts.direct_reason });
     }
-    if direct.is_some() && wanted != DirectIo::Off && kind == BackingKind::Regular {
-        forget_cached(buffered.as_fd());
-    }
-    Ok(Backing { buffered, direct, facts })
+    let file = Backing { buffered, direct, facts };
+    file.forget(wanted);
+    Ok(file)
 }
 
 /// Takes the locks of an image that was opened `shared`, now that those who stood in the way are gone.

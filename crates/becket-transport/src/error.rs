@@ -93,6 +93,12 @@ pub enum Error {
         /// Its node.
         device: PathBuf,
     },
+    /// The file system that the device's image lies on has not said a word about it.
+    #[error("the file system below {} does not answer", device.display())]
+    Silent {
+        /// Its node.
+        device: PathBuf,
+    },
     /// The device's number belongs to another device by now.
     #[error("{} is another device by now (disk sequence {found}, expected {expected})", device.display())]
     OtherDevice {
@@ -181,7 +187,7 @@ impl Error {
             | Error::Claimed { .. } => ErrorKind::InUse,
             Error::NotAttached { .. } => ErrorKind::NotFound,
             Error::PartitionElsewhere { .. } | Error::Helper { .. } => ErrorKind::Io,
-            Error::PartitionsMissing { .. } => ErrorKind::TimedOut,
+            Error::PartitionsMissing { .. } | Error::Silent { .. } => ErrorKind::TimedOut,
         }
     }
 
@@ -196,6 +202,10 @@ impl Error {
                 path.display()
             )),
             Error::Fixed { .. } => Some("detach it and attach it again".to_owned()),
+            Error::Silent { device } => Some(format!(
+                "try again when it does (a network file system?); becket detach {} does not wait for it",
+                device.display()
+            )),
             Error::NotANode { path } => Some(format!("remove {}, then try again", path.display())),
             Error::PartitionElsewhere { .. } => {
                 Some("use --partitions off, or repair the image's partition table".to_owned())

@@ -2,6 +2,7 @@
 //! Knows nothing of formats: an image arrives here as a map and descriptors.
 #![forbid(unsafe_code)]
 
+pub mod aside;
 pub mod dm;
 mod error;
 pub mod fuse;

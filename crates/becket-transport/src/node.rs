@@ -53,6 +53,21 @@ pub fn ensure_char(path: &Path, dev: u64) -> Result<bool, Error> {
     ensure(path, dev, FileType::CharacterDevice)
 }
 
+/// Waits until this user may read and write the node that somebody else (udev) gives to it; whether that came.
+pub fn await_given(path: &Path, timeout: Duration) -> bool {
+    let started = Instant::now();
+    loop {
+        let access = rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK;
+        if rustix::fs::accessat(CWD, path, access, rustix::fs::AtFlags::EACCESS).is_ok() {
+            return true;
+        }
+        if started.elapsed() > timeout {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// What is at a path.
 enum Found {
     Right,

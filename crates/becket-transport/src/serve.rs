@@ -107,6 +107,7 @@ pub enum ServeError {
 #[derive(Debug)]
 pub struct Served {
     id: u32,
+    first: u32,
     queues: Vec<QueueId>,
     stats: Vec<Arc<QueueStats>>,
     /// Gone as soon as no queue reads below the image's file.
@@ -116,6 +117,11 @@ pub struct Served {
 }
 
 impl Served {
+    /// Where its queues begin; see [`Setup::first`](crate::ublk::Setup::first).
+    pub fn first(&self) -> u32 {
+        self.first
+    }
+
     /// Where its bytes are; `None` once its queues have ended. They keep the files open, not this.
     pub fn backing(&self) -> Option<Arc<Backing>> {
         self.backing.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
@@ -151,6 +157,8 @@ impl Served {
 /// What all queues of a device have in common.
 pub(crate) struct Common {
     pub(crate) id: u32,
+    /// Where its queues begin; see [`thread_of`].
+    pub(crate) first: u32,
     pub(crate) queues: u16,
     pub(crate) depth: u16,
     pub(crate) content: Content,
@@ -197,6 +205,7 @@ impl Common {
         let backing = Arc::new(if direct_io { backing } else { backing.through_the_page_cache() });
         let mut served = Served {
             id: self.id,
+            first: self.first,
             queues: Vec::new(),
             stats: Vec::with_capacity(self.queues.into()),
             lease,
@@ -220,7 +229,7 @@ impl Common {
                 stats,
                 on_closed: Box::new(move || drop(share)),
             };
-            queues.push((thread_of(self.id, number, threads), queue));
+            queues.push((thread_of(self.first, number, threads), queue));
         }
         served.queues = threads.add_all(queues).map_err(failed)?;
         Ok(served)
@@ -246,7 +255,8 @@ impl Drop for Finally {
     }
 }
 
-/// The I/O thread of a device's queue. Devices begin at different threads, so that many with few queues use all of them.
-pub(crate) fn thread_of(id: u32, number: u16, threads: &IoThreads) -> usize {
-    (id as usize).wrapping_add(number.into()) % threads.count()
+/// The I/O thread of a queue of a device whose queues begin at `first`. That is the device's number unless there is a reason
+/// for another place, so that many with few queues use all threads.
+pub(crate) fn thread_of(first: u32, number: u16, threads: &IoThreads) -> usize {
+    (first as usize).wrapping_add(number.into()) % threads.count()
 }

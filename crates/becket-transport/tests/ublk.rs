@@ -62,6 +62,7 @@ fn device_round_trip(mode: DataMode, name: &str) {
     let setup = Setup {
         merge: false,
         id: info.dev_id,
+        first: info.dev_id,
         queues: info.nr_hw_queues,
         depth: info.queue_depth,
         flags: info.flags,

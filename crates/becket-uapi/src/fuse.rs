@@ -77,6 +77,8 @@ pub const FUSE_FALLOCATE: u32 = 43;
 
 /// Reads and writes of the file go past the page cache.
 pub const FOPEN_DIRECT_IO: u32 = 1 << 0;
+/// Closing a descriptor of the file asks the server for nothing (Linux 5.16).
+pub const FOPEN_NOFLUSH: u32 = 1 << 5;
 /// Such writes may be under way side by side (Linux 6.2).
 pub const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 

@@ -5,6 +5,7 @@
 pub mod block;
 pub mod dm;
 pub mod extents;
+pub mod fanotify;
 pub mod fuse;
 pub mod handover;
 pub mod landlock;

@@ -3,7 +3,12 @@
 
 use crate::units::{parse_block_size, parse_duration, parse_size};
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
-use std::{ffi::OsString, os::fd::RawFd, path::PathBuf, time::Duration};
+use std::{
+    ffi::OsString,
+    os::{fd::RawFd, unix::ffi::OsStrExt as _},
+    path::PathBuf,
+    time::Duration,
+};
 
 mod device;
 
@@ -45,6 +50,25 @@ pub(crate) struct Global {
     pub(crate) verbose: bool,
 }
 
+impl Cli {
+    /// From a command line's words.
+    pub(crate) fn read(words: &[OsString]) -> Result<Self, clap::Error> {
+        Self::attaches(words).map_or_else(|| Cli::try_parse_from(words), Ok)
+    }
+
+    /// The same of what is called most, in loops, too: the definitions of all the other commands take a fifth of the time in
+    /// which a device is attached. Help and errors come from the parser that has them all.
+    fn attaches(words: &[OsString]) -> Option<Self> {
+        const NAME: &str = "attach";
+        if words.iter().skip(1).find(|word| !word.as_bytes().starts_with(b"-"))? != NAME {
+            return None;
+        }
+        let attach = Attach::augment_args(clap::Command::new(NAME));
+        let command = Global::augment_args(clap::Command::new("becket")).subcommand(attach);
+        Cli::from_arg_matches(&command.try_get_matches_from(words).ok()?).ok()
+    }
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Attach(Attach),
@@ -68,6 +92,7 @@ pub(crate) enum Command {
     RunGuard(RunGuard),
     RunExec(RunExec),
     Generator(Generator),
+    UblkGive(UblkGive),
 }
 
 impl Command {
@@ -124,10 +149,17 @@ pub(crate) struct AttachLine {
     pub(crate) device: DeviceOptions,
 }
 
-impl AttachLine {
+/// What reads such lines: made once for all of them, which takes longer than reading one.
+pub(crate) struct LineParser(clap::Command);
+
+impl LineParser {
+    pub(crate) fn new() -> Self {
+        Self(AttachLine::command())
+    }
+
     /// From a line's words; an error says on one line what is wrong.
-    pub(crate) fn parse_words(words: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
-        let parsed = AttachLine::command().try_get_matches_from(words);
+    pub(crate) fn parse(&mut self, words: impl IntoIterator<Item = OsString>) -> Result<AttachLine, String> {
+        let parsed = self.0.try_get_matches_from_mut(words);
         parsed.and_then(|matches| AttachLine::from_arg_matches(&matches)).map_err(|error| {
             let text = error.to_string();
             let first = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
@@ -504,6 +536,14 @@ pub(crate) struct RunExec {
     pub(crate) cgroup: Option<PathBuf>,
     #[arg(last = true, required = true)]
     pub(crate) command: Vec<OsString>,
+}
+
+/// Give the nodes of a ublk device to the user who added it (started by udev)
+#[derive(Debug, Args)]
+#[command(hide = true)]
+pub(crate) struct UblkGive {
+    /// The device's number
+    pub(crate) number: u32,
 }
 
 /// Make units of a table of devices (started by systemd, as becket-generator)

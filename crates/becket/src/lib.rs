@@ -18,7 +18,7 @@ mod ui;
 mod units;
 mod words;
 
-use clap::{Parser as _, error::ErrorKind};
+use clap::error::ErrorKind;
 use failure::Failure;
 use std::{ffi::OsString, io::Write as _, path::Path, process::ExitCode};
 
@@ -31,7 +31,7 @@ pub fn main() -> ExitCode {
     if let Some(words) = losetup::meant(std::env::args_os()) {
         return ExitCode::from(losetup::run(&words));
     }
-    let cli = match args::Cli::try_parse_from(words()) {
+    let cli = match args::Cli::read(&words()) {
         Ok(cli) => cli,
         Err(error) => return refused(&error),
     };

@@ -1,7 +1,7 @@
 //! A table of devices, /etc/beckettab: `NAME IMAGE [OPTIONS]`, one a line, for the machine to attach when it starts.
 //! A line that is wrong concerns nobody but itself: the others are read all the same.
 
-use crate::args::{AttachLine, DeviceOptions};
+use crate::args::{AttachLine, DeviceOptions, LineParser};
 use std::{
     collections::HashMap,
     ffi::OsString,
@@ -61,10 +61,11 @@ pub(crate) fn text(table: &Path) -> io::Result<Vec<u8>> {
 /// The lines of a table that say something. `given` are options that hold for each that does not say otherwise.
 pub(crate) fn entries(text: &[u8], given: &[OsString]) -> Vec<Result<Entry, Wrong>> {
     let mut names: HashMap<String, usize> = HashMap::new();
+    let mut parser = LineParser::new();
     let lines = text.split(|&byte| byte == b'\n').zip(1..);
     let read = |(text, line)| {
         let wrong = |why: String| Err(Wrong { line, why });
-        let entry = match parse(text, line, given).transpose()? {
+        let entry = match parse(text, line, given, &mut parser).transpose()? {
             Ok(entry) => entry,
             Err(why) => return Some(wrong(why)),
         };
@@ -83,7 +84,12 @@ fn is_a_place(path: &Path) -> bool {
     path.is_absolute() && path.to_str().is_some_and(|text| !text.chars().any(char::is_control))
 }
 
-fn parse(text: &[u8], line: usize, given: &[OsString]) -> Result<Option<Entry>, String> {
+fn parse(
+    text: &[u8],
+    line: usize,
+    given: &[OsString],
+    parser: &mut LineParser,
+) -> Result<Option<Entry>, String> {
     let text = std::str::from_utf8(text).map_err(|_| "it is not UTF-8".to_owned())?;
     let words = crate::words::words(text).map_err(|(column, what)| format!("column {column}: {what}"))?;
     let (name, image, options) = match words.as_slice() {
@@ -113,7 +119,7 @@ fn parse(text: &[u8], line: usize, given: &[OsString]) -> Result<Option<Entry>, 
         }
     }
     words.extend([format!("--name={name}").into(), "--".into(), image.into()]);
-    let AttachLine { image, device } = AttachLine::parse_words(words)?;
+    let AttachLine { image, device } = parser.parse(words)?;
     if let Some(cow) = device.cow.as_deref().filter(|cow| !is_a_place(cow)) {
         return Err(format!("{cow:?} is no absolute path"));
     }

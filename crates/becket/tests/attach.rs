@@ -351,10 +351,13 @@ fn autoclear_goes_with_its_mount() {
     let device = place.attach(&image, &["--autoclear"]);
     let used = Use::of(&device);
     tool(Command::new("mount").arg(&device).arg(&dir));
-    std::thread::sleep(Duration::from_secs(2));
+    // Looked at once a second, where nobody else keeps the machine busy.
+    std::thread::sleep(Duration::from_secs(5));
     assert!(used.lasts(), "it stays while it is mounted");
     tool(Command::new("umount").arg(&dir));
-    assert!(wait_until(Duration::from_secs(20), || place.devices().is_empty() && !used.lasts()));
+    let gone = wait_until(Duration::from_secs(20), || place.devices().is_empty() && !used.lasts());
+    let log = fs::read_to_string(place.runtime().join("log"));
+    assert!(gone, "{:#?}, there: {}, {log:?}", place.devices(), used.lasts());
 }
 
 #[test]

@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use becket_testkit::{Scratch, require_device, require_loop, require_tools, skip, tool, wait_until};
+use becket_testkit::{Scratch, require_device, require_loop, require_tools, require_ublk, tool, wait_until};
 use common::{scratch, text};
 use serde_json::Value;
 
@@ -181,17 +181,10 @@ fn has_lease(image: &Path) -> bool {
 
 /// Whether this machine has what these tests need; when not, they are skipped.
 fn can_run(name: &str) -> bool {
-    if !require_device(name)
-        || !require_loop(name)
-        || !require_tools(name, &["mkfs.ext4", "mkfs.xfs", "perl"])
-    {
-        return false;
-    }
-    let found = Path::new("/dev/ublk-control").exists();
-    if !found {
-        skip(name, "needs /dev/ublk-control");
-    }
-    found
+    require_device(name)
+        && require_loop(name)
+        && require_tools(name, &["mkfs.ext4", "mkfs.xfs", "perl"])
+        && require_ublk(name)
 }
 
 /// What is done to an image while it is read.
@@ -199,14 +192,8 @@ type Deed = fn(&Filesystem, &Path, &Verifier, &Value);
 
 /// One file system of each kind, one deed: attach, read, do it, read on.
 fn on_each_filesystem(name: &str, deed: Deed) {
-    if !require_device(name)
-        || !require_loop(name)
-        || !require_tools(name, &["mkfs.ext4", "mkfs.xfs", "perl"])
-    {
+    if !can_run(name) {
         return;
-    }
-    if !Path::new("/dev/ublk-control").exists() {
-        return skip(name, "needs /dev/ublk-control");
     }
     let kinds = [(&["mkfs.ext4", "-q"][..], 64 << 20), (&["mkfs.xfs", "-q", "-m", "reflink=0"], 320 << 20)];
     for (make, size) in kinds {

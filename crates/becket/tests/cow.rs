@@ -4,7 +4,9 @@
 
 mod common;
 
-use becket_testkit::{Scratch, image, require_device, require_fuse, require_tools, skip, tool, wait_until};
+use becket_testkit::{
+    Scratch, image, require_device, require_fuse, require_tools, require_ublk, tool, wait_until,
+};
 use common::{
     disk::{kill_worker, scribble},
     scratch, text,
@@ -21,8 +23,7 @@ use std::{
 const MIB: u64 = 1 << 20;
 
 fn ready(name: &str, via: &str) -> bool {
-    if via == "ublk" && !Path::new("/dev/ublk-control").exists() {
-        skip(name, "needs ublk");
+    if via == "ublk" && !require_ublk(name) {
         return false;
     }
     let mut tools = vec!["qemu-img", "mksquashfs", "sfdisk", "blkdiscard"];

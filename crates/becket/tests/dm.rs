@@ -5,7 +5,7 @@
 mod common;
 
 use becket_testkit::{Scratch, image, require_dm, require_tools, tool, wait_until};
-use common::{Use, WRITE_USE, ended, numbers, scratch, text};
+use common::{Use, WRITE_USE, below::Below, ended, numbers, scratch, text};
 use serde_json::{Value, json};
 use std::{
     fs,
@@ -17,26 +17,6 @@ use std::{
 
 const MIB: u64 = 1 << 20;
 const A_SECOND: Duration = Duration::from_secs(1);
-
-/// A loop device to stand on.
-struct Below(PathBuf);
-
-impl Below {
-    fn new(image: &Path, more: &[&str]) -> Below {
-        let node = tool(Command::new("losetup").args(["--find", "--show"]).args(more).arg(image));
-        Below(node.trim().into())
-    }
-
-    fn path(&self) -> &str {
-        self.0.to_str().unwrap()
-    }
-}
-
-impl Drop for Below {
-    fn drop(&mut self) {
-        tool(Command::new("losetup").arg("--detach").arg(&self.0));
-    }
-}
 
 /// A disk with two partitions, as an image and as a block device. The device must go after the place's devices.
 fn disk() -> (Below, Scratch) {

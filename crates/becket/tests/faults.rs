@@ -5,21 +5,23 @@
 mod common;
 
 use std::{
-    fs::{File, OpenOptions},
-    io,
-    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
+    io::Read as _,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use becket_testkit::{Scratch, image, require_device, require_fuse, require_loop, skip, tool};
-use common::scratch;
+use becket_testkit::{
+    Scratch, image, require_device, require_fuse, require_loop, require_tools, scaled, skip, wait_until,
+};
+use becket_transport::aside::within;
+use common::page::{EIO, ENOSPC, PAGE, direct, read, write};
+use common::{Use, scratch};
+use tempfile::TempDir;
 
 const SIZE: u64 = 8 << 20;
 const MIB: u64 = 1 << 20;
-const PAGE: usize = 4096;
 
 /// A device under faults with what its image holds; `None` where no server moves the bytes.
 fn attach(name: &str, place: &Scratch, faults: &str) -> Option<(PathBuf, Vec<u8>)> {
@@ -39,30 +41,6 @@ fn attach(name: &str, place: &Scratch, faults: &str) -> Option<(PathBuf, Vec<u8>
     Some((PathBuf::from(ran.out.trim_end()), content))
 }
 
-fn direct(device: &Path) -> File {
-    let flags = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).unwrap();
-    OpenOptions::new().read(true).write(true).custom_flags(flags).open(device).unwrap()
-}
-
-/// A page where direct I/O takes it.
-#[repr(align(4096))]
-struct Page([u8; PAGE]);
-
-fn read(file: &File, at: u64) -> Result<Box<Page>, i32> {
-    let mut page = Box::new(Page([0; PAGE]));
-    file.read_exact_at(&mut page.0, at).map(|()| page).map_err(errno)
-}
-
-fn write(file: &File, at: u64, byte: u8) -> Result<(), i32> {
-    file.write_all_at(&Page([byte; PAGE]).0, at).map_err(errno)
-}
-
-fn errno(error: io::Error) -> i32 {
-    error.raw_os_error().unwrap()
-}
-
-const EIO: i32 = 5;
-const ENOSPC: i32 = 28;
 const ENODATA: i32 = 61;
 
 #[test]
@@ -172,8 +150,7 @@ fn a_backing_that_hangs_holds_up_its_own_device_alone() {
     let below = place.devices()[0]["worker_pid"].to_string();
     let top = direct(&attach("top", &bottom, &[]));
     let other = direct(&attach("other", &place.path("other"), &[]));
-    let send = |signal: &str| tool(Command::new("kill").args([signal, &below]));
-    send("-STOP");
+    let mut stopped = Stopped::new(&below);
     let hanging = thread::spawn(move || read(&top, MIB).map(|page| page.0.to_vec()));
     for round in 0..60u64 {
         let at = round * 37 % 2000 * PAGE as u64;
@@ -181,11 +158,196 @@ fn a_backing_that_hangs_holds_up_its_own_device_alone() {
     }
     assert!(!hanging.is_finished(), "nobody could have answered");
     assert_eq!(place.devices().len(), 3, "list does not hang either");
-    send("-CONT");
+    let ran = place.run(["detach", "top"]);
+    assert!(stopped.lasts(), "detach has waited for the backing: {ran:?}");
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("in use"), "{ran:?}");
+    drop(stopped);
     assert_eq!(hanging.join().unwrap().unwrap(), content[MIB as usize..][..PAGE]);
-    drop(other);
-    for name in ["top", "other", "bottom"] {
+    let mut stopped = Stopped::new(&below);
+    place.ok(["detach", "top"]);
+    assert!(stopped.lasts(), "nobody uses it: what it lies on need not be asked");
+    drop((stopped, other));
+    for name in ["other", "bottom"] {
         place.ok(["detach", name]);
+    }
+}
+
+/// A network file system that hangs: closing a file of it waits for its server, as does looking at one.
+#[test]
+fn fuse_a_file_system_that_hangs_holds_up_its_own_device_alone() {
+    let name = "faults::fuse_a_file_system_that_hangs_holds_up_its_own_device_alone";
+    let Some((net, place, content)) = Net::mount(name) else { return };
+    for image in ["one", "two"] {
+        std::fs::write(place.path(image), &content).unwrap();
+    }
+    // One queue each, so that one of the others shares its thread.
+    let attach = |name: &str, image: &Path| {
+        direct(&place.attach(image, &["--via", "fuse", "--queues", "1", "--name", name]))
+    };
+    drop(attach("net", &net.file));
+    let others = ["one", "two"].map(|name| attach(name, &place.path(name)));
+
+    let mut stopped = net.stop();
+    let ran = place.run(["detach", "net"]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("the file system of its image may not answer"), "{ran:?}");
+    for other in &others {
+        assert_eq!(read(other, MIB).unwrap().0, content[MIB as usize..][..PAGE]);
+    }
+    let ran = place.run(["detach", "one"]);
+    assert!(ran.code == 1 && ran.err.contains("in use: open by"), "{ran:?}");
+    assert!(stopped.lasts(), "somebody has waited for the server");
+    drop((stopped, others));
+    for name in ["one", "two"] {
+        place.ok(["detach", name]);
+    }
+    // It may have gone by itself when its server went on.
+    let _ = place.run(["detach", "net"]);
+    assert!(wait_until(Duration::from_secs(30), || place.devices().is_empty()));
+}
+
+/// The kernel's own loop driver over such a file: what it would wait for, with the device locked, is not begun; and who only wants to
+/// be rid of the device asks nobody.
+#[test]
+fn fuse_a_loop_device_over_a_file_system_that_hangs_can_go() {
+    let name = "faults::fuse_a_loop_device_over_a_file_system_that_hangs_can_go";
+    let Some((net, place, content)) = Net::mount(name) else { return };
+    std::fs::write(place.path("other"), &content).unwrap();
+    let device = place.attach(&net.file, &["--via", "loop", "--read-only", "--name", "net"]);
+    let mut stopped = net.stop();
+    // Each of them would keep whoever comes next from opening the device.
+    let changes: [&[&str]; 4] = [
+        &["set", "net", "--image", "other"],
+        &["set", "net", "--size-limit", "4M"],
+        &["set", "net", "--direct-io", "off"],
+        &["refresh", "net"],
+    ];
+    thread::scope(|scope| {
+        let place = &place;
+        let ran: Vec<_> = changes.map(|words| scope.spawn(move || place.run(words))).into_iter().collect();
+        assert_eq!(place.devices().len(), 1, "list asks nobody");
+        place.ok(["doctor"]);
+        for (ran, words) in ran.into_iter().zip(changes) {
+            let ran = ran.join().unwrap();
+            assert_eq!(ran.code, 1, "{words:?}: {ran:?}");
+            let told = format!("the file system below {} does not answer", device.display());
+            assert!(ran.err.contains(&told) && ran.err.contains("becket detach"), "{words:?}: {ran:?}");
+        }
+    });
+    assert!(stopped.lasts(), "somebody has waited for the server");
+    // In use it stays, by a file that has no request under way either.
+    let user = std::fs::File::open(&device).unwrap();
+    let ran = place.run(["detach", "net"]);
+    assert!(ran.code == 1 && ran.err.contains("in use: open by"), "{ran:?}");
+    drop(user);
+    let used = Use::of(&device);
+    place.ok(["detach", "net"]);
+    assert!(!used.lasts() && place.devices().is_empty());
+    assert!(stopped.lasts(), "somebody has waited for the server");
+}
+
+/// A device whose image has ceased to answer can be given another, unless that has to be compared with what nobody can read.
+#[test]
+fn fuse_an_image_that_hangs_is_replaced_or_it_is_said_why_not() {
+    let name = "faults::fuse_an_image_that_hangs_is_replaced_or_it_is_said_why_not";
+    let Some((net, place, content)) = Net::mount(name) else { return };
+    std::fs::write(place.path("other"), &content).unwrap();
+    let device = place.attach(&net.file, &["--via", "fuse", "--read-only", "--name", "net"]);
+    let mut stopped = net.stop();
+    // Claimed, so that what it shows may not change.
+    let claim = rustix::fs::OFlags::EXCL | rustix::fs::OFlags::RDONLY;
+    let claim = rustix::fs::open(&device, claim, rustix::fs::Mode::empty()).unwrap();
+    let ran = place.run(["set", "net", "--image", "other"]);
+    assert!(ran.code == 1 && ran.err.contains("gave no byte for"), "{ran:?}");
+    assert!(stopped.lasts(), "somebody has waited for the server");
+    // The device's last close waits for what is under way.
+    drop(stopped);
+    drop(claim);
+
+    let mut stopped = net.stop();
+    let ran = place.run(["set", "net", "--image", "other"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert_eq!(read(&direct(&device), MIB).unwrap().0, content[MIB as usize..][..PAGE]);
+    assert!(stopped.lasts(), "somebody has waited for the server");
+    drop(stopped);
+    place.ok(["detach", "net"]);
+}
+
+/// A file system of one file, `file`, as a network's: its server can be stopped. It ends before the test does, whatever becomes of that,
+/// so that nothing that is left over it waits for ever.
+struct Net {
+    server: Child,
+    file: PathBuf,
+    _dir: TempDir,
+}
+
+impl Net {
+    /// Besides it a place, whose devices go before it, and what the file holds. `None` where this machine cannot.
+    fn mount(name: &str) -> Option<(Net, Scratch, Vec<u8>)> {
+        if !require_fuse(name) || !require_tools(name, &["qemu-storage-daemon", "bash"]) {
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (file, bottom) = (dir.path().join("net"), dir.path().join("bottom"));
+        let content = image::random_bytes(SIZE as usize, 6);
+        std::fs::write(&bottom, &content).unwrap();
+        std::fs::write(&file, "").unwrap();
+        let blockdev = format!("file,filename={},node-name=n", bottom.display());
+        let export = format!("fuse,id=e,node-name=n,mountpoint={},writable=on", file.display());
+        let mut server = Command::new("qemu-storage-daemon");
+        let server = server.args(["--blockdev", &blockdev, "--export", &export]).spawn().unwrap();
+        let net = Net { server, file, _dir: dir };
+        let there = || std::fs::metadata(&net.file).is_ok_and(|file| file.len() == SIZE);
+        assert!(wait_until(Duration::from_secs(30), there));
+        Some((net, scratch(), content))
+    }
+
+    /// Stops the server. When this returns the kernel answers no more by what it has heard of the file a moment before.
+    fn stop(&self) -> Stopped {
+        let stopped = Stopped::new(&self.server.id().to_string());
+        let answers = || {
+            let file = self.file.clone();
+            within(Duration::from_secs(2), move || std::fs::metadata(file)).is_some()
+        };
+        assert!(wait_until(Duration::from_secs(20), || !answers()));
+        stopped
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        // It unmounts by itself then.
+        let _ = Command::new("kill").arg(self.server.id().to_string()).status();
+        let _ = self.server.wait();
+    }
+}
+
+/// A process that is stopped; but not for ever, since whoever waits for it can keep others waiting, by locks of the kernel's. Whoever has
+/// it go on is a process, too, which outlives this one.
+struct Stopped(Child);
+
+impl Stopped {
+    fn new(pid: &str) -> Stopped {
+        let enough = scaled(Duration::from_secs(30)).as_secs().to_string();
+        let script = "kill -STOP $0 && echo; read -t $1; kill -CONT $0";
+        let mut guard = Command::new("bash");
+        let guard = guard.args(["-c", script, pid, &enough]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut guard = guard.spawn().unwrap();
+        let mut said = [0];
+        guard.stdout.take().unwrap().read_exact(&mut said).expect("it is stopped");
+        Stopped(guard)
+    }
+
+    fn lasts(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        self.0.wait().unwrap();
     }
 }
 

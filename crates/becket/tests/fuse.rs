@@ -152,6 +152,29 @@ fn fuse_write_back_does_not_notice_who_is_killed() {
     }
 }
 
+/// A compressed image neither takes another's place nor leaves it: both are said, and the device goes on.
+#[test]
+fn fuse_compressed_image_stays_where_it_is() {
+    let name = "fuse::fuse_compressed_image_stays_where_it_is";
+    if !require_fuse(name) || !require_tools(name, &["xz"]) {
+        return;
+    }
+    let place = scratch();
+    let (packed, plain) = (place.path("a.img"), place.path("b.img"));
+    image::random(&packed, MIB, 1);
+    image::random(&plain, MIB, 2);
+    tool(Command::new("xz").args(["--keep", "--block-size=65536"]).arg(&packed));
+    for (image, other, shown) in [("a.img.xz", "b.img", &packed), ("b.img", "a.img.xz", &plain)] {
+        let (device, _) = attach(&place, &place.path(image));
+        let node = device.to_str().unwrap();
+        let ran = place.run(["set", "--json", "--read-only", "on", "--image", other, node]);
+        assert_eq!((ran.code, text(&ran.json()["errors"][0], "kind")), (1, "unsupported"), "{ran:?}");
+        assert!(text(&ran.json()["errors"][0], "hint").contains("detach"), "{ran:?}");
+        assert_eq!(crc_whole(&device), crc_whole(shown));
+        place.ok(["detach", node]);
+    }
+}
+
 /// Without anybody who serves it a device is lost. Its users get errors, and it can still be detached.
 #[test]
 fn fuse_device_without_any_server_is_lost_and_can_be_detached() {

@@ -5,7 +5,8 @@
 mod common;
 
 use becket_testkit::{
-    Scratch, crc, crc_whole, image, require_device, require_fuse, require_tools, skip, tool, via, wait_until,
+    Scratch, crc, crc_whole, image, require_device, require_fuse, require_tools, require_ublk, tool, via,
+    wait_until,
 };
 use common::{disk::kill_worker, ended, scratch, text};
 use serde_json::json;
@@ -33,13 +34,7 @@ fn disk(place: &Scratch) {
         .write_all_at(&[5; 4096], 512 << 10)
         .unwrap();
     std::os::unix::fs::symlink("dir/nested.img", place.path("tree/link.img")).unwrap();
-    let [(first, first_len), (second, second_len)] = image::GPT_PARTITIONS;
-    image::gpt(&place.path("disk.img"), 16 * MIB);
-    let fs = place.path("p1.ext4");
-    image::ext4(&fs, first_len * 512, &place.path("tree"));
-    let disk = fs::OpenOptions::new().write(true).open(place.path("disk.img")).unwrap();
-    disk.write_all_at(&fs::read(fs).unwrap(), first * 512).unwrap();
-    disk.write_all_at(&image::random_bytes((second_len * 512) as usize, 9), second * 512).unwrap();
+    image::partitioned(&place.path("disk.img"), &place.path("tree"));
 }
 
 fn ready(name: &str) -> bool {
@@ -284,8 +279,8 @@ fn what_is_compressed_is_refused_with_a_way_out() {
 #[test]
 fn a_compressed_image_is_decoded() {
     let name = "nested::a_compressed_image_is_decoded";
-    if !Path::new("/dev/ublk-control").exists() {
-        return skip(name, "needs ublk");
+    if !require_ublk(name) {
+        return;
     }
     is_decoded(name, "ublk");
 }
@@ -470,8 +465,8 @@ fn bgzf(place: &Scratch, bytes: &[u8]) -> Vec<u8> {
 #[test]
 fn a_compressed_disk_is_decoded() {
     let name = "nested::a_compressed_disk_is_decoded";
-    if !Path::new("/dev/ublk-control").exists() {
-        return skip(name, "needs ublk");
+    if !require_ublk(name) {
+        return;
     }
     if !ready(name) {
         return;

@@ -4,7 +4,9 @@
 
 mod common;
 
-use becket_testkit::{Scratch, crc_whole, image, require_device, require_fuse, require_tools, skip, tool};
+use becket_testkit::{
+    Scratch, crc_whole, image, require_device, require_fuse, require_tools, require_ublk, tool,
+};
 use common::{
     disk::{kill_worker, scribble},
     scratch, text,
@@ -39,8 +41,8 @@ fn chain(place: &Scratch) {
 #[test]
 fn a_chain_is_attached_as_qemu_reads_it() {
     let name = "qcow2::a_chain_is_attached_as_qemu_reads_it";
-    if !Path::new("/dev/ublk-control").exists() {
-        return skip(name, "needs ublk");
+    if !require_ublk(name) {
+        return;
     }
     is_what_qemu_reads(name, "ublk");
 }
@@ -116,8 +118,8 @@ fn what_cannot_be_attached_says_what_to_do() {
 #[test]
 fn a_qcow2_is_written_as_qemu_reads_it() {
     let name = "qcow2::a_qcow2_is_written_as_qemu_reads_it";
-    if !Path::new("/dev/ublk-control").exists() {
-        return skip(name, "needs ublk");
+    if !require_ublk(name) {
+        return;
     }
     is_written(name, "ublk");
 }

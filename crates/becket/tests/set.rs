@@ -100,6 +100,50 @@ fn what_cannot_be_written_back_keeps_a_device_writable() {
     assert_eq!(read_to_string(ro).unwrap(), "0\n", "{}", again.display());
 }
 
+/// Anybody with the right can tell a device's users by an ioctl that they can write, or cannot.
+#[test]
+fn a_flag_that_others_set_is_told_and_where_becket_serves_opens_nothing() {
+    let name = "set::a_flag_that_others_set_is_told_and_where_becket_serves_opens_nothing";
+    if !require_device(name) || !require_tools(name, &["blockdev"]) {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("a.img");
+    image::random(&image, 1 << 20, 1);
+    let device = place.attach(&image, &[]);
+    let node = device.to_str().unwrap();
+    let told = || place.devices()[0]["read_only"].as_bool().unwrap();
+    let blockdev = |what| tool(Command::new("blockdev").args([what, node]));
+    let write = |byte: u8| {
+        let file = OpenOptions::new().write(true).open(&device)?;
+        file.write_all_at(&[byte; 4096], 0)?;
+        file.sync_all()
+    };
+    let first = || std::fs::read(&image).unwrap()[0];
+
+    blockdev("--setro");
+    assert!(told());
+    write(1).expect_err("the kernel refuses it");
+    place.ok(["set", "--read-only", "off", node]);
+    assert!(!told());
+    write(2).unwrap();
+
+    place.ok(["set", "--read-only", "on", node]);
+    blockdev("--setrw");
+    let outcome = write(3);
+    if place.devices()[0]["transport"] == "loop" {
+        // The kernel's driver has the image open for writing, and nobody else is asked.
+        assert!(!told() && outcome.is_ok());
+    } else {
+        assert!(told());
+        outcome.expect_err("the worker refuses it");
+        assert_eq!(first(), 2);
+    }
+    place.ok(["set", "--read-only", "off", node]);
+    write(4).unwrap();
+    assert_eq!(first(), 4);
+}
+
 #[test]
 fn a_step_that_was_made_is_told_of_though_the_next_one_failed() {
     if !require_loop("set::a_step_that_was_made_is_told_of_though_the_next_one_failed") {

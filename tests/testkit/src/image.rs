@@ -5,6 +5,7 @@ use crate::tool;
 use std::{
     fs,
     io::Write as _,
+    os::unix::fs::FileExt as _,
     path::Path,
     process::{Command, Stdio},
 };
@@ -63,6 +64,20 @@ pub fn gpt(path: &Path, size: u64) {
         .expect("sfdisk runs");
     sfdisk.stdin.take().expect("is piped").write_all(script.as_bytes()).expect("sfdisk reads");
     assert!(sfdisk.wait().expect("sfdisk ends").success(), "sfdisk {}", path.display());
+}
+
+/// A disk of 16 MiB with the partitions of [`GPT_PARTITIONS`]: in the first an ext4 file system that holds what is in `from`, in
+/// the second random bytes. Needs sfdisk and mke2fs.
+pub fn partitioned(path: &Path, from: &Path) {
+    let [(first, first_len), (second, second_len)] = GPT_PARTITIONS;
+    gpt(path, 16 << 20);
+    let part = path.with_extension("p1");
+    ext4(&part, first_len * 512, from);
+    let disk = fs::OpenOptions::new().write(true).open(path).expect("opens");
+    disk.write_all_at(&fs::read(&part).expect("reads"), first * 512).expect("writes");
+    let len = usize::try_from(second_len * 512).expect("fits memory");
+    disk.write_all_at(&random_bytes(len, 9), second * 512).expect("writes");
+    fs::remove_file(part).expect("removes");
 }
 
 #[cfg(test)]

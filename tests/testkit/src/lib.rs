@@ -57,11 +57,17 @@ pub fn require_tools(name: &str, tools: &[&str]) -> bool {
     missing.is_empty()
 }
 
+/// Whether this is the virtual machine, where computing is slow and nobody else is hurt.
+#[must_use]
+pub fn in_a_guest() -> bool {
+    env::var_os("BECKET_TEST_GUEST").is_some()
+}
+
 /// Whether a test that no kernel has a part in may run: in a guest, where computing is slow, it is skipped, for the host has
 /// run it. The programs `tools` must be there, too.
 #[must_use]
 pub fn require_plain_machine(name: &str, tools: &[&str]) -> bool {
-    if env::var_os("BECKET_TEST_GUEST").is_some() {
+    if in_a_guest() {
         skip(name, "no kernel has a part in it");
         return false;
     }
@@ -116,6 +122,16 @@ pub fn require_dm(name: &str) -> bool {
     let found = loops && Path::new("/sys/class/misc/device-mapper").exists();
     if loops && !found {
         skip(name, "needs device-mapper");
+    }
+    found
+}
+
+/// Whether ublk is here; when not, the test is skipped.
+#[must_use]
+pub fn require_ublk(name: &str) -> bool {
+    let found = Path::new("/dev/ublk-control").exists();
+    if !found {
+        skip(name, "needs ublk");
     }
     found
 }

@@ -1,17 +1,17 @@
 //! The scenarios' scripts on this machine itself: what needs no kernel but its own.
 //! Never leaves anything behind of what it makes: a folder of its own holds the script's files and becket's records.
 
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
 use super::build::Build;
 use super::contestant::Field;
 use super::guest::{self, LIBRARY};
 use super::record::{self, Clock, Setting};
-use crate::exec;
 use crate::vm::quoted;
 
 /// A folder, and where becket keeps its records meanwhile.
@@ -48,7 +48,12 @@ impl Host {
         let mut command = Command::new("bash");
         command.arg("-c").arg(format!("{head}\n{script}")).current_dir(self.work.path());
         command.env("BECKET_RUNTIME_DIR", &self.records).env("BECKET_LINK_DIR", self.records.join("links"));
-        exec::quietly(command.env_remove("BECKET_TEST_VIA"))?;
+        command.env_remove("BECKET_TEST_VIA").stdin(Stdio::null()).stdout(io::stderr());
+        let status = command.status().context("cannot start `bash`")?;
+        ensure!(
+            status.success(),
+            "the benchmark's script failed on this machine ({status}); why is the last that it said"
+        );
         Ok(std::fs::read_to_string(self.work.path().join("report"))?)
     }
 

@@ -1,17 +1,6 @@
 # Runs in the guest when systemd has reached multi-user.target. IMAGES is set in front of this.
 # Never passes when it ends early; each `test` line is a case for CI.
-code=0 ended=
-check() { # NAME COMMAND...: a case
-    local name=$1 said
-    shift
-    if said=$("$@" 2>&1); then
-        echo "test boot::$name ... ok"
-    else
-        printf '%s\n' "$said"
-        echo "test boot::$name ... FAILED"
-        code=1
-    fi
-}
+ended=
 the_end() {
     journalctl -b -o short-monotonic --no-pager >/root/boot.log
     # Whoever ends before the last line has not passed what comes behind.
@@ -20,11 +9,6 @@ the_end() {
 }
 trap the_end EXIT
 name() { (($1 % 2)) && echo "snap$1" || echo "snap-$1"; }
-within() { # SECONDS COMMAND...: until it succeeds
-    local until=$((SECONDS + $1))
-    shift
-    until "$@"; do ((SECONDS < until)) || return; sleep 0.1; done
-}
 
 up() {
     within 20 eval '[[ $(systemctl is-system-running) != starting ]]'
@@ -122,4 +106,4 @@ check a_device_detached_by_hand_can_be_started_again by_hand
 check a_stopped_unit_detaches stopped
 check a_stopped_unit_unmounts_first unmounts_first
 check a_mount_pulls_its_device_in mount_pulls_it_in
-ended=yes
+

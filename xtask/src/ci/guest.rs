@@ -30,13 +30,20 @@ pub(crate) fn run(
     let place = match load {
         Load::Conformance { via, mode } => [&series.to_string(), via, mode.unwrap_or_default()].join(" "),
         Load::Tests => format!("{series} ublk"),
+        Load::Users => format!("{series} users"),
         Load::Boot { .. } => format!("{series} systemd"),
     };
     let place = place.trim_end().to_owned();
     let facts = facts(series, load);
     if let Load::Boot { images } = load {
         let machine = boot::machine(series, images, &binaries.becket, work.path())?;
-        let (code, text) = listen(&machine, output)?;
+        let (code, text) = listen(|both| boot::boot(&machine, both), output)?;
+        return told(libtest::cases(&text, &place, &facts), code);
+    }
+
+    if load == Load::Users {
+        let machine = boot::users(series, &binaries.becket, work.path())?;
+        let (code, text) = listen(|both| machine.boot(both), output)?;
         return told(libtest::cases(&text, &place, &facts), code);
     }
 
@@ -63,20 +70,23 @@ pub(crate) fn run(
             for test in &binaries.tests {
                 machine.files.push(Place { host: test.clone(), guest: format!("{BIN}/{}", file_name(test)) });
             }
-            let (code, text) = listen(&machine, output)?;
+            let (code, text) = listen(|both| machine.boot(both), output)?;
             let mut cases = libtest::cases(&text, &place, &facts);
             let skips = std::fs::read_to_string(&report).context("the guest sent no skip log")?;
             libtest::apply_skips(&mut cases, &skips, &place, &facts);
             told(cases, code)
         }
-        Load::Boot { .. } => bail!("{name} has a machine of its own"),
+        Load::Boot { .. } | Load::Users => bail!("{name} has a machine of its own"),
     }
 }
 
-/// Boots a machine; its exit code and what it printed, which is handed on as it comes.
-fn listen(machine: &Machine, output: &mut dyn FnMut(&[u8])) -> Result<(u8, String)> {
+/// Runs a machine by `boot`; its exit code and what it printed, which is handed on as it comes.
+fn listen(
+    boot: impl FnOnce(&mut dyn FnMut(&[u8])) -> Result<u8>,
+    output: &mut dyn FnMut(&[u8]),
+) -> Result<(u8, String)> {
     let mut text = Vec::new();
-    let code = machine.boot(&mut |bytes| {
+    let code = boot(&mut |bytes| {
         text.extend_from_slice(bytes);
         output(bytes);
     })?;
@@ -127,8 +137,8 @@ fn script(series: Series, load: Load, binaries: &Binaries) -> String {
             }
             writeln!(script, "exit $code")
         }
-        // Its machine brings its own.
-        Load::Boot { .. } => Ok(()),
+        // Their machines bring their own.
+        Load::Boot { .. } | Load::Users => Ok(()),
     };
     script
 }

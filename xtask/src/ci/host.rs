@@ -45,18 +45,22 @@ pub(crate) fn check(name: &str, command: &mut Command) -> Result<Vec<Case>> {
 
 /// All of the workspace's own tests.
 pub(crate) fn tests() -> Result<Vec<Case>> {
+    tested(exec::cargo().args(["test", "--workspace"]), &[])
+}
+
+/// Runs tests by a command that is some `cargo test`, whose runners get these words; shows what they say.
+pub(crate) fn tested(command: &mut Command, words: &[&str]) -> Result<Vec<Case>> {
     let dir = exec::target_dir().join("ci");
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let skips = dir.join("skips");
     let _ = std::fs::remove_file(&skips);
 
-    let mut command = exec::cargo();
-    command.args(["test", "--workspace", "--no-fail-fast"]).env("BECKET_SKIP_LOG", &skips);
+    command.arg("--no-fail-fast").arg("--").args(words).env("BECKET_SKIP_LOG", &skips);
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
-        .with_context(|| format!("cannot start `{}`", exec::shown(&command)))?;
+        .with_context(|| format!("cannot start `{}`", exec::shown(command)))?;
     let mut output = String::new();
     if let Some(stdout) = child.stdout.take() {
         for line in BufReader::new(stdout).split(b'\n') {

@@ -11,16 +11,16 @@ mod libtest;
 mod report;
 
 use std::collections::VecDeque;
-use std::io::Write;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::vm::Series;
+use crate::vm::{Series, show};
 use allow::Allowed;
 pub(crate) use build::{Binaries, becket, test_of_becket};
-pub(crate) use case::{Case, Outcome};
+pub(crate) use case::{Case, Outcome, count};
+pub(crate) use host::tested;
 
 /// Arguments of `cargo xtask ci`.
 #[derive(clap::Args)]
@@ -59,12 +59,14 @@ enum Load {
     Conformance { via: &'static str, mode: Option<&'static str> },
     /// The tests of the packages that use ublk.
     Tests,
+    /// What users without privileges have.
+    Users,
     /// A start of the machine with systemd and so many images in /etc/beckettab.
     Boot { images: u32 },
 }
 
 /// All steps, in their order: what is quick and likely to fail first.
-const STEPS: [(&str, Step); 16] = [
+const STEPS: [(&str, Step); 17] = [
     ("fmt", Step::Fmt),
     ("clippy", Step::Clippy),
     ("doc", Step::Doc),
@@ -98,6 +100,7 @@ const STEPS: [(&str, Step); 16] = [
         "guest-6.12",
         Step::Guest { series: Series::V6_12, load: Load::Conformance { via: "ublk", mode: Some("copy") } },
     ),
+    ("guest-6.12-users", Step::Guest { series: Series::V6_12, load: Load::Users }),
     ("guest-6.1", Step::Guest { series: Series::V6_1, load: Load::Conformance { via: "loop", mode: None } }),
 ];
 
@@ -181,11 +184,7 @@ fn all_guests(guests: &[(&'static str, Step)], lanes: usize) -> Vec<Finished> {
 
     if lanes <= 1 {
         for &(name, step) in guests {
-            finished.push(timed(name, || {
-                guest::run(name, step, &binaries, &mut |bytes| {
-                    let _ = std::io::stdout().write_all(bytes);
-                })
-            }));
+            finished.push(timed(name, || guest::run(name, step, &binaries, &mut show)));
         }
         return finished;
     }

@@ -24,6 +24,9 @@ const SCRATCH: &str = "8G";
 /// How long a broken kernel may go on printing its trace before it is ended.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
+/// How long systemd may take to stop everything and power off.
+const ORDERLY_END: Duration = Duration::from_secs(180);
+
 /// A file or directory, and where it goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -71,6 +74,8 @@ pub(crate) struct Machine {
     pub(crate) udev: bool,
     /// systemd is process 1; the script runs when it has reached its target.
     pub(crate) systemd: bool,
+    /// Where the disk of `/scratch` is left. systemd then powers the machine off in its own way.
+    pub(crate) kept_scratch: Option<PathBuf>,
     pub(crate) verbose: bool,
     pub(crate) files: Vec<Place>,
     pub(crate) outs: Vec<Place>,
@@ -88,6 +93,7 @@ impl Machine {
             icount: false,
             udev: false,
             systemd: false,
+            kept_scratch: None,
             verbose: false,
             files: Vec::new(),
             outs: Vec::new(),
@@ -132,6 +138,10 @@ impl Machine {
         }
         let log = lock::cache_dir()?.join(format!("console-{}.log", self.series));
         std::fs::write(&log, run.console.text())?;
+        if let (Ok(_), Some(place)) = (&result, &self.kept_scratch) {
+            std::fs::rename(at("scratch"), place)
+                .with_context(|| format!("cannot leave a disk at {}", place.display()))?;
+        }
         result.map_err(|cause| {
             anyhow!(
                 "guest {}: {cause:#}; its console ({}) ends:\n{}{}",
@@ -150,8 +160,13 @@ impl Machine {
         std::fs::write(own.join("script"), &self.script)?;
         let outs: Vec<String> = self.outs.iter().map(|place| quoted(&place.guest)).collect();
         let yes = |flag: bool| if flag { "yes" } else { "no" };
-        let settings =
-            format!("UDEV={}\nSYSTEMD={}\nOUTS=({})\n", yes(self.udev), yes(self.systemd), outs.join(" "));
+        let settings = format!(
+            "UDEV={}\nSYSTEMD={}\nORDERLY={}\nOUTS=({})\n",
+            yes(self.udev),
+            yes(self.systemd),
+            yes(self.kept_scratch.is_some()),
+            outs.join(" ")
+        );
         std::fs::write(own.join("settings"), settings)?;
         std::fs::write(own.join("init"), INIT)?;
         exec::quietly(Command::new("chmod").arg("755").arg(own.join("init")))?;
@@ -183,6 +198,7 @@ impl Run<'_> {
         let mut deadline = begin + self.machine.timeout;
         let mut decoder = Decoder::default();
         let mut open = [Source::Output, Source::Status, Source::Console].to_vec();
+        let orderly = self.machine.kept_scratch.is_some();
         // The channels are separate streams: the last output may come after the exit code, so all are read out.
         while !open.is_empty() {
             match incoming.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -208,13 +224,16 @@ impl Run<'_> {
             }
             if self.exit.is_some() {
                 // Powering off takes a moment; one that hangs there is no failure of the script.
-                deadline = deadline.min(Instant::now() + LAST_WORDS);
+                deadline = deadline.min(Instant::now() + if orderly { ORDERLY_END } else { LAST_WORDS });
             }
         }
         if let Some(line) = self.console.trouble() {
             bail!("the guest's kernel broke: {line}");
         }
         match (self.exit, self.ready) {
+            (Some(_), _) if orderly && !open.is_empty() => {
+                bail!("it did not power off within {} s", ORDERLY_END.as_secs())
+            }
             (Some(code), _) => Ok(code),
             (None, _) if open.len() == 3 => {
                 bail!("no end after {} s: the guest was given up", self.machine.timeout.as_secs())

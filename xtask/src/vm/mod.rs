@@ -78,11 +78,14 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         kernel::forget(args.kernel)?;
         rootfs::forget()?;
     }
+    machine.boot(&mut show)
+}
+
+/// Shows what a guest prints, as it comes.
+pub(crate) fn show(bytes: &[u8]) {
     let mut stdout = std::io::stdout().lock();
-    machine.boot(&mut |bytes| {
-        // A closed pipe on our side is no reason to lose the script's exit code.
-        let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());
-    })
+    // A closed pipe on our side is no reason to lose the script's exit code.
+    let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());
 }
 
 /// What `uname -r` says in a guest of this series; fetches the kernel when it is not there.

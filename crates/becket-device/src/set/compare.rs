@@ -1,12 +1,15 @@
 //! Whether a device shows the very bytes of an image.
-//! It reads both once, from the beginning, and stops at the first difference.
+//! It reads both once, from the beginning, and stops at the first difference, or when neither is heard of any more.
 
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use becket_image::Opened;
+use becket_transport::aside::begun;
 
 use crate::{DeviceInfo, Error, ErrorKind};
 
@@ -14,6 +17,8 @@ use crate::{DeviceInfo, Error, ErrorKind};
 pub type Progress<'a> = dyn FnMut(u64, u64) + 'a;
 
 const PIECE: usize = 1 << 20;
+/// Longest that one piece may take.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// Refuses an image that is not what the device shows at this moment, which must be read-only.
 pub(super) fn equal(info: &DeviceInfo, opened: &Opened, progress: &mut Progress<'_>) -> Result<(), Error> {
@@ -33,7 +38,36 @@ pub(super) fn equal(info: &DeviceInfo, opened: &Opened, progress: &mut Progress<
         return Err(differs("cannot be compared with it".to_owned()));
     };
     let copy = file.buffered.as_fd().try_clone_to_owned().map_err(Error::io("read", &opened.path))?;
-    match first_difference((&device, 0), (&File::from(copy), offset), len, progress) {
+    let silent = || Error::Remote {
+        kind: ErrorKind::Timeout,
+        message: format!(
+            "{} is in use, and cannot be compared with {}: one of them gave no byte for {} s",
+            info.device.display(),
+            opened.path.display(),
+            ANSWER.as_secs()
+        ),
+        hint: Some(
+            "unmount the device first, then nothing is compared; or try again when both can be read"
+                .to_owned(),
+        ),
+    };
+    // Aside: the image that the device is to lose may be one that does not answer.
+    let (tell, told) = channel();
+    let compared = begun(move || {
+        let copy = File::from(copy);
+        first_difference((&device, 0), (&copy, offset), len, &mut |done, all| {
+            // Who listened may have given up.
+            let _ = tell.send((done, all));
+        })
+    });
+    loop {
+        match told.recv_timeout(ANSWER) {
+            Ok((done, all)) => progress(done, all),
+            Err(RecvTimeoutError::Timeout) => return Err(silent()),
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    match compared.recv().map_err(|_| silent())? {
         Ok(None) => Ok(()),
         Ok(Some(at)) => Err(differs(format!("differs from it at byte {at}"))),
         Err((of_device, error)) => {

@@ -4,14 +4,19 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use becket_transport::aside::within;
 use becket_transport::{node, sysfs};
 use becket_uapi::block;
 
 use super::Changes;
 use crate::judge::disk_of;
 use crate::{DeviceInfo, Error, ErrorKind, users};
+
+/// Longest that what programs have written to a device may take to reach its image.
+const ANSWER: Duration = Duration::from_secs(60);
 
 /// Whether the kernel or a program has claimed a device or a partition of it: mounted, swapped to, part of another device.
 pub(super) enum Use {
@@ -118,6 +123,8 @@ fn nodes(info: &DeviceInfo) -> impl Iterator<Item = PathBuf> {
 /// Who opens a device hears of the last failed write-back that nobody has heard of, however old: a write that met the device
 /// just when it became read-only leaves one (a direct write goes through the page cache where a page is busy). The kernel
 /// tells of a failure once and takes its pages for clean, so what is heard after this is a loss of now.
+///
+/// What waits for the image is done aside: it may be one that does not answer, and is to be replaced for that.
 pub(super) struct Caches(Vec<(PathBuf, File)>);
 
 impl Caches {
@@ -125,7 +132,7 @@ impl Caches {
         let open = |path: PathBuf| {
             let device = File::open(&path).map_err(Error::io("open", &path))?;
             // An error of before is to be heard here, and not to count.
-            let _ = block::await_write_back(device.as_fd());
+            let _ = aside(&path, &device, |device| block::await_write_back(device.as_fd()))?;
             Ok((path, device))
         };
         nodes(info).map(open).collect::<Result<_, _>>().map(Caches)
@@ -133,8 +140,21 @@ impl Caches {
 
     /// Writes back what programs have written to the device through them.
     pub(super) fn write_back(&self) -> Result<(), Error> {
-        self.0.iter().try_for_each(|(path, device)| device.sync_all().map_err(Error::io("write back", path)))
+        self.0.iter().try_for_each(|(path, device)| {
+            aside(path, device, File::sync_all)?.map_err(Error::io("write back", path))
+        })
     }
+}
+
+/// Has something done to a device that waits for its image, but not for ever.
+fn aside<T: Send + 'static>(
+    path: &Path,
+    device: &File,
+    work: impl FnOnce(&File) -> T + Send + 'static,
+) -> Result<T, Error> {
+    let own = device.try_clone().map_err(Error::io("keep", path))?;
+    within(ANSWER, move || work(&own))
+        .ok_or_else(|| Error::Device(becket_transport::Error::Silent { device: path.to_owned() }))
 }
 
 /// Has the kernel refuse writes to the device. What programs have written by then reaches the image.

@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::list::resolve;
 use crate::runtime::Runtime;
 use crate::state::{Device, Store};
-use crate::{AttachOptions, DeviceInfo, Error, ErrorKind, attach};
+use crate::{AttachOptions, DeviceInfo, DeviceState, Error, ErrorKind, attach};
 
 pub use compare::Progress;
 
@@ -85,6 +85,9 @@ pub fn set(
 ) -> Result<ChangedDevice, Error> {
     let store = Store::open(Runtime::open()?)?;
     let device = resolve(&store, target.as_ref())?;
+    if device.info.state == DeviceState::Lost {
+        return Err(Error::unserved(&device.info.name));
+    }
     check_block_size(&device.info, changes.block_size)?;
     may_grow(&store, &device, changes)?;
     let (after, how) = match device.info.transport {

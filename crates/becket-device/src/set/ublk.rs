@@ -124,7 +124,8 @@ impl Live<'_> {
 
     fn call(&self, changes: &Changes, opened: Option<Opened>) -> Result<DeviceInfo, Error> {
         let mut fds = Vec::new();
-        let image = opened.map(|opened| {
+        let image = opened.map(|mut opened| {
+            opened.complete(changes.direct_io.unwrap_or_default());
             let files = facts_of(&opened.files);
             for file in opened.files {
                 fds.push(file.buffered);

@@ -1,9 +1,9 @@
 //! What a supervisor finds when it begins: records, devices of the kernel, and workers that serve them without a
 //! supervisor. Each device gets its supervisor again, or is said to be lost.
 //!
-//! A record alone is believed nothing: the kernel has to know the device by its mark, and a worker has to hold it.
+//! A record alone is believed nothing: the kernel has to know the device by its mark, and a worker has to hold it. Nor is a worker
+//! alone: see [`super::claims`].
 
-use std::collections::HashMap;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
@@ -13,6 +13,7 @@ use becket_transport::ublk::control::DevInfo;
 use becket_uapi::ublk::UBLK_S_DEV_DEAD;
 use rustix::fs::fstat;
 
+use super::claims::{Claim, Claims};
 use super::devices::Supervisor;
 use super::driver::{Driver, called, id_of};
 use super::owned::Owned;
@@ -24,11 +25,12 @@ use crate::process::ProcessId;
 use crate::register::forget;
 use crate::state::{Device, Entry};
 use crate::worker::kept::Kept;
-use crate::{DeviceInfo, DeviceState, Error, log};
+use crate::{DeviceInfo, DeviceState, Error, links, log};
 
 impl Supervisor {
     /// Takes over what a predecessor has left; answers with its workers.
     pub(crate) fn adopt(&self) -> Vec<Arc<dyn Server>> {
+        self.store.sweep();
         let records: Vec<Device> = match self.store.entries() {
             Ok(entries) => entries.into_iter().filter_map(|(_, entry)| of_ours(entry)).collect(),
             Err(error) => {
@@ -37,25 +39,15 @@ impl Supervisor {
             }
         };
         let orphans = self.workers.orphans(&|| self.on_death());
-        let mut held = HashMap::new();
-        let mut workers = Vec::new();
-        for Orphan { server, held: devices } in orphans {
-            if !devices.iter().any(|kept| kept.serve.isolated) {
-                self.share(Arc::clone(&server));
-            }
-            for kept in devices {
-                held.insert(kept.serve.mark, (kept, Arc::clone(&server)));
-            }
-            workers.push(server);
-        }
-        for record in records {
-            let found = held.remove(&record.mark);
-            let name = record.info.name.clone();
+        let workers = orphans.iter().map(|Orphan { server, .. }| Arc::clone(server)).collect();
+        let mut claims = Claims::new(orphans);
+        for record in &records {
+            let found = claims.take(record, &records, |worker| System.alive(worker));
             if let Err(error) = self.take_over(record, found) {
-                log::warn(format_args!("{name} cannot be taken over: {error}"));
+                log::warn(format_args!("{} cannot be taken over: {error}", record.info.name));
             }
         }
-        for (kept, server) in held.into_values() {
+        for (kept, server) in claims.others() {
             let (id, pid) = (kept.serve.id, server.id().pid);
             if let Err(error) = self.adopt_unrecorded(kept, server) {
                 log::warn(format_args!("{} has no record and stays with worker {pid}: {error}", called(id)));
@@ -66,35 +58,40 @@ impl Supervisor {
     }
 
     /// One record, with the worker that holds its device.
-    fn take_over(&self, record: Device, found: Option<(Kept, Arc<dyn Server>)>) -> Result<(), Error> {
+    fn take_over(&self, record: &Device, mut found: Option<Claim>) -> Result<(), Error> {
         let driver = self.driver(record.info.transport)?;
         let id = id_of(&record.info);
-        let mut found = found;
         if let Some((kept, _)) = &mut found {
-            driver.take_over(&record, std::mem::take(&mut kept.link), &kept.serve);
+            driver.take_over(record, kept);
         }
         let Some(info) = driver.info(id)?.filter(|info| info.ublksrv_flags == record.mark) else {
             // A connection ends with its last server, its loop device does not.
-            match record.info.transport == Kind::Fuse && lives(&System, &record) {
-                true => say_lost(&record),
-                false => forget(&self.store, &record),
+            // One that was only begun is nobody's where no worker has it.
+            match record.info.transport == Kind::Fuse && !record.starting && lives(&System, record) {
+                true => say_lost(record),
+                false => forget(&self.store, record),
             }
             return Ok(());
         };
-        if record.starting || is_dead(&info) {
+        if record.starting || (is_dead(&info) && record.info.state != DeviceState::Lost) {
             // Our predecessor was making it, or taking it away.
             driver.stop(id)?;
             driver.del(id)?;
-            forget(&self.store, &record);
+            forget(&self.store, record);
             log::warn(format_args!("{} had no disk yet, or none any more: removed", record.info.name));
             return Ok(());
         }
-        let Some((kept, server)) = found.filter(|(kept, _)| kept.serve.id == id) else {
+        let Some((kept, server)) = found else {
             if record.worker.is_some_and(|worker| System.alive(worker)) {
                 let what = "its worker cannot be talked to and goes on without a server".to_owned();
                 return Err(Error::Worker { what });
             }
-            say_lost(&record);
+            // Nobody will ever carry out what its users wait for. They get errors; its record stays until it is detached.
+            driver.stop(id)?;
+            let mut lost = record.clone();
+            lost.info.state = DeviceState::Lost;
+            self.store.update(record, lost)?;
+            say_lost(record);
             return Ok(());
         };
         let mut device = record.clone();
@@ -106,11 +103,16 @@ impl Supervisor {
         if device.info.state != DeviceState::Detaching {
             device.info.state = DeviceState::Live;
         }
-        if !self.store.update(&record, device.clone())? {
-            return Err(Error::NoDevice { target: record.info.name });
+        if !self.store.update(record, device.clone())? {
+            return Err(Error::NoDevice { target: record.info.name.clone() });
         }
         log::warn(format_args!("{} taken over from a server that is gone", device.info.name));
         finish_resizing(&*driver, &device.info);
+        links::mend(self.store.runtime(), &device.info);
+        if !device.info.isolated {
+            // By the record: one that is there for one device gets no other, whatever it says.
+            self.share(Arc::clone(&server));
+        }
         self.own(&Owned::new(device, kept, server));
         Ok(())
     }

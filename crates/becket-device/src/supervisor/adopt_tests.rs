@@ -2,7 +2,7 @@ use super::*;
 use crate::DeviceInfo;
 use crate::control::Detach;
 use crate::control::server::Service;
-use crate::supervisor::doubles::{FEATURES, FakeServer, Stage};
+use crate::supervisor::doubles::{FEATURES, FakeServer, Fate, Stage};
 use crate::sync::lock;
 use becket_uapi::ublk as uapi;
 use std::fs;
@@ -73,6 +73,17 @@ fn a_growth_that_death_cut_short_is_finished() {
 }
 
 #[test]
+fn links_that_death_kept_from_being_made_are_made() {
+    let (stage, _) = after_a_death(&["one", "two"], FEATURES);
+    let link = |name: &str| stage.bench.store.runtime().links().join(name);
+    let node = fs::read_link(link("one")).unwrap();
+    fs::remove_file(link("one")).unwrap();
+    stage.supervisor.adopt();
+    assert_eq!(fs::read_link(link("one")).unwrap(), node);
+    assert!(link("two").is_symlink());
+}
+
+#[test]
 fn records_that_cannot_be_trusted_are_set_aside_and_others_are_not_disturbed() {
     let (stage, _) = after_a_death(&["good", "corrupt", "foreign", "lied"], FEATURES);
     let records = stage.bench.store.runtime().records();
@@ -126,6 +137,11 @@ fn a_device_without_its_worker_is_lost_and_can_still_be_detached() {
     worker.vanish();
     stage.supervisor.adopt();
     assert!(stage.supervisor.idle(), "nobody can serve it");
+    assert_eq!(stage.done(), ["stop 900001"], "its users wait no longer");
+    stage.supervisor.adopt();
+    let record = stage.bench.store.device("one").unwrap().unwrap();
+    assert_eq!(record.info.state, DeviceState::Lost, "it is told of until it is detached");
+    stage.done();
     stage.supervisor.detach(&Detach { name: "one".to_owned(), lazy: false }).unwrap();
     assert_eq!(stage.done(), ["stop 900001", "delete 900001"]);
 }
@@ -141,6 +157,7 @@ fn what_the_worker_holds_counts_for_more_than_the_record() {
         let held = &mut lock(&stage.workers.orphans)[0].held[0];
         held.files[0].buffered = file.into();
         (held.serve.geometry.read_only, held.serve.geometry.size) = (true, 4096);
+        held.serve.map = becket_image::Map::contiguous(0, 0, 4096);
     }
     stage.supervisor.adopt();
     let record = stage.bench.store.device("one").unwrap().unwrap();
@@ -184,5 +201,88 @@ fn where_requests_cannot_be_held_back_the_old_worker_ends() {
         old.die();
         assert!(stage.done().contains(&"serve 900001 by 1".to_owned()));
         assert_eq!(stage.supervisor.list()[0].state, DeviceState::Live);
+    }
+}
+
+/// Another worker that says that it serves the devices of the first, as `change` has them.
+fn a_liar(stage: &Stage, change: impl Fn(&mut Kept)) -> Arc<FakeServer> {
+    let liar = FakeServer::new(&stage.journal, 77, Fate::Serves, Box::new(|_| {}));
+    let claim = |kept: &Kept| {
+        let mut claimed = Kept::new(kept.serve.clone(), vec![stage.bench.fd(true, 0)]).unwrap();
+        change(&mut claimed);
+        claimed
+    };
+    let mut orphans = lock(&stage.workers.orphans);
+    let held = orphans[0].held.iter().map(claim).collect();
+    orphans.push(Orphan { server: Arc::clone(&liar) as Arc<dyn Server>, held });
+    liar
+}
+
+#[test]
+fn a_worker_that_claims_what_another_serves_is_not_believed() {
+    let (stage, worker) = after_a_death(&["one"], FEATURES);
+    let liar = a_liar(&stage, |_| {});
+    stage.supervisor.adopt();
+    // It has no device, so nothing comes of its death; the other one's is mourned.
+    liar.die();
+    assert_eq!(stage.done(), Vec::<String>::new());
+    worker.die();
+    assert_eq!(stage.supervisor.list()[0].recoveries, 1);
+}
+
+#[test]
+fn a_dead_workers_device_is_believed_of_one_successor_only() {
+    for (liars, believed) in [(1, 1), (2, 0)] {
+        let (stage, _) = after_a_death(&["one"], FEATURES);
+        let record = stage.bench.store.device("one").unwrap().unwrap();
+        // Its supervisor died before it could write down who came after the first worker.
+        let dead = Some(ProcessId { pid: u32::MAX - 1, start: 1 });
+        assert!(stage.bench.store.update(&record, Device { worker: dead, ..record.clone() }).unwrap());
+        (1..liars).for_each(|_| drop(a_liar(&stage, |_| {})));
+        stage.supervisor.adopt();
+        assert_eq!(stage.supervisor.list().len(), believed);
+    }
+}
+
+#[test]
+fn an_isolated_worker_gets_no_second_device() {
+    let (stage, worker) = after_a_death(&["mine", "other"], FEATURES);
+    let [mine, other] = ["mine", "other"].map(|name| stage.bench.store.device(name).unwrap().unwrap());
+    let mut isolated = mine.clone();
+    isolated.info.isolated = true;
+    assert!(stage.bench.store.update(&mine, isolated).unwrap());
+    let dead = Some(ProcessId { pid: u32::MAX - 1, start: 1 });
+    assert!(stage.bench.store.update(&other, Device { worker: dead, ..other.clone() }).unwrap());
+    for kept in &mut lock(&stage.workers.orphans)[0].held {
+        kept.serve.isolated = kept.serve.mark == mine.mark;
+    }
+    stage.supervisor.unshare(&(worker as Arc<dyn Server>));
+    stage.supervisor.adopt();
+    assert_eq!(names(&stage.supervisor.list()), ["mine"]);
+    stage.done();
+    stage.supervisor.attach(stage.bench.request(Some("new")), vec![stage.bench.fd(true, 0)]).unwrap();
+    assert!(stage.done().contains(&"start by 1".to_owned()), "nor a new one");
+}
+
+#[test]
+fn what_a_worker_says_must_fit_the_record_and_its_descriptors() {
+    let lies: [fn(&mut Kept); 9] = [
+        |kept| kept.serve.id += 1,
+        |kept| kept.serve.kind = Kind::Fuse,
+        |kept| kept.serve.queues = u16::MAX,
+        |kept| kept.serve.depth = u16::MAX,
+        |kept| kept.serve.isolated = true,
+        |kept| kept.serve.geometry.size *= 2,
+        |kept| kept.serve.map = becket_image::Map::contiguous(9, 0, kept.serve.map.len()),
+        |kept| kept.files[0].buffered = rustix::pipe::pipe().unwrap().1,
+        |kept| kept.keepsakes.cgroup = Some(fs::File::open("/dev/null").unwrap().into()),
+    ];
+    for (number, lie) in lies.into_iter().enumerate() {
+        let (stage, _) = after_a_death(&["one"], FEATURES);
+        lie(&mut lock(&stage.workers.orphans)[0].held[0]);
+        stage.supervisor.adopt();
+        assert!(stage.supervisor.idle(), "lie {number} is believed");
+        // No such worker runs, so it is lost; had it one, not even this would be done to it.
+        assert_eq!(stage.done(), ["stop 900001"]);
     }
 }

@@ -103,6 +103,12 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
                 "detach it and attach the new image: another mode is chosen then",
             ));
         }
+        if kept.serve.encoded.is_some() {
+            return Err(unsupported(
+                format!("{} has an encoded image, and no other takes its place", info.name),
+                "detach it and attach the new image",
+            ));
+        }
         change.map = image.map;
         change.files = Some(facts_of(&image.files));
         info.image = image.path;

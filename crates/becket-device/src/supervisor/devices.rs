@@ -2,14 +2,15 @@
 //! The map of them is locked for moments only; what takes time happens under the lock of one device.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use becket_engine::Summary;
-use becket_transport::Kind;
 use becket_transport::ublk::control::Control;
+use becket_transport::{Kind, aside};
 
 use super::change::{Length, Target, Wish, apply, plan, take_image};
 use super::driver::{Driver, id_of};
@@ -247,7 +248,7 @@ impl Supervisor {
         change.apply(&mut state.kept.serve);
         if let Some(files) = files {
             // With the old ones go the locks of the old image.
-            state.kept.files = files;
+            aside::close(mem::replace(&mut state.kept.files, files));
         }
         if let Some(promised) = partitions {
             if let Err(error) = driver.repartition(state.kept.serve.id, &promised) {

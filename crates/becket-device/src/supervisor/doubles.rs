@@ -255,7 +255,7 @@ impl Server for FakeServer {
     fn alive(&self) -> bool {
         self.alive.load(Ordering::SeqCst)
     }
-    fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+    fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<u32, Error> {
         let kept =
             usize::from(serve.lease) + usize::from(serve.cgroup) + usize::from(serve.encoded.is_some());
         assert_eq!(fds.len(), 1 + serve.files.len() + kept);
@@ -265,8 +265,9 @@ impl Server for FakeServer {
             return Err(Error::Worker { what: "died".to_owned() });
         }
         self.did(&format!("serve {}", serve.id));
+        let first = serve.first;
         lock(&self.served).push(serve);
-        Ok(())
+        Ok(first)
     }
     fn change(&self, change: Change, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         assert_eq!(fds.len(), change.files.as_ref().map_or(0, Vec::len));

@@ -14,7 +14,7 @@ use becket_transport::ublk::control::{self, AddRequest, Control, DevInfo};
 use becket_transport::{Kind, node, sysfs};
 
 use crate::state::Device;
-use crate::worker::protocol::Serve;
+use crate::worker::kept::Kept;
 use crate::{DeviceInfo, Error, users};
 
 /// How long a worker that says it has fetched may keep the kernel waiting: one that died meanwhile does for ever.
@@ -59,6 +59,10 @@ pub(crate) trait Driver: Send + Sync {
     fn size(&self, id: u32) -> Option<u64>;
     /// Gives a live disk another size, in bytes.
     fn update_size(&self, id: u32, bytes: u64) -> Result<(), Error>;
+    /// Whether a disk is read-only or not for as long as it lives, so that it must be added as it is to be.
+    fn stays_read_only(&self) -> bool {
+        false
+    }
     /// Tells users of a disk and of its partitions whether it is read-only; the worker refuses writes by itself.
     fn set_read_only(&self, id: u32, on: bool) -> Result<(), Error>;
     /// Replaces the partitions of a disk that nobody uses; those that are as promised stay.
@@ -84,12 +88,12 @@ pub(crate) trait Driver: Send + Sync {
     /// Lets a device go that nobody will serve again: its users get errors.
     fn abandon(&self, _id: u32) {}
     /// Takes over what a worker has held of a device for its supervisor's successor.
-    fn take_over(&self, _record: &Device, _link: Vec<OwnedFd>, _serve: &Serve) {}
+    fn take_over(&self, _record: &Device, _kept: &mut Kept) {}
 }
 
 impl Driver for Control {
     fn features(&self) -> Result<u64, Error> {
-        Control::features(self).map_err(Error::Device)
+        self.granted().map_err(Error::Device)
     }
 
     fn add(&self, request: AddRequest) -> Result<DevInfo, Error> {
@@ -110,8 +114,13 @@ impl Driver for Control {
 
     fn settle(&self, id: u32, promised: &[Partition]) -> Result<(), Error> {
         let disk = disk(id);
+        let node = sysfs::node(&disk);
+        if self.is_unprivileged() && !node::await_given(&node, PARTITIONS) {
+            let what = format!("has waited for udev to give this user {}", node.display());
+            return Err(Error::Server { what, log: None });
+        }
         if let Some(dev) = sysfs::dev(&disk) {
-            node::ensure_block(&sysfs::node(&disk), dev).map_err(Error::Device)?;
+            node::ensure_block(&node, dev).map_err(Error::Device)?;
         }
         if promised.is_empty() {
             return Ok(());
@@ -181,6 +190,11 @@ impl Driver for Control {
 
     fn update_size(&self, id: u32, bytes: u64) -> Result<(), Error> {
         Control::update_size(self, id, bytes).map_err(Error::Device)
+    }
+
+    fn stays_read_only(&self) -> bool {
+        // The kernel takes BLKROSET from root only.
+        self.is_unprivileged()
     }
 
     fn set_read_only(&self, id: u32, on: bool) -> Result<(), Error> {

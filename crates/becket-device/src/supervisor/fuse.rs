@@ -13,22 +13,25 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use becket_engine::Geometry;
-use becket_image::Partition;
+use becket_image::{Backing, Partition};
+use becket_transport::aside::{begun, within};
 use becket_transport::fuse::{self, Connection};
 use becket_transport::loop_;
 use becket_transport::ublk::control::{AddRequest, DevInfo};
 use becket_transport::{node, sysfs};
 use becket_uapi::ublk as words;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
 use rustix::pipe::PipeFlags;
 
 use super::driver::{Driver, FIRST_FUSE as FIRST, PARTITIONS, READY};
 use crate::sync::lock;
+use crate::worker::kept::Kept;
 use crate::{Error, state::Device};
 
 /// How often it is looked whether a server that is waited for still lives.
@@ -87,8 +90,10 @@ impl FuseDriver {
 
     /// Owns a connection that a predecessor has made.
     ///
-    /// `fds` are the end of the worker's tether and the connection's descriptors.
-    fn take(&self, record: &Device, mut fds: Vec<OwnedFd>, serve: &crate::worker::protocol::Serve) {
+    /// Its link are the end of the worker's tether and the connection's descriptors. Nothing here may wait for the loop device for
+    /// long, as opening it does: whoever uses that may wait for us.
+    fn take(&self, record: &Device, kept: &mut Kept) {
+        let (mut fds, serve) = (std::mem::take(&mut kept.link), &kept.serve);
         if fds.is_empty() {
             return;
         }
@@ -96,6 +101,12 @@ impl FuseDriver {
         let resends = serve.flags & words::UBLK_F_USER_RECOVERY != 0;
         let face = match loop_number(&record.info.device) {
             Some(number) => Face::Disk { number, diskseq: record.info.diskseq },
+            // Our predecessor died before it could write down what it made.
+            None if record.starting && rustix::process::geteuid().is_root() => {
+                let number = fds.first().and_then(find_disk).unwrap_or(u32::MAX);
+                Face::Disk { number, diskseq: None }
+            }
+            None if record.starting => Face::Directory(self.places.join(name(serve.id))),
             None => Face::Directory(record.info.device.parent().map(Path::to_owned).unwrap_or_default()),
         };
         let info = DevInfo {
@@ -115,9 +126,10 @@ impl FuseDriver {
             geometry: Some(serve.geometry.clone()),
             image: record.info.image.clone(),
             promised: Vec::new(),
-            // Where users were told so later this is not so, and then the disk says it.
-            read_only: loop_number(&record.info.device)
-                .is_some_and(|number| sysfs::flag(&format!("loop{number}"), "ro").unwrap_or(false)),
+            // What its users have been told since makes no disk that was made for writing one for reading only.
+            read_only: kept.files.first().is_some_and(is_for_reading)
+                && loop_number(&record.info.device)
+                    .is_some_and(|number| sysfs::flag(&format!("loop{number}"), "ro").unwrap_or(false)),
         };
         lock(&self.links).insert(serve.id, link);
     }
@@ -129,12 +141,11 @@ impl FuseDriver {
         id: u32,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<Result<T, Lost>, Error> {
+        self.await_served(id, &begun(work))
+    }
+
+    fn await_served<T>(&self, id: u32, answer: &Receiver<T>) -> Result<Result<T, Lost>, Error> {
         let tether = self.with(id, |link| link.tether.clone())?.ok_or_else(|| gone(id))?;
-        let (done, answer) = channel();
-        std::thread::spawn(move || {
-            // Who waited may have given up.
-            let _ = done.send(work());
-        });
         let deadline = Instant::now() + READY;
         loop {
             match answer.recv_timeout(LOOK) {
@@ -172,6 +183,17 @@ fn detach_unused(number: u32, diskseq: Option<u64>) -> Result<bool, becket_trans
         node::set_read_only(&disk, true)?;
     }
     gone
+}
+
+/// The loop device that a connection has, where the kernel says so in time.
+fn find_disk(device: &OwnedFd) -> Option<u32> {
+    let device = device.try_clone().ok()?;
+    within(Duration::from_secs(5), || fuse::find_disk(device)).flatten()
+}
+
+/// Whether a file was opened for reading only.
+fn is_for_reading(file: &Backing) -> bool {
+    rustix::fs::fcntl_getfl(&file.buffered).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RDONLY)
 }
 
 /// Whether nobody holds the other end any more.
@@ -344,16 +366,20 @@ impl Driver for FuseDriver {
         let face = self.with(id, |link| link.face.clone())?;
         match face {
             Face::Disk { number, diskseq } if number != u32::MAX => {
-                let served =
-                    self.with(id, |link| link.tether.as_ref().is_some_and(|tether| !hung_up(tether)))?;
-                if !served {
-                    // Nobody will answer: its users get errors from now on.
-                    self.abandon(id);
+                let detached = begun(move || {
+                    // Fails where it is gone already.
+                    let _ = tell_read_only(number, false);
+                    loop_::detach(number, diskseq, Some(Duration::from_secs(1))).map(drop)
+                });
+                match self.await_served(id, &detached) {
+                    Ok(Ok(detached)) => detached.map_err(Error::Device),
+                    Ok(Err(Lost::Time)) => Err(lost(id, &Lost::Time)),
+                    // Nobody will answer: its users get errors from now on, and so do we.
+                    Ok(Err(Lost::Server)) | Err(_) => {
+                        self.abandon(id);
+                        detached.recv().unwrap_or(Ok(())).map_err(Error::Device)
+                    }
                 }
-                // Fails where it is gone already.
-                let _ = tell_read_only(number, false);
-                let detach = move || loop_::detach(number, diskseq, Some(Duration::from_secs(1))).map(drop);
-                detach().map_err(Error::Device)
             }
             Face::Directory(place) => fuse::unmount(&place, true).map(drop).map_err(Error::Device),
             // Dropping the root ends it.
@@ -472,8 +498,8 @@ impl Driver for FuseDriver {
         let _ = self.with(id, |link| link.connection = Arc::new(Connection::taken_over(Vec::new(), false)));
     }
 
-    fn take_over(&self, record: &Device, link: Vec<OwnedFd>, serve: &crate::worker::protocol::Serve) {
-        self.take(record, link, serve);
+    fn take_over(&self, record: &Device, kept: &mut Kept) {
+        self.take(record, kept);
     }
 }
 

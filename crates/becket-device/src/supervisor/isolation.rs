@@ -32,7 +32,7 @@ pub(super) fn take_cgroup(
 
 /// Whether it is some group's `cgroup.procs`. The kernel checks at each write that whoever opened it may move processes
 /// into that group.
-fn is_member_list(fd: &OwnedFd) -> bool {
+pub(super) fn is_member_list(fd: &OwnedFd) -> bool {
     let on_cgroup = rustix::fs::fstatfs(fd).is_ok_and(|stat| u64::try_from(stat.f_type) == Ok(CGROUP2));
     let path = fs::read_link(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()));
     on_cgroup && path.is_ok_and(|path| path.file_name().is_some_and(|name| name == "cgroup.procs"))

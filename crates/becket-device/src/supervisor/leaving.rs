@@ -3,12 +3,14 @@
 
 use std::mem;
 use std::sync::Arc;
+use std::time::Duration;
 
 use becket_transport::Kind;
+use becket_uapi::ublk::UBLK_S_DEV_DEAD;
 
 use super::devices::Supervisor;
 use super::driver::id_of;
-use super::make::closed;
+use super::make::{CLOSING, closed};
 use super::owned::{Owned, Owning};
 use super::watch::{Watched, Why};
 use crate::judge::disk_of;
@@ -24,13 +26,20 @@ impl Supervisor {
         }
         let driver = self.driver(state.device.info.transport)?;
         let id = id_of(&state.device.info);
-        if driver.info(id)?.is_some_and(|info| info.ublksrv_flags == state.device.mark) {
-            if !state.hopeful() {
+        if let Some(info) = driver.info(id)?.filter(|info| info.ublksrv_flags == state.device.mark) {
+            // The worker did not let go of it in time: the kernel says that there is nothing to stop.
+            let stopped = info.state == UBLK_S_DEV_DEAD;
+            if !stopped && !state.hopeful() {
                 driver.stop(id)?;
-            } else if !driver.stop_unused(id)? {
+            } else if !stopped && !driver.stop_unused(id)? {
                 return Err(Error::Busy { device: state.device.info.device.clone(), users: Vec::new() });
             }
-            closed(&*state.server, id)?;
+            let patience = if stopped { Duration::ZERO } else { CLOSING };
+            closed(&*state.server, id, patience).inspect_err(|_| {
+                // It goes by itself when the worker can.
+                self.say_leaving(state);
+                self.let_go(owned, state, true);
+            })?;
             driver.del(id)?;
         }
         // Before anybody can learn that the device is gone: with these go the image's locks.

@@ -29,7 +29,7 @@ use crate::worker::protocol::{Serve, backings, facts_of};
 use crate::{DeviceInfo, DeviceState, Error, ErrorKind, PartitionInfo, Partitions, links, log, mark};
 
 /// How long the worker may take to let go of a device.
-const CLOSING: Duration = Duration::from_secs(10);
+pub(super) const CLOSING: Duration = Duration::from_secs(10);
 
 /// A device, and what must be kept for it.
 #[derive(Debug)]
@@ -92,7 +92,8 @@ impl Maker<'_> {
         let mut undo = Undo { by: self, id: info.dev_id, stage: Stage::Added, device: None };
 
         // What the driver is told to be read-only stays so for ever; what users are told of a disk can change.
-        driver.set_params(info.dev_id, &Geometry { read_only: false, ..geometry })?;
+        let read_only = geometry.read_only && driver.stays_read_only();
+        driver.set_params(info.dev_id, &Geometry { read_only, ..geometry })?;
         let promised: &[Partition] = if request.add_partitions { &opened.partitions } else { &[] };
         driver.of_image(info.dev_id, &opened.path, promised, request.read_only);
         let mut first = describe(&request, &opened, &geometry, &info, mark, server);
@@ -104,6 +105,7 @@ impl Maker<'_> {
         let serve = Serve {
             kind: request.transport,
             id: info.dev_id,
+            first: info.dev_id,
             queues: info.nr_hw_queues,
             depth: info.queue_depth,
             flags: info.flags,
@@ -127,8 +129,8 @@ impl Maker<'_> {
             },
         };
         let keepsakes = Keepsakes { lease, cgroup, table };
-        let kept = Kept { serve, files: opened.files, keepsakes, link: Vec::new() };
-        with_char_device(driver, info.dev_id, &kept, |fds| {
+        let mut kept = Kept { serve, files: opened.files, keepsakes, link: Vec::new() };
+        kept.serve.first = with_char_device(driver, info.dev_id, &kept, |fds| {
             undo.stage = Stage::Served;
             // The way below comes last. Our copies of it are closed when this is done: whoever wants to write to the image
             // waits for the last one of the lease. So a later worker reads through the file.
@@ -139,7 +141,7 @@ impl Maker<'_> {
         drop(below);
         driver.start(info.dev_id, std::process::id())?;
         undo.stage = Stage::Started;
-        if first.info.read_only {
+        if first.info.read_only && !driver.stays_read_only() {
             driver.set_read_only(info.dev_id, true)?;
         }
         if info.flags & uapi::UBLK_F_QUIESCE == 0 {
@@ -164,12 +166,12 @@ impl Maker<'_> {
 
 /// Opens a device (its ublkcN, for example) and has it passed on with what goes with it. Our copy is closed before anything else
 /// happens: the kernel waits for the last one when the device ends, and when its worker dies.
-pub(super) fn with_char_device(
+pub(super) fn with_char_device<T>(
     driver: &dyn Driver,
     id: u32,
     kept: &Kept,
-    pass: impl FnOnce(&[BorrowedFd<'_>]) -> Result<(), Error>,
-) -> Result<(), Error> {
+    pass: impl FnOnce(&[BorrowedFd<'_>]) -> Result<T, Error>,
+) -> Result<T, Error> {
     let opened = driver.open(id)?;
     let fds: Vec<_> = opened.iter().map(AsFd::as_fd).chain(kept.descriptors()).collect();
     pass(&fds)
@@ -214,17 +216,21 @@ impl Drop for Undo<'_> {
 pub(crate) fn end(driver: &dyn Driver, server: &dyn Server, id: u32, served: bool) -> Result<(), Error> {
     if served {
         driver.stop(id)?;
-        closed(server, id)?;
+        closed(server, id, CLOSING)?;
     }
     driver.del(id)
 }
 
 /// Waits for the worker to let go of a stopped device. Deleting it before would wait in the kernel.
-pub(crate) fn closed(server: &dyn Server, id: u32) -> Result<(), Error> {
-    if server.await_closed(id, CLOSING) {
+pub(crate) fn closed(server: &dyn Server, id: u32, patience: Duration) -> Result<(), Error> {
+    if server.await_closed(id, patience) {
         return Ok(());
     }
-    Err(Error::Worker { what: format!("does not let go of {}", called(id)) })
+    let what = format!(
+        "does not let go of {}: the file system of its image may not answer, and it goes when that does",
+        called(id)
+    );
+    Err(Error::Worker { what })
 }
 
 fn unsupported(error: becket_transport::serve::ServeError) -> Error {
@@ -269,18 +275,7 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
     let below = below.map(|facts| below::take(facts, &mut fds, &request.map)).transpose().map_err(bad)?;
     let files = backings(std::mem::take(&mut request.files), fds.into_iter())
         .map_err(|error| bad(&error.to_string()))?;
-    // Of an image that grows only the first file is written.
-    let written = if request.grows { 1 } else { files.len() };
-    let (first, others) = files.split_at(written.min(files.len()));
-    let identity = check_files(first, request.read_only).map_err(bad)?;
-    if request.grows
-        && (request.read_only || first.iter().any(|file| file.facts.kind != BackingKind::Regular))
-    {
-        return Err(bad("an image grows that cannot"));
-    }
-    if !others.is_empty() {
-        check_files(others, true).map_err(bad)?;
-    }
+    let identity = check_backings(&files, request.grows, request.read_only).map_err(bad)?;
     if let Some(below) = &below {
         below::check(below, &files, request.read_only, identity).map_err(bad)?;
     }
@@ -315,6 +310,25 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
     Ok(Checked { opened, below, table, lease, request })
 }
 
+/// Looks at the descriptors of an image, which may be one that grows, and says which file it is.
+pub(super) fn check_backings(
+    files: &[Backing],
+    grows: bool,
+    read_only: bool,
+) -> Result<Identity, &'static str> {
+    // Of an image that grows only the first file is written.
+    let written = if grows { 1 } else { files.len() };
+    let (first, others) = files.split_at(written.min(files.len()));
+    let identity = check_files(first, read_only)?;
+    if grows && (read_only || first.iter().any(|file| file.facts.kind != BackingKind::Regular)) {
+        return Err("an image grows that cannot");
+    }
+    if !others.is_empty() {
+        check_files(others, true)?;
+    }
+    Ok(identity)
+}
+
 /// Looks at all descriptors of an image, and says which file it is.
 pub(super) fn check_files(files: &[Backing], read_only: bool) -> Result<Identity, &'static str> {
     let found = files.iter().map(|file| check_file(file, read_only)).collect::<Result<Vec<_>, _>>()?;
@@ -338,7 +352,7 @@ pub(super) fn check_map(map: &Map, files: &[Backing], block: u32, decodes: bool)
     Ok(())
 }
 
-fn is_pipe(fd: &OwnedFd) -> bool {
+pub(super) fn is_pipe(fd: &OwnedFd) -> bool {
     rustix::fs::fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo)
 }
 

@@ -10,6 +10,9 @@ use crate::control::FileFacts;
 use crate::supervisor::doubles::{Bench, facts};
 use crate::supervisor::smaller::DEPTH_WITH_BUFFERS;
 
+/// Where the worker puts queues, whatever it was told.
+const ELSEWHERE: u32 = 77;
+
 /// A driver and worker that keep a journal, and fail at the step that they are told to.
 struct Double {
     journal: Mutex<Vec<&'static str>>,
@@ -127,14 +130,14 @@ impl Server for Double {
     fn kill(&self) {
         unreachable!()
     }
-    fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+    fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<u32, Error> {
         let kept = usize::from(serve.lease) + usize::from(serve.encoded.is_some());
         assert_eq!((serve.map.len(), fds.len()), (8192, 2 + kept));
         self.step("serve")?;
         if DataMode::of(serve.flags).is_zero_copy() && serve.depth > self.room {
             return Err(Error::Full { what: "is full".into(), room: Some(self.room) });
         }
-        Ok(())
+        Ok(ELSEWHERE)
     }
     fn change(&self, _: crate::worker::protocol::Change, _: &[BorrowedFd<'_>]) -> Result<(), Error> {
         unreachable!()
@@ -184,7 +187,7 @@ fn a_device_is_recorded_before_anybody_can_see_it() {
         (made.device.info.depth, made.device.info.mode.as_deref()),
         (Some(DEPTH_WITH_BUFFERS), Some("copy"))
     );
-    assert_eq!(made.kept.files.len(), 1);
+    assert_eq!((made.kept.files.len(), made.kept.serve.first), (1, ELSEWHERE));
     assert!(bench.store.runtime().links().join("one").is_symlink());
 }
 

@@ -4,6 +4,7 @@
 mod adopt;
 mod below;
 mod change;
+mod claims;
 mod devices;
 #[cfg(test)]
 mod doubles;
@@ -29,7 +30,7 @@ mod workers;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -42,7 +43,7 @@ use rustix::process::Signal;
 
 use crate::control::{Nothing, ServerStatus, client, server};
 use crate::error::RUNS_ALREADY;
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, lock_file};
 use crate::state::Store;
 use crate::{Error, isolate, log, manager};
 use devices::Supervisor;
@@ -141,13 +142,7 @@ pub fn serve(options: ServeOptions) -> Result<(), Error> {
 /// asked to end. One that was `handed` the socket cannot call the other at it: whoever calls there calls us.
 fn only_one(runtime: &Runtime, takeover: bool, handed: bool) -> Result<Option<File>, Error> {
     let path = runtime.lock();
-    let file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&path)
-        .map_err(Error::io("open", &path))?;
+    let file = lock_file(&path)?;
     let deadline = Instant::now() + PATIENCE;
     loop {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {

@@ -26,6 +26,11 @@ use crate::{Error, log, manager};
 
 /// How long a worker may take until it is ready for orders, and for a question.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The most devices that a worker can be believed to serve: descriptors end before that.
+const MOST_DEVICES: usize = 1 << 16;
+/// The longest text of a worker's that is kept, and the most of them.
+const LONGEST: usize = 500;
+const MOST_NOTES: usize = 16;
 /// How long it may take for an order. A change waits for the requests under way and writes back what its files hold; orders
 /// that take long are carried out side by side, those of the same device never come at the same time.
 const ORDER: Duration = Duration::from_secs(120);
@@ -47,8 +52,10 @@ struct State {
     dead: bool,
     /// It did not answer in time and is being ended. What it may still say is not heard.
     given_up: bool,
-    /// What came of the orders that are waited for.
-    answers: HashMap<u32, Result<(), Error>>,
+    /// The devices that it was ever given. Of others it can say nothing.
+    given: HashSet<u32>,
+    /// What came of the orders that are waited for: where the device's queues begin.
+    answers: HashMap<u32, Result<u32, Error>>,
     /// What it said of devices that were asked about.
     counted: HashMap<u32, Option<Box<Summary>>>,
     closed: HashSet<u32>,
@@ -106,8 +113,9 @@ impl WorkerProcess {
     pub(crate) fn adopt(place: PathBuf, on_death: OnDeath) -> io::Result<(Arc<WorkerProcess>, Vec<Kept>)> {
         let (socket, pid) = rendezvous::call(&place)?;
         let id = ProcessId::of(pid).ok_or_else(|| io::Error::other("it is dying"))?;
-        let (notes, held) = introduction(&socket)?;
+        let (notes, held) = introduction(&socket, PATIENCE)?;
         let worker = WorkerProcess::new(id, socket, place, notes);
+        worker.state().given = held.iter().map(|kept| kept.serve.id).collect();
         worker.watch(None, on_death);
         Ok((worker, held))
     }
@@ -121,7 +129,11 @@ impl WorkerProcess {
     fn watch(self: &Arc<Self>, child: Option<Child>, on_death: OnDeath) {
         let worker = Arc::clone(self);
         std::thread::spawn(move || {
-            worker.listen();
+            if let Err(error) = worker.listen() {
+                // Whatever it is, it is no worker any more.
+                log::warn(format_args!("worker {}: {error}: ended", worker.id.pid));
+                worker.kill();
+            }
             remove(&worker.place);
             let pid = worker.id.pid;
             match child.map(|mut child| child.wait()) {
@@ -132,33 +144,46 @@ impl WorkerProcess {
         });
     }
 
-    fn listen(&self) {
-        loop {
-            let report = match protocol::receive::<Report>(&self.socket) {
-                Ok(Some((report, _))) => report,
-                Ok(None) => break,
-                Err(error) => {
-                    log::warn(format_args!("worker {}: {error}", self.id.pid));
-                    break;
-                }
-            };
-            let mut state = self.state();
-            match report {
-                Report::Ready { id } => drop(state.answers.insert(id, Ok(()))),
-                Report::Failed { id, why } => drop(state.answers.insert(id, Err(refused(id, &why)))),
-                Report::Full { id, why, room } => {
-                    let what = format!("is full: {why}");
-                    drop(state.answers.insert(id, Err(Error::Full { what, room })));
-                }
-                Report::Counted { id, stats } => drop(state.counted.insert(id, stats)),
-                Report::Closed { id } => drop(state.closed.insert(id)),
-                Report::Started { .. } | Report::Refused { .. } => {}
-                Report::Held(_) | Report::Handed { .. } => {}
+    /// Hears its reports until it is gone, or says what makes no sense.
+    fn listen(&self) -> io::Result<()> {
+        let outcome = loop {
+            match protocol::receive::<Report>(&self.socket) {
+                Ok(Some((report, _))) => self.hear(report),
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error),
             }
-            drop(state);
-            self.changed.notify_all();
-        }
+        };
         self.state().dead = true;
+        self.changed.notify_all();
+        outcome
+    }
+
+    /// Keeps what it says of devices that it was given, as far as somebody may ask for it.
+    fn hear(&self, report: Report) {
+        let mut state = self.state();
+        let answer = match report {
+            Report::Ready { id, first } => Some((id, Ok(first))),
+            Report::Failed { id, why } => Some((id, Err(refused(id, &told(&why))))),
+            Report::Full { id, why, room } => {
+                let what = format!("is full: {}", told(&why));
+                Some((id, Err(Error::Full { what, room })))
+            }
+            Report::Counted { id, stats } if state.given.contains(&id) => {
+                state.counted.insert(id, stats);
+                None
+            }
+            Report::Closed { id } if state.given.contains(&id) => {
+                state.closed.insert(id);
+                None
+            }
+            Report::Counted { .. } | Report::Closed { .. } => None,
+            Report::Started { .. } | Report::Refused { .. } => None,
+            Report::Held(_) | Report::Handed { .. } => None,
+        };
+        if let Some((id, answer)) = answer.filter(|(id, _)| state.given.contains(id)) {
+            state.answers.insert(id, answer);
+        }
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -166,11 +191,20 @@ impl WorkerProcess {
     ///
     /// One who does not answer in time counts as dead and is ended: it could carry the order out after all when nobody
     /// believes that any more, and its late answer would be taken for that to another order.
-    fn order(&self, id: u32, order: &Order, fds: &[BorrowedFd<'_>], patience: Duration) -> Result<(), Error> {
+    fn order(
+        &self,
+        id: u32,
+        order: &Order,
+        fds: &[BorrowedFd<'_>],
+        patience: Duration,
+    ) -> Result<u32, Error> {
         if !self.alive() {
             return Err(refused(id, "died"));
         }
-        self.state().answers.remove(&id);
+        let mut state = self.state();
+        state.given.insert(id);
+        state.answers.remove(&id);
+        drop(state);
         self.tell(order, fds)?;
         let answer = self.wait(patience, |state| match state.answers.remove(&id) {
             Some(answer) => Some(answer),
@@ -221,15 +255,17 @@ impl Server for WorkerProcess {
         !state.dead && !state.given_up
     }
 
-    fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+    fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<u32, Error> {
         let id = serve.id;
+        let mut state = self.state();
         // The number may have belonged to another device before.
-        self.state().closed.remove(&id);
+        state.closed.remove(&id);
+        drop(state);
         self.order(id, &Order::Serve(Box::new(serve)), fds, ORDER)
     }
 
     fn change(&self, change: Change, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
-        self.order(change.id, &Order::Change(Box::new(change)), fds, ORDER)
+        self.order(change.id, &Order::Change(Box::new(change)), fds, ORDER).map(drop)
     }
 
     fn stats(&self, id: u32) -> Result<Summary, Error> {
@@ -331,17 +367,27 @@ fn join(cgroup: BorrowedFd<'_>, pid: u32) -> io::Result<()> {
     fs::File::from(cgroup.try_clone_to_owned()?).write_all(pid.to_string().as_bytes())
 }
 
-/// What a worker of a predecessor says of itself and of its devices.
-fn introduction(socket: &OwnedFd) -> io::Result<(Vec<String>, Vec<Kept>)> {
+/// What a worker of a predecessor says of itself and of its devices, all of it in `patience`.
+fn introduction(socket: &OwnedFd, patience: Duration) -> io::Result<(Vec<String>, Vec<Kept>)> {
     use rustix::net::sockopt::{Timeout, set_socket_timeout};
-    set_socket_timeout(socket, Timeout::Recv, Some(PATIENCE))?;
+    let deadline = Instant::now() + patience;
     let mut about = Vec::new();
-    let mut held = Vec::new();
+    let mut held: HashMap<u32, Kept> = HashMap::new();
     let mut closed = HashSet::new();
     loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "it comes to no end"));
+        }
+        set_socket_timeout(socket, Timeout::Recv, Some(left))?;
         match protocol::receive::<Report>(socket)?.ok_or(io::ErrorKind::UnexpectedEof)? {
-            (Report::Started { notes, .. }, _) => about = notes,
-            (Report::Held(serve), fds) => held.push(Kept::held(*serve, fds)?),
+            (Report::Started { notes, .. }, _) => about = notes_of(&notes),
+            (Report::Held(serve), fds) => {
+                let id = serve.id;
+                if held.insert(id, Kept::held(*serve, fds)?).is_some() {
+                    return Err(protocol::wrong("it serves a device twice"));
+                }
+            }
             // It may have ended between the worker's look at its devices and our hearing of it.
             (Report::Closed { id }, _) => drop(closed.insert(id)),
             (Report::Handed { version: VERSION }, _) => break,
@@ -349,12 +395,25 @@ fn introduction(socket: &OwnedFd) -> io::Result<(Vec<String>, Vec<Kept>)> {
                 let why = format!("it is of another version (it speaks {version}, this server {VERSION})");
                 return Err(io::Error::other(why));
             }
+            // What it still had to say to its last supervisor.
             _ => {}
+        }
+        if held.len().max(closed.len()) > MOST_DEVICES {
+            return Err(protocol::wrong("it serves more devices than there can be"));
         }
     }
     set_socket_timeout(socket, Timeout::Recv, None)?;
-    held.retain(|kept: &Kept| !closed.contains(&kept.serve.id));
-    Ok((about, held))
+    held.retain(|id, _| !closed.contains(id));
+    Ok((about, held.into_values().collect()))
+}
+
+/// What a worker tells people, as far as they can be shown it.
+fn told(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).take(LONGEST).collect()
+}
+
+fn notes_of(notes: &[String]) -> Vec<String> {
+    notes.iter().take(MOST_NOTES).map(|note| told(note)).collect()
 }
 
 fn refused(id: u32, why: &str) -> Error {
@@ -369,8 +428,8 @@ fn first_words(socket: &OwnedFd) -> Result<Vec<String>, Error> {
     let report = protocol::receive::<Report>(socket).map_err(failed)?;
     set_socket_timeout(socket, Timeout::Recv, None).map_err(|error| failed(error.into()))?;
     match report {
-        Some((Report::Started { notes, .. }, _)) => Ok(notes),
-        Some((Report::Refused { why }, _)) => Err(Error::Worker { what: format!("refused: {why}") }),
+        Some((Report::Started { notes, .. }, _)) => Ok(notes_of(&notes)),
+        Some((Report::Refused { why }, _)) => Err(Error::Worker { what: format!("refused: {}", told(&why)) }),
         Some(_) => Err(Error::Worker { what: "speaks before it has started".to_owned() }),
         None => Err(Error::Worker { what: "ended before it was ready".to_owned() }),
     }
@@ -414,7 +473,7 @@ mod tests {
             }
             // Both are there before one of them is answered; the first is answered last.
             for id in told.into_iter().rev() {
-                protocol::send(&theirs, &Report::Ready { id }, &[]).unwrap();
+                protocol::send(&theirs, &Report::Ready { id, first: 0 }, &[]).unwrap();
             }
             assert!(orders.into_iter().all(|order| order.join().unwrap().is_ok()));
             drop(theirs);
@@ -434,10 +493,70 @@ mod tests {
         assert!(!worker.alive());
         assert_eq!(child.wait().unwrap().signal(), Some(9));
         // Its answer comes late, and is none to the next order.
-        worker.state().answers.insert(7, Ok(()));
+        worker.state().answers.insert(7, Ok(0));
         order().unwrap_err();
         protocol::receive::<Order>(&theirs).unwrap().unwrap();
         drop(worker);
         assert!(protocol::receive::<Order>(&theirs).unwrap().is_none(), "it was not even given the next");
+    }
+
+    #[test]
+    fn what_is_said_of_devices_that_it_never_had_is_not_kept() {
+        let (ours, _theirs) = protocol::pair().unwrap();
+        let worker = WorkerProcess::new(ProcessId::own(), ours, PathBuf::new(), Vec::new());
+        worker.state().given.insert(7);
+        for id in [7, 8] {
+            let why = "x\u{1b}[2J\n".repeat(LONGEST);
+            worker.hear(Report::Failed { id, why });
+            worker.hear(Report::Closed { id });
+            worker.hear(Report::Counted { id, stats: None });
+        }
+        let mut state = worker.state();
+        assert_eq!((state.answers.len(), state.closed.len(), state.counted.len()), (1, 1, 1));
+        let shown = state.answers.remove(&7).unwrap().unwrap_err().to_string();
+        assert!(!shown.contains(char::is_control) && shown.chars().count() < LONGEST + 100, "{shown:?}");
+    }
+
+    #[test]
+    fn one_that_talks_nonsense_is_ended_and_mourned() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let (ours, theirs) = protocol::pair().unwrap();
+        let id = ProcessId::of(child.id()).unwrap();
+        let worker = WorkerProcess::new(id, ours, PathBuf::new(), Vec::new());
+        let (told, died) = std::sync::mpsc::channel();
+        worker.watch(None, Box::new(move |id| told.send(id).unwrap()));
+        rustix::net::send(&theirs, b"{\"ready\":{\"id\":", rustix::net::SendFlags::empty()).unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+        assert_eq!(died.recv().unwrap(), id);
+    }
+
+    /// What a successor is told by a worker that says this.
+    fn introduced(says: impl Fn(&OwnedFd) -> io::Result<()> + Send + 'static) -> io::Result<usize> {
+        let (ours, theirs) = protocol::pair().unwrap();
+        let speaker = std::thread::spawn(move || while says(&theirs).is_ok() {});
+        let heard = introduction(&ours, Duration::from_millis(500)).map(|(_, held)| held.len());
+        drop(ours);
+        speaker.join().unwrap();
+        heard
+    }
+
+    #[test]
+    fn a_worker_that_tells_a_successor_without_end_is_not_heard_out() {
+        use crate::worker::protocol::tests::serve;
+        let notes = || Report::Started { threads: 1, notes: Vec::new() };
+        let error = introduced(move |to| protocol::send(to, &notes(), &[])).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        let silent = introduced(|_| {
+            std::thread::sleep(Duration::from_secs(1));
+            Err(io::ErrorKind::Other.into())
+        });
+        assert!(silent.is_err());
+        let twice = introduced(|to| protocol::send(to, &Report::Held(Box::new(serve(Vec::new()))), &[]));
+        assert!(twice.unwrap_err().to_string().contains("twice"));
+        let id = AtomicU32::new(0);
+        let closed = introduced(move |to| {
+            protocol::send(to, &Report::Closed { id: id.fetch_add(1, Ordering::Relaxed) }, &[])
+        });
+        assert!(closed.is_err(), "bounded by number or by time");
     }
 }

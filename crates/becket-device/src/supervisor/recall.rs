@@ -15,6 +15,7 @@ use becket_transport::{node, sysfs};
 use becket_uapi::ublk::UBLK_S_DEV_DEAD;
 use rustix::fs::fstat;
 
+use super::claims::makes_sense;
 use super::devices::Supervisor;
 use super::driver::{Driver, called, disk, id_of};
 use super::make::direct_io;
@@ -106,6 +107,11 @@ impl Supervisor {
         };
         let mut device = described(&*driver, &info);
         device.info.state = DeviceState::Live;
+        // Nobody has written that down; all else the kernel knows, too.
+        device.info.isolated = kept.serve.isolated;
+        makes_sense(&kept, &device).map_err(|why| Error::Worker {
+            what: format!("is not believed that it serves {}: {why}", called(id)),
+        })?;
         (device.server, device.worker) = (Some(ProcessId::own()), Some(server.id()));
         (device.info.server_pid, device.info.worker_pid) = (Some(std::process::id()), Some(server.id().pid));
         as_kept(&mut device, &kept);

@@ -34,12 +34,12 @@ pub(super) enum Attempt {
 }
 
 /// Hands a device whose worker is gone to another one.
-pub(super) fn recover(driver: &dyn Driver, server: &dyn Server, kept: &Kept) -> Result<Attempt, Error> {
+pub(super) fn recover(driver: &dyn Driver, server: &dyn Server, kept: &mut Kept) -> Result<Attempt, Error> {
     let id = kept.serve.id;
     if !driver.start_recovery(id)? {
         return Ok(Attempt::NotYet);
     }
-    with_char_device(driver, id, kept, |fds| server.serve(kept.serve.clone(), fds))?;
+    kept.serve.first = with_char_device(driver, id, kept, |fds| server.serve(kept.serve.clone(), fds))?;
     driver.end_recovery(id, std::process::id())?;
     Ok(Attempt::Recovered)
 }
@@ -144,7 +144,7 @@ impl Supervisor {
 
     /// Gives a device that nobody serves to a worker, and says so in its record.
     pub(super) fn give(&self, state: &mut Owning, server: Arc<dyn Server>) -> Result<Attempt, Error> {
-        let outcome = recover(&*self.driver(state.device.info.transport)?, &*server, &state.kept)?;
+        let outcome = recover(&*self.driver(state.device.info.transport)?, &*server, &mut state.kept)?;
         if outcome == Attempt::Recovered {
             let worker = server.id();
             state.server = server;

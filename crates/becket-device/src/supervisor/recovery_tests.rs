@@ -6,6 +6,7 @@ use crate::supervisor::doubles::{FEATURES, Fate, Stage};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, mpsc};
+use std::time::Duration;
 
 const ID: u32 = 900_001;
 
@@ -128,6 +129,24 @@ fn a_device_in_use_is_not_taken_away_while_it_recovers() {
         ["start by 1", "wait for 900001", "refuse to stop 900001", "stop unused 900001", "delete 900001"];
     assert_eq!(stage.done(), steps);
     assert!(stage.supervisor.idle());
+    assert_eq!(stage.bench.left_behind(), Vec::<String>::new());
+}
+
+/// A file system that does not answer keeps the worker from closing the image's file.
+#[test]
+fn what_is_not_let_go_of_in_time_goes_later() {
+    let stage = Stage::new();
+    stage.attach(|request| request);
+    stage.worker(0).slow.store(2, Ordering::SeqCst);
+    let late = stage.supervisor.detach(&Detach { name: "one".to_owned(), lazy: false }).unwrap_err();
+    assert!(late.to_string().contains("may not answer"), "{late}");
+    assert_eq!(stage.recorded("one").state, DeviceState::Detaching);
+    // Nobody asks again, and the kernel, which has no disk any more, is not asked to stop it again.
+    while !stage.supervisor.idle() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let done = stage.done();
+    assert_eq!(done[done.len() - 2..], ["stop unused 900001", "delete 900001"]);
     assert_eq!(stage.bench.left_behind(), Vec::<String>::new());
 }
 

@@ -5,41 +5,33 @@ use becket_transport::ublk::DataMode;
 
 use crate::control::Attach;
 
-/// How many queues a device has, and how deep they are, unless the user says otherwise: for devices of which so many are
-/// there already. A queue for each CPU and 128 requests are enough for an NVMe disk, and more tags than are in use make one
-/// quicker to find; but a thousand disks are never busy together, the rings' tables of requests that are not copied have
-/// no more than 16,384 places each, and each place costs the kernel memory (docs/ARCHITECTURE.md has the figures).
-const USUAL: [Usual; 4] = [
-    Usual { below: 32, queues: MOST_QUEUES, depth: 128 },
-    Usual { below: 128, queues: 1, depth: 64 },
-    Usual { below: 256, queues: 1, depth: 32 },
-    Usual { below: usize::MAX, queues: 1, depth: 16 },
-];
-/// The same where each request has a buffer of a quarter of a MiB, which is locked in memory.
-const USUAL_WITH_BUFFERS: [Usual; 4] = [
-    Usual { below: 8, queues: MOST_QUEUES, depth: DEPTH_WITH_BUFFERS },
-    Usual { below: 32, queues: 1, depth: 32 },
-    Usual { below: 128, queues: 1, depth: 16 },
-    Usual { below: usize::MAX, queues: 1, depth: 4 },
-];
 /// More queues than this have not helped a file or disk behind them.
 const MOST_QUEUES: u16 = 4;
 pub(super) const DEPTH_WITH_BUFFERS: u16 = 64;
 /// With fewer requests under way, copying them is the smaller loss.
 const FEWEST: u16 = 4;
 
-struct Usual {
-    /// Up to this many devices.
-    below: usize,
-    queues: u16,
-    depth: u16,
-}
-
 /// Queues, and requests of each, of a device about which nothing was said; `owned` others are there already.
+///
+/// A queue for each CPU and 128 requests are enough for an NVMe disk, and more tags than are in use make one
+/// quicker to find; but a thousand disks are never busy together, the rings' tables of requests that are not copied have
+/// no more than 16,384 places each, and each place costs the kernel memory (docs/ARCHITECTURE.md has the figures).
+/// Two rings have places for 4,096 devices. Requests that are copied have a buffer of a quarter of a MiB each, which is
+/// locked in memory.
 pub(super) fn usual(owned: usize, mode: DataMode, cpus: usize) -> (u16, u16) {
-    let table = if mode.is_zero_copy() { &USUAL } else { &USUAL_WITH_BUFFERS };
-    let Usual { queues, depth, .. } = table.iter().find(|usual| owned < usual.below).unwrap_or(&USUAL[3]);
-    (u16::try_from(cpus).map_or(*queues, |cpus| cpus.clamp(1, *queues)), *depth)
+    let (most, depth) = match (mode.is_zero_copy(), owned) {
+        (true, 0..32) => (MOST_QUEUES, 128),
+        (true, 32..128) => (1, 64),
+        (true, 128..256) => (1, 32),
+        (true, 256..512) => (1, 16),
+        (true, 512..1024) => (1, 8),
+        (true, _) => (1, 2),
+        (false, 0..8) => (MOST_QUEUES, DEPTH_WITH_BUFFERS),
+        (false, 8..32) => (1, 32),
+        (false, 32..128) => (1, 16),
+        (false, _) => (1, 4),
+    };
+    (u16::try_from(cpus).map_or(most, |cpus| cpus.clamp(1, most)), depth)
 }
 
 /// What to ask for instead of `asked`, when `tried` was too much and queues that copy nothing can be `room` deep.
@@ -110,12 +102,12 @@ mod tests {
         assert_eq!((zero(0), zero(31)), ((4, 128), (4, 128)));
         let all: Vec<_> = (0..2000).map(zero).collect();
         assert!(all.windows(2).all(|two| two[0].0 >= two[1].0 && two[0].1 >= two[1].1));
-        // A thousand fit into the tables of two rings.
+        // So many fit into the tables of two rings.
         let places = |owned| {
             let (queues, depth) = usual(owned, DataMode::ZeroCopy, 2);
             u32::from(queues) * u32::from(depth)
         };
-        assert!((0..1000).map(places).sum::<u32>() <= 2 * 16_384);
+        assert_eq!((0..4096).map(places).sum::<u32>(), 2 * 16_384);
         let copied = |owned| usual(owned, DataMode::Copy, 8);
         assert_eq!((copied(0), copied(5000)), ((4, DEPTH_WITH_BUFFERS), (1, 4)));
         assert_eq!(usual(0, DataMode::Copy, 1).0, 1);

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use shuttle::thread::spawn;
 
 use super::doubles::{FEATURES, Stage};
-use crate::control::Detach;
 use crate::control::server::Service;
+use crate::control::{Detach, Set};
 use crate::sync::lock;
 use crate::sync::tests::shuffle;
 
@@ -70,6 +70,45 @@ fn devices_come_and_go_while_their_worker_dies() {
         // An attach fails only with the worker that died of it.
         assert_eq!(left.contains("two"), two);
         assert!(!one || !left.contains("one"));
+    });
+}
+
+fn set_read_only(stage: &Stage, name: &str, on: bool) -> bool {
+    let change = Set { name: name.to_owned(), read_only: Some(on), ..Set::default() };
+    stage.supervisor.set(change, Vec::new()).is_ok()
+}
+
+#[test]
+fn a_device_becomes_writable_again_while_its_worker_dies_and_others_go() {
+    shuffle(60, || {
+        let stage = Arc::new(Stage::with(FEATURES));
+        assert!(attach(&stage, "zero") && attach(&stage, "one"));
+        assert!(set_read_only(&stage, "zero", true));
+        let with = |work: fn(&Stage) -> bool| {
+            let stage = Arc::clone(&stage);
+            spawn(move || work(&stage))
+        };
+        let threads = [
+            with(|stage| set_read_only(stage, "zero", false)),
+            with(|stage| detach(stage, "one")),
+            with(|stage| {
+                stage.worker(0).die();
+                true
+            }),
+            with(|stage| stage.supervisor.list().len() <= 2),
+        ];
+        let [set, gone, death, looks] = threads.map(|thread| thread.join().unwrap());
+        assert!(gone && death && looks);
+        let left = settled(&stage);
+        agree(&stage, &left);
+        assert_eq!(left, BTreeSet::from(["zero".to_owned()]));
+        // Whatever became of the change, all say the same.
+        let owned = Arc::clone(&lock(&stage.supervisor.devices)["zero"]);
+        let state = lock(&owned.state);
+        let record = stage.bench.store.device("zero").unwrap().unwrap();
+        let served = state.kept.serve.geometry.read_only;
+        assert_eq!((state.device.info.read_only, record.info.read_only), (served, served));
+        assert!(!set || !served, "who was told that it is writable can write");
     });
 }
 

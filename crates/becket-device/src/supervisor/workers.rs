@@ -19,8 +19,9 @@ pub(crate) trait Server: Send + Sync {
     fn notes(&self) -> &[String];
     /// Whether it can be given devices.
     fn alive(&self) -> bool;
-    /// Hands it a device and returns when the device can be started. The first descriptor is the device's ublkcN.
-    fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<(), Error>;
+    /// Hands it a device and returns when the device can be started: where its queues begin, for whoever serves it next. The
+    /// first descriptor is the device's ublkcN.
+    fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<u32, Error>;
     /// Has it serve a device otherwise; returns when it does. The descriptors are those of the files that are given.
     ///
     /// # Errors

@@ -23,7 +23,10 @@ pub(crate) fn harden() -> Result<Vec<String>, Error> {
     // Future memory is only locked where that cannot make an allocation fail once the rights are gone.
     let flags =
         if unlimited { MlockAllFlags::CURRENT | MlockAllFlags::FUTURE } else { MlockAllFlags::CURRENT };
-    steps.take("mlockall", CapabilitySet::IPC_LOCK, rustix::mm::mlockall(flags).map_err(Into::into))?;
+    // What a sanitizer has mapped for itself is larger than any machine.
+    if !cfg!(sanitized) {
+        steps.take("mlockall", CapabilitySet::IPC_LOCK, rustix::mm::mlockall(flags).map_err(Into::into))?;
+    }
     let kept = process::drop_capabilities().map_err(failed("give up its capabilities"))?;
     if kept.bounding {
         steps.notes.push("bounding set: this process may not change it".to_owned());

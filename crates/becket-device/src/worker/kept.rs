@@ -85,21 +85,34 @@ impl Kept {
             return Err(wrong("the device's descriptor is missing"));
         }
         let Serve {
-            kind, id, queues, depth, flags, geometry, map, direct_io, merge, faults, partitions, ..
+            kind,
+            id,
+            first,
+            queues,
+            depth,
+            flags,
+            geometry,
+            map,
+            direct_io,
+            merge,
+            faults,
+            partitions,
+            ..
         } = self.serve;
         let content = Content { map, files: self.files, decoded, grow, direct_io, faults };
         let mut own = own.into_iter();
-        let first = own.next().ok_or_else(|| wrong("the device's descriptor is missing"))?;
+        let own_first = own.next().ok_or_else(|| wrong("the device's descriptor is missing"))?;
         let setup = match kind {
             Kind::Fuse => {
                 // The other end of the tether is for the supervisor's successor only.
-                let (tether, devices) = (first, own.skip(1).collect());
+                let (tether, devices) = (own_first, own.skip(1).collect());
                 Setup::Fuse(fuse::Setup { id, depth, geometry, devices, tether, content, partitions })
             }
             _ => {
-                let char_device = first;
+                let char_device = own_first;
                 Setup::Ublk(ublk::Setup {
                     id,
+                    first,
                     queues,
                     depth,
                     flags,

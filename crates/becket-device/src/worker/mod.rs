@@ -249,10 +249,12 @@ impl Worker {
         drop(adding);
         match served {
             Ok(served) => {
+                let first = served.first();
                 if let Some(charge) = self.devices().get_mut(&id) {
+                    charge.serve.first = first;
                     charge.served = Some(Arc::new(served));
                 }
-                self.report(&Report::Ready { id });
+                self.report(&Report::Ready { id, first });
                 // Somebody may have begun to wait for a lease before it was known whom to tell.
                 self.yield_leases();
             }
@@ -263,13 +265,14 @@ impl Worker {
     fn change_and_tell(&self, change: &Change, fds: Vec<OwnedFd>) {
         let id = change.id;
         match self.change(change, fds) {
-            Ok(()) => self.report(&Report::Ready { id }),
+            Ok(first) => self.report(&Report::Ready { id, first }),
             Err(why) => self.report(&Report::Failed { id, why }),
         }
     }
 
-    /// Serves a device otherwise, if it is served here, and notes that for a successor; else the reason why not.
-    fn change(&self, change: &Change, fds: Vec<OwnedFd>) -> Result<(), String> {
+    /// Serves a device otherwise, if it is served here, and notes that for a successor; else the reason why not. Its queues
+    /// begin where they did.
+    fn change(&self, change: &Change, fds: Vec<OwnedFd>) -> Result<u32, String> {
         let served = self.served(change.id).ok_or("it is not served here")?;
         let files = change.files.clone().map(|files| protocol::backings(files, fds.into_iter()));
         let files = files.transpose().map_err(|error| error.to_string())?;
@@ -279,7 +282,7 @@ impl Worker {
         if let Some(charge) = self.devices().get_mut(&change.id) {
             change.apply(&mut charge.serve);
         }
-        Ok(())
+        Ok(served.first())
     }
 
     /// The device's queues. Not under the lock: an I/O thread may want that to let go of a device.
@@ -521,7 +524,7 @@ mod tests {
         worker.devices().insert(3, charge());
         // Nobody reads, so that the report of the closing waits and the rest can overtake it.
         rustix::io::ioctl_fionbio(&*worker.control(), true).unwrap();
-        while protocol::send(&*worker.control(), &Report::Ready { id: 9 }, &[]).is_ok() {}
+        while protocol::send(&*worker.control(), &Report::Ready { id: 9, first: 0 }, &[]).is_ok() {}
         rustix::io::ioctl_fionbio(&*worker.control(), false).unwrap();
         let closing = thread::spawn({
             let worker = Arc::clone(&worker);

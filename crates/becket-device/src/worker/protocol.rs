@@ -52,6 +52,9 @@ pub(crate) struct Serve {
     /// How it is offered: over ublk or FUSE.
     pub(crate) kind: Kind,
     pub(crate) id: u32,
+    /// Where its queues begin; see [`becket_transport::ublk::Setup::first`].
+    #[serde(default)]
+    pub(crate) first: u32,
     pub(crate) queues: u16,
     pub(crate) depth: u16,
     pub(crate) flags: u64,
@@ -148,8 +151,8 @@ pub(crate) enum Report {
     Started { threads: usize, notes: Vec<String> },
     /// It will not serve at all.
     Refused { why: String },
-    /// Every queue of the device has fetched: it may be started.
-    Ready { id: u32 },
+    /// Every queue of the device has fetched, and they begin there: it may be started.
+    Ready { id: u32, first: u32 },
     /// The device could not be served. `Closed` still follows.
     Failed { id: u32, why: String },
     /// The same, since a table is full; where less of the device would fit, how deep its queues could be without copying.
@@ -315,6 +318,7 @@ pub(crate) mod tests {
         Serve {
             kind: Kind::Ublk,
             id: 3,
+            first: 3,
             queues: 2,
             depth: 64,
             flags: u64::MAX,
@@ -385,7 +389,7 @@ pub(crate) mod tests {
         let (a, b) = pair().unwrap();
         let reports = [
             Report::Started { threads: 2, notes: vec!["n".into()] },
-            Report::Ready { id: 1 },
+            Report::Ready { id: 1, first: 2 },
             Report::Failed { id: 1, why: "x".into() },
             Report::Counted { id: 1, stats: Some(Box::new(counted())) },
             Report::Counted { id: 2, stats: None },

@@ -18,7 +18,7 @@ use super::protocol::{self, Succession, VERSION};
 
 /// Callers that may wait: successors that died while they waited are among them.
 const BACKLOG: i32 = 8;
-/// How long a caller may take to say what it wants. Nothing else is done meanwhile.
+/// How long a caller may take to say what it wants, and wait until it can. Nothing else is done meanwhile.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Makes the socket at a path. The directory keeps others out.
@@ -41,6 +41,8 @@ pub(crate) fn take_over(socket: impl AsFd) -> io::Result<()> {
 /// `ConnectionRefused` or `NotFound`: no worker listens there any more.
 pub(crate) fn call(path: &Path) -> io::Result<(OwnedFd, u32)> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    // One that is stopped has no room for more callers some day.
+    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     let worker = trusted(&socket)?;
     // Made here, because only a privileged process may give a socket buffers that hold long maps.

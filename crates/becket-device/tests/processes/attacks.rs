@@ -120,8 +120,7 @@ fn kept(place: &Place) -> UnixStream {
 
 /// No kernel has a part in how many there are, and the guests are slow.
 fn fewer_in_a_guest(count: usize) -> String {
-    let guest = std::env::var_os("BECKET_TEST_GUEST").is_some();
-    (if guest { count / 50 } else { count }).to_string()
+    (if becket_testkit::in_a_guest() { count / 50 } else { count }).to_string()
 }
 
 /// What a stranger does, and a mad client of one's own.

@@ -215,7 +215,9 @@ impl Loads {
                 self.begun.push(tag);
             }
             // Nobody takes a block over without a place for it.
-            None => self.layers.decoding().cache().finish(self.layers.key(layer, block), Err(Errno::IO)),
+            None => {
+                self.layers.decoding().cache().finish(self.layers.key(layer, block), Err(Errno::IO), None)
+            }
         }
     }
 
@@ -451,26 +453,26 @@ impl Core {
                 // Until its memory has come back.
                 self.in_flight += 1;
                 self.slab[usize::from(tag)].way = Way::Waiting;
-                let encoded = Arc::clone(layers.encoded());
-                loads.jobs.push(Job { key, encoded, layer, staging, from, loader });
+                loads.jobs.push(Job { key, layers, layer, staging, from, loader });
             }
             Err(errno) => {
                 loads.counted.errors += 1;
                 loads.free(tag);
                 self.slab[usize::from(tag)].busy = false;
-                layers.decoding().cache().finish(key, Err(errno));
+                layers.decoding().cache().finish(key, Err(errno), None);
             }
         }
     }
 
-    /// Hands what this turn has read to the threads that decode.
-    pub(super) fn send_jobs(&mut self) {
-        if let Some(loads) = self.loads.as_deref_mut() {
-            if !loads.jobs.is_empty() {
-                loads.layers.decoding().submit(&mut loads.jobs);
-            }
-            self.tally.decoded(&loads.counted);
+    /// Hands what this turn has read to the threads that decode; of quick ones one comes back where it is to be `kept`.
+    pub(super) fn send_jobs(&mut self, kept: bool) -> Option<Job> {
+        let loads = self.loads.as_deref_mut()?;
+        let own = loads.jobs.pop_if(|job| kept && job.is_quick());
+        if !loads.jobs.is_empty() {
+            loads.layers.decoding().submit(&mut loads.jobs);
         }
+        self.tally.decoded(&loads.counted);
+        own
     }
 }
 

@@ -124,12 +124,13 @@ impl Cache {
         }
     }
 
-    /// A load has ended: the block is there for everybody, or its waiters hear that it cannot be had.
-    pub(crate) fn finish(&self, key: Key, result: Result<Decoded, Errno>) {
+    /// A load has ended: the block is there for everybody, or its waiters hear that it cannot be had; the bell of `own` does
+    /// not ring.
+    pub(crate) fn finish(&self, key: Key, result: Result<Decoded, Errno>, own: Option<&Arc<Mailbox>>) {
         let result = result.map(Arc::new);
         let mut waiters = self.state().finish(key, &result);
         for Waiter { mailbox, whom } in waiters.drain(..) {
-            mailbox.leave(whom, Note::Block { key, result: result.clone() });
+            mailbox.leave(whom, Note::Block { key, result: result.clone() }, own);
         }
         let mut state = self.state();
         if state.spare.len() < FEWEST_GHOSTS {

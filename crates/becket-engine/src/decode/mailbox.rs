@@ -38,12 +38,14 @@ impl Mailbox {
     }
 
     /// Leaves word. The bell rings when the box was empty: what comes before the thread looks needs no second ring.
-    pub(crate) fn leave(&self, whom: Addressee, note: Note) {
+    ///
+    /// It does not ring for the owner of `own`, who looks into that one next.
+    pub(crate) fn leave(&self, whom: Addressee, note: Note, own: Option<&Arc<Mailbox>>) {
         let mut notes = self.notes();
         notes.push((whom, note));
         let first = notes.len() == 1;
         drop(notes);
-        if first {
+        if first && own.is_none_or(|own| !std::ptr::eq(&raw const **own, self)) {
             // Full means that it rings already; nothing else can go wrong with an eventfd of ours.
             let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
         }
@@ -80,14 +82,18 @@ pub(crate) mod tests {
             rustix::io::read(&bell, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
         };
         let note = || Note::Block { key: Key { layer: 1, block: 2 }, result: Err(Errno::IO) };
-        mailbox.leave((1, 2), note());
-        mailbox.leave((1, 3), note());
+        mailbox.leave((1, 2), note(), None);
+        mailbox.leave((1, 3), note(), Some(&unheard()));
         assert_eq!(rings(), 1);
         let mut list = Vec::new();
         mailbox.take(&mut list);
         assert_eq!(list.iter().map(|(whom, _)| *whom).collect::<Vec<_>>(), [(1, 2), (1, 3)]);
         list.clear();
-        mailbox.leave((1, 4), note());
+        mailbox.leave((1, 4), note(), None);
         assert_eq!(rings(), 1, "an empty box rings again");
+        let mailbox = Arc::new(mailbox);
+        mailbox.take(&mut list);
+        mailbox.leave((1, 5), note(), Some(&mailbox));
+        assert_eq!(rings(), 0, "its owner knows");
     }
 }

@@ -3,37 +3,16 @@
 
 use std::{
     collections::VecDeque,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
 };
 
-use becket_image::{
-    Encoded,
-    codec::{Codec, Decode},
-};
-use rustix::io::Errno;
-
 use super::{
-    block::{Key, Staging},
-    cache::{Cache, Waiter},
-    frames::{Decoded, Frame, Frames},
-    mailbox::Note,
+    cache::Cache,
+    frames::{Frame, Frames},
+    hand::{Hand, Job},
 };
 use crate::Error;
-
-/// A block to be decoded.
-pub(crate) struct Job {
-    pub(crate) key: Key,
-    /// The layers of its image, and which one it is of.
-    pub(crate) encoded: Arc<[Encoded]>,
-    pub(crate) layer: u32,
-    /// The stored bytes are in it, from `from` on.
-    pub(crate) staging: Staging,
-    pub(crate) from: usize,
-    /// Who gets the memory back.
-    pub(crate) loader: Waiter,
-}
 
 pub(crate) struct Pool {
     shared: Arc<Shared>,
@@ -100,50 +79,24 @@ impl Shared {
     }
 }
 
-/// A thread's decoders, one for each codec that it has met.
-type Decoders = Vec<(Codec, Box<dyn Decode>)>;
-
 fn work(shared: &Shared, cache: &Cache, frames: &Arc<Frames>) {
-    let mut decoders = Decoders::new();
-    while let Some(mut job) = shared.next() {
-        let result = decode(&mut job, &mut decoders, cache, frames);
-        let Job { key, staging, loader, .. } = job;
-        let yielded = result.as_ref().ok().map(|block| block.bytes().len() as u32);
-        cache.finish(key, result);
+    let mut hand = Hand::default();
+    while let Some(job) = shared.next() {
+        let room = room_for(job.room(), cache, frames);
+        hand.decode(job, room, cache, None);
         // What is cached can be evicted.
         frames.changed();
-        loader.mailbox.leave(loader.whom, Note::Loaded { staging, yielded });
     }
 }
 
-/// Decodes a block. What is wrong with it is its own: each error is EIO for those who wait for this block.
-fn decode(
-    job: &mut Job,
-    decoders: &mut Decoders,
-    cache: &Cache,
-    frames: &Arc<Frames>,
-) -> Result<Decoded, Errno> {
-    let encoded = job.encoded.get(job.layer as usize).ok_or(Errno::IO)?;
-    let block = encoded.blocks().get(job.key.block as usize).ok_or(Errno::IO)?;
-    let (yields, from, len) = (block.yields as usize, block.skip as usize, block.len as usize);
-    let input = job.staging.bytes().get(job.from..).and_then(|rest| rest.get(..block.input_len as usize));
-    let input = input.ok_or(Errno::IO)?;
-    let mut frame = room_for(yields, cache, frames);
-    let codec = encoded.codec();
-    let index = decoders.iter().position(|(known, _)| *known == codec).unwrap_or_else(|| {
-        decoders.push((codec, codec.decoder()));
-        decoders.len() - 1
-    });
-    let output = frame.bytes().get_mut(..yields).ok_or(Errno::IO)?;
-    let decoder = &mut decoders.get_mut(index).ok_or(Errno::IO)?.1;
-    // A decoder that panics on what somebody has made up must not take other devices with it.
-    match catch_unwind(AssertUnwindSafe(|| decoder.decode(input, output))) {
-        Ok(Ok(got)) if got >= from + len => Ok(frame.filled(from, len)),
-        Ok(_) => Err(Errno::IO),
-        Err(_) => {
-            decoders.swap_remove(index);
-            Err(Errno::IO)
+/// Memory for a block that is there at once, or as soon as others are evicted.
+pub(super) fn room_at_once(size: usize, cache: &Cache, frames: &Arc<Frames>) -> Option<Frame> {
+    let mut evicted = 0;
+    loop {
+        if let Ok(frame) = frames.take(size) {
+            return Some(frame);
         }
+        evicted += (evicted < size).then(|| cache.evict()).flatten()?;
     }
 }
 
@@ -177,6 +130,7 @@ fn room_for(size: usize, cache: &Cache, frames: &Arc<Frames>) -> Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decode::Key;
 
     /// Each evicts what another may take, and be done with, before it looks again.
     #[test]
@@ -189,7 +143,7 @@ mod tests {
                 scope.spawn(move || {
                     for block in 0..20_000 {
                         let frame = room_for(SIZE, cache, frames);
-                        cache.finish(Key { layer, block }, Ok(frame.filled(0, SIZE)));
+                        cache.finish(Key { layer, block }, Ok(frame.filled(0, SIZE)), None);
                         frames.changed();
                     }
                 });

@@ -35,8 +35,7 @@ fn runs(usually: u32) -> u32 {
     let asked = std::env::var("BECKET_CRASH_RUNS")
         .ok()
         .map(|text| text.parse().expect("BECKET_CRASH_RUNS is a number"));
-    let guest = std::env::var_os("BECKET_TEST_GUEST").is_some();
-    asked.unwrap_or(if guest { usually.div_ceil(8) } else { usually })
+    asked.unwrap_or(if becket_testkit::in_a_guest() { usually.div_ceil(8) } else { usually })
 }
 
 /// Looks at states that a power cut could leave at any time of a run on a file that began as `before`. `read` says what lies

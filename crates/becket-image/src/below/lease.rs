@@ -23,7 +23,7 @@ pub struct Untouched {
 
 impl Untouched {
     fn of(stat: &Stat) -> Untouched {
-        Untouched { size: stat.st_size, changed: (stat.st_ctime, stat.st_ctime_nsec) }
+        Untouched { size: stat.st_size, changed: (stat.st_ctime, stat.st_ctime_nsec as _) }
     }
 
     /// How long ago the change was; `None` when that is yet to come.

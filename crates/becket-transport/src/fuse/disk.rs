@@ -1,7 +1,7 @@
 //! The loop device over the image's file of a connection.
 //! It waits for answers of the connection, so somebody must be serving that.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::path::Path;
 
 use becket_engine::Geometry;
@@ -9,8 +9,8 @@ use becket_image::{Alignment, Backing, BackingKind, DirectIo, Facts, Identity, M
 use rustix::fs::{Mode, OFlags};
 
 use super::tree::IMAGE_NAME;
-use crate::Error;
 use crate::loop_::{self, LoopDevice, LoopOptions};
+use crate::{Error, sysfs};
 
 /// What any direct I/O to the file has to be aligned to, in bytes: the server sees to what its own backing wants.
 const UNIT: u32 = 512;
@@ -55,4 +55,22 @@ pub fn attach_disk(
         ..LoopOptions::default()
     };
     loop_::attach(&opened, &options)
+}
+
+/// The number of the loop device over a connection's file, where whoever made it cannot say any more. `device` is one of the
+/// connection's descriptors. `None`: there is none, or this kernel does not say whose descriptor it is.
+///
+/// It opens such devices, and waits when somebody holds them who waits for their server.
+pub fn find_disk(device: impl AsFd) -> Option<u32> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", device.as_fd().as_raw_fd())).ok()?;
+    // The device number of its file system, which has no major one.
+    let of_connection: u64 =
+        info.lines().find_map(|line| line.strip_prefix("fuse_connection:")?.trim().parse().ok())?;
+    let over_it = |number: &u32| {
+        // Nobody else's is opened: its users, too, may make us wait.
+        let backing = sysfs::text(&format!("loop{number}"), "loop/backing_file");
+        backing.is_some_and(|backing| Path::new(&backing).ends_with(IMAGE_NAME))
+            && matches!(loop_::status(*number), Ok(Some(status)) if status.dev == of_connection)
+    };
+    loop_::numbers().into_iter().find(over_it)
 }

@@ -12,7 +12,7 @@ mod probe;
 mod tree;
 
 pub use connection::Connection;
-pub use disk::attach_disk;
+pub use disk::{attach_disk, find_disk};
 pub use mount::off as unmount;
 pub use probe::{FuseTransport, examine};
 pub use tree::IMAGE_NAME;
@@ -71,6 +71,7 @@ pub fn serve(
     let devices: Vec<Arc<OwnedFd>> = devices.into_iter().map(Arc::new).collect();
     let common = Common {
         id,
+        first: id,
         queues: u16::try_from(devices.len()).unwrap_or(u16::MAX),
         depth,
         content,

@@ -198,6 +198,15 @@ fn more_requests_than_tags_wait_and_none_is_lost() {
     }
 }
 
+/// A process that is forked to serve next closes what it inherits, this file too: it would wait for itself.
+#[test]
+fn closing_a_file_asks_no_server() {
+    let mut kernel = Kernel::new(false, false);
+    let answer = kernel.ask(uapi::FUSE_OPEN, 2, &[0; 8]).unwrap();
+    let flags = u32::from_ne_bytes(answer[8..12].try_into().unwrap());
+    assert_ne!(flags & uapi::FOPEN_NOFLUSH, 0, "{flags:#x}");
+}
+
 #[test]
 fn what_is_not_known_is_said_so_and_interrupts_are_not_wanted() {
     let mut kernel = Kernel::new(false, false);

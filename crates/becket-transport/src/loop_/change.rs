@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use becket_uapi::{block, loop_ as uapi};
 
+use super::status::told;
 use super::{open_device, path};
 use crate::Error;
 
@@ -16,11 +17,11 @@ const ATTEMPTS: u32 = 64;
 /// Gives a bound device another limit in bytes, or none, and returns its new length.
 ///
 /// # Errors
-/// The device is not bound, or the driver refuses.
+/// The device is not bound, the file system of its image does not answer, or the driver refuses.
 pub fn set_size_limit(number: u32, limit: Option<u64>) -> Result<u64, Error> {
     let device = open_device(number, false)?;
+    let mut info = told(number, &device)?;
     let device = device.as_fd();
-    let mut info = uapi::get_status64(device).map_err(failed(number))?;
     info.lo_sizelimit = limit.unwrap_or(0);
     for attempt in 1.. {
         match uapi::set_status64(device, &info) {
@@ -40,9 +41,12 @@ pub fn set_size_limit(number: u32, limit: Option<u64>) -> Result<u64, Error> {
 /// the locks. To the kernel this is another medium: the device's sequence number is a new one.
 ///
 /// # Errors
-/// `EINVAL`: the device is not read-only, or the image is not as long as its own. Or the device is not bound.
+/// `EINVAL`: the device is not read-only, or the image is not as long as its own. Or the device is not bound, or the file
+/// system of the image that it has does not answer.
 pub fn change_image(number: u32, image: BorrowedFd<'_>) -> Result<(), Error> {
     let device = open_device(number, false)?;
+    // The driver asks the old image, too, for its length.
+    told(number, &device)?;
     uapi::change_fd(device.as_fd(), image).map_err(failed(number))
 }
 

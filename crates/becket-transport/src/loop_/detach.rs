@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use becket_uapi::{block, loop_ as uapi};
 
+use super::status::{known, told};
 use super::{is_absent, name, open_device, open_exclusive, path};
 use crate::{Error, node, sysfs};
 
@@ -48,19 +49,22 @@ pub fn detach(number: u32, diskseq: Option<u64>, wait: Option<Duration>) -> Resu
 ///
 /// With other openers LOOP_CLR_FD marks a device to go with the last of them, and says nothing. A sole opener's device
 /// is cleared at once up to Linux 6.10, and on later ones marked beyond recall and cleared at our close; both answer
-/// the next question for their state with ENXIO. One that still has a state is thus in use, and its mark is taken
-/// back, which no kernel refuses to an exclusive opener.
+/// with ENXIO when their mark is to be taken back. Where that succeeds somebody uses the device. No kernel refuses it to an exclusive
+/// opener.
 ///
 /// The race that is left: for the moment between the two calls the device is marked. It cannot go meanwhile, since we
 /// have it open; but if we are killed just then it goes with its last user, and when somebody else tells it to do so
 /// in that very moment, that is forgotten.
 ///
-/// A device whose file's server is dead has no state that could be asked for, and nothing but errors for its users: it is
-/// told to go in any case, if need be with the last of them.
+/// Taking the mark back waits for all requests under way, with the device locked meanwhile, so that nobody could open it where
+/// its backing hangs. So one with requests under way is left alone: whoever waits for them uses it.
 ///
 /// # Errors
 /// Those of [`detach`].
 pub fn detach_unused(number: u32, diskseq: Option<u64>) -> Result<bool, Error> {
+    if sysfs::counted(&name(number)).is_some_and(|counted| counted.in_flight > 0) {
+        return Ok(!is_there(number, diskseq));
+    }
     let opened = match open_exclusive(number) {
         // The claim of one who uses it, or of one who has got the number after it.
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => return Ok(!is_there(number, diskseq)),
@@ -70,15 +74,10 @@ pub fn detach_unused(number: u32, diskseq: Option<u64>) -> Result<bool, Error> {
     if !clear(number, &meant.device)? {
         return Ok(true);
     }
-    match (uapi::get_status64(meant.device.as_fd()), &meant.info) {
-        (Ok(_), Some(info)) if info.lo_flags & uapi::LO_FLAGS_AUTOCLEAR == 0 => {
-            uapi::set_status64(meant.device.as_fd(), info)
-                .map_err(Error::io("take back the clearing of", path(number)))?;
-            Ok(false)
-        }
-        // It was to go with its last user before we came.
-        (Ok(_), _) => Ok(false),
-        (Err(error), _) if error.raw_os_error() == Some(libc::ENXIO) => {
+    match uapi::set_status64(meant.device.as_fd(), &meant.info) {
+        // With the mark of one that was to go with its last user before we came.
+        Ok(()) => Ok(false),
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
             // What BLKROSET has said of the node would outlive the device and meet the next user of its number. The
             // image's own flag is another one, which goes with it.
             if block::read_only(meant.device.as_fd()).unwrap_or(false) {
@@ -87,11 +86,7 @@ pub fn detach_unused(number: u32, diskseq: Option<u64>) -> Result<bool, Error> {
             drop(meant.device);
             Ok(await_gone(number, meant.diskseq, LAST_CLOSE) == Cleared::Gone)
         }
-        (Err(_), None) => {
-            drop(meant.device);
-            Ok(await_gone(number, meant.diskseq, Duration::ZERO) == Cleared::Gone)
-        }
-        (Err(error), Some(_)) => Err(Error::io("ask for the state of", path(number))(error)),
+        Err(error) => Err(Error::io("take back the clearing of", path(number))(error)),
     }
 }
 
@@ -99,8 +94,7 @@ pub fn detach_unused(number: u32, diskseq: Option<u64>) -> Result<bool, Error> {
 /// our descriptor as for any other.
 struct Meant {
     device: File,
-    /// `None` when its file has died, which the kernel asks for the state.
-    info: Option<uapi::LoopInfo64>,
+    info: uapi::LoopInfo64,
     diskseq: Option<u64>,
 }
 
@@ -112,15 +106,8 @@ impl Meant {
             Err(error) if diskseq.is_some() && is_absent(error.raw_os_error()) => return Ok(None),
             Err(error) => return Err(error),
         };
-        let info = match (uapi::get_status64(device.as_fd()), diskseq) {
-            (Ok(info), _) => Some(info),
-            (Err(error), Some(_)) if error.raw_os_error() == Some(libc::ENXIO) => return Ok(None),
-            (Err(error), None) if error.raw_os_error() == Some(libc::ENXIO) => {
-                return Err(Error::NotAttached { device: path(number) });
-            }
-            // Of a FUSE server that is gone.
-            (Err(error), Some(_)) if has_died(error.raw_os_error()) => None,
-            (Err(error), _) => return Err(Error::io("ask for the state of", path(number))(error)),
+        let Some(info) = bound(number, &device)? else {
+            return diskseq.map(|_| None).ok_or_else(|| Error::NotAttached { device: path(number) });
         };
         let found = block::diskseq(device.as_fd()).ok();
         match (diskseq, found) {
@@ -141,8 +128,17 @@ fn clear(number: u32, device: &File) -> Result<bool, Error> {
     }
 }
 
-fn has_died(errno: Option<i32>) -> bool {
-    matches!(errno, Some(libc::ENOTCONN | libc::ECONNABORTED | libc::EIO))
+/// What the driver was told of an open device; `None` when it is not bound. The file system of its image is not asked, which may
+/// be the reason why somebody wants to be rid of the device. Without sysfs there is no other way.
+fn bound(number: u32, device: &File) -> Result<Option<uapi::LoopInfo64>, Error> {
+    if sysfs::is_there() {
+        return Ok(known(number));
+    }
+    match uapi::get_status64(device.as_fd()) {
+        Ok(info) => Ok(Some(info)),
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+        Err(error) => Err(Error::io("ask for the state of", path(number))(error)),
+    }
 }
 
 /// Looks, without opening it, until the device is gone or `wait` is over.
@@ -174,8 +170,8 @@ fn is_there(number: u32, diskseq: Option<u64>) -> bool {
     }
     // No sysfs: there is no other way than to open it.
     open_device(number, false).is_ok_and(|device| {
-        let bound = uapi::get_status64(device.as_fd()).is_ok();
-        bound && (diskseq.is_none() || block::diskseq(device.as_fd()).ok() == diskseq)
+        bound(number, &device).is_ok_and(|info| info.is_some())
+            && (diskseq.is_none() || block::diskseq(device.as_fd()).ok() == diskseq)
     })
 }
 
@@ -183,9 +179,9 @@ fn is_there(number: u32, diskseq: Option<u64>) -> bool {
 /// another program has cleared it, and would meet the next user of its number.
 pub fn thaw(number: u32) {
     let Ok(device) = open_device(number, false) else { return };
-    let device = device.as_fd();
     // The flag of an image that is for reading only is another one, so whoever binds the device meanwhile loses nothing.
-    let unbound = uapi::get_status64(device).is_err_and(|error| error.raw_os_error() == Some(libc::ENXIO));
+    let unbound = bound(number, &device).is_ok_and(|info| info.is_none());
+    let device = device.as_fd();
     if unbound && block::read_only(device).unwrap_or(false) {
         let _ = block::set_read_only(device, false);
     }
@@ -194,9 +190,10 @@ pub fn thaw(number: u32) {
 /// Takes over the backing file's present size and returns the device's new one, in bytes. A size limit stays.
 ///
 /// # Errors
-/// The device is not bound, or the kernel refuses.
+/// The device is not bound, the file system of its image does not answer, or the kernel refuses.
 pub fn refresh(number: u32) -> Result<u64, Error> {
     let device = open_device(number, false)?;
+    told(number, &device)?;
     uapi::set_capacity(device.as_fd()).map_err(|error| match error.raw_os_error() {
         Some(libc::ENXIO) => Error::NotAttached { device: path(number) },
         _ => Error::io("resize", path(number))(error),

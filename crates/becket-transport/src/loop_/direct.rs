@@ -86,9 +86,11 @@ pub(super) fn settle(
 /// writes back what is dirty. Answers with what is so now, and why.
 ///
 /// # Errors
-/// The device is not bound, or direct I/O was demanded and the driver refuses.
+/// The device is not bound, the file system of its image does not answer, or direct I/O was demanded and the driver refuses.
 pub fn set_direct_io(number: u32, wanted: DirectIo) -> Result<(bool, String), Error> {
     let device = open_device(number, false)?;
+    // The driver syncs the image while it holds the device.
+    status::told(number, &device)?;
     let device = device.as_fd();
     let failed = |error: std::io::Error| match error.raw_os_error() {
         Some(libc::ENXIO) => Error::NotAttached { device: path(number) },

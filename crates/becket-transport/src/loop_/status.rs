@@ -2,15 +2,19 @@
 //! It never holds a device open longer than one question: an open descriptor keeps a device that should go.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use becket_uapi::{block, loop_ as uapi};
 
 use super::{name, open_device, path};
-use crate::{Error, sysfs};
+use crate::{Error, aside, sysfs};
+
+/// Longest that a file system may think about one file of its own.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// A bound loop device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,7 +66,7 @@ pub fn numbers() -> Vec<u32> {
 /// What the kernel knows of device `number`; `None` when it is not bound or not there.
 ///
 /// # Errors
-/// The device cannot be opened.
+/// The device cannot be opened, or the file system of its image does not answer.
 pub fn status(number: u32) -> Result<Option<LoopStatus>, Error> {
     let name = name(number);
     // Without sysfs only the ioctl knows.
@@ -74,12 +78,12 @@ pub fn status(number: u32) -> Result<Option<LoopStatus>, Error> {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) => return Ok(None),
         Err(error) => return Err(error),
     };
-    let device = device.as_fd();
-    let info = match uapi::get_status64(device) {
+    let info = match told(number, &device) {
         Ok(info) => info,
-        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => return Ok(None),
-        Err(error) => return Err(Error::io("ask for the state of", path(number))(error)),
+        Err(Error::NotAttached { .. }) => return Ok(None),
+        Err(error) => return Err(error),
     };
+    let device = device.as_fd();
     let ask = || Error::io("ask for the geometry of", path(number));
     Ok(Some(LoopStatus {
         number,
@@ -98,6 +102,43 @@ pub fn status(number: u32) -> Result<Option<LoopStatus>, Error> {
         block_size: block::logical_block_size(device).map_err(ask())?,
         diskseq: block::diskseq(device).ok(),
     }))
+}
+
+/// What the driver says of a bound device. For the file's number it asks the file system, and holds nobody up meanwhile. For the file's
+/// length it asks while it holds the device, and sometimes all of them: whoever is about to make it do that has
+/// to have this answered before.
+///
+/// # Errors
+/// [`Error::NotAttached`], or [`Error::Silent`] after ten seconds.
+pub(super) fn told(number: u32, device: &File) -> Result<uapi::LoopInfo64, Error> {
+    let io = || Error::io("ask for the state of", path(number));
+    let device = device.try_clone().map_err(io())?;
+    let told = aside::within(ANSWER, move || uapi::get_status64(device.as_fd()));
+    told.ok_or_else(|| Error::Silent { device: path(number) })?.map_err(|error| match error.raw_os_error() {
+        Some(libc::ENXIO) => Error::NotAttached { device: path(number) },
+        _ => io()(error),
+    })
+}
+
+/// The same as far as the driver knows it by itself, so that nobody is asked; `None` when the device is not bound. It has the file's
+/// path where the driver may have been told another name.
+pub(super) fn known(number: u32) -> Option<uapi::LoopInfo64> {
+    let name = name(number);
+    let mut info = uapi::LoopInfo64 {
+        lo_offset: sysfs::number(&name, "loop/offset")?,
+        lo_sizelimit: sysfs::number(&name, "loop/sizelimit")?,
+        ..uapi::LoopInfo64::default()
+    };
+    for (attribute, flag) in
+        [("loop/autoclear", uapi::LO_FLAGS_AUTOCLEAR), ("loop/partscan", uapi::LO_FLAGS_PARTSCAN)]
+    {
+        if sysfs::flag(&name, attribute)? {
+            info.lo_flags |= flag;
+        }
+    }
+    let backing = backing_of(&name, &info);
+    info.set_file_name(backing.as_os_str().as_bytes());
+    Some(info)
 }
 
 /// Whether the driver really does direct I/O: it drops the wish silently. sysfs tells the truth on all kernels,

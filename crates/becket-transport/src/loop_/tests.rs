@@ -284,7 +284,8 @@ fn direct_io_that_was_demanded_is_done_or_refused() {
     assert!(matches!(error, Error::NoDirectIo { .. }), "{error}");
     assert!(error.hint().is_some());
     let image = case.image();
-    let left = |number| super::status(number).unwrap().is_some_and(|status| status.backing == image);
+    // One that cannot be asked is somebody else's, over a file system that is gone.
+    let left = |number| matches!(super::status(number), Ok(Some(status)) if status.backing == image);
     assert!(!numbers().into_iter().any(left), "the refused device is still attached");
 }
 

@@ -8,6 +8,7 @@ use becket_engine::{Backing, IoThreads};
 use becket_image::Map;
 
 use super::{ServeError, Served};
+use crate::aside;
 
 /// How long requests that are under way may take to end before a change is given up.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -49,6 +50,7 @@ impl Served {
             .change(&self.queues, &old, &new, PATIENCE)
             .map_err(|source| ServeError::Change { id: self.id, source })?;
         self.serves(&new);
+        aside::close(old);
         Ok(())
     }
 }

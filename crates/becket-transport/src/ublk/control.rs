@@ -10,9 +10,11 @@ use std::time::Duration;
 
 use becket_engine::Geometry;
 use becket_uapi::ublk::{self as uapi, ControlRing, CtrlCmd, Plain};
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
 
 use super::params;
-use crate::{Error, Kind, node, sysfs};
+use crate::{Error, ErrorKind, Kind, node, sysfs};
 
 pub use becket_uapi::ublk::{DevInfo, Params};
 
@@ -44,7 +46,25 @@ pub struct Control {
     idle: Mutex<Vec<ControlRing>>,
     /// What the driver can do, once it has said so: while its node is open it cannot be replaced.
     features: OnceLock<u64>,
+    /// Devices of this process are those of a user without privileges (`UBLK_F_UNPRIVILEGED_DEV`): commands about them name
+    /// the char device by its path, which this user must be able to open.
+    unprivileged: bool,
 }
+
+/// What the kernel grants only to those whom it trusts: to leave requests waiting for a server, and to touch the
+/// requester's pages.
+const PRIVILEGED: u64 = uapi::UBLK_F_USER_RECOVERY
+    | uapi::UBLK_F_USER_RECOVERY_REISSUE
+    | uapi::UBLK_F_USER_RECOVERY_FAIL_IO
+    | uapi::UBLK_F_QUIESCE
+    | uapi::UBLK_F_SUPPORT_ZERO_COPY
+    | uapi::UBLK_F_USER_COPY
+    | uapi::UBLK_F_AUTO_BUF_REG;
+
+/// How long udev may take to give a new node to its owner.
+const GIVEN: Duration = Duration::from_secs(10);
+/// How long the kernel may take to free the number of a device of a user's.
+const FREED: Duration = Duration::from_secs(2);
 
 impl Control {
     /// Opens `/dev/ublk-control`, whose node is made when it is missing and the driver is there.
@@ -52,7 +72,12 @@ impl Control {
     /// # Errors
     /// [`Error::Unavailable`] with the reason and what would mend it, or this user may not.
     pub fn open() -> Result<Control, Error> {
-        let control = Control { device: open_control()?, idle: Mutex::default(), features: OnceLock::new() };
+        let control = Control {
+            device: open_control()?,
+            idle: Mutex::default(),
+            features: OnceLock::new(),
+            unprivileged: !super::privileged(),
+        };
         // So that a sandbox without io_uring is found out now and not at the first command.
         let ring = control.ring()?;
         control.give_back(ring);
@@ -69,6 +94,20 @@ impl Control {
         }
         let features = self.ask_features()?;
         Ok(*self.features.get_or_init(|| features))
+    }
+
+    /// What of that a device of this process can have.
+    ///
+    /// # Errors
+    /// Those of [`Control::features`].
+    pub fn granted(&self) -> Result<u64, Error> {
+        let features = self.features()?;
+        Ok(if self.unprivileged { features & !PRIVILEGED } else { features })
+    }
+
+    /// Whether devices of this process belong to a user without privileges.
+    pub fn is_unprivileged(&self) -> bool {
+        self.unprivileged
     }
 
     fn ask_features(&self) -> Result<u64, Error> {
@@ -100,7 +139,14 @@ impl Control {
             ublksrv_flags: request.mark,
             ..DevInfo::default()
         };
+        if self.unprivileged {
+            info.flags = info.flags & !PRIVILEGED | uapi::UBLK_F_UNPRIVILEGED_DEV;
+        }
         self.send("ADD_DEV", uapi::UBLK_U_CMD_ADD_DEV, Some(dev_id), 0, Some(&mut info))?;
+        if self.unprivileged && !node::await_given(&char_node(info.dev_id), GIVEN) {
+            // No command about it is allowed to who may not open its node, DEL_DEV neither.
+            return Err(super::probe::not_given(info.dev_id));
+        }
         Ok(info)
     }
 
@@ -149,6 +195,11 @@ impl Control {
     /// # Errors
     /// The driver is too old (`EOPNOTSUPP`, before [`uapi::UBLK_F_SAFE_STOP_DEV`]), or there is no such device.
     pub fn try_stop(&self, id: u32) -> Result<bool, Error> {
+        // To a user without privileges an older driver says EINVAL, as to anything that makes no sense.
+        if self.features()? & uapi::UBLK_F_SAFE_STOP_DEV == 0 {
+            let source = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+            return Err(Error::Command { command: "TRY_STOP_DEV", device: Some(id), source });
+        }
         match self.command("TRY_STOP_DEV", uapi::UBLK_U_CMD_TRY_STOP_DEV, id, 0) {
             Ok(()) => Ok(true),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(false),
@@ -169,24 +220,69 @@ impl Control {
     /// # Errors
     /// There is no such device (`ENODEV`).
     pub fn del_async(&self, id: u32) -> Result<(), Error> {
+        if self.unprivileged {
+            // The kernel has this command for privileged users only. The other one removes the device before it waits for
+            // the number, and is broken off there when somebody keeps it.
+            let deleted = self.patiently("DEL_DEV", uapi::UBLK_U_CMD_DEL_DEV, id, 0, FREED);
+            return match deleted {
+                Err(error) if error.raw_os_error() == Some(libc::ETIMEDOUT) => Ok(()),
+                other => other,
+            };
+        }
         match self.command("DEL_DEV_ASYNC", uapi::UBLK_U_CMD_DEL_DEV_ASYNC, id, 0) {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => self.del(id),
             other => other,
         }
     }
 
-    /// What the kernel knows of the device; `None` when there is none.
+    /// What the kernel knows of the device; `None` when there is none, or none that this user may ask about.
     ///
     /// # Errors
-    /// This user may not ask.
+    /// The command fails for another reason.
     pub fn info(&self, id: u32) -> Result<Option<DevInfo>, Error> {
         let mut info = DevInfo::default();
         match self.send("GET_DEV_INFO", uapi::UBLK_U_CMD_GET_DEV_INFO, Some(id), 0, Some(&mut info)) {
             Ok(_) => Ok(Some(info)),
+            Err(error) if self.unprivileged && error.kind() == ErrorKind::Permission => Ok(None),
             // The driver answers ENODEV now and answered EINVAL once.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EINVAL)) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Gives the nodes of a device to the user who has added it, if that was one without privileges; whether it was.
+    ///
+    /// A number may go from one device to another at any time. So a node is opened first, and given away when the kernel
+    /// names an owner after that: were the device another one by then, the node would be one that nobody finds any more.
+    ///
+    /// # Errors
+    /// There is no such device, or this process is not root's.
+    pub fn give_to_owner(&self, id: u32) -> Result<bool, Error> {
+        let mut given = false;
+        for path in [char_node(id), sysfs::node(&format!("ublkb{id}"))] {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let node = match rustix::fs::open(&path, flags, Mode::empty()) {
+                Ok(node) => node,
+                // It has no disk yet.
+                Err(Errno::NOENT) => continue,
+                Err(error) => return Err(Error::io("open", path)(error)),
+            };
+            let Some((uid, gid)) = self.owner(id)? else { return Ok(false) };
+            let (uid, gid) = (rustix::fs::Uid::from_raw(uid), rustix::fs::Gid::from_raw(gid));
+            rustix::fs::chownat(&node, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)
+                .map_err(Error::io("give to its owner", path))?;
+            given = true;
+        }
+        Ok(given)
+    }
+
+    /// User and group of a device that was added without privileges.
+    fn owner(&self, id: u32) -> Result<Option<(u32, u32)>, Error> {
+        let (number, path) = (uapi::UBLK_U_CMD_GET_DEV_INFO2, path_argument(id));
+        let mut info = DevInfo::default();
+        self.send_within("GET_DEV_INFO2", number, Some(id), 0, &path, Some(&mut info), None)?;
+        let theirs = info.flags & uapi::UBLK_F_UNPRIVILEGED_DEV != 0;
+        Ok(theirs.then_some((info.owner_uid, info.owner_gid)))
     }
 
     /// Changes the length of a live device; `bytes` is cut to whole sectors.
@@ -232,7 +328,8 @@ impl Control {
         pid: u32,
         patience: Duration,
     ) -> Result<(), Error> {
-        self.send_within::<u64>(name, number, Some(id), u64::from(pid), None, Some(patience)).map(drop)
+        let path = self.path_of(Some(id));
+        self.send_within::<u64>(name, number, Some(id), u64::from(pid), &path, None, Some(patience)).map(drop)
     }
 
     /// A command about a device that has one inline argument and no buffer.
@@ -248,22 +345,30 @@ impl Control {
         data: u64,
         buffer: Option<&mut T>,
     ) -> Result<i32, Error> {
-        self.send_within(name, number, id, data, buffer, None)
+        let path = if number == uapi::UBLK_U_CMD_ADD_DEV { Vec::new() } else { self.path_of(id) };
+        self.send_within(name, number, id, data, &path, buffer, None)
     }
 
+    /// What goes in front of a command's buffer.
+    fn path_of(&self, id: Option<u32>) -> Vec<u8> {
+        id.filter(|_| self.unprivileged).map(path_argument).unwrap_or_default()
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "they are the command's own")]
     fn send_within<T: Plain>(
         &self,
         name: &'static str,
         number: u32,
         id: Option<u32>,
         data: u64,
+        path: &[u8],
         buffer: Option<&mut T>,
         patience: Option<Duration>,
     ) -> Result<i32, Error> {
         let command =
             CtrlCmd { dev_id: id.unwrap_or(u32::MAX), queue_id: u16::MAX, data, ..CtrlCmd::default() };
         let mut ring = self.ring()?;
-        let answer = ring.send(self.device.as_fd(), number, command, buffer, patience);
+        let answer = ring.send(self.device.as_fd(), number, command, path, buffer, patience);
         if !answer.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
             self.give_back(ring);
         }
@@ -302,8 +407,21 @@ fn open_control() -> Result<File, Error> {
             node::ensure_char(path, dev)?;
             open().map_err(Error::io("open", path))
         }
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(super::probe::not_allowed()),
         Err(error) => Err(Error::io("open", path)(error)),
     }
+}
+
+/// Where the char device of a device is.
+fn char_node(id: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/ublkc{id}"))
+}
+
+/// The same as commands name it.
+fn path_argument(id: u32) -> Vec<u8> {
+    let mut path = char_node(id).into_os_string().into_encoded_bytes();
+    path.push(0);
+    path
 }
 
 /// Where the kernel has an entry for each device.
@@ -323,7 +441,7 @@ pub fn numbers() -> Vec<u32> {
 /// # Errors
 /// There is no such device, its server has it open, or this user may not.
 pub fn open_char(id: u32) -> Result<OwnedFd, Error> {
-    let path = PathBuf::from(format!("/dev/ublkc{id}"));
+    let path = char_node(id);
     let attribute = Path::new(DEVICES).join(format!("ublkc{id}/dev"));
     let dev = sysfs::dev_at(&attribute)
         .ok_or_else(|| Error::io("open", &path)(io::Error::from_raw_os_error(libc::ENODEV)))?;

@@ -112,6 +112,20 @@ fn numbers_are_unique_and_can_be_chosen() {
 }
 
 #[test]
+fn what_root_has_added_is_given_to_nobody() {
+    use std::os::unix::fs::MetadataExt as _;
+    let Some(control) = control("ublk_control_give") else { return };
+    assert!(!control.is_unprivileged());
+    assert_eq!(control.granted().unwrap(), control.features().unwrap());
+    let added = Added(&control, control.add(request()).unwrap());
+    drop(open_char(added.1.dev_id).unwrap());
+    assert!(!control.give_to_owner(added.1.dev_id).unwrap());
+    let node = std::fs::metadata(char_node(added.1.dev_id)).unwrap();
+    assert_eq!((node.uid(), node.mode() & 0o007), (0, 0));
+    assert!(!control.give_to_owner(60_000).unwrap(), "of what is not there nothing is given");
+}
+
+#[test]
 fn flags_that_the_kernel_does_not_know_are_dropped() {
     let Some(control) = control("ublk_control_flags") else { return };
     let wanted = AddRequest { flags: 1 << 60 | uapi::UBLK_F_CMD_IOCTL_ENCODE, ..request() };

@@ -30,7 +30,13 @@ impl Transport for UblkTransport {
             },
             Ok(features) => Probe {
                 works: true,
-                reason: "the kernel's ublk driver is there".to_owned(),
+                reason: match super::privileged() {
+                    true => "the kernel's ublk driver is there".to_owned(),
+                    false => {
+                        "the kernel's ublk driver is there, and gives devices to users without privileges"
+                            .to_owned()
+                    }
+                },
                 mend: None,
                 details: vec![("features".to_owned(), words(features))],
             },
@@ -92,6 +98,33 @@ pub(super) fn misc_dev(name: &str) -> Option<u64> {
 /// Why there is no ublk.
 pub(super) fn unavailable() -> Error {
     module::missing(Kind::Ublk, "ublk_drv", "Linux 6.0 or newer with CONFIG_BLK_DEV_UBLK")
+}
+
+/// The rules by which udev gives users what is theirs, where they are installed on request only.
+const RULES: &str = "91-becket-users.rules";
+
+/// Why this user has no ublk although it is there.
+pub(super) fn not_allowed() -> Error {
+    Error::Unavailable {
+        kind: Kind::Ublk,
+        reason: "only root may open /dev/ublk-control here".to_owned(),
+        mend: Some(format!(
+            "sudo install -m 644 /usr/share/becket/{RULES} /etc/udev/rules.d && sudo udevadm control --reload && \
+             sudo udevadm trigger /dev/ublk-control, which gives all users of this machine block devices of their own"
+        )),
+    }
+}
+
+/// Why a device that was added cannot be had.
+pub(super) fn not_given(id: u32) -> Error {
+    Error::Unavailable {
+        kind: Kind::Ublk,
+        reason: format!(
+            "the kernel has added ublk device {id} for this user, but nobody gave it /dev/ublkc{id}: does udev run, and has \
+             it all of {RULES}? The device cannot even be removed without"
+        ),
+        mend: None,
+    }
 }
 
 #[cfg(test)]

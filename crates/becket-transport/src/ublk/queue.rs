@@ -25,6 +25,9 @@ use crate::serve::{Common, Content, Finally, ServeError, Served, thread_of};
 pub struct Setup {
     /// The kernel's number of the device.
     pub id: u32,
+    /// Where its queues shall begin if there is room: the number of an I/O thread, counted on after the last from the
+    /// first. For a device that was served before: where it was, so that all find room again, whoever is served first.
+    pub first: u32,
     /// Number of queues.
     pub queues: u16,
     /// Requests of each queue.
@@ -56,7 +59,8 @@ pub fn serve(
     setup: Setup,
     on_closed: Box<dyn FnOnce() + Send>,
 ) -> Result<Served, ServeError> {
-    let Setup { id, queues, depth, flags, geometry, char_device, mut content, below, merge } = setup;
+    let Setup { id, mut first, queues, depth, flags, geometry, char_device, mut content, below, merge } =
+        setup;
     // Declared first, dropped last: after our own shares of the descriptors.
     let finally = Finally::new(on_closed);
     let mode = DataMode::of(flags);
@@ -64,13 +68,11 @@ pub fn serve(
     let below = below.filter(|_| content.direct_io).and_then(|below| go_below(below, &mut content.files));
     let char_device = Arc::new(char_device);
     if mode.is_zero_copy() {
-        let room = room(threads, id, queues).map_err(|source| ServeError::Engine { id, source })?;
-        if room < depth {
-            return Err(ServeError::Full { id, depth, room });
-        }
+        first = place(threads, id, first, queues, depth)?;
     }
     let common = Common {
         id,
+        first,
         queues,
         depth,
         content,
@@ -89,11 +91,26 @@ pub fn serve(
         .serve(threads, |number| Ok(Box::new(UblkPort::new(number, depth, mode, Arc::clone(&char_device))?)))
 }
 
-/// How deep the queues of one more device can be that copies nothing. It stays so until the next queue is added.
-fn room(threads: &IoThreads, id: u32, queues: u16) -> Result<u16, becket_engine::Error> {
+/// Where the queues of one more device that copies nothing find room: at `wanted` or the next place behind it. It is there
+/// until the next queue is added.
+fn place(threads: &IoThreads, id: u32, wanted: u32, queues: u16, depth: u16) -> Result<u32, ServeError> {
+    let mut most = 0;
+    for step in 0..u32::try_from(threads.count()).unwrap_or(u32::MAX) {
+        let first = wanted.wrapping_add(step);
+        let room = room(threads, first, queues).map_err(|source| ServeError::Engine { id, source })?;
+        if room >= depth {
+            return Ok(first);
+        }
+        most = most.max(room);
+    }
+    Err(ServeError::Full { id, depth, room: most })
+}
+
+/// How deep the queues of a device that copies nothing can be when they begin at `first`.
+fn room(threads: &IoThreads, first: u32, queues: u16) -> Result<u16, becket_engine::Error> {
     let mut least = u16::MAX;
     for thread in 0..threads.count() {
-        let here = (0..queues).filter(|number| thread_of(id, *number, threads) == thread).count();
+        let here = (0..queues).filter(|number| thread_of(first, *number, threads) == thread).count();
         if here == 0 {
             continue;
         }

@@ -58,6 +58,7 @@ impl ControlRing {
 
     /// Sends a command to `/dev/ublk-control` and blocks until it is answered; the answer is what the kernel
     /// returned, not negative. `command`'s `addr` and `len` are set from `buffer`, which receives what the kernel wrote.
+    /// `path` is that of the char device, for commands about a device of a user without privileges; empty for others.
     ///
     /// With `patience` it gives up after that time. The ring is then to be dropped, which makes the kernel break the
     /// command off; until it does, the command may still take effect.
@@ -70,21 +71,25 @@ impl ControlRing {
         control: BorrowedFd<'_>,
         number: u32,
         command: CtrlCmd,
+        path: &[u8],
         buffer: Option<&mut T>,
         patience: Option<Duration>,
     ) -> io::Result<i32> {
         // What other drivers understand under another number could write anywhere, which would make this unsafe.
         let (group, nr) = (number >> 8 & 0xff, number & 0xff);
-        if group != u32::from(b'u') || nr > 0x17 || size_of::<T>() > usize::from(u16::MAX) {
+        let bytes = buffer.as_deref().map_or(&[][..], Plain::bytes);
+        let (Ok(len), Ok(dev_path_len)) =
+            (u16::try_from(path.len() + bytes.len()), u16::try_from(path.len()))
+        else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        if group != u32::from(b'u') || nr > 0x17 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         // An own copy, so that there is something to leave to the kernel if it cannot be waited for.
-        let mut owned = ManuallyDrop::new(buffer.as_deref().map_or_else(Vec::new, |b| b.bytes().to_vec()));
-        let command = CtrlCmd {
-            addr: if owned.is_empty() { 0 } else { owned.as_mut_ptr() as u64 },
-            len: owned.len() as u16,
-            ..command
-        };
+        let mut owned = ManuallyDrop::new([path, bytes].concat());
+        let addr = if owned.is_empty() { 0 } else { owned.as_mut_ptr() as u64 };
+        let command = CtrlCmd { addr, len, dev_path_len, ..command };
         let mut inline = [0; 80];
         inline[..size_of::<CtrlCmd>()].copy_from_slice(command.bytes());
         let entry = opcode::UringCmd80::new(types::Fd(control.as_raw_fd()), number).cmd(inline).build();
@@ -93,7 +98,7 @@ impl ControlRing {
         if result >= 0
             && let Some(buffer) = buffer
         {
-            buffer.fill(&owned);
+            buffer.fill(&owned[path.len()..]);
         }
         drop(ManuallyDrop::into_inner(owned));
         if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(result) }

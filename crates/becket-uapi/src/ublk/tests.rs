@@ -159,16 +159,16 @@ fn the_ring_refuses_what_is_no_control_command_and_reports_errno() -> std::io::R
     let file = std::fs::File::open("/dev/null")?;
     let mut buffer = 0u64;
     for number in [UBLK_U_CMD_REG_BUF, UBLK_U_IO_FETCH_REQ, 0x8020_4e02, 1] {
-        let refused = ring.send(file.as_fd(), number, CtrlCmd::default(), Some(&mut buffer), None);
+        let refused = ring.send(file.as_fd(), number, CtrlCmd::default(), &[], Some(&mut buffer), None);
         assert_eq!(refused.map_err(|e| e.kind()), Err(std::io::ErrorKind::InvalidInput));
     }
     // /dev/null takes every command, and answers 0 without touching the buffer.
     let full = std::fs::File::open("/dev/zero")?;
     let refused =
-        ring.send(full.as_fd(), UBLK_U_CMD_GET_FEATURES, CtrlCmd::default(), Some(&mut buffer), None);
+        ring.send(full.as_fd(), UBLK_U_CMD_GET_FEATURES, CtrlCmd::default(), &[], Some(&mut buffer), None);
     assert_eq!(refused.map_err(|e| e.raw_os_error()), Err(Some(libc::EOPNOTSUPP)));
     let taken =
-        ring.send(file.as_fd(), UBLK_U_CMD_GET_FEATURES, CtrlCmd::default(), Some(&mut buffer), None)?;
+        ring.send(file.as_fd(), UBLK_U_CMD_GET_FEATURES, CtrlCmd::default(), &[], Some(&mut buffer), None)?;
     assert_eq!((taken, buffer), (0, 0), "and the ring is usable after an error");
     Ok(())
 }

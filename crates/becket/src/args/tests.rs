@@ -73,3 +73,25 @@ fn wrong_usage_is_refused() {
         assert_eq!(Cli::try_parse_from(words).unwrap_err().exit_code(), 2, "{words:?}");
     }
 }
+
+/// What is read without the definitions of other commands is what they all together make of it.
+#[test]
+fn attaching_is_read_alike_by_both_parsers() {
+    for line in [
+        "attach a.img",
+        "-v attach --json a.img b.img",
+        "attach -r --via loop --name x --offset 1M -v -- -a.img",
+        "attach --from list --atomic --size-limit 4K --depth 8 --queues 1",
+        "attach --tab data",
+    ] {
+        let words: Vec<OsString> = format!("becket {line}").split(' ').map(OsString::from).collect();
+        let quick = Cli::attaches(&words).unwrap_or_else(|| panic!("{line}"));
+        assert_eq!(format!("{quick:?}"), format!("{:?}", Cli::try_parse_from(&words).unwrap()), "{line}");
+    }
+    for line in
+        ["attach", "attach --help", "attach a --nope", "detach attach", "list", "--json", "attach --from l a"]
+    {
+        let words: Vec<OsString> = format!("becket {line}").split(' ').map(OsString::from).collect();
+        assert!(Cli::attaches(&words).is_none(), "{line}");
+    }
+}

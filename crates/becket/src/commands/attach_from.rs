@@ -3,7 +3,7 @@
 
 use super::{attach::Job, common};
 use crate::{
-    args::{AttachLine, Cli, DeviceOptions},
+    args::{AttachLine, Cli, DeviceOptions, LineParser},
     failure::Failure,
     words,
 };
@@ -52,11 +52,12 @@ fn read(file: &Path, text: &str, given: &[OsString]) -> Result<Vec<Job>, Failure
         )
     };
     let mut jobs = Vec::new();
+    let mut parser = LineParser::new();
     let mut names: HashMap<String, usize> = HashMap::new();
     for line in words::lines(text).map_err(|unclosed| bad(unclosed.to_string()))? {
         let words = given.iter().cloned().chain(line.words.iter().map(OsString::from));
         let AttachLine { image, device } =
-            AttachLine::parse_words(words).map_err(|what| bad(format!("line {}: {what}", line.number)))?;
+            parser.parse(words).map_err(|what| bad(format!("line {}: {what}", line.number)))?;
         if let Some(name) = &device.name
             && let Some(first) = names.insert(name.clone(), line.number)
         {

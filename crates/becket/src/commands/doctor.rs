@@ -7,6 +7,7 @@ use crate::{
     failure::{Failure, without_errno},
     ui::{Colour, Ui},
 };
+use becket_device::ServerStatus;
 use rustix::{
     process::geteuid,
     thread::{CapabilitySet, capabilities},
@@ -20,6 +21,7 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
     let privileges = Privileges::ours();
     let cgroup = cgroup();
     let transports = becket_device::doctor();
+    let server = server();
     if ui.json {
         let transports: Vec<_> = transports
             .iter()
@@ -39,6 +41,10 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
             "uid": geteuid().as_raw(),
             "admin": privileges.admin,
             "cgroup": cgroup.is_ok(),
+            "server": server.as_ref().ok().and_then(Option::as_ref).map(|server| json!({
+                "version": server.version, "pid": server.pid, "worker_pid": server.worker_pid, "devices": server.devices,
+                "notes": server.notes,
+            })),
             "transports": transports,
         }))?;
         return Ok(0);
@@ -66,11 +72,35 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
         Err(why) => format!("its guard ends what its command leaves running (no cgroup: {why})"),
     };
     let _ = writeln!(text, "\nbecket run: {ends}");
+    let _ = writeln!(text, "\nserver: {}", told(&server));
     if !transports.iter().any(|report| report.probe.works) {
         let _ = writeln!(text, "\nNo transport works here: images cannot be attached as block devices.");
     }
     ui.line(text.trim_end())?;
     Ok(0)
+}
+
+/// What the server says of itself; `None` where none runs.
+fn server() -> Result<Option<ServerStatus>, String> {
+    becket_device::server_status().map_err(|error| error.to_string())
+}
+
+fn told(server: &Result<Option<ServerStatus>, String>) -> String {
+    let ServerStatus { version, pid, worker_pid, devices, notes, .. } = match server {
+        Ok(Some(server)) => server,
+        Ok(None) => return "none runs; the first attach that needs one starts it".to_owned(),
+        Err(why) => return why.clone(),
+    };
+    let worker = worker_pid.map_or("no worker".to_owned(), |pid| format!("worker {pid}"));
+    let mut text = format!("becket {version}, process {pid}, {worker}, devices: {devices}");
+    text.push_str(match (worker_pid, notes.as_slice()) {
+        (Some(_), []) => {
+            "\n  confined: no capability, no path, filtered system calls, restricted rings, locked memory"
+        }
+        _ => "",
+    });
+    notes.iter().for_each(|note| text.push_str(&format!("\n  {note}")));
+    text
 }
 
 struct Privileges {

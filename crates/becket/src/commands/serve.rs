@@ -1,4 +1,4 @@
-//! `becket serve` and the hidden `becket worker`: the long-lived processes, which live in the device room.
+//! `becket serve` and the hidden `becket worker`: the long-lived processes, which live in the device room; and udev's helper.
 //! Nothing is decided here.
 
 use crate::{args, failure::Failure};
@@ -21,5 +21,11 @@ pub(crate) fn run(args: &args::Serve) -> Result<u8, Failure> {
 
 pub(crate) fn worker(args: &args::Worker) -> Result<u8, Failure> {
     becket_device::worker_main(args.cache_size).map_err(|error| Failure::device("move", "bytes", &error))?;
+    Ok(0)
+}
+
+pub(crate) fn give(args: &args::UblkGive) -> Result<u8, Failure> {
+    becket_device::give_to_owner(args.number)
+        .map_err(|error| Failure::device("give away", format!("ublk device {}", args.number), &error))?;
     Ok(0)
 }

@@ -34,7 +34,7 @@ pub(crate) fn scribble(device: &Path, expected: &mut [u8], rounds: u64, mut betw
     file.sync_all().unwrap();
 }
 
-/// Kills the process that serves the one device there is.
+/// Kills the process that serves the first device, and all others that are not isolated.
 #[track_caller]
 pub(crate) fn kill_worker(place: &Scratch) {
     let worker = place.devices()[0]["worker_pid"].as_u64().unwrap();

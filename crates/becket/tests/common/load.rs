@@ -2,24 +2,48 @@
 //! Writes that were acknowledged are in its model, flushed or not; it never looks at anything but the device.
 
 use std::{
-    fs::OpenOptions,
+    fs::{File, OpenOptions},
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::Path,
     sync::{
         Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Instant,
+    thread,
+    time::{Duration, Instant},
 };
+
+use becket_testkit::wait_until;
 
 /// Length of the device, divided among the threads.
 pub(crate) const SIZE: usize = 32 << 20;
 pub(crate) const THREADS: usize = 4;
-const BLOCK: usize = 4096;
+pub(crate) const BLOCK: usize = 4096;
+/// The longest operation.
+pub(crate) const LARGEST: usize = 64 << 10;
+
+/// Numbers that look random, and are the same for the same seed.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Random {
+        // xorshift64: any sequence that repeats late will do, and any start but 0.
+        Random((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 as usize % end
+    }
+}
 
 /// What the load has seen.
 #[derive(Default)]
 pub(crate) struct Seen {
+    /// Other operations.
+    pub(crate) seed: u64,
     pub(crate) stop: AtomicBool,
     pub(crate) operations: AtomicU64,
     pub(crate) errors: AtomicU64,
@@ -30,68 +54,108 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    fn went_wrong(&self, what: String) {
+    pub(crate) fn went_wrong(&self, what: String) {
         self.first.lock().unwrap().get_or_insert(what);
+    }
+
+    /// Compares what was read with what must be there; what is behind that is nobody's.
+    pub(crate) fn compare(&self, bytes: &[u8], expected: &[u8], position: u64) {
+        let differ = bytes.iter().zip(expected).filter(|(is, must)| is != must).count();
+        let wrong = differ + expected.len().saturating_sub(bytes.len());
+        if wrong > 0 {
+            self.wrong_bytes.fetch_add(wrong as u64, Ordering::Relaxed);
+            self.went_wrong(format!("{wrong} of {} bytes at {position} are wrong", bytes.len()));
+        }
+    }
+
+    /// Counts an operation that began then.
+    pub(crate) fn done(&self, begun: Instant) {
+        let took = u64::try_from(begun.elapsed().as_micros()).unwrap();
+        self.longest.fetch_max(took, Ordering::Relaxed);
+        self.operations.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether each thread comes to the end of another operation.
+    pub(crate) fn goes_on(&self, patience: Duration) -> bool {
+        let before = self.operations.load(Ordering::Relaxed);
+        wait_until(patience, || self.operations.load(Ordering::Relaxed) >= before + 2 * THREADS as u64)
+    }
+
+    /// Whether nothing was seen that must not be.
+    pub(crate) fn nothing_wrong(&self) -> bool {
+        self.errors.load(Ordering::Relaxed) == 0 && self.wrong_bytes.load(Ordering::Relaxed) == 0
     }
 }
 
 /// Bytes at an address that direct I/O takes.
-struct Aligned(Vec<u8>, usize);
+pub(crate) struct Aligned(Vec<u8>, usize);
 
 impl Aligned {
-    fn new(len: usize) -> Aligned {
+    pub(crate) fn new(len: usize) -> Aligned {
         let bytes = vec![0; len + BLOCK];
         let skew = bytes.as_ptr().align_offset(BLOCK);
         Aligned(bytes, skew)
     }
 
-    fn slice(&mut self, len: usize) -> &mut [u8] {
+    pub(crate) fn slice(&mut self, len: usize) -> &mut [u8] {
         &mut self.0[self.1..self.1 + len]
     }
 }
 
-/// Writes and reads one part of the device, past the page cache, until told to stop; returns what must be there.
-pub(crate) fn load(device: &Path, part: usize, seen: &Seen) -> Vec<u8> {
-    const LARGEST: usize = 64 << 10;
+/// A device, past its page cache.
+pub(crate) fn direct(device: &Path) -> File {
     let flags = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).unwrap();
-    let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(device).unwrap();
+    OpenOptions::new().read(true).write(true).custom_flags(flags).open(device).unwrap()
+}
+
+/// Bytes that are those of no other write nearby.
+pub(crate) fn fill(bytes: &mut [u8], random: &mut Random) {
+    let salt = random.below(256) as u8;
+    bytes.iter_mut().enumerate().for_each(|(i, byte)| *byte = salt.wrapping_add((i / 7) as u8));
+}
+
+/// Where the next operation on a part of that length goes: its first byte, and how many, in whole blocks.
+pub(crate) fn somewhere(room: usize, random: &mut Random) -> (usize, usize) {
+    let len = (random.below(LARGEST / BLOCK) + 1) * BLOCK;
+    (random.below((room - len) / BLOCK + 1) * BLOCK, len)
+}
+
+/// Does something while all threads load the device; returns what that came to, and what must be on the device.
+pub(crate) fn under_load<T>(device: &Path, seen: &Seen, body: impl FnOnce() -> T) -> (T, Vec<u8>) {
+    thread::scope(|scope| {
+        let loads: Vec<_> = (0..THREADS).map(|part| scope.spawn(move || load(device, part, seen))).collect();
+        let stop = Stop(seen);
+        let outcome = body();
+        drop(stop);
+        (outcome, loads.into_iter().flat_map(|load| load.join().unwrap()).collect())
+    })
+}
+
+/// Writes and reads one part of the device, past the page cache, until told to stop; returns what must be there.
+fn load(device: &Path, part: usize, seen: &Seen) -> Vec<u8> {
+    let file = direct(device);
     let room = SIZE / THREADS;
     let base = part * room;
     let mut model = vec![0u8; room];
     let mut buffer = Aligned::new(LARGEST);
-    let mut state = part as u64 + 1;
-    let mut next = move || {
-        // xorshift64: any sequence that repeats late will do.
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as usize
-    };
+    let mut random = Random::new(seen.seed + part as u64);
     while !seen.stop.load(Ordering::Relaxed) {
-        let len = (next() % (LARGEST / BLOCK) + 1) * BLOCK;
-        let at = next() % ((room - len) / BLOCK + 1) * BLOCK;
+        let (at, len) = somewhere(room, &mut random);
         let position = (base + at) as u64;
-        let (kind, bytes) = (next() % 16, buffer.slice(len));
+        let (kind, bytes) = (random.below(16), buffer.slice(len));
         let begun = Instant::now();
         let outcome = match kind {
             0..8 => {
-                let salt = next() as u8;
-                bytes.iter_mut().enumerate().for_each(|(i, byte)| *byte = salt.wrapping_add((i / 7) as u8));
+                fill(bytes, &mut random);
                 // What a write that fails leaves behind is nobody's promise; here none may fail.
                 file.write_all_at(bytes, position).map(|()| model[at..at + len].copy_from_slice(bytes))
             }
-            8..15 => file.read_exact_at(bytes, position).map(|()| {
-                let wrong = bytes.iter().zip(&model[at..at + len]).filter(|(is, must)| is != must).count();
-                if wrong > 0 {
-                    seen.wrong_bytes.fetch_add(wrong as u64, Ordering::Relaxed);
-                    seen.went_wrong(format!("{wrong} of {len} bytes at {position} are wrong"));
-                }
-            }),
+            8..15 => file
+                .read_exact_at(bytes, position)
+                .map(|()| seen.compare(bytes, &model[at..at + len], position)),
             _ => file.sync_data(),
         };
-        let took = u64::try_from(begun.elapsed().as_micros()).unwrap();
-        seen.longest.fetch_max(took, Ordering::Relaxed);
-        seen.operations.fetch_add(1, Ordering::Relaxed);
+        seen.done(begun);
         if let Err(error) = outcome {
             seen.errors.fetch_add(1, Ordering::Relaxed);
             seen.went_wrong(format!("operation {kind} of {len} bytes at {position}: {error}"));
@@ -101,7 +165,7 @@ pub(crate) fn load(device: &Path, part: usize, seen: &Seen) -> Vec<u8> {
 }
 
 /// Ends the load, also when the test has failed.
-pub(crate) struct Stop<'a>(pub(crate) &'a Seen);
+struct Stop<'a>(&'a Seen);
 
 impl Drop for Stop<'_> {
     fn drop(&mut self) {

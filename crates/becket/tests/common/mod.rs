@@ -2,8 +2,11 @@
 //! Never assumes a transport: `becket_testkit::via` says which one is tested.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
+pub(crate) mod below;
 pub(crate) mod disk;
+pub(crate) mod disturb;
 pub(crate) mod load;
+pub(crate) mod page;
 
 use becket_testkit::{Scratch, tool, wait_until};
 use serde_json::Value;

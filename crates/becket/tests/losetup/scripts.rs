@@ -2,7 +2,9 @@
 //! Never leaves a device: each test detaches what it attached, by losetup.
 
 use crate::{DEVICES, bound_below, links, scratch};
-use becket_testkit::{Ran, Scratch, image, require_loop, require_root, require_tools, skip, wait_until};
+use becket_testkit::{
+    Ran, Scratch, image, require_loop, require_root, require_tools, require_ublk, skip, wait_until,
+};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::FileTypeExt as _;
@@ -346,8 +348,8 @@ fn over_ublk() {
     if !require_root(name) {
         return;
     }
-    if !Path::new("/dev/ublk-control").exists() {
-        return skip(name, "needs ublk");
+    if !require_ublk(name) {
+        return;
     }
     let place = scratch();
     let [_, losetup] = links(&place);

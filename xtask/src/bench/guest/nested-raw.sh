@@ -7,8 +7,8 @@ if [[ ! -e $RAW ]]; then
     say "an image without compression is made: once"
     rm -rf "$WORK/raw" && mkdir -p "$WORK/raw/one" "$WORK/raw/many" "$WORK/raw/tree" &&
         head -c 96M /dev/urandom >"$WORK/raw/one/nested.img" && head -c 400M /dev/urandom >"$WORK/raw/many/nested.img" &&
-        mke2fs -q -F -t ext4 -O ^has_journal -m 0 -d "$WORK/raw/one" "$WORK/raw/p1" 120M &&
-        mke2fs -q -F -t ext4 -O ^has_journal -m 0 -d "$WORK/raw/many" "$WORK/raw/p2" 480M &&
+        mke2fs -q -F -t ext4 -b 4096 -O ^has_journal -m 0 -d "$WORK/raw/one" "$WORK/raw/p1" 120M &&
+        mke2fs -q -F -t ext4 -b 4096 -O ^has_journal -m 0 -d "$WORK/raw/many" "$WORK/raw/p2" 480M &&
         truncate -s 602M "$WORK/raw/tree/disk.img" &&
         printf 'start=%d, size=%d\n' 2048 245760 247808 983040 | sfdisk -q --label gpt "$WORK/raw/tree/disk.img" &&
         dd if="$WORK/raw/p1" of="$WORK/raw/tree/disk.img" bs=1M seek=1 conv=notrunc,sparse status=none &&

@@ -4,7 +4,7 @@
 # Talks to the host over two ports: `output` is the script's own, `status` carries our few lines.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb LANG=C.UTF-8
 # shellcheck source=/dev/null
-. /becket-vm/settings # UDEV, SYSTEMD, OUTS
+. /becket-vm/settings # UDEV, SYSTEMD, ORDERLY, OUTS
 
 become_systemd() { # it makes the system, and a service starts this program again
     local units=/etc/systemd/system unit
@@ -81,6 +81,7 @@ for index in "${!OUTS[@]}"; do
 done
 echo "exit $code" >&3
 exec 3>&-
+[[ $ORDERLY == yes ]] && exec systemctl --no-block poweroff
 # No clean unmount: every disk is read-only or thrown away.
 echo o >/proc/sysrq-trigger
 # A builtin: when the power goes the disks go first, and a program on them could not even start.

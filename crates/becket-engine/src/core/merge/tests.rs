@@ -118,7 +118,7 @@ impl Bench {
                 self.core.operated(&mut self.ring, tag, completion.result);
             }
         }
-        self.core.turn_ended();
+        self.core.turn_ended(false);
         told
     }
 }

@@ -112,7 +112,7 @@ impl Bench {
                 assert_eq!(told.insert(*tag, *result), None, "tag {tag} finishes once");
             }
             self.core.give_list_back(finished);
-            self.core.turn_ended();
+            self.core.turn_ended(false);
         }
         tags.iter().map(|tag| told[tag]).collect()
     }

@@ -1,0 +1,144 @@
+//! What a worker without a supervisor says that it serves, held against what its last supervisor has written down.
+//! A worker may have been taken over by whoever made an image: none is given a device that was not its own.
+//!
+//! It is believed what only it can know and could do to its own device anyway: how long the device is by now, which file its
+//! bytes go to, whether it refuses writes. It is not believed whose device it is, how much memory a later worker needs for it,
+//! and what its descriptors are.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use becket_transport::Kind;
+use rustix::fs::{FileType, fstat, major, minor};
+
+use super::driver::id_of;
+use super::isolation::is_member_list;
+use super::make::{check_backings, check_map, is_pipe};
+use super::workers::{Orphan, Server};
+use crate::log;
+use crate::process::ProcessId;
+use crate::sealed::is_sealed;
+use crate::state::Device;
+use crate::worker::kept::Kept;
+
+/// `/dev/fuse`, by the kernel's `devices.txt`.
+const FUSE: (u32, u32) = (10, 229);
+
+/// A device and who serves it.
+pub(super) type Claim = (Kept, Arc<dyn Server>);
+
+/// All that workers claim.
+pub(super) struct Claims {
+    left: Vec<Claim>,
+}
+
+impl Claims {
+    pub(super) fn new(orphans: Vec<Orphan>) -> Claims {
+        let all = |Orphan { server, held }: Orphan| {
+            held.into_iter().map(move |kept| (kept, Arc::clone(&server))).collect::<Vec<_>>()
+        };
+        Claims { left: orphans.into_iter().flat_map(all).collect() }
+    }
+
+    /// The one claim to a device that can be believed. `alive` tells of processes that records name.
+    pub(super) fn take(
+        &mut self,
+        record: &Device,
+        records: &[Device],
+        alive: impl Fn(ProcessId) -> bool,
+    ) -> Option<Claim> {
+        let of_it = |(kept, _): &mut Claim| kept.serve.mark == record.mark;
+        let mut believed: Vec<Claim> = Vec::new();
+        for (kept, server) in self.left.extract_if(.., of_it) {
+            let worker = server.id();
+            let checked = may_hold(worker, record, records, &alive).and_then(|()| makes_sense(&kept, record));
+            match checked {
+                Ok(()) => believed.push((kept, server)),
+                Err(why) => log::warn(format_args!(
+                    "worker {} is not believed that it serves {}: {why}",
+                    worker.pid, record.info.name
+                )),
+            }
+        }
+        if let Some(named) = believed.iter().position(|(_, server)| record.worker == Some(server.id())) {
+            return Some(believed.swap_remove(named));
+        }
+        let one = believed.pop();
+        if !believed.is_empty() {
+            log::warn(format_args!("{}: more than one worker claims it: none is believed", record.info.name));
+            return None;
+        }
+        one
+    }
+
+    /// Those that no record speaks of, each claimed by one worker only.
+    pub(super) fn others(self) -> impl Iterator<Item = Claim> {
+        let marks: Vec<u64> = self.left.iter().map(|(kept, _)| kept.serve.mark).collect();
+        let once = move |mark: u64| marks.iter().filter(|other| **other == mark).count() == 1;
+        self.left.into_iter().filter(move |(kept, _)| once(kept.serve.mark))
+    }
+}
+
+/// Whether a device can be that worker's. The record says whose it is, unless the one that it names is dead: then another one may
+/// have been given it in the moment before their supervisor died.
+fn may_hold(
+    worker: ProcessId,
+    record: &Device,
+    records: &[Device],
+    alive: impl Fn(ProcessId) -> bool,
+) -> Result<(), &'static str> {
+    match record.worker {
+        Some(named) if named == worker => return Ok(()),
+        Some(named) if alive(named) => return Err("it is another worker's"),
+        _ => {}
+    }
+    // One that is there for one device never gets a second, and none of the others gets one that is to be alone.
+    let mut its = records.iter().filter(|other| other.worker == Some(worker));
+    match its.any(|other| other.info.isolated || record.info.isolated) {
+        true => Err("one of the two devices is isolated"),
+        false => Ok(()),
+    }
+}
+
+/// Whether what is said of a device fits its record, and its descriptors what is said of them.
+pub(super) fn makes_sense(kept: &Kept, record: &Device) -> Result<(), &'static str> {
+    let Kept { serve, files, keepsakes, link } = kept;
+    let info = &record.info;
+    if serve.kind != info.transport || serve.id != id_of(info) {
+        return Err("it is another device");
+    }
+    if (Some(serve.queues), Some(serve.depth)) != (info.queues, info.depth) {
+        return Err("it has other queues");
+    }
+    if serve.isolated != info.isolated || serve.geometry.logical_block != info.block_size {
+        return Err("it is another kind of device");
+    }
+    if serve.geometry.size != serve.map.len() {
+        return Err("its map is not as long as the device");
+    }
+    let read_only = serve.geometry.read_only;
+    check_backings(files, serve.grows, read_only)?;
+    check_map(&serve.map, files, info.block_size, keepsakes.table.is_some() && (read_only || serve.grows))?;
+    let is = |fd: &Option<OwnedFd>, what: fn(&OwnedFd) -> bool| fd.as_ref().is_none_or(what);
+    if !is(&keepsakes.lease, is_pipe) || !is(&keepsakes.cgroup, is_member_list) {
+        return Err("what ends it, or pays for it, is none");
+    }
+    if !is(&keepsakes.table, is_sealed) {
+        return Err("its table of encoded blocks can be changed");
+    }
+    if serve.kind == Kind::Fuse && !is_link(link) {
+        return Err("its connection is none");
+    }
+    Ok(())
+}
+
+/// Whether these are the end of a tether and descriptors of FUSE: the supervisor writes to them.
+fn is_link(link: &[OwnedFd]) -> bool {
+    let is_fuse = |fd: &OwnedFd| {
+        fstat(fd).is_ok_and(|stat| {
+            FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+                && (major(stat.st_rdev), minor(stat.st_rdev)) == FUSE
+        })
+    };
+    link.split_first().is_some_and(|(tether, devices)| is_pipe(tether) && devices.iter().all(is_fuse))
+}

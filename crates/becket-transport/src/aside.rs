@@ -1,0 +1,45 @@
+//! Questions that somebody else's file system may never answer, asked on a thread of their own.
+//! It never ends such a thread: that waits in the kernel until there is an answer, or until the process ends.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+/// Little: a worker's memory is locked.
+const STACK: usize = 256 << 10;
+/// Longest that closing a file is waited for.
+const CLOSING: Duration = Duration::from_secs(2);
+
+/// Has something done aside; what comes of it.
+pub fn begun<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (done, answer) = channel();
+    // Where no thread can be had nothing is done, and its end of the channel is gone.
+    let _ = thread::Builder::new().stack_size(STACK).spawn(move || {
+        // Who waited may have given up.
+        let _ = done.send(work());
+    });
+    answer
+}
+
+/// What comes of it, if it comes in that time.
+pub fn within<T: Send + 'static>(time: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    begun(work).recv_timeout(time).ok()
+}
+
+/// Lets go of files. Who closes one of a network's file system waits for its server, which may not answer: nobody waits for that here
+/// for longer than most files take, whose locks are thus gone when this returns.
+pub fn close<T: Send + 'static>(files: T) {
+    let _ = within(CLOSING, move || drop(files));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_waited_for_and_silence_is_not() {
+        assert_eq!(within(Duration::from_secs(600), || 7), Some(7));
+        let (_keep, never) = channel::<()>();
+        assert_eq!(within(Duration::from_millis(1), move || never.recv()), None);
+    }
+}

@@ -1,0 +1,162 @@
+//! Supervisor and worker of a device die at the same instant: nobody has the descriptors of its image any more.
+//! Its users get errors and do not wait, it is told what happened and what to do, and nothing of it is left afterwards.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::{
+    fs,
+    io::ErrorKind,
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::Duration,
+};
+
+use becket_testkit::{image, require_device, require_fuse, skip, tool, via, wait_until};
+use common::disturb::{PATIENCE, SUPERVISOR, WORKER, await_device};
+use common::load::{Aligned, BLOCK, direct};
+use common::{Use, alive, scratch};
+use serde_json::Value;
+
+const SIZE: u64 = 4 << 20;
+
+#[test]
+fn a_lost_device_gives_errors_and_says_what_to_do() {
+    let name = "lost::a_lost_device_gives_errors_and_says_what_to_do";
+    if require_device(name) {
+        lose(name, &via());
+    }
+}
+
+#[test]
+fn fuse_device_that_is_lost_gives_errors_and_says_what_to_do() {
+    let name = "lost::fuse_device_that_is_lost_gives_errors_and_says_what_to_do";
+    if require_fuse(name) {
+        lose(name, "fuse");
+    }
+}
+
+fn lose(name: &str, via: &str) {
+    let place = scratch();
+    let path = place.path("image");
+    image::random(&path, SIZE, 1);
+    let attach = || place.attach(&path, &["--via", via, "--name", "one"]);
+    let device = attach();
+    let info = await_device(&place, "one", |_| true);
+    if info[WORKER].is_null() {
+        return skip(name, "this transport has no server");
+    }
+    let doctor = place.run(["doctor"]);
+    let server = place.json(["doctor"])["server"].clone();
+    assert_eq!(server["worker_pid"], info[WORKER]);
+    let notes = server["notes"].as_array().unwrap();
+    let confined = doctor.out.contains("confined: no capability");
+    let all_told = notes.iter().all(|note| doctor.out.contains(note.as_str().unwrap()));
+    assert!(if notes.is_empty() { confined } else { !confined && all_told }, "{doctor:?}");
+    let used = Use::of(&device);
+    let user = thread::spawn(move || {
+        let file = direct(&device);
+        let mut buffer = Aligned::new(BLOCK);
+        (0u64..).find_map(|n| file.read_exact_at(buffer.slice(BLOCK), n * 4096 % SIZE).err())
+    });
+    thread::sleep(Duration::from_millis(300));
+    assert!(!user.is_finished(), "it reads until somebody dies");
+    // Their number is in one call: whoever listens for the death of one finds the other dead.
+    let pids = [SUPERVISOR, WORKER].map(|whom| info[whom].to_string());
+    tool(Command::new("kill").arg("-KILL").args(&pids));
+    assert!(wait_until(PATIENCE, || user.is_finished()), "its user waits for ever");
+    let error = user.join().unwrap().unwrap();
+    let refused = [ErrorKind::Other, ErrorKind::NotFound].contains(&error.kind());
+    assert!(error.raw_os_error() == Some(5) || refused, "{error:?}");
+
+    let told =
+        |state: &str| place.devices().iter().any(|info| info["name"] == "one" && info["state"] == state);
+    assert!(wait_until(PATIENCE, || told("lost")), "{:#?}", place.devices());
+    for words in [&["stat", "one"][..], &["set", "--read-only", "on", "one"], &["refresh", "one"]] {
+        let ran = place.run(words);
+        assert_eq!(ran.code, 1, "{ran:?}");
+        assert!(ran.err.contains("lost") && ran.err.contains("becket detach one"), "{ran:?}");
+    }
+    assert!(told("lost"), "asking changes nothing");
+    let listed = place.run(["list"]);
+    assert!(listed.out.contains("lost"), "{listed:?}");
+    place.ok(["detach", "one"]);
+    assert!(!used.lasts());
+    assert!(place.devices().is_empty());
+    // Nobody holds its image's locks.
+    let again = attach();
+    assert!(fs::read(again).unwrap() == fs::read(Path::new(&path)).unwrap());
+    place.ok(["detach", "one"]);
+}
+
+/// The supervisor dies when the device has its disk, and before that could be written down. That moment is too short to be met, so its
+/// record is made what it is then.
+#[test]
+fn fuse_device_whose_maker_dies_is_taken_away() {
+    if !require_fuse("lost::fuse_device_whose_maker_dies_is_taken_away") {
+        return;
+    }
+    let place = scratch();
+    let attach = |name: &str| {
+        image::sparse(&place.path(name), SIZE);
+        PathBuf::from(place.ok(["attach", "--via", "fuse", "--name", name, name]).trim_end())
+    };
+    attach("one");
+    let used = Use::of(&attach("half"));
+    let info = await_device(&place, "one", |_| true);
+    // Its guard would be its successor at once.
+    let supervisor = info[SUPERVISOR].to_string();
+    let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).unwrap();
+    let worker = info[WORKER].to_string();
+    let others = children.split_whitespace().filter(|child| **child != worker);
+    tool(Command::new("kill").arg("-KILL").args(others).arg(&supervisor));
+    let records = place.runtime().join("devices");
+    let mut record: Value = serde_json::from_slice(&fs::read(records.join("half.json")).unwrap()).unwrap();
+    let device = &mut record["entry"];
+    assert_eq!(device["starting"], false);
+    device["starting"] = true.into();
+    device["info"]["device"] = "".into();
+    device["info"]["diskseq"] = Value::Null;
+    fs::write(records.join("half.json"), record.to_string()).unwrap();
+    // And one that no worker was given yet.
+    record["name"] = "begun".into();
+    record["entry"]["info"]["name"] = "begun".into();
+    record["entry"]["info"]["number"] = 77.into();
+    record["entry"]["mark"] = 77.into();
+    fs::write(records.join("begun.json"), record.to_string()).unwrap();
+    // Whoever looks before there is a successor leaves it what it needs.
+    assert_eq!(place.devices().len(), 3, "{:#?}", place.devices());
+    attach("two");
+    await_device(&place, "one", |now| now[SUPERVISOR] != info[SUPERVISOR]);
+    assert!(wait_until(PATIENCE, || !used.lasts()), "{used:?} is left");
+    let names: Vec<_> = place.devices().iter().map(|info| info["name"].clone()).collect();
+    assert_eq!(names, ["one", "two"]);
+    place.ok(["detach", "--all"]);
+    let worker = worker.parse().unwrap();
+    assert!(wait_until(PATIENCE, || !alive(worker)), "it still serves something");
+}
+
+/// A device that was made read-only while it lived is not taken for one that was made for reading only.
+#[test]
+fn fuse_device_thaws_under_the_next_supervisor() {
+    if !require_fuse("lost::fuse_device_thaws_under_the_next_supervisor") {
+        return;
+    }
+    let place = scratch();
+    image::sparse(&place.path("image"), SIZE);
+    for (name, more) in [("one", &["--shared"][..]), ("reading", &["--shared", "--read-only"])] {
+        place.ok(["attach", "--via", "fuse", "--name", name].iter().chain(more).chain(&["image"]));
+    }
+    let info = await_device(&place, "one", |_| true);
+    place.ok(["set", "--read-only", "on", "one"]);
+    tool(Command::new("kill").args(["-KILL", &info[SUPERVISOR].to_string()]));
+    await_device(&place, "one", |now| now[SUPERVISOR] != info[SUPERVISOR]);
+    place.ok(["set", "--read-only", "off", "one"]);
+    let device = place.links().join("one");
+    fs::OpenOptions::new().write(true).open(device).unwrap().write_all_at(&[1; BLOCK], 0).unwrap();
+    let ran = place.run(["set", "--read-only", "off", "reading"]);
+    assert!(ran.code == 1 && ran.err.contains("read"), "{ran:?}");
+    place.ok(["detach", "--all"]);
+}

@@ -1,0 +1,180 @@
+//! `cargo xtask audit`: writes docs/dependencies.md, the list of all code of others that becket is built from or tested with, and
+//! deny.toml, the rules for it.
+//! It judges nothing: whether a licence may be and whether a direct dependency has its reason are tests (`dependencies`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use crate::deny;
+use crate::exec::{self, workspace};
+use crate::metadata::{Dependency, Metadata, Package, metadata};
+
+/// What is in front of the tables.
+const PREFACE: &str = "\
+# Code of others
+
+Every package that becket is built from or tested with, as the lock file has it. `cargo xtask audit` writes this page from what
+cargo says and from the packages' sources, and a test holds it against the lock file. What the direct ones are for is told in
+[ARCHITECTURE.md](ARCHITECTURE.md#dependencies-and-why-each-is-there), here they are **bold**; of the others it is told who needs them.
+Licences and origins are held to their rules by a test too (`xtask/src/dependencies.rs`); `deny.toml` has the same rules for
+cargo-deny (`cargo deny check licenses bans sources`), and is written by the same command.
+
+*unsafe* counts the lines of a package's `src` that have the word outside of comments, on whatever system they are for. *at
+building* says what runs on the machine that builds: a build script, a macro, or a script that compiles C. Not in the list: whether
+somebody has found a flaw in a package, which no test here asks, for that takes the RustSec database from the network: `cargo install
+--locked cargo-deny`, then `cargo deny check advisories` fetches it and looks each package up; and what `cargo xtask fuzz` alone needs, which has a lock file of its own (`fuzz/Cargo.lock`).
+";
+
+/// Writes the page.
+pub(crate) fn run() -> Result<u8> {
+    let page = page(workspace())?;
+    for (path, text) in [(path(), page), (deny::path(), deny::rules())] {
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(0)
+}
+
+fn path() -> PathBuf {
+    workspace().join("docs/dependencies.md")
+}
+
+/// The page for the workspace there.
+fn page(workspace: &Path) -> Result<String> {
+    let metadata = metadata(workspace, false)?;
+    let inside = built(workspace, &["-p", "becket", "--edges", "normal,build"])?;
+    let all = built(workspace, &["--workspace", "--edges", "normal,build,dev"])?;
+    let mut page = PREFACE.to_owned();
+    let (built, tested): (Vec<_>, Vec<_>) = metadata
+        .packages
+        .iter()
+        .filter(|package| package.source.is_some() && all.contains(&called(package)))
+        .partition(|package| inside.contains(&called(package)));
+    for (title, packages) in [("In becket", built), ("In tests and tasks only", tested)] {
+        // Writing to a string cannot fail.
+        let _ = writeln!(page, "\n## {title}: {}\n", packages.len());
+        page.push_str("| package | licence | unsafe | at building | from | needed by |\n");
+        page.push_str("| --- | --- | ---: | --- | --- | --- |\n");
+        for package in packages {
+            page.push_str(&row(&metadata, &all, package)?);
+        }
+    }
+    Ok(page)
+}
+
+fn called(package: &Package) -> String {
+    format!("{} v{}", package.name, package.version)
+}
+
+/// Names and versions of what is really built: cargo's metadata also have what no feature asks for.
+fn built(workspace: &Path, what: &[&str]) -> Result<BTreeSet<String>> {
+    let mut command = exec::cargo();
+    command
+        .args(["tree", "--locked", "--prefix", "none", "--format", "{p}"])
+        .args(what)
+        .current_dir(workspace);
+    let lines = exec::output(&mut command)?;
+    let called = |line: &str| line.split(' ').take(2).collect::<Vec<_>>().join(" ");
+    Ok(lines.lines().filter(|line| !line.is_empty()).map(called).collect())
+}
+
+fn row(metadata: &Metadata, all: &BTreeSet<String>, package: &Package) -> Result<String> {
+    let by_id: BTreeMap<_, _> = metadata.packages.iter().map(|other| (other.id.as_str(), other)).collect();
+    let users: Vec<&Package> = metadata
+        .nodes()
+        .filter(|node| node.deps.iter().any(|dep| dep.pkg == package.id))
+        .filter_map(|node| by_id.get(node.id.as_str()).copied())
+        .filter(|user| all.contains(&called(user)))
+        .collect();
+    let direct = users.iter().any(|user| user.source.is_none());
+    let mut needed: Vec<&str> =
+        users.iter().filter(|user| user.source.is_some()).map(|user| user.name.as_str()).collect();
+    if direct {
+        needed.insert(0, "becket");
+    }
+    let bold = if direct { "**" } else { "" };
+    let origin = package.repository.as_deref().unwrap_or("");
+    let origin =
+        origin.trim_start_matches("https://").trim_start_matches("github.com/").trim_end_matches(".git");
+    // A part of a repository is not who keeps it.
+    let origin: Vec<&str> = origin.split('/').take_while(|part| *part != "tree" && *part != "blob").collect();
+    Ok(format!(
+        "| {bold}{}{bold} {} | {} | {} | {} | {} | {} |\n",
+        package.name,
+        package.version,
+        package.license.as_deref().unwrap_or("none"),
+        unsafe_lines(package)?,
+        at_building(package),
+        origin.join("/"),
+        needed.join(", ")
+    ))
+}
+
+/// What of a package runs where becket is built.
+fn at_building(package: &Package) -> &'static str {
+    let has = |kind: &str| package.targets.iter().any(|target| target.kind.iter().any(|word| word == kind));
+    let compiler =
+        |dep: &Dependency| dep.name == "cc" && dep.source.is_some() && dep.kind.as_deref() == Some("build");
+    let compiles = package.dependencies.iter().any(compiler);
+    match (has("custom-build"), has("proc-macro"), compiles) {
+        (true, _, true) => "script, C",
+        (true, true, false) => "script, macro",
+        (true, false, false) => "script",
+        (false, true, _) => "macro",
+        (false, false, _) => "",
+    }
+}
+
+/// How many lines of a package's source say `unsafe`.
+fn unsafe_lines(package: &Package) -> Result<usize> {
+    let mut count = 0;
+    let mut open = vec![package.folder().join("src")];
+    while let Some(path) = open.pop() {
+        if path.is_dir() {
+            for entry in
+                std::fs::read_dir(&path).with_context(|| format!("cannot list {}", path.display()))?
+            {
+                open.push(entry?.path());
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text =
+                std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            count += text.lines().filter(|line| says_unsafe(line)).count();
+        }
+    }
+    Ok(count)
+}
+
+fn says_unsafe(line: &str) -> bool {
+    let code = line.split("//").next().unwrap_or_default();
+    let is_part = |letter: char| letter.is_alphanumeric() || letter == '_';
+    code.split(|letter| !is_part(letter)).any(|word| word == "unsafe")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsafe_is_a_word_of_the_code() {
+        for yes in ["unsafe {", "    pub unsafe fn a()", "#[unsafe(no_mangle)] // as it must be"] {
+            assert!(says_unsafe(yes), "{yes}");
+        }
+        for no in ["// unsafe", "#![forbid(unsafe_code)]", "let x = 1; // unsafe here?", ""] {
+            assert!(!says_unsafe(no), "{no}");
+        }
+    }
+
+    #[test]
+    fn the_list_is_that_of_the_lock_file() {
+        let page = page(workspace()).unwrap();
+        assert!(page.contains("| **rustix** ") && page.contains("## In tests and tasks only"), "{page}");
+        let written = std::fs::read_to_string(path()).unwrap();
+        let (new, old): (Vec<_>, Vec<_>) = (page.lines().collect(), written.lines().collect());
+        let missing: Vec<_> = new.iter().filter(|line| !old.contains(line)).collect();
+        let gone: Vec<_> = old.iter().filter(|line| !new.contains(line)).collect();
+        assert!(page == written, "run `cargo xtask audit`: {missing:#?} instead of {gone:#?}");
+    }
+}

@@ -37,6 +37,17 @@ fn node(info: &Value) -> PathBuf {
     text(info, "device").into()
 }
 
+/// All tables that there are. dmsetup asks for one after the other, and fails when one goes in between, as other tests' do.
+fn tables() -> String {
+    let mut output = None;
+    let asked = wait_until(10 * A_SECOND, || {
+        let said = Command::new("dmsetup").arg("table").output().unwrap();
+        output.insert(said).status.success()
+    });
+    assert!(asked, "{output:?}");
+    String::from_utf8_lossy(&output.unwrap().stdout).into_owned()
+}
+
 /// The devices with all that is part of them.
 fn uses(info: &Value) -> Vec<Use> {
     let partitions = info["partitions"].as_array().unwrap();
@@ -137,7 +148,7 @@ fn dm_falls_back_when_a_partition_is_mounted() {
     );
     let number =
         fs::read_to_string(Path::new("/sys/block").join(below.0.file_name().unwrap()).join("dev")).unwrap();
-    let tables = tool(Command::new("dmsetup").arg("table"));
+    let tables = tables();
     place.ok(["detach", "--all"]);
     assert!(
         !tables.contains(&format!(" {} ", number.trim())),

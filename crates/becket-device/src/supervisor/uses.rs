@@ -2,7 +2,7 @@
 //! It only hears; whether anybody uses the device is asked of the kernel, each time anew.
 //!
 //! Two sources: inotify tells of opens and closes by a node's path, also of those that are over before anybody could
-//! look. Mounts open devices without their nodes, so the table of mounts is heard as well, that of process 1. What
+//! look, from the moment on that the device is left to be watched over. Mounts open devices without their nodes, so the table of mounts is heard as well, that of process 1. What
 //! neither tells (swap, devices stacked on it, other mount namespaces, nodes that are not devtmpfs's) is found by
 //! looking now and then.
 
@@ -11,6 +11,7 @@ use std::fs::File;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -19,31 +20,18 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 /// There while udev's daemon has something to do.
 const UDEV_AT_WORK: &str = "/run/udev/queue";
 
-/// What is heard of the users of devices, each of which goes by a number here.
-pub(super) struct Uses {
-    queue: Option<OwnedFd>,
+/// The nodes that are heard, of devices each of which goes by a number here.
+#[derive(Default)]
+pub(super) struct Nodes {
+    queue: Option<Arc<OwnedFd>>,
     /// Of each watch, whose it is: a node may be that of a device which is gone, and already that of the next.
     watches: BTreeMap<i32, Vec<u64>>,
-    mounts: Option<File>,
 }
 
-/// What has happened.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Heard {
-    /// Of which devices a node was opened or closed; `true`: opened, and perhaps closed again.
-    pub(super) nodes: BTreeMap<u64, bool>,
-    /// Something was mounted or unmounted.
-    pub(super) mounts: bool,
-    /// More has happened than could be told.
-    pub(super) missed: bool,
-    /// Which of the others have something to say, or are closed.
-    pub(super) others: Vec<bool>,
-}
-
-impl Uses {
-    pub(super) fn new() -> Uses {
+impl Nodes {
+    pub(super) fn new() -> Nodes {
         let queue = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok();
-        Uses { queue, watches: BTreeMap::new(), mounts: File::open("/proc/1/mountinfo").ok() }
+        Nodes { queue: queue.map(Arc::new), watches: BTreeMap::new() }
     }
 
     /// Hears from now on of these nodes; `false` when it cannot.
@@ -78,11 +66,47 @@ impl Uses {
         });
     }
 
+    /// Of which devices a node was opened or closed; `true`: opened, and perhaps closed again.
+    pub(super) fn whose(&self, heard: &Heard) -> BTreeMap<u64, bool> {
+        let mut whose = BTreeMap::new();
+        for (watch, opened) in &heard.nodes {
+            for device in self.watches.get(watch).into_iter().flatten() {
+                *whose.entry(*device).or_default() |= *opened;
+            }
+        }
+        whose
+    }
+}
+
+/// What is heard of the users of devices.
+pub(super) struct Uses {
+    queue: Option<Arc<OwnedFd>>,
+    mounts: Option<File>,
+}
+
+/// What has happened.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Heard {
+    /// The watches of nodes that were opened or closed; `true`: opened, and perhaps closed again.
+    nodes: BTreeMap<i32, bool>,
+    /// Something was mounted or unmounted.
+    pub(super) mounts: bool,
+    /// More has happened than could be told.
+    pub(super) missed: bool,
+    /// Which of the others have something to say, or are closed.
+    pub(super) others: Vec<bool>,
+}
+
+impl Uses {
+    pub(super) fn new(nodes: &Nodes) -> Uses {
+        Uses { queue: nodes.queue.clone(), mounts: File::open("/proc/1/mountinfo").ok() }
+    }
+
     /// Waits for the next thing to happen, also to one of the `others`, and takes all that has happened until then.
     pub(super) fn hear(&self, patience: Duration, others: &[BorrowedFd<'_>]) -> Heard {
         let mut fds: Vec<PollFd<'_>> =
             others.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-        fds.extend(self.queue.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
+        fds.extend(self.queue.as_ref().map(|fd| PollFd::new(&**fd, PollFlags::IN)));
         let mounts = self.mounts.as_ref().map(|fd| PollFd::new(fd, PollFlags::PRI));
         let mounts_at = mounts.is_some().then_some(fds.len());
         fds.extend(mounts);
@@ -105,8 +129,8 @@ impl Uses {
             heard.missed |= event.events().contains(ReadFlags::QUEUE_OVERFLOW);
             let opened = event.events().contains(ReadFlags::OPEN);
             let closed = event.events().intersects(ReadFlags::CLOSE_WRITE | ReadFlags::CLOSE_NOWRITE);
-            for device in self.watches.get(&event.wd()).into_iter().flatten().filter(|_| opened || closed) {
-                *heard.nodes.entry(*device).or_default() |= opened;
+            if opened || closed {
+                *heard.nodes.entry(event.wd()).or_default() |= opened;
             }
         }
         heard
@@ -122,54 +146,53 @@ mod tests {
     use super::*;
 
     /// Other tests mount and unmount.
-    fn deaf_to_mounts() -> Uses {
-        Uses { mounts: None, ..Uses::new() }
-    }
-
-    fn heard(nodes: &[(u64, bool)]) -> Heard {
-        Heard { nodes: nodes.iter().copied().collect(), ..Heard::default() }
+    fn deaf_to_mounts(nodes: &Nodes) -> Uses {
+        Uses { mounts: None, ..Uses::new(nodes) }
     }
 
     #[test]
     fn an_open_is_heard_also_when_it_is_over() {
         let temp = tempfile::tempdir().unwrap();
-        let nodes = ["a", "b"].map(|name| temp.path().join(name));
-        nodes.iter().for_each(|node| drop(File::create(node).unwrap()));
-        let mut uses = deaf_to_mounts();
-        assert!(uses.watch(1, &nodes[..1]) && uses.watch(2, &nodes[1..]));
-        let now = |uses: &Uses| uses.hear(Duration::ZERO, &[]);
-        assert_eq!(now(&uses), Heard::default());
-        drop(File::open(&nodes[0]).unwrap());
-        assert_eq!(now(&uses), heard(&[(1, true)]));
-        assert_eq!(now(&uses), Heard::default(), "once");
-        let open = File::open(&nodes[1]).unwrap();
-        assert_eq!(now(&uses), heard(&[(2, true)]));
+        let paths = ["a", "b"].map(|name| temp.path().join(name));
+        paths.iter().for_each(|path| drop(File::create(path).unwrap()));
+        let mut nodes = Nodes::new();
+        let uses = deaf_to_mounts(&nodes);
+        assert!(nodes.watch(1, &paths[..1]) && nodes.watch(2, &paths[1..]));
+        let now = |nodes: &Nodes| nodes.whose(&uses.hear(Duration::ZERO, &[]));
+        let heard = |devices: &[(u64, bool)]| devices.iter().copied().collect::<BTreeMap<_, _>>();
+        assert_eq!(now(&nodes), heard(&[]));
+        drop(File::open(&paths[0]).unwrap());
+        assert_eq!(now(&nodes), heard(&[(1, true)]));
+        assert_eq!(now(&nodes), heard(&[]), "once");
+        let open = File::open(&paths[1]).unwrap();
+        assert_eq!(now(&nodes), heard(&[(2, true)]));
         drop(open);
-        assert_eq!(now(&uses), heard(&[(2, false)]), "a close");
+        assert_eq!(now(&nodes), heard(&[(2, false)]), "a close");
 
         // A node that has become another device's, before the first one was forgotten.
-        assert!(uses.watch(3, &nodes[1..]));
-        uses.forget(2);
-        drop(File::open(&nodes[1]).unwrap());
-        assert_eq!(now(&uses), heard(&[(3, true)]));
-        uses.forget(3);
-        drop(File::open(&nodes[1]).unwrap());
-        assert_eq!(now(&uses), Heard::default());
+        assert!(nodes.watch(3, &paths[1..]));
+        nodes.forget(2);
+        drop(File::open(&paths[1]).unwrap());
+        assert_eq!(now(&nodes), heard(&[(3, true)]));
+        nodes.forget(3);
+        drop(File::open(&paths[1]).unwrap());
+        assert_eq!(uses.hear(Duration::ZERO, &[]), Heard::default());
     }
 
     #[test]
     fn what_cannot_be_watched_leaves_nothing_behind() {
         let temp = tempfile::tempdir().unwrap();
-        let mut uses = deaf_to_mounts();
-        assert!(!uses.watch(1, &[temp.path().to_owned(), PathBuf::from("/nowhere/at/all")]));
-        assert!(uses.watches.is_empty());
-        assert_eq!(uses.hear(Duration::ZERO, &[]), Heard::default());
+        let mut nodes = Nodes::new();
+        let uses = deaf_to_mounts(&nodes);
+        assert!(!nodes.watch(1, &[temp.path().to_owned(), PathBuf::from("/nowhere/at/all")]));
+        assert!(nodes.watches.is_empty());
+        assert_eq!(nodes.whose(&uses.hear(Duration::ZERO, &[])), BTreeMap::new());
     }
 
     #[test]
     fn a_closed_pipe_is_heard() {
         let (read, write) = rustix::pipe::pipe().unwrap();
-        let uses = deaf_to_mounts();
+        let uses = deaf_to_mounts(&Nodes::new());
         use std::os::fd::AsFd;
         assert_eq!(uses.hear(Duration::ZERO, &[read.as_fd()]).others, [false]);
         drop(write);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::owned::Owned;
-use super::uses::{Uses, udev_at_work};
+use super::uses::{Nodes, Uses, udev_at_work};
 use crate::log;
 use crate::sync::{lock, spawn};
 
@@ -76,31 +76,45 @@ pub(super) struct Watch(Arc<Mutex<Desk>>);
 
 #[derive(Default)]
 struct Desk {
-    coming: Vec<Watched>,
+    coming: Vec<(u64, Entry)>,
     back: Vec<(u64, Option<Watched>)>,
+    next: u64,
+    nodes: Nodes,
     /// Rung for the one who listens; there is nobody without it.
     bell: Option<Arc<OwnedFd>>,
 }
 
 impl Watch {
-    /// Watches over a device from now on.
+    /// Watches over a device from now on: its nodes are heard when this returns, however long it takes until somebody listens.
     pub(super) fn over(&self, watched: Watched, look: impl FnOnce() -> Look) {
         let mut desk = lock(&*self.0);
-        desk.coming.push(watched);
-        if let Some(bell) = &desk.bell {
-            return ring(bell);
+        let nobody = desk.bell.is_none();
+        let bell = match desk.bell.clone() {
+            Some(bell) => bell,
+            None => match eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) {
+                Ok(bell) => Arc::clone(desk.bell.insert(Arc::new(bell))),
+                Err(error) => {
+                    let what = "a device will not go by itself: could not make an event";
+                    return log::warn(format_args!("{what}: {error}"));
+                }
+            },
+        };
+        if nobody {
+            desk.nodes = Nodes::new();
         }
-        match eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) {
-            Ok(bell) => {
-                let bell = desk.bell.insert(Arc::new(bell));
-                let listener = Listener::new(Arc::clone(&self.0), Arc::clone(bell), look());
-                spawn(move || listener.listen());
-            }
-            Err(error) => {
-                desk.coming.pop();
-                log::warn(format_args!("a device will not go by itself: could not make an event: {error}"));
-            }
+        let key = desk.next;
+        desk.next += 1;
+        let deaf = match &watched.why {
+            Why::LastUser { nodes, .. } => !desk.nodes.watch(key, nodes),
+            _ => false,
+        };
+        let used = watched.used();
+        desk.coming.push((key, Entry { watched: Some(watched), pace: Pace::default(), used, deaf }));
+        if !nobody {
+            return ring(&bell);
         }
+        let listener = Listener::new(Arc::clone(&self.0), bell, look(), Uses::new(&desk.nodes));
+        spawn(move || listener.listen());
     }
 }
 
@@ -169,15 +183,13 @@ struct Listener {
     look: Look,
     uses: Uses,
     entries: BTreeMap<u64, Entry>,
-    next: u64,
     /// When all are looked at of whom nothing was heard.
     round: Instant,
 }
 
 impl Listener {
-    fn new(desk: Arc<Mutex<Desk>>, bell: Arc<OwnedFd>, look: Look) -> Listener {
-        let round = Instant::now();
-        Listener { desk, bell, look, uses: Uses::new(), entries: BTreeMap::new(), next: 0, round }
+    fn new(desk: Arc<Mutex<Desk>>, bell: Arc<OwnedFd>, look: Look, uses: Uses) -> Listener {
+        Listener { desk, bell, look, uses, entries: BTreeMap::new(), round: Instant::now() }
     }
 
     fn listen(mut self) {
@@ -192,18 +204,18 @@ impl Listener {
         let (coming, back) = {
             let mut desk = lock(&*self.desk);
             let (coming, back) = (mem::take(&mut desk.coming), mem::take(&mut desk.back));
-            let done = back.iter().filter(|(_, watched)| watched.is_none()).count();
-            if coming.is_empty() && done == self.entries.len() {
+            let done = back.iter().filter(|(_, watched)| watched.is_none());
+            if coming.is_empty() && done.clone().count() == self.entries.len() {
                 // The next one who comes finds nobody, and sends for another.
-                desk.bell = None;
+                *desk = Desk { next: desk.next, ..Desk::default() };
                 return false;
             }
+            done.for_each(|(key, _)| desk.nodes.forget(*key));
             (coming, back)
         };
         for (key, watched) in back {
             let (Some(watched), Some(entry)) = (watched, self.entries.get_mut(&key)) else {
                 self.entries.remove(&key);
-                self.uses.forget(key);
                 continue;
             };
             entry.used = watched.used();
@@ -213,19 +225,17 @@ impl Listener {
             }
             entry.watched = Some(watched);
         }
-        for watched in coming {
-            let key = self.next;
-            self.next += 1;
-            let deaf = match &watched.why {
-                Why::LastUser { nodes, .. } => !self.uses.watch(key, nodes),
-                _ => false,
-            };
-            let used = watched.used();
-            self.entries.insert(key, Entry { watched: None, pace: Pace::default(), used, deaf });
-            // What has happened before was not heard.
-            self.dispatch(vec![(key, watched)]);
-        }
+        self.welcome(coming);
         true
+    }
+
+    /// Takes in who has come, and has each looked at: what has happened before was not heard.
+    fn welcome(&mut self, coming: Vec<(u64, Entry)>) {
+        for (key, mut entry) in coming {
+            let watched = entry.watched.take();
+            self.entries.insert(key, entry);
+            watched.into_iter().for_each(|watched| self.dispatch(vec![(key, watched)]));
+        }
     }
 
     /// Sends somebody to each device about which something was heard, and others to all the rest now and then.
@@ -290,10 +300,16 @@ impl Listener {
             }
         }
         let now = Instant::now();
+        // What was heard may be of a device that has come meanwhile.
+        let (nodes, coming) = {
+            let mut desk = lock(&*self.desk);
+            (desk.nodes.whose(&heard), mem::take(&mut desk.coming))
+        };
+        self.welcome(coming);
         // Asked at once: it is quicker than the time that we wait for quiet.
-        let udev = heard.nodes.values().any(|opened| *opened) && udev_at_work();
+        let udev = nodes.values().any(|opened| *opened) && udev_at_work();
         for (key, entry) in &mut self.entries {
-            let (Some(used), own) = (entry.used, heard.nodes.get(key)) else { continue };
+            let (Some(used), own) = (entry.used, nodes.get(key)) else { continue };
             if own.is_none() && !heard.mounts && !heard.missed {
                 continue;
             }
@@ -309,8 +325,34 @@ impl Listener {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::server::Service;
+    use crate::supervisor::doubles::Stage;
 
     const MS: Duration = Duration::from_millis(1);
+
+    /// Whoever was answered that it is attached may use it at once, and be done before anybody listens.
+    #[test]
+    fn a_use_at_once_is_heard() {
+        let stage = Stage::new();
+        stage.supervisor.attach(stage.bench.request(Some("a")), vec![stage.bench.fd(true, 0)]).unwrap();
+        let owned = Arc::clone(&lock(&stage.supervisor.devices)["a"]);
+        let node = stage.bench.image.clone();
+        let (said, told) = std::sync::mpsc::channel();
+        let look = move |watched: Watched| {
+            let used = watched.used();
+            said.send(used).unwrap();
+            (used == Some(false)).then_some(watched)
+        };
+        let why = Why::LastUser { nodes: vec![node.clone()], used: false };
+        Watch::default().over(Watched::new(&owned, why), || Arc::new(look));
+        drop(std::fs::File::open(node).unwrap());
+        // Who is sent at first finds no user; who is sent when all is quiet knows that there was one.
+        assert!(told.recv_timeout(Duration::from_secs(60)) == Ok(Some(false)));
+        // One is sent each second in any case.
+        let mut later = std::iter::from_fn(|| told.recv_timeout(Duration::from_secs(60)).ok()).take(30);
+        let used = later.any(|used| used == Some(true));
+        assert!(used);
+    }
 
     #[test]
     fn a_use_is_over_when_all_is_quiet() {

@@ -8,7 +8,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use crate::Error;
 
@@ -32,6 +32,14 @@ impl Region {
         .map_err(|errno| failed(errno.into()))?;
         let base = NonNull::new(base.cast::<u8>());
         Ok(Region { base: base.ok_or_else(|| failed(std::io::ErrorKind::OutOfMemory.into()))?, len })
+    }
+
+    /// Leaves its pages where they are, as far as the kernel can be told: it takes none away for a moment to make a huge one
+    /// of many. It may not know huge pages at all, which is as good.
+    fn stay_small(self) -> Region {
+        // SAFETY: the range is our mapping, and the advice changes nothing that can be read in it.
+        let _ = unsafe { madvise(self.base.as_ptr().cast::<c_void>(), self.len, Advice::LinuxNoHugepage) };
+        self
     }
 
     /// Its first byte.
@@ -81,6 +89,7 @@ impl Buffers {
             return Err(Error::Map { what, bytes: 0, source: std::io::ErrorKind::InvalidInput.into() });
         };
         let region = Region::anonymous(len, what)?;
+        let region = if head > 0 { region.stay_small() } else { region };
         let touched = vec![false; if head > 0 { count } else { 0 }].into_boxed_slice();
         Ok(Buffers { region, count, size, head, stride, first, touched })
     }
@@ -115,7 +124,8 @@ impl Buffers {
     }
 
     /// Sees to it that a frame has its pages, under the conditions of [`Buffers::slice`]: the kernel then finds them also
-    /// for a thread that is being killed, whose page faults fail. What is given out once and for all must not be lost so.
+    /// for a thread that is being killed, whose page faults fail. What is given out once and for all must not be lost so;
+    /// therefore frames [stay small](Region::stay_small), too.
     pub(crate) fn touch(&mut self, index: usize) {
         if self.touched.get(index) == Some(&false) {
             self.frame(index).fill(0);

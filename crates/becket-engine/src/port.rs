@@ -46,6 +46,10 @@ pub trait Port: Send {
         }
     }
 
+    /// No request is to be taken any more: those that were are still finished, and then the port [closes](Io::close). One
+    /// that is told so by its transport need not hear it.
+    fn leave(&mut self, _io: &mut Io<'_>) {}
+
     /// Everything that had completed by now has been told; what the port queues now goes to the kernel with it.
     fn turn_ended(&mut self, _io: &mut Io<'_>) {}
 }
@@ -68,6 +72,11 @@ pub struct Token {
     pub kind: u8,
     /// The request's tag.
     pub tag: u16,
+}
+
+impl Token {
+    /// In place of a tag: of no request. No queue is so deep.
+    pub const NO_TAG: u16 = u16::MAX;
 }
 
 /// What a port may do while it has the thread.
@@ -182,13 +191,22 @@ impl Io<'_> {
         self.core.reply(self.ring, token, from, len)
     }
 
-    /// Has a token of that kind, which names no tag, come back once the port's descriptor can be read from or has ended;
+    /// Has a token of that kind, whose tag is [`Token::NO_TAG`], come back once the port's descriptor can be read from or has ended;
     /// its result are the events.
     ///
     /// # Errors
     /// The ring cannot be submitted to any more.
     pub fn await_readable(&mut self, kind: u8) -> Result<(), Errno> {
         self.core.await_readable(self.ring, kind)
+    }
+
+    /// Has a message or a waiting that is still to come, and goes by that token, come back now, with an error; what has come
+    /// already comes as it is. A token of kind `kind` follows in any case.
+    ///
+    /// # Errors
+    /// The ring cannot be submitted to any more.
+    pub fn cancel(&mut self, token: Token, kind: u8) -> Result<(), Errno> {
+        self.core.cancel(self.ring, token, kind)
     }
 
     /// Length of the image at present, in bytes.

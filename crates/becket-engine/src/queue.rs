@@ -111,6 +111,12 @@ impl Queue {
         was_held
     }
 
+    /// Takes no more requests and ends once those that it has are finished.
+    pub(crate) fn leave(&mut self, ring: &mut Ring) {
+        self.port.leave(&mut crate::Io { ring, core: &mut self.core });
+        self.end_turn(ring, false);
+    }
+
     /// Takes in one completion.
     #[inline]
     pub(crate) fn complete(&mut self, ring: &mut Ring, source: Source, completion: Completion) {

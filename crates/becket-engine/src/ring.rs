@@ -23,7 +23,7 @@ const FEWEST_WORKERS: u32 = 8;
 
 /// All that a ring carries out; the kernel refuses the rest, whoever asks. A filter of system calls does not see what is
 /// submitted to a ring, so a process that may open nothing needs rings that open nothing.
-const OPERATIONS: [u8; 12] = [
+const OPERATIONS: [u8; 13] = [
     opcode::Read::CODE,
     opcode::Write::CODE,
     opcode::ReadFixed::CODE,
@@ -34,6 +34,7 @@ const OPERATIONS: [u8; 12] = [
     opcode::Fallocate::CODE,
     opcode::UringCmd16::CODE,
     opcode::PollAdd::CODE,
+    opcode::AsyncCancel::CODE,
     // What stands for an operation that waits or fails on purpose.
     opcode::Nop::CODE,
     opcode::Timeout::CODE,

@@ -36,6 +36,7 @@ enum Order {
     Hold(u64, SyncSender<bool>),
     /// By what was prepared, or as before.
     LetGo(u64, bool, SyncSender<bool>),
+    Leave(u64, SyncSender<()>),
     Room(u32, SyncSender<u32>),
     Stop,
     /// Stands for a mistake of ours.
@@ -140,6 +141,15 @@ impl IoThreads {
     /// The thread is no longer there.
     pub fn return_to_file(&self, queue: QueueId) -> Result<bool, Error> {
         self.ask(queue.thread, |reply| Order::ReturnToFile(queue.serial, reply))
+    }
+
+    /// Has a queue take no more requests, and end once those that it has are finished; returns before that. One that has
+    /// ended is left alone.
+    ///
+    /// # Errors
+    /// The thread is no longer there.
+    pub fn leave(&self, queue: QueueId) -> Result<(), Error> {
+        self.ask(queue.thread, |reply| Order::Leave(queue.serial, reply))
     }
 
     /// Gives a thread an order and waits for the answer.
@@ -332,6 +342,10 @@ impl Server {
                 Order::LetGo(serial, change, reply) => {
                     let _ = reply.send(self.let_go(serial, change));
                 }
+                Order::Leave(serial, reply) => {
+                    self.leave(serial);
+                    let _ = reply.send(());
+                }
                 Order::Room(queues, reply) => {
                     let _ = reply.send(self.ring.room(queues));
                 }
@@ -397,6 +411,13 @@ impl Server {
     fn queue(&mut self, serial: u64) -> Option<&mut Queue> {
         let index = self.find(serial)?;
         self.queues[index].as_mut()
+    }
+
+    fn leave(&mut self, serial: u64) {
+        let Some(index) = self.find(serial) else { return };
+        let Some(queue) = self.queues[index].as_mut() else { return };
+        queue.leave(&mut self.ring);
+        self.release_ended(index as u32);
     }
 
     fn let_go(&mut self, serial: u64, change: bool) -> bool {

@@ -137,6 +137,18 @@ impl Served {
         Summary::of(self.stats.iter().map(|stats| &**stats))
     }
 
+    /// Has all queues take no more requests, and end once those that they have are finished; returns before that. For a
+    /// transport whose kernel side keeps what comes meanwhile for whoever serves the device next.
+    ///
+    /// # Errors
+    /// An I/O thread has ended.
+    pub fn leave(&self, threads: &IoThreads) -> Result<(), ServeError> {
+        for queue in &self.queues {
+            threads.leave(*queue).map_err(|source| ServeError::Engine { id: self.id, source })?;
+        }
+        Ok(())
+    }
+
     /// Has all queues read through the image's file again where somebody wants its lease to end; whether that was so.
     ///
     /// The lease is gone when this returns.

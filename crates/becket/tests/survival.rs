@@ -100,6 +100,34 @@ fn fuse_workers_that_are_killed_are_not_noticed() {
     }
 }
 
+/// It takes no more requests, answers those that it has, and only then ends: by its death one could be lost.
+#[test]
+fn fuse_workers_that_are_replaced_finish_first() {
+    if !require_fuse("survival::fuse_workers_that_are_replaced_finish_first") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("image");
+    std::fs::write(&image, vec![7; 1 << 20]).unwrap();
+    let options = ["--via", "fuse", "--name", "one", "--direct-io", "off", "--fault", "delay=read:1s"];
+    let device = place.attach(&image, &options);
+    let before = await_device(&place, "one", |_| true);
+    // Nobody has read the last page yet.
+    let reader = thread::spawn(move || becket_testkit::crc(&device, (1 << 20) - 4096, 4096));
+    thread::sleep(Duration::from_millis(300));
+    let said = place.path("said");
+    let mut serve = place.becket();
+    serve.args(["serve", "--takeover", "--until-idle"]).stderr(std::fs::File::create(&said).unwrap());
+    let mut server = serve.spawn().unwrap();
+    let after = await_device(&place, "one", |now| now["recoveries"].as_u64() > before["recoveries"].as_u64());
+    assert_ne!(after[WORKER], before[WORKER]);
+    assert_eq!(reader.join().unwrap(), becket_testkit::crc(&image, 0, 4096));
+    place.ok(["detach", "one"]);
+    server.wait().unwrap();
+    let said = std::fs::read_to_string(&said).unwrap();
+    assert!(said.contains(" has been replaced") && !said.contains(" is ended"), "{said}");
+}
+
 /// The connection's descriptors are in the worker alone between the two deaths.
 #[test]
 fn fuse_supervisors_that_are_killed_are_not_noticed() {

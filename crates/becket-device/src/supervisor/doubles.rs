@@ -289,6 +289,10 @@ impl Server for FakeServer {
     fn stats(&self, _: u32) -> Result<Summary, Error> {
         unreachable!()
     }
+    fn leave(&self, id: u32) -> Result<(), Error> {
+        self.did(&format!("leave {id}"));
+        Ok(())
+    }
     fn await_closed(&self, _: u32, _: Duration) -> bool {
         !FakeDriver::one_of(&self.slow)
     }

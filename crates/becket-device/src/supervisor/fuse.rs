@@ -430,7 +430,9 @@ impl Driver for FuseDriver {
     }
 
     fn end_recovery(&self, id: u32, _: u32) -> Result<(), Error> {
-        self.with(id, |link| Arc::clone(&link.connection))?.resend().map_err(Error::Device)
+        let connection = self.with(id, |link| Arc::clone(&link.connection))?;
+        // Where the kernel cannot, only a worker that has answered all that it had read gives its device to another.
+        if connection.resends() { connection.resend().map_err(Error::Device) } else { Ok(()) }
     }
 
     fn quiesce(&self, _: u32) -> Result<(), Error> {

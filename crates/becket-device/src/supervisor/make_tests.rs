@@ -145,6 +145,9 @@ impl Server for Double {
     fn stats(&self, _: u32) -> Result<becket_engine::Summary, Error> {
         unreachable!()
     }
+    fn leave(&self, _: u32) -> Result<(), Error> {
+        unreachable!()
+    }
     fn await_closed(&self, _: u32, _: Duration) -> bool {
         self.journal.lock().unwrap().push("closed");
         true

@@ -281,6 +281,10 @@ impl Server for WorkerProcess {
         }
     }
 
+    fn leave(&self, id: u32) -> Result<(), Error> {
+        self.tell(&Order::Leave { id }, &[])
+    }
+
     fn await_closed(&self, id: u32, timeout: Duration) -> bool {
         self.wait(timeout, |state| (state.dead || state.closed.remove(&id)).then_some(())).is_some()
     }

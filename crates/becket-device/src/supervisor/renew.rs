@@ -1,9 +1,11 @@
 //! An upgrade under load: devices change from the workers of an older version to one of this one.
-//! No request fails: where the kernel can hold them back it does, and elsewhere the old worker dies and they go on.
+//! No request fails. Over FUSE the old worker finishes what it has read, and the rest waits in the kernel; of ublk's
+//! devices the kernel holds requests back where it can, and elsewhere the old worker dies and they go on.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use becket_transport::Kind;
 use becket_uapi::ublk::{UBLK_F_BATCH_IO, UBLK_F_QUIESCE};
 
 use super::devices::Supervisor;
@@ -52,9 +54,10 @@ impl Supervisor {
 
     /// Gives a device that is served to another worker, without its users noticing.
     fn move_over(&self, state: &mut Owning) -> Result<(), Error> {
+        let by_worker = state.device.info.transport == Kind::Fuse;
         // Of a device with batch commands, Linux 7.0 to 7.3 at least fail the requests that come after QUIESCE_DEV
         // (it sets `force_abort`, as for a device that is stopped).
-        if state.kept.serve.flags & (UBLK_F_QUIESCE | UBLK_F_BATCH_IO) != UBLK_F_QUIESCE {
+        if !by_worker && state.kept.serve.flags & (UBLK_F_QUIESCE | UBLK_F_BATCH_IO) != UBLK_F_QUIESCE {
             return Err(Error::Worker { what: "has devices that can only be moved by its end".to_owned() });
         }
         // First, so that the pause is without it.
@@ -63,13 +66,13 @@ impl Supervisor {
         let deadline = Instant::now() + PATIENCE;
         let late = |what: &str| Error::Worker { what: format!("{what} {}", called(id)) };
         let driver = self.driver(state.device.info.transport)?;
-        loop {
-            let held_back = driver.quiesce(id);
-            if state.server.await_closed(id, BETWEEN) {
-                break;
-            }
+        let mut told = if by_worker { state.server.leave(id) } else { driver.quiesce(id) };
+        while !state.server.await_closed(id, BETWEEN) {
             if Instant::now() >= deadline {
-                return held_back.and(Err(late("does not let go of")));
+                return told.and(Err(late("does not let go of")));
+            }
+            if !by_worker {
+                told = driver.quiesce(id);
             }
         }
         while self.give(state, Arc::clone(&next))? == Attempt::NotYet {

@@ -29,6 +29,8 @@ pub(crate) trait Server: Send + Sync {
     fn change(&self, change: Change, fds: &[BorrowedFd<'_>]) -> Result<(), Error>;
     /// What it has done for a device. Only one caller at a time may ask about the same.
     fn stats(&self, id: u32) -> Result<Summary, Error>;
+    /// Has it take no more requests of a FUSE device, finish those that it has, and close it; returns before that.
+    fn leave(&self, id: u32) -> Result<(), Error>;
     /// Waits until it has closed everything of a device; `false` when that took too long. A dead one has.
     fn await_closed(&self, id: u32, timeout: Duration) -> bool;
     /// Takes leave of it: it ends once it has no device.

@@ -162,6 +162,7 @@ impl Worker {
                     Ok(Some((Order::Change(change), fds))) => {
                         aside(scope, &errands, move || self.change_and_tell(&change, fds));
                     }
+                    Ok(Some((Order::Leave { id }, _))) => self.leave(id),
                     Ok(Some((Order::Stat { id }, _))) => {
                         let stats = self.served(id).map(|served| Box::new(served.stats()));
                         self.report(&Report::Counted { id, stats });
@@ -283,6 +284,14 @@ impl Worker {
             change.apply(&mut charge.serve);
         }
         Ok(served.first())
+    }
+
+    /// Begins to let go of a device that another worker will serve. Where that fails the device is not closed in time, and the
+    /// supervisor ends us.
+    fn leave(&self, id: u32) {
+        if let Some(Err(error)) = self.served(id).map(|served| served.leave(&self.threads)) {
+            log::warn(format_args!("worker: cannot leave: {error}"));
+        }
     }
 
     /// The device's queues. Not under the lock: an I/O thread may want that to let go of a device.

@@ -21,7 +21,7 @@ use crate::sealed;
 use crate::table::Encoding;
 
 /// Changes when an older worker could misunderstand an order, or a newer supervisor a report.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// Longest packet in bytes: what a socket takes without being told to; a map of some 1,500 extents fits.
 const LARGEST: usize = 128 << 10;
 /// What stands in a packet for words that lie in a file.
@@ -41,6 +41,9 @@ pub(crate) enum Order {
     /// Serve a device otherwise, from one request to the next. The descriptors: those of its files, where such are given.
     /// Answered like `Serve`; a device of which it `Failed` goes on as before.
     Change(Box<Change>),
+    /// Take no more requests of a FUSE device and finish those that were taken. `Closed` follows; its kernel side keeps the
+    /// others for whoever serves it next.
+    Leave { id: u32 },
     /// Say what a device has done. Answered by `Counted`.
     Stat { id: u32 },
 }

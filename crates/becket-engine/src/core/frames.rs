@@ -63,7 +63,7 @@ impl Core {
         // Such entries never wait for long (the descriptor is not to block), so they may use the table.
         let target = self.port;
         let way = Transfer { write, target, address: address as u64, len, ..Transfer::default() };
-        let entry = way.entry().user_data(user_data(self.index, Source::Port(token)));
+        let entry = way.entry().user_data(self.word(token));
         self.push(ring, &entry)?;
         self.lent[tag] = true;
         Ok(())
@@ -79,14 +79,22 @@ impl Core {
 
     /// Waits until the port's descriptor can be read from, or is of no use any more.
     pub(crate) fn await_readable(&mut self, ring: &mut Ring, kind: u8) -> Result<(), Errno> {
-        // No frame has this number.
-        let token = Token { kind, tag: u16::MAX };
         let events = u32::from(libc::POLLIN.cast_unsigned());
         let entry: squeue::Entry = match self.unregistered_port() {
             Some(descriptor) => opcode::PollAdd::new(descriptor, events).build(),
             None => opcode::PollAdd::new(fixed(self.port), events).build(),
         };
-        let entry = entry.user_data(user_data(self.index, Source::Port(token)));
+        let entry = entry.user_data(self.word(Token { kind, tag: Token::NO_TAG }));
         self.push(ring, &entry)
+    }
+
+    /// Ends what waits for the port's descriptor and goes by that token.
+    pub(crate) fn cancel(&mut self, ring: &mut Ring, token: Token, kind: u8) -> Result<(), Errno> {
+        let entry = opcode::AsyncCancel::new(self.word(token)).build();
+        self.push(ring, &entry.user_data(self.word(Token { kind, tag: Token::NO_TAG })))
+    }
+
+    fn word(&self, token: Token) -> u64 {
+        user_data(self.index, Source::Port(token))
     }
 }

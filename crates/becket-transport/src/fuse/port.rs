@@ -21,10 +21,11 @@ use uapi::Wire;
 
 use super::tree::Tree;
 
-/// Kinds of tokens: a poll, a read of a request, a write of an answer.
+/// Kinds of tokens: a poll, a read of a request, a write of an answer, the end of one that waits.
 const POLL: u8 = 0;
 const RECEIVE: u8 = 1;
 const REPLY: u8 = 2;
+const CANCEL: u8 = 3;
 
 /// Bytes before a tag's buffer.
 pub(super) const HEAD: usize = uapi::WRITE_HEAD;
@@ -50,6 +51,8 @@ pub(super) struct FusePort {
     tags: Box<[Tag]>,
     free: Vec<u16>,
     line: Line,
+    /// No more requests are read.
+    leaving: bool,
     ended: bool,
 }
 
@@ -97,6 +100,7 @@ impl FusePort {
             tags: vec![Tag::default(); depth.into()].into_boxed_slice(),
             free: (0..depth).rev().collect(),
             line: Line { next: 1, ..Line::default() },
+            leaving: false,
             ended: false,
         }
     }
@@ -131,8 +135,8 @@ impl FusePort {
         self.line.read(result > 0);
         match result.saturating_neg() {
             ..0 => return self.begin(io, tag, result.unsigned_abs() as usize),
-            // Somebody else took it, or the one who asked was faster to give up.
-            libc::EAGAIN => {}
+            // Somebody else took it, or the one who asked was faster to give up; or nobody is waited for any more.
+            libc::EAGAIN | libc::ECANCELED => {}
             libc::ENOENT | libc::EINTR | libc::EIO => self.line.filled = true,
             // The connection is gone.
             _ => self.ended = true,
@@ -183,7 +187,10 @@ impl FusePort {
     }
 
     fn pass_on(&mut self, io: &mut Io<'_>) {
-        if !self.ended && self.go_on(io).is_err() {
+        if self.leaving {
+            // Each tag is free: what was read is answered, and no read is with the kernel.
+            self.ended |= self.free.len() == self.tags.len();
+        } else if !self.ended && self.go_on(io).is_err() {
             self.ended = true;
         }
         if self.ended {
@@ -289,11 +296,12 @@ impl Port for FusePort {
                 let events = i32::from(libc::POLLIN);
                 if answer.result > 0 && answer.result & events != 0 {
                     self.line.filled = true;
-                } else {
+                } else if answer.result != -libc::ECANCELED {
                     self.ended = true;
                 }
             }
             RECEIVE => self.received(io, token.tag, answer.result),
+            CANCEL => {}
             // An answer that nobody waits for any more is no matter, and one that the kernel does not like it has dealt with.
             _ => self.free.push(token.tag),
         }
@@ -312,6 +320,18 @@ impl Port for FusePort {
             _ => Ok(0),
         });
         self.reply(io, tag, answer);
+    }
+
+    fn leave(&mut self, io: &mut Io<'_>) {
+        if self.leaving || self.ended {
+            return;
+        }
+        self.leaving = true;
+        // Tags that carry a request are found by nobody, and go on.
+        let reads = (0..).zip(&self.tags).map(|(tag, _)| Token { kind: RECEIVE, tag });
+        let poll = Token { kind: POLL, tag: Token::NO_TAG };
+        let cancelled = reads.chain([poll]).try_for_each(|token| io.cancel(token, CANCEL));
+        self.ended |= cancelled.is_err();
     }
 
     fn turn_ended(&mut self, io: &mut Io<'_>) {

@@ -23,6 +23,8 @@ struct Kernel {
     served: Served,
     file: File,
     closed: Receiver<()>,
+    /// The other end of the socket, for whoever serves next.
+    next: OwnedFd,
     unique: u64,
 }
 
@@ -41,6 +43,7 @@ impl Kernel {
         let facts = Facts::unasked(BackingKind::Regular, SIZE, true);
         let backing = Backing { buffered: file.try_clone().unwrap().into(), direct: None, facts };
         let (tether, _) = rustix::pipe::pipe().unwrap();
+        let next = theirs.try_clone().unwrap();
         let threads = IoThreads::start(1).unwrap();
         let (sender, closed) = channel();
         let setup = Setup {
@@ -53,7 +56,7 @@ impl Kernel {
             partitions: vec![(1, 8192, 4096)],
         };
         let served = serve(&threads, setup, Box::new(move || sender.send(()).unwrap())).unwrap();
-        Kernel { socket: Some(ours), threads, served, file, closed, unique: 1 }
+        Kernel { socket: Some(ours), threads, served, file, closed, next, unique: 1 }
     }
 
     fn send(&mut self, opcode: u32, nodeid: u64, body: &[u8]) -> u64 {
@@ -81,6 +84,12 @@ impl Kernel {
                 (header.unique, Err(-error))
             }
         }
+    }
+
+    /// What waits to be read by nobody.
+    fn left(&self) -> usize {
+        let read = || rustix::net::recv(&self.next, &mut [0; 1], rustix::net::RecvFlags::empty());
+        std::iter::from_fn(|| read().ok()).take_while(|(_, len)| *len > 0).count()
     }
 
     fn ask(&mut self, opcode: u32, nodeid: u64, body: &[u8]) -> Result<Vec<u8>, i32> {
@@ -217,10 +226,47 @@ fn what_is_not_known_is_said_so_and_interrupts_are_not_wanted() {
     assert!(kernel.answer().1.is_ok());
 }
 
+/// A quiet queue waits, which has to be ended; a busy one answers what it has read, and leaves the rest.
+#[test]
+fn a_queue_that_leaves_owes_no_answer() {
+    const SENT: usize = 100;
+    let mut kernel = Kernel::new(false, false);
+    // After many at a time, reads wait as well.
+    for _ in 0..3 * DEPTH {
+        kernel.send(uapi::FUSE_FSYNC, 2, &[0; 16]);
+    }
+    (0..3 * DEPTH).for_each(|_| drop(kernel.answer().1.unwrap()));
+    kernel.served.leave(&kernel.threads).unwrap();
+    kernel.closed.recv_timeout(Duration::from_secs(20)).unwrap();
+    kernel.send(uapi::FUSE_READ, 2, &transfer(0, 512, &[]));
+    assert_eq!(kernel.left(), 1);
+    kernel.served.leave(&kernel.threads).expect("it is gone, which is all that is wanted");
+
+    let mut kernel = Kernel::new(false, false);
+    let ours = kernel.socket.as_ref().unwrap().try_clone().unwrap();
+    let answered = std::thread::spawn(move || {
+        let read = || rustix::net::recv(&ours, &mut [0; 1], rustix::net::RecvFlags::empty());
+        std::iter::from_fn(|| read().ok()).take_while(|(_, len)| *len > 0).count()
+    });
+    for sent in 0..SENT {
+        kernel.send(uapi::FUSE_READ, 2, &transfer(0, 65536, &[]));
+        if sent == SENT / 2 {
+            kernel.served.leave(&kernel.threads).unwrap();
+        }
+    }
+    kernel.closed.recv_timeout(Duration::from_secs(20)).unwrap();
+    let left = kernel.left();
+    rustix::net::shutdown(kernel.socket.as_ref().unwrap(), rustix::net::Shutdown::Both).unwrap();
+    let answered = answered.join().unwrap();
+    assert!(left >= SENT / 2 - 1, "{left} of {SENT} were left");
+    assert_eq!(answered + left, SENT);
+}
+
 #[test]
 fn the_queue_ends_with_the_connection() {
     let mut kernel = Kernel::new(false, false);
     kernel.send(uapi::FUSE_READ, 2, &transfer(0, 512, &[]));
+    // The end that is kept for a successor keeps no connection: its kernel side is gone.
     drop(kernel.socket.take());
     kernel.closed.recv_timeout(Duration::from_secs(20)).unwrap();
     assert!(kernel.served.backing().is_none(), "the image's files are closed");

@@ -85,7 +85,7 @@ pub(crate) fn machine(series: Series, images: u32, becket: &Path, work: &Path) -
     let mut machine = Machine::new(series, format!("IMAGES={images}\n{}", SCRIPT.concat()));
     machine.systemd = true;
     machine.kept_scratch = Some(kept("boot.disk"));
-    machine.timeout = Duration::from_secs(240 + u64::from(images) * 10);
+    machine.timeout = Duration::from_secs(900 + u64::from(images) * 20);
     machine.files = vec![
         place(install.join("usr"), "/usr"),
         place(folder, "/srv/images"),
@@ -101,7 +101,7 @@ pub(crate) fn users(series: Series, becket: &Path, work: &Path) -> Result<Machin
     let install = install(becket, work)?;
     let mut machine = Machine::new(series, ALONE.concat());
     machine.udev = true;
-    machine.timeout = Duration::from_secs(300);
+    machine.timeout = Duration::from_secs(900);
     machine.files = vec![place(install.join("usr"), "/usr")];
     Ok(machine)
 }

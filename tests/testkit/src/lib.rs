@@ -9,6 +9,9 @@
 //! | `BECKET_TEST_VIA` | transport to test, as `--via` takes it; `auto` when unset |
 //! | `BECKET_TEST_GUEST` | set in the virtual machine: tests that no kernel has a part in are skipped |
 //! | `BECKET_TEST_SLOW` | how many times slower than a plain machine this one is; patience grows with it |
+//!
+//! Patience also grows with how busy the machine is: a limit of time is what a test asks of becket on a machine that has
+//! nothing else to do.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
@@ -149,11 +152,34 @@ pub fn scaled(time: Duration) -> Duration {
     time * slow.unwrap_or(1).max(1)
 }
 
-/// Whether `condition` becomes true within [`scaled`] `time`. It is asked at least once, and once at the end.
+/// How long to wait at most for what takes at most `time` on a plain machine that does nothing else: more of it where
+/// everything is slow, and while many want the processors. For upper limits only.
+pub fn patience(time: Duration) -> Duration {
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let cpus = thread::available_parallelism().map_or(1.0, |cpus| cpus.get() as f64);
+    scaled(time).mul_f64(crowd(&load, cpus))
+}
+
+/// How many want each processor, by a /proc/loadavg: now or over the last minute, whichever is more. At least one, and no
+/// more than [`CROWD`], so that every limit stays one.
+fn crowd(loadavg: &str, cpus: f64) -> f64 {
+    let mut words = loadavg.split_whitespace();
+    let minute = words.next().and_then(|word| word.parse().ok()).unwrap_or(0.0);
+    let now = words.nth(2).and_then(|word| word.split_once('/')?.0.parse().ok()).unwrap_or(0.0);
+    (f64::max(minute, now) / cpus).clamp(1.0, CROWD)
+}
+
+/// See [`crowd`].
+const CROWD: f64 = 20.0;
+
+/// Whether `condition` becomes true within `time`, as [`patience`] has it at the end. It is asked at least once, and once at the
+/// end.
 pub fn wait_until(time: Duration, mut condition: impl FnMut() -> bool) -> bool {
-    let until = Instant::now() + scaled(time);
+    let begun = Instant::now();
     loop {
-        let last = Instant::now() >= until;
+        let waited = begun.elapsed();
+        // The load is looked at only when it matters.
+        let last = waited >= time && waited >= patience(time);
         if condition() {
             return true;
         }
@@ -220,6 +246,16 @@ mod tests {
             asked == 3
         }));
         assert!(!wait_until(Duration::ZERO, || false));
+    }
+
+    #[test]
+    fn patience_grows_with_the_load_but_not_for_ever() {
+        assert_eq!(crowd("0.10 5.00 6.00 1/100 12345\n", 2.0), 1.0);
+        assert_eq!(crowd("7.00 0.00 0.00 1/100 12345\n", 2.0), 3.5);
+        assert_eq!(crowd("0.00 0.00 0.00 9/100 12345\n", 2.0), 4.5, "now, and not yet on average");
+        assert_eq!(crowd("9000.00 0.00 0.00 9/100 12345\n", 2.0), CROWD);
+        assert_eq!(crowd("", 2.0), 1.0);
+        assert!(patience(Duration::from_secs(1)) >= scaled(Duration::from_secs(1)));
     }
 
     #[test]

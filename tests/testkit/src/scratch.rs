@@ -1,7 +1,7 @@
 //! A place of its own for one test: a directory, a state of becket's, and the binary that uses it.
 //! Never leaves a device behind: dropping it detaches what the test attached.
 
-use crate::{scaled, via};
+use crate::{patience, via};
 use serde_json::Value;
 use std::{
     ffi::OsStr,
@@ -172,12 +172,13 @@ impl Drop for Scratch {
 
 /// Waits for a child's end; kills it and returns `None` when it hangs.
 fn wait(child: &mut Child) -> Option<ExitStatus> {
-    let until = Instant::now() + scaled(PATIENCE);
+    let begun = Instant::now();
     loop {
         if let Some(status) = child.try_wait().expect("is our child") {
             return Some(status);
         }
-        if Instant::now() >= until {
+        let waited = begun.elapsed();
+        if waited >= PATIENCE && waited >= patience(PATIENCE) {
             child.kill().expect("is our child");
             child.wait().expect("is our child");
             return None;

@@ -130,7 +130,7 @@ fn keeper_dies(place: &Place, via: &str) {
     keeper.0.stdin.take().unwrap().write_all(b"\n").unwrap();
     let left = lines.next().unwrap().unwrap();
     assert!(via == "ublk" || left == "0", "a loop device is gone when its lease is");
-    assert_eq!(keeper.ends(testkit::scaled(Duration::from_secs(5))), Some(0));
+    assert_eq!(keeper.ends(Duration::from_secs(5)), Some(0));
     assert!(testkit::wait_until(Duration::from_secs(1), gone));
     assert_eq!(place.records(), 0);
 }

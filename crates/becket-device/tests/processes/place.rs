@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use becket_testkit as testkit;
 use serde_json::Value;
@@ -118,14 +118,12 @@ impl Running {
     }
 
     pub(crate) fn ends(&mut self, within: Duration) -> Option<i32> {
-        let deadline = Instant::now() + within;
-        while Instant::now() < deadline {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                return status.code();
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        panic!("still there after {within:?}");
+        let mut status = None;
+        testkit::wait_until(within, || {
+            status = self.0.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap_or_else(|| panic!("still there after {within:?}")).code()
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use becket_image::layer::{FileSystem, NodeKind, detect};
 use becket_image::{Format, Image, inspect, unpack_alone};
 use becket_testkit::image::random_bytes;
-use becket_testkit::{require_plain_machine, scaled, tool};
+use becket_testkit::{patience, require_plain_machine, tool};
 
 use crate::common::{dir, file};
 
@@ -175,7 +175,7 @@ fn damage_is_an_error_and_nothing_worse() {
             }
             let started = Instant::now();
             errors += u64::from(!exercise(&image(damaged)));
-            assert!(started.elapsed() < scaled(PATIENCE), "{name}, round {round}: {:?}", started.elapsed());
+            assert!(started.elapsed() < patience(PATIENCE), "{name}, round {round}: {:?}", started.elapsed());
         }
         assert!(errors > ROUNDS / 10, "{name}: damage shows: {errors} of {ROUNDS}");
     }

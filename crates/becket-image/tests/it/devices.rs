@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use becket_image::{BackingKind, ErrorKind, OpenOptions};
 
@@ -145,11 +145,7 @@ fn a_partition_has_the_limits_of_its_disk() {
     let disk = std::fs::File::open(&device.0).unwrap();
     becket_uapi::block::partition_add(disk.as_fd(), 2, 8 * 4096, 20 * 4096).unwrap();
     let node = PathBuf::from(format!("{}p2", device.0.display()));
-    let begin = Instant::now();
-    while !node.exists() && begin.elapsed() < Duration::from_secs(5) {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    if !node.exists() {
+    if !becket_testkit::wait_until(Duration::from_secs(20), || node.exists()) {
         return skip(NAME, "no partition node appeared");
     }
     let opened = open(&node).unwrap();

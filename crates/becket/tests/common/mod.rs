@@ -121,8 +121,16 @@ impl Use {
 
     /// Whether it lasts. A loop node stays when its device is gone; its size does not.
     pub(crate) fn lasts(&self) -> bool {
-        attribute(&self.name, "diskseq").as_ref() == Some(&self.diskseq)
-            && attribute(&self.name, "size").is_some_and(|size| size != "0")
+        attribute(&self.name, "diskseq").as_ref() == Some(&self.diskseq) && self.has_size()
+    }
+
+    /// Whether somebody else uses the node by now, as a test beside this one may.
+    pub(crate) fn is_anothers(&self) -> bool {
+        attribute(&self.name, "diskseq").is_some_and(|diskseq| diskseq != self.diskseq) && self.has_size()
+    }
+
+    fn has_size(&self) -> bool {
+        attribute(&self.name, "size").is_some_and(|size| size != "0")
     }
 }
 

@@ -41,6 +41,17 @@ fn bound_below(dir: &Path) -> Vec<PathBuf> {
     below.map(|entry| Path::new("/dev").join(entry.file_name())).collect()
 }
 
+/// The same once those that are going have gone: whoever lists all devices of the machine, as other tests do, has ours open for
+/// a moment, and what was detached then goes after it.
+fn left_below(dir: &Path) -> Vec<PathBuf> {
+    let mut left = Vec::new();
+    becket_testkit::wait_until(std::time::Duration::from_secs(10), || {
+        left = bound_below(dir);
+        left.is_empty()
+    });
+    left
+}
+
 /// Loop devices with numbers that nobody comes to by asking for a free one; they go with this.
 struct Numbers(Vec<u32>);
 

@@ -418,7 +418,7 @@ pub(crate) mod tests {
         send(&a, &"nonsense", &[file.as_fd()]).unwrap();
         assert!(receive::<Order>(&b).is_err());
         // A writer's end that came along must be closed: its reader sees the end.
-        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         send(&a, &"nonsense", &[writer.as_fd()]).unwrap();
         drop(writer);
         assert!(receive::<Order>(&b).is_err());

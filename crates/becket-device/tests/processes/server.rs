@@ -296,7 +296,7 @@ pub(crate) fn a_service_managers_server_speaks_and_leaves(place: &Place) {
     let socket = place.runtime().join("control");
     let listener = UnixListener::bind(&socket).unwrap();
     let hears = UnixDatagram::bind(place.path("notify")).unwrap();
-    hears.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    hears.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let heard = || {
         let mut words = [0; 256];
         let len = hears.recv(&mut words).unwrap();

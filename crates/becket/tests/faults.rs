@@ -13,7 +13,7 @@ use std::{
 };
 
 use becket_testkit::{
-    Scratch, image, require_device, require_fuse, require_loop, require_tools, scaled, skip, wait_until,
+    Scratch, image, patience, require_device, require_fuse, require_loop, require_tools, skip, wait_until,
 };
 use becket_transport::aside::within;
 use common::page::{EIO, ENOSPC, PAGE, direct, read, write};
@@ -190,6 +190,7 @@ fn fuse_a_file_system_that_hangs_holds_up_its_own_device_alone() {
 
     let mut stopped = net.stop();
     let ran = place.run(["detach", "net"]);
+    assert!(stopped.lasts(), "the server went on too early for this: {ran:?}");
     assert_eq!(ran.code, 1, "{ran:?}");
     assert!(ran.err.contains("the file system of its image may not answer"), "{ran:?}");
     for other in &others {
@@ -329,7 +330,8 @@ struct Stopped(Child);
 
 impl Stopped {
     fn new(pid: &str) -> Stopped {
-        let enough = scaled(Duration::from_secs(30)).as_secs().to_string();
+        // As the load is when it begins, and with room for what comes: a detach waits ten seconds for a backing.
+        let enough = patience(Duration::from_secs(60)).as_secs().to_string();
         let script = "kill -STOP $0 && echo; read -t $1; kill -CONT $0";
         let mut guard = Command::new("bash");
         let guard = guard.args(["-c", script, pid, &enough]).stdin(Stdio::piped()).stdout(Stdio::piped());

@@ -181,7 +181,7 @@ fn detach(target: &str, more: &[&str]) -> Result<(), String> {
 fn talk(socket: &Path, call: &str) -> Result<String, String> {
     let text = |error: std::io::Error| error.to_string();
     let mut stream = UnixStream::connect(socket).map_err(text)?;
-    stream.set_read_timeout(Some(Duration::from_secs(20))).map_err(text)?;
+    stream.set_read_timeout(Some(Duration::from_secs(120))).map_err(text)?;
     match stream.write_all(call.as_bytes()).and_then(|()| stream.write_all(&[0])) {
         // Whom the server refuses it answers before it has heard the call, and hangs up; the answer is there to be read.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}

@@ -166,7 +166,7 @@ fn what_is_no_image_is_refused_without_being_opened() {
                 let result = open_with(&path, |options| options.read_only = read_only);
                 drop(sender.send(Box::new(result)));
             });
-            let (error, text) = error(*receiver.recv_timeout(Duration::from_secs(30)).expect("it waits"));
+            let (error, text) = error(*receiver.recv_timeout(Duration::from_secs(120)).expect("it waits"));
             assert_eq!(error.kind(), ErrorKind::NotAnImage);
             assert!(text.contains(what), "{text}");
         }

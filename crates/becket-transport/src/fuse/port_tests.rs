@@ -237,7 +237,7 @@ fn a_queue_that_leaves_owes_no_answer() {
     }
     (0..3 * DEPTH).for_each(|_| drop(kernel.answer().1.unwrap()));
     kernel.served.leave(&kernel.threads).unwrap();
-    kernel.closed.recv_timeout(Duration::from_secs(20)).unwrap();
+    kernel.closed.recv_timeout(Duration::from_secs(120)).unwrap();
     kernel.send(uapi::FUSE_READ, 2, &transfer(0, 512, &[]));
     assert_eq!(kernel.left(), 1);
     kernel.served.leave(&kernel.threads).expect("it is gone, which is all that is wanted");
@@ -254,7 +254,7 @@ fn a_queue_that_leaves_owes_no_answer() {
             kernel.served.leave(&kernel.threads).unwrap();
         }
     }
-    kernel.closed.recv_timeout(Duration::from_secs(20)).unwrap();
+    kernel.closed.recv_timeout(Duration::from_secs(120)).unwrap();
     let left = kernel.left();
     rustix::net::shutdown(kernel.socket.as_ref().unwrap(), rustix::net::Shutdown::Both).unwrap();
     let answered = answered.join().unwrap();
@@ -268,7 +268,7 @@ fn the_queue_ends_with_the_connection() {
     kernel.send(uapi::FUSE_READ, 2, &transfer(0, 512, &[]));
     // The end that is kept for a successor keeps no connection: its kernel side is gone.
     drop(kernel.socket.take());
-    kernel.closed.recv_timeout(Duration::from_secs(20)).unwrap();
+    kernel.closed.recv_timeout(Duration::from_secs(120)).unwrap();
     assert!(kernel.served.backing().is_none(), "the image's files are closed");
 }
 

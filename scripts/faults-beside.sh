@@ -4,6 +4,7 @@
 # Wants qemu-utils, nbdkit and loop devices; becket serves over ublk where the kernel has it, else over FUSE. NBD's servers are
 # reached through the kernel's client where it has one (modprobe nbd; and nbd-client), else by qemu-io. The faulty backing is a
 # device of becket's own (--fault), so all stand on the same one. Takes about a minute, and leaves nothing behind.
+# WHO="nbdkit becket" asks those alone, ONLY=killed for the last fault alone.
 set -u
 becket=$(realpath "${1:-target/debug/becket}")
 via=fuse
@@ -90,7 +91,8 @@ tell() { printf '%s | %s | %s\n' "$@"; }
 head -c 16M /dev/zero | tr '\0' '\167' >payload
 
 mib=$((1 << 20))
-for who in loop qemu-nbd nbdkit becket; do
+for who in ${WHO:-loop qemu-nbd nbdkit becket}; do
+    if [[ ${ONLY:-} != killed ]]; then
     head -c 16M /dev/zero | tr '\0' '\021' >image
     bottom=$("$becket" attach --via $via --name bottom --fault \
         "error=read:EIO@1M+4K,error=read:ENODATA@2M+4K,error=write:ENOSPC@3M+4K,delay=read:3s@5M+4K" image)
@@ -135,6 +137,8 @@ for who in loop qemu-nbd nbdkit becket; do
     tell "$who" "a read before it" "$(on_top read 0 4096)"
     down
 
+    fi
+
     # The server dies under a writer.
     head -c 8M /dev/zero >image
     up $who "$dir/image"
@@ -151,8 +155,17 @@ for who in loop qemu-nbd nbdkit becket; do
             sleep 0.5
             kill -0 $writer || echo "the writer was faster"
             kill -KILL "$killed"
+            # A writer that waits cannot be ended by a signal: its device has to go first.
+            ended() { ! kill -0 $writer 2>/dev/null; }
+            begun=$SECONDS
+            if ! within 60 ended; then
+                tell "$who" "its server is killed under a writer" "the writer waits, 60 s and more"
+                down 2>/dev/null
+                within 60 ended && echo "it has ended when the device was disconnected: $(tail -1 writer)"
+                continue
+            fi
             if wait $writer && ! grep -qi "error\|failed" writer; then said="the writer saw nothing"; else said="the writer: $(grep -im1 "error\|failed" writer)"; fi
-            tell "$who" "its server is killed under a writer" "$said"
+            tell "$who" "its server is killed under a writer" "$said, after $((SECONDS - begun)) s"
             ;;
     esac
     down 2>/dev/null

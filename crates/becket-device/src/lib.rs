@@ -13,6 +13,7 @@ mod dm;
 mod error;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod inode;
 mod isolate;
 mod judge;
 mod kernel;

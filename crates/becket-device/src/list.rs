@@ -4,7 +4,9 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use becket_transport::aside::within;
 use becket_transport::ublk::control::{self, Control};
 use becket_transport::{Kind, loop_, sysfs};
 use becket_uapi::ublk::UBLK_S_DEV_DEAD;
@@ -16,7 +18,10 @@ use crate::kernel::{Kernel, System};
 use crate::register::forget;
 use crate::runtime::Runtime;
 use crate::state::{Device, Entry, Store};
-use crate::{DeviceInfo, DeviceState, Error, links, log, mark, users};
+use crate::{DeviceInfo, DeviceState, Error, ErrorKind, links, log, mark, users};
+
+/// Longest that a file system may take to say what a path leads to.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// All devices, sorted by name. Records of devices that are gone are dropped on the way.
 ///
@@ -173,7 +178,7 @@ pub(crate) fn resolve(store: &Store, path: &Path) -> Result<Device, Error> {
         return Ok(device);
     }
     let devices = devices(store)?;
-    let number = users::number_of(path);
+    let Some(Seen { number, id, real }) = seen(path) else { return unseen(devices, path) };
     let is_node = |device: &Device| {
         let node = number.is_some() && sysfs_number(&disk_of(&device.info)) == number;
         // The node of a lost device may be gone; its paths still name it.
@@ -183,10 +188,8 @@ pub(crate) fn resolve(store: &Store, path: &Path) -> Result<Device, Error> {
     if !found.is_empty() {
         return one(found, path);
     }
-    let id = fs::metadata(path).ok().map(|id| (id.dev(), id.ino()));
     let is_image = |device: &&Device| id == Some((device.image.dev, device.image.ino));
     let found: Vec<Device> = devices.iter().filter(is_image).cloned().collect();
-    let real = real(path);
     // Images inside a file have its inode, too: its own device comes before theirs.
     let own: Vec<Device> = found.iter().filter(|device| device.info.image == real).cloned().collect();
     if !found.is_empty() {
@@ -194,6 +197,40 @@ pub(crate) fn resolve(store: &Store, path: &Path) -> Result<Device, Error> {
     }
     // An image inside another, or one that was removed or replaced under its device, is known by its path.
     one(devices.into_iter().filter(|device| device.info.image == real).collect(), path)
+}
+
+/// What a path leads to.
+struct Seen {
+    /// `MAJOR:MINOR`, of a block device's node.
+    number: Option<String>,
+    /// Device and inode number, where there is a file.
+    id: Option<(u64, u64)>,
+    real: PathBuf,
+}
+
+/// Looks at a path; `None` when its file system does not answer.
+fn seen(path: &Path) -> Option<Seen> {
+    let path = path.to_owned();
+    within(ANSWER, move || Seen {
+        number: users::number_of(&path),
+        id: fs::metadata(&path).ok().map(|id| (id.dev(), id.ino())),
+        real: real(&path),
+    })
+}
+
+/// The device whose image had that path when it was attached. No link on the way can be followed, so this finds fewer than might be meant.
+fn unseen(devices: Vec<Device>, path: &Path) -> Result<Device, Error> {
+    let same = |device: &Device| std::path::absolute(path).is_ok_and(|path| device.info.image == path);
+    let found: Vec<Device> = devices.into_iter().filter(same).collect();
+    if found.is_empty() {
+        let (path, seconds) = (path.display(), ANSWER.as_secs());
+        return Err(Error::Remote {
+            kind: ErrorKind::Timeout,
+            message: format!("{path}: its file system has not answered for {seconds} s"),
+            hint: Some("say which device by its name or node: becket list".to_owned()),
+        });
+    }
+    one(found, path)
 }
 
 /// The path without links, also of what is gone from its directory or lies inside an image.

@@ -74,6 +74,14 @@ pub enum Error {
         /// How long they were waited for.
         seconds: u64,
     },
+    /// What was written before a change does not reach the disk, so there was none.
+    #[error(
+        "what was written is not synced after {seconds} s: the file system of its image may not answer; everything goes on as before"
+    )]
+    Syncing {
+        /// How long it was waited for.
+        seconds: u64,
+    },
     /// What was written before a change could not be synced, so there was none.
     #[error("what was written could not be synced: {source}; everything goes on as before")]
     Unsynced {

@@ -5,20 +5,15 @@
 mod common;
 
 use std::{
-    io::Read as _,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use becket_testkit::{
-    Scratch, image, patience, require_device, require_fuse, require_loop, require_tools, skip, wait_until,
-};
-use becket_transport::aside::within;
+use becket_testkit::{Scratch, image, require_device, require_fuse, require_loop, skip, wait_until};
+use common::net::{Net, Stopped};
 use common::page::{EIO, ENOSPC, PAGE, direct, read, write};
 use common::{Use, scratch};
-use tempfile::TempDir;
 
 const SIZE: u64 = 8 << 20;
 const MIB: u64 = 1 << 20;
@@ -273,84 +268,6 @@ fn fuse_an_image_that_hangs_is_replaced_or_it_is_said_why_not() {
     assert!(stopped.lasts(), "somebody has waited for the server");
     drop(stopped);
     place.ok(["detach", "net"]);
-}
-
-/// A file system of one file, `file`, as a network's: its server can be stopped. It ends before the test does, whatever becomes of that,
-/// so that nothing that is left over it waits for ever.
-struct Net {
-    server: Child,
-    file: PathBuf,
-    _dir: TempDir,
-}
-
-impl Net {
-    /// Besides it a place, whose devices go before it, and what the file holds. `None` where this machine cannot.
-    fn mount(name: &str) -> Option<(Net, Scratch, Vec<u8>)> {
-        if !require_fuse(name) || !require_tools(name, &["qemu-storage-daemon", "bash"]) {
-            return None;
-        }
-        let dir = tempfile::tempdir().unwrap();
-        let (file, bottom) = (dir.path().join("net"), dir.path().join("bottom"));
-        let content = image::random_bytes(SIZE as usize, 6);
-        std::fs::write(&bottom, &content).unwrap();
-        std::fs::write(&file, "").unwrap();
-        let blockdev = format!("file,filename={},node-name=n", bottom.display());
-        let export = format!("fuse,id=e,node-name=n,mountpoint={},writable=on", file.display());
-        let mut server = Command::new("qemu-storage-daemon");
-        let server = server.args(["--blockdev", &blockdev, "--export", &export]).spawn().unwrap();
-        let net = Net { server, file, _dir: dir };
-        let there = || std::fs::metadata(&net.file).is_ok_and(|file| file.len() == SIZE);
-        assert!(wait_until(Duration::from_secs(30), there));
-        Some((net, scratch(), content))
-    }
-
-    /// Stops the server. When this returns the kernel answers no more by what it has heard of the file a moment before.
-    fn stop(&self) -> Stopped {
-        let stopped = Stopped::new(&self.server.id().to_string());
-        let answers = || {
-            let file = self.file.clone();
-            within(Duration::from_secs(2), move || std::fs::metadata(file)).is_some()
-        };
-        assert!(wait_until(Duration::from_secs(20), || !answers()));
-        stopped
-    }
-}
-
-impl Drop for Net {
-    fn drop(&mut self) {
-        // It unmounts by itself then.
-        let _ = Command::new("kill").arg(self.server.id().to_string()).status();
-        let _ = self.server.wait();
-    }
-}
-
-/// A process that is stopped; but not for ever, since whoever waits for it can keep others waiting, by locks of the kernel's. Whoever has
-/// it go on is a process, too, which outlives this one.
-struct Stopped(Child);
-
-impl Stopped {
-    fn new(pid: &str) -> Stopped {
-        // As the load is when it begins, and with room for what comes: a detach waits ten seconds for a backing.
-        let enough = patience(Duration::from_secs(60)).as_secs().to_string();
-        let script = "kill -STOP $0 && echo; read -t $1; kill -CONT $0";
-        let mut guard = Command::new("bash");
-        let guard = guard.args(["-c", script, pid, &enough]).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut guard = guard.spawn().unwrap();
-        let mut said = [0];
-        guard.stdout.take().unwrap().read_exact(&mut said).expect("it is stopped");
-        Stopped(guard)
-    }
-
-    fn lasts(&mut self) -> bool {
-        self.0.try_wait().unwrap().is_none()
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        self.0.wait().unwrap();
-    }
 }
 
 #[test]

@@ -7,11 +7,9 @@
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use becket_image::Identity;
 use becket_transport::Kind;
 use becket_transport::ublk::control::DevInfo;
 use becket_uapi::ublk::UBLK_S_DEV_DEAD;
-use rustix::fs::fstat;
 
 use super::claims::{Claim, Claims};
 use super::devices::Supervisor;
@@ -25,7 +23,7 @@ use crate::process::ProcessId;
 use crate::register::forget;
 use crate::state::{Device, Entry};
 use crate::worker::kept::Kept;
-use crate::{DeviceInfo, DeviceState, Error, links, log};
+use crate::{DeviceInfo, DeviceState, Error, inode, links, log};
 
 impl Supervisor {
     /// Takes over what a predecessor has left; answers with its workers.
@@ -146,8 +144,7 @@ fn as_served(device: &mut Device, kept: &Kept) {
     info.read_only = kept.serve.geometry.read_only;
     info.direct_io = kept.serve.direct_io;
     let Some(file) = kept.files.first() else { return };
-    let Ok(stat) = fstat(&file.buffered) else { return };
-    let held = Identity { dev: stat.st_dev, ino: stat.st_ino };
+    let Ok((_, held)) = inode::of(&file.buffered) else { return };
     if *image == held {
         return;
     }

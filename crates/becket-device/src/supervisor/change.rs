@@ -3,8 +3,10 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use becket_image::{Backing, BackingKind, DirectIo, Identity, Map, Partition};
+use becket_transport::aside::within;
 use becket_transport::ublk::DataMode;
 use becket_uapi::ublk::UBLK_F_UPDATE_SIZE;
 
@@ -17,6 +19,9 @@ use crate::state::Device;
 use crate::worker::kept::{Kept, descriptors_of};
 use crate::worker::protocol::{Change, backings, facts_of};
 use crate::{Error, ErrorKind, log};
+
+/// Longest that a file system may take to say how long an image is: the device is locked meanwhile.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// What is wished for; what is not given stays.
 #[derive(Debug, Default)]
@@ -262,7 +267,11 @@ fn remeasured(device: &Device, map: &Map, files: &[Backing]) -> Result<Map, Erro
     }
     let size = match file.facts.kind {
         BackingKind::Regular => {
-            let stat = rustix::fs::fstat(&file.buffered).map_err(Error::io("look at", &info.image))?;
+            let own = file.buffered.try_clone().map_err(Error::io("keep", &info.image))?;
+            let silent = || becket_transport::Error::Silent { device: info.device.clone() };
+            let stat =
+                within(ANSWER, move || rustix::fs::fstat(&own)).ok_or_else(|| Error::Device(silent()))?;
+            let stat = stat.map_err(Error::io("look at", &info.image))?;
             u64::try_from(stat.st_size).unwrap_or(0)
         }
         BackingKind::Block => becket_uapi::block::size64(file.buffered.as_fd())

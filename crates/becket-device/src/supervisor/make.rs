@@ -26,7 +26,7 @@ use crate::sealed::{self, is_sealed};
 use crate::state::{Device, Store};
 use crate::worker::kept::{Keepsakes, Kept};
 use crate::worker::protocol::{Serve, backings, facts_of};
-use crate::{DeviceInfo, DeviceState, Error, ErrorKind, PartitionInfo, Partitions, links, log, mark};
+use crate::{DeviceInfo, DeviceState, Error, ErrorKind, PartitionInfo, Partitions, inode, links, log, mark};
 
 /// How long the worker may take to let go of a device.
 pub(super) const CLOSING: Duration = Duration::from_secs(10);
@@ -353,7 +353,7 @@ pub(super) fn check_map(map: &Map, files: &[Backing], block: u32, decodes: bool)
 }
 
 pub(super) fn is_pipe(fd: &OwnedFd) -> bool {
-    rustix::fs::fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo)
+    inode::of(fd).is_ok_and(|(kind, _)| kind == FileType::Fifo)
 }
 
 /// Looks at the descriptors of a file: what they are, how they were opened, and that both are of one inode.
@@ -362,8 +362,8 @@ fn check_file(file: &Backing, read_only: bool) -> Result<Identity, &'static str>
     for (fd, direct) in
         std::iter::once((&file.buffered, false)).chain(file.direct.as_ref().map(|fd| (fd, true)))
     {
-        let stat = rustix::fs::fstat(fd).map_err(|_| "a descriptor cannot be looked at")?;
-        let kind = match FileType::from_raw_mode(stat.st_mode) {
+        let (kind, identity) = inode::of(fd).map_err(|_| "a descriptor cannot be looked at")?;
+        let kind = match kind {
             FileType::RegularFile => BackingKind::Regular,
             FileType::BlockDevice => BackingKind::Block,
             _ => return Err("a descriptor is neither of a file nor of a block device"),
@@ -383,7 +383,7 @@ fn check_file(file: &Backing, read_only: bool) -> Result<Identity, &'static str>
         if direct && !flags.contains(OFlags::DIRECT) {
             return Err("a descriptor is not for direct I/O");
         }
-        identities.push(Identity { dev: stat.st_dev, ino: stat.st_ino });
+        identities.push(identity);
     }
     match identities.as_slice() {
         [one] => Ok(*one),

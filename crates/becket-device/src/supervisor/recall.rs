@@ -13,7 +13,6 @@ use becket_transport::ublk::DataMode;
 use becket_transport::ublk::control::{self, DevInfo};
 use becket_transport::{node, sysfs};
 use becket_uapi::ublk::UBLK_S_DEV_DEAD;
-use rustix::fs::fstat;
 
 use super::claims::makes_sense;
 use super::devices::Supervisor;
@@ -24,11 +23,10 @@ use super::workers::Server;
 use crate::describe::{partitions_as, size_of, speakable};
 use crate::list::mark_of;
 use crate::process::ProcessId;
-use crate::register;
 use crate::state::Device;
 use crate::sync::lock;
 use crate::worker::kept::Kept;
-use crate::{DeviceInfo, DeviceState, Error, links, log, mark};
+use crate::{DeviceInfo, DeviceState, Error, inode, links, log, mark, register};
 
 /// What stands where a device's image would.
 const UNKNOWN: &str = "(unknown)";
@@ -180,8 +178,8 @@ fn as_kept(device: &mut Device, kept: &Kept) {
     // With a lease it goes by itself, as it was to.
     info.autoclear = kept.serve.lease;
     let Some(file) = kept.files.first() else { return };
-    if let Ok(stat) = fstat(&file.buffered) {
-        *image = Identity { dev: stat.st_dev, ino: stat.st_ino };
+    if let Ok((_, held)) = inode::of(&file.buffered) {
+        *image = held;
     }
     if let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", file.buffered.as_raw_fd())) {
         info.image = speakable(&path);

@@ -72,6 +72,8 @@ impl Supervisor {
     fn bereaved(&self, dead: ProcessId) -> Vec<Arc<Owned>> {
         let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
         let mut left = devices;
+        // Tables are read before an image that grows can be served, which may take long: the others come first.
+        left.sort_by_key(|owned| lock(&owned.state).kept.serve.grows);
         left.retain(|owned| {
             let mut state = lock(&owned.state);
             if state.gone || state.server.id() != dead {

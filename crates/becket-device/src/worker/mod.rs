@@ -16,9 +16,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, Scope};
+use std::time::Duration;
 
 use becket_engine::{Backing, Decoding, IoThreads, usual_cache};
 use becket_image::{Grow, Grower, Image, ReadAt};
+use becket_transport::aside::within;
 use becket_transport::serve::{self, Decoded, ServeError, Served};
 use becket_transport::{Kind, fuse, ublk};
 use becket_uapi::handover::{close_inherited, inherited_fd};
@@ -34,6 +36,9 @@ use protocol::{Change, Order, Report, Serve};
 
 /// Orders that are carried out beside others at the same time.
 const MOST_ERRANDS: usize = 8;
+/// Longest that the tables of an image that grows may take to be read. The supervisor gives up later (`supervisor::process`), and the
+/// worker with it.
+const TABLES: Duration = Duration::from_secs(30);
 /// Bytes of the stack of a thread that does so; it is locked in memory as a whole.
 const STACK: usize = 256 << 10;
 
@@ -431,7 +436,8 @@ fn aside<'scope, W: FnOnce() + Send + 'scope>(
     }
 }
 
-/// What makes room in a device's image, where that grows. It is asked anew by each worker: the one before may have made some.
+/// What makes room in a device's image, where that grows. It is asked anew by each worker: the one before may have made some. What waits for
+/// the image's file is done aside: one whose file system does not answer costs this device alone its worker.
 fn grower(kept: &Kept, decoded: Option<&Decoded>) -> io::Result<Option<Box<dyn Grow>>> {
     if !kept.serve.grows {
         return Ok(None);
@@ -445,8 +451,16 @@ fn grower(kept: &Kept, decoded: Option<&Decoded>) -> io::Result<Option<Box<dyn G
     let old = Image::assembled(kept.serve.map.clone(), files, encoded)
         .ok_or_else(|| protocol::wrong("a map speaks of what is not there"))?;
     let for_syncs = first.direct.as_ref().map(OwnedFd::try_clone).transpose()?;
-    let grower = Grower::open(first.buffered.try_clone()?, for_syncs, old).map_err(io::Error::other)?;
-    Ok(Some(Box::new(grower)))
+    let file = first.buffered.try_clone()?;
+    match within(TABLES, move || Grower::open(file, for_syncs, old)) {
+        Some(grower) => Ok(Some(Box::new(grower.map_err(io::Error::other)?))),
+        None => {
+            let seconds = TABLES.as_secs();
+            let why =
+                format!("its tables could not be read within {seconds} s: its file system may not answer");
+            Err(io::Error::new(io::ErrorKind::TimedOut, why))
+        }
+    }
 }
 
 /// The machine's memory in bytes.
@@ -478,8 +492,6 @@ impl Charge {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::worker::protocol::tests::serve;
 

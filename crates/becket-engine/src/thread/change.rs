@@ -5,13 +5,20 @@
 use std::{
     sync::{
         Arc,
-        mpsc::{Receiver, RecvTimeoutError},
+        mpsc::{Receiver, RecvTimeoutError, sync_channel},
     },
+    thread,
     time::{Duration, Instant},
 };
 
 use super::{IoThreads, Order, QueueId};
 use crate::{Backing, Error};
+
+/// Longest that what was written may take to reach the disk while requests are still served. A page cache full of it takes long, and
+/// whoever asks again finds less; a file system that does not answer takes for ever.
+const SETTLING: Duration = Duration::from_secs(30);
+/// Bytes of the stack of a thread that syncs: little, since a worker's memory is locked.
+const STACK: usize = 256 << 10;
 
 impl IoThreads {
     /// Has all queues of a device, which serve by `old`, serve by `new` instead, for at most a pause of what is under way.
@@ -21,25 +28,23 @@ impl IoThreads {
     /// sync what was written by `old`, that is synced first: most of it before the queues are held.
     ///
     /// # Errors
-    /// Requests do not end within `patience`, a table is full, or a sync failed: all queues go on as before.
+    /// Requests do not end within `patience`, a table is full, or a sync failed or does not end: all queues go on as before.
     /// Or a thread has ended.
     pub fn change(
         &self,
         queues: &[QueueId],
-        old: &Backing,
+        old: &Arc<Backing>,
         new: &Arc<Backing>,
         patience: Duration,
     ) -> Result<(), Error> {
         let settles = new.read_only || !new.has_files_of(old);
-        let settle = || match settles {
-            true => old.sync_now().map_err(|errno| Error::Unsynced { source: errno.into() }),
-            false => Ok(()),
-        };
-        let ready = queues.iter().try_for_each(|queue| self.prepare(*queue, new)).and_then(|()| settle());
+        let settle = |time| if settles { sync_within(old, time) } else { Ok(()) };
+        let ready = queues.iter().try_for_each(|queue| self.prepare(*queue, new));
+        let ready = ready.and_then(|()| settle(SETTLING));
         let outcome = ready.and_then(|()| {
             let held: Vec<_> = queues.iter().map(|queue| self.hold(*queue)).collect::<Result<_, _>>()?;
             await_drained(held, patience)?;
-            settle()
+            settle(patience)
         });
         // All of them, whatever has failed: a queue that stays held serves nobody.
         let let_go = queues.iter().map(|queue| self.let_go(*queue, outcome.is_ok()));
@@ -59,6 +64,28 @@ impl IoThreads {
 
     fn let_go(&self, queue: QueueId, change: bool) -> Result<(), Error> {
         self.ask(queue.thread, |reply| Order::LetGo(queue.serial, change, reply)).map(drop)
+    }
+}
+
+/// Syncs what was written, on a thread of its own: its file system may never answer, and whoever ordered the change believes one who says
+/// nothing to be dead. A sync that comes to its end later counts all the same, and so does its failure.
+fn sync_within(old: &Arc<Backing>, time: Duration) -> Result<(), Error> {
+    let (done, outcome) = sync_channel(1);
+    let syncing = Arc::clone(old);
+    thread::Builder::new()
+        .name("becket-sync".to_owned())
+        .stack_size(STACK)
+        .spawn(move || {
+            let outcome = syncing.sync_now();
+            // Before anybody hears of it: who changes the files closes the old ones himself.
+            drop(syncing);
+            // Who waited may have given up.
+            let _ = done.send(outcome);
+        })
+        .map_err(|source| Error::Unsynced { source })?;
+    match outcome.recv_timeout(time) {
+        Ok(outcome) => outcome.map_err(|errno| Error::Unsynced { source: errno.into() }),
+        Err(_) => Err(Error::Syncing { seconds: time.as_secs() }),
     }
 }
 

@@ -93,49 +93,49 @@ head -c 16M /dev/zero | tr '\0' '\167' >payload
 mib=$((1 << 20))
 for who in ${WHO:-loop qemu-nbd nbdkit becket}; do
     if [[ ${ONLY:-} != killed ]]; then
-    head -c 16M /dev/zero | tr '\0' '\021' >image
-    bottom=$("$becket" attach --via $via --name bottom --fault \
-        "error=read:EIO@1M+4K,error=read:ENODATA@2M+4K,error=write:ENOSPC@3M+4K,delay=read:3s@5M+4K" image)
-    up $who "$bottom"
-    tell "$who" "a bad sector (EIO), read" "$(on_top read $mib 4096)"
-    tell "$who" "its neighbour, read" "$(on_top read $((mib + 4096)) 4096)"
-    tell "$who" "a bad sector (ENODATA), read" "$(on_top read $((2 * mib)) 4096)"
-    tell "$who" "no room (ENOSPC), written and synced" "$(on_top write $((3 * mib)) 4096)"
-    on_top read $((5 * mib)) 4096 >/dev/null & late=$!
-    begun=$SECONDS served=0
-    while kill -0 $late 2>/dev/null && ((SECONDS - begun < 10)); do
-        [[ $(on_top read $((6 * mib)) 4096) == ok* ]] && ((served++))
-    done
-    tell "$who" "one read 3 s late: others meanwhile" "$served"
-    wait $late
-    down
-    "$becket" detach bottom >/dev/null
+        head -c 16M /dev/zero | tr '\0' '\021' >image
+        bottom=$("$becket" attach --via $via --name bottom --fault \
+            "error=read:EIO@1M+4K,error=read:ENODATA@2M+4K,error=write:ENOSPC@3M+4K,delay=read:3s@5M+4K" image)
+        up $who "$bottom"
+        tell "$who" "a bad sector (EIO), read" "$(on_top read $mib 4096)"
+        tell "$who" "its neighbour, read" "$(on_top read $((mib + 4096)) 4096)"
+        tell "$who" "a bad sector (ENODATA), read" "$(on_top read $((2 * mib)) 4096)"
+        tell "$who" "no room (ENOSPC), written and synced" "$(on_top write $((3 * mib)) 4096)"
+        on_top read $((5 * mib)) 4096 >/dev/null & late=$!
+        begun=$SECONDS served=0
+        while kill -0 $late 2>/dev/null && ((SECONDS - begun < 10)); do
+            [[ $(on_top read $((6 * mib)) 4096) == ok* ]] && ((served++))
+        done
+        tell "$who" "one read 3 s late: others meanwhile" "$served"
+        wait $late
+        down
+        "$becket" detach bottom >/dev/null
 
-    bottom=$("$becket" attach --via $via --name bottom --fault "error=flush:EIO:0.5,seed=4" image)
-    up $who "$bottom"
-    tell "$who" "four syncs of a disk whose syncs fail" \
-        "$(for _ in 1 2 3 4; do on_top flush 0 0; done | paste -sd, )"
-    down
-    "$becket" detach bottom >/dev/null 2>&1
+        bottom=$("$becket" attach --via $via --name bottom --fault "error=flush:EIO:0.5,seed=4" image)
+        up $who "$bottom"
+        tell "$who" "four syncs of a disk whose syncs fail" \
+            "$(for _ in 1 2 3 4; do on_top flush 0 0; done | paste -sd, )"
+        down
+        "$becket" detach bottom >/dev/null 2>&1
 
-    # A file system that is full, and then is not.
-    mkdir -p small; mount -t tmpfs -o size=6m small small && mounted=$dir/small
-    truncate -s 16M small/image
-    head -c 3M payload >small/filler
-    up $who "$dir/small/image"
-    tell "$who" "8 MiB to a file system with room for 3" "$(on_top write 0 $((8 * mib)))"
-    rm small/filler
-    tell "$who" "1 MiB once there is room again" "$(on_top write 0 $mib)"
-    down
-    umount small && mounted=
+        # A file system that is full, and then is not.
+        mkdir -p small; mount -t tmpfs -o size=6m small small && mounted=$dir/small
+        truncate -s 16M small/image
+        head -c 3M payload >small/filler
+        up $who "$dir/small/image"
+        tell "$who" "8 MiB to a file system with room for 3" "$(on_top write 0 $((8 * mib)))"
+        rm small/filler
+        tell "$who" "1 MiB once there is room again" "$(on_top write 0 $mib)"
+        down
+        umount small && mounted=
 
-    # The file gets shorter.
-    head -c 8M payload >image
-    up $who "$dir/image"
-    truncate -s 1M image
-    tell "$who" "a read behind the file's new end" "$(on_top read $((4 * mib)) 4096)"
-    tell "$who" "a read before it" "$(on_top read 0 4096)"
-    down
+        # The file gets shorter.
+        head -c 8M payload >image
+        up $who "$dir/image"
+        truncate -s 1M image
+        tell "$who" "a read behind the file's new end" "$(on_top read $((4 * mib)) 4096)"
+        tell "$who" "a read before it" "$(on_top read 0 4096)"
+        down
 
     fi
 

@@ -2,12 +2,12 @@
 # and how long it takes to find a path through a large ISO. Expects what nested.sh does, its functions, and RAWS (a
 # folder where the images are kept).
 mkdir -p "$RAWS"
-RAW=$RAWS/raw.iso
+RAW=$RAWS/pieces.iso
 if [[ ! -e $RAW ]]; then
     say "an image without compression is made: once"
     rm -rf "$WORK/raw" && mkdir -p "$WORK/raw/one" "$WORK/raw/many" "$WORK/raw/tree" &&
         head -c 96M /dev/urandom >"$WORK/raw/one/nested.img" && head -c 400M /dev/urandom >"$WORK/raw/many/nested.img" &&
-        mke2fs -q -F -t ext4 -b 4096 -O ^has_journal -m 0 -d "$WORK/raw/one" "$WORK/raw/p1" 120M &&
+        mke2fs -q -F -t ext4 -b 4096 -O ^has_journal -E packed_meta_blocks=1 -m 0 -d "$WORK/raw/one" "$WORK/raw/p1" 120M &&
         mke2fs -q -F -t ext4 -b 4096 -O ^has_journal -m 0 -d "$WORK/raw/many" "$WORK/raw/p2" 480M &&
         truncate -s 602M "$WORK/raw/tree/disk.img" &&
         printf 'start=%d, size=%d\n' 2048 245760 247808 983040 | sfdisk -q --label gpt "$WORK/raw/tree/disk.img" &&
@@ -53,6 +53,8 @@ for PIECES in one-piece pieces; do
         awk -F '[:,]' '/"kind": "data"/ { data = 1 } /"len"/ { len = $2 } /"offset"/ { offset = $2 }
             /"start"/ { if (data && len > most) { most = len; at = $2; in_iso = offset } data = 0 }
             END { printf "%.0f %.0f %.0f\n", at, in_iso, most }')
+    # What is for the kernel's loop driver alone must not come to FUSE unnoticed.
+    [[ $PIECES == pieces || $("$BECKET" map --json "$NESTED" | grep -c '"kind"') == 1 ]] || fail "the nested image is not in one piece"
     ((LENGTH >= 64 << 20)) || fail "the nested image lies in small pieces: the longest has ${LENGTH:-no} bytes"
     ENTRANTS=(file becket)
     for ((round = 1; round <= 5; round++)); do

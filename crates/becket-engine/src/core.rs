@@ -8,7 +8,7 @@ mod loads;
 mod merge;
 
 use std::{
-    os::fd::{AsRawFd, RawFd},
+    os::fd::{AsRawFd, BorrowedFd, RawFd},
     sync::Arc,
 };
 
@@ -63,8 +63,8 @@ pub struct Batch {
 
 /// What a core is made of.
 pub(crate) struct Parts<'a> {
-    pub(crate) descriptor: RawFd,
-    pub(crate) tether: Option<RawFd>,
+    pub(crate) descriptor: BorrowedFd<'a>,
+    pub(crate) tether: Option<BorrowedFd<'a>>,
     pub(crate) depth: u16,
     pub(crate) number: usize,
     pub(crate) backing: &'a Arc<Backing>,
@@ -158,9 +158,13 @@ impl Core {
         });
         let lists = lists.transpose()?;
         // The port's descriptor is in the table even where its commands do not use it: see `Core::port`.
-        let ports: Vec<RawFd> = std::iter::once(new.descriptor).chain(new.tether).collect();
-        let unregistered_port = (!ring.releases_at_once()).then_some(new.descriptor);
-        let port = ring.register_files(&ports)?;
+        let ports: Vec<RawFd> =
+            std::iter::once(new.descriptor).chain(new.tether).map(|fd| fd.as_raw_fd()).collect();
+        let unregistered_port = (!ring.releases_at_once()).then_some(new.descriptor.as_raw_fd());
+        let port = match new.memory {
+            Memory::Framed { .. } => ring.register_unwaiting(new.descriptor, &ports)?,
+            _ => ring.register_files(&ports)?,
+        };
         let files = match register(ring, new.backing) {
             Ok(files) => files,
             Err(error) => {
@@ -541,7 +545,7 @@ mod tests {
             rustix::io::ioctl_fionbio(&reader, true).unwrap();
             let backing = Arc::new(Backing::new(Map::contiguous(0, 0, 4096), Vec::new(), false, 1));
             let parts = Parts {
-                descriptor: writer.as_raw_fd(),
+                descriptor: std::os::fd::AsFd::as_fd(&writer),
                 tether: None,
                 depth: 1,
                 number: 0,

@@ -2,7 +2,7 @@
 //! Makes no system call for a request, and calls no port while that one is calling it.
 
 use std::{
-    os::fd::AsRawFd,
+    os::fd::AsFd,
     sync::{Arc, mpsc::SyncSender},
     thread,
 };
@@ -66,8 +66,8 @@ impl Queue {
         mailbox: &Arc<Mailbox>,
     ) -> Result<(Queue, Result<(), Error>), Error> {
         let parts = Parts {
-            descriptor: new.port.descriptor().as_raw_fd(),
-            tether: new.port.tether().map(AsRawFd::as_raw_fd),
+            descriptor: new.port.descriptor().as_fd(),
+            tether: new.port.tether().map(AsFd::as_fd),
             depth: new.depth,
             number: new.number,
             backing: &new.backing,

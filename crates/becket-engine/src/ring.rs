@@ -4,9 +4,15 @@
 //! The only room where submission entries are pushed. What an entry points to must live until its completion: the
 //! queue guarantees it by giving up buffers, descriptors and slots only when nothing of it is in flight.
 
-use std::{io, os::fd::RawFd, time::Instant};
+use std::{
+    io,
+    os::fd::{BorrowedFd, RawFd},
+    time::Instant,
+};
 
 use io_uring::{IoUring, cqueue, opcode, register::Restriction, squeue, types::Fixed};
+
+use rustix::io::Errno;
 
 use crate::{Answer, Error, provided::Provided, ranges::Ranges};
 
@@ -165,6 +171,26 @@ impl Ring {
             }
         };
         Err(Error::Register { what: "descriptors", source })
+    }
+
+    /// The same, the operations of one of them, `never`, being never to wait in the ring; afterwards it does not block.
+    ///
+    /// The kernel notes here what a descriptor can do. Of one that does not block it believes that it may wait for it in
+    /// the ring, each operation for itself, and has all of them try again whenever there is something to read. Of one that
+    /// blocks it asks first whether there is something, and when it does not block after all there is an answer at once.
+    /// Source: `io_file_get_flags`, `io_rw_init_file` and `io_file_supports_nowait` of the kernel's io_uring.
+    pub(crate) fn register_unwaiting(
+        &mut self,
+        never: BorrowedFd<'_>,
+        descriptors: &[RawFd],
+    ) -> Result<u32, Error> {
+        let set = |unwaiting| {
+            let failed = |errno: Errno| Error::Register { what: "descriptors", source: errno.into() };
+            rustix::io::ioctl_fionbio(never, unwaiting).map_err(failed)
+        };
+        set(false)?;
+        let first = self.register_files(descriptors);
+        set(true).and(first)
     }
 
     fn take_range(&mut self, wanted: usize, what: &'static str) -> Result<u32, Error> {
@@ -454,6 +480,30 @@ mod tests {
         assert_eq!(ring.files.free().len(), 1);
         assert!(ring.register_files(&[-7]).is_err());
         assert_eq!(ring.files.free().len(), 1, "a refused registration gives its slots back");
+    }
+
+    /// Of a descriptor like `/dev/fuse`: it can be waited for, and its reads can not be told not to.
+    #[test]
+    fn reads_of_what_is_not_to_wait_come_back_at_once() {
+        use std::os::fd::{AsFd, AsRawFd};
+        let flags = rustix::fs::inotify::CreateFlags::NONBLOCK;
+        let silent = rustix::fs::inotify::init(flags).unwrap();
+        let mut buffer = [0; 64];
+        for (unwaiting, came) in [(false, libc::ETIME), (true, libc::EAGAIN)] {
+            let mut ring = Ring::new(0).unwrap();
+            let raw = [silent.as_raw_fd()];
+            let slot = match unwaiting {
+                true => ring.register_unwaiting(silent.as_fd(), &raw).unwrap(),
+                false => ring.register_files(&raw).unwrap(),
+            };
+            let read = opcode::Read::new(Fixed(slot), buffer.as_mut_ptr(), buffer.len() as u32);
+            ring.push(&read.build()).unwrap();
+            let soon = io_uring::types::Timespec::new().nsec(100_000_000);
+            ring.push(&opcode::Timeout::new(&raw const soon).build()).unwrap();
+            assert!(ring.wait().unwrap() > 0);
+            assert_eq!(ring.taken(0).result, -came);
+            assert!(rustix::fs::fcntl_getfl(&silent).unwrap().contains(rustix::fs::OFlags::NONBLOCK));
+        }
     }
 
     #[test]

@@ -163,6 +163,8 @@ fn rules(pid: u32) -> io::Result<Filter> {
     let filter = filter.rule(libc::SYS_poll, When::Always, allow);
     let filter = filter
         .rule(libc::SYS_fcntl, When::Is(1, &FCNTL), allow)
+        // Whether a descriptor blocks.
+        .rule(libc::SYS_ioctl, When::Is(1, &[libc::FIONBIO as u32]), allow)
         // No code but what was there from the beginning.
         .rule(libc::SYS_mmap, When::HasNot(2, executable), allow)
         .rule(libc::SYS_mprotect, When::HasNot(2, executable), allow)
@@ -214,7 +216,6 @@ mod tests {
             libc::SYS_unshare,
             libc::SYS_setns,
             libc::SYS_init_module,
-            libc::SYS_ioctl,
             libc::SYS_fchmod,
             libc::SYS_fchown,
             libc::SYS_setuid,
@@ -250,6 +251,7 @@ mod tests {
             (libc::SYS_mprotect, 2, data, code),
             (libc::SYS_clone, 0, thread, libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD),
             (libc::SYS_fcntl, 1, libc::F_GETLEASE, libc::F_SETFL),
+            (libc::SYS_ioctl, 1, libc::FIONBIO as i32, libc::TIOCSTI as i32),
             (libc::SYS_prctl, 0, libc::PR_SET_NAME, libc::PR_SET_DUMPABLE),
             (libc::SYS_statx, 2, libc::AT_EMPTY_PATH, 0),
             (libc::SYS_tgkill, 0, 77, 1),

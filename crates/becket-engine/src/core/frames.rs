@@ -60,7 +60,7 @@ impl Core {
             buffers.touch(tag);
         }
         let (address, len) = buffers.part(tag, from, len).ok_or(Errno::INVAL)?;
-        // Such entries never wait for long (the descriptor is not to block), so they may use the table.
+        // Such entries never wait for long (see [`Ring::register_unwaiting`]), so they may use the table.
         let target = self.port;
         let way = Transfer { write, target, address: address as u64, len, ..Transfer::default() };
         let entry = way.entry().user_data(self.word(token));

@@ -6,7 +6,7 @@
 //! in the aligned buffer behind it, from where they go to the backing as they are.
 //!
 //! The connection's requests are one line for all its descriptors. A read of an empty line comes back at once (the
-//! descriptors do not block), so one poll waits for the line to fill, and then as many reads are queued as were of use the
+//! engine sees to that), so one poll waits for the line to fill, and then as many reads are queued as were of use the
 //! last time, with the next poll behind them: the kernel carries them out in that order, in one system call.
 //!
 //! Source: Documentation/filesystems/fuse/fuse.rst and include/uapi/linux/fuse.h of the kernel.

@@ -5,7 +5,7 @@ use std::{
     fs::File,
     io::Write,
     os::{
-        fd::{AsRawFd, OwnedFd},
+        fd::{AsFd, OwnedFd},
         unix::fs::FileExt,
     },
     sync::{Arc, mpsc::sync_channel},
@@ -58,7 +58,7 @@ impl Bench {
         let port = File::open("/dev/null").unwrap();
         let stats = Arc::default();
         let parts = Parts {
-            descriptor: port.as_raw_fd(),
+            descriptor: port.as_fd(),
             tether: None,
             depth: DEPTH,
             number: 0,

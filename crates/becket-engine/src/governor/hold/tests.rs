@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::Write as _,
-    os::fd::AsRawFd,
+    os::fd::AsFd,
     os::unix::fs::FileExt,
     sync::mpsc::{Receiver, sync_channel},
 };
@@ -59,7 +59,7 @@ impl Bench {
     fn new(backing: &Arc<Backing>, below: Option<Below>) -> Bench {
         let (port, _writer) = rustix::pipe::pipe().unwrap();
         let parts = Parts {
-            descriptor: port.as_raw_fd(),
+            descriptor: port.as_fd(),
             tether: None,
             mailbox: &crate::decode::unheard(),
             depth: 4,

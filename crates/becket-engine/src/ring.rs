@@ -75,6 +75,8 @@ pub(crate) struct Ring {
     may_block: u32,
     /// See [`Ring::releases_at_once`].
     releases_at_once: bool,
+    /// See [`Ring::register_unwaiting`].
+    asks_first: bool,
 }
 
 impl Ring {
@@ -98,6 +100,7 @@ impl Ring {
         submitter.register_iowq_max_workers(&mut [FEWEST_WORKERS; 2]).map_err(ring)?;
         submitter.register_restrictions(&mut restrictions()).map_err(ring)?;
         submitter.register_enable_rings().map_err(ring)?;
+        let release = rustix::system::uname().release().to_string_lossy().into_owned();
         Ok(Ring {
             uring,
             picks: None,
@@ -108,7 +111,8 @@ impl Ring {
             files: Ranges::new(files),
             buffers: Ranges::new(0),
             may_block: 0,
-            releases_at_once: kernel_is_at_least(&rustix::system::uname().release().to_string_lossy(), 6, 13),
+            releases_at_once: kernel_is_at_least(&release, 6, 13),
+            asks_first: kernel_is_at_least(&release, 6, 12),
         })
     }
 
@@ -178,12 +182,16 @@ impl Ring {
     /// The kernel notes here what a descriptor can do. Of one that does not block it believes that it may wait for it in
     /// the ring, each operation for itself, and has all of them try again whenever there is something to read. Of one that
     /// blocks it asks first whether there is something, and when it does not block after all there is an answer at once.
+    /// Linux 6.1 does not ask, and would never read from such a one: seen there, and not on 6.12. So before that they wait.
     /// Source: `io_file_get_flags`, `io_rw_init_file` and `io_file_supports_nowait` of the kernel's io_uring.
     pub(crate) fn register_unwaiting(
         &mut self,
         never: BorrowedFd<'_>,
         descriptors: &[RawFd],
     ) -> Result<u32, Error> {
+        if !self.asks_first {
+            return self.register_files(descriptors);
+        }
         let set = |unwaiting| {
             let failed = |errno: Errno| Error::Register { what: "descriptors", source: errno.into() };
             rustix::io::ioctl_fionbio(never, unwaiting).map_err(failed)

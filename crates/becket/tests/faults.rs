@@ -14,6 +14,7 @@ use becket_testkit::{Scratch, image, require_device, require_fuse, require_loop,
 use common::net::{Net, Stopped};
 use common::page::{EIO, ENOSPC, PAGE, direct, read, write};
 use common::{Use, scratch};
+use rustix::fs::{Mode, OFlags};
 
 const SIZE: u64 = 8 << 20;
 const MIB: u64 = 1 << 20;
@@ -252,8 +253,9 @@ fn fuse_an_image_that_hangs_is_replaced_or_it_is_said_why_not() {
     let device = place.attach(&net.file, &["--via", "fuse", "--read-only", "--name", "net"]);
     let mut stopped = net.stop();
     // Claimed, so that what it shows may not change.
-    let claim = rustix::fs::OFlags::EXCL | rustix::fs::OFlags::RDONLY;
-    let claim = rustix::fs::open(&device, claim, rustix::fs::Mode::empty()).unwrap();
+    // Not for the commands of tests beside this one: whose copy is closed last waits.
+    let claim = OFlags::EXCL | OFlags::RDONLY | OFlags::CLOEXEC;
+    let claim = rustix::fs::open(&device, claim, Mode::empty()).unwrap();
     let ran = place.run(["set", "net", "--image", "other"]);
     assert!(ran.code == 1 && ran.err.contains("gave no byte for"), "{ran:?}");
     assert!(stopped.lasts(), "somebody has waited for the server");

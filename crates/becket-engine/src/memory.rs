@@ -37,6 +37,10 @@ impl Region {
     /// Leaves its pages where they are, as far as the kernel can be told: it takes none away for a moment to make a huge one
     /// of many. It may not know huge pages at all, which is as good.
     fn stay_small(self) -> Region {
+        // It takes no advice.
+        if cfg!(miri) {
+            return self;
+        }
         // SAFETY: the range is our mapping, and the advice changes nothing that can be read in it.
         let _ = unsafe { madvise(self.base.as_ptr().cast::<c_void>(), self.len, Advice::LinuxNoHugepage) };
         self

@@ -9,9 +9,10 @@ use std::{
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process::Command,
+    time::Duration,
 };
 
-use becket_testkit::{Scratch, image, require_device, require_root, skip, tool, via};
+use becket_testkit::{Scratch, image, require_device, require_root, skip, tool, via, wait_until};
 use common::scratch;
 use serde_json::Value;
 
@@ -121,5 +122,6 @@ fn an_isolated_device_is_charged_to_its_caller() {
     assert!(charged >= SIZE, "{charged} of {SIZE} bytes");
 
     place.ok(["detach", "--all"]);
-    assert_eq!(group.read("cgroup.procs"), "", "the worker ends with its device");
+    let ended = || group.read("cgroup.procs").is_empty();
+    assert!(wait_until(Duration::from_secs(10), ended), "the worker ends with its device");
 }

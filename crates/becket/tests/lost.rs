@@ -63,9 +63,20 @@ fn lose(name: &str, via: &str) {
     });
     thread::sleep(Duration::from_millis(300));
     assert!(!user.is_finished(), "it reads until somebody dies");
-    // Their number is in one call: whoever listens for the death of one finds the other dead.
-    let pids = [SUPERVISOR, WORKER].map(|whom| info[whom].to_string());
-    tool(Command::new("kill").arg("-KILL").args(&pids));
+    // Nobody is left to hear of the other's death: a successor would be given all by a worker that lives a moment longer, and
+    // a supervisor would begin another worker.
+    let [supervisor, worker] = [SUPERVISOR, WORKER].map(|whom| info[whom].to_string());
+    tool(Command::new("kill").args(["-STOP", &supervisor]));
+    let stopped = || {
+        let tasks = fs::read_dir(format!("/proc/{supervisor}/task")).unwrap();
+        let state = |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).unwrap_or_default();
+        tasks.flatten().all(|task| state(task).contains("State:\tT"))
+    };
+    assert!(wait_until(PATIENCE, stopped), "the supervisor goes on");
+    tool(Command::new("kill").args(["-KILL", &worker]));
+    let number = worker.parse().unwrap();
+    assert!(wait_until(PATIENCE, || !alive(number)), "the worker goes on");
+    tool(Command::new("kill").args(["-KILL", &supervisor]));
     assert!(wait_until(PATIENCE, || user.is_finished()), "its user waits for ever");
     let error = user.join().unwrap().unwrap();
     let refused = [ErrorKind::Other, ErrorKind::NotFound].contains(&error.kind());

@@ -115,7 +115,7 @@ impl Decoding {
 
     /// Has blocks decoded whose stored bytes are there; the list is left empty.
     pub(crate) fn submit(&self, jobs: &mut Vec<Job>) {
-        self.pool.submit(jobs);
+        self.pool.submit(jobs.drain(..));
     }
 
     /// Decodes a block with the calling thread's own hand, unless there is no memory for it at once.
@@ -125,7 +125,7 @@ impl Decoding {
                 hand.decode(job, room, &self.cache, Some(own));
                 self.frames.changed();
             }
-            None => self.pool.submit(&mut vec![job]),
+            None => self.pool.submit(std::iter::once(job)),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! It never knows a format nor how a device is offered; it reads a [`becket_image::Map`] and serves a [`Port`].
 #![deny(unsafe_op_in_unsafe_fn)]
 
+pub mod aside;
 mod backing;
 mod core;
 mod decode;

@@ -4,21 +4,17 @@
 use std::{
     os::fd::AsFd,
     sync::{Arc, mpsc::SyncSender},
-    thread,
 };
 
 use io_uring::cqueue;
 
 use crate::{
-    Answer, Backing, Batch, Below, Error, Memory, Port, QueueStats,
+    Answer, Backing, Batch, Below, Error, Memory, Port, QueueStats, aside,
     core::{Core, Parts},
     decode::{Job, Mailbox, Note},
     ring::{Completion, Ring},
     user_data::Source,
 };
-
-/// Closing files takes no more.
-const CLOSING_STACK: usize = 64 * 1024;
 
 /// What a queue is made of.
 pub struct NewQueue {
@@ -193,13 +189,11 @@ impl Queue {
             on_closed();
             return result;
         };
-        let close = move || {
+        // Where no thread can be had both are dropped here, which says the same.
+        drop(aside::begun(move || {
             drop(last);
             on_closed();
-        };
-        let thread = thread::Builder::new().name("becket-close".to_owned()).stack_size(CLOSING_STACK);
-        // Where no thread can be had both are dropped here, which says the same.
-        let _ = thread.spawn(close);
+        }));
         result
     }
 }

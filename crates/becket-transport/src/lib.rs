@@ -2,7 +2,6 @@
 //! Knows nothing of formats: an image arrives here as a map and descriptors.
 #![forbid(unsafe_code)]
 
-pub mod aside;
 pub mod dm;
 mod error;
 pub mod fuse;
@@ -13,6 +12,7 @@ pub mod serve;
 pub mod sysfs;
 pub mod ublk;
 
+pub use becket_engine::aside;
 pub use error::{Error, ErrorKind};
 
 use std::{fmt, str::FromStr};

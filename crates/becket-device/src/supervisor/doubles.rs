@@ -158,7 +158,7 @@ impl Driver for FakeDriver {
         self.did("end", id);
         Ok(())
     }
-    fn quiesce(&self, id: u32) -> Result<(), Error> {
+    fn quiesce(&self, id: u32, _: &dyn Server) -> Result<(), Error> {
         self.did("quiesce", id);
         Ok(())
     }

@@ -12,7 +12,9 @@ use becket_image::Partition;
 use becket_transport::ublk::DataMode;
 use becket_transport::ublk::control::{self, AddRequest, Control, DevInfo};
 use becket_transport::{Kind, node, sysfs};
+use becket_uapi::ublk::{UBLK_F_BATCH_IO, UBLK_F_QUIESCE};
 
+use super::workers::Server;
 use crate::state::Device;
 use crate::worker::kept::Kept;
 use crate::{DeviceInfo, Error, users};
@@ -51,8 +53,15 @@ pub(crate) trait Driver: Send + Sync {
     fn start_recovery(&self, id: u32) -> Result<bool, Error>;
     /// Lets the requests of a device go to the worker that has it now.
     fn end_recovery(&self, id: u32, pid: u32) -> Result<(), Error>;
-    /// Holds a live disk's new requests back and ends the waiting of its worker for them.
-    fn quiesce(&self, id: u32) -> Result<(), Error>;
+    /// Whether a live device with those flags can be taken from its worker without a request being lost or failing.
+    fn can_quiesce(&self, flags: u64) -> bool {
+        // With batch commands Linux 7.0 to 7.3 at least fail the requests that come after QUIESCE_DEV (it sets
+        // `force_abort`, as for a device that is stopped).
+        flags & (UBLK_F_QUIESCE | UBLK_F_BATCH_IO) == UBLK_F_QUIESCE
+    }
+    /// Holds a live device's new requests back, and has its worker end those that it has and close it. Told again as long as
+    /// that has not closed.
+    fn quiesce(&self, id: u32, worker: &dyn Server) -> Result<(), Error>;
     /// Has an old kernel notice soon that a worker died with all its tags in use.
     fn watchful(&self, id: u32);
     /// How many bytes users see of a disk.
@@ -172,7 +181,7 @@ impl Driver for Control {
         Control::end_recovery(self, id, pid, READY).map_err(Error::Device)
     }
 
-    fn quiesce(&self, id: u32) -> Result<(), Error> {
+    fn quiesce(&self, id: u32, _: &dyn Server) -> Result<(), Error> {
         Control::quiesce(self, id, QUIET).map_err(Error::Device)
     }
 

@@ -30,6 +30,7 @@ use rustix::fs::OFlags;
 use rustix::pipe::PipeFlags;
 
 use super::driver::{Driver, FIRST_FUSE as FIRST, PARTITIONS, READY};
+use super::workers::Server;
 use crate::sync::lock;
 use crate::worker::kept::Kept;
 use crate::{Error, state::Device};
@@ -435,8 +436,13 @@ impl Driver for FuseDriver {
         if connection.resends() { connection.resend().map_err(Error::Device) } else { Ok(()) }
     }
 
-    fn quiesce(&self, _: u32) -> Result<(), Error> {
-        Ok(())
+    fn can_quiesce(&self, _: u64) -> bool {
+        true
+    }
+
+    fn quiesce(&self, id: u32, worker: &dyn Server) -> Result<(), Error> {
+        // What it does not read waits in the kernel for the next one.
+        worker.leave(id)
     }
 
     fn watchful(&self, _: u32) {}

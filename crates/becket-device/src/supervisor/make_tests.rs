@@ -69,7 +69,7 @@ impl Driver for Double {
     fn end_recovery(&self, _: u32, _: u32) -> Result<(), Error> {
         unreachable!()
     }
-    fn quiesce(&self, _: u32) -> Result<(), Error> {
+    fn quiesce(&self, _: u32, _: &dyn Server) -> Result<(), Error> {
         unreachable!()
     }
     fn watchful(&self, _: u32) {

@@ -5,9 +5,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use becket_transport::Kind;
-use becket_uapi::ublk::{UBLK_F_BATCH_IO, UBLK_F_QUIESCE};
-
 use super::devices::Supervisor;
 use super::driver::called;
 use super::owned::{Owned, Owning};
@@ -54,10 +51,8 @@ impl Supervisor {
 
     /// Gives a device that is served to another worker, without its users noticing.
     fn move_over(&self, state: &mut Owning) -> Result<(), Error> {
-        let by_worker = state.device.info.transport == Kind::Fuse;
-        // Of a device with batch commands, Linux 7.0 to 7.3 at least fail the requests that come after QUIESCE_DEV
-        // (it sets `force_abort`, as for a device that is stopped).
-        if !by_worker && state.kept.serve.flags & (UBLK_F_QUIESCE | UBLK_F_BATCH_IO) != UBLK_F_QUIESCE {
+        let driver = self.driver(state.device.info.transport)?;
+        if !driver.can_quiesce(state.kept.serve.flags) {
             return Err(Error::Worker { what: "has devices that can only be moved by its end".to_owned() });
         }
         // First, so that the pause is without it.
@@ -65,14 +60,13 @@ impl Supervisor {
         let id = state.kept.serve.id;
         let deadline = Instant::now() + PATIENCE;
         let late = |what: &str| Error::Worker { what: format!("{what} {}", called(id)) };
-        let driver = self.driver(state.device.info.transport)?;
-        let mut told = if by_worker { state.server.leave(id) } else { driver.quiesce(id) };
-        while !state.server.await_closed(id, BETWEEN) {
-            if Instant::now() >= deadline {
-                return told.and(Err(late("does not let go of")));
+        loop {
+            let held_back = driver.quiesce(id, &*state.server);
+            if state.server.await_closed(id, BETWEEN) {
+                break;
             }
-            if !by_worker {
-                told = driver.quiesce(id);
+            if Instant::now() >= deadline {
+                return held_back.and(Err(late("does not let go of")));
             }
         }
         while self.give(state, Arc::clone(&next))? == Attempt::NotYet {

@@ -60,7 +60,8 @@ impl Core {
             buffers.touch(tag);
         }
         let (address, len) = buffers.part(tag, from, len).ok_or(Errno::INVAL)?;
-        // Such entries never wait for long (see [`Ring::register_unwaiting`]), so they may use the table.
+        // Such entries do not wait (see [`Ring::register_unwaiting`]), so they may use the table; before Linux 6.12 reads do,
+        // and descriptors that this ring has let go of stay open until the next request.
         let target = self.port;
         let way = Transfer { write, target, address: address as u64, len, ..Transfer::default() };
         let entry = way.entry().user_data(self.word(token));

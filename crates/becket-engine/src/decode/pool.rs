@@ -46,9 +46,9 @@ impl Pool {
     }
 
     /// Takes jobs over; one ring of the bell for one, and for more of them all threads hear it.
-    pub(crate) fn submit(&self, jobs: &mut Vec<Job>) {
+    pub(crate) fn submit(&self, jobs: impl ExactSizeIterator<Item = Job>) {
         let many = jobs.len() > 1;
-        self.shared.queue().jobs.extend(jobs.drain(..));
+        self.shared.queue().jobs.extend(jobs);
         match many {
             true => self.shared.arrived.notify_all(),
             false => self.shared.arrived.notify_one(),

@@ -3,22 +3,20 @@
 //! rule and why).
 
 use std::{
+    io,
     sync::{
         Arc,
-        mpsc::{Receiver, RecvTimeoutError, sync_channel},
+        mpsc::{Receiver, RecvTimeoutError},
     },
-    thread,
     time::{Duration, Instant},
 };
 
 use super::{IoThreads, Order, QueueId};
-use crate::{Backing, Error};
+use crate::{Backing, Error, aside};
 
 /// Longest that what was written may take to reach the disk while requests are still served. A page cache full of it takes long, and
 /// whoever asks again finds less; a file system that does not answer takes for ever.
 const SETTLING: Duration = Duration::from_secs(30);
-/// Bytes of the stack of a thread that syncs: little, since a worker's memory is locked.
-const STACK: usize = 256 << 10;
 
 impl IoThreads {
     /// Has all queues of a device, which serve by `old`, serve by `new` instead, for at most a pause of what is under way.
@@ -70,22 +68,19 @@ impl IoThreads {
 /// Syncs what was written, on a thread of its own: its file system may never answer, and whoever ordered the change believes one who says
 /// nothing to be dead. A sync that comes to its end later counts all the same, and so does its failure.
 fn sync_within(old: &Arc<Backing>, time: Duration) -> Result<(), Error> {
-    let (done, outcome) = sync_channel(1);
     let syncing = Arc::clone(old);
-    thread::Builder::new()
-        .name("becket-sync".to_owned())
-        .stack_size(STACK)
-        .spawn(move || {
-            let outcome = syncing.sync_now();
-            // Before anybody hears of it: who changes the files closes the old ones himself.
-            drop(syncing);
-            // Who waited may have given up.
-            let _ = done.send(outcome);
-        })
-        .map_err(|source| Error::Unsynced { source })?;
+    let outcome = aside::begun(move || {
+        let outcome = syncing.sync_now();
+        // Before anybody hears of it: who changes the files closes the old ones himself.
+        drop(syncing);
+        outcome
+    });
     match outcome.recv_timeout(time) {
         Ok(outcome) => outcome.map_err(|errno| Error::Unsynced { source: errno.into() }),
-        Err(_) => Err(Error::Syncing { seconds: time.as_secs() }),
+        Err(RecvTimeoutError::Timeout) => Err(Error::Syncing { seconds: time.as_secs() }),
+        Err(RecvTimeoutError::Disconnected) => {
+            Err(Error::Unsynced { source: io::Error::other("no thread can be had for it") })
+        }
     }
 }
 

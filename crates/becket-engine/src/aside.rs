@@ -1,4 +1,4 @@
-//! Questions that somebody else's file system may never answer, asked on a thread of their own.
+//! What somebody else's file system may never answer (questions, syncs, closing), on a thread of its own.
 //! It never ends such a thread: that waits in the kernel until there is an answer, or until the process ends.
 
 use std::sync::mpsc::{Receiver, channel};

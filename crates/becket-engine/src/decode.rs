@@ -34,6 +34,7 @@ mod hand;
 mod layers;
 mod mailbox;
 mod pool;
+mod spent;
 
 use std::sync::{
     Arc,

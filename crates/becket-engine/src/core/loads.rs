@@ -360,6 +360,10 @@ impl Core {
         let to = to.get_mut(slot.done as usize..).and_then(|rest| rest.get_mut(..len as usize));
         to.ok_or(Errno::IO)?.copy_from_slice(from.ok_or(Errno::IO)?);
         slot.done += len;
+        let from = (offset - start) as usize;
+        if block.give(from, from + len as usize) {
+            loads.layers.decoding().cache().spent(key);
+        }
         Ok(())
     }
 

@@ -12,6 +12,8 @@
 //!
 //! A block of 128 KiB is read in pieces. Whoever reads it page by page has used it once, not 32 times: uses count
 //! only when the small queue has been renewed by a quarter since the last one.
+//!
+//! Before all of them goes one that is [`spent`](super::spent).
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -25,6 +27,7 @@ use super::{
     block::Key,
     frames::Decoded,
     mailbox::{Addressee, Mailbox, Note},
+    spent::Spent,
 };
 
 /// The small queue's share of all bytes is one of so many.
@@ -59,12 +62,16 @@ pub(crate) struct Cache {
 
 #[derive(Default)]
 struct State {
-    /// What the small queue may have.
+    /// Bytes that all blocks may have, and of them what the small queue may.
+    share: usize,
     small_share: usize,
     entries: HashMap<Key, Entry>,
     small: Fifo,
     main: Fifo,
     ghosts: Ghosts,
+    spent: Spent,
+    /// The last entry's stamp.
+    stamp: u64,
     /// Bytes that have entered the small queue since the beginning.
     clock: u64,
     /// Lists of waiters whose memory is used again.
@@ -73,17 +80,32 @@ struct State {
 
 enum Entry {
     Loading(Vec<Waiter>),
-    Ready { block: Arc<Decoded>, uses: u8, counted: u64 },
+    Ready(Ready),
 }
 
+/// A block that is there.
+struct Ready {
+    block: Arc<Decoded>,
+    uses: u8,
+    /// The clock at the last use that counted.
+    counted: u64,
+    /// What no other entry has: names in queues may be of an earlier one.
+    stamp: u64,
+    in_main: bool,
+    /// All of it has been given out.
+    spent: bool,
+}
+
+/// Names with the stamps of their entries; some of them have gone since.
 #[derive(Default)]
 struct Fifo {
-    keys: VecDeque<Key>,
+    keys: VecDeque<(Key, u64)>,
     bytes: usize,
 }
 
+/// Names of blocks that have gone, for a while.
 #[derive(Default)]
-struct Ghosts {
+pub(super) struct Ghosts {
     keys: VecDeque<Key>,
     known: HashSet<Key>,
 }
@@ -91,12 +113,14 @@ struct Ghosts {
 impl Cache {
     /// For so many bytes of blocks.
     pub(crate) fn new(bytes: usize) -> Cache {
-        Cache { state: Mutex::new(State { small_share: bytes / SMALL, ..State::default() }) }
+        let state = State { share: bytes, small_share: bytes / SMALL, ..State::default() };
+        Cache { state: Mutex::new(state) }
     }
 
     /// For so many bytes from now on; evicting is the caller's.
     pub(crate) fn resize(&self, bytes: usize) {
-        self.state().small_share = bytes / SMALL;
+        let mut state = self.state();
+        (state.share, state.small_share) = (bytes, bytes / SMALL);
     }
 
     /// Looks for a block. `waiter` is told when it is [`Coming`](Found::Coming) or [`Yours`](Found::Yours).
@@ -104,11 +128,17 @@ impl Cache {
         let mut guard = self.state();
         let state = &mut *guard;
         match state.entries.get_mut(&key) {
-            Some(Entry::Ready { block, uses, counted }) => {
-                if waiter.is_some() && state.clock - *counted >= state.small_share as u64 / 4 {
-                    (*uses, *counted) = ((*uses + 1).min(MOST_USES), state.clock);
+            Some(Entry::Ready(ready)) => {
+                if waiter.is_some() {
+                    if state.clock - ready.counted >= state.small_share as u64 / 4 {
+                        (ready.uses, ready.counted) = ((ready.uses + 1).min(MOST_USES), state.clock);
+                    }
+                    if std::mem::take(&mut ready.spent) {
+                        ready.block.begin_again();
+                        state.spent.again();
+                    }
                 }
-                Found::Here(Arc::clone(block))
+                Found::Here(Arc::clone(&ready.block))
             }
             Some(Entry::Loading(waiters)) => {
                 waiters.extend(waiter.cloned());
@@ -138,6 +168,17 @@ impl Cache {
         }
     }
 
+    /// All of a block has been given out.
+    pub(crate) fn spent(&self, key: Key) {
+        self.state().is_spent(key);
+    }
+
+    /// Lets the latest block go that is spent, where that is worth it.
+    pub(super) fn evict_spent(&self) {
+        let gone = self.state().evict_spent();
+        drop(gone);
+    }
+
     /// Lets the block go that is least worth keeping, and says how much memory that is, which comes back with the block's
     /// last user; `None`: there is no block.
     pub(crate) fn evict(&self) -> Option<usize> {
@@ -162,14 +203,20 @@ impl State {
             Err(_) => self.entries.remove(&key),
             Ok(block) => {
                 let size = block.size();
-                if self.ghosts.known.remove(&key) {
-                    self.main.push(key, size);
-                } else {
+                self.spent.came(key);
+                self.stamp += 1;
+                let stamp = self.stamp;
+                let in_main = self.ghosts.laid(&key);
+                if !in_main {
                     self.clock += size as u64;
-                    self.small.push(key, size);
                 }
-                let ready = Entry::Ready { block: Arc::clone(block), uses: 0, counted: self.clock };
-                self.entries.insert(key, ready)
+                self.queue(in_main).push(key, stamp, size);
+                self.tidy();
+                let (block, counted) = (Arc::clone(block), self.clock);
+                self.entries.insert(
+                    key,
+                    Entry::Ready(Ready { block, uses: 0, counted, stamp, in_main, spent: false }),
+                )
             }
         };
         match before {
@@ -182,55 +229,95 @@ impl State {
     fn evict(&mut self) -> Option<Arc<Decoded>> {
         loop {
             let from_small = self.small.bytes > self.small_share || self.main.keys.is_empty();
-            let queue = if from_small { &mut self.small } else { &mut self.main };
-            let key = queue.keys.pop_front()?;
-            let Some(Entry::Ready { block, uses, .. }) = self.entries.get_mut(&key) else { continue };
-            let size = block.size();
-            queue.bytes -= size;
-            if *uses > 0 {
-                *uses = if from_small { 0 } else { *uses - 1 };
-                self.main.push(key, size);
+            let (key, stamp) = self.queue(!from_small).keys.pop_front()?;
+            let Some(ready) = self.ready(&key, stamp) else { continue };
+            let size = ready.block.size();
+            if ready.uses > 0 {
+                ready.uses = if from_small { 0 } else { ready.uses - 1 };
+                ready.in_main = true;
+                self.queue(!from_small).bytes -= size;
+                self.main.push(key, stamp, size);
                 continue;
             }
             if from_small {
                 let most = self.entries.len().max(FEWEST_GHOSTS);
                 self.ghosts.remember(key, most);
             }
-            match self.entries.remove(&key) {
-                Some(Entry::Ready { block, .. }) => return Some(block),
-                _ => continue,
-            }
+            return self.remove(&key);
         }
     }
 
-    fn forget(&mut self, layers: &Range<u64>) -> Vec<Arc<Decoded>> {
-        let mut gone = Vec::new();
-        let State { entries, small, main, ghosts, .. } = self;
-        for queue in [small, main] {
-            queue.keys.retain(|key| {
-                let goes = layers.contains(&key.layer);
-                if goes && let Some(Entry::Ready { block, .. }) = entries.remove(key) {
-                    queue.bytes -= block.size();
-                    gone.push(block);
-                }
-                !goes
-            });
+    fn is_spent(&mut self, key: Key) {
+        if let Some(Entry::Ready(ready)) = self.entries.get_mut(&key) {
+            ready.spent = true;
+            self.spent.push(key, ready.stamp);
         }
-        ghosts.keys.retain(|key| !layers.contains(&key.layer));
-        ghosts.known.retain(|key| !layers.contains(&key.layer));
+    }
+
+    fn evict_spent(&mut self) -> Option<Arc<Decoded>> {
+        while let Some((key, stamp)) = self.spent.pop() {
+            if self.ready(&key, stamp).is_some_and(|ready| ready.spent) {
+                let block = self.remove(&key)?;
+                self.spent.went(key, block.size(), self.share);
+                return Some(block);
+            }
+        }
+        None
+    }
+
+    fn queue(&mut self, main: bool) -> &mut Fifo {
+        if main { &mut self.main } else { &mut self.small }
+    }
+
+    /// The block that a name with this stamp speaks of.
+    fn ready(&mut self, key: &Key, stamp: u64) -> Option<&mut Ready> {
+        match self.entries.get_mut(key) {
+            Some(Entry::Ready(ready)) if ready.stamp == stamp => Some(ready),
+            _ => None,
+        }
+    }
+
+    /// Takes a block out; its name stays in its queue for the while.
+    fn remove(&mut self, key: &Key) -> Option<Arc<Decoded>> {
+        let Some(Entry::Ready(ready)) = self.entries.remove(key) else { return None };
+        self.queue(ready.in_main).bytes -= ready.block.size();
+        Some(ready.block)
+    }
+
+    /// Names of what has gone do not pile up: queues that have more of them than of others lose them.
+    fn tidy(&mut self) {
+        let State { entries, small, main, spent, .. } = self;
+        let most = 2 * entries.len() + FEWEST_GHOSTS;
+        let is =
+            |key: &Key, stamp| matches!(entries.get(key), Some(Entry::Ready(ready)) if ready.stamp == stamp);
+        for queue in [small, main].into_iter().filter(|queue| queue.keys.len() > most) {
+            queue.keys.retain(|(key, stamp)| is(key, *stamp));
+        }
+        spent.tidy(entries.len(), is);
+    }
+
+    fn forget(&mut self, layers: &Range<u64>) -> Vec<Arc<Decoded>> {
+        let goes = |key: &Key| layers.contains(&key.layer);
+        let keys: Vec<Key> = self.entries.keys().copied().filter(goes).collect();
+        let gone = keys.iter().filter_map(|key| self.remove(key)).collect();
+        for queue in [&mut self.small, &mut self.main] {
+            queue.keys.retain(|(key, _)| !goes(key));
+        }
+        self.ghosts.forget(goes);
+        self.spent.forget(goes);
         gone
     }
 }
 
 impl Fifo {
-    fn push(&mut self, key: Key, size: usize) {
-        self.keys.push_back(key);
+    fn push(&mut self, key: Key, stamp: u64, size: usize) {
+        self.keys.push_back((key, stamp));
         self.bytes += size;
     }
 }
 
 impl Ghosts {
-    fn remember(&mut self, key: Key, most: usize) {
+    pub(super) fn remember(&mut self, key: Key, most: usize) {
         // One that came back is no ghost any more, but its name stands in the queue still.
         if self.known.insert(key) {
             self.keys.push_back(key);
@@ -240,6 +327,21 @@ impl Ghosts {
         {
             self.known.remove(&oldest);
         }
+    }
+
+    /// One comes back; whether it was there.
+    pub(super) fn laid(&mut self, key: &Key) -> bool {
+        self.known.remove(key)
+    }
+
+    #[cfg(test)]
+    pub(super) fn names(&self) -> usize {
+        self.keys.len()
+    }
+
+    pub(super) fn forget(&mut self, goes: impl Fn(&Key) -> bool) {
+        self.keys.retain(|key| !goes(key));
+        self.known.retain(|key| !goes(key));
     }
 }
 

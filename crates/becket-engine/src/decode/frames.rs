@@ -1,7 +1,13 @@
 //! Memory for decoded blocks: all of it is counted, and never is there more than was allowed.
 //! It never gives memory back to the system that the next block can use.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Arc, Condvar, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
+
+/// Parts of a block of which it is known whether they were given out: the bits of a word.
+const PARTS: usize = 64;
 
 /// The memory of decoded blocks, in use or waiting to be used again. Sizes are bytes.
 #[derive(Debug)]
@@ -30,6 +36,8 @@ pub(crate) struct Decoded {
     /// The wanted ones.
     from: usize,
     len: usize,
+    /// A bit for each 64th of the wanted bytes whose last one was given out.
+    given: AtomicU64,
     frames: Arc<Frames>,
 }
 
@@ -37,6 +45,22 @@ impl Decoded {
     /// The block's wanted bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.frame.get(self.from..).and_then(|rest| rest.get(..self.len)).unwrap_or_default()
+    }
+
+    /// Bytes `from..to` of the wanted ones have been given out; whether now, and not before, all are. Pieces smaller than
+    /// a 64th of the block are seen roughly: it may be said a little early.
+    pub(crate) fn give(&self, from: usize, to: usize) -> bool {
+        // The parts that end within.
+        let part = |bytes: usize| (bytes.min(self.len) * PARTS).checked_div(self.len).unwrap_or(PARTS);
+        let up_to = |part: usize| if part < PARTS { (1 << part) - 1 } else { u64::MAX };
+        let bits = up_to(part(to)) & !up_to(part(from));
+        let before = self.given.fetch_or(bits, Ordering::Relaxed);
+        before != u64::MAX && before | bits == u64::MAX
+    }
+
+    /// Nothing has been given out, from now on.
+    pub(crate) fn begin_again(&self) {
+        self.given.store(0, Ordering::Relaxed);
     }
 
     /// Memory that it takes.
@@ -65,7 +89,7 @@ impl Frame {
     /// What was decoded: `len` bytes from `from` on are wanted.
     pub(crate) fn filled(mut self, from: usize, len: usize) -> Decoded {
         let frame = std::mem::take(&mut self.bytes);
-        Decoded { frame, from, len, frames: Arc::clone(&self.frames) }
+        Decoded { frame, from, len, given: AtomicU64::new(0), frames: Arc::clone(&self.frames) }
     }
 }
 
@@ -104,15 +128,19 @@ impl Frames {
         self.state().total
     }
 
+    /// Memory of `size` bytes or up to twice that which was used before, the latest first: it is warm.
+    pub(crate) fn take_used(self: &Arc<Self>, size: usize) -> Option<Frame> {
+        let bytes = self.state().fitting(size)?;
+        Some(Frame { bytes, frames: Arc::clone(self) })
+    }
+
     /// Memory of `size` bytes or up to twice that.
     ///
     /// # Errors
     /// What is allowed is in use: something must be given back first.
     pub(crate) fn take(self: &Arc<Self>, size: usize) -> Result<Frame, NoRoom> {
         let mut state = self.state();
-        let fitting = state.unused.iter().position(|frame| frame.len() >= size && frame.len() / 2 <= size);
-        if let Some(found) = fitting {
-            let bytes = state.unused.swap_remove(found);
+        if let Some(bytes) = state.fitting(size) {
             return Ok(Frame { bytes, frames: Arc::clone(self) });
         }
         let gone = state.shrink(size);
@@ -166,6 +194,12 @@ impl Frames {
 }
 
 impl State {
+    fn fitting(&mut self, size: usize) -> Option<Box<[u8]>> {
+        let fits = |len: usize| len >= size && len / 2 <= size;
+        let found = self.unused.iter().rposition(|frame| fits(frame.len()))?;
+        Some(self.unused.swap_remove(found))
+    }
+
     /// Takes out unused memory until `more` bytes fit, or nothing is left. To be dropped where nobody waits for it.
     fn shrink(&mut self, more: usize) -> Vec<Box<[u8]>> {
         let mut gone = Vec::new();
@@ -212,6 +246,26 @@ mod tests {
         assert_eq!(frames.total(), 0);
         assert!(frames.take(60).is_err());
         assert!(frames.take(usize::MAX).is_err());
+    }
+
+    #[test]
+    fn what_is_given_out_is_known_once_all_of_it_is() {
+        let whole = |len| Frames::new(1 << 20).take(1 << 17).unwrap().filled(0, len);
+        let block = whole(1 << 17);
+        assert!(!block.give(0, 100) && !block.give(4096, 1 << 17));
+        assert!(block.give(0, 4096));
+        assert!(!block.give(0, 1 << 17), "it is told once");
+        block.begin_again();
+        assert!(!block.give(1, 1 << 17 >> 1));
+        assert!(block.give(1 << 17 >> 1, 1 << 17));
+        // A part that reaches over what its frame has, and blocks smaller than there are bits.
+        for len in [1, 3, 63, 65, 100_000] {
+            assert!(whole(len).give(0, len), "{len}");
+            assert!(whole(len).give(0, usize::MAX >> 8), "{len}");
+        }
+        let block = whole(100_000);
+        let pages = (0..100_000).step_by(4096).filter(|page| block.give(*page, page + 4096)).count();
+        assert_eq!(pages, 1);
     }
 
     #[test]

@@ -89,9 +89,20 @@ fn work(shared: &Shared, cache: &Cache, frames: &Arc<Frames>) {
     }
 }
 
+/// Memory that was used before, if need be that of a block that is spent.
+fn used_room(size: usize, cache: &Cache, frames: &Arc<Frames>) -> Option<Frame> {
+    frames.take_used(size).or_else(|| {
+        cache.evict_spent();
+        frames.take_used(size)
+    })
+}
+
 /// Memory for a block that is there at once, or as soon as others are evicted.
 pub(super) fn room_at_once(size: usize, cache: &Cache, frames: &Arc<Frames>) -> Option<Frame> {
     let mut evicted = 0;
+    if let Some(frame) = used_room(size, cache, frames) {
+        return Some(frame);
+    }
     loop {
         if let Ok(frame) = frames.take(size) {
             return Some(frame);
@@ -105,6 +116,9 @@ pub(super) fn room_at_once(size: usize, cache: &Cache, frames: &Arc<Frames>) -> 
 /// It waits only for what must come: a change since the last time that there was memory missing and nothing evicted yet. What
 /// was evicted may be taken by another thread at once, and that be done with it before we look again.
 fn room_for(size: usize, cache: &Cache, frames: &Arc<Frames>) -> Frame {
+    if let Some(frame) = used_room(size, cache, frames) {
+        return frame;
+    }
     // No block of a checked layer is larger than what is always allowed.
     let mut evicted = 0;
     let mut before = None;

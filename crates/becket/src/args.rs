@@ -332,6 +332,9 @@ pub(crate) struct Map {
     /// Draw it into this file, instead of printing a table
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub(crate) svg: Option<PathBuf>,
+    /// The blocks of compressed parts, too: which bytes each has, and where it is stored
+    #[arg(long)]
+    pub(crate) blocks: bool,
 }
 
 /// Take over a changed size of the image behind a device

@@ -251,6 +251,21 @@ fn looking_inside() {
         extents.iter().any(|extent| extent["kind"] == "xz")
             && extents.iter().any(|extent| extent["kind"] == "zero")
     );
+    let blocks = place.json(["map", "--blocks", path]);
+    let layer = &blocks["layers"][0];
+    assert_eq!((text(layer, "codec"), &map["layers"][0]["table"]), ("xz", &serde_json::Value::Null));
+    let table = layer["table"].as_array().unwrap();
+    let total = |of: &str| table.iter().map(|block| block[of].as_u64().unwrap()).sum::<u64>();
+    assert_eq!(layer["blocks"].as_u64(), Some(table.len() as u64));
+    assert_eq!(
+        (layer["len"].as_u64(), layer["stored"].as_u64()),
+        (Some(total("len")), Some(total("input_len")))
+    );
+    assert!(0 < total("input_len") && total("input_len") < total("len"), "{layer}");
+    let lies = layer["below"].as_array().unwrap().iter().all(|extent| extent["kind"] == "data");
+    assert!(lies, "{layer}");
+    let table = place.ok(["map", "--blocks", path]);
+    assert!(table.contains("\nLAYER  ") && table.contains(" xz "), "{table}");
     let place_of = place.ok(["map", "live.iso/LiveOS/squashfs.img"]);
     assert_eq!(place_of.lines().count(), 2, "one piece: {place_of}");
     place.ok(["map", "--svg", "map.svg", path]);

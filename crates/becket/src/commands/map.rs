@@ -8,7 +8,7 @@ use crate::{
     ui::{Ui, table},
     units::format_size,
 };
-use becket_image::{End, Extent, Image, Level, Place, Walk, layer::detect};
+use becket_image::{Encoded, End, Extent, Image, Level, Map, Place, Walk, encoded::Block, layer::detect};
 use serde_json::{Value, json};
 
 /// Extents that a table for people has; more are counted.
@@ -35,7 +35,8 @@ pub(crate) fn run(ui: &Ui, args: &args::Map) -> Result<u8, Failure> {
             "image": level.path,
             "size": level.image.len(),
             "levels": levels,
-            "extents": level.image.map().extents().iter().map(|extent| entry(&level.image, extent)).collect::<Vec<_>>(),
+            "extents": entries(&level.image, level.image.map()),
+            "layers": level.image.encoded().map(|layer| layer_entry(&level.image, layer, args.blocks)).collect::<Vec<_>>(),
         }))?;
         return Ok(0);
     }
@@ -51,7 +52,40 @@ pub(crate) fn run(ui: &Ui, args: &args::Map) -> Result<u8, Failure> {
     if extents.len() > ROWS_MAX {
         ui.note(format!("{} more; --json has them all", extents.len() - ROWS_MAX));
     }
+    if args.blocks {
+        print_blocks(ui, &walk.levels, &level.image)?;
+    }
     Ok(0)
+}
+
+/// A table of the blocks of all layers.
+fn print_blocks(ui: &Ui, levels: &[Level], image: &Image) -> Result<(), Failure> {
+    let all: usize = image.encoded().map(|layer| layer.blocks().len()).sum();
+    if all == 0 {
+        ui.note("no part of it is compressed: there are no blocks");
+        return Ok(());
+    }
+    let head = ["LAYER", "START", "LENGTH", "CODEC", "IN", "AT", "STORED"].map(str::to_owned).to_vec();
+    let blocks = image.encoded().enumerate().flat_map(|(index, layer)| {
+        layer.blocks().iter().map(move |block| block_row(levels, index, layer, block))
+    });
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(blocks.take(ROWS_MAX)).collect();
+    ui.line("")?;
+    ui.line(table(&rows, &[0, 1, 2, 5, 6]).trim_end())?;
+    if all > ROWS_MAX {
+        ui.note(format!("{} more blocks; --blocks --json has them all", all - ROWS_MAX));
+    }
+    Ok(())
+}
+
+fn block_row(levels: &[Level], index: usize, layer: &Encoded, block: &Block) -> Vec<String> {
+    let (place, at) = layer
+        .below()
+        .lookup(block.input)
+        .map_or_else(|| ("-".to_owned(), "-".to_owned()), |extent| place(levels, &extent.place));
+    let numbers = [index.to_string(), block.start.to_string(), block.len.to_string()];
+    let stored = [layer.codec().to_string(), place, at, block.input_len.to_string()];
+    numbers.into_iter().chain(stored).collect()
 }
 
 /// What kind of bytes an extent has, and for encoded ones how.
@@ -66,15 +100,48 @@ fn kind(image: &Image, extent: &Extent) -> String {
     }
 }
 
-fn row(levels: &[Level], image: &Image, extent: &Extent) -> Vec<String> {
+/// Where bytes lie, in words, and their first one's place there.
+fn place(levels: &[Level], place: &Place) -> (String, String) {
     let host = levels.first().map(|level| level.path.clone()).unwrap_or_default();
-    let (place, at) = match extent.place {
+    match place {
         Place::Data { file: 0, offset } => (host, offset.to_string()),
         Place::Data { file, offset } => (format!("backing file {file}"), offset.to_string()),
         Place::Zero => ("-".to_owned(), "-".to_owned()),
         Place::Encoded { layer, offset } => (format!("layer {layer}"), offset.to_string()),
-    };
+    }
+}
+
+fn row(levels: &[Level], image: &Image, extent: &Extent) -> Vec<String> {
+    let (place, at) = place(levels, &extent.place);
     vec![extent.start.to_string(), format_size(extent.len), kind(image, extent), place, at]
+}
+
+fn entries(image: &Image, map: &Map) -> Vec<Value> {
+    map.extents().iter().map(|extent| entry(image, extent)).collect()
+}
+
+/// A layer of compressed blocks: how, from how many bytes to how many, where those are stored, and on demand each block.
+fn layer_entry(image: &Image, layer: &Encoded, each: bool) -> Value {
+    let blocks = layer.blocks();
+    let mut entry = json!({
+        "codec": layer.codec().to_string(),
+        "blocks": blocks.len(),
+        "len": blocks.iter().map(|block| u64::from(block.len)).sum::<u64>(),
+        "stored": blocks.iter().map(|block| u64::from(block.input_len)).sum::<u64>(),
+        "below": entries(image, layer.below()),
+    });
+    if each {
+        entry["table"] = blocks.iter().map(block_entry).collect();
+    }
+    entry
+}
+
+/// `start` and `len` are the layer's bytes (an extent's `offset`), `input` and `input_len` those of what is below it; the block
+/// yields `skip` bytes before the first of them.
+fn block_entry(block: &Block) -> Value {
+    json!({
+        "start": block.start, "len": block.len, "input": block.input, "input_len": block.input_len, "skip": block.skip,
+    })
 }
 
 fn entry(image: &Image, extent: &Extent) -> Value {

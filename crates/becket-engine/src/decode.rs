@@ -66,7 +66,7 @@ pub const LEAST_CACHE: u64 = 8 * BLOCK_MAX as u64;
 const USUAL_CACHE: u64 = 1 << 30;
 
 /// The memory for decoded blocks in bytes, unless somebody says otherwise: a sixteenth of the machine's, within bounds.
-pub fn usual_cache(memory: u64) -> u64 {
+fn usual_cache(memory: u64) -> u64 {
     (memory / 16).clamp(LEAST_CACHE, USUAL_CACHE)
 }
 
@@ -81,18 +81,32 @@ pub struct Decoding {
 
 impl Decoding {
     /// Starts `threads` threads (at least one), which inherit privileges and memory settings of the caller, and
-    /// allows `cache` bytes for decoded blocks, of which none is taken yet.
+    /// allows `cache` bytes for decoded blocks, of which none is taken yet. Somebody wants so many kept: none goes before they are taken.
     ///
     /// # Errors
     /// A thread cannot be had.
     pub fn start(threads: usize, cache: u64) -> Result<Arc<Decoding>, Error> {
+        Decoding::new(threads, cache, false)
+    }
+
+    /// The same where nobody has said how many, on a machine with so many bytes of memory: a sixteenth, within bounds, and
+    /// blocks all of which has been given out go before so many are taken.
+    ///
+    /// # Errors
+    /// A thread cannot be had.
+    pub fn usual(threads: usize, memory: u64) -> Result<Arc<Decoding>, Error> {
+        Decoding::new(threads, usual_cache(memory), true)
+    }
+
+    fn new(threads: usize, cache: u64, thrifty: bool) -> Result<Arc<Decoding>, Error> {
         let bytes = bounded(cache);
-        let (frames, cache) = (Frames::new(bytes), Arc::new(Cache::new(bytes)));
+        let (frames, cache) = (Frames::new(bytes), Arc::new(Cache::new(bytes, thrifty)));
         let pool = Pool::start(threads.max(1), &cache, &frames)?;
         Ok(Arc::new(Decoding { cache, frames, pool, next: AtomicU64::new(0) }))
     }
 
-    /// Allows another number of bytes for decoded blocks; what is above it goes at once, as far as nobody uses it.
+    /// Allows another number of bytes for decoded blocks, which somebody wants kept; what is above it goes at once, as far as
+    /// nobody uses it.
     pub fn resize(&self, cache: u64) {
         let bytes = bounded(cache);
         self.frames.allow(bytes);

@@ -26,7 +26,7 @@ mod user_data;
 
 pub use crate::core::{Batch, Below, Memory};
 pub use backing::Backing;
-pub use decode::{Decoding, LEAST_CACHE, MOST_LAYERS, usual_cache};
+pub use decode::{Decoding, LEAST_CACHE, MOST_LAYERS};
 pub use error::Error;
 pub use fault::{Faults, Interceptor};
 pub use geometry::Geometry;

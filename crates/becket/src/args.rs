@@ -466,7 +466,8 @@ pub(crate) struct Serve {
     #[arg(long)]
     pub(crate) takeover: bool,
     /// Memory for decoded blocks of compressed images, in each process that serves devices (16M or more), until an attach
-    /// says otherwise [default: 1/16 of memory, at most 1G]
+    /// says otherwise. As many bytes are kept then; by default less where what was read once is not read again [default: up to 1/16
+    /// of memory, at most 1G]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) cache_size: Option<u64>,
     /// Wait for this pipe's end, and serve only when it ended without a word

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, Scope};
 use std::time::Duration;
 
-use becket_engine::{Backing, Decoding, IoThreads, usual_cache};
+use becket_engine::{Backing, Decoding, IoThreads};
 use becket_image::{Grow, Grower, Image, ReadAt};
 use becket_transport::aside::within;
 use becket_transport::serve::{self, Decoded, ServeError, Served};
@@ -78,7 +78,6 @@ pub fn worker_main(cache_size: Option<u64>) -> Result<(), Error> {
         }
     };
     let failed = |error| Error::Worker { what: format!("could not make an event: {error}") };
-    let cache_size = cache_size.unwrap_or_else(|| usual_cache(machine_memory()));
     let worker = Worker::new(control, threads, notes, cache_size).map_err(failed)?;
     leases::watch(Arc::downgrade(&worker), breaks)?;
     worker.report(&Report::Started { threads: worker.threads.count(), notes: worker.notes.clone() });
@@ -116,8 +115,8 @@ struct Worker {
     adding: Ranked<SHARED, ()>,
     /// Made when the first device needs it.
     decoding: Mutex<Option<Arc<Decoding>>>,
-    /// Bytes that it begins with.
-    cache_size: u64,
+    /// Bytes that it begins with, where somebody has said how many.
+    cache_size: Option<u64>,
     notes: Vec<String>,
 }
 
@@ -136,7 +135,7 @@ impl Worker {
         control: OwnedFd,
         threads: IoThreads,
         notes: Vec<String>,
-        cache_size: u64,
+        cache_size: Option<u64>,
     ) -> io::Result<Arc<Worker>> {
         let idle = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (control, open) = (Ranked::new(Arc::new(control)), Ranked::default());
@@ -197,7 +196,11 @@ impl Worker {
         let decoding = match &*decoding {
             Some(decoding) => Arc::clone(decoding),
             None => {
-                let made = Decoding::start(self.threads.count(), self.cache_size);
+                let threads = self.threads.count();
+                let made = match self.cache_size {
+                    Some(size) => Decoding::start(threads, size),
+                    None => Decoding::usual(threads, machine_memory()),
+                };
                 Arc::clone(decoding.insert(made.map_err(io::Error::other)?))
             }
         };
@@ -498,7 +501,7 @@ mod tests {
     #[test]
     fn a_device_that_is_not_served_has_no_numbers() {
         let (control, supervisor) = protocol::pair().unwrap();
-        let worker = Worker::new(control, IoThreads::start(1).unwrap(), Vec::new(), 0).unwrap();
+        let worker = Worker::new(control, IoThreads::start(1).unwrap(), Vec::new(), None).unwrap();
         protocol::send(&supervisor, &Order::Stat { id: 3 }, &[]).unwrap();
         rustix::net::shutdown(&supervisor, rustix::net::Shutdown::Write).unwrap();
         worker.obey(&mut None);
@@ -535,7 +538,7 @@ mod tests {
     #[test]
     fn a_number_that_is_taken_again_at_once_stays_open() {
         let (control, supervisor) = protocol::pair().unwrap();
-        let worker = Worker::new(control, IoThreads::start(1).unwrap(), Vec::new(), 0).unwrap();
+        let worker = Worker::new(control, IoThreads::start(1).unwrap(), Vec::new(), None).unwrap();
         let charge = || Charge {
             serve: serve(Vec::new()),
             keepsakes: Keepsakes::default(),

@@ -111,16 +111,18 @@ pub(super) struct Ghosts {
 }
 
 impl Cache {
-    /// For so many bytes of blocks.
-    pub(crate) fn new(bytes: usize) -> Cache {
-        let state = State { share: bytes, small_share: bytes / SMALL, ..State::default() };
+    /// For so many bytes of blocks; a `thrifty` one lets blocks go that are spent.
+    pub(crate) fn new(bytes: usize, thrifty: bool) -> Cache {
+        let spent = Spent::new(thrifty);
+        let state = State { share: bytes, small_share: bytes / SMALL, spent, ..State::default() };
         Cache { state: Mutex::new(state) }
     }
 
-    /// For so many bytes from now on; evicting is the caller's.
+    /// For so many bytes from now on, which somebody wants kept; evicting is the caller's.
     pub(crate) fn resize(&self, bytes: usize) {
         let mut state = self.state();
         (state.share, state.small_share) = (bytes, bytes / SMALL);
+        state.spent = Spent::new(false);
     }
 
     /// Looks for a block. `waiter` is told when it is [`Coming`](Found::Coming) or [`Yours`](Found::Yours).

@@ -18,7 +18,7 @@ impl Bench {
     fn of(blocks: usize) -> Bench {
         let bytes = blocks * SIZE;
         let waiter = Waiter { mailbox: unheard(), whom: (0, 0) };
-        Bench { cache: Cache::new(bytes), frames: Frames::new(bytes), waiter }
+        Bench { cache: Cache::new(bytes, true), frames: Frames::new(bytes), waiter }
     }
 
     /// Uses a block; whether it was there.
@@ -137,6 +137,16 @@ fn who_reads_again_and_again_has_blocks_kept() {
     let before = bench.frames.total();
     assert!(!read_whole(&bench, 3000) && !read_whole(&bench, 3001));
     assert_eq!(bench.frames.total(), before);
+}
+
+#[test]
+fn memory_that_was_asked_for_is_used() {
+    let bench = Bench::of(1000);
+    (0..3).for_each(|block| assert!(!read_whole(&bench, block)));
+    assert_eq!(bench.frames.total(), SIZE);
+    bench.cache.resize(1000 * SIZE);
+    (0..500).for_each(|block| assert!(block == 2 || !read_whole(&bench, block)));
+    assert!((0..500).all(|block| read_whole(&bench, block)));
 }
 
 #[test]

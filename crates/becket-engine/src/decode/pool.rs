@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn threads_that_take_each_others_room_all_go_on() {
         const SIZE: usize = 64;
-        let (frames, cache) = (Frames::new(2 * SIZE), Cache::new(2 * SIZE));
+        let (frames, cache) = (Frames::new(2 * SIZE), Cache::new(2 * SIZE, false));
         std::thread::scope(|scope| {
             for layer in 0..4 {
                 let (frames, cache) = (&frames, &cache);

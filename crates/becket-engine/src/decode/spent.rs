@@ -6,7 +6,8 @@
 //!
 //! Who reads past the page cache, and again and again, shows that soon: spent blocks are asked for. Each time raises a doubt,
 //! each block that is spent takes some of it away, and as long as there is too much of it blocks stay as
-//! [`cache`](super::cache) has it. One in sixteen that come back is what it takes.
+//! [`cache`](super::cache) has it. One in sixteen that come back is what it takes. Who has said how much memory there is for
+//! decoded blocks wants them kept: there they always stay.
 
 use super::{block::Key, cache::Ghosts};
 
@@ -25,9 +26,14 @@ pub(super) struct Spent {
     stack: Vec<(Key, u64)>,
     ghosts: Ghosts,
     doubt: u32,
+    thrifty: bool,
 }
 
 impl Spent {
+    pub(super) fn new(thrifty: bool) -> Spent {
+        Spent { thrifty, ..Spent::default() }
+    }
+
     /// All of a block has been given out.
     pub(super) fn push(&mut self, key: Key, stamp: u64) {
         self.doubt = self.doubt.saturating_sub(1);
@@ -49,7 +55,7 @@ impl Spent {
     }
 
     fn may_go(&self) -> bool {
-        self.doubt < ENOUGH
+        self.thrifty && self.doubt < ENOUGH
     }
 
     /// The latest that was spent and may go.

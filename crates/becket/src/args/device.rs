@@ -63,8 +63,8 @@ pub(crate) struct DeviceOptions {
     /// Give the device a server process of its own, in your control group (ublk, fuse)
     #[arg(long)]
     pub(crate) isolate: bool,
-    /// Memory for decoded blocks of compressed images, shared by all devices of the server (16M or more) [default: 1/16 of
-    /// memory, at most 1G]
+    /// Memory for decoded blocks of compressed images, shared by all devices of the server (16M or more). As many bytes are
+    /// kept; by default less where what was read once is not read again [default: up to 1/16 of memory, at most 1G]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) cache_size: Option<u64>,
     /// Number of queues (ublk, fuse) [default: up to one per CPU; one for a device among many]

@@ -33,6 +33,7 @@
 mod hold;
 mod hooks;
 mod law;
+mod logarithm;
 
 pub(crate) use hold::{Hold, Next};
 use law::Law;

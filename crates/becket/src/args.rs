@@ -11,8 +11,10 @@ use std::{
 };
 
 mod device;
+mod plain;
 
 pub(crate) use device::{DeviceOptions, Switch, Toggle, Via};
+pub(crate) use plain::plain;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -53,7 +55,8 @@ pub(crate) struct Global {
 impl Cli {
     /// From a command line's words.
     pub(crate) fn read(words: &[OsString]) -> Result<Self, clap::Error> {
-        Self::attaches(words).map_or_else(|| Cli::try_parse_from(words), Ok)
+        let quick = plain::read(words).or_else(|| Self::attaches(words));
+        quick.map_or_else(|| Cli::try_parse_from(words), Ok)
     }
 
     /// The same of what is called most, in loops, too: the definitions of all the other commands take a fifth of the time in

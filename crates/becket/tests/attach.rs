@@ -17,6 +17,19 @@ use std::{
     time::Duration,
 };
 
+/// Each library would be found, mapped and bound again for every image that a script attaches. Which linker takes the unwinder from
+/// GCC's archive is its own affair (see `build.rs`).
+#[test]
+fn it_loads_no_library_but_libc() {
+    let becket = env!("CARGO_BIN_EXE_becket");
+    let said = Command::new(becket).env("LD_TRACE_LOADED_OBJECTS", "1").output().unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    let known = ["linux-vdso", "libc.so", "libgcc_s.so", "ld-linux"];
+    let others: Vec<&str> =
+        said.lines().filter(|line| !known.iter().any(|name| line.contains(name))).collect();
+    assert!(said.contains("libc.so") && (others.is_empty() || cfg!(sanitized)), "{said}");
+}
+
 #[test]
 fn round_trip() {
     if !require_device("attach::round_trip") {

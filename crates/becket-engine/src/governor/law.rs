@@ -31,6 +31,8 @@
 //! Laws by latency (TCP Vegas, Netflix's concurrency-limits) were left aside: they need the latency of an idle backing,
 //! and requests of 512 bytes and of 1 MiB have none in common.
 
+use super::logarithm::ln;
+
 /// A fourfold window must move so much more to be taken.
 const RISE: f64 = 1.04;
 /// A doubled window that moves less than this more is given up.
@@ -89,7 +91,7 @@ struct Trial {
 
 impl Trial {
     fn add(&mut self, gain: f64) {
-        let gain = gain.clamp(1e-6, 1e6).ln();
+        let gain = ln(gain.clamp(1e-6, 1e6));
         self.pairs += 1;
         self.gains += gain;
         self.squares += gain * gain;
@@ -102,7 +104,7 @@ impl Trial {
         let counted =
             (1.0 / f64::from(self.low_count.max(1)) + 1.0 / f64::from(self.high_count.max(1))).sqrt();
         if self.pairs < 3 {
-            let plain = mean.abs() > PLAIN.ln() + WILD * counted;
+            let plain = mean.abs() > ln(PLAIN) + WILD * counted;
             return plain.then_some((mean > 0.0) == (self.direction == Direction::Up));
         }
         let variance = (self.squares - self.gains * mean).max(0.0) / (pairs - 1.0);
@@ -110,8 +112,8 @@ impl Trial {
         let error = if self.pairs < PAIRS_THAT_SHOW { shown.max(SPREAD * counted) } else { shown };
         // How far the gain speaks for moving.
         let lean = match self.direction {
-            Direction::Up => mean - RISE.ln(),
-            Direction::Down => FALL.ln() - mean,
+            Direction::Up => mean - ln(RISE),
+            Direction::Down => ln(FALL) - mean,
         };
         if lean.abs() > SURE * error {
             return Some(lean > 0.0);

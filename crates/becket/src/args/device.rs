@@ -85,6 +85,35 @@ pub(crate) struct DeviceOptions {
     pub(crate) fault: Option<becket_device::fault::Faults>,
 }
 
+/// As without any of them on the command line.
+impl Default for DeviceOptions {
+    fn default() -> Self {
+        Self {
+            via: Via::Auto,
+            read_only: false,
+            name: None,
+            format: becket_image::Format::Auto,
+            backing_dirs: Vec::new(),
+            cow: None,
+            offset: 0,
+            size_limit: None,
+            block_size: None,
+            direct_io: Toggle::Auto,
+            partitions: Toggle::Auto,
+            autoclear: false,
+            shared: false,
+            below: Toggle::Off,
+            isolate: false,
+            cache_size: None,
+            queues: None,
+            depth: None,
+            mode: None,
+            merge: false,
+            fault: None,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Via {
     Auto,

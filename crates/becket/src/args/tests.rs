@@ -95,3 +95,66 @@ fn attaching_is_read_alike_by_both_parsers() {
         assert!(Cli::attaches(&words).is_none(), "{line}");
     }
 }
+
+/// A word of a command line that is read plainly, of one that is not, or of one that is wrong.
+fn word() -> impl proptest::strategy::Strategy<Value = &'static str> {
+    proptest::sample::select(vec![
+        "a.img",
+        "b",
+        "loop",
+        "auto",
+        "nbd",
+        "help",
+        "attach",
+        "--via",
+        "--via=loop",
+        "--name",
+        "--from",
+        "-r",
+        "--read-only",
+        "-v",
+        "-vr",
+        "--verbose",
+        "--json",
+        "--",
+        "-",
+        "",
+        "--help",
+        "--atomic",
+        "--tab",
+    ])
+}
+
+proptest::proptest! {
+    /// Whatever is read plainly means the same to the parser that has all definitions.
+    #[test]
+    fn what_is_read_plainly_is_what_it_says(words in proptest::collection::vec(word(), 0..6)) {
+        let words: Vec<OsString> = ["becket", "attach"].into_iter().chain(words).map(OsString::from).collect();
+        if let Some(plain) = plain::read(&words) {
+            let parsed = Cli::try_parse_from(&words).unwrap();
+            proptest::prop_assert_eq!(format!("{plain:?}"), format!("{parsed:?}"));
+        }
+    }
+}
+
+/// Else all of the above would be true of a reader that reads nothing.
+#[test]
+fn what_is_called_in_loops_is_read_plainly() {
+    for line in [
+        "attach a.img",
+        "attach --via loop a.img b.img",
+        "attach -r -v --json --name x a.img",
+        "attach a.img --read-only",
+        "attach --via ublk --from list",
+    ] {
+        let words: Vec<OsString> = format!("becket {line}").split(' ').map(OsString::from).collect();
+        let plain = plain::read(&words).unwrap_or_else(|| panic!("{line}"));
+        assert_eq!(format!("{plain:?}"), format!("{:?}", Cli::try_parse_from(&words).unwrap()), "{line}");
+    }
+    for line in
+        ["list a", "attach", "attach --atomic a", "attach -r -r a", "attach a --from b", "attach -- a"]
+    {
+        let words: Vec<OsString> = format!("becket {line}").split(' ').map(OsString::from).collect();
+        assert!(plain::read(&words).is_none(), "{line}");
+    }
+}

@@ -74,7 +74,7 @@ fn jobs(args: &args::Attach) -> Result<Vec<Job>, Failure> {
             return Err(Failure::usage("one --name cannot name several devices")
                 .hint("give each line of the file its own --name"));
         }
-        return attach_from::jobs(file);
+        return attach_from::jobs(file, &args.device);
     }
     if args.device.name.is_some() && args.images.len() > 1 {
         return Err(Failure::usage("one --name cannot name several devices")

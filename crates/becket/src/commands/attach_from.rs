@@ -3,7 +3,7 @@
 
 use super::{attach::Job, common};
 use crate::{
-    args::{AttachLine, Cli, DeviceOptions, LineParser},
+    args::{AttachLine, Cli, DeviceOptions, LineParser, plain},
     failure::Failure,
     words,
 };
@@ -20,15 +20,14 @@ use std::{
 const LONGEST: u64 = 16 << 20;
 
 /// The jobs of a file. What the command line says holds for each line that does not say otherwise.
-pub(super) fn jobs(file: &Path) -> Result<Vec<Job>, Failure> {
-    let given = given(std::env::args_os());
-    read(file, &text(file)?, &given)
+pub(super) fn jobs(file: &Path, said: &DeviceOptions) -> Result<Vec<Job>, Failure> {
+    read(file, &text(file)?, said, || given(std::env::args_os()))
 }
 
 /// Whether a file's text means something.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn is_understood(text: &str) -> bool {
-    read(Path::new("-"), text, &[]).is_ok()
+    read(Path::new("-"), text, &DeviceOptions::default(), Vec::new).is_ok()
 }
 
 fn text(file: &Path) -> Result<String, Failure> {
@@ -45,19 +44,32 @@ fn text(file: &Path) -> Result<String, Failure> {
     }
 }
 
-fn read(file: &Path, text: &str, given: &[OsString]) -> Result<Vec<Job>, Failure> {
+/// What the command line said is there twice: understood, for a line that is an image and nothing else, and as words, for one that
+/// says more. Those are only made when there is such a line: a parser costs more than ten attaches.
+fn read(
+    file: &Path,
+    text: &str,
+    said: &DeviceOptions,
+    given: impl Fn() -> Vec<OsString>,
+) -> Result<Vec<Job>, Failure> {
     let bad = |what: String| {
         Failure::usage(format!("{}: {what}", file.display())).hint(
             "a line is IMAGE and options of `becket attach`, quoted as in a shell; nothing was attached",
         )
     };
     let mut jobs = Vec::new();
-    let mut parser = LineParser::new();
+    let mut parser = None;
     let mut names: HashMap<String, usize> = HashMap::new();
     for line in words::lines(text).map_err(|unclosed| bad(unclosed.to_string()))? {
-        let words = given.iter().cloned().chain(line.words.iter().map(OsString::from));
-        let AttachLine { image, device } =
-            parser.parse(words).map_err(|what| bad(format!("line {}: {what}", line.number)))?;
+        let words: Vec<OsString> = line.words.into_iter().map(OsString::from).collect();
+        let AttachLine { image, device } = match &words[..] {
+            [image] if plain(image).is_some() => AttachLine { image: image.into(), device: said.clone() },
+            _ => {
+                let (parser, given) = parser.get_or_insert_with(|| (LineParser::new(), given()));
+                let words = given.iter().cloned().chain(words);
+                parser.parse(words).map_err(|what| bad(format!("line {}: {what}", line.number)))?
+            }
+        };
         if let Some(name) = &device.name
             && let Some(first) = names.insert(name.clone(), line.number)
         {
@@ -99,13 +111,15 @@ mod tests {
     use super::*;
 
     fn told(text: &str) -> String {
-        read(Path::new("table"), text, &[]).unwrap_err().message
+        read(Path::new("table"), text, &DeviceOptions::default(), Vec::new).unwrap_err().message
     }
 
     #[test]
     fn lines_are_as_on_the_command_line() {
         let text = "# system\n\na.img\n'b c.img' --name b -r --offset 1MiB # data\n";
-        let jobs = read(Path::new("t"), text, &["--offset=4K".into(), "--shared".into()]).unwrap();
+        let said = DeviceOptions { offset: 4096, shared: true, ..DeviceOptions::default() };
+        let given = || vec!["--offset=4K".into(), "--shared".into()];
+        let jobs = read(Path::new("t"), text, &said, given).unwrap();
         assert_eq!(jobs.len(), 2);
         assert_eq!((jobs[0].image.to_str(), jobs[0].options.offset), (Some("a.img"), 4096));
         assert_eq!((jobs[1].image.to_str(), jobs[1].options.offset), (Some("b c.img"), 1 << 20));

@@ -79,7 +79,7 @@ pub fn attach(opened: &Opened, options: &LoopOptions) -> Result<LoopDevice, Erro
     let config = config_of(opened, options, &range, direct == Wish::Ask);
     let (number, device) = bind(control()?, &config, opened.read_only)?;
     let settled = writable(number, &device, opened.read_only)
-        .and_then(|()| direct::settle(number, device.as_fd(), opened, options.direct_io, direct))
+        .and_then(|()| direct::settle(device.as_fd(), opened, options.direct_io, direct))
         .and_then(|direct| Ok((direct, partition_nodes(&name(number), opened, options)?)));
     match settled {
         Ok(((direct_io, warning), partitions)) => Ok(LoopDevice {

@@ -7,7 +7,7 @@ use becket_image::{DirectIo, Opened};
 use becket_uapi::loop_ as uapi;
 
 use super::attach::Range;
-use super::{name, open_device, path, status};
+use super::{open_device, path, status};
 use crate::Error;
 
 /// What memory a loop device's users must align to for their own direct I/O, whatever the backing wants.
@@ -60,7 +60,6 @@ pub(super) fn wish(opened: &Opened, range: &Range<'_>, asked: DirectIo) -> Resul
 /// # Errors
 /// It was demanded and the driver refuses.
 pub(super) fn settle(
-    number: u32,
     device: BorrowedFd<'_>,
     opened: &Opened,
     asked: DirectIo,
@@ -69,7 +68,7 @@ pub(super) fn settle(
     let reason = match wish {
         Wish::Without => return Ok((false, None)),
         Wish::Cannot(reason) => reason,
-        Wish::Ask => match refusal(number, device)? {
+        Wish::Ask => match refusal(device) {
             None => return Ok((true, None)),
             Some(reason) => reason,
         },
@@ -100,7 +99,7 @@ pub fn set_direct_io(number: u32, wanted: DirectIo) -> Result<(bool, String), Er
         uapi::set_direct_io(device, false).map_err(failed)?;
         return Ok((false, "switched off".to_owned()));
     }
-    match refusal(number, device)? {
+    match refusal(device) {
         None => Ok((true, "the loop driver does it".to_owned())),
         Some(reason) if wanted == DirectIo::On => Err(Error::NoDirectIo { image: path(number), reason }),
         Some(reason) => Ok((false, format!("the loop driver refuses it: {reason}"))),
@@ -111,18 +110,9 @@ fn refused<T>(opened: &Opened, reason: String) -> Result<T, Error> {
     Err(Error::NoDirectIo { image: opened.path.clone(), reason })
 }
 
-/// Why direct I/O did not come to be, if it did not. Asking once more gets a silent refusal in words.
-fn refusal(number: u32, device: BorrowedFd<'_>) -> Result<Option<String>, Error> {
-    let works = || -> Result<bool, Error> {
-        let info = uapi::get_status64(device).map_err(Error::io("ask for the state of", path(number)))?;
-        Ok(status::does_direct_io(&name(number), &info))
-    };
-    if works()? {
-        return Ok(None);
-    }
-    match uapi::set_direct_io(device, true) {
-        Ok(()) if works()? => Ok(None),
-        Ok(()) => Ok(Some("it ignores the request".to_owned())),
-        Err(error) => Ok(Some(error.to_string())),
-    }
+/// Why direct I/O did not come to be, if it did not. The driver is asked for it once more: where it is so already that is all,
+/// and what was dropped in silence is refused in words. The flag of the device's state is what was wished, before Linux 6.14, and
+/// the truth in sysfs costs more than all else that one asks of a new device: its directory is as new as the device is.
+fn refusal(device: BorrowedFd<'_>) -> Option<String> {
+    uapi::set_direct_io(device, true).err().map(|error| error.to_string())
 }

@@ -143,7 +143,7 @@ pub(super) fn known(number: u32) -> Option<uapi::LoopInfo64> {
 
 /// Whether the driver really does direct I/O: it drops the wish silently. sysfs tells the truth on all kernels,
 /// the flag only on newer ones.
-pub(super) fn does_direct_io(name: &str, info: &uapi::LoopInfo64) -> bool {
+fn does_direct_io(name: &str, info: &uapi::LoopInfo64) -> bool {
     sysfs::flag(name, "loop/dio").unwrap_or(info.lo_flags & uapi::LO_FLAGS_DIRECT_IO != 0)
 }
 

@@ -58,7 +58,7 @@ for count in "${COUNTS[@]}"; do
     done
 done
 
-# One device at a time, each by a command of its own.
+# One device at a time, each by a command of its own, both started by the shell in the same way.
 list 1 1
 image=$WORK/images/1
 for ((round = 0; round <= ONE; round++)); do
@@ -67,9 +67,9 @@ for ((round = 0; round <= ONE; round++)); do
     middle=$(now)
     take_away losetup
     next=$(now)
-    device=$("$BECKET" attach --via "$VIA" "$image") || fail "one device cannot be attached"
+    "$BECKET" attach --via "$VIA" "$image" >"$DEVICES" || fail "one device cannot be attached"
     end=$(now)
-    "$BECKET" detach "$device" >"$SAID" 2>&1 || fail "$(cat "$SAID")"
+    take_away "becket-$VIA"
     ((round == 0)) && continue
     figure one-attach-ms losetup "$(thousandth $((middle - begin)))"
     figure one-attach-ms "becket-$VIA" "$(thousandth $((end - next)))"

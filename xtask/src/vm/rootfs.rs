@@ -13,13 +13,14 @@ use crate::exec;
 const SUITE: &str = "bookworm";
 
 /// What the tests use, beside Debian's essential packages.
-const PACKAGES: [&str; 24] = [
+const PACKAGES: [&str; 25] = [
     "util-linux",
     "util-linux-extra",
     "mount",
     "fdisk",
     "gdisk",
     "qemu-utils",
+    "qemu-system-common",
     "e2fsprogs",
     "xfsprogs",
     "btrfs-progs",

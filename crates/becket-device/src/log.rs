@@ -6,6 +6,6 @@ use std::io::Write as _;
 
 /// One line on standard error.
 pub(crate) fn warn(message: Arguments<'_>) {
-    // A closed standard error is no reason to fail.
-    let _ = writeln!(std::io::stderr(), "becket: {message}");
+    // At once: supervisor and worker write to one log. A closed standard error is no reason to fail.
+    let _ = std::io::stderr().write_all(format!("becket: {message}\n").as_bytes());
 }

@@ -252,7 +252,8 @@ impl Store {
     /// `None` when there is no record, or it was set aside: it is of another boot, or it makes no sense.
     fn read(&self, name: &str) -> Result<Option<Entry>, Error> {
         let path = self.path(name);
-        let mut text = Vec::new();
+        // Most are shorter, and read at once.
+        let mut text = Vec::with_capacity(4096);
         match File::open(&path).and_then(|file| file.take(LARGEST).read_to_end(&mut text)) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

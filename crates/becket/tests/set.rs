@@ -4,7 +4,9 @@
 
 mod common;
 
-use becket_testkit::{crc, crc_whole, image, require_device, require_loop, require_tools, tool};
+use becket_testkit::{
+    crc, crc_whole, image, require_device, require_fuse, require_loop, require_tools, require_ublk, tool,
+};
 use common::{Small, scratch, text};
 use serde_json::Value;
 use std::fs::{File, OpenOptions, read_to_string};
@@ -226,4 +228,68 @@ fn no_limit_lets_a_part_of_an_image_reach_its_neighbour() {
     }
     place.ok(["refresh", node]);
     assert_eq!(place.devices()[0]["size_limit"], Value::from(len), "the part's end is a limit of its own");
+}
+
+/// What a device's queues need to decode, or to let an image grow, they get when they are made.
+fn a_served_image_keeps_its_kind(name: &str, via: &str) {
+    if !require_tools(name, &["mksquashfs", "qemu-img"]) {
+        return;
+    }
+    let place = scratch();
+    for name in ["raw.img", "free.img"] {
+        image::random(&place.path(name), 1 << 20, 1);
+    }
+    let pages: Vec<u8> = (0..1_u32 << 20).map(|at| (at / 4096) as u8).collect();
+    std::fs::write(place.dir("tree").join("other.img"), pages).unwrap();
+    let path = |name: &str| place.path(name).to_str().unwrap().to_owned();
+    tool(Command::new("mksquashfs").args([&path("tree"), &path("packed"), "-quiet", "-no-progress"]));
+    tool(Command::new("qemu-img").args(["create", "-q", "-f", "qcow2", &path("grows.qcow2"), "1M"]));
+    let refused = |device: &str, to: &str, why: &str| {
+        let before = crc_whole(&place.links().join(device));
+        let ran = place.run(["set", "--json", "--image", &path(to), device]);
+        assert_eq!(ran.code, 1, "{ran:?}");
+        let told = ran.json();
+        let error = &told["errors"][0];
+        assert_eq!(text(error, "kind"), "unsupported", "{error:#}");
+        assert!(text(error, "message").contains(why), "{error:#}");
+        let way = format!("becket detach {device}; becket attach --name {device} {}", path(to));
+        assert!(text(error, "hint").contains(&way), "{error:#}");
+        let devices = place.devices();
+        let listed = devices.iter().find(|one| text(one, "name") == device).unwrap();
+        assert!(!text(listed, "image").ends_with(to), "{listed:#}");
+        // Through the page cache and past it.
+        tool(Command::new("blockdev").arg("--flushbufs").arg(place.links().join(device)));
+        assert_eq!(crc_whole(&place.links().join(device)), before);
+    };
+    place.attach(&place.path("raw.img"), &["--via", via, "--name", "raw"]);
+    refused("raw", "packed/other.img", "is encoded");
+    refused("raw", "grows.qcow2", "grows while it is written");
+    place.attach(&place.path("packed/other.img"), &["--via", via, "--name", "decoded"]);
+    refused("decoded", "free.img", "the image of decoded is encoded");
+    let ran = place.run(["set", "--read-only", "off", "decoded"]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("would have to be read-only: ") && ran.err.contains("SquashFS"), "{ran:?}");
+    place.attach(&place.path("grows.qcow2"), &["--via", via, "--name", "grows"]);
+    refused("grows", "free.img", "the image of grows grows while it is written");
+    // As it was said.
+    place.ok(["detach", "decoded"]);
+    place.attach(&place.path("free.img"), &["--via", via, "--name", "decoded"]);
+    assert_eq!(crc_whole(&place.links().join("decoded")), crc_whole(&place.path("free.img")));
+    place.ok(["detach", "--all"]);
+}
+
+#[test]
+fn ublk_an_encoded_image_and_a_raw_one_do_not_change_places() {
+    let name = "set::ublk_an_encoded_image_and_a_raw_one_do_not_change_places";
+    if require_ublk(name) {
+        a_served_image_keeps_its_kind(name, "ublk");
+    }
+}
+
+#[test]
+fn fuse_an_encoded_image_and_a_raw_one_do_not_change_places() {
+    let name = "set::fuse_an_encoded_image_and_a_raw_one_do_not_change_places";
+    if require_fuse(name) {
+        a_served_image_keeps_its_kind(name, "fuse");
+    }
 }

@@ -14,6 +14,10 @@ use crate::vm::{Place, quoted};
 
 const SCRIPT: &str = include_str!("guest/storm.sh");
 const UBLK: &str = include_str!("guest/storm-ublk.sh");
+const MOST: &str = include_str!("guest/storm-most.sh");
+
+/// Devices of the goal.
+const MANY: u32 = 4096;
 
 /// Where records usually are: in memory.
 const MEMORY: &str = "/dev/shm";
@@ -22,7 +26,9 @@ const MEMORY: &str = "/dev/shm";
 pub(crate) const INTRODUCTION: &str = "Images of 1 MiB, attached by one command of becket's, by losetup one after another, and by eight losetups at a time. On the
 host: the kernel's loop driver, with becket's records in memory (as `/run` is) and on the checkout's disk. In the guest:
 ublk, beside the guest's own losetup. *one-attach* is one command for one device while the server runs. *contended* are
-waits for locks of the kernel that its tracepoint `lock:contention_begin` saw, *futexes* all futex calls of becket's.";
+waits for locks of the kernel that its tracepoint `lock:contention_begin` saw, *futexes* all futex calls of becket's.
+*guest-most* is the whole of a large number, once: *wrong* is 0 where each device began with its image's own bytes, *copied* are
+devices for which the tables of the worker's rings had no room.";
 
 /// Arguments of `cargo xtask bench storm`.
 #[derive(clap::Args)]
@@ -45,15 +51,19 @@ pub(crate) struct Args {
     #[arg(long)]
     no_host: bool,
     /// Not in the guest
-    #[arg(long, conflicts_with = "no_host")]
+    #[arg(long)]
     no_guest: bool,
+    /// So many devices at once in a guest of their own, by ublk and by loop (4096: ten minutes)
+    #[arg(long, value_name = "COUNT")]
+    most: Option<u32>,
 }
 
 /// Measures on the host and in the guest, prints the tables, and keeps the record.
 pub(crate) fn run(args: &Args) -> Result<u8> {
     let build = Build::new(&args.guest)?;
     // A place that is left out keeps what the same becket did there before.
-    let old = record::load::<Series>("storm.json")?.filter(|_| args.no_host || args.no_guest);
+    let old = record::load::<Series>("storm.json")?
+        .filter(|_| args.no_host || args.no_guest || args.most.is_none());
     let same = |old: &Series| old.settings.iter().all(|one| one.build == build.hash);
     let mut series = old.filter(same).unwrap_or_default();
     if !args.no_host {
@@ -62,6 +72,9 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     }
     if !args.no_guest {
         in_guest(args, &build, &mut series)?;
+    }
+    if let Some(most) = args.most {
+        very_many(args, &build, most, &mut series)?;
     }
     let path = record::save("storm.json", &series)?;
     print!("{}{}", series.markdown(), goal::text(&verdicts(&series)));
@@ -103,6 +116,17 @@ fn in_guest(args: &Args, build: &Build, series: &mut Series) -> Result<()> {
     series.take("guest", &report, guest.setting(&guest::kernel_of(&report)?, notes)?)
 }
 
+/// As many as the goal says, which nobody else is held against.
+fn very_many(args: &Args, build: &Build, most: u32, series: &mut Series) -> Result<()> {
+    let mut field = Field::none();
+    field.programs.push(Place { host: build.path.clone(), guest: "/usr/local/bin/becket".to_owned() });
+    let guest = Guest::new(&args.guest, build, Clock::Time, 2).with_memory(4096);
+    let script = format!("MOST={most} BECKET=becket WORK=/scratch/most\n{MOST}");
+    let report = guest.boot(&field, Vec::new(), &script)?;
+    let notes = vec![format!("guest-most: {most} images on the guest's ext4, once by each transport")];
+    series.take("guest-most", &report, guest.setting(&guest::kernel_of(&report)?, notes)?)
+}
+
 fn script(counts: &[u32], rounds: u32, via: &str, becket: &str, work: &str) -> String {
     let counts: Vec<String> = counts.iter().map(u32::to_string).collect();
     let via = quoted(via);
@@ -141,6 +165,21 @@ pub(crate) fn verdicts(series: &Series) -> Vec<Verdict> {
             series.median("guest", "idle-device-kib", entrant),
         )
     };
+    let very_many = |via: &str, what: &str, attached: bool| {
+        let got = series.median("guest-most", what, &format!("becket-{via}"));
+        match attached {
+            true => Verdict::at_least(
+                format!("{MANY} images at once by {via} in the guest, devices"),
+                MANY.into(),
+                got,
+            ),
+            false => Verdict::at_most(
+                format!("{MANY} images at once by {via}, devices in a wrong place"),
+                0.0,
+                got,
+            ),
+        }
+    };
     // Two CPUs in the guest.
     let threads = series.median("guest", "threads", "worker");
     vec![
@@ -164,6 +203,10 @@ pub(crate) fn verdicts(series: &Series) -> Vec<Verdict> {
             0.0,
             series.median("guest", "open-close-futexes", "becket"),
         ),
+        very_many("ublk", "devices", true),
+        very_many("ublk", "wrong", false),
+        very_many("loop", "devices", true),
+        very_many("loop", "wrong", false),
     ]
 }
 

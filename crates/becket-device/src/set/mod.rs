@@ -9,7 +9,7 @@ mod ublk;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-use becket_image::{DirectIo, Opened, Place};
+use becket_image::{DirectIo, Extent, Opened, Place};
 use becket_transport::Kind;
 use serde::Serialize;
 
@@ -177,23 +177,36 @@ fn open(store: &Store, device: &Device, path: &Path, changes: &Changes) -> Resul
         ..AttachOptions::default()
     };
     let opened = attach::open(store, path, &options)?;
-    if opened.map.extents().iter().any(|extent| matches!(extent.place, Place::Encoded { .. })) {
-        let message = format!("{} is encoded, and such an image takes no other's place", path.display());
-        return Err(unsupported(message, format!("becket detach {}, and attach it by itself", info.name)));
-    }
-    if opened.grows {
-        let message =
-            format!("{} grows while it is written, and such an image takes no other's place", path.display());
-        return Err(unsupported(message, format!("becket detach {}, and attach it by itself", info.name)));
-    }
-    match &opened.read_only_reason {
+    let writable = || match &opened.read_only_reason {
         Some(reason) => Err(Error::Remote {
             kind: ErrorKind::ReadOnly,
             message: format!("{} would have to be read-only: {reason}", path.display()),
             hint: Some("say so with --read-only on, or have the image made writable".to_owned()),
         }),
-        None => Ok(opened),
+        None => Ok(()),
+    };
+    if changes.image.is_none() {
+        writable()?;
     }
+    // Memory and threads for either are given to a device's queues when they are made.
+    let encoded = |extent: &Extent| matches!(extent.place, Place::Encoded { .. });
+    if opened.map.extents().iter().any(encoded) {
+        return Err(never_changed(info, path, "is encoded", "is decoded"));
+    }
+    if opened.grows {
+        return Err(never_changed(info, path, "grows while it is written", "grows"));
+    }
+    writable()?;
+    Ok(opened)
+}
+
+/// The other way round it is the supervisor who refuses.
+fn never_changed(info: &DeviceInfo, path: &Path, what: &str, made: &str) -> Error {
+    let (name, path) = (&info.name, path.display());
+    unsupported(
+        format!("{path} {what}, and no device gets such an image while it lives: one that {made} is made so"),
+        format!("becket detach {name}; becket attach --name {name} {path}"),
+    )
 }
 
 fn unsupported(message: String, hint: impl Into<String>) -> Error {

@@ -17,7 +17,7 @@ use super::workers::Server;
 use crate::control::NewImage;
 use crate::state::Device;
 use crate::worker::kept::{Kept, descriptors_of};
-use crate::worker::protocol::{Change, backings, facts_of};
+use crate::worker::protocol::{Change, Serve, backings, facts_of};
 use crate::{Error, ErrorKind, log};
 
 /// Longest that a file system may take to say how long an image is: the device is locked meanwhile.
@@ -100,18 +100,25 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
         info.size_limit = limit;
     }
     if let Some(image) = wish.image {
-        let mode = DataMode::of(kept.serve.flags);
-        if !mode.allows(&image.map) {
-            let (name, path) = (&info.name, image.path.display());
+        let (name, path) = (&info.name, image.path.display());
+        let anew = format!("becket detach {name}; becket attach --name {name} {path}");
+        // The engine refuses both; here it is said with the way to do it, before the kernel hears of another size.
+        let made = match &kept.serve {
+            Serve { grows: true, .. } => Some("grows while it is written"),
+            Serve { encoded: Some(_), .. } => Some("is encoded"),
+            _ => None,
+        };
+        if let Some(made) = made {
             return Err(unsupported(
-                format!("{name} is in mode {mode}, and parts of {path} are not stored as they are read"),
-                "detach it and attach the new image: another mode is chosen then",
+                format!("the image of {name} {made}, and no other takes its place while the device lives"),
+                &anew,
             ));
         }
-        if kept.serve.encoded.is_some() {
+        let mode = DataMode::of(kept.serve.flags);
+        if !mode.allows(&image.map) {
             return Err(unsupported(
-                format!("{} has an encoded image, and no other takes its place", info.name),
-                "detach it and attach the new image",
+                format!("{name} is in mode {mode}, and parts of {path} are not stored as they are read"),
+                &anew,
             ));
         }
         change.map = image.map;

@@ -16,7 +16,8 @@ const FEWEST: u16 = 4;
 /// A queue for each CPU and 128 requests are enough for an NVMe disk, and more tags than are in use make one
 /// quicker to find; but a thousand disks are never busy together, the rings' tables of requests that are not copied have
 /// no more than 16,384 places each, and each place costs the kernel memory (docs/ARCHITECTURE.md has the figures).
-/// Two rings have places for 4,096 devices. Requests that are copied have a buffer of a quarter of a MiB each, which is
+/// Two rings have places for 4,096 devices, and a sixteenth more: for those that come at once, before they are counted, and for
+/// holes that nothing fits into. Requests that are copied have a buffer of a quarter of a MiB each, which is
 /// locked in memory.
 pub(super) fn usual(owned: usize, mode: DataMode, cpus: usize) -> (u16, u16) {
     let (most, depth) = match (mode.is_zero_copy(), owned) {
@@ -24,7 +25,7 @@ pub(super) fn usual(owned: usize, mode: DataMode, cpus: usize) -> (u16, u16) {
         (true, 32..128) => (1, 64),
         (true, 128..256) => (1, 32),
         (true, 256..512) => (1, 16),
-        (true, 512..1024) => (1, 8),
+        (true, 512..1024) => (1, 4),
         (true, _) => (1, 2),
         (false, 0..8) => (MOST_QUEUES, DEPTH_WITH_BUFFERS),
         (false, 8..32) => (1, 32),
@@ -102,12 +103,12 @@ mod tests {
         assert_eq!((zero(0), zero(31)), ((4, 128), (4, 128)));
         let all: Vec<_> = (0..2000).map(zero).collect();
         assert!(all.windows(2).all(|two| two[0].0 >= two[1].0 && two[0].1 >= two[1].1));
-        // So many fit into the tables of two rings.
+        // So many fit into the tables of two rings, and some places are left.
         let places = |owned| {
             let (queues, depth) = usual(owned, DataMode::ZeroCopy, 2);
             u32::from(queues) * u32::from(depth)
         };
-        assert_eq!((0..4096).map(places).sum::<u32>(), 2 * 16_384);
+        assert_eq!((0..4096).map(places).sum::<u32>(), 2 * 16_384 * 15 / 16);
         let copied = |owned| usual(owned, DataMode::Copy, 8);
         assert_eq!((copied(0), copied(5000)), ((4, DEPTH_WITH_BUFFERS), (1, 4)));
         assert_eq!(usual(0, DataMode::Copy, 1).0, 1);

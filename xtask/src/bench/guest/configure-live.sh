@@ -32,7 +32,8 @@ for ((round = 0; round <= LIVE; round++)); do
         # fio's own judge: an error of any read is in its answer.
         error=$(sed -n 's/^ *"error" : \([0-9]*\).*/\1/p' "$WORK/fio.json" | head -n 1)
         figure live-read-errors "$what" "${error:-1}"
-        figure live-changes-ms "$what" "$(thousandth $((end - begin)))"
+        # What takes no time is not compared with.
+        [[ $what == undisturbed ]] || figure live-changes-ms "$what" "$(thousandth $((end - begin)))"
         for point in 50 99 99.9; do
             ns=$(sed -n '/"read" : {/,/"write" : {/p' "$WORK/fio.json" | sed -n '/"lat_ns" : {/,/}/p' |
                 sed -n "s/^ *\"$point[.0]*\" : \([0-9]*\).*/\1/p" | head -n 1)

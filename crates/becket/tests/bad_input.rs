@@ -4,7 +4,9 @@
 
 mod common;
 
-use becket_testkit::{Ran, Scratch, crc_whole, image, require_device, require_tools, tool, via};
+use becket_testkit::{
+    Ran, Scratch, crc_whole, image, require_device, require_fuse, require_tools, require_ublk, tool, via,
+};
 use common::{Small, scratch, text};
 use std::{
     fs,
@@ -170,6 +172,56 @@ fn a_place_for_records_that_takes_none() {
     let left: Vec<_> =
         fs::read_dir(small.0.join("devices")).unwrap().map(|item| item.unwrap().file_name()).collect();
     assert_eq!(left, [".lock"], "no half-written record");
+}
+
+/// Commands that come at once find one server, whoever started it, and nobody else becomes one.
+fn one_server_is_enough(name: &str, via: &str) {
+    let place = scratch();
+    let images: Vec<PathBuf> = (0..8).map(|number| place.path(&format!("{number}.img"))).collect();
+    for (path, seed) in images.iter().zip(1..) {
+        image::random(path, 64 << 10, seed);
+    }
+    std::thread::scope(|scope| {
+        for path in &images {
+            scope.spawn(|| place.attach(path, &["--via", via]));
+        }
+    });
+    let server = |device: &serde_json::Value| device["server_pid"].as_u64().unwrap();
+    let before: Vec<u64> = place.devices().iter().map(server).collect();
+    assert_eq!(before.len(), 8, "{name}");
+    assert!(before.windows(2).all(|two| two[0] == two[1]), "{name}: {before:?}");
+    for words in [&["serve"][..], &["serve", "--until-idle"]] {
+        let ran = place.run(words);
+        assert_eq!(ran.code, 1, "{ran:?}");
+        assert!(
+            ran.err.contains("becket's server runs already") && ran.err.contains("hint: one is enough"),
+            "{ran:?}"
+        );
+    }
+    assert_eq!(place.devices().iter().map(server).collect::<Vec<u64>>(), before);
+    for device in place.devices() {
+        assert_eq!(
+            crc_whole(Path::new(text(&device, "device"))),
+            crc_whole(Path::new(text(&device, "image")))
+        );
+    }
+    place.ok(["detach", "--all"]);
+}
+
+#[test]
+fn ublk_two_servers_at_once() {
+    let name = "bad_input::ublk_two_servers_at_once";
+    if require_ublk(name) {
+        one_server_is_enough(name, "ublk");
+    }
+}
+
+#[test]
+fn fuse_two_servers_at_once() {
+    let name = "bad_input::fuse_two_servers_at_once";
+    if require_fuse(name) {
+        one_server_is_enough(name, "fuse");
+    }
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Links the unwinder into the program where the C compiler has it as an archive (`libgcc_eh.a`, a part of GCC).
 //!
 //! Rust's standard library asks for `libgcc_s.so`, which each start of the program would have to find, map and bind: of the
-//! start of a command that does little, a tenth. The linker takes a name from the first who offers it, so the archive is
-//! offered first; a linker that only looks back (GNU ld) takes the shared one as ever. Where there is no archive nothing changes.
+//! start of a command that does little, a tenth. A linker takes a name from the first who offers it (seen with lld and GNU ld), so the
+//! archive is offered before the shared library. Where there is no archive nothing changes.
 
 use std::env;
 use std::path::Path;

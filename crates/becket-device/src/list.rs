@@ -1,6 +1,7 @@
 //! Which devices there are: the records, each held against the kernel.
 //! It asks about the devices it has records of, and about others only whether they are ours.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -32,7 +33,8 @@ pub fn list() -> Result<Vec<DeviceInfo>, Error> {
     Ok(devices(&store)?.into_iter().map(|device| as_users_see(device.info)).collect())
 }
 
-/// A device as its users find it: anybody with the right can tell them by `BLKROSET` that it is read-only, or is not.
+/// A device as its users find it: anybody with the right can tell them by `BLKROSET` that it is read-only, or is not, and
+/// move the ends of its partitions.
 ///
 /// That is for people. What is decided goes by the record: the kernel only warns of writes to what it calls read-only, and
 /// what was mounted for writing before goes on writing.
@@ -42,6 +44,14 @@ fn as_users_see(mut info: DeviceInfo) -> DeviceInfo {
     {
         let refused = info.read_only && matches!(info.transport, Kind::Ublk | Kind::Fuse);
         info.read_only = told || refused;
+    }
+    for partition in &mut info.partitions {
+        // Those of device-mapper are disks of their own, which begin nowhere and keep their size.
+        let name = partition.device.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        let told = |what| sysfs::number::<u64>(name, what).and_then(|sectors| sectors.checked_mul(512));
+        if let Some((start, size)) = told("start").zip(told("size")) {
+            (partition.start, partition.size) = (start, size);
+        }
     }
     info
 }

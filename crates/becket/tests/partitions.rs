@@ -4,10 +4,10 @@
 
 mod common;
 
-use becket_testkit::{crc, crc_whole, image, require_device, require_tools, via};
+use becket_testkit::{crc, crc_whole, image, require_device, require_tools, tool, via};
 use common::{Use, scratch, text};
 use serde_json::json;
-use std::{fs, path::Path, process::Command};
+use std::{fs, os::unix::fs::FileExt as _, path::Path, process::Command};
 
 #[test]
 fn are_there_at_return() {
@@ -48,6 +48,45 @@ fn are_there_at_return() {
         let there = Path::new("/sys/class/block").join(name).exists();
         assert!(!there || used.is_anothers(), "{name} is gone with its disk");
     }
+}
+
+/// The disk's image becomes longer, the disk takes that over, and a partition is moved to its new end by the usual tools.
+#[test]
+fn the_last_grows_with_its_disk() {
+    let name = "partitions::the_last_grows_with_its_disk";
+    if !require_device(name) || !require_tools(name, &["sfdisk", "partx"]) {
+        return;
+    }
+    let place = scratch();
+    let disk = place.path("disk.img");
+    image::gpt(&disk, 16 << 20);
+    let device = place.attach(&disk, &["--name", "disk"]);
+    let node = fs::canonicalize(place.links().join("diskp2")).unwrap();
+    // In use all the while, as a mounted one is.
+    let used = fs::File::options().read(true).write(true).open(&node).unwrap();
+    fs::File::options().write(true).open(&disk).unwrap().set_len(32 << 20).unwrap();
+    place.ok(["refresh", "disk"]);
+    tool(
+        Command::new("sfdisk")
+            .args(["--quiet", "--no-reread", "--no-tell-kernel"])
+            .args(["--relocate", "gpt-bak-std"])
+            .arg(&device),
+    );
+    let grow =
+        "echo ', 24MiB' | sfdisk --quiet --no-reread --no-tell-kernel -N 2 $0 && partx --update --nr 2 $0";
+    tool(Command::new("sh").args(["-c", grow]).arg(&device));
+    let (start, len) = (image::GPT_PARTITIONS[1].0 * 512, 24 << 20);
+    let last = [0x5a; 4096];
+    used.write_all_at(&last, len - 4096).unwrap();
+    used.sync_all().unwrap();
+    assert!(used.write_all_at(&last, len).is_err(), "and no further");
+    drop(used);
+    let mut bytes = [0; 4096];
+    fs::File::open(&disk).unwrap().read_exact_at(&mut bytes, start + len - 4096).unwrap();
+    assert_eq!(bytes, last);
+    let second = &place.devices()[0]["partitions"][1];
+    assert_eq!((text(second, "device"), &second["size"]), (node.to_str().unwrap(), &json!(len)));
+    place.ok(["detach", "disk"]);
 }
 
 #[test]

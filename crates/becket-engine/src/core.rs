@@ -5,6 +5,7 @@ mod below;
 mod frames;
 mod intercept;
 mod loads;
+mod made;
 mod merge;
 
 use std::{
@@ -34,6 +35,7 @@ use frames::is_lent;
 use intercept::Intercepted;
 use loads::Loads;
 pub(crate) use loads::{Copied, memory_of};
+use made::{Made, Making};
 use merge::Runs;
 
 /// How the requests of a queue carry their bytes.
@@ -93,6 +95,8 @@ pub(crate) struct Core {
     pub(crate) lent: Box<[bool]>,
     /// For commands that carry many elements.
     lists: Option<Buffers>,
+    /// What no file holds, for requests whose pages are registered.
+    made: Option<Made>,
     /// First of the ring's buffer indexes that belong to this queue.
     pub(crate) registered: Option<u32>,
     /// The slot in the ring's table with the port's descriptor.
@@ -101,7 +105,7 @@ pub(crate) struct Core {
     /// front that waits for the last copy of its descriptor to be closed knows that no operation of ours is going to
     /// reach the backing any more. A later server relies on it: a write of the old one must not land after its own.
     port: u32,
-    /// Behind it is its tether's, where it has one.
+    /// Behind it is its tether's, where it has one, and then that of what is made up.
     port_count: usize,
     /// First of the slots of the backing files: buffered and direct of each.
     pub(crate) files: u32,
@@ -147,6 +151,8 @@ impl Core {
             Memory::Registered => None,
         };
         let loads = Loads::new(new.backing, new.depth, new.mailbox)?;
+        let registers = new.memory == Memory::Registered;
+        let made = registers.then(|| Making::new(ring, new.depth, loads.is_some())).transpose()?;
         // The queue's own requests behind those of the port.
         let requests = new.depth + loads.as_ref().map_or(0, |loads| loads.count());
         let interceptor = new.backing.interceptor.clone();
@@ -158,8 +164,9 @@ impl Core {
         });
         let lists = lists.transpose()?;
         // The port's descriptor is in the table even where its commands do not use it: see `Core::port`.
-        let ports: Vec<RawFd> =
-            std::iter::once(new.descriptor).chain(new.tether).map(|fd| fd.as_raw_fd()).collect();
+        let making = made.as_ref().and_then(Making::file);
+        let ports = std::iter::once(new.descriptor).chain(new.tether).chain(making);
+        let ports: Vec<RawFd> = ports.map(|fd| fd.as_raw_fd()).collect();
         let unregistered_port = (!ring.releases_at_once()).then_some(new.descriptor.as_raw_fd());
         let port = match new.memory {
             Memory::Framed { .. } => ring.register_unwaiting(new.descriptor, &ports)?,
@@ -198,6 +205,7 @@ impl Core {
                 _ => Box::default(),
             },
             lists,
+            made: made.map(|making| making.done(port + ports.len() as u32 - 1)),
             registered,
             port,
             port_count: ports.len(),
@@ -439,6 +447,8 @@ impl Core {
                     }
                 }
             }
+            // It is nothing of the backing's, and does not block.
+            Ok(Step::Deliver(entry)) => self.submit(ring, tag, Source::Backing { tag }, entry),
             // Word about what it waits for takes it further.
             Ok(Step::Waits) => {}
             Ok(Step::Whole) => {

@@ -46,8 +46,7 @@ use becket_image::encoded::BLOCK_MAX;
 pub(crate) use block::{Key, Staging};
 use cache::Cache;
 pub(crate) use cache::{Found, Waiter};
-pub(crate) use frames::Decoded;
-use frames::Frames;
+pub(crate) use frames::{Decoded, Frames};
 pub(crate) use hand::{Hand, Job};
 pub(crate) use layers::Layers;
 #[cfg(test)]

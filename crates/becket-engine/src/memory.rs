@@ -3,11 +3,13 @@
 
 use std::{
     ffi::c_void,
-    os::fd::AsFd,
+    os::fd::{AsFd, OwnedFd},
     ptr::{self, NonNull},
     sync::atomic::{AtomicU64, Ordering},
 };
 
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::{Errno, ioctl_fionbio};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use crate::Error;
@@ -28,6 +30,18 @@ impl Region {
         // SAFETY: an anonymous mapping at an address of the kernel's choice aliases nothing.
         let base = unsafe {
             mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        }
+        .map_err(|errno| failed(errno.into()))?;
+        let base = NonNull::new(base.cast::<u8>());
+        Ok(Region { base: base.ok_or_else(|| failed(std::io::ErrorKind::OutOfMemory.into()))?, len })
+    }
+
+    /// The first `len` bytes of a file of memory that is ours alone.
+    fn of_a_file(file: &OwnedFd, len: usize, what: &'static str) -> Result<Region, Error> {
+        let failed = |source| Error::Map { what, bytes: len, source };
+        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
+        let base = unsafe {
+            mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)
         }
         .map_err(|errno| failed(errno.into()))?;
         let base = NonNull::new(base.cast::<u8>());
@@ -98,6 +112,19 @@ impl Buffers {
         Ok(Buffers { region, count, size, head, stride, first, touched })
     }
 
+    /// `count` buffers of `size` bytes each in a [file of memory](file_of_memory), one after another from its first byte.
+    pub(crate) fn in_a_file(count: usize, size: usize) -> Result<(Buffers, OwnedFd), Error> {
+        let what = "bytes that are made up";
+        let len = count.checked_mul(size).filter(|len| *len > 0);
+        let len =
+            len.ok_or(Error::Map { what, bytes: 0, source: std::io::ErrorKind::InvalidInput.into() })?;
+        let file = file_of_memory(len as u64, what)?;
+        let region = Region::of_a_file(&file, len, what)?;
+        let buffers =
+            Buffers { region, count, size, head: 0, stride: size, first: 0, touched: Box::default() };
+        Ok((buffers, file))
+    }
+
     /// Address of a request's buffer, or null when there is no such request.
     pub(crate) fn address(&self, index: usize) -> *mut u8 {
         if index >= self.count {
@@ -151,6 +178,18 @@ impl Buffers {
         // away, and the queue calls this only for a request without an operation in flight.
         unsafe { std::slice::from_raw_parts_mut(self.address(index), self.size) }
     }
+}
+
+/// A file of memory that nobody else has; it reads as zeroes, and takes memory only where it is written. It says that it does
+/// not block, which is true, and by which a ring knows that its reads need no thread.
+pub(crate) fn file_of_memory(len: u64, what: &'static str) -> Result<OwnedFd, Error> {
+    let failed =
+        |errno: Errno| Error::Map { what, bytes: len.try_into().unwrap_or(usize::MAX), source: errno.into() };
+    let file = memfd_create("becket", MemfdFlags::CLOEXEC).map_err(failed)?;
+    ftruncate(&file, len).map_err(failed)?;
+    // By the call that a worker may make once it serves.
+    ioctl_fionbio(&file, true).map_err(failed)?;
+    Ok(file)
 }
 
 /// I/O vectors for operations with several buffers: a row for each request of a queue.
@@ -267,6 +306,21 @@ mod tests {
         assert_eq!(buffers.part(0, usize::MAX, 2), None);
         assert_eq!(buffers.part(2, 0, 1), None);
         assert!(buffers.frame(2).is_empty());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri maps no files")]
+    fn buffers_in_a_file_are_what_the_file_holds() {
+        use std::os::unix::fs::FileExt;
+        let (mut buffers, file) = Buffers::in_a_file(3, 8192).unwrap();
+        buffers.slice(1).fill(7);
+        let file = std::fs::File::from(file);
+        let mut bytes = vec![9; 3 * 8192];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        let of = |from: usize, byte| bytes[from..from + 8192].iter().all(|b| *b == byte);
+        assert!(of(0, 0) && of(8192, 7) && of(16384, 0));
+        assert!(buffers.slice(3).is_empty());
+        assert!(Buffers::in_a_file(0, 8192).is_err() && Buffers::in_a_file(usize::MAX, 8192).is_err());
     }
 
     #[test]

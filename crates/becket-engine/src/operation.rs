@@ -36,6 +36,9 @@ impl Core {
             if left == 0 {
                 return Ok(Step::Whole);
             }
+            if slot.made > 0 {
+                return self.deliver_made(tag);
+            }
             let pos = slot.request.offset + slot.done;
             let (extent, own) = self.extent_of(tag, pos, left).ok_or(Errno::IO)?;
             let slot = &mut self.slab[usize::from(tag)];
@@ -64,6 +67,7 @@ impl Core {
                         let memory = memory_of(self.loads.as_deref_mut(), self.buffers.as_mut(), tag);
                         memory.get_mut(from..from + len).ok_or(Errno::IO)?.fill(0);
                     }
+                    (Op::Read, Data::Registered) => return self.deliver_zeroes(tag),
                     (Op::Discard | Op::WriteZeroes { .. }, _) => slot.done += slot.asked,
                     _ => return Err(Errno::IO),
                 },

@@ -77,6 +77,8 @@ pub(crate) struct Slot {
     pub(crate) done: u64,
     /// Bytes that the operation in flight was asked for.
     pub(crate) asked: u64,
+    /// Bytes that were made up and are yet to be brought to the requester's pages.
+    pub(crate) made: u64,
     /// The backing file of the operation in flight.
     pub(crate) file: u32,
     /// The operation in flight bypasses the page cache.
@@ -102,6 +104,8 @@ pub(crate) struct Slot {
 pub(crate) enum Step {
     /// An operation on a backing file.
     Operate(squeue::Entry),
+    /// An operation that brings what no file holds to the requester's pages.
+    Deliver(squeue::Entry),
     /// Word about a block that is being decoded.
     Waits,
     /// Nothing.
@@ -143,6 +147,7 @@ impl Slot {
         began: 0,
         done: 0,
         asked: 0,
+        made: 0,
         file: 0,
         direct: false,
         buffered_only: false,

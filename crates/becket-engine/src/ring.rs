@@ -77,6 +77,8 @@ pub(crate) struct Ring {
     releases_at_once: bool,
     /// See [`Ring::register_unwaiting`].
     asks_first: bool,
+    /// The slot of a file of zeroes, once a queue needs it.
+    pub(crate) zeroes: Option<u32>,
 }
 
 impl Ring {
@@ -113,6 +115,7 @@ impl Ring {
             may_block: 0,
             releases_at_once: kernel_is_at_least(&release, 6, 13),
             asks_first: kernel_is_at_least(&release, 6, 12),
+            zeroes: None,
         })
     }
 
@@ -448,6 +451,13 @@ impl Transfer {
         // SAFETY: an entry is the kernel's `struct io_uring_sqe`: 64 bytes without padding, for which any are valid.
         unsafe { std::mem::transmute::<[u64; 8], squeue::Entry>(words.map(u64::to_le)) }
     }
+}
+
+/// An entry's eight words, for tests that look at what would be submitted.
+#[cfg(test)]
+pub(crate) fn words_of(entry: &squeue::Entry) -> [u64; 8] {
+    // SAFETY: as in `entry`.
+    unsafe { std::mem::transmute::<squeue::Entry, [u64; 8]>(entry.clone()) }
 }
 
 /// A registered descriptor's place in the ring's table.

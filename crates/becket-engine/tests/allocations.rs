@@ -1,5 +1,5 @@
 //! The steady state allocates nothing: counted by an allocator, on the I/O thread itself.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -17,7 +17,7 @@ use std::{
 use becket_engine::{
     Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueStats, Request, Token,
 };
-use becket_image::{Alignment, BackingKind, Facts, Map};
+use becket_image::{Alignment, BackingKind, Facts, Grow, Map, Wanted};
 use rustix::io::Errno;
 
 thread_local! {
@@ -112,16 +112,44 @@ fn place() -> std::path::PathBuf {
 
 #[test]
 fn ten_thousand_requests_call_the_allocator_not_once() {
-    count(false);
+    count(false, false);
 }
 
 #[test]
 fn merging_does_not_either() {
-    count(true);
+    count(true, false);
+}
+
+#[test]
+fn what_has_its_place_in_an_image_that_grows_does_not() {
+    count(false, true);
+}
+
+/// Every unit has its place, each behind the one that follows it.
+#[derive(Debug)]
+struct Placed;
+
+impl Grow for Placed {
+    fn unit(&self) -> u64 {
+        4096
+    }
+    fn placed(&mut self, tell: &mut dyn FnMut(u64, u64)) -> std::io::Result<()> {
+        (0..u64::from(DEPTH)).for_each(|unit| tell(unit, (u64::from(DEPTH) - 1 - unit) * 4096));
+        Ok(())
+    }
+    fn place(&mut self, units: &[Wanted]) -> std::io::Result<Vec<u64>> {
+        panic!("{units:?} have their places")
+    }
+    fn has_lost(&self) -> bool {
+        false
+    }
+    fn close(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Merged are requests that go past the page cache; that the descriptor really does does not matter here.
-fn count(merge: bool) {
+fn count(merge: bool, grows: bool) {
     let threads = IoThreads::start(1).unwrap();
     let mut file = tempfile::tempfile_in(place()).unwrap();
     file.write_all(&vec![1; usize::from(DEPTH) * 4096]).unwrap();
@@ -137,13 +165,15 @@ fn count(merge: bool) {
     let direct = merge.then(|| file.try_clone().unwrap().into());
     let backing = becket_image::Backing { buffered: file.into(), direct, facts };
     let map = Map::contiguous(0, 0, u64::from(DEPTH) * 4096);
+    let backing = Backing::new(map, vec![backing], false, 1);
+    let backing = if grows { backing.growing_by(Box::new(Placed), Box::new(())).unwrap() } else { backing };
     let (sent, calls) = channel();
     let descriptor = File::open("/dev/null").unwrap().into();
     let queue = NewQueue {
         port: Box::new(BusyPort { descriptor, finished: 0, begun: 0, before: 0, calls: sent }),
         depth: DEPTH,
         number: 0,
-        backing: Arc::new(Backing::new(map, vec![backing], false, 1)),
+        backing: Arc::new(backing),
         memory: Memory::Buffers(4096),
         batch: None,
         below: None,

@@ -5,8 +5,8 @@
 mod common;
 
 use becket_testkit::{
-    Scratch, crc, crc_whole, image, require_device, require_fuse, require_tools, require_ublk, tool, via,
-    wait_until,
+    Scratch, crc, crc_whole, image, require_device, require_fuse, require_tools, require_ublk, skip, tool,
+    via, wait_until,
 };
 use common::{disk::kill_worker, ended, scratch, text};
 use serde_json::json;
@@ -297,29 +297,49 @@ fn a_compressed_image_is_decoded() {
     if !require_ublk(name) {
         return;
     }
-    is_decoded(name, "ublk");
+    is_decoded(name, "ublk", &[]);
+}
+
+#[test]
+fn a_compressed_image_is_decoded_for_pages_that_only_the_kernel_reaches() {
+    let name = "nested::a_compressed_image_is_decoded_for_pages_that_only_the_kernel_reaches";
+    if !require_ublk(name) {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("plain.raw"), MIB, 2);
+    let told = place.json(["attach", "--via", "ublk", "plain.raw"]);
+    place.ok(["detach", "plain.raw"]);
+    if !text(&told["devices"][0], "mode").contains("zero") {
+        return skip(name, "this kernel copies what every device moves");
+    }
+    is_decoded(name, "ublk", &["--mode", "zero-copy"]);
+    is_decoded(name, "ublk", &["--mode", "batch-zero-copy"]);
 }
 
 #[test]
 fn fuse_image_that_is_compressed_is_decoded() {
     let name = "nested::fuse_image_that_is_compressed_is_decoded";
     if require_fuse(name) {
-        is_decoded(name, "fuse");
+        is_decoded(name, "fuse", &[]);
     }
 }
 
 /// Kept from the host's loop driver by the compression: only a server of ours can offer it.
-fn is_decoded(name: &str, via: &str) {
+fn is_decoded(name: &str, via: &str, mode: &[&str]) {
     let place = scratch();
     if !squash(&place, name) {
         return;
     }
     let path = "iso/LiveOS/squashfs.img/LiveOS/rootfs.img";
     let expected = crc_whole(&place.path("squash/LiveOS/rootfs.img"));
-    let told = place.json(["attach", "--via", via, "--cache-size", "32M", path]);
+    let told = place.json([&["attach", "--via", via, "--cache-size", "32M"], mode, &[path]].concat());
     let info = &told["devices"][0];
     assert_eq!(info["read_only"], json!(true));
-    assert!(text(info, "mode").ends_with("copy") && !text(info, "mode").contains("zero"), "{info}");
+    match mode {
+        [_, mode] => assert_eq!(text(info, "mode"), *mode),
+        _ => assert!(text(info, "mode").ends_with("copy") && !text(info, "mode").contains("zero"), "{info}"),
+    }
     let device = Path::new(text(info, "device"));
     assert_eq!(crc_whole(device), expected);
     let told = place.json(["stat", device.to_str().unwrap()]);

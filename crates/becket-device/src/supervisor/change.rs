@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use becket_image::{Backing, BackingKind, DirectIo, Identity, Map, Partition};
 use becket_transport::aside::within;
-use becket_transport::ublk::DataMode;
 use becket_uapi::ublk::UBLK_F_UPDATE_SIZE;
 
 use super::driver::Driver;
@@ -111,13 +110,6 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
         if let Some(made) = made {
             return Err(unsupported(
                 format!("the image of {name} {made}, and no other takes its place while the device lives"),
-                &anew,
-            ));
-        }
-        let mode = DataMode::of(kept.serve.flags);
-        if !mode.allows(&image.map) {
-            return Err(unsupported(
-                format!("{name} is in mode {mode}, and parts of {path} are not stored as they are read"),
                 &anew,
             ));
         }

@@ -225,25 +225,18 @@ fn another_image_comes_with_its_files_its_size_and_its_partitions() {
 }
 
 #[test]
-fn an_image_with_holes_is_refused_where_its_zeroes_could_not_be_made() {
-    let holes = |stage: &Stage| {
-        let extent = |start, place| becket_image::Extent { start, len: 4096, place };
+fn an_image_with_holes_takes_another_s_place_in_any_mode() {
+    let extent = |start, place| becket_image::Extent { start, len: 4096, place };
+    for flags in [0, UBLK_F_AUTO_BUF_REG, UBLK_F_AUTO_BUF_REG | UBLK_F_BATCH_IO] {
+        let stage = stage(FEATURES | flags, |request| request);
         let data = extent(0, Place::Data { file: 0, offset: 0 });
         let map = Map::from_extents(vec![data, extent(4096, Place::Zero)]).unwrap();
         let files = vec![FileFacts { facts: facts(), direct: false }];
         let image = NewImage { path: "/n".into(), map, files, partitions: Vec::new() };
         let request = Set { name: NAME.to_owned(), image: Some(image), ..Set::default() };
-        stage.supervisor.set(request, vec![stage.bench.fd(true, 0)])
-    };
-    for batch in [0, UBLK_F_BATCH_IO] {
-        let zero_copy = stage(FEATURES | UBLK_F_AUTO_BUF_REG | batch, |request| request);
-        let error = holes(&zero_copy).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-        assert!(error.hint().is_some_and(|hint| hint.contains("detach")));
-        assert!(zero_copy.steps().is_empty(), "nothing is done");
-        zero_copy.replace(8192, Set::default()).0.unwrap();
+        stage.supervisor.set(request, vec![stage.bench.fd(true, 0)]).unwrap();
+        assert_eq!(stage.served_next().map.extents().len(), 2);
     }
-    holes(&plain()).unwrap();
 }
 
 #[test]

@@ -296,7 +296,7 @@ impl Core {
     pub(crate) fn decoded(&mut self, tag: u16, layer: u32, offset: u64) -> Result<Copied, Errno> {
         let slot = self.slab.get_mut(usize::from(tag)).ok_or(Errno::IO)?;
         let loads = self.loads.as_deref_mut().ok_or(Errno::IO)?;
-        if slot.request.op != Op::Read || slot.request.data != Data::Buffer {
+        if slot.request.op != Op::Read || slot.request.data == Data::None {
             return Err(Errno::IO);
         }
         let (block, _, end) = loads.find(layer, offset).ok_or(Errno::IO)?;
@@ -341,9 +341,9 @@ impl Core {
         Ok(copied)
     }
 
-    /// Copies what a request's next bytes have of a block; nothing when they are of another one.
+    /// Copies what a request's next bytes have of a block, or the beginning of it; nothing when they are of another one.
     fn copy(&mut self, tag: u16, key: Key, block: &Decoded) -> Result<(), Errno> {
-        let Core { slab, loads, buffers, map, .. } = self;
+        let Core { slab, loads, buffers, made, map, .. } = self;
         let slot = slab.get_mut(usize::from(tag)).ok_or(Errno::IO)?;
         let loads = loads.as_deref_mut().ok_or(Errno::IO)?;
         let map = loads.layer_of(tag).map_or(&**map, Encoded::below);
@@ -355,12 +355,22 @@ impl Core {
         }
         // Behind what was asked for, an image that grows may have other bytes.
         let len = (slot.request.len - slot.done).min(slot.asked).min(extent.len).min(end - offset);
-        let from = block.bytes().get((offset - start) as usize..).and_then(|rest| rest.get(..len as usize));
-        let to = memory_of(Some(loads), buffers.as_mut(), tag);
-        let to = to.get_mut(slot.done as usize..).and_then(|rest| rest.get_mut(..len as usize));
-        to.ok_or(Errno::IO)?.copy_from_slice(from.ok_or(Errno::IO)?);
-        slot.done += len;
         let from = (offset - start) as usize;
+        let (to, len) = match (slot.request.data, made) {
+            (Data::Registered, Some(made)) => {
+                let to = made.buffer(tag);
+                let len = len.min(to.len() as u64);
+                slot.made = len;
+                (to.get_mut(..len as usize), len)
+            }
+            _ => {
+                let to = memory_of(Some(loads), buffers.as_mut(), tag).get_mut(slot.done as usize..);
+                slot.done += len;
+                (to.and_then(|rest| rest.get_mut(..len as usize)), len)
+            }
+        };
+        let bytes = block.bytes().get(from..).and_then(|rest| rest.get(..len as usize));
+        to.ok_or(Errno::IO)?.copy_from_slice(bytes.ok_or(Errno::IO)?);
         if block.give(from, from + len as usize) {
             loads.layers.decoding().cache().spent(key);
         }

@@ -46,12 +46,6 @@ impl DataMode {
         matches!(self, DataMode::ZeroCopy | DataMode::BatchZeroCopy)
     }
 
-    /// Whether an image can be served so. Without memory of its own a server cannot make up what no file holds as it is
-    /// read.
-    pub fn allows(self, map: &Map) -> bool {
-        !self.is_zero_copy() || map.extents().iter().all(|extent| matches!(extent.place, Place::Data { .. }))
-    }
-
     /// Commands carry many tags.
     pub fn is_batch(self) -> bool {
         matches!(self, DataMode::BatchCopy | DataMode::BatchZeroCopy)
@@ -109,16 +103,15 @@ const COMMON: u64 = uapi::UBLK_F_CMD_IOCTL_ENCODE
 /// The flags to ask for when a device is added.
 ///
 /// `features` is what the kernel says it has (0 where it cannot say). Without a wish the device copies nothing where
-/// the kernel can register the requester's pages and the map has only data: extents that must be computed or zeroed
-/// need memory of our own. Commands for many requests at once are always taken: they cost less (docs/benchmarks.md).
+/// the kernel can register the requester's pages and most of the image's bytes are stored as they are read. What must be decoded
+/// is copied in any case, and with less ado where the server has buffers of its own. Commands for many requests at once are always taken: they cost less (docs/benchmarks.md).
 ///
 /// # Errors
 /// [`ServeError::NoMode`] when the wish cannot be met.
 pub fn flags_for(features: u64, wish: Option<DataMode>, map: &Map) -> Result<u64, ServeError> {
     let has = |flag| features & flag != 0;
-    let plain = DataMode::ZeroCopy.allows(map);
     let registers = has(uapi::UBLK_F_AUTO_BUF_REG);
-    let best = match (registers && plain, has(uapi::UBLK_F_BATCH_IO)) {
+    let best = match (registers && is_mostly_stored(map), has(uapi::UBLK_F_BATCH_IO)) {
         (true, true) => DataMode::BatchZeroCopy,
         (true, false) => DataMode::ZeroCopy,
         (false, true) => DataMode::BatchCopy,
@@ -129,8 +122,6 @@ pub fn flags_for(features: u64, wish: Option<DataMode>, map: &Map) -> Result<u64
         Some("this kernel's ublk driver does not say that it takes ioctl-encoded commands (Linux 6.5 does)")
     } else if mode.is_zero_copy() && !registers {
         Some("this kernel cannot register request buffers (Linux 6.16 can)")
-    } else if !mode.allows(map) {
-        Some("parts of this image are not stored as they are read")
     } else if mode.is_batch() && !has(uapi::UBLK_F_BATCH_IO) {
         Some("this kernel has no commands for many requests at once (Linux 7.0 has)")
     } else {
@@ -149,6 +140,20 @@ pub fn flags_for(features: u64, wish: Option<DataMode>, map: &Map) -> Result<u64
     Ok(flags)
 }
 
+/// Whether of an image's bytes, holes left out, at least half are stored as they are read. One that has none yet is going to be
+/// written, or reads as zeroes.
+fn is_mostly_stored(map: &Map) -> bool {
+    let (mut stored, mut encoded) = (0_u64, 0_u64);
+    for extent in map.extents() {
+        match extent.place {
+            Place::Data { .. } => stored += extent.len,
+            Place::Encoded { .. } => encoded += extent.len,
+            Place::Zero => {}
+        }
+    }
+    stored >= encoded
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,17 +168,36 @@ mod tests {
         assert_eq!(DataMode::of(flags_for(new, Some(DataMode::Copy), &plain).unwrap()), DataMode::Copy);
         assert!(flags_for(old, Some(DataMode::ZeroCopy), &plain).is_err());
         assert!(flags_for(0, None, &plain).is_err());
-        let hole = becket_image::Extent { start: 0, len: 4096, place: Place::Zero };
-        let holey = Map::from_extents(vec![hole]).unwrap();
-        assert_eq!(DataMode::of(flags_for(new, None, &holey).unwrap()), DataMode::Copy);
-        assert!(flags_for(new, Some(DataMode::ZeroCopy), &holey).is_err());
         let newest = new | uapi::UBLK_F_BATCH_IO;
         assert_eq!(DataMode::of(flags_for(newest, None, &plain).unwrap()), DataMode::BatchZeroCopy);
-        assert_eq!(DataMode::of(flags_for(newest, None, &holey).unwrap()), DataMode::BatchCopy);
         for mode in DataMode::ALL {
             assert_eq!(DataMode::of(flags_for(newest, Some(mode), &plain).unwrap()), mode);
             assert_eq!(flags_for(new, Some(mode), &plain).is_err(), mode.is_batch(), "{mode}");
             assert_eq!(mode.to_string().parse(), Ok(mode));
+        }
+    }
+
+    #[test]
+    fn what_is_mostly_decoded_is_copied() {
+        let features = uapi::UBLK_F_CMD_IOCTL_ENCODE | uapi::UBLK_F_AUTO_BUF_REG;
+        let data = Place::Data { file: 0, offset: 0 };
+        let encoded = Place::Encoded { layer: 0, offset: 0 };
+        for (parts, wanted) in [
+            (vec![(4096, Place::Zero)], DataMode::ZeroCopy),
+            (vec![(1 << 30, Place::Zero), (4096, data)], DataMode::ZeroCopy),
+            (vec![(4096, encoded), (1 << 20, Place::Zero), (4096, data)], DataMode::ZeroCopy),
+            (vec![(8192, encoded), (1 << 20, Place::Zero), (4096, data)], DataMode::Copy),
+            (vec![(512, encoded)], DataMode::Copy),
+        ] {
+            let mut start = 0;
+            let extents = parts.into_iter().map(|(len, place)| {
+                start += len;
+                becket_image::Extent { start: start - len, len, place }
+            });
+            let map = Map::from_extents(extents.collect()).unwrap();
+            assert_eq!(DataMode::of(flags_for(features, None, &map).unwrap()), wanted, "{map:?}");
+            let wish = Some(DataMode::ZeroCopy);
+            assert_eq!(DataMode::of(flags_for(features, wish, &map).unwrap()), DataMode::ZeroCopy, "{map:?}");
         }
     }
 }

@@ -41,7 +41,7 @@ pub use image::{Image, Layout};
 pub use inspect::{Inspected, inspect};
 pub use layer::{FileSystem, Format, LayerError, NodeKind};
 pub use map::{Extent, Map, MapError, Place};
-pub use open::{Backing, Identity, OpenOptions, Opened, lock, look, open, open_partly};
+pub use open::{Backing, Identity, OpenOptions, Opened, lock, look, open, open_partly, unlock};
 pub use partition::Partition;
 pub use qcow2::{Grower, Storage, unpack_alone, unpack_over};
 pub use text::shown;

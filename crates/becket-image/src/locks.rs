@@ -51,7 +51,8 @@
 //! # The moment
 //! That last copy may outlive its owner by a moment: a process that is being spawned holds copies of
 //! everything until it executes its program, and the kernel closes the file of a loop device after the device
-//! is gone. So that detaching and attaching again does not fail by accident, a clash is looked at again a few
+//! is gone. A ring gives a file of its table up only when it comes to it, before Linux 6.13 up to a second later: that would be too
+//! long, and so who knows that a device has ended [gives its locks up](crate::unlock). So that detaching and attaching again does not fail by accident, a clash is looked at again a few
 //! times ([`a_moment`]) before it counts. Who holds the gate is at work, so it is waited for a little longer.
 
 use std::io;

@@ -410,6 +410,14 @@ fn backing(link: Link, writable: bool, offset: u64, wanted: DirectIo) -> Result<
     Ok(file)
 }
 
+/// Gives up the locks of files, whoever still holds copies of their descriptors: nobody may use these any more.
+pub fn unlock(files: &[Backing]) {
+    for fd in files.iter().flat_map(|file| std::iter::once(&file.buffered).chain(&file.direct)) {
+        // Who could not lock has nothing to give up, and what is left goes with the last copy.
+        let _ = becket_uapi::lock::ofd_unlock(fd.as_fd(), 0, 0);
+    }
+}
+
 /// Takes the locks of an image that was opened `shared`, now that those who stood in the way are gone.
 ///
 /// # Errors

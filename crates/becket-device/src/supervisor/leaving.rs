@@ -26,6 +26,7 @@ impl Supervisor {
         }
         let driver = self.driver(state.device.info.transport)?;
         let id = id_of(&state.device.info);
+        let mut has_let_go = false;
         if let Some(info) = driver.info(id)?.filter(|info| info.ublksrv_flags == state.device.mark) {
             // The worker did not let go of it in time: the kernel says that there is nothing to stop.
             let stopped = info.state == UBLK_S_DEV_DEAD;
@@ -40,9 +41,14 @@ impl Supervisor {
                 self.say_leaving(state);
                 self.let_go(owned, state, true);
             })?;
+            has_let_go = state.server.alive();
             driver.del(id)?;
         }
-        // Before anybody can learn that the device is gone: with these go the image's locks.
+        // Before anybody can learn that the device is gone: with these go the image's locks. What a worker has let go of, the table of
+        // its ring may hold a while longer; a dead one's may still write, and there the last copy is to be waited for.
+        if has_let_go {
+            becket_image::unlock(&state.kept.files);
+        }
         state.kept.files.clear();
         state.kept.keepsakes = Default::default();
         forget(&self.store, &state.device);

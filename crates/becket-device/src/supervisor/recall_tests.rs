@@ -3,7 +3,7 @@ use std::fs;
 use super::*;
 use crate::control::Detach;
 use crate::control::server::Service;
-use crate::supervisor::doubles::Stage;
+use crate::supervisor::doubles::{FEATURES, Stage};
 
 /// A stage with one device, whose record says no sense any more.
 fn with_a_spoilt_record() -> Stage {
@@ -31,6 +31,30 @@ fn a_device_that_is_owned_gets_its_record_again() {
     assert_eq!(names(&stage), ["one"]);
     assert_eq!(stage.bench.store.device("one").unwrap().unwrap().info, stage.supervisor.list()[0]);
     detach(&stage, "one");
+}
+
+#[test]
+fn an_image_is_free_once_its_worker_has_let_go_of_it() {
+    use becket_uapi::lock::{Kind, ofd_lock, ofd_test};
+    use becket_uapi::ublk::UBLK_F_USER_RECOVERY;
+    use std::os::fd::AsFd as _;
+    for alive in [true, false] {
+        // Without recovery no other worker takes its place.
+        let stage = Stage::with(FEATURES & !UBLK_F_USER_RECOVERY);
+        let fd = stage.bench.fd(true, 0);
+        assert!(ofd_lock(fd.as_fd(), Kind::Shared, 101, 1).unwrap());
+        // As the table of a ring does for a while, or a dead worker's for as long as it still writes.
+        let held = fd.try_clone().unwrap();
+        stage.supervisor.attach(stage.bench.request(Some("one")), vec![fd]).unwrap();
+        if !alive {
+            stage.worker(0).die();
+        }
+        detach(&stage, "one");
+        let other = stage.bench.fd(true, 0);
+        let locked = ofd_test(other.as_fd(), Kind::Exclusive, 101, 1).unwrap();
+        assert_eq!(locked, !alive);
+        drop(held);
+    }
 }
 
 #[test]

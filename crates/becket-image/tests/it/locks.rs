@@ -95,6 +95,17 @@ fn the_lock_goes_where_the_descriptor_goes() {
 }
 
 #[test]
+fn what_is_given_up_is_free_though_somebody_still_holds_the_descriptor() {
+    let (_dir, path) = image();
+    let opened = open(&path).unwrap();
+    let held = opened.files[0].buffered.try_clone().unwrap();
+    becket_image::unlock(&opened.files);
+    drop(opened);
+    open(&path).unwrap();
+    drop(held);
+}
+
+#[test]
 fn the_bytes_are_those_that_qemu_knows() {
     let (_dir, path) = image();
     let other = File::open(&path).unwrap();

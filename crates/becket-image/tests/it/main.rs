@@ -5,6 +5,7 @@
 mod common;
 mod damage;
 mod devices;
+mod hostile;
 mod layers;
 mod locks;
 mod map;

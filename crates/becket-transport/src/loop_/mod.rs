@@ -28,7 +28,7 @@ use rustix::fs::FileType;
 use crate::{Error, Kind, Probe, Transport, module, node, sysfs};
 
 /// Why an image does not fit.
-const NOT_ONE_RANGE: &str = "the image is not one contiguous range of one file: that takes ublk, or a raw copy (`qemu-img convert -O raw`)";
+const NOT_ONE_RANGE: &str = "the image is not one contiguous range of one file: that takes ublk or fuse, or a raw copy (`qemu-img convert -O raw`)";
 
 /// The kernel's loop driver.
 #[derive(Debug, Clone, Copy)]

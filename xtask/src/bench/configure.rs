@@ -41,10 +41,13 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     let build = Build::new(&args.guest)?;
     let mut series = Series::default();
     if !args.no_host {
-        let host = Host::new()?;
+        let host = Host::new()?.with_records_in_memory()?;
         let script = script(args.rounds, "loop", &host::word(&build.path), &host.word("work"));
         let report = host.run(&Field::none(), &script)?;
-        let notes = vec![format!("host: the kernel's loop driver, {} rounds in turn", args.rounds)];
+        let notes = vec![format!(
+            "host: the kernel's loop driver, becket's records in memory, {} rounds in turn",
+            args.rounds
+        )];
         series.take("host", &report, host.setting(&build, &report, notes)?)?;
     }
     let mut field = Field::none();

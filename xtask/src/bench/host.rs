@@ -14,22 +14,28 @@ use super::guest::{self, LIBRARY};
 use super::record::{self, Clock, Setting};
 use crate::vm::quoted;
 
+/// Where what is written goes to no disk.
+const MEMORY: &str = "/dev/shm";
+
 /// A folder, and where becket keeps its records meanwhile.
 pub(crate) struct Host {
     work: TempDir,
     records: PathBuf,
+    /// Where those are, when they are elsewhere.
+    _memory: Option<TempDir>,
 }
 
 impl Host {
     /// Below target/bench, on the checkout's disk.
     pub(crate) fn new() -> Result<Host> {
         let work = tempfile::tempdir_in(record::dir()?)?;
-        Ok(Host { records: work.path().join("run"), work })
+        Ok(Host { records: work.path().join("run"), _memory: None, work })
     }
 
-    /// The same with becket's records in this folder.
-    pub(crate) fn with_records(self, records: PathBuf) -> Host {
-        Host { records, ..self }
+    /// The same with becket's records where they usually are: in memory, as all of `/run` is.
+    pub(crate) fn with_records_in_memory(self) -> Result<Host> {
+        let memory = tempfile::tempdir_in(MEMORY)?;
+        Ok(Host { records: memory.path().join("run"), _memory: Some(memory), ..self })
     }
 
     /// A file or folder of the script's, as a word for the shell.

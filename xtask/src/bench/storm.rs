@@ -19,9 +19,6 @@ const MOST: &str = include_str!("guest/storm-most.sh");
 /// Devices of the goal.
 const MANY: u32 = 4096;
 
-/// Where records usually are: in memory.
-const MEMORY: &str = "/dev/shm";
-
 /// For a document, before the tables.
 pub(crate) const INTRODUCTION: &str = "Images of 1 MiB, attached by one command of becket's, by losetup one after another, and by eight losetups at a time. On the
 host: the kernel's loop driver, with becket's records in memory (as `/run` is) and on the checkout's disk. In the guest:
@@ -83,9 +80,8 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
 }
 
 fn on_host(args: &Args, build: &Build, place: &str, series: &mut Series) -> Result<()> {
-    let memory = tempfile::tempdir_in(MEMORY)?;
     let host = Host::new()?;
-    let host = if place == "host" { host.with_records(memory.path().join("run")) } else { host };
+    let host = if place == "host" { host.with_records_in_memory()? } else { host };
     let script = script(&args.host_counts, args.rounds, "loop", &host::word(&build.path), &host.word("work"));
     eprintln!("xtask: {place}: {:?} images, {} rounds", args.host_counts, args.rounds);
     let report = host.run(&Field::none(), &script)?;

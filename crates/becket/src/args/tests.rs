@@ -74,6 +74,11 @@ fn wrong_usage_is_refused() {
     }
 }
 
+/// A command line of becket's.
+fn words_of(line: &str) -> Vec<OsString> {
+    format!("becket {line}").split(' ').map(OsString::from).collect()
+}
+
 /// What is read without the definitions of other commands is what they all together make of it.
 #[test]
 fn attaching_is_read_alike_by_both_parsers() {
@@ -84,14 +89,14 @@ fn attaching_is_read_alike_by_both_parsers() {
         "attach --from list --atomic --size-limit 4K --depth 8 --queues 1",
         "attach --tab data",
     ] {
-        let words: Vec<OsString> = format!("becket {line}").split(' ').map(OsString::from).collect();
+        let words = words_of(line);
         let quick = Cli::attaches(&words).unwrap_or_else(|| panic!("{line}"));
         assert_eq!(format!("{quick:?}"), format!("{:?}", Cli::try_parse_from(&words).unwrap()), "{line}");
     }
     for line in
         ["attach", "attach --help", "attach a --nope", "detach attach", "list", "--json", "attach --from l a"]
     {
-        let words: Vec<OsString> = format!("becket {line}").split(' ').map(OsString::from).collect();
+        let words = words_of(line);
         assert!(Cli::attaches(&words).is_none(), "{line}");
     }
 }
@@ -147,14 +152,14 @@ fn what_is_called_in_loops_is_read_plainly() {
         "attach a.img --read-only",
         "attach --via ublk --from list",
     ] {
-        let words: Vec<OsString> = format!("becket {line}").split(' ').map(OsString::from).collect();
+        let words = words_of(line);
         let plain = plain::read(&words).unwrap_or_else(|| panic!("{line}"));
         assert_eq!(format!("{plain:?}"), format!("{:?}", Cli::try_parse_from(&words).unwrap()), "{line}");
     }
     for line in
         ["list a", "attach", "attach --atomic a", "attach -r -r a", "attach a --from b", "attach -- a"]
     {
-        let words: Vec<OsString> = format!("becket {line}").split(' ').map(OsString::from).collect();
+        let words = words_of(line);
         assert!(plain::read(&words).is_none(), "{line}");
     }
 }

@@ -203,7 +203,7 @@ fn attach_served(
         mode: options.mode,
         merge: options.merge,
         faults: options.faults.clone(),
-        direct_io: options.direct_io != DirectIo::Off,
+        direct_io: options.direct_io,
         autoclear: options.autoclear,
         lease: leased,
         isolate: options.isolate,

@@ -6,7 +6,7 @@ use std::sync::{
     atomic::{AtomicI32, AtomicU64, Ordering, fence},
 };
 
-use becket_image::{Encoded, Grow, Map};
+use becket_image::{DirectIo, Encoded, Grow, Map};
 use rustix::io::Errno;
 
 use crate::growing::{Growing, Handle};
@@ -20,8 +20,8 @@ use crate::{Decoding, Error, Interceptor, decode::Layers};
 pub struct Backing {
     pub(crate) map: Arc<Map>,
     pub(crate) read_only: bool,
-    /// Whether requests go past the page cache, where they can.
-    pub(crate) direct: bool,
+    /// What goes past the page cache, where it can.
+    pub(crate) direct: DirectIo,
     files: Arc<Files>,
     pub(crate) interceptor: Option<Arc<dyn Interceptor>>,
 }
@@ -38,17 +38,18 @@ struct Files {
 }
 
 impl Backing {
-    /// A backing for `queues` queues, which go past the page cache where they can.
+    /// A backing for `queues` queues, which go past the page cache where they can and it serves ([`DirectIo::Auto`]).
     pub fn new(map: Map, files: Vec<becket_image::Backing>, read_only: bool, queues: usize) -> Backing {
         let sync = files.iter().map(|_| FileSync::new(queues)).collect();
         let files = Arc::new(Files { files, sync, layers: None, growing: None });
-        Backing { map: Arc::new(map), read_only, direct: true, files, interceptor: None }
+        Backing { map: Arc::new(map), read_only, direct: DirectIo::Auto, files, interceptor: None }
     }
 
-    /// The same with requests that go through the page cache.
+    /// The same with another choice of what goes past the page cache: nothing, or also the stored bytes of encoded blocks,
+    /// which otherwise go through it where that [serves](becket_image::Facts::caches_stored).
     #[must_use]
-    pub fn through_the_page_cache(self) -> Backing {
-        Backing { direct: false, ..self }
+    pub fn with_direct_io(self, direct: DirectIo) -> Backing {
+        Backing { direct, ..self }
     }
 
     /// The same with somebody who sees each operation on its way to the files. Whether there is anybody is settled when a
@@ -105,7 +106,7 @@ impl Backing {
 
     /// The same files otherwise: `map` may only speak of these.
     #[must_use]
-    pub fn otherwise(&self, map: Map, read_only: bool, direct: bool) -> Backing {
+    pub fn otherwise(&self, map: Map, read_only: bool, direct: DirectIo) -> Backing {
         let (files, interceptor) = (Arc::clone(&self.files), self.interceptor.clone());
         Backing { map: Arc::new(map), read_only, direct, files, interceptor }
     }

@@ -134,8 +134,6 @@ pub(crate) struct Core {
     pub(crate) loads: Option<Box<Loads>>,
     /// Where word for this queue is left.
     pub(crate) mailbox: Arc<Mailbox>,
-    /// Requests go through the page cache, even where they need not.
-    pub(crate) buffered: bool,
     /// Nothing begins: see [`Core::hold`].
     pub(crate) held: Option<Hold>,
     /// What may take the place of `backing`.
@@ -227,7 +225,6 @@ impl Core {
             loads,
             mailbox: Arc::clone(new.mailbox),
             depth: new.depth,
-            buffered: !new.backing.direct,
             held: None,
             next: None,
             closing: false,

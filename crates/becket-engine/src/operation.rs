@@ -1,13 +1,14 @@
 //! What a request needs next: the operation on a backing file that takes it one step further.
 //! Decides and builds; queues nothing, and knows nothing of how results are told.
 
-use becket_image::{Encoded, Extent, Place};
+use becket_image::{DirectIo, Encoded, Extent, Place};
 use io_uring::{opcode, squeue, types::FsyncFlags};
 use rustix::io::Errno;
 
 use crate::{
     Backing, Data, Op, Request,
     core::{Copied, Core, memory_of},
+    governor::Governor,
     request::{MAX_RETRIES, Slot, Step, Way, Zeroing, errno_of},
     ring::{Transfer, fixed},
     straight::{MAX_OPERATION, Straight},
@@ -126,18 +127,23 @@ impl Core {
             let entry = opcode::Write::new(buffered, ZEROES.as_ptr(), slot.asked as u32);
             return Ok(entry.offset(offset).build());
         }
+        let memory =
+            self.loads.as_deref_mut().and_then(|loads| loads.memory(tag)).map(|memory| memory.address());
+        let wanted = self.backing.direct;
+        // What is read for a block is read once, and so may stay in the page cache until the kernel needs the room.
+        let stays = memory.is_some() && backing.facts.caches_stored(wanted);
         slot.direct = !slot.buffered_only
-            && !self.buffered
+            && !stays
+            && wanted != DirectIo::Off
             && backing.direct.is_some()
             && backing.facts.direct.is_some_and(|align| {
                 let unit = u64::from(align.offset.max(1)) - 1;
                 let memory = u64::from(align.memory.max(1)) - 1;
                 (offset | slot.asked) & unit == 0 && slot.done & memory == 0
             });
-        let flags = self.governor.way_of(slot, &backing.facts, !self.buffered);
+        let leaves = !stays && Governor::leaves(slot, &backing.facts, wanted);
+        let flags = self.governor.way_of(slot, &backing.facts, leaves);
         let target = self.files + 2 * file + u32::from(slot.direct);
-        let memory =
-            self.loads.as_deref_mut().and_then(|loads| loads.memory(tag)).map(|memory| memory.address());
         // A queue that is held has no straight way: new requests must not begin. Nor has one whose operations are looked at,
         // or whose map is not the last word.
         let straight = self.held.is_none() && self.intercepted.is_none() && self.backing.growing().is_none();

@@ -17,7 +17,7 @@ use becket_engine::{
     QueueStats, Request, Summary, Token,
 };
 use becket_image::{
-    Alignment, BackingKind, Encoded, Extent, Facts, Map, Place, codec::Codec, encoded::Block,
+    Alignment, BackingKind, DirectIo, Encoded, Extent, Facts, Map, Place, codec::Codec, encoded::Block,
 };
 use rustix::io::Errno;
 
@@ -113,9 +113,11 @@ impl Packer {
         Map::from_extents(vec![Extent { start: 0, len: plain.len() as u64, place }]).unwrap()
     }
 
-    fn backing(self, decoding: &Arc<Decoding>, map: Map, direct: bool) -> Arc<Backing> {
+    fn backing(self, decoding: &Arc<Decoding>, map: Map, direct_io: DirectIo) -> Arc<Backing> {
         let mut file = tempfile::NamedTempFile::new_in(place()).unwrap();
         file.write_all(&self.file).unwrap();
+        file.as_file().sync_all().unwrap();
+        let direct = direct_io != DirectIo::Off;
         let facts = Facts {
             size: self.file.len() as u64,
             direct: direct.then_some(Alignment { memory: 512, offset: 4096 }),
@@ -129,7 +131,8 @@ impl Packer {
         let (buffered, direct) =
             (open(rustix::fs::OFlags::empty()), direct.then(|| open(rustix::fs::OFlags::DIRECT)));
         let file = becket_image::Backing { buffered, direct, facts };
-        Arc::new(Backing::new(map, vec![file], true, 2).decoded_by(decoding, self.layers).unwrap())
+        let backing = Backing::new(map, vec![file], true, 2).with_direct_io(direct_io);
+        Arc::new(backing.decoded_by(decoding, self.layers).unwrap())
     }
 }
 
@@ -221,7 +224,7 @@ fn agree(outcomes: &Outcomes, plain: &[u8]) {
 #[test]
 fn what_is_read_is_what_was_encoded_at_any_depth() {
     let plain = plain(3 << 20);
-    for direct in [false, true] {
+    for direct_io in [DirectIo::Off, DirectIo::Auto, DirectIo::On] {
         let decoding = Decoding::start(2, 0).unwrap();
         let mut packer = Packer::default();
         // Not at a multiple of anything.
@@ -229,7 +232,7 @@ fn what_is_read_is_what_was_encoded_at_any_depth() {
         let map = packer.encode(Codec::Zstd, &plain, |packer, stored| {
             packer.encode(Codec::Lz4, stored, |packer, stored| packer.store(stored))
         });
-        let backing = packer.backing(&decoding, map, direct);
+        let backing = packer.backing(&decoding, map, direct_io);
         let lists = [ranges(plain.len() as u64, 400), ranges(plain.len() as u64, 401)];
         let (outcomes, counted) = read(&backing, lists);
         assert_eq!(outcomes.len(), 801);
@@ -248,7 +251,7 @@ fn what_does_not_fit_is_decoded_again() {
     let decoding = Decoding::start(2, 0).unwrap();
     let mut packer = Packer::default();
     let map = packer.encode(Codec::Lz4, &plain, |packer, stored| packer.store(stored));
-    let backing = packer.backing(&decoding, map, true);
+    let backing = packer.backing(&decoding, map, DirectIo::On);
     // Both read all of it, in order: what one has decoded the other finds, or waits for.
     let whole: Vec<_> =
         (0..plain.len() / BUFFER).rev().map(|at| ((at * BUFFER) as u64, BUFFER as u64)).collect();
@@ -262,6 +265,36 @@ fn what_does_not_fit_is_decoded_again() {
     assert!(counted.blocks > 0, "{counted:?}");
 }
 
+/// Whether the page cache has a byte of a file; the kernel may begin to read it for the question.
+fn is_cached(file: &OwnedFd, offset: u64) -> bool {
+    let mut byte = [0];
+    let buffers = &mut [std::io::IoSliceMut::new(&mut byte)];
+    match rustix::io::preadv2(file, buffers, offset, rustix::io::ReadWriteFlags::NOWAIT) {
+        Ok(got) => got == 1,
+        Err(errno) => {
+            assert_eq!(errno, Errno::AGAIN);
+            false
+        }
+    }
+}
+
+#[test]
+fn stored_bytes_go_through_the_page_cache_or_past_it() {
+    let plain = plain(64 * BLOCK);
+    let whole: Vec<_> = (0..64).map(|block| (block * BLOCK as u64, BLOCK as u64)).collect();
+    for direct_io in [DirectIo::Auto, DirectIo::On] {
+        let decoding = Decoding::start(1, 0).unwrap();
+        let mut packer = Packer::default();
+        let map = packer.encode(Codec::Zstd, &plain, |packer, stored| packer.store(stored));
+        let backing = packer.backing(&decoding, map, direct_io);
+        let file = &backing.files()[0].buffered;
+        rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        let (outcomes, _) = read(&backing, [whole.clone(), Vec::new()]);
+        agree(&outcomes, &plain);
+        assert_eq!(is_cached(file, 4096), direct_io == DirectIo::Auto);
+    }
+}
+
 #[test]
 fn a_damaged_block_is_an_error_for_its_readers_alone() {
     let plain = plain(64 * BLOCK);
@@ -270,7 +303,7 @@ fn a_damaged_block_is_an_error_for_its_readers_alone() {
     let map = packer.encode(Codec::Zstd, &plain, |packer, stored| packer.store(stored));
     let damaged = packer.layers[0].blocks()[5];
     packer.file[damaged.input as usize..][..8].fill(0xff);
-    let backing = packer.backing(&decoding, map, false);
+    let backing = packer.backing(&decoding, map, DirectIo::Off);
     let each: Vec<_> = (0..64).map(|block| (block * BLOCK as u64, BLOCK as u64)).collect();
     let (outcomes, counted) = read(&backing, [each.clone(), each]);
     for (offset, result) in outcomes {
@@ -292,7 +325,7 @@ fn what_ends_too_early_is_an_error_for_those_who_need_it_at_every_depth() {
     });
     // Truncated behind our back.
     let half = packer.file.len() / 2;
-    let backing = packer.backing(&decoding, map, false);
+    let backing = packer.backing(&decoding, map, DirectIo::Off);
     let file = File::from(backing.files()[0].buffered.try_clone().unwrap());
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
     // The file has no name any more; its inode has one here.
@@ -314,7 +347,7 @@ fn writes_and_layers_that_are_not_there_are_errors() {
     let longer = Extent { len: 2 * BLOCK as u64, ..map.extents()[0] };
     let nowhere = Extent { start: longer.len, len: 4096, place: Place::Encoded { layer: 9, offset: 0 } };
     let map = Map::from_extents(vec![longer, nowhere]).unwrap();
-    let backing = packer.backing(&decoding, map, false);
+    let backing = packer.backing(&decoding, map, DirectIo::Off);
     let (outcomes, _) =
         read(&backing, [vec![(0, 100), (BLOCK as u64, 4096), (longer.len, 4096)], Vec::new()]);
     for (offset, result) in outcomes {

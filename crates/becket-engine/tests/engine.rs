@@ -19,7 +19,7 @@ use becket_engine::{
     Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueId, QueueStats, Request, Summary,
     Token,
 };
-use becket_image::{Alignment, Extent, Facts, Map, Place};
+use becket_image::{Alignment, DirectIo, Extent, Facts, Map, Place};
 use rustix::io::Errno;
 use script::{
     BUFFER, PATIENCE, Random, Step, backing_of, begin, facts, file_of, run, run_counted, step, write,
@@ -297,7 +297,7 @@ fn a_live_queue_takes_another_map() {
     };
     let id = threads.add(0, queue).unwrap();
     was_refused.recv_timeout(PATIENCE).expect("beyond the map is refused");
-    let larger = Arc::new(backing.otherwise(Map::contiguous(0, 0, 8192), false, true));
+    let larger = Arc::new(backing.otherwise(Map::contiguous(0, 0, 8192), false, DirectIo::Auto));
     threads.change(&[id], &backing, &larger, PATIENCE).unwrap();
     is_closed.recv_timeout(PATIENCE).expect("the larger map is used");
     threads.change(&[id], &larger, &backing, PATIENCE).expect("a queue that has ended is no obstacle");
@@ -453,7 +453,8 @@ fn switching_to_and_fro_loses_no_sector_of_a_shared_page() {
         files.facts.nowait = nowait;
         files.facts.uncached = !nowait;
         let map = Map::contiguous(0, 0, LANES * PAGES * SECTOR);
-        let backing = Arc::new(Backing::new(map.clone(), vec![files], false, 2).through_the_page_cache());
+        let backing =
+            Arc::new(Backing::new(map.clone(), vec![files], false, 2).with_direct_io(DirectIo::Off));
         // Each lane has a sector of its own in each page, and reads what it has written.
         let byte = |lane: u64, round: u64| (lane * 31 + round * 7 + 1) as u8;
         let place = |lane: u64, round: u64| ((round % PAGES) * LANES + lane) * SECTOR;
@@ -472,11 +473,12 @@ fn switching_to_and_fro_loses_no_sector_of_a_shared_page() {
             })
             .collect();
         let ids: Vec<QueueId> = queues.iter().map(|(id, ..)| *id).collect();
+        let ways = [DirectIo::Off, DirectIo::Auto];
         let mut switches = 0;
         let mut ended = [false; 2];
         while ended.contains(&false) {
             switches += 1;
-            let new = Arc::new(backing.otherwise(map.clone(), false, switches % 2 == 1));
+            let new = Arc::new(backing.otherwise(map.clone(), false, ways[switches % 2]));
             threads.change(&ids, &backing, &new, PATIENCE).unwrap();
             for (ended, (_, _, is_closed)) in ended.iter_mut().zip(&queues) {
                 *ended |= is_closed.try_recv().is_ok();

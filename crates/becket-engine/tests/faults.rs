@@ -17,7 +17,7 @@ use std::{
 
 use becket_engine::fault::{Fate, Faults, Interceptor, Kind, Operation, Rule, Struck};
 use becket_engine::{Backing, IoThreads, Op};
-use becket_image::Map;
+use becket_image::{DirectIo, Map};
 use rustix::{
     event::{EventfdFlags, eventfd},
     io::Errno,
@@ -291,7 +291,7 @@ fn a_queue_is_changed_only_when_a_held_operation_has_ended() {
     let backing = backing(&file, PAGE, true, Arc::clone(&gate));
     let (id, seen, is_closed) =
         begin(&threads, 0, &backing, vec![vec![step(Op::Read, 0, PAGE)]], &Arc::default());
-    let other = Arc::new(backing.otherwise(Map::contiguous(0, 0, PAGE), true, false));
+    let other = Arc::new(backing.otherwise(Map::contiguous(0, 0, PAGE), true, DirectIo::Off));
     let refused = threads.change(&[id], &backing, &other, Duration::from_millis(50));
     assert!(matches!(refused, Err(becket_engine::Error::Busy { .. })), "{refused:?}");
     rustix::io::write(&gate.bell, &1u64.to_ne_bytes()).unwrap();

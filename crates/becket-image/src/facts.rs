@@ -126,6 +126,19 @@ impl Facts {
             uncached: false,
         }
     }
+
+    /// Whether stored bytes of encoded blocks are read through the page cache, where `wanted` is what was asked for.
+    ///
+    /// There the kernel reads ahead as far as the disk is said to like (`read_ahead_kb`), also for one who reads files in
+    /// random order. Not where it cannot say that a read would block, which then costs a kernel thread each; and
+    /// not beside writes, which would have to take from the cache what they go past.
+    pub fn caches_stored(&self, wanted: DirectIo) -> bool {
+        match wanted {
+            DirectIo::Auto => self.nowait && !self.writable,
+            DirectIo::On => false,
+            DirectIo::Off => true,
+        }
+    }
 }
 
 /// Largest unit that is believed; beyond it a number is taken for nonsense.
@@ -355,5 +368,21 @@ impl Queue {
 
     fn unit(&self, name: &str) -> Option<u32> {
         self.number(name).and_then(unit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stored_bytes_are_cached_where_nobody_writes_and_no_thread_waits() {
+        let facts = Facts { nowait: true, ..Facts::unasked(BackingKind::Regular, 0, false) };
+        let ways = [DirectIo::Auto, DirectIo::On, DirectIo::Off];
+        assert_eq!(ways.map(|wanted| facts.caches_stored(wanted)), [true, false, true]);
+        let written = Facts { writable: true, ..facts.clone() };
+        assert_eq!(ways.map(|wanted| written.caches_stored(wanted)), [false, false, true]);
+        let waits = Facts { nowait: false, ..facts };
+        assert_eq!(ways.map(|wanted| waits.caches_stored(wanted)), [false, false, true]);
     }
 }

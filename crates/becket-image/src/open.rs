@@ -117,10 +117,13 @@ impl Backing {
 impl Opened {
     /// Asks what the files can do, and in which units, for whoever is to serve them; `wanted` as when it was opened.
     pub fn complete(&mut self, wanted: DirectIo) {
+        let encoded = !self.encoded.is_empty();
         for file in &mut self.files {
             let Backing { buffered, direct, facts } = file;
             facts::complete(buffered.as_fd(), direct.as_ref().map(AsFd::as_fd), facts);
-            file.forget(wanted);
+            if !encoded || !file.facts.caches_stored(wanted) {
+                file.forget(wanted);
+            }
         }
     }
 }
@@ -370,9 +373,10 @@ fn open_inside(
     let start = image.map().single_range();
     let grows = (unpacked || overlay.is_some()) && !read_only;
     let identity = links.first().map_or(stat, |link| link.stat);
+    let encoded = image.encoded().next().is_some();
     let files = links.into_iter().enumerate().map(|(index, link)| {
         let offset = start.filter(|(file, ..)| *file as usize == index).map_or(0, |(_, offset, _)| offset);
-        backing(link, index == 0 && !read_only, offset, options.direct_io)
+        backing(link, index == 0 && !read_only, offset, options.direct_io, encoded)
     });
     let mut files = files.collect::<Result<Vec<_>, _>>()?;
     if let Some(first) = files.first_mut().filter(|_| grows) {
@@ -398,7 +402,13 @@ fn open_inside(
 }
 
 /// What a file of an image can do, with its direct descriptor; what is wanted of it begins at byte `offset`.
-fn backing(link: Link, writable: bool, offset: u64, wanted: DirectIo) -> Result<Backing, Error> {
+fn backing(
+    link: Link,
+    writable: bool,
+    offset: u64,
+    wanted: DirectIo,
+    encoded: bool,
+) -> Result<Backing, Error> {
     let Link { path, fd: buffered, kind, stat, size } = link;
     let known = Known { fd: buffered.as_fd(), stat: &stat, kind, size, writable, offset };
     let (facts, direct) = facts::ask(&known);
@@ -406,7 +416,10 @@ fn backing(link: Link, writable: bool, offset: u64, wanted: DirectIo) -> Result<
         return Err(Error::DirectIo { path, reason: facts.direct_reason });
     }
     let file = Backing { buffered, direct, facts };
-    file.forget(wanted);
+    // Of one with encoded blocks it is said later whether it is read through the page cache.
+    if !encoded {
+        file.forget(wanted);
+    }
     Ok(file)
 }
 

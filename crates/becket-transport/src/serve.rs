@@ -9,7 +9,7 @@ use becket_engine::{
     Backing, Batch, Below, Decoding, Faults, IoThreads, MOST_LAYERS, Memory, NewQueue, Port, QueueId,
     QueueStats, Summary,
 };
-use becket_image::{Encoded, Grow, Map, Opened, ReadLease};
+use becket_image::{DirectIo, Encoded, Grow, Map, Opened, ReadLease};
 
 /// Whether the engine can serve an image.
 pub(crate) fn fits(opened: &Opened) -> Result<(), String> {
@@ -43,15 +43,15 @@ pub struct Content {
     pub decoded: Option<Decoded>,
     /// What makes room in the first file, where the image grows.
     pub grow: Option<Box<dyn Grow>>,
-    /// Go past the page cache where that is possible; see [`Served::change`].
-    pub direct_io: bool,
+    /// What goes past the page cache where that is possible; see [`Served::change`].
+    pub direct_io: DirectIo,
     /// What goes wrong with the backing on purpose.
     pub faults: Option<Faults>,
 }
 
 impl Content {
     /// Bytes that are stored as they are read, in files that stay as they are.
-    pub fn plain(map: Map, files: Vec<becket_image::Backing>, direct_io: bool) -> Content {
+    pub fn plain(map: Map, files: Vec<becket_image::Backing>, direct_io: DirectIo) -> Content {
         Content { map, files, decoded: None, grow: None, direct_io, faults: None }
     }
 }
@@ -214,7 +214,7 @@ impl Common {
             }
             None => backing,
         };
-        let backing = Arc::new(if direct_io { backing } else { backing.through_the_page_cache() });
+        let backing = Arc::new(backing.with_direct_io(direct_io));
         let mut served = Served {
             id: self.id,
             first: self.first,

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use becket_engine::{Geometry, IoThreads};
-use becket_image::{OpenOptions as ImageOptions, Opened};
+use becket_image::{DirectIo, OpenOptions as ImageOptions, Opened};
 use becket_testkit::skip;
 use becket_transport::fuse::{Connection, MAX_IO, Setup, attach_disk, serve};
 use becket_transport::serve::{Content, Served};
@@ -70,7 +70,7 @@ impl Bench {
             geometry: self.geometry.clone(),
             devices,
             tether,
-            content: Content::plain(map, files, true),
+            content: Content::plain(map, files, DirectIo::Auto),
             partitions: Vec::new(),
         };
         let served = serve(&threads, setup, Box::new(move || _ = closed.send(()))).unwrap();

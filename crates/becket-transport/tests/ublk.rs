@@ -12,7 +12,7 @@ use std::{
 };
 
 use becket_engine::IoThreads;
-use becket_image::OpenOptions as ImageOptions;
+use becket_image::{DirectIo, OpenOptions as ImageOptions};
 use becket_transport::{
     geometry,
     serve::Content,
@@ -69,7 +69,7 @@ fn device_round_trip(mode: DataMode, name: &str) {
         flags: info.flags,
         geometry,
         char_device,
-        content: Content::plain(opened.map, opened.files, true),
+        content: Content::plain(opened.map, opened.files, DirectIo::Auto),
         below: None,
     };
     ublk::serve(&threads, setup, Box::new(move || closed.send(()).unwrap())).unwrap();

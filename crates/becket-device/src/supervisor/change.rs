@@ -136,10 +136,13 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
         }
         change.read_only = read_only;
     }
-    // Whoever goes through the page cache although it need not was told to.
-    let chosen = info.direct_io || kept.files.iter().any(|file| file.direct.is_none());
-    let wanted = wish.direct_io.map_or(chosen, |wanted| wanted != DirectIo::Off);
-    let (on, reason) = direct_io(now, wanted);
+    let chosen = match kept.serve.direct_io {
+        // Whoever goes through the page cache although it need not was told to.
+        DirectIo::Off if kept.files.iter().any(|file| file.direct.is_none()) => DirectIo::Auto,
+        chosen => chosen,
+    };
+    let (direct, reason) = direct_io(now, wish.direct_io.unwrap_or(chosen), kept.serve.encoded.is_some());
+    let on = direct != DirectIo::Off;
     if wish.direct_io == Some(DirectIo::On) && !on {
         return Err(unsupported(
             format!("{} cannot do direct I/O: {reason}", info.name),
@@ -147,7 +150,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
         ));
     }
     if wish.direct_io.is_some() || files.is_some() {
-        change.direct_io = on;
+        change.direct_io = direct;
         (info.direct_io, info.direct_io_reason) = (on, reason);
     }
     let len = change.map.len();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use becket_engine::Geometry;
-use becket_image::{Backing, BackingKind, Below, Identity, Map, Opened, Partition, Place};
+use becket_image::{Backing, BackingKind, Below, DirectIo, Identity, Map, Opened, Partition, Place};
 use becket_transport::ublk::control::{AddRequest, DevInfo};
 use becket_transport::ublk::{DataMode, flags_for};
 use becket_transport::{Kind, geometry, node, sysfs};
@@ -116,7 +116,7 @@ impl Maker<'_> {
             below: None,
             encoded: request.encoded,
             grows: request.grows,
-            direct_io: first.info.direct_io,
+            direct_io: direct_io(&opened.files, request.direct_io, request.encoded.is_some()).0,
             merge: request.merge,
             faults: request.faults.clone(),
             mark,
@@ -403,7 +403,7 @@ fn describe(
 ) -> Device {
     let (server, notes) = (ProcessId::own(), worker.notes());
     let worker = worker.id();
-    let (direct_io, direct_io_reason) = direct_io(&opened.files, request.direct_io);
+    let (direct, direct_io_reason) = direct_io(&opened.files, request.direct_io, request.encoded.is_some());
     Device {
         info: DeviceInfo {
             name: String::new(),
@@ -413,7 +413,7 @@ fn describe(
             reason: request.reason.clone(),
             size: geometry.size,
             read_only: geometry.read_only,
-            direct_io,
+            direct_io: direct != DirectIo::Off,
             direct_io_reason,
             below: None,
             block_size: geometry.logical_block,
@@ -453,15 +453,19 @@ fn describe(
 }
 
 /// Whether a device goes past the page cache where that is or is not wanted, and why, for people.
-pub(crate) fn direct_io(files: &[Backing], wanted: bool) -> (bool, String) {
+pub(crate) fn direct_io(files: &[Backing], wanted: DirectIo, encoded: bool) -> (DirectIo, String) {
     let can = files.iter().all(|file| file.direct.is_some());
     let reasons: Vec<&str> = files.iter().map(|file| file.facts.direct_reason.as_str()).collect();
-    let mut reason = if can && !wanted { "switched off".to_owned() } else { reasons.join("; ") };
-    let on = can && wanted;
-    if !on && files.iter().all(|file| file.facts.uncached) {
+    let mut reason =
+        if can && wanted == DirectIo::Off { "switched off".to_owned() } else { reasons.join("; ") };
+    let direct = if can { wanted } else { DirectIo::Off };
+    if direct == DirectIo::Off && !encoded && files.iter().all(|file| file.facts.uncached) {
         reason.push_str("; what passes through the page cache does not stay in it");
     }
-    (on, reason)
+    if direct == DirectIo::Auto && encoded && files.iter().any(|file| file.facts.caches_stored(direct)) {
+        reason.push_str("; what is stored compressed goes through the page cache, which reads ahead");
+    }
+    (direct, reason)
 }
 
 /// What is known of it now that it has one.

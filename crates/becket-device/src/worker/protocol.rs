@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use becket_engine::{Faults, Geometry, Summary};
-use becket_image::{Backing, Map};
+use becket_image::{Backing, DirectIo, Map};
 use becket_transport::Kind;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -21,7 +21,7 @@ use crate::sealed;
 use crate::table::Encoding;
 
 /// Changes when an older worker could misunderstand an order, or a newer supervisor a report.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// Longest packet in bytes: what a socket takes without being told to; a map of some 1,500 extents fits.
 const LARGEST: usize = 128 << 10;
 /// What stands in a packet for words that lie in a file.
@@ -71,7 +71,8 @@ pub(crate) struct Serve {
     /// The image is a qcow2 that gets room while it is written.
     #[serde(default)]
     pub(crate) grows: bool,
-    pub(crate) direct_io: bool,
+    /// What goes past the page cache: nothing where a file cannot.
+    pub(crate) direct_io: DirectIo,
     pub(crate) merge: bool,
     #[serde(default)]
     pub(crate) faults: Option<Faults>,
@@ -110,7 +111,7 @@ pub(crate) struct Change {
     pub(crate) id: u32,
     pub(crate) map: Map,
     pub(crate) read_only: bool,
-    pub(crate) direct_io: bool,
+    pub(crate) direct_io: DirectIo,
     /// Other files than it has.
     pub(crate) files: Option<Vec<FileFacts>>,
 }
@@ -344,7 +345,7 @@ pub(crate) mod tests {
             below: None,
             encoded: None,
             grows: false,
-            direct_io: true,
+            direct_io: DirectIo::Auto,
             merge: true,
             faults: Some(Faults::default()),
             mark: 7,

@@ -229,14 +229,14 @@ impl Loads {
         }
     }
 
-    /// What is to be read for a load: its block's stored bytes, and where that lets them go past the page cache, the
+    /// What is to be read for a load: its block's stored bytes, and where they go past the page cache if that lets them, the
     /// bytes around them up to whole units.
-    fn request(&mut self, tag: u16, backing: &Backing, direct: bool) -> Option<Request> {
+    fn request(&mut self, tag: u16, backing: &Backing) -> Option<Request> {
         let layers = Arc::clone(&self.layers);
         let load = self.load(tag)?;
         let encoded = layers.get(load.layer)?;
         let block = encoded.blocks().get(load.block as usize)?;
-        let around = direct.then(|| around(encoded, backing, block.input, block.input_len.into())).flatten();
+        let around = around(encoded, backing, block.input, block.input_len.into());
         let (before, after) = around.unwrap_or((0, 0));
         load.from = before as usize;
         let (offset, len) = (block.input - before, u64::from(block.input_len) + before + after);
@@ -263,12 +263,13 @@ fn alignment(backing: &Backing) -> u64 {
     units.map(|direct| u64::from(direct.offset.max(direct.memory))).max().unwrap_or(1)
 }
 
-/// How many bytes before and behind a range complete it to whole units of its file; `None` where there is no need, or
-/// they are not of the same extent.
+/// How many bytes before and behind a range complete it to whole units of its file; `None` where there is no need, the page
+/// cache is not gone past, or they are not of the same extent.
 fn around(encoded: &Encoded, backing: &Backing, input: u64, len: u64) -> Option<(u64, u64)> {
     let extent = encoded.below().extent_at(input)?;
     let Place::Data { file, offset } = extent.place else { return None };
-    let direct = backing.files().get(file as usize)?.facts.direct?;
+    let facts = &backing.files().get(file as usize)?.facts;
+    let direct = facts.direct.filter(|_| !facts.caches_stored(backing.direct))?;
     let unit = u64::from(direct.offset.max(direct.memory).max(1));
     let inside = input - extent.start;
     let place = offset.checked_add(inside)?;
@@ -437,7 +438,7 @@ impl Core {
         let mut any = false;
         while let Some(loads) = self.loads.as_deref_mut() {
             if let Some(tag) = loads.begun.pop() {
-                match loads.request(tag, &self.backing, !self.buffered) {
+                match loads.request(tag, &self.backing) {
                     Some(request) => {
                         self.slab[usize::from(tag)] = Slot::begin(request, ring.now());
                         self.advance(ring, tag);

@@ -102,7 +102,6 @@ impl Core {
             unregister(ring, old, &self.backing)
         });
         self.map = Arc::clone(&backing.map);
-        self.buffered = !backing.direct;
         self.straight = Straight::NOWHERE;
         self.backing = backing;
         gone

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use becket_engine::{Geometry, IoThreads};
-use becket_image::{Backing, BackingKind, Facts, Map};
+use becket_image::{Backing, BackingKind, DirectIo, Facts, Map};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::super::{Setup, serve};
@@ -52,7 +52,7 @@ impl Kernel {
             geometry: geometry(read_only, discard),
             devices: vec![theirs],
             tether,
-            content: Content::plain(Map::contiguous(0, 0, SIZE), vec![backing], false),
+            content: Content::plain(Map::contiguous(0, 0, SIZE), vec![backing], DirectIo::Off),
             partitions: vec![(1, 8192, 4096)],
         };
         let served = serve(&threads, setup, Box::new(move || sender.send(()).unwrap())).unwrap();

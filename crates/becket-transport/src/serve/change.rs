@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use becket_engine::{Backing, IoThreads};
-use becket_image::Map;
+use becket_image::{DirectIo, Map};
 
 use super::{ServeError, Served};
 use crate::aside;
@@ -22,8 +22,8 @@ pub struct Change {
     pub files: Option<Vec<becket_image::Backing>>,
     /// Refuse what would change them.
     pub read_only: bool,
-    /// Go past the page cache where that is possible.
-    pub direct_io: bool,
+    /// What goes past the page cache where that is possible.
+    pub direct_io: DirectIo,
 }
 
 impl Served {
@@ -40,10 +40,9 @@ impl Served {
         let Change { map, files, read_only, direct_io } = change;
         let new = match files {
             None => old.otherwise(map, read_only, direct_io),
-            Some(files) => {
-                let new = Backing::new(map, files, read_only, self.queues.len()).intercepted_as(&old);
-                if direct_io { new } else { new.through_the_page_cache() }
-            }
+            Some(files) => Backing::new(map, files, read_only, self.queues.len())
+                .intercepted_as(&old)
+                .with_direct_io(direct_io),
         };
         let new = Arc::new(new);
         threads

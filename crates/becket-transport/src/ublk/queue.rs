@@ -12,7 +12,7 @@ use std::{os::fd::OwnedFd, sync::Arc};
 use becket_engine::{
     Answer, Below, Data, Geometry, Io, IoThreads, Memory, Op, Port, Request, SharedWords, Token,
 };
-use becket_image::{BackingKind, Facts};
+use becket_image::{BackingKind, DirectIo, Facts};
 use becket_uapi::ublk as uapi;
 use rustix::io::Errno;
 
@@ -65,7 +65,9 @@ pub fn serve(
     let finally = Finally::new(on_closed);
     let mode = DataMode::of(flags);
     // The block device below is only ever read past its page cache, which knows nothing of the file's.
-    let below = below.filter(|_| content.direct_io).and_then(|below| go_below(below, &mut content.files));
+    let below = below
+        .filter(|_| content.direct_io != DirectIo::Off)
+        .and_then(|below| go_below(below, &mut content.files));
     let char_device = Arc::new(char_device);
     if mode.is_zero_copy() {
         first = place(threads, id, first, queues, depth)?;

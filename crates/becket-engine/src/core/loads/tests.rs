@@ -1,5 +1,5 @@
 use becket_image::{
-    Alignment, BackingKind, Extent, Facts, Map,
+    Alignment, BackingKind, DirectIo, Extent, Facts, Map,
     encoded::{Block, Encoded},
 };
 
@@ -79,7 +79,7 @@ fn each_layer_has_places_of_its_own() {
     };
     let decoding = Decoding::start(1, 0).unwrap();
     let both = |first: Encoded, second: Encoded| {
-        let plain = backing(below.clone()).otherwise(Map::default(), true, true);
+        let plain = backing(below.clone()).otherwise(Map::default(), true, DirectIo::On);
         plain.decoded_by(&decoding, vec![first, second])
     };
     let backing = both(layer(below.clone(), 100), upper.clone()).unwrap();

@@ -8,7 +8,7 @@ use std::{
     sync::mpsc::{Receiver, sync_channel},
 };
 
-use becket_image::{BackingKind, Extent, Facts, Map, Place, ReadLease};
+use becket_image::{BackingKind, DirectIo, Extent, Facts, Map, Place, ReadLease};
 use rustix::io::Errno;
 
 use super::*;
@@ -164,7 +164,7 @@ fn a_device_that_becomes_read_only_refuses_what_was_held_back() {
     let image = Image::new(b'o');
     let backing = image.backing(false);
     let mut bench = Bench::new(&backing, None);
-    let frozen = Arc::new(backing.otherwise(Image::map(), true, true));
+    let frozen = Arc::new(backing.otherwise(Image::map(), true, DirectIo::Auto));
     bench.core.prepare(&mut bench.ring, frozen).unwrap();
     bench.fill(0, b'1');
     let is_drained = bench.hold();
@@ -194,7 +194,7 @@ fn a_change_ends_the_reading_below() {
     let backing = image.backing(true);
     let below = Below { map: Arc::new(Image::map()), lease: Arc::clone(&lease) };
     let mut bench = Bench::new(&backing, Some(below));
-    let same = Arc::new(backing.otherwise(Image::map(), true, true));
+    let same = Arc::new(backing.otherwise(Image::map(), true, DirectIo::Auto));
     bench.core.prepare(&mut bench.ring, same).unwrap();
     let is_drained = bench.hold();
     bench.begin(0, Op::Read);

@@ -163,7 +163,8 @@ fn attach_served(
     }
     let table = table::pack(&opened.encoded)
         .map_err(Error::io("make a table of encoded blocks for", "the server".as_ref()))?;
-    let encoded = table.as_ref().map(|_| Encoding { cache_size: options.cache_size });
+    let direct_io = options.direct_io == DirectIo::On;
+    let encoded = table.as_ref().map(|_| Encoding { cache_size: options.cache_size, direct_io });
     fds.extend(table);
     let mut map = opened.map;
     let map_aside = map.extents().len() > MAP_IN_MESSAGE;
@@ -203,7 +204,7 @@ fn attach_served(
         mode: options.mode,
         merge: options.merge,
         faults: options.faults.clone(),
-        direct_io: options.direct_io,
+        direct_io: options.direct_io != DirectIo::Off,
         autoclear: options.autoclear,
         lease: leased,
         isolate: options.isolate,

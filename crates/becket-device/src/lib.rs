@@ -34,6 +34,7 @@ mod set;
 mod stat;
 mod state;
 mod supervisor;
+mod switch;
 mod sync;
 mod table;
 mod types;

@@ -15,6 +15,9 @@ use crate::sealed;
 pub(crate) struct Encoding {
     /// Bytes of decoded blocks that the worker may keep, for all its devices; its own choice when not given.
     pub(crate) cache_size: Option<u64>,
+    /// Their stored bytes go past the page cache, too. Only a client says it here: the worker is told with all else that does.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) direct_io: bool,
 }
 
 /// Writes a table; nothing where no part of the image is encoded.

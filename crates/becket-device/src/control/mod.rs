@@ -53,7 +53,7 @@ pub(crate) struct Attach {
     pub(crate) mode: Option<DataMode>,
     pub(crate) merge: bool,
     pub(crate) faults: Option<Faults>,
-    pub(crate) direct_io: DirectIo,
+    pub(crate) direct_io: bool,
     pub(crate) autoclear: bool,
     pub(crate) lease: bool,
     pub(crate) isolate: bool,
@@ -62,6 +62,17 @@ pub(crate) struct Attach {
     pub(crate) transport: Kind,
     pub(crate) reason: String,
     pub(crate) warnings: Vec<String>,
+}
+
+impl Attach {
+    /// What is to go past the page cache.
+    pub(crate) fn wants(&self) -> DirectIo {
+        match (self.direct_io, self.encoded) {
+            (false, _) => DirectIo::Off,
+            (true, Some(Encoding { direct_io: true, .. })) => DirectIo::On,
+            (true, _) => DirectIo::Auto,
+        }
+    }
 }
 
 /// What is known of a backing, and whether it comes with a second descriptor.
@@ -274,7 +285,7 @@ mod tests {
             map_aside: false,
             files: Vec::new(),
             below: None,
-            encoded: Some(Encoding { cache_size: Some(1 << 30) }),
+            encoded: Some(Encoding { cache_size: Some(1 << 30), direct_io: true }),
             grows: false,
             read_only: false,
             block_size: 512,
@@ -285,7 +296,7 @@ mod tests {
             mode: Some(DataMode::ZeroCopy),
             merge: true,
             faults: Some(Faults::default()),
-            direct_io: DirectIo::Auto,
+            direct_io: true,
             autoclear: false,
             lease: true,
             isolate: true,
@@ -359,6 +370,20 @@ mod tests {
         assert_eq!(serde_json::from_str::<Attach>(&text).unwrap(), attach);
         assert!(serde_json::from_str::<Detach>(r#"{"name":"a","lazy":false,"force":true}"#).is_err());
         assert!(serde_json::from_str::<Detach>(r#"{"name":"a"}"#).is_err());
+    }
+
+    #[test]
+    fn what_goes_past_the_page_cache_is_said_by_two_switches() {
+        let wants = |direct_io, too: Option<bool>| {
+            let encoded = too.map(|direct_io| Encoding { cache_size: None, direct_io });
+            Attach { direct_io, encoded, ..attach() }.wants()
+        };
+        assert_eq!([wants(false, None), wants(false, Some(true))], [DirectIo::Off; 2]);
+        assert_eq!([wants(true, None), wants(true, Some(false))], [DirectIo::Auto; 2]);
+        assert_eq!(wants(true, Some(true)), DirectIo::On);
+        // As a version says it that knows one of them.
+        let older = serde_json::from_str::<Encoding>(r#"{"cache_size":null}"#).unwrap();
+        assert!(!older.direct_io);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use becket_engine::{Geometry, Summary};
-use becket_image::{BackingKind, DirectIo, Facts, Map, Partition};
+use becket_image::{BackingKind, Facts, Map, Partition};
 use becket_transport::ublk::control::{AddRequest, DevInfo};
 use becket_uapi::ublk as uapi;
 
@@ -436,7 +436,7 @@ impl Bench {
             merge: false,
             faults: None,
             autoclear: false,
-            direct_io: DirectIo::Auto,
+            direct_io: true,
             lease: false,
             isolate: false,
             cgroup: false,

@@ -24,6 +24,7 @@ use crate::process::ProcessId;
 use crate::register::{claim, forget, record};
 use crate::sealed::{self, is_sealed};
 use crate::state::{Device, Store};
+use crate::table::Encoding;
 use crate::worker::kept::{Keepsakes, Kept};
 use crate::worker::protocol::{Serve, backings, facts_of};
 use crate::{DeviceInfo, DeviceState, Error, ErrorKind, PartitionInfo, Partitions, inode, links, log, mark};
@@ -114,9 +115,9 @@ impl Maker<'_> {
             files: facts_of(&opened.files),
             // Only for its first worker: see below.
             below: None,
-            encoded: request.encoded,
+            encoded: request.encoded.map(|encoding| Encoding { direct_io: false, ..encoding }),
             grows: request.grows,
-            direct_io: direct_io(&opened.files, request.direct_io, request.encoded.is_some()).0,
+            direct_io: direct_io(&opened.files, request.wants(), request.encoded.is_some()).0,
             merge: request.merge,
             faults: request.faults.clone(),
             mark,
@@ -403,7 +404,7 @@ fn describe(
 ) -> Device {
     let (server, notes) = (ProcessId::own(), worker.notes());
     let worker = worker.id();
-    let (direct, direct_io_reason) = direct_io(&opened.files, request.direct_io, request.encoded.is_some());
+    let (direct, direct_io_reason) = direct_io(&opened.files, request.wants(), request.encoded.is_some());
     Device {
         info: DeviceInfo {
             name: String::new(),

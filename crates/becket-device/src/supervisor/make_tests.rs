@@ -323,7 +323,7 @@ fn read_only_needs_no_writable_descriptor() {
 fn an_encoded_image_comes_with_its_table_and_is_not_written() {
     let place = becket_image::Place::Encoded { layer: 0, offset: 0 };
     let map = Map::from_extents(vec![becket_image::Extent { start: 0, len: 8192, place }]).unwrap();
-    let encoded = Some(crate::table::Encoding { cache_size: Some(1 << 25) });
+    let encoded = Some(crate::table::Encoding { cache_size: Some(1 << 25), direct_io: false });
     let table = || crate::table::pack(&[crate::table::tests::layer()]).unwrap().unwrap();
     let bench = Bench::new();
     let whole = Attach { map, encoded, read_only: true, ..bench.request(Some("one")) };

@@ -384,7 +384,7 @@ fn introduction(socket: &OwnedFd, patience: Duration) -> io::Result<(Vec<String>
             return Err(io::Error::new(io::ErrorKind::TimedOut, "it comes to no end"));
         }
         set_socket_timeout(socket, Timeout::Recv, Some(left))?;
-        match protocol::receive::<Report>(socket)?.ok_or(io::ErrorKind::UnexpectedEof)? {
+        match understood(protocol::receive::<Report>(socket))?.ok_or(io::ErrorKind::UnexpectedEof)? {
             (Report::Started { notes, .. }, _) => about = notes_of(&notes),
             (Report::Held(serve), fds) => {
                 let id = serve.id;
@@ -409,6 +409,16 @@ fn introduction(socket: &OwnedFd, patience: Duration) -> io::Result<(Vec<String>
     set_socket_timeout(socket, Timeout::Recv, None)?;
     held.retain(|id, _| !closed.contains(id));
     Ok((about, held.into_values().collect()))
+}
+
+/// Words that mean nothing here are most likely a later version's.
+fn understood<T>(heard: io::Result<T>) -> io::Result<T> {
+    heard.map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidData => {
+            io::Error::other(format!("it may be of another version, it is not understood: {error}"))
+        }
+        _ => error,
+    })
 }
 
 /// What a worker tells people, as far as they can be shown it.

@@ -159,7 +159,7 @@ mod tests {
             |fd: BorrowedFd<'_>| File::from(fd.try_clone_to_owned().unwrap()).metadata().unwrap().ino();
         let files =
             vec![FileFacts { facts: facts(), direct: true }, FileFacts { facts: facts(), direct: false }];
-        let encoded = Some(crate::table::Encoding { cache_size: None });
+        let encoded = Some(crate::table::Encoding { cache_size: None, direct_io: false });
         let order = Serve { lease: true, cgroup: true, encoded, ..serve(files) };
         let fds: Vec<OwnedFd> = ["buffered", "direct", "other", "lease", "cgroup", "table"].map(open).into();
         let inodes: Vec<u64> = fds.iter().map(|fd| inode(fd.as_fd())).collect();

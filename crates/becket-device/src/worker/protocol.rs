@@ -21,7 +21,7 @@ use crate::sealed;
 use crate::table::Encoding;
 
 /// Changes when an older worker could misunderstand an order, or a newer supervisor a report.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 3;
 /// Longest packet in bytes: what a socket takes without being told to; a map of some 1,500 extents fits.
 const LARGEST: usize = 128 << 10;
 /// What stands in a packet for words that lie in a file.
@@ -72,6 +72,7 @@ pub(crate) struct Serve {
     #[serde(default)]
     pub(crate) grows: bool,
     /// What goes past the page cache: nothing where a file cannot.
+    #[serde(with = "crate::switch")]
     pub(crate) direct_io: DirectIo,
     pub(crate) merge: bool,
     #[serde(default)]
@@ -111,6 +112,7 @@ pub(crate) struct Change {
     pub(crate) id: u32,
     pub(crate) map: Map,
     pub(crate) read_only: bool,
+    #[serde(with = "crate::switch")]
     pub(crate) direct_io: DirectIo,
     /// Other files than it has.
     pub(crate) files: Option<Vec<FileFacts>>,

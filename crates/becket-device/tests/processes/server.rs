@@ -116,7 +116,7 @@ pub(crate) fn worker_answers_within_tight_limits(place: &Place) {
     rustix::process::prlimit(pid, Resource::Nofile, Rlimit { current: Some(open), maximum: Some(100) })
         .unwrap();
     let order =
-        br#"{"serve":{"kind":"ublk","id":3,"first":3,"queues":1,"depth":1,"direct_io":"auto","merge":false,"flags":0,"map":[],"files":[],"geometry":{"size":4096,
+        br#"{"serve":{"kind":"ublk","id":3,"first":3,"queues":1,"depth":1,"direct_io":true,"merge":false,"flags":0,"map":[],"files":[],"geometry":{"size":4096,
         "logical_block":512,"physical_block":512,"io_min":512,"io_opt":0,"dma_align":1,"read_only":false,
         "rotational":false,"discard":false,"discard_granularity":0,"write_zeroes":true,"max_io":65536},
         "mark":1,"isolated":false,"lease":false,"cgroup":false,"partitions":[]}}"#;
@@ -132,8 +132,7 @@ pub(crate) fn worker_answers_within_tight_limits(place: &Place) {
     }
     // Words that mean nothing are no reason to hear no others.
     rustix::io::write(&ours, b"nonsense").unwrap();
-    rustix::io::write(&ours, br#"{"change":{"id":3,"map":[],"read_only":false,"direct_io":"auto"}}"#)
-        .unwrap();
+    rustix::io::write(&ours, br#"{"change":{"id":3,"map":[],"read_only":false,"direct_io":true}}"#).unwrap();
     assert!(answer()["failed"].is_object());
     drop(ours);
     assert_eq!(worker.ends(Duration::from_secs(5)), Some(0));

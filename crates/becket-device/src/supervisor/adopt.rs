@@ -118,8 +118,18 @@ impl Supervisor {
 }
 
 fn say_lost(record: &Device) {
-    let name = &record.info.name;
-    log::warn(format_args!("{name} is lost: its worker died with its server; `becket detach` removes it"));
+    let lives = record.worker.is_some_and(|worker| System.alive(worker));
+    log::warn(format_args!("{}", lost(&record.info.name, lives)));
+}
+
+/// What has become of a device whose worker was not taken over.
+fn lost(name: &str, lives: bool) -> String {
+    match lives {
+        true => format!(
+            "{name} goes on without a server, for its worker cannot be taken over; `becket detach` removes it"
+        ),
+        false => format!("{name} is lost: its worker died with its server; `becket detach` removes it"),
+    }
 }
 
 fn of_ours(entry: Entry) -> Option<Device> {

@@ -286,3 +286,9 @@ fn what_a_worker_says_must_fit_the_record_and_its_descriptors() {
         assert_eq!(stage.done(), ["stop 900001"]);
     }
 }
+
+#[test]
+fn a_worker_that_lives_is_not_said_to_be_dead() {
+    assert!(lost("one", true).starts_with("one goes on without a server"));
+    assert!(lost("one", false).starts_with("one is lost: its worker died"));
+}

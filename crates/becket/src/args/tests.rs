@@ -115,6 +115,14 @@ fn word() -> impl proptest::strategy::Strategy<Value = &'static str> {
         "--via=loop",
         "--name",
         "--from",
+        "--offset",
+        "--size-limit",
+        "--block-size",
+        "--direct-io",
+        "4096",
+        "1M",
+        "9E",
+        "on",
         "-r",
         "--read-only",
         "-v",
@@ -133,7 +141,7 @@ fn word() -> impl proptest::strategy::Strategy<Value = &'static str> {
 proptest::proptest! {
     /// Whatever is read plainly means the same to the parser that has all definitions.
     #[test]
-    fn what_is_read_plainly_is_what_it_says(words in proptest::collection::vec(word(), 0..6)) {
+    fn what_is_read_plainly_is_what_it_says(words in proptest::collection::vec(word(), 0..8)) {
         let words: Vec<OsString> = ["becket", "attach"].into_iter().chain(words).map(OsString::from).collect();
         if let Some(plain) = plain::read(&words) {
             let parsed = Cli::try_parse_from(&words).unwrap();
@@ -151,14 +159,22 @@ fn what_is_called_in_loops_is_read_plainly() {
         "attach -r -v --json --name x a.img",
         "attach a.img --read-only",
         "attach --via ublk --from list",
+        "attach --via loop --offset 1M --size-limit 32M --block-size 4096 --direct-io on --read-only a.img",
     ] {
         let words = words_of(line);
         let plain = plain::read(&words).unwrap_or_else(|| panic!("{line}"));
         assert_eq!(format!("{plain:?}"), format!("{:?}", Cli::try_parse_from(&words).unwrap()), "{line}");
     }
-    for line in
-        ["list a", "attach", "attach --atomic a", "attach -r -r a", "attach a --from b", "attach -- a"]
-    {
+    for line in [
+        "list a",
+        "attach",
+        "attach --atomic a",
+        "attach -r -r a",
+        "attach --offset -1 a",
+        "attach --block-size 9G a",
+        "attach a --from b",
+        "attach -- a",
+    ] {
         let words = words_of(line);
         assert!(plain::read(&words).is_none(), "{line}");
     }

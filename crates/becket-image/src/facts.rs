@@ -6,6 +6,8 @@ use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use becket_uapi::block;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Stat, StatxFlags, Timespec, Timestamps, UTIME_OMIT};
@@ -182,9 +184,10 @@ pub(crate) fn ask(known: &Known<'_>) -> (Facts, Option<OwnedFd>) {
 
 /// Asks for what else a server has to know: what the backing can do, and in which units.
 pub(crate) fn complete(buffered: BorrowedFd<'_>, direct: Option<BorrowedFd<'_>>, facts: &mut Facts) {
-    facts.nowait = takes(buffered, ReadWriteFlags::NOWAIT)
-        && direct.is_none_or(|direct| takes(direct, ReadWriteFlags::NOWAIT));
-    facts.uncached = takes(buffered, DONTCACHE);
+    let end = facts.size;
+    facts.nowait = takes(buffered, ReadWriteFlags::NOWAIT, end)
+        && direct.is_none_or(|direct| takes(direct, ReadWriteFlags::NOWAIT, end));
+    facts.uncached = takes(buffered, DONTCACHE, end);
     match facts.kind {
         BackingKind::Regular => ask_file(buffered, facts),
         BackingKind::Block => ask_device(buffered, facts),
@@ -194,23 +197,24 @@ pub(crate) fn complete(buffered: BorrowedFd<'_>, direct: Option<BorrowedFd<'_>>,
 /// `RWF_DONTCACHE` of the kernel's `fs.h` (Linux 6.14); rustix does not name it yet.
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
 
-/// Whether reads of a descriptor may carry a flag, by reading one byte with it.
+/// Whether reads of a descriptor may carry a flag, by reading one byte with it where the file ends: nothing is read, and
+/// nothing comes into the page cache.
 ///
 /// What such a read comes to is of no interest: flags that the file system or the kernel does not have are refused
-/// before anything else is looked at. A direct descriptor refuses the single byte, and then has the flag.
-fn takes(fd: BorrowedFd<'_>, flag: ReadWriteFlags) -> bool {
+/// before anything else is looked at. A direct descriptor may refuse the single byte, and then has the flag.
+fn takes(fd: BorrowedFd<'_>, flag: ReadWriteFlags, end: u64) -> bool {
     let mut byte = [0];
-    let read = retry(|| rustix::io::preadv2(fd, &mut [IoSliceMut::new(&mut byte)], 0, flag));
+    let read = retry(|| rustix::io::preadv2(fd, &mut [IoSliceMut::new(&mut byte)], end, flag));
     !matches!(read, Err(Errno::OPNOTSUPP | Errno::NOSYS))
 }
 
 fn ask_file(fd: BorrowedFd<'_>, facts: &mut Facts) {
     // The device below, where there is one to see: none for btrfs, network and memory file systems.
-    let queue = rustix::fs::fstat(fd).ok().and_then(|stat| Queue::of(stat.st_dev));
-    let below = queue.as_ref().and_then(|queue| queue.unit("physical_block_size")).unwrap_or(512);
-    facts.physical_block_size = facts.direct.map_or(512, |alignment| alignment.offset).max(below).max(512);
+    let below = rustix::fs::fstat(fd).map_or(Disk::UNSEEN, |stat| Disk::of(stat.st_dev));
+    let aligned = facts.direct.map_or(512, |alignment| alignment.offset);
+    facts.physical_block_size = aligned.max(below.physical_block_size).max(512);
     facts.io_min = facts.physical_block_size;
-    facts.rotational = queue.is_some_and(|queue| queue.number("rotational") == Some(1));
+    facts.rotational = below.rotational;
     if facts.writable && can_punch(fd, facts.size) {
         let fs_block = rustix::fs::fstatfs(fd).ok().and_then(|fs| u64::try_from(fs.f_bsize).ok());
         facts.discard = true;
@@ -346,6 +350,39 @@ fn unit(bytes: u64) -> Option<u32> {
 /// Tries again what a signal interrupted.
 fn retry<T>(call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
     rustix::io::retry_on_intr(call)
+}
+
+/// What matters of the disk below a file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Disk {
+    physical_block_size: u32,
+    rotational: bool,
+}
+
+impl Disk {
+    const UNSEEN: Disk = Disk { physical_block_size: 512, rotational: false };
+    /// How long what was asked is believed: a number may come to mean another disk.
+    const FRESH: Duration = Duration::from_secs(1);
+
+    /// That of a device number. Many images that are opened one after the other mostly lie on one file system, and asking takes
+    /// ten system calls: the last answer is kept for a moment.
+    fn of(device: u64) -> Disk {
+        static LAST: Mutex<Option<(u64, Instant, Disk)>> = Mutex::new(None);
+        let last = *LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((of, asked, disk)) = last
+            && of == device
+            && asked.elapsed() < Disk::FRESH
+        {
+            return disk;
+        }
+        let asked = Instant::now();
+        let disk = Queue::of(device).map_or(Disk::UNSEEN, |queue| Disk {
+            physical_block_size: queue.unit("physical_block_size").unwrap_or(512),
+            rotational: queue.number("rotational") == Some(1),
+        });
+        *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some((device, asked, disk));
+        disk
+    }
 }
 
 /// The limits of a block device's queue, as sysfs shows them.

@@ -115,13 +115,15 @@ impl Backing {
 }
 
 impl Opened {
-    /// Asks what the files can do, and in which units, for whoever is to serve them; `wanted` as when it was opened.
+    /// Asks what the files can do, and in which units, for whoever is to serve them; `wanted` as when it was opened. Nothing of
+    /// them is read.
     pub fn complete(&mut self, wanted: DirectIo) {
         let encoded = !self.encoded.is_empty();
         for file in &mut self.files {
             let Backing { buffered, direct, facts } = file;
             facts::complete(buffered.as_fd(), direct.as_ref().map(AsFd::as_fd), facts);
-            if !encoded || !file.facts.caches_stored(wanted) {
+            // What opening the others has read is forgotten already.
+            if encoded && !file.facts.caches_stored(wanted) {
                 file.forget(wanted);
             }
         }
@@ -196,7 +198,8 @@ fn look_inside(
     let (fd, _) = open_inode(host, inode, *kind, true)?;
     let size = size_of(host, &fd, *kind)?;
     let block_size = natural_block_size(host, &fd, *kind)?;
-    let file = OpenFile { host, fd: &fd, kind: *kind, stat, size, block_size };
+    let path = real_path(host, &fd)?;
+    let file = OpenFile { host, path: &path, fd: &fd, kind: *kind, stat, size, block_size };
     let disk = disk_in(&file, format, backing_dirs, inside.is_empty(), &mut |_, _, _| Ok(()))?;
     let mut walk = through::walk(disk.image, shown(host.as_os_str().as_bytes()), inside, format)?;
     walk.read_only = disk.read_only.or(walk.read_only);
@@ -206,6 +209,8 @@ fn look_inside(
 /// A file or device that a path names, open.
 struct OpenFile<'a> {
     host: &'a Path,
+    /// See [`real_path`].
+    path: &'a Path,
     fd: &'a OwnedFd,
     kind: BackingKind,
     stat: &'a Stat,
@@ -233,15 +238,14 @@ fn disk_in(
     whole: bool,
     lock: &mut dyn FnMut(&Path, &OwnedFd, BackingKind) -> Result<(), Error>,
 ) -> Result<Disk, Error> {
-    let OpenFile { host, fd, kind, stat, size, block_size } = *file;
+    let OpenFile { host, path, fd, kind, stat, size, block_size } = *file;
     let reader = fd.try_clone().map_err(|error| io(host, "its descriptor cannot be copied", error))?;
     let image = Image::raw(Arc::new(reader), size, block_size);
     let as_it_is = |image| Disk { image, below: Vec::new(), unpacked: false, read_only: None };
     if !matches!(format, Format::Auto | Format::Qcow2 | Format::Vmdk) {
         return Ok(as_it_is(image));
     }
-    let path = real_path(host, fd)?;
-    let first = First { image: &image, path: &path, kind, stat, dirs };
+    let first = First { image: &image, path, kind, stat, dirs };
     let mut open = |path: &Path, found: Found| {
         let Found { inode, kind, stat } = found;
         let (fd, _) = open_inode(path, &inode, kind, true)?;
@@ -313,7 +317,9 @@ fn open_inside(
 
     let size = size_of(host, &buffered, kind)?;
     let natural = natural_block_size(host, &buffered, kind)?;
-    let file = OpenFile { host, fd: &buffered, kind, stat: &stat, size, block_size: natural };
+    let host_path = real_path(host, &buffered)?;
+    let file =
+        OpenFile { host, path: &host_path, fd: &buffered, kind, stat: &stat, size, block_size: natural };
     let whole = inside.is_empty() && options.offset == 0 && options.size_limit.is_none();
     let Disk { image, below, unpacked, read_only: unwritable } =
         disk_in(&file, options.format, &options.backing_dirs, whole, &mut |path, fd, kind| {
@@ -339,7 +345,6 @@ fn open_inside(
         block_size: options.block_size,
         partitions: options.partitions,
     };
-    let host_path = real_path(host, &buffered)?;
     let path = named(host_path.clone());
     let part_of = |image: &Image, offset, len| {
         let slice = image.slice(offset, len);

@@ -17,8 +17,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use zlink::Call;
-use zlink::smol::unix::{Connection, Stream};
 
+use super::socket::{Connection, Waiting};
 use super::{Failure, INTERFACE, Message};
 use crate::runtime::Runtime;
 use crate::{Error, ErrorKind, manager};
@@ -38,8 +38,8 @@ where
         let mut line = match Line::again(runtime) {
             Some(line) => line,
             None => match connect(runtime)? {
-                Some(stream) => Line::new(runtime, stream)?,
-                None => Line::new(runtime, start(runtime)?)?,
+                Some(stream) => Line::new(runtime, stream),
+                None => Line::new(runtime, start(runtime)?),
             },
         };
         if let Some(reply) = line.call(method, parameters, fds)? {
@@ -57,7 +57,7 @@ where
     R: DeserializeOwned + std::fmt::Debug,
 {
     match connect(runtime)? {
-        Some(stream) => Line::new(runtime, stream)?.call(method, parameters, &[]),
+        Some(stream) => Line::new(runtime, stream).call(method, parameters, &[]),
         None => Ok(None),
     }
 }
@@ -102,9 +102,8 @@ thread_local! {
 }
 
 impl Line {
-    fn new(runtime: &Runtime, stream: UnixStream) -> Result<Line, Error> {
-        let stream = Stream::try_from(stream).map_err(broken)?;
-        Ok(Line { place: runtime.socket(), connection: Connection::new(stream) })
+    fn new(runtime: &Runtime, stream: UnixStream) -> Line {
+        Line { place: runtime.socket(), connection: Waiting::connection(stream) }
     }
 
     /// That of this thread's last call to the same supervisor.

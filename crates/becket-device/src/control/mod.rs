@@ -3,6 +3,7 @@
 
 pub(crate) mod client;
 pub(crate) mod server;
+mod socket;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;

@@ -6,15 +6,15 @@ use std::os::unix::net::UnixStream;
 
 use becket_engine::Summary;
 use futures_lite::future::block_on;
-use rustix::io::FdFlags;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use zlink::smol::unix::{Connection, Stream};
+use serde_json::value::RawValue;
 use zlink::varlink_service::{self, Info};
 use zlink::{Call, Reply};
 
 use super::ServerStatus;
+use super::socket::Waiting;
 use super::{Attach, DESCRIPTION, Detach, Devices, Failure, INTERFACE, Message, Nothing, OneDevice, Refresh};
 use super::{Counted, Set, Stat};
 use crate::{DeviceInfo, Error, log};
@@ -44,23 +44,20 @@ pub(crate) fn converse(service: &dyn Service, stream: UnixStream, uid: u32) {
 }
 
 async fn exchange(service: &dyn Service, stream: UnixStream, uid: u32) -> zlink::Result<()> {
-    let mut connection = Connection::new(Stream::try_from(stream)?);
+    let mut connection = Waiting::connection(stream);
     let peer = connection.peer_credentials().await?.unix_user_id();
     if peer.as_raw() != uid && !peer.is_root() {
         log::warn(format_args!("refused a connection of user {}", peer.as_raw()));
         return connection.send_error(&varlink_service::Error::PermissionDenied, Vec::new()).await;
     }
     loop {
-        let (call, fds) = connection.receive_call::<Message<Value>>().await?;
-        // They arrive without this mark, and a worker that is started must not inherit an image and its locks.
-        for fd in &fds {
-            rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC).map_err(std::io::Error::from)?;
-        }
+        let (call, fds) = connection.receive_call::<Message<Box<RawValue>>>().await?;
         let answer = answer(service, &call, fds);
         if call.oneway() {
             continue;
         }
         match answer {
+            Answer::Device(device) => connection.send_reply(&Reply::new(Some(device)), Vec::new()).await?,
             Answer::Reply(value) => connection.send_reply(&Reply::new(Some(value)), Vec::new()).await?,
             Answer::Failure(failure) => connection.send_error(&failure, Vec::new()).await?,
             Answer::Refused(error) => connection.send_error(&error, Vec::new()).await?,
@@ -71,29 +68,23 @@ async fn exchange(service: &dyn Service, stream: UnixStream, uid: u32) -> zlink:
 /// What goes back for one call.
 #[derive(Debug, PartialEq)]
 enum Answer {
+    /// By far the most frequent: on the wire by the shortest way.
+    Device(Box<OneDevice>),
     Reply(Value),
     Failure(Failure),
     Refused(varlink_service::Error<'static>),
 }
 
-fn answer(service: &dyn Service, call: &Call<Message<Value>>, fds: Vec<OwnedFd>) -> Answer {
+fn answer(service: &dyn Service, call: &Call<Message<Box<RawValue>>>, fds: Vec<OwnedFd>) -> Answer {
     let Message { method, parameters } = call.method();
     let (interface, name) = method.rsplit_once('.').unwrap_or(("", method));
-    let parameters = parameters.clone().unwrap_or_else(|| Value::Object(serde_json::Map::default()));
+    let parameters = parameters.as_ref().map_or("{}", |parameters| parameters.get());
     match (interface, name) {
-        (INTERFACE, "Attach") => {
-            with(parameters, |request: Attach| Ok(OneDevice { device: service.attach(request, fds)? }))
-        }
-        (INTERFACE, "Detach") => {
-            with(parameters, |request: Detach| Ok(OneDevice { device: service.detach(&request)? }))
-        }
+        (INTERFACE, "Attach") => with_device(parameters, |request: Attach| service.attach(request, fds)),
+        (INTERFACE, "Detach") => with_device(parameters, |request: Detach| service.detach(&request)),
         (INTERFACE, "List") => with(parameters, |_: Nothing| Ok(Devices { devices: service.list() })),
-        (INTERFACE, "Refresh") => {
-            with(parameters, |request: Refresh| Ok(OneDevice { device: service.refresh(&request)? }))
-        }
-        (INTERFACE, "Set") => {
-            with(parameters, |request: Set| Ok(OneDevice { device: service.set(request, fds)? }))
-        }
+        (INTERFACE, "Refresh") => with_device(parameters, |request: Refresh| service.refresh(&request)),
+        (INTERFACE, "Set") => with_device(parameters, |request: Set| service.set(request, fds)),
         (INTERFACE, "Stat") => {
             with(parameters, |request: Stat| Ok(Counted { stats: service.stat(&request)? }))
         }
@@ -103,7 +94,7 @@ fn answer(service: &dyn Service, call: &Call<Message<Value>>, fds: Vec<OwnedFd>)
         }),
         (INTERFACE, "Status") => with(parameters, |_: Nothing| Ok(service.status())),
         (SERVICE, "GetInfo") => with(parameters, |_: Nothing| info()),
-        (SERVICE, "GetInterfaceDescription") => describe(&parameters),
+        (SERVICE, "GetInterfaceDescription") => describe(parameters),
         (INTERFACE | SERVICE, _) => {
             Answer::Refused(varlink_service::Error::MethodNotFound { method: method.clone().into() })
         }
@@ -115,28 +106,37 @@ fn answer(service: &dyn Service, call: &Call<Message<Value>>, fds: Vec<OwnedFd>)
 
 /// Whether a call without descriptors comes as far as the service.
 #[cfg(feature = "fuzzing")]
-pub(crate) fn is_understood(service: &dyn Service, message: Message<Value>) -> bool {
+pub(crate) fn is_understood(service: &dyn Service, message: Message<Box<RawValue>>) -> bool {
     !matches!(answer(service, &Call::new(message), Vec::new()), Answer::Refused(_))
 }
 
 /// Parses the parameters, acts, and puts what came of it on the wire.
-fn with<P, R>(parameters: Value, act: impl FnOnce(P) -> Result<R, Error>) -> Answer
-where
-    P: DeserializeOwned,
-    R: Serialize,
-{
-    let request = match serde_json::from_value(parameters) {
-        Ok(request) => request,
-        Err(error) => {
-            let parameter = error.to_string().into();
-            return Answer::Refused(varlink_service::Error::InvalidParameter { parameter });
-        }
-    };
+fn with<P: DeserializeOwned, R: Serialize>(
+    parameters: &str,
+    act: impl FnOnce(P) -> Result<R, Error>,
+) -> Answer {
     let unspeakable =
         |error: serde_json::Error| Error::Server { what: format!("cannot answer: {error}"), log: None };
-    match act(request).and_then(|reply| serde_json::to_value(reply).map_err(unspeakable)) {
-        Ok(reply) => Answer::Reply(reply),
-        Err(error) => Answer::Failure(error.into()),
+    parsed(parameters, |request| {
+        act(request).and_then(|reply| serde_json::to_value(reply).map_err(unspeakable)).map(Answer::Reply)
+    })
+}
+
+/// The same where a device is the answer.
+fn with_device<P: DeserializeOwned>(
+    parameters: &str,
+    act: impl FnOnce(P) -> Result<DeviceInfo, Error>,
+) -> Answer {
+    parsed(parameters, |request| act(request).map(|device| Answer::Device(Box::new(OneDevice { device }))))
+}
+
+fn parsed<P: DeserializeOwned>(parameters: &str, act: impl FnOnce(P) -> Result<Answer, Error>) -> Answer {
+    match serde_json::from_str(parameters) {
+        Ok(request) => act(request).unwrap_or_else(|error| Answer::Failure(error.into())),
+        Err(error) => {
+            let parameter = error.to_string().into();
+            Answer::Refused(varlink_service::Error::InvalidParameter { parameter })
+        }
     }
 }
 
@@ -145,7 +145,8 @@ fn info() -> Result<Info<'static>, Error> {
         .map_err(|error| Error::Server { what: format!("cannot name its interfaces: {error}"), log: None })
 }
 
-fn describe(parameters: &Value) -> Answer {
+fn describe(parameters: &str) -> Answer {
+    let parameters = serde_json::from_str::<Value>(parameters).unwrap_or_default();
     let interface = parameters.get("interface").and_then(Value::as_str).unwrap_or_default();
     let description = match interface {
         INTERFACE => DESCRIPTION.to_owned(),

@@ -3,6 +3,7 @@
 
 use std::sync::Weak;
 
+use becket_transport::serve::Served;
 use becket_uapi::lease::BREAK_SIGNAL;
 use becket_uapi::signal::SignalFd;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -36,18 +37,23 @@ impl Worker {
     /// Has every device read through its file again where somebody waits for that.
     pub(super) fn yield_leases(&self) {
         let open = self.devices();
-        let served: Vec<_> = open.iter().map(|(id, charge)| (*id, charge.served.clone())).collect();
+        let served: Vec<_> =
+            open.iter().filter_map(|(id, charge)| Some((*id, charge.served.clone()?))).collect();
         // Who holds the list of the open may not wait for an I/O thread.
         drop(open);
         for (id, served) in served {
-            let Some(served) = served else { continue };
-            match served.yield_lease(&self.threads) {
-                Ok(false) => {}
-                Ok(true) => log::warn(format_args!(
-                    "worker: ublk device {id} reads through its file again: somebody wants to write to that"
-                )),
-                Err(error) => log::warn(format_args!("worker: {error}")),
-            }
+            self.yield_lease(id, &served);
+        }
+    }
+
+    /// The same with one.
+    pub(super) fn yield_lease(&self, id: u32, served: &Served) {
+        match served.yield_lease(&self.threads) {
+            Ok(false) => {}
+            Ok(true) => log::warn(format_args!(
+                "worker: ublk device {id} reads through its file again: somebody wants to write to that"
+            )),
+            Err(error) => log::warn(format_args!("worker: {error}")),
         }
     }
 }

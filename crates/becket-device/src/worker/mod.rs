@@ -264,8 +264,10 @@ impl Worker {
                     charge.served = Some(Arc::new(served));
                 }
                 self.report(&Report::Ready { id, first });
-                // Somebody may have begun to wait for a lease before it was known whom to tell.
-                self.yield_leases();
+                // Somebody may have begun to wait for its lease before it was known whom to tell.
+                if let Some(served) = self.served(id) {
+                    self.yield_lease(id, &served);
+                }
             }
             Err(error) => self.report(&refusal(id, &error)),
         }

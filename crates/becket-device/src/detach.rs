@@ -140,7 +140,7 @@ pub fn refresh(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
             let size = size.map_err(Error::Device)?;
             let mut new = device.clone();
             new.info.size = size;
-            store.update(&device, new.clone())?;
+            store.update(&device, &new)?;
             Ok(new.info)
         }
     }

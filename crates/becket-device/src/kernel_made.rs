@@ -55,12 +55,12 @@ pub(crate) fn attach(
         mark: made.made.mark,
     };
     record.info.autoclear = leased;
-    register::record(store, claim, &disk, &mut record)?;
+    let written = register::record(store, claim, &disk, &mut record)?;
     let warnings = links::make(store.runtime(), &record.info);
     if !warnings.is_empty() {
         let recorded = record.clone();
         record.info.warnings.extend(warnings);
-        store.update(&recorded, record.clone())?;
+        store.replace(&recorded, &written, &record)?;
     }
     let fds = made.finish();
     let info = record.info.clone();

@@ -6,7 +6,7 @@ use becket_image::Opened;
 use crate::describe::speakable;
 use crate::judge::lives;
 use crate::kernel::System;
-use crate::state::{Claim, Device, Store};
+use crate::state::{Claim, Device, Store, Written};
 use crate::{Error, links, log};
 
 /// Takes the name that was asked for.
@@ -21,7 +21,7 @@ pub(crate) fn record(
     claimed: Option<Claim>,
     kernels: &str,
     device: &mut Device,
-) -> Result<(), Error> {
+) -> Result<Written, Error> {
     if let Some(claim) = claimed {
         claim.name().clone_into(&mut device.info.name);
         return claim.fill(device);

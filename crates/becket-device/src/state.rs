@@ -81,6 +81,35 @@ pub(crate) struct Record {
     entry: Entry,
 }
 
+/// A [`Record`] of what somebody else has, to be written.
+#[derive(Serialize)]
+struct Words<'a> {
+    version: u32,
+    boot_id: &'a str,
+    name: &'a str,
+    entry: EntryRef<'a>,
+}
+
+/// An [`Entry`] that somebody else has.
+#[derive(Clone, Copy, Serialize)]
+#[serde(tag = "record", rename_all = "snake_case")]
+enum EntryRef<'a> {
+    Claim { image: &'a Path, claimant: ProcessId },
+    Device(&'a Device),
+}
+
+impl Entry {
+    fn lent(&self) -> EntryRef<'_> {
+        match self {
+            Entry::Claim { image, claimant } => EntryRef::Claim { image, claimant: *claimant },
+            Entry::Device(device) => EntryRef::Device(device),
+        }
+    }
+}
+
+/// A record as it was written.
+pub(crate) type Written = Vec<u8>;
+
 /// The records of this user's becket.
 #[derive(Debug, Clone)]
 pub(crate) struct Store {
@@ -127,15 +156,15 @@ impl Store {
         let entry = Entry::Claim { image: image.to_owned(), claimant: ProcessId::own() };
         let _lock = self.lock(name)?;
         self.is_free(name, lives)?;
-        self.prepare(name, &entry)?.publish()?;
+        self.prepare(name, entry.lent())?.publish()?;
         Ok(Claim { store: self.clone(), name: name.to_owned(), entry, kept: false })
     }
 
     /// Takes a name for a device that is there already: as [`Store::claim`], and [`Claim::fill`] at once.
-    pub(crate) fn enter(&self, device: &Device, lives: impl Fn(&Device) -> bool) -> Result<(), Error> {
+    pub(crate) fn enter(&self, device: &Device, lives: impl Fn(&Device) -> bool) -> Result<Written, Error> {
         let name = &device.info.name;
         check_name(name)?;
-        let prepared = self.prepare(name, &Entry::Device(Box::new(device.clone())))?;
+        let prepared = self.prepare(name, EntryRef::Device(device))?;
         let _lock = self.lock(name)?;
         self.is_free(name, lives)?;
         prepared.publish()
@@ -186,11 +215,19 @@ impl Store {
     }
 
     /// Puts `new` in the place of `old`, when that is still what the record says.
-    pub(crate) fn update(&self, old: &Device, new: Device) -> Result<bool, Error> {
+    pub(crate) fn update(&self, old: &Device, new: &Device) -> Result<bool, Error> {
+        self.replace(old, &Written::new(), new)
+    }
+
+    /// The same of a record that is most likely still the one that was written then. That is known by its bytes, at a
+    /// tenth of the price of its sense.
+    pub(crate) fn replace(&self, old: &Device, then: &Written, new: &Device) -> Result<bool, Error> {
         let name = &old.info.name;
-        let prepared = self.prepare(name, &Entry::Device(Box::new(new)))?;
+        let prepared = self.prepare(name, EntryRef::Device(new))?;
         let _lock = self.lock(name)?;
-        if !matches!(self.read(name)?, Some(Entry::Device(found)) if same_use(&found, old)) {
+        let text = self.text(name)?;
+        let same = text.as_ref() == Some(then);
+        if !same && !matches!(self.sense(name, text)?, Some(Entry::Device(found)) if same_use(&found, old)) {
             return Ok(false);
         }
         prepared.publish()?;
@@ -251,14 +288,25 @@ impl Store {
 
     /// `None` when there is no record, or it was set aside: it is of another boot, or it makes no sense.
     fn read(&self, name: &str) -> Result<Option<Entry>, Error> {
+        self.sense(name, self.text(name)?)
+    }
+
+    /// What a record says, unread.
+    fn text(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         let path = self.path(name);
         // Most are shorter, and read at once.
         let mut text = Vec::with_capacity(4096);
         match File::open(&path).and_then(|file| file.take(LARGEST).read_to_end(&mut text)) {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Error::io("read", &path)(error)),
+            Ok(_) => Ok(Some(text)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(Error::io("read", &path)(error)),
         }
+    }
+
+    /// What a record of these bytes says; as [`Store::read`].
+    fn sense(&self, name: &str, text: Option<Vec<u8>>) -> Result<Option<Entry>, Error> {
+        let Some(text) = text else { return Ok(None) };
+        let path = self.path(name);
         let why = match serde_json::from_slice::<Record>(&text) {
             Ok(record) if record.version != VERSION => format!("its version is {}", record.version),
             Ok(record) if !names_match(&record, name) => format!("it speaks of {:?}", record.name),
@@ -272,30 +320,26 @@ impl Store {
     }
 
     /// Writes a record beside its place, where nobody looks. Under no lock: a device's record is synced.
-    fn prepare(&self, name: &str, entry: &Entry) -> Result<Prepared, Error> {
+    fn prepare(&self, name: &str, entry: EntryRef<'_>) -> Result<Prepared, Error> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
-        let record = Record {
-            version: VERSION,
-            boot_id: self.boot_id.clone(),
-            name: name.to_owned(),
-            entry: entry.clone(),
-        };
+        let record = Words { version: VERSION, boot_id: &self.boot_id, name, entry };
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let beside = self.runtime.records().join(format!(".{name}.{}.{serial}.new", std::process::id()));
-        let prepared = Prepared { beside, place: self.path(name), published: false };
-        let write = || -> io::Result<()> {
-            let mut text = serde_json::to_vec_pretty(&record)?;
+        let mut prepared = Prepared { beside, place: self.path(name), text: Vec::new(), published: false };
+        let write = || -> io::Result<Vec<u8>> {
+            let mut text = Vec::with_capacity(2048);
+            serde_json::to_writer_pretty(&mut text, &record)?;
             text.push(b'\n');
             let mut options = OpenOptions::new();
             let mut file =
                 options.write(true).create(true).truncate(true).mode(0o600).open(&prepared.beside)?;
             file.write_all(&text)?;
-            if matches!(entry, Entry::Device(_)) {
+            if matches!(entry, EntryRef::Device(_)) {
                 file.sync_data()?;
             }
-            Ok(())
+            Ok(text)
         };
-        write().map_err(Error::io("write", &prepared.place))?;
+        prepared.text = write().map_err(Error::io("write", &prepared.place))?;
         Ok(prepared)
     }
 }
@@ -304,15 +348,16 @@ impl Store {
 struct Prepared {
     beside: PathBuf,
     place: PathBuf,
+    text: Written,
     published: bool,
 }
 
 impl Prepared {
     /// Puts it in its place, whole or not at all: readers see the old record or the new one.
-    fn publish(mut self) -> Result<(), Error> {
+    fn publish(mut self) -> Result<Written, Error> {
         fs::rename(&self.beside, &self.place).map_err(Error::io("write", &self.place))?;
         self.published = true;
-        Ok(())
+        Ok(std::mem::take(&mut self.text))
     }
 }
 
@@ -339,12 +384,12 @@ impl Claim {
     }
 
     /// Puts the device's record in the place of the claim. The name then lives as long as the device.
-    pub(crate) fn fill(mut self, device: &Device) -> Result<(), Error> {
-        let prepared = self.store.prepare(&self.name, &Entry::Device(Box::new(device.clone())))?;
+    pub(crate) fn fill(mut self, device: &Device) -> Result<Written, Error> {
+        let prepared = self.store.prepare(&self.name, EntryRef::Device(device))?;
         let _lock = self.store.lock(&self.name)?;
-        prepared.publish()?;
+        let written = prepared.publish()?;
         self.kept = true;
-        Ok(())
+        Ok(written)
     }
 }
 

@@ -109,7 +109,7 @@ fn a_dead_claimant_holds_nothing() {
     let (_temp, store) = store();
     let dead = ProcessId { pid: std::process::id(), start: 1 };
     let entry = Entry::Claim { image: IMAGE.into(), claimant: dead };
-    store.prepare("one", &entry).unwrap().publish().unwrap();
+    store.prepare("one", entry.lent()).unwrap().publish().unwrap();
     store.claim("one", Path::new("/x"), |_| true).unwrap();
 }
 
@@ -199,7 +199,7 @@ fn another_use_of_the_name_is_left_alone() {
     new.info.diskseq = Some(8);
     store.claim("one", Path::new(IMAGE), |_| true).unwrap().fill(&new).unwrap();
     assert!(!store.remove(&old).unwrap());
-    assert!(!store.update(&old, old.clone()).unwrap());
+    assert!(!store.update(&old, &old).unwrap());
     assert_eq!(store.device("one").unwrap(), Some(new.clone()));
     assert!(store.remove(&new).unwrap());
     assert_eq!(store.device("one").unwrap(), None);
@@ -226,7 +226,7 @@ fn whoever_records_one_device_waits_for_no_other() {
             let (two, mut later) = (device("two", 2), device("two", 2));
             later.info.size = 4096;
             store.claim("two", Path::new(IMAGE), |_| true).unwrap().fill(&two).unwrap();
-            assert!(store.update(&two, later.clone()).unwrap());
+            assert!(store.update(&two, &later).unwrap());
             assert!(store.remove(&later).unwrap());
             store.enter(&two, |_| true).unwrap();
             sender.send("two").unwrap();

@@ -53,6 +53,17 @@ pub fn ensure_char(path: &Path, dev: u64) -> Result<bool, Error> {
     ensure(path, dev, FileType::CharacterDevice)
 }
 
+/// Whether `path` is the node of character device `dev`.
+pub(crate) fn is_char(path: &Path, dev: u64) -> bool {
+    matches!(look(path, dev, FileType::CharacterDevice), Ok(Found::Right))
+}
+
+/// Major and minor number of an open device.
+pub(crate) fn numbers_of(device: impl AsFd) -> Option<(u32, u32)> {
+    let stat = rustix::fs::fstat(device).ok()?;
+    Some((rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)))
+}
+
 /// Waits until this user may read and write the node that somebody else (udev) gives to it; whether that came.
 pub fn await_given(path: &Path, timeout: Duration) -> bool {
     let started = Instant::now();

@@ -49,6 +49,21 @@ pub fn dev(name: &str) -> Option<u64> {
     dev_at(&directory(name).join("dev"))
 }
 
+/// Device number and sequence number (Linux 5.15) of a disk that lies on no bus, by one read; `None` where it is not found
+/// among such disks.
+///
+/// Looked up where it is and not by its link among all block devices: names that are as new as the disk are not in the
+/// kernel's cache yet, and each one looked up makes an inode.
+pub fn virtual_disk(name: &str) -> Option<(u64, Option<u64>)> {
+    told_by_event(&read(Path::new(&format!("/sys/devices/virtual/block/{name}/uevent")))?)
+}
+
+fn told_by_event(text: &str) -> Option<(u64, Option<u64>)> {
+    let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    let dev = rustix::fs::makedev(value("MAJOR")?.parse().ok()?, value("MINOR")?.parse().ok()?);
+    Some((dev, value("DISKSEQ").and_then(|number| number.parse().ok())))
+}
+
 /// Length in bytes of the block device of that number, a partition or a disk.
 pub(crate) fn size_at(major: u32, minor: u32) -> Option<u64> {
     let text = read(Path::new(&format!("/sys/dev/block/{major}:{minor}/size")))?;
@@ -127,6 +142,32 @@ mod tests {
         assert_eq!((old.write.operations, old.flush.operations, old.read.mean_ns), (5, 0, None));
         for nonsense in ["", "1 2 3", "a b c d e f g h i j k", "1 2 3 4 5 6 7 8 -1 2 3"] {
             assert_eq!(counters(nonsense), None, "{nonsense:?}");
+        }
+    }
+
+    #[test]
+    fn an_event_tells_the_numbers_of_a_disk() {
+        let dev = rustix::fs::makedev(259, 508);
+        let new = "MAJOR=259\nMINOR=508\nDEVNAME=ublkb509\nDEVTYPE=disk\nDISKSEQ=824\n";
+        assert_eq!(told_by_event(new), Some((dev, Some(824))));
+        assert_eq!(told_by_event("MAJOR=259\nMINOR=508\nDEVTYPE=disk\n"), Some((dev, None)));
+        for nonsense in ["", "MAJOR=259\n", "MINOR=508\nMAJOR\n", "MAJOR=a\nMINOR=1\n"] {
+            assert_eq!(told_by_event(nonsense), None, "{nonsense:?}");
+        }
+        assert_eq!(virtual_disk("no-such-disk"), None);
+    }
+
+    #[test]
+    fn a_virtual_disk_is_the_one_of_its_link() {
+        let names = std::fs::read_dir("/sys/devices/virtual/block").into_iter().flatten().flatten();
+        for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {
+            // Others' disks come and go.
+            if let Some((dev, diskseq)) = virtual_disk(&name)
+                && let (Some(linked), other) = (super::dev(&name), number(&name, "diskseq"))
+                && virtual_disk(&name) == Some((dev, diskseq))
+            {
+                assert_eq!((dev, diskseq), (linked, other), "{name}");
+            }
         }
     }
 

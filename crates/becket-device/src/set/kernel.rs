@@ -121,7 +121,7 @@ fn replace(device: &mut Device, opened: &Opened) -> Result<(), Error> {
 
 /// Whoever has looked at the record meanwhile may have found that its medium is gone, and dropped it.
 fn record(store: &Store, old: &Device, new: &Device) -> Result<(), Error> {
-    if !store.update(old, new.clone())? {
+    if !store.update(old, new)? {
         store.enter(new, |device| lives(&System, device))?;
     }
     Ok(())
@@ -149,7 +149,7 @@ pub(super) fn set_dm(store: &Store, device: &Device, changes: &Changes) -> Resul
         guard::may_shrink(info, using.is_some_and(|using| using.is_held()), len, changes.force)?;
         new.info.size = dm::refresh(device.mark, limit).map_err(Error::Device)?;
         new.info.size_limit = limit;
-        store.update(device, new.clone())?;
+        store.update(device, &new)?;
     }
     Ok(new.info)
 }

@@ -89,7 +89,7 @@ impl Supervisor {
             driver.stop(id)?;
             let mut lost = record.clone();
             lost.info.state = DeviceState::Lost;
-            self.store.update(record, lost)?;
+            self.store.update(record, &lost)?;
             say_lost(record);
             return Ok(());
         };
@@ -102,7 +102,7 @@ impl Supervisor {
         if device.info.state != DeviceState::Detaching {
             device.info.state = DeviceState::Live;
         }
-        if !self.store.update(record, device.clone())? {
+        if !self.store.update(record, &device)? {
             return Err(Error::NoDevice { target: record.info.name.clone() });
         }
         log::warn(format_args!("{} taken over from a server that is gone", device.info.name));

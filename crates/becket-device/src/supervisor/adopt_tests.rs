@@ -29,7 +29,7 @@ fn after_a_death(names: &[&str], features: u64) -> (Stage, Arc<FakeServer>) {
     for name in names {
         let record = stage.bench.store.device(name).unwrap().unwrap();
         let theirs = Device { server: Some(ProcessId { pid: u32::MAX, start: 1 }), ..record.clone() };
-        assert!(stage.bench.store.update(&record, theirs).unwrap());
+        assert!(stage.bench.store.update(&record, &theirs).unwrap());
     }
     lock(&stage.workers.orphans).push(Orphan { server: Arc::clone(&worker) as Arc<dyn Server>, held: kept });
     stage.done();
@@ -95,7 +95,7 @@ fn records_that_cannot_be_trusted_are_set_aside_and_others_are_not_disturbed() {
     // A record that means somebody else's device: the mark is another one.
     let record = stage.bench.store.device("lied").unwrap().unwrap();
     let lied = Device { mark: record.mark ^ 1, ..record.clone() };
-    assert!(stage.bench.store.update(&record, lied).unwrap());
+    assert!(stage.bench.store.update(&record, &lied).unwrap());
 
     stage.supervisor.adopt();
     // What the worker holds is believed, and goes by the kernel's names now.
@@ -114,7 +114,7 @@ fn records_that_cannot_be_trusted_are_set_aside_and_others_are_not_disturbed() {
 fn what_was_half_made_or_half_gone_is_removed() {
     let (stage, _) = after_a_death(&["half", "dead", "gone"], FEATURES);
     let record = stage.bench.store.device("half").unwrap().unwrap();
-    assert!(stage.bench.store.update(&record, Device { starting: true, ..record.clone() }).unwrap());
+    assert!(stage.bench.store.update(&record, &Device { starting: true, ..record.clone() }).unwrap());
     let numbers =
         ["half", "dead", "gone"].map(|name| stage.bench.store.device(name).unwrap().unwrap().info.number);
     lock(&stage.driver.devices).get_mut(&numbers[1]).unwrap().state = uapi::UBLK_S_DEV_DEAD;
@@ -237,7 +237,7 @@ fn a_dead_workers_device_is_believed_of_one_successor_only() {
         let record = stage.bench.store.device("one").unwrap().unwrap();
         // Its supervisor died before it could write down who came after the first worker.
         let dead = Some(ProcessId { pid: u32::MAX - 1, start: 1 });
-        assert!(stage.bench.store.update(&record, Device { worker: dead, ..record.clone() }).unwrap());
+        assert!(stage.bench.store.update(&record, &Device { worker: dead, ..record.clone() }).unwrap());
         (1..liars).for_each(|_| drop(a_liar(&stage, |_| {})));
         stage.supervisor.adopt();
         assert_eq!(stage.supervisor.list().len(), believed);
@@ -250,9 +250,9 @@ fn an_isolated_worker_gets_no_second_device() {
     let [mine, other] = ["mine", "other"].map(|name| stage.bench.store.device(name).unwrap().unwrap());
     let mut isolated = mine.clone();
     isolated.info.isolated = true;
-    assert!(stage.bench.store.update(&mine, isolated).unwrap());
+    assert!(stage.bench.store.update(&mine, &isolated).unwrap());
     let dead = Some(ProcessId { pid: u32::MAX - 1, start: 1 });
-    assert!(stage.bench.store.update(&other, Device { worker: dead, ..other.clone() }).unwrap());
+    assert!(stage.bench.store.update(&other, &Device { worker: dead, ..other.clone() }).unwrap());
     for kept in &mut lock(&stage.workers.orphans)[0].held {
         kept.serve.isolated = kept.serve.mark == mine.mark;
     }

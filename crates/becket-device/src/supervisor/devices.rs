@@ -222,7 +222,7 @@ impl Supervisor {
     pub(super) fn note(&self, state: &mut Owning, change: impl FnOnce(&mut Device)) {
         let mut changed = state.device.clone();
         change(&mut changed);
-        match self.store.update(&state.device, changed.clone()) {
+        match self.store.update(&state.device, &changed) {
             Ok(true) => state.device = changed,
             Ok(false) => log::warn(format_args!("the record of {} is gone", state.name())),
             Err(error) => log::warn(format_args!("{}: {error}", state.name())),
@@ -256,7 +256,7 @@ impl Supervisor {
             }
             device.info.partitions = partitions_of(&disk_of(&device.info), &promised, Partitions::Auto);
         }
-        let unrecorded = match self.store.update(&state.device, device.clone()) {
+        let unrecorded = match self.store.update(&state.device, &device) {
             Ok(true) => None,
             Ok(false) => Some("its record is gone".to_owned()),
             Err(error) => Some(error.to_string()),

@@ -117,8 +117,8 @@ impl Driver for FakeDriver {
         self.set_state(id, uapi::UBLK_S_DEV_LIVE);
         Ok(())
     }
-    fn settle(&self, _: u32, _: &[Partition]) -> Result<(), Error> {
-        Ok(())
+    fn settle(&self, _: u32, _: &[Partition]) -> Result<Option<u64>, Error> {
+        Ok(None)
     }
     fn stop(&self, id: u32) -> Result<(), Error> {
         self.did("stop", id);

@@ -36,8 +36,8 @@ pub(crate) trait Driver: Send + Sync {
     /// What a worker needs of a device; the first of them the supervisor must not keep.
     fn open(&self, id: u32) -> Result<Vec<OwnedFd>, Error>;
     fn start(&self, id: u32, pid: u32) -> Result<(), Error>;
-    /// Sees to the node of the disk and of its promised partitions.
-    fn settle(&self, id: u32, promised: &[Partition]) -> Result<(), Error>;
+    /// Sees to the node of the disk and of its promised partitions; with the disk's sequence number where that was seen.
+    fn settle(&self, id: u32, promised: &[Partition]) -> Result<Option<u64>, Error>;
     /// Removes the disk, whoever uses it.
     fn stop(&self, id: u32) -> Result<(), Error>;
     /// Removes the disk unless it is in use: then `false`.
@@ -114,27 +114,28 @@ impl Driver for Control {
     }
 
     fn open(&self, id: u32) -> Result<Vec<OwnedFd>, Error> {
-        control::open_char(id).map(|char_device| vec![char_device]).map_err(Error::Device)
+        self.open_char(id).map(|char_device| vec![char_device]).map_err(Error::Device)
     }
 
     fn start(&self, id: u32, pid: u32) -> Result<(), Error> {
         Control::start(self, id, pid, READY).map_err(Error::Device)
     }
 
-    fn settle(&self, id: u32, promised: &[Partition]) -> Result<(), Error> {
+    fn settle(&self, id: u32, promised: &[Partition]) -> Result<Option<u64>, Error> {
         let disk = disk(id);
         let node = sysfs::node(&disk);
         if self.is_unprivileged() && !node::await_given(&node, PARTITIONS) {
             let what = format!("has waited for udev to give this user {}", node.display());
             return Err(Error::Server { what, log: None });
         }
-        if let Some(dev) = sysfs::dev(&disk) {
+        let known = sysfs::virtual_disk(&disk);
+        if let Some(dev) = known.map(|(dev, _)| dev).or_else(|| sysfs::dev(&disk)) {
             node::ensure_block(&node, dev).map_err(Error::Device)?;
         }
-        if promised.is_empty() {
-            return Ok(());
+        if !promised.is_empty() {
+            node::await_partitions(&disk, promised, PARTITIONS).map_err(Error::Device)?;
         }
-        node::await_partitions(&disk, promised, PARTITIONS).map(drop).map_err(Error::Device)
+        Ok(known.and_then(|(_, diskseq)| diskseq))
     }
 
     fn stop(&self, id: u32) -> Result<(), Error> {
@@ -212,7 +213,7 @@ impl Driver for Control {
 
     fn repartition(&self, id: u32, promised: &[Partition]) -> Result<(), Error> {
         node::drop_partitions(&disk(id), promised).map_err(Error::Device)?;
-        Driver::settle(self, id, promised)
+        Driver::settle(self, id, promised).map(drop)
     }
 }
 

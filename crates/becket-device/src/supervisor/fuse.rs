@@ -358,9 +358,9 @@ impl Driver for FuseDriver {
         self.with(id, |link| link.face = Face::Disk { number: made.number, diskseq })
     }
 
-    fn settle(&self, _: u32, _: &[Partition]) -> Result<(), Error> {
+    fn settle(&self, _: u32, _: &[Partition]) -> Result<Option<u64>, Error> {
         // They have come with the disk: its driver must know of them from the beginning, to take them away at the end.
-        Ok(())
+        Ok(None)
     }
 
     fn stop(&self, id: u32) -> Result<(), Error> {

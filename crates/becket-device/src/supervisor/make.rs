@@ -3,6 +3,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use becket_engine::Geometry;
@@ -86,8 +87,7 @@ impl Maker<'_> {
         let max_io = driver.max_io(flags);
         let geometry = geometry(&opened, max_io);
         let mark = mark::new(store.runtime());
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let usual = usual(self.owned, DataMode::of(flags), cpus);
+        let usual = usual(self.owned, DataMode::of(flags), cpus());
         let (queues, depth) = (request.queues.unwrap_or(usual.0), request.depth.unwrap_or(usual.1));
         let info = driver.add(AddRequest { id: None, queues, depth, flags, max_io, mark })?;
         let mut undo = Undo { by: self, id: info.dev_id, stage: Stage::Added, device: None };
@@ -100,7 +100,7 @@ impl Maker<'_> {
         let mut first = describe(&request, &opened, &geometry, &info, mark, server);
         first.info.device = driver.node(info.dev_id);
         first.info.below = below.as_ref().map(|below| below.device.clone());
-        record(store, named, &driver.default_name(info.dev_id), &mut first)?;
+        let written = record(store, named, &driver.default_name(info.dev_id), &mut first)?;
         undo.device = Some(first.clone());
 
         let serve = Serve {
@@ -148,12 +148,12 @@ impl Maker<'_> {
         if info.flags & uapi::UBLK_F_QUIESCE == 0 {
             driver.watchful(info.dev_id);
         }
-        driver.settle(info.dev_id, promised)?;
+        let diskseq = driver.settle(info.dev_id, promised)?;
 
         let mut device = first.clone();
         device.info.device = driver.node(info.dev_id);
-        let device = complete(device, promised);
-        if !store.update(&first, device.clone())? {
+        let device = complete(device, promised, diskseq);
+        if !store.replace(&first, &written, &device)? {
             let what = format!("found the record of {} taken away while it was made", device.info.name);
             return Err(Error::Server { what, log: None });
         }
@@ -163,6 +163,12 @@ impl Maker<'_> {
         undo.stage = Stage::Done;
         Ok(made)
     }
+}
+
+/// How many CPUs this process may use. Asked once: the answer is made of two files and a look for a third.
+fn cpus() -> usize {
+    static CPUS: OnceLock<usize> = OnceLock::new();
+    *CPUS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 /// Opens a device (its ublkcN, for example) and has it passed on with what goes with it. Our copy is closed before anything else
@@ -469,12 +475,12 @@ pub(crate) fn direct_io(files: &[Backing], wanted: DirectIo, encoded: bool) -> (
     (direct, reason)
 }
 
-/// What is known of it now that it has one.
-fn complete(mut device: Device, promised: &[Partition]) -> Device {
+/// What is known of it now that it has one, of which somebody may know the sequence number already.
+fn complete(mut device: Device, promised: &[Partition], diskseq: Option<u64>) -> Device {
     let disk = disk_of(&device.info);
     let wanted = if promised.is_empty() { Partitions::Off } else { Partitions::Auto };
     device.starting = false;
-    device.info.diskseq = node::diskseq(&disk);
+    device.info.diskseq = diskseq.or_else(|| node::diskseq(&disk));
     if device.info.transport == Kind::Fuse {
         // The loop driver knows of no other unit than the one that it was told.
         let block = device.info.block_size;

@@ -83,9 +83,9 @@ impl Driver for Double {
         *self.recorded.lock().unwrap() = Some(files == 1);
         self.step("start")
     }
-    fn settle(&self, _: u32, promised: &[Partition]) -> Result<(), Error> {
+    fn settle(&self, _: u32, promised: &[Partition]) -> Result<Option<u64>, Error> {
         assert_eq!(promised.len(), 1);
-        self.step("settle")
+        self.step("settle").map(|()| None)
     }
     fn stop(&self, _: u32) -> Result<(), Error> {
         self.step("stop")

@@ -63,9 +63,7 @@ impl Supervisor {
         let state = lock(&owned.state);
         if !state.gone && matches!(self.store.device(state.name()), Ok(None)) {
             match self.store.enter(&state.device, |_| true) {
-                Ok(()) => {
-                    log::warn(format_args!("the record of {} was gone and is made again", state.name()))
-                }
+                Ok(_) => log::warn(format_args!("the record of {} was gone and is made again", state.name())),
                 Err(error) => log::warn(format_args!("{} has no record: {error}", state.name())),
             }
         }

@@ -49,6 +49,9 @@ pub struct Control {
     /// Devices of this process are those of a user without privileges (`UBLK_F_UNPRIVILEGED_DEV`): commands about them name
     /// the char device by its path, which this user must be able to open.
     unprivileged: bool,
+    /// The major number of char devices, once one was seen whose minor number is that of its device. It stays for as long as
+    /// the driver does.
+    major: OnceLock<u32>,
 }
 
 /// What the kernel grants only to those whom it trusts: to leave requests waiting for a server, and to touch the
@@ -77,6 +80,7 @@ impl Control {
             idle: Mutex::default(),
             features: OnceLock::new(),
             unprivileged: !super::privileged(),
+            major: OnceLock::new(),
         };
         // So that a sandbox without io_uring is found out now and not at the first command.
         let ring = control.ring()?;
@@ -94,6 +98,28 @@ impl Control {
         }
         let features = self.ask_features()?;
         Ok(*self.features.get_or_init(|| features))
+    }
+
+    /// As [`open_char`], and without a look into sysfs where the node is there and is the right one.
+    ///
+    /// # Errors
+    /// Those of [`open_char`].
+    pub fn open_char(&self, id: u32) -> Result<OwnedFd, Error> {
+        let path = char_node(id);
+        if let Some(major) = self.major.get()
+            && node::is_char(&path, rustix::fs::makedev(*major, id))
+            && let Ok(device) = open_node(&path)
+        {
+            return Ok(device);
+        }
+        let device = open_char(id)?;
+        if let Some((major, minor)) = node::numbers_of(&device)
+            && minor == id
+        {
+            // Of two that come first, both say the same.
+            let _ = self.major.set(major);
+        }
+        Ok(device)
     }
 
     /// What of that a device of this process can have.
@@ -446,8 +472,11 @@ pub fn open_char(id: u32) -> Result<OwnedFd, Error> {
     let dev = sysfs::dev_at(&attribute)
         .ok_or_else(|| Error::io("open", &path)(io::Error::from_raw_os_error(libc::ENODEV)))?;
     node::ensure_char(&path, dev)?;
-    let device = OpenOptions::new().read(true).write(true).open(&path);
-    device.map(OwnedFd::from).map_err(Error::io("open", path))
+    open_node(&path).map_err(Error::io("open", path))
+}
+
+fn open_node(path: &Path) -> io::Result<OwnedFd> {
+    OpenOptions::new().read(true).write(true).open(path).map(OwnedFd::from)
 }
 
 #[cfg(test)]

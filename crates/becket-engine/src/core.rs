@@ -158,7 +158,7 @@ impl Core {
         let runs = (new.merge && buffers.is_some()).then(|| Runs::new(new.depth)).transpose()?;
         let lists = new.batch.map(|batch| {
             ring.provide()?;
-            Buffers::new(batch.lists.into(), batch.list_size)
+            Buffers::small(batch.lists.into(), batch.list_size)
         });
         let lists = lists.transpose()?;
         // The port's descriptor is in the table even where its commands do not use it: see `Core::port`.

@@ -2,6 +2,7 @@
 //! Hands out no raw pointer that outlives its owner; every access is bounds-checked.
 
 use std::{
+    alloc::{Layout, alloc_zeroed, dealloc},
     ffi::c_void,
     os::fd::{AsFd, OwnedFd},
     ptr::{self, NonNull},
@@ -14,10 +15,15 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 
 use crate::Error;
 
-/// A mapping that is unmapped when dropped.
+/// What processors fetch at once, in bytes.
+const CACHE_LINE: usize = 64;
+
+/// A mapping that is unmapped when dropped, or a piece of the heap that is given back.
 pub(crate) struct Region {
     base: NonNull<u8>,
     len: usize,
+    /// It is of the heap, got in this way.
+    heap: Option<Layout>,
 }
 
 // SAFETY: a Region is the only owner of its mapping and an address is as good on one thread as on another.
@@ -33,7 +39,27 @@ impl Region {
         }
         .map_err(|errno| failed(errno.into()))?;
         let base = NonNull::new(base.cast::<u8>());
-        Ok(Region { base: base.ok_or_else(|| failed(std::io::ErrorKind::OutOfMemory.into()))?, len })
+        Ok(Region {
+            base: base.ok_or_else(|| failed(std::io::ErrorKind::OutOfMemory.into()))?,
+            len,
+            heap: None,
+        })
+    }
+
+    /// Zeroed memory of our own that need not begin a page: for less than one, a mapping would cost a page and two system
+    /// calls.
+    fn small(len: usize, what: &'static str) -> Result<Region, Error> {
+        let failed = |kind: std::io::ErrorKind| Error::Map { what, bytes: len, source: kind.into() };
+        let layout = Layout::from_size_align(len, CACHE_LINE);
+        let layout = layout.ok().filter(|layout| layout.size() > 0);
+        let layout = layout.ok_or_else(|| failed(std::io::ErrorKind::InvalidInput))?;
+        // SAFETY: the layout is not empty.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) });
+        Ok(Region {
+            base: base.ok_or_else(|| failed(std::io::ErrorKind::OutOfMemory))?,
+            len,
+            heap: Some(layout),
+        })
     }
 
     /// The first `len` bytes of a file of memory that is ours alone.
@@ -45,7 +71,11 @@ impl Region {
         }
         .map_err(|errno| failed(errno.into()))?;
         let base = NonNull::new(base.cast::<u8>());
-        Ok(Region { base: base.ok_or_else(|| failed(std::io::ErrorKind::OutOfMemory.into()))?, len })
+        Ok(Region {
+            base: base.ok_or_else(|| failed(std::io::ErrorKind::OutOfMemory.into()))?,
+            len,
+            heap: None,
+        })
     }
 
     /// Leaves its pages where they are, as far as the kernel can be told: it takes none away for a moment to make a huge one
@@ -68,6 +98,10 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if let Some(layout) = self.heap {
+            // SAFETY: it was got by this layout, and nobody else gives it back.
+            return unsafe { dealloc(self.base.as_ptr(), layout) };
+        }
         // SAFETY: base and len are those of a mapping that we made and that nobody else unmaps. A failure leaves
         // the mapping in place, which is a leak and not unsound.
         let _ = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
@@ -110,6 +144,18 @@ impl Buffers {
         let region = if head > 0 { region.stay_small() } else { region };
         let touched = vec![false; if head > 0 { count } else { 0 }].into_boxed_slice();
         Ok(Buffers { region, count, size, head, stride, first, touched })
+    }
+
+    /// `count` small buffers of `size` bytes each, one after another, aligned as what is in them needs it and not to pages.
+    pub(crate) fn small(count: usize, size: usize) -> Result<Buffers, Error> {
+        let what = "lists of commands";
+        let len = count.checked_mul(size).ok_or(Error::Map {
+            what,
+            bytes: 0,
+            source: std::io::ErrorKind::InvalidInput.into(),
+        })?;
+        let region = Region::small(len, what)?;
+        Ok(Buffers { region, count, size, head: 0, stride: size, first: 0, touched: Box::default() })
     }
 
     /// `count` buffers of `size` bytes each in a [file of memory](file_of_memory), one after another from its first byte.
@@ -250,7 +296,7 @@ impl SharedWords {
             bytes: len,
             source: std::io::ErrorKind::OutOfMemory.into(),
         })?;
-        Ok(SharedWords { region: Region { base, len } })
+        Ok(SharedWords { region: Region { base, len, heap: None } })
     }
 
     /// Neighbouring 64-bit words from a byte offset that is a multiple of eight; `None` when one is outside the mapping.
@@ -321,6 +367,20 @@ mod tests {
         assert!(of(0, 0) && of(8192, 7) && of(16384, 0));
         assert!(buffers.slice(3).is_empty());
         assert!(Buffers::in_a_file(0, 8192).is_err() && Buffers::in_a_file(usize::MAX, 8192).is_err());
+    }
+
+    #[test]
+    fn small_buffers_lie_one_after_another() {
+        let mut buffers = Buffers::small(3, 24).unwrap();
+        assert_eq!(buffers.address(0) as usize % CACHE_LINE, 0);
+        for index in 0..3 {
+            assert_eq!(buffers.address(index) as usize, buffers.address(0) as usize + 24 * index);
+            assert!(buffers.slice(index).iter().all(|byte| *byte == 0));
+            buffers.slice(index).fill(index as u8 + 1);
+        }
+        assert!((0..3).all(|index| buffers.slice(index).iter().all(|byte| *byte == index as u8 + 1)));
+        assert!(buffers.address(3).is_null() && buffers.slice(3).is_empty());
+        assert!(Buffers::small(0, 24).is_err() && Buffers::small(usize::MAX, 24).is_err());
     }
 
     #[test]

@@ -5,7 +5,11 @@ use super::{attach_from, attach_tab, common, parallel};
 use crate::{args, failure::Failure, progress::Progress, ui::Ui};
 use becket_device::{AttachOptions, DetachOptions, DeviceInfo};
 use serde_json::{Value, json};
-use std::{cell::RefCell, path::PathBuf, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 /// How long a device may take to go that is detached again. Nobody has heard of it yet, so nobody should use it.
 const GONE_WITHIN: Duration = Duration::from_secs(10);
@@ -24,26 +28,27 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
     let mut devices = Vec::new();
     let mut failures = Vec::new();
     let mut printed = Ok(());
-    let progress = RefCell::new(Progress::new(jobs.len()));
+    let progress = Mutex::new(Progress::new(jobs.len()));
+    let progress = || progress.lock().unwrap_or_else(PoisonError::into_inner);
     let done = |outcome: &Result<DeviceInfo, Failure>| {
-        progress.borrow_mut().step();
+        progress().step();
         outcome.is_ok() || !args.atomic
     };
     parallel::in_order(&jobs, attach, done, |job, outcome| match outcome {
         Ok(info) => {
             if !args.atomic {
-                progress.borrow_mut().clear();
+                progress().clear();
                 say(ui, &info, &mut printed);
             }
             devices.push(info);
         }
         Err(failure) => {
-            progress.borrow_mut().clear();
+            progress().clear();
             ui.failure(&failure);
             failures.push((job.image.clone(), failure));
         }
     });
-    progress.borrow_mut().clear();
+    progress().clear();
     if args.atomic && failures.is_empty() {
         devices.iter().for_each(|info| say(ui, info, &mut printed));
     } else if args.atomic {

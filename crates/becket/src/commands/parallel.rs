@@ -3,8 +3,8 @@
 
 use std::{
     sync::{
+        Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
-        mpsc,
     },
     thread,
 };
@@ -14,12 +14,13 @@ const THREADS_FOR_EACH_CPU: usize = 2;
 
 /// Does the work on each item, and tells the outcomes in the order of the items, each as soon as it is its turn.
 ///
-/// `done` hears of each outcome when it is there. With its `false` nothing new is begun; what was begun is still told.
+/// `done` hears of each outcome when it is there. With its `false` nothing new is begun; what was begun is still told. Who has
+/// done the work hears and tells: nobody has to be woken for it.
 pub(super) fn in_order<T: Sync, R: Send>(
     items: &[T],
     work: impl Fn(&T) -> R + Sync,
-    mut done: impl FnMut(&R) -> bool,
-    mut tell: impl FnMut(&T, R),
+    mut done: impl FnMut(&R) -> bool + Send,
+    mut tell: impl FnMut(&T, R) + Send,
 ) {
     if let [item] = items {
         // A thread for one would cost more than it could bring.
@@ -31,43 +32,40 @@ pub(super) fn in_order<T: Sync, R: Send>(
     let threads = (THREADS_FOR_EACH_CPU * cpus).min(items.len());
     let next = AtomicUsize::new(0);
     let goes_on = AtomicBool::new(true);
-    let (sender, receiver) = mpsc::channel();
+    let waiting: Vec<Option<R>> = items.iter().map(|_| None).collect();
+    let turns = Mutex::new((waiting, 0, done, &mut tell));
     thread::scope(|scope| {
         for _ in 0..threads {
-            let (sender, next, goes_on, work) = (sender.clone(), &next, &goes_on, &work);
-            scope.spawn(move || {
+            scope.spawn(|| {
                 while goes_on.load(Ordering::Relaxed) {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let Some(item) = items.get(index) else { return };
-                    // The receiver lives until all senders are gone.
-                    let _ = sender.send((index, work(item)));
+                    let outcome = work(item);
+                    let mut turns = turns.lock().unwrap_or_else(PoisonError::into_inner);
+                    let (waiting, turn, done, tell) = &mut *turns;
+                    if !done(&outcome) {
+                        goes_on.store(false, Ordering::Relaxed);
+                    }
+                    if let Some(place) = waiting.get_mut(index) {
+                        *place = Some(outcome);
+                    }
+                    while let Some((item, outcome)) =
+                        items.get(*turn).zip(waiting.get_mut(*turn).and_then(Option::take))
+                    {
+                        tell(item, outcome);
+                        *turn += 1;
+                    }
                 }
             });
         }
-        drop(sender);
-        let mut waiting: Vec<Option<R>> = items.iter().map(|_| None).collect();
-        let mut turn = 0;
-        for (index, outcome) in receiver {
-            if !done(&outcome) {
-                goes_on.store(false, Ordering::Relaxed);
-            }
-            if let Some(place) = waiting.get_mut(index) {
-                *place = Some(outcome);
-            }
-            while let Some((item, outcome)) =
-                items.get(turn).zip(waiting.get_mut(turn).and_then(Option::take))
-            {
-                tell(item, outcome);
-                turn += 1;
-            }
-        }
-        // Where it was broken off, some before these were not begun.
-        for (item, outcome) in items.iter().zip(waiting) {
-            if let Some(outcome) = outcome {
-                tell(item, outcome);
-            }
-        }
     });
+    let (waiting, ..) = turns.into_inner().unwrap_or_else(PoisonError::into_inner);
+    // Where it was broken off, some before these were not begun.
+    for (item, outcome) in items.iter().zip(waiting) {
+        if let Some(outcome) = outcome {
+            tell(item, outcome);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -44,6 +44,11 @@ fn handed(variable: impl Fn(&str) -> Option<String>, pid: u32) -> i32 {
     number(FDS).filter(|_| ours).unwrap_or(0).clamp(0, MOST)
 }
 
+/// Whether somebody wants to be told.
+pub(crate) fn hears_us() -> bool {
+    std::env::var_os(NOTIFY).is_some_and(|path| !path.is_empty())
+}
+
 /// Tells it, in lines of `KEY=VALUE`.
 pub(crate) fn tell(words: &str) {
     let Some(path) = std::env::var_os(NOTIFY).filter(|path| !path.is_empty()) else { return };

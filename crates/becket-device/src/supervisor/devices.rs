@@ -450,10 +450,15 @@ impl<'a> Busy<'a> {
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        let mut busy = lock(&self.0.busy);
+        let supervisor = self.0;
+        let mut busy = lock(&supervisor.busy);
         *busy = busy.saturating_sub(1);
+        let last = *busy == 0;
         drop(busy);
-        (self.0.wake)();
+        // With devices it does not become idle by this, and nobody else needs to hear of each.
+        if last && (supervisor.owns() == 0 || supervisor.stepping_down() || manager::hears_us()) {
+            (supervisor.wake)();
+        }
     }
 }
 

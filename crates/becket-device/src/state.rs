@@ -21,16 +21,17 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use becket_image::Identity;
-use becket_uapi::lock::{Kind, ofd_lock_wait};
+use becket_uapi::lock::{Kind, ofd_lock_wait, ofd_unlock};
 use serde::{Deserialize, Serialize};
 
 use crate::process::ProcessId;
 use crate::runtime::{Runtime, lock_file};
+use crate::sync::lock;
 use crate::{DeviceInfo, Error, log};
 
 /// No record that becket writes comes near this many bytes.
@@ -38,6 +39,8 @@ const LARGEST: u64 = 1 << 20;
 /// Longest name: with `pN` and `.json.corrupt` it stays below what a directory entry holds.
 const LONGEST_NAME: usize = 63;
 const VERSION: u32 = 1;
+/// Descriptors of the file of locks that are kept open.
+const MOST_LOCKS: usize = 8;
 
 /// What a record says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,6 +118,8 @@ pub(crate) type Written = Vec<u8>;
 pub(crate) struct Store {
     runtime: Runtime,
     boot_id: String,
+    /// The file of locks, opened and without a lock.
+    locks: Arc<Mutex<Vec<File>>>,
 }
 
 /// A name that is ours until this is dropped or a device's record takes its place.
@@ -137,7 +142,7 @@ impl Store {
                 BOOT.get_or_init(|| boot_id.trim().to_owned()).clone()
             }
         };
-        Ok(Store { runtime, boot_id })
+        Ok(Store { runtime, boot_id, locks: Arc::default() })
     }
 
     pub(crate) fn runtime(&self) -> &Runtime {
@@ -274,12 +279,14 @@ impl Store {
     }
 
     /// Guards one record while it is looked at and then changed; until the answer is dropped.
-    fn lock(&self, name: &str) -> Result<File, Error> {
+    fn lock(&self, name: &str) -> Result<Locked<'_>, Error> {
         let path = self.runtime.records().join(".lock");
-        let file = lock_file(&path)?;
+        let pooled = lock(&*self.locks).pop().filter(is_linked);
+        let file = pooled.map_or_else(|| lock_file(&path), Ok)?;
         // Nobody reads or writes the file: any place will do, up to the largest that there is.
-        ofd_lock_wait(file.as_fd(), Kind::Exclusive, hash(name) >> 1, 1).map_err(Error::io("lock", &path))?;
-        Ok(file)
+        let place = hash(name) >> 1;
+        ofd_lock_wait(file.as_fd(), Kind::Exclusive, place, 1).map_err(Error::io("lock", &path))?;
+        Ok(Locked { file: Some(file), place, pool: &self.locks })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -342,6 +349,32 @@ impl Store {
         prepared.text = write().map_err(Error::io("write", &prepared.place))?;
         Ok(prepared)
     }
+}
+
+/// A record's lock. Its file is opened once for as many as are locked at the same time, and is then used again.
+struct Locked<'a> {
+    file: Option<File>,
+    place: u64,
+    pool: &'a Mutex<Vec<File>>,
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        if let Some(file) = self.file.take()
+            && ofd_unlock(file.as_fd(), self.place, 1).is_ok()
+        {
+            let mut pool = lock(self.pool);
+            if pool.len() < MOST_LOCKS {
+                pool.push(file);
+            }
+        }
+        // Closing it unlocks as well.
+    }
+}
+
+/// Whether a file still has a name: who opens the file of locks now must find the same one.
+fn is_linked(file: &File) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink > 0)
 }
 
 /// A record that lies ready beside its place; without [`Prepared::publish`] it goes again.

@@ -1,4 +1,4 @@
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Barrier;
 
@@ -111,6 +111,62 @@ fn a_dead_claimant_holds_nothing() {
     let entry = Entry::Claim { image: IMAGE.into(), claimant: dead };
     store.prepare("one", entry.lent()).unwrap().publish().unwrap();
     store.claim("one", Path::new("/x"), |_| true).unwrap();
+}
+
+#[test]
+fn a_lock_is_let_go_and_its_file_used_again_unless_that_is_gone() {
+    let (_temp, store) = store();
+    let inode = |store: &Store| {
+        let locked = store.lock("one").unwrap();
+        rustix::fs::fstat(locked.file.as_ref().unwrap()).unwrap().st_ino
+    };
+    // Others open the file themselves, as other processes do.
+    let other = Store { locks: Arc::default(), ..store.clone() };
+    let path = store.runtime.records().join(".lock");
+    let is_free = || {
+        let place = hash("one") >> 1;
+        !becket_uapi::lock::ofd_test(
+            lock_file(&path).unwrap().as_fd(),
+            becket_uapi::lock::Kind::Exclusive,
+            place,
+            1,
+        )
+        .unwrap()
+    };
+    let first = inode(&store);
+    assert_eq!((lock(&*store.locks).len(), is_free()), (1, true));
+    let held = store.lock("one").unwrap();
+    assert_eq!((lock(&*store.locks).len(), is_free()), (0, false));
+    drop(held);
+    assert!(is_free());
+    assert_eq!((inode(&other), inode(&store)), (first, first));
+
+    fs::remove_file(&path).unwrap();
+    let held = other.lock("two").unwrap();
+    assert_eq!(
+        rustix::fs::fstat(held.file.as_ref().unwrap()).unwrap().st_ino,
+        fs::metadata(&path).unwrap().ino()
+    );
+    assert_eq!(inode(&store), fs::metadata(&path).unwrap().ino(), "both must meet at the same file");
+}
+
+#[test]
+fn a_record_is_replaced_by_its_bytes_or_by_its_sense_and_no_other_is() {
+    let (_temp, store) = store();
+    let first = device("one", 3);
+    let written = store.enter(&first, |_| true).unwrap();
+    let mut second = first.clone();
+    second.info.recoveries = 7;
+    assert!(store.replace(&first, &written, &second).unwrap());
+    // By its sense, since it was written by somebody else meanwhile.
+    assert!(store.replace(&first, &written, &first).unwrap());
+    assert_eq!(store.device("one").unwrap(), Some(first.clone()));
+    // Another use of the name is not replaced.
+    let mut other = first.clone();
+    other.info.number = 4;
+    assert!(store.update(&first, &other).unwrap());
+    assert!(!store.replace(&first, &written, &second).unwrap());
+    assert_eq!(store.device("one").unwrap(), Some(other));
 }
 
 #[test]

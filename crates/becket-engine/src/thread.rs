@@ -7,6 +7,7 @@ use std::{
     os::fd::{AsRawFd, OwnedFd},
     sync::{
         Arc,
+        atomic::{AtomicU32, Ordering},
         mpsc::{Receiver, SyncSender, sync_channel},
     },
     thread::JoinHandle,
@@ -16,7 +17,7 @@ use io_uring::{opcode, types::Fd};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{
-    Backing, Error, NewQueue,
+    Backing, Error, Memory, NewQueue,
     decode::{Addressee, Hand, Job, Mailbox, Note},
     queue::Queue,
     ring::{BATCH, Ring},
@@ -59,6 +60,8 @@ pub struct IoThreads {
 struct Thread {
     inbox: SyncSender<Order>,
     wake: Arc<OwnedFd>,
+    /// At least so many requests in registered memory could another queue have; see [`IoThreads::has_room`].
+    room: AtomicU32,
     handle: Option<JoinHandle<()>>,
 }
 
@@ -89,7 +92,8 @@ impl IoThreads {
                     }
                 })
                 .map_err(spawn)?;
-            started.threads.push(Thread { inbox, wake, handle: Some(handle) });
+            let room = AtomicU32::new(0);
+            started.threads.push(Thread { inbox, wake, room, handle: Some(handle) });
             is_ready.recv().unwrap_or(Err(Error::Gone { thread: index }))?;
         }
         Ok(started)
@@ -107,7 +111,7 @@ impl IoThreads {
     /// has run or was dropped. Where the port had handed commands to the kernel, this happens when they have come
     /// back.
     pub fn add(&self, thread: usize, queue: NewQueue) -> Result<QueueId, Error> {
-        added(thread, self.tell(thread, |reply| Order::Add(queue, reply))?)
+        added(thread, self.give(thread, queue)?)
     }
 
     /// The same with several at once, each beside the number of its thread.
@@ -115,8 +119,8 @@ impl IoThreads {
     /// # Errors
     /// As [`IoThreads::add`] of one of them; the others stay.
     pub fn add_all(&self, queues: Vec<(usize, NewQueue)>) -> Result<Vec<QueueId>, Error> {
-        let tell = |(thread, queue)| (thread, self.tell(thread, |reply| Order::Add(queue, reply)));
-        let told: Vec<_> = queues.into_iter().map(tell).collect();
+        let give = |(thread, queue)| (thread, self.give(thread, queue));
+        let told: Vec<_> = queues.into_iter().map(give).collect();
         // All are waited for, whatever has failed: who hears of it may end the device.
         let all: Vec<_> = told.into_iter().map(|(thread, answer)| added(thread, answer?)).collect();
         all.into_iter().collect()
@@ -132,6 +136,34 @@ impl IoThreads {
     /// The thread is no longer there.
     pub fn room(&self, thread: usize, queues: u32) -> Result<u32, Error> {
         self.ask(thread, |reply| Order::Room(queues, reply))
+    }
+
+    /// Whether one more queue of a thread could have so many requests under way in [`Registered`] memory; as [`IoThreads::room`],
+    /// but the thread is only woken for it where what it said last, less what was added since, is not enough. Who asks and adds
+    /// beside others takes turns with them.
+    ///
+    /// [`Registered`]: crate::Memory::Registered
+    ///
+    /// # Errors
+    /// The thread is no longer there.
+    pub fn has_room(&self, thread: usize, depth: u16) -> Result<bool, Error> {
+        let known = &self.threads.get(thread).ok_or(Error::Gone { thread })?.room;
+        if known.load(Ordering::Relaxed) < depth.into() {
+            known.store(self.room(thread, 1)?, Ordering::Relaxed);
+        }
+        Ok(known.load(Ordering::Relaxed) >= depth.into())
+    }
+
+    /// Gives a queue to a thread. What it takes of the registered memory is in one piece, so the widest place that is left
+    /// is smaller by no more than that.
+    fn give(&self, thread: usize, queue: NewQueue) -> Result<Receiver<Result<u64, Error>>, Error> {
+        if let Some(known) = self.threads.get(thread).map(|thread| &thread.room)
+            && queue.memory == Memory::Registered
+        {
+            let rest = known.load(Ordering::Relaxed).saturating_sub(queue.depth.into());
+            known.store(rest, Ordering::Relaxed);
+        }
+        self.tell(thread, |reply| Order::Add(queue, reply))
     }
 
     /// Has a queue that reads below its image's file return to that file; returns when it has, and has dropped its share
@@ -444,6 +476,23 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
 
     use super::*;
+
+    #[test]
+    fn a_thread_is_asked_for_room_only_where_what_is_known_is_not_enough() {
+        let threads = IoThreads::start(1).unwrap();
+        let known = || threads.threads[0].room.load(Ordering::Relaxed);
+        assert_eq!(known(), 0);
+        assert!(threads.has_room(0, 4).unwrap());
+        let all = threads.room(0, 1).unwrap();
+        assert_eq!(known(), all);
+        threads.threads[0].room.store(5, Ordering::Relaxed);
+        assert!(threads.has_room(0, 5).unwrap());
+        assert_eq!(known(), 5, "it was not asked");
+        assert!(threads.has_room(0, 6).unwrap());
+        assert_eq!(known(), all);
+        assert!(!threads.has_room(0, u16::MAX).unwrap(), "no ring has so many places");
+        assert!(threads.has_room(1, 1).is_err());
+    }
 
     #[test]
     fn a_thread_that_panics_ends_the_process() {

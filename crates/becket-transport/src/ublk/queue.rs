@@ -99,6 +99,11 @@ fn place(threads: &IoThreads, id: u32, wanted: u32, queues: u16, depth: u16) -> 
     let mut most = 0;
     for step in 0..u32::try_from(threads.count()).unwrap_or(u32::MAX) {
         let first = wanted.wrapping_add(step);
+        if queues == 1
+            && has_room(threads, first, depth).map_err(|source| ServeError::Engine { id, source })?
+        {
+            return Ok(first);
+        }
         let room = room(threads, first, queues).map_err(|source| ServeError::Engine { id, source })?;
         if room >= depth {
             return Ok(first);
@@ -106,6 +111,11 @@ fn place(threads: &IoThreads, id: u32, wanted: u32, queues: u16, depth: u16) -> 
         most = most.max(room);
     }
     Err(ServeError::Full { id, depth, room: most })
+}
+
+/// Whether there is room for a queue that copies nothing at `first`, by the shortest way.
+fn has_room(threads: &IoThreads, first: u32, depth: u16) -> Result<bool, becket_engine::Error> {
+    threads.has_room(thread_of(first, 0, threads), depth)
 }
 
 /// How deep the queues of a device that copies nothing can be when they begin at `first`.

@@ -16,10 +16,12 @@ const FEWEST: u16 = 4;
 /// A queue for each CPU and 128 requests are enough for an NVMe disk, and more tags than are in use make one
 /// quicker to find; but a thousand disks are never busy together, the rings' tables of requests that are not copied have
 /// no more than 16,384 places each, and each place costs the kernel memory (docs/ARCHITECTURE.md has the figures).
-/// Two rings have places for 4,096 devices, and a sixteenth more: for those that come at once, before they are counted, and for
+/// Two rings have places for 4,096 devices (one for 3,000), and a sixteenth more: for those that come at once, before they are counted, and for
 /// holes that nothing fits into. Requests that are copied have a buffer of a quarter of a MiB each, which is
 /// locked in memory.
 pub(super) fn usual(owned: usize, mode: DataMode, cpus: usize) -> (u16, u16) {
+    // One ring has half the places.
+    let owned = if cpus < 2 { owned.saturating_mul(2) } else { owned };
     let (most, depth) = match (mode.is_zero_copy(), owned) {
         (true, 0..32) => (MOST_QUEUES, 128),
         (true, 32..128) => (1, 64),
@@ -109,6 +111,8 @@ mod tests {
             u32::from(queues) * u32::from(depth)
         };
         assert_eq!((0..4096).map(places).sum::<u32>(), 2 * 16_384 * 15 / 16);
+        let of_one_ring = |owned| u32::from(usual(owned, DataMode::ZeroCopy, 1).1);
+        assert!((0..3000).map(of_one_ring).sum::<u32>() <= 16_384 * 15 / 16);
         let copied = |owned| usual(owned, DataMode::Copy, 8);
         assert_eq!((copied(0), copied(5000)), ((4, DEPTH_WITH_BUFFERS), (1, 4)));
         assert_eq!(usual(0, DataMode::Copy, 1).0, 1);

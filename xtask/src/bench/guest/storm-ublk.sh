@@ -42,7 +42,7 @@ LOCKS='lock/contention_begin lock_addr.sym' CALLS='raw_syscalls/sys_enter common
 list 1 4
 attach_all
 quiet
-free=$(field /proc/meminfo MemAvailable) kernel=$(kernels) mine=$(rss)
+free=$(field /proc/meminfo MemAvailable) kernel=$(kernels)
 list 5 $((MANY + 4))
 # shellcheck disable=SC2086
 counting $LOCKS
@@ -53,9 +53,11 @@ contention attach
 quiet
 mode=$("$BECKET" list --json | grep -o '"mode": *"[a-z-]*"' | sort | uniq -c | sort -rn | head -n 1)
 say "$MANY devices lie idle, $mode"
-figure idle-device-kib worker $((($(rss) - mine) / MANY))
-figure idle-device-kib kernel $((($(kernels) - kernel) / MANY))
-figure idle-device-kib all $(((free - $(field /proc/meminfo MemAvailable)) / MANY))
+each() { awk -v all="$1" -v many="$MANY" 'BEGIN { printf "%.1f\n", all / many }'; }
+# All that it has, what it had for itself and for devices before included: memory that was used before would count as nothing.
+figure idle-device-kib worker "$(each "$(rss)")"
+figure idle-device-kib kernel "$(each $(($(kernels) - kernel)))"
+figure idle-device-kib all "$(each $((free - $(field /proc/meminfo MemAvailable))))"
 figure threads worker "$(find "/proc/$(worker)/task" -mindepth 1 -maxdepth 1 | wc -l)"
 "$BECKET" detach --all >"$SAID" 2>&1 || fail "$(cat "$SAID")"
 

@@ -11,8 +11,8 @@
 //! | 4 | the guard, the number of calls under way, a worker's line to its supervisor | for moments |
 //!
 //! Whoever holds one may take those of a higher rank only. Below all of them are leaves, under which nothing else is taken:
-//! a worker's answers as the supervisor waits for them (`supervisor::process`), the driver's idle rings, and a record's
-//! lock in the file system (`state`).
+//! a worker's answers as the supervisor waits for them (`supervisor::process`), the driver's idle rings, a record's
+//! lock in the file system and the descriptors for such locks (`state`).
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -8,7 +8,6 @@ use rustix::io::Errno;
 use crate::{
     Backing, Data, Op, Request,
     core::{Copied, Core, memory_of},
-    governor::Governor,
     request::{MAX_RETRIES, Slot, Step, Way, Zeroing, errno_of},
     ring::{Transfer, fixed},
     straight::{MAX_OPERATION, Straight},
@@ -130,7 +129,7 @@ impl Core {
         let memory =
             self.loads.as_deref_mut().and_then(|loads| loads.memory(tag)).map(|memory| memory.address());
         let wanted = self.backing.direct;
-        // What is read for a block is read once, and so may stay in the page cache until the kernel needs the room.
+        // What is to leave the page cache takes along what was read ahead around it.
         let stays = memory.is_some() && backing.facts.caches_stored(wanted);
         slot.direct = !slot.buffered_only
             && !stays
@@ -141,8 +140,7 @@ impl Core {
                 let memory = u64::from(align.memory.max(1)) - 1;
                 (offset | slot.asked) & unit == 0 && slot.done & memory == 0
             });
-        let leaves = !stays && Governor::leaves(slot, &backing.facts, wanted);
-        let flags = self.governor.way_of(slot, &backing.facts, leaves);
+        let flags = self.governor.way_of(slot, &backing.facts, wanted, stays);
         let target = self.files + 2 * file + u32::from(slot.direct);
         // A queue that is held has no straight way: new requests must not begin. Nor has one whose operations are looked at,
         // or whose map is not the last word.

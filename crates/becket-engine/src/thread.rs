@@ -60,7 +60,7 @@ pub struct IoThreads {
 struct Thread {
     inbox: SyncSender<Order>,
     wake: Arc<OwnedFd>,
-    /// At least so many requests in registered memory could another queue have; see [`IoThreads::has_room`].
+    /// At least so many requests in registered memory could another queue have; see [`IoThreads::room_for`].
     room: AtomicU32,
     handle: Option<JoinHandle<()>>,
 }
@@ -138,20 +138,20 @@ impl IoThreads {
         self.ask(thread, |reply| Order::Room(queues, reply))
     }
 
-    /// Whether one more queue of a thread could have so many requests under way in [`Registered`] memory; as [`IoThreads::room`],
-    /// but the thread is only woken for it where what it said last, less what was added since, is not enough. Who asks and adds
-    /// beside others takes turns with them.
+    /// How many requests one more queue of a thread could have under way in [`Registered`] memory, by [`IoThreads::room`] or at least;
+    /// the thread is only woken for it where what it said last, less what was added since, is not enough for `depth`. Who asks
+    /// and adds beside others takes turns with them.
     ///
     /// [`Registered`]: crate::Memory::Registered
     ///
     /// # Errors
     /// The thread is no longer there.
-    pub fn has_room(&self, thread: usize, depth: u16) -> Result<bool, Error> {
+    pub fn room_for(&self, thread: usize, depth: u16) -> Result<u32, Error> {
         let known = &self.threads.get(thread).ok_or(Error::Gone { thread })?.room;
         if known.load(Ordering::Relaxed) < depth.into() {
             known.store(self.room(thread, 1)?, Ordering::Relaxed);
         }
-        Ok(known.load(Ordering::Relaxed) >= depth.into())
+        Ok(known.load(Ordering::Relaxed))
     }
 
     /// Gives a queue to a thread. What it takes of the registered memory is in one piece, so the widest place that is left
@@ -482,16 +482,16 @@ mod tests {
         let threads = IoThreads::start(1).unwrap();
         let known = || threads.threads[0].room.load(Ordering::Relaxed);
         assert_eq!(known(), 0);
-        assert!(threads.has_room(0, 4).unwrap());
         let all = threads.room(0, 1).unwrap();
+        assert_eq!(threads.room_for(0, 4).unwrap(), all);
         assert_eq!(known(), all);
         threads.threads[0].room.store(5, Ordering::Relaxed);
-        assert!(threads.has_room(0, 5).unwrap());
+        assert_eq!(threads.room_for(0, 5).unwrap(), 5);
         assert_eq!(known(), 5, "it was not asked");
-        assert!(threads.has_room(0, 6).unwrap());
+        assert_eq!(threads.room_for(0, 6).unwrap(), all);
         assert_eq!(known(), all);
-        assert!(!threads.has_room(0, u16::MAX).unwrap(), "no ring has so many places");
-        assert!(threads.has_room(1, 1).is_err());
+        assert_eq!(threads.room_for(0, u16::MAX).unwrap(), all, "no ring has so many places");
+        assert!(threads.room_for(1, 1).is_err());
     }
 
     #[test]

@@ -67,7 +67,10 @@ impl Supervisor {
             // A connection ends with its last server, its loop device does not.
             // One that was only begun is nobody's where no worker has it.
             match record.info.transport == Kind::Fuse && !record.starting && lives(&System, record) {
-                true => say_lost(record),
+                true => {
+                    unserved(record)?;
+                    say_lost(record);
+                }
                 false => forget(&self.store, record),
             }
             return Ok(());
@@ -81,10 +84,7 @@ impl Supervisor {
             return Ok(());
         }
         let Some((kept, server)) = found else {
-            if record.worker.is_some_and(|worker| System.alive(worker)) {
-                let what = "its worker cannot be talked to and goes on without a server".to_owned();
-                return Err(Error::Worker { what });
-            }
+            unserved(record)?;
             // Nobody will ever carry out what its users wait for. They get errors; its record stays until it is detached.
             driver.stop(id)?;
             let mut lost = record.clone();
@@ -118,17 +118,18 @@ impl Supervisor {
 }
 
 fn say_lost(record: &Device) {
-    let lives = record.worker.is_some_and(|worker| System.alive(worker));
-    log::warn(format_args!("{}", lost(&record.info.name, lives)));
+    let name = &record.info.name;
+    log::warn(format_args!("{name} is lost: its worker died with its server; `becket detach` removes it"));
 }
 
-/// What has become of a device whose worker was not taken over.
-fn lost(name: &str, lives: bool) -> String {
-    match lives {
-        true => format!(
-            "{name} goes on without a server, for its worker cannot be taken over; `becket detach` removes it"
-        ),
-        false => format!("{name} is lost: its worker died with its server; `becket detach` removes it"),
+/// An error where the worker of a device that was not taken over lives.
+fn unserved(record: &Device) -> Result<(), Error> {
+    match record.worker.is_some_and(|worker| System.alive(worker)) {
+        true => {
+            let what = "its worker cannot be talked to and goes on without a server".to_owned();
+            Err(Error::Worker { what })
+        }
+        false => Ok(()),
     }
 }
 

@@ -289,6 +289,9 @@ fn what_a_worker_says_must_fit_the_record_and_its_descriptors() {
 
 #[test]
 fn a_worker_that_lives_is_not_said_to_be_dead() {
-    assert!(lost("one", true).starts_with("one goes on without a server"));
-    assert!(lost("one", false).starts_with("one is lost: its worker died"));
+    let (stage, _) = after_a_death(&["one"], FEATURES);
+    let record = stage.bench.store.device("one").unwrap().unwrap();
+    let of = |worker| unserved(&Device { worker, ..record.clone() });
+    assert!(of(Some(ProcessId::own())).unwrap_err().to_string().contains("goes on without a server"));
+    assert!(of(Some(ProcessId { pid: u32::MAX - 1, start: 1 })).is_ok() && of(None).is_ok());
 }

@@ -97,7 +97,8 @@ impl Maker<'_> {
         driver.set_params(info.dev_id, &Geometry { read_only, ..geometry })?;
         let promised: &[Partition] = if request.add_partitions { &opened.partitions } else { &[] };
         driver.of_image(info.dev_id, &opened.path, promised, request.read_only);
-        let mut first = describe(&request, &opened, &geometry, &info, mark, server);
+        let (direct, reason) = direct_io(&opened.files, request.wants(), request.encoded.is_some());
+        let mut first = describe(&request, &opened, (direct, reason), &geometry, &info, mark, server);
         first.info.device = driver.node(info.dev_id);
         first.info.below = below.as_ref().map(|below| below.device.clone());
         let written = record(store, named, &driver.default_name(info.dev_id), &mut first)?;
@@ -117,7 +118,7 @@ impl Maker<'_> {
             below: None,
             encoded: request.encoded.map(|encoding| Encoding { direct_io: false, ..encoding }),
             grows: request.grows,
-            direct_io: direct_io(&opened.files, request.wants(), request.encoded.is_some()).0,
+            direct_io: direct,
             merge: request.merge,
             faults: request.faults.clone(),
             mark,
@@ -403,6 +404,7 @@ fn check_file(file: &Backing, read_only: bool) -> Result<Identity, &'static str>
 fn describe(
     request: &Attach,
     opened: &Opened,
+    (direct, direct_io_reason): (DirectIo, String),
     geometry: &Geometry,
     info: &DevInfo,
     mark: u64,
@@ -410,7 +412,6 @@ fn describe(
 ) -> Device {
     let (server, notes) = (ProcessId::own(), worker.notes());
     let worker = worker.id();
-    let (direct, direct_io_reason) = direct_io(&opened.files, request.wants(), request.encoded.is_some());
     Device {
         info: DeviceInfo {
             name: String::new(),

@@ -20,20 +20,16 @@ const RWF_DONTCACHE: i32 = 0x80;
 const UNCACHED_WRITE: u64 = 128 << 10;
 
 impl Governor {
-    /// Whether what a slot's read or write brings through the page cache is not to stay in it.
-    pub(crate) fn leaves(slot: &Slot, facts: &Facts, wanted: DirectIo) -> bool {
-        let past = wanted != DirectIo::Off && facts.direct.is_some();
-        !slot.request.op.modifies() || slot.asked >= UNCACHED_WRITE || past
-    }
-
     /// Chooses the way of the read or write that a slot is about to begin, and its flags.
     ///
-    /// `leaves` says whether nothing of it is to stay in the page cache, if it goes through it.
-    pub(crate) fn way_of(&mut self, slot: &mut Slot, facts: &Facts, leaves: bool) -> i32 {
+    /// `wanted` is what the queue goes past the page cache with; what goes through it may stay there where `stays` says so.
+    pub(crate) fn way_of(&mut self, slot: &mut Slot, facts: &Facts, wanted: DirectIo, stays: bool) -> i32 {
         if slot.direct && facts.nowait && !(facts.sparse && slot.request.op.modifies()) {
             slot.way = Way::Free;
             return 0;
         }
+        let past = wanted != DirectIo::Off && facts.direct.is_some();
+        let leaves = !stays && (!slot.request.op.modifies() || slot.asked >= UNCACHED_WRITE || past);
         let uncached = if leaves && facts.uncached && !slot.direct && !slot.bare { RWF_DONTCACHE } else { 0 };
         let tries = facts.nowait && !slot.blocks && !slot.bare && self.tries(Class::of(slot.request.op));
         if tries {

@@ -99,12 +99,7 @@ fn place(threads: &IoThreads, id: u32, wanted: u32, queues: u16, depth: u16) -> 
     let mut most = 0;
     for step in 0..u32::try_from(threads.count()).unwrap_or(u32::MAX) {
         let first = wanted.wrapping_add(step);
-        if queues == 1
-            && has_room(threads, first, depth).map_err(|source| ServeError::Engine { id, source })?
-        {
-            return Ok(first);
-        }
-        let room = room(threads, first, queues).map_err(|source| ServeError::Engine { id, source })?;
+        let room = room(threads, first, queues, depth).map_err(|source| ServeError::Engine { id, source })?;
         if room >= depth {
             return Ok(first);
         }
@@ -113,20 +108,18 @@ fn place(threads: &IoThreads, id: u32, wanted: u32, queues: u16, depth: u16) -> 
     Err(ServeError::Full { id, depth, room: most })
 }
 
-/// Whether there is room for a queue that copies nothing at `first`, by the shortest way.
-fn has_room(threads: &IoThreads, first: u32, depth: u16) -> Result<bool, becket_engine::Error> {
-    threads.has_room(thread_of(first, 0, threads), depth)
-}
-
-/// How deep the queues of a device that copies nothing can be when they begin at `first`.
-fn room(threads: &IoThreads, first: u32, queues: u16) -> Result<u16, becket_engine::Error> {
+/// How deep the queues of a device that copies nothing can be when they begin at `first`; more than is wanted is a guess.
+fn room(threads: &IoThreads, first: u32, queues: u16, wanted: u16) -> Result<u16, becket_engine::Error> {
     let mut least = u16::MAX;
     for thread in 0..threads.count() {
         let here = (0..queues).filter(|number| thread_of(first, *number, threads) == thread).count();
         if here == 0 {
             continue;
         }
-        let room = threads.room(thread, u32::try_from(here).unwrap_or(u32::MAX))?;
+        let room = match u32::try_from(here).unwrap_or(u32::MAX) {
+            1 => threads.room_for(thread, wanted)?,
+            here => threads.room(thread, here)?,
+        };
         least = least.min(u16::try_from(room).unwrap_or(u16::MAX));
     }
     Ok(least)

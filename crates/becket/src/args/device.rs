@@ -43,6 +43,9 @@ pub(crate) struct DeviceOptions {
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_block_size)]
     pub(crate) block_size: Option<u32>,
     /// Bypass the page cache of the file below: when it can, always or never
+    ///
+    /// With auto, what is stored compressed in a file that is only read goes through it all the same, so that the kernel
+    /// reads ahead.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Toggle::Auto)]
     pub(crate) direct_io: Toggle,
     /// Offer partitions: when there is a table, always or never

@@ -2,7 +2,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use becket_image::{
-    Alignment, BackingKind, Extent, Facts, Grow, Map, Place, Wanted,
+    Alignment, BackingKind, DirectIo, Extent, Facts, Grow, Map, Place, Wanted,
     encoded::{Block, Encoded},
 };
 
@@ -110,7 +110,12 @@ fn what_has_its_place_in_an_image_that_grows_is_neither_copied_nor_waited_for() 
             };
             let slot = &core.slab[1];
             assert!(slot.direct && slot.way != Way::Waiting);
-            let flags = core.governor.way_of(&mut slot.clone(), &core.backing.files()[0].facts, true);
+            let flags = core.governor.way_of(
+                &mut slot.clone(),
+                &core.backing.files()[0].facts,
+                DirectIo::Auto,
+                false,
+            );
             let way = Transfer {
                 write,
                 target: direct,
@@ -128,7 +133,7 @@ fn what_has_its_place_in_an_image_that_grows_is_neither_copied_nor_waited_for() 
     let Step::Operate(entry) = core.next_operation(1).unwrap() else { panic!() };
     assert!(core.slab[1].direct);
     let mut slot = core.slab[1];
-    let flags = core.governor.way_of(&mut slot, &core.backing.files()[0].facts, true);
+    let flags = core.governor.way_of(&mut slot, &core.backing.files()[0].facts, DirectIo::Auto, false);
     let way = Transfer {
         write: true,
         target: direct,

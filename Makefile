@@ -14,8 +14,11 @@ TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 cargo:
 	@test -n "$(CARGO)" || { echo "make: cargo is not installed; rustup or a Rust of Debian's backports brings it (1.88 or later)" >&2; exit 1; }
 
+# With the C library in it, where the compiler has that as an archive: no start has to find, map and bind it. (`exec::shipped` in xtask)
+STATIC = $(if $(wildcard $(shell cc -print-file-name=libc.a)),-- -Ctarget-feature=+crt-static)
+
 build: cargo  ## the optimised command, target/release/becket
-	$(CARGO) build --release --locked -p becket
+	$(CARGO) rustc --release --locked -p becket --bin becket $(STATIC)
 
 setup:  ## Debian packages for the tests and the demo, where they are missing
 	@scripts/setup.sh

@@ -27,6 +27,13 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
+/// Cargo's words to build the command as it is shipped, the Makefile's: optimised, and with the C library in it, which each start would
+/// have to find, map and bind.
+pub(crate) fn shipped<'a>(options: &[&'a str]) -> Vec<&'a str> {
+    let what = ["rustc", "--release", "-p", "becket", "--bin", "becket"];
+    [&what, options, &["--", "-Ctarget-feature=+crt-static"]].concat()
+}
+
 /// A command as a person would type it, for messages.
 pub(crate) fn shown(command: &Command) -> String {
     let mut line = command.get_program().to_string_lossy().into_owned();

@@ -18,12 +18,16 @@ use std::{
 };
 
 /// Each library would be found, mapped and bound again for every image that a script attaches. Which linker takes the unwinder from
-/// GCC's archive is its own affair (see `build.rs`).
+/// GCC's archive is its own affair (see `build.rs`). The command as it is shipped has even libc in it: no loader is there to list anything,
+/// and it answers what it is asked.
 #[test]
 fn it_loads_no_library_but_libc() {
     let becket = env!("CARGO_BIN_EXE_becket");
-    let said = Command::new(becket).env("LD_TRACE_LOADED_OBJECTS", "1").output().unwrap();
+    let said = Command::new(becket).arg("--version").env("LD_TRACE_LOADED_OBJECTS", "1").output().unwrap();
     let said = String::from_utf8(said.stdout).unwrap();
+    if said.trim_end() == concat!("becket ", env!("CARGO_PKG_VERSION")) {
+        return;
+    }
     let known = ["linux-vdso", "libc.so", "libgcc_s.so", "ld-linux"];
     let others: Vec<&str> =
         said.lines().filter(|line| !known.iter().any(|name| line.contains(name))).collect();

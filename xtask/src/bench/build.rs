@@ -49,10 +49,7 @@ fn load() -> Result<String> {
 fn built() -> Result<PathBuf> {
     eprintln!("xtask: building becket");
     let mut command = exec::cargo();
-    let status = command
-        .args(["build", "--quiet", "--release", "-p", "becket"])
-        .status()
-        .context("cannot start cargo")?;
+    let status = command.args(exec::shipped(&["--quiet"])).status().context("cannot start cargo")?;
     if !status.success() {
         bail!("`{}` failed ({status})", exec::shown(&command));
     }

@@ -52,7 +52,7 @@ struct Profile {
 
 /// The optimised command.
 pub(crate) fn becket() -> Result<PathBuf> {
-    let built = cargo(&["build", "--release", "-p", "becket"])?;
+    let built = cargo(&exec::shipped(&[FORMAT]))?;
     let is_becket = |message: &&Message| message.target.name == "becket" && !message.profile.test;
     built
         .iter()
@@ -64,16 +64,13 @@ pub(crate) fn becket() -> Result<PathBuf> {
 impl Binaries {
     /// The command and the conformance suite.
     pub(crate) fn conformance() -> Result<Binaries> {
-        let built = cargo(&["build", "--release", "-p", "becket", "-p", "becket-conformance"])?;
-        let find = |name: &str| {
-            let found = built.iter().find(|message| message.target.name == name && !message.profile.test);
-            found
-                .and_then(|message| message.executable.clone())
-                .with_context(|| format!("cargo built no {name}"))
-        };
+        let built = cargo(&["build", "--release", "-p", "becket-conformance", FORMAT])?;
+        let is_suite =
+            |message: &&Message| message.target.name == "becket-conformance" && !message.profile.test;
+        let suite = built.iter().find(is_suite).and_then(|message| message.executable.clone());
         Ok(Binaries {
-            becket: find("becket")?,
-            conformance: find("becket-conformance")?,
+            becket: becket()?,
+            conformance: suite.context("cargo built no becket-conformance")?,
             tests: Vec::new(),
             tested: None,
         })
@@ -81,7 +78,7 @@ impl Binaries {
 
     /// The same, and the tests. All of the workspace is built, as `cargo test` did: nothing is compiled twice.
     pub(crate) fn all() -> Result<Binaries> {
-        let built = cargo(&["test", "--no-run", "--workspace"])?;
+        let built = cargo(&["test", "--no-run", "--workspace", FORMAT])?;
         let wanted = |message: &&Message| message.profile.test && message.is_of(&GUEST_PACKAGES);
         let tested = built.iter().find(|message| message.target.name == "becket" && !message.profile.test);
         Ok(Binaries {
@@ -94,7 +91,7 @@ impl Binaries {
 
 /// One test of becket's, and the command that it tests: as `cargo test` builds them, and nothing else.
 pub(crate) fn test_of_becket(name: &str) -> Result<(PathBuf, PathBuf)> {
-    let built = cargo(&["test", "--no-run", "-p", "becket", "--test", name])?;
+    let built = cargo(&["test", "--no-run", "-p", "becket", "--test", name, FORMAT])?;
     let find = |wanted: &str, test| {
         let is_it = |message: &&Message| message.target.name == wanted && message.profile.test == test;
         let found = built.iter().find(is_it).and_then(|message| message.executable.clone());
@@ -116,9 +113,12 @@ impl Message {
 }
 
 /// Runs cargo with its progress shown, and returns the messages about executables.
+/// What [`parse`] understands.
+const FORMAT: &str = "--message-format=json-render-diagnostics";
+
 fn cargo(args: &[&str]) -> Result<Vec<Message>> {
     let mut command = exec::cargo();
-    command.args(args).arg("--message-format=json-render-diagnostics");
+    command.args(args);
     let done =
         command.stderr(Stdio::inherit()).stdin(Stdio::null()).output().context("cannot start cargo")?;
     if !done.status.success() {

@@ -184,13 +184,13 @@ pub(crate) fn ask(known: &Known<'_>) -> (Facts, Option<OwnedFd>) {
 
 /// Asks for what else a server has to know: what the backing can do, and in which units.
 pub(crate) fn complete(buffered: BorrowedFd<'_>, direct: Option<BorrowedFd<'_>>, facts: &mut Facts) {
-    let end = facts.size;
-    facts.nowait = takes(buffered, ReadWriteFlags::NOWAIT, end)
-        && direct.is_none_or(|direct| takes(direct, ReadWriteFlags::NOWAIT, end));
-    facts.uncached = takes(buffered, DONTCACHE, end);
     match facts.kind {
-        BackingKind::Regular => ask_file(buffered, facts),
-        BackingKind::Block => ask_device(buffered, facts),
+        BackingKind::Regular => ask_file(buffered, direct, facts),
+        BackingKind::Block => {
+            let ways = Ways::of(buffered, direct, facts.size);
+            (facts.nowait, facts.uncached) = (ways.nowait, ways.uncached);
+            ask_device(buffered, facts);
+        }
     }
 }
 
@@ -208,17 +208,16 @@ fn takes(fd: BorrowedFd<'_>, flag: ReadWriteFlags, end: u64) -> bool {
     !matches!(read, Err(Errno::OPNOTSUPP | Errno::NOSYS))
 }
 
-fn ask_file(fd: BorrowedFd<'_>, facts: &mut Facts) {
-    // The device below, where there is one to see: none for btrfs, network and memory file systems.
-    let below = rustix::fs::fstat(fd).map_or(Disk::UNSEEN, |stat| Disk::of(stat.st_dev));
+fn ask_file(buffered: BorrowedFd<'_>, direct: Option<BorrowedFd<'_>>, facts: &mut Facts) {
+    let files = Files::like(buffered, direct, facts);
     let aligned = facts.direct.map_or(512, |alignment| alignment.offset);
-    facts.physical_block_size = aligned.max(below.physical_block_size).max(512);
+    facts.physical_block_size = aligned.max(files.below.physical_block_size).max(512);
     facts.io_min = facts.physical_block_size;
-    facts.rotational = below.rotational;
-    if facts.writable && can_punch(fd, facts.size) {
-        let fs_block = rustix::fs::fstatfs(fd).ok().and_then(|fs| u64::try_from(fs.f_bsize).ok());
+    facts.rotational = files.below.rotational;
+    (facts.nowait, facts.uncached) = (files.ways.nowait, files.ways.uncached);
+    if let Some(granularity) = files.punched {
         facts.discard = true;
-        facts.discard_granularity = fs_block.and_then(unit).unwrap_or(4096);
+        facts.discard_granularity = granularity;
         // A hole reads as zeroes, so what can be punched can be zeroed.
         facts.write_zeroes = true;
     }
@@ -352,6 +351,21 @@ fn retry<T>(call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T
     rustix::io::retry_on_intr(call)
 }
 
+/// With which flags descriptors can be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Ways {
+    nowait: bool,
+    uncached: bool,
+}
+
+impl Ways {
+    fn of(buffered: BorrowedFd<'_>, direct: Option<BorrowedFd<'_>>, end: u64) -> Ways {
+        let nowait = takes(buffered, ReadWriteFlags::NOWAIT, end)
+            && direct.is_none_or(|direct| takes(direct, ReadWriteFlags::NOWAIT, end));
+        Ways { nowait, uncached: takes(buffered, DONTCACHE, end) }
+    }
+}
+
 /// What matters of the disk below a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Disk {
@@ -360,28 +374,55 @@ struct Disk {
 }
 
 impl Disk {
-    const UNSEEN: Disk = Disk { physical_block_size: 512, rotational: false };
-    /// How long what was asked is believed: a number may come to mean another disk.
-    const FRESH: Duration = Duration::from_secs(1);
-
-    /// That of a device number. Many images that are opened one after the other mostly lie on one file system, and asking takes
-    /// ten system calls: the last answer is kept for a moment.
+    /// That of a device number, where there is one to see: none below btrfs, network and memory file systems.
     fn of(device: u64) -> Disk {
-        static LAST: Mutex<Option<(u64, Instant, Disk)>> = Mutex::new(None);
-        let last = *LAST.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((of, asked, disk)) = last
-            && of == device
-            && asked.elapsed() < Disk::FRESH
-        {
-            return disk;
-        }
-        let asked = Instant::now();
-        let disk = Queue::of(device).map_or(Disk::UNSEEN, |queue| Disk {
+        Queue::of(device).map_or(Disk { physical_block_size: 512, rotational: false }, |queue| Disk {
             physical_block_size: queue.unit("physical_block_size").unwrap_or(512),
             rotational: queue.number("rotational") == Some(1),
-        });
-        *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some((device, asked, disk));
-        disk
+        })
+    }
+}
+
+/// What files have in common that lie on one file system and are opened in the same way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Files {
+    below: Disk,
+    ways: Ways,
+    /// The unit in bytes in which ranges can be given back, where they can.
+    punched: Option<u32>,
+}
+
+/// Of which files something was asked: the number of their file system, whether they are written, whether there is direct I/O.
+type Sort = (u64, bool, bool);
+
+impl Files {
+    /// How long what was asked is believed: a number may come to mean another file system.
+    const FRESH: Duration = Duration::from_secs(1);
+
+    /// What this file has in common with others. Of many images that are opened one after the other most lie on one file system, and
+    /// asking takes sixteen system calls, of which two write to the inode: the last answer is kept for a moment.
+    fn like(buffered: BorrowedFd<'_>, direct: Option<BorrowedFd<'_>>, facts: &Facts) -> Files {
+        static LAST: Mutex<Option<(Sort, Instant, Files)>> = Mutex::new(None);
+        let device = rustix::fs::fstat(buffered).map_or(0, |stat| stat.st_dev);
+        let sort = (device, facts.writable, direct.is_some());
+        let last = *LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((of, asked, files)) = last
+            && of == sort
+            && asked.elapsed() < Files::FRESH
+        {
+            return files;
+        }
+        let asked = Instant::now();
+        let files = Files {
+            below: Disk::of(device),
+            ways: Ways::of(buffered, direct, facts.size),
+            punched: (facts.writable && can_punch(buffered, facts.size)).then(|| {
+                let block = rustix::fs::fstatfs(buffered).ok().and_then(|fs| u64::try_from(fs.f_bsize).ok());
+                block.and_then(unit).unwrap_or(4096)
+            }),
+        };
+        *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some((sort, asked, files));
+        files
     }
 }
 

@@ -138,6 +138,16 @@ pub(crate) fn lock_fd(
     }
 }
 
+/// What is read next of a file is some bytes here and there: nothing is read ahead, which would only be dropped again.
+pub(crate) fn read_here_and_there(file: BorrowedFd<'_>) {
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random);
+}
+
+/// From now on a file is read as its users like: the kernel looks how.
+pub(crate) fn read_as_it_comes(file: BorrowedFd<'_>) {
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Normal);
+}
+
 /// Drops what the page cache holds of a file that will be gone past.
 ///
 /// As long as one page is cached (reading a partition table is enough), the kernel looks for pages to invalidate at

@@ -225,7 +225,8 @@ fn try_take(fd: BorrowedFd<'_>, claim: &Claim) -> Result<(), Refused> {
         if claim.write { &[Permission::Read, Permission::Write] } else { &[Permission::Read] };
     let unshares: &[Permission] = if claim.shared { &[] } else { &[Permission::Write, Permission::Resize] };
 
-    let own = uses.iter().map(|p| p.used()).chain(unshares.iter().map(|p| p.unshared()));
+    // That it reads was announced before the gate.
+    let own = uses.iter().skip(1).map(|p| p.used()).chain(unshares.iter().map(|p| p.unshared()));
     for byte in own {
         announce(fd, byte)?;
     }
@@ -253,6 +254,10 @@ fn try_take(fd: BorrowedFd<'_>, claim: &Claim) -> Result<(), Refused> {
 
 /// QEMU's question.
 fn suits_qemu(fd: BorrowedFd<'_>, uses: &[Permission], unshares: &[Permission]) -> Result<(), Refused> {
+    // Most files nobody else uses in any way, which is one question.
+    if !ofd_test(fd, Kind::Exclusive, USED_BASE, LOCKED_LEN)? {
+        return Ok(());
+    }
     for p in uses {
         if ofd_test(fd, Kind::Exclusive, p.unshared(), 1)? {
             return Err(Refused::Clash(format!("it {} (lock byte {})", p.forbidding(), p.unshared())));

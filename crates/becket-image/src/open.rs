@@ -13,7 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::cow::{self, Base, Overlay};
 use crate::facts::{self, Known};
-use crate::host::{Link, forget_cached, lock_fd, natural_block_size, open_inode, real_path, size_of};
+use crate::host::{
+    Link, forget_cached, lock_fd, natural_block_size, open_inode, read_as_it_comes, read_here_and_there,
+    real_path, size_of,
+};
 use crate::layer::packed::Kind;
 use crate::locks::{self, Claim};
 use crate::loops::loop_over;
@@ -301,6 +304,11 @@ fn open_inside(
 ) -> Result<Option<Opened>, Error> {
     let (kind, stat) = (found.kind, found.stat);
     let (buffered, unwritable) = open_inode(host, &found.inode, kind, read_only)?;
+    // What can be written is no layer that would be read through here.
+    let flat = inside.is_empty() && !read_only;
+    if flat {
+        read_here_and_there(buffered.as_fd());
+    }
     if !read_only
         && inside.is_empty()
         && let Some(reason) = only_read(&buffered, options.format)
@@ -374,6 +382,9 @@ fn open_inside(
         lay_out(&path, &image, natural, asked, &mut warnings)?;
     let image = part_of(&image, offset, len)?;
 
+    if flat && let Some(file) = links.first() {
+        read_as_it_comes(file.fd.as_fd());
+    }
     // Of pieces some may be aligned and others not: the engine looks at each.
     let start = image.map().single_range();
     let grows = (unpacked || overlay.is_some()) && !read_only;

@@ -60,7 +60,7 @@ pub(crate) fn attach(
     if !warnings.is_empty() {
         let recorded = record.clone();
         record.info.warnings.extend(warnings);
-        store.replace(&recorded, &written, &record)?;
+        store.amend(&recorded, &written, &record)?;
     }
     let fds = made.finish();
     let info = record.info.clone();

@@ -120,12 +120,17 @@ fn locate(variable: impl Fn(&str) -> Option<PathBuf>, uid: u32) -> PathBuf {
 
 /// Makes a directory that only this user may enter, or checks that it is one.
 fn private_dir(path: &Path) -> Result<(), Error> {
-    match fs::DirBuilder::new().mode(0o700).create(path) {
-        Ok(()) => return Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(Error::io(RUNTIME_DIR, path)(error)),
+    let look = || fs::symlink_metadata(path);
+    let mut found = look();
+    // It is there but for the first time, and then somebody else may make it meanwhile.
+    if matches!(&found, Err(error) if error.kind() == io::ErrorKind::NotFound) {
+        match fs::DirBuilder::new().mode(0o700).create(path) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => found = look(),
+            Err(error) => return Err(Error::io(RUNTIME_DIR, path)(error)),
+        }
     }
-    let meta = fs::symlink_metadata(path).map_err(Error::io("look at", path))?;
+    let meta = found.map_err(Error::io("look at", path))?;
     let own = meta.uid() == rustix::process::geteuid().as_raw();
     if meta.is_dir() && own && meta.permissions().mode() & 0o022 == 0 {
         return Ok(());

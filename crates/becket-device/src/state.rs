@@ -5,7 +5,13 @@
 //!
 //! Whoever looks at a record in order to change it holds that record's lock: one byte of one file, at a place that the
 //! name's hash says (an OFD lock, which goes with its process). So no two names share a lock, unless 63 bits of a hash
-//! meet, and then they only wait. Under it are looks at the record and the kernel, one rename, and never a sync.
+//! meet, and then they only wait. Under it are looks at the record and the kernel, one rename or one write, and never a sync.
+//!
+//! # Two words for one device
+//!
+//! A served device is recorded twice: before it has a disk, and when it has one. The second word is written behind the first,
+//! in the same file: a rename would cost a new inode and the end of the old one. Readers take the last record that is whole.
+//! All later changes replace the file.
 //!
 //! # What lasts, and how long
 //!
@@ -19,7 +25,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -27,6 +33,7 @@ use std::time::{Duration, SystemTime};
 
 use becket_image::Identity;
 use becket_uapi::lock::{Kind, ofd_lock_wait, ofd_unlock};
+use rustix::fs::{CWD, RenameFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::process::ProcessId;
@@ -41,6 +48,9 @@ const LONGEST_NAME: usize = 63;
 const VERSION: u32 = 1;
 /// Descriptors of the file of locks that are kept open.
 const MOST_LOCKS: usize = 8;
+
+/// Two records in one file are no longer than this, in bytes: what fits in a page is there at once, for all who read.
+const AMENDED: u64 = 4096;
 
 /// What a record says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,7 +121,12 @@ impl Entry {
 }
 
 /// A record as it was written.
-pub(crate) type Written = Vec<u8>;
+#[derive(Debug)]
+pub(crate) struct Written {
+    file: File,
+    /// In bytes.
+    len: u64,
+}
 
 /// The records of this user's becket.
 #[derive(Debug, Clone)]
@@ -171,8 +186,13 @@ impl Store {
         check_name(name)?;
         let prepared = self.prepare(name, EntryRef::Device(device))?;
         let _lock = self.lock(name)?;
-        self.is_free(name, lives)?;
-        prepared.publish()
+        match prepared.publish_first() {
+            Ok(written) => Ok(written),
+            Err(prepared) => {
+                self.is_free(name, lives)?;
+                prepared.publish()
+            }
+        }
     }
 
     /// Under the name's lock: whether anybody can have it.
@@ -221,21 +241,33 @@ impl Store {
 
     /// Puts `new` in the place of `old`, when that is still what the record says.
     pub(crate) fn update(&self, old: &Device, new: &Device) -> Result<bool, Error> {
-        self.replace(old, &Written::new(), new)
-    }
-
-    /// The same of a record that is most likely still the one that was written then. That is known by its bytes, at a
-    /// tenth of the price of its sense.
-    pub(crate) fn replace(&self, old: &Device, then: &Written, new: &Device) -> Result<bool, Error> {
         let name = &old.info.name;
         let prepared = self.prepare(name, EntryRef::Device(new))?;
         let _lock = self.lock(name)?;
-        let text = self.text(name)?;
-        let same = text.as_ref() == Some(then);
-        if !same && !matches!(self.sense(name, text)?, Some(Entry::Device(found)) if same_use(&found, old)) {
+        if !matches!(self.read(name)?, Some(Entry::Device(found)) if same_use(&found, old)) {
             return Ok(false);
         }
         prepared.publish()?;
+        Ok(true)
+    }
+
+    /// The same of a record that was just written, and most likely nobody has touched since: the new one comes behind it.
+    pub(crate) fn amend(&self, old: &Device, then: &Written, new: &Device) -> Result<bool, Error> {
+        let name = &old.info.name;
+        let path = self.path(name);
+        let record = Words { version: VERSION, boot_id: &self.boot_id, name, entry: EntryRef::Device(new) };
+        let text = text_of(&record).map_err(Error::io("write", &path))?;
+        if then.len + text.len() as u64 > AMENDED {
+            return self.update(old, new);
+        }
+        let locked = self.lock(name)?;
+        if !then.is_at(&path) {
+            drop(locked);
+            return self.update(old, new);
+        }
+        let written = then.file.write_all_at(&text, then.len);
+        drop(locked);
+        written.and_then(|()| then.file.sync_data()).map_err(Error::io("write", &path))?;
         Ok(true)
     }
 
@@ -314,7 +346,7 @@ impl Store {
     fn sense(&self, name: &str, text: Option<Vec<u8>>) -> Result<Option<Entry>, Error> {
         let Some(text) = text else { return Ok(None) };
         let path = self.path(name);
-        let why = match serde_json::from_slice::<Record>(&text) {
+        let why = match last_whole(&text) {
             Ok(record) if record.version != VERSION => format!("its version is {}", record.version),
             Ok(record) if !names_match(&record, name) => format!("it speaks of {:?}", record.name),
             Ok(record) if record.boot_id != self.boot_id => {
@@ -332,23 +364,18 @@ impl Store {
         let record = Words { version: VERSION, boot_id: &self.boot_id, name, entry };
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let beside = self.runtime.records().join(format!(".{name}.{}.{serial}.new", std::process::id()));
-        let mut prepared = Prepared { beside, place: self.path(name), text: Vec::new(), published: false };
-        let write = || -> io::Result<Vec<u8>> {
-            let mut text = Vec::with_capacity(2048);
-            serde_json::to_writer_pretty(&mut text, &record)?;
-            text.push(b'\n');
-            let mut options = OpenOptions::new();
-            let mut file =
-                options.write(true).create(true).truncate(true).mode(0o600).open(&prepared.beside)?;
-            file.write_all(&text)?;
-            if matches!(entry, EntryRef::Device(_)) {
-                file.sync_data()?;
-            }
-            Ok(text)
-        };
-        prepared.text = write().map_err(Error::io("write", &prepared.place))?;
-        Ok(prepared)
+        let place = self.path(name);
+        let lasting = matches!(entry, EntryRef::Device(_));
+        Prepared::write(beside, &place, &record, lasting).map_err(Error::io("write", &place))
     }
+}
+
+/// A record as it stands in its file.
+fn text_of(record: &Words<'_>) -> io::Result<Vec<u8>> {
+    let mut text = Vec::with_capacity(2048);
+    serde_json::to_writer(&mut text, record)?;
+    text.push(b'\n');
+    Ok(text)
 }
 
 /// A record's lock. Its file is opened once for as many as are locked at the same time, and is then used again.
@@ -377,28 +404,68 @@ fn is_linked(file: &File) -> bool {
     rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink > 0)
 }
 
-/// A record that lies ready beside its place; without [`Prepared::publish`] it goes again.
-struct Prepared {
-    beside: PathBuf,
-    place: PathBuf,
-    text: Written,
-    published: bool,
-}
-
-impl Prepared {
-    /// Puts it in its place, whole or not at all: readers see the old record or the new one.
-    fn publish(mut self) -> Result<Written, Error> {
-        fs::rename(&self.beside, &self.place).map_err(Error::io("write", &self.place))?;
-        self.published = true;
-        Ok(std::mem::take(&mut self.text))
+impl Written {
+    /// Whether this is the file at `path`, and as long as it was: nobody has replaced, moved or amended it.
+    fn is_at(&self, path: &Path) -> bool {
+        let (Ok(ours), Ok(found)) = (rustix::fs::fstat(&self.file), rustix::fs::stat(path)) else {
+            return false;
+        };
+        (ours.st_dev, ours.st_ino) == (found.st_dev, found.st_ino)
+            && u64::try_from(ours.st_size) == Ok(self.len)
     }
 }
 
-impl Drop for Prepared {
+/// A record that lies ready beside its place; without [`Prepared::publish`] it goes again.
+struct Prepared {
+    beside: Beside,
+    place: PathBuf,
+    written: Written,
+}
+
+impl Prepared {
+    fn write(path: PathBuf, place: &Path, record: &Words<'_>, lasting: bool) -> io::Result<Prepared> {
+        let text = text_of(record)?;
+        let mut options = OpenOptions::new();
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&path)?;
+        let beside = Beside { path, there: true };
+        file.write_all(&text)?;
+        if lasting {
+            file.sync_data()?;
+        }
+        Ok(Prepared { beside, place: place.to_owned(), written: Written { file, len: text.len() as u64 } })
+    }
+
+    /// Puts it in its place where no record is there. Gives it back where one is, or the file system cannot say: who looks will see.
+    fn publish_first(mut self) -> Result<Written, Prepared> {
+        match rustix::fs::renameat_with(CWD, &self.beside.path, CWD, &self.place, RenameFlags::NOREPLACE) {
+            Ok(()) => {
+                self.beside.there = false;
+                Ok(self.written)
+            }
+            Err(_) => Err(self),
+        }
+    }
+
+    /// Puts it in its place, whole or not at all: readers see the old record or the new one.
+    fn publish(self) -> Result<Written, Error> {
+        let Prepared { mut beside, place, written } = self;
+        fs::rename(&beside.path, &place).map_err(Error::io("write", &place))?;
+        beside.there = false;
+        Ok(written)
+    }
+}
+
+/// The file of a record that is not in its place.
+struct Beside {
+    path: PathBuf,
+    there: bool,
+}
+
+impl Drop for Beside {
     fn drop(&mut self) {
-        if !self.published {
+        if self.there {
             // Best effort: what counts is the error that led here.
-            let _ = fs::remove_file(&self.beside);
+            let _ = fs::remove_file(&self.path);
         }
     }
 }
@@ -434,6 +501,25 @@ impl Drop for Claim {
             log::warn(format_args!("the name {} stays claimed: {error}", self.name));
         }
     }
+}
+
+/// The last record of a file that is whole. What is broken off behind it was never announced.
+fn last_whole(text: &[u8]) -> serde_json::Result<Record> {
+    // As a rule it is a line.
+    let last = text.trim_ascii_end().rsplit(|byte| *byte == b'\n').next();
+    if let Some(Ok(record)) = last.map(serde_json::from_slice) {
+        return Ok(record);
+    }
+    let mut records = serde_json::Deserializer::from_slice(text).into_iter();
+    let mut last = records.next().unwrap_or_else(|| serde_json::from_slice(b""))?;
+    for record in records {
+        match record {
+            Ok(record) => last = record,
+            Err(error) if error.is_eof() => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(last)
 }
 
 /// Takes a record out of the way that is not to be trusted.

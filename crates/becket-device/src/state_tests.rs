@@ -151,22 +151,66 @@ fn a_lock_is_let_go_and_its_file_used_again_unless_that_is_gone() {
 }
 
 #[test]
-fn a_record_is_replaced_by_its_bytes_or_by_its_sense_and_no_other_is() {
+fn a_record_is_amended_where_it_was_written_or_replaced_and_no_other_is() {
+    let (_temp, store) = store();
+    let path = store.path("one");
+    let file = || fs::metadata(&path).unwrap().ino();
+    let first = device("one", 3);
+    let written = store.enter(&first, |_| true).unwrap();
+    let place = file();
+    let mut second = first.clone();
+    second.info.recoveries = 7;
+    assert!(store.amend(&first, &written, &second).unwrap());
+    assert_eq!((store.device("one").unwrap().as_ref(), file()), (Some(&second), place));
+    // It is not what it was any more, and becomes one record again.
+    assert!(store.amend(&second, &written, &first).unwrap());
+    assert_eq!(store.device("one").unwrap(), Some(first.clone()));
+    assert_ne!(file(), place);
+    // Another use of the name stays.
+    let mut other = first.clone();
+    other.info.number = 4;
+    assert!(store.update(&first, &other).unwrap());
+    assert!(!store.amend(&first, &written, &second).unwrap());
+    assert_eq!(store.device("one").unwrap(), Some(other.clone()));
+    // A record that was taken away is not written by its old descriptor.
+    assert!(store.remove(&other).unwrap());
+    assert!(!store.amend(&first, &written, &second).unwrap());
+    assert_eq!(store.device("one").unwrap(), None);
+}
+
+#[test]
+fn two_records_that_fill_more_than_a_page_are_two_files() {
+    let (_temp, store) = store();
+    let mut first = device("one", 3);
+    first.info.warnings = vec!["w".repeat(2000)];
+    let written = store.enter(&first, |_| true).unwrap();
+    let mut second = first.clone();
+    second.info.recoveries = 7;
+    assert!(store.amend(&first, &written, &second).unwrap());
+    assert_eq!(store.device("one").unwrap(), Some(second));
+    assert!(fs::metadata(store.path("one")).unwrap().len() < AMENDED);
+}
+
+#[test]
+fn of_two_records_in_a_file_the_last_whole_one_counts() {
     let (_temp, store) = store();
     let first = device("one", 3);
     let written = store.enter(&first, |_| true).unwrap();
     let mut second = first.clone();
     second.info.recoveries = 7;
-    assert!(store.replace(&first, &written, &second).unwrap());
-    // By its sense, since it was written by somebody else meanwhile.
-    assert!(store.replace(&first, &written, &first).unwrap());
-    assert_eq!(store.device("one").unwrap(), Some(first.clone()));
-    // Another use of the name is not replaced.
-    let mut other = first.clone();
-    other.info.number = 4;
-    assert!(store.update(&first, &other).unwrap());
-    assert!(!store.replace(&first, &written, &second).unwrap());
-    assert_eq!(store.device("one").unwrap(), Some(other));
+    assert!(store.amend(&first, &written, &second).unwrap());
+    let path = store.path("one");
+    let text = fs::read(&path).unwrap();
+    let start = usize::try_from(written.len).unwrap();
+    for len in start..text.len() {
+        fs::write(&path, &text[..len]).unwrap();
+        // Its last byte only ends the line.
+        let last = if len == text.len() - 1 { &second } else { &first };
+        assert_eq!(store.device("one").unwrap().as_ref(), Some(last), "{len} of {}", text.len());
+    }
+    fs::write(&path, [&text[..start], b"{}"].concat()).unwrap();
+    assert_eq!(store.device("one").unwrap(), None);
+    assert!(path.with_extension("json.corrupt").exists());
 }
 
 #[test]
@@ -223,7 +267,7 @@ fn nonsense_is_set_aside_and_frees_the_name() {
         ("garbage", "\u{1}\u{2}".to_owned()),
         // A record under another name than its own must not make that name mean its device.
         ("other", text.clone()),
-        ("newer", text.replace("\"version\": 1", "\"version\": 99").replace("\"good\"", "\"newer\"")),
+        ("newer", text.replace("\"version\":1", "\"version\":99").replace("\"good\"", "\"newer\"")),
     ];
     for (name, content) in &cases {
         fs::write(store.path(name), content).unwrap();

@@ -154,7 +154,7 @@ impl Maker<'_> {
         let mut device = first.clone();
         device.info.device = driver.node(info.dev_id);
         let device = complete(device, promised, diskseq);
-        if !store.replace(&first, &written, &device)? {
+        if !store.amend(&first, &written, &device)? {
             let what = format!("found the record of {} taken away while it was made", device.info.name);
             return Err(Error::Server { what, log: None });
         }

@@ -44,7 +44,8 @@ pub(crate) struct WorkerProcess {
     place: PathBuf,
     notes: Vec<String>,
     state: Mutex<State>,
-    changed: Condvar,
+    /// Those who wait for news of a device stand at the one of its number: nobody is woken for another's.
+    changed: [Condvar; 16],
 }
 
 #[derive(Debug, Default)]
@@ -121,7 +122,7 @@ impl WorkerProcess {
     }
 
     fn new(id: ProcessId, socket: OwnedFd, place: PathBuf, notes: Vec<String>) -> Arc<WorkerProcess> {
-        let (state, changed) = (Mutex::default(), Condvar::new());
+        let (state, changed) = (Mutex::default(), std::array::from_fn(|_| Condvar::new()));
         Arc::new(WorkerProcess { id, socket, place, notes, state, changed })
     }
 
@@ -154,12 +155,13 @@ impl WorkerProcess {
             }
         };
         self.state().dead = true;
-        self.changed.notify_all();
+        self.changed.iter().for_each(Condvar::notify_all);
         outcome
     }
 
     /// Keeps what it says of devices that it was given, as far as somebody may ask for it.
     fn hear(&self, report: Report) {
+        let Some(id) = report.device() else { return };
         let mut state = self.state();
         let answer = match report {
             Report::Ready { id, first } => Some((id, Ok(first))),
@@ -184,7 +186,7 @@ impl WorkerProcess {
             state.answers.insert(id, answer);
         }
         drop(state);
-        self.changed.notify_all();
+        self.place_of(id).notify_all();
     }
 
     /// Gives an order about a device and waits for the answer.
@@ -206,7 +208,7 @@ impl WorkerProcess {
         state.answers.remove(&id);
         drop(state);
         self.tell(order, fds)?;
-        let answer = self.wait(patience, |state| match state.answers.remove(&id) {
+        let answer = self.wait(id, patience, |state| match state.answers.remove(&id) {
             Some(answer) => Some(answer),
             None => state.dead.then(|| Err(refused(id, "died"))),
         });
@@ -227,8 +229,14 @@ impl WorkerProcess {
         lock(&self.state)
     }
 
-    /// Waits until `done` answers or time is up.
-    fn wait<T>(&self, timeout: Duration, done: impl Fn(&mut State) -> Option<T>) -> Option<T> {
+    /// Where one waits for news of a device.
+    fn place_of(&self, id: u32) -> &Condvar {
+        let [first, ..] = &self.changed;
+        self.changed.get(id as usize % self.changed.len()).unwrap_or(first)
+    }
+
+    /// Waits until `done` answers to news of a device, or time is up.
+    fn wait<T>(&self, id: u32, timeout: Duration, done: impl Fn(&mut State) -> Option<T>) -> Option<T> {
         let deadline = Instant::now() + timeout;
         let mut state = self.state();
         loop {
@@ -236,7 +244,8 @@ impl WorkerProcess {
                 return Some(answer);
             }
             let left = deadline.checked_duration_since(Instant::now())?;
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            let place = self.place_of(id);
+            state = place.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -271,7 +280,7 @@ impl Server for WorkerProcess {
     fn stats(&self, id: u32) -> Result<Summary, Error> {
         self.state().counted.remove(&id);
         self.tell(&Order::Stat { id }, &[])?;
-        let answer = self.wait(PATIENCE, |state| match state.counted.remove(&id) {
+        let answer = self.wait(id, PATIENCE, |state| match state.counted.remove(&id) {
             Some(stats) => Some(stats.ok_or("does not serve")),
             None => state.dead.then_some(Err("died with")),
         });
@@ -286,7 +295,7 @@ impl Server for WorkerProcess {
     }
 
     fn await_closed(&self, id: u32, timeout: Duration) -> bool {
-        self.wait(timeout, |state| (state.dead || state.closed.remove(&id)).then_some(())).is_some()
+        self.wait(id, timeout, |state| (state.dead || state.closed.remove(&id)).then_some(())).is_some()
     }
 
     fn dismiss(&self) {

@@ -2,6 +2,7 @@
 //! packet (the map of an image in many pieces) lies in a file in memory, whose descriptor comes first.
 //! It never accepts a packet that was cut, a part of its descriptors, nor any that nobody announced.
 
+use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -174,6 +175,21 @@ pub(crate) enum Report {
     Handed { version: u32 },
 }
 
+impl Report {
+    /// The device that it speaks of; `None` where it speaks of the worker.
+    pub(crate) fn device(&self) -> Option<u32> {
+        match self {
+            Report::Ready { id, .. }
+            | Report::Failed { id, .. }
+            | Report::Full { id, .. }
+            | Report::Counted { id, .. }
+            | Report::Closed { id } => Some(*id),
+            Report::Held(serve) => Some(serve.id),
+            Report::Started { .. } | Report::Refused { .. } | Report::Handed { .. } => None,
+        }
+    }
+}
+
 /// Two ends of a connection that keeps packets apart; both are close-on-exec.
 pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC;
@@ -194,7 +210,7 @@ pub(crate) fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[Borrowed
     if fds.len() > MOST_FDS {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the image has too many files"));
     }
-    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the image has too many files"));
@@ -210,12 +226,26 @@ pub(crate) fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[Borrowed
 
 /// Waits for one packet; `None` when the other side is gone.
 pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    let Some(len) = next_length(&socket)? else { return Ok(None) };
-    let mut packet = vec![0; len.min(LARGEST)];
-    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+    thread_local! {
+        /// Those who listen do nothing else for long: they ask nobody how long the next packet is.
+        static PACKET: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+    PACKET.with_borrow_mut(|packet| {
+        if packet.is_empty() {
+            *packet = vec![0; LARGEST];
+        }
+        receive_into(packet, socket)
+    })
+}
+
+fn receive_into<T: DeserializeOwned>(
+    packet: &mut [u8],
+    socket: impl AsFd,
+) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
-        let mut buffers = [IoSliceMut::new(&mut packet)];
+        let mut buffers = [IoSliceMut::new(packet)];
         match rustix::net::recvmsg(&socket, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Ok(received) => break received,
             Err(rustix::io::Errno::INTR) => {}
@@ -248,18 +278,6 @@ pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Opti
         return Ok(Some((sealed::read_json(&aside)?, fds)));
     }
     Ok(Some((serde_json::from_slice(text)?, fds)))
-}
-
-/// Waits for a packet and says how long it is, without taking it; `None` when the other side is gone.
-fn next_length(socket: impl AsFd) -> io::Result<Option<usize>> {
-    loop {
-        match rustix::net::recv(&socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::TRUNC) {
-            Ok((_, 0)) | Err(rustix::io::Errno::CONNRESET) => return Ok(None),
-            Ok((_, len)) => return Ok(Some(len)),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
 }
 
 /// What is said of files whose descriptors come along.

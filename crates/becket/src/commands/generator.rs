@@ -77,7 +77,9 @@ fn write(dir: &Path, table: &Path, entry: &Entry) -> io::Result<()> {
         pull(&format!("{}.{how}", target(entry)))?;
     }
     // Who needs the device pulls it in, also where the machine's start does not.
-    pull(&format!("{node}.device.requires"))
+    pull(&format!("{node}.device.requires"))?;
+    // Orders hold between units that are started or stopped together, and mounts know the target only: it ends with the device.
+    pull(&format!("blockdev@{node}.target.requires"))
 }
 
 /// What waits for the device when the machine starts.
@@ -174,7 +176,8 @@ mod tests {
         let expected = BTreeMap::from([
             ("becket-attach@snap-1.service.d/50-beckettab.conf".to_owned(), order.to_owned()),
             ("local-fs.target.requires/becket-attach@snap-1.service".to_owned(), link.clone()),
-            (r"dev-becket-snap\x2d1.device.requires/becket-attach@snap-1.service".to_owned(), link),
+            (r"dev-becket-snap\x2d1.device.requires/becket-attach@snap-1.service".to_owned(), link.clone()),
+            (r"blockdev@dev-becket-snap\x2d1.target.requires/becket-attach@snap-1.service".to_owned(), link),
         ]);
         assert_eq!(found, expected);
     }

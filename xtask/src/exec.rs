@@ -28,10 +28,14 @@ pub(crate) fn cargo() -> Command {
 }
 
 /// Cargo's words to build the command as it is shipped, the Makefile's: optimised, and with the C library in it, which each start would
-/// have to find, map and bind.
+/// have to find, map and bind; without where the compiler does not have it as an archive.
 pub(crate) fn shipped<'a>(options: &[&'a str]) -> Vec<&'a str> {
     let what = ["rustc", "--release", "-p", "becket", "--bin", "becket"];
-    [&what, options, &["--", "-Ctarget-feature=+crt-static"]].concat()
+    let answer = Command::new("cc").arg("-print-file-name=libc.a").output();
+    // A compiler that has none answers with the bare name.
+    let there = answer.is_ok_and(|answer| answer.stdout.starts_with(b"/"));
+    let with_libc: &[&str] = if there { &["--", "-Ctarget-feature=+crt-static"] } else { &[] };
+    [&what, options, with_libc].concat()
 }
 
 /// A command as a person would type it, for messages.

@@ -52,25 +52,23 @@ struct Profile {
 
 /// The optimised command.
 pub(crate) fn becket() -> Result<PathBuf> {
-    let built = cargo(&exec::shipped(&[FORMAT]))?;
-    let is_becket = |message: &&Message| message.target.name == "becket" && !message.profile.test;
-    built
-        .iter()
-        .find(is_becket)
-        .and_then(|message| message.executable.clone())
-        .context("cargo built no becket")
+    find(&cargo(&exec::shipped(&[FORMAT]))?, "becket", false)
+}
+
+/// Where a program is among what was built, or the test of that name.
+fn find(built: &[Message], name: &str, test: bool) -> Result<PathBuf> {
+    let is_it = |message: &&Message| message.target.name == name && message.profile.test == test;
+    let found = built.iter().find(is_it).and_then(|message| message.executable.clone());
+    found.with_context(|| format!("cargo built no {name}"))
 }
 
 impl Binaries {
     /// The command and the conformance suite.
     pub(crate) fn conformance() -> Result<Binaries> {
         let built = cargo(&["build", "--release", "-p", "becket-conformance", FORMAT])?;
-        let is_suite =
-            |message: &&Message| message.target.name == "becket-conformance" && !message.profile.test;
-        let suite = built.iter().find(is_suite).and_then(|message| message.executable.clone());
         Ok(Binaries {
             becket: becket()?,
-            conformance: suite.context("cargo built no becket-conformance")?,
+            conformance: find(&built, "becket-conformance", false)?,
             tests: Vec::new(),
             tested: None,
         })
@@ -80,10 +78,9 @@ impl Binaries {
     pub(crate) fn all() -> Result<Binaries> {
         let built = cargo(&["test", "--no-run", "--workspace", FORMAT])?;
         let wanted = |message: &&Message| message.profile.test && message.is_of(&GUEST_PACKAGES);
-        let tested = built.iter().find(|message| message.target.name == "becket" && !message.profile.test);
         Ok(Binaries {
             tests: built.iter().filter(wanted).filter_map(|message| message.executable.clone()).collect(),
-            tested: tested.and_then(|message| message.executable.clone()),
+            tested: Some(find(&built, "becket", false)?),
             ..Binaries::conformance()?
         })
     }
@@ -92,12 +89,7 @@ impl Binaries {
 /// One test of becket's, and the command that it tests: as `cargo test` builds them, and nothing else.
 pub(crate) fn test_of_becket(name: &str) -> Result<(PathBuf, PathBuf)> {
     let built = cargo(&["test", "--no-run", "-p", "becket", "--test", name, FORMAT])?;
-    let find = |wanted: &str, test| {
-        let is_it = |message: &&Message| message.target.name == wanted && message.profile.test == test;
-        let found = built.iter().find(is_it).and_then(|message| message.executable.clone());
-        found.with_context(|| format!("cargo built no {wanted}"))
-    };
-    Ok((find(name, true)?, find("becket", false)?))
+    Ok((find(&built, name, true)?, find(&built, "becket", false)?))
 }
 
 impl Message {
@@ -112,10 +104,10 @@ impl Message {
     }
 }
 
-/// Runs cargo with its progress shown, and returns the messages about executables.
 /// What [`parse`] understands.
 const FORMAT: &str = "--message-format=json-render-diagnostics";
 
+/// Runs cargo with its progress shown, and returns the messages about executables.
 fn cargo(args: &[&str]) -> Result<Vec<Message>> {
     let mut command = exec::cargo();
     command.args(args);

@@ -255,8 +255,7 @@ impl Store {
     pub(crate) fn amend(&self, old: &Device, then: &Written, new: &Device) -> Result<bool, Error> {
         let name = &old.info.name;
         let path = self.path(name);
-        let record = Words { version: VERSION, boot_id: &self.boot_id, name, entry: EntryRef::Device(new) };
-        let text = text_of(&record).map_err(Error::io("write", &path))?;
+        let text = self.text_of(name, EntryRef::Device(new)).map_err(Error::io("write", &path))?;
         if then.len + text.len() as u64 > AMENDED {
             return self.update(old, new);
         }
@@ -327,25 +326,14 @@ impl Store {
 
     /// `None` when there is no record, or it was set aside: it is of another boot, or it makes no sense.
     fn read(&self, name: &str) -> Result<Option<Entry>, Error> {
-        self.sense(name, self.text(name)?)
-    }
-
-    /// What a record says, unread.
-    fn text(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         let path = self.path(name);
         // Most are shorter, and read at once.
         let mut text = Vec::with_capacity(4096);
         match File::open(&path).and_then(|file| file.take(LARGEST).read_to_end(&mut text)) {
-            Ok(_) => Ok(Some(text)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(Error::io("read", &path)(error)),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Error::io("read", &path)(error)),
         }
-    }
-
-    /// What a record of these bytes says; as [`Store::read`].
-    fn sense(&self, name: &str, text: Option<Vec<u8>>) -> Result<Option<Entry>, Error> {
-        let Some(text) = text else { return Ok(None) };
-        let path = self.path(name);
         let why = match last_whole(&text) {
             Ok(record) if record.version != VERSION => format!("its version is {}", record.version),
             Ok(record) if !names_match(&record, name) => format!("it speaks of {:?}", record.name),
@@ -361,21 +349,22 @@ impl Store {
     /// Writes a record beside its place, where nobody looks. Under no lock: a device's record is synced.
     fn prepare(&self, name: &str, entry: EntryRef<'_>) -> Result<Prepared, Error> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
-        let record = Words { version: VERSION, boot_id: &self.boot_id, name, entry };
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let beside = self.runtime.records().join(format!(".{name}.{}.{serial}.new", std::process::id()));
         let place = self.path(name);
         let lasting = matches!(entry, EntryRef::Device(_));
-        Prepared::write(beside, &place, &record, lasting).map_err(Error::io("write", &place))
+        let written =
+            self.text_of(name, entry).and_then(|text| Prepared::write(beside, &place, &text, lasting));
+        written.map_err(Error::io("write", &place))
     }
-}
 
-/// A record as it stands in its file.
-fn text_of(record: &Words<'_>) -> io::Result<Vec<u8>> {
-    let mut text = Vec::with_capacity(2048);
-    serde_json::to_writer(&mut text, record)?;
-    text.push(b'\n');
-    Ok(text)
+    /// A record as it stands in its file.
+    fn text_of(&self, name: &str, entry: EntryRef<'_>) -> io::Result<Vec<u8>> {
+        let mut text = Vec::with_capacity(2048);
+        serde_json::to_writer(&mut text, &Words { version: VERSION, boot_id: &self.boot_id, name, entry })?;
+        text.push(b'\n');
+        Ok(text)
+    }
 }
 
 /// A record's lock. Its file is opened once for as many as are locked at the same time, and is then used again.
@@ -423,12 +412,11 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn write(path: PathBuf, place: &Path, record: &Words<'_>, lasting: bool) -> io::Result<Prepared> {
-        let text = text_of(record)?;
+    fn write(path: PathBuf, place: &Path, text: &[u8], lasting: bool) -> io::Result<Prepared> {
         let mut options = OpenOptions::new();
         let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&path)?;
         let beside = Beside { path, there: true };
-        file.write_all(&text)?;
+        file.write_all(text)?;
         if lasting {
             file.sync_data()?;
         }
@@ -505,7 +493,7 @@ impl Drop for Claim {
 
 /// The last record of a file that is whole. What is broken off behind it was never announced.
 fn last_whole(text: &[u8]) -> serde_json::Result<Record> {
-    // As a rule it is a line.
+    // As a rule it is a line; older builds wrote one in many.
     let last = text.trim_ascii_end().rsplit(|byte| *byte == b'\n').next();
     if let Some(Ok(record)) = last.map(serde_json::from_slice) {
         return Ok(record);

@@ -163,26 +163,28 @@ impl WorkerProcess {
     fn hear(&self, report: Report) {
         let Some(id) = report.device() else { return };
         let mut state = self.state();
+        if !state.given.contains(&id) {
+            return;
+        }
         let answer = match report {
-            Report::Ready { id, first } => Some((id, Ok(first))),
-            Report::Failed { id, why } => Some((id, Err(refused(id, &told(&why))))),
-            Report::Full { id, why, room } => {
+            Report::Ready { first, .. } => Some(Ok(first)),
+            Report::Failed { why, .. } => Some(Err(refused(id, &told(&why)))),
+            Report::Full { why, room, .. } => {
                 let what = format!("is full: {}", told(&why));
-                Some((id, Err(Error::Full { what, room })))
+                Some(Err(Error::Full { what, room }))
             }
-            Report::Counted { id, stats } if state.given.contains(&id) => {
+            Report::Counted { stats, .. } => {
                 state.counted.insert(id, stats);
                 None
             }
-            Report::Closed { id } if state.given.contains(&id) => {
+            Report::Closed { .. } => {
                 state.closed.insert(id);
                 None
             }
-            Report::Counted { .. } | Report::Closed { .. } => None,
             Report::Started { .. } | Report::Refused { .. } => None,
             Report::Held(_) | Report::Handed { .. } => None,
         };
-        if let Some((id, answer)) = answer.filter(|(id, _)| state.given.contains(id)) {
+        if let Some(answer) = answer {
             state.answers.insert(id, answer);
         }
         drop(state);

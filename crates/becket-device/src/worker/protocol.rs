@@ -228,14 +228,9 @@ pub(crate) fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[Borrowed
 pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     thread_local! {
         /// Those who listen do nothing else for long: they ask nobody how long the next packet is.
-        static PACKET: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+        static PACKET: RefCell<Vec<u8>> = RefCell::new(vec![0; LARGEST]);
     }
-    PACKET.with_borrow_mut(|packet| {
-        if packet.is_empty() {
-            *packet = vec![0; LARGEST];
-        }
-        receive_into(packet, socket)
-    })
+    PACKET.with_borrow_mut(|packet| receive_into(packet, socket))
 }
 
 fn receive_into<T: DeserializeOwned>(

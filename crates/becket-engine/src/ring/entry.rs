@@ -8,28 +8,29 @@ const URING_CMD_MULTISHOT: u32 = 1 << 1;
 /// Where `struct io_uring_sqe` keeps a command's flags and its buffer group.
 const COMMAND_FLAGS: std::ops::Range<usize> = 28..32;
 const BUFFER_GROUP: std::ops::Range<usize> = 40..42;
+/// Where it keeps an operation's length.
+const LENGTH: std::ops::Range<usize> = 24..28;
 
-/// The same command, answering again and again into buffers of a group.
-pub(crate) fn multishot_into(entry: squeue::Entry, group: u16) -> squeue::Entry {
-    let entry = entry.flags(squeue::Flags::BUFFER_SELECT);
+/// An entry with some of its bytes changed.
+fn with_bytes(entry: squeue::Entry, change: impl FnOnce(&mut [u8; 64])) -> squeue::Entry {
     // SAFETY: an entry is the kernel's `struct io_uring_sqe`: 64 bytes without padding, for which any bytes are valid.
     let mut bytes = unsafe { std::mem::transmute::<squeue::Entry, [u8; 64]>(entry) };
-    bytes[COMMAND_FLAGS].copy_from_slice(&URING_CMD_MULTISHOT.to_ne_bytes());
-    bytes[BUFFER_GROUP].copy_from_slice(&group.to_ne_bytes());
+    change(&mut bytes);
     // SAFETY: as above.
     unsafe { std::mem::transmute::<[u8; 64], squeue::Entry>(bytes) }
 }
 
-/// Where it keeps an operation's length.
-const LENGTH: std::ops::Range<usize> = 24..28;
+/// The same command, answering again and again into buffers of a group.
+pub(crate) fn multishot_into(entry: squeue::Entry, group: u16) -> squeue::Entry {
+    with_bytes(entry.flags(squeue::Flags::BUFFER_SELECT), |bytes| {
+        bytes[COMMAND_FLAGS].copy_from_slice(&URING_CMD_MULTISHOT.to_ne_bytes());
+        bytes[BUFFER_GROUP].copy_from_slice(&group.to_ne_bytes());
+    })
+}
 
 /// The same read or write with fewer bytes.
 pub(crate) fn shortened(entry: squeue::Entry, len: u32) -> squeue::Entry {
-    // SAFETY: as in `multishot_into`.
-    let mut bytes = unsafe { std::mem::transmute::<squeue::Entry, [u8; 64]>(entry) };
-    bytes[LENGTH].copy_from_slice(&len.to_ne_bytes());
-    // SAFETY: as above.
-    unsafe { std::mem::transmute::<[u8; 64], squeue::Entry>(bytes) }
+    with_bytes(entry, |bytes| bytes[LENGTH].copy_from_slice(&len.to_ne_bytes()))
 }
 
 /// A read or write of a registered descriptor.
@@ -98,10 +99,6 @@ mod tests {
 
     #[test]
     fn transfers_are_the_entries_that_the_crate_makes() {
-        let bytes = |entry: squeue::Entry| {
-            // SAFETY: an entry is 64 bytes without padding.
-            unsafe { std::mem::transmute::<squeue::Entry, [u8; 64]>(entry) }
-        };
         let plain = Transfer {
             write: false,
             target: 7000,
@@ -127,11 +124,9 @@ mod tests {
         let kinds = [(false, None), (true, None), (false, Some(16383)), (true, Some(16383))];
         for ((write, buffer), theirs) in kinds.into_iter().zip(theirs) {
             let ours = Transfer { write, buffer, ..plain }.entry();
-            assert_eq!(
-                bytes(shortened(ours.clone(), 7)),
-                bytes(Transfer { write, buffer, len: 7, ..plain }.entry())
-            );
-            assert_eq!(bytes(ours), bytes(theirs), "write {write}, {buffer:?}");
+            let short = Transfer { write, buffer, len: 7, ..plain }.entry();
+            assert_eq!(words_of(&shortened(ours.clone(), 7)), words_of(&short));
+            assert_eq!(words_of(&ours), words_of(&theirs), "write {write}, {buffer:?}");
         }
     }
 }

@@ -65,6 +65,28 @@ for version in 0.10 1.1; do
     qemu-img convert -f raw -O qcow2 -o cluster_size=512,compat=$version "$work/small" "$(place qcow2 $version)"
 done
 qemu-img convert -c -f raw -O qcow2 -o cluster_size=4096 "$work/small" "$(place qcow2 compressed)"
+
+# The same for the writer: with a bitmap, and with a table on other metadata, which is not written.
+for image in 0.10 1.1 compressed; do cp "$(place qcow2 $image)" "$(place qcow2-written $image)"; done
+qemu-img convert -f raw -O qcow2 -o cluster_size=512 "$work/small" "$(place qcow2-written bitmap)"
+qemu-img bitmap --add "$(place qcow2-written bitmap)" b0
+python3 - "$(place qcow2 1.1)" "$(dirname "$(place qcow2-written x)")" <<'END'
+import struct, sys
+sound = open(sys.argv[1], 'rb').read()
+number = lambda at: struct.unpack('>Q', sound[at:at + 8])[0] & (1 << 63) - 1
+counts, l1 = number(48), number(40)
+l2, block = number(l1), number(counts)
+copied = 1 << 63
+for name, at, value in [
+    ('l1', l2, l1 | copied), ('l2', l2, l2 | copied), ('counts', l2, counts | copied), ('block', l2, block | copied),
+    ('twice', l2, number(l2 + 8) | copied), ('l2-on-counts', l1, counts | copied), ('block-on-l1', counts, l1),
+    ('zeroes-on-l1', l2, l1 | copied | 1), ('zeroes-behind', l2, len(sound) + 4096 | copied | 1),
+    ('packed-on-l1', l2, 1 << 62 | l1), ('unaligned', counts, block + 8), ('table-on-l1', 48, l1),
+]:
+    patched = bytearray(sound)
+    patched[at:at + 8] = struct.pack('>Q', value)
+    open(f'{sys.argv[2]}/sketch-{name}', 'wb').write(patched)
+END
 printf '# Disk DescriptorFile\nversion=1\nparentCID=ffffffff\nRW 8 FLAT "a b.vmdk" 0\nRDONLY 2 ZERO\n' >"$(place vmdk flat)"
 
 # What is in a disk, and one block of each codec: a number, the length it yields, and its bytes.

@@ -14,18 +14,24 @@ use crate::metadata::{Dependency, Metadata, Package, metadata};
 
 /// What is in front of the tables.
 const PREFACE: &str = "\
-# Code of others
+# Third-party code
 
-Every package that becket is built from or tested with, as the lock file has it. `cargo xtask audit` writes this page from what
-cargo says and from the packages' sources, and a test holds it against the lock file. What the direct ones are for is told in
-[ARCHITECTURE.md](ARCHITECTURE.md#dependencies-and-why-each-is-there), here they are **bold**; of the others it is told who needs them.
-Licences and origins are held to their rules by a test too (`xtask/src/dependencies.rs`); `deny.toml` has the same rules for
-cargo-deny (`cargo deny check licenses bans sources`), and is written by the same command.
+This page lists every package that becket is built from or tested with, as in the lock file. `cargo
+xtask audit` writes it from cargo's metadata and the packages' sources, and a test compares it with
+the lock file. [ARCHITECTURE.md](ARCHITECTURE.md#dependencies-and-why-each-is-there) says why each
+direct dependency is there; here they are **bold**. For the others, the last column names the
+packages that need them. A test also checks licences and origins (`xtask/src/dependencies.rs`). The
+same command writes `deny.toml`, which has the same rules for cargo-deny (`cargo deny check licenses
+bans sources`).
 
-*unsafe* counts the lines of a package's `src` that have the word outside of comments, on whatever system they are for. *at
-building* says what runs on the machine that builds: a build script, a macro, or a script that compiles C. Not in the list: whether
-somebody has found a flaw in a package, which no test here asks, for that takes the RustSec database from the network: `cargo install
---locked cargo-deny`, then `cargo deny check advisories` fetches it and looks each package up; and what `cargo xtask fuzz` alone needs, which has a lock file of its own (`fuzz/Cargo.lock`).
+*unsafe* counts the lines in a package's `src` that contain the word outside of comments, for any
+system. *at building* says what runs on the machine that builds: a build script, a macro, or a
+script that compiles C.
+
+This page does not say whether a package has a known vulnerability, and no test here asks, because
+that needs the RustSec database from the network. After `cargo install --locked cargo-deny`, the
+command `cargo deny check advisories` downloads it and checks each package. The packages that only
+`cargo xtask fuzz` needs have a lock file of their own (`fuzz/Cargo.lock`).
 ";
 
 /// Writes the page.

@@ -1,14 +1,16 @@
 //! From an image to a device: opened, planned, made, recorded, linked.
 //! Whatever fails on the way, nothing stays behind: no device, no name, no link.
 
+use serde::de::IgnoredAny;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use becket_image::{Below, DirectIo, OpenOptions, Opened};
+use becket_image::{DirectIo, OpenOptions, Opened, Place};
 use becket_transport::Kind;
 
-use crate::control::{Attach, BelowFacts, FileFacts, OneDevice, client};
-use crate::describe::{speakable, unasked_read_only};
+use crate::control::{Attach, FileFacts, OneDevice, client};
+use crate::describe::unasked_read_only;
+use crate::health::Concerns;
 use crate::kernel_made::Made;
 use crate::lease::{Held, Lease};
 use crate::runtime::Runtime;
@@ -16,8 +18,7 @@ use crate::sealed;
 use crate::state::{self, Store};
 use crate::table::{self, Encoding};
 use crate::{
-    AttachOptions, DeviceInfo, Error, GoBelow, Partitions, Plan, dm, kernel_made, list, loop_, planner,
-    user_devices,
+    AttachOptions, DeviceInfo, Error, Partitions, Plan, dm, kernel_made, list, loop_, planner, user_devices,
 };
 
 /// The most extents of a map that goes as a part of a message: varlink's reader and writer take long ones in small bites.
@@ -50,7 +51,15 @@ fn attach_with(
         state::check_name(name)?;
     }
     let store = Store::open(Runtime::open()?)?;
-    let mut opened = open(&store, image, options)?;
+    // Only a server can show zeroes behind the end of a file. The locks of a reader who opens again are a
+    // reader's.
+    let pad = !options.cut && !matches!(options.via.kind(), Some(Kind::Loop | Kind::Dm));
+    let mut opened = open_for(&store, image, options, pad)?;
+    let padded =
+        pad && opened.read_only && opened.map.extents().last().is_some_and(|last| last.place == Place::Zero);
+    if padded && planner::plan_for(&opened, options, leased).is_err() {
+        opened = open_for(&store, image, options, false)?;
+    }
     // The length of an image inside another is not the file's, so it never follows that.
     let limit = if opened.nested { Some(opened.map.len()) } else { options.size_limit };
     let options = &AttachOptions { size_limit: limit, ..options.clone() };
@@ -93,7 +102,13 @@ fn is_refusal(error: &becket_transport::Error) -> bool {
 
 /// Opens an image as far as the planner has to know it; who serves it completes that.
 pub(crate) fn open(store: &Store, image: &Path, options: &AttachOptions) -> Result<Opened, Error> {
+    open_for(store, image, options, false)
+}
+
+/// The same; with `pad` the last block of an image that is only read is filled up.
+fn open_for(store: &Store, image: &Path, options: &AttachOptions, pad: bool) -> Result<Opened, Error> {
     let how = OpenOptions {
+        pad,
         read_only: options.read_only,
         direct_io: options.direct_io,
         offset: options.offset,
@@ -104,6 +119,8 @@ pub(crate) fn open(store: &Store, image: &Path, options: &AttachOptions) -> Resu
         format: options.format,
         backing_dirs: options.backing_dirs.clone(),
         cow: options.cow.clone(),
+        no_limits: options.no_limits,
+        drop_bitmaps: options.drop_bitmaps,
     };
     let opened = becket_image::open_partly(image, &how).map_err(|error| blame(store, image, error))?;
     // Whoever writes has asked for the claim of the devices below, and readers for the locks; device-mapper has none.
@@ -144,7 +161,6 @@ fn attach_served(
     leased: bool,
 ) -> Result<(DeviceInfo, Option<Held>), Error> {
     opened.complete(options.direct_io);
-    let below = look_below(&opened, options)?;
     let (add_partitions, without) =
         user_devices::partitions(plan.kind, options, !opened.partitions.is_empty())?;
     let mut warnings = opened.warnings;
@@ -156,10 +172,6 @@ fn attach_served(
         files.push(FileFacts { facts: file.facts, direct: file.direct.is_some() });
         fds.push(file.buffered);
         fds.extend(file.direct);
-    }
-    let facts_below = below.as_ref().map(BelowFacts::of);
-    if let Some(Below { disk, lease, .. }) = below {
-        fds.extend([disk, lease.into()]);
     }
     let table = table::pack(&opened.encoded)
         .map_err(Error::io("make a table of encoded blocks for", "the server".as_ref()))?;
@@ -185,14 +197,14 @@ fn attach_served(
     fds.extend(cgroup);
     let request = Attach {
         name: options.name.clone(),
-        image: speakable(&opened.path),
-        cow: opened.overlay.as_ref().map(|overlay| speakable(&overlay.path)),
+        image: opened.path.clone(),
+        cow: opened.overlay.as_ref().map(|overlay| overlay.path.clone()),
         offset: options.offset,
         size_limit: options.size_limit,
         map,
         map_aside,
         files,
-        below: facts_below,
+        below: IgnoredAny,
         encoded,
         grows: opened.grows,
         read_only: opened.read_only,
@@ -202,7 +214,7 @@ fn attach_served(
         queues: options.queues,
         depth: options.depth,
         mode: options.mode,
-        merge: options.merge,
+        merge: false,
         faults: options.faults.clone(),
         direct_io: options.direct_io != DirectIo::Off,
         autoclear: options.autoclear,
@@ -213,26 +225,10 @@ fn attach_served(
         reason: plan.reason,
         warnings,
     };
-    let reply: OneDevice = client::call(store.runtime(), "Attach", &request, &fds)?;
+    // One that is to be alone gets a worker that was just started.
+    let concerns = if options.isolate { Concerns::Server } else { Concerns::Shared };
+    let reply: OneDevice = client::call(store.runtime(), "Attach", &request, &fds, concerns)?;
     Ok((reply.device, pipe))
-}
-
-/// The way below the image's file system, where it was asked for and there is one.
-fn look_below(opened: &Opened, options: &AttachOptions) -> Result<Option<Below>, Error> {
-    if options.below == GoBelow::Off {
-        return Ok(None);
-    }
-    // Who wants the page cache wants it: below there is none. (The descriptor for direct I/O is there all the same, so that
-    // the device can be switched to it later.)
-    let found = match options.direct_io {
-        DirectIo::Off => Err("no direct I/O is wanted, and there is no other way".to_owned()),
-        _ => opened.look_below(),
-    };
-    match found {
-        Ok(below) => Ok(Some(below)),
-        Err(_) if options.below == GoBelow::Auto => Ok(None),
-        Err(reason) => Err(Error::Below { image: opened.path.clone(), reason }),
-    }
 }
 
 /// The member list of a control group, for the device's worker: what that does is then charged to the group.

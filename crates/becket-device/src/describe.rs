@@ -1,8 +1,6 @@
 //! What people are told of a device, in the words that all transports share.
 //! It only looks: at sysfs and at what the image's opening has found.
 
-use std::path::{Path, PathBuf};
-
 use becket_transport::{node, sysfs};
 
 use crate::{AttachOptions, PartitionInfo, Partitions};
@@ -47,13 +45,4 @@ pub(crate) fn partitions_as(
             uuid: named(found.number).and_then(|promise| promise.uuid.clone()),
         })
         .collect()
-}
-
-/// Records and calls are text: a path that is none is shown as well as it can be. Such an image is still
-/// found by its inode.
-pub(crate) fn speakable(path: &Path) -> PathBuf {
-    match path.to_str() {
-        Some(_) => path.to_owned(),
-        None => path.to_string_lossy().into_owned().into(),
-    }
 }

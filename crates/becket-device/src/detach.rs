@@ -8,13 +8,14 @@ use becket_transport::loop_::{self, Cleared};
 use becket_transport::{Kind, dm};
 
 use crate::control::{Detach, OneDevice, Refresh, client};
+use crate::health::{self, Concerns};
 use crate::judge::{disk_of, lives};
 use crate::kernel::System;
 use crate::list::resolve;
 use crate::register::forget;
 use crate::runtime::Runtime;
 use crate::state::{Device, Store};
-use crate::{DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind, users};
+use crate::{DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind, partitions, unrecorded, users};
 
 /// How long somebody who merely has the device open is waited for: programs that look at every new device let go in
 /// less.
@@ -28,7 +29,13 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// There is no such device, it is in use, or it does not go in time.
 pub fn detach(target: impl AsRef<Path>, options: &DetachOptions) -> Result<DeviceInfo, Error> {
     let store = Store::open(Runtime::open()?)?;
-    let device = resolve(&store, target.as_ref())?;
+    let device = match resolve(&store, target.as_ref()) {
+        // The records may have been removed.
+        Err(none @ Error::NoDevice { .. }) => {
+            return unrecorded::detach(store.runtime(), target.as_ref(), options)?.ok_or(none);
+        }
+        found => found?,
+    };
     match device.info.transport {
         Kind::Ublk | Kind::Fuse => detach_served(&store, device, options),
         Kind::Dm => detach_dm(&store, device, options),
@@ -66,8 +73,10 @@ fn detach_served(store: &Store, device: Device, options: &DetachOptions) -> Resu
     let request = Detach { name: device.info.name.clone(), lazy: options.lazy };
     let mut info = device.info.clone();
     let mut waited = false;
+    health::running(&device)?;
+    let concerns = Concerns::Worker(device.info.worker_pid);
     once_unused(&device.info, options, || {
-        match client::call::<_, OneDevice>(store.runtime(), "Detach", &request, &[]) {
+        match client::call::<_, OneDevice>(store.runtime(), "Detach", &request, &[], concerns) {
             Ok(reply) => info = reply.device,
             Err(Error::Busy { .. }) => {
                 waited = true;
@@ -83,7 +92,7 @@ fn detach_served(store: &Store, device: Device, options: &DetachOptions) -> Resu
         return Ok(info);
     }
     let deadline = Instant::now() + options.timeout;
-    while lives(&System, &device) {
+    while is_there(store, &device)? {
         if Instant::now() >= deadline {
             let seconds = options.timeout.as_secs();
             return Err(Error::Timeout { device: device.info.device, seconds });
@@ -91,6 +100,12 @@ fn detach_served(store: &Store, device: Device, options: &DetachOptions) -> Resu
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(info)
+}
+
+/// Whether the device has a record, which its server removes when everything else is done.
+fn is_there(store: &Store, device: &Device) -> Result<bool, Error> {
+    let found = store.device(&device.info.name)?;
+    Ok(found.is_some_and(|found| found.mark == device.mark && lives(&System, &found)))
 }
 
 /// Tries until the device was unused, which `attempt` asks the kernel. Only when it is in use its users are looked
@@ -119,30 +134,45 @@ fn once_unused(
     Ok(())
 }
 
-/// Takes over a changed size of the image of the device that goes by `target`.
+/// Takes over a changed size of the image of the device that goes by `target`, and a changed partition table.
 ///
 /// # Errors
-/// There is no such device, or its transport cannot.
+/// There is no such device, its transport cannot, or a partition is in use that the table does not have any
+/// more.
 pub fn refresh(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
     let store = Store::open(Runtime::open()?)?;
-    let device = resolve(&store, target.as_ref())?;
-    match device.info.transport {
+    let mut device = resolve(&store, target.as_ref())?;
+    let sized = match device.info.transport {
         Kind::Ublk | Kind::Fuse => {
-            let request = Refresh { name: device.info.name };
-            let reply: OneDevice = client::call(store.runtime(), "Refresh", &request, &[])?;
-            Ok(reply.device)
+            health::responding(store.runtime(), &device)?;
+            let concerns = Concerns::Worker(device.info.worker_pid);
+            let request = Refresh { name: device.info.name.clone(), partitions: None };
+            client::call::<_, OneDevice>(store.runtime(), "Refresh", &request, &[], concerns).map(|reply| {
+                device.info = reply.device;
+            })
         }
         kind => {
             let size = match kind {
                 Kind::Dm => dm::refresh(device.mark, device.info.size_limit),
                 _ => loop_::refresh(device.info.number),
             };
-            let size = size.map_err(Error::Device)?;
-            let mut new = device.clone();
-            new.info.size = size;
-            store.update(&device, &new)?;
-            Ok(new.info)
+            size.map_err(Error::Device).and_then(|size| {
+                let mut new = device.clone();
+                new.info.size = size;
+                store.update(&device, &new)?;
+                device = new;
+                Ok(())
+            })
         }
+    };
+    match sized {
+        // Its length is fixed, and its table may have been changed all the same.
+        Err(error) if error.kind() == ErrorKind::Unsupported => match partitions::refresh(&store, device)? {
+            (info, true) => Ok(info),
+            _ => Err(error),
+        },
+        Err(error) => Err(error),
+        Ok(()) => partitions::refresh(&store, device).map(|(info, _)| info),
     }
 }
 
@@ -151,6 +181,6 @@ pub fn refresh(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
 /// # Errors
 /// One runs and cannot be talked to.
 pub fn server_status() -> Result<Option<crate::ServerStatus>, Error> {
-    let runtime = Runtime::open()?;
-    client::call_running(&runtime, "Status", &crate::control::Nothing {})
+    let Some(runtime) = Runtime::existing()? else { return Ok(None) };
+    client::call_running(&runtime, "Status", &crate::control::Nothing {}, Concerns::Server)
 }

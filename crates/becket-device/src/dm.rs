@@ -20,6 +20,7 @@ pub(crate) fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Re
         direct_io: true,
         direct_io_reason: "device-mapper hands requests to the device below as they are".to_owned(),
         partitions: device.partitions,
+        nodes_by_hand: device.nodes_by_hand,
         warnings: Vec::new(),
         // Programs that look at every new device may have it open: it goes with them.
         undo: |made| dm::detach_lazily(made.mark).map(drop),

@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 use becket_transport::Kind;
 use serde::{Deserialize, Serialize};
 
+use crate::state::Device;
+use crate::unknown::of_unknown_version;
+
 /// What the second supervisor says of the first.
 pub(crate) const RUNS_ALREADY: &str = "runs already";
 /// What fails where there is no place for records.
@@ -153,14 +156,6 @@ pub enum Error {
         /// As it was given.
         image: PathBuf,
     },
-    /// Reading below the file system was insisted on, and would not be safe.
-    #[error("{}: cannot be read below its file system: {reason}", image.display())]
-    Below {
-        /// As it was found.
-        image: PathBuf,
-        /// Why.
-        reason: String,
-    },
     /// The transport failed.
     #[error(transparent)]
     Device(becket_transport::Error),
@@ -232,6 +227,26 @@ impl Error {
         }
     }
 
+    /// For a device with a record that no server of ours owns. `served`: its worker lives, and its users rely on that.
+    pub(crate) fn not_owned(device: &Device, served: bool) -> Error {
+        let name = &device.info.name;
+        if let Some(why) = device.unspoken.as_ref().filter(|_| served) {
+            let mut info = device.info.clone();
+            info.warnings.insert(0, why.clone());
+            return of_unknown_version(&info);
+        }
+        if !served {
+            return Error::unserved(name);
+        }
+        Error::Remote {
+            kind: ErrorKind::Server,
+            message: format!("{name} is orphaned: its worker serves it, its server is dead"),
+            hint: Some(format!(
+                "do not detach it while it is in use: nothing is lost. A new server takes it over: becket refresh {name}"
+            )),
+        }
+    }
+
     /// Speaks of the image by the path that it was given as.
     pub(crate) fn of_image(mut self, path: &Path) -> Error {
         if let Error::NoTransport { image, .. } | Error::Transport { image, .. } = &mut self {
@@ -258,9 +273,7 @@ impl Error {
             Error::NoDevice { .. } => ErrorKind::NotFound,
             Error::Ambiguous { .. } => ErrorKind::Ambiguous,
             Error::Busy { .. } => ErrorKind::Busy,
-            Error::NoTransport { .. } | Error::Transport { .. } | Error::Below { .. } => {
-                ErrorKind::Unsupported
-            }
+            Error::NoTransport { .. } | Error::Transport { .. } => ErrorKind::Unsupported,
             Error::Timeout { .. } => ErrorKind::Timeout,
             Error::Server { .. } | Error::Worker { .. } | Error::Full { .. } => ErrorKind::Server,
             Error::Device(error) => match error.kind() {
@@ -285,48 +298,45 @@ impl Error {
             Error::Image(error) => return error.hint(),
             Error::Attached { name, .. } => {
                 return Some(format!(
-                    "use that one, detach it first (becket detach {name}), or attach with --shared when both \
-                     sides know of each other"
+                    "use that device, or detach it first: becket detach {name}; or attach with --shared if both \
+                     users expect each other"
                 ));
             }
             Error::Name { .. } => {
-                "begin with a letter or digit, go on with letters, digits, '.', '_' and '-', 63 at most"
+                "a name begins with a letter or digit and has only letters, digits, '.', '_' and '-', 63 at most"
             }
-            Error::NameInUse { .. } => "choose another --name, or detach that one first; see `becket list`",
+            Error::NameInUse { .. } => {
+                "choose another --name, or detach that device first; see `becket list`"
+            }
             Error::NoDevice { target } if target.starts_with("/dev/loop") => {
-                "becket detaches only what it attached; see `becket list`, or for others `losetup --detach`"
+                "becket detaches only what it attached: see `becket list`; for other loop devices: losetup --detach"
             }
             Error::NoDevice { .. } => "see `becket list`",
-            Error::Ambiguous { .. } => "say which one by its name",
+            Error::Ambiguous { .. } => "use the name of the device; see `becket list`",
             Error::Busy { .. } => {
-                "end the users first, or detach with --lazy: it then goes when the last one lets go"
+                "end the users first, or use --lazy: the device is then detached when its last user closes it"
             }
             Error::NoTransport { mend: Some(mend), .. } | Error::Transport { mend: Some(mend), .. } => {
                 return Some(mend.clone());
             }
             Error::NoTransport { .. } => "see `becket doctor`",
-            Error::Transport { .. } => "leave --via away, and see `becket doctor`",
+            Error::Transport { .. } => "omit --via, or see `becket doctor`",
             Error::NoPartitions { .. } => "use --partitions auto",
-            Error::Below { .. } => {
-                "use --below auto; it takes root, --read-only, and ext4 or an XFS without reflink below"
-            }
-            Error::Timeout { .. } => "see who holds it (becket detach names them), then try again",
+            Error::Timeout { .. } => "run the command again: becket detach names the users of the device",
             Error::Server { what, .. } if what == RUNS_ALREADY => {
-                "one is enough; it ends by SIGTERM, or after its last device (becket detach --all)"
+                "replace it with --takeover, or stop it first: it ends by SIGTERM, or after becket detach --all"
             }
-            Error::Server { .. } => "start one in the foreground and look: becket serve",
+            Error::Server { .. } => "run the server in the foreground to see why: becket serve",
             Error::Full { .. } => {
-                "detach devices that are not needed, give each fewer --queues, or use --via loop"
+                "detach devices that are not needed, use fewer --queues per device, or use --via loop"
             }
-            Error::Worker { .. } => "see the server's log, and `becket doctor`",
+            Error::Worker { .. } => "see `becket doctor` and the log of the server",
             Error::Remote { hint, .. } => return hint.clone(),
             Error::Device(error) => return error.hint(),
             Error::Io { what: RUNTIME_DIR, .. } => {
-                "set XDG_RUNTIME_DIR or BECKET_RUNTIME_DIR to a directory that you may write, or try again as root"
+                "set XDG_RUNTIME_DIR or BECKET_RUNTIME_DIR to a directory that you may write to, or run it as root"
             }
-            Error::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
-                "try again as root"
-            }
+            Error::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => "run it as root",
             Error::Io { .. } => return None,
         };
         Some(hint.to_owned())

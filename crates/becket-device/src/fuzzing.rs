@@ -11,7 +11,8 @@ use serde_json::from_slice;
 
 use crate::control::server::{self, Service};
 use crate::control::{Attach, Detach, Refresh, ServerStatus, Set, Stat};
-use crate::worker::protocol::{Order, Report, Succession};
+use crate::versions::Speech;
+use crate::worker::protocol::{Order, Report};
 use crate::{DeviceInfo, Error, sealed, state, table};
 
 /// A call to the supervisor, as it is on the wire.
@@ -23,7 +24,7 @@ pub fn control(bytes: &[u8]) -> bool {
 pub fn worker(bytes: &[u8]) -> bool {
     let order = from_slice::<Order>(bytes).is_ok();
     let report = from_slice::<Report>(bytes).is_ok();
-    order || report || from_slice::<Succession>(bytes).is_ok()
+    order || report || from_slice::<Speech>(bytes).is_ok()
 }
 
 /// A table of encoded blocks.

@@ -24,11 +24,19 @@ pub(crate) fn lives(kernel: &impl Kernel, device: &Device) -> bool {
 }
 
 pub(crate) fn judge(kernel: &impl Kernel, device: &Device) -> Verdict {
-    match device.info.transport {
-        Kind::Loop => judge_loop(kernel, device),
+    let verdict = match device.info.transport {
+        Kind::Loop => return judge_loop(kernel, device),
+        Kind::Dm => return judge_dm(kernel, device),
         Kind::Ublk => judge_ublk(kernel, device),
-        Kind::Dm => judge_dm(kernel, device),
         Kind::Fuse => judge_fuse(kernel, device),
+    };
+    // The kernel loses the disk first. Then the supervisor gives up the image's locks, and the record last:
+    // only without a record can the next program open the image.
+    match verdict {
+        Verdict::Gone if !kept(kernel, device).1 => Verdict::Gone,
+        Verdict::Gone if device.starting => Verdict::NotYet,
+        Verdict::Gone => Verdict::There(DeviceState::Detaching),
+        other => other,
     }
 }
 
@@ -122,6 +130,7 @@ fn state_of(device: &Device, served: bool, supervised: bool) -> Verdict {
     Verdict::There(match (served, supervised) {
         (true, true) if known == DeviceState::Detaching => known,
         (true, true) => DeviceState::Live,
+        (true, false) if device.unspoken.is_some() => DeviceState::UnknownVersion,
         (true, false) => DeviceState::Orphaned,
         // What the supervisor knows of such a device is in its record.
         (false, true) if matches!(known, DeviceState::Failing | DeviceState::Lost) => known,

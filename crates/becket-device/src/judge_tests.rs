@@ -112,7 +112,9 @@ fn a_file_is_there_as_long_as_its_directory() {
     let there = |alive: &[u32]| Double { place: true, alive: alive.to_vec(), ..Double::default() };
     assert_eq!(judge(&there(&[10, 11]), &ours), LIVE);
     assert_eq!(judge(&there(&[]), &ours), LOST);
-    assert_eq!(judge(&Double { place: false, ..there(&[10, 11]) }, &ours), Verdict::Gone);
+    let gone = |alive: &[u32]| Double { place: false, ..there(alive) };
+    assert_eq!(judge(&gone(&[11]), &ours), Verdict::Gone);
+    assert_eq!(judge(&gone(&[10, 11]), &ours), DETACHING, "its supervisor has not let go of the image");
 }
 
 #[test]
@@ -138,8 +140,10 @@ fn a_ublk_record_tells_who_died() {
     let bare = |alive: &[u32]| Double { disk: false, diskseq: None, ..there(alive) };
     assert_eq!(judge(&bare(&[]), &ours), LOST);
     assert_eq!(judge(&bare(&[10, 11]), &ours), DETACHING);
-    assert_eq!(judge(&Double { ublk: false, ..there(&[10, 11]) }, &ours), Verdict::Gone);
-    assert_eq!(judge(&Double { diskseq: Some(8), ..there(&[10, 11]) }, &ours), Verdict::Gone);
+    for gone in [|it| Double { ublk: false, ..it }, |it| Double { diskseq: Some(8), ..it }] {
+        assert_eq!(judge(&gone(there(&[11])), &ours), Verdict::Gone);
+        assert_eq!(judge(&gone(there(&[10, 11])), &ours), DETACHING, "its supervisor still has the image");
+    }
 }
 
 #[test]
@@ -151,6 +155,8 @@ fn a_device_that_was_never_started_is_hidden_or_lost() {
     assert_eq!(judge(&added(&[10]), &ours), Verdict::NotYet);
     assert_eq!(judge(&added(&[11]), &ours), LOST);
     assert_eq!(judge(&Double::default(), &ours), Verdict::Gone);
+    let undone = Double { ublk: false, ..added(&[10]) };
+    assert_eq!(judge(&undone, &ours), Verdict::NotYet, "its supervisor undoes it");
     ours.info.transport = Kind::Fuse;
     assert_eq!(judge(&added(&[10]), &ours), Verdict::NotYet);
     assert_eq!(judge(&added(&[11]), &ours), LOST, "its worker may have it");

@@ -8,12 +8,14 @@ use becket_image::Opened;
 use becket_transport::node::KernelPartition;
 use becket_uapi::block;
 
-use crate::describe::{partitions_as, speakable, unasked_read_only};
+use crate::describe::{partitions_as, unasked_read_only};
 use crate::judge::disk_name;
 use crate::lease::Held;
 use crate::process::ProcessId;
 use crate::state::{Device, Store};
-use crate::{AttachOptions, DeviceInfo, DeviceState, Error, Plan, links, log, register};
+use crate::{
+    AttachOptions, DeviceInfo, DeviceState, Error, Partitions, Plan, links, log, nodes, register, versions,
+};
 
 /// What a driver has made of an image.
 pub(crate) struct Made {
@@ -28,6 +30,8 @@ pub(crate) struct Made {
     pub(crate) direct_io: bool,
     pub(crate) direct_io_reason: String,
     pub(crate) partitions: Vec<KernelPartition>,
+    /// Their nodes were made by becket, since nobody else does so here.
+    pub(crate) nodes_by_hand: bool,
     pub(crate) warnings: Vec<String>,
     /// Takes it away again.
     pub(crate) undo: fn(&Made) -> Result<(), becket_transport::Error>,
@@ -53,6 +57,10 @@ pub(crate) fn attach(
         keeper: leased.then(ProcessId::own),
         starting: false,
         mark: made.made.mark,
+        whole: options.partitions == Partitions::Off,
+        nodes_in: made.made.nodes_by_hand.then(nodes::namespace).flatten(),
+        needs: versions::needs_of_new_devices(),
+        unspoken: None,
     };
     record.info.autoclear = leased;
     let written = register::record(store, claim, &disk, &mut record)?;
@@ -111,12 +119,11 @@ fn describe(opened: &Opened, options: &AttachOptions, plan: &Plan, made: &mut Ma
         read_only: opened.read_only,
         direct_io: made.direct_io,
         direct_io_reason: std::mem::take(&mut made.direct_io_reason),
-        below: None,
         block_size: opened.block_size,
         physical_block_size: physical_block_size.unwrap_or(opened.block_size),
         state: DeviceState::Live,
-        image: speakable(&opened.path),
-        cow: opened.overlay.as_ref().map(|overlay| speakable(&overlay.path)),
+        image: opened.path.clone(),
+        cow: opened.overlay.as_ref().map(|overlay| overlay.path.clone()),
         offset: options.offset,
         size_limit: options.size_limit,
         autoclear: false,

@@ -7,12 +7,14 @@
 
 mod attach;
 mod control;
+mod control_group;
 mod describe;
 mod detach;
 mod dm;
 mod error;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod health;
 mod inode;
 mod isolate;
 mod judge;
@@ -25,9 +27,14 @@ mod log;
 mod loop_;
 mod manager;
 mod mark;
+mod nodes;
+mod origin;
+mod partitions;
+mod path_text;
 mod planner;
 mod process;
 mod register;
+mod room;
 mod runtime;
 mod sealed;
 mod set;
@@ -39,8 +46,11 @@ mod sync;
 mod table;
 mod types;
 mod udev;
+mod unknown;
+mod unrecorded;
 mod user_devices;
 mod users;
+mod versions;
 mod worker;
 
 pub use attach::{attach, attach_leased};
@@ -51,15 +61,16 @@ pub use control::ServerStatus;
 pub use detach::{detach, refresh, server_status};
 pub use error::{Error, ErrorKind, User};
 pub use lease::Lease;
-pub use list::{find, list, tidy};
+pub use list::{ailing, find, list, tidy};
+pub use path_text::{path_text, text_path};
 pub use planner::{doctor, plan};
 pub use set::{Changed, ChangedDevice, Changes, How, Progress, set};
 pub use stat::{DeviceStats, stat};
 pub use state::check_name;
 pub use supervisor::{ServeOptions, serve};
 pub use types::{
-    AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, GoBelow, PartitionInfo, Partitions,
-    Plan, TransportReport, Via,
+    AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, PartitionInfo, Partitions, Plan,
+    TransportReport, Via,
 };
 pub use user_devices::give_to_owner;
 pub use users::of as users;

@@ -1,12 +1,12 @@
 //! Which devices there are: the records, each held against the kernel.
 //! It asks about the devices it has records of, and about others only whether they are ours.
 
-use std::ffi::OsStr;
-use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fs, io};
 
+use becket_image::Location;
 use becket_transport::aside::within;
 use becket_transport::ublk::control::{self, Control};
 use becket_transport::{Kind, loop_, sysfs};
@@ -14,23 +14,38 @@ use becket_uapi::ublk::UBLK_S_DEV_DEAD;
 
 use crate::control::{Devices, Nothing, client};
 use crate::describe::size_of;
-use crate::judge::{Verdict, disk_of, judge};
+use crate::health::Concerns;
+use crate::judge::{Verdict, disk_of, judge, lives};
 use crate::kernel::{Kernel, System};
 use crate::register::forget;
 use crate::runtime::Runtime;
 use crate::state::{Device, Entry, Store};
-use crate::{DeviceInfo, DeviceState, Error, ErrorKind, links, log, mark, users};
+use crate::unknown::{Unknown, image_of, of_unknown_version};
+use crate::{DeviceInfo, DeviceState, Error, ErrorKind, health, links, log, mark, partitions, users};
 
 /// Longest that a file system may take to say what a path leads to.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// All devices, sorted by name. Records of devices that are gone are dropped on the way.
+/// All devices, sorted by name as people count: `loop2` before `loop10`. Records of devices that are gone are
+/// dropped on the way.
 ///
 /// # Errors
 /// The records cannot be read.
 pub fn list() -> Result<Vec<DeviceInfo>, Error> {
     let store = Store::open(Runtime::open()?)?;
-    Ok(devices(&store)?.into_iter().map(|device| as_users_see(device.info)).collect())
+    let Found { mut devices, unknown } = found(&store)?;
+    health::examine(store.runtime(), &mut devices);
+    let mut infos: Vec<DeviceInfo> = devices.into_iter().map(|device| as_users_see(device.info)).collect();
+    infos.extend(unknown.into_iter().map(|unknown| unknown.info));
+    infos.sort_by(|one, other| partitions::counted(&one.name).cmp(&partitions::counted(&other.name)));
+    Ok(infos)
+}
+
+/// What records stand for.
+struct Found {
+    devices: Vec<Device>,
+    /// What another version of becket has recorded, and is there as far as can be said.
+    unknown: Vec<Unknown>,
 }
 
 /// A device as its users find it: anybody with the right can tell them by `BLKROSET` that it is read-only, or is not, and
@@ -45,15 +60,22 @@ fn as_users_see(mut info: DeviceInfo) -> DeviceInfo {
         let refused = info.read_only && matches!(info.transport, Kind::Ublk | Kind::Fuse);
         info.read_only = told || refused;
     }
-    for partition in &mut info.partitions {
-        // Those of device-mapper are disks of their own, which begin nowhere and keep their size.
-        let name = partition.device.file_name().and_then(OsStr::to_str).unwrap_or_default();
-        let told = |what| sysfs::number::<u64>(name, what).and_then(|sectors| sectors.checked_mul(512));
-        if let Some((start, size)) = told("start").zip(told("size")) {
-            (partition.start, partition.size) = (start, size);
-        }
-    }
+    info.partitions = partitions::as_they_are(&info);
     info
+}
+
+/// The devices whose supervisor or worker does not respond, or is of another version. Makes nothing where becket keeps no
+/// records.
+///
+/// # Errors
+/// The records cannot be read.
+pub fn ailing() -> Result<Vec<DeviceInfo>, Error> {
+    if Runtime::present().is_none() {
+        return Ok(Vec::new());
+    }
+    let ails =
+        |info: &DeviceInfo| matches!(info.state, DeviceState::NotResponding | DeviceState::UnknownVersion);
+    Ok(list()?.into_iter().filter(ails).collect())
 }
 
 /// Drops the records of devices that are gone, as [`list`] does; makes nothing where becket keeps no records.
@@ -76,25 +98,35 @@ pub fn find(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
 
 /// The records that stand for devices, brought up to date. Devices of ours that have none are given one first.
 pub(crate) fn devices(store: &Store) -> Result<Vec<Device>, Error> {
-    let devices = recorded(store)?;
-    if !lacks_records(store, &devices) {
-        return Ok(devices);
+    Ok(found(store)?.devices)
+}
+
+fn found(store: &Store) -> Result<Found, Error> {
+    let found = recorded(store)?;
+    if !lacks_records(store, &found) {
+        return Ok(found);
     }
     // The server knows what it owns, and finds the others.
-    match client::call::<_, Devices>(store.runtime(), "List", &Nothing {}, &[]) {
+    match client::call::<_, Devices>(store.runtime(), "List", &Nothing {}, &[], Concerns::Server) {
         Ok(_) => recorded(store),
         Err(error) => {
             log::warn(format_args!("devices without a record are not listed: {error}"));
-            Ok(devices)
+            Ok(found)
         }
     }
 }
 
 /// Whether ublk has a live device of ours that no record speaks of.
-fn lacks_records(store: &Store, devices: &[Device]) -> bool {
-    let known = |number: &u32| {
-        devices.iter().any(|device| device.info.transport == Kind::Ublk && device.info.number == *number)
+fn lacks_records(store: &Store, found: &Found) -> bool {
+    // Which device such a record speaks of is not known for certain: none counts as without a record.
+    if found.unknown.iter().any(|unknown| unknown.mark.is_none()) {
+        return false;
+    }
+    let infos = || {
+        let devices = found.devices.iter().map(|device| &device.info);
+        devices.chain(found.unknown.iter().map(|unknown| &unknown.info))
     };
+    let known = |number: &u32| infos().any(|info| info.transport == Kind::Ublk && info.number == *number);
     let others: Vec<u32> = control::numbers().into_iter().filter(|number| !known(number)).collect();
     // Without the right to ask there are none of ours.
     let Some(control) = (!others.is_empty()).then(|| Control::open().ok()).flatten() else { return false };
@@ -116,15 +148,17 @@ fn lacks_records(store: &Store, devices: &[Device]) -> bool {
 pub(crate) fn mark_of(entry: &Entry) -> Option<u64> {
     match entry {
         Entry::Device(device) if device.info.transport == Kind::Ublk => Some(device.mark),
+        Entry::Unknown(unknown) => unknown.mark,
         _ => None,
     }
 }
 
-fn recorded(store: &Store) -> Result<Vec<Device>, Error> {
-    let mut devices = Vec::new();
+fn recorded(store: &Store) -> Result<Found, Error> {
+    let (mut devices, mut unknown) = (Vec::new(), Vec::new());
     for (name, entry) in store.entries()? {
         match entry {
             Entry::Device(device) => devices.extend(current(store, &System, *device)),
+            Entry::Unknown(other) => unknown.extend(is_there(&other).then_some(*other)),
             Entry::Claim { claimant, .. } if claimant.alive() => {}
             claim @ Entry::Claim { .. } => {
                 if let Err(error) = store.remove_claim(&name, &claim) {
@@ -133,7 +167,12 @@ fn recorded(store: &Store) -> Result<Vec<Device>, Error> {
             }
         }
     }
-    Ok(devices)
+    Ok(Found { devices, unknown })
+}
+
+/// Whether the device of another version's record can still be there. The record stays in any case.
+fn is_there(unknown: &Unknown) -> bool {
+    !unknown.is_claim && unknown.device.as_ref().is_none_or(|device| lives(&System, device))
 }
 
 /// A record as it stands now; `None` when its device is gone and it was dropped.
@@ -149,6 +188,9 @@ fn current(store: &Store, kernel: &impl Kernel, mut device: Device) -> Option<De
         Verdict::NotYet => None,
         Verdict::There(state) => {
             device.info.state = state;
+            if state == DeviceState::UnknownVersion {
+                device.info.warnings.insert(0, device.unspoken.clone().unwrap_or_default());
+            }
             if state != DeviceState::Lost
                 && let Some(size) = size_of(&disk_of(&device.info)).filter(|&size| size > 0)
             {
@@ -170,13 +212,24 @@ pub(crate) fn holder_of(store: &Store, image: &Path) -> Result<Option<DeviceInfo
     Ok(found.into_iter().next().filter(|_| alike))
 }
 
-/// Finds a device by what a person calls it.
+/// Finds a device by what a person calls it. One of an unknown version is refused: nothing may be done to it.
 pub(crate) fn resolve(store: &Store, path: &Path) -> Result<Device, Error> {
+    let device = resolve_any(store, path)?;
+    match device.info.state {
+        DeviceState::UnknownVersion => Err(of_unknown_version(&device.info)),
+        _ => Ok(device),
+    }
+}
+
+fn resolve_any(store: &Store, path: &Path) -> Result<Device, Error> {
     // A name is never a path, and a name that is also a file here means the name.
-    if let Some(name) = path.to_str()
-        && let Some(device) = named(store, name)?
-    {
-        return Ok(device);
+    if let Some(name) = path.to_str() {
+        if let Some(device) = named(store, name)? {
+            return Ok(device);
+        }
+        if let Some(unknown) = store.unknown(name)?.filter(|unknown| is_there(unknown)) {
+            return Err(unknown.error());
+        }
     }
     let is_path = |device: &Device| {
         device.info.device == path || links::path(store.runtime(), &device.info.name) == path
@@ -187,8 +240,14 @@ pub(crate) fn resolve(store: &Store, path: &Path) -> Result<Device, Error> {
     {
         return Ok(device);
     }
-    let devices = devices(store)?;
-    let Some(Seen { number, id, real }) = seen(path) else { return unseen(devices, path) };
+    let Found { devices, unknown } = found(store)?;
+    let Some(Seen { number, id, real, located }) = seen(path) else { return unseen(devices, path) };
+    let is_meant = |other: &&Unknown| {
+        let node = number.is_some() && sysfs_number(&disk_of(&other.info)) == number;
+        let image = image_of(other).map(|image| (image.dev, image.ino));
+        node || other.info.device == path || other.info.image == real || (id.is_some() && image == id)
+    };
+    let of_unknown = unknown.iter().find(is_meant).map(Unknown::error);
     let is_node = |device: &Device| {
         let node = number.is_some() && sysfs_number(&disk_of(&device.info)) == number;
         // The node of a lost device may be gone; its paths still name it.
@@ -206,7 +265,23 @@ pub(crate) fn resolve(store: &Store, path: &Path) -> Result<Device, Error> {
         return one(if own.is_empty() { found } else { own }, path);
     }
     // An image inside another, or one that was removed or replaced under its device, is known by its path.
-    one(devices.into_iter().filter(|device| device.info.image == real).collect(), path)
+    let found: Vec<Device> = devices.iter().filter(|device| device.info.image == real).cloned().collect();
+    match (located, of_unknown) {
+        (_, Some(error)) if found.is_empty() => Err(error),
+        (Some(located), _) if found.is_empty() => one(at_the_same_place(devices, located), path),
+        _ => one(found, path),
+    }
+}
+
+/// The devices whose image is at that place, by whatever names it was found there.
+fn at_the_same_place(devices: Vec<Device>, place: Location) -> Vec<Device> {
+    let looked = within(ANSWER, move || {
+        let same =
+            |device: &Device| becket_image::locate(&device.info.image).is_ok_and(|other| other == place);
+        devices.into_iter().filter(same).collect()
+    });
+    // A file system that does not answer shows no image.
+    looked.unwrap_or_default()
 }
 
 /// What a path leads to.
@@ -216,15 +291,22 @@ struct Seen {
     /// Device and inode number, where there is a file.
     id: Option<(u64, u64)>,
     real: PathBuf,
+    /// Where the image is that a path through a file names.
+    located: Option<Location>,
 }
 
 /// Looks at a path; `None` when its file system does not answer.
 fn seen(path: &Path) -> Option<Seen> {
     let path = path.to_owned();
-    within(ANSWER, move || Seen {
-        number: users::number_of(&path),
-        id: fs::metadata(&path).ok().map(|id| (id.dev(), id.ino())),
-        real: real(&path),
+    within(ANSWER, move || {
+        let id = fs::metadata(&path);
+        let through = id.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotADirectory);
+        Seen {
+            number: users::number_of(&path),
+            id: id.ok().map(|id| (id.dev(), id.ino())),
+            real: real(&path),
+            located: through.then(|| becket_image::locate(&path).ok()).flatten(),
+        }
     })
 }
 

@@ -12,13 +12,14 @@ use crate::kernel_made::Made;
 use crate::{AttachOptions, Partitions};
 
 pub(crate) fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Made, Error> {
-    // Without a table nobody has told the kernel to look for partitions.
+    // Without a table there is nothing to wait for.
     let partitions = options.partitions != Partitions::Off && !opened.partitions.is_empty();
     let device = loop_::attach(
         opened,
         &LoopOptions {
             autoclear: leased,
             partitions,
+            rereads: options.partitions != Partitions::Off,
             direct_io: options.direct_io,
             fixed_size: options.size_limit.is_some(),
         },
@@ -33,6 +34,7 @@ pub(crate) fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Re
         direct_io: device.direct_io,
         direct_io_reason: direct_io_reason(opened, options.direct_io, device.direct_io),
         partitions: if partitions { node::partitions(&disk) } else { Vec::new() },
+        nodes_by_hand: device.nodes_by_hand,
         warnings: device.warnings,
         undo: |made| {
             let diskseq = Some(made.diskseq).filter(|&diskseq| diskseq != 0);

@@ -12,9 +12,6 @@ use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
 use becket_uapi::handover::inherited_fd;
 use rustix::net::{AddressFamily, sockopt};
 
-/// What a process that the manager did not start must not inherit: it would speak in another's name, and believe that it is
-/// looked after.
-pub(crate) const VARIABLES: [&str; 4] = [NOTIFY, PID, FDS, "LISTEN_FDNAMES"];
 const NOTIFY: &str = "NOTIFY_SOCKET";
 const PID: &str = "LISTEN_PID";
 const FDS: &str = "LISTEN_FDS";

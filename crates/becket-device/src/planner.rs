@@ -11,7 +11,7 @@ use becket_transport::loop_::{self, LoopTransport};
 use becket_transport::ublk::UblkTransport;
 use becket_transport::{Kind, Probe, Transport};
 
-use crate::{AttachOptions, Error, GoBelow, Plan, TransportReport};
+use crate::{AttachOptions, Error, Plan, TransportReport};
 
 /// The transports that are built, the preferred ones first.
 static TRANSPORTS: [&dyn Transport; 4] = [&DM, &UBLK, &LOOP, &FUSE];
@@ -201,9 +201,6 @@ fn suits(kind: Kind, options: &AttachOptions, leased: bool) -> Result<(), No> {
         Kind::Loop => ("the kernel's loop driver", "clear"),
         Kind::Dm => ("device-mapper", "remove"),
         Kind::Ublk => return Ok(()),
-        Kind::Fuse if options.below == GoBelow::On => {
-            return no("FUSE does not read below file systems", "leave --below away");
-        }
         Kind::Fuse if options.mode.is_some() => {
             return no("FUSE has no mode to choose", "leave --mode away");
         }
@@ -221,9 +218,6 @@ fn suits(kind: Kind, options: &AttachOptions, leased: bool) -> Result<(), No> {
             &format!("{driver} would {leaves} an autoclear device as soon as this command ends"),
             "use `becket run` or `becket mount`, which hold the device until it has a user",
         );
-    }
-    if options.below == GoBelow::On {
-        return no(&format!("{driver} does not read below file systems"), "leave --below away");
     }
     if options.faults.is_some() {
         return no(
@@ -436,9 +430,5 @@ mod tests {
         let error = try_with(NO_DRIVER, YES, &spoiled, false).unwrap_err();
         assert!(error.to_string().contains("no operation can be spoiled"), "{error}");
         assert_eq!(try_with(YES, YES, &spoiled, false).unwrap().kind, Kind::Ublk);
-        let below = |below| AttachOptions { below, ..AttachOptions::default() };
-        let error = try_with(NO_DRIVER, YES, &below(GoBelow::On), false).unwrap_err();
-        assert!(error.to_string().contains("does not read below"), "{error}");
-        assert_eq!(try_with(NO_DRIVER, YES, &below(GoBelow::Auto), false).unwrap().kind, Kind::Loop);
     }
 }

@@ -46,6 +46,15 @@ impl ProcessId {
     }
 }
 
+impl ProcessId {
+    /// Whether it is stopped, by a signal or by a debugger: it lives and does nothing.
+    pub(crate) fn stopped(self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        let state = stat.rsplit_once(')').map_or("", |(_, rest)| rest.trim_start());
+        state.starts_with(['T', 't']) && parse_stat(&stat).is_some_and(|(start, _)| start == self.start)
+    }
+}
+
 /// When the process started, and whether it is only waiting to be reaped.
 fn start_of(pid: u32) -> Option<(u64, bool)> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
@@ -71,6 +80,26 @@ mod tests {
         assert_eq!(parse_stat(&format!("5 (x) Z {rest}")), Some((777, true)));
         assert_eq!(parse_stat("5 (x) S 1"), None);
         assert_eq!(parse_stat(""), None);
+    }
+
+    #[test]
+    fn a_stopped_process_is_told_from_one_that_goes_on() {
+        use becket_testkit::wait_until;
+        use std::time::Duration;
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let id = ProcessId::of(child.id()).unwrap();
+        let send = |signal| {
+            let pid = rustix::process::Pid::from_child(&child);
+            rustix::process::kill_process(pid, signal).unwrap();
+        };
+        assert!(!id.stopped());
+        send(rustix::process::Signal::STOP);
+        assert!(wait_until(Duration::from_secs(10), || id.stopped()) && id.alive());
+        assert!(!ProcessId { start: id.start + 1, ..id }.stopped());
+        send(rustix::process::Signal::CONT);
+        assert!(wait_until(Duration::from_secs(10), || !id.stopped()));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

@@ -3,15 +3,14 @@
 
 use becket_image::Opened;
 
-use crate::describe::speakable;
 use crate::judge::lives;
 use crate::kernel::System;
 use crate::state::{Claim, Device, Store, Written};
-use crate::{Error, links, log};
+use crate::{Error, links, log, nodes};
 
 /// Takes the name that was asked for.
 pub(crate) fn claim(store: &Store, name: Option<&str>, opened: &Opened) -> Result<Option<Claim>, Error> {
-    name.map(|name| store.claim(name, &speakable(&opened.path), |device| lives(&System, device))).transpose()
+    name.map(|name| store.claim(name, &opened.path, |device| lives(&System, device))).transpose()
 }
 
 /// Records a device that is there, under the name that was claimed for it, or else under the kernel's name, or that with a
@@ -43,6 +42,7 @@ pub(crate) fn record(
 /// Removes what is known of a device that is gone.
 pub(crate) fn forget(store: &Store, device: &Device) {
     links::remove(store.runtime(), &device.info);
+    nodes::remove(device);
     if let Err(error) = store.remove(device) {
         log::warn(format_args!("the record of {} stays: {error}", device.info.name));
     }

@@ -31,8 +31,7 @@ impl Runtime {
         }
         let uid = rustix::process::geteuid().as_raw();
         let dir = locate(|name| std::env::var_os(name).map(PathBuf::from), uid);
-        let links = std::env::var_os(LINKS_VARIABLE).map_or_else(|| "/dev/becket".into(), PathBuf::from);
-        let runtime = Runtime::at(dir, links)?;
+        let runtime = Runtime::at(dir, links())?;
         Ok(OPENED.get_or_init(|| runtime).clone())
     }
 
@@ -42,6 +41,18 @@ impl Runtime {
         let dir = locate(|name| std::env::var_os(name).map(PathBuf::from), uid);
         let mut records = fs::read_dir(dir.join("devices")).ok()?;
         records.next().and_then(|_| Runtime::open().ok())
+    }
+
+    /// The same, but only where the directory is there; nothing is made, not even in it.
+    pub(crate) fn existing() -> Result<Option<Runtime>, Error> {
+        let uid = rustix::process::geteuid().as_raw();
+        let dir = locate(|name| std::env::var_os(name).map(PathBuf::from), uid);
+        let dir = std::path::absolute(&dir).map_err(Error::io("find", &dir))?;
+        if !dir.is_dir() {
+            return Ok(None);
+        }
+        private_dir(&dir)?;
+        Ok(Some(Runtime { dir, links: links() }))
     }
 
     /// The same with given directories.
@@ -105,6 +116,11 @@ pub(crate) fn lock_file(path: &Path) -> Result<File, Error> {
     let mut options = File::options();
     options.write(true).create(true).truncate(false).mode(0o600);
     options.open(path).map_err(Error::io("open", path))
+}
+
+/// The directory of links by the environment.
+fn links() -> PathBuf {
+    std::env::var_os(LINKS_VARIABLE).map_or_else(|| "/dev/becket".into(), PathBuf::from)
 }
 
 fn locate(variable: impl Fn(&str) -> Option<PathBuf>, uid: u32) -> PathBuf {

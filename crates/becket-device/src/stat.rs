@@ -7,12 +7,13 @@ use becket_engine::Summary;
 use becket_transport::{Kind, sysfs};
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
 use crate::control::{Counted, Stat, client};
+use crate::health::{self, Concerns};
 use crate::judge::disk_of;
 use crate::list::resolve;
 use crate::runtime::Runtime;
 use crate::state::Store;
+use crate::{DeviceInfo, DeviceState, Error};
 
 /// What a loop device's numbers are, for people.
 const BY_KERNEL: &str = "counted by the kernel since it made this disk, images before this one included; \
@@ -28,6 +29,7 @@ pub struct DeviceStats {
     /// The device's name.
     pub name: String,
     /// Its node.
+    #[serde(with = "crate::path_text::one")]
     pub device: PathBuf,
     /// How it is offered.
     pub transport: Kind,
@@ -44,12 +46,16 @@ pub struct DeviceStats {
 /// There is none, or more than one, or nobody serves it.
 pub fn stat(target: impl AsRef<Path>) -> Result<DeviceStats, Error> {
     let store = Store::open(Runtime::open()?)?;
-    let info = resolve(&store, target.as_ref())?.info;
+    let device = resolve(&store, target.as_ref())?;
+    let info = &device.info;
     let (stats, note) = match info.transport {
         Kind::Ublk | Kind::Fuse => {
             let request = Stat { name: info.name.clone() };
-            let reply: Option<Counted> = client::call_running(store.runtime(), "Stat", &request)?;
-            (reply.ok_or_else(|| Error::unserved(&info.name))?.stats, None)
+            health::running(&device)?;
+            let concerns = Concerns::Worker(info.worker_pid);
+            let served = info.state != DeviceState::Lost;
+            let reply: Option<Counted> = client::call_running(store.runtime(), "Stat", &request, concerns)?;
+            (reply.ok_or_else(|| Error::not_owned(&device, served))?.stats, None)
         }
         _ => {
             let unknown = || Error::Remote {
@@ -58,8 +64,9 @@ pub fn stat(target: impl AsRef<Path>) -> Result<DeviceStats, Error> {
                 hint: Some("mount sysfs: mount -t sysfs sysfs /sys".to_owned()),
             };
             let note = if info.transport == Kind::Dm { BY_MAPPER } else { BY_KERNEL };
-            (sysfs::counted(&disk_of(&info)).ok_or_else(unknown)?, Some(note.to_owned()))
+            (sysfs::counted(&disk_of(info)).ok_or_else(unknown)?, Some(note.to_owned()))
         }
     };
-    Ok(DeviceStats { name: info.name, device: info.device, transport: info.transport, note, stats })
+    let DeviceInfo { name, device, transport, .. } = device.info;
+    Ok(DeviceStats { name, device, transport, note, stats })
 }

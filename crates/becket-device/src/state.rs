@@ -11,7 +11,9 @@
 //!
 //! A served device is recorded twice: before it has a disk, and when it has one. The second word is written behind the first,
 //! in the same file: a rename would cost a new inode and the end of the old one. Readers take the last record that is whole.
-//! All later changes replace the file.
+//! All later changes replace the file. Where the file system is full they are written behind the others
+//! instead, into room that was reserved when the file was made: a successor must be able to say that a device
+//! is its own now.
 //!
 //! # What lasts, and how long
 //!
@@ -22,6 +24,9 @@
 //! is not, for it is worth nothing without its living claimant; nor is the directory, since a name that a power cut
 //! takes away would have meant nothing. Where records usually are, in memory, syncing costs nothing.
 
+mod order;
+mod reading;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd;
@@ -29,28 +34,33 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, SystemTime};
 
 use becket_image::Identity;
 use becket_uapi::lock::{Kind, ofd_lock_wait, ofd_unlock};
+#[cfg(feature = "fuzzing")]
+pub(crate) use reading::Record;
+use reading::{Looked, same_use};
 use rustix::fs::{CWD, RenameFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::process::ProcessId;
+use crate::room::{is_full, reserve};
 use crate::runtime::{Runtime, lock_file};
 use crate::sync::lock;
-use crate::{DeviceInfo, Error, log};
+use crate::unknown::Unknown;
+use crate::{DeviceInfo, Error, log, versions};
 
 /// No record that becket writes comes near this many bytes.
 const LARGEST: u64 = 1 << 20;
 /// Longest name: with `pN` and `.json.corrupt` it stays below what a directory entry holds.
 const LONGEST_NAME: usize = 63;
-const VERSION: u32 = 1;
 /// Descriptors of the file of locks that are kept open.
 const MOST_LOCKS: usize = 8;
 
 /// Two records in one file are no longer than this, in bytes: what fits in a page is there at once, for all who read.
 const AMENDED: u64 = 4096;
+/// Bytes that each device's record has in its file system from the beginning.
+const RESERVED: u64 = 2 * AMENDED;
 
 /// What a record says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,12 +69,16 @@ pub(crate) enum Entry {
     /// Somebody is attaching under this name.
     Claim {
         /// What is being attached.
+        #[serde(with = "crate::path_text::one")]
         image: PathBuf,
         /// By whom; the claim falls with it.
         claimant: ProcessId,
     },
     /// A device. In a box, since it is so much larger than a claim.
     Device(Box<Device>),
+    /// Something that another version of becket has recorded. It is never written.
+    #[serde(skip)]
+    Unknown(Box<Unknown>),
 }
 
 /// A device as its record knows it: what people see, and what tells it from others.
@@ -83,15 +97,18 @@ pub(crate) struct Device {
     pub(crate) starting: bool,
     /// ublk: the number that the kernel keeps with the device, by which it is known for ours.
     pub(crate) mark: u64,
-}
-
-/// The file's content.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Record {
-    version: u32,
-    boot_id: String,
-    name: String,
-    entry: Entry,
+    /// Its user wants no partitions of it (`--partitions off`), or the kernel allows none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) whole: bool,
+    /// The mount namespace in which becket made device nodes by hand, by its inode number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) nodes_in: Option<u64>,
+    /// The features that a becket must know to handle the device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) needs: Vec<String>,
+    /// Why the last supervisor that came could not take the device over: its worker is of another version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) unspoken: Option<String>,
 }
 
 /// A [`Record`] of what somebody else has, to be written.
@@ -100,6 +117,8 @@ struct Words<'a> {
     version: u32,
     boot_id: &'a str,
     name: &'a str,
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    needs: &'a [String],
     entry: EntryRef<'a>,
 }
 
@@ -107,15 +126,20 @@ struct Words<'a> {
 #[derive(Clone, Copy, Serialize)]
 #[serde(tag = "record", rename_all = "snake_case")]
 enum EntryRef<'a> {
-    Claim { image: &'a Path, claimant: ProcessId },
+    Claim {
+        #[serde(serialize_with = "crate::path_text::one::serialize")]
+        image: &'a Path,
+        claimant: ProcessId,
+    },
     Device(&'a Device),
 }
 
-impl Entry {
-    fn lent(&self) -> EntryRef<'_> {
+impl EntryRef<'_> {
+    /// What a becket must know to handle it.
+    fn needs(&self) -> &[String] {
         match self {
-            Entry::Claim { image, claimant } => EntryRef::Claim { image, claimant: *claimant },
-            Entry::Device(device) => EntryRef::Device(device),
+            EntryRef::Device(device) => &device.needs,
+            EntryRef::Claim { .. } => &[],
         }
     }
 }
@@ -173,10 +197,11 @@ impl Store {
         lives: impl Fn(&Device) -> bool,
     ) -> Result<Claim, Error> {
         check_name(name)?;
-        let entry = Entry::Claim { image: image.to_owned(), claimant: ProcessId::own() };
+        let claimant = ProcessId::own();
+        let entry = Entry::Claim { image: image.to_owned(), claimant };
         let _lock = self.lock(name)?;
         self.is_free(name, lives)?;
-        self.prepare(name, entry.lent())?.publish()?;
+        self.prepare(name, EntryRef::Claim { image, claimant })?.publish()?;
         Ok(Claim { store: self.clone(), name: name.to_owned(), entry, kept: false })
     }
 
@@ -195,18 +220,22 @@ impl Store {
         }
     }
 
-    /// Under the name's lock: whether anybody can have it.
+    /// Under the name's lock: whether the name can be taken. What is no record of this boot is then set aside.
     fn is_free(&self, name: &str, lives: impl Fn(&Device) -> bool) -> Result<(), Error> {
-        let (image, device) = match self.read(name)? {
-            Some(Entry::Claim { image, claimant }) if claimant.alive() => (image, None),
-            Some(Entry::Device(device)) if lives(&device) => (device.info.image, Some(device.info.device)),
-            Some(_) | None => return Ok(()),
+        let (image, device) = match self.look(name)? {
+            Looked::Entry(Entry::Claim { image, claimant }) if claimant.alive() => (image, None),
+            Looked::Entry(Entry::Device(device)) if lives(&device) => {
+                (device.info.image, Some(device.info.device))
+            }
+            Looked::Entry(Entry::Unknown(unknown)) => (unknown.info.image, Some(unknown.info.device)),
+            Looked::Entry(_) | Looked::Nothing => return Ok(()),
+            wrong @ (Looked::Corrupt(_) | Looked::Foreign) => return self.set_aside(name, &wrong),
         };
         Err(Error::NameInUse { name: name.to_owned(), image: Some(image), device })
     }
 
-    /// All records of this boot, sorted by name.
-    pub(crate) fn entries(&self) -> Result<Vec<(String, Entry)>, Error> {
+    /// The names for which there is a file, sorted.
+    fn names(&self) -> Result<Vec<String>, Error> {
         let dir = self.runtime.records();
         let mut names = Vec::new();
         for item in fs::read_dir(&dir).map_err(Error::io("read", &dir))? {
@@ -219,6 +248,12 @@ impl Store {
             }
         }
         names.sort_unstable();
+        Ok(names)
+    }
+
+    /// All records of this boot, sorted by name.
+    pub(crate) fn entries(&self) -> Result<Vec<(String, Entry)>, Error> {
+        let names = self.names()?;
         let mut entries = Vec::with_capacity(names.len());
         for name in names {
             if let Some(entry) = self.read(&name)? {
@@ -235,20 +270,52 @@ impl Store {
         }
         Ok(match self.read(name)? {
             Some(Entry::Device(device)) => Some(*device),
-            Some(Entry::Claim { .. }) | None => None,
+            Some(Entry::Claim { .. } | Entry::Unknown(_)) | None => None,
+        })
+    }
+
+    /// What another version of becket has recorded under a name.
+    pub(crate) fn unknown(&self, name: &str) -> Result<Option<Box<Unknown>>, Error> {
+        if check_name(name).is_err() {
+            return Ok(None);
+        }
+        Ok(match self.read(name)? {
+            Some(Entry::Unknown(unknown)) => Some(unknown),
+            _ => None,
         })
     }
 
     /// Puts `new` in the place of `old`, when that is still what the record says.
     pub(crate) fn update(&self, old: &Device, new: &Device) -> Result<bool, Error> {
         let name = &old.info.name;
-        let prepared = self.prepare(name, EntryRef::Device(new))?;
+        let prepared = match self.prepare(name, EntryRef::Device(new)) {
+            Err(Error::Io { source, .. }) if is_full(&source) => None,
+            other => Some(other?),
+        };
         let _lock = self.lock(name)?;
         if !matches!(self.read(name)?, Some(Entry::Device(found)) if same_use(&found, old)) {
             return Ok(false);
         }
-        prepared.publish()?;
+        match prepared {
+            Some(prepared) => prepared.publish().map(drop)?,
+            None => self.append(new).map_err(Error::io("write", &self.path(name)))?,
+        }
         Ok(true)
+    }
+
+    /// Under the name's lock: writes a record behind the others in its file, where that has room of its own.
+    fn append(&self, new: &Device) -> io::Result<()> {
+        let name = &new.info.name;
+        let text = self.text_of(name, EntryRef::Device(new))?;
+        let file = File::options().write(true).open(self.path(name))?;
+        let stat = rustix::fs::fstat(&file)?;
+        let [len, blocks] = [stat.st_size, stat.st_blocks].map(|count| u64::try_from(count).unwrap_or(0));
+        // A record that breaks off would hide those behind it.
+        if len + text.len() as u64 > blocks * 512 {
+            return Err(rustix::io::Errno::NOSPC.into());
+        }
+        file.write_all_at(&text, len)?;
+        file.sync_data()
     }
 
     /// The same of a record that was just written, and most likely nobody has touched since: the new one comes behind it.
@@ -268,21 +335,6 @@ impl Store {
         drop(locked);
         written.and_then(|()| then.file.sync_data()).map_err(Error::io("write", &path))?;
         Ok(true)
-    }
-
-    /// Removes what those left who died while they wrote a record. Nobody takes a minute for it.
-    pub(crate) fn sweep(&self) {
-        for item in fs::read_dir(self.runtime.records()).into_iter().flatten().flatten() {
-            let is_old = |at: SystemTime| at.elapsed().is_ok_and(|age| age > Duration::from_secs(60));
-            let file = item.file_name().into_string().unwrap_or_default();
-            if file.starts_with('.')
-                && file.ends_with(".new")
-                && item.metadata().and_then(|meta| meta.modified()).is_ok_and(is_old)
-            {
-                // One that stays harms nobody.
-                let _ = fs::remove_file(item.path());
-            }
-        }
     }
 
     /// Removes the record of a device, unless the name means another use by now.
@@ -324,44 +376,50 @@ impl Store {
         self.runtime.records().join(format!("{name}.json"))
     }
 
-    /// `None` when there is no record, or it was set aside: it is of another boot, or it makes no sense.
+    /// `None` when there is no record, or what is there is none of this boot. Nothing is changed.
     fn read(&self, name: &str) -> Result<Option<Entry>, Error> {
+        match self.look(name)? {
+            Looked::Entry(entry) => Ok(Some(entry)),
+            Looked::Nothing | Looked::Foreign => Ok(None),
+            Looked::Corrupt(why) => {
+                let path = self.path(name);
+                log::warn(format_args!("{}: not a record ({why}); it is left alone", path.display()));
+                Ok(None)
+            }
+        }
+    }
+
+    fn look(&self, name: &str) -> Result<Looked, Error> {
         let path = self.path(name);
         // Most are shorter, and read at once.
         let mut text = Vec::with_capacity(4096);
         match File::open(&path).and_then(|file| file.take(LARGEST).read_to_end(&mut text)) {
             Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Looked::Nothing),
             Err(error) => return Err(Error::io("read", &path)(error)),
         }
-        let why = match last_whole(&text) {
-            Ok(record) if record.version != VERSION => format!("its version is {}", record.version),
-            Ok(record) if !names_match(&record, name) => format!("it speaks of {:?}", record.name),
-            Ok(record) if record.boot_id != self.boot_id => {
-                return set_aside(&path, "json.foreign", "it is of another start of the machine");
-            }
-            Ok(record) => return Ok(Some(record.entry)),
-            Err(error) => error.to_string(),
-        };
-        set_aside(&path, "json.corrupt", &why)
+        Ok(reading::understand(&text, name, &self.boot_id))
     }
 
     /// Writes a record beside its place, where nobody looks. Under no lock: a device's record is synced.
     fn prepare(&self, name: &str, entry: EntryRef<'_>) -> Result<Prepared, Error> {
+        let lasting = matches!(entry, EntryRef::Device(_));
+        let written = self.text_of(name, entry).and_then(|text| self.prepare_text(name, &text, lasting));
+        written.map_err(Error::io("write", &self.path(name)))
+    }
+
+    fn prepare_text(&self, name: &str, text: &[u8], lasting: bool) -> io::Result<Prepared> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let beside = self.runtime.records().join(format!(".{name}.{}.{serial}.new", std::process::id()));
-        let place = self.path(name);
-        let lasting = matches!(entry, EntryRef::Device(_));
-        let written =
-            self.text_of(name, entry).and_then(|text| Prepared::write(beside, &place, &text, lasting));
-        written.map_err(Error::io("write", &place))
+        Prepared::write(beside, &self.path(name), text, lasting)
     }
 
     /// A record as it stands in its file.
     fn text_of(&self, name: &str, entry: EntryRef<'_>) -> io::Result<Vec<u8>> {
         let mut text = Vec::with_capacity(2048);
-        serde_json::to_writer(&mut text, &Words { version: VERSION, boot_id: &self.boot_id, name, entry })?;
+        let (version, boot_id, needs) = (versions::record(), self.boot_id.as_str(), entry.needs());
+        serde_json::to_writer(&mut text, &Words { version, boot_id, name, needs, entry })?;
         text.push(b'\n');
         Ok(text)
     }
@@ -416,6 +474,9 @@ impl Prepared {
         let mut options = OpenOptions::new();
         let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&path)?;
         let beside = Beside { path, there: true };
+        if lasting {
+            reserve(&file, RESERVED)?;
+        }
         file.write_all(text)?;
         if lasting {
             file.sync_data()?;
@@ -489,49 +550,6 @@ impl Drop for Claim {
             log::warn(format_args!("the name {} stays claimed: {error}", self.name));
         }
     }
-}
-
-/// The last record of a file that is whole. What is broken off behind it was never announced.
-fn last_whole(text: &[u8]) -> serde_json::Result<Record> {
-    // As a rule it is a line; older builds wrote one in many.
-    let last = text.trim_ascii_end().rsplit(|byte| *byte == b'\n').next();
-    if let Some(Ok(record)) = last.map(serde_json::from_slice) {
-        return Ok(record);
-    }
-    let mut records = serde_json::Deserializer::from_slice(text).into_iter();
-    let mut last = records.next().unwrap_or_else(|| serde_json::from_slice(b""))?;
-    for record in records {
-        match record {
-            Ok(record) => last = record,
-            Err(error) if error.is_eof() => break,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(last)
-}
-
-/// Takes a record out of the way that is not to be trusted.
-fn set_aside(path: &Path, extension: &str, why: &str) -> Result<Option<Entry>, Error> {
-    let aside = path.with_extension(extension);
-    fs::rename(path, &aside).map_err(Error::io("set aside", path))?;
-    log::warn(format_args!("{}: not a record ({why}); set aside as {}", path.display(), aside.display()));
-    Ok(None)
-}
-
-/// Whether two records speak of the same use of the same node.
-fn same_use(a: &Device, b: &Device) -> bool {
-    a.info.transport == b.info.transport
-        && a.info.number == b.info.number
-        && a.server == b.server
-        && (a.starting || b.starting || a.info.diskseq == b.info.diskseq)
-}
-
-fn names_match(record: &Record, name: &str) -> bool {
-    record.name == name
-        && match &record.entry {
-            Entry::Device(device) => device.info.name == name,
-            Entry::Claim { .. } => true,
-        }
 }
 
 /// Names become file names in the runtime directory and in /dev.

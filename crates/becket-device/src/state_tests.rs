@@ -1,6 +1,7 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Barrier;
+use std::time::{Duration, SystemTime};
 
 use becket_transport::Kind;
 
@@ -24,7 +25,6 @@ pub(crate) fn device(name: &str, number: u32) -> Device {
             read_only: false,
             direct_io: true,
             direct_io_reason: "the backing can".to_owned(),
-            below: None,
             block_size: 512,
             physical_block_size: 4096,
             state: DeviceState::Live,
@@ -51,7 +51,11 @@ pub(crate) fn device(name: &str, number: u32) -> Device {
         worker: None,
         keeper: None,
         starting: false,
+        whole: false,
+        nodes_in: None,
         mark: 0,
+        needs: Vec::new(),
+        unspoken: None,
     }
 }
 
@@ -108,8 +112,11 @@ fn a_name_in_use_names_the_image_and_the_device() {
 fn a_dead_claimant_holds_nothing() {
     let (_temp, store) = store();
     let dead = ProcessId { pid: std::process::id(), start: 1 };
-    let entry = Entry::Claim { image: IMAGE.into(), claimant: dead };
-    store.prepare("one", entry.lent()).unwrap().publish().unwrap();
+    store
+        .prepare("one", EntryRef::Claim { image: Path::new(IMAGE), claimant: dead })
+        .unwrap()
+        .publish()
+        .unwrap();
     store.claim("one", Path::new("/x"), |_| true).unwrap();
 }
 
@@ -210,6 +217,7 @@ fn of_two_records_in_a_file_the_last_whole_one_counts() {
     }
     fs::write(&path, [&text[..start], b"{}"].concat()).unwrap();
     assert_eq!(store.device("one").unwrap(), None);
+    store.sweep();
     assert!(path.with_extension("json.corrupt").exists());
 }
 
@@ -256,7 +264,7 @@ fn what_the_dead_left_half_written_goes_and_what_is_being_written_stays() {
 }
 
 #[test]
-fn nonsense_is_set_aside_and_frees_the_name() {
+fn nonsense_is_left_alone_by_readers_and_frees_the_name() {
     let (_temp, store) = store();
     let good = device("good", 1);
     store.claim("good", Path::new(IMAGE), |_| true).unwrap().fill(&good).unwrap();
@@ -267,18 +275,69 @@ fn nonsense_is_set_aside_and_frees_the_name() {
         ("garbage", "\u{1}\u{2}".to_owned()),
         // A record under another name than its own must not make that name mean its device.
         ("other", text.clone()),
-        ("newer", text.replace("\"version\":1", "\"version\":99").replace("\"good\"", "\"newer\"")),
     ];
-    for (name, content) in &cases {
-        fs::write(store.path(name), content).unwrap();
-    }
+    let write = || cases.iter().for_each(|(name, content)| fs::write(store.path(name), content).unwrap());
+    write();
     assert_eq!(store.entries().unwrap(), [("good".to_owned(), Entry::Device(Box::new(good)))]);
+    let aside = |name: &str| store.runtime.records().join(format!("{name}.json.corrupt"));
     for (name, content) in &cases {
-        let aside = store.runtime.records().join(format!("{name}.json.corrupt"));
-        assert_eq!(&fs::read_to_string(aside).unwrap(), content);
-        assert!(!store.path(name).exists());
+        assert_eq!(&fs::read_to_string(store.path(name)).unwrap(), content, "a look changes nothing");
         store.claim(name, Path::new(IMAGE), |_| true).unwrap();
+        assert_eq!(&fs::read_to_string(aside(name)).unwrap(), content);
+        fs::remove_file(aside(name)).unwrap();
     }
+    // The supervisor makes order when it begins.
+    write();
+    store.sweep();
+    for (name, content) in &cases {
+        assert_eq!(&fs::read_to_string(aside(name)).unwrap(), content);
+        assert!(!store.path(name).exists());
+    }
+    assert_eq!(store.entries().unwrap().len(), 1);
+}
+
+/// Whatever is done here, a record of a later becket stays as it is, and its name and device are taken.
+#[test]
+fn a_record_of_a_later_version_is_shown_and_left_alone() {
+    let (_temp, store) = store();
+    let mut known = device("one", 3);
+    known.mark = 77;
+    store.claim("one", Path::new(IMAGE), |_| true).unwrap().fill(&known).unwrap();
+    let text = fs::read_to_string(store.path("one")).unwrap();
+    let boot = &store.boot_id;
+    let later = [
+        ("versioned", text.replace("\"version\":1", "\"version\":2"), Some(77)),
+        ("needing", text.replacen("\"name\"", "\"needs\":[\"mirror\"],\"name\"", 1), Some(77)),
+        (
+            "unlike",
+            format!("{{\"version\":9,\"boot_id\":\"{boot}\",\"name\":\"unlike\",\"entry\":[]}}"),
+            None,
+        ),
+        ("kind", text.replace("\"transport\":\"loop\"", "\"transport\":\"vhost\""), Some(77)),
+    ];
+    for (name, content, mark) in &later {
+        let content = content.replace("\"one\"", &format!("\"{name}\""));
+        fs::write(store.path(name), &content).unwrap();
+        let Some(Entry::Unknown(unknown)) = store.read(name).unwrap() else { panic!("{name}") };
+        assert_eq!((unknown.mark, unknown.info.name.as_str()), (*mark, *name));
+        assert_eq!(unknown.info.state, crate::DeviceState::UnknownVersion);
+        assert!(unknown.error().to_string().contains("unknown version"));
+        assert_eq!(store.device(name).unwrap(), None);
+        let taken = store.claim(name, Path::new("/x"), |_| false).unwrap_err();
+        assert_eq!(taken.kind(), ErrorKind::NameInUse);
+        let same = Device {
+            info: crate::DeviceInfo { name: (*name).to_owned(), ..known.info.clone() },
+            ..known.clone()
+        };
+        assert!(store.enter(&same, |_| false).is_err());
+        assert!(!store.update(&same, &same).unwrap() && !store.remove(&same).unwrap());
+        store.sweep();
+        assert_eq!(fs::read_to_string(store.path(name)).unwrap(), content);
+    }
+    // What is new and may be ignored is no obstacle.
+    let more = text.replace("\"entry\":{", "\"mood\":\"fine\",\"entry\":{\"mood\":\"fine\",");
+    fs::write(store.path("one"), more).unwrap();
+    assert_eq!(store.device("one").unwrap(), Some(known));
 }
 
 #[test]
@@ -288,6 +347,7 @@ fn a_record_of_another_boot_means_nothing() {
     let later = Store { boot_id: "another".to_owned(), ..store.clone() };
     assert_eq!(later.device("one").unwrap(), None);
     assert_eq!(later.entries().unwrap(), []);
+    assert!(store.path("one").exists(), "a look changes nothing");
     later.claim("one", Path::new(IMAGE), |_| true).unwrap();
 }
 

@@ -94,19 +94,6 @@ impl fmt::Display for Partitions {
     }
 }
 
-/// Whether a read-only image is to be read from the block device below its file system.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum GoBelow {
-    /// Where that is safe.
-    Auto,
-    /// Yes, or the attach fails.
-    On,
-    /// No: as long as one does, whoever opens the image for writing waits a moment.
-    #[default]
-    Off,
-}
-
 pub use becket_transport::ublk::DataMode;
 
 /// How an image is to be attached. All sizes are bytes.
@@ -116,6 +103,9 @@ pub struct AttachOptions {
     pub via: Via,
     /// Refuse writes, even where the image could be written.
     pub read_only: bool,
+    /// Leave bytes out that fill no block, as the loop driver does, also where a server could fill it up with
+    /// zeroes.
+    pub cut: bool,
     /// Name of the device; the kernel's own when not given.
     pub name: Option<String>,
     /// What the file is, for paths that go on inside it.
@@ -124,6 +114,10 @@ pub struct AttachOptions {
     pub backing_dirs: Vec<PathBuf>,
     /// The qcow2 over the image that takes what is written.
     pub cow: Option<PathBuf>,
+    /// Parse the image whatever that costs.
+    pub no_limits: bool,
+    /// Attach a qcow2 writable although the first write removes its persistent bitmaps.
+    pub drop_bitmaps: bool,
     /// Where the image starts in its file.
     pub offset: u64,
     /// Longest device, for a file that goes on behind it.
@@ -132,8 +126,6 @@ pub struct AttachOptions {
     pub block_size: Option<u32>,
     /// Whether to go past the page cache.
     pub direct_io: DirectIo,
-    /// Whether to read below the image's file system (ublk, read-only).
-    pub below: GoBelow,
     /// Number of queues (ublk).
     pub queues: Option<u16>,
     /// Requests in flight of one queue (ublk).
@@ -146,8 +138,6 @@ pub struct AttachOptions {
     pub shared: bool,
     /// How bytes travel (ublk); the best that the kernel has when not given.
     pub mode: Option<DataMode>,
-    /// Neighbouring requests that arrive together become one operation (ublk, where the kernel copies).
-    pub merge: bool,
     /// What goes wrong with its backing on purpose, for testing what is above it.
     pub faults: Option<Faults>,
     /// A process of its own moves the device's bytes (ublk).
@@ -190,6 +180,10 @@ pub enum DeviceState {
     Orphaned,
     /// It goes when its last user closes it.
     Detaching,
+    /// The process that serves it, or its supervisor, is stopped or does not answer. Requests wait.
+    NotResponding,
+    /// Another version of becket attached it, and this one does not understand its record or its worker. It is left alone.
+    UnknownVersion,
 }
 
 impl fmt::Display for DeviceState {
@@ -201,6 +195,8 @@ impl fmt::Display for DeviceState {
             DeviceState::Lost => "lost",
             DeviceState::Orphaned => "orphaned",
             DeviceState::Detaching => "detaching",
+            DeviceState::NotResponding => "not responding",
+            DeviceState::UnknownVersion => "unknown version",
         })
     }
 }
@@ -211,6 +207,7 @@ pub struct PartitionInfo {
     /// Its number in the partition table, from 1.
     pub number: u32,
     /// The kernel's node.
+    #[serde(with = "crate::path_text::one")]
     pub device: PathBuf,
     /// Where it starts on the device.
     pub start: u64,
@@ -228,6 +225,7 @@ pub struct DeviceInfo {
     /// Name, unique among becket's devices.
     pub name: String,
     /// The kernel's node.
+    #[serde(with = "crate::path_text::one")]
     pub device: PathBuf,
     /// How it is offered.
     pub transport: Kind,
@@ -241,10 +239,6 @@ pub struct DeviceInfo {
     pub direct_io: bool,
     /// Why, or why not.
     pub direct_io_reason: String,
-    /// The block device that it is read from, below its image's file system; it returns to the file for good when
-    /// somebody opens that for writing or changes anything about it.
-    #[serde(default)]
-    pub below: Option<PathBuf>,
     /// Logical block size.
     pub block_size: u32,
     /// Physical block size.
@@ -252,9 +246,10 @@ pub struct DeviceInfo {
     /// What it is doing.
     pub state: DeviceState,
     /// The file that holds the image.
+    #[serde(with = "crate::path_text::one")]
     pub image: PathBuf,
     /// The qcow2 over it that takes what is written.
-    #[serde(default)]
+    #[serde(default, with = "crate::path_text::maybe")]
     pub cow: Option<PathBuf>,
     /// Where the image starts in that file.
     pub offset: u64,

@@ -108,8 +108,6 @@ fn main() {
         backing: Arc::new(Backing::new(opened.map, opened.files, true, 1)),
         memory: Memory::Buffers(LEN as usize),
         batch: None,
-        below: None,
-        merge: false,
         stats: Arc::new(QueueStats::default()),
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };

@@ -1,12 +1,10 @@
 //! What a queue is without its front: the slab of its requests and their way through the map to the backing files.
 //! Allocates everything when it is made and nothing afterwards; takes no lock; makes no system call.
 
-mod below;
 mod frames;
 mod intercept;
 mod loads;
 mod made;
-mod merge;
 
 use std::{
     os::fd::{AsRawFd, BorrowedFd, RawFd},
@@ -29,14 +27,11 @@ use crate::{
     user_data::{Source, user_data},
 };
 
-pub use below::Below;
-use below::Unproven;
 use frames::is_lent;
 use intercept::Intercepted;
 use loads::Loads;
 pub(crate) use loads::{Copied, memory_of};
 use made::{Made, Making};
-use merge::Runs;
 
 /// How the requests of a queue carry their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,8 +67,6 @@ pub(crate) struct Parts<'a> {
     pub(crate) backing: &'a Arc<Backing>,
     pub(crate) memory: Memory,
     pub(crate) batch: Option<Batch>,
-    pub(crate) below: Option<Below>,
-    pub(crate) merge: bool,
     pub(crate) stats: &'a Arc<QueueStats>,
     pub(crate) mailbox: &'a Arc<Mailbox>,
 }
@@ -124,10 +117,6 @@ pub(crate) struct Core {
     pub(crate) straight: Straight,
     /// How this queue's requests carry their bytes, and how many at most.
     carried: (Data, u64),
-    /// Results need a proof before they may be told.
-    unproven: Option<Box<Unproven>>,
-    /// Neighbours become one operation.
-    runs: Option<Box<Runs>>,
     /// Operations are looked at, and perhaps spoiled, before they go to the backing.
     pub(crate) intercepted: Option<Box<Intercepted>>,
     /// Blocks are decoded for requests.
@@ -155,7 +144,6 @@ impl Core {
         let requests = new.depth + loads.as_ref().map_or(0, |loads| loads.count());
         let interceptor = new.backing.interceptor.clone();
         let intercepted = interceptor.map(|interceptor| Intercepted::new(interceptor, requests));
-        let runs = (new.merge && buffers.is_some()).then(|| Runs::new(new.depth)).transpose()?;
         let lists = new.batch.map(|batch| {
             ring.provide()?;
             Buffers::small(batch.lists.into(), batch.list_size)
@@ -195,7 +183,7 @@ impl Core {
             index,
             number: new.number,
             backing: Arc::clone(new.backing),
-            map: Arc::clone(new.below.as_ref().map_or(&new.backing.map, |below| &below.map)),
+            map: Arc::clone(&new.backing.map),
             slab: vec![Slot::IDLE; requests.into()].into_boxed_slice(),
             buffers,
             lent: match new.memory {
@@ -219,8 +207,6 @@ impl Core {
                 Memory::Buffers(size) | Memory::Framed { size, .. } => (Data::Buffer, size as u64),
                 Memory::Registered => (Data::Registered, MAX_OPERATION),
             },
-            unproven: new.below.as_ref().map(|below| Unproven::new(Arc::clone(&below.lease), new.depth)),
-            runs,
             intercepted,
             loads,
             mailbox: Arc::clone(new.mailbox),
@@ -361,9 +347,6 @@ impl Core {
                 let Straight { file, target, .. } = self.straight;
                 *slot = Slot { asked: request.len, file, direct: true, ..begun };
                 let way = Transfer { target, offset, len: request.len as u32, ..Transfer::default() };
-                if self.runs.is_some() && self.gather(ring, tag, &request, way) {
-                    return;
-                }
                 let entry = self.transfer(tag, &request, 0, way);
                 self.submit(ring, tag, Source::Backing { tag }, entry);
             }
@@ -460,15 +443,6 @@ impl Core {
     #[inline]
     pub(crate) fn operated(&mut self, ring: &mut Ring, tag: u16, result: i32) {
         self.landed();
-        match &self.runs {
-            Some(runs) if runs.leads(tag) => self.run_operated(ring, tag, result),
-            _ => self.arrived(ring, tag, result),
-        }
-    }
-
-    /// Takes in what came of a request's operation.
-    #[inline]
-    fn arrived(&mut self, ring: &mut Ring, tag: u16, result: i32) {
         let Some(slot) = self.slab.get_mut(usize::from(tag)).filter(|slot| slot.busy) else { return };
         let moved = u64::from(result.max(0).unsigned_abs());
         // Never so for a flush, whose length is 0, nor for a fallocate, whose result is.
@@ -558,8 +532,6 @@ mod tests {
                 number: 0,
                 backing: &backing,
                 memory: Memory::Buffers(4096),
-                below: None,
-                merge: false,
                 batch: None,
                 stats: &Arc::default(),
                 mailbox: &crate::decode::unheard(),

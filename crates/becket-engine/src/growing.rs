@@ -8,8 +8,8 @@
 
 use std::collections::VecDeque;
 use std::sync::{
-    Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    Arc, Condvar, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, Ordering},
 };
 
 use becket_image::{Extent, Grow, Map, Place, Wanted};
@@ -18,18 +18,16 @@ use rustix::io::Errno;
 use crate::Error;
 use crate::core::Core;
 use crate::decode::{Note, Waiter};
+use crate::places::Places;
 use crate::request::{Way, errno_of};
 
-/// Units whose places are kept together: 32 KiB of memory, taken when one of them gets a place.
-const PART: u64 = 4096;
 /// Units that are placed at once: a sync may be needed for each time.
 const AT_ONCE: usize = 64;
 
 /// A device's units.
 pub(crate) struct Growing {
     unit: u64,
-    /// By number in parts; one more than the place of each, 0 where it has none.
-    parts: Box<[OnceLock<Box<[AtomicU64]>>]>,
+    places: Places,
     orders: Mutex<Orders>,
     arrived: Condvar,
     /// See [`Grow::has_lost`].
@@ -53,15 +51,15 @@ impl Handle {
         keep: Box<dyn std::any::Any + Send>,
     ) -> Result<Handle, Error> {
         let unit = grow.unit().max(512);
-        let parts = len.div_ceil(unit).div_ceil(PART);
         let growing = Arc::new(Growing {
             unit,
-            parts: (0..parts).map(|_| OnceLock::new()).collect(),
+            places: Places::new(len.div_ceil(unit), unit),
             orders: Mutex::default(),
             arrived: Condvar::new(),
             lost: AtomicBool::new(false),
         });
-        grow.placed(&mut |unit, place| growing.note(unit, place)).map_err(|source| Error::Grow { source })?;
+        grow.placed(&mut |unit, place| growing.places.set(unit, place))
+            .map_err(|source| Error::Grow { source })?;
         let thread = Arc::clone(&growing);
         std::thread::Builder::new()
             .name("becket-grow".to_owned())
@@ -91,33 +89,17 @@ impl Drop for Handle {
 }
 
 impl Growing {
-    /// The place of a unit in file 0, where it has one.
-    #[inline]
-    fn place(&self, unit: u64) -> Option<u64> {
-        let part = self.parts.get((unit / PART) as usize)?.get()?;
-        part.get((unit % PART) as usize)?.load(Ordering::Acquire).checked_sub(1)
-    }
-
-    /// A unit has a place. What was written there before is seen by whoever finds it.
-    fn note(&self, unit: u64, place: u64) {
-        let Some(part) = self.parts.get((unit / PART) as usize) else { return };
-        let part = part.get_or_init(|| (0..PART).map(|_| AtomicU64::new(0)).collect());
-        if let Some(slot) = part.get((unit % PART) as usize) {
-            slot.store(place + 1, Ordering::Release);
-        }
-    }
-
     /// Where `len` bytes from byte `pos` on are, as far as that is one place; with whether it is a place of their own.
     pub(crate) fn lookup(&self, map: &Map, pos: u64, len: u64) -> Option<(Extent, bool)> {
         let unit = pos / self.unit;
         let inside = pos % self.unit;
         let end = pos.saturating_add(len).min(map.len());
         let mut reach = (unit + 1) * self.unit;
-        match self.place(unit) {
+        match self.places.get(unit) {
             Some(first) => {
                 // As far as the units behind it lie behind it in the file.
                 let mut next = unit + 1;
-                while reach < end && self.place(next) == Some(first + (next - unit) * self.unit) {
+                while reach < end && self.places.get(next) == Some(first + (next - unit) * self.unit) {
                     next += 1;
                     reach += self.unit;
                 }
@@ -127,7 +109,7 @@ impl Growing {
             None => {
                 let extent = map.lookup(pos)?;
                 let end = end.min(extent.end());
-                while reach < end && self.place(reach / self.unit).is_none() {
+                while reach < end && self.places.get(reach / self.unit).is_none() {
                     reach += self.unit;
                 }
                 Some((Extent { len: end.min(reach) - pos, ..extent }, false))
@@ -156,6 +138,18 @@ impl Growing {
         self.orders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn give_places(&self, grow: &mut dyn Grow, units: &[Wanted]) -> std::io::Result<()> {
+        let mut set = |unit, place| self.places.set(unit, place);
+        let first = grow.is_untouched();
+        let places = grow.place(units)?;
+        units.iter().zip(places).for_each(|(wanted, place)| set(wanted.unit, place));
+        if first {
+            // The others may be written in place from now on.
+            grow.placed(&mut set)?;
+        }
+        Ok(())
+    }
+
     /// Places what is asked for until the device has ended, then closes the image.
     fn work(&self, grow: &mut dyn Grow) {
         loop {
@@ -169,19 +163,13 @@ impl Growing {
                 break;
             }
             let units: Vec<Wanted> = asked.iter().map(|(wanted, _)| *wanted).collect();
-            let result = match grow.place(&units) {
-                Ok(places) => {
-                    units.iter().zip(places).for_each(|(wanted, place)| self.note(wanted.unit, place));
-                    Ok(())
+            let result = self.give_places(grow, &units).map_err(|error| {
+                self.lost.store(grow.has_lost(), Ordering::Release);
+                match error.kind() {
+                    std::io::ErrorKind::StorageFull => Errno::NOSPC,
+                    _ => error.raw_os_error().map_or(Errno::IO, |errno| errno_of(-errno)),
                 }
-                Err(error) => {
-                    self.lost.store(grow.has_lost(), Ordering::Release);
-                    Err(match error.kind() {
-                        std::io::ErrorKind::StorageFull => Errno::NOSPC,
-                        _ => error.raw_os_error().map_or(Errno::IO, |errno| errno_of(-errno)),
-                    })
-                }
-            };
+            });
             for (_, waiter) in asked {
                 waiter.mailbox.leave(waiter.whom, Note::Placed(result), None);
             }

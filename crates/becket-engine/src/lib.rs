@@ -13,6 +13,7 @@ mod governor;
 mod growing;
 mod memory;
 mod operation;
+mod places;
 mod port;
 mod provided;
 mod queue;
@@ -24,7 +25,7 @@ mod straight;
 mod thread;
 mod user_data;
 
-pub use crate::core::{Batch, Below, Memory};
+pub use crate::core::{Batch, Memory};
 pub use backing::Backing;
 pub use decode::{Decoding, LEAST_CACHE, MOST_LAYERS};
 pub use error::Error;

@@ -238,42 +238,6 @@ pub(crate) fn file_of_memory(len: u64, what: &'static str) -> Result<OwnedFd, Er
     Ok(file)
 }
 
-/// I/O vectors for operations with several buffers: a row for each request of a queue.
-///
-/// The kernel reads a row while an operation that names it is being submitted; it is written only before that.
-pub(crate) struct Vectors {
-    region: Region,
-    rows: usize,
-    columns: usize,
-}
-
-impl Vectors {
-    pub(crate) fn new(rows: usize, columns: usize) -> Result<Vectors, Error> {
-        let what = "I/O vectors";
-        let len = rows.saturating_mul(columns).saturating_mul(size_of::<libc::iovec>());
-        Ok(Vectors { region: Region::anonymous(len, what)?, rows, columns })
-    }
-
-    fn place(&self, row: usize, column: usize) -> Option<*mut libc::iovec> {
-        let inside = row < self.rows && column < self.columns;
-        inside.then(|| self.region.start().cast::<libc::iovec>().wrapping_add(row * self.columns + column))
-    }
-
-    /// Has a vector point to `len` bytes at `address`; one that does not exist is left alone.
-    pub(crate) fn set(&mut self, row: usize, column: usize, address: u64, len: u32) {
-        if let Some(place) = self.place(row, column) {
-            let vector = libc::iovec { iov_base: address as *mut c_void, iov_len: len as usize };
-            // SAFETY: the place lies in our mapping, whose beginning is page-aligned and of which no reference exists.
-            unsafe { place.write(vector) };
-        }
-    }
-
-    /// A row's first vector, or null when there is no such row.
-    pub(crate) fn address(&self, row: usize) -> *const libc::iovec {
-        self.place(row, 0).map_or(ptr::null(), <*mut libc::iovec>::cast_const)
-    }
-}
-
 /// A shared read-only mapping of a device's descriptors.
 ///
 /// The kernel changes the words behind our back, between requests; they are read with atomic loads.

@@ -9,7 +9,7 @@ use std::{
 use io_uring::cqueue;
 
 use crate::{
-    Answer, Backing, Batch, Below, Error, Memory, Port, QueueStats, aside,
+    Answer, Backing, Batch, Error, Memory, Port, QueueStats, aside,
     core::{Core, Parts},
     decode::{Job, Mailbox, Note},
     ring::{Completion, Ring},
@@ -30,11 +30,6 @@ pub struct NewQueue {
     pub memory: Memory,
     /// Memory for commands that carry many elements, for a port that uses such.
     pub batch: Option<Batch>,
-    /// A second way to the bytes, for reading.
-    pub below: Option<Below>,
-    /// Requests that begin together and go on where each other end become one operation, where they have buffers of the
-    /// queue.
-    pub merge: bool,
     /// Where it counts; no other queue may be given the same.
     pub stats: Arc<QueueStats>,
     /// Runs when the queue has ended and has let go of everything else, on the I/O thread or on one that has closed the files.
@@ -69,8 +64,6 @@ impl Queue {
             backing: &new.backing,
             memory: new.memory,
             batch: new.batch,
-            below: new.below.clone(),
-            merge: new.merge,
             stats: &new.stats,
             mailbox,
         };
@@ -82,11 +75,6 @@ impl Queue {
         }
         let started = started.map_err(|errno| Error::Start { source: errno.into() });
         Ok((Queue { core, port, on_closed, in_turn: false }, started))
-    }
-
-    /// Reads through the image's file from now on.
-    pub(crate) fn return_to_file(&mut self) {
-        self.core.return_to_file();
     }
 
     /// See [`Core::prepare`].
@@ -144,21 +132,20 @@ impl Queue {
         !std::mem::replace(&mut self.in_turn, true)
     }
 
-    /// Proves what needs it, tells the port what has finished in this turn, and lets it queue what it has gathered.
-    /// With a block that the thread is to decode itself, where it `may`.
+    /// Reports to the port what has finished in this turn, and lets it queue what it has gathered.
+    /// Returns a block that the thread is to decode itself, where it `may`.
     pub(crate) fn end_turn(&mut self, ring: &mut Ring, may: bool) -> Option<Job> {
         self.in_turn = false;
-        self.core.prove(ring);
         self.settle(ring);
         self.port.turn_ended(&mut crate::Io { ring, core: &mut self.core });
         self.settle(ring);
         self.core.turn_ended(may)
     }
 
-    /// Tells the port what has finished, sends what has gathered and begins loads, until there is none of it.
+    /// Reports to the port what has finished and begins loads, until neither is left.
     fn settle(&mut self, ring: &mut Ring) {
         self.tell(ring);
-        while self.core.send_run(ring) || self.core.serve_loads(ring) {
+        while self.core.serve_loads(ring) {
             self.tell(ring);
         }
     }

@@ -32,7 +32,6 @@ const INBOX: usize = 16;
 /// What a thread can be told.
 enum Order {
     Add(NewQueue, SyncSender<Result<u64, Error>>),
-    ReturnToFile(u64, SyncSender<bool>),
     Prepare(u64, Arc<Backing>, SyncSender<Result<bool, Error>>),
     Hold(u64, SyncSender<bool>),
     /// By what was prepared, or as before.
@@ -164,15 +163,6 @@ impl IoThreads {
             known.store(rest, Ordering::Relaxed);
         }
         self.tell(thread, |reply| Order::Add(queue, reply))
-    }
-
-    /// Has a queue that reads below its image's file return to that file; returns when it has, and has dropped its share
-    /// of the lease. `false`: the queue has ended.
-    ///
-    /// # Errors
-    /// The thread is no longer there.
-    pub fn return_to_file(&self, queue: QueueId) -> Result<bool, Error> {
-        self.ask(queue.thread, |reply| Order::ReturnToFile(queue.serial, reply))
     }
 
     /// Has a queue take no more requests, and end once those that it has are finished; returns before that. One that has
@@ -358,10 +348,6 @@ impl Server {
             match order {
                 Order::Add(queue, reply) => {
                     let _ = reply.send(self.add(queue));
-                }
-                Order::ReturnToFile(serial, reply) => {
-                    let queue = self.queue(serial);
-                    let _ = reply.send(queue.map(Queue::return_to_file).is_some());
                 }
                 Order::Prepare(serial, backing, reply) => {
                     let _ = reply.send(self.prepare(serial, backing));

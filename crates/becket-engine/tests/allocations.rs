@@ -17,7 +17,7 @@ use std::{
 use becket_engine::{
     Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueStats, Request, Token,
 };
-use becket_image::{Alignment, BackingKind, Facts, Grow, Map, Wanted};
+use becket_image::{BackingKind, Facts, Grow, Map, Wanted};
 use rustix::io::Errno;
 
 thread_local! {
@@ -112,17 +112,12 @@ fn place() -> std::path::PathBuf {
 
 #[test]
 fn ten_thousand_requests_call_the_allocator_not_once() {
-    count(false, false);
-}
-
-#[test]
-fn merging_does_not_either() {
-    count(true, false);
+    count(false);
 }
 
 #[test]
 fn what_has_its_place_in_an_image_that_grows_does_not() {
-    count(false, true);
+    count(true);
 }
 
 /// Every unit has its place, each behind the one that follows it.
@@ -148,22 +143,19 @@ impl Grow for Placed {
     }
 }
 
-/// Merged are requests that go past the page cache; that the descriptor really does does not matter here.
-fn count(merge: bool, grows: bool) {
+fn count(grows: bool) {
     let threads = IoThreads::start(1).unwrap();
     let mut file = tempfile::tempfile_in(place()).unwrap();
     file.write_all(&vec![1; usize::from(DEPTH) * 4096]).unwrap();
     let facts = Facts {
-        direct: merge.then_some(Alignment { memory: 512, offset: 512 }),
         discard: true,
         discard_granularity: 4096,
         write_zeroes: true,
         nowait: true,
-        sparse: !merge,
+        sparse: true,
         ..Facts::unasked(BackingKind::Regular, u64::from(DEPTH) * 4096, true)
     };
-    let direct = merge.then(|| file.try_clone().unwrap().into());
-    let backing = becket_image::Backing { buffered: file.into(), direct, facts };
+    let backing = becket_image::Backing { buffered: file.into(), direct: None, facts };
     let map = Map::contiguous(0, 0, u64::from(DEPTH) * 4096);
     let backing = Backing::new(map, vec![backing], false, 1);
     let backing = if grows { backing.growing_by(Box::new(Placed), Box::new(())).unwrap() } else { backing };
@@ -176,8 +168,6 @@ fn count(merge: bool, grows: bool) {
         backing: Arc::new(backing),
         memory: Memory::Buffers(4096),
         batch: None,
-        below: None,
-        merge,
         stats: Arc::new(QueueStats::default()),
         on_closed: Box::new(|| {}),
     };

@@ -198,8 +198,6 @@ fn read(backing: &Arc<Backing>, lists: [Vec<(u64, u64)>; 2]) -> (Outcomes, Decod
             backing: Arc::clone(backing),
             memory: Memory::Buffers(BUFFER),
             batch: None,
-            below: None,
-            merge: false,
             stats: counted,
             on_closed: Box::new(move || closed.send(()).unwrap()),
         };

@@ -290,8 +290,6 @@ fn a_live_queue_takes_another_map() {
         backing: Arc::clone(&backing),
         memory: Memory::Buffers(BUFFER),
         batch: None,
-        below: None,
-        merge: false,
         stats: Arc::default(),
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };
@@ -335,8 +333,6 @@ fn a_port_that_fails_half_way_is_an_error_and_still_ends() {
         backing,
         memory: Memory::Buffers(BUFFER),
         batch: None,
-        below: None,
-        merge: false,
         stats: Arc::default(),
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };

@@ -27,10 +27,10 @@ use crate::host::{Link, lock_fd, open_inode, real_path, size_of, unit_of};
 use crate::image::Image;
 use crate::locks::Claim;
 use crate::qcow2::header::BackingName;
-use crate::qcow2::{self, Header, create::write_empty, scheme::Spoken};
-use crate::resolve::{io, resolve};
+use crate::qcow2::{self, Header, Writing, create::write_empty, scheme::Spoken};
+use crate::resolve::{io, resolve_at};
 use crate::text::shown;
-use crate::{BackingKind, Error};
+use crate::{BackingKind, Error, OpenOptions};
 
 /// Length of an overlay's clusters in bytes, where its file system is not written in longer units.
 const CLUSTER: u64 = 64 << 10;
@@ -104,32 +104,34 @@ impl Drop for Fresh {
 pub(crate) fn lay_over(
     base: Base,
     file: &Path,
-    read_only: bool,
-    shared: bool,
+    options: &OpenOptions,
     warnings: &mut Vec<String>,
 ) -> Result<Stack, Error> {
-    let made = if read_only { None } else { create(&base, file, warnings)? };
+    let OpenOptions { read_only, shared, drop_bitmaps, .. } = *options;
+    let place = Place::of(file, read_only)?;
+    let made = if read_only { None } else { create(&base, file, &place, warnings)? };
     let (link, fresh, unwritable) = match made {
         Some((link, fresh)) => (link, Some(fresh), None),
         None => {
-            let (link, unwritable) = find(&base, file, read_only, shared, warnings)?;
+            let (link, unwritable) = find(&base, file, &place, read_only, shared, warnings)?;
             (link, None, unwritable)
         }
     };
     let reader = link.fd.try_clone().map_err(|error| io(file, "its descriptor cannot be copied", error))?;
-    let raw = Image::raw(Arc::new(reader), link.size, 512);
+    let raw = Image::raw(Arc::new(reader), link.size, 512).within(base.image.budget());
     let damaged = |source| Error::Layer { image: shown(file.as_os_str().as_bytes()), source };
     let Some(header) = Header::read(&raw).map_err(damaged)? else {
         return Err(base.refused(file, "it is no qcow2".to_owned(), None));
     };
     base.check(&header, file, &link.path)?;
     let cluster = header.cluster();
-    let unwritable = match unwritable {
-        None if !read_only => qcow2::unwritable(&raw, &header).map_err(damaged)?,
-        known => known,
-    };
+    let writing = Writing::new(read_only || unwritable.is_some(), drop_bitmaps);
+    let (image, verdict) = qcow2::unpack_for(writing, &raw, &header, Some(&base.image)).map_err(damaged)?;
+    let unwritable = unwritable.or(verdict.unwritable);
     let read_only = unwritable.or_else(|| too_short(cluster, &link.fd).filter(|_| !read_only));
-    let image = qcow2::unpack(&raw, &header, Some(&base.image)).map_err(damaged)?;
+    if read_only.is_none() {
+        warnings.extend(verdict.warning);
+    }
     let overlay = Overlay { path: link.path.clone(), fresh };
     let links = std::iter::once(link).chain(base.links).collect();
     Ok(Stack { image, links, read_only, overlay })
@@ -143,16 +145,36 @@ pub(crate) fn too_short(cluster: u64, file: &OwnedFd) -> Option<String> {
         .then(|| format!("its clusters of {cluster} bytes are shorter than what is written at once, {unit}"))
 }
 
+/// The directory of an overlay, which is looked up once and held, and the overlay's name in it.
+struct Place {
+    dir: OwnedFd,
+    name: OsString,
+}
+
+impl Place {
+    fn of(file: &Path, read_only: bool) -> Result<Place, Error> {
+        let name = file.file_name().ok_or_else(|| not_an_image(file))?.to_owned();
+        let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // To be synced it must be open for reading; to find a file in it, it need not be readable.
+        let access = if read_only { OFlags::PATH } else { OFlags::RDONLY };
+        let flags = access | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::io::retry_on_intr(|| rustix::fs::open(parent, flags, Mode::empty()))
+            .map_err(|errno| io(file, "the directory that it is to lie in cannot be opened", errno))?;
+        Ok(Place { dir, name })
+    }
+}
+
 /// Makes an overlay; `None` where there is something by that name. It is on the disk, with its name, when this returns.
-fn create(base: &Base, file: &Path, warnings: &mut Vec<String>) -> Result<Option<(Link, Fresh)>, Error> {
-    let name = file.file_name().ok_or_else(|| not_an_image(file))?;
-    let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = rustix::io::retry_on_intr(|| rustix::fs::open(parent, flags, Mode::empty()))
-        .map_err(|errno| io(file, "the directory that it is to lie in cannot be opened", errno))?;
+fn create(
+    base: &Base,
+    file: &Path,
+    place: &Place,
+    warnings: &mut Vec<String>,
+) -> Result<Option<(Link, Fresh)>, Error> {
+    let Place { dir, name } = place;
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::RUSR | Mode::WUSR;
-    let fd = match rustix::io::retry_on_intr(|| rustix::fs::openat(&dir, name, flags, mode)) {
+    let fd = match rustix::io::retry_on_intr(|| rustix::fs::openat(dir, name, flags, mode)) {
         Ok(fd) => fd,
         Err(Errno::EXIST) => return Ok(None),
         Err(errno @ (Errno::ACCESS | Errno::PERM)) => {
@@ -162,7 +184,8 @@ fn create(base: &Base, file: &Path, warnings: &mut Vec<String>) -> Result<Option
     };
     let failed = |error: std::io::Error| io(file, "no overlay can be made of it", error);
     let stat = rustix::fs::fstat(&fd).map_err(|errno| failed(errno.into()))?;
-    let fresh = Fresh { dir, name: name.to_owned(), ino: stat.st_ino, kept: false };
+    let dir = dir.try_clone().map_err(failed)?;
+    let fresh = Fresh { dir, name: name.clone(), ino: stat.st_ino, kept: false };
     let within = real_path(file, &fresh.dir)?;
     lock_fd(file, &fd, BackingKind::Regular, &Claim::of_all(true, false), warnings)?;
     let cluster = unit_of(&fd).next_power_of_two().clamp(CLUSTER, CLUSTER_MAX);
@@ -178,11 +201,12 @@ fn create(base: &Base, file: &Path, warnings: &mut Vec<String>) -> Result<Option
 fn find(
     base: &Base,
     file: &Path,
+    place: &Place,
     read_only: bool,
     shared: bool,
     warnings: &mut Vec<String>,
 ) -> Result<(Link, Option<String>), Error> {
-    let found = resolve(file)?;
+    let found = resolve_at(&place.dir, &place.name, file)?;
     if found.kind != BackingKind::Regular {
         return Err(base.refused(file, "it is a block device, which cannot grow".to_owned(), None));
     }
@@ -267,6 +291,7 @@ impl Base {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resolve::resolve;
 
     /// An image in the file `host` of a directory that is there.
     fn base(host: &Path, inside: &[&str], plain: Option<&'static str>) -> Base {
@@ -327,7 +352,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let base = || base(&temp.path().join("disk.img"), &[], Some("raw"));
         let file = temp.path().join("over.qcow2");
-        let over = || lay_over(base(), &file, false, false, &mut Vec::new());
+        let over = || lay_over(base(), &file, &OpenOptions::default(), &mut Vec::new());
         drop(over().unwrap());
         assert!(!file.exists());
 

@@ -2,6 +2,7 @@
 //! It never trusts a block's numbers beyond the bounds that were checked when its layer was made.
 
 use std::io;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -49,7 +50,7 @@ impl Block {
 pub struct Encoded {
     codec: Codec,
     below: Map,
-    blocks: Vec<Block>,
+    blocks: Arc<Vec<Block>>,
 }
 
 /// An [`Encoded`] that came from anywhere.
@@ -70,7 +71,7 @@ impl TryFrom<Unchecked> for Encoded {
 
 impl From<Encoded> for Unchecked {
     fn from(Encoded { codec, below, blocks }: Encoded) -> Unchecked {
-        Unchecked { codec, below, blocks }
+        Unchecked { codec, below, blocks: Arc::unwrap_or_clone(blocks) }
     }
 }
 
@@ -85,12 +86,12 @@ impl Encoded {
             }
             expected = block.end();
         }
-        Some(Encoded { codec, below, blocks })
+        Some(Encoded { codec, below, blocks: Arc::new(blocks) })
     }
 
     /// The same layer where so many files and layers are counted before those below it; see [`Map::behind`].
     pub(crate) fn behind(&self, files: u32, layers: u32) -> Option<Encoded> {
-        Some(Encoded { below: self.below.behind(files, layers)?, blocks: self.blocks.clone(), ..*self })
+        Some(Encoded { below: self.below.behind(files, layers)?, blocks: Arc::clone(&self.blocks), ..*self })
     }
 
     /// How its blocks are encoded.
@@ -135,16 +136,34 @@ pub(crate) fn speaks_only_of(map: &Map, files: usize, layers: usize) -> bool {
 /// # Errors
 /// It is damaged, or yields too little.
 pub fn decode(block: &Block, input: &[u8], decoder: &mut dyn Decode, output: &mut Vec<u8>) -> io::Result<()> {
-    let damaged = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
-    let yields = usize::try_from(block.yields).unwrap_or(0);
-    output.clear();
-    output.resize(yields, 0);
-    let got = decoder.decode(input, output).map_err(|error| damaged(error.to_string()))?;
-    let wanted = u64::from(block.skip) + u64::from(block.len);
-    if (got as u64) < wanted {
-        return Err(damaged(format!("an encoded block yields {got} bytes where {wanted} are needed")));
-    }
-    output.truncate(usize::try_from(wanted).unwrap_or(yields));
+    decode_all(block, input, decoder, output)?;
+    let len = wanted(block, output)?.len();
     output.drain(..usize::try_from(block.skip).unwrap_or(0));
+    output.truncate(len);
     Ok(())
+}
+
+/// Decodes a block; all that it yields is left in `output`.
+pub(crate) fn decode_all(
+    block: &Block,
+    input: &[u8],
+    decoder: &mut dyn Decode,
+    output: &mut Vec<u8>,
+) -> io::Result<()> {
+    output.clear();
+    output.resize(usize::try_from(block.yields).unwrap_or(0), 0);
+    let got = decoder.decode(input, output);
+    output.truncate(got.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?);
+    Ok(())
+}
+
+/// The wanted ones of the bytes that a block yielded.
+pub(crate) fn wanted<'a>(block: &Block, yielded: &'a [u8]) -> io::Result<&'a [u8]> {
+    let skip = usize::try_from(block.skip).unwrap_or(usize::MAX);
+    let len = usize::try_from(block.len).unwrap_or(usize::MAX);
+    yielded.get(skip..).and_then(|rest| rest.get(..len)).ok_or_else(|| {
+        let needed = u64::from(block.skip) + u64::from(block.len);
+        let why = format!("an encoded block yields {} bytes where {needed} are needed", yielded.len());
+        io::Error::new(io::ErrorKind::InvalidData, why)
+    })
 }

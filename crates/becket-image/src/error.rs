@@ -5,8 +5,9 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::LayerError;
+use crate::layer::Foreign;
 use crate::text::shown;
+use crate::{Format, LayerError};
 
 /// The class of an [`Error`], for callers that decide by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -108,6 +109,16 @@ pub enum Error {
         /// It is not there.
         missing: bool,
     },
+    /// An image refers to another file, and nobody on the host says that it is of a format that does.
+    #[error("{}: it begins like a {format} that refers to other files ({name}), and is not named *.{format}", shown(path.as_os_str().as_bytes()))]
+    Reference {
+        /// As it was given.
+        path: PathBuf,
+        /// What it begins like.
+        format: Format,
+        /// What it refers to, safe to show.
+        name: String,
+    },
     /// The file that is to take what is written is something else.
     #[error("{}: is no overlay of {}: {why}", shown(path.as_os_str().as_bytes()), shown(image.as_os_str().as_bytes()))]
     Overlay {
@@ -180,6 +191,16 @@ pub enum Error {
         /// Which permission clashes, for people.
         clash: String,
     },
+    /// The kernel itself uses the bytes, without any lock: a loop device or swap space.
+    #[error("{}: in use: {user}", path.display())]
+    UsedByKernel {
+        /// As it was given.
+        path: PathBuf,
+        /// What uses it, and where that is mounted.
+        user: String,
+        /// The command that ends the use.
+        end: String,
+    },
     /// The kernel itself uses the block device.
     #[error("{}: in use: it, or a partition of it, is mounted, swapped to or part of another device", path.display())]
     Claimed {
@@ -206,6 +227,9 @@ pub enum Error {
     },
 }
 
+/// What an [`Error::Missing`] calls a partition table.
+pub(crate) const PARTITIONS: &str = "partition table";
+
 impl Error {
     /// The class of the error.
     pub fn kind(&self) -> ErrorKind {
@@ -216,7 +240,7 @@ impl Error {
             | Error::NotADirectory { .. }
             | Error::Backing { missing: true, .. }
             | Error::Missing { .. } => ErrorKind::NotFound,
-            Error::Backing { .. } => ErrorKind::Unsupported,
+            Error::Backing { .. } | Error::Reference { .. } => ErrorKind::Unsupported,
             Error::Permission { .. } => ErrorKind::Permission,
             Error::NotAnImage { .. } | Error::Empty { .. } | Error::NoContainer { .. } => {
                 ErrorKind::NotAnImage
@@ -225,6 +249,7 @@ impl Error {
                 LayerError::Corrupt(_) => ErrorKind::NotAnImage,
                 LayerError::Unsupported(_)
                 | LayerError::Limit(_)
+                | LayerError::Spent(_)
                 | LayerError::Sequential { .. }
                 | LayerError::Foreign { .. } => ErrorKind::Unsupported,
                 LayerError::Io(_) => ErrorKind::Io,
@@ -233,7 +258,7 @@ impl Error {
             | Error::NothingLeft { .. }
             | Error::SizeLimit { .. }
             | Error::BlockSize { .. } => ErrorKind::InvalidOption,
-            Error::InUse { .. } | Error::Claimed { .. } => ErrorKind::InUse,
+            Error::InUse { .. } | Error::UsedByKernel { .. } | Error::Claimed { .. } => ErrorKind::InUse,
             Error::DirectIo { .. } => ErrorKind::Unsupported,
             Error::Io { .. } => ErrorKind::Io,
         }
@@ -242,22 +267,33 @@ impl Error {
     /// What to do next, where there is something to say.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
-            Error::NotFound { deepest, .. } => {
-                return Some(format!("see what is there: ls {}", quoted(deepest)));
+            Error::NotFound { deepest, missing, .. } => {
+                return Some(format!("see what is there instead of {missing:?}: ls {}", quoted(deepest)));
             }
             Error::DanglingLink { link, .. } => {
                 return Some(format!("mend or remove the link: ls -l {}", quoted(link)));
             }
             Error::LinkLoop { path } => return Some(format!("follow the links: namei -l {}", quoted(path))),
             Error::NotADirectory { .. } => "a path can go on inside a regular file or a block device only",
-            Error::Missing { image, .. } => {
-                return Some(format!("see what is there: becket ls {}", quoted(Path::new(image))));
+            Error::Missing { image, format, missing, .. } => {
+                // `by-label/x` is a name of a partition, and no directory.
+                let dir = missing.rsplit_once('/').filter(|_| *format != PARTITIONS).map(|(dir, _)| dir);
+                let place = dir.map_or_else(|| PathBuf::from(image), |dir| Path::new(image).join(dir));
+                let place = quoted(&place);
+                return Some(format!("see what is there instead of {missing:?}: becket ls {place}"));
             }
             Error::Backing { hint: Some(hint), .. } => return Some(hint.clone()),
             Error::Backing { image, .. } => {
                 let image = quoted(image);
                 return Some(format!(
                     "see what it is: qemu-img info {image}; name another: qemu-img rebase -u -F FORMAT -b FILE {image}"
+                ));
+            }
+            Error::Reference { path, format, .. } => {
+                let path = quoted(path);
+                return Some(format!(
+                    "if you trust it: becket attach --format {format} {path}; if it is a raw disk: \
+                     becket attach --format raw {path} (--format disk for a path that goes on in it)"
                 ));
             }
             Error::Overlay { hint: Some(hint), .. } => return Some(hint.clone()),
@@ -272,19 +308,15 @@ impl Error {
                 "check the image with its own tools; --format raw takes it as bytes without looking into it"
             }
             Error::Layer { image, source: LayerError::Foreign { format, .. } } => {
-                let path = Path::new(image);
-                return Some(format!(
-                    "convert it: qemu-img convert -f {format} -O raw {} {}; --format raw takes it as it is",
-                    quoted(path),
-                    quoted(&path.with_extension("raw"))
-                ));
+                return Some(converting(format, image));
             }
             Error::Layer { image, source: LayerError::Sequential { packer, .. } } => {
                 return Some(unpacking(packer, image));
             }
+            Error::Layer { source: LayerError::Spent(_), .. } => NO_LIMITS,
             Error::Layer { .. } => return None,
             Error::Permission { path, .. } => {
-                return Some(format!("see who may: ls -l {}; or try again as root", quoted(path)));
+                return Some(format!("see who may: ls -l {}; or run it as root", quoted(path)));
             }
             Error::NotAnImage { .. } => "name a regular file or a block device",
             Error::Empty { .. } => "give it a size first, for example: truncate --size 1G FILE",
@@ -297,6 +329,11 @@ impl Error {
             Error::InUse { .. } => {
                 "see `becket list`; detach it there, attach with --read-only where nobody writes, \
                  or with --shared when both sides know of each other"
+            }
+            Error::UsedByKernel { end, .. } => {
+                return Some(format!(
+                    "end that use: {end}; or attach with --shared if both sides know of each other"
+                ));
             }
             Error::Claimed { path } => {
                 let path = quoted(path);
@@ -311,19 +348,44 @@ impl Error {
     }
 }
 
-/// How an image becomes one that can be read anywhere.
-fn unpacking(packer: &str, image: &str) -> String {
+/// What lifts the limits of [`crate::Budget`].
+pub(crate) const NO_LIMITS: &str =
+    "an image can be made to waste time and memory; if you trust this one, try again with --no-limits";
+
+/// How a container that becket does not read becomes a raw image.
+fn converting(format: &Foreign, image: &str) -> String {
+    let (first, path) = outside(image);
+    let command = format.conversion(path);
+    format!("{first}convert it: {command}; --format raw attaches its bytes as they are")
+}
+
+/// What another program has to do before it can open an image, and the path of that then.
+fn outside(image: &str) -> (&'static str, &Path) {
     let path = Path::new(image);
     // A path that goes on inside an image is none for other programs.
-    let (first, path) =
-        if path.exists() { ("", path) } else { ("copy it out of its image first; ", Path::new("FILE")) };
-    let unpacked = path.with_extension(if path.extension().is_some() { "" } else { "img" });
+    if path.exists() { ("", path) } else { ("copy it out of its image first; ", Path::new("FILE")) }
+}
+
+/// A name for the raw image made of the file at `path`: without its last suffix, and not that of a file that exists.
+pub(crate) fn new_name(path: &Path) -> PathBuf {
+    let without = path.with_extension("");
+    let mut name = if without.extension().is_some() { without } else { path.with_extension("raw") };
+    while name.exists() || name == path {
+        name.as_mut_os_string().push(".raw");
+    }
+    name
+}
+
+/// How an image becomes one that can be read anywhere.
+fn unpacking(packer: &str, image: &str) -> String {
+    let (first, path) = outside(image);
+    let unpacked = new_name(path);
     let mut pieces = unpacked.clone().into_os_string();
     pieces.push(".blocks.xz");
     let (packed, unpacked, pieces) = (quoted(path), quoted(&unpacked), quoted(Path::new(&pieces)));
     format!(
         "{first}unpack it: {packer} -dc {packed} >{unpacked}; or compress it in pieces: \
-         {packer} -dc {packed} | xz -T0 --block-size=1MiB >{pieces}; --format raw takes it as it is"
+         {packer} -dc {packed} | xz -T0 --block-size=1MiB >{pieces}; --format raw attaches its bytes as they are"
     )
 }
 

@@ -24,6 +24,12 @@ pub trait Grow: Debug + Send {
     /// What says so cannot be read.
     fn placed(&mut self, tell: &mut dyn FnMut(u64, u64)) -> io::Result<()>;
 
+    /// Whether nothing may be written in place yet, because the file must be changed before its first write. No unit is placed then:
+    /// the first call of [`Grow::place`] makes the change, and [`Grow::placed`] tells of all units afterwards.
+    fn is_untouched(&self) -> bool {
+        false
+    }
+
     /// Gives each of these units a place of its own in file 0, with the bytes that it had: no byte of the image changes, but for
     /// what is zeroed.
     /// The answer counts as soon as it is given, whoever dies then; that it is on the disk, a sync of file 0 sees to.

@@ -8,6 +8,7 @@ use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use crate::facts::{open_quietly, proc_path};
+use crate::kernel_users;
 use crate::locks::{self, Claim, Refused};
 use crate::resolve::io;
 use crate::{BackingKind, Error};
@@ -126,13 +127,13 @@ pub(crate) fn lock_fd(
         refuse_claimed(path, fd)?;
     }
     match locks::take(fd.as_fd(), claim, locks::a_moment) {
-        Ok(()) => Ok(()),
+        Ok(()) => kernel_users::refuse(path, fd.as_fd(), kind, claim),
         Err(Refused::Clash(clash)) => Err(Error::InUse { path: path.to_owned(), clash }),
         Err(Refused::Unsupported(error)) => {
             warnings.push(format!(
                 "not locked against other programs: the file system has no such locks ({error})"
             ));
-            Ok(())
+            kernel_users::refuse(path, fd.as_fd(), kind, claim)
         }
         Err(Refused::Io(error)) => Err(io(path, "it cannot be locked", error)),
     }

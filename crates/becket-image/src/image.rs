@@ -2,24 +2,30 @@
 //! It never opens anything: all its bytes come from descriptors that were open before it was made.
 //!
 //! Whatever a layer is, what comes out of it is a map, so an image is one type and the layers are the trait
-//! ([`crate::FileSystem`]). An image inside another is made by [`Image::compose`]: the layer's answer, in terms of the
-//! image that it lies in, is looked up in that image's map. So at any depth a byte is found by one look-up, and a
-//! parser at depth n reads with one system call.
+//! ([`crate::FileSystem`]). An image inside another is made by [`Image::compose`]: the layer's answer, in
+//! terms of the image that it lies in, is looked up in that image's map. So at any depth a byte is found by
+//! one look-up, and a parser at depth n reads with one system call.
 
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::budget::{Budget, Held};
 use crate::bytes::ReadAt;
 use crate::codec::{Codec, Decode};
 use crate::encoded::{self, Block, Encoded};
 use crate::layer::{About, LayerError};
-use crate::{Extent, Map, MapError, Place};
+use crate::{Extent, Map, Place};
 
-/// The most extents, and the most encoded blocks, that one image may have: 40 and 32 MiB of memory.
+/// The most extents, and the most encoded blocks, that one image may have: 40 and 32 MiB of memory. It holds
+/// without a budget, too: the process that serves devices has no more room.
 pub const PIECES_MAX: usize = 1 << 20;
-/// The most that a parser reads at once, in bytes.
+/// The most that a parser reads at once, in bytes: such memory is not counted, for it does not last.
 const READ_MAX: usize = 64 << 20;
+
+/// What takes steps and bytes, for people.
+const READS: &str = "reads of the image";
+pub(crate) const DECODING: &str = "decoding what is compressed";
 
 /// The file of a [`Layout`] that stands for the image behind.
 const BEHIND: u32 = 1;
@@ -27,7 +33,7 @@ const BEHIND: u32 = 1;
 /// Something that has a length and bytes. Cheap to clone.
 #[derive(Clone)]
 pub struct Image {
-    map: Arc<Map>,
+    map: Arc<Mapped>,
     sources: Sources,
     /// Bytes, a power of two: what the image is addressed in.
     block_size: u32,
@@ -35,36 +41,71 @@ pub struct Image {
     stored: Option<Arc<About>>,
 }
 
-/// Where bytes come from: files as they are, and layers that are decoded.
+/// A map, and the memory that it takes.
+struct Mapped {
+    map: Map,
+    _held: Held,
+    /// What was decoded last of the blocks that lie in it: files of a file system share some.
+    last: Arc<Mutex<Last>>,
+}
+
+impl Mapped {
+    fn new(map: Map, held: Held) -> Arc<Mapped> {
+        Arc::new(Mapped { map, _held: held, last: Arc::default() })
+    }
+}
+
+/// Where bytes come from: files as they are, and layers that are decoded; and what that may cost.
 #[derive(Clone)]
 struct Sources {
     files: Vec<Arc<dyn ReadAt>>,
     layers: Vec<Arc<Layer>>,
+    budget: Budget,
 }
 
 /// A layer of encoded blocks, with the block that was decoded last.
 struct Layer {
     encoded: Encoded,
-    last: Mutex<Last>,
+    last: Arc<Mutex<Last>>,
+    _held: Held,
 }
 
+#[derive(Default)]
 struct Last {
-    block: Option<usize>,
+    /// How it is encoded, where, and how many bytes it yields at most.
+    block: Option<(Codec, u64, u32, u32)>,
     bytes: Vec<u8>,
-    decoder: Box<dyn Decode>,
+    decoder: Option<(Codec, Box<dyn Decode>)>,
 }
 
 /// Where the bytes of an image are in terms of the image that it lies in; pushed piece by piece, in order.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Layout {
     /// File 0 is the image below, file 1 the one behind it; encoded layer 0 is `blocks`.
     extents: Vec<Extent>,
     blocks: Vec<Block>,
     codec: Option<Codec>,
     len: u64,
+    held: Held,
 }
 
+/// What takes the memory of maps, for people.
+const PIECES: &str = "the pieces that an image lies in";
+const BLOCKS: &str = "the blocks of a compressed image";
+/// Bytes of memory for one of each.
+const EXTENT: u64 = size_of::<Extent>() as u64;
+const BLOCK: u64 = size_of::<Block>() as u64;
+
 impl Layout {
+    /// One that is empty, of what lies in `image`.
+    ///
+    /// # Errors
+    /// The image's budget is spent.
+    pub fn of(image: &Image) -> Result<Layout, LayerError> {
+        let held = image.budget().hold(0, PIECES)?;
+        Ok(Layout { extents: Vec::new(), blocks: Vec::new(), codec: None, len: 0, held })
+    }
+
     /// The next `len` bytes are those from byte `offset` of the image below on.
     ///
     /// # Errors
@@ -73,7 +114,8 @@ impl Layout {
         self.push(len, Place::Data { file: 0, offset })
     }
 
-    /// The next `len` bytes are those from byte `offset` on of the image that lies behind: see [`Image::compose_over`].
+    /// The next `len` bytes are those from byte `offset` on of the image that lies behind: see
+    /// [`Image::compose_over`].
     pub(crate) fn backing(&mut self, offset: u64, len: u64) -> Result<(), LayerError> {
         self.push(len, Place::Data { file: BEHIND, offset })
     }
@@ -99,6 +141,7 @@ impl Layout {
         }
         block.start = self.blocks.last().map_or(0, |last| last.start + u64::from(last.len));
         self.push(block.len.into(), Place::Encoded { layer: 0, offset: block.start })?;
+        self.held.grow(BLOCK, BLOCKS)?;
         self.blocks.push(block);
         Ok(())
     }
@@ -118,6 +161,17 @@ impl Layout {
         &self.extents
     }
 
+    /// From where to where its bytes lie in the image below.
+    pub(crate) fn span(&self) -> Option<(u64, u64)> {
+        let data = self.extents.iter().filter_map(|extent| match extent.place {
+            Place::Data { file: 0, offset } => Some((offset, extent.len)),
+            _ => None,
+        });
+        let blocks = self.blocks.iter().map(|block| (block.input, block.input_len.into()));
+        let all = data.chain(blocks).map(|(start, len)| (start, start.saturating_add(len)));
+        all.reduce(|(from, to), (start, end)| (from.min(start), to.max(end)))
+    }
+
     fn push(&mut self, len: u64, place: Place) -> Result<(), LayerError> {
         if len == 0 {
             return Ok(());
@@ -130,7 +184,10 @@ impl Layout {
         match self.extents.last_mut() {
             Some(last) if last.continues_in(&extent) => last.len += len,
             _ if full => return Err(LayerError::Limit(format!("it lies in more than {PIECES_MAX} pieces"))),
-            _ => self.extents.push(extent),
+            _ => {
+                self.held.grow(EXTENT, PIECES)?;
+                self.extents.push(extent);
+            }
         }
         self.len = extent.end();
         Ok(())
@@ -140,27 +197,44 @@ impl Layout {
 impl Image {
     /// The first `len` bytes of a file or device, whose blocks have `block_size` bytes.
     pub fn raw(file: Arc<dyn ReadAt>, len: u64, block_size: u32) -> Image {
-        let sources = Sources { files: vec![file], layers: Vec::new() };
-        Image { map: Arc::new(Map::contiguous(0, 0, len)), sources, block_size, stored: None }
+        let budget = Budget::unlimited();
+        let map = Mapped::new(Map::contiguous(0, 0, len), budget.held());
+        let sources = Sources { files: vec![file], layers: Vec::new(), budget };
+        Image { map, sources, block_size, stored: None }
+    }
+
+    /// The same image, whose reading and parsing, and that of all images in it, may cost so much.
+    #[must_use]
+    pub fn within(mut self, budget: &Budget) -> Image {
+        self.sources.budget = budget.clone();
+        self
+    }
+
+    /// What its reading and parsing may cost.
+    pub fn budget(&self) -> &Budget {
+        &self.sources.budget
     }
 
     /// An image of which was known before where its bytes are; `None` where that speaks of what is not there.
     pub fn assembled(map: Map, files: Vec<Arc<dyn ReadAt>>, encoded: Vec<Encoded>) -> Option<Image> {
         let sound = encoded::speaks_only_of(&map, files.len(), encoded.len())
             && encoded.iter().enumerate().all(|(layer, one)| one.speaks_only_of(files.len(), layer));
-        let layers = encoded.into_iter().map(|one| Arc::new(Layer::new(one))).collect();
-        let sources = Sources { files, layers };
-        sound.then(|| Image { map: Arc::new(map), sources, block_size: 512, stored: None })
+        let budget = Budget::unlimited();
+        let layer = |encoded| Arc::new(Layer { encoded, last: Arc::default(), _held: budget.held() });
+        let layers = encoded.into_iter().map(layer).collect();
+        let map = Mapped::new(map, budget.held());
+        let sources = Sources { files, layers, budget };
+        sound.then(|| Image { map, sources, block_size: 512, stored: None })
     }
 
     /// Length in bytes.
     pub fn len(&self) -> u64 {
-        self.map.len()
+        self.map().len()
     }
 
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
-        self.map.is_empty()
+        self.map().is_empty()
     }
 
     /// The unit in which it is addressed: partition tables count in it.
@@ -185,7 +259,7 @@ impl Image {
 
     /// Where its bytes finally are.
     pub fn map(&self) -> &Map {
-        &self.map
+        &self.map.map
     }
 
     /// The layers that its map's encoded extents speak of.
@@ -196,9 +270,21 @@ impl Image {
     /// The part of `len` bytes from byte `offset` on, as an image.
     ///
     /// # Errors
-    /// It reaches beyond the end.
-    pub fn slice(&self, offset: u64, len: u64) -> Result<Image, MapError> {
-        Ok(Image { map: Arc::new(self.map.slice(offset, len)?), stored: None, ..self.clone() })
+    /// It reaches beyond the end, or the budget is spent.
+    pub fn slice(&self, offset: u64, len: u64) -> Result<Image, LayerError> {
+        let map = self.map().slice(offset, len).map_err(|error| LayerError::Corrupt(error.to_string()))?;
+        Ok(Image { map: self.sources.mapped(map)?, stored: None, ..self.clone() })
+    }
+
+    /// The same with zeroes behind it.
+    pub(crate) fn padded(self, zeroes: u64) -> Result<Image, LayerError> {
+        if zeroes == 0 {
+            return Ok(self);
+        }
+        let mut layout = Layout::of(&self)?;
+        layout.data(0, self.len())?;
+        layout.zero(zeroes)?;
+        self.compose(layout)
     }
 
     /// The image inside this one whose bytes are where `layout` says.
@@ -209,44 +295,40 @@ impl Image {
         self.compose_over(layout, None)
     }
 
-    /// The same where some bytes are those of another image, which lies behind; its files and layers come behind ours.
+    /// The same where some bytes are those of another image, which lies behind; its files and layers come
+    /// behind ours.
     pub(crate) fn compose_over(&self, layout: Layout, behind: Option<&Image>) -> Result<Image, LayerError> {
-        let Layout { extents, blocks, codec, .. } = layout;
+        let Layout { extents, blocks, codec, held, .. } = layout;
         let mut sources = self.sources.clone();
         let behind = behind.map(|image| sources.append(image)).transpose()?;
         let own = index(sources.layers.len())?;
-        let mut composed: Vec<Extent> = Vec::new();
+        let mut composed = Composed::new(&sources.budget)?;
         for Extent { start, len, place } in extents {
             match place {
                 Place::Data { file, offset } => {
-                    let map = if file == BEHIND { behind.as_ref() } else { Some(&*self.map) };
-                    let end = map.map_or(0, Map::len);
-                    let below = map.and_then(|map| map.slice(offset, len).ok());
-                    let below = below.ok_or_else(|| beyond(offset, len, end))?;
-                    composed.extend(
-                        below.extents().iter().map(|part| Extent { start: start + part.start, ..*part }),
-                    );
+                    let map = if file == BEHIND { behind.as_ref() } else { Some(self.map()) };
+                    composed.part(map, start, offset, len)?;
                 }
-                Place::Zero => composed.push(Extent { start, len, place }),
+                Place::Zero => composed.push(Extent { start, len, place })?,
                 Place::Encoded { offset, .. } => {
-                    composed.push(Extent { start, len, place: Place::Encoded { layer: own, offset } });
+                    composed.push(Extent { start, len, place: Place::Encoded { layer: own, offset } })?;
                 }
             }
-            if composed.len() > PIECES_MAX {
-                return Err(LayerError::Limit(format!("it lies in more than {PIECES_MAX} pieces")));
-            }
         }
-        let map = Map::from_extents(composed).map_err(|error| LayerError::Corrupt(error.to_string()))?;
+        drop(held);
+        let map = composed.finish()?;
         if let Some(codec) = codec {
-            let encoded = Encoded::new(codec, (*self.map).clone(), blocks)
+            let held = sources.hold_layer(self.map(), &blocks)?;
+            let encoded = Encoded::new(codec, self.map().clone(), blocks)
                 .ok_or_else(|| LayerError::Corrupt("an encoded block of it is impossible".to_owned()))?;
-            sources.layers.push(Arc::new(Layer::new(encoded)));
+            let last = Arc::clone(&self.map.last);
+            sources.layers.push(Arc::new(Layer { encoded, last, _held: held }));
         }
-        Ok(Image { map: Arc::new(map), sources, block_size: 512, stored: None })
+        Ok(Image { map, sources, block_size: 512, stored: None })
     }
 
-    /// The image in pieces of others, each with its length: which of `others` it is of and its first byte there, or zeroes.
-    /// Their files and layers come behind ours.
+    /// The image in pieces of others, each with its length: which of `others` it is of and its first byte
+    /// there, or zeroes. Their files and layers come behind ours.
     pub(crate) fn in_pieces(
         &self,
         others: &[Image],
@@ -254,23 +336,16 @@ impl Image {
     ) -> Result<Image, LayerError> {
         let mut sources = self.sources.clone();
         let maps = others.iter().map(|other| sources.append(other)).collect::<Result<Vec<_>, _>>()?;
-        let mut extents: Vec<Extent> = Vec::new();
+        let mut composed = Composed::new(&sources.budget)?;
         let mut start = 0_u64;
         for (len, from) in pieces {
             match from {
-                None => extents.push(Extent { start, len: *len, place: Place::Zero }),
-                Some((other, offset)) => {
-                    let map = maps.get(*other);
-                    let end = map.map_or(0, Map::len);
-                    let part = map.and_then(|map| map.slice(*offset, *len).ok());
-                    let part = part.ok_or_else(|| beyond(*offset, *len, end))?;
-                    extents.extend(part.extents().iter().map(|e| Extent { start: start + e.start, ..*e }));
-                }
+                None => composed.push(Extent { start, len: *len, place: Place::Zero })?,
+                Some((other, offset)) => composed.part(maps.get(*other), start, *offset, *len)?,
             }
             start = start.saturating_add(*len);
         }
-        let map = Map::from_extents(extents).map_err(|error| LayerError::Corrupt(error.to_string()))?;
-        Ok(Image { map: Arc::new(map), sources, block_size: 512, stored: None })
+        Ok(Image { map: composed.finish()?, sources, block_size: 512, stored: None })
     }
 
     /// `len` bytes from byte `offset` on, in memory of their own.
@@ -300,6 +375,43 @@ impl Image {
     }
 }
 
+/// A map as it is put together of parts of others.
+struct Composed {
+    extents: Vec<Extent>,
+    held: Held,
+}
+
+impl Composed {
+    fn new(budget: &Budget) -> Result<Composed, LayerError> {
+        Ok(Composed { extents: Vec::new(), held: budget.hold(0, PIECES)? })
+    }
+
+    fn push(&mut self, extent: Extent) -> Result<(), LayerError> {
+        if let Some(last) = self.extents.last_mut().filter(|last| last.continues_in(&extent)) {
+            last.len += extent.len;
+            return Ok(());
+        }
+        if self.extents.len() >= PIECES_MAX {
+            return Err(LayerError::Limit(format!("it lies in more than {PIECES_MAX} pieces")));
+        }
+        self.held.grow(EXTENT, PIECES)?;
+        self.extents.push(extent);
+        Ok(())
+    }
+
+    /// From `start` on it is `len` bytes of another map from byte `offset` on.
+    fn part(&mut self, map: Option<&Map>, start: u64, offset: u64, len: u64) -> Result<(), LayerError> {
+        let parts = map.and_then(|map| map.parts(offset, len).ok());
+        let mut parts = parts.ok_or_else(|| beyond(offset, len, map.map_or(0, Map::len)))?;
+        parts.try_for_each(|part| self.push(Extent { start: start + part.start, ..part }))
+    }
+
+    fn finish(self) -> Result<Arc<Mapped>, LayerError> {
+        let map = Map::from_extents(self.extents).map_err(|error| LayerError::Corrupt(error.to_string()))?;
+        Ok(Mapped::new(map, self.held))
+    }
+}
+
 fn beyond(offset: u64, len: u64, end: u64) -> LayerError {
     LayerError::Corrupt(format!(
         "{len} bytes from byte {offset} on reach beyond its end at byte {end} (is the image cut short?)"
@@ -308,13 +420,16 @@ fn beyond(offset: u64, len: u64, end: u64) -> LayerError {
 
 impl ReadAt for Image {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.sources.read(&self.map, buf, offset)
+        self.sources.read(self.map(), buf, offset)
     }
 }
 
 impl fmt::Debug for Image {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Image").field("len", &self.len()).field("extents", &self.map.extents().len()).finish()
+        f.debug_struct("Image")
+            .field("len", &self.len())
+            .field("extents", &self.map().extents().len())
+            .finish()
     }
 }
 
@@ -329,11 +444,25 @@ impl Sources {
         let (files, layers) = (index(self.files.len())?, index(self.layers.len())?);
         let sound = || LayerError::Limit("it has too many files or layers".to_owned());
         for layer in &image.sources.layers {
+            let held = self.hold_layer(layer.encoded.below(), layer.encoded.blocks())?;
             let moved = layer.encoded.behind(files, layers).ok_or_else(sound)?;
-            self.layers.push(Arc::new(Layer::new(moved)));
+            let last = Arc::clone(&layer.last);
+            self.layers.push(Arc::new(Layer { encoded: moved, last, _held: held }));
         }
         self.files.extend(image.sources.files.iter().cloned());
-        image.map.behind(files, layers).ok_or_else(sound)
+        image.map().behind(files, layers).ok_or_else(sound)
+    }
+
+    /// A map with the memory that it takes.
+    fn mapped(&self, map: Map) -> Result<Arc<Mapped>, LayerError> {
+        let held = self.budget.hold(map.extents().len() as u64 * EXTENT, PIECES)?;
+        Ok(Mapped::new(map, held))
+    }
+
+    /// The memory that a layer of encoded blocks takes.
+    fn hold_layer(&self, below: &Map, blocks: &[Block]) -> Result<Held, LayerError> {
+        let bytes = below.extents().len() as u64 * EXTENT + blocks.len() as u64 * BLOCK;
+        Ok(self.budget.hold(bytes, BLOCKS)?)
     }
 
     /// Fills `buf` with what `map` says is at `offset`.
@@ -342,6 +471,8 @@ impl Sources {
             let extent = map.lookup(offset).ok_or(io::ErrorKind::UnexpectedEof)?;
             let len = usize::try_from(extent.len).unwrap_or(usize::MAX).min(buf.len());
             let (now, rest) = buf.split_at_mut(len);
+            self.budget.steps(1, READS)?;
+            self.budget.bytes(len as u64, READS)?;
             match extent.place {
                 Place::Zero => now.fill(0),
                 Place::Data { file, offset } => {
@@ -361,33 +492,52 @@ impl Sources {
 }
 
 impl Layer {
-    fn new(encoded: Encoded) -> Layer {
-        let decoder = encoded.codec().decoder();
-        Layer { encoded, last: Mutex::new(Last { block: None, bytes: Vec::new(), decoder }) }
-    }
-
-    /// Fills `buf` with bytes of the layer's own count. What it needs from `sources` is of layers made before it, so
-    /// this ends.
+    /// Fills `buf` with bytes of the layer's own count. What it needs from `sources` is of layers made before
+    /// it, so this ends.
     fn read(&self, sources: &Sources, mut buf: &mut [u8], mut offset: u64) -> io::Result<()> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         while !buf.is_empty() {
-            let (index, block) = self.encoded.block_at(offset).ok_or(io::ErrorKind::UnexpectedEof)?;
-            if last.block != Some(index) {
-                last.block = None;
-                let mut input = vec![0; usize::try_from(block.input_len).unwrap_or(0)];
-                sources.read(self.encoded.below(), &mut input, block.input)?;
-                let Last { bytes, decoder, .. } = &mut *last;
-                encoded::decode(block, &input, decoder.as_mut(), bytes)?;
-                last.block = Some(index);
-            }
+            let (_, block) = self.encoded.block_at(offset).ok_or(io::ErrorKind::UnexpectedEof)?;
             let from = usize::try_from(offset - block.start).unwrap_or(usize::MAX);
-            let there = last.bytes.get(from..).unwrap_or_default();
-            let len = there.len().min(buf.len());
-            let (now, rest) = buf.split_at_mut(len);
-            now.copy_from_slice(there.get(..len).unwrap_or_default());
-            offset += len as u64;
+            let wanted = usize::try_from(block.len).unwrap_or(0).saturating_sub(from).min(buf.len());
+            let (now, rest) = buf.split_at_mut(wanted);
+            self.decoded(sources, block, |bytes| {
+                let there = encoded::wanted(block, bytes)?.get(from..).and_then(|bytes| bytes.get(..wanted));
+                now.copy_from_slice(there.ok_or(io::ErrorKind::UnexpectedEof)?);
+                Ok(())
+            })?;
+            offset += wanted as u64;
             buf = rest;
         }
         Ok(())
+    }
+
+    /// Hands over all that a block yields.
+    fn decoded(
+        &self,
+        sources: &Sources,
+        block: &Block,
+        take: impl FnOnce(&[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let codec = self.encoded.codec();
+        let key = (codec, block.input, block.input_len, block.yields);
+        let lock = || self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let last = lock()
+            && last.block == Some(key)
+        {
+            return take(&last.bytes);
+        }
+        sources.budget.bytes(block.yields.into(), DECODING)?;
+        let mut input = vec![0; usize::try_from(block.input_len).unwrap_or(0)];
+        // What lies below may be decoded, too, by the same decoder: it is not held meanwhile.
+        sources.read(self.encoded.below(), &mut input, block.input)?;
+        let last = &mut *lock();
+        last.block = None;
+        if last.decoder.as_ref().is_none_or(|(known, _)| *known != codec) {
+            last.decoder = Some((codec, codec.decoder()));
+        }
+        let Some((_, decoder)) = &mut last.decoder else { return Ok(()) };
+        encoded::decode_all(block, &input, decoder.as_mut(), &mut last.bytes)?;
+        last.block = Some(key);
+        take(&last.bytes)
     }
 }

@@ -1,49 +1,42 @@
 //! What is inside an image, and inside the images in it: a tree.
-//! It never looks at more than it can do in a moment, and says so where it stopped.
+//! It never looks at more than the image's budget allows, and says so where it stopped.
+//!
+//! Partition tables are read before any file system is searched, so that a large one hides no other
+//! partition.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use serde::Serialize;
 
+use crate::Error;
+use crate::budget::{Budget, Held, Spent};
 use crate::image::Image;
 use crate::layer::packed::Kind;
-use crate::layer::{About, Contents, FileSystem, Format, NodeKind, detect};
+use crate::layer::{About, Contents, FileSystem, Format, LayerError, NodeKind, detect, foreign};
 use crate::qcow2;
 use crate::text::shown;
 use crate::through::DEPTH_MAX;
 
-/// Files of one file system that are looked at for images in them.
+/// Files of one file system that are looked at for images in them, unless there are no limits: what a person
+/// waits for.
 const FILES_MAX: usize = 10_000;
-/// Directories inside each other that are searched.
-const DIRECTORIES_MAX: usize = 24;
+/// Compressed files that are looked into to see whether they hold an image, likewise: each takes a block's
+/// decoding.
+const PACKED_MAX: usize = 200;
 /// The smallest file that is looked at, in bytes: the shortest SquashFS.
 const SMALLEST: u64 = 4 << 10;
-/// Images that are told of altogether: a file system can hold itself many times over.
-const IMAGES_MAX: usize = 1000;
-/// Files that are looked at altogether, in all of them.
-const FILES_ALTOGETHER: usize = 100_000;
-/// Bytes that the paths of one file system's files may take.
-const PATHS_MAX: usize = 16 << 20;
-/// Compressed files that are looked into to see whether they hold an image: each takes a block's decoding.
-const PACKED_MAX: usize = 200;
+/// Memory for an entry of the lists that are made of a file system, and for an image of the tree, beside
+/// their names.
+const ENTRY: u64 = 128;
+const IMAGE: u64 = 2048;
 
 /// The name of what is packed in a compressed file: no path needs one.
 const UNPACKED: &str = "(unpacked)";
-
-/// What may still be looked at, in the whole tree.
-struct Left {
-    images: usize,
-    files: usize,
-    packed: usize,
-}
-
-impl Left {
-    /// Takes one image; whether there was one left.
-    fn take(&mut self) -> bool {
-        self.images.checked_sub(1).map(|rest| self.images = rest).is_some()
-    }
-}
+/// What takes the memory, for people.
+const NAMES: &str = "names of files";
+const IMAGES: &str = "images inside images";
 
 /// An image and the images in it.
 #[derive(Debug, Clone, Serialize)]
@@ -73,115 +66,204 @@ pub struct Inspected {
 
 /// What is inside `image`, which is known as `name`, and inside what is in it.
 pub fn inspect(image: &Image, name: &str, format: Format) -> Inspected {
-    let mut left = Left { images: IMAGES_MAX, files: FILES_ALTOGETHER, packed: PACKED_MAX };
-    look_into(image, name.to_owned(), format, 0, &mut left)
+    let budget = image.budget().clone();
+    let unlimited = budget.used().is_none();
+    let mut look = Look {
+        held: budget.held(),
+        files: if unlimited { usize::MAX } else { FILES_MAX },
+        packed: if unlimited { usize::MAX } else { PACKED_MAX },
+    };
+    let mut node = look.describe(image, Named { name: name.to_owned(), file: true }, format, 0);
+    look.search(&mut node);
+    let mut report = node.report;
+    if let Err(spent) = budget.check() {
+        report.problems.push(format!("not looked further: {spent}; with --no-limits all of it is looked at"));
+    }
+    report
 }
 
-fn look_into(image: &Image, name: String, format: Format, depth: usize, left: &mut Left) -> Inspected {
-    let encoded = image.map().extents().iter().filter(|e| matches!(e.place, crate::Place::Encoded { .. }));
-    let mut told = Inspected {
-        name,
-        size: image.len(),
-        about: About { format: "raw", ..About::default() },
-        stored: image.stored().cloned(),
-        extents: image.map().extents().len(),
-        encoded: encoded.map(|extent| extent.len).sum(),
-        partition_label: None,
-        partition_uuid: None,
-        problems: Vec::new(),
-        children: Vec::new(),
-    };
-    let contents = match detect(image, format) {
-        Ok(contents) => contents,
-        Err(error) => {
-            told.problems.push(error.to_string());
-            return told;
-        }
-    };
-    told.about = contents.about();
-    if depth >= DEPTH_MAX {
-        if depth == DEPTH_MAX && contents.is_container() {
-            told.problems.push(format!("not looked into: {DEPTH_MAX} images inside each other"));
-        }
-        return told;
-    }
-    if let Some(packed) = &contents.packed {
-        told.children.push(look_into(&packed.image, UNPACKED.to_owned(), Format::Auto, depth + 1, left));
-    }
-    partitions(image, &contents, depth, left, &mut told);
-    if let Some(fs) = &contents.fs {
-        files(image, fs.as_ref(), depth, left, &mut told);
-    }
-    told
+/// An image that is looked into: its name, and whether it is a file (a partition is none).
+struct Named {
+    name: String,
+    file: bool,
 }
 
-fn partitions(image: &Image, contents: &Contents, depth: usize, left: &mut Left, told: &mut Inspected) {
-    let Some(table) = &contents.table else { return };
-    told.problems.extend(table.warnings.iter().cloned());
-    for partition in &table.partitions {
-        if !left.take() {
-            return;
-        }
-        let name = format!("p{}", partition.number);
-        let Ok(part) = image.slice(partition.start, partition.len) else { continue };
-        // A partition that begins where the disk does, as on bootable ISOs, holds what was told already.
-        let deeper = if partition.start == 0 { DEPTH_MAX + 1 } else { depth + 1 };
-        let mut child = look_into(&part, name, Format::Auto, deeper, left);
-        child.partition_label = partition.label.as_deref().map(|label| shown(label.as_bytes()));
-        child.partition_uuid = partition.uuid.clone();
-        told.children.push(child);
-    }
+/// An image that was recognised, and what is still to be searched of it.
+struct Node {
+    report: Inspected,
+    fs: Option<(Image, Arc<dyn FileSystem>)>,
+    /// What is in it by a table: partitions, or what is packed.
+    parts: Vec<Node>,
+    depth: usize,
 }
 
-/// Looks for images among the files of a file system.
-fn files(image: &Image, fs: &dyn FileSystem, depth: usize, left: &mut Left, told: &mut Inspected) {
-    let mut found = Vec::new();
-    let mut search = Search {
-        fs,
-        room: FILES_MAX.min(left.files),
-        seen: 0,
-        nodes: HashSet::from([fs.root()]),
-        paths: 0,
-        found: &mut found,
-        problem: None,
-    };
-    search.directory(fs.root(), &mut Vec::new(), 0);
-    left.files = left.files.saturating_sub(search.seen);
-    told.problems.extend(search.problem);
-    found.sort();
-    let mut skipped = 0;
-    for (path, node) in found {
-        let inner = fs.lay_out(node).and_then(|layout| image.compose(layout));
-        // What cannot be opened, or holds nothing, is a file like others.
-        let Ok(inner) = inner else { continue };
-        let (inner, holds) = match (Kind::of(&inner, Format::Auto), qcow2::unpack_alone(&inner)) {
-            (Some(_), _) if left.packed == 0 => {
-                skipped += 1;
-                continue;
-            }
-            (Some(_), _) => {
-                left.packed -= 1;
-                let holds = packs_an_image(&inner);
-                (inner, holds)
-            }
-            (None, Ok(Some(disk))) => (disk, true),
-            (None, Ok(None)) => {
-                let holds = detect(&inner, Format::Auto).map_or(true, |contents| contents.is_container());
-                (inner, holds)
-            }
-            (None, Err(_)) => (inner, true),
+/// What may still be looked at.
+struct Look {
+    held: Held,
+    /// Files of each file system, and compressed files altogether.
+    files: usize,
+    packed: usize,
+}
+
+impl Look {
+    /// What an image is, and the images that it holds without a file system.
+    fn describe(&mut self, image: &Image, named: Named, format: Format, depth: usize) -> Node {
+        let Named { name, file } = named;
+        let encoded =
+            image.map().extents().iter().filter(|e| matches!(e.place, crate::Place::Encoded { .. }));
+        let report = Inspected {
+            name,
+            size: image.len(),
+            about: About { format: "raw", ..About::default() },
+            stored: image.stored().cloned(),
+            extents: image.map().extents().len(),
+            encoded: encoded.map(|extent| extent.len).sum(),
+            partition_label: None,
+            partition_uuid: None,
+            problems: Vec::new(),
+            children: Vec::new(),
         };
-        if !holds {
-            continue;
+        let mut node = Node { report, fs: None, parts: Vec::new(), depth };
+        let may_be_foreign = file && format == Format::Auto && image.stored().is_none();
+        let taken = self.take(&node.report).map_err(LayerError::from);
+        let foreign = taken.and_then(|()| if may_be_foreign { foreign::refuse(image) } else { Ok(()) });
+        let contents = match foreign.and_then(|()| detect(image, format)) {
+            Ok(contents) => contents,
+            Err(error) => {
+                node.report.problem(error);
+                return node;
+            }
+        };
+        node.report.about = contents.about();
+        if depth >= DEPTH_MAX {
+            if depth == DEPTH_MAX && contents.is_container() {
+                node.report.problems.push(format!("not looked into: {DEPTH_MAX} images inside each other"));
+            }
+            return node;
         }
-        if !left.take() {
-            told.problems.push(format!("not looked further: more than {IMAGES_MAX} images"));
-            return;
+        node.report.problems.extend(contents.warnings.iter().cloned());
+        if let Some(packed) = &contents.packed {
+            node.parts.push(self.describe(
+                &packed.image,
+                Named { name: UNPACKED.to_owned(), file: true },
+                Format::Auto,
+                depth + 1,
+            ));
         }
-        told.children.push(look_into(&inner, shown(&path), Format::Auto, depth + 1, left));
+        self.partitions(image, &contents, &mut node);
+        node.fs = contents.fs.map(|fs| (image.clone(), fs));
+        node
     }
-    if skipped > 0 {
-        told.problems.push(format!("{skipped} compressed files were not looked into"));
+
+    /// Takes what an image of the tree costs.
+    fn take(&mut self, report: &Inspected) -> Result<(), Spent> {
+        self.held.grow(IMAGE + report.name.len() as u64, IMAGES)
+    }
+
+    fn partitions(&mut self, image: &Image, contents: &Contents, node: &mut Node) {
+        let Some(table) = &contents.table else { return };
+        node.report.problems.extend(table.warnings.iter().cloned());
+        for partition in &table.partitions {
+            if image.budget().check().is_err() {
+                return;
+            }
+            let name = format!("p{}", partition.number);
+            let Ok(part) = image.slice(partition.start, partition.len) else { continue };
+            // A partition that begins where the disk does, as on bootable ISOs, was reported already.
+            let deeper = if partition.start == 0 { DEPTH_MAX + 1 } else { node.depth + 1 };
+            let mut child = self.describe(&part, Named { name, file: false }, Format::Auto, deeper);
+            child.report.partition_label = partition.label.as_deref().map(|label| shown(label.as_bytes()));
+            child.report.partition_uuid = partition.uuid.clone();
+            node.parts.push(child);
+        }
+    }
+
+    /// Searches an image's files for images, and those of the images in it.
+    fn search(&mut self, node: &mut Node) {
+        for mut part in std::mem::take(&mut node.parts) {
+            self.search(&mut part);
+            node.report.children.push(part.report);
+        }
+        if let Some((image, fs)) = node.fs.take().filter(|_| node.depth < DEPTH_MAX) {
+            self.files(&image, fs.as_ref(), node);
+        }
+    }
+
+    /// Looks for images among the files of a file system.
+    fn files(&mut self, image: &Image, fs: &dyn FileSystem, node: &mut Node) {
+        let budget = image.budget();
+        let mut found = Found::new(budget);
+        found.search(fs, self.files, &mut node.report);
+        found.files.sort();
+        let mut skipped = 0;
+        for (path, file) in found.files {
+            if budget.check().is_err() {
+                break;
+            }
+            let inner = fs.lay_out(file).and_then(|layout| image.compose(layout));
+            // What cannot be opened, or holds nothing, is a file like others.
+            let Ok(inner) = inner else { continue };
+            let Some(inner) = self.holds(inner, &mut skipped) else { continue };
+            let named = Named { name: shown(&path), file: true };
+            let mut child = self.describe(&inner, named, Format::Auto, node.depth + 1);
+            self.search(&mut child);
+            node.report.children.push(child.report);
+        }
+        if skipped > 0 {
+            node.report
+                .problems
+                .push(format!("{skipped} compressed files were not looked into (--no-limits does)"));
+        }
+    }
+
+    /// The image that a file is, when it is one.
+    fn holds(&mut self, file: Image, skipped: &mut usize) -> Option<Image> {
+        if Kind::of(&file, Format::Auto).is_some() {
+            let Some(left) = self.packed.checked_sub(1) else {
+                *skipped += 1;
+                return None;
+            };
+            self.packed = left;
+            return packs_an_image(&file).then_some(file);
+        }
+        match qcow2::unpack_alone(&file) {
+            Ok(Some(disk)) => Some(disk),
+            Ok(None) => match foreign::find(&file) {
+                Ok(Some(format)) => format.disk.then_some(file),
+                Ok(None) => match detect(&file, Format::Auto) {
+                    Ok(contents) => contents.is_container().then_some(file),
+                    Err(LayerError::Spent(_)) => None,
+                    // What is damaged is an image, too.
+                    Err(_) => Some(file),
+                },
+                Err(LayerError::Spent(_)) => None,
+                Err(_) => Some(file),
+            },
+            Err(LayerError::Spent(_)) => None,
+            Err(_) => Some(file),
+        }
+    }
+}
+
+impl Inspected {
+    /// What is wrong with it, with what to do where another program reads it. That the budget is spent is said once, of the
+    /// whole tree.
+    fn problem(&mut self, source: LayerError) {
+        let hint = match &source {
+            LayerError::Spent(_) => return,
+            LayerError::Foreign { format, .. } => {
+                self.about.format = format.name;
+                true
+            }
+            LayerError::Sequential { packer, .. } => {
+                self.about.format = packer;
+                true
+            }
+            _ => false,
+        };
+        let text = source.to_string();
+        let hint = hint.then(|| Error::Layer { image: self.name.clone(), source }.hint()).flatten();
+        self.problems.push(hint.map_or(text.clone(), |hint| format!("{text}; {hint}")));
     }
 }
 
@@ -193,63 +275,64 @@ fn packs_an_image(file: &Image) -> bool {
     inner.is_some_and(|contents| contents.is_container())
 }
 
-struct Search<'a> {
-    fs: &'a dyn FileSystem,
-    /// Entries that are looked at.
-    room: usize,
-    seen: usize,
-    /// What was looked at: no file is looked at by each of its names, and no directory in itself.
-    nodes: HashSet<u64>,
-    /// Bytes of the paths in `found`.
-    paths: usize,
-    /// Path and number of each file that may be an image.
-    found: &'a mut Vec<(Vec<u8>, u64)>,
-    problem: Option<String>,
+/// The files of a file system that may be images.
+struct Found {
+    /// Path and number of each.
+    files: Vec<(Vec<u8>, u64)>,
+    held: Held,
 }
 
-impl Search<'_> {
-    fn directory(&mut self, dir: u64, path: &mut Vec<u8>, depth: usize) {
-        let mut entries = Vec::new();
-        let room = self.room.saturating_sub(self.seen);
-        let listed = self.fs.list(dir, &mut |name, node| {
-            if entries.len() >= room {
-                return ControlFlow::Break(());
-            }
-            entries.push((name.to_vec(), node));
-            ControlFlow::Continue(())
-        });
-        if let Err(error) = listed {
-            self.problem = Some(format!("/{}: {error}", shown(path)));
-        }
-        self.seen += entries.len();
-        if entries.len() >= room || depth >= DIRECTORIES_MAX {
-            self.problem = Some(format!("only the first {} files were looked at", self.seen));
-        }
-        for (name, node) in entries {
-            if !self.nodes.insert(node) {
-                continue;
-            }
-            let before = path.len();
-            if before > 0 {
-                path.push(b'/');
-            }
-            path.extend_from_slice(&name);
-            match self.fs.stat(node) {
-                Ok(stat) if stat.kind == NodeKind::File && stat.size >= SMALLEST => {
-                    self.paths += path.len();
-                    if self.paths > PATHS_MAX {
-                        self.problem = Some("not looked further: its paths are too long".to_owned());
-                        return;
+impl Found {
+    fn new(budget: &Budget) -> Found {
+        Found { files: Vec::new(), held: budget.held() }
+    }
+
+    /// Goes through all directories, as long as there are no more than so many files in them.
+    fn search(&mut self, fs: &dyn FileSystem, room: usize, report: &mut Inspected) {
+        // No file is looked at by each of its names, and no directory in itself.
+        let mut nodes = HashSet::from([fs.root()]);
+        let mut pending = vec![(Vec::new(), fs.root())];
+        let (mut seen, mut full) = (0_usize, false);
+        while let Some((path, dir)) = pending.pop() {
+            let mut entries = Vec::new();
+            let listed = fs.list(dir, &mut |name, node| {
+                full = seen >= room;
+                let cost = ENTRY + name.len() as u64;
+                if full || self.held.grow(cost, NAMES).is_err() {
+                    return ControlFlow::Break(());
+                }
+                seen += 1;
+                entries.push((name.to_vec(), node));
+                ControlFlow::Continue(())
+            });
+            let mut problem = |error| match error {
+                LayerError::Spent(_) => {}
+                error => report.problems.push(format!("/{}: {error}", shown(&path))),
+            };
+            let _ = listed.map_err(&mut problem);
+            // The first one is searched first.
+            for (name, node) in entries.into_iter().rev() {
+                if !nodes.insert(node) {
+                    continue;
+                }
+                let below = if path.is_empty() { name } else { [&path[..], b"/", &name].concat() };
+                let stat = self.held.grow(ENTRY + below.len() as u64, NAMES).map_err(LayerError::from);
+                match stat.and_then(|()| fs.stat(node)) {
+                    Ok(stat) if stat.kind == NodeKind::File && stat.size >= SMALLEST => {
+                        self.files.push((below, node));
                     }
-                    self.found.push((path.clone(), node));
+                    Ok(stat) if stat.kind == NodeKind::Directory => pending.push((below, node)),
+                    Ok(_) => {}
+                    Err(LayerError::Spent(_)) => return,
+                    Err(error) => problem(error),
                 }
-                Ok(stat) if stat.kind == NodeKind::Directory && depth < DIRECTORIES_MAX => {
-                    self.directory(node, path, depth + 1);
-                }
-                Ok(_) => {}
-                Err(error) => self.problem = Some(format!("/{}: {error}", shown(path))),
             }
-            path.truncate(before);
+            if full {
+                report
+                    .problems
+                    .push(format!("only the first {seen} files were looked at (--no-limits looks at all)"));
+                return;
+            }
         }
     }
 }
@@ -257,11 +340,11 @@ impl Search<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layer::{Entry, LayerError, Stat};
+    use crate::layer::{Entry, Stat};
 
-    /// A directory that holds itself and one file, each under a hundred names.
+    /// Directories, each of which holds itself and the next one under a hundred names, down to the last.
     #[derive(Debug)]
-    struct Knot;
+    struct Knot(u64);
 
     impl FileSystem for Knot {
         fn about(&self) -> &About {
@@ -271,11 +354,11 @@ mod tests {
             0
         }
         fn stat(&self, node: u64) -> Result<Stat, LayerError> {
-            let kind = if node == 0 { NodeKind::Directory } else { NodeKind::File };
+            let kind = if node < self.0 { NodeKind::Directory } else { NodeKind::File };
             Ok(Stat { kind, size: SMALLEST })
         }
-        fn list(&self, _: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {
-            let _ = (0..200).try_for_each(|name: u64| entry(name.to_string().as_bytes(), name % 2));
+        fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {
+            let _ = (0..200).try_for_each(|name: u64| entry(name.to_string().as_bytes(), dir + name % 2));
             Ok(())
         }
         fn read_link(&self, _: u64) -> Result<Vec<u8>, LayerError> {
@@ -289,14 +372,25 @@ mod tests {
         }
     }
 
+    fn search(fs: &Knot, room: usize) -> (Vec<(Vec<u8>, u64)>, Vec<String>) {
+        let image = Image::raw(Arc::new(vec![0; 512]), 512, 512);
+        let mut report = inspect(&image, "", Format::Raw);
+        let mut found = Found::new(&Budget::default());
+        found.search(fs, room, &mut report);
+        (found.files, report.problems)
+    }
+
     #[test]
     fn nothing_is_looked_at_twice() {
-        let mut found = Vec::new();
-        let nodes = HashSet::from([0]);
-        let mut search =
-            Search { fs: &Knot, room: FILES_MAX, seen: 0, nodes, paths: 0, found: &mut found, problem: None };
-        search.directory(0, &mut Vec::new(), 0);
-        assert_eq!((search.seen, search.problem.take()), (200, None));
-        assert_eq!(found, [(b"1".to_vec(), 1)]);
+        assert_eq!(search(&Knot(1), FILES_MAX), (vec![(b"199".to_vec(), 1)], Vec::new()));
+    }
+
+    #[test]
+    fn directories_lie_as_deep_as_they_like_and_what_is_left_out_is_said_with_its_reason() {
+        let (files, problems) = search(&Knot(40), FILES_MAX);
+        assert_eq!((files.len(), problems), (1, Vec::new()));
+        assert_eq!(files[0].0.split(|byte| *byte == b'/').count(), 40);
+        let (_, problems) = search(&Knot(40), 1000);
+        assert_eq!(problems, ["only the first 1000 files were looked at (--no-limits looks at all)"]);
     }
 }

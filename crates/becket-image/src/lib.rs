@@ -5,7 +5,7 @@
 //! open and locked, a [`Map`] from the image's bytes to theirs, and the [`Facts`] of each backing.
 #![forbid(unsafe_code)]
 
-mod below;
+pub mod budget;
 mod bytes;
 pub mod codec;
 mod cow;
@@ -16,21 +16,22 @@ mod grow;
 mod host;
 pub mod image;
 mod inspect;
+mod kernel_users;
 pub mod layer;
 mod locks;
-mod loops;
 mod map;
 mod offer;
 mod open;
 mod partition;
 mod qcow2;
 mod resolve;
+mod suffix;
 mod text;
 mod through;
 mod varint;
 mod vmdk;
 
-pub use below::{Below, ReadLease, Untouched};
+pub use budget::Budget;
 pub use bytes::ReadAt;
 pub use cow::Overlay;
 pub use encoded::Encoded;
@@ -41,9 +42,12 @@ pub use image::{Image, Layout};
 pub use inspect::{Inspected, inspect};
 pub use layer::{FileSystem, Format, LayerError, NodeKind};
 pub use map::{Extent, Map, MapError, Place};
-pub use open::{Backing, Identity, OpenOptions, Opened, lock, look, open, open_partly, unlock};
+pub use open::{
+    Backing, Identity, Location, OpenOptions, Opened, locate, lock, look, look_within, open, open_partly,
+    unlock,
+};
 pub use partition::Partition;
-pub use qcow2::{Grower, Storage, unpack_alone, unpack_over};
-pub use text::shown;
-pub use through::{End, Level, Walk};
+pub use qcow2::{Grower, Storage, unpack_alone, unpack_over, unpack_writable};
+pub use text::{is_hidden, shown};
+pub use through::{End, Level, Reached, Walk};
 pub use vmdk::is_descriptor as is_vmdk_descriptor;

@@ -98,10 +98,21 @@ impl Claim {
 
     /// First byte and length of its lock; a length of 0 reaches as far as there are bytes.
     fn place(&self) -> (u64, u64) {
+        let (start, end) = self.pages();
+        (FAR + start, end.map_or(0, |end| end.saturating_sub(start).max(1)))
+    }
+
+    /// The range in whole pages; without an end it is all that follows.
+    fn pages(&self) -> (u64, Option<u64>) {
         let page = rustix::param::page_size() as u64;
         let start = (self.range.start / page * page).min(FAR - 1);
-        let end = self.range.end.checked_next_multiple_of(page).filter(|end| *end < FAR);
-        (FAR + start, end.map_or(0, |end| end.saturating_sub(start).max(1)))
+        (start, self.range.end.checked_next_multiple_of(page).filter(|end| *end < FAR))
+    }
+
+    /// Whether another user's bytes, from `start` to `end`, share a page with the range.
+    pub(crate) fn meets(&self, start: u64, end: u64) -> bool {
+        let (ours, our_end) = self.pages();
+        start < our_end.unwrap_or(u64::MAX) && ours < end
     }
 }
 

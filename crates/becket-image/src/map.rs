@@ -132,10 +132,9 @@ impl Map {
     }
 
     /// A map of `extents`, which must be sorted, gapless from byte 0 on, not empty each, and bounded.
-    pub fn from_extents(extents: Vec<Extent>) -> Result<Map, MapError> {
-        let mut merged: Vec<Extent> = Vec::with_capacity(extents.len());
+    pub fn from_extents(mut extents: Vec<Extent>) -> Result<Map, MapError> {
         let mut expected = 0;
-        for (index, extent) in extents.into_iter().enumerate() {
+        for (index, extent) in extents.iter().enumerate() {
             if extent.len == 0 {
                 return Err(MapError::Empty { index });
             }
@@ -146,12 +145,15 @@ impl Map {
                 return Err(MapError::Overflow { index });
             }
             expected = extent.end();
-            match merged.last_mut() {
-                Some(last) if last.continues_in(&extent) => last.len += extent.len,
-                _ => merged.push(extent),
-            }
         }
-        Ok(Map { extents: merged })
+        extents.dedup_by(|next, last| {
+            let merges = last.continues_in(next);
+            if merges {
+                last.len += next.len;
+            }
+            merges
+        });
+        Ok(Map { extents })
     }
 
     /// Length of the image in bytes.
@@ -181,15 +183,17 @@ impl Map {
 
     /// The map of `len` bytes from byte `offset` on, as an image of its own that starts at 0.
     pub fn slice(&self, offset: u64, len: u64) -> Result<Map, MapError> {
+        Ok(Map { extents: self.parts(offset, len)?.collect() })
+    }
+
+    /// The extents of such a map, one after another.
+    pub(crate) fn parts(&self, offset: u64, len: u64) -> Result<impl Iterator<Item = Extent>, MapError> {
         let out_of_range = MapError::OutOfRange { offset, len, end: self.len() };
         let end = offset.checked_add(len).filter(|end| *end <= self.len()).ok_or(out_of_range)?;
-        let mut extents = Vec::new();
-        let from = self.index_of(offset);
-        for extent in self.extents.iter().skip(from).take_while(|extent| extent.start < end) {
-            let Some(cut) = extent.cut(offset, end).filter(|cut| cut.len > 0) else { continue };
-            extents.push(Extent { start: cut.start - offset, ..cut });
-        }
-        Ok(Map { extents })
+        let rest = self.extents.get(self.index_of(offset)..).unwrap_or_default();
+        let inside = rest.iter().take_while(move |extent| extent.start < end);
+        let cut = move |extent: &Extent| extent.cut(offset, end).filter(|cut| cut.len > 0);
+        Ok(inside.filter_map(cut).map(move |cut| Extent { start: cut.start - offset, ..cut }))
     }
 
     /// The same map where so many files and layers are counted before those that it speaks of; `None` when there are too

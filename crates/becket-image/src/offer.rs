@@ -13,12 +13,16 @@ pub(crate) struct Asked {
     pub(crate) size_limit: Option<u64>,
     pub(crate) block_size: Option<u32>,
     pub(crate) partitions: bool,
+    /// Fill the last block up with zeroes.
+    pub(crate) pad: bool,
 }
 
 /// What of an image is offered, and in which units.
 pub(crate) struct Layout {
     pub(crate) offset: u64,
     pub(crate) len: u64,
+    /// Zeroes behind that.
+    pub(crate) padding: u64,
     pub(crate) block_size: u32,
     pub(crate) partitions: Vec<Partition>,
 }
@@ -53,19 +57,30 @@ pub(crate) fn lay_out(
         });
     let spoken = table.sector.filter(|sector| *sector <= largest_block_size()).unwrap_or(512);
     let block_size = asked.block_size.unwrap_or(natural.max(spoken));
-    let len = room - room % u64::from(block_size);
+    let tail = room % u64::from(block_size);
+    let (len, padding) = match (tail, asked.pad) {
+        (0, _) => (room, 0),
+        (tail, true) => (room, u64::from(block_size) - tail),
+        (tail, false) => (room - tail, 0),
+    };
     if len == 0 {
         return Err(nothing_left(path, asked, size, block_size));
     }
-    if len < room {
-        let tail = room - len;
+    if padding > 0 {
         warnings.push(format!(
-            "the last {tail} of {room} bytes are left out: they do not fill a block of {block_size}"
+            "{padding} bytes of zeroes follow its {room}: these do not fill a block of {block_size}"
+        ));
+    } else if len < room {
+        warnings.push(format!(
+            "the last {tail} of {room} bytes are left out: they do not fill a block of {block_size}; \
+             with --read-only, ublk and fuse show them"
         ));
     }
-    let partitions =
-        if asked.partitions { usable_partitions(table, len, block_size, warnings) } else { Vec::new() };
-    Ok(Layout { offset, len, block_size, partitions })
+    let partitions = match asked.partitions {
+        true => usable_partitions(table, len + padding, block_size, warnings),
+        false => Vec::new(),
+    };
+    Ok(Layout { offset, len, padding, block_size, partitions })
 }
 
 /// The largest logical block that a device can have: the page size.

@@ -11,23 +11,26 @@ use std::sync::Arc;
 use rustix::fs::Stat;
 use serde::{Deserialize, Serialize};
 
+use crate::bytes::field;
 use crate::cow::{self, Base, Overlay};
 use crate::facts::{self, Known};
 use crate::host::{
     Link, forget_cached, lock_fd, natural_block_size, open_inode, read_as_it_comes, read_here_and_there,
     real_path, size_of,
 };
+use crate::layer::foreign;
 use crate::layer::packed::Kind;
 use crate::locks::{self, Claim};
-use crate::loops::loop_over;
 use crate::offer::{self, Asked, Layout, check_block_size, lay_out};
 use crate::qcow2::chain::{First, Unpacked, unpack_chain};
+use crate::qcow2::{Verdict, Writing};
 use crate::resolve::{Found, Split, io, resolve, split};
 use crate::text::shown;
 use crate::through::{self, End, Walk};
 use crate::vmdk;
 use crate::{
-    BackingKind, DirectIo, Encoded, Error, Facts, Format, Image, LayerError, Map, Partition, ReadAt as _,
+    BackingKind, Budget, DirectIo, Encoded, Error, Facts, Format, Image, LayerError, Map, Partition,
+    ReadAt as _,
 };
 
 /// How an image is to be opened. All sizes are bytes.
@@ -47,12 +50,25 @@ pub struct OpenOptions {
     pub shared: bool,
     /// Read the partition table.
     pub partitions: bool,
+    /// Fill the last block of an image that is only read up with zeroes, instead of leaving the bytes in it
+    /// out.
+    pub pad: bool,
     /// What the file is, for paths that go on inside it.
     pub format: Format,
     /// Where backing files may lie, beside the directory of the image that names them.
     pub backing_dirs: Vec<PathBuf>,
+    /// Open a qcow2 for writing although that removes its persistent bitmaps; without this it is opened for reading.
+    pub drop_bitmaps: bool,
     /// The qcow2 over the image that takes what is written, made where it is not there: the image is only read then.
     pub cow: Option<PathBuf>,
+    /// Parse it whatever that costs: see [`crate::budget`].
+    pub no_limits: bool,
+}
+
+impl OpenOptions {
+    fn budget(&self) -> Budget {
+        if self.no_limits { Budget::unlimited() } else { Budget::default() }
+    }
 }
 
 /// An image that is open.
@@ -144,7 +160,8 @@ const LOOKS: u32 = 8;
 ///   is read on the way comes through the same descriptor, with the locks held.
 /// - What cannot be opened for writing is opened for reading, with [`Opened::read_only_reason`].
 /// - The logical block size is the one asked for; else that of the block device below; else that of the GPT
-///   inside, when it speaks 4096; else 512. A tail that fills no block is left out, with a warning.
+///   inside, when it speaks 4096; else 512. A tail that fills no block is left out, or filled up (`pad`),
+///   with a warning.
 /// - Direct I/O that is impossible is an error only when it was insisted on.
 pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
     let mut opened = open_partly(path, options)?;
@@ -161,19 +178,19 @@ pub fn open_partly(path: &Path, options: &OpenOptions) -> Result<Opened, Error> 
     check_block_size(options.block_size)?;
     let Split { host, inside } = split(path);
     let found = resolve(&host)?;
+    let target = Target { host: &host, found: &found, inside: &inside, budget: &options.budget() };
     let read_only = options.read_only || options.cow.is_some();
     for _ in 0..LOOKS {
         // What is inside decides which bytes are locked, and whether anything may be written: readers must not shut each
         // other out.
         let (mut range, mut reason) = (None, None);
         if !inside.is_empty() {
-            let walked = look_inside(&host, &found, &inside, options.format, &options.backing_dirs)?;
+            let walked = look_inside(&target, options.format, &options.backing_dirs)?;
             range = walked.range();
-            let shown = || loop_over(Path::new("/sys/block"), &host, &range.clone().unwrap_or(locks::WHOLE));
-            reason = walked.read_only.or_else(|| if options.shared { None } else { shown() });
+            reason = walked.read_only;
         }
         let (reason, read_only) = if read_only { (None, true) } else { (reason.clone(), reason.is_some()) };
-        if let Some(opened) = open_inside(&host, &found, &inside, read_only, reason, range, options)? {
+        if let Some(opened) = open_inside(&target, read_only, reason, range, options)? {
             return Ok(opened);
         }
     }
@@ -185,25 +202,72 @@ pub fn open_partly(path: &Path, options: &OpenOptions) -> Result<Opened, Error> 
 /// # Errors
 /// As [`open()`].
 pub fn look(path: &Path, format: Format, backing_dirs: &[PathBuf]) -> Result<Walk, Error> {
-    let Split { host, inside } = split(path);
-    look_inside(&host, &resolve(&host)?, &inside, format, backing_dirs)
+    look_within(path, format, backing_dirs, &Budget::default())
 }
 
-/// The same from the file or device that was found at `host`.
-fn look_inside(
-    host: &Path,
-    found: &Found,
-    inside: &[OsString],
+/// What a path names, whatever its words: the file or device on the host, and the way to the image inside it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Location {
+    /// The file or device.
+    pub host: Identity,
+    /// Empty when that is the image.
+    pub inside: Vec<through::Reached>,
+}
+
+/// Finds what a path names, for reading only and without locks, to compare it with what other paths name.
+///
+/// # Errors
+/// As [`open()`].
+pub fn locate(path: &Path) -> Result<Location, Error> {
+    let Split { host, inside } = split(path);
+    let found = resolve(&host)?;
+    let identity = Identity { dev: found.stat.st_dev, ino: found.stat.st_ino };
+    let target = Target { host: &host, found: &found, inside: &inside, budget: &Budget::default() };
+    let inside = match inside.is_empty() {
+        true => Vec::new(),
+        // As it is stored: what becket cannot read, and attached by `--format raw`, has a place, too.
+        false => look_inside(&target, Format::Raw, &[])?.steps(),
+    };
+    Ok(Location { host: identity, inside })
+}
+
+/// As [`look`], with the limits that are asked for.
+///
+/// # Errors
+/// As [`open()`].
+pub fn look_within(
+    path: &Path,
     format: Format,
     backing_dirs: &[PathBuf],
+    budget: &Budget,
 ) -> Result<Walk, Error> {
+    let Split { host, inside } = split(path);
+    let target = Target { host: &host, found: &resolve(&host)?, inside: &inside, budget };
+    look_inside(&target, format, backing_dirs)
+}
+
+/// What is to be opened, and what its parsing may cost.
+struct Target<'a> {
+    /// The path of the file or device, and what was found there.
+    host: &'a Path,
+    found: &'a Found,
+    /// How the path goes on inside it.
+    inside: &'a [OsString],
+    budget: &'a Budget,
+}
+
+/// The same from the file or device that was found.
+fn look_inside(target: &Target<'_>, format: Format, backing_dirs: &[PathBuf]) -> Result<Walk, Error> {
+    let Target { host, found, inside, budget } = *target;
     let Found { inode, kind, stat } = found;
     let (fd, _) = open_inode(host, inode, *kind, true)?;
     let size = size_of(host, &fd, *kind)?;
     let block_size = natural_block_size(host, &fd, *kind)?;
     let path = real_path(host, &fd)?;
-    let file = OpenFile { host, path: &path, fd: &fd, kind: *kind, stat, size, block_size };
-    let disk = disk_in(&file, format, backing_dirs, inside.is_empty(), &mut |_, _, _| Ok(()))?;
+    let writing = Writing::Never;
+    let file = OpenFile { host, path: &path, fd: &fd, kind: *kind, stat, size, block_size, budget, writing };
+    let of_file = through::of_first(format, inside);
+    let disk = disk_in(&file, of_file, backing_dirs, inside.is_empty(), &mut |_, _, _| Ok(()))?;
     let mut walk = through::walk(disk.image, shown(host.as_os_str().as_bytes()), inside, format)?;
     walk.read_only = disk.read_only.or(walk.read_only);
     Ok(walk)
@@ -219,6 +283,8 @@ struct OpenFile<'a> {
     stat: &'a Stat,
     size: u64,
     block_size: u32,
+    budget: &'a Budget,
+    writing: Writing,
 }
 
 /// What a file holds, when it is taken for what `format` says.
@@ -230,6 +296,8 @@ struct Disk {
     unpacked: bool,
     /// Why it may only be read, whatever the file allows.
     read_only: Option<String>,
+    /// What a write destroys.
+    warning: Option<String>,
 }
 
 /// The disk in a file: the file itself, or what a qcow2 and those below it hold. `whole` says that nothing but all of it is wanted, and `lock` has a word
@@ -241,14 +309,14 @@ fn disk_in(
     whole: bool,
     lock: &mut dyn FnMut(&Path, &OwnedFd, BackingKind) -> Result<(), Error>,
 ) -> Result<Disk, Error> {
-    let OpenFile { host, path, fd, kind, stat, size, block_size } = *file;
+    let OpenFile { host, path, fd, kind, stat, size, block_size, budget, writing } = *file;
     let reader = fd.try_clone().map_err(|error| io(host, "its descriptor cannot be copied", error))?;
-    let image = Image::raw(Arc::new(reader), size, block_size);
-    let as_it_is = |image| Disk { image, below: Vec::new(), unpacked: false, read_only: None };
+    let image = Image::raw(Arc::new(reader), size, block_size).within(budget);
+    let as_it_is = |image| Disk { image, below: Vec::new(), unpacked: false, read_only: None, warning: None };
     if !matches!(format, Format::Auto | Format::Qcow2 | Format::Vmdk) {
         return Ok(as_it_is(image));
     }
-    let first = First { image: &image, path, kind, stat, dirs };
+    let first = First { image: &image, host, path, format, kind, stat, dirs, writing };
     let mut open = |path: &Path, found: Found| {
         let Found { inode, kind, stat } = found;
         let (fd, _) = open_inode(path, &inode, kind, true)?;
@@ -262,31 +330,33 @@ fn disk_in(
         qcow2 => qcow2,
     };
     match unpacked {
-        Some(Unpacked { image, below, cluster, unwritable }) => {
+        Some(Unpacked { image, below, cluster, verdict }) => {
             let part =
                 || (!whole).then(|| "only the whole of a qcow2 is written, and this is a part".to_owned());
             let device = || {
                 (kind == BackingKind::Block)
                     .then(|| "it is a qcow2 on a block device, which cannot grow".to_owned())
             };
+            let Verdict { unwritable, warning } = verdict;
             let read_only = unwritable.or_else(part).or_else(device).or_else(|| cow::too_short(cluster, fd));
-            Ok(Disk { image, below, unpacked: true, read_only })
+            Ok(Disk { image, below, unpacked: true, read_only, warning })
         }
-        None if format != Format::Auto => Err(Error::Layer {
-            image: shown(host.as_os_str().as_bytes()),
-            source: LayerError::Corrupt(format!("it is not {format}")),
-        }),
+        None if format != Format::Auto => {
+            let known = foreign::refuse(&image);
+            let source = known.err().unwrap_or_else(|| LayerError::Corrupt(format!("it is not {format}")));
+            Err(Error::Layer { image: shown(host.as_os_str().as_bytes()), source })
+        }
         None => Ok(as_it_is(image)),
     }
 }
 
 /// Why a file can only be read, by its first bytes: what the walk will say, before anything else is looked at.
 fn only_read(file: &OwnedFd, format: Format) -> Option<String> {
-    if let Some(packed) = Kind::of(file, format) {
-        return Some(through::compressed(packed));
-    }
     let mut head = [0; vmdk::TITLE.len()];
     file.read_at(&mut head, 0).ok()?;
+    if let Some(packed) = Kind::of_head(field(&head, 0), format) {
+        return Some(through::compressed(packed));
+    }
     let wanted = |kind| format == Format::Auto || format == kind;
     (wanted(Format::Vmdk) && head.eq_ignore_ascii_case(vmdk::TITLE)).then(|| vmdk::ONLY_READ.to_owned())
 }
@@ -294,14 +364,13 @@ fn only_read(file: &OwnedFd, format: Format) -> Option<String> {
 /// Opens what was found at `host`, and the image in it that `inside` names, which lies in `range` of it (everywhere, when that is not
 /// given); `None` where it does no longer. The path itself is not looked up again.
 fn open_inside(
-    host: &Path,
-    found: &Found,
-    inside: &[OsString],
+    target: &Target<'_>,
     read_only: bool,
     reason: Option<String>,
     range: Option<Range<u64>>,
     options: &OpenOptions,
 ) -> Result<Option<Opened>, Error> {
+    let Target { host, found, inside, budget } = *target;
     let (kind, stat) = (found.kind, found.stat);
     let (buffered, unwritable) = open_inode(host, &found.inode, kind, read_only)?;
     // What can be written is no layer that would be read through here.
@@ -314,7 +383,7 @@ fn open_inside(
         && let Some(reason) = only_read(&buffered, options.format)
     {
         // Known before anything is locked, for readers must not shut each other out.
-        return open_inside(host, found, inside, true, Some(reason), range, options);
+        return open_inside(target, true, Some(reason), range, options);
     }
     let read_only_reason = reason.or(unwritable);
     let read_only = read_only || read_only_reason.is_some();
@@ -326,11 +395,22 @@ fn open_inside(
     let size = size_of(host, &buffered, kind)?;
     let natural = natural_block_size(host, &buffered, kind)?;
     let host_path = real_path(host, &buffered)?;
-    let file =
-        OpenFile { host, path: &host_path, fd: &buffered, kind, stat: &stat, size, block_size: natural };
+    let writing = Writing::new(read_only, options.drop_bitmaps);
+    let file = OpenFile {
+        host,
+        path: &host_path,
+        fd: &buffered,
+        kind,
+        stat: &stat,
+        size,
+        block_size: natural,
+        budget,
+        writing,
+    };
     let whole = inside.is_empty() && options.offset == 0 && options.size_limit.is_none();
-    let Disk { image, below, unpacked, read_only: unwritable } =
-        disk_in(&file, options.format, &options.backing_dirs, whole, &mut |path, fd, kind| {
+    let of_file = through::of_first(options.format, inside);
+    let Disk { image, below, unpacked, read_only: unwritable, warning } =
+        disk_in(&file, of_file, &options.backing_dirs, whole, &mut |path, fd, kind| {
             lock_fd(path, fd, kind, &Claim::of_all(false, options.shared), &mut warnings)
         })?;
     let walked = through::walk(image, shown(host.as_os_str().as_bytes()), inside, options.format)?;
@@ -345,21 +425,20 @@ fn open_inside(
     // It may have changed since it was looked at without a lock, or was not looked at. Readers take readers' locks only.
     if let Some(reason) = walked.read_only.clone().or(unwritable).filter(|_| !read_only) {
         drop((walked, buffered));
-        return open_inside(host, found, inside, true, Some(reason), range, options);
+        return open_inside(target, true, Some(reason), range, options);
     }
+    warnings.extend(warning);
     let mut asked = Asked {
         offset: options.offset,
         size_limit: options.size_limit,
         block_size: options.block_size,
         partitions: options.partitions,
+        pad: options.pad && read_only && options.cow.is_none(),
     };
     let path = named(host_path.clone());
     let part_of = |image: &Image, offset, len| {
         let slice = image.slice(offset, len);
-        slice.map_err(|error| Error::Layer {
-            image: level.path.clone(),
-            source: LayerError::Corrupt(error.to_string()),
-        })
+        slice.map_err(|source| Error::Layer { image: level.path.clone(), source })
     };
     let mut image = level.image.clone();
     let mut links = vec![Link { path: host_path, fd: buffered, kind, stat, size }];
@@ -372,15 +451,19 @@ fn open_inside(
         let plain =
             (whole && walked.levels.len() == 1).then(|| image.stored().map_or("raw", |about| about.format));
         let base = Base { image: part_of(&image, offset, len)?, links, inside: inside.to_vec(), part, plain };
-        let stack = cow::lay_over(base, file, options.read_only, options.shared, &mut warnings)?;
+        let stack = cow::lay_over(base, file, options, &mut warnings)?;
         (image, links, overlay) = (stack.image, stack.links, Some(stack.overlay));
         read_only = options.read_only || stack.read_only.is_some();
         read_only_reason = stack.read_only;
         (asked.offset, asked.size_limit) = (0, None);
     }
-    let Layout { offset, len, block_size, partitions } =
+    let Layout { offset, len, padding, block_size, partitions } =
         lay_out(&path, &image, natural, asked, &mut warnings)?;
     let image = part_of(&image, offset, len)?;
+    let image = image.padded(padding).map_err(|source| Error::Layer { image: level.path.clone(), source })?;
+    // Parsers that go on without what cannot be read have not seen all of it.
+    let failed = |spent| Error::Layer { image: level.path.clone(), source: LayerError::Spent(spent) };
+    budget.check().map_err(failed)?;
 
     if flat && let Some(file) = links.first() {
         read_as_it_comes(file.fd.as_fd());

@@ -2,7 +2,7 @@
 //! It never opens what it finds: a FIFO, a tape or a watchdog would notice.
 
 use std::ffi::OsString;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, Stat};
@@ -27,29 +27,42 @@ pub(crate) struct Split {
     pub(crate) inside: Vec<OsString>,
 }
 
-/// Divides a path at the first regular file or block device on the way. A path that leads nowhere stays whole, and
-/// [`resolve`] says what is wrong with it.
+/// Divides a path at the first regular file or block device on the way; `FILE/..` is the directory of the file, as if that were
+/// a directory. A path that leads nowhere stays whole, and [`resolve`] says what is wrong with it.
 pub(crate) fn split(path: &Path) -> Split {
     let whole = || Split { host: path.to_owned(), inside: Vec::new() };
     if !matches!(rustix::fs::stat(path), Err(Errno::NOTDIR)) {
         return whole();
     }
     let mut host = PathBuf::new();
-    let mut components = path.components();
+    let mut components = path.components().peekable();
     while let Some(component) = components.next() {
         host.push(component);
         let kind = rustix::fs::stat(&host).map(|stat| FileType::from_raw_mode(stat.st_mode));
         if let Ok(FileType::RegularFile | FileType::BlockDevice) = kind {
+            if components.next_if_eq(&Component::ParentDir).is_some() {
+                host.pop();
+                continue;
+            }
             let inside = components.map(|component| component.as_os_str().to_owned()).collect();
             return Split { host, inside };
         }
+    }
+    // Only by such a `..` does the walk end without a file on the way: at a directory, which is no image.
+    if path.components().any(|component| component == Component::ParentDir) && host.is_dir() {
+        return Split { host, inside: Vec::new() };
     }
     whole()
 }
 
 /// Finds what `path` names and checks that it is a regular file or a block device.
 pub(crate) fn resolve(path: &Path) -> Result<Found, Error> {
-    let inode = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+    resolve_at(rustix::fs::CWD, path, path)
+}
+
+/// The same for a name in a directory that is open; `path` is for messages.
+pub(crate) fn resolve_at(dir: impl AsFd, name: impl rustix::path::Arg, path: &Path) -> Result<Found, Error> {
+    let inode = rustix::fs::openat(dir, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| explain(path, errno))?;
     let stat = rustix::fs::fstat(&inode).map_err(|errno| io(path, "its status cannot be read", errno))?;
     let kind = kind_of(&stat).map_err(|what| Error::NotAnImage { path: path.to_owned(), what })?;

@@ -1,12 +1,12 @@
-//! Names from inside images, as text that is safe to show.
-//! It never lets a control character through, and never makes two different names look alike.
+//! Names from inside images, and paths, as text that is safe to show. It never lets a letter through that a
+//! terminal obeys or does not show, and never makes two different names look alike.
 
-/// A name or path: backslashes, control characters and bytes that are no UTF-8 are escaped.
+/// A name or path: backslashes, bytes that are no UTF-8 and all that [`is_hidden`] are escaped.
 pub fn shown(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for letter in chunk.valid().chars() {
-            if letter.is_control() || letter == '\\' || is_invisible(letter) {
+            if letter == '\\' || is_hidden(letter) {
                 text.extend(letter.escape_default());
             } else {
                 text.push(letter);
@@ -19,9 +19,18 @@ pub fn shown(bytes: &[u8]) -> String {
     text
 }
 
-/// Letters that turn the direction of what follows, or show nothing.
-fn is_invisible(letter: char) -> bool {
-    matches!(letter, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+/// Letters that are no sign on a screen: those of control (newlines, too), those that order or join others
+/// (format characters, category Cf), ends of lines, and those that are not drawn
+/// (Default_Ignorable_Code_Point of Unicode 16).
+pub fn is_hidden(letter: char) -> bool {
+    letter.is_control()
+        || matches!(letter,
+            '\u{ad}' | '\u{34f}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}'
+            | '\u{890}'..='\u{891}' | '\u{8e2}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}'
+            | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}'
+            | '\u{fff0}'..='\u{fffb}' | '\u{110bd}' | '\u{110cd}' | '\u{13430}'..='\u{1343f}'
+            | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 #[cfg(test)]
@@ -37,6 +46,12 @@ mod tests {
             (b"a\\nb", "a\\\\nb"),
             (b"\xff\xc3", "\\xff\\xc3"),
             ("\u{202e}gpj.exe".as_bytes(), "\\u{202e}gpj.exe"),
+            (
+                "\u{61c}\u{ad}\u{180e}\u{115f}\u{e0041}\u{2066}\u{feff}".as_bytes(),
+                "\\u{61c}\\u{ad}\\u{180e}\\u{115f}\\u{e0041}\\u{2066}\\u{feff}",
+            ),
+            ("\u{2028}\u{85}\u{fe0f}\u{1d173}".as_bytes(), "\\u{2028}\\u{85}\\u{fe0f}\\u{1d173}"),
+            ("é e\u{301} 한글 א ب".as_bytes(), "é e\u{301} 한글 א ب"),
         ] {
             assert_eq!(shown(name), text);
         }

@@ -9,17 +9,20 @@ use std::ffi::OsString;
 use std::ops::{ControlFlow, Range};
 use std::os::unix::ffi::OsStrExt;
 
+use crate::error::PARTITIONS;
 use crate::image::{Image, Layout};
 use crate::layer::packed::Kind;
-use crate::layer::{Contents, FileSystem, Format, LayerError, NodeKind, detect, find};
+use crate::layer::{Contents, FileSystem, Format, LayerError, NodeKind, detect, find, foreign};
 use crate::qcow2;
 use crate::text::shown;
-use crate::{Error, Extent, Partition};
+use crate::{Error, Partition};
 
 /// Images inside images that are followed.
 pub(crate) const DEPTH_MAX: usize = 16;
 /// Symbolic links that are followed for one path, as the kernel does.
 const LINKS_MAX: u32 = 40;
+/// Where the descriptors of an ISO 9660 begin, in bytes.
+const ISO_DESCRIPTORS: u64 = 32 << 10;
 /// Names that an error tells of.
 const TOLD_MAX: usize = 12;
 
@@ -30,10 +33,12 @@ pub struct Level {
     pub path: String,
     /// Its bytes.
     pub image: Image,
-    /// Where these are in terms of the level before; empty for the first.
-    pub layout: Vec<Extent>,
+    /// From where to where these lie in the level before; `None` for the first, and where all of them are zeroes.
+    pub span: Option<(u64, u64)>,
     /// What it holds, once the path went on in it.
     pub contents: Option<Contents>,
+    /// Where it was found in the level before; nothing for the first, and for one that is packed in it.
+    pub reached: Option<Reached>,
 }
 
 /// Where a path ends.
@@ -56,19 +61,32 @@ pub struct Walk {
     pub read_only: Option<String>,
 }
 
-/// Walks `names` from `image`, which is known as `path`; `format` is said of this first image only.
+/// What a format that was named says of the file on the host, when `names` go on in it: `raw` speaks of the image that
+/// the path names, which is taken as it is stored, and every other format of the file.
+pub(crate) fn of_first(format: Format, names: &[OsString]) -> Format {
+    if format == Format::Raw && !names.is_empty() { Format::Auto } else { format }
+}
+
+/// Walks `names` from `image`, which is known as `path`. For `format` see [`of_first`].
 pub(crate) fn walk(image: Image, path: String, names: &[OsString], format: Format) -> Result<Walk, Error> {
-    let first = Level { path, image, layout: Vec::new(), contents: None };
+    let stored = format == Format::Raw;
+    let format = of_first(format, names).of_contents();
+    let first = Level { path, image, span: None, contents: None, reached: None };
     let mut walk = Walk { levels: vec![first], end: End::Image, read_only: None };
     let names: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
     let mut rest = names.as_slice();
     let mut links = LINKS_MAX;
-    let format = format.of_contents();
-    walk.unpack(format)?;
+    walk.unpack(format, true)?;
+    if rest.is_empty() && walk.levels.len() == 1 {
+        walk.is_really(format)?;
+    }
     while !rest.is_empty() {
         let format = if walk.levels.len() == 1 { format } else { Format::Auto };
-        rest = walk.descend(rest, format, &mut links)?;
-        walk.unpack(Format::Auto)?;
+        let (left, file) = walk.descend(rest, format, stored, &mut links)?;
+        rest = left;
+        if !(stored && rest.is_empty()) {
+            walk.unpack(Format::Auto, file)?;
+        }
     }
     Ok(walk)
 }
@@ -82,6 +100,25 @@ impl Walk {
         self.levels
             .last()
             .ok_or_else(|| Error::NoContainer { image: String::new(), why: "no image".to_owned() })
+    }
+
+    /// The way to the image, from the file on the host on: two paths with the same steps name the same image.
+    pub(crate) fn steps(&self) -> Vec<Reached> {
+        let end = match self.end {
+            End::Image => None,
+            End::Directory(node) => Some(Reached::Directory(node)),
+        };
+        self.levels.iter().filter_map(|level| level.reached).chain(end).collect()
+    }
+
+    /// Whether the image is an ISO 9660 with a partition table that shows the same bytes: one of its partitions begins before
+    /// the ISO's first descriptor. (What is left of an ISO on a disk that was partitioned anew is none.)
+    pub fn is_hybrid(&self) -> bool {
+        let Ok(level) = self.last() else { return false };
+        let Ok(contents) = detect(&level.image, Format::Auto) else { return false };
+        let iso = contents.fs.as_ref().is_some_and(|fs| fs.about().format == "iso9660");
+        let covers = |partition: &Partition| partition.start <= ISO_DESCRIPTORS;
+        iso && contents.table.iter().flat_map(|table| &table.partitions).any(covers)
     }
 
     /// Which bytes of the host's file hold the image, as one range, where that is less than all of the file: the innermost level
@@ -112,14 +149,34 @@ impl Walk {
         }
     }
 
-    /// Goes from the last image to the one that is packed in it, as often as one is.
-    fn unpack(&mut self, format: Format) -> Result<(), Error> {
-        let mut format = format;
+    /// Refuses a format that was named and that the one image is not.
+    fn is_really(&self, format: Format) -> Result<(), Error> {
+        if matches!(format, Format::Auto | Format::Raw) {
+            return Ok(());
+        }
+        let level = self.last()?;
+        match detect(&level.image, format) {
+            Err(source @ LayerError::Corrupt(_)) => Err(Here { path: &level.path }.layer(source)),
+            // What it is and cannot be read may still be attached.
+            _ => Ok(()),
+        }
+    }
+
+    /// Goes from the last image to the one that is packed in it, as often as one is. `file` says that the last image is a
+    /// file or device, which can be a container that becket does not read; a partition is not.
+    fn unpack(&mut self, format: Format, file: bool) -> Result<(), Error> {
+        let (mut format, mut file) = (format, file);
         while self.end == End::Image {
             let count = self.levels.len();
             let Some(level) = self.levels.last_mut() else { return Ok(()) };
-            let Some(kind) = Kind::of(&level.image, format) else { return Ok(()) };
             let here = Here { path: &level.path };
+            let Some(kind) = Kind::of(&level.image, format) else {
+                // The disk in a qcow2 or VMDK is one, whatever its user has written there.
+                if file && format == Format::Auto && level.image.stored().is_none() {
+                    foreign::refuse(&level.image).map_err(|source| here.layer(source))?;
+                }
+                return Ok(());
+            };
             if count > DEPTH_MAX {
                 return Err(here.no_container(format!("more than {DEPTH_MAX} images inside each other")));
             }
@@ -130,30 +187,30 @@ impl Walk {
             let next = Level {
                 path: level.path.clone(),
                 image: inside.unwrap_or_else(|| packed.image.clone()),
-                layout: packed.layout.clone(),
+                span: packed.span,
                 contents: None,
+                reached: None,
             };
             self.read_only = self.read_only.take().or_else(|| Some(compressed(kind)));
             level.contents = Some(contents);
             self.levels.push(next);
-            format = Format::Auto;
+            (format, file) = (Format::Auto, true);
         }
         Ok(())
     }
 
-    /// Goes from the last image to the next, or to a directory in it; the names that are left.
+    /// Goes from the last image to the next, or to a directory in it; the names that are left, and whether it went to a
+    /// file. With `stored` the image that the path names is taken as it is stored.
     fn descend<'a>(
         &mut self,
         names: &'a [&'a [u8]],
         format: Format,
+        stored: bool,
         links: &mut u32,
-    ) -> Result<&'a [&'a [u8]], Error> {
+    ) -> Result<(&'a [&'a [u8]], bool), Error> {
         let count = self.levels.len();
-        let Some(level) = self.levels.last_mut() else { return Ok(&[]) };
+        let Some(level) = self.levels.last_mut() else { return Ok((&[], false)) };
         let here = Here { path: &level.path };
-        if format == Format::Raw {
-            return Err(here.no_container("--format raw forbids to look into it".to_owned()));
-        }
         if count > DEPTH_MAX {
             return Err(here.no_container(format!("more than {DEPTH_MAX} images inside each other")));
         }
@@ -178,7 +235,7 @@ impl Walk {
             }
         };
         let failed = |source| here.layer(source);
-        let mut layout = Layout::default();
+        let mut layout = Layout::of(&level.image).map_err(|source| here.layer(source))?;
         match (reached, &contents.fs) {
             (Reached::Part(start, len), _) => layout.data(start, len).map_err(failed)?,
             (Reached::File(node), Some(fs)) => {
@@ -195,19 +252,21 @@ impl Walk {
             (Reached::Directory(node), _) => {
                 self.end = End::Directory(node);
                 level.contents = Some(contents);
-                return Ok(&[]);
+                return Ok((&[], false));
             }
-            (Reached::File(_), None) => return Ok(&[]),
+            (Reached::File(_), None) => return Ok((&[], false)),
         }
         let (taken, left) = names.split_at(used.min(names.len()));
         let path = taken.iter().fold(level.path.clone(), |path, name| format!("{path}/{}", shown(name)));
-        let extents = layout.extents().to_vec();
+        let span = layout.span();
         let mut image = level.image.compose(layout).map_err(failed)?;
         if matches!(reached, Reached::Part(..)) {
             image = image.with_block_size(level.image.block_size());
         }
         let inside = |source| Error::Layer { image: path.clone(), source };
-        if matches!(reached, Reached::File(_))
+        let file = matches!(reached, Reached::File(_));
+        if file
+            && !(stored && left.is_empty())
             && let Some(disk) = qcow2::unpack_alone(&image).map_err(inside)?
         {
             image = disk;
@@ -215,8 +274,8 @@ impl Walk {
                 self.read_only.take().or_else(|| Some("it is a qcow2 inside another image".to_owned()));
         }
         level.contents = Some(contents);
-        self.levels.push(Level { path, image, layout: extents, contents: None });
-        Ok(left)
+        self.levels.push(Level { path, image, span, contents: None, reached: Some(reached) });
+        Ok((left, file))
     }
 }
 
@@ -225,11 +284,14 @@ pub(crate) fn compressed(kind: Kind) -> String {
     format!("it is compressed by {}", kind.name())
 }
 
-/// What names lead to inside one image.
-#[derive(Debug, Clone, Copy)]
-enum Reached {
+/// What names lead to inside one image, whatever the names were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reached {
+    /// A regular file, by the file system's number of it.
     File(u64),
+    /// A directory, likewise.
     Directory(u64),
+    /// A partition: its first byte and its length.
     Part(u64, u64),
 }
 
@@ -377,7 +439,7 @@ fn select<'a>(
     here: &Here<'_>,
 ) -> Result<(&'a Partition, usize), Error> {
     let first = names.first().copied().unwrap_or_default();
-    let none = |missing: &[u8], entries| here.missing("partition table", shown(missing), entries);
+    let none = |missing: &[u8], entries| here.missing(PARTITIONS, shown(missing), entries);
     let by = match first {
         b"by-label" => Tag::Label,
         b"by-uuid" => Tag::Uuid,

@@ -11,19 +11,19 @@ use std::sync::Arc;
 
 use crate::host::Link;
 use crate::image::Image;
+use crate::layer::foreign::VMDK;
 use crate::layer::{About, LayerError};
+use crate::qcow2::Verdict;
 use crate::qcow2::chain::{Dirs, First, Unpacked};
 use crate::qcow2::header::BackingName;
 use crate::resolve::Found;
 use crate::text::shown;
-use crate::{Error, ReadAt as _};
+use crate::{Error, Format, ReadAt as _};
 
 /// What a descriptor begins with, in any case of letters.
 pub(crate) const TITLE: &[u8] = b"# disk descriptorfile";
 /// Why it is not written, for people.
 pub(crate) const ONLY_READ: &str = "becket only reads VMDK images";
-/// What the other kinds begin with: sparse ones, and those of old versions of ESX.
-const SPARSE: [&[u8; 4]; 2] = [b"KDMV", b"COWD"];
 /// The longest descriptor, in bytes, and the most pieces.
 const LONGEST: u64 = 64 << 10;
 const PIECES_MAX: usize = 1024;
@@ -45,6 +45,7 @@ pub(crate) fn unpack(
 ) -> Result<Option<Unpacked>, Error> {
     let of = |source| Error::Layer { image: shown(first.path.as_os_str().as_encoded_bytes()), source };
     let Some(text) = text(first.image).map_err(of)? else { return Ok(None) };
+    first.may_refer(Format::Vmdk, || "the files of its pieces".to_owned())?;
     let pieces = parse(&text).map_err(of)?;
     let dirs = Dirs::new(first)?;
     let mut names: Vec<&[u8]> = Vec::new();
@@ -63,7 +64,7 @@ pub(crate) fn unpack(
             let found = dirs.find(first.path, &BackingName { name: name.clone(), format: None })?;
             let link = open(first.path, found)?;
             let reader = link.fd.try_clone().map_err(|error| of(error.into()))?;
-            files.push(Image::raw(Arc::new(reader), link.size, 512));
+            files.push(Image::raw(Arc::new(reader), link.size, 512).within(first.image.budget()));
             below.push(link);
             names.push(name);
         }
@@ -76,22 +77,19 @@ pub(crate) fn unpack(
         image: image.stored_as(about),
         below,
         cluster: 0,
-        unwritable: Some(ONLY_READ.to_owned()),
+        verdict: Verdict { unwritable: Some(ONLY_READ.to_owned()), warning: None },
     }))
 }
 
 /// The text of a descriptor; `None` where there is none.
 ///
 /// # Errors
-/// It is a VMDK of another kind.
+/// It is longer than any, or cannot be read.
 fn text(image: &Image) -> Result<Option<Vec<u8>>, LayerError> {
     let mut head = [0; TITLE.len()];
     // A disk whose first sectors cannot be read may be attached just to rescue the rest.
     if image.len() < head.len() as u64 || image.read_at(&mut head, 0).is_err() {
         return Ok(None);
-    }
-    if SPARSE.iter().any(|magic| head.starts_with(*magic)) {
-        return Err(foreign("it is sparse, with tables of its own".to_owned()));
     }
     if !head.eq_ignore_ascii_case(TITLE) {
         return Ok(None);
@@ -103,7 +101,7 @@ fn text(image: &Image) -> Result<Option<Vec<u8>>, LayerError> {
 }
 
 fn foreign(why: String) -> LayerError {
-    LayerError::Foreign { format: "vmdk", why }
+    LayerError::Foreign { format: &VMDK, why: Some(why) }
 }
 
 /// Reads a descriptor.

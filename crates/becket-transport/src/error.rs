@@ -127,6 +127,12 @@ pub enum Error {
         /// Where the kernel has it.
         found: u64,
     },
+    /// The table says otherwise by now, and the kernel keeps a partition that is used.
+    #[error("{} is in use, so it stays as it was; the partition table says otherwise", node.display())]
+    PartitionInUse {
+        /// Its node.
+        node: PathBuf,
+    },
     /// Partitions did not appear.
     #[error("{disk} has no partitions {numbers:?} after {waited:?}")]
     PartitionsMissing {
@@ -147,9 +153,11 @@ pub enum Error {
         /// The errno.
         source: io::Error,
     },
-    /// The helper that mounts for those who are not root refused.
-    #[error("{} cannot be mounted on or unmounted: {said}", path.display())]
+    /// The helper that mounts for users other than root refused.
+    #[error("fusermount3 cannot {doing} {}: {said}", path.display())]
     Helper {
+        /// What it was to do, to be followed by the path.
+        doing: &'static str,
         /// Where.
         path: PathBuf,
         /// Its words.
@@ -186,6 +194,8 @@ impl Error {
             | Error::NotANode { .. }
             | Error::Claimed { .. } => ErrorKind::InUse,
             Error::NotAttached { .. } => ErrorKind::NotFound,
+            Error::Helper { said, .. } if lacks_privilege(said) => ErrorKind::Permission,
+            Error::PartitionInUse { .. } => ErrorKind::InUse,
             Error::PartitionElsewhere { .. } | Error::Helper { .. } => ErrorKind::Io,
             Error::PartitionsMissing { .. } | Error::Silent { .. } => ErrorKind::TimedOut,
         }
@@ -198,18 +208,34 @@ impl Error {
             Error::NoFreeLoop { .. } => Some("try again, or detach devices that are not needed".to_owned()),
             Error::NoDirectIo { .. } => Some("use --direct-io auto, or another --block-size".to_owned()),
             Error::Claimed { path } => Some(format!(
-                "see by what: lsblk {0}; findmnt {0}; or leave --via away: other transports claim nothing",
+                "see by what: lsblk {0}; findmnt {0}; or omit --via: other transports claim nothing",
                 path.display()
             )),
             Error::Fixed { .. } => Some("detach it and attach it again".to_owned()),
             Error::Silent { device } => Some(format!(
-                "try again when it does (a network file system?); becket detach {} does not wait for it",
+                "try again when it answers (a network file system?); becket detach {} does not wait for it",
                 device.display()
             )),
             Error::NotANode { path } => Some(format!("remove {}, then try again", path.display())),
+            Error::PartitionInUse { node } => {
+                Some(format!("unmount it (findmnt {0}; fuser -v {0}), then becket refresh", node.display()))
+            }
             Error::PartitionElsewhere { .. } => {
                 Some("use --partitions off, or repair the image's partition table".to_owned())
             }
+            Error::Helper { doing, path, said } => Some(match said {
+                said if lacks_privilege(said) => {
+                    "run becket as root; without root, fusermount3 must be set-uid root \
+                     (ls -l $(command -v fusermount3)), and a container must not take CAP_SYS_ADMIN from it"
+                        .to_owned()
+                }
+                said if said.contains("too many") => "as root, raise mount_max in /etc/fuse.conf".to_owned(),
+                said if said.contains("modprobe") => "run: as root: modprobe fuse".to_owned(),
+                _ if *doing == "unmount" => {
+                    format!("see what uses it: fuser -vm {0}; findmnt {0}", path.display())
+                }
+                _ => "run becket as root, or see `becket doctor`".to_owned(),
+            }),
             _ if self.kind() == ErrorKind::Permission => Some(
                 "run it as root; a container needs CAP_SYS_ADMIN, CAP_MKNOD and access to block devices"
                     .to_owned(),
@@ -225,6 +251,11 @@ impl Error {
             _ => None,
         }
     }
+}
+
+/// Whether the helper that mounts says that it may not.
+fn lacks_privilege(said: &str) -> bool {
+    ["Operation not permitted", "Permission denied"].iter().any(|why| said.contains(why))
 }
 
 fn kind_of(source: &io::Error) -> ErrorKind {

@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use becket_image::Partition;
 use becket_uapi::block;
-use rustix::fs::{CWD, FileType, Mode};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
 
 use crate::{Error, sysfs};
 
@@ -32,6 +32,15 @@ pub struct KernelPartition {
     pub node: PathBuf,
     /// Its device number.
     pub dev: u64,
+}
+
+/// The nodes of a disk's partitions.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Nodes {
+    /// Where they are.
+    pub paths: Vec<PathBuf>,
+    /// Some had to be made, so nobody else removes them either.
+    pub by_hand: bool,
 }
 
 /// Sees to it that `path` is the node of block device `dev`; `true` when it had to be made.
@@ -166,20 +175,13 @@ pub fn partitions(disk: &str) -> Vec<KernelPartition> {
 ///
 /// # Errors
 /// The kernel has one elsewhere, refuses one, or they were not there in time.
-pub fn await_partitions(
-    disk: &str,
-    promised: &[Partition],
-    timeout: Duration,
-) -> Result<Vec<PathBuf>, Error> {
+pub fn await_partitions(disk: &str, promised: &[Partition], timeout: Duration) -> Result<Nodes, Error> {
     let path = sysfs::node(disk);
     if let Some(dev) = sysfs::dev(disk) {
         ensure_block(&path, dev)?;
     }
     let device = File::open(&path).map_err(Error::io("open", &path))?;
-    let size = block::size64(device.as_fd()).map_err(Error::io("ask for the size of", &path))?;
-    let sector =
-        block::logical_block_size(device.as_fd()).map_err(Error::io("ask for the block size of", &path))?;
-    let promised: Vec<_> = promised.iter().filter(|partition| partition.start < size).collect();
+    let promised = within_disk(device.as_fd(), &path, promised)?;
 
     let started = Instant::now();
     loop {
@@ -187,20 +189,21 @@ pub fn await_partitions(
         let found = |number| kernel.iter().find(|known| known.number == number);
         let missing: Vec<_> = promised.iter().filter(|promise| found(promise.number).is_none()).collect();
         if missing.is_empty() {
-            return promised
-                .iter()
-                .filter_map(|promise| Some((promise, found(promise.number)?)))
-                .map(node_of(disk))
-                .collect();
+            let mut nodes = Nodes::default();
+            for (promise, known) in
+                promised.iter().filter_map(|promise| Some((promise, found(promise.number)?)))
+            {
+                nodes.by_hand |= ensure_as_promised(disk, promise, known)?;
+                nodes.paths.push(known.node.clone());
+            }
+            return Ok(nodes);
         }
         if started.elapsed() > timeout {
             let numbers = missing.iter().map(|promise| promise.number).collect();
             return Err(Error::PartitionsMissing { disk: disk.to_owned(), numbers, waited: timeout });
         }
         for promise in missing {
-            let len = promise.len.min(size - promise.start);
-            let len = len - len % u64::from(sector.max(1));
-            match block::partition_add(device.as_fd(), promise.number, promise.start, len) {
+            match block::partition_add(device.as_fd(), promise.number, promise.start, promise.len) {
                 Ok(()) => {}
                 // The kernel's own scan, which may run at this moment, came first.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST)) => {
@@ -212,24 +215,105 @@ pub fn await_partitions(
     }
 }
 
-/// Removes the partitions of a disk that are not as promised.
+/// Removes the partitions of a disk that are not as promised, and their nodes. One that only ends elsewhere
+/// is resized, which the kernel allows while it is in use.
 ///
 /// # Errors
-/// One is in use, or the kernel refuses.
+/// One is in use (the others are done all the same), or the kernel refuses.
 pub fn drop_partitions(disk: &str, promised: &[Partition]) -> Result<(), Error> {
-    let stays = |known: &KernelPartition| {
-        let same = |promise: &Partition| {
-            (promise.number, promise.start, promise.len) == (known.number, known.start, known.len)
-        };
-        promised.iter().any(same)
-    };
     let path = sysfs::node(disk);
-    let device = File::open(&path).map_err(Error::io("open", &path))?;
-    for known in partitions(disk).iter().filter(|known| !stays(known)) {
-        block::partition_del(device.as_fd(), known.number)
-            .map_err(Error::io("remove a partition", &known.node))?;
+    if let Some(dev) = sysfs::dev(disk) {
+        ensure_block(&path, dev)?;
     }
-    Ok(())
+    let device = File::open(&path).map_err(Error::io("open", &path))?;
+    let promised = within_disk(device.as_fd(), &path, promised)?;
+    let mut kept = Ok(());
+    let mut longer = Vec::new();
+    for known in partitions(disk) {
+        let KernelPartition { number, start, len, node, .. } = known;
+        let done = match promised.iter().find(|promise| (promise.number, promise.start) == (number, start)) {
+            Some(promise) if promise.len == len => continue,
+            // Into room that others may still have.
+            Some(promise) if promise.len > len => {
+                longer.push((number, start, promise.len, node));
+                continue;
+            }
+            Some(promise) => block::partition_resize(device.as_fd(), number, start, promise.len),
+            None => block::partition_del(device.as_fd(), number).inspect(|()| drop(remove_stale(&node))),
+        };
+        kept = kept.and(done.map_err(|error| in_use(error, node)));
+    }
+    for (number, start, len, node) in longer {
+        let done = block::partition_resize(device.as_fd(), number, start, len);
+        kept = kept.and(done.map_err(|error| in_use(error, node)));
+    }
+    kept
+}
+
+fn in_use(error: io::Error, node: PathBuf) -> Error {
+    match error.raw_os_error() {
+        Some(libc::EBUSY) => Error::PartitionInUse { node },
+        _ => Error::io("change the partition", node)(error),
+    }
+}
+
+/// The promised partitions as the kernel takes them: without those that start past the end of the disk, and
+/// cut there.
+fn within_disk(device: BorrowedFd<'_>, path: &Path, promised: &[Partition]) -> Result<Vec<Partition>, Error> {
+    let size = block::size64(device).map_err(Error::io("ask for the size of", path))?;
+    let sector = block::logical_block_size(device).map_err(Error::io("ask for the block size of", path))?;
+    let mut fit: Vec<Partition> =
+        promised.iter().filter(|partition| partition.start < size).cloned().collect();
+    for partition in &mut fit {
+        partition.len = partition.len.min(size - partition.start);
+        partition.len -= partition.len % u64::from(sector.max(1));
+    }
+    Ok(fit)
+}
+
+/// Removes the node of a block device that the kernel does not have any more, where nobody else does so: in a
+/// `/dev` that is no devtmpfs. Says whether there was one.
+///
+/// # Errors
+/// This process may not remove it.
+pub fn remove_stale(path: &Path) -> Result<bool, Error> {
+    remove_stale_below(Path::new("/"), path)
+}
+
+/// The same below the root of another process (`/proc/PID/root`), in whose mount namespace the node was made.
+/// No link is followed there.
+///
+/// # Errors
+/// Those of [`remove_stale`].
+pub fn remove_stale_below(root: &Path, path: &Path) -> Result<bool, Error> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(false) };
+    let device = name.to_string_lossy();
+    if !sysfs::is_there() || sysfs::directory(&device).exists() {
+        return Ok(false);
+    }
+    let inside = parent.strip_prefix("/").unwrap_or(parent);
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(root, flags, Mode::empty()).and_then(|root| {
+        let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        rustix::fs::openat2(&root, inside, flags, Mode::empty(), how)
+    });
+    let Ok(directory) = opened else { return Ok(false) };
+    let stat = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW);
+    let Some(stat) = stat.ok().filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice)
+    else {
+        return Ok(false);
+    };
+    match rustix::fs::unlinkat(&directory, name, AtFlags::empty()) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::NOENT) => return Ok(false),
+        Err(errno) => return Err(Error::io("remove the stale node", path)(io::Error::from(errno))),
+    }
+    // A device of that name may have come in this moment, and may have found its node right.
+    if sysfs::dev(&device) == Some(stat.st_rdev) {
+        let mode = Mode::from_raw_mode(stat.st_mode & 0o777);
+        let _ = rustix::fs::mknodat(&directory, name, FileType::BlockDevice, mode, stat.st_rdev);
+    }
+    Ok(true)
 }
 
 /// Tells everybody whether a disk is read-only, its partitions with it. The kernel then refuses to open it for writing,
@@ -247,20 +331,17 @@ pub fn set_read_only(disk: &str, on: bool) -> Result<(), Error> {
     block::set_read_only(device.as_fd(), on).map_err(Error::io(doing, &path))
 }
 
-/// For each pair of a promise and what the kernel made of it: its node, made when it is missing.
-fn node_of(disk: &str) -> impl Fn((&&Partition, &KernelPartition)) -> Result<PathBuf, Error> {
-    move |(promise, known)| {
-        if known.start != promise.start {
-            return Err(Error::PartitionElsewhere {
-                disk: disk.to_owned(),
-                number: promise.number,
-                expected: promise.start,
-                found: known.start,
-            });
-        }
-        ensure_block(&known.node, known.dev)?;
-        Ok(known.node.clone())
+/// Sees to the node of a partition that is where it was promised; `true` when it had to be made.
+fn ensure_as_promised(disk: &str, promise: &Partition, known: &KernelPartition) -> Result<bool, Error> {
+    if known.start != promise.start {
+        return Err(Error::PartitionElsewhere {
+            disk: disk.to_owned(),
+            number: promise.number,
+            expected: promise.start,
+            found: known.start,
+        });
     }
+    ensure_block(&known.node, known.dev)
 }
 
 /// The disk's sequence number, which no other disk of this boot has or will have. `None` before Linux 5.15.

@@ -6,10 +6,10 @@ mod change;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use becket_engine::{
-    Backing, Batch, Below, Decoding, Faults, IoThreads, MOST_LAYERS, Memory, NewQueue, Port, QueueId,
-    QueueStats, Summary,
+    Backing, Batch, Decoding, Faults, IoThreads, MOST_LAYERS, Memory, NewQueue, Port, QueueId, QueueStats,
+    Summary,
 };
-use becket_image::{DirectIo, Encoded, Grow, Map, Opened, ReadLease};
+use becket_image::{DirectIo, Encoded, Grow, Map, Opened};
 
 /// Whether the engine can serve an image.
 pub(crate) fn fits(opened: &Opened) -> Result<(), String> {
@@ -110,8 +110,6 @@ pub struct Served {
     first: u32,
     queues: Vec<QueueId>,
     stats: Vec<Arc<QueueStats>>,
-    /// Gone as soon as no queue reads below the image's file.
-    lease: Weak<ReadLease>,
     /// For those who change it and those who ask; the queues have shares of their own.
     backing: Mutex<Weak<Backing>>,
 }
@@ -148,22 +146,6 @@ impl Served {
         }
         Ok(())
     }
-
-    /// Has all queues read through the image's file again where somebody wants its lease to end; whether that was so.
-    ///
-    /// The lease is gone when this returns.
-    ///
-    /// # Errors
-    /// An I/O thread has ended.
-    pub fn yield_lease(&self, threads: &IoThreads) -> Result<bool, ServeError> {
-        if self.lease.upgrade().is_none_or(|lease| lease.holds()) {
-            return Ok(false);
-        }
-        for queue in &self.queues {
-            threads.return_to_file(*queue).map_err(|source| ServeError::Engine { id: self.id, source })?;
-        }
-        Ok(true)
-    }
 }
 
 /// What all queues of a device have in common.
@@ -177,8 +159,6 @@ pub(crate) struct Common {
     pub(crate) read_only: bool,
     pub(crate) memory: Memory,
     pub(crate) batch: Option<Batch>,
-    pub(crate) below: Option<Below>,
-    pub(crate) merge: bool,
     /// Once the last queue has ended and every descriptor of the device is closed.
     pub(crate) finally: Finally,
 }
@@ -196,7 +176,6 @@ impl Common {
         // Declared first, dropped last: after our own shares of the descriptors.
         let finally = Arc::new(self.finally);
         let failed = |source| ServeError::Engine { id: self.id, source };
-        let lease = self.below.as_ref().map_or_else(Weak::new, |below| Arc::downgrade(&below.lease));
         let Content { map, files, decoded, grow, direct_io, faults } = self.content;
         let backing = Backing::new(map, files, self.read_only, self.queues.into());
         let backing = match decoded {
@@ -220,7 +199,6 @@ impl Common {
             first: self.first,
             queues: Vec::new(),
             stats: Vec::with_capacity(self.queues.into()),
-            lease,
             backing: Mutex::new(Arc::downgrade(&backing)),
         };
         let mut queues = Vec::with_capacity(self.queues.into());
@@ -236,8 +214,6 @@ impl Common {
                 backing: Arc::clone(&backing),
                 memory: self.memory,
                 batch: self.batch,
-                below: self.below.clone(),
-                merge: self.merge,
                 stats,
                 on_closed: Box::new(move || drop(share)),
             };

@@ -94,7 +94,7 @@ fn fuse_disk_round_trip() {
     let bench = Bench::new();
     let (connection, root) = Connection::detached(2, DEPTH).unwrap();
     let (_threads, served, _tether, closed) = bench.serve(&connection);
-    let disk = attach_disk(root, &bench.image(), &bench.geometry, &[]).unwrap();
+    let disk = attach_disk(root, &bench.image(), &bench.geometry, &[], false).unwrap();
     let (number, diskseq) = (disk.number, disk.diskseq);
     assert!(disk.direct_io, "{:?}", disk.warnings);
     drop(disk.fd);

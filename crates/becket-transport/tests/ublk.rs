@@ -61,7 +61,6 @@ fn device_round_trip(mode: DataMode, name: &str) {
     let threads = IoThreads::start(2).unwrap();
     let (closed, is_closed) = channel();
     let setup = Setup {
-        merge: false,
         id: info.dev_id,
         first: info.dev_id,
         queues: info.nr_hw_queues,
@@ -70,7 +69,6 @@ fn device_round_trip(mode: DataMode, name: &str) {
         geometry,
         char_device,
         content: Content::plain(opened.map, opened.files, DirectIo::Auto),
-        below: None,
     };
     ublk::serve(&threads, setup, Box::new(move || closed.send(()).unwrap())).unwrap();
     control.start(info.dev_id, std::process::id(), Duration::from_secs(30)).unwrap();

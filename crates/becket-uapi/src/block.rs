@@ -22,6 +22,7 @@ const BLKGETDISKSEQ: Opcode = read::<u64>(0x12, 128);
 
 const BLKPG_ADD_PARTITION: c_int = 1;
 const BLKPG_DEL_PARTITION: c_int = 2;
+const BLKPG_RESIZE_PARTITION: c_int = 3;
 
 macro_rules! getter {
     ($(#[$doc:meta])* $name:ident, $opcode:ident, $raw:ty => $out:ty, $convert:expr) => {
@@ -85,6 +86,17 @@ pub fn partition_add(disk: BorrowedFd<'_>, number: u32, start_bytes: u64, len_by
 /// Removes partition `number` of the whole disk. `EBUSY` when it is open, `ENXIO` when there is none.
 pub fn partition_del(disk: BorrowedFd<'_>, number: u32) -> io::Result<()> {
     partition_change(disk, BLKPG_DEL_PARTITION, number, 0, 0)
+}
+
+/// Gives partition `number` another length in bytes, also while it is in use. `EBUSY` when it would meet
+/// another.
+pub fn partition_resize(
+    disk: BorrowedFd<'_>,
+    number: u32,
+    start_bytes: u64,
+    len_bytes: u64,
+) -> io::Result<()> {
+    partition_change(disk, BLKPG_RESIZE_PARTITION, number, start_bytes, len_bytes)
 }
 
 fn partition_change(disk: BorrowedFd<'_>, op: c_int, number: u32, start: u64, length: u64) -> io::Result<()> {

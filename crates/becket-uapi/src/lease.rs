@@ -1,54 +1,41 @@
-//! Leases of files: being told before somebody opens a file for writing or truncates it by name.
-//! It never waits, and knows nothing of what is done under a lease.
+//! Leases of files, as a question: does anybody else have this file open?
+//! It never waits, and keeps no lease.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use rustix::process::Signal;
-
 /// Of the kernel's `fcntl.h`; the libc crate does not have it everywhere.
 const F_SETSIG: libc::c_int = 10;
 
-/// What tells of a lease's break. By default it is ignored, where the kernel's choice (`SIGIO`) ends the process: the
-/// taker is told until somebody else says [`hear_of_breaks`].
-pub const BREAK_SIGNAL: Signal = Signal::URG;
-
-/// Takes a read lease for this open file description; whoever opens the file for writing then waits for its end.
+/// Whether nobody else has the file open: for `write` in any way, else for writing. The description must have
+/// been opened for writing exactly when `write` is set.
 ///
-/// It ends when the description's last descriptor is closed, or when a break has waited for `fs.lease-break-time`.
+/// It asks by a lease that it gives up at once. A program that opens the file in that moment waits for its
+/// end, or fails with `EWOULDBLOCK` if it asked not to wait.
 ///
 /// # Errors
-/// `EAGAIN`: somebody has the file open for writing. `EACCES`: the file is another user's and `CAP_LEASE` is missing.
-/// `EINVAL`: no leases on this file system, or none at all on this system.
-pub fn take_read_lease(file: BorrowedFd<'_>) -> io::Result<()> {
-    // Before there is a lease that could break.
-    fcntl(file, F_SETSIG, BREAK_SIGNAL.as_raw())?;
-    fcntl(file, libc::F_SETLEASE, libc::F_RDLCK).map(drop)
+/// `EACCES`: the file is another user's and `CAP_LEASE` is missing. `EINVAL`: no leases on this file system, or none
+/// at all on this system.
+pub fn is_sole_opener(file: BorrowedFd<'_>, write: bool) -> io::Result<bool> {
+    // The kernel's own choice (`SIGIO`) ends a process that does not expect it; this one is ignored by
+    // default.
+    fcntl(file, F_SETSIG, libc::SIGURG)?;
+    match fcntl(file, libc::F_SETLEASE, if write { libc::F_WRLCK } else { libc::F_RDLCK }) {
+        Ok(()) => {
+            // It can only fail if the lease is gone already.
+            let _ = fcntl(file, libc::F_SETLEASE, libc::F_UNLCK);
+            Ok(true)
+        }
+        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
-/// Whether the description has a lease that nobody wants to break.
-///
-/// # Errors
-/// That of fcntl(2).
-pub fn has_read_lease(file: BorrowedFd<'_>) -> io::Result<bool> {
-    fcntl(file, libc::F_GETLEASE, 0).map(|kind| kind == libc::F_RDLCK)
-}
-
-/// Has this process get [`BREAK_SIGNAL`] when somebody wants to break the description's lease.
-///
-/// # Errors
-/// That of fcntl(2).
-pub fn hear_of_breaks(file: BorrowedFd<'_>) -> io::Result<()> {
-    // A process that leads no thread group has no such number: it always fits.
-    let me = libc::c_int::try_from(std::process::id()).map_err(io::Error::other)?;
-    fcntl(file, libc::F_SETOWN, me).map(drop)
-}
-
-fn fcntl(file: BorrowedFd<'_>, command: libc::c_int, argument: libc::c_int) -> io::Result<libc::c_int> {
-    // SAFETY: each of these commands takes an integer or nothing, and touches no memory.
+fn fcntl(file: BorrowedFd<'_>, command: libc::c_int, argument: libc::c_int) -> io::Result<()> {
+    // SAFETY: each of these commands takes an integer, and touches no memory.
     match unsafe { libc::fcntl(file.as_raw_fd(), command, argument) } {
         -1 => Err(io::Error::last_os_error()),
-        answer => Ok(answer),
+        _ => Ok(()),
     }
 }
 
@@ -56,34 +43,29 @@ fn fcntl(file: BorrowedFd<'_>, command: libc::c_int, argument: libc::c_int) -> i
 mod tests {
     use std::fs::File;
     use std::os::fd::AsFd;
-    use std::os::unix::fs::OpenOptionsExt;
 
     use super::*;
 
     #[test]
-    fn a_lease_is_refused_beside_a_writer_and_breaks_for_the_next() -> io::Result<()> {
-        let path = std::env::temp_dir().join(format!("becket-lease-{}", std::process::id()));
-        let writer = File::create(&path)?;
-        let file = File::open(&path)?;
-        let refused = take_read_lease(file.as_fd()).unwrap_err();
-        assert_eq!(refused.raw_os_error(), Some(libc::EAGAIN), "{refused}");
+    fn every_other_opener_is_seen() -> io::Result<()> {
+        let path = std::env::temp_dir().join(format!("becket-sole-{}", std::process::id()));
+        let open = |write| File::options().read(true).write(write).open(&path);
+        std::fs::write(&path, "x")?;
+        // Another test may just be starting a process, which holds copies of all descriptors for a moment.
+        let sole = |file: &File, write| {
+            (0..500).any(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                is_sole_opener(file.as_fd(), write).unwrap()
+            })
+        };
+        let writer = open(true)?;
+        assert!(sole(&writer, true) && sole(&writer, true), "the question leaves nothing behind");
+        let reader = open(false)?;
+        assert!(!is_sole_opener(writer.as_fd(), true)? && !is_sole_opener(reader.as_fd(), false)?);
         drop(writer);
-        // Another test may just be starting a process, which holds the descriptor until it becomes its program.
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(5);
-        while take_read_lease(file.as_fd()).is_err() {
-            assert!(std::time::Instant::now() < end);
-            std::thread::yield_now();
-        }
-        assert!(has_read_lease(file.as_fd())?);
-        File::open(&path)?;
-        assert!(has_read_lease(file.as_fd())?, "a reader breaks nothing");
-
-        // The signal that this sends us is ignored.
-        let opened = File::options().write(true).custom_flags(libc::O_NONBLOCK).open(&path);
-        assert_eq!(opened.unwrap_err().raw_os_error(), Some(libc::EWOULDBLOCK));
-        assert!(!has_read_lease(file.as_fd())?, "what is being broken does not count");
-        drop(file);
-        File::options().write(true).open(&path)?;
+        let other = open(false)?;
+        assert!(sole(&reader, false), "readers are no matter to a reader");
+        drop(other);
         std::fs::remove_file(&path)
     }
 }

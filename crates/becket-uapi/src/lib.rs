@@ -4,8 +4,6 @@
 
 pub mod block;
 pub mod dm;
-pub mod extents;
-pub mod fanotify;
 pub mod fuse;
 pub mod handover;
 pub mod landlock;

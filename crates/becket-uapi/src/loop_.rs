@@ -86,6 +86,13 @@ impl Default for LoopInfo64 {
     }
 }
 
+/// A device number from the encoding of [`LoopInfo64`]: 12 bits of major between the minor's halves.
+pub fn decode_dev(encoded: u64) -> u64 {
+    let major = (encoded >> 8) & 0xfff;
+    let minor = (encoded & 0xff) | ((encoded >> 12) & 0xf_ff00);
+    rustix::fs::makedev(major as u32, minor as u32)
+}
+
 impl LoopInfo64 {
     /// Sets the file name, cut so that a NUL follows it.
     pub fn set_file_name(&mut self, name: &[u8]) {
@@ -203,6 +210,13 @@ mod tests {
         assert_eq!(size_of::<LoopConfig>(), 304);
         assert_eq!(offset_of!(LoopConfig, info), 8);
         assert_eq!(offset_of!(LoopConfig, reserved), 240);
+    }
+
+    #[test]
+    fn device_numbers_are_decoded() {
+        assert_eq!(decode_dev(0x0801), rustix::fs::makedev(8, 1));
+        assert_eq!(decode_dev(0x103 << 8 | 0x05), rustix::fs::makedev(0x103, 5));
+        assert_eq!(decode_dev(0x1230_0745), rustix::fs::makedev(7, 0x12345));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! What a process that serves block devices must set about itself, and what it must give up.
-//! It never restores anything: what is dropped is gone.
+//! Rights that are dropped are never restored. The `default_*` functions undo what a parent set.
 
 use std::io;
 
@@ -21,6 +21,113 @@ pub fn io_flusher() -> io::Result<bool> {
 pub fn set_dumpable(on: bool) -> io::Result<()> {
     let behaviour = if on { DumpableBehavior::Dumpable } else { DumpableBehavior::NotDumpable };
     Ok(rustix::process::set_dumpable_behavior(behaviour)?)
+}
+
+/// Gives the calling thread the scheduling of a process that init started: the ordinary policy, nice 0, no
+/// reset on fork, no utilization clamps.
+///
+/// # Errors
+/// `EPERM`: the parent lowered the priority and this process may not raise it.
+pub fn default_scheduling() -> io::Result<()> {
+    let mut plain =
+        SchedAttr { size: u32::try_from(size_of::<SchedAttr>()).unwrap_or(0), ..SchedAttr::default() };
+    set_scheduling(&plain)?;
+    plain.sched_flags = UTIL_CLAMP_MIN | UTIL_CLAMP_MAX;
+    (plain.sched_util_min, plain.sched_util_max) = (u32::MAX, u32::MAX);
+    // Kernels without clamps refuse this; then there is nothing to undo.
+    let _ = set_scheduling(&plain);
+    Ok(())
+}
+
+/// `struct sched_attr` of the kernel's `sched/types.h`, its second version (Linux 5.3).
+#[repr(C)]
+#[derive(Default)]
+struct SchedAttr {
+    size: u32,
+    sched_policy: u32,
+    sched_flags: u64,
+    sched_nice: i32,
+    sched_priority: u32,
+    sched_runtime: u64,
+    sched_deadline: u64,
+    sched_period: u64,
+    sched_util_min: u32,
+    sched_util_max: u32,
+}
+
+/// `SCHED_FLAG_UTIL_CLAMP_MIN` and its like; the value -1 removes a clamp (Linux 5.11).
+const UTIL_CLAMP_MIN: u64 = 0x20;
+const UTIL_CLAMP_MAX: u64 = 0x40;
+
+fn set_scheduling(attr: &SchedAttr) -> io::Result<()> {
+    // SAFETY: `attr` is a structure of the size that its first field says, valid for the call.
+    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, std::ptr::from_ref(attr), 0) };
+    checked(result)
+}
+
+/// Gives the calling thread no I/O priority of its own: it follows the nice value.
+///
+/// # Errors
+/// That of ioprio_set(2).
+pub fn default_io_priority() -> io::Result<()> {
+    // IOPRIO_WHO_PROCESS, this thread, IOPRIO_CLASS_NONE.
+    // SAFETY: three numbers.
+    checked(unsafe { libc::syscall(libc::SYS_ioprio_set, 1, 0, 0) })
+}
+
+/// Lets the memory of the calling thread come from any NUMA node, the nearest first.
+///
+/// # Errors
+/// That of set_mempolicy(2); `ENOSYS` where the kernel has no NUMA.
+pub fn default_memory_policy() -> io::Result<()> {
+    // SAFETY: MPOL_DEFAULT takes no set of nodes.
+    checked(unsafe { libc::syscall(libc::SYS_set_mempolicy, 0, std::ptr::null::<libc::c_ulong>(), 0) })
+}
+
+/// Gives the process the personality of Linux, with a randomised layout for the programs that it executes.
+///
+/// # Errors
+/// That of personality(2).
+pub fn default_personality() -> io::Result<()> {
+    // SAFETY: one number.
+    checked(unsafe { libc::personality(0) }.into())
+}
+
+/// Gives the process a new session keyring instead of its parent's.
+///
+/// # Errors
+/// `ENOSYS` where the kernel has no keys, `EDQUOT` where the user has too many.
+pub fn new_session_keyring() -> io::Result<()> {
+    // KEYCTL_JOIN_SESSION_KEYRING, without a name.
+    // SAFETY: no name is passed, so no memory is read.
+    checked(unsafe { libc::syscall(libc::SYS_keyctl, 1, std::ptr::null::<libc::c_char>()) })
+}
+
+/// Undoes the attributes of memory, timers and scheduling that prctl(2) sets and children inherit. What this
+/// kernel does not know nobody has set, so errors are not reported.
+pub fn default_attributes() {
+    /// Nanoseconds that timers may be late: the kernel's own default. Zero would mean the parent's value.
+    const TIMER_SLACK: libc::c_ulong = 50_000;
+    for (option, value) in [
+        (libc::PR_SET_TIMERSLACK, TIMER_SLACK),
+        (libc::PR_SET_THP_DISABLE, 0),
+        (PR_SET_MEMORY_MERGE, 0),
+        // PR_MCE_KILL_CLEAR.
+        (libc::PR_MCE_KILL, 0),
+    ] {
+        // SAFETY: none of these takes a pointer.
+        unsafe { libc::prctl(option, value, 0, 0, 0) };
+    }
+    // PR_SCHED_CORE_SHARE_FROM init, which has no cookie: the only way to lose one.
+    // SAFETY: numbers only.
+    unsafe { libc::prctl(libc::PR_SCHED_CORE, 3, 1, 0, 0) };
+}
+
+/// `PR_SET_MEMORY_MERGE` (Linux 6.4).
+const PR_SET_MEMORY_MERGE: libc::c_int = 67;
+
+fn checked(result: libc::c_long) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// What [`drop_capabilities`] could not do because the process had no right to; the rest is done.

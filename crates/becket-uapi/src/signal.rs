@@ -91,6 +91,35 @@ pub fn unblock(signals: &[Signal]) -> io::Result<()> {
     change_mask(libc::SIG_UNBLOCK, signals)
 }
 
+/// Gives every signal that is ignored its default effect again, and lets all of them through in this thread.
+/// Ignored and blocked signals are inherited through fork and exec. SIGPIPE stays as it is: Rust's runtime
+/// ignores it on purpose.
+///
+/// # Errors
+/// That of pthread_sigmask(3).
+pub fn restore_defaults() -> io::Result<()> {
+    for number in (1..=libc::SIGRTMAX()).filter(|number| *number != libc::SIGPIPE) {
+        // SAFETY: all zeroes is a value of this plain structure.
+        let mut action: libc::sigaction = unsafe { mem::zeroed() };
+        // SAFETY: only asks; `action` is valid for the call. Numbers that the C library keeps for itself are
+        // refused.
+        let asked = unsafe { libc::sigaction(number, ptr::null(), &raw mut action) };
+        if asked == 0 && action.sa_sigaction == libc::SIG_IGN {
+            // SAFETY: sets no handler.
+            unsafe { libc::signal(number, libc::SIG_DFL) };
+        }
+    }
+    // SAFETY: all zeroes is a value of this plain structure, and sigemptyset makes it an empty set.
+    let mut none: libc::sigset_t = unsafe { mem::zeroed() };
+    // SAFETY: `none` is valid and exclusively ours.
+    unsafe { libc::sigemptyset(&raw mut none) };
+    // SAFETY: `none` is valid for the call; the old mask is not asked for.
+    match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut()) } {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
 fn set_of(signals: &[Signal]) -> libc::sigset_t {
     // SAFETY: all zeroes is a value of this plain structure, and sigemptyset makes it an empty set.
     let mut set: libc::sigset_t = unsafe { mem::zeroed() };

@@ -13,7 +13,8 @@ use std::{
 mod device;
 mod plain;
 
-pub(crate) use device::{DeviceOptions, Switch, Toggle, Via};
+use device::format_parser;
+pub(crate) use device::{DeviceOptions, LimitOptions, Switch, Toggle, Via};
 pub(crate) use plain::plain;
 
 const EXAMPLES: &str = "\
@@ -21,14 +22,14 @@ Examples:
   becket attach disk.img                 # prints the new device, for example /dev/loop0
   becket run disk.img -- fsck.ext4 -n {} # the device exists exactly as long as the command
   becket mount rootfs.squashfs /mnt      # and `becket umount /mnt`
-  becket doctor                          # what works on this machine, and what would mend the rest
+  becket doctor                          # what works on this machine, and how to fix the rest
 
 Exit status: 0 done, 1 failed, 2 wrong usage. `becket run` passes its command's status on.";
 
 /// Attaches disk images as block devices, without leaving anything behind.
 ///
-/// becket offers an image as a block device by the best way that this machine has (ublk, or the kernel's loop
-/// driver), says which it took and why, and detaches it when it is no longer needed.
+/// becket picks the best transport that this machine has for an image (ublk, device-mapper, the kernel's loop driver or
+/// FUSE), creates the block device and its partitions, and removes them when they are no longer needed.
 #[derive(Debug, Parser)]
 #[command(name = "becket", version, after_help = EXAMPLES, max_term_width = 100, disable_help_subcommand = true)]
 pub(crate) struct Cli {
@@ -43,11 +44,11 @@ pub(crate) struct Cli {
 pub(crate) struct Global {
     /// Print JSON, for programs
     ///
-    /// One value on standard output; when the command fails as a whole it is
-    /// {"error":{"kind","message","hint"}}. Standard error stays for people.
+    /// The command prints one JSON value to standard output. If the command fails as a whole, the value is
+    /// {"error":{"kind","message","hint"}}. Messages for people still go to standard error.
     #[arg(long, global = true, help_heading = "General options")]
     pub(crate) json: bool,
-    /// Say on standard error which transport was taken, and why
+    /// Explain on standard error which transport was chosen, and why
     #[arg(short, long, global = true, help_heading = "General options")]
     pub(crate) verbose: bool,
 }
@@ -107,8 +108,8 @@ impl Command {
 
 /// Attach images and print one device path a line
 ///
-/// Images are attached in parallel; the paths come in the order given. When one fails, the others stay attached
-/// and the exit status is 1; with --atomic those are detached again.
+/// Images are attached in parallel; the device paths are printed in the order of the images. If one image fails, the
+/// others stay attached and the exit status is 1. With --atomic, the others are detached again.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -123,19 +124,19 @@ pub(crate) struct Attach {
     /// Images to attach: regular files or block devices
     #[arg(required_unless_present = "from", conflicts_with = "from", value_name = "IMAGE", value_hint = clap::ValueHint::FilePath)]
     pub(crate) images: Vec<PathBuf>,
-    /// Read the images from a file (- is standard input): one IMAGE with its device options a line
+    /// Read images from a file (- is standard input), one IMAGE with its device options per line
     ///
-    /// Words are quoted as in a shell, `#` begins a comment. Device options of the command line hold for each line that
-    /// does not say otherwise. A mistake in the file is told with its line, and nothing is attached.
+    /// Words are quoted as in a shell, and `#` begins a comment. Device options on the command line apply to each line,
+    /// unless the line sets them itself. If a line is wrong, its number is reported and nothing is attached.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub(crate) from: Option<PathBuf>,
-    /// Take IMAGE for names in a table of devices [default: /etc/beckettab]
+    /// Attach the devices with these names from a table [default: /etc/beckettab]
     ///
-    /// A line of the table is `NAME IMAGE [OPTIONS]`: what the machine attaches when it starts, see beckettab(5).
+    /// A line of the table is `NAME IMAGE [OPTIONS]`. The machine attaches these devices when it starts; see beckettab(5).
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, num_args = 0..=1, require_equals = true,
         default_missing_value = crate::tab::TABLE, conflicts_with = "from")]
     pub(crate) tab: Option<PathBuf>,
-    /// All or none: when one image fails, detach the others again
+    /// Attach all images or none: if one fails, detach the others again
     #[arg(long)]
     pub(crate) atomic: bool,
     #[command(flatten)]
@@ -171,15 +172,15 @@ impl LineParser {
     }
 }
 
-/// Detach devices, and wait until they are really gone
+/// Detach devices, and wait until they are gone
 ///
-/// A device in use is refused, and its users are named. TARGET is a device path, a NAME or the image's path.
+/// A device in use is not detached, and its users are named. TARGET is a device path, a name or an image path.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   becket detach /dev/loop0
   becket detach root disk.img         # by name, by image
-  becket detach --lazy /dev/loop0     # goes when its last user lets go
+  becket detach --lazy /dev/loop0     # detaches when its last user closes it
   becket detach --all")]
 pub(crate) struct Detach {
     /// Devices, names or images to detach
@@ -188,20 +189,20 @@ pub(crate) struct Detach {
     /// Detach everything that becket has attached
     #[arg(short, long)]
     pub(crate) all: bool,
-    /// Do not wait: let a device in use go when its last user closes it
+    /// Do not wait: detach a device in use when its last user closes it
     #[arg(short, long)]
     pub(crate) lazy: bool,
-    /// How long to wait for a device to be gone
+    /// Set how long to wait until a device is gone
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, default_value = "10s", value_parser = parse_duration)]
     pub(crate) timeout: Duration,
 }
 
 /// Run a command with an image attached; the device exists exactly as long as the command
 ///
-/// In CMD and ARGS, `{}` stands for the device's path; the command also finds it in $BECKET_DEVICE, and the
-/// partitions' paths in $BECKET_PARTITIONS, separated by spaces. The command's exit status is passed on, 128 and
-/// the signal's number when it was killed; 127 when it is not there and 126 when it cannot be run. What the
-/// command leaves running is ended with it; all of it, and the device, also go when becket itself is killed.
+/// In the words of CMD, `{}` is replaced by the device path. The command also finds the device path in $BECKET_DEVICE and
+/// the paths of the partitions in $BECKET_PARTITIONS, separated by spaces. The exit status is that of the command: 128 plus
+/// the signal number if it was killed, 127 if it was not found and 126 if it cannot be run. Processes that the command
+/// leaves running are killed when it ends. They and the device also end if becket itself is killed.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -219,9 +220,9 @@ pub(crate) struct Run {
     pub(crate) command: Vec<OsString>,
 }
 
-/// Attach an image and mount it; the device goes when it is unmounted
+/// Attach an image and mount it; the device is detached when it is unmounted
 ///
-/// The file system is detected by mount(8). A plain `umount DIR` is enough to let the device go.
+/// mount(8) detects the file system. `becket umount DIR` and a plain `umount DIR` both detach the device.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -231,13 +232,13 @@ Examples:
 pub(crate) struct Mount {
     #[command(flatten)]
     pub(crate) device: DeviceOptions,
-    /// Partition to mount; 0 is the whole device even though it has partitions
+    /// Mount this partition; 0 is the whole device, even if it has partitions
     #[arg(short, long, value_name = "N")]
     pub(crate) partition: Option<u32>,
-    /// File system type, as mount(8) knows it
+    /// Set the file system type, as for mount(8)
     #[arg(short = 't', long = "type", value_name = "FSTYPE", default_value = "auto")]
     pub(crate) fs_type: String,
-    /// Mount options, as mount(8) knows them
+    /// Set mount options, as for mount(8)
     #[arg(short, long, value_name = "OPTIONS")]
     pub(crate) options: Option<String>,
     /// Image to mount
@@ -250,7 +251,7 @@ pub(crate) struct Mount {
 
 /// Unmount a directory and detach the device under it
 ///
-/// The device is detached unless another of its mounts remains.
+/// The device stays attached while it is also mounted elsewhere.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -260,14 +261,14 @@ pub(crate) struct Umount {
     /// Directory that an image is mounted on
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub(crate) dir: PathBuf,
-    /// How long to wait for the device to be gone
+    /// Set how long to wait until the device is gone
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, default_value = "10s", value_parser = parse_duration)]
     pub(crate) timeout: Duration,
 }
 
 /// List what is attached
 ///
-/// With -v also the reason why each device has the transport that it has.
+/// With -v, the table also says why each device has its transport.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -278,28 +279,33 @@ pub(crate) struct List {}
 /// What is looked at, without attaching it.
 #[derive(Debug, Args)]
 pub(crate) struct Look {
-    /// Image, or a path that goes on inside one
+    /// Image, or a path through an image
     #[arg(value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
-    /// What the file is: auto, raw, qcow2, vmdk, disk, iso9660, ext4, fat, squashfs, erofs, xz, zstd, gzip
-    #[arg(long, default_value_t = becket_image::Format::Auto)]
+    /// Choose the format of the file instead of detecting it
+    ///
+    /// With raw, what PATH names is taken as it is stored; every other format is that of the file on the host.
+    #[arg(long, default_value_t = becket_image::Format::Auto, value_parser = format_parser())]
     pub(crate) format: becket_image::Format,
-    /// Allow backing files of a qcow2 in this directory, and not in the image's alone; may be given several times
+    /// Also allow backing files of a qcow2 in this directory; may be given several times
     #[arg(long = "backing-dir", value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub(crate) backing_dirs: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) limits: LimitOptions,
 }
 
 impl Look {
-    /// How the last of so many images is to be understood: what was said is said of the first.
+    /// How the last of so many images is to be understood: a format is that of the first, and `raw` that of the last.
     pub(crate) fn format_of(&self, levels: usize) -> becket_image::Format {
-        if levels == 1 { self.format } else { becket_image::Format::Auto }
+        let raw = self.format == becket_image::Format::Raw;
+        if levels == 1 || raw { self.format } else { becket_image::Format::Auto }
     }
 }
 
 /// Show what is inside an image, and inside the images in it, as a tree
 ///
-/// Partitions, file systems, and those of their files that are images themselves (of 4 KiB or more), with sizes, labels,
-/// UUIDs and compression. Nothing is attached, and no file on the host but this one is opened.
+/// The tree has partitions, file systems, and files of 4 KiB or more that are images themselves, with their sizes, labels,
+/// UUIDs and compression. Nothing is attached.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -332,35 +338,34 @@ Examples:
 pub(crate) struct Map {
     #[command(flatten)]
     pub(crate) look: Look,
-    /// Draw it into this file, instead of printing a table
+    /// Draw a picture into this file instead of printing a table
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub(crate) svg: Option<PathBuf>,
-    /// The blocks of compressed parts, too: which bytes each has, and where it is stored
+    /// Also list the blocks of compressed parts, and where each is stored
     #[arg(long)]
     pub(crate) blocks: bool,
 }
 
-/// Take over a changed size of the image behind a device
+/// Update devices to the changed size and partition table of their image
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   truncate -s +1G disk.img && becket refresh disk.img
   becket refresh /dev/loop0 root   # by device, by name")]
 pub(crate) struct Refresh {
-    /// Devices, names or images whose size changed
+    /// Devices, names or images whose size or partition table changed
     #[arg(required = true, value_name = "TARGET")]
     pub(crate) targets: Vec<OsString>,
 }
 
-/// Change devices while they live, between two of their requests
+/// Change devices while they are in use
 ///
-/// Nothing is lost and nobody who uses a device has to let go of it: requests under way end as they began. Over ublk
-/// and FUSE becket does it itself; the kernel's loop driver and device-mapper hold requests back until those under way
-/// have ended, and cannot change everything: what they cannot is refused with the way to do it. TARGET is a device path,
-/// a NAME or the image's path.
+/// Requests in flight complete with the old settings, and no request is lost. becket itself makes the change for ublk and
+/// fuse devices. The loop driver and device-mapper cannot make every change; becket then refuses it and says what to do
+/// instead. TARGET is a device path, a name or an image path.
 ///
-/// A device in use gets another image only when it is read-only and both have the same bytes, which are compared; it is
-/// not made shorter, nor read-only below a file system that is mounted for writing.
+/// A device in use gets another image only if it is read-only and both images have the same bytes; becket compares them.
+/// Without --force it is not made shorter, nor read-only below a file system that is mounted for writing.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -374,27 +379,32 @@ pub(crate) struct Set {
     #[arg(required = true, value_name = "TARGET")]
     pub(crate) targets: Vec<OsString>,
 
-    /// Go past the page cache: where possible, or insist, or never
+    /// Bypass the page cache of the image file: if possible (auto), always (on) or never (off)
     #[arg(long, value_name = "MODE", group = "change")]
     pub(crate) direct_io: Option<Toggle>,
-    /// Refuse writes, or no longer
-    #[arg(long, value_name = "WHETHER", group = "change")]
+    /// Make the device read-only (on) or writable (off)
+    #[arg(long, value_name = "SWITCH", group = "change")]
     pub(crate) read_only: Option<Switch>,
-    /// Offer at most this many bytes; `none`: as many as the image has
+    /// Limit the size of the device; `none` removes the limit
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_limit, group = "change")]
     pub(crate) size_limit: Option<Limit>,
-    /// Put this image in the place of the one that the device has
+    /// Replace the image of the device by this one
     #[arg(long, value_name = "IMAGE", value_hint = clap::ValueHint::FilePath, group = "change")]
     pub(crate) image: Option<PathBuf>,
-    /// Refused, with the way to do it: a device keeps its block size
+    /// Choose the format of that image instead of detecting it
+    #[arg(long, default_value_t = becket_image::Format::Auto, value_parser = format_parser())]
+    pub(crate) format: becket_image::Format,
+    /// Always refused: the block size of a device cannot change; the error says what to do instead
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_block_size, group = "change")]
     pub(crate) block_size: Option<u32>,
-    /// Also when somebody relies on what goes: a mounted file system, a partition
+    /// Proceed even if a mounted file system or partition would be lost
     #[arg(long)]
     pub(crate) force: bool,
-    /// Allow a new image that is in use: no lock is taken, nothing keeps two writers apart
+    /// Use a new image that is in use: take no lock, even if another program may write to it
     #[arg(long)]
     pub(crate) shared: bool,
+    #[command(flatten)]
+    pub(crate) limits: LimitOptions,
 }
 
 /// Most bytes of a device, where there is a limit.
@@ -408,11 +418,10 @@ fn parse_limit(text: &str) -> Result<Limit, String> {
     }
 }
 
-/// Tell what devices have done: requests, bytes, errors and latencies
+/// Show statistics of devices: requests, bytes, errors and latencies
 ///
-/// Counted since the device was attached, except that the numbers of a loop device are the kernel's own: they
-/// include earlier images on the same disk, and no percentiles. Nothing is stopped to read them. TARGET is a
-/// device path, a NAME or the image's path.
+/// The numbers count since the device was attached. Those of a loop device are the kernel's: they include earlier images
+/// on the same loop device and have no percentiles. TARGET is a device path, a name or an image path.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -420,12 +429,12 @@ Examples:
   becket stat root disk.img         # by name, by image
   becket stat --json root | jq '.devices[].read.p99_ns'")]
 pub(crate) struct Stat {
-    /// Devices, names or images to tell about
+    /// Devices, names or images to show
     #[arg(required = true, value_name = "TARGET")]
     pub(crate) targets: Vec<OsString>,
 }
 
-/// Say which transports work on this machine, and what would mend the others
+/// Show which transports work on this machine, and how to fix the others
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -433,9 +442,9 @@ Examples:
   becket doctor --json | jq '.transports[] | select(.works | not)'")]
 pub(crate) struct Doctor {}
 
-/// Do what losetup does, with its options and its output
+/// Behave as losetup, with its options and its output
 ///
-/// The same as calling becket by the name losetup. `becket losetup --help` and losetup(8) have the options.
+/// A link named losetup to becket does the same. `becket losetup --help` and losetup(8) list the options.
 #[derive(Debug, Args)]
 #[command(
     disable_help_flag = true,
@@ -452,9 +461,9 @@ pub(crate) struct Losetup {
 
 /// Serve devices in the foreground
 ///
-/// Other commands start a server when none runs; that one ends with its last device. This one stays, until
-/// SIGTERM. Devices of a server that died are taken over; with --takeover, those of one that runs as well: after an
-/// upgrade, their requests wait a moment and go on in the new version.
+/// Other commands start a server if none runs; such a server ends with its last device. This command serves until SIGTERM.
+/// It takes over the devices of a server that died. With --takeover it also replaces a server that runs, for an upgrade:
+/// requests wait a moment and continue in the new version.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -465,12 +474,11 @@ pub(crate) struct Serve {
     /// End when the last device is gone
     #[arg(long)]
     pub(crate) until_idle: bool,
-    /// Take over from the server that runs, and replace the processes that serve its devices
+    /// Replace the server that runs and the processes that serve its devices
     #[arg(long)]
     pub(crate) takeover: bool,
-    /// Memory for decoded blocks of compressed images, in each process that serves devices (16M or more), until an attach
-    /// says otherwise. As many bytes are kept then; by default less where what was read once is not read again [default: up to 1/16
-    /// of memory, at most 1G]
+    /// Set the size of the cache of decoded blocks of each serving process, at least 16M, until an attach sets another
+    /// [default: up to 1/16 of memory, at most 1G, and less if blocks are not read again]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) cache_size: Option<u64>,
     /// Wait for this pipe's end, and serve only when it ended without a word
@@ -489,9 +497,9 @@ Examples:
   becket completions fish > ~/.config/fish/completions/becket.fish
   becket completions --losetup bash > /usr/share/bash-completion/completions/losetup")]
 pub(crate) struct Completions {
-    /// Shell to print it for
+    /// Shell to print the script for
     pub(crate) shell: clap_complete::Shell,
-    /// For the name losetup, where that is a link to becket
+    /// Print the script for a link named losetup
     #[arg(long)]
     pub(crate) losetup: bool,
 }

@@ -1,6 +1,7 @@
 //! A control group of its own for the command of `becket run`: whoever is in it ends with it.
 //! Never touches a group that it did not make, and needs none: without one the guard ends what it can find.
 
+use rustix::fs::{Access, AtFlags};
 use std::{
     fs,
     io::{self, Write as _},
@@ -74,6 +75,22 @@ impl Cgroup {
     fn write(&self, file: &str, text: &str) -> io::Result<()> {
         fs::OpenOptions::new().write(true).open(self.dir.join(file))?.write_all(text.as_bytes())
     }
+}
+
+/// Whether this machine and user can make a group below our own.
+pub(crate) fn possible() -> io::Result<()> {
+    let none = || io::Error::new(io::ErrorKind::NotFound, "no cgroup v2 is mounted here");
+    let parent = own().ok_or_else(none)?;
+    for place in [parent.clone(), parent.join("cgroup.procs")] {
+        rustix::fs::accessat(rustix::fs::CWD, &place, Access::WRITE_OK, AtFlags::EACCESS)?;
+    }
+    // The root group has no `cgroup.kill`; each of its children has one if the kernel knows it.
+    let mut children = fs::read_dir(&parent)?.flatten().map(|entry| entry.path());
+    let kill = |group: PathBuf| group.join("cgroup.kill").exists();
+    if kill(parent.clone()) || children.find(|path| path.is_dir()).is_none_or(kill) {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::Unsupported, "killing a cgroup needs Linux 5.14"))
 }
 
 /// Removes empty groups from the leaves up. The kernel bounds their depth by memory only, this by a number.

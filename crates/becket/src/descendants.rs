@@ -1,5 +1,6 @@
 //! Ending all that a process has started, where no control group does it.
-//! Never signals a process that is not a descendant of the caller.
+//! Never signals a process that is not a descendant of the caller, nor becket's server, which serves
+//! everybody.
 //!
 //! The caller is a subreaper, so a descendant whose parent died is handed to the caller: nobody leaves the tree,
 //! by `setsid` or forking twice. Killing the tree again until it is empty catches those who fork meanwhile.
@@ -11,7 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Kills every descendant of this process, and reaps them, until none is left or `patience` is over.
+/// Kills every descendant of this process but servers, and reaps them, until none is left or `patience` is
+/// over.
 pub(crate) fn kill_all(patience: Duration) -> bool {
     let until = Instant::now() + patience;
     loop {
@@ -32,22 +34,31 @@ pub(crate) fn kill_all(patience: Duration) -> bool {
     }
 }
 
-/// The descendants of `ancestor`, as far as /proc shows them now.
+/// The descendants of `ancestor`, as far as /proc shows them now, without servers and what those have
+/// started.
 fn of(ancestor: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+    let mut session = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        let Some(parent) = fs::read(entry.path().join("stat")).ok().and_then(|stat| parent(&stat)) else {
+        let Some((parent, of)) = fs::read(entry.path().join("stat")).ok().and_then(|stat| relations(&stat))
+        else {
             continue;
         };
         children.entry(parent).or_default().push(pid);
+        session.insert(pid, of);
     }
+    let own = session.get(&ancestor).copied();
     let mut found = Vec::new();
     let mut next = vec![ancestor];
     while let Some(pid) = next.pop() {
         for child in children.remove(&pid).unwrap_or_default() {
+            let elsewhere = own.is_some() && session.get(&child).copied() != own;
+            if elsewhere && fs::read(format!("/proc/{child}/cmdline")).is_ok_and(|words| is_server(&words)) {
+                continue;
+            }
             found.push(child);
             next.push(child);
         }
@@ -55,10 +66,23 @@ fn of(ancestor: u32) -> Vec<u32> {
     found
 }
 
-/// The parent in /proc/PID/stat: `PID (name) state PPID ...`, where the name may hold anything.
-fn parent(stat: &[u8]) -> Option<u32> {
+/// Whether a process in a session of its own, by its command line, is a server, a guard or a worker that the
+/// command was the first to need. One that the command runs itself is in the command's session. The name is a
+/// convention, not a protection: a program that takes it to live on harms nobody.
+fn is_server(command_line: &[u8]) -> bool {
+    let mut words = command_line.split(|&byte| byte == 0);
+    matches!(
+        (words.next(), words.next()),
+        (Some(b"becket"), Some(b"serve")) | (Some(b"@becket"), Some(b"worker"))
+    )
+}
+
+/// Parent and session in /proc/PID/stat: `PID (name) state PPID group session ...`, where the name may hold
+/// anything.
+fn relations(stat: &[u8]) -> Option<(u32, u32)> {
     let after = stat.iter().rposition(|&byte| byte == b')')? + 1;
-    std::str::from_utf8(stat.get(after..)?).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
+    let mut words = std::str::from_utf8(stat.get(after..)?).ok()?.split_ascii_whitespace().skip(1);
+    Some((words.next()?.parse().ok()?, words.nth(1)?.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -67,9 +91,18 @@ mod tests {
 
     #[test]
     fn a_name_does_not_hide_the_parent() {
-        assert_eq!(parent(b"12 (a) S 99 (b) R 7 1 1"), Some(7));
-        assert_eq!(parent(b"12 (a"), None);
-        assert_eq!(parent(b""), None);
+        assert_eq!(relations(b"12 (a) S 99 (b) R 7 1 2 3"), Some((7, 2)));
+        assert_eq!(relations(b"12 (a"), None);
+        assert_eq!(relations(b""), None);
+    }
+
+    #[test]
+    fn servers_are_known_by_their_command_lines() {
+        assert!(is_server(b"becket\0serve\0--ready-fd\x001\0"));
+        assert!(is_server(b"@becket\0worker\0"));
+        for other in [&b""[..], b"becket\0run\0", b"becket serve\0", b"sh\0serve\0"] {
+            assert!(!is_server(other), "{other:?}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! Never drops a reason: an error from a lower room keeps its kind and its hint.
 
 use serde_json::{Value, json};
-use std::{ffi::OsStr, fmt, io};
+use std::{ffi::OsStr, fmt, io, path::Path};
 
 /// Why a command did not do all that it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl Failure {
     /// The same among the `"errors"` of a command with several targets.
     pub(crate) fn to_json_of(&self, target: &OsStr) -> Value {
         let mut value = self.to_json();
-        value["target"] = json!(target.to_string_lossy());
+        value["target"] = json!(becket_device::path_text(Path::new(target)));
         value
     }
 

@@ -3,10 +3,15 @@
 
 use crate::{args::Global, failure::Failure};
 use becket_device::DeviceInfo;
-use serde_json::{Value, json};
+use becket_image::is_hidden;
+use serde::Serialize;
+use serde_json::{
+    Value, json,
+    ser::{Formatter, PrettyFormatter},
+};
 use std::{
     fmt::Write as _,
-    io::{self, IsTerminal as _, Write as _},
+    io::{self, BufWriter, IsTerminal as _, Write as _},
 };
 
 /// How this run of becket talks.
@@ -47,7 +52,22 @@ impl Ui {
 
     /// The one JSON value that a command prints.
     pub(crate) fn value(&self, value: &Value) -> Result<(), Failure> {
-        self.line(json_text(value))
+        self.document(value)
+    }
+
+    /// The same of anything: a long one takes no memory for its text.
+    pub(crate) fn document(&self, value: &impl Serialize) -> Result<(), Failure> {
+        let mut out = BufWriter::new(io::stdout().lock());
+        write_json(&mut out, value)?;
+        writeln!(out)?;
+        Ok(out.flush()?)
+    }
+
+    /// Lines of result, each as it comes.
+    pub(crate) fn lines<T: AsRef<str>>(&self, lines: impl IntoIterator<Item = T>) -> Result<(), Failure> {
+        let mut out = BufWriter::new(io::stdout().lock());
+        lines.into_iter().try_for_each(|line| writeln!(out, "{}", line.as_ref()))?;
+        Ok(out.flush()?)
     }
 
     /// A sentence for people.
@@ -67,13 +87,6 @@ impl Ui {
             self.note(format!("{}: direct I/O {direct}: {}", info.device.display(), info.direct_io_reason));
             if let Some(queues) = queues(info) {
                 self.note(format!("{}: {queues}", info.device.display()));
-            }
-            if let Some(below) = &info.below {
-                self.note(format!(
-                    "{}: read from {}, below its file system, until somebody opens the image for writing",
-                    info.device.display(),
-                    below.display()
-                ));
             }
         }
     }
@@ -117,26 +130,68 @@ pub(crate) fn queues(info: &DeviceInfo) -> Option<String> {
     Some(format!("queues {queues}, requests in flight in each {depth}, mode {mode}"))
 }
 
-/// JSON in which no control character is left, for terminals: JSON itself allows those from U+007F on.
-fn json_text(value: &Value) -> String {
-    let mut out = String::new();
-    for letter in format!("{value:#}").chars() {
-        // Only strings can hold one.
-        if matches!(letter, '\u{7f}'..='\u{9f}') {
-            // Cannot fail: it writes to a string.
-            let _ = write!(out, "\\u{:04x}", u32::from(letter));
-        } else {
-            out.push(letter);
-        }
-    }
-    out
+/// Writes JSON in which a terminal finds nothing to obey: JSON itself allows most of that.
+fn write_json(out: &mut impl io::Write, value: &impl Serialize) -> io::Result<()> {
+    Ok(value.serialize(&mut serde_json::Serializer::with_formatter(out, Shown(PrettyFormatter::new())))?)
 }
 
-/// File names are anybody's: no control character of theirs reaches the terminal.
+/// Pretty JSON whose strings have all that is hidden escaped.
+struct Shown(PrettyFormatter<'static>);
+
+impl Formatter for Shown {
+    fn write_string_fragment<W: ?Sized + io::Write>(&mut self, out: &mut W, text: &str) -> io::Result<()> {
+        let mut rest = text;
+        while let Some((at, letter)) = rest.char_indices().find(|(_, letter)| is_hidden(*letter)) {
+            let (plain, hidden) = rest.split_at(at);
+            out.write_all(plain.as_bytes())?;
+            letter.encode_utf16(&mut [0; 2]).iter().try_for_each(|unit| write!(out, "\\u{unit:04x}"))?;
+            rest = hidden.get(letter.len_utf8()..).unwrap_or_default();
+        }
+        out.write_all(rest.as_bytes())
+    }
+
+    fn begin_array<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.begin_array(out)
+    }
+
+    fn end_array<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.end_array(out)
+    }
+
+    fn begin_array_value<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        self.0.begin_array_value(out, first)
+    }
+
+    fn end_array_value<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.end_array_value(out)
+    }
+
+    fn begin_object<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.begin_object(out)
+    }
+
+    fn end_object<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.end_object(out)
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        self.0.begin_object_key(out, first)
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.begin_object_value(out)
+    }
+
+    fn end_object_value<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.end_object_value(out)
+    }
+}
+
+/// File names are anybody's: no letter of theirs reaches the terminal that it obeys or that nobody would see.
 pub(crate) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
-        if letter.is_control() && letter != '\n' {
+        if is_hidden(letter) {
             out.extend(letter.escape_default());
         } else {
             out.push(letter);
@@ -181,15 +236,18 @@ mod tests {
 
     #[test]
     fn json_cannot_drive_the_terminal() {
-        let value = json!({ "na\u{9b}me": "\u{1b}[2J\u{7f}\u{9b}2J\u{9f}\u{a0}ü" });
-        let text = json_text(&value);
+        let value = json!({ "na\u{9b}me": ["\u{1b}[2J\u{7f}\u{9b}2J\u{9f}\u{a0}ü", "\u{202e}\u{e0041}\"\n"], "n": {} });
+        let mut text = Vec::new();
+        write_json(&mut text, &value).unwrap();
+        let text = String::from_utf8(text).unwrap();
         assert!(text.chars().all(|letter| letter == '\n' || !letter.is_control()), "{text:?}");
         assert!(text.contains("\\u009b2J\\u009f\u{a0}ü"), "{text}");
+        assert!(text.contains("\\u202e\\udb40\\udc41\\\"\\n"), "{text}");
         assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
     }
 
     #[test]
     fn names_cannot_drive_the_terminal() {
-        assert_eq!(printable("a\x1b[2Jb\tü"), "a\\u{1b}[2Jb\\tü");
+        assert_eq!(printable("a\x1b[2Jb\tü\n\u{202e}"), "a\\u{1b}[2Jb\\tü\\n\\u{202e}");
     }
 }

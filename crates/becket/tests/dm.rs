@@ -265,7 +265,7 @@ fn dm_does_not_take_what_no_table_can_say() {
         let ran = place.run(["attach", "--via", "dm"].iter().chain(&words).chain(&[below.path()]));
         assert!(ran.code == 1 && ran.err.contains(why), "{words:?}: {ran:?}");
     }
-    let ran = place.run(["attach", "--via", "dm", "a.img"]);
+    let ran = place.run(["attach", "--via", "dm", "--shared", "a.img"]);
     assert!(ran.code == 1 && ran.err.contains("needs a block device"), "{ran:?}");
     let info = attach(&place, &["--offset", "1000", below.path()]);
     assert_ne!(text(&info, "transport"), "dm", "auto takes what can");

@@ -8,12 +8,13 @@ use becket_testkit::{Scratch, image, require_device, require_tools, tool, via, w
 use common::{Use, scratch, text};
 use std::{
     fs,
+    os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
 
-const TOOLS: [&str; 3] = ["mke2fs", "mount", "sfdisk"];
+const TOOLS: [&str; 4] = ["debugfs", "mke2fs", "mount", "sfdisk"];
 
 /// A place with a file system image `fs.img` that holds `hello`, and a directory to mount it on.
 fn place() -> (Scratch, PathBuf) {
@@ -93,18 +94,33 @@ fn failures_leave_nothing() {
     let _unmount = Unmount(point.clone());
     image::random(&place.path("noise.img"), 1 << 20, 1);
     image::gpt(&place.path("disk.img"), 16 << 20);
+    // The beginning of LUKS1 is all that blkid looks at.
+    image::sparse(&place.path("luks.img"), 4 << 20);
+    let luks = fs::OpenOptions::new().write(true).open(place.path("luks.img")).unwrap();
+    luks.write_all_at(b"LUKS\xba\xbe\x00\x01", 0).unwrap();
+    // The journal is to be replayed.
+    fs::copy(place.path("fs.img"), place.path("dirty.img")).unwrap();
+    let feature = ["-w", "-R", "feature needs_recovery", "dirty.img"];
+    tool(Command::new("debugfs").args(feature).current_dir(place.path("")));
     let via = via();
     for (words, parts) in [
-        (&["noise.img", "mnt"][..], &["cannot mount noise.img on mnt: ", "blkid"][..]),
+        (
+            &["noise.img", "mnt"][..],
+            &["noise.img on mnt: no file system is recognised", "becket inspect noise.img"][..],
+        ),
+        (&["luks.img", "mnt"], &["cannot mount luks.img on mnt: ", "crypto_LUKS", "cryptsetup open"]),
+        (&["-r", "--via", "loop", "dirty.img", "mnt"], &["read-only", "omit -r", "-o noload", "--cow FILE"]),
+        (&["-t", "ext4", "luks.img", "mnt"], &["it holds crypto_LUKS, not ext4", "omit --type"]),
         (&["fs.img", "nowhere"], &["cannot mount on nowhere: no such file", "mkdir"]),
         (&["fs.img", "fs.img"], &["not a directory"]),
         (&["missing.img", "mnt"], &["cannot attach missing.img: "]),
-        (&["-t", "ext4", "-o", "nosuchoption", "fs.img", "mnt"], &["cannot mount fs.img on mnt: ", "--type"]),
+        (&["-t", "ext4", "-o", "nosuchoption", "fs.img", "mnt"], &["refuses this ext4", "check --options"]),
         (&["disk.img", "mnt"], &["it has partitions: 1, 2", "--partition N"]),
         (&["--partition", "7", "disk.img", "mnt"], &["no partition 7", "1, 2"]),
-        (&["--partition", "1", "fs.img", "mnt"], &["no partition 1", "leave --partition away"]),
+        (&["--partition", "1", "fs.img", "mnt"], &["no partition 1", "omit --partition"]),
     ] {
-        let ran = place.run(["mount", "--json", "--via", &via].iter().chain(words));
+        let via = if words.contains(&"--via") { &[][..] } else { &["--via", &via] };
+        let ran = place.run(["mount", "--json"].iter().chain(via).chain(words));
         assert_eq!(ran.code, 1, "{words:?}: {ran:?}");
         for part in parts {
             assert!(ran.err.contains(part), "{words:?}: no {part:?} in {ran:?}");
@@ -154,7 +170,7 @@ fn umount_takes_only_what_is_ours() {
     assert!(mounted(&point));
     tool(Command::new("umount").arg(&point));
     assert_eq!(ran.code, 1);
-    assert!(ran.err.contains("none of becket's devices"), "{ran:?}");
+    assert!(ran.err.contains("not a device of becket"), "{ran:?}");
 }
 
 #[test]

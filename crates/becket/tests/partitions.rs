@@ -4,10 +4,21 @@
 
 mod common;
 
-use becket_testkit::{crc, crc_whole, image, require_device, require_tools, tool, via};
+use becket_testkit::{
+    Scratch, crc, crc_whole, image, require_device, require_fuse, require_loop, require_tools, tool, via,
+    wait_until,
+};
 use common::{Use, scratch, text};
 use serde_json::json;
-use std::{fs, os::unix::fs::FileExt as _, path::Path, process::Command};
+use std::{
+    fs,
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+const MIB: u64 = 1 << 20;
 
 #[test]
 fn are_there_at_return() {
@@ -149,4 +160,168 @@ fn nodes_that_nobody_made() {
     let ran = place.finish(command.arg(misc.trim().replace(':', " ")));
     assert_eq!((ran.code, ran.out.as_str()), (0, "fine\n"), "{ran:?}");
     assert!(place.devices().is_empty());
+}
+
+/// Has sfdisk change the table on a device, and ask the kernel to read it again; whether that did so. It does not for
+/// ublk, whose server has no privileges, nor for device-mapper: there `becket refresh` is the only way.
+#[track_caller]
+fn sfdisk(device: &Path, args: &str, table: &str) -> bool {
+    let said = tool(
+        Command::new("sh").args(["-c", &format!("printf '{table}' | sfdisk {args} $0 2>&1")]).arg(device),
+    );
+    let failed = said.contains("Re-reading the partition table failed");
+    assert!(!failed || !device.to_string_lossy().contains("loop"), "{said}");
+    !failed
+}
+
+/// Number and first byte of each partition that `list --json` shows.
+fn listed(place: &Scratch) -> Vec<(u64, u64)> {
+    let devices = place.devices();
+    let parts = devices[0]["partitions"].as_array().unwrap();
+    parts.iter().map(|part| (part["number"].as_u64().unwrap(), part["start"].as_u64().unwrap())).collect()
+}
+
+/// What image builders do all day, also with a kernel that reads no tables itself.
+#[test]
+fn a_blank_image_is_partitioned_in_place() {
+    let name = "partitions::a_blank_image_is_partitioned_in_place";
+    if !require_device(name) || !require_tools(name, &["sfdisk"]) {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("new.img");
+    image::sparse(&image, 64 << 20);
+    let device = place.attach(&image, &["--name", "new"]);
+    let node = |number: u32| PathBuf::from(format!("{}p{number}", device.display()));
+    let link = |number: u32| place.links().join(format!("newp{number}"));
+    sfdisk(&device, "", "label: gpt\\n1MiB,4MiB\\n8MiB,4MiB\\n16MiB,4MiB\\n");
+    place.ok(["refresh", "new"]);
+    assert_eq!(listed(&place), [(1, MIB), (2, 8 * MIB), (3, 16 * MIB)]);
+    let second = fs::File::options().read(true).write(true).open(node(2)).unwrap();
+    second.write_all_at(&[0x5a; 4096], 0).unwrap();
+    second.sync_all().unwrap();
+    let mut bytes = [0; 4096];
+    fs::File::open(&image).unwrap().read_exact_at(&mut bytes, 8 * MIB).unwrap();
+    assert_eq!(bytes, [0x5a; 4096]);
+    assert_eq!(fs::canonicalize(link(2)).unwrap(), node(2));
+    drop(second);
+
+    // A kernel that reads tables has the others now, another one none; a partition that is gone is not shown.
+    let reread = sfdisk(&device, "", "label: gpt\\nstart=8MiB,size=4MiB\\nstart=16MiB,size=4MiB\\n");
+    assert!(!reread || listed(&place).iter().all(|(_, start)| *start != MIB));
+    place.ok(["refresh", "new"]);
+    assert_eq!(listed(&place), [(1, 8 * MIB), (2, 16 * MIB)]);
+    let reread = sfdisk(&device, "--delete", "");
+    assert!(!reread || listed(&place).is_empty());
+    place.ok(["refresh", "new"]);
+    assert_eq!(listed(&place), []);
+    assert!(!node(1).exists() && !link(1).is_symlink() && !link(3).is_symlink());
+    sfdisk(
+        &device,
+        "",
+        "label: gpt\\nstart=1MiB,size=4MiB\\nstart=8MiB,size=4MiB\\nstart=16MiB,size=4MiB\\n",
+    );
+    place.ok(["refresh", "new"]);
+    tool(Command::new("sfdisk").arg("--delete").arg(&device).arg("1"));
+    place.ok(["refresh", "new"]);
+    assert_eq!(listed(&place), [(2, 8 * MIB), (3, 16 * MIB)]);
+    assert!(!node(1).exists() && !link(1).is_symlink() && node(2).exists() && link(3).is_symlink());
+    place.ok(["refresh", "new"]);
+
+    // One in use stays, the others follow, and one that only grows does so in use.
+    let third = fs::File::open(node(3)).unwrap();
+    sfdisk(&device, "--no-reread --no-tell-kernel", "label: gpt\\nstart=2MiB,size=1MiB\\n");
+    let ran = place.run(["refresh", "new"]);
+    let (third_node, hint) = (node(3).display().to_string(), "becket refresh");
+    assert!(ran.code == 1 && ran.err.contains(&third_node) && ran.err.contains(hint), "{ran:?}");
+    drop(third);
+    place.ok(["refresh", "new"]);
+    assert_eq!(listed(&place), [(1, 2 * MIB)]);
+    let first = fs::File::open(node(1)).unwrap();
+    sfdisk(&device, "--no-reread --no-tell-kernel", "label: gpt\\nstart=2MiB,size=9MiB\\n");
+    place.ok(["refresh", "new"]);
+    assert_eq!(place.devices()[0]["partitions"][0]["size"], json!(9 * MIB));
+    drop(first);
+    place.ok(["detach", "new"]);
+    assert!(!link(1).is_symlink());
+}
+
+/// The length of what grows in a qcow2 is fixed; its partitions are not.
+#[test]
+fn an_overlay_is_partitioned_in_place() {
+    let name = "partitions::an_overlay_is_partitioned_in_place";
+    if !require_fuse(name) || !require_tools(name, &["sfdisk"]) {
+        return;
+    }
+    let place = scratch();
+    image::sparse(&place.path("base.img"), 64 << 20);
+    let device = place.attach(
+        &place.path("base.img"),
+        &["--via", "fuse", "--name", "new", "--cow", place.path("over.qcow2").to_str().unwrap()],
+    );
+    sfdisk(&device, "", "label: gpt\\n1MiB,4MiB\\n8MiB,4MiB\\n");
+    place.ok(["refresh", "new"]);
+    assert_eq!(listed(&place), [(1, MIB), (2, 8 * MIB)]);
+    place.ok(["detach", "new"]);
+}
+
+#[test]
+fn off_stays_off() {
+    let name = "partitions::off_stays_off";
+    if !require_device(name) || !require_tools(name, &["sfdisk"]) {
+        return;
+    }
+    let place = scratch();
+    image::gpt(&place.path("disk.img"), 16 << 20);
+    place.attach(&place.path("disk.img"), &["--partitions", "off", "--name", "off"]);
+    place.ok(["refresh", "off"]);
+    assert_eq!(listed(&place), []);
+    place.ok(["detach", "off"]);
+}
+
+/// In a `/dev` of one's own nobody removes nodes, and a number may be another disk's later. The last device
+/// is detached from outside of the container that attached it.
+#[test]
+fn nodes_that_nobody_removes() {
+    let name = "partitions::nodes_that_nobody_removes";
+    if !require_loop(name) || !require_tools(name, &["sfdisk", "unshare", "mknod"]) {
+        return;
+    }
+    let place = scratch();
+    image::gpt(&place.path("disk.img"), 16 << 20);
+    let script = "set -e; mount -t tmpfs none /dev; mknod /dev/null c 1 3; mkdir /dev/shm; \
+        mknod /dev/loop-control c 10 237; none() { ! ls /dev/loop*p* 2>/dev/null; }; \
+        dev=$(\"$BECKET\" attach --via loop disk.img); test -b ${dev}p1; test -b ${dev}p2; \
+        \"$BECKET\" detach $dev; none; \
+        dev=$(\"$BECKET\" attach --via loop --name left disk.img); test -b ${dev}p1; touch there; \
+        while [ ! -e go ]; do sleep 0.05; done; none; echo fine";
+    let mut command = Command::new("unshare");
+    place.prepare(&mut command);
+    command.args(["--mount", "--propagation", "private", "sh", "-c", script]);
+    command.stdout(std::process::Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let there = || place.path("there").exists() || child.try_wait().unwrap().is_some();
+    assert!(wait_until(Duration::from_secs(30), there));
+    place.ok(["detach", "left"]);
+    fs::write(place.path("go"), "").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && out.ends_with("fine\n"), "{output:?}");
+    assert!(place.devices().is_empty());
+}
+
+#[test]
+fn devices_are_listed_as_people_count() {
+    let name = "partitions::devices_are_listed_as_people_count";
+    if !require_device(name) {
+        return;
+    }
+    let place = scratch();
+    for name in ["disk10", "disk2", "disk1"] {
+        image::random(&place.path(name), 64 << 10, 1);
+        place.attach(&place.path(name), &["--name", name]);
+    }
+    let names: Vec<String> = place.devices().iter().map(|device| text(device, "name").to_owned()).collect();
+    assert_eq!(names, ["disk1", "disk2", "disk10"]);
+    place.ok(["detach", "--all"]);
 }

@@ -13,10 +13,10 @@ use std::{
     process::{Command, Stdio},
 };
 
+use becket_testkit::fanotify::{MODIFY, OPEN, Watch};
 use becket_testkit::{
     Scratch, image, require_device, require_fuse, require_root, require_tools, require_ublk, tool,
 };
-use becket_uapi::fanotify::{MODIFY, OPEN, Watch};
 use common::disturb::{SUPERVISOR, WORKER, await_device, send};
 use common::{ended, scratch};
 

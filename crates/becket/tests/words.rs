@@ -1,11 +1,12 @@
 //! What becket says: help with examples, JSON that parses, completions, man pages, the reference in docs.
-//! Nothing here attaches anything.
+//! Nothing here looks at what is attached, but for its names in completions.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
 mod common;
 
+use becket_testkit::{image, require_device, require_tools};
 use common::scratch;
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
 const COMMANDS: [&str; 14] = [
     "attach",
@@ -112,8 +113,8 @@ fn doctor_reports_every_transport() {
     for (kind, report) in kinds.iter().zip(transports) {
         let verdict = if report["works"] == true { "works" } else { "does not work here" };
         assert!(ran.out.contains(&format!("\n{kind}: {verdict}\n")), "{kind}: {ran:?}");
-        if let Some(mend) = report["mend"].as_str() {
-            assert!(ran.out.contains(&format!("to mend: {mend}\n")), "{kind}: {ran:?}");
+        if let Some(fix) = report["fix"].as_str() {
+            assert!(ran.out.contains(&format!("to fix: {fix}\n")), "{kind}: {ran:?}");
         }
     }
 }
@@ -126,6 +127,14 @@ fn completions_and_man_pages() {
         assert!(script.contains("becket") && script.contains("direct-io"), "{shell}");
     }
     assert_eq!(place.run(["completions", "csh"]).code, 2);
+    for shell in ["bash", "zsh", "fish"] {
+        let script = place.ok(["completions", shell]);
+        for internal in ["run-guard", "run-exec", "ublk-give", "generator", "worker"] {
+            assert!(!script.contains(internal), "{shell} offers {internal}");
+        }
+        assert!(script.contains("becket list"), "{shell} asks for the devices that are attached");
+        assert!(["iso9660", "squashfs"].iter().all(|format| script.contains(format)), "{shell}");
+    }
     place.ok(["man", "man1"]);
     for command in COMMANDS {
         let page = fs::read_to_string(place.path(&format!("man1/becket-{command}.1"))).unwrap();
@@ -158,4 +167,51 @@ fn a_closed_pipe_is_taken_quietly() {
     ]);
     let ran = place.finish(&mut command);
     assert_eq!(ran.err, "", "{ran:?}");
+}
+
+/// bash, with the script that is printed, asked what may come next on a line.
+#[test]
+fn bash_completes_devices_and_no_internal_command() {
+    let name = "words::bash_completes_devices_and_no_internal_command";
+    if !require_device(name) || !require_tools(name, &["bash", "awk"]) {
+        return;
+    }
+    let place = scratch();
+    image::sparse(&place.path("disk.img"), 1 << 20);
+    let device = place.attach(&place.path("disk.img"), &["--name", "mine"]);
+    let script = r#"
+        mkdir bin; ln -s "$BECKET" bin/becket; PATH=$PWD/bin:$PATH
+        source <(becket completions bash)
+        try() {
+            COMP_WORDS=(becket "$@") COMP_CWORD=$# COMPREPLY=()
+            _becket_operands becket "${COMP_WORDS[-1]}" "${COMP_WORDS[-2]}" 2>/dev/null
+            echo " ${COMPREPLY[*]} "
+        }
+        try ''; try detach ''; try stat /dev/; try attach di; try set mine --read-only ''; try mount --format s
+    "#;
+    let mut bash = Command::new("bash");
+    place.prepare(&mut bash);
+    bash.env("BECKET", env!("CARGO_BIN_EXE_becket")).args(["-c", script]);
+    let ran = place.finish(&mut bash);
+    let lines: Vec<&str> = ran.out.lines().collect();
+    let [commands, targets, nodes, files, values, formats] = lines[..] else { panic!("{ran:?}") };
+    assert!(commands.contains(" detach ") && !commands.contains("guard"), "{commands}");
+    let node = format!(" {} ", device.display());
+    assert!(targets.contains(" mine ") && targets.contains(&node), "{targets}");
+    assert!(nodes.contains(&node), "{nodes}");
+    assert_eq!((files, values, formats), (" disk.img ", " on off ", " squashfs "));
+    place.ok(["detach", "mine"]);
+}
+
+#[test]
+fn a_manual_page_names_the_values_of_options() {
+    let place = scratch();
+    place.ok(["man", "pages"]);
+    let page = fs::read_to_string(place.path("pages/becket-mount.1")).unwrap();
+    let synopsis = page.lines().skip_while(|line| *line != ".SH SYNOPSIS").nth(1).unwrap();
+    for words in
+        ["\\-\\-offset\\fR \\fISIZE\\fR]", "\\-\\-type\\fR \\fIFSTYPE\\fR]", "\\fIIMAGE\\fR \\fIDIR\\fR"]
+    {
+        assert!(synopsis.contains(words), "{words} is not in {synopsis}");
+    }
 }

@@ -124,8 +124,6 @@ pub(crate) struct Becket {
     pub(crate) via: Via,
     /// `copy` or `zero-copy`; becket chooses when it is not given.
     pub(crate) mode: Option<String>,
-    /// Whether it is to merge requests.
-    pub(crate) merge: bool,
     /// Where it keeps its state, so that nobody else's devices are touched.
     pub(crate) runtime: PathBuf,
 }
@@ -147,9 +145,6 @@ impl Driver for Becket {
         let mut command = self.command(&["attach", "--json", "--via", self.via.name()]);
         if let Some(mode) = &self.mode {
             command.args(["--mode", mode]);
-        }
-        if self.merge {
-            command.arg("--merge");
         }
         if let Some(mode) = options.direct_io {
             command.args(["--direct-io", mode]);

@@ -42,9 +42,6 @@ pub(crate) struct Args {
     /// How ublk moves the data: copy or zero-copy; becket chooses when it is not given
     #[arg(long, value_name = "MODE", value_parser = ["copy", "zero-copy", "batch-copy", "batch-zero-copy"])]
     mode: Option<String>,
-    /// Have becket merge neighbouring requests that arrive together (ublk, copying)
-    #[arg(long)]
-    merge: bool,
     /// Only the tests whose name contains this
     #[arg(long, value_name = "SUBSTR")]
     only: Option<String>,
@@ -102,7 +99,6 @@ fn run(args: Args) -> Result<bool> {
                 program: args.becket,
                 via: args.via,
                 mode: args.mode.clone(),
-                merge: args.merge,
                 runtime: scratch.join("run"),
             };
             match args.via {
@@ -119,7 +115,6 @@ fn run(args: Args) -> Result<bool> {
         driver,
         via: args.via,
         mode: args.mode,
-        merge: args.merge,
         scratch,
         seed,
         ops: args.ops,

@@ -65,8 +65,6 @@ pub(crate) struct Suite {
     pub(crate) via: Via,
     /// How it moves data, when that was said.
     pub(crate) mode: Option<String>,
-    /// Whether requests are merged.
-    pub(crate) merge: bool,
     /// Where images go.
     pub(crate) scratch: PathBuf,
     /// Decides everything random.
@@ -216,10 +214,9 @@ impl Suite {
 
     fn repeat(&self, test: Test) -> String {
         let mode = self.mode.as_deref().map(|mode| format!(" --mode {mode}")).unwrap_or_default();
-        let merge = if self.merge { " --merge" } else { "" };
         let driver = if self.driver.is_becket() { "" } else { " --driver losetup" };
         format!(
-            "becket-conformance --via {}{mode}{merge}{driver} --scratch {} --only {} --seed {} --ops {}",
+            "becket-conformance --via {}{mode}{driver} --scratch {} --only {} --seed {} --ops {}",
             self.via.name(),
             self.scratch.display(),
             test.name,

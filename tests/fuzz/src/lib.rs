@@ -1,9 +1,11 @@
 //! Whatever reads bytes from outside, each behind a function that takes any bytes: for fuzzers and for the smoke test.
-//! It never looks at what is read, only that reading ends: without a panic, in little time and memory.
+//! It never looks at what is read, only that reading ends: without a panic, in little time and memory. The one exception is a
+//! qcow2 that is written, which must hold what was written.
 //!
 //! `cargo xtask fuzz` drives these with libFuzzer; `tests/smoke.rs` with the corpora and what a seed makes of them.
 #![forbid(unsafe_code)]
 
+mod grow;
 mod image;
 mod mend;
 
@@ -20,6 +22,7 @@ pub const TARGETS: &[Target] = &[
     ("erofs", image::erofs),
     ("packed", image::packed),
     ("qcow2", image::qcow2),
+    ("qcow2-written", grow::qcow2_written),
     ("vmdk", becket_image::is_vmdk_descriptor),
     ("inspect", image::anything),
     ("codecs", image::codecs),

@@ -12,9 +12,11 @@
 //!
 //! Patience also grows with how busy the machine is: a limit of time is what a test asks of becket on a machine that has
 //! nothing else to do.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
+#[allow(unsafe_code, reason = "the kernel's fanotify has no safe wrapper")]
+pub mod fanotify;
 pub mod image;
 mod scratch;
 

@@ -16,9 +16,11 @@ const SCRIPT: &str = include_str!("guest/configure.sh");
 const LIVE: &str = include_str!("guest/configure-live.sh");
 
 /// For a document, before the tables.
-pub(crate) const INTRODUCTION: &str = "A device with offset, size limit, block size, direct I/O and no writing, by one command each. Then reads of 4 KiB at depth 4
-over a device of ublk while `becket set --direct-io` changes it to and fro a hundred times (*changing*), beside the load
-alone (*undisturbed*) and beside a hundred commands that change nothing (*looking*).";
+pub(crate) const INTRODUCTION: &str =
+    "A device with offset, size limit, block size, direct I/O and read-only, attached by one
+command each. Then reads of 4 KiB at depth 4 on a ublk device while `becket set --direct-io`
+changes it a hundred times (*changing*), beside the load alone (*undisturbed*) and beside a
+hundred commands that change nothing (*looking*).";
 
 /// Arguments of `cargo xtask bench configure`.
 #[derive(clap::Args)]

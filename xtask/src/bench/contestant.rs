@@ -69,7 +69,6 @@ impl Field {
         for mode in ["zero-copy", "batch-zero-copy", "copy", "batch-copy"] {
             field.becket(&format!("becket-{mode}"), "becket", &format!(" --mode {mode}"));
         }
-        field.becket("becket-below", "becket", " --read-only --below on");
         for other in others {
             field.program(&other.name, other.path.clone());
             field.becket(&other.name, &other.name, "");

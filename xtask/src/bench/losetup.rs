@@ -16,8 +16,10 @@ const SCRIPT: &str = include_str!("guest/losetup.sh");
 const PLACE: &str = "host";
 
 /// For a document, before the tables.
-pub(crate) const INTRODUCTION: &str = "Microseconds of one call of losetup, the process's start included: the system's, and becket's. *list* is `-l`, *plain* `-a`,
-*json* `-lJ`, *file-of* `-j FILE`, each with so many devices attached; *version* is `-V`, which does nothing else.";
+pub(crate) const INTRODUCTION: &str =
+    "Microseconds of one call of losetup, the start of the process included: the system's losetup,
+and becket's. *list* is `-l`, *plain* is `-a`, *json* is `-lJ`, *file-of* is `-j FILE`, each
+with that many devices attached. *version* is `-V`, which does nothing else.";
 
 /// Arguments of `cargo xtask bench losetup`.
 #[derive(clap::Args)]

@@ -30,17 +30,21 @@ const LOOPS: &str = "loops";
 const BECKET: &str = "becket";
 
 /// For a document, before the tables.
-pub(crate) const INTRODUCTION: &str = "An ISO image holds a SquashFS image, which holds an ext4 image with 8,000 files, as a live CD does. All files are read in random
-order, shared out among so many readers, with nothing in the page cache; everything, the kernel's workers included, runs on so
-many CPUs. *loops* are the kernel's drivers over each other, *becket* is one device of FUSE with one map, with
-the memory for decoded blocks that it takes by itself (a sixteenth of the machine's, 1 GiB at most) and with 768 MiB, in which all of
-these files have room. *s* is the time by the
-clock, *cpu-s* that of all CPUs, *mib* the most memory that the page cache (with all that it holds already gone at the start) and becket's processes took, and
-*threads* the most that becket's processes had.
+pub(crate) const INTRODUCTION: &str =
+    "An ISO image holds a SquashFS image, which holds an ext4 image with 8,000 files, as a live CD
+does. The readers share all files and read them in random order, with nothing in the page
+cache. Everything, the kernel's workers included, runs on the given number of CPUs. *loops*
+are the kernel's drivers on top of each other. *becket* is one FUSE device with one map: with
+its default memory for decoded blocks (a sixteenth of the machine's, 1 GiB at most), and with
+768 MiB, in which all of these files fit. *s* is the time by the clock, *cpu-s* that of all
+CPUs. *mib* is the peak memory of the page cache and of becket's processes; the page cache was
+emptied at the start. *threads* is the peak number of becket's threads.
 
-*one-piece* and *pieces*: a file on ext4 in a partition of an image on an ISO 9660 image, none of them compressed, beside the same bytes of the outermost
-file, with direct I/O; the first is taken by the kernel's loop driver, the second, which ext4's tables part, by FUSE. *resolve*: `becket ls` of the root directory of an ext4 image in a SquashFS image (8 GiB in 65,000 blocks) in
-an ISO of 4 GiB, with nothing in memory, becket's program neither.";
+*one-piece* and *pieces*: a file on ext4 in a partition of an image on an ISO 9660 image, none
+of them compressed, beside the same bytes of the outermost file, with direct I/O. The loop
+driver serves the first; FUSE serves the second, which ext4's tables split. *resolve*: `becket
+ls` of the root directory of an ext4 image in a SquashFS image (8 GiB in 65,000 blocks) in an
+ISO of 4 GiB, with nothing in memory, becket's program included.";
 
 /// Arguments of `cargo xtask bench nested`.
 #[derive(clap::Args)]

@@ -21,11 +21,14 @@ use crate::exec;
 
 const INTRODUCTION: &str = "# Benchmarks
 
-Written by `cargo xtask bench report` from the JSON files in [benchmarks/](benchmarks/); do not edit.
+`cargo xtask bench report` writes this page from the JSON files in [benchmarks/](benchmarks/);
+do not edit it.
 
-Numbers of one table come from one run on one machine, so their ratios mean something; where a table was put together
-from several runs of the same build, each row says when it was measured. Numbers of different tables, or of another
-machine, must not be compared. *Repeated* are runs of the load generator that did not end well and were made again.
+The numbers of one table come from one run on one machine, so their ratios can be compared.
+Where a table was put together from several runs of the same build, each row says when it was
+measured. Do not compare numbers of different tables or of different machines. *Repeated*
+counts runs of the load generator that failed and were made again. What was tried to improve
+these numbers is in [decisions/](decisions/README.md).
 
 ";
 
@@ -34,44 +37,50 @@ const GRIDS: [(&str, &str, &str); 6] = [
     (
         "cost",
         "Instructions of one I/O",
-        "The guest is emulated and its clock advances with the instructions that it executes, so I/Os in a guest second are I/Os
-per 10⁹ instructions: the price of the whole path, load generator, kernel and server, whatever else the host does. Nothing
-of it says how well work overlaps on several CPUs. More is better; the line is the kernel's loop driver with direct I/O.",
+        "The guest is emulated, and its clock advances with the instructions that it executes. So I/Os
+in a guest second are I/Os per 10⁹ instructions: the cost of the whole path (load generator,
+kernel and server), whatever else the host does. These numbers do not show how well work
+overlaps on several CPUs. More is better; the line is the kernel's loop driver with direct
+I/O.",
     ),
     (
         "wall",
         "Time, jobs and queues",
-        "I/Os per second by the clock in a guest with two emulated CPUs, each a thread of the host. Emulation makes user code
-slower than system calls, and other work on the host disturbs it: read the spread first.",
+        "I/Os per second by the clock, in a guest with two emulated CPUs, each a thread of the host.
+Emulation makes user code slower than system calls, and other work on the host disturbs it.
+Read the spread first.",
     ),
     (
         "latency-time",
         "One I/O at a time: time",
-        "From the submission of one I/O to its completion, by the clock in a guest with two emulated CPUs; less is better.",
+        "From the submission of one I/O to its completion, by the clock in a guest with two emulated
+CPUs. Less is better.",
     ),
     (
         "latency-cost",
         "One I/O at a time: instructions",
-        "What the same costs in instructions of the whole path, every switch between tasks included; less is better.",
+        "The same in instructions of the whole path, every task switch included. Less is better.",
     ),
     (
         "batch-cost",
         "Batches, one CPU",
-        "I/Os submitted and waited for so many at a time. System calls and futex calls of the server's threads were counted by the
-kernel (raw_syscalls:sys_enter) in a run of their own, of 16,384 I/Os. That becket allocates nothing for a request is a
-test: `crates/becket-engine/tests/allocations.rs`.",
+        "The load generator submits a batch of I/Os and waits for all of them. The kernel counted the
+system calls and futex calls of the server's threads (raw_syscalls:sys_enter) in a separate
+run of 16,384 I/Os. A test shows that becket allocates nothing for a request:
+`crates/becket-engine/tests/allocations.rs`.",
     ),
     (
         "batch-time",
         "Batches, two CPUs",
-        "The same by the clock with two CPUs, where a server may be as fast as requests come, and then gets few at a time.",
+        "The same by the clock with two CPUs. Here a server may be as fast as requests arrive, and then
+gets few at a time.",
     ),
 ];
 
 const PROFILE: &str = "## Where the instructions go
 
-Sampled by instructions. A function is counted in a room by its name, what does not fit is in *rest*; `null_blk` is the
-backing, and copies with interrupts off.
+Samples by instructions. The name of a function decides which part it is counted in; the
+remainder is *rest*. `null_blk` is the backing, and also holds copies with interrupts off.
 
 ";
 
@@ -243,7 +252,7 @@ fn contestants(text: &mut String, grid: &Grid) {
     for one in &grid.entrants {
         let _ = writeln!(text, "| {} | `{}` |", one.name, one.about);
     }
-    text.push_str("\nThe best peer is the best of the servers that are not becket's.\n\n");
+    text.push_str("\nThe best peer is the best server of another project.\n\n");
 }
 
 fn chart_of(grid: &Grid, workload: &str, title: &str, metric: Metric) -> String {
@@ -314,7 +323,7 @@ mod tests {
     #[test]
     fn goals_are_counted() {
         let text = goals(&goal::of("cost", &example()));
-        assert!(text.contains("1 of 6 are met"), "{text}");
+        assert!(text.contains("1 of 5 are met"), "{text}");
         assert_eq!(goals(&[]), "");
     }
 }

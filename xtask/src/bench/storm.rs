@@ -20,12 +20,17 @@ const MOST: &str = include_str!("guest/storm-most.sh");
 const MANY: u32 = 4096;
 
 /// For a document, before the tables.
-pub(crate) const INTRODUCTION: &str = "Images of 1 MiB, attached by one command of becket's, by losetup one after another, and by eight losetups at a time. On the
-host: the kernel's loop driver, with becket's records in memory (as `/run` is) and on the checkout's disk. In the guest:
-ublk, beside the guest's own losetup. *one-attach* is one command for one device while the server runs. *contended* are
-waits for locks of the kernel that its tracepoint `lock:contention_begin` saw, *futexes* all futex calls of becket's.
-*guest-most* is the whole of a large number, once: *wrong* is 0 where each device began with its image's own bytes, *copied* are
-devices for which the tables of the worker's rings had no room.";
+pub(crate) const INTRODUCTION: &str =
+    "Images of 1 MiB are attached by one command of becket, by losetup one after another, and by
+eight losetup processes at a time. On the host this uses the kernel's loop driver, with
+becket's records in memory (as `/run` is) and on the checkout's disk. In the guest it uses
+ublk, beside the guest's own losetup.
+
+*one-attach* is one command for one device while the server runs. *contended* counts waits for
+kernel locks by the tracepoint `lock:contention_begin`; *futexes* counts all futex calls of
+becket. *guest-most* is one run with a large number of devices: *wrong* is 0 if each device
+began with the bytes of its image, and *copied* counts the devices for which the tables of the
+worker's rings had no room.";
 
 /// Arguments of `cargo xtask bench storm`.
 #[derive(clap::Args)]

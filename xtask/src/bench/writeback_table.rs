@@ -10,8 +10,10 @@ use super::table::LOOP_DIRECT;
 use super::writeback::{PLACES, Row, SYSTEMS, Writeback};
 
 /// For a document, before the tables.
-pub(crate) const INTRODUCTION: &str = "A file system on a loop device writes back into the page cache of the file system below, where it may wait for dirty pages
-to become few. Seconds to fill a new file system and to sync it; less is better, the line is loop with direct I/O.";
+pub(crate) const INTRODUCTION: &str =
+    "A file system on a loop device writes back into the page cache of the file system below, where
+it may have to wait until there are fewer dirty pages. The table has the seconds to fill a new
+file system and to sync it. Less is better; the line is loop with direct I/O.";
 
 /// becket's time to that of loop with direct I/O may be at most this.
 const GOAL: f64 = 1.05;
@@ -83,7 +85,7 @@ pub(crate) fn markdown(record: &Writeback) -> String {
             let _ = writeln!(text, "| {place} | {} | {name} | {cells} |", row.system);
         }
     }
-    text.push_str("\nWhat becket chose without being asked, where direct I/O may be impossible too:\n\n");
+    text.push_str("\nWhat becket chose by default, also where direct I/O may be impossible:\n\n");
     text.push_str("| where | image on | choice |\n| --- | --- | --- |\n");
     for (place, backing, words) in modes(record) {
         let _ = writeln!(text, "| {place} | {backing} | {} |", words.replace('|', "\\|"));

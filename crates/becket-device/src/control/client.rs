@@ -8,28 +8,39 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures_lite::future::block_on;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use zlink::Call;
 
-use super::socket::{Connection, Waiting};
-use super::{Failure, INTERFACE, Message};
+use super::socket::{Connection, Patience, Waiting};
+use super::{Failure, INTERFACE, Message, Nothing};
+use crate::health::{self, Concerns, Pulse, Unresponsive};
 use crate::runtime::Runtime;
-use crate::{Error, ErrorKind, manager};
+use crate::sync::lock;
+use crate::{Error, ErrorKind, log, origin};
 
 /// How long a server may take from its start until it answers.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// A server may end while we connect, since its last device is gone; then another one is started.
 const ATTEMPTS: u32 = 5;
 
-/// Calls the supervisor, which is started when none runs.
-pub(crate) fn call<P, R>(runtime: &Runtime, method: &str, parameters: &P, fds: &[OwnedFd]) -> Result<R, Error>
+/// Calls the supervisor, which is started when none runs. `concerns` says whom the call waits for.
+pub(crate) fn call<P, R>(
+    runtime: &Runtime,
+    method: &str,
+    parameters: &P,
+    fds: &[OwnedFd],
+    concerns: Concerns,
+) -> Result<R, Error>
 where
     P: Serialize + std::fmt::Debug,
     R: DeserializeOwned + std::fmt::Debug,
@@ -38,10 +49,11 @@ where
         let mut line = match Line::again(runtime) {
             Some(line) => line,
             None => match connect(runtime)? {
-                Some(stream) => Line::new(runtime, stream),
-                None => Line::new(runtime, start(runtime)?),
+                Some(stream) => Line::new(runtime, stream)?,
+                None => Line::new(runtime, start(runtime)?)?,
             },
         };
+        line.concern(concerns);
         if let Some(reply) = line.call(method, parameters, fds)? {
             line.keep();
             return Ok(reply);
@@ -51,28 +63,80 @@ where
 }
 
 /// Calls the supervisor when one runs.
-pub(crate) fn call_running<P, R>(runtime: &Runtime, method: &str, parameters: &P) -> Result<Option<R>, Error>
+pub(crate) fn call_running<P, R>(
+    runtime: &Runtime,
+    method: &str,
+    parameters: &P,
+    concerns: Concerns,
+) -> Result<Option<R>, Error>
 where
     P: Serialize + std::fmt::Debug,
     R: DeserializeOwned + std::fmt::Debug,
 {
     match connect(runtime)? {
-        Some(stream) => Line::new(runtime, stream).call(method, parameters, &[]),
+        Some(stream) => {
+            let mut line = Line::new(runtime, stream)?;
+            line.concern(concerns);
+            line.call(method, parameters, &[])
+        }
         None => Ok(None),
     }
+}
+
+/// Asks the supervisor which of its workers do not respond; `None` when none runs, an error when it does not answer in
+/// time itself.
+pub(crate) fn ping(runtime: &Runtime, patience: Duration) -> Result<Option<Pulse>, ()> {
+    let stream = match connect(runtime) {
+        Ok(Some(stream)) => stream,
+        Ok(None) => return Ok(None),
+        Err(error) => return if error.kind() == ErrorKind::Timeout { Err(()) } else { Ok(None) },
+    };
+    if limit(&stream, patience).is_err() {
+        return Ok(None);
+    }
+    let mut connection = Waiting::connection(stream);
+    let method = format!("{INTERFACE}.Ping");
+    let call = Call::new(Message { method, parameters: Some(Nothing {}) });
+    match block_on(connection.call_method::<_, Pulse, Failure>(&call, Vec::new())) {
+        Ok((Ok(reply), _)) => Ok(reply.into_parameters()),
+        Err(zlink::Error::Io(error)) if error.kind() == io::ErrorKind::TimedOut => Err(()),
+        // It answers, though an older one does not know the question; or it is ending.
+        _ => Ok(Some(Pulse::default())),
+    }
+}
+
+/// Limits how long a stream waits at once.
+fn limit(stream: &UnixStream, time: Duration) -> io::Result<()> {
+    stream.set_read_timeout(Some(time))?;
+    stream.set_write_timeout(Some(time))
 }
 
 /// `None` when no server listens.
 pub(crate) fn connect(runtime: &Runtime) -> Result<Option<UnixStream>, Error> {
     let path = runtime.socket();
-    match UnixStream::connect(&path) {
+    match reach(&path) {
         Ok(stream) => {
             check_peer(&stream).map_err(Error::io("talk to the server at", &path))?;
             Ok(Some(stream))
         }
         Err(error) if gone(&error) => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(Error::Remote {
+            kind: ErrorKind::Timeout,
+            message: "becket's server takes no more connections: it does not respond".to_owned(),
+            hint: Some("becket list shows its process and whether it is stopped".to_owned()),
+        }),
         Err(error) => Err(Error::io("connect to", &path)(error)),
     }
+}
+
+/// Connects in a limited time: a server that is stopped has no room for more callers some day.
+fn reach(path: &Path) -> io::Result<UnixStream> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(health::SUPERVISOR))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_write_timeout(None)?;
+    Ok(stream)
 }
 
 /// Descriptors of images are for our own server only.
@@ -93,6 +157,8 @@ struct Line {
     /// Where it listens.
     place: PathBuf,
     connection: Connection,
+    /// Whom the present call waits for.
+    concerns: Arc<Mutex<Concerns>>,
 }
 
 thread_local! {
@@ -102,8 +168,24 @@ thread_local! {
 }
 
 impl Line {
-    fn new(runtime: &Runtime, stream: UnixStream) -> Line {
-        Line { place: runtime.socket(), connection: Waiting::connection(stream) }
+    fn new(runtime: &Runtime, stream: UnixStream) -> Result<Line, Error> {
+        let place = runtime.socket();
+        limit(&stream, health::DOUBT).map_err(Error::io("talk to the server at", &place))?;
+        let concerns = Arc::new(Mutex::new(Concerns::Server));
+        let server = health::peer(&stream);
+        let patience: Patience = {
+            let (runtime, concerns) = (runtime.clone(), Arc::clone(&concerns));
+            let silent = Mutex::new(None);
+            Arc::new(move || {
+                let concerns = *lock(&*concerns);
+                health::given_up(health::check(&runtime, server, concerns), &mut lock(&silent))
+            })
+        };
+        Ok(Line { place, connection: Waiting::patient(stream, patience), concerns })
+    }
+
+    fn concern(&self, concerns: Concerns) {
+        *lock(&*self.concerns) = concerns;
     }
 
     /// That of this thread's last call to the same supervisor.
@@ -136,6 +218,10 @@ impl Line {
             Ok((Err(failure), _)) => Err(failure.into()),
             Err(zlink::Error::UnexpectedEof | zlink::Error::SocketWrite) => Ok(None),
             Err(zlink::Error::Io(error)) if hung_up(&error) => Ok(None),
+            Err(zlink::Error::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {
+                let found = error.get_ref().and_then(|found| found.downcast_ref::<Unresponsive>());
+                Err(found.cloned().map_or_else(|| broken(error), Error::from))
+            }
             Err(zlink::Error::VarlinkService(error)) => Err(Error::Remote {
                 kind: ErrorKind::Server,
                 message: format!("becket's server refuses the call: {error}"),
@@ -161,20 +247,15 @@ fn hung_up(error: &io::Error) -> bool {
 fn start(runtime: &Runtime) -> Result<UnixStream, Error> {
     let (ready, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
         .map_err(Error::io("make a pipe to", "the server".as_ref()))?;
-    let log = runtime.log();
+    let path = runtime.log();
     let log_file = OpenOptions::new()
         .create(true)
         .append(true)
         .mode(0o600)
-        .open(&log)
-        .map_err(Error::io("open", &log))?;
+        .open(&path)
+        .map_err(Error::io("open", &path))?;
     let program = "/proc/self/exe";
-    let mut command = Command::new(program);
-    for variable in manager::VARIABLES {
-        // Those of the service that this command may be part of.
-        command.env_remove(variable);
-    }
-    let child = command
+    let child = origin::environment(&mut Command::new(program))
         .arg0("becket")
         .args(["serve", "--ready-fd", "1"])
         .env(crate::runtime::DIR_VARIABLE, runtime.dir())
@@ -240,6 +321,6 @@ fn last_words(runtime: &Runtime) -> Option<String> {
     file.take(4096).read_to_end(&mut text).ok()?;
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<&str> = text.lines().rev().take(3).collect();
-    let words = lines.into_iter().rev().map(str::trim).collect::<Vec<_>>().join("; ");
+    let words = lines.into_iter().rev().map(|line| log::words(line.trim())).collect::<Vec<_>>().join("; ");
     (!words.is_empty()).then_some(words)
 }

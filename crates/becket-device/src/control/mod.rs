@@ -5,16 +5,16 @@ pub(crate) mod client;
 pub(crate) mod server;
 mod socket;
 
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use becket_engine::{Faults, Summary};
-use becket_image::{Below, DirectIo, Facts, Map, ReadLease, Untouched};
+use becket_image::{DirectIo, Facts, Map};
 use becket_transport::Kind;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use crate::table::Encoding;
-use crate::{DataMode, DeviceInfo, Error, ErrorKind};
+use crate::{DataMode, DeviceInfo, Error, ErrorKind, path_text, text_path};
 
 pub(crate) const INTERFACE: &str = "org.becket.Becket1";
 pub(crate) const DESCRIPTION: &str = include_str!("org.becket.Becket1.varlink");
@@ -32,8 +32,10 @@ pub(crate) struct Message<P> {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Attach {
     pub(crate) name: Option<String>,
+    #[serde(with = "crate::path_text::one")]
     pub(crate) image: PathBuf,
     /// The qcow2 over it that takes what is written: its file is the first.
+    #[serde(default, with = "crate::path_text::maybe")]
     pub(crate) cow: Option<PathBuf>,
     pub(crate) offset: u64,
     pub(crate) size_limit: Option<u64>,
@@ -41,7 +43,9 @@ pub(crate) struct Attach {
     /// The map is too long for a message and comes along.
     pub(crate) map_aside: bool,
     pub(crate) files: Vec<FileFacts>,
-    pub(crate) below: Option<BelowFacts>,
+    /// Sent as null by clients that had `--below`.
+    #[serde(default, skip_serializing)]
+    pub(crate) below: IgnoredAny,
     pub(crate) encoded: Option<Encoding>,
     /// The image is a qcow2 that gets room while it is written.
     pub(crate) grows: bool,
@@ -52,6 +56,8 @@ pub(crate) struct Attach {
     pub(crate) queues: Option<u16>,
     pub(crate) depth: Option<u16>,
     pub(crate) mode: Option<DataMode>,
+    /// Always false: servers that had `--merge` refuse a request without it.
+    #[serde(default)]
     pub(crate) merge: bool,
     pub(crate) faults: Option<Faults>,
     pub(crate) direct_io: bool,
@@ -82,35 +88,6 @@ impl Attach {
 pub(crate) struct FileFacts {
     pub(crate) facts: Facts,
     pub(crate) direct: bool,
-}
-
-/// A second way to an image's bytes. Its descriptors are the last of the image's: the device's, then the lease's.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct BelowFacts {
-    pub(crate) map: Map,
-    pub(crate) untouched: Untouched,
-    pub(crate) device: PathBuf,
-}
-
-impl BelowFacts {
-    /// Puts the descriptors where they belong; they are taken from the end.
-    pub(crate) fn with(self, fds: &mut Vec<OwnedFd>) -> std::io::Result<Below> {
-        let missing =
-            || std::io::Error::new(std::io::ErrorKind::InvalidData, "a descriptor below is missing");
-        let lease = fds.pop().ok_or_else(missing)?;
-        let disk = fds.pop().ok_or_else(missing)?;
-        let BelowFacts { map, untouched, device } = self;
-        Ok(Below { map, disk, lease: ReadLease::handed_over(lease, untouched), device })
-    }
-
-    pub(crate) fn of(below: &Below) -> BelowFacts {
-        BelowFacts {
-            map: below.map.clone(),
-            untouched: below.lease.untouched(),
-            device: below.device.clone(),
-        }
-    }
 }
 
 /// A partition that the image's table names. What is in it is the image's own business.
@@ -149,6 +126,9 @@ pub(crate) struct Detach {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Refresh {
     pub(crate) name: String,
+    /// What the partition table on the device says now, where its partitions are to follow that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) partitions: Option<Vec<TableEntry>>,
 }
 
 /// Live changes; what is not given stays.
@@ -169,6 +149,7 @@ pub(crate) struct Set {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewImage {
+    #[serde(with = "crate::path_text::one")]
     pub(crate) path: PathBuf,
     pub(crate) map: Map,
     pub(crate) files: Vec<FileFacts>,
@@ -229,7 +210,7 @@ pub(crate) enum Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let text = |path: PathBuf| path.to_string_lossy().into_owned();
+        let text = |path: PathBuf| path_text(&path).into_owned();
         match error {
             Error::Busy { device, .. } => Failure::Busy { device: text(device) },
             Error::NameInUse { name, image, device } => {
@@ -246,9 +227,10 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure {
             // Users are for the client to find: it sees its own mount namespace, the supervisor does not.
-            Failure::Busy { device } => Error::Busy { device: device.into(), users: Vec::new() },
+            Failure::Busy { device } => Error::Busy { device: text_path(&device), users: Vec::new() },
             Failure::NameInUse { name, image, device } => {
-                Error::NameInUse { name, image: image.map(PathBuf::from), device: device.map(PathBuf::from) }
+                let path = |text: Option<String>| text.as_deref().map(text_path);
+                Error::NameInUse { name, image: path(image), device: path(device) }
             }
             Failure::Failed { kind, message, hint } => Error::Remote { kind: kind_of(&kind), message, hint },
         }
@@ -277,6 +259,8 @@ mod tests {
 
     fn attach() -> Attach {
         Attach {
+            below: Default::default(),
+            merge: false,
             name: Some("one".into()),
             image: "/i.img".into(),
             cow: Some("/o.qcow2".into()),
@@ -285,7 +269,6 @@ mod tests {
             map: Map::contiguous(0, 512, 1 << 40),
             map_aside: false,
             files: Vec::new(),
-            below: None,
             encoded: Some(Encoding { cache_size: Some(1 << 30), direct_io: true }),
             grows: false,
             read_only: false,
@@ -295,7 +278,6 @@ mod tests {
             queues: Some(2),
             depth: None,
             mode: Some(DataMode::ZeroCopy),
-            merge: true,
             faults: Some(Faults::default()),
             direct_io: true,
             autoclear: false,
@@ -341,7 +323,7 @@ mod tests {
         };
         assert_eq!(inputs("Attach"), keys(&attach()));
         assert_eq!(inputs("Detach"), keys(&Detach { name: String::new(), lazy: false }));
-        assert_eq!(inputs("Refresh"), keys(&Refresh { name: String::new() }));
+        assert_eq!(inputs("Refresh"), keys(&Refresh { name: String::new(), partitions: Some(Vec::new()) }));
         assert_eq!(inputs("Set"), keys(&Set::default()));
         assert_eq!(inputs("Stat"), keys(&Stat { name: String::new() }));
         assert_eq!(outputs("Stat"), keys(&Counted { stats: Summary::default() }));
@@ -349,6 +331,7 @@ mod tests {
         assert_eq!((inputs("HandOver"), outputs("HandOver")), (keys(&Nothing {}), keys(&Nothing {})));
         assert_eq!(outputs("List"), keys(&Devices { devices: Vec::new() }));
         assert_eq!(outputs("Status"), keys(&status()));
+        assert_eq!(outputs("Ping"), keys(&crate::health::Pulse::default()));
         let one = keys(&OneDevice { device: device("one", 1).info });
         for name in ["Attach", "Detach", "Refresh", "Set"] {
             assert_eq!(outputs(name), one);

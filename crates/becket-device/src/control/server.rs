@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 
 use becket_engine::Summary;
 use futures_lite::future::block_on;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -17,6 +18,7 @@ use super::ServerStatus;
 use super::socket::Waiting;
 use super::{Attach, DESCRIPTION, Detach, Devices, Failure, INTERFACE, Message, Nothing, OneDevice, Refresh};
 use super::{Counted, Set, Stat};
+use crate::health::Pulse;
 use crate::{DeviceInfo, Error, log};
 
 const SERVICE: &str = "org.varlink.service";
@@ -30,6 +32,10 @@ pub(crate) trait Service: Sync {
     fn set(&self, request: Set, fds: Vec<OwnedFd>) -> Result<DeviceInfo, Error>;
     fn stat(&self, request: &Stat) -> Result<Summary, Error>;
     fn status(&self) -> ServerStatus;
+    /// Who does not respond. It waits for no device, and for no worker for long.
+    fn ping(&self) -> Pulse {
+        Pulse::default()
+    }
     fn hand_over(&self) -> Result<(), Error>;
 }
 
@@ -44,6 +50,7 @@ pub(crate) fn converse(service: &dyn Service, stream: UnixStream, uid: u32) {
 }
 
 async fn exchange(service: &dyn Service, stream: UnixStream, uid: u32) -> zlink::Result<()> {
+    let peer_of = stream.try_clone().ok();
     let mut connection = Waiting::connection(stream);
     let peer = connection.peer_credentials().await?.unix_user_id();
     if peer.as_raw() != uid && !peer.is_root() {
@@ -52,6 +59,11 @@ async fn exchange(service: &dyn Service, stream: UnixStream, uid: u32) -> zlink:
     }
     loop {
         let (call, fds) = connection.receive_call::<Message<Box<RawValue>>>().await?;
+        // It has given up since, and does not expect what it asked for any more.
+        if !call.oneway() && peer_of.as_ref().is_some_and(has_left) {
+            log::warn(format_args!("a call was not carried out: its caller hung up before the answer"));
+            return Ok(());
+        }
         let answer = answer(service, &call, fds);
         if call.oneway() {
             continue;
@@ -63,6 +75,13 @@ async fn exchange(service: &dyn Service, stream: UnixStream, uid: u32) -> zlink:
             Answer::Refused(error) => connection.send_error(&error, Vec::new()).await?,
         }
     }
+}
+
+/// Whether nobody holds the other end any more.
+fn has_left(stream: &UnixStream) -> bool {
+    let mut fds = [PollFd::new(stream, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
 
 /// What goes back for one call.
@@ -92,6 +111,7 @@ fn answer(service: &dyn Service, call: &Call<Message<Box<RawValue>>>, fds: Vec<O
             service.hand_over()?;
             Ok(Nothing {})
         }),
+        (INTERFACE, "Ping") => with(parameters, |_: Nothing| Ok(service.ping())),
         (INTERFACE, "Status") => with(parameters, |_: Nothing| Ok(service.status())),
         (SERVICE, "GetInfo") => with(parameters, |_: Nothing| info()),
         (SERVICE, "GetInterfaceDescription") => describe(parameters),

@@ -22,13 +22,35 @@ const MOST_FDS: usize = 253;
 pub(super) type Connection = zlink::Connection<Waiting>;
 
 /// A socket whose reads and writes wait, on the thread that wants them.
-#[derive(Debug)]
-pub(super) struct Waiting(Arc<UnixStream>);
+pub(super) struct Waiting {
+    stream: Arc<UnixStream>,
+    /// Asked whenever the stream has waited for as long as it may at once.
+    patience: Option<Patience>,
+}
+
+/// An error when there is nothing more to wait for.
+pub(super) type Patience = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
+
+impl std::fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Waiting").field(&self.stream).finish()
+    }
+}
 
 impl Waiting {
     /// A connection over a stream that waits, as they do unless told otherwise.
     pub(super) fn connection(stream: UnixStream) -> Connection {
-        Connection::new(Waiting(Arc::new(stream)))
+        Connection::new(Waiting { stream: Arc::new(stream), patience: None })
+    }
+
+    /// The same over one whose reads and writes wait for a limited time: it is then asked whether to go on.
+    pub(super) fn patient(stream: UnixStream, patience: Patience) -> Connection {
+        Connection::new(Waiting { stream: Arc::new(stream), patience: Some(patience) })
+    }
+
+    /// Whether to go on waiting; without anybody to ask, a time limit is an error.
+    fn go_on(&self) -> io::Result<()> {
+        self.patience.as_ref().map_or(Err(io::ErrorKind::TimedOut.into()), |patience| patience())
     }
 }
 
@@ -39,13 +61,14 @@ impl Socket for Waiting {
     const CAN_TRANSFER_FDS: bool = true;
 
     fn split(self) -> (Waiting, Waiting) {
-        (Waiting(Arc::clone(&self.0)), self)
+        let (stream, patience) = (Arc::clone(&self.stream), self.patience.clone());
+        (Waiting { stream, patience }, self)
     }
 }
 
 impl AsFd for Waiting {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.stream.as_fd()
     }
 }
 
@@ -59,8 +82,9 @@ impl ReadHalf for Waiting {
             let mut buffers = [IoSliceMut::new(buf)];
             // What comes along closes on exec from the beginning: a worker that is started must not inherit an image and
             // its locks.
-            match rustix::net::recvmsg(&self.0, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            match rustix::net::recvmsg(&self.stream, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC) {
                 Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => self.go_on()?,
                 other => break other.map_err(io::Error::from)?,
             }
         };
@@ -90,9 +114,14 @@ impl WriteHalf for Waiting {
         }
         let mut rest = buf;
         while !rest.is_empty() {
-            match rustix::net::sendmsg(&self.0, &[IoSlice::new(rest)], &mut control, SendFlags::NOSIGNAL) {
+            match rustix::net::sendmsg(&self.stream, &[IoSlice::new(rest)], &mut control, SendFlags::NOSIGNAL)
+            {
                 Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
                 Err(rustix::io::Errno::INTR) => continue,
+                Err(rustix::io::Errno::AGAIN) => {
+                    self.go_on()?;
+                    continue;
+                }
                 Err(error) => return Err(io::Error::from(error).into()),
             }
             // They went with the first byte.
@@ -109,6 +138,28 @@ mod tests {
 
     use super::*;
 
+    fn waiting(stream: UnixStream) -> Waiting {
+        Waiting { stream: Arc::new(stream), patience: None }
+    }
+
+    /// Who waits is asked again and again, until there is nobody to wait for.
+    #[test]
+    fn one_who_waits_in_vain_is_asked_whether_to_go_on() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        one.set_read_timeout(Some(std::time::Duration::from_millis(5))).unwrap();
+        let asked = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let patience: Patience = {
+            let asked = Arc::clone(&asked);
+            Arc::new(move || match asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst) {
+                0..3 => Ok(()),
+                _ => Err(io::ErrorKind::TimedOut.into()),
+            })
+        };
+        let mut reader = Waiting { stream: Arc::new(one), patience: Some(patience) };
+        assert!(block_on(reader.read(&mut [0; 8])).is_err());
+        assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 4);
+    }
+
     #[test]
     fn descriptors_come_once_with_the_first_byte_and_close_on_exec() {
         let (one, other) = UnixStream::pair().unwrap();
@@ -116,9 +167,9 @@ mod tests {
         // Longer than a socket holds, so that it goes in several pieces.
         let long = vec![7; 4 << 20];
         let writer = std::thread::spawn(move || {
-            block_on(Waiting(Arc::new(one)).write(&long, &[file], None)).unwrap();
+            block_on(waiting(one).write(&long, &[file], None)).unwrap();
         });
-        let (mut reader, mut buf) = (Waiting(Arc::new(other)), vec![0; 1 << 20]);
+        let (mut reader, mut buf) = (waiting(other), vec![0; 1 << 20]);
         let (mut bytes, mut fds) = (0, Vec::new());
         while bytes < 4 << 20 {
             let read = block_on(reader.read(&mut buf)).unwrap();
@@ -136,6 +187,6 @@ mod tests {
     fn a_peer_that_has_gone_is_an_error() {
         let (one, other) = UnixStream::pair().unwrap();
         drop(other);
-        assert!(block_on(Waiting(Arc::new(one)).write(b"x", &[] as &[OwnedFd], None)).is_err());
+        assert!(block_on(waiting(one).write(b"x", &[] as &[OwnedFd], None)).is_err());
     }
 }

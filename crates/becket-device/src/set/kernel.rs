@@ -8,7 +8,6 @@ use becket_transport::{dm, loop_, node};
 
 use super::guard::{self, Use};
 use super::{Changes, Progress, compare, open, unsupported};
-use crate::describe::speakable;
 use crate::judge::{disk_of, lives};
 use crate::kernel::System;
 use crate::state::{Device, Store};
@@ -111,7 +110,7 @@ fn replace(device: &mut Device, opened: &Opened) -> Result<(), Error> {
     };
     let file = opened.files.first().ok_or_else(|| Error::NoDevice { target: info.name.clone() })?;
     loop_::change_image(info.number, file.buffered.as_fd()).map_err(refused)?;
-    info.image = speakable(&opened.path);
+    info.image = opened.path.clone();
     info.cow = None;
     // To the kernel it is another medium.
     info.diskseq = node::diskseq(&disk_of(info));

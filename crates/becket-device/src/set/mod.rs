@@ -9,14 +9,14 @@ mod ublk;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-use becket_image::{DirectIo, Extent, Opened, Place};
+use becket_image::{DirectIo, Extent, Format, Opened, Place};
 use becket_transport::Kind;
 use serde::Serialize;
 
 use crate::list::resolve;
 use crate::runtime::Runtime;
 use crate::state::{Device, Store};
-use crate::{AttachOptions, DeviceInfo, DeviceState, Error, ErrorKind, attach};
+use crate::{AttachOptions, DeviceInfo, DeviceState, Error, ErrorKind, attach, health};
 
 pub use compare::Progress;
 
@@ -31,12 +31,16 @@ pub struct Changes {
     pub size_limit: Option<Option<u64>>,
     /// Another image in the place of the one that it has.
     pub image: Option<PathBuf>,
+    /// What the image is that is opened for the change: a new one, or the device's own once more.
+    pub format: Format,
     /// Logical block size, which no device can change.
     pub block_size: Option<u32>,
     /// Although somebody relies on what goes: a mounted file system, a partition.
     pub force: bool,
     /// Take no locks that would exclude other programs from a new image.
     pub shared: bool,
+    /// Parse the image whatever that costs.
+    pub no_limits: bool,
 }
 
 /// How a change was made.
@@ -88,6 +92,10 @@ pub fn set(
     if device.info.state == DeviceState::Lost {
         return Err(Error::unserved(&device.info.name));
     }
+    if matches!(device.info.transport, Kind::Ublk | Kind::Fuse) {
+        // Before anything is read from the device: that would wait for as long as nobody responds.
+        health::responding(store.runtime(), &device)?;
+    }
     check_block_size(&device.info, changes.block_size)?;
     may_grow(&store, &device, changes)?;
     let (after, how) = match device.info.transport {
@@ -123,8 +131,14 @@ fn may_grow(store: &Store, device: &Device, changes: &Changes) -> Result<(), Err
         let longer = format!("qemu-img resize -f qcow2 {} {limit}", cow.display());
         return Err(unsupported(message, format!("becket detach {}; {longer}; attach it again", info.name)));
     }
-    let options =
-        AttachOptions { read_only: true, shared: true, offset: info.offset, ..AttachOptions::default() };
+    let options = AttachOptions {
+        read_only: true,
+        shared: true,
+        offset: info.offset,
+        format: changes.format,
+        no_limits: changes.no_limits,
+        ..AttachOptions::default()
+    };
     let opened = attach::open(store, &info.image, &options)?;
     if opened.identity != device.image {
         let message = format!("{} is not the image of {} any more", info.image.display(), info.name);
@@ -132,11 +146,19 @@ fn may_grow(store: &Store, device: &Device, changes: &Changes) -> Result<(), Err
     }
     let longest = opened.map.len();
     if opened.nested && limit > longest {
-        let message = format!(
-            "{} is part of another image, {longest} bytes of it; what lies behind belongs to others",
-            info.image.display()
+        let image = info.image.display();
+        // A path that goes on inside an image is no file. A file is nested where a format like qcow2 holds the disk.
+        if !info.image.is_file() {
+            let message = format!(
+                "{image} is part of another image, {longest} bytes of it; what lies behind belongs to others"
+            );
+            return Err(unsupported(message, format!("--size-limit {longest} is the longest")));
+        }
+        let hint = format!(
+            "to make a qcow2 longer: becket detach {}; qemu-img resize {image} SIZE; becket attach {image}",
+            info.name
         );
-        return Err(unsupported(message, format!("--size-limit {longest} is the longest")));
+        return Err(unsupported(format!("the disk in {image} is {longest} bytes long"), hint));
     }
     Ok(())
 }
@@ -174,6 +196,8 @@ fn open(store: &Store, device: &Device, path: &Path, changes: &Changes) -> Resul
         size_limit: changes.size_limit.unwrap_or(info.size_limit),
         block_size: Some(info.block_size),
         shared: changes.shared,
+        format: changes.format,
+        no_limits: changes.no_limits,
         ..AttachOptions::default()
     };
     let opened = attach::open(store, path, &options)?;

@@ -2,7 +2,6 @@
 //! supervisor, which opens no image.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 
 use becket_image::{Backing, Opened};
 use becket_transport::node;
@@ -10,7 +9,7 @@ use becket_transport::node;
 use super::guard::{self, Caches, Use};
 use super::{Changes, Progress, compare, open};
 use crate::control::{NewImage, OneDevice, Set, client};
-use crate::describe::speakable;
+use crate::health::Concerns;
 use crate::judge::disk_of;
 use crate::state::{Device, Store};
 use crate::worker::protocol::facts_of;
@@ -132,7 +131,7 @@ impl Live<'_> {
                 fds.extend(file.direct);
             }
             let partitions = opened.partitions.into_iter().map(Into::into).collect();
-            NewImage { path: speakable(Path::new(&opened.path)), map: opened.map, files, partitions }
+            NewImage { path: opened.path.clone(), map: opened.map, files, partitions }
         });
         let request = Set {
             name: self.device.info.name.clone(),
@@ -142,7 +141,10 @@ impl Live<'_> {
             shortest: self.shortest,
             image,
         };
-        let reply: OneDevice = client::call(self.store.runtime(), "Set", &request, &fds)?;
+        let reply: OneDevice = {
+            let concerns = Concerns::Worker(self.device.info.worker_pid);
+            client::call(self.store.runtime(), "Set", &request, &fds, concerns)?
+        };
         Ok(reply.device)
     }
 }

@@ -15,9 +15,9 @@ use becket_uapi::ublk::UBLK_S_DEV_DEAD;
 use super::claims::{Claim, Claims};
 use super::devices::Supervisor;
 use super::driver::{Driver, called, id_of};
+use super::left::Left;
 use super::owned::Owned;
 use super::workers::{Orphan, Server};
-use crate::describe::speakable;
 use crate::judge::lives;
 use crate::kernel::{Kernel, System};
 use crate::process::ProcessId;
@@ -30,23 +30,27 @@ impl Supervisor {
     /// Takes over what a predecessor has left; answers with its workers.
     pub(crate) fn adopt(&self) -> Vec<Arc<dyn Server>> {
         self.store.sweep();
-        let records: Vec<Device> = match self.store.entries() {
-            Ok(entries) => entries.into_iter().filter_map(|(_, entry)| of_ours(entry)).collect(),
-            Err(error) => {
-                log::warn(format_args!("server: cannot look for devices: {error}"));
-                Vec::new()
-            }
-        };
+        let entries = self.store.entries().unwrap_or_else(|error| {
+            log::warn(format_args!("server: cannot look for devices: {error}"));
+            Vec::new()
+        });
+        let unknown: Vec<Option<u64>> = entries.iter().filter_map(|(_, entry)| unknown_mark(entry)).collect();
+        self.reserve(&entries);
+        let records: Vec<Device> = entries.into_iter().filter_map(|(_, entry)| of_ours(entry)).collect();
         let orphans = self.workers.orphans(&|| self.on_death());
-        let workers = orphans.iter().map(|Orphan { server, .. }| Arc::clone(server)).collect();
+        let workers: Vec<_> = orphans.iter().map(|Orphan { server, .. }| Arc::clone(server)).collect();
+        workers.iter().for_each(|worker| self.know(worker));
         let mut claims = Claims::new(orphans);
+        let mut left = Left::new(self.guard.inherited(), self.workers.strangers());
         for record in &records {
             let found = claims.take(record, &records, |worker| System.alive(worker));
-            if let Err(error) = self.take_over(record, found) {
+            if let Err(error) = self.take_over(record, found, &mut left) {
                 log::warn(format_args!("{} cannot be taken over: {error}", record.info.name));
             }
         }
-        for (kept, server) in claims.others() {
+        // What another version has recorded has a record, though we cannot read it.
+        let recorded = |mark| unknown.iter().any(|known| known.is_none_or(|known| known == mark));
+        for (kept, server) in claims.others().filter(|(kept, _)| !recorded(kept.serve.mark)) {
             let (id, pid) = (kept.serve.id, server.id().pid);
             if let Err(error) = self.adopt_unrecorded(kept, server) {
                 log::warn(format_args!("{} has no record and stays with worker {pid}: {error}", called(id)));
@@ -56,12 +60,28 @@ impl Supervisor {
         workers
     }
 
+    /// Keeps the numbers of devices that stay with others from being given to new ones.
+    fn reserve(&self, entries: &[(String, Entry)]) {
+        let numbers = entries.iter().filter_map(|(_, entry)| match entry {
+            Entry::Device(device) => Some(&device.info),
+            Entry::Unknown(unknown) if !unknown.is_claim => Some(&unknown.info),
+            Entry::Unknown(_) | Entry::Claim { .. } => None,
+        });
+        let of_fuse = numbers.filter(|info| info.transport == Kind::Fuse || info.number == u32::MAX);
+        self.fuse.reserve(of_fuse.map(id_of).collect());
+    }
+
     /// One record, with the worker that holds its device.
-    fn take_over(&self, record: &Device, mut found: Option<Claim>) -> Result<(), Error> {
+    fn take_over(&self, record: &Device, found: Option<Claim>, left: &mut Left) -> Result<(), Error> {
         let driver = self.driver(record.info.transport)?;
         let id = id_of(&record.info);
+        let mut found = found.or_else(|| left.take(record));
         if let Some((kept, _)) = &mut found {
             driver.take_over(record, kept);
+        }
+        if let Some(why) = left.stranger(record).filter(|_| found.is_none()) {
+            self.store.note_unspoken(record, why)?;
+            return Err(Error::Worker { what: format!("goes on without a server: {why}") });
         }
         let Some(info) = driver.info(id)?.filter(|info| info.ublksrv_flags == record.mark) else {
             // A connection ends with its last server, its loop device does not.
@@ -97,18 +117,24 @@ impl Supervisor {
         as_served(&mut device, &kept);
         device.server = Some(ProcessId::own());
         device.info.server_pid = Some(std::process::id());
+        device.unspoken = None;
         device.worker = Some(server.id());
         device.info.worker_pid = Some(server.id().pid);
         if device.info.state != DeviceState::Detaching {
             device.info.state = DeviceState::Live;
         }
-        if !self.store.update(record, &device)? {
-            return Err(Error::NoDevice { target: record.info.name.clone() });
+        match self.store.update(record, &device) {
+            Ok(true) => {}
+            Ok(false) => return Err(Error::NoDevice { target: record.info.name.clone() }),
+            // Its users need a server more than `list` needs that server's number.
+            Err(error) => log::warn(format_args!("{}: {error}", record.info.name)),
         }
         log::warn(format_args!("{} taken over from a server that is gone", device.info.name));
-        finish_resizing(&*driver, &device.info);
+        if server.alive() {
+            finish_resizing(&*driver, &device.info);
+        }
         links::mend(self.store.runtime(), &device.info);
-        if !device.info.isolated {
+        if !device.info.isolated && server.alive() {
             // By the record: one that is there for one device gets no other, whatever it says.
             self.share(Arc::clone(&server));
         }
@@ -119,7 +145,8 @@ impl Supervisor {
 
 fn say_lost(record: &Device) {
     let name = &record.info.name;
-    log::warn(format_args!("{name} is lost: its worker died with its server; `becket detach` removes it"));
+    let why = "its worker died with its server, and nobody kept what another needs";
+    log::warn(format_args!("{name} is lost: {why}; `becket detach` removes it"));
 }
 
 /// An error where the worker of a device that was not taken over lives.
@@ -130,6 +157,14 @@ fn unserved(record: &Device) -> Result<(), Error> {
             Err(Error::Worker { what })
         }
         false => Ok(()),
+    }
+}
+
+/// The mark of a device that another version has recorded, where that could be read.
+fn unknown_mark(entry: &Entry) -> Option<Option<u64>> {
+    match entry {
+        Entry::Unknown(unknown) => Some(unknown.mark),
+        _ => None,
     }
 }
 
@@ -163,7 +198,7 @@ fn as_served(device: &mut Device, kept: &Kept) {
     log::warn(format_args!("{}: its worker holds another image than was recorded", info.name));
     *image = held;
     if let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", file.buffered.as_raw_fd())) {
-        info.image = speakable(&path);
+        info.image = path;
     }
 }
 

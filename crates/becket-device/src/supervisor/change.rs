@@ -31,6 +31,8 @@ pub(super) struct Wish {
     /// Fewest bytes that it may be left with where it becomes shorter.
     pub(super) shortest: u64,
     pub(super) image: Option<Replacement>,
+    /// What its partition table says by now.
+    pub(super) partitions: Option<Vec<Partition>>,
 }
 
 /// How long the device is to be.
@@ -94,7 +96,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
     let info = &mut device.info;
     let mut change = Change::none(&kept.serve);
     let mut files = None;
-    let mut partitions = None;
+    let mut partitions = wish.partitions;
     if let Some(Length::Limit(limit)) = wish.length {
         info.size_limit = limit;
     }
@@ -120,7 +122,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
         device.image = image.identity;
         (files, partitions) = (Some(image.files), Some(image.partitions));
     } else if wish.length.is_some() {
-        change.map = remeasured(&device, &kept.serve.map, &kept.files)?;
+        change.map = remeasured(&device, &kept.serve.map, &kept.files, kept.serve.grows)?;
     }
     let info = &mut device.info;
     let now = files.as_ref().unwrap_or(&kept.files);
@@ -173,7 +175,6 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
     info.read_only = change.read_only;
     if change != Change::none(&kept.serve) {
         // Whoever changes returns to the image's file, for good.
-        info.below = None;
     }
     Ok(Target { device, change, files, partitions, read_only: wish.read_only })
 }
@@ -256,11 +257,23 @@ fn resizable(driver: &dyn Driver, id: u32, name: &str) -> Result<(), Error> {
 }
 
 /// The map that the image's present length gives.
-fn remeasured(device: &Device, map: &Map, files: &[Backing]) -> Result<Map, Error> {
+fn remeasured(device: &Device, map: &Map, files: &[Backing], grows: bool) -> Result<Map, Error> {
     let info = &device.info;
-    let (Some((0, offset, _)), [file]) = (map.single_range(), files) else {
-        let message = format!("the size of {} is not that of one file", info.name);
-        return Err(unsupported(message, "detach it and attach it again"));
+    let (Some((0, offset, _)), [file], false) = (map.single_range(), files, grows) else {
+        if info.size_limit == Some(map.len()) {
+            return Ok(map.clone());
+        }
+        let (name, image) = (&info.name, info.cow.as_ref().unwrap_or(&info.image).display());
+        let message =
+            format!("the disk in {image} is {} bytes long, whatever the length of its file", map.len());
+        let hint = if grows {
+            format!(
+                "to change that: becket detach {name}; qemu-img resize {image} SIZE; becket attach it again"
+            )
+        } else {
+            format!("becket detach {name}; becket attach --size-limit SIZE {image} offers a part of it")
+        };
+        return Err(unsupported(message, &hint));
     };
     // An image inside another has had a limit from the start: behind it lie its neighbour's bytes.
     if offset != info.offset && info.size_limit.is_none() {

@@ -43,7 +43,7 @@ impl Stage {
     /// Makes the image so long and has that taken over; returns what was done, and the device's size.
     fn refresh(&self, len: u64) -> (Result<u64, Error>, Vec<String>) {
         self.cut(len);
-        let outcome = self.supervisor.refresh(&Refresh { name: NAME.to_owned() });
+        let outcome = self.supervisor.refresh(&Refresh { name: NAME.to_owned(), partitions: None });
         (outcome.map(|info| info.size), self.steps())
     }
 
@@ -219,7 +219,7 @@ fn another_image_comes_with_its_files_its_size_and_its_partitions() {
     assert_eq!(recorded.image.ino, std::os::unix::fs::MetadataExt::ino(&fs::metadata(&path).unwrap()));
     // It is the one that the next worker gets, and that a refresh measures.
     fs::File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
-    let refreshed = stage.supervisor.refresh(&Refresh { name: NAME.to_owned() }).unwrap();
+    let refreshed = stage.supervisor.refresh(&Refresh { name: NAME.to_owned(), partitions: None }).unwrap();
     assert_eq!(refreshed.size, 4096);
     assert_eq!(stage.served_next().map.len(), 4096);
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::mem;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -23,14 +23,16 @@ use super::watch::Watch;
 use super::workers::{OnDeath, Server, Workers};
 use crate::control::server::Service;
 use crate::control::{Attach, Detach, Refresh, ServerStatus, Set, Stat};
-use crate::describe::partitions_of;
+use crate::describe::partitions_as;
+use crate::health::{self, Pulse};
 use crate::judge::disk_of;
 use crate::kernel::{Kernel, System};
 use crate::process::ProcessId;
 use crate::register::forget;
 use crate::state::{Device, Store};
 use crate::sync::{DEVICES, LAST, Ranked, SHARED, lock, spawn};
-use crate::{DeviceInfo, Error, ErrorKind, Partitions, log, manager};
+use crate::worker::kept::Kept;
+use crate::{DeviceInfo, Error, ErrorKind, log, manager};
 
 /// Everything that a supervisor owns.
 pub(crate) struct Supervisor {
@@ -40,16 +42,20 @@ pub(crate) struct Supervisor {
     pub(super) devices: Ranked<DEVICES, BTreeMap<String, Arc<Owned>>>,
     /// Opened when the first device needs it.
     pub(super) driver: OnceLock<Arc<dyn Driver>>,
-    fuse: Arc<dyn Driver>,
+    pub(super) fuse: Arc<dyn Driver>,
     pub(super) workers: Box<dyn Workers>,
     /// The worker that gets new devices.
     shared: Ranked<SHARED, Option<Arc<dyn Server>>>,
+    /// The number of that worker's process, for those who may not wait; 0 where there is none.
+    shares: AtomicU32,
+    /// All workers.
+    known: Ranked<LAST, Vec<Weak<dyn Server>>>,
     /// Calls under way that change something: they keep the supervisor from ending.
     busy: Ranked<LAST, usize>,
     stopping: AtomicBool,
     /// A successor waits for our end.
     yielding: AtomicBool,
-    guard: Guard,
+    pub(super) guard: Guard,
     pub(super) watch: Watch,
     pub(super) wake: Box<dyn Fn() + Send + Sync>,
     pub(super) myself: Weak<Supervisor>,
@@ -73,6 +79,8 @@ impl Supervisor {
             fuse: Arc::new(FuseDriver::new(places)),
             workers,
             shared: Ranked::default(),
+            shares: AtomicU32::new(0),
+            known: Ranked::default(),
             busy: Ranked::default(),
             stopping: AtomicBool::new(false),
             yielding: AtomicBool::new(false),
@@ -114,6 +122,37 @@ impl Supervisor {
         (self.wake)();
     }
 
+    /// Has devices taken over whose worker and supervisor are dead.
+    pub(crate) fn inherit(&self, kept: BTreeMap<u64, Kept>) {
+        self.guard.inherit(kept);
+    }
+
+    /// Writes the records of all devices again, and has the workers listen again, after the runtime directory was removed.
+    pub(super) fn reappear(&self) {
+        let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
+        let mut announced = Vec::new();
+        for owned in devices {
+            let state = lock(&owned.state);
+            if state.gone {
+                continue;
+            }
+            if let Err(error) = self.store.enter(&state.device, |_| false) {
+                log::warn(format_args!("{}: {error}", state.name()));
+            }
+            let worker = state.server.id();
+            if announced.contains(&worker) {
+                continue;
+            }
+            announced.push(worker);
+            match state.server.announce() {
+                // It is there still: the directory was not removed as a whole.
+                Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
+                Err(error) => log::warn(format_args!("worker {}: {error}", worker.pid)),
+                Ok(()) => {}
+            }
+        }
+    }
+
     /// How many devices it owns.
     pub(crate) fn owns(&self) -> usize {
         lock(&self.devices).len()
@@ -121,7 +160,12 @@ impl Supervisor {
 
     /// Says to whoever would come after our sudden death that this is no such thing.
     pub(crate) fn ends_in_peace(&self) {
-        self.guard.dismiss();
+        let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
+        // What a device needs that has no worker at this moment, the guard alone has.
+        match devices.iter().all(|owned| lock(&owned.state).server.alive()) {
+            true => self.guard.dismiss(),
+            false => self.guard.last(),
+        }
         if lock(&self.devices).is_empty() {
             lock(&self.shared).take().inspect(|worker| worker.dismiss());
         }
@@ -164,16 +208,19 @@ impl Supervisor {
     /// The shared worker; a new one when there is none or it died.
     pub(super) fn shared_worker(&self) -> Result<Arc<dyn Server>, Error> {
         let mut shared = lock(&self.shared);
-        if let Some(worker) = shared.as_ref().filter(|worker| worker.alive()) {
+        // One that is stopped keeps its devices, and gets no more.
+        if let Some(worker) = shared.as_ref().filter(|worker| worker.alive() && !worker.id().stopped()) {
             return Ok(Arc::clone(worker));
         }
         let started = self.own_worker(None)?;
+        self.shares.store(started.id().pid, Ordering::Relaxed);
         *shared = Some(Arc::clone(&started));
         Ok(started)
     }
 
     /// New devices go to this worker.
     pub(super) fn share(&self, worker: Arc<dyn Server>) {
+        self.shares.store(worker.id().pid, Ordering::Relaxed);
         *lock(&self.shared) = Some(worker);
     }
 
@@ -185,10 +232,18 @@ impl Supervisor {
     /// A worker for one device, in the group of that `cgroup.procs` where one is given.
     pub(super) fn own_worker(&self, cgroup: Option<BorrowedFd<'_>>) -> Result<Arc<dyn Server>, Error> {
         let started = self.workers.start(cgroup, self.on_death())?;
+        self.know(&started);
         for note in started.notes() {
             log::warn(format_args!("worker {}: {note}", started.id().pid));
         }
         Ok(started)
+    }
+
+    /// Asks this worker, too, whether it responds.
+    pub(super) fn know(&self, worker: &Arc<dyn Server>) {
+        let mut known = lock(&self.known);
+        known.retain(|worker| worker.strong_count() > 0);
+        known.push(Arc::downgrade(worker));
     }
 
     /// What is to happen when a worker dies.
@@ -208,13 +263,37 @@ impl Supervisor {
             (state.name().to_owned(), Arc::clone(&state.server))
         };
         lock(&self.devices).insert(name, Arc::clone(owned));
-        self.guard.stand(&self.store);
+        self.guard.stand(&self.store, &self.myself);
+        self.keep(&lock(&owned.state));
         self.watch_over(owned);
         if !server.alive()
             && let Some(supervisor) = self.myself.upgrade()
         {
             // It died before anybody could know that this device is among those it leaves.
             spawn(move || supervisor.mourn(server.id()));
+        }
+    }
+
+    /// Gives the guard a copy of what it takes to serve a device again, in the place of an earlier one.
+    pub(super) fn keep(&self, state: &Owning) {
+        if state.gone || !self.guard.stands() {
+            return;
+        }
+        let link = self.driver(state.device.info.transport).and_then(|driver| {
+            let id = id_of(&state.device.info);
+            driver.link(id).map_err(Error::io("duplicate the connection of", &state.device.info.device))
+        });
+        match link {
+            Ok(link) => self.guard.keep(&state.kept, &link),
+            Err(error) => log::warn(format_args!("{}: the guard does not have it: {error}", state.name())),
+        }
+    }
+
+    /// Gives a new guard all devices.
+    pub(super) fn keep_all(&self) {
+        let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
+        for owned in devices {
+            self.keep(&lock(&owned.state));
         }
     }
 
@@ -236,11 +315,12 @@ impl Supervisor {
         wish: impl FnOnce(&DeviceInfo) -> Result<Wish, Error>,
     ) -> Result<DeviceInfo, Error> {
         let _busy = Busy::begin(self);
-        let owned = self.owned(name).ok_or_else(|| Error::unserved(name))?;
+        let owned = self.owned(name).ok_or_else(|| self.not_owned(name))?;
         let mut state = lock(&owned.state);
         if state.gone {
             return Err(Error::NoDevice { target: name.to_owned() });
         }
+        state.responds()?;
         let driver = self.driver(state.device.info.transport)?;
         let target = plan(&state, wish(&state.device.info)?)?;
         apply(&*driver, &*state.server, &state.kept, &target)?;
@@ -249,12 +329,17 @@ impl Supervisor {
         if let Some(files) = files {
             // With the old ones go the locks of the old image.
             aside::close(mem::replace(&mut state.kept.files, files));
+            self.guard.forget(state.device.mark);
         }
+        self.keep(&state);
         if let Some(promised) = partitions {
+            const STALE: &str = "its partitions are not those of its image";
+            device.info.warnings.retain(|warning| !warning.starts_with(STALE));
             if let Err(error) = driver.repartition(state.kept.serve.id, &promised) {
-                device.info.warnings.push(format!("its partitions are not those of its image: {error}"));
+                device.info.warnings.push(format!("{STALE}: {error}"));
             }
-            device.info.partitions = partitions_of(&disk_of(&device.info), &promised, Partitions::Auto);
+            device.info.partitions =
+                partitions_as(becket_transport::node::partitions(&disk_of(&device.info)), &promised);
         }
         let unrecorded = match self.store.update(&state.device, &device) {
             Ok(true) => None,
@@ -313,6 +398,14 @@ impl Supervisor {
         forget(&self.store, &device);
         log::warn(format_args!("{name} detached; its server had died"));
         Ok(device.info)
+    }
+
+    /// Why a device that has a record is none of ours.
+    fn not_owned(&self, name: &str) -> Error {
+        match self.store.device(name) {
+            Ok(Some(device)) => Error::not_owned(&device, device.worker.is_some_and(ProcessId::alive)),
+            _ => Error::unserved(name),
+        }
     }
 
     fn owned(&self, name: &str) -> Option<Arc<Owned>> {
@@ -390,7 +483,11 @@ impl Service for Supervisor {
     }
 
     fn refresh(&self, request: &Refresh) -> Result<DeviceInfo, Error> {
-        self.change(&request.name, |_| Ok(Wish { length: Some(Length::Measured), ..Wish::default() }))
+        let partitions = request.partitions.as_deref();
+        let partitions = partitions.map(|table| table.iter().cloned().map(Into::into).collect());
+        // Its length has been asked for before, and that of a qcow2, for example, is no file's.
+        let length = partitions.is_none().then_some(Length::Measured);
+        self.change(&request.name, |_| Ok(Wish { length, partitions, ..Wish::default() }))
     }
 
     fn set(&self, request: Set, fds: Vec<OwnedFd>) -> Result<DeviceInfo, Error> {
@@ -400,16 +497,17 @@ impl Service for Supervisor {
             let image =
                 image.map(|image| take_image(image, fds, info.block_size, read_only_then)).transpose()?;
             let length = size_limit.map(|limit| Length::Limit(Some(limit).filter(|limit| *limit > 0)));
-            Ok(Wish { direct_io, read_only, length, shortest, image })
+            Ok(Wish { direct_io, read_only, length, shortest, image, partitions: None })
         })
     }
 
     fn stat(&self, request: &Stat) -> Result<Summary, Error> {
-        let owned = self.owned(&request.name).ok_or_else(|| Error::unserved(&request.name))?;
+        let owned = self.owned(&request.name).ok_or_else(|| self.not_owned(&request.name))?;
         let state = lock(&owned.state);
         if state.gone {
             return Err(Error::NoDevice { target: request.name.clone() });
         }
+        state.responds()?;
         state.server.stats(id_of(&state.device.info))
     }
 
@@ -422,6 +520,25 @@ impl Service for Supervisor {
         }
         self.step_down("a successor takes over");
         Ok(())
+    }
+
+    fn ping(&self) -> Pulse {
+        let workers: Vec<Arc<dyn Server>> = lock(&self.known).iter().filter_map(Weak::upgrade).collect();
+        let shared = Some(self.shares.load(Ordering::Relaxed)).filter(|pid| *pid > 0);
+        let ask = |worker: &Arc<dyn Server>| {
+            let silent = worker.alive() && !worker.responds(health::WORKER) && worker.alive();
+            silent.then(|| worker.id().pid)
+        };
+        // Side by side, so that it takes no longer than one.
+        let unresponsive = match workers.as_slice() {
+            [] => Vec::new(),
+            [one] => ask(one).into_iter().collect(),
+            all => std::thread::scope(|scope| {
+                let asked: Vec<_> = all.iter().map(|worker| scope.spawn(move || ask(worker))).collect();
+                asked.into_iter().filter_map(|asked| asked.join().ok().flatten()).collect()
+            }),
+        };
+        Pulse { unresponsive, shared }
     }
 
     fn status(&self) -> ServerStatus {

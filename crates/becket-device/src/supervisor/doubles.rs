@@ -409,6 +409,8 @@ impl Bench {
 
     pub(super) fn request(&self, name: Option<&str>) -> Attach {
         Attach {
+            below: Default::default(),
+            merge: false,
             name: name.map(str::to_owned),
             image: self.image.clone(),
             cow: None,
@@ -416,7 +418,6 @@ impl Bench {
             size_limit: None,
             map: Map::contiguous(0, 0, 8192),
             files: vec![FileFacts { facts: facts(), direct: false }],
-            below: None,
             map_aside: false,
             encoded: None,
             grows: false,
@@ -433,7 +434,6 @@ impl Bench {
             queues: Some(1),
             depth: None,
             mode: None,
-            merge: false,
             faults: None,
             autoclear: false,
             direct_io: true,

@@ -1,6 +1,7 @@
 //! What the supervisor asks of the ublk driver, behind a trait so that each step can fail in tests.
 //! It decides nothing but how an old kernel is asked whether a disk is in use.
 
+use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -32,6 +33,8 @@ pub(super) const FIRST_FUSE: u32 = 1 << 20;
 pub(crate) trait Driver: Send + Sync {
     fn features(&self) -> Result<u64, Error>;
     fn add(&self, request: AddRequest) -> Result<DevInfo, Error>;
+    /// Gives these numbers to no new device, where the kernel does not prevent it: another worker serves devices with them.
+    fn reserve(&self, _ids: BTreeSet<u32>) {}
     fn set_params(&self, id: u32, geometry: &Geometry) -> Result<(), Error>;
     /// What a worker needs of a device; the first of them the supervisor must not keep.
     fn open(&self, id: u32) -> Result<Vec<OwnedFd>, Error>;
@@ -82,6 +85,8 @@ pub(crate) trait Driver: Send + Sync {
     }
     /// Hears which image a device is to show, for people, which partitions of it, and whether for reading only.
     fn of_image(&self, _id: u32, _image: &Path, _promised: &[Partition], _read_only: bool) {}
+    /// The kernel may read the partition table of this device whenever a program asks for that.
+    fn rereads(&self, _id: u32) {}
     /// What a device is called that nobody has named.
     fn default_name(&self, id: u32) -> String {
         disk(id)
@@ -96,6 +101,10 @@ pub(crate) trait Driver: Send + Sync {
     }
     /// Lets a device go that nobody will serve again: its users get errors.
     fn abandon(&self, _id: u32) {}
+    /// What a successor needs of a device besides its backing, in copies: what [`Driver::take_over`] takes.
+    fn link(&self, _id: u32) -> std::io::Result<Vec<OwnedFd>> {
+        Ok(Vec::new())
+    }
     /// Takes over what a worker has held of a device for its supervisor's successor.
     fn take_over(&self, _record: &Device, _kept: &mut Kept) {}
 }

@@ -9,8 +9,9 @@
 //! | `UBLK_F_USER_RECOVERY` | the kernel sends requests again when told to (Linux 6.9) |
 //! | its disk | the loop device; it alone keeps the file system, so with it everything goes |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -45,6 +46,8 @@ pub(crate) struct FuseDriver {
     /// Where directories are made for those who are not root.
     places: PathBuf,
     links: Mutex<BTreeMap<u32, Link>>,
+    /// Numbers of devices that are others'.
+    reserved: Mutex<BTreeSet<u32>>,
 }
 
 /// A connection.
@@ -58,6 +61,8 @@ struct Link {
     geometry: Option<Geometry>,
     image: PathBuf,
     promised: Vec<Partition>,
+    /// Its partition table is read again when a program asks for that.
+    rereads: bool,
     /// The loop device itself is for reading only.
     read_only: bool,
 }
@@ -82,7 +87,7 @@ enum Lost {
 
 impl FuseDriver {
     pub(crate) fn new(places: PathBuf) -> FuseDriver {
-        FuseDriver { places, links: Mutex::default() }
+        FuseDriver { places, links: Mutex::default(), reserved: Mutex::default() }
     }
 
     fn with<T>(&self, id: u32, what: impl FnOnce(&mut Link) -> T) -> Result<T, Error> {
@@ -127,6 +132,7 @@ impl FuseDriver {
             geometry: Some(serve.geometry.clone()),
             image: record.info.image.clone(),
             promised: Vec::new(),
+            rereads: false,
             // What its users have been told since makes no disk that was made for writing one for reading only.
             read_only: kept.files.first().is_some_and(is_for_reading)
                 && loop_number(&record.info.device)
@@ -253,7 +259,11 @@ impl Driver for FuseDriver {
     fn add(&self, request: AddRequest) -> Result<DevInfo, Error> {
         // Held while it is made: the number must not be taken twice.
         let mut links = lock(&self.links);
-        let Some(id) = (FIRST..u32::MAX).find(|id| !links.contains_key(id)) else {
+        let reserved = lock(&self.reserved).clone();
+        // A number that could not be read may be any of the first.
+        let first = if reserved.contains(&u32::MAX) { FIRST + (1 << 16) } else { FIRST };
+        let is_free = |id: &u32| !links.contains_key(id) && !reserved.contains(id);
+        let Some(id) = (first..u32::MAX).find(is_free) else {
             return Err(Error::Server { what: "has no number left".to_owned(), log: None });
         };
         let (connection, face) = if rustix::process::geteuid().is_root() {
@@ -261,8 +271,8 @@ impl Driver for FuseDriver {
             (made.0, Face::Root(Arc::new(made.1)))
         } else {
             let place = self.places.join(name(id));
-            // One that a dead server left mounted would answer nobody.
-            if fs::symlink_metadata(&place).is_err() && place.exists() {
+            // One that a dead server left mounted answers nobody.
+            if matches!(fs::metadata(&place), Err(error) if error.kind() != ErrorKind::NotFound) {
                 let _ = fuse::unmount(&place, true);
             }
             fs::create_dir_all(&place).map_err(Error::io("make the directory", &place))?;
@@ -287,8 +297,15 @@ impl Driver for FuseDriver {
         let connection = Arc::new(connection);
         let (tether, geometry, image, promised) = (None, None, PathBuf::new(), Vec::new());
         let read_only = false;
-        links.insert(id, Link { connection, info, face, tether, geometry, image, promised, read_only });
+        links.insert(
+            id,
+            Link { connection, info, face, tether, geometry, image, promised, rereads: false, read_only },
+        );
         Ok(info)
+    }
+
+    fn reserve(&self, ids: BTreeSet<u32>) {
+        *lock(&self.reserved) = ids;
     }
 
     fn set_params(&self, id: u32, geometry: &Geometry) -> Result<(), Error> {
@@ -302,6 +319,10 @@ impl Driver for FuseDriver {
             link.promised = promised.to_vec();
             link.read_only = read_only;
         });
+    }
+
+    fn rereads(&self, id: u32) {
+        let _ = self.with(id, |link| link.rereads = true);
     }
 
     fn default_name(&self, id: u32) -> String {
@@ -339,13 +360,14 @@ impl Driver for FuseDriver {
                 let root = root.try_clone();
                 // From now on whoever waits for an answer keeps the file system, and nobody else does.
                 link.face = Face::Disk { number: u32::MAX, diskseq: None };
-                Some((root, geometry, link.image.clone(), std::mem::take(&mut link.promised)))
+                let promised = std::mem::take(&mut link.promised);
+                Some((root, geometry, link.image.clone(), promised, link.rereads))
             }
             _ => None,
         })?;
-        let Some((root, geometry, image, promised)) = parts else { return Ok(()) };
+        let Some((root, geometry, image, promised, rereads)) = parts else { return Ok(()) };
         let root = root.map_err(Error::io("use the file system of", &image))?;
-        let attach = move || fuse::attach_disk(root, &image, &geometry, &promised);
+        let attach = move || fuse::attach_disk(root, &image, &geometry, &promised, rereads);
         let made = match self.while_served(id, attach)? {
             Ok(made) => made.map_err(Error::Device)?,
             Err(why) => {
@@ -409,9 +431,15 @@ impl Driver for FuseDriver {
 
     fn del(&self, id: u32) -> Result<(), Error> {
         let link = lock(&self.links).remove(&id);
-        if let Some(Link { face: Face::Directory(place), .. }) = link {
-            // One that is not empty is still mounted upon, and not ours to remove.
-            let _ = fs::remove_dir(place);
+        let Some(Link { face: Face::Directory(place), .. }) = link else { return Ok(()) };
+        match fs::remove_dir(&place) {
+            // It was never started, so nobody has stopped it: its file system goes as well.
+            Err(error) if error.kind() == ErrorKind::ResourceBusy => {
+                fuse::unmount(&place, true).map_err(Error::Device)?;
+                // An empty directory that stays is used again.
+                let _ = fs::remove_dir(&place);
+            }
+            _ => {}
         }
         Ok(())
     }
@@ -504,6 +532,18 @@ impl Driver for FuseDriver {
 
     fn abandon(&self, id: u32) {
         let _ = self.with(id, |link| link.connection = Arc::new(Connection::taken_over(Vec::new(), false)));
+    }
+
+    fn link(&self, id: u32) -> std::io::Result<Vec<OwnedFd>> {
+        let links = lock(&self.links);
+        let Some(Link { tether: Some(tether), connection, .. }) = links.get(&id) else {
+            return Ok(Vec::new());
+        };
+        let mut fds = vec![tether.try_clone()?];
+        for device in connection.devices() {
+            fds.push(device.try_clone()?);
+        }
+        Ok(fds)
     }
 
     fn take_over(&self, record: &Device, kept: &mut Kept) {

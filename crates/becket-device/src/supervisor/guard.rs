@@ -1,29 +1,67 @@
-//! Who comes after a supervisor that died: a process that does nothing but wait for that.
-//! It never takes the place of one that ended in peace, nor of one that a service manager looks after.
+//! Who comes after a supervisor that died: a process that waits for that, and meanwhile keeps what a
+//! successor needs. It never takes the place of one that ended in peace, nor of one that a service manager
+//! looks after.
 //!
-//! The guard is a child of the supervisor, started with its first device, and is the successor itself: `becket serve`
-//! that reads a pipe before it begins. What comes out of the pipe says that all is well; its end without a word, that the
-//! supervisor is dead. So the successor needs no one to start it, its program is the one that ran (also where the
-//! file has been replaced), and nothing of it can go wrong before it has its own process. Where systemd has started the
-//! supervisor, it is for systemd to start the next. Should all of them be dead, the next command that
-//! needs a server starts one.
+//! The guard is a child of the supervisor, started with its first device, and is the successor itself:
+//! `becket serve` that reads a socket before it begins. The socket's end without a word says that the
+//! supervisor is dead. So the successor needs no one to start it, its program is the one that ran (also
+//! where the file has been replaced), and nothing of it can go wrong before it has its own process. One
+//! that dies is replaced at once (`Guard::watch`).
+//!
+//! It has a copy of all that it takes to serve each device again: so devices survive the death of
+//! supervisor and worker at the same time. [`keeper`] has that side, and how another
+//! supervisor than the guard gets it.
 
-use std::fs::File;
-use std::io::{self, Read as _, Write as _};
-use std::os::fd::OwnedFd;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
+use std::sync::Weak;
+use std::time::{Duration, Instant};
 
+use super::devices::Supervisor;
+use super::keeper;
+use super::process::end;
+use super::restarts::Restarts;
+use crate::process::ProcessId;
 use crate::runtime::{DIR_VARIABLE, LINKS_VARIABLE};
 use crate::state::Store;
-use crate::sync::{LAST, Ranked, lock};
-use crate::{log, manager};
+use crate::sync::{LAST, Ranked, lock, spawn};
+use crate::worker::kept::Kept;
+use crate::worker::protocol;
+use crate::{log, manager, origin};
+
+/// How long a guard may take to let go of a device. One that takes longer is ended and replaced: it holds
+/// locks of an image that is to be free.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// The pause before another attempt to start one.
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// The supervisor's side.
 #[derive(Debug, Default)]
 pub(crate) struct Guard {
-    standing: Ranked<LAST, Option<(Child, File)>>,
+    standing: Ranked<LAST, Standing>,
+    /// What a guard before this process, or this process as a guard, has kept.
+    inherited: Ranked<LAST, BTreeMap<u64, Kept>>,
     cache_size: Option<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Standing {
+    /// To the one that stands.
+    line: Option<Line>,
+    /// One has been started, and is replaced when it dies.
+    begun: bool,
+    /// There is to be none any more.
+    over: bool,
+}
+
+#[derive(Debug)]
+struct Line {
+    socket: OwnedFd,
+    id: Option<ProcessId>,
 }
 
 impl Guard {
@@ -32,36 +70,121 @@ impl Guard {
         Guard { cache_size, ..Guard::default() }
     }
 
-    /// Sees to it that somebody stands guard.
-    pub(super) fn stand(&self, store: &Store) {
-        if cfg!(test) || manager::looks_after_us() {
+    /// Has what a dead supervisor's guard kept taken over.
+    pub(super) fn inherit(&self, kept: BTreeMap<u64, Kept>) {
+        *lock(&self.inherited) = kept;
+    }
+
+    /// What was inherited; once.
+    pub(super) fn inherited(&self) -> BTreeMap<u64, Kept> {
+        std::mem::take(&mut *lock(&self.inherited))
+    }
+
+    /// Makes sure that a guard runs, from the first device on.
+    pub(super) fn stand(&self, store: &Store, supervisor: &Weak<Supervisor>) {
+        if cfg!(test) {
             return;
         }
-        let mut guard = lock(&self.standing);
-        if guard.as_mut().is_some_and(|(child, _)| matches!(child.try_wait(), Ok(None))) {
+        let mut standing = lock(&self.standing);
+        if standing.begun || standing.over {
             return;
         }
-        match start(store, self.cache_size) {
-            Ok(started) => *guard = Some(started),
-            Err(error) => log::warn(format_args!("server: nobody stands guard: {error}")),
+        standing.begun = true;
+        // Not by the one that watches: a device is not announced before the guard keeps it.
+        let child = self.started(&mut standing, store);
+        drop(standing);
+        let (store, supervisor) = (store.clone(), Weak::clone(supervisor));
+        spawn(move || watch(child, &store, &supervisor));
+    }
+
+    /// Whether a guard runs.
+    pub(super) fn stands(&self) -> bool {
+        lock(&self.standing).line.is_some()
+    }
+
+    fn started(&self, standing: &mut Standing, store: &Store) -> Option<Child> {
+        let (child, socket) = start(store, self.cache_size)
+            .inspect_err(|error| log::warn(format_args!("server: nobody stands guard: {error}")))
+            .ok()?;
+        standing.line = Some(Line { socket, id: ProcessId::of(child.id()) });
+        Some(child)
+    }
+
+    /// Has the guard keep a device, in the place of what it had of it. `link` is what the driver adds to it.
+    pub(super) fn keep(&self, kept: &Kept, link: &[OwnedFd]) {
+        let mut fds = kept.descriptors();
+        fds.extend(link.iter().map(|fd| fd.as_fd()));
+        self.tell(|line| keeper::keep(&line.socket, &kept.serve, &fds, PATIENCE));
+    }
+
+    /// Has the guard close all that it has of a device; returns when it has.
+    pub(super) fn forget(&self, mark: u64) {
+        self.tell(|line| keeper::forget(&line.socket, mark, PATIENCE));
+    }
+
+    fn tell(&self, what: impl FnOnce(&Line) -> io::Result<()>) {
+        let mut standing = lock(&self.standing);
+        let Some(line) = &standing.line else { return };
+        let Err(error) = what(line) else { return };
+        // One that has just died is replaced, and the next one is given all devices.
+        if error.kind() == io::ErrorKind::TimedOut {
+            log::warn(format_args!("server: its guard does not answer: ended, another one follows"));
         }
+        if let Some(id) = line.id {
+            end(id, "guard");
+        }
+        standing.line = None;
     }
 
     /// All is well: there is to be no successor.
     pub(super) fn dismiss(&self) {
-        if let Some((mut child, mut pipe)) = lock(&self.standing).take() {
+        let mut standing = lock(&self.standing);
+        standing.over = true;
+        if let Some(line) = standing.line.take() {
             // One that is dead needs no telling.
-            let _ = pipe.write_all(b"\n");
-            drop(pipe);
-            let _ = child.wait();
+            let _ = keeper::dismiss(&line.socket, PATIENCE);
         }
+    }
+
+    /// There is to be no other guard; the one that stands becomes the successor when this process ends.
+    pub(super) fn last(&self) {
+        lock(&self.standing).over = true;
     }
 }
 
-fn start(store: &Store, cache_size: Option<u64>) -> io::Result<(Child, File)> {
-    let (theirs, ours) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+/// Waits for a guard's death, and replaces it at once.
+fn watch(mut child: Option<Child>, store: &Store, supervisor: &Weak<Supervisor>) {
+    let mut restarts = Restarts::new(Instant::now());
+    loop {
+        let pause = match child.take() {
+            Some(mut child) => {
+                // How it ended says nothing that counts.
+                let _ = child.wait();
+                // It could not remove that itself.
+                let _ = fs::remove_file(keeper::place(store.runtime(), child.id()));
+                restarts.failed(Instant::now());
+                restarts.take_pause()
+            }
+            None => PAUSE,
+        };
+        std::thread::sleep(pause);
+        let Some(supervisor) = supervisor.upgrade() else { return };
+        let mut standing = lock(&supervisor.guard.standing);
+        if standing.over {
+            return;
+        }
+        log::warn(format_args!("server: its guard is dead: another one stands guard"));
+        child = supervisor.guard.started(&mut standing, store);
+        drop(standing);
+        restarts.began(Instant::now());
+        supervisor.keep_all();
+    }
+}
+
+fn start(store: &Store, cache_size: Option<u64>) -> io::Result<(Child, OwnedFd)> {
+    let (ours, theirs) = protocol::pair()?;
     let runtime = store.runtime();
-    let child = Command::new("/proc/self/exe")
+    let child = origin::environment(&mut Command::new("/proc/self/exe"))
         .arg0("becket")
         .args(["serve", "--after-fd", "0"])
         .args(cache_size.map(|size| format!("--cache-size={size}")))
@@ -72,36 +195,8 @@ fn start(store: &Store, cache_size: Option<u64>) -> io::Result<(Child, File)> {
         .stdout(Stdio::null())
         .process_group(0)
         .spawn()?;
-    Ok((child, ours.into()))
-}
-
-/// In the guard: waits, and answers whether the supervisor died.
-pub(super) fn wait(pipe: OwnedFd) -> bool {
-    let mut pipe = File::from(pipe);
-    loop {
-        match pipe.read(&mut [0]) {
-            Ok(read) => return read == 0,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Nothing can be known: whoever comes next looks after the devices.
-            Err(_) => return false,
-        }
+    if manager::looks_after_us() {
+        keeper::stay(&ours)?;
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_silent_end_is_a_death() {
-        // What other tests start meanwhile is not to keep the writing end.
-        let pipe = || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
-        let (reader, writer) = pipe();
-        rustix::io::write(&writer, b"\n").unwrap();
-        drop(writer);
-        assert!(!wait(reader), "it said that all is well");
-        let (reader, writer) = pipe();
-        drop(writer);
-        assert!(wait(reader));
-    }
+    Ok((child, ours))
 }

@@ -24,6 +24,7 @@ impl Supervisor {
         if state.gone {
             return Ok(());
         }
+        state.responds()?;
         let driver = self.driver(state.device.info.transport)?;
         let id = id_of(&state.device.info);
         let mut has_let_go = false;
@@ -51,6 +52,7 @@ impl Supervisor {
         }
         state.kept.files.clear();
         state.kept.keepsakes = Default::default();
+        self.guard.forget(state.device.mark);
         forget(&self.store, &state.device);
         state.gone = true;
         log::warn(format_args!("{} detached", state.name()));

@@ -7,18 +7,17 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use becket_engine::Geometry;
-use becket_image::{Backing, BackingKind, Below, DirectIo, Identity, Map, Opened, Partition, Place};
+use becket_image::{Backing, BackingKind, DirectIo, Identity, Map, Opened, Partition, Place};
 use becket_transport::ublk::control::{AddRequest, DevInfo};
 use becket_transport::ublk::{DataMode, flags_for};
 use becket_transport::{Kind, geometry, node, sysfs};
 use becket_uapi::ublk as uapi;
 use rustix::fs::{FileType, OFlags};
 
-use super::below;
 use super::driver::{Driver, called, number_of};
 use super::smaller::{smaller, usual};
 use super::workers::Server;
-use crate::control::{Attach, BelowFacts};
+use crate::control::Attach;
 use crate::describe::partitions_of;
 use crate::judge::disk_of;
 use crate::process::ProcessId;
@@ -28,7 +27,9 @@ use crate::state::{Device, Store};
 use crate::table::Encoding;
 use crate::worker::kept::{Keepsakes, Kept};
 use crate::worker::protocol::{Serve, backings, facts_of};
-use crate::{DeviceInfo, DeviceState, Error, ErrorKind, PartitionInfo, Partitions, inode, links, log, mark};
+use crate::{
+    DeviceInfo, DeviceState, Error, ErrorKind, PartitionInfo, Partitions, inode, links, log, mark, versions,
+};
 
 /// How long the worker may take to let go of a device.
 pub(super) const CLOSING: Duration = Duration::from_secs(10);
@@ -79,7 +80,7 @@ impl Maker<'_> {
     /// Makes a device. The order matters: what has been done is in a record before anybody can see the disk.
     fn make_as(self, request: Attach, fds: Vec<OwnedFd>, cgroup: Option<OwnedFd>) -> Result<Made, Error> {
         let Maker { store, driver, server, .. } = self;
-        let Checked { opened, below, table, lease, request } = check(request, fds)?;
+        let Checked { opened, table, lease, request } = check(request, fds)?;
         let named = claim(store, request.name.as_deref(), &opened)?;
 
         let features = driver.features()?;
@@ -97,10 +98,12 @@ impl Maker<'_> {
         driver.set_params(info.dev_id, &Geometry { read_only, ..geometry })?;
         let promised: &[Partition] = if request.add_partitions { &opened.partitions } else { &[] };
         driver.of_image(info.dev_id, &opened.path, promised, request.read_only);
+        if request.add_partitions {
+            driver.rereads(info.dev_id);
+        }
         let (direct, reason) = direct_io(&opened.files, request.wants(), request.encoded.is_some());
         let mut first = describe(&request, &opened, (direct, reason), &geometry, &info, mark, server);
         first.info.device = driver.node(info.dev_id);
-        first.info.below = below.as_ref().map(|below| below.device.clone());
         let written = record(store, named, &driver.default_name(info.dev_id), &mut first)?;
         undo.device = Some(first.clone());
 
@@ -114,12 +117,10 @@ impl Maker<'_> {
             geometry,
             map: opened.map,
             files: facts_of(&opened.files),
-            // Only for its first worker: see below.
-            below: None,
             encoded: request.encoded.map(|encoding| Encoding { direct_io: false, ..encoding }),
             grows: request.grows,
             direct_io: direct,
-            merge: request.merge,
+            merge: false,
             faults: request.faults.clone(),
             mark,
             isolated: request.isolate,
@@ -129,18 +130,15 @@ impl Maker<'_> {
                 Kind::Fuse => promised.iter().map(|part| (part.number, part.start, part.len)).collect(),
                 _ => Vec::new(),
             },
+            needs: versions::needs_of_new_devices(),
+            below: (),
         };
         let keepsakes = Keepsakes { lease, cgroup, table };
         let mut kept = Kept { serve, files: opened.files, keepsakes, link: Vec::new() };
         kept.serve.first = with_char_device(driver, info.dev_id, &kept, |fds| {
             undo.stage = Stage::Served;
-            // The way below comes last. Our copies of it are closed when this is done: whoever wants to write to the image
-            // waits for the last one of the lease. So a later worker reads through the file.
-            let serve = Serve { below: below.as_ref().map(BelowFacts::of), ..kept.serve.clone() };
-            let way = below.iter().flat_map(|below| [below.disk.as_fd(), below.lease.as_fd()]);
-            server.serve(serve, &fds.iter().copied().chain(way).collect::<Vec<_>>())
+            server.serve(kept.serve.clone(), fds)
         })?;
-        drop(below);
         driver.start(info.dev_id, std::process::id())?;
         undo.stage = Stage::Started;
         if first.info.read_only && !driver.stays_read_only() {
@@ -251,7 +249,6 @@ fn unsupported(error: becket_transport::serve::ServeError) -> Error {
 
 struct Checked {
     opened: Opened,
-    below: Option<Below>,
     table: Option<OwnedFd>,
     lease: Option<OwnedFd>,
     /// Without what moved to `opened`.
@@ -279,14 +276,9 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
         }
         None => None,
     };
-    let below = request.below.take();
-    let below = below.map(|facts| below::take(facts, &mut fds, &request.map)).transpose().map_err(bad)?;
     let files = backings(std::mem::take(&mut request.files), fds.into_iter())
         .map_err(|error| bad(&error.to_string()))?;
     let identity = check_backings(&files, request.grows, request.read_only).map_err(bad)?;
-    if let Some(below) = &below {
-        below::check(below, &files, request.read_only, identity).map_err(bad)?;
-    }
     let page = rustix::param::page_size();
     let block = request.block_size;
     if !block.is_power_of_two() || !(512..=page).contains(&usize::try_from(block).unwrap_or(0)) {
@@ -315,7 +307,7 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
         range: None,
         warnings: Vec::new(),
     };
-    Ok(Checked { opened, below, table, lease, request })
+    Ok(Checked { opened, table, lease, request })
 }
 
 /// Looks at the descriptors of an image, which may be one that grows, and says which file it is.
@@ -423,7 +415,6 @@ fn describe(
             read_only: geometry.read_only,
             direct_io: direct != DirectIo::Off,
             direct_io_reason,
-            below: None,
             block_size: geometry.logical_block,
             physical_block_size: geometry.physical_block,
             state: DeviceState::Live,
@@ -456,7 +447,11 @@ fn describe(
         worker: Some(worker),
         keeper: None,
         starting: true,
+        whole: !request.add_partitions,
+        nodes_in: None,
         mark,
+        needs: versions::needs_of_new_devices(),
+        unspoken: None,
     }
 }
 

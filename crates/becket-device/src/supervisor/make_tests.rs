@@ -154,11 +154,6 @@ impl Server for Double {
     }
 }
 
-fn below() -> crate::control::BelowFacts {
-    let untouched = becket_image::Untouched { size: 8192, changed: (0, 0) };
-    crate::control::BelowFacts { map: Map::contiguous(1, 0, 8192), untouched, device: "/dev/x".into() }
-}
-
 fn maker<'a>(bench: &'a Bench, double: &'a Double) -> Maker<'a> {
     Maker { store: &bench.store, driver: double, server: double, owned: 0 }
 }
@@ -280,21 +275,6 @@ fn requests_that_lie_are_refused_before_anything_is_done() {
         ("a foreign file", Attach { map: Map::contiguous(1, 0, 8192), ..good() }, vec![bench.fd(true, 0)]),
         ("no queue", Attach { queues: Some(0), ..good() }, vec![bench.fd(true, 0)]),
         ("too deep", Attach { depth: Some(u16::MAX), ..good() }, vec![bench.fd(true, 0)]),
-        (
-            "nothing below",
-            Attach { below: Some(below()), read_only: true, ..good() },
-            vec![bench.fd(false, 0), bench.fd(false, 0)],
-        ),
-        (
-            "a file as the device below",
-            Attach { below: Some(below()), read_only: true, ..good() },
-            vec![bench.fd(false, 0), bench.fd(false, 0), bench.fd(false, 0)],
-        ),
-        (
-            "a way below what can be written",
-            Attach { below: Some(below()), ..good() },
-            vec![bench.fd(true, 0), bench.fd(false, 0), bench.fd(false, 0)],
-        ),
         ("no file", Attach { files: vec![], ..good() }, vec![]),
         ("a path as name", Attach { name: Some("../x".into()), ..good() }, vec![bench.fd(true, 0)]),
     ];

@@ -2,7 +2,6 @@
 //! It parses no image, moves no byte, and ends when it owns nothing.
 
 mod adopt;
-mod below;
 mod change;
 mod claims;
 mod devices;
@@ -11,10 +10,14 @@ mod doubles;
 mod driver;
 mod fuse;
 mod guard;
+mod introduction;
 mod isolation;
+mod keeper;
 mod leaving;
+mod left;
 mod make;
 mod owned;
+mod place;
 mod process;
 mod recall;
 mod recovery;
@@ -27,15 +30,15 @@ mod uses;
 mod watch;
 mod workers;
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use becket_uapi::handover::close_inherited;
 use becket_uapi::signal::SignalFd;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::FlockOperation;
@@ -43,11 +46,13 @@ use rustix::process::Signal;
 
 use crate::control::{Nothing, ServerStatus, client, server};
 use crate::error::RUNS_ALREADY;
+use crate::health::Concerns;
 use crate::runtime::{Runtime, lock_file};
 use crate::state::Store;
-use crate::{Error, isolate, log, manager};
+use crate::{Error, isolate, log, manager, origin};
 use devices::Supervisor;
 use guard::Guard;
+use place::Place;
 use process::Processes;
 
 /// How long it stays with nothing to do: the client that started it connects in this time, and a script that
@@ -57,6 +62,10 @@ const LINGER: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Connections at once, each with a thread; more wait at the door. Commands that stay (`run`) keep theirs.
 const MOST_CONNECTIONS: usize = 4096;
+/// How often it is looked whether the log has become too long.
+const GLANCE: Duration = Duration::from_secs(60);
+/// How often it is tried to make a runtime directory again that was removed.
+const AGAIN: Duration = Duration::from_millis(250);
 /// The last to be killed when memory is short: writes would be lost and their writers stuck.
 const OOM_SCORE_ADJ: &str = "-900";
 
@@ -70,7 +79,7 @@ pub struct ServeOptions {
     pub ready_fd: Option<OwnedFd>,
     /// Take over from the supervisor that runs, and replace its workers.
     pub takeover: bool,
-    /// Wait until this pipe ends, and only serve when nothing came out of it: the one that held its other end died.
+    /// Be the guard of the supervisor at the other end of this socket: keep its devices, and serve when it has died.
     pub after_fd: Option<OwnedFd>,
     /// Bytes of decoded blocks that each worker may keep until a device says otherwise; its own choice when not given.
     pub cache_size: Option<u64>,
@@ -83,40 +92,56 @@ pub struct ServeOptions {
 /// # Errors
 /// Another one runs (an error only for one that nobody waits for), or the runtime directory cannot be used.
 pub fn serve(options: ServeOptions) -> Result<(), Error> {
+    log::of_server();
+    let listener = manager::listener();
+    // A descriptor of the caller would keep its file, and a lock on that, as long as there is a device.
+    close_inherited()
+        .map_err(Error::io("close the descriptors that were handed to", "the server".as_ref()))?;
     let succeeds = options.after_fd.is_some();
-    if options.after_fd.is_some_and(|pipe| !guard::wait(pipe)) {
+    let guard = options.after_fd.map(|socket| keeper::wait(&socket));
+    if matches!(guard, Some(None)) {
         return Ok(());
     }
     let runtime = Runtime::open()?;
-    if options.ready_fd.is_some() {
-        // Fails only for the leader of a group, which then has a session already.
-        let _ = rustix::process::setsid();
-    }
+    // One that a person or a service manager starts is as they wish.
+    let begun = options.ready_fd.is_some() || succeeds;
+    let mut notes = if begun { origin::begin() } else { Vec::new() };
     // Before the first thread, which inherits the mask.
     let signals = SignalFd::block(&[Signal::INT, Signal::TERM])
         .map_err(Error::io("block signals of", "the server".as_ref()))?;
-    let listener = manager::listener();
-    let Some(lock) = only_one(&runtime, options.takeover, listener.is_some())? else {
+    let won = match guard.flatten() {
+        // Where a command was faster, that has everything now.
+        Some(keeper) => match keeper.succeed(&runtime)? {
+            Some((lock, kept)) => Some((lock, Some(kept))),
+            None => return Ok(()),
+        },
+        None => only_one(&runtime, options.takeover, listener.is_some())?.map(|lock| (lock, None)),
+    };
+    let Some((lock, kept)) = won else {
         return match options.ready_fd {
             Some(ready) => announce(ready),
-            // A command was faster.
-            None if succeeds => Ok(()),
             None => Err(Error::Server { what: RUNS_ALREADY.to_owned(), log: None }),
         };
     };
+    log::keep_short(runtime.log());
     isolate::limits();
-    let mut notes = isolate::mounts(runtime.dir());
+    notes.extend(isolate::mounts(runtime.dir()));
     if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
+        if begun {
+            // The caller's own may be high. Where it may not be lowered, it stays.
+            let _ = fs::write("/proc/self/oom_score_adj", "0");
+        }
         notes.push(format!("oom_score_adj: this environment does not allow it ({error})"));
     }
     for note in &notes {
         log::warn(format_args!("server: {note}"));
     }
-    let listener = Listener::new(listener, &runtime)?;
+    let mut place = Place::new(listener, &runtime)?;
     if let Some(ready) = options.ready_fd {
         announce(ready)?;
     }
     let room = Room::new(&runtime, notes, options.stay, options.cache_size)?;
+    room.supervisor.inherit(kept.unwrap_or_else(|| keeper::inherited(&runtime)));
     let predecessors = room.supervisor.adopt();
     let old = |worker: &Arc<dyn workers::Server>| options.takeover || !worker.id().runs_our_program();
     if options.takeover || manager::looks_after_us() {
@@ -125,9 +150,9 @@ pub fn serve(options: ServeOptions) -> Result<(), Error> {
     }
     let supervisor = Arc::clone(&room.supervisor);
     manager::tell("READY=1");
-    let result = room.run(&listener.socket, &signals);
+    let result = room.run(&mut place, &signals);
     manager::tell("STOPPING=1");
-    if listener.ours {
+    if place.ours {
         // Unlinked while the lock is held, so that no successor's socket is meant.
         let _ = fs::remove_file(runtime.socket());
     }
@@ -155,11 +180,12 @@ fn only_one(runtime: &Runtime, takeover: bool, handed: bool) -> Result<Option<Fi
             false
         } else if takeover {
             // It ends once the calls under way are done. Should a command start another one then, that one is asked.
-            client::call_running::<_, Nothing>(runtime, "HandOver", &Nothing {})?;
+            client::call_running::<_, Nothing>(runtime, "HandOver", &Nothing {}, Concerns::Server)?;
             false
         } else {
             // An answer, since one that is dying can still be connected to.
-            client::call_running::<_, ServerStatus>(runtime, "Status", &Nothing {})?.is_some()
+            client::call_running::<_, ServerStatus>(runtime, "Status", &Nothing {}, Concerns::Server)?
+                .is_some()
         };
         if runs {
             return Ok(None);
@@ -175,36 +201,6 @@ fn only_one(runtime: &Runtime, takeover: bool, handed: bool) -> Result<Option<Fi
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-}
-
-/// Where clients knock.
-struct Listener {
-    socket: UnixListener,
-    /// Made by us. That of a service manager stays when we end: it waits for the next client there.
-    ours: bool,
-}
-
-impl Listener {
-    fn new(handed: Option<UnixListener>, runtime: &Runtime) -> Result<Listener, Error> {
-        let ours = handed.is_none();
-        let socket = handed.map_or_else(|| listen(runtime), Ok)?;
-        socket.set_nonblocking(true).map_err(Error::io("listen at", &runtime.socket()))?;
-        Ok(Listener { socket, ours })
-    }
-}
-
-fn listen(runtime: &Runtime) -> Result<UnixListener, Error> {
-    let path = runtime.socket();
-    match fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(Error::io("replace", &path)(error));
-        }
-        _ => {}
-    }
-    // The directory is ours alone, so nobody connects before the mode is set.
-    let listener = UnixListener::bind(&path).map_err(Error::io("listen at", &path))?;
-    fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(Error::io("protect", &path))?;
-    Ok(listener)
 }
 
 /// Says that clients can connect, and lets go of the pipe, also where it is standard output.
@@ -251,7 +247,7 @@ impl Room {
         Ok(Room { supervisor, wake, connections: Arc::default(), stay, uid })
     }
 
-    fn run(mut self, listener: &UnixListener, signals: &SignalFd) -> Result<(), Error> {
+    fn run(mut self, place: &mut Place, signals: &SignalFd) -> Result<(), Error> {
         let mut idle_since = Some(Instant::now());
         let mut told = 0;
         let mut owned = None;
@@ -263,10 +259,16 @@ impl Room {
             }
             let left = idle_since.map(|since| LINGER.saturating_sub(since.elapsed()));
             let left = left.filter(|_| !self.stay);
-            let events = self.wait(listener, signals, left)?;
+            let glance = if place.is_lost() { AGAIN } else { GLANCE };
+            let events = self.wait(place, signals, Some(left.map_or(glance, |left| left.min(glance))))?;
+            log::shorten();
+            // One without devices ends soon.
+            if self.stay || self.supervisor.owns() > 0 {
+                place.keep(&self.supervisor);
+            }
             let full = self.connections.load(Ordering::SeqCst) >= MOST_CONNECTIONS;
             if events.client && !full && !self.supervisor.stepping_down() {
-                self.receive(listener);
+                self.receive(&place.socket);
             } else if events.client {
                 // It is for the next server; what we still do ends in a moment. Or one of the others hangs up.
                 std::thread::sleep(Duration::from_millis(10));
@@ -308,25 +310,25 @@ impl Room {
         left == 0
     }
 
-    fn wait(
-        &self,
-        listener: &UnixListener,
-        signals: &SignalFd,
-        timeout: Option<Duration>,
-    ) -> Result<Events, Error> {
+    fn wait(&self, place: &Place, signals: &SignalFd, timeout: Option<Duration>) -> Result<Events, Error> {
         let failed = |error: io::Error| Error::io("wait for", "clients".as_ref())(error);
         let timeout = timeout.map(Timespec::try_from).transpose();
         let timeout = timeout.map_err(|error| failed(io::Error::other(error)))?;
         let mut fds = [
-            PollFd::new(listener, PollFlags::IN),
+            PollFd::new(&place.socket, PollFlags::IN),
             PollFd::new(signals, PollFlags::IN),
             PollFd::new(&*self.wake, PollFlags::IN),
+            // Only has to wake us.
+            PollFd::from_borrowed_fd(
+                place.watch.as_ref().map_or(self.wake.as_fd(), AsFd::as_fd),
+                PollFlags::IN,
+            ),
         ];
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(failed(error.into())),
         }
-        let [client, signal, wake] = fds.map(|fd| !fd.revents().is_empty());
+        let [client, signal, wake, _] = fds.map(|fd| !fd.revents().is_empty());
         if wake {
             // Only that it rang matters, not how often.
             let _ = rustix::io::read(&*self.wake, &mut [0; 8]);

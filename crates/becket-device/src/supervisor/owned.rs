@@ -13,7 +13,7 @@ use crate::process::ProcessId;
 use crate::state::Device;
 use crate::sync::{DEVICE, Ranked, lock};
 use crate::worker::kept::Kept;
-use crate::{DeviceInfo, DeviceState, log};
+use crate::{DeviceInfo, DeviceState, Error, health, log};
 
 /// A device of ours.
 pub(super) struct Owned {
@@ -62,6 +62,12 @@ impl Owned {
 impl Owning {
     pub(super) fn name(&self) -> &str {
         &self.device.info.name
+    }
+
+    /// An error where its worker is stopped: it is given no order, which it would carry out when nobody expects that.
+    pub(super) fn responds(&self) -> Result<(), Error> {
+        let worker = self.server.id();
+        if self.server.alive() && worker.stopped() { Err(health::stopped(worker)) } else { Ok(()) }
     }
 
     /// What people are told of it.

@@ -13,27 +13,30 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use becket_engine::Summary;
+use rustix::net::SendFlags;
 
 use super::driver::called;
+use super::introduction::{About, introduction, notes_of, quoted};
 use super::workers::{OnDeath, Orphan, Server, Workers};
 use crate::process::ProcessId;
 use crate::runtime::Runtime;
 use crate::sync::lock;
+use crate::versions;
 use crate::worker::kept::Kept;
-use crate::worker::protocol::{self, Change, Order, Report, Serve, VERSION};
+use crate::worker::protocol::{self, Change, Order, Report, Serve};
 use crate::worker::rendezvous;
-use crate::{Error, log, manager};
+use crate::{Error, log, origin};
 
 /// How long a worker may take until it is ready for orders, and for a question.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The most devices that a worker can be believed to serve: descriptors end before that.
-const MOST_DEVICES: usize = 1 << 16;
-/// The longest text of a worker's that is kept, and the most of them.
-const LONGEST: usize = 500;
-const MOST_NOTES: usize = 16;
+/// The number of a device that there never is.
+const NOBODY: u32 = u32::MAX;
 /// How long it may take for an order. A change waits for the requests under way and writes back what its files hold; orders
 /// that take long are carried out side by side, those of the same device never come at the same time.
 const ORDER: Duration = Duration::from_secs(120);
+
+/// A worker of a predecessor, and what it serves.
+type Adopted = (Arc<WorkerProcess>, Vec<Kept>);
 
 /// A worker process.
 #[derive(Debug)]
@@ -42,7 +45,7 @@ pub(crate) struct WorkerProcess {
     socket: OwnedFd,
     /// Where a successor of ours finds it.
     place: PathBuf,
-    notes: Vec<String>,
+    about: About,
     state: Mutex<State>,
     /// Those who wait for news of a device stand at the one of its number: nobody is woken for another's.
     changed: [Condvar; 16],
@@ -59,6 +62,8 @@ struct State {
     answers: HashMap<u32, Result<u32, Error>>,
     /// What it said of devices that were asked about.
     counted: HashMap<u32, Option<Box<Summary>>>,
+    /// How often it has answered that it responds.
+    pongs: u64,
     closed: HashSet<u32>,
 }
 
@@ -75,11 +80,7 @@ impl WorkerProcess {
             move |error: io::Error| Error::Worker { what: format!("{what}: {error}") }
         };
         let (ours, theirs) = protocol::pair().map_err(failed("socket"))?;
-        let mut command = Command::new("/proc/self/exe");
-        for variable in manager::VARIABLES {
-            command.env_remove(variable);
-        }
-        let child = command
+        let child = origin::environment(&mut Command::new("/proc/self/exe"))
             // With an `@` in front it is spared when systemd ends what is left before it unmounts the last file systems:
             // they may lie on our devices.
             .arg0("@becket")
@@ -105,25 +106,28 @@ impl WorkerProcess {
         if let Err(error) = announced {
             notes.push(format!("no later server will find it at {}: {error}", place.display()));
         }
-        let worker = WorkerProcess::new(id, ours, place, notes);
+        let worker = WorkerProcess::new(id, ours, place, About::ours(notes));
         worker.watch(guard.0.take(), on_death);
         Ok(worker)
     }
 
-    /// Takes over the worker that waits at `place`, with what it serves.
-    pub(crate) fn adopt(place: PathBuf, on_death: OnDeath) -> io::Result<(Arc<WorkerProcess>, Vec<Kept>)> {
-        let (socket, pid) = rendezvous::call(&place)?;
-        let id = ProcessId::of(pid).ok_or_else(|| io::Error::other("it is dying"))?;
-        let (notes, held) = introduction(&socket, PATIENCE)?;
-        let worker = WorkerProcess::new(id, socket, place, notes);
+    /// Takes over the worker that waits at `place`, with what it serves. An error comes with the worker that it is about.
+    fn adopt(place: PathBuf, on_death: OnDeath) -> Result<Adopted, (Option<ProcessId>, io::Error)> {
+        let (socket, pid) = rendezvous::call(&place).map_err(|error| (None, error))?;
+        let id = ProcessId::of(pid).ok_or_else(|| (None, io::Error::other("it is dying")))?;
+        if id.stopped() {
+            return Err((Some(id), io::Error::new(io::ErrorKind::TimedOut, "it is stopped")));
+        }
+        let (about, held) = introduction(&socket, PATIENCE).map_err(|error| (Some(id), error))?;
+        let worker = WorkerProcess::new(id, socket, place, about);
         worker.state().given = held.iter().map(|kept| kept.serve.id).collect();
         worker.watch(None, on_death);
         Ok((worker, held))
     }
 
-    fn new(id: ProcessId, socket: OwnedFd, place: PathBuf, notes: Vec<String>) -> Arc<WorkerProcess> {
+    fn new(id: ProcessId, socket: OwnedFd, place: PathBuf, about: About) -> Arc<WorkerProcess> {
         let (state, changed) = (Mutex::default(), std::array::from_fn(|_| Condvar::new()));
-        Arc::new(WorkerProcess { id, socket, place, notes, state, changed })
+        Arc::new(WorkerProcess { id, socket, place, about, state, changed })
     }
 
     /// Hears its reports until it dies.
@@ -135,7 +139,9 @@ impl WorkerProcess {
                 log::warn(format_args!("worker {}: {error}: ended", worker.id.pid));
                 worker.kill();
             }
-            remove(&worker.place);
+            if !worker.about.withholds || !worker.id.alive() {
+                remove(&worker.place);
+            }
             let pid = worker.id.pid;
             match child.map(|mut child| child.wait()) {
                 Some(Ok(status)) => log::warn(format_args!("worker {pid} ended: {status}")),
@@ -163,15 +169,19 @@ impl WorkerProcess {
     fn hear(&self, report: Report) {
         let Some(id) = report.device() else { return };
         let mut state = self.state();
-        if !state.given.contains(&id) {
+        if !state.given.contains(&id) && id != NOBODY {
             return;
         }
         let answer = match report {
             Report::Ready { first, .. } => Some(Ok(first)),
-            Report::Failed { why, .. } => Some(Err(refused(id, &told(&why)))),
+            Report::Failed { why, .. } => Some(Err(refused(id, &quoted(&why)))),
             Report::Full { why, room, .. } => {
-                let what = format!("is full: {}", told(&why));
+                let what = format!("is full: {}", quoted(&why));
                 Some(Err(Error::Full { what, room }))
+            }
+            Report::Counted { id: NOBODY, .. } => {
+                state.pongs += 1;
+                None
             }
             Report::Counted { stats, .. } => {
                 state.counted.insert(id, stats);
@@ -182,7 +192,7 @@ impl WorkerProcess {
                 None
             }
             Report::Started { .. } | Report::Refused { .. } => None,
-            Report::Held(_) | Report::Handed { .. } => None,
+            Report::Held(_) | Report::Handed(_) => None,
         };
         if let Some(answer) = answer {
             state.answers.insert(id, answer);
@@ -210,10 +220,17 @@ impl WorkerProcess {
         state.answers.remove(&id);
         drop(state);
         self.tell(order, fds)?;
-        let answer = self.wait(id, patience, |state| match state.answers.remove(&id) {
-            Some(answer) => Some(answer),
-            None => state.dead.then(|| Err(refused(id, "died"))),
-        });
+        let mut answer = None;
+        // Time in which it is stopped does not count: who stopped it lets it go on, or ends it.
+        while answer.is_none() {
+            answer = self.wait(id, patience, |state| match state.answers.remove(&id) {
+                Some(answer) => Some(answer),
+                None => state.dead.then(|| Err(refused(id, "died"))),
+            });
+            if !self.id.stopped() {
+                break;
+            }
+        }
         answer.unwrap_or_else(|| {
             log::warn(format_args!("worker {} does not answer about {}: ended", self.id.pid, called(id)));
             self.state().given_up = true;
@@ -258,7 +275,7 @@ impl Server for WorkerProcess {
     }
 
     fn notes(&self) -> &[String] {
-        &self.notes
+        &self.about.notes
     }
 
     fn alive(&self) -> bool {
@@ -266,8 +283,30 @@ impl Server for WorkerProcess {
         !state.dead && !state.given_up
     }
 
+    /// The question is one that workers of all versions answer: what a device has done that nobody has.
+    fn responds(&self, patience: Duration) -> bool {
+        if self.id.stopped() {
+            return false;
+        }
+        let before = self.state().pongs;
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let asked = serde_json::to_vec(&Order::Stat { id: NOBODY })
+            .map_err(io::Error::from)
+            .and_then(|packet| protocol::send_packet(&self.socket, &packet, &[], flags));
+        if asked.is_err() {
+            // It has not read its earlier orders, or it is dead, which is found out elsewhere.
+            return !self.alive();
+        }
+        let heard = |state: &mut State| (state.dead || state.pongs > before).then_some(());
+        self.wait(NOBODY, patience, heard).is_some()
+    }
+
     fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<u32, Error> {
         let id = serve.id;
+        if !versions::all_known(&serve.needs, &self.about.features) {
+            let why = "is of an older version, which `becket serve --takeover` replaces";
+            return Err(Error::Worker { what: format!("{why}; it cannot serve {}", called(id)) });
+        }
         let mut state = self.state();
         // The number may have belonged to another device before.
         state.closed.remove(&id);
@@ -300,23 +339,39 @@ impl Server for WorkerProcess {
         self.wait(id, timeout, |state| (state.dead || state.closed.remove(&id)).then_some(())).is_some()
     }
 
+    fn withholds(&self) -> bool {
+        self.about.withholds
+    }
+
+    fn announce(&self) -> io::Result<()> {
+        let socket = rendezvous::open(&self.place)?;
+        protocol::send(&self.socket, &Order::Await, &[socket.as_fd()])
+    }
+
     fn dismiss(&self) {
-        // Now, since we may be about to end.
-        remove(&self.place);
+        // Now, since we may be about to end. A later becket comes for what such a worker keeps to itself.
+        if !self.about.withholds {
+            remove(&self.place);
+        }
         // Fails only when it is gone already.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
     fn kill(&self) {
-        use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-        let pid = i32::try_from(self.id.pid).ok().and_then(Pid::from_raw);
-        let Some(Ok(handle)) = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) else { return };
-        // Asked once its number cannot be used again under our hands.
-        if self.id.alive()
-            && let Err(error) = pidfd_send_signal(&handle, Signal::KILL)
-        {
-            log::warn(format_args!("worker {} cannot be ended: {error}", self.id.pid));
-        }
+        end(self.id, "worker");
+    }
+}
+
+/// Ends a process at once, whatever it is doing.
+pub(super) fn end(id: ProcessId, what: &str) {
+    use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+    let pid = i32::try_from(id.pid).ok().and_then(Pid::from_raw);
+    let Some(Ok(handle)) = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) else { return };
+    // Asked once its number cannot be used again under our hands.
+    if id.alive()
+        && let Err(error) = pidfd_send_signal(&handle, Signal::KILL)
+    {
+        log::warn(format_args!("{what} {} cannot be ended: {error}", id.pid));
     }
 }
 
@@ -326,11 +381,18 @@ pub(crate) struct Processes {
     started: AtomicU32,
     /// Bytes of decoded blocks that each may keep until a device says otherwise; its own choice when not given.
     cache_size: Option<u64>,
+    /// The workers with which nothing can be spoken, and why.
+    strangers: Mutex<Vec<(ProcessId, String)>>,
 }
 
 impl Processes {
     pub(crate) fn new(runtime: &Runtime, cache_size: Option<u64>) -> Processes {
-        Processes { dir: runtime.workers(), started: AtomicU32::new(0), cache_size }
+        Processes {
+            dir: runtime.workers(),
+            started: AtomicU32::new(0),
+            cache_size,
+            strangers: Mutex::default(),
+        }
     }
 
     /// A path that no other worker has.
@@ -351,14 +413,23 @@ impl Workers for Processes {
             let path = entry.path();
             match WorkerProcess::adopt(path.clone(), on_death()) {
                 Ok((server, held)) => orphans.push(Orphan { server, held }),
-                Err(error) if nobody(&error) => remove(&path),
-                Err(error) => log::warn(format_args!(
-                    "the worker at {} cannot be taken over, its devices stay with it: {error}",
-                    path.display()
-                )),
+                Err((_, error)) if nobody(&error) => remove(&path),
+                Err((worker, error)) => {
+                    log::warn(format_args!(
+                        "the worker at {} cannot be taken over, its devices stay with it: {error}",
+                        path.display()
+                    ));
+                    if let Some(worker) = worker.filter(|_| error.kind() == io::ErrorKind::Unsupported) {
+                        lock(&self.strangers).push((worker, error.to_string()));
+                    }
+                }
             }
         }
         orphans
+    }
+
+    fn strangers(&self) -> Vec<(ProcessId, String)> {
+        lock(&self.strangers).clone()
     }
 }
 
@@ -382,65 +453,6 @@ fn join(cgroup: BorrowedFd<'_>, pid: u32) -> io::Result<()> {
     fs::File::from(cgroup.try_clone_to_owned()?).write_all(pid.to_string().as_bytes())
 }
 
-/// What a worker of a predecessor says of itself and of its devices, all of it in `patience`.
-fn introduction(socket: &OwnedFd, patience: Duration) -> io::Result<(Vec<String>, Vec<Kept>)> {
-    use rustix::net::sockopt::{Timeout, set_socket_timeout};
-    let deadline = Instant::now() + patience;
-    let mut about = Vec::new();
-    let mut held: HashMap<u32, Kept> = HashMap::new();
-    let mut closed = HashSet::new();
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "it comes to no end"));
-        }
-        set_socket_timeout(socket, Timeout::Recv, Some(left))?;
-        match understood(protocol::receive::<Report>(socket))?.ok_or(io::ErrorKind::UnexpectedEof)? {
-            (Report::Started { notes, .. }, _) => about = notes_of(&notes),
-            (Report::Held(serve), fds) => {
-                let id = serve.id;
-                if held.insert(id, Kept::held(*serve, fds)?).is_some() {
-                    return Err(protocol::wrong("it serves a device twice"));
-                }
-            }
-            // It may have ended between the worker's look at its devices and our hearing of it.
-            (Report::Closed { id }, _) => drop(closed.insert(id)),
-            (Report::Handed { version: VERSION }, _) => break,
-            (Report::Handed { version }, _) => {
-                let why = format!("it is of another version (it speaks {version}, this server {VERSION})");
-                return Err(io::Error::other(why));
-            }
-            // What it still had to say to its last supervisor.
-            _ => {}
-        }
-        if held.len().max(closed.len()) > MOST_DEVICES {
-            return Err(protocol::wrong("it serves more devices than there can be"));
-        }
-    }
-    set_socket_timeout(socket, Timeout::Recv, None)?;
-    held.retain(|id, _| !closed.contains(id));
-    Ok((about, held.into_values().collect()))
-}
-
-/// Words that mean nothing here are most likely a later version's.
-fn understood<T>(heard: io::Result<T>) -> io::Result<T> {
-    heard.map_err(|error| match error.kind() {
-        io::ErrorKind::InvalidData => {
-            io::Error::other(format!("it may be of another version, it is not understood: {error}"))
-        }
-        _ => error,
-    })
-}
-
-/// What a worker tells people, as far as they can be shown it.
-fn told(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).take(LONGEST).collect()
-}
-
-fn notes_of(notes: &[String]) -> Vec<String> {
-    notes.iter().take(MOST_NOTES).map(|note| told(note)).collect()
-}
-
 fn refused(id: u32, why: &str) -> Error {
     Error::Worker { what: format!("cannot serve {}: {why}", called(id)) }
 }
@@ -454,7 +466,9 @@ fn first_words(socket: &OwnedFd) -> Result<Vec<String>, Error> {
     set_socket_timeout(socket, Timeout::Recv, None).map_err(|error| failed(error.into()))?;
     match report {
         Some((Report::Started { notes, .. }, _)) => Ok(notes_of(&notes)),
-        Some((Report::Refused { why }, _)) => Err(Error::Worker { what: format!("refused: {}", told(&why)) }),
+        Some((Report::Refused { why }, _)) => {
+            Err(Error::Worker { what: format!("refused: {}", quoted(&why)) })
+        }
         Some(_) => Err(Error::Worker { what: "speaks before it has started".to_owned() }),
         None => Err(Error::Worker { what: "ended before it was ready".to_owned() }),
     }
@@ -477,12 +491,13 @@ impl Drop for Unproven {
 mod tests {
     use std::os::unix::process::ExitStatusExt as _;
 
+    use super::super::introduction::LONGEST;
     use super::*;
 
     #[test]
     fn an_order_does_not_wait_for_the_answer_to_another() {
         let (ours, theirs) = protocol::pair().unwrap();
-        let worker = WorkerProcess::new(ProcessId::own(), ours, PathBuf::new(), Vec::new());
+        let worker = WorkerProcess::new(ProcessId::own(), ours, PathBuf::new(), About::ours(Vec::new()));
         std::thread::scope(|scope| {
             scope.spawn(|| worker.listen());
             let orders = [1, 2].map(|id| {
@@ -510,7 +525,7 @@ mod tests {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let (ours, theirs) = protocol::pair().unwrap();
         let id = ProcessId::of(child.id()).unwrap();
-        let worker = WorkerProcess::new(id, ours, PathBuf::new(), Vec::new());
+        let worker = WorkerProcess::new(id, ours, PathBuf::new(), About::ours(Vec::new()));
         let order = || worker.order(7, &Order::Stat { id: 7 }, &[], Duration::ZERO);
         assert!(worker.alive());
         let error = order().unwrap_err().to_string();
@@ -528,7 +543,7 @@ mod tests {
     #[test]
     fn what_is_said_of_devices_that_it_never_had_is_not_kept() {
         let (ours, _theirs) = protocol::pair().unwrap();
-        let worker = WorkerProcess::new(ProcessId::own(), ours, PathBuf::new(), Vec::new());
+        let worker = WorkerProcess::new(ProcessId::own(), ours, PathBuf::new(), About::ours(Vec::new()));
         worker.state().given.insert(7);
         for id in [7, 8] {
             let why = "x\u{1b}[2J\n".repeat(LONGEST);
@@ -547,41 +562,11 @@ mod tests {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let (ours, theirs) = protocol::pair().unwrap();
         let id = ProcessId::of(child.id()).unwrap();
-        let worker = WorkerProcess::new(id, ours, PathBuf::new(), Vec::new());
+        let worker = WorkerProcess::new(id, ours, PathBuf::new(), About::ours(Vec::new()));
         let (told, died) = std::sync::mpsc::channel();
         worker.watch(None, Box::new(move |id| told.send(id).unwrap()));
         rustix::net::send(&theirs, b"{\"ready\":{\"id\":", rustix::net::SendFlags::empty()).unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(9));
         assert_eq!(died.recv().unwrap(), id);
-    }
-
-    /// What a successor is told by a worker that says this.
-    fn introduced(says: impl Fn(&OwnedFd) -> io::Result<()> + Send + 'static) -> io::Result<usize> {
-        let (ours, theirs) = protocol::pair().unwrap();
-        let speaker = std::thread::spawn(move || while says(&theirs).is_ok() {});
-        let heard = introduction(&ours, Duration::from_millis(500)).map(|(_, held)| held.len());
-        drop(ours);
-        speaker.join().unwrap();
-        heard
-    }
-
-    #[test]
-    fn a_worker_that_tells_a_successor_without_end_is_not_heard_out() {
-        use crate::worker::protocol::tests::serve;
-        let notes = || Report::Started { threads: 1, notes: Vec::new() };
-        let error = introduced(move |to| protocol::send(to, &notes(), &[])).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        let silent = introduced(|_| {
-            std::thread::sleep(Duration::from_secs(1));
-            Err(io::ErrorKind::Other.into())
-        });
-        assert!(silent.is_err());
-        let twice = introduced(|to| protocol::send(to, &Report::Held(Box::new(serve(Vec::new()))), &[]));
-        assert!(twice.unwrap_err().to_string().contains("twice"));
-        let id = AtomicU32::new(0);
-        let closed = introduced(move |to| {
-            protocol::send(to, &Report::Closed { id: id.fetch_add(1, Ordering::Relaxed) }, &[])
-        });
-        assert!(closed.is_err(), "bounded by number or by time");
     }
 }

@@ -20,10 +20,10 @@ use super::driver::{Driver, called, disk, id_of};
 use super::make::direct_io;
 use super::owned::Owned;
 use super::workers::Server;
-use crate::describe::{partitions_as, size_of, speakable};
+use crate::describe::{partitions_as, size_of};
 use crate::list::mark_of;
 use crate::process::ProcessId;
-use crate::state::Device;
+use crate::state::{Device, Entry};
 use crate::sync::lock;
 use crate::worker::kept::Kept;
 use crate::{DeviceInfo, DeviceState, Error, inode, links, log, mark, register};
@@ -50,6 +50,11 @@ impl Supervisor {
         }
         // Looked at only now: a device has its record before it has a disk.
         let Ok(entries) = self.store.entries() else { return };
+        // Whose device such a record speaks of is not known: it may be any of them.
+        let unread = |(_, entry): &(_, Entry)| matches!(entry, Entry::Unknown(one) if one.mark.is_none());
+        if entries.iter().any(unread) {
+            return;
+        }
         let recorded: BTreeSet<u64> = entries.iter().filter_map(|(_, entry)| mark_of(entry)).collect();
         for info in infos.iter().filter(|info| !recorded.contains(&info.ublksrv_flags)) {
             if let Err(error) = self.recall_unserved(&*driver, info, at_first) {
@@ -136,7 +141,6 @@ fn described(driver: &dyn Driver, info: &DevInfo) -> Device {
             read_only: sysfs::flag(&disk, "ro").unwrap_or_default(),
             direct_io: false,
             direct_io_reason: String::new(),
-            below: None,
             block_size: block,
             physical_block_size: sysfs::number(&disk, "queue/physical_block_size").unwrap_or(block),
             state: DeviceState::Lost,
@@ -163,7 +167,11 @@ fn described(driver: &dyn Driver, info: &DevInfo) -> Device {
         worker: None,
         keeper: None,
         starting: false,
+        whole: false,
+        nodes_in: None,
         mark: info.ublksrv_flags,
+        needs: Vec::new(),
+        unspoken: None,
     }
 }
 
@@ -181,7 +189,7 @@ fn as_kept(device: &mut Device, kept: &Kept) {
         *image = held;
     }
     if let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", file.buffered.as_raw_fd())) {
-        info.image = speakable(&path);
+        info.image = path;
     }
 }
 

@@ -152,13 +152,13 @@ impl Supervisor {
             state.server = server;
             state.next = None;
             state.restarts.began(Instant::now());
+            self.keep(state);
             let told = state.leaving && state.device.info.state == DeviceState::Detaching;
             self.note(state, |device| {
                 device.worker = Some(worker);
                 device.info.worker_pid = Some(worker.pid);
                 device.info.recoveries += 1;
                 // The lease for that went with the dead worker: this one reads through the file.
-                device.info.below = None;
                 device.info.state = if told { DeviceState::Detaching } else { DeviceState::Live };
             });
             log::warn(format_args!("{} recovered by worker {}", state.name(), worker.pid));

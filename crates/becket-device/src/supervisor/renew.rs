@@ -39,6 +39,11 @@ impl Supervisor {
                 continue;
             }
             if let Err(error) = self.move_over(&mut state) {
+                if old.withholds() {
+                    // Its end would be that of devices which only a later becket can give to another worker.
+                    let (name, pid) = (state.name(), old.id().pid);
+                    return log::warn(format_args!("{name}: {error}; worker {pid} stays"));
+                }
                 // From here the way of those whose worker died is the sure one, for this device and the others.
                 log::warn(format_args!("{}: {error}; worker {} is ended", state.name(), old.id().pid));
                 drop(state);

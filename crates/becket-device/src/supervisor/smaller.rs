@@ -15,7 +15,7 @@ const FEWEST: u16 = 4;
 ///
 /// A queue for each CPU and 128 requests are enough for an NVMe disk, and more tags than are in use make one
 /// quicker to find; but a thousand disks are never busy together, the rings' tables of requests that are not copied have
-/// no more than 16,384 places each, and each place costs the kernel memory (docs/ARCHITECTURE.md has the figures).
+/// no more than 16,384 places each, and each place costs the kernel memory (docs/decisions/0023 has the figures).
 /// Two rings have places for 4,096 devices (one for 3,000), and a sixteenth more: for those that come at once, before they are counted, and for
 /// holes that nothing fits into. Requests that are copied have a buffer of a quarter of a MiB each, which is
 /// locked in memory.

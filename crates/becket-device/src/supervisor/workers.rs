@@ -1,6 +1,7 @@
 //! Workers as the supervisor asks for them: a shared one, one of its own for a device, and those of a predecessor.
 //! It never waits for a worker that does not speak.
 
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +20,10 @@ pub(crate) trait Server: Send + Sync {
     fn notes(&self) -> &[String];
     /// Whether it can be given devices.
     fn alive(&self) -> bool;
+    /// Whether it answers in that time, in the thread that takes its orders.
+    fn responds(&self, _patience: Duration) -> bool {
+        true
+    }
     /// Hands it a device and returns when the device can be started: where its queues begin, for whoever serves it next. The
     /// first descriptor is the device's ublkcN.
     fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<u32, Error>;
@@ -33,6 +38,15 @@ pub(crate) trait Server: Send + Sync {
     fn leave(&self, id: u32) -> Result<(), Error>;
     /// Waits until it has closed everything of a device; `false` when that took too long. A dead one has.
     fn await_closed(&self, id: u32, timeout: Duration) -> bool;
+    /// Whether it serves devices that it keeps to itself, since they are of a later version.
+    fn withholds(&self) -> bool {
+        false
+    }
+
+    /// Has the worker listen for the next supervisor at a new socket, after its socket was removed.
+    fn announce(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// Takes leave of it: it ends once it has no device.
     fn dismiss(&self);
     /// Ends it at once, whatever it is doing.
@@ -54,6 +68,10 @@ pub(crate) trait Workers: Send + Sync {
     fn start(&self, cgroup: Option<BorrowedFd<'_>>, on_death: OnDeath) -> Result<Arc<dyn Server>, Error>;
     /// Finds those that a predecessor has left behind.
     fn orphans(&self, on_death: &dyn Fn() -> OnDeath) -> Vec<Orphan>;
+    /// Those of them with which no version is common, and why. They go on serving.
+    fn strangers(&self) -> Vec<(ProcessId, String)> {
+        Vec::new()
+    }
     /// Lets time pass before the next attempt to have a device served.
     fn rest(&self, time: Duration) {
         std::thread::sleep(time);

@@ -140,14 +140,12 @@ const KILLED: [libc::c_long; 5] = [
     libc::SYS_process_vm_writev,
 ];
 
-/// What a duplicate of a descriptor, a lease and a sealed file in memory are asked for.
-const FCNTL: [u32; 8] = [
+/// What a duplicate of a descriptor and a sealed file in memory need.
+const FCNTL: [u32; 6] = [
     libc::F_DUPFD_CLOEXEC as u32,
     libc::F_GETFD as u32,
     libc::F_SETFD as u32,
     libc::F_GETFL as u32,
-    libc::F_SETOWN as u32,
-    libc::F_GETLEASE as u32,
     libc::F_GET_SEALS as u32,
     libc::F_ADD_SEALS as u32,
 ];
@@ -250,7 +248,7 @@ mod tests {
             (libc::SYS_mmap, 2, data, code),
             (libc::SYS_mprotect, 2, data, code),
             (libc::SYS_clone, 0, thread, libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD),
-            (libc::SYS_fcntl, 1, libc::F_GETLEASE, libc::F_SETFL),
+            (libc::SYS_fcntl, 1, libc::F_GETFL, libc::F_SETOWN),
             (libc::SYS_ioctl, 1, libc::FIONBIO as i32, libc::TIOCSTI as i32),
             (libc::SYS_prctl, 0, libc::PR_SET_NAME, libc::PR_SET_DUMPABLE),
             (libc::SYS_statx, 2, libc::AT_EMPTY_PATH, 0),

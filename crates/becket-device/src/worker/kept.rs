@@ -1,10 +1,11 @@
-//! What it takes to serve a device again: how it was served, and the descriptors that go with it.
+//! What it takes to serve a device again: how it was served, and the descriptors that go with it. Supervisor, worker and
+//! guard have a copy each.
 //! It never holds the device's own ublkcN: the kernel waits for the last copy of that when a worker dies.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use becket_image::{Backing, Below, Grow};
+use becket_image::{Backing, Grow};
 use becket_transport::serve::{Content, Decoded};
 use becket_transport::{Kind, fuse, ublk};
 
@@ -77,7 +78,6 @@ impl Kept {
     pub(crate) fn into_setup(
         self,
         own: Vec<OwnedFd>,
-        below: Option<Below>,
         decoded: Option<Decoded>,
         grow: Option<Box<dyn Grow>>,
     ) -> io::Result<(Setup, Keepsakes)> {
@@ -85,19 +85,7 @@ impl Kept {
             return Err(wrong("the device's descriptor is missing"));
         }
         let Serve {
-            kind,
-            id,
-            first,
-            queues,
-            depth,
-            flags,
-            geometry,
-            map,
-            direct_io,
-            merge,
-            faults,
-            partitions,
-            ..
+            kind, id, first, queues, depth, flags, geometry, map, direct_io, faults, partitions, ..
         } = self.serve;
         let content = Content { map, files: self.files, decoded, grow, direct_io, faults };
         let mut own = own.into_iter();
@@ -110,18 +98,7 @@ impl Kept {
             }
             _ => {
                 let char_device = own_first;
-                Setup::Ublk(ublk::Setup {
-                    id,
-                    first,
-                    queues,
-                    depth,
-                    flags,
-                    geometry,
-                    char_device,
-                    content,
-                    below,
-                    merge,
-                })
+                Setup::Ublk(ublk::Setup { id, first, queues, depth, flags, geometry, char_device, content })
             }
         };
         Ok((setup, self.keepsakes))
@@ -147,7 +124,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
-    use crate::control::{BelowFacts, FileFacts};
+    use crate::control::FileFacts;
     use crate::worker::protocol::tests::{facts, serve};
     use crate::worker::protocol::{Order, pair, receive, send};
 
@@ -176,41 +153,10 @@ mod tests {
             assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         }
         assert!(again.files[0].direct.is_some() && again.files[1].direct.is_none());
-        let (setup, keepsakes) = again.into_setup(vec![open("ublkc")], None, None, None).unwrap();
+        let (setup, keepsakes) = again.into_setup(vec![open("ublkc")], None, None).unwrap();
         let Setup::Ublk(setup) = setup else { panic!() };
         assert_eq!((setup.id, setup.content.files.len()), (3, 2));
         assert_eq!(keepsakes.lease.map(|fd| inode(fd.as_fd())), Some(inodes[3]));
-    }
-
-    #[test]
-    fn the_way_below_comes_last_and_goes_no_further() {
-        let temp = tempfile::tempdir().unwrap();
-        let open = |name: &str| OwnedFd::from(File::create(temp.path().join(name)).unwrap());
-        let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
-        let mut fds: Vec<OwnedFd> = ["b", "keepsake", "disk", "lease"].map(open).into();
-        let inodes: Vec<u64> = fds.iter().map(inode).collect();
-        let below = BelowFacts {
-            map: becket_image::Map::contiguous(1, 8192, 4096),
-            untouched: becket_image::Untouched { size: 4096, changed: (-1, 999_999_999) },
-            device: "/dev/x".into(),
-        };
-        let files = vec![FileFacts { facts: facts(), direct: false }];
-        let sent = Serve { below: Some(below), lease: true, ..serve(files) };
-        let text = serde_json::to_string(&sent).unwrap();
-        let received: Serve = serde_json::from_str(&text).unwrap();
-        assert_eq!(received, sent);
-        let below = received.below.clone().unwrap().with(&mut fds).unwrap();
-        assert_eq!(
-            (inode(&below.disk), rustix::fs::fstat(&below.lease).unwrap().st_ino),
-            (inodes[2], inodes[3])
-        );
-        let kept = Kept::new(received, fds).unwrap();
-        let (setup, keepsakes) = kept.into_setup(vec![open("c")], Some(below), None, None).unwrap();
-        let Setup::Ublk(setup) = setup else { panic!() };
-        assert_eq!((inode(&setup.content.files[0].buffered), setup.content.files.len()), (inodes[0], 1));
-        assert_eq!(keepsakes.lease.as_ref().map(inode), Some(inodes[1]));
-        assert_eq!(setup.below.unwrap().lease.untouched().changed, (-1, 999_999_999));
-        assert!(sent.below.unwrap().with(&mut vec![open("only")]).is_err());
     }
 
     #[test]
@@ -227,7 +173,7 @@ mod tests {
         let inodes: Vec<u64> = own.iter().map(inode).collect();
         assert_eq!(own.len(), sent().own_descriptors());
         let kept = Kept::new(sent(), vec![open("image")]).unwrap();
-        let (Setup::Fuse(setup), _) = kept.into_setup(own, None, None, None).unwrap() else { panic!() };
+        let (Setup::Fuse(setup), _) = kept.into_setup(own, None, None).unwrap() else { panic!() };
         assert_eq!(inode(&setup.tether), inodes[0]);
         assert_eq!(setup.devices.iter().map(inode).collect::<Vec<_>>(), inodes[2..]);
         assert_eq!(setup.partitions, [(1, 512, 1024)]);
@@ -242,7 +188,7 @@ mod tests {
         assert!(
             Kept::new(sent(), vec![open("image")])
                 .unwrap()
-                .into_setup(vec![open("any")], None, None, None)
+                .into_setup(vec![open("any")], None, None)
                 .is_err()
         );
     }

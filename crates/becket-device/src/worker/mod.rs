@@ -4,7 +4,6 @@
 mod confine;
 pub(crate) mod harden;
 pub(crate) mod kept;
-mod leases;
 pub(crate) mod protocol;
 pub(crate) mod rendezvous;
 
@@ -30,9 +29,10 @@ use rustix::fs::FileType;
 use rustix::process::Signal;
 
 use crate::sync::{DEVICES, Held, LAST, Ranked, SHARED, lock};
+use crate::versions::Speech;
 use crate::{Error, log, table};
 use kept::{Keepsakes, Kept, Setup};
-use protocol::{Change, Order, Report, Serve};
+use protocol::{Change, Handed, Order, Report, Serve};
 
 /// Orders that are carried out beside others at the same time.
 const MOST_ERRANDS: usize = 8;
@@ -50,6 +50,7 @@ const STACK: usize = 256 << 10;
 /// It was not started by a supervisor, or a precaution failed that could have worked.
 pub fn worker_main(cache_size: Option<u64>) -> Result<(), Error> {
     let control = control()?;
+    log::of_server();
     close_inherited()
         .map_err(|error| Error::Worker { what: format!("cannot tell what it was handed: {error}") })?;
     // It ends when its devices are gone and not when a terminal or a service manager says so: whoever waits
@@ -57,7 +58,6 @@ pub fn worker_main(cache_size: Option<u64>) -> Result<(), Error> {
     // fails. Read by nobody on purpose; blocked in all threads.
     let _signals = SignalFd::block(&[Signal::INT, Signal::TERM, Signal::HUP, Signal::XFSZ])
         .map_err(|error| Error::Worker { what: format!("could not block signals: {error}") })?;
-    let breaks = leases::listen()?;
     // Read from files, some of it.
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
     let prepared = harden::harden().and_then(|mut notes| {
@@ -79,7 +79,6 @@ pub fn worker_main(cache_size: Option<u64>) -> Result<(), Error> {
     };
     let failed = |error| Error::Worker { what: format!("could not make an event: {error}") };
     let worker = Worker::new(control, threads, notes, cache_size).map_err(failed)?;
-    leases::watch(Arc::downgrade(&worker), breaks)?;
     worker.report(&Report::Started { threads: worker.threads.count(), notes: worker.notes.clone() });
     let mut successors = None;
     loop {
@@ -213,7 +212,6 @@ impl Worker {
     fn serve(self: &Arc<Self>, serve: Serve, mut fds: Vec<OwnedFd>) {
         let id = serve.id;
         let check = || -> io::Result<_> {
-            let below = serve.below.clone().map(|below| below.with(&mut fds)).transpose()?;
             let own = serve.own_descriptors();
             if fds.len() < own {
                 return Err(protocol::wrong("the device's descriptor is missing"));
@@ -225,7 +223,7 @@ impl Worker {
             };
             let decoded = self.decoded(&kept)?;
             let grow = grower(&kept, decoded.as_ref())?;
-            let (setup, keepsakes) = kept.into_setup(fds, below, decoded, grow)?;
+            let (setup, keepsakes) = kept.into_setup(fds, decoded, grow)?;
             Ok((setup, keepsakes, link))
         };
         let checked = check();
@@ -237,15 +235,6 @@ impl Worker {
                 return;
             }
         };
-        if let Setup::Ublk(ublk::Setup { below: Some(below), .. }) = &setup
-            && let Err(error) = below.lease.hear_of_breaks()
-        {
-            log::warn(format_args!(
-                "worker: nobody will tell when the image of ublk device {id} is wanted: {error}"
-            ));
-        }
-        // What is below is for this worker alone.
-        let serve = Serve { below: None, ..serve };
         self.devices().insert(id, Charge { serve, keepsakes, link, served: None });
         let worker = Arc::clone(self);
         let on_closed = Box::new(move || worker.let_go(id));
@@ -264,10 +253,6 @@ impl Worker {
                     charge.served = Some(Arc::new(served));
                 }
                 self.report(&Report::Ready { id, first });
-                // Somebody may have begun to wait for its lease before it was known whom to tell.
-                if let Some(served) = self.served(id) {
-                    self.yield_lease(id, &served);
-                }
             }
             Err(error) => self.report(&refusal(id, &error)),
         }
@@ -362,8 +347,8 @@ impl Worker {
             }
             if let Some(socket) = successors.filter(|_| calls) {
                 match rendezvous::answer(socket) {
-                    Ok(control) => {
-                        self.introduce(control);
+                    Ok((control, successor)) => {
+                        self.introduce(control, &successor);
                         return true;
                     }
                     Err(error) => log::warn(format_args!("worker: a call came to nothing: {error}")),
@@ -373,16 +358,34 @@ impl Worker {
         false
     }
 
-    /// Tells a new supervisor what there is.
-    fn introduce(&self, control: OwnedFd) {
+    /// Tells a new supervisor what there is, as far as it understands that.
+    fn introduce(&self, control: OwnedFd, successor: &Speech) {
+        let ours = Speech::ours();
+        let Some(version) = ours.common(successor) else {
+            log::warn(format_args!(
+                "worker: a server of another version called (it speaks {}): waits for one that speaks {}",
+                successor.version, ours.version
+            ));
+            let handed = Handed { version: ours.version, features: ours.features, withheld: 0 };
+            // One that is gone again needs no answer.
+            let _ = protocol::send(&control, &Report::Handed(handed), &[]);
+            return;
+        };
+        let mut withheld = 0;
         let held: Vec<_> = {
             let mut open = self.devices();
             *lock(&self.control) = Arc::new(control);
             // What closes from here on is reported to the new one. What closed already has no files any more.
-            let charges = open.values_mut();
-            charges
-                .filter_map(|charge| charge.served.as_ref()?.backing().map(|files| charge.held(files)))
-                .collect()
+            let mut held = Vec::with_capacity(open.len());
+            for charge in open.values_mut() {
+                if !successor.understands(&charge.serve.needs) {
+                    withheld += 1;
+                    continue;
+                }
+                let files = charge.served.as_ref().and_then(|served| served.backing());
+                held.extend(files.map(|files| charge.held(files)));
+            }
+            held
         };
         self.report(&Report::Started { threads: self.threads.count(), notes: self.notes.clone() });
         for held in held {
@@ -397,7 +400,11 @@ impl Worker {
                 Err(error) => log::warn(format_args!("worker: cannot hand a device over: {error}")),
             }
         }
-        self.report(&Report::Handed { version: protocol::VERSION });
+        // One that says nothing of what it understands would not understand what we do.
+        let negotiates = successor.oldest.is_some();
+        let features = if negotiates { ours.features } else { Vec::new() };
+        let withheld = if negotiates { withheld } else { 0 };
+        self.report(&Report::Handed(Handed { version, features, withheld }));
     }
 
     fn control(&self) -> Arc<OwnedFd> {

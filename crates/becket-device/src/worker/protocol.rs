@@ -1,6 +1,14 @@
 //! The words between supervisor and worker: one JSON object per packet, descriptors beside it. What is too long for a
 //! packet (the map of an image in many pieces) lies in a file in memory, whose descriptor comes first.
 //! It never accepts a packet that was cut, a part of its descriptors, nor any that nobody announced.
+//!
+//! # The introduction
+//!
+//! A successor's first words are a [`Speech`](crate::versions::Speech), and the last words of a worker's introduction are
+//! [`Report::Handed`]. Both
+//! keep their shape for ever, and fields that are not known are ignored in them. All words between and after them are of
+//! the newest version that both speak; a worker that shares no version with a successor sends `Handed` alone and waits
+//! for another successor. A device is handed over only to a successor that understands what it [`Serve::needs`].
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -17,14 +25,12 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::control::{BelowFacts, FileFacts};
+use crate::control::FileFacts;
 use crate::sealed;
 use crate::table::Encoding;
 
-/// Changes when an older worker could misunderstand an order, or a newer supervisor a report.
-pub(crate) const VERSION: u32 = 3;
 /// Longest packet in bytes: what a socket takes without being told to; a map of some 1,500 extents fits.
-const LARGEST: usize = 128 << 10;
+pub(crate) const LARGEST: usize = 128 << 10;
 /// What stands in a packet for words that lie in a file.
 const ASIDE: &[u8] = b"aside";
 /// The kernel passes no more descriptors at once (SCM_MAX_FD).
@@ -34,8 +40,7 @@ const MOST_FDS: usize = 253;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Order {
-    /// Serve a device. The descriptors: [its own](Serve::own_descriptors), then those of [`Kept`](super::kept::Kept), then those of [`BelowFacts`]
-    /// where there are such.
+    /// Serve a device. The descriptors: [its own](Serve::own_descriptors), then those of [`Kept`](super::kept::Kept).
     Serve(Box<Serve>),
     /// Take the next supervisor's call here, once this one is gone. The descriptor: a socket that listens.
     Await,
@@ -65,7 +70,6 @@ pub(crate) struct Serve {
     pub(crate) geometry: Geometry,
     pub(crate) map: Map,
     pub(crate) files: Vec<FileFacts>,
-    pub(crate) below: Option<BelowFacts>,
     /// A table of encoded blocks comes along.
     #[serde(default)]
     pub(crate) encoded: Option<Encoding>,
@@ -75,6 +79,11 @@ pub(crate) struct Serve {
     /// What goes past the page cache: nothing where a file cannot.
     #[serde(with = "crate::switch")]
     pub(crate) direct_io: DirectIo,
+    /// Workers of builds that had `--below` say null. Nothing else is understood.
+    #[serde(default, skip_serializing)]
+    pub(crate) below: (),
+    /// Always false: builds that had `--merge` refuse an order without it.
+    #[serde(default)]
     pub(crate) merge: bool,
     #[serde(default)]
     pub(crate) faults: Option<Faults>,
@@ -88,6 +97,10 @@ pub(crate) struct Serve {
     pub(crate) cgroup: bool,
     /// FUSE: partitions that are files too, by number, first byte and length.
     pub(crate) partitions: Vec<(u32, u64, u64)>,
+    /// The features without which it cannot be served. A new field is left out where it says nothing new, and has a feature
+    /// of its own where it may not be ignored.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) needs: Vec<String>,
 }
 
 impl Serve {
@@ -143,11 +156,22 @@ impl Change {
     }
 }
 
-/// What a supervisor says to a worker that it did not start. The descriptor: its new connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Succession {
-    /// [`VERSION`] of the sender. A worker answers whatever it is; the successor judges.
+/// How a worker ends its introduction. Its shape never changes: see the head of this module.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Handed {
+    /// The version that is spoken from now on. Where there is none that both know: the newest that the worker speaks.
     pub(crate) version: u32,
+    /// The features that the worker understands; said to a successor that speaks of its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) features: Vec<String>,
+    /// How many devices it keeps to itself, since the successor does not understand them.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub(crate) withheld: u32,
+}
+
+/// Nothing is said of what is not there: an older successor would not understand it.
+fn is_none(withheld: &u32) -> bool {
+    *withheld == 0
 }
 
 /// What the worker tells the supervisor.
@@ -172,7 +196,7 @@ pub(crate) enum Report {
     /// [that are needed](Serve::link_descriptors).
     Held(Box<Serve>),
     /// To a successor: all has been said.
-    Handed { version: u32 },
+    Handed(Handed),
 }
 
 impl Report {
@@ -185,7 +209,7 @@ impl Report {
             | Report::Counted { id, .. }
             | Report::Closed { id } => Some(*id),
             Report::Held(serve) => Some(serve.id),
-            Report::Started { .. } | Report::Refused { .. } | Report::Handed { .. } => None,
+            Report::Started { .. } | Report::Refused { .. } | Report::Handed(_) => None,
         }
     }
 }
@@ -206,7 +230,16 @@ pub(crate) fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[Borrowed
         fds.insert(0, aside.as_fd());
         ASIDE.clone_into(&mut packet);
     }
-    let fds = fds.as_slice();
+    send_packet(socket, &packet, &fds, SendFlags::NOSIGNAL)
+}
+
+/// Sends the bytes of one packet.
+pub(crate) fn send_packet(
+    socket: impl AsFd,
+    packet: &[u8],
+    fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> io::Result<()> {
     if fds.len() > MOST_FDS {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the image has too many files"));
     }
@@ -216,7 +249,7 @@ pub(crate) fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[Borrowed
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the image has too many files"));
     }
     loop {
-        match rustix::net::sendmsg(&socket, &[IoSlice::new(&packet)], &mut control, SendFlags::NOSIGNAL) {
+        match rustix::net::sendmsg(&socket, &[IoSlice::new(packet)], &mut control, flags) {
             Ok(_) => return Ok(()),
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -230,13 +263,23 @@ pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Opti
         /// Those who listen do nothing else for long: they ask nobody how long the next packet is.
         static PACKET: RefCell<Vec<u8>> = RefCell::new(vec![0; LARGEST]);
     }
-    PACKET.with_borrow_mut(|packet| receive_into(packet, socket))
+    PACKET.with_borrow_mut(|packet| {
+        let Some((len, mut fds)) = receive_packet(packet, socket)? else { return Ok(None) };
+        let text = packet.get(..len).unwrap_or_default();
+        if text == ASIDE {
+            let missing = || io::Error::new(io::ErrorKind::InvalidData, "the words of a packet are missing");
+            let aside = if fds.is_empty() { return Err(missing()) } else { fds.remove(0) };
+            return Ok(Some((sealed::read_json(&aside)?, fds)));
+        }
+        Ok(Some((serde_json::from_slice(text)?, fds)))
+    })
 }
 
-fn receive_into<T: DeserializeOwned>(
+/// Waits for the bytes of one packet, and says how many; `None` when the other side is gone.
+pub(crate) fn receive_packet(
     packet: &mut [u8],
     socket: impl AsFd,
-) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
@@ -266,13 +309,7 @@ fn receive_into<T: DeserializeOwned>(
         // This process may not have that many open. The words are whole: who needs descriptors misses them and says so.
         fds.clear();
     }
-    let text = packet.get(..received.bytes).unwrap_or_default();
-    if text == ASIDE {
-        let missing = || io::Error::new(io::ErrorKind::InvalidData, "the words of a packet are missing");
-        let aside = if fds.is_empty() { return Err(missing()) } else { fds.remove(0) };
-        return Ok(Some((sealed::read_json(&aside)?, fds)));
-    }
-    Ok(Some((serde_json::from_slice(text)?, fds)))
+    Ok(Some((received.bytes, fds)))
 }
 
 /// What is said of files whose descriptors come along.
@@ -335,6 +372,7 @@ pub(crate) mod tests {
 
     pub(crate) fn serve(files: Vec<FileFacts>) -> Serve {
         Serve {
+            merge: false,
             kind: Kind::Ublk,
             id: 3,
             first: 3,
@@ -357,18 +395,33 @@ pub(crate) mod tests {
             },
             map: Map::contiguous(0, 0, 4096),
             files,
-            below: None,
             encoded: None,
             grows: false,
             direct_io: DirectIo::Auto,
-            merge: true,
             faults: Some(Faults::default()),
             mark: 7,
             isolated: false,
             lease: false,
             cgroup: false,
             partitions: Vec::new(),
+            needs: Vec::new(),
+            below: (),
         }
+    }
+
+    /// As workers of the builds before say it: a field that is gone must not keep their devices from being taken over.
+    #[test]
+    fn what_older_workers_hold_is_understood() {
+        let held = serve(Vec::new());
+        let mut text = serde_json::to_value(Report::Held(Box::new(held.clone()))).unwrap();
+        let fields = text["held"].as_object_mut().unwrap();
+        assert!(!fields.contains_key("needs"), "an older supervisor would not understand it");
+        fields.insert("below".to_owned(), serde_json::Value::Null);
+        assert_eq!(serde_json::from_value::<Report>(text.clone()).unwrap(), Report::Held(Box::new(held)));
+        text["held"]["below"] = serde_json::json!({"device": "/dev/vda"});
+        assert!(serde_json::from_value::<Report>(text).is_err());
+        let handed = Report::Handed(Handed { version: 3, features: Vec::new(), withheld: 0 });
+        assert_eq!(serde_json::to_string(&handed).unwrap(), "{\"handed\":{\"version\":3}}");
     }
 
     /// Each number another one, and as large as numbers are.
@@ -415,7 +468,8 @@ pub(crate) mod tests {
             Report::Closed { id: 1 },
             Report::Refused { why: "y".into() },
             Report::Held(Box::new(serve(Vec::new()))),
-            Report::Handed { version: VERSION },
+            Report::Handed(Handed { version: 3, features: Vec::new(), withheld: 0 }),
+            Report::Handed(Handed { version: 4, features: vec!["x".to_owned()], withheld: 2 }),
         ];
         for report in &reports {
             send(&a, report, &[]).unwrap();

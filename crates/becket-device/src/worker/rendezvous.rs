@@ -14,7 +14,8 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
 };
 
-use super::protocol::{self, Succession, VERSION};
+use super::protocol;
+use crate::versions::Speech;
 
 /// Callers that may wait: successors that died while they waited are among them.
 const BACKLOG: i32 = 8;
@@ -47,23 +48,23 @@ pub(crate) fn call(path: &Path) -> io::Result<(OwnedFd, u32)> {
     let worker = trusted(&socket)?;
     // Made here, because only a privileged process may give a socket buffers that hold long maps.
     let (ours, theirs) = protocol::pair()?;
-    protocol::send(&socket, &Succession { version: VERSION }, &[theirs.as_fd()])?;
+    protocol::send(&socket, &Speech::ours(), &[theirs.as_fd()])?;
     Ok((ours, worker))
 }
 
-/// In the worker: takes a call and returns the new connection.
-pub(crate) fn answer(socket: impl AsFd) -> io::Result<OwnedFd> {
+/// In the worker: takes a call and returns the new connection, and what the caller speaks.
+pub(crate) fn answer(socket: impl AsFd) -> io::Result<(OwnedFd, Speech)> {
     let caller = accept_with(socket, SocketFlags::CLOEXEC)?;
     trusted(&caller)?;
     set_socket_timeout(&caller, Timeout::Recv, Some(PATIENCE))?;
-    let (_, fds) = protocol::receive::<Succession>(&caller)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let (speech, fds) = protocol::receive::<Speech>(&caller)?.ok_or(io::ErrorKind::UnexpectedEof)?;
     let [connection] =
         <[OwnedFd; 1]>::try_from(fds).map_err(|_| protocol::wrong("no connection came along"))?;
-    Ok(connection)
+    Ok((connection, speech))
 }
 
 /// The other side's process, when it is one of our own user or root.
-fn trusted(socket: impl AsFd) -> io::Result<u32> {
+pub(crate) fn trusted(socket: impl AsFd) -> io::Result<u32> {
     let peer = socket_peercred(&socket)?;
     if peer.uid != rustix::process::geteuid() && !peer.uid.is_root() {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is another user's"));
@@ -74,7 +75,7 @@ fn trusted(socket: impl AsFd) -> io::Result<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::worker::protocol::Report;
+    use crate::worker::protocol::{Handed, Report};
 
     #[test]
     fn a_successor_and_a_worker_find_each_other() {
@@ -86,15 +87,17 @@ mod tests {
         // The call waits; it is answered later, on a connection of its own.
         let (ours, pid) = call(&path).unwrap();
         assert_eq!(pid, std::process::id());
-        let theirs = answer(&socket).unwrap();
-        protocol::send(&theirs, &Report::Handed { version: VERSION }, &[]).unwrap();
+        let (theirs, speech) = answer(&socket).unwrap();
+        assert_eq!(speech, Speech::ours());
+        let handed = Report::Handed(Handed { version: speech.version, features: Vec::new(), withheld: 0 });
+        protocol::send(&theirs, &handed, &[]).unwrap();
         let (said, _) = protocol::receive::<Report>(&ours).unwrap().unwrap();
-        assert_eq!(said, Report::Handed { version: VERSION });
+        assert_eq!(said, handed);
         // A caller that says nothing sensible is an error and nothing more.
         let stranger =
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         connect(&stranger, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-        protocol::send(&stranger, &Succession { version: VERSION }, &[]).unwrap();
+        protocol::send(&stranger, &Speech::ours(), &[]).unwrap();
         assert!(answer(&socket).is_err(), "it brought no connection");
         drop(socket);
         assert_eq!(call(&path).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);

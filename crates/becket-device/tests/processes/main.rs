@@ -6,6 +6,7 @@
 mod attacks;
 mod deaths;
 mod devices;
+mod origin;
 mod place;
 mod server;
 
@@ -23,6 +24,7 @@ use becket_device::{AttachOptions, DetachOptions, ServeOptions, Via};
 use attacks::*;
 use deaths::*;
 use devices::*;
+use origin::*;
 use place::Place;
 use server::*;
 
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
         }
         ["serve"] => serve(ServeOptions { stay: true, ..ServeOptions::default() }),
         ["worker"] => becket_device::worker_main(None).map_err(|error| error.to_string()),
+        ["hostile", image, dir] => Err(hostile(image, dir).to_string()),
         ["attach", image, more @ ..] => attach(image, more),
         ["lease", image, via] => lease(image, via),
         ["detach", target, more @ ..] => detach(target, more),
@@ -73,9 +76,10 @@ fn main() -> ExitCode {
 
 type Test = (&'static str, fn(&Place));
 
-const TESTS: [Test; 25] = [
+const TESTS: [Test; 26] = [
     ("worker_gives_up_its_rights", worker_gives_up_its_rights),
     ("worker_answers_within_tight_limits", worker_answers_within_tight_limits),
+    ("a_server_begins_as_init_would_begin_it", a_server_begins_as_init_would_begin_it),
     ("worker_is_not_started_by_hand", worker_is_not_started_by_hand),
     ("supervisor_describes_itself_and_ends", supervisor_describes_itself_and_ends),
     ("supervisor_refuses_nonsense_and_goes_on", supervisor_refuses_nonsense_and_goes_on),

@@ -96,7 +96,6 @@ impl Core {
     /// Serves by what was prepared. Nothing is under way, so nobody uses the old files' slots any more.
     fn take_next(&mut self, ring: &mut Ring) -> Result<(), Error> {
         let Some(Next { backing, files }) = self.next.take() else { return Ok(()) };
-        self.return_to_file();
         let gone = files.map_or(Ok(()), |new| {
             let old = std::mem::replace(&mut self.files, new);
             unregister(ring, old, &self.backing)

@@ -36,16 +36,42 @@ struct Kind {
     compressed: bool,
     /// The first bytes of the disk, written before.
     full: u64,
+    /// It has a persistent bitmap, which the first write makes invalid.
+    bitmap: bool,
 }
 
 const MIB: u64 = 1 << 20;
 /// The lanes begin and end within clusters.
 const TAIL: u64 = LEN as u64 / 2 + 5 * 512;
 
-const KINDS: [Kind; 5] = [
-    Kind { cluster: 4096, version: "1.1", size: 2 * MIB + TAIL, over: true, compressed: false, full: 0 },
-    Kind { cluster: 4096, version: "0.10", size: 2 * MIB + TAIL, over: false, compressed: false, full: 0 },
-    Kind { cluster: 4096, version: "1.1", size: LEN as u64 + 512, over: false, compressed: true, full: 0 },
+const KINDS: [Kind; 6] = [
+    Kind {
+        cluster: 4096,
+        version: "1.1",
+        size: 2 * MIB + TAIL,
+        over: true,
+        compressed: false,
+        full: 0,
+        bitmap: false,
+    },
+    Kind {
+        cluster: 4096,
+        version: "0.10",
+        size: 2 * MIB + TAIL,
+        over: false,
+        compressed: false,
+        full: 0,
+        bitmap: false,
+    },
+    Kind {
+        cluster: 4096,
+        version: "1.1",
+        size: LEN as u64 + 512,
+        over: false,
+        compressed: true,
+        full: 0,
+        bitmap: false,
+    },
     Kind {
         cluster: 65536,
         version: "1.1",
@@ -53,9 +79,29 @@ const KINDS: [Kind; 5] = [
         over: true,
         compressed: false,
         full: 0,
+        bitmap: false,
     },
-    Kind { cluster: 512, version: "1.1", size: LEN as u64 + 5 * 512, over: true, compressed: false, full: 0 },
+    Kind {
+        cluster: 512,
+        version: "1.1",
+        size: LEN as u64 + 5 * 512,
+        over: true,
+        compressed: false,
+        full: 0,
+        bitmap: false,
+    },
+    BITMAP,
 ];
+
+const BITMAP: Kind = Kind {
+    cluster: 4096,
+    version: "1.1",
+    size: LEN as u64 + 512,
+    over: false,
+    compressed: false,
+    full: LEN as u64 / 2,
+    bitmap: true,
+};
 
 /// With the next room that is reserved the table of counts becomes too short.
 const OUTGROWN: Kind = Kind {
@@ -65,6 +111,7 @@ const OUTGROWN: Kind = Kind {
     over: false,
     compressed: false,
     full: 7 * MIB,
+    bitmap: false,
 };
 
 /// An image with what lies below it, in a directory of its own.
@@ -108,6 +155,9 @@ impl Made {
         written.extend((kind.full > 0).then(|| format!("write -P 7 0 {}", kind.full)));
         let words = written.iter().flat_map(|words| ["-c", words]);
         tool(Command::new("qemu-io").current_dir(&dir).args(["-f", "qcow2"]).args(words).arg("image"));
+        if kind.bitmap {
+            qemu_img(&["bitmap", "--add", "image", "b0"]);
+        }
         let bytes = whole_sectors(fs::read(at("image")).unwrap());
         Made { dir, kind, bytes, below }
     }
@@ -158,7 +208,26 @@ impl Made {
         };
         let disk = disk.map_err(|error| error.to_string())?.ok_or("it is no qcow2 any more")?;
         counts::check(state)?;
-        disk.read_vec(self.base(), LEN).map_err(|error| error.to_string())
+        let bytes = disk.read_vec(self.base(), LEN).map_err(|error| error.to_string())?;
+        self.check_bitmaps(state, &bytes)?;
+        Ok(bytes)
+    }
+
+    /// A bitmap that is said to be consistent is that of a disk that nobody has written to.
+    fn check_bitmaps(&self, state: &State, bytes: &[u8]) -> Result<(), String> {
+        let mut autoclear = [0; 8];
+        state.read_at(&mut autoclear, 88).map_err(|error| error.to_string())?;
+        if !self.kind.bitmap || autoclear == [0; 8] {
+            return Ok(());
+        }
+        let first = Image::raw(Arc::new(self.bytes.clone()), self.bytes.len() as u64, 512);
+        let disk = unpack_alone(&first).unwrap().unwrap();
+        let written = disk.read_vec(self.base(), LEN).unwrap() != bytes;
+        if written {
+            Err("the disk was written to, and its bitmap says that it was not".to_owned())
+        } else {
+            Ok(())
+        }
     }
 
     /// The same by QEMU's tools.
@@ -304,13 +373,15 @@ fn a_writer_that_forgets_a_sync_is_found_out() {
     if !ready("a_writer_that_forgets_a_sync_is_found_out") {
         return;
     }
-    for (kind, of_the_end) in [(KINDS[0], 2), (KINDS[2], 1), (OUTGROWN, 2)] {
+    // Where all clusters are there, nothing but the end of the bitmap is synced before the first write.
+    let full = Kind { full: BITMAP.size, ..BITMAP };
+    for (kind, of_the_end, unneeded) in [(KINDS[0], 2, 1), (KINDS[2], 1, 1), (OUTGROWN, 2, 1), (full, 2, 9)] {
         let made = Made::new(kind);
         let events = made.recorded(&made.bytes, &writes(), &How::default());
         let lost = |events: &[Event]| made.lost(&made.bytes, events, 1, &mut Count::default());
         assert_eq!(lost(&events), None);
         let syncs = events.iter().filter(|event| **event == Event::Syncs(GROWER)).count();
-        let needed: Vec<usize> = (0..syncs - of_the_end).filter(|number| *number != 1).collect();
+        let needed: Vec<usize> = (0..syncs - of_the_end).filter(|number| *number != unneeded).collect();
         assert!(!needed.is_empty());
         for forgotten in needed {
             let mut number = 0..;

@@ -238,8 +238,6 @@ pub(crate) fn serve(backing: Backing, base: u64, lists: Vec<List>, faults: Fault
         backing: Arc::new(backing.intercepted_by(Arc::new(recorder))),
         memory: Memory::Buffers(LANE as usize),
         batch: None,
-        below: None,
-        merge: false,
         stats: Arc::default(),
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };

@@ -159,8 +159,6 @@ pub(crate) fn begin(
         backing: Arc::clone(backing),
         memory: Memory::Buffers(BUFFER),
         batch: None,
-        below: None,
-        merge: false,
         stats: Arc::clone(stats),
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };

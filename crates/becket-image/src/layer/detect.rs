@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use super::counted::counted;
 use super::packed::{self, Packed};
 use super::{About, FileSystem, LayerError, erofs, ext, fat, iso9660, squashfs};
 use crate::image::Image;
@@ -43,6 +44,11 @@ pub enum Format {
 }
 
 impl Format {
+    /// The names of each format, the usual one first.
+    pub fn names() -> impl Iterator<Item = &'static [&'static str]> {
+        NAMES.iter().map(|(_, names)| *names)
+    }
+
     /// What is said of the disk when this was said of the file: what a qcow2 or VMDK holds is found out.
     pub(crate) fn of_contents(self) -> Format {
         if matches!(self, Format::Qcow2 | Format::Vmdk) { Format::Auto } else { self }
@@ -94,6 +100,9 @@ pub struct Contents {
     pub table: Option<Table>,
     /// The image that is packed in it, when there is one; then there is nothing else.
     pub packed: Option<Packed>,
+    /// What is wrong with a partition table without partitions, where there is nothing else: as the
+    /// attachment warns.
+    pub warnings: Vec<String>,
 }
 
 impl Contents {
@@ -140,7 +149,7 @@ pub fn detect(image: &Image, format: Format) -> Result<Contents, LayerError> {
     for (kind, open) in OPENERS {
         if contents.fs.is_none() && wanted(kind) {
             match open(image) {
-                Ok(fs) => contents.fs = fs,
+                Ok(fs) => contents.fs = fs.map(|fs| counted(fs, image.budget())),
                 Err(error) => damage = damage.or(Some(error)),
             }
         }
@@ -148,8 +157,14 @@ pub fn detect(image: &Image, format: Format) -> Result<Contents, LayerError> {
     if wanted(Format::Disk) {
         let table = partition::read(image, image.len(), image.block_size())?;
         // A boot sector of FAT also ends like an MBR; what would be its partitions is not.
-        contents.table = Some(table).filter(|table| !table.partitions.is_empty());
+        if !table.partitions.is_empty() {
+            contents.table = Some(table);
+        } else if contents.fs.is_none() {
+            contents.warnings = table.warnings;
+        }
     }
+    // What was cut short by the budget would be taken for something else.
+    image.budget().check()?;
     match damage {
         Some(damage) if !contents.is_container() => Err(damage),
         _ if format != Format::Auto && !contents.is_container() => {

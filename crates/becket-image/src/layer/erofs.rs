@@ -20,8 +20,6 @@ const MAGIC: u32 = 0xe0f5_e1e2;
 const SLOT: u64 = 32;
 /// Length of a directory entry without its name.
 const DIRENT: usize = 12;
-/// Chunks of one file: holes among them cost a look each.
-const CHUNKS_MAX: u64 = 1 << 24;
 /// Features that change no layout that is read here: zero padding, compression configurations, chunks, a second
 /// algorithm, packed tails, fragments, prefixes of attributes' names. The device table shares a bit with the fourth.
 const KNOWN: u32 = 0x7f;
@@ -104,7 +102,7 @@ impl Erofs {
         const PLAIN: u16 = 0;
         const INLINE: u16 = 2;
         const CHUNKS: u16 = 4;
-        let mut layout = Layout::default();
+        let mut layout = Layout::of(&self.image)?;
         let start = u64::from(inode.place) << self.block_shift;
         match inode.layout {
             PLAIN => layout.data(start, inode.size)?,
@@ -126,9 +124,6 @@ impl Erofs {
         const HOLE: u32 = !0;
         let shift = self.block_shift + (inode.place & 0x1f);
         let unit = if inode.place & INDEXES != 0 { 8 } else { 4 };
-        if inode.size >> shift > CHUNKS_MAX {
-            return Err(LayerError::Limit(format!("a file of {} bytes in chunks of 2^{shift}", inode.size)));
-        }
         let mut at = inode.behind.next_multiple_of(unit);
         let unit = usize::try_from(unit).unwrap_or(8);
         while layout.len() < inode.size {

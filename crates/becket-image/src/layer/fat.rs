@@ -59,7 +59,8 @@ struct Found {
     is_dir: bool,
 }
 
-/// Opens the file system in `image`, when there is one. There is no magic number: the boot sector must make sense.
+/// Opens the file system in `image`, when there is one. There is no magic number: the boot sector must make
+/// sense.
 pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerError> {
     let boot = image.read_some(0, 512)?;
     let jump = matches!((u8_at(&boot, 0), u8_at(&boot, 2)), (0xeb, 0x90) | (0xe9, _));
@@ -135,10 +136,9 @@ impl Fat {
         self.unclean = (marked || !clean).then_some("the FAT file system is mounted or was not unmounted");
         let extended = matches!(u8_at(boot, at), 0x28 | 0x29);
         let serial = u32_at(boot, at + 1);
-        let label = padded_text(part(boot, at + 5, 11)).filter(|label| extended && label != "NO NAME");
         self.about = About {
             format,
-            label: self.volume_label()?.or(label),
+            label: self.volume_label()?,
             uuid: extended.then(|| format!("{:04X}-{:04X}", serial >> 16, serial & 0xffff)),
             compression: None,
             notes: [format!("clusters of {}", self.cluster_size)]
@@ -172,9 +172,10 @@ impl Fat {
         })
     }
 
-    /// The first `size` bytes of a chain of clusters; all of it when the size is not known, as of directories.
+    /// The first `size` bytes of a chain of clusters; all of it when the size is not known, as of
+    /// directories.
     fn chain(&self, first: u32, size: Option<u64>) -> Result<Layout, LayerError> {
-        let mut layout = Layout::default();
+        let mut layout = Layout::of(&self.image)?;
         let mut window = None;
         let mut cluster = first;
         let limit = size.unwrap_or(DIRECTORY_MAX);
@@ -206,7 +207,7 @@ impl Fat {
 
     /// Where the entries of a directory are.
     fn directory(&self, node: u64) -> Result<Layout, LayerError> {
-        let mut fixed = Layout::default();
+        let mut fixed = Layout::of(&self.image)?;
         match (node, self.width) {
             (ROOT, Width::ThirtyTwo) => self.chain(self.root_cluster, None),
             (ROOT, _) => {
@@ -259,14 +260,17 @@ impl Fat {
         Ok(())
     }
 
+    /// The label in the root directory, as blkid reads it. The one in the boot sector is not changed with it,
+    /// and counts for nothing.
     fn volume_label(&self) -> Result<Option<String>, LayerError> {
         let mut label = None;
         self.raw_entries(ROOT, &mut |_, raw| {
             let attributes = u8_at(raw, 11);
-            if attributes & VOLUME == 0 || attributes & 0x3f == LONG_NAME {
+            let cluster = u16_at(raw, 20) | u16_at(raw, 26);
+            if attributes & (VOLUME | DIRECTORY) != VOLUME || attributes & 0x3f == LONG_NAME || cluster != 0 {
                 return ControlFlow::Continue(());
             }
-            label = padded_text(part(raw, 0, 11));
+            label = padded_text(&first_letter(field::<11>(raw, 0)));
             ControlFlow::Break(())
         })?;
         Ok(label)
@@ -317,7 +321,7 @@ impl FileSystem for Fat {
     fn lay_out(&self, node: u64) -> Result<Layout, LayerError> {
         match self.found(node)? {
             Found { is_dir: true, .. } => corrupt("this is no regular file"),
-            Found { size: 0, .. } => Ok(Layout::default()),
+            Found { size: 0, .. } => Layout::of(&self.image),
             Found { cluster, size, .. } => self.chain(cluster, Some(size)),
         }
     }
@@ -368,12 +372,17 @@ impl LongName {
     }
 }
 
-/// The name in a short entry, in lower case where the entry asks for it.
-fn short_name(raw: &[u8]) -> Vec<u8> {
-    let mut whole: [u8; 11] = field(raw, 0);
-    if let Some(first) = whole.first_mut().filter(|first| **first == 0x05) {
+/// A name as it is meant: the first letter of one that would look deleted is stored as another.
+fn first_letter(mut name: [u8; 11]) -> [u8; 11] {
+    if let Some(first) = name.first_mut().filter(|first| **first == 0x05) {
         *first = DELETED;
     }
+    name
+}
+
+/// The name in a short entry, in lower case where the entry asks for it.
+fn short_name(raw: &[u8]) -> Vec<u8> {
+    let whole = first_letter(field(raw, 0));
     let case = u8_at(raw, 12);
     let (base, extension) = whole.split_at(8);
     let text = |part: &[u8], lower: bool| {

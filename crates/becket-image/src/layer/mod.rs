@@ -1,17 +1,22 @@
 //! The layers: what an image can hold, and how it is recognised.
 //! It never guesses beyond a magic number that is checked, and never follows what it reads without a bound.
 //!
-//! A layer with directories is a [`FileSystem`]. Its answers about a file are a [`Layout`]: where the file's bytes are
-//! in the image that holds the file system. What that means for the file on the host is [`crate::Image::compose`]'s business.
+//! A layer with directories is a [`FileSystem`]. Its answers about a file are a [`Layout`]: where the file's
+//! bytes are in the image that holds the file system. What that means for the file on the host is
+//! [`crate::Image::compose`]'s business.
 //!
-//! Images are untrusted. The bounds that hold for all of them: a directory has at most 64 MiB, a file
-//! lies in at most [`crate::image::PIECES_MAX`] pieces, whatever is followed from block to block is followed a bounded
-//! number of times, and no length that was read becomes memory before it was compared with the image's.
+//! Images are untrusted. What all of their parsing may cost is bounded by one [`crate::Budget`], so readers
+//! have no limits of their own but those of their formats. What a reader does must be in proportion to what
+//! it reads, lists and pushes, for that is counted. A directory has at most 64 MiB, a file lies in at most
+//! [`crate::image::PIECES_MAX`] pieces, and no length that was read becomes memory before it was compared
+//! with the image's.
 
+mod counted;
 mod detect;
 mod erofs;
 mod ext;
 mod fat;
+pub(crate) mod foreign;
 mod iso9660;
 pub(crate) mod packed;
 mod squashfs;
@@ -21,8 +26,10 @@ use std::io;
 use std::ops::ControlFlow;
 
 pub use detect::{Contents, Format, detect};
+pub use foreign::Foreign;
 pub use packed::Packed;
 
+use crate::budget::Spent;
 use crate::bytes::ReadAt as _;
 use crate::image::{Image, Layout};
 
@@ -51,20 +58,31 @@ pub enum LayerError {
         /// Why it can be read in no other way.
         why: String,
     },
-    /// It is of a kind that becket does not read, and qemu-img does.
-    #[error("a {format} that is not read: {why}")]
+    /// It is a container that becket does not read, and another program does.
+    #[error("it is {}, which becket does not read{}", format.what, because(why.as_deref()))]
     Foreign {
-        /// In qemu-img's words.
-        format: &'static str,
-        /// What is not known of it.
-        why: String,
+        /// Which.
+        format: &'static Foreign,
+        /// What of it becket does not read, where that is less than all such files.
+        why: Option<String>,
     },
     /// It may be sound, but is larger than what becket reads.
     #[error("too large: {0}")]
     Limit(String),
+    /// It may be sound, but takes more to be parsed than it may.
+    #[error(transparent)]
+    Spent(#[from] Spent),
     /// The bytes could not be read.
     #[error("it cannot be read: {0}")]
-    Io(#[from] io::Error),
+    Io(#[source] io::Error),
+}
+
+/// Parsers read by [`crate::ReadAt`], whose errors are those of the system: a spent budget comes that way,
+/// too.
+impl From<io::Error> for LayerError {
+    fn from(error: io::Error) -> LayerError {
+        Spent::of(&error).map_or(LayerError::Io(error), LayerError::Spent)
+    }
 }
 
 /// What kind of thing a name stands for.
@@ -117,7 +135,8 @@ pub struct About {
     pub notes: Vec<String>,
 }
 
-/// What [`FileSystem::list`] tells of each entry: its name, and its number for the other methods. It may end the list.
+/// What [`FileSystem::list`] tells of each entry: its name, and its number for the other methods. It may end
+/// the list.
 pub type Entry<'a> = dyn FnMut(&[u8], u64) -> ControlFlow<()> + 'a;
 
 /// A layer with directories. Files are known by numbers that are the layer's own.
@@ -181,6 +200,11 @@ pub(crate) fn find(fs: &dyn FileSystem, dir: u64, name: &[u8]) -> Result<Option<
         ControlFlow::Continue(())
     })?;
     Ok(exact.or(alike))
+}
+
+/// The end of a sentence.
+fn because(why: Option<&str>) -> String {
+    why.map_or_else(String::new, |why| format!(": {why}"))
 }
 
 /// A [`LayerError::Corrupt`].

@@ -374,3 +374,22 @@ proptest! {
         prop_assert!(image.read.load(Ordering::Relaxed) <= READ_MAX);
     }
 }
+
+#[test]
+fn a_length_makes_a_partition_whatever_its_type() {
+    // As in the MBR of memtest86+, and in a link of a chain: the kernel and sfdisk show both.
+    let mut bytes = vec![0; 64 * 512];
+    let mut entry = |record: usize, slot: usize, kind: u8, first: u8, sectors: u8| {
+        let at = record * 512 + 446 + 16 * slot;
+        bytes[at + 4] = kind;
+        (bytes[at + 8], bytes[at + 12]) = (first, sectors);
+        bytes[record * 512 + 510..][..2].copy_from_slice(&[0x55, 0xaa]);
+    };
+    entry(0, 0, 0, 0, 32);
+    entry(0, 1, 0x05, 40, 8);
+    entry(0, 2, 0, 7, 0);
+    entry(40, 0, 0, 1, 4);
+    let table = read_bytes(&bytes, 512);
+    assert_eq!(ranges(&table, 512), [(1, 0, 32), (2, 40, 2), (5, 41, 4)]);
+    assert_eq!(table.partitions[0].type_, "0x00");
+}

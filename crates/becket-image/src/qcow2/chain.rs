@@ -3,32 +3,38 @@
 //!
 //! # The rule
 //!
+//! - A reference is followed only where the caller named the format, or where the suffix of the file's name is that of the
+//!   format ([`crate::suffix`]). A guest that writes a qcow2 header into its raw disk opens nothing.
 //! - A backing file lies in the directory of the image that is attached, or below it; or in a directory that the user
-//!   named (`--backing-dir`). Names are resolved there by the kernel (`openat2`, `RESOLVE_BENEATH`), so neither `..` nor a
-//!   symbolic link leads out. In the image's own directory it is a regular file; an image that is a block device has
-//!   no directory of its own. Names that are no paths (`nbd:...`, `json:...`) are refused.
-//! - What a backing file is, its user says in the header. Where that says nothing it is taken for raw, and refused when it
-//!   begins like a qcow2: who could write to a raw disk could otherwise make a chain of it.
+//!   named (`--backing-dir`). Each directory is opened once, and is held. Names are resolved there by the kernel (`openat2`,
+//!   `RESOLVE_BENEATH`), so neither `..` nor a symbolic link leads out, whatever is renamed meanwhile. In the image's own
+//!   directory it is a regular file; an image that is a block device has no directory of its own. Names that are no paths
+//!   (`nbd:...`, `json:...`) are refused.
+//! - The header above says what a backing file is, and a file that is declared raw is never probed. Where the header says
+//!   nothing, the suffix of the backing file's name decides; what has no suffix of a qcow2 and begins like one is refused.
 //! - A chain has at most [`CHAIN_MAX`] files below the first, each of them once.
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use super::header::BackingName;
 use super::scheme::Spoken;
-use super::writer::unwritable;
-use super::{Header, unpack};
+use super::{Header, Verdict, Writing, unpack, unpack_for};
 use crate::error::quoted;
+use crate::facts::proc_path;
 use crate::host::Link;
 use crate::image::Image;
-use crate::layer::LayerError;
+use crate::layer::{LayerError, foreign};
 use crate::resolve::{Found, kind_of};
+use crate::suffix;
 use crate::text::shown;
-use crate::{BackingKind, Error};
+use crate::{BackingKind, Error, Format};
 
 /// The most files below the first: with two descriptors each they pass through one message.
 const CHAIN_MAX: usize = 32;
@@ -37,12 +43,44 @@ const CHAIN_MAX: usize = 32;
 #[derive(Debug)]
 pub(crate) struct First<'a> {
     pub(crate) image: &'a Image,
+    /// As the caller gave it.
+    pub(crate) host: &'a Path,
     /// Absolute, without symbolic links.
     pub(crate) path: &'a Path,
+    /// What the caller takes it for.
+    pub(crate) format: Format,
     pub(crate) kind: BackingKind,
     pub(crate) stat: &'a Stat,
     /// Directories that the user allows beside the file's own.
     pub(crate) dirs: &'a [PathBuf],
+    /// How it is to be opened. The files below it are only read.
+    pub(crate) writing: Writing,
+}
+
+impl First<'_> {
+    /// Whether the host says that it is of this format: by its caller, or by its name.
+    pub(crate) fn is_said_to_be(&self, format: Format) -> bool {
+        self.format == format || [self.host, self.path].iter().any(|path| suffix::says(path, format))
+    }
+
+    /// Refuses a reference to a file in an image of which nobody on the host says that it is of this format.
+    ///
+    /// # Errors
+    /// It is such an image.
+    pub(crate) fn may_refer(&self, format: Format, name: impl FnOnce() -> String) -> Result<(), Error> {
+        if self.is_said_to_be(format) {
+            return Ok(());
+        }
+        Err(Error::Reference { path: self.host.to_owned(), format, name: name() })
+    }
+
+    /// Why it is only read although its format could be written, for people.
+    fn unnamed(&self) -> Option<String> {
+        (!self.is_said_to_be(Format::Qcow2)).then(|| {
+            "it begins like a qcow2, but is not named *.qcow2: --format qcow2 allows writes, --format raw attaches its bytes"
+                .to_owned()
+        })
+    }
 }
 
 /// A disk, and the files below the first that its map speaks of, in this order.
@@ -52,8 +90,8 @@ pub(crate) struct Unpacked {
     pub(crate) below: Vec<Link>,
     /// Length of the first file's clusters, in bytes.
     pub(crate) cluster: u64,
-    /// Why it can only be read, for people.
-    pub(crate) unwritable: Option<String>,
+    /// Whether the first file may be written.
+    pub(crate) verdict: Verdict,
 }
 
 /// The disk in a qcow2 and in those below it; `None` where the file is none. `open` opens what was found, for reading.
@@ -62,14 +100,22 @@ pub(crate) fn unpack_chain(
     open: &mut dyn FnMut(&Path, Found) -> Result<Link, Error>,
 ) -> Result<Option<Unpacked>, Error> {
     let of = |path: &Path, source| Error::Layer { image: shown(path.as_os_str().as_bytes()), source };
-    let header = Header::read(first.image).map_err(|source| of(first.path, source))?;
-    let Some(header) = header else { return Ok(None) };
-    let unwritable = unwritable(first.image, &header).map_err(|source| of(first.path, source))?;
+    let header = match Header::read(first.image) {
+        // What becket calls damaged may be a format of its own.
+        Err(error) if first.format == Format::Auto => foreign::refuse(first.image).and(Err(error)),
+        header => header,
+    };
+    let Some(header) = header.map_err(|source| of(first.path, source))? else { return Ok(None) };
+    if let Some(name) = &header.backing {
+        first.may_refer(Format::Qcow2, || name.shown())?;
+    }
+    let unnamed = first.unnamed();
+    let writing = if unnamed.is_some() { Writing::Never } else { first.writing };
     let cluster = header.cluster();
-    let dirs = Dirs::new(first)?;
+    let dirs = if header.backing.is_some() { Dirs::new(first)? } else { Dirs::default() };
     let mut stack = vec![(first.path.to_owned(), first.image.clone(), header)];
     let mut below: Vec<Link> = Vec::new();
-    let mut image = None;
+    let (mut image, mut verdict) = (None, Verdict::default());
     while let Some((path, _, Header { backing: Some(name), .. })) = stack.last() {
         let refused = |why: String| Error::Backing {
             image: path.clone(),
@@ -92,16 +138,18 @@ pub(crate) fn unpack_chain(
             what: "its descriptor cannot be copied",
             source,
         })?;
-        let raw = Image::raw(Arc::new(reader), link.size, 512);
-        let header = Header::read(&raw);
+        let raw = Image::raw(Arc::new(reader), link.size, 512).within(first.image.budget());
+        let qcow2 = |said_by: &str| {
+            let wrong = || LayerError::Corrupt(format!("it is no qcow2, as {said_by} says"));
+            Some(Header::read(&raw).and_then(|header| header.ok_or_else(wrong)))
+        };
+        let suffixed = suffix::says(Path::new(std::ffi::OsStr::from_bytes(&name.name)), Format::Qcow2);
         let next = match name.format.as_deref() {
-            Some(b"qcow2") => Some(header.and_then(|header| {
-                header
-                    .ok_or_else(|| LayerError::Corrupt("it is no qcow2, as the one above it says".to_owned()))
-            })),
+            Some(b"qcow2") => qcow2("the one above it"),
             Some(b"raw" | b"host_device") => None,
+            None if suffixed => qcow2("its name"),
             // A damaged header is one, too.
-            None if !matches!(header, Ok(None)) => {
+            None if !matches!(Header::read(&raw), Ok(None)) => {
                 return Err(Error::Backing {
                     image: path.clone(),
                     name: name.shown(),
@@ -114,7 +162,10 @@ pub(crate) fn unpack_chain(
                     missing: false,
                 });
             }
-            None => None,
+            None => {
+                foreign::refuse(&raw).map_err(|source| of(&link.path, source))?;
+                None
+            }
             Some(other) => {
                 return Err(refused(format!("it is said to be {}; raw and qcow2 are known", shown(other))));
             }
@@ -133,27 +184,75 @@ pub(crate) fn unpack_chain(
         }
     }
     while let Some((path, file, header)) = stack.pop() {
-        image = Some(unpack(&file, &header, image.as_ref()).map_err(|source| of(&path, source))?);
+        let unpacked = if stack.is_empty() {
+            unpack_for(writing, &file, &header, image.as_ref()).map(|(disk, known)| {
+                verdict = known;
+                disk
+            })
+        } else {
+            unpack(&file, &header, image.as_ref())
+        };
+        image = Some(unpacked.map_err(|source| of(&path, source))?);
     }
-    Ok(image.map(|image| Unpacked { image, below, cluster, unwritable }))
+    verdict.unwritable = unnamed.or(verdict.unwritable);
+    Ok(image.map(|image| Unpacked { image, below, cluster, verdict }))
 }
 
 /// Directories that backing files may lie in.
+#[derive(Debug, Default)]
 pub(crate) struct Dirs {
     /// That of the first file, where it has one.
-    own: Option<PathBuf>,
-    more: Vec<PathBuf>,
+    own: Option<Dir>,
+    more: Vec<Dir>,
+}
+
+/// A directory that is held open, so that nothing that is renamed meanwhile puts another in its place.
+#[derive(Debug)]
+struct Dir {
+    fd: OwnedFd,
+    /// Where it was when it was opened.
+    path: PathBuf,
+}
+
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+impl Dir {
+    /// The directory that holds an open file. It may have been exchanged for another since the file was found, and
+    /// counts only if that very file is in it.
+    fn holding(path: &Path, file: &Stat) -> io::Result<Option<Dir>> {
+        let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
+        let fd = rustix::fs::open(dir, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;
+        let found = rustix::fs::statat(&fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if (found.st_dev, found.st_ino) != (file.st_dev, file.st_ino) {
+            return Err(io::Error::other("the image is not in it any more"));
+        }
+        Ok(Some(Dir { fd, path: dir.to_owned() }))
+    }
+
+    /// A directory that the user named.
+    fn named(path: &Path) -> io::Result<Dir> {
+        let fd = rustix::fs::open(path, DIRECTORY, Mode::empty())?;
+        let path = std::fs::read_link(proc_path(&fd))?;
+        Ok(Dir { fd, path })
+    }
 }
 
 impl Dirs {
     pub(crate) fn new(first: &First<'_>) -> Result<Dirs, Error> {
-        let own = (first.kind == BackingKind::Regular).then(|| first.path.parent()).flatten();
-        let real = |dir: &PathBuf| {
-            let what = "backing files cannot be looked for in it";
-            std::fs::canonicalize(dir).map_err(|source| Error::Io { path: dir.clone(), what, source })
+        let failed = |dir: &Path| {
+            let (path, what) = (dir.to_owned(), "files that an image refers to cannot be looked for in it");
+            move |source| Error::Io { path, what, source }
         };
-        let more = first.dirs.iter().map(real).collect::<Result<_, _>>()?;
-        Ok(Dirs { own: own.map(Path::to_owned), more })
+        let own = match first.kind {
+            BackingKind::Regular => {
+                let dir = first.path.parent().unwrap_or(Path::new("/"));
+                Dir::holding(first.path, first.stat).map_err(failed(dir))?
+            }
+            BackingKind::Block => None,
+        };
+        let named = |dir: &PathBuf| Dir::named(dir).map_err(failed(dir));
+        let more = first.dirs.iter().map(named).collect::<Result<_, _>>()?;
+        Ok(Dirs { own, more })
     }
 
     /// Finds the file that `image` names, without opening it.
@@ -182,8 +281,8 @@ impl Dirs {
         let wanted = flattened(&image.parent().unwrap_or(Path::new("/")).join(name));
         let own = self.own.iter().map(|dir| (dir, true));
         let mut dirs = own.chain(self.more.iter().map(|dir| (dir, false)));
-        let place = dirs.find_map(|(dir, own)| Some((dir, wanted.strip_prefix(dir).ok()?, own)));
-        let Some((dir, rest, own)) = place else {
+        let place = dirs.find_map(|(dir, own)| Some((dir, wanted.strip_prefix(&dir.path).ok()?, own)));
+        let Some((Dir { fd: base, path: dir }, rest, own)) = place else {
             let dir = wanted.parent().unwrap_or(Path::new("/"));
             return Err(failed(
                 "it lies outside the directory of the image, where an image could name any file".to_owned(),
@@ -201,11 +300,9 @@ impl Dirs {
             errno => failed(format!("it cannot be looked up: {errno}"), None, false),
         };
         let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let base =
-            rustix::fs::open(dir.as_path(), flags | OFlags::DIRECTORY, Mode::empty()).map_err(within)?;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let inode =
-            rustix::io::retry_on_intr(|| rustix::fs::openat2(&base, rest, flags, Mode::empty(), resolve))
+            rustix::io::retry_on_intr(|| rustix::fs::openat2(base, rest, flags, Mode::empty(), resolve))
                 .map_err(within)?;
         let stat = rustix::fs::fstat(&inode).map_err(within)?;
         match kind_of(&stat) {

@@ -72,7 +72,7 @@ mod tests {
 
     use super::*;
     use crate::image::Image;
-    use crate::qcow2::{Header, unpack};
+    use crate::qcow2::{Header, Writing, unpack_for};
 
     fn backing(name: &[u8]) -> BackingName {
         BackingName { name: name.to_vec(), format: Some(b"raw".to_vec()) }
@@ -89,9 +89,9 @@ mod tests {
             let header = Header::read(&image).unwrap().unwrap();
             assert_eq!((header.size, header.cluster()), (size, cluster));
             assert_eq!(header.backing, Some(backing(&long)));
-            assert!(crate::qcow2::writer::unwritable(&image, &header).unwrap().is_none());
             let below = Image::raw(Arc::new(vec![7_u8; 512]), 512, 512);
-            let disk = unpack(&image, &header, Some(&below)).unwrap();
+            let (disk, verdict) = unpack_for(Writing::KeepBitmaps, &image, &header, Some(&below)).unwrap();
+            assert_eq!(verdict.unwritable, None);
             let places: Vec<_> =
                 disk.map().extents().iter().map(|extent| (extent.len, extent.place)).collect();
             assert_eq!(places[0], (512, crate::Place::Data { file: 1, offset: 0 }));

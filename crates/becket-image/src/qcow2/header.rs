@@ -19,6 +19,13 @@ const EXTENSIONS_MAX: usize = 64;
 
 const END: u32 = 0;
 pub(super) const BACKING_FORMAT: u32 = 0xe279_2aca;
+const FEATURE_NAMES: u32 = 0x6803_f857;
+const BITMAPS: u32 = 0x2385_2875;
+
+/// Of the autoclear features: the bitmaps that the header names are consistent.
+const HAS_BITMAPS: u64 = 1;
+/// Of the compatible features: a crash may leave the reference counts behind. It concerns writers that use it alone.
+const LAZY_COUNTS: u64 = 1;
 
 const DIRTY: u64 = 1;
 const CORRUPT: u64 = 1 << 1;
@@ -34,6 +41,7 @@ pub(crate) struct Header {
     /// Length of the disk in bytes.
     pub(super) size: u64,
     pub(super) l1_offset: u64,
+    pub(super) l1_entries: u32,
     pub(super) snapshots: u32,
     pub(super) compression: Codec,
     pub(super) backing: Option<BackingName>,
@@ -41,6 +49,19 @@ pub(crate) struct Header {
     /// Features that end when somebody writes who does not know them.
     pub(super) autoclear: u64,
     incompatible: u64,
+    pub(super) bitmaps: Option<Bitmaps>,
+    /// Features or extensions that are not known here and may own clusters.
+    pub(super) has_unknown: bool,
+}
+
+/// The extension that says where persistent bitmaps are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bitmaps {
+    pub(super) count: u32,
+    /// Where the extension begins.
+    pub(super) at: u64,
+    /// No other extension follows.
+    pub(super) is_last: bool,
 }
 
 /// Where it is counted how many users each cluster has.
@@ -97,10 +118,11 @@ impl Header {
         }
         // All of it that may be there: extensions and the name are in the first cluster.
         let bytes = image.read_some(0, 1 << cluster_bits)?;
-        let (mut incompatible, mut autoclear, mut order, mut len) = (0, 0, 4, LEN_2);
+        let (mut incompatible, mut compatible, mut autoclear, mut order, mut len) = (0, 0, 0, 4, LEN_2);
         let mut compression = Codec::Deflate;
         if version == 3 {
             incompatible = u64_at(&bytes, 72);
+            compatible = u64_at(&bytes, 80);
             autoclear = u64_at(&bytes, 88);
             order = u32_at(&bytes, 96);
             if order > 6 {
@@ -128,15 +150,21 @@ impl Header {
             cluster_bits,
             size: u64_at(&bytes, 24),
             l1_offset: u64_at(&bytes, 40),
+            l1_entries: u32_at(&bytes, 36),
             snapshots: u32_at(&bytes, 60),
             compression,
             backing: None,
             counts: Counts { offset: u64_at(&bytes, 48), clusters: u32_at(&bytes, 56), order },
             autoclear,
             incompatible,
+            bitmaps: None,
+            has_unknown: compatible & !LAZY_COUNTS != 0,
         };
-        header.check_tables(image.len(), u32_at(&bytes, 36))?;
-        header.backing = backing(&bytes, len)?;
+        header.check_tables(image.len())?;
+        let extensions = Extensions::read(&bytes, len)?;
+        header.backing = backing(&bytes, extensions.backing_format)?;
+        header.bitmaps = extensions.bitmaps;
+        header.has_unknown |= extensions.has_unknown;
         Ok(Some(header))
     }
 
@@ -171,7 +199,13 @@ impl Header {
         }
     }
 
-    fn check_tables(&self, file: u64, l1_entries: u32) -> Result<(), LayerError> {
+    /// How many persistent bitmaps a write would make invalid.
+    pub(super) fn valid_bitmaps(&self) -> u32 {
+        self.bitmaps.filter(|_| self.autoclear & HAS_BITMAPS != 0).map_or(0, |bitmaps| bitmaps.count)
+    }
+
+    fn check_tables(&self, file: u64) -> Result<(), LayerError> {
+        let l1_entries = self.l1_entries;
         if self.size == 0 {
             return corrupt("a disk of 0 bytes");
         }
@@ -214,8 +248,8 @@ fn check_features(incompatible: u64) -> Result<(), LayerError> {
     Ok(())
 }
 
-/// The backing file that the header of `len` bytes names.
-fn backing(bytes: &[u8], len: usize) -> Result<Option<BackingName>, LayerError> {
+/// The backing file that the header names, which is of this format where an extension says so.
+fn backing(bytes: &[u8], format: Option<Vec<u8>>) -> Result<Option<BackingName>, LayerError> {
     let (offset, name_len) = (u64_at(bytes, 8), u32_at(bytes, 16));
     if offset == 0 {
         return Ok(None);
@@ -224,28 +258,52 @@ fn backing(bytes: &[u8], len: usize) -> Result<Option<BackingName>, LayerError> 
     let Some(name) = there.filter(|name| !name.is_empty() && name_len <= NAME_MAX) else {
         return corrupt(format!("the name of its backing file, {name_len} bytes at byte {offset}"));
     };
-    Ok(Some(BackingName { name: name.to_vec(), format: extension(bytes, len, BACKING_FORMAT)? }))
+    Ok(Some(BackingName { name: name.to_vec(), format }))
 }
 
-/// The contents of an extension, of those that begin at `at`.
-fn extension(bytes: &[u8], mut at: usize, wanted: u32) -> Result<Option<Vec<u8>>, LayerError> {
-    for _ in 0..EXTENSIONS_MAX {
-        if bytes.len() < at.saturating_add(8) {
-            return Ok(None);
+/// What the extensions of a header say.
+#[derive(Debug, Default)]
+struct Extensions {
+    backing_format: Option<Vec<u8>>,
+    bitmaps: Option<Bitmaps>,
+    has_unknown: bool,
+}
+
+impl Extensions {
+    /// Reads the extensions that begin at `at`. They end where the backing file's name begins, if there is one.
+    fn read(bytes: &[u8], mut at: usize) -> Result<Extensions, LayerError> {
+        let mut found = Extensions::default();
+        let name = usize::try_from(u64_at(bytes, 8)).unwrap_or(usize::MAX);
+        let end = if name == 0 { bytes.len() } else { bytes.len().min(name) };
+        for _ in 0..EXTENSIONS_MAX {
+            if end < at.saturating_add(8) {
+                return Ok(found);
+            }
+            let (kind, len) = (u32_at(bytes, at), u32_at(bytes, at + 4) as usize);
+            if kind == END {
+                return Ok(found);
+            }
+            if let Some(bitmaps) = &mut found.bitmaps {
+                bitmaps.is_last = false;
+            }
+            let Some(contents) = bytes.get(at + 8..).and_then(|rest| rest.get(..len)) else {
+                return corrupt(format!("a header extension of {len} bytes reaches beyond its cluster"));
+            };
+            match kind {
+                BACKING_FORMAT if found.backing_format.is_none() => {
+                    found.backing_format = Some(contents.to_vec());
+                }
+                BITMAPS => {
+                    let count = if len < 4 { 0 } else { u32_at(contents, 0) };
+                    found.bitmaps = Some(Bitmaps { count, at: at as u64, is_last: true });
+                }
+                BACKING_FORMAT | FEATURE_NAMES => {}
+                _ => found.has_unknown = true,
+            }
+            at += 8 + len.next_multiple_of(8);
         }
-        let (kind, len) = (u32_at(bytes, at), u32_at(bytes, at + 4) as usize);
-        if kind == END {
-            return Ok(None);
-        }
-        let Some(contents) = bytes.get(at + 8..).and_then(|rest| rest.get(..len)) else {
-            return corrupt(format!("a header extension of {len} bytes reaches beyond its cluster"));
-        };
-        if kind == wanted {
-            return Ok(Some(contents.to_vec()));
-        }
-        at += 8 + len.next_multiple_of(8);
+        corrupt(format!("more than {EXTENSIONS_MAX} header extensions"))
     }
-    corrupt(format!("more than {EXTENSIONS_MAX} header extensions"))
 }
 
 pub(super) fn corrupt<T>(what: impl Into<String>) -> Result<T, LayerError> {

@@ -19,6 +19,7 @@ pub(crate) mod header;
 pub(crate) mod scheme;
 mod storage;
 mod tables;
+mod uses;
 mod writer;
 
 use crate::image::Image;
@@ -26,8 +27,9 @@ use crate::layer::{About, LayerError};
 
 pub(crate) use header::Header;
 pub use storage::Storage;
+use uses::{Use, Uses};
 pub use writer::Grower;
-pub(crate) use writer::unwritable;
+use writer::unfit;
 
 /// Of an entry: what it points to has no other user.
 const COPIED: u64 = 1 << 63;
@@ -47,6 +49,18 @@ pub fn unpack_alone(image: &Image) -> Result<Option<Image>, LayerError> {
     }
 }
 
+/// The disk in `image`, if that is a qcow2 without a backing file that may be written; its persistent bitmaps may be lost.
+///
+/// # Errors
+/// It is damaged, or uses what is not known here.
+pub fn unpack_writable(image: &Image) -> Result<Option<Image>, LayerError> {
+    let Some(header) = Header::read(image)?.filter(|header| header.backing.is_none()) else {
+        return Ok(None);
+    };
+    let (disk, verdict) = unpack_for(Writing::DropBitmaps, image, &header, None)?;
+    Ok(verdict.unwritable.is_none().then_some(disk))
+}
+
 /// The disk in `image` over what its backing file holds, whichever the image names; `None` where it is no qcow2.
 ///
 /// # Errors
@@ -57,8 +71,84 @@ pub fn unpack_over(image: &Image, backing: &Image) -> Result<Option<Image>, Laye
 
 /// The disk in a qcow2, over what its backing file holds.
 pub(crate) fn unpack(image: &Image, header: &Header, backing: Option<&Image>) -> Result<Image, LayerError> {
-    let layout = tables::lay_out(image, header, backing.map_or(0, Image::len))?;
+    compose(image, header, backing, None)
+}
+
+fn compose(
+    image: &Image,
+    header: &Header,
+    backing: Option<&Image>,
+    uses: Option<&mut Uses>,
+) -> Result<Image, LayerError> {
+    let layout = tables::lay_out(image, header, backing.map_or(0, Image::len), uses)?;
     Ok(image.compose_over(layout, backing)?.stored_as(header.about()))
+}
+
+/// How an image is to be opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Writing {
+    /// For reading only.
+    Never,
+    /// For writing, but read-only where that would make its persistent bitmaps invalid.
+    KeepBitmaps,
+    /// For writing; the first write removes its persistent bitmaps.
+    DropBitmaps,
+}
+
+impl Writing {
+    pub(crate) fn new(read_only: bool, drop_bitmaps: bool) -> Writing {
+        match (read_only, drop_bitmaps) {
+            (true, _) => Writing::Never,
+            (false, false) => Writing::KeepBitmaps,
+            (false, true) => Writing::DropBitmaps,
+        }
+    }
+}
+
+/// What is to be known of an image before something is written to it, for people.
+#[derive(Debug, Default)]
+pub(crate) struct Verdict {
+    /// Why nothing may be written.
+    pub(crate) unwritable: Option<String>,
+    /// What a write destroys.
+    pub(crate) warning: Option<String>,
+}
+
+/// The disk in a qcow2, over what its backing file holds, and whether it may be written. The file is not changed.
+pub(crate) fn unpack_for(
+    writing: Writing,
+    image: &Image,
+    header: &Header,
+    backing: Option<&Image>,
+) -> Result<(Image, Verdict), LayerError> {
+    let mut verdict = Verdict::default();
+    if writing == Writing::Never {
+        return Ok((compose(image, header, backing, None)?, verdict));
+    }
+    verdict.unwritable = unfit(image, header)?;
+    let bitmaps = header.valid_bitmaps();
+    let named =
+        if bitmaps == 1 { "a persistent bitmap".to_owned() } else { format!("{bitmaps} persistent bitmaps") };
+    if bitmaps > 0 && verdict.unwritable.is_none() {
+        match writing {
+            Writing::DropBitmaps => {
+                verdict.warning = Some(format!("the first write will remove {named} from the image"));
+            }
+            _ => {
+                verdict.unwritable = Some(format!(
+                    "it has {named}, which a write would make invalid; `becket attach --drop-bitmaps` makes it writable and removes them"
+                ));
+            }
+        }
+    }
+    if verdict.unwritable.is_some() {
+        return Ok((compose(image, header, backing, None)?, verdict));
+    }
+    let mut uses = Uses::of(header, uses::RUNS_MAX);
+    let disk = compose(image, header, backing, Some(&mut uses))?;
+    writer::blocks(image, header, &mut |_, block| uses.table(block, Use::Block))?;
+    verdict.unwritable = uses.clash(image.len().div_ceil(header.cluster()));
+    Ok((disk, verdict))
 }
 
 impl Header {
@@ -68,6 +158,11 @@ impl Header {
         notes.extend(self.backing.as_ref().map(|backing| format!("over {}", backing.shown())));
         if self.snapshots > 0 {
             notes.push(format!("{} snapshots", self.snapshots));
+        }
+        match self.valid_bitmaps() {
+            0 => {}
+            1 => notes.push("1 persistent bitmap".to_owned()),
+            count => notes.push(format!("{count} persistent bitmaps")),
         }
         notes.extend(self.distrusted().map(str::to_owned));
         About { format: "qcow2", notes, ..About::default() }

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 
 use super::header::{Header, corrupt, u64_at};
+use super::uses::{Use, Uses, entries};
 use crate::encoded::Block;
 use crate::image::{Image, Layout};
 use crate::layer::LayerError;
@@ -13,27 +14,30 @@ pub(super) const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
 pub(super) const COMPRESSED: u64 = 1 << 62;
 /// Since version 3: the cluster reads as zeroes, wherever it lies.
 pub(super) const ZERO: u64 = 1;
-/// The most bytes of tables that are read of one file: 8 TiB of clusters of the usual size.
-const TABLES_MAX: u64 = 1 << 30;
 
-/// Where each byte of the disk is: file 0 is the qcow2, and file 1 its backing file, of `backing` bytes.
+/// Where each byte of the disk is: file 0 is the qcow2, and file 1 its backing file, of `backing` bytes. What the tables
+/// use of the file is noted in `uses`.
 ///
 /// # Errors
 /// A table lies where none can, the file is cut short, or the disk is in too many pieces.
-pub(super) fn lay_out(image: &Image, header: &Header, backing: u64) -> Result<Layout, LayerError> {
-    let mut disk = Disk { layout: Layout::default(), header, file: image.len(), backing };
+pub(super) fn lay_out(
+    image: &Image,
+    header: &Header,
+    backing: u64,
+    mut uses: Option<&mut Uses>,
+) -> Result<Layout, LayerError> {
+    let mut disk = Disk { layout: Layout::of(image)?, header, file: image.len(), backing };
     let cluster = header.cluster();
-    let l1 =
-        image.read_vec(header.l1_offset, usize::try_from(header.l1_needed() * 8).unwrap_or(usize::MAX))?;
+    // What lies behind the disk's end is no part of it, but it is used.
+    let count = if uses.is_some() { header.l1_entries.into() } else { header.l1_needed() };
     let mut tables = HashSet::new();
-    for entry in l1.chunks_exact(8).map(|entry| u64_at(entry, 0)) {
-        let from = disk.layout.len();
-        let len = header.span().min(header.size - from);
+    entries(image, header.l1_offset, count, &mut |index, entry| {
         let table = entry & PLACE;
         if table == 0 {
-            disk.absent(len)?;
-            continue;
+            return Ok(());
         }
+        let start = index.saturating_mul(header.span()).min(header.size);
+        disk.absent(start - disk.layout.len())?;
         if !table.is_multiple_of(cluster) {
             return corrupt(format!("an L2 table at byte {table}, which begins no cluster"));
         }
@@ -41,15 +45,20 @@ pub(super) fn lay_out(image: &Image, header: &Header, backing: u64) -> Result<La
         if !tables.insert(table) {
             return corrupt(format!("two parts of the disk share the L2 table at byte {table}"));
         }
-        if tables.len() as u64 * cluster > TABLES_MAX {
-            return Err(LayerError::Limit(format!("more than {TABLES_MAX} bytes of L2 tables")));
-        }
-        let used = usize::try_from(len.div_ceil(cluster) * 8).unwrap_or(usize::MAX);
-        let bytes = image.read_vec(table, used)?;
+        let short = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let used = short(header.span().min(header.size - start).div_ceil(cluster) * 8);
+        let mut bytes = image.read_vec(table, used)?;
         for entry in bytes.chunks_exact(8).map(|entry| u64_at(entry, 0)) {
             disk.cluster(entry)?;
         }
-    }
+        if let Some(uses) = uses.as_deref_mut() {
+            bytes.extend(image.read_some(table + used as u64, short(cluster) - used)?);
+            uses.table(table, Use::L2);
+            bytes.chunks_exact(8).for_each(|entry| uses.entry(u64_at(entry, 0)));
+        }
+        Ok(())
+    })?;
+    disk.absent(header.size - disk.layout.len())?;
     Ok(disk.layout)
 }
 

@@ -15,8 +15,12 @@
 //! - **A sync fails.** What it should have brought to the disk may be lost although later syncs succeed, so nothing is
 //!   written any more that relies on it: no place is given, and no count changed.
 //! - So after a crash clusters may be counted that nobody uses (`qemu-img check -r leaks`), and nothing else is wrong;
-//!   after a close not even that.
+//!   after a close not even that. The next writer that writes something returns such clusters when it closes.
+//! - Nothing changes in a file that nothing is written to.
 
+mod leaks;
+
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -26,6 +30,7 @@ use std::sync::Arc;
 use super::header::u64_at;
 use super::storage::{Storage, Twofold};
 use super::tables::{COMPRESSED, PLACE, ZERO, compressed_place};
+use super::uses::{Use, Uses, entries};
 use super::{COPIED, Header};
 use crate::Place;
 use crate::bytes::ReadAt as _;
@@ -45,9 +50,10 @@ pub struct Grower {
     header: Header,
     /// The disk as it was when the map was made: what a cluster holds that was not placed since.
     old: Image,
-    l1: Vec<u64>,
-    /// Where each block of reference counts is, and where this table itself.
-    blocks: Vec<u64>,
+    /// Entries of the L1 table that are not 0, by number.
+    l1: BTreeMap<u64, u64>,
+    /// Where each block of reference counts is, and which clusters the table of them lies in.
+    blocks: BTreeMap<u64, u64>,
     table: Range<u64>,
     /// Clusters at the file's end that are counted as used and are nobody's yet.
     reserve: Range<u64>,
@@ -57,7 +63,17 @@ pub struct Grower {
     freed: Vec<u64>,
     /// A sync has failed.
     lost: bool,
+    /// The file may be written in place: there is nothing to do before the first write.
+    prepared: bool,
+    /// This writer or one before it, for the same map, has placed something.
+    wrote: bool,
+    /// What used the first so many clusters when this writer began.
+    uses: Option<Uses>,
+    known: u64,
 }
+
+/// The most runs of clusters that are kept to find those that nothing uses: 6 MiB of memory.
+const RUNS_MAX: usize = 1 << 18;
 
 /// A place that was made, the entry that is to point there, and what that says until then.
 struct Made {
@@ -88,16 +104,23 @@ impl Grower {
         let len = file.size()?;
         let image = Image::raw(Arc::<dyn Storage>::clone(&file), len, 512);
         let header = Header::read(&image)?.ok_or_else(|| LayerError::Corrupt("it is no qcow2".to_owned()))?;
-        if let Some(why) = unwritable(&image, &header)? {
+        if let Some(why) = unfit(&image, &header)? {
             return Err(LayerError::Unsupported(why));
         }
         let cluster = header.cluster();
-        let l1 = numbers(&image.read_vec(header.l1_offset, small(header.l1_needed() * 8))?);
+        let mut l1 = BTreeMap::new();
+        entries(&image, header.l1_offset, header.l1_entries.into(), &mut |index, entry| {
+            l1.insert(index, entry);
+            Ok(())
+        })?;
         let counts = header.counts;
-        let blocks = numbers(&image.read_vec(counts.offset, small(u64::from(counts.clusters) * cluster))?);
+        let mut blocks = BTreeMap::new();
+        self::blocks(&image, &header, &mut |index, block| _ = blocks.insert(index, block))?;
         let first = counts.offset / cluster;
         let end = len.div_ceil(cluster);
-        let mut grower = Grower {
+        // The last cluster may be cut where its bytes end, and features may have to be cleared.
+        let prepared = len == end * cluster && header.autoclear == 0;
+        Ok(Grower {
             file,
             table: first..first + u64::from(counts.clusters),
             header,
@@ -108,18 +131,11 @@ impl Grower {
             end,
             freed: Vec::new(),
             lost: false,
-        };
-        if len < end * cluster {
-            // The last cluster may be cut where its bytes end. Whoever reads it may want all of it now.
-            grower.file.set_len(end * cluster)?;
-        }
-        if grower.header.autoclear != 0 {
-            // Bitmaps and the like are true no longer once somebody writes who does not know them.
-            grower.write(&[0; 8], 88)?;
-            grower.sync()?;
-            grower.header.autoclear = 0;
-        }
-        Ok(grower)
+            prepared,
+            wrote: false,
+            uses: None,
+            known: end,
+        })
     }
 
     fn cluster(&self) -> u64 {
@@ -144,7 +160,7 @@ impl Grower {
         let (mut meta, mut missing, mut table) = (0, Vec::new(), 0);
         loop {
             let blocks = start / per_block..(start + wanted + meta).div_ceil(per_block);
-            table = if blocks.end <= self.blocks.len() as u64 {
+            table = if blocks.end <= self.table_entries() {
                 table
             } else {
                 (blocks.end * 8).div_ceil(cluster) * 2
@@ -161,18 +177,18 @@ impl Grower {
         let len = end.checked_mul(cluster).ok_or(io::ErrorKind::FileTooLarge)?;
         self.file.set_len(len)?;
         let mut blocks = self.blocks.clone();
-        blocks.resize(blocks.len().max(small(table * cluster / 8)), 0);
         let mut meta = start..end;
-        for block in &missing {
-            if let (Some(entry), Some(place)) = (blocks.get_mut(small(*block)), meta.next()) {
-                *entry = place * cluster;
-            }
-        }
+        blocks.extend(missing.iter().copied().zip(meta.by_ref().map(|place| place * cluster)));
         self.count(start..end, 1, &blocks)?;
         let new_table = meta.start..meta.start + table;
         meta.start += table;
         if table > 0 {
-            self.write(&bytes(&blocks), new_table.start * cluster)?;
+            let mut entries: Vec<u8> = Vec::new();
+            for (index, place) in &blocks {
+                entries.resize(small(index * 8), 0);
+                entries.extend(place.to_be_bytes());
+            }
+            self.write(&entries, new_table.start * cluster)?;
         }
         self.sync()?;
         if table > 0 {
@@ -183,7 +199,7 @@ impl Grower {
             self.freed.extend(std::mem::replace(&mut self.table, new_table));
         } else {
             for block in &missing {
-                let entry = blocks.get(small(*block)).copied().unwrap_or(0);
+                let entry = blocks.get(block).copied().unwrap_or(0);
                 self.write(&entry.to_be_bytes(), self.table.start * cluster + block * 8)?;
             }
         }
@@ -198,22 +214,27 @@ impl Grower {
 
     /// Where a block of reference counts is; 0 where there is none.
     fn block(&self, block: u64) -> u64 {
-        self.blocks.get(small(block)).copied().unwrap_or(0) & !511
+        self.blocks.get(&block).copied().unwrap_or(0)
+    }
+
+    /// How many blocks the table has room for.
+    fn table_entries(&self) -> u64 {
+        (self.table.end - self.table.start) * self.cluster() / 8
     }
 
     /// Where the entry of a cluster of the disk is; its table is made where there is none.
     fn entry_place(&mut self, unit: u64) -> io::Result<u64> {
         let per_table = self.cluster() / 8;
         let index = unit / per_table;
-        let entry = self.l1.get(small(index)).copied().ok_or(io::ErrorKind::InvalidInput)?;
-        let mut table = entry & PLACE;
+        if index >= self.header.l1_needed() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut table = self.l1.get(&index).copied().unwrap_or(0) & PLACE;
         if table == 0 {
             table = self.fresh()? * self.cluster();
             let entry = table | COPIED;
             self.write(&entry.to_be_bytes(), self.header.l1_offset + index * 8)?;
-            if let Some(known) = self.l1.get_mut(small(index)) {
-                *known = entry;
-            }
+            self.l1.insert(index, entry);
         }
         Ok(table + unit % per_table * 8)
     }
@@ -263,6 +284,11 @@ impl Grower {
         Ok(places)
     }
 
+    /// Whether an entry says that a cluster reads as something else than what lies in its place.
+    fn is_made(&self, entry: u64) -> bool {
+        entry & COMPRESSED != 0 || self.header.version >= 3 && entry & ZERO != 0
+    }
+
     /// Notes that an entry's clusters lose a user.
     fn left(&mut self, entry: u64) {
         let cluster = self.cluster();
@@ -275,12 +301,15 @@ impl Grower {
     }
 
     /// Counts so many users of each of these clusters.
-    fn count(&self, clusters: Range<u64>, users: u16, blocks: &[u64]) -> io::Result<()> {
+    fn count(&self, clusters: Range<u64>, users: u16, blocks: &BTreeMap<u64, u64>) -> io::Result<()> {
+        if clusters.is_empty() {
+            return Ok(());
+        }
         let per_block = self.cluster() / 2;
         for block in clusters.start / per_block..clusters.end.div_ceil(per_block) {
             let first = clusters.start.max(block * per_block);
             let last = clusters.end.min((block + 1) * per_block);
-            let place = blocks.get(small(block)).copied().unwrap_or(0) & !511;
+            let place = *blocks.get(&block).ok_or(io::ErrorKind::InvalidData)?;
             self.write(&users.to_be_bytes().repeat(small(last - first)), place + first % per_block * 2)?;
         }
         Ok(())
@@ -319,26 +348,54 @@ impl Grow for Grower {
         self.cluster()
     }
 
+    fn is_untouched(&self) -> bool {
+        !self.prepared
+    }
+
     fn placed(&mut self, tell: &mut dyn FnMut(u64, u64)) -> io::Result<()> {
         let cluster = self.cluster();
         let per_table = cluster / 8;
         let units = self.header.size.div_ceil(cluster);
-        for (index, table) in (0..).zip(&self.l1).filter(|(_, entry)| **entry & PLACE != 0) {
+        let len = self.file.size()?;
+        let mut uses = Uses::of(&self.header, RUNS_MAX);
+        self.blocks.values().for_each(|block| uses.table(*block, Use::Block));
+        let (mut bytes, mut plain) = (Vec::new(), 0);
+        let shown = self.old.len().div_ceil(cluster);
+        for (index, table) in
+            self.l1.iter().map(|(index, entry)| (index, entry & PLACE)).filter(|(_, table)| *table != 0)
+        {
+            uses.table(table, Use::L2);
             let first = index * per_table;
-            let count = per_table.min(units.saturating_sub(first));
-            let mut bytes = vec![0; small(count * 8)];
-            self.file.read_at(&mut bytes, table & PLACE)?;
-            for (unit, entry) in (first..).zip(numbers(&bytes)).filter(|(_, entry)| is_own(*entry)) {
-                tell(unit, entry & PLACE);
+            bytes.resize(small(cluster.min(len.saturating_sub(table))), 0);
+            self.file.read_at(&mut bytes, table)?;
+            for (unit, entry) in (first..).zip(numbers(&bytes)) {
+                uses.entry(entry);
+                plain += u64::from(unit < shown && entry & PLACE != 0 && !self.is_made(entry));
+                if self.prepared && unit < units && is_own(entry) {
+                    tell(unit, entry & PLACE);
+                }
             }
+        }
+        // An entry that the map does not know was written by a worker before this one.
+        let data = self
+            .old
+            .map()
+            .extents()
+            .iter()
+            .filter(|extent| matches!(extent.place, Place::Data { file: 0, .. }));
+        self.wrote |= plain > data.map(|extent| extent.len.div_ceil(cluster)).sum();
+        if self.uses.is_none() {
+            self.uses = Some(uses);
         }
         Ok(())
     }
 
     fn place(&mut self, units: &[Wanted]) -> io::Result<Vec<u64>> {
         self.check()?;
+        self.prepare()?;
         let mut made = Vec::with_capacity(units.len());
         let placed = self.make_places(units, &mut made);
+        self.wrote = true;
         if placed.is_err() {
             // Nothing points to them.
             let cluster = self.cluster();
@@ -361,6 +418,7 @@ impl Grow for Grower {
         for cluster in std::mem::take(&mut self.freed) {
             self.release(cluster)?;
         }
+        self.release_leaks()?;
         let rest = std::mem::replace(&mut self.reserve, self.end..self.end);
         // Nobody else has had one of these.
         self.count(rest.clone(), 0, &self.blocks)?;
@@ -378,13 +436,13 @@ fn is_own(entry: u64) -> bool {
     entry & (COPIED | COMPRESSED | ZERO) == COPIED && entry & PLACE != 0
 }
 
-/// Why a sound qcow2 is only read, for people.
+/// Why a qcow2 is only read although its tables may be sound, for people.
 ///
 /// # Errors
 /// It cannot be read.
-pub(crate) fn unwritable(image: &Image, header: &Header) -> Result<Option<String>, LayerError> {
+pub(super) fn unfit(image: &Image, header: &Header) -> Result<Option<String>, LayerError> {
     if let Some(why) = header.distrusted() {
-        return Ok(Some(format!("{why}: qemu-img check -r all mends that")));
+        return Ok(Some(format!("{why}: qemu-img check -r all repairs it")));
     }
     if header.snapshots > 0 {
         return Ok(Some("it has internal snapshots, which becket does not keep apart".to_owned()));
@@ -399,15 +457,33 @@ pub(crate) fn unwritable(image: &Image, header: &Header) -> Result<Option<String
     if len == 0 || len > COUNTS_MAX || !counts.offset.is_multiple_of(cluster) || !there {
         return Ok(Some("its table of reference counts cannot be".to_owned()));
     }
-    let l1 = numbers(&image.read_vec(header.l1_offset, small(header.l1_needed() * 8))?);
-    if l1.iter().any(|entry| entry & PLACE != 0 && entry & COPIED == 0) {
-        return Ok(Some("its tables have other users: qemu-img check -r all mends that".to_owned()));
-    }
-    Ok(None)
+    let mut shared = false;
+    entries(image, header.l1_offset, header.l1_entries.into(), &mut |_, entry| {
+        shared |= entry & PLACE != 0 && entry & COPIED == 0;
+        Ok(())
+    })?;
+    Ok(shared.then(|| "its tables have other users: qemu-img check -r all repairs it".to_owned()))
 }
 
 /// The longest table of reference counts, in bytes, as QEMU has it.
 const COUNTS_MAX: u64 = 8 << 20;
+
+/// Calls `each` with the number and the place of each block of reference counts.
+///
+/// # Errors
+/// The table of them cannot be read.
+pub(super) fn blocks(
+    image: &Image,
+    header: &Header,
+    each: &mut dyn FnMut(u64, u64),
+) -> Result<(), LayerError> {
+    let counts = header.counts;
+    entries(image, counts.offset, u64::from(counts.clusters) * header.cluster() / 8, &mut |index, block| {
+        // The lower bits are reserved. One that is set leaves a place that begins no cluster.
+        each(index, block);
+        Ok(())
+    })
+}
 
 fn small(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
@@ -415,8 +491,4 @@ fn small(number: u64) -> usize {
 
 fn numbers(bytes: &[u8]) -> Vec<u64> {
     bytes.chunks_exact(8).map(|number| u64_at(number, 0)).collect()
-}
-
-fn bytes(numbers: &[u64]) -> Vec<u8> {
-    numbers.iter().flat_map(|number| number.to_be_bytes()).collect()
 }

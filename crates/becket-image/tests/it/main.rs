@@ -5,13 +5,17 @@
 mod common;
 mod damage;
 mod devices;
+mod foreign;
 mod hostile;
+mod labels;
 mod layers;
 mod locks;
 mod map;
 mod open;
 mod packed;
 mod qcow2;
+mod qcow2_guard;
 mod tables;
 mod through;
+mod trust;
 mod vmdk;

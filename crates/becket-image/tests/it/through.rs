@@ -55,7 +55,7 @@ fn links_stay_inside_their_image() {
     }
     let image = file(dir.path(), "root.ext4", 4 << 20);
     tool(Command::new("/usr/sbin/mke2fs").args(["-q", "-F", "-t", "ext4", "-d"]).args([&root, &image]));
-    for path in ["a/b/file.img", "absolute/file.img", "up/b/file.img", "a/chain", "../a/../../a/b/file.img"] {
+    for path in ["a/b/file.img", "absolute/file.img", "up/b/file.img", "a/chain", "a/../../a/b/file.img"] {
         let walk = look(&image.join(path), Format::Auto, &[]).unwrap();
         assert_eq!((walk.levels.len(), walk.end), (2, End::Image), "{path}");
         let bytes = walk.last().unwrap().image.read_vec(0, 8192).unwrap();

@@ -39,6 +39,8 @@ pub struct DmDevice {
     pub diskseq: u64,
     /// Its partitions.
     pub partitions: Vec<KernelPartition>,
+    /// Some nodes had to be made, so nobody else removes them either.
+    pub nodes_by_hand: bool,
 }
 
 /// Attaches an image that lies on block devices.
@@ -58,8 +60,14 @@ pub fn attach(opened: &Opened, options: &DmOptions) -> Result<DmDevice, Error> {
             .map_err(Error::io("write back the page cache of", &opened.path))?;
     }
     let control = open_control()?;
-    let mut maker =
-        Maker { control: &control, opened, autoclear: options.autoclear, made: Vec::new(), fds: Vec::new() };
+    let mut maker = Maker {
+        control: &control,
+        opened,
+        autoclear: options.autoclear,
+        made: Vec::new(),
+        fds: Vec::new(),
+        by_hand: false,
+    };
     let mark = mark();
     let disk = maker.make(uuid(mark), None, &table)?;
     let promised = if options.partitions { opened.partitions.as_slice() } else { &[] };
@@ -68,7 +76,16 @@ pub fn attach(opened: &Opened, options: &DmOptions) -> Result<DmDevice, Error> {
         .map(|promise| maker.partition(mark, disk.dev, promise))
         .collect::<Result<Vec<_>, _>>()?;
     let diskseq = maker.fds.first().and_then(|fd| block::diskseq(fd.as_fd()).ok()).unwrap_or(0);
-    Ok(DmDevice { number: disk.number, mark, path: disk.node, fds: maker.keep(), diskseq, partitions })
+    let nodes_by_hand = maker.by_hand;
+    Ok(DmDevice {
+        number: disk.number,
+        mark,
+        path: disk.node,
+        fds: maker.keep(),
+        diskseq,
+        partitions,
+        nodes_by_hand,
+    })
 }
 
 /// A number that no other device has.
@@ -91,6 +108,7 @@ struct Maker<'a> {
     autoclear: bool,
     made: Vec<String>,
     fds: Vec<OwnedFd>,
+    by_hand: bool,
 }
 
 impl Maker<'_> {
@@ -100,7 +118,7 @@ impl Maker<'_> {
         self.made.push(uuid.clone());
         let made =
             Made { number: device.1, dev: rustix::fs::makedev(device.0, device.1), node: node_of(device.1) };
-        node::ensure_block(&made.node, made.dev)?;
+        self.by_hand |= node::ensure_block(&made.node, made.dev)?;
         // The disk is opened in any case, and before it takes I/O: from here on it cannot become another one.
         if self.autoclear || self.fds.is_empty() {
             let fd = File::open(&made.node).map_err(Error::io("open", &made.node))?;

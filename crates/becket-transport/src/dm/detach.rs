@@ -11,12 +11,18 @@ use super::{name, open_control, partitions, table, uuid, uuid_of_partition};
 use crate::{Error, node, sysfs};
 
 /// A partition's device, with all that makes it again.
-struct Partition {
-    uuid: String,
+pub(super) struct Partition {
+    pub(super) uuid: String,
     number: u32,
     open_count: u32,
-    table: Vec<uapi::Target>,
+    pub(super) table: Vec<uapi::Target>,
     read_only: bool,
+}
+
+impl Partition {
+    pub(super) fn node(&self) -> std::path::PathBuf {
+        node_of(self.number)
+    }
 }
 
 /// Detaches the disk with this mark and its partitions if nobody uses any of them; says whether they are gone.
@@ -114,15 +120,15 @@ pub fn refresh(mark: u64, limit: Option<u64>) -> Result<u64, Error> {
 }
 
 /// A disk of becket's with its partitions.
-struct Disk {
-    number: u32,
+pub(super) struct Disk {
+    pub(super) number: u32,
     open_count: u32,
-    partitions: Vec<Partition>,
+    pub(super) partitions: Vec<Partition>,
 }
 
 impl Disk {
     /// `None` when there is none.
-    fn find(control: &File, mark: u64) -> Result<Option<Disk>, Error> {
+    pub(super) fn find(control: &File, mark: u64) -> Result<Option<Disk>, Error> {
         let status = match uapi::status(control.as_fd(), &uuid(mark)) {
             Ok(status) => status,
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => return Ok(None),

@@ -18,6 +18,7 @@
 
 mod attach;
 mod detach;
+mod repartition;
 mod status;
 mod table;
 #[cfg(test)]
@@ -25,6 +26,7 @@ mod tests;
 
 pub use attach::{DmDevice, DmOptions, attach};
 pub use detach::{detach_lazily, detach_unused, refresh};
+pub use repartition::{partition, repartition};
 pub use status::{is_leaving, mark_of, partitions, writer_over};
 
 use std::fs::File;

@@ -16,7 +16,8 @@ use crate::{Error, sysfs};
 const UNIT: u32 = 512;
 
 /// Puts a loop device over the image's file, which bypasses that file's page cache: whether the image's own is used is
-/// the server's business. With it the root is let go of, so the device alone keeps the file system.
+/// the server's business. With it the root is let go of, so the device alone keeps the file system. `rereads`
+/// as in [`LoopOptions`].
 ///
 /// # Errors
 /// As [`loop_::attach`]; nothing stays attached then.
@@ -25,6 +26,7 @@ pub fn attach_disk(
     image: &Path,
     geometry: &Geometry,
     partitions: &[Partition],
+    rereads: bool,
 ) -> Result<LoopDevice, Error> {
     let access = if geometry.read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let file = rustix::fs::openat(&root, IMAGE_NAME, access | OFlags::CLOEXEC, Mode::empty());
@@ -51,6 +53,7 @@ pub fn attach_disk(
     };
     let options = LoopOptions {
         partitions: !partitions.is_empty(),
+        rereads,
         direct_io: DirectIo::Auto,
         ..LoopOptions::default()
     };

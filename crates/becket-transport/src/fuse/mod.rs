@@ -78,8 +78,6 @@ pub fn serve(
         read_only: geometry.read_only,
         memory: Memory::Framed { head: HEAD, size: geometry.max_io as usize },
         batch: None,
-        below: None,
-        merge: false,
         finally,
     };
     let mut devices = devices.into_iter();

@@ -15,6 +15,7 @@ use rustix::mount::{
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
 };
+use rustix::thread::CapabilitySet;
 
 use crate::{Error, Kind, module, node};
 
@@ -82,12 +83,18 @@ pub(super) fn on(directory: &Path) -> Result<OwnedFd, Error> {
         .output();
     let output = output.map_err(|error| without_helper().unwrap_or_else(|| failed("run")(error)))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Err(Error::Helper { path: directory.to_owned(), said: said.trim().to_owned() });
+        return Err(refused("mount on", directory, &output.stderr));
     }
     let device = receive(&ours).map_err(failed("hear from"))?;
     rustix::io::ioctl_fionbio(&device, true).map_err(failed("use what came from"))?;
     Ok(device)
+}
+
+/// What the helper said, without its name in front.
+fn refused(doing: &'static str, directory: &Path, said: &[u8]) -> Error {
+    let said = String::from_utf8_lossy(said);
+    let said = said.trim().trim_start_matches(HELPER).trim_start_matches(": ").to_owned();
+    Error::Helper { doing, path: directory.to_owned(), said }
 }
 
 /// Unmounts a directory that the helper has mounted on; `false` when somebody uses it. With `lazily` it only goes from
@@ -106,7 +113,7 @@ pub fn off(directory: &Path, lazily: bool) -> Result<bool, Error> {
         // Its words are all that it says; an unmounted one is what was wanted.
         false if said.contains("not found in") || said.contains("not mounted") => Ok(true),
         false if said.contains("busy") => Ok(false),
-        false => Err(Error::Helper { path: directory.to_owned(), said: said.trim().to_owned() }),
+        false => Err(refused("unmount", directory, &output.stderr)),
     }
 }
 
@@ -124,15 +131,51 @@ pub(super) fn out_of_reach() -> Option<Error> {
     Some(Error::Unavailable { kind: Kind::Fuse, reason, mend: Some(mend.to_owned()) })
 }
 
-/// The error for a helper that is not there.
+/// The error for a helper that is not installed, or that cannot gain root's privileges when this process starts it.
 pub(super) fn without_helper() -> Option<Error> {
     let places = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&places).map(|place| place.join(HELPER)).any(|path| path.is_file());
-    (!found).then(|| Error::Unavailable {
-        kind: Kind::Fuse,
-        reason: format!("mounting without root needs {HELPER}, which is not installed"),
-        mend: Some("apt install fuse3".to_owned()),
-    })
+    let found = std::env::split_paths(&places).map(|place| place.join(HELPER)).find(|path| path.is_file());
+    let unavailable = |reason, mend: &str| {
+        Some(Error::Unavailable { kind: Kind::Fuse, reason, mend: Some(mend.to_owned()) })
+    };
+    let Some(helper) = found else {
+        let reason = format!("mounting without root needs {HELPER}, which is not installed");
+        return unavailable(reason, "apt install fuse3");
+    };
+    if let Some(why) = bound() {
+        let reason = format!("mounting without root needs {HELPER}, which cannot become root here: {why}");
+        return unavailable(reason, "becket as root, or outside of what took the privileges away");
+    }
+    match unprivileged(&helper) {
+        Some(why) => {
+            let reason =
+                format!("mounting without root needs {HELPER} as a set-uid program of root, but {why}");
+            unavailable(reason, "as root: apt install --reinstall fuse3")
+        }
+        None => None,
+    }
+}
+
+/// Why no set-uid program that this process starts may mount, if so.
+fn bound() -> Option<&'static str> {
+    if rustix::thread::no_new_privs().unwrap_or(false) {
+        return Some("no_new_privs is set for this process");
+    }
+    let admin = rustix::thread::capability_is_in_bounding_set(CapabilitySet::SYS_ADMIN);
+    (!admin.unwrap_or(true)).then_some("CAP_SYS_ADMIN is not in the bounding set of this process")
+}
+
+/// Why this file does not give root's privileges when it is run, if so. A capability of the file does as well as set-uid.
+fn unprivileged(helper: &Path) -> Option<String> {
+    let stat = rustix::fs::stat(helper).ok()?;
+    let capable = rustix::fs::getxattr(helper, "security.capability", &mut [0_u8; 0]).is_ok();
+    let nosuid = rustix::fs::statvfs(helper)
+        .is_ok_and(|system| system.f_flag.contains(rustix::fs::StatVfsMountFlags::NOSUID));
+    if nosuid {
+        return Some(format!("{} lies on a file system that is mounted with nosuid", helper.display()));
+    }
+    let set_uid = stat.st_uid == 0 && Mode::from_raw_mode(stat.st_mode).contains(Mode::SUID);
+    (!set_uid && !capable).then(|| format!("{} is not one", helper.display()))
 }
 
 /// The descriptor that comes over a socket.

@@ -14,6 +14,7 @@ use becket_uapi::{block, loop_ as uapi};
 
 use super::direct::{self, Wish};
 use super::{NOT_ONE_RANGE, control, is_absent, name, open_device, path};
+use crate::node::Nodes;
 use crate::{Error, Kind, node};
 
 /// How often a free device is asked for. Each failure means that somebody else succeeded, so this is only reached in
@@ -31,8 +32,12 @@ const PARTITIONS: Duration = Duration::from_secs(5);
 pub struct LoopOptions {
     /// The kernel clears it when its last user closes it; until then [`LoopDevice::fd`] is one.
     pub autoclear: bool,
-    /// Partitions are looked for, and those of [`Opened::partitions`] are there when [`attach`] returns.
+    /// Those of [`Opened::partitions`], or else those that the kernel finds, are there when [`attach`]
+    /// returns.
     pub partitions: bool,
+    /// The kernel reads the partition table when a program asks it to (BLKRRPART), as sfdisk does after a
+    /// change.
+    pub rereads: bool,
     /// Whether the page cache of the backing is bypassed.
     pub direct_io: DirectIo,
     /// The length was chosen by the user, so [`refresh`](super::refresh) must not grow it.
@@ -41,7 +46,13 @@ pub struct LoopOptions {
 
 impl Default for LoopOptions {
     fn default() -> LoopOptions {
-        LoopOptions { autoclear: false, partitions: false, direct_io: DirectIo::Auto, fixed_size: false }
+        LoopOptions {
+            autoclear: false,
+            partitions: false,
+            rereads: false,
+            direct_io: DirectIo::Auto,
+            fixed_size: false,
+        }
     }
 }
 
@@ -61,6 +72,8 @@ pub struct LoopDevice {
     pub direct_io: bool,
     /// The nodes of its partitions: those promised, else those that the kernel found.
     pub partitions: Vec<PathBuf>,
+    /// Some of these nodes had to be made, so nobody else removes them either.
+    pub nodes_by_hand: bool,
     /// What is not as it was asked for.
     pub warnings: Vec<String>,
 }
@@ -82,13 +95,14 @@ pub fn attach(opened: &Opened, options: &LoopOptions) -> Result<LoopDevice, Erro
         .and_then(|()| direct::settle(device.as_fd(), opened, options.direct_io, direct))
         .and_then(|direct| Ok((direct, partition_nodes(&name(number), opened, options)?)));
     match settled {
-        Ok(((direct_io, warning), partitions)) => Ok(LoopDevice {
+        Ok(((direct_io, warning), nodes)) => Ok(LoopDevice {
             number,
             path: path(number),
             diskseq: block::diskseq(device.as_fd()).unwrap_or(0),
             fd: device.into(),
             direct_io,
-            partitions,
+            partitions: nodes.paths,
+            nodes_by_hand: nodes.by_hand,
             warnings: warning.into_iter().collect(),
         }),
         Err(error) => {
@@ -129,7 +143,7 @@ fn config_of(opened: &Opened, options: &LoopOptions, range: &Range<'_>, direct: 
     for (wanted, flag) in [
         (opened.read_only, uapi::LO_FLAGS_READ_ONLY),
         (options.autoclear, uapi::LO_FLAGS_AUTOCLEAR),
-        (options.partitions, uapi::LO_FLAGS_PARTSCAN),
+        (options.partitions || options.rereads, uapi::LO_FLAGS_PARTSCAN),
         (direct, uapi::LO_FLAGS_DIRECT_IO),
     ] {
         if wanted {
@@ -231,17 +245,19 @@ fn writable(number: u32, device: &File, read_only: bool) -> Result<(), Error> {
 }
 
 /// The nodes of the promised partitions, else of those that the kernel found by itself.
-fn partition_nodes(disk: &str, opened: &Opened, options: &LoopOptions) -> Result<Vec<PathBuf>, Error> {
+fn partition_nodes(disk: &str, opened: &Opened, options: &LoopOptions) -> Result<Nodes, Error> {
+    let mut nodes = Nodes::default();
     if !options.partitions {
-        return Ok(Vec::new());
+        return Ok(nodes);
     }
     if !opened.partitions.is_empty() {
         return node::await_partitions(disk, &opened.partitions, PARTITIONS);
     }
-    node::partitions(disk)
-        .into_iter()
-        .map(|partition| node::ensure_block(&partition.node, partition.dev).map(|_| partition.node))
-        .collect()
+    for partition in node::partitions(disk) {
+        nodes.by_hand |= node::ensure_block(&partition.node, partition.dev)?;
+        nodes.paths.push(partition.node);
+    }
+    Ok(nodes)
 }
 
 #[cfg(test)]

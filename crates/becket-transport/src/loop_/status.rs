@@ -89,9 +89,9 @@ pub fn status(number: u32) -> Result<Option<LoopStatus>, Error> {
         number,
         path: path(number),
         backing: backing_of(&name, &info),
-        dev: decode_dev(info.lo_device),
+        dev: uapi::decode_dev(info.lo_device),
         ino: info.lo_inode,
-        rdev: decode_dev(info.lo_rdevice),
+        rdev: uapi::decode_dev(info.lo_rdevice),
         offset: info.lo_offset,
         size_limit: info.lo_sizelimit,
         size: block::size64(device).map_err(ask())?,
@@ -154,23 +154,4 @@ fn backing_of(name: &str, info: &uapi::LoopInfo64) -> PathBuf {
         _ => info.lo_file_name.iter().copied().take_while(|&byte| byte != 0).collect(),
     };
     OsString::from_vec(bytes).into()
-}
-
-/// From the encoding that the kernel uses in `loop_info64`: 12 bits of major between the minor's halves.
-fn decode_dev(encoded: u64) -> u64 {
-    let major = (encoded >> 8) & 0xfff;
-    let minor = (encoded & 0xff) | ((encoded >> 12) & 0xf_ff00);
-    rustix::fs::makedev(major as u32, minor as u32)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn device_numbers_are_decoded() {
-        assert_eq!(decode_dev(0x0801), rustix::fs::makedev(8, 1));
-        assert_eq!(decode_dev(0x103 << 8 | 0x05), rustix::fs::makedev(0x103, 5));
-        assert_eq!(decode_dev(0x1230_0745), rustix::fs::makedev(7, 0x12345));
-    }
 }

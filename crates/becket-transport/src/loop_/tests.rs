@@ -19,6 +19,7 @@ const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
 
 fn open_options() -> OpenOptions {
     OpenOptions {
+        pad: false,
         read_only: false,
         direct_io: DirectIo::Auto,
         offset: 0,
@@ -28,6 +29,8 @@ fn open_options() -> OpenOptions {
         partitions: false,
         backing_dirs: Vec::new(),
         cow: None,
+        no_limits: false,
+        drop_bitmaps: false,
         format: Format::Auto,
     }
 }
@@ -518,7 +521,10 @@ fn partitions_are_there_when_attach_returns() {
     becket_uapi::block::partition_del(disk.as_fd(), 2).unwrap();
     let _ = fs::remove_file(&nodes[1]);
     let promised = case.open(&OpenOptions { shared: true, ..open }).partitions;
-    assert_eq!(node::await_partitions(&name(number), &promised, Duration::from_secs(5)).unwrap(), nodes);
+    assert_eq!(
+        node::await_partitions(&name(number), &promised, Duration::from_secs(5)).unwrap().paths,
+        nodes
+    );
     assert!(read_device(&nodes[1]).starts_with(b"partition 1"));
 
     // One that cannot be is an error with a name, not a wait without end.

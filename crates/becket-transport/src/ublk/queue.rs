@@ -9,10 +9,7 @@
 
 use std::{os::fd::OwnedFd, sync::Arc};
 
-use becket_engine::{
-    Answer, Below, Data, Geometry, Io, IoThreads, Memory, Op, Port, Request, SharedWords, Token,
-};
-use becket_image::{BackingKind, DirectIo, Facts};
+use becket_engine::{Answer, Data, Geometry, Io, IoThreads, Memory, Op, Port, Request, SharedWords, Token};
 use becket_uapi::ublk as uapi;
 use rustix::io::Errno;
 
@@ -40,10 +37,6 @@ pub struct Setup {
     pub char_device: OwnedFd,
     /// What is behind it.
     pub content: Content,
-    /// A second way to the bytes, for reading.
-    pub below: Option<becket_image::Below>,
-    /// Make one operation of neighbouring requests that arrive together; not done without buffers of the queue.
-    pub merge: bool,
 }
 
 /// Serves a device's queues on the I/O threads.
@@ -59,15 +52,10 @@ pub fn serve(
     setup: Setup,
     on_closed: Box<dyn FnOnce() + Send>,
 ) -> Result<Served, ServeError> {
-    let Setup { id, mut first, queues, depth, flags, geometry, char_device, mut content, below, merge } =
-        setup;
+    let Setup { id, mut first, queues, depth, flags, geometry, char_device, content } = setup;
     // Declared first, dropped last: after our own shares of the descriptors.
     let finally = Finally::new(on_closed);
     let mode = DataMode::of(flags);
-    // The block device below is only ever read past its page cache, which knows nothing of the file's.
-    let below = below
-        .filter(|_| content.direct_io != DirectIo::Off)
-        .and_then(|below| go_below(below, &mut content.files));
     let char_device = Arc::new(char_device);
     if mode.is_zero_copy() {
         first = place(threads, id, first, queues, depth)?;
@@ -85,8 +73,6 @@ pub fn serve(
             Memory::Buffers(geometry.max_io as usize)
         },
         batch: mode.is_batch().then(|| Batch::memory(depth, !mode.is_zero_copy())),
-        below,
-        merge,
         finally,
     };
     common
@@ -123,16 +109,6 @@ fn room(threads: &IoThreads, first: u32, queues: u16, wanted: u16) -> Result<u16
         least = least.min(u16::try_from(room).unwrap_or(u16::MAX));
     }
     Ok(least)
-}
-
-/// Puts the device below behind the files, where its map expects it; without a descriptor to spare, the file must do.
-fn go_below(below: becket_image::Below, files: &mut Vec<becket_image::Backing>) -> Option<Below> {
-    let file = files.first()?;
-    let facts = Facts { kind: BackingKind::Block, writable: false, sparse: false, ..file.facts.clone() };
-    // Both are for direct I/O, so that the device's page cache is out of reach.
-    let buffered = below.disk.try_clone().ok()?;
-    files.push(becket_image::Backing { buffered, direct: Some(below.disk), facts });
-    Some(Below { map: Arc::new(below.map), lease: Arc::new(below.lease) })
 }
 
 /// The command that a tag has with the kernel.

@@ -3,89 +3,110 @@
 
 use crate::units::{parse_block_size, parse_size};
 use becket_device::DataMode;
-use clap::{Args, ValueEnum};
+use clap::{
+    Args, ValueEnum,
+    builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _},
+};
 use std::path::PathBuf;
 
-/// How an image becomes a device; attach, run and mount share these.
+/// What the parsing of an image may cost; every command that opens images has this.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub(crate) struct LimitOptions {
+    /// Parse the image even if that takes more than 5 s of CPU time or 512 MiB of memory, for images that you trust
+    #[arg(long)]
+    pub(crate) no_limits: bool,
+}
+
+/// Options of attach, run and mount: how the image is offered as a device.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Device options")]
 pub(crate) struct DeviceOptions {
-    /// Transport to use
+    /// Choose the transport
     #[arg(long, value_enum, default_value_t = Via::Auto)]
     pub(crate) via: Via,
-    /// Refuse writes
+    /// Make the device read-only
     #[arg(short, long)]
     pub(crate) read_only: bool,
-    /// Name of the device: /dev/becket/NAME
+    /// Name the device: it also appears as /dev/becket/NAME
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// What the file is: auto, raw, qcow2, vmdk, disk, iso9660, ext4, fat, squashfs, erofs, xz, zstd, gzip
+    /// Choose the format of the file instead of detecting it
     ///
-    /// With raw nothing in the file is looked at: for files that somebody else may have written.
-    #[arg(long, default_value_t = becket_image::Format::Auto)]
+    /// With raw, what the path names is attached as it is stored, and nothing in it is looked at: for disks whose bytes
+    /// another person writes. Every other format is that of the file on the host. A file is followed to the files that it
+    /// refers to only with --format qcow2 or vmdk, or if its name ends in .qcow2, .qcow, .qc2 or .vmdk.
+    #[arg(long, default_value_t = becket_image::Format::Auto, value_parser = format_parser())]
     pub(crate) format: becket_image::Format,
-    /// Allow backing files of a qcow2 in this directory, and not in the image's alone; may be given several times
+    /// Also allow backing files of a qcow2 in this directory; may be given several times
     #[arg(long = "backing-dir", value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub(crate) backing_dirs: Vec<PathBuf>,
-    /// Write to this qcow2 overlay and never to the image; it is made when it is not there
+    /// Write to this qcow2 overlay, never to the image; create it if it does not exist
     ///
-    /// The image is only read, so several overlays of one may be attached at once. What is there already must be an
-    /// overlay of this very image; anything else is refused. `becket attach IMAGE --cow FILE` opens it again later.
+    /// The image is only read, so several overlays of one image may be attached at once. An existing FILE must be an
+    /// overlay of this image. `becket attach IMAGE --cow FILE` opens it again later.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub(crate) cow: Option<PathBuf>,
-    /// Start this many bytes into the image
+    #[command(flatten)]
+    pub(crate) limits: LimitOptions,
+    /// Attach a qcow2 writable although the first write removes its persistent bitmaps
+    ///
+    /// Without this option such an image is attached read-only, because a write by becket would make the bitmaps that
+    /// incremental backups rely on invalid. Nothing is removed before the first write.
+    #[arg(long)]
+    pub(crate) drop_bitmaps: bool,
+    /// Skip this many bytes at the start of the image
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, default_value = "0", value_parser = parse_size)]
     pub(crate) offset: u64,
-    /// Offer at most this many bytes
+    /// Limit the size of the device
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) size_limit: Option<u64>,
-    /// Logical block size, a power of two from 512 to the page size [default: what the image needs]
+    /// Set the logical block size, a power of two from 512 to the page size [default: what the image needs]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_block_size)]
     pub(crate) block_size: Option<u32>,
-    /// Bypass the page cache of the file below: when it can, always or never
+    /// Bypass the page cache of the image file: if possible (auto), always (on) or never (off)
     ///
-    /// With auto, what is stored compressed in a file that is only read goes through it all the same, so that the kernel
-    /// reads ahead.
+    /// With auto, compressed data in a read-only file still goes through the page cache, so that the kernel reads ahead.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Toggle::Auto)]
     pub(crate) direct_io: Toggle,
-    /// Offer partitions: when there is a table, always or never
+    /// Create partition devices: if there is a partition table (auto), always (on) or never (off)
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Toggle::Auto)]
     pub(crate) partitions: Toggle,
     /// Detach when the last user closes the device
     #[arg(long)]
     pub(crate) autoclear: bool,
-    /// Allow an image that is in use: no lock is taken, nothing keeps two writers apart
+    /// Attach an image that is in use: take no lock, even if another program may write to it
     #[arg(long)]
     pub(crate) shared: bool,
-    /// Read below the image's file system (ublk, read-only, root): where that is safe, always or never
-    ///
-    /// From the block device that ext4 or an XFS without reflink lies on, for fewer instructions a read. Whoever opens
-    /// the image for writing waits a moment, and the device reads through the file from then on.
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Toggle::Off)]
-    pub(crate) below: Toggle,
-    /// Give the device a server process of its own, in your control group (ublk, fuse)
+    /// Serve the device in a process of its own, in your control group (ublk and fuse only)
     #[arg(long)]
     pub(crate) isolate: bool,
-    /// Memory for decoded blocks of compressed images, shared by all devices of the server (16M or more). As many bytes are
-    /// kept; by default less where what was read once is not read again [default: up to 1/16 of memory, at most 1G]
+    /// Set the size of the cache of decoded blocks, which all devices of the server share, at least 16M [default: up to 1/16
+    /// of memory, at most 1G, and less if blocks are not read again]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) cache_size: Option<u64>,
-    /// Number of queues (ublk, fuse) [default: up to one per CPU; one for a device among many]
+    /// Set the number of queues (ublk and fuse only) [default: up to one per CPU; one if there are many devices]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) queues: Option<u16>,
-    /// Requests in flight per queue (ublk, fuse) [default: 128; 64 where the kernel must copy; fewer for a
-    /// device among many]
+    /// Set the number of requests in flight per queue (ublk and fuse only) [default: 128; 64 if data is copied; fewer if
+    /// there are many devices]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) depth: Option<u16>,
     /// How data and commands cross (ublk): copy, zero-copy, batch-copy, batch-zero-copy
     #[arg(long, hide = true)]
     pub(crate) mode: Option<DataMode>,
-    /// Make one operation of requests that arrive together and go on where each other end (ublk, copying)
-    #[arg(long, hide = true)]
-    pub(crate) merge: bool,
-    /// Have operations on the image fail, come short or late, for testing (served ones): error=write:EIO:0.01,delay=read:10ms
+    /// Inject errors, short transfers or delays, for testing (ublk and fuse only): error=write:EIO:0.01,delay=read:10ms
     #[arg(long, value_name = "FAULTS", value_parser = crate::faults::parse_faults)]
     pub(crate) fault: Option<becket_device::fault::Faults>,
+}
+
+/// Reads the name of a format; help and completions show all of them.
+pub(super) fn format_parser() -> impl clap::builder::TypedValueParser<Value = becket_image::Format> {
+    let name = |names: &'static [&'static str]| {
+        let (first, rest) = names.split_first()?;
+        Some(PossibleValue::new(first).aliases(rest))
+    };
+    let names = becket_image::Format::names().filter_map(name);
+    PossibleValuesParser::new(names).try_map(|text| text.parse::<becket_image::Format>())
 }
 
 /// As without any of them on the command line.
@@ -98,6 +119,8 @@ impl Default for DeviceOptions {
             format: becket_image::Format::Auto,
             backing_dirs: Vec::new(),
             cow: None,
+            limits: LimitOptions::default(),
+            drop_bitmaps: false,
             offset: 0,
             size_limit: None,
             block_size: None,
@@ -105,13 +128,11 @@ impl Default for DeviceOptions {
             partitions: Toggle::Auto,
             autoclear: false,
             shared: false,
-            below: Toggle::Off,
             isolate: false,
             cache_size: None,
             queues: None,
             depth: None,
             mode: None,
-            merge: false,
             fault: None,
         }
     }

@@ -60,7 +60,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
             .iter()
             .map(|(image, failure)| {
                 let mut error = failure.to_json();
-                error["image"] = json!(image.display().to_string());
+                error["image"] = json!(becket_device::path_text(image));
                 error
             })
             .collect();
@@ -83,10 +83,10 @@ fn jobs(args: &args::Attach) -> Result<Vec<Job>, Failure> {
     }
     if args.device.name.is_some() && args.images.len() > 1 {
         return Err(Failure::usage("one --name cannot name several devices")
-            .hint("attach the images one by one, or leave --name away"));
+            .hint("attach the images one by one, or omit --name"));
     }
     if args.device.cow.is_some() && args.images.len() > 1 {
-        return Err(Failure::usage("one --cow cannot take what is written to several images")
+        return Err(Failure::usage("one --cow cannot be the overlay of several images")
             .hint("attach the images one by one, or give each line of --from its own --cow"));
     }
     let options = common::options(&args.device);

@@ -6,8 +6,8 @@ use crate::{
     failure::Failure,
     ui::Ui,
 };
-use becket_device::{AttachOptions, DeviceInfo, GoBelow, Partitions};
-use becket_image::{Walk, shown};
+use becket_device::{AttachOptions, DeviceInfo, DeviceState, Partitions};
+use becket_image::{Budget, Format, Walk, shown};
 use serde::Serialize;
 use serde_json::json;
 use std::{
@@ -22,6 +22,7 @@ use std::{
 /// What was asked for, in the words of the device room.
 pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
     AttachOptions {
+        cut: false,
         via: match asked.via {
             Via::Auto => becket_device::Via::Auto,
             Via::Ublk => becket_device::Via::Ublk,
@@ -34,15 +35,12 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
         format: asked.format,
         backing_dirs: asked.backing_dirs.clone(),
         cow: asked.cow.clone(),
+        no_limits: asked.limits.no_limits,
+        drop_bitmaps: asked.drop_bitmaps,
         offset: asked.offset,
         size_limit: asked.size_limit,
         block_size: asked.block_size,
         direct_io: asked.direct_io.into(),
-        below: match asked.below {
-            Toggle::Auto => GoBelow::Auto,
-            Toggle::On => GoBelow::On,
-            Toggle::Off => GoBelow::Off,
-        },
         queues: asked.queues,
         depth: asked.depth,
         partitions: match asked.partitions {
@@ -53,7 +51,6 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
         autoclear: asked.autoclear,
         shared: asked.shared,
         mode: asked.mode,
-        merge: asked.merge,
         faults: asked.fault.clone(),
         isolate: asked.isolate,
         cache_size: asked.cache_size,
@@ -95,8 +92,13 @@ pub(super) fn each<T: Serialize>(
 
 /// Walks a path through images, to see what is there.
 pub(super) fn look(look: &Look, verb: &str) -> Result<Walk, Failure> {
-    becket_image::look(&look.path, look.format, &look.backing_dirs)
-        .map_err(|error| image_failure(verb, &look.path, error))
+    look_as(look, look.format).map_err(|error| image_failure(verb, &look.path, error))
+}
+
+/// The same, of a format that the command chooses.
+pub(super) fn look_as(look: &Look, format: Format) -> Result<Walk, becket_image::Error> {
+    let budget = if look.limits.no_limits { Budget::unlimited() } else { Budget::default() };
+    becket_image::look_within(&look.path, format, &look.backing_dirs, &budget)
 }
 
 /// An error of the image room, told as the failure to `verb` (like `list`) the image at `path`.
@@ -111,16 +113,23 @@ pub(super) fn ourselves(subcommand: &str) -> Command {
     command
 }
 
-/// Whether the device, this very use of it, is gone within `patience`.
+/// How long a server may take to close the image of a device that nobody uses any more. It gives up sooner.
+const CLOSED_WITHIN: Duration = Duration::from_secs(30);
+
+/// Whether the device, this very use of it, is gone within `patience`, and its image is free for the next
+/// program. A device that is on its way out is waited for longer.
 pub(super) fn await_gone(info: &DeviceInfo, patience: Duration) -> bool {
-    let until = Instant::now() + patience;
+    let begun = Instant::now();
     loop {
-        match becket_device::list() {
-            Ok(devices) if devices.iter().any(|device| same(device, info)) => {}
+        let leaving = match becket_device::list() {
+            Ok(devices) => match devices.into_iter().find(|device| same(device, info)) {
+                Some(device) => device.state == DeviceState::Detaching && !device.device.exists(),
+                None => return true,
+            },
             // When they cannot be listed, waiting for them shows nothing.
-            _ => return true,
-        }
-        if Instant::now() >= until {
+            Err(_) => return true,
+        };
+        if begun.elapsed() >= if leaving { CLOSED_WITHIN.max(patience) } else { patience } {
             return false;
         }
         thread::sleep(Duration::from_millis(5));

@@ -75,7 +75,7 @@ fn each(
 fn told(info: &DeviceInfo) -> String {
     let device = info.device.display();
     match info.state {
-        DeviceState::Detaching => format!("{device} goes when its last user lets go"),
+        DeviceState::Detaching => format!("{device} is detached when its last user closes it"),
         _ => format!("{device} is gone"),
     }
 }

@@ -1,11 +1,10 @@
-//! `becket doctor`: what works on this machine, and what would mend the rest.
-//! Never mends anything itself, and never fails because of what it finds.
+//! `becket doctor`: what works on this machine, and how to fix the rest.
+//! Never fixes or creates anything itself, and never fails because of what it finds.
 
 use crate::{
-    args,
-    cgroup::Cgroup,
+    args, cgroup,
     failure::{Failure, without_errno},
-    ui::{Colour, Ui},
+    ui::{Colour, Ui, printable},
 };
 use becket_device::ServerStatus;
 use rustix::{
@@ -22,6 +21,7 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
     let cgroup = cgroup();
     let transports = becket_device::doctor();
     let server = server();
+    let ailing = becket_device::ailing();
     if ui.json {
         let transports: Vec<_> = transports
             .iter()
@@ -30,7 +30,7 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
                 let details: serde_json::Map<_, _> =
                     probe.details.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
                 json!({
-                    "transport": report.kind, "works": probe.works, "reason": probe.reason, "mend": probe.mend,
+                    "transport": report.kind, "works": probe.works, "reason": probe.reason, "fix": probe.mend,
                     "details": details,
                 })
             })
@@ -46,6 +46,9 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
                 "notes": server.notes,
             })),
             "transports": transports,
+            "devices": ailing.iter().flatten().map(|info| json!({
+                "name": info.name, "state": info.state, "why": info.warnings.first(),
+            })).collect::<Vec<_>>(),
         }))?;
         return Ok(0);
     }
@@ -64,15 +67,26 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
             let _ = writeln!(text, "  {key}: {value}");
         }
         if let Some(mend) = &probe.mend {
-            let _ = writeln!(text, "  {} {mend}", ui.paint(Colour::Cyan, "to mend:"));
+            let _ = writeln!(text, "  {} {mend}", ui.paint(Colour::Cyan, "to fix:"));
         }
     }
     let ends = match &cgroup {
-        Ok(()) => "a cgroup of its own ends all that its command leaves running".to_owned(),
-        Err(why) => format!("its guard ends what its command leaves running (no cgroup: {why})"),
+        Ok(()) => "a cgroup of its own kills what its command leaves running".to_owned(),
+        Err(why) => format!("a guard process kills what its command leaves running (no cgroup: {why})"),
     };
     let _ = writeln!(text, "\nbecket run: {ends}");
     let _ = writeln!(text, "\nserver: {}", told(&server));
+    match &ailing {
+        Ok(devices) => {
+            for info in devices {
+                let why = info.warnings.first().map_or("", String::as_str);
+                let _ = writeln!(text, "\n{}: {}\n  {}", info.name, info.state, printable(why));
+            }
+        }
+        Err(error) => {
+            let _ = writeln!(text, "\ndevices: {error}");
+        }
+    }
     if !transports.iter().any(|report| report.probe.works) {
         let _ = writeln!(text, "\nNo transport works here: images cannot be attached as block devices.");
     }
@@ -124,10 +138,7 @@ impl Privileges {
     }
 }
 
-/// Whether `becket run` could make a control group.
+/// Whether `becket run` could make a control group. None is made.
 fn cgroup() -> Result<(), String> {
-    let group = Cgroup::make(&format!("becket-doctor-{}", std::process::id()))
-        .map_err(|error| crate::failure::plain(&error))?;
-    group.remove();
-    Ok(())
+    cgroup::possible().map_err(|error| crate::failure::plain(&error))
 }

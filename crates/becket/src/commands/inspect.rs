@@ -3,26 +3,33 @@
 
 use super::common;
 use crate::{args, failure::Failure, ui::Ui, units::format_size};
-use becket_image::{End, Inspected};
-use serde_json::json;
+use becket_image::{End, Error, Format, Inspected, LayerError};
+use std::collections::BTreeMap;
 
 pub(crate) fn run(ui: &Ui, args: &args::Inspect) -> Result<u8, Failure> {
-    let walk = common::look(&args.look, "inspect")?;
+    let walk = match common::look_as(&args.look, args.look.format) {
+        // What becket does not read is named all the same, and the command that converts it.
+        Err(Error::Layer { source: LayerError::Foreign { .. } | LayerError::Sequential { .. }, .. }) => {
+            common::look_as(&args.look, Format::Raw)
+        }
+        walk => walk,
+    };
+    let walk = walk.map_err(|error| common::image_failure("inspect", &args.look.path, error))?;
     let (index, level) =
         walk.named().map_err(|error| common::image_failure("inspect", &args.look.path, error))?;
     if walk.end != End::Image {
-        let error = becket_image::Error::NotAnImage { path: args.look.path.clone(), what: "a directory" };
+        let error = Error::NotAnImage { path: args.look.path.clone(), what: "a directory" };
         return Err(common::image_failure("inspect", &args.look.path, error)
             .hint("see what is in it: becket ls PATH"));
     }
     let told = becket_image::inspect(&level.image, &level.path, args.look.format_of(index + 1));
     if ui.json {
-        ui.value(&json!({ "image": told }))?;
+        ui.document(&BTreeMap::from([("image", told)]))?;
         return Ok(0);
     }
     let mut lines = Vec::new();
     tree(&told, "", "", &mut lines);
-    lines.iter().try_for_each(|line| ui.line(line))?;
+    ui.lines(lines)?;
     Ok(0)
 }
 

@@ -34,17 +34,23 @@ pub(crate) fn run(ui: &Ui, _args: &args::List) -> Result<u8, Failure> {
     let text = table(&rows, &[SIZE_COLUMN, BLOCK_COLUMN]);
     for (line, info) in text.lines().zip([None].into_iter().chain(devices.iter().map(Some))) {
         let colour = match info.map(|info| info.state) {
-            Some(DeviceState::Lost | DeviceState::Failing) => Some(Colour::Red),
+            Some(DeviceState::Lost | DeviceState::Failing | DeviceState::NotResponding) => Some(Colour::Red),
             _ => None,
         };
         ui.line(colour.map_or_else(|| line.to_owned(), |colour| ui.paint(colour, line)))?;
+    }
+    let ails =
+        |info: &&DeviceInfo| matches!(info.state, DeviceState::NotResponding | DeviceState::UnknownVersion);
+    for info in devices.iter().filter(ails) {
+        let why = info.warnings.first().map_or("", String::as_str);
+        ui.note(format!("{}: {why}", info.name));
     }
     Ok(0)
 }
 
 /// Which image it has, and what takes what is written to it.
 fn image(info: &DeviceInfo) -> String {
-    let path = |path: &Path| printable(&path.display().to_string()).replace('\n', "\\n");
+    let path = |path: &Path| printable(&path.display().to_string());
     let cow = info.cow.as_deref().map_or_else(String::new, |cow| format!(" (--cow {})", path(cow)));
     path(&info.image) + &cow
 }
@@ -63,7 +69,7 @@ fn row(info: &DeviceInfo, reason: bool) -> Vec<String> {
         image(info),
     ];
     if reason {
-        let mut reason = printable(&info.reason).replace('\n', " ");
+        let mut reason = printable(&info.reason.replace('\n', " "));
         if let Some(queues) = queues(info) {
             reason.push_str(&format!("; {queues}"));
         }

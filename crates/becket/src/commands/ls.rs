@@ -2,27 +2,27 @@
 //! Never attaches or changes anything.
 
 use super::common;
-use crate::{
-    args,
-    failure::Failure,
-    ui::{Ui, table},
-    units::format_size,
-};
+use crate::{args, failure::Failure, ui::Ui, units::format_size};
 use becket_image::{
     End, FileSystem, Level, NodeKind,
+    budget::Held,
     layer::{Contents, LayerError, detect},
     shown,
 };
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::ops::ControlFlow;
 
-/// Entries of a directory that are listed; that there are more is told.
-const ENTRIES_MAX: usize = 1_000_000;
+/// Memory for an entry, beside its words.
+const ENTRY: u64 = 192;
+/// What takes the memory, for people.
+const NAMES: &str = "the list of a directory";
 /// The kind of an entry that cannot be read.
 const UNREADABLE: &str = "?";
 
 /// One line of the list.
+#[derive(Serialize)]
 struct Line {
+    #[serde(rename = "type")]
     kind: &'static str,
     size: u64,
     name: String,
@@ -37,49 +37,45 @@ pub(crate) fn run(ui: &Ui, args: &args::Ls) -> Result<u8, Failure> {
         let error = becket_image::Error::Layer { image: level.path.clone(), source: error };
         common::image_failure("list", &args.look.path, error)
     };
+    let mut held = level.image.budget().hold(0, NAMES).map_err(|spent| failed(spent.into()))?;
     let mut lines = match (&level.contents, walk.end) {
         (Some(Contents { fs: Some(fs), .. }), End::Directory(dir)) => {
-            directory(fs.as_ref(), dir).map_err(failed)?
+            directory(fs.as_ref(), dir, &mut held).map_err(failed)?
         }
         _ => {
             let contents = detect(&level.image, args.look.format_of(walk.levels.len())).map_err(failed)?;
-            root(level, &contents).map_err(failed)?
+            root(level, &contents, &mut held).map_err(failed)?
         }
     };
     let status = u8::from(lines.iter().any(|line| line.kind == UNREADABLE));
-    if lines.len() > ENTRIES_MAX {
-        lines.truncate(ENTRIES_MAX);
-        ui.note(format!("only the first {ENTRIES_MAX} entries are listed"));
-    }
     lines.sort_by(|one, other| one.name.cmp(&other.name));
     if ui.json {
-        let entries: Vec<Value> = lines
-            .iter()
-            .map(|line| json!({ "type": line.kind, "size": line.size, "name": line.name, "more": line.more }))
-            .collect();
-        ui.value(&json!({ "entries": entries }))?;
+        #[derive(Serialize)]
+        struct Listed {
+            entries: Vec<Line>,
+        }
+        ui.document(&Listed { entries: lines })?;
         return Ok(status);
     }
-    let rows: Vec<Vec<String>> = lines
-        .into_iter()
-        .map(|Line { kind, size, name, more }| {
-            let name = match (kind, more) {
-                ("link", Some(target)) => format!("{name} -> {target}"),
-                (_, Some(more)) => format!("{name}  {more}"),
-                (_, None) => name,
-            };
-            let size = if matches!(kind, "dir" | UNREADABLE) { "-".to_owned() } else { format_size(size) };
-            vec![kind.to_owned(), size, name]
-        })
-        .collect();
-    ui.line(table(&rows, &[1]).trim_end())?;
+    let size = |line: &Line| match line.kind {
+        "dir" | UNREADABLE => "-".to_owned(),
+        _ => format_size(line.size),
+    };
+    let kinds = lines.iter().map(|line| line.kind.len()).max().unwrap_or(0);
+    let sizes = lines.iter().map(|line| size(line).len()).max().unwrap_or(0);
+    ui.lines(lines.iter().map(|line| {
+        let Line { kind, name, more, .. } = line;
+        let between = if *kind == "link" { " -> " } else { "  " };
+        let (between, more) = more.as_ref().map_or(("", ""), |more| (between, more));
+        format!("{kind:kinds$}  {:>sizes$}  {name}{between}{more}", size(line))
+    }))?;
     Ok(status)
 }
 
 /// What is in an image as a whole: the files of its file system, and its partitions.
-fn root(level: &Level, contents: &Contents) -> Result<Vec<Line>, LayerError> {
+fn root(level: &Level, contents: &Contents, held: &mut Held) -> Result<Vec<Line>, LayerError> {
     let mut lines = match &contents.fs {
-        Some(fs) => directory(fs.as_ref(), fs.root())?,
+        Some(fs) => directory(fs.as_ref(), fs.root(), held)?,
         None => Vec::new(),
     };
     let partitions = contents.table.iter().flat_map(|table| &table.partitions);
@@ -108,13 +104,19 @@ fn root(level: &Level, contents: &Contents) -> Result<Vec<Line>, LayerError> {
     Ok(lines)
 }
 
-/// The entries of a directory: one more than [`ENTRIES_MAX`] where there are more. One that cannot be read hides no other.
-fn directory(fs: &dyn FileSystem, dir: u64) -> Result<Vec<Line>, LayerError> {
+/// The entries of a directory. One that cannot be read hides no other.
+fn directory(fs: &dyn FileSystem, dir: u64, held: &mut Held) -> Result<Vec<Line>, LayerError> {
     let mut entries = Vec::new();
+    let mut spent = Ok(());
     fs.list(dir, &mut |name, node| {
+        spent = held.grow(ENTRY + name.len() as u64, NAMES);
+        if spent.is_err() {
+            return ControlFlow::Break(());
+        }
         entries.push((name.to_vec(), node));
-        if entries.len() > ENTRIES_MAX { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        ControlFlow::Continue(())
     })?;
+    spent?;
     let line = |name: &[u8], node: u64| {
         let stat = fs.stat(node)?;
         let (kind, more) = match stat.kind {
@@ -131,15 +133,24 @@ fn directory(fs: &dyn FileSystem, dir: u64) -> Result<Vec<Line>, LayerError> {
         name: shown(name),
         more: Some(error.to_string()),
     };
-    Ok(entries
-        .into_iter()
-        .map(|(name, node)| line(&name, node).unwrap_or_else(|error| unreadable(&name, error)))
-        .collect())
+    let mut lines = Vec::with_capacity(entries.len());
+    for (name, node) in entries {
+        let line = match line(&name, node) {
+            Err(error @ LayerError::Spent(_)) => return Err(error),
+            Err(error) => unreadable(&name, error),
+            Ok(line) => line,
+        };
+        let words = line.name.len() + line.more.as_ref().map_or(0, String::len);
+        held.grow(words as u64, NAMES)?;
+        lines.push(line);
+    }
+    Ok(lines)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use becket_image::Budget;
     use becket_image::layer::{About, Entry, Stat};
 
     /// A directory with so many empty files, of which number 1 cannot be read.
@@ -176,7 +187,8 @@ mod tests {
 
     #[test]
     fn an_entry_that_cannot_be_read_hides_no_other() {
-        let lines = directory(&Flat(3), 0).unwrap();
+        let mut held = Budget::default().hold(0, NAMES).unwrap();
+        let lines = directory(&Flat(3), 0, &mut held).unwrap();
         let told: Vec<_> = lines.iter().map(|line| (line.kind, line.name.as_str())).collect();
         assert_eq!(told, [("file", "0"), (UNREADABLE, "1"), ("file", "2")]);
         assert!(lines[1].more.as_ref().is_some_and(|more| more.contains("no inode")));
@@ -184,6 +196,8 @@ mod tests {
 
     #[test]
     fn a_list_has_an_end() {
-        assert_eq!(directory(&Flat(u64::MAX), 0).unwrap().len(), ENTRIES_MAX + 1);
+        let mut held = Budget::default().hold(0, NAMES).unwrap();
+        let endless = directory(&Flat(u64::MAX), 0, &mut held);
+        assert!(matches!(endless, Err(LayerError::Spent(_))));
     }
 }

@@ -9,6 +9,7 @@ use crate::{
     units::format_size,
 };
 use becket_image::{Encoded, End, Extent, Image, Level, Map, Place, Walk, encoded::Block, layer::detect};
+use serde::{Serialize, Serializer, ser::SerializeMap as _};
 use serde_json::{Value, json};
 
 /// Extents that a table for people has; more are counted.
@@ -31,13 +32,16 @@ pub(crate) fn run(ui: &Ui, args: &args::Map) -> Result<u8, Failure> {
     if ui.json {
         let levels: Vec<Value> =
             formats(&walk, &args.look).map(|(level, format)| summary(level, format)).collect();
-        ui.value(&json!({
-            "image": level.path,
-            "size": level.image.len(),
-            "levels": levels,
-            "extents": entries(&level.image, level.image.map()),
-            "layers": level.image.encoded().map(|layer| layer_entry(&level.image, layer, args.blocks)).collect::<Vec<_>>(),
-        }))?;
+        let image = &level.image;
+        let layers: Vec<_> =
+            image.encoded().map(|layer| LayerEntry { image, layer, each: args.blocks }).collect();
+        ui.document(&Mapped {
+            image: &level.path,
+            size: image.len(),
+            levels,
+            extents: Extents { image, map: image.map() },
+            layers,
+        })?;
         return Ok(0);
     }
     if args.svg.is_some() {
@@ -116,24 +120,58 @@ fn row(levels: &[Level], image: &Image, extent: &Extent) -> Vec<String> {
     vec![extent.start.to_string(), format_size(extent.len), kind(image, extent), place, at]
 }
 
-fn entries(image: &Image, map: &Map) -> Vec<Value> {
-    map.extents().iter().map(|extent| entry(image, extent)).collect()
+/// A map as JSON. There may be a million extents and as many blocks: none of them is a value in memory.
+#[derive(Serialize)]
+struct Mapped<'a> {
+    image: &'a str,
+    size: u64,
+    levels: Vec<Value>,
+    extents: Extents<'a>,
+    layers: Vec<LayerEntry<'a>>,
+}
+
+struct Extents<'a> {
+    image: &'a Image,
+    map: &'a Map,
+}
+
+impl Serialize for Extents<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.map.extents().iter().map(|extent| entry(self.image, extent)))
+    }
 }
 
 /// A layer of compressed blocks: how, from how many bytes to how many, where those are stored, and on demand each block.
-fn layer_entry(image: &Image, layer: &Encoded, each: bool) -> Value {
-    let blocks = layer.blocks();
-    let mut entry = json!({
-        "codec": layer.codec().to_string(),
-        "blocks": blocks.len(),
-        "len": blocks.iter().map(|block| u64::from(block.len)).sum::<u64>(),
-        "stored": blocks.iter().map(|block| u64::from(block.input_len)).sum::<u64>(),
-        "below": entries(image, layer.below()),
-    });
-    if each {
-        entry["table"] = blocks.iter().map(block_entry).collect();
+struct LayerEntry<'a> {
+    image: &'a Image,
+    layer: &'a Encoded,
+    each: bool,
+}
+
+impl Serialize for LayerEntry<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let LayerEntry { image, layer, each } = *self;
+        let blocks = layer.blocks();
+        let mut entry = serializer.serialize_map(None)?;
+        entry.serialize_entry("codec", &layer.codec().to_string())?;
+        entry.serialize_entry("blocks", &blocks.len())?;
+        entry.serialize_entry("len", &blocks.iter().map(|block| u64::from(block.len)).sum::<u64>())?;
+        entry
+            .serialize_entry("stored", &blocks.iter().map(|block| u64::from(block.input_len)).sum::<u64>())?;
+        entry.serialize_entry("below", &Extents { image, map: layer.below() })?;
+        if each {
+            entry.serialize_entry("table", &Blocks(blocks))?;
+        }
+        entry.end()
     }
-    entry
+}
+
+struct Blocks<'a>(&'a [Block]);
+
+impl Serialize for Blocks<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(block_entry))
+    }
 }
 
 /// `start` and `len` are the layer's bytes (an extent's `offset`), `input` and `input_len` those of what is below it; the block
@@ -201,6 +239,7 @@ mod tests {
             path: disk.join("p1"),
             format: becket_image::Format::Disk,
             backing_dirs: Vec::new(),
+            limits: args::LimitOptions::default(),
         };
         let walk = becket_image::look(&look.path, look.format, &[]).unwrap();
         let told: Vec<_> = formats(&walk, &look).map(|(_, format)| format).collect();

@@ -2,7 +2,7 @@
 //! Its size depends on the number of images only: what is too small for a pixel shows as what most of the pixel is.
 
 use crate::units::format_size;
-use becket_image::{Extent, Image, Level, Place};
+use becket_image::{Extent, Level, Place};
 
 /// Pixels.
 const WIDTH: usize = 960;
@@ -83,7 +83,7 @@ pub(super) fn draw(bars: &[Bar<'_>]) -> String {
         put(format!(
             "<rect x=\"{MARGIN}\" y=\"{y}\" width=\"{WIDTH}\" height=\"{BAR}\" fill=\"none\" stroke=\"#333\"/>"
         ));
-        let next = bars.get(index + 1).and_then(|next| span(&next.level.layout, &next.level.image));
+        let next = bars.get(index + 1).and_then(|next| next.level.span);
         if let Some((from, to)) = next {
             let x = |byte: u64| MARGIN as f64 + WIDTH as f64 * byte as f64 / level.image.len().max(1) as f64;
             let (left, right) = (x(from), x(to).max(x(from) + 1.5));
@@ -159,20 +159,6 @@ fn columns(extents: &[Extent], len: u64) -> Vec<(usize, usize, Kind)> {
         }
     }
     columns
-}
-
-/// From where to where an image's bytes are in the image that holds it.
-fn span(layout: &[Extent], image: &Image) -> Option<(u64, u64)> {
-    let data = layout.iter().filter_map(|extent| match extent.place {
-        Place::Data { offset, .. } => Some((offset, offset.saturating_add(extent.len))),
-        _ => None,
-    });
-    let encoded = layout.iter().any(|extent| matches!(extent.place, Place::Encoded { .. }));
-    let blocks = image.encoded().last().filter(|_| encoded);
-    let blocks = blocks.iter().flat_map(|layer| layer.blocks());
-    let blocks = blocks.map(|block| (block.input, block.input.saturating_add(block.input_len.into())));
-    let all: Vec<(u64, u64)> = data.chain(blocks).collect();
-    Some((all.iter().map(|(from, _)| *from).min()?, all.iter().map(|(_, to)| *to).max()?))
 }
 
 fn escaped(text: &str) -> String {

@@ -15,6 +15,7 @@ mod ls;
 mod map;
 mod map_svg;
 mod mount;
+mod mount_hints;
 mod parallel;
 mod refresh;
 mod run;

@@ -1,10 +1,14 @@
 //! `becket mount IMAGE DIR`: attach, mount what mount(8) detects, and leave the device to the mount.
 //! Never leaves a device behind when the mount fails.
 
-use super::common;
+use super::{
+    common,
+    mount_hints::{Refused, found_on},
+};
 use crate::{args, failure::Failure, ui::Ui};
-use becket_device::DeviceInfo;
-use serde_json::json;
+use becket_device::{DeviceInfo, path_text};
+use rustix::thread::{CapabilitySet, capabilities};
+use serde_json::{Value, json};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -23,11 +27,12 @@ pub(crate) fn run(ui: &Ui, args: &args::Mount) -> Result<u8, Failure> {
             return Err(Failure::io(format!("cannot mount on {dir}"), &error).hint(format!("mkdir -p {dir}")));
         }
     }
+    allowed(&args.image)?;
     // The lease holds the device until the mount does; then it goes with the last of its mounts.
     let (info, lease) = becket_device::attach_leased(&args.image, &common::options(&args.device))
         .map_err(|error| Failure::device("attach", &image, &error))?;
     ui.explain(&info);
-    let mounted = pick(&info, args.partition, &args.image).and_then(|node| {
+    let mounted = pick(&info, args).and_then(|node| {
         mount(args, &info, &node)?;
         Ok(node)
     });
@@ -35,7 +40,8 @@ pub(crate) fn run(ui: &Ui, args: &args::Mount) -> Result<u8, Failure> {
     match mounted {
         Ok(node) => {
             if ui.json {
-                ui.value(&json!({ "device": info, "source": node, "dir": args.dir }))?;
+                let dir = fs::canonicalize(&args.dir).unwrap_or_else(|_| args.dir.clone());
+                ui.value(&told(&info, &node, &dir))?;
             }
             Ok(0)
         }
@@ -48,17 +54,22 @@ pub(crate) fn run(ui: &Ui, args: &args::Mount) -> Result<u8, Failure> {
     }
 }
 
+/// What `mount` and `umount` print for programs.
+pub(super) fn told(info: &DeviceInfo, source: &Path, dir: &Path) -> Value {
+    json!({ "device": info, "source": path_text(source), "dir": path_text(dir) })
+}
+
 /// Which node holds the file system.
-fn pick(info: &DeviceInfo, partition: Option<u32>, image: &Path) -> Result<PathBuf, Failure> {
-    let image = image.display();
+fn pick(info: &DeviceInfo, args: &args::Mount) -> Result<PathBuf, Failure> {
+    let (partition, image) = (args.partition, args.image.display());
     let numbers: Vec<String> = info.partitions.iter().map(|partition| partition.number.to_string()).collect();
     let numbers = numbers.join(", ");
     match partition {
         Some(0) => Ok(info.device.clone()),
-        None if info.partitions.is_empty() => Ok(info.device.clone()),
+        None if info.partitions.is_empty() || is_hybrid(args) => Ok(info.device.clone()),
         None => {
             Err(Failure::new("partitioned", format!("cannot mount {image}: it has partitions: {numbers}"))
-                .hint("say which one with --partition N; 0 is the whole device"))
+                .hint("choose one with --partition N; 0 is the whole device"))
         }
         Some(number) => info
             .partitions
@@ -71,11 +82,18 @@ fn pick(info: &DeviceInfo, partition: Option<u32>, image: &Path) -> Result<PathB
                     format!("cannot mount {image}: it has no partition {number}"),
                 );
                 match info.partitions.as_slice() {
-                    [] => failure.hint("it has no partitions at all; leave --partition away"),
+                    [] => failure.hint("it has no partitions: omit --partition"),
                     _ => failure.hint(format!("it has these: {numbers}")),
                 }
             }),
     }
+}
+
+/// Whether the image is a bootable ISO whose partitions are there for firmware: people mean the ISO as a whole.
+fn is_hybrid(args: &args::Mount) -> bool {
+    let device = &args.device;
+    let walk = || becket_image::look(&args.image, device.format, &device.backing_dirs);
+    device.offset == 0 && device.cow.is_none() && walk().is_ok_and(|walk| walk.is_hybrid())
 }
 
 fn mount(args: &args::Mount, info: &DeviceInfo, node: &Path) -> Result<(), Failure> {
@@ -93,13 +111,28 @@ fn mount(args: &args::Mount, info: &DeviceInfo, node: &Path) -> Result<(), Failu
     if output.status.success() {
         return Ok(());
     }
-    let failure = Failure::new("mount", format!("{what}: {}", last_words(&output, "mount")));
-    Err(if args.fs_type == "auto" {
-        failure.hint("is there a file system in it? `becket run IMAGE -- blkid -p {}` tells")
-    } else {
-        failure
-            .hint("leave --type away to have the file system detected; the kernel's log may say more (dmesg)")
-    })
+    let words = last_words(&output, "mount");
+    // mount(8) names the directory first, as an absolute path.
+    let said =
+        words.split_once(": ").filter(|(first, _)| first.starts_with('/')).map_or(&*words, |(_, rest)| rest);
+    let found = found_on(node);
+    let (image, dir) = (args.image.display().to_string(), args.dir.display().to_string());
+    let (fs_type, options) = (args.fs_type.as_str(), args.options.is_some());
+    let refused = Refused { said, found: found.as_deref(), image: &image, dir: &dir, fs_type, options };
+    Err(Failure::new("mount", format!("{what}: {}", refused.reason())).hint(refused.hint()))
+}
+
+/// Only root mounts block devices; a user learns that before anything is attached.
+fn allowed(image: &Path) -> Result<(), Failure> {
+    let admin = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
+    if admin {
+        return Ok(());
+    }
+    let image = image.display();
+    Err(Failure::new("permission", format!("cannot mount {image}: mounting needs root (CAP_SYS_ADMIN)"))
+        .hint(format!(
+            "run it as root: sudo becket mount ...; to look inside without root: becket ls {image}"
+        )))
 }
 
 /// Runs a tool whose complaints we tell as ours.

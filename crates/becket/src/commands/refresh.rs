@@ -1,4 +1,4 @@
-//! `becket refresh TARGET...`: devices take over a changed size of their image.
+//! `becket refresh TARGET...`: devices take over a changed size or partition table of their image.
 //! Never changes the image.
 
 use super::common;

@@ -142,7 +142,7 @@ fn release(ui: &Ui, info: &DeviceInfo, lease: Lease) {
     drop(lease);
     if !common::await_gone(info, GONE_WITHIN) {
         ui.note(format!(
-            "warning: {} is still in use; it goes when its last user lets go",
+            "warning: {} is still in use; it is detached when its last user closes it",
             info.device.display()
         ));
     }

@@ -23,9 +23,11 @@ pub(crate) fn run(ui: &Ui, args: &args::Set) -> Result<u8, Failure> {
         read_only: args.read_only.map(|switch| switch == Switch::On),
         size_limit: args.size_limit.map(|Limit(limit)| limit),
         image: args.image.clone(),
+        format: args.format,
         block_size: args.block_size,
         force: args.force,
         shared: args.shared,
+        no_limits: args.limits.no_limits,
     };
     common::each(
         ui,

@@ -3,7 +3,7 @@
 
 use super::{
     common,
-    mount::{last_words, said, tool_missing},
+    mount::{last_words, said, told, tool_missing},
 };
 use crate::{
     args,
@@ -38,7 +38,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Umount) -> Result<u8, Failure> {
     let devices = becket_device::list().map_err(|error| Failure::device("list", "the devices", &error))?;
     let info = devices.into_iter().find(|info| is_of(&mount, info)).ok_or_else(|| {
         let source = mount.source.display();
-        Failure::new("not_ours", format!("{what}: it is {source}, which is none of becket's devices"))
+        Failure::new("not_ours", format!("{what}: it is {source}, which is not a device of becket"))
             .hint(format!("umount {dir}"))
     })?;
 
@@ -46,7 +46,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Umount) -> Result<u8, Failure> {
         .map_err(|error| tool_missing(&what, "umount", &error))?;
     if !output.status.success() {
         return Err(Failure::new("umount", format!("{what}: {}", last_words(&output, "umount")))
-            .hint(format!("who uses it: fuser -vm {dir}")));
+            .hint(format!("see what uses it: fuser -vm {dir}")));
     }
     let still = mounts::all().unwrap_or_default().into_iter().find(|mount| is_of(mount, &info));
     match &still {
@@ -58,7 +58,9 @@ pub(crate) fn run(ui: &Ui, args: &args::Umount) -> Result<u8, Failure> {
         None => detach(&info, args.timeout)?,
     }
     if ui.json {
-        ui.value(&json!({ "device": info, "dir": point, "detached": still.is_none() }))?;
+        let mut value = told(&info, &mount.source, &point);
+        value["detached"] = json!(still.is_none());
+        ui.value(&value)?;
     }
     Ok(0)
 }

@@ -78,6 +78,7 @@ pub(super) fn create(file: &OsStr, settings: &Settings) -> Result<PathBuf, Troub
         partitions: if settings.partscan { Partitions::Auto } else { Partitions::Off },
         // losetup attaches what others have attached, too.
         shared: true,
+        cut: true,
         ..AttachOptions::default()
     };
     let attached = becket_device::attach(Path::new(file), &options);

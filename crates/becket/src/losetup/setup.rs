@@ -4,7 +4,7 @@
 use super::device;
 use super::options::Settings;
 use super::{Trouble, overlap, warn};
-use becket_image::OpenOptions;
+use becket_image::{Format, OpenOptions};
 use becket_transport::{node, sysfs};
 use becket_uapi::loop_::{self as uapi, LoopConfig, LoopInfo64};
 use rustix::fs::OFlags;
@@ -230,6 +230,8 @@ impl Backing {
             size_limit: settings.size_limit.filter(|&limit| limit > 0),
             block_size: settings.sector_size.and_then(|size| u32::try_from(size).ok()),
             partitions: true,
+            // The driver shows the bytes as they are, whatever they begin like.
+            format: Format::Raw,
             ..OpenOptions::default()
         };
         // What is no image has no partitions, which is for the kernel to say.

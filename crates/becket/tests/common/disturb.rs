@@ -20,7 +20,7 @@ use super::load::Random;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What is done to whom, in turn.
-pub(crate) const DISTURBANCES: [Disturbance; 10] = [
+pub(crate) const DISTURBANCES: [Disturbance; 11] = [
     Disturbance { whom: WORKER, how: How::Signal("KILL") },
     Disturbance { whom: SUPERVISOR, how: How::Signal("KILL") },
     Disturbance { whom: WORKER, how: How::Signal("SEGV") },
@@ -30,6 +30,7 @@ pub(crate) const DISTURBANCES: [Disturbance; 10] = [
     Disturbance { whom: WORKER, how: How::Starved },
     Disturbance { whom: SUPERVISOR, how: How::Starved },
     Disturbance { whom: SUPERVISOR, how: How::Both },
+    Disturbance { whom: SUPERVISOR, how: How::Together },
     Disturbance { whom: SUPERVISOR, how: How::Replaced },
 ];
 
@@ -52,6 +53,8 @@ pub(crate) enum How {
     Starved,
     /// The supervisor is killed, and as soon as its successor serves, the worker.
     Both,
+    /// Supervisor and worker are killed at once.
+    Together,
     /// Another server takes over.
     Replaced,
 }
@@ -64,6 +67,7 @@ impl Disturbance {
             How::Stopped => format!("SIGSTOP and SIGCONT of the {whom}"),
             How::Starved => format!("OOM kill of the {whom}"),
             How::Both => "SIGKILL of the supervisor, then of the worker".to_owned(),
+            How::Together => "SIGKILL of supervisor and worker at once".to_owned(),
             How::Replaced => "takeover by a new server".to_owned(),
         }
     }
@@ -99,6 +103,13 @@ impl Disturbance {
                 let now = await_device(place, device, |now| now[SUPERVISOR] != before[SUPERVISOR]);
                 send("KILL", &now[WORKER]);
             }
+            How::Together => {
+                let both = [pid, &before[WORKER]].map(ToString::to_string);
+                tool(Command::new("kill").arg("-KILL").args(both));
+                await_device(place, device, |now| {
+                    now[SUPERVISOR] != before[SUPERVISOR] && now[WORKER] != before[WORKER]
+                });
+            }
             How::Replaced => {
                 let mut serve = place.becket();
                 serve
@@ -113,7 +124,7 @@ impl Disturbance {
         }
         let recovered = |now: &Value| now["recoveries"].as_u64() > before["recoveries"].as_u64();
         await_device(place, device, |now| match (self.whom, self.how) {
-            (WORKER, _) | (_, How::Both | How::Replaced) => recovered(now),
+            (WORKER, _) | (_, How::Both | How::Together | How::Replaced) => recovered(now),
             _ => now[SUPERVISOR] != before[SUPERVISOR],
         });
         Duration::ZERO

@@ -59,8 +59,6 @@ fn core(ring: &mut Ring, backing: Backing) -> Core {
         number: 0,
         backing: &Arc::new(backing),
         memory: Memory::Registered,
-        below: None,
-        merge: false,
         batch: None,
         stats: &Arc::default(),
         mailbox: &unheard(),

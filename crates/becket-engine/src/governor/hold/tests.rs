@@ -8,12 +8,12 @@ use std::{
     sync::mpsc::{Receiver, sync_channel},
 };
 
-use becket_image::{BackingKind, DirectIo, Extent, Facts, Map, Place, ReadLease};
+use becket_image::{BackingKind, DirectIo, Extent, Facts, Map, Place};
 use rustix::io::Errno;
 
 use super::*;
 use crate::{
-    Below, Data, Memory, Op, Request,
+    Data, Memory, Op, Request,
     core::Parts,
     user_data::{Source, source_of},
 };
@@ -56,7 +56,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(backing: &Arc<Backing>, below: Option<Below>) -> Bench {
+    fn new(backing: &Arc<Backing>) -> Bench {
         let (port, _writer) = rustix::pipe::pipe().unwrap();
         let parts = Parts {
             descriptor: port.as_fd(),
@@ -67,8 +67,6 @@ impl Bench {
             backing,
             memory: Memory::Buffers(2 * PAGE as usize),
             batch: None,
-            below,
-            merge: false,
             stats: &Arc::default(),
         };
         let mut ring = Ring::new(0).unwrap();
@@ -106,7 +104,6 @@ impl Bench {
                     self.core.operated(&mut self.ring, tag, completion.result);
                 }
             }
-            self.core.prove(&mut self.ring);
             let finished = self.core.take_finished();
             for (tag, result) in &finished {
                 assert_eq!(told.insert(*tag, *result), None, "tag {tag} finishes once");
@@ -122,7 +119,7 @@ impl Bench {
 fn what_has_begun_ends_in_the_old_image_and_what_comes_later_begins_in_the_new_one() {
     let (old, new) = (Image::new(b'o'), Image::new(b'n'));
     let backing = old.backing(false);
-    let mut bench = Bench::new(&backing, None);
+    let mut bench = Bench::new(&backing);
     bench.core.prepare(&mut bench.ring, new.backing(false)).unwrap();
     // Two operations, of which only the first is on its way when the queue is held.
     bench.fill(0, b'1');
@@ -144,7 +141,7 @@ fn what_has_begun_ends_in_the_old_image_and_what_comes_later_begins_in_the_new_o
 #[test]
 fn what_was_prepared_can_be_given_up() {
     let (old, new) = (Image::new(b'o'), Image::new(b'n'));
-    let mut bench = Bench::new(&old.backing(false), None);
+    let mut bench = Bench::new(&old.backing(false));
     let other = new.backing(false);
     bench.core.prepare(&mut bench.ring, Arc::clone(&other)).unwrap();
     assert_eq!(bench.hold().try_recv(), Ok(true), "nothing is under way");
@@ -163,7 +160,7 @@ fn what_was_prepared_can_be_given_up() {
 fn a_device_that_becomes_read_only_refuses_what_was_held_back() {
     let image = Image::new(b'o');
     let backing = image.backing(false);
-    let mut bench = Bench::new(&backing, None);
+    let mut bench = Bench::new(&backing);
     let frozen = Arc::new(backing.otherwise(Image::map(), true, DirectIo::Auto));
     bench.core.prepare(&mut bench.ring, frozen).unwrap();
     bench.fill(0, b'1');
@@ -177,29 +174,4 @@ fn a_device_that_becomes_read_only_refuses_what_was_held_back() {
     bench.begin(2, Op::Read);
     assert_eq!(bench.await_all(&[2]), [Ok(2 * PAGE)]);
     assert!(image.holds(b'1'));
-}
-
-#[test]
-fn a_change_ends_the_reading_below() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("image");
-    std::fs::write(&path, [b'f'; 2 * PAGE as usize]).unwrap();
-    // A process that another test is starting holds the writing descriptor until it becomes its program.
-    let lease = (0..500).find_map(|_| {
-        let taken = ReadLease::take(File::open(&path).unwrap().into());
-        taken.inspect_err(|_| std::thread::sleep(std::time::Duration::from_millis(10))).ok()
-    });
-    let lease = Arc::new(lease.expect("a lease on a file that nobody writes"));
-    let image = Image(File::open(&path).unwrap());
-    let backing = image.backing(true);
-    let below = Below { map: Arc::new(Image::map()), lease: Arc::clone(&lease) };
-    let mut bench = Bench::new(&backing, Some(below));
-    let same = Arc::new(backing.otherwise(Image::map(), true, DirectIo::Auto));
-    bench.core.prepare(&mut bench.ring, same).unwrap();
-    let is_drained = bench.hold();
-    bench.begin(0, Op::Read);
-    assert_eq!(is_drained.try_recv(), Ok(true));
-    bench.core.let_go(&mut bench.ring, true).unwrap();
-    assert_eq!(bench.await_all(&[0]), [Ok(2 * PAGE)]);
-    assert_eq!(Arc::strong_count(&lease), 1, "the queue's share is gone");
 }

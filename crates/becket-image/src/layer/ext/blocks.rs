@@ -1,5 +1,5 @@
 //! Where the blocks of a file are: extent trees, and ext2's lists of blocks.
-//! It never visits more nodes than a sound file can have.
+//! It never goes deeper than a sound file does; how many nodes it reads is for the image's budget to bound.
 
 use super::{Ext, Inode, crc32c, flag};
 use crate::bytes::{part, u16_at, u32_at};
@@ -13,12 +13,10 @@ const ENTRY: usize = 12;
 const DEPTH_MAX: u16 = 5;
 /// Longer extents are of blocks that were reserved and never written.
 const WRITTEN_MAX: u16 = 0x8000;
-/// The most blocks of block numbers that are read for one file: 2 TiB of data in blocks of 4 KiB.
-const LISTS_MAX: u32 = 1 << 19;
 
 /// The layout of a file's bytes.
 pub(super) fn lay_out(ext: &Ext, inode: &Inode) -> Result<Layout, LayerError> {
-    let mut file = File { ext, size: inode.size, layout: Layout::default(), lists: 0 };
+    let mut file = File { ext, size: inode.size, layout: Layout::of(&ext.image)? };
     if inode.flags & flag::EXTENTS != 0 {
         let root = &inode.block;
         file.extents(root, u16_at(root, 6), inode.seed)?;
@@ -34,7 +32,6 @@ struct File<'a> {
     ext: &'a Ext,
     size: u64,
     layout: Layout,
-    lists: u32,
 }
 
 impl File<'_> {
@@ -91,16 +88,7 @@ impl File<'_> {
                 return corrupt("a node of a file's extent tree is empty");
             }
             check_node(&block, seed)?;
-            self.count_list()?;
             self.extents(&block, depth - 1, seed)?;
-        }
-        Ok(())
-    }
-
-    fn count_list(&mut self) -> Result<(), LayerError> {
-        self.lists += 1;
-        if self.lists > LISTS_MAX {
-            return Err(LayerError::Limit("it has too many blocks of block numbers".to_owned()));
         }
         Ok(())
     }
@@ -130,7 +118,6 @@ impl File<'_> {
             *logical += 1;
             return Ok(());
         }
-        self.count_list()?;
         let block = self.ext.block(number.into())?;
         block.chunks_exact(4).try_for_each(|number| self.list(u32_at(number, 0), level - 1, logical))
     }

@@ -16,6 +16,7 @@ use super::{
     About, Entry, FileSystem, LayerError, NodeKind, Stat, corrupt, directory_len, link_is_short, link_target,
     unsupported,
 };
+use crate::Place;
 use crate::bytes::{field, padded_text, part, u16_at, u32_at, uuid};
 use crate::image::{Image, Layout};
 
@@ -281,7 +282,12 @@ impl FileSystem for Ext {
     fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {
         let inode = self.inode_of(dir, NodeKind::Directory, "directory")?;
         let len = directory_len(inode.size)?;
-        let bytes = self.image.compose(self.blocks_of(&inode)?)?;
+        let layout = self.blocks_of(&inode)?;
+        // What reads as zeroes would read as empty.
+        if layout.extents().iter().any(|extent| extent.place == Place::Zero) {
+            return corrupt("a directory has blocks that were never written");
+        }
+        let bytes = self.image.compose(layout)?;
         directory::list(&bytes, len, usize::try_from(self.block_size).unwrap_or(0), entry)
     }
 

@@ -1,9 +1,11 @@
 //! ISO 9660 with Rock Ridge or Joliet: volume descriptors, directories, files of several extents.
 //! It never reads a path table, and takes nothing but a directory's own records for what is in it.
 //!
-//! A file is known by where its first directory record is, in bytes: records of the same file follow each other.
+//! A file is known by where its first directory record is, in bytes: records of the same file follow each
+//! other.
 //!
-//! Followed: ECMA-119 (4th edition), the System Use Sharing Protocol 1.12 and the Rock Ridge Interchange Protocol 1.12.
+//! Followed: ECMA-119 (4th edition), the System Use Sharing Protocol 1.12 and the Rock Ridge Interchange
+//! Protocol 1.12.
 
 mod susp;
 
@@ -11,7 +13,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::{About, Entry, FileSystem, LayerError, NodeKind, Stat, corrupt, directory_len, unsupported};
-use crate::bytes::{part, u8_at, u16_at, u32_at};
+use crate::bytes::{padded_text, part, u8_at, u16_at, u32_at};
 use crate::image::{Image, Layout};
 use susp::SystemUse;
 
@@ -24,8 +26,6 @@ const DESCRIPTORS_MAX: u64 = 64;
 const RECORD_LEN: usize = 33;
 /// Where the root directory's record is in a volume descriptor.
 const ROOT_RECORD: usize = 156;
-/// Records of one file: each has 4 GiB at most, and none is needed for less.
-const RECORDS_MAX: usize = 4096;
 
 const DIRECTORY: u8 = 0x02;
 const ASSOCIATED: u8 = 0x04;
@@ -124,7 +124,10 @@ impl Iso {
         };
         iso.about = About {
             format: "iso9660",
-            label: text(part(bytes, 40, 32)),
+            label: match joliet {
+                Some((_, joliet)) => joliet_label(part(joliet, 40, 32), part(bytes, 40, 32)),
+                None => padded_text(part(bytes, 40, 32)),
+            },
             uuid: date(part(bytes, 830, 16)).or_else(|| date(part(bytes, 813, 16))),
             compression: None,
             notes: vec![names.to_owned()],
@@ -157,17 +160,19 @@ impl Iso {
         self.record(if in_sector { end } else { end.next_multiple_of(SECTOR) })
     }
 
-    /// All records of the file whose first one is at `node`.
-    fn records(&self, node: u64) -> Result<Vec<Record>, LayerError> {
-        let mut records = vec![self.record(node)?];
-        while let Some(last) = records.last().filter(|last| last.flags() & GOES_ON != 0) {
-            if records.len() >= RECORDS_MAX {
-                return Err(LayerError::Limit(format!("a file of more than {RECORDS_MAX} extents")));
-            }
-            let next = self.next(last)?;
-            records.push(next);
+    /// Tells of all records of the file whose first one is at `node`.
+    fn each_record(
+        &self,
+        node: u64,
+        mut tell: impl FnMut(&Record) -> Result<(), LayerError>,
+    ) -> Result<(), LayerError> {
+        let mut record = self.record(node)?;
+        tell(&record)?;
+        while record.flags() & GOES_ON != 0 {
+            record = self.next(&record)?;
+            tell(&record)?;
         }
-        Ok(records)
+        Ok(())
     }
 
     fn system_use(&self, record: &Record) -> Result<SystemUse, LayerError> {
@@ -186,12 +191,7 @@ impl Iso {
         let raw = part(&record.bytes, RECORD_LEN, u8_at(&record.bytes, 32).into());
         match self.names {
             Names::RockRidge(_) if !system_use.name.is_empty() => system_use.name.clone(),
-            Names::Joliet => {
-                let units = raw.chunks_exact(2).map(|unit| u16::from_be_bytes(crate::bytes::field(unit, 0)));
-                let name: String =
-                    char::decode_utf16(units).map(|c| c.unwrap_or(char::REPLACEMENT_CHARACTER)).collect();
-                without_version(name.as_bytes()).to_vec()
-            }
+            Names::Joliet => without_version(utf16(raw.iter().copied()).as_bytes()).to_vec(),
             _ => {
                 let name = without_version(raw);
                 name.strip_suffix(b".").unwrap_or(name).to_vec()
@@ -225,14 +225,18 @@ impl FileSystem for Iso {
     }
 
     fn stat(&self, node: u64) -> Result<Stat, LayerError> {
-        let records = self.records(node)?;
-        let Some(first) = records.first() else { return corrupt("a file without a record") };
-        let kind = match self.system_use(first)?.mode {
+        let first = self.record(node)?;
+        let kind = match self.system_use(&first)?.mode {
             Some(mode) => NodeKind::of_mode(mode),
             None if first.flags() & DIRECTORY != 0 => NodeKind::Directory,
             None => NodeKind::File,
         };
-        Ok(Stat { kind, size: records.iter().map(Record::size).sum() })
+        let mut size = 0_u64;
+        self.each_record(node, |record| {
+            size = size.saturating_add(record.size());
+            Ok(())
+        })?;
+        Ok(Stat { kind, size })
     }
 
     fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {
@@ -282,17 +286,16 @@ impl FileSystem for Iso {
     }
 
     fn lay_out(&self, node: u64) -> Result<Layout, LayerError> {
-        let records = self.records(node)?;
-        let mut layout = Layout::default();
-        for record in &records {
+        let mut layout = Layout::of(&self.image)?;
+        self.each_record(node, |record| {
             if record.flags() & DIRECTORY != 0 {
                 return corrupt("this is no regular file");
             }
             if self.system_use(record)?.compressed {
                 return unsupported("files compressed with zisofs");
             }
-            layout.data(self.first_byte(record)?, record.size())?;
-        }
+            layout.data(self.first_byte(record)?, record.size())
+        })?;
         Ok(layout)
     }
 
@@ -311,9 +314,21 @@ fn without_version(name: &[u8]) -> &[u8] {
     }
 }
 
-/// Text in a field padded with spaces.
-fn text(bytes: &[u8]) -> Option<String> {
-    crate::bytes::padded_text(bytes)
+/// The label of a Joliet volume, as blkid has it: 16 letters in UTF-16, and then what the primary volume's
+/// goes on with where that begins alike.
+fn joliet_label(wide: &[u8], primary: &[u8]) -> Option<String> {
+    let text = utf16(wide.chunks_exact(2).take_while(|unit| **unit != [0, 0]).flatten().copied());
+    let begins_alike = text.chars().count() == wide.len() / 2
+        && text.bytes().zip(primary).all(|(one, other)| one.eq_ignore_ascii_case(other));
+    let rest = if begins_alike { primary.get(text.len()..).unwrap_or_default() } else { &[] };
+    padded_text(&[text.as_bytes(), rest].concat())
+}
+
+/// Text in UTF-16, the more significant byte first.
+fn utf16(bytes: impl Iterator<Item = u8>) -> String {
+    let bytes: Vec<u8> = bytes.collect();
+    let units = bytes.chunks_exact(2).map(|unit| u16::from_be_bytes(crate::bytes::field(unit, 0)));
+    char::decode_utf16(units).map(|c| c.unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
 }
 
 /// A date and time of 16 digits as blkid writes it for a UUID; `None` when none was set.

@@ -17,19 +17,19 @@ mod xz;
 mod zstd;
 
 use super::{About, LayerError};
+use crate::Format;
 use crate::bytes::{ReadAt, field, u8_at, u32_at};
 use crate::codec::Codec;
 use crate::encoded::{BLOCK_MAX, Block};
 use crate::image::{Image, Layout};
-use crate::{Extent, Format};
 
 /// Another image as a whole, packed.
 #[derive(Debug)]
 pub struct Packed {
     /// What is packed.
     pub image: Image,
-    /// Where its bytes are in the file.
-    pub(crate) layout: Vec<Extent>,
+    /// From where to where its bytes are in the file.
+    pub(crate) span: Option<(u64, u64)>,
     about: About,
 }
 
@@ -58,6 +58,12 @@ impl Kind {
         if !KINDS.iter().any(wanted) || bytes.read_at(&mut head, 0).is_err() {
             return None;
         }
+        Kind::of_head(head, format)
+    }
+
+    /// The same, by their first few bytes.
+    pub(crate) fn of_head(head: [u8; 8], format: Format) -> Option<Kind> {
+        let wanted = |kind: &Kind| format == Format::Auto || format == kind.format();
         KINDS.into_iter().find(|kind| wanted(kind) && kind.has_magic(head))
     }
 
@@ -101,7 +107,7 @@ impl Kind {
 /// It is damaged, or cannot be read from the middle.
 pub(super) fn open(image: &Image, format: Format) -> Result<Option<Packed>, LayerError> {
     let Some(kind) = Kind::of(image, format) else { return Ok(None) };
-    let mut pieces = Pieces { kind, layout: Layout::default(), count: 0, longest: 0 };
+    let mut pieces = Pieces { kind, layout: Layout::of(image)?, count: 0, longest: 0 };
     match kind {
         Kind::Xz => xz::read(image, &mut pieces)?,
         Kind::Zstd => zstd::read(image, &mut pieces)?,
@@ -116,8 +122,8 @@ pub(super) fn open(image: &Image, format: Format) -> Result<Option<Packed>, Laye
         notes: vec![format!("{count} blocks of {longest} bytes at most")],
         ..About::default()
     };
-    let extents = layout.extents().to_vec();
-    Ok(Some(Packed { image: image.compose(layout)?, layout: extents, about }))
+    let span = layout.span();
+    Ok(Some(Packed { image: image.compose(layout)?, span, about }))
 }
 
 /// The pieces of a file, as its reader finds them.

@@ -25,6 +25,7 @@ struct Record {
 /// Tells of the blocks of all streams. They are found from the last to the first.
 pub(super) fn read(image: &Image, pieces: &mut Pieces) -> Result<(), LayerError> {
     let mut streams = Vec::new();
+    let mut held = image.budget().held();
     let mut end = image.len();
     let mut room = PIECES_MAX;
     while end > 0 {
@@ -32,6 +33,7 @@ pub(super) fn read(image: &Image, pieces: &mut Pieces) -> Result<(), LayerError>
         let (start, records) = stream(image, end, room)?;
         // A stream counts as well, so that no file is made of very many without a block.
         room = room.saturating_sub(records.len() + 1);
+        held.grow((records.len() + 1) as u64 * size_of::<Record>() as u64, "an index of blocks")?;
         streams.push(records);
         end = start;
     }

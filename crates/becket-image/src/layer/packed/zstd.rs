@@ -20,10 +20,6 @@ const SEEKABLE: u32 = 0x8f92_eab1;
 const SEEK_FOOTER: u64 = 9;
 /// Longest header of a frame.
 const HEADER_MAX: usize = 18;
-/// The most blocks of all frames: each is a look at the file.
-const BLOCKS_MAX: u32 = 1 << 24;
-/// The most blocks of one frame: with 2 MiB in blocks of at most 128 KiB it needs 16, which encoders split further.
-const FRAME_BLOCKS_MAX: u32 = 1 << 13;
 
 /// Tells of the frames.
 pub(super) fn read(image: &Image, pieces: &mut Pieces) -> Result<(), LayerError> {
@@ -74,12 +70,8 @@ fn by_table(image: &Image, footer: &[u8], pieces: &mut Pieces) -> Result<(), Lay
 
 fn by_headers(image: &Image, pieces: &mut Pieces) -> Result<(), LayerError> {
     let mut window = Window { image, start: 0, bytes: Vec::new() };
-    let (mut at, mut frames, mut blocks) = (0, 0, 0);
+    let mut at = 0;
     while at < image.len() {
-        frames += 1;
-        if frames > PIECES_MAX || blocks > BLOCKS_MAX {
-            return Err(LayerError::Limit(format!("it has more than {PIECES_MAX} frames")));
-        }
         let head: [u8; HEADER_MAX] = window.take(at)?;
         let len = match u32_at(&head, 0) {
             SKIPPABLE..=SKIPPABLE_LAST => 8 + u64::from(u32_at(&head, 4)),
@@ -87,7 +79,7 @@ fn by_headers(image: &Image, pieces: &mut Pieces) -> Result<(), LayerError> {
                 let (header, yields) = frame_header(&head, pieces)?;
                 // Before its blocks are looked for: there may be very many.
                 pieces.fits(yields, "")?;
-                let len = header + frame_blocks(&mut window, at + header, &mut blocks)?;
+                let len = header + frame_blocks(&mut window, at + header)?;
                 let sum = if u8_at(&head, 4) & 4 == 0 { 0 } else { 4 };
                 pieces.push(at, len + sum, yields)?;
                 len + sum
@@ -123,14 +115,13 @@ fn frame_header(head: &[u8; HEADER_MAX], pieces: &Pieces) -> Result<(u64, u64), 
     Ok((at as u64 + len, yields))
 }
 
-/// The length of a frame's blocks, the first of which is at `start`. `count` counts those of all frames.
-fn frame_blocks(window: &mut Window<'_>, start: u64, count: &mut u32) -> Result<u64, LayerError> {
+/// The length of a frame's blocks, the first of which is at `start`.
+fn frame_blocks(window: &mut Window<'_>, start: u64) -> Result<u64, LayerError> {
     let mut at = start;
-    for _ in 0..FRAME_BLOCKS_MAX {
+    loop {
         if at >= window.image.len() {
             return corrupt("its last frame is cut short");
         }
-        *count += 1;
         let [low, middle, high] = window.take(at)?;
         let header = u32::from_le_bytes([low, middle, high, 0]);
         at += match header >> 1 & 3 {
@@ -143,7 +134,6 @@ fn frame_blocks(window: &mut Window<'_>, start: u64, count: &mut u32) -> Result<
             return Ok(at - start);
         }
     }
-    Err(LayerError::Limit(format!("a frame of it has more than {FRAME_BLOCKS_MAX} blocks")))
 }
 
 /// A part of an image that was read, for looks that lie near each other.
@@ -158,7 +148,9 @@ impl Window<'_> {
     fn take<const N: usize>(&mut self, at: u64) -> Result<[u8; N], LayerError> {
         let inside = |start: u64, len: usize| at >= start && at - start + N as u64 <= len as u64;
         if !inside(self.start, self.bytes.len()) {
-            self.bytes = self.image.read_some(at, 4096)?;
+            // Of long blocks no more is read than their heads.
+            let near = at.saturating_sub(self.start) < 4096;
+            self.bytes = self.image.read_some(at, if near { 4096 } else { HEADER_MAX })?;
             if self.bytes.len() < N {
                 self.bytes.resize(N, 0);
             }

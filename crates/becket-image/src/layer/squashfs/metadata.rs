@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::bytes::{part, u16_at};
 use crate::codec::Codec;
-use crate::image::Image;
+use crate::image::{DECODING, Image};
 use crate::layer::{LayerError, corrupt};
 
 /// Decoded length of all blocks but a table's last, in bytes.
@@ -82,6 +82,7 @@ impl Metadata {
         let bytes = if head & STORED != 0 {
             input
         } else {
+            self.image.budget().bytes(LEN as u64, DECODING)?;
             let mut output = vec![0; LEN];
             let got = self.codec.decoder().decode(&input, &mut output);
             output.truncate(got.map_err(|error| LayerError::Corrupt(error.to_string()))?);

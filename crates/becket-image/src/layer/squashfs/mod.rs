@@ -17,7 +17,7 @@ use super::{
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::codec::Codec;
 use crate::encoded::Block;
-use crate::image::{Image, Layout, PIECES_MAX};
+use crate::image::{Image, Layout};
 use metadata::{Cursor, Metadata};
 
 const MAGIC: &[u8] = b"hsqs";
@@ -280,7 +280,7 @@ impl FileSystem for Squash {
         let whole = size / self.block_size;
         let tail = size % self.block_size;
         let listed = if fragment == NO_FRAGMENT && tail > 0 { whole + 1 } else { whole };
-        let mut layout = Layout::default();
+        let mut layout = Layout::of(&self.image)?;
         let mut at = start;
         // Read in parts, so that a size that is not true costs no memory.
         let mut left = listed;
@@ -297,9 +297,6 @@ impl FileSystem for Squash {
                 at = at.saturating_add(stored);
             }
             left -= some;
-            if (left as usize) > PIECES_MAX * 16 {
-                return Err(LayerError::Limit(format!("a file of {size} bytes")));
-            }
         }
         if fragment != NO_FRAGMENT && tail > 0 {
             let (at, field) = self.fragment(fragment)?;

@@ -1,0 +1,107 @@
+//! What a predecessor's guard kept of devices whose worker has died, and which workers cannot be spoken with.
+//! A device is taken from here only when its worker is dead: a living one knows better how it is served.
+
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use becket_engine::Summary;
+
+use super::claims::{Claim, makes_sense};
+use super::workers::Server;
+use crate::process::ProcessId;
+use crate::state::Device;
+use crate::worker::kept::Kept;
+use crate::worker::protocol::{Change, Serve};
+use crate::{Error, log};
+
+/// How long a worker that does not speak may take to die: one that was killed together with its supervisor.
+const DYING: Duration = Duration::from_secs(3);
+
+/// Devices by their mark, and workers.
+pub(super) struct Left {
+    kept: BTreeMap<u64, Kept>,
+    strangers: Vec<(ProcessId, String)>,
+    /// When a worker that still lives is taken to go on living.
+    deadline: Instant,
+}
+
+impl Left {
+    pub(super) fn new(kept: BTreeMap<u64, Kept>, strangers: Vec<(ProcessId, String)>) -> Left {
+        Left { kept, strangers, deadline: Instant::now() + DYING }
+    }
+
+    /// Why nothing can be spoken with the worker of a device, where that is due to its version.
+    pub(super) fn stranger(&self, record: &Device) -> Option<&String> {
+        let its = |(worker, _): &&(ProcessId, String)| record.worker == Some(*worker);
+        self.strangers.iter().find(its).map(|(_, why)| why)
+    }
+
+    /// A device whose worker is dead, as the guard has kept it.
+    pub(super) fn take(&mut self, record: &Device) -> Option<Claim> {
+        if !self.kept.contains_key(&record.mark) || self.stranger(record).is_some() {
+            return None;
+        }
+        let worker = record.worker.unwrap_or(ProcessId { pid: 0, start: 0 });
+        while worker.alive() {
+            if Instant::now() >= self.deadline {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let kept = self.kept.remove(&record.mark)?;
+        match makes_sense(&kept, record) {
+            Ok(()) => Some((kept, Arc::new(Fallen(worker)))),
+            Err(why) => {
+                log::warn(format_args!("{}: what was kept of it is not used: {why}", record.info.name));
+                None
+            }
+        }
+    }
+}
+
+/// A worker that is dead.
+struct Fallen(ProcessId);
+
+fn dead() -> Error {
+    Error::Worker { what: "died".to_owned() }
+}
+
+impl Server for Fallen {
+    fn id(&self) -> ProcessId {
+        self.0
+    }
+
+    fn notes(&self) -> &[String] {
+        &[]
+    }
+
+    fn alive(&self) -> bool {
+        false
+    }
+
+    fn serve(&self, _: Serve, _: &[BorrowedFd<'_>]) -> Result<u32, Error> {
+        Err(dead())
+    }
+
+    fn change(&self, _: Change, _: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        Err(dead())
+    }
+
+    fn stats(&self, _: u32) -> Result<Summary, Error> {
+        Err(dead())
+    }
+
+    fn leave(&self, _: u32) -> Result<(), Error> {
+        Err(dead())
+    }
+
+    fn await_closed(&self, _: u32, _: Duration) -> bool {
+        true
+    }
+
+    fn dismiss(&self) {}
+
+    fn kill(&self) {}
+}

@@ -1,0 +1,201 @@
+//! Containers that becket does not read: each is refused, with a command that makes of it what it holds.
+//! It never takes becket's own word for what a file is: other programs make all of them.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use becket_image::{Error, ErrorKind, Format, Image, OpenOptions, inspect, look};
+use becket_testkit::image::{ext4, gpt, partitioned, random_bytes};
+use becket_testkit::{require_plain_machine, tool};
+
+use crate::common::{dir, file, open};
+
+const MIB: u64 = 1 << 20;
+
+fn sh(dir: &Path, line: &str) {
+    tool(Command::new("bash").current_dir(dir).args(["-e", "-o", "pipefail", "-c", line]));
+}
+
+fn raw(path: &Path) -> Result<becket_image::Opened, Error> {
+    becket_image::open(path, &OpenOptions { format: Format::Raw, ..OpenOptions::default() })
+}
+
+fn bytes(image: &Image) -> Vec<u8> {
+    image.read_vec(0, image.len() as usize).unwrap()
+}
+
+#[test]
+fn a_container_is_refused_and_its_command_works() {
+    if !require_plain_machine(
+        "foreign::a_container_is_refused_and_its_command_works",
+        &["qemu-img", "sfdisk", "lz4", "zip", "tar", "xz", "gzip"],
+    ) {
+        return;
+    }
+    let dir = dir();
+    let at = dir.path();
+    gpt(&at.join("disk.raw"), 8 * MIB);
+    let mut content = fs::read(at.join("disk.raw")).unwrap();
+    content[2 << 20..3 << 20].copy_from_slice(&random_bytes(1 << 20, 3));
+    fs::write(at.join("disk.raw"), &content).unwrap();
+    let qemu = |format: &str| format!("qemu-img convert -f raw -O {format} disk.raw");
+    // The length of a VHD is that of a geometry, unless it is said that it is not.
+    let vhd = |kind: &str| qemu(&format!("vpc -o subformat={kind},force_size=on"));
+    for (name, inspected, make, converts) in [
+        ("v.vdi", "vdi", format!("{} v.vdi", qemu("vdi")), true),
+        ("v.vhdx", "vhdx", format!("{} v.vhdx", qemu("vhdx")), true),
+        ("dynamic.vhd", "vhd", format!("{} dynamic.vhd", vhd("dynamic")), true),
+        ("fixed.vhd", "vhd", format!("{} fixed.vhd", vhd("fixed")), true),
+        ("v.qed", "qed", format!("{} v.qed", qemu("qed")), true),
+        ("v.hds", "parallels", format!("{} v.hds", qemu("parallels")), true),
+        ("v.qcow", "qcow", format!("{} v.qcow", qemu("qcow")), true),
+        (
+            "a disk.vmdk",
+            "vmdk",
+            format!("{} 'a disk.vmdk'", qemu("vmdk -o subformat=monolithicSparse")),
+            true,
+        ),
+        ("stream.img", "vmdk", format!("{} stream.img", qemu("vmdk -o subformat=streamOptimized")), true),
+        ("disk.img.lz4", "lz4", "lz4 -q disk.raw disk.img.lz4".to_owned(), true),
+        ("disk.img.lzma", "lzma", "xz --format=lzma -c disk.raw >disk.img.lzma".to_owned(), true),
+        ("disk.img.gz", "gzip", "gzip -c disk.raw >disk.img.gz".to_owned(), true),
+        ("disk.zip", "zip", "zip -q disk.zip disk.raw".to_owned(), false),
+        ("disk.tar", "tar", "tar -cf disk.tar disk.raw".to_owned(), false),
+        ("disk.posix.tar", "tar", "tar --format=posix -cf disk.posix.tar disk.raw".to_owned(), false),
+    ] {
+        let path = at.join(name);
+        sh(at, &make);
+        let error = open(&path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{name}: {error}");
+        assert!(error.to_string().contains("it is "), "{name}: {error}");
+        let hint = error.hint().unwrap();
+        assert!(hint.contains("--format raw"), "{name}: {hint}");
+        look(&path, Format::Auto, &[]).unwrap_err();
+        look(&path.join("p1"), Format::Auto, &[]).unwrap_err();
+        // By its own user's word it is bytes, and can be written.
+        let opened = raw(&path).unwrap();
+        assert!(!opened.read_only, "{name}");
+        let attached = opened.map.len();
+        drop(opened);
+        assert_eq!(attached, path.metadata().unwrap().len() / 512 * 512, "{name}");
+        let walk = look(&path, Format::Raw, &[]).unwrap();
+        let report = inspect(&walk.last().unwrap().image, path.to_str().unwrap(), Format::Auto);
+        assert_eq!(report.about.format, inspected, "{name}");
+        assert!(
+            report.problems[0].contains("--format raw") && report.children.is_empty(),
+            "{name}: {report:?}"
+        );
+        if !converts {
+            continue;
+        }
+        let command = hint.split("; ").next().unwrap().split_once(": ").unwrap().1;
+        let before: Vec<_> = fs::read_dir(at).unwrap().map(|entry| entry.unwrap().path()).collect();
+        sh(at, command);
+        let made = fs::read_dir(at).unwrap().map(|entry| entry.unwrap().path());
+        let made: Vec<_> = made.filter(|path| !before.contains(path)).collect();
+        let [made] = made.as_slice() else { panic!("{name}: {command} made {made:?}") };
+        assert!(fs::read(made).unwrap() == content, "{name}: {command}");
+    }
+    // The second conversion of one name overwrites nothing.
+    let again = open(&at.join("v.vdi")).unwrap_err().hint().unwrap();
+    assert!(again.contains("v.raw.raw"), "{again}");
+}
+
+#[test]
+fn what_nobody_knows_is_a_raw_disk() {
+    if !require_plain_machine("foreign::what_nobody_knows_is_a_raw_disk", &["cryptsetup"]) {
+        return;
+    }
+    let dir = dir();
+    let at = dir.path();
+    fs::write(at.join("key"), "key").unwrap();
+    for kind in ["luks1", "luks2"] {
+        let path = file(at, kind, 32 * MIB);
+        sh(
+            at,
+            &format!(
+                "cryptsetup -q luksFormat --type {kind} --pbkdf pbkdf2 --pbkdf-force-iterations 1000 {kind} key"
+            ),
+        );
+        assert!(fs::read(&path).unwrap().starts_with(b"LUKS"));
+        assert!(!open(&path).unwrap().read_only, "{kind}");
+    }
+    for (name, content) in [("random", random_bytes(1 << 20, 9)), ("text", b"becket\n".repeat(1000))] {
+        fs::write(at.join(name), content).unwrap();
+        assert!(!open(&at.join(name)).unwrap().read_only, "{name}");
+    }
+}
+
+#[test]
+fn inside_an_image_the_same_holds_and_raw_gives_what_is_stored() {
+    if !require_plain_machine(
+        "foreign::inside_an_image_the_same_holds_and_raw_gives_what_is_stored",
+        &["qemu-img", "mke2fs", "sfdisk", "xz", "zip"],
+    ) {
+        return;
+    }
+    let dir = dir();
+    let at = dir.path();
+    fs::create_dir(at.join("tree")).unwrap();
+    fs::write(at.join("disk.raw"), random_bytes(64 << 10, 3)).unwrap();
+    sh(at, "qemu-img convert -f raw -O vdi disk.raw tree/v.vdi");
+    sh(at, "qemu-img convert -f raw -O qcow2 disk.raw tree/v.qcow2");
+    sh(at, "xz --block-size=16KiB -c disk.raw >tree/v.raw.xz; xz -c tree/v.vdi >tree/v.vdi.xz");
+    sh(at, "zip -q tree/v.zip disk.raw");
+    sh(
+        at,
+        "printf '# Disk DescriptorFile\\nRW 8 FLAT \"/etc/passwd\"\\n' >tree/v.vmdk; truncate -s 4K tree/v.vmdk",
+    );
+    partitioned(&at.join("disk.img"), &at.join("tree"));
+    let inside = at.join("disk.img/p1");
+    for name in ["v.vdi", "v.zip", "v.vmdk", "v.vdi.xz"] {
+        let error = open(&inside.join(name)).unwrap_err();
+        assert!(error.to_string().contains("which becket does not read"), "{name}: {error}");
+        assert!(name == "v.vdi.xz" || error.hint().unwrap().contains("copy it out"), "{name}");
+    }
+    for name in ["v.vdi", "v.zip", "v.vmdk", "v.qcow2", "v.raw.xz"] {
+        let stored = fs::read(at.join("tree").join(name)).unwrap();
+        let walk = look(&inside.join(name), Format::Raw, &[]).unwrap();
+        assert!(bytes(&walk.last().unwrap().image) == stored, "{name}");
+        let opened = raw(&inside.join(name)).unwrap();
+        assert!(opened.encoded.is_empty(), "{name}");
+        let why = opened.read_only_reason.unwrap_or_default();
+        assert!(!opened.read_only || why.contains("holes"), "{name}: {why}");
+    }
+    // Without it, what is stored in it.
+    for name in ["v.qcow2", "v.raw.xz"] {
+        let walk = look(&inside.join(name), Format::Auto, &[]).unwrap();
+        assert!(bytes(&walk.last().unwrap().image) == fs::read(at.join("disk.raw")).unwrap(), "{name}");
+    }
+    // An archive among a file system's files is no image; a disk that becket does not read is one.
+    let walk = look(&inside, Format::Auto, &[]).unwrap();
+    let report = inspect(&walk.last().unwrap().image, "p1", Format::Auto);
+    let vdi = report.children.iter().find(|child| child.name == "v.vdi").unwrap();
+    assert!(vdi.about.format == "vdi" && vdi.problems[0].contains("copy it out"), "{vdi:?}");
+    assert!(!report.children.iter().any(|child| child.name == "v.zip"), "{report:?}");
+}
+
+#[test]
+fn a_format_that_was_named_is_held_to() {
+    if !require_plain_machine("foreign::a_format_that_was_named_is_held_to", &["mke2fs", "sfdisk"]) {
+        return;
+    }
+    let dir = dir();
+    let at = dir.path();
+    fs::create_dir(at.join("tree")).unwrap();
+    ext4(&at.join("fs.img"), 8 * MIB, &at.join("tree"));
+    gpt(&at.join("disk.img"), 8 * MIB);
+    let as_ = |name: &str, format| {
+        becket_image::open(&at.join(name), &OpenOptions { format, ..OpenOptions::default() })
+    };
+    for format in [Format::Ext, Format::Auto, Format::Raw] {
+        as_("fs.img", format).unwrap();
+    }
+    as_("disk.img", Format::Disk).unwrap();
+    for format in [Format::Fat, Format::Squashfs, Format::Xz, Format::Gzip, Format::Disk, Format::Vmdk] {
+        let error = as_("fs.img", format).unwrap_err().to_string();
+        assert!(error.contains(&format!("it is not {format}")), "{error}");
+    }
+    assert!(as_("disk.img", Format::Ext).unwrap_err().to_string().contains("it is not ext4"));
+}

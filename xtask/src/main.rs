@@ -14,6 +14,8 @@ mod exec;
 mod fuzz;
 mod metadata;
 mod powercut;
+#[cfg(test)]
+mod rooms;
 mod sanitize;
 mod soak;
 mod suite;

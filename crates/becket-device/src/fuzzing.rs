@@ -9,11 +9,13 @@ use becket_engine::Summary;
 use rustix::fs::MemfdFlags;
 use serde_json::from_slice;
 
-use crate::control::server::{self, Service};
-use crate::control::{Attach, Detach, Refresh, ServerStatus, Set, Stat};
-use crate::versions::Speech;
-use crate::worker::protocol::{Order, Report};
-use crate::{DeviceInfo, Error, sealed, state, table};
+use crate::contract::messages::{Attach, Detach, Refresh, ServerStatus, Set, Stat};
+use crate::contract::protocol::{Order, Report};
+use crate::contract::versions::Speech;
+use crate::contract::{DeviceInfo, Error, sealed, table};
+use crate::control::server;
+use crate::control::server::Service;
+use crate::record::store;
 
 /// A call to the supervisor, as it is on the wire.
 pub fn control(bytes: &[u8]) -> bool {
@@ -44,7 +46,7 @@ pub fn blocks(bytes: &[u8]) -> bool {
 
 /// The record of a device.
 pub fn record(bytes: &[u8]) -> bool {
-    from_slice::<state::Record>(bytes).is_ok()
+    from_slice::<store::Record>(bytes).is_ok()
 }
 
 /// Takes every call and does nothing.

@@ -5,73 +5,28 @@
 //! supervisor (`becket serve`), which the first attach starts, and served by its worker.
 #![forbid(unsafe_code)]
 
-mod attach;
+mod client;
+mod contract;
 mod control;
-mod control_group;
-mod describe;
-mod detach;
-mod dm;
-mod error;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
-mod health;
-mod inode;
-mod isolate;
-mod judge;
-mod kernel;
-mod kernel_made;
-mod lease;
-mod links;
-mod list;
-mod log;
-mod loop_;
-mod manager;
-mod mark;
-mod nodes;
-mod origin;
-mod partitions;
-mod path_text;
-mod planner;
-mod process;
-mod register;
-mod room;
-mod runtime;
-mod sealed;
-mod set;
-mod stat;
-mod state;
+mod record;
 mod supervisor;
-mod switch;
-mod sync;
-mod table;
-mod types;
-mod udev;
-mod unknown;
-mod unrecorded;
-mod user_devices;
-mod users;
-mod versions;
+mod system;
 mod worker;
 
-pub use attach::{attach, attach_leased};
 pub use becket_engine::fault;
 pub use becket_engine::{Activity, Decodings, Summary};
 pub use becket_uapi::handover::inherited_fd;
-pub use control::ServerStatus;
-pub use detach::{detach, refresh, server_status};
-pub use error::{Error, ErrorKind, User};
-pub use lease::Lease;
-pub use list::{ailing, find, list, tidy};
-pub use path_text::{path_text, text_path};
-pub use planner::{doctor, plan};
-pub use set::{Changed, ChangedDevice, Changes, How, Progress, set};
-pub use stat::{DeviceStats, stat};
-pub use state::check_name;
-pub use supervisor::{ServeOptions, serve};
-pub use types::{
-    AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, PartitionInfo, Partitions, Plan,
-    TransportReport, Via,
+pub use client::{
+    Changed, ChangedDevice, Changes, DeviceStats, How, Lease, Progress, ailing, attach, attach_leased,
+    detach, doctor, find, give_to_owner, list, plan, refresh, server_status, set, stat, tidy,
 };
-pub use user_devices::give_to_owner;
-pub use users::of as users;
+pub use contract::{
+    AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind, PartitionInfo,
+    Partitions, Plan, ServerStatus, TransportReport, User, Via, path_text, text_path,
+};
+pub use record::store::check_name;
+pub use supervisor::{ServeOptions, serve};
+pub use system::users::of as users;
 pub use worker::worker_main;

@@ -22,11 +22,12 @@ use serde::de::DeserializeOwned;
 use zlink::Call;
 
 use super::socket::{Connection, Patience, Waiting};
-use super::{Failure, INTERFACE, Message, Nothing};
-use crate::health::{self, Concerns, Pulse, Unresponsive};
-use crate::runtime::Runtime;
-use crate::sync::lock;
-use crate::{Error, ErrorKind, log, origin};
+use crate::contract::messages::{Failure, INTERFACE, Message, Nothing, Pulse};
+use crate::contract::{Error, ErrorKind};
+use crate::control::health::{self, Concerns, Unresponsive};
+use crate::record::runtime::Runtime;
+use crate::system::sync::lock;
+use crate::system::{log, origin};
 
 /// How long a server may take from its start until it answers.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -258,8 +259,8 @@ fn start(runtime: &Runtime) -> Result<UnixStream, Error> {
     let child = origin::environment(&mut Command::new(program))
         .arg0("becket")
         .args(["serve", "--ready-fd", "1"])
-        .env(crate::runtime::DIR_VARIABLE, runtime.dir())
-        .env(crate::runtime::LINKS_VARIABLE, runtime.links())
+        .env(crate::contract::DIR_VARIABLE, runtime.dir())
+        .env(crate::contract::LINKS_VARIABLE, runtime.links())
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::from(theirs))

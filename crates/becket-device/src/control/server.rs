@@ -14,12 +14,14 @@ use serde_json::value::RawValue;
 use zlink::varlink_service::{self, Info};
 use zlink::{Call, Reply};
 
-use super::ServerStatus;
 use super::socket::Waiting;
-use super::{Attach, DESCRIPTION, Detach, Devices, Failure, INTERFACE, Message, Nothing, OneDevice, Refresh};
-use super::{Counted, Set, Stat};
-use crate::health::Pulse;
-use crate::{DeviceInfo, Error, log};
+use crate::contract::ServerStatus;
+use crate::contract::messages::{
+    Attach, DESCRIPTION, Detach, Devices, Failure, INTERFACE, Message, Nothing, OneDevice, Refresh,
+};
+use crate::contract::messages::{Counted, Pulse, Set, Stat};
+use crate::contract::{DeviceInfo, Error};
+use crate::system::log;
 
 const SERVICE: &str = "org.varlink.service";
 

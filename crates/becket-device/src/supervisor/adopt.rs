@@ -18,13 +18,15 @@ use super::driver::{Driver, called, id_of};
 use super::left::Left;
 use super::owned::Owned;
 use super::workers::{Orphan, Server};
-use crate::judge::lives;
-use crate::kernel::{Kernel, System};
-use crate::process::ProcessId;
-use crate::register::forget;
-use crate::state::{Device, Entry};
-use crate::worker::kept::Kept;
-use crate::{DeviceInfo, DeviceState, Error, inode, links, log};
+use crate::contract::kept::Kept;
+use crate::contract::{DeviceInfo, DeviceState, Error};
+use crate::record::judge::lives;
+use crate::record::links;
+use crate::record::register::forget;
+use crate::record::store::{Device, Entry};
+use crate::system::kernel::{Kernel, System};
+use crate::system::process::ProcessId;
+use crate::system::{inode, log};
 
 impl Supervisor {
     /// Takes over what a predecessor has left; answers with its workers.

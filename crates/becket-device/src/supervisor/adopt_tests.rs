@@ -1,9 +1,9 @@
 use super::*;
-use crate::DeviceInfo;
-use crate::control::Detach;
+use crate::contract::DeviceInfo;
+use crate::contract::messages::Detach;
 use crate::control::server::Service;
 use crate::supervisor::doubles::{FEATURES, FakeServer, Fate, Stage};
-use crate::sync::lock;
+use crate::system::sync::lock;
 use becket_uapi::ublk as uapi;
 use std::fs;
 use std::sync::atomic::Ordering;

@@ -13,11 +13,12 @@ use super::driver::Driver;
 use super::make::{check_files, check_map, direct_io};
 use super::owned::Owning;
 use super::workers::Server;
-use crate::control::NewImage;
-use crate::state::Device;
-use crate::worker::kept::{Kept, descriptors_of};
-use crate::worker::protocol::{Change, Serve, backings, facts_of};
-use crate::{Error, ErrorKind, log};
+use crate::contract::kept::{Kept, descriptors_of};
+use crate::contract::messages::NewImage;
+use crate::contract::protocol::{Change, Serve, backings, facts_of};
+use crate::contract::{Error, ErrorKind};
+use crate::record::store::Device;
+use crate::system::log;
 
 /// Longest that a file system may take to say how long an image is: the device is locked meanwhile.
 const ANSWER: Duration = Duration::from_secs(10);

@@ -5,11 +5,11 @@ use becket_image::Place;
 use becket_uapi::ublk::{UBLK_F_AUTO_BUF_REG, UBLK_F_BATCH_IO};
 
 use super::*;
-use crate::DeviceInfo;
+use crate::contract::DeviceInfo;
+use crate::contract::messages::{Attach, FileFacts, Refresh, Set, TableEntry};
 use crate::control::server::Service;
-use crate::control::{Attach, FileFacts, Refresh, Set, TableEntry};
 use crate::supervisor::doubles::{FEATURES, Fate, Stage, facts};
-use crate::sync::lock;
+use crate::system::sync::lock;
 
 const NAME: &str = "one";
 
@@ -67,7 +67,7 @@ impl Stage {
     }
 
     /// What the next worker would be told.
-    fn served_next(&self) -> crate::worker::protocol::Serve {
+    fn served_next(&self) -> crate::contract::protocol::Serve {
         self.worker(0).die();
         self.done();
         lock(&self.worker(1).served).last().cloned().unwrap()

@@ -15,11 +15,11 @@ use super::driver::id_of;
 use super::isolation::is_member_list;
 use super::make::{check_backings, check_map, is_pipe};
 use super::workers::{Orphan, Server};
-use crate::log;
-use crate::process::ProcessId;
-use crate::sealed::is_sealed;
-use crate::state::Device;
-use crate::worker::kept::Kept;
+use crate::contract::kept::Kept;
+use crate::contract::sealed::is_sealed;
+use crate::record::store::Device;
+use crate::system::log;
+use crate::system::process::ProcessId;
 
 /// `/dev/fuse`, by the kernel's `devices.txt`.
 const FUSE: (u32, u32) = (10, 229);

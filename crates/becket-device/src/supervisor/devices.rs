@@ -18,21 +18,24 @@ use super::fuse::{FuseDriver, end_left};
 use super::guard::Guard;
 use super::isolation;
 use super::make::{Made, Maker};
+use super::manager;
 use super::owned::{Owned, Owning};
 use super::watch::Watch;
 use super::workers::{OnDeath, Server, Workers};
+use crate::contract::kept::Kept;
+use crate::contract::messages::{Attach, Detach, Pulse, Refresh, ServerStatus, Set, Stat};
+use crate::contract::{DeviceInfo, Error, ErrorKind};
+use crate::control::health;
 use crate::control::server::Service;
-use crate::control::{Attach, Detach, Refresh, ServerStatus, Set, Stat};
-use crate::describe::partitions_as;
-use crate::health::{self, Pulse};
-use crate::judge::disk_of;
-use crate::kernel::{Kernel, System};
-use crate::process::ProcessId;
-use crate::register::forget;
-use crate::state::{Device, Store};
-use crate::sync::{DEVICES, LAST, Ranked, SHARED, lock, spawn};
-use crate::worker::kept::Kept;
-use crate::{DeviceInfo, Error, ErrorKind, log, manager};
+use crate::record::judge::disk_of;
+use crate::record::register::forget;
+use crate::record::store::{Device, Store};
+use crate::record::unknown;
+use crate::system::describe::partitions_as;
+use crate::system::kernel::{Kernel, System};
+use crate::system::log;
+use crate::system::process::ProcessId;
+use crate::system::sync::{DEVICES, LAST, Ranked, SHARED, lock, spawn};
 
 /// Everything that a supervisor owns.
 pub(crate) struct Supervisor {
@@ -403,7 +406,7 @@ impl Supervisor {
     /// Why a device that has a record is none of ours.
     fn not_owned(&self, name: &str) -> Error {
         match self.store.device(name) {
-            Ok(Some(device)) => Error::not_owned(&device, device.worker.is_some_and(ProcessId::alive)),
+            Ok(Some(device)) => unknown::not_owned(&device, device.worker.is_some_and(ProcessId::alive)),
             _ => Error::unserved(name),
         }
     }

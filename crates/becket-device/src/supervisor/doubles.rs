@@ -19,14 +19,14 @@ use super::devices::Supervisor;
 use super::driver::Driver;
 use super::guard::Guard;
 use super::workers::{OnDeath, Orphan, Server, Workers};
-use crate::Error;
-use crate::control::{Attach, FileFacts};
-use crate::process::ProcessId;
-use crate::runtime::Runtime;
-use crate::state::Store;
-use crate::sync::lock;
-use crate::sync::tests::shuffled;
-use crate::worker::protocol::{Change, Serve};
+use crate::contract::Error;
+use crate::contract::messages::{Attach, FileFacts};
+use crate::contract::protocol::{Change, Serve};
+use crate::record::runtime::Runtime;
+use crate::record::store::Store;
+use crate::system::process::ProcessId;
+use crate::system::sync::lock;
+use crate::system::sync::tests::shuffled;
 
 /// What the newest kernel can.
 pub(super) const FEATURES: u64 = uapi::UBLK_F_CMD_IOCTL_ENCODE
@@ -424,7 +424,7 @@ impl Bench {
             read_only: false,
             block_size: 512,
             add_partitions: true,
-            partitions: vec![crate::control::TableEntry {
+            partitions: vec![crate::contract::messages::TableEntry {
                 number: 1,
                 start: 512,
                 len: 512,

@@ -16,9 +16,10 @@ use becket_transport::{Kind, node, sysfs};
 use becket_uapi::ublk::{UBLK_F_BATCH_IO, UBLK_F_QUIESCE};
 
 use super::workers::Server;
-use crate::state::Device;
-use crate::worker::kept::Kept;
-use crate::{DeviceInfo, Error, users};
+use crate::contract::kept::Kept;
+use crate::contract::{DeviceInfo, Error};
+use crate::record::store::Device;
+use crate::system::users;
 
 /// How long a worker that says it has fetched may keep the kernel waiting: one that died meanwhile does for ever.
 pub(super) const READY: Duration = Duration::from_secs(30);

@@ -32,9 +32,10 @@ use rustix::pipe::PipeFlags;
 
 use super::driver::{Driver, FIRST_FUSE as FIRST, PARTITIONS, READY};
 use super::workers::Server;
-use crate::sync::lock;
-use crate::worker::kept::Kept;
-use crate::{Error, state::Device};
+use crate::contract::Error;
+use crate::contract::kept::Kept;
+use crate::record::store::Device;
+use crate::system::sync::lock;
 
 /// How often it is looked whether a server that is waited for still lives.
 const LOOK: Duration = Duration::from_millis(20);

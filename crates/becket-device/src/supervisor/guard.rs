@@ -25,13 +25,14 @@ use super::devices::Supervisor;
 use super::keeper;
 use super::process::end;
 use super::restarts::Restarts;
-use crate::process::ProcessId;
-use crate::runtime::{DIR_VARIABLE, LINKS_VARIABLE};
-use crate::state::Store;
-use crate::sync::{LAST, Ranked, lock, spawn};
-use crate::worker::kept::Kept;
-use crate::worker::protocol;
-use crate::{log, manager, origin};
+use crate::contract::kept::Kept;
+use crate::contract::protocol;
+use crate::contract::{DIR_VARIABLE, LINKS_VARIABLE};
+use crate::record::store::Store;
+use crate::supervisor::manager;
+use crate::system::process::ProcessId;
+use crate::system::sync::{LAST, Ranked, lock, spawn};
+use crate::system::{log, origin};
 
 /// How long a guard may take to let go of a device. One that takes longer is ended and replaced: it holds
 /// locks of an image that is to be free.

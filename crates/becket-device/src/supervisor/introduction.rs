@@ -7,9 +7,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use crate::versions::{self, Speech};
-use crate::worker::kept::Kept;
-use crate::worker::protocol::{self, Report};
+use crate::contract::kept::Kept;
+use crate::contract::protocol::{self, Report};
+use crate::contract::versions::{self, Speech};
 
 /// The most devices that a worker can be believed to serve: descriptors end before that.
 const MOST_DEVICES: usize = 1 << 16;
@@ -101,7 +101,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
-    use crate::worker::protocol::Handed;
+    use crate::contract::protocol::Handed;
 
     /// What the introduction of a worker tells its next supervisor.
     fn introduced(says: impl Fn(&OwnedFd) -> io::Result<()> + Send + 'static) -> io::Result<usize> {
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_tells_a_successor_without_end_is_not_heard_out() {
-        use crate::worker::protocol::tests::serve;
+        use crate::contract::protocol::tests::serve;
         let notes = || Report::Started { threads: 1, notes: Vec::new() };
         let error = introduced(move |to| protocol::send(to, &notes(), &[])).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);

@@ -4,8 +4,8 @@
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use crate::control::Attach;
-use crate::{Error, ErrorKind};
+use crate::contract::messages::Attach;
+use crate::contract::{Error, ErrorKind};
 
 /// `CGROUP2_SUPER_MAGIC` of the kernel's `magic.h`.
 const CGROUP2: u64 = 0x6367_7270;

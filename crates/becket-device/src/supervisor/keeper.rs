@@ -24,11 +24,12 @@ use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect, socket_with,
 };
 
-use crate::runtime::{Runtime, lock_file};
-use crate::worker::kept::Kept;
-use crate::worker::protocol::{self, Serve};
-use crate::worker::rendezvous;
-use crate::{Error, log, sealed};
+use crate::contract::kept::Kept;
+use crate::contract::protocol::{self, Serve};
+use crate::contract::rendezvous;
+use crate::contract::{Error, sealed};
+use crate::record::runtime::{Runtime, lock_file};
+use crate::system::log;
 
 /// Keep a device: its words follow, or lie in the first descriptor.
 const KEEP: u8 = b'k';
@@ -353,8 +354,8 @@ fn ask(place: &Path) -> io::Result<BTreeMap<u64, Kept>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::FileFacts;
-    use crate::worker::protocol::tests::{facts, serve};
+    use crate::contract::messages::FileFacts;
+    use crate::contract::protocol::tests::{facts, serve};
 
     /// A guard that listens to one end, and the other end.
     fn guard() -> (OwnedFd, std::thread::JoinHandle<Option<Keeper>>) {

@@ -13,10 +13,11 @@ use super::driver::id_of;
 use super::make::{CLOSING, closed};
 use super::owned::{Owned, Owning};
 use super::watch::{Watched, Why};
-use crate::judge::disk_of;
-use crate::register::forget;
-use crate::sync::lock;
-use crate::{DeviceState, Error, log, users};
+use crate::contract::{DeviceState, Error};
+use crate::record::judge::disk_of;
+use crate::record::register::forget;
+use crate::system::sync::lock;
+use crate::system::{log, users};
 
 impl Supervisor {
     /// Takes a device away, unless somebody uses it.

@@ -10,11 +10,12 @@ use becket_engine::Summary;
 
 use super::claims::{Claim, makes_sense};
 use super::workers::Server;
-use crate::process::ProcessId;
-use crate::state::Device;
-use crate::worker::kept::Kept;
-use crate::worker::protocol::{Change, Serve};
-use crate::{Error, log};
+use crate::contract::Error;
+use crate::contract::kept::Kept;
+use crate::contract::protocol::{Change, Serve};
+use crate::record::store::Device;
+use crate::system::log;
+use crate::system::process::ProcessId;
 
 /// How long a worker that does not speak may take to die: one that was killed together with its supervisor.
 const DYING: Duration = Duration::from_secs(3);

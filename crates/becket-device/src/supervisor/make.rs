@@ -17,19 +17,19 @@ use rustix::fs::{FileType, OFlags};
 use super::driver::{Driver, called, number_of};
 use super::smaller::{smaller, usual};
 use super::workers::Server;
-use crate::control::Attach;
-use crate::describe::partitions_of;
-use crate::judge::disk_of;
-use crate::process::ProcessId;
-use crate::register::{claim, forget, record};
-use crate::sealed::{self, is_sealed};
-use crate::state::{Device, Store};
-use crate::table::Encoding;
-use crate::worker::kept::{Keepsakes, Kept};
-use crate::worker::protocol::{Serve, backings, facts_of};
-use crate::{
-    DeviceInfo, DeviceState, Error, ErrorKind, PartitionInfo, Partitions, inode, links, log, mark, versions,
-};
+use crate::contract::kept::{Keepsakes, Kept};
+use crate::contract::messages::Attach;
+use crate::contract::protocol::{Serve, backings, facts_of};
+use crate::contract::sealed::{self, is_sealed};
+use crate::contract::table::Encoding;
+use crate::contract::{DeviceInfo, DeviceState, Error, ErrorKind, PartitionInfo, Partitions, versions};
+use crate::record::judge::disk_of;
+use crate::record::register::{claim, forget, record};
+use crate::record::store::{Device, Store};
+use crate::record::{links, mark};
+use crate::system::describe::partitions_of;
+use crate::system::process::ProcessId;
+use crate::system::{inode, log};
 
 /// How long the worker may take to let go of a device.
 pub(super) const CLOSING: Duration = Duration::from_secs(10);

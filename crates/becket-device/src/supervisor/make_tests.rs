@@ -6,7 +6,7 @@ use becket_engine::Geometry;
 use becket_image::{Facts, Map};
 
 use super::*;
-use crate::control::FileFacts;
+use crate::contract::messages::FileFacts;
 use crate::supervisor::doubles::{Bench, facts};
 use crate::supervisor::smaller::DEPTH_WITH_BUFFERS;
 
@@ -139,7 +139,7 @@ impl Server for Double {
         }
         Ok(ELSEWHERE)
     }
-    fn change(&self, _: crate::worker::protocol::Change, _: &[BorrowedFd<'_>]) -> Result<(), Error> {
+    fn change(&self, _: crate::contract::protocol::Change, _: &[BorrowedFd<'_>]) -> Result<(), Error> {
         unreachable!()
     }
     fn stats(&self, _: u32) -> Result<becket_engine::Summary, Error> {
@@ -303,8 +303,8 @@ fn read_only_needs_no_writable_descriptor() {
 fn an_encoded_image_comes_with_its_table_and_is_not_written() {
     let place = becket_image::Place::Encoded { layer: 0, offset: 0 };
     let map = Map::from_extents(vec![becket_image::Extent { start: 0, len: 8192, place }]).unwrap();
-    let encoded = Some(crate::table::Encoding { cache_size: Some(1 << 25), direct_io: false });
-    let table = || crate::table::pack(&[crate::table::tests::layer()]).unwrap().unwrap();
+    let encoded = Some(crate::contract::table::Encoding { cache_size: Some(1 << 25), direct_io: false });
+    let table = || crate::contract::table::pack(&[crate::contract::table::tests::layer()]).unwrap().unwrap();
     let bench = Bench::new();
     let whole = Attach { map, encoded, read_only: true, ..bench.request(Some("one")) };
     let cases = [
@@ -323,7 +323,7 @@ fn an_encoded_image_comes_with_its_table_and_is_not_written() {
     assert_eq!(made.kept.serve.encoded, encoded);
     // Its next worker, and its next supervisor, get it.
     let kept = made.kept.keepsakes.table.unwrap();
-    assert_eq!(crate::table::unpack(&kept).unwrap(), [crate::table::tests::layer()]);
+    assert_eq!(crate::contract::table::unpack(&kept).unwrap(), [crate::contract::table::tests::layer()]);
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn a_map_that_lies_beside_its_request_is_read_there() {
     let bench = Bench::new();
     let whole = bench.request(Some("one"));
     let map = whole.map.clone();
-    let aside = || crate::sealed::write_json("m", &map).unwrap();
+    let aside = || crate::contract::sealed::write_json("m", &map).unwrap();
     let request = Attach { map: Map::default(), map_aside: true, ..whole };
     for fds in [vec![bench.fd(true, 0)], vec![bench.fd(true, 0), bench.fd(true, 0)]] {
         let error =

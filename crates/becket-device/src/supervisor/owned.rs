@@ -9,11 +9,13 @@ use becket_uapi::ublk::UBLK_F_USER_RECOVERY;
 
 use super::restarts::Restarts;
 use super::workers::Server;
-use crate::process::ProcessId;
-use crate::state::Device;
-use crate::sync::{DEVICE, Ranked, lock};
-use crate::worker::kept::Kept;
-use crate::{DeviceInfo, DeviceState, Error, health, log};
+use crate::contract::kept::Kept;
+use crate::contract::{DeviceInfo, DeviceState, Error};
+use crate::control::health;
+use crate::record::store::Device;
+use crate::system::log;
+use crate::system::process::ProcessId;
+use crate::system::sync::{DEVICE, Ranked, lock};
 
 /// A device of ours.
 pub(super) struct Owned {

@@ -13,9 +13,10 @@ use rustix::fs::FlockOperation;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 
 use super::devices::Supervisor;
-use crate::error::RUNS_ALREADY;
-use crate::runtime::{Runtime, lock_file};
-use crate::{Error, log};
+use crate::contract::Error;
+use crate::contract::RUNS_ALREADY;
+use crate::record::runtime::{Runtime, lock_file};
+use crate::system::log;
 
 /// Where clients knock.
 pub(super) struct Place {

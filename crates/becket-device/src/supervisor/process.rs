@@ -18,14 +18,15 @@ use rustix::net::SendFlags;
 use super::driver::called;
 use super::introduction::{About, introduction, notes_of, quoted};
 use super::workers::{OnDeath, Orphan, Server, Workers};
-use crate::process::ProcessId;
-use crate::runtime::Runtime;
-use crate::sync::lock;
-use crate::versions;
-use crate::worker::kept::Kept;
-use crate::worker::protocol::{self, Change, Order, Report, Serve};
-use crate::worker::rendezvous;
-use crate::{Error, log, origin};
+use crate::contract::Error;
+use crate::contract::kept::Kept;
+use crate::contract::protocol::{self, Change, Order, Report, Serve};
+use crate::contract::rendezvous;
+use crate::contract::versions;
+use crate::record::runtime::Runtime;
+use crate::system::process::ProcessId;
+use crate::system::sync::lock;
+use crate::system::{log, origin};
 
 /// How long a worker may take until it is ready for orders, and for a question.
 const PATIENCE: Duration = Duration::from_secs(30);

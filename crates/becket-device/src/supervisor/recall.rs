@@ -20,13 +20,14 @@ use super::driver::{Driver, called, disk, id_of};
 use super::make::direct_io;
 use super::owned::Owned;
 use super::workers::Server;
-use crate::describe::{partitions_as, size_of};
-use crate::list::mark_of;
-use crate::process::ProcessId;
-use crate::state::{Device, Entry};
-use crate::sync::lock;
-use crate::worker::kept::Kept;
-use crate::{DeviceInfo, DeviceState, Error, inode, links, log, mark, register};
+use crate::contract::kept::Kept;
+use crate::contract::{DeviceInfo, DeviceState, Error};
+use crate::record::store::{Device, Entry};
+use crate::record::{links, mark, register};
+use crate::system::describe::{partitions_as, size_of};
+use crate::system::process::ProcessId;
+use crate::system::sync::lock;
+use crate::system::{inode, log};
 
 /// What stands where a device's image would.
 const UNKNOWN: &str = "(unknown)";
@@ -55,7 +56,7 @@ impl Supervisor {
         if entries.iter().any(unread) {
             return;
         }
-        let recorded: BTreeSet<u64> = entries.iter().filter_map(|(_, entry)| mark_of(entry)).collect();
+        let recorded: BTreeSet<u64> = entries.iter().filter_map(|(_, entry)| mark::recorded(entry)).collect();
         for info in infos.iter().filter(|info| !recorded.contains(&info.ublksrv_flags)) {
             if let Err(error) = self.recall_unserved(&*driver, info, at_first) {
                 log::warn(format_args!("{} has no record, and gets none: {error}", called(info.dev_id)));

@@ -1,7 +1,7 @@
 use std::fs;
 
 use super::*;
-use crate::control::Detach;
+use crate::contract::messages::Detach;
 use crate::control::server::Service;
 use crate::supervisor::doubles::{FEATURES, Stage};
 

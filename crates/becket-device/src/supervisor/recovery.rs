@@ -14,10 +14,11 @@ use super::driver::Driver;
 use super::make::with_char_device;
 use super::owned::{Owned, Owning};
 use super::workers::Server;
-use crate::process::ProcessId;
-use crate::sync::lock;
-use crate::worker::kept::Kept;
-use crate::{DeviceState, Error, log};
+use crate::contract::kept::Kept;
+use crate::contract::{DeviceState, Error};
+use crate::system::log;
+use crate::system::process::ProcessId;
+use crate::system::sync::lock;
 
 /// How long the kernel may hold a dead worker's device before that counts as a failure. What the worker had in flight
 /// must end first; before Linux 6.15 the kernel also looks at some requests only every second (`Driver::watchful`).

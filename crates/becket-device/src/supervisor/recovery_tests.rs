@@ -1,7 +1,7 @@
 use super::*;
-use crate::DeviceInfo;
+use crate::contract::DeviceInfo;
+use crate::contract::messages::{Attach, Detach};
 use crate::control::server::Service;
-use crate::control::{Attach, Detach};
 use crate::supervisor::doubles::{FEATURES, Fate, Stage};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -181,7 +181,7 @@ fn a_control_group_is_taken_only_as_what_it_is() {
         [(request(true), vec![image(), image()]), (request(true), vec![]), (request(false), vec![image()])];
     for (request, fds) in cases {
         let error = stage.supervisor.attach(request, fds).unwrap_err();
-        assert_eq!(error.kind(), crate::ErrorKind::InvalidOption, "{error}");
+        assert_eq!(error.kind(), crate::contract::ErrorKind::InvalidOption, "{error}");
     }
     assert_eq!(stage.done(), Vec::<String>::new());
 }

@@ -10,8 +10,9 @@ use super::driver::called;
 use super::owned::{Owned, Owning};
 use super::recovery::Attempt;
 use super::workers::Server;
-use crate::sync::lock;
-use crate::{Error, log};
+use crate::contract::Error;
+use crate::system::log;
+use crate::system::sync::lock;
 
 /// How long a worker may take to end its requests and let go of a device.
 const PATIENCE: Duration = Duration::from_secs(30);

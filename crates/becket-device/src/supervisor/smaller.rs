@@ -3,7 +3,7 @@
 
 use becket_transport::ublk::DataMode;
 
-use crate::control::Attach;
+use crate::contract::messages::Attach;
 
 /// More queues than this have not helped a file or disk behind them.
 const MOST_QUEUES: u16 = 4;

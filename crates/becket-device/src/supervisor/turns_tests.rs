@@ -7,10 +7,10 @@ use std::sync::Arc;
 use shuttle::thread::spawn;
 
 use super::doubles::{FEATURES, Stage};
+use crate::contract::messages::{Detach, Set};
 use crate::control::server::Service;
-use crate::control::{Detach, Set};
-use crate::sync::lock;
-use crate::sync::tests::shuffle;
+use crate::system::sync::lock;
+use crate::system::sync::tests::shuffle;
 
 fn attach(stage: &Stage, name: &str) -> bool {
     let request = stage.bench.request(Some(name));

@@ -12,8 +12,8 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::owned::Owned;
 use super::uses::{Nodes, Uses, udev_at_work};
-use crate::log;
-use crate::sync::{lock, spawn};
+use crate::system::log;
+use crate::system::sync::{lock, spawn};
 
 /// How long nothing may happen before a use is taken to be over.
 const QUIET: Duration = Duration::from_millis(200);

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use becket_engine::Summary;
 
-use crate::Error;
-use crate::process::ProcessId;
-use crate::worker::kept::Kept;
-use crate::worker::protocol::{Change, Serve};
+use crate::contract::Error;
+use crate::contract::kept::Kept;
+use crate::contract::protocol::{Change, Serve};
+use crate::system::process::ProcessId;
 
 /// Who moves the bytes of devices.
 pub(crate) trait Server: Send + Sync {

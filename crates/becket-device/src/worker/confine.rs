@@ -24,7 +24,7 @@ use std::io;
 use becket_uapi::landlock;
 use becket_uapi::seccomp::{Filter, Verdict, When};
 
-use crate::Error;
+use crate::contract::Error;
 
 /// Takes every path away from the calling thread and those it starts; answers with a note where the kernel cannot.
 pub(super) fn shut() -> Result<Option<String>, Error> {

@@ -9,7 +9,8 @@ use rustix::mm::MlockAllFlags;
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::CapabilitySet;
 
-use crate::{Error, isolate};
+use crate::contract::Error;
+use crate::system::isolate;
 
 /// Takes all precautions; answers with those that the environment forbids.
 ///

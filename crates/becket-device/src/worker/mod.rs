@@ -3,9 +3,6 @@
 
 mod confine;
 pub(crate) mod harden;
-pub(crate) mod kept;
-pub(crate) mod protocol;
-pub(crate) mod rendezvous;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -28,11 +25,13 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::fs::FileType;
 use rustix::process::Signal;
 
-use crate::sync::{DEVICES, Held, LAST, Ranked, SHARED, lock};
-use crate::versions::Speech;
-use crate::{Error, log, table};
-use kept::{Keepsakes, Kept, Setup};
-use protocol::{Change, Handed, Order, Report, Serve};
+use crate::contract::kept::{self, Keepsakes, Kept, Setup};
+use crate::contract::protocol::{self, Change, Handed, Order, Report, Serve};
+use crate::contract::rendezvous;
+use crate::contract::versions::Speech;
+use crate::contract::{Error, table};
+use crate::system::log;
+use crate::system::sync::{DEVICES, Held, LAST, Ranked, SHARED, lock};
 
 /// Orders that are carried out beside others at the same time.
 const MOST_ERRANDS: usize = 8;
@@ -505,7 +504,7 @@ impl Charge {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::worker::protocol::tests::serve;
+    use crate::contract::protocol::tests::serve;
 
     #[test]
     fn a_device_that_is_not_served_has_no_numbers() {

@@ -1,0 +1,247 @@
+//! From an image to a device: opened, planned, made, recorded, linked.
+//! Whatever fails on the way, nothing stays behind: no device, no name, no link.
+
+use serde::de::IgnoredAny;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use becket_image::{DirectIo, OpenOptions, Opened, Place};
+use becket_transport::Kind;
+
+use crate::client::kernel_made::{self, Made};
+use crate::client::lease::{Held, Lease};
+use crate::client::{dm, list, loop_, planner, user_devices};
+use crate::contract::messages::{Attach, FileFacts, OneDevice};
+use crate::contract::sealed;
+use crate::contract::table::{self, Encoding};
+use crate::contract::{AttachOptions, DeviceInfo, Error, Partitions, Plan};
+use crate::control::client;
+use crate::control::health::Concerns;
+use crate::record::runtime::Runtime;
+use crate::record::store::{self, Store};
+use crate::system::describe::unasked_read_only;
+
+/// The most extents of a map that goes as a part of a message: varlink's reader and writer take long ones in small bites.
+const MAP_IN_MESSAGE: usize = 256;
+
+/// Attaches the image at `image`.
+///
+/// # Errors
+/// The image cannot be opened, no transport takes it, the name is taken, or the device cannot be made.
+pub fn attach(image: &Path, options: &AttachOptions) -> Result<DeviceInfo, Error> {
+    Ok(attach_with(image, options, false)?.0)
+}
+
+/// Attaches the image at `image` for as long as the lease lives, and beyond that while somebody uses it.
+///
+/// # Errors
+/// As [`attach`].
+pub fn attach_leased(image: &Path, options: &AttachOptions) -> Result<(DeviceInfo, Lease), Error> {
+    let options = AttachOptions { autoclear: true, ..options.clone() };
+    let (info, held) = attach_with(image, &options, true)?;
+    Ok((info, Lease { held }))
+}
+
+fn attach_with(
+    image: &Path,
+    options: &AttachOptions,
+    leased: bool,
+) -> Result<(DeviceInfo, Option<Held>), Error> {
+    if let Some(name) = &options.name {
+        store::check_name(name)?;
+    }
+    let store = Store::open(Runtime::open()?)?;
+    // Only a server can show zeroes behind the end of a file. The locks of a reader who opens again are a
+    // reader's.
+    let pad = !options.cut && !matches!(options.via.kind(), Some(Kind::Loop | Kind::Dm));
+    let mut opened = open_for(&store, image, options, pad)?;
+    let padded =
+        pad && opened.read_only && opened.map.extents().last().is_some_and(|last| last.place == Place::Zero);
+    if padded && planner::plan_for(&opened, options, leased).is_err() {
+        opened = open_for(&store, image, options, false)?;
+    }
+    // The length of an image inside another is not the file's, so it never follows that.
+    let limit = if opened.nested { Some(opened.map.len()) } else { options.size_limit };
+    let options = &AttachOptions { size_limit: limit, ..options.clone() };
+    if options.partitions == Partitions::On && opened.partitions.is_empty() {
+        return Err(Error::NoPartitions { image: image.to_owned() });
+    }
+    let mut plan = planner::plan_for(&opened, options, leased).map_err(|error| error.of_image(image))?;
+    if let Some(overlay) = &mut opened.overlay {
+        // From here on somebody may write to it, whatever this command hears of that.
+        overlay.keep();
+    }
+    type Make = fn(&Opened, &AttachOptions, bool) -> Result<Made, becket_transport::Error>;
+    let by_kernel = |plan: &Plan, make: Make| {
+        kernel_made::attach(&store, &opened, options, plan, leased, || make(&opened, options, leased))
+    };
+    if plan.kind == Kind::Dm {
+        match by_kernel(&plan, dm::make) {
+            // Whether a device below can be claimed shows only when device-mapper claims it.
+            Err(Error::Device(error)) if options.via.kind().is_none() && is_refusal(&error) => {
+                plan = planner::plan_without((Kind::Dm, error.to_string()), &opened, options, leased)
+                    .map_err(|error| error.of_image(image))?;
+            }
+            done => return done,
+        }
+    }
+    match plan.kind {
+        Kind::Loop => by_kernel(&plan, loop_::make),
+        Kind::Ublk | Kind::Fuse => attach_served(&store, opened, options, plan, leased),
+        kind @ Kind::Dm => {
+            Err(Error::Transport { image: opened.path, kind, reason: "it was tried".to_owned(), mend: None })
+        }
+    }
+}
+
+/// Whether a transport could not have this image, rather than failed.
+fn is_refusal(error: &becket_transport::Error) -> bool {
+    use becket_transport::ErrorKind::{InUse, Unsupported};
+    matches!(error.kind(), InUse | Unsupported)
+}
+
+/// Opens an image as far as the planner has to know it; who serves it completes that.
+pub(crate) fn open(store: &Store, image: &Path, options: &AttachOptions) -> Result<Opened, Error> {
+    open_for(store, image, options, false)
+}
+
+/// The same; with `pad` the last block of an image that is only read is filled up.
+fn open_for(store: &Store, image: &Path, options: &AttachOptions, pad: bool) -> Result<Opened, Error> {
+    let how = OpenOptions {
+        pad,
+        read_only: options.read_only,
+        direct_io: options.direct_io,
+        offset: options.offset,
+        size_limit: options.size_limit,
+        block_size: options.block_size,
+        shared: options.shared,
+        partitions: options.partitions != Partitions::Off,
+        format: options.format,
+        backing_dirs: options.backing_dirs.clone(),
+        cow: options.cow.clone(),
+        no_limits: options.no_limits,
+        drop_bitmaps: options.drop_bitmaps,
+    };
+    let opened = becket_image::open_partly(image, &how).map_err(|error| blame(store, image, error))?;
+    // Whoever writes has asked for the claim of the devices below, and readers for the locks; device-mapper has none.
+    match becket_transport::dm::writer_over(&opened).filter(|_| opened.read_only && !options.shared) {
+        Some(clash) => {
+            let path = image.to_owned();
+            Err(blame(store, image, becket_image::Error::InUse { path, clash }))
+        }
+        None => Ok(opened),
+    }
+}
+
+/// Names the device of ours that holds the lock on an image, where it is one of ours.
+fn blame(store: &Store, image: &Path, error: becket_image::Error) -> Error {
+    if error.kind() != becket_image::ErrorKind::InUse {
+        return Error::Image(error);
+    }
+    // What cannot be looked up leaves the message as it is.
+    // It may be the overlay, or a file below it.
+    let held = match &error {
+        becket_image::Error::InUse { path, .. } => path.clone(),
+        _ => image.to_owned(),
+    };
+    match list::holder_of(store, &held) {
+        Ok(Some(info)) => {
+            let source = Box::new(error);
+            Error::Attached { image: held, name: info.name, device: info.device, source }
+        }
+        _ => Error::Image(error),
+    }
+}
+
+fn attach_served(
+    store: &Store,
+    mut opened: Opened,
+    options: &AttachOptions,
+    plan: Plan,
+    leased: bool,
+) -> Result<(DeviceInfo, Option<Held>), Error> {
+    opened.complete(options.direct_io);
+    let (add_partitions, without) =
+        user_devices::partitions(plan.kind, options, !opened.partitions.is_empty())?;
+    let mut warnings = opened.warnings;
+    warnings.extend(without);
+    warnings.extend(unasked_read_only(opened.read_only_reason.as_deref(), options));
+    let mut fds = Vec::new();
+    let mut files = Vec::new();
+    for file in opened.files {
+        files.push(FileFacts { facts: file.facts, direct: file.direct.is_some() });
+        fds.push(file.buffered);
+        fds.extend(file.direct);
+    }
+    let table = table::pack(&opened.encoded)
+        .map_err(Error::io("make a table of encoded blocks for", "the server".as_ref()))?;
+    let direct_io = options.direct_io == DirectIo::On;
+    let encoded = table.as_ref().map(|_| Encoding { cache_size: options.cache_size, direct_io });
+    fds.extend(table);
+    let mut map = opened.map;
+    let map_aside = map.extents().len() > MAP_IN_MESSAGE;
+    if map_aside {
+        let aside = sealed::write_json("becket-map", &std::mem::take(&mut map));
+        fds.push(aside.map_err(Error::io("write the map of the image for", "the server".as_ref()))?);
+    }
+    let mut pipe = None;
+    if leased {
+        let (theirs, ours) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+            .map_err(Error::io("make a pipe to", "the server".as_ref()))?;
+        fds.push(theirs);
+        pipe = Some(Held::Server { _pipe: ours });
+    }
+    let group = options.cgroup.as_deref().filter(|_| options.isolate);
+    let cgroup = group.and_then(|group| member_list(group, &mut warnings));
+    let with_cgroup = cgroup.is_some();
+    fds.extend(cgroup);
+    let request = Attach {
+        name: options.name.clone(),
+        image: opened.path.clone(),
+        cow: opened.overlay.as_ref().map(|overlay| overlay.path.clone()),
+        offset: options.offset,
+        size_limit: options.size_limit,
+        map,
+        map_aside,
+        files,
+        below: IgnoredAny,
+        encoded,
+        grows: opened.grows,
+        read_only: opened.read_only,
+        block_size: opened.block_size,
+        add_partitions,
+        partitions: opened.partitions.into_iter().map(Into::into).collect(),
+        queues: options.queues,
+        depth: options.depth,
+        mode: options.mode,
+        merge: false,
+        faults: options.faults.clone(),
+        direct_io: options.direct_io != DirectIo::Off,
+        autoclear: options.autoclear,
+        lease: leased,
+        isolate: options.isolate,
+        cgroup: with_cgroup,
+        transport: plan.kind,
+        reason: plan.reason,
+        warnings,
+    };
+    // One that is to be alone gets a worker that was just started.
+    let concerns = if options.isolate { Concerns::Server } else { Concerns::Shared };
+    let reply: OneDevice = client::call(store.runtime(), "Attach", &request, &fds, concerns)?;
+    Ok((reply.device, pipe))
+}
+
+/// The member list of a control group, for the device's worker: what that does is then charged to the group.
+fn member_list(group: &Path, warnings: &mut Vec<String>) -> Option<OwnedFd> {
+    let path = group.join("cgroup.procs");
+    match std::fs::OpenOptions::new().write(true).open(&path) {
+        Ok(list) => Some(list.into()),
+        Err(error) => {
+            warnings.push(format!(
+                "its process stays in the server's control group: {}: {error}",
+                path.display()
+            ));
+            None
+        }
+    }
+}

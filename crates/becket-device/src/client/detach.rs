@@ -1,0 +1,189 @@
+//! The end of a device, and what changes while it lives.
+//! It never takes a device away from its users, and never touches one that is not becket's.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use becket_transport::loop_::{self, Cleared};
+use becket_transport::{Kind, dm};
+
+use crate::client::list::resolve;
+use crate::client::{partitions, unrecorded};
+use crate::contract::messages::{Detach, OneDevice, Refresh};
+use crate::contract::{DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind};
+use crate::control::client;
+use crate::control::health::{self, Concerns};
+use crate::record::judge::{disk_of, lives};
+use crate::record::register::forget;
+use crate::record::runtime::Runtime;
+use crate::record::store::{Device, Store};
+use crate::system::kernel::System;
+use crate::system::users;
+
+/// How long somebody who merely has the device open is waited for: programs that look at every new device let go in
+/// less.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Detaches the device that goes by a NAME, a path under /dev, or the path of its image, and waits until
+/// it is really gone. With `lazy` a device in use is told to go with its last user; its state then is
+/// [`DeviceState::Detaching`].
+///
+/// # Errors
+/// There is no such device, it is in use, or it does not go in time.
+pub fn detach(target: impl AsRef<Path>, options: &DetachOptions) -> Result<DeviceInfo, Error> {
+    let store = Store::open(Runtime::open()?)?;
+    let device = match resolve(&store, target.as_ref()) {
+        // The records may have been removed.
+        Err(none @ Error::NoDevice { .. }) => {
+            return unrecorded::detach(store.runtime(), target.as_ref(), options)?.ok_or(none);
+        }
+        found => found?,
+    };
+    match device.info.transport {
+        Kind::Ublk | Kind::Fuse => detach_served(&store, device, options),
+        Kind::Dm => detach_dm(&store, device, options),
+        _ => detach_loop(&store, device, options),
+    }
+}
+
+fn detach_dm(store: &Store, device: Device, options: &DetachOptions) -> Result<DeviceInfo, Error> {
+    if !options.lazy {
+        once_unused(&device.info, options, || dm::detach_unused(device.mark).map_err(Error::Device))?;
+    } else if !dm::detach_lazily(device.mark).map_err(Error::Device)? {
+        return Ok(DeviceInfo { state: DeviceState::Detaching, ..device.info });
+    }
+    forget(store, &device);
+    Ok(device.info)
+}
+
+fn detach_loop(store: &Store, device: Device, options: &DetachOptions) -> Result<DeviceInfo, Error> {
+    let DeviceInfo { number, diskseq, .. } = device.info;
+    let gone = |gone: Result<bool, becket_transport::Error>| match gone {
+        // Gone, and its number taken by somebody else since we looked.
+        Err(becket_transport::Error::OtherDevice { .. }) => Ok(true),
+        other => other.map_err(Error::Device),
+    };
+    if !options.lazy {
+        once_unused(&device.info, options, || gone(loop_::detach_unused(number, diskseq)))?;
+    } else if !gone(loop_::detach(number, diskseq, None).map(|cleared| cleared == Cleared::Gone))? {
+        return Ok(DeviceInfo { state: DeviceState::Detaching, ..device.info });
+    }
+    forget(store, &device);
+    Ok(device.info)
+}
+
+fn detach_served(store: &Store, device: Device, options: &DetachOptions) -> Result<DeviceInfo, Error> {
+    let request = Detach { name: device.info.name.clone(), lazy: options.lazy };
+    let mut info = device.info.clone();
+    let mut waited = false;
+    health::running(&device)?;
+    let concerns = Concerns::Worker(device.info.worker_pid);
+    once_unused(&device.info, options, || {
+        match client::call::<_, OneDevice>(store.runtime(), "Detach", &request, &[], concerns) {
+            Ok(reply) => info = reply.device,
+            Err(Error::Busy { .. }) => {
+                waited = true;
+                return Ok(false);
+            }
+            // It went with the user that we were waiting for.
+            Err(error) if waited && error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        Ok(true)
+    })?;
+    if options.lazy && info.state == DeviceState::Detaching {
+        return Ok(info);
+    }
+    let deadline = Instant::now() + options.timeout;
+    while is_there(store, &device)? {
+        if Instant::now() >= deadline {
+            let seconds = options.timeout.as_secs();
+            return Err(Error::Timeout { device: device.info.device, seconds });
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(info)
+}
+
+/// Whether the device has a record, which its server removes when everything else is done.
+fn is_there(store: &Store, device: &Device) -> Result<bool, Error> {
+    let found = store.device(&device.info.name)?;
+    Ok(found.is_some_and(|found| found.mark == device.mark && lives(&System, &found)))
+}
+
+/// Tries until the device was unused, which `attempt` asks the kernel. Only when it is in use its users are looked
+/// for, which takes a walk over /proc: those who stay are an error at once, those who may be passing only after a while.
+fn once_unused(
+    info: &DeviceInfo,
+    options: &DetachOptions,
+    mut attempt: impl FnMut() -> Result<bool, Error>,
+) -> Result<(), Error> {
+    let deadline = Instant::now() + PATIENCE.min(options.timeout);
+    let busy = |users| Err(Error::Busy { device: info.device.clone(), users });
+    let mut pause = Duration::from_millis(2);
+    let mut looked = false;
+    while !attempt()? {
+        let late = Instant::now() >= deadline;
+        if late || !looked {
+            let users = users::of(&disk_of(info));
+            if late || !users.iter().all(users::passing) {
+                return busy(users);
+            }
+            looked = true;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// Takes over a changed size of the image of the device that goes by `target`, and a changed partition table.
+///
+/// # Errors
+/// There is no such device, its transport cannot, or a partition is in use that the table does not have any
+/// more.
+pub fn refresh(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
+    let store = Store::open(Runtime::open()?)?;
+    let mut device = resolve(&store, target.as_ref())?;
+    let sized = match device.info.transport {
+        Kind::Ublk | Kind::Fuse => {
+            health::responding(store.runtime(), &device)?;
+            let concerns = Concerns::Worker(device.info.worker_pid);
+            let request = Refresh { name: device.info.name.clone(), partitions: None };
+            client::call::<_, OneDevice>(store.runtime(), "Refresh", &request, &[], concerns).map(|reply| {
+                device.info = reply.device;
+            })
+        }
+        kind => {
+            let size = match kind {
+                Kind::Dm => dm::refresh(device.mark, device.info.size_limit),
+                _ => loop_::refresh(device.info.number),
+            };
+            size.map_err(Error::Device).and_then(|size| {
+                let mut new = device.clone();
+                new.info.size = size;
+                store.update(&device, &new)?;
+                device = new;
+                Ok(())
+            })
+        }
+    };
+    match sized {
+        // Its length is fixed, and its table may have been changed all the same.
+        Err(error) if error.kind() == ErrorKind::Unsupported => match partitions::refresh(&store, device)? {
+            (info, true) => Ok(info),
+            _ => Err(error),
+        },
+        Err(error) => Err(error),
+        Ok(()) => partitions::refresh(&store, device).map(|(info, _)| info),
+    }
+}
+
+/// What the supervisor says of itself, when one runs.
+///
+/// # Errors
+/// One runs and cannot be talked to.
+pub fn server_status() -> Result<Option<crate::contract::ServerStatus>, Error> {
+    let Some(runtime) = Runtime::existing()? else { return Ok(None) };
+    client::call_running(&runtime, "Status", &crate::contract::messages::Nothing {}, Concerns::Server)
+}

@@ -1,0 +1,143 @@
+//! A device that the kernel alone serves, of whichever driver: named, made, recorded, linked, leased.
+//! It never leaves one behind that is not in a record.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use becket_image::Opened;
+use becket_transport::node::KernelPartition;
+use becket_uapi::block;
+
+use crate::client::lease::Held;
+use crate::contract::{AttachOptions, DeviceInfo, DeviceState, Error, Partitions, Plan, versions};
+use crate::record::judge::disk_name;
+use crate::record::store::{Device, Store};
+use crate::record::{links, nodes, register};
+use crate::system::describe::{partitions_as, unasked_read_only};
+use crate::system::log;
+use crate::system::process::ProcessId;
+
+/// What a driver has made of an image.
+pub(crate) struct Made {
+    pub(crate) number: u32,
+    pub(crate) path: PathBuf,
+    /// 0 where there is none.
+    pub(crate) diskseq: u64,
+    /// By which the driver knows it, where it does.
+    pub(crate) mark: u64,
+    /// The device, and with a lease what keeps it: open.
+    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) direct_io: bool,
+    pub(crate) direct_io_reason: String,
+    pub(crate) partitions: Vec<KernelPartition>,
+    /// Their nodes were made by becket, since nobody else does so here.
+    pub(crate) nodes_by_hand: bool,
+    pub(crate) warnings: Vec<String>,
+    /// Takes it away again.
+    pub(crate) undo: fn(&Made) -> Result<(), becket_transport::Error>,
+}
+
+/// Has a device made of an image. `make` does it; whatever fails afterwards takes it away again.
+pub(crate) fn attach(
+    store: &Store,
+    opened: &Opened,
+    options: &AttachOptions,
+    plan: &Plan,
+    leased: bool,
+    make: impl FnOnce() -> Result<Made, becket_transport::Error>,
+) -> Result<(DeviceInfo, Option<Held>), Error> {
+    let claim = register::claim(store, options.name.as_deref(), opened)?;
+    let mut made = Unfinished { made: make().map_err(Error::Device)?, finished: false };
+    let disk = disk_name(plan.kind, made.made.number);
+    let mut record = Device {
+        info: describe(opened, options, plan, &mut made.made),
+        image: opened.identity,
+        server: None,
+        worker: None,
+        keeper: leased.then(ProcessId::own),
+        starting: false,
+        mark: made.made.mark,
+        whole: options.partitions == Partitions::Off,
+        nodes_in: made.made.nodes_by_hand.then(nodes::namespace).flatten(),
+        needs: versions::needs_of_new_devices(),
+        unspoken: None,
+    };
+    record.info.autoclear = leased;
+    let written = register::record(store, claim, &disk, &mut record)?;
+    let warnings = links::make(store.runtime(), &record.info);
+    if !warnings.is_empty() {
+        let recorded = record.clone();
+        record.info.warnings.extend(warnings);
+        store.amend(&recorded, &written, &record)?;
+    }
+    let fds = made.finish();
+    let info = record.info.clone();
+    let held = leased.then(|| Held::Kernel { fds, store: store.clone(), device: Box::new(record) });
+    Ok((info, held))
+}
+
+/// A device that is taken away again when something after its making fails.
+struct Unfinished {
+    made: Made,
+    finished: bool,
+}
+
+impl Unfinished {
+    fn finish(mut self) -> Vec<OwnedFd> {
+        self.finished = true;
+        std::mem::take(&mut self.made.fds)
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        self.made.fds.clear();
+        if let Err(error) = (self.made.undo)(&self.made) {
+            log::warn(format_args!("{} stays attached: {error}", self.made.path.display()));
+        }
+    }
+}
+
+/// What is known of it, without its name.
+fn describe(opened: &Opened, options: &AttachOptions, plan: &Plan, made: &mut Made) -> DeviceInfo {
+    let mut warnings = opened.warnings.clone();
+    warnings.extend(unasked_read_only(opened.read_only_reason.as_deref(), options));
+    warnings.append(&mut made.warnings);
+    // Asked of the device that is open: in sysfs each would have to be found and opened.
+    let open = made.fds.first().map(AsFd::as_fd);
+    let size = open.and_then(|device| block::size64(device).ok());
+    let physical_block_size = open.and_then(|device| block::physical_block_size(device).ok());
+    DeviceInfo {
+        name: String::new(),
+        device: made.path.clone(),
+        transport: plan.kind,
+        reason: plan.reason.clone(),
+        size: size.unwrap_or_else(|| opened.map.len()),
+        read_only: opened.read_only,
+        direct_io: made.direct_io,
+        direct_io_reason: std::mem::take(&mut made.direct_io_reason),
+        block_size: opened.block_size,
+        physical_block_size: physical_block_size.unwrap_or(opened.block_size),
+        state: DeviceState::Live,
+        image: opened.path.clone(),
+        cow: opened.overlay.as_ref().map(|overlay| overlay.path.clone()),
+        offset: options.offset,
+        size_limit: options.size_limit,
+        autoclear: false,
+        partitions: partitions_as(std::mem::take(&mut made.partitions), &opened.partitions),
+        queues: None,
+        depth: None,
+        mode: None,
+        number: made.number,
+        diskseq: Some(made.diskseq).filter(|&diskseq| diskseq != 0),
+        server_pid: None,
+        worker_pid: None,
+        isolated: false,
+        recoveries: 0,
+        faults: None,
+        warnings,
+    }
+}

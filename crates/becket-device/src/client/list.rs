@@ -1,0 +1,353 @@
+//! Which devices there are: the records, each held against the kernel.
+//! It asks about the devices it has records of, and about others only whether they are ours.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{fs, io};
+
+use becket_image::Location;
+use becket_transport::aside::within;
+use becket_transport::ublk::control::{self, Control};
+use becket_transport::{Kind, loop_, sysfs};
+use becket_uapi::ublk::UBLK_S_DEV_DEAD;
+
+use crate::client::partitions;
+use crate::contract::messages::{Devices, Nothing};
+use crate::contract::{DeviceInfo, DeviceState, Error, ErrorKind};
+use crate::control::client;
+use crate::control::health::{self, Concerns};
+use crate::record::judge::{Verdict, disk_of, judge, lives};
+use crate::record::register::forget;
+use crate::record::runtime::Runtime;
+use crate::record::store::{Device, Entry, Store};
+use crate::record::unknown::{Unknown, image_of, of_unknown_version};
+use crate::record::{links, mark};
+use crate::system::describe::size_of;
+use crate::system::kernel::{Kernel, System};
+use crate::system::{log, users};
+
+/// Longest that a file system may take to say what a path leads to.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// All devices, sorted by name as people count: `loop2` before `loop10`. Records of devices that are gone are
+/// dropped on the way.
+///
+/// # Errors
+/// The records cannot be read.
+pub fn list() -> Result<Vec<DeviceInfo>, Error> {
+    let store = Store::open(Runtime::open()?)?;
+    let Found { mut devices, unknown } = found(&store)?;
+    health::examine(store.runtime(), &mut devices);
+    let mut infos: Vec<DeviceInfo> = devices.into_iter().map(|device| as_users_see(device.info)).collect();
+    infos.extend(unknown.into_iter().map(|unknown| unknown.info));
+    infos.sort_by(|one, other| partitions::counted(&one.name).cmp(&partitions::counted(&other.name)));
+    Ok(infos)
+}
+
+/// What records stand for.
+struct Found {
+    devices: Vec<Device>,
+    /// What another version of becket has recorded, and is there as far as can be said.
+    unknown: Vec<Unknown>,
+}
+
+/// A device as its users find it: anybody with the right can tell them by `BLKROSET` that it is read-only, or is not, and
+/// move the ends of its partitions.
+///
+/// That is for people. What is decided goes by the record: the kernel only warns of writes to what it calls read-only, and
+/// what was mounted for writing before goes on writing.
+fn as_users_see(mut info: DeviceInfo) -> DeviceInfo {
+    if info.state != DeviceState::Lost
+        && let Some(told) = sysfs::flag(&disk_of(&info), "ro")
+    {
+        let refused = info.read_only && matches!(info.transport, Kind::Ublk | Kind::Fuse);
+        info.read_only = told || refused;
+    }
+    info.partitions = partitions::as_they_are(&info);
+    info
+}
+
+/// The devices whose supervisor or worker does not respond, or is of another version. Makes nothing where becket keeps no
+/// records.
+///
+/// # Errors
+/// The records cannot be read.
+pub fn ailing() -> Result<Vec<DeviceInfo>, Error> {
+    if Runtime::present().is_none() {
+        return Ok(Vec::new());
+    }
+    let ails =
+        |info: &DeviceInfo| matches!(info.state, DeviceState::NotResponding | DeviceState::UnknownVersion);
+    Ok(list()?.into_iter().filter(ails).collect())
+}
+
+/// Drops the records of devices that are gone, as [`list`] does; makes nothing where becket keeps no records.
+pub fn tidy() {
+    let tidied = Runtime::present()
+        .map_or(Ok(()), |runtime| Store::open(runtime).and_then(|store| devices(&store)).map(drop));
+    if let Err(error) = tidied {
+        log::warn(format_args!("records of devices that are gone stay: {error}"));
+    }
+}
+
+/// The device that goes by a NAME, a path under /dev, or the path of its image.
+///
+/// # Errors
+/// There is none, or more than one.
+pub fn find(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
+    let store = Store::open(Runtime::open()?)?;
+    Ok(resolve(&store, target.as_ref())?.info)
+}
+
+/// The records that stand for devices, brought up to date. Devices of ours that have none are given one first.
+pub(crate) fn devices(store: &Store) -> Result<Vec<Device>, Error> {
+    Ok(found(store)?.devices)
+}
+
+fn found(store: &Store) -> Result<Found, Error> {
+    let found = recorded(store)?;
+    if !lacks_records(store, &found) {
+        return Ok(found);
+    }
+    // The server knows what it owns, and finds the others.
+    match client::call::<_, Devices>(store.runtime(), "List", &Nothing {}, &[], Concerns::Server) {
+        Ok(_) => recorded(store),
+        Err(error) => {
+            log::warn(format_args!("devices without a record are not listed: {error}"));
+            Ok(found)
+        }
+    }
+}
+
+/// Whether ublk has a live device of ours that no record speaks of.
+fn lacks_records(store: &Store, found: &Found) -> bool {
+    // Which device such a record speaks of is not known for certain: none counts as without a record.
+    if found.unknown.iter().any(|unknown| unknown.mark.is_none()) {
+        return false;
+    }
+    let infos = || {
+        let devices = found.devices.iter().map(|device| &device.info);
+        devices.chain(found.unknown.iter().map(|unknown| &unknown.info))
+    };
+    let known = |number: &u32| infos().any(|info| info.transport == Kind::Ublk && info.number == *number);
+    let others: Vec<u32> = control::numbers().into_iter().filter(|number| !known(number)).collect();
+    // Without the right to ask there are none of ours.
+    let Some(control) = (!others.is_empty()).then(|| Control::open().ok()).flatten() else { return false };
+    let live = |number: &u32| {
+        // One without a disk is being made, or on its way out.
+        let info = control.info(*number).ok().flatten().filter(|info| info.state != UBLK_S_DEV_DEAD);
+        info.map(|info| info.ublksrv_flags).filter(|mark| mark::is_of(store.runtime(), *mark))
+    };
+    let marks: Vec<u64> = others.iter().filter_map(live).collect();
+    // Those that came while the records were read have one by now.
+    let recorded: Vec<u64> = match marks.is_empty() {
+        true => Vec::new(),
+        false => store.entries().iter().flatten().filter_map(|(_, entry)| mark::recorded(entry)).collect(),
+    };
+    marks.iter().any(|mark| !recorded.contains(mark))
+}
+
+fn recorded(store: &Store) -> Result<Found, Error> {
+    let (mut devices, mut unknown) = (Vec::new(), Vec::new());
+    for (name, entry) in store.entries()? {
+        match entry {
+            Entry::Device(device) => devices.extend(current(store, &System, *device)),
+            Entry::Unknown(other) => unknown.extend(is_there(&other).then_some(*other)),
+            Entry::Claim { claimant, .. } if claimant.alive() => {}
+            claim @ Entry::Claim { .. } => {
+                if let Err(error) = store.remove_claim(&name, &claim) {
+                    log::warn(format_args!("the name {name} stays claimed: {error}"));
+                }
+            }
+        }
+    }
+    Ok(Found { devices, unknown })
+}
+
+/// Whether the device of another version's record can still be there. The record stays in any case.
+fn is_there(unknown: &Unknown) -> bool {
+    !unknown.is_claim && unknown.device.as_ref().is_none_or(|device| lives(&System, device))
+}
+
+/// A record as it stands now; `None` when its device is gone and it was dropped.
+fn current(store: &Store, kernel: &impl Kernel, mut device: Device) -> Option<Device> {
+    match judge(kernel, &device) {
+        Verdict::Gone => {
+            forget(store, &device);
+            if device.info.transport == Kind::Loop && device.info.read_only {
+                loop_::thaw(device.info.number);
+            }
+            None
+        }
+        Verdict::NotYet => None,
+        Verdict::There(state) => {
+            device.info.state = state;
+            if state == DeviceState::UnknownVersion {
+                device.info.warnings.insert(0, device.unspoken.clone().unwrap_or_default());
+            }
+            if state != DeviceState::Lost
+                && let Some(size) = size_of(&disk_of(&device.info)).filter(|&size| size > 0)
+            {
+                device.info.size = size;
+            }
+            Some(device)
+        }
+    }
+}
+
+/// The device of ours that has the image: where several have it, the first of them; but none where they have different
+/// parts of it, of which only the locks know who is meant.
+pub(crate) fn holder_of(store: &Store, image: &Path) -> Result<Option<DeviceInfo>, Error> {
+    let id = fs::metadata(image).map_err(Error::io("look at", image))?;
+    let same = |device: &Device| (device.image.dev, device.image.ino) == (id.dev(), id.ino());
+    let found: Vec<DeviceInfo> = devices(store)?.into_iter().filter(same).map(|device| device.info).collect();
+    let part = |info: &DeviceInfo| (info.image.clone(), info.offset, info.size);
+    let alike = found.windows(2).all(|pair| part(&pair[0]) == part(&pair[1]));
+    Ok(found.into_iter().next().filter(|_| alike))
+}
+
+/// Finds a device by what a person calls it. One of an unknown version is refused: nothing may be done to it.
+pub(crate) fn resolve(store: &Store, path: &Path) -> Result<Device, Error> {
+    let device = resolve_any(store, path)?;
+    match device.info.state {
+        DeviceState::UnknownVersion => Err(of_unknown_version(&device.info)),
+        _ => Ok(device),
+    }
+}
+
+fn resolve_any(store: &Store, path: &Path) -> Result<Device, Error> {
+    // A name is never a path, and a name that is also a file here means the name.
+    if let Some(name) = path.to_str() {
+        if let Some(device) = named(store, name)? {
+            return Ok(device);
+        }
+        if let Some(unknown) = store.unknown(name)?.filter(|unknown| is_there(unknown)) {
+            return Err(unknown.error());
+        }
+    }
+    let is_path = |device: &Device| {
+        device.info.device == path || links::path(store.runtime(), &device.info.name) == path
+    };
+    // Most devices go by the name of their node: then no other record need be looked at.
+    if let Some(name) = path.file_name().and_then(|name| name.to_str())
+        && let Some(device) = named(store, name)?.filter(is_path)
+    {
+        return Ok(device);
+    }
+    let Found { devices, unknown } = found(store)?;
+    let Some(Seen { number, id, real, located }) = seen(path) else { return unseen(devices, path) };
+    let is_meant = |other: &&Unknown| {
+        let node = number.is_some() && sysfs_number(&disk_of(&other.info)) == number;
+        let image = image_of(other).map(|image| (image.dev, image.ino));
+        node || other.info.device == path || other.info.image == real || (id.is_some() && image == id)
+    };
+    let of_unknown = unknown.iter().find(is_meant).map(Unknown::error);
+    let is_node = |device: &Device| {
+        let node = number.is_some() && sysfs_number(&disk_of(&device.info)) == number;
+        // The node of a lost device may be gone; its paths still name it.
+        node || is_path(device)
+    };
+    let found: Vec<Device> = devices.iter().filter(|device| is_node(device)).cloned().collect();
+    if !found.is_empty() {
+        return one(found, path);
+    }
+    let is_image = |device: &&Device| id == Some((device.image.dev, device.image.ino));
+    let found: Vec<Device> = devices.iter().filter(is_image).cloned().collect();
+    // Images inside a file have its inode, too: its own device comes before theirs.
+    let own: Vec<Device> = found.iter().filter(|device| device.info.image == real).cloned().collect();
+    if !found.is_empty() {
+        return one(if own.is_empty() { found } else { own }, path);
+    }
+    // An image inside another, or one that was removed or replaced under its device, is known by its path.
+    let found: Vec<Device> = devices.iter().filter(|device| device.info.image == real).cloned().collect();
+    match (located, of_unknown) {
+        (_, Some(error)) if found.is_empty() => Err(error),
+        (Some(located), _) if found.is_empty() => one(at_the_same_place(devices, located), path),
+        _ => one(found, path),
+    }
+}
+
+/// The devices whose image is at that place, by whatever names it was found there.
+fn at_the_same_place(devices: Vec<Device>, place: Location) -> Vec<Device> {
+    let looked = within(ANSWER, move || {
+        let same =
+            |device: &Device| becket_image::locate(&device.info.image).is_ok_and(|other| other == place);
+        devices.into_iter().filter(same).collect()
+    });
+    // A file system that does not answer shows no image.
+    looked.unwrap_or_default()
+}
+
+/// What a path leads to.
+struct Seen {
+    /// `MAJOR:MINOR`, of a block device's node.
+    number: Option<String>,
+    /// Device and inode number, where there is a file.
+    id: Option<(u64, u64)>,
+    real: PathBuf,
+    /// Where the image is that a path through a file names.
+    located: Option<Location>,
+}
+
+/// Looks at a path; `None` when its file system does not answer.
+fn seen(path: &Path) -> Option<Seen> {
+    let path = path.to_owned();
+    within(ANSWER, move || {
+        let id = fs::metadata(&path);
+        let through = id.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotADirectory);
+        Seen {
+            number: users::number_of(&path),
+            id: id.ok().map(|id| (id.dev(), id.ino())),
+            real: real(&path),
+            located: through.then(|| becket_image::locate(&path).ok()).flatten(),
+        }
+    })
+}
+
+/// The device whose image had that path when it was attached. No link on the way can be followed, so this finds fewer than might be meant.
+fn unseen(devices: Vec<Device>, path: &Path) -> Result<Device, Error> {
+    let same = |device: &Device| std::path::absolute(path).is_ok_and(|path| device.info.image == path);
+    let found: Vec<Device> = devices.into_iter().filter(same).collect();
+    if found.is_empty() {
+        let (path, seconds) = (path.display(), ANSWER.as_secs());
+        return Err(Error::Remote {
+            kind: ErrorKind::Timeout,
+            message: format!("{path}: its file system has not answered for {seconds} s"),
+            hint: Some("say which device by its name or node: becket list".to_owned()),
+        });
+    }
+    one(found, path)
+}
+
+/// The path without links, also of what is gone from its directory or lies inside an image.
+fn real(path: &Path) -> PathBuf {
+    let Ok(absolute) = std::path::absolute(path) else { return path.to_owned() };
+    let deepest = absolute.ancestors().find_map(|ancestor| {
+        let rest = absolute.strip_prefix(ancestor).ok()?;
+        let real = fs::canonicalize(ancestor).ok()?;
+        Some(if rest.as_os_str().is_empty() { real } else { real.join(rest) })
+    });
+    deepest.unwrap_or_else(|| path.to_owned())
+}
+
+/// The device of that name.
+fn named(store: &Store, name: &str) -> Result<Option<Device>, Error> {
+    Ok(store.device(name)?.and_then(|device| current(store, &System, device)))
+}
+
+fn one(mut found: Vec<Device>, target: &Path) -> Result<Device, Error> {
+    if found.len() > 1 {
+        let names = found.into_iter().map(|device| device.info.name).collect();
+        return Err(Error::Ambiguous { target: target.display().to_string(), names });
+    }
+    found.pop().ok_or_else(|| nothing(target))
+}
+
+fn nothing(target: &Path) -> Error {
+    Error::NoDevice { target: target.display().to_string() }
+}
+
+fn sysfs_number(disk: &str) -> Option<String> {
+    sysfs::text(disk, "dev")
+}

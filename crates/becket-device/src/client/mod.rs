@@ -1,0 +1,25 @@
+//! What runs in the process of a command: it opens images, makes devices of the kernel's own drivers, and asks the
+//! supervisor for all others.
+
+mod attach;
+mod detach;
+mod dm;
+mod kernel_made;
+mod lease;
+mod list;
+mod loop_;
+mod partitions;
+mod planner;
+mod set;
+mod stat;
+mod unrecorded;
+mod user_devices;
+
+pub use attach::{attach, attach_leased};
+pub use detach::{detach, refresh, server_status};
+pub use lease::Lease;
+pub use list::{ailing, find, list, tidy};
+pub use planner::{doctor, plan};
+pub use set::{Changed, ChangedDevice, Changes, How, Progress, set};
+pub use stat::{DeviceStats, stat};
+pub use user_devices::give_to_owner;

@@ -1,0 +1,183 @@
+//! Who relies on a device that is to change, and what its page cache holds.
+//! It only asks the kernel: a claim that is free is taken for the time of the change, so that nobody comes in between.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use becket_transport::aside::within;
+use becket_transport::{node, sysfs};
+use becket_uapi::block;
+
+use super::Changes;
+use crate::contract::{DeviceInfo, Error, ErrorKind};
+use crate::record::judge::disk_of;
+use crate::system::users;
+
+/// Longest that what programs have written to a device may take to reach its image.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// Whether the kernel or a program has claimed a device or a partition of it: mounted, swapped to, part of another device.
+pub(super) enum Use {
+    /// Nobody has, and nobody can while this lives.
+    Free {
+        _claim: File,
+    },
+    Held,
+}
+
+impl Use {
+    pub(super) fn of(info: &DeviceInfo) -> Result<Use, Error> {
+        let exclusive = rustix::fs::OFlags::EXCL.bits().cast_signed();
+        match File::options().read(true).custom_flags(exclusive).open(&info.device) {
+            Ok(claim) => Ok(Use::Free { _claim: claim }),
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
+                Ok(Use::Held)
+            }
+            Err(error) => Err(Error::io("open", &info.device)(error)),
+        }
+    }
+
+    /// Who uses a device that may become what is wanted, looked at where that matters: hold it until all is done.
+    ///
+    /// # Errors
+    /// Its users rely on what would go.
+    pub(super) fn allowing(
+        info: &DeviceInfo,
+        changes: &Changes,
+        replaces: bool,
+        len: u64,
+    ) -> Result<Option<Use>, Error> {
+        let freezes = changes.read_only == Some(true) && !info.read_only;
+        if !replaces && len >= info.size && !freezes {
+            return Ok(None);
+        }
+        let using = Use::of(info)?;
+        may_shrink(info, using.is_held(), len, changes.force)?;
+        if freezes {
+            may_become_read_only(info, using.is_held(), changes.force)?;
+        }
+        Ok(Some(using))
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        matches!(self, Use::Held)
+    }
+}
+
+/// A device may become shorter when nobody uses it and no partition ends behind its new end.
+pub(super) fn may_shrink(info: &DeviceInfo, held: bool, len: u64, force: bool) -> Result<(), Error> {
+    if force || len >= info.size {
+        return Ok(());
+    }
+    if held {
+        let hint = "unmount it first; where its file system was made smaller already: --force";
+        return Err(busy(info, "and would become shorter", users::claims(&disk_of(info)), hint));
+    }
+    let behind = |partition: &&node::KernelPartition| partition.start + partition.len > len;
+    match node::partitions(&disk_of(info)).iter().find(behind) {
+        None => Ok(()),
+        Some(partition) => Err(Error::Remote {
+            kind: ErrorKind::InvalidOption,
+            message: format!(
+                "{} ends at byte {}, behind the new end of {} at {len}",
+                partition.node.display(),
+                partition.start + partition.len,
+                info.name
+            ),
+            hint: Some("make the partition smaller or remove it first, or insist with --force".to_owned()),
+        }),
+    }
+}
+
+/// A device may become read-only when no file system on it is mounted for writing.
+pub(super) fn may_become_read_only(info: &DeviceInfo, held: bool, force: bool) -> Result<(), Error> {
+    if force || !held || info.read_only {
+        return Ok(());
+    }
+    match users::writers(&disk_of(info)) {
+        writers if writers.is_empty() => Ok(()),
+        writers => {
+            let hint = "mount it read-only first (mount -o remount,ro DIR), or insist with --force";
+            Err(busy(info, "for writing", writers, hint))
+        }
+    }
+}
+
+fn busy(info: &DeviceInfo, what: &str, users: Vec<crate::contract::User>, hint: &str) -> Error {
+    let who: Vec<String> = users.iter().map(ToString::to_string).collect();
+    let who = if who.is_empty() { "somebody has claimed it".to_owned() } else { who.join(", ") };
+    let message = format!("{} is in use {what}: {who}", info.device.display());
+    Error::Remote { kind: ErrorKind::Busy, message, hint: Some(hint.to_owned()) }
+}
+
+/// The disk and its partitions, each of which has a page cache of its own.
+fn nodes(info: &DeviceInfo) -> impl Iterator<Item = PathBuf> {
+    let partitions = users::blocks(&disk_of(info)).into_iter().skip(1).map(|block| sysfs::node(&block.name));
+    std::iter::once(info.device.clone()).chain(partitions)
+}
+
+/// The page caches of a device, of whose old errors nothing will be heard any more.
+///
+/// Who opens a device hears of the last failed write-back that nobody has heard of, however old: a write that met the device
+/// just when it became read-only leaves one (a direct write goes through the page cache where a page is busy). The kernel
+/// tells of a failure once and takes its pages for clean, so what is heard after this is a loss of now.
+///
+/// What waits for the image is done aside: it may be one that does not answer, and is to be replaced for that.
+pub(super) struct Caches(Vec<(PathBuf, File)>);
+
+impl Caches {
+    pub(super) fn of(info: &DeviceInfo) -> Result<Caches, Error> {
+        let open = |path: PathBuf| {
+            let device = File::open(&path).map_err(Error::io("open", &path))?;
+            // An error of before is to be heard here, and not to count.
+            let _ = aside(&path, &device, |device| block::await_write_back(device.as_fd()))?;
+            Ok((path, device))
+        };
+        nodes(info).map(open).collect::<Result<_, _>>().map(Caches)
+    }
+
+    /// Writes back what programs have written to the device through them.
+    pub(super) fn write_back(&self) -> Result<(), Error> {
+        self.0.iter().try_for_each(|(path, device)| {
+            aside(path, device, File::sync_all)?.map_err(Error::io("write back", path))
+        })
+    }
+}
+
+/// Has something done to a device that waits for its image, but not for ever.
+fn aside<T: Send + 'static>(
+    path: &Path,
+    device: &File,
+    work: impl FnOnce(&File) -> T + Send + 'static,
+) -> Result<T, Error> {
+    let own = device.try_clone().map_err(Error::io("keep", path))?;
+    within(ANSWER, move || work(&own))
+        .ok_or_else(|| Error::Device(becket_transport::Error::Silent { device: path.to_owned() }))
+}
+
+/// Has the kernel refuse writes to the device. What programs have written by then reaches the image.
+pub(super) fn freeze(info: &DeviceInfo) -> Result<(), Error> {
+    let disk = disk_of(info);
+    // Before: what is refused from then on is no old error.
+    let caches = Caches::of(info)?;
+    node::set_read_only(&disk, true).map_err(Error::Device)?;
+    caches.write_back().inspect_err(|_| {
+        // Best effort: what counts is the error that led here.
+        let _ = node::set_read_only(&disk, false);
+    })
+}
+
+/// Drops what the page cache of the device holds, so that nothing of an image is read that it does not have any more; and
+/// has everybody look at the device anew.
+pub(super) fn forget_cached(info: &DeviceInfo) -> Result<(), Error> {
+    for path in nodes(info) {
+        let device = File::open(&path).map_err(Error::io("open", &path))?;
+        block::flush_buffers(device.as_fd()).map_err(Error::io("drop the page cache of", &path))?;
+    }
+    // Where nobody listens nothing is lost.
+    let _ = std::fs::write(sysfs::directory(&disk_of(info)).join("uevent"), "change");
+    Ok(())
+}

@@ -1,0 +1,271 @@
+//! Live changes of a device, whatever its transport.
+//! What a transport cannot change live is refused with the way to do it; nothing is half done.
+
+mod compare;
+mod guard;
+mod kernel;
+mod ublk;
+
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+
+use becket_image::{DirectIo, Extent, Format, Opened, Place};
+use becket_transport::Kind;
+use serde::Serialize;
+
+use crate::client::attach;
+use crate::client::list::resolve;
+use crate::contract::{AttachOptions, DeviceInfo, DeviceState, Error, ErrorKind};
+use crate::control::health;
+use crate::record::runtime::Runtime;
+use crate::record::store::{Device, Store};
+
+pub use compare::Progress;
+
+/// What is to change; what is `None` stays.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Whether to go past the page cache.
+    pub direct_io: Option<DirectIo>,
+    /// Whether to refuse writes.
+    pub read_only: Option<bool>,
+    /// Most bytes of the device; `Some(None)` is as long as its image is.
+    pub size_limit: Option<Option<u64>>,
+    /// Another image in the place of the one that it has.
+    pub image: Option<PathBuf>,
+    /// What the image is that is opened for the change: a new one, or the device's own once more.
+    pub format: Format,
+    /// Logical block size, which no device can change.
+    pub block_size: Option<u32>,
+    /// Although somebody relies on what goes: a mounted file system, a partition.
+    pub force: bool,
+    /// Take no locks that would exclude other programs from a new image.
+    pub shared: bool,
+    /// Parse the image whatever that costs.
+    pub no_limits: bool,
+}
+
+/// How a change was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum How {
+    /// Between two requests, by becket.
+    Live,
+    /// By the kernel, which held requests back until those under way had ended.
+    Drained,
+    /// It was so before.
+    Unchanged,
+}
+
+/// One change of a device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Changed {
+    /// The option's name with underscores.
+    pub what: &'static str,
+    /// What was.
+    pub from: String,
+    /// What is.
+    pub to: String,
+    /// How it came to be.
+    pub how: How,
+}
+
+/// A device with what was changed of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ChangedDevice {
+    /// As it is now.
+    #[serde(flatten)]
+    pub device: DeviceInfo,
+    /// What was asked for, each.
+    pub changes: Vec<Changed>,
+}
+
+/// Changes the device that goes by `target` (node, name or image) between two of its requests.
+///
+/// # Errors
+/// There is no such device, it cannot be changed so, or somebody relies on what would go.
+pub fn set(
+    target: impl AsRef<Path>,
+    changes: &Changes,
+    progress: &mut Progress<'_>,
+) -> Result<ChangedDevice, Error> {
+    let store = Store::open(Runtime::open()?)?;
+    let device = resolve(&store, target.as_ref())?;
+    if device.info.state == DeviceState::Lost {
+        return Err(Error::unserved(&device.info.name));
+    }
+    if matches!(device.info.transport, Kind::Ublk | Kind::Fuse) {
+        // Before anything is read from the device: that would wait for as long as nobody responds.
+        health::responding(store.runtime(), &device)?;
+    }
+    check_block_size(&device.info, changes.block_size)?;
+    may_grow(&store, &device, changes)?;
+    let (after, how) = match device.info.transport {
+        Kind::Ublk | Kind::Fuse => (ublk::set(&store, &device, changes, progress)?, How::Live),
+        Kind::Dm => (kernel::set_dm(&store, &device, changes)?, How::Drained),
+        Kind::Loop => (kernel::set_loop(&store, &device, changes, progress)?, How::Drained),
+    };
+    let changes = told(&device.info, &after, changes, how);
+    Ok(ChangedDevice { device: after, changes })
+}
+
+fn check_block_size(info: &DeviceInfo, wanted: Option<u32>) -> Result<(), Error> {
+    match wanted {
+        Some(wanted) if wanted != info.block_size => {
+            let image = info.image.display();
+            let hint = format!("becket detach {}; becket attach --block-size {wanted} {image}", info.name);
+            let message = format!("the block size of {} is fixed: a new device is needed", info.name);
+            Err(unsupported(message, hint))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Behind the end of an image inside another lie its neighbour's bytes, which no transport knows of.
+fn may_grow(store: &Store, device: &Device, changes: &Changes) -> Result<(), Error> {
+    let info = &device.info;
+    let Some(limit) = changes.size_limit.map(|limit| limit.unwrap_or(u64::MAX)) else { return Ok(()) };
+    if limit <= info.size || info.size_limit.is_none() {
+        return Ok(());
+    }
+    if let Some(cow) = &info.cow {
+        let message = format!("{} is as long as its overlay says, {} bytes", info.name, info.size);
+        let longer = format!("qemu-img resize -f qcow2 {} {limit}", cow.display());
+        return Err(unsupported(message, format!("becket detach {}; {longer}; attach it again", info.name)));
+    }
+    let options = AttachOptions {
+        read_only: true,
+        shared: true,
+        offset: info.offset,
+        format: changes.format,
+        no_limits: changes.no_limits,
+        ..AttachOptions::default()
+    };
+    let opened = attach::open(store, &info.image, &options)?;
+    if opened.identity != device.image {
+        let message = format!("{} is not the image of {} any more", info.image.display(), info.name);
+        return Err(unsupported(message, format!("becket detach {}, and attach it again", info.name)));
+    }
+    let longest = opened.map.len();
+    if opened.nested && limit > longest {
+        let image = info.image.display();
+        // A path that goes on inside an image is no file. A file is nested where a format like qcow2 holds the disk.
+        if !info.image.is_file() {
+            let message = format!(
+                "{image} is part of another image, {longest} bytes of it; what lies behind belongs to others"
+            );
+            return Err(unsupported(message, format!("--size-limit {longest} is the longest")));
+        }
+        let hint = format!(
+            "to make a qcow2 longer: becket detach {}; qemu-img resize {image} SIZE; becket attach {image}",
+            info.name
+        );
+        return Err(unsupported(format!("the disk in {image} is {longest} bytes long"), hint));
+    }
+    Ok(())
+}
+
+/// What has become of each change that was asked for.
+fn told(before: &DeviceInfo, after: &DeviceInfo, asked: &Changes, how: How) -> Vec<Changed> {
+    let one = |what, asked: bool, from: &dyn Display, to: &dyn Display| {
+        let (from, to) = (from.to_string(), to.to_string());
+        let how = if from == to { How::Unchanged } else { how };
+        asked.then_some(Changed { what, from, to, how })
+    };
+    let limit =
+        |info: &DeviceInfo| info.size_limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
+    let on = |on: bool| if on { "on" } else { "off" };
+    [
+        one("image", asked.image.is_some(), &before.image.display(), &after.image.display()),
+        one("size_limit", asked.size_limit.is_some(), &limit(before), &limit(after)),
+        one("size", asked.size_limit.is_some() || asked.image.is_some(), &before.size, &after.size),
+        one("read_only", asked.read_only.is_some(), &on(before.read_only), &on(after.read_only)),
+        one("direct_io", asked.direct_io.is_some(), &on(before.direct_io), &on(after.direct_io)),
+        one("block_size", asked.block_size.is_some(), &before.block_size, &after.block_size),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Opens the image that a device shall have, as that device needs it.
+fn open(store: &Store, device: &Device, path: &Path, changes: &Changes) -> Result<Opened, Error> {
+    let info = &device.info;
+    let options = AttachOptions {
+        read_only: changes.read_only.unwrap_or(info.read_only),
+        direct_io: changes.direct_io.unwrap_or_default(),
+        offset: info.offset,
+        size_limit: changes.size_limit.unwrap_or(info.size_limit),
+        block_size: Some(info.block_size),
+        shared: changes.shared,
+        format: changes.format,
+        no_limits: changes.no_limits,
+        ..AttachOptions::default()
+    };
+    let opened = attach::open(store, path, &options)?;
+    let writable = || match &opened.read_only_reason {
+        Some(reason) => Err(Error::Remote {
+            kind: ErrorKind::ReadOnly,
+            message: format!("{} would have to be read-only: {reason}", path.display()),
+            hint: Some("say so with --read-only on, or have the image made writable".to_owned()),
+        }),
+        None => Ok(()),
+    };
+    if changes.image.is_none() {
+        writable()?;
+    }
+    // Memory and threads for either are given to a device's queues when they are made.
+    let encoded = |extent: &Extent| matches!(extent.place, Place::Encoded { .. });
+    if opened.map.extents().iter().any(encoded) {
+        return Err(never_changed(info, path, "is encoded", "is decoded"));
+    }
+    if opened.grows {
+        return Err(never_changed(info, path, "grows while it is written", "grows"));
+    }
+    writable()?;
+    Ok(opened)
+}
+
+/// The other way round it is the supervisor who refuses.
+fn never_changed(info: &DeviceInfo, path: &Path, what: &str, made: &str) -> Error {
+    let (name, path) = (&info.name, path.display());
+    unsupported(
+        format!("{path} {what}, and no device gets such an image while it lives: one that {made} is made so"),
+        format!("becket detach {name}; becket attach --name {name} {path}"),
+    )
+}
+
+fn unsupported(message: String, hint: impl Into<String>) -> Error {
+    Error::Remote { kind: ErrorKind::Unsupported, message, hint: Some(hint.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::store::tests::device;
+
+    #[test]
+    fn each_change_that_was_asked_for_is_told_and_nothing_else() {
+        let before = device("one", 1).info;
+        let after = DeviceInfo { read_only: true, size: before.size * 2, ..before.clone() };
+        let asked = Changes { read_only: Some(true), direct_io: Some(DirectIo::Auto), ..Changes::default() };
+        let told = told(&before, &after, &asked, How::Drained);
+        let words: Vec<_> =
+            told.iter().map(|one| (one.what, one.from.as_str(), one.to.as_str(), one.how)).collect();
+        let direct = if before.direct_io { "on" } else { "off" };
+        assert_eq!(
+            words,
+            [("read_only", "off", "on", How::Drained), ("direct_io", direct, direct, How::Unchanged)]
+        );
+    }
+
+    #[test]
+    fn another_block_size_is_refused_with_the_way_to_it() {
+        let info = device("one", 1).info;
+        check_block_size(&info, Some(info.block_size)).unwrap();
+        let error = check_block_size(&info, Some(info.block_size * 2)).unwrap_err();
+        assert!(error.to_string().contains("a new device is needed"), "{error}");
+        let hint = error.hint().unwrap();
+        assert!(hint.contains("becket detach one") && hint.contains("--block-size"), "{hint}");
+    }
+}

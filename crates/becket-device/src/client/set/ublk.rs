@@ -1,0 +1,156 @@
+//! Changes of a device that becket serves: looked at here, where the user's rights and mounts are seen, and made by the
+//! supervisor, which opens no image.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use becket_image::{Backing, Opened};
+use becket_transport::node;
+
+use super::guard::{self, Caches, Use};
+use super::{Changes, Progress, compare, open};
+use crate::contract::messages::{NewImage, OneDevice, Set};
+use crate::contract::protocol::facts_of;
+use crate::contract::{DeviceInfo, Error, ErrorKind};
+use crate::control::client;
+use crate::control::health::Concerns;
+use crate::record::judge::disk_of;
+use crate::record::store::{Device, Store};
+
+pub(super) fn set(
+    store: &Store,
+    device: &Device,
+    changes: &Changes,
+    progress: &mut Progress<'_>,
+) -> Result<DeviceInfo, Error> {
+    let info = &device.info;
+    let opened = changes.image.as_deref().map(|path| open(store, device, path, changes)).transpose()?;
+    let shortest = opened.as_ref().map_or(info.size, |opened| opened.map.len());
+    let block = u64::from(info.block_size.max(1));
+    let len = shortest.min(changes.size_limit.flatten().unwrap_or(u64::MAX)) / block * block;
+    let freezes = changes.read_only == Some(true) && !info.read_only;
+    let using = Use::allowing(info, changes, opened.is_some(), len)?;
+    let held = using.as_ref().is_some_and(Use::is_held);
+    if let Some(opened) = opened.as_ref().filter(|_| held) {
+        if !info.read_only {
+            return Err(Error::Remote {
+                kind: ErrorKind::Busy,
+                message: format!(
+                    "{} is in use, and what is written to it could be lost",
+                    info.device.display()
+                ),
+                hint: Some("unmount it first, or make it read-only: becket set --read-only on".to_owned()),
+            });
+        }
+        compare::equal(info, opened, progress)?;
+    }
+
+    if freezes {
+        guard::freeze(info)?;
+    }
+    let live = Live { store, device, shortest: if changes.force { 0 } else { len } };
+    let done = match opened {
+        Some(opened) => live.replace(changes, opened),
+        None => match live.call(changes, None) {
+            Err(error) if error.kind() == ErrorKind::ReadOnly => live.reopen(changes),
+            other => other,
+        },
+    };
+    done.inspect_err(|_| {
+        if freezes {
+            // Best effort: what counts is the error that led here.
+            let _ = node::set_read_only(&disk_of(info), false);
+        }
+    })
+}
+
+/// A device that may be changed now.
+struct Live<'a> {
+    store: &'a Store,
+    device: &'a Device,
+    /// Fewest bytes that its users leave it.
+    shortest: u64,
+}
+
+impl Live<'_> {
+    /// Puts another image in the place of the one that there is.
+    fn replace(&self, changes: &Changes, opened: Opened) -> Result<DeviceInfo, Error> {
+        // What was written to the device was meant for the old image.
+        Caches::of(&self.device.info)?.write_back()?;
+        let new = self.call(changes, Some(opened))?;
+        guard::forget_cached(&new)?;
+        Ok(new)
+    }
+
+    /// Makes a device writable whose image is open for reading only, with the rights of the caller.
+    ///
+    /// The image's locks cannot be had twice at once, not even by us, so they are complete only when the supervisor has
+    /// let go of the old ones: until then the device stays read-only, with files that could be written to.
+    fn reopen(&self, changes: &Changes) -> Result<DeviceInfo, Error> {
+        let info = &self.device.info;
+        if let Some(cow) = &info.cow {
+            return Err(Error::Remote {
+                kind: ErrorKind::ReadOnly,
+                message: format!("the overlay of {}, {}, is open for reading only", info.name, cow.display()),
+                hint: Some(format!("becket detach {}, and attach it again", info.name)),
+            });
+        }
+        let opened =
+            open(self.store, self.device, &info.image, &Changes { shared: true, ..changes.clone() })?;
+        if opened.identity != self.device.image {
+            return Err(Error::Remote {
+                kind: ErrorKind::NotFound,
+                message: format!("{} is not the image of {} any more", info.image.display(), info.name),
+                hint: Some("put the right one in its place by --image".to_owned()),
+            });
+        }
+        let own: Vec<Backing> = opened
+            .files
+            .iter()
+            .map(copy)
+            .collect::<Result<_, _>>()
+            .map_err(Error::io("keep", &info.image))?;
+        let range = opened.range.clone();
+        self.call(&Changes { read_only: None, ..changes.clone() }, Some(opened))?;
+        if !changes.shared
+            && let Some(file) = own.first()
+            && let Err(error) = becket_image::lock(&info.image, file, range.as_ref(), true)
+        {
+            // It still reads. Best effort: what counts is the clash.
+            let _ = becket_image::lock(&info.image, file, range.as_ref(), false);
+            return Err(Error::Image(error));
+        }
+        self.call(&Changes { read_only: Some(false), ..Changes::default() }, None)
+    }
+
+    fn call(&self, changes: &Changes, opened: Option<Opened>) -> Result<DeviceInfo, Error> {
+        let mut fds = Vec::new();
+        let image = opened.map(|mut opened| {
+            opened.complete(changes.direct_io.unwrap_or_default());
+            let files = facts_of(&opened.files);
+            for file in opened.files {
+                fds.push(file.buffered);
+                fds.extend(file.direct);
+            }
+            let partitions = opened.partitions.into_iter().map(Into::into).collect();
+            NewImage { path: opened.path.clone(), map: opened.map, files, partitions }
+        });
+        let request = Set {
+            name: self.device.info.name.clone(),
+            direct_io: changes.direct_io,
+            read_only: changes.read_only,
+            size_limit: changes.size_limit.map(Option::unwrap_or_default),
+            shortest: self.shortest,
+            image,
+        };
+        let reply: OneDevice = {
+            let concerns = Concerns::Worker(self.device.info.worker_pid);
+            client::call(self.store.runtime(), "Set", &request, &fds, concerns)?
+        };
+        Ok(reply.device)
+    }
+}
+
+fn copy(file: &Backing) -> std::io::Result<Backing> {
+    let direct = file.direct.as_ref().map(OwnedFd::try_clone).transpose()?;
+    Ok(Backing { buffered: file.buffered.as_fd().try_clone_to_owned()?, direct, facts: file.facts.clone() })
+}

@@ -1,0 +1,74 @@
+//! What a device has done: its worker's own numbers, or the kernel's where the kernel serves it.
+//! It changes nothing and stops nothing.
+
+use std::path::{Path, PathBuf};
+
+use becket_engine::Summary;
+use becket_transport::{Kind, sysfs};
+use serde::{Deserialize, Serialize};
+
+use crate::client::list::resolve;
+use crate::contract::messages::{Counted, Stat};
+use crate::contract::{DeviceInfo, DeviceState, Error};
+use crate::control::client;
+use crate::control::health::{self, Concerns};
+use crate::record::judge::disk_of;
+use crate::record::runtime::Runtime;
+use crate::record::store::Store;
+use crate::record::unknown;
+
+/// What a loop device's numbers are, for people.
+const BY_KERNEL: &str = "counted by the kernel since it made this disk, images before this one included; \
+    the kernel's loop driver keeps no latencies beyond a mean, and counts no errors";
+
+/// The same of device-mapper, which makes its disks anew.
+const BY_MAPPER: &str = "counted by the kernel since this device was attached, those of its partitions included; \
+    device-mapper keeps no latencies beyond a mean, and counts no errors";
+
+/// What a device has done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceStats {
+    /// The device's name.
+    pub name: String,
+    /// Its node.
+    #[serde(with = "crate::contract::path_text::one")]
+    pub device: PathBuf,
+    /// How it is offered.
+    pub transport: Kind,
+    /// What must be known of the numbers, for people.
+    pub note: Option<String>,
+    /// The numbers, since the device was attached unless `note` says otherwise.
+    #[serde(flatten)]
+    pub stats: Summary,
+}
+
+/// What the device has done that goes by a NAME, a path under /dev, or the path of its image.
+///
+/// # Errors
+/// There is none, or more than one, or nobody serves it.
+pub fn stat(target: impl AsRef<Path>) -> Result<DeviceStats, Error> {
+    let store = Store::open(Runtime::open()?)?;
+    let device = resolve(&store, target.as_ref())?;
+    let info = &device.info;
+    let (stats, note) = match info.transport {
+        Kind::Ublk | Kind::Fuse => {
+            let request = Stat { name: info.name.clone() };
+            health::running(&device)?;
+            let concerns = Concerns::Worker(info.worker_pid);
+            let served = info.state != DeviceState::Lost;
+            let reply: Option<Counted> = client::call_running(store.runtime(), "Stat", &request, concerns)?;
+            (reply.ok_or_else(|| unknown::not_owned(&device, served))?.stats, None)
+        }
+        _ => {
+            let unknown = || Error::Remote {
+                kind: crate::contract::ErrorKind::Unsupported,
+                message: format!("the kernel does not show what {} has done", info.device.display()),
+                hint: Some("mount sysfs: mount -t sysfs sysfs /sys".to_owned()),
+            };
+            let note = if info.transport == Kind::Dm { BY_MAPPER } else { BY_KERNEL };
+            (sysfs::counted(&disk_of(info)).ok_or_else(unknown)?, Some(note.to_owned()))
+        }
+    };
+    let DeviceInfo { name, device, transport, .. } = device.info;
+    Ok(DeviceStats { name, device, transport, note, stats })
+}

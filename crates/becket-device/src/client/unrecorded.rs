@@ -1,0 +1,81 @@
+//! Loop devices of ours that no record speaks of: their runtime directory was removed, and no server made it again.
+//! That a device is ours is known by its link: one to which no link of ours leads is left alone.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use becket_transport::loop_::{self, Cleared};
+use becket_transport::{Kind, sysfs};
+
+use crate::contract::{DetachOptions, DeviceInfo, DeviceState, Error};
+use crate::record::links;
+use crate::system::describe::size_of;
+use crate::system::users;
+
+/// Detaches the device whose node is at `target`; `None` when it is none of ours.
+pub(crate) fn detach(
+    runtime: &crate::record::runtime::Runtime,
+    target: &Path,
+    options: &DetachOptions,
+) -> Result<Option<DeviceInfo>, Error> {
+    let Some(info) = find(runtime.links(), target) else { return Ok(None) };
+    let cleared = if options.lazy {
+        loop_::detach(info.number, info.diskseq, None).map(|cleared| cleared == Cleared::Gone)
+    } else {
+        loop_::detach_unused(info.number, info.diskseq)
+    };
+    match cleared.map_err(Error::Device)? {
+        true => {
+            links::remove(runtime, &info);
+            Ok(Some(info))
+        }
+        false if options.lazy => Ok(Some(DeviceInfo { state: DeviceState::Detaching, ..info })),
+        false => Err(Error::Busy { users: users::of(&format!("loop{}", info.number)), device: info.device }),
+    }
+}
+
+/// What is known of such a device: the name of its link, and what the kernel says.
+fn find(links: &Path, target: &Path) -> Option<DeviceInfo> {
+    let device = fs::canonicalize(target).ok()?;
+    let disk = device.strip_prefix("/dev").ok()?.to_str()?.to_owned();
+    let number = disk.strip_prefix("loop")?.parse().ok()?;
+    let name = linked(links, &device)?;
+    let image = sysfs::text(&disk, "loop/backing_file")?;
+    Some(DeviceInfo {
+        name,
+        transport: Kind::Loop,
+        reason: "it has no record".to_owned(),
+        size: size_of(&disk).unwrap_or(0),
+        read_only: sysfs::flag(&disk, "ro").unwrap_or(false),
+        direct_io: sysfs::flag(&disk, "loop/dio").unwrap_or(false),
+        direct_io_reason: String::new(),
+        block_size: sysfs::number(&disk, "queue/logical_block_size").unwrap_or(512),
+        physical_block_size: sysfs::number(&disk, "queue/physical_block_size").unwrap_or(512),
+        state: DeviceState::Lost,
+        image: PathBuf::from(image),
+        cow: None,
+        offset: 0,
+        size_limit: None,
+        autoclear: false,
+        partitions: Vec::new(),
+        queues: None,
+        depth: None,
+        mode: None,
+        number,
+        diskseq: sysfs::number(&disk, "diskseq"),
+        server_pid: None,
+        worker_pid: None,
+        isolated: false,
+        recoveries: 0,
+        faults: None,
+        warnings: Vec::new(),
+        device,
+    })
+}
+
+/// The name under which a link leads to the node.
+fn linked(links: &Path, device: &Path) -> Option<String> {
+    let found = fs::read_dir(links).ok()?.flatten();
+    let mut ours = found.filter(|link| fs::read_link(link.path()).is_ok_and(|to| to == device));
+    ours.next()?.file_name().into_string().ok()
+}

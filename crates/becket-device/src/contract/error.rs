@@ -1,0 +1,356 @@
+//! What can go wrong in a device's life, with its class and what to do next.
+//! It never hides an errno: the source stays beside the sentence.
+
+use std::fmt::Write as _;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use becket_transport::Kind;
+use serde::{Deserialize, Serialize};
+
+/// What the second supervisor says of the first.
+pub(crate) const RUNS_ALREADY: &str = "runs already";
+/// What fails where there is no place for records.
+pub(crate) const RUNTIME_DIR: &str = "make the directory";
+
+/// The class of an [`Error`], for callers that decide by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// No such image or device.
+    NotFound,
+    /// This user may not.
+    Permission,
+    /// There is something, but not something that has bytes to attach.
+    NotAnImage,
+    /// An option that does not fit, or fits nothing.
+    InvalidOption,
+    /// Another device or program has the image.
+    InUse,
+    /// Another device has the name.
+    NameInUse,
+    /// Somebody uses the device.
+    Busy,
+    /// This machine cannot do what was asked for.
+    Unsupported,
+    /// It is open for reading only.
+    ReadOnly,
+    /// More than one device fits what was named.
+    Ambiguous,
+    /// It took too long.
+    Timeout,
+    /// The server or its worker failed or went away.
+    Server,
+    /// The system failed.
+    Io,
+}
+
+/// Who keeps a device from going away.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct User {
+    /// The process, or 0 where the kernel itself is the user.
+    pub pid: u32,
+    /// Its command, or the kernel's word for what uses it.
+    pub command: String,
+    /// What it does with the device: `open`, `mounted on /mnt`, `swap`, `held by dm-0`.
+    pub how: String,
+}
+
+impl std::fmt::Display for User {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.pid {
+            0 => write!(f, "{} ({})", self.how, self.command),
+            pid => write!(f, "{} by {} (pid {pid})", self.how, self.command),
+        }
+    }
+}
+
+/// Why something did not work. `Display` says what and why; [`Error::hint`] says what to do next.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The image could not be opened.
+    #[error(transparent)]
+    Image(becket_image::Error),
+    /// The image is held by a device of becket's.
+    #[error("{}: already attached as {name} ({})", image.display(), device.display())]
+    Attached {
+        /// As it was given.
+        image: PathBuf,
+        /// Name of the device that has it.
+        name: String,
+        /// Node of that device.
+        device: PathBuf,
+        /// What the locks said.
+        source: Box<becket_image::Error>,
+    },
+    /// A name that no device can have.
+    #[error("{name:?} cannot be a device's name: {why}")]
+    Name {
+        /// As it was given.
+        name: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// The name is taken.
+    #[error("the name {name} is in use: {}", taken_by(image, device))]
+    NameInUse {
+        /// The name.
+        name: String,
+        /// The image attached under it, where that is known already.
+        image: Option<PathBuf>,
+        /// The device, where that is known already.
+        device: Option<PathBuf>,
+    },
+    /// Nothing of becket's goes by that name.
+    #[error("{target}: no device or image of becket's")]
+    NoDevice {
+        /// As it was given.
+        target: String,
+    },
+    /// More than one device fits.
+    #[error("{target}: attached more than once, as {}", names.join(", "))]
+    Ambiguous {
+        /// As it was given.
+        target: String,
+        /// The devices' names.
+        names: Vec<String>,
+    },
+    /// Somebody uses the device.
+    #[error("{} is in use: {}", device.display(), list(users))]
+    Busy {
+        /// The device.
+        device: PathBuf,
+        /// By whom, as far as this user may see.
+        users: Vec<User>,
+    },
+    /// No transport can take the image.
+    #[error("{}: no transport can take it: {}", image.display(), reasons(rejected))]
+    NoTransport {
+        /// As it was given.
+        image: PathBuf,
+        /// Why not, each.
+        rejected: Vec<(Kind, String)>,
+        /// A command that would help, where there is one.
+        mend: Option<String>,
+    },
+    /// The transport that was insisted on cannot take the image.
+    #[error("{}: {kind} cannot take it: {reason}", image.display())]
+    Transport {
+        /// As it was given.
+        image: PathBuf,
+        /// Which.
+        kind: Kind,
+        /// Why not.
+        reason: String,
+        /// A command that would help, where there is one.
+        mend: Option<String>,
+    },
+    /// Partitions were insisted on, and there are none.
+    #[error("{}: has no partition table", image.display())]
+    NoPartitions {
+        /// As it was given.
+        image: PathBuf,
+    },
+    /// The transport failed.
+    #[error(transparent)]
+    Device(becket_transport::Error),
+    /// It did not go in time.
+    #[error("{}: still there after {} s", device.display(), seconds)]
+    Timeout {
+        /// The device.
+        device: PathBuf,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// The supervisor could not be started or does not answer.
+    #[error("becket's server {what}{}", colon(log))]
+    Server {
+        /// What is the matter.
+        what: String,
+        /// Last words of its log.
+        log: Option<String>,
+    },
+    /// The worker failed.
+    #[error("becket's worker {what}")]
+    Worker {
+        /// What is the matter.
+        what: String,
+    },
+    /// A table of the worker has no room for the device.
+    #[error("becket's worker {what}")]
+    Full {
+        /// Which, and for what.
+        what: String,
+        /// How deep its queues could be without copying, where that is what stands in the way.
+        room: Option<u16>,
+    },
+    /// What the supervisor answered.
+    #[error("{message}")]
+    Remote {
+        /// The class, as the supervisor saw it.
+        kind: ErrorKind,
+        /// What and why.
+        message: String,
+        /// What next.
+        hint: Option<String>,
+    },
+    /// The system failed.
+    #[error("{what} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// The errno.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// For `map_err` around a system call on a path.
+    pub(crate) fn io<E: Into<io::Error>>(what: &'static str, path: &Path) -> impl FnOnce(E) -> Error {
+        let path = path.to_owned();
+        move |source| Error::Io { what, path, source: source.into() }
+    }
+
+    /// For a device that is there while its server is not.
+    pub(crate) fn unserved(name: &str) -> Error {
+        Error::Remote {
+            kind: ErrorKind::Unsupported,
+            message: format!("{name} has lost its server"),
+            hint: Some(format!("becket detach {name}, and attach it again")),
+        }
+    }
+
+    /// Speaks of the image by the path that it was given as.
+    pub(crate) fn of_image(mut self, path: &Path) -> Error {
+        if let Error::NoTransport { image, .. } | Error::Transport { image, .. } = &mut self {
+            *image = path.to_owned();
+        }
+        self
+    }
+
+    /// The class of the error.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::Image(error) => match error.kind() {
+                becket_image::ErrorKind::NotFound => ErrorKind::NotFound,
+                becket_image::ErrorKind::Permission => ErrorKind::Permission,
+                becket_image::ErrorKind::NotAnImage => ErrorKind::NotAnImage,
+                becket_image::ErrorKind::InvalidOption => ErrorKind::InvalidOption,
+                becket_image::ErrorKind::InUse => ErrorKind::InUse,
+                becket_image::ErrorKind::Unsupported => ErrorKind::Unsupported,
+                _ => ErrorKind::Io,
+            },
+            Error::Attached { .. } => ErrorKind::InUse,
+            Error::Name { .. } | Error::NoPartitions { .. } => ErrorKind::InvalidOption,
+            Error::NameInUse { .. } => ErrorKind::NameInUse,
+            Error::NoDevice { .. } => ErrorKind::NotFound,
+            Error::Ambiguous { .. } => ErrorKind::Ambiguous,
+            Error::Busy { .. } => ErrorKind::Busy,
+            Error::NoTransport { .. } | Error::Transport { .. } => ErrorKind::Unsupported,
+            Error::Timeout { .. } => ErrorKind::Timeout,
+            Error::Server { .. } | Error::Worker { .. } | Error::Full { .. } => ErrorKind::Server,
+            Error::Device(error) => match error.kind() {
+                becket_transport::ErrorKind::Permission => ErrorKind::Permission,
+                becket_transport::ErrorKind::NotFound => ErrorKind::NotFound,
+                becket_transport::ErrorKind::InUse => ErrorKind::InUse,
+                becket_transport::ErrorKind::Unsupported => ErrorKind::Unsupported,
+                becket_transport::ErrorKind::TimedOut => ErrorKind::Timeout,
+                _ => ErrorKind::Io,
+            },
+            Error::Remote { kind, .. } => *kind,
+            Error::Io { source, .. } => match source.kind() {
+                io::ErrorKind::PermissionDenied => ErrorKind::Permission,
+                _ => ErrorKind::Io,
+            },
+        }
+    }
+
+    /// What to do next, where there is something to say.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Error::Image(error) => return error.hint(),
+            Error::Attached { name, .. } => {
+                return Some(format!(
+                    "use that device, or detach it first: becket detach {name}; or attach with --shared if both \
+                     users expect each other"
+                ));
+            }
+            Error::Name { .. } => {
+                "a name begins with a letter or digit and has only letters, digits, '.', '_' and '-', 63 at most"
+            }
+            Error::NameInUse { .. } => {
+                "choose another --name, or detach that device first; see `becket list`"
+            }
+            Error::NoDevice { target } if target.starts_with("/dev/loop") => {
+                "becket detaches only what it attached: see `becket list`; for other loop devices: losetup --detach"
+            }
+            Error::NoDevice { .. } => "see `becket list`",
+            Error::Ambiguous { .. } => "use the name of the device; see `becket list`",
+            Error::Busy { .. } => {
+                "end the users first, or use --lazy: the device is then detached when its last user closes it"
+            }
+            Error::NoTransport { mend: Some(mend), .. } | Error::Transport { mend: Some(mend), .. } => {
+                return Some(mend.clone());
+            }
+            Error::NoTransport { .. } => "see `becket doctor`",
+            Error::Transport { .. } => "omit --via, or see `becket doctor`",
+            Error::NoPartitions { .. } => "use --partitions auto",
+            Error::Timeout { .. } => "run the command again: becket detach names the users of the device",
+            Error::Server { what, .. } if what == RUNS_ALREADY => {
+                "replace it with --takeover, or stop it first: it ends by SIGTERM, or after becket detach --all"
+            }
+            Error::Server { .. } => "run the server in the foreground to see why: becket serve",
+            Error::Full { .. } => {
+                "detach devices that are not needed, use fewer --queues per device, or use --via loop"
+            }
+            Error::Worker { .. } => "see `becket doctor` and the log of the server",
+            Error::Remote { hint, .. } => return hint.clone(),
+            Error::Device(error) => return error.hint(),
+            Error::Io { what: RUNTIME_DIR, .. } => {
+                "set XDG_RUNTIME_DIR or BECKET_RUNTIME_DIR to a directory that you may write to, or run it as root"
+            }
+            Error::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => "run it as root",
+            Error::Io { .. } => return None,
+        };
+        Some(hint.to_owned())
+    }
+}
+
+impl From<becket_image::Error> for Error {
+    fn from(error: becket_image::Error) -> Self {
+        Error::Image(error)
+    }
+}
+
+fn taken_by(image: &Option<PathBuf>, device: &Option<PathBuf>) -> String {
+    match (image, device) {
+        (Some(image), Some(device)) => format!("{} has it, for {}", device.display(), image.display()),
+        (Some(image), None) => format!("it is being attached, for {}", image.display()),
+        _ => "it is being attached".to_owned(),
+    }
+}
+
+fn list(users: &[User]) -> String {
+    match users {
+        [] => "by whom cannot be seen from here".to_owned(),
+        users => users.iter().map(User::to_string).collect::<Vec<_>>().join("; "),
+    }
+}
+
+fn reasons(rejected: &[(Kind, String)]) -> String {
+    let mut text = String::new();
+    for (kind, reason) in rejected {
+        let separator = if text.is_empty() { "" } else { "; " };
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{separator}{kind}: {reason}");
+    }
+    text
+}
+
+fn colon(log: &Option<String>) -> String {
+    log.as_ref().map(|log| format!(": {log}")).unwrap_or_default()
+}

@@ -1,0 +1,205 @@
+//! What it takes to serve a device again: how it was served, and the descriptors that go with it. Supervisor, worker and
+//! guard have a copy each.
+//! It never holds the device's own ublkcN: the kernel waits for the last copy of that when a worker dies.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use becket_image::{Backing, Grow};
+use becket_transport::serve::{Content, Decoded};
+use becket_transport::{Kind, fuse, ublk};
+
+use crate::contract::protocol::{Serve, nothing_left, take_backings, wrong};
+
+/// A device as its supervisor and its worker keep it: either may die, and the other still has all of it.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) serve: Serve,
+    /// In the order of `serve.files`. They carry the image's locks.
+    pub(crate) files: Vec<Backing>,
+    pub(crate) keepsakes: Keepsakes,
+    /// FUSE, on the way from a worker to its supervisor's successor: what the connection hangs on.
+    pub(crate) link: Vec<OwnedFd>,
+}
+
+/// What it takes to move a device's bytes.
+#[derive(Debug)]
+pub(crate) enum Setup {
+    Ublk(ublk::Setup),
+    Fuse(fuse::Setup),
+}
+
+/// Descriptors that serve no I/O: a worker only holds them for its supervisor's successor.
+#[derive(Debug, Default)]
+pub(crate) struct Keepsakes {
+    /// The reading end of the pipe whose closing ends the device.
+    pub(crate) lease: Option<OwnedFd>,
+    /// The `cgroup.procs` that an isolated worker belongs in.
+    pub(crate) cgroup: Option<OwnedFd>,
+    /// The table of the image's encoded blocks.
+    pub(crate) table: Option<OwnedFd>,
+}
+
+impl Kept {
+    /// Its descriptors in the order of the protocol: of each file the buffered one and the direct one where there is
+    /// one, then the lease, then the control group, then the table of encoded blocks.
+    pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        descriptors(&self.files, &self.keepsakes)
+    }
+
+    /// Puts the descriptors back where they belong, which must be as many as announced.
+    pub(crate) fn new(serve: Serve, fds: Vec<OwnedFd>) -> io::Result<Kept> {
+        let mut fds = fds.into_iter();
+        let files = take_backings(serve.files.clone(), &mut fds)?;
+        let mut keepsake = |announced: bool| match announced {
+            true => fds.next().map(Some).ok_or_else(|| wrong("a keepsake's descriptor is missing")),
+            false => Ok(None),
+        };
+        let keepsakes = Keepsakes {
+            lease: keepsake(serve.lease)?,
+            cgroup: keepsake(serve.cgroup)?,
+            table: keepsake(serve.encoded.is_some())?,
+        };
+        nothing_left(fds)?;
+        Ok(Kept { serve, files, keepsakes, link: Vec::new() })
+    }
+
+    /// The same of what a worker tells of a device that it serves.
+    pub(crate) fn held(serve: Serve, mut fds: Vec<OwnedFd>) -> io::Result<Kept> {
+        let first = match serve.kind {
+            Kind::Fuse => fds.len().checked_sub(serve.link_descriptors()),
+            _ => Some(fds.len()),
+        };
+        let link = fds.split_off(first.ok_or_else(|| wrong("a descriptor of the connection is missing"))?);
+        Ok(Kept { link, ..Kept::new(serve, fds)? })
+    }
+
+    /// Splits off what it takes to move the device's bytes. `own` are the device's own descriptors.
+    pub(crate) fn into_setup(
+        self,
+        own: Vec<OwnedFd>,
+        decoded: Option<Decoded>,
+        grow: Option<Box<dyn Grow>>,
+    ) -> io::Result<(Setup, Keepsakes)> {
+        if own.len() != self.serve.own_descriptors() {
+            return Err(wrong("the device's descriptor is missing"));
+        }
+        let Serve {
+            kind, id, first, queues, depth, flags, geometry, map, direct_io, faults, partitions, ..
+        } = self.serve;
+        let content = Content { map, files: self.files, decoded, grow, direct_io, faults };
+        let mut own = own.into_iter();
+        let own_first = own.next().ok_or_else(|| wrong("the device's descriptor is missing"))?;
+        let setup = match kind {
+            Kind::Fuse => {
+                // The other end of the tether is for the supervisor's successor only.
+                let (tether, devices) = (own_first, own.skip(1).collect());
+                Setup::Fuse(fuse::Setup { id, depth, geometry, devices, tether, content, partitions })
+            }
+            _ => {
+                let char_device = own_first;
+                Setup::Ublk(ublk::Setup { id, first, queues, depth, flags, geometry, char_device, content })
+            }
+        };
+        Ok((setup, self.keepsakes))
+    }
+}
+
+/// See [`Kept::descriptors`].
+pub(crate) fn descriptors<'a>(files: &'a [Backing], keepsakes: &'a Keepsakes) -> Vec<BorrowedFd<'a>> {
+    let keepsakes = keepsakes.lease.iter().chain(&keepsakes.cgroup).chain(&keepsakes.table);
+    descriptors_of(files).chain(keepsakes.map(AsFd::as_fd)).collect()
+}
+
+/// Those of files alone: of each the buffered one and the direct one where there is one.
+pub(crate) fn descriptors_of(files: &[Backing]) -> impl Iterator<Item = BorrowedFd<'_>> {
+    files
+        .iter()
+        .flat_map(|file| std::iter::once(file.buffered.as_fd()).chain(file.direct.as_ref().map(AsFd::as_fd)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::contract::messages::FileFacts;
+    use crate::contract::protocol::tests::{facts, serve};
+    use crate::contract::protocol::{Order, pair, receive, send};
+
+    #[test]
+    fn a_device_arrives_with_its_descriptors_in_order() {
+        let temp = tempfile::tempdir().unwrap();
+        let open = |name: &str| OwnedFd::from(File::create(temp.path().join(name)).unwrap());
+        let inode =
+            |fd: BorrowedFd<'_>| File::from(fd.try_clone_to_owned().unwrap()).metadata().unwrap().ino();
+        let files =
+            vec![FileFacts { facts: facts(), direct: true }, FileFacts { facts: facts(), direct: false }];
+        let encoded = Some(crate::contract::table::Encoding { cache_size: None, direct_io: false });
+        let order = Serve { lease: true, cgroup: true, encoded, ..serve(files) };
+        let fds: Vec<OwnedFd> = ["buffered", "direct", "other", "lease", "cgroup", "table"].map(open).into();
+        let inodes: Vec<u64> = fds.iter().map(|fd| inode(fd.as_fd())).collect();
+        let kept = Kept::new(order, fds).unwrap();
+        assert_eq!(kept.descriptors().iter().map(|fd| inode(*fd)).collect::<Vec<_>>(), inodes);
+
+        let (a, b) = pair().unwrap();
+        send(&a, &Order::Serve(Box::new(kept.serve.clone())), &kept.descriptors()).unwrap();
+        let (Order::Serve(received), passed) = receive::<Order>(&b).unwrap().unwrap() else { panic!() };
+        assert_eq!(*received, kept.serve);
+        let again = Kept::new(*received, passed).unwrap();
+        assert_eq!(again.descriptors().iter().map(|fd| inode(*fd)).collect::<Vec<_>>(), inodes);
+        for fd in again.descriptors() {
+            assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        }
+        assert!(again.files[0].direct.is_some() && again.files[1].direct.is_none());
+        let (setup, keepsakes) = again.into_setup(vec![open("ublkc")], None, None).unwrap();
+        let Setup::Ublk(setup) = setup else { panic!() };
+        assert_eq!((setup.id, setup.content.files.len()), (3, 2));
+        assert_eq!(keepsakes.lease.map(|fd| inode(fd.as_fd())), Some(inodes[3]));
+    }
+
+    #[test]
+    fn a_connection_goes_to_the_worker_and_comes_back_for_a_successor() {
+        let temp = tempfile::tempdir().unwrap();
+        let open = |name: &str| OwnedFd::from(File::create(temp.path().join(name)).unwrap());
+        let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
+        let sent = || Serve {
+            kind: Kind::Fuse,
+            partitions: vec![(1, 512, 1024)],
+            ..serve(vec![FileFacts { facts: facts(), direct: false }])
+        };
+        let own: Vec<OwnedFd> = ["tether", "end", "queue 0", "queue 1"].map(open).into();
+        let inodes: Vec<u64> = own.iter().map(inode).collect();
+        assert_eq!(own.len(), sent().own_descriptors());
+        let kept = Kept::new(sent(), vec![open("image")]).unwrap();
+        let (Setup::Fuse(setup), _) = kept.into_setup(own, None, None).unwrap() else { panic!() };
+        assert_eq!(inode(&setup.tether), inodes[0]);
+        assert_eq!(setup.devices.iter().map(inode).collect::<Vec<_>>(), inodes[2..]);
+        assert_eq!(setup.partitions, [(1, 512, 1024)]);
+
+        let held = ["image", "end", "queue 0", "queue 1"].map(open).into();
+        let kept = Kept::held(sent(), held).unwrap();
+        assert_eq!(kept.link.iter().map(inode).collect::<Vec<_>>(), inodes[1..]);
+        for count in [0, 1, 3, 5] {
+            let held = (0..count).map(|_| open("any")).collect();
+            assert!(Kept::held(sent(), held).is_err(), "{count} descriptors");
+        }
+        assert!(
+            Kept::new(sent(), vec![open("image")])
+                .unwrap()
+                .into_setup(vec![open("any")], None, None)
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn too_few_and_too_many_descriptors_are_refused() {
+        let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+        let one = || Serve { lease: true, ..serve(vec![FileFacts { facts: facts(), direct: true }]) };
+        for count in [0, 1, 2, 4] {
+            assert!(Kept::new(one(), (0..count).map(|_| null()).collect()).is_err(), "{count} descriptors");
+        }
+        Kept::new(one(), (0..3).map(|_| null()).collect()).unwrap();
+    }
+}

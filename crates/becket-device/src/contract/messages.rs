@@ -1,0 +1,465 @@
+//! The words between a command and the supervisor: varlink calls over a unix socket, with descriptors.
+//! It decides nothing; the interface itself is described in `org.becket.Becket1.varlink`.
+
+use std::path::PathBuf;
+
+use becket_engine::{Faults, Summary};
+use becket_image::{DirectIo, Facts, Map};
+use becket_transport::Kind;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+
+use crate::contract::table::Encoding;
+use crate::contract::{DataMode, DeviceInfo, Error, ErrorKind, path_text, text_path};
+
+pub(crate) const INTERFACE: &str = "org.becket.Becket1";
+pub(crate) const DESCRIPTION: &str = include_str!("org.becket.Becket1.varlink");
+
+/// A call as it is on the wire, with the parameters of one method.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Message<P> {
+    pub(crate) method: String,
+    #[serde(default = "Option::default", skip_serializing_if = "Option::is_none")]
+    pub(crate) parameters: Option<P>,
+}
+
+/// Which workers do not respond to their supervisor.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Pulse {
+    /// Their processes.
+    pub(crate) unresponsive: Vec<u32>,
+    /// The worker that new devices go to, where there is one.
+    #[serde(default)]
+    pub(crate) shared: Option<u32>,
+}
+
+/// An image that its sender has opened; see the interface for the order of the descriptors.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Attach {
+    pub(crate) name: Option<String>,
+    #[serde(with = "crate::contract::path_text::one")]
+    pub(crate) image: PathBuf,
+    /// The qcow2 over it that takes what is written: its file is the first.
+    #[serde(default, with = "crate::contract::path_text::maybe")]
+    pub(crate) cow: Option<PathBuf>,
+    pub(crate) offset: u64,
+    pub(crate) size_limit: Option<u64>,
+    pub(crate) map: Map,
+    /// The map is too long for a message and comes along.
+    pub(crate) map_aside: bool,
+    pub(crate) files: Vec<FileFacts>,
+    /// Sent as null by clients that had `--below`.
+    #[serde(default, skip_serializing)]
+    pub(crate) below: IgnoredAny,
+    pub(crate) encoded: Option<Encoding>,
+    /// The image is a qcow2 that gets room while it is written.
+    pub(crate) grows: bool,
+    pub(crate) read_only: bool,
+    pub(crate) block_size: u32,
+    pub(crate) add_partitions: bool,
+    pub(crate) partitions: Vec<TableEntry>,
+    pub(crate) queues: Option<u16>,
+    pub(crate) depth: Option<u16>,
+    pub(crate) mode: Option<DataMode>,
+    /// Always false: servers that had `--merge` refuse a request without it.
+    #[serde(default)]
+    pub(crate) merge: bool,
+    pub(crate) faults: Option<Faults>,
+    pub(crate) direct_io: bool,
+    pub(crate) autoclear: bool,
+    pub(crate) lease: bool,
+    pub(crate) isolate: bool,
+    pub(crate) cgroup: bool,
+    /// One whose bytes becket moves.
+    pub(crate) transport: Kind,
+    pub(crate) reason: String,
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Attach {
+    /// What is to go past the page cache.
+    pub(crate) fn wants(&self) -> DirectIo {
+        match (self.direct_io, self.encoded) {
+            (false, _) => DirectIo::Off,
+            (true, Some(Encoding { direct_io: true, .. })) => DirectIo::On,
+            (true, _) => DirectIo::Auto,
+        }
+    }
+}
+
+/// What is known of a backing, and whether it comes with a second descriptor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FileFacts {
+    pub(crate) facts: Facts,
+    pub(crate) direct: bool,
+}
+
+/// A partition that the image's table names. What is in it is the image's own business.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TableEntry {
+    pub(crate) number: u32,
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+    pub(crate) label: Option<String>,
+    pub(crate) uuid: Option<String>,
+}
+
+impl From<becket_image::Partition> for TableEntry {
+    fn from(partition: becket_image::Partition) -> Self {
+        let becket_image::Partition { number, start, len, label, uuid, .. } = partition;
+        TableEntry { number, start, len, label, uuid }
+    }
+}
+
+impl From<TableEntry> for becket_image::Partition {
+    fn from(entry: TableEntry) -> Self {
+        let TableEntry { number, start, len, label, uuid } = entry;
+        becket_image::Partition { number, start, len, label, uuid, type_: String::new() }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Detach {
+    pub(crate) name: String,
+    pub(crate) lazy: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Refresh {
+    pub(crate) name: String,
+    /// What the partition table on the device says now, where its partitions are to follow that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) partitions: Option<Vec<TableEntry>>,
+}
+
+/// Live changes; what is not given stays.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Set {
+    pub(crate) name: String,
+    pub(crate) direct_io: Option<DirectIo>,
+    pub(crate) read_only: Option<bool>,
+    /// 0 for none.
+    pub(crate) size_limit: Option<u64>,
+    /// Fewest bytes that the device may be left with: what its users were looked at for. The image may have become shorter.
+    pub(crate) shortest: u64,
+    pub(crate) image: Option<NewImage>,
+}
+
+/// Another image for a live device. Its descriptors come along.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NewImage {
+    #[serde(with = "crate::contract::path_text::one")]
+    pub(crate) path: PathBuf,
+    pub(crate) map: Map,
+    pub(crate) files: Vec<FileFacts>,
+    pub(crate) partitions: Vec<TableEntry>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Stat {
+    pub(crate) name: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Counted {
+    pub(crate) stats: Summary,
+}
+
+/// For methods without parameters.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Nothing {}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct OneDevice {
+    pub(crate) device: DeviceInfo,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Devices {
+    pub(crate) devices: Vec<DeviceInfo>,
+}
+
+/// What a supervisor says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerStatus {
+    /// becket's version.
+    pub version: String,
+    /// The supervisor.
+    pub pid: u32,
+    /// Its worker, once a device needed one.
+    pub worker_pid: Option<u32>,
+    /// Number of devices it owns.
+    pub devices: u32,
+    /// It was told to end and does when its devices are gone.
+    pub stopping: bool,
+    /// Precautions that the environment did not allow.
+    pub notes: Vec<String>,
+}
+
+/// The interface's errors.
+#[derive(Debug, Clone, PartialEq, zlink::ReplyError)]
+#[zlink(interface = "org.becket.Becket1")]
+pub(crate) enum Failure {
+    Busy { device: String },
+    NameInUse { name: String, image: Option<String>, device: Option<String> },
+    Failed { kind: String, message: String, hint: Option<String> },
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let text = |path: PathBuf| path_text(&path).into_owned();
+        match error {
+            Error::Busy { device, .. } => Failure::Busy { device: text(device) },
+            Error::NameInUse { name, image, device } => {
+                Failure::NameInUse { name, image: image.map(text), device: device.map(text) }
+            }
+            error => {
+                Failure::Failed { kind: word(error.kind()), message: error.to_string(), hint: error.hint() }
+            }
+        }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            // Users are for the client to find: it sees its own mount namespace, the supervisor does not.
+            Failure::Busy { device } => Error::Busy { device: text_path(&device), users: Vec::new() },
+            Failure::NameInUse { name, image, device } => {
+                let path = |text: Option<String>| text.as_deref().map(text_path);
+                Error::NameInUse { name, image: path(image), device: path(device) }
+            }
+            Failure::Failed { kind, message, hint } => Error::Remote { kind: kind_of(&kind), message, hint },
+        }
+    }
+}
+
+/// The word for a kind on the wire: serde's.
+fn word(kind: ErrorKind) -> String {
+    match serde_json::to_value(kind) {
+        Ok(serde_json::Value::String(word)) => word,
+        _ => "io".to_owned(),
+    }
+}
+
+/// A word of a newer server counts as its failure.
+fn kind_of(word: &str) -> ErrorKind {
+    serde_json::from_value(word.into()).unwrap_or(ErrorKind::Server)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::record::store::tests::device;
+
+    fn attach() -> Attach {
+        Attach {
+            below: Default::default(),
+            merge: false,
+            name: Some("one".into()),
+            image: "/i.img".into(),
+            cow: Some("/o.qcow2".into()),
+            offset: 512,
+            size_limit: None,
+            map: Map::contiguous(0, 512, 1 << 40),
+            map_aside: false,
+            files: Vec::new(),
+            encoded: Some(Encoding { cache_size: Some(1 << 30), direct_io: true }),
+            grows: false,
+            read_only: false,
+            block_size: 512,
+            add_partitions: true,
+            partitions: Vec::new(),
+            queues: Some(2),
+            depth: None,
+            mode: Some(DataMode::ZeroCopy),
+            faults: Some(Faults::default()),
+            direct_io: true,
+            autoclear: false,
+            lease: true,
+            isolate: true,
+            cgroup: true,
+            transport: Kind::Fuse,
+            reason: "why".into(),
+            warnings: vec!["w".into()],
+        }
+    }
+
+    fn new_image() -> NewImage {
+        let map = Map::contiguous(0, 0, 512);
+        NewImage { path: "/n.img".into(), map, files: Vec::new(), partitions: Vec::new() }
+    }
+
+    fn status() -> ServerStatus {
+        ServerStatus {
+            version: "0".into(),
+            pid: 1,
+            worker_pid: None,
+            devices: 0,
+            stopping: false,
+            notes: Vec::new(),
+        }
+    }
+
+    fn keys(value: &impl Serialize) -> BTreeSet<String> {
+        serde_json::to_value(value).unwrap().as_object().unwrap().keys().cloned().collect()
+    }
+
+    #[test]
+    fn the_interface_says_what_is_sent() {
+        let interface = zlink::idl::Interface::try_from(DESCRIPTION).unwrap();
+        assert_eq!(interface.name().as_str(), INTERFACE);
+        let method = |name: &str| interface.methods().find(|method| method.name().as_str() == name).unwrap();
+        let inputs = |name: &str| -> BTreeSet<String> {
+            method(name).inputs().map(|field| field.name().as_str().to_owned()).collect()
+        };
+        let outputs = |name: &str| -> BTreeSet<String> {
+            method(name).outputs().map(|field| field.name().as_str().to_owned()).collect()
+        };
+        assert_eq!(inputs("Attach"), keys(&attach()));
+        assert_eq!(inputs("Detach"), keys(&Detach { name: String::new(), lazy: false }));
+        assert_eq!(inputs("Refresh"), keys(&Refresh { name: String::new(), partitions: Some(Vec::new()) }));
+        assert_eq!(inputs("Set"), keys(&Set::default()));
+        assert_eq!(inputs("Stat"), keys(&Stat { name: String::new() }));
+        assert_eq!(outputs("Stat"), keys(&Counted { stats: Summary::default() }));
+        assert_eq!(inputs("List"), keys(&Nothing {}));
+        assert_eq!((inputs("HandOver"), outputs("HandOver")), (keys(&Nothing {}), keys(&Nothing {})));
+        assert_eq!(outputs("List"), keys(&Devices { devices: Vec::new() }));
+        assert_eq!(outputs("Status"), keys(&status()));
+        assert_eq!(outputs("Ping"), keys(&Pulse::default()));
+        let one = keys(&OneDevice { device: device("one", 1).info });
+        for name in ["Attach", "Detach", "Refresh", "Set"] {
+            assert_eq!(outputs(name), one);
+        }
+        let type_of = |name: &str| -> BTreeSet<String> {
+            let found = interface.custom_types().find(|custom| custom.name().as_str() == name).unwrap();
+            found.as_object().unwrap().fields().map(|field| field.name().as_str().to_owned()).collect()
+        };
+        assert_eq!(type_of("Device"), keys(&device("one", 1).info));
+        assert_eq!(type_of("NewImage"), keys(&new_image()));
+        assert_eq!(type_of("Stats"), keys(&Summary::default()));
+        assert_eq!(type_of("Activity"), keys(&becket_engine::Activity::default()));
+        assert_eq!(type_of("Decoded"), keys(&becket_engine::Decodings::default()));
+    }
+
+    #[test]
+    fn calls_come_back_as_they_were_sent() {
+        let attach = attach();
+        let text = serde_json::to_string(&attach).unwrap();
+        assert_eq!(serde_json::from_str::<Attach>(&text).unwrap(), attach);
+        assert!(serde_json::from_str::<Detach>(r#"{"name":"a","lazy":false,"force":true}"#).is_err());
+        assert!(serde_json::from_str::<Detach>(r#"{"name":"a"}"#).is_err());
+    }
+
+    #[test]
+    fn what_goes_past_the_page_cache_is_said_by_two_switches() {
+        let wants = |direct_io, too: Option<bool>| {
+            let encoded = too.map(|direct_io| Encoding { cache_size: None, direct_io });
+            Attach { direct_io, encoded, ..attach() }.wants()
+        };
+        assert_eq!([wants(false, None), wants(false, Some(true))], [DirectIo::Off; 2]);
+        assert_eq!([wants(true, None), wants(true, Some(false))], [DirectIo::Auto; 2]);
+        assert_eq!(wants(true, Some(true)), DirectIo::On);
+        // As a version says it that knows one of them.
+        let older = serde_json::from_str::<Encoding>(r#"{"cache_size":null}"#).unwrap();
+        assert!(!older.direct_io);
+    }
+
+    #[test]
+    fn a_map_that_lies_is_refused() {
+        // Two extents that overlap; the image's own checks are behind the deserialiser.
+        let mut value = serde_json::to_value(attach()).unwrap();
+        let extents = serde_json::to_value([
+            becket_image::Extent { start: 0, len: 1024, place: becket_image::Place::Zero },
+            becket_image::Extent { start: 512, len: 512, place: becket_image::Place::Zero },
+        ])
+        .unwrap();
+        let map = value.get_mut("map").unwrap();
+        match map.get_mut("extents") {
+            Some(inside) => *inside = extents,
+            None => *map = extents,
+        }
+        assert!(serde_json::from_value::<Attach>(value).is_err());
+    }
+
+    /// Calls with bytes changed, cut out, doubled and put elsewhere: whatever is taken for a call means something, which is
+    /// what goes on the wire again, and its map has no gap.
+    #[test]
+    fn damaged_calls_are_refused_or_mean_what_they_say() {
+        const STRUCTURE: &[u8] = b"0123456789-.eE\",:{}[]ntf";
+        let good = serde_json::to_string(&Message {
+            method: "org.becket.Becket1.Attach".to_owned(),
+            parameters: Some(attach()),
+        });
+        let good = good.unwrap().into_bytes();
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let mut below = |end: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            usize::try_from(state % end as u64).unwrap()
+        };
+        let (mut taken, mut refused) = (0, 0);
+        for _ in 0..20_000 {
+            let mut bytes = good.clone();
+            for _ in 0..=below(3) {
+                let (at, other) = (below(bytes.len()), below(bytes.len()));
+                match below(5) {
+                    0 => bytes[at] = below(256) as u8,
+                    // Structure and numbers are where mistakes hide.
+                    1 => bytes[at] = STRUCTURE[below(STRUCTURE.len())],
+                    2 => drop(bytes.drain(at.min(other)..at.max(other))),
+                    3 => bytes.swap(at, other),
+                    _ => bytes.extend_from_within(at..),
+                }
+                if bytes.is_empty() {
+                    break;
+                }
+            }
+            let call = serde_json::from_slice::<Message<serde_json::Value>>(&bytes).ok();
+            let parsed = call.and_then(|call| serde_json::from_value::<Attach>(call.parameters?).ok());
+            let Some(parsed) = parsed else {
+                refused += 1;
+                continue;
+            };
+            taken += 1;
+            let again = serde_json::to_value(&parsed).unwrap();
+            assert_eq!(serde_json::from_value::<Attach>(again).unwrap(), parsed);
+            let ends = parsed.map.extents().iter().scan(0, |at, extent| {
+                assert_eq!(extent.start, *at, "{parsed:?}");
+                *at = extent.start.checked_add(extent.len)?;
+                Some(*at)
+            });
+            assert_eq!(ends.last().unwrap_or(0), parsed.map.len());
+        }
+        assert!(taken > 100 && refused > 1000, "{taken} taken, {refused} refused");
+    }
+
+    #[test]
+    fn errors_keep_their_class_message_and_hint() {
+        let cases = [
+            Error::NoDevice { target: "x".into() },
+            Error::Busy { device: "/dev/ublkb0".into(), users: Vec::new() },
+            Error::NameInUse { name: "n".into(), image: Some("/i".into()), device: None },
+            Error::Worker { what: "died".into() },
+        ];
+        for error in cases {
+            let (kind, text, hint) = (error.kind(), error.to_string(), error.hint());
+            let wire = serde_json::to_string(&Failure::from(error)).unwrap();
+            let back = Error::from(serde_json::from_str::<Failure>(&wire).unwrap());
+            assert_eq!((back.kind(), back.to_string(), back.hint()), (kind, text, hint));
+        }
+        assert_eq!(kind_of("of a later version"), ErrorKind::Server);
+    }
+}

@@ -1,0 +1,28 @@
+//! What crosses a boundary between processes: an image's description, messages, answers, errors.
+//! Plain values and how they are written. Nothing here looks at the system, and no other room is used.
+
+mod error;
+pub(crate) mod kept;
+pub(crate) mod messages;
+pub(crate) mod path_text;
+pub(crate) mod protocol;
+pub(crate) mod rendezvous;
+pub(crate) mod sealed;
+pub(crate) mod switch;
+pub(crate) mod table;
+mod types;
+pub(crate) mod versions;
+
+pub use error::{Error, ErrorKind, User};
+pub(crate) use error::{RUNS_ALREADY, RUNTIME_DIR};
+pub use messages::ServerStatus;
+pub use path_text::{path_text, text_path};
+pub use types::{
+    AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, PartitionInfo, Partitions, Plan,
+    TransportReport, Via,
+};
+
+/// Directory of records, locks and the control socket, instead of the usual one.
+pub(crate) const DIR_VARIABLE: &str = "BECKET_RUNTIME_DIR";
+/// Directory of the links to device nodes, instead of `/dev/becket`.
+pub(crate) const LINKS_VARIABLE: &str = "BECKET_LINK_DIR";

@@ -1,0 +1,226 @@
+//! Processes that live and do not respond: found out without waiting for them, and said with what to do.
+//! Nothing here ends or replaces one: it may be under a debugger, or its file system may answer again.
+//!
+//! A call to the supervisor may take long, as a change does that waits for requests under way. So it has no
+//! time limit, but a process that waits asks now and then whether the others still respond (`Ping`,
+//! on a connection of its own, which waits for no device). A worker answers that in the thread that takes
+//! its orders, never in one that moves bytes.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use crate::contract::messages::Pulse;
+use crate::contract::{DeviceState, Error, ErrorKind};
+use crate::control::client;
+use crate::record::runtime::Runtime;
+use crate::record::store::Device;
+use crate::system::process::ProcessId;
+
+/// How long a worker may take to answer the supervisor, and the supervisor to answer a client.
+pub(crate) const WORKER: Duration = Duration::from_millis(1500);
+pub(crate) const SUPERVISOR: Duration = Duration::from_millis(2500);
+/// How long an answer is waited for before it is asked who responds.
+pub(crate) const DOUBT: Duration = Duration::from_millis(1000);
+
+/// How long a process that is not stopped may answer nothing before a call is given up: on a machine that is very
+/// busy an answer can take seconds.
+const SILENCE: Duration = Duration::from_secs(15);
+
+/// What a caller makes of a check: a stopped process is an error at once, a silent one after [`SILENCE`]. `silent` says
+/// since when it has been silent.
+pub(crate) fn given_up(checked: io::Result<()>, silent: &mut Option<Instant>) -> io::Result<()> {
+    let Err(error) = checked else {
+        *silent = None;
+        return Ok(());
+    };
+    let found = error.get_ref().and_then(|found| found.downcast_ref::<Unresponsive>());
+    let stopped = found.is_some_and(Unresponsive::stopped);
+    let since = *silent.get_or_insert_with(Instant::now);
+    if stopped || since.elapsed() >= SILENCE { Err(error) } else { Ok(()) }
+}
+
+/// A process that a call waits for and that does not respond.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unresponsive {
+    what: &'static str,
+    pid: Option<u32>,
+}
+
+impl fmt::Display for Unresponsive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Unresponsive { what, pid } = self;
+        write!(f, "{what}")?;
+        if let Some(pid) = pid {
+            write!(f, " (process {pid})")?;
+        }
+        write!(f, " does not respond")?;
+        match self.stopped() {
+            true => write!(f, ": it is stopped, by a signal or a debugger"),
+            false => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Unresponsive {}
+
+impl Unresponsive {
+    fn stopped(&self) -> bool {
+        self.pid.and_then(ProcessId::of).is_some_and(ProcessId::stopped)
+    }
+
+    /// What to do, as commands.
+    fn hint(&self) -> String {
+        let pid = self.pid.map_or_else(|| "PID".to_owned(), |pid| pid.to_string());
+        let next =
+            if self.what == WORKER_NAME { "another worker takes over" } else { "another server takes over" };
+        format!(
+            "let it go on: kill -CONT {pid}; or end it: kill -KILL {pid}, then {next} and no request is lost"
+        )
+    }
+}
+
+impl From<Unresponsive> for Error {
+    fn from(found: Unresponsive) -> Error {
+        Error::Remote { kind: ErrorKind::Timeout, message: found.to_string(), hint: Some(found.hint()) }
+    }
+}
+
+const WORKER_NAME: &str = "the worker";
+
+/// The error of an order that is not given to a stopped worker.
+pub(crate) fn stopped(worker: ProcessId) -> Error {
+    Unresponsive { what: WORKER_NAME, pid: Some(worker.pid) }.into()
+}
+
+/// An error where the supervisor or the worker of a device is stopped: it is not even asked.
+pub(crate) fn running(device: &Device) -> Result<(), Error> {
+    let stopped = |process: Option<ProcessId>| process.filter(|process| process.stopped());
+    let found = match (stopped(device.worker), stopped(device.server)) {
+        (Some(worker), _) => Unresponsive { what: WORKER_NAME, pid: Some(worker.pid) },
+        (None, Some(server)) => Unresponsive { what: "becket's server", pid: Some(server.pid) },
+        (None, None) => return Ok(()),
+    };
+    Err(found.into())
+}
+
+/// An error where the supervisor or the worker of a device does not respond: for commands that touch the
+/// device themselves, and would wait for its requests.
+pub(crate) fn responding(runtime: &Runtime, device: &Device) -> Result<(), Error> {
+    running(device)?;
+    let server = device.server.filter(|server| server.alive()).map(|server| server.pid);
+    let concerns = Concerns::Worker(device.worker.map(|worker| worker.pid));
+    let mut silent = None;
+    let checked = loop {
+        let checked = given_up(check(runtime, server, concerns), &mut silent);
+        if checked.is_err() || silent.is_none() {
+            break checked;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    match checked {
+        Ok(()) => Ok(()),
+        Err(error) => Err(match error.get_ref().and_then(|found| found.downcast_ref::<Unresponsive>()) {
+            Some(found) => found.clone().into(),
+            None => Error::Server { what: error.to_string(), log: None },
+        }),
+    }
+}
+
+/// Whom a call to the supervisor waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Concerns {
+    /// The supervisor alone.
+    Server,
+    /// The worker that new devices go to.
+    Shared,
+    /// The worker with that number.
+    Worker(Option<u32>),
+}
+
+/// An error when a call cannot be answered, because a process that it depends on does not respond.
+pub(crate) fn check(runtime: &Runtime, server: Option<u32>, concerns: Concerns) -> io::Result<()> {
+    let dead = |what, pid| Err(io::Error::new(io::ErrorKind::TimedOut, Unresponsive { what, pid }));
+    let pulse = match pulse(runtime, server) {
+        // One that is gone is found out by its connection.
+        Ok(None) => return Ok(()),
+        Ok(Some(pulse)) => pulse,
+        Err(()) => return dead("becket's server", server),
+    };
+    let worker = match concerns {
+        Concerns::Server => None,
+        Concerns::Shared => pulse.shared,
+        Concerns::Worker(worker) => worker,
+    };
+    match worker.filter(|worker| pulse.unresponsive.contains(worker)) {
+        Some(worker) => dead(WORKER_NAME, Some(worker)),
+        None => Ok(()),
+    }
+}
+
+/// What the supervisor says of its workers; `None` where none runs, an error where it does not respond.
+fn pulse(runtime: &Runtime, server: Option<u32>) -> Result<Option<Pulse>, ()> {
+    if server.and_then(ProcessId::of).is_some_and(ProcessId::stopped) {
+        return Err(());
+    }
+    client::ping(runtime, SUPERVISOR)
+}
+
+/// The process at the other end, if it is known: the socket of a service manager names the manager.
+pub(crate) fn peer(stream: &UnixStream) -> Option<u32> {
+    let peer = rustix::net::sockopt::socket_peercred(stream.as_fd()).ok()?;
+    Some(peer.pid.as_raw_pid().unsigned_abs()).filter(|pid| *pid > 1)
+}
+
+/// Marks the devices whose supervisor or worker does not respond.
+pub(crate) fn examine(runtime: &Runtime, devices: &mut [Device]) {
+    let served = |device: &Device| {
+        matches!(device.info.state, DeviceState::Live | DeviceState::Orphaned | DeviceState::Detaching)
+    };
+    let pids = |pick: fn(&Device) -> Option<ProcessId>| -> BTreeSet<u32> {
+        let live = devices.iter().filter(|device| served(device)).filter_map(pick);
+        live.map(|process| process.pid).collect()
+    };
+    let (workers, servers) = (pids(|device| device.worker), pids(|device| device.server));
+    if workers.is_empty() {
+        return;
+    }
+    let is_stopped = |pid: &u32| ProcessId::of(*pid).is_some_and(ProcessId::stopped);
+    let mut unresponsive: BTreeSet<u32> =
+        workers.iter().chain(&servers).copied().filter(is_stopped).collect();
+    if !servers.iter().any(|server| unresponsive.contains(server)) {
+        match client::ping(runtime, SUPERVISOR) {
+            Ok(pulse) => unresponsive.extend(pulse.into_iter().flat_map(|pulse| pulse.unresponsive)),
+            Err(()) => unresponsive.extend(&servers),
+        }
+    }
+    for device in devices.iter_mut().filter(|device| served(device)) {
+        let of = |process: Option<ProcessId>| {
+            process.map(|process| process.pid).filter(|pid| unresponsive.contains(pid))
+        };
+        let found = match (of(device.worker), of(device.server)) {
+            (Some(worker), _) => Unresponsive { what: WORKER_NAME, pid: Some(worker) },
+            (None, Some(server)) => Unresponsive { what: "becket's server", pid: Some(server) },
+            (None, None) => continue,
+        };
+        device.info.state = DeviceState::NotResponding;
+        device.info.warnings.insert(0, format!("{found}; {}", found.hint()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_said_who_does_not_respond_and_what_to_type() {
+        let error = stopped(ProcessId { pid: 4242, start: 0 });
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert!(error.to_string().contains("the worker (process 4242) does not respond"), "{error}");
+        let hint = error.hint().unwrap();
+        assert!(hint.contains("kill -CONT 4242") && hint.contains("kill -KILL 4242"), "{hint}");
+    }
+}

@@ -1,0 +1,51 @@
+//! The steps that every attach and detach has in common: taking a name, and forgetting what is gone.
+//! It never takes a name from a device that lives.
+
+use becket_image::Opened;
+
+use crate::contract::Error;
+use crate::record::judge::lives;
+use crate::record::store::{Claim, Device, Store, Written};
+use crate::record::{links, nodes};
+use crate::system::kernel::System;
+use crate::system::log;
+
+/// Takes the name that was asked for.
+pub(crate) fn claim(store: &Store, name: Option<&str>, opened: &Opened) -> Result<Option<Claim>, Error> {
+    name.map(|name| store.claim(name, &opened.path, |device| lives(&System, device))).transpose()
+}
+
+/// Records a device that is there, under the name that was claimed for it, or else under the kernel's name, or that with a
+/// number behind it: somebody may have chosen this very name for another device.
+pub(crate) fn record(
+    store: &Store,
+    claimed: Option<Claim>,
+    kernels: &str,
+    device: &mut Device,
+) -> Result<Written, Error> {
+    if let Some(claim) = claimed {
+        claim.name().clone_into(&mut device.info.name);
+        return claim.fill(device);
+    }
+    let mut enter = |name: &str| {
+        name.clone_into(&mut device.info.name);
+        store.enter(device, |device| lives(&System, device))
+    };
+    let mut tried = enter(kernels);
+    for number in 2..100 {
+        match tried {
+            Err(Error::NameInUse { .. }) => tried = enter(&format!("{kernels}.{number}")),
+            other => return other,
+        }
+    }
+    tried
+}
+
+/// Removes what is known of a device that is gone.
+pub(crate) fn forget(store: &Store, device: &Device) {
+    links::remove(store.runtime(), &device.info);
+    nodes::remove(device);
+    if let Err(error) = store.remove(device) {
+        log::warn(format_args!("the record of {} stays: {error}", device.info.name));
+    }
+}

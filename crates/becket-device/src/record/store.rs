@@ -1,0 +1,577 @@
+//! What becket knows of its devices between commands: one record per device, in one file each.
+//! A record is never trusted over the kernel, and nobody who records one device waits for another.
+//!
+//! # Locks
+//!
+//! Whoever looks at a record in order to change it holds that record's lock: one byte of one file, at a place that the
+//! name's hash says (an OFD lock, which goes with its process). So no two names share a lock, unless 63 bits of a hash
+//! meet, and then they only wait. Under it are looks at the record and the kernel, one rename or one write, and never a sync.
+//!
+//! # Two words for one device
+//!
+//! A served device is recorded twice: before it has a disk, and when it has one. The second word is written behind the first,
+//! in the same file: a rename would cost a new inode and the end of the old one. Readers take the last record that is whole.
+//! All later changes replace the file. Where the file system is full they are written behind the others
+//! instead, into room that was reserved when the file was made: a successor must be able to say that a device
+//! is its own now.
+//!
+//! # What lasts, and how long
+//!
+//! A record has to outlive every process of becket, and that is all: it speaks of a device of this boot, which ends with
+//! the kernel that has it, and after a restart it is set aside (it names its boot). The page cache outlives processes, so
+//! for lasting nothing would have to be synced. Yet a device's record is, before it is announced and before it takes the
+//! place of the one before it: a disk that is full or broken is found out now, and not when the record is needed. A claim
+//! is not, for it is worth nothing without its living claimant; nor is the directory, since a name that a power cut
+//! takes away would have meant nothing. Where records usually are, in memory, syncing costs nothing.
+
+mod order;
+mod reading;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use becket_image::Identity;
+use becket_uapi::lock::{Kind, ofd_lock_wait, ofd_unlock};
+#[cfg(feature = "fuzzing")]
+pub(crate) use reading::Record;
+use reading::{Looked, same_use};
+use rustix::fs::{CWD, RenameFlags};
+use serde::{Deserialize, Serialize};
+
+use crate::contract::{DeviceInfo, Error, versions};
+use crate::record::runtime::{Runtime, lock_file};
+use crate::record::unknown::Unknown;
+use crate::system::log;
+use crate::system::process::ProcessId;
+use crate::system::space::{is_full, reserve};
+use crate::system::sync::lock;
+
+/// No record that becket writes comes near this many bytes.
+const LARGEST: u64 = 1 << 20;
+/// Longest name: with `pN` and `.json.corrupt` it stays below what a directory entry holds.
+const LONGEST_NAME: usize = 63;
+/// Descriptors of the file of locks that are kept open.
+const MOST_LOCKS: usize = 8;
+
+/// Two records in one file are no longer than this, in bytes: what fits in a page is there at once, for all who read.
+const AMENDED: u64 = 4096;
+/// Bytes that each device's record has in its file system from the beginning.
+const RESERVED: u64 = 2 * AMENDED;
+
+/// What a record says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "record", rename_all = "snake_case")]
+pub(crate) enum Entry {
+    /// Somebody is attaching under this name.
+    Claim {
+        /// What is being attached.
+        #[serde(with = "crate::contract::path_text::one")]
+        image: PathBuf,
+        /// By whom; the claim falls with it.
+        claimant: ProcessId,
+    },
+    /// A device. In a box, since it is so much larger than a claim.
+    Device(Box<Device>),
+    /// Something that another version of becket has recorded. It is never written.
+    #[serde(skip)]
+    Unknown(Box<Unknown>),
+}
+
+/// A device as its record knows it: what people see, and what tells it from others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Device {
+    pub(crate) info: DeviceInfo,
+    /// Which file the image is, whatever its path.
+    pub(crate) image: Identity,
+    /// ublk: the supervisor that made it.
+    pub(crate) server: Option<ProcessId>,
+    /// ublk: the worker that serves it.
+    pub(crate) worker: Option<ProcessId>,
+    /// loop under a lease: the process that keeps it.
+    pub(crate) keeper: Option<ProcessId>,
+    /// ublk: added to the kernel but not started yet, so it has no disk.
+    pub(crate) starting: bool,
+    /// ublk: the number that the kernel keeps with the device, by which it is known for ours.
+    pub(crate) mark: u64,
+    /// Its user wants no partitions of it (`--partitions off`), or the kernel allows none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) whole: bool,
+    /// The mount namespace in which becket made device nodes by hand, by its inode number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) nodes_in: Option<u64>,
+    /// The features that a becket must know to handle the device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) needs: Vec<String>,
+    /// Why the last supervisor that came could not take the device over: its worker is of another version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) unspoken: Option<String>,
+}
+
+/// A [`Record`] of what somebody else has, to be written.
+#[derive(Serialize)]
+struct Words<'a> {
+    version: u32,
+    boot_id: &'a str,
+    name: &'a str,
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    needs: &'a [String],
+    entry: EntryRef<'a>,
+}
+
+/// An [`Entry`] that somebody else has.
+#[derive(Clone, Copy, Serialize)]
+#[serde(tag = "record", rename_all = "snake_case")]
+enum EntryRef<'a> {
+    Claim {
+        #[serde(serialize_with = "crate::contract::path_text::one::serialize")]
+        image: &'a Path,
+        claimant: ProcessId,
+    },
+    Device(&'a Device),
+}
+
+impl EntryRef<'_> {
+    /// What a becket must know to handle it.
+    fn needs(&self) -> &[String] {
+        match self {
+            EntryRef::Device(device) => &device.needs,
+            EntryRef::Claim { .. } => &[],
+        }
+    }
+}
+
+/// A record as it was written.
+#[derive(Debug)]
+pub(crate) struct Written {
+    file: File,
+    /// In bytes.
+    len: u64,
+}
+
+/// The records of this user's becket.
+#[derive(Debug, Clone)]
+pub(crate) struct Store {
+    runtime: Runtime,
+    boot_id: String,
+    /// The file of locks, opened and without a lock.
+    locks: Arc<Mutex<Vec<File>>>,
+}
+
+/// A name that is ours until this is dropped or a device's record takes its place.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    store: Store,
+    name: String,
+    entry: Entry,
+    kept: bool,
+}
+
+impl Store {
+    pub(crate) fn open(runtime: Runtime) -> Result<Store, Error> {
+        static BOOT: OnceLock<String> = OnceLock::new();
+        let boot_id = match BOOT.get() {
+            Some(boot_id) => boot_id.clone(),
+            None => {
+                let path = "/proc/sys/kernel/random/boot_id";
+                let boot_id = fs::read_to_string(path).map_err(Error::io("read", path.as_ref()))?;
+                BOOT.get_or_init(|| boot_id.trim().to_owned()).clone()
+            }
+        };
+        Ok(Store { runtime, boot_id, locks: Arc::default() })
+    }
+
+    pub(crate) fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// Takes a name, or says who has it. A claim whose claimant died counts for nothing; whether a
+    /// device's record still means a device is for `lives` to say.
+    pub(crate) fn claim(
+        &self,
+        name: &str,
+        image: &std::path::Path,
+        lives: impl Fn(&Device) -> bool,
+    ) -> Result<Claim, Error> {
+        check_name(name)?;
+        let claimant = ProcessId::own();
+        let entry = Entry::Claim { image: image.to_owned(), claimant };
+        let _lock = self.lock(name)?;
+        self.is_free(name, lives)?;
+        self.prepare(name, EntryRef::Claim { image, claimant })?.publish()?;
+        Ok(Claim { store: self.clone(), name: name.to_owned(), entry, kept: false })
+    }
+
+    /// Takes a name for a device that is there already: as [`Store::claim`], and [`Claim::fill`] at once.
+    pub(crate) fn enter(&self, device: &Device, lives: impl Fn(&Device) -> bool) -> Result<Written, Error> {
+        let name = &device.info.name;
+        check_name(name)?;
+        let prepared = self.prepare(name, EntryRef::Device(device))?;
+        let _lock = self.lock(name)?;
+        match prepared.publish_first() {
+            Ok(written) => Ok(written),
+            Err(prepared) => {
+                self.is_free(name, lives)?;
+                prepared.publish()
+            }
+        }
+    }
+
+    /// Under the name's lock: whether the name can be taken. What is no record of this boot is then set aside.
+    fn is_free(&self, name: &str, lives: impl Fn(&Device) -> bool) -> Result<(), Error> {
+        let (image, device) = match self.look(name)? {
+            Looked::Entry(Entry::Claim { image, claimant }) if claimant.alive() => (image, None),
+            Looked::Entry(Entry::Device(device)) if lives(&device) => {
+                (device.info.image, Some(device.info.device))
+            }
+            Looked::Entry(Entry::Unknown(unknown)) => (unknown.info.image, Some(unknown.info.device)),
+            Looked::Entry(_) | Looked::Nothing => return Ok(()),
+            wrong @ (Looked::Corrupt(_) | Looked::Foreign) => return self.set_aside(name, &wrong),
+        };
+        Err(Error::NameInUse { name: name.to_owned(), image: Some(image), device })
+    }
+
+    /// The names for which there is a file, sorted.
+    fn names(&self) -> Result<Vec<String>, Error> {
+        let dir = self.runtime.records();
+        let mut names = Vec::new();
+        for item in fs::read_dir(&dir).map_err(Error::io("read", &dir))? {
+            let item = item.map_err(Error::io("read", &dir))?;
+            let file = item.file_name();
+            if let Some(name) = file.to_str().and_then(|file| file.strip_suffix(".json"))
+                && check_name(name).is_ok()
+            {
+                names.push(name.to_owned());
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// All records of this boot, sorted by name.
+    pub(crate) fn entries(&self) -> Result<Vec<(String, Entry)>, Error> {
+        let names = self.names()?;
+        let mut entries = Vec::with_capacity(names.len());
+        for name in names {
+            if let Some(entry) = self.read(&name)? {
+                entries.push((name, entry));
+            }
+        }
+        Ok(entries)
+    }
+
+    /// The device of that name, whether it still exists or not.
+    pub(crate) fn device(&self, name: &str) -> Result<Option<Device>, Error> {
+        if check_name(name).is_err() {
+            return Ok(None);
+        }
+        Ok(match self.read(name)? {
+            Some(Entry::Device(device)) => Some(*device),
+            Some(Entry::Claim { .. } | Entry::Unknown(_)) | None => None,
+        })
+    }
+
+    /// What another version of becket has recorded under a name.
+    pub(crate) fn unknown(&self, name: &str) -> Result<Option<Box<Unknown>>, Error> {
+        if check_name(name).is_err() {
+            return Ok(None);
+        }
+        Ok(match self.read(name)? {
+            Some(Entry::Unknown(unknown)) => Some(unknown),
+            _ => None,
+        })
+    }
+
+    /// Puts `new` in the place of `old`, when that is still what the record says.
+    pub(crate) fn update(&self, old: &Device, new: &Device) -> Result<bool, Error> {
+        let name = &old.info.name;
+        let prepared = match self.prepare(name, EntryRef::Device(new)) {
+            Err(Error::Io { source, .. }) if is_full(&source) => None,
+            other => Some(other?),
+        };
+        let _lock = self.lock(name)?;
+        if !matches!(self.read(name)?, Some(Entry::Device(found)) if same_use(&found, old)) {
+            return Ok(false);
+        }
+        match prepared {
+            Some(prepared) => prepared.publish().map(drop)?,
+            None => self.append(new).map_err(Error::io("write", &self.path(name)))?,
+        }
+        Ok(true)
+    }
+
+    /// Under the name's lock: writes a record behind the others in its file, where that has room of its own.
+    fn append(&self, new: &Device) -> io::Result<()> {
+        let name = &new.info.name;
+        let text = self.text_of(name, EntryRef::Device(new))?;
+        let file = File::options().write(true).open(self.path(name))?;
+        let stat = rustix::fs::fstat(&file)?;
+        let [len, blocks] = [stat.st_size, stat.st_blocks].map(|count| u64::try_from(count).unwrap_or(0));
+        // A record that breaks off would hide those behind it.
+        if len + text.len() as u64 > blocks * 512 {
+            return Err(rustix::io::Errno::NOSPC.into());
+        }
+        file.write_all_at(&text, len)?;
+        file.sync_data()
+    }
+
+    /// The same of a record that was just written, and most likely nobody has touched since: the new one comes behind it.
+    pub(crate) fn amend(&self, old: &Device, then: &Written, new: &Device) -> Result<bool, Error> {
+        let name = &old.info.name;
+        let path = self.path(name);
+        let text = self.text_of(name, EntryRef::Device(new)).map_err(Error::io("write", &path))?;
+        if then.len + text.len() as u64 > AMENDED {
+            return self.update(old, new);
+        }
+        let locked = self.lock(name)?;
+        if !then.is_at(&path) {
+            drop(locked);
+            return self.update(old, new);
+        }
+        let written = then.file.write_all_at(&text, then.len);
+        drop(locked);
+        written.and_then(|()| then.file.sync_data()).map_err(Error::io("write", &path))?;
+        Ok(true)
+    }
+
+    /// Removes the record of a device, unless the name means another use by now.
+    pub(crate) fn remove(&self, device: &Device) -> Result<bool, Error> {
+        let name = &device.info.name;
+        let _lock = self.lock(name)?;
+        match self.read(name)? {
+            Some(Entry::Device(found)) if same_use(&found, device) => {
+                let path = self.path(name);
+                fs::remove_file(&path).map_err(Error::io("remove", &path))?;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Removes a claim whose claimant died, unless the name means something else by now.
+    pub(crate) fn remove_claim(&self, name: &str, claim: &Entry) -> Result<(), Error> {
+        let _lock = self.lock(name)?;
+        if self.read(name)?.as_ref() == Some(claim) {
+            let path = self.path(name);
+            fs::remove_file(&path).map_err(Error::io("remove", &path))?;
+        }
+        Ok(())
+    }
+
+    /// Guards one record while it is looked at and then changed; until the answer is dropped.
+    fn lock(&self, name: &str) -> Result<Locked<'_>, Error> {
+        let path = self.runtime.records().join(".lock");
+        let pooled = lock(&*self.locks).pop().filter(is_linked);
+        let file = pooled.map_or_else(|| lock_file(&path), Ok)?;
+        // Nobody reads or writes the file: any place will do, up to the largest that there is.
+        let place = hash(name) >> 1;
+        ofd_lock_wait(file.as_fd(), Kind::Exclusive, place, 1).map_err(Error::io("lock", &path))?;
+        Ok(Locked { file: Some(file), place, pool: &self.locks })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.runtime.records().join(format!("{name}.json"))
+    }
+
+    /// `None` when there is no record, or what is there is none of this boot. Nothing is changed.
+    fn read(&self, name: &str) -> Result<Option<Entry>, Error> {
+        match self.look(name)? {
+            Looked::Entry(entry) => Ok(Some(entry)),
+            Looked::Nothing | Looked::Foreign => Ok(None),
+            Looked::Corrupt(why) => {
+                let path = self.path(name);
+                log::warn(format_args!("{}: not a record ({why}); it is left alone", path.display()));
+                Ok(None)
+            }
+        }
+    }
+
+    fn look(&self, name: &str) -> Result<Looked, Error> {
+        let path = self.path(name);
+        // Most are shorter, and read at once.
+        let mut text = Vec::with_capacity(4096);
+        match File::open(&path).and_then(|file| file.take(LARGEST).read_to_end(&mut text)) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Looked::Nothing),
+            Err(error) => return Err(Error::io("read", &path)(error)),
+        }
+        Ok(reading::understand(&text, name, &self.boot_id))
+    }
+
+    /// Writes a record beside its place, where nobody looks. Under no lock: a device's record is synced.
+    fn prepare(&self, name: &str, entry: EntryRef<'_>) -> Result<Prepared, Error> {
+        let lasting = matches!(entry, EntryRef::Device(_));
+        let written = self.text_of(name, entry).and_then(|text| self.prepare_text(name, &text, lasting));
+        written.map_err(Error::io("write", &self.path(name)))
+    }
+
+    fn prepare_text(&self, name: &str, text: &[u8], lasting: bool) -> io::Result<Prepared> {
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let beside = self.runtime.records().join(format!(".{name}.{}.{serial}.new", std::process::id()));
+        Prepared::write(beside, &self.path(name), text, lasting)
+    }
+
+    /// A record as it stands in its file.
+    fn text_of(&self, name: &str, entry: EntryRef<'_>) -> io::Result<Vec<u8>> {
+        let mut text = Vec::with_capacity(2048);
+        let (version, boot_id, needs) = (versions::record(), self.boot_id.as_str(), entry.needs());
+        serde_json::to_writer(&mut text, &Words { version, boot_id, name, needs, entry })?;
+        text.push(b'\n');
+        Ok(text)
+    }
+}
+
+/// A record's lock. Its file is opened once for as many as are locked at the same time, and is then used again.
+struct Locked<'a> {
+    file: Option<File>,
+    place: u64,
+    pool: &'a Mutex<Vec<File>>,
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        if let Some(file) = self.file.take()
+            && ofd_unlock(file.as_fd(), self.place, 1).is_ok()
+        {
+            let mut pool = lock(self.pool);
+            if pool.len() < MOST_LOCKS {
+                pool.push(file);
+            }
+        }
+        // Closing it unlocks as well.
+    }
+}
+
+/// Whether a file still has a name: who opens the file of locks now must find the same one.
+fn is_linked(file: &File) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|stat| stat.st_nlink > 0)
+}
+
+impl Written {
+    /// Whether this is the file at `path`, and as long as it was: nobody has replaced, moved or amended it.
+    fn is_at(&self, path: &Path) -> bool {
+        let (Ok(ours), Ok(found)) = (rustix::fs::fstat(&self.file), rustix::fs::stat(path)) else {
+            return false;
+        };
+        (ours.st_dev, ours.st_ino) == (found.st_dev, found.st_ino)
+            && u64::try_from(ours.st_size) == Ok(self.len)
+    }
+}
+
+/// A record that lies ready beside its place; without [`Prepared::publish`] it goes again.
+struct Prepared {
+    beside: Beside,
+    place: PathBuf,
+    written: Written,
+}
+
+impl Prepared {
+    fn write(path: PathBuf, place: &Path, text: &[u8], lasting: bool) -> io::Result<Prepared> {
+        let mut options = OpenOptions::new();
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&path)?;
+        let beside = Beside { path, there: true };
+        if lasting {
+            reserve(&file, RESERVED)?;
+        }
+        file.write_all(text)?;
+        if lasting {
+            file.sync_data()?;
+        }
+        Ok(Prepared { beside, place: place.to_owned(), written: Written { file, len: text.len() as u64 } })
+    }
+
+    /// Puts it in its place where no record is there. Gives it back where one is, or the file system cannot say: who looks will see.
+    fn publish_first(mut self) -> Result<Written, Prepared> {
+        match rustix::fs::renameat_with(CWD, &self.beside.path, CWD, &self.place, RenameFlags::NOREPLACE) {
+            Ok(()) => {
+                self.beside.there = false;
+                Ok(self.written)
+            }
+            Err(_) => Err(self),
+        }
+    }
+
+    /// Puts it in its place, whole or not at all: readers see the old record or the new one.
+    fn publish(self) -> Result<Written, Error> {
+        let Prepared { mut beside, place, written } = self;
+        fs::rename(&beside.path, &place).map_err(Error::io("write", &place))?;
+        beside.there = false;
+        Ok(written)
+    }
+}
+
+/// The file of a record that is not in its place.
+struct Beside {
+    path: PathBuf,
+    there: bool,
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        if self.there {
+            // Best effort: what counts is the error that led here.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Where in the file of locks a name's is, for example: the same for every process, so it is no hash with a random key
+/// (FNV-1a).
+pub(crate) fn hash(name: &str) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+impl Claim {
+    /// The name that is ours.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Puts the device's record in the place of the claim. The name then lives as long as the device.
+    pub(crate) fn fill(mut self, device: &Device) -> Result<Written, Error> {
+        let prepared = self.store.prepare(&self.name, EntryRef::Device(device))?;
+        let _lock = self.store.lock(&self.name)?;
+        let written = prepared.publish()?;
+        self.kept = true;
+        Ok(written)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if !self.kept
+            && let Err(error) = self.store.remove_claim(&self.name, &self.entry)
+        {
+            log::warn(format_args!("the name {} stays claimed: {error}", self.name));
+        }
+    }
+}
+
+/// Names become file names in the runtime directory and in /dev.
+///
+/// # Errors
+/// It cannot be a device's name: only letters, digits, `.`, `_` and `-`, at most 63 of them, a letter or digit first.
+pub fn check_name(name: &str) -> Result<(), Error> {
+    let bad = |why| Err(Error::Name { name: name.to_owned(), why });
+    let Some(first) = name.bytes().next() else { return bad("it is empty") };
+    if name.len() > LONGEST_NAME {
+        return bad("it is longer than 63 characters");
+    }
+    if !first.is_ascii_alphanumeric() {
+        return bad("it does not begin with a letter or digit");
+    }
+    if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)) {
+        return bad("only letters, digits, '.', '_' and '-' are possible");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "store_tests.rs"]
+pub(crate) mod tests;

@@ -1,0 +1,66 @@
+//! Holds the folders of becket-device to their arrows: a reader who knows the folder knows the process.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Each folder, and the folders that its files may use (docs/decisions/0063).
+const ROOMS: [(&str, &[&str]); 7] = [
+    ("contract", &[]),
+    ("system", &["contract"]),
+    ("record", &["contract", "system"]),
+    ("control", &["contract", "system", "record"]),
+    ("client", &["contract", "system", "record", "control"]),
+    ("supervisor", &["contract", "system", "record", "control"]),
+    ("worker", &["contract", "system"]),
+];
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => found.extend(sources(&path)),
+            false => found.extend(path.extension().is_some_and(|end| end == "rs").then_some(path)),
+        }
+    }
+    found
+}
+
+/// The rooms that a line of source names.
+fn named(line: &str) -> impl Iterator<Item = &str> {
+    let code = line.split("//").next().unwrap_or_default();
+    let words = code.split("crate::").skip(1);
+    words.filter_map(|rest| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next())
+}
+
+/// Arrows that no room may have, in text without its tests.
+fn refused(room: &str, allowed: &[&str], text: &str) -> Vec<String> {
+    let product = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let other = |name: &&str| *name != room && !allowed.contains(name);
+    product.lines().flat_map(|line| named(line).filter(other).map(str::to_owned)).collect()
+}
+
+#[test]
+fn arrows_between_rooms_run_one_way() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/becket-device/src");
+    let mut looked_at = 0;
+    for (room, allowed) in ROOMS {
+        for path in sources(&root.join(room)) {
+            if path.file_stem().is_some_and(|stem| stem.to_string_lossy().ends_with("_tests")) {
+                continue;
+            }
+            looked_at += 1;
+            let arrows = refused(room, allowed, &fs::read_to_string(&path).unwrap());
+            assert!(arrows.is_empty(), "{} uses {arrows:?}; {room} may use {allowed:?}", path.display());
+        }
+    }
+    assert!(looked_at > 70, "only {looked_at} files were found");
+    let rooms = fs::read_dir(&root).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_dir()).count();
+    assert_eq!(rooms, ROOMS.len(), "a folder without a line in the table");
+}
+
+#[test]
+fn an_arrow_upwards_is_seen() {
+    assert_eq!(refused("record", &["contract"], "use crate::client::list; // crate::worker"), ["client"]);
+    assert_eq!(refused("record", &["contract"], "use crate::contract::{Error, crate::record::x};"), [""; 0]);
+}

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use becket_testkit::{Scratch, in_a_guest, require_loop, require_ublk, skip, tool, wait_until};
+use becket_testkit::{Scratch, require_loop, require_ublk, tool, wait_until};
 use common::net::Net;
 use common::page::{PAGE, direct, read, write};
 use common::{Use, text};
@@ -65,13 +65,6 @@ fn served(via: &str, name: &str) -> bool {
 }
 
 fn detached_over_one_that_hangs(via: &str, name: &str) {
-    // A kernel that reads partition tables may read one when the loop device of FUSE is opened to be detached.
-    if via == "fuse" && in_a_guest() {
-        return skip(
-            name,
-            "known defect: detach may wait for the file system where the kernel reads partition tables",
-        );
-    }
     let Some(two) = served(via, name).then(|| Two::attach(name, via)).flatten() else { return };
     let used = Use::of(&std::fs::canonicalize(two.place.links().join("net")).unwrap());
     let worker = two.worker();

@@ -218,7 +218,7 @@ impl Error {
     /// For a device that is there while its server is not.
     pub(crate) fn unserved(name: &str) -> Error {
         Error::Remote {
-            kind: ErrorKind::Unsupported,
+            kind: ErrorKind::Server,
             message: format!("{name} has lost its server"),
             hint: Some(format!("becket detach {name}, and attach it again")),
         }

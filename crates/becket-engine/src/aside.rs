@@ -26,10 +26,10 @@ pub fn within<T: Send + 'static>(time: Duration, work: impl FnOnce() -> T + Send
     begun(work).recv_timeout(time).ok()
 }
 
-/// Lets go of files. Who closes one of a network's file system waits for its server, which may not answer: nobody waits for that here
-/// for longer than most files take, whose locks are thus gone when this returns.
-pub fn close<T: Send + 'static>(files: T) {
-    let _ = within(CLOSING, move || drop(files));
+/// Closes files on a thread of its own, and waits no more than two seconds for that: to close a file of a network's
+/// file system waits for its server, which may never answer. Most files, and their locks, are gone when this returns.
+pub fn close(closing: impl FnOnce() + Send + 'static) {
+    let _ = within(CLOSING, closing);
 }
 
 #[cfg(test)]

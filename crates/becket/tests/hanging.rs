@@ -70,13 +70,11 @@ fn detached_over_one_that_hangs(via: &str, name: &str) {
     let worker = two.worker();
     let mut stopped = two.net.stop();
     let ran = two.place.run(["detach", "net"]);
-    assert_eq!(ran.code, 1, "{ran:?}");
-    assert!(
-        ran.err.contains("the file system of its image may not answer, and it goes when that does"),
-        "{ran:?}"
-    );
+    // Where the worker could let go of the image in time, the device is gone.
+    let later = "the file system of its image may not answer, and it goes when that does";
+    assert!(ran.code == 0 || (ran.code == 1 && ran.err.contains(later)), "{ran:?}");
     two.other_is_served();
-    assert!(stopped.lasts(), "somebody has waited for the server");
+    assert!(stopped.lasts(), "detach or the other device has waited for the server");
     drop(stopped);
     let gone = || two.place.devices().iter().all(|device| text(device, "name") != "net") && !used.lasts();
     assert!(wait_until(Duration::from_secs(30), gone), "it goes by itself: {:?}", two.place.devices());

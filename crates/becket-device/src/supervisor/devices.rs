@@ -331,7 +331,8 @@ impl Supervisor {
         change.apply(&mut state.kept.serve);
         if let Some(files) = files {
             // With the old ones go the locks of the old image.
-            aside::close(mem::replace(&mut state.kept.files, files));
+            let old = mem::replace(&mut state.kept.files, files);
+            aside::close(move || drop(old));
             self.guard.forget(state.device.mark);
         }
         self.keep(&state);

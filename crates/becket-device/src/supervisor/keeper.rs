@@ -17,6 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use becket_transport::aside;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -221,6 +222,8 @@ impl Keeper {
         let count = count.try_into().map_or(0, u32::from_le_bytes);
         if let Some(old) = self.kept.remove(&mark) {
             self.bytes -= old.words.len();
+            // The file system of an image may not answer, and this guard is the guard of all devices.
+            aside::close(move || drop(old));
         }
         if what == KEEP || what == KEEP_ASIDE {
             let fits = self.kept.len() < MOST_DEVICES && self.bytes + words.len() <= MOST_BYTES;

@@ -5,7 +5,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use becket_transport::Kind;
+use becket_transport::{Kind, aside};
 use becket_uapi::ublk::UBLK_S_DEV_DEAD;
 
 use super::devices::Supervisor;
@@ -48,11 +48,14 @@ impl Supervisor {
         }
         // Before anybody can learn that the device is gone: with these go the image's locks. What a worker has let go of, the table of
         // its ring may hold a while longer; a dead one's may still write, and there the last copy is to be waited for.
-        if has_let_go {
-            becket_image::unlock(&state.kept.files);
-        }
-        state.kept.files.clear();
-        state.kept.keepsakes = Default::default();
+        // Closing a file of a network's file system may wait for its server, and this thread holds the device.
+        let (files, keepsakes) = (mem::take(&mut state.kept.files), mem::take(&mut state.kept.keepsakes));
+        aside::close(move || {
+            if has_let_go {
+                becket_image::unlock(&files);
+            }
+            drop((files, keepsakes));
+        });
         self.guard.forget(state.device.mark);
         forget(&self.store, &state.device);
         state.gone = true;

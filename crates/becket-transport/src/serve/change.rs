@@ -49,7 +49,7 @@ impl Served {
             .change(&self.queues, &old, &new, PATIENCE)
             .map_err(|source| ServeError::Change { id: self.id, source })?;
         self.serves(&new);
-        aside::close(old);
+        aside::close(move || drop(old));
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 use becket_image::Partition;
 use becket_uapi::block;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
-use crate::{Error, sysfs};
+use crate::{Error, Kind, sysfs};
 
 /// How long devtmpfs gets before a node is made by hand. It makes nodes before the kernel call that adds the device
 /// returns; what is left is the moment between sysfs's entry and the node.
@@ -60,6 +62,37 @@ pub fn ensure_block(path: &Path, dev: u64) -> Result<bool, Error> {
 /// Those of [`ensure_block`].
 pub fn ensure_char(path: &Path, dev: u64) -> Result<bool, Error> {
     ensure(path, dev, FileType::CharacterDevice)
+}
+
+/// Opens the control device `path` of a driver. If it has no node, a node of number `dev` is opened that nobody else can
+/// see, in a tmpfs that is mounted nowhere: nothing is made in `/dev`. Opening may load the driver's module.
+///
+/// # Errors
+/// That of the open, or [`Error::Unavailable`] if there is no node and this process may make none.
+pub(crate) fn open_control(kind: Kind, path: &Path, dev: Option<u64>) -> Result<OwnedFd, Error> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(path, flags, Mode::empty());
+    let (Err(Errno::NOENT), Some(dev)) = (&opened, dev) else {
+        return opened.map_err(Error::io("open", path));
+    };
+    let name = "control";
+    let unseen = || -> rustix::io::Result<OwnedFd> {
+        let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        fsconfig_create(context.as_fd())?;
+        let dir = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+        rustix::fs::mknodat(&dir, name, FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, dev)?;
+        Ok(dir)
+    };
+    let dir = unseen().map_err(|errno| {
+        let (path, why) = (path.display(), io::Error::from(errno));
+        let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
+        Error::Unavailable {
+            kind,
+            reason: format!("there is no {path}, and this process cannot make a node of its own: {why}"),
+            mend: Some(format!("mknod {path} c {major} {minor}")),
+        }
+    })?;
+    rustix::fs::openat(&dir, name, flags, Mode::empty()).map_err(Error::io("open", path))
 }
 
 /// Whether `path` is the node of character device `dev`.

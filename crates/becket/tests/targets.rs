@@ -143,3 +143,25 @@ fn doctor_creates_nothing() {
     }
     assert!(!place.path("nowhere").exists());
 }
+
+/// In a `/dev` that has nothing, as a container's: what a node is missing for works all the same.
+#[test]
+fn doctor_makes_no_device_nodes() {
+    let test = "doctor_makes_no_device_nodes";
+    if !becket_testkit::require_root(test) || !require_tools(test, &["unshare"]) {
+        return;
+    }
+    let place = scratch();
+    let script =
+        "mount -t tmpfs tmpfs /dev && mknod /dev/null c 1 3 && $BECKET doctor --json && find /dev >&2";
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script]).env("BECKET", place.becket().get_program());
+    let ran = place.finish(&mut command);
+    assert!(ran.code == 0 && ran.err == "/dev\n/dev/null\n", "{ran:?}");
+    let found = |out: &str| {
+        let doctor: serde_json::Value = serde_json::from_str(out).unwrap();
+        let works = |one: &serde_json::Value| one["works"].as_bool().unwrap();
+        doctor["transports"].as_array().unwrap().iter().map(works).collect::<Vec<_>>()
+    };
+    assert_eq!(found(&ran.out), found(&place.run(["doctor", "--json"]).out));
+}

@@ -30,7 +30,6 @@ pub use repartition::{partition, repartition};
 pub use status::{is_leaving, mark_of, partitions, writer_over};
 
 use std::fs::File;
-use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 
@@ -105,22 +104,15 @@ fn ask() -> Result<(File, [u32; 3]), Error> {
 
 const CONTROL: &str = "/dev/mapper/control";
 
-/// Opens the control device, whose node is made when it is missing. Opening it loads the driver where it is a module.
+/// Opens the control device, also where it has no node.
 fn open_control() -> Result<File, Error> {
-    let path = Path::new(CONTROL);
-    let open = || File::options().read(true).write(true).open(path);
-    let opened = match open() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let (major, minor) = uapi::DM_CONTROL;
-            node::ensure_char(path, rustix::fs::makedev(major, minor))?;
-            open()
+    let (major, minor) = uapi::DM_CONTROL;
+    match node::open_control(Kind::Dm, Path::new(CONTROL), Some(rustix::fs::makedev(major, minor))) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => {
+            Err(module::missing(Kind::Dm, "dm-mod", "CONFIG_BLK_DEV_DM"))
         }
-        other => other,
-    };
-    opened.map_err(|source| match source.raw_os_error() {
-        Some(libc::ENODEV | libc::ENXIO) => module::missing(Kind::Dm, "dm-mod", "CONFIG_BLK_DEV_DM"),
-        _ => Error::io("open", path)(source),
-    })
+        other => other.map(File::from),
+    }
 }
 
 /// The name in sysfs of device-mapper's device `number`.

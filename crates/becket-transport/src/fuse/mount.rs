@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use becket_uapi::fuse as uapi;
-use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{Access, AtFlags, CWD, Mode};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
 };
@@ -24,24 +24,18 @@ const DEVICE: &str = "/dev/fuse";
 /// What mounts for those who may not.
 pub(super) const HELPER: &str = "fusermount3";
 
-/// Opens `/dev/fuse`, whose node is made when it is missing. Opening it loads the driver where it is a module.
+/// Opens `/dev/fuse`, also where it has no node. Reads of it do not wait.
 pub(super) fn open_device() -> Result<OwnedFd, Error> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let open = || rustix::fs::open(DEVICE, flags, Mode::empty());
-    let opened = match open() {
-        Err(rustix::io::Errno::NOENT) => {
-            let (major, minor) = uapi::FUSE_DEVICE;
-            node::ensure_char(Path::new(DEVICE), rustix::fs::makedev(major, minor))?;
-            open()
-        }
-        other => other,
-    };
-    opened.map_err(|errno| match errno {
-        rustix::io::Errno::NODEV | rustix::io::Errno::NXIO => {
-            module::missing(Kind::Fuse, "fuse", "CONFIG_FUSE_FS")
-        }
-        errno => Error::io("open", DEVICE)(errno),
-    })
+    let (major, minor) = uapi::FUSE_DEVICE;
+    let device =
+        match node::open_control(Kind::Fuse, Path::new(DEVICE), Some(rustix::fs::makedev(major, minor))) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => {
+                return Err(module::missing(Kind::Fuse, "fuse", "CONFIG_FUSE_FS"));
+            }
+            other => other?,
+        };
+    rustix::io::ioctl_fionbio(&device, true).map_err(Error::io("open", DEVICE))?;
+    Ok(device)
 }
 
 /// Mounts a file system of that device which is in no namespace: it is seen by who has a descriptor of it and by nobody

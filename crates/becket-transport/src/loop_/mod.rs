@@ -92,31 +92,25 @@ fn dev(number: u32) -> Option<u64> {
     sysfs::dev(&name(number)).or_else(|| (!sysfs::is_there()).then(by_default))
 }
 
-/// Opens `/dev/loop-control`, whose node is made when it is missing. Opening it loads the driver where it is a module.
+/// Opens `/dev/loop-control`, also where it has no node.
 fn open_control() -> Result<File, Error> {
+    let (major, minor) = uapi::LOOP_CONTROL;
     let path = Path::new("/dev/loop-control");
-    let open = || File::options().read(true).write(true).open(path);
-    let opened = match open() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let (major, minor) = uapi::LOOP_CONTROL;
-            node::ensure_char(path, rustix::fs::makedev(major, minor))?;
-            open()
+    match node::open_control(Kind::Loop, path, Some(rustix::fs::makedev(major, minor))) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => {
+            Err(module::missing(Kind::Loop, "loop", "CONFIG_BLK_DEV_LOOP"))
         }
-        other => other,
-    };
-    opened.map_err(|source| match source.raw_os_error() {
-        Some(libc::ENODEV | libc::ENXIO) => module::missing(Kind::Loop, "loop", "CONFIG_BLK_DEV_LOOP"),
-        _ => Error::io("open", path)(source),
-    })
+        other => other.map(File::from),
+    }
 }
 
-/// A container may allow the control node and forbid the devices.
+/// A container may allow the control node and forbid the devices. A device or node that is missing is not made.
 fn probe_node() -> Result<(), Error> {
-    match open_device(0, false) {
-        // None yet: they are made when they are needed.
-        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
-        other => other.map(drop),
+    let path = path(0);
+    if dev(0).is_none() || !path.exists() {
+        return Ok(());
     }
+    File::open(&path).map(drop).map_err(Error::io("open", path))
 }
 
 /// The same for whom a process that attaches many devices would open it again and again.

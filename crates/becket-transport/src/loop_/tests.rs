@@ -474,7 +474,8 @@ fn an_empty_dev_is_enough() {
 #[ignore = "an_empty_dev_is_enough runs it, in a mount namespace of its own"]
 fn inside_an_empty_dev() {
     assert!(!Path::new("/dev/loop-control").exists(), "this would meddle with the machine's /dev");
-    assert!(LoopTransport.probe().works);
+    assert!(LoopTransport.probe().works && examine().works);
+    assert!(!Path::new("/dev/loop-control").exists() && !Path::new("/dev/loop0").exists());
     let mut case = Case::new(MIB);
     testkit::image::gpt(&case.image(), 16 * MIB);
     let open = OpenOptions { partitions: true, ..open_options() };

@@ -70,7 +70,7 @@ const GIVEN: Duration = Duration::from_secs(10);
 const FREED: Duration = Duration::from_secs(2);
 
 impl Control {
-    /// Opens `/dev/ublk-control`, whose node is made when it is missing and the driver is there.
+    /// Opens `/dev/ublk-control`, also where it has no node.
     ///
     /// # Errors
     /// [`Error::Unavailable`] with the reason and what would mend it, or this user may not.
@@ -422,19 +422,14 @@ impl Control {
 
 /// Opens the control device; when that is not possible the answer says why, for `doctor`.
 fn open_control() -> Result<File, Error> {
-    let path = Path::new(CONTROL);
-    let open = || OpenOptions::new().read(true).write(true).open(path);
-    match open() {
-        Ok(device) => Ok(device),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::ENXIO)) => {
-            let Some(dev) = super::probe::misc_dev("ublk-control") else {
-                return Err(super::probe::unavailable());
-            };
-            node::ensure_char(path, dev)?;
-            open().map_err(Error::io("open", path))
-        }
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(super::probe::not_allowed()),
-        Err(error) => Err(Error::io("open", path)(error)),
+    // Its number is not fixed, and known only while the driver is there.
+    match node::open_control(Kind::Ublk, Path::new(CONTROL), super::probe::misc_dev("ublk-control")) {
+        Err(error) => Err(match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => super::probe::unavailable(),
+            Some(libc::EACCES) => super::probe::not_allowed(),
+            _ => error,
+        }),
+        Ok(device) => Ok(device.into()),
     }
 }
 

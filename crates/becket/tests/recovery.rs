@@ -29,6 +29,38 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// What makes this build speak as a later version would; see `becket_device`'s `versions`.
 const LATER: &str = "BECKET_TEST_LATER";
 
+/// `image` attached over FUSE as `one`: its node, and what is known of it.
+fn one(place: &Scratch) -> (PathBuf, Value) {
+    image::random(&place.path("image"), 4 << 20, 1);
+    let device = place.attach(&place.path("image"), &["--via", "fuse", "--name", "one"]);
+    (device, await_device(place, "one", |_| true))
+}
+
+/// What changes a device or asks for it.
+const COMMANDS: [&[&str]; 4] =
+    [&["stat", "one"], &["set", "--read-only", "on", "one"], &["refresh", "one"], &["detach", "one"]];
+
+/// Two tests that differ in the transport: the one that is tested, and FUSE.
+macro_rules! by_both {
+    ($body:ident: $chosen:ident, $fuse:ident) => {
+        #[test]
+        fn $chosen() {
+            let name = concat!("recovery::", stringify!($chosen));
+            if require_device(name) {
+                $body(name, &via());
+            }
+        }
+
+        #[test]
+        fn $fuse() {
+            let name = concat!("recovery::", stringify!($fuse));
+            if require_fuse(name) {
+                $body(name, "fuse");
+            }
+        }
+    };
+}
+
 /// A device that is verified all the time, while something happens to it; then on the device and in the file.
 fn verified(place: &Scratch, name: &str, via: &str, body: impl FnOnce(&Seen)) {
     let dir = tempfile::tempdir().unwrap();
@@ -72,21 +104,8 @@ fn both_die(name: &str, via: &str) {
     });
 }
 
-#[test]
-fn supervisor_and_worker_that_die_together_are_not_noticed() {
-    let name = "recovery::supervisor_and_worker_that_die_together_are_not_noticed";
-    if require_device(name) {
-        both_die(name, &via());
-    }
-}
-
-#[test]
-fn fuse_supervisor_and_worker_that_die_together_are_not_noticed() {
-    let name = "recovery::fuse_supervisor_and_worker_that_die_together_are_not_noticed";
-    if require_fuse(name) {
-        both_die(name, "fuse");
-    }
-}
+by_both!(both_die: supervisor_and_worker_that_die_together_are_not_noticed,
+    fuse_supervisor_and_worker_that_die_together_are_not_noticed);
 
 /// While nobody serves the device, since its workers die at once, its supervisor dies, too.
 fn dies_in_the_back_off(name: &str, via: &str) {
@@ -110,21 +129,8 @@ fn dies_in_the_back_off(name: &str, via: &str) {
     });
 }
 
-#[test]
-fn a_supervisor_that_dies_in_the_back_off_is_not_noticed() {
-    let name = "recovery::a_supervisor_that_dies_in_the_back_off_is_not_noticed";
-    if require_device(name) {
-        dies_in_the_back_off(name, &via());
-    }
-}
-
-#[test]
-fn fuse_supervisor_that_dies_in_the_back_off_is_not_noticed() {
-    let name = "recovery::fuse_supervisor_that_dies_in_the_back_off_is_not_noticed";
-    if require_fuse(name) {
-        dies_in_the_back_off(name, "fuse");
-    }
-}
+by_both!(dies_in_the_back_off: a_supervisor_that_dies_in_the_back_off_is_not_noticed,
+    fuse_supervisor_that_dies_in_the_back_off_is_not_noticed);
 
 /// The children of a supervisor besides its worker: its guard.
 fn guards(info: &Value) -> Vec<u32> {
@@ -196,9 +202,7 @@ fn answered(place: &Scratch, words: &[&str]) -> becket_testkit::Ran {
 
 fn stopped(whom: &str) {
     let place = scratch();
-    image::random(&place.path("image"), 4 << 20, 1);
-    let device = place.attach(&place.path("image"), &["--via", "fuse", "--name", "one"]);
-    let info = await_device(&place, "one", |_| true);
+    let (device, info) = one(&place);
     let pid = info[whom].to_string();
     send("STOP", &info[whom]);
     let listed = answered(&place, &["list"]);
@@ -207,9 +211,7 @@ fn stopped(whom: &str) {
     assert_eq!(now["state"], "not_responding", "{now:#}");
     let doctor = answered(&place, &["doctor"]);
     assert!(doctor.out.contains("not responding") && doctor.out.contains(&pid), "{doctor:?}");
-    for words in
-        [&["stat", "one"][..], &["set", "--read-only", "on", "one"], &["refresh", "one"], &["detach", "one"]]
-    {
+    for words in COMMANDS {
         let ran = answered(&place, words);
         assert!(ran.code != 0, "{words:?}: {ran:?}");
         assert!(ran.err.contains("does not respond") && ran.err.contains("stopped"), "{words:?}: {ran:?}");
@@ -260,9 +262,7 @@ fn fuse_device_that_is_orphaned_is_not_to_be_detached() {
         return;
     }
     let place = scratch();
-    image::random(&place.path("image"), 4 << 20, 1);
-    let device = place.attach(&place.path("image"), &["--via", "fuse", "--name", "one"]);
-    let info = await_device(&place, "one", |_| true);
+    let (device, info) = one(&place);
     orphan(&place, &info);
     let ran = place.run(["stat", "one"]);
     assert!(ran.code == 1 && ran.err.contains("orphaned"), "{ran:?}");
@@ -382,9 +382,7 @@ fn fuse_device_of_a_later_version_is_left_alone_and_comes_back() {
     unknown("as its server lives");
     let doctor = place.run(["doctor"]);
     assert!(doctor.out.contains("unknown version") && doctor.out.contains("one"), "{doctor:?}");
-    for words in
-        [&["stat", "one"][..], &["set", "--read-only", "on", "one"], &["refresh", "one"], &["detach", "one"]]
-    {
+    for words in COMMANDS {
         let ran = place.run(words);
         assert!(ran.code == 1 && ran.err.contains("unknown version"), "{words:?}: {ran:?}");
     }
@@ -426,9 +424,7 @@ fn fuse_worker_of_another_version_goes_on_without_a_server() {
         return;
     }
     let place = scratch();
-    image::random(&place.path("image"), 4 << 20, 1);
-    let device = place.attach(&place.path("image"), &["--via", "fuse", "--name", "one"]);
-    let info = await_device(&place, "one", |_| true);
+    let (device, info) = one(&place);
     orphan(&place, &info);
     // It writes its own records otherwise, and reads ours.
     let ran = later(&place, "only", &["refresh", "one"]);

@@ -249,6 +249,54 @@ fn dm_takes_over_a_new_size_below() {
     assert_eq!(place.devices()[0]["size"], json!(MIB), "the limit stays");
 }
 
+/// The kernel never reads a table again for such a device.
+#[test]
+fn dm_partitions_follow_the_table_on_refresh() {
+    let name = "dm_partitions_follow_the_table_on_refresh";
+    if !require_dm(name) || !require_tools(name, &["sfdisk"]) {
+        return;
+    }
+    let (below, place) = disk();
+    let info = attach(&place, &["--via", "dm", "--name", "disk", below.path()]);
+    let disk = node(&info);
+    let sfdisk = |table: &str| {
+        let script = format!("printf 'label: gpt\n{table}' | sfdisk --quiet --no-reread --no-tell-kernel $0");
+        tool(Command::new("sh").args(["-c", &script]).arg(&disk));
+    };
+    let partitions = || place.devices()[0]["partitions"].as_array().unwrap().clone();
+    let starts = || partitions().iter().map(|part| part["start"].as_u64().unwrap()).collect::<Vec<_>>();
+
+    sfdisk("start=1MiB,size=2MiB\\nstart=3MiB,size=1MiB\\nstart=4MiB,size=1MiB\\n");
+    assert_eq!(starts().len(), 2, "not before it is asked for");
+    // The second time there is nothing to do.
+    for _ in 0..2 {
+        place.ok(["refresh", "disk"]);
+        assert_eq!(starts(), [MIB, 3 * MIB, 4 * MIB]);
+    }
+    let third = node(&partitions()[2]);
+    let link = place.links().join("diskp3");
+    assert_eq!(fs::read_link(&link).unwrap(), third);
+    let bytes = image::random_bytes(4096, 7);
+    let held = fs::File::options().read(true).write(true).open(&third).unwrap();
+    held.write_all_at(&bytes, 0).unwrap();
+    held.sync_all().unwrap();
+    let mut found = vec![0; 4096];
+    fs::File::open(place.path("a.img")).unwrap().read_exact_at(&mut found, 4 * MIB).unwrap();
+    assert!(found == bytes, "the image has other bytes");
+
+    // One in use stays, and the error names it.
+    sfdisk("start=1MiB,size=2MiB\\n");
+    let ran = place.run(["refresh", "disk"]);
+    assert!(ran.code == 1 && ran.err.contains(third.to_str().unwrap()), "{ran:?}");
+    drop(held);
+    place.ok(["refresh", "disk"]);
+    assert_eq!(starts(), [MIB]);
+    assert!(!link.is_symlink());
+    let uses = uses(&place.devices()[0]);
+    place.ok(["detach", "disk"]);
+    assert!(uses.iter().all(|used| !used.lasts()), "{uses:?}");
+}
+
 #[test]
 fn dm_does_not_take_what_no_table_can_say() {
     if !require_dm("dm_does_not_take_what_no_table_can_say") {

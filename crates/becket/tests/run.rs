@@ -327,6 +327,37 @@ fn a_device_that_others_hold_goes_when_they_let_go() {
     assert!(wait_until(A_SECOND, || !used.lasts()), "gone within a second of the last user letting go");
 }
 
+/// The mount is the user's and stays; nothing keeps the device beyond it, whoever has served it meanwhile.
+#[test]
+fn a_mount_that_outlives_a_killed_run_is_the_last_user() {
+    let name = "run::a_mount_that_outlives_a_killed_run_is_the_last_user";
+    if !require_device(name) || !require_tools(name, &["mke2fs", "mount"]) {
+        return;
+    }
+    for also in [None, Some("server_pid"), Some("worker_pid")] {
+        let place = scratch();
+        image::ext4(&place.path("a.img"), 4 << 20, &place.dir("tree"));
+        let point = place.dir("mnt");
+        let mut child =
+            start(&place, &format!("{WRITE_USE}; mount {{}} mnt && echo $$ >> pids; exec sleep 300"));
+        let pids = numbers(&place.path("pids"), 1);
+        let used = used(&place);
+        let device = place.devices().remove(0);
+        kill("KILL", child.id());
+        if let Some(pid) = also.and_then(|key| device[key].as_u64()) {
+            kill("KILL", u32::try_from(pid).unwrap());
+        }
+        ended(&mut child);
+        assert!(wait_until(A_SECOND, || !alive(pids[0])));
+        assert!(!wait_until(A_SECOND, || !used.lasts()), "it is mounted");
+        assert_eq!(place.devices().len(), 1, "{also:?}");
+        fs::write(point.join("file"), "still here").unwrap();
+        tool(Command::new("umount").arg(&point));
+        assert!(wait_until(10 * A_SECOND, || !used.lasts()), "gone with the mount ({also:?})");
+        assert!(wait_until(A_SECOND, || place.devices().is_empty()));
+    }
+}
+
 #[test]
 fn a_terminal_interrupts_only_once() {
     let name = "run::a_terminal_interrupts_only_once";

@@ -49,6 +49,37 @@ fn each_change_is_told_with_how_it_was_made() {
     assert_eq!(std::fs::read_to_string(format!("/sys/class/block/{}/ro", &device[5..])).unwrap(), "0\n");
 }
 
+/// What `--format` said at the attach counts whenever the image is opened again.
+#[test]
+fn the_format_of_the_attach_holds() {
+    if !require_device("set::the_format_of_the_attach_holds") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("a.img");
+    // A foreign container, unless the user says otherwise.
+    let bytes = [b"MComprHD".as_slice(), &image::random_bytes((1 << 20) - 8, 1)].concat();
+    std::fs::write(&image, bytes).unwrap();
+    assert_eq!(place.run(["attach", "a.img"]).code, 1);
+    place.attach(&image, &["--name", "one", "--format", "raw", "--size-limit", "512K"]);
+    place.ok(["set", "one", "--size-limit", "1M"]);
+    let served = place.devices().remove(0);
+    assert_eq!(served["size"], 1 << 20);
+    place.ok(["detach", "one"]);
+    if text(&served, "transport") == "ublk" || text(&served, "transport") == "fuse" {
+        place.attach(&image, &["--name", "two", "--format", "raw", "--read-only"]);
+        place.ok(["set", "two", "--read-only", "off"]);
+        assert_eq!(place.devices()[0]["read_only"], false);
+        let other = place.path("other.img");
+        image::random(&other, 1 << 20, 2);
+        place.ok(["set", "two", "--image", "other.img"]);
+        place.ok(["set", "two", "--size-limit", "512K"]);
+        let ran = place.run(["set", "two", "--image", "a.img"]);
+        assert_eq!(ran.code, 1, "the format was that of the image before: {ran:?}");
+        place.ok(["detach", "two"]);
+    }
+}
+
 #[test]
 fn one_image_cannot_be_that_of_two_devices() {
     let output = scratch().becket().args(["set", "--image", "x.img", "one", "two"]).output().unwrap();

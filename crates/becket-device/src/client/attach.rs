@@ -5,7 +5,7 @@ use serde::de::IgnoredAny;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use becket_image::{DirectIo, OpenOptions, Opened, Place};
+use becket_image::{DirectIo, OpenOptions, Opened, Overlay, Place};
 use becket_transport::Kind;
 
 use crate::client::kernel_made::{self, Made};
@@ -67,9 +67,8 @@ fn attach_with(
         return Err(Error::NoPartitions { image: image.to_owned() });
     }
     let mut plan = planner::plan_for(&opened, options, leased).map_err(|error| error.of_image(image))?;
-    if let Some(overlay) = &mut opened.overlay {
-        // From here on somebody may write to it, whatever this command hears of that.
-        overlay.keep();
+    if matches!(plan.kind, Kind::Dm | Kind::Loop) {
+        keep_overlay(&mut opened.overlay);
     }
     type Make = fn(&Opened, &AttachOptions, bool) -> Result<Made, becket_transport::Error>;
     let by_kernel = |plan: &Plan, make: Make| {
@@ -173,8 +172,15 @@ fn attach_served(
         fds.push(file.buffered);
         fds.extend(file.direct);
     }
-    let table = table::pack(&opened.encoded)
-        .map_err(Error::io("make a table of encoded blocks for", "the server".as_ref()))?;
+    let table = table::pack(&opened.encoded).map_err(|error| match error.kind() {
+        std::io::ErrorKind::FileTooLarge => Error::Transport {
+            image: opened.path.clone(),
+            kind: plan.kind,
+            reason: format!("the table of its compressed blocks exceeds {} MiB", sealed::LARGEST >> 20),
+            mend: Some("unpack it, or compress it in larger blocks".to_owned()),
+        },
+        _ => Error::io("make a table of encoded blocks for", "the server".as_ref())(error),
+    })?;
     let direct_io = options.direct_io == DirectIo::On;
     let encoded = table.as_ref().map(|_| Encoding { cache_size: options.cache_size, direct_io });
     fds.extend(table);
@@ -191,6 +197,7 @@ fn attach_served(
         fds.push(theirs);
         pipe = Some(Held::Server { _pipe: ours });
     }
+    keep_overlay(&mut opened.overlay);
     let group = options.cgroup.as_deref().filter(|_| options.isolate);
     let cgroup = group.and_then(|group| member_list(group, &mut warnings));
     let with_cgroup = cgroup.is_some();
@@ -199,6 +206,7 @@ fn attach_served(
         name: options.name.clone(),
         image: opened.path.clone(),
         cow: opened.overlay.as_ref().map(|overlay| overlay.path.clone()),
+        format: options.format.chosen(),
         offset: options.offset,
         size_limit: options.size_limit,
         map,
@@ -229,6 +237,13 @@ fn attach_served(
     let concerns = if options.isolate { Concerns::Server } else { Concerns::Shared };
     let reply: OneDevice = client::call(store.runtime(), "Attach", &request, &fds, concerns)?;
     Ok((reply.device, pipe))
+}
+
+/// From here on somebody may write to the overlay, whatever this command hears of that.
+fn keep_overlay(overlay: &mut Option<Overlay>) {
+    if let Some(overlay) = overlay {
+        overlay.keep();
+    }
 }
 
 /// The member list of a control group, for the device's worker: what that does is then charged to the group.

@@ -137,11 +137,12 @@ fn once_unused(
     Ok(())
 }
 
-/// Takes over a changed size of the image of the device that goes by `target`, and a changed partition table.
+/// Takes over a changed size of the image of the device that goes by `target`, and a changed partition table. That
+/// nothing has changed is no error, and a disk whose length is fixed (that of a qcow2) has not changed it.
 ///
 /// # Errors
-/// There is no such device, its transport cannot, or a partition is in use that the table does not have any
-/// more.
+/// There is no such device, the size has changed and its transport cannot follow, or a partition is in use that the
+/// table does not have any more.
 pub fn refresh(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
     let store = Store::open(Runtime::open()?)?;
     let mut device = resolve(&store, target.as_ref())?;
@@ -169,13 +170,13 @@ pub fn refresh(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
         }
     };
     match sized {
-        // Its length is fixed, and its table may have been changed all the same.
-        Err(error) if error.kind() == ErrorKind::Unsupported => match partitions::refresh(&store, device)? {
-            (info, true) => Ok(info),
-            _ => Err(error),
-        },
+        // It cannot follow its image's length, and its table may have been changed all the same.
+        Err(error) if error.kind() == ErrorKind::Unsupported => {
+            partitions::refresh(&store, device)?;
+            Err(error)
+        }
         Err(error) => Err(error),
-        Ok(()) => partitions::refresh(&store, device).map(|(info, _)| info),
+        Ok(()) => partitions::refresh(&store, device),
     }
 }
 

@@ -49,18 +49,14 @@ pub(crate) fn attach(
     let claim = register::claim(store, options.name.as_deref(), opened)?;
     let mut made = Unfinished { made: make().map_err(Error::Device)?, finished: false };
     let disk = disk_name(plan.kind, made.made.number);
+    let info = describe(opened, options, plan, &mut made.made);
     let mut record = Device {
-        info: describe(opened, options, plan, &mut made.made),
-        image: opened.identity,
-        server: None,
-        worker: None,
         keeper: leased.then(ProcessId::own),
-        starting: false,
-        mark: made.made.mark,
         whole: options.partitions == Partitions::Off,
         nodes_in: made.made.nodes_by_hand.then(nodes::namespace).flatten(),
+        format: options.format.chosen(),
         needs: versions::needs_of_new_devices(),
-        unspoken: None,
+        ..Device::bare(info, opened.identity, made.made.mark)
     };
     record.info.autoclear = leased;
     let written = register::record(store, claim, &disk, &mut record)?;
@@ -111,9 +107,6 @@ fn describe(opened: &Opened, options: &AttachOptions, plan: &Plan, made: &mut Ma
     let size = open.and_then(|device| block::size64(device).ok());
     let physical_block_size = open.and_then(|device| block::physical_block_size(device).ok());
     DeviceInfo {
-        name: String::new(),
-        device: made.path.clone(),
-        transport: plan.kind,
         reason: plan.reason.clone(),
         size: size.unwrap_or_else(|| opened.map.len()),
         read_only: opened.read_only,
@@ -121,23 +114,13 @@ fn describe(opened: &Opened, options: &AttachOptions, plan: &Plan, made: &mut Ma
         direct_io_reason: std::mem::take(&mut made.direct_io_reason),
         block_size: opened.block_size,
         physical_block_size: physical_block_size.unwrap_or(opened.block_size),
-        state: DeviceState::Live,
         image: opened.path.clone(),
         cow: opened.overlay.as_ref().map(|overlay| overlay.path.clone()),
         offset: options.offset,
         size_limit: options.size_limit,
-        autoclear: false,
         partitions: partitions_as(std::mem::take(&mut made.partitions), &opened.partitions),
-        queues: None,
-        depth: None,
-        mode: None,
-        number: made.number,
         diskseq: Some(made.diskseq).filter(|&diskseq| diskseq != 0),
-        server_pid: None,
-        worker_pid: None,
-        isolated: false,
-        recoveries: 0,
-        faults: None,
         warnings,
+        ..DeviceInfo::bare(String::new(), made.path.clone(), plan.kind, made.number)
     }
 }

@@ -18,20 +18,19 @@ use crate::system::describe::partitions_as;
 /// How long partitions that the kernel has been given may take to appear.
 const APPEAR: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// Brings kernel, nodes, links and record of a device to what its partition table says now; with whether that
-/// was something else.
+/// Brings kernel, nodes, links and record of a device to what its partition table says now.
 ///
 /// # Errors
 /// The table cannot be read, or a partition is in use that the table does not have any more. All others are done.
-pub(crate) fn refresh(store: &Store, device: Device) -> Result<(DeviceInfo, bool), Error> {
+pub(crate) fn refresh(store: &Store, device: Device) -> Result<DeviceInfo, Error> {
     let info = &device.info;
     // The files of a rootless device are fixed while it lives, and a user's own device has no partitions.
     if device.whole || info.is_file() || !privileged() {
-        return Ok((device.info, false));
+        return Ok(device.info);
     }
     let table = read(info)?;
     if is_there(info, &table) {
-        return Ok((device.info, false));
+        return Ok(device.info);
     }
     let mut new = device.clone();
     let done = match info.transport {
@@ -75,7 +74,7 @@ pub(crate) fn refresh(store: &Store, device: Device) -> Result<(DeviceInfo, bool
         Some(part) => {
             Err(Error::Device(becket_transport::Error::PartitionInUse { node: part.device.clone() }))
         }
-        None => Ok((new.info, true)),
+        None => Ok(new.info),
     }
 }
 

@@ -42,34 +42,16 @@ fn find(links: &Path, target: &Path) -> Option<DeviceInfo> {
     let name = linked(links, &device)?;
     let image = sysfs::text(&disk, "loop/backing_file")?;
     Some(DeviceInfo {
-        name,
-        transport: Kind::Loop,
         reason: "it has no record".to_owned(),
         size: size_of(&disk).unwrap_or(0),
         read_only: sysfs::flag(&disk, "ro").unwrap_or(false),
         direct_io: sysfs::flag(&disk, "loop/dio").unwrap_or(false),
-        direct_io_reason: String::new(),
         block_size: sysfs::number(&disk, "queue/logical_block_size").unwrap_or(512),
         physical_block_size: sysfs::number(&disk, "queue/physical_block_size").unwrap_or(512),
         state: DeviceState::Lost,
         image: PathBuf::from(image),
-        cow: None,
-        offset: 0,
-        size_limit: None,
-        autoclear: false,
-        partitions: Vec::new(),
-        queues: None,
-        depth: None,
-        mode: None,
-        number,
         diskseq: sysfs::number(&disk, "diskseq"),
-        server_pid: None,
-        worker_pid: None,
-        isolated: false,
-        recoveries: 0,
-        faults: None,
-        warnings: Vec::new(),
-        device,
+        ..DeviceInfo::bare(name, device, Kind::Loop, number)
     })
 }
 

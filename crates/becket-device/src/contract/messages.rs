@@ -43,6 +43,9 @@ pub(crate) struct Attach {
     /// The qcow2 over it that takes what is written: its file is the first.
     #[serde(default, with = "crate::contract::path_text::maybe")]
     pub(crate) cow: Option<PathBuf>,
+    /// The `--format` that its sender has opened it with, for the record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) format: Option<String>,
     pub(crate) offset: u64,
     pub(crate) size_limit: Option<u64>,
     pub(crate) map: Map,
@@ -157,6 +160,9 @@ pub(crate) struct Set {
 pub(crate) struct NewImage {
     #[serde(with = "crate::contract::path_text::one")]
     pub(crate) path: PathBuf,
+    /// As that of [`Attach`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) format: Option<String>,
     pub(crate) map: Map,
     pub(crate) files: Vec<FileFacts>,
     pub(crate) partitions: Vec<TableEntry>,
@@ -270,6 +276,7 @@ mod tests {
             name: Some("one".into()),
             image: "/i.img".into(),
             cow: Some("/o.qcow2".into()),
+            format: Some("qcow2".into()),
             offset: 512,
             size_limit: None,
             map: Map::contiguous(0, 512, 1 << 40),
@@ -298,7 +305,13 @@ mod tests {
 
     fn new_image() -> NewImage {
         let map = Map::contiguous(0, 0, 512);
-        NewImage { path: "/n.img".into(), map, files: Vec::new(), partitions: Vec::new() }
+        NewImage {
+            path: "/n.img".into(),
+            format: Some("raw".into()),
+            map,
+            files: Vec::new(),
+            partitions: Vec::new(),
+        }
     }
 
     fn status() -> ServerStatus {

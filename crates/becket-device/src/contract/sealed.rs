@@ -17,16 +17,39 @@ pub(crate) fn seals() -> SealFlags {
     SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE
 }
 
-/// Makes a file of what `write` writes.
+/// A file that becomes no longer than its readers accept.
+pub(crate) struct Bounded {
+    file: File,
+    /// In bytes.
+    room: u64,
+}
+
+impl Write for Bounded {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        if buf.len() as u64 > self.room {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        let written = self.file.write(buf)?;
+        self.room -= written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Makes a file of what `write` writes. One of more than [`LARGEST`] bytes is an error, [`io::ErrorKind::FileTooLarge`].
 pub(crate) fn file(
     name: &str,
-    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+    write: impl FnOnce(&mut BufWriter<Bounded>) -> io::Result<()>,
 ) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let mut file = BufWriter::new(File::from(rustix::fs::memfd_create(name, flags)?));
+    let file = File::from(rustix::fs::memfd_create(name, flags)?);
+    let mut file = BufWriter::new(Bounded { file, room: LARGEST });
     write(&mut file)?;
     file.flush()?;
-    let file = OwnedFd::from(file.into_inner().map_err(io::IntoInnerError::into_error)?);
+    let file = OwnedFd::from(file.into_inner().map_err(io::IntoInnerError::into_error)?.file);
     rustix::fs::fcntl_add_seals(&file, seals())?;
     Ok(file)
 }

@@ -60,6 +60,18 @@ pub(crate) mod tests {
         assert!(rustix::fs::ftruncate(&table, 0).is_err());
     }
 
+    /// The server accepts no longer one, so the client makes none.
+    #[test]
+    fn a_table_that_is_too_long_is_not_made() {
+        let one =
+            |at: u64| Block { start: at * 8192, len: 8192, input: 0, input_len: 100, skip: 0, yields: 8192 };
+        let blocks: Vec<Block> = (0..600_000).map(one).collect();
+        let layer = Encoded::new(Codec::Lz4, Map::contiguous(0, 0, 4096), blocks).unwrap();
+        pack(&[layer.clone()]).unwrap();
+        let error = pack(&[layer.clone(), layer.clone(), layer]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+    }
+
     #[test]
     fn what_could_change_or_lies_is_refused() {
         let open = || rustix::fs::memfd_create("t", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();

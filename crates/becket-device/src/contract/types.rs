@@ -285,6 +285,40 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
+    /// One of which only this is known. The rest is what most devices have: nothing.
+    pub(crate) fn bare(name: String, device: PathBuf, transport: Kind, number: u32) -> DeviceInfo {
+        DeviceInfo {
+            name,
+            device,
+            transport,
+            reason: String::new(),
+            size: 0,
+            read_only: false,
+            direct_io: false,
+            direct_io_reason: String::new(),
+            block_size: 512,
+            physical_block_size: 512,
+            state: DeviceState::Live,
+            image: PathBuf::new(),
+            cow: None,
+            offset: 0,
+            size_limit: None,
+            autoclear: false,
+            partitions: Vec::new(),
+            queues: None,
+            depth: None,
+            mode: None,
+            number,
+            diskseq: None,
+            server_pid: None,
+            worker_pid: None,
+            isolated: false,
+            recoveries: 0,
+            faults: None,
+            warnings: Vec::new(),
+        }
+    }
+
     /// It is a file, and no block device.
     pub fn is_file(&self) -> bool {
         self.transport == Kind::Fuse && !self.device.starts_with("/dev")

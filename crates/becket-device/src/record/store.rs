@@ -104,12 +104,35 @@ pub(crate) struct Device {
     /// The mount namespace in which becket made device nodes by hand, by its inode number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) nodes_in: Option<u64>,
+    /// The `--format` that the image was opened with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) format: Option<String>,
     /// The features that a becket must know to handle the device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) needs: Vec<String>,
     /// Why the last supervisor that came could not take the device over: its worker is of another version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) unspoken: Option<String>,
+}
+
+impl Device {
+    /// One of which only this is known: nobody serves or keeps it, and any becket can handle it.
+    pub(crate) fn bare(info: DeviceInfo, image: Identity, mark: u64) -> Device {
+        Device {
+            info,
+            image,
+            server: None,
+            worker: None,
+            keeper: None,
+            starting: false,
+            mark,
+            whole: false,
+            nodes_in: None,
+            format: None,
+            needs: Vec::new(),
+            unspoken: None,
+        }
+    }
 }
 
 /// A [`Record`] of what somebody else has, to be written.

@@ -15,48 +15,20 @@ fn store() -> (tempfile::TempDir, Store) {
 }
 
 pub(crate) fn device(name: &str, number: u32) -> Device {
-    Device {
-        info: DeviceInfo {
-            name: name.to_owned(),
-            device: format!("/dev/loop{number}").into(),
-            transport: Kind::Loop,
-            reason: "because".to_owned(),
-            size: 1 << 20,
-            read_only: false,
-            direct_io: true,
-            direct_io_reason: "the backing can".to_owned(),
-            block_size: 512,
-            physical_block_size: 4096,
-            state: DeviceState::Live,
-            image: "/images/a b.img".into(),
-            cow: None,
-            offset: 512,
-            size_limit: Some(1 << 20),
-            autoclear: false,
-            partitions: Vec::new(),
-            queues: None,
-            depth: None,
-            mode: None,
-            number,
-            diskseq: Some(7),
-            server_pid: None,
-            worker_pid: None,
-            isolated: false,
-            recoveries: 0,
-            faults: None,
-            warnings: vec!["cut".to_owned()],
-        },
-        image: Identity { dev: 1, ino: 2 },
-        server: None,
-        worker: None,
-        keeper: None,
-        starting: false,
-        whole: false,
-        nodes_in: None,
-        mark: 0,
-        needs: Vec::new(),
-        unspoken: None,
-    }
+    let info = DeviceInfo {
+        reason: "because".to_owned(),
+        size: 1 << 20,
+        direct_io: true,
+        direct_io_reason: "the backing can".to_owned(),
+        physical_block_size: 4096,
+        image: "/images/a b.img".into(),
+        offset: 512,
+        size_limit: Some(1 << 20),
+        diskseq: Some(7),
+        warnings: vec!["cut".to_owned()],
+        ..DeviceInfo::bare(name.to_owned(), format!("/dev/loop{number}").into(), Kind::Loop, number)
+    };
+    Device::bare(info, Identity { dev: 1, ino: 2 }, 0)
 }
 
 const IMAGE: &str = "/images/other.img";

@@ -108,35 +108,17 @@ fn shown(name: &str, info: &Value) -> DeviceInfo {
     let block = number("block_size").and_then(|size| u32::try_from(size).ok()).unwrap_or(512);
     let device = PathBuf::from(text("device"));
     let transport = serde_json::from_value(info["transport"].clone()).unwrap_or(Kind::Ublk);
+    let unit = number("number").and_then(|number| u32::try_from(number).ok()).unwrap_or(u32::MAX);
     DeviceInfo {
-        name: name.to_owned(),
-        device,
-        transport,
-        reason: String::new(),
         size: number("size").unwrap_or(0),
         read_only: info["read_only"].as_bool().unwrap_or(false),
         direct_io: info["direct_io"].as_bool().unwrap_or(false),
-        direct_io_reason: String::new(),
         block_size: block,
         physical_block_size: block,
         state: DeviceState::UnknownVersion,
         image: PathBuf::from(text("image")),
-        cow: None,
         offset: number("offset").unwrap_or(0),
-        size_limit: None,
-        autoclear: false,
-        partitions: Vec::new(),
-        queues: None,
-        depth: None,
-        mode: None,
-        number: number("number").and_then(|number| u32::try_from(number).ok()).unwrap_or(u32::MAX),
-        diskseq: None,
-        server_pid: None,
-        worker_pid: None,
-        isolated: false,
-        recoveries: 0,
-        faults: None,
-        warnings: Vec::new(),
+        ..DeviceInfo::bare(name.to_owned(), device, transport, unit)
     }
 }
 

@@ -188,7 +188,7 @@ fn is_dead(info: &DevInfo) -> bool {
 
 /// What the worker holds counts: our predecessor may have died when it had changed the device and not yet its record.
 fn as_served(device: &mut Device, kept: &Kept) {
-    let Device { info, image, .. } = device;
+    let Device { info, image, format, .. } = device;
     info.size = kept.serve.geometry.size;
     info.read_only = kept.serve.geometry.read_only;
     info.direct_io = kept.serve.direct_io != DirectIo::Off;
@@ -199,6 +199,7 @@ fn as_served(device: &mut Device, kept: &Kept) {
     }
     log::warn(format_args!("{}: its worker holds another image than was recorded", info.name));
     *image = held;
+    *format = None;
     if let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", file.buffered.as_raw_fd())) {
         info.image = path;
     }

@@ -49,6 +49,7 @@ pub(super) enum Length {
 #[derive(Debug)]
 pub(super) struct Replacement {
     pub(super) path: PathBuf,
+    pub(super) format: Option<String>,
     pub(super) map: Map,
     pub(super) files: Vec<Backing>,
     pub(super) identity: Identity,
@@ -79,7 +80,7 @@ pub(super) fn take_image(
         message: format!("the image makes no sense: {what}"),
         hint: None,
     };
-    let NewImage { path, map, files, partitions } = image;
+    let NewImage { path, format, map, files, partitions } = image;
     let files = backings(files, fds.into_iter()).map_err(|error| bad(&error.to_string()))?;
     let identity = check_files(&files, read_only).map_err(bad)?;
     check_map(&map, &files, block, false).map_err(bad)?;
@@ -87,7 +88,7 @@ pub(super) fn take_image(
         return Err(bad("it is no whole number of blocks long"));
     }
     let partitions = partitions.into_iter().map(Into::into).collect();
-    Ok(Replacement { path, map, files, identity, partitions })
+    Ok(Replacement { path, format, map, files, identity, partitions })
 }
 
 /// Works out what the device is to become, or why it cannot.
@@ -121,9 +122,10 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
         info.image = image.path;
         info.cow = None;
         device.image = image.identity;
+        device.format = image.format;
         (files, partitions) = (Some(image.files), Some(image.partitions));
-    } else if wish.length.is_some() {
-        change.map = remeasured(&device, &kept.serve.map, &kept.files, kept.serve.grows)?;
+    } else if let Some(length) = wish.length {
+        change.map = remeasured(&device, length, &kept.serve.map, &kept.files, kept.serve.grows)?;
     }
     let info = &mut device.info;
     let now = files.as_ref().unwrap_or(&kept.files);
@@ -257,11 +259,17 @@ fn resizable(driver: &dyn Driver, id: u32, name: &str) -> Result<(), Error> {
     ))
 }
 
-/// The map that the image's present length gives.
-fn remeasured(device: &Device, map: &Map, files: &[Backing], grows: bool) -> Result<Map, Error> {
+/// The map that the image's present length gives. A disk whose length is not that of a file keeps its own.
+fn remeasured(
+    device: &Device,
+    length: Length,
+    map: &Map,
+    files: &[Backing],
+    grows: bool,
+) -> Result<Map, Error> {
     let info = &device.info;
     let (Some((0, offset, _)), [file], false) = (map.single_range(), files, grows) else {
-        if info.size_limit == Some(map.len()) {
+        if length == Length::Measured || info.size_limit == Some(map.len()) {
             return Ok(map.clone());
         }
         let (name, image) = (&info.name, info.cow.as_ref().unwrap_or(&info.image).display());
@@ -278,6 +286,9 @@ fn remeasured(device: &Device, map: &Map, files: &[Backing], grows: bool) -> Res
     };
     // An image inside another has had a limit from the start: behind it lie its neighbour's bytes.
     if offset != info.offset && info.size_limit.is_none() {
+        if length == Length::Measured {
+            return Ok(map.clone());
+        }
         let message = format!("the size of {} is that of a part of {}", info.name, info.image.display());
         return Err(unsupported(message, "detach it and attach it again"));
     }

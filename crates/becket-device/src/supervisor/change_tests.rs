@@ -54,6 +54,7 @@ impl Stage {
         let file = fs::File::options().read(true).write(true).open(&path).unwrap();
         let image = NewImage {
             path: path.clone(),
+            format: None,
             map: Map::contiguous(0, 0, len),
             files: vec![FileFacts { facts: facts(), direct: false }],
             partitions: vec![TableEntry { number: 1, start: 512, len: 512, label: None, uuid: None }],
@@ -232,7 +233,7 @@ fn an_image_with_holes_takes_another_s_place_in_any_mode() {
         let data = extent(0, Place::Data { file: 0, offset: 0 });
         let map = Map::from_extents(vec![data, extent(4096, Place::Zero)]).unwrap();
         let files = vec![FileFacts { facts: facts(), direct: false }];
-        let image = NewImage { path: "/n".into(), map, files, partitions: Vec::new() };
+        let image = NewImage { path: "/n".into(), format: None, map, files, partitions: Vec::new() };
         let request = Set { name: NAME.to_owned(), image: Some(image), ..Set::default() };
         stage.supervisor.set(request, vec![stage.bench.fd(true, 0)]).unwrap();
         assert_eq!(stage.served_next().map.extents().len(), 2);
@@ -274,7 +275,7 @@ fn a_worker_that_dies_of_a_change_leaves_it_to_the_next_one() {
 #[test]
 fn images_that_lie_are_refused_before_anything_is_done() {
     let stage = plain();
-    let image = |map, files| NewImage { path: "/n".into(), map, files, partitions: Vec::new() };
+    let image = |map, files| NewImage { path: "/n".into(), format: None, map, files, partitions: Vec::new() };
     let file = |direct| vec![FileFacts { facts: facts(), direct }];
     let whole = || Map::contiguous(0, 0, 8192);
     for (what, image, fds) in [

@@ -414,6 +414,7 @@ impl Bench {
             name: name.map(str::to_owned),
             image: self.image.clone(),
             cow: None,
+            format: None,
             offset: 0,
             size_limit: None,
             map: Map::contiguous(0, 0, 8192),

@@ -404,54 +404,44 @@ fn describe(
 ) -> Device {
     let (server, notes) = (ProcessId::own(), worker.notes());
     let worker = worker.id();
+    let known = DeviceInfo {
+        reason: request.reason.clone(),
+        size: geometry.size,
+        read_only: geometry.read_only,
+        direct_io: direct != DirectIo::Off,
+        direct_io_reason,
+        block_size: geometry.logical_block,
+        physical_block_size: geometry.physical_block,
+        image: request.image.clone(),
+        cow: request.cow.clone(),
+        offset: request.offset,
+        size_limit: request.size_limit,
+        autoclear: request.autoclear,
+        queues: Some(info.nr_hw_queues),
+        depth: Some(info.queue_depth),
+        mode: Some(DataMode::of(info.flags).to_string()),
+        server_pid: Some(server.pid),
+        worker_pid: Some(worker.pid),
+        isolated: request.isolate,
+        faults: request.faults.clone(),
+        // What the shared worker lacks concerns everybody, and is in the log.
+        warnings: request.warnings.iter().chain(notes.iter().filter(|_| request.isolate)).cloned().collect(),
+        // Its node is what it is before it has a disk, for the caller to say.
+        ..DeviceInfo::bare(
+            String::new(),
+            PathBuf::new(),
+            request.transport,
+            number_of(request.transport, info.dev_id),
+        )
+    };
     Device {
-        info: DeviceInfo {
-            name: String::new(),
-            // What it is before it has a disk, for the caller to say.
-            device: PathBuf::new(),
-            transport: request.transport,
-            reason: request.reason.clone(),
-            size: geometry.size,
-            read_only: geometry.read_only,
-            direct_io: direct != DirectIo::Off,
-            direct_io_reason,
-            block_size: geometry.logical_block,
-            physical_block_size: geometry.physical_block,
-            state: DeviceState::Live,
-            image: request.image.clone(),
-            cow: request.cow.clone(),
-            offset: request.offset,
-            size_limit: request.size_limit,
-            autoclear: request.autoclear,
-            partitions: Vec::new(),
-            queues: Some(info.nr_hw_queues),
-            depth: Some(info.queue_depth),
-            mode: Some(DataMode::of(info.flags).to_string()),
-            number: number_of(request.transport, info.dev_id),
-            diskseq: None,
-            server_pid: Some(server.pid),
-            worker_pid: Some(worker.pid),
-            isolated: request.isolate,
-            recoveries: 0,
-            faults: request.faults.clone(),
-            // What the shared worker lacks concerns everybody, and is in the log.
-            warnings: request
-                .warnings
-                .iter()
-                .chain(notes.iter().filter(|_| request.isolate))
-                .cloned()
-                .collect(),
-        },
-        image: opened.identity,
         server: Some(server),
         worker: Some(worker),
-        keeper: None,
         starting: true,
         whole: !request.add_partitions,
-        nodes_in: None,
-        mark,
+        format: request.format.clone(),
         needs: versions::needs_of_new_devices(),
-        unspoken: None,
+        ..Device::bare(known, opened.identity, mark)
     }
 }
 

@@ -132,48 +132,24 @@ impl Supervisor {
 fn described(driver: &dyn Driver, info: &DevInfo) -> Device {
     let disk = disk(info.dev_id);
     let block = sysfs::number(&disk, "queue/logical_block_size").unwrap_or(512);
-    Device {
-        info: DeviceInfo {
-            name: String::new(),
-            device: driver.node(info.dev_id),
-            transport: Kind::Ublk,
-            reason: "found without a record".to_owned(),
-            size: size_of(&disk).unwrap_or_default(),
-            read_only: sysfs::flag(&disk, "ro").unwrap_or_default(),
-            direct_io: false,
-            direct_io_reason: String::new(),
-            block_size: block,
-            physical_block_size: sysfs::number(&disk, "queue/physical_block_size").unwrap_or(block),
-            state: DeviceState::Lost,
-            image: PathBuf::from(UNKNOWN),
-            cow: None,
-            offset: 0,
-            size_limit: None,
-            autoclear: false,
-            partitions: partitions_as(node::partitions(&disk), &[]),
-            queues: Some(info.nr_hw_queues),
-            depth: Some(info.queue_depth),
-            mode: Some(DataMode::of(info.flags).to_string()),
-            number: info.dev_id,
-            diskseq: node::diskseq(&disk),
-            server_pid: None,
-            worker_pid: None,
-            isolated: false,
-            recoveries: 0,
-            faults: None,
-            warnings: vec!["its record was lost: its name and what was said of it are forgotten".to_owned()],
-        },
-        image: Identity { dev: 0, ino: 0 },
-        server: None,
-        worker: None,
-        keeper: None,
-        starting: false,
-        whole: false,
-        nodes_in: None,
-        mark: info.ublksrv_flags,
-        needs: Vec::new(),
-        unspoken: None,
-    }
+    let bare = DeviceInfo::bare(String::new(), driver.node(info.dev_id), Kind::Ublk, info.dev_id);
+    let known = DeviceInfo {
+        reason: "found without a record".to_owned(),
+        size: size_of(&disk).unwrap_or_default(),
+        read_only: sysfs::flag(&disk, "ro").unwrap_or_default(),
+        block_size: block,
+        physical_block_size: sysfs::number(&disk, "queue/physical_block_size").unwrap_or(block),
+        state: DeviceState::Lost,
+        image: PathBuf::from(UNKNOWN),
+        partitions: partitions_as(node::partitions(&disk), &[]),
+        queues: Some(info.nr_hw_queues),
+        depth: Some(info.queue_depth),
+        mode: Some(DataMode::of(info.flags).to_string()),
+        diskseq: node::diskseq(&disk),
+        warnings: vec!["its record was lost: its name and what was said of it are forgotten".to_owned()],
+        ..bare
+    };
+    Device::bare(known, Identity { dev: 0, ino: 0 }, info.ublksrv_flags)
 }
 
 /// What its worker holds says more.

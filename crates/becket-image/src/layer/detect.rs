@@ -49,6 +49,11 @@ impl Format {
         NAMES.iter().map(|(_, names)| *names)
     }
 
+    /// The name of the format, unless it is to be detected.
+    pub fn chosen(self) -> Option<String> {
+        (self != Format::Auto).then(|| self.to_string())
+    }
+
     /// What is said of the disk when this was said of the file: what a qcow2 or VMDK holds is found out.
     pub(crate) fn of_contents(self) -> Format {
         if matches!(self, Format::Qcow2 | Format::Vmdk) { Format::Auto } else { self }

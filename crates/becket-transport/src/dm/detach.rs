@@ -97,8 +97,13 @@ pub fn refresh(mark: u64, limit: Option<u64>) -> Result<u64, Error> {
     let path = node_of(number);
     let io = |doing| Error::io(doing, &path);
     let lines = uapi::table(control.as_fd(), &uuid).map_err(io("ask for the table of"))?;
-    let (below, start, len) = table::single(&lines)
-        .ok_or_else(|| Error::Fixed { device: path.clone(), why: "it lies in more than one piece" })?;
+    let Some((below, start, len)) = table::single(&lines) else {
+        let len = lines.iter().map(|line| line.len * table::SECTOR).sum();
+        return match limit.is_none_or(|limit| limit == len) {
+            true => Ok(len),
+            false => Err(Error::Fixed { device: path, why: "it lies in more than one piece" }),
+        };
+    };
     let (major, minor) = (rustix::fs::major(below), rustix::fs::minor(below));
     let below_size = sysfs::size_at(major, minor).ok_or_else(|| Error::Fixed {
         device: path.clone(),

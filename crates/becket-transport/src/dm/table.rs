@@ -11,7 +11,7 @@ use rustix::fs::{major, minor};
 /// Tables stay short: with more extents than this a server that looks them up does as well.
 const MOST: usize = 256;
 /// In what tables count.
-const SECTOR: u64 = 512;
+pub(super) const SECTOR: u64 = 512;
 
 /// A block device below, as the table needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -69,6 +69,7 @@ pub(super) fn set_loop(
     };
     if let Some(opened) = opened {
         replace(&mut new, &opened)?;
+        new.format = changes.format.chosen();
         keep(&new)?;
     }
     if let Some(limit) = changes.size_limit {

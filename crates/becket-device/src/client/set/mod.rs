@@ -33,7 +33,7 @@ pub struct Changes {
     pub size_limit: Option<Option<u64>>,
     /// Another image in the place of the one that it has.
     pub image: Option<PathBuf>,
-    /// What the image is that is opened for the change: a new one, or the device's own once more.
+    /// The format of a new image, or of the device's own. Of its own, `Auto` means the one that it was attached with.
     pub format: Format,
     /// Logical block size, which no device can change.
     pub block_size: Option<u32>,
@@ -43,6 +43,18 @@ pub struct Changes {
     pub shared: bool,
     /// Parse the image whatever that costs.
     pub no_limits: bool,
+}
+
+impl Changes {
+    /// The format of the image that is opened for the change: that of a new image, or else the one that the device's own
+    /// image was attached with.
+    fn format_for(&self, device: &Device) -> Format {
+        match (&self.image, self.format, &device.format) {
+            // A newer becket may know formats that this one does not.
+            (None, Format::Auto, Some(format)) => format.parse().unwrap_or_default(),
+            (_, format, _) => format,
+        }
+    }
 }
 
 /// How a change was made.
@@ -137,7 +149,7 @@ fn may_grow(store: &Store, device: &Device, changes: &Changes) -> Result<(), Err
         read_only: true,
         shared: true,
         offset: info.offset,
-        format: changes.format,
+        format: changes.format_for(device),
         no_limits: changes.no_limits,
         ..AttachOptions::default()
     };
@@ -198,7 +210,7 @@ fn open(store: &Store, device: &Device, path: &Path, changes: &Changes) -> Resul
         size_limit: changes.size_limit.unwrap_or(info.size_limit),
         block_size: Some(info.block_size),
         shared: changes.shared,
-        format: changes.format,
+        format: changes.format_for(device),
         no_limits: changes.no_limits,
         ..AttachOptions::default()
     };

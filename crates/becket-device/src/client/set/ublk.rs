@@ -124,6 +124,7 @@ impl Live<'_> {
 
     fn call(&self, changes: &Changes, opened: Option<Opened>) -> Result<DeviceInfo, Error> {
         let mut fds = Vec::new();
+        let format = changes.format_for(self.device).chosen();
         let image = opened.map(|mut opened| {
             opened.complete(changes.direct_io.unwrap_or_default());
             let files = facts_of(&opened.files);
@@ -132,7 +133,7 @@ impl Live<'_> {
                 fds.extend(file.direct);
             }
             let partitions = opened.partitions.into_iter().map(Into::into).collect();
-            NewImage { path: opened.path.clone(), map: opened.map, files, partitions }
+            NewImage { path: opened.path.clone(), format, map: opened.map, files, partitions }
         });
         let request = Set {
             name: self.device.info.name.clone(),

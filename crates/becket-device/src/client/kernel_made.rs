@@ -9,7 +9,7 @@ use becket_transport::node::KernelPartition;
 use becket_uapi::block;
 
 use crate::client::lease::Held;
-use crate::contract::{AttachOptions, DeviceInfo, DeviceState, Error, Partitions, Plan, versions};
+use crate::contract::{AttachOptions, DeviceInfo, Error, Partitions, Plan, versions};
 use crate::record::judge::disk_name;
 use crate::record::store::{Device, Store};
 use crate::record::{links, nodes, register};

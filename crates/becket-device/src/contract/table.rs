@@ -67,7 +67,7 @@ pub(crate) mod tests {
             |at: u64| Block { start: at * 8192, len: 8192, input: 0, input_len: 100, skip: 0, yields: 8192 };
         let blocks: Vec<Block> = (0..600_000).map(one).collect();
         let layer = Encoded::new(Codec::Lz4, Map::contiguous(0, 0, 4096), blocks).unwrap();
-        pack(&[layer.clone()]).unwrap();
+        pack(std::slice::from_ref(&layer)).unwrap();
         let error = pack(&[layer.clone(), layer.clone(), layer]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use becket_transport::Kind;
 
 use super::*;
-use crate::contract::{DeviceState, ErrorKind};
+use crate::contract::ErrorKind;
 
 fn store() -> (tempfile::TempDir, Store) {
     let temp = tempfile::tempdir().unwrap();

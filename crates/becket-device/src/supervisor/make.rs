@@ -22,7 +22,7 @@ use crate::contract::messages::Attach;
 use crate::contract::protocol::{Serve, backings, facts_of};
 use crate::contract::sealed::{self, is_sealed};
 use crate::contract::table::Encoding;
-use crate::contract::{DeviceInfo, DeviceState, Error, ErrorKind, PartitionInfo, Partitions, versions};
+use crate::contract::{DeviceInfo, Error, ErrorKind, PartitionInfo, Partitions, versions};
 use crate::record::judge::disk_of;
 use crate::record::register::{claim, forget, record};
 use crate::record::store::{Device, Store};

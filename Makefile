@@ -9,28 +9,44 @@ DESTDIR ?=
 TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := build
-.PHONY: build test demo install fmt setup cargo
+.PHONY: build check test deep demo install uninstall fmt setup cargo
 
 cargo:
 	@test -n "$(CARGO)" || { echo "make: cargo is not installed; rustup or a Rust of Debian's backports brings it (1.88 or later)" >&2; exit 1; }
 
-# With the C library in it, where the compiler has that as an archive: no start has to find, map and bind it. (`exec::shipped` in xtask)
+# Link libc statically where the compiler has it as an archive: a start then needs no loader.
 STATIC = $(if $(wildcard $(shell cc -print-file-name=libc.a)),-- -Ctarget-feature=+crt-static)
+BUILT = $(TARGET_DIR)/release/becket
 
-build: cargo  ## the optimised command, target/release/becket
+# The debug information is most of the file. Debuggers and backtraces find it in becket.debug beside the command.
+# A new file replaces the command: cargo's own copy below deps/ keeps everything, so that this can be repeated.
+build: cargo  ## the optimised command, target/release/becket; its debug information, target/release/becket.debug
 	$(CARGO) rustc --release --locked -p becket --bin becket $(STATIC)
+	@objcopy --only-keep-debug "$(BUILT)" "$(BUILT).debug"
+	@objcopy --strip-all --add-gnu-debuglink="$(BUILT).debug" "$(BUILT)" "$(BUILT).new"
+	@mv -f "$(BUILT).new" "$(BUILT)"
 
 setup:  ## Debian packages for the tests and the demo, where they are missing
 	@scripts/setup.sh
 
+check: cargo  ## without root and emulator: format, lints, documentation, licences, unit and property tests
+	@$(CARGO) xtask ci --only fmt --only clippy --only doc --only unit
+
 test: cargo setup  ## everything that CI checks
 	@$(CARGO) xtask ci
+
+deep: cargo setup  ## what takes hours: sanitizers, fuzzing, power cuts, all conformance modes in full, soak
+	$(CARGO) xtask sanitize
+	$(CARGO) xtask fuzz --minutes 10
+	$(CARGO) xtask powercut
+	$(CARGO) xtask ci --only conformance-host --only guest
+	$(CARGO) xtask soak
 
 demo: cargo setup build  ## real images, attached, compared and detached
 	@BECKET="$(abspath $(TARGET_DIR))/release/becket" scripts/demo.sh
 
 # BECKET=PATH installs a becket that was built before, and builds none.
-BECKET = $(TARGET_DIR)/release/becket
+BECKET = $(BUILT)
 LIB = $(DESTDIR)$(PREFIX)/lib
 SHARE = $(DESTDIR)$(PREFIX)/share
 
@@ -51,6 +67,19 @@ install: $(if $(filter command environment,$(firstword $(origin BECKET))),,build
 	    sed "s|=/usr/bin/|=$(PREFIX)/bin/|" "dist/$$unit" >"$(LIB)/systemd/system/$$unit" || exit; \
 	done
 	ln -sf ../../../bin/becket "$(LIB)/systemd/system-generators/becket-generator"
+
+# Files that `install` puts in place. Directories stay, except becket's own: other packages may need them.
+INSTALLED = "$(DESTDIR)$(PREFIX)/bin/becket" \
+    "$(SHARE)/man/man1/becket.1" "$(SHARE)"/man/man1/becket-*.1 "$(SHARE)/man/man5/beckettab.5" \
+    "$(SHARE)/bash-completion/completions/becket" "$(SHARE)/zsh/site-functions/_becket" \
+    "$(SHARE)/fish/vendor_completions.d/becket.fish" "$(LIB)/udev/rules.d/90-becket.rules" \
+    "$(SHARE)/becket/91-becket-users.rules" "$(LIB)/systemd/system/becket.socket" \
+    "$(LIB)/systemd/system/becket.service" "$(LIB)/systemd/system/becket-attach@.service" \
+    "$(LIB)/systemd/system-generators/becket-generator"
+
+uninstall:  ## removes what `make install` put there, with the same PREFIX and DESTDIR
+	rm -f $(INSTALLED)
+	test ! -d "$(SHARE)/becket" || rmdir --ignore-fail-on-non-empty "$(SHARE)/becket"
 
 fmt: cargo
 	$(CARGO) fmt --all

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::ci::Binaries;
 use crate::exec;
 use crate::vm::{Machine, Place, Series, show};
 
@@ -44,7 +43,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<u8> {
     let becket = match &args.becket {
         Some(becket) => becket.clone(),
-        None => Binaries::conformance()?.becket,
+        None => exec::shipped()?,
     };
     let work = tempfile::tempdir()?;
     let mut machine = machine(args.kernel, args.images, &becket, work.path())?;
@@ -109,15 +108,12 @@ pub(crate) fn users(series: Series, becket: &Path, work: &Path) -> Result<Machin
 /// Puts in place what `make install` does; where it is.
 fn install(becket: &Path, work: &Path) -> Result<PathBuf> {
     let install = work.join("install");
-    exec::quietly(
-        Command::new("make")
-            .arg("--no-print-directory")
-            .arg("-C")
-            .arg(exec::workspace())
-            .args(["install", "PREFIX=/usr"])
-            .arg(format!("DESTDIR={}", install.display()))
-            .arg(format!("BECKET={}", becket.display())),
-    )?;
+    let words = [
+        "PREFIX=/usr".to_owned(),
+        format!("DESTDIR={}", install.display()),
+        format!("BECKET={}", becket.display()),
+    ];
+    exec::quietly(&mut exec::make("install", &words.each_ref().map(String::as_str)))?;
     Ok(install)
 }
 
@@ -205,14 +201,8 @@ mod tests {
             let said = said.lines().filter(|line| !line.contains("'SurviveFinalKillSignal'"));
             (done.status.success(), said.collect::<Vec<_>>().join("\n"))
         };
-        exec::quietly(
-            Command::new("make")
-                .arg("-C")
-                .arg(exec::workspace())
-                .args(["install", "BECKET=/bin/true"])
-                .arg(format!("PREFIX={}", prefix.display())),
-        )
-        .unwrap();
+        let place = format!("PREFIX={}", prefix.display());
+        exec::quietly(&mut exec::make("install", &["BECKET=/bin/true", &place])).unwrap();
         let units = ["becket.socket", "becket.service", "becket-attach@.service"];
         assert_eq!(verify(&units), (true, String::new()));
         // Had there been something wrong, it would have been said.

@@ -27,15 +27,21 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// Cargo's words to build the command as it is shipped, the Makefile's: optimised, and with the C library in it, which each start would
-/// have to find, map and bind; without where the compiler does not have it as an archive.
-pub(crate) fn shipped<'a>(options: &[&'a str]) -> Vec<&'a str> {
-    let what = ["rustc", "--release", "-p", "becket", "--bin", "becket"];
-    let answer = Command::new("cc").arg("-print-file-name=libc.a").output();
-    // A compiler that has none answers with the bare name.
-    let there = answer.is_ok_and(|answer| answer.stdout.starts_with(b"/"));
-    let with_libc: &[&str] = if there { &["--", "-Ctarget-feature=+crt-static"] } else { &[] };
-    [&what, options, with_libc].concat()
+/// A target of the Makefile, quiet about its own commands; `words` are its variables.
+pub(crate) fn make(target: &str, words: &[&str]) -> Command {
+    let mut command = Command::new("make");
+    command.args(["--no-print-directory", "--silent", "-C"]).arg(workspace()).arg(target).args(words);
+    command
+}
+
+/// Builds the command as `make build` does, and returns where it is.
+pub(crate) fn shipped() -> Result<PathBuf> {
+    let mut make = make("build", &[]);
+    let status = make.stdin(Stdio::null()).status().context("cannot start make")?;
+    if !status.success() {
+        bail!("`{}` failed ({status})", shown(&make));
+    }
+    Ok(target_dir().join("release/becket"))
 }
 
 /// A command as a person would type it, for messages.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::ci::{Case, Outcome, becket};
+use crate::ci::{Case, Outcome};
 use crate::exec;
 use crate::vm::{Apt, Machine, Place, Series, quoted, show};
 
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         Some(path) => {
             std::fs::canonicalize(path).with_context(|| format!("no becket at {}", path.display()))?
         }
-        None => becket()?,
+        None => exec::shipped()?,
     };
     let cases = if args.ublk { over_ublk(&path)? } else { cases(&path)? };
     let failed = cases.iter().filter(|case| case.outcome != Outcome::Passed).count();

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use super::guest::Options;
@@ -29,7 +29,7 @@ impl Build {
         let (program, commit) = match &options.becket {
             // Somebody else built it; the checkout's commit would be a guess.
             Some(path) => (path.clone(), "unknown (a build given by --becket)".to_owned()),
-            None => (built()?, record::commit()?),
+            None => (exec::shipped()?, record::commit()?),
         };
         let copy = tempfile::tempdir_in(record::dir()?)?;
         let path = copy.path().join("becket");
@@ -44,16 +44,6 @@ fn load() -> Result<String> {
     let load = load.split(' ').next().unwrap_or_default();
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     Ok(format!("before it began, the host's load average was {load} on {cpus} CPUs"))
-}
-
-fn built() -> Result<PathBuf> {
-    eprintln!("xtask: building becket");
-    let mut command = exec::cargo();
-    let status = command.args(exec::shipped(&["--quiet"])).status().context("cannot start cargo")?;
-    if !status.success() {
-        bail!("`{}` failed ({status})", exec::shown(&command));
-    }
-    Ok(exec::target_dir().join("release/becket"))
 }
 
 #[cfg(test)]

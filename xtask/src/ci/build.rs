@@ -50,11 +50,6 @@ struct Profile {
     test: bool,
 }
 
-/// The optimised command.
-pub(crate) fn becket() -> Result<PathBuf> {
-    find(&cargo(&exec::shipped(&[FORMAT]))?, "becket", false)
-}
-
 /// Where a program is among what was built, or the test of that name.
 fn find(built: &[Message], name: &str, test: bool) -> Result<PathBuf> {
     let is_it = |message: &&Message| message.target.name == name && message.profile.test == test;
@@ -67,7 +62,7 @@ impl Binaries {
     pub(crate) fn conformance() -> Result<Binaries> {
         let built = cargo(&["build", "--release", "-p", "becket-conformance", FORMAT])?;
         Ok(Binaries {
-            becket: becket()?,
+            becket: exec::shipped()?,
             conformance: find(&built, "becket-conformance", false)?,
             tests: Vec::new(),
             tested: None,

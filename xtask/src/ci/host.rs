@@ -43,9 +43,9 @@ pub(crate) fn check(name: &str, command: &mut Command) -> Result<Vec<Case>> {
     Ok(vec![Case::of_step(name, outcome, format!("`{}`: {status}", exec::shown(command)))])
 }
 
-/// All of the workspace's own tests.
-pub(crate) fn tests() -> Result<Vec<Case>> {
-    tested(exec::cargo().args(["test", "--workspace"]), &[])
+/// The workspace's own tests: all, or those that these arguments of cargo choose.
+pub(crate) fn tests(which: &[&str]) -> Result<Vec<Case>> {
+    tested(exec::cargo().args(["test", "--workspace"]).args(which), &[])
 }
 
 /// Runs tests by a command that is some `cargo test`, whose runners get these words; shows what they say.
@@ -81,6 +81,37 @@ pub(crate) fn tested(command: &mut Command, words: &[&str]) -> Result<Vec<Case>>
         cases.push(Case::of_step("cargo test", Outcome::Failed, format!("{status}, and no test says why")));
     }
     Ok(cases)
+}
+
+/// `make install` puts a command without debug information in place, and `make uninstall` removes all of it and nothing else.
+pub(crate) fn install() -> Result<Vec<Case>> {
+    let becket = exec::shipped()?;
+    let size = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
+    let (command, debug) = (size(&becket), size(&becket.with_extension("debug")));
+    let split = debug > command
+        && exec::output(Command::new("readelf").arg("-SW").arg(&becket))?.contains(".gnu_debuglink");
+    let dir = tempfile::tempdir()?;
+    let place = format!("DESTDIR={}", dir.path().display());
+    let built = format!("BECKET={}", becket.display());
+    let files = || -> Result<BTreeSet<String>> {
+        let found =
+            exec::output(Command::new("find").arg(dir.path()).args(["!", "-type", "d", "-printf", "%P\n"]))?;
+        Ok(found.lines().map(str::to_owned).collect())
+    };
+    exec::quietly(&mut exec::make("install", &[&place, &built]))?;
+    let installed = files()?;
+    let other = "usr/local/share/man/man1/other.1";
+    std::fs::write(dir.path().join(other), "")?;
+    exec::quietly(&mut exec::make("uninstall", &[&place]))?;
+    let left = files()?;
+    let gone = installed.len() > 20 && left.iter().eq([other]);
+    let case = |name: &str, good: bool, note: String| {
+        Case::of_step(name, if good { Outcome::Passed } else { Outcome::Failed }, note)
+    };
+    Ok(vec![
+        case("make build", split, format!("becket has {command} bytes, becket.debug {debug}")),
+        case("make uninstall", gone, format!("{} files were installed; left are {left:?}", installed.len())),
+    ])
 }
 
 /// The conformance suite over a transport that this machine's kernel has.

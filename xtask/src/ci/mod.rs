@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
+use crate::exec;
 use crate::vm::{Series, show};
 use allow::Allowed;
-pub(crate) use build::{Binaries, becket, test_of_becket};
+pub(crate) use build::{Binaries, test_of_becket};
 pub(crate) use case::{Case, Outcome, count};
 pub(crate) use host::tested;
 
@@ -42,7 +43,11 @@ enum Step {
     Fmt,
     Clippy,
     Doc,
+    /// A part of `Test`, which needs neither root nor devices: runs only when it is named.
+    Unit,
     Test,
+    /// `make install`, and then `make uninstall`.
+    Install,
     /// The conformance suite over a transport of this machine.
     HostConformance(&'static str),
     LosetupSuite,
@@ -66,11 +71,13 @@ enum Load {
 }
 
 /// All steps, in their order: what is quick and likely to fail first.
-const STEPS: [(&str, Step); 17] = [
+const STEPS: [(&str, Step); 19] = [
     ("fmt", Step::Fmt),
     ("clippy", Step::Clippy),
     ("doc", Step::Doc),
+    ("unit", Step::Unit),
     ("test", Step::Test),
+    ("install", Step::Install),
     ("conformance-host", Step::HostConformance("loop")),
     ("conformance-host-fuse", Step::HostConformance("fuse")),
     ("losetup-suite", Step::LosetupSuite),
@@ -104,6 +111,9 @@ const STEPS: [(&str, Step); 17] = [
     ("guest-6.1", Step::Guest { series: Series::V6_1, load: Load::Conformance { via: "loop", mode: None } }),
 ];
 
+/// Cargo's arguments for the tests of `Step::Unit`.
+const UNIT: [&str; 4] = ["--lib", "--bins", "--test", "words"];
+
 /// What a step found out, and how long it took.
 pub(crate) struct Finished {
     name: &'static str,
@@ -129,9 +139,11 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
             Step::Fmt => host::check("cargo fmt", &mut host::fmt()),
             Step::Clippy => host::check("cargo clippy", &mut host::clippy()),
             Step::Doc => host::check("cargo doc", &mut host::doc()),
-            Step::Test => host::tests(),
+            Step::Unit => host::tests(&UNIT),
+            Step::Test => host::tests(&[]),
+            Step::Install => host::install(),
             Step::HostConformance(via) => host::conformance(&Binaries::conformance()?, via),
-            Step::LosetupSuite => crate::suite::cases(&becket()?),
+            Step::LosetupSuite => crate::suite::cases(&exec::shipped()?),
             Step::Guest { .. } => bail!("guests run later"),
         }));
     }
@@ -152,8 +164,11 @@ fn choose(only: &[String]) -> Result<Vec<(&'static str, Step)>> {
             bail!("there is no step `{wanted}`; there are {}", names.join(", "));
         }
     }
-    let chosen = |name: &str| only.is_empty() || only.iter().any(|wanted| is_or_begins(name, wanted));
-    Ok(STEPS.into_iter().filter(|(name, _)| chosen(name)).collect())
+    let chosen = |(name, step): &(&str, Step)| {
+        let named = only.iter().any(|wanted| is_or_begins(name, wanted));
+        named || (only.is_empty() && *step != Step::Unit)
+    };
+    Ok(STEPS.into_iter().filter(chosen).collect())
 }
 
 /// Whether a step is the wanted one, or belongs to the wanted group: `guest-6.1` is no part of `guest-6.12`.
@@ -227,7 +242,8 @@ mod tests {
         assert_eq!(names(&["guest-7.x"]), all);
         assert!(all.len() > 1);
         assert_eq!(names(&["fmt", "doc"]), ["fmt", "doc"]);
-        assert_eq!(names(&[]).len(), STEPS.len());
+        assert_eq!(names(&["unit"]), ["unit"]);
+        assert_eq!(names(&[]).len(), STEPS.len() - 1, "`test` has the tests of `unit`");
         assert!(choose(&["nothing".to_owned()]).is_err());
     }
 }

@@ -11,11 +11,9 @@ use std::{
 };
 
 mod device;
-mod plain;
 
 use device::format_parser;
 pub(crate) use device::{DeviceOptions, LimitOptions, Switch, Toggle, Via};
-pub(crate) use plain::plain;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -56,8 +54,7 @@ pub(crate) struct Global {
 impl Cli {
     /// From a command line's words.
     pub(crate) fn read(words: &[OsString]) -> Result<Self, clap::Error> {
-        let quick = plain::read(words).or_else(|| Self::attaches(words));
-        quick.map_or_else(|| Cli::try_parse_from(words), Ok)
+        Self::attaches(words).map_or_else(|| Cli::try_parse_from(words), Ok)
     }
 
     /// The same of what is called most, in loops, too: the definitions of all the other commands take a fifth of the time in

@@ -101,7 +101,7 @@ fn attaching_is_read_alike_by_both_parsers() {
     }
 }
 
-/// A word of a command line that is read plainly, of one that is not, or of one that is wrong.
+/// A word of a command line, right or wrong.
 fn word() -> impl proptest::strategy::Strategy<Value = &'static str> {
     proptest::sample::select(vec![
         "a.img",
@@ -139,43 +139,13 @@ fn word() -> impl proptest::strategy::Strategy<Value = &'static str> {
 }
 
 proptest::proptest! {
-    /// Whatever is read plainly means the same to the parser that has all definitions.
+    /// Whatever is read without the definitions of other commands means the same with all of them.
     #[test]
-    fn what_is_read_plainly_is_what_it_says(words in proptest::collection::vec(word(), 0..8)) {
+    fn whatever_attaches_is_read_alike_by_both_parsers(words in proptest::collection::vec(word(), 0..8)) {
         let words: Vec<OsString> = ["becket", "attach"].into_iter().chain(words).map(OsString::from).collect();
-        if let Some(plain) = plain::read(&words) {
+        if let Some(quick) = Cli::attaches(&words) {
             let parsed = Cli::try_parse_from(&words).unwrap();
-            proptest::prop_assert_eq!(format!("{plain:?}"), format!("{parsed:?}"));
+            proptest::prop_assert_eq!(format!("{quick:?}"), format!("{parsed:?}"));
         }
-    }
-}
-
-/// Else all of the above would be true of a reader that reads nothing.
-#[test]
-fn what_is_called_in_loops_is_read_plainly() {
-    for line in [
-        "attach a.img",
-        "attach --via loop a.img b.img",
-        "attach -r -v --json --name x a.img",
-        "attach a.img --read-only",
-        "attach --via ublk --from list",
-        "attach --via loop --offset 1M --size-limit 32M --block-size 4096 --direct-io on --read-only a.img",
-    ] {
-        let words = words_of(line);
-        let plain = plain::read(&words).unwrap_or_else(|| panic!("{line}"));
-        assert_eq!(format!("{plain:?}"), format!("{:?}", Cli::try_parse_from(&words).unwrap()), "{line}");
-    }
-    for line in [
-        "list a",
-        "attach",
-        "attach --atomic a",
-        "attach -r -r a",
-        "attach --offset -1 a",
-        "attach --block-size 9G a",
-        "attach a --from b",
-        "attach -- a",
-    ] {
-        let words = words_of(line);
-        assert!(plain::read(&words).is_none(), "{line}");
     }
 }

@@ -3,7 +3,7 @@
 
 use super::{attach::Job, common};
 use crate::{
-    args::{AttachLine, Cli, DeviceOptions, LineParser, plain},
+    args::{AttachLine, Cli, DeviceOptions, LineParser},
     failure::Failure,
     words,
 };
@@ -13,6 +13,7 @@ use std::{
     ffi::OsString,
     fs::File,
     io::{self, Read as _},
+    os::unix::ffi::OsStrExt as _,
     path::Path,
 };
 
@@ -63,7 +64,9 @@ fn read(
     for line in words::lines(text).map_err(|unclosed| bad(unclosed.to_string()))? {
         let words: Vec<OsString> = line.words.into_iter().map(OsString::from).collect();
         let AttachLine { image, device } = match &words[..] {
-            [image] if plain(image).is_some() => AttachLine { image: image.into(), device: said.clone() },
+            [image] if !image.is_empty() && !image.as_bytes().starts_with(b"-") => {
+                AttachLine { image: image.into(), device: said.clone() }
+            }
             _ => {
                 let (parser, given) = parser.get_or_insert_with(|| (LineParser::new(), given()));
                 let words = given.iter().cloned().chain(words);

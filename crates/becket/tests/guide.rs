@@ -108,7 +108,8 @@ fn follow(name: &str, steps: &[Step]) {
             "{name}: $ {}\nprinted {said:#?}\nand the page shows {shown:#?}",
             step.command
         );
-        let refused = shown.iter().any(|line| line.starts_with("becket: cannot") || line.contains("\"kind\": "));
+        let refused =
+            shown.iter().any(|line| line.starts_with("becket: cannot") || line.contains("\"kind\": "));
         assert_eq!(code != "0", refused, "{name}: $ {} ended with {code}: {said:?}", step.command);
     }
     assert!(place.devices().is_empty(), "{name} leaves devices: {:?}", place.devices());

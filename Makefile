@@ -9,7 +9,7 @@ DESTDIR ?=
 TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := build
-.PHONY: build check test deep demo install uninstall fmt setup cargo
+.PHONY: build check test deep book demo install uninstall fmt setup cargo
 
 cargo:
 	@test -n "$(CARGO)" || { echo "make: cargo is not installed; rustup or a Rust of Debian's backports brings it (1.88 or later)" >&2; exit 1; }
@@ -41,6 +41,9 @@ deep: cargo setup  ## what takes hours: sanitizers, fuzzing, power cuts, all con
 	$(CARGO) xtask powercut
 	$(CARGO) xtask ci --only conformance-host --only guest
 	$(CARGO) xtask soak
+
+book:  ## the guide as a book of web pages, in target/book (needs mdbook: `cargo install mdbook`)
+	mdbook build -d "$(abspath $(TARGET_DIR))/book" docs/guide
 
 demo: cargo setup build  ## real images, attached, compared and detached
 	@BECKET="$(abspath $(TARGET_DIR))/release/becket" scripts/demo.sh

@@ -46,8 +46,8 @@ pub enum Error {
         kind: Kind,
         /// Why.
         reason: String,
-        /// The command that would mend it.
-        mend: Option<String>,
+        /// The command that would fix it.
+        fix: Option<String>,
     },
     /// The image cannot be offered by this transport.
     #[error("{} cannot be attached as a {kind} device: {reason}", image.display())]
@@ -204,7 +204,7 @@ impl Error {
     /// What to do next, where that is known.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Error::Unavailable { mend, .. } => mend.as_ref().map(|command| format!("run: {command}")),
+            Error::Unavailable { fix, .. } => fix.as_ref().map(|command| format!("run: {command}")),
             Error::NoFreeLoop { .. } => Some("try again, or detach devices that are not needed".to_owned()),
             Error::NoDirectIo { .. } => Some("use --direct-io auto, or another --block-size".to_owned()),
             Error::Claimed { path } => Some(format!(

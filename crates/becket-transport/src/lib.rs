@@ -69,7 +69,7 @@ impl FromStr for Kind {
     }
 }
 
-/// Whether a transport works on this machine, and if not what would mend it.
+/// Whether a transport works on this machine, and if not what would fix it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probe {
     /// A device could be attached with it now.
@@ -77,7 +77,7 @@ pub struct Probe {
     /// Why, in one sentence.
     pub reason: String,
     /// The command that would make it work, where there is one.
-    pub mend: Option<String>,
+    pub fix: Option<String>,
     /// Facts worth showing, as name and value.
     pub details: Vec<(String, String)>,
 }

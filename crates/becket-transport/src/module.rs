@@ -19,14 +19,14 @@ enum Place {
     Unknown,
 }
 
-/// The error for a driver that does not answer: what is the matter and the command that would mend it. `needs` says
-/// what a kernel must be and have for it.
+/// The error for a driver that does not answer: what is the matter and the command that would fix it. `needs`
+/// says what a kernel must be and have for it.
 pub(crate) fn missing(kind: Kind, driver: &str, needs: &str) -> Error {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let modules = Path::new("/lib/modules").join(&release);
-    let (reason, mend) =
+    let (reason, fix) =
         words(place(driver, &modules, Path::new("/proc/modules")), kind, driver, needs, &release);
-    Error::Unavailable { kind, reason, mend }
+    Error::Unavailable { kind, reason, fix }
 }
 
 fn place(driver: &str, modules: &Path, loaded: &Path) -> Place {
@@ -100,8 +100,8 @@ mod tests {
     fn what_can_be_loaded_comes_with_the_command_and_what_cannot_with_the_kernel() {
         let words = |place| super::words(place, Kind::Ublk, "ublk_drv", "Linux 6.0", "6.1.0-50");
         assert_eq!(words(Place::Module).1.as_deref(), Some("modprobe ublk_drv"));
-        let (reason, mend) = words(Place::Absent);
+        let (reason, fix) = words(Place::Absent);
         assert!(reason.contains("6.1.0-50") && reason.contains("Linux 6.0"), "{reason}");
-        assert_eq!(mend, None);
+        assert_eq!(fix, None);
     }
 }

@@ -89,7 +89,7 @@ pub(crate) fn open_control(kind: Kind, path: &Path, dev: Option<u64>) -> Result<
         Error::Unavailable {
             kind,
             reason: format!("there is no {path}, and this process cannot make a node of its own: {why}"),
-            mend: Some(format!("mknod {path} c {major} {minor}")),
+            fix: Some(format!("mknod {path} c {major} {minor}")),
         }
     })?;
     rustix::fs::openat(&dir, name, flags, Mode::empty()).map_err(Error::io("open", path))

@@ -1,4 +1,4 @@
-//! A control group of its own for the command of `becket run`: whoever is in it ends with it.
+//! A control group of its own for the command of `becket run`: every process in it ends with it.
 //! Never touches a group that it did not make, and needs none: without one the guard ends what it can find.
 
 use rustix::fs::{Access, AtFlags};

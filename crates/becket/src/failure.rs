@@ -31,7 +31,8 @@ impl Failure {
         Self::new("io", format!("{what}: {}", plain(error)))
     }
 
-    /// An error of the device room, told as the failure to `verb` (like `attach`) `target` (like `disk.img`).
+    /// An error of becket-device, reported as the failure to `verb` (like `attach`) `target` (like
+    /// `disk.img`).
     pub(crate) fn device(verb: &str, target: impl fmt::Display, error: &becket_device::Error) -> Self {
         let kind = serde_json::to_value(error.kind()).ok();
         let kind = kind.as_ref().and_then(Value::as_str).unwrap_or("io");
@@ -64,7 +65,7 @@ impl Failure {
     }
 }
 
-/// Standard output is gone: nobody reads any more, so nobody is told.
+/// Standard output is gone: there is no reader to report to.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {

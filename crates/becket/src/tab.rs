@@ -79,7 +79,7 @@ pub(crate) fn entries(text: &[u8], given: &[OsString]) -> Vec<Result<Entry, Wron
     lines.filter_map(read).collect()
 }
 
-/// Whether a path means the same to whoever starts the machine, and is a word of a unit.
+/// Whether a path means the same to the service manager, and is a word of a unit.
 fn is_a_place(path: &Path) -> bool {
     path.is_absolute() && path.to_str().is_some_and(|text| !text.chars().any(char::is_control))
 }
@@ -181,8 +181,8 @@ mod tests {
             ("a /b name=c", "\"name=c\" is no option of a line"),
             ("a /b name", "\"name\" is no option of a line"),
         ] {
-            let told = one(line).unwrap_err();
-            assert!(told.contains(why), "{line}: {told}");
+            let reported = one(line).unwrap_err();
+            assert!(reported.contains(why), "{line}: {reported}");
         }
         assert!(one(&format!("{} /b", "a".repeat(64))).unwrap_err().contains("longer than 63"));
         assert_eq!(entries(b"\xff /b", &[]).remove(0).unwrap_err().why, "it is not UTF-8");

@@ -95,11 +95,11 @@ mod tests {
 
     #[test]
     fn what_is_not_closed_is_said_with_its_place() {
-        let told = |text| lines(text).unwrap_err().to_string();
-        assert_eq!(told("a\n\nü 'b\nc'"), "line 3, column 3: this quote is not closed");
-        assert_eq!(told("\"a"), "line 1, column 1: this quote is not closed");
-        assert_eq!(told("a \\"), "line 1, column 3: nothing follows the backslash");
-        assert_eq!(told("\"a \\"), "line 1, column 4: nothing follows the backslash");
+        let reported = |text| lines(text).unwrap_err().to_string();
+        assert_eq!(reported("a\n\nü 'b\nc'"), "line 3, column 3: this quote is not closed");
+        assert_eq!(reported("\"a"), "line 1, column 1: this quote is not closed");
+        assert_eq!(reported("a \\"), "line 1, column 3: nothing follows the backslash");
+        assert_eq!(reported("\"a \\"), "line 1, column 4: nothing follows the backslash");
     }
 
     proptest! {

@@ -312,8 +312,9 @@ fn autoclear_goes_with_the_last_user() {
     drop(file);
     assert!(wait_until(Duration::from_secs(20), || place.devices().is_empty() && !used.lasts()));
 
-    // One that nobody has used yet stays; one whose user was quick goes with it. Whoever looks at all block devices of a machine is
-    // a user, too, for a moment: then it went, or was never had, and that is tried again.
+    // One that nobody has used yet stays; one whose user was quick goes with it. A program that looks at all
+    // block devices of a machine is a user, too, for a moment: then it went, or was never had, and that is
+    // tried again.
     let unused = (0..5).find_map(|_| {
         let ran = place.run(["attach", "--via", &via(), "--autoclear", "a.img"]);
         if ran.code != 0 {

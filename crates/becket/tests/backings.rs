@@ -236,7 +236,7 @@ fn dm_a_backing_that_hangs_is_not_asked_when_its_device_goes() {
     below.go_on();
 }
 
-/// Whoever owns the images may have so much.
+/// What the owner of the images may have.
 const ALLOWED: u64 = MIB;
 const OWNER: u32 = 1234;
 const PROJECT: u32 = 77;

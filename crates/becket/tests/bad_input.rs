@@ -16,7 +16,7 @@ use std::{
     process::Command,
 };
 
-/// Attaches with these words, which must fail; the reason must be told in `expected` parts, and a hint given.
+/// Attaches with these words, which must fail; the error must have the `expected` parts, and a hint.
 #[track_caller]
 fn refused(place: &Scratch, words: &[&str], kind: &str, expected: &[&str]) -> Ran {
     let ran = place.run(["attach", "--json", "--via", &via()].iter().chain(words));
@@ -176,7 +176,7 @@ fn a_place_for_records_that_takes_none() {
     assert_eq!(left, [".lock"], "no half-written record");
 }
 
-/// Commands that come at once find one server, whoever started it, and nobody else becomes one.
+/// Commands that come at once find one server, whichever of them started it, and no other becomes one.
 fn one_server_is_enough(name: &str, via: &str) {
     let place = scratch();
     let images: Vec<PathBuf> = (0..8).map(|number| place.path(&format!("{number}.img"))).collect();

@@ -41,15 +41,15 @@ fn qemu_img(place: &Scratch, words: &[&str]) -> (bool, String) {
 
 #[track_caller]
 fn qemu(place: &Scratch, words: &[&str]) -> String {
-    let (done, told) = qemu_img(place, words);
-    assert!(done, "qemu-img {words:?}: {told}");
-    told
+    let (done, reported) = qemu_img(place, words);
+    assert!(done, "qemu-img {words:?}: {reported}");
+    reported
 }
 
 #[track_caller]
 fn attach(place: &Scratch, via: &str, image: &str, cow: &str) -> Value {
-    let told = place.json(["attach", "--via", via, image, "--cow", cow]);
-    let info = told["devices"][0].clone();
+    let reported = place.json(["attach", "--via", via, image, "--cow", cow]);
+    let info = reported["devices"][0].clone();
     assert_eq!(info["read_only"], json!(false), "{info}");
     assert_eq!(info["cow"], json!(place.path(cow)), "{info}");
     info
@@ -144,8 +144,8 @@ fn takes_what_is_written(name: &str, via: &str) {
             fs::write(place.path("expected"), &expected).unwrap();
             qemu(&place, &["compare", "-f", "qcow2", "-F", "raw", &cow, "expected"]);
         } else {
-            let (done, told) = qemu_img(&place, &["convert", "-O", "raw", &cow, "wrong"]);
-            assert!(!done && told.contains("becket"), "nobody reads half of it: {told}");
+            let (done, reported) = qemu_img(&place, &["convert", "-O", "raw", &cow, "wrong"]);
+            assert!(!done && reported.contains("becket"), "nobody reads half of it: {reported}");
             let ran = place.run(["attach", "--via", via, &cow]);
             assert!(ran.code == 1 && ran.err.contains(&format!("{image} --cow")), "{ran:?}");
         }
@@ -276,8 +276,8 @@ fn fuse_overlays_of_one_image_stand_beside_each_other() {
     assert!(fs::read(place.path("disk.img")).unwrap() == bytes);
 
     // What is attached read-only is not made, and is found again.
-    let told = place.json(["attach", "-r", "--via", "fuse", "disk.img", "--cow", "one.qcow2"]);
-    assert_eq!(told["devices"][0]["read_only"], json!(true));
+    let reported = place.json(["attach", "-r", "--via", "fuse", "disk.img", "--cow", "one.qcow2"]);
+    assert_eq!(reported["devices"][0]["read_only"], json!(true));
     let inspected = place.ok(["inspect", "one.qcow2"]);
     assert!(inspected.contains("over disk.img"), "{inspected}");
     place.ok(["detach", "--all"]);

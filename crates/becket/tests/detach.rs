@@ -97,7 +97,7 @@ fn a_passing_user_is_waited_for() {
     assert!(!used.lasts());
 }
 
-/// A refused detach is none: it must not have told the device to go later.
+/// A refused detach is none: the device must not go later.
 #[test]
 fn a_refused_detach_leaves_no_trace() {
     if !require_device("detach::a_refused_detach_leaves_no_trace") {

@@ -116,7 +116,7 @@ fn dm_a_use_of_a_partition_is_a_use_of_all() {
     assert!(wait_until(A_SECOND, || place.devices().is_empty()));
 }
 
-/// A claim that somebody else has is seen only when the table is loaded.
+/// A claim that another user has is seen only when the table is loaded.
 #[test]
 fn dm_falls_back_when_a_partition_is_mounted() {
     let name = "dm_falls_back_when_a_partition_is_mounted";

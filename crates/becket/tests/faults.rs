@@ -60,9 +60,9 @@ fn a_faulty_backing_gives_the_right_error_for_the_right_request() {
     assert_eq!(write(&file, 3 * MIB, 1), Ok(()));
     assert_eq!(write(&file, 6 * MIB, 1), Ok(()));
     file.sync_all().expect("no sync is struck");
-    let told = &place.devices()[0]["faults"];
+    let reported = &place.devices()[0]["faults"];
     assert_eq!(
-        (&told["rules"][0]["range"], &told["short"]),
+        (&reported["rules"][0]["range"], &reported["short"]),
         (&serde_json::json!([MIB, PAGE]), &500_000.into())
     );
     let listed = place.run(["-v", "list"]);
@@ -194,7 +194,7 @@ fn fuse_a_file_system_that_hangs_holds_up_its_own_device_alone() {
     }
     let ran = place.run(["detach", "one"]);
     assert!(ran.code == 1 && ran.err.contains("in use: open by"), "{ran:?}");
-    assert!(stopped.lasts(), "somebody has waited for the server");
+    assert!(stopped.lasts(), "a process has waited for the server");
     drop((stopped, others));
     for name in ["one", "two"] {
         place.ok(["detach", name]);
@@ -213,7 +213,7 @@ fn fuse_a_loop_device_over_a_file_system_that_hangs_can_go() {
     std::fs::write(place.path("other"), &content).unwrap();
     let device = place.attach(&net.file, &["--via", "loop", "--read-only", "--name", "net"]);
     let mut stopped = net.stop();
-    // Each of them would keep whoever comes next from opening the device.
+    // Each of them would keep the next program from opening the device.
     let changes: [&[&str]; 4] = [
         &["set", "net", "--image", "other"],
         &["set", "net", "--size-limit", "4M"],
@@ -228,11 +228,11 @@ fn fuse_a_loop_device_over_a_file_system_that_hangs_can_go() {
         for (ran, words) in ran.into_iter().zip(changes) {
             let ran = ran.join().unwrap();
             assert_eq!(ran.code, 1, "{words:?}: {ran:?}");
-            let told = format!("the file system below {} does not answer", device.display());
-            assert!(ran.err.contains(&told) && ran.err.contains("becket detach"), "{words:?}: {ran:?}");
+            let reported = format!("the file system below {} does not answer", device.display());
+            assert!(ran.err.contains(&reported) && ran.err.contains("becket detach"), "{words:?}: {ran:?}");
         }
     });
-    assert!(stopped.lasts(), "somebody has waited for the server");
+    assert!(stopped.lasts(), "a process has waited for the server");
     // In use it stays, by a file that has no request under way either.
     let user = std::fs::File::open(&device).unwrap();
     let ran = place.run(["detach", "net"]);
@@ -241,7 +241,7 @@ fn fuse_a_loop_device_over_a_file_system_that_hangs_can_go() {
     let used = Use::of(&device);
     place.ok(["detach", "net"]);
     assert!(!used.lasts() && place.devices().is_empty());
-    assert!(stopped.lasts(), "somebody has waited for the server");
+    assert!(stopped.lasts(), "a process has waited for the server");
 }
 
 /// A device whose image has ceased to answer can be given another, unless that has to be compared with what nobody can read.
@@ -258,7 +258,7 @@ fn fuse_an_image_that_hangs_is_replaced_or_it_is_said_why_not() {
     let claim = rustix::fs::open(&device, claim, Mode::empty()).unwrap();
     let ran = place.run(["set", "net", "--image", "other"]);
     assert!(ran.code == 1 && ran.err.contains("gave no byte for"), "{ran:?}");
-    assert!(stopped.lasts(), "somebody has waited for the server");
+    assert!(stopped.lasts(), "a process has waited for the server");
     // The device's last close waits for what is under way.
     drop(stopped);
     drop(claim);
@@ -267,7 +267,7 @@ fn fuse_an_image_that_hangs_is_replaced_or_it_is_said_why_not() {
     let ran = place.run(["set", "net", "--image", "other"]);
     assert_eq!(ran.code, 0, "{ran:?}");
     assert_eq!(read(&direct(&device), MIB).unwrap().0, content[MIB as usize..][..PAGE]);
-    assert!(stopped.lasts(), "somebody has waited for the server");
+    assert!(stopped.lasts(), "a process has waited for the server");
     drop(stopped);
     place.ok(["detach", "net"]);
 }

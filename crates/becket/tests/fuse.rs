@@ -105,7 +105,7 @@ fn fuse_image_that_was_cut_is_an_error_where_it_was_cut() {
     place.ok(["detach", device.to_str().unwrap()]);
 }
 
-/// Somebody who detaches the loop device has detached the whole: nothing is left that serves it.
+/// Detaching the loop device detaches the whole: nothing is left that serves it.
 #[test]
 fn fuse_device_that_losetup_detached_leaves_nothing() {
     let name = "fuse::fuse_device_that_losetup_detached_leaves_nothing";

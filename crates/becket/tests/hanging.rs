@@ -159,7 +159,7 @@ fn fuse_a_refresh_over_one_that_hangs_is_given_up() {
     assert_eq!(ran.code, 1, "{ran:?}");
     assert!(ran.err.contains("does not answer") && ran.err.contains("the file system below"), "{ran:?}");
     two.other_is_served();
-    assert!(stopped.lasts(), "somebody has waited for the server");
+    assert!(stopped.lasts(), "a process has waited for the server");
     assert_eq!(two.worker(), worker);
     drop(stopped);
     two.place.ok(["refresh", "net"]);
@@ -181,16 +181,17 @@ fn fuse_a_path_on_one_that_hangs_is_not_waited_for() {
     let mut stopped = net.stop();
     let ran = place.run(["detach", link.to_str().unwrap()]);
     assert_eq!(ran.code, 1, "{ran:?}");
-    let told = format!("{}: its file system has not answered for 10 s", link.display());
-    assert!(ran.err.contains(&told) && ran.err.contains("becket list"), "{ran:?}");
+    let reported = format!("{}: its file system has not answered for 10 s", link.display());
+    assert!(ran.err.contains(&reported) && ran.err.contains("becket list"), "{ran:?}");
     assert!(used.lasts());
     place.ok(["detach", net.file.to_str().unwrap()]);
     assert!(!used.lasts() && place.devices().is_empty());
-    assert!(stopped.lasts(), "somebody has waited for the server");
+    assert!(stopped.lasts(), "a process has waited for the server");
 }
 
-/// A process that is ended closes its files, and at that of the image it waits for the server, whoever killed it: its successor begins when
-/// that answers. Until then devices are served, and commands that ask the records are answered.
+/// A process that is ended closes its files, and at that of the image it waits for the server, however it was
+/// killed: its successor begins when that answers. Until then devices are served, and commands that ask the
+/// records are answered.
 #[test]
 fn fuse_a_killed_supervisor_that_cannot_end_costs_no_request() {
     let name = "hanging::fuse_a_killed_supervisor_that_cannot_end_costs_no_request";
@@ -206,7 +207,7 @@ fn fuse_a_killed_supervisor_that_cannot_end_costs_no_request() {
         assert_eq!(two.place.devices().len(), 2);
         thread::sleep(Duration::from_millis(100));
     }
-    assert!(stopped.lasts(), "somebody has waited for the server");
+    assert!(stopped.lasts(), "a process has waited for the server");
     drop(stopped);
     let taken_over = || all_are("live") && server(&two.place) != Some(before);
     assert!(wait_until(Duration::from_secs(30), taken_over), "{:?}", two.place.devices());

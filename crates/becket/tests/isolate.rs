@@ -1,4 +1,4 @@
-//! `--isolate`: what a device costs is charged to the control group of whoever attached it, and not to the server's.
+//! `--isolate`: what a device costs is charged to the control group of its caller, and not to the server's.
 //! Real control groups, so as root; each test makes its own and removes it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
@@ -27,7 +27,7 @@ struct Group(PathBuf);
 impl Group {
     fn new(name: &str) -> Group {
         let dir = Path::new(GROUPS).join(format!("becket-{name}-{}", std::process::id()));
-        // Allowed at the root of the hierarchy, whoever is in there.
+        // Allowed at the root of the hierarchy, which may have processes.
         fs::write(Path::new(GROUPS).join("cgroup.subtree_control"), "+memory +io").unwrap();
         fs::create_dir(&dir).unwrap();
         Group(dir)

@@ -1,5 +1,6 @@
-//! Supervisor, guard and worker of a device die at the same instant: nobody has the descriptors of its image any more.
-//! Its users get errors and do not wait, it is told what happened and what to do, and nothing of it is left afterwards.
+//! Supervisor, guard and worker of a device die at the same instant: nobody has the descriptors of its image
+//! any more. Its users get errors and do not wait, becket says what happened and what to do, and nothing of
+//! it is left afterwards.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
 mod common;
@@ -62,7 +63,7 @@ fn lose(name: &str, via: &str) {
         (0u64..).find_map(|n| file.read_exact_at(buffer.slice(BLOCK), n * 4096 % SIZE).err())
     });
     thread::sleep(Duration::from_millis(300));
-    assert!(!user.is_finished(), "it reads until somebody dies");
+    assert!(!user.is_finished(), "it reads until a process dies");
     // Nobody is left to hear of the other's death: a successor would be given all by a worker that lives a moment longer, and
     // a supervisor would begin another worker.
     let [supervisor, worker] = [SUPERVISOR, WORKER].map(|whom| info[whom].to_string());
@@ -85,15 +86,15 @@ fn lose(name: &str, via: &str) {
     // The kernel keeps requests of ublk for the next server: they end when the device is detached.
     assert!(via == "ublk" || wait_until(PATIENCE, || user.is_finished()), "its user waits for ever");
 
-    let told =
+    let reported =
         |state: &str| place.devices().iter().any(|info| info["name"] == "one" && info["state"] == state);
-    assert!(wait_until(PATIENCE, || told("lost")), "{:#?}", place.devices());
+    assert!(wait_until(PATIENCE, || reported("lost")), "{:#?}", place.devices());
     for words in [&["stat", "one"][..], &["set", "--read-only", "on", "one"], &["refresh", "one"]] {
         let ran = place.run(words);
         assert_eq!(ran.code, 1, "{ran:?}");
         assert!(ran.err.contains("lost") && ran.err.contains("becket detach one"), "{ran:?}");
     }
-    assert!(told("lost"), "asking changes nothing");
+    assert!(reported("lost"), "asking changes nothing");
     let listed = place.run(["list"]);
     assert!(listed.out.contains("lost"), "{listed:?}");
     place.ok(["detach", "one"]);
@@ -150,7 +151,7 @@ fn fuse_device_whose_maker_dies_is_taken_away() {
     record["entry"]["info"]["number"] = 77.into();
     record["entry"]["mark"] = 77.into();
     fs::write(records.join("begun.json"), record.to_string()).unwrap();
-    // Whoever looks before there is a successor leaves it what it needs.
+    // A command that looks before there is a successor leaves it what it needs.
     assert_eq!(place.devices().len(), 3, "{:#?}", place.devices());
     attach("two");
     await_device(&place, "one", |now| now[SUPERVISOR] != info[SUPERVISOR]);

@@ -59,11 +59,11 @@ fn from_standard_input_with_options_of_each_line() {
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let table = "'a b.img' --name first # spaces\nc.img --size-limit 4K --name second\n";
     child.stdin.take().unwrap().write_all(table.as_bytes()).unwrap();
-    let mut told = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut told).unwrap();
+    let mut reported = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut reported).unwrap();
     assert!(child.wait().unwrap().success());
-    let told: Value = serde_json::from_str(&told).unwrap();
-    let of = |index: usize, key: &str| told["devices"][index][key].clone();
+    let reported: Value = serde_json::from_str(&reported).unwrap();
+    let of = |index: usize, key: &str| reported["devices"][index][key].clone();
     assert_eq!(
         (of(0, "name"), of(0, "size"), of(0, "read_only")),
         (json!("first"), json!(65536), json!(true))
@@ -93,16 +93,17 @@ fn one_missing_in_the_middle() {
     place.ok(["detach", "--all"]);
 
     let ran = place.run(["attach", "--atomic", "--via", &via(), "--from", "table"]);
-    assert_eq!((ran.code, ran.out.as_str()), (1, ""), "no device is told that goes again");
+    assert_eq!((ran.code, ran.out.as_str()), (1, ""), "no device is reported that goes again");
     assert_eq!(ran.err.matches("becket: ").count(), 1, "{ran:?}");
     assert!(ran.err.contains("table line 7: cannot attach missing.img: "), "{ran:?}");
     assert_eq!(place.devices(), Vec::<Value>::new(), "all or none");
     let leftover = |dir: PathBuf| fs::read_dir(dir).map_or(0, Iterator::count);
     assert_eq!(leftover(place.links()), 0);
 
-    let told = place.run(["attach", "--json", "--atomic", "--via", &via(), "i0.img", "missing.img"]).json();
-    assert_eq!(told["devices"], json!([]));
-    assert_eq!(text(&told["errors"][0], "image"), "missing.img");
+    let reported =
+        place.run(["attach", "--json", "--atomic", "--via", &via(), "i0.img", "missing.img"]).json();
+    assert_eq!(reported["devices"], json!([]));
+    assert_eq!(text(&reported["errors"][0], "image"), "missing.img");
 
     names.remove(6);
     fs::write(place.path("table"), lines_of(&names)).unwrap();

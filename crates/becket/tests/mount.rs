@@ -50,16 +50,16 @@ fn there_and_back() {
     }
     let (place, point) = place();
     let _unmount = Unmount(point.clone());
-    let told = place.json(["mount", "--via", &via(), "fs.img", "mnt"]);
+    let reported = place.json(["mount", "--via", &via(), "fs.img", "mnt"]);
     assert_eq!(fs::read_to_string(point.join("hello")).unwrap(), "from inside");
-    let used = Use::of(Path::new(text(&told["device"], "device")));
+    let used = Use::of(Path::new(text(&reported["device"], "device")));
     let devices = place.devices();
     assert_eq!(devices.len(), 1, "it outlives the command");
-    assert_eq!(text(&devices[0], "state"), "live", "nobody told it to go");
+    assert_eq!(text(&devices[0], "state"), "live", "it was not detached");
     assert_eq!(devices[0]["autoclear"], true, "it goes with its mount");
     fs::write(point.join("more"), "written").unwrap();
-    let told = place.json(["umount", "mnt"]);
-    assert_eq!(told["detached"], true);
+    let reported = place.json(["umount", "mnt"]);
+    assert_eq!(reported["detached"], true);
     assert!(!mounted(&point) && !used.lasts() && place.devices().is_empty());
 
     // What was written is in the image.
@@ -77,8 +77,8 @@ fn a_plain_umount_is_enough() {
     }
     let (place, point) = place();
     let _unmount = Unmount(point.clone());
-    let told = place.json(["mount", "--via", &via(), "fs.img", "mnt"]);
-    let used = Use::of(Path::new(text(&told["device"], "device")));
+    let reported = place.json(["mount", "--via", &via(), "fs.img", "mnt"]);
+    let used = Use::of(Path::new(text(&reported["device"], "device")));
     tool(Command::new("umount").arg(&point));
     assert!(wait_until(Duration::from_secs(2), || !used.lasts()));
     assert!(wait_until(Duration::from_secs(2), || place.devices().is_empty()));
@@ -146,8 +146,8 @@ fn a_partition() {
     let (start, len) = (start as usize * 512, len as usize * 512);
     bytes[start..start + len].copy_from_slice(&fs::read(place.path("part.img")).unwrap());
     fs::write(&disk, bytes).unwrap();
-    let told = place.json(["mount", "--via", &via(), "--partition", "1", "disk.img", "mnt"]);
-    assert!(text(&told, "source").ends_with("p1"), "{told:#}");
+    let reported = place.json(["mount", "--via", &via(), "--partition", "1", "disk.img", "mnt"]);
+    assert!(text(&reported, "source").ends_with("p1"), "{reported:#}");
     assert_eq!(fs::read_to_string(point.join("hello")).unwrap(), "from inside");
     place.ok(["umount", "mnt"]);
     assert!(place.devices().is_empty());

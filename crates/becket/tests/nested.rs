@@ -51,8 +51,8 @@ fn a_partition_by_number_and_by_label() {
     let (start, len) = image::GPT_PARTITIONS[1];
     let expected = crc(&place.path("disk.img"), start * 512, len * 512);
     for path in ["disk.img/p2", "disk.img/by-label/second"] {
-        let told = place.json(["attach", "--via", &via(), path]);
-        let info = &told["devices"][0];
+        let reported = place.json(["attach", "--via", &via(), path]);
+        let info = &reported["devices"][0];
         let device = Path::new(text(info, "device"));
         assert_eq!(crc_whole(device), (expected, len * 512), "{path}");
         assert_eq!(info["read_only"], json!(false));
@@ -84,8 +84,8 @@ fn a_file_in_a_file_system_in_a_partition() {
     disk(&place);
     let expected = crc_whole(&place.path("tree/dir/nested.img"));
     for path in ["disk.img/p1/dir/nested.img", "disk.img/p1/link.img", "disk.img/p1/dir/../dir/nested.img"] {
-        let told = place.json(["attach", "--via", &via(), path]);
-        let info = &told["devices"][0];
+        let reported = place.json(["attach", "--via", &via(), path]);
+        let info = &reported["devices"][0];
         assert_eq!(crc_whole(Path::new(text(info, "device"))), expected, "{path}");
         assert_eq!(info["read_only"], json!(false), "all its blocks are there and the file system is clean");
         place.ok(["detach", "--all"]);
@@ -105,8 +105,8 @@ fn a_file_in_a_file_system_in_a_partition() {
     disk.write_all_at(&ro_compat, start * 512 + 1024 + 100).unwrap();
     for (at, bytes, why) in [(state, &[0, 0][..], "was not unmounted"), (incompat, &flags[..], "journal")] {
         disk.write_all_at(bytes, at).unwrap();
-        let told = place.json(["attach", "--via", &via(), "disk.img/p1/dir/nested.img"]);
-        let info = &told["devices"][0];
+        let reported = place.json(["attach", "--via", &via(), "disk.img/p1/dir/nested.img"]);
+        let info = &reported["devices"][0];
         assert_eq!(info["read_only"], json!(true));
         assert!(info["warnings"].to_string().contains(why), "{info}");
         assert_eq!(crc_whole(Path::new(text(info, "device"))), expected);
@@ -178,8 +178,8 @@ fn a_file_in_an_iso_needs_no_server() {
     let expected = crc_whole(&tree.join("efi image.img"));
     // Twice at once: readers do not shut each other out.
     for _ in 0..2 {
-        let told = place.json(["attach", "--via", "loop", "live.iso/boot/efi image.img"]);
-        let info = &told["devices"][0];
+        let reported = place.json(["attach", "--via", "loop", "live.iso/boot/efi image.img"]);
+        let info = &reported["devices"][0];
         assert_eq!(text(info, "transport"), "loop");
         assert_eq!(info["read_only"], json!(true));
         assert_eq!(crc_whole(Path::new(text(info, "device"))), expected);
@@ -237,8 +237,8 @@ fn looking_inside() {
     ] {
         assert!(tree.contains(words), "no {words:?} in\n{tree}");
     }
-    let told = place.json(["inspect", "live.iso"]);
-    let inner = &told["image"]["children"][0]["children"][0];
+    let reported = place.json(["inspect", "live.iso"]);
+    let inner = &reported["image"]["children"][0]["children"][0];
     assert_eq!((text(inner, "name"), text(inner, "format")), ("LiveOS/rootfs.img", "ext4"));
     assert!(inner["encoded"].as_u64().unwrap() > 300_000, "{inner}");
 
@@ -294,8 +294,8 @@ fn what_is_compressed_is_refused_with_a_way_out() {
     let ran = place.run(["attach", "--via", "loop", "live.iso/LiveOS/squashfs.img/LiveOS/rootfs.img"]);
     assert!(ran.code == 1 && ran.err.contains("not one contiguous range"), "{ran:?}");
     // The SquashFS itself lies in the ISO as it is.
-    let told = place.json(["attach", "--via", "loop", "live.iso/LiveOS/squashfs.img"]);
-    let device = Path::new(text(&told["devices"][0], "device"));
+    let reported = place.json(["attach", "--via", "loop", "live.iso/LiveOS/squashfs.img"]);
+    let device = Path::new(text(&reported["devices"][0], "device"));
     let len = fs::metadata(place.path("iso/LiveOS/squashfs.img")).unwrap().len() / 512 * 512;
     assert_eq!(crc_whole(device), (crc(&place.path("iso/LiveOS/squashfs.img"), 0, len), len));
     place.ok(["detach", "--all"]);
@@ -318,9 +318,9 @@ fn a_compressed_image_is_decoded_for_pages_that_only_the_kernel_reaches() {
     }
     let place = scratch();
     image::random(&place.path("plain.raw"), MIB, 2);
-    let told = place.json(["attach", "--via", "ublk", "plain.raw"]);
+    let reported = place.json(["attach", "--via", "ublk", "plain.raw"]);
     place.ok(["detach", "plain.raw"]);
-    if !text(&told["devices"][0], "mode").contains("zero") {
+    if !text(&reported["devices"][0], "mode").contains("zero") {
         return skip(name, "this kernel copies what every device moves");
     }
     is_decoded(name, "ublk", &["--mode", "zero-copy"]);
@@ -343,8 +343,8 @@ fn is_decoded(name: &str, via: &str, mode: &[&str]) {
     }
     let path = "iso/LiveOS/squashfs.img/LiveOS/rootfs.img";
     let expected = crc_whole(&place.path("squash/LiveOS/rootfs.img"));
-    let told = place.json([&["attach", "--via", via, "--cache-size", "32M"], mode, &[path]].concat());
-    let info = &told["devices"][0];
+    let reported = place.json([&["attach", "--via", via, "--cache-size", "32M"], mode, &[path]].concat());
+    let info = &reported["devices"][0];
     assert_eq!(info["read_only"], json!(true));
     match mode {
         [_, mode] => assert_eq!(text(info, "mode"), *mode),
@@ -352,9 +352,9 @@ fn is_decoded(name: &str, via: &str, mode: &[&str]) {
     }
     let device = Path::new(text(info, "device"));
     assert_eq!(crc_whole(device), expected);
-    let told = place.json(["stat", device.to_str().unwrap()]);
-    let decoded = &told["devices"][0]["decoded"];
-    assert!(decoded["blocks"].as_u64() > Some(0) && decoded["errors"] == json!(0), "{told}");
+    let reported = place.json(["stat", device.to_str().unwrap()]);
+    let decoded = &reported["devices"][0]["decoded"];
+    assert!(decoded["blocks"].as_u64() > Some(0) && decoded["errors"] == json!(0), "{reported}");
     // A worker that comes after gets the table of blocks from its supervisor. Nothing is left of what was read before.
     let pid = info["worker_pid"].as_u64().unwrap() as i32;
     rustix::process::kill_process(
@@ -380,15 +380,16 @@ fn fuse_parts_of_one_disk_are_written_side_by_side() {
     }
 }
 
-/// Two devices on one file, each with bytes of its own, which nobody else gets whoever of becket's processes dies.
+/// Two devices on one file, each with bytes of its own, which no other gets, whichever of becket's processes
+/// dies.
 fn are_written_side_by_side(name: &str, via: &str) {
     if !ready(name) {
         return;
     }
     let place = scratch();
     disk(&place);
-    let told = place.json(["attach", "--via", via, "disk.img/p2", "disk.img/p1/dir/nested.img"]);
-    let devices = told["devices"].as_array().unwrap();
+    let reported = place.json(["attach", "--via", via, "disk.img/p2", "disk.img/p1/dir/nested.img"]);
+    let devices = reported["devices"].as_array().unwrap();
     for (info, byte) in devices.iter().zip([2, 1]) {
         assert_eq!(info["read_only"], json!(false), "{info}");
         let device = fs::OpenOptions::new().write(true).open(text(info, "device")).unwrap();
@@ -473,8 +474,8 @@ fn fuse_server_keeps_as_many_decoded_bytes_as_it_is_told() {
                     "status=none",
                 ]));
             }
-            let told = place.json(["stat", device.to_str().unwrap()]);
-            told["devices"][0]["decoded"]["blocks"].as_u64().unwrap()
+            let reported = place.json(["stat", device.to_str().unwrap()]);
+            reported["devices"][0]["decoded"]["blocks"].as_u64().unwrap()
         };
         for worker in ["the first", "the next"] {
             let decoded = blocks();
@@ -520,8 +521,8 @@ fn a_compressed_disk_is_decoded() {
     disk(&place);
     let packed = place.path("disk.img.gz");
     fs::write(&packed, bgzf(&place, &fs::read(place.path("disk.img")).unwrap())).unwrap();
-    let told = place.json(["attach", "--via", "ublk", "disk.img.gz"]);
-    let info = &told["devices"][0];
+    let reported = place.json(["attach", "--via", "ublk", "disk.img.gz"]);
+    let info = &reported["devices"][0];
     assert_eq!(info["read_only"], json!(true));
     assert!(info["warnings"].to_string().contains("compressed by gzip"), "{info}");
     let device = Path::new(text(info, "device"));
@@ -531,16 +532,16 @@ fn a_compressed_disk_is_decoded() {
     let part = Path::new(text(&info["partitions"][1], "device"));
     assert_eq!(crc_whole(part), (second, len * 512));
     place.ok(["detach", "--all"]);
-    let told = place.json(["attach", "--via", "ublk", "disk.img.gz/p2"]);
-    assert_eq!(crc_whole(Path::new(text(&told["devices"][0], "device"))), (second, len * 512));
+    let reported = place.json(["attach", "--via", "ublk", "disk.img.gz/p2"]);
+    assert_eq!(crc_whole(Path::new(text(&reported["devices"][0], "device"))), (second, len * 512));
     place.ok(["detach", "--all"]);
     // The compressed bytes themselves.
-    let told = place.json(["attach", "--via", "ublk", "--format", "raw", "-r", "disk.img.gz"]);
+    let reported = place.json(["attach", "--via", "ublk", "--format", "raw", "-r", "disk.img.gz"]);
     // Its last block is filled up with zeroes.
     let whole = place.path("whole");
     fs::copy(&packed, &whole).unwrap();
     let len = fs::metadata(&packed).unwrap().len();
     fs::File::options().write(true).open(&whole).unwrap().set_len(len.next_multiple_of(512)).unwrap();
-    assert_eq!(crc_whole(Path::new(text(&told["devices"][0], "device"))), crc_whole(&whole));
+    assert_eq!(crc_whole(Path::new(text(&reported["devices"][0], "device"))), crc_whole(&whole));
     place.ok(["detach", "--all"]);
 }

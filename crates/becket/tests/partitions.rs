@@ -37,8 +37,8 @@ fn are_there_at_return() {
     }
     fs::write(&disk, bytes).unwrap();
 
-    let told = place.json(["attach", "--via", &via(), "--name", "disk", "disk.img"]);
-    let info = &told["devices"][0];
+    let reported = place.json(["attach", "--via", &via(), "--name", "disk", "disk.img"]);
+    let info = &reported["devices"][0];
     let partitions = info["partitions"].as_array().unwrap();
     assert_eq!(partitions.len(), 2, "{info:#}");
     for (number, (partition, (start, len))) in partitions.iter().zip(image::GPT_PARTITIONS).enumerate() {

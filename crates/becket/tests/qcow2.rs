@@ -61,8 +61,8 @@ fn is_what_qemu_reads(name: &str, via: &str) {
     }
     let place = scratch();
     chain(&place);
-    let told = place.json(["attach", "--via", via, "top.qcow2"]);
-    let info = &told["devices"][0];
+    let reported = place.json(["attach", "--via", via, "top.qcow2"]);
+    let info = &reported["devices"][0];
     assert_eq!(info["read_only"], json!(false));
     moves_as_a_plain_image(&place, via, info);
     assert_eq!(crc_whole(Path::new(text(info, "device"))), crc_whole(&place.path("expected.raw")));
@@ -86,8 +86,8 @@ fn is_what_qemu_reads(name: &str, via: &str) {
 /// there, compressed ones, room to grow.
 fn moves_as_a_plain_image(place: &Scratch, via: &str, info: &serde_json::Value) {
     image::random(&place.path("plain.raw"), MIB, 2);
-    let told = place.json(["attach", "--via", via, "plain.raw"]);
-    assert_eq!(info["mode"], told["devices"][0]["mode"], "{info}");
+    let reported = place.json(["attach", "--via", via, "plain.raw"]);
+    assert_eq!(info["mode"], reported["devices"][0]["mode"], "{info}");
     place.ok(["detach", "plain.raw"]);
 }
 
@@ -117,12 +117,12 @@ fn what_cannot_be_attached_says_what_to_do() {
     let ran = place.run(["ls", "--backing-dir", dir.to_str().unwrap(), &top]);
     assert!(ran.code == 1 && ran.err.contains("base.raw: there is no such file"), "{ran:?}");
     fs::rename(place.path("elsewhere/base.raw"), place.path("base.raw")).unwrap();
-    let told = place.json(["inspect", "--backing-dir", dir.to_str().unwrap(), &top]);
-    assert_eq!(told["image"]["stored"]["format"], json!("qcow2"));
-    assert_eq!(told["image"]["size"], json!(6 * MIB));
+    let reported = place.json(["inspect", "--backing-dir", dir.to_str().unwrap(), &top]);
+    assert_eq!(reported["image"]["stored"]["format"], json!("qcow2"));
+    assert_eq!(reported["image"]["size"], json!(6 * MIB));
     // As bytes it is a file like any other.
-    let told = place.json(["map", "--format", "raw", &top]);
-    assert_eq!(told["size"], json!(fs::metadata(&top).unwrap().len()));
+    let reported = place.json(["map", "--format", "raw", &top]);
+    assert_eq!(reported["size"], json!(fs::metadata(&top).unwrap().len()));
 }
 
 #[test]
@@ -156,8 +156,8 @@ fn is_written(name: &str, via: &str) {
         let base = crc_whole(&place.path("base.raw"));
         let middle = fs::read(place.path("middle.qcow2")).unwrap();
         let mut expected = fs::read(place.path("expected.raw")).unwrap();
-        let told = place.json(["attach", "--via", via, "top.qcow2"]);
-        let info = told["devices"][0].clone();
+        let reported = place.json(["attach", "--via", via, "top.qcow2"]);
+        let info = reported["devices"][0].clone();
         assert_eq!(info["read_only"], json!(false), "{info}");
         moves_as_a_plain_image(&place, via, &info);
         let device = Path::new(text(&info, "device")).to_owned();

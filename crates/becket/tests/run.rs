@@ -327,7 +327,8 @@ fn a_device_that_others_hold_goes_when_they_let_go() {
     assert!(wait_until(A_SECOND, || !used.lasts()), "gone within a second of the last user letting go");
 }
 
-/// The mount is the user's and stays; nothing keeps the device beyond it, whoever has served it meanwhile.
+/// The mount is the user's and stays; nothing keeps the device beyond it, even if another process serves it
+/// meanwhile.
 #[test]
 fn a_mount_that_outlives_a_killed_run_is_the_last_user() {
     let name = "run::a_mount_that_outlives_a_killed_run_is_the_last_user";

@@ -25,17 +25,17 @@ fn each_change_is_told_with_how_it_was_made() {
     image::random(&image, 1 << 20, 1);
     let device = place.attach(&image, &["--name", "one"]);
     let device = device.to_str().unwrap();
-    let told = place.json(["set", "--read-only", "on", "--direct-io", "auto", device, "one"]);
-    assert!(told["errors"].as_array().unwrap().is_empty(), "{told:#}");
+    let reported = place.json(["set", "--read-only", "on", "--direct-io", "auto", device, "one"]);
+    assert!(reported["errors"].as_array().unwrap().is_empty(), "{reported:#}");
     let words = |index: usize| -> Vec<[String; 3]> {
-        let changes = told["devices"][index]["changes"].as_array().unwrap();
+        let changes = reported["devices"][index]["changes"].as_array().unwrap();
         changes.iter().map(|one| ["what", "to", "how"].map(|key| text(one, key).to_owned())).collect()
     };
     assert_eq!(words(0)[0][..2], ["read_only", "on"]);
-    assert!(["live", "drained"].contains(&words(0)[0][2].as_str()), "{told:#}");
+    assert!(["live", "drained"].contains(&words(0)[0][2].as_str()), "{reported:#}");
     assert_eq!(words(1)[0], ["read_only", "on", "unchanged"], "the same device by its name");
     assert_eq!(words(1)[1][0], "direct_io");
-    assert_eq!(told["devices"][1]["read_only"], Value::Bool(true));
+    assert_eq!(reported["devices"][1]["read_only"], Value::Bool(true));
     assert_eq!(std::fs::read_to_string(format!("/sys/class/block/{}/ro", &device[5..])).unwrap(), "1\n");
 
     // One that is refused does not keep the others from being changed.
@@ -122,7 +122,7 @@ fn what_cannot_be_written_back_keeps_a_device_writable() {
     assert_eq!(read_only(), "1\n");
     witness.sync_all().expect_err("there was an error that nobody had heard of");
 
-    // What the kernel was told of the node is not the next image's.
+    // The flag of the node is not the next image's.
     drop(witness);
     place.ok(["detach", node]);
     if node.starts_with("/dev/loop") {
@@ -145,7 +145,7 @@ fn a_flag_that_others_set_is_told_and_where_becket_serves_opens_nothing() {
     image::random(&image, 1 << 20, 1);
     let device = place.attach(&image, &[]);
     let node = device.to_str().unwrap();
-    let told = || place.devices()[0]["read_only"].as_bool().unwrap();
+    let reported = || place.devices()[0]["read_only"].as_bool().unwrap();
     let blockdev = |what| tool(Command::new("blockdev").args([what, node]));
     let write = |byte: u8| {
         let file = OpenOptions::new().write(true).open(&device)?;
@@ -155,10 +155,10 @@ fn a_flag_that_others_set_is_told_and_where_becket_serves_opens_nothing() {
     let first = || std::fs::read(&image).unwrap()[0];
 
     blockdev("--setro");
-    assert!(told());
+    assert!(reported());
     write(1).expect_err("the kernel refuses it");
     place.ok(["set", "--read-only", "off", node]);
-    assert!(!told());
+    assert!(!reported());
     write(2).unwrap();
 
     place.ok(["set", "--read-only", "on", node]);
@@ -166,9 +166,9 @@ fn a_flag_that_others_set_is_told_and_where_becket_serves_opens_nothing() {
     let outcome = write(3);
     if place.devices()[0]["transport"] == "loop" {
         // The kernel's driver has the image open for writing, and nobody else is asked.
-        assert!(!told() && outcome.is_ok());
+        assert!(!reported() && outcome.is_ok());
     } else {
-        assert!(told());
+        assert!(reported());
         outcome.expect_err("the worker refuses it");
         assert_eq!(first(), 2);
     }
@@ -279,8 +279,8 @@ fn a_served_image_keeps_its_kind(name: &str, via: &str) {
         let before = crc_whole(&place.links().join(device));
         let ran = place.run(["set", "--json", "--image", &path(to), device]);
         assert_eq!(ran.code, 1, "{ran:?}");
-        let told = ran.json();
-        let error = &told["errors"][0];
+        let reported = ran.json();
+        let error = &reported["errors"][0];
         assert_eq!(text(error, "kind"), "unsupported", "{error:#}");
         assert!(text(error, "message").contains(why), "{error:#}");
         let way = format!("becket detach {device}; becket attach --name {device} {}", path(to));

@@ -19,7 +19,7 @@ use std::{
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 100;
 
-/// What the device has done once it rests: whoever looks at new disks has had its look.
+/// What the device has done once it rests: programs that look at new disks have done so.
 fn at_rest(place: &Scratch, device: &Path) -> Value {
     let ask = || place.json(["stat", device.to_str().unwrap()])["devices"][0].clone();
     let mut last = ask();

@@ -1,6 +1,6 @@
 //! A device under a verifying load while those who serve it are killed or replaced: no error, no wrong byte.
 //!
-//! CI kills and replaces a few times. `cargo xtask campaign` runs the same for as long as it is told, by
+//! CI kills and replaces a few times. `cargo xtask campaign` runs the same for as long as it should, by
 //! BECKET_CAMPAIGN, and shows the closing line.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
@@ -21,10 +21,11 @@ const KILL: Disturbance = Disturbance { whom: WORKER, how: How::Signal("KILL") }
 const SUCCESSION: Disturbance = Disturbance { whom: SUPERVISOR, how: How::Both };
 const TAKEOVER: Disturbance = Disturbance { whom: SUPERVISOR, how: How::Replaced };
 
-/// Disturbs a device under load `usual` times, or as often as it is told, and says what came of it in one line.
+/// Disturbs a device under load `usual` times, or as often as asked for, and says what came of it in one
+/// line.
 fn disturb(name: &str, via: &str, disturbance: &Disturbance, usual: usize) {
-    let told = std::env::var("BECKET_CAMPAIGN").ok().and_then(|text| text.parse().ok());
-    let rounds = told.unwrap_or(usual);
+    let reported = std::env::var("BECKET_CAMPAIGN").ok().and_then(|text| text.parse().ok());
+    let rounds = reported.unwrap_or(usual);
     let place = scratch();
     // Where direct I/O works, if the machine has such a place.
     let dir = tempfile::tempdir().unwrap();

@@ -68,10 +68,10 @@ fn the_reference_holds_every_option_and_no_other() {
     let shared = long_options(&section("Device options"));
     let everywhere = long_options(&section("General options"));
     for command in COMMANDS {
-        let mut told = long_options(&section(&format!("becket {command}")));
-        told.extend(everywhere.clone());
+        let mut reported = long_options(&section(&format!("becket {command}")));
+        reported.extend(everywhere.clone());
         if ["attach", "run", "mount"].contains(&command) {
-            told.extend(shared.clone());
+            reported.extend(shared.clone());
         }
         let help = place.ok([command, "--help"]);
         // Only the options' own lines: prose and examples may name those of others.
@@ -81,7 +81,7 @@ fn the_reference_holds_every_option_and_no_other() {
             .filter(|line| line.trim_start().starts_with('-'))
             .map(|line| format!("{line}\n"))
             .collect();
-        assert_eq!(long_options(&own), told, "becket {command}: left --help, right docs/COMMANDS.md");
+        assert_eq!(long_options(&own), reported, "becket {command}: left --help, right docs/COMMANDS.md");
     }
 }
 
@@ -98,15 +98,15 @@ fn nothing_attached_is_no_error() {
 #[test]
 fn doctor_reports_every_transport() {
     let place = scratch();
-    let told = place.json(["doctor"]);
-    let transports = told["transports"].as_array().unwrap();
+    let reported = place.json(["doctor"]);
+    let transports = reported["transports"].as_array().unwrap();
     let kinds: Vec<&str> = transports.iter().map(|report| common::text(report, "transport")).collect();
     assert!(kinds.contains(&"ublk") && kinds.contains(&"loop"), "{kinds:?}");
     for report in transports {
         assert!(report["works"].is_boolean() && !common::text(report, "reason").is_empty(), "{report:#}");
     }
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    assert_eq!(common::text(&told, "kernel"), release.trim());
+    assert_eq!(common::text(&reported, "kernel"), release.trim());
 
     let ran = place.run(["doctor"]);
     assert_eq!(ran.code, 0);

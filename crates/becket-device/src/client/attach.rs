@@ -32,7 +32,7 @@ pub fn attach(image: &Path, options: &AttachOptions) -> Result<DeviceInfo, Error
     Ok(attach_with(image, options, false)?.0)
 }
 
-/// Attaches the image at `image` for as long as the lease lives, and beyond that while somebody uses it.
+/// Attaches the image at `image` for as long as the lease lives, and beyond that while it is in use.
 ///
 /// # Errors
 /// As [`attach`].
@@ -88,7 +88,7 @@ fn attach_with(
         Kind::Loop => by_kernel(&plan, loop_::make),
         Kind::Ublk | Kind::Fuse => attach_served(&store, opened, options, plan, leased),
         kind @ Kind::Dm => {
-            Err(Error::Transport { image: opened.path, kind, reason: "it was tried".to_owned(), mend: None })
+            Err(Error::Transport { image: opened.path, kind, reason: "it was tried".to_owned(), fix: None })
         }
     }
 }
@@ -122,7 +122,8 @@ fn open_for(store: &Store, image: &Path, options: &AttachOptions, pad: bool) -> 
         drop_bitmaps: options.drop_bitmaps,
     };
     let opened = becket_image::open_partly(image, &how).map_err(|error| blame(store, image, error))?;
-    // Whoever writes has asked for the claim of the devices below, and readers for the locks; device-mapper has none.
+    // A writer has asked for the claim of the devices below, and readers for the locks; device-mapper has
+    // none.
     match becket_transport::dm::writer_over(&opened).filter(|_| opened.read_only && !options.shared) {
         Some(clash) => {
             let path = image.to_owned();
@@ -177,7 +178,7 @@ fn attach_served(
             image: opened.path.clone(),
             kind: plan.kind,
             reason: format!("the table of its compressed blocks exceeds {} MiB", sealed::LARGEST >> 20),
-            mend: Some("unpack it, or compress it in larger blocks".to_owned()),
+            fix: Some("unpack it, or compress it in larger blocks".to_owned()),
         },
         _ => Error::io("make a table of encoded blocks for", "the server".as_ref())(error),
     })?;
@@ -239,7 +240,7 @@ fn attach_served(
     Ok((reply.device, pipe))
 }
 
-/// From here on somebody may write to the overlay, whatever this command hears of that.
+/// From here on the overlay may be written to, even if this command fails.
 fn keep_overlay(overlay: &mut Option<Overlay>) {
     if let Some(overlay) = overlay {
         overlay.keep();

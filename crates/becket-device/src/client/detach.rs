@@ -20,12 +20,12 @@ use crate::record::store::{Device, Store};
 use crate::system::kernel::System;
 use crate::system::users;
 
-/// How long somebody who merely has the device open is waited for: programs that look at every new device let go in
-/// less.
+/// How long a program that merely has the device open is waited for: those that look at every new device let
+/// go in less.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Detaches the device that goes by a NAME, a path under /dev, or the path of its image, and waits until
-/// it is really gone. With `lazy` a device in use is told to go with its last user; its state then is
+/// it is really gone. With `lazy` a device in use is detached with its last user; its state then is
 /// [`DeviceState::Detaching`].
 ///
 /// # Errors
@@ -59,7 +59,7 @@ fn detach_dm(store: &Store, device: Device, options: &DetachOptions) -> Result<D
 fn detach_loop(store: &Store, device: Device, options: &DetachOptions) -> Result<DeviceInfo, Error> {
     let DeviceInfo { number, diskseq, .. } = device.info;
     let gone = |gone: Result<bool, becket_transport::Error>| match gone {
-        // Gone, and its number taken by somebody else since we looked.
+        // Gone, and its number is in use by another program since we looked.
         Err(becket_transport::Error::OtherDevice { .. }) => Ok(true),
         other => other.map_err(Error::Device),
     };

@@ -1,4 +1,4 @@
-//! A device for as long as somebody keeps it: what `run` and `mount` hold.
+//! A device for as long as its lease is held: what `run` and `mount` hold.
 //! It never takes a device from its users: one that is in use when the lease ends goes with the last of them.
 
 use std::os::fd::OwnedFd;

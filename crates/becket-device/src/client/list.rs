@@ -59,10 +59,10 @@ struct Found {
 /// what was mounted for writing before goes on writing.
 fn as_users_see(mut info: DeviceInfo) -> DeviceInfo {
     if info.state != DeviceState::Lost
-        && let Some(told) = sysfs::flag(&disk_of(&info), "ro")
+        && let Some(reported) = sysfs::flag(&disk_of(&info), "ro")
     {
         let refused = info.read_only && matches!(info.transport, Kind::Ublk | Kind::Fuse);
-        info.read_only = told || refused;
+        info.read_only = reported || refused;
     }
     info.partitions = partitions::as_they_are(&info);
     info

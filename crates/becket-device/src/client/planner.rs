@@ -58,7 +58,7 @@ impl Transport for Remembered {
 /// Picks the transport for an open image.
 ///
 /// # Errors
-/// None of them can take it, or the one insisted on cannot; with the reasons and what would mend it.
+/// None of them can take it, or the one insisted on cannot; with the reasons and what would fix it.
 pub fn plan(opened: &Opened, options: &AttachOptions) -> Result<Plan, Error> {
     pick(&TRANSPORTS, opened, options, false)
 }
@@ -91,9 +91,9 @@ fn without(failed: (Kind, String), plan: Result<Plan, Error>) -> Result<Plan, Er
             plan.rejected.insert(0, failed);
             Ok(plan)
         }
-        Err(Error::NoTransport { image, mut rejected, mend }) => {
+        Err(Error::NoTransport { image, mut rejected, fix }) => {
             rejected.insert(0, failed);
-            Err(Error::NoTransport { image, rejected, mend })
+            Err(Error::NoTransport { image, rejected, fix })
         }
         Err(error) => Err(error),
     }
@@ -134,7 +134,7 @@ fn prefer(
     leased: bool,
 ) -> Result<Plan, Error> {
     let mut rejected = Vec::new();
-    let mut first_mend = None;
+    let mut first_fix = None;
     for transport in transports {
         match judge(*transport, opened, options, leased) {
             Ok(reason) => {
@@ -142,17 +142,17 @@ fn prefer(
                 let reason = if rejected.is_empty() { format!("the first choice: {reason}") } else { reason };
                 return Ok(Plan { kind, reason, rejected });
             }
-            Err(No { reason, mend }) => {
-                // Whoever is not root is helped most by what needs no root.
-                first_mend = match transport.kind() {
-                    Kind::Fuse if !rustix::process::geteuid().is_root() => mend.or(first_mend),
-                    _ => first_mend.or(mend),
+            Err(No { reason, fix }) => {
+                // For a user who is not root, a fix that needs no root is best.
+                first_fix = match transport.kind() {
+                    Kind::Fuse if !rustix::process::geteuid().is_root() => fix.or(first_fix),
+                    _ => first_fix.or(fix),
                 };
                 rejected.push((transport.kind(), reason));
             }
         }
     }
-    Err(Error::NoTransport { image: opened.path.clone(), rejected, mend: first_mend })
+    Err(Error::NoTransport { image: opened.path.clone(), rejected, fix: first_fix })
 }
 
 fn insist(
@@ -165,18 +165,18 @@ fn insist(
     let image = opened.path.clone();
     let Some(transport) = transports.iter().find(|transport| transport.kind() == kind) else {
         let reason = "it is not in this version of becket".to_owned();
-        return Err(Error::Transport { image, kind, reason, mend: None });
+        return Err(Error::Transport { image, kind, reason, fix: None });
     };
     match judge(*transport, opened, options, leased) {
         Ok(_) => Ok(Plan { kind, reason: format!("--via {kind}"), rejected: Vec::new() }),
-        Err(No { reason, mend }) => Err(Error::Transport { image, kind, reason, mend }),
+        Err(No { reason, fix }) => Err(Error::Transport { image, kind, reason, fix }),
     }
 }
 
 /// Why a transport is not taken.
 struct No {
     reason: String,
-    mend: Option<String>,
+    fix: Option<String>,
 }
 
 fn judge(
@@ -186,16 +186,16 @@ fn judge(
     leased: bool,
 ) -> Result<String, No> {
     // The cheap questions come first: the image and the options are known, the machine must be asked.
-    transport.fits(opened).map_err(|reason| No { reason, mend: None })?;
+    transport.fits(opened).map_err(|reason| No { reason, fix: None })?;
     suits(transport.kind(), options, leased)?;
     let probe = transport.probe();
-    if probe.works { Ok(probe.reason) } else { Err(No { reason: probe.reason, mend: probe.mend }) }
+    if probe.works { Ok(probe.reason) } else { Err(No { reason: probe.reason, fix: probe.fix }) }
 }
 
 /// What the options ask of a transport beyond the image.
 fn suits(kind: Kind, options: &AttachOptions, leased: bool) -> Result<(), No> {
-    let no = |reason: &str, mend: &str| {
-        Err(No { reason: reason.to_owned(), mend: Some(mend.to_owned()).filter(|mend| !mend.is_empty()) })
+    let no = |reason: &str, fix: &str| {
+        Err(No { reason: reason.to_owned(), fix: Some(fix.to_owned()).filter(|fix| !fix.is_empty()) })
     };
     let (driver, leaves) = match kind {
         Kind::Loop => ("the kernel's loop driver", "clear"),
@@ -273,7 +273,7 @@ mod tests {
             Probe {
                 works: self.works,
                 reason: if self.works { "the driver is there".into() } else { "no driver".into() },
-                mend: (!self.works).then(|| format!("modprobe {}", self.kind)),
+                fix: (!self.works).then(|| format!("modprobe {}", self.kind)),
                 details: Vec::new(),
             }
         }
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn when_none_is_left_all_reasons_and_the_first_mend_are_given() {
+    fn when_none_is_left_all_reasons_and_the_first_fix_are_given() {
         let error = try_with(NO_DRIVER, NO_FIT, &AttachOptions::default(), false).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         let text = error.to_string();
@@ -395,7 +395,7 @@ mod tests {
         }
         fn probe(&self) -> Probe {
             let works = self.0.fetch_add(1, Ordering::Relaxed) > 0;
-            Probe { works, reason: "it says so".into(), mend: None, details: Vec::new() }
+            Probe { works, reason: "it says so".into(), fix: None, details: Vec::new() }
         }
         fn fits(&self, _: &Opened) -> Result<(), String> {
             Ok(())

@@ -30,7 +30,7 @@ pub enum ErrorKind {
     InUse,
     /// Another device has the name.
     NameInUse,
-    /// Somebody uses the device.
+    /// The device is in use.
     Busy,
     /// This machine cannot do what was asked for.
     Unsupported,
@@ -117,7 +117,7 @@ pub enum Error {
         /// The devices' names.
         names: Vec<String>,
     },
-    /// Somebody uses the device.
+    /// The device is in use.
     #[error("{} is in use: {}", device.display(), list(users))]
     Busy {
         /// The device.
@@ -133,7 +133,7 @@ pub enum Error {
         /// Why not, each.
         rejected: Vec<(Kind, String)>,
         /// A command that would help, where there is one.
-        mend: Option<String>,
+        fix: Option<String>,
     },
     /// The transport that was insisted on cannot take the image.
     #[error("{}: {kind} cannot take it: {reason}", image.display())]
@@ -145,7 +145,7 @@ pub enum Error {
         /// Why not.
         reason: String,
         /// A command that would help, where there is one.
-        mend: Option<String>,
+        fix: Option<String>,
     },
     /// Partitions were insisted on, and there are none.
     #[error("{}: has no partition table", image.display())]
@@ -293,8 +293,8 @@ impl Error {
             Error::Busy { .. } => {
                 "end the users first, or use --lazy: the device is then detached when its last user closes it"
             }
-            Error::NoTransport { mend: Some(mend), .. } | Error::Transport { mend: Some(mend), .. } => {
-                return Some(mend.clone());
+            Error::NoTransport { fix: Some(fix), .. } | Error::Transport { fix: Some(fix), .. } => {
+                return Some(fix.clone());
             }
             Error::NoTransport { .. } => "see `becket doctor`",
             Error::Transport { .. } => "omit --via, or see `becket doctor`",

@@ -205,7 +205,7 @@ pub struct ServerStatus {
     pub worker_pid: Option<u32>,
     /// Number of devices it owns.
     pub devices: u32,
-    /// It was told to end and does when its devices are gone.
+    /// It was asked to end and does when its devices are gone.
     pub stopping: bool,
     /// Precautions that the environment did not allow.
     pub notes: Vec<String>,

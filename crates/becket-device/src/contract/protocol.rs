@@ -29,7 +29,7 @@ use crate::contract::messages::FileFacts;
 use crate::contract::sealed;
 use crate::contract::table::Encoding;
 
-/// Longest packet in bytes: what a socket takes without being told to; a map of some 1,500 extents fits.
+/// Longest packet in bytes: what a socket takes by default; a map of some 1,500 extents fits.
 pub(crate) const LARGEST: usize = 128 << 10;
 /// What stands in a packet for words that lie in a file.
 const ASIDE: &[u8] = b"aside";
@@ -48,7 +48,7 @@ pub(crate) enum Order {
     /// Answered like `Serve`; a device of which it `Failed` goes on as before.
     Change(Box<Change>),
     /// Take no more requests of a FUSE device and finish those that were taken. `Closed` follows; its kernel side keeps the
-    /// others for whoever serves it next.
+    /// others for the next worker.
     Leave { id: u32 },
     /// Say what a device has done. Answered by `Counted`.
     Stat { id: u32 },
@@ -530,7 +530,7 @@ pub(crate) mod tests {
         let (Order::Serve(received), fds) = receive::<Order>(&b).unwrap().unwrap() else { panic!() };
         assert_eq!(received.map, order.map);
         assert_eq!(fds.iter().map(inode).collect::<Vec<_>>(), [inode(&own)]);
-        // Whoever says so without a file, or with one that can change, is not believed.
+        // A message without a file, or with one that can change, is refused.
         for fds in [&[][..], &[own.as_fd()]] {
             let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut control = SendAncillaryBuffer::new(&mut space);

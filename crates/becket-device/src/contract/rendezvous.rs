@@ -2,7 +2,7 @@
 //! Nobody but the worker's own user and root is ever answered, on either side.
 //!
 //! The supervisor makes the socket and hands it to the worker, which opens nothing itself. It is not listened to
-//! before the supervisor's own connection is gone: whoever calls earlier waits.
+//! before the supervisor's own connection is gone: an earlier caller waits.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -74,7 +74,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(fd: &OwnedFd) -> io::Result<T> {
     Ok(serde_json::from_reader(read(fd)?)?)
 }
 
-/// Reads such a file from its beginning, whoever else reads it.
+/// Reads such a file from its beginning, even if other processes read it.
 fn read(fd: &OwnedFd) -> io::Result<impl Read> {
     if !is_sealed(fd) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no file that cannot change"));

@@ -15,7 +15,8 @@ use crate::contract::sealed;
 pub(crate) struct Encoding {
     /// Bytes of decoded blocks that the worker may keep, for all its devices; its own choice when not given.
     pub(crate) cache_size: Option<u64>,
-    /// Their stored bytes go past the page cache, too. Only a client says it here: the worker is told with all else that does.
+    /// Their stored bytes go past the page cache, too. Only a client says it here: the worker's order has it
+    /// elsewhere.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) direct_io: bool,
 }

@@ -38,7 +38,7 @@ impl std::fmt::Debug for Waiting {
 }
 
 impl Waiting {
-    /// A connection over a stream that waits, as they do unless told otherwise.
+    /// A connection over a stream that blocks, which is the default.
     pub(super) fn connection(stream: UnixStream) -> Connection {
         Connection::new(Waiting { stream: Arc::new(stream), patience: None })
     }

@@ -1,5 +1,5 @@
 //! The names under /dev/becket: symbolic links to the nodes of devices and their partitions.
-//! A link is a convenience: that one could not be made is a warning, and one of somebody else stays.
+//! A link is a convenience: that one could not be made is a warning, and one that another program made stays.
 
 use std::fs;
 use std::io;
@@ -38,7 +38,7 @@ pub(crate) fn make(runtime: &Runtime, info: &DeviceInfo) -> Vec<String> {
 }
 
 /// Makes the links of a device again where one is missing: who attached it may have died before it was there.
-pub(crate) fn mend(runtime: &Runtime, info: &DeviceInfo) {
+pub(crate) fn restore(runtime: &Runtime, info: &DeviceInfo) {
     let is_there =
         |(link, target): (PathBuf, PathBuf)| fs::read_link(link).is_ok_and(|found| found == target);
     if wanted(runtime.links(), info).into_iter().all(is_there) && udev::knows(runtime, info) {
@@ -51,7 +51,7 @@ pub(crate) fn mend(runtime: &Runtime, info: &DeviceInfo) {
 pub(crate) fn remove(runtime: &Runtime, info: &DeviceInfo) {
     for (link, target) in wanted(runtime.links(), info) {
         if fs::read_link(&link).is_ok_and(|found| found == target) {
-            // Somebody else removed it meanwhile: as wanted.
+            // Another process removed it meanwhile: as wanted.
             let _ = fs::remove_file(&link);
         }
     }

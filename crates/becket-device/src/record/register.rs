@@ -16,7 +16,7 @@ pub(crate) fn claim(store: &Store, name: Option<&str>, opened: &Opened) -> Resul
 }
 
 /// Records a device that is there, under the name that was claimed for it, or else under the kernel's name, or that with a
-/// number behind it: somebody may have chosen this very name for another device.
+/// number behind it: a user may have chosen this very name for another device.
 pub(crate) fn record(
     store: &Store,
     claimed: Option<Claim>,

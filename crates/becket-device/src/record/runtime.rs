@@ -1,5 +1,5 @@
 //! Where becket keeps what it knows between commands: one private directory of this user.
-//! It never uses a directory that somebody else could have prepared.
+//! It never uses a directory that another user could have prepared.
 
 use std::fs::{self, File};
 use std::io;
@@ -132,7 +132,7 @@ fn locate(variable: impl Fn(&str) -> Option<PathBuf>, uid: u32) -> PathBuf {
 fn private_dir(path: &Path) -> Result<(), Error> {
     let look = || fs::symlink_metadata(path);
     let mut found = look();
-    // It is there but for the first time, and then somebody else may make it meanwhile.
+    // It is there but for the first time, and then another process may make it meanwhile.
     if matches!(&found, Err(error) if error.kind() == io::ErrorKind::NotFound) {
         match fs::DirBuilder::new().mode(0o700).create(path) {
             Ok(()) => return Ok(()),

@@ -3,9 +3,10 @@
 //!
 //! # Locks
 //!
-//! Whoever looks at a record in order to change it holds that record's lock: one byte of one file, at a place that the
-//! name's hash says (an OFD lock, which goes with its process). So no two names share a lock, unless 63 bits of a hash
-//! meet, and then they only wait. Under it are looks at the record and the kernel, one rename or one write, and never a sync.
+//! A process that looks at a record in order to change it holds that record's lock: one byte of one file, at
+//! a place that the name's hash says (an OFD lock, which goes with its process). So no two names share a
+//! lock, unless 63 bits of a hash meet, and then they only wait. Under it are looks at the record and the
+//! kernel, one rename or one write, and never a sync.
 //!
 //! # Two words for one device
 //!
@@ -67,7 +68,7 @@ const RESERVED: u64 = 2 * AMENDED;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "record", rename_all = "snake_case")]
 pub(crate) enum Entry {
-    /// Somebody is attaching under this name.
+    /// A device is being attached under this name.
     Claim {
         /// What is being attached.
         #[serde(with = "crate::contract::path_text::one")]
@@ -135,7 +136,7 @@ impl Device {
     }
 }
 
-/// A [`Record`] of what somebody else has, to be written.
+/// A [`Record`] that borrows its entry, to be written.
 #[derive(Serialize)]
 struct Words<'a> {
     version: u32,
@@ -146,7 +147,7 @@ struct Words<'a> {
     entry: EntryRef<'a>,
 }
 
-/// An [`Entry`] that somebody else has.
+/// A borrowed [`Entry`].
 #[derive(Clone, Copy, Serialize)]
 #[serde(tag = "record", rename_all = "snake_case")]
 enum EntryRef<'a> {

@@ -354,7 +354,7 @@ fn whoever_records_one_device_waits_for_no_other() {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // All that is done about another device, while somebody is at the first one's record.
+            // All that is done about another device, while the first one's record is locked.
             let (two, mut later) = (device("two", 2), device("two", 2));
             later.info.size = 4096;
             store.claim("two", Path::new(IMAGE), |_| true).unwrap().fill(&two).unwrap();

@@ -1,11 +1,12 @@
-//! What udev is told of a device: its name, so that systemd has `/dev/becket/NAME` as a device of its own and units can
-//! wait for it. It makes no link and waits for nobody; where no udev runs it does nothing.
+//! What udev gets to know of a device: its name, so that systemd has `/dev/becket/NAME` as a device of its
+//! own and units can wait for it. It makes no link and waits for nobody; where no udev runs it does nothing.
 //!
-//! Each thing has one writer. Links are becket's ([`crate::record::links`]): they are there when `attach` returns, and whoever
-//! removes them knows what they point to. Were they udev's, the late end of an old device would remove the link of a new
-//! one. udev finds the name (`dist/90-becket.rules`) in a file that is called by the disk's sequence number, which no
-//! other disk of this boot has: an event that comes late finds nothing rather than the name of another device. The event
-//! that announced the disk may have come before that file, so one more is asked for.
+//! Each thing has one writer. Links are becket's ([`crate::record::links`]): they are there when `attach`
+//! returns, and the process that removes them knows what they point to. Were they udev's, the late end of an
+//! old device would remove the link of a new one. udev finds the name (`dist/90-becket.rules`) in a file that
+//! is called by the disk's sequence number, which no other disk of this boot has: an event that comes late
+//! finds nothing rather than the name of another device. The event that announced the disk may have come
+//! before that file, so one more is asked for.
 
 use std::fs;
 use std::io;
@@ -39,10 +40,10 @@ pub(crate) fn tell(runtime: &Runtime, info: &DeviceInfo) {
     }
 }
 
-/// Whether the name of a device was told, or nobody wants to know it.
+/// Whether udev has the name of a device, or does not run.
 pub(crate) fn knows(runtime: &Runtime, info: &DeviceInfo) -> bool {
-    let told = |diskseq: u64| runtime.udev().join(diskseq.to_string()).exists();
-    !listens(runtime) || info.diskseq.is_none_or(told)
+    let reported = |diskseq: u64| runtime.udev().join(diskseq.to_string()).exists();
+    !listens(runtime) || info.diskseq.is_none_or(reported)
 }
 
 /// Links elsewhere are no business of the machine's.
@@ -50,7 +51,7 @@ fn listens(runtime: &Runtime) -> bool {
     runtime.links().starts_with("/dev") && Path::new(DAEMON).exists()
 }
 
-/// Removes what was told of a device.
+/// Removes what udev got to know of a device.
 pub(crate) fn forget(runtime: &Runtime, info: &DeviceInfo) {
     let dir = runtime.udev();
     if let Some(diskseq) = info.diskseq {
@@ -120,7 +121,7 @@ mod tests {
         forget(&runtime, &info);
         let left: Vec<_> = fs::read_dir(&dir).unwrap().map(|item| item.unwrap().file_name()).collect();
         assert_eq!(left, ["9"]);
-        // Nobody is told of a device whose links are elsewhere.
+        // udev gets nothing of a device whose links are elsewhere.
         tell(&runtime, &info);
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
     }

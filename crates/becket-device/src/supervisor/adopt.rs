@@ -135,7 +135,7 @@ impl Supervisor {
         if server.alive() {
             finish_resizing(&*driver, &device.info);
         }
-        links::mend(self.store.runtime(), &device.info);
+        links::restore(self.store.runtime(), &device.info);
         if !device.info.isolated && server.alive() {
             // By the record: one that is there for one device gets no other, whatever it says.
             self.share(Arc::clone(&server));

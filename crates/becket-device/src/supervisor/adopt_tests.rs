@@ -63,11 +63,11 @@ fn a_growth_that_death_cut_short_is_finished() {
     for refused in [0, 1] {
         let (stage, _) = after_a_death(&["one", "two"], FEATURES);
         stage.driver.refuse.store(refused, Ordering::SeqCst);
-        // The worker has the whole of it, and the kernel was never told.
+        // The worker has the whole of it, and the kernel does not know.
         lock(&stage.driver.sizes).insert(900_001, 4096);
         stage.supervisor.adopt();
-        let told = ["show 8192 bytes of 900001", "refuse 8192 bytes of 900001"];
-        assert_eq!(stage.done(), [told[refused as usize]], "the other one is left alone");
+        let reported = ["show 8192 bytes of 900001", "refuse 8192 bytes of 900001"];
+        assert_eq!(stage.done(), [reported[refused as usize]], "the other one is left alone");
         assert_eq!(stage.supervisor.list().len(), 2, "owned whatever came of it");
     }
 }
@@ -92,7 +92,7 @@ fn records_that_cannot_be_trusted_are_set_aside_and_others_are_not_disturbed() {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     let foreign = fs::read_to_string(path("foreign")).unwrap();
     fs::write(path("foreign"), foreign.replace(boot.trim(), "00000000-0000-0000-0000-000000000000")).unwrap();
-    // A record that means somebody else's device: the mark is another one.
+    // A record that means another program's device: the mark is another one.
     let record = stage.bench.store.device("lied").unwrap().unwrap();
     let lied = Device { mark: record.mark ^ 1, ..record.clone() };
     assert!(stage.bench.store.update(&record, &lied).unwrap());
@@ -140,7 +140,7 @@ fn a_device_without_its_worker_is_lost_and_can_still_be_detached() {
     assert_eq!(stage.done(), ["stop 900001"], "its users wait no longer");
     stage.supervisor.adopt();
     let record = stage.bench.store.device("one").unwrap().unwrap();
-    assert_eq!(record.info.state, DeviceState::Lost, "it is told of until it is detached");
+    assert_eq!(record.info.state, DeviceState::Lost, "it is listed until it is detached");
     stage.done();
     stage.supervisor.detach(&Detach { name: "one".to_owned(), lazy: false }).unwrap();
     assert_eq!(stage.done(), ["stop 900001", "delete 900001"]);
@@ -170,7 +170,7 @@ fn what_the_worker_holds_counts_for_more_than_the_record() {
 fn an_upgrade_moves_devices_between_two_requests() {
     let (stage, old) = after_a_death(&["one"], FEATURES);
     let workers = stage.supervisor.adopt();
-    // Two tags were in use when it was first told.
+    // Two tags were in use when it was first asked.
     old.slow.store(2, Ordering::SeqCst);
     stage.driver.held.store(1, Ordering::SeqCst);
     stage.supervisor.renew(workers);

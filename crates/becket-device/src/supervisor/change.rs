@@ -64,7 +64,7 @@ pub(super) struct Target {
     /// Where the image is another one.
     pub(super) files: Option<Vec<Backing>>,
     pub(super) partitions: Option<Vec<Partition>>,
-    /// Whether users are told anew that it is read-only, or not.
+    /// Whether the kernel's read-only flag is set or cleared.
     read_only: Option<bool>,
 }
 
@@ -142,7 +142,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
         change.read_only = read_only;
     }
     let chosen = match kept.serve.direct_io {
-        // Whoever goes through the page cache although it need not was told to.
+        // A device that uses the page cache without need was attached with `--direct-io off`.
         DirectIo::Off if kept.files.iter().any(|file| file.direct.is_none()) => DirectIo::Auto,
         chosen => chosen,
     };
@@ -177,15 +177,16 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
     info.size = len;
     info.read_only = change.read_only;
     if change != Change::none(&kept.serve) {
-        // Whoever changes returns to the image's file, for good.
+        // A changed device returns to the image's file, for good.
     }
     Ok(Target { device, change, files, partitions, read_only: wish.read_only })
 }
 
 /// Has kernel and worker follow.
 ///
-/// A device that grows is changed before the kernel hears of its size, one that shrinks afterwards. Users are told that
-/// it is read-only before the worker refuses writes, and that it is writable afterwards.
+/// A device that grows is changed before the kernel hears of its size, one that shrinks afterwards. The
+/// kernel's flag says that it is read-only before the worker refuses writes, and that it is writable
+/// afterwards.
 ///
 /// A worker that dies meanwhile, or is ended since it does not answer, may have served the device as it is to be already,
 /// so this counts as done: the next worker serves it so from its first request on.

@@ -67,7 +67,7 @@ impl Stage {
         self.bench.store.device(NAME).unwrap().unwrap()
     }
 
-    /// What the next worker would be told.
+    /// What the next worker would get.
     fn served_next(&self) -> crate::contract::protocol::Serve {
         self.worker(0).die();
         self.done();
@@ -162,6 +162,19 @@ fn an_old_kernel_and_an_empty_image_are_refused_with_a_way_out() {
         assert!(error.hint().is_some());
         assert!(steps.is_empty(), "{steps:?}");
     }
+}
+
+/// Its length is not that of a file, so a refresh finds nothing to do.
+#[test]
+fn a_disk_in_pieces_keeps_its_length() {
+    let place = |offset| becket_image::Place::Data { file: 0, offset };
+    let extent = |start, offset| becket_image::Extent { start, len: 4096, place: place(offset) };
+    let map = Map::from_extents(vec![extent(0, 4096), extent(4096, 0)]).unwrap();
+    let stage = stage(FEATURES, |request| Attach { map, ..request });
+    let (size, steps) = stage.refresh(16384);
+    assert_eq!((size.unwrap(), steps.len()), (8192, 0));
+    let error = stage.set(Set { size_limit: Some(4096), ..Set::default() }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! What a worker without a supervisor says that it serves, held against what its last supervisor has written down.
-//! A worker may have been taken over by whoever made an image: none is given a device that was not its own.
+//! The author of an image may have taken over a worker: none is given a device that was not its own.
 //!
 //! It is believed what only it can know and could do to its own device anyway: how long the device is by now, which file its
 //! bytes go to, whether it refuses writes. It is not believed whose device it is, how much memory a later worker needs for it,

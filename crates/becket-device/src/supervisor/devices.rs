@@ -111,7 +111,7 @@ impl Supervisor {
         self.stepping_down() && *lock(&self.busy) == 0
     }
 
-    /// Whether it has been told to leave its devices to another server.
+    /// Whether it was asked to leave its devices to another server.
     pub(crate) fn stepping_down(&self) -> bool {
         self.yielding.load(Ordering::SeqCst)
     }
@@ -161,7 +161,7 @@ impl Supervisor {
         lock(&self.devices).len()
     }
 
-    /// Says to whoever would come after our sudden death that this is no such thing.
+    /// Tells the guard, which would come after our sudden death, that this is no such thing.
     pub(crate) fn ends_in_peace(&self) {
         let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
         // What a device needs that has no worker at this moment, the guard alone has.
@@ -396,7 +396,7 @@ impl Supervisor {
                 }
                 driver.del(id)?;
             }
-            // Its number is free, or belongs to somebody else by now.
+            // Its number is free, or belongs to another device by now.
             Some(_) | None => {}
         }
         forget(&self.store, &device);
@@ -438,7 +438,7 @@ impl Service for Supervisor {
         if self.stopping.load(Ordering::SeqCst) {
             return Err(Error::Remote {
                 kind: ErrorKind::Server,
-                message: "becket's server was told to end and takes no more devices".to_owned(),
+                message: "becket's server is ending and takes no more devices".to_owned(),
                 hint: Some(
                     "detach those that are in use (becket list): the next attach starts a new one".to_owned(),
                 ),

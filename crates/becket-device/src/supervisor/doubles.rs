@@ -49,7 +49,7 @@ pub(super) struct FakeDriver {
     pub(super) sizes: Mutex<BTreeMap<u32, u64>>,
     /// How often START_USER_RECOVERY still finds the old worker's device open.
     pub(super) held: AtomicU32,
-    /// Somebody uses each disk.
+    /// Each disk is in use.
     pub(super) used: AtomicBool,
     /// How often END_USER_RECOVERY and UPDATE_SIZE fail.
     pub(super) refuse: AtomicU32,
@@ -153,7 +153,7 @@ impl Driver for FakeDriver {
         assert_eq!(pid, std::process::id());
         if Self::one_of(&self.refuse) {
             self.did("fail to end", id);
-            return Err(Error::Worker { what: "was told to fail".to_owned() });
+            return Err(Error::Worker { what: "has to fail".to_owned() });
         }
         self.did("end", id);
         Ok(())
@@ -174,7 +174,7 @@ impl Driver for FakeDriver {
             lock(&self.sizes).insert(id, bytes);
         }
         self.did(&format!("{} {bytes} bytes of", if refused { "refuse" } else { "show" }), id);
-        if refused { Err(Error::Worker { what: "was told to fail".to_owned() }) } else { Ok(()) }
+        if refused { Err(Error::Worker { what: "has to fail".to_owned() }) } else { Ok(()) }
     }
     fn follows_worker(&self) -> bool {
         self.follows.load(Ordering::SeqCst)
@@ -199,7 +199,7 @@ pub(super) enum Fate {
     Refuses,
 }
 
-/// A worker that does as it is told and dies when it is told.
+/// A worker that does as the test says, and dies when the test says so.
 pub(super) struct FakeServer {
     id: ProcessId,
     journal: Journal,
@@ -235,7 +235,7 @@ impl FakeServer {
         }
     }
 
-    /// Dies without anybody being told.
+    /// Dies without a report.
     pub(super) fn vanish(&self) {
         self.alive.store(false, Ordering::SeqCst);
     }
@@ -283,7 +283,7 @@ impl Server for FakeServer {
                 self.vanish();
                 Err(Error::Worker { what: "died".to_owned() })
             }
-            Fate::Refuses => Err(Error::Worker { what: "was told to refuse".to_owned() }),
+            Fate::Refuses => Err(Error::Worker { what: "has to refuse".to_owned() }),
         }
     }
     fn stats(&self, _: u32) -> Result<Summary, Error> {
@@ -325,7 +325,7 @@ impl Workers for Arc<FakeWorkers> {
             fates if fates.len() > 1 => fates.pop_front().flatten(),
             fates => fates.front().copied().unwrap_or(Some(Fate::Serves)),
         };
-        let fate = fate.ok_or_else(|| Error::Worker { what: "was told not to start".to_owned() })?;
+        let fate = fate.ok_or_else(|| Error::Worker { what: "must not start".to_owned() })?;
         let mut started = lock(&self.started);
         let server = FakeServer::new(&self.journal, started.len() as u64, fate, on_death);
         server.did(if cgroup.is_some() { "start in a group" } else { "start" });

@@ -42,7 +42,7 @@ pub(crate) trait Driver: Send + Sync {
     fn start(&self, id: u32, pid: u32) -> Result<(), Error>;
     /// Sees to the node of the disk and of its promised partitions; with the disk's sequence number where that was seen.
     fn settle(&self, id: u32, promised: &[Partition]) -> Result<Option<u64>, Error>;
-    /// Removes the disk, whoever uses it.
+    /// Removes the disk, even if it is in use.
     fn stop(&self, id: u32) -> Result<(), Error>;
     /// Removes the disk unless it is in use: then `false`.
     fn stop_unused(&self, id: u32) -> Result<bool, Error>;
@@ -63,8 +63,8 @@ pub(crate) trait Driver: Send + Sync {
         // `force_abort`, as for a device that is stopped).
         flags & (UBLK_F_QUIESCE | UBLK_F_BATCH_IO) == UBLK_F_QUIESCE
     }
-    /// Holds a live device's new requests back, and has its worker end those that it has and close it. Told again as long as
-    /// that has not closed.
+    /// Holds a live device's new requests back, and has its worker end those that it has and close it.
+    /// Repeated as long as that has not closed.
     fn quiesce(&self, id: u32, worker: &dyn Server) -> Result<(), Error>;
     /// Has an old kernel notice soon that a worker died with all its tags in use.
     fn watchful(&self, id: u32);
@@ -158,7 +158,7 @@ impl Driver for Control {
             other => return other.map_err(Error::Device),
         }
         // Before Linux 7.0. Mounts, swap and stacked devices hold a disk exclusively; plain descriptors are
-        // found by looking. Whoever opens the disk between the look and the stop loses it: there is no
+        // found by looking. A program that opens the disk between the look and the stop loses it: there is no
         // better way on such a kernel.
         if held(id) || users::any(&disk(id)) {
             return Ok(false);
@@ -197,8 +197,9 @@ impl Driver for Control {
     }
 
     fn watchful(&self, id: u32) {
-        // Such a kernel looks for a dead worker when a request has taken too long, after 30 s unless told otherwise. A
-        // living worker's requests may take any time. Without the attribute only such a recovery takes longer.
+        // Such a kernel looks for a dead worker when a request has taken too long, after 30 s unless
+        // configured otherwise. A living worker's requests may take any time. Without the attribute only such
+        // a recovery takes longer.
         let path = sysfs::directory(&disk(id)).join("queue/io_timeout");
         let _ = std::fs::write(path, "1000");
     }

@@ -6,7 +6,7 @@
 //! | its number | ours; wherever both kinds meet it counts from `FIRST_FUSE`, above all that ublk has |
 //! | its `ublkcN`, which only the worker may hold | the tether: the kernel closes the worker's end when nothing of that can reach the backing |
 //! | the kernel's requests, kept over a worker's death | the connection's descriptors, of which we hold copies |
-//! | `UBLK_F_USER_RECOVERY` | the kernel sends requests again when told to (Linux 6.9) |
+//! | `UBLK_F_USER_RECOVERY` | the kernel sends requests again on request (Linux 6.9) |
 //! | its disk | the loop device; it alone keeps the file system, so with it everything goes |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -98,7 +98,7 @@ impl FuseDriver {
     /// Owns a connection that a predecessor has made.
     ///
     /// Its link are the end of the worker's tether and the connection's descriptors. Nothing here may wait for the loop device for
-    /// long, as opening it does: whoever uses that may wait for us.
+    /// long, as opening it does: its users may wait for us.
     fn take(&self, record: &Device, kept: &mut Kept) {
         let (mut fds, serve) = (std::mem::take(&mut kept.link), &kept.serve);
         if fds.is_empty() {
@@ -134,7 +134,7 @@ impl FuseDriver {
             image: record.info.image.clone(),
             promised: Vec::new(),
             rereads: false,
-            // What its users have been told since makes no disk that was made for writing one for reading only.
+            // The flag that its users see says nothing of how the disk was made.
             read_only: kept.files.first().is_some_and(is_for_reading)
                 && loop_number(&record.info.device)
                     .is_some_and(|number| sysfs::flag(&format!("loop{number}"), "ro").unwrap_or(false)),
@@ -173,21 +173,21 @@ impl FuseDriver {
     }
 }
 
-/// Tells users of a loop device whether it is read-only. Its number keeps what is told here for whoever has it next, so
+/// Sets the read-only flag of a loop device. Its number keeps the flag for the next device that has it, so
 /// it is taken back before a device goes.
 fn tell_read_only(number: u32, on: bool) -> Result<(), Error> {
     node::set_read_only(&format!("loop{number}"), on).map_err(Error::Device)
 }
 
-/// Detaches an unused loop device, without what its users were told.
+/// Detaches an unused loop device, and clears its read-only flag.
 fn detach_unused(number: u32, diskseq: Option<u64>) -> Result<bool, becket_transport::Error> {
     let disk = format!("loop{number}");
-    let told = sysfs::flag(&disk, "ro").unwrap_or(false);
-    if told {
+    let frozen = sysfs::flag(&disk, "ro").unwrap_or(false);
+    if frozen {
         node::set_read_only(&disk, false)?;
     }
     let gone = loop_::detach_unused(number, diskseq);
-    if told && matches!(gone, Ok(false)) {
+    if frozen && matches!(gone, Ok(false)) {
         node::set_read_only(&disk, true)?;
     }
     gone
@@ -232,7 +232,7 @@ fn loop_number(node: &Path) -> Option<u32> {
     node.strip_prefix("/dev").ok()?.to_str()?.strip_prefix("loop")?.parse().ok()
 }
 
-/// Ends what is left of a device whose server and supervisor are both dead; `false` when somebody uses it.
+/// Ends what is left of a device whose server and supervisor are both dead; `false` when it is in use.
 pub(crate) fn end_left(record: &Device) -> Result<bool, Error> {
     let ended = match loop_number(&record.info.device) {
         // Nobody answers it any more, so to its users it is lost already.
@@ -314,7 +314,7 @@ impl Driver for FuseDriver {
     }
 
     fn of_image(&self, id: u32, image: &Path, promised: &[Partition], read_only: bool) {
-        // Whoever has no such device hears of it in the next step.
+        // If there is no such device, the next step fails.
         let _ = self.with(id, |link| {
             link.image = image.to_owned();
             link.promised = promised.to_vec();
@@ -359,7 +359,7 @@ impl Driver for FuseDriver {
             Face::Root(root) => {
                 let geometry = Geometry { read_only: link.read_only, ..link.geometry.clone()? };
                 let root = root.try_clone();
-                // From now on whoever waits for an answer keeps the file system, and nobody else does.
+                // From now on only requests that wait for an answer keep the file system.
                 link.face = Face::Disk { number: u32::MAX, diskseq: None };
                 let promised = std::mem::take(&mut link.promised);
                 Some((root, geometry, link.image.clone(), promised, link.rereads))
@@ -372,7 +372,7 @@ impl Driver for FuseDriver {
         let made = match self.while_served(id, attach)? {
             Ok(made) => made.map_err(Error::Device)?,
             Err(why) => {
-                // Whoever still waits gets an error: these are the last descriptors.
+                // Requests that still wait get an error: these are the last descriptors.
                 self.abandon(id);
                 return Err(lost(id, &why));
             }
@@ -421,7 +421,7 @@ impl Driver for FuseDriver {
             Face::Root(_) => return Driver::stop(self, id).map(|()| true),
         };
         match self.while_served(id, move || detach_unused(number, diskseq))? {
-            // Gone, and its number taken by somebody else since we looked.
+            // Gone, and its number is in use by another program since we looked.
             Ok(Err(becket_transport::Error::OtherDevice { .. })) => Ok(true),
             Ok(detached) => detached.map_err(Error::Device),
             // Asked again once another server is there.

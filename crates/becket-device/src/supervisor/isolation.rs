@@ -1,4 +1,4 @@
-//! A worker of its own for one device, in the control group of whoever asked for it.
+//! A worker of its own for one device, in the control group of its caller.
 //! A descriptor from outside is written to only when it is what it is said to be.
 
 use std::fs;
@@ -30,8 +30,8 @@ pub(super) fn take_cgroup(
     Ok((request, fds, Some(cgroup)))
 }
 
-/// Whether it is some group's `cgroup.procs`. The kernel checks at each write that whoever opened it may move processes
-/// into that group.
+/// Whether it is some group's `cgroup.procs`. The kernel checks at each write that the process that opened it
+/// may move processes into that group.
 pub(super) fn is_member_list(fd: &OwnedFd) -> bool {
     let on_cgroup = rustix::fs::fstatfs(fd).is_ok_and(|stat| u64::try_from(stat.f_type) == Ok(CGROUP2));
     let path = fs::read_link(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()));

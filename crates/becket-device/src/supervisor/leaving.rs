@@ -20,7 +20,7 @@ use crate::system::sync::lock;
 use crate::system::{log, users};
 
 impl Supervisor {
-    /// Takes a device away, unless somebody uses it.
+    /// Takes a device away, unless it is in use.
     pub(super) fn take_away(&self, owned: &Arc<Owned>, state: &mut Owning) -> Result<(), Error> {
         if state.gone {
             return Ok(());
@@ -84,7 +84,7 @@ impl Supervisor {
         self.watch(owned, Why::LastUser { nodes, used: now });
     }
 
-    /// Says in its record that somebody told the device to go.
+    /// Says in its record that the device was asked to go.
     pub(super) fn say_leaving(&self, state: &mut Owning) {
         self.note(state, |device| device.info.state = DeviceState::Detaching);
     }
@@ -125,7 +125,7 @@ impl Supervisor {
                     return Some(watched);
                 }
                 if watched.complaint.is_empty() {
-                    log::warn(format_args!("{}: somebody else has ended it", state.name()));
+                    log::warn(format_args!("{}: another program has ended it", state.name()));
                 }
             }
         }
@@ -149,14 +149,14 @@ impl Supervisor {
         let lease = owned.lease();
         let mut state = lock(&owned.state);
         let info = &state.device.info;
-        let (autoclear, told) = (info.autoclear, info.state == DeviceState::Detaching);
-        // Somebody may unmount its file system, or detach its loop device.
+        let (autoclear, asked_to_go) = (info.autoclear, info.state == DeviceState::Detaching);
+        // A user may unmount its file system, or detach its loop device.
         if info.transport == Kind::Fuse {
             self.watch(owned, Why::Connection);
         }
         match lease {
-            Some(lease) if !told => self.watch(owned, Why::Lease(lease)),
-            _ if told || autoclear => self.let_go(owned, &mut state, told),
+            Some(lease) if !asked_to_go => self.watch(owned, Why::Lease(lease)),
+            _ if asked_to_go || autoclear => self.let_go(owned, &mut state, asked_to_go),
             _ => {}
         }
     }

@@ -93,7 +93,7 @@ impl Maker<'_> {
         let info = driver.add(AddRequest { id: None, queues, depth, flags, max_io, mark })?;
         let mut undo = Undo { by: self, id: info.dev_id, stage: Stage::Added, device: None };
 
-        // What the driver is told to be read-only stays so for ever; what users are told of a disk can change.
+        // The driver's read-only setting is final; the flag that users of the disk see can change.
         let read_only = geometry.read_only && driver.stays_read_only();
         driver.set_params(info.dev_id, &Geometry { read_only, ..geometry })?;
         let promised: &[Partition] = if request.add_partitions { &opened.partitions } else { &[] };
@@ -335,7 +335,7 @@ pub(super) fn check_files(files: &[Backing], read_only: bool) -> Result<Identity
     found.first().copied().ok_or("it has no file")
 }
 
-/// Whether a map speaks of these files and of nothing else, but for encoded layers where somebody decodes them.
+/// Whether a map speaks of these files and of nothing else, but for encoded layers where they are decoded.
 pub(super) fn check_map(map: &Map, files: &[Backing], block: u32, decodes: bool) -> Result<(), &'static str> {
     if map.len() < u64::from(block) {
         return Err("it is shorter than a block");
@@ -461,14 +461,14 @@ pub(crate) fn direct_io(files: &[Backing], wanted: DirectIo, encoded: bool) -> (
     (direct, reason)
 }
 
-/// What is known of it now that it has one, of which somebody may know the sequence number already.
+/// What is known of it now that it has one, whose sequence number may be known already.
 fn complete(mut device: Device, promised: &[Partition], diskseq: Option<u64>) -> Device {
     let disk = disk_of(&device.info);
     let wanted = if promised.is_empty() { Partitions::Off } else { Partitions::Auto };
     device.starting = false;
     device.info.diskseq = diskseq.or_else(|| node::diskseq(&disk));
     if device.info.transport == Kind::Fuse {
-        // The loop driver knows of no other unit than the one that it was told.
+        // The loop driver knows of no other unit than the one that it was given.
         let block = device.info.block_size;
         device.info.physical_block_size = sysfs::number(&disk, "queue/physical_block_size").unwrap_or(block);
     }

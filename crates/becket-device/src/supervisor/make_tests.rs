@@ -10,10 +10,10 @@ use crate::contract::messages::FileFacts;
 use crate::supervisor::doubles::{Bench, facts};
 use crate::supervisor::smaller::DEPTH_WITH_BUFFERS;
 
-/// Where the worker puts queues, whatever it was told.
+/// Where the worker puts queues, whatever its order says.
 const ELSEWHERE: u32 = 77;
 
-/// A driver and worker that keep a journal, and fail at the step that they are told to.
+/// A driver and worker that keep a journal, and fail at the step that the test chooses.
 struct Double {
     journal: Mutex<Vec<&'static str>>,
     fail_at: &'static str,
@@ -29,7 +29,7 @@ impl Double {
     fn step(&self, name: &'static str) -> Result<(), Error> {
         self.journal.lock().unwrap().push(name);
         if name == self.fail_at {
-            return Err(Error::Worker { what: format!("was told to fail at {name}") });
+            return Err(Error::Worker { what: format!("has to fail at {name}") });
         }
         Ok(())
     }
@@ -295,7 +295,7 @@ fn read_only_needs_no_writable_descriptor() {
     let (reader, _writer) = rustix::pipe::pipe().unwrap();
     let made = maker(&bench, &double).make(request, vec![bench.fd(false, 0), reader], None).unwrap();
     assert!(made.device.info.read_only);
-    assert!(double.did("freeze"), "its users are told");
+    assert!(double.did("freeze"), "its users see it");
     assert!(made.kept.keepsakes.lease.is_some());
 }
 

@@ -1,5 +1,5 @@
 //! A service manager, seen from the server that it started: the socket it hands over, and the words it waits for.
-//! It never fails: a manager that does not listen is not told, and what was not handed over is not there.
+//! It never fails: a manager that does not listen gets no message, and what was not handed over is not there.
 //!
 //! The protocols are those of sd_listen_fds(3) and sd_notify(3), few enough lines to need no crate.
 
@@ -41,7 +41,7 @@ fn handed(variable: impl Fn(&str) -> Option<String>, pid: u32) -> i32 {
     number(FDS).filter(|_| ours).unwrap_or(0).clamp(0, MOST)
 }
 
-/// Whether somebody wants to be told.
+/// Whether a service manager listens.
 pub(crate) fn hears_us() -> bool {
     std::env::var_os(NOTIFY).is_some_and(|path| !path.is_empty())
 }
@@ -49,7 +49,8 @@ pub(crate) fn hears_us() -> bool {
 /// Tells it, in lines of `KEY=VALUE`.
 pub(crate) fn tell(words: &str) {
     let Some(path) = std::env::var_os(NOTIFY).filter(|path| !path.is_empty()) else { return };
-    // It may be gone, or this a mount namespace without its socket: whoever waits then has a time limit of its own.
+    // It may be gone, or this a mount namespace without its socket: the manager then has a time limit of its
+    // own.
     let _ = send(&path.into_vec(), words);
 }
 

@@ -88,7 +88,7 @@ pub struct ServeOptions {
     pub cache_size: Option<u64>,
 }
 
-/// The supervisor's main: returns when the last device is gone, or when it was told to end.
+/// The supervisor's main: returns when the last device is gone, or when it was asked to end.
 ///
 /// Call it before the process has other threads: they would keep the old mount namespace.
 ///
@@ -167,7 +167,7 @@ pub fn serve(options: ServeOptions) -> Result<(), Error> {
 }
 
 /// Takes the lock that only one supervisor has; `None` when another one has it and answers. With `takeover` that one is
-/// asked to end. One that was `handed` the socket cannot call the other at it: whoever calls there calls us.
+/// asked to end. One that was `handed` the socket cannot call the other at it: a call there reaches us.
 fn only_one(runtime: &Runtime, takeover: bool, handed: bool) -> Result<Option<File>, Error> {
     let path = runtime.lock();
     let file = lock_file(&path)?;
@@ -208,7 +208,7 @@ fn only_one(runtime: &Runtime, takeover: bool, handed: bool) -> Result<Option<Fi
 
 /// Says that clients can connect, and lets go of the pipe, also where it is standard output.
 fn announce(ready: OwnedFd) -> Result<(), Error> {
-    // Whoever waited may have given up; that is no reason to end.
+    // The process that waited may have given up; that is no reason to end.
     let _ = File::from(ready).write_all(b"\n");
     let null = "/dev/null".as_ref();
     let file = OpenOptions::new().write(true).open(null).map_err(Error::io("open", null))?;
@@ -252,7 +252,7 @@ impl Room {
 
     fn run(mut self, place: &mut Place, signals: &SignalFd) -> Result<(), Error> {
         let mut idle_since = Some(Instant::now());
-        let mut told = 0;
+        let mut asked = 0;
         let mut owned = None;
         loop {
             let owns = self.supervisor.owns();
@@ -277,8 +277,8 @@ impl Room {
                 std::thread::sleep(Duration::from_millis(10));
             }
             while events.signal && signals.take().map_err(Error::io("read", "signals".as_ref()))?.is_some() {
-                told += 1;
-                if self.told_to_end(told) {
+                asked += 1;
+                if self.asked_to_end(asked) {
                     return Ok(());
                 }
             }
@@ -288,16 +288,16 @@ impl Room {
             let idle = self.supervisor.idle() && self.connections.load(Ordering::SeqCst) == 0;
             idle_since = idle.then(|| idle_since.unwrap_or_else(Instant::now));
             let over = idle_since.is_some_and(|since| !self.stay && since.elapsed() >= LINGER);
-            if over || (told > 0 && idle) {
+            if over || (asked > 0 && idle) {
                 return Ok(());
             }
         }
     }
 
     /// Whether to end at once.
-    fn told_to_end(&mut self, times: u32) -> bool {
+    fn asked_to_end(&mut self, times: u32) -> bool {
         if manager::looks_after_us() && times == 1 {
-            self.supervisor.step_down("told to end; its devices stay with their workers");
+            self.supervisor.step_down("asked to end; its devices stay with their workers");
             return false;
         }
         if times > 1 {
@@ -307,7 +307,7 @@ impl Room {
         let left = self.supervisor.drain();
         if left > 0 {
             log::warn(format_args!(
-                "server: {left} devices are in use; ends when they are gone, or at once when told again"
+                "server: {left} devices are in use; ends when they are gone, or at once when asked again"
             ));
         }
         left == 0

@@ -72,7 +72,7 @@ impl Owning {
         if self.server.alive() && worker.stopped() { Err(health::stopped(worker)) } else { Ok(()) }
     }
 
-    /// What people are told of it.
+    /// What is shown of it.
     pub(super) fn info(&self) -> DeviceInfo {
         let mut info = self.device.info.clone();
         if !self.server.alive() && info.state != DeviceState::Failing {

@@ -166,7 +166,7 @@ impl WorkerProcess {
         outcome
     }
 
-    /// Keeps what it says of devices that it was given, as far as somebody may ask for it.
+    /// Keeps what it says of devices that it was given, as far as it may be asked for.
     fn hear(&self, report: Report) {
         let Some(id) = report.device() else { return };
         let mut state = self.state();
@@ -242,7 +242,7 @@ impl WorkerProcess {
 
     fn tell(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         protocol::send(&self.socket, order, fds)
-            .map_err(|error| Error::Worker { what: format!("cannot be told about a device: {error}") })
+            .map_err(|error| Error::Worker { what: format!("does not receive a device: {error}") })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -505,15 +505,15 @@ mod tests {
                 let worker = &worker;
                 scope.spawn(move || worker.order(id, &Order::Stat { id }, &[], PATIENCE))
             });
-            let mut told: Vec<u32> = Vec::new();
+            let mut known: Vec<u32> = Vec::new();
             for _ in 0..2 {
                 let Some((Order::Stat { id }, _)) = protocol::receive::<Order>(&theirs).unwrap() else {
                     panic!("another order");
                 };
-                told.push(id);
+                known.push(id);
             }
             // Both are there before one of them is answered; the first is answered last.
-            for id in told.into_iter().rev() {
+            for id in known.into_iter().rev() {
                 protocol::send(&theirs, &Report::Ready { id, first: 0 }, &[]).unwrap();
             }
             assert!(orders.into_iter().all(|order| order.join().unwrap().is_ok()));
@@ -564,8 +564,8 @@ mod tests {
         let (ours, theirs) = protocol::pair().unwrap();
         let id = ProcessId::of(child.id()).unwrap();
         let worker = WorkerProcess::new(id, ours, PathBuf::new(), About::ours(Vec::new()));
-        let (told, died) = std::sync::mpsc::channel();
-        worker.watch(None, Box::new(move |id| told.send(id).unwrap()));
+        let (tell, died) = std::sync::mpsc::channel();
+        worker.watch(None, Box::new(move |id| tell.send(id).unwrap()));
         rustix::net::send(&theirs, b"{\"ready\":{\"id\":", rustix::net::SendFlags::empty()).unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(9));
         assert_eq!(died.recv().unwrap(), id);

@@ -1,4 +1,4 @@
-//! Devices of ours without a record: somebody removed it, or it was set aside since it made no sense. They get one again,
+//! Devices of ours without a record: it was removed, or set aside since it made no sense. They get one again,
 //! so that they are listed and can be detached.
 //! It never touches a device whose mark is not of this becket, and believes no record that was set aside.
 

@@ -78,7 +78,7 @@ fn what_has_neither_record_nor_disk_goes_when_a_server_begins_and_at_no_other_ti
     lock(&stage.supervisor.devices).clear();
     lock(&stage.driver.devices).get_mut(&900_001).unwrap().state = UBLK_S_DEV_DEAD;
     stage.supervisor.list();
-    assert_eq!(lock(&stage.driver.devices).len(), 1, "somebody may be making it");
+    assert_eq!(lock(&stage.driver.devices).len(), 1, "another process may be making it");
     stage.supervisor.adopt();
     assert!(lock(&stage.driver.devices).is_empty() && names(&stage).is_empty());
 }

@@ -154,13 +154,13 @@ impl Supervisor {
             state.next = None;
             state.restarts.began(Instant::now());
             self.keep(state);
-            let told = state.leaving && state.device.info.state == DeviceState::Detaching;
+            let asked_to_go = state.leaving && state.device.info.state == DeviceState::Detaching;
             self.note(state, |device| {
                 device.worker = Some(worker);
                 device.info.worker_pid = Some(worker.pid);
                 device.info.recoveries += 1;
                 // The lease for that went with the dead worker: this one reads through the file.
-                device.info.state = if told { DeviceState::Detaching } else { DeviceState::Live };
+                device.info.state = if asked_to_go { DeviceState::Detaching } else { DeviceState::Live };
             });
             log::warn(format_args!("{} recovered by worker {}", state.name(), worker.pid));
         }

@@ -1,5 +1,5 @@
 //! How often a device's worker died at once, and how long the next one is to wait.
-//! It asks no clock: it is told.
+//! It asks no clock: callers pass the time.
 
 use std::time::{Duration, Instant};
 

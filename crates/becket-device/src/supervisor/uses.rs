@@ -91,7 +91,7 @@ pub(super) struct Heard {
     nodes: BTreeMap<i32, bool>,
     /// Something was mounted or unmounted.
     pub(super) mounts: bool,
-    /// More has happened than could be told.
+    /// More has happened than could be reported.
     pub(super) missed: bool,
     /// Which of the others have something to say, or are closed.
     pub(super) others: Vec<bool>,

@@ -70,7 +70,7 @@ impl Watched {
 /// Looks at a device, and takes it away where it is to go. Answers with it while it is to be watched further.
 pub(super) type Look = Arc<dyn Fn(Watched) -> Option<Watched> + Send + Sync>;
 
-/// Where devices are left to be watched over, and whoever was sent comes back to.
+/// Where devices are left to be watched over, and where the threads that were sent come back to.
 #[derive(Default)]
 pub(super) struct Watch(Arc<Mutex<Desk>>);
 
@@ -85,7 +85,8 @@ struct Desk {
 }
 
 impl Watch {
-    /// Watches over a device from now on: its nodes are heard when this returns, however long it takes until somebody listens.
+    /// Watches over a device from now on: its nodes are heard when this returns, however long it takes until
+    /// a thread listens.
     pub(super) fn over(&self, watched: Watched, look: impl FnOnce() -> Look) {
         let mut desk = lock(&*self.0);
         let nobody = desk.bell.is_none();
@@ -125,7 +126,7 @@ fn ring(bell: &OwnedFd) {
 
 /// What is known of one device.
 struct Entry {
-    /// `None` while somebody looks at it.
+    /// `None` while a thread looks at it.
     watched: Option<Watched>,
     pace: Pace,
     /// Whether it goes with its last user, and has had one.
@@ -166,7 +167,7 @@ impl Pace {
         if now < due {
             return None;
         }
-        // Whoever else has opened it meanwhile, and still uses it then, is found by looking.
+        // A user that has opened it meanwhile, and still uses it then, is found by looking.
         if self.udev && now < first + UDEV && udev() {
             self.due = Some(now + QUIET);
             return None;
@@ -238,7 +239,7 @@ impl Listener {
         }
     }
 
-    /// Sends somebody to each device about which something was heard, and others to all the rest now and then.
+    /// Sends a thread to each device of which an event was heard, and to all others now and then.
     fn send(&mut self) {
         let now = Instant::now();
         let round = now >= self.round;
@@ -330,14 +331,14 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Whoever was answered that it is attached may use it at once, and be done before anybody listens.
+    /// A client may use the device as soon as it is attached, and be done before a thread listens.
     #[test]
     fn a_use_at_once_is_heard() {
         let stage = Stage::new();
         stage.supervisor.attach(stage.bench.request(Some("a")), vec![stage.bench.fd(true, 0)]).unwrap();
         let owned = Arc::clone(&lock(&stage.supervisor.devices)["a"]);
         let node = stage.bench.image.clone();
-        let (said, told) = std::sync::mpsc::channel();
+        let (said, reported) = std::sync::mpsc::channel();
         let look = move |watched: Watched| {
             let used = watched.used();
             said.send(used).unwrap();
@@ -347,9 +348,9 @@ mod tests {
         Watch::default().over(Watched::new(&owned, why), || Arc::new(look));
         drop(std::fs::File::open(node).unwrap());
         // Who is sent at first finds no user; who is sent when all is quiet knows that there was one.
-        assert!(told.recv_timeout(Duration::from_secs(60)) == Ok(Some(false)));
+        assert!(reported.recv_timeout(Duration::from_secs(60)) == Ok(Some(false)));
         // One is sent each second in any case.
-        let mut later = std::iter::from_fn(|| told.recv_timeout(Duration::from_secs(60)).ok()).take(30);
+        let mut later = std::iter::from_fn(|| reported.recv_timeout(Duration::from_secs(60)).ok()).take(30);
         let used = later.any(|used| used == Some(true));
         assert!(used);
     }

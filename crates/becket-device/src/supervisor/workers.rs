@@ -24,8 +24,8 @@ pub(crate) trait Server: Send + Sync {
     fn responds(&self, _patience: Duration) -> bool {
         true
     }
-    /// Hands it a device and returns when the device can be started: where its queues begin, for whoever serves it next. The
-    /// first descriptor is the device's ublkcN.
+    /// Hands it a device and returns when the device can be started: where its queues begin, for the next
+    /// worker. The first descriptor is the device's ublkcN.
     fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<u32, Error>;
     /// Has it serve a device otherwise; returns when it does. The descriptors are those of the files that are given.
     ///
@@ -53,7 +53,7 @@ pub(crate) trait Server: Send + Sync {
     fn kill(&self);
 }
 
-/// Is told once that a worker has died.
+/// Called once when a worker has died.
 pub(crate) type OnDeath = Box<dyn FnOnce(ProcessId) + Send>;
 
 /// A worker of a predecessor, with what it serves.

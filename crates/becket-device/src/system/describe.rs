@@ -1,4 +1,4 @@
-//! What people are told of a device, in the words that all transports share.
+//! What is shown of a device, in the words that all transports share.
 //! It only looks: at sysfs and at what the image's opening has found.
 
 use becket_transport::{node, sysfs};
@@ -21,7 +21,7 @@ pub(crate) fn partitions_of(
     promised: &[becket_image::Partition],
     wanted: Partitions,
 ) -> Vec<PartitionInfo> {
-    // Without a table nobody has told the kernel to look for partitions.
+    // Without a table the kernel was not asked to look for partitions.
     if wanted == Partitions::Off || promised.is_empty() {
         return Vec::new();
     }

@@ -1,4 +1,4 @@
-//! What a long-lived process does not take over from whoever happened to start it: mounts and limits.
+//! What a long-lived process does not take over from its first caller: mounts and limits.
 //! It never unmounts anything that another process can see.
 
 use std::collections::BTreeSet;
@@ -13,7 +13,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 const NEEDED: [&str; 5] = ["/", "/proc", "/sys", "/dev", "/run"];
 
 /// Lifts the limits that a user's shell may have set, as far as they may be lifted: all devices of the machine are
-/// served under them, whoever was the first to attach one.
+/// served under them, even if another user attached the first.
 pub(crate) fn limits() {
     for (resource, most) in
         [(Resource::Fsize, None), (Resource::Cpu, None), (Resource::Nofile, most_open_files())]

@@ -10,9 +10,9 @@
 //! | 3 | the list of devices, of the supervisor and of a worker | for moments |
 //! | 4 | the guard, the number of calls under way, a worker's line to its supervisor | for moments |
 //!
-//! Whoever holds one may take those of a higher rank only. Below all of them are leaves, under which nothing else is taken:
-//! a worker's answers as the supervisor waits for them (`supervisor::process`), the driver's idle rings, a record's
-//! lock in the file system and the descriptors for such locks (`state`).
+//! A thread that holds one may take those of a higher rank only. Below all of them are leaves, under which
+//! nothing else is taken: a worker's answers as the supervisor waits for them (`supervisor::process`), the
+//! driver's idle rings, a record's lock in the file system and the descriptors for such locks (`state`).
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -106,7 +106,7 @@ fn take<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// In tests of interleavings the threads are shuttle's, which takes turns among them wherever somebody takes a lock.
+/// In tests of interleavings the threads are shuttle's, which takes turns among them at each lock.
 #[cfg(test)]
 fn take<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     use std::sync::TryLockError;

@@ -55,7 +55,7 @@ fn locks_are_taken_in_their_order() {
         let _devices = lock(&devices);
         let _device = lock(&device);
     }));
-    assert_eq!(sum(), 6, "whoever panics holds nothing");
+    assert_eq!(sum(), 6, "a thread that panics holds nothing");
 }
 
 #[test]

@@ -142,7 +142,7 @@ enum Mounts {
 fn processes(blocks: &[Block], which: Mounts, users: &mut Vec<User>) {
     let mut namespaces = HashSet::new();
     let own = std::process::id();
-    // Our own namespace first, so that its mounts are told without a process.
+    // Our own namespace first, so that its mounts are reported without a process.
     if let Ok(space) = fs::metadata("/proc/self/ns/mnt") {
         namespaces.insert(space.ino());
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();

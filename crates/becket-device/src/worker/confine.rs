@@ -1,7 +1,8 @@
 //! What a worker may still ask of the kernel once it runs: to move bytes between descriptors that it holds, and no more.
 //! It never opens a way back, and none of it is on the way of a request but one look-up for each turn of a ring.
 //!
-//! Three fences, each behind the other, for whoever gets hold of a worker (the decoders read what strangers have made):
+//! Three fences, each behind the other, against an attacker who gets hold of a worker (the decoders read
+//! untrusted data):
 //!
 //! - **Landlock** with no path allowed ([`shut`]), before the first thread, since threads inherit it. io_uring is under it
 //!   too: its operations run with the rights of the thread that submits them.
@@ -10,14 +11,16 @@
 //! - **A filter of system calls** ([`filter`]), after the rings are made: nobody makes another ring, which would be
 //!   a free one.
 //!
-//! **What is refused fails with EPERM.** A process that is killed for one call that a newer C library makes, or that somebody
-//! forgot here, takes all its devices down, and the next worker as well; refused, most such calls have another way. For
-//! keeping somebody in, both are the same. Only what no mistake of ours can be (running programs, reaching into other
-//! processes, calls of another architecture) ends the worker, which the kernel logs: its devices get another.
+//! **What is refused fails with EPERM.** A process that is killed for one call that a newer C library makes,
+//! or that was forgotten here, takes all its devices down, and the next worker as well; refused, most such
+//! calls have another way. For keeping an attacker in, both are the same. Only what no mistake of ours can be
+//! (running programs, reaching into other processes, calls of another architecture) ends the worker, which
+//! the kernel logs: its devices get another.
 //!
-//! **The user stays root's**, though without capabilities. Block allocation of ext4 and XFS keeps a reserve for user 0: an
-//! image on a full file system would fail earlier than with the kernel's loop driver. No other number is becket's to take
-//! without somebody having set it aside, and processes of a shared one such as nobody's may signal each other.
+//! **The user stays root's**, though without capabilities. Block allocation of ext4 and XFS keeps a reserve
+//! for user 0: an image on a full file system would fail earlier than with the kernel's loop driver. No other
+//! number is becket's to take without an administrator having set it aside, and processes of a shared one
+//! such as nobody's may signal each other.
 
 use std::io;
 

@@ -52,9 +52,9 @@ pub fn worker_main(cache_size: Option<u64>) -> Result<(), Error> {
     log::of_server();
     close_inherited()
         .map_err(|error| Error::Worker { what: format!("cannot tell what it was handed: {error}") })?;
-    // It ends when its devices are gone and not when a terminal or a service manager says so: whoever waits
-    // for a write could wait for ever. Nor does it end by a write beyond a limit on the size of files: that write
-    // fails. Read by nobody on purpose; blocked in all threads.
+    // It ends when its devices are gone and not when a terminal or a service manager says so: a process that
+    // waits for a write could wait for ever. Nor does it end by a write beyond a limit on the size of files:
+    // that write fails. Read by nobody on purpose; blocked in all threads.
     let _signals = SignalFd::block(&[Signal::INT, Signal::TERM, Signal::HUP, Signal::XFSZ])
         .map_err(|error| Error::Worker { what: format!("could not block signals: {error}") })?;
     // Read from files, some of it.
@@ -113,12 +113,12 @@ struct Worker {
     adding: Ranked<SHARED, ()>,
     /// Made when the first device needs it.
     decoding: Mutex<Option<Arc<Decoding>>>,
-    /// Bytes that it begins with, where somebody has said how many.
+    /// Bytes that it begins with, if a size was given.
     cache_size: Option<u64>,
     notes: Vec<String>,
 }
 
-/// A device that is served, as it is told to a successor.
+/// A device that is served, as a successor gets it.
 struct Charge {
     serve: Serve,
     keepsakes: Keepsakes,
@@ -150,7 +150,7 @@ impl Worker {
     }
 
     /// Carries out orders until the supervisor is gone. What takes long is done beside those that follow; all of it is done
-    /// when this returns, so that a successor is told what is.
+    /// when this returns, so that a successor gets what is.
     fn obey(self: &Arc<Self>, successors: &mut Option<OwnedFd>) {
         let control = self.control();
         let errands = AtomicUsize::new(0);
@@ -171,7 +171,7 @@ impl Worker {
                     }
                     Ok(Some((Order::Await, fds))) => *successors = self.listen(fds),
                     Ok(None) => return,
-                    // The next one may make sense; whoever deals with this one alone hears no more.
+                    // The next one may make sense; a sender of this one alone hears no more.
                     Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                         log::warn(format_args!("worker: an order made no sense: {error}"));
                     }
@@ -308,7 +308,7 @@ impl Worker {
     fn let_go(&self, id: u32) {
         // Locked before it is reported: the next device may get this number at once, and must stay in the list.
         let mut open = self.devices();
-        // Reported first: whoever sees that no device is open may end the process.
+        // Reported first: a supervisor that sees no open device may end the process.
         self.report(&Report::Closed { id });
         open.remove(&id);
         if open.is_empty() {

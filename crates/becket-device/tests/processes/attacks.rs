@@ -205,7 +205,8 @@ pub(crate) fn a_mad_client_harms_nobody_else(place: &Place) {
     );
 }
 
-/// Who can be made to use a directory of somebody else's would believe records in it and give images to a socket in it.
+/// A user who can be made to use another user's directory would believe records in it and give images to a
+/// socket in it.
 pub(crate) fn what_others_prepared_is_not_used(place: &Place) {
     let Some(program) = Program::new(place) else { return };
     let image = place.image("image", 1 << 20);
@@ -232,14 +233,15 @@ pub(crate) fn what_others_prepared_is_not_used(place: &Place) {
     let link = place.path("link");
     symlink(&own, &link).unwrap();
     refused(&link, not_ours);
-    // Records of somebody else's, in a directory that is one's own.
+    // Records of another user, in a directory that is one's own.
     let records = dir("own/devices", STRANGER, 0o755);
     fs::write(records.join("disk.json"), "{}").unwrap();
     refused(&own, not_ours);
     fs::remove_dir_all(&records).unwrap();
     symlink(dir("elsewhere", VICTIM, 0o700), &records).unwrap();
     refused(&own, not_ours);
-    // Where the runtime directory of a session is somebody else's, or missing and all may write to where it should be.
+    // Where the runtime directory of a session is another user's, or missing and all may write to where it
+    // should be.
     let session = dir("session", STRANGER, 0o777);
     dir("session/becket", STRANGER, 0o755);
     let mut list = program.run_as(VICTIM);
@@ -248,7 +250,7 @@ pub(crate) fn what_others_prepared_is_not_used(place: &Place) {
     assert!(String::from_utf8_lossy(&list.stderr).contains(not_ours), "{list:?}");
 }
 
-/// A socket at which somebody else listens gets no descriptor and no word.
+/// A socket at which another user listens gets no descriptor and no message.
 pub(crate) fn a_planted_socket_hears_nothing(place: &Place) {
     let Some(program) = Program::new(place) else { return };
     let runtime = place.runtime();

@@ -1,4 +1,4 @@
-//! Real devices: they come, are used, are kept, and go, whoever dies meanwhile.
+//! Real devices: they come, are used, are kept, and go, whichever process dies meanwhile.
 //! None is left attached, also by a test that fails.
 
 use std::fs::{self, File};

@@ -169,7 +169,7 @@ fn lease(image: &str, via: &str) -> Result<(), String> {
     let (info, lease) =
         becket_device::attach_leased(Path::new(image), &options).map_err(|error| error.to_string())?;
     println!("{}", serde_json::to_string(&info).unwrap());
-    // Until told to let go, or killed.
+    // Until asked to let go, or killed.
     let _ = std::io::stdin().read_line(&mut String::new());
     drop(lease);
     println!("{}", becket_device::list().unwrap().len());

@@ -231,7 +231,7 @@ pub(crate) fn of_two_supervisors_one_stays(place: &Place) {
     for running in &mut both {
         let mut byte = Vec::new();
         running.0.stdout.take().unwrap().read_to_end(&mut byte).unwrap();
-        assert_eq!(byte, b"\n", "whoever waits for either learns that one answers");
+        assert_eq!(byte, b"\n", "a process that waits for either learns that one answers");
     }
     let status = place.run(&["status"]).unwrap();
     let (mut winners, losers): (Vec<_>, Vec<_>) =

@@ -80,15 +80,15 @@ pub fn examine() -> Probe {
 }
 
 fn judge(tried: Result<Vec<(String, String)>, Error>) -> Probe {
-    let (reason, mend) = match tried {
+    let (reason, fix) = match tried {
         Ok(details) => {
             let reason = "device-mapper is there".to_owned();
-            return Probe { works: true, reason, mend: None, details };
+            return Probe { works: true, reason, fix: None, details };
         }
-        Err(Error::Unavailable { reason, mend, .. }) => (reason, mend),
+        Err(Error::Unavailable { reason, fix, .. }) => (reason, fix),
         Err(other) => (other.to_string(), other.hint()),
     };
-    Probe { works: false, reason, mend, details: Vec::new() }
+    Probe { works: false, reason, fix, details: Vec::new() }
 }
 
 /// Whether this user may command a device-mapper that we know how to command.
@@ -97,7 +97,7 @@ fn ask() -> Result<(File, [u32; 3]), Error> {
     let version = uapi::version(control.as_fd()).map_err(Error::io("command device-mapper by", CONTROL))?;
     if version[0] != INTERFACE {
         let reason = format!("its interface is {}, becket speaks {INTERFACE}", version[0]);
-        return Err(Error::Unavailable { kind: Kind::Dm, reason, mend: None });
+        return Err(Error::Unavailable { kind: Kind::Dm, reason, fix: None });
     }
     Ok((control, version))
 }

@@ -98,11 +98,11 @@ fn a_device_mapper_that_is_missing_comes_with_what_would_mend_it() {
     let missing = Error::Unavailable {
         kind: Kind::Dm,
         reason: "the dm driver is not loaded".to_owned(),
-        mend: Some("modprobe dm-mod".to_owned()),
+        fix: Some("modprobe dm-mod".to_owned()),
     };
     let probe = judge(Err(missing));
     assert!(!probe.works);
-    assert_eq!(probe.mend.as_deref(), Some("modprobe dm-mod"));
+    assert_eq!(probe.fix.as_deref(), Some("modprobe dm-mod"));
     assert!(judge(Ok(Vec::new())).works);
 }
 

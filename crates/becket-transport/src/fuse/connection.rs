@@ -136,7 +136,7 @@ impl Connection {
         let (answer, flags) = terms(&message[..len], queues, depth).map_err(|reason| Error::Unavailable {
             kind: Kind::Fuse,
             reason,
-            mend: None,
+            fix: None,
         })?;
         rustix::io::write(&device, &answer).map_err(Error::io("agree with", FUSE))?;
         let mut devices = vec![device];

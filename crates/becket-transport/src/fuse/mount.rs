@@ -114,7 +114,7 @@ pub fn off(directory: &Path, lazily: bool) -> Result<bool, Error> {
 /// The error for a device that this user, whom the helper will be, may not open. Nothing is opened.
 pub(super) fn out_of_reach() -> Option<Error> {
     let access = Access::READ_OK | Access::WRITE_OK;
-    let (reason, mend) = match rustix::fs::accessat(CWD, DEVICE, access, AtFlags::EACCESS) {
+    let (reason, fix) = match rustix::fs::accessat(CWD, DEVICE, access, AtFlags::EACCESS) {
         Err(rustix::io::Errno::NOENT) => (format!("there is no {DEVICE}"), "as root: modprobe fuse"),
         Err(_) => (
             format!("this user may not open {DEVICE}, which everybody may where udev has set it up"),
@@ -122,16 +122,15 @@ pub(super) fn out_of_reach() -> Option<Error> {
         ),
         Ok(()) => return None,
     };
-    Some(Error::Unavailable { kind: Kind::Fuse, reason, mend: Some(mend.to_owned()) })
+    Some(Error::Unavailable { kind: Kind::Fuse, reason, fix: Some(fix.to_owned()) })
 }
 
 /// The error for a helper that is not installed, or that cannot gain root's privileges when this process starts it.
 pub(super) fn without_helper() -> Option<Error> {
     let places = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&places).map(|place| place.join(HELPER)).find(|path| path.is_file());
-    let unavailable = |reason, mend: &str| {
-        Some(Error::Unavailable { kind: Kind::Fuse, reason, mend: Some(mend.to_owned()) })
-    };
+    let unavailable =
+        |reason, fix: &str| Some(Error::Unavailable { kind: Kind::Fuse, reason, fix: Some(fix.to_owned()) });
     let Some(helper) = found else {
         let reason = format!("mounting without root needs {HELPER}, which is not installed");
         return unavailable(reason, "apt install fuse3");

@@ -19,7 +19,7 @@ impl Transport for FuseTransport {
     fn probe(&self) -> Probe {
         let what = if rustix::process::geteuid().is_root() { as_root() } else { as_anybody() };
         match what {
-            Ok(reason) => Probe { works: true, reason: reason.to_owned(), mend: None, details: Vec::new() },
+            Ok(reason) => Probe { works: true, reason: reason.to_owned(), fix: None, details: Vec::new() },
             Err(error) => failed(error),
         }
     }
@@ -60,11 +60,11 @@ fn fate(resends: bool) -> &'static str {
 }
 
 fn failed(error: Error) -> Probe {
-    let (reason, mend) = match error {
-        Error::Unavailable { reason, mend, .. } => (reason, mend),
+    let (reason, fix) = match error {
+        Error::Unavailable { reason, fix, .. } => (reason, fix),
         other => (other.to_string(), other.hint()),
     };
-    Probe { works: false, reason, mend, details: Vec::new() }
+    Probe { works: false, reason, fix, details: Vec::new() }
 }
 
 fn as_root() -> Result<&'static str, Error> {
@@ -74,7 +74,7 @@ fn as_root() -> Result<&'static str, Error> {
         return Ok("the kernel's FUSE and loop drivers are there");
     }
     let reason = format!("FUSE is there, but no loop device over its file: {}", below.reason);
-    Err(Error::Unavailable { kind: Kind::Fuse, reason, mend: below.mend })
+    Err(Error::Unavailable { kind: Kind::Fuse, reason, fix: below.fix })
 }
 
 fn as_anybody() -> Result<&'static str, Error> {

@@ -59,15 +59,15 @@ pub fn examine() -> Probe {
 }
 
 fn judge(tried: Result<(), Error>) -> Probe {
-    let (reason, mend) = match tried {
+    let (reason, fix) = match tried {
         Ok(()) => {
             let reason = "the kernel's loop driver is there".to_owned();
-            return Probe { works: true, reason, mend: None, details: Vec::new() };
+            return Probe { works: true, reason, fix: None, details: Vec::new() };
         }
-        Err(Error::Unavailable { reason, mend, .. }) => (reason, mend),
+        Err(Error::Unavailable { reason, fix, .. }) => (reason, fix),
         Err(other) => (other.to_string(), other.hint()),
     };
-    Probe { works: false, reason, mend, details: Vec::new() }
+    Probe { works: false, reason, fix, details: Vec::new() }
 }
 
 /// Whether an error of opening a device says that there is none.

@@ -73,7 +73,7 @@ impl Control {
     /// Opens `/dev/ublk-control`, also where it has no node.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] with the reason and what would mend it, or this user may not.
+    /// [`Error::Unavailable`] with the reason and what would fix it, or this user may not.
     pub fn open() -> Result<Control, Error> {
         let control = Control {
             device: open_control()?,
@@ -410,7 +410,7 @@ impl Control {
             None => ControlRing::new().map_err(|source| Error::Unavailable {
                 kind: Kind::Ublk,
                 reason: format!("this process may not use io_uring: {source}"),
-                mend: Some("sysctl kernel.io_uring_disabled=0".to_owned()),
+                fix: Some("sysctl kernel.io_uring_disabled=0".to_owned()),
             }),
         }
     }

@@ -25,7 +25,7 @@ impl Transport for UblkTransport {
                 reason:
                     "this kernel's ublk driver is too old: it cannot say what it can do, as Linux 6.5 does"
                         .to_owned(),
-                mend: None,
+                fix: None,
                 details: Vec::new(),
             },
             Ok(features) => Probe {
@@ -37,15 +37,15 @@ impl Transport for UblkTransport {
                             .to_owned()
                     }
                 },
-                mend: None,
+                fix: None,
                 details: vec![("features".to_owned(), words(features))],
             },
             Err(error) => {
-                let (reason, mend) = match error {
-                    Error::Unavailable { reason, mend, .. } => (reason, mend),
+                let (reason, fix) = match error {
+                    Error::Unavailable { reason, fix, .. } => (reason, fix),
                     other => (other.to_string(), other.hint()),
                 };
-                Probe { works: false, reason, mend, details: Vec::new() }
+                Probe { works: false, reason, fix, details: Vec::new() }
             }
         }
     }
@@ -108,7 +108,7 @@ pub(super) fn not_allowed() -> Error {
     Error::Unavailable {
         kind: Kind::Ublk,
         reason: "only root may open /dev/ublk-control here".to_owned(),
-        mend: Some(format!(
+        fix: Some(format!(
             "sudo install -m 644 /usr/share/becket/{RULES} /etc/udev/rules.d && sudo udevadm control --reload && \
              sudo udevadm trigger /dev/ublk-control, which gives all users of this machine block devices of their own"
         )),
@@ -123,7 +123,7 @@ pub(super) fn not_given(id: u32) -> Error {
             "the kernel has added ublk device {id} for this user, but nobody gave it /dev/ublkc{id}: does udev run, and has \
              it all of {RULES}? The device cannot even be removed without"
         ),
-        mend: None,
+        fix: None,
     }
 }
 
@@ -144,7 +144,7 @@ mod tests {
         if probe.works {
             assert!(probe.details[0].1.contains("ioctl-encoding"), "{probe:?}");
         } else {
-            assert!(probe.mend.is_some() || probe.reason.contains("kernel"), "{probe:?}");
+            assert!(probe.fix.is_some() || probe.reason.contains("kernel"), "{probe:?}");
         }
     }
 }

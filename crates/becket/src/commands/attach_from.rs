@@ -113,7 +113,7 @@ pub(super) fn given(words: impl IntoIterator<Item = OsString>) -> Vec<OsString> 
 mod tests {
     use super::*;
 
-    fn told(text: &str) -> String {
+    fn reported(text: &str) -> String {
         read(Path::new("table"), text, &DeviceOptions::default(), Vec::new).unwrap_err().message
     }
 
@@ -134,15 +134,19 @@ mod tests {
 
     #[test]
     fn mistakes_are_told_with_their_place() {
-        assert!(told("a\nb --flat\n").starts_with("table: line 2: unexpected argument '--flat'"));
-        assert!(told("a b").starts_with("table: line 1: unexpected argument 'b'"), "{}", told("a b"));
-        assert!(told("-r").starts_with("table: line 1: the following required arguments"), "{}", told("-r"));
-        assert!(told("a --offset x").contains("'x' for '--offset"), "{}", told("a --offset x"));
-        assert!(told("a --help").starts_with("table: line 1: unexpected argument '--help'"));
-        assert!(told("a --from b").starts_with("table: line 1: unexpected argument '--from'"));
-        assert_eq!(told("a 'b"), "table: line 1, column 3: this quote is not closed");
+        assert!(reported("a\nb --flat\n").starts_with("table: line 2: unexpected argument '--flat'"));
+        assert!(reported("a b").starts_with("table: line 1: unexpected argument 'b'"), "{}", reported("a b"));
+        assert!(
+            reported("-r").starts_with("table: line 1: the following required arguments"),
+            "{}",
+            reported("-r")
+        );
+        assert!(reported("a --offset x").contains("'x' for '--offset"), "{}", reported("a --offset x"));
+        assert!(reported("a --help").starts_with("table: line 1: unexpected argument '--help'"));
+        assert!(reported("a --from b").starts_with("table: line 1: unexpected argument '--from'"));
+        assert_eq!(reported("a 'b"), "table: line 1, column 3: this quote is not closed");
         assert_eq!(
-            told("a --name x\nb --name y\nc --name=x"),
+            reported("a --name x\nb --name y\nc --name=x"),
             "table: line 3: --name x is that of line 1 already"
         );
     }

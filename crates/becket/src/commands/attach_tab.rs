@@ -33,7 +33,7 @@ fn choose(table: &Path, text: &[u8], names: &[PathBuf], given: &[OsString]) -> R
     Ok(jobs)
 }
 
-/// Lines that make no sense are told here: the name may be in one of them.
+/// Lines that make no sense are reported here: the name may be in one of them.
 fn missing(table: &Path, name: &Path, entries: &[Result<Entry, Wrong>]) -> Failure {
     let failure =
         Failure::new("not_found", format!("{}: no line is named {}", table.display(), name.display()));

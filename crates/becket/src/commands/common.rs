@@ -1,5 +1,5 @@
 //! What several commands need.
-//! Knows no command: what is done to a target, and how it is told, comes from there.
+//! Knows no command: what is done to a target, and how it is reported, comes from there.
 
 use crate::{
     args::{DeviceOptions, Look, Toggle, Via},
@@ -71,11 +71,11 @@ pub(super) fn each<T: Serialize>(
     let mut errors = Vec::new();
     for target in targets {
         match act(target) {
-            Ok(told) => {
+            Ok(reported) => {
                 if !ui.json {
-                    show(&told, devices.is_empty())?;
+                    show(&reported, devices.is_empty())?;
                 }
-                devices.push(told);
+                devices.push(reported);
             }
             Err(error) => {
                 let failure = Failure::device(verb, target.display(), &error);
@@ -101,7 +101,7 @@ pub(super) fn look_as(look: &Look, format: Format) -> Result<Walk, becket_image:
     becket_image::look_within(&look.path, format, &look.backing_dirs, &budget)
 }
 
-/// An error of the image room, told as the failure to `verb` (like `list`) the image at `path`.
+/// An error of becket-image, reported as the failure to `verb` (like `list`) the image at `path`.
 pub(super) fn image_failure(verb: &str, path: &Path, error: becket_image::Error) -> Failure {
     Failure::device(verb, shown(path.as_os_str().as_bytes()), &becket_device::Error::Image(error))
 }

@@ -62,7 +62,7 @@ fn each(
         |target, outcome| match outcome {
             Ok(info) => {
                 if ui.verbose {
-                    ui.note(told(&info));
+                    ui.note(reported(&info));
                 }
                 devices.push(info);
             }
@@ -72,7 +72,7 @@ fn each(
     failures
 }
 
-fn told(info: &DeviceInfo) -> String {
+fn reported(info: &DeviceInfo) -> String {
     let device = info.device.display();
     match info.state {
         DeviceState::Detaching => format!("{device} is detached when its last user closes it"),

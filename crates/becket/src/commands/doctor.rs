@@ -30,7 +30,7 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
                 let details: serde_json::Map<_, _> =
                     probe.details.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
                 json!({
-                    "transport": report.kind, "works": probe.works, "reason": probe.reason, "fix": probe.mend,
+                    "transport": report.kind, "works": probe.works, "reason": probe.reason, "fix": probe.fix,
                     "details": details,
                 })
             })
@@ -53,7 +53,8 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
         return Ok(0);
     }
 
-    let mut text = format!("becket {} on Linux {kernel}, {}\n", env!("CARGO_PKG_VERSION"), privileges.told());
+    let mut text =
+        format!("becket {} on Linux {kernel}, {}\n", env!("CARGO_PKG_VERSION"), privileges.reported());
     for report in &transports {
         let probe = &report.probe;
         let verdict = if probe.works {
@@ -66,8 +67,8 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
         for (key, value) in &probe.details {
             let _ = writeln!(text, "  {key}: {value}");
         }
-        if let Some(mend) = &probe.mend {
-            let _ = writeln!(text, "  {} {mend}", ui.paint(Colour::Cyan, "to fix:"));
+        if let Some(fix) = &probe.fix {
+            let _ = writeln!(text, "  {} {fix}", ui.paint(Colour::Cyan, "to fix:"));
         }
     }
     let ends = match &cgroup {
@@ -75,7 +76,7 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
         Err(why) => format!("a guard process kills what its command leaves running (no cgroup: {why})"),
     };
     let _ = writeln!(text, "\nbecket run: {ends}");
-    let _ = writeln!(text, "\nserver: {}", told(&server));
+    let _ = writeln!(text, "\nserver: {}", reported(&server));
     match &ailing {
         Ok(devices) => {
             for info in devices {
@@ -99,7 +100,7 @@ fn server() -> Result<Option<ServerStatus>, String> {
     becket_device::server_status().map_err(|error| error.to_string())
 }
 
-fn told(server: &Result<Option<ServerStatus>, String>) -> String {
+fn reported(server: &Result<Option<ServerStatus>, String>) -> String {
     let ServerStatus { version, pid, worker_pid, devices, notes, .. } = match server {
         Ok(Some(server)) => server,
         Ok(None) => return "none runs; the first attach that needs one starts it".to_owned(),
@@ -128,7 +129,7 @@ impl Privileges {
         Self { root: geteuid().is_root(), admin }
     }
 
-    fn told(&self) -> &'static str {
+    fn reported(&self) -> &'static str {
         match (self.root, self.admin) {
             (true, true) => "as root",
             (true, false) => "as root without CAP_SYS_ADMIN (a container?)",

@@ -103,7 +103,7 @@ fn order(table: &Path, entry: &Entry, node: &str) -> String {
     if let Some(path) = image.strip_prefix("/dev/") {
         let _ = writeln!(unit, "Requires={0}.device\nAfter={0}.device", escape(&format!("dev/{path}")));
     }
-    // Whoever uses the device begins after it and, when the machine ends, ends before it.
+    // Units that use the device begin after it and, when the machine ends, end before it.
     let _ = writeln!(unit, "Wants=blockdev@{node}.target\nBefore=blockdev@{node}.target");
     if entry.start.netdev {
         unit.push_str("After=remote-fs-pre.target\n");
@@ -198,7 +198,7 @@ mod tests {
         );
         let order = |name: &str| &found[&format!("becket-attach@{name}.service.d/50-beckettab.conf")];
         assert!(!order("a").contains("Before=local-fs.target"));
-        assert!(order("b").contains("Before=local-fs.target"), "should somebody ask for it");
+        assert!(order("b").contains("Before=local-fs.target"), "if a unit asks for it");
         assert!(order("c").contains("After=remote-fs-pre.target\nBefore=remote-fs.target\n"));
         assert!(
             order("d").contains("After=dev-mapper-vg\\x2dd.device\n")

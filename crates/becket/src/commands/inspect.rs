@@ -22,13 +22,13 @@ pub(crate) fn run(ui: &Ui, args: &args::Inspect) -> Result<u8, Failure> {
         return Err(common::image_failure("inspect", &args.look.path, error)
             .hint("see what is in it: becket ls PATH"));
     }
-    let told = becket_image::inspect(&level.image, &level.path, args.look.format_of(index + 1));
+    let reported = becket_image::inspect(&level.image, &level.path, args.look.format_of(index + 1));
     if ui.json {
-        ui.document(&BTreeMap::from([("image", told)]))?;
+        ui.document(&BTreeMap::from([("image", reported)]))?;
         return Ok(0);
     }
     let mut lines = Vec::new();
-    tree(&told, "", "", &mut lines);
+    tree(&reported, "", "", &mut lines);
     ui.lines(lines)?;
     Ok(0)
 }

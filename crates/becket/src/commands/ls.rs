@@ -189,8 +189,8 @@ mod tests {
     fn an_entry_that_cannot_be_read_hides_no_other() {
         let mut held = Budget::default().hold(0, NAMES).unwrap();
         let lines = directory(&Flat(3), 0, &mut held).unwrap();
-        let told: Vec<_> = lines.iter().map(|line| (line.kind, line.name.as_str())).collect();
-        assert_eq!(told, [("file", "0"), (UNREADABLE, "1"), ("file", "2")]);
+        let reported: Vec<_> = lines.iter().map(|line| (line.kind, line.name.as_str())).collect();
+        assert_eq!(reported, [("file", "0"), (UNREADABLE, "1"), ("file", "2")]);
         assert!(lines[1].more.as_ref().is_some_and(|more| more.contains("no inode")));
     }
 

@@ -242,9 +242,9 @@ mod tests {
             limits: args::LimitOptions::default(),
         };
         let walk = becket_image::look(&look.path, look.format, &[]).unwrap();
-        let told: Vec<_> = formats(&walk, &look).map(|(_, format)| format).collect();
-        assert_eq!(told.len(), 2);
-        assert_ne!(told[0], "damaged");
-        assert_eq!(told[1], "raw");
+        let reported: Vec<_> = formats(&walk, &look).map(|(_, format)| format).collect();
+        assert_eq!(reported.len(), 2);
+        assert_ne!(reported[0], "damaged");
+        assert_eq!(reported[1], "raw");
     }
 }

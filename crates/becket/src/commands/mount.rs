@@ -41,7 +41,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Mount) -> Result<u8, Failure> {
         Ok(node) => {
             if ui.json {
                 let dir = fs::canonicalize(&args.dir).unwrap_or_else(|_| args.dir.clone());
-                ui.value(&told(&info, &node, &dir))?;
+                ui.value(&reported(&info, &node, &dir))?;
             }
             Ok(0)
         }
@@ -55,7 +55,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Mount) -> Result<u8, Failure> {
 }
 
 /// What `mount` and `umount` print for programs.
-pub(super) fn told(info: &DeviceInfo, source: &Path, dir: &Path) -> Value {
+pub(super) fn reported(info: &DeviceInfo, source: &Path, dir: &Path) -> Value {
     json!({ "device": info, "source": path_text(source), "dir": path_text(dir) })
 }
 

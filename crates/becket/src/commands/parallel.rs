@@ -1,4 +1,4 @@
-//! Work on many things at once, told in the order in which they were given.
+//! Work on many things at once, reported in the order in which they were given.
 //! Never more threads than the machine has use for, and never one that outlives the call.
 
 use std::{
@@ -14,8 +14,8 @@ const THREADS_FOR_EACH_CPU: usize = 2;
 
 /// Does the work on each item, and tells the outcomes in the order of the items, each as soon as it is its turn.
 ///
-/// `done` hears of each outcome when it is there. With its `false` nothing new is begun; what was begun is still told. Who has
-/// done the work hears and tells: nobody has to be woken for it.
+/// `done` hears of each outcome when it is there. With its `false` nothing new is begun; what was begun is
+/// still reported. Who has done the work hears and tells: nobody has to be woken for it.
 pub(super) fn in_order<T: Sync, R: Send>(
     items: &[T],
     work: impl Fn(&T) -> R + Sync,
@@ -75,15 +75,15 @@ mod tests {
     #[test]
     fn all_are_told_once_and_in_order() {
         let items: Vec<usize> = (0..1000).collect();
-        let mut told = Vec::new();
-        in_order(&items, |item| item * 2, |_| true, |item, twice| told.push((*item, twice)));
-        assert_eq!(told, items.iter().map(|item| (*item, item * 2)).collect::<Vec<_>>());
+        let mut reported = Vec::new();
+        in_order(&items, |item| item * 2, |_| true, |item, twice| reported.push((*item, twice)));
+        assert_eq!(reported, items.iter().map(|item| (*item, item * 2)).collect::<Vec<_>>());
     }
 
     #[test]
     fn one_is_done_here() {
         let here = thread::current().id();
-        let (mut heard, mut told) = (0, Vec::new());
+        let (mut heard, mut reported) = (0, Vec::new());
         let done = |_: &_| {
             heard += 1;
             true
@@ -92,24 +92,24 @@ mod tests {
             &[7],
             |item| (*item, thread::current().id()),
             done,
-            |item, outcome| told.push((*item, outcome)),
+            |item, outcome| reported.push((*item, outcome)),
         );
-        assert_eq!((heard, told), (1, vec![(7, (7, here))]));
+        assert_eq!((heard, reported), (1, vec![(7, (7, here))]));
     }
 
     #[test]
     fn nothing_new_is_begun_after_no() {
         let items: Vec<usize> = (0..1000).collect();
         let begun = AtomicUsize::new(0);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let work = |item: &usize| {
             begun.fetch_add(1, Ordering::Relaxed);
-            // The others wait until the first was told.
+            // The others wait until the first was reported.
             thread::sleep(std::time::Duration::from_millis(if *item == 0 { 0 } else { 20 }));
             *item
         };
-        in_order(&items, work, |_| false, |item, _| told.push(*item));
-        assert_eq!(told.len(), begun.load(Ordering::Relaxed), "what was begun is told");
-        assert!(told.len() < items.len() && told.is_sorted(), "{told:?}");
+        in_order(&items, work, |_| false, |item, _| reported.push(*item));
+        assert_eq!(reported.len(), begun.load(Ordering::Relaxed), "what was begun is reported");
+        assert!(reported.len() < items.len() && reported.is_sorted(), "{reported:?}");
     }
 }

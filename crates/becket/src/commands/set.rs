@@ -43,9 +43,9 @@ fn change(target: &std::ffi::OsString, changes: &Changes) -> Result<ChangedDevic
     let mut shown: Option<(Progress, u64)> = None;
     let mut compared = |done: u64, all: u64| {
         let steps = |bytes: u64| usize::try_from(bytes.div_ceil(STEP)).unwrap_or(usize::MAX);
-        let (progress, told) = shown.get_or_insert_with(|| (Progress::new(steps(all)), 0));
-        while *told < done / STEP {
-            *told += 1;
+        let (progress, reported) = shown.get_or_insert_with(|| (Progress::new(steps(all)), 0));
+        while *reported < done / STEP {
+            *reported += 1;
             progress.step();
         }
     };
@@ -57,10 +57,10 @@ fn change(target: &std::ffi::OsString, changes: &Changes) -> Result<ChangedDevic
 }
 
 fn show(ui: &Ui, changed: &ChangedDevice) -> Result<(), Failure> {
-    changed.changes.iter().try_for_each(|change| ui.line(told(changed, change)))
+    changed.changes.iter().try_for_each(|change| ui.line(reported(changed, change)))
 }
 
-fn told(ChangedDevice { device, .. }: &ChangedDevice, change: &Changed) -> String {
+fn reported(ChangedDevice { device, .. }: &ChangedDevice, change: &Changed) -> String {
     let Changed { what, from, to, how } = change;
     let node = device.device.display();
     let why = if *what == "direct_io" { format!(": {}", device.direct_io_reason) } else { String::new() };

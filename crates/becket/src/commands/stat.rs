@@ -19,17 +19,17 @@ pub(crate) fn run(ui: &Ui, args: &args::Stat) -> Result<u8, Failure> {
         "stat",
         &args.targets,
         |target| becket_device::stat(target),
-        |told, first| {
+        |reported, first| {
             if !first {
                 ui.line("")?;
             }
-            show(ui, told)
+            show(ui, reported)
         },
     )
 }
 
-fn show(ui: &Ui, told: &DeviceStats) -> Result<(), Failure> {
-    let DeviceStats { name, device, transport, note, stats } = told;
+fn show(ui: &Ui, reported: &DeviceStats) -> Result<(), Failure> {
+    let DeviceStats { name, device, transport, note, stats } = reported;
     ui.line(format!("{name}  {}  {transport}  {} in flight", device.display(), stats.in_flight))?;
     let text = table(&rows(stats), &(1..HEAD.len()).collect::<Vec<_>>());
     ui.line(text.trim_end())?;
@@ -77,9 +77,9 @@ mod tests {
         assert_eq!(rows.len(), 5, "zeroed ranges that count as writes have no line of their own");
         let known = Activity { errors: Some(1), p999_ns: Some(1), max_ns: Some(2), ..Activity::default() };
         let decoded = Decodings { hits: 9, waits: 4, blocks: 3, bytes: 384 << 10, ahead: 1, errors: 0 };
-        let told =
+        let reported =
             "decoded: 3 blocks, 384K, 1 ahead of need, 0 errors; wanted: 9 times there, 4 times not yet";
-        assert_eq!(words(&decoded), told);
+        assert_eq!(words(&decoded), reported);
         assert_eq!(row("flush", &known).join(" "), "flush 0 0 1 - - - - 1ns 2ns -");
     }
 }

@@ -3,7 +3,7 @@
 
 use super::{
     common,
-    mount::{last_words, said, told, tool_missing},
+    mount::{last_words, reported, said, tool_missing},
 };
 use crate::{
     args,
@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-/// How long a device that goes by itself is given before it is told to.
+/// How long a device that goes by itself is given before it is detached.
 const BY_ITSELF: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(ui: &Ui, args: &args::Umount) -> Result<u8, Failure> {
@@ -58,7 +58,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Umount) -> Result<u8, Failure> {
         None => detach(&info, args.timeout)?,
     }
     if ui.json {
-        let mut value = told(&info, &mount.source, &point);
+        let mut value = reported(&info, &mount.source, &point);
         value["detached"] = json!(still.is_none());
         ui.value(&value)?;
     }

@@ -14,14 +14,14 @@ use std::os::fd::AsFd as _;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a device that was told to go is waited for before its users are looked for.
+/// How long a detached device is waited for before its users are looked for.
 const PASSING: Duration = Duration::from_millis(100);
 
 /// Detaches each; says whether all went.
 pub(super) fn detach(words: &[OsString]) -> bool {
     let mut well = true;
     for word in words {
-        well &= told(Device::named(word).and_then(|device| detach_one(&device)));
+        well &= reported(Device::named(word).and_then(|device| detach_one(&device)));
     }
     well
 }
@@ -29,17 +29,17 @@ pub(super) fn detach(words: &[OsString]) -> bool {
 /// Detaches everything in use; says whether all went.
 pub(super) fn detach_all() -> bool {
     match Device::in_use() {
-        Ok(devices) => devices.iter().fold(true, |well, device| well & told(detach_one(device))),
-        Err(trouble) => told(Err(trouble)),
+        Ok(devices) => devices.iter().fold(true, |well, device| well & reported(detach_one(device))),
+        Err(trouble) => reported(Err(trouble)),
     }
 }
 
 /// Removes the nodes of unused devices; says whether all went.
 pub(super) fn remove(words: &[OsString]) -> bool {
-    words.iter().fold(true, |well, word| well & told(remove_one(word)))
+    words.iter().fold(true, |well, word| well & reported(remove_one(word)))
 }
 
-fn told(outcome: Result<(), Trouble>) -> bool {
+fn reported(outcome: Result<(), Trouble>) -> bool {
     outcome.inspect_err(Trouble::tell).is_ok()
 }
 
@@ -71,7 +71,7 @@ fn detach_loop(device: &Loop) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Says who keeps a device that was told to go. Detaching has worked, so this is no failure.
+/// Names the users of a detached device. Detaching has worked, so this is no failure.
 pub(super) fn still_used(device: &str, users: &[becket_device::User]) {
     if !users.is_empty() {
         let users: Vec<String> = users.iter().map(ToString::to_string).collect();

@@ -132,19 +132,19 @@ mod tests {
     fn read(line: &str, strict: bool) -> Result<String, String> {
         let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
         let mut reader = Reader::new(&SPELLINGS, &words, strict);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         while let Some((index, argument)) = reader.next()? {
             let argument = argument.map(|text| format!("={}", text.display())).unwrap_or_default();
-            told.push(format!("{}{argument}", SPELLINGS[index].long));
+            reported.push(format!("{}{argument}", SPELLINGS[index].long));
         }
-        told.push("|".to_owned());
-        told.extend(reader.operands().iter().map(|word| word.display().to_string()));
-        Ok(told.join(" "))
+        reported.push("|".to_owned());
+        reported.extend(reader.operands().iter().map(|word| word.display().to_string()));
+        Ok(reported.join(" "))
     }
 
     #[test]
     fn every_way_to_write_an_option() {
-        for (line, told) in [
+        for (line, reported) in [
             ("", "|"),
             ("-a x -o 5 y", "all offset=5 | x y"),
             ("-ao5", "all offset=5 |"),
@@ -158,14 +158,14 @@ mod tests {
             ("x -- -a --all", "| x -a --all"),
             ("x - -a", "all | x -"),
         ] {
-            assert_eq!(read(line, false).unwrap(), told, "{line}");
+            assert_eq!(read(line, false).unwrap(), reported, "{line}");
         }
         assert_eq!(read("-a x -a", true).unwrap(), "all | x -a");
     }
 
     #[test]
     fn what_is_wrong_is_said_as_getopt_says_it() {
-        for (line, told) in [
+        for (line, reported) in [
             ("-Z", "invalid option -- 'Z'"),
             ("-aZ", "invalid option -- 'Z'"),
             ("-o", "option requires an argument -- 'o'"),
@@ -175,7 +175,7 @@ mod tests {
             ("--nothing=1", "unrecognized option '--nothing=1'"),
             ("--o", "option '--o' is ambiguous; possibilities: '--offset' '--output' '--output-all'"),
         ] {
-            assert_eq!(read(line, false).unwrap_err(), told, "{line}");
+            assert_eq!(read(line, false).unwrap_err(), reported, "{line}");
         }
     }
 }

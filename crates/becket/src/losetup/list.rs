@@ -120,7 +120,7 @@ pub(super) fn show(file: Option<&OsStr>, settings: &Settings, utf8: bool) -> Res
     }
     let mut out = Vec::new();
     for device in &devices {
-        // One that went away meanwhile is not told.
+        // One that went away meanwhile is not listed.
         let _ = plain(&mut out, device);
     }
     Ok(out)

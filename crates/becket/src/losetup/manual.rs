@@ -77,7 +77,7 @@ pub(crate) fn command() -> clap::Command {
         .about("attach files as block devices")
         .long_about(
             "Attaches files as loop devices, lists them, changes them and detaches them, with the options, output and \
-             exit status of util-linux's losetup. It works on the kernel's /dev/loopN, whoever attached them, keeps no \
+             exit status of util-linux's losetup. It works on the kernel's /dev/loopN, also on those of others, keeps no \
              state and needs no server. Called as losetup (by a link to becket) or as `becket losetup`.",
         )
         .after_help(after())
@@ -91,8 +91,8 @@ pub(crate) fn command() -> clap::Command {
 
 fn after() -> String {
     let mut text = String::from("Columns: ");
-    let told = columns::ALL.map(|(_, name, _, meaning)| format!("{name} ({meaning})"));
-    text += &told.join(", ");
+    let reported = columns::ALL.map(|(_, name, _, meaning)| format!("{name} ({meaning})"));
+    text += &reported.join(", ");
     text += ".\n\nA device in use is detached when its last user closes it: -d then ends well, and says on standard error who \
              that is. Missing nodes are made, where this process may.\n\n\
              Exit status: 0 done, 1 not. With several devices, 1 when one of them failed.\n\n\

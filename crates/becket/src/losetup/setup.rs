@@ -106,7 +106,7 @@ fn on_free(file: &OsStr, settings: &Settings) -> Result<PathBuf, Trouble> {
         let path = free()?;
         match backing.attach(&path, settings) {
             Ok(()) => return Ok(path),
-            // Somebody else took it, or removed it.
+            // Another program took it, or removed it.
             Err((error, _)) if retries(&error) && Instant::now() < until => {
                 // At first at once; later out of step with those that do the same.
                 if attempt >= 8 {
@@ -147,7 +147,7 @@ fn on_named(device: &OsStr, file: &OsStr, settings: &Settings) -> Result<PathBuf
     }
 }
 
-/// What a container's administrator has to mend, where that is why it failed.
+/// What a container's administrator has to fix, where that is why it failed.
 pub(super) fn explained(path: &Path, opened: bool, trouble: Trouble, error: &io::Error) -> Trouble {
     let shown = path.display();
     if is(error, Errno::PERM) && !opened {

@@ -1,5 +1,5 @@
 //! Sizes as util-linux reads them, to the byte: `512`, `0x200`, `1KiB`, `1kB`, `0.5G`, up to Y.
-//! Never mended: an image was once made with the offset that this arithmetic gives, odd as it is.
+//! Never fixed: images were made with the offset that this arithmetic gives, odd as it is.
 
 use rustix::io::Errno;
 

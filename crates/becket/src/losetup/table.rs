@@ -39,8 +39,9 @@ pub(super) fn render(columns: &[Column], rows: &[Row], style: Style, headings: b
     let head = columns.iter().map(|column| column.name().as_bytes().to_vec()).collect();
     let mut lines: Vec<Vec<Vec<u8>>> = vec![head];
     lines.extend(rows.iter().map(|row| {
-        let told = |cell: &Option<Value>| cell.as_ref().map_or_else(Vec::new, |cell| cell.told(style));
-        row.iter().map(told).collect()
+        let reported =
+            |cell: &Option<Value>| cell.as_ref().map_or_else(Vec::new, |cell| cell.reported(style));
+        row.iter().map(reported).collect()
     }));
     match style {
         Style::Raw => lines.iter_mut().flatten().for_each(|cell| *cell = nonblank(cell)),
@@ -76,7 +77,7 @@ pub(super) fn render(columns: &[Column], rows: &[Row], style: Style, headings: b
 }
 
 impl Value {
-    fn told(&self, style: Style) -> Vec<u8> {
+    fn reported(&self, style: Style) -> Vec<u8> {
         match self {
             Value::Text(text) => text.clone(),
             Value::Number(number) => number.to_string().into_bytes(),
@@ -136,7 +137,7 @@ fn json(out: &mut Vec<u8>, columns: &[Column], rows: &[Row]) {
             out.extend(b"         ");
             quote(out, column.name().to_ascii_lowercase().as_bytes());
             out.extend(b": ");
-            let text = cell.as_ref().map(|cell| cell.told(Style::Json)).unwrap_or_default();
+            let text = cell.as_ref().map(|cell| cell.reported(Style::Json)).unwrap_or_default();
             match column.kind() {
                 Kind::Flag => out.extend(if text == b"1" { &b"true"[..] } else { b"false" }),
                 _ if text.is_empty() => out.extend(b"null"),
@@ -228,15 +229,15 @@ mod tests {
             vec![text("/dev/loop0"), Some(Value::Flag(true)), Some(Value::Number(5)), text("a\"\\\n\u{1}ü")],
             vec![text("/dev/loop1"), None, None, None],
         ];
-        let told = shown(&columns, &rows, Style::Json, true);
-        assert!(told.starts_with(
+        let reported = shown(&columns, &rows, Style::Json, true);
+        assert!(reported.starts_with(
             "{\n   \"loopdevices\": [\n      {\n         \"name\": \"/dev/loop0\",\n         \"ro\": true,\n"
         ));
         assert!(
-            told.contains("\"back-file\": \"a\\\"\\\\\\n\\u0001ü\"\n      },{\n         \"name\""),
-            "{told}"
+            reported.contains("\"back-file\": \"a\\\"\\\\\\n\\u0001ü\"\n      },{\n         \"name\""),
+            "{reported}"
         );
-        let value: serde_json::Value = serde_json::from_str(&told).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&reported).unwrap();
         assert_eq!(
             value["loopdevices"][1],
             serde_json::json!({

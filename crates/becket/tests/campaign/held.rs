@@ -1,4 +1,4 @@
-//! What becket's processes hold, for whoever looks for leaks; and how times are told.
+//! What becket's processes hold, to find leaks; and how times are shown.
 //! It only looks.
 
 use std::{fs, path::Path};

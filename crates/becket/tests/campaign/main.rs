@@ -1,7 +1,8 @@
 //! Everything at once: devices under loads while those who serve them are killed, stopped, starved and replaced.
 //!
-//! CI does a part of it a few times. `cargo xtask campaign` does it for as long as it is told, by BECKET_CAMPAIGN, and stores
-//! what the test writes into the file named by BECKET_CAMPAIGN_REPORT; `cargo xtask soak` is [`soak`], by BECKET_SOAK.
+//! CI does a part of it a few times. `cargo xtask campaign` does it for as long as BECKET_CAMPAIGN says, and
+//! stores what the test writes into the file named by BECKET_CAMPAIGN_REPORT; `cargo xtask soak` is [`soak`],
+//! by BECKET_SOAK.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
 #[path = "../common/mod.rs"]
@@ -39,7 +40,7 @@ fn a_campaign_over_fuse_is_not_noticed() {
 }
 
 /// A number that the environment tells.
-fn told(variable: &str) -> Option<u64> {
+fn reported(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|text| text.parse().expect("a number"))
 }
 
@@ -56,12 +57,12 @@ fn report(word: &str, report: &Value) {
 }
 
 fn campaign(name: &str, via: &str, usual: usize) {
-    let told = told("BECKET_CAMPAIGN");
-    if in_a_guest() && told.is_none() {
+    let reported = reported("BECKET_CAMPAIGN");
+    if in_a_guest() && reported.is_none() {
         skip(name, "cargo xtask campaign runs it");
         return;
     }
-    let rounds = told.map_or(usual, |rounds| rounds as usize);
+    let rounds = reported.map_or(usual, |rounds| rounds as usize);
     let place = scratch();
     let attach = |name: &str, size: u64| {
         image::sparse(&place.path(name), size);

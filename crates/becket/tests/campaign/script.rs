@@ -11,8 +11,9 @@ use becket_testkit::{Scratch, image, tool, wait_until};
 
 use crate::common::disturb::PATIENCE;
 
-/// A new file system, a clone in it, and each byte of that read back past the page cache. Whoever begins to serve has a copy of all
-/// mounts for a moment, before it drops them: until then what was unmounted is in use.
+/// A new file system, a clone in it, and each byte of that read back past the page cache. A process that
+/// begins to serve has a copy of all mounts for a moment, before it drops them: until then what was unmounted
+/// is in use.
 const CLONE: &str = "
     n=0; until mkfs.ext4 -q -F $0; do n=$((n + 1)); [ $n -lt 50 ]; sleep 0.1; done
     mkdir -p mnt; mount $0 mnt

@@ -33,13 +33,13 @@ use crate::common::scratch;
 use crate::course::{Course, RAW};
 use crate::held::{Held, held, no_leak, processes};
 use crate::script::{self, Script, TRANSACTIONS};
-use crate::{kernel, report, told};
+use crate::{kernel, report, reported};
 
 /// The first device is longer than its load needs, and this much of that comes and goes.
 const TAIL: u64 = 8 << 20;
 /// How long all is rough, and then half as long calm, where there is time for that.
 const STRETCH: Duration = Duration::from_secs(60);
-/// A soak that takes so much longer than it was told to hangs.
+/// A soak that takes so much longer than it should hangs.
 const GRACE: Duration = Duration::from_secs(600);
 
 #[test]
@@ -66,11 +66,11 @@ fn a_soak_over_fuse_finds_nothing() {
 
 /// How long it is to take; CI has no time for it.
 fn length(name: &str) -> Option<Duration> {
-    let told = told("BECKET_SOAK");
-    if told.is_none() {
+    let reported = reported("BECKET_SOAK");
+    if reported.is_none() {
         skip(name, "cargo xtask soak runs it");
     }
-    told.map(Duration::from_secs)
+    reported.map(Duration::from_secs)
 }
 
 const TOOLS: [&str; 8] = ["fio", "git", "sqlite3", "mkfs.ext4", "sfdisk", "mksquashfs", "qemu-img", "e2fsck"];
@@ -84,7 +84,7 @@ struct Soak<'a> {
     seen: &'a Seen,
     faulty: &'a Seen,
     stop: AtomicBool,
-    /// Held by whoever is in the middle of something; for writing by who wants all to rest.
+    /// Held for reading by each thread at work, and for writing by the one that wants all to rest.
     busy: RwLock<()>,
     /// Grows when a disturbance begins, and when it is over: odd while something may fail for it.
     unrest: AtomicU64,
@@ -136,12 +136,12 @@ impl Soak<'_> {
         let words: Vec<&str> = ["attach", "--name", name].iter().chain(words).copied().collect();
         // The server may have died after it was done, before it could say so.
         let lives = || self.device(name).is_some_and(|info| info["state"] == "live");
-        let told = self.call(&words, |_| lives());
+        let reported = self.call(&words, |_| lives());
         // Its link is then made by the next server.
         let there = || self.place.links().join(name).exists();
         assert!(
-            if told.code == 0 { there() } else { wait_until(PATIENCE, there) },
-            "{name} has no link: {told:?}"
+            if reported.code == 0 { there() } else { wait_until(PATIENCE, there) },
+            "{name} has no link: {reported:?}"
         );
     }
 
@@ -184,7 +184,7 @@ impl Drop for EndAll<'_, '_> {
 }
 
 fn soak(via: &str, length: Duration) {
-    let seed = told("BECKET_SOAK_SEED").unwrap_or(0);
+    let seed = reported("BECKET_SOAK_SEED").unwrap_or(0);
     let begun = Instant::now();
     let place = scratch();
     let runtime = place.runtime();
@@ -266,8 +266,8 @@ fn soak(via: &str, length: Duration) {
     tell(&soak, &mut course, turns, &rests, begun.elapsed());
 }
 
-/// Ends a soak that hangs. Its servers go first: whoever waits for one that is stopped may keep others from their loop devices,
-/// and gets an error then.
+/// Ends a soak that hangs. Its servers go first: a process that waits for a stopped one may keep others from
+/// their loop devices, and gets an error then.
 fn give_up(runtime: &Path) -> ! {
     println!("soak: something hangs");
     for process in processes(runtime) {
@@ -309,7 +309,7 @@ fn tell(soak: &Soak<'_>, course: &mut Course, turns: [usize; 3], rests: &[Held],
         TRANSACTIONS * sqlite
     );
     println!("  {} disturbances of those who serve, survived; pause {pause}", course.done);
-    println!("  {due} errors on purpose, each told to its request; {errors} others");
+    println!("  {due} injected errors, each reported to its request; {errors} others");
     for (what, count) in counts.iter().filter(|(what, _)| *what != "errors on purpose") {
         println!("  {count} {what}");
     }

@@ -5,7 +5,7 @@ use becket_testkit::{Scratch, image, tool};
 use std::{fs::File, os::unix::fs::FileExt as _, path::Path, process::Command};
 
 /// Writes, zeroes and discards through a device and in the bytes that it holds, which are synced at the end; `between` is
-/// told of each round.
+/// called after each round.
 #[track_caller]
 pub(crate) fn scribble(device: &Path, expected: &mut [u8], rounds: u64, mut between: impl FnMut(u64)) {
     let file = File::options().read(true).write(true).open(device).unwrap();

@@ -190,7 +190,7 @@ struct Group {
 }
 
 impl Group {
-    /// `None` where there is none that limits memory, or it is somebody else's.
+    /// `None` where there is none that limits memory, or it is another process's.
     fn new() -> Option<Group> {
         let versions = [
             ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", ":memory:/"),
@@ -219,7 +219,7 @@ impl Drop for Group {
         for pid in left.split_whitespace() {
             let _ = fs::write(self.home.join("cgroup.procs"), pid);
         }
-        // Whoever was in it may still be on the way out.
+        // A process that was in it may still be on the way out.
         wait_until(Duration::from_secs(10), || fs::remove_dir(&self.dir).is_ok());
     }
 }

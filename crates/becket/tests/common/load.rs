@@ -131,7 +131,7 @@ pub(crate) fn under_load<T>(device: &Path, seen: &Seen, body: impl FnOnce() -> T
     })
 }
 
-/// Writes and reads one part of the device, past the page cache, until told to stop; returns what must be there.
+/// Writes and reads one part of the device, past the page cache, until stopped; returns what must be there.
 fn load(device: &Path, part: usize, seen: &Seen) -> Vec<u8> {
     let file = direct(device);
     let room = SIZE / THREADS;

@@ -125,7 +125,7 @@ impl Use {
         attribute(&self.name, "diskseq").as_ref() == Some(&self.diskseq) && self.has_size()
     }
 
-    /// Whether somebody else uses the node by now, as a test beside this one may.
+    /// Whether another program uses the node by now, as a test beside this one may.
     pub(crate) fn is_anothers(&self) -> bool {
         attribute(&self.name, "diskseq").is_some_and(|diskseq| diskseq != self.diskseq) && self.has_size()
     }

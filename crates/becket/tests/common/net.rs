@@ -71,8 +71,8 @@ impl Drop for Net {
     }
 }
 
-/// A process that is stopped; but not for ever, since whoever waits for it can keep others waiting, by locks of the kernel's. Whoever has
-/// it go on is a process, too, which outlives this one.
+/// A process that is stopped; but not for ever, since a process that waits for it can keep others waiting, by
+/// locks of the kernel's. A test that has it go on is a process, too, which outlives this one.
 pub(crate) struct Stopped(Child);
 
 impl Stopped {

@@ -1,4 +1,4 @@
-//! The system's losetup and becket's take the same steps, each with its own devices, and must not be told apart.
+//! The system's losetup and becket's take the same steps, each with its own devices, and must not differ.
 //! Never lets a difference pass that docs/losetup-compat.md does not name.
 
 use crate::sequence::{self, SLOTS, Step, Word};
@@ -57,8 +57,8 @@ fn no_sequence_tells_the_two_apart() {
                     });
                     let outcome = compare(seed, &mut sides);
                     sides.iter_mut().for_each(Side::reset);
-                    if let Err(told) = outcome {
-                        failures.lock().expect("no lane panics").push(told);
+                    if let Err(reported) = outcome {
+                        failures.lock().expect("no lane panics").push(reported);
                     }
                 }
             });
@@ -80,7 +80,7 @@ fn compare(seed: u64, [system, becket]: &mut [Side; 2]) -> Result<(), String> {
     let mut before = Vec::new();
     for step in sequence::of(seed) {
         let mut seen = [system.step(&step), becket.step(&step)];
-        // Whoever lists all devices has ours open for a moment, and what was told to go goes after it.
+        // A program that lists all devices has ours open for a moment, and a detached one goes after that.
         becket_testkit::wait_until(Duration::from_secs(5), || match &mut seen {
             [Some(one), Some(other)] if one.kernel != other.kernel => {
                 (one.kernel, other.kernel) = (system.kernel(), becket.kernel());
@@ -120,8 +120,9 @@ fn same(step: &Step, system: Option<&Seen>, becket: Option<&Seen>) -> bool {
         && (system.code, &system.kernel) == (becket.code, &becket.kernel)
 }
 
-/// The one difference that cannot be told from a line alone: of a device with the same bytes and one with some of them,
-/// becket takes the first and the system's losetup whichever it comes to. Nothing can be compared after it.
+/// The one difference that a line alone does not show: of a device with the same bytes and one with some of
+/// them, becket takes the first and the system's losetup whichever it comes to. Nothing can be compared after
+/// it.
 fn takes_the_same(system: Option<&Seen>, becket: Option<&Seen>) -> bool {
     let (Some(system), Some(becket)) = (system, becket) else { return false };
     let known = "overlapping loop device exists";
@@ -134,11 +135,11 @@ fn takes_the_same(system: Option<&Seen>, becket: Option<&Seen>) -> bool {
 fn line(step: &Step) -> String {
     match step {
         Step::Run { words, .. } => {
-            let told = words.iter().map(|word| match word {
+            let reported = words.iter().map(|word| match word {
                 Word::Text(text) => text.clone(),
                 other => format!("{other:?}"),
             });
-            told.collect::<Vec<_>>().join(" ")
+            reported.collect::<Vec<_>>().join(" ")
         }
         other => format!("{other:?}"),
     }

@@ -41,8 +41,8 @@ fn bound_below(dir: &Path) -> Vec<PathBuf> {
     below.map(|entry| Path::new("/dev").join(entry.file_name())).collect()
 }
 
-/// The same once those that are going have gone: whoever lists all devices of the machine, as other tests do, has ours open for
-/// a moment, and what was detached then goes after it.
+/// The same once those that are going have gone: a program that lists all devices, as other tests do, has
+/// ours open for a moment, and what was detached then goes after it.
 fn left_below(dir: &Path) -> Vec<PathBuf> {
     let mut left = Vec::new();
     becket_testkit::wait_until(std::time::Duration::from_secs(10), || {

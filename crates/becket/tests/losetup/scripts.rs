@@ -63,7 +63,8 @@ impl Case {
     }
 }
 
-/// What was said besides that a device is in use for a moment: whoever lists all devices of this machine has ours open.
+/// What was said besides that a device is in use for a moment: a program that lists all devices has ours
+/// open.
 fn unusual(said: &str) -> Option<&str> {
     said.lines().find(|line| !line.contains("open by losetup"))
 }
@@ -94,9 +95,9 @@ fn xfstests() {
         done",
     );
     assert_eq!(ran.code, 0, "{ran:?}");
-    let told: Vec<&str> = ran.out.lines().collect();
-    assert_eq!((told[0], told[3]), ("512", "4096"), "{ran:?}");
-    assert_eq!((told[1], told[4]), (told[2], told[5]), "the kernel's own word: {ran:?}");
+    let reported: Vec<&str> = ran.out.lines().collect();
+    assert_eq!((reported[0], reported[3]), ("512", "4096"), "{ran:?}");
+    assert_eq!((reported[1], reported[4]), (reported[2], reported[5]), "the kernel's own word: {ran:?}");
 }
 
 /// pi-gen maps the partitions of its image one by one, and finds them again by their file.
@@ -123,8 +124,9 @@ fn osbuild() {
     let Some(case) = Case::new("losetup_osbuild") else { return };
     let path = case.image("disk.img", 4 * MIB);
     let device = case.ok("--find --show --offset 512 --read-only disk.img");
-    let told: serde_json::Value = serde_json::from_str(&case.ok(&format!("--json --list {device}"))).unwrap();
-    let one = &told["loopdevices"][0];
+    let reported: serde_json::Value =
+        serde_json::from_str(&case.ok(&format!("--json --list {device}"))).unwrap();
+    let one = &reported["loopdevices"][0];
     assert_eq!(
         (&one["name"], &one["back-file"], &one["offset"], &one["ro"]),
         (&device.clone().into(), &path.display().to_string().into(), &512.into(), &true.into())
@@ -288,8 +290,9 @@ fn a_storm_of_finders_loses_none() {
                         command.args(["-f", "--show"]).arg(case.place.path(&format!("f{file:03}")));
                         let output = command.stdin(Stdio::null()).output().unwrap();
                         let (out, err) = (output.stdout, output.stderr);
-                        let told = [out, err].map(|text| String::from_utf8_lossy(&text).trim().to_owned());
-                        found.lock().unwrap().push((file, output.status.code(), told));
+                        let reported =
+                            [out, err].map(|text| String::from_utf8_lossy(&text).trim().to_owned());
+                        found.lock().unwrap().push((file, output.status.code(), reported));
                     }
                 });
             }

@@ -81,7 +81,7 @@ impl Side {
         let mut seen = Seen { code: None, out: String::new(), err: String::new(), kernel: Vec::new() };
         match step {
             Step::Run { words, whole } => {
-                // Gone from us, and perhaps somebody else's by now.
+                // Gone from us, and perhaps another program's by now.
                 if !self.found.as_deref().is_some_and(|found| self.is_ours(found)) {
                     self.found = None;
                 }
@@ -125,7 +125,8 @@ impl Side {
         }
         command.current_dir(&self.dir).env("LC_ALL", "C.UTF-8").env_remove("BECKET_LOSETUP_VIA");
         let mut output = ended(&mut command);
-        // Whoever lists all devices delays the end of one that was just detached: it is free, and busy for a moment.
+        // A program that lists all devices delays the end of one that was just detached: it is free, and busy
+        // for a moment.
         let busy =
             |output: &Output| String::from_utf8_lossy(&output.stderr).contains("Device or resource busy");
         let unbound =
@@ -147,7 +148,7 @@ impl Side {
         }
         let out = if whole { self.own_of(&out) } else { out.into_owned() };
         let out = self.inodes.iter().fold(out, |out, inode| without_inode(&out, *inode));
-        (seen.out, seen.err) = (sorted(&self.neutral(&out)), self.neutral(&told(&err)));
+        (seen.out, seen.err) = (sorted(&self.neutral(&out)), self.neutral(&reported(&err)));
     }
 
     /// Without what depends on which side this is.
@@ -220,8 +221,8 @@ fn ended(command: &mut Command) -> Output {
     child.wait_with_output().expect("ends")
 }
 
-/// Detaches a device whose file is below `dir`, and waits until it is gone: whoever lists all devices has it open for
-/// a moment. Its number may be somebody else's at once.
+/// Detaches a device whose file is below `dir`, and waits until it is gone: a program that lists all devices
+/// has it open for a moment. Its number may be another program's at once.
 pub(crate) fn clear(node: &Path, dir: &Path) {
     let gone = becket_testkit::wait_until(Duration::from_secs(10), || {
         let _alone = ALONE.lock().expect("nobody panics");
@@ -249,7 +250,7 @@ fn is_below(node: &Path, dir: &Path) -> bool {
 
 fn state(node: &Path) -> String {
     let name = node.file_name().expect("a name").to_string_lossy().into_owned();
-    let mut told = BTreeMap::new();
+    let mut reported = BTreeMap::new();
     for attribute in [
         "loop/backing_file",
         "loop/offset",
@@ -262,7 +263,7 @@ fn state(node: &Path) -> String {
         "queue/logical_block_size",
     ] {
         let text = fs::read_to_string(format!("/sys/block/{name}/{attribute}")).unwrap_or_default();
-        told.insert(attribute, text.trim_end().to_owned());
+        reported.insert(attribute, text.trim_end().to_owned());
     }
     let info = {
         let _alone = ALONE.lock().expect("nobody panics");
@@ -270,7 +271,7 @@ fn state(node: &Path) -> String {
     };
     let file_name =
         info.map(|info| String::from_utf8_lossy(&info.lo_file_name).trim_end_matches('\0').to_owned());
-    format!("{told:?} {file_name:?}")
+    format!("{reported:?} {file_name:?}")
 }
 
 /// A list in one order, whichever it came in; what is no list is left alone.
@@ -304,7 +305,7 @@ pub(crate) const WARNING: &str = "losetup: WARNING";
 pub(crate) const EMPTY: &str = "losetup: EMPTY";
 
 /// Standard error without what docs/losetup-compat.md lets differ.
-fn told(err: &str) -> String {
+fn reported(err: &str) -> String {
     let mut lines = Vec::new();
     for line in err.lines() {
         if line.contains("goes when its last user does") {

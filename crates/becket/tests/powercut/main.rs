@@ -1,7 +1,8 @@
 //! File systems on a becket device when the power goes: what becket sends down to its backing is logged by device-mapper's
 //! log-writes, and at places of that log, each of which a power cut could have left, the file system is mounted and checked.
 //!
-//! CI does it at a few places of ext4 only; `cargo xtask powercut` at as many as it is told, by BECKET_POWERCUT, of each.
+//! CI does it at a few places of ext4 only; `cargo xtask powercut` at as many of each as BECKET_POWERCUT
+//! says.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
 #[path = "../common/mod.rs"]

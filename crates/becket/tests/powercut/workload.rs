@@ -55,7 +55,7 @@ pub(crate) fn broken(dir: &Path, kept: u64, made: u64) -> Option<String> {
     })
 }
 
-/// Makes, fills, cuts, renames and removes files without a sync, until told to stop; how often.
+/// Makes, fills, cuts, renames and removes files without a sync, until stopped; how often.
 pub(crate) fn make_noise(dir: &Path, stop: &AtomicBool) -> u64 {
     let own = dir.join("noise");
     fs::create_dir(&own).unwrap();

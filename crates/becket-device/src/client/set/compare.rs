@@ -13,7 +13,7 @@ use becket_transport::aside::begun;
 
 use crate::contract::{DeviceInfo, Error, ErrorKind};
 
-/// Is told how many bytes of how many have been compared.
+/// Called with how many bytes of how many have been compared.
 pub type Progress<'a> = dyn FnMut(u64, u64) + 'a;
 
 const PIECE: usize = 1 << 20;
@@ -52,7 +52,7 @@ pub(super) fn equal(info: &DeviceInfo, opened: &Opened, progress: &mut Progress<
         ),
     };
     // Aside: the image that the device is to lose may be one that does not answer.
-    let (tell, told) = channel();
+    let (tell, reported) = channel();
     let compared = begun(move || {
         let copy = File::from(copy);
         first_difference((&device, 0), (&copy, offset), len, &mut |done, all| {
@@ -61,7 +61,7 @@ pub(super) fn equal(info: &DeviceInfo, opened: &Opened, progress: &mut Progress<
         })
     });
     loop {
-        match told.recv_timeout(ANSWER) {
+        match reported.recv_timeout(ANSWER) {
             Ok((done, all)) => progress(done, all),
             Err(RecvTimeoutError::Timeout) => return Err(silent()),
             Err(RecvTimeoutError::Disconnected) => break,
@@ -116,12 +116,13 @@ mod tests {
         };
         let plain = file(0, None);
         let differ = |at| {
-            let mut told = Vec::new();
+            let mut reported = Vec::new();
             let other = file(4096, at);
-            let found =
-                first_difference((&plain, 0), (&other, 4096), len, &mut |done, all| told.push((done, all)));
-            assert!(told.is_sorted() && told.iter().all(|(_, all)| *all == len), "{told:?}");
-            (found.unwrap(), told.last().copied())
+            let found = first_difference((&plain, 0), (&other, 4096), len, &mut |done, all| {
+                reported.push((done, all))
+            });
+            assert!(reported.is_sorted() && reported.iter().all(|(_, all)| *all == len), "{reported:?}");
+            (found.unwrap(), reported.last().copied())
         };
         assert_eq!(differ(None), (None, Some((len, len))));
         for at in [0, PIECE as u64 - 1, PIECE as u64, len - 1] {

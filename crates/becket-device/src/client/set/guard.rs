@@ -108,7 +108,7 @@ pub(super) fn may_become_read_only(info: &DeviceInfo, held: bool, force: bool) -
 
 fn busy(info: &DeviceInfo, what: &str, users: Vec<crate::contract::User>, hint: &str) -> Error {
     let who: Vec<String> = users.iter().map(ToString::to_string).collect();
-    let who = if who.is_empty() { "somebody has claimed it".to_owned() } else { who.join(", ") };
+    let who = if who.is_empty() { "a program has claimed it".to_owned() } else { who.join(", ") };
     let message = format!("{} is in use {what}: {who}", info.device.display());
     Error::Remote { kind: ErrorKind::Busy, message, hint: Some(hint.to_owned()) }
 }

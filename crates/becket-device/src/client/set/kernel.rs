@@ -119,7 +119,7 @@ fn replace(device: &mut Device, opened: &Opened) -> Result<(), Error> {
     guard::forget_cached(&device.info)
 }
 
-/// Whoever has looked at the record meanwhile may have found that its medium is gone, and dropped it.
+/// A process that has looked at the record meanwhile may have found that its medium is gone, and dropped it.
 fn record(store: &Store, old: &Device, new: &Device) -> Result<(), Error> {
     if !store.update(old, new)? {
         store.enter(new, |device| lives(&System, device))?;

@@ -37,7 +37,7 @@ pub struct Changes {
     pub format: Format,
     /// Logical block size, which no device can change.
     pub block_size: Option<u32>,
-    /// Although somebody relies on what goes: a mounted file system, a partition.
+    /// Proceed even if a mounted file system or a partition would be lost.
     pub force: bool,
     /// Take no locks that would exclude other programs from a new image.
     pub shared: bool,
@@ -95,7 +95,7 @@ pub struct ChangedDevice {
 /// Changes the device that goes by `target` (node, name or image) between two of its requests.
 ///
 /// # Errors
-/// There is no such device, it cannot be changed so, or somebody relies on what would go.
+/// There is no such device, it cannot be changed so, or a user would lose a file system or partition.
 pub fn set(
     target: impl AsRef<Path>,
     changes: &Changes,
@@ -117,7 +117,7 @@ pub fn set(
         Kind::Dm => (kernel::set_dm(&store, &device, changes)?, How::Drained),
         Kind::Loop => (kernel::set_loop(&store, &device, changes, progress)?, How::Drained),
     };
-    let changes = told(&device.info, &after, changes, how);
+    let changes = reported(&device.info, &after, changes, how);
     Ok(ChangedDevice { device: after, changes })
 }
 
@@ -178,7 +178,7 @@ fn may_grow(store: &Store, device: &Device, changes: &Changes) -> Result<(), Err
 }
 
 /// What has become of each change that was asked for.
-fn told(before: &DeviceInfo, after: &DeviceInfo, asked: &Changes, how: How) -> Vec<Changed> {
+fn reported(before: &DeviceInfo, after: &DeviceInfo, asked: &Changes, how: How) -> Vec<Changed> {
     let one = |what, asked: bool, from: &dyn Display, to: &dyn Display| {
         let (from, to) = (from.to_string(), to.to_string());
         let how = if from == to { How::Unchanged } else { how };
@@ -261,9 +261,9 @@ mod tests {
         let before = device("one", 1).info;
         let after = DeviceInfo { read_only: true, size: before.size * 2, ..before.clone() };
         let asked = Changes { read_only: Some(true), direct_io: Some(DirectIo::Auto), ..Changes::default() };
-        let told = told(&before, &after, &asked, How::Drained);
+        let reported = reported(&before, &after, &asked, How::Drained);
         let words: Vec<_> =
-            told.iter().map(|one| (one.what, one.from.as_str(), one.to.as_str(), one.how)).collect();
+            reported.iter().map(|one| (one.what, one.from.as_str(), one.to.as_str(), one.how)).collect();
         let direct = if before.direct_io { "on" } else { "off" };
         assert_eq!(
             words,

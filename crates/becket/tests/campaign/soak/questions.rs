@@ -1,5 +1,5 @@
 //! Those who only ask: list, stat, inspect, ls, map, doctor, all the time.
-//! Each has to answer, whoever has just died.
+//! Each has to answer, whichever process has just died.
 
 use std::time::Duration;
 
@@ -23,8 +23,8 @@ pub(super) fn ask(soak: &Soak<'_>) {
             4 => &["map", "--json", "asked.img/p1/file"],
             _ => &["doctor", "--json"],
         };
-        let told = soak.ok(words).json();
-        assert!(told.get("error").is_none(), "{words:?}: {told:#}");
+        let reported = soak.ok(words).json();
+        assert!(reported.get("error").is_none(), "{words:?}: {reported:#}");
         soak.count("questions answered");
     });
 }

@@ -8,7 +8,7 @@ use becket_testkit::{
     Scratch, crc, crc_whole, image, require_device, require_fuse, require_tools, require_ublk, skip, tool,
     via, wait_until,
 };
-use common::{disk::kill_worker, ended, scratch, text};
+use common::{disk::kill_worker, ended, ready, scratch, text};
 use serde_json::json;
 use std::{
     fs,
@@ -35,10 +35,6 @@ fn disk(place: &Scratch) {
         .unwrap();
     std::os::unix::fs::symlink("dir/nested.img", place.path("tree/link.img")).unwrap();
     image::partitioned(&place.path("disk.img"), &place.path("tree"));
-}
-
-fn ready(name: &str) -> bool {
-    require_device(name) && require_tools(name, &["mke2fs", "sfdisk"])
 }
 
 #[test]

@@ -20,10 +20,14 @@ use std::{
 
 const MIB: u64 = 1 << 20;
 
+fn ready(test: &str, tools: &[&str]) -> bool {
+    let name = format!("partitions::{test}");
+    require_device(&name) && require_tools(&name, tools)
+}
+
 #[test]
 fn are_there_at_return() {
-    let name = "partitions::are_there_at_return";
-    if !require_device(name) || !require_tools(name, &["sfdisk"]) {
+    if !ready("are_there_at_return", &["sfdisk"]) {
         return;
     }
     let place = scratch();
@@ -64,8 +68,7 @@ fn are_there_at_return() {
 /// The disk's image becomes longer, the disk takes that over, and a partition is moved to its new end by the usual tools.
 #[test]
 fn the_last_grows_with_its_disk() {
-    let name = "partitions::the_last_grows_with_its_disk";
-    if !require_device(name) || !require_tools(name, &["sfdisk", "partx"]) {
+    if !ready("the_last_grows_with_its_disk", &["sfdisk", "partx"]) {
         return;
     }
     let place = scratch();
@@ -102,8 +105,7 @@ fn the_last_grows_with_its_disk() {
 
 #[test]
 fn run_tells_them_to_the_command() {
-    let name = "partitions::run_tells_them_to_the_command";
-    if !require_device(name) || !require_tools(name, &["sfdisk"]) {
+    if !ready("run_tells_them_to_the_command", &["sfdisk"]) {
         return;
     }
     let place = scratch();
@@ -125,8 +127,7 @@ fn run_tells_them_to_the_command() {
 
 #[test]
 fn off_means_off() {
-    let name = "partitions::off_means_off";
-    if !require_device(name) || !require_tools(name, &["sfdisk"]) {
+    if !ready("off_means_off", &["sfdisk"]) {
         return;
     }
     let place = scratch();
@@ -140,8 +141,7 @@ fn off_means_off() {
 /// In a container nobody makes device nodes: becket does.
 #[test]
 fn nodes_that_nobody_made() {
-    let name = "partitions::nodes_that_nobody_made";
-    if !require_device(name) || !require_tools(name, &["sfdisk", "unshare", "mknod"]) {
+    if !ready("nodes_that_nobody_made", &["sfdisk", "unshare", "mknod"]) {
         return;
     }
     let place = scratch();
@@ -184,8 +184,7 @@ fn listed(place: &Scratch) -> Vec<(u64, u64)> {
 /// What image builders do all day, also with a kernel that reads no tables itself.
 #[test]
 fn a_blank_image_is_partitioned_in_place() {
-    let name = "partitions::a_blank_image_is_partitioned_in_place";
-    if !require_device(name) || !require_tools(name, &["sfdisk"]) {
+    if !ready("a_blank_image_is_partitioned_in_place", &["sfdisk"]) {
         return;
     }
     let place = scratch();
@@ -270,8 +269,7 @@ fn an_overlay_is_partitioned_in_place() {
 
 #[test]
 fn off_stays_off() {
-    let name = "partitions::off_stays_off";
-    if !require_device(name) || !require_tools(name, &["sfdisk"]) {
+    if !ready("off_stays_off", &["sfdisk"]) {
         return;
     }
     let place = scratch();

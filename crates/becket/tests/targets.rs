@@ -4,15 +4,11 @@
 
 mod common;
 
-use becket_testkit::{Scratch, image, require_device, require_fuse, require_tools, via};
-use common::{scratch, text};
+use becket_testkit::{Scratch, image, require_fuse, require_root, require_tools, via};
+use common::{ready, scratch, text};
 use std::{ffi::OsStr, fs, os::unix::ffi::OsStrExt as _};
 
 const MIB: u64 = 1 << 20;
-
-fn ready(name: &str) -> bool {
-    require_device(name) && require_tools(name, &["mke2fs", "sfdisk"])
-}
 
 /// A disk with an ext4 labelled `first` in its first partition, which holds `dir/nested.img` and a link to it.
 fn disk(place: &Scratch) {
@@ -148,7 +144,7 @@ fn doctor_creates_nothing() {
 #[test]
 fn doctor_makes_no_device_nodes() {
     let test = "doctor_makes_no_device_nodes";
-    if !becket_testkit::require_root(test) || !require_tools(test, &["unshare"]) {
+    if !require_root(test) || !require_tools(test, &["unshare"]) {
         return;
     }
     let place = scratch();

@@ -9,7 +9,7 @@ pub(crate) mod load;
 pub(crate) mod net;
 pub(crate) mod page;
 
-use becket_testkit::{Scratch, tool, wait_until};
+use becket_testkit::{Scratch, require_device, require_tools, tool, wait_until};
 use serde_json::Value;
 use std::{
     fs,
@@ -21,6 +21,12 @@ use std::{
 /// A place of its own for one test, with the binary that was just built.
 pub(crate) fn scratch() -> Scratch {
     Scratch::new(env!("CARGO_BIN_EXE_becket"))
+}
+
+/// Whether a device, and disks and file systems for it, can be made here; when not, the test is skipped.
+#[must_use]
+pub(crate) fn ready(name: &str) -> bool {
+    require_device(name) && require_tools(name, &["mke2fs", "sfdisk"])
 }
 
 /// A string of a JSON object.

@@ -397,3 +397,15 @@ fn names_have_places_of_their_own() {
     let places: std::collections::HashSet<u64> = names.iter().map(|name| hash(name) >> 1).collect();
     assert_eq!(places.len(), names.len());
 }
+
+/// An older becket ignores the format, and its records have none.
+#[test]
+fn the_format_is_optional_in_a_record() {
+    let plain = device("one", 1);
+    let with = Device { format: Some("raw".to_owned()), ..plain.clone() };
+    let [plain_text, text] = [&plain, &with].map(|device| serde_json::to_value(device).unwrap());
+    assert_eq!((&text["format"], text.get("needs")), (&"raw".into(), None));
+    assert!(plain_text.get("format").is_none());
+    assert_eq!(serde_json::from_value::<Device>(text).unwrap(), with);
+    assert_eq!(serde_json::from_value::<Device>(plain_text).unwrap(), plain);
+}

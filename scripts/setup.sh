@@ -17,6 +17,7 @@ packages=(
     mmdebstrap debian-archive-keyring       # the guest's root file system
     systemd                                 # systemd-analyze, for the units
     xz-utils zstd tabix                     # compressed images; tabix brings bgzip
+    python3-jsonschema                      # whether --json prints what its schema says
 )
 qemu_needed=10
 

@@ -33,7 +33,6 @@
 mod hold;
 mod hooks;
 mod law;
-mod logarithm;
 
 pub(crate) use hold::{Hold, Next};
 use law::Law;

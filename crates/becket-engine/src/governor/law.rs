@@ -1,44 +1,44 @@
-//! The control law of the governor: how many operations are worth having in flight, learnt by comparing throughputs.
-//! Knows neither ring nor request; its only clock is what it is told, so that tests can replay any backing.
+//! The control law of the governor: how many operations are worth having in flight, learnt by comparing
+//! throughputs. Knows neither ring nor request. Its only clock is its caller's, so that tests can replay any
+//! backing.
 //!
 //! # Design
 //!
-//! The question is the one that the name of the room asks: *does more in flight raise throughput?* It is answered by
-//! asking it. Two windows, `low` and `high`, are held in turn for a short epoch each; the throughput of the second
-//! over that of the first is the gain. Pairs of epochs follow each other until the mean gain is on one side of the
-//! threshold by more than its error, or until a [`Trial`] has had its time. A single pair that differs by far needs no
-//! second opinion, so a backing that scales is climbed at one epoch a step.
+//! Two windows, `low` and `high`, are held in turn for a short epoch each. The difference of their
+//! throughputs, over the mean of both, is the gain. Pairs of epochs follow each other until the mean gain is
+//! on one side of the threshold by more than its error, or until a [`Trial`] has had its time. One pair that
+//! differs by far decides at once, so a backing that scales is climbed at one epoch a step.
 //!
-//! - *Up*: `high` is four times `low`. It is taken when it moves at least [`RISE`] more. Four, not two, because on the
-//!   smooth shoulder of a real backing doubling gains little and four times shows what is still to be had.
+//! - *Up*: `high` is four times `low`. It is taken when it moves at least [`RISE`] more. Four, not two,
+//!   because on the smooth shoulder of a real backing doubling gains little and four times shows what is
+//!   still to be had.
 //! - *Down*: `low` is half of `high`. It is taken when `high` moves less than [`FALL`] more.
 //!
-//! A round climbs up while that pays and then down while that costs nothing; then the window rests, at first for
-//! [`REST`], each time twice as long up to [`LONGEST_REST`], unless the round found a changed backing. Both thresholds
-//! belong together: four times is two halvings, and two halvings that cost less than `FALL` each lose together what
-//! `RISE` asks for (1.02 x 1.02 = 1.04). So no window is taken in one direction and given up in the other for ever.
-//! Who is in doubt when a trial's time is up stays where he is, so noise does not make the window wander.
+//! A round climbs up while that pays and then down while that costs nothing. Then the window rests, at first
+//! for [`REST`], each time twice as long up to [`LONGEST_REST`], unless the round found a changed backing.
+//! Both thresholds belong together: four times is two halvings, and two halvings that cost less than `FALL`
+//! each lose together what `RISE` asks for. So no window is taken in one direction and given up in the other
+//! for ever. A trial whose time is up without an answer leaves the window as it was, so noise does not make
+//! it wander.
 //!
-//! What does not bear on the question is left out. Time counts only while the window was really full; the operations
-//! that were begun under another window are waited for first; epochs begin and end with turns of the I/O thread, so
-//! that operations that finish together count together. An epoch has several windows' worth of completions.
+//! Time counts only while the window was full. Operations that were begun under another window are waited for
+//! first. Epochs begin and end with turns of the I/O thread, so that operations that finish together count
+//! together. An epoch has several windows' worth of completions.
 //!
-//! Sources: Heiss and Wagner, *Adaptive Load Control in Transaction Processing Systems* (VLDB 1991), hold the load
-//! where throughput no longer answers, by incremental steps; Hellerstein, Morrison and Eilebrecht, *Applying Control
-//! Theory in the Real World: Experience with Building a Controller for the .NET Thread Pool* (2009), show why a hill
-//! climber must compare against noise. They read the answer from a wave laid over the window; here it is a paired
-//! comparison with its standard error, which needs no model of the noise's frequency.
-//! Laws by latency (TCP Vegas, Netflix's concurrency-limits) were left aside: they need the latency of an idle backing,
-//! and requests of 512 bytes and of 1 MiB have none in common.
+//! Sources: Heiss and Wagner, *Adaptive Load Control in Transaction Processing Systems* (VLDB 1991), hold the
+//! load where throughput no longer rises, by incremental steps. Hellerstein, Morrison and Eilebrecht,
+//! *Applying Control Theory in the Real World: Experience with Building a Controller for the .NET Thread
+//! Pool* (2009), show why a hill climber must compare against noise. Here this is a paired comparison with
+//! its standard error. Laws by latency (TCP Vegas, Netflix's concurrency-limits) need the latency of an idle
+//! backing, and requests of 512 bytes and of 1 MiB have none in common. Additive increase with multiplicative
+//! decrease was tried (docs/decisions/0080-law-of-the-governor.md).
 
-use super::logarithm::ln;
-
-/// A fourfold window must move so much more to be taken.
-const RISE: f64 = 1.04;
+/// A fourfold window must move so much more, as a gain, to be taken.
+const RISE: f64 = 0.04;
 /// A doubled window that moves less than this more is given up.
-const FALL: f64 = 1.02;
+const FALL: f64 = 0.02;
 /// A gain beyond which, and beyond its error, one pair of epochs is enough.
-const PLAIN: f64 = 1.25;
+const PLAIN: f64 = 0.18;
 /// Distance from the threshold, in standard errors, that decides.
 const SURE: f64 = 2.5;
 /// Error of an epoch with one completion, where nothing better is known: what operations of mixed sizes show.
@@ -52,8 +52,8 @@ const FIRST_WINDOW: u16 = 2;
 /// Shortest epoch: its time in nanoseconds and its completions.
 const EPOCH: u64 = 5_000_000;
 const EPOCH_COUNT: u32 = 4;
-/// The same in windows: in the first round, which is in a hurry, and later, when the waves in which operations that
-/// began together end together are to weigh less.
+/// The same in windows: in the first round, which is in a hurry, and later, when the waves in which
+/// operations that began together end together are to weigh less.
 const FIRST_WINDOWS: u32 = 2;
 const LATER_WINDOWS: u32 = 8;
 /// An epoch of so many nanoseconds ends with fewer.
@@ -80,7 +80,7 @@ struct Trial {
     began: u64,
     /// Throughput of the lower window, once its epoch is over.
     low_rate: Option<f64>,
-    /// Of the pairs of epochs: how many, the sum of the logarithms of their gains, and that of its squares.
+    /// Of the pairs of epochs: how many, the sum of their gains, and the sum of the squares.
     pairs: u32,
     gains: f64,
     squares: f64,
@@ -90,8 +90,9 @@ struct Trial {
 }
 
 impl Trial {
-    fn add(&mut self, gain: f64) {
-        let gain = ln(gain.clamp(1e-6, 1e6));
+    fn add(&mut self, low: f64, high: f64) {
+        // By the mean of both, so that a gain and the loss on the way back are the same number.
+        let gain = 2.0 * (high - low) / (high + low);
         self.pairs += 1;
         self.gains += gain;
         self.squares += gain * gain;
@@ -104,7 +105,7 @@ impl Trial {
         let counted =
             (1.0 / f64::from(self.low_count.max(1)) + 1.0 / f64::from(self.high_count.max(1))).sqrt();
         if self.pairs < 3 {
-            let plain = mean.abs() > ln(PLAIN) + WILD * counted;
+            let plain = mean.abs() > PLAIN + WILD * counted;
             return plain.then_some((mean > 0.0) == (self.direction == Direction::Up));
         }
         let variance = (self.squares - self.gains * mean).max(0.0) / (pairs - 1.0);
@@ -112,8 +113,8 @@ impl Trial {
         let error = if self.pairs < PAIRS_THAT_SHOW { shown.max(SPREAD * counted) } else { shown };
         // How far the gain speaks for moving.
         let lean = match self.direction {
-            Direction::Up => mean - ln(RISE),
-            Direction::Down => ln(FALL) - mean,
+            Direction::Up => mean - RISE,
+            Direction::Down => FALL - mean,
         };
         if lean.abs() > SURE * error {
             return Some(lean > 0.0);
@@ -226,8 +227,8 @@ impl Law {
         self.trial.is_some() && (enough || (time >= LONG_EPOCH && count > 1))
     }
 
-    /// Begins to compare the best window with a higher or a lower one; without room there, goes on to what follows.
-    /// `known` is what an epoch of the lower one has shown just now: its rate and its completions.
+    /// Begins to compare the best window with a higher or a lower one; without room there, goes on to what
+    /// follows. `known` is what an epoch of the lower one has shown just now: its rate and its completions.
     fn begin(&mut self, direction: Direction, known: Option<(f64, u32)>) {
         let (low, high) = match direction {
             Direction::Up => (self.best, self.best.saturating_mul(4).min(self.ceiling)),
@@ -296,7 +297,7 @@ impl Law {
             return self.hold(high);
         };
         trial.high_count += self.epoch.count;
-        trial.add(rate / low_rate);
+        trial.add(low_rate, rate);
         let (direction, low, high) = (trial.direction, trial.low, trial.high);
         match (trial.verdict(self.last, self.first_round), direction) {
             (None, _) => self.hold(low),

@@ -5,6 +5,7 @@
 pub mod dm;
 mod error;
 pub mod fuse;
+mod kind;
 pub mod loop_;
 mod module;
 pub mod node;
@@ -14,60 +15,11 @@ pub mod ublk;
 
 pub use becket_engine::aside;
 pub use error::{Error, ErrorKind};
-
-use std::{fmt, str::FromStr};
+pub use kind::{Kind, UnknownKind};
 
 use becket_engine::Geometry;
 use becket_image::Opened;
 use serde::{Deserialize, Serialize};
-
-/// The ways a device can be offered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Kind {
-    /// A user-space block device (`/dev/ublkbN`), served by becket.
-    Ublk,
-    /// The kernel's loop driver (`/dev/loopN`), no server.
-    Loop,
-    /// A device-mapper linear table, no server.
-    Dm,
-    /// A file in a FUSE mount.
-    Fuse,
-}
-
-impl Kind {
-    /// The word used on the command line and in JSON.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Kind::Ublk => "ublk",
-            Kind::Loop => "loop",
-            Kind::Dm => "dm",
-            Kind::Fuse => "fuse",
-        }
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-/// A word that names no transport.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no transport called '{0}'; there are ublk, loop, dm and fuse")]
-pub struct UnknownKind(pub String);
-
-impl FromStr for Kind {
-    type Err = UnknownKind;
-
-    fn from_str(word: &str) -> Result<Self, Self::Err> {
-        [Kind::Ublk, Kind::Loop, Kind::Dm, Kind::Fuse]
-            .into_iter()
-            .find(|kind| kind.as_str() == word)
-            .ok_or_else(|| UnknownKind(word.to_owned()))
-    }
-}
 
 /// Whether a transport works on this machine, and if not what would fix it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

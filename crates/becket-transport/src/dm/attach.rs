@@ -10,7 +10,8 @@ use becket_image::{Opened, Partition};
 use becket_uapi::block;
 use becket_uapi::dm as uapi;
 
-use super::{name, open_control, table, uuid, uuid_of_partition};
+use super::control::{name, open_control, uuid, uuid_of_partition};
+use super::table;
 use crate::node::KernelPartition;
 use crate::{Error, Kind, node, sysfs};
 

@@ -7,7 +7,9 @@ use std::os::fd::AsFd;
 use becket_uapi::dm as uapi;
 
 use super::attach::{create, node_of};
-use super::{name, open_control, partitions, table, uuid, uuid_of_partition};
+use super::control::{name, open_control, uuid, uuid_of_partition};
+use super::status::partitions;
+use super::table;
 use crate::{Error, node, sysfs};
 
 /// A partition's device, with all that makes it again.

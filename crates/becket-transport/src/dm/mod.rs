@@ -17,6 +17,7 @@
 //! devices that refuse writes, and never for others.
 
 mod attach;
+mod control;
 mod detach;
 mod repartition;
 mod status;
@@ -31,15 +32,13 @@ pub use status::{is_leaving, mark_of, partitions, writer_over};
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::path::Path;
 
 use becket_image::Opened;
 use becket_uapi::dm as uapi;
 
-use crate::{Error, Kind, Probe, Transport, module, node};
+use crate::{Error, Kind, Probe, Transport};
+use control::{CONTROL, PREFIX, open_control};
 
-/// What all of becket's names and UUIDs begin with.
-const PREFIX: &str = "becket-";
 /// The interface that every device-mapper of the last twenty years speaks.
 const INTERFACE: u32 = 4;
 
@@ -100,48 +99,4 @@ fn ask() -> Result<(File, [u32; 3]), Error> {
         return Err(Error::Unavailable { kind: Kind::Dm, reason, fix: None });
     }
     Ok((control, version))
-}
-
-const CONTROL: &str = "/dev/mapper/control";
-
-/// Opens the control device, also where it has no node.
-fn open_control() -> Result<File, Error> {
-    let (major, minor) = uapi::DM_CONTROL;
-    match node::open_control(Kind::Dm, Path::new(CONTROL), Some(rustix::fs::makedev(major, minor))) {
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => {
-            Err(module::missing(Kind::Dm, "dm-mod", "CONFIG_BLK_DEV_DM"))
-        }
-        other => other.map(File::from),
-    }
-}
-
-/// The name in sysfs of device-mapper's device `number`.
-fn name(number: u32) -> String {
-    format!("dm-{number}")
-}
-
-/// The UUID, and the name, of the device that bears a mark.
-fn uuid(mark: u64) -> String {
-    format!("{PREFIX}{mark:016x}")
-}
-
-/// The same of a partition of it.
-fn uuid_of_partition(mark: u64, partition: u32) -> String {
-    format!("{}-part{partition}", uuid(mark))
-}
-
-/// What a UUID says: the mark, and the partition's number where it is one's.
-fn parse_uuid(uuid: &str) -> Option<(u64, Option<u32>)> {
-    let rest = uuid.strip_prefix(PREFIX)?;
-    let (mark, partition) = match rest.split_once("-part") {
-        Some((mark, number)) => (mark, Some(number.parse().ok()?)),
-        None => (rest, None),
-    };
-    let mark = u64::from_str_radix(mark, 16).ok()?;
-    // Only what `uuid` itself would write: neither signs nor other widths.
-    let written = match partition {
-        Some(number) => uuid_of_partition(mark, number),
-        None => self::uuid(mark),
-    };
-    (written == uuid).then_some((mark, partition))
 }

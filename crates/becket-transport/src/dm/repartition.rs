@@ -8,8 +8,10 @@ use becket_image::Partition;
 use becket_uapi::dm as uapi;
 
 use super::attach::create;
+use super::control::{name, open_control, uuid, uuid_of_partition};
 use super::detach::Disk;
-use super::{is_leaving, name, open_control, table, uuid, uuid_of_partition};
+use super::status::is_leaving;
+use super::table;
 use crate::node::KernelPartition;
 use crate::{Error, node, sysfs};
 

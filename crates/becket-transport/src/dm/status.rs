@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use becket_image::{BackingKind, Opened};
 use becket_uapi::dm as uapi;
 
-use super::{name, open_control, parse_uuid, uuid};
+use super::control::{name, open_control, parse_uuid, uuid};
 use crate::sysfs;
 
 /// The mark of device-mapper's device `number`, where it is one of becket's disks.

@@ -4,6 +4,7 @@
 use becket_image::{Extent, Map, OpenOptions, Partition, Place};
 use becket_uapi::dm::Target;
 
+use super::control::{name, parse_uuid, uuid, uuid_of_partition};
 use super::table::{linear, lines, single};
 use super::*;
 

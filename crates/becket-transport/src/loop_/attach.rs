@@ -9,13 +9,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use becket_image::{Backing, DirectIo, Opened};
+use becket_image::{DirectIo, Opened};
 use becket_uapi::{block, loop_ as uapi};
 
+use super::device::{control, is_absent, name, open_device, path};
 use super::direct::{self, Wish};
-use super::{NOT_ONE_RANGE, control, is_absent, name, open_device, path};
+use super::range::{Range, range_of};
 use crate::node::Nodes;
-use crate::{Error, Kind, node};
+use crate::{Error, node};
 
 /// How often a free device is asked for. Each failure means that somebody else succeeded, so this is only reached in
 /// a storm that never ends.
@@ -80,7 +81,7 @@ pub struct LoopDevice {
 
 /// Attaches an image to a free loop device.
 ///
-/// The device is bound to [`Backing::buffered`], whichever way its I/O goes: the image's locks belong to that open
+/// The device is bound to [`Backing::buffered`](becket_image::Backing::buffered), whichever way its I/O goes: the image's locks belong to that open
 /// file description, and the driver keeps it as long as the device lives. The driver does direct I/O on it by itself.
 ///
 /// # Errors
@@ -111,25 +112,6 @@ pub fn attach(opened: &Opened, options: &LoopOptions) -> Result<LoopDevice, Erro
             Err(error)
         }
     }
-}
-
-/// The one range of one file that an image is.
-pub(super) struct Range<'a> {
-    pub(super) backing: &'a Backing,
-    pub(super) offset: u64,
-    pub(super) len: u64,
-}
-
-fn range_of(opened: &Opened) -> Result<Range<'_>, Error> {
-    let range = opened.map.single_range().and_then(|(file, offset, len)| {
-        let backing = opened.files.get(usize::try_from(file).ok()?)?;
-        Some(Range { backing, offset, len })
-    });
-    range.ok_or_else(|| Error::DoesNotFit {
-        kind: Kind::Loop,
-        image: opened.path.clone(),
-        reason: NOT_ONE_RANGE.to_owned(),
-    })
 }
 
 /// Everything of the device, for one call.

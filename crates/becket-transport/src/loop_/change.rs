@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use becket_uapi::{block, loop_ as uapi};
 
+use super::device::{open_device, path};
 use super::status::told;
-use super::{open_device, path};
 use crate::Error;
 
 /// How often the driver is asked again that found dirty pages of the device (before Linux 5.18).

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use becket_uapi::{block, loop_ as uapi};
 
+use super::device::{is_absent, name, open_device, open_exclusive, path};
 use super::status::{known, told};
-use super::{is_absent, name, open_device, open_exclusive, path};
 use crate::{Error, node, sysfs};
 
 /// How long the kernel may take to clear a device at its last close, which on all kernels seen is over with the close.

@@ -6,8 +6,9 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use becket_image::{DirectIo, Opened};
 use becket_uapi::loop_ as uapi;
 
-use super::attach::Range;
-use super::{open_device, path, status};
+use super::device::{open_device, path};
+use super::range::Range;
+use super::status;
 use crate::Error;
 
 /// What memory a loop device's users must align to for their own direct I/O, whatever the backing wants.

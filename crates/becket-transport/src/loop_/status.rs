@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use becket_uapi::{block, loop_ as uapi};
 
-use super::{name, open_device, path};
+use super::device::{name, open_device, path};
 use crate::{Error, aside, sysfs};
 
 /// Longest that a file system may think about one file of its own.

@@ -4,15 +4,17 @@ use std::fs;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use becket_image::{DirectIo, Format, OpenOptions};
 use becket_testkit as testkit;
 use becket_uapi::lock;
 
+use super::device::{name, open_exclusive, path};
+use super::range::Range;
 use super::*;
-use crate::ErrorKind;
+use crate::{ErrorKind, node, sysfs};
 
 const MIB: u64 = 1 << 20;
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
@@ -259,7 +261,7 @@ fn direct_io_that_would_fail_is_not_asked_for() {
         (None, 0, false),
     ] {
         opened.files[0].facts.direct = direct;
-        let range = attach::Range { backing: &opened.files[0], offset: at, len: 4096 };
+        let range = Range { backing: &opened.files[0], offset: at, len: 4096 };
         let auto = direct::wish(&opened, &range, DirectIo::Auto).unwrap();
         assert_eq!(auto == direct::Wish::Ask, asks, "{direct:?} at {at}");
         assert_eq!(direct::wish(&opened, &range, DirectIo::On).is_ok(), asks, "{direct:?} at {at}");

@@ -13,7 +13,7 @@ use becket_uapi::ublk::{self as uapi, ControlRing, CtrlCmd, Plain};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::params;
+use super::{access, params};
 use crate::{Error, ErrorKind, Kind, node, sysfs};
 
 pub use becket_uapi::ublk::{DevInfo, Params};
@@ -79,7 +79,7 @@ impl Control {
             device: open_control()?,
             idle: Mutex::default(),
             features: OnceLock::new(),
-            unprivileged: !super::privileged(),
+            unprivileged: !access::privileged(),
             major: OnceLock::new(),
         };
         // So that a sandbox without io_uring is found out now and not at the first command.
@@ -171,7 +171,7 @@ impl Control {
         self.send("ADD_DEV", uapi::UBLK_U_CMD_ADD_DEV, Some(dev_id), 0, Some(&mut info))?;
         if self.unprivileged && !node::await_given(&char_node(info.dev_id), GIVEN) {
             // No command about it is allowed to who may not open its node, DEL_DEV neither.
-            return Err(super::probe::not_given(info.dev_id));
+            return Err(access::not_given(info.dev_id));
         }
         Ok(info)
     }
@@ -423,10 +423,10 @@ impl Control {
 /// Opens the control device; when that is not possible the answer says why, for `doctor`.
 fn open_control() -> Result<File, Error> {
     // Its number is not fixed, and known only while the driver is there.
-    match node::open_control(Kind::Ublk, Path::new(CONTROL), super::probe::misc_dev("ublk-control")) {
+    match node::open_control(Kind::Ublk, Path::new(CONTROL), access::misc_dev("ublk-control")) {
         Err(error) => Err(match error.raw_os_error() {
-            Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => super::probe::unavailable(),
-            Some(libc::EACCES) => super::probe::not_allowed(),
+            Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => access::unavailable(),
+            Some(libc::EACCES) => access::not_allowed(),
             _ => error,
         }),
         Ok(device) => Ok(device.into()),

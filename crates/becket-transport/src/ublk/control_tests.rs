@@ -18,7 +18,7 @@ impl Drop for Added<'_> {
 }
 
 fn control(name: &str) -> Option<Control> {
-    if super::super::probe::misc_dev("ublk-control").is_none() && !Path::new(CONTROL).exists() {
+    if access::misc_dev("ublk-control").is_none() && !Path::new(CONTROL).exists() {
         testkit::skip(name, "this kernel has no ublk, or it is not loaded");
         return None;
     }

@@ -1,13 +1,11 @@
 //! Whether ublk works here, and if not why, in words that a person can act on.
 //! It never loads a module and never adds a device.
 
-use std::path::Path;
-
 use becket_image::Opened;
 use becket_uapi::ublk as uapi;
 
 use super::control::Control;
-use crate::{Error, Kind, Probe, Transport, module, sysfs};
+use crate::{Error, Kind, Probe, Transport};
 
 /// The kernel's ublk driver with becket as its server.
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +28,7 @@ impl Transport for UblkTransport {
             },
             Ok(features) => Probe {
                 works: true,
-                reason: match super::privileged() {
+                reason: match super::access::privileged() {
                     true => "the kernel's ublk driver is there".to_owned(),
                     false => {
                         "the kernel's ublk driver is there, and gives devices to users without privileges"
@@ -88,43 +86,6 @@ fn words(features: u64) -> String {
         words.push(format!("{unknown:#x}"));
     }
     words.join(" ")
-}
-
-/// The device number of a miscellaneous device that the kernel has, whether its node is there or not.
-pub(super) fn misc_dev(name: &str) -> Option<u64> {
-    sysfs::dev_at(&Path::new("/sys/class/misc").join(name).join("dev"))
-}
-
-/// Why there is no ublk.
-pub(super) fn unavailable() -> Error {
-    module::missing(Kind::Ublk, "ublk_drv", "Linux 6.0 or newer with CONFIG_BLK_DEV_UBLK")
-}
-
-/// The rules by which udev gives users what is theirs, where they are installed on request only.
-const RULES: &str = "91-becket-users.rules";
-
-/// Why this user has no ublk although it is there.
-pub(super) fn not_allowed() -> Error {
-    Error::Unavailable {
-        kind: Kind::Ublk,
-        reason: "only root may open /dev/ublk-control here".to_owned(),
-        fix: Some(format!(
-            "sudo install -m 644 /usr/share/becket/{RULES} /etc/udev/rules.d && sudo udevadm control --reload && \
-             sudo udevadm trigger /dev/ublk-control, which gives all users of this machine block devices of their own"
-        )),
-    }
-}
-
-/// Why a device that was added cannot be had.
-pub(super) fn not_given(id: u32) -> Error {
-    Error::Unavailable {
-        kind: Kind::Ublk,
-        reason: format!(
-            "the kernel has added ublk device {id} for this user, but nobody gave it /dev/ublkc{id}: does udev run, and has \
-             it all of {RULES}? The device cannot even be removed without"
-        ),
-        fix: None,
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,33 @@
+//! The one range of one file that the loop driver takes.
+//! Never looks into the file.
+
+use becket_image::{Backing, Opened};
+
+use crate::{Error, Kind};
+
+/// Why an image does not fit.
+pub(super) const NOT_ONE: &str = "the image is not one contiguous range of one file: that takes ublk or fuse, or a \
+     raw copy (`qemu-img convert -O raw`)";
+
+/// The one range of one file that an image is.
+pub(super) struct Range<'a> {
+    pub(super) backing: &'a Backing,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+}
+
+/// The range of an image.
+///
+/// # Errors
+/// It is not one range of one file.
+pub(super) fn range_of(opened: &Opened) -> Result<Range<'_>, Error> {
+    let range = opened.map.single_range().and_then(|(file, offset, len)| {
+        let backing = opened.files.get(usize::try_from(file).ok()?)?;
+        Some(Range { backing, offset, len })
+    });
+    range.ok_or_else(|| Error::DoesNotFit {
+        kind: Kind::Loop,
+        image: opened.path.clone(),
+        reason: NOT_ONE.to_owned(),
+    })
+}

@@ -12,7 +12,8 @@ use rustix::io::Errno;
 use crate::growing::{Growing, Handle};
 use crate::{Decoding, Error, Interceptor, decode::Layers};
 
-/// How requests of a device are served: the map of its image, the files that it speaks of, and what may be done with them.
+/// How requests of a device are served: the map of its image, the files that it speaks of, and what may be
+/// done with them.
 ///
 /// It never changes. A device that is to be served otherwise gets another one; see
 /// [`IoThreads::change`](crate::IoThreads::change).
@@ -38,28 +39,30 @@ struct Files {
 }
 
 impl Backing {
-    /// A backing for `queues` queues, which go past the page cache where they can and it serves ([`DirectIo::Auto`]).
+    /// A backing for `queues` queues, which go past the page cache where they can and it serves
+    /// ([`DirectIo::Auto`]).
     pub fn new(map: Map, files: Vec<becket_image::Backing>, read_only: bool, queues: usize) -> Backing {
         let sync = files.iter().map(|_| FileSync::new(queues)).collect();
         let files = Arc::new(Files { files, sync, layers: None, growing: None });
         Backing { map: Arc::new(map), read_only, direct: DirectIo::Auto, files, interceptor: None }
     }
 
-    /// The same with another choice of what goes past the page cache: nothing, or also the stored bytes of encoded blocks,
-    /// which otherwise go through it where that [serves](becket_image::Facts::caches_stored).
+    /// The same with another choice of what goes past the page cache: nothing, or also the stored bytes of
+    /// encoded blocks, which otherwise go through it where that [serves](becket_image::Facts::caches_stored).
     #[must_use]
     pub fn with_direct_io(self, direct: DirectIo) -> Backing {
         Backing { direct, ..self }
     }
 
-    /// The same with somebody who sees each operation on its way to the files. Whether there is anybody is settled when a
-    /// queue is made: those of [`IoThreads::change`](crate::IoThreads::change) that come later have no say.
+    /// The same with an interceptor, which sees each operation on its way to the files. Whether there is one
+    /// is settled when a queue is made: those of [`IoThreads::change`](crate::IoThreads::change) that come
+    /// later have no say.
     #[must_use]
     pub fn intercepted_by(self, interceptor: Arc<dyn Interceptor>) -> Backing {
         Backing { interceptor: Some(interceptor), ..self }
     }
 
-    /// The same with whoever sees the operations of another one.
+    /// The same with the interceptor of another one.
     #[must_use]
     pub fn intercepted_as(self, other: &Backing) -> Backing {
         Backing { interceptor: other.interceptor.clone(), ..self }
@@ -79,8 +82,8 @@ impl Backing {
         }
     }
 
-    /// The same where units that have no place of their own get one when they are written; `keep` is dropped once the image
-    /// is closed, after the last queue has ended.
+    /// The same where units that have no place of their own get one when they are written; `keep` is dropped
+    /// once the image is closed, after the last queue has ended.
     ///
     /// # Errors
     /// [`Error::Grow`], or no thread can be had.
@@ -141,8 +144,8 @@ impl Backing {
 
     /// The backing file that a flush has to sync next, from `file` on, with what the sync will cover.
     ///
-    /// An earlier failure of a sync stays: the pages it was about are gone from the cache, and a later sync that
-    /// succeeds would say nothing about them.
+    /// An earlier failure of a sync stays: the pages it was about are gone from the cache, and a later sync
+    /// that succeeds would say nothing about them.
     pub(crate) fn next_to_sync(&self, mut file: u32) -> Result<Option<(u32, u64)>, Errno> {
         while let Some(sync) = self.sync(file) {
             let writable = self.files().get(file as usize).is_some_and(|backing| backing.facts.writable);
@@ -162,9 +165,9 @@ impl Backing {
 
 /// Counts writes and syncs of one file, without a lock.
 ///
-/// A flush may only be skipped when a sync that *began after* the last finished write has *finished*. So a sync takes
-/// the number of finished writes before it starts and publishes it when it has succeeded; a flush that sees a larger
-/// number of writes than was published syncs again, even while another sync runs.
+/// A flush may only be skipped when a sync that *began after* the last finished write has *finished*. So a
+/// sync takes the number of finished writes before it starts and publishes it when it has succeeded; a flush
+/// that sees a larger number of writes than was published syncs again, even while another sync runs.
 #[derive(Debug)]
 pub(crate) struct FileSync {
     /// Finished writes, one counter for each queue, each written by its own thread only.
@@ -194,8 +197,9 @@ impl FileSync {
     }
 
     fn pending(&self) -> Option<u64> {
-        // Two sums may be equal though each counts a write that the other lacks. With the fences the sync of the one then began
-        // after the other's writes had ended; without, memory may be weak enough that it did not (Miri shows it).
+        // Two sums may be equal though each counts a write that the other lacks. With the fences the sync of
+        // the one then began after the other's writes had ended; without, memory may be weak enough that it
+        // did not (Miri shows it).
         let mut writes: u64 = 0;
         for counter in &self.writes {
             fence(Ordering::SeqCst);
@@ -219,7 +223,8 @@ impl FileSync {
 
     /// A sync that had taken `target` has ended; returns what it is worth.
     ///
-    /// The kernel tells of lost pages once for each open file: of two syncs that run side by side only one hears it.
+    /// The kernel tells of lost pages once for each open file: of two syncs that run side by side only one
+    /// hears it.
     pub(crate) fn synced(&self, target: u64, result: Result<(), Errno>) -> Result<(), Errno> {
         match result.and(self.failed().map_or(Ok(()), Err)) {
             Ok(()) => {
@@ -280,9 +285,9 @@ mod tests {
         assert_eq!(sync.synced(target, Ok(())), Err(Errno::IO), "the kernel told the other one alone");
     }
 
-    /// Queues that write and flush beside each other, over a page cache that the threads share without any order: whatever had
-    /// ended before a flush began is on the disk when that ends. Miri tries it with memory as weak as the language allows
-    /// (`cargo xtask sanitize miri`).
+    /// Queues that write and flush beside each other, over a page cache that the threads share without any
+    /// order: whatever had ended before a flush began is on the disk when that ends. Miri tries it with
+    /// memory as weak as the language allows (`cargo xtask sanitize miri`).
     #[test]
     fn a_flush_holds_what_had_ended_before_it_began() {
         (0..20).for_each(|_| queues_write_and_flush());

@@ -1,8 +1,9 @@
-//! What may stand between a queue and its backing files: something that sees each operation, and may spoil it.
-//! Costs nothing where it is absent: a queue without one never asks, and one with it has no straight way.
+//! What may stand between a queue and its backing files: something that sees each operation, and may spoil
+//! it. Costs nothing where it is absent: a queue without one never asks, and one with it has no straight way.
 //!
-//! The engine serves on whatever becomes of an operation: a short one is continued, a failed one is its request's error, one that
-//! waits holds nobody else up, since the waiting is the ring's (a timeout, or a poll) and not a thread's.
+//! The engine serves on whatever becomes of an operation: a short one is continued, a failed one is its
+//! request's error, one that waits holds no other up, since the waiting is the ring's (a timeout, or a poll)
+//! and not a thread's.
 
 mod plan;
 
@@ -12,7 +13,7 @@ use rustix::io::Errno;
 
 use crate::Op;
 
-pub use plan::{Faults, Kind, Rule, Struck};
+pub use plan::{Affected, Faults, Rule, Struck};
 
 /// Sees a device's operations on their way to its backing files.
 ///
@@ -63,6 +64,7 @@ pub enum Fate {
     Torn(u64, Errno),
     /// It waits for so long, and is asked about again.
     Wait(Duration),
-    /// It waits until this descriptor can be read from, and is asked about again. The descriptor must stay open until then.
+    /// It waits until this descriptor can be read from, and is asked about again. The descriptor must stay
+    /// open until then.
     Until(RawFd),
 }

@@ -3,8 +3,8 @@
 //!
 //! # Which operations those are
 //!
-//! io_uring tries each operation without blocking first and gives a kernel thread to what would block: without a bound,
-//! one for each request. What it tries, and what can be had, differs:
+//! io_uring tries each operation without blocking first and gives a kernel thread to what would block:
+//! without a bound, one for each request. What it tries, and what can be had, differs:
 //!
 //! | operation | what the kernel does |
 //! | --- | --- |
@@ -15,26 +15,25 @@
 //! | direct write into a hole or behind the end | allocates blocks: a thread |
 //! | `fallocate`, `fdatasync` | always a thread |
 //!
-//! So an operation of a file that can be tried goes with `RWF_NOWAIT` first: done, or refused at once. What was
-//! refused, and what cannot be tried, takes a place in the window of its class (reads, writes, space) or waits in line
-//! for one. Trying is given up by and by where it is always refused, and taken up again once in a while. Direct
-//! operations on a file without holes take none of this.
+//! So an operation of a file that can be tried goes with `RWF_NOWAIT` first: done, or refused at once. What
+//! was refused, and what cannot be tried, takes a place in the window of its class (reads, writes, space) or
+//! waits in line for one. Trying is given up by and by where it is always refused, and taken up again once in
+//! a while. Direct operations on a file without holes take none of this.
 //!
-//! A flush has no window: the block layer sends one at a time for each of its queues, and whoever waits for one must
-//! not wait for the writes of others.
+//! A flush has no window: the block layer sends one at a time for each of its queues, and what waits for one
+//! must not wait for the writes of others.
 //!
 //! # No deadlock
 //!
-//! An image may lie on another device of the same ring, so an operation may wait for an operation of another queue. It
-//! never waits for a *place* of another queue: each queue has its own windows, of at least one, and the ring may use as
-//! many kernel threads as requests may be under way (`Ring::may_block`). Within a queue a waiting operation waits for
-//! one in flight of its own class, which has a thread already. Hence no circle, whatever lies on what.
+//! An image may lie on another device of the same ring, so an operation may wait for an operation of another
+//! queue. It never waits for a *place* of another queue: each queue has its own windows, of at least one, and
+//! the ring may use as many kernel threads as requests may be under way (`Ring::may_block`). Within a queue a
+//! waiting operation waits for one in flight of its own class, which has a thread already. Hence no circle,
+//! whatever lies on what.
 
-mod hold;
-mod hooks;
 mod law;
+mod way;
 
-pub(crate) use hold::{Hold, Next};
 use law::Law;
 
 use crate::Op;
@@ -75,12 +74,12 @@ pub(crate) fn work(class: Class, moved: u64) -> u64 {
     }
 }
 
-/// The windows of a queue and those who wait for a place in them.
+/// The windows of a queue and the tags that wait for a place in them.
 #[derive(Debug)]
 pub(crate) struct Governor {
     limits: [Limit; 3],
     line: Line,
-    /// Whom the queue holds back, whatever their class.
+    /// The tags that the queue holds back, whatever their class.
     held: Waiting,
 }
 
@@ -93,7 +92,8 @@ impl Governor {
         }
     }
 
-    /// How many operations of each class may be under way, in the order of [`Class`]; 0 where none has asked yet.
+    /// How many operations of each class may be under way, in the order of [`Class`]; 0 where none has asked
+    /// yet.
     pub(crate) fn windows(&self) -> [u16; 3] {
         self.limits.each_ref().map(|limit| if limit.asked { limit.law.window() } else { 0 })
     }
@@ -103,7 +103,7 @@ impl Governor {
         let limit = &mut self.limits[class as usize];
         limit.asked = true;
         limit.law.turn(now, limit.in_flight);
-        // The window may have grown just now: those who wait go first.
+        // The window may have grown just now: the tags that wait go first.
         let called = std::mem::replace(&mut limit.called, NONE) == tag;
         if called || (limit.waiting.first == NONE && limit.in_flight < limit.law.window()) {
             limit.in_flight += 1;
@@ -121,7 +121,7 @@ impl Governor {
         limit.in_flight = limit.in_flight.saturating_sub(1);
     }
 
-    /// The next in line, if there is a place for it: it must ask to be admitted before anybody else does.
+    /// The next in line, if there is a place for it: it must ask to be admitted before any other does.
     pub(crate) fn next(&mut self, class: Class) -> Option<u16> {
         let limit = &mut self.limits[class as usize];
         if limit.in_flight >= limit.law.window() {
@@ -163,7 +163,7 @@ struct Limit {
     law: Law,
     in_flight: u16,
     waiting: Waiting,
-    /// Whom [`Governor::next`] has named.
+    /// The tag that [`Governor::next`] has named.
     called: u16,
     /// Attempts that were refused in a row, and how many operations are not tried for it.
     refused: u8,
@@ -194,7 +194,7 @@ struct Waiting {
     last: u16,
 }
 
-/// Who stands behind whom; a tag stands in one line at most.
+/// Which tag is behind which; a tag stands in one line at most.
 #[derive(Debug)]
 struct Line {
     next: Box<[u16]>,

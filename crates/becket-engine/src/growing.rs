@@ -1,10 +1,11 @@
-//! Images that get room while they are written: which of their units have a place, and the thread that makes places.
-//! An I/O thread only looks up and asks; it never waits, and no byte of the image's format is known here.
+//! Images that get room while they are written: which of their units have a place, and the thread that makes
+//! places. An I/O thread only looks up and asks; it never waits, and no byte of the image's format is known
+//! here.
 //!
-//! A unit that has no place of its own is read by the map, which never changes, and is written only once it has one
-//! ([`becket_image::Grow`]). A place, once there, stays: from then on its unit is read and written there as in any file.
-//! Placing changes no byte, so a read that runs beside it may go either way. Requests that wait for the same or other units
-//! gather while the thread is busy, and are placed together.
+//! A unit that has no place of its own is read by the map, which never changes, and is written only once it
+//! has one ([`becket_image::Grow`]). A place, once there, stays: from then on its unit is read and written
+//! there as in any file. Placing changes no byte, so a read that runs beside it may go either way. Requests
+//! that wait for the same or other units gather while the thread is busy, and are placed together.
 
 use std::collections::VecDeque;
 use std::sync::{
@@ -16,10 +17,9 @@ use becket_image::{Extent, Grow, Map, Place, Wanted};
 use rustix::io::Errno;
 
 use crate::Error;
-use crate::core::Core;
 use crate::decode::{Note, Waiter};
 use crate::places::Places;
-use crate::request::{Way, errno_of};
+use crate::slot::errno_of;
 
 /// Units that are placed at once: a sync may be needed for each time.
 const AT_ONCE: usize = 64;
@@ -89,7 +89,8 @@ impl Drop for Handle {
 }
 
 impl Growing {
-    /// Where `len` bytes from byte `pos` on are, as far as that is one place; with whether it is a place of their own.
+    /// Where `len` bytes from byte `pos` on are, as far as that is one place; with whether it is a place of
+    /// their own.
     pub(crate) fn lookup(&self, map: &Map, pos: u64, len: u64) -> Option<(Extent, bool)> {
         let unit = pos / self.unit;
         let inside = pos % self.unit;
@@ -122,14 +123,15 @@ impl Growing {
         pos.is_multiple_of(self.unit) && len >= self.unit.min(end.saturating_sub(pos))
     }
 
-    /// Has the unit of byte `pos` placed, which may read as zeroes then where it is `zeroed`; `waiter` hears of it.
+    /// Has the unit of byte `pos` placed, which may read as zeroes then where it is `zeroed`; `waiter` hears
+    /// of it.
     pub(crate) fn ask(&self, pos: u64, zeroed: bool, waiter: Waiter) {
         let wanted = Wanted { unit: pos / self.unit, zeroed };
         self.orders().line.push_back((wanted, waiter));
         self.arrived.notify_one();
     }
 
-    /// Whether what was written to file 0 may be lost, as whoever makes places was told.
+    /// Whether what was written to file 0 may be lost, by what the allocating thread has seen.
     pub(crate) fn has_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
@@ -176,19 +178,6 @@ impl Growing {
         }
         if let Err(error) = grow.close() {
             eprintln!("becket: what an image does not need stays counted in it: {error}");
-        }
-    }
-}
-
-impl Core {
-    /// Has the unit of byte `pos` placed, which may read as zeroes then where it is `zeroed`; word about it takes the request
-    /// further.
-    #[inline(never)]
-    pub(crate) fn await_place(&mut self, tag: u16, pos: u64, zeroed: bool) {
-        if let (Some(growing), Some(slot)) = (self.backing.growing(), self.slab.get_mut(usize::from(tag))) {
-            slot.way = Way::Waiting;
-            self.in_flight += 1;
-            growing.ask(pos, zeroed, Waiter { mailbox: Arc::clone(&self.mailbox), whom: (self.index, tag) });
         }
     }
 }

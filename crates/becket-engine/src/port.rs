@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 
 use crate::{
-    Request,
+    Answer, Request, Token,
     core::Core,
     ring::{Ring, multishot_into},
     user_data::{Source, user_data},
@@ -21,8 +21,8 @@ pub trait Port: Send {
 
     /// A descriptor that is open as long as anything of the queue's ring may still reach the backing.
     ///
-    /// When the process dies the kernel closes it only once every operation of the ring has ended: who holds the other
-    /// end of a pipe knows then that no late write will come.
+    /// When the process dies the kernel closes it only once every operation of the ring has ended: who holds
+    /// the other end of a pipe knows then that no late write will come.
     fn tether(&self) -> Option<&OwnedFd> {
         None
     }
@@ -39,44 +39,21 @@ pub trait Port: Send {
     /// The request that was begun under `tag` is whole (with its number of bytes) or has failed.
     fn finished(&mut self, io: &mut Io<'_>, tag: u16, result: Result<u64, Errno>);
 
-    /// Tells of all requests that have finished in one turn: one call through the table of methods for them together.
+    /// Tells of all requests that have finished in one turn: one call through the table of methods for them
+    /// together.
     fn all_finished(&mut self, io: &mut Io<'_>, finished: &[(u16, Result<u64, Errno>)]) {
         for (tag, result) in finished {
             self.finished(io, *tag, *result);
         }
     }
 
-    /// No request is to be taken any more: those that were are still finished, and then the port [closes](Io::close). One
-    /// that is told so by its transport need not hear it.
+    /// No request is to be taken any more: those that were are still finished, and then the port
+    /// [closes](Io::close). One whose transport signals that itself need not implement this.
     fn leave(&mut self, _io: &mut Io<'_>) {}
 
-    /// Everything that had completed by now has been told; what the port queues now goes to the kernel with it.
+    /// Everything that had completed by now has been reported; what the port queues now goes to the kernel
+    /// with it.
     fn turn_ended(&mut self, _io: &mut Io<'_>) {}
-}
-
-/// What the kernel said to a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answer {
-    /// The command's result.
-    pub result: i32,
-    /// The command goes on and will answer again.
-    pub more: bool,
-    /// The buffer that the kernel picked for this answer; [`Io::picked`] reads it.
-    pub buffer: Option<u16>,
-}
-
-/// Tells a port which of its commands has completed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Token {
-    /// The port's own meaning.
-    pub kind: u8,
-    /// The request's tag.
-    pub tag: u16,
-}
-
-impl Token {
-    /// In place of a tag: of no request. No queue is so deep.
-    pub const NO_TAG: u16 = u16::MAX;
 }
 
 /// What a port may do while it has the thread.
@@ -133,12 +110,14 @@ impl Io<'_> {
         self.core.push(self.ring, &entry)
     }
 
-    /// The bytes of one of the queue's lists, for commands that carry many elements; empty when there is none.
+    /// The bytes of one of the queue's lists, for commands that carry many elements; empty when there is
+    /// none.
     pub fn list(&mut self, list: u16) -> &mut [u8] {
         self.core.list(list)
     }
 
-    /// Copies what the kernel put into a picked buffer and gives the buffer back; returns the number of bytes.
+    /// Copies what the kernel put into a picked buffer and gives the buffer back; returns the number of
+    /// bytes.
     pub fn picked(&mut self, answer: Answer, into: &mut [u8]) -> usize {
         self.ring.picked(answer, into)
     }
@@ -168,14 +147,14 @@ impl Io<'_> {
         self.core.buffer(tag)
     }
 
-    /// The bytes of a tag's frame: the head that [`Memory::Framed`](crate::Memory::Framed) asked for, and the buffer behind
-    /// it. Empty while a request is under way in it, or the kernel has it.
+    /// The bytes of a tag's frame: the head that [`Memory::Framed`](crate::Memory::Framed) asked for, and the
+    /// buffer behind it. Empty while a request is under way in it, or the kernel has it.
     pub fn frame(&mut self, tag: u16) -> &mut [u8] {
         self.core.frame(tag)
     }
 
-    /// Reads one message of the port's descriptor into the frame of the token's tag, which is the kernel's until the
-    /// token comes back. The descriptor must be one that does not block.
+    /// Reads one message of the port's descriptor into the frame of the token's tag, which is the kernel's
+    /// until the token comes back. The descriptor must be one that does not block.
     ///
     /// # Errors
     /// There is no such frame, it is in use, or the ring cannot be submitted to any more.
@@ -191,8 +170,8 @@ impl Io<'_> {
         self.core.reply(self.ring, token, from, len)
     }
 
-    /// Has a token of that kind, whose tag is [`Token::NO_TAG`], come back once the port's descriptor can be read from or has ended;
-    /// its result are the events.
+    /// Has a token of that kind, whose tag is [`Token::NO_TAG`], come back once the port's descriptor can be
+    /// read from or has ended; its result are the events.
     ///
     /// # Errors
     /// The ring cannot be submitted to any more.
@@ -200,8 +179,8 @@ impl Io<'_> {
         self.core.await_readable(self.ring, kind)
     }
 
-    /// Has a message or a waiting that is still to come, and goes by that token, come back now, with an error; what has come
-    /// already comes as it is. A token of kind `kind` follows in any case.
+    /// Has a message or a waiting that is still to come, and goes by that token, come back now, with an
+    /// error; what has come already comes as it is. A token of kind `kind` follows in any case.
     ///
     /// # Errors
     /// The ring cannot be submitted to any more.

@@ -1,8 +1,9 @@
-//! Buffers that the kernel picks from when it answers a multishot command: one group for all queues of a ring.
-//! Never hands a buffer to the kernel while somebody here reads it: reading borrows, giving back borrows mutably.
+//! Buffers that the kernel picks from when it answers a multishot command: one group for all queues of a
+//! ring. Never hands a buffer to the kernel while it is being read here: reading borrows, giving back borrows
+//! mutably.
 //!
-//! Source: `io_uring_register_buf_ring(3)`: a ring of entries (address, length, buffer id) whose tail only we move;
-//! the tail lives in the unused field of the first entry.
+//! Source: `io_uring_register_buf_ring(3)`: a ring of entries (address, length, buffer id) whose tail only we
+//! move; the tail lives in the unused field of the first entry.
 
 use std::sync::atomic::{AtomicU16, Ordering};
 
@@ -13,9 +14,10 @@ use crate::{
 
 /// Bytes of each buffer.
 pub const PICK_SIZE: usize = 256;
-/// Buffers of a ring; a power of two. An answer's is given back in the turn that reads it, so as many are out as answers
-/// have come since the last turn. Should there ever be more of them, a command ends with ENOBUFS, loses nothing, and is
-/// begun anew: that is dearer than an answer and cheaper than buffers for each of a thousand queues.
+/// Buffers of a ring; a power of two. An answer's is given back in the turn that reads it, so as many are out
+/// as answers have come since the last turn. Should there ever be more of them, a command ends with ENOBUFS,
+/// loses nothing, and is begun anew: that is dearer than an answer and cheaper than buffers for each of a
+/// thousand queues.
 const COUNT: u16 = 256;
 /// The number of the group: a ring has no other.
 const GROUP: u16 = 0;
@@ -65,15 +67,17 @@ impl Provided {
         self.entries.start() as u64
     }
 
-    /// Gives a buffer to the kernel, which picks in the order of giving. Each is given once until it was picked.
+    /// Gives a buffer to the kernel, which picks in the order of giving. Each is given once until it was
+    /// picked.
     fn give(&mut self, id: u16) {
         let address = self.data.address(id.into());
         if address.is_null() {
             return;
         }
         let entry = self.entries.start().wrapping_add(usize::from(self.tail & (self.count - 1)) * ENTRY);
-        // SAFETY: the entry lies in our mapping (the tail is masked by a power of two), each field is aligned, and
-        // the kernel looks at it only after the tail was moved past it. The tail's own place is not touched.
+        // SAFETY: the entry lies in our mapping (the tail is masked by a power of two), each field is
+        // aligned, and the kernel looks at it only after the tail was moved past it. The tail's own place is
+        // not touched.
         unsafe {
             entry.cast::<u64>().write(address as u64);
             entry.wrapping_add(LEN).cast::<u32>().write(self.data.size() as u32);
@@ -85,8 +89,8 @@ impl Provided {
         tail.store(self.tail, Ordering::Release);
     }
 
-    /// Copies what the kernel wrote into the buffer that it picked for an answer and gives that back; returns the number
-    /// of bytes.
+    /// Copies what the kernel wrote into the buffer that it picked for an answer and gives that back; returns
+    /// the number of bytes.
     pub(crate) fn take(&mut self, answer: Answer, into: &mut [u8]) -> usize {
         let Some(id) = answer.buffer else { return 0 };
         let len = usize::try_from(answer.result).unwrap_or(0).min(into.len());

@@ -1,4 +1,4 @@
-//! A queue on its I/O thread: a port and a core, each told what the other has done.
+//! A queue on its I/O thread: a port and a core, and what each reports to the other.
 //! Makes no system call for a request, and calls no port while that one is calling it.
 
 use std::{
@@ -11,7 +11,7 @@ use io_uring::cqueue;
 use crate::{
     Answer, Backing, Batch, Error, Memory, Port, QueueStats, aside,
     core::{Core, Parts},
-    decode::{Job, Mailbox, Note},
+    decode::{Mailbox, Note, Quick},
     ring::{Completion, Ring},
     user_data::Source,
 };
@@ -32,7 +32,8 @@ pub struct NewQueue {
     pub batch: Option<Batch>,
     /// Where it counts; no other queue may be given the same.
     pub stats: Arc<QueueStats>,
-    /// Runs when the queue has ended and has let go of everything else, on the I/O thread or on one that has closed the files.
+    /// Runs when the queue has ended and has let go of everything else, on the I/O thread or on one that has
+    /// closed the files.
     pub on_closed: Box<dyn FnOnce() + Send>,
 }
 
@@ -41,15 +42,15 @@ pub(crate) struct Queue {
     core: Core,
     port: Box<dyn Port>,
     on_closed: Box<dyn FnOnce() + Send>,
-    /// Something of this queue has completed in this turn, so its end will be told.
+    /// Something of this queue has completed in this turn, so its end will be reported.
     in_turn: bool,
 }
 
 impl Queue {
     /// Makes the queue and lets its port queue the first commands; they are submitted by the caller.
     ///
-    /// With the queue comes whether its port could begin. Where not, it closes, but some commands may already be on
-    /// their way: it stays until they have come back.
+    /// With the queue comes whether its port could begin. Where not, it closes, but some commands may already
+    /// be on their way: it stays until they have come back.
     pub(crate) fn start(
         ring: &mut Ring,
         index: u32,
@@ -122,7 +123,7 @@ impl Queue {
         }
     }
 
-    /// Takes in word about a block.
+    /// Takes in a note about a block or a unit.
     pub(crate) fn told(&mut self, ring: &mut Ring, tag: u16, note: Note) {
         self.core.told(ring, tag, note);
     }
@@ -134,7 +135,7 @@ impl Queue {
 
     /// Reports to the port what has finished in this turn, and lets it queue what it has gathered.
     /// Returns a block that the thread is to decode itself, where it `may`.
-    pub(crate) fn end_turn(&mut self, ring: &mut Ring, may: bool) -> Option<Job> {
+    pub(crate) fn end_turn(&mut self, ring: &mut Ring, may: bool) -> Option<Quick> {
         self.in_turn = false;
         self.settle(ring);
         self.port.turn_ended(&mut crate::Io { ring, core: &mut self.core });
@@ -150,7 +151,7 @@ impl Queue {
         }
     }
 
-    /// Tells the port what has finished, until nothing is left to tell: what it begins then may fail at once.
+    /// Reports to the port what has finished, until nothing is left: what it begins then may fail at once.
     fn tell(&mut self, ring: &mut Ring) {
         while self.core.has_finished() {
             let finished = self.core.take_finished();
@@ -164,8 +165,9 @@ impl Queue {
         self.core.has_ended()
     }
 
-    /// Gives the ring's slots back, drops everything, then says that the queue is closed. The last queue of a device has a thread
-    /// close the files: on a network file system that waits for its server, and other devices must not.
+    /// Gives the ring's slots back, drops everything, then says that the queue is closed. The last queue of a
+    /// device has a thread close the files: on a network file system that waits for its server, and other
+    /// devices must not.
     pub(crate) fn release(self, ring: &mut Ring) -> Result<(), Error> {
         let Queue { mut core, port, on_closed, .. } = self;
         let result = core.give_back(ring);

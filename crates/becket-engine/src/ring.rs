@@ -1,8 +1,8 @@
 //! One io_uring with its tables of registered descriptors and buffers.
 //! Knows nothing of requests; it never allocates and enters the kernel once per batch.
 //!
-//! The only room where submission entries are pushed. What an entry points to must live until its completion: the
-//! queue guarantees it by giving up buffers, descriptors and slots only when nothing of it is in flight.
+//! The only room where submission entries are pushed. What an entry points to must live until its completion:
+//! the queue guarantees it by giving up buffers, descriptors and slots only when nothing of it is in flight.
 
 use std::{
     io,
@@ -33,7 +33,7 @@ const BUFFERS: u32 = 16384;
 /// Kernel threads that a ring may use at least for operations that block, of files and disks and of all else.
 const FEWEST_WORKERS: u32 = 8;
 
-/// All that a ring carries out; the kernel refuses the rest, whoever asks. A filter of system calls does not see what is
+/// All that a ring carries out; the kernel refuses the rest. A filter of system calls does not see what is
 /// submitted to a ring, so a process that may open nothing needs rings that open nothing.
 const OPERATIONS: [u8; 13] = [
     opcode::Read::CODE,
@@ -51,8 +51,8 @@ const OPERATIONS: [u8; 13] = [
     opcode::Nop::CODE,
     opcode::Timeout::CODE,
 ];
-/// All that can be changed about a ring once it runs (`enum io_uring_register_op`): slots of descriptors, the table of
-/// buffers, the number of kernel threads, buffers to pick from.
+/// All that can be changed about a ring once it runs (`enum io_uring_register_op`): slots of descriptors, the
+/// table of buffers, the number of kernel threads, buffers to pick from.
 const REGISTRATIONS: [u8; 4] = [6, 15, 19, 22];
 
 /// A completion: whose it is and what came out.
@@ -125,11 +125,12 @@ impl Ring {
         })
     }
 
-    /// Whether a descriptor that was taken out of the table is closed as soon as its own operations have ended.
+    /// Whether a descriptor that was taken out of the table is closed as soon as its own operations have
+    /// ended.
     ///
-    /// Before Linux 6.13 it stays open until every operation that was begun earlier on *any* registered descriptor of
-    /// the ring has ended. Commands that wait for long (a FETCH waits for the next request) must not use the table
-    /// there: they would keep the descriptors of devices open that are long gone.
+    /// Before Linux 6.13 it stays open until every operation that was begun earlier on *any* registered
+    /// descriptor of the ring has ended. Commands that wait for long (a FETCH waits for the next request)
+    /// must not use the table there: they would keep the descriptors of devices open that are long gone.
     pub(crate) fn releases_at_once(&self) -> bool {
         self.releases_at_once
     }
@@ -142,9 +143,9 @@ impl Ring {
 
     /// Lets `requests` more operations block at the same time, each on a kernel thread of its own.
     ///
-    /// No fixed number is enough: an image may lie on another device of this ring, and an operation on the one that
-    /// blocks until the other has written would wait for ever if such operations held all threads. The kernel starts
-    /// them only when they are needed.
+    /// No fixed number is enough: an image may lie on another device of this ring, and an operation on the
+    /// one that blocks until the other has written would wait for ever if such operations held all threads.
+    /// The kernel starts them only when they are needed.
     pub(crate) fn may_block(&mut self, requests: u16) -> Result<(), Error> {
         let wanted = self.may_block.saturating_add(requests.into());
         self.limit_workers(wanted).map_err(|source| Error::Register { what: "kernel threads", source })?;
@@ -172,7 +173,8 @@ impl Ring {
         let first = self.take_range(descriptors.len(), "descriptors")?;
         let source = match self.uring.submitter().register_files_update(first, descriptors) {
             Ok(done) if done == descriptors.len() => return Ok(first),
-            // The kernel stops at the first that it cannot take and tells how many it took, not why it stopped.
+            // The kernel stops at the first that it cannot take and tells how many it took, not why it
+            // stopped.
             Ok(done) => {
                 self.unregister_files(first, done)?;
                 self.files.give(first + done as u32, (descriptors.len() - done) as u32);
@@ -186,13 +188,15 @@ impl Ring {
         Err(Error::Register { what: "descriptors", source })
     }
 
-    /// The same, the operations of one of them, `never`, being never to wait in the ring; afterwards it does not block.
+    /// The same, the operations of one of them, `never`, being never to wait in the ring; afterwards it does
+    /// not block.
     ///
-    /// The kernel notes here what a descriptor can do. Of one that does not block it believes that it may wait for it in
-    /// the ring, each operation for itself, and has all of them try again whenever there is something to read. Of one that
-    /// blocks it asks first whether there is something, and when it does not block after all there is an answer at once.
-    /// Linux 6.1 does not ask, and would never read from such a one: seen there, and not on 6.12. So before that they wait.
-    /// Source: `io_file_get_flags`, `io_rw_init_file` and `io_file_supports_nowait` of the kernel's io_uring.
+    /// The kernel notes here what a descriptor can do. Of one that does not block it believes that it may
+    /// wait for it in the ring, each operation for itself, and has all of them try again whenever there is
+    /// something to read. Of one that blocks it asks first whether there is something, and when it does not
+    /// block after all there is an answer at once. Linux 6.1 does not ask, and would never read from such a
+    /// one: seen there, and not on 6.12. So before that they wait. Source: `io_file_get_flags`,
+    /// `io_rw_init_file` and `io_file_supports_nowait` of the kernel's io_uring.
     pub(crate) fn register_unwaiting(
         &mut self,
         never: BorrowedFd<'_>,
@@ -278,7 +282,8 @@ impl Ring {
         self.picks.as_ref().map(Provided::group)
     }
 
-    /// Copies what the kernel put into a picked buffer and gives the buffer back; returns the number of bytes.
+    /// Copies what the kernel put into a picked buffer and gives the buffer back; returns the number of
+    /// bytes.
     pub(crate) fn picked(&mut self, answer: Answer, into: &mut [u8]) -> usize {
         self.picks.as_mut().map_or(0, |picks| picks.take(answer, into))
     }
@@ -320,7 +325,8 @@ impl Ring {
         }
     }
 
-    /// Hands what is queued to the kernel, waits for a completion, and takes as many as there are into the batch.
+    /// Hands what is queued to the kernel, waits for a completion, and takes as many as there are into the
+    /// batch.
     pub(crate) fn wait(&mut self) -> io::Result<usize> {
         match self.uring.submit_and_wait(1) {
             Ok(_) => {}
@@ -339,7 +345,8 @@ impl Ring {
         Ok(taken)
     }
 
-    /// When [`Ring::wait`] last returned, in nanoseconds since the ring was made: the clock is read once for each turn.
+    /// When [`Ring::wait`] last returned, in nanoseconds since the ring was made: the clock is read once for
+    /// each turn.
     pub(crate) fn now(&self) -> u64 {
         self.now
     }
@@ -350,7 +357,7 @@ impl Ring {
     }
 }
 
-/// What the kernel is told of what a ring may do. Flags: descriptors from the table, buffers from a group.
+/// The restrictions of a ring. Flags: descriptors from the table, buffers from a group.
 fn restrictions() -> Vec<Restriction> {
     let flags = squeue::Flags::FIXED_FILE | squeue::Flags::BUFFER_SELECT;
     let operations = OPERATIONS.map(Restriction::sqe_op);
@@ -417,7 +424,7 @@ mod tests {
         assert_eq!(ring.files.free().len(), 1, "a refused registration gives its slots back");
     }
 
-    /// Of a descriptor like `/dev/fuse`: it can be waited for, and its reads can not be told not to.
+    /// Of a descriptor like `/dev/fuse`: it can be waited for, and its reads cannot be made not to wait.
     #[test]
     fn reads_of_what_is_not_to_wait_come_back_at_once() {
         use std::os::fd::{AsFd, AsRawFd};

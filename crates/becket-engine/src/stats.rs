@@ -1,13 +1,14 @@
 //! What a queue counts, and how long its requests took.
-//! Counting takes no lock, no locked instruction and no memory, and whoever reads never makes the queue wait.
+//! Counting takes no lock, no locked instruction and no memory, and a reader never makes the queue wait.
 //!
-//! Each counter has one writer, the I/O thread that owns the queue, so an addition is a plain load and a plain store.
-//! Readers on other threads see every counter whole but not all of the same moment: a request may be in the operations
-//! already and in the bytes or the histogram not yet. Counters never go back, except the number in flight.
+//! Each counter has one writer, the I/O thread that owns the queue, so an addition is a plain load and a
+//! plain store. Readers on other threads see every counter whole but not all of the same moment: a request
+//! may be in the operations already and in the bytes or the histogram not yet. Counters never go back, except
+//! the number in flight.
 //!
-//! Time is that of the turns of the I/O thread, whose clock is read once for each. A request's latency runs from the
-//! turn in which it arrived to the turn in which it finished; the time until its I/O thread woke is not in it. Many
-//! requests of a turn are of one kind and took equally long: [`Tally`] counts these together.
+//! Time is that of the turns of the I/O thread, whose clock is read once for each. A request's latency runs
+//! from the turn in which it arrived to the turn in which it finished; the time until its I/O thread woke is
+//! not in it. Many requests of a turn are of one kind and took equally long: [`Tally`] counts these together.
 
 use std::sync::{
     Arc,
@@ -50,26 +51,27 @@ impl QueueStats {
         self.began.store(requests, Relaxed);
     }
 
-    /// So many requests of one kind have succeeded, with so many bytes together, each after so many nanoseconds.
-    fn succeeded(&self, kind: Kind, requests: u64, bytes: u64, nanos: u64) {
+    /// So many requests of one kind have succeeded, with so many bytes together, each after so many
+    /// nanoseconds.
+    fn succeeded(&self, kind: Counted, requests: u64, bytes: u64, nanos: u64) {
         match kind {
-            Kind::Read => self.read.add(requests, bytes, nanos),
-            Kind::Write => self.write.add(requests, bytes, nanos),
-            Kind::Flush => self.flush.add(requests, bytes, nanos),
-            Kind::Discard => self.discard.add(requests, bytes),
-            Kind::WriteZeroes => self.write_zeroes.add(requests, bytes),
+            Counted::Read => self.read.add(requests, bytes, nanos),
+            Counted::Write => self.write.add(requests, bytes, nanos),
+            Counted::Flush => self.flush.add(requests, bytes, nanos),
+            Counted::Discard => self.discard.add(requests, bytes),
+            Counted::WriteZeroes => self.write_zeroes.add(requests, bytes),
         }
     }
 
     /// One has failed after so many nanoseconds.
-    fn failed(&self, kind: Kind, nanos: u64) {
+    fn failed(&self, kind: Counted, nanos: u64) {
         self.succeeded(kind, 1, 0, nanos);
         let counters = match kind {
-            Kind::Read => &self.read.counters,
-            Kind::Write => &self.write.counters,
-            Kind::Flush => &self.flush.counters,
-            Kind::Discard => &self.discard,
-            Kind::WriteZeroes => &self.write_zeroes,
+            Counted::Read => &self.read.counters,
+            Counted::Write => &self.write.counters,
+            Counted::Flush => &self.flush.counters,
+            Counted::Discard => &self.discard,
+            Counted::WriteZeroes => &self.write_zeroes,
         };
         raise(&counters.errors, 1);
     }
@@ -88,7 +90,7 @@ impl QueueStats {
 
 /// What is counted apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum Counted {
     Read,
     Write,
     Flush,
@@ -96,14 +98,14 @@ enum Kind {
     WriteZeroes,
 }
 
-impl From<Op> for Kind {
-    fn from(op: Op) -> Kind {
+impl From<Op> for Counted {
+    fn from(op: Op) -> Counted {
         match op {
-            Op::Read => Kind::Read,
-            Op::Write { .. } => Kind::Write,
-            Op::Flush => Kind::Flush,
-            Op::Discard => Kind::Discard,
-            Op::WriteZeroes { .. } => Kind::WriteZeroes,
+            Op::Read => Counted::Read,
+            Op::Write { .. } => Counted::Write,
+            Op::Flush => Counted::Flush,
+            Op::Discard => Counted::Discard,
+            Op::WriteZeroes { .. } => Counted::WriteZeroes,
         }
     }
 }
@@ -114,7 +116,7 @@ pub(crate) struct Tally {
     stats: Arc<QueueStats>,
     began: u64,
     /// What was seen last, how often in a row, and with how many bytes.
-    kind: Kind,
+    kind: Counted,
     nanos: u64,
     requests: u64,
     bytes: u64,
@@ -122,7 +124,7 @@ pub(crate) struct Tally {
 
 impl Tally {
     pub(crate) fn new(stats: Arc<QueueStats>) -> Tally {
-        Tally { stats, began: 0, kind: Kind::Read, nanos: 0, requests: 0, bytes: 0 }
+        Tally { stats, began: 0, kind: Counted::Read, nanos: 0, requests: 0, bytes: 0 }
     }
 
     /// A request has arrived.
@@ -133,7 +135,7 @@ impl Tally {
     /// One has succeeded, with so many bytes, after so many nanoseconds.
     #[inline]
     pub(crate) fn succeeded(&mut self, op: Op, bytes: u64, nanos: u64) {
-        let kind = Kind::from(op);
+        let kind = Counted::from(op);
         if kind != self.kind || nanos != self.nanos {
             self.write();
             (self.kind, self.nanos) = (kind, nanos);
@@ -147,7 +149,8 @@ impl Tally {
         self.stats.failed(op.into(), nanos);
     }
 
-    /// A turn ends: readers may see what happened in it, and the governor's windows of reads, writes and freed space.
+    /// A turn ends: readers may see what happened in it, and the governor's windows of reads, writes and
+    /// freed space.
     pub(crate) fn turn_ended(&mut self, windows: [u16; 3]) {
         self.stats.began(self.began);
         for (shown, window) in self.stats.windows.iter().zip(windows) {
@@ -185,7 +188,7 @@ pub struct Decodings {
     pub blocks: u64,
     /// Bytes that these yielded.
     pub bytes: u64,
-    /// Blocks that were loaded before anybody asked.
+    /// Blocks that were read ahead.
     pub ahead: u64,
     /// Blocks that could not be read or decoded.
     pub errors: u64,
@@ -259,7 +262,7 @@ impl Histogram {
     }
 }
 
-/// Adds to a counter that nobody else writes.
+/// Adds to a counter that only the calling thread writes.
 fn raise(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(by), Relaxed);
 }
@@ -308,7 +311,7 @@ pub struct Summary {
     pub decoded: Option<Decodings>,
 }
 
-/// What was done of one kind. Times are nanoseconds; `None` is what nobody measured.
+/// What was done of one kind. Times are nanoseconds; `None` is what was not measured.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Activity {
     /// Requests that have finished, with success or not.
@@ -319,8 +322,8 @@ pub struct Activity {
     pub errors: Option<u64>,
     /// Mean latency.
     pub mean_ns: Option<u64>,
-    /// Half of the requests took no longer. This and the other percentiles are never too low, and too high by at most
-    /// a sixteenth, or a microsecond where that is more; above 137 s they say as much as the maximum.
+    /// Half of the requests took no longer. This and the other percentiles are never too low, and too high by
+    /// at most a sixteenth, or a microsecond where that is more; above 137 s they say as much as the maximum.
     pub p50_ns: Option<u64>,
     /// 90 of 100 took no longer.
     pub p90_ns: Option<u64>,

@@ -6,7 +6,8 @@ use crate::Request;
 /// Longest single operation on a backing file, in bytes (the kernel cuts at 2 GiB less a page).
 pub(crate) const MAX_OPERATION: u64 = 1 << 30;
 
-/// An extent whose reads and writes past the page cache need no further thought. Offsets and lengths are bytes.
+/// An extent whose reads and writes past the page cache need no further thought. Offsets and lengths are
+/// bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Straight {
     /// Its first byte in the image, and how many it has.
@@ -30,7 +31,7 @@ impl Straight {
 
     /// Where in the file a request begins that lies in this extent as a whole and is aligned for direct I/O.
     #[inline]
-    pub(crate) fn place_of(&self, request: &Request) -> Option<u64> {
+    pub(crate) fn offset_of(&self, request: &Request) -> Option<u64> {
         let from = request.offset.wrapping_sub(self.start);
         // In this order nothing can overflow.
         let inside = from < self.len && request.len <= self.len - from && request.len > 0;

@@ -18,7 +18,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{
     Backing, Error, Memory, NewQueue,
-    decode::{Addressee, Hand, Job, Mailbox, Note},
+    decode::{Addressee, Hand, Mailbox, Note, Quick},
     queue::Queue,
     ring::{BATCH, Ring},
     user_data::source_of,
@@ -29,7 +29,7 @@ const WAKE: u64 = u64::MAX;
 /// Orders to a thread that may wait in its inbox before the sender does.
 const INBOX: usize = 16;
 
-/// What a thread can be told.
+/// An order to a thread.
 enum Order {
     Add(NewQueue, SyncSender<Result<u64, Error>>),
     Prepare(u64, Arc<Backing>, SyncSender<Result<bool, Error>>),
@@ -106,9 +106,9 @@ impl IoThreads {
     /// Gives a queue to a thread and returns when its first commands are with the kernel.
     ///
     /// # Errors
-    /// The ring has no room, memory is short, or the port refused to start; the queue is gone and its `on_closed`
-    /// has run or was dropped. Where the port had handed commands to the kernel, this happens when they have come
-    /// back.
+    /// The ring has no room, memory is short, or the port refused to start; the queue is gone and its
+    /// `on_closed` has run or was dropped. Where the port had handed commands to the kernel, this happens
+    /// when they have come back.
     pub fn add(&self, thread: usize, queue: NewQueue) -> Result<QueueId, Error> {
         added(thread, self.give(thread, queue)?)
     }
@@ -125,7 +125,8 @@ impl IoThreads {
         all.into_iter().collect()
     }
 
-    /// How many requests each of `queues` more queues of a thread could have under way in [`Registered`] memory.
+    /// How many requests each of `queues` more queues of a thread could have under way in [`Registered`]
+    /// memory.
     ///
     /// Only [`add`](IoThreads::add) makes it less.
     ///
@@ -137,9 +138,9 @@ impl IoThreads {
         self.ask(thread, |reply| Order::Room(queues, reply))
     }
 
-    /// How many requests one more queue of a thread could have under way in [`Registered`] memory, by [`IoThreads::room`] or at least;
-    /// the thread is only woken for it where what it said last, less what was added since, is not enough for `depth`. Who asks
-    /// and adds beside others takes turns with them.
+    /// How many requests one more queue of a thread could have under way in [`Registered`] memory, by
+    /// [`IoThreads::room`] or at least; the thread is only woken for it where what it said last, less what
+    /// was added since, is not enough for `depth`. Who asks and adds beside others takes turns with them.
     ///
     /// [`Registered`]: crate::Memory::Registered
     ///
@@ -153,8 +154,8 @@ impl IoThreads {
         Ok(known.load(Ordering::Relaxed))
     }
 
-    /// Gives a queue to a thread. What it takes of the registered memory is in one piece, so the widest place that is left
-    /// is smaller by no more than that.
+    /// Gives a queue to a thread. What it takes of the registered memory is in one piece, so the widest place
+    /// that is left is smaller by no more than that.
     fn give(&self, thread: usize, queue: NewQueue) -> Result<Receiver<Result<u64, Error>>, Error> {
         if let Some(known) = self.threads.get(thread).map(|thread| &thread.room)
             && queue.memory == Memory::Registered
@@ -165,8 +166,8 @@ impl IoThreads {
         self.tell(thread, |reply| Order::Add(queue, reply))
     }
 
-    /// Has a queue take no more requests, and end once those that it has are finished; returns before that. One that has
-    /// ended is left alone.
+    /// Has a queue take no more requests, and end once those that it has are finished; returns before that.
+    /// One that has ended is left alone.
     ///
     /// # Errors
     /// The thread is no longer there.
@@ -219,8 +220,8 @@ impl Thread {
 
 /// Ends the process when its thread panics.
 ///
-/// Unwinding would free buffers that the kernel still fills, and leave devices that nobody serves in a process that
-/// looks alive. When the process ends, the kernel fails their requests and the supervisor sees it.
+/// Unwinding would free buffers that the kernel still fills, and leave devices without a server in a process
+/// that looks alive. When the process ends, the kernel fails their requests and the supervisor sees it.
 struct AllOrNothing;
 
 impl Drop for AllOrNothing {
@@ -274,7 +275,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Has the ring report when somebody rings the bell.
+    /// Has the ring report when the wake-up descriptor is written to.
     fn listen(&mut self) -> std::io::Result<()> {
         // Not a registered descriptor: see `Ring::releases_at_once`.
         let read = opcode::Read::new(Fd(self.wake.as_raw_fd()), self.woken.as_mut_ptr(), 8);
@@ -285,7 +286,8 @@ impl Server {
         while !(self.stopping && self.queues.iter().all(Option::is_none)) {
             let taken = match self.ring.wait() {
                 Ok(taken) => taken,
-                // A ring that cannot be entered serves nobody: the process ends, and the supervisor sees it.
+                // A ring that cannot be entered serves no request: the process ends, and the supervisor sees
+                // it.
                 Err(error) => {
                     eprintln!("becket: I/O thread {}: io_uring_enter failed: {error}", self.index);
                     std::process::abort();
@@ -305,15 +307,15 @@ impl Server {
                     }
                 }
             }
-            while let Some(job) = self.end_turns() {
-                self.decode(job);
+            while let Some(quick) = self.end_turns() {
+                self.decode(quick);
             }
         }
     }
 
-    /// Ends the turn of all queues of which something has completed. With a block that this thread is to decode itself,
-    /// which it may where no other queue waits for it.
-    fn end_turns(&mut self) -> Option<Job> {
+    /// Ends the turn of all queues of which something has completed. With a block that this thread is to
+    /// decode itself, which it may where no other queue waits for it.
+    fn end_turns(&mut self) -> Option<Quick> {
         let may = self.turning.len() == 1;
         let mut own = None;
         while let Some(index) = self.turning.pop() {
@@ -326,10 +328,10 @@ impl Server {
     }
 
     /// Decodes a block, and takes in what there is to hear of it. What is queued goes to the kernel first.
-    fn decode(&mut self, job: Job) {
+    fn decode(&mut self, quick: Quick) {
         // A ring that cannot be entered is seen when it is waited for.
         let _ = self.ring.submit();
-        job.decode_here(&mut self.hand, &self.mailbox);
+        quick.decode(&mut self.hand, &self.mailbox);
         self.hear();
     }
 

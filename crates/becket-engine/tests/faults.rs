@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use becket_engine::fault::{Fate, Faults, Interceptor, Kind, Operation, Rule, Struck};
+use becket_engine::fault::{Affected, Fate, Faults, Interceptor, Operation, Rule, Struck};
 use becket_engine::{Backing, IoThreads, Op};
 use becket_image::{DirectIo, Map};
 use rustix::{
@@ -27,7 +27,7 @@ use script::{BUFFER, PATIENCE, Random, backing_of, begin, file_of, run, step, wr
 const CERTAIN: u32 = 1_000_000;
 const PAGE: u64 = 4096;
 
-fn rule(kind: Kind, struck: Struck, chance: u32, range: Option<(u64, u64)>) -> Rule {
+fn rule(kind: Affected, struck: Struck, chance: u32, range: Option<(u64, u64)>) -> Rule {
     Rule { kind, struck, chance, range }
 }
 
@@ -59,8 +59,8 @@ fn short_late_and_interrupted_operations_are_nobodys_business() {
         files.facts.sparse = variant & 4 != 0;
         let faults = Faults {
             rules: vec![
-                rule(Kind::All, Struck::Delay(1), 50_000, None),
-                rule(Kind::All, Struck::Error(4), 100_000, None), // EINTR
+                rule(Affected::All, Struck::Delay(1), 50_000, None),
+                rule(Affected::All, Struck::Error(4), 100_000, None), // EINTR
             ],
             short: 500_000,
             seed: variant,
@@ -117,7 +117,7 @@ fn an_error_is_its_requests_and_keeps_its_number() {
     let threads = IoThreads::start(1).unwrap();
     for (number, direct) in [(5, false), (5, true), (28, false), (122, true), (61, false), (112, true)] {
         let file = file_of(&[1; 4 * PAGE as usize]);
-        let bad = rule(Kind::All, Struck::Error(number), CERTAIN, Some((PAGE, 512)));
+        let bad = rule(Affected::All, Struck::Error(number), CERTAIN, Some((PAGE, 512)));
         let faults = Faults { rules: vec![bad], ..Faults::default() };
         let backing = backing(&file, 4 * PAGE, direct, plan(faults));
         let scripts = (0..4)
@@ -155,7 +155,7 @@ fn a_sync_that_failed_once_stays_failed() {
     let file = file_of(&[1; PAGE as usize]);
     // The first number of this seed's sequence strikes, the next ones do not.
     let faults = Faults {
-        rules: vec![rule(Kind::Flush, Struck::Error(5), 500_000, None)],
+        rules: vec![rule(Affected::Flush, Struck::Error(5), 500_000, None)],
         seed: (0..).find(|seed| first_alone(*seed)).unwrap(),
         ..Faults::default()
     };
@@ -169,7 +169,7 @@ fn a_sync_that_failed_once_stays_failed() {
 
 /// Whether of ten syncs with this seed the first alone is struck.
 fn first_alone(seed: u64) -> bool {
-    let rules = vec![rule(Kind::Flush, Struck::Error(5), 500_000, None)];
+    let rules = vec![rule(Affected::Flush, Struck::Error(5), 500_000, None)];
     let plan = Faults { rules, seed, ..Faults::default() }.of_queues(1).unwrap();
     let sync = Operation {
         queue: 0,
@@ -304,7 +304,7 @@ fn a_late_operation_is_late_and_whole() {
     let threads = IoThreads::start(1).unwrap();
     let file = file_of(&[1; PAGE as usize]);
     let faults =
-        Faults { rules: vec![rule(Kind::Read, Struck::Delay(50), CERTAIN, None)], ..Faults::default() };
+        Faults { rules: vec![rule(Affected::Read, Struck::Delay(50), CERTAIN, None)], ..Faults::default() };
     let backing = backing(&file, PAGE, true, plan(faults));
     let begun = Instant::now();
     let outcomes = run(&threads, 0, &backing, vec![vec![step(Op::Read, 0, PAGE)]; 64]);

@@ -1,7 +1,7 @@
 //! What `--fault` takes: faults as people type them, and why what they typed is none.
 //! Knows nothing of how they are carried out; only what is clearly a fault is one.
 
-use becket_device::fault::{Faults, Kind, Rule, Struck};
+use becket_device::fault::{Affected, Faults, Rule, Struck};
 use rustix::io::Errno;
 
 use crate::units::{parse_duration, parse_size};
@@ -62,13 +62,13 @@ fn rule(text: &str, what: impl Fn(&str) -> Result<Struck, String>) -> Result<Rul
     Ok(Rule { kind, struck, chance, range })
 }
 
-fn kind(word: &str) -> Result<Kind, String> {
+fn kind(word: &str) -> Result<Affected, String> {
     Ok(match word {
-        "read" => Kind::Read,
-        "write" => Kind::Write,
-        "flush" => Kind::Flush,
-        "discard" => Kind::Discard,
-        "all" => Kind::All,
+        "read" => Affected::Read,
+        "write" => Affected::Write,
+        "flush" => Affected::Flush,
+        "discard" => Affected::Discard,
+        "all" => Affected::All,
         _ => return Err(format!("`{word}` is none of read, write, flush, discard, all")),
     })
 }
@@ -125,9 +125,9 @@ mod tests {
         let rule = |kind, struck, chance, range| Rule { kind, struck, chance, range };
         let faults = Faults {
             rules: vec![
-                rule(Kind::Write, Struck::Error(5), 10_000, None),
-                rule(Kind::Read, Struck::Delay(10), CERTAIN, None),
-                rule(Kind::All, Struck::Error(61), CERTAIN, Some((1 << 20, 512))),
+                rule(Affected::Write, Struck::Error(5), 10_000, None),
+                rule(Affected::Read, Struck::Delay(10), CERTAIN, None),
+                rule(Affected::All, Struck::Error(61), CERTAIN, Some((1 << 20, 512))),
             ],
             torn: CERTAIN,
             short: 100_000,

@@ -4,18 +4,12 @@
 use io_uring::{opcode, squeue};
 use rustix::io::Errno;
 
-use super::Core;
+use super::state::{Core, is_lent};
 use crate::{
     Token,
     ring::{Ring, Transfer, fixed},
     user_data::{Source, user_data},
 };
-
-/// Whether the kernel has a frame.
-#[inline]
-pub(super) fn is_lent(lent: &[bool], tag: u16) -> bool {
-    lent.get(usize::from(tag)).is_some_and(|lent| *lent)
-}
 
 impl Core {
     /// The bytes of a frame; empty while the kernel has it, or a request is under way in it.
@@ -60,8 +54,8 @@ impl Core {
             buffers.touch(tag);
         }
         let (address, len) = buffers.part(tag, from, len).ok_or(Errno::INVAL)?;
-        // Such entries do not wait (see [`Ring::register_unwaiting`]), so they may use the table; before Linux 6.12 reads do,
-        // and descriptors that this ring has let go of stay open until the next request.
+        // Such entries do not wait (see [`Ring::register_unwaiting`]), so they may use the table; before
+        // Linux 6.12 reads do, and descriptors that this ring has let go of stay open until the next request.
         let target = self.port;
         let way = Transfer { write, target, address: address as u64, len, ..Transfer::default() };
         let entry = way.entry().user_data(self.word(token));

@@ -1,7 +1,8 @@
-//! A queue whose operations are seen, and perhaps spoiled, on their way to the backing (`engine::fault` says by whom).
-//! A queue without an interceptor has none of this; one with it never goes the straight way, so that all operations come here.
+//! A queue whose operations are seen, and perhaps spoiled, on their way to the backing (`engine::fault` says
+//! by whom). A queue without an interceptor has none of this; one with it never goes the straight way, so
+//! that all operations come here.
 
-use std::{mem, sync::Arc};
+use std::mem;
 
 use becket_image::Place;
 use io_uring::{
@@ -10,72 +11,39 @@ use io_uring::{
 };
 use rustix::io::Errno;
 
-use super::{Core, memory_of};
+use super::{
+    intercepted::{Intercepted, Stage},
+    loads::memory_of,
+    state::Core,
+};
 use crate::{
     Op,
-    fault::{Fate, Interceptor, Operation},
-    request::Way,
-    ring::{Ring, shortened},
-    user_data::Source,
+    fault::{Fate, Operation},
+    ring::shortened,
+    slot::Way,
 };
 
-/// What a queue keeps for its interceptor.
-pub(crate) struct Intercepted {
-    interceptor: Arc<dyn Interceptor>,
-    /// By tag.
-    under_way: Box<[UnderWay]>,
-}
-
-/// Where the operation of a tag is.
-struct UnderWay {
-    stage: Stage,
-    /// The operation, while it waits.
-    entry: Option<squeue::Entry>,
-    /// For how long; the kernel reads it when the timeout is submitted.
-    time: Timespec,
-    /// What was said of the operation, for when it goes to its file once more.
-    fate: Fate,
-    again: bool,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Stage {
-    Idle,
-    /// It waits, and will be asked about again.
-    Waiting,
-    /// It was not begun.
-    Failed(Errno),
-    /// It is at its file; where it is torn, it fails afterwards.
-    Begun(Option<Errno>),
-}
-
-impl Intercepted {
-    pub(crate) fn new(interceptor: Arc<dyn Interceptor>, requests: u16) -> Box<Intercepted> {
-        let idle = || UnderWay {
-            stage: Stage::Idle,
-            entry: None,
-            time: Timespec::new(),
-            fate: Fate::Pass,
-            again: false,
-        };
-        Box::new(Intercepted { interceptor, under_way: (0..requests).map(|_| idle()).collect() })
-    }
+/// What the completion of an intercepted operation means.
+pub(super) enum After {
+    /// It has waited: the interceptor is asked about it again.
+    Waited(squeue::Entry),
+    /// It has waited for nothing.
+    Landed,
+    /// It has ended, with this result.
+    Operated(i32),
+    /// Nothing: no operation was under way.
+    Nothing,
 }
 
 impl Core {
-    /// Submits an operation as the interceptor wills.
+    /// What goes to the ring for an operation, as the interceptor decides; `None` where there is no
+    /// interceptor.
     #[cold]
-    pub(super) fn submit_intercepted(
-        &mut self,
-        ring: &mut Ring,
-        tag: u16,
-        entry: squeue::Entry,
-        waited: bool,
-    ) {
-        // Taken out while it is asked, since the operation that it is told of is the queue's.
-        let Some(mut intercepted) = self.intercepted.take() else { return };
+    pub(super) fn spoiled(&mut self, tag: u16, entry: squeue::Entry, waited: bool) -> Option<squeue::Entry> {
+        // Taken out while it is asked, since the operation that it sees borrows the queue.
+        let mut intercepted = self.intercepted.take()?;
         let Intercepted { interceptor, under_way } = &mut *intercepted;
-        let Some(under_way) = under_way.get_mut(usize::from(tag)) else { return };
+        let under_way = under_way.get_mut(usize::from(tag))?;
         let fate = match mem::take(&mut under_way.again) {
             true => under_way.fate,
             false => interceptor.fate(&self.operation_of(tag, waited)),
@@ -108,23 +76,16 @@ impl Core {
         under_way.fate = fate;
         under_way.stage = stage;
         self.intercepted = Some(intercepted);
-        self.submit(ring, tag, Source::Intercepted { tag }, entry);
+        Some(entry)
     }
 
-    /// Takes in the completion of an operation, or of what stood for it.
+    /// What the completion of an operation, or of what stood for it, means.
     #[cold]
-    pub(crate) fn intercepted(&mut self, ring: &mut Ring, tag: u16, result: i32) {
-        let Some(mut intercepted) = self.intercepted.take() else { return };
-        let Some(under_way) = intercepted.under_way.get_mut(usize::from(tag)) else { return };
-        match mem::replace(&mut under_way.stage, Stage::Idle) {
-            Stage::Waiting => {
-                let entry = under_way.entry.take();
-                self.intercepted = Some(intercepted);
-                self.landed();
-                if let Some(entry) = entry {
-                    self.submit_intercepted(ring, tag, entry, true);
-                }
-            }
+    pub(super) fn after_interception(&mut self, tag: u16, result: i32) -> After {
+        let Some(mut intercepted) = self.intercepted.take() else { return After::Nothing };
+        let Some(under_way) = intercepted.under_way.get_mut(usize::from(tag)) else { return After::Nothing };
+        let after = match mem::replace(&mut under_way.stage, Stage::Idle) {
+            Stage::Waiting => under_way.entry.take().map_or(After::Landed, After::Waited),
             Stage::Begun(torn) => {
                 // What was only tried, and would block, is the same operation when it may, and has not ended.
                 under_way.again = self.slab[usize::from(tag)].way == Way::Trying
@@ -133,15 +94,13 @@ impl Core {
                     intercepted.interceptor.ended(&self.operation_of(tag, false), result);
                 }
                 let result = torn.filter(|_| result > 0).map_or(result, |errno| -errno.raw_os_error());
-                self.intercepted = Some(intercepted);
-                self.operated(ring, tag, result);
+                After::Operated(result)
             }
-            Stage::Failed(errno) => {
-                self.intercepted = Some(intercepted);
-                self.operated(ring, tag, -errno.raw_os_error());
-            }
-            Stage::Idle => self.intercepted = Some(intercepted),
-        }
+            Stage::Failed(errno) => After::Operated(-errno.raw_os_error()),
+            Stage::Idle => After::Nothing,
+        };
+        self.intercepted = Some(intercepted);
+        after
     }
 
     /// The operation that a tag's request needs at present.

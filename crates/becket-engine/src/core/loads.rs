@@ -1,33 +1,31 @@
-//! Encoded extents: a request's bytes are copied from decoded blocks, which the queue loads where nobody has.
+//! Loads: where a queue reads the stored bytes of encoded blocks, and which blocks it reads ahead.
 //! It never loads a block twice at once, never waits, and leaves queues without encoded extents alone.
 //!
-//! A *load* is a request of the queue's own, under a tag behind those of the port. It is looked up in the map below
-//! its layer, and reads into memory of its own; everything that requests have (short reads, retries, the governor's
-//! windows) it has. When it is whole its memory goes to the decoding threads and comes back by a [`Note`]. What it
-//! needs may be encoded, too: then it waits for a load of a lower layer like any request.
+//! A *load* is a request of the queue's own, under a tag behind those of the port. It is looked up in the map
+//! below its layer, and reads into memory of its own; everything that requests have (short reads, retries,
+//! the governor's windows) it has. When it is whole its memory goes to the decoding threads and comes back by
+//! a [`Note`](crate::decode::Note). What it needs may be encoded, too: then it waits for a load of a lower
+//! layer like any request.
 //!
-//! Each layer has its own places for loads. So a load never waits for a place that one above it holds, and the lowest
-//! always goes on: no circle. Whoever finds no free place stands in line for one of its layer.
+//! Each layer has its own places for loads. So a load never waits for a place that one above it holds, and
+//! the lowest always goes on: no circle. A request that finds no free place stands in line for one of its
+//! layer.
 //!
 //! # Reading ahead
 //!
-//! The blocks that a request reaches into are loaded together. Blocks behind it are loaded when the ones before were
-//! wanted one after another, as many as were (at most [`MOST_AHEAD`]), and never more than half of the places at
-//! once: those who wait come first. Random access reads nothing ahead.
+//! The blocks that a request reaches into are loaded together. Blocks behind it are loaded when the ones
+//! before were wanted one after another, as many as were (at most [`MOST_AHEAD`]), and never more than half
+//! of the places at once: those who wait come first. Random access reads nothing ahead.
 
 use std::{collections::VecDeque, sync::Arc};
 
 use becket_image::{Place, encoded::Encoded};
 use rustix::io::Errno;
 
-use super::Core;
 use crate::{
     Backing, Data, Error, Op, Request,
-    decode::{Decoded, Found, Job, Key, Layers, Mailbox, Note, Staging, Waiter},
-    growing::Growing,
+    decode::{Found, Job, Layers, Mailbox, Staging, Waiter},
     memory::Buffers,
-    request::{Slot, Way},
-    ring::Ring,
     stats::Decodings,
 };
 
@@ -42,18 +40,18 @@ const STREAMS: usize = 4;
 
 /// What a queue needs to have blocks decoded.
 pub(crate) struct Loads {
-    layers: Arc<Layers>,
+    pub(super) layers: Arc<Layers>,
     mailbox: Arc<Mailbox>,
     /// The first tag behind the port's.
-    first: u16,
+    pub(super) first: u16,
     /// By tag, from `first` on.
     loads: Box<[Load]>,
     /// Of each layer.
-    places: Box<[Places]>,
+    pub(super) places: Box<[Places]>,
     /// Loads that are to begin.
-    begun: Vec<u16>,
+    pub(super) begun: Vec<u16>,
     /// Blocks whose stored bytes are there, for the threads that decode.
-    jobs: Vec<Job>,
+    pub(super) jobs: Vec<Job>,
     streams: [Stream; STREAMS],
     /// The stream that makes way for the next.
     oldest: usize,
@@ -61,21 +59,21 @@ pub(crate) struct Loads {
 }
 
 /// A place for a load.
-struct Load {
-    layer: u32,
-    block: u32,
+pub(super) struct Load {
+    pub(super) layer: u32,
+    pub(super) block: u32,
     /// Where in the memory the block's stored bytes begin.
-    from: usize,
+    pub(super) from: usize,
     /// Here, unless a thread decodes from it.
-    staging: Option<Staging>,
+    pub(super) staging: Option<Staging>,
 }
 
 #[derive(Default)]
-struct Places {
-    free: Vec<u16>,
+pub(super) struct Places {
+    pub(super) free: Vec<u16>,
     all: usize,
-    /// Who waits for one to be free.
-    line: VecDeque<u16>,
+    /// Tags that wait for one to be free.
+    pub(super) line: VecDeque<u16>,
 }
 
 /// A reader that goes from block to block.
@@ -88,14 +86,6 @@ struct Stream {
     run: u32,
     /// The block behind the last one read ahead.
     ahead: u32,
-}
-
-/// What has become of a request whose next bytes are encoded.
-pub(crate) enum Copied {
-    /// Some were copied, and it goes on.
-    More,
-    /// It waits for word about a block, or for a place.
-    Waits,
 }
 
 impl Loads {
@@ -143,7 +133,7 @@ impl Loads {
         self.loads.len() as u16
     }
 
-    fn load(&mut self, tag: u16) -> Option<&mut Load> {
+    pub(super) fn load(&mut self, tag: u16) -> Option<&mut Load> {
         self.loads.get_mut(usize::from(tag.checked_sub(self.first)?))
     }
 
@@ -159,13 +149,13 @@ impl Loads {
     }
 
     /// Which block a byte of a layer is in, and where its wanted bytes begin and end.
-    fn find(&self, layer: u32, offset: u64) -> Option<(u32, u64, u64)> {
+    pub(super) fn find(&self, layer: u32, offset: u64) -> Option<(u32, u64, u64)> {
         let (index, block) = self.layers.get(layer)?.block_at(offset)?;
         Some((u32::try_from(index).ok()?, block.start, block.start + u64::from(block.len)))
     }
 
     /// Notes that a request wants a block, and says how many behind it are worth reading ahead.
-    fn follow(&mut self, layer: u32, block: u32) -> std::ops::Range<u32> {
+    pub(super) fn follow(&mut self, layer: u32, block: u32) -> std::ops::Range<u32> {
         let known = |stream: &&mut Stream| {
             stream.layer == layer
                 && stream.run > 0
@@ -192,8 +182,8 @@ impl Loads {
         from..to
     }
 
-    /// Loads a block that nobody waits for, if nobody has it and there are places enough.
-    fn load_ahead(&mut self, layer: u32, block: u32) {
+    /// Reads a block ahead, if it is neither there nor being loaded and there are places enough.
+    pub(super) fn load_ahead(&mut self, layer: u32, block: u32) {
         let enough = self.places.get(layer as usize).is_some_and(|places| places.free.len() > places.all / 2);
         let there = self.layers.get(layer).is_some_and(|encoded| (block as usize) < encoded.blocks().len());
         if !enough || !there {
@@ -207,14 +197,14 @@ impl Loads {
     }
 
     /// Gives a block that is ours to load one of its layer's free places.
-    fn take_place(&mut self, layer: u32, block: u32) {
+    pub(super) fn take_place(&mut self, layer: u32, block: u32) {
         let free = self.places.get_mut(layer as usize).and_then(|places| places.free.pop());
         match free.and_then(|tag| Some((tag, self.load(tag)?))) {
             Some((tag, load)) => {
                 load.block = block;
                 self.begun.push(tag);
             }
-            // Nobody takes a block over without a place for it.
+            // No block is taken over without a place for it.
             None => {
                 self.layers.decoding().cache().finish(self.layers.key(layer, block), Err(Errno::IO), None)
             }
@@ -222,16 +212,16 @@ impl Loads {
     }
 
     /// A place is free again.
-    fn free(&mut self, tag: u16) {
+    pub(super) fn free(&mut self, tag: u16) {
         let layer = self.load(tag).map(|load| load.layer as usize);
         if let Some(places) = layer.and_then(|layer| self.places.get_mut(layer)) {
             places.free.push(tag);
         }
     }
 
-    /// What is to be read for a load: its block's stored bytes, and where they go past the page cache if that lets them, the
-    /// bytes around them up to whole units.
-    fn request(&mut self, tag: u16, backing: &Backing) -> Option<Request> {
+    /// What is to be read for a load: its block's stored bytes, and where they go past the page cache if that
+    /// lets them, the bytes around them up to whole units.
+    pub(super) fn request(&mut self, tag: u16, backing: &Backing) -> Option<Request> {
         let layers = Arc::clone(&self.layers);
         let load = self.load(tag)?;
         let encoded = layers.get(load.layer)?;
@@ -244,7 +234,7 @@ impl Loads {
     }
 
     /// The next request that waits for a place and can have one.
-    fn next_in_line(&mut self) -> Option<u16> {
+    pub(super) fn next_in_line(&mut self) -> Option<u16> {
         self.places
             .iter_mut()
             .find(|places| !places.free.is_empty() && !places.line.is_empty())?
@@ -252,7 +242,7 @@ impl Loads {
             .pop_front()
     }
 
-    fn waiter(&self, queue: u32, tag: u16) -> Waiter {
+    pub(super) fn waiter(&self, queue: u32, tag: u16) -> Waiter {
         Waiter { mailbox: Arc::clone(&self.mailbox), whom: (queue, tag) }
     }
 }
@@ -263,8 +253,8 @@ fn alignment(backing: &Backing) -> u64 {
     units.map(|direct| u64::from(direct.offset.max(direct.memory))).max().unwrap_or(1)
 }
 
-/// How many bytes before and behind a range complete it to whole units of its file; `None` where there is no need, the page
-/// cache is not gone past, or they are not of the same extent.
+/// How many bytes before and behind a range complete it to whole units of its file; `None` where there is no
+/// need, the page cache is not gone past, or they are not of the same extent.
 fn around(encoded: &Encoded, backing: &Backing, input: u64, len: u64) -> Option<(u64, u64)> {
     let extent = encoded.below().extent_at(input)?;
     let Place::Data { file, offset } = extent.place else { return None };
@@ -280,7 +270,7 @@ fn around(encoded: &Encoded, backing: &Backing, input: u64, len: u64) -> Option<
 }
 
 /// Where a request's bytes go; empty where we cannot write them.
-pub(crate) fn memory_of<'a>(
+pub(super) fn memory_of<'a>(
     loads: Option<&'a mut Loads>,
     buffers: Option<&'a mut Buffers>,
     tag: u16,
@@ -289,205 +279,6 @@ pub(crate) fn memory_of<'a>(
         (Some(staging), _) => staging.bytes(),
         (None, Some(buffers)) => buffers.slice(tag.into()),
         (None, None) => &mut [],
-    }
-}
-
-impl Core {
-    /// Gets a request's next bytes, which are encoded: copies what is there of their block, or has it wait.
-    pub(crate) fn decoded(&mut self, tag: u16, layer: u32, offset: u64) -> Result<Copied, Errno> {
-        let slot = self.slab.get_mut(usize::from(tag)).ok_or(Errno::IO)?;
-        let loads = self.loads.as_deref_mut().ok_or(Errno::IO)?;
-        if slot.request.op != Op::Read || slot.request.data == Data::None {
-            return Err(Errno::IO);
-        }
-        let (block, _, end) = loads.find(layer, offset).ok_or(Errno::IO)?;
-        let key = loads.layers.key(layer, block);
-        let waiter = loads.waiter(self.index, tag);
-        let may_load = loads.places.get(layer as usize).is_some_and(|places| !places.free.is_empty());
-        let found = loads.layers.decoding().cache().look(key, Some(&waiter), may_load);
-        let copied = match found {
-            Found::Here(block) => {
-                loads.counted.hits += 1;
-                self.copy(tag, key, &block)?;
-                Copied::More
-            }
-            Found::Coming | Found::Yours => {
-                loads.counted.waits += 1;
-                slot.way = Way::Waiting;
-                // Until the word about it has come.
-                self.in_flight += 1;
-                if matches!(found, Found::Yours) {
-                    loads.take_place(layer, block);
-                }
-                // What else of it is encoded together will be wanted next.
-                let last = offset.saturating_add(slot.asked - 1);
-                if last >= end
-                    && let Some((last, _, _)) = loads.find(layer, last)
-                {
-                    (block + 1..=last).for_each(|block| loads.load_ahead(layer, block));
-                }
-                Copied::Waits
-            }
-            Found::Absent => {
-                slot.way = Way::Waiting;
-                if let Some(places) = loads.places.get_mut(layer as usize) {
-                    places.line.push_back(tag);
-                }
-                Copied::Waits
-            }
-        };
-        if let Some(loads) = self.loads.as_deref_mut().filter(|loads| tag < loads.first) {
-            loads.follow(layer, block).for_each(|block| loads.load_ahead(layer, block));
-        }
-        Ok(copied)
-    }
-
-    /// Copies what a request's next bytes have of a block, or the beginning of it; nothing when they are of another one.
-    fn copy(&mut self, tag: u16, key: Key, block: &Decoded) -> Result<(), Errno> {
-        let Core { slab, loads, buffers, made, map, .. } = self;
-        let slot = slab.get_mut(usize::from(tag)).ok_or(Errno::IO)?;
-        let loads = loads.as_deref_mut().ok_or(Errno::IO)?;
-        let map = loads.layer_of(tag).map_or(&**map, Encoded::below);
-        let extent = map.lookup(slot.request.offset + slot.done).ok_or(Errno::IO)?;
-        let Place::Encoded { layer, offset } = extent.place else { return Ok(()) };
-        let (index, start, end) = loads.find(layer, offset).ok_or(Errno::IO)?;
-        if loads.layers.key(layer, index) != key {
-            return Ok(());
-        }
-        // Behind what was asked for, an image that grows may have other bytes.
-        let len = (slot.request.len - slot.done).min(slot.asked).min(extent.len).min(end - offset);
-        let from = (offset - start) as usize;
-        let (to, len) = match (slot.request.data, made) {
-            (Data::Registered, Some(made)) => {
-                let to = made.buffer(tag);
-                let len = len.min(to.len() as u64);
-                slot.made = len;
-                (to.get_mut(..len as usize), len)
-            }
-            _ => {
-                let to = memory_of(Some(loads), buffers.as_mut(), tag).get_mut(slot.done as usize..);
-                slot.done += len;
-                (to.and_then(|rest| rest.get_mut(..len as usize)), len)
-            }
-        };
-        let bytes = block.bytes().get(from..).and_then(|rest| rest.get(..len as usize));
-        to.ok_or(Errno::IO)?.copy_from_slice(bytes.ok_or(Errno::IO)?);
-        if block.give(from, from + len as usize) {
-            loads.layers.decoding().cache().spent(key);
-        }
-        Ok(())
-    }
-
-    /// Takes in word about a block.
-    pub(crate) fn told(&mut self, ring: &mut Ring, tag: u16, note: Note) {
-        self.landed();
-        match note {
-            Note::Block { key, result } => {
-                let waits = |slot: &&Slot| slot.busy && slot.way == Way::Waiting;
-                if self.slab.get(usize::from(tag)).filter(waits).is_none() {
-                    return;
-                }
-                match result.and_then(|block| self.copy(tag, key, &block)) {
-                    Ok(()) => self.advance(ring, tag),
-                    Err(errno) => self.finish(ring.now(), tag, Err(errno)),
-                }
-            }
-            Note::Placed(result) => {
-                let waits = |slot: &&Slot| slot.busy && slot.way == Way::Waiting;
-                if self.slab.get(usize::from(tag)).filter(waits).is_none() {
-                    return;
-                }
-                match result {
-                    Ok(()) => self.advance(ring, tag),
-                    Err(errno) => {
-                        // A sync beside ours was told what ours may not be told again.
-                        let lost = self.backing.growing().is_some_and(Growing::has_lost);
-                        if let Some(sync) = self.backing.sync(0).filter(|_| lost) {
-                            sync.fail(Errno::IO);
-                        }
-                        self.finish(ring.now(), tag, Err(errno));
-                    }
-                }
-            }
-            Note::Loaded { staging, yielded } => {
-                let Some(loads) = self.loads.as_deref_mut() else { return };
-                if let Some(load) = loads.load(tag) {
-                    load.staging = Some(staging);
-                }
-                loads.free(tag);
-                match yielded {
-                    Some(bytes) => {
-                        loads.counted.blocks += 1;
-                        loads.counted.bytes += u64::from(bytes);
-                    }
-                    None => loads.counted.errors += 1,
-                }
-                self.slab[usize::from(tag)].busy = false;
-            }
-        }
-    }
-
-    /// Begins loads that have a place, and lets those go on who waited for one. Says whether there was any.
-    #[inline]
-    pub(crate) fn serve_loads(&mut self, ring: &mut Ring) -> bool {
-        self.loads.is_some() && self.serve_some_loads(ring)
-    }
-
-    #[inline(never)]
-    fn serve_some_loads(&mut self, ring: &mut Ring) -> bool {
-        let mut any = false;
-        while let Some(loads) = self.loads.as_deref_mut() {
-            if let Some(tag) = loads.begun.pop() {
-                match loads.request(tag, &self.backing) {
-                    Some(request) => {
-                        self.slab[usize::from(tag)] = Slot::begin(request, ring.now());
-                        self.advance(ring, tag);
-                    }
-                    None => self.load_read(tag, Err(Errno::IO)),
-                }
-            } else if let Some(tag) = loads.next_in_line() {
-                self.advance(ring, tag);
-            } else {
-                break;
-            }
-            any = true;
-        }
-        any
-    }
-
-    /// The stored bytes of a load are there, or cannot be had.
-    #[inline(never)]
-    pub(super) fn load_read(&mut self, tag: u16, result: Result<u64, Errno>) {
-        let Some(loads) = self.loads.as_deref_mut() else { return };
-        let loader = loads.waiter(self.index, tag);
-        let layers = Arc::clone(&loads.layers);
-        let Some(load) = loads.load(tag) else { return };
-        let (layer, from, key) = (load.layer, load.from, layers.key(load.layer, load.block));
-        match result.and_then(|_| load.staging.take().ok_or(Errno::IO)) {
-            Ok(staging) => {
-                // Until its memory has come back.
-                self.in_flight += 1;
-                self.slab[usize::from(tag)].way = Way::Waiting;
-                loads.jobs.push(Job { key, layers, layer, staging, from, loader });
-            }
-            Err(errno) => {
-                loads.counted.errors += 1;
-                loads.free(tag);
-                self.slab[usize::from(tag)].busy = false;
-                layers.decoding().cache().finish(key, Err(errno), None);
-            }
-        }
-    }
-
-    /// Hands what this turn has read to the threads that decode; of quick ones one comes back where it is to be `kept`.
-    pub(super) fn send_jobs(&mut self, kept: bool) -> Option<Job> {
-        let loads = self.loads.as_deref_mut()?;
-        let own = loads.jobs.pop_if(|job| kept && job.is_quick());
-        if !loads.jobs.is_empty() {
-            loads.layers.decoding().submit(&mut loads.jobs);
-        }
-        self.tally.decoded(&loads.counted);
-        own
     }
 }
 

@@ -1,19 +1,18 @@
-//! The blocks that are decoded, and those that somebody is about to decode.
+//! The blocks that are decoded, and those that are being loaded.
 //! It never holds a block twice, and never has two load the same one.
 //!
 //! # Which block goes when there is no room
 //!
-//! S3-FIFO (Yang, Zhang, Qiu, Yue, Rashmi: *FIFO queues are all you need for cache eviction*, SOSP 2023). A new block
-//! enters a small queue (a tenth of the memory). At its end it goes, unless it was used again meanwhile: then it enters
-//! the main queue, where one that was used goes round once more. Whose name is still among the ghosts, who left the
-//! small queue not long ago, enters the main queue at once. So a scan passes through a tenth of the memory and
-//! the rest stays. LRU gives a scan everything. 2Q and ARC resist as this does, but move a block in a list at every
-//! hit; here a hit only raises a counter, so the one lock is held for a look-up and no longer.
+//! S3-FIFO (Yang, Zhang, Qiu, Yue, Rashmi: *FIFO queues are all you need for cache eviction*, SOSP 2023). A
+//! new block enters a small queue (a tenth of the memory). At its end it goes, unless it was used again
+//! meanwhile: then it enters the main queue, where one that was used goes round once more. Whose name is
+//! still among the ghosts, who left the small queue not long ago, enters the main queue at once. So a scan
+//! passes through a tenth of the memory and the rest stays. LRU gives a scan everything. 2Q and ARC resist as
+//! this does, but move a block in a list at every hit; here a hit only raises a counter, so the one lock is
+//! held for a look-up and no longer.
 //!
-//! A block of 128 KiB is read in pieces. Whoever reads it page by page has used it once, not 32 times: uses count
-//! only when the small queue has been renewed by a quarter since the last one.
-//!
-//! Before all of them goes one that is [`spent`](super::spent).
+//! A block of 128 KiB is read in pieces. A reader that goes page by page has used it once, not 32 times: uses
+//! count only when the small queue has been renewed by a quarter since the last one.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -27,7 +26,6 @@ use super::{
     block::Key,
     frames::Decoded,
     mailbox::{Addressee, Mailbox, Note},
-    spent::Spent,
 };
 
 /// The small queue's share of all bytes is one of so many.
@@ -37,7 +35,7 @@ const MOST_USES: u8 = 3;
 /// Names of blocks that have gone which are remembered, beside as many as there are blocks.
 const FEWEST_GHOSTS: usize = 64;
 
-/// Somebody who waits for a block.
+/// A request or a load that waits for a block.
 #[derive(Clone)]
 pub(crate) struct Waiter {
     pub(crate) mailbox: Arc<Mailbox>,
@@ -48,7 +46,7 @@ pub(crate) struct Waiter {
 pub(crate) enum Found {
     /// All of it.
     Here(Arc<Decoded>),
-    /// Somebody loads it, and will leave word.
+    /// It is being loaded, and a note will come.
     Coming,
     /// Nothing, and from now on it is the caller who loads it: [`Cache::finish`] must follow.
     Yours,
@@ -62,14 +60,12 @@ pub(crate) struct Cache {
 
 #[derive(Default)]
 struct State {
-    /// Bytes that all blocks may have, and of them what the small queue may.
-    share: usize,
+    /// Bytes that the small queue may have.
     small_share: usize,
     entries: HashMap<Key, Entry>,
     small: Fifo,
     main: Fifo,
     ghosts: Ghosts,
-    spent: Spent,
     /// The last entry's stamp.
     stamp: u64,
     /// Bytes that have entered the small queue since the beginning.
@@ -92,8 +88,6 @@ struct Ready {
     /// What no other entry has: names in queues may be of an earlier one.
     stamp: u64,
     in_main: bool,
-    /// All of it has been given out.
-    spent: bool,
 }
 
 /// Names with the stamps of their entries; some of them have gone since.
@@ -105,40 +99,32 @@ struct Fifo {
 
 /// Names of blocks that have gone, for a while.
 #[derive(Default)]
-pub(super) struct Ghosts {
+struct Ghosts {
     keys: VecDeque<Key>,
     known: HashSet<Key>,
 }
 
 impl Cache {
-    /// For so many bytes of blocks; a `thrifty` one lets blocks go that are spent.
-    pub(crate) fn new(bytes: usize, thrifty: bool) -> Cache {
-        let spent = Spent::new(thrifty);
-        let state = State { share: bytes, small_share: bytes / SMALL, spent, ..State::default() };
+    /// For so many bytes of blocks.
+    pub(crate) fn new(bytes: usize) -> Cache {
+        let state = State { small_share: bytes / SMALL, ..State::default() };
         Cache { state: Mutex::new(state) }
     }
 
-    /// For so many bytes from now on, which somebody wants kept; evicting is the caller's.
+    /// For so many bytes from now on; evicting is the caller's.
     pub(crate) fn resize(&self, bytes: usize) {
-        let mut state = self.state();
-        (state.share, state.small_share) = (bytes, bytes / SMALL);
-        state.spent = Spent::new(false);
+        self.state().small_share = bytes / SMALL;
     }
 
-    /// Looks for a block. `waiter` is told when it is [`Coming`](Found::Coming) or [`Yours`](Found::Yours).
+    /// Looks for a block. `waiter` gets a note when it is [`Coming`](Found::Coming) or
+    /// [`Yours`](Found::Yours).
     pub(crate) fn look(&self, key: Key, waiter: Option<&Waiter>, may_load: bool) -> Found {
         let mut guard = self.state();
         let state = &mut *guard;
         match state.entries.get_mut(&key) {
             Some(Entry::Ready(ready)) => {
-                if waiter.is_some() {
-                    if state.clock - ready.counted >= state.small_share as u64 / 4 {
-                        (ready.uses, ready.counted) = ((ready.uses + 1).min(MOST_USES), state.clock);
-                    }
-                    if std::mem::take(&mut ready.spent) {
-                        ready.block.begin_again();
-                        state.spent.again();
-                    }
+                if waiter.is_some() && state.clock - ready.counted >= state.small_share as u64 / 4 {
+                    (ready.uses, ready.counted) = ((ready.uses + 1).min(MOST_USES), state.clock);
                 }
                 Found::Here(Arc::clone(&ready.block))
             }
@@ -156,8 +142,8 @@ impl Cache {
         }
     }
 
-    /// A load has ended: the block is there for everybody, or its waiters hear that it cannot be had; the bell of `own` does
-    /// not ring.
+    /// A load has ended: the block is there for everybody, or its waiters hear that it cannot be had; the
+    /// bell of `own` does not ring.
     pub(crate) fn finish(&self, key: Key, result: Result<Decoded, Errno>, own: Option<&Arc<Mailbox>>) {
         let result = result.map(Arc::new);
         let mut waiters = self.state().finish(key, &result);
@@ -170,25 +156,14 @@ impl Cache {
         }
     }
 
-    /// All of a block has been given out.
-    pub(crate) fn spent(&self, key: Key) {
-        self.state().is_spent(key);
-    }
-
-    /// Lets the latest block go that is spent, where that is worth it.
-    pub(super) fn evict_spent(&self) {
-        let gone = self.state().evict_spent();
-        drop(gone);
-    }
-
-    /// Lets the block go that is least worth keeping, and says how much memory that is, which comes back with the block's
-    /// last user; `None`: there is no block.
+    /// Lets the block go that is least worth keeping, and says how much memory that is, which comes back with
+    /// the block's last user; `None`: there is no block.
     pub(crate) fn evict(&self) -> Option<usize> {
         let gone = self.state().evict();
         gone.map(|block| block.size())
     }
 
-    /// Lets all blocks of some layers go, of which nobody loads one any more.
+    /// Removes all blocks of some layers, of which none is being loaded.
     pub(crate) fn forget(&self, layers: &Range<u64>) {
         let gone = self.state().forget(layers);
         drop(gone);
@@ -205,7 +180,6 @@ impl State {
             Err(_) => self.entries.remove(&key),
             Ok(block) => {
                 let size = block.size();
-                self.spent.came(key);
                 self.stamp += 1;
                 let stamp = self.stamp;
                 let in_main = self.ghosts.laid(&key);
@@ -215,15 +189,12 @@ impl State {
                 self.queue(in_main).push(key, stamp, size);
                 self.tidy();
                 let (block, counted) = (Arc::clone(block), self.clock);
-                self.entries.insert(
-                    key,
-                    Entry::Ready(Ready { block, uses: 0, counted, stamp, in_main, spent: false }),
-                )
+                self.entries.insert(key, Entry::Ready(Ready { block, uses: 0, counted, stamp, in_main }))
             }
         };
         match before {
             Some(Entry::Loading(waiters)) => waiters,
-            // Nobody finishes what nobody loads.
+            // A block that is not being loaded has no waiters.
             _ => Vec::new(),
         }
     }
@@ -249,24 +220,6 @@ impl State {
         }
     }
 
-    fn is_spent(&mut self, key: Key) {
-        if let Some(Entry::Ready(ready)) = self.entries.get_mut(&key) {
-            ready.spent = true;
-            self.spent.push(key, ready.stamp);
-        }
-    }
-
-    fn evict_spent(&mut self) -> Option<Arc<Decoded>> {
-        while let Some((key, stamp)) = self.spent.pop() {
-            if self.ready(&key, stamp).is_some_and(|ready| ready.spent) {
-                let block = self.remove(&key)?;
-                self.spent.went(key, block.size(), self.share);
-                return Some(block);
-            }
-        }
-        None
-    }
-
     fn queue(&mut self, main: bool) -> &mut Fifo {
         if main { &mut self.main } else { &mut self.small }
     }
@@ -288,14 +241,13 @@ impl State {
 
     /// Names of what has gone do not pile up: queues that have more of them than of others lose them.
     fn tidy(&mut self) {
-        let State { entries, small, main, spent, .. } = self;
+        let State { entries, small, main, .. } = self;
         let most = 2 * entries.len() + FEWEST_GHOSTS;
         let is =
             |key: &Key, stamp| matches!(entries.get(key), Some(Entry::Ready(ready)) if ready.stamp == stamp);
         for queue in [small, main].into_iter().filter(|queue| queue.keys.len() > most) {
             queue.keys.retain(|(key, stamp)| is(key, *stamp));
         }
-        spent.tidy(entries.len(), is);
     }
 
     fn forget(&mut self, layers: &Range<u64>) -> Vec<Arc<Decoded>> {
@@ -306,7 +258,6 @@ impl State {
             queue.keys.retain(|(key, _)| !goes(key));
         }
         self.ghosts.forget(goes);
-        self.spent.forget(goes);
         gone
     }
 }
@@ -319,7 +270,7 @@ impl Fifo {
 }
 
 impl Ghosts {
-    pub(super) fn remember(&mut self, key: Key, most: usize) {
+    fn remember(&mut self, key: Key, most: usize) {
         // One that came back is no ghost any more, but its name stands in the queue still.
         if self.known.insert(key) {
             self.keys.push_back(key);
@@ -332,16 +283,11 @@ impl Ghosts {
     }
 
     /// One comes back; whether it was there.
-    pub(super) fn laid(&mut self, key: &Key) -> bool {
+    fn laid(&mut self, key: &Key) -> bool {
         self.known.remove(key)
     }
 
-    #[cfg(test)]
-    pub(super) fn names(&self) -> usize {
-        self.keys.len()
-    }
-
-    pub(super) fn forget(&mut self, goes: impl Fn(&Key) -> bool) {
+    fn forget(&mut self, goes: impl Fn(&Key) -> bool) {
         self.keys.retain(|key| !goes(key));
         self.known.retain(|key| !goes(key));
     }

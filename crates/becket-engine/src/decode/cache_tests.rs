@@ -18,7 +18,7 @@ impl Bench {
     fn of(blocks: usize) -> Bench {
         let bytes = blocks * SIZE;
         let waiter = Waiter { mailbox: unheard(), whom: (0, 0) };
-        Bench { cache: Cache::new(bytes, true), frames: Frames::new(bytes), waiter }
+        Bench { cache: Cache::new(bytes), frames: Frames::new(bytes), waiter }
     }
 
     /// Uses a block; whether it was there.
@@ -90,85 +90,13 @@ fn a_block_that_comes_back_soon_stays() {
     assert!(bench.has(back), "block {back}");
 }
 
-/// Reads all of a block, as the queues do, into memory of one that is spent if there is one.
-fn read_whole(bench: &Bench, block: u32) -> bool {
-    if !bench.has(block) {
-        bench.cache.evict_spent();
-    }
-    let there = bench.get(block);
-    if let Found::Here(found) = bench.cache.look(key(block), None, false)
-        && found.give(0, SIZE)
-    {
-        bench.cache.spent(key(block));
-    }
-    there
-}
-
 #[test]
-fn what_is_spent_makes_way_before_memory_is_taken() {
-    let bench = Bench::of(1000);
-    bench.get(9999);
-    for block in 0..500 {
-        assert!(!read_whole(&bench, block));
-    }
-    assert!(bench.has(9999), "of that one nothing has been given out");
-    assert_eq!(bench.frames.total(), 2 * SIZE);
-    assert!(bench.has(499), "nobody needed its memory yet");
-    // A few that come back change nothing.
-    for block in 490..494 {
-        assert!(!read_whole(&bench, block));
-    }
-    assert!(!read_whole(&bench, 600));
-    assert_eq!(bench.frames.total(), 2 * SIZE);
-}
-
-#[test]
-fn who_reads_again_and_again_has_blocks_kept() {
-    let bench = Bench::of(1000);
-    for pass in 0..4 {
-        let there = (0..500).filter(|block| read_whole(&bench, *block)).count();
-        // The second time most of them come, and stay.
-        assert!(if pass < 2 { there == 0 } else { there > 450 }, "pass {pass}: {there}");
-    }
-    // And who does not, and never did again, gets the old way back.
-    for block in 1000..2000 {
-        read_whole(&bench, block);
-    }
-    let before = bench.frames.total();
-    assert!(!read_whole(&bench, 3000) && !read_whole(&bench, 3001));
-    assert_eq!(bench.frames.total(), before);
-}
-
-#[test]
-fn memory_that_was_asked_for_is_used() {
-    let bench = Bench::of(1000);
-    (0..3).for_each(|block| assert!(!read_whole(&bench, block)));
-    assert_eq!(bench.frames.total(), SIZE);
-    bench.cache.resize(1000 * SIZE);
-    (0..500).for_each(|block| assert!(block == 2 || !read_whole(&bench, block)));
-    assert!((0..500).all(|block| read_whole(&bench, block)));
-}
-
-#[test]
-fn names_of_what_was_spent_do_not_pile_up() {
+fn names_of_what_has_gone_do_not_pile_up() {
     let bench = Bench::of(10);
-    for block in 0..5_000 {
-        read_whole(&bench, block);
-    }
+    bench.get_all(0..5_000);
     let state = bench.cache.state();
     let most = 2 * state.entries.len() + FEWEST_GHOSTS + 1;
     assert!(state.small.keys.len() <= most && state.main.keys.len() <= most);
-    assert!(state.spent.names() <= most + 10);
-}
-
-#[test]
-fn what_is_forgotten_is_not_spent() {
-    let bench = Bench::of(10);
-    read_whole(&bench, 1);
-    bench.cache.forget(&(7..8));
-    bench.get(1);
-    bench.cache.evict_spent();
-    assert!(bench.has(1));
 }
 
 #[test]
@@ -247,16 +175,12 @@ const SCAN: u32 = if cfg!(miri) { 2 } else { 10 };
 proptest! {
     #[test]
     fn the_bound_holds_whatever_is_read(
-        blocks in 1usize..30, reads in prop::collection::vec((0u32..60, any::<bool>()), 1..MOST_READS), held in 0usize..3,
+        blocks in 1usize..30, reads in prop::collection::vec(0u32..60, 1..MOST_READS), held in 0usize..3,
     ) {
         let bench = Bench::of(blocks + held);
         let mut hands = VecDeque::new();
-        for (block, whole) in reads {
-            if whole {
-                read_whole(&bench, block);
-            } else {
-                bench.get(block);
-            }
+        for block in reads {
+            bench.get(block);
             prop_assert!(bench.frames.total() <= (blocks + held) * SIZE);
             // Somebody still copies from it when it is evicted.
             if held > 0 && let Found::Here(found) = bench.cache.look(key(block), None, false) {

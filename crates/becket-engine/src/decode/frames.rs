@@ -1,13 +1,7 @@
 //! Memory for decoded blocks: all of it is counted, and never is there more than was allowed.
 //! It never gives memory back to the system that the next block can use.
 
-use std::sync::{
-    Arc, Condvar, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicU64, Ordering},
-};
-
-/// Parts of a block of which it is known whether they were given out: the bits of a word.
-const PARTS: usize = 64;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// The memory of decoded blocks, in use or waiting to be used again. Sizes are bytes.
 #[derive(Debug)]
@@ -25,7 +19,7 @@ struct State {
     #[cfg(test)]
     peak: usize,
     unused: Vec<Box<[u8]>>,
-    /// Counts what may let somebody who found no memory find some now.
+    /// Counts changes after which memory may be found where there was none.
     changes: u64,
 }
 
@@ -36,8 +30,6 @@ pub(crate) struct Decoded {
     /// The wanted ones.
     from: usize,
     len: usize,
-    /// A bit for each 64th of the wanted bytes whose last one was given out.
-    given: AtomicU64,
     frames: Arc<Frames>,
 }
 
@@ -45,22 +37,6 @@ impl Decoded {
     /// The block's wanted bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.frame.get(self.from..).and_then(|rest| rest.get(..self.len)).unwrap_or_default()
-    }
-
-    /// Bytes `from..to` of the wanted ones have been given out; whether now, and not before, all are. Pieces smaller than
-    /// a 64th of the block are seen roughly: it may be said a little early.
-    pub(crate) fn give(&self, from: usize, to: usize) -> bool {
-        // The parts that end within.
-        let part = |bytes: usize| (bytes.min(self.len) * PARTS).checked_div(self.len).unwrap_or(PARTS);
-        let up_to = |part: usize| if part < PARTS { (1 << part) - 1 } else { u64::MAX };
-        let bits = up_to(part(to)) & !up_to(part(from));
-        let before = self.given.fetch_or(bits, Ordering::Relaxed);
-        before != u64::MAX && before | bits == u64::MAX
-    }
-
-    /// Nothing has been given out, from now on.
-    pub(crate) fn begin_again(&self) {
-        self.given.store(0, Ordering::Relaxed);
     }
 
     /// Memory that it takes.
@@ -89,7 +65,7 @@ impl Frame {
     /// What was decoded: `len` bytes from `from` on are wanted.
     pub(crate) fn filled(mut self, from: usize, len: usize) -> Decoded {
         let frame = std::mem::take(&mut self.bytes);
-        Decoded { frame, from, len, given: AtomicU64::new(0), frames: Arc::clone(&self.frames) }
+        Decoded { frame, from, len, frames: Arc::clone(&self.frames) }
     }
 }
 
@@ -128,13 +104,7 @@ impl Frames {
         self.state().total
     }
 
-    /// Memory of `size` bytes or up to twice that which was used before, the latest first: it is warm.
-    pub(crate) fn take_used(self: &Arc<Self>, size: usize) -> Option<Frame> {
-        let bytes = self.state().fitting(size)?;
-        Some(Frame { bytes, frames: Arc::clone(self) })
-    }
-
-    /// Memory of `size` bytes or up to twice that.
+    /// Memory of `size` bytes or up to twice that; used memory first, for it is warm.
     ///
     /// # Errors
     /// What is allowed is in use: something must be given back first.
@@ -200,7 +170,7 @@ impl State {
         Some(self.unused.swap_remove(found))
     }
 
-    /// Takes out unused memory until `more` bytes fit, or nothing is left. To be dropped where nobody waits for it.
+    /// Takes out unused memory until `more` bytes fit, or nothing is left. To be dropped without the lock.
     fn shrink(&mut self, more: usize) -> Vec<Box<[u8]>> {
         let mut gone = Vec::new();
         while self.total.saturating_add(more) > self.allowed
@@ -246,26 +216,6 @@ mod tests {
         assert_eq!(frames.total(), 0);
         assert!(frames.take(60).is_err());
         assert!(frames.take(usize::MAX).is_err());
-    }
-
-    #[test]
-    fn what_is_given_out_is_known_once_all_of_it_is() {
-        let whole = |len| Frames::new(1 << 20).take(1 << 17).unwrap().filled(0, len);
-        let block = whole(1 << 17);
-        assert!(!block.give(0, 100) && !block.give(4096, 1 << 17));
-        assert!(block.give(0, 4096));
-        assert!(!block.give(0, 1 << 17), "it is told once");
-        block.begin_again();
-        assert!(!block.give(1, 1 << 17 >> 1));
-        assert!(block.give(1 << 17 >> 1, 1 << 17));
-        // A part that reaches over what its frame has, and blocks smaller than there are bits.
-        for len in [1, 3, 63, 65, 100_000] {
-            assert!(whole(len).give(0, len), "{len}");
-            assert!(whole(len).give(0, usize::MAX >> 8), "{len}");
-        }
-        let block = whole(100_000);
-        let pages = (0..100_000).step_by(4096).filter(|page| block.give(*page, page + 4096)).count();
-        assert_eq!(pages, 1);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Decoding one block on the thread that calls: what a decoding thread does all the time, and an I/O thread when it is quick.
-//! It never waits, and lets no damaged block harm others.
+//! Decoding one block on the thread that calls: what a decoding thread does all the time, and an I/O thread
+//! when it is quick. It never waits, and lets no damaged block harm others.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -7,22 +7,26 @@ use std::{
     time::Instant,
 };
 
-use becket_image::codec::{Codec, Decode};
+use becket_image::{
+    Encoded,
+    codec::{Codec, Decode},
+};
 use rustix::io::Errno;
 
 use super::{
     block::{Key, Staging},
     cache::{Cache, Waiter},
     frames::{Decoded, Frame},
-    layers::Layers,
     mailbox::{Mailbox, Note},
+    pace::Pace,
 };
 
 /// A block to be decoded.
 pub(crate) struct Job {
     pub(crate) key: Key,
-    /// The layers of its image, and which one it is of.
-    pub(crate) layers: Arc<Layers>,
+    /// The layers of its image, how quickly the blocks of each are decoded, and which one it is of.
+    pub(crate) encoded: Arc<[Encoded]>,
+    pub(crate) paces: Arc<[Pace]>,
     pub(crate) layer: u32,
     /// The stored bytes are in it, from `from` on.
     pub(crate) staging: Staging,
@@ -34,20 +38,14 @@ pub(crate) struct Job {
 impl Job {
     /// Bytes that the block yields.
     pub(crate) fn room(&self) -> usize {
-        let encoded = self.layers.get(self.layer);
+        let encoded = self.encoded.get(self.layer as usize);
         let block = encoded.and_then(|encoded| encoded.blocks().get(self.key.block as usize));
         block.map_or(0, |block| block.yields as usize)
     }
 
-    /// Decodes it on the calling I/O thread, unless there is no memory for it at once: then the pool does.
-    pub(crate) fn decode_here(self, hand: &mut Hand, own: &Arc<Mailbox>) {
-        let decoding = Arc::clone(self.layers.decoding());
-        decoding.decode_here(self, hand, own);
-    }
-
-    /// Blocks like this one have taken so little that handing it to another thread would cost as much.
+    /// Blocks of its layer have lately taken so little time that another thread would cost as much.
     pub(crate) fn is_quick(&self) -> bool {
-        self.layers.is_quick(self.layer, self.room())
+        self.paces.get(self.layer as usize).is_some_and(|pace| pace.is_quick(self.room()))
     }
 }
 
@@ -58,8 +56,8 @@ pub(crate) struct Hand {
 }
 
 impl Hand {
-    /// Decodes a block and tells those who wait. What is wrong with it is its own: each error is EIO for those who wait for
-    /// this block. `own`: the mailbox that the calling thread looks into right afterwards.
+    /// Decodes a block and tells those who wait. What is wrong with it is its own: each error is EIO for
+    /// those who wait for this block. `own`: the mailbox that the calling thread looks into right afterwards.
     pub(crate) fn decode(&mut self, mut job: Job, room: Frame, cache: &Cache, own: Option<&Arc<Mailbox>>) {
         let result = self.yields(&mut job, room);
         let Job { key, staging, loader, .. } = job;
@@ -69,7 +67,7 @@ impl Hand {
     }
 
     fn yields(&mut self, job: &mut Job, mut room: Frame) -> Result<Decoded, Errno> {
-        let encoded = job.layers.get(job.layer).ok_or(Errno::IO)?;
+        let encoded = job.encoded.get(job.layer as usize).ok_or(Errno::IO)?;
         let block = encoded.blocks().get(job.key.block as usize).ok_or(Errno::IO)?;
         let (yields, from, len) = (block.yields as usize, block.skip as usize, block.len as usize);
         let input = job.staging.bytes().get(job.from..).and_then(|rest| rest.get(..block.input_len as usize));
@@ -82,10 +80,12 @@ impl Hand {
         let output = room.bytes().get_mut(..yields).ok_or(Errno::IO)?;
         let decoder = &mut self.decoders.get_mut(index).ok_or(Errno::IO)?.1;
         let begin = Instant::now();
-        // A decoder that panics on what somebody has made up must not take other devices with it.
+        // A decoder that panics on made-up bytes must not take other devices with it.
         match catch_unwind(AssertUnwindSafe(|| decoder.decode(input, output))) {
             Ok(Ok(got)) if got >= from + len => {
-                job.layers.took(job.layer, yields, begin.elapsed());
+                if let Some(pace) = job.paces.get(job.layer as usize) {
+                    pace.took(yields, begin.elapsed());
+                }
                 Ok(room.filled(from, len))
             }
             Ok(_) => Err(Errno::IO),
@@ -99,15 +99,13 @@ impl Hand {
 
 #[cfg(test)]
 mod tests {
-    use becket_image::{Map, encoded::Block, encoded::Encoded};
+    use becket_image::{Map, encoded::Block};
     use rustix::event::{EventfdFlags, eventfd};
-
-    use std::time::Duration;
 
     use super::*;
     use crate::{
         LEAST_CACHE,
-        decode::{Addressee, Decoding, Found},
+        decode::{Addressee, Decoding, Found, Layers, Quick},
     };
 
     const SIZE: usize = 4096;
@@ -152,8 +150,13 @@ mod tests {
             assert!(matches!(found, Found::Yours));
             let mut staging = Staging::new(SIZE).unwrap();
             staging.bytes()[3..][..Bench::stored().len()].copy_from_slice(&Bench::stored());
-            let layers = Arc::clone(&self.layers);
-            Job { key, layers, layer: 0, staging, from: 3, loader: self.waiter(2) }
+            let (encoded, paces) = (Arc::clone(self.layers.encoded()), Arc::clone(self.layers.paces()));
+            Job { key, encoded, paces, layer: 0, staging, from: 3, loader: self.waiter(2) }
+        }
+
+        fn decode(&self, job: Job) {
+            let decoding = Arc::clone(self.layers.decoding());
+            Quick { job, decoding }.decode(&mut Hand::default(), &self.own);
         }
 
         fn rings(&self) -> bool {
@@ -180,13 +183,13 @@ mod tests {
         let bench = Bench::new();
         let job = bench.job();
         assert!(!job.is_quick(), "nothing is known of it");
-        job.decode_here(&mut Hand::default(), &bench.own);
+        bench.decode(job);
         assert!(!bench.rings());
         let mut notes = Vec::new();
         bench.own.take(&mut notes);
         bench.agrees(&notes);
         // Two seconds for a whole block would do for that.
-        assert!(bench.layers.is_quick(0, 1), "what it took is known");
+        assert!(bench.layers.paces()[0].is_quick(1), "what it took is known");
         let found = bench.layers.decoding().cache().look(bench.layers.key(0, 0), None, false);
         assert!(matches!(found, Found::Here(_)));
     }
@@ -195,7 +198,7 @@ mod tests {
     fn where_there_is_no_memory_at_once_the_pool_waits_for_it() {
         let bench = Bench::new();
         let all = bench.layers.decoding().frames.take(LEAST_CACHE as usize).unwrap();
-        bench.job().decode_here(&mut Hand::default(), &bench.own);
+        bench.decode(bench.job());
         let mut notes = Vec::new();
         bench.own.take(&mut notes);
         assert!(notes.is_empty() && !bench.rings());
@@ -214,30 +217,10 @@ mod tests {
         let bench = Bench::new();
         let mut job = bench.job();
         job.staging.bytes().fill(0xff);
-        job.decode_here(&mut Hand::default(), &bench.own);
+        bench.decode(job);
         let mut notes = Vec::new();
         bench.own.take(&mut notes);
         assert!(matches!(notes[0].1, Note::Block { result: Err(Errno::IO), .. }));
         assert!(matches!(notes[1].1, Note::Loaded { yielded: None, .. }));
-    }
-
-    #[test]
-    fn a_layer_is_as_quick_as_its_blocks_were_lately() {
-        let bench = Bench::new();
-        let took = |micros, times| {
-            (0..times).for_each(|_| bench.layers.took(0, 128 << 10, Duration::from_micros(micros)));
-        };
-        assert!(!bench.layers.is_quick(0, 4096), "nothing is known of it");
-        took(200, 1);
-        assert!(bench.layers.is_quick(0, 128 << 10));
-        assert!(!bench.layers.is_quick(0, 1 << 20), "a longer block");
-        took(900, 1);
-        assert!(bench.layers.is_quick(0, 128 << 10), "once is no rule");
-        took(900, 20);
-        assert!(!bench.layers.is_quick(0, 128 << 10));
-        took(200, 20);
-        assert!(bench.layers.is_quick(0, 128 << 10), "nor for ever");
-        assert!(!bench.layers.is_quick(7, 4096), "no such layer");
-        bench.layers.took(0, 0, Duration::MAX);
     }
 }

@@ -1,5 +1,5 @@
-//! Where other threads leave word for an I/O thread: one bell for all that has gathered.
-//! Whoever leaves word never waits for the thread, and the thread never for them beyond moving a list.
+//! Where other threads leave notes for an I/O thread: one bell for all that has gathered.
+//! A sender never waits for the thread, and the thread never for a sender beyond moving a list.
 
 use std::{
     os::fd::OwnedFd,
@@ -13,7 +13,7 @@ use super::{
     frames::Decoded,
 };
 
-/// What an I/O thread is told of blocks.
+/// A note to an I/O thread.
 pub(crate) enum Note {
     /// A block that a request waits for is there, or cannot be had.
     Block { key: Key, result: Result<Arc<Decoded>, Errno> },
@@ -37,7 +37,8 @@ impl Mailbox {
         Mailbox { notes: Mutex::default(), bell }
     }
 
-    /// Leaves word. The bell rings when the box was empty: what comes before the thread looks needs no second ring.
+    /// Leaves a note. The bell rings when the box was empty: what comes before the thread looks needs no
+    /// second ring.
     ///
     /// It does not ring for the owner of `own`, who looks into that one next.
     pub(crate) fn leave(&self, whom: Addressee, note: Note, own: Option<&Arc<Mailbox>>) {
@@ -68,7 +69,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A mailbox that nobody looks into.
+    /// A mailbox that no thread reads.
     pub(crate) fn unheard() -> Arc<Mailbox> {
         Arc::new(Mailbox::new(Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap())))
     }

@@ -89,20 +89,9 @@ fn work(shared: &Shared, cache: &Cache, frames: &Arc<Frames>) {
     }
 }
 
-/// Memory that was used before, if need be that of a block that is spent.
-fn used_room(size: usize, cache: &Cache, frames: &Arc<Frames>) -> Option<Frame> {
-    frames.take_used(size).or_else(|| {
-        cache.evict_spent();
-        frames.take_used(size)
-    })
-}
-
 /// Memory for a block that is there at once, or as soon as others are evicted.
 pub(super) fn room_at_once(size: usize, cache: &Cache, frames: &Arc<Frames>) -> Option<Frame> {
     let mut evicted = 0;
-    if let Some(frame) = used_room(size, cache, frames) {
-        return Some(frame);
-    }
     loop {
         if let Ok(frame) = frames.take(size) {
             return Some(frame);
@@ -113,12 +102,10 @@ pub(super) fn room_at_once(size: usize, cache: &Cache, frames: &Arc<Frames>) -> 
 
 /// Memory for a block; cached ones make way for it.
 ///
-/// It waits only for what must come: a change since the last time that there was memory missing and nothing evicted yet. What
-/// was evicted may be taken by another thread at once, and that be done with it before we look again.
+/// It waits only for what must come: a change since the last time that there was memory missing and nothing
+/// evicted yet. What was evicted may be taken by another thread at once, and that be done with it before we
+/// look again.
 fn room_for(size: usize, cache: &Cache, frames: &Arc<Frames>) -> Frame {
-    if let Some(frame) = used_room(size, cache, frames) {
-        return frame;
-    }
     // No block of a checked layer is larger than what is always allowed.
     let mut evicted = 0;
     let mut before = None;
@@ -127,7 +114,7 @@ fn room_for(size: usize, cache: &Cache, frames: &Arc<Frames>) -> Frame {
             Ok(frame) => return frame,
             Err(none) => none,
         };
-        // What was evicted may still be in somebody's hands; more than is needed need not go for that.
+        // What was evicted may still be in use; no more than is needed is evicted for that.
         match (evicted < size).then(|| cache.evict()).flatten() {
             Some(more) => {
                 evicted += more;
@@ -150,7 +137,7 @@ mod tests {
     #[test]
     fn threads_that_take_each_others_room_all_go_on() {
         const SIZE: usize = 64;
-        let (frames, cache) = (Frames::new(2 * SIZE), Cache::new(2 * SIZE, false));
+        let (frames, cache) = (Frames::new(2 * SIZE), Cache::new(2 * SIZE));
         std::thread::scope(|scope| {
             for layer in 0..4 {
                 let (frames, cache) = (&frames, &cache);

@@ -1,5 +1,6 @@
-//! Faults by rules and chance: which operations fail, come short, are torn or late, and when there is no room left.
-//! The same rules, seed and order of operations give the same faults; no clock and no address has a say.
+//! Faults by rules and chance: which operations fail, come short, are torn or late, and when there is no room
+//! left. The same rules, seed and order of operations give the same faults; no clock and no address has a
+//! say.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -16,7 +17,7 @@ use crate::Op;
 const CERTAIN: u32 = 1_000_000;
 /// Disks tear writes between sectors.
 const SECTOR: u64 = 512;
-/// More rules than anybody writes by hand.
+/// The most rules of a device.
 const MOST_RULES: usize = 64;
 
 /// What goes wrong with a device's backing, on purpose.
@@ -40,7 +41,7 @@ pub struct Faults {
 #[serde(deny_unknown_fields)]
 pub struct Rule {
     /// Which operations.
-    pub kind: Kind,
+    pub kind: Affected,
     /// What becomes of them.
     pub struck: Struck,
     /// How many in a million.
@@ -52,7 +53,7 @@ pub struct Rule {
 /// Which operations a rule is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum Affected {
     /// Those that read.
     Read,
     /// Those that write.
@@ -105,14 +106,14 @@ impl Faults {
     }
 }
 
-impl Kind {
+impl Affected {
     fn takes(self, op: Op) -> bool {
         match self {
-            Kind::Read => op == Op::Read,
-            Kind::Write => matches!(op, Op::Write { .. }),
-            Kind::Flush => op == Op::Flush,
-            Kind::Discard => matches!(op, Op::Discard | Op::WriteZeroes { .. }),
-            Kind::All => true,
+            Affected::Read => op == Op::Read,
+            Affected::Write => matches!(op, Op::Write { .. }),
+            Affected::Flush => op == Op::Flush,
+            Affected::Discard => matches!(op, Op::Discard | Op::WriteZeroes { .. }),
+            Affected::All => true,
         }
     }
 }
@@ -198,7 +199,7 @@ impl Interceptor for Plan {
                 return Fate::Fail(Errno::from_raw_os_error(errno.into()));
             }
         }
-        let (reads, writes) = (Kind::Read.takes(operation.op), Kind::Write.takes(operation.op));
+        let (reads, writes) = (Affected::Read.takes(operation.op), Affected::Write.takes(operation.op));
         if writes && self.strikes(operation.queue, self.faults.torn) {
             return match self.part(operation, operation.unit.max(SECTOR)) {
                 0 => Fate::Fail(Errno::IO),

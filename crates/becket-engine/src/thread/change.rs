@@ -1,6 +1,6 @@
-//! A live device changes how it is served: all of its queues at once, between two requests.
-//! It never leaves a queue held, and never lets requests of two configurations overlap in time (`governor::hold` has the
-//! rule and why).
+//! A live device changes how it is served: all of its queues at once, between two requests. It never leaves a
+//! queue held, and never lets requests of two configurations overlap in time (`core::hold` has the rule and
+//! why).
 
 use std::{
     io,
@@ -14,20 +14,23 @@ use std::{
 use super::{IoThreads, Order, QueueId};
 use crate::{Backing, Error, aside};
 
-/// Longest that what was written may take to reach the disk while requests are still served. A page cache full of it takes long, and
-/// whoever asks again finds less; a file system that does not answer takes for ever.
+/// Longest that what was written may take to reach the disk while requests are still served. A page cache
+/// full of it takes long, and whoever asks again finds less; a file system that does not answer takes for
+/// ever.
 const SETTLING: Duration = Duration::from_secs(30);
 
 impl IoThreads {
-    /// Has all queues of a device, which serve by `old`, serve by `new` instead, for at most a pause of what is under way.
+    /// Has all queues of a device, which serve by `old`, serve by `new` instead, for at most a pause of what
+    /// is under way.
     ///
-    /// What can fail is done while they still serve: the descriptors of `new` are put into the rings' tables. Then all
-    /// are held until nothing is under way in any of them; requests that come meanwhile wait. Where `new` will not
-    /// sync what was written by `old`, that is synced first: most of it before the queues are held.
+    /// What can fail is done while they still serve: the descriptors of `new` are put into the rings' tables.
+    /// Then all are held until nothing is under way in any of them; requests that come meanwhile wait. Where
+    /// `new` will not sync what was written by `old`, that is synced first: most of it before the queues are
+    /// held.
     ///
     /// # Errors
-    /// Requests do not end within `patience`, a table is full, or a sync failed or does not end: all queues go on as before.
-    /// Or a thread has ended.
+    /// Requests do not end within `patience`, a table is full, or a sync failed or does not end: all queues
+    /// go on as before. Or a thread has ended.
     pub fn change(
         &self,
         queues: &[QueueId],
@@ -44,7 +47,7 @@ impl IoThreads {
             await_drained(held, patience)?;
             settle(patience)
         });
-        // All of them, whatever has failed: a queue that stays held serves nobody.
+        // All of them, whatever has failed: a queue that stays held serves no request.
         let let_go = queues.iter().map(|queue| self.let_go(*queue, outcome.is_ok()));
         let let_go = let_go.fold(Ok(()), Result::and);
         outcome.and(let_go)
@@ -55,7 +58,8 @@ impl IoThreads {
         self.ask(queue.thread, |reply| Order::Prepare(queue.serial, Arc::clone(new), reply))?.map(drop)
     }
 
-    /// The receiver hears when nothing of the queue is under way, or that the sender is gone because it has ended.
+    /// The receiver hears when nothing of the queue is under way, or that the sender is gone because it has
+    /// ended.
     fn hold(&self, queue: QueueId) -> Result<Receiver<bool>, Error> {
         self.tell(queue.thread, |reply| Order::Hold(queue.serial, reply))
     }
@@ -65,13 +69,14 @@ impl IoThreads {
     }
 }
 
-/// Syncs what was written, on a thread of its own: its file system may never answer, and whoever ordered the change believes one who says
-/// nothing to be dead. A sync that comes to its end later counts all the same, and so does its failure.
+/// Syncs what was written, on a thread of its own: its file system may never answer, and whoever ordered the
+/// change believes one who says nothing to be dead. A sync that comes to its end later counts all the same,
+/// and so does its failure.
 fn sync_within(old: &Arc<Backing>, time: Duration) -> Result<(), Error> {
     let syncing = Arc::clone(old);
     let outcome = aside::begun(move || {
         let outcome = syncing.sync_now();
-        // Before anybody hears of it: who changes the files closes the old ones himself.
+        // Before the result is sent: the caller closes the old files itself.
         drop(syncing);
         outcome
     });

@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use becket_engine::fault::{Fate, Faults, Interceptor, Kind, Operation, Rule, Struck};
+use becket_engine::fault::{Affected, Fate, Faults, Interceptor, Operation, Rule, Struck};
 use becket_engine::{Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, Request, Token};
 use becket_image::{ReadAt, Storage};
 use proptest::prelude::*;
@@ -294,7 +294,7 @@ pub(crate) fn lists(lanes: &[Vec<Step>], mut version: u64) -> Vec<List> {
 pub(crate) fn all_faults(seed: u64) -> Faults {
     let errors = |kind, errno| Rule { kind, struck: Struck::Error(errno), chance: 100_000, range: None };
     Faults {
-        rules: vec![errors(Kind::All, 4), errors(Kind::Write, 5), errors(Kind::Flush, 5)],
+        rules: vec![errors(Affected::All, 4), errors(Affected::Write, 5), errors(Affected::Flush, 5)],
         torn: 100_000,
         short: 200_000,
         seed,

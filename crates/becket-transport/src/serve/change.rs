@@ -1,5 +1,5 @@
 //! A live device is served otherwise: another map, other files, read-only or not, past the page cache or through it.
-//! It decides nothing: which request sees what is the engine's rule (its `governor::hold` says it).
+//! It decides nothing: which request sees what is the engine's rule (its `core::hold` says it).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -21,7 +21,7 @@ fn plan(faults: Faults) -> impl Interceptor {
     faults.of_queues(2).unwrap()
 }
 
-fn rule(kind: Kind, struck: Struck, chance: u32, range: Option<(u64, u64)>) -> Faults {
+fn rule(kind: Affected, struck: Struck, chance: u32, range: Option<(u64, u64)>) -> Faults {
     Faults { rules: vec![Rule { kind, struck, chance, range }], ..Faults::default() }
 }
 
@@ -36,17 +36,17 @@ fn nothing_goes_wrong_unless_it_is_told_to() {
 #[test]
 fn a_rule_strikes_its_kind_and_its_bytes_alone() {
     let (five, certain) = (Struck::Error(5), CERTAIN);
-    let reads = plan(rule(Kind::Read, five, certain, None));
+    let reads = plan(rule(Affected::Read, five, certain, None));
     assert_eq!(
         [READ, WRITE, FLUSH].map(|op| reads.fate(&op)),
         [Fate::Fail(Errno::IO), Fate::Pass, Fate::Pass]
     );
-    let flushes = plan(rule(Kind::Flush, five, certain, None));
+    let flushes = plan(rule(Affected::Flush, five, certain, None));
     assert_eq!([READ, FLUSH].map(|op| flushes.fate(&op)), [Fate::Pass, Fate::Fail(Errno::IO)]);
-    let all = plan(rule(Kind::All, five, certain, None));
+    let all = plan(rule(Affected::All, five, certain, None));
     assert!([READ, WRITE, FLUSH].iter().all(|op| all.fate(op) == Fate::Fail(Errno::IO)));
     // One bad sector, seen by what touches it.
-    let sector = plan(rule(Kind::All, five, certain, Some((8192 + 512, 512))));
+    let sector = plan(rule(Affected::All, five, certain, Some((8192 + 512, 512))));
     let at = |at, len| sector.fate(&Operation { at, len, ..READ });
     assert_eq!(at(8192, 512), Fate::Pass);
     assert_eq!(at(8192, 513), Fate::Fail(Errno::IO));
@@ -57,9 +57,9 @@ fn a_rule_strikes_its_kind_and_its_bytes_alone() {
 
 #[test]
 fn delays_add_up_and_come_once() {
-    let mut faults = rule(Kind::All, Struck::Delay(10), CERTAIN, None);
-    faults.rules.extend(rule(Kind::Read, Struck::Delay(5), CERTAIN, None).rules);
-    faults.rules.extend(rule(Kind::Read, Struck::Error(5), CERTAIN, None).rules);
+    let mut faults = rule(Affected::All, Struck::Delay(10), CERTAIN, None);
+    faults.rules.extend(rule(Affected::Read, Struck::Delay(5), CERTAIN, None).rules);
+    faults.rules.extend(rule(Affected::Read, Struck::Error(5), CERTAIN, None).rules);
     let plan = plan(faults);
     assert_eq!(plan.fate(&READ), Fate::Wait(Duration::from_millis(15)));
     assert_eq!(plan.fate(&Operation { waited: true, ..READ }), Fate::Fail(Errno::IO));
@@ -82,7 +82,7 @@ fn a_disk_without_room_takes_what_fits() {
 
 #[test]
 fn chance_keeps_its_word() {
-    let plan = plan(rule(Kind::Read, Struck::Error(5), 10_000, None));
+    let plan = plan(rule(Affected::Read, Struck::Error(5), 10_000, None));
     let struck = (0..100_000).filter(|_| plan.fate(&READ) != Fate::Pass).count();
     assert!((900..1100).contains(&struck), "{struck} of 100,000 at one in a hundred");
 }
@@ -91,11 +91,11 @@ fn chance_keeps_its_word() {
 fn nonsense_is_refused() {
     for faults in [
         Faults { torn: CERTAIN + 1, ..Faults::default() },
-        rule(Kind::Read, Struck::Error(5), CERTAIN + 1, None),
-        rule(Kind::Read, Struck::Error(0), 1, None),
-        rule(Kind::Read, Struck::Error(4096), 1, None),
+        rule(Affected::Read, Struck::Error(5), CERTAIN + 1, None),
+        rule(Affected::Read, Struck::Error(0), 1, None),
+        rule(Affected::Read, Struck::Error(4096), 1, None),
         Faults {
-            rules: vec![rule(Kind::Read, Struck::Delay(1), 1, None).rules.remove(0); 65],
+            rules: vec![rule(Affected::Read, Struck::Delay(1), 1, None).rules.remove(0); 65],
             ..Faults::default()
         },
     ] {
@@ -106,7 +106,7 @@ fn nonsense_is_refused() {
 proptest! {
     #[test]
     fn the_same_seed_gives_the_same_faults(seed: u64, kinds in prop::collection::vec((0..2usize, 0..2usize), 1..200)) {
-        let faults = Faults { torn: 200_000, short: 300_000, seed, ..rule(Kind::All, Struck::Error(5), 100_000, None) };
+        let faults = Faults { torn: 200_000, short: 300_000, seed, ..rule(Affected::All, Struck::Error(5), 100_000, None) };
         let run = |only: Option<usize>| {
             let plan = plan(faults.clone());
             let asked = kinds.iter().filter(|(queue, _)| only.is_none_or(|only| only == *queue));

@@ -1,15 +1,18 @@
 //! What a request needs next: the operation on a backing file that takes it one step further.
-//! Decides and builds; queues nothing, and knows nothing of how results are told.
+//! Decides and builds; queues nothing, and knows nothing of how results are reported.
+
+use std::sync::Arc;
 
 use becket_image::{DirectIo, Encoded, Extent, Place};
 use io_uring::{opcode, squeue, types::FsyncFlags};
 use rustix::io::Errno;
 
+use super::{fill::Copied, loads::memory_of, state::Core};
 use crate::{
-    Backing, Data, Op, Request,
-    core::{Copied, Core, memory_of},
-    request::{MAX_RETRIES, Slot, Step, Way, Zeroing, errno_of},
+    Data, Op,
+    decode::Waiter,
     ring::{Transfer, fixed},
+    slot::{Step, Way, Zeroing},
     straight::{MAX_OPERATION, Straight},
 };
 
@@ -36,8 +39,8 @@ impl Core {
             if left == 0 {
                 return Ok(Step::Whole);
             }
-            if slot.made > 0 {
-                return self.deliver_made(tag);
+            if slot.staged > 0 {
+                return self.deliver_staged(tag);
             }
             let pos = slot.request.offset + slot.done;
             let (extent, own) = self.extent_of(tag, pos, left).ok_or(Errno::IO)?;
@@ -80,7 +83,8 @@ impl Core {
         }
     }
 
-    /// Where the next bytes of a request are, of which `left` are wanted; with whether they may be written there.
+    /// Where the next bytes of a request are, of which `left` are wanted; with whether they may be written
+    /// there.
     pub(crate) fn extent_of(&self, tag: u16, pos: u64, left: u64) -> Option<(Extent, bool)> {
         let below = self.loads.as_ref().and_then(|loads| loads.layer_of(tag)).map(Encoded::below);
         match (below, self.backing.growing()) {
@@ -142,8 +146,8 @@ impl Core {
             });
         let flags = self.governor.way_of(slot, &backing.facts, wanted, stays);
         let target = self.files + 2 * file + u32::from(slot.direct);
-        // A queue that is held has no straight way: new requests must not begin. Nor has one whose operations are looked at,
-        // or whose map is not the last word.
+        // A queue that is held has no straight way: new requests must not begin. Nor has one whose operations
+        // are looked at, or whose map is not the last word.
         let straight = self.held.is_none() && self.intercepted.is_none() && self.backing.growing().is_none();
         if slot.direct && memory.is_none() && straight {
             self.straight = self.straight_at(tag, target);
@@ -173,31 +177,45 @@ impl Core {
         }
     }
 
-    /// The operation that moves the next `len` bytes of a request, of which `done` are done, from or to `offset` of a
-    /// descriptor, with `RWF_*` flags beside those that the request itself needs.
-    ///
-    /// The request has been held against the size of its buffer.
-    #[inline]
-    pub(crate) fn transfer(&self, tag: u16, request: &Request, done: u64, way: Transfer) -> squeue::Entry {
-        let (address, buffer) = match request.data {
-            // A registered request's address is its offset in the request.
-            Data::Registered => (done, Some(self.registered_index(tag))),
-            _ => (self.buffer_address(tag).wrapping_add(done), None),
-        };
-        let durable = if request.op == (Op::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
-        let flags = way.flags | durable;
-        Transfer { write: request.op != Op::Read, address, buffer, flags, ..way }.entry()
+    /// Has the unit of byte `pos` placed, which may read as zeroes then where it is `zeroed`; a note about it
+    /// takes the request further.
+    #[inline(never)]
+    fn await_place(&mut self, tag: u16, pos: u64, zeroed: bool) {
+        if let (Some(growing), Some(slot)) = (self.backing.growing(), self.slab.get_mut(usize::from(tag))) {
+            slot.way = Way::Waiting;
+            self.in_flight += 1;
+            growing.ask(pos, zeroed, Waiter { mailbox: Arc::clone(&self.mailbox), whom: (self.index, tag) });
+        }
     }
 
-    /// Takes in the result of a sync.
-    pub(crate) fn synced(backing: &Backing, slot: &mut Slot, result: i32) -> Result<(), Errno> {
-        let sync = backing.sync(slot.file).ok_or(Errno::IO)?;
-        let outcome = if result < 0 { Err(errno_of(result)) } else { Ok(()) };
-        if outcome == Err(Errno::INTR) && slot.retries < MAX_RETRIES {
-            slot.retries += 1;
-            return Ok(());
-        }
-        slot.file += 1;
-        sync.synced(slot.sync_target, outcome)
+    /// Brings zeroes to what a request asks for next.
+    fn deliver_zeroes(&mut self, tag: u16) -> Result<Step, Errno> {
+        let target = self.memory_files.as_ref().ok_or(Errno::IO)?.zeroes;
+        let len = self.slab[usize::from(tag)].asked;
+        Ok(Step::Deliver(self.deliver(tag, target, 0, len)))
+    }
+
+    /// Brings it what was decoded for it.
+    fn deliver_staged(&mut self, tag: u16) -> Result<Step, Errno> {
+        let decoded = self.memory_files.as_ref().and_then(|files| files.decoded.as_ref());
+        let (buffers, target) = decoded.ok_or(Errno::IO)?;
+        let (target, offset) = (*target, u64::from(tag) * buffers.size() as u64);
+        let len = self.slab[usize::from(tag)].staged;
+        Ok(Step::Deliver(self.deliver(tag, target, offset, len)))
+    }
+
+    /// The operation that fills the next `len` bytes of a request's pages from a file of memory. It waits for
+    /// nothing.
+    fn deliver(&mut self, tag: u16, target: u32, offset: u64, len: u64) -> squeue::Entry {
+        let slot = &mut self.slab[usize::from(tag)];
+        (slot.asked, slot.staged, slot.way, slot.direct) = (len, 0, Way::Free, false);
+        let (request, done) = (slot.request, slot.done);
+        // No longer than an operation, and that fits.
+        let way = Transfer { target, offset, len: len as u32, ..Transfer::default() };
+        self.transfer(tag, &request, done, way)
     }
 }
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

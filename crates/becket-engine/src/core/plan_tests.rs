@@ -1,5 +1,6 @@
-use std::fs::File;
-use std::sync::Arc;
+//! What a request needs first and next, entry by entry, on a ring of its own.
+
+use std::{fs::File, os::fd::AsFd};
 
 use becket_image::{
     Alignment, BackingKind, DirectIo, Extent, Facts, Grow, Map, Place, Wanted,
@@ -7,10 +8,13 @@ use becket_image::{
 };
 
 use super::*;
+use crate::Backing;
+use crate::Request;
+use crate::core::memory_files::{PIECE, zeroes};
 use crate::core::{Memory, Parts};
 use crate::decode::{Decoding, Frames, Key, Note, unheard};
-use crate::request::Slot;
-use crate::{Backing, Data, Op, Request};
+use crate::ring::Ring;
+use crate::slot::Slot;
 
 const UNIT: u64 = 64 << 10;
 
@@ -163,7 +167,7 @@ fn holes_are_read_from_a_file_of_zeroes() {
     let way = Transfer { target, len: UNIT as u32, ..Transfer::default() };
     assert_eq!(bytes(&entry), straight_to(&core, 3, way, hole + UNIT));
     // The next queue has the same.
-    let other = super::zeroes(&mut ring).unwrap();
+    let other = zeroes(&mut ring).unwrap();
     assert_eq!(other, target);
 }
 
@@ -206,7 +210,7 @@ fn decoded_bytes_come_from_a_file_of_memory_piece_by_piece() {
 
     let (from, asked) = (4096, 2 * PIECE as u64 + 512);
     assert!(matches!(first(&mut core, 2, Op::Read, from, asked), Step::Waits));
-    let (_, slot) = core.made.as_ref().unwrap().decoded.as_ref().unwrap();
+    let (_, slot) = core.memory_files.as_ref().unwrap().decoded.as_ref().unwrap();
     let target = *slot;
     let mut done = 0;
     for piece in [PIECE as u64, PIECE as u64, 512] {
@@ -215,10 +219,10 @@ fn decoded_bytes_come_from_a_file_of_memory_piece_by_piece() {
         core.told(&mut ring, 2, Note::Block { key, result: Ok(Arc::clone(&block)) });
         assert_eq!(core.in_flight, in_flight, "the word has come, and the operation is begun");
         let at = (from + done) as usize;
-        let made = core.made.as_mut().unwrap().buffer(2)[..piece as usize].to_vec();
-        assert!(made == wanted[at..at + piece as usize], "from {at}");
+        let staged = core.memory_files.as_mut().unwrap().buffer(2)[..piece as usize].to_vec();
+        assert!(staged == wanted[at..at + piece as usize], "from {at}");
         // Once more, to see which it is.
-        core.slab[2].made = piece;
+        core.slab[2].staged = piece;
         let Ok(Step::Deliver(entry)) = core.next_operation(2) else { panic!() };
         let way = Transfer { target, offset: 2 * PIECE as u64, len: piece as u32, ..Transfer::default() };
         assert_eq!(bytes(&entry), straight_to(&core, 2, way, done));

@@ -1,0 +1,363 @@
+//! The way of a request: it begins, its operations complete one after another, it finishes.
+//! Most reads and writes are one direct operation: what is not needed for these is not done for these.
+
+use io_uring::squeue;
+use rustix::io::Errno;
+
+use super::{
+    intercept::After,
+    state::{Core, is_lent},
+};
+use crate::{
+    Backing, Data, Op, Request,
+    decode::{Note, Quick},
+    governor::{Class, work},
+    growing::Growing,
+    ring::{Ring, Transfer},
+    slot::{MAX_RETRIES, Slot, Step, Way, errno_of},
+    straight::Straight,
+    user_data::{Source, user_data},
+};
+
+impl Core {
+    /// Begins a request. Most reads and writes lie in the extent of the one before and need one direct
+    /// operation: what is not needed for these is not done for these.
+    #[inline]
+    pub(crate) fn begin(&mut self, ring: &mut Ring, tag: u16, request: Request) {
+        // A busy slot: the port broke its word, and its tag's request is still under way and will finish.
+        let Some(slot) = self.slab.get_mut(usize::from(tag)).filter(|slot| !slot.busy) else { return };
+        debug_assert!(!is_lent(&self.lent, tag), "the kernel has this frame");
+        self.tally.began();
+        let moves = match request.op {
+            Op::Read => true,
+            Op::Write { .. } => self.straight.writes,
+            _ => false,
+        };
+        let fits = moves && request.data == self.carried.0 && request.len <= self.carried.1;
+        let begun = Slot::begin(request, ring.now());
+        match self.straight.offset_of(&request) {
+            Some(offset) if fits => {
+                let Straight { file, target, .. } = self.straight;
+                *slot = Slot { asked: request.len, file, direct: true, ..begun };
+                let way = Transfer { target, offset, len: request.len as u32, ..Transfer::default() };
+                let entry = self.transfer(tag, &request, 0, way);
+                self.submit(ring, tag, Source::Backing { tag }, entry);
+            }
+            _ => {
+                *slot = begun;
+                self.begin_otherwise(ring, tag, &request);
+            }
+        }
+    }
+
+    #[inline(never)]
+    pub(super) fn begin_otherwise(&mut self, ring: &mut Ring, tag: u16, request: &Request) {
+        if self.holds_back(tag) {
+            return;
+        }
+        match self.check(request) {
+            Ok(()) => self.advance(ring, tag),
+            Err(errno) => self.finish(ring.now(), tag, Err(errno)),
+        }
+    }
+
+    /// Refuses what must never reach the backing.
+    fn check(&self, request: &Request) -> Result<(), Errno> {
+        if request.op.modifies() && self.backing.read_only {
+            return Err(Errno::ROFS);
+        }
+        let end = request.offset.checked_add(request.len).ok_or(Errno::INVAL)?;
+        if request.op != Op::Flush && (request.len == 0 || end > self.map.len()) {
+            return Err(Errno::INVAL);
+        }
+        let moves = matches!(request.op, Op::Read | Op::Write { .. });
+        match request.data {
+            Data::None if moves => Err(Errno::INVAL),
+            Data::Buffer if moves => match &self.buffers {
+                Some(buffers) if request.len <= buffers.size() as u64 => Ok(()),
+                _ => Err(Errno::INVAL),
+            },
+            Data::Registered if self.registered.is_none() => Err(Errno::INVAL),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes a request one operation further, or finishes it.
+    pub(super) fn advance(&mut self, ring: &mut Ring, tag: u16) {
+        match self.next_operation(tag) {
+            Ok(Step::Operate(entry)) => {
+                let governed = self.slab[usize::from(tag)].way == Way::Governed;
+                if !governed || self.admit(ring.now(), tag) {
+                    match self.intercepted {
+                        None => self.submit(ring, tag, Source::Backing { tag }, entry),
+                        Some(_) => self.submit_intercepted(ring, tag, entry, false),
+                    }
+                }
+            }
+            // It is nothing of the backing's, and does not block.
+            Ok(Step::Deliver(entry)) => self.submit(ring, tag, Source::Backing { tag }, entry),
+            // A note about what it waits for takes it further.
+            Ok(Step::Waits) => {}
+            Ok(Step::Whole) => {
+                let len = self.slab[usize::from(tag)].request.len;
+                self.finish(ring.now(), tag, Ok(len));
+            }
+            Err(errno) => self.finish(ring.now(), tag, Err(errno)),
+        }
+    }
+
+    /// Queues an operation of a request on a backing file, or what stands for it.
+    #[inline]
+    fn submit(&mut self, ring: &mut Ring, tag: u16, source: Source, entry: squeue::Entry) {
+        let entry = entry.user_data(user_data(self.index, source));
+        if let Err(errno) = self.push(ring, &entry) {
+            self.left(ring.now(), tag, 0);
+            self.finish(ring.now(), tag, Err(errno));
+        }
+    }
+
+    /// Submits an operation as the interceptor decides.
+    #[cold]
+    fn submit_intercepted(&mut self, ring: &mut Ring, tag: u16, entry: squeue::Entry, waited: bool) {
+        if let Some(entry) = self.spoiled(tag, entry, waited) {
+            self.submit(ring, tag, Source::Intercepted { tag }, entry);
+        }
+    }
+
+    /// Takes in the completion of an operation on a backing file.
+    #[inline]
+    pub(crate) fn operated(&mut self, ring: &mut Ring, tag: u16, result: i32) {
+        self.landed();
+        let Some(slot) = self.slab.get_mut(usize::from(tag)).filter(|slot| slot.busy) else { return };
+        let moved = u64::from(result.max(0).unsigned_abs());
+        // Never so for a flush, whose length is 0, nor for a fallocate, whose result is.
+        let whole = moved > 0 && moved <= slot.asked && slot.done + moved == slot.request.len;
+        if !whole || slot.way != Way::Free || slot.request.op == (Op::Write { durable: true }) {
+            return self.operated_otherwise(ring, tag, result);
+        }
+        if slot.request.op.modifies()
+            && let Some(sync) = self.backing.sync(slot.file)
+        {
+            sync.wrote(self.number);
+        }
+        let len = slot.request.len;
+        self.finish(ring.now(), tag, Ok(len));
+    }
+
+    /// The same for what does not simply make its request whole: a part of it, a failure, a result that is no
+    /// count, and all that the governor has a word in.
+    #[inline(never)]
+    fn operated_otherwise(&mut self, ring: &mut Ring, tag: u16, result: i32) {
+        if self.slab[usize::from(tag)].way == Way::Free {
+            self.absorb(ring, tag, result);
+        } else {
+            self.operated_with_care(ring, tag, result);
+        }
+    }
+
+    /// Takes in the completion of an operation that was tried, or had a place.
+    fn operated_with_care(&mut self, ring: &mut Ring, tag: u16, result: i32) {
+        let slot = &mut self.slab[usize::from(tag)];
+        let class = Class::of(slot.request.op);
+        let way = slot.way;
+        let refused = (result < 0 && class != Class::Space).then(|| errno_of(result));
+        let flags_refused = refused == Some(Errno::OPNOTSUPP) && !slot.bare;
+        let would_block = way == Way::Trying && refused == Some(Errno::AGAIN);
+        if way == Way::Trying {
+            self.governor.tried(class, flags_refused || would_block);
+        } else if way == Way::Governed {
+            self.left(ring.now(), tag, u64::from(result.max(0).unsigned_abs()));
+        }
+        let slot = &mut self.slab[usize::from(tag)];
+        if flags_refused || would_block {
+            // Some file systems say EOPNOTSUPP where they mean EAGAIN; that the flags are to blame shows when
+            // it has a thread to itself and is refused again.
+            slot.bare = flags_refused && slot.blocks;
+            slot.blocks = true;
+            self.advance(ring, tag);
+        } else {
+            slot.blocks = false;
+            self.absorb(ring, tag, result);
+        }
+        if way == Way::Governed {
+            while let Some(next) = self.governor.next(class) {
+                self.advance(ring, next);
+            }
+        }
+    }
+
+    /// Takes in the completion of an operation that was intercepted, or of what stood for it.
+    #[cold]
+    pub(crate) fn intercepted(&mut self, ring: &mut Ring, tag: u16, result: i32) {
+        match self.after_interception(tag, result) {
+            After::Waited(entry) => {
+                self.landed();
+                self.submit_intercepted(ring, tag, entry, true);
+            }
+            After::Landed => self.landed(),
+            After::Operated(result) => self.operated(ring, tag, result),
+            After::Nothing => {}
+        }
+    }
+
+    /// Takes the result of an operation and goes on with its request.
+    fn absorb(&mut self, ring: &mut Ring, tag: u16, result: i32) {
+        let slot = &mut self.slab[usize::from(tag)];
+        let outcome = if slot.request.op == Op::Flush {
+            Self::synced(&self.backing, slot, result)
+        } else {
+            if slot.request.op.modifies()
+                && let Some(sync) = self.backing.sync(slot.file)
+            {
+                sync.wrote(self.number);
+            }
+            let outcome = slot.absorb(result);
+            if let (Err(errno), Some(sync)) = (outcome, self.backing.sync(slot.file))
+                && slot.may_have_lost_pages(errno)
+            {
+                sync.fail(errno);
+            }
+            outcome
+        };
+        match outcome {
+            Ok(()) => self.advance(ring, tag),
+            Err(errno) => self.finish(ring.now(), tag, Err(errno)),
+        }
+    }
+
+    /// Takes in the result of a sync.
+    fn synced(backing: &Backing, slot: &mut Slot, result: i32) -> Result<(), Errno> {
+        let sync = backing.sync(slot.file).ok_or(Errno::IO)?;
+        let outcome = if result < 0 { Err(errno_of(result)) } else { Ok(()) };
+        if outcome == Err(Errno::INTR) && slot.retries < MAX_RETRIES {
+            slot.retries += 1;
+            return Ok(());
+        }
+        slot.file += 1;
+        sync.synced(slot.sync_target, outcome)
+    }
+
+    #[inline]
+    fn finish(&mut self, now: u64, tag: u16, result: Result<u64, Errno>) {
+        if tag >= self.depth {
+            return self.load_read(tag, result);
+        }
+        if let Some(slot) = self.slab.get_mut(usize::from(tag)) {
+            slot.busy = false;
+            let nanos = now.saturating_sub(slot.began);
+            match result {
+                Ok(bytes) => self.tally.succeeded(slot.asked_for(), bytes, nanos),
+                Err(_) => self.tally.failed(slot.asked_for(), nanos),
+            }
+        }
+        self.finished.push((tag, result));
+    }
+
+    /// Whether the governed operation of `tag` may begin now; if not, it is begun when its turn has come.
+    fn admit(&mut self, now: u64, tag: u16) -> bool {
+        let slot = &mut self.slab[usize::from(tag)];
+        let admitted = self.governor.admit(Class::of(slot.request.op), now, tag);
+        if !admitted {
+            // A request that waits in line for a place takes it when it comes, and tries nothing else.
+            slot.blocks = true;
+            slot.way = Way::Waiting;
+        }
+        admitted
+    }
+
+    /// The operation of `tag` has no place any more, if it had one.
+    fn left(&mut self, now: u64, tag: u16, moved: u64) {
+        let slot = &self.slab[usize::from(tag)];
+        if slot.way == Way::Governed {
+            let class = Class::of(slot.request.op);
+            self.governor.ended(class, now, work(class, moved));
+        }
+    }
+
+    /// Takes in a note about a block or a unit.
+    pub(crate) fn told(&mut self, ring: &mut Ring, tag: u16, note: Note) {
+        self.landed();
+        match note {
+            Note::Block { key, result } => {
+                let waits = |slot: &&Slot| slot.busy && slot.way == Way::Waiting;
+                if self.slab.get(usize::from(tag)).filter(waits).is_none() {
+                    return;
+                }
+                match result.and_then(|block| self.copy(tag, key, &block)) {
+                    Ok(()) => self.advance(ring, tag),
+                    Err(errno) => self.finish(ring.now(), tag, Err(errno)),
+                }
+            }
+            Note::Placed(result) => {
+                let waits = |slot: &&Slot| slot.busy && slot.way == Way::Waiting;
+                if self.slab.get(usize::from(tag)).filter(waits).is_none() {
+                    return;
+                }
+                match result {
+                    Ok(()) => self.advance(ring, tag),
+                    Err(errno) => {
+                        // A sync beside ours got an error that ours may not get again.
+                        let lost = self.backing.growing().is_some_and(Growing::has_lost);
+                        if let Some(sync) = self.backing.sync(0).filter(|_| lost) {
+                            sync.fail(Errno::IO);
+                        }
+                        self.finish(ring.now(), tag, Err(errno));
+                    }
+                }
+            }
+            Note::Loaded { staging, yielded } => {
+                let Some(loads) = self.loads.as_deref_mut() else { return };
+                if let Some(load) = loads.load(tag) {
+                    load.staging = Some(staging);
+                }
+                loads.free(tag);
+                match yielded {
+                    Some(bytes) => {
+                        loads.counted.blocks += 1;
+                        loads.counted.bytes += u64::from(bytes);
+                    }
+                    None => loads.counted.errors += 1,
+                }
+                self.slab[usize::from(tag)].busy = false;
+            }
+        }
+    }
+
+    /// Begins loads that have a place, and continues requests that waited for one. Says whether there was
+    /// any.
+    #[inline]
+    pub(crate) fn serve_loads(&mut self, ring: &mut Ring) -> bool {
+        self.loads.is_some() && self.serve_some_loads(ring)
+    }
+
+    #[inline(never)]
+    fn serve_some_loads(&mut self, ring: &mut Ring) -> bool {
+        let mut any = false;
+        while let Some(loads) = self.loads.as_deref_mut() {
+            if let Some(tag) = loads.begun.pop() {
+                match loads.request(tag, &self.backing) {
+                    Some(request) => {
+                        self.slab[usize::from(tag)] = Slot::begin(request, ring.now());
+                        self.advance(ring, tag);
+                    }
+                    None => self.load_read(tag, Err(Errno::IO)),
+                }
+            } else if let Some(tag) = loads.next_in_line() {
+                self.advance(ring, tag);
+            } else {
+                break;
+            }
+            any = true;
+        }
+        any
+    }
+
+    /// What has happened in this turn may be read by others. With a block that the thread is to decode
+    /// itself, if there is one that it should and it `may`.
+    pub(crate) fn turn_ended(&mut self, may: bool) -> Option<Quick> {
+        let own = self.send_jobs(may);
+        self.tally.turn_ended(self.governor.windows());
+        self.tell_if_drained();
+        own
+    }
+}

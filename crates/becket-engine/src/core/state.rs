@@ -1,0 +1,398 @@
+//! A queue without its port: the slab of its requests, its buffers, its places in the ring's tables.
+//! Knows no order of steps: what happens to a request is in `flow`.
+
+use std::{
+    os::fd::{AsRawFd, BorrowedFd, RawFd},
+    sync::Arc,
+};
+
+use becket_image::Map;
+use io_uring::{opcode, squeue, types::Fd};
+use rustix::io::Errno;
+
+use super::{
+    change::{Hold, Next, register, unregister},
+    intercepted::Intercepted,
+    loads::Loads,
+    memory_files::{MemoryFiles, NewMemoryFiles},
+};
+use crate::{
+    Backing, Data, Error, Op, QueueStats, Request,
+    decode::Mailbox,
+    governor::Governor,
+    memory::Buffers,
+    ring::{Ring, Transfer, fixed},
+    slot::{Slot, Way},
+    stats::Tally,
+    straight::{MAX_OPERATION, Straight},
+};
+
+/// How the requests of a queue carry their bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// Each in a buffer of the queue, of this many bytes.
+    Buffers(usize),
+    /// The same, each with so many bytes before it that are the port's: see
+    /// [`Io::receive`](crate::Io::receive).
+    Framed {
+        /// Bytes before each buffer.
+        head: usize,
+        /// Bytes of each buffer.
+        size: usize,
+    },
+    /// In the requester's pages, registered with the ring for the time of the request.
+    Registered,
+}
+
+/// Memory for commands that carry many elements. Sizes are bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Batch {
+    /// Number of lists that go to the kernel.
+    pub lists: u16,
+    /// Size of each list.
+    pub list_size: usize,
+}
+
+/// What a core is made of.
+pub(crate) struct Parts<'a> {
+    pub(crate) descriptor: BorrowedFd<'a>,
+    pub(crate) tether: Option<BorrowedFd<'a>>,
+    pub(crate) depth: u16,
+    pub(crate) number: usize,
+    pub(crate) backing: &'a Arc<Backing>,
+    pub(crate) memory: Memory,
+    pub(crate) batch: Option<Batch>,
+    pub(crate) stats: &'a Arc<QueueStats>,
+    pub(crate) mailbox: &'a Arc<Mailbox>,
+}
+
+/// Requests that have finished, with their results.
+pub(crate) type Finished = Vec<(u16, Result<u64, Errno>)>;
+
+/// A queue without its port, so that the port can be called with it.
+pub(crate) struct Core {
+    pub(crate) index: u32,
+    pub(super) number: usize,
+    /// Requests of the port; those of the queue's own come behind them.
+    pub(super) depth: u16,
+    pub(crate) backing: Arc<Backing>,
+    pub(crate) map: Arc<Map>,
+    pub(crate) slab: Box<[Slot]>,
+    pub(crate) buffers: Option<Buffers>,
+    /// Which frames the kernel has; without frames there are none.
+    pub(crate) lent: Box<[bool]>,
+    /// For commands that carry many elements.
+    pub(super) lists: Option<Buffers>,
+    /// Bytes that no file below holds, for requests whose pages are registered.
+    pub(super) memory_files: Option<MemoryFiles>,
+    /// First of the ring's buffer indexes that belong to this queue.
+    pub(crate) registered: Option<u32>,
+    /// The slot in the ring's table with the port's descriptor.
+    ///
+    /// The kernel empties the table of a ring whose process died only when nothing of that ring is in flight.
+    /// So a transport that waits for the last copy of its descriptor to be closed knows that no operation of
+    /// ours is going to reach the backing any more. A later server relies on it: a write of the old one must
+    /// not land after its own.
+    pub(super) port: u32,
+    /// Behind it is its tether's, where it has one, and then that of what is made up.
+    pub(super) port_count: usize,
+    /// First of the slots of the backing files: buffered and direct of each.
+    pub(crate) files: u32,
+    /// The port's descriptor, where its commands must not use the table.
+    pub(super) unregistered_port: Option<RawFd>,
+    /// Operations and commands that the kernel has not completed.
+    pub(crate) in_flight: usize,
+    /// Requests whose result is known but not yet reported to the port.
+    pub(super) finished: Finished,
+    /// The same list while it is being reported; both keep their capacity.
+    pub(super) telling: Finished,
+    /// Bounds the operations that can block.
+    pub(crate) governor: Governor,
+    pub(super) tally: Tally,
+    /// Where the last request went that could go straight.
+    pub(crate) straight: Straight,
+    /// How this queue's requests carry their bytes, and how many at most.
+    pub(super) carried: (Data, u64),
+    /// Operations are looked at, and perhaps spoiled, before they go to the backing.
+    pub(crate) intercepted: Option<Box<Intercepted>>,
+    /// Blocks are decoded for requests.
+    pub(crate) loads: Option<Box<Loads>>,
+    /// Where notes for this queue arrive.
+    pub(crate) mailbox: Arc<Mailbox>,
+    /// Nothing begins: see [`Core::hold`].
+    pub(crate) held: Option<Hold>,
+    /// What may take the place of `backing`.
+    pub(crate) next: Option<Next>,
+    pub(super) closing: bool,
+}
+
+impl Core {
+    pub(crate) fn new(ring: &mut Ring, index: u32, new: &Parts<'_>) -> Result<Core, Error> {
+        let buffers = match new.memory {
+            Memory::Buffers(size) => Some(Buffers::new(new.depth.into(), size)?),
+            Memory::Framed { head, size } => Some(Buffers::framed(new.depth.into(), head, size)?),
+            Memory::Registered => None,
+        };
+        let loads = Loads::new(new.backing, new.depth, new.mailbox)?;
+        let registers = new.memory == Memory::Registered;
+        let staged = registers.then(|| NewMemoryFiles::new(ring, new.depth, loads.is_some())).transpose()?;
+        // The queue's own requests behind those of the port.
+        let requests = new.depth + loads.as_ref().map_or(0, |loads| loads.count());
+        let interceptor = new.backing.interceptor.clone();
+        let intercepted = interceptor.map(|interceptor| Intercepted::new(interceptor, requests));
+        let lists = new.batch.map(|batch| {
+            ring.provide()?;
+            Buffers::small(batch.lists.into(), batch.list_size)
+        });
+        let lists = lists.transpose()?;
+        // The port's descriptor is in the table even where its commands do not use it: see `Core::port`.
+        let staging = staged.as_ref().and_then(NewMemoryFiles::file);
+        let ports = std::iter::once(new.descriptor).chain(new.tether).chain(staging);
+        let ports: Vec<RawFd> = ports.map(|fd| fd.as_raw_fd()).collect();
+        let unregistered_port = (!ring.releases_at_once()).then_some(new.descriptor.as_raw_fd());
+        let port = match new.memory {
+            Memory::Framed { .. } => ring.register_unwaiting(new.descriptor, &ports)?,
+            _ => ring.register_files(&ports)?,
+        };
+        let files = match register(ring, new.backing) {
+            Ok(files) => files,
+            Err(error) => {
+                ring.unregister_files(port, ports.len())?;
+                return Err(error);
+            }
+        };
+        let rest = ring.may_block(requests).and_then(|()| match new.memory {
+            Memory::Buffers(_) | Memory::Framed { .. } => Ok(None),
+            Memory::Registered => {
+                ring.take_buffers(new.depth).map(Some).inspect_err(|_| ring.blocks_no_more(requests))
+            }
+        });
+        let registered = match rest {
+            Ok(registered) => registered,
+            Err(error) => {
+                unregister(ring, files, new.backing)?;
+                ring.unregister_files(port, ports.len())?;
+                return Err(error);
+            }
+        };
+        Ok(Core {
+            index,
+            number: new.number,
+            backing: Arc::clone(new.backing),
+            map: Arc::clone(&new.backing.map),
+            slab: vec![Slot::IDLE; requests.into()].into_boxed_slice(),
+            buffers,
+            lent: match new.memory {
+                Memory::Framed { .. } => vec![false; new.depth.into()].into_boxed_slice(),
+                _ => Box::default(),
+            },
+            lists,
+            memory_files: staged.map(|staged| staged.done(port + ports.len() as u32 - 1)),
+            registered,
+            port,
+            port_count: ports.len(),
+            files,
+            unregistered_port,
+            in_flight: 0,
+            finished: Vec::with_capacity(new.depth.into()),
+            telling: Vec::with_capacity(new.depth.into()),
+            governor: Governor::new(requests),
+            tally: Tally::new(Arc::clone(new.stats)),
+            straight: Straight::NOWHERE,
+            carried: match new.memory {
+                Memory::Buffers(size) | Memory::Framed { size, .. } => (Data::Buffer, size as u64),
+                Memory::Registered => (Data::Registered, MAX_OPERATION),
+            },
+            intercepted,
+            loads,
+            mailbox: Arc::clone(new.mailbox),
+            depth: new.depth,
+            held: None,
+            next: None,
+            closing: false,
+        })
+    }
+
+    /// The entry for a command to the port's descriptor.
+    pub(crate) fn port_command(&self, op: u32, payload: [u8; 16], addr: Option<u64>) -> squeue::Entry {
+        match self.unregistered_port {
+            Some(descriptor) => opcode::UringCmd16::new(Fd(descriptor), op).cmd(payload).addr(addr).build(),
+            None => opcode::UringCmd16::new(fixed(self.port), op).cmd(payload).addr(addr).build(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn buffer_address(&self, tag: u16) -> u64 {
+        self.buffers.as_ref().map_or(0, |buffers| buffers.address(tag.into()) as u64)
+    }
+
+    #[inline]
+    pub(crate) fn buffer_size(&self) -> u64 {
+        self.buffers.as_ref().map_or(0, |buffers| buffers.size() as u64)
+    }
+
+    pub(crate) fn buffer(&mut self, tag: u16) -> &mut [u8] {
+        match (&mut self.buffers, self.slab.get(usize::from(tag))) {
+            (Some(buffers), Some(slot)) if !slot.busy && !is_lent(&self.lent, tag) => {
+                buffers.slice(tag.into())
+            }
+            _ => &mut [],
+        }
+    }
+
+    #[inline]
+    pub(crate) fn registered_index(&self, tag: u16) -> u16 {
+        // A ring has at most 16,384 registered buffers.
+        (self.registered.unwrap_or(0) + u32::from(tag)) as u16
+    }
+
+    pub(crate) fn list_address(&self, list: u16) -> Option<u64> {
+        let address = self.lists.as_ref()?.address(list.into()) as u64;
+        (address != 0).then_some(address)
+    }
+
+    pub(crate) fn list(&mut self, list: u16) -> &mut [u8] {
+        self.lists.as_mut().map_or(&mut [], |lists| lists.slice(list.into()))
+    }
+
+    /// What the port's descriptor is in an entry that may stay with the kernel for long: see
+    /// [`Ring::releases_at_once`].
+    pub(crate) fn unregistered_port(&self) -> Option<Fd> {
+        self.unregistered_port.map(Fd)
+    }
+
+    /// Something that [`Core::push`] had counted has come back for the last time.
+    #[inline]
+    pub(crate) fn landed(&mut self) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
+    /// The port has closed and nothing is in flight.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.closing && self.in_flight == 0 && self.held.is_none()
+    }
+
+    /// Some requests have finished and were not yet reported.
+    pub(crate) fn has_finished(&self) -> bool {
+        !self.finished.is_empty()
+    }
+
+    /// The requests that have finished and were not yet reported. The list must come back.
+    pub(crate) fn take_finished(&mut self) -> Finished {
+        std::mem::replace(&mut self.finished, std::mem::take(&mut self.telling))
+    }
+
+    /// Takes the list back and empties it, so that its memory is used again.
+    pub(crate) fn give_list_back(&mut self, mut list: Finished) {
+        list.clear();
+        self.telling = list;
+    }
+
+    pub(crate) fn close(&mut self) {
+        self.closing = true;
+    }
+
+    /// Queues an entry of this queue.
+    #[inline]
+    pub(crate) fn push(&mut self, ring: &mut Ring, entry: &squeue::Entry) -> Result<(), Errno> {
+        match ring.push(entry) {
+            Ok(()) => {
+                self.in_flight += 1;
+                Ok(())
+            }
+            Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+        }
+    }
+
+    /// Gives the ring's slots back; nothing is in flight any more.
+    pub(crate) fn give_back(&mut self, ring: &mut Ring) -> Result<(), Error> {
+        if let Some(first) = self.registered {
+            ring.give_buffers(first, self.depth);
+        }
+        ring.blocks_no_more(self.slab.len() as u16);
+        let next = self.next.take().map_or(Ok(()), |next| next.give_back(ring));
+        let files = unregister(ring, self.files, &self.backing);
+        ring.unregister_files(self.port, self.port_count).and(files).and(next)
+    }
+
+    /// The operation that moves the next `len` bytes of a request, of which `done` are done, from or to
+    /// `offset` of a descriptor, with `RWF_*` flags beside those that the request itself needs.
+    ///
+    /// The request has been held against the size of its buffer.
+    #[inline]
+    pub(crate) fn transfer(&self, tag: u16, request: &Request, done: u64, way: Transfer) -> squeue::Entry {
+        let (address, buffer) = match request.data {
+            // A registered request's address is its offset in the request.
+            Data::Registered => (done, Some(self.registered_index(tag))),
+            _ => (self.buffer_address(tag).wrapping_add(done), None),
+        };
+        let durable = if request.op == (Op::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
+        let flags = way.flags | durable;
+        Transfer { write: request.op != Op::Read, address, buffer, flags, ..way }.entry()
+    }
+
+    /// Keeps the request of `tag`, which has not begun, for later, if the queue is held.
+    pub(crate) fn holds_back(&mut self, tag: u16) -> bool {
+        if self.held.is_none() {
+            return false;
+        }
+        self.slab[usize::from(tag)].way = Way::Held;
+        self.governor.hold_back(tag);
+        true
+    }
+
+    /// Reports to the thread that holds the queue when no request is in flight any more.
+    #[inline]
+    pub(crate) fn tell_if_drained(&mut self) {
+        if let Some(hold) = &mut self.held
+            && hold.drained.is_some()
+            && !self.slab.iter().any(|slot| slot.busy && slot.way != Way::Held)
+            && let Some(drained) = hold.drained.take()
+        {
+            // The receiver has room for the answer, or is gone.
+            let _ = drained.try_send(true);
+        }
+    }
+}
+
+/// Whether the kernel has a frame.
+#[inline]
+pub(super) fn is_lent(lent: &[bool], tag: u16) -> bool {
+    lent.get(usize::from(tag)).is_some_and(|lent| *lent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_holds_the_port_s_descriptor_whatever_the_kernel() {
+        for late in [false, true] {
+            let mut ring = Ring::new(0).unwrap();
+            if late {
+                ring.releases_late();
+            }
+            let (reader, writer) = rustix::pipe::pipe().unwrap();
+            rustix::io::ioctl_fionbio(&reader, true).unwrap();
+            let backing = Arc::new(Backing::new(Map::contiguous(0, 0, 4096), Vec::new(), false, 1));
+            let parts = Parts {
+                descriptor: std::os::fd::AsFd::as_fd(&writer),
+                tether: None,
+                depth: 1,
+                number: 0,
+                backing: &backing,
+                memory: Memory::Buffers(4096),
+                batch: None,
+                stats: &Arc::default(),
+                mailbox: &crate::decode::unheard(),
+            };
+            let mut core = Core::new(&mut ring, 0, &parts).unwrap();
+            drop(writer);
+            let gone = || rustix::io::read(&reader, &mut [0u8; 1]);
+            assert_eq!(gone(), Err(Errno::AGAIN), "the ring's table holds it");
+            core.give_back(&mut ring).unwrap();
+            rustix::io::ioctl_fionbio(&reader, false).unwrap();
+            assert_eq!(gone(), Ok(0), "and lets it go with the queue");
+        }
+    }
+}

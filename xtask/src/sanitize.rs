@@ -41,7 +41,7 @@ const MIRI: [Run; 4] = [
     Run {
         package: "becket-engine",
         words: &["--lib"],
-        filters: &["backing::", "memory::", "request::", "growing::", "mailbox::"],
+        filters: &["backing::", "memory::", "slot::", "growing::", "mailbox::"],
         leaks: true,
     },
     Run { package: "becket-image", words: &["--test", "it"], filters: &["map::"], leaks: true },

@@ -27,7 +27,7 @@ use crate::host::{Link, lock_fd, open_inode, real_path, size_of, unit_of};
 use crate::image::Image;
 use crate::locks::Claim;
 use crate::qcow2::header::BackingName;
-use crate::qcow2::{self, Header, Writing, create::write_empty, scheme::Spoken};
+use crate::qcow2::{self, Header, Writing, create::write_empty, mark_corrupt, scheme::Spoken};
 use crate::resolve::{io, resolve_at};
 use crate::text::shown;
 use crate::{BackingKind, Error, OpenOptions};
@@ -127,7 +127,8 @@ pub(crate) fn lay_over(
     let cluster = header.cluster();
     let writing = Writing::new(read_only || unwritable.is_some(), drop_bitmaps);
     let (image, verdict) = qcow2::unpack_for(writing, &raw, &header, Some(&base.image)).map_err(damaged)?;
-    let unwritable = unwritable.or(verdict.unwritable);
+    let marked = |why: String| if verdict.corrupt { mark_corrupt(&link.fd, &why) } else { why };
+    let unwritable = unwritable.or(verdict.unwritable.map(marked));
     let read_only = unwritable.or_else(|| too_short(cluster, &link.fd).filter(|_| !read_only));
     if read_only.is_none() {
         warnings.extend(verdict.warning);

@@ -23,7 +23,7 @@ use crate::layer::packed::Kind;
 use crate::locks::{self, Claim};
 use crate::offer::{self, Asked, Layout, check_block_size, lay_out};
 use crate::qcow2::chain::{First, Unpacked, unpack_chain};
-use crate::qcow2::{Verdict, Writing};
+use crate::qcow2::{Verdict, Writing, mark_corrupt};
 use crate::resolve::{Found, Split, io, resolve, split};
 use crate::text::shown;
 use crate::through::{self, End, Walk};
@@ -296,6 +296,8 @@ struct Disk {
     unpacked: bool,
     /// Why it may only be read, whatever the file allows.
     read_only: Option<String>,
+    /// See [`Verdict::corrupt`].
+    corrupt: bool,
     /// What a write destroys.
     warning: Option<String>,
 }
@@ -312,7 +314,14 @@ fn disk_in(
     let OpenFile { host, path, fd, kind, stat, size, block_size, budget, writing } = *file;
     let reader = fd.try_clone().map_err(|error| io(host, "its descriptor cannot be copied", error))?;
     let image = Image::raw(Arc::new(reader), size, block_size).within(budget);
-    let as_it_is = |image| Disk { image, below: Vec::new(), unpacked: false, read_only: None, warning: None };
+    let as_it_is = |image| Disk {
+        image,
+        below: Vec::new(),
+        unpacked: false,
+        read_only: None,
+        corrupt: false,
+        warning: None,
+    };
     if !matches!(format, Format::Auto | Format::Qcow2 | Format::Vmdk) {
         return Ok(as_it_is(image));
     }
@@ -337,9 +346,9 @@ fn disk_in(
                 (kind == BackingKind::Block)
                     .then(|| "it is a qcow2 on a block device, which cannot grow".to_owned())
             };
-            let Verdict { unwritable, warning } = verdict;
+            let Verdict { unwritable, corrupt, warning } = verdict;
             let read_only = unwritable.or_else(part).or_else(device).or_else(|| cow::too_short(cluster, fd));
-            Ok(Disk { image, below, unpacked: true, read_only, warning })
+            Ok(Disk { image, below, unpacked: true, read_only, corrupt, warning })
         }
         None if format != Format::Auto => {
             let known = foreign::refuse(&image);
@@ -409,7 +418,7 @@ fn open_inside(
     };
     let whole = inside.is_empty() && options.offset == 0 && options.size_limit.is_none();
     let of_file = through::of_first(options.format, inside);
-    let Disk { image, below, unpacked, read_only: unwritable, warning } =
+    let Disk { image, below, unpacked, read_only: unwritable, corrupt, warning } =
         disk_in(&file, of_file, &options.backing_dirs, whole, &mut |path, fd, kind| {
             lock_fd(path, fd, kind, &Claim::of_all(false, options.shared), &mut warnings)
         })?;
@@ -423,7 +432,11 @@ fn open_inside(
         return Err(Error::NotAnImage { path: named(host.to_owned()), what: "a directory" });
     }
     // It may have changed since it was looked at without a lock, or was not looked at. Readers take readers' locks only.
-    if let Some(reason) = walked.read_only.clone().or(unwritable).filter(|_| !read_only) {
+    if let Some(mut reason) = walked.read_only.clone().or(unwritable).filter(|_| !read_only) {
+        // Beside another writer its tables may just be changing.
+        if corrupt && !options.shared {
+            reason = mark_corrupt(&buffered, &reason);
+        }
         drop((walked, buffered));
         return open_inside(target, true, Some(reason), range, options);
     }

@@ -77,7 +77,7 @@ pub(crate) fn unpack(
         image: image.stored_as(about),
         below,
         cluster: 0,
-        verdict: Verdict { unwritable: Some(ONLY_READ.to_owned()), warning: None },
+        verdict: Verdict { unwritable: Some(ONLY_READ.to_owned()), ..Verdict::default() },
     }))
 }
 

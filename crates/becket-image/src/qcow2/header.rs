@@ -1,6 +1,10 @@
 //! The header of a qcow2 and its extensions.
 //! It never believes a number before it was held against the file's length and the format's own limits.
 
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
+
 use crate::bytes::{ReadAt as _, field};
 use crate::codec::Codec;
 use crate::image::Image;
@@ -26,6 +30,9 @@ const BITMAPS: u32 = 0x2385_2875;
 const HAS_BITMAPS: u64 = 1;
 /// Of the compatible features: a crash may leave the reference counts behind. It concerns writers that use it alone.
 const LAZY_COUNTS: u64 = 1;
+
+/// Where a header has its incompatible features.
+const INCOMPATIBLE: u64 = 72;
 
 const DIRTY: u64 = 1;
 const CORRUPT: u64 = 1 << 1;
@@ -228,6 +235,23 @@ impl Header {
             ));
         }
         Ok(())
+    }
+}
+
+/// Marks an image as corrupt, durably, so that no program opens it for writing until it is repaired. The caller has locked it
+/// for writing. The answer is `why`, which says what was found, and what was done.
+pub(crate) fn mark_corrupt(file: &OwnedFd, why: &str) -> String {
+    let mark = || {
+        let file = File::from(file.try_clone()?);
+        let mut features = [0; 8];
+        file.read_exact_at(&mut features, INCOMPATIBLE)?;
+        let marked = u64::from_be_bytes(features) | CORRUPT;
+        file.write_all_at(&marked.to_be_bytes(), INCOMPATIBLE)?;
+        file.sync_data()
+    };
+    match mark() {
+        Ok(()) => format!("{why}; it is marked as corrupt now, and `qemu-img check -r all` clears that"),
+        Err::<(), std::io::Error>(error) => format!("{why}; it could not be marked as corrupt: {error}"),
     }
 }
 

@@ -25,9 +25,9 @@ mod writer;
 use crate::image::Image;
 use crate::layer::{About, LayerError};
 
-pub(crate) use header::Header;
+pub(crate) use header::{Header, mark_corrupt};
 pub use storage::Storage;
-use uses::{Use, Uses};
+use uses::{Clash, Use, Uses};
 pub use writer::Grower;
 use writer::unfit;
 
@@ -110,6 +110,8 @@ impl Writing {
 pub(crate) struct Verdict {
     /// Why nothing may be written.
     pub(crate) unwritable: Option<String>,
+    /// That is because a write in place would change the image's tables: see [`mark_corrupt`].
+    pub(crate) corrupt: bool,
     /// What a write destroys.
     pub(crate) warning: Option<String>,
 }
@@ -147,7 +149,11 @@ pub(crate) fn unpack_for(
     let mut uses = Uses::of(header, uses::RUNS_MAX);
     let disk = compose(image, header, backing, Some(&mut uses))?;
     writer::blocks(image, header, &mut |_, block| uses.table(block, Use::Block))?;
-    verdict.unwritable = uses.clash(image.len().div_ceil(header.cluster()));
+    if let Some(Clash { why, on_metadata }) = uses.clash(image.len().div_ceil(header.cluster())) {
+        // Version 2 has no features.
+        verdict.corrupt = on_metadata && header.version >= 3;
+        verdict.unwritable = Some(why);
+    }
     Ok((disk, verdict))
 }
 

@@ -42,6 +42,11 @@ impl Use {
     fn may_share(self) -> bool {
         matches!(self, Use::SharedData | Use::Compressed)
     }
+
+    /// Whether it is part of the image's own tables.
+    fn is_metadata(self) -> bool {
+        !matches!(self, Use::Data | Use::SharedData | Use::Compressed)
+    }
 }
 
 impl fmt::Display for Use {
@@ -65,6 +70,15 @@ struct Run {
     /// The first cluster behind it.
     end: u64,
     used: Use,
+}
+
+/// Why nothing may be written to an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Clash {
+    /// For people.
+    pub(super) why: String,
+    /// A write in place would change the image's tables. QEMU marks such an image as corrupt.
+    pub(super) on_metadata: bool,
 }
 
 /// The uses of a file's clusters.
@@ -134,34 +148,44 @@ impl Uses {
         }
     }
 
-    /// Why nothing may be written to a file of so many clusters, for people.
-    pub(super) fn clash(&mut self, clusters: u64) -> Option<String> {
+    /// Why nothing may be written to a file of so many clusters.
+    pub(super) fn clash(&mut self, clusters: u64) -> Option<Clash> {
         let bits = self.cluster_bits;
-        let damaged = |what: String| {
-            Some(format!(
-                "{what}, and a write could destroy the image; `qemu-img check` shows what is damaged"
-            ))
+        let damaged = |what: String, on_metadata| {
+            let why = format!(
+                "{what}, and a write could destroy the image; `qemu-img check` shows what is damaged, \
+                 `qemu-img convert -O qcow2` makes a sound copy"
+            );
+            Some(Clash { why, on_metadata })
         };
         if self.overflowed {
-            return Some(format!(
+            let why = format!(
                 "it lies in more than {} pieces, too many to be checked; `qemu-img convert -O qcow2` puts it in order",
                 self.most
-            ));
+            );
+            return Some(Clash { why, on_metadata: false });
         }
         if let Some((place, used)) = self.unaligned {
-            return damaged(format!("{used} is said to be at byte {place}, which begins no cluster"));
+            return damaged(format!("{used} is said to be at byte {place}, which begins no cluster"), false);
         }
         self.runs.sort_unstable_by_key(|run| run.first);
         let mut furthest: Option<Run> = None;
         for run in &self.runs {
             if run.end > clusters {
                 let end = clusters.checked_shl(bits).unwrap_or(u64::MAX);
-                return damaged(format!("{} reaches beyond the file's end at byte {end}", run.used));
+                return damaged(format!("{} reaches beyond the file's end at byte {end}", run.used), false);
             }
             match furthest {
                 Some(other) if run.first < other.end && !(run.used == other.used && run.used.may_share()) => {
                     let (place, one, two) = (run.first << bits, other.used, run.used);
-                    return damaged(format!("the cluster at byte {place} is both {one} and {two}"));
+                    // What may have other users is never written in place.
+                    let in_place = |used: Use| used == Use::Data || used.is_metadata();
+                    let on_metadata =
+                        (one.is_metadata() || two.is_metadata()) && in_place(one) && in_place(two);
+                    return damaged(
+                        format!("the cluster at byte {place} is both {one} and {two}"),
+                        on_metadata,
+                    );
                 }
                 Some(other) if other.end >= run.end => {}
                 _ => furthest = Some(*run),
@@ -230,7 +254,7 @@ mod tests {
         assert_eq!(uses.runs.len(), 1);
         assert_eq!(uses.clash(100), None);
         assert_eq!(uses.gaps(200), [0..3, 100..200]);
-        assert!(uses.clash(99).unwrap().contains("beyond the file's end at byte 6488064"));
+        assert!(uses.clash(99).unwrap().why.contains("beyond the file's end at byte 6488064"));
     }
 
     #[test]
@@ -247,13 +271,18 @@ mod tests {
         let packed = |uses: &mut Uses| uses.add(5 * C + 512, 1024, Use::Compressed);
         let table = |uses: &mut Uses| uses.table(5 * C, Use::Block);
         assert!(both(&data, &data).is_some() && both(&data, &shared).is_some());
-        assert!(both(&table, &packed).unwrap().contains("both a refcount block and compressed data"));
+        assert!(both(&table, &packed).unwrap().why.contains("both a refcount block and compressed data"));
         assert!(both(&packed, &shared).is_some() && both(&table, &table).is_some());
         assert!(both(&packed, &packed).is_none() && both(&shared, &shared).is_none());
-        assert!(both(&data, &|uses| uses.table(7 * C + 512, Use::L2)).unwrap().contains("begins no cluster"));
+        assert!(
+            both(&data, &|uses| uses.table(7 * C + 512, Use::L2)).unwrap().why.contains("begins no cluster")
+        );
+        let marks = |one, two| both(one, two).unwrap().on_metadata;
+        assert!(marks(&data, &table) && marks(&table, &data) && marks(&table, &table));
+        assert!(!marks(&data, &data) && !marks(&shared, &table) && !marks(&table, &packed));
         // One of many that a long run covers.
         let long = |uses: &mut Uses| uses.add(2 * C, 6 * C, Use::Counts);
-        assert!(both(&long, &data).unwrap().contains("byte 327680 is both the refcount table and data"));
+        assert!(both(&long, &data).unwrap().why.contains("byte 327680 is both the refcount table and data"));
     }
 
     #[test]
@@ -261,6 +290,6 @@ mod tests {
         let mut uses = uses();
         (0..100).for_each(|n| uses.entry(n * 2 * C));
         assert!(uses.runs.len() == 8 && uses.overflowed);
-        assert!(uses.clash(1000).unwrap().contains("more than 8 pieces"));
+        assert!(uses.clash(1000).unwrap().why.contains("more than 8 pieces"));
     }
 }

@@ -455,7 +455,7 @@ pub(super) fn unfit(image: &Image, header: &Header) -> Result<Option<String>, La
     let len = u64::from(counts.clusters).saturating_mul(cluster);
     let there = counts.offset.checked_add(len).is_some_and(|end| end <= image.len());
     if len == 0 || len > COUNTS_MAX || !counts.offset.is_multiple_of(cluster) || !there {
-        return Ok(Some("its table of reference counts cannot be".to_owned()));
+        return Ok(Some("its refcount table has an impossible place or length".to_owned()));
     }
     let mut shared = false;
     entries(image, header.l1_offset, header.l1_entries.into(), &mut |_, entry| {

@@ -92,6 +92,11 @@ fn an_image_whose_data_lie_on_its_tables_is_not_written() {
     let alone = |place: u64| (place | COPIED).to_be_bytes();
     // In clusters of 64 KiB the length of compressed data begins at bit 54.
     let compressed = |place: u64| ((1_u64 << 62) | (3 << 54) | place).to_be_bytes();
+    let marked = |bytes: &[u8]| {
+        let mut bytes = bytes.to_vec();
+        bytes[79] |= 2;
+        bytes
+    };
     for (what, offset, value, words) in [
         ("data on the L1 table", L2, alone(L1), "both the L1 table and data of the disk"),
         ("data on the refcount table", L2, alone(COUNTS), "both the refcount table and data"),
@@ -134,18 +139,80 @@ fn an_image_whose_data_lie_on_its_tables_is_not_written() {
         let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
         file.write_all_at(&value, offset).unwrap();
         let patched = fs::read(&path).unwrap();
-        for drop_bitmaps in [false, true] {
-            let options = OpenOptions { drop_bitmaps, ..OpenOptions::default() };
+        // QEMU marks an image as corrupt where a write would change its tables.
+        let marks = !["other data", "twice in one table", "compressed", "begins no cluster", "end"]
+            .iter()
+            .any(|other| what.contains(other));
+        for (drop_bitmaps, shared) in [(false, true), (false, false), (true, false)] {
+            let options = OpenOptions { drop_bitmaps, shared, ..OpenOptions::default() };
             let opened =
                 becket_image::open(&path, &options).unwrap_or_else(|error| panic!("{what}: {error}"));
             assert!(opened.read_only && !opened.grows && !opened.files[0].facts.writable, "{what}");
             let why = opened.read_only_reason.unwrap();
             assert!(why.contains(words) && why.contains("qemu-img check"), "{what}: {why}");
+            let marks = marks && !shared;
+            assert_eq!(why.contains("marked as corrupt now"), marks, "{what}: {why}");
+            let expected = if marks { marked(&patched) } else { patched.clone() };
+            assert!(fs::read(&path).unwrap() == expected, "{what}: {shared}");
+            file.write_all_at(&patched, 0).unwrap();
         }
-        assert!(fs::read(&path).unwrap() == patched, "{what}: it was changed");
         file.write_all_at(&bytes, 0).unwrap();
     }
     assert!(open(&path).unwrap().grows, "and the sound image is written again");
+}
+
+/// As QEMU's test 060 asks: the mark stays until somebody repairs the image, and until then nobody writes to it.
+#[test]
+fn an_image_that_was_marked_as_corrupt_is_not_written_until_it_is_repaired() {
+    if !ready("an_image_that_was_marked_as_corrupt_is_not_written_until_it_is_repaired") {
+        return;
+    }
+    let dir = dir();
+    let path = sound(dir.path());
+    let bytes = fs::read(&path).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    let write = || {
+        let words = ["-f", "qcow2", "-c", "write 0 64k"];
+        Command::new("qemu-io").args(words).arg(&path).output().unwrap()
+    };
+    for (what, offset, value, sound_again) in [
+        ("a refcount block on the L1 table", COUNTS, L1, true),
+        ("data on a refcount block", L2, BLOCK | COPIED, true),
+        ("data on the L1 table", L2, L1 | COPIED, false),
+    ] {
+        file.set_len(0).unwrap();
+        file.write_all_at(&bytes, 0).unwrap();
+        file.write_all_at(&value.to_be_bytes(), offset).unwrap();
+        // Nobody asked to write to it.
+        let reader = OpenOptions { read_only: true, ..OpenOptions::default() };
+        becket_image::open(&path, &reader).unwrap();
+        let patched = fs::read(&path).unwrap();
+        assert_eq!(patched[79], 0, "{what}");
+        let why = open(&path).unwrap().read_only_reason.unwrap();
+        assert!(why.contains("marked as corrupt now") && why.contains("check -r all"), "{what}: {why}");
+        let marked = fs::read(&path).unwrap();
+        let why = open(&path).unwrap().read_only_reason.unwrap();
+        assert!(why.contains("marked as corrupt: qemu-img check -r all"), "{what}: {why}");
+        assert!(fs::read(&path).unwrap() == marked, "{what}: it is marked once");
+        let ran = write();
+        let said = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
+        assert!(said.contains("Image is corrupt; cannot be opened read/write"), "{what}: {said}");
+        assert!(fs::read(&path).unwrap() == marked, "{what}");
+        qemu_img(dir.path(), &["check", "-q", "-r", "all", "sound.qcow2"]);
+        // QEMU lets data lie on a table if a write makes a copy of them. becket does not, and marks it no more.
+        let opened = open(&path).unwrap();
+        assert_eq!(opened.grows, sound_again, "{what}: {:?}", opened.read_only_reason);
+        assert!(sound_again || opened.read_only_reason.unwrap().contains("qemu-img convert"), "{what}");
+        assert_eq!(fs::read(&path).unwrap()[79], 0, "{what}");
+    }
+    // Version 2 has no features.
+    file.set_len(0).unwrap();
+    file.write_all_at(&bytes, 0).unwrap();
+    qemu_img(dir.path(), &["amend", "-f", "qcow2", "-o", "compat=0.10", "sound.qcow2"]);
+    file.write_all_at(&(L1 | COPIED).to_be_bytes(), L2).unwrap();
+    let before = fs::read(&path).unwrap();
+    assert!(open(&path).unwrap().read_only_reason.unwrap().contains("both the L1 table and data"));
+    assert!(fs::read(&path).unwrap() == before);
 }
 
 /// Tables that cannot be read as tables are an error already when they are read.

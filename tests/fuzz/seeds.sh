@@ -89,6 +89,23 @@ for name, at, value in [
 END
 printf '# Disk DescriptorFile\nversion=1\nparentCID=ffffffff\nRW 8 FLAT "a b.vmdk" 0\nRDONLY 2 ZERO\n' >"$(place vmdk flat)"
 
+# Containers that becket only recognises: their first and last bytes are enough.
+foreign() { { head -c 1024 "$2"; tail -c 512 "$2"; } >"$(place foreign "$1")"; }
+for kind in vdi vhdx qed parallels qcow vmdk; do
+    qemu-img convert -f raw -O $kind "$work/small" "$work/foreign"
+    foreign $kind "$work/foreign"
+done
+qemu-img convert -f raw -O vpc -o subformat=fixed,force_size=on "$work/small" "$work/foreign"
+foreign vhd "$work/foreign"
+(cd "$work" && tar -cf a.tar small && zip -q a.zip small && 7z a -bso0 -bsp0 a.7z small && ar -qc a.ar small &&
+    echo small | cpio --quiet -o -H newc >a.cpio)
+bzip2 -c "$work/small" >"$work/a.bz2"
+lz4 -q -c "$work/small" >"$work/a.lz4"
+lzip -c "$work/small" >"$work/a.lz"
+xz --format=lzma -c "$work/small" >"$work/a.lzma"
+for kind in tar zip 7z ar cpio bz2 lz4 lz lzma; do foreign $kind "$work/a.$kind"; done
+{ head -c 1024 /dev/zero; printf 'koly\0\0\0\4\0\0\2\0'; head -c 500 /dev/zero; } >"$(place foreign dmg)"
+
 # What is in a disk, and one block of each codec: a number, the length it yields, and its bytes.
 cp corpus/squashfs/zstd "$(place inspect squashfs)"
 cp corpus/erofs/plain "$(place inspect erofs)"

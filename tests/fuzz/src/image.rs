@@ -4,9 +4,10 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use becket_image::budget::Limits;
 use becket_image::codec::Codec;
-use becket_image::layer::{FileSystem, NodeKind, detect};
-use becket_image::{Format, Image, encoded, inspect};
+use becket_image::layer::{FileSystem, NodeKind, detect, find_foreign};
+use becket_image::{Budget, Format, Image, LayerError, encoded, inspect};
 
 use crate::mend;
 
@@ -51,6 +52,15 @@ pub(crate) fn packed(bytes: &[u8]) -> bool {
 pub(crate) fn qcow2(bytes: &[u8]) -> bool {
     let disk = becket_image::unpack_alone(&image(bytes.to_vec()));
     disk.is_ok_and(|disk| disk.is_some_and(|disk| disk.read_some(0, BYTES).is_ok()))
+}
+
+/// A container that becket does not read: known by its ends, whatever lies between them.
+pub(crate) fn foreign(bytes: &[u8]) -> bool {
+    let limits = Limits { bytes: 1 << 20, steps: 4096, memory: 1 << 20, ..Limits::default() };
+    let budget = Budget::new(limits);
+    let found = find_foreign(&image(bytes.to_vec()).within(&budget));
+    assert!(!matches!(found, Err(LayerError::Spent(_))), "{found:?} after {:?}", budget.used());
+    found.is_ok_and(|found| found.is_some_and(|format| !format.name.is_empty() && !format.what.is_empty()))
 }
 
 /// Whatever it seems to be, and what is in it.

@@ -24,6 +24,7 @@ pub const TARGETS: &[Target] = &[
     ("qcow2", image::qcow2),
     ("qcow2-written", grow::qcow2_written),
     ("vmdk", becket_image::is_vmdk_descriptor),
+    ("foreign", image::foreign),
     ("inspect", image::anything),
     ("codecs", image::codecs),
     ("control", becket_device::fuzzing::control),

@@ -192,7 +192,7 @@ fn tar(ends: &Ends) -> bool {
 ///
 /// # Errors
 /// The image's budget is spent.
-pub(crate) fn find(image: &Image) -> Result<Option<&'static Foreign>, LayerError> {
+pub fn find(image: &Image) -> Result<Option<&'static Foreign>, LayerError> {
     let Some(ends) = Ends::of(image)? else { return Ok(None) };
     let Some(found) = FORMATS.iter().find(|format| (format.magic)(&ends)) else { return Ok(None) };
     let holds = || detect(image, Format::Auto).is_ok_and(|contents| contents.is_container());
@@ -233,6 +233,8 @@ mod tests {
     use std::sync::Arc;
 
     const LEN: usize = 64 << 10;
+    /// How the footer of a VHD begins.
+    const VHD: &[u8] = b"conectix\0\0\0\x02\0\x01\0\0";
 
     fn found(bytes: Vec<u8>) -> Option<&'static str> {
         let len = bytes.len() as u64;
@@ -247,13 +249,12 @@ mod tests {
 
     #[test]
     fn each_magic_number_is_recognised() {
-        let footer = b"conectix\0\0\0\x02\0\x01\0\0";
         for (name, at, magic) in [
             ("vdi", 0x40, &b"\x7f\x10\xda\xbe\x01\0\x01\0"[..]),
             ("vhdx", 0, b"vhdxfile"),
-            ("vhd", 0, footer),
-            ("vhd", LEN - 512, footer),
-            ("vhd", LEN - 511, footer),
+            ("vhd", 0, VHD),
+            ("vhd", LEN - 512, VHD),
+            ("vhd", LEN - 511, VHD),
             ("qed", 0, b"QED\0\0\0\x01\0"),
             ("parallels", 0, b"WithoutFreeSpace"),
             ("parallels", 0, b"WithouFreSpacExt"),
@@ -305,7 +306,7 @@ mod tests {
             ("NTFS", 0, b"\xeb\x52\x90NTFS    "),
             ("LVM", 512, b"LABELONE"),
             ("a script", 0, b"#!/bin/sh\necho\n"),
-            ("a cookie in the middle", 4096, b"conectix\0\0\0\x02\0\x01\0\0"),
+            ("a cookie in the middle", 4096, VHD),
             ("a cookie without version", LEN - 512, b"conectix"),
             ("QED with an impossible cluster", 0, b"QED\0\x01\0\0\0"),
             ("lzma with an impossible dictionary", 0, b"\x5d\0\0\x81\0\xff\xff\xff\xff\xff\xff\xff\xff\0"),
@@ -341,7 +342,7 @@ mod tests {
             bytes
         };
         assert_eq!(found(table(b"\x1f\x9d\x90", 0)), None);
-        assert_eq!(found(table(b"conectix\0\0\0\x02\0\x01\0\0", LEN - 512)), Some("vhd"));
+        assert_eq!(found(table(VHD, LEN - 512)), Some("vhd"));
     }
 
     #[test]

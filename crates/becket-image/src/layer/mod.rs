@@ -26,7 +26,7 @@ use std::io;
 use std::ops::ControlFlow;
 
 pub use detect::{Contents, Format, detect};
-pub use foreign::Foreign;
+pub use foreign::{Foreign, find as find_foreign};
 pub use packed::Packed;
 
 use crate::budget::Spent;

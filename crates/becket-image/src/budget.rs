@@ -32,8 +32,8 @@ pub struct Limits {
     pub time: Duration,
 }
 
-/// Images that people have need less than a quarter of this (docs/SECURITY.md has the figures). No image
-/// makes a command use more than 512 MiB and 5 s: the rest is for what the command does with the answer.
+/// Honest images need less than a quarter of this: docs/SECURITY.md says which, with figures. No image makes a
+/// command use more than 512 MiB and 5 s: the rest is for what the command does with the answer.
 impl Default for Limits {
     fn default() -> Limits {
         Limits { bytes: 1 << 30, steps: 4 << 20, memory: 256 << 20, time: Duration::from_secs(4) }

@@ -81,19 +81,22 @@ impl Erofs {
     fn inode(&self, nid: u64) -> Result<Inode, LayerError> {
         let at = nid.checked_mul(SLOT).and_then(|at| at.checked_add(self.meta));
         let at = at.ok_or_else(|| LayerError::Corrupt("an inode beyond 2^64 bytes".to_owned()))?;
-        let raw = self.image.read_vec(at, 32)?;
+        // As long as the longer kind: one read for both.
+        let raw = self.image.read_some(at, 64)?;
         let format = u16_at(&raw, 0);
         let extended = format & 1 != 0;
-        let raw = if extended { self.image.read_vec(at, 64)? } else { raw };
-        let attributes = match u64::from(u16_at(&raw, 2)) {
+        let Some(raw) = raw.get(..if extended { 64 } else { 32 }) else {
+            return corrupt("an inode beyond the end of the image");
+        };
+        let attributes = match u64::from(u16_at(raw, 2)) {
             0 => 0,
             count => 12 + (count - 1) * 4,
         };
         Ok(Inode {
-            mode: u16_at(&raw, 4),
-            size: if extended { u64_at(&raw, 8) } else { u32_at(&raw, 8).into() },
+            mode: u16_at(raw, 4),
+            size: if extended { u64_at(raw, 8) } else { u32_at(raw, 8).into() },
             layout: format >> 1 & 7,
-            place: u32_at(&raw, 16),
+            place: u32_at(raw, 16),
             behind: at + raw.len() as u64 + attributes,
         })
     }
@@ -177,14 +180,14 @@ impl FileSystem for Erofs {
             // Names start behind the entries, so the first one's place tells how many there are.
             let names = usize::from(u16_at(&block, 8));
             if names % DIRENT != 0 || names == 0 || names > block.len() {
-                return corrupt("a directory's block cannot be");
+                return corrupt("an impossible block of a directory");
             }
             for at in (0..names).step_by(DIRENT) {
                 let from = usize::from(u16_at(&block, at + 8));
                 let last = at + DIRENT >= names;
                 let to = if last { block.len() } else { usize::from(u16_at(&block, at + DIRENT + 8)) };
                 let Some(name) = block.get(from..to).filter(|_| from >= names) else {
-                    return corrupt("a name in a directory cannot be");
+                    return corrupt("an impossible name in a directory");
                 };
                 let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
                 if name.len() > NAME_MAX {

@@ -6,6 +6,7 @@ mod common;
 mod damage;
 mod devices;
 mod foreign;
+mod honest;
 mod hostile;
 mod labels;
 mod layers;

@@ -59,7 +59,7 @@ impl File<'_> {
         let (count, room) = (usize::from(u16_at(node, 2)), usize::from(u16_at(node, 4)));
         let sound = u16_at(node, 0) == EXTENT_MAGIC && depth <= DEPTH_MAX && u16_at(node, 6) == depth;
         if !sound || count > room || ENTRY * (room + 1) > node.len() {
-            return corrupt("a node of a file's extent tree cannot be");
+            return corrupt("an impossible node in the extent tree of a file");
         }
         let entries = part(node, ENTRY, count * ENTRY);
         for entry in entries.chunks_exact(ENTRY) {

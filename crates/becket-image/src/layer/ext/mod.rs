@@ -10,7 +10,7 @@
 mod blocks;
 mod directory;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{
     About, Entry, FileSystem, LayerError, NodeKind, Stat, corrupt, directory_len, link_is_short, link_target,
@@ -86,6 +86,8 @@ struct Ext {
     seed: Option<u32>,
     /// Why nothing of it may be written, when nothing may.
     unclean: Option<&'static str>,
+    /// The block of descriptors that was read last, with its number.
+    last_descriptors: Mutex<Option<(u64, Vec<u8>)>>,
 }
 
 /// What is needed of an inode.
@@ -153,6 +155,7 @@ impl Ext {
             first_meta_bg: u32_at(sb, 0x104).into(),
             seed,
             unclean: unclean(sb, incompat, ro_compat),
+            last_descriptors: Mutex::new(None),
         };
         // One block of bitmap speaks for a group: of its blocks, or with bigalloc of its clusters of 2^ratio blocks.
         let (in_bitmap, ratio) = match ro_compat & feature::BIGALLOC {
@@ -168,7 +171,7 @@ impl Ext {
             && (32..=1024).contains(&descriptor_size)
             && descriptor_size.is_power_of_two()
             && ext.blocks > ext.first_block;
-        if sound { Ok(ext) } else { corrupt("the numbers in the ext superblock cannot be") }
+        if sound { Ok(ext) } else { corrupt("impossible values in the ext superblock") }
     }
 
     /// Bytes of one block.
@@ -220,17 +223,29 @@ impl Ext {
         self.ro_compat & feature::SPARSE_SUPER == 0 || group == 1 || power_of(3) || power_of(5) || power_of(7)
     }
 
+    /// Shows a block of descriptors to `with`. The last one is kept: the inodes of a directory lie in few groups.
+    fn descriptors<T>(&self, number: u64, with: impl FnOnce(&[u8]) -> T) -> Result<T, LayerError> {
+        let mut last = self.last_descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, block)) = last.as_ref().filter(|(kept, _)| *kept == number) {
+            return Ok(with(block));
+        }
+        let block = self.block(number)?;
+        let answer = with(&block);
+        *last = Some((number, block));
+        Ok(answer)
+    }
+
     fn inode(&self, number: u64) -> Result<Inode, LayerError> {
         let number = u32::try_from(number).ok().filter(|number| (1..=self.inodes).contains(number));
         let Some(number) = number else { return corrupt("an inode's number is out of range") };
         let (group, index) = ((number - 1) / self.inodes_per_group, (number - 1) % self.inodes_per_group);
         let per_block = self.block_size / self.descriptor_size;
-        let table = self.byte_of(self.descriptor_block(group.into()))?;
-        let at = u64::from(group) % per_block * self.descriptor_size;
-        let len = usize::try_from(self.descriptor_size).unwrap_or(32);
-        let descriptor = self.image.read_vec(table + at, len)?;
-        let high = if len >= 64 { u64::from(u32_at(&descriptor, 0x28)) << 32 } else { 0 };
-        let inodes = self.byte_of(high | u64::from(u32_at(&descriptor, 8)))?;
+        let at = usize::try_from(u64::from(group) % per_block * self.descriptor_size).unwrap_or(0);
+        let (low, high) = self.descriptors(self.descriptor_block(group.into()), |block| {
+            let high = if self.descriptor_size >= 64 { u32_at(block, at + 0x28) } else { 0 };
+            (u32_at(block, at + 8), high)
+        })?;
+        let inodes = self.byte_of(u64::from(high) << 32 | u64::from(low))?;
         let at = inodes.checked_add(u64::from(index) * self.inode_size);
         let at = at.ok_or_else(|| LayerError::Corrupt("an inode beyond 2^64 bytes".to_owned()))?;
         let raw = self.image.read_vec(at, usize::try_from(self.inode_size).unwrap_or(INODE_LEN))?;

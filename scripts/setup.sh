@@ -18,6 +18,8 @@ packages=(
     systemd                                 # systemd-analyze, for the units
     xz-utils zstd tabix                     # compressed images; tabix brings bgzip
     python3-jsonschema                      # whether --json prints what its schema says
+    bzip2 lz4 lzip lzop                     # compressed files that becket only recognises,
+    zip unzip p7zip-full cpio               # and archives, unpacked by the commands in its hints
 )
 qemu_needed=10
 

@@ -21,6 +21,11 @@ fn raw(path: &Path) -> Result<becket_image::Opened, Error> {
     becket_image::open(path, &OpenOptions { format: Format::Raw, ..OpenOptions::default() })
 }
 
+/// The image that a path names.
+fn seen(path: &Path, format: Format) -> Image {
+    look(path, format, &[]).unwrap().last().unwrap().image.clone()
+}
+
 fn bytes(image: &Image) -> Vec<u8> {
     image.read_vec(0, image.len() as usize).unwrap()
 }
@@ -29,7 +34,10 @@ fn bytes(image: &Image) -> Vec<u8> {
 fn a_container_is_refused_and_its_command_works() {
     if !require_plain_machine(
         "foreign::a_container_is_refused_and_its_command_works",
-        &["qemu-img", "sfdisk", "lz4", "zip", "tar", "xz", "gzip"],
+        &[
+            "qemu-img", "sfdisk", "bzip2", "lz4", "lzip", "lzop", "xz", "gzip", "zip", "unzip", "7z", "tar",
+            "cpio", "ar",
+        ],
     ) {
         return;
     }
@@ -42,6 +50,7 @@ fn a_container_is_refused_and_its_command_works() {
     let qemu = |format: &str| format!("qemu-img convert -f raw -O {format} disk.raw");
     // The length of a VHD is that of a geometry, unless it is said that it is not.
     let vhd = |kind: &str| qemu(&format!("vpc -o subformat={kind},force_size=on"));
+    // An archive is unpacked, and the disk is a file in it.
     for (name, inspected, make, converts) in [
         ("v.vdi", "vdi", format!("{} v.vdi", qemu("vdi")), true),
         ("v.vhdx", "vhdx", format!("{} v.vhdx", qemu("vhdx")), true),
@@ -57,10 +66,17 @@ fn a_container_is_refused_and_its_command_works() {
             true,
         ),
         ("stream.img", "vmdk", format!("{} stream.img", qemu("vmdk -o subformat=streamOptimized")), true),
+        ("disk.img.bz2", "bzip2", "bzip2 -c disk.raw >disk.img.bz2".to_owned(), true),
+        ("disk.img.lz", "lzip", "lzip -c disk.raw >disk.img.lz".to_owned(), true),
+        ("disk.img.lzo", "lzop", "lzop -c disk.raw >disk.img.lzo".to_owned(), true),
         ("disk.img.lz4", "lz4", "lz4 -q disk.raw disk.img.lz4".to_owned(), true),
+        ("legacy.img.lz4", "lz4", "lz4 -q -l disk.raw legacy.img.lz4".to_owned(), true),
         ("disk.img.lzma", "lzma", "xz --format=lzma -c disk.raw >disk.img.lzma".to_owned(), true),
         ("disk.img.gz", "gzip", "gzip -c disk.raw >disk.img.gz".to_owned(), true),
         ("disk.zip", "zip", "zip -q disk.zip disk.raw".to_owned(), false),
+        ("disk.7z", "7z", "7z a -bso0 -bsp0 disk.7z disk.raw".to_owned(), false),
+        ("disk.cpio", "cpio", "echo disk.raw | cpio --quiet -o -H newc >disk.cpio".to_owned(), false),
+        ("disk.a", "ar", "ar -qc disk.a disk.raw".to_owned(), false),
         ("disk.tar", "tar", "tar -cf disk.tar disk.raw".to_owned(), false),
         ("disk.posix.tar", "tar", "tar --format=posix -cf disk.posix.tar disk.raw".to_owned(), false),
     ] {
@@ -79,23 +95,26 @@ fn a_container_is_refused_and_its_command_works() {
         let attached = opened.map.len();
         drop(opened);
         assert_eq!(attached, path.metadata().unwrap().len() / 512 * 512, "{name}");
-        let walk = look(&path, Format::Raw, &[]).unwrap();
-        let report = inspect(&walk.last().unwrap().image, path.to_str().unwrap(), Format::Auto);
+        let report = inspect(&seen(&path, Format::Raw), path.to_str().unwrap(), Format::Auto);
         assert_eq!(report.about.format, inspected, "{name}");
         assert!(
             report.problems[0].contains("--format raw") && report.children.is_empty(),
             "{name}: {report:?}"
         );
-        if !converts {
-            continue;
-        }
         let command = hint.split("; ").next().unwrap().split_once(": ").unwrap().1;
-        let before: Vec<_> = fs::read_dir(at).unwrap().map(|entry| entry.unwrap().path()).collect();
-        sh(at, command);
-        let made = fs::read_dir(at).unwrap().map(|entry| entry.unwrap().path());
-        let made: Vec<_> = made.filter(|path| !before.contains(path)).collect();
+        let out = if converts { at.to_owned() } else { at.join(format!("from {name}")) };
+        fs::create_dir_all(&out).unwrap();
+        let files = || fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().path());
+        let before: Vec<_> = files().collect();
+        sh(&out, command);
+        let made: Vec<_> = files().filter(|path| !before.contains(path)).collect();
         let [made] = made.as_slice() else { panic!("{name}: {command} made {made:?}") };
+        assert!(converts || made.ends_with("disk.raw"), "{name}: {command} made {made:?}");
         assert!(fs::read(made).unwrap() == content, "{name}: {command}");
+        let opened =
+            becket_image::open(made, &OpenOptions { partitions: true, ..OpenOptions::default() }).unwrap();
+        assert!(!opened.read_only && opened.map.len() == content.len() as u64, "{name}: {command}");
+        assert!(!opened.partitions.is_empty(), "{name}: {command}");
     }
     // The second conversion of one name overwrites nothing.
     let again = open(&at.join("v.vdi")).unwrap_err().hint().unwrap();
@@ -156,8 +175,7 @@ fn inside_an_image_the_same_holds_and_raw_gives_what_is_stored() {
     }
     for name in ["v.vdi", "v.zip", "v.vmdk", "v.qcow2", "v.raw.xz"] {
         let stored = fs::read(at.join("tree").join(name)).unwrap();
-        let walk = look(&inside.join(name), Format::Raw, &[]).unwrap();
-        assert!(bytes(&walk.last().unwrap().image) == stored, "{name}");
+        assert!(bytes(&seen(&inside.join(name), Format::Raw)) == stored, "{name}");
         let opened = raw(&inside.join(name)).unwrap();
         assert!(opened.encoded.is_empty(), "{name}");
         let why = opened.read_only_reason.unwrap_or_default();
@@ -165,12 +183,11 @@ fn inside_an_image_the_same_holds_and_raw_gives_what_is_stored() {
     }
     // Without it, what is stored in it.
     for name in ["v.qcow2", "v.raw.xz"] {
-        let walk = look(&inside.join(name), Format::Auto, &[]).unwrap();
-        assert!(bytes(&walk.last().unwrap().image) == fs::read(at.join("disk.raw")).unwrap(), "{name}");
+        let disk = fs::read(at.join("disk.raw")).unwrap();
+        assert!(bytes(&seen(&inside.join(name), Format::Auto)) == disk, "{name}");
     }
     // An archive among a file system's files is no image; a disk that becket does not read is one.
-    let walk = look(&inside, Format::Auto, &[]).unwrap();
-    let report = inspect(&walk.last().unwrap().image, "p1", Format::Auto);
+    let report = inspect(&seen(&inside, Format::Auto), "p1", Format::Auto);
     let vdi = report.children.iter().find(|child| child.name == "v.vdi").unwrap();
     assert!(vdi.about.format == "vdi" && vdi.problems[0].contains("copy it out"), "{vdi:?}");
     assert!(!report.children.iter().any(|child| child.name == "v.zip"), "{report:?}");

@@ -104,7 +104,7 @@ pub enum Error {
         name: String,
         /// What is wrong with it.
         why: String,
-        /// What would mend it, where that is not always the same.
+        /// The next step, where it is not always the same.
         hint: Option<String>,
         /// It is not there.
         missing: bool,
@@ -128,7 +128,7 @@ pub enum Error {
         image: PathBuf,
         /// What it is instead.
         why: String,
-        /// What would mend it, where that is not always the same.
+        /// The next step, where it is not always the same.
         hint: Option<String>,
     },
     /// The file cannot be read by this user.
@@ -271,7 +271,7 @@ impl Error {
                 return Some(format!("see what is there instead of {missing:?}: ls {}", quoted(deepest)));
             }
             Error::DanglingLink { link, .. } => {
-                return Some(format!("mend or remove the link: ls -l {}", quoted(link)));
+                return Some(format!("correct or remove the link: ls -l {}", quoted(link)));
             }
             Error::LinkLoop { path } => return Some(format!("follow the links: namei -l {}", quoted(path))),
             Error::NotADirectory { .. } => "a path can go on inside a regular file or a block device only",
@@ -298,14 +298,14 @@ impl Error {
             }
             Error::Overlay { hint: Some(hint), .. } => return Some(hint.clone()),
             Error::Overlay { .. } => {
-                "name a file that is not there, and an overlay is made; what is there is never replaced"
+                "name a file that does not exist, and becket creates the overlay; existing files are never replaced"
             }
             Error::NoContainer { .. } => {
-                "name a file that holds one of these: a GPT or MBR, ISO 9660, ext2/3/4, FAT, SquashFS, EROFS, qcow2, or \
+                "use a file that holds one of these: a GPT or MBR, ISO 9660, ext2/3/4, FAT, SquashFS, EROFS, qcow2, or \
                  one of these compressed by xz, zstd or bgzip"
             }
             Error::Layer { source: LayerError::Corrupt(_), .. } => {
-                "check the image with its own tools; --format raw takes it as bytes without looking into it"
+                "check the image with its own tools; --format raw attaches its bytes as they are"
             }
             Error::Layer { image, source: LayerError::Foreign { format, .. } } => {
                 return Some(converting(format, image));
@@ -316,9 +316,9 @@ impl Error {
             Error::Layer { source: LayerError::Spent(_), .. } => NO_LIMITS,
             Error::Layer { .. } => return None,
             Error::Permission { path, .. } => {
-                return Some(format!("see who may: ls -l {}; or run it as root", quoted(path)));
+                return Some(format!("see who may open it: ls -l {}; or run becket as root", quoted(path)));
             }
-            Error::NotAnImage { .. } => "name a regular file or a block device",
+            Error::NotAnImage { .. } => "use a regular file or a block device",
             Error::Empty { .. } => "give it a size first, for example: truncate --size 1G FILE",
             Error::NothingLeft { offset: 0, block_size, .. } => {
                 return Some(format!("an image needs at least one block of {block_size} bytes"));
@@ -327,18 +327,18 @@ impl Error {
             Error::SizeLimit { .. } => "use a larger --size-limit",
             Error::BlockSize { .. } => "use --block-size 512 or 4096",
             Error::InUse { .. } => {
-                "see `becket list`; detach it there, attach with --read-only where nobody writes, \
-                 or with --shared when both sides know of each other"
+                "see `becket list` and detach it; or attach with --read-only if nothing writes to it, \
+                 or with --shared if both users coordinate their writes"
             }
             Error::UsedByKernel { end, .. } => {
                 return Some(format!(
-                    "end that use: {end}; or attach with --shared if both sides know of each other"
+                    "end that use: {end}; or attach with --shared if both users coordinate their writes"
                 ));
             }
             Error::Claimed { path } => {
                 let path = quoted(path);
                 return Some(format!(
-                    "see by what: lsblk {path}; findmnt {path}; or attach with --read-only"
+                    "see what uses it: lsblk {path}; findmnt {path}; or attach with --read-only"
                 ));
             }
             Error::DirectIo { .. } => "use --direct-io auto",

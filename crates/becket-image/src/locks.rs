@@ -220,7 +220,7 @@ fn enter(fd: BorrowedFd<'_>, claim: &Claim) -> Result<(), Refused> {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    Err(Refused::Clash(format!("somebody is attaching it and gets no further (lock byte {GATE})")))
+    Err(Refused::Clash(format!("another process holds the lock for attaching it (lock byte {GATE})")))
 }
 
 /// Takes a shared lock on a byte, which nobody who keeps to the rules excludes.

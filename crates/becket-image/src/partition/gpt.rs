@@ -55,7 +55,7 @@ pub(super) fn read(image: &dyn ReadAt, len: u64, preferred: u32) -> io::Result<T
             Ok(mut table) => {
                 table.warnings.insert(
                     0,
-                    format!("the primary GPT is not usable ({fault}): its backup is used; mend it with gdisk or sgdisk"),
+                    format!("the primary GPT is not usable ({fault}): its backup is used; repair it with gdisk or sgdisk"),
                 );
                 return Ok(table);
             }

@@ -119,6 +119,31 @@ fn fuse_bitmaps_survive_whatever_does_not_ask_for_their_end() {
 }
 
 #[test]
+fn fuse_a_line_of_beckettab_drops_bitmaps() {
+    if !ready("fuse_a_line_of_beckettab_drops_bitmaps") {
+        return;
+    }
+    let place = scratch();
+    disk(&place);
+    qemu_img(&place, &["bitmap", "--add", "disk.qcow2", "b0"]);
+    let image = place.path("disk.qcow2");
+    let lines = format!("kept {0} via=fuse\ndropped {0} via=fuse,drop-bitmaps\n", image.display());
+    fs::write(place.path("tab"), lines).unwrap();
+    let table = format!("--tab={}", place.path("tab").display());
+    for (name, writable) in [("kept", false), ("dropped", true)] {
+        let reply = place.json(["attach", &table, name]);
+        let info = &reply["devices"][0];
+        assert_eq!((&info["name"], &info["read_only"]), (&json!(name), &json!(!writable)), "{info}");
+        assert_eq!(write(Path::new(text(info, "device"))).is_ok(), writable, "{name}");
+        place.ok(["detach", name]);
+        let about = Command::new("qemu-img").args(["info", "--output=json"]).arg(&image).output().unwrap();
+        let about = String::from_utf8(about.stdout).unwrap();
+        assert_eq!(about.contains("\"b0\""), !writable, "{name}: {about}");
+    }
+    assert_sound(&place);
+}
+
+#[test]
 fn fuse_user_cannot_rewrite_the_tables_of_an_image() {
     if !ready("fuse_user_cannot_rewrite_the_tables_of_an_image") {
         return;
@@ -139,9 +164,21 @@ fn fuse_user_cannot_rewrite_the_tables_of_an_image() {
         let info = reply["devices"][0].clone();
         assert_eq!(info["read_only"], json!(true), "{info}");
         assert!(info.to_string().contains("could destroy the image"), "{info}");
+        assert!(info.to_string().contains("marked as corrupt now"), "{info}");
         assert!(write(Path::new(text(&info, "device"))).is_err());
+        let ran = place.run(["set", "--read-only", "off", text(&info, "device")]);
+        assert!(ran.code == 1 && ran.err.contains("qemu-img check -r all"), "{ran:?}");
         place.ok(["detach", "--all"]);
-        assert!(bytes(&place) == before);
+        let mut marked = before.clone();
+        marked[79] |= 2;
+        assert!(bytes(&place) == marked, "nothing else was changed");
+        let reply = place.json(["attach", "--via", "fuse", "disk.qcow2"]);
+        let info = reply["devices"][0].clone();
+        assert_eq!(info["read_only"], json!(true), "{info}");
+        assert!(info.to_string().contains("marked as corrupt: qemu-img check -r all"), "{info}");
+        place.ok(["detach", "--all"]);
+        // The next image has the same name.
+        fs::remove_file(place.path("disk.qcow2")).unwrap();
     }
 }
 

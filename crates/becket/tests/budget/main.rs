@@ -196,3 +196,20 @@ fn budget_without_limits_it_goes_on() {
     let all = run(&["map", "--no-limits", names.join("big/none").to_str().unwrap()]);
     assert!(all.code == Some(1) && all.err.contains("no entry \"big/none\""), "{all:?}");
 }
+
+#[test]
+fn budget_a_line_of_beckettab_lifts_the_limits() {
+    if !require_plain_machine("budget_a_line_of_beckettab_lifts_the_limits", &[]) {
+        return;
+    }
+    let dir = dir();
+    let image = images::ext_names(dir.path()).join("big/none");
+    let table = dir.path().join("tab");
+    let lines = format!("limited {0} ro\nlifted {0} ro,no-limits\n", image.display());
+    fs::write(&table, lines).unwrap();
+    let attach = |name| run(&["attach", &format!("--tab={}", table.display()), name]);
+    let limited = attach("limited");
+    assert!(limited.code == Some(1) && limited.err.contains("used up"), "{limited:?}");
+    let lifted = attach("lifted");
+    assert!(lifted.code == Some(1) && lifted.err.contains("no entry \"big/none\""), "{lifted:?}");
+}

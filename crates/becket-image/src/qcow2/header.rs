@@ -238,8 +238,8 @@ impl Header {
     }
 }
 
-/// Marks an image as corrupt, durably, so that no program opens it for writing until it is repaired. The caller has locked it
-/// for writing. The answer is `why`, which says what was found, and what was done.
+/// Marks an image as corrupt, durably, so that no program opens it for writing until it is repaired. The
+/// caller holds its lock for writing. The answer is `why`, which says what was found, and what was done.
 pub(crate) fn mark_corrupt(file: &OwnedFd, why: &str) -> String {
     let mark = || {
         let file = File::from(file.try_clone()?);

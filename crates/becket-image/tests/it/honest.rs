@@ -17,7 +17,7 @@ use crate::common::{dir, file};
 /// Names in the directory of the test. A larger one must need less than a quarter of the budget, too.
 const NAMES: u64 = 3000;
 
-/// What it costs to look at what a path names: a directory as `becket ls` does, anything else as `becket inspect` does.
+/// What it costs to look at what a path names: a directory as `becket ls` does, anything else as `inspect`.
 fn used(path: &Path) -> Limits {
     let budget = Budget::default();
     let walk = look_within(path, Format::Auto, &[], &budget).unwrap_or_else(|error| panic!("{error}"));

@@ -161,7 +161,7 @@ fn an_image_whose_data_lie_on_its_tables_is_not_written() {
     assert!(open(&path).unwrap().grows, "and the sound image is written again");
 }
 
-/// As QEMU's test 060 asks: the mark stays until somebody repairs the image, and until then nobody writes to it.
+/// As QEMU's test 060 asks: the mark stays until the image is repaired, and until then no program writes to it.
 #[test]
 fn an_image_that_was_marked_as_corrupt_is_not_written_until_it_is_repaired() {
     if !ready("an_image_that_was_marked_as_corrupt_is_not_written_until_it_is_repaired") {
@@ -199,7 +199,7 @@ fn an_image_that_was_marked_as_corrupt_is_not_written_until_it_is_repaired() {
         assert!(said.contains("Image is corrupt; cannot be opened read/write"), "{what}: {said}");
         assert!(fs::read(&path).unwrap() == marked, "{what}");
         qemu_img(dir.path(), &["check", "-q", "-r", "all", "sound.qcow2"]);
-        // QEMU lets data lie on a table if a write makes a copy of them. becket does not, and marks it no more.
+        // QEMU allows data on a table if a write makes a copy of it. becket stays read-only without a mark.
         let opened = open(&path).unwrap();
         assert_eq!(opened.grows, sound_again, "{what}: {:?}", opened.read_only_reason);
         assert!(sound_again || opened.read_only_reason.unwrap().contains("qemu-img convert"), "{what}");

@@ -223,7 +223,7 @@ impl Ext {
         self.ro_compat & feature::SPARSE_SUPER == 0 || group == 1 || power_of(3) || power_of(5) || power_of(7)
     }
 
-    /// Shows a block of descriptors to `with`. The last one is kept: the inodes of a directory lie in few groups.
+    /// Calls `with` for a block of descriptors. The last one is kept: inodes of a directory lie in few groups.
     fn descriptors<T>(&self, number: u64, with: impl FnOnce(&[u8]) -> T) -> Result<T, LayerError> {
         let mut last = self.last_descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, block)) = last.as_ref().filter(|(kept, _)| *kept == number) {

@@ -77,9 +77,10 @@ pub(super) fn introduction(socket: &OwnedFd, patience: Duration) -> io::Result<(
     Ok((about, held.into_values().collect()))
 }
 
-/// Words that mean nothing here are most likely a later version's.
+/// Words that mean nothing here are most likely a later version's. A read that timed out is past the deadline.
 fn understood<T>(heard: io::Result<T>) -> io::Result<T> {
     heard.map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
         io::ErrorKind::InvalidData => {
             io::Error::new(io::ErrorKind::Unsupported, format!("its worker is not understood: {error}"))
         }
@@ -123,7 +124,7 @@ mod tests {
             std::thread::sleep(Duration::from_secs(1));
             Err(io::ErrorKind::Other.into())
         });
-        assert!(silent.is_err());
+        assert_eq!(silent.unwrap_err().kind(), io::ErrorKind::TimedOut);
         let twice = introduced(|to| protocol::send(to, &Report::Held(Box::new(serve(Vec::new()))), &[]));
         assert!(twice.unwrap_err().to_string().contains("twice"));
         let id = AtomicU32::new(0);

@@ -18,9 +18,9 @@ cargo:
 STATIC = $(if $(wildcard $(shell cc -print-file-name=libc.a)),-- -Ctarget-feature=+crt-static)
 BUILT = $(TARGET_DIR)/release/becket
 
-# The debug information is most of the file. Debuggers and backtraces find it in becket.debug beside the command.
-# A new file replaces the command: cargo's own copy below deps/ keeps everything, so that this can be repeated.
-build: cargo  ## the optimised command, target/release/becket; its debug information, target/release/becket.debug
+# The debug information is most of the file. Debuggers and backtraces find it in becket.debug, beside the
+# command. A new file replaces the command: cargo's own copy below deps/ stays whole.
+build: cargo  ## target/release/becket, optimised, and becket.debug, its debug information
 	$(CARGO) rustc --release --locked -p becket --bin becket $(STATIC)
 	@objcopy --only-keep-debug "$(BUILT)" "$(BUILT).debug"
 	@objcopy --strip-all --add-gnu-debuglink="$(BUILT).debug" "$(BUILT)" "$(BUILT).new"
@@ -32,14 +32,17 @@ setup:  ## Debian packages for the tests and the demo, where they are missing
 check: cargo  ## without root and emulator: format, lints, documentation, licences, unit and property tests
 	@$(CARGO) xtask ci --only fmt --only clippy --only doc --only unit
 
+# How many guests, or tests of this machine, run side by side.
+LANES ?= 1
+
 test: cargo setup  ## everything that CI checks
-	@$(CARGO) xtask ci
+	@$(CARGO) xtask ci --lanes $(LANES)
 
 deep: cargo setup  ## what takes hours: sanitizers, fuzzing, power cuts, all conformance modes in full, soak
 	$(CARGO) xtask sanitize
 	$(CARGO) xtask fuzz --minutes 10
 	$(CARGO) xtask powercut
-	$(CARGO) xtask ci --only conformance-host --only guest
+	$(CARGO) xtask ci --whole --only conformance-host --only guest
 	$(CARGO) xtask soak
 
 book:  ## the guide as a book of web pages, in target/book (needs mdbook: `cargo install mdbook`)

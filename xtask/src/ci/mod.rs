@@ -21,6 +21,7 @@ use crate::vm::{Series, show};
 use allow::Allowed;
 pub(crate) use build::{Binaries, test_of_becket};
 pub(crate) use case::{Case, Outcome, count};
+use guest::InGuest;
 pub(crate) use host::tested;
 
 /// Arguments of `cargo xtask ci`.
@@ -32,9 +33,12 @@ pub(crate) struct Args {
     /// Print the steps' names and end
     #[arg(long)]
     list: bool,
-    /// Guests that run side by side; their output is then printed when each has ended
+    /// Guests, or tests of this machine, that run side by side; a guest's output is then printed at its end
     #[arg(long, value_name = "N", default_value_t = 1)]
     lanes: usize,
+    /// Run the conformance suite in full in each mode; otherwise file systems are tested in some modes only
+    #[arg(long)]
+    whole: bool,
 }
 
 /// One thing that is checked.
@@ -131,24 +135,17 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     let allowed = Allowed::read()?;
     let begin = Instant::now();
 
-    let (guests, host): (Vec<_>, Vec<_>) =
-        chosen.iter().partition(|(_, step)| matches!(step, Step::Guest { .. }));
-    let mut finished = Vec::new();
-    for (name, step) in host {
-        finished.push(timed(name, || match step {
-            Step::Fmt => host::check("cargo fmt", &mut host::fmt()),
-            Step::Clippy => host::check("cargo clippy", &mut host::clippy()),
-            Step::Doc => host::check("cargo doc", &mut host::doc()),
-            Step::Unit => host::tests(&UNIT),
-            Step::Test => host::tests(&[]),
-            Step::Install => host::install(),
-            Step::HostConformance(via) => host::conformance(&Binaries::conformance()?, via),
-            Step::LosetupSuite => crate::suite::cases(&exec::shipped()?),
-            Step::Guest { .. } => bail!("guests run later"),
-        }));
-    }
-    if !guests.is_empty() {
-        finished.extend(all_guests(&guests, args.lanes));
+    let boots = guest::boots(&chosen);
+    let (quick, slow): (Vec<_>, Vec<_>) = chosen
+        .into_iter()
+        .filter(|(_, step)| !matches!(step, Step::Guest { .. }))
+        .partition(|(_, step)| matches!(step, Step::Fmt | Step::Clippy | Step::Doc));
+    let mut finished: Vec<Finished> = quick.into_iter().map(on_host).collect();
+    if args.lanes <= 1 || boots.is_empty() {
+        finished.extend(slow.into_iter().map(on_host));
+        finished.extend(all_guests(&boots, args, Vec::new()));
+    } else {
+        finished.extend(all_guests(&boots, args, slow));
     }
     for step in &mut finished {
         allowed.judge(&mut step.cases);
@@ -187,43 +184,72 @@ fn timed(name: &'static str, step: impl FnOnce() -> Result<Vec<Case>>) -> Finish
     Finished { name, cases, took }
 }
 
-/// Boots the guests, `lanes` of them at a time.
-fn all_guests(guests: &[(&'static str, Step)], lanes: usize) -> Vec<Finished> {
-    let mut binaries = None;
-    let built = timed("build", || {
-        binaries = Some(Binaries::all()?);
-        Ok(vec![Case::of_step("build", Outcome::Passed, String::new())])
-    });
-    let mut finished = vec![built];
-    let Some(binaries) = binaries else { return finished };
+/// Runs a step of this machine.
+fn on_host((name, step): (&'static str, Step)) -> Finished {
+    timed(name, || match step {
+        Step::Fmt => host::check("cargo fmt", &mut host::fmt()),
+        Step::Clippy => host::check("cargo clippy", &mut host::clippy()),
+        Step::Doc => host::check("cargo doc", &mut host::doc()),
+        Step::Unit => host::tests(&UNIT),
+        Step::Test => host::tests(&[]),
+        Step::Install => host::install(),
+        Step::HostConformance(via) => host::conformance(&Binaries::conformance()?, via),
+        Step::LosetupSuite => crate::suite::cases(&exec::shipped()?),
+        Step::Guest { .. } => bail!("a guest runs it"),
+    })
+}
 
-    if lanes <= 1 {
-        for &(name, step) in guests {
-            finished.push(timed(name, || guest::run(name, step, &binaries, &mut show)));
+/// Boots the guests, `lanes` of them at a time; the first lane begins with these steps of this machine.
+fn all_guests(boots: &[Vec<InGuest>], args: &Args, host: Vec<(&'static str, Step)>) -> Vec<Finished> {
+    let mut binaries = None;
+    let mut finished = Vec::new();
+    if !boots.is_empty() {
+        finished.push(timed("build", || {
+            let tests = boots.iter().flatten().any(InGuest::needs_tests);
+            binaries = Some(if tests { Binaries::all()? } else { Binaries::conformance()? });
+            Ok(vec![Case::of_step("build", Outcome::Passed, String::new())])
+        }));
+    }
+    let Some(binaries) = binaries else {
+        finished.extend(host.into_iter().map(on_host));
+        return finished;
+    };
+    let boot = |steps: &[InGuest], output: &mut dyn FnMut(&[u8])| {
+        println!("\n== {}", guest::names(steps));
+        let finished = guest::run(steps, args.whole, &binaries, output);
+        for step in &finished {
+            println!("== {}: {}", step.name, report::summary(&step.cases, step.took));
         }
+        finished
+    };
+    if args.lanes <= 1 {
+        finished.extend(boots.iter().flat_map(|steps| boot(steps, &mut show)));
         return finished;
     }
-    let queue: Mutex<VecDeque<_>> = Mutex::new(guests.iter().copied().collect());
-    let done = Mutex::new(Vec::new());
+    let queue: Mutex<VecDeque<_>> = Mutex::new(boots.iter().collect());
+    let done = Mutex::new(finished);
     let take = || queue.lock().ok().and_then(|mut queue| queue.pop_front());
+    let keep = |steps: Vec<Finished>| {
+        if let Ok(mut done) = done.lock() {
+            done.extend(steps);
+        }
+    };
+    let lane = |host: Vec<(&'static str, Step)>| {
+        host.into_iter().for_each(|step| keep(vec![on_host(step)]));
+        while let Some(steps) = take() {
+            let mut said = Vec::new();
+            let finished = boot(steps, &mut |bytes| said.extend(bytes));
+            println!("-- what {} printed:\n{}", guest::names(steps), String::from_utf8_lossy(&said));
+            keep(finished);
+        }
+    };
     std::thread::scope(|scope| {
-        for _ in 0..lanes.min(guests.len()) {
-            scope.spawn(|| {
-                while let Some((name, step)) = take() {
-                    let mut said = Vec::new();
-                    let one =
-                        timed(name, || guest::run(name, step, &binaries, &mut |bytes| said.extend(bytes)));
-                    println!("-- what {name} printed:\n{}", String::from_utf8_lossy(&said));
-                    if let Ok(mut done) = done.lock() {
-                        done.push(one);
-                    }
-                }
-            });
+        scope.spawn(|| lane(host));
+        for _ in 1..args.lanes {
+            scope.spawn(|| lane(Vec::new()));
         }
     });
-    let done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    finished.extend(done);
-    finished
+    done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 #[cfg(test)]

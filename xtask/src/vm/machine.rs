@@ -176,7 +176,7 @@ impl Machine {
                 std::fs::create_dir_all(parent)?;
             }
             exec::quietly(
-                Command::new("cp").args(["-rL", "--preserve=mode", "--"]).arg(&place.host).arg(&target),
+                Command::new("cp").args(["-rLT", "--preserve=mode", "--"]).arg(&place.host).arg(&target),
             )
             .with_context(|| format!("cannot put {} into the guest", place.host.display()))?;
         }
@@ -290,6 +290,20 @@ mod tests {
         for bad in ["nothing", "a:relative", "a:/", "a:/lib/x", "a:/dev/x", "a:/scratch", "a:/usr/../lib/x"] {
             assert!(Place::host_to_guest(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_folder_joins_the_files_that_are_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir_all(at("usr/share")).unwrap();
+        std::fs::write(at("usr/share/b"), "").unwrap();
+        std::fs::write(at("a"), "").unwrap();
+        let place = |name: &str, guest: &str| Place { host: at(name), guest: guest.to_owned() };
+        let mut machine = Machine::new(Series::V7, String::new());
+        machine.files = vec![place("a", "/usr/local/bin/a"), place("usr", "/usr")];
+        machine.write_run(&at("run")).unwrap();
+        assert!(at("run/usr/local/bin/a").is_file() && at("run/usr/share/b").is_file());
     }
 
     #[test]

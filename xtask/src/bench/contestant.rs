@@ -15,8 +15,6 @@ pub(crate) struct Contestant {
     pub(crate) entrant: Entrant,
     pub(crate) attach: String,
     pub(crate) detach: String,
-    /// How the names of its server's threads begin; `-` when the kernel alone serves.
-    pub(crate) server: String,
 }
 
 /// becket, the best of each peer, and the kernel's own ways: whom short scenarios compare.
@@ -114,15 +112,12 @@ impl Field {
         Ok(())
     }
 
-    /// The bash functions `attach NAME`, `detach NAME` and `server NAME` for all that can be tried.
+    /// The bash functions `attach NAME` and `detach NAME` for all that can be tried.
     pub(crate) fn functions(&self) -> String {
         let mut text = String::new();
         type Snippet = fn(&Contestant) -> String;
-        let parts: [(&str, Snippet); 3] = [
-            ("attach", |one| one.attach.clone()),
-            ("detach", |one| one.detach.clone()),
-            ("server", |one| format!("echo {}", quoted(&one.server))),
-        ];
+        let parts: [(&str, Snippet); 2] =
+            [("attach", |one| one.attach.clone()), ("detach", |one| one.detach.clone())];
         for (function, snippet) in parts {
             let _ = writeln!(text, "{function}() {{\n    case $1 in");
             for one in self.present() {
@@ -155,7 +150,6 @@ impl Field {
             },
             attach: attach.to_owned(),
             detach: detach.to_owned(),
-            server: "-".to_owned(),
         });
         &mut self.contestants[at]
     }
@@ -172,13 +166,19 @@ impl Field {
         one.entrant.ours = true;
     }
 
+    /// becket over the kernel's loop driver; `program` is a word for the shell.
+    pub(crate) fn becket_by_loop(&mut self, program: &str) {
+        let attach = format!("DEVICE=$({program} attach --via loop $IMAGE)");
+        let detach = format!("{program} detach $DEVICE");
+        self.add("becket-loop", "becket attach --via loop", &attach, &detach).entrant.ours = true;
+    }
+
     /// becket over ublk.
     pub(crate) fn becket(&mut self, name: &str, program: &str, options: &str) {
         let command = format!("{program} attach --via ublk{options} $IMAGE");
         let attach = format!("DEVICE=$({command})");
         let one = self.add(name, &command, &attach, &format!("{program} detach $DEVICE"));
         one.entrant.ours = true;
-        one.server = "becket".to_owned();
     }
 
     fn kublk(&mut self, peer: &Peer, name: &str, options: &str) {
@@ -190,7 +190,6 @@ impl Field {
         let attach = format!("{command} && {device} && [[ -b $DEVICE ]]");
         let absent = peer.as_ref().err().map(|why| format!("{program} could not be built: {why}"));
         let one = self.add(name, command, &attach, detach);
-        one.server = program.to_owned();
         one.entrant.peer = true;
         one.entrant.absent = absent;
     }
@@ -224,8 +223,6 @@ mod tests {
         assert!(text.contains("'becket-copy') DEVICE=$(becket attach --via ublk --mode copy $IMAGE) ;;"));
         assert!(text.contains("'kublk-copy') kublk add -t loop -n 10 -q $CPUS -d 128 $IMAGE && "));
         assert!(text.contains("'kublk-copy') kublk del -n 10 ;;"));
-        assert!(text.contains("'kublk-copy') echo 'kublk' ;;"));
-        assert!(text.contains("'loop-direct') echo '-' ;;"));
     }
 
     #[test]

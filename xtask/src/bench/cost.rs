@@ -49,7 +49,6 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         rounds: 2,
         metrics: vec![Metric::Rate],
         workloads: Workload::all(),
-        count: false,
     };
     let grid = grid::run(&args.grid, &build, plan, field)?;
     print!("{}{}", table::text(&grid), goal::text(&goal::of("cost", &grid)));

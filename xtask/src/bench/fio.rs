@@ -19,27 +19,17 @@ pub(crate) struct Workload {
     pub(crate) depth: u32,
     /// Jobs at the same time.
     pub(crate) jobs: u32,
-    /// I/Os that are submitted, and waited for, at a time.
-    pub(crate) batch: u32,
 }
-
-/// I/Os of a run whose system calls are counted.
-pub(crate) const COUNTED: u32 = 16_384;
 
 impl Workload {
     pub(crate) fn new(pattern: &str, block_kib: u32, depth: u32) -> Workload {
         let name = format!("{pattern}-{}-d{depth}", size(block_kib, "k", "m"));
-        Workload { name, pattern: pattern.to_owned(), block_kib, depth, jobs: 1, batch: 1 }
+        Workload { name, pattern: pattern.to_owned(), block_kib, depth, jobs: 1 }
     }
 
     /// The same by several jobs at once.
     pub(crate) fn with_jobs(self, jobs: u32) -> Workload {
         Workload { name: format!("{}-j{jobs}", self.name), jobs, ..self }
-    }
-
-    /// The same with so many I/Os submitted and waited for at a time.
-    pub(crate) fn with_batch(self, batch: u32) -> Workload {
-        Workload { name: format!("{}-b{batch}", self.name), batch, ..self }
     }
 
     /// The rows that speed is judged by, the most telling first.
@@ -71,9 +61,6 @@ impl Workload {
         if self.jobs > 1 {
             title.push_str(&format!(", {} jobs", self.jobs));
         }
-        if self.batch > 1 {
-            title.push_str(&format!(", batches of {}", self.batch));
-        }
         title
     }
 
@@ -87,13 +74,8 @@ impl Workload {
         format!("{} --size=256M --time_based {times}", self.base(engine))
     }
 
-    /// The same for a known number of I/Os instead of a time.
-    pub(crate) fn counted_arguments(&self, engine: &str) -> String {
-        format!("{} --size=256M --number_ios={}", self.base(engine), COUNTED / self.jobs)
-    }
-
     fn base(&self, engine: &str) -> String {
-        let Workload { name, pattern, block_kib, depth, jobs, batch } = self;
+        let Workload { name, pattern, block_kib, depth, jobs } = self;
         // What a program waits for begins with its submission: lat, not clat, which leaves the system call out.
         let mut line = format!(
             "--name={name} --ioengine={engine} --direct=1 --rw={pattern} --bs={block_kib}k --iodepth={depth} \
@@ -101,11 +83,6 @@ impl Workload {
         );
         if *jobs > 1 {
             line.push_str(&format!(" --numjobs={jobs} --group_reporting"));
-        }
-        if *batch > 1 {
-            line.push_str(&format!(
-                " --iodepth_batch_submit={batch} --iodepth_batch_complete_min={batch} --iodepth_batch_complete_max={batch}"
-            ));
         }
         line
     }
@@ -269,17 +246,11 @@ mod tests {
     }
 
     #[test]
-    fn jobs_and_batches_are_in_the_name_and_on_the_command_line() {
-        let job = Workload::new("randread", 4, 256).with_batch(32).with_jobs(2);
-        assert_eq!(job.name, "randread-4k-d256-b32-j2");
-        assert_eq!(job.title(), "4 KiB random read, depth 256, 2 jobs, batches of 32");
-        let line = job.arguments("libaio", Clock::Time);
-        for word in
-            ["--iodepth_batch_submit=32", "--iodepth_batch_complete_min=32", "--numjobs=2 --group_reporting"]
-        {
-            assert!(line.contains(word), "{word} is not in {line}");
-        }
-        assert!(job.counted_arguments("libaio").contains(&format!("--number_ios={}", COUNTED / 2)));
+    fn jobs_are_in_the_name_and_on_the_command_line() {
+        let job = Workload::new("randread", 4, 256).with_jobs(2);
+        assert_eq!(job.name, "randread-4k-d256-j2");
+        assert_eq!(job.title(), "4 KiB random read, depth 256, 2 jobs");
+        assert!(job.arguments("libaio", Clock::Time).contains("--numjobs=2 --group_reporting"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What becket must reach, and whether it did: the same goals for the terminal and for docs/benchmarks.md.
+//! What becket must reach, and whether it did: the same goals for the terminal and for the report.
 //! Never leaves a goal out: one that was missed, or not measured, is a row like the others.
 
 use std::fmt::Write;
@@ -16,10 +16,6 @@ enum Against {
     Loop,
     Peer,
     File,
-    /// Nobody: the server's system calls for each I/O.
-    Calls,
-    /// Nobody: the server's calls of futex.
-    Futexes,
 }
 
 /// One goal: record, workload, metric, against whom, and the ratio. A rate has a least ratio, everything else a largest.
@@ -42,12 +38,6 @@ const GOALS: &[Goal] = &[
     ("latency-time", "randwrite-4k-d1", Metric::Median, Against::Loop, 1.1),
     ("latency-cost", "randread-4k-d1", Metric::Price, Against::Loop, 1.1),
     ("latency-cost", "randwrite-4k-d1", Metric::Price, Against::Loop, 1.1),
-    ("batch-cost", "randread-4k-d256-b32", Metric::Rate, Against::Calls, 1.0 / 16.0),
-    ("batch-cost", "randwrite-4k-d256-b32", Metric::Rate, Against::Calls, 1.0 / 16.0),
-    ("batch-cost", "randread-4k-d256-b32", Metric::Rate, Against::Futexes, 0.0),
-    ("batch-time", "randread-4k-d256-b32", Metric::Rate, Against::Calls, 1.0 / 16.0),
-    ("batch-time", "randwrite-4k-d256-b32", Metric::Rate, Against::Calls, 1.0 / 16.0),
-    ("batch-time", "randread-4k-d256-b32", Metric::Rate, Against::Futexes, 0.0),
 ];
 
 /// A goal and what was measured.
@@ -94,8 +84,8 @@ pub(crate) fn of(name: &str, grid: &Grid) -> Vec<Verdict> {
 
 /// The same goals when there is no such record.
 pub(crate) fn unmeasured(name: &str) -> Vec<Verdict> {
-    let verdict = |&(_, workload, metric, against, bound): &Goal| {
-        let least = !matches!(against, Against::Calls | Against::Futexes) && !metric.less_is_better();
+    let verdict = |&(_, workload, metric, _, bound): &Goal| {
+        let least = !metric.less_is_better();
         let what = format!("{workload} (`cargo xtask bench {}`)", name.split('-').next().unwrap_or(name));
         if least { Verdict::at_least(what, bound, None) } else { Verdict::at_most(what, bound, None) }
     };
@@ -106,20 +96,11 @@ fn judged(&(_, workload, metric, against, bound): &Goal, grid: &Grid) -> Verdict
     let title = grid.workloads.iter().find(|one| one.name == workload);
     let title = title.map_or_else(|| workload.to_owned(), |one| one.title());
     let value = |name: &str| grid.sample(name, workload, metric).map(|sample| sample.median);
-    let calls = grid.calls.iter().find(|one| one.entrant == BECKET && one.workload == workload);
     let unit = metric.unit(grid.clock());
     let (whom, base) = match against {
         Against::Loop => ("loop with direct I/O", value(LOOP_DIRECT)),
         Against::Peer => ("the best peer", grid.best_peer(workload, metric).map(|(_, value)| value)),
         Against::File => ("the file itself", value("file")),
-        Against::Calls => {
-            let what = format!("{title}: the server's system calls for each I/O, {}", cpus(grid));
-            return Verdict::at_most(what, bound, calls.map(|calls| calls.each()));
-        }
-        Against::Futexes => {
-            let what = format!("{title}: the server's futex calls, {}", cpus(grid));
-            return Verdict::at_most(what, bound, calls.map(|calls| calls.futex as f64));
-        }
     };
     let what = format!("{title}: {unit}, to {whom}");
     let got = value(BECKET).zip(base).map(|(ours, base)| ours / base);
@@ -127,14 +108,6 @@ fn judged(&(_, workload, metric, against, bound): &Goal, grid: &Grid) -> Verdict
         Verdict::at_most(what, bound, got)
     } else {
         Verdict::at_least(what, bound, got)
-    }
-}
-
-fn cpus(grid: &Grid) -> String {
-    match grid.boots.first().map(|boot| boot.cpus) {
-        Some(1) => "1 CPU".to_owned(),
-        Some(cpus) => format!("{cpus} CPUs"),
-        None => String::new(),
     }
 }
 
@@ -194,10 +167,7 @@ mod tests {
 
     #[test]
     fn each_goal_is_of_a_workload_that_is_run() {
-        let mut names: Vec<String> = Workload::all().into_iter().map(|one| one.name).collect();
-        for pattern in ["randread", "randwrite"] {
-            names.push(Workload::new(pattern, 4, 256).with_batch(32).name);
-        }
+        let names: Vec<String> = Workload::all().into_iter().map(|one| one.name).collect();
         for goal in GOALS {
             assert!(names.iter().any(|name| name == goal.1), "{}", goal.1);
         }

@@ -1,4 +1,4 @@
-//! A grid: contestants by workloads by rounds, all in one guest; what `cost`, `wall`, `batch` and `latency` are made of.
+//! A grid: contestants by workloads by rounds, all in one guest. `cost`, `wall` and `latency` are grids.
 //! Never mixes builds: a partial run is merged only into a record of the same becket on the same kernel.
 
 use anyhow::{Context, Result, bail};
@@ -10,7 +10,6 @@ use super::fio::{self, Workload};
 use super::guest::{self, Guest};
 use super::metric::Metric;
 use super::record::{self, Clock, Entrant, Outcome, Run, Sample, Setting};
-use super::trace::Calls;
 use crate::vm::quoted;
 
 /// The loop over rounds, contestants and workloads.
@@ -47,8 +46,6 @@ pub(crate) struct Plan {
     pub(crate) rounds: u32,
     pub(crate) metrics: Vec<Metric>,
     pub(crate) workloads: Vec<Workload>,
-    /// Whether the server's system calls are counted, in a run of their own.
-    pub(crate) count: bool,
 }
 
 /// A record: `target/bench/cost.json` and others.
@@ -60,7 +57,6 @@ pub(crate) struct Grid {
     pub(crate) entrants: Vec<Entrant>,
     pub(crate) workloads: Vec<Workload>,
     pub(crate) runs: Vec<Run>,
-    pub(crate) calls: Vec<Calls>,
 }
 
 /// Measures and keeps the record.
@@ -75,7 +71,7 @@ pub(crate) fn run(options: &Choice, build: &Build, plan: Plan, mut field: Field)
     }
     let guest = Guest::new(&options.guest, build, plan.clock, plan.cpus);
     let load = Load { engine: &options.engine, clock: plan.clock };
-    let script = script(&field, &workloads, load, rounds, plan.count);
+    let script = script(&field, &workloads, load, rounds);
     let report = guest.run(&field, Vec::new(), &script)?;
     let mut grid = Grid {
         boots: Vec::new(),
@@ -83,7 +79,6 @@ pub(crate) fn run(options: &Choice, build: &Build, plan: Plan, mut field: Field)
         entrants: field.contestants.into_iter().map(|one| one.entrant).collect(),
         workloads,
         runs: Vec::new(),
-        calls: Vec::new(),
     };
     let (kernel, fio) = grid.gather(&report, load)?;
     let notes = vec![
@@ -120,22 +115,12 @@ fn chosen(prefixes: &[String], mut all: Vec<Workload>) -> Result<Vec<Workload>> 
     Ok(all)
 }
 
-fn script(field: &Field, workloads: &[Workload], load: Load<'_>, rounds: u32, count: bool) -> String {
+fn script(field: &Field, workloads: &[Workload], load: Load<'_>, rounds: u32) -> String {
     let entrants: Vec<String> = field.present().map(|one| quoted(&one.entrant.name)).collect();
     let pair = |name: &str, arguments: String| quoted(&format!("{name}|{arguments}"));
     let jobs: Vec<String> =
         workloads.iter().map(|one| pair(&one.name, one.arguments(load.engine, load.clock))).collect();
-    let counted: Vec<String> = workloads
-        .iter()
-        .filter(|_| count)
-        .map(|one| pair(&one.name, one.counted_arguments(load.engine)))
-        .collect();
-    format!(
-        "ENTRANTS=({})\nWORKLOADS=({})\nCOUNTED=({})\nROUNDS={rounds}\n{SCRIPT}",
-        entrants.join(" "),
-        jobs.join("\n"),
-        counted.join("\n"),
-    )
+    format!("ENTRANTS=({})\nWORKLOADS=({})\nROUNDS={rounds}\n{SCRIPT}", entrants.join(" "), jobs.join("\n"),)
 }
 
 impl Grid {
@@ -163,9 +148,6 @@ impl Grid {
                         command: format!("fio --filename={device} {}", job.arguments(how.engine, how.clock)),
                         outcome: fio::outcome(code, section.body),
                     });
-                }
-                ["calls", name, workload, server] => {
-                    self.calls.push(Calls::read(name, workload, server, section.body)?);
                 }
                 _ => bail!("the guest's report has a section `{}`", section.words.join(" ")),
             }
@@ -201,12 +183,8 @@ impl Grid {
             new.runs.iter().any(|run| run.entrant == entrant && run.workload == workload)
         };
         self.runs.retain(|run| !again(&run.entrant, &run.workload));
-        self.calls.retain(|one| {
-            !new.calls.iter().any(|new| new.entrant == one.entrant && new.workload == one.workload)
-        });
         self.boots.extend(new.boots);
         self.runs.extend(new.runs.into_iter().map(|run| Run { boot: first + run.boot, ..run }));
-        self.calls.extend(new.calls);
         for entrant in new.entrants {
             match self.entrants.iter_mut().find(|one| one.name == entrant.name) {
                 Some(one) => *one = entrant,

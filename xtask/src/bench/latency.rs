@@ -23,7 +23,6 @@ pub(crate) fn run(choice: &Choice) -> Result<u8> {
             rounds: 7,
             metrics: vec![Metric::Median, Metric::P99],
             workloads: workloads(),
-            count: false,
         },
         Plan {
             json: "latency-cost.json",
@@ -32,7 +31,6 @@ pub(crate) fn run(choice: &Choice) -> Result<u8> {
             rounds: 2,
             metrics: vec![Metric::Price],
             workloads: workloads(),
-            count: false,
         },
     ];
     let mut complete = true;

@@ -1,11 +1,8 @@
 //! Benchmarks: becket beside the kernel's loop driver and other servers, all in one run, so that ratios mean something.
 //! Never part of the checks that gate a change; nothing here is built or fetched by `cargo xtask ci`.
 
-mod all;
 mod attach;
-mod batch;
 mod build;
-mod configure;
 mod contestant;
 mod cost;
 mod fio;
@@ -18,15 +15,12 @@ mod losetup;
 mod metric;
 mod nested;
 mod peers;
-mod profile;
 mod record;
 mod report;
-mod rooms;
 mod series;
 mod storm;
 mod svg;
 mod table;
-mod trace;
 mod wall;
 mod writeback;
 mod writeback_table;
@@ -49,25 +43,17 @@ enum Scenario {
     Wall(grid::Choice),
     /// One I/O at a time: what a program waits for, and what it costs
     Latency(grid::Choice),
-    /// I/Os submitted in batches at depth 256, and the server's system calls for each
-    Batch(grid::Choice),
     /// A new file system filled and synced while dirty pages are scarce, on xfs, ext4 and btrfs; on the host and in the guest
     Writeback(writeback::Args),
-    /// Where the instructions of one I/O go: by room of the kernel and of the server, and by function
-    Profile(profile::Args),
     /// How long attaching and detaching takes, beside losetup on the host and everybody in the guest
     Attach(attach::Args),
     /// Many devices at once beside losetup, what an idle one costs, and who waits for whom
     Storm(storm::Args),
-    /// One device with all its settings beside losetup, and what live changes do to a running load
-    Configure(configure::Args),
     /// The time of one call of losetup's, becket's beside the system's
     Losetup(losetup::Args),
     /// Files in images inside images, beside the kernel's loop devices over each other
     Nested(nested::Args),
-    /// All of these in turn, then the report: hours, on a machine that does nothing else
-    All(guest::Options),
-    /// Write docs/benchmarks.md and its charts from what is in target/bench
+    /// Write target/bench/benchmarks.md and its chart from the results in target/bench
     Report,
 }
 
@@ -77,15 +63,11 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         Scenario::Cost(args) => cost::run(args),
         Scenario::Wall(args) => wall::run(args),
         Scenario::Latency(args) => latency::run(args),
-        Scenario::Batch(args) => batch::run(args),
         Scenario::Writeback(args) => writeback::run(args),
-        Scenario::Profile(args) => profile::run(args),
         Scenario::Attach(args) => attach::run(args),
         Scenario::Storm(args) => storm::run(args),
-        Scenario::Configure(args) => configure::run(args),
         Scenario::Losetup(args) => losetup::run(args),
         Scenario::Nested(args) => nested::run(args),
-        Scenario::All(args) => all::run(args),
         Scenario::Report => report::run(),
     }
 }

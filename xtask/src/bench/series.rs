@@ -1,4 +1,4 @@
-//! Measurements of many kinds by one script: what `storm` and `configure` are made of.
+//! Measurements of many kinds by one script: what `storm`, `losetup` and `nested` are made of.
 //! Never drops one that failed: its row says why.
 
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use super::fio;
 use super::goal::Verdict;
 use super::record::{Sample, Setting};
 
-/// A record: `target/bench/storm.json` and `configure.json`.
+/// A record: `target/bench/storm.json` and others.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Series {
     /// One for each place that was measured in.

@@ -91,69 +91,6 @@ pub(crate) fn bars(title: &str, bars: &[Bar<'_>], mark: Option<f64>) -> String {
     svg
 }
 
-/// One bar made of parts.
-pub(crate) struct Stack<'a> {
-    pub(crate) label: &'a str,
-    /// The values of the parts, in the order of their names.
-    pub(crate) parts: Vec<f64>,
-    pub(crate) note: String,
-}
-
-/// Horizontal bars of parts, with a legend.
-pub(crate) fn stacks(title: &str, names: &[&str], bars: &[Stack<'_>]) -> String {
-    const COLUMNS: usize = 4;
-    let sum = |bar: &Stack<'_>| bar.parts.iter().sum::<f64>();
-    let largest = bars.iter().map(sum).fold(0.0, f64::max).max(f64::MIN_POSITIVE);
-    let scale = (WIDTH - LABELS - NOTES) / largest;
-    let legend = TOP + ROW * bars.len() as f64 + 16.0;
-    let height = legend + ROW * names.len().div_ceil(COLUMNS) as f64;
-    let colour =
-        |index: usize| format!("hsl({},45%,{}%)", index * 360 / names.len().max(1), 45 + index % 2 * 15);
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n\
-         <title>{title}</title>\n\
-         <style>text{{font:13px sans-serif;fill:#333}}.t{{font-weight:bold}}.k{{font-size:11px}}\
-         @media(prefers-color-scheme:dark){{text{{fill:#ddd}}}}</style>\n\
-         <text class=\"t\" x=\"8\" y=\"24\">{title}</text>\n",
-        title = escaped(title)
-    );
-    for (index, bar) in bars.iter().enumerate() {
-        let y = TOP + ROW * index as f64;
-        let (mut x, label, text) = (LABELS, escaped(bar.label), y + 15.0);
-        let _ = writeln!(
-            svg,
-            "<text x=\"{:.1}\" y=\"{text:.1}\" text-anchor=\"end\">{label}</text>",
-            LABELS - 8.0
-        );
-        for (part, value) in bar.parts.iter().enumerate() {
-            let width = value.max(0.0) * scale;
-            let _ = writeln!(
-                svg,
-                "<rect fill=\"{}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{:.1}\"/>",
-                colour(part),
-                ROW - 5.0
-            );
-            x += width;
-        }
-        let _ = writeln!(svg, "<text x=\"{:.1}\" y=\"{text:.1}\">{}</text>", x + 6.0, escaped(&bar.note));
-    }
-    for (index, name) in names.iter().enumerate() {
-        let x = 8.0 + (index % COLUMNS) as f64 * (WIDTH - 16.0) / COLUMNS as f64;
-        let y = legend + (index / COLUMNS) as f64 * ROW;
-        let _ = writeln!(
-            svg,
-            "<rect fill=\"{}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"12\" height=\"12\"/>\
-             <text class=\"k\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
-            colour(index),
-            x + 17.0,
-            y + 10.0,
-            escaped(name)
-        );
-    }
-    svg.push_str("</svg>\n");
-    svg
-}
-
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -171,21 +108,6 @@ mod tests {
         assert!(svg.contains(&format!("width=\"{:.1}\"", full / 2.0)), "{svg}");
         assert_eq!(svg.matches("<rect").count(), 2);
         assert!(svg.contains("t &amp; u") && svg.contains("a&lt;b") && !svg.contains("a<b"));
-    }
-
-    #[test]
-    fn parts_stand_end_to_end() {
-        let bar = |parts: &[f64]| Stack { label: "x", parts: parts.to_vec(), note: "n".into() };
-        let svg = stacks("t", &["one", "two"], &[bar(&[75.0, 25.0]), bar(&[50.0, 0.0])]);
-        let full = WIDTH - LABELS - NOTES;
-        assert!(svg.contains(&format!(
-            "x=\"{:.1}\" y=\"{TOP:.1}\" width=\"{:.1}\"",
-            LABELS + 0.75 * full,
-            0.25 * full
-        )));
-        // Four parts, two entries of the legend.
-        assert_eq!(svg.matches("<rect").count(), 6);
-        assert!(!stacks("t", &[], &[]).contains("NaN"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The tables of a grid: for the terminal, and for docs/benchmarks.md.
+//! The tables of a grid: for the terminal, and for the report.
 //! Never leaves a contestant out: without a number, its row says why.
 
 use std::fmt::Write;
@@ -6,7 +6,6 @@ use std::fmt::Write;
 use super::grid::Grid;
 use super::metric::Metric;
 use super::record::{Clock, Entrant};
-use super::trace::Calls;
 
 /// What loop with direct I/O is called among the contestants.
 pub(crate) const LOOP_DIRECT: &str = "loop-direct";
@@ -109,7 +108,7 @@ pub(crate) fn text(grid: &Grid) -> String {
             }
         }
     }
-    text + &calls(grid, false)
+    text
 }
 
 /// For a document.
@@ -140,42 +139,6 @@ pub(crate) fn markdown(grid: &Grid, workload: &str, metric: Metric) -> String {
         };
     }
     text
-}
-
-/// The servers' system calls for each I/O, one row for each workload; nothing where none were counted.
-pub(crate) fn calls(grid: &Grid, markdown: bool) -> String {
-    let counted = |one: &&Entrant| grid.calls.iter().any(|calls| calls.entrant == one.name && served(calls));
-    let entrants: Vec<&Entrant> = grid.entrants.iter().filter(counted).collect();
-    if entrants.is_empty() {
-        return String::new();
-    }
-    let names: Vec<&str> = entrants.iter().map(|one| one.name.as_str()).collect();
-    let mut text = if markdown {
-        format!("| | {} |\n| --- |{}\n", names.join(" | "), " ---: |".repeat(names.len()))
-    } else {
-        let heads: String = names.iter().map(|name| format!("  {name:>22}")).collect();
-        format!("\nSystem calls of the server for each I/O (futexes)\n  {:<40}{heads}\n", "")
-    };
-    for workload in &grid.workloads {
-        let cells = names.iter().map(|name| {
-            let calls = grid.calls.iter().find(|one| one.entrant == *name && one.workload == workload.name);
-            calls.map_or_else(
-                || "not counted".to_owned(),
-                |calls| format!("{:.4} ({})", calls.each(), calls.futex),
-            )
-        });
-        let _ = if markdown {
-            writeln!(text, "| {} | {} |", workload.title(), cells.collect::<Vec<_>>().join(" | "))
-        } else {
-            let cells: String = cells.map(|cell| format!("  {cell:>22}")).collect();
-            writeln!(text, "  {:<40}{cells}", workload.title())
-        };
-    }
-    text
-}
-
-fn served(calls: &Calls) -> bool {
-    !calls.server.is_empty()
 }
 
 fn failures(figures: &Figures) -> String {
@@ -240,24 +203,5 @@ mod tests {
                 assert!(text.contains(word), "{word} is not in\n{text}");
             }
         }
-    }
-
-    #[test]
-    fn system_calls_have_a_row_for_each_workload() {
-        let mut grid = example();
-        assert_eq!(calls(&grid, true), "");
-        let count = |entrant: &str, server: &str| Calls {
-            entrant: entrant.into(),
-            workload: JOB.into(),
-            server: server.into(),
-            ios: 1000,
-            all: 50,
-            futex: 3,
-        };
-        grid.calls = vec![count("becket", "becket"), count("loop-direct", "")];
-        let text = calls(&grid, true);
-        assert!(text.contains("| 4 KiB random read, depth 64 | 0.0500 (3) |"), "{text}");
-        assert!(!text.contains("loop-direct"), "nobody serves there: {text}");
-        assert!(calls(&grid, false).contains("0.0500 (3)"));
     }
 }

@@ -30,7 +30,6 @@ pub(crate) fn run(choice: &Choice) -> Result<u8> {
         rounds: 5,
         metrics: vec![Metric::Rate],
         workloads: workloads(),
-        count: false,
     };
     let grid = grid::run(choice, &build, plan, field.narrowed(&names, &choice.only))?;
     print!("{}\n{}{}", table::text(&grid), growth(&grid), goal::text(&goal::of("wall", &grid)));

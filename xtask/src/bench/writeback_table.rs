@@ -1,11 +1,10 @@
-//! The tables and charts of `writeback`, and what they mean for its goal.
+//! The tables of `writeback`, and what they mean for its goal.
 //! Never leaves out a file system: one that was not measured is a missed goal.
 
 use std::fmt::Write;
 
 use super::goal::Verdict;
 use super::record::Sample;
-use super::svg::{self, Bar, Kind};
 use super::table::LOOP_DIRECT;
 use super::writeback::{PLACES, Row, SYSTEMS, Writeback};
 
@@ -13,7 +12,7 @@ use super::writeback::{PLACES, Row, SYSTEMS, Writeback};
 pub(crate) const INTRODUCTION: &str =
     "A file system on a loop device writes back into the page cache of the file system below, where
 it may have to wait until there are fewer dirty pages. The table has the seconds to fill a new
-file system and to sync it. Less is better; the line is loop with direct I/O.";
+file system and to sync it. Less is better.";
 
 /// becket's time to that of loop with direct I/O may be at most this.
 const GOAL: f64 = 1.05;
@@ -106,28 +105,6 @@ fn modes(record: &Writeback) -> impl Iterator<Item = (&str, &str, String)> {
     })
 }
 
-/// A chart for each place and file system that was measured: its file's name and contents.
-pub(crate) fn charts(record: &Writeback) -> Vec<(String, String)> {
-    let places = PLACES.into_iter().flat_map(|place| SYSTEMS.map(|system| (place, system)));
-    let chart = |(place, system): (&str, &str)| {
-        let bars: Vec<Bar<'_>> = rows(record, place, system)
-            .map(|row| Bar {
-                label: &row.entrant,
-                value: Sample::of(&row.seconds).map(|sample| sample.median),
-                note: cells(record, row).map_or_else(
-                    |_| "not measured".to_owned(),
-                    |[seconds, ratio, ..]| format!("{seconds} s ({ratio})"),
-                ),
-                kind: Kind::of(row.entrant == "becket", row.entrant.starts_with("kublk")),
-            })
-            .collect();
-        let mark = sample(record, place, system, LOOP_DIRECT).map(|sample| sample.median);
-        let svg = svg::bars(&format!("{place}, {system}: seconds (ratio to loop)"), &bars, mark);
-        (!bars.is_empty()).then(|| (format!("writeback-{place}-{system}.svg"), svg))
-    };
-    places.filter_map(chart).collect()
-}
-
 /// The goal, for each place and file system.
 pub(crate) fn verdicts(record: &Writeback) -> Vec<Verdict> {
     let places = PLACES.into_iter().flat_map(|place| SYSTEMS.map(|system| (place, system)));
@@ -170,11 +147,5 @@ mod tests {
         assert!(verdicts.iter().all(|one| !one.met));
         assert_eq!(verdicts[0].got.map(|got| (got * 10.0).round()), Some(11.0));
         assert_eq!(verdicts[1].got, None);
-    }
-
-    #[test]
-    fn only_places_that_ran_have_charts() {
-        let names: Vec<String> = charts(&example()).into_iter().map(|(name, _)| name).collect();
-        assert_eq!(names, ["writeback-host-xfs.svg", "writeback-host-ext4.svg", "writeback-host-btrfs.svg"]);
     }
 }

@@ -104,7 +104,7 @@ const COMMON: u64 = uapi::UBLK_F_CMD_IOCTL_ENCODE
 ///
 /// `features` is what the kernel says it has (0 where it cannot say). Without a wish the device copies nothing where
 /// the kernel can register the requester's pages and most of the image's bytes are stored as they are read. What must be decoded
-/// is copied in any case, and with less ado where the server has buffers of its own. Commands for many requests at once are always taken: they cost less (docs/benchmarks.md).
+/// is copied in any case, and with less ado where the server has buffers of its own. Commands for many requests at once are always taken: they cost less (docs/decisions/0025).
 ///
 /// # Errors
 /// [`ServeError::NoMode`] when the wish cannot be met.

@@ -1,5 +1,5 @@
 # Runs every workload over every contestant, ROUNDS times, one contestant attached at a time.
-# Expects ENTRANTS, WORKLOADS and COUNTED (each NAME|fio's arguments), and ROUNDS.
+# Expects ENTRANTS, WORKLOADS (each NAME|fio's arguments) and ROUNDS.
 
 # A device that nobody may write is read only.
 fits() {
@@ -24,18 +24,6 @@ measured() {
     done
 }
 
-# Counts system calls by thread and number while fio runs.
-counted() {
-    local trigger=/sys/kernel/tracing/events/raw_syscalls/sys_enter
-    mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
-    # A thread that ends during the run would lose its name: the histogram keeps what it had at its last call.
-    echo 'hist:keys=common_pid.execname,id:size=2048' >$trigger/trigger || fail "this kernel counts no system calls"
-    load "$DEVICE" "${workload#*|}" || fail "a counted run over $entrant: $(cat /root/said)"
-    section calls "$entrant" "${workload%%|*}" "$(server "$entrant")"
-    cat $trigger/hist >>"$REPORT"
-    echo '!hist:keys=common_pid.execname,id:size=2048' >$trigger/trigger
-}
-
 for ((round = 1; round <= ROUNDS; round++)); do
     for entrant in "${ENTRANTS[@]}"; do
         fresh
@@ -43,11 +31,6 @@ for ((round = 1; round <= ROUNDS; round++)); do
         for workload in "${WORKLOADS[@]}"; do
             fits && measured
         done
-        if ((round == 1)); then
-            for workload in "${COUNTED[@]}"; do
-                fits && counted
-            done
-        fi
         detached "$entrant"
     done
     backwards

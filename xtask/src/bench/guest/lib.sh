@@ -4,6 +4,9 @@ SAID=${SAID:-/root/said}
 
 say() { printf '%s\n' "$*"; }
 section() { printf '@@ %s\n' "$*" >>"$REPORT"; }
+# figure WHAT NAME VALUE: a number of a series. thousandth NUMBER: a thousandth of it, with three digits.
+figure() { section figure "$@"; }
+thousandth() { echo "$(($1 / 1000)).$(printf %03d $(($1 % 1000)))"; }
 fail() {
     say "bench: $*"
     exit 1

@@ -33,7 +33,6 @@ exec 8<"$WORK/never"
 rest() { read -rt "$1" -u 8; }
 
 now() { echo "${EPOCHREALTIME/./}"; }
-thousandth() { echo "$(($1 / 1000)).$(printf %03d $(($1 % 1000)))"; }
 fresh() {
     sync
     echo 3 >/proc/sys/vm/drop_caches

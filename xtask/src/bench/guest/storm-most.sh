@@ -3,7 +3,6 @@
 LIST=$WORK/list DEVICES=$WORK/devices
 mkdir -p "$WORK/images"
 now() { echo "${EPOCHREALTIME/./}"; }
-figure() { section figure "$@"; }
 worker() { pgrep -f -x '@becket worker' | head -n 1; }
 rss() { awk '$1 == "VmRSS:" {print $2}' "/proc/$(worker)/status"; }
 

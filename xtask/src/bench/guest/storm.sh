@@ -10,8 +10,6 @@ trap restore EXIT
 trap 'exit 1' INT TERM HUP
 
 now() { echo "${EPOCHREALTIME/./}"; }
-figure() { section figure "$@"; }
-thousandth() { echo "$(($1 / 1000)).$(printf %03d $(($1 % 1000)))"; }
 
 # list FIRST LAST: the images to attach from now on.
 list() {

@@ -162,7 +162,10 @@ fn dm_several_pieces_and_a_hole_are_one_device() {
     let device = attach(&opened, &DmOptions::default()).unwrap();
     let found = std::fs::read(&device.path).unwrap();
     assert_eq!(refresh(device.mark, None).unwrap(), 16384, "there is nothing to do");
-    assert!(matches!(refresh(device.mark, Some(8192)), Err(Error::Fixed { .. })), "which piece would shrink?");
+    assert!(
+        matches!(refresh(device.mark, Some(8192)), Err(Error::Fixed { .. })),
+        "which piece would shrink?"
+    );
     drop(device.fds);
     assert!(detach_unused(device.mark).unwrap());
     let bytes = below.bytes();

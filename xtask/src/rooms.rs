@@ -1,4 +1,5 @@
-//! Holds the folders of becket-device to their arrows: a reader who knows the folder knows the process.
+//! Holds the sources to what the documents say of their shape: the folders of becket-device and their arrows, and
+//! the way of one read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -57,6 +58,34 @@ fn arrows_between_rooms_run_one_way() {
     assert!(looked_at > 70, "only {looked_at} files were found");
     let rooms = fs::read_dir(&root).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_dir()).count();
     assert_eq!(rooms, ROOMS.len(), "a folder without a line in the table");
+}
+
+/// The rows of a table of functions: the file that a row links to, and the functions that it names.
+fn rows(page: &str) -> Vec<(PathBuf, Vec<String>)> {
+    let mut rows = Vec::new();
+    for line in page.lines().filter(|line| line.starts_with("| ") && line.contains("](../")) {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let path = cells[2].split("](../").nth(1).unwrap().trim_end_matches(')');
+        let names = cells[3].split('`').skip(1).step_by(2).map(str::to_owned).collect();
+        rows.push((Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path), names));
+    }
+    rows
+}
+
+#[test]
+fn one_read_goes_through_the_functions_of_its_page_and_eight_files() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/one-read.md");
+    let rows = rows(&fs::read_to_string(page).unwrap());
+    assert!(rows.len() > 10, "only {} rows were found", rows.len());
+    for (path, names) in &rows {
+        let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        assert!(!names.is_empty(), "a row of {} names no function", path.display());
+        for name in names {
+            assert!(text.contains(&format!("fn {name}(")), "{} has no function {name}", path.display());
+        }
+    }
+    let files: std::collections::BTreeSet<_> = rows.iter().map(|(path, _)| path).collect();
+    assert!(files.len() <= 8, "a read goes through {} files", files.len());
 }
 
 #[test]

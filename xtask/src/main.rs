@@ -19,6 +19,7 @@ mod rooms;
 mod sanitize;
 mod soak;
 mod suite;
+mod versions;
 mod vm;
 
 use std::process::ExitCode;
@@ -45,6 +46,8 @@ enum Task {
     Powercut(powercut::Args),
     /// Everything at once for hours: loads, faults, deaths, changes, devices that come and go
     Soak(soak::Args),
+    /// Move live devices between this build and those of other commits, both ways
+    Versions(versions::Args),
     /// Start a machine with systemd whose file systems lie on becket's devices
     Boot(boot::Args),
     /// util-linux's own tests of losetup, with the system's and with becket's
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Task::Campaign(args) => campaign::run(&args),
         Task::Powercut(args) => powercut::run(&args),
         Task::Soak(args) => soak::run(&args),
+        Task::Versions(args) => versions::run(&args),
         Task::Boot(args) => boot::run(&args),
         Task::LosetupSuite(args) => suite::run(&args),
         Task::Fuzz(args) => fuzz::run(&args),

@@ -298,19 +298,20 @@ fn has_two_versions(name: &str) -> bool {
 }
 
 /// becket as a later version would be.
-fn later(place: &Scratch, how: &str, words: &[&str]) -> becket_testkit::Ran {
+fn as_later(place: &Scratch, how: &str) -> Command {
     let mut becket = place.becket();
-    place.finish(becket.env(LATER, how).args(words))
+    becket.env(LATER, how);
+    becket
 }
 
-/// Another server takes over; `later` is empty for one of this version.
-fn take_over(place: &Scratch, later: &str) -> Server {
-    let mut serve = place.becket();
-    serve.args(["serve", "--takeover", "--until-idle"]).stdout(Stdio::null()).stderr(Stdio::null());
-    if !later.is_empty() {
-        serve.env(LATER, later);
-    }
-    Server(serve.spawn().unwrap())
+fn later(place: &Scratch, how: &str, words: &[&str]) -> becket_testkit::Ran {
+    place.finish(as_later(place, how).args(words))
+}
+
+/// Another server takes over.
+fn take_over(mut becket: Command) -> Server {
+    becket.args(["serve", "--takeover", "--until-idle"]).stdout(Stdio::null()).stderr(Stdio::null());
+    Server(becket.spawn().unwrap())
 }
 
 /// It ends by itself, and is buried.
@@ -322,20 +323,15 @@ impl Drop for Server {
     }
 }
 
-/// A device goes from this version to a later one and back, while it is written and verified.
-#[test]
-fn fuse_devices_move_between_two_versions_both_ways() {
-    let name = "recovery::fuse_devices_move_between_two_versions_both_ways";
-    if !has_two_versions(name) {
-        return;
-    }
+/// A device goes to the server that `other` starts and back, twice, while it is written and verified.
+fn there_and_back(name: &str, other: impl Fn(&Scratch) -> Command) {
     let place = scratch();
     let mut servers = Vec::new();
     verified(&place, name, "fuse", |seen| {
-        for version in ["speaks", "", "speaks", ""] {
+        for next in [&other as &dyn Fn(&Scratch) -> Command, &Scratch::becket].repeat(2) {
             let before = await_device(&place, "one", |_| true);
             thread::sleep(LIFE);
-            servers.push(take_over(&place, version));
+            servers.push(take_over(next(&place)));
             await_device(&place, "one", |now| {
                 now[SUPERVISOR] != before[SUPERVISOR]
                     && now["recoveries"].as_u64() > before["recoveries"].as_u64()
@@ -343,6 +339,31 @@ fn fuse_devices_move_between_two_versions_both_ways() {
             assert!(seen.goes_on(PATIENCE), "the load goes on");
         }
     });
+}
+
+/// From this version to a later one.
+#[test]
+fn fuse_devices_move_between_two_versions_both_ways() {
+    let name = "recovery::fuse_devices_move_between_two_versions_both_ways";
+    if has_two_versions(name) {
+        there_and_back(name, |place| as_later(place, "speaks"));
+    }
+}
+
+/// From this build to the one that `BECKET_TEST_OTHER` names: `cargo xtask versions COMMIT` makes it.
+#[test]
+fn fuse_devices_move_between_two_builds_both_ways() {
+    let name = "recovery::fuse_devices_move_between_two_builds_both_ways";
+    let Some(other) = std::env::var_os("BECKET_TEST_OTHER") else {
+        return skip(name, "BECKET_TEST_OTHER names no other build");
+    };
+    if require_fuse(name) {
+        there_and_back(name, |place| {
+            let mut becket = Command::new(&other);
+            place.prepare(&mut becket);
+            becket
+        });
+    }
 }
 
 fn record(place: &Scratch, name: &str) -> Vec<u8> {
@@ -393,7 +414,7 @@ fn fuse_device_of_a_later_version_is_left_alone_and_comes_back() {
     let plain = later(&place, "needs", &["list", "--json"]);
     assert_eq!(plain.json()["devices"][0]["state"], "live", "{plain:?}");
     let infos = plain.json()["devices"][0].clone();
-    let first = take_over(&place, "");
+    let first = take_over(place.becket());
     let gone = || !alive(u32::try_from(infos[SUPERVISOR].as_u64().unwrap()).unwrap());
     assert!(wait_until(PATIENCE, gone), "the later one ends");
     let second = place.attach(&two, &["--via", "fuse", "--name", "two"]);
@@ -401,7 +422,7 @@ fn fuse_device_of_a_later_version_is_left_alone_and_comes_back() {
     unknown("under a server of this version");
     same(&second, &two);
     // And one of the later version takes both.
-    let last = take_over(&place, "needs");
+    let last = take_over(as_later(&place, "needs"));
     let live = || {
         let devices = later(&place, "needs", &["list", "--json"]).json()["devices"].clone();
         let devices = devices.as_array().unwrap().clone();
@@ -434,7 +455,7 @@ fn fuse_worker_of_another_version_goes_on_without_a_server() {
     assert!(fs::read(&device).unwrap() == fs::read(place.path("image")).unwrap());
     assert!(alive(u32::try_from(info[WORKER].as_u64().unwrap()).unwrap()), "its worker was ended");
     // One of its own version.
-    let server = take_over(&place, "");
+    let server = take_over(place.becket());
     let now = await_device(&place, "one", |now| now[SUPERVISOR] == server.0.id());
     assert_eq!(now["size"], info["size"]);
     assert!(fs::read(device).unwrap() == fs::read(place.path("image")).unwrap());

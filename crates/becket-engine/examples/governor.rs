@@ -26,7 +26,7 @@ use rustix::io::Errno;
 const DEPTH: u16 = 64;
 const LEN: u64 = 4096;
 
-/// Keeps every tag busy with reads until it is told to stop.
+/// Keeps every tag busy with reads until it is stopped.
 struct Reader {
     descriptor: OwnedFd,
     blocks: u64,

@@ -228,11 +228,11 @@ mod tests {
     }
 
     fn start() -> (Handle, Receiver<u64>, Receiver<()>) {
-        let (closed, told) = channel();
+        let (closed, is_closed) = channel();
         let (keep, kept) = channel::<()>();
         let double = Double { next: 1 << 20, closed };
         let handle = Handle::start(Box::new(double), 10 * 4096 - 512, Box::new(Mutex::new(keep))).unwrap();
-        (handle, told, kept)
+        (handle, is_closed, kept)
     }
 
     fn ask(growing: &Growing, pos: u64) -> Result<(), Errno> {

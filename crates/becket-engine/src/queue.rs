@@ -124,8 +124,8 @@ impl Queue {
     }
 
     /// Takes in a note about a block or a unit.
-    pub(crate) fn told(&mut self, ring: &mut Ring, tag: u16, note: Note) {
-        self.core.told(ring, tag, note);
+    pub(crate) fn note_came(&mut self, ring: &mut Ring, tag: u16, note: Note) {
+        self.core.note_came(ring, tag, note);
     }
 
     /// Whether this is the queue's first completion in the turn.

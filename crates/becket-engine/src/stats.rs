@@ -461,18 +461,18 @@ mod tests {
             tallies.iter_mut().for_each(|tally| tally.turn_ended([0; 3]));
             let latencies: Vec<u64> =
                 latencies.into_iter().flat_map(|nanos| std::iter::repeat_n(nanos, repeat)).collect();
-            let told = Summary::of(queues.iter().map(|queue| &**queue)).read;
+            let summary = Summary::of(queues.iter().map(|queue| &**queue)).read;
             let mut sorted = latencies;
             sorted.sort_unstable();
-            for (permille, told) in [(500, told.p50_ns), (900, told.p90_ns), (990, told.p99_ns), (999, told.p999_ns)] {
-                let (exact, told) = (exact(&sorted, permille), told.unwrap());
-                prop_assert!(told >= exact, "p{permille}: {told} is below {exact}");
-                prop_assert!(told - exact <= (exact / 16).max(1023), "p{permille}: {told} is far above {exact}");
+            for (permille, reported) in [(500, summary.p50_ns), (900, summary.p90_ns), (990, summary.p99_ns), (999, summary.p999_ns)] {
+                let (exact, reported) = (exact(&sorted, permille), reported.unwrap());
+                prop_assert!(reported >= exact, "p{permille}: {reported} is below {exact}");
+                prop_assert!(reported - exact <= (exact / 16).max(1023), "p{permille}: {reported} is far above {exact}");
             }
-            prop_assert_eq!(told.max_ns, sorted.last().copied());
+            prop_assert_eq!(summary.max_ns, sorted.last().copied());
             let total: u128 = sorted.iter().map(|nanos| u128::from(*nanos)).sum();
-            prop_assert_eq!(u128::from(told.mean_ns.unwrap()), total / sorted.len() as u128);
-            prop_assert_eq!((told.operations, told.bytes), (sorted.len() as u64, 512 * sorted.len() as u64));
+            prop_assert_eq!(u128::from(summary.mean_ns.unwrap()), total / sorted.len() as u128);
+            prop_assert_eq!((summary.operations, summary.bytes), (sorted.len() as u64, 512 * sorted.len() as u64));
         }
 
         #[test]
@@ -507,16 +507,16 @@ mod tests {
         }
         tally.began();
         tally.turn_ended([0, 7, 2]);
-        let told = Summary::of(std::iter::once(&*queue));
-        assert_eq!(told.in_flight, 1);
-        assert_eq!(told.read, Activity { errors: Some(0), ..Activity::default() });
-        assert_eq!((told.write.window, told.flush.window, told.discard.window), (Some(7), None, Some(2)));
-        for (count, kind) in (1..).zip([&told.write, &told.flush, &told.discard, &told.write_zeroes.unwrap()])
+        let summary = Summary::of(std::iter::once(&*queue));
+        assert_eq!(summary.in_flight, 1);
+        assert_eq!(summary.read, Activity { errors: Some(0), ..Activity::default() });
+        assert_eq!((summary.write.window, summary.flush.window, summary.discard.window), (Some(7), None, Some(2)));
+        for (count, kind) in (1..).zip([&summary.write, &summary.flush, &summary.discard, &summary.write_zeroes.unwrap()])
         {
             assert_eq!((kind.operations, kind.bytes, kind.errors), (count + 1, 1000 * count, Some(1)));
         }
-        assert_eq!(told.write.p999_ns, Some(5), "no percentile is above the longest");
-        assert_eq!(told.discard.max_ns, None);
+        assert_eq!(summary.write.p999_ns, Some(5), "no percentile is above the longest");
+        assert_eq!(summary.discard.max_ns, None);
     }
 
     #[test]

@@ -119,9 +119,9 @@ impl IoThreads {
     /// As [`IoThreads::add`] of one of them; the others stay.
     pub fn add_all(&self, queues: Vec<(usize, NewQueue)>) -> Result<Vec<QueueId>, Error> {
         let give = |(thread, queue)| (thread, self.give(thread, queue));
-        let told: Vec<_> = queues.into_iter().map(give).collect();
+        let given: Vec<_> = queues.into_iter().map(give).collect();
         // All are waited for, whatever has failed: who hears of it may end the device.
-        let all: Vec<_> = told.into_iter().map(|(thread, answer)| added(thread, answer?)).collect();
+        let all: Vec<_> = given.into_iter().map(|(thread, answer)| added(thread, answer?)).collect();
         all.into_iter().collect()
     }
 
@@ -387,7 +387,7 @@ impl Server {
         for ((index, tag), note) in self.notes.drain(..) {
             // A queue stays as long as it waits for word.
             if let Some(Some(queue)) = self.queues.get_mut(index as usize) {
-                queue.told(&mut self.ring, tag, note);
+                queue.note_came(&mut self.ring, tag, note);
                 if queue.turns() {
                     self.turning.push(index);
                 }

@@ -239,7 +239,7 @@ fn hundreds_of_queues_come_and_go_on_one_thread() {
 struct PatientPort {
     descriptor: OwnedFd,
     refused: Sender<()>,
-    told: bool,
+    reported: bool,
 }
 
 impl Port for PatientPort {
@@ -257,10 +257,10 @@ impl Port for PatientPort {
     fn finished(&mut self, io: &mut Io<'_>, tag: u16, result: Result<u64, Errno>) {
         let grown = Request { op: Op::Read, offset: 4096, len: 4096, data: Data::Buffer };
         match result {
-            Ok(_) if self.told && io.buffer(tag)[0] == 2 => io.close(),
+            Ok(_) if self.reported && io.buffer(tag)[0] == 2 => io.close(),
             Err(errno) => {
                 assert_eq!(errno, Errno::INVAL);
-                if !std::mem::replace(&mut self.told, true) {
+                if !std::mem::replace(&mut self.reported, true) {
                     self.refused.send(()).unwrap();
                 }
                 // Through the ring and not at once, so that orders are seen meanwhile.
@@ -283,7 +283,7 @@ fn a_live_queue_takes_another_map() {
         port: Box::new(PatientPort {
             descriptor: File::open("/dev/null").unwrap().into(),
             refused,
-            told: false,
+            reported: false,
         }),
         depth: 1,
         number: 0,
@@ -337,7 +337,7 @@ fn a_port_that_fails_half_way_is_an_error_and_still_ends() {
         on_closed: Box::new(move || closed.send(()).unwrap()),
     };
     let refused = threads.add(0, queue);
-    assert!(refused.is_err(), "whoever adds it would wait for a queue that never serves");
+    assert!(refused.is_err(), "the caller would wait for a queue that never serves");
     is_closed.recv_timeout(Duration::from_secs(120)).expect("it ends when its command has come back");
 }
 
@@ -374,20 +374,20 @@ fn what_was_done_is_counted() {
     let began = std::time::Instant::now();
     run_counted(&threads, 0, &backing, vec![reads, others], &stats);
     let took = began.elapsed().as_nanos() as u64;
-    let told = Summary::of(std::iter::once(&*stats));
-    let zeroed = told.write_zeroes.unwrap();
-    let counted = [&told.read, &told.write, &told.flush, &told.discard, &zeroed]
+    let summary = Summary::of(std::iter::once(&*stats));
+    let zeroed = summary.write_zeroes.unwrap();
+    let counted = [&summary.read, &summary.write, &summary.flush, &summary.discard, &zeroed]
         .map(|kind| (kind.operations, kind.bytes));
     assert_eq!(counted, [(3, 3 * PAGE), (2, 1536), (1, 0), (1, PAGE), (1, PAGE)]);
-    assert_eq!(told.read.errors, Some(1), "beyond the end");
-    assert_eq!((told.write.errors, told.flush.errors, told.in_flight), (Some(0), Some(0), 0));
-    for kind in [&told.read, &told.write, &told.flush] {
+    assert_eq!(summary.read.errors, Some(1), "beyond the end");
+    assert_eq!((summary.write.errors, summary.flush.errors, summary.in_flight), (Some(0), Some(0), 0));
+    for kind in [&summary.read, &summary.write, &summary.flush] {
         let max = kind.max_ns.unwrap();
         assert!(max <= took, "{max} ns of {took}");
         assert!(kind.p50_ns <= kind.max_ns && kind.mean_ns <= kind.max_ns);
     }
     // A sync goes to the disk; that takes time on any machine, and more than one turn.
-    assert!(told.flush.max_ns > Some(0), "{:?}", told.flush);
+    assert!(summary.flush.max_ns > Some(0), "{:?}", summary.flush);
 }
 
 /// A backing whose reads wait until somebody writes to the pipe that comes with it.

@@ -131,8 +131,8 @@ fn an_error_is_its_requests_and_keeps_its_number() {
             seen[usize::from(tag)].push(result);
         }
         // A block device has no word for a quota.
-        let told = if number == 122 { 28 } else { number };
-        let errno = Errno::from_raw_os_error(told.into());
+        let reported = if number == 122 { 28 } else { number };
+        let errno = Errno::from_raw_os_error(reported.into());
         for (page, results) in seen.iter().enumerate() {
             let wanted =
                 if page == 1 { [Err(errno), Err(errno), Ok(0)] } else { [Ok(PAGE), Ok(PAGE), Ok(0)] };

@@ -55,10 +55,10 @@ pub fn dev(name: &str) -> Option<u64> {
 /// Looked up where it is and not by its link among all block devices: names that are as new as the disk are not in the
 /// kernel's cache yet, and each one looked up makes an inode.
 pub fn virtual_disk(name: &str) -> Option<(u64, Option<u64>)> {
-    told_by_event(&read(Path::new(&format!("/sys/devices/virtual/block/{name}/uevent")))?)
+    numbers_in(&read(Path::new(&format!("/sys/devices/virtual/block/{name}/uevent")))?)
 }
 
-fn told_by_event(text: &str) -> Option<(u64, Option<u64>)> {
+fn numbers_in(text: &str) -> Option<(u64, Option<u64>)> {
     let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
     let dev = rustix::fs::makedev(value("MAJOR")?.parse().ok()?, value("MINOR")?.parse().ok()?);
     Some((dev, value("DISKSEQ").and_then(|number| number.parse().ok())))
@@ -129,15 +129,15 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_counters_are_told_apart() {
-        let told = counters("4 1 24 8 5 0 40 20 2 11 12 6 0 48 3 7 14\n").unwrap();
-        let seen = [&told.read, &told.write, &told.flush, &told.discard]
+    fn the_kernels_counters_are_distinguished() {
+        let counted = counters("4 1 24 8 5 0 40 20 2 11 12 6 0 48 3 7 14\n").unwrap();
+        let seen = [&counted.read, &counted.write, &counted.flush, &counted.discard]
             .map(|kind| (kind.operations, kind.bytes, kind.mean_ns));
         let ms = |ms: u64| Some(ms * 1_000_000);
         let expected =
             [(4, 24 * 512, ms(2)), (5, 40 * 512, ms(4)), (7, 0, ms(2)), (6, 48 * 512, Some(500_000))];
-        assert_eq!((seen, told.in_flight), (expected, 2));
-        assert_eq!((told.read.errors, told.read.p50_ns, told.write_zeroes), (None, None, None));
+        assert_eq!((seen, counted.in_flight), (expected, 2));
+        assert_eq!((counted.read.errors, counted.read.p50_ns, counted.write_zeroes), (None, None, None));
         let old = counters("0 0 0 0 5 0 40 20 2 11 12").unwrap();
         assert_eq!((old.write.operations, old.flush.operations, old.read.mean_ns), (5, 0, None));
         for nonsense in ["", "1 2 3", "a b c d e f g h i j k", "1 2 3 4 5 6 7 8 -1 2 3"] {
@@ -149,10 +149,10 @@ mod tests {
     fn an_event_tells_the_numbers_of_a_disk() {
         let dev = rustix::fs::makedev(259, 508);
         let new = "MAJOR=259\nMINOR=508\nDEVNAME=ublkb509\nDEVTYPE=disk\nDISKSEQ=824\n";
-        assert_eq!(told_by_event(new), Some((dev, Some(824))));
-        assert_eq!(told_by_event("MAJOR=259\nMINOR=508\nDEVTYPE=disk\n"), Some((dev, None)));
+        assert_eq!(numbers_in(new), Some((dev, Some(824))));
+        assert_eq!(numbers_in("MAJOR=259\nMINOR=508\nDEVTYPE=disk\n"), Some((dev, None)));
         for nonsense in ["", "MAJOR=259\n", "MINOR=508\nMAJOR\n", "MAJOR=a\nMINOR=1\n"] {
-            assert_eq!(told_by_event(nonsense), None, "{nonsense:?}");
+            assert_eq!(numbers_in(nonsense), None, "{nonsense:?}");
         }
         assert_eq!(virtual_disk("no-such-disk"), None);
     }

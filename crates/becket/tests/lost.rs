@@ -54,8 +54,8 @@ fn lose(name: &str, via: &str) {
     assert_eq!(server["worker_pid"], info[WORKER]);
     let notes = server["notes"].as_array().unwrap();
     let confined = doctor.out.contains("confined: no capability");
-    let all_told = notes.iter().all(|note| doctor.out.contains(note.as_str().unwrap()));
-    assert!(if notes.is_empty() { confined } else { !confined && all_told }, "{doctor:?}");
+    let all_named = notes.iter().all(|note| doctor.out.contains(note.as_str().unwrap()));
+    assert!(if notes.is_empty() { confined } else { !confined && all_named }, "{doctor:?}");
     let used = Use::of(&device);
     let user = thread::spawn(move || {
         let file = direct(&device);

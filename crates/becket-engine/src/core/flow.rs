@@ -275,7 +275,7 @@ impl Core {
     }
 
     /// Takes in a note about a block or a unit.
-    pub(crate) fn told(&mut self, ring: &mut Ring, tag: u16, note: Note) {
+    pub(crate) fn note_came(&mut self, ring: &mut Ring, tag: u16, note: Note) {
         self.landed();
         match note {
             Note::Block { key, result } => {

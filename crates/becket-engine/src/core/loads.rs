@@ -35,7 +35,7 @@ const FEWEST: usize = 2;
 const MOST: usize = 8;
 /// Blocks that are read ahead of a sequential reader.
 const MOST_AHEAD: u32 = 4;
-/// Sequential readers that are told apart.
+/// Sequential readers that are distinguished.
 const STREAMS: usize = 4;
 
 /// What a queue needs to have blocks decoded.

@@ -216,7 +216,7 @@ fn decoded_bytes_come_from_a_file_of_memory_piece_by_piece() {
     for piece in [PIECE as u64, PIECE as u64, 512] {
         core.slab[2].way = Way::Waiting;
         let in_flight = core.in_flight;
-        core.told(&mut ring, 2, Note::Block { key, result: Ok(Arc::clone(&block)) });
+        core.note_came(&mut ring, 2, Note::Block { key, result: Ok(Arc::clone(&block)) });
         assert_eq!(core.in_flight, in_flight, "the word has come, and the operation is begun");
         let at = (from + done) as usize;
         let staged = core.memory_files.as_mut().unwrap().buffer(2)[..piece as usize].to_vec();

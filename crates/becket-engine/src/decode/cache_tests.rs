@@ -109,11 +109,11 @@ fn what_fails_is_told_and_not_kept() {
     bench.cache.finish(key(1), Err(Errno::IO), None);
     let mut notes = Vec::new();
     bench.waiter.mailbox.take(&mut notes);
-    let told: Vec<_> = notes
+    let seen: Vec<_> = notes
         .iter()
         .map(|(whom, note)| (whom.1, matches!(note, Note::Block { result: Err(Errno::IO), .. })))
         .collect();
-    assert_eq!(told, [(0, true), (1, true)]);
+    assert_eq!(seen, [(0, true), (1, true)]);
     assert!(!bench.get(1), "the next one tries again");
 }
 

@@ -59,7 +59,7 @@ proptest! {
             governor.ended(CLASSES[kind], now, work(CLASSES[kind], 4096));
             while let Some(next) = governor.next(CLASSES[kind]) {
                 assert_eq!(Some(next), waiting[kind].pop_front(), "the first in line");
-                assert!(governor.admit(CLASSES[kind], now, next), "whoever was called is admitted");
+                assert!(governor.admit(CLASSES[kind], now, next), "a request that was called is admitted");
                 running[kind].push(next);
             }
             assert!(waiting[kind].is_empty() || !running[kind].is_empty(), "somebody waits for nobody");

@@ -50,7 +50,7 @@ impl Rights {
                 }
                 self.asked.insert(*tag, Asking { op: *op, at: *at, len: bytes.len(), promises });
             }
-            Event::Told(tag, well) => {
+            Event::Answered(tag, well) => {
                 let Asking { op, at, len, mut promises } = self.asked.remove(tag).unwrap();
                 if !well {
                     return false;

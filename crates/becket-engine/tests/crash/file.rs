@@ -152,7 +152,7 @@ impl Recorded {
                     }
                 }
             }
-            Event::Asked(..) | Event::Told(..) => {}
+            Event::Asked(..) | Event::Answered(..) => {}
         }
     }
 

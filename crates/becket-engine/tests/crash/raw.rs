@@ -74,11 +74,11 @@ fn write_and_flush(syncs_early: bool, sync_is_well: bool) -> Vec<Event> {
         Event::Asked(0, write, 0, bytes.clone()),
         Event::Writes(0, false, 0, bytes),
         Event::Ended(0, true),
-        Event::Told(0, true),
+        Event::Answered(0, true),
         Event::Asked(1, Op::Flush, 0, Vec::new()),
         Event::Syncs(1),
         Event::Ended(1, sync_is_well),
-        Event::Told(1, true),
+        Event::Answered(1, true),
     ];
     if syncs_early {
         events[2..6].rotate_right(1);
@@ -98,7 +98,7 @@ fn an_early_sync_is_no_proof() {
 fn a_sync_after_one_that_failed_is_no_proof() {
     let mut events = write_and_flush(false, false);
     events.pop();
-    events.extend([Event::Told(1, false), Event::Asked(1, Op::Flush, 0, Vec::new()), Event::Syncs(1)]);
-    events.extend([Event::Ended(1, true), Event::Told(1, true)]);
+    events.extend([Event::Answered(1, false), Event::Asked(1, Op::Flush, 0, Vec::new()), Event::Syncs(1)]);
+    events.extend([Event::Ended(1, true), Event::Answered(1, true)]);
     assert!(lost(&events, 1).is_some_and(|lost| lost.contains("after event 11")));
 }

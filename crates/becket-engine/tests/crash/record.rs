@@ -26,7 +26,7 @@ pub(crate) enum Event {
     /// The client asks for something, under a tag; a place in its lanes, and the bytes.
     Asked(u16, Op, u64, Vec<u8>),
     /// It is told what came of that.
-    Told(u16, bool),
+    Answered(u16, bool),
     /// A write goes to the file: who writes, whether it is durable, where, and what.
     Writes(u16, bool, u64, Vec<u8>),
     /// The file gets another length.
@@ -59,7 +59,7 @@ pub(crate) struct Record {
     /// Syncs of the engine that are under way.
     syncing: usize,
     /// A sync of whoever makes room has failed: one of the engine is told that, too, since it has opened the file itself.
-    untold: bool,
+    unreported: bool,
 }
 
 pub(crate) type Log = Arc<Mutex<Record>>;
@@ -74,7 +74,7 @@ struct Recorder<F> {
 impl<F: Interceptor> Interceptor for Recorder<F> {
     fn fate(&self, operation: &Operation<'_>) -> Fate {
         let mut record = self.log.lock().unwrap();
-        if operation.op == Op::Flush && std::mem::take(&mut record.untold) {
+        if operation.op == Op::Flush && std::mem::take(&mut record.unreported) {
             return Fate::Fail(Errno::IO);
         }
         let fate = self.faults.fate(operation);
@@ -128,7 +128,7 @@ impl Watched {
         let lost = match event {
             // The kernel has tried, and forgets what it could not write. (Who syncs at the same time would be told by its end.)
             Event::Syncs(_) if fails && record.syncing == 0 => {
-                record.untold = true;
+                record.unreported = true;
                 true
             }
             Event::Syncs(_) => false,
@@ -212,7 +212,7 @@ impl Port for Client {
     fn completed(&mut self, _: &mut Io<'_>, _: Token, _: Answer) {}
 
     fn finished(&mut self, io: &mut Io<'_>, tag: u16, result: Result<u64, Errno>) {
-        self.log.lock().unwrap().events.push(Event::Told(tag, result.is_ok()));
+        self.log.lock().unwrap().events.push(Event::Answered(tag, result.is_ok()));
         self.left -= 1;
         self.next(io, tag);
         if self.left == 0 {

@@ -115,7 +115,7 @@ struct Maker<'a> {
 impl Maker<'_> {
     fn make(&mut self, uuid: String, minor: Option<u32>, table: &[uapi::Target]) -> Result<Made, Error> {
         let device = create(self.control, &uuid, minor, table, self.opened.read_only)
-            .map_err(|error| error.told(&self.opened.path))?;
+            .map_err(|error| error.into_error(&self.opened.path))?;
         self.made.push(uuid.clone());
         let made =
             Made { number: device.1, dev: rustix::fs::makedev(device.0, device.1), node: node_of(device.1) };
@@ -171,7 +171,7 @@ pub(super) enum Refused {
 }
 
 impl Refused {
-    pub(super) fn told(self, image: &std::path::Path) -> Error {
+    pub(super) fn into_error(self, image: &std::path::Path) -> Error {
         match self {
             Refused::Claimed => Error::Claimed { path: image.to_owned() },
             Refused::Io(doing, error) => Error::io(doing, image)(error),

@@ -74,7 +74,7 @@ pub fn repartition(mark: u64, promised: &[Partition]) -> Result<(), Error> {
     for entry in new {
         let uuid = uuid_of_partition(mark, entry.number);
         let (major, minor) = create(&control, &uuid, None, &wanted(entry), read_only)
-            .map_err(|refused| refused.told(&sysfs::node(&own)))?;
+            .map_err(|refused| refused.into_error(&sysfs::node(&own)))?;
         uapi::resume(control.as_fd(), &uuid, true).map_err(io("start a partition of"))?;
         node::ensure_block(&sysfs::node(&name(minor)), rustix::fs::makedev(major, minor))?;
     }

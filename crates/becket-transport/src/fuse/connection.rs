@@ -109,7 +109,7 @@ impl Connection {
         match self.tell(&message) {
             // It has no length in mind, since nobody has looked at the file yet.
             Err(rustix::io::Errno::NOENT) => Ok(()),
-            told => told.map_err(Error::io("make a file longer in", FUSE)),
+            result => result.map_err(Error::io("make a file longer in", FUSE)),
         }
     }
 

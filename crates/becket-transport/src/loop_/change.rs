@@ -8,7 +8,7 @@ use std::time::Duration;
 use becket_uapi::{block, loop_ as uapi};
 
 use super::device::{open_device, path};
-use super::status::told;
+use super::status::reported;
 use crate::Error;
 
 /// How often the driver is asked again that found dirty pages of the device (before Linux 5.18).
@@ -20,7 +20,7 @@ const ATTEMPTS: u32 = 64;
 /// The device is not bound, the file system of its image does not answer, or the driver refuses.
 pub fn set_size_limit(number: u32, limit: Option<u64>) -> Result<u64, Error> {
     let device = open_device(number, false)?;
-    let mut info = told(number, &device)?;
+    let mut info = reported(number, &device)?;
     let device = device.as_fd();
     info.lo_sizelimit = limit.unwrap_or(0);
     for attempt in 1.. {
@@ -46,7 +46,7 @@ pub fn set_size_limit(number: u32, limit: Option<u64>) -> Result<u64, Error> {
 pub fn change_image(number: u32, image: BorrowedFd<'_>) -> Result<(), Error> {
     let device = open_device(number, false)?;
     // The driver asks the old image, too, for its length.
-    told(number, &device)?;
+    reported(number, &device)?;
     uapi::change_fd(device.as_fd(), image).map_err(failed(number))
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use becket_uapi::{block, loop_ as uapi};
 
 use super::device::{is_absent, name, open_device, open_exclusive, path};
-use super::status::{known, told};
+use super::status::{known, reported};
 use crate::{Error, node, sysfs};
 
 /// How long the kernel may take to clear a device at its last close, which on all kernels seen is over with the close.
@@ -193,7 +193,7 @@ pub fn thaw(number: u32) {
 /// The device is not bound, the file system of its image does not answer, or the kernel refuses.
 pub fn refresh(number: u32) -> Result<u64, Error> {
     let device = open_device(number, false)?;
-    told(number, &device)?;
+    reported(number, &device)?;
     uapi::set_capacity(device.as_fd()).map_err(|error| match error.raw_os_error() {
         Some(libc::ENXIO) => Error::NotAttached { device: path(number) },
         _ => Error::io("resize", path(number))(error),

@@ -90,7 +90,7 @@ pub(super) fn settle(
 pub fn set_direct_io(number: u32, wanted: DirectIo) -> Result<(bool, String), Error> {
     let device = open_device(number, false)?;
     // The driver syncs the image while it holds the device.
-    status::told(number, &device)?;
+    status::reported(number, &device)?;
     let device = device.as_fd();
     let failed = |error: std::io::Error| match error.raw_os_error() {
         Some(libc::ENXIO) => Error::NotAttached { device: path(number) },

@@ -78,7 +78,7 @@ pub fn status(number: u32) -> Result<Option<LoopStatus>, Error> {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) => return Ok(None),
         Err(error) => return Err(error),
     };
-    let info = match told(number, &device) {
+    let info = match reported(number, &device) {
         Ok(info) => info,
         Err(Error::NotAttached { .. }) => return Ok(None),
         Err(error) => return Err(error),
@@ -110,11 +110,11 @@ pub fn status(number: u32) -> Result<Option<LoopStatus>, Error> {
 ///
 /// # Errors
 /// [`Error::NotAttached`], or [`Error::Silent`] after ten seconds.
-pub(super) fn told(number: u32, device: &File) -> Result<uapi::LoopInfo64, Error> {
+pub(super) fn reported(number: u32, device: &File) -> Result<uapi::LoopInfo64, Error> {
     let io = || Error::io("ask for the state of", path(number));
     let device = device.try_clone().map_err(io())?;
-    let told = aside::within(ANSWER, move || uapi::get_status64(device.as_fd()));
-    told.ok_or_else(|| Error::Silent { device: path(number) })?.map_err(|error| match error.raw_os_error() {
+    let answer = aside::within(ANSWER, move || uapi::get_status64(device.as_fd()));
+    answer.ok_or_else(|| Error::Silent { device: path(number) })?.map_err(|error| match error.raw_os_error() {
         Some(libc::ENXIO) => Error::NotAttached { device: path(number) },
         _ => io()(error),
     })

@@ -93,8 +93,8 @@ impl Bench {
 
     /// Turns until these have finished, and returns what came of them.
     fn await_all(&mut self, tags: &[u16]) -> Vec<Result<u64, Errno>> {
-        let mut told = std::collections::BTreeMap::new();
-        while !tags.iter().all(|tag| told.contains_key(tag)) {
+        let mut results = std::collections::BTreeMap::new();
+        while !tags.iter().all(|tag| results.contains_key(tag)) {
             if !self.core.has_finished() {
                 for index in 0..self.ring.wait().unwrap() {
                     let completion = self.ring.taken(index);
@@ -106,12 +106,12 @@ impl Bench {
             }
             let finished = self.core.take_finished();
             for (tag, result) in &finished {
-                assert_eq!(told.insert(*tag, *result), None, "tag {tag} finishes once");
+                assert_eq!(results.insert(*tag, *result), None, "tag {tag} finishes once");
             }
             self.core.give_list_back(finished);
             self.core.turn_ended(false);
         }
-        tags.iter().map(|tag| told[tag]).collect()
+        tags.iter().map(|tag| results[tag]).collect()
     }
 }
 

@@ -21,7 +21,8 @@ use crate::record::runtime::Runtime;
 use crate::record::store::{self, Store};
 use crate::system::describe::unasked_read_only;
 
-/// The most extents of a map that goes as a part of a message: varlink's reader and writer take long ones in small bites.
+/// The most extents of a map that is sent inside a message: varlink's reader and writer handle long ones
+/// slowly.
 const MAP_IN_MESSAGE: usize = 256;
 
 /// Attaches the image at `image`.

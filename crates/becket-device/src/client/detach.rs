@@ -111,8 +111,9 @@ fn is_there(store: &Store, device: &Device) -> Result<bool, Error> {
     Ok(found.is_some_and(|found| found.mark == device.mark && lives(&System, &found)))
 }
 
-/// Tries until the device was unused, which `attempt` asks the kernel. Only when it is in use its users are looked
-/// for, which takes a walk over /proc: those who stay are an error at once, those who may be passing only after a while.
+/// Retries until the device is unused, which `attempt` asks the kernel. Its users are searched for only when
+/// it is in use, because that takes a walk over /proc: lasting users are an error at once, passing ones only
+/// after a while.
 fn once_unused(
     info: &DeviceInfo,
     options: &DetachOptions,
@@ -137,12 +138,12 @@ fn once_unused(
     Ok(())
 }
 
-/// Takes over a changed size of the image of the device that goes by `target`, and a changed partition table. That
-/// nothing has changed is no error, and a disk whose length is fixed (that of a qcow2) has not changed it.
+/// Takes over a changed size of the image of the device that `target` names, and a changed partition table.
+/// It is no error if nothing has changed; a disk of fixed length (that of a qcow2) never changes its size.
 ///
 /// # Errors
-/// There is no such device, the size has changed and its transport cannot follow, or a partition is in use that the
-/// table does not have any more.
+/// There is no such device, the size has changed and its transport cannot follow, or a partition is in use
+/// that the table no longer has.
 pub fn refresh(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
     let store = Store::open(Runtime::open()?)?;
     let mut device = resolve(&store, target.as_ref())?;

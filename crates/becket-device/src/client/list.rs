@@ -52,11 +52,11 @@ struct Found {
     unknown: Vec<Unknown>,
 }
 
-/// A device as its users find it: anybody with the right can tell them by `BLKROSET` that it is read-only, or is not, and
-/// move the ends of its partitions.
+/// A device as its users find it: any privileged process can make it read-only or writable with `BLKROSET`,
+/// and move the ends of its partitions.
 ///
-/// That is for people. What is decided goes by the record: the kernel only warns of writes to what it calls read-only, and
-/// what was mounted for writing before goes on writing.
+/// This is for display. Decisions use the record: the kernel only warns of writes to what it calls read-only,
+/// and a file system that was mounted for writing before goes on writing.
 fn as_users_see(mut info: DeviceInfo) -> DeviceInfo {
     if info.state != DeviceState::Lost
         && let Some(reported) = sysfs::flag(&disk_of(&info), "ro")
@@ -68,8 +68,8 @@ fn as_users_see(mut info: DeviceInfo) -> DeviceInfo {
     info
 }
 
-/// The devices whose supervisor or worker does not respond, or is of another version. Makes nothing where becket keeps no
-/// records.
+/// The devices whose supervisor or worker does not respond, or is of another version. Creates nothing where
+/// becket keeps no records.
 ///
 /// # Errors
 /// The records cannot be read.
@@ -100,7 +100,7 @@ pub fn find(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
     Ok(resolve(&store, target.as_ref())?.info)
 }
 
-/// The records that stand for devices, brought up to date. Devices of ours that have none are given one first.
+/// The records of devices, brought up to date. Devices of becket's without a record are given one first.
 pub(crate) fn devices(store: &Store) -> Result<Vec<Device>, Error> {
     Ok(found(store)?.devices)
 }
@@ -196,8 +196,8 @@ fn current(store: &Store, kernel: &impl Kernel, mut device: Device) -> Option<De
     }
 }
 
-/// The device of ours that has the image: where several have it, the first of them; but none where they have different
-/// parts of it, of which only the locks know who is meant.
+/// The device of becket's that has the image. If several have it, the first of them; none if they have
+/// different parts of it, because only the locks know which one is meant.
 pub(crate) fn holder_of(store: &Store, image: &Path) -> Result<Option<DeviceInfo>, Error> {
     let id = fs::metadata(image).map_err(Error::io("look at", image))?;
     let same = |device: &Device| (device.image.dev, device.image.ino) == (id.dev(), id.ino());
@@ -305,7 +305,7 @@ fn seen(path: &Path) -> Option<Seen> {
     })
 }
 
-/// The device whose image had that path when it was attached. No link on the way can be followed, so this finds fewer than might be meant.
+/// The device whose image had that path when it was attached. No link can be followed, so it may miss some.
 fn unseen(devices: Vec<Device>, path: &Path) -> Result<Device, Error> {
     let same = |device: &Device| std::path::absolute(path).is_ok_and(|path| device.info.image == path);
     let found: Vec<Device> = devices.into_iter().filter(same).collect();

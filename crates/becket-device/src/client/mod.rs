@@ -1,5 +1,5 @@
-//! What runs in the process of a command: it opens images, makes devices of the kernel's own drivers, and asks the
-//! supervisor for all others.
+//! Code that runs in the process of a command: it opens images, makes devices of the kernel's own drivers,
+//! and asks the supervisor for all others.
 
 mod attach;
 mod detach;

@@ -21,7 +21,7 @@ const APPEAR: std::time::Duration = std::time::Duration::from_secs(5);
 /// Brings kernel, nodes, links and record of a device to what its partition table says now.
 ///
 /// # Errors
-/// The table cannot be read, or a partition is in use that the table does not have any more. All others are done.
+/// The table cannot be read, or a partition is in use that the table no longer has. All others are done.
 pub(crate) fn refresh(store: &Store, device: Device) -> Result<DeviceInfo, Error> {
     let info = &device.info;
     // The files of a rootless device are fixed while it lives, and a user's own device has no partitions.
@@ -109,7 +109,7 @@ fn present(info: &DeviceInfo) -> Vec<KernelPartition> {
     }
 }
 
-/// Those of device-mapper are disks of their own: where one begins stands in the table, or else in the record.
+/// Those of device-mapper are disks of their own: their starts are in the table, or else in the record.
 fn dm_partitions(info: &DeviceInfo, table: &[Partition]) -> Vec<KernelPartition> {
     let starts = |number| {
         let entry = table.iter().find(|entry| entry.number == number).map(|entry| entry.start);
@@ -119,7 +119,7 @@ fn dm_partitions(info: &DeviceInfo, table: &[Partition]) -> Vec<KernelPartition>
     found.filter_map(|(number, name)| dm::partition(number, &name, starts(number).unwrap_or(0))).collect()
 }
 
-/// What the kernel has by now, for `list`: with the names of the record where that speaks of the same partition.
+/// What the kernel has by now, for `list`, with the record's names where it describes the same partition.
 pub(crate) fn as_they_are(info: &DeviceInfo) -> Vec<PartitionInfo> {
     if info.is_file() || info.state == DeviceState::Lost {
         return info.partitions.clone();

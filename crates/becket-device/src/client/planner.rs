@@ -20,8 +20,8 @@ static UBLK: Remembered = Remembered::new(&UblkTransport);
 static LOOP: Remembered = Remembered::new(&LoopTransport);
 static FUSE: Remembered = Remembered::new(&FuseTransport);
 
-/// A transport that, once it works, is not asked again whether it does: a question costs about as much as a device, and
-/// many images ask it. One that has gone meanwhile fails when it is used, and says so then.
+/// A transport that once works is not probed again: a probe costs about as much as a device, and many images
+/// need one. A transport that has gone meanwhile fails when it is used.
 struct Remembered {
     transport: &'static dyn Transport,
     works: OnceLock<Probe>,
@@ -212,7 +212,8 @@ fn suits(kind: Kind, options: &AttachOptions, leased: bool) -> Result<(), No> {
         }
         Kind::Fuse => return Ok(()),
     };
-    // The kernel takes such a device away at its last close, and the first last close is the attaching command's own.
+    // The kernel removes such a device at its last close, and the first last close is the attaching command's
+    // own.
     if options.autoclear && !leased {
         return no(
             &format!("{driver} would {leaves} an autoclear device as soon as this command ends"),

@@ -1,5 +1,6 @@
-//! Loop devices of ours that no record speaks of: their runtime directory was removed, and no server made it again.
-//! That a device is ours is known by its link: one to which no link of ours leads is left alone.
+//! Loop devices of becket's without a record: their runtime directory was removed, and no server made it
+//! again.
+//! A device is known as becket's by its link: one to which no link of becket's leads is left alone.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -7,7 +7,7 @@ use becket_transport::ublk::privileged;
 
 use crate::contract::{AttachOptions, Error, ErrorKind, Partitions};
 
-/// Gives the nodes of a ublk device to the user without privileges who has added it. Nothing happens to other devices.
+/// Gives the nodes of a ublk device to the unprivileged user who has added it. Other devices are left alone.
 ///
 /// # Errors
 /// There is no such device, or this process is not root's.

@@ -1,5 +1,5 @@
-//! What it takes to serve a device again: how it was served, and the descriptors that go with it. Supervisor, worker and
-//! guard have a copy each.
+//! What it takes to serve a device again: how it was served, and the descriptors that go with it. Supervisor,
+//! worker and guard have a copy each.
 //! It never holds the device's own ublkcN: the kernel waits for the last copy of that when a worker dies.
 
 use std::io;
@@ -41,8 +41,8 @@ pub(crate) struct Keepsakes {
 }
 
 impl Kept {
-    /// Its descriptors in the order of the protocol: of each file the buffered one and the direct one where there is
-    /// one, then the lease, then the control group, then the table of encoded blocks.
+    /// Its descriptors in the order of the protocol: of each file the buffered one and the direct one if
+    /// there is one, then the lease, then the control group, then the table of encoded blocks.
     pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         descriptors(&self.files, &self.keepsakes)
     }

@@ -149,7 +149,8 @@ pub(crate) struct Set {
     pub(crate) read_only: Option<bool>,
     /// 0 for none.
     pub(crate) size_limit: Option<u64>,
-    /// Fewest bytes that the device may be left with: what its users were looked at for. The image may have become shorter.
+    /// Fewest bytes that the device may be left with: its users were checked for this size. The image may
+    /// have become shorter.
     pub(crate) shortest: u64,
     pub(crate) image: Option<NewImage>,
 }
@@ -406,7 +407,7 @@ mod tests {
         assert!(serde_json::from_value::<Attach>(value).is_err());
     }
 
-    /// Calls with bytes changed, cut out, doubled and put elsewhere: whatever is taken for a call means something, which is
+    /// Calls with bytes changed, cut out, doubled and moved: whatever is accepted as a call has a meaning, is
     /// what goes on the wire again, and its map has no gap.
     #[test]
     fn damaged_calls_are_refused_or_mean_what_they_say() {

@@ -1,7 +1,8 @@
 //! Paths as text, for records, calls and JSON: any path goes there and comes back as the bytes that it is.
 //!
-//! A path that is UTF-8 is written as it is. Any other is written as `file:` with the path behind it, in which every byte
-//! but letters, digits and `/._-~` is `%XX` (RFC 8089). A path that itself begins with `file:` is written so, too.
+//! A path that is UTF-8 is written as it is. Any other is written as `file:` followed by the path, in which
+//! every byte but letters, digits and `/._-~` is `%XX` (RFC 8089). A path that itself begins with `file:` is
+//! written so, too.
 
 use std::borrow::Cow;
 use std::ffi::OsString;

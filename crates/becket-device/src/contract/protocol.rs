@@ -1,14 +1,15 @@
-//! The words between supervisor and worker: one JSON object per packet, descriptors beside it. What is too long for a
-//! packet (the map of an image in many pieces) lies in a file in memory, whose descriptor comes first.
-//! It never accepts a packet that was cut, a part of its descriptors, nor any that nobody announced.
+//! The messages between supervisor and worker: one JSON object per packet, with descriptors. What is too long
+//! for a packet (the map of an image in many pieces) is in a memfd, whose descriptor comes first.
+//! It never accepts a packet that was truncated, only a part of its descriptors, nor any that were not
+//! announced.
 //!
 //! # The introduction
 //!
-//! A successor's first words are a [`Speech`](crate::contract::versions::Speech), and the last words of a worker's introduction are
-//! [`Report::Handed`]. Both
-//! keep their shape for ever, and fields that are not known are ignored in them. All words between and after them are of
-//! the newest version that both speak; a worker that shares no version with a successor sends `Handed` alone and waits
-//! for another successor. A device is handed over only to a successor that understands what it [`Serve::needs`].
+//! A successor's first message is a [`Speech`](crate::contract::versions::Speech), and the last message of a
+//! worker's introduction is [`Report::Handed`]. Both keep their shape for ever, and unknown fields are
+//! ignored in them. All messages between and after them are of the newest version that both speak; a worker
+//! that shares no version with a successor sends `Handed` alone and waits for another successor. A device is
+//! handed over only to a successor that understands what it [`Serve::needs`].
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -40,15 +41,16 @@ const MOST_FDS: usize = 253;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Order {
-    /// Serve a device. The descriptors: [its own](Serve::own_descriptors), then those of [`Kept`](super::kept::Kept).
+    /// Serve a device. The descriptors: [its own](Serve::own_descriptors), then those of
+    /// [`Kept`](super::kept::Kept).
     Serve(Box<Serve>),
     /// Take the next supervisor's call here, once this one is gone. The descriptor: a socket that listens.
     Await,
-    /// Serve a device otherwise, from one request to the next. The descriptors: those of its files, where such are given.
-    /// Answered like `Serve`; a device of which it `Failed` goes on as before.
+    /// Serve a device otherwise, from one request to the next. The descriptors: those of its files, if any
+    /// are given. Answered like `Serve`; a device for which it answers `Failed` goes on as before.
     Change(Box<Change>),
-    /// Take no more requests of a FUSE device and finish those that were taken. `Closed` follows; its kernel side keeps the
-    /// others for the next worker.
+    /// Take no more requests of a FUSE device and finish those that were taken. `Closed` follows; its kernel
+    /// side keeps the others for the next worker.
     Leave { id: u32 },
     /// Say what a device has done. Answered by `Counted`.
     Stat { id: u32 },
@@ -97,15 +99,15 @@ pub(crate) struct Serve {
     pub(crate) cgroup: bool,
     /// FUSE: partitions that are files too, by number, first byte and length.
     pub(crate) partitions: Vec<(u32, u64, u64)>,
-    /// The features without which it cannot be served. A new field is left out where it says nothing new, and has a feature
-    /// of its own where it may not be ignored.
+    /// The features without which it cannot be served. A new field is omitted where it says nothing new, and
+    /// has a feature of its own where it must not be ignored.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) needs: Vec<String>,
 }
 
 impl Serve {
-    /// How many descriptors of the device itself come first: its ublkcN; or the worker's end of the tether, the other end,
-    /// and one of the connection for each queue.
+    /// How many descriptors of the device itself come first: its ublkcN; or the worker's end of the tether,
+    /// the other end, and one of the connection for each queue.
     pub(crate) fn own_descriptors(&self) -> usize {
         match self.kind {
             Kind::Fuse => 2 + usize::from(self.queues),
@@ -159,7 +161,8 @@ impl Change {
 /// How a worker ends its introduction. Its shape never changes: see the head of this module.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Handed {
-    /// The version that is spoken from now on. Where there is none that both know: the newest that the worker speaks.
+    /// The version that is spoken from now on. If there is none that both know: the newest that the worker
+    /// speaks.
     pub(crate) version: u32,
     /// The features that the worker understands; said to a successor that speaks of its own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -178,7 +181,8 @@ fn is_none(withheld: &u32) -> bool {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Report {
-    /// It has given up its rights and waits for orders; the notes are precautions that the environment forbids.
+    /// It has dropped its privileges and waits for orders; the notes are precautions that the environment
+    /// forbids.
     Started { threads: usize, notes: Vec<String> },
     /// It will not serve at all.
     Refused { why: String },
@@ -186,14 +190,15 @@ pub(crate) enum Report {
     Ready { id: u32, first: u32 },
     /// The device could not be served. `Closed` still follows.
     Failed { id: u32, why: String },
-    /// The same, since a table is full; where less of the device would fit, how deep its queues could be without copying.
+    /// The same, because a table is full; if less of the device would fit, how deep its queues could be
+    /// without copying.
     Full { id: u32, why: String, room: Option<u16> },
     /// What the device has done; nothing when it is not served here.
     Counted { id: u32, stats: Option<Box<Summary>> },
     /// Every descriptor of the device is closed.
     Closed { id: u32 },
-    /// To a successor: a device that it serves. The descriptors: those of [`Kept`](super::kept::Kept), then those of its own
-    /// [that are needed](Serve::link_descriptors).
+    /// To a successor: a device that it serves. The descriptors: those of [`Kept`](super::kept::Kept), then
+    /// those of its own [that are needed](Serve::link_descriptors).
     Held(Box<Serve>),
     /// To a successor: all has been said.
     Handed(Handed),
@@ -306,7 +311,8 @@ pub(crate) fn receive_packet(
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet was cut"));
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
-        // This process may not have that many open. The words are whole: who needs descriptors misses them and says so.
+        // This process may not have that many open. The message is whole: its reader misses the descriptors
+        // and reports that.
         fds.clear();
     }
     Ok(Some((received.bytes, fds)))
@@ -409,7 +415,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// As workers of the builds before say it: a field that is gone must not keep their devices from being taken over.
+    /// As workers of earlier builds send it: a removed field must not keep their devices from being taken
+    /// over.
     #[test]
     fn what_older_workers_hold_is_understood() {
         let held = serve(Vec::new());

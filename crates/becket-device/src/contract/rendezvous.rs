@@ -1,8 +1,8 @@
 //! Where a worker and the successor of its supervisor meet: a socket in the runtime directory that listens.
 //! Nobody but the worker's own user and root is ever answered, on either side.
 //!
-//! The supervisor makes the socket and hands it to the worker, which opens nothing itself. It is not listened to
-//! before the supervisor's own connection is gone: an earlier caller waits.
+//! The supervisor makes the socket and hands it to the worker, which opens nothing itself. The worker does
+//! not listen to it before the supervisor's own connection is gone: an earlier caller waits.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -35,8 +35,8 @@ pub(crate) fn take_over(socket: impl AsFd) -> io::Result<()> {
     Ok(listen(socket, BACKLOG)?)
 }
 
-/// In the successor: calls a worker and hands it one end of a new connection, whose other end is returned with the
-/// worker's number.
+/// In the successor: calls a worker and hands it one end of a new connection, whose other end is returned
+/// with the worker's number.
 ///
 /// # Errors
 /// `ConnectionRefused` or `NotFound`: no worker listens there any more.

@@ -39,7 +39,8 @@ impl Write for Bounded {
     }
 }
 
-/// Makes a file of what `write` writes. One of more than [`LARGEST`] bytes is an error, [`io::ErrorKind::FileTooLarge`].
+/// Makes a file of what `write` writes. More than [`LARGEST`] bytes are an error,
+/// [`io::ErrorKind::FileTooLarge`].
 pub(crate) fn file(
     name: &str,
     write: impl FnOnce(&mut BufWriter<Bounded>) -> io::Result<()>,

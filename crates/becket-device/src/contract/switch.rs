@@ -1,5 +1,5 @@
-//! Whether the page cache is gone past, as it stands in messages between programs of different versions: a switch, and a word for
-//! what a switch cannot say.
+//! Whether the page cache is bypassed, as messages between programs of different versions say it: a switch,
+//! and a string for what a switch cannot say.
 
 use becket_image::DirectIo;
 use serde::{Deserialize, Deserializer, Serializer};

@@ -1,5 +1,5 @@
-//! The table of an image's encoded blocks on its way from the client to the worker: a file in memory that nobody can
-//! change any more. The supervisor passes it on and never reads it.
+//! The table of an image's encoded blocks on its way from the client to the worker: a sealed memfd, which
+//! nothing can change any more. The supervisor passes it on and never reads it.
 
 use std::io;
 use std::os::fd::OwnedFd;

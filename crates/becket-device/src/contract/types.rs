@@ -142,8 +142,8 @@ pub struct AttachOptions {
     pub faults: Option<Faults>,
     /// A process of its own moves the device's bytes (ublk).
     pub isolate: bool,
-    /// Bytes of decoded blocks that the server may keep for all its devices, where parts of the image are compressed; its
-    /// choice when not given.
+    /// Bytes of decoded blocks that the server may keep for all its devices, where parts of the image are
+    /// compressed; the server chooses when it is not given.
     pub cache_size: Option<u64>,
     /// The directory of the control group that this process belongs in; the server's own when not given.
     pub cgroup: Option<PathBuf>,
@@ -172,7 +172,7 @@ pub enum DeviceState {
     Live,
     /// Its worker died and another one is about to take over. Requests wait.
     Recovering,
-    /// Its workers die again and again; it is tried ever more rarely. Requests wait, and `detach` makes them fail.
+    /// Its workers die repeatedly; retries become ever rarer. Requests wait, and `detach` makes them fail.
     Failing,
     /// Nobody moves its bytes any more: its worker died, and none can take over. `detach` cleans up.
     Lost,
@@ -182,7 +182,8 @@ pub enum DeviceState {
     Detaching,
     /// The process that serves it, or its supervisor, is stopped or does not answer. Requests wait.
     NotResponding,
-    /// Another version of becket attached it, and this one does not understand its record or its worker. It is left alone.
+    /// Another version of becket attached it, and this one does not understand its record or its worker. It
+    /// is left alone.
     UnknownVersion,
 }
 

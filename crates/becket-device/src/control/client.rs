@@ -84,8 +84,8 @@ where
     }
 }
 
-/// Asks the supervisor which of its workers do not respond; `None` when none runs, an error when it does not answer in
-/// time itself.
+/// Asks the supervisor which of its workers do not respond; `None` when no supervisor runs, an error when it
+/// does not itself answer in time.
 pub(crate) fn ping(runtime: &Runtime, patience: Duration) -> Result<Option<Pulse>, ()> {
     let stream = match connect(runtime) {
         Ok(Some(stream)) => stream,
@@ -163,8 +163,8 @@ struct Line {
 }
 
 thread_local! {
-    /// The line of this thread's last call. A thread that attaches one image after the other then needs a new thread of
-    /// the supervisor for the first of them only, and none of them waits for another thread's.
+    /// The connection of this thread's last call. A thread that attaches several images then needs a new
+    /// thread of the supervisor for the first of them only, and none of them waits for another thread's.
     static KEPT: RefCell<Option<Line>> = const { RefCell::new(None) };
 }
 
@@ -194,8 +194,8 @@ impl Line {
         KEPT.take().filter(|line| line.place == runtime.socket())
     }
 
-    /// For this thread's next call. Only a line on which a call has succeeded: what an answer to another call would mean is
-    /// nothing that anybody has to think about.
+    /// For this thread's next call. Only a connection on which a call has succeeded is kept: an answer to
+    /// another call cannot arrive on it.
     fn keep(self) {
         KEPT.set(Some(self));
     }

@@ -26,12 +26,12 @@ pub(crate) const SUPERVISOR: Duration = Duration::from_millis(2500);
 /// How long an answer is waited for before it is asked who responds.
 pub(crate) const DOUBT: Duration = Duration::from_millis(1000);
 
-/// How long a process that is not stopped may answer nothing before a call is given up: on a machine that is very
-/// busy an answer can take seconds.
+/// How long a process that is not stopped may leave a call unanswered before the call is given up: on a very
+/// busy machine an answer can take seconds.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// What a caller makes of a check: a stopped process is an error at once, a silent one after [`SILENCE`]. `silent` says
-/// since when it has been silent.
+/// What a caller makes of a check: a stopped process is an error at once, a silent one after [`SILENCE`].
+/// `silent` says since when it has been silent.
 pub(crate) fn given_up(checked: io::Result<()>, silent: &mut Option<Instant>) -> io::Result<()> {
     let Err(error) = checked else {
         *silent = None;

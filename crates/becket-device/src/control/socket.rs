@@ -1,5 +1,5 @@
-//! The connection between a command and the supervisor, as zlink wants it. Both ends speak in turns, each on a thread of its own,
-//! so both wait in the kernel: no reactor's thread has to be woken for each word.
+//! The connection between a command and the supervisor, as zlink wants it. Both ends speak in turns, each on
+//! a thread of its own, so both wait in the kernel: no reactor's thread has to be woken for each message.
 //! It frames nothing and parses nothing.
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -80,8 +80,8 @@ impl ReadHalf for Waiting {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = loop {
             let mut buffers = [IoSliceMut::new(buf)];
-            // What comes along closes on exec from the beginning: a worker that is started must not inherit an image and
-            // its locks.
+            // Received descriptors are close-on-exec from the beginning: a worker that is started must not
+            // inherit an image and its locks.
             match rustix::net::recvmsg(&self.stream, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC) {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => self.go_on()?,

@@ -66,8 +66,8 @@ fn judge_loop(kernel: &impl Kernel, device: &Device) -> Verdict {
     Verdict::There(if leaving { DeviceState::Detaching } else { DeviceState::Live })
 }
 
-/// A loop device is there as long as its use lasts, served or not. A file is there as long as its directory, which is
-/// what is left of one that nobody serves and has to be cleaned up.
+/// A loop device exists as long as its use lasts, served or not. A file exists as long as its directory,
+/// which is what is left of one that has no server and has to be cleaned up.
 fn judge_fuse(kernel: &impl Kernel, device: &Device) -> Verdict {
     let (served, supervised) = kept(kernel, device);
     if device.starting {

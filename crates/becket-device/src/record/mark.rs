@@ -1,6 +1,6 @@
-//! The number that the kernel keeps with each ublk device of becket's: it tells one device from the next with its number,
-//! and becket's own from those of other programs.
-//! It is no secret and gives nobody a right.
+//! The number that the kernel keeps with each ublk device of becket's: it distinguishes a device from the
+//! next one with its number, and becket's own from those of other programs.
+//! It is no secret and gives no rights.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -9,8 +9,8 @@ use becket_transport::Kind;
 use crate::record::runtime::Runtime;
 use crate::record::store::{Entry, hash};
 
-/// How many of its bits are the device's own. The others are those of the becket that made it: of the directory of its
-/// records, since there may be several.
+/// How many of its bits are the device's own. The others identify the becket that made it by the directory of
+/// its records, because there may be several.
 const OWN: u32 = 40;
 
 /// One that no other device has.

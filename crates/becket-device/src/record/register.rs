@@ -15,8 +15,8 @@ pub(crate) fn claim(store: &Store, name: Option<&str>, opened: &Opened) -> Resul
     name.map(|name| store.claim(name, &opened.path, |device| lives(&System, device))).transpose()
 }
 
-/// Records a device that is there, under the name that was claimed for it, or else under the kernel's name, or that with a
-/// number behind it: a user may have chosen this very name for another device.
+/// Records a device under the name that was claimed for it, or else under the kernel's name, or that with a
+/// number appended: a user may have chosen this very name for another device.
 pub(crate) fn record(
     store: &Store,
     claimed: Option<Claim>,

@@ -10,20 +10,21 @@
 //!
 //! # Two words for one device
 //!
-//! A served device is recorded twice: before it has a disk, and when it has one. The second word is written behind the first,
-//! in the same file: a rename would cost a new inode and the end of the old one. Readers take the last record that is whole.
-//! All later changes replace the file. Where the file system is full they are written behind the others
-//! instead, into room that was reserved when the file was made: a successor must be able to say that a device
-//! is its own now.
+//! A served device is recorded twice: before it has a disk, and when it has one. The second record is
+//! appended to the first, in the same file: a rename would cost a new inode and the end of the old one.
+//! Readers take the last whole record. All later changes replace the file. If the file system is full they
+//! are appended instead, into room that was reserved when the file was made: a successor must be able to say
+//! that a device is its own now.
 //!
 //! # What lasts, and how long
 //!
-//! A record has to outlive every process of becket, and that is all: it speaks of a device of this boot, which ends with
-//! the kernel that has it, and after a restart it is set aside (it names its boot). The page cache outlives processes, so
-//! for lasting nothing would have to be synced. Yet a device's record is, before it is announced and before it takes the
-//! place of the one before it: a disk that is full or broken is found out now, and not when the record is needed. A claim
-//! is not, for it is worth nothing without its living claimant; nor is the directory, since a name that a power cut
-//! takes away would have meant nothing. Where records usually are, in memory, syncing costs nothing.
+//! A record must outlive every process of becket, and no more: it describes a device of this boot, which ends
+//! with the kernel that has it. After a restart it is set aside (it names its boot). The page cache outlives
+//! processes, so nothing would have to be synced to last. A device's record is synced all the same before it
+//! is announced and before it replaces the previous one: a full or broken disk shows now, and not when the
+//! record is needed. A claim is not synced, because it is worthless without its living claimant; nor is the
+//! directory: a name that a power cut removes would have meant nothing. Records are usually in memory, where
+//! syncing is free.
 
 mod order;
 mod reading;
@@ -59,7 +60,8 @@ const LONGEST_NAME: usize = 63;
 /// Descriptors of the file of locks that are kept open.
 const MOST_LOCKS: usize = 8;
 
-/// Two records in one file are no longer than this, in bytes: what fits in a page is there at once, for all who read.
+/// Two records in one file are no longer than this, in bytes: what fits in a page is visible at once to all
+/// readers.
 const AMENDED: u64 = 4096;
 /// Bytes that each device's record has in its file system from the beginning.
 const RESERVED: u64 = 2 * AMENDED;
@@ -245,7 +247,8 @@ impl Store {
         }
     }
 
-    /// Under the name's lock: whether the name can be taken. What is no record of this boot is then set aside.
+    /// Under the name's lock: whether the name can be taken. What is no record of this boot is then set
+    /// aside.
     fn is_free(&self, name: &str, lives: impl Fn(&Device) -> bool) -> Result<(), Error> {
         let (image, device) = match self.look(name)? {
             Looked::Entry(Entry::Claim { image, claimant }) if claimant.alive() => (image, None),
@@ -343,7 +346,8 @@ impl Store {
         file.sync_data()
     }
 
-    /// The same of a record that was just written, and most likely nobody has touched since: the new one comes behind it.
+    /// The same of a record that was just written and has most likely not changed since: the new one is
+    /// appended.
     pub(crate) fn amend(&self, old: &Device, then: &Written, new: &Device) -> Result<bool, Error> {
         let name = &old.info.name;
         let path = self.path(name);
@@ -450,7 +454,8 @@ impl Store {
     }
 }
 
-/// A record's lock. Its file is opened once for as many as are locked at the same time, and is then used again.
+/// A record's lock. Its file is opened once for as many as are locked at the same time, and is then used
+/// again.
 struct Locked<'a> {
     file: Option<File>,
     place: u64,
@@ -509,7 +514,8 @@ impl Prepared {
         Ok(Prepared { beside, place: place.to_owned(), written: Written { file, len: text.len() as u64 } })
     }
 
-    /// Puts it in its place where no record is there. Gives it back where one is, or the file system cannot say: who looks will see.
+    /// Moves it into place if no record is there. Returns it if one is, or if the file system cannot say: the
+    /// caller checks.
     fn publish_first(mut self) -> Result<Written, Prepared> {
         match rustix::fs::renameat_with(CWD, &self.beside.path, CWD, &self.place, RenameFlags::NOREPLACE) {
             Ok(()) => {
@@ -544,7 +550,7 @@ impl Drop for Beside {
     }
 }
 
-/// Where in the file of locks a name's is, for example: the same for every process, so it is no hash with a random key
+/// Where in the file of locks a name's lock is: the same for every process, so not a hash with a random key
 /// (FNV-1a).
 pub(crate) fn hash(name: &str) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
@@ -580,7 +586,7 @@ impl Drop for Claim {
 /// Names become file names in the runtime directory and in /dev.
 ///
 /// # Errors
-/// It cannot be a device's name: only letters, digits, `.`, `_` and `-`, at most 63 of them, a letter or digit first.
+/// It cannot be a device's name: only letters, digits, `.`, `_` and `-`, at most 63, a letter or digit first.
 pub fn check_name(name: &str) -> Result<(), Error> {
     let bad = |why| Err(Error::Name { name: name.to_owned(), why });
     let Some(first) = name.bytes().next() else { return bad("it is empty") };

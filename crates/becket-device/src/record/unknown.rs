@@ -57,7 +57,8 @@ impl Unknown {
     }
 }
 
-/// For a device with a record that no server of ours owns. `served`: its worker lives, and its users rely on that.
+/// For a device with a record that no server of ours owns. `served`: its worker lives, and its users rely on
+/// that.
 pub(crate) fn not_owned(device: &Device, served: bool) -> Error {
     let name = &device.info.name;
     if let Some(why) = device.unspoken.as_ref().filter(|_| served) {

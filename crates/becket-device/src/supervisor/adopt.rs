@@ -1,8 +1,8 @@
-//! What a supervisor finds when it begins: records, devices of the kernel, and workers that serve them without a
-//! supervisor. Each device gets its supervisor again, or is said to be lost.
+//! What a supervisor finds when it starts: records, devices of the kernel, and workers that serve them
+//! without a supervisor. Each device gets its supervisor again, or is reported as lost.
 //!
-//! A record alone is believed nothing: the kernel has to know the device by its mark, and a worker has to hold it. Nor is a worker
-//! alone: see [`super::claims`].
+//! A record alone is not trusted: the kernel has to know the device by its mark, and a worker has to hold it.
+//! Nor is a worker alone: see [`super::claims`].
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -107,7 +107,8 @@ impl Supervisor {
         }
         let Some((kept, server)) = found else {
             unserved(record)?;
-            // Nobody will ever carry out what its users wait for. They get errors; its record stays until it is detached.
+            // Nothing will ever carry out these requests. They get errors; the record stays until the device
+            // is detached.
             driver.stop(id)?;
             let mut lost = record.clone();
             lost.info.state = DeviceState::Lost;
@@ -186,7 +187,8 @@ fn is_dead(info: &DevInfo) -> bool {
     info.state == UBLK_S_DEV_DEAD
 }
 
-/// What the worker holds counts: our predecessor may have died when it had changed the device and not yet its record.
+/// The worker's state counts: our predecessor may have died when it had changed the device and not yet its
+/// record.
 fn as_served(device: &mut Device, kept: &Kept) {
     let Device { info, image, format, .. } = device;
     info.size = kept.serve.geometry.size;

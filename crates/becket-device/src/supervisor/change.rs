@@ -1,4 +1,5 @@
-//! Live changes of a device that becket serves: what it is to become is worked out first, then kernel and worker follow.
+//! Live changes of a device that becket serves: the new state is computed first, then kernel and worker
+//! follow.
 //! It never lets the kernel see bytes that the worker does not know yet, nor the other way round.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -105,7 +106,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
     if let Some(image) = wish.image {
         let (name, path) = (&info.name, image.path.display());
         let anew = format!("becket detach {name}; becket attach --name {name} {path}");
-        // The engine refuses both; here it is said with the way to do it, before the kernel hears of another size.
+        // The engine refuses both; this error has a hint, and comes before the kernel is given another size.
         let made = match &kept.serve {
             Serve { grows: true, .. } => Some("grows while it is written"),
             Serve { encoded: Some(_), .. } => Some("is encoded"),
@@ -188,8 +189,8 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
 /// kernel's flag says that it is read-only before the worker refuses writes, and that it is writable
 /// afterwards.
 ///
-/// A worker that dies meanwhile, or is ended since it does not answer, may have served the device as it is to be already,
-/// so this counts as done: the next worker serves it so from its first request on.
+/// A worker that dies meanwhile, or is ended because it does not answer, may already have served the device
+/// in its new state, so this counts as done: the next worker serves it so from its first request on.
 pub(super) fn apply(
     driver: &dyn Driver,
     server: &dyn Server,

@@ -1,9 +1,10 @@
-//! What a worker without a supervisor says that it serves, held against what its last supervisor has written down.
-//! The author of an image may have taken over a worker: none is given a device that was not its own.
+//! What a worker without a supervisor says that it serves, compared with what its last supervisor has
+//! recorded.
+//! The author of an image may have taken over a worker: no worker is given a device that was not its own.
 //!
-//! It is believed what only it can know and could do to its own device anyway: how long the device is by now, which file its
-//! bytes go to, whether it refuses writes. It is not believed whose device it is, how much memory a later worker needs for it,
-//! and what its descriptors are.
+//! It is trusted for what only it can know and could do to its own device anyway: how long the device is by
+//! now, which file its bytes go to, whether it refuses writes. It is not trusted for whose device it is, how
+//! much memory a later worker needs for it, and what its descriptors are.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -79,8 +80,8 @@ impl Claims {
     }
 }
 
-/// Whether a device can be that worker's. The record says whose it is, unless the one that it names is dead: then another one may
-/// have been given it in the moment before their supervisor died.
+/// Whether a device can be that worker's. The record says whose it is, unless the worker that it names is
+/// dead: then another one may have been given it just before their supervisor died.
 fn may_hold(
     worker: ProcessId,
     record: &Device,
@@ -92,7 +93,8 @@ fn may_hold(
         Some(named) if alive(named) => return Err("it is another worker's"),
         _ => {}
     }
-    // One that is there for one device never gets a second, and none of the others gets one that is to be alone.
+    // A worker that exists for one device never gets a second, and no other worker gets a device that needs
+    // its own.
     let mut its = records.iter().filter(|other| other.worker == Some(worker));
     match its.any(|other| other.info.isolated || record.info.isolated) {
         true => Err("one of the two devices is isolated"),

@@ -130,7 +130,8 @@ impl Supervisor {
         self.guard.inherit(kept);
     }
 
-    /// Writes the records of all devices again, and has the workers listen again, after the runtime directory was removed.
+    /// Writes the records of all devices again, and makes the workers listen again, after the runtime
+    /// directory was removed.
     pub(super) fn reappear(&self) {
         let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
         let mut announced = Vec::new();
@@ -350,7 +351,8 @@ impl Supervisor {
             Ok(false) => Some("its record is gone".to_owned()),
             Err(error) => Some(error.to_string()),
         };
-        // Kernel and worker have changed, and a successor believes the worker: a record that lags behind undoes nothing.
+        // Kernel and worker have changed, and a successor trusts the worker: an outdated record undoes
+        // nothing.
         state.device = device;
         let mut info = state.device.info.clone();
         if let Some(why) = unrecorded {

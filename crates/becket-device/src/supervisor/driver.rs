@@ -21,26 +21,29 @@ use crate::contract::{DeviceInfo, Error};
 use crate::record::store::Device;
 use crate::system::users;
 
-/// How long a worker that says it has fetched may keep the kernel waiting: one that died meanwhile does for ever.
+/// How long a worker that reports its FETCHes may keep the kernel waiting: one that died meanwhile does for
+/// ever.
 pub(super) const READY: Duration = Duration::from_secs(30);
 /// How long one order to hold requests back may wait for tags that have none.
 const QUIET: Duration = Duration::from_secs(1);
 /// How long promised partitions may take.
 pub(super) const PARTITIONS: Duration = Duration::from_secs(5);
 
-/// The first number of FUSE's devices where those of all transports meet: ublk has no larger ones (its minors end there).
+/// The first number of FUSE's devices where all transports share numbers: ublk has no larger ones (its minors
+/// end there).
 pub(super) const FIRST_FUSE: u32 = 1 << 20;
 
 pub(crate) trait Driver: Send + Sync {
     fn features(&self) -> Result<u64, Error>;
     fn add(&self, request: AddRequest) -> Result<DevInfo, Error>;
-    /// Gives these numbers to no new device, where the kernel does not prevent it: another worker serves devices with them.
+    /// Reserves these numbers, where the kernel does not: another worker serves devices with them.
     fn reserve(&self, _ids: BTreeSet<u32>) {}
     fn set_params(&self, id: u32, geometry: &Geometry) -> Result<(), Error>;
     /// What a worker needs of a device; the first of them the supervisor must not keep.
     fn open(&self, id: u32) -> Result<Vec<OwnedFd>, Error>;
     fn start(&self, id: u32, pid: u32) -> Result<(), Error>;
-    /// Sees to the node of the disk and of its promised partitions; with the disk's sequence number where that was seen.
+    /// Makes sure of the nodes of the disk and of its promised partitions; with the disk's sequence number if
+    /// it was seen.
     fn settle(&self, id: u32, promised: &[Partition]) -> Result<Option<u64>, Error>;
     /// Removes the disk, even if it is in use.
     fn stop(&self, id: u32) -> Result<(), Error>;
@@ -57,10 +60,11 @@ pub(crate) trait Driver: Send + Sync {
     fn start_recovery(&self, id: u32) -> Result<bool, Error>;
     /// Lets the requests of a device go to the worker that has it now.
     fn end_recovery(&self, id: u32, pid: u32) -> Result<(), Error>;
-    /// Whether a live device with those flags can be taken from its worker without a request being lost or failing.
+    /// Whether a live device with those flags can be taken from its worker without a request being lost or
+    /// failing.
     fn can_quiesce(&self, flags: u64) -> bool {
-        // With batch commands Linux 7.0 to 7.3 at least fail the requests that come after QUIESCE_DEV (it sets
-        // `force_abort`, as for a device that is stopped).
+        // With batch commands at least Linux 7.0 to 7.3 fail the requests that come after QUIESCE_DEV (it
+        // sets `force_abort`, as for a device that is stopped).
         flags & (UBLK_F_QUIESCE | UBLK_F_BATCH_IO) == UBLK_F_QUIESCE
     }
     /// Holds a live device's new requests back, and has its worker end those that it has and close it.
@@ -76,7 +80,8 @@ pub(crate) trait Driver: Send + Sync {
     fn stays_read_only(&self) -> bool {
         false
     }
-    /// Tells users of a disk and of its partitions whether it is read-only; the worker refuses writes by itself.
+    /// Announces to users of a disk and of its partitions whether it is read-only; the worker refuses writes
+    /// by itself.
     fn set_read_only(&self, id: u32, on: bool) -> Result<(), Error>;
     /// Replaces the partitions of a disk that nobody uses; those that are as promised stay.
     fn repartition(&self, id: u32, promised: &[Partition]) -> Result<(), Error>;
@@ -84,7 +89,7 @@ pub(crate) trait Driver: Send + Sync {
     fn max_io(&self, flags: u64) -> u32 {
         DataMode::of(flags).max_io()
     }
-    /// Hears which image a device is to show, for people, which partitions of it, and whether for reading only.
+    /// Receives which image a device shows, for display, which partitions of it, and whether it is read-only.
     fn of_image(&self, _id: u32, _image: &Path, _promised: &[Partition], _read_only: bool) {}
     /// The kernel may read the partition table of this device whenever a program asks for that.
     fn rereads(&self, _id: u32) {}
@@ -96,7 +101,8 @@ pub(crate) trait Driver: Send + Sync {
     fn node(&self, id: u32) -> PathBuf {
         sysfs::node(&disk(id))
     }
-    /// Whether a disk asks its worker how long it is, so that the worker must know first, whether it grows or shrinks.
+    /// Whether a disk asks its worker for its length, so that the worker must know first, whether it grows or
+    /// shrinks.
     fn follows_worker(&self) -> bool {
         false
     }
@@ -167,8 +173,8 @@ impl Driver for Control {
     }
 
     fn del(&self, id: u32) -> Result<(), Error> {
-        // Its char device is gone when this returns. Waiting for the number as well would wait for a mount that
-        // a dead worker left behind, for as long as it lasts.
+        // Its char device is gone when this returns. Waiting for the number as well would wait for a mount
+        // that a dead worker left behind, for as long as it lasts.
         self.del_async(id).map_err(Error::Device)
     }
 

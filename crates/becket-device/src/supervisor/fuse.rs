@@ -1,10 +1,12 @@
-//! FUSE as the supervisor's driver: connections with a loop device over their file, or a directory for those not root.
-//! It answers in ublk's words, which the supervisor knows, and never waits for a server that has died.
+//! FUSE as the supervisor's driver: connections with a loop device over their file, or a directory for users
+//! other than root. It answers in ublk's terms, which the supervisor knows, and never waits for a server that
+//! has died.
 //!
 //! | a ublk device | here |
 //! | --- | --- |
 //! | its number | ours; wherever both kinds meet it counts from `FIRST_FUSE`, above all that ublk has |
-//! | its `ublkcN`, which only the worker may hold | the tether: the kernel closes the worker's end when nothing of that can reach the backing |
+//! | its `ublkcN`, which only the worker may hold | the tether: its worker's end closes when nothing can
+//! reach the backing |
 //! | the kernel's requests, kept over a worker's death | the connection's descriptors, of which we hold copies |
 //! | `UBLK_F_USER_RECOVERY` | the kernel sends requests again on request (Linux 6.9) |
 //! | its disk | the loop device; it alone keeps the file system, so with it everything goes |
@@ -97,8 +99,8 @@ impl FuseDriver {
 
     /// Owns a connection that a predecessor has made.
     ///
-    /// Its link are the end of the worker's tether and the connection's descriptors. Nothing here may wait for the loop device for
-    /// long, as opening it does: its users may wait for us.
+    /// Its link is the end of the worker's tether and the connection's descriptors. Nothing here may wait
+    /// long for the loop device, as opening it does: its users may wait for us.
     fn take(&self, record: &Device, kept: &mut Kept) {
         let (mut fds, serve) = (std::mem::take(&mut kept.link), &kept.serve);
         if fds.is_empty() {
@@ -142,7 +144,7 @@ impl FuseDriver {
         lock(&self.links).insert(serve.id, link);
     }
 
-    /// Has something done that waits for the server, as long as that lives. Work that is left waiting ends when
+    /// Runs work that waits for the server, as long as the server lives. Work that is left waiting ends when
     /// another server answers, or the connection ends.
     fn while_served<T: Send + 'static>(
         &self,
@@ -382,7 +384,8 @@ impl Driver for FuseDriver {
     }
 
     fn settle(&self, _: u32, _: &[Partition]) -> Result<Option<u64>, Error> {
-        // They have come with the disk: its driver must know of them from the beginning, to take them away at the end.
+        // They came with the disk: its driver must know of them from the beginning, to remove them at the
+        // end.
         Ok(None)
     }
 
@@ -461,7 +464,8 @@ impl Driver for FuseDriver {
 
     fn end_recovery(&self, id: u32, _: u32) -> Result<(), Error> {
         let connection = self.with(id, |link| Arc::clone(&link.connection))?;
-        // Where the kernel cannot, only a worker that has answered all that it had read gives its device to another.
+        // Where the kernel cannot, a worker gives its device to another only after it has answered all that
+        // it had read.
         if connection.resends() { connection.resend().map_err(Error::Device) } else { Ok(()) }
     }
 

@@ -77,7 +77,8 @@ pub(super) fn introduction(socket: &OwnedFd, patience: Duration) -> io::Result<(
     Ok((about, held.into_values().collect()))
 }
 
-/// Words that mean nothing here are most likely a later version's. A read that timed out is past the deadline.
+/// A message that means nothing here is most likely a later version's. A read that timed out is past the
+/// deadline.
 fn understood<T>(heard: io::Result<T>) -> io::Result<T> {
     heard.map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),

@@ -46,9 +46,10 @@ impl Supervisor {
             has_let_go = state.server.alive();
             driver.del(id)?;
         }
-        // Before anybody can learn that the device is gone: with these go the image's locks. What a worker has let go of, the table of
-        // its ring may hold a while longer; a dead one's may still write, and there the last copy is to be waited for.
-        // Closing a file of a network's file system may wait for its server, and this thread holds the device.
+        // Before anyone can learn that the device is gone: with these go the image's locks. The table of a
+        // worker's ring may hold for a while what the worker has released; a dead worker may still write, so
+        // there the last copy must be waited for. Closing a file of a network file system may wait for its
+        // server, and this thread holds the device.
         let (files, keepsakes) = (mem::take(&mut state.kept.files), mem::take(&mut state.kept.keepsakes));
         aside::close(move || {
             if has_let_go {

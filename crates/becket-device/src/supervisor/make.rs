@@ -1,4 +1,4 @@
-//! The making of a device that becket serves: from an image that a client opened to a disk that users can open.
+//! Making a device that becket serves: from an image that a client opened to a disk that users can open.
 //! Whatever fails on the way, nothing stays behind: no device, no record, no link, no name.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -170,8 +170,9 @@ fn cpus() -> usize {
     *CPUS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// Opens a device (its ublkcN, for example) and has it passed on with what goes with it. Our copy is closed before anything else
-/// happens: the kernel waits for the last one when the device ends, and when its worker dies.
+/// Opens a device (its ublkcN, for example) and passes it on with its other descriptors. Our copy is closed
+/// before anything else happens: the kernel waits for the last one when the device ends, and when its worker
+/// dies.
 pub(super) fn with_char_device<T>(
     driver: &dyn Driver,
     id: u32,

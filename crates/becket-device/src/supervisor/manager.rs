@@ -1,5 +1,7 @@
-//! A service manager, seen from the server that it started: the socket it hands over, and the words it waits for.
-//! It never fails: a manager that does not listen gets no message, and what was not handed over is not there.
+//! A service manager, seen from the server that it started: the socket it hands over, and the messages it
+//! waits for.
+//! It never fails: a manager that does not listen gets no message, and a socket that was not handed over is
+//! absent.
 //!
 //! The protocols are those of sd_listen_fds(3) and sd_notify(3), few enough lines to need no crate.
 
@@ -22,8 +24,8 @@ const MOST: i32 = 16;
 
 /// Whether a service manager looks after this process: it starts the next one, and ends this one to do so.
 ///
-/// Our units hand over a socket, and only to the process that they mean. The words' address alone is inherited by whatever
-/// a service starts, which its manager knows nothing of.
+/// Our units hand over a socket, and only to the process that they name. The address for messages alone is
+/// inherited by every process that a service starts, which its manager does not know.
 pub(crate) fn looks_after_us() -> bool {
     cares(|name| std::env::var_os(name)?.into_string().ok(), std::process::id())
 }

@@ -82,9 +82,11 @@ pub struct ServeOptions {
     pub ready_fd: Option<OwnedFd>,
     /// Take over from the supervisor that runs, and replace its workers.
     pub takeover: bool,
-    /// Be the guard of the supervisor at the other end of this socket: keep its devices, and serve when it has died.
+    /// Be the guard of the supervisor at the other end of this socket: keep its devices, and serve when it
+    /// has died.
     pub after_fd: Option<OwnedFd>,
-    /// Bytes of decoded blocks that each worker may keep until a device says otherwise; its own choice when not given.
+    /// Bytes of decoded blocks that each worker may keep until a device says otherwise; it chooses when not
+    /// given.
     pub cache_size: Option<u64>,
 }
 
@@ -166,8 +168,9 @@ pub fn serve(options: ServeOptions) -> Result<(), Error> {
     result
 }
 
-/// Takes the lock that only one supervisor has; `None` when another one has it and answers. With `takeover` that one is
-/// asked to end. One that was `handed` the socket cannot call the other at it: a call there reaches us.
+/// Takes the lock that only one supervisor has; `None` when another one has it and answers. With `takeover`
+/// that one is asked to end. A supervisor that was `handed` the socket cannot call the other at it: a call
+/// there reaches itself.
 fn only_one(runtime: &Runtime, takeover: bool, handed: bool) -> Result<Option<File>, Error> {
     let path = runtime.lock();
     let file = lock_file(&path)?;
@@ -182,7 +185,8 @@ fn only_one(runtime: &Runtime, takeover: bool, handed: bool) -> Result<Option<Fi
         let runs = if handed {
             false
         } else if takeover {
-            // It ends once the calls under way are done. Should a command start another one then, that one is asked.
+            // It ends once the calls under way are done. If a command starts another one then, that one is
+            // asked.
             client::call_running::<_, Nothing>(runtime, "HandOver", &Nothing {}, Concerns::Server)?;
             false
         } else {
@@ -273,7 +277,8 @@ impl Room {
             if events.client && !full && !self.supervisor.stepping_down() {
                 self.receive(&place.socket);
             } else if events.client {
-                // It is for the next server; what we still do ends in a moment. Or one of the others hangs up.
+                // It is for the next server; what we still do ends in a moment. Or one of the others hangs
+                // up.
                 std::thread::sleep(Duration::from_millis(10));
             }
             while events.signal && signals.take().map_err(Error::io("read", "signals".as_ref()))?.is_some() {

@@ -66,7 +66,8 @@ impl Owning {
         &self.device.info.name
     }
 
-    /// An error where its worker is stopped: it is given no order, which it would carry out when nobody expects that.
+    /// An error if its worker is stopped: it is given no order, which it would carry out at an unexpected
+    /// time later.
     pub(super) fn responds(&self) -> Result<(), Error> {
         let worker = self.server.id();
         if self.server.alive() && worker.stopped() { Err(health::stopped(worker)) } else { Ok(()) }
@@ -86,8 +87,8 @@ impl Owning {
         self.kept.serve.flags & UBLK_F_USER_RECOVERY != 0
     }
 
-    /// Whether there is hope that it will be served again soon. Without it nobody has to be spared: its users wait for
-    /// requests that nobody carries out.
+    /// Whether it is likely to be served again soon. If not, no user has to be spared: their requests are
+    /// never carried out.
     pub(super) fn hopeful(&self) -> bool {
         self.server.alive() || (self.recoverable() && self.device.info.state != DeviceState::Failing)
     }

@@ -32,8 +32,8 @@ use crate::system::{log, origin};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The number of a device that there never is.
 const NOBODY: u32 = u32::MAX;
-/// How long it may take for an order. A change waits for the requests under way and writes back what its files hold; orders
-/// that take long are carried out side by side, those of the same device never come at the same time.
+/// How long an order may take. A change waits for the requests under way and writes back what its files hold.
+/// Long orders are carried out side by side; those of the same device never come at the same time.
 const ORDER: Duration = Duration::from_secs(120);
 
 /// A worker of a predecessor, and what it serves.
@@ -82,8 +82,8 @@ impl WorkerProcess {
         };
         let (ours, theirs) = protocol::pair().map_err(failed("socket"))?;
         let child = origin::environment(&mut Command::new("/proc/self/exe"))
-            // With an `@` in front it is spared when systemd ends what is left before it unmounts the last file systems:
-            // they may lie on our devices.
+            // With an `@` in front systemd spares it when it ends the remaining processes before it unmounts
+            // the last file systems: these may be on our devices.
             .arg0("@becket")
             .arg("worker")
             .args(cache_size.map(|size| format!("--cache-size={size}")))
@@ -112,7 +112,8 @@ impl WorkerProcess {
         Ok(worker)
     }
 
-    /// Takes over the worker that waits at `place`, with what it serves. An error comes with the worker that it is about.
+    /// Takes over the worker that waits at `place`, with what it serves. An error comes with the worker that
+    /// it is about.
     fn adopt(place: PathBuf, on_death: OnDeath) -> Result<Adopted, (Option<ProcessId>, io::Error)> {
         let (socket, pid) = rendezvous::call(&place).map_err(|error| (None, error))?;
         let id = ProcessId::of(pid).ok_or_else(|| (None, io::Error::other("it is dying")))?;
@@ -204,8 +205,8 @@ impl WorkerProcess {
 
     /// Gives an order about a device and waits for the answer.
     ///
-    /// One who does not answer in time counts as dead and is ended: it could carry the order out after all when nobody
-    /// believes that any more, and its late answer would be taken for that to another order.
+    /// A worker that does not answer in time counts as dead and is ended: it could carry the order out
+    /// unexpectedly later, and its late answer would be taken for that to another order.
     fn order(
         &self,
         id: u32,
@@ -380,7 +381,7 @@ pub(super) fn end(id: ProcessId, what: &str) {
 pub(crate) struct Processes {
     dir: PathBuf,
     started: AtomicU32,
-    /// Bytes of decoded blocks that each may keep until a device says otherwise; its own choice when not given.
+    /// Bytes of decoded blocks that each may keep until a device says otherwise; it chooses when not given.
     cache_size: Option<u64>,
     /// The workers with which nothing can be spoken, and why.
     strangers: Mutex<Vec<(ProcessId, String)>>,

@@ -33,8 +33,8 @@ use crate::system::{inode, log};
 const UNKNOWN: &str = "(unknown)";
 
 impl Supervisor {
-    /// Gives a record to each device that we own or that nobody serves any more, where it has none. `at_first`: nobody is
-    /// making a device, so what has no disk either is the rest of one and goes.
+    /// Gives a record to each device without one that we own or that has no server any more. `at_first`: no
+    /// device is being made, so what has no disk either is left over and is removed.
     pub(super) fn recall(&self, at_first: bool) {
         let owned: Vec<_> = lock(&self.devices).values().cloned().collect();
         let mine: BTreeSet<u32> = owned.iter().filter_map(|owned| self.record_again(owned)).collect();

@@ -2,9 +2,10 @@
 //! No request fails meanwhile, and no device is held up by more than its own recovery.
 //!
 //! The kernel keeps the disk (`UBLK_F_USER_RECOVERY`) and the requests that the dead worker had
-//! (`UBLK_F_USER_RECOVERY_REISSUE`): new ones wait, those are issued again to the next worker. It begins with that only
-//! when the last copy of the dead worker's ublkcN is closed. Each of its rings had one in its table, which is emptied
-//! when nothing of the ring is in flight any more, so no late write of the dead worker meets one of its successor.
+//! (`UBLK_F_USER_RECOVERY_REISSUE`): new ones wait, those are issued again to the next worker. It begins with
+//! that only when the last copy of the dead worker's ublkcN is closed. Each of its rings had one in its
+//! table, which is emptied when nothing of the ring is in flight any more, so no late write of the dead
+//! worker meets one of its successor.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,8 +21,9 @@ use crate::system::log;
 use crate::system::process::ProcessId;
 use crate::system::sync::lock;
 
-/// How long the kernel may hold a dead worker's device before that counts as a failure. What the worker had in flight
-/// must end first; before Linux 6.15 the kernel also looks at some requests only every second (`Driver::watchful`).
+/// How long the kernel may hold a dead worker's device before that counts as a failure. What the worker had
+/// in flight must end first; before Linux 6.15 the kernel also looks at some requests only every second
+/// (`Driver::watchful`).
 const RELEASE: Duration = Duration::from_secs(60);
 /// The shortest and the longest time between two looks whether it does.
 const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
@@ -73,7 +75,8 @@ impl Supervisor {
     fn bereaved(&self, dead: ProcessId) -> Vec<Arc<Owned>> {
         let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
         let mut left = devices;
-        // Tables are read before an image that grows can be served, which may take long: the others come first.
+        // Tables are read before an image that grows can be served, which may take long: the others come
+        // first.
         left.sort_by_key(|owned| lock(&owned.state).kept.serve.grows);
         left.retain(|owned| {
             let mut state = lock(&owned.state);
@@ -139,7 +142,8 @@ impl Supervisor {
         }
     }
 
-    /// One attempt, with a worker that is started if need be while the kernel still holds the dead one's device.
+    /// One attempt, with a worker that is started if necessary while the kernel still holds the dead one's
+    /// device.
     fn attempt(&self, state: &mut Owning) -> Result<Attempt, Error> {
         let server = self.next_worker(state)?;
         self.give(state, server)

@@ -1,6 +1,7 @@
-//! An upgrade under load: devices change from the workers of an older version to one of this one.
-//! No request fails. Over FUSE the old worker finishes what it has read, and the rest waits in the kernel; of ublk's
-//! devices the kernel holds requests back where it can, and elsewhere the old worker dies and they go on.
+//! An upgrade under load: devices move from the workers of an older version to one of this one.
+//! No request fails. Over FUSE the old worker finishes what it has read, and the rest waits in the kernel; of
+//! ublk's devices the kernel holds requests back where it can, and elsewhere the old worker dies and they go
+//! on.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,8 +17,8 @@ use crate::system::sync::lock;
 
 /// How long a worker may take to end its requests and let go of a device.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long it is waited for between two orders to hold requests back: a tag that was in use is asked for again when its
-/// request has ended, and only another order ends that.
+/// Pause between two orders to hold requests back: a tag that was in use is asked for again when its request
+/// has ended, and only another order ends that.
 const BETWEEN: Duration = Duration::from_millis(5);
 
 impl Supervisor {
@@ -45,7 +46,8 @@ impl Supervisor {
                     let (name, pid) = (state.name(), old.id().pid);
                     return log::warn(format_args!("{name}: {error}; worker {pid} stays"));
                 }
-                // From here the way of those whose worker died is the sure one, for this device and the others.
+                // From here recovery as after a worker's death is the safe way, for this device and the
+                // others.
                 log::warn(format_args!("{}: {error}; worker {} is ended", state.name(), old.id().pid));
                 drop(state);
                 return old.kill();

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 /// A worker that has served for so long did not die of what it was started with.
 const SOON: Duration = Duration::from_secs(2);
-/// So many quick deaths in a row cost no pause: a worker may be killed by hand, or by a system that is short of memory.
+/// This many quick deaths in a row cause no pause: a worker may be killed by hand, or when the system is
+/// short of memory.
 const FREE: u32 = 3;
 /// Longest pause.
 const LONGEST: Duration = Duration::from_secs(30);

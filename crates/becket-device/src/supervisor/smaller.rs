@@ -14,11 +14,11 @@ const FEWEST: u16 = 4;
 /// Queues, and requests of each, of a device about which nothing was said; `owned` others are there already.
 ///
 /// A queue for each CPU and 128 requests are enough for an NVMe disk, and more tags than are in use make one
-/// quicker to find; but a thousand disks are never busy together, the rings' tables of requests that are not copied have
-/// no more than 16,384 places each, and each place costs the kernel memory (docs/decisions/0023 has the figures).
-/// Two rings have places for 4,096 devices (one for 3,000), and a sixteenth more: for those that come at once, before they are counted, and for
-/// holes that nothing fits into. Requests that are copied have a buffer of a quarter of a MiB each, which is
-/// locked in memory.
+/// quicker to find; but a thousand disks are never busy together, the rings' tables of requests that are not
+/// copied have no more than 16,384 places each, and each place costs the kernel memory (docs/decisions/0023
+/// has the figures). Two rings have places for 4,096 devices (one for 3,000), and a sixteenth more: for those
+/// that come at once, before they are counted, and for holes into which nothing fits. Requests that are
+/// copied have a buffer of a quarter of a MiB each, which is locked in memory.
 pub(super) fn usual(owned: usize, mode: DataMode, cpus: usize) -> (u16, u16) {
     // One ring has half the places.
     let owned = if cpus < 2 { owned.saturating_mul(2) } else { owned };
@@ -37,7 +37,8 @@ pub(super) fn usual(owned: usize, mode: DataMode, cpus: usize) -> (u16, u16) {
     (u16::try_from(cpus).map_or(most, |cpus| cpus.clamp(1, most)), depth)
 }
 
-/// What to ask for instead of `asked`, when `tried` was too much and queues that copy nothing can be `room` deep.
+/// What to ask for instead of `asked`, when `tried` was too much and queues that copy nothing can be `room`
+/// deep.
 ///
 /// Each answer is less than `tried`, so asking again and again ends.
 pub(super) fn smaller(asked: &Attach, tried: &Attach, room: u16, copying: DataMode) -> Option<Attach> {
@@ -72,7 +73,8 @@ mod tests {
     use super::*;
     use crate::supervisor::doubles::Bench;
 
-    /// Depth and mode after each attempt while there is room for `room` requests, until one succeeds or nothing is left.
+    /// Depth and mode after each attempt while there is room for `room` requests, until one succeeds or none
+    /// is left.
     fn attempts(
         depth: Option<u16>,
         mode: Option<DataMode>,

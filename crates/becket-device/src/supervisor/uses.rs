@@ -1,10 +1,10 @@
 //! When to look whether a device is still used: its nodes are opened and closed, and file systems mounted.
 //! It only hears; whether anybody uses the device is asked of the kernel, each time anew.
 //!
-//! Two sources: inotify tells of opens and closes by a node's path, also of those that are over before anybody could
-//! look, from the moment on that the device is left to be watched over. Mounts open devices without their nodes, so the table of mounts is heard as well, that of process 1. What
-//! neither tells (swap, devices stacked on it, other mount namespaces, nodes that are not devtmpfs's) is found by
-//! looking now and then.
+//! Two sources: inotify reports opens and closes by a node's path, also those that are over before they could
+//! be looked for, from the moment on that the device is watched. Mounts open devices without their nodes, so
+//! the mount table of process 1 is polled as well. What neither reports (swap, devices stacked on it, other
+//! mount namespaces, nodes that are not devtmpfs's) is found by looking now and then.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,7 +24,7 @@ const UDEV_AT_WORK: &str = "/run/udev/queue";
 #[derive(Default)]
 pub(super) struct Nodes {
     queue: Option<Arc<OwnedFd>>,
-    /// Of each watch, whose it is: a node may be that of a device which is gone, and already that of the next.
+    /// The owner of each watch: a node may be that of a device which is gone, and already that of the next.
     watches: BTreeMap<i32, Vec<u64>>,
 }
 
@@ -102,7 +102,7 @@ impl Uses {
         Uses { queue: nodes.queue.clone(), mounts: File::open("/proc/1/mountinfo").ok() }
     }
 
-    /// Waits for the next thing to happen, also to one of the `others`, and takes all that has happened until then.
+    /// Waits for the next event, also for one of the `others`, and takes all that have happened until then.
     pub(super) fn hear(&self, patience: Duration, others: &[BorrowedFd<'_>]) -> Heard {
         let mut fds: Vec<PollFd<'_>> =
             others.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();

@@ -1,5 +1,6 @@
-//! Who watches over devices that may have to go by themselves: one thread for all of them, however many there are.
-//! It never waits for a device: looking at one, and taking it away, is done by others whom it sends.
+//! Watches devices that may have to be removed after their last use: one thread for all of them, however many
+//! there are.
+//! It never waits for a device: other threads, which it starts, look at devices and remove them.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -17,7 +18,7 @@ use crate::system::sync::{lock, spawn};
 
 /// How long nothing may happen before a use is taken to be over.
 const QUIET: Duration = Duration::from_millis(200);
-/// The same for the first use: mount(8) and others open a device, look, close it, and only then do what they came for.
+/// The same for the first use: mount(8) and others open a device, look, close it, and only then use it.
 const QUIET_AT_FIRST: Duration = Duration::from_secs(3);
 /// How often all are looked at of whom nothing is heard; and where the users of some cannot be heard.
 const NOW_AND_THEN: Duration = Duration::from_secs(1);
@@ -37,7 +38,8 @@ pub(super) struct Watched {
 
 /// Why a device may have to go.
 pub(super) enum Why {
-    /// With its last user, who is heard of by these nodes. `used`: it has had one, or is not to wait for the first.
+    /// Removed with its last user, who is seen by these nodes. `used`: it has had one, or must not wait for
+    /// the first.
     LastUser { nodes: Vec<PathBuf>, used: bool },
     /// With the one who keeps it: this is closed at the other end then.
     Lease(OwnedFd),

@@ -1,5 +1,6 @@
-//! Workers as the supervisor asks for them: a shared one, one of its own for a device, and those of a predecessor.
-//! It never waits for a worker that does not speak.
+//! Workers as the supervisor needs them: a shared one, one of its own for a device, and those of a
+//! predecessor.
+//! It never waits for a worker that does not respond.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -27,14 +28,16 @@ pub(crate) trait Server: Send + Sync {
     /// Hands it a device and returns when the device can be started: where its queues begin, for the next
     /// worker. The first descriptor is the device's ublkcN.
     fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<u32, Error>;
-    /// Has it serve a device otherwise; returns when it does. The descriptors are those of the files that are given.
+    /// Makes it serve a device otherwise; returns when it does. The descriptors are those of the files that
+    /// are given.
     ///
     /// # Errors
     /// The device goes on as before, unless the worker has died: then nobody knows how it was served last.
     fn change(&self, change: Change, fds: &[BorrowedFd<'_>]) -> Result<(), Error>;
     /// What it has done for a device. Only one caller at a time may ask about the same.
     fn stats(&self, id: u32) -> Result<Summary, Error>;
-    /// Has it take no more requests of a FUSE device, finish those that it has, and close it; returns before that.
+    /// Makes it take no more requests of a FUSE device, finish those that it has, and close it; returns
+    /// before that.
     fn leave(&self, id: u32) -> Result<(), Error>;
     /// Waits until it has closed everything of a device; `false` when that took too long. A dead one has.
     fn await_closed(&self, id: u32, timeout: Duration) -> bool;

@@ -1,5 +1,6 @@
-//! Whether a device shows the very bytes of an image.
-//! It reads both once, from the beginning, and stops at the first difference, or when neither is heard of any more.
+//! Whether a device shows exactly the bytes of an image.
+//! It reads both once, from the beginning, and stops at the first difference, or when neither responds any
+//! more.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -77,7 +78,8 @@ pub(super) fn equal(info: &DeviceInfo, opened: &Opened, progress: &mut Progress<
     }
 }
 
-/// Where two files first differ, each from an offset on, within `len` bytes. An error says whether it is the first file's.
+/// Where two files first differ, each from an offset on, within `len` bytes. An error says whether the first
+/// file failed.
 fn first_difference(
     (a, a_at): (&File, u64),
     (b, b_at): (&File, u64),

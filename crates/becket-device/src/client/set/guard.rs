@@ -1,5 +1,6 @@
-//! Who relies on a device that is to change, and what its page cache holds.
-//! It only asks the kernel: a claim that is free is taken for the time of the change, so that nobody comes in between.
+//! Who uses a device that is about to change, and what its page cache holds.
+//! It only asks the kernel: it takes a free claim for the time of the change, so that no other process can
+//! claim the device.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -19,7 +20,8 @@ use crate::system::users;
 /// Longest that what programs have written to a device may take to reach its image.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// Whether the kernel or a program has claimed a device or a partition of it: mounted, swapped to, part of another device.
+/// Whether the kernel or a program has claimed a device or a partition of it: mounted, swap, part of another
+/// device.
 pub(super) enum Use {
     /// Nobody has, and nobody can while this lives.
     Free {
@@ -40,7 +42,7 @@ impl Use {
         }
     }
 
-    /// Who uses a device that may become what is wanted, looked at where that matters: hold it until all is done.
+    /// Who uses a device that is about to change, checked where that matters: hold it until all is done.
     ///
     /// # Errors
     /// Its users rely on what would go.
@@ -121,11 +123,13 @@ fn nodes(info: &DeviceInfo) -> impl Iterator<Item = PathBuf> {
 
 /// The page caches of a device, of whose old errors nothing will be heard any more.
 ///
-/// Who opens a device hears of the last failed write-back that nobody has heard of, however old: a write that met the device
-/// just when it became read-only leaves one (a direct write goes through the page cache where a page is busy). The kernel
-/// tells of a failure once and takes its pages for clean, so what is heard after this is a loss of now.
+/// Opening a device reports the last failed write-back that has not been reported yet, however old: a write
+/// that met the device just when it became read-only leaves one (a direct write goes through the page cache
+/// where a page is busy). The kernel reports a failure once and takes its pages for clean, so what is
+/// reported after this is a new loss.
 ///
-/// What waits for the image is done aside: it may be one that does not answer, and is to be replaced for that.
+/// What waits for the image is done on another thread: the image may be one that does not answer, and is
+/// being replaced for that.
 pub(super) struct Caches(Vec<(PathBuf, File)>);
 
 impl Caches {
@@ -170,8 +174,8 @@ pub(super) fn freeze(info: &DeviceInfo) -> Result<(), Error> {
     })
 }
 
-/// Drops what the page cache of the device holds, so that nothing of an image is read that it does not have any more; and
-/// has everybody look at the device anew.
+/// Drops what the page cache of the device holds, so that nothing of an image is read that it no longer has,
+/// and makes udev and others probe the device again.
 pub(super) fn forget_cached(info: &DeviceInfo) -> Result<(), Error> {
     for path in nodes(info) {
         let device = File::open(&path).map_err(Error::io("open", &path))?;

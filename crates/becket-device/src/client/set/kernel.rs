@@ -1,5 +1,5 @@
-//! Changes of devices that the kernel serves alone: what its drivers can do live, they do, and hold requests back for it.
-//! What they cannot is refused before anything is done.
+//! Changes of devices that the kernel serves alone: the drivers make the changes that they can make live, and
+//! hold requests back meanwhile. All others are refused before anything is done.
 
 use std::os::fd::AsFd;
 
@@ -13,8 +13,8 @@ use crate::record::judge::{disk_of, lives};
 use crate::record::store::{Device, Store};
 use crate::system::kernel::System;
 
-/// Writes through the page cache of the kernel's loop device are refused, and no file system may have it for writing: the
-/// driver itself refuses nothing.
+/// Writes through the page cache of the kernel's loop device are refused, and no file system may have it for
+/// writing: the driver itself refuses nothing.
 pub(super) fn set_loop(
     store: &Store,
     device: &Device,

@@ -33,7 +33,7 @@ pub struct Changes {
     pub size_limit: Option<Option<u64>>,
     /// Another image in the place of the one that it has.
     pub image: Option<PathBuf>,
-    /// The format of a new image, or of the device's own. Of its own, `Auto` means the one that it was attached with.
+    /// The format of a new image, or of the device's own. For its own, `Auto` means the format of the attach.
     pub format: Format,
     /// Logical block size, which no device can change.
     pub block_size: Option<u32>,
@@ -46,8 +46,8 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// The format of the image that is opened for the change: that of a new image, or else the one that the device's own
-    /// image was attached with.
+    /// The format of the image that is opened for the change: that of a new image, or else the format with
+    /// which the device's own image was attached.
     fn format_for(&self, device: &Device) -> Format {
         match (&self.image, self.format, &device.format) {
             // A newer becket may know formats that this one does not.
@@ -161,7 +161,8 @@ fn may_grow(store: &Store, device: &Device, changes: &Changes) -> Result<(), Err
     let longest = opened.map.len();
     if opened.nested && limit > longest {
         let image = info.image.display();
-        // A path that goes on inside an image is no file. A file is nested where a format like qcow2 holds the disk.
+        // A path that goes on inside an image is no file. A file is nested where a format like qcow2 holds
+        // the disk.
         if !info.image.is_file() {
             let message = format!(
                 "{image} is part of another image, {longest} bytes of it; what lies behind belongs to others"

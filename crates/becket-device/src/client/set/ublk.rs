@@ -1,5 +1,5 @@
-//! Changes of a device that becket serves: looked at here, where the user's rights and mounts are seen, and made by the
-//! supervisor, which opens no image.
+//! Changes of a device that becket serves: checked here, where the user's rights and mounts are visible, and
+//! made by the supervisor, which opens no image.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -83,8 +83,9 @@ impl Live<'_> {
 
     /// Makes a device writable whose image is open for reading only, with the rights of the caller.
     ///
-    /// The image's locks cannot be had twice at once, not even by us, so they are complete only when the supervisor has
-    /// let go of the old ones: until then the device stays read-only, with files that could be written to.
+    /// The image's locks cannot be held twice at once, not even by us, so they are complete only when the
+    /// supervisor has released the old ones. Until then the device stays read-only, with files that could be
+    /// written to.
     fn reopen(&self, changes: &Changes) -> Result<DeviceInfo, Error> {
         let info = &self.device.info;
         if let Some(cow) = &info.cow {

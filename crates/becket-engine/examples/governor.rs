@@ -1,9 +1,9 @@
 //! Shows what the governor makes of a real file: random reads of 4 KiB through the page cache, 64 at a time.
 //! Never writes, and asks nothing of the file but that it can be read.
 //!
-//! `cargo run --release -p becket-engine --example governor -- FILE [SECONDS]` prints, for each quarter of a second, the
-//! reads and the kernel threads of the ring that carried them out. `fio --ioengine=io_uring --iodepth=64 --rw=randread
-//! --bs=4k` on the same file is the same load without a bound.
+//! `cargo run --release -p becket-engine --example governor -- FILE [SECONDS]` prints, for each quarter of a
+//! second, the reads and the kernel threads of the ring that carried them out. `fio --ioengine=io_uring
+//! --iodepth=64 --rw=randread --bs=4k` on the same file is the same load without a bound.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 use std::{

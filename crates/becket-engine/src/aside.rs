@@ -26,8 +26,9 @@ pub fn within<T: Send + 'static>(time: Duration, work: impl FnOnce() -> T + Send
     begun(work).recv_timeout(time).ok()
 }
 
-/// Closes files on a thread of its own, and waits no more than two seconds for that: to close a file of a network's
-/// file system waits for its server, which may never answer. Most files, and their locks, are gone when this returns.
+/// Closes files on a thread of its own, and waits no more than two seconds for that: closing a file of a
+/// network file system waits for its server, which may never answer. Most files, and their locks, are gone
+/// when this returns.
 pub fn close(closing: impl FnOnce() + Send + 'static) {
     let _ = within(CLOSING, closing);
 }

@@ -11,7 +11,7 @@
 //! | direct read or write of blocks that exist | never blocks on ext4, xfs, btrfs, block devices |
 //! | buffered read that hits | done at once, except where the file system knows no trying (overlayfs, FUSE) |
 //! | buffered read that misses | asynchronous on ext4, xfs, btrfs, block devices; elsewhere a thread |
-//! | buffered write | tried on xfs, btrfs, block devices; on ext4 and others always a thread, one for each file |
+//! | buffered write | tried on xfs, btrfs, block devices; on ext4 and others always a thread, one per file |
 //! | direct write into a hole or behind the end | allocates blocks: a thread |
 //! | `fallocate`, `fdatasync` | always a thread |
 //!

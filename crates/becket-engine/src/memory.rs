@@ -46,8 +46,8 @@ impl Region {
         })
     }
 
-    /// Zeroed memory of our own that need not begin a page: for less than one, a mapping would cost a page and two system
-    /// calls.
+    /// Zeroed memory of our own that need not begin a page: for less than one, a mapping would cost a page
+    /// and two system calls.
     fn small(len: usize, what: &'static str) -> Result<Region, Error> {
         let failed = |kind: std::io::ErrorKind| Error::Map { what, bytes: len, source: kind.into() };
         let layout = Layout::from_size_align(len, CACHE_LINE);
@@ -78,8 +78,8 @@ impl Region {
         })
     }
 
-    /// Leaves its pages where they are, as far as the kernel can be told: it takes none away for a moment to make a huge one
-    /// of many. It may not know huge pages at all, which is as good.
+    /// Asks the kernel to leave the pages where they are: khugepaged then does not remove them for a moment
+    /// to merge them into a huge page. A kernel without huge pages is as good.
     fn stay_small(self) -> Region {
         // It takes no advice.
         if cfg!(miri) {
@@ -102,17 +102,17 @@ impl Drop for Region {
             // SAFETY: it was got by this layout, and nobody else gives it back.
             return unsafe { dealloc(self.base.as_ptr(), layout) };
         }
-        // SAFETY: base and len are those of a mapping that we made and that nobody else unmaps. A failure leaves
-        // the mapping in place, which is a leak and not unsound.
+        // SAFETY: base and len are those of a mapping that we made and only we unmap. A failure leaves the
+        // mapping in place, which is a leak and not unsound.
         let _ = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
     }
 }
 
-/// One page-aligned data buffer for each request of a queue, mapped once when the queue is made. Before each lies its
-/// head, as long as was asked for: the two together are the buffer's frame.
+/// One page-aligned data buffer for each request of a queue, mapped once when the queue is made. Before each
+/// lies its head, of the requested length: the two together are the buffer's frame.
 ///
-/// The kernel reads and writes these buffers while an operation is in flight; [`Buffers::slice`] may only be used
-/// for a request that has none, which the queue guarantees by its borrow of the request's slot.
+/// The kernel reads and writes these buffers while an operation is in flight; [`Buffers::slice`] may only be
+/// used for a request that has none, which the queue guarantees by its borrow of the request's slot.
 pub(crate) struct Buffers {
     region: Region,
     count: usize,
@@ -146,7 +146,8 @@ impl Buffers {
         Ok(Buffers { region, count, size, head, stride, first, touched })
     }
 
-    /// `count` small buffers of `size` bytes each, one after another, aligned as what is in them needs it and not to pages.
+    /// `count` small buffers of `size` bytes each, one after another, aligned for their contents and not to
+    /// pages.
     pub(crate) fn small(count: usize, size: usize) -> Result<Buffers, Error> {
         let what = "lists of commands";
         let len = count.checked_mul(size).ok_or(Error::Map {
@@ -158,7 +159,8 @@ impl Buffers {
         Ok(Buffers { region, count, size, head: 0, stride: size, first: 0, touched: Box::default() })
     }
 
-    /// `count` buffers of `size` bytes each in a [file of memory](file_of_memory), one after another from its first byte.
+    /// `count` buffers of `size` bytes each in a [memfd](file_of_memory), one after another from its first
+    /// byte.
     pub(crate) fn in_a_file(count: usize, size: usize) -> Result<(Buffers, OwnedFd), Error> {
         let what = "bytes that are made up";
         let len = count.checked_mul(size).filter(|len| *len > 0);
@@ -195,14 +197,14 @@ impl Buffers {
     /// The bytes of a request's frame, under the conditions of [`Buffers::slice`].
     pub(crate) fn frame(&mut self, index: usize) -> &mut [u8] {
         let Some((start, len)) = self.part(index, 0, self.frame_size()) else { return &mut [] };
-        // SAFETY: a frame lies in our mapping: heads are no longer than what is before the first buffer and between two.
-        // As for the rest see `slice`.
+        // SAFETY: a frame lies in our mapping: heads are no longer than what is before the first buffer and
+        // between two. As for the rest see `slice`.
         unsafe { std::slice::from_raw_parts_mut(start, len as usize) }
     }
 
-    /// Sees to it that a frame has its pages, under the conditions of [`Buffers::slice`]: the kernel then finds them also
-    /// for a thread that is being killed, whose page faults fail. What is given out once and for all must not be lost so;
-    /// therefore frames [stay small](Region::stay_small), too.
+    /// Makes sure that a frame has its pages, under the conditions of [`Buffers::slice`]: the kernel then
+    /// finds them also for a thread that is being killed, whose page faults fail. A request that is delivered
+    /// only once must not be lost so; therefore frames [stay small](Region::stay_small), too.
     pub(crate) fn touch(&mut self, index: usize) {
         if self.touched.get(index) == Some(&false) {
             self.frame(index).fill(0);
@@ -220,14 +222,14 @@ impl Buffers {
         if index >= self.count {
             return &mut [];
         }
-        // SAFETY: index is in range, so the bytes lie in our mapping; `&mut self` keeps every other Rust reference
-        // away, and the queue calls this only for a request without an operation in flight.
+        // SAFETY: index is in range, so the bytes lie in our mapping; `&mut self` keeps every other Rust
+        // reference away, and the queue calls this only for a request without an operation in flight.
         unsafe { std::slice::from_raw_parts_mut(self.address(index), self.size) }
     }
 }
 
-/// A file of memory that nobody else has; it reads as zeroes, and takes memory only where it is written. It says that it does
-/// not block, which is true, and by which a ring knows that its reads need no thread.
+/// A private memfd; it reads as zeroes, and takes memory only where it is written. It is marked as
+/// non-blocking, which is true, so a ring knows that its reads need no thread.
 pub(crate) fn file_of_memory(len: u64, what: &'static str) -> Result<OwnedFd, Error> {
     let failed =
         |errno: Errno| Error::Map { what, bytes: len.try_into().unwrap_or(usize::MAX), source: errno.into() };
@@ -263,14 +265,15 @@ impl SharedWords {
         Ok(SharedWords { region: Region { base, len, heap: None } })
     }
 
-    /// Neighbouring 64-bit words from a byte offset that is a multiple of eight; `None` when one is outside the mapping.
+    /// Neighbouring 64-bit words from a byte offset, a multiple of eight; `None` when one is outside the
+    /// mapping.
     #[inline]
     pub fn words<const N: usize>(&self, offset: usize) -> Option<[u64; N]> {
         if !offset.is_multiple_of(8) || offset.checked_add(8 * N)? > self.region.len {
             return None;
         }
-        // SAFETY: the words lie in our mapping, are aligned (mappings are page-aligned), and are only ever read
-        // atomically by us; the kernel's writes to them happen before the completion that tells us to look.
+        // SAFETY: the words lie in our mapping, are aligned (mappings are page-aligned), and are only ever
+        // read atomically by us; the kernel's writes to them happen before the completion that makes us look.
         let words = unsafe { &*self.region.base.as_ptr().wrapping_add(offset).cast::<[AtomicU64; N]>() };
         Some(std::array::from_fn(|index| words[index].load(Ordering::Acquire)))
     }

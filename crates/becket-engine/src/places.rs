@@ -1,6 +1,6 @@
 //! Where the units of a growing image are: a sparse table that is read without a lock.
-//! Its memory follows the units that have a place, never the length that the image claims. Only the thread that makes places
-//! adds to it; an I/O thread reads and never allocates.
+//! Its memory follows the units that have a place, never the length that the image claims. Only the thread
+//! that makes places adds to it; an I/O thread reads and never allocates.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -87,7 +87,7 @@ impl Packer {
         Map::contiguous(0, offset, bytes.len() as u64)
     }
 
-    /// Encodes `plain` into blocks that lie one behind the other, which `put` puts somewhere: the map that yields
+    /// Encodes `plain` into blocks that lie one behind the other, which `put` stores: the map that yields
     /// `plain`, as the image of one more layer.
     fn encode(&mut self, codec: Codec, plain: &[u8], put: impl FnOnce(&mut Packer, &[u8]) -> Map) -> Map {
         let mut stored = Vec::new();
@@ -263,13 +263,13 @@ fn what_does_not_fit_is_decoded_again() {
     assert!(counted.blocks > 0, "{counted:?}");
 }
 
-/// Whether the page cache has the first pages of a file. A read that is told not to wait would be no proof: it has the kernel begin
-/// to read, and in an emulator that has ended before the kernel looks.
+/// Whether the page cache has the first pages of a file. A non-blocking read would be no proof: it makes the
+/// kernel begin to read, and in an emulator that may end before the kernel looks.
 fn is_cached(file: &OwnedFd, pages: usize) -> Vec<bool> {
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
     let len = pages * rustix::param::page_size();
     let mut there = vec![0; pages];
-    // SAFETY: a mapping of its own, that nobody looks at and that goes again; the answer has a byte for each page.
+    // SAFETY: a mapping of its own, never read and unmapped again; the answer has a byte for each page.
     let answer = unsafe {
         let base = mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0).unwrap();
         let answer = libc::mincore(base, len, there.as_mut_ptr());

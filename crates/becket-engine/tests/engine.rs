@@ -344,8 +344,8 @@ fn a_port_that_fails_half_way_is_an_error_and_still_ends() {
 #[test]
 fn a_durable_write_that_fails_makes_later_flushes_fail() {
     let threads = IoThreads::start(1).unwrap();
-    // Writing to address 0 of our own memory is EIO, as is a write whose sync finds a lost page. The kernel tells
-    // that once for each open file, so the flush would hear nothing of it any more.
+    // Writing to address 0 of our own memory is EIO, as is a write whose sync finds a lost page. The kernel
+    // reports that once for each open file, so the flush would no longer see it.
     let memory = std::fs::OpenOptions::new().read(true).write(true).open("/proc/self/mem").unwrap();
     let map = Map::contiguous(0, 0, 4096);
     let backing = Arc::new(Backing::new(map, vec![backing_of(&memory, false)], false, 1));

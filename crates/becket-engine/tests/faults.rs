@@ -1,5 +1,5 @@
-//! What becomes of requests when operations on the backing fail, come short, are torn or late: the right error for the right
-//! request, nothing for the others, and each held operation lets go of nobody but its own.
+//! Results of requests when operations on the backing fail, come short, are torn or late: the right error for
+//! the right request, no effect on the others, and each held operation releases only its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod script;

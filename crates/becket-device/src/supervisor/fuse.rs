@@ -5,9 +5,8 @@
 //! | a ublk device | here |
 //! | --- | --- |
 //! | its number | ours; wherever both kinds meet it counts from `FIRST_FUSE`, above all that ublk has |
-//! | its `ublkcN`, which only the worker may hold | the tether: its worker's end closes when nothing can
-//! reach the backing |
-//! | the kernel's requests, kept over a worker's death | the connection's descriptors, of which we hold copies |
+//! | its `ublkcN`, held only by the worker | the tether: it closes when the worker cannot reach the backing any more |
+//! | the kernel's requests, kept over a worker's death | the connection's descriptors: we hold copies |
 //! | `UBLK_F_USER_RECOVERY` | the kernel sends requests again on request (Linux 6.9) |
 //! | its disk | the loop device; it alone keeps the file system, so with it everything goes |
 

@@ -1,5 +1,6 @@
-//! What the kernel knows of an open file by itself: neither changes while it is open.
-//! It never asks the file system, which may be a network's that does not answer: supervisors look at the files of all devices.
+//! What the kernel itself knows of an open file: neither changes while it is open.
+//! It never asks the file system, which may be on a network and not answer: supervisors look at the files of
+//! all devices.
 
 use std::io;
 use std::os::fd::AsFd;

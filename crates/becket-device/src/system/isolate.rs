@@ -12,7 +12,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// What a server needs besides the root: devices, the kernel's tables, runtime directories.
 const NEEDED: [&str; 5] = ["/", "/proc", "/sys", "/dev", "/run"];
 
-/// Lifts the limits that a user's shell may have set, as far as they may be lifted: all devices of the machine are
+/// Lifts the limits that a user's shell may have set, as far as permitted: all devices of the machine are
 /// served under them, even if another user attached the first.
 pub(crate) fn limits() {
     for (resource, most) in
@@ -27,15 +27,15 @@ pub(crate) fn limits() {
     }
 }
 
-/// How many files a process may have open at the very most, on a usual kernel a million. Each device takes three in each of
-/// the server's processes, and what init gives to those that it starts is 4,096 where no systemd raises it.
+/// How many files a process may have open at most: a million on a usual kernel. Each device takes three in
+/// each of the server's processes, and init gives its children 4,096 where no systemd raises it.
 fn most_open_files() -> Option<u64> {
     fs::read_to_string("/proc/sys/fs/nr_open").ok()?.trim().parse().ok()
 }
 
 /// Takes the calling thread (and those it starts) into a mount namespace of its own and detaches all mounts
-/// there that it does not need. A server that shares the namespace of a mount on its own device deadlocks when
-/// it ends; one that keeps a copy of such a mount keeps the device in use for ever.
+/// there that it does not need. A server that shares the namespace of a mount on its own device deadlocks
+/// when it ends; one that keeps a copy of such a mount keeps the device in use for ever.
 ///
 /// Answers with what the environment did not allow.
 pub(crate) fn mounts(also_needed: &Path) -> Vec<String> {

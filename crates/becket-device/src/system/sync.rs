@@ -1,10 +1,10 @@
 //! Mutexes as becket uses them, and the one order in which they are taken.
-//! A panic is never handed on (what one thread broke must not take the devices of all others along), and a debug build
-//! never takes a mutex out of order: it panics where a release build might one day stand still.
+//! A panic is never propagated (what one thread broke must not take the devices of all others along), and a
+//! debug build never takes a mutex out of order: it panics where a release build might one day deadlock.
 //!
 //! | rank | lock | held |
 //! | --- | --- | --- |
-//! | 1 | a device's state (`supervisor::owned`), never two at once | as long as something is done to that device |
+//! | 1 | a device's state (`supervisor::owned`), never two at once | while something is done to that device |
 //! | 2 | which worker new devices go to | for moments, and while that worker is started |
 //! | 2 | in a worker: the giving of queues to I/O threads | while a device's are given |
 //! | 3 | the list of devices, of the supervisor and of a worker | for moments |

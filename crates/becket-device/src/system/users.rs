@@ -1,6 +1,7 @@
 //! Who uses a block device: mounts, swap, devices stacked on it, open descriptors.
-//! It only looks. What this user may not see is not there, so an empty answer is no proof. It never waits for the server of a
-//! network file system, of which anybody may have files open, as a whole machine's loop devices may lie on them.
+//! It only looks. What this user may not see is missing, so an empty answer is no proof. It never waits for
+//! the server of a network file system: any process may have files open there, and a whole machine's loop
+//! devices may be on one.
 
 use std::collections::HashSet;
 use std::fs;
@@ -72,8 +73,9 @@ pub(crate) fn writers(disk: &str) -> Vec<User> {
     users
 }
 
-/// Whether that use may end by itself in a moment. Mounts, swap and stacked devices do not; an open descriptor may be
-/// one of the many programs that look at every new device (udev's, blkid, lsblk, partx ...).
+/// Whether that use may end by itself in a moment. Mounts, swap and stacked devices do not; an open
+/// descriptor may be one of the many programs that look at every new device (udev's, blkid, lsblk, partx
+/// ...).
 pub(crate) fn passing(user: &User) -> bool {
     user.how == OPEN
 }
@@ -214,8 +216,8 @@ pub(crate) fn number_of(path: &Path) -> Option<String> {
         .then(|| format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev)))
 }
 
-/// The same of a path that the kernel knows already; of one that a file system would have to be asked for, nothing. Nodes
-/// under /dev are always known.
+/// The same of a path that the kernel knows already; nothing for one about which a file system would have to
+/// be asked. Nodes under /dev are always known.
 fn number_at_hand(path: &Path) -> Option<String> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     match openat2(CWD, path, flags, Mode::empty(), ResolveFlags::CACHED) {

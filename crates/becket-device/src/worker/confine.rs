@@ -1,15 +1,16 @@
-//! What a worker may still ask of the kernel once it runs: to move bytes between descriptors that it holds, and no more.
-//! It never opens a way back, and none of it is on the way of a request but one look-up for each turn of a ring.
+//! What a worker may still ask of the kernel once it runs: to move bytes between descriptors that it holds,
+//! and no more.
+//! It never opens a way back, and adds only one lookup for each turn of a ring to the hot path.
 //!
 //! Three fences, each behind the other, against an attacker who gets hold of a worker (the decoders read
 //! untrusted data):
 //!
-//! - **Landlock** with no path allowed ([`shut`]), before the first thread, since threads inherit it. io_uring is under it
-//!   too: its operations run with the rights of the thread that submits them.
-//! - **The rings** carry out a dozen operations and no others (`becket_engine`'s `ring`): a filter of system calls does not
-//!   see what a ring is asked for.
-//! - **A filter of system calls** ([`filter`]), after the rings are made: nobody makes another ring, which would be
-//!   a free one.
+//! - **Landlock** with no path allowed ([`shut`]), before the first thread, because threads inherit it. It
+//!   also covers io_uring, whose operations run with the rights of the thread that submits them.
+//! - **The rings** carry out a dozen operations and no others (`becket_engine`'s `ring`): a filter of system
+//!   calls does not see what a ring is asked for.
+//! - **A filter of system calls** ([`filter`]), after the rings are made: no other ring can be made, which
+//!   would be unrestricted.
 //!
 //! **What is refused fails with EPERM.** A process that is killed for one call that a newer C library makes,
 //! or that was forgotten here, takes all its devices down, and the next worker as well; refused, most such
@@ -29,9 +30,10 @@ use becket_uapi::seccomp::{Filter, Verdict, When};
 
 use crate::contract::Error;
 
-/// Takes every path away from the calling thread and those it starts; answers with a note where the kernel cannot.
+/// Takes every path from the calling thread and those it starts; answers with a note if the kernel cannot.
 pub(super) fn shut() -> Result<Option<String>, Error> {
-    // What this and the clock know of the machine may come from a file, at whose first use they do not expect to fail.
+    // What this and the clock know of the machine may come from a file; their first use of it does not expect
+    // failure.
     let _ = rustix::param::page_size();
     match landlock::allow_nothing() {
         Ok(_) => Ok(None),
@@ -61,8 +63,8 @@ fn refused(what: &str, error: &io::Error) -> Error {
     Error::Worker { what: format!("will not serve: it could not {what}: {error}") }
 }
 
-/// Calls that are let through whatever their arguments. The first are the most frequent: on kernels that do not remember
-/// the answer (before 5.11) they are the cheapest.
+/// Calls that are let through whatever their arguments. The first are the most frequent: on kernels that do
+/// not cache the verdict (before 5.11) they are the cheapest.
 const ALLOWED: [libc::c_long; 60] = [
     // The rings that there are.
     libc::SYS_io_uring_enter,
@@ -169,7 +171,8 @@ fn rules(pid: u32) -> io::Result<Filter> {
         // No code but what was there from the beginning.
         .rule(libc::SYS_mmap, When::HasNot(2, executable), allow)
         .rule(libc::SYS_mprotect, When::HasNot(2, executable), allow)
-        // Threads and no processes. The newer call hides its flags; C libraries take the older one where it is missing.
+        // Threads and no processes. The newer call hides its flags; C libraries take the older one if it is
+        // missing.
         .rule(libc::SYS_clone, When::Has(0, (libc::CLONE_THREAD | libc::CLONE_VM) as u32), allow)
         .rule(libc::SYS_clone3, When::Always, Verdict::Refuse(libc::ENOSYS as u16))
         // A descriptor's metadata, never that of a path.

@@ -35,15 +35,16 @@ use crate::system::sync::{DEVICES, Held, LAST, Ranked, SHARED, lock};
 
 /// Orders that are carried out beside others at the same time.
 const MOST_ERRANDS: usize = 8;
-/// Longest that the tables of an image that grows may take to be read. The supervisor gives up later (`supervisor::process`), and the
-/// worker with it.
+/// Longest that reading the tables of an image that grows may take. The supervisor gives up later
+/// (`supervisor::process`), and on the worker with it.
 const TABLES: Duration = Duration::from_secs(30);
 /// Bytes of the stack of a thread that does so; it is locked in memory as a whole.
 const STACK: usize = 256 << 10;
 
-/// The worker's main. Standard input is its connection to the supervisor that started it. When that is gone it goes
-/// on serving and waits for the next one; it returns when there is neither a supervisor nor a device. It keeps up to
-/// `cache_size` bytes of decoded blocks until a device says otherwise; when not given, as many as suit the machine.
+/// The worker's main. Standard input is its connection to the supervisor that started it. When that is gone
+/// it goes on serving and waits for the next one; it returns when there is neither a supervisor nor a device.
+/// It keeps up to `cache_size` bytes of decoded blocks until a device says otherwise; when not given, as many
+/// as suit the machine.
 ///
 /// # Errors
 /// It was not started by a supervisor, or a precaution failed that could have worked.
@@ -149,8 +150,8 @@ impl Worker {
         }))
     }
 
-    /// Carries out orders until the supervisor is gone. What takes long is done beside those that follow; all of it is done
-    /// when this returns, so that a successor gets what is.
+    /// Carries out orders until the supervisor is gone. Long ones run beside those that follow; all are done
+    /// when this returns, so that a successor gets the result.
     fn obey(self: &Arc<Self>, successors: &mut Option<OwnedFd>) {
         let control = self.control();
         let errands = AtomicUsize::new(0);
@@ -184,7 +185,7 @@ impl Worker {
         });
     }
 
-    /// What decodes a device's blocks, where some are encoded: one for all devices, made for the first that needs it.
+    /// Decodes a device's blocks, if some are encoded: one for all devices, made for the first that needs it.
     fn decoded(&self, kept: &Kept) -> io::Result<Option<Decoded>> {
         let (Some(encoding), Some(table)) = (&kept.serve.encoded, &kept.keepsakes.table) else {
             return Ok(None);
@@ -265,8 +266,8 @@ impl Worker {
         }
     }
 
-    /// Serves a device otherwise, if it is served here, and notes that for a successor; else the reason why not. Its queues
-    /// begin where they did.
+    /// Serves a device otherwise, if it is served here, and notes that for a successor; else the reason why
+    /// not. Its queues begin where they did.
     fn change(&self, change: &Change, fds: Vec<OwnedFd>) -> Result<u32, String> {
         let served = self.served(change.id).ok_or("it is not served here")?;
         let files = change.files.clone().map(|files| protocol::backings(files, fds.into_iter()));
@@ -280,8 +281,8 @@ impl Worker {
         Ok(served.first())
     }
 
-    /// Begins to let go of a device that another worker will serve. Where that fails the device is not closed in time, and the
-    /// supervisor ends us.
+    /// Begins to release a device that another worker will serve. If that fails the device is not closed in
+    /// time, and the supervisor ends us.
     fn leave(&self, id: u32) {
         if let Some(Err(error)) = self.served(id).map(|served| served.leave(&self.threads)) {
             log::warn(format_args!("worker: cannot leave: {error}"));
@@ -306,7 +307,8 @@ impl Worker {
 
     /// A device is closed.
     fn let_go(&self, id: u32) {
-        // Locked before it is reported: the next device may get this number at once, and must stay in the list.
+        // Locked before it is reported: the next device may get this number at once, and must stay in the
+        // list.
         let mut open = self.devices();
         // Reported first: a supervisor that sees no open device may end the process.
         self.report(&Report::Closed { id });
@@ -331,7 +333,8 @@ impl Worker {
         }
     }
 
-    /// Waits for the next supervisor and tells it everything; `false` when there is no device left to wait for.
+    /// Waits for the next supervisor and reports everything to it; `false` when there is no device left to
+    /// wait for.
     fn await_successor(&self, successors: Option<&OwnedFd>) -> bool {
         while !self.devices().is_empty() {
             let mut fds = vec![PollFd::new(&self.idle, PollFlags::IN)];
@@ -420,7 +423,7 @@ fn is_long(serve: &Serve) -> bool {
     serve.grows || serve.encoded.is_some()
 }
 
-/// Does something beside what follows; before it, where too much is being done already or no thread can be had.
+/// Does something on another thread; on this one, if too many are busy already or no thread can be had.
 fn aside<'scope, W: FnOnce() + Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     errands: &'scope AtomicUsize,
@@ -447,8 +450,9 @@ fn aside<'scope, W: FnOnce() + Send + 'scope>(
     }
 }
 
-/// What makes room in a device's image, where that grows. It is asked anew by each worker: the one before may have made some. What waits for
-/// the image's file is done aside: one whose file system does not answer costs this device alone its worker.
+/// Allocates room in a device's image, if that grows. Each worker asks anew: the one before may have made
+/// some. What waits for the image's file is done on another thread: a file system that does not answer costs
+/// this device alone its worker.
 fn grower(kept: &Kept, decoded: Option<&Decoded>) -> io::Result<Option<Box<dyn Grow>>> {
     if !kept.serve.grows {
         return Ok(None);

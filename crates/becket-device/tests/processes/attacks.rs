@@ -1,4 +1,5 @@
-//! What other users of the machine try: the server's socket in all its ways, and runtime directories that they prepared.
+//! Attacks by other users of the machine: the server's socket in all its ways, and runtime directories that
+//! they prepared.
 //! Each attack goes further than it could: doors that are closed by their modes are opened first.
 
 use std::fs::{self, Permissions};
@@ -111,7 +112,8 @@ pub(crate) fn a_storm_of_strangers_passes(place: &Place) {
     assert!(memory() < before.1 + 64, "{} MiB, and {} before", memory(), before.1);
 }
 
-/// A connection, so that the server does not end for want of clients; it has all that it opens for the first of them.
+/// A connection, so that the server does not end for want of clients; it has all that it opens for the first
+/// one.
 fn kept(place: &Place) -> UnixStream {
     let stream = UnixStream::connect(place.runtime().join("control")).unwrap();
     place.run(&["status"]).unwrap();
@@ -137,8 +139,8 @@ pub(crate) fn storm(socket: &Path, connections: usize) {
     }
 }
 
-/// Nothing, half a call, no call at all, words without an end, descriptors with half a call. That the server hangs up
-/// meanwhile is what it should do.
+/// Nothing, half a call, no call at all, endless words, descriptors with half a call. The server should hang
+/// up meanwhile.
 fn bother(mut stream: &UnixStream, how: usize) {
     let half = br#"{"method":"org.becket.Becket1.Attach","parameters":{"name":"#;
     let _ = match how % 5 {
@@ -178,7 +180,8 @@ pub(crate) fn a_mad_client_harms_nobody_else(place: &Place) {
             stream
         })
         .collect();
-    // A call with more descriptors than it announces, nested deeper than anybody reads, and one longer than any.
+    // A call with more descriptors than it announces, one nested deeper than is ever read, and one longer
+    // than any.
     let null = fs::File::open("/dev/null").unwrap();
     let mut surplus = UnixStream::connect(&socket).unwrap();
     flood(&surplus, b"{\"method\":\"org.becket.Becket1.List\"}\0", &[null.as_fd(); FLOOD]);
@@ -277,7 +280,7 @@ pub(crate) fn a_planted_socket_hears_nothing(place: &Place) {
     assert_eq!(heard, "0 bytes\n");
 }
 
-/// Listens until the second caller has hung up (the first only looks whether it listens), and says how much that one said.
+/// Listens until the second caller has hung up (the first only probes), and says how much that one sent.
 pub(crate) fn eavesdrop(socket: &Path) {
     let listener = UnixListener::bind(socket).unwrap();
     open(socket, 0o666);

@@ -187,7 +187,8 @@ fn talk(socket: &Path, call: &str) -> Result<String, String> {
     let mut stream = UnixStream::connect(socket).map_err(text)?;
     stream.set_read_timeout(Some(Duration::from_secs(120))).map_err(text)?;
     match stream.write_all(call.as_bytes()).and_then(|()| stream.write_all(&[0])) {
-        // Whom the server refuses it answers before it has heard the call, and hangs up; the answer is there to be read.
+        // The server answers a caller that it refuses before it has read the call, and hangs up; the answer
+        // can be read.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
         other => other.map_err(text)?,
     }

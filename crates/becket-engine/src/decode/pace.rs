@@ -6,7 +6,8 @@ use std::{
     time::Duration,
 };
 
-/// A block that takes no longer is quick: requests that come meanwhile wait for it, as they do for a disk that is not the fastest.
+/// A block that takes no longer is quick: requests that come meanwhile wait for it, as they would for a slow
+/// disk.
 const QUICK: Duration = Duration::from_micros(500);
 /// A block's time counts for one of so many parts of what is expected of the next.
 const MEMORY: u32 = 8;

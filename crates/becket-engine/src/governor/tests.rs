@@ -42,7 +42,8 @@ fn trying_is_given_up_by_and_by_and_taken_up_again() {
 }
 
 proptest! {
-    /// Requests arrive and end in any order on a backing of any speed; each is begun once, in the order of its class.
+    /// Requests arrive and end in any order on a backing of any speed; each is begun once, in the order of
+    /// its class.
     #[test]
     fn everybody_comes_to_his_turn_in_order(
         depth in 1u16..100,

@@ -1,4 +1,5 @@
-//! Submission entries as the kernel has them (`struct io_uring_sqe` of its `io_uring.h`), where the io-uring crate's are too much or too little.
+//! Submission entries as the kernel has them (`struct io_uring_sqe` of its `io_uring.h`), where the io-uring
+//! crate's do too much or too little.
 //! They are made here and pushed nowhere but in [`Ring`](super::Ring).
 
 use io_uring::{opcode, squeue, types::Fixed};
@@ -13,7 +14,7 @@ const LENGTH: std::ops::Range<usize> = 24..28;
 
 /// An entry with some of its bytes changed.
 fn with_bytes(entry: squeue::Entry, change: impl FnOnce(&mut [u8; 64])) -> squeue::Entry {
-    // SAFETY: an entry is the kernel's `struct io_uring_sqe`: 64 bytes without padding, for which any bytes are valid.
+    // SAFETY: an entry is the kernel's `struct io_uring_sqe`: 64 bytes without padding; any bytes are valid.
     let mut bytes = unsafe { std::mem::transmute::<squeue::Entry, [u8; 64]>(entry) };
     change(&mut bytes);
     // SAFETY: as above.
@@ -54,8 +55,8 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
-    /// The same as the io-uring crate's `Read`, `Write`, `ReadFixed` and `WriteFixed` make of it, in eight words (in
-    /// which a little-endian `struct io_uring_sqe` is): these are most of all entries.
+    /// The same as the io-uring crate's `Read`, `Write`, `ReadFixed` and `WriteFixed` make of it, in eight
+    /// words (a little-endian `struct io_uring_sqe` is eight words): these are most of all entries.
     #[inline]
     pub(crate) fn entry(self) -> squeue::Entry {
         let code = match (self.write, self.buffer) {
@@ -76,7 +77,7 @@ impl Transfer {
             0,
             0,
         ];
-        // SAFETY: an entry is the kernel's `struct io_uring_sqe`: 64 bytes without padding, for which any are valid.
+        // SAFETY: an entry is the kernel's `struct io_uring_sqe`: 64 bytes without padding; any are valid.
         unsafe { std::mem::transmute::<[u64; 8], squeue::Entry>(words.map(u64::to_le)) }
     }
 }

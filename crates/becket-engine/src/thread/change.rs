@@ -14,9 +14,8 @@ use std::{
 use super::{IoThreads, Order, QueueId};
 use crate::{Backing, Error, aside};
 
-/// Longest that what was written may take to reach the disk while requests are still served. A page cache
-/// full of it takes long, and whoever asks again finds less; a file system that does not answer takes for
-/// ever.
+/// Longest that writing back dirty data may take while requests are still served. A page cache full of it
+/// takes long, and a retry finds less; a file system that does not answer takes for ever.
 const SETTLING: Duration = Duration::from_secs(30);
 
 impl IoThreads {
@@ -69,9 +68,9 @@ impl IoThreads {
     }
 }
 
-/// Syncs what was written, on a thread of its own: its file system may never answer, and whoever ordered the
-/// change believes one who says nothing to be dead. A sync that comes to its end later counts all the same,
-/// and so does its failure.
+/// Syncs what was written, on a thread of its own: its file system may never answer, and the supervisor that
+/// ordered the change takes a silent worker for dead. A sync that completes later counts all the same, and so
+/// does its failure.
 fn sync_within(old: &Arc<Backing>, time: Duration) -> Result<(), Error> {
     let syncing = Arc::clone(old);
     let outcome = aside::begun(move || {

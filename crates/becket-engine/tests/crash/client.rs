@@ -1,4 +1,4 @@
-//! What a client may rely on, by what it has asked for and was told.
+//! What a client may rely on, by what it has asked for and was answered.
 //! It never looks at how any of that was done.
 
 use std::collections::BTreeMap;
@@ -17,8 +17,8 @@ struct Asking {
     promises: BTreeMap<u64, usize>,
 }
 
-/// By sector of the lanes: each content that it was to have, in turn, and which of them is the oldest that may be there. The first
-/// is what it was before.
+/// By sector of the lanes: each content that it was given, in turn, and which of them is the oldest that may
+/// be there. The first is what it was before.
 pub(crate) struct Rights {
     contents: Vec<Vec<Vec<u8>>>,
     promised: Vec<usize>,
@@ -55,7 +55,7 @@ impl Rights {
                 if !well {
                     return false;
                 }
-                // A lane is its tag's alone, so the newest is the one that is told of.
+                // A lane is its tag's alone, so the newest is the one that is answered.
                 let range = at / SECTOR as u64..(at + len as u64) / SECTOR as u64;
                 let newest = |sector: u64| (sector, self.contents[sector as usize].len() - 1);
                 let written: Vec<_> = range.map(newest).collect();
@@ -92,8 +92,8 @@ impl Rights {
     }
 }
 
-/// Whether a sector is made of these contents alone: a write through the page cache that has not come far, or was torn, leaves a
-/// part of itself.
+/// Whether a sector consists of these contents alone: a write through the page cache that has not come far,
+/// or was torn, leaves a part of itself.
 fn is_of(there: &[u8], contents: &[Vec<u8>]) -> bool {
     let mut known = 0;
     while known < there.len() {

@@ -15,7 +15,8 @@ use crate::script::Random;
 
 type Sector = Arc<[u8; SECTOR]>;
 
-/// Something that is written again and again: what it was each time, of which the disk has one from the oldest on.
+/// Something that is written repeatedly: each of its versions; the disk has one, no older than the oldest
+/// here.
 #[derive(Debug)]
 struct History<T> {
     versions: Vec<T>,
@@ -23,7 +24,8 @@ struct History<T> {
     ended: Vec<bool>,
     /// The oldest version that the disk may have.
     oldest: usize,
-    /// A sync that should have brought this version to the disk has failed: that a later one succeeds says nothing of it.
+    /// A sync that should have brought this version to the disk has failed: a later success proves nothing
+    /// for it.
     doubtful: Option<usize>,
 }
 

@@ -1,11 +1,13 @@
-//! What a power cut may leave: after each event of a run, each state that the disk could be in holds what was promised.
+//! What a power cut may leave: after each event of a run, each possible state of the disk holds what was
+//! promised.
 //!
-//! A recorder between becket and its file keeps every write, length and sync, and the port every request's beginning and end,
-//! in one order ([`record`]). A write is *safe* from the end of a sync that began after the write had ended, or from its own
-//! end when it was durable (FUA). What is not safe may be on the disk or not, sector by sector, so states are torn and
-//! reordered ([`file`]); only of the writes to one sector an earlier one is never without those before it, for they
-//! went through one page. A write was *promised* once it was acknowledged as durable, or a flush was acknowledged that
-//! was asked for after the write's acknowledgement ([`client`]).
+//! A recorder between becket and its file keeps every write, length and sync, and the port every request's
+//! beginning and end, in one order ([`record`]). A write is *safe* from the end of a sync that began after
+//! the write had ended, or from its own end when it was durable (FUA). What is not safe may be on the disk or
+//! not, sector by sector, so states are torn and reordered ([`file`]); only among writes to one sector an
+//! earlier one is never lost when a later one is kept, because they went through one page. A write was
+//! *promised* once it was acknowledged as durable, or once a flush was acknowledged that was submitted after
+//! the write's acknowledgement ([`client`]).
 //!
 //! BECKET_CRASH_RUNS says how many random runs are made of each kind, where there are to be more than CI has.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -30,7 +32,8 @@ const LANE: u64 = 16 << 10;
 /// Bytes that are written to: all lanes.
 const LEN: usize = (LANES * LANE) as usize;
 
-/// How many runs a property is tried with: few in a guest, where looking at states is slow, and the kernel has no part in that.
+/// How many runs a property is tried with: few in a guest, where looking at states is slow and the kernel
+/// plays no part.
 fn runs(usually: u32) -> u32 {
     let asked = std::env::var("BECKET_CRASH_RUNS")
         .ok()
@@ -38,8 +41,8 @@ fn runs(usually: u32) -> u32 {
     asked.unwrap_or(if becket_testkit::in_a_guest() { usually.div_ceil(8) } else { usually })
 }
 
-/// Looks at states that a power cut could leave at any time of a run on a file that began as `before`. `read` says what lies
-/// in the lanes then, or what is wrong with the file. What is lost first, if anything is.
+/// Looks at states that a power cut could leave at any time of a run on a file that began as `before`. `read`
+/// says what lies in the lanes then, or what is wrong with the file. Returns the first loss, if there is one.
 fn losses(
     before: &[u8],
     events: &[Event],

@@ -1,5 +1,5 @@
-//! qcow2 images that grow while they are written: in each state the image opens, counts what it uses, and holds what was
-//! promised; QEMU's own tools say the same of a sample.
+//! qcow2 images that grow while they are written: in each state the image opens, its reference counts are
+//! right, and it holds what was promised; QEMU's own tools say the same of a sample.
 
 use std::{
     cell::RefCell,
@@ -365,9 +365,9 @@ fn a_table_of_counts_that_becomes_too_short_is_replaced_safely() {
     assert_eq!(made.lost(&made.bytes, &events, 1, &mut Count::default()), None);
 }
 
-/// The checker itself: a writer that forgets one of its syncs is found out. Not so for those on which nothing depends here: that
-/// behind the entries of the table of counts, since what they count comes into use later, and those of the end, of which the first
-/// only matters where clusters have lost their user.
+/// The checker itself: a writer that forgets one of its syncs is found out. Exceptions are syncs on which
+/// nothing depends here: the one after the entries of the table of counts, because what they count comes into
+/// use later, and those of the end, of which the first only matters where clusters have lost their user.
 #[test]
 fn a_writer_that_forgets_a_sync_is_found_out() {
     if !ready("a_writer_that_forgets_a_sync_is_found_out") {

@@ -53,10 +53,10 @@ fn a_lie_about_safety_is_found() {
         assert_eq!(lost(&honest, 1), None);
         let mut lying = honest.clone();
         if lie {
-            // Whoever says that a flush is done without a sync.
+            // An engine that completes a flush without a sync.
             lying = without_syncs(&honest, |_| true);
         } else {
-            // Whoever forgets FUA on the way to the file.
+            // An engine that drops FUA on the way to the file.
             for event in &mut lying {
                 if let Event::Writes(_, durable, ..) = event {
                     *durable = false;

@@ -1,5 +1,5 @@
-//! Runs whose every step is written down: what the client asks and is told, and what goes to the file.
-//! It never says what that is worth.
+//! Runs whose every step is recorded: what the client asks, what it is answered, and what goes to the file.
+//! It never judges the result.
 
 use std::{
     fs::File,
@@ -25,7 +25,7 @@ use crate::{LANE, LANES, SECTOR};
 pub(crate) enum Event {
     /// The client asks for something, under a tag; a place in its lanes, and the bytes.
     Asked(u16, Op, u64, Vec<u8>),
-    /// It is told what came of that.
+    /// The result that it gets.
     Answered(u16, bool),
     /// A write goes to the file: who writes, whether it is durable, where, and what.
     Writes(u16, bool, u64, Vec<u8>),
@@ -58,7 +58,8 @@ pub(crate) struct Record {
     pub(crate) events: Vec<Event>,
     /// Syncs of the engine that are under way.
     syncing: usize,
-    /// A sync of whoever makes room has failed: one of the engine is told that, too, since it has opened the file itself.
+    /// A sync of the grower has failed: the engine's next sync must fail too, because it has opened the file
+    /// itself.
     unreported: bool,
 }
 
@@ -108,10 +109,10 @@ impl<F: Interceptor> Interceptor for Recorder<F> {
     }
 }
 
-/// Whoever makes room in the file writes under this number.
+/// The grower, which allocates room in the file, writes under this number.
 pub(crate) const GROWER: u16 = u16::MAX;
 
-/// Writes down what is done to a file by whoever makes room in it.
+/// Records what the grower does to a file.
 #[derive(Debug)]
 pub(crate) struct Watched {
     pub(crate) log: Log,
@@ -126,7 +127,8 @@ impl Watched {
         let fails = self.random.lock().unwrap().below(1_000_000) < self.failing;
         let mut record = self.log.lock().unwrap();
         let lost = match event {
-            // The kernel has tried, and forgets what it could not write. (Who syncs at the same time would be told by its end.)
+            // The kernel has tried, and forgets what it could not write. (A concurrent sync would fail as
+            // well.)
             Event::Syncs(_) if fails && record.syncing == 0 => {
                 record.unreported = true;
                 true
@@ -222,7 +224,8 @@ impl Port for Client {
     }
 }
 
-/// Serves the lists by the engine over `backing`, on which the lanes begin at `base`. What happens is in `log` then.
+/// Serves the lists by the engine over `backing`, on which the lanes begin at `base`. What happens is then in
+/// `log`.
 pub(crate) fn serve(backing: Backing, base: u64, lists: Vec<List>, faults: Faults, log: &Log) {
     let threads = IoThreads::start(1).unwrap();
     let recorder = Recorder { log: Arc::clone(log), faults: faults.of_queues(1).unwrap() };

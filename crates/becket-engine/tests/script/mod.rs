@@ -1,5 +1,6 @@
-//! What tests of the engine share: a port that plays the transport's part by a script, and files for it to work on.
-//! Never asserts what an outcome is worth: that is the test's.
+//! What tests of the engine share: a port that plays the transport's part by a script, and files for it to
+//! work on.
+//! It never judges an outcome: that is the test's.
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 use std::{

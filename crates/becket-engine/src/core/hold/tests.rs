@@ -150,7 +150,7 @@ fn what_was_prepared_can_be_given_up() {
     assert_eq!(bench.await_all(&[0]), [Ok(2 * PAGE)]);
     assert!(old.holds(b'1') && new.holds(b'n'));
     assert_eq!(Arc::strong_count(&other), 1, "it is forgotten");
-    // Whoever was not held does not change.
+    // What was not held does not change.
     bench.core.prepare(&mut bench.ring, Arc::clone(&other)).unwrap();
     assert!(!bench.core.let_go(&mut bench.ring, true).unwrap());
     assert_eq!(Arc::strong_count(&other), 1);

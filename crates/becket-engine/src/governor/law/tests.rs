@@ -1,4 +1,5 @@
-//! The law against simulated backings: everything is computed, nothing waits, and each run repeats from its seed.
+//! The law against simulated backings: everything is computed, nothing waits, each run is repeatable from its
+//! seed.
 
 use std::collections::VecDeque;
 
@@ -40,7 +41,8 @@ fn shoulder(n: f64) -> f64 {
 fn wide_shoulder(n: f64) -> f64 {
     n / (n + 4.0)
 }
-/// Scales to eight and loses a third by a fourfold of that: too many processes for a cache, an arm that seeks.
+/// Scales to eight and loses a third by a fourfold of that: too many processes for a cache, an arm that
+/// seeks.
 fn degrading(n: f64) -> f64 {
     if n <= 8.0 { n } else { 8.0 * (8.0 / n).powf(0.3) }
 }
@@ -185,7 +187,8 @@ fn slow_backings_are_known_less_well_but_well_enough() {
     for (name, curve, widest) in CURVES {
         let Outcome { share, windows } = play(curve, 4_000_000, Sizes::Mixed, 7);
         let what = format!("{name}: {share:.3} of the best, windows {windows:?}");
-        // A few hundred operations in a second do not show the last percents, and asking takes its share of them.
+        // A few hundred operations in a second do not show the last percents, and measuring takes its share
+        // of them.
         assert!(share >= 0.85, "{what}");
         assert!(windows.iter().all(|window| *window <= 4 * widest), "{what}: too wide");
         assert!(changes(&windows) <= 2, "{what}: not steady");

@@ -25,7 +25,8 @@ pub enum ErrorKind {
     Io,
 }
 
-/// Why a device was not attached, changed or detached. `Display` says what and why; [`Error::hint`] what to do next.
+/// Why a device was not attached, changed or detached. `Display` says what and why; [`Error::hint`] what to
+/// do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -34,8 +34,8 @@ pub struct Probe {
     pub details: Vec<(String, String)>,
 }
 
-/// A way to offer a device, as the planner sees it. Attaching itself differs too much to hide behind one signature:
-/// each folder has its own.
+/// A way to offer a device, as the planner sees it. Attaching itself differs too much to hide behind one
+/// signature: each folder has its own.
 pub trait Transport: Sync {
     /// Which one it is.
     fn kind(&self) -> Kind;

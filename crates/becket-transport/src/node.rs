@@ -1,4 +1,4 @@
-//! Device nodes and partitions: there where a user looks for them, whoever should have made them.
+//! Device nodes and partitions, where users look for them, if the system has not made them.
 //! It never decides which devices there should be and never reads an image.
 
 use std::fs::{self, File};
@@ -17,8 +17,8 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 
 use crate::{Error, Kind, sysfs};
 
-/// How long devtmpfs gets before a node is made by hand. It makes nodes before the kernel call that adds the device
-/// returns; what is left is the moment between sysfs's entry and the node.
+/// How long devtmpfs gets before a node is made by hand. It makes nodes before the kernel call that adds the
+/// device returns; what is left is the moment between sysfs's entry and the node.
 const DEVTMPFS: Duration = Duration::from_millis(10);
 
 /// A partition as the kernel has it.
@@ -47,8 +47,8 @@ pub struct Nodes {
 
 /// Sees to it that `path` is the node of block device `dev`; `true` when it had to be made.
 ///
-/// A node of another block device that is still there after devtmpfs had its chance was left behind in a `/dev` that
-/// nobody keeps (a container's), and is replaced.
+/// A node of another block device that still exists after devtmpfs had its chance was left behind in an
+/// unmanaged `/dev` (a container's), and is replaced.
 ///
 /// # Errors
 /// Something else is there, or this process may not make nodes.
@@ -64,8 +64,8 @@ pub fn ensure_char(path: &Path, dev: u64) -> Result<bool, Error> {
     ensure(path, dev, FileType::CharacterDevice)
 }
 
-/// Opens the control device `path` of a driver. If it has no node, a node of number `dev` is opened that nobody else can
-/// see, in a tmpfs that is mounted nowhere: nothing is made in `/dev`. Opening may load the driver's module.
+/// Opens the control device `path` of a driver. If it has no node, a private node of number `dev` is opened,
+/// in a tmpfs that is mounted nowhere: nothing is made in `/dev`. Opening may load the driver's module.
 ///
 /// # Errors
 /// That of the open, or [`Error::Unavailable`] if there is no node and this process may make none.
@@ -106,7 +106,7 @@ pub(crate) fn numbers_of(device: impl AsFd) -> Option<(u32, u32)> {
     Some((rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)))
 }
 
-/// Waits until this user may read and write the node that somebody else (udev) gives to it; whether that came.
+/// Waits until this user may read and write the node, to which udev gives access; returns whether that came.
 pub fn await_given(path: &Path, timeout: Duration) -> bool {
     let started = Instant::now();
     loop {
@@ -202,9 +202,9 @@ pub fn partitions(disk: &str) -> Vec<KernelPartition> {
     found
 }
 
-/// Sees to it that the partitions an image promises are there, with their nodes, and returns these in the order of
-/// `promised`. What the kernel did not find or has not found yet is added by hand. A partition that starts past the
-/// end of the disk cannot be and is left out; one that ends past it is cut, as the kernel does.
+/// Makes sure that the partitions an image promises exist, with their nodes, and returns these in the order
+/// of `promised`. What the kernel did not find or has not found yet is added by hand. A partition that starts
+/// past the end of the disk cannot exist and is left out; one that ends past it is cut, as the kernel does.
 ///
 /// # Errors
 /// The kernel has one elsewhere, refuses one, or they were not there in time.
@@ -349,8 +349,8 @@ pub fn remove_stale_below(root: &Path, path: &Path) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Tells everybody whether a disk is read-only, its partitions with it. The kernel then refuses to open it for writing,
-/// and what is written by those who have it open; requests of a file system come all the same.
+/// Sets whether a disk is read-only, its partitions with it. The kernel then refuses to open it for writing,
+/// and refuses writes of processes that have it open; requests of a file system come all the same.
 ///
 /// # Errors
 /// The kernel refuses.

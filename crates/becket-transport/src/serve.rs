@@ -1,5 +1,5 @@
-//! What transports whose bytes becket moves have in common: a device's queues on the I/O threads, and what can be done
-//! to them together. Knows of no transport: a queue's front is its port.
+//! What transports whose bytes becket moves have in common: a device's queues on the I/O threads, and
+//! operations on all of them together. Knows of no transport: a queue's front is its port.
 
 mod change;
 
@@ -135,8 +135,8 @@ impl Served {
         Summary::of(self.stats.iter().map(|stats| &**stats))
     }
 
-    /// Has all queues take no more requests, and end once those that they have are finished; returns before that. For a
-    /// transport whose kernel side keeps what comes meanwhile for whoever serves the device next.
+    /// Makes all queues take no more requests, and end once those that they have are finished; returns before
+    /// that. For a transport whose kernel side keeps later requests for the next server.
     ///
     /// # Errors
     /// An I/O thread has ended.
@@ -243,8 +243,8 @@ impl Drop for Finally {
     }
 }
 
-/// The I/O thread of a queue of a device whose queues begin at `first`. That is the device's number unless there is a reason
-/// for another place, so that many with few queues use all threads.
+/// The I/O thread of a queue of a device whose queues begin at `first`. That is the device's number unless
+/// there is a reason for another place, so that many devices with few queues use all threads.
 pub(crate) fn thread_of(first: u32, number: u16, threads: &IoThreads) -> usize {
     (first as usize).wrapping_add(number.into()) % threads.count()
 }

@@ -27,7 +27,8 @@ pub fn text(name: &str, attribute: &str) -> Option<String> {
     Some(text)
 }
 
-/// A whole attribute, which comes by one read and is never longer than a page: no need to ask for its length or its end.
+/// A whole attribute, which one read returns and is never longer than a page: no need to look for its length
+/// or end.
 fn read(attribute: &Path) -> Option<String> {
     let mut page = [0; 4096];
     let len = File::open(attribute).and_then(|mut file| file.read(&mut page)).ok()?;
@@ -49,11 +50,11 @@ pub fn dev(name: &str) -> Option<u64> {
     dev_at(&directory(name).join("dev"))
 }
 
-/// Device number and sequence number (Linux 5.15) of a disk that lies on no bus, by one read; `None` where it is not found
-/// among such disks.
+/// Device number and sequence number (Linux 5.15) of a disk that is on no bus, by one read; `None` if it is
+/// not found among such disks.
 ///
-/// Looked up where it is and not by its link among all block devices: names that are as new as the disk are not in the
-/// kernel's cache yet, and each one looked up makes an inode.
+/// Looked up where it is and not by its link among all block devices: names that are as new as the disk are
+/// not in the kernel's cache yet, and each lookup makes an inode.
 pub fn virtual_disk(name: &str) -> Option<(u64, Option<u64>)> {
     numbers_in(&read(Path::new(&format!("/sys/devices/virtual/block/{name}/uevent")))?)
 }
@@ -82,12 +83,14 @@ pub fn node(name: &str) -> PathBuf {
     PathBuf::from("/dev").join(name.replace('!', "/"))
 }
 
-/// What the kernel has counted of a disk since it made it. It knows no errors, and of latencies only the mean.
+/// What the kernel has counted of a disk since it made it. It knows no errors, and of latencies only the
+/// mean.
 pub fn counted(name: &str) -> Option<Summary> {
     counters(&text(name, "stat")?)
 }
 
-/// Source: Documentation/block/stat.rst of the kernel. A sector there is always 512 bytes, a tick a millisecond.
+/// Source: Documentation/block/stat.rst of the kernel. A sector there is always 512 bytes, a tick a
+/// millisecond.
 fn counters(text: &str) -> Option<Summary> {
     let fields: Result<Vec<u64>, _> = text.split_ascii_whitespace().map(str::parse).collect();
     let fields = fields.ok()?;

@@ -1,4 +1,5 @@
-//! A connection in one process: its keeper and its server together, with the kernel's own FUSE and loop drivers.
+//! A connection in one process: its keeper and its server together, with the kernel's own FUSE and loop
+//! drivers.
 //! Needs root, /dev/fuse and loop devices; elsewhere it says in the skip log that it did not run.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -130,7 +131,8 @@ fn what_a_server_had_read_the_next_one_answers() {
     if !connection.resends() {
         return skip(name, "this kernel sends no request again");
     }
-    // A server that takes a request and dies over it: its copy of the descriptor is gone, the keeper's is not.
+    // A server that takes a request and dies over it: its copy of the descriptor is gone, the keeper's is
+    // not.
     let stat = std::thread::spawn(move || {
         let file = rustix::fs::openat(&root, "image", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
         File::from(file.unwrap()).metadata().unwrap().len()

@@ -78,7 +78,8 @@ struct BlkpgArg {
     data: *mut BlkpgPartition,
 }
 
-/// Adds partition `number` (from 1) to the whole disk, at a range in bytes. `EBUSY` when it overlaps another or is there.
+/// Adds partition `number` (from 1) to the whole disk, at a range in bytes. `EBUSY`: it overlaps another or
+/// exists.
 pub fn partition_add(disk: BorrowedFd<'_>, number: u32, start_bytes: u64, len_bytes: u64) -> io::Result<()> {
     partition_change(disk, BLKPG_ADD_PARTITION, number, start_bytes, len_bytes)
 }
@@ -110,7 +111,8 @@ fn partition_change(disk: BorrowedFd<'_>, op: c_int, number: u32, start: u64, le
     };
     let arg =
         BlkpgArg { op, flags: 0, datalen: size_of::<BlkpgPartition>() as c_int, data: &raw mut partition };
-    // SAFETY: BLKPG reads a `blkpg_ioctl_arg` and the `blkpg_partition` it points to, which outlives the call.
+    // SAFETY: BLKPG reads a `blkpg_ioctl_arg` and the `blkpg_partition` it points to, which outlives the
+    // call.
     Ok(unsafe { ioctl(disk, Setter::<BLKPG, BlkpgArg>::new(arg)) }?)
 }
 
@@ -132,8 +134,8 @@ pub fn flush_buffers(device: BorrowedFd<'_>) -> io::Result<()> {
     Ok(unsafe { ioctl(device, NoArg::<BLKFLSBUF>::new()) }?)
 }
 
-/// Takes the error of an earlier write-back that `device` has not heard of yet, and waits for what is on its way. Writes
-/// nothing.
+/// Takes the error of an earlier write-back that `device` has not reported yet, and waits for write-back in
+/// flight. Writes nothing.
 pub fn await_write_back(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: the call takes no pointer.
     match unsafe { libc::sync_file_range(device.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WAIT_BEFORE) } {

@@ -27,11 +27,12 @@ const DM_SKIP_LOCKFS_FLAG: u32 = 1 << 10;
 const DM_NOFLUSH_FLAG: u32 = 1 << 11;
 const DM_DEFERRED_REMOVE: u32 = 1 << 17;
 
-/// For udev's rules (libdevmapper's `DM_UDEV_PRIMARY_SOURCE_FLAG`): this event is a change of the device itself and
-/// not a mere look at it. Without it on the first resume the rules take the device for one that is not ready yet, and
-/// neither blkid nor systemd ever looks at it.
+/// For udev's rules (libdevmapper's `DM_UDEV_PRIMARY_SOURCE_FLAG`): this event is a change of the device
+/// itself and not a mere look at it. Without it on the first resume the rules take the device for one that is
+/// not ready yet, and neither blkid nor systemd ever looks at it.
 const DM_UDEV_PRIMARY_SOURCE_FLAG: u32 = 0x0040;
-/// Rules find their flags in the upper half of the cookie; a lower half of 0 means that nobody waits for udev.
+/// Rules find their flags in the upper half of the cookie; a lower half of 0 means that no process waits for
+/// udev.
 const DM_UDEV_FLAGS_SHIFT: u32 = 16;
 const UDEV: u32 = DM_UDEV_PRIMARY_SOURCE_FLAG << DM_UDEV_FLAGS_SHIFT;
 
@@ -138,8 +139,8 @@ pub fn device_names(control: BorrowedFd<'_>) -> io::Result<Vec<String>> {
     list(control, DM_LIST_DEVICES, 12, 8)
 }
 
-/// Makes a device without a table; with a minor number that is free, or the one asked for. `EBUSY` when name, UUID or
-/// number are taken.
+/// Makes a device without a table; with a minor number that is free, or the requested one. `EBUSY` when name,
+/// UUID or number are taken.
 pub fn create(control: BorrowedFd<'_>, name: &str, uuid: &str, minor: Option<u32>) -> io::Result<Status> {
     let mut call = Call::new()?.named(name)?.with_uuid(uuid)?;
     if let Some(minor) = minor {
@@ -149,8 +150,8 @@ pub fn create(control: BorrowedFd<'_>, name: &str, uuid: &str, minor: Option<u32
     Ok(status_of(&call.run(control, DM_DEV_CREATE)?))
 }
 
-/// Gives a device a table, which counts from the next [`resume`] on. `EBUSY` when a device below is claimed by others
-/// than device-mapper, `EINVAL` when a line is wrong or its kind is not there.
+/// Gives a device a table, which counts from the next [`resume`] on. `EBUSY` when a device below is claimed
+/// by others than device-mapper, `EINVAL` when a line is wrong or its kind does not exist.
 pub fn load(control: BorrowedFd<'_>, uuid: &str, read_only: bool, table: &[Target]) -> io::Result<()> {
     let mut call = Call::new()?.with_uuid(uuid)?;
     call.head.flags |= if read_only { DM_READONLY_FLAG } else { 0 };
@@ -159,9 +160,9 @@ pub fn load(control: BorrowedFd<'_>, uuid: &str, read_only: bool, table: &[Targe
     call.run(control, DM_TABLE_LOAD).map(drop)
 }
 
-/// Lets a device take I/O, by its new table where there is one; the change happens between requests: those under way
-/// end first and later ones wait. `quietly` leaves file systems on it alone, which otherwise write everything back
-/// and freeze for the time of the change.
+/// Lets a device take I/O, by its new table if there is one; the change happens between requests: those under
+/// way end first and later ones wait. `quietly` leaves file systems on it alone, which otherwise write
+/// everything back and freeze for the time of the change.
 pub fn resume(control: BorrowedFd<'_>, uuid: &str, quietly: bool) -> io::Result<Status> {
     let mut call = Call::new()?.with_uuid(uuid)?;
     call.head.flags |= if quietly { DM_SKIP_LOCKFS_FLAG } else { 0 };
@@ -264,8 +265,8 @@ impl Call {
         buffer.extend_from_slice(bytes_of(&head));
         buffer.extend_from_slice(&self.body);
         buffer.resize(size, 0);
-        // SAFETY: the commands of device-mapper read and write at most `data_size` bytes from the pointer on, which is
-        // the buffer's length.
+        // SAFETY: the commands of device-mapper read and write at most `data_size` bytes from the pointer on,
+        // which is the buffer's length.
         let done = unsafe { libc::ioctl(control.as_raw_fd(), command as _, buffer.as_mut_ptr()) };
         if done < 0 {
             return Err(io::Error::last_os_error());
@@ -275,8 +276,8 @@ impl Call {
     }
 }
 
-/// Names in a list whose entries hold, at byte `name_at`, a text; the distance to the next entry is a `u32` at byte
-/// `next_at`.
+/// Names in a list whose entries hold, at byte `name_at`, a text; the distance to the next entry is a `u32`
+/// at byte `next_at`.
 fn list(control: BorrowedFd<'_>, command: Opcode, name_at: usize, next_at: usize) -> io::Result<Vec<String>> {
     names(&Call::new()?.answered(control, command)?.1, name_at, next_at)
 }
@@ -410,8 +411,8 @@ impl Plain for DmIoctl {}
 impl Plain for DmTargetSpec {}
 
 fn bytes_of<T: Plain>(value: &T) -> &[u8] {
-    // SAFETY: the structures named `Plain` have no padding (their sizes are the sums of their fields', by test), so
-    // all of their bytes are initialised; the slice lives as long as the value.
+    // SAFETY: the structures named `Plain` have no padding (their sizes are the sums of their fields', by
+    // test), so all of their bytes are initialised; the slice lives as long as the value.
     unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
 }
 
@@ -425,7 +426,8 @@ fn spec_of(bytes: &[u8]) -> Option<DmTargetSpec> {
 
 fn read_plain<T: Plain>(bytes: &[u8]) -> Option<T> {
     let bytes = bytes.get(..size_of::<T>())?;
-    // SAFETY: there are as many bytes as the structure has, every pattern of which is a value of its integers.
+    // SAFETY: there are as many bytes as the structure has, every pattern of which is a value of its
+    // integers.
     Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 

@@ -108,7 +108,8 @@ fn lists_are_walked_to_their_end_and_no_further() {
     assert!(read(&device_list(&[("\u{e4}", 0)])[..13]).is_err(), "half a letter");
 }
 
-/// Whatever byte of a reply is wrong: an error or another table, never a panic, never more lines than were counted.
+/// Whatever byte of a reply is wrong: an error or another table, never a panic, never more lines than the
+/// count.
 #[test]
 fn no_reply_is_believed() {
     let table = as_reply(write_table(&sample()).unwrap());

@@ -1,7 +1,9 @@
 //! The kernel's FUSE protocol: `include/uapi/linux/fuse.h`, as far as a tree of a few fixed files needs it.
-//! It never decides anything: structures to and from bytes, numbers, and the one ioctl that a connection needs.
+//! It never decides anything: structures to and from bytes, numbers, and the one ioctl that a connection
+//! needs.
 //!
-//! A message is a header and what belongs to the operation, one behind the other; all numbers are the machine's own.
+//! A message is a header and the operation's own data, one behind the other; all numbers are in native byte
+//! order.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -440,7 +442,8 @@ wire! {
 }
 
 wire! {
-    /// Before every name in the answer to a READDIR, `struct fuse_dirent`; names are padded to units of 8 bytes.
+    /// Before every name in the answer to a READDIR, `struct fuse_dirent`; names are padded to units of 8
+    /// bytes.
     Dirent {
         /// Number of the inode.
         ino: u64,

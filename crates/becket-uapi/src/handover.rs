@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 use rustix::thread::UnshareFlags;
 
-/// Takes over a descriptor that was handed to this program by its number. It is close-on-exec from then on, so
-/// it can be taken once; of 0, 1 and 2, which stay the standard streams, a copy is returned.
+/// Takes over a descriptor that was handed to this program by its number. It is close-on-exec from then on,
+/// so it can be taken once; of 0, 1 and 2, which stay the standard streams, a copy is returned.
 ///
 /// # Errors
 /// `EBADF`: there is no such descriptor, or it was not handed over.
@@ -43,12 +43,13 @@ pub fn close_inherited() -> io::Result<usize> {
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter(|number| *number > 2)
         .collect();
-    // Those of our own are marked, and those that are gone by now (the directory's) are no descriptors: both err.
+    // Those of our own are marked, and those that are gone by now (the directory's) are no descriptors: both
+    // err.
     Ok(numbers.into_iter().filter_map(|number| inherited_fd(number).ok()).count())
 }
 
-/// Gives the calling thread a mount namespace of its own, a copy of the present one. Call it before other threads
-/// start, which then share the new one.
+/// Gives the calling thread a mount namespace of its own, a copy of the present one. Call it before other
+/// threads start, which then share the new one.
 ///
 /// # Errors
 /// `EPERM` without CAP_SYS_ADMIN.
@@ -69,7 +70,7 @@ mod tests {
     fn what_nobody_took_over_is_closed() {
         const CHILD: &str = "BECKET_TEST_CLOSE_INHERITED";
         if std::env::var_os(CHILD).is_some() {
-            // At least the one below; whoever runs the tests may hand over more.
+            // At least the one below; the caller of the tests may hand over more.
             assert!(std::fs::exists("/proc/self/fd/9").unwrap());
             assert!(close_inherited().unwrap() >= 1);
             assert!(!std::fs::exists("/proc/self/fd/9").unwrap());

@@ -1,4 +1,4 @@
-//! Landlock: a thread that gives up every right to files, sockets and signals outside that it could still acquire.
+//! Landlock: a thread gives up every right to files, sockets and signals outside that it could still acquire.
 //! It never touches what is open already, and there is no way back.
 
 use std::io;
@@ -6,7 +6,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// Asks for the version instead of making a ruleset.
 const VERSION: libc::c_ulong = 1;
-/// All rights that the kernel knows in each version, the first first: to files, to TCP ports, and what stays inside.
+/// All rights that the kernel knows in each version, from the first: to files, to TCP ports, and what stays
+/// inside.
 const RIGHTS: [Ruleset; 6] = [
     rights(1 << 13, 0, 0),
     // Moving files between directories.
@@ -38,14 +39,15 @@ const fn rights(files: u64, network: u64, scoped: u64) -> Ruleset {
     Ruleset { files: below(files), network: below(network), scoped: below(scoped) }
 }
 
-/// Takes from the calling thread, and those that it starts, every right that this kernel's Landlock governs: no path can be
-/// opened any more. Descriptors stay what they are. Returns Landlock's version; a later one may govern more.
+/// Takes from the calling thread, and those that it starts, every right that this kernel's Landlock governs:
+/// no path can be opened any more. Descriptors stay what they are. Returns Landlock's version; a later one
+/// may govern more.
 ///
 /// The thread must have set `no_new_privs`. Threads that run already are not affected.
 ///
 /// # Errors
-/// `ENOSYS` or `EOPNOTSUPP` where the kernel has no Landlock or was started without it. `E2BIG`: the thread is under too
-/// many rulesets already.
+/// `ENOSYS` or `EOPNOTSUPP` if the kernel has no Landlock or was started without it. `E2BIG`: the thread is
+/// under too many rulesets already.
 pub fn allow_nothing() -> io::Result<u32> {
     let none = std::ptr::null::<Ruleset>();
     // SAFETY: no attributes are given, which is what asking for the version wants.

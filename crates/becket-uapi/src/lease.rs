@@ -14,8 +14,8 @@ const F_SETSIG: libc::c_int = 10;
 /// end, or fails with `EWOULDBLOCK` if it asked not to wait.
 ///
 /// # Errors
-/// `EACCES`: the file is another user's and `CAP_LEASE` is missing. `EINVAL`: no leases on this file system, or none
-/// at all on this system.
+/// `EACCES`: the file is another user's and `CAP_LEASE` is missing. `EINVAL`: no leases on this file system,
+/// or none at all on this system.
 pub fn is_sole_opener(file: BorrowedFd<'_>, write: bool) -> io::Result<bool> {
     // The kernel's own choice (`SIGIO`) ends a process that does not expect it; this one is ignored by
     // default.

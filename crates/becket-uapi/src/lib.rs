@@ -1,4 +1,5 @@
-//! The kernel's structures and ioctl numbers that becket speaks: ublk, loop, device-mapper, FUSE, block devices, process state.
+//! The kernel's structures and ioctl numbers for becket: ublk, loop, device-mapper, FUSE, block devices,
+//! process state.
 //! It never decides anything: no policy, no retries, no paths; every error is the kernel's raw errno.
 #![deny(unsafe_op_in_unsafe_fn)]
 

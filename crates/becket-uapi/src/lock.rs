@@ -22,9 +22,9 @@ impl Kind {
     }
 }
 
-/// Takes a lock on `len` bytes (0: to the end of the file, wherever that is) from `start`, or changes the kind of
-/// one that this description has. `false` when another description's lock is in the way. It lives until it is
-/// unlocked or the last descriptor of this description is closed, in whichever process.
+/// Takes a lock on `len` bytes (0: to the end of the file, wherever that is) from `start`, or changes the
+/// kind of one that this description has. `false` when another description's lock is in the way. It lives
+/// until it is unlocked or the last descriptor of this description is closed, in any process.
 pub fn ofd_lock(fd: BorrowedFd<'_>, kind: Kind, start: u64, len: u64) -> io::Result<bool> {
     match fcntl(fd, libc::F_OFD_SETLK, kind.raw(), start, len) {
         Ok(_) => Ok(true),
@@ -109,7 +109,8 @@ mod tests {
         drop(one);
         assert!(ofd_test(two.as_fd(), Kind::Shared, 100, 1)?, "a duplicate keeps the lock");
         drop(copy);
-        // A process that another test is starting holds a duplicate of everything until it becomes its program.
+        // A process that another test is starting holds a duplicate of everything until it becomes its
+        // program.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(5);
         while ofd_test(two.as_fd(), Kind::Shared, 100, 1)? {
             assert!(std::time::Instant::now() < end, "the last close gives it up");

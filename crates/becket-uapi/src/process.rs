@@ -6,8 +6,8 @@ use std::io;
 use rustix::process::DumpableBehavior;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-/// Marks the calling thread, and those it starts, as one that block I/O depends on: its memory allocations never
-/// wait for that I/O. Needs CAP_SYS_RESOURCE (`EPERM`). Read it back with [`io_flusher`].
+/// Marks the calling thread, and those it starts, as one that block I/O depends on: its memory allocations
+/// never wait for that I/O. Needs CAP_SYS_RESOURCE (`EPERM`). Read it back with [`io_flusher`].
 pub fn set_io_flusher(on: bool) -> io::Result<()> {
     Ok(rustix::process::configure_io_flusher_behavior(on)?)
 }
@@ -137,8 +137,8 @@ pub struct Kept {
     pub bounding: bool,
 }
 
-/// Gives up all capabilities of the calling thread and the ways back: ambient and bounding set, `no_new_privs`.
-/// Threads that run already are not affected; call it before there are any.
+/// Gives up all capabilities of the calling thread and the ways back: ambient and bounding set,
+/// `no_new_privs`. Threads that run already are not affected; call it before there are any.
 pub fn drop_capabilities() -> io::Result<Kept> {
     let mut kept = Kept::default();
     // First, so that nothing below can be undone by running a program if a later step fails.

@@ -5,7 +5,8 @@ use std::io;
 
 use libc::{sock_filter, sock_fprog};
 
-/// Where `struct seccomp_data` keeps the call's number, its architecture, and the lower half of each argument.
+/// Where `struct seccomp_data` keeps the call's number, its architecture, and the lower half of each
+/// argument.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 const ARGUMENTS: u32 = if cfg!(target_endian = "big") { 20 } else { 16 };
@@ -42,8 +43,8 @@ impl Verdict {
     }
 }
 
-/// Which calls of a number are meant, by the lower 32 bits of one argument: all that the kernel looks at where this is
-/// used (commands, protections, flags).
+/// Which calls of a number are meant, by the lower 32 bits of one argument: all that the kernel looks at in
+/// the calls here (commands, protections, flags).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When<'a> {
     /// All.
@@ -77,7 +78,7 @@ impl Filter {
         Ok(Filter { program })
     }
 
-    /// The next rule: what becomes of calls of `number` when the condition holds; when it does not they are refused.
+    /// The next rule: the action for calls of `number` when the condition holds; otherwise they are refused.
     /// Of rules about one number the first counts.
     #[must_use]
     pub fn rule(mut self, number: libc::c_long, when: When<'_>, then: Verdict) -> Filter {
@@ -110,21 +111,21 @@ impl Filter {
         self
     }
 
-    /// Puts all threads of the process under the filter, those that they start, and what they execute. The kernel's audit log
-    /// is told of processes that it kills; of calls that fail it is not, for asking for one that a kernel may lack is nobody's
-    /// attack.
+    /// Puts all threads of the process under the filter, those that they start, and what they execute. The
+    /// kernel logs in its audit log the processes that it kills. It does not log calls that fail, because
+    /// asking for one that a kernel may lack is no attack.
     ///
     /// The calling thread must have set `no_new_privs`.
     ///
     /// # Errors
-    /// `EINVAL` or `ENOSYS` where the kernel has no filters. `Other`: a thread is under a filter that the caller is not
-    /// under.
+    /// `EINVAL` or `ENOSYS` if the kernel has no filters. `Other`: a thread is under a filter that the caller
+    /// is not under.
     pub fn install(mut self) -> io::Result<()> {
         self.program.push(verdict(Verdict::Refuse(libc::EPERM as u16)));
         let len = u16::try_from(self.program.len()).map_err(io::Error::other)?;
         let program = sock_fprog { len, filter: self.program.as_mut_ptr() };
-        // The last: threads go on as fast as before on kernels that slow filtered ones down. What runs here are no programs
-        // of others that would have to be kept from guessing at each other's memory.
+        // The last: threads go on as fast as before on kernels that slow filtered ones down. No foreign
+        // programs run here that would have to be kept from guessing at each other's memory.
         let flags = libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
         // SAFETY: the kernel copies the program, which lives and has that length until the call returns.
         let result = unsafe {
@@ -247,7 +248,8 @@ mod tests {
         const CHILD: &str = "BECKET_TEST_SECCOMP";
         if let Some(how) = std::env::var_os(CHILD) {
             let umask = libc::SYS_umask;
-            // None that AddressSanitizer's search for leaks makes at the end: it would be killed, and waited for.
+            // None that AddressSanitizer's search for leaks makes at the end: it would be killed, and waited
+            // for.
             // SAFETY: neither call takes memory.
             let (named, mask) = unsafe { (libc::SYS_getsid, libc::umask(0o077)) };
             let all = (0..1024).filter(|number| ![umask, named].contains(number));

@@ -10,8 +10,8 @@ use std::{
 
 /// Signals of this process that are blocked and read instead.
 ///
-/// Dropping it leaves them blocked: blocked signals are inherited through fork and exec, so whoever becomes
-/// another program calls [`unblock`] first. Block before the first thread starts, or a thread may still be
+/// Dropping it leaves them blocked: blocked signals are inherited through fork and exec, so call [`unblock`]
+/// before executing another program. Block before the first thread starts, or a thread may still be
 /// interrupted.
 #[derive(Debug)]
 pub struct SignalFd {
@@ -57,7 +57,8 @@ impl SignalFd {
         let mut info: libc::signalfd_siginfo = unsafe { mem::zeroed() };
         let size = mem::size_of_val(&info);
         loop {
-            // SAFETY: the buffer is `info`, `size` bytes long, written by the kernel with any bytes, all valid.
+            // SAFETY: the buffer is `info`, `size` bytes long, written by the kernel with any bytes, all
+            // valid.
             let n = unsafe { libc::read(self.fd.as_raw_fd(), (&raw mut info).cast(), size) };
             if n < 0 {
                 let error = io::Error::last_os_error();
@@ -69,7 +70,8 @@ impl SignalFd {
             }
             let number = info.ssi_signo;
             match self.signals.iter().find(|signal| u32::try_from(signal.as_raw()) == Ok(number)) {
-                // Codes above zero are the kernel's (SI_KERNEL, CLD_*); SI_USER, SI_QUEUE and SI_TKILL are not.
+                // Codes above zero are the kernel's (SI_KERNEL, CLD_*); SI_USER, SI_QUEUE and SI_TKILL are
+                // not.
                 Some(&signal) => return Ok(Some(Received { signal, from_kernel: info.ssi_code > 0 })),
                 None => continue,
             }

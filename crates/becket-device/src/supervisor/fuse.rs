@@ -5,7 +5,7 @@
 //! | a ublk device | here |
 //! | --- | --- |
 //! | its number | ours; wherever both kinds meet it counts from `FIRST_FUSE`, above all that ublk has |
-//! | its `ublkcN`, held only by the worker | the tether: it closes when the worker cannot reach the backing any more |
+//! | its `ublkcN`, held only by the worker | the tether: it closes when the worker cannot reach the backing |
 //! | the kernel's requests, kept over a worker's death | the connection's descriptors: we hold copies |
 //! | `UBLK_F_USER_RECOVERY` | the kernel sends requests again on request (Linux 6.9) |
 //! | its disk | the loop device; it alone keeps the file system, so with it everything goes |

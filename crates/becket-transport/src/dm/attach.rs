@@ -18,14 +18,15 @@ use crate::{Error, Kind, node, sysfs};
 /// How a device is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DmOptions {
-    /// The kernel removes it, and its partitions, when their last users close them; until then [`DmDevice::fds`] are.
+    /// The kernel removes it, and its partitions, when their last users, among them [`DmDevice::fds`], close
+    /// them.
     pub autoclear: bool,
     /// The partitions of [`Opened::partitions`] become devices.
     pub partitions: bool,
 }
 
-/// A device that was attached. Dropping it detaches nothing, unless it is an autoclear device that nobody else has
-/// open.
+/// A device that was attached. Dropping it detaches nothing, unless it is an autoclear device that no other
+/// process has open.
 #[derive(Debug)]
 pub struct DmDevice {
     /// The kernel's number of the device, N in `dm-N`.
@@ -49,7 +50,8 @@ pub struct DmDevice {
 /// What the page cache still holds of these is written back first: device-mapper goes past it.
 ///
 /// # Errors
-/// The image does not fit, [`Error::Claimed`], nodes cannot be made, or the kernel refuses. Nothing stays attached then.
+/// The image does not fit, [`Error::Claimed`], nodes cannot be made, or the kernel refuses. Nothing stays
+/// attached.
 pub fn attach(opened: &Opened, options: &DmOptions) -> Result<DmDevice, Error> {
     let table = table::of(opened).map_err(|reason| Error::DoesNotFit {
         kind: Kind::Dm,

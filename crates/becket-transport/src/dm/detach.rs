@@ -27,10 +27,10 @@ impl Partition {
     }
 }
 
-/// Detaches the disk with this mark and its partitions if nobody uses any of them; says whether they are gone.
+/// Detaches the disk with this mark and its partitions if all are unused; returns whether they are gone.
 ///
-/// The partitions must go first. Somebody may open one, or the disk, after it was seen to be unused: then those that
-/// are gone already are made again under their numbers.
+/// The partitions must go first. One of them, or the disk, may be opened after it was seen to be unused: then
+/// those that are gone already are made again under their numbers.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -63,8 +63,8 @@ pub fn detach_unused(mark: u64) -> Result<bool, Error> {
     }
 }
 
-/// Has the kernel remove the disk with this mark and its partitions, each when its last user closes it; says whether
-/// the disk is gone already. It stays as long as a partition is used.
+/// Makes the kernel remove the disk with this mark and its partitions, each when its last user closes it;
+/// returns whether the disk is gone already. It stays as long as a partition is used.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -83,11 +83,12 @@ pub fn detach_lazily(mark: u64) -> Result<bool, Error> {
     Ok(gone)
 }
 
-/// Takes over the present size of the device below, up to `limit`, for the disk with this mark, and returns its new
-/// one in bytes. The kernel lets requests under way end and holds later ones back for that moment.
+/// Takes over the present size of the device below, up to `limit`, for the disk with this mark, and returns
+/// its new size in bytes. The kernel lets requests under way end and holds later ones back meanwhile.
 ///
 /// # Errors
-/// It is not attached, lies in several pieces (whose sizes do not say which of them has grown), or the kernel refuses.
+/// It is not attached, lies in several pieces (whose sizes do not say which of them has grown), or the kernel
+/// refuses.
 pub fn refresh(mark: u64, limit: Option<u64>) -> Result<u64, Error> {
     let control = open_control()?;
     let uuid = uuid(mark);

@@ -2,19 +2,20 @@
 //! It never touches a device that is not becket's, which it knows by its UUID alone.
 //!
 //! # Who keeps others away
-//! Nobody holds the image's open file description once the client has ended, so the locks that [`becket_image::open`]
-//! took end with it. What stays is device-mapper's own claim on each device below (the kernel's `FMODE_EXCL` holder):
-//! neither it nor a partition of it can be mounted, swapped to, formatted or made part of a RAID. Programs that open
-//! it without `O_EXCL` are not kept away, and neither are other tables of device-mapper, which all claim as one;
-//! becket itself asks for that claim before it writes to a block device, and before it reads one for [`writer_over`].
+//! No process holds the image's open file description once the client has ended, so the locks that
+//! [`becket_image::open`] took end with it. What stays is device-mapper's own claim on each device below (the
+//! kernel's `FMODE_EXCL` holder): neither it nor a partition of it can be mounted, used as swap, formatted or
+//! made part of a RAID. Programs that open it without `O_EXCL` are not excluded, and neither are other tables
+//! of device-mapper, which all claim as one; becket itself asks for that claim before it writes to a block
+//! device, and before it reads one for [`writer_over`].
 //!
 //! # Partitions
-//! The kernel reads no partition table on a disk of device-mapper. Each partition is a linear table of its own *on the
-//! disk's*: while one is used the disk is open, so the two go together whoever uses which.
+//! The kernel reads no partition table on a disk of device-mapper. Each partition is a linear table of its
+//! own *on the disk's*: while one is used the disk is open, so the two go together.
 //!
 //! # Holes
-//! A hole is a `zero` target, which reads as zeroes and forgets what is written to it in silence. It is used for
-//! devices that refuse writes, and never for others.
+//! A hole is a `zero` target, which reads as zeroes and silently discards what is written to it. It is used
+//! for devices that refuse writes, and never for others.
 
 mod attach;
 mod control;

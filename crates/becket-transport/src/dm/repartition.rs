@@ -1,5 +1,6 @@
-//! Partitions of a disk of device-mapper's after its partition table was changed: each is a device of its own.
-//! It never takes one away from its users.
+//! Partitions of a disk of device-mapper's after its partition table was changed: each is a device of its
+//! own.
+//! It never removes one that is in use.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -18,8 +19,8 @@ use crate::{Error, node, sysfs};
 /// Makes the partitions of the disk with this mark those of a table: new ones, fewer, or with another length.
 ///
 /// # Errors
-/// One is in use that must go or move (the others are done all the same), the disk goes with its last user, or the
-/// kernel refuses.
+/// A partition is in use that must go or move (the others are done all the same), the disk goes with its last
+/// user, or the kernel refuses.
 pub fn repartition(mark: u64, promised: &[Partition]) -> Result<(), Error> {
     let control = open_control()?;
     let Some(disk) = Disk::find(&control, mark)? else {

@@ -24,8 +24,8 @@ pub fn is_leaving(mark: u64) -> bool {
     uapi::status(control.as_fd(), &uuid(mark)).is_ok_and(|status| status.deferred_remove)
 }
 
-/// The partitions of becket's disk `dm-N` by the name of the disk in sysfs: their numbers, ascending, and their own
-/// names there. None for every other disk.
+/// The partitions of becket's disk `dm-N` by the name of the disk in sysfs: their numbers, ascending, and
+/// their own names there. None for every other disk.
 pub fn partitions(disk: &str) -> Vec<(u32, String)> {
     let Some((mark, None)) = sysfs::text(disk, "dm/uuid").as_deref().and_then(parse_uuid) else {
         return Vec::new();
@@ -45,8 +45,8 @@ pub fn partitions(disk: &str) -> Vec<(u32, String)> {
     found
 }
 
-/// The device of becket's, in words, that writes to a block device on which `opened` lies. Its locks have ended with
-/// the command that attached it, and a reader asks for no claim: so readers ask here.
+/// Describes the device of becket's that writes to a block device on which `opened` lies. Its locks have
+/// ended with the command that attached it, and a reader asks for no claim: so readers ask here.
 pub fn writer_over(opened: &Opened) -> Option<String> {
     let blocks = opened.files.iter().filter(|backing| backing.facts.kind == BackingKind::Block);
     blocks.into_iter().find_map(|backing| {

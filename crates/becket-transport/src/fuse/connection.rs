@@ -1,8 +1,10 @@
-//! A connection between the kernel's FUSE and those who answer its requests: made, agreed on, kept over their deaths.
-//! It never answers a request but the first, which is about the terms.
+//! A connection between the kernel's FUSE and the servers that answer its requests: made, negotiated, kept
+//! over their deaths.
+//! It never answers a request but the first, which negotiates the terms.
 //!
-//! Who holds a copy of each descriptor keeps the connection when the server dies: what that has read and not answered stays
-//! with the kernel, which sends it again when it is told to (Linux 6.9). Without copies the kernel fails all of it.
+//! A process with a copy of each descriptor keeps the connection when the server dies: what the server has
+//! read and not answered stays with the kernel, which sends it again on request (Linux 6.9). Without copies
+//! the kernel fails all of it.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -90,12 +92,13 @@ impl Connection {
         self.tell(&message).map_err(Error::io("have requests sent again by", FUSE))
     }
 
-    /// Makes the kernel believe that the image's file is `length` bytes long, where it takes it for shorter. Whoever
-    /// serves it must know of the bytes already.
+    /// Makes the kernel believe that the image's file is `length` bytes long, if it takes it for shorter. The
+    /// server must know of the bytes already.
     ///
-    /// Attributes would not do. The kernel drops the length in an answer to GETATTR when direct I/O of the same file has
-    /// ended since it asked, and reads behind the length that it remembers yield nothing. A byte that is said to be
-    /// there moves that length in any case. It lands in a page that does not count as read, so nobody ever sees it.
+    /// Attributes would not do. The kernel drops the length in an answer to GETATTR when direct I/O of the
+    /// same file has ended since it asked, and reads behind the length that it remembers yield nothing. A
+    /// byte that is said to exist moves that length in any case. It lands in a page that does not count as
+    /// read, so it is never seen.
     ///
     /// # Errors
     /// The connection is gone.

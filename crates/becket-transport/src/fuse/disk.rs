@@ -12,12 +12,13 @@ use super::tree::IMAGE_NAME;
 use crate::loop_::{self, LoopDevice, LoopOptions};
 use crate::{Error, sysfs};
 
-/// What any direct I/O to the file has to be aligned to, in bytes: the server sees to what its own backing wants.
+/// Alignment of any direct I/O to the file, in bytes: the server bounces requests for what its own backing
+/// needs.
 const UNIT: u32 = 512;
 
-/// Puts a loop device over the image's file, which bypasses that file's page cache: whether the image's own is used is
-/// the server's business. With it the root is let go of, so the device alone keeps the file system. `rereads`
-/// as in [`LoopOptions`].
+/// Puts a loop device over the image's file, which bypasses that file's page cache: the server decides
+/// whether the image's own is used. With it the root is released, so the device alone keeps the file system.
+/// `rereads` as in [`LoopOptions`].
 ///
 /// # Errors
 /// As [`loop_::attach`]; nothing stays attached then.
@@ -60,8 +61,9 @@ pub fn attach_disk(
     loop_::attach(&opened, &options)
 }
 
-/// The number of the loop device over a connection's file, where whoever made it cannot say any more. `device` is one of the
-/// connection's descriptors. `None`: there is none, or this kernel does not say whose descriptor it is.
+/// The number of the loop device over a connection's file, for when its maker cannot say it any more.
+/// `device` is one of the connection's descriptors. `None`: there is none, or this kernel does not say whose
+/// descriptor it is.
 ///
 /// It opens such devices, and waits when somebody holds them who waits for their server.
 pub fn find_disk(device: impl AsFd) -> Option<u32> {

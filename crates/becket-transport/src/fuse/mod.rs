@@ -1,8 +1,10 @@
-//! The image as a file of a small FUSE file system that becket serves, with a loop device over it where that can be.
+//! The image as a file of a small FUSE file system that becket serves, with a loop device over it where
+//! possible.
 //! Knows nothing of image formats: it serves a map and the descriptors it was given.
 //!
-//! A connection is made and its terms are agreed on by [`Connection`], in whoever may mount; [`serve`] has the
-//! engine answer its requests, in the worker, to which it makes no difference whether others answered before it.
+//! [`Connection`] makes a connection and negotiates its terms, in a process that may mount; [`serve`] makes
+//! the engine answer its requests, in the worker, for which it makes no difference whether others answered
+//! before it.
 
 mod connection;
 mod disk;
@@ -26,8 +28,8 @@ use crate::serve::{Common, Content, Finally, ServeError, Served};
 use port::{FusePort, HEAD};
 use tree::Tree;
 
-/// Longest read or write that is one request, in bytes. Longer ones come in pieces, side by side; each request that may
-/// be under way has a buffer of this size.
+/// Longest read or write that is one request, in bytes. Longer ones come in pieces, side by side; each
+/// request that may be under way has a buffer of this size.
 pub const MAX_IO: u32 = 256 << 10;
 
 /// What it takes to serve a connection.

@@ -1,5 +1,5 @@
-//! Mounting: as root a file system that nobody can see, for everybody else a directory by the system's helper.
-//! It never waits for an answer of the file system that it mounts: nobody serves that yet.
+//! Mounting: as root a file system in no namespace, for other users a directory by the system's helper.
+//! It never waits for an answer of the file system that it mounts, because it has no server yet.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -38,8 +38,8 @@ pub(super) fn open_device() -> Result<OwnedFd, Error> {
     Ok(device)
 }
 
-/// Mounts a file system of that device which is in no namespace: it is seen by who has a descriptor of it and by nobody
-/// else, and goes with the last one. Answers with its root.
+/// Mounts a file system of that device which is in no namespace: only holders of a descriptor of it can see
+/// it, and it goes with the last one. Returns its root.
 ///
 /// No mount point can be in the way, be seen, be left behind, or keep a server's namespace from ending.
 pub(super) fn detached(device: &OwnedFd) -> Result<OwnedFd, Error> {
@@ -91,8 +91,8 @@ fn refused(doing: &'static str, directory: &Path, said: &[u8]) -> Error {
     Error::Helper { doing, path: directory.to_owned(), said }
 }
 
-/// Unmounts a directory that the helper has mounted on; `false` when somebody uses it. With `lazily` it only goes from
-/// sight then.
+/// Unmounts a directory that the helper has mounted on; `false` when it is in use. With `lazily` it then only
+/// becomes invisible.
 ///
 /// # Errors
 /// The helper is not there or refuses.
@@ -125,7 +125,8 @@ pub(super) fn out_of_reach() -> Option<Error> {
     Some(Error::Unavailable { kind: Kind::Fuse, reason, fix: Some(fix.to_owned()) })
 }
 
-/// The error for a helper that is not installed, or that cannot gain root's privileges when this process starts it.
+/// The error for a helper that is not installed, or that cannot gain root's privileges when this process
+/// starts it.
 pub(super) fn without_helper() -> Option<Error> {
     let places = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&places).map(|place| place.join(HELPER)).find(|path| path.is_file());
@@ -158,7 +159,8 @@ fn bound() -> Option<&'static str> {
     (!admin.unwrap_or(true)).then_some("CAP_SYS_ADMIN is not in the bounding set of this process")
 }
 
-/// Why this file does not give root's privileges when it is run, if so. A capability of the file does as well as set-uid.
+/// Why running this file does not give root's privileges, if so. A capability of the file does as well as
+/// set-uid.
 fn unprivileged(helper: &Path) -> Option<String> {
     let stat = rustix::fs::stat(helper).ok()?;
     let capable = rustix::fs::getxattr(helper, "security.capability", &mut [0_u8; 0]).is_ok();

@@ -1,13 +1,16 @@
-//! A queue's front towards a FUSE connection: reads requests, has the engine carry them out, writes the answers.
-//! Runs in the worker; it makes no system call, allocates nothing after its start, opens nothing and knows no format.
+//! A queue's front towards a FUSE connection: reads requests, makes the engine carry them out, writes the
+//! answers.
+//! Runs in the worker; it makes no system call, allocates nothing after its start, opens nothing and knows no
+//! format.
 //!
-//! A tag's life: it is free; a read brings a request into its frame; the engine, or the [`Tree`], makes the answer there;
-//! a write hands that over; it is free again. A request's header is as long as a WRITE's, so the data of a WRITE lie
-//! in the aligned buffer behind it, from where they go to the backing as they are.
+//! A tag's life: it is free; a read brings a request into its frame; the engine, or the [`Tree`], makes the
+//! answer there; a write hands that over; it is free again. A request's header is as long as a WRITE's, so
+//! the data of a WRITE lie in the aligned buffer behind it, from where they go to the backing as they are.
 //!
-//! The connection's requests are one line for all its descriptors. A read of an empty line comes back at once (the
-//! engine sees to that), so one poll waits for the line to fill, and then as many reads are queued as were of use the
-//! last time, with the next poll behind them: the kernel carries them out in that order, in one system call.
+//! The connection's requests are one line for all its descriptors. A read of an empty line comes back at once
+//! (the engine ensures that), so one poll waits for the line to fill, and then as many reads are queued as
+//! were of use the last time, with the next poll behind them: the kernel carries them out in that order, in
+//! one system call.
 //!
 //! Source: Documentation/filesystems/fuse/fuse.rst and include/uapi/linux/fuse.h of the kernel.
 
@@ -135,7 +138,8 @@ impl FusePort {
         self.line.read(result > 0);
         match result.saturating_neg() {
             ..0 => return self.begin(io, tag, result.unsigned_abs() as usize),
-            // Somebody else took it, or the one who asked was faster to give up; or nobody is waited for any more.
+            // Another server took it, or the requester has given up already; or no request is waited for any
+            // more.
             libc::EAGAIN | libc::ECANCELED => {}
             libc::ENOENT | libc::EINTR | libc::EIO => self.line.filled = true,
             // The connection is gone.
@@ -245,8 +249,8 @@ fn transfer(header: &uapi::InHeader, body: &[u8], tree: &Tree, length: u64) -> R
     Ok(Wanted::Request(Request { op, offset: range.start + asked.offset, len, data: Data::Buffer }))
 }
 
-/// A hole reads as zeroes, so punching one zeroes. Where the backing cannot give ranges back it is refused, for writing
-/// zeroes is not what it is for: whoever needs those is told and writes them.
+/// A hole reads as zeroes, so punching one zeroes. If the backing cannot punch holes this is refused, because
+/// it is not meant for writing zeroes: a program that needs them gets the error and writes them.
 fn fallocate(
     header: &uapi::InHeader,
     body: &[u8],
@@ -302,7 +306,8 @@ impl Port for FusePort {
             }
             RECEIVE => self.received(io, token.tag, answer.result),
             CANCEL => {}
-            // An answer that nobody waits for any more is no matter, and one that the kernel does not like it has dealt with.
+            // An answer that is not waited for any more does not matter, and the kernel has dealt with one
+            // that it rejects.
             _ => self.free.push(token.tag),
         }
     }

@@ -1,4 +1,5 @@
-//! The port over a socket that keeps messages apart, as `/dev/fuse` does: every answer to every request, without a mount.
+//! The port over a socket that keeps messages apart, as `/dev/fuse` does: every answer to every request, no
+//! mount.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -23,7 +24,7 @@ struct Kernel {
     served: Served,
     file: File,
     closed: Receiver<()>,
-    /// The other end of the socket, for whoever serves next.
+    /// The other end of the socket, for the next server.
     next: OwnedFd,
     unique: u64,
 }

@@ -1,5 +1,6 @@
 //! The one small tree that a connection shows: the image and its partitions as files in a root directory.
-//! It answers what needs no byte of the image, and keeps no state: whatever the kernel forgets or asks again is all the same.
+//! It answers what needs no byte of the image, and keeps no state: what the kernel forgets or repeats does
+//! not matter.
 
 use becket_uapi::fuse as uapi;
 use rustix::io::Errno;
@@ -99,7 +100,8 @@ impl Tree {
 
     /// Answers a request that is not about the image's bytes: writes the answer and returns its length.
     ///
-    /// `body` is what came behind the header. Attributes and names are valid for no time, so that a changed length is seen.
+    /// `body` is what came behind the header. Attributes and names expire at once, so that a changed length
+    /// is seen.
     pub(super) fn answer(
         &self,
         header: &uapi::InHeader,
@@ -129,8 +131,8 @@ impl Tree {
             }
             uapi::FUSE_OPEN => {
                 attr_of(header.nodeid)?;
-                // Nobody may have to wait for a server to close a file: a process that is forked to become its successor
-                // closes what it inherited, and would wait for itself.
+                // No process may have to wait for a server to close a file: a process that is forked to
+                // become its successor closes what it inherited, and would wait for itself.
                 let open_flags =
                     uapi::FOPEN_DIRECT_IO | uapi::FOPEN_NOFLUSH | uapi::FOPEN_PARALLEL_DIRECT_WRITES;
                 put(answer, &uapi::OpenOut { open_flags, ..Default::default() })

@@ -18,8 +18,8 @@ use super::range::{Range, range_of};
 use crate::node::Nodes;
 use crate::{Error, node};
 
-/// How often a free device is asked for. Each failure means that somebody else succeeded, so this is only reached in
-/// a storm that never ends.
+/// How often a free device is asked for. Each failure means that another process succeeded, so this is only
+/// reached in an endless storm.
 const ATTEMPTS: u32 = 256;
 
 /// Each so-manieth attempt asks the driver.
@@ -57,8 +57,8 @@ impl Default for LoopOptions {
     }
 }
 
-/// A loop device that was attached. Dropping it detaches nothing, unless it is an autoclear device that nobody else
-/// has open.
+/// A loop device that was attached. Dropping it detaches nothing, unless it is an autoclear device that no
+/// other process has open.
 #[derive(Debug)]
 pub struct LoopDevice {
     /// The kernel's number of the device.
@@ -81,12 +81,13 @@ pub struct LoopDevice {
 
 /// Attaches an image to a free loop device.
 ///
-/// The device is bound to [`Backing::buffered`](becket_image::Backing::buffered), whichever way its I/O goes: the image's locks belong to that open
-/// file description, and the driver keeps it as long as the device lives. The driver does direct I/O on it by itself.
+/// The device is bound to [`Backing::buffered`](becket_image::Backing::buffered), whichever way its I/O goes:
+/// the image's locks belong to that open file description, and the driver keeps it as long as the device
+/// lives. The driver does direct I/O on it by itself.
 ///
 /// # Errors
-/// The image is not one range of one file, direct I/O was demanded and is refused, partitions do not come, nodes
-/// cannot be made, or the kernel refuses. Nothing stays attached then.
+/// The image is not one range of one file, direct I/O was demanded and is refused, partitions do not come,
+/// nodes cannot be made, or the kernel refuses. Nothing stays attached then.
 pub fn attach(opened: &Opened, options: &LoopOptions) -> Result<LoopDevice, Error> {
     let range = range_of(opened)?;
     let direct = direct::wish(opened, &range, options.direct_io)?;
@@ -118,7 +119,7 @@ pub fn attach(opened: &Opened, options: &LoopOptions) -> Result<LoopDevice, Erro
 fn config_of(opened: &Opened, options: &LoopOptions, range: &Range<'_>, direct: bool) -> uapi::LoopConfig {
     let mut info = uapi::LoopInfo64 { lo_offset: range.offset, ..uapi::LoopInfo64::default() };
     info.set_file_name(opened.path.as_os_str().as_bytes());
-    // The driver itself counts whole sectors up to the end of the file. Where that is what is wanted there is no
+    // The driver itself counts whole sectors up to the end of the file. If that is what is wanted there is no
     // limit, so that the device can grow with its file.
     let whole = range.backing.facts.size.saturating_sub(range.offset) / 512 * 512 == range.len;
     info.lo_sizelimit = if whole && !options.fixed_size { 0 } else { range.len };
@@ -137,7 +138,7 @@ fn config_of(opened: &Opened, options: &LoopOptions, range: &Range<'_>, direct: 
     uapi::LoopConfig { fd, block_size: opened.block_size, info, reserved: [0; 8] }
 }
 
-/// Binds a free device that nobody else takes first: the first one, or one behind those that this process has taken.
+/// Binds a free device before others can: the first one, or one behind those that this process has taken.
 fn bind(control: &File, config: &uapi::LoopConfig, read_only: bool) -> Result<(u32, File), Error> {
     let binding = NUMBERS.begin();
     for attempt in 0..ATTEMPTS {
@@ -146,7 +147,7 @@ fn bind(control: &File, config: &uapi::LoopConfig, read_only: bool) -> Result<(u
                 .map_err(Error::io("get a free device from", "/dev/loop-control"))
         })?;
         let device = match open_device(number, !read_only) {
-            // There are no more yet. Whoever is faster makes it for us.
+            // There are no more yet. Another process may make it first, which is as good.
             Err(error) if is_absent(error.raw_os_error()) => {
                 let _ = uapi::ctl_add(control.as_fd(), number);
                 open_device(number, !read_only)
@@ -174,9 +175,9 @@ fn bind(control: &File, config: &uapi::LoopConfig, read_only: bool) -> Result<(u
     Err(Error::NoFreeLoop { attempts: ATTEMPTS })
 }
 
-/// Which numbers are tried. The driver names the first free device, and the same one to everybody who asks before
-/// somebody has it. So of the threads of a process that bind devices at the same time one asks, and the others try what lies
-/// behind its answer, each a number of its own.
+/// Which numbers are tried. The driver names the first free device, and the same one to every process that
+/// asks before it is bound. So of the threads of a process that bind devices at the same time one asks, and
+/// the others try what lies behind its answer, each a number of its own.
 struct Numbers {
     under_way: AtomicU32,
     next: AtomicU32,
@@ -217,7 +218,8 @@ impl Drop for Binding<'_> {
     }
 }
 
-/// Has the kernel take writes again where its node refuses them since another use: what BLKROSET has said outlives that.
+/// Makes the kernel take writes again if its node refuses them since another use: BLKROSET's setting outlives
+/// that use.
 fn writable(number: u32, device: &File, read_only: bool) -> Result<(), Error> {
     let io = |doing| Error::io(doing, path(number));
     if !read_only && block::read_only(device.as_fd()).map_err(io("look at"))? {

@@ -1,4 +1,5 @@
-//! What the loop driver can change of a bound device. It holds requests back until those under way have ended.
+//! Changes that the loop driver can make to a bound device. It holds requests back until those under way have
+//! ended.
 //! It never changes what was not asked for.
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -37,12 +38,12 @@ pub fn set_size_limit(number: u32, limit: Option<u64>) -> Result<u64, Error> {
     block::size64(device).map_err(Error::io("ask for the size of", path(number)))
 }
 
-/// Puts another image in the place of the one that a read-only device has. It is bound to that very descriptor, which carries
-/// the locks. To the kernel this is another medium: the device's sequence number is a new one.
+/// Replaces the image of a read-only device. The device is bound to that very descriptor, which carries the
+/// locks. To the kernel this is another medium: the device's sequence number is a new one.
 ///
 /// # Errors
-/// `EINVAL`: the device is not read-only, or the image is not as long as its own. Or the device is not bound, or the file
-/// system of the image that it has does not answer.
+/// `EINVAL`: the device is not read-only, or the image is not as long as its own. Or the device is not bound,
+/// or the file system of its present image does not answer.
 pub fn change_image(number: u32, image: BorrowedFd<'_>) -> Result<(), Error> {
     let device = open_device(number, false)?;
     // The driver asks the old image, too, for its length.

@@ -1,5 +1,6 @@
 //! Clearing and resizing a loop device.
-//! It never clears a device that is not the one that was meant: numbers are used again, sequence numbers are not.
+//! It never clears another device than the one that was meant: numbers are used again, sequence numbers are
+//! not.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +14,8 @@ use super::device::{is_absent, name, open_device, open_exclusive, path};
 use super::status::{known, reported};
 use crate::{Error, node, sysfs};
 
-/// How long the kernel may take to clear a device at its last close, which on all kernels seen is over with the close.
+/// How long the kernel may take to clear a device at its last close; on all kernels seen the close itself
+/// clears it.
 const LAST_CLOSE: Duration = Duration::from_secs(5);
 
 /// How a detached device went.
@@ -25,14 +27,14 @@ pub enum Cleared {
     WhenUnused,
 }
 
-/// Detaches device `number` if its sequence number is `diskseq` (where one is given), and waits up to `wait` until
-/// it is gone. One in use goes with its last user. With a `diskseq` a device that is not bound any more is
-/// [`Cleared::Gone`] as well.
+/// Detaches device `number` if its sequence number is `diskseq` (if one is given), and waits up to `wait`
+/// until it is gone. One in use goes with its last user. With a `diskseq` a device that is not bound any more
+/// is [`Cleared::Gone`] as well.
 ///
 /// # Errors
-/// [`Error::NotAttached`]: it is not bound, and no `diskseq` was given. [`Error::OtherDevice`]: the number is another
-/// device's by now, which is left alone; a larger `found` means that the one that was meant is gone. Or the kernel
-/// refuses.
+/// [`Error::NotAttached`]: it is not bound, and no `diskseq` was given. [`Error::OtherDevice`]: the number is
+/// another device's by now, which is left alone; a larger `found` means that the one that was meant is gone.
+/// Or the kernel refuses.
 pub fn detach(number: u32, diskseq: Option<u64>, wait: Option<Duration>) -> Result<Cleared, Error> {
     let Some(meant) = Meant::check(number, diskseq, open_device(number, false))? else {
         return Ok(Cleared::Gone);
@@ -44,20 +46,21 @@ pub fn detach(number: u32, diskseq: Option<u64>, wait: Option<Duration>) -> Resu
     Ok(await_gone(number, meant.diskseq, wait.unwrap_or_default()))
 }
 
-/// Detaches device `number` as [`detach`] does, but only when nobody else uses it in any way; says whether it is gone.
-/// It asks the kernel alone, which costs a few system calls.
+/// Detaches device `number` as [`detach`] does, but only when it has no other user of any kind; returns
+/// whether it is gone. It asks the kernel alone, which costs a few system calls.
 ///
-/// With other openers LOOP_CLR_FD marks a device to go with the last of them, and says nothing. A sole opener's device
-/// is cleared at once up to Linux 6.10, and on later ones marked beyond recall and cleared at our close; both answer
-/// with ENXIO when their mark is to be taken back. Where that succeeds somebody uses the device. No kernel refuses it to an exclusive
-/// opener.
+/// With other openers LOOP_CLR_FD marks a device to go with the last of them, and says nothing. A sole
+/// opener's device is cleared at once up to Linux 6.10, and on later ones marked beyond recall and cleared at
+/// our close; both answer with ENXIO when their mark is to be taken back. If taking it back succeeds the
+/// device is in use. No kernel refuses it to an exclusive opener.
 ///
-/// The race that is left: for the moment between the two calls the device is marked. It cannot go meanwhile, since we
-/// have it open; but if we are killed just then it goes with its last user, and when somebody else tells it to do so
-/// in that very moment, that is forgotten.
+/// The remaining race: for the moment between the two calls the device is marked. It cannot go meanwhile,
+/// because we have it open; but if we are killed just then it goes with its last user, and when another
+/// process marks it in that very moment, that mark is lost.
 ///
-/// Taking the mark back waits for all requests under way, with the device locked meanwhile, so that nobody could open it where
-/// its backing hangs. So one with requests under way is left alone: whoever waits for them uses it.
+/// Taking the mark back waits for all requests under way, with the device locked meanwhile, so that it could
+/// not be opened if its backing hangs. So one with requests under way is left alone: it is in use by those
+/// who wait for them.
 ///
 /// # Errors
 /// Those of [`detach`].
@@ -78,8 +81,8 @@ pub fn detach_unused(number: u32, diskseq: Option<u64>) -> Result<bool, Error> {
         // With the mark of one that was to go with its last user before we came.
         Ok(()) => Ok(false),
         Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
-            // What BLKROSET has said of the node would outlive the device and meet the next user of its number. The
-            // image's own flag is another one, which goes with it.
+            // BLKROSET's setting of the node would outlive the device and affect the next user of its number.
+            // The image's own flag is another one, which goes with it.
             if block::read_only(meant.device.as_fd()).unwrap_or(false) {
                 let _ = block::set_read_only(meant.device.as_fd(), false);
             }
@@ -90,8 +93,8 @@ pub fn detach_unused(number: u32, diskseq: Option<u64>) -> Result<bool, Error> {
     }
 }
 
-/// A bound device that is the one that was meant. While it is open it cannot become another one: clearing waits for
-/// our descriptor as for any other.
+/// A bound device that is the one that was meant. While it is open it cannot become another one: clearing
+/// waits for our descriptor as for any other.
 struct Meant {
     device: File,
     info: uapi::LoopInfo64,
@@ -128,8 +131,8 @@ fn clear(number: u32, device: &File) -> Result<bool, Error> {
     }
 }
 
-/// What the driver was told of an open device; `None` when it is not bound. The file system of its image is not asked, which may
-/// be the reason why somebody wants to be rid of the device. Without sysfs there is no other way.
+/// The driver's settings of an open device; `None` when it is not bound. The file system of its image is not
+/// asked: it may be the reason why the user wants to remove the device. Without sysfs there is no other way.
 fn bound(number: u32, device: &File) -> Result<Option<uapi::LoopInfo64>, Error> {
     if sysfs::is_there() {
         return Ok(known(number));
@@ -175,11 +178,12 @@ fn is_there(number: u32, diskseq: Option<u64>) -> bool {
     })
 }
 
-/// Has the node of a device that is not bound take writes again: what BLKROSET has said outlives the device, also where
-/// another program has cleared it, and would meet the next user of its number.
+/// Makes the node of a device that is not bound take writes again: BLKROSET's setting outlives the device,
+/// also if another program has cleared it, and would affect the next user of its number.
 pub fn thaw(number: u32) {
     let Ok(device) = open_device(number, false) else { return };
-    // The flag of an image that is for reading only is another one, so whoever binds the device meanwhile loses nothing.
+    // The flag of a read-only image is another one, so a process that binds the device meanwhile loses
+    // nothing.
     let unbound = bound(number, &device).is_ok_and(|info| info.is_none());
     let device = device.as_fd();
     if unbound && block::read_only(device).unwrap_or(false) {

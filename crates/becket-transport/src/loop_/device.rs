@@ -27,8 +27,8 @@ pub(super) fn path(number: u32) -> PathBuf {
     sysfs::node(&name(number))
 }
 
-/// Its device number; without sysfs that of a driver whose `max_part` is 0, the default. `None` when there is no such
-/// device: a node would only lead to one that the kernel makes when it is opened.
+/// Its device number; without sysfs that of a driver whose `max_part` is 0, the default. `None` when there is
+/// no such device: a node would only lead to one that the kernel makes when it is opened.
 pub(super) fn dev(number: u32) -> Option<u64> {
     let by_default = || rustix::fs::makedev(uapi::LOOP_MAJOR, number);
     sysfs::dev(&name(number)).or_else(|| (!sysfs::is_there()).then(by_default))
@@ -61,15 +61,16 @@ pub(super) fn open_device(number: u32, writable: bool) -> Result<File, Error> {
     open_with(number, File::options().read(true).write(writable))
 }
 
-/// Opens device `number` as its only exclusive user. That fails with EBUSY while it, or a partition of it, is mounted,
-/// swapped to or stacked upon.
+/// Opens device `number` as its only exclusive user. That fails with EBUSY while it, or a partition of it, is
+/// mounted, used as swap or stacked upon.
 pub(super) fn open_exclusive(number: u32) -> Result<File, Error> {
     open_with(number, File::options().read(true).custom_flags(libc::O_EXCL))
 }
 
 fn open_with(number: u32, options: &OpenOptions) -> Result<File, Error> {
     let path = path(number);
-    // Most nodes are there and the right ones: where partitions have no numbers of their own, a look at the open one tells.
+    // Most nodes exist and are the right ones: where partitions have no numbers of their own, a look at the
+    // open one tells.
     let usual = rustix::fs::makedev(uapi::LOOP_MAJOR, number);
     if let Ok(device) = options.open(&path)
         && rustix::fs::fstat(&device).is_ok_and(|stat| {

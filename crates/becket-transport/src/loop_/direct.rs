@@ -1,5 +1,6 @@
 //! Whether a loop device bypasses the page cache of its backing, decided before and verified after.
-//! It never trusts the driver: some kernels drop the wish in silence, others grant it where I/O would then fail.
+//! It never trusts the driver: some kernels silently drop the request, others grant it where I/O would then
+//! fail.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 
@@ -82,11 +83,12 @@ pub(super) fn settle(
     Ok((false, Some(warning)))
 }
 
-/// Switches a bound device between direct I/O and the page cache. The driver holds its requests for the moment and
-/// writes back what is dirty. Answers with what is so now, and why.
+/// Switches a bound device between direct I/O and the page cache. The driver holds its requests for the
+/// moment and writes dirty pages back. Returns the new state, and why.
 ///
 /// # Errors
-/// The device is not bound, the file system of its image does not answer, or direct I/O was demanded and the driver refuses.
+/// The device is not bound, the file system of its image does not answer, or direct I/O was demanded and is
+/// refused.
 pub fn set_direct_io(number: u32, wanted: DirectIo) -> Result<(bool, String), Error> {
     let device = open_device(number, false)?;
     // The driver syncs the image while it holds the device.
@@ -111,9 +113,10 @@ fn refused<T>(opened: &Opened, reason: String) -> Result<T, Error> {
     Err(Error::NoDirectIo { image: opened.path.clone(), reason })
 }
 
-/// Why direct I/O did not come to be, if it did not. The driver is asked for it once more: where it is so already that is all,
-/// and what was dropped in silence is refused in words. The flag of the device's state is what was wished, before Linux 6.14, and
-/// the truth in sysfs costs more than all else that one asks of a new device: its directory is as new as the device is.
+/// Why direct I/O did not come to be, if it did not. The driver is asked for it once more: if it is on
+/// already this does nothing, and if it was silently dropped this returns the error. The flag of the device's
+/// state is the request, before Linux 6.14, and sysfs, which has the truth, costs more than all other
+/// questions about a new device: its directory is as new as the device is.
 fn refusal(device: BorrowedFd<'_>) -> Option<String> {
     uapi::set_direct_io(device, true).err().map(|error| error.to_string())
 }

@@ -45,8 +45,8 @@ impl Transport for LoopTransport {
     }
 }
 
-/// The probe for people: slower, since it also tries a device and counts those attached. Every attach asks the quick
-/// one, which leaves other people's devices alone.
+/// The probe for display: slower, because it also tries a device and counts those attached. Every attach uses
+/// the quick one, which leaves other users' devices alone.
 pub fn examine() -> Probe {
     let attached = ("devices attached".to_owned(), numbers().len().to_string());
     Probe { details: vec![attached], ..judge(open_control().and_then(|_| probe_node())) }
@@ -64,7 +64,7 @@ fn judge(tried: Result<(), Error>) -> Probe {
     Probe { works: false, reason, fix, details: Vec::new() }
 }
 
-/// A container may allow the control node and forbid the devices. A device or node that is missing is not made.
+/// A container may allow the control node and forbid the devices. A missing device or node is not made.
 fn probe_node() -> Result<(), Error> {
     let path = path(0);
     if dev(0).is_none() || !path.exists() {

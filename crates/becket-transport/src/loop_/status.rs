@@ -23,7 +23,8 @@ pub struct LoopStatus {
     pub number: u32,
     /// Its node.
     pub path: PathBuf,
-    /// The backing file as the kernel names it (` (deleted)` at its end when it is); cut to 63 bytes without sysfs.
+    /// The backing file as the kernel names it (` (deleted)` at its end if it is); cut to 63 bytes without
+    /// sysfs.
     pub backing: PathBuf,
     /// Device number of the backing file's file system.
     pub dev: u64,
@@ -104,9 +105,9 @@ pub fn status(number: u32) -> Result<Option<LoopStatus>, Error> {
     }))
 }
 
-/// What the driver says of a bound device. For the file's number it asks the file system, and holds nobody up meanwhile. For the file's
-/// length it asks while it holds the device, and sometimes all of them: whoever is about to make it do that has
-/// to have this answered before.
+/// What the driver says of a bound device. For the file's number it asks the file system, with nothing
+/// locked. For the file's length it asks while it holds the device, and sometimes all of them: a caller that
+/// is about to make it do that must have this answered before.
 ///
 /// # Errors
 /// [`Error::NotAttached`], or [`Error::Silent`] after ten seconds.
@@ -120,8 +121,8 @@ pub(super) fn reported(number: u32, device: &File) -> Result<uapi::LoopInfo64, E
     })
 }
 
-/// The same as far as the driver knows it by itself, so that nobody is asked; `None` when the device is not bound. It has the file's
-/// path where the driver may have been told another name.
+/// The same as far as the driver itself knows it, so that no file system is asked; `None` when the device is
+/// not bound. It has the file's path where another name may have been set in the driver.
 pub(super) fn known(number: u32) -> Option<uapi::LoopInfo64> {
     let name = name(number);
     let mut info = uapi::LoopInfo64 {
@@ -141,8 +142,8 @@ pub(super) fn known(number: u32) -> Option<uapi::LoopInfo64> {
     Some(info)
 }
 
-/// Whether the driver really does direct I/O: it drops the wish silently. sysfs tells the truth on all kernels,
-/// the flag only on newer ones.
+/// Whether the driver really does direct I/O: it drops the request silently. sysfs has the truth on all
+/// kernels, the flag only on newer ones.
 fn does_direct_io(name: &str, info: &uapi::LoopInfo64) -> bool {
     sysfs::flag(name, "loop/dio").unwrap_or(info.lo_flags & uapi::LO_FLAGS_DIRECT_IO != 0)
 }

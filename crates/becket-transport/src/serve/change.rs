@@ -1,5 +1,6 @@
-//! A live device is served otherwise: another map, other files, read-only or not, past the page cache or through it.
-//! It decides nothing: which request sees what is the engine's rule (its `core::hold` says it).
+//! A live device is served otherwise: another map, other files, read-only or not, past the page cache or
+//! through it.
+//! It decides nothing: which request sees what is the engine's rule (see its `core::hold`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,13 +28,14 @@ pub struct Change {
 }
 
 impl Served {
-    /// Serves requests otherwise, without losing any: those under way end as they began, and later ones begin anew.
+    /// Serves requests otherwise, without losing any: those under way end as they began, later ones begin
+    /// anew.
     ///
     /// A device that grows is changed before the kernel hears of its size, one that shrinks afterwards.
     ///
     /// # Errors
-    /// What is under way does not end, a table is full, or what was written could not be synced: the device goes on as
-    /// before. Or an I/O thread has ended.
+    /// What is under way does not end, a table is full, or what was written could not be synced: the device
+    /// goes on as before. Or an I/O thread has ended.
     pub fn change(&self, threads: &IoThreads, change: Change) -> Result<(), ServeError> {
         // A device whose queues have ended has no requests left.
         let Some(old) = self.backing() else { return Ok(()) };

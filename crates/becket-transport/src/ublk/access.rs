@@ -5,8 +5,9 @@ use std::path::Path;
 
 use crate::{Error, Kind, module, sysfs};
 
-/// Whether the kernel lets this process have devices with all that ublk can do. Others have devices of their own, where udev
-/// gives them the nodes (`dist/91-becket-users.rules`): copied, without recovery, and without partitions.
+/// Whether the kernel lets this process have devices with all that ublk can do. Other processes have devices
+/// of their own, where udev gives them the nodes (`dist/91-becket-users.rules`): copied, without recovery,
+/// and without partitions.
 pub fn privileged() -> bool {
     let ours = rustix::thread::capabilities(None);
     ours.is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::SYS_ADMIN))

@@ -1,8 +1,9 @@
 //! The commands of a whole queue instead of each tag's own (`UBLK_F_BATCH_IO`, Linux 7.0).
 //! Never lets a result wait beyond the turn in which it came, unless all lists are still with the kernel.
 //!
-//! PREP announces all tags once. One multishot FETCH answers with the tags of requests that have arrived. Results
-//! gather during a turn and go back in one COMMIT, which also prepares their tags for the next requests.
+//! PREP announces all tags once. One multishot FETCH answers with the tags of requests that have arrived.
+//! Results gather during a turn and go back in one COMMIT, which also prepares their tags for the next
+//! requests.
 
 use becket_engine::{Answer, Io, PICK_SIZE, Token};
 use becket_uapi::ublk as uapi;
@@ -77,7 +78,8 @@ impl Batch {
         Ok(())
     }
 
-    /// The FETCH has answered: the tags of requests that have arrived; returns how many of the bytes they are.
+    /// The FETCH has answered with the tags of requests that have arrived; returns how many of the bytes they
+    /// are.
     pub(super) fn arrived(&mut self, io: &mut Io<'_>, answer: Answer, tags: &mut Tags) -> usize {
         let len = io.picked(answer, tags);
         self.taken += (len / size_of::<u16>()) as u16;
@@ -165,8 +167,8 @@ impl Batch {
 
     /// A list has come back.
     ///
-    /// The driver answers a COMMIT with the bytes that it took. It stops at an element that it refuses; that one's
-    /// request is not ours any more, and what stands behind it is sent again.
+    /// The driver answers a COMMIT with the number of bytes that it took. It stops at an element that it
+    /// refuses; that one's request is not ours any more, and the elements behind it are sent again.
     pub(super) fn returned(&mut self, io: &mut Io<'_>, token: Token, result: i32) {
         let list = usize::from(token.tag);
         let Some(count) = self.with_kernel.get_mut(list).map(std::mem::take) else { return };

@@ -1,5 +1,6 @@
 //! Commands to `/dev/ublk-control`: adding, describing, starting, stopping and deleting devices.
-//! It never touches the data path, and holds no lock while a command runs: START_DEV blocks until the server is ready.
+//! It never touches the data path, and holds no lock while a command runs: START_DEV blocks until the server
+//! is ready.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -33,8 +34,8 @@ pub struct AddRequest {
     pub flags: u64,
     /// Longest request in bytes; a multiple of the page size.
     pub max_io: u32,
-    /// A number that the kernel keeps with the device and gives back in [`DevInfo::ublksrv_flags`], for telling
-    /// one's own devices from those of others.
+    /// A number that the kernel keeps with the device and gives back in [`DevInfo::ublksrv_flags`], to
+    /// distinguish one's own devices from those of others.
     pub mark: u64,
 }
 
@@ -46,16 +47,16 @@ pub struct Control {
     idle: Mutex<Vec<ControlRing>>,
     /// What the driver can do, once it has said so: while its node is open it cannot be replaced.
     features: OnceLock<u64>,
-    /// Devices of this process are those of a user without privileges (`UBLK_F_UNPRIVILEGED_DEV`): commands about them name
-    /// the char device by its path, which this user must be able to open.
+    /// Devices of this process are those of a user without privileges (`UBLK_F_UNPRIVILEGED_DEV`): commands
+    /// about them name the char device by its path, which this user must be able to open.
     unprivileged: bool,
-    /// The major number of char devices, once one was seen whose minor number is that of its device. It stays for as long as
-    /// the driver does.
+    /// The major number of char devices, once one was seen whose minor number is that of its device. It stays
+    /// for as long as the driver does.
     major: OnceLock<u32>,
 }
 
-/// What the kernel grants only to those whom it trusts: to leave requests waiting for a server, and to touch the
-/// requester's pages.
+/// What the kernel grants only to privileged servers: to leave requests waiting for a server, and to touch
+/// the requester's pages.
 const PRIVILEGED: u64 = uapi::UBLK_F_USER_RECOVERY
     | uapi::UBLK_F_USER_RECOVERY_REISSUE
     | uapi::UBLK_F_USER_RECOVERY_FAIL_IO
@@ -178,8 +179,8 @@ impl Control {
 
     /// Says what the device looks like; before it is started.
     ///
-    /// Parameters that an older driver does not know (the memory alignment, before Linux 6.15) it leaves out in
-    /// silence; [`Control::params`] shows what it took.
+    /// Parameters that an older driver does not know (the memory alignment, before Linux 6.15) it omits
+    /// silently; [`Control::params`] shows what it took.
     ///
     /// # Errors
     /// The geometry is none that ublk can have, or the device is live (`EACCES`).
@@ -198,12 +199,12 @@ impl Control {
         Ok(params)
     }
 
-    /// Makes the disk appear. Blocks until the server has fetched every tag, or `patience` is over; `pid` is the
-    /// process that opened the char device (its thread group).
+    /// Makes the disk appear. Blocks until the server has fetched every tag, or `patience` is over; `pid` is
+    /// the process that opened the char device (its thread group).
     ///
     /// # Errors
-    /// `EEXIST`: it is started. `EINVAL`: `pid` is not the server. `EINTR`: the server died before. Timed out: the
-    /// driver did not take every FETCH, or the server died.
+    /// `EEXIST`: it is started. `EINVAL`: `pid` is not the server. `EINTR`: the server died before. Timed
+    /// out: the driver did not take every FETCH, or the server died.
     pub fn start(&self, id: u32, pid: u32, patience: Duration) -> Result<(), Error> {
         self.patiently("START_DEV", uapi::UBLK_U_CMD_START_DEV, id, pid, patience)
     }
@@ -219,7 +220,8 @@ impl Control {
     /// Removes the disk unless somebody has it open: then `false`.
     ///
     /// # Errors
-    /// The driver is too old (`EOPNOTSUPP`, before [`uapi::UBLK_F_SAFE_STOP_DEV`]), or there is no such device.
+    /// The driver is too old (`EOPNOTSUPP`, before [`uapi::UBLK_F_SAFE_STOP_DEV`]), or there is no such
+    /// device.
     pub fn try_stop(&self, id: u32) -> Result<bool, Error> {
         // To a user without privileges an older driver says EINVAL, as to anything that makes no sense.
         if self.features()? & uapi::UBLK_F_SAFE_STOP_DEV == 0 {
@@ -233,7 +235,8 @@ impl Control {
         }
     }
 
-    /// Deletes the device and waits until its number is free, for which every descriptor of it must be closed.
+    /// Deletes the device and waits until its number is free, for which every descriptor of it must be
+    /// closed.
     ///
     /// # Errors
     /// There is no such device (`ENODEV`).
@@ -247,8 +250,8 @@ impl Control {
     /// There is no such device (`ENODEV`).
     pub fn del_async(&self, id: u32) -> Result<(), Error> {
         if self.unprivileged {
-            // The kernel has this command for privileged users only. The other one removes the device before it waits for
-            // the number, and is broken off there when somebody keeps it.
+            // The kernel has this command for privileged users only. The other one removes the device before
+            // it waits for the number, and is cancelled there while the number is held.
             let deleted = self.patiently("DEL_DEV", uapi::UBLK_U_CMD_DEL_DEV, id, 0, FREED);
             return match deleted {
                 Err(error) if error.raw_os_error() == Some(libc::ETIMEDOUT) => Ok(()),
@@ -276,10 +279,11 @@ impl Control {
         }
     }
 
-    /// Gives the nodes of a device to the user who has added it, if that was one without privileges; whether it was.
+    /// Gives the nodes of a device to the user who has added it, if unprivileged; returns whether it was so.
     ///
-    /// A number may go from one device to another at any time. So a node is opened first, and given away when the kernel
-    /// names an owner after that: were the device another one by then, the node would be one that nobody finds any more.
+    /// A number may go from one device to another at any time. So a node is opened first, and given away when
+    /// the kernel names an owner after that: were the device another one by then, the node would be unlinked
+    /// already.
     ///
     /// # Errors
     /// There is no such device, or this process is not root's.
@@ -319,8 +323,8 @@ impl Control {
         self.command("UPDATE_SIZE", uapi::UBLK_U_CMD_UPDATE_SIZE, id, bytes / 512)
     }
 
-    /// Parks a live device so that its server can be replaced; fails with `EBUSY` when no tag was idle in time, and
-    /// is then to be repeated. There is no way back but recovery.
+    /// Parks a live device so that its server can be replaced; fails with `EBUSY` when no tag was idle in
+    /// time, and must then be repeated. There is no way back but recovery.
     ///
     /// # Errors
     /// `EOPNOTSUPP` without [`uapi::UBLK_F_QUIESCE`], `EBUSY`, or there is no such device.
@@ -457,7 +461,8 @@ pub fn numbers() -> Vec<u32> {
     numbers
 }
 
-/// Opens `/dev/ublkcN`, whose node is made when it is missing. It can be opened once at a time: `EBUSY` otherwise.
+/// Opens `/dev/ublkcN`, whose node is made when it is missing. It can be opened once at a time: `EBUSY`
+/// otherwise.
 ///
 /// # Errors
 /// There is no such device, its server has it open, or this user may not.

@@ -82,7 +82,7 @@ fn a_device_is_added_described_and_deleted() {
     assert_eq!((params.basic.dev_sectors, params.basic.max_sectors), (16384, 512));
     assert_eq!(params.discard.discard_granularity, 4096);
     assert_ne!(params.types & uapi::UBLK_PARAM_TYPE_DEVT, 0, "the kernel adds the device numbers");
-    // Linux 6.15 brought the memory alignment; whoever has AUTO_BUF_REG (6.16) has it.
+    // Linux 6.15 brought the memory alignment; a kernel with AUTO_BUF_REG (6.16) has it.
     if features & uapi::UBLK_F_AUTO_BUF_REG != 0 {
         assert_eq!(params.dma.alignment, 511);
         assert_ne!(params.types & uapi::UBLK_PARAM_TYPE_DMA_ALIGN, 0);

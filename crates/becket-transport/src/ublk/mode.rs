@@ -11,7 +11,8 @@ use crate::serve::ServeError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DataMode {
-    /// The kernel copies between the requester's pages and the server's buffers; each tag has its own commands.
+    /// The kernel copies between the requester's pages and the server's buffers; each tag has its own
+    /// commands.
     Copy,
     /// The requester's pages go to the backing as they are (`UBLK_F_AUTO_BUF_REG`, Linux 6.16).
     ZeroCopy,
@@ -91,7 +92,8 @@ const MAX_IO_ZERO_COPY: u32 = 1 << 20;
 
 /// Flags that all modes ask for; the kernel masks what it does not know.
 ///
-/// Without its server a disk stays: requests wait, and those that the server had are issued again to the next one.
+/// Without its server a disk stays: requests wait, and those that the server had are issued again to the next
+/// one.
 const COMMON: u64 = uapi::UBLK_F_CMD_IOCTL_ENCODE
     | uapi::UBLK_F_USER_RECOVERY
     | uapi::UBLK_F_USER_RECOVERY_REISSUE
@@ -102,9 +104,10 @@ const COMMON: u64 = uapi::UBLK_F_CMD_IOCTL_ENCODE
 
 /// The flags to ask for when a device is added.
 ///
-/// `features` is what the kernel says it has (0 where it cannot say). Without a wish the device copies nothing where
-/// the kernel can register the requester's pages and most of the image's bytes are stored as they are read. What must be decoded
-/// is copied in any case, and with less ado where the server has buffers of its own. Commands for many requests at once are always taken: they cost less (docs/decisions/0025).
+/// `features` is what the kernel says it has (0 if it cannot say). By default the device copies nothing if
+/// the kernel can register the requester's pages and most of the image's bytes are stored as they are read.
+/// What must be decoded is copied in any case, and more simply if the server has buffers of its own. Commands
+/// for many requests at once are always used: they cost less (docs/decisions/0025).
 ///
 /// # Errors
 /// [`ServeError::NoMode`] when the wish cannot be met.
@@ -140,8 +143,8 @@ pub fn flags_for(features: u64, wish: Option<DataMode>, map: &Map) -> Result<u64
     Ok(flags)
 }
 
-/// Whether of an image's bytes, holes left out, at least half are stored as they are read. One that has none yet is going to be
-/// written, or reads as zeroes.
+/// Whether at least half of an image's bytes, without holes, are stored as they are read. An image that has
+/// none yet is going to be written, or reads as zeroes.
 fn is_mostly_stored(map: &Map) -> bool {
     let (mut stored, mut encoded) = (0_u64, 0_u64);
     for extent in map.extents() {

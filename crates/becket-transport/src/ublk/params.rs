@@ -12,13 +12,13 @@ use crate::Error;
 
 const SECTOR: u64 = 512;
 
-/// Longest discard and write-zeroes, in sectors: 1 GiB. A longer one would keep a thread of the server busy for long
-/// where the backing does it slowly; the kernel splits.
+/// Longest discard and write-zeroes, in sectors: 1 GiB. A longer one would keep a thread of the server busy
+/// for long if the backing does it slowly; the kernel splits.
 const LONGEST_ERASE: u32 = (1 << 30) / SECTOR as u32;
 
-/// The exponent for "no preferred large request". The driver has no word for it, but the block layer cuts the single byte
-/// that this is down to whole physical blocks: to none. Naming a block instead would be taken at its word: btrfs hands
-/// over what it writes back in pieces of that size (Linux 7), which doubled the time of filling one.
+/// The exponent for "no preferred large request". The driver has no value for it, but the block layer rounds
+/// this single byte down to whole physical blocks: to none. A block's size would be taken literally: btrfs
+/// writes back in pieces of that size (Linux 7), which doubled the time of filling one.
 const NO_PREFERENCE: u32 = 0;
 
 /// The parameters for a geometry.
@@ -41,8 +41,8 @@ pub(super) fn from_geometry(geometry: &Geometry) -> Result<Params, Error> {
     if geometry.max_io < page || !geometry.max_io.is_multiple_of(page) {
         return Err(refuse(format!("requests of at most {} bytes: not whole pages", geometry.max_io)));
     }
-    // The driver knows powers of two only: another preferred size (the stripe of an uneven RAID) is better not named
-    // than named wrong. A "large" request of the smallest size says nothing either.
+    // The driver knows powers of two only: another preferred size (the stripe of an uneven RAID) is better
+    // not named than named wrong. A "large" request of the smallest size says nothing either.
     let io_min = preferred(geometry.io_min).unwrap_or(physical).max(physical);
     let io_opt = preferred(geometry.io_opt).filter(|size| *size > io_min).unwrap_or(NO_PREFERENCE);
 
@@ -80,8 +80,8 @@ pub(super) fn from_geometry(geometry: &Geometry) -> Result<Params, Error> {
             ..ParamDiscard::default()
         };
     }
-    // The driver wants a mask below the page size. A larger alignment cannot be had; such a backing's requests are
-    // bounced by the engine. Drivers before 6.15 drop this block in silence.
+    // The driver wants a mask below the page size. A larger alignment is impossible; such a backing's
+    // requests are bounced by the engine. Drivers before 6.15 silently drop this block.
     let alignment = power(geometry.dma_align, "memory alignment")?;
     if alignment > 0 {
         params.types |= UBLK_PARAM_TYPE_DMA_ALIGN;

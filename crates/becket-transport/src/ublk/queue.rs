@@ -1,9 +1,9 @@
 //! The data side of a ublk device: one [`Port`] for each of its queues.
 //! Runs in the worker; it makes no control command, opens nothing and knows no format.
 //!
-//! A tag's life: FETCH waits in the kernel until a request arrives; its descriptor is read from the shared mapping;
-//! the engine carries it out; COMMIT_AND_FETCH tells the result and waits for the next. A tag whose command comes
-//! back with an error is dead; when all of a queue's tags are dead, the queue closes.
+//! A tag's life: FETCH waits in the kernel until a request arrives; its descriptor is read from the shared
+//! mapping; the engine carries it out; COMMIT_AND_FETCH reports the result and waits for the next. A tag
+//! whose command comes back with an error is dead; when all of a queue's tags are dead, the queue closes.
 //!
 //! Source: Documentation/block/ublk.rst and include/uapi/linux/ublk_cmd.h of the kernel.
 
@@ -22,8 +22,9 @@ use crate::serve::{Common, Content, Finally, ServeError, Served, thread_of};
 pub struct Setup {
     /// The kernel's number of the device.
     pub id: u32,
-    /// Where its queues shall begin if there is room: the number of an I/O thread, counted on after the last from the
-    /// first. For a device that was served before: where it was, so that all find room again, whoever is served first.
+    /// Where its queues should begin if there is room: the number of an I/O thread, counted on from the first
+    /// after the last. For a device that was served before: where it was, so that all find room again in any
+    /// order.
     pub first: u32,
     /// Number of queues.
     pub queues: u16,
@@ -45,8 +46,8 @@ pub struct Setup {
 /// `on_closed` runs once the last queue has ended and every descriptor of the device is closed.
 ///
 /// # Errors
-/// [`ServeError::Full`]: nothing was begun. Otherwise a queue could not be set up; those that were begin to end as soon as the device is deleted; `on_closed` still
-/// runs after that.
+/// [`ServeError::Full`]: nothing was begun. Otherwise a queue could not be set up; those that were begin to
+/// end as soon as the device is deleted; `on_closed` still runs after that.
 pub fn serve(
     threads: &IoThreads,
     setup: Setup,
@@ -79,8 +80,8 @@ pub fn serve(
         .serve(threads, |number| Ok(Box::new(UblkPort::new(number, depth, mode, Arc::clone(&char_device))?)))
 }
 
-/// Where the queues of one more device that copies nothing find room: at `wanted` or the next place behind it. It is there
-/// until the next queue is added.
+/// Where the queues of one more device that copies nothing find room: at `wanted` or the next place behind
+/// it. The room lasts until the next queue is added.
 fn place(threads: &IoThreads, id: u32, wanted: u32, queues: u16, depth: u16) -> Result<u32, ServeError> {
     let mut most = 0;
     for step in 0..u32::try_from(threads.count()).unwrap_or(u32::MAX) {
@@ -94,7 +95,7 @@ fn place(threads: &IoThreads, id: u32, wanted: u32, queues: u16, depth: u16) -> 
     Err(ServeError::Full { id, depth, room: most })
 }
 
-/// How deep the queues of a device that copies nothing can be when they begin at `first`; more than is wanted is a guess.
+/// How deep the queues of a device that copies nothing can be from `first`; more than is wanted is a guess.
 fn room(threads: &IoThreads, first: u32, queues: u16, wanted: u16) -> Result<u16, becket_engine::Error> {
     let mut least = u16::MAX;
     for thread in 0..threads.count() {
@@ -121,7 +122,8 @@ const UNREGISTER: u8 = 2;
 /// What is known of a tag between its commands.
 #[derive(Debug, Clone, Copy, Default)]
 struct Tag {
-    /// We registered the request's pages ourselves and must end that before the commit; the port counts such tags.
+    /// We registered the request's pages ourselves and must end that before the commit; the port counts such
+    /// tags.
     registered: bool,
     /// The result that waits for it.
     result: i32,

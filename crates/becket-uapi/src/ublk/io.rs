@@ -55,8 +55,8 @@ pub const UBLKSRV_IO_BUF_TOTAL_BITS: u32 = UBLK_QID_OFF + UBLK_QID_BITS;
 /// Set in a data offset to copy integrity data instead.
 pub const UBLKSRV_IO_INTEGRITY_FLAG: u64 = 1 << 62;
 
-/// Where pread and pwrite on the char device find a request's data. `byte` is below 32 MiB, `queue` below 4096;
-/// what exceeds its field is cut off.
+/// Where pread and pwrite on the char device find a request's data. `byte` is below 32 MiB, `queue` below
+/// 4096; what exceeds its field is cut off.
 #[must_use]
 pub const fn user_copy_offset(queue: u16, tag: u16, byte: u32) -> u64 {
     let queue = (queue as u64 & ((1 << UBLK_QID_BITS) - 1)) << UBLK_QID_OFF;
@@ -193,7 +193,8 @@ pub struct IoCmd {
     pub tag: u16,
     /// Of COMMIT: bytes done, or a negative errno.
     pub result: i32,
-    /// Of FETCH: address of the tag's buffer; of REGISTER: index in the ring's table; of a zone append: its LBA.
+    /// Of FETCH: address of the tag's buffer; of REGISTER: index in the ring's table; of a zone append: its
+    /// LBA.
     pub addr: u64,
 }
 

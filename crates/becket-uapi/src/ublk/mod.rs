@@ -16,7 +16,8 @@ pub use io::*;
 pub use params::*;
 pub use ring::{ControlRing, Plain};
 
-/// The number of a command that writes a `T`, as a ring's entry carries it: rustix has a wider type where Miri interprets it.
+/// The number of a command that writes a `T`, as a ring's entry carries it: rustix has a wider type under
+/// Miri.
 const fn read<T>(group: u8, number: u8) -> u32 {
     rustix::ioctl::opcode::read::<T>(group, number) as u32
 }

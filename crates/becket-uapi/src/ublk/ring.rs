@@ -24,8 +24,8 @@ pub unsafe trait Plain: Copy {
     /// Replaces the value by the bytes at the start of `bytes`, as many as there are of both.
     fn fill(&mut self, bytes: &[u8]) {
         let length = bytes.len().min(size_of::<Self>());
-        // SAFETY: `length` bounds both sides, they cannot overlap (one is borrowed mutably), and any bytes are a
-        // value of this type.
+        // SAFETY: `length` bounds both sides, they cannot overlap (one is borrowed mutably), and any bytes
+        // are a value of this type.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), std::ptr::from_mut(self).cast(), length) }
     }
 }
@@ -57,15 +57,16 @@ impl ControlRing {
     }
 
     /// Sends a command to `/dev/ublk-control` and blocks until it is answered; the answer is what the kernel
-    /// returned, not negative. `command`'s `addr` and `len` are set from `buffer`, which receives what the kernel wrote.
-    /// `path` is that of the char device, for commands about a device of a user without privileges; empty for others.
+    /// returned, not negative. `command`'s `addr` and `len` are set from `buffer`, which receives what the
+    /// kernel wrote. `path` is that of the char device, for commands about a device of a user without
+    /// privileges; empty for others.
     ///
-    /// With `patience` it gives up after that time. The ring is then to be dropped, which makes the kernel break the
-    /// command off; until it does, the command may still take effect.
+    /// With `patience` it gives up after that time. The ring must then be dropped, which makes the kernel
+    /// cancel the command; until it does, the command may still take effect.
     ///
     /// # Errors
-    /// The command's errno, or the ring's. `ETIMEDOUT` when it was given up. `InvalidInput` for a number that is no control command or that passes
-    /// memory by address ([`super::UBLK_U_CMD_REG_BUF`]).
+    /// The command's errno, or the ring's. `ETIMEDOUT` when it was given up. `InvalidInput` for a number that
+    /// is no control command or that passes memory by address ([`super::UBLK_U_CMD_REG_BUF`]).
     pub fn send<T: Plain>(
         &mut self,
         control: BorrowedFd<'_>,
@@ -75,7 +76,8 @@ impl ControlRing {
         buffer: Option<&mut T>,
         patience: Option<Duration>,
     ) -> io::Result<i32> {
-        // What other drivers understand under another number could write anywhere, which would make this unsafe.
+        // What other drivers understand under another number could write anywhere, which would make this
+        // unsafe.
         let (group, nr) = (number >> 8 & 0xff, number & 0xff);
         let bytes = buffer.as_deref().map_or(&[][..], Plain::bytes);
         let (Ok(len), Ok(dev_path_len)) =
@@ -107,8 +109,8 @@ impl ControlRing {
     /// Submits one entry and waits for its completion. On an error nothing is known of the entry.
     fn round_trip(&mut self, entry: &squeue::Entry128, patience: Option<Duration>) -> io::Result<i32> {
         let deadline = patience.and_then(|patience| Instant::now().checked_add(patience));
-        // SAFETY: the descriptor is borrowed by the caller, the buffer stays allocated until the completion was seen
-        // and is leaked when it was not.
+        // SAFETY: the descriptor is borrowed by the caller, the buffer stays allocated until the completion
+        // was seen and is leaked when it was not.
         unsafe { self.0.submission().push(entry) }
             .map_err(|_| io::Error::from(io::ErrorKind::ResourceBusy))?;
         loop {

@@ -282,7 +282,11 @@ mod tests {
         let sync = FileSync::new(2);
         let target = sync.pending().unwrap();
         assert_eq!(sync.synced(target, Err(Errno::IO)), Err(Errno::IO));
-        assert_eq!(sync.synced(target, Ok(())), Err(Errno::IO), "the kernel reported it to the other one alone");
+        assert_eq!(
+            sync.synced(target, Ok(())),
+            Err(Errno::IO),
+            "the kernel reported it to the other one alone"
+        );
     }
 
     /// Queues that write and flush beside each other, over a page cache that the threads share without any

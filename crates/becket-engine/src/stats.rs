@@ -510,8 +510,12 @@ mod tests {
         let summary = Summary::of(std::iter::once(&*queue));
         assert_eq!(summary.in_flight, 1);
         assert_eq!(summary.read, Activity { errors: Some(0), ..Activity::default() });
-        assert_eq!((summary.write.window, summary.flush.window, summary.discard.window), (Some(7), None, Some(2)));
-        for (count, kind) in (1..).zip([&summary.write, &summary.flush, &summary.discard, &summary.write_zeroes.unwrap()])
+        assert_eq!(
+            (summary.write.window, summary.flush.window, summary.discard.window),
+            (Some(7), None, Some(2))
+        );
+        for (count, kind) in
+            (1..).zip([&summary.write, &summary.flush, &summary.discard, &summary.write_zeroes.unwrap()])
         {
             assert_eq!((kind.operations, kind.bytes, kind.errors), (count + 1, 1000 * count, Some(1)));
         }

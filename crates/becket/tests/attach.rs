@@ -18,9 +18,9 @@ use std::{
     time::Duration,
 };
 
-/// Each library would be found, mapped and bound again for every image that a script attaches. The unwinder of Rust's
-/// runtime is the one that a build with a shared libc needs. The command as it is shipped has even libc in it: there
-/// is no loader that could list anything, and it answers what it is asked.
+/// Each library would be found, mapped and bound again for every image that a script attaches. The unwinder
+/// of Rust's runtime is the one that a build with a shared libc needs. The command as it is shipped even
+/// contains libc: no loader could list anything, and the command answers as usual.
 #[test]
 fn it_loads_no_library_but_libc() {
     let becket = env!("CARGO_BIN_EXE_becket");

@@ -1,5 +1,6 @@
-//! Backings that let becket down by themselves: block devices that fail, go away and come back (device-mapper's error and
-//! flakey targets), and files whose owner has no room left (quota). Faults of becket's own making are in `faults.rs`.
+//! Backings that really fail: block devices that fail, go away and come back (device-mapper's error and
+//! flakey targets), and files whose owner has no room left (quota). Faults of becket's own making are in
+//! `faults.rs`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
 mod common;
@@ -33,7 +34,8 @@ struct Changing {
 }
 
 impl Changing {
-    /// Over an image; in the table `LOWER` stands for the loop device. It goes after the place and what is attached there.
+    /// Over an image; in the table `LOWER` stands for the loop device. Dropped after the place and its
+    /// devices.
     fn new(word: &str, table: &str) -> (Changing, Scratch) {
         let place = scratch();
         let content = image::random_bytes(SIZE as usize, 11);
@@ -155,7 +157,7 @@ fn dm_a_backing_that_goes_away_fails_its_own_device_alone_until_it_comes_back() 
     top.sync_all().expect("no sync has failed meanwhile: nothing that was acknowledged is lost");
     assert_eq!(read(&top, 7 * PAGE as u64).unwrap().0, below.content[7 * PAGE..][..PAGE]);
 
-    // A sync that fails is another matter: what it should have brought to the disk may be lost, whatever comes later.
+    // A sync that fails is another matter: data that it covered may be lost, whatever comes later.
     write(&top, 0, 5).unwrap();
     below.become_another(&down(""));
     assert_eq!(sync(&top), Err(EIO));
@@ -176,7 +178,7 @@ fn dm_a_backing_that_goes_away_fails_its_own_device_alone_until_it_comes_back() 
     below.become_another(&linear());
 }
 
-/// What a file system makes of it: those that can write no more refuse to, and what was synced is there afterwards.
+/// How a file system reacts: those that can write no more refuse to, and what was synced is there afterwards.
 #[test]
 fn dm_a_file_system_over_a_backing_that_takes_no_writes_is_whole_afterwards() {
     let name = "dm_a_file_system_over_a_backing_that_takes_no_writes_is_whole_afterwards";

@@ -318,7 +318,8 @@ fn without_privileges_it_says_so() {
     fs::copy(env!("CARGO_BIN_EXE_becket"), place.path("becket")).unwrap();
     let home = place.dir("home");
     tool(Command::new("chown").arg("65534:65534").arg(&home));
-    // With /dev/fuse as this machine has it, and as udev makes it; the set-uid helper is there or not, and gains nothing.
+    // With /dev/fuse as this machine has it, and as udev makes it; a set-uid helper, if installed, gains
+    // nothing.
     let with_fuse = |open: bool, words: &[&str]| {
         let mut command = Command::new("unshare");
         place.prepare(&mut command);
@@ -365,7 +366,8 @@ fn an_image_cut_short_gives_errors_and_no_crash() {
     file.read_exact(&mut kept).unwrap();
     assert!(kept == image::random_bytes(4 << 20, 1)[..1 << 20], "what is still there is still right");
     let mut rest = Vec::new();
-    // The kernel's loop driver fills up with zeroes, becket's own server gives an error; nothing invents data.
+    // The kernel's loop driver fills up with zeroes, becket's own server gives an error; nothing invents
+    // data.
     if file.read_to_end(&mut rest).is_ok() {
         assert!(rest.iter().all(|&byte| byte == 0));
     }

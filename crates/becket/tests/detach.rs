@@ -138,7 +138,8 @@ fn all_goes_on_after_one_in_use() {
     place.ok(["detach", "--all"]);
 }
 
-/// A device under another one is in use by the kernel, whom no process stands for; `--all` takes the upper one first.
+/// A device under another one is in use by the kernel, without any process; `--all` takes the upper one
+/// first.
 #[test]
 fn devices_upon_devices() {
     let name = "detach::devices_upon_devices";
@@ -158,7 +159,8 @@ fn devices_upon_devices() {
     assert!(!lower.lasts() && !upper.lasts());
 }
 
-/// By whatever path a device's image can be named, also when the image is gone, replaced, or its name is no text.
+/// By any path that can name a device's image, also when the image is gone, replaced, or its name is not
+/// UTF-8.
 #[test]
 fn images_with_odd_names_and_without_any() {
     if !require_device("detach::images_with_odd_names_and_without_any") {

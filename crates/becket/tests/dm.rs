@@ -18,7 +18,8 @@ use std::{
 const MIB: u64 = 1 << 20;
 const A_SECOND: Duration = Duration::from_secs(1);
 
-/// A disk with two partitions, as an image and as a block device. The device must go after the place's devices.
+/// A disk with two partitions, as an image and as a block device. The device must go after the place's
+/// devices.
 fn disk() -> (Below, Scratch) {
     disk_with(&[])
 }
@@ -37,7 +38,8 @@ fn node(info: &Value) -> PathBuf {
     text(info, "device").into()
 }
 
-/// All tables that there are. dmsetup asks for one after the other, and fails when one goes in between, as other tests' do.
+/// All existing tables. dmsetup asks for one after the other, and fails when another test removes one in
+/// between.
 fn tables() -> String {
     let mut output = None;
     let asked = wait_until(10 * A_SECOND, || {

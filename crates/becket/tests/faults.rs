@@ -1,5 +1,6 @@
-//! `--fault`: what a program above a device sees when the backing lets becket down, and that nobody else sees anything.
-//! Devices of becket's own service only: where the kernel moves the bytes there is nothing to spoil.
+//! `--fault`: what a program above a device sees when the backing fails, and that no other program sees
+//! anything.
+//! Devices of becket's own service only: where the kernel moves the bytes no fault can be injected.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
 mod common;
@@ -204,8 +205,8 @@ fn fuse_a_file_system_that_hangs_holds_up_its_own_device_alone() {
     assert!(wait_until(Duration::from_secs(30), || place.devices().is_empty()));
 }
 
-/// The kernel's own loop driver over such a file: what it would wait for, with the device locked, is not begun; and who only wants to
-/// be rid of the device asks nobody.
+/// The kernel's own loop driver over such a file: nothing is begun that would wait for it with the device
+/// locked, and a command that only removes the device asks no file system.
 #[test]
 fn fuse_a_loop_device_over_a_file_system_that_hangs_can_go() {
     let name = "faults::fuse_a_loop_device_over_a_file_system_that_hangs_can_go";
@@ -244,7 +245,8 @@ fn fuse_a_loop_device_over_a_file_system_that_hangs_can_go() {
     assert!(stopped.lasts(), "a process has waited for the server");
 }
 
-/// A device whose image has ceased to answer can be given another, unless that has to be compared with what nobody can read.
+/// A device whose image no longer answers can be given another, unless that would have to be compared with
+/// the old one.
 #[test]
 fn fuse_an_image_that_hangs_is_replaced_or_it_is_said_why_not() {
     let name = "faults::fuse_an_image_that_hangs_is_replaced_or_it_is_said_why_not";

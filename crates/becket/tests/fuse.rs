@@ -125,7 +125,8 @@ fn fuse_device_that_losetup_detached_leaves_nothing() {
     place.ok(["detach", device.to_str().unwrap()]);
 }
 
-/// A thread that is being killed while it takes a request over may not lose it: the kernel would count it as answered.
+/// A thread that is being killed while it takes a request must not lose it: the kernel would count it as
+/// answered.
 #[test]
 fn fuse_write_back_does_not_notice_who_is_killed() {
     if !require_fuse("fuse::fuse_write_back_does_not_notice_who_is_killed") {
@@ -210,8 +211,8 @@ fn require_user(name: &str) -> bool {
         && require_tools(name, &["setpriv", "unshare", "fusermount3", "sfdisk", "mke2fs", "debugfs"])
 }
 
-/// Has bash do something as an ordinary user, in the user's own directory with `$BECKET`, where /dev/fuse has that mode.
-/// Mounts are in a namespace of their own, so they go with the last process.
+/// Makes bash run something as an ordinary user, in the user's own directory with `$BECKET`, where /dev/fuse
+/// has that mode. Mounts are in a namespace of their own, so they go with the last process.
 fn as_user(place: &Scratch, mode: &str, script: &str) -> std::process::Output {
     const NOBODY: u32 = 65534;
     let (home, program, node) = (place.dir("home"), place.path("program"), place.path("node"));

@@ -1,5 +1,6 @@
-//! A network file system that hangs below an image: what becket is asked then ends in time, with the reason, and nobody else notices.
-//! The server of the file system is stopped for as long as a test looks, and goes on before anything is cleaned up.
+//! A network file system that hangs below an image: a becket command then ends in time, with the reason, and
+//! other devices are not affected. The server of the file system is stopped while a test looks, and continues
+//! before anything is cleaned up.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
 mod common;
@@ -20,7 +21,8 @@ use common::{Use, text};
 
 const MIB: u64 = 1 << 20;
 
-/// `net` over the file system that will hang and `other` over one that will not, by the service that this machine has.
+/// `net` over the file system that will hang and `other` over one that will not, by the service that this
+/// machine has.
 struct Two {
     other: File,
     place: Scratch,
@@ -93,7 +95,8 @@ fn fuse_a_device_over_one_that_hangs_goes_when_that_answers() {
     detached_over_one_that_hangs("fuse", "hanging::fuse_a_device_over_one_that_hangs_goes_when_that_answers");
 }
 
-/// The command syncs the device before it has it made read-only; here the file system begins to hang just after that.
+/// The command syncs the device before it makes it read-only; here the file system begins to hang just after
+/// that.
 fn frozen_over_one_that_hangs(via: &str, name: &str) {
     let Some(two) = served(via, name).then(|| Two::attach(name, via)).flatten() else { return };
     let node = two.place.links().join("net");
@@ -166,7 +169,7 @@ fn fuse_a_refresh_over_one_that_hangs_is_given_up() {
     two.end();
 }
 
-/// By the path that it was attached by, as it is recorded; by another one, which would have to be looked at, not.
+/// By the path of the attach, as it is recorded; not by another one, which would have to be looked up.
 #[test]
 fn fuse_a_path_on_one_that_hangs_is_not_waited_for() {
     let name = "hanging::fuse_a_path_on_one_that_hangs_is_not_waited_for";

@@ -14,7 +14,7 @@ fn schema() -> Value {
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Allows no field that the schema does not name: a program may meet new fields, but none may come undescribed.
+/// Allows no field that the schema does not name: a program may meet new fields, but none may be undescribed.
 fn close(value: &mut Value) {
     if let Some(object) = value.as_object_mut() {
         if object.contains_key("properties") && object.contains_key("type") {

@@ -64,8 +64,8 @@ fn lose(name: &str, via: &str) {
     });
     thread::sleep(Duration::from_millis(300));
     assert!(!user.is_finished(), "it reads until a process dies");
-    // Nobody is left to hear of the other's death: a successor would be given all by a worker that lives a moment longer, and
-    // a supervisor would begin another worker.
+    // No process may be left to see the other's death: a worker that lives a moment longer would give all to
+    // a successor, and a supervisor would start another worker.
     let [supervisor, worker] = [SUPERVISOR, WORKER].map(|whom| info[whom].to_string());
     tool(Command::new("kill").args(["-STOP", &supervisor]));
     let stopped = || {
@@ -110,8 +110,8 @@ fn lose(name: &str, via: &str) {
     place.ok(["detach", "one"]);
 }
 
-/// The supervisor dies when the device has its disk, and before that could be written down. That moment is too short to be met, so its
-/// record is made what it is then.
+/// The supervisor dies when the device has its disk, and before that could be recorded. That moment is too
+/// short to hit, so the test makes the record that would be left.
 #[test]
 fn fuse_device_whose_maker_dies_is_taken_away() {
     if !require_fuse("lost::fuse_device_whose_maker_dies_is_taken_away") {

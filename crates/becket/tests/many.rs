@@ -168,8 +168,8 @@ fn more_requests_than_a_ring_has_room_for() {
         return skip(name, "this transport copies on this kernel, which takes no slots");
     }
     place.ok(["detach", "--all"]);
-    // A device of which nothing lies in the rings' tables takes every other number: where each had only the ring of its number,
-    // all others would want the same one.
+    // A device of which nothing is in the rings' tables takes every other number: if each had only the ring
+    // of its number, all others would want the same one.
     let devices = names.iter().map(|name| {
         place.attach(
             &place.path("between.img"),

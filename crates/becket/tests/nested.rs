@@ -21,8 +21,8 @@ use std::{
 
 const MIB: u64 = 1 << 20;
 
-/// A disk with an ext4 in its first partition that holds `dir/nested.img` and `dir/holed.img`, and random bytes in its
-/// second partition.
+/// A disk with an ext4 in its first partition that holds `dir/nested.img` and `dir/holed.img`, and random
+/// bytes in its second partition.
 fn disk(place: &Scratch) {
     let tree = place.dir("tree/dir");
     image::random(&tree.join("nested.img"), MIB, 7);
@@ -94,7 +94,8 @@ fn a_file_in_a_file_system_in_a_partition() {
     disk.read_exact_at(&mut flags, incompat).unwrap();
     flags[0] |= 4;
     let state = start * 512 + 1024 + 58;
-    // The superblock's checksum would be wrong: only the state is changed, which is covered, so it is turned off.
+    // The superblock's checksum would be wrong: only the state is changed, which it covers, so it is turned
+    // off.
     let mut ro_compat = [0; 4];
     disk.read_exact_at(&mut ro_compat, start * 512 + 1024 + 100).unwrap();
     ro_compat[1] &= !4;
@@ -351,7 +352,7 @@ fn is_decoded(name: &str, via: &str, mode: &[&str]) {
     let reported = place.json(["stat", device.to_str().unwrap()]);
     let decoded = &reported["devices"][0]["decoded"];
     assert!(decoded["blocks"].as_u64() > Some(0) && decoded["errors"] == json!(0), "{reported}");
-    // A worker that comes after gets the table of blocks from its supervisor. Nothing is left of what was read before.
+    // A later worker gets the table of blocks from its supervisor. Nothing is left of what was read before.
     let pid = info["worker_pid"].as_u64().unwrap() as i32;
     rustix::process::kill_process(
         rustix::process::Pid::from_raw(pid).unwrap(),
@@ -447,7 +448,8 @@ fn fuse_server_keeps_as_many_decoded_bytes_as_it_is_told() {
     if !require_fuse(name) || !require_tools(name, &["mksquashfs", "dd"]) {
         return;
     }
-    // 24 MiB in 192 blocks, read twice past the page cache: what does not fit is decoded again, also by the next worker.
+    // 24 MiB in 192 blocks, read twice past the page cache: what does not fit is decoded again, also by the
+    // next worker.
     for (size, fits) in [("64M", true), ("16M", false)] {
         let place = scratch();
         let bytes: Vec<u8> = (0..24 * MIB).map(|n| (n / 7) as u8).collect();

@@ -65,7 +65,8 @@ fn are_there_at_return() {
     }
 }
 
-/// The disk's image becomes longer, the disk takes that over, and a partition is moved to its new end by the usual tools.
+/// The disk's image becomes longer, the disk follows, and the usual tools move the end of a partition to the
+/// new end.
 #[test]
 fn the_last_grows_with_its_disk() {
     if !ready("the_last_grows_with_its_disk", &["sfdisk", "partx"]) {
@@ -162,8 +163,9 @@ fn nodes_that_nobody_made() {
     assert!(place.devices().is_empty());
 }
 
-/// Has sfdisk change the table on a device, and ask the kernel to read it again; whether that did so. It does not for
-/// ublk, whose server has no privileges, nor for device-mapper: there `becket refresh` is the only way.
+/// Makes sfdisk change the table on a device, and ask the kernel to read it again; whether that did so. It
+/// does not for ublk, whose server has no privileges, nor for device-mapper: there `becket refresh` is the
+/// only way.
 #[track_caller]
 fn sfdisk(device: &Path, args: &str, table: &str) -> bool {
     let said = tool(

@@ -82,8 +82,8 @@ fn is_what_qemu_reads(name: &str, via: &str) {
     place.ok(["detach", "--all"]);
 }
 
-/// What is stored as it is read goes the shortest way that there is, whatever an image has beside it: clusters that are not
-/// there, compressed ones, room to grow.
+/// Clusters that are stored as they are read take the hot path, whatever else the image has: clusters that
+/// are not allocated, compressed ones, room to grow.
 fn moves_as_a_plain_image(place: &Scratch, via: &str, info: &serde_json::Value) {
     image::random(&place.path("plain.raw"), MIB, 2);
     let reported = place.json(["attach", "--via", via, "plain.raw"]);
@@ -142,8 +142,8 @@ fn fuse_qcow2_is_written_as_qemu_reads_it() {
     }
 }
 
-/// Writes, zeroes and discards through a device and beside it into what is expected, with a worker that is killed on the
-/// way or not.
+/// Writes, zeroes and discards through a device and into the expected bytes beside it, with a worker that is
+/// killed on the way or not.
 fn is_written(name: &str, via: &str) {
     if !require_device(name) || !require_tools(name, &["qemu-img", "qemu-io", "blkdiscard"]) {
         return;

@@ -1,5 +1,6 @@
-//! qcow2 images that a device must not damage, and that must not damage the server: bitmaps, overlaps, absurd sizes, leaks.
-//! Never takes becket's own word for the state of an image: QEMU's tools and the bytes of the file say it.
+//! qcow2 images that a device must not damage, and that must not damage the server: bitmaps, overlaps, absurd
+//! sizes, leaks. Never relies on becket for the state of an image: QEMU's tools and the bytes of the file
+//! show it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
 mod common;
@@ -182,7 +183,8 @@ fn fuse_user_cannot_rewrite_the_tables_of_an_image() {
     }
 }
 
-/// A qcow2 that claims 2^`size` bytes, without a byte of data. Its file is a few KiB with a hole for the L1 table.
+/// A qcow2 that claims 2^`size` bytes, without a byte of data. Its file is a few KiB with a hole for the L1
+/// table.
 fn claiming(path: &Path, size: u32, cluster_bits: u32) {
     let cluster = 1_u64 << cluster_bits;
     let l1_entries = (1_u64 << size).div_ceil(cluster / 8 * cluster);

@@ -1,5 +1,6 @@
-//! Who touches an image: the client opens it, the worker moves its bytes by the client's descriptors, the supervisor does neither.
-//! Never takes the processes' own word for it: the kernel tells who did what to the files (fanotify).
+//! Who touches an image: the client opens it, the worker moves its bytes by the client's descriptors, the
+//! supervisor does neither. Never relies on what the processes say: the kernel reports which process did what
+//! to the files (fanotify).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
 mod common;
@@ -22,7 +23,8 @@ use common::{ended, scratch};
 
 const MIB: u64 = 1 << 20;
 
-/// Images of which each is found in another way: the name of the device, the path, and the host's files that it lies in.
+/// Images that are found in different ways: the name of the device, the path, and the host's files that hold
+/// it.
 type Images = [(&'static str, &'static str, &'static [&'static str]); 4];
 const IMAGES: Images = [
     ("raw", "raw.img", &["raw.img"]),

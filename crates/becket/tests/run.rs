@@ -29,8 +29,8 @@ fn run(place: &Scratch, words: &[&str]) -> becket_testkit::Ran {
     place.run(["run", "--via", &via, "a.img", "--"].iter().chain(words))
 }
 
-/// Begins a command line that ignores no signal: tests that a shell runs in the background inherit that SIGINT is
-/// ignored, below nohup(1) SIGHUP, and a shell can set no trap for what was ignored when it began.
+/// Begins a command line that ignores no signal: tests that a shell runs in the background inherit that
+/// SIGINT is ignored, below nohup(1) SIGHUP, and a shell can set no trap for what was ignored when it began.
 fn attentive(place: &Scratch) -> Command {
     let mut command = Command::new("env");
     place.prepare(&mut command);
@@ -61,8 +61,8 @@ fn no_cgroup_left(pid: u32) -> bool {
     !below(Path::new("/sys/fs/cgroup"), &format!("becket-run-{pid}"), 6)
 }
 
-/// Whether there is such a directory, so many levels below this one. Others come and go meanwhile, as those of other tests do: find(1)
-/// would fail when one does.
+/// Whether there is such a directory, so many levels below this one. Others come and go meanwhile, as those
+/// of other tests do: find(1) would fail when one does.
 fn below(dir: &Path, name: &str, levels: u32) -> bool {
     let mut dirs = fs::read_dir(dir)
         .into_iter()

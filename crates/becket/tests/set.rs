@@ -1,5 +1,6 @@
 //! What `becket set` says of its changes, and that what it refuses is left alone.
-//! Everything here runs over whichever transport is tested; the changes themselves are the conformance suite's.
+//! Everything here runs over any transport that is tested; the changes themselves are the conformance
+//! suite's.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
 mod common;

@@ -92,7 +92,8 @@ fn upgrades_are_not_noticed() {
     }
 }
 
-/// The kernel has to send again what the dead worker had read, and only once what that can reach no image any more.
+/// The kernel has to send again what the dead worker had read, and only once that can reach no image any
+/// more.
 #[test]
 fn fuse_workers_that_are_killed_are_not_noticed() {
     let name = "survival::fuse_workers_that_are_killed_are_not_noticed";

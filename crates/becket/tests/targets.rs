@@ -1,4 +1,5 @@
-//! Targets of detach, set, stat and refresh: a device is found by what its name resolves to, whatever the words.
+//! Targets of detach, set, stat and refresh: a device is found by what its name resolves to, however it is
+//! written.
 //! Never depends on the transport.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
@@ -10,7 +11,8 @@ use std::{ffi::OsStr, fs, os::unix::ffi::OsStrExt as _};
 
 const MIB: u64 = 1 << 20;
 
-/// A disk with an ext4 labelled `first` in its first partition, which holds `dir/nested.img` and a link to it.
+/// A disk with an ext4 labelled `first` in its first partition, which holds `dir/nested.img` and a link to
+/// it.
 fn disk(place: &Scratch) {
     let tree = place.dir("tree/dir");
     image::random(&tree.join("nested.img"), MIB, 7);

@@ -1,4 +1,4 @@
-//! What an image says of itself is not believed at any way in: foreign containers, references, formats that were named.
+//! What an image says of itself is never trusted: foreign containers, references, formats that were named.
 //! Nothing here may leave a device.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 

@@ -115,9 +115,11 @@ pub(super) fn reported(number: u32, device: &File) -> Result<uapi::LoopInfo64, E
     let io = || Error::io("ask for the state of", path(number));
     let device = device.try_clone().map_err(io())?;
     let answer = aside::within(ANSWER, move || uapi::get_status64(device.as_fd()));
-    answer.ok_or_else(|| Error::Silent { device: path(number) })?.map_err(|error| match error.raw_os_error() {
-        Some(libc::ENXIO) => Error::NotAttached { device: path(number) },
-        _ => io()(error),
+    answer.ok_or_else(|| Error::Silent { device: path(number) })?.map_err(|error| {
+        match error.raw_os_error() {
+            Some(libc::ENXIO) => Error::NotAttached { device: path(number) },
+            _ => io()(error),
+        }
     })
 }
 

@@ -282,8 +282,8 @@ impl Control {
     /// Gives the nodes of a device to the user who has added it, if unprivileged; returns whether it was so.
     ///
     /// A number may go from one device to another at any time. So a node is opened first, and given away when
-    /// the kernel names an owner after that: were the device another one by then, the node would be unlinked
-    /// already.
+    /// the kernel names an owner after that: were the device another one by then, no path would lead
+    /// to the node any more.
     ///
     /// # Errors
     /// There is no such device, or this process is not root's.

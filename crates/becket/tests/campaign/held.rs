@@ -10,8 +10,8 @@ use crate::common::disturb::{SUPERVISOR, WORKER};
 /// Descriptors, threads and KiB of memory of the supervisor and of the worker.
 pub(crate) type Held = [[u64; 3]; 2];
 
-/// How much more of each at a later time is none: a recovery or a thread may just be about, and each worker is another one,
-/// with other blocks in its cache.
+/// Tolerated growth of each between two counts: a recovery or a thread may be under way, and each worker is
+/// another one, with other blocks in its cache.
 const NO_LEAK: Held = [[3, 3, 16 << 10], [3, 3, 64 << 10]];
 
 /// What those who serve a device hold.

@@ -1,4 +1,4 @@
-//! Everything at once: devices under loads while those who serve them are killed, stopped, starved and replaced.
+//! Everything at once: devices under loads while their servers are killed, stopped, starved and replaced.
 //!
 //! CI does a part of it a few times. `cargo xtask campaign` does it for as long as BECKET_CAMPAIGN says, and
 //! stores what the test writes into the file named by BECKET_CAMPAIGN_REPORT; `cargo xtask soak` is [`soak`],
@@ -90,7 +90,8 @@ fn campaign(name: &str, via: &str, usual: usize) {
         }
     });
     let [clones, turns, fio] = scripts.each_mut().map(Script::end);
-    // Whatever each of many faults left behind would be far more than a recovery's own, which may still be about.
+    // Leaks of many faults would add up to far more than a single recovery's resources, which may be in use
+    // now.
     let mut last = sizes();
     let settled = wait_until(Duration::from_secs(20), || {
         last = sizes();

@@ -21,7 +21,8 @@ const CLONE: &str = "
     umount mnt; mount $0 mnt
     git -C mnt/clone fsck --strict --no-progress; diff -r --exclude=.git ../repository mnt/clone
     umount mnt; e2fsck -fn $0 >e2fsck 2>&1";
-/// One row a transaction; `acked` holds what was acknowledged, on another file system. Now and then all is read again.
+/// One row per transaction; `acked`, on another file system, holds what was acknowledged. Now and then all is
+/// read again.
 const SQLITE: &str = "
     [ -d mnt ] || { mkfs.ext4 -q -F $0; mkdir mnt; }
     mountpoint -q mnt || mount $0 mnt
@@ -43,8 +44,8 @@ const FIO: &str = "
 /// What they are run with.
 pub(crate) const TOOLS: [&str; 4] = ["fio", "git", "sqlite3", "mkfs.ext4"];
 
-/// A load that is a script of its own. It goes on until the file `stop` is there, and ends with 0 if it saw nothing wrong; each
-/// turn is a line of its file.
+/// A load that is a script of its own. It goes on until the file `stop` exists, and ends with 0 if it saw
+/// nothing wrong; each turn is a line of its file.
 pub(crate) struct Script {
     name: &'static str,
     child: Child,

@@ -1,8 +1,8 @@
-//! All at once, for hours: loads, faults below, deaths of those who serve, changes of devices that live, devices that come and go,
-//! questions. What is wrong, late or left over ends it.
+//! All at once, for hours: loads, faults below, deaths of servers, live changes, devices that come and go,
+//! queries. Anything wrong, late or left over ends it.
 //!
-//! It goes in stretches: a rough one, in which those who serve are disturbed, then a calm one, in which nobody is; after each all but
-//! the loads rest, and what supervisor and worker hold is counted.
+//! It goes in stretches: a rough one, in which the servers are disturbed, then a calm one without
+//! disturbance. After each all but the loads pauses, and what supervisor and worker hold is counted.
 
 mod change;
 mod churn;
@@ -110,7 +110,8 @@ impl Soak<'_> {
         }
     }
 
-    /// Calls becket. One that fails as its server dies is made again, unless it `has` done by then what it was to do.
+    /// Calls becket. A call that fails as its server dies is repeated, unless `has` says that it has taken
+    /// effect.
     fn call(&self, words: &[&str], has: impl Fn(&Ran) -> bool) -> Ran {
         let begun = Instant::now();
         loop {

@@ -1,11 +1,11 @@
-//! A device that is written by chance, beside the bytes that it must hold then, and a worker that dies on the way.
+//! A device with random writes, beside the bytes that it must then hold, and a worker that dies on the way.
 //! Never looks at an image: what is written is known.
 
 use becket_testkit::{Scratch, image, tool};
 use std::{fs::File, os::unix::fs::FileExt as _, path::Path, process::Command};
 
-/// Writes, zeroes and discards through a device and in the bytes that it holds, which are synced at the end; `between` is
-/// called after each round.
+/// Writes, zeroes and discards through a device and in the bytes that it holds, which are synced at the end;
+/// `between` is called after each round.
 #[track_caller]
 pub(crate) fn scribble(device: &Path, expected: &mut [u8], rounds: u64, mut between: impl FnMut(u64)) {
     let file = File::options().read(true).write(true).open(device).unwrap();

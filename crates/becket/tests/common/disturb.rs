@@ -84,7 +84,8 @@ impl Disturbance {
         match self.how {
             How::Signal(signal) => {
                 send(signal, pid);
-                // Rust's own handler takes the first SIGSEGV for a stack that overflowed, and only restores the default.
+                // Rust's own handler takes the first SIGSEGV for a stack that overflowed, and only restores
+                // the default.
                 while signal == "SEGV" && alive(number(pid)) {
                     let _ = Command::new("kill").args(["-SEGV", &pid.to_string()]).output();
                     thread::sleep(Duration::from_millis(20));
@@ -152,8 +153,8 @@ fn number(pid: &Value) -> u32 {
     u32::try_from(pid.as_u64().unwrap()).unwrap()
 }
 
-/// Has the kernel kill a process for want of memory: of the whole machine in a guest, where nobody else is hurt; elsewhere
-/// of a control group that holds the process and one that eats.
+/// Makes the kernel's OOM killer kill a process: in a guest of the whole machine, where this hurts no other;
+/// elsewhere of a control group that holds the process and one that eats memory.
 fn starve(pid: u32) {
     fs::write(format!("/proc/{pid}/oom_score_adj"), "1000").unwrap();
     if in_a_guest() {

@@ -120,7 +120,7 @@ pub(crate) fn somewhere(room: usize, random: &mut Random) -> (usize, usize) {
     (random.below((room - len) / BLOCK + 1) * BLOCK, len)
 }
 
-/// Does something while all threads load the device; returns what that came to, and what must be on the device.
+/// Runs something while all threads load the device; returns its result, and what must be on the device.
 pub(crate) fn under_load<T>(device: &Path, seen: &Seen, body: impl FnOnce() -> T) -> (T, Vec<u8>) {
     thread::scope(|scope| {
         let loads: Vec<_> = (0..THREADS).map(|part| scope.spawn(move || load(device, part, seen))).collect();

@@ -44,7 +44,8 @@ pub(crate) fn alive(pid: u32) -> bool {
         .is_some_and(|state| !"ZX".contains(state))
 }
 
-/// A device whose ext file system is mounted is not detached, and its mount is named; afterwards it goes, by its image.
+/// A device whose ext file system is mounted is not detached, and its mount is named; then it is detached by
+/// its image.
 #[track_caller]
 pub(crate) fn a_mount_is_named(place: &Scratch, image: &str, device: &Path) {
     let point = place.dir("mnt");

@@ -16,8 +16,8 @@ use super::scratch;
 
 const SIZE: u64 = 8 << 20;
 
-/// A file system of one file, `file`, as a network's: its server can be stopped. It ends before the test does, whatever becomes of that,
-/// so that nothing that is left over it waits for ever.
+/// A file system of one file, `file`, that acts as a network's: its server can be stopped. It ends before the
+/// test does, whatever the result, so that nothing that is left over it waits for ever.
 pub(crate) struct Net {
     server: Child,
     pub(crate) file: PathBuf,
@@ -25,7 +25,7 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    /// Besides it a place, whose devices go before it, and what the file holds. `None` where this machine cannot.
+    /// Besides it a place, whose devices go before it, and the file's bytes. `None` if this machine cannot.
     pub(crate) fn mount(name: &str) -> Option<(Net, Scratch, Vec<u8>)> {
         if !require_fuse(name) || !require_tools(name, &["qemu-storage-daemon", "bash"]) {
             return None;
@@ -45,7 +45,8 @@ impl Net {
         Some((net, scratch(), content))
     }
 
-    /// Stops the server. When this returns the kernel answers no more by what it has heard of the file a moment before.
+    /// Stops the server. When this returns the kernel no longer answers from attributes of the file that it
+    /// has cached.
     pub(crate) fn stop(&self) -> Stopped {
         // With room for what comes: a detach waits ten seconds for a backing.
         self.stop_for(Duration::from_secs(60))

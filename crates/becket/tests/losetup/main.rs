@@ -15,7 +15,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::RwLock;
 
-/// Held for writing by tests that must be alone: one detaches all devices there are, one leaves free ones lying about.
+/// Held for writing by tests that must be alone: one detaches all devices there are, one leaves free ones.
 static DEVICES: RwLock<()> = RwLock::new(());
 
 /// A place of its own for one test, with the binary that was just built.
@@ -58,7 +58,8 @@ struct Numbers(Vec<u32>);
 impl Numbers {
     fn take(count: usize) -> Numbers {
         let control = File::options().read(true).write(true).open("/dev/loop-control").expect("opens");
-        // Free devices of low numbers, so that nobody is given ours; they stay, as those of the driver's own do.
+        // Free devices of low numbers, so that no process is given ours; they stay, as those of the driver's
+        // own do.
         (0..32).for_each(|number| drop(uapi::ctl_add(control.as_fd(), number)));
         let first = 100_000 + std::process::id() % 40_000 * 20;
         let free = (first..).filter(|&number| uapi::ctl_add(control.as_fd(), number).is_ok());

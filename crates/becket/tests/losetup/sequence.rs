@@ -1,5 +1,6 @@
-//! Command sequences for losetup from a seed: attach, list in every form, change, detach, and all kinds of mistakes.
-//! Never names a device or file by itself: both tools get their own for the same place holders.
+//! Command sequences for losetup from a seed: attach, list in every form, change, detach, and all kinds of
+//! mistakes.
+//! Never names a device or file by itself: both tools get their own for the same placeholders.
 
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::IndexedRandom as _};
 
@@ -165,7 +166,8 @@ impl Maker {
     }
 
     fn attach_free(&mut self) -> Step {
-        // The system's losetup binds a device before it learns that the kernel refuses a size, and lets it go again.
+        // The system's losetup binds a device before it learns that the kernel refuses a size, and then
+        // releases it.
         let mut words = self.set_up(&["512", "1024", "4096", "2K", "0"]);
         words.push(text("--show"));
         self.found = true;

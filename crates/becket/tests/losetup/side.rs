@@ -14,7 +14,8 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Between fork and exec a child of one lane has the descriptors of all: a device open just then would be in use.
+/// Between fork and exec a child of one lane has the descriptors of all: a device open just then would be in
+/// use.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// A tool with everything that is its own.

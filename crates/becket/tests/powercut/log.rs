@@ -1,6 +1,7 @@
-//! The log that device-mapper's log-writes keeps of a device, and what lies on the device at each place of it.
-//! Its format is the kernel's (Documentation/admin-guide/device-mapper/log-writes.rst): a write is in the log behind the flush
-//! that made it last, a durable one at once, so that every flush is a place where the power may have gone.
+//! The log that device-mapper's log-writes keeps of a device, and what is on the device at each place of it.
+//! Its format is the kernel's (Documentation/admin-guide/device-mapper/log-writes.rst): a write is in the log
+//! behind the flush that made it last, a durable one at once, so that every flush is a place where the power
+//! may have gone.
 
 use std::{fs::File, os::unix::fs::FileExt as _, path::Path};
 

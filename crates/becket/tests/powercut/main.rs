@@ -1,5 +1,6 @@
-//! File systems on a becket device when the power goes: what becket sends down to its backing is logged by device-mapper's
-//! log-writes, and at places of that log, each of which a power cut could have left, the file system is mounted and checked.
+//! File systems on a becket device when the power goes: device-mapper's log-writes logs what becket sends to
+//! its backing. At places of that log, each of which a power cut could have left, the file system is mounted
+//! and checked.
 //!
 //! CI does it at a few places of ext4 only; `cargo xtask powercut` at as many of each as BECKET_POWERCUT
 //! says.
@@ -80,7 +81,8 @@ fn run(words: &[&str], device: &Path) {
     tool(Command::new(words[0]).args(&words[1..]).arg(device));
 }
 
-/// Puts a file system on becket and a load on that, until so many promises are made; the log of what came down.
+/// Puts a file system on becket and a load on that, until so many promises are made; returns the log of the
+/// backing.
 fn record(place: &Scratch, kind: Kind, promises: u64) -> PathBuf {
     let logged = Logged::new(place, kind.size);
     let device = place.attach(&logged.mapped.device(), &["--via", "ublk", "--name", "top"]);
@@ -101,8 +103,8 @@ fn record(place: &Scratch, kind: Kind, promises: u64) -> PathBuf {
     logged.log.clone()
 }
 
-/// What is wrong with the file system in `image`, after a mount has put it in order as after any power cut. Of `made` promises
-/// the first `kept` must hold.
+/// What is wrong with the file system in `image`, after a mount has repaired it as after any power cut. Of
+/// `made` promises the first `kept` must hold.
 fn wrong(place: &Scratch, kind: Kind, image: &Path, kept: u64, made: u64) -> Option<String> {
     let (device, point) = (Below::new(image, &[]), place.dir("mnt"));
     let mounted = Command::new("mount").arg(device.path()).arg(&point).output().unwrap();
@@ -157,7 +159,8 @@ fn replay(place: &Scratch, kind: Kind, log: &Path, points: usize, promises: u64)
     )
 }
 
-/// The checker itself: a disk that has forgotten some of what it was to keep is found out, as is a promise that was not made.
+/// The checker itself: a disk that has lost some of what it had to keep is found out, as is a promise that
+/// was not made.
 fn forgetful(place: &Scratch, kind: Kind, log: &File, entries: &[Entry], promises: u64) {
     let begin = begin_of(entries);
     let disk = place.path("forgetful");

@@ -1,4 +1,5 @@
-//! A program that relies on fsync beside one that does not, and what the first may rely on after each of its promises.
+//! A program that relies on fsync beside one that does not, and what the first may rely on after each
+//! promise.
 //! It never counts on anything that no fsync has promised.
 
 use std::{

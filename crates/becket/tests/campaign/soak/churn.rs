@@ -1,5 +1,5 @@
-//! Devices that come and go: raw, parts of a disk, files inside images, compressed and qcow2 images. Each is read as a whole, some are
-//! written, and their images are looked at afterwards.
+//! Devices that come and go: raw, parts of a disk, files inside images, compressed and qcow2 images. Each is
+//! read as a whole, some are written, and their images are checked afterwards.
 //! It never leaves a device behind for the next turn.
 
 use std::{

@@ -1,5 +1,5 @@
 //! A load on a device under faults, which knows for each request whether it has to fail, and with what.
-//! It never takes an error for granted: one that is due and does not come is as wrong as one that nobody ordered.
+//! It never takes an error for granted: a missing one that is due is as wrong as one that was not ordered.
 
 use std::{io, os::unix::fs::FileExt as _, sync::atomic::Ordering, time::Instant};
 

@@ -1,4 +1,4 @@
-//! What somebody else's file system may never answer (questions, syncs, closing), on a thread of its own.
+//! Calls that a foreign file system may never answer (questions, syncs, closing), on a thread of its own.
 //! It never ends such a thread: that waits in the kernel until there is an answer, or until the process ends.
 
 use std::sync::mpsc::{Receiver, channel};

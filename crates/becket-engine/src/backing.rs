@@ -15,7 +15,7 @@ use crate::{Decoding, Error, Interceptor, decode::Layers};
 /// How requests of a device are served: the map of its image, the files that it speaks of, and what may be
 /// done with them.
 ///
-/// It never changes. A device that is to be served otherwise gets another one; see
+/// It never changes. A device whose serving changes gets another one; see
 /// [`IoThreads::change`](crate::IoThreads::change).
 #[derive(Debug)]
 pub struct Backing {

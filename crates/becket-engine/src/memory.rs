@@ -99,7 +99,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let Some(layout) = self.heap {
-            // SAFETY: it was got by this layout, and nobody else gives it back.
+            // SAFETY: it was got by this layout, and only this code gives it back.
             return unsafe { dealloc(self.base.as_ptr(), layout) };
         }
         // SAFETY: base and len are those of a mapping that we made and only we unmap. A failure leaves the

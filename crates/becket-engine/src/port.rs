@@ -27,7 +27,7 @@ pub trait Port: Send {
         None
     }
 
-    /// The queue's first commands are to be queued now.
+    /// Queue the queue's first commands now.
     ///
     /// # Errors
     /// An error ends the queue before it began.
@@ -47,7 +47,7 @@ pub trait Port: Send {
         }
     }
 
-    /// No request is to be taken any more: those that were are still finished, and then the port
+    /// Take no more requests: those that were are still finished, and then the port
     /// [closes](Io::close). One whose transport signals that itself need not implement this.
     fn leave(&mut self, _io: &mut Io<'_>) {}
 

@@ -390,7 +390,7 @@ fn what_was_done_is_counted() {
     assert!(summary.flush.max_ns > Some(0), "{:?}", summary.flush);
 }
 
-/// A backing whose reads wait until somebody writes to the pipe that comes with it.
+/// A backing whose reads wait until data is written to the pipe that comes with it.
 fn stuck() -> (Arc<Backing>, OwnedFd) {
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let facts = Facts { writable: false, nowait: false, ..facts(None) };

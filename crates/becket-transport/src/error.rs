@@ -15,7 +15,7 @@ pub enum ErrorKind {
     Permission,
     /// There is no such device, or it is not attached.
     NotFound,
-    /// Somebody uses what would have to change, or another device has taken its number.
+    /// What would have to change is in use, or another device has taken its number.
     InUse,
     /// This machine or this transport cannot do what was asked for.
     Unsupported,
@@ -74,7 +74,7 @@ pub enum Error {
         /// Why.
         reason: String,
     },
-    /// A block device below belongs to somebody else.
+    /// A block device below is claimed by a program or the kernel.
     #[error("{} is claimed: it, or a partition of it, is mounted, swapped to or part of another device", path.display())]
     Claimed {
         /// The image.

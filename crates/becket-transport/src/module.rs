@@ -1,4 +1,4 @@
-//! Whether a kernel driver that is missing could be there: loadable, not built, or nobody can tell.
+//! Whether a kernel driver that is missing could be there: loadable, not built, or unknown.
 //! It never loads anything.
 
 use std::fs;

@@ -41,7 +41,7 @@ pub struct KernelPartition {
 pub struct Nodes {
     /// Where they are.
     pub paths: Vec<PathBuf>,
-    /// Some had to be made, so nobody else removes them either.
+    /// Some had to be made, so nothing else removes them either.
     pub by_hand: bool,
 }
 
@@ -165,7 +165,7 @@ fn ensure(path: &Path, dev: u64, kind: FileType) -> Result<bool, Error> {
     }
     match rustix::fs::mknodat(CWD, path, kind, Mode::RUSR | Mode::WUSR, dev) {
         Ok(()) => {}
-        // Somebody was faster; it must be the right one now.
+        // Another process was faster; it must be the right one now.
         Err(rustix::io::Errno::EXIST) => {
             return match look(path, dev, kind)? {
                 Found::Right => Ok(false),
@@ -304,7 +304,7 @@ fn within_disk(device: BorrowedFd<'_>, path: &Path, promised: &[Partition]) -> R
     Ok(fit)
 }
 
-/// Removes the node of a block device that the kernel does not have any more, where nobody else does so: in a
+/// Removes the node of a block device that is gone from the kernel, where nothing else does so: in a
 /// `/dev` that is no devtmpfs. Says whether there was one.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! Device-mapper's control device: `include/uapi/linux/dm-ioctl.h`.
 //! It never believes a reply: every offset and length in one is checked before it is used.
 //!
-//! Devices are named by their UUID, which nobody can change; their name is another matter.
+//! Devices are named by their UUID, which cannot be changed; their name is another matter.
 
 use std::io;
 use std::mem::size_of;

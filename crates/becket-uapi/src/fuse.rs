@@ -84,7 +84,7 @@ pub const FOPEN_NOFLUSH: u32 = 1 << 5;
 /// Such writes may be under way side by side (Linux 6.2).
 pub const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 
-/// [`SetattrIn::size`] is to be set.
+/// [`SetattrIn::size`] must be set.
 pub const FATTR_SIZE: u32 = 1 << 3;
 /// Times of access and of change, and whose call it is: what a truncation brings along.
 pub const FATTR_HARMLESS: u32 = 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11;
@@ -422,7 +422,7 @@ wire! {
         blocks: u64,
         /// Of these free.
         bfree: u64,
-        /// And for everybody.
+        /// And for all.
         bavail: u64,
         /// Number of files.
         files: u64,

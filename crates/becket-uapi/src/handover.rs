@@ -23,7 +23,7 @@ pub fn inherited_fd(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: only asked for its flags; a number without a descriptor is answered with an error.
     let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
     // Everything that std and this workspace open is close-on-exec, so a descriptor without that mark came
-    // through exec and nobody here owns it. The mark is set before it is owned: a second call fails.
+    // through exec and nothing here owns it. The mark is set before it is owned: a second call fails.
     if fcntl_getfd(borrowed)?.contains(FdFlags::CLOEXEC) {
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }
@@ -32,7 +32,7 @@ pub fn inherited_fd(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Closes what came through exec besides the standard streams and was taken over by nobody; returns how many.
+/// Closes what came through exec besides the standard streams and was not taken over; returns how many.
 ///
 /// A descriptor that a parent forgot to mark would keep a file, its locks and its device alive.
 ///
@@ -91,7 +91,7 @@ mod tests {
         let error = inherited_fd(own.as_raw_fd()).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EBADF));
 
-        // As it is after exec: open, unmarked, owned by nobody.
+        // As it is after exec: open, unmarked, without an owner.
         fcntl_setfd(&own, FdFlags::empty()).unwrap();
         let number = own.into_raw_fd();
         let taken = inherited_fd(number).unwrap();

@@ -59,7 +59,7 @@ pub fn allow_nothing() -> io::Result<u32> {
     // SAFETY: the kernel reads `size` bytes of a structure that lives until the call returns.
     let fd =
         answer(unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, &raw const *ruleset, size, 0) })?;
-    // SAFETY: the kernel has just made this descriptor, and nobody else knows of it.
+    // SAFETY: the kernel has just made this descriptor, and only this code has it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: takes a descriptor and no memory.
     answer(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, fd.as_raw_fd(), 0) })?;

@@ -1,4 +1,4 @@
-//! Leases of files, as a question: does anybody else have this file open?
+//! Leases of files, as a question: does another process have this file open?
 //! It never waits, and keeps no lease.
 
 use std::io;
@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// Of the kernel's `fcntl.h`; the libc crate does not have it everywhere.
 const F_SETSIG: libc::c_int = 10;
 
-/// Whether nobody else has the file open: for `write` in any way, else for writing. The description must have
+/// Whether no other process has it open: for `write` in any way, else for writing. The description must have
 /// been opened for writing exactly when `write` is set.
 ///
 /// It asks by a lease that it gives up at once. A program that opens the file in that moment waits for its

@@ -297,7 +297,7 @@ fn autoclear_goes_with_the_last_user() {
     image::random(&image, 1 << 20, 1);
     let ran = place.run(["attach", "--via", &via(), "--autoclear", "a.img"]);
     if ran.code != 0 {
-        // The kernel's loop driver clears a device that nobody has opened yet: refused, with another way.
+        // The kernel's loop driver clears a device that was not opened yet: refused, with another way.
         assert!(ran.err.contains("would clear an autoclear device"), "{ran:?}");
         assert!(ran.err.contains("hint: use `becket run` or `becket mount`"), "{ran:?}");
         assert!(place.devices().is_empty());
@@ -312,7 +312,7 @@ fn autoclear_goes_with_the_last_user() {
     drop(file);
     assert!(wait_until(Duration::from_secs(20), || place.devices().is_empty() && !used.lasts()));
 
-    // One that nobody has used yet stays; one whose user was quick goes with it. A program that looks at all
+    // One that was not used yet stays; one whose user was quick goes with it. A program that looks at all
     // block devices of a machine is a user, too, for a moment: then it went, or was never had, and that is
     // tried again.
     let unused = (0..5).find_map(|_| {
@@ -381,7 +381,7 @@ fn autoclear_goes_with_its_mount() {
     let device = place.attach(&image, &["--autoclear"]);
     let used = Use::of(&device);
     tool(Command::new("mount").arg(&device).arg(&dir));
-    // Looked at once a second, where nobody else keeps the machine busy.
+    // Looked at once a second, where nothing else keeps the machine busy.
     std::thread::sleep(Duration::from_secs(5));
     assert!(used.lasts(), "it stays while it is mounted");
     tool(Command::new("umount").arg(&dir));

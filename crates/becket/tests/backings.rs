@@ -173,7 +173,7 @@ fn dm_a_backing_that_goes_away_fails_its_own_device_alone_until_it_comes_back() 
     top.sync_all().unwrap();
     drop(top);
     below.become_another(&down(""));
-    // One that is gone for good keeps nobody from detaching.
+    // One that is gone for good does not prevent detaching.
     place.ok(["detach", "top"]);
     below.become_another(&linear());
 }
@@ -232,7 +232,7 @@ fn dm_a_backing_that_hangs_is_not_asked_when_its_device_goes() {
     below.go_on();
     assert_eq!(hanging.join().unwrap().unwrap(), below.content[MIB as usize..][..PAGE]);
     below.hang();
-    // Nobody uses it: what it lies on is not asked.
+    // It is unused: what it lies on is not asked.
     place.ok(["detach", "top"]);
     assert!(place.devices().is_empty());
     below.go_on();

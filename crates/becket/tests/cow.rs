@@ -132,7 +132,7 @@ fn takes_what_is_written(name: &str, via: &str) {
         assert_holds(&device, &expected, image);
         // By the overlay it is known, too.
         place.ok(["detach", &cow]);
-        // What is there is used again.
+        // What exists is used again.
         let device = attach(&place, via, image, &cow)["device"].as_str().unwrap().to_owned();
         assert_holds(Path::new(&device), &expected, image);
         place.ok(["detach", image]);
@@ -183,7 +183,7 @@ fn survives_its_worker(name: &str, via: &str) {
     }
     scribble(&device, &mut expected, 10, |_| {});
     place.ok(["detach", "disk.img"]);
-    // 3: clusters that nobody uses, which a killed worker leaves, and nothing else.
+    // 3: unused clusters, which a killed worker leaves, and nothing else.
     let check = Command::new("qemu-img").arg("check").arg(place.path("over.qcow2")).output().unwrap();
     assert!(matches!(check.status.code(), Some(0 | 3)), "{check:?}");
     fs::write(place.path("expected"), &expected).unwrap();

@@ -35,7 +35,7 @@ fn children(parent: u32) -> Vec<u32> {
     pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_child).collect()
 }
 
-/// Reads a page; past the page cache, for nobody has read it before.
+/// Reads a page; past the page cache, because it was not read before.
 fn read(device: &Path, at: u64) -> std::io::Result<Vec<u8>> {
     let mut page = vec![0; 4096];
     let file = fs::File::open(device)?;
@@ -176,7 +176,7 @@ fn fuse_compressed_image_stays_where_it_is() {
     }
 }
 
-/// Without anybody who serves it a device is lost. Its users get errors, and it can still be detached.
+/// Without a server a device is lost. Its users get errors, and it can still be detached.
 #[test]
 fn fuse_device_without_any_server_is_lost_and_can_be_detached() {
     if !require_fuse("fuse::fuse_device_without_any_server_is_lost_and_can_be_detached") {

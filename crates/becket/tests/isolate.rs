@@ -106,7 +106,7 @@ fn an_isolated_device_is_charged_to_its_caller() {
     let members = group.read("cgroup.procs");
     assert_eq!(members.trim(), own["worker_pid"].to_string(), "nobody else, the server least of all");
 
-    // Nobody but the worker is in there: this is its memory, rings and buffers.
+    // Only the worker is in there: this is its memory, rings and buffers.
     let memory: u64 = group.read("memory.current").trim().parse().unwrap();
     let before = group.bytes_read();
     let read = |device: &Value| {

@@ -1,4 +1,4 @@
-//! Supervisor, guard and worker of a device die at the same instant: nobody has the descriptors of its image
+//! Supervisor, guard and worker of a device die at the same instant: none has the descriptors of its image
 //! any more. Its users get errors and do not wait, becket says what happened and what to do, and nothing of
 //! it is left afterwards.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
@@ -104,7 +104,7 @@ fn lose(name: &str, via: &str) {
     assert!(error.raw_os_error() == Some(5) || refused, "{error:?}");
     assert!(!used.lasts());
     assert!(place.devices().is_empty());
-    // Nobody holds its image's locks.
+    // Its image's locks are free.
     let again = attach();
     assert!(fs::read(again).unwrap() == fs::read(Path::new(&path)).unwrap());
     place.ok(["detach", "one"]);

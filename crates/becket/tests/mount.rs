@@ -98,7 +98,7 @@ fn failures_leave_nothing() {
     image::sparse(&place.path("luks.img"), 4 << 20);
     let luks = fs::OpenOptions::new().write(true).open(place.path("luks.img")).unwrap();
     luks.write_all_at(b"LUKS\xba\xbe\x00\x01", 0).unwrap();
-    // The journal is to be replayed.
+    // The journal must be replayed.
     fs::copy(place.path("fs.img"), place.path("dirty.img")).unwrap();
     let feature = ["-w", "-R", "feature needs_recovery", "dirty.img"];
     tool(Command::new("debugfs").args(feature).current_dir(place.path("")));

@@ -139,7 +139,7 @@ fn off_means_off() {
     assert_eq!(place.devices()[0]["partitions"], json!([]));
 }
 
-/// In a container nobody makes device nodes: becket does.
+/// In a container nothing else makes device nodes: becket does.
 #[test]
 fn nodes_that_nobody_made() {
     if !ready("nodes_that_nobody_made", &["sfdisk", "unshare", "mknod"]) {
@@ -282,7 +282,7 @@ fn off_stays_off() {
     place.ok(["detach", "off"]);
 }
 
-/// In a `/dev` of one's own nobody removes nodes, and a number may be another disk's later. The last device
+/// In a private `/dev` nothing removes nodes, and a number may be another disk's later. The last device
 /// is detached from outside of the container that attached it.
 #[test]
 fn nodes_that_nobody_removes() {

@@ -170,7 +170,7 @@ fn is_written(name: &str, via: &str) {
         assert_eq!(crc_whole(&device), crc_whole(&place.path("expected.raw")), "through the device");
         place.ok(["detach", "top.qcow2"]);
         let check = Command::new("qemu-img").arg("check").arg(place.path("top.qcow2")).output().unwrap();
-        // 3: clusters that nobody uses, which a crash may leave, and nothing else.
+        // 3: unused clusters, which a crash may leave, and nothing else.
         let allowed = if killed { &[0, 3][..] } else { &[0] };
         assert!(check.status.code().is_some_and(|code| allowed.contains(&code)), "{check:?}");
         qemu_img(&place, &["compare", "-q", "top.qcow2", "-f", "qcow2", "-F", "raw", "expected.raw"]);

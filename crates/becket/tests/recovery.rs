@@ -107,7 +107,7 @@ fn both_die(name: &str, via: &str) {
 by_both!(both_die: supervisor_and_worker_that_die_together_are_not_noticed,
     fuse_supervisor_and_worker_that_die_together_are_not_noticed);
 
-/// While nobody serves the device, since its workers die at once, its supervisor dies, too.
+/// While the device has no server, since its workers die at once, its supervisor dies, too.
 fn dies_in_the_back_off(name: &str, via: &str) {
     let place = scratch();
     verified(&place, name, via, |seen| {
@@ -225,7 +225,7 @@ fn stopped(whom: &str) {
         place.ok(["detach", "two"]);
     }
     send("CONT", &info[whom]);
-    // What was refused is not done later, nor has anybody been replaced.
+    // What was refused is not done later, nor was a process replaced.
     let now = await_device(&place, "one", |_| true);
     assert_eq!((&now[WORKER], &now[SUPERVISOR]), (&info[WORKER], &info[SUPERVISOR]));
     if whom == WORKER {

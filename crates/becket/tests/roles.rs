@@ -45,7 +45,7 @@ fn make(place: &Scratch) {
     tool(squash.arg(place.path("tree")).arg(place.path("packed.squashfs")).args(["-quiet", "-no-progress"]));
 }
 
-/// What was done to the watched files, by whom.
+/// What was done to the watched files, by which process.
 struct Deeds {
     watch: Watch,
     names: BTreeMap<(u64, u64), &'static str>,

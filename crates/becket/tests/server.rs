@@ -1,4 +1,4 @@
-//! A server serves everybody, no matter which command started it: nothing of that command, its session or its
+//! A server serves all commands, whichever one started it: nothing of that command, its session or its
 //! limits stays with it. Over FUSE, whose devices need a server on every machine.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
@@ -125,7 +125,7 @@ fn fuse_a_caller_that_ignores_the_ends_of_its_children_has_a_server_all_the_same
     assert!(wait_until(Duration::from_secs(10), || !alive(supervisor)));
 }
 
-/// Whether anybody has a lock on an image by QEMU's rules: those lie at fixed bytes of the file.
+/// Whether a process has a lock on an image by QEMU's rules: those lie at fixed bytes of the file.
 fn is_locked(path: &Path) -> bool {
     use becket_uapi::lock::{Kind, ofd_test};
     use std::os::fd::AsFd as _;

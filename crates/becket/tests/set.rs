@@ -114,7 +114,7 @@ fn what_cannot_be_written_back_keeps_a_device_writable() {
     assert_eq!(read_only(), "0\n");
     drop(writer);
 
-    // Lost before, in a way that tells nobody: it is over, and is not the change's failure.
+    // Lost before, in a way that is not reported: it is over, and is not the change's failure.
     drop(write());
     tool(Command::new("blockdev").args(["--flushbufs", node]));
     let witness = File::open(&device).unwrap();
@@ -134,7 +134,7 @@ fn what_cannot_be_written_back_keeps_a_device_writable() {
     assert_eq!(read_to_string(ro).unwrap(), "0\n", "{}", again.display());
 }
 
-/// Anybody with the right can tell a device's users by an ioctl that they can write, or cannot.
+/// A privileged process can make a device writable or read-only to its users by an ioctl.
 #[test]
 fn a_flag_that_others_set_is_told_and_where_becket_serves_opens_nothing() {
     let name = "set::a_flag_that_others_set_is_told_and_where_becket_serves_opens_nothing";
@@ -166,7 +166,7 @@ fn a_flag_that_others_set_is_told_and_where_becket_serves_opens_nothing() {
     blockdev("--setrw");
     let outcome = write(3);
     if place.devices()[0]["transport"] == "loop" {
-        // The kernel's driver has the image open for writing, and nobody else is asked.
+        // The kernel's driver has the image open for writing, and no other process is asked.
         assert!(!reported() && outcome.is_ok());
     } else {
         assert!(reported());

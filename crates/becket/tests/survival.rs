@@ -114,7 +114,7 @@ fn fuse_workers_that_are_replaced_finish_first() {
     let options = ["--via", "fuse", "--name", "one", "--direct-io", "off", "--fault", "delay=read:1s"];
     let device = place.attach(&image, &options);
     let before = await_device(&place, "one", |_| true);
-    // Nobody has read the last page yet.
+    // The last page was not read yet.
     let reader = thread::spawn(move || becket_testkit::crc(&device, (1 << 20) - 4096, 4096));
     thread::sleep(Duration::from_millis(300));
     let said = place.path("said");

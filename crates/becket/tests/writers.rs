@@ -48,7 +48,7 @@ fn what_is_mounted_through_a_loop_device_is_not_attached() {
     tool(Command::new("umount").arg(&point));
     accepted(&place, &["a.img"]);
 
-    // A file system that is mounted read-only must not see its bytes change either, and readers harm nobody.
+    // A file system that is mounted read-only must not see its bytes change either, and readers do no harm.
     tool(Command::new("mount").args(["-o", "loop,ro"]).arg(place.path("a.img")).arg(&point));
     refused(&place, &["a.img"], &["read-only", &mounted, &end]);
     accepted(&place, &["-r", "a.img"]);

@@ -235,7 +235,7 @@ fn attach_served(
         reason: plan.reason,
         warnings,
     };
-    // One that is to be alone gets a worker that was just started.
+    // A device with its own worker gets a worker that was just started.
     let concerns = if options.isolate { Concerns::Server } else { Concerns::Shared };
     let reply: OneDevice = client::call(store.runtime(), "Attach", &request, &fds, concerns)?;
     Ok((reply.device, pipe))

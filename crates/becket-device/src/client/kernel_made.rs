@@ -30,7 +30,7 @@ pub(crate) struct Made {
     pub(crate) direct_io: bool,
     pub(crate) direct_io_reason: String,
     pub(crate) partitions: Vec<KernelPartition>,
-    /// Their nodes were made by becket, since nobody else does so here.
+    /// Their nodes were made by becket, because nothing else does so here.
     pub(crate) nodes_by_hand: bool,
     pub(crate) warnings: Vec<String>,
     /// Takes it away again.

@@ -9,10 +9,10 @@ use crate::record::register::forget;
 use crate::record::store::{Device, Store};
 use crate::system::kernel::System;
 
-/// How long a device that nobody else uses may take to go when its lease ends.
+/// How long a device without other users may take to go when its lease ends.
 const GONE_WITHIN: Duration = Duration::from_millis(200);
 
-/// Keeps a device. When this is dropped, or its process dies, the device goes as soon as nobody else uses it.
+/// Keeps a device. When this is dropped, or its process dies, it goes as soon as it has no other user.
 #[derive(Debug)]
 pub struct Lease {
     pub(crate) held: Option<Held>,

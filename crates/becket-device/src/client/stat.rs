@@ -45,7 +45,7 @@ pub struct DeviceStats {
 /// What the device has done that goes by a NAME, a path under /dev, or the path of its image.
 ///
 /// # Errors
-/// There is none, or more than one, or nobody serves it.
+/// There is none, or more than one, or it has no server.
 pub fn stat(target: impl AsRef<Path>) -> Result<DeviceStats, Error> {
     let store = Store::open(Runtime::open()?)?;
     let device = resolve(&store, target.as_ref())?;

@@ -15,7 +15,7 @@ pub fn give_to_owner(number: u32) -> Result<(), Error> {
     Control::open().and_then(|control| control.give_to_owner(number)).map(drop).map_err(Error::Device)
 }
 
-/// Whether the partitions of an image are to be devices too, and if not what to say of it.
+/// Whether the partitions of an image become devices too, and if not the note about it.
 ///
 /// # Errors
 /// The user insists on partitions that cannot be had.

@@ -121,7 +121,7 @@ impl Serve {
     }
 }
 
-/// How a device that is served is to be served from now on.
+/// How a served device is served from now on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Change {
@@ -349,7 +349,7 @@ pub(crate) fn take_backings(
     Ok(joined)
 }
 
-/// Refuses descriptors that nobody announced.
+/// Refuses descriptors that were not announced.
 pub(crate) fn nothing_left(mut fds: impl Iterator<Item = OwnedFd>) -> io::Result<()> {
     fds.next().map_or(Ok(()), |_| Err(wrong("there are more descriptors than files")))
 }

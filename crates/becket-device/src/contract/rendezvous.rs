@@ -1,5 +1,5 @@
 //! Where a worker and the successor of its supervisor meet: a socket in the runtime directory that listens.
-//! Nobody but the worker's own user and root is ever answered, on either side.
+//! Only the worker's own user and root are ever answered, on either side.
 //!
 //! The supervisor makes the socket and hands it to the worker, which opens nothing itself. The worker does
 //! not listen to it before the supervisor's own connection is gone: an earlier caller waits.

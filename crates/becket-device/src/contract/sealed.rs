@@ -1,4 +1,4 @@
-//! Files in memory that nobody can change any more: for what is too long for a message.
+//! Sealed memfds, which cannot be changed any more: for what is too long for a message.
 //! It never believes that a descriptor is one before it has looked.
 
 use std::fs::File;
@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 /// Longest file in bytes: a million extents or encoded blocks.
 pub(crate) const LARGEST: u64 = 128 << 20;
 
-/// What nobody can do to such a file.
+/// What cannot be done to such a file.
 pub(crate) fn seals() -> SealFlags {
     SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::contract::sealed;
 
-/// A table comes along, and how its blocks are to be decoded.
+/// A table comes along, and how its blocks are decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Encoding {

@@ -96,7 +96,7 @@ impl fmt::Display for Partitions {
 
 pub use becket_transport::ublk::DataMode;
 
-/// How an image is to be attached. All sizes are bytes.
+/// How an image should be attached. All sizes are bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AttachOptions {
     /// Which transport.
@@ -149,7 +149,7 @@ pub struct AttachOptions {
     pub cgroup: Option<PathBuf>,
 }
 
-/// How a device is to be detached.
+/// How a device should be detached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DetachOptions {
     /// A device in use goes when its last user closes it, instead of being refused.
@@ -174,7 +174,7 @@ pub enum DeviceState {
     Recovering,
     /// Its workers die repeatedly; retries become ever rarer. Requests wait, and `detach` makes them fail.
     Failing,
-    /// Nobody moves its bytes any more: its worker died, and none can take over. `detach` cleans up.
+    /// No server moves its bytes any more: its worker died, and none can take over. `detach` cleans up.
     Lost,
     /// It serves, but its supervisor died. `detach` still works.
     Orphaned,

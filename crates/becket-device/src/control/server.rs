@@ -1,5 +1,5 @@
 //! The supervisor's side of one connection: who is there, what is asked, who answers.
-//! It serves nobody but its own user and root, and trusts no parameter before it was parsed as its type.
+//! It serves only its own user and root, and trusts no parameter before it was parsed as its type.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -41,7 +41,7 @@ pub(crate) trait Service: Sync {
     fn hand_over(&self) -> Result<(), Error>;
 }
 
-/// Serves one connection until its peer hangs up. `uid` is whom we serve, besides root.
+/// Serves one connection until its peer hangs up. `uid` is the user that is served, besides root.
 pub(crate) fn converse(service: &dyn Service, stream: UnixStream, uid: u32) {
     // A peer that vanishes or talks nonsense ends its connection and nothing else.
     if let Err(error) = block_on(exchange(service, stream, uid))
@@ -79,7 +79,7 @@ async fn exchange(service: &dyn Service, stream: UnixStream, uid: u32) -> zlink:
     }
 }
 
-/// Whether nobody holds the other end any more.
+/// Whether no process holds the other end any more.
 fn has_left(stream: &UnixStream) -> bool {
     let mut fds = [PollFd::new(stream, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -48,7 +48,7 @@ impl Waiting {
         Connection::new(Waiting { stream: Arc::new(stream), patience: Some(patience) })
     }
 
-    /// Whether to go on waiting; without anybody to ask, a time limit is an error.
+    /// Whether to go on waiting; without a check, a time limit is an error.
     fn go_on(&self) -> io::Result<()> {
         self.patience.as_ref().map_or(Err(io::ErrorKind::TimedOut.into()), |patience| patience())
     }
@@ -99,7 +99,7 @@ impl ReadHalf for Waiting {
 }
 
 impl WriteHalf for Waiting {
-    /// Nobody here passes credentials: the kernel says who is there.
+    /// No credentials are passed here: the kernel says who the peer is.
     async fn write(
         &mut self,
         buf: &[u8],

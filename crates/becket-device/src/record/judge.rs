@@ -40,7 +40,7 @@ pub(crate) fn judge(kernel: &impl Kernel, device: &Device) -> Verdict {
     }
 }
 
-/// Its mark is in the device's UUID, which nobody can change and no other device ever has.
+/// Its mark is in the device's UUID, which cannot be changed and no other device ever has.
 fn judge_dm(kernel: &impl Kernel, device: &Device) -> Verdict {
     if kernel.dm_mark(device.info.number) != Some(device.mark) {
         // A disk that is being removed loses its UUID first and its node last.

@@ -82,7 +82,7 @@ fn make_one(link: &Path, target: &Path) -> io::Result<()> {
     if !meta.is_symlink() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "something else is there"));
     }
-    // Replaced in one step: nobody ever sees the name missing.
+    // Replaced in one step: the name is never missing.
     let new = link.with_file_name(format!(
         ".{}.{}",
         link.file_name().unwrap_or_default().to_string_lossy(),

@@ -1,4 +1,4 @@
-//! Device nodes that stay behind where nobody else removes them: in the `/dev` of a container, for example.
+//! Device nodes that stay behind where nothing else removes them: in the `/dev` of a container, for example.
 //! It never removes the node of a device that is there.
 
 use std::os::unix::fs::MetadataExt as _;

@@ -1,5 +1,5 @@
 //! What becket knows of its devices between commands: one record per device, in one file each.
-//! A record is never trusted over the kernel, and nobody who records one device waits for another.
+//! A record is never trusted over the kernel, and recording one device never waits for another.
 //!
 //! # Locks
 //!
@@ -119,7 +119,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// One of which only this is known: nobody serves or keeps it, and any becket can handle it.
+    /// One of which only this is known: it has no server or keeper, and any becket can handle it.
     pub(crate) fn bare(info: DeviceInfo, image: Identity, mark: u64) -> Device {
         Device {
             info,
@@ -395,7 +395,7 @@ impl Store {
         let path = self.runtime.records().join(".lock");
         let pooled = lock(&*self.locks).pop().filter(is_linked);
         let file = pooled.map_or_else(|| lock_file(&path), Ok)?;
-        // Nobody reads or writes the file: any place will do, up to the largest that there is.
+        // The file is not read or written: any place will do, up to the largest that there is.
         let place = hash(name) >> 1;
         ofd_lock_wait(file.as_fd(), Kind::Exclusive, place, 1).map_err(Error::io("lock", &path))?;
         Ok(Locked { file: Some(file), place, pool: &self.locks })
@@ -430,7 +430,7 @@ impl Store {
         Ok(reading::understand(&text, name, &self.boot_id))
     }
 
-    /// Writes a record beside its place, where nobody looks. Under no lock: a device's record is synced.
+    /// Writes a record beside its place, where it is not read. Under no lock: a device's record is synced.
     fn prepare(&self, name: &str, entry: EntryRef<'_>) -> Result<Prepared, Error> {
         let lasting = matches!(entry, EntryRef::Device(_));
         let written = self.text_of(name, entry).and_then(|text| self.prepare_text(name, &text, lasting));
@@ -482,7 +482,7 @@ fn is_linked(file: &File) -> bool {
 }
 
 impl Written {
-    /// Whether this is the file at `path`, and as long as it was: nobody has replaced, moved or amended it.
+    /// Whether this is the file at `path`, and as long as it was: it was not replaced, moved or amended.
     fn is_at(&self, path: &Path) -> bool {
         let (Ok(ours), Ok(found)) = (rustix::fs::fstat(&self.file), rustix::fs::stat(path)) else {
             return false;

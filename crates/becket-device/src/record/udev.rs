@@ -1,5 +1,5 @@
 //! What udev gets to know of a device: its name, so that systemd has `/dev/becket/NAME` as a device of its
-//! own and units can wait for it. It makes no link and waits for nobody; where no udev runs it does nothing.
+//! own and units can wait for it. It makes no link and never waits; where no udev runs it does nothing.
 //!
 //! Each thing has one writer. Links are becket's ([`crate::record::links`]): they are there when `attach`
 //! returns, and the process that removes them knows what they point to. Were they udev's, the late end of an

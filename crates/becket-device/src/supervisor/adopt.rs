@@ -87,7 +87,7 @@ impl Supervisor {
         }
         let Some(info) = driver.info(id)?.filter(|info| info.ublksrv_flags == record.mark) else {
             // A connection ends with its last server, its loop device does not.
-            // One that was only begun is nobody's where no worker has it.
+            // One that was only begun has no owner if no worker has it.
             match record.info.transport == Kind::Fuse && !record.starting && lives(&System, record) {
                 true => {
                     unserved(record)?;

@@ -37,7 +37,7 @@ pub(super) struct Wish {
     pub(super) partitions: Option<Vec<Partition>>,
 }
 
-/// How long the device is to be.
+/// The device's new length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Length {
     /// As its image allows, within the limit that it has.

@@ -175,7 +175,7 @@ impl Supervisor {
         }
     }
 
-    /// Takes no more devices, and takes away those that nobody uses; returns how many are left.
+    /// Takes no more devices, and removes the unused ones; returns how many are left.
     pub(crate) fn drain(&self) -> usize {
         self.stopping.store(true, Ordering::SeqCst);
         let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
@@ -273,7 +273,7 @@ impl Supervisor {
         if !server.alive()
             && let Some(supervisor) = self.myself.upgrade()
         {
-            // It died before anybody could know that this device is among those it leaves.
+            // It died before it could be known that this device is among those it leaves.
             spawn(move || supervisor.mourn(server.id()));
         }
     }
@@ -429,7 +429,7 @@ impl Supervisor {
             }
             self.workers.rest(Duration::from_millis(20));
         }
-        // Nobody is making it any more: its making failed and could not be undone.
+        // It is not being made any more: its making failed and could not be undone.
         Ok(None)
     }
 }
@@ -578,7 +578,7 @@ impl Drop for Busy<'_> {
         *busy = busy.saturating_sub(1);
         let last = *busy == 0;
         drop(busy);
-        // With devices it does not become idle by this, and nobody else needs to hear of each.
+        // With devices it does not become idle by this, and no other waiter needs each notice.
         if last && (supervisor.owns() == 0 || supervisor.stepping_down() || manager::hears_us()) {
             (supervisor.wake)();
         }

@@ -309,7 +309,7 @@ impl Server for FakeServer {
 /// What is done while the supervisor waits.
 type Meanwhile = Box<dyn FnMut(Duration) + Send>;
 
-/// Starts such workers, each with the next fate; the last fate is everybody's.
+/// Starts such workers, each with the next fate; all later ones have the last fate.
 #[derive(Default)]
 pub(super) struct FakeWorkers {
     journal: Journal,

@@ -76,14 +76,14 @@ pub(crate) trait Driver: Send + Sync {
     fn size(&self, id: u32) -> Option<u64>;
     /// Gives a live disk another size, in bytes.
     fn update_size(&self, id: u32, bytes: u64) -> Result<(), Error>;
-    /// Whether a disk is read-only or not for as long as it lives, so that it must be added as it is to be.
+    /// Whether a disk is read-only or not for as long as it lives, so that it must be added that way.
     fn stays_read_only(&self) -> bool {
         false
     }
     /// Announces to users of a disk and of its partitions whether it is read-only; the worker refuses writes
     /// by itself.
     fn set_read_only(&self, id: u32, on: bool) -> Result<(), Error>;
-    /// Replaces the partitions of a disk that nobody uses; those that are as promised stay.
+    /// Replaces the partitions of an unused disk; those that are as promised stay.
     fn repartition(&self, id: u32, promised: &[Partition]) -> Result<(), Error>;
     /// Longest request of a device with those flags, in bytes.
     fn max_io(&self, flags: u64) -> u32 {
@@ -93,7 +93,7 @@ pub(crate) trait Driver: Send + Sync {
     fn of_image(&self, _id: u32, _image: &Path, _promised: &[Partition], _read_only: bool) {}
     /// The kernel may read the partition table of this device whenever a program asks for that.
     fn rereads(&self, _id: u32) {}
-    /// What a device is called that nobody has named.
+    /// The name of a device that was given none.
     fn default_name(&self, id: u32) -> String {
         disk(id)
     }
@@ -106,7 +106,7 @@ pub(crate) trait Driver: Send + Sync {
     fn follows_worker(&self) -> bool {
         false
     }
-    /// Lets a device go that nobody will serve again: its users get errors.
+    /// Releases a device that will not be served again: its users get errors.
     fn abandon(&self, _id: u32) {}
     /// What a successor needs of a device besides its backing, in copies: what [`Driver::take_over`] takes.
     fn link(&self, _id: u32) -> std::io::Result<Vec<OwnedFd>> {

@@ -71,7 +71,7 @@ struct Link {
 
 #[derive(Debug, Clone)]
 enum Face {
-    /// The root of a file system that nobody sees.
+    /// The root of a file system that is mounted nowhere.
     Root(Arc<OwnedFd>),
     /// The loop device over its file.
     Disk { number: u32, diskseq: Option<u64> },
@@ -205,7 +205,7 @@ fn is_for_reading(file: &Backing) -> bool {
     rustix::fs::fcntl_getfl(&file.buffered).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RDONLY)
 }
 
-/// Whether nobody holds the other end any more.
+/// Whether no process holds the other end any more.
 fn hung_up(tether: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(tether, PollFlags::empty())];
     let asked = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
@@ -236,7 +236,7 @@ fn loop_number(node: &Path) -> Option<u32> {
 /// Ends what is left of a device whose server and supervisor are both dead; `false` when it is in use.
 pub(crate) fn end_left(record: &Device) -> Result<bool, Error> {
     let ended = match loop_number(&record.info.device) {
-        // Nobody answers it any more, so to its users it is lost already.
+        // It is not answered any more, so to its users it is lost already.
         Some(number) => match loop_::detach(number, record.info.diskseq, Some(Duration::from_secs(1))) {
             Ok(cleared) => Ok(cleared == loop_::Cleared::Gone),
             Err(error) => Err(error),
@@ -273,7 +273,7 @@ impl Driver for FuseDriver {
             (made.0, Face::Root(Arc::new(made.1)))
         } else {
             let place = self.places.join(name(id));
-            // One that a dead server left mounted answers nobody.
+            // One that a dead server left mounted answers no request.
             if matches!(fs::metadata(&place), Err(error) if error.kind() != ErrorKind::NotFound) {
                 let _ = fuse::unmount(&place, true);
             }
@@ -400,7 +400,7 @@ impl Driver for FuseDriver {
                 match self.await_served(id, &detached) {
                     Ok(Ok(detached)) => detached.map_err(Error::Device),
                     Ok(Err(Lost::Time)) => Err(lost(id, &Lost::Time)),
-                    // Nobody will answer: its users get errors from now on, and so do we.
+                    // No server will answer: its users get errors from now on, and so do we.
                     Ok(Err(Lost::Server)) | Err(_) => {
                         self.abandon(id);
                         detached.recv().unwrap_or(Ok(())).map_err(Error::Device)
@@ -436,7 +436,7 @@ impl Driver for FuseDriver {
         let link = lock(&self.links).remove(&id);
         let Some(Link { face: Face::Directory(place), .. }) = link else { return Ok(()) };
         match fs::remove_dir(&place) {
-            // It was never started, so nobody has stopped it: its file system goes as well.
+            // It was never started, so it was not stopped: its file system goes as well.
             Err(error) if error.kind() == ErrorKind::ResourceBusy => {
                 fuse::unmount(&place, true).map_err(Error::Device)?;
                 // An empty directory that stays is used again.

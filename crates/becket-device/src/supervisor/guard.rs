@@ -35,7 +35,7 @@ use crate::system::sync::{LAST, Ranked, lock, spawn};
 use crate::system::{log, origin};
 
 /// How long a guard may take to let go of a device. One that takes longer is ended and replaced: it holds
-/// locks of an image that is to be free.
+/// locks of an image that should be free.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// The pause before another attempt to start one.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -55,7 +55,7 @@ struct Standing {
     line: Option<Line>,
     /// One has been started, and is replaced when it dies.
     begun: bool,
-    /// There is to be none any more.
+    /// No guard is wanted any more.
     over: bool,
 }
 
@@ -137,7 +137,7 @@ impl Guard {
         standing.line = None;
     }
 
-    /// All is well: there is to be no successor.
+    /// All is well: no successor is wanted.
     pub(super) fn dismiss(&self) {
         let mut standing = lock(&self.standing);
         standing.over = true;
@@ -147,7 +147,7 @@ impl Guard {
         }
     }
 
-    /// There is to be no other guard; the one that stands becomes the successor when this process ends.
+    /// No other guard is wanted; the one that stands becomes the successor when this process ends.
     pub(super) fn last(&self) {
         lock(&self.standing).over = true;
     }

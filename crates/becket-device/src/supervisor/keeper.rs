@@ -64,7 +64,7 @@ fn header(what: u8, mark: u64, fds: usize) -> Vec<u8> {
     [&[what][..], &mark.to_le_bytes(), &fds.to_le_bytes()].concat()
 }
 
-/// Sends a packet; one that nobody takes in time is an error.
+/// Sends a packet; one that is not taken in time is an error.
 fn send(socket: &OwnedFd, packet: &[u8], fds: &[BorrowedFd<'_>], patience: Duration) -> io::Result<()> {
     let deadline = Instant::now() + patience;
     loop {
@@ -326,7 +326,7 @@ pub(super) fn inherited(runtime: &Runtime) -> BTreeMap<u64, Kept> {
             Err(error)
                 if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) =>
             {
-                // Nobody is there any more.
+                // The peer is gone.
                 let _ = fs::remove_file(item.path());
             }
             Err(error) => log::warn(format_args!(
@@ -428,7 +428,7 @@ mod tests {
         assert_eq!(kept.len(), 1, "a device without its descriptors is none");
         assert_eq!(kept[&9].serve, sent);
         assert!(!place.exists());
-        // One that nobody takes.
+        // One that is not taken.
         File::create(place).unwrap();
         assert!(inherited(&runtime).is_empty());
     }

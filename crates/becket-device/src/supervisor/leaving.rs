@@ -95,7 +95,7 @@ impl Supervisor {
         self.watch.over(Watched::new(owned, why), || Arc::new(move |watched| supervisor.look(watched)));
     }
 
-    /// Looks at a device that may have to go; it comes back while it is to be watched further.
+    /// Looks at a device that may have to go; it comes back while it must be watched further.
     fn look(&self, mut watched: Watched) -> Option<Watched> {
         let owned = Arc::clone(&watched.owned);
         let mut state = lock(&owned.state);

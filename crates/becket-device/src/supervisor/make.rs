@@ -77,7 +77,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Makes a device. The order matters: what has been done is in a record before anybody can see the disk.
+    /// Makes a device. The order matters: what has been done is in a record before the disk is visible.
     fn make_as(self, request: Attach, fds: Vec<OwnedFd>, cgroup: Option<OwnedFd>) -> Result<Made, Error> {
         let Maker { store, driver, server, .. } = self;
         let Checked { opened, table, lease, request } = check(request, fds)?;
@@ -425,7 +425,7 @@ fn describe(
         worker_pid: Some(worker.pid),
         isolated: request.isolate,
         faults: request.faults.clone(),
-        // What the shared worker lacks concerns everybody, and is in the log.
+        // What the shared worker lacks concerns all devices, and is in the log.
         warnings: request.warnings.iter().chain(notes.iter().filter(|_| request.isolate)).cloned().collect(),
         // Its node is what it is before it has a disk, for the caller to say.
         ..DeviceInfo::bare(

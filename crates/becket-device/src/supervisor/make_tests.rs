@@ -73,7 +73,7 @@ impl Driver for Double {
         unreachable!()
     }
     fn watchful(&self, _: u32) {
-        // Its outcome concerns nobody.
+        // Its outcome does not matter.
     }
     fn start(&self, _: u32, pid: u32) -> Result<(), Error> {
         assert_eq!(pid, std::process::id());

@@ -67,7 +67,7 @@ fn send(path: &[u8], words: &str) -> io::Result<()> {
 /// The socket on which it has begun to listen for us, where there is one.
 pub(crate) fn listener() -> Option<UnixListener> {
     let count = handed(|name| std::env::var(name).ok(), std::process::id());
-    // All are taken: what nobody wants is closed.
+    // All are taken: what is not wanted is closed.
     let taken: Vec<OwnedFd> = (FIRST..FIRST + count).filter_map(|fd| inherited_fd(fd).ok()).collect();
     taken.into_iter().find(is_listener).map(UnixListener::from)
 }
@@ -120,7 +120,7 @@ mod tests {
         assert!(!given("76", "1", "/run/notify"));
         assert!(!given("77", "0", "/run/notify"));
         assert!(!given("77", "x", "/run/notify"));
-        // A socket unit without anybody who hears.
+        // A socket unit without a listener.
         assert!(!given("77", "1", "unset"));
         assert!(!given("77", "1", ""));
     }

@@ -95,7 +95,7 @@ pub struct ServeOptions {
 /// Call it before the process has other threads: they would keep the old mount namespace.
 ///
 /// # Errors
-/// Another one runs (an error only for one that nobody waits for), or the runtime directory cannot be used.
+/// Another one runs (an error only for one that is not waited for), or the runtime directory cannot be used.
 pub fn serve(options: ServeOptions) -> Result<(), Error> {
     log::of_server();
     let listener = manager::listener();

@@ -126,7 +126,7 @@ fn listen(runtime: &Runtime) -> Result<UnixListener, Error> {
         }
         _ => {}
     }
-    // The directory is ours alone, so nobody connects before the mode is set.
+    // The directory is ours alone, so no other user connects before the mode is set.
     let listener = UnixListener::bind(&path).map_err(Error::io("listen at", &path))?;
     fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(Error::io("protect", &path))?;
     Ok(listener)

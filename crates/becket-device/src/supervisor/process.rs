@@ -48,7 +48,7 @@ pub(crate) struct WorkerProcess {
     place: PathBuf,
     about: About,
     state: Mutex<State>,
-    /// Those who wait for news of a device stand at the one of its number: nobody is woken for another's.
+    /// Sharded by device number, so a change wakes only the threads that wait for that device.
     changed: [Condvar; 16],
 }
 
@@ -285,7 +285,7 @@ impl Server for WorkerProcess {
         !state.dead && !state.given_up
     }
 
-    /// The question is one that workers of all versions answer: what a device has done that nobody has.
+    /// The question is one that workers of all versions answer: the counters of a device that does not exist.
     fn responds(&self, patience: Duration) -> bool {
         if self.id.stopped() {
             return false;
@@ -435,7 +435,7 @@ impl Workers for Processes {
     }
 }
 
-/// Whether nobody listens there any more.
+/// Whether there is no listener any more.
 fn nobody(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
 }

@@ -109,7 +109,7 @@ impl Supervisor {
         };
         let mut device = described(&*driver, &info);
         device.info.state = DeviceState::Live;
-        // Nobody has written that down; all else the kernel knows, too.
+        // That is recorded nowhere; all else the kernel knows, too.
         device.info.isolated = kept.serve.isolated;
         makes_sense(&kept, &device).map_err(|why| Error::Worker {
             what: format!("is not believed that it serves {}: {why}", called(id)),

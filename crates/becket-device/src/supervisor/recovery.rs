@@ -149,7 +149,7 @@ impl Supervisor {
         self.give(state, server)
     }
 
-    /// Gives a device that nobody serves to a worker, and says so in its record.
+    /// Gives a device without a server to a worker, and says so in its record.
     pub(super) fn give(&self, state: &mut Owning, server: Arc<dyn Server>) -> Result<Attempt, Error> {
         let outcome = recover(&*self.driver(state.device.info.transport)?, &*server, &mut state.kept)?;
         if outcome == Attempt::Recovered {

@@ -96,7 +96,7 @@ fn a_device_whose_workers_die_at_once_is_tried_ever_more_rarely_and_can_be_ended
         let state = store.device("one").unwrap().unwrap().info.state;
         sent.send((pause.as_secs(), state)).unwrap();
         if pause.as_secs() == 16 {
-            // Its users wait for what nobody does: they are not spared.
+            // Its users wait for what never happens: they are not spared.
             supervisor.detach(&Detach { name: "one".to_owned(), lazy: false }).unwrap();
         }
     }));
@@ -120,7 +120,7 @@ fn a_device_in_use_is_not_taken_away_while_it_recovers() {
         let detach = Detach { name: "one".to_owned(), lazy: false };
         let refused = supervisor.detach(&detach).unwrap_err();
         assert!(matches!(refused, Error::Busy { .. }), "{refused}");
-        // Unused, it goes, and nobody tries to recover it any more.
+        // Unused, it goes, and is not recovered any more.
         driver.used.store(false, Ordering::SeqCst);
         supervisor.detach(&detach).unwrap();
     }));
@@ -141,7 +141,7 @@ fn what_is_not_let_go_of_in_time_goes_later() {
     let late = stage.supervisor.detach(&Detach { name: "one".to_owned(), lazy: false }).unwrap_err();
     assert!(late.to_string().contains("may not answer"), "{late}");
     assert_eq!(stage.recorded("one").state, DeviceState::Detaching);
-    // Nobody asks again, and the kernel, which has no disk any more, is not asked to stop it again.
+    // There is no retry, and the kernel, which has no disk any more, is not asked to stop it again.
     while !stage.supervisor.idle() {
         std::thread::sleep(Duration::from_millis(10));
     }

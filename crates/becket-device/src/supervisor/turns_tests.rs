@@ -1,4 +1,4 @@
-//! The supervisor's own locks under many orders of events: nobody stands still, and what is left makes sense.
+//! The supervisor's own locks under many orders of events: no thread deadlocks, and what is left makes sense.
 //! The threads are shuttle's, which gives turns to them at each lock; kernel and workers are doubles.
 
 use std::collections::BTreeSet;

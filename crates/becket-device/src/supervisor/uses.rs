@@ -1,5 +1,5 @@
 //! When to look whether a device is still used: its nodes are opened and closed, and file systems mounted.
-//! It only hears; whether anybody uses the device is asked of the kernel, each time anew.
+//! It only hears; whether the device is in use is asked of the kernel, each time anew.
 //!
 //! Two sources: inotify reports opens and closes by a node's path, also those that are over before they could
 //! be looked for, from the moment on that the device is watched. Mounts open devices without their nodes, so

@@ -69,7 +69,7 @@ impl Watched {
     }
 }
 
-/// Looks at a device, and takes it away where it is to go. Answers with it while it is to be watched further.
+/// Looks at a device, and removes it if it must go. Returns it while it must be watched further.
 pub(super) type Look = Arc<dyn Fn(Watched) -> Option<Watched> + Send + Sync>;
 
 /// Where devices are left to be watched over, and where the threads that were sent come back to.
@@ -82,7 +82,7 @@ struct Desk {
     back: Vec<(u64, Option<Watched>)>,
     next: u64,
     nodes: Nodes,
-    /// Rung for the one who listens; there is nobody without it.
+    /// Rung for the listener; without it there is none.
     bell: Option<Arc<OwnedFd>>,
 }
 
@@ -202,14 +202,14 @@ impl Listener {
         }
     }
 
-    /// Takes in who has come, and who has come back; `false` when there is nobody to watch over.
+    /// Takes in who has come, and who has come back; `false` when there is none to watch.
     fn greet(&mut self) -> bool {
         let (coming, back) = {
             let mut desk = lock(&*self.desk);
             let (coming, back) = (mem::take(&mut desk.coming), mem::take(&mut desk.back));
             let done = back.iter().filter(|(_, watched)| watched.is_none());
             if coming.is_empty() && done.clone().count() == self.entries.len() {
-                // The next one who comes finds nobody, and sends for another.
+                // The next one who comes finds no watcher, and starts another.
                 *desk = Desk { next: desk.next, ..Desk::default() };
                 return false;
             }
@@ -295,7 +295,7 @@ impl Listener {
         let heard = self.uses.hear(patience, &others);
         let closed: Vec<u64> =
             leases.iter().zip(&heard.others).filter(|(_, heard)| **heard).map(|((key, _), _)| *key).collect();
-        // It has nothing to tell when nobody has rung.
+        // It has nothing to report when it was not rung.
         let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
         for key in closed {
             if let Some(watched) = self.entries.get_mut(&key).and_then(|entry| entry.watched.take()) {

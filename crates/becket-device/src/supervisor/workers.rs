@@ -32,7 +32,7 @@ pub(crate) trait Server: Send + Sync {
     /// are given.
     ///
     /// # Errors
-    /// The device goes on as before, unless the worker has died: then nobody knows how it was served last.
+    /// The device goes on as before, unless the worker has died: then it is unknown how it was served last.
     fn change(&self, change: Change, fds: &[BorrowedFd<'_>]) -> Result<(), Error>;
     /// What it has done for a device. Only one caller at a time may ask about the same.
     fn stats(&self, id: u32) -> Result<Summary, Error>;

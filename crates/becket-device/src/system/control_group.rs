@@ -133,7 +133,7 @@ fn tops(own: &str, mounts: &str) -> Vec<PathBuf> {
             ours.then(|| (unescape(root), PathBuf::from(unescape(point))))
         });
         let Some((root, point)) = place else { continue };
-        // At the top there is nobody to end with; in our own group we are already.
+        // At the top there is no process to end with; in our own group we are already.
         if path != root && path != Path::new(&root).join(NAME).to_string_lossy() {
             tops.push(point);
         }
@@ -147,7 +147,7 @@ fn join(group: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // Version 1: a group without CPUs and memory takes nobody.
+    // Version 1: a group without CPUs and memory takes no process.
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let empty = fs::read_to_string(group.join(file)).is_ok_and(|text| text.trim().is_empty());
         if empty && let Some(all) = group.parent().and_then(|top| fs::read(top.join(file)).ok()) {

@@ -5,7 +5,7 @@ use becket_transport::{node, sysfs};
 
 use crate::contract::{AttachOptions, PartitionInfo, Partitions};
 
-/// What is to be said of a device that is read-only although that was not asked for.
+/// The note about a device that is read-only although that was not asked for.
 pub(crate) fn unasked_read_only(reason: Option<&str>, options: &AttachOptions) -> Option<String> {
     reason.filter(|_| !options.read_only).map(|reason| format!("attached read-only: {reason}"))
 }

@@ -91,7 +91,7 @@ impl<T> DerefMut for Held<'_, T> {
     }
 }
 
-/// Does something that nobody waits for.
+/// Does something that is not waited for.
 pub(crate) fn spawn(work: impl FnOnce() + Send + 'static) {
     #[cfg(test)]
     if tests::shuffled() {

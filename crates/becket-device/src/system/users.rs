@@ -80,7 +80,7 @@ pub(crate) fn passing(user: &User) -> bool {
     user.how == OPEN
 }
 
-/// Whether anybody uses the disk or a partition of it at this moment.
+/// Whether the disk or a partition of it is in use at this moment.
 pub(crate) fn any(disk: &str) -> bool {
     !look(&blocks(disk)).is_empty()
 }

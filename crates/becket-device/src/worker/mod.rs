@@ -55,7 +55,7 @@ pub fn worker_main(cache_size: Option<u64>) -> Result<(), Error> {
         .map_err(|error| Error::Worker { what: format!("cannot tell what it was handed: {error}") })?;
     // It ends when its devices are gone and not when a terminal or a service manager says so: a process that
     // waits for a write could wait for ever. Nor does it end by a write beyond a limit on the size of files:
-    // that write fails. Read by nobody on purpose; blocked in all threads.
+    // that write fails. Not read on purpose; blocked in all threads.
     let _signals = SignalFd::block(&[Signal::INT, Signal::TERM, Signal::HUP, Signal::XFSZ])
         .map_err(|error| Error::Worker { what: format!("could not block signals: {error}") })?;
     // Read from files, some of it.
@@ -64,7 +64,7 @@ pub fn worker_main(cache_size: Option<u64>) -> Result<(), Error> {
         notes.extend(confine::shut()?);
         let threads = IoThreads::start(threads)
             .map_err(|error| Error::Worker { what: format!("could not start its threads: {error}") })?;
-        // The rings are made: nobody makes another one.
+        // The rings are made: no other one is made.
         notes.extend(confine::filter()?);
         Ok((threads, notes))
     });
@@ -558,7 +558,7 @@ mod tests {
             served: None,
         };
         worker.devices().insert(3, charge());
-        // Nobody reads, so that the report of the closing waits and the rest can overtake it.
+        // The other end does not read, so that the report of the closing waits and the rest can overtake it.
         rustix::io::ioctl_fionbio(&*worker.control(), true).unwrap();
         while protocol::send(&*worker.control(), &Report::Ready { id: 9, first: 0 }, &[]).is_ok() {}
         rustix::io::ioctl_fionbio(&*worker.control(), false).unwrap();

@@ -1,5 +1,5 @@
 //! Supervisor and worker die under a device, or are replaced: it goes on, or is reported as lost and cleaned
-//! up. Requests never fail as long as anybody is left who can serve them.
+//! up. Requests never fail as long as a process is left that can serve them.
 
 use std::fs::{self, File};
 use std::io::Read as _;

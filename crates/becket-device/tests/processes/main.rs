@@ -181,7 +181,7 @@ fn detach(target: &str, more: &[&str]) -> Result<(), String> {
     show(becket_device::detach(target, &options))
 }
 
-/// One varlink call, as anybody could write it.
+/// One varlink call, as any client could write it.
 fn talk(socket: &Path, call: &str) -> Result<String, String> {
     let text = |error: std::io::Error| error.to_string();
     let mut stream = UnixStream::connect(socket).map_err(text)?;

@@ -241,7 +241,7 @@ pub(crate) fn of_two_supervisors_one_stays(place: &Place) {
         assert_eq!(loser.ends(Duration::from_secs(5)), Some(0));
     }
     assert!(winners[0].0.try_wait().unwrap().is_none());
-    // One that nobody waits for says so.
+    // One that is not waited for says so.
     let error = place.command(&["serve"]).output().unwrap();
     assert!(!error.status.success());
     assert!(String::from_utf8_lossy(&error.stderr).contains("runs already"));
@@ -251,7 +251,7 @@ pub(crate) fn another_user_is_refused(place: &Place) {
     if !(testkit::require_root(place.name) && testkit::require_tools(place.name, &["setpriv"])) {
         return;
     }
-    // Before the server is there, which ends when nobody wants anything of it for a while.
+    // Before the server is there, which ends when it gets no call for a while.
     let program = place.path("program");
     fs::copy("/proc/self/exe", &program).unwrap();
     let _supervisor = place.supervisor();

@@ -22,7 +22,7 @@ pub(super) enum Copied {
 }
 
 impl Core {
-    /// Gets a request's next bytes, which are encoded: copies what is there of their block, or has it wait.
+    /// Gets a request's next bytes, which are encoded: copies what is there of their block, or makes it wait.
     pub(super) fn decoded(&mut self, tag: u16, layer: u32, offset: u64) -> Result<Copied, Errno> {
         let slot = self.slab.get_mut(usize::from(tag)).ok_or(Errno::IO)?;
         let loads = self.loads.as_deref_mut().ok_or(Errno::IO)?;

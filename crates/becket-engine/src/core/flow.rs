@@ -145,7 +145,7 @@ impl Core {
     }
 
     /// The same for what does not simply make its request whole: a part of it, a failure, a result that is no
-    /// count, and all that the governor has a word in.
+    /// count, and all that the governor limits.
     #[inline(never)]
     fn operated_otherwise(&mut self, ring: &mut Ring, tag: u16, result: i32) {
         if self.slab[usize::from(tag)].way == Way::Free {

@@ -48,7 +48,7 @@ pub(crate) struct Loads {
     loads: Box<[Load]>,
     /// Of each layer.
     pub(super) places: Box<[Places]>,
-    /// Loads that are to begin.
+    /// Loads that should begin.
     pub(super) begun: Vec<u16>,
     /// Blocks whose stored bytes are there, for the threads that decode.
     pub(super) jobs: Vec<Job>,

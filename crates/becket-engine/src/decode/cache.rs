@@ -142,7 +142,7 @@ impl Cache {
         }
     }
 
-    /// A load has ended: the block is there for everybody, or its waiters hear that it cannot be had; the
+    /// A load has ended: the block is available to all, or its waiters hear that it cannot be had; the
     /// bell of `own` does not ring.
     pub(crate) fn finish(&self, key: Key, result: Result<Decoded, Errno>, own: Option<&Arc<Mailbox>>) {
         let result = result.map(Arc::new);

@@ -182,7 +182,7 @@ proptest! {
         for block in reads {
             bench.get(block);
             prop_assert!(bench.frames.total() <= (blocks + held) * SIZE);
-            // Somebody still copies from it when it is evicted.
+            // A request still copies from it when it is evicted.
             if held > 0 && let Found::Here(found) = bench.cache.look(key(block), None, false) {
                 hands.push_back(found);
                 hands.truncate(held);

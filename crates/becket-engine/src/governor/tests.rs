@@ -1,4 +1,4 @@
-//! The line: nobody is lost, nobody overtakes, and a place is never left empty while somebody waits.
+//! The line: no request is lost or overtaken, and a place is never left empty while one waits.
 
 use std::collections::VecDeque;
 

@@ -9,7 +9,7 @@
 //! *promised* once it was acknowledged as durable, or once a flush was acknowledged that was submitted after
 //! the write's acknowledgement ([`client`]).
 //!
-//! BECKET_CRASH_RUNS says how many random runs are made of each kind, where there are to be more than CI has.
+//! BECKET_CRASH_RUNS says how many random runs are made of each kind, for more than CI has.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod client;

@@ -213,7 +213,7 @@ impl Made {
         Ok(bytes)
     }
 
-    /// A bitmap that is said to be consistent is that of a disk that nobody has written to.
+    /// A bitmap that is said to be consistent is that of a disk without writes.
     fn check_bitmaps(&self, state: &State, bytes: &[u8]) -> Result<(), String> {
         let mut autoclear = [0; 8];
         state.read_at(&mut autoclear, 88).map_err(|error| error.to_string())?;
@@ -236,7 +236,7 @@ impl Made {
         let ran =
             |words: &[&str]| Command::new("qemu-img").current_dir(&self.dir).args(words).output().unwrap();
         let check = ran(&["check", "-f", "qcow2", "state"]);
-        // 3: clusters that nobody uses.
+        // 3: unused clusters.
         if ![Some(0), Some(3)].contains(&check.status.code()) {
             return Err(String::from_utf8_lossy(&[check.stdout, check.stderr].concat()).into_owned());
         }
@@ -347,7 +347,7 @@ fn a_power_cut_leaves_an_image_with_all_that_was_promised() {
     println!("{:?}", count.into_inner());
 }
 
-/// Writes alone, so that nobody but the writer syncs.
+/// Writes alone, so that only the writer syncs.
 fn writes() -> Vec<Vec<Step>> {
     let write = |at| Step::Write { at, sectors: 3, durable: false };
     vec![vec![write(1), write(11), write(26)]; LANES as usize]

@@ -65,7 +65,7 @@ pub(crate) struct Record {
 
 pub(crate) type Log = Arc<Mutex<Record>>;
 
-/// Writes down what the engine does to the file, after somebody else's faults.
+/// Writes down what the engine does to the file, after the injected faults.
 #[derive(Debug)]
 struct Recorder<F> {
     log: Log,

@@ -15,7 +15,7 @@ use super::table;
 use crate::node::KernelPartition;
 use crate::{Error, Kind, node, sysfs};
 
-/// How a device is to be.
+/// Options of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DmOptions {
     /// The kernel removes it, and its partitions, when their last users, among them [`DmDevice::fds`], close
@@ -41,7 +41,7 @@ pub struct DmDevice {
     pub diskseq: u64,
     /// Its partitions.
     pub partitions: Vec<KernelPartition>,
-    /// Some nodes had to be made, so nobody else removes them either.
+    /// Some nodes had to be made, so nothing else removes them either.
     pub nodes_by_hand: bool,
 }
 
@@ -166,7 +166,7 @@ impl Drop for Maker<'_> {
 
 /// Why there is no device.
 pub(super) enum Refused {
-    /// Somebody else has claimed a device below.
+    /// A program or the kernel has claimed a device below.
     Claimed,
     /// The kernel's word.
     Io(&'static str, std::io::Error),
@@ -195,7 +195,7 @@ pub(super) fn create(
     match uapi::load(control, uuid, read_only, table) {
         Ok(()) => Ok(status.dev),
         Err(error) => {
-            // Nobody can have opened it: it has no disk yet.
+            // It cannot have been opened: it has no disk yet.
             let _ = uapi::remove(control, uuid);
             Err(match error.raw_os_error() {
                 Some(libc::EBUSY) => Refused::Claimed,

@@ -168,7 +168,7 @@ fn restore(control: &File, partitions: &[Partition]) -> Result<(), Error> {
     for Partition { uuid, number, table, read_only, .. } in partitions {
         let path = node_of(*number);
         let (major, minor) = create(control, uuid, Some(*number), table, *read_only)
-            // Somebody else has taken the number since: links still lead there.
+            // Another device has taken the number since: links still lead there.
             .or_else(|_| create(control, uuid, None, table, *read_only))
             .map_err(|error| error.into_error(&path))?;
         uapi::resume(control.as_fd(), uuid, true).map_err(Error::io("start again", &path))?;

@@ -68,7 +68,7 @@ pub fn repartition(mark: u64, promised: &[Partition]) -> Result<(), Error> {
     let new: Vec<_> =
         promised.iter().filter(|entry| !there.contains(&uuid_of_partition(mark, entry.number))).collect();
     if !new.is_empty() && is_leaving(mark) {
-        // They would keep it, and nobody would take them away.
+        // They would keep it, and nothing would remove them.
         let why = "it goes with its last user, so it gets no new partitions";
         return Err(Error::Fixed { device: sysfs::node(&own), why });
     }

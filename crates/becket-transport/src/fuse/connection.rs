@@ -65,7 +65,7 @@ impl Connection {
         })
     }
 
-    /// One that somebody else made and has handed over.
+    /// One that another process made and has handed over.
     pub fn taken_over(devices: Vec<OwnedFd>, resends: bool) -> Connection {
         Connection { devices, resends }
     }
@@ -110,7 +110,7 @@ impl Connection {
         uapi::OutHeader { len, error: uapi::FUSE_NOTIFY_STORE, unique: 0 }.write(&mut message);
         store.write(&mut message[uapi::OutHeader::SIZE..]);
         match self.tell(&message) {
-            // It has no length in mind, since nobody has looked at the file yet.
+            // It has no length in mind, because the file was never looked up.
             Err(rustix::io::Errno::NOENT) => Ok(()),
             result => result.map_err(Error::io("make a file longer in", FUSE)),
         }

@@ -1,5 +1,5 @@
 //! The loop device over the image's file of a connection.
-//! It waits for answers of the connection, so somebody must be serving that.
+//! It waits for answers of the connection, so that must have a server.
 
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::path::Path;
@@ -65,14 +65,14 @@ pub fn attach_disk(
 /// `device` is one of the connection's descriptors. `None`: there is none, or this kernel does not say whose
 /// descriptor it is.
 ///
-/// It opens such devices, and waits when somebody holds them who waits for their server.
+/// It opens such devices, and waits when they are held by a process that waits for their server.
 pub fn find_disk(device: impl AsFd) -> Option<u32> {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", device.as_fd().as_raw_fd())).ok()?;
     // The device number of its file system, which has no major one.
     let of_connection: u64 =
         info.lines().find_map(|line| line.strip_prefix("fuse_connection:")?.trim().parse().ok())?;
     let over_it = |number: &u32| {
-        // Nobody else's is opened: its users, too, may make us wait.
+        // Foreign ones are not opened: their users, too, may make us wait.
         let backing = sysfs::text(&format!("loop{number}"), "loop/backing_file");
         backing.is_some_and(|backing| Path::new(&backing).ends_with(IMAGE_NAME))
             && matches!(loop_::status(*number), Ok(Some(status)) if status.dev == of_connection)

@@ -111,7 +111,7 @@ pub fn off(directory: &Path, lazily: bool) -> Result<bool, Error> {
     }
 }
 
-/// The error for a device that this user, whom the helper will be, may not open. Nothing is opened.
+/// The error for a device that this user, as whom the helper will run, may not open. Nothing is opened.
 pub(super) fn out_of_reach() -> Option<Error> {
     let access = Access::READ_OK | Access::WRITE_OK;
     let (reason, fix) = match rustix::fs::accessat(CWD, DEVICE, access, AtFlags::EACCESS) {

@@ -332,7 +332,7 @@ impl Port for FusePort {
             return;
         }
         self.leaving = true;
-        // Tags that carry a request are found by nobody, and go on.
+        // Tags that carry a request are not found, and go on.
         let reads = (0..).zip(&self.tags).map(|(tag, _)| Token { kind: RECEIVE, tag });
         let poll = Token { kind: POLL, tag: Token::NO_TAG };
         let cancelled = reads.chain([poll]).try_for_each(|token| io.cancel(token, CANCEL));

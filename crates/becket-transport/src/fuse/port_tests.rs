@@ -87,7 +87,7 @@ impl Kernel {
         }
     }
 
-    /// What waits to be read by nobody.
+    /// Answers that are not read.
     fn left(&self) -> usize {
         let read = || rustix::net::recv(&self.next, &mut [0; 1], rustix::net::RecvFlags::empty());
         std::iter::from_fn(|| read().ok()).take_while(|(_, len)| *len > 0).count()

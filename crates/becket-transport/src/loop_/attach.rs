@@ -28,7 +28,7 @@ const PATIENT: u32 = 4;
 /// How long promised partitions may take.
 const PARTITIONS: Duration = Duration::from_secs(5);
 
-/// How a loop device is to be.
+/// Options of a loop device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoopOptions {
     /// The kernel clears it when its last user closes it; until then [`LoopDevice::fd`] is one.
@@ -73,7 +73,7 @@ pub struct LoopDevice {
     pub direct_io: bool,
     /// The nodes of its partitions: those promised, else those that the kernel found.
     pub partitions: Vec<PathBuf>,
-    /// Some of these nodes had to be made, so nobody else removes them either.
+    /// Some of these nodes had to be made, so nothing else removes them either.
     pub nodes_by_hand: bool,
     /// What is not as it was asked for.
     pub warnings: Vec<String>,
@@ -194,7 +194,7 @@ impl Numbers {
 /// One who binds a device.
 struct Binding<'a> {
     numbers: &'a Numbers,
-    /// Nobody else did when it began.
+    /// No other thread did when it began.
     alone: bool,
 }
 

@@ -23,7 +23,7 @@ const LAST_CLOSE: Duration = Duration::from_secs(5);
 pub enum Cleared {
     /// It is not bound any more.
     Gone,
-    /// Somebody has it open; it goes when the last user closes it.
+    /// A process has it open; it goes when the last user closes it.
     WhenUnused,
 }
 

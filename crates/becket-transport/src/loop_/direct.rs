@@ -18,7 +18,7 @@ const MEMORY: u32 = 512;
 /// What to do about direct I/O.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Wish {
-    /// Nobody wants it, or the backing cannot do it, which its facts say already.
+    /// It is not wanted, or the backing cannot do it, which its facts say already.
     Without,
     /// The driver cannot do it on this backing although others can; the reason.
     Cannot(String),

@@ -289,7 +289,7 @@ fn direct_io_that_was_demanded_is_done_or_refused() {
     assert!(matches!(error, Error::NoDirectIo { .. }), "{error}");
     assert!(error.hint().is_some());
     let image = case.image();
-    // One that cannot be asked is somebody else's, over a file system that is gone.
+    // One that cannot be asked is not becket's, over a file system that is gone.
     let left = |number| matches!(super::status(number), Ok(Some(status)) if status.backing == image);
     assert!(!numbers().into_iter().any(left), "the refused device is still attached");
 }
@@ -455,7 +455,7 @@ fn many_at_once_each_get_their_own() {
     }
 }
 
-/// A container's `/dev`: no loop-control, no devices, no partitions, and nobody who would make them.
+/// A container's `/dev`: no loop-control, no devices, no partitions, and nothing that would make them.
 #[test]
 fn an_empty_dev_is_enough() {
     if !ready("loop_empty_dev") || !testkit::require_tools("loop_empty_dev", &["unshare", "sfdisk"]) {
@@ -544,7 +544,7 @@ fn what_is_not_there_says_so_and_is_not_made() {
     if !ready("loop_not_there") {
         return;
     }
-    // Nobody counts this far.
+    // No number is this high.
     let number = 1_040_000;
     assert_eq!(super::status(number).unwrap(), None);
     assert_eq!(detach(number, Some(1), None).unwrap(), Cleared::Gone);

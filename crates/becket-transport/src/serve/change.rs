@@ -14,7 +14,7 @@ use crate::aside;
 /// How long requests that are under way may take to end before a change is given up.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How a device is to be served.
+/// How a device should be served.
 #[derive(Debug)]
 pub struct Change {
     /// Where the bytes are.

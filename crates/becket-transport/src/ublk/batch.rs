@@ -113,7 +113,7 @@ impl Batch {
                 Ok(()) => {}
                 // All lists are with the kernel; one of them comes back with another turn.
                 Err(Errno::AGAIN) => return,
-                // The ring cannot be submitted to: nobody will ever hear of these.
+                // The ring cannot be submitted to: these are never reported.
                 Err(_) => self.pending.clear(),
             }
             self.taken = self.taken.saturating_sub((count - self.pending.len()) as u16);

@@ -217,7 +217,7 @@ impl Control {
         self.command("STOP_DEV", uapi::UBLK_U_CMD_STOP_DEV, id, 0)
     }
 
-    /// Removes the disk unless somebody has it open: then `false`.
+    /// Removes the disk unless it is open: then `false`.
     ///
     /// # Errors
     /// The driver is too old (`EOPNOTSUPP`, before [`uapi::UBLK_F_SAFE_STOP_DEV`]), or there is no such

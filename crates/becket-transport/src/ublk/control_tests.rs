@@ -25,7 +25,7 @@ fn control(name: &str) -> Option<Control> {
     testkit::require_root(name).then(|| Control::open().unwrap())
 }
 
-/// Of a device that nobody else's is taken for.
+/// The mark of a device that is unlike all others.
 fn request() -> AddRequest {
     static MARK: AtomicU64 = AtomicU64::new(7);
     AddRequest {
@@ -145,7 +145,7 @@ fn flags_that_the_kernel_does_not_know_are_dropped() {
 #[test]
 fn a_device_that_is_not_there_is_an_error_of_its_own() {
     let Some(control) = control("ublk_control_absent") else { return };
-    // Below the driver's limit and above what anybody adds here.
+    // Below the driver's limit and above what is added here.
     let absent = 60_000;
     assert_eq!(control.info(absent).unwrap(), None);
     for result in [

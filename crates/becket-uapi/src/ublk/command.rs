@@ -56,7 +56,7 @@ pub const UBLK_U_CMD_DEL_DEV_ASYNC: u32 = read::<CtrlCmd>(b'u', 0x14);
 pub const UBLK_U_CMD_UPDATE_SIZE: u32 = read_write::<CtrlCmd>(b'u', 0x15);
 /// Parks a live device for its server's replacement: `data` is the time-out in ms. [`UBLK_F_QUIESCE`].
 pub const UBLK_U_CMD_QUIESCE_DEV: u32 = read_write::<CtrlCmd>(b'u', 0x16);
-/// Removes the disk unless somebody has it open. [`UBLK_F_SAFE_STOP_DEV`].
+/// Removes the disk unless it is open. [`UBLK_F_SAFE_STOP_DEV`].
 pub const UBLK_U_CMD_TRY_STOP_DEV: u32 = read_write::<CtrlCmd>(b'u', 0x17);
 /// Registers the [`ShmemBufReg`] in the buffer. [`UBLK_F_SHMEM_ZC`].
 pub const UBLK_U_CMD_REG_BUF: u32 = read_write::<CtrlCmd>(b'u', 0x18);

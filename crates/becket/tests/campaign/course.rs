@@ -1,4 +1,4 @@
-//! One disturbance after another, under load: each is noticed by nobody, and its pause is kept.
+//! One disturbance after another, under load: no user notices it, and its pause is in bounds.
 //! It never goes on when a load does not.
 
 use std::{
@@ -36,7 +36,7 @@ impl Course {
         self.possible.len()
     }
 
-    /// A moment that nobody can foresee.
+    /// A random moment.
     pub(crate) fn moment(&mut self) -> Duration {
         Duration::from_millis(500 + self.random.below(3000) as u64)
     }

@@ -156,7 +156,7 @@ impl Soak<'_> {
         self.place.devices().into_iter().find(|info| info["name"] == name)
     }
 
-    /// Waits until everything is as if nobody had been disturbed.
+    /// Waits until everything is as if there had been no disturbance.
     fn await_calm(&self) {
         let fine = |info: &Value| ["live", "detaching"].iter().any(|state| info["state"] == *state);
         let calm = wait_until(PATIENCE, || self.place.devices().iter().all(fine));

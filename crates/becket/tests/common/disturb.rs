@@ -19,7 +19,7 @@ use super::load::Random;
 /// Longer than anything here takes, on a plain machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What is done to whom, in turn.
+/// What is done to which process, in turn.
 pub(crate) const DISTURBANCES: [Disturbance; 11] = [
     Disturbance { whom: WORKER, how: How::Signal("KILL") },
     Disturbance { whom: SUPERVISOR, how: How::Signal("KILL") },
@@ -215,7 +215,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Whom the victim started while it was in here is not to starve, too.
+        // A process that the victim started while in here must not starve, too.
         let left = fs::read_to_string(self.dir.join("cgroup.procs")).unwrap_or_default();
         for pid in left.split_whitespace() {
             let _ = fs::write(self.home.join("cgroup.procs"), pid);

@@ -58,7 +58,7 @@ impl Seen {
         self.first.lock().unwrap().get_or_insert(what);
     }
 
-    /// Compares what was read with what must be there; what is behind that is nobody's.
+    /// Compares what was read with what must be there; what is behind that is undefined.
     pub(crate) fn compare(&self, bytes: &[u8], expected: &[u8], position: u64) {
         let differ = bytes.iter().zip(expected).filter(|(is, must)| is != must).count();
         let wrong = differ + expected.len().saturating_sub(bytes.len());
@@ -147,7 +147,7 @@ fn load(device: &Path, part: usize, seen: &Seen) -> Vec<u8> {
         let outcome = match kind {
             0..8 => {
                 fill(bytes, &mut random);
-                // What a write that fails leaves behind is nobody's promise; here none may fail.
+                // What a write that fails leaves behind is undefined; here none may fail.
                 file.write_all_at(bytes, position).map(|()| model[at..at + len].copy_from_slice(bytes))
             }
             8..15 => file

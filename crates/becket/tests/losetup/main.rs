@@ -52,7 +52,7 @@ fn left_below(dir: &Path) -> Vec<PathBuf> {
     left
 }
 
-/// Loop devices with numbers that nobody comes to by asking for a free one; they go with this.
+/// Loop devices with numbers that no request for a free one returns; they go with this.
 struct Numbers(Vec<u32>);
 
 impl Numbers {
@@ -71,7 +71,7 @@ impl Drop for Numbers {
     fn drop(&mut self) {
         let control = File::options().read(true).write(true).open("/dev/loop-control").expect("opens");
         for &number in &self.0 {
-            // One that a failed test left bound stays; its number is nobody else's.
+            // One that a failed test left bound stays; its number is not used otherwise.
             let _ = uapi::ctl_remove(control.as_fd(), number);
         }
     }

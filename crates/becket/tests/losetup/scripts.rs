@@ -1,4 +1,4 @@
-//! losetup as other people's scripts call it, and where becket's is to be better than they are used to.
+//! losetup as other people's scripts call it, and where becket's must be better.
 //! Never leaves a device: each test detaches what it attached, by losetup.
 
 use crate::{DEVICES, left_below, links, scratch};
@@ -252,7 +252,7 @@ fn a_containers_empty_dev() {
 #[test]
 fn what_is_removed_is_the_device_of_the_node() {
     let Some(case) = Case::new("losetup::what_is_removed_is_the_device_of_the_node") else { return };
-    // So high that nobody is given it for a free one.
+    // So high that it is never given out as a free one.
     let number = 5000 + std::process::id() % 1000;
     let (node, disk) = (format!("/dev/loop{number}"), format!("/sys/block/loop{number}"));
     case.image("img", MIB);
@@ -323,7 +323,7 @@ fn rounds() -> u32 {
     std::env::var("BECKET_LOSETUP_ROUNDS").ok().map_or(1, |text| text.parse().expect("a number"))
 }
 
-/// Only where no device is anybody else's.
+/// Only where all devices are the test's.
 #[test]
 fn detaching_all_leaves_none() {
     let name = "losetup_detach_all";

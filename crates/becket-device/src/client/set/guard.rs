@@ -23,7 +23,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 /// Whether the kernel or a program has claimed a device or a partition of it: mounted, swap, part of another
 /// device.
 pub(super) enum Use {
-    /// Nobody has, and nobody can while this lives.
+    /// It is not claimed, and cannot be while this lives.
     Free {
         _claim: File,
     },
@@ -69,7 +69,7 @@ impl Use {
     }
 }
 
-/// A device may become shorter when nobody uses it and no partition ends behind its new end.
+/// A device may become shorter when it is unused and no partition ends behind its new end.
 pub(super) fn may_shrink(info: &DeviceInfo, held: bool, len: u64, force: bool) -> Result<(), Error> {
     if force || len >= info.size {
         return Ok(());
@@ -136,7 +136,7 @@ impl Caches {
     pub(super) fn of(info: &DeviceInfo) -> Result<Caches, Error> {
         let open = |path: PathBuf| {
             let device = File::open(&path).map_err(Error::io("open", &path))?;
-            // An error of before is to be heard here, and not to count.
+            // An earlier error is taken here, and does not count.
             let _ = aside(&path, &device, |device| block::await_write_back(device.as_fd()))?;
             Ok((path, device))
         };
@@ -181,7 +181,7 @@ pub(super) fn forget_cached(info: &DeviceInfo) -> Result<(), Error> {
         let device = File::open(&path).map_err(Error::io("open", &path))?;
         block::flush_buffers(device.as_fd()).map_err(Error::io("drop the page cache of", &path))?;
     }
-    // Where nobody listens nothing is lost.
+    // Without a listener nothing is lost.
     let _ = std::fs::write(sysfs::directory(&disk_of(info)).join("uevent"), "change");
     Ok(())
 }

@@ -107,7 +107,7 @@ pub fn set(
         return Err(Error::unserved(&device.info.name));
     }
     if matches!(device.info.transport, Kind::Ublk | Kind::Fuse) {
-        // Before anything is read from the device: that would wait for as long as nobody responds.
+        // Before anything is read from the device: that would wait for as long as there is no response.
         health::responding(store.runtime(), &device)?;
     }
     check_block_size(&device.info, changes.block_size)?;

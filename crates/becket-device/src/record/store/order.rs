@@ -47,7 +47,7 @@ impl Store {
                 && file.ends_with(".new")
                 && item.metadata().and_then(|meta| meta.modified()).is_ok_and(is_old)
             {
-                // One that stays harms nobody.
+                // One that stays does no harm.
                 let _ = fs::remove_file(item.path());
             }
         }

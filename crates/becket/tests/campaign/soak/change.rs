@@ -1,4 +1,4 @@
-//! Devices that are changed while they live: the first one under its load, and one that nobody else uses.
+//! Devices that are changed while they live: the first one under its load, and one without other users.
 //! It looks at what it has changed, and never takes becket's word for it.
 
 use std::{

@@ -75,7 +75,7 @@ fn once(soak: &Soak<'_>, name: &str, piece: &mut Piece, random: &mut Random) {
     }
     if piece.qcow2 && writes {
         let check = Command::new("qemu-img").args(["check", "-q", &piece.path]).output().unwrap();
-        // 3: clusters that nobody uses, which a crash may leave, and nothing else.
+        // 3: unused clusters, which a crash may leave, and nothing else.
         assert!(check.status.code().is_some_and(|code| [0, 3].contains(&code)), "{check:?}");
     }
     soak.count(format!("attached and detached: {} over {via}", piece.kind));

@@ -44,7 +44,7 @@ fn due(at: usize, len: usize, write: bool) -> Due {
     }
 }
 
-/// What must be on the device; of a block that a failed write was for nobody knows.
+/// What must be on the device; unknown for a block of a failed write.
 struct Model {
     bytes: Vec<u8>,
     known: Vec<bool>,

@@ -1,6 +1,6 @@
-//! Supervisor, guard and worker of a device die at the same instant: none has the descriptors of its image
-//! any more. Its users get errors and do not wait, becket says what happened and what to do, and nothing of
-//! it is left afterwards.
+//! Supervisor, guard and worker of a device die at the same instant: no copy of its image's
+//! descriptors is left. Its users get errors and do not wait, becket says what happened and what to do, and
+//! nothing of it is left afterwards.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
 mod common;

@@ -8,7 +8,7 @@
 //! lock, unless 63 bits of a hash meet, and then they only wait. Under it are looks at the record and the
 //! kernel, one rename or one write, and never a sync.
 //!
-//! # Two words for one device
+//! # Two records for one device
 //!
 //! A served device is recorded twice: before it has a disk, and when it has one. The second record is
 //! appended to the first, in the same file: a rename would cost a new inode and the end of the old one.
@@ -19,12 +19,11 @@
 //! # What lasts, and how long
 //!
 //! A record must outlive every process of becket, and no more: it describes a device of this boot, which ends
-//! with the kernel that has it. After a restart it is set aside (it names its boot). The page cache outlives
-//! processes, so nothing would have to be synced to last. A device's record is synced all the same before it
-//! is announced and before it replaces the previous one: a full or broken disk shows now, and not when the
-//! record is needed. A claim is not synced, because it is worthless without its living claimant; nor is the
-//! directory: a name that a power cut removes would have meant nothing. Records are usually in memory, where
-//! syncing is free.
+//! with its kernel. After a restart it is set aside (it names its boot). The page cache outlives processes,
+//! so nothing would have to be synced to last. A device's record is synced all the same before it is
+//! announced or replaces the previous one: a full or broken disk shows now, and not when the record is
+//! needed. A claim is not synced, because it is worthless without its living claimant; nor is the directory:
+//! a name that a power cut removes would have meant nothing. Records are usually in memory: syncing is free.
 
 mod order;
 mod reading;
@@ -60,8 +59,7 @@ const LONGEST_NAME: usize = 63;
 /// Descriptors of the file of locks that are kept open.
 const MOST_LOCKS: usize = 8;
 
-/// Two records in one file are no longer than this, in bytes: what fits in a page is visible at once to all
-/// readers.
+/// Two records in one file are no longer than this, in bytes: a page is visible at once to all.
 const AMENDED: u64 = 4096;
 /// Bytes that each device's record has in its file system from the beginning.
 const RESERVED: u64 = 2 * AMENDED;
@@ -247,8 +245,7 @@ impl Store {
         }
     }
 
-    /// Under the name's lock: whether the name can be taken. What is no record of this boot is then set
-    /// aside.
+    /// Under the name's lock: whether the name is free. Sets aside what is no record of this boot.
     fn is_free(&self, name: &str, lives: impl Fn(&Device) -> bool) -> Result<(), Error> {
         let (image, device) = match self.look(name)? {
             Looked::Entry(Entry::Claim { image, claimant }) if claimant.alive() => (image, None),
@@ -346,8 +343,7 @@ impl Store {
         file.sync_data()
     }
 
-    /// The same of a record that was just written and has most likely not changed since: the new one is
-    /// appended.
+    /// The same of a record that was just written and is most likely unchanged: the new one is appended.
     pub(crate) fn amend(&self, old: &Device, then: &Written, new: &Device) -> Result<bool, Error> {
         let name = &old.info.name;
         let path = self.path(name);
@@ -454,8 +450,7 @@ impl Store {
     }
 }
 
-/// A record's lock. Its file is opened once for as many as are locked at the same time, and is then used
-/// again.
+/// A record's lock. Its file is opened once for as many as are locked at the same time, and is used again.
 struct Locked<'a> {
     file: Option<File>,
     place: u64,
@@ -514,8 +509,7 @@ impl Prepared {
         Ok(Prepared { beside, place: place.to_owned(), written: Written { file, len: text.len() as u64 } })
     }
 
-    /// Moves it into place if no record is there. Returns it if one is, or if the file system cannot say: the
-    /// caller checks.
+    /// Moves it into place if no record is there. Returns it if one is, or may be: the caller checks.
     fn publish_first(mut self) -> Result<Written, Prepared> {
         match rustix::fs::renameat_with(CWD, &self.beside.path, CWD, &self.place, RenameFlags::NOREPLACE) {
             Ok(()) => {
@@ -550,8 +544,7 @@ impl Drop for Beside {
     }
 }
 
-/// Where in the file of locks a name's lock is: the same for every process, so not a hash with a random key
-/// (FNV-1a).
+/// Where in the file of locks a name's lock is (FNV-1a): the same for every process, so without a random key.
 pub(crate) fn hash(name: &str) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     name.bytes().fold(0xcbf2_9ce4_8422_2325, step)

@@ -464,15 +464,23 @@ mod tests {
             let summary = Summary::of(queues.iter().map(|queue| &**queue)).read;
             let mut sorted = latencies;
             sorted.sort_unstable();
-            for (permille, reported) in [(500, summary.p50_ns), (900, summary.p90_ns), (990, summary.p99_ns), (999, summary.p999_ns)] {
+            let percentiles = [
+                (500, summary.p50_ns),
+                (900, summary.p90_ns),
+                (990, summary.p99_ns),
+                (999, summary.p999_ns),
+            ];
+            for (permille, reported) in percentiles {
                 let (exact, reported) = (exact(&sorted, permille), reported.unwrap());
                 prop_assert!(reported >= exact, "p{permille}: {reported} is below {exact}");
-                prop_assert!(reported - exact <= (exact / 16).max(1023), "p{permille}: {reported} is far above {exact}");
+                let error = reported - exact;
+                prop_assert!(error <= (exact / 16).max(1023), "p{permille}: {reported} is far above {exact}");
             }
             prop_assert_eq!(summary.max_ns, sorted.last().copied());
             let total: u128 = sorted.iter().map(|nanos| u128::from(*nanos)).sum();
             prop_assert_eq!(u128::from(summary.mean_ns.unwrap()), total / sorted.len() as u128);
-            prop_assert_eq!((summary.operations, summary.bytes), (sorted.len() as u64, 512 * sorted.len() as u64));
+            let count = sorted.len() as u64;
+            prop_assert_eq!((summary.operations, summary.bytes), (count, 512 * count));
         }
 
         #[test]

@@ -1,14 +1,13 @@
 //! What it may cost to find out what is in an image: bytes, steps, memory and processor time.
 //! It never limits a device that is attached: only the parsing of an image has a budget.
 //!
-//! Each command opens each image with a [`Budget`] of its own, which every image inside it shares. (One for
-//! all images of
-//! `attach *.img` would let the first images decide whether the last can be attached.) All costs are counted at four
-//! places, so that no reader of a format has to count: [`crate::Image`] counts each read and each block that
-//! is decoded, and the memory of each map; [`crate::Layout`] the pieces of a file; [`crate::layer::detect`]
-//! the entries of directories. What is counted is bounded, so all work must be in proportion to what is
-//! counted. Where it is not, the processor time is the limit that holds: the clock is read after every
-//! thousand steps and every MiB.
+//! Each command opens each image with its own [`Budget`], which all images inside that image share. (With one
+//! budget for all images of `attach *.img`, the first images would decide whether the last can be attached.)
+//! All costs are counted in four places, so that no format's reader has to count: [`crate::Image`] counts
+//! each read, each block that is decoded, and the memory of each map; [`crate::Layout`] counts the pieces of
+//! a file; [`crate::layer::detect`] counts directory entries.
+//! The counts are bounded, so all work must be in proportion to what is counted. Where it is not, the limit
+//! on processor time holds: the clock is read after every thousand steps and every MiB.
 
 use std::fmt;
 use std::io;
@@ -32,8 +31,8 @@ pub struct Limits {
     pub time: Duration,
 }
 
-/// Honest images need less than a quarter of this: docs/SECURITY.md says which, with figures. No image makes a
-/// command use more than 512 MiB and 5 s: the rest is for what the command does with the answer.
+/// Honest images need less than a quarter of this: docs/SECURITY.md says which, with figures. No image makes
+/// a command use more than 512 MiB and 5 s: the rest is for what the command does with the answer.
 impl Default for Limits {
     fn default() -> Limits {
         Limits { bytes: 1 << 30, steps: 4 << 20, memory: 256 << 20, time: Duration::from_secs(4) }

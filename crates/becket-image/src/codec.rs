@@ -1,8 +1,8 @@
 //! How one encoded block becomes bytes.
 //! It never writes more than the room it was given, and never keeps more memory than a block needs.
 //!
-//! A decoder is a piece of memory that one thread uses again and again ([`Codec::decoder`]): the engine's threads
-//! each have their own, and so has whoever parses an image.
+//! A decoder is memory that one thread reuses ([`Codec::decoder`]): each thread of the engine has its own,
+//! and so has a thread that parses an image.
 
 mod sha256;
 mod xz_block;

@@ -3,14 +3,17 @@
 //!
 //! # What an overlay says of the image below it
 //!
-//! - Of a whole file or device that QEMU takes for the same disk (raw, qcow2, flat VMDK) the path and the format. Every
-//!   program that knows qcow2 can open such an overlay.
-//! - Of all else (a path through images, an image that is compressed, a part of one) a name like `becket:PATH`
-//!   ([`crate::qcow2::scheme`]). That is neither a path nor a protocol, so whoever needs what is below says that he cannot
-//!   have it: nobody takes the file on the way for the disk, or what was never written for zeroes.
+//! - If QEMU takes a whole file or device for the same disk (raw, qcow2, flat VMDK): its path and format.
+//!   Every program that knows qcow2 can open such an overlay.
+//! - For everything else (a path through images, a compressed image, a part of an image): a name like
+//!   `becket:PATH` ([`crate::qcow2::scheme`]). That is neither a path nor a protocol, so a program that needs
+//!   the backing data reports that it cannot open it. No program takes the file on the way for the disk, or
+//!   reads zeroes where nothing was written.
 //!
-//! The path is relative (to the overlay) where the file lies in the overlay's directory or below, so both can be moved together.
-//! An overlay opens nothing by that name here either: it is only compared with the image that the user names.
+//! The path is relative (to the overlay) if the file lies in the overlay's directory or below it, so that
+//! both can be moved together.
+//! Here, too, an overlay opens nothing by that name: the name is only compared with the image that the user
+//! names.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -97,7 +100,8 @@ impl Drop for Fresh {
     }
 }
 
-/// Lays the overlay in `file` over an image; it is made where there is no such file and something may be written.
+/// Lays the overlay in `file` over an image. The overlay is created if there is no such file and writing is
+/// allowed.
 ///
 /// # Errors
 /// The file is something else, is in use, or cannot be made.
@@ -138,8 +142,8 @@ pub(crate) fn lay_over(
     Ok(Stack { image, links, read_only, overlay })
 }
 
-/// Why clusters of this length cannot be written in this file: tables are written through the page cache and data past it,
-/// which must not meet in one page or block.
+/// Why clusters of this length cannot be written in this file: tables are written through the page cache and
+/// data past it, which must not meet in one page or block.
 pub(crate) fn too_short(cluster: u64, file: &OwnedFd) -> Option<String> {
     let unit = unit_of(file);
     (cluster < unit)
@@ -165,7 +169,8 @@ impl Place {
     }
 }
 
-/// Makes an overlay; `None` where there is something by that name. It is on the disk, with its name, when this returns.
+/// Creates an overlay; `None` if the name exists already. The file and its name are on the disk when this
+/// returns.
 fn create(
     base: &Base,
     file: &Path,
@@ -216,7 +221,7 @@ fn find(
     }
     let (fd, unwritable) = open_inode(file, &found.inode, found.kind, read_only)?;
     let write = !read_only && unwritable.is_none();
-    // Two who give clusters places in one file destroy it, so whoever writes here is alone.
+    // Two processes that allocate clusters in one file destroy it, so a writer has the file to itself.
     lock_fd(file, &fd, found.kind, &Claim::of_all(write, shared && !write), warnings)?;
     // An empty file is no overlay, and says so.
     let size = rustix::fs::fstat(&fd).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
@@ -365,7 +370,7 @@ mod tests {
         drop(stack);
         assert!(file.exists(), "what was there stays");
 
-        // Somebody has put another file in its place meanwhile.
+        // Another file has taken its place meanwhile.
         std::fs::remove_file(&file).unwrap();
         let stack = over().unwrap();
         std::fs::write(temp.path().join("other"), "").unwrap();

@@ -76,8 +76,8 @@ impl From<Encoded> for Unchecked {
 }
 
 impl Encoded {
-    /// A layer of `blocks`, whose encoded bytes are where `below` says; `None` when the blocks are not sorted and
-    /// gapless from 0 on, or one is impossible.
+    /// A layer of `blocks`, whose encoded bytes are where `below` says; `None` if the blocks are not sorted
+    /// and gapless from 0 on, or if one is impossible.
     pub fn new(codec: Codec, below: Map, blocks: Vec<Block>) -> Option<Encoded> {
         let mut expected = 0;
         for block in &blocks {

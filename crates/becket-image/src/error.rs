@@ -21,7 +21,7 @@ pub enum ErrorKind {
     NotAnImage,
     /// An option that does not fit this image, or fits none.
     InvalidOption,
-    /// Somebody else has it open in a way that excludes this one.
+    /// Another process has it open in a way that excludes this one.
     InUse,
     /// This system cannot do what was asked for.
     Unsupported,
@@ -366,7 +366,8 @@ fn outside(image: &str) -> (&'static str, &Path) {
     if path.exists() { ("", path) } else { ("copy it out of its image first; ", Path::new("FILE")) }
 }
 
-/// A name for the raw image made of the file at `path`: without its last suffix, and not that of a file that exists.
+/// A name for the raw image made from the file at `path`: the name without its last suffix, and not that of
+/// an existing file.
 pub(crate) fn new_name(path: &Path) -> PathBuf {
     let without = path.with_extension("");
     let mut name = if without.extension().is_some() { without } else { path.with_extension("raw") };

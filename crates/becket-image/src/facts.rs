@@ -14,7 +14,7 @@ use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Stat, StatxFlags, Timesp
 use rustix::io::{Errno, ReadWriteFlags};
 use serde::{Deserialize, Serialize};
 
-/// Whether the backing is to be accessed past the page cache.
+/// Whether to access the backing past the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DirectIo {
@@ -108,7 +108,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// What is taken for granted of a backing that nothing was asked of yet: the smallest blocks, and nothing that it can do.
+    /// What is assumed of a backing before it was asked: the smallest blocks, and no optional operations.
     pub fn unasked(kind: BackingKind, size: u64, writable: bool) -> Facts {
         Facts {
             kind,
@@ -129,11 +129,13 @@ impl Facts {
         }
     }
 
-    /// Whether stored bytes of encoded blocks are read through the page cache, where `wanted` is what was asked for.
+    /// Whether stored bytes of encoded blocks are read through the page cache; `wanted` is the setting that
+    /// was asked for.
     ///
-    /// There the kernel reads ahead as far as the disk is said to like (`read_ahead_kb`), also for one who reads files in
-    /// random order. Not where it cannot say that a read would block, which then costs a kernel thread each; and
-    /// not beside writes, which would have to take from the cache what they go past.
+    /// Through the page cache, the kernel reads ahead as far as the disk's `read_ahead_kb` says, even if
+    /// files are read in random order.
+    /// Not if the file cannot report that a read would block, which then costs a kernel thread for each read;
+    /// and not beside writes, which would have to invalidate the cached pages that they bypass.
     pub fn caches_stored(&self, wanted: DirectIo) -> bool {
         match wanted {
             DirectIo::Auto => self.nowait && !self.writable,
@@ -163,10 +165,10 @@ pub(crate) struct Known<'a> {
     pub(crate) offset: u64,
 }
 
-/// Asks for the facts that whoever opens it needs, and for the direct descriptor where there can be one.
+/// Asks for the facts that every opener needs, and for the direct descriptor if there can be one.
 ///
-/// The others are [`complete`]d by who serves the image: they take twenty system calls, and one dirties the file's inode,
-/// which the kernel's loop driver would have to write before it attaches the file.
+/// The process that serves the image [`complete`]s the others: they take twenty system calls, and one dirties
+/// the file's inode, which the kernel's loop driver would have to write before it attaches the file.
 pub(crate) fn ask(known: &Known<'_>) -> (Facts, Option<OwnedFd>) {
     let (direct_fd, direct, direct_reason) = match ask_direct(known) {
         Ok((fd, alignment, reason)) => (Some(fd), Some(alignment), reason),
@@ -197,11 +199,12 @@ pub(crate) fn complete(buffered: BorrowedFd<'_>, direct: Option<BorrowedFd<'_>>,
 /// `RWF_DONTCACHE` of the kernel's `fs.h` (Linux 6.14); rustix does not name it yet.
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
 
-/// Whether reads of a descriptor may carry a flag, by reading one byte with it where the file ends: nothing is read, and
-/// nothing comes into the page cache.
+/// Whether reads of a descriptor may carry a flag. It reads one byte with the flag at the end of the file:
+/// nothing is read, and nothing enters the page cache.
 ///
-/// What such a read comes to is of no interest: flags that the file system or the kernel does not have are refused
-/// before anything else is looked at. A direct descriptor may refuse the single byte, and then has the flag.
+/// The result of such a read does not matter: the kernel refuses flags that it or the file system does not
+/// have before it checks anything else. A direct descriptor may refuse the single byte, and then has the
+/// flag.
 fn takes(fd: BorrowedFd<'_>, flag: ReadWriteFlags, end: u64) -> bool {
     let mut byte = [0];
     let read = retry(|| rustix::io::preadv2(fd, &mut [IoSliceMut::new(&mut byte)], end, flag));
@@ -234,7 +237,8 @@ fn ask_device(fd: BorrowedFd<'_>, facts: &mut Facts) {
     let Some(queue) = queue.filter(|_| facts.writable) else { return };
     let allows = |limit| queue.number(limit).is_some_and(|bytes| bytes > 0);
     facts.write_zeroes = allows("write_zeroes_max_bytes");
-    // Punching a device zeroes it and lets it unmap what it zeroes: one that discards but cannot zero refuses.
+    // Punching a device zeroes it and lets it unmap the zeroed range: one that discards but cannot zero
+    // refuses.
     if facts.write_zeroes && allows("discard_max_bytes") {
         facts.discard = true;
         facts.discard_granularity = queue.unit("discard_granularity").unwrap_or(logical).max(logical);
@@ -295,8 +299,8 @@ pub(crate) fn proc_path(fd: impl AsFd) -> String {
 
 /// Opens for I/O that leaves the image's access time alone, where the caller may ask for that.
 ///
-/// Who reads a device does not read its image as a file; and looking whether the time is due costs each direct read a
-/// hundred instructions.
+/// A program that reads a device does not read its image as a file; and checking whether the time is due
+/// costs each direct read a hundred instructions.
 pub(crate) fn open_quietly(path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
     let open = |flags| retry(|| rustix::fs::open(path, flags, Mode::empty()));
     match open(flags | OFlags::NOATIME) {
@@ -392,15 +396,17 @@ struct Files {
     punched: Option<u32>,
 }
 
-/// Of which files something was asked: the number of their file system, whether they are written, whether there is direct I/O.
+/// The kind of file that was asked: the number of its file system, whether it is written, whether there is
+/// direct I/O.
 type Sort = (u64, bool, bool);
 
 impl Files {
     /// How long what was asked is believed: a number may come to mean another file system.
     const FRESH: Duration = Duration::from_secs(1);
 
-    /// What this file has in common with others. Of many images that are opened one after the other most lie on one file system, and
-    /// asking takes sixteen system calls, of which two write to the inode: the last answer is kept for a moment.
+    /// What this file has in common with others. Of many images that are opened in a row, most lie on one
+    /// file system. Asking takes sixteen system calls, two of which write to the inode, so the last answer is
+    /// kept for a moment.
     fn like(buffered: BorrowedFd<'_>, direct: Option<BorrowedFd<'_>>, facts: &Facts) -> Files {
         static LAST: Mutex<Option<(Sort, Instant, Files)>> = Mutex::new(None);
         let device = rustix::fs::fstat(buffered).map_or(0, |stat| stat.st_dev);

@@ -139,7 +139,8 @@ pub(crate) fn lock_fd(
     }
 }
 
-/// What is read next of a file is some bytes here and there: nothing is read ahead, which would only be dropped again.
+/// The next reads of a file are a few bytes here and there: nothing is read ahead, because it would only be
+/// dropped again.
 pub(crate) fn read_here_and_there(file: BorrowedFd<'_>) {
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random);
 }
@@ -151,8 +152,8 @@ pub(crate) fn read_as_it_comes(file: BorrowedFd<'_>) {
 
 /// Drops what the page cache holds of a file that will be gone past.
 ///
-/// As long as one page is cached (reading a partition table is enough), the kernel looks for pages to invalidate at
-/// each direct write: 9 per cent of a 4 KiB write's instructions were seen to go there.
+/// As long as one page is cached (reading a partition table is enough), the kernel looks for pages to
+/// invalidate at each direct write: 9 per cent of a 4 KiB write's instructions were seen to go there.
 pub(crate) fn forget_cached(file: BorrowedFd<'_>) {
     // Only advice: dirty pages stay until they are written, and nothing depends on it.
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);

@@ -246,8 +246,8 @@ impl Look {
 }
 
 impl Inspected {
-    /// What is wrong with it, with what to do where another program reads it. That the budget is spent is said once, of the
-    /// whole tree.
+    /// Records a problem, with what to do if another program reads the image. A spent budget is reported
+    /// once, for the whole tree.
     fn problem(&mut self, source: LayerError) {
         let hint = match &source {
             LayerError::Spent(_) => return,

@@ -70,7 +70,7 @@ impl Id {
     }
 }
 
-/// What is to be used.
+/// What to use.
 struct Wanted<'a> {
     id: Id,
     block: bool,

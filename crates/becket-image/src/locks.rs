@@ -1,4 +1,5 @@
-//! Locks an image the way QEMU does, and the parts of one against each other, so that two programs never write the same bytes.
+//! Locks an image as QEMU does, and locks parts of one image against each other, so that two programs never
+//! write the same bytes.
 //! It never takes a lock that would let QEMU write beside it, and never waits longer than a moment.
 //!
 //! # The bytes that QEMU knows
@@ -7,22 +8,23 @@
 //!
 //! | byte | locked means |
 //! | --- | --- |
-//! | 100 + *p* | somebody uses permission *p* |
-//! | 200 + *p* | somebody does not want others to use permission *p* |
+//! | 100 + *p* | a process uses permission *p* |
+//! | 200 + *p* | a process does not share permission *p* with others |
 //!
 //! *p* is 0 for reading, 1 for writing, 2 for writing what is there already, 3 for resizing (4 was given up).
 //! An opener first takes its own bytes, then asks whether an exclusive lock *would* conflict on 200 + *p* for
 //! each *p* that it uses and on 100 + *p* for each that it does not share. Shared locks never exclude each
-//! other, so that question is the whole protocol; and because everybody announces before asking, of two who
-//! come at once at most one goes on.
+//! other, so that question is the whole protocol. Because every opener announces itself before it asks, at
+//! most one of two simultaneous openers goes on.
 //!
-//! becket uses reading, and writing where the image is writable; it shares neither writing nor resizing.
-//! So to QEMU there may be many readers or one writer of a file. With `shared` becket announces what it uses, forbids nothing
-//! and asks nothing: whoever does not share writing still sees it and is refused.
+//! becket uses reading, and writing if the image is writable; it shares neither writing nor resizing. So for
+//! QEMU a file may have many readers or one writer. With `shared`, becket announces what it uses, forbids
+//! nothing and asks nothing: a process that does not share writing still sees the announcement and is
+//! refused.
 //!
 //! # The bytes that becket knows
-//! Two partitions of one disk are two devices that never meet. The question above cannot tell them from two writers of
-//! the same bytes, so becket asks a second one, far behind the end of any file:
+//! Two partitions of one disk are two devices that share no bytes. The question above cannot distinguish them
+//! from two writers of the same bytes, so becket asks a second one, far behind the end of any file:
 //!
 //! | byte | locked means |
 //! | --- | --- |
@@ -31,29 +33,33 @@
 //! | 2^62 - 1 | the gate: exclusive while a writer is let in, shared while a reader is |
 //! | 2^62 + *n* | byte *n* of the file is written (exclusive) or read (shared) by one that was let in |
 //!
-//! Under the gate an opener announces itself to QEMU. When a writer is inside already, it leaves out QEMU's question, for
-//! the locks that would answer it are those of becket's own: nobody else got in beside that writer, and since it was not
-//! gone before the announcement, nobody has come since. (A writer with `shared` may have: it has its byte.) When none is,
-//! QEMU's question is asked as ever. Then it locks its range, which excludes whoever meets it there, and, if it writes, says
-//! that it is inside. Who is inside has asked QEMU's question or found somebody there who had, so nothing hangs on the gate
-//! but that two who come at once do not take each other for strangers.
+//! An opener holds the gate while it announces itself to QEMU. If a writer is inside already, the opener
+//! skips QEMU's question, because becket's own locks would answer it: nothing else got in beside that writer,
+//! and since the writer was still there at the announcement, nothing has come since. (A writer with `shared`
+//! may have; it has its byte.) If no writer is inside, the opener asks QEMU's question as usual.
+//! Then it locks its range, which excludes every opener of an overlapping range, and, if it writes, locks the
+//! byte of a writer inside. An opener that is inside has asked QEMU's question or found one there that had.
+//! So the gate serves one purpose only: two simultaneous openers do not take each other for strangers.
 //!
-//! A range is widened to whole pages: a write through the page cache beside a direct one could otherwise carry old bytes
-//! of its neighbour's. What is not one range of the file is locked as the innermost range around it, or as the whole file.
+//! A range is widened to whole pages: a write through the page cache beside a direct one could otherwise
+//! write back old bytes of its neighbour. An image that is not one range of the file is locked as the
+//! innermost range around it, or as the whole file.
 //!
-//! One thing this cannot tell: with readers inside and no writer, whether all of them are becket's. So a part that is read keeps
-//! writers of other parts out, as it always did; but a reader of one part is let in beside a writer of another.
+//! One limit: with readers inside and no writer, the locks do not show whether all readers are becket's. So a
+//! part that is read keeps writers of other parts out; but a reader of one part is let in beside a writer of
+//! another.
 //!
 //! # How long
 //! The locks belong to the open file description (`F_OFD_SETLK`): they go wherever the descriptor is passed,
 //! and last until its last copy is closed, in the supervisor, a worker or the kernel's loop driver.
 //!
 //! # The moment
-//! That last copy may outlive its owner by a moment: a process that is being spawned holds copies of
-//! everything until it executes its program, and the kernel closes the file of a loop device after the device
-//! is gone. A ring gives a file of its table up only when it comes to it, before Linux 6.13 up to a second later: that would be too
-//! long, and so who knows that a device has ended [gives its locks up](crate::unlock). So that detaching and attaching again does not fail by accident, a clash is looked at again a few
-//! times ([`a_moment`]) before it counts. Who holds the gate is at work, so it is waited for a little longer.
+//! The last copy may outlive its owner by a moment: a process that is being spawned holds copies of all
+//! descriptors until it executes its program, and the kernel closes the file of a loop device after the
+//! device is gone. A ring releases a file of its table late, before Linux 6.13 up to a second later. That is
+//! too long, so the process that knows that a device has ended [gives its locks up](crate::unlock).
+//! A conflict counts only after a few retries ([`a_moment`]), so that detaching and attaching again does not
+//! fail by accident. The holder of the gate is at work, so the wait for the gate is a little longer.
 
 use std::io;
 use std::ops::Range;
@@ -80,7 +86,7 @@ const GATE_TRIES: u32 = 2000;
 /// All of a file, however long it becomes.
 pub(crate) const WHOLE: Range<u64> = 0..u64::MAX;
 
-/// What somebody wants to do with a file.
+/// The use of a file that an opener asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) write: bool,
@@ -153,7 +159,7 @@ impl Permission {
 /// Why the locks were not taken.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// Somebody else's use excludes this one; what they do, for people.
+    /// Another use excludes this one; a description of it, for people.
     Clash(String),
     /// The file system knows no such locks.
     Unsupported(io::Error),
@@ -181,8 +187,8 @@ pub(crate) fn a_moment(attempt: u32) -> bool {
     go_on
 }
 
-/// Announces the use of the image on `fd`, which must be readable (and writable by a writer), and checks that it suits
-/// everybody else.
+/// Announces the use of the image on `fd`, which must be readable (and writable by a writer), and checks that
+/// it is compatible with all other uses.
 ///
 /// After a clash all locks of this description are given up; `wait` then says whether to try again.
 pub(crate) fn take(

@@ -1,5 +1,5 @@
 //! The map: which range of an image lives where.
-//! It never holds a gap, an overlap or a range that overflows, whoever wrote the extents.
+//! It never holds a gap, an overlap or a range that overflows, wherever the extents come from.
 
 use serde::{Deserialize, Serialize};
 
@@ -196,8 +196,7 @@ impl Map {
         Ok(inside.filter_map(cut).map(move |cut| Extent { start: cut.start - offset, ..cut }))
     }
 
-    /// The same map where so many files and layers are counted before those that it speaks of; `None` when there are too
-    /// many.
+    /// The same map with this many files and layers counted before its own; `None` if there are too many.
     pub(crate) fn behind(&self, files: u32, layers: u32) -> Option<Map> {
         let moved = |extent: &Extent| {
             let place = match extent.place {

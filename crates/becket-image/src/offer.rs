@@ -1,5 +1,6 @@
-//! What of an image is offered: which part, in blocks of which length, with which partitions.
-//! It decides and never refuses for want of a partition table: an image may be attached just to rescue the rest.
+//! Which part of an image is offered, in blocks of which length, with which partitions.
+//! It decides and never refuses because a partition table is missing: an image may be attached just to rescue
+//! the rest.
 
 use std::path::Path;
 

@@ -33,7 +33,7 @@ use crate::{
     ReadAt as _,
 };
 
-/// How an image is to be opened. All sizes are bytes.
+/// How to open an image. All sizes are bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct OpenOptions {
     /// Never write, even where it would be possible.
@@ -57,9 +57,11 @@ pub struct OpenOptions {
     pub format: Format,
     /// Where backing files may lie, beside the directory of the image that names them.
     pub backing_dirs: Vec<PathBuf>,
-    /// Open a qcow2 for writing although that removes its persistent bitmaps; without this it is opened for reading.
+    /// Open a qcow2 for writing although that removes its persistent bitmaps; without this it is opened for
+    /// reading.
     pub drop_bitmaps: bool,
-    /// The qcow2 over the image that takes what is written, made where it is not there: the image is only read then.
+    /// The qcow2 over the image that receives the writes, created if it does not exist: the image is only
+    /// read then.
     pub cow: Option<PathBuf>,
     /// Parse it whatever that costs: see [`crate::budget`].
     pub no_limits: bool,
@@ -118,7 +120,7 @@ pub struct Identity {
 pub struct Backing {
     /// Goes through the page cache; carries the locks.
     pub buffered: OwnedFd,
-    /// The same inode with `O_DIRECT`, where that is possible: whether it is used can change while it is open.
+    /// The same inode with `O_DIRECT`, if that is possible: whether it is used can change while it is open.
     pub direct: Option<OwnedFd>,
     /// What it can do.
     pub facts: Facts,
@@ -134,8 +136,8 @@ impl Backing {
 }
 
 impl Opened {
-    /// Asks what the files can do, and in which units, for whoever is to serve them; `wanted` as when it was opened. Nothing of
-    /// them is read.
+    /// Asks what the files can do, and in which units, for the process that will serve them; `wanted` as when
+    /// it was opened. Nothing is read from them.
     pub fn complete(&mut self, wanted: DirectIo) {
         let encoded = !self.encoded.is_empty();
         for file in &mut self.files {
@@ -169,8 +171,8 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
     Ok(opened)
 }
 
-/// The same, but asks of the files only what the kernel's drivers need to know: [`Opened::complete`] asks the rest, which
-/// takes longer than all else here.
+/// The same, but asks of the files only what the kernel's drivers need to know: [`Opened::complete`] asks the
+/// rest, which takes longer than everything else here.
 ///
 /// # Errors
 /// As [`open()`].
@@ -181,8 +183,8 @@ pub fn open_partly(path: &Path, options: &OpenOptions) -> Result<Opened, Error> 
     let target = Target { host: &host, found: &found, inside: &inside, budget: &options.budget() };
     let read_only = options.read_only || options.cow.is_some();
     for _ in 0..LOOKS {
-        // What is inside decides which bytes are locked, and whether anything may be written: readers must not shut each
-        // other out.
+        // What is inside decides which bytes are locked, and whether writing is allowed: readers must not
+        // exclude each other.
         let (mut range, mut reason) = (None, None);
         if !inside.is_empty() {
             let walked = look_inside(&target, options.format, &options.backing_dirs)?;
@@ -197,7 +199,7 @@ pub fn open_partly(path: &Path, options: &OpenOptions) -> Result<Opened, Error> 
     Err(io(path, "its place in the file changes while it is opened", std::io::ErrorKind::ResourceBusy))
 }
 
-/// Walks a path without locks and for reading only: to see what is there. See [`OpenOptions::backing_dirs`].
+/// Walks a path without locks and for reading only, for inspection. See [`OpenOptions::backing_dirs`].
 ///
 /// # Errors
 /// As [`open()`].
@@ -246,7 +248,7 @@ pub fn look_within(
     look_inside(&target, format, backing_dirs)
 }
 
-/// What is to be opened, and what its parsing may cost.
+/// What to open, and what parsing it may cost.
 struct Target<'a> {
     /// The path of the file or device, and what was found there.
     host: &'a Path,
@@ -302,8 +304,8 @@ struct Disk {
     warning: Option<String>,
 }
 
-/// The disk in a file: the file itself, or what a qcow2 and those below it hold. `whole` says that nothing but all of it is wanted, and `lock` has a word
-/// about each of the files below.
+/// The disk in a file: the file itself, or what a qcow2 and the files below it hold. `whole` says that only
+/// the whole disk is wanted; `lock` is called for each of the files below.
 fn disk_in(
     file: &OpenFile<'_>,
     format: Format,
@@ -359,7 +361,8 @@ fn disk_in(
     }
 }
 
-/// Why a file can only be read, by its first bytes: what the walk will say, before anything else is looked at.
+/// Why a file can only be read, judged by its first bytes: what the walk will report, before anything else is
+/// checked.
 fn only_read(file: &OwnedFd, format: Format) -> Option<String> {
     let mut head = [0; vmdk::TITLE.len()];
     file.read_at(&mut head, 0).ok()?;
@@ -370,8 +373,8 @@ fn only_read(file: &OwnedFd, format: Format) -> Option<String> {
     (wanted(Format::Vmdk) && head.eq_ignore_ascii_case(vmdk::TITLE)).then(|| vmdk::ONLY_READ.to_owned())
 }
 
-/// Opens what was found at `host`, and the image in it that `inside` names, which lies in `range` of it (everywhere, when that is not
-/// given); `None` where it does no longer. The path itself is not looked up again.
+/// Opens what was found at `host`, and the image in it that `inside` names, which lies in `range` of it
+/// (anywhere, without a range); `None` if it no longer does. The path itself is not looked up again.
 fn open_inside(
     target: &Target<'_>,
     read_only: bool,
@@ -431,7 +434,8 @@ fn open_inside(
     if walked.end != End::Image {
         return Err(Error::NotAnImage { path: named(host.to_owned()), what: "a directory" });
     }
-    // It may have changed since it was looked at without a lock, or was not looked at. Readers take readers' locks only.
+    // It may have changed since it was read without a lock, or was not read. Readers take readers' locks
+    // only.
     if let Some(mut reason) = walked.read_only.clone().or(unwritable).filter(|_| !read_only) {
         // Beside another writer its tables may just be changing.
         if corrupt && !options.shared {
@@ -535,7 +539,8 @@ fn backing(
     Ok(file)
 }
 
-/// Gives up the locks of files, whoever still holds copies of their descriptors: nobody may use these any more.
+/// Gives up the locks of files, even if other processes still hold copies of their descriptors: nothing may
+/// use these any more.
 pub fn unlock(files: &[Backing]) {
     for fd in files.iter().flat_map(|file| std::iter::once(&file.buffered).chain(&file.direct)) {
         // Who could not lock has nothing to give up, and what is left goes with the last copy.

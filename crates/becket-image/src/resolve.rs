@@ -27,8 +27,9 @@ pub(crate) struct Split {
     pub(crate) inside: Vec<OsString>,
 }
 
-/// Divides a path at the first regular file or block device on the way; `FILE/..` is the directory of the file, as if that were
-/// a directory. A path that leads nowhere stays whole, and [`resolve`] says what is wrong with it.
+/// Splits a path at the first regular file or block device on the way; `FILE/..` is the directory of the
+/// file, as if the file were a directory. A path that leads nowhere stays whole, and [`resolve`] reports what
+/// is wrong with it.
 pub(crate) fn split(path: &Path) -> Split {
     let whole = || Split { host: path.to_owned(), inside: Vec::new() };
     if !matches!(rustix::fs::stat(path), Err(Errno::NOTDIR)) {

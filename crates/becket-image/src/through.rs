@@ -1,9 +1,10 @@
 //! Paths that go through images, as if those were directories.
-//! It never leaves the image that it is in: symbolic links are followed inside it only, `..` ends at its root.
+//! It never leaves the image that it is in: symbolic links are followed only inside it, and `..` ends at its
+//! root.
 //!
-//! Every regular file on the way that is followed by more path is opened as an image. In a partition table the names
-//! are `p2`, `by-label/NAME` and `by-uuid/UUID`, label and UUID being those of the partition or of what is in it. A
-//! bootable ISO has both: its files come first.
+//! Every regular file that is followed by more path is opened as an image. In a partition table the names are
+//! `p2`, `by-label/NAME` and `by-uuid/UUID`: the label and UUID of the partition or of what is in it. A
+//! bootable ISO has both files and partitions: its files come first.
 
 use std::ffi::OsString;
 use std::ops::{ControlFlow, Range};
@@ -33,7 +34,8 @@ pub struct Level {
     pub path: String,
     /// Its bytes.
     pub image: Image,
-    /// From where to where these lie in the level before; `None` for the first, and where all of them are zeroes.
+    /// The range in the level before that holds these bytes; `None` for the first level, and if all of them
+    /// are zeroes.
     pub span: Option<(u64, u64)>,
     /// What it holds, once the path went on in it.
     pub contents: Option<Contents>,
@@ -61,8 +63,8 @@ pub struct Walk {
     pub read_only: Option<String>,
 }
 
-/// What a format that was named says of the file on the host, when `names` go on in it: `raw` speaks of the image that
-/// the path names, which is taken as it is stored, and every other format of the file.
+/// What a named format says of the file on the host, when `names` continue inside it: `raw` applies to the
+/// image that the path names, which is taken as it is stored, and every other format to the file.
 pub(crate) fn of_first(format: Format, names: &[OsString]) -> Format {
     if format == Format::Raw && !names.is_empty() { Format::Auto } else { format }
 }
@@ -111,8 +113,9 @@ impl Walk {
         self.levels.iter().filter_map(|level| level.reached).chain(end).collect()
     }
 
-    /// Whether the image is an ISO 9660 with a partition table that shows the same bytes: one of its partitions begins before
-    /// the ISO's first descriptor. (What is left of an ISO on a disk that was partitioned anew is none.)
+    /// Whether the image is an ISO 9660 with a partition table that shows the same bytes: one of its
+    /// partitions begins before the ISO's first descriptor. (The remains of an ISO on a disk that was
+    /// repartitioned are none.)
     pub fn is_hybrid(&self) -> bool {
         let Ok(level) = self.last() else { return false };
         let Ok(contents) = detect(&level.image, Format::Auto) else { return false };
@@ -121,8 +124,8 @@ impl Walk {
         iso && contents.table.iter().flat_map(|table| &table.partitions).any(covers)
     }
 
-    /// Which bytes of the host's file hold the image, as one range, where that is less than all of the file: the innermost level
-    /// that lies there as one.
+    /// The bytes of the host's file that hold the image, as one range, if they are less than the whole file:
+    /// the innermost level that lies there in one piece.
     pub(crate) fn range(&self) -> Option<Range<u64>> {
         let (host, inside) = self.levels.split_first()?;
         if host.image.stored().is_some() {
@@ -162,8 +165,9 @@ impl Walk {
         }
     }
 
-    /// Goes from the last image to the one that is packed in it, as often as one is. `file` says that the last image is a
-    /// file or device, which can be a container that becket does not read; a partition is not.
+    /// Goes from the last image to the one that is packed in it, as often as there is one. `file` says that
+    /// the last image is a file or device, which can be a container that becket does not read; a partition
+    /// cannot.
     fn unpack(&mut self, format: Format, file: bool) -> Result<(), Error> {
         let (mut format, mut file) = (format, file);
         while self.end == End::Image {
@@ -199,8 +203,8 @@ impl Walk {
         Ok(())
     }
 
-    /// Goes from the last image to the next, or to a directory in it; the names that are left, and whether it went to a
-    /// file. With `stored` the image that the path names is taken as it is stored.
+    /// Goes from the last image to the next, or to a directory in it. Returns the remaining names, and
+    /// whether it went to a file. With `stored` the image that the path names is taken as it is stored.
     fn descend<'a>(
         &mut self,
         names: &'a [&'a [u8]],
@@ -218,7 +222,8 @@ impl Walk {
         let table = contents.table.as_ref().map_or(&[][..], |table| &table.partitions);
         let found = match &contents.fs {
             Some(fs) => match reach(fs.as_ref(), names, links, &here) {
-                // A bootable ISO, or what is left of an older file system: partitions are named where there is no such file.
+                // A bootable ISO, or the remains of an older file system: if there is no such file, the name
+                // is a partition's.
                 Err(_) if is_selector(names) && !table.is_empty() => None,
                 other => Some(other?),
             },
@@ -350,7 +355,8 @@ impl Inside<'_> {
         self.stack.last().copied().unwrap_or_else(|| self.fs.root())
     }
 
-    /// Goes on by one name, which is part of `walked`: to a directory, or to the regular file that is returned.
+    /// Goes on by one name, which is part of `walked`: to a directory, or to the regular file that is
+    /// returned.
     fn step(&mut self, name: &[u8], walked: &[u8]) -> Result<Option<u64>, Error> {
         let failed = |source| self.here.layer(source);
         match name {
@@ -407,7 +413,7 @@ impl Inside<'_> {
     /// Some of the names in a directory.
     fn neighbours(&self, dir: u64) -> Vec<String> {
         let mut names = Vec::new();
-        // What cannot be read is not told of; the error at hand is another.
+        // An unreadable directory is not reported here; the error at hand is another.
         let _ = self.fs.list(dir, &mut |name, _| {
             if names.len() == TOLD_MAX {
                 names.push("...".to_owned());

@@ -1,8 +1,9 @@
-//! VMDK, flat: a text that says in which files the bytes of a disk lie as they are.
-//! It never opens a file by itself: what [`crate::qcow2::chain`] says of backing files holds for these files, too.
+//! VMDK, flat: a text that says in which files the bytes of a disk lie unchanged.
+//! It never opens a file by itself: the rules of [`crate::qcow2::chain`] for backing files apply to these
+//! files, too.
 //!
-//! Pieces are `FLAT` (bytes of a file; `VMFS` on ESX) or `ZERO`. Every other kind keeps tables of its own, and qemu-img
-//! knows how to convert it.
+//! Pieces are `FLAT` (bytes of a file; `VMFS` on ESX) or `ZERO`. Every other kind keeps tables of its own,
+//! and qemu-img knows how to convert it.
 //!
 //! Followed: VMware's Virtual Disk Format 5.0.
 
@@ -38,7 +39,8 @@ struct Piece {
     from: Option<(Vec<u8>, u64)>,
 }
 
-/// The disk that a descriptor describes; `None` where the file is none. `open` opens what was found, for reading.
+/// The disk that a descriptor describes; `None` if the file is no descriptor. `open` opens what was found,
+/// for reading.
 pub(crate) fn unpack(
     first: &First<'_>,
     open: &mut dyn FnMut(&Path, Found) -> Result<Link, Error>,

@@ -1,8 +1,8 @@
 //! One block of an .xz file, decoded by itself: header, data, padding, check.
 //! It never takes more memory than the block yields, whatever dictionary its header asks for.
 //!
-//! liblzma's decoder of whole streams cannot start in the middle of one, so the header is read here, and liblzma gets the
-//! chain of filters that it names.
+//! liblzma's stream decoder cannot start in the middle of a stream. So this module reads the header, and
+//! passes the filter chain that it names to liblzma.
 //!
 //! Followed: The .xz File Format 1.2.1, section 3.
 
@@ -121,7 +121,8 @@ fn add(filters: &mut Filters, id: u64, properties: &[u8]) -> Result<(), String> 
     added.map(|_| ()).map_err(|error| format!("filter {id:#x}: {error}"))
 }
 
-/// The code of a dictionary that is no larger than it can be used: nothing lies further back than the block's start.
+/// The code of a dictionary that is no larger than is useful: no reference reaches back before the block's
+/// start.
 fn no_larger(code: u8, yields: usize) -> u8 {
     let size = |code: u8| u64::from(2 | (code & 1)) << (code / 2 + 11);
     (0..code.min(40)).find(|smaller| size(*smaller) >= yields as u64).unwrap_or(code)

@@ -11,7 +11,7 @@ use super::{About, FileSystem, LayerError, erofs, ext, fat, iso9660, squashfs};
 use crate::image::Image;
 use crate::partition::{self, Table};
 
-/// How an image is to be understood.
+/// How to interpret an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Format {
     /// By its magic numbers.
@@ -49,7 +49,7 @@ impl Format {
         NAMES.iter().map(|(_, names)| *names)
     }
 
-    /// The name of the format, unless it is to be detected.
+    /// The name of the format, unless it is detected.
     pub fn chosen(self) -> Option<String> {
         (self != Format::Auto).then(|| self.to_string())
     }
@@ -144,7 +144,7 @@ pub fn detect(image: &Image, format: Format) -> Result<Contents, LayerError> {
     let format = format.of_contents();
     let wanted = |kind| format == Format::Auto || format == kind;
     let mut contents = Contents::default();
-    // What is left of an older file system must not hide what is there now.
+    // The remains of an older file system must not hide the current contents.
     let mut damage = None;
     match packed::open(image, format) {
         Ok(Some(packed)) => return Ok(Contents { packed: Some(packed), ..contents }),

@@ -20,8 +20,9 @@ const MAGIC: u32 = 0xe0f5_e1e2;
 const SLOT: u64 = 32;
 /// Length of a directory entry without its name.
 const DIRENT: usize = 12;
-/// Features that change no layout that is read here: zero padding, compression configurations, chunks, a second
-/// algorithm, packed tails, fragments, prefixes of attributes' names. The device table shares a bit with the fourth.
+/// Features that change no layout that is read here: zero padding, compression configurations, chunks, a
+/// second algorithm, packed tails, fragments, prefixes of attributes' names. The device table shares a bit
+/// with the fourth.
 const KNOWN: u32 = 0x7f;
 
 /// An open EROFS.
@@ -193,8 +194,8 @@ impl FileSystem for Erofs {
                 if name.len() > NAME_MAX {
                     return corrupt(format!("a name of {} bytes", name.len()));
                 }
-                let told = !name.is_empty() && name != b"." && name != b"..";
-                if told && entry(name, u64_at(&block, at)) == ControlFlow::Break(()) {
+                let listed = !name.is_empty() && name != b"." && name != b"..";
+                if listed && entry(name, u64_at(&block, at)) == ControlFlow::Break(()) {
                     return Ok(());
                 }
             }

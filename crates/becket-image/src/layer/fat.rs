@@ -100,8 +100,8 @@ pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerEr
         Width::Sixteen => 16,
         Width::ThirtyTwo => 32,
     };
-    let told = (table_len.saturating_mul(sector * 8) / bits).saturating_sub(2);
-    let clusters = clusters.min(u32::try_from(told).unwrap_or(u32::MAX));
+    let counted = (table_len.saturating_mul(sector * 8) / bits).saturating_sub(2);
+    let clusters = clusters.min(u32::try_from(counted).unwrap_or(u32::MAX));
     let fat = Fat {
         image: image.clone(),
         about: About::default(),

@@ -1,8 +1,10 @@
-//! Containers that becket does not read, recognised so that none is attached as if it were the raw bytes of a disk.
+//! Containers that becket does not read, recognised so that none is attached as if it were the raw bytes of a
+//! disk.
 //! It never refuses what can be a raw disk: a LUKS header, an unknown file system and random bytes stay raw.
 //!
-//! A new format is one line in [`FORMATS`]. A magic number must be so long, or be checked against so many other fields,
-//! that random bytes have it less often than once in 2^20 disks: `--format raw` helps, but a false refusal is a failed boot.
+//! A new format is one line in [`FORMATS`]. A magic number must be so long, or be checked against so many
+//! other fields, that random bytes match it less often than once in 2^20 disks: `--format raw` helps, but a
+//! false refusal is a failed boot.
 
 use std::path::Path;
 
@@ -164,8 +166,9 @@ fn zip(ends: &Ends) -> bool {
     ends.begins(b"PK\x03\x04") && ends.byte(4) <= 63 && ends.byte(9) == 0
 }
 
-/// There is no magic number. These are the properties that every encoder writes, a dictionary as xz accepts it, a
-/// length that is unknown or below 256 GiB, and the first byte of the range coder, which is always zero.
+/// There is no magic number. It checks the properties that every encoder writes: a dictionary that xz
+/// accepts, a length that is unknown or below 256 GiB, and the first byte of the range coder, which is always
+/// zero.
 fn lzma(ends: &Ends) -> bool {
     let (dictionary, length) = (ends.le32(1), ends.le64(5));
     let alone = dictionary.is_power_of_two() || (dictionary / 3).is_power_of_two() && dictionary % 3 == 0;
@@ -175,7 +178,7 @@ fn lzma(ends: &Ends) -> bool {
         && ends.byte(13) == 0
 }
 
-/// A header of POSIX or GNU, whose checksum is right: the sum of its bytes, with spaces where the checksum is.
+/// A POSIX or GNU header with a correct checksum: the sum of its bytes, with spaces in place of the checksum.
 fn tar(ends: &Ends) -> bool {
     let octal = ends.head.get(148..156).unwrap_or_default();
     let digits = octal.iter().skip_while(|byte| **byte == b' ').take_while(|byte| byte.is_ascii_digit());
@@ -187,8 +190,9 @@ fn tar(ends: &Ends) -> bool {
 
 /// What `image` is, where that is a container that becket does not read.
 ///
-/// An archive or a compressed file gives way to a file system or partition table that begins at the same byte: such a
-/// disk may have any bytes in its boot sector. A container of a disk does not: it holds the table of its disk.
+/// A file system or partition table that begins at the same byte takes precedence over an archive or a
+/// compressed file: such a disk may have any bytes in its boot sector. It does not over a disk container,
+/// which holds the table of its disk.
 ///
 /// # Errors
 /// The image's budget is spent.

@@ -26,7 +26,8 @@ struct Entry {
 }
 
 impl Entry {
-    /// As the kernel and sfdisk have it: a length makes a partition, also of type 0 (the MBR of memtest86+ has one).
+    /// As the kernel and sfdisk have it: a length makes a partition, also of type 0 (the MBR of memtest86+
+    /// has one).
     fn is_used(&self) -> bool {
         self.sectors != 0
     }

@@ -343,7 +343,7 @@ proptest! {
         prop_assert!(image.read.load(Ordering::Relaxed) <= READ_MAX);
     }
 
-    /// Damage with checksums that are right: whoever makes a hostile image can compute them too.
+    /// Damage with correct checksums: the author of a hostile image can compute them too.
     #[test]
     fn no_damage_makes_the_parsers_fail(
         fixture in prop::sample::select(vec![(GPT_512, 512_usize), (GPT_4096, 4096), (MBR_LOGICAL, 512)]),

@@ -1,17 +1,20 @@
-//! A qcow2 on the host with the files below it: which of those may be opened, and what they are taken for.
-//! It never opens a file on the word of an image alone: a hostile image must not show its reader other people's files.
+//! A qcow2 on the host with the files below it: which of those may be opened, and which format each has.
+//! It never opens a file only because an image refers to it: a hostile image must not show its reader other
+//! people's files.
 //!
 //! # The rule
 //!
-//! - A reference is followed only where the caller named the format, or where the suffix of the file's name is that of the
-//!   format ([`crate::suffix`]). A guest that writes a qcow2 header into its raw disk opens nothing.
-//! - A backing file lies in the directory of the image that is attached, or below it; or in a directory that the user
-//!   named (`--backing-dir`). Each directory is opened once, and is held. Names are resolved there by the kernel (`openat2`,
-//!   `RESOLVE_BENEATH`), so neither `..` nor a symbolic link leads out, whatever is renamed meanwhile. In the image's own
-//!   directory it is a regular file; an image that is a block device has no directory of its own. Names that are no paths
-//!   (`nbd:...`, `json:...`) are refused.
-//! - The header above says what a backing file is, and a file that is declared raw is never probed. Where the header says
-//!   nothing, the suffix of the backing file's name decides; what has no suffix of a qcow2 and begins like one is refused.
+//! - A reference is followed only if the caller named the format, or if the suffix of the file's name is that
+//!   of the format ([`crate::suffix`]). A guest that writes a qcow2 header into its raw disk opens nothing.
+//! - A backing file lies in the directory of the image that is attached, or below it; or in a directory that
+//!   the user named (`--backing-dir`). Each directory is opened once, and stays open. The kernel resolves
+//!   names there (`openat2`, `RESOLVE_BENEATH`), so neither `..` nor a symbolic link leads out, whatever is
+//!   renamed meanwhile. In the image's own directory the backing file must be a regular file; an image that
+//!   is a block device has no directory of its own. Names that are no paths (`nbd:...`, `json:...`) are
+//!   refused.
+//! - The header above states the format of a backing file, and a file that is declared raw is never probed.
+//!   If the header states none, the suffix of the backing file's name decides; a file that begins like a
+//!   qcow2 without a qcow2 suffix is refused.
 //! - A chain has at most [`CHAIN_MAX`] files below the first, each of them once.
 
 use std::io;
@@ -53,7 +56,7 @@ pub(crate) struct First<'a> {
     pub(crate) stat: &'a Stat,
     /// Directories that the user allows beside the file's own.
     pub(crate) dirs: &'a [PathBuf],
-    /// How it is to be opened. The files below it are only read.
+    /// How to open it. The files below it are only read.
     pub(crate) writing: Writing,
 }
 
@@ -94,7 +97,8 @@ pub(crate) struct Unpacked {
     pub(crate) verdict: Verdict,
 }
 
-/// The disk in a qcow2 and in those below it; `None` where the file is none. `open` opens what was found, for reading.
+/// The disk in a qcow2 and the files below it; `None` if the file is no qcow2. `open` opens what was found,
+/// for reading.
 pub(crate) fn unpack_chain(
     first: &First<'_>,
     open: &mut dyn FnMut(&Path, Found) -> Result<Link, Error>,
@@ -217,8 +221,8 @@ struct Dir {
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 impl Dir {
-    /// The directory that holds an open file. It may have been exchanged for another since the file was found, and
-    /// counts only if that very file is in it.
+    /// The directory that holds an open file. It may have been replaced by another since the file was found,
+    /// so it counts only if that very file is in it.
     fn holding(path: &Path, file: &Stat) -> io::Result<Option<Dir>> {
         let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
         let fd = rustix::fs::open(dir, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;

@@ -12,8 +12,8 @@ const ENTRY: u64 = 8;
 
 /// Writes an empty disk of `size` bytes in clusters of `cluster` into an empty file.
 ///
-/// Four parts follow each other: the header's cluster, the table of blocks of reference counts, the one block that there
-/// is, and the L1 table.
+/// Four parts follow each other: the header's cluster, the refcount table, its only refcount block, and the
+/// L1 table.
 ///
 /// # Errors
 /// The name or the disk is longer than a qcow2 can say, or the file failed.
@@ -52,7 +52,7 @@ pub(crate) fn write_empty(file: &File, size: u64, cluster: u64, backing: &Backin
     header.extend(l1.to_be_bytes());
     header.extend(counts.to_be_bytes());
     header.extend(1_u32.to_be_bytes());
-    // No snapshot, at no place; no features, incompatible, compatible or that end when somebody writes.
+    // No snapshot, at offset 0; no incompatible, compatible or autoclear features.
     header.extend([0; 4 + 8 + 3 * 8]);
     // Counts of 2^4 bits.
     header.extend(4_u32.to_be_bytes());

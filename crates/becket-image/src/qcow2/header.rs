@@ -28,7 +28,8 @@ const BITMAPS: u32 = 0x2385_2875;
 
 /// Of the autoclear features: the bitmaps that the header names are consistent.
 const HAS_BITMAPS: u64 = 1;
-/// Of the compatible features: a crash may leave the reference counts behind. It concerns writers that use it alone.
+/// A compatible feature: a crash may leave the reference counts behind. It matters only to writers that use
+/// it.
 const LAZY_COUNTS: u64 = 1;
 
 /// Where a header has its incompatible features.
@@ -53,7 +54,7 @@ pub(crate) struct Header {
     pub(super) compression: Codec,
     pub(super) backing: Option<BackingName>,
     pub(super) counts: Counts,
-    /// Features that end when somebody writes who does not know them.
+    /// Autoclear features: a writer that does not know them clears them.
     pub(super) autoclear: u64,
     incompatible: u64,
     pub(super) bitmaps: Option<Bitmaps>,
@@ -294,7 +295,8 @@ struct Extensions {
 }
 
 impl Extensions {
-    /// Reads the extensions that begin at `at`. They end where the backing file's name begins, if there is one.
+    /// Reads the extensions that begin at `at`. They end where the backing file's name begins, if there is
+    /// one.
     fn read(bytes: &[u8], mut at: usize) -> Result<Extensions, LayerError> {
         let mut found = Extensions::default();
         let name = usize::try_from(u64_at(bytes, 8)).unwrap_or(usize::MAX);

@@ -1,15 +1,16 @@
-//! qcow2: QEMU's images, versions 2 and 3, with what they say of their clusters as a map.
-//! It never opens a file by itself: whose word about a backing file counts is [`chain`]'s to say, and nobody else's.
+//! qcow2: QEMU's images, versions 2 and 3, with their cluster tables read into a map.
+//! It never opens a file by itself: only [`chain`] decides whether a reference to a backing file is followed.
 //!
-//! A disk in a qcow2 is cut into clusters. A table of tables (L1, then L2) says of each where it lies: in the file as it
-//! is, in the file compressed, nowhere (zeroes), or not here, which means in the backing file. All of that is a
-//! [`Layout`](crate::Layout), so a qcow2 with its chain is an [`Image`] like any other: clusters that continue each
-//! other are one extent, compressed ones are blocks of an encoded layer, and no reader knows that there was a qcow2.
+//! A disk in a qcow2 is cut into clusters. A two-level table (L1, then L2) says of each where it lies: in the
+//! file as it is, in the file compressed, nowhere (zeroes), or not here, which means in the backing file.
+//! All of that is a [`Layout`](crate::Layout), so a qcow2 with its chain is an [`Image`] like any other:
+//! clusters that continue each other are one extent, compressed ones are blocks of an encoded layer, and no
+//! reader needs to know the format.
 //!
-//! The whole map is made when the image is opened, and not table by table as it is used. An L2 table of the usual size
-//! stands for 512 MiB, so a sound image of 1 TiB has at most 128 MiB of tables, one without data has none, and the map of
-//! what a program wrote from front to back is a handful of extents. What would be more than
-//! [`PIECES_MAX`](crate::image::PIECES_MAX) pieces is refused with the command that puts it in order.
+//! The whole map is made when the image is opened, not table by table as it is used. An L2 table of the usual
+//! size covers 512 MiB, so a valid image of 1 TiB has at most 128 MiB of tables; one without data has none,
+//! and the map of what a program wrote from front to back is a handful of extents. An image of more than
+//! [`PIECES_MAX`](crate::image::PIECES_MAX) pieces is refused with the command that defragments it.
 //!
 //! Written from the specification, QEMU's docs/interop/qcow2.rst.
 
@@ -37,7 +38,8 @@ const COPIED: u64 = 1 << 63;
 /// The disk in `image`, if that is a qcow2, which must need no other file.
 ///
 /// # Errors
-/// It is damaged, uses what is not known here, or has a backing file, which a file inside another image cannot have.
+/// It is damaged, uses an unknown feature, or has a backing file, which a file inside another image cannot
+/// have.
 pub fn unpack_alone(image: &Image) -> Result<Option<Image>, LayerError> {
     let Some(header) = Header::read(image)? else { return Ok(None) };
     match &header.backing {
@@ -49,7 +51,8 @@ pub fn unpack_alone(image: &Image) -> Result<Option<Image>, LayerError> {
     }
 }
 
-/// The disk in `image`, if that is a qcow2 without a backing file that may be written; its persistent bitmaps may be lost.
+/// The disk in `image`, if that is a writable qcow2 without a backing file; its persistent bitmaps may be
+/// lost.
 ///
 /// # Errors
 /// It is damaged, or uses what is not known here.
@@ -61,7 +64,8 @@ pub fn unpack_writable(image: &Image) -> Result<Option<Image>, LayerError> {
     Ok(verdict.unwritable.is_none().then_some(disk))
 }
 
-/// The disk in `image` over what its backing file holds, whichever the image names; `None` where it is no qcow2.
+/// The disk in `image` over the contents of its backing file, whichever the image names; `None` if it is no
+/// qcow2.
 ///
 /// # Errors
 /// It is damaged, or uses what is not known here.
@@ -84,7 +88,7 @@ fn compose(
     Ok(image.compose_over(layout, backing)?.stored_as(header.about()))
 }
 
-/// How an image is to be opened.
+/// How to open an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Writing {
     /// For reading only.
@@ -105,7 +109,7 @@ impl Writing {
     }
 }
 
-/// What is to be known of an image before something is written to it, for people.
+/// What people should know about an image before something is written to it.
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
     /// Why nothing may be written.
@@ -116,7 +120,8 @@ pub(crate) struct Verdict {
     pub(crate) warning: Option<String>,
 }
 
-/// The disk in a qcow2, over what its backing file holds, and whether it may be written. The file is not changed.
+/// The disk in a qcow2, over the contents of its backing file, and whether it may be written. The file is not
+/// changed.
 pub(crate) fn unpack_for(
     writing: Writing,
     image: &Image,

@@ -1,8 +1,8 @@
 //! Names of backing files that only becket understands: paths through images, and parts of images.
-//! It opens nothing: such a name is compared, and told.
+//! It opens nothing: such a name is only compared and shown.
 //!
-//! `becket:PATH`, or `becket:OFFSET+LENGTH:PATH` where only so many bytes from there on are meant (all of them without
-//! a LENGTH). PATH begins with `/`, or with `./` and is counted from the overlay's directory.
+//! `becket:PATH`, or `becket:OFFSET+LENGTH:PATH` for LENGTH bytes from OFFSET on (all of them without a
+//! LENGTH). PATH begins with `/`, or with `./` and is then relative to the overlay's directory.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;

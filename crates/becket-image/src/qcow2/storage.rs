@@ -1,5 +1,6 @@
-//! What the writer of a qcow2 needs of its file, so that something may stand between the two and watch the order of it all.
-//! It never says that something is on the disk before a [`Storage::sync`] has ended well.
+//! What the writer of a qcow2 needs of its file, as a trait, so that a test can sit between the two and watch
+//! the order of operations.
+//! It never reports that something is on the disk before a [`Storage::sync`] has succeeded.
 
 use std::fmt::Debug;
 use std::fs::File;
@@ -53,8 +54,9 @@ impl Storage for File {
     }
 }
 
-/// A file with a second descriptor of it for syncs. The kernel tells of bytes that it could not write once for each opened
-/// file: who syncs through one of their own takes nobody else's word, and nobody takes theirs.
+/// A file with a second descriptor of it for syncs. The kernel reports a failed write-back once for each
+/// opened file: a process that syncs through its own descriptor takes nobody else's error, and nobody takes
+/// its.
 #[derive(Debug)]
 pub(super) struct Twofold {
     pub(super) file: File,

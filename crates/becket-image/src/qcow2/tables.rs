@@ -15,8 +15,8 @@ pub(super) const COMPRESSED: u64 = 1 << 62;
 /// Since version 3: the cluster reads as zeroes, wherever it lies.
 pub(super) const ZERO: u64 = 1;
 
-/// Where each byte of the disk is: file 0 is the qcow2, and file 1 its backing file, of `backing` bytes. What the tables
-/// use of the file is noted in `uses`.
+/// Where each byte of the disk is: file 0 is the qcow2, and file 1 its backing file, of `backing` bytes. What
+/// the tables use of the file is recorded in `uses`.
 ///
 /// # Errors
 /// A table lies where none can, the file is cut short, or the disk is in too many pieces.
@@ -71,7 +71,7 @@ pub(super) fn compressed_place(entry: u64, cluster_bits: u32) -> (u64, u64) {
     (place, (sectors + 1) * 512 - place % 512)
 }
 
-/// A disk whose clusters are told one after another.
+/// A disk whose clusters are added one after another.
 struct Disk<'a> {
     layout: Layout,
     header: &'a Header,

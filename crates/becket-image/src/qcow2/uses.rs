@@ -1,8 +1,9 @@
 //! Which clusters of a qcow2 file are in use, and by what.
 //! It allocates per run of clusters, never per byte that the image claims.
 //!
-//! Two uses of one cluster are an error of the image, and dangerous: the user of such a disk can rewrite a table by
-//! writing data. So an image is checked once, before it is opened for writing, and no request has to be checked.
+//! Two uses of one cluster are an error of the image, and dangerous: the user of such a disk can rewrite a
+//! table by writing data. So an image is checked once, before it is opened for writing, and requests need no
+//! check.
 
 use std::fmt;
 
@@ -211,7 +212,8 @@ impl Uses {
     }
 }
 
-/// Calls `each` for the entries of a table that are not 0, with their numbers. Memory is taken for a part of it alone.
+/// Calls `each` for the non-zero entries of a table, with their numbers. Only a part of the table is in
+/// memory at a time.
 pub(super) fn entries(
     image: &Image,
     place: u64,

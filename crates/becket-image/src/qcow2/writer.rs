@@ -1,22 +1,23 @@
-//! Makes room in a qcow2 for what is to be written: clusters that are its own, one after another at the file's end.
+//! Allocates space in a qcow2 for writes: clusters of its own, one after another at the file's end.
 //! It never lets the file say anything that is not true on the disk, whenever the machine stops.
 //!
 //! # What is promised, and by which order
 //!
-//! A cluster that cannot be written where it is gets a copy at the file's end (*placing* it); what is written then goes
+//! A cluster that cannot be written where it is gets a copy at the file's end (*placing* it); writes then go
 //! there as to any file. Placing changes no byte of the disk in the image, so it may happen at any time.
 //!
-//! - **The worker dies.** All is written to the file before anybody is told, so the kernel has it.
-//! - **The power goes.** Room is *reserved* in large pieces: the file is made longer, and counted as used, and synced,
-//!   before any of it is given away. Fresh room reads as zeroes, so an entry that points there is true from the
-//!   start where the cluster was zeroes; where it was not, the copy is synced before the entry is written. An entry that
-//!   is lost was not flushed by anybody. What is no longer used is counted as free only after the entries that left it
-//!   are synced, when the image is closed.
-//! - **A sync fails.** What it should have brought to the disk may be lost although later syncs succeed, so nothing is
-//!   written any more that relies on it: no place is given, and no count changed.
-//! - So after a crash clusters may be counted that nobody uses (`qemu-img check -r leaks`), and nothing else is wrong;
-//!   after a close not even that. The next writer that writes something returns such clusters when it closes.
-//! - Nothing changes in a file that nothing is written to.
+//! - **The worker dies.** Everything is written to the file before it is reported, so the kernel has it.
+//! - **The power fails.** Space is *reserved* in large pieces: the file is extended, the space is counted as
+//!   used, and both are synced, before any of it is allocated. Fresh space reads as zeroes, so an entry that
+//!   points there is true from the start if the cluster was zeroes; otherwise the copy is synced before the
+//!   entry is written. A lost entry was not flushed by anyone. Unused clusters are counted as free only after
+//!   the entries that left them are synced, when the image is closed.
+//! - **A sync fails.** The data that it should have brought to the disk may be lost although later syncs
+//!   succeed, so nothing is written any more that relies on it: nothing is placed, and no count changes.
+//! - So after a crash clusters may be leaked (counted but unused: `qemu-img check -r leaks`), and nothing
+//!   else is wrong; after a close not even that. The next writer that writes something returns such clusters
+//!   when it closes.
+//! - A file to which nothing is written does not change.
 
 mod leaks;
 
@@ -83,11 +84,11 @@ struct Made {
 }
 
 impl Grower {
-    /// Takes over a qcow2, open for reading and writing, whose disk was `old`. `for_syncs` is the same file opened once more,
-    /// where it is: then nobody else's syncs are told what these should be.
+    /// Takes over a qcow2, open for reading and writing, whose disk was `old`. `for_syncs` is the same file
+    /// opened once more, if it is given: then no other process takes the errors of its syncs.
     ///
     /// # Errors
-    /// It is none that can be written: whoever opened it has asked that before.
+    /// It cannot be written. The code that opened it has checked that already.
     pub fn open(file: OwnedFd, for_syncs: Option<OwnedFd>, old: Image) -> Result<Grower, LayerError> {
         let file = File::from(file);
         match for_syncs {
@@ -253,7 +254,8 @@ impl Grower {
         Ok(true)
     }
 
-    /// Finds or makes a place for each unit. What was made holds what the unit holds, on the disk, and nothing points there.
+    /// Finds or makes a place for each unit. A new place holds the unit's bytes on the disk, and nothing
+    /// points there.
     fn make_places(&mut self, units: &[Wanted], made: &mut Vec<Made>) -> io::Result<Vec<u64>> {
         let mut places: Vec<u64> = Vec::with_capacity(units.len());
         let mut copied = false;
@@ -337,7 +339,7 @@ impl Grower {
         self.file.sync().inspect_err(|_| self.lost = true)
     }
 
-    /// Nothing that is to be relied on was lost.
+    /// Nothing that later writes rely on was lost.
     fn check(&self) -> io::Result<()> {
         if self.lost { Err(io::Error::other("a sync of the image has failed")) } else { Ok(()) }
     }

@@ -12,8 +12,9 @@ use tempfile::TempDir;
 
 /// A directory of the test's own, and its turn: while it is held no other test of this kind runs.
 ///
-/// A lock belongs to a description, and a process that is just being spawned holds copies of all of them until
-/// it executes its program. Tests that spawn and tests that close and open again would meet by accident.
+/// A lock belongs to a description, and a process that is just being spawned holds copies of all of them
+/// until it executes its program. Tests that spawn and tests that close and open again would meet by
+/// accident.
 pub(crate) struct Dir {
     dir: TempDir,
     _turn: MutexGuard<'static, ()>,

@@ -1,4 +1,5 @@
-//! Images damaged at random and cut short: an error or other bytes, never a panic, an endless loop or much memory.
+//! Images damaged at random and cut short: an error or other bytes, never a panic, an endless loop or much
+//! memory.
 //! It never takes long: the number of damaged images is fixed, and each is small.
 
 use std::fs;

@@ -1,5 +1,5 @@
-//! Images that somebody made to be a nuisance: directories and chains that hold themselves, partitions that share bytes, images
-//! that are cut inside images. (Damage by chance is in `damage`, chains of files in `qcow2`.)
+//! Images built to cause trouble: directories and chains that contain themselves, partitions that share
+//! bytes, images that are cut inside images. (Random damage is in `damage`, chains of files in `qcow2`.)
 //! It never needs a device.
 
 use std::fs;
@@ -83,7 +83,7 @@ fn a_chain_of_clusters_that_holds_itself_ends() {
         assert_eq!(u16::from_le_bytes(next) | if wanted == 0xffff { 7 } else { 0 }, wanted, "{cluster}");
     }
     disk.write_all_at(&3_u16.to_le_bytes(), entry(5)).unwrap();
-    // Its length ends the file, and what is read again is what is there.
+    // Its length ends the file; the loop in its chain yields the same bytes again.
     let found = content(&image.join("file.img"), bytes.len()).unwrap();
     assert!(found[..3 * 2048] == bytes[..3 * 2048] && found[3 * 2048..] == bytes[..bytes.len() - 3 * 2048]);
     disk.write_all_at(&2_u16.to_le_bytes(), entry(2)).unwrap();
@@ -125,7 +125,8 @@ fn partitions_that_share_bytes_are_read_and_not_written_side_by_side() {
     open(&part(2)).unwrap();
 }
 
-/// `outer.iso/squash.img/inner.ext4/file.img`, where one of them was cut before it was packed: to this many of 32 parts.
+/// `outer.iso/squash.img/inner.ext4/file.img`, one of which was cut before it was packed: to this many of 32
+/// parts.
 fn nested(dir: &Path, cut: Option<(&str, u64)>) -> PathBuf {
     let shorten = |name: &str| {
         let path = dir.join(name);

@@ -1,4 +1,4 @@
-//! Labels as blkid reads them, and directories that cannot be: what is in the image is put there byte by byte.
+//! Labels as blkid reads them, and impossible directories: the test writes the image's contents byte by byte.
 //! It never needs a device.
 
 use std::fs;

@@ -345,7 +345,8 @@ fn fat_of_all_kinds() {
         assert_eq!(about.uuid.as_deref(), Some("1234-ABCD"));
         let node = find(fs.as_ref(), b"many/entry-0007.txt");
         assert_eq!(fs.writable(node), Ok(()), "mkfs leaves it clean");
-        // A file whose clusters are not neighbours: one between two others goes, and a longer one takes its place.
+        // A file with fragmented clusters: one between two others is removed, and a longer one takes its
+        // place.
         let mtool = |name: &str, words: &[&str]| tool(Command::new(name).arg("-i").arg(&path).args(words));
         mtool("mdel", &["::/many/entry-0100.txt", "::/many/entry-0200.txt"]);
         let long = dir.path().join("long");
@@ -432,7 +433,8 @@ fn names_longer_than_the_kernel_takes_are_damage() {
     let erofs = dir.path().join("e.erofs");
     tool(Command::new("mkfs.erofs").args([&erofs, &root]));
     assert_eq!(list(&erofs, Format::Erofs).unwrap(), 200);
-    // Behind four entries and `.` and `..` come both names: the last entry's now starts where the third's does.
+    // Behind four entries and `.` and `..` come both names: the last entry's now starts where the third's
+    // does.
     spoil(&erofs, &one, 51 - 44, 51);
     let error = list(&erofs, Format::Erofs).unwrap_err().to_string();
     assert!(error.contains("a name of 400 bytes"), "{error}");

@@ -127,7 +127,7 @@ fn the_bytes_are_those_that_qemu_knows() {
 #[test]
 fn locks_as_qemu_takes_them_are_respected() {
     let (_dir, path) = image();
-    // Byte that somebody else holds; what it does to a writer and to a reader.
+    // Byte that another process holds; what it does to a writer and to a reader.
     for (byte, writer, reader) in [
         (100, None, None),
         (101, Some("writes to it"), Some("writes to it")),
@@ -151,8 +151,8 @@ fn locks_as_qemu_takes_them_are_respected() {
     assert_in_use(open(&path), "exclusively");
 }
 
-/// A disk with an MBR of four partitions: two of a mebibyte behind each other, of which the first has an MBR and a partition of
-/// its own; and two that share a page with nobody else.
+/// A disk with an MBR of four partitions: two of a mebibyte behind each other, the first of which has an MBR
+/// and a partition of its own; and two that share a page only with each other.
 fn parts() -> (Dir, PathBuf) {
     let (dir, path) = image();
     let disk = File::options().write(true).open(&path).unwrap();
@@ -225,7 +225,7 @@ fn parts_that_share_a_page_meet() {
     open(&path.join("p2")).expect("its end is that of a page");
 }
 
-/// Whether others read a part or the whole of an image cannot be told from outside.
+/// No lock shows whether other processes read a part or the whole of an image.
 #[test]
 fn strangers_and_readers_keep_writers_of_all_parts_out() {
     let (_dir, path) = parts();
@@ -240,7 +240,7 @@ fn strangers_and_readers_keep_writers_of_all_parts_out() {
     assert_in_use(open(&first), "allows nobody else to write to it");
     drop(qemu);
 
-    // Who asks nobody is beside them, and lets nobody in whom it could hurt.
+    // A writer with `shared` asks no question and joins them; it keeps out openers that it could harm.
     let writer = open(&first).unwrap();
     let shared = open_shared(&path).unwrap();
     assert_in_use(open(&second), "with --shared");

@@ -23,7 +23,7 @@ fn open_with(path: &Path, change: impl FnOnce(&mut OpenOptions)) -> Result<becke
     becket_image::open(path, &options)
 }
 
-/// The error, which must be told in one line and carry a next step.
+/// The error, which must be one line and carry a next step.
 fn error(result: Result<becket_image::Opened, Error>) -> (Error, String) {
     let error = result.unwrap_err();
     let text = error.to_string();

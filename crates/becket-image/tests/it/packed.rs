@@ -1,5 +1,6 @@
-//! Images that the real tools compressed: their bytes by way of the map are those that went in, or there is an error.
-//! It never compares with becket's own decoding of the whole: what went in is the reference.
+//! Images that the real tools compressed: reading them through the map returns the original bytes, or an
+//! error.
+//! It never compares with becket's own decoding of the whole: the original bytes are the reference.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -93,10 +94,10 @@ fn packed_files_of_all_kinds() {
             let path = pack(dir.path(), "packed", &bytes, line);
             let image = unpacked(&path).unwrap_or_else(|error| panic!("{what}: {error}"));
             assert_holds(&image, &bytes, seed, &what);
-            let told =
+            let report =
                 inspect(&look(&path, Format::Auto, &[]).unwrap().levels[0].image, "packed", Format::Auto);
-            assert_eq!(told.about.format, packer, "{what}");
-            assert_eq!((told.children.len(), told.children[0].size), (1, size as u64), "{what}");
+            assert_eq!(report.about.format, packer, "{what}");
+            assert_eq!((report.children.len(), report.children[0].size), (1, size as u64), "{what}");
         }
     }
 }
@@ -195,14 +196,14 @@ fn a_path_goes_on_in_what_is_packed() {
         let raw = becket_image::open(&path, &raw).unwrap();
         assert_eq!((raw.map.len(), raw.read_only), (fs::metadata(&path).unwrap().len() & !511, false));
     }
-    // A compressed file among others is told of when there is an image in it.
+    // A compressed file among others is listed if there is an image in it.
     pack(&tree, "disk.img.xz", &bytes, "xz -0 --block-size=1MiB");
     fs::remove_file(tree.join("input")).unwrap();
     ext4(&part, 8 << 20, &tree);
-    let told = inspect(&unpacked(&part).unwrap(), "p1", Format::Auto);
-    let names: Vec<&str> = told.children.iter().map(|child| child.name.as_str()).collect();
-    assert_eq!(names, ["disk.img.xz"], "{told:?}");
-    assert_eq!(told.children[0].children[0].about.format, "gpt");
+    let report = inspect(&unpacked(&part).unwrap(), "p1", Format::Auto);
+    let names: Vec<&str> = report.children.iter().map(|child| child.name.as_str()).collect();
+    assert_eq!(names, ["disk.img.xz"], "{report:?}");
+    assert_eq!(report.children[0].children[0].about.format, "gpt");
 }
 
 #[test]

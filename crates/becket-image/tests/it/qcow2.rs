@@ -372,8 +372,8 @@ fn what_is_not_known_or_cannot_be_is_refused_in_words() {
     for (bit, words) in [(1, "closed cleanly"), (2, "corrupt")] {
         let path = patched(at, 79, &[bit]);
         let walk = look(&path, Format::Auto, &[]).unwrap();
-        let told = inspect(&walk.last().unwrap().image, "x", Format::Auto);
-        assert!(told.stored.is_some_and(|about| about.notes.iter().any(|note| note.contains(words))));
+        let report = inspect(&walk.last().unwrap().image, "x", Format::Auto);
+        assert!(report.stored.is_some_and(|about| about.notes.iter().any(|note| note.contains(words))));
         assert!(open(&path).unwrap().read_only);
     }
     let forced = look(&file(at, "raw", MIB), Format::Qcow2, &[]).unwrap_err();
@@ -414,9 +414,9 @@ fn paths_go_on_inside_and_images_may_lie_in_others() {
     walk.last().unwrap().image.read_at(&mut bytes, 0).unwrap();
     assert_eq!(&bytes, b"becket\n");
     let walk = look(&at.join("outer.qcow2"), Format::Auto, &[]).unwrap();
-    let told = inspect(&walk.last().unwrap().image, "outer.qcow2", Format::Auto);
-    assert_eq!(told.about.format, "ext4");
-    let disk = told.children.iter().find(|child| child.name == "disk.qcow2").unwrap();
+    let report = inspect(&walk.last().unwrap().image, "outer.qcow2", Format::Auto);
+    assert_eq!(report.about.format, "ext4");
+    let disk = report.children.iter().find(|child| child.name == "disk.qcow2").unwrap();
     assert!(disk.stored.is_some() && disk.encoded > 0);
     assert_eq!(disk.about.format, "ext4");
     refused(&at.join("outer.qcow2/backed.qcow2"), "copy it out first");
@@ -427,7 +427,8 @@ fn keeping(units: &[u64]) -> Vec<Wanted> {
     units.iter().map(|unit| Wanted { unit: *unit, zeroed: false }).collect()
 }
 
-/// Writes by chance as a worker does, each time to a place of its own, into `image` and into what is expected.
+/// Random writes as a worker does them, each time to a place of its own, into `image` and into what is
+/// expected.
 fn grow_by_chance(at: &Path, image: &str, expected: &mut [u8], seed: u64, crashes: bool) {
     let mut dice = Dice::new(seed);
     // The map is the client's, made before the first write; a worker after the first has the same.
@@ -456,7 +457,7 @@ fn grow_by_chance(at: &Path, image: &str, expected: &mut [u8], seed: u64, crashe
                 expected[(unit_number * unit + from) as usize..][..bytes.len()].copy_from_slice(&bytes);
             }
         }
-        // Of what is zeroed, nothing is copied; unless somebody wants it at the same time.
+        // A cluster that is zeroed is not copied, unless another request needs it at the same time.
         let (zeroed, both) = (dice.pick(units), dice.pick(units));
         let wanted =
             [(zeroed, true), (both, true), (both, false)].map(|(unit, zeroed)| Wanted { unit, zeroed });
@@ -469,9 +470,9 @@ fn grow_by_chance(at: &Path, image: &str, expected: &mut [u8], seed: u64, crashe
                 expected[(zeroed * unit) as usize..][..unit as usize].fill(0);
             }
         }
-        let mut told = 0;
-        grower.placed(&mut |_, _| told += 1).unwrap();
-        assert!(told > 0);
+        let mut reported = 0;
+        grower.placed(&mut |_, _| reported += 1).unwrap();
+        assert!(reported > 0);
         if !crashes {
             grower.close().unwrap();
         }

@@ -1,5 +1,7 @@
-//! qcow2 images that a write could damage: bitmaps, tables that overlap with data, clusters that a crash has leaked.
-//! In the spirit of QEMU's test 060: bytes of images that qemu-img has made are changed, and nothing may be destroyed.
+//! qcow2 images that a write could damage: bitmaps, tables that overlap with data, clusters that a crash has
+//! leaked.
+//! In the spirit of QEMU's test 060: bytes of images that qemu-img has made are changed, and nothing may be
+//! destroyed.
 
 use std::fs;
 use std::os::unix::fs::FileExt as _;
@@ -161,7 +163,8 @@ fn an_image_whose_data_lie_on_its_tables_is_not_written() {
     assert!(open(&path).unwrap().grows, "and the sound image is written again");
 }
 
-/// As QEMU's test 060 asks: the mark stays until the image is repaired, and until then no program writes to it.
+/// As QEMU's test 060 asks: the mark stays until the image is repaired, and until then no program writes to
+/// it.
 #[test]
 fn an_image_that_was_marked_as_corrupt_is_not_written_until_it_is_repaired() {
     if !ready("an_image_that_was_marked_as_corrupt_is_not_written_until_it_is_repaired") {
@@ -257,7 +260,8 @@ fn what_the_counts_call_free_is_not_given_to_anybody() {
     }
 }
 
-/// Attached and detached without a write, an image is the same to the byte; what ends with a write, ends with the first.
+/// Attached and detached without a write, an image stays identical; what a write clears, the first write
+/// clears.
 #[test]
 fn bitmaps_and_unknown_features_end_with_the_first_write() {
     if !ready("bitmaps_and_unknown_features_end_with_the_first_write") {
@@ -314,7 +318,8 @@ fn bitmaps_and_unknown_features_end_with_the_first_write() {
     assert!(open(&path).unwrap().grows);
 }
 
-/// The file of an image may end in the middle of its last cluster. Nothing is added to it before the first write.
+/// The file of an image may end in the middle of its last cluster. Nothing is added to it before the first
+/// write.
 #[test]
 fn a_file_that_is_cut_grows_with_the_first_write() {
     if !ready("a_file_that_is_cut_grows_with_the_first_write") {
@@ -337,7 +342,8 @@ fn a_file_that_is_cut_grows_with_the_first_write() {
     assert_eq!(check(&path).0, Some(0), "{}", check(&path).1);
 }
 
-/// What a writer that was killed has left is returned when the next one ends, if that has written or served the same device.
+/// The next writer returns what a killed writer has leaked when it closes, if it has written or serves the
+/// same device.
 #[test]
 fn leaked_clusters_are_returned_at_the_next_clean_end() {
     if !ready("leaked_clusters_are_returned_at_the_next_clean_end") {

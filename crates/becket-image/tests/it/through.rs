@@ -80,9 +80,9 @@ fn a_disk_that_holds_itself_is_refused_in_time() {
     assert_eq!(look(&inside(16), Format::Auto, &[]).unwrap().levels.len(), 17);
     refused(inside(17), &["more than 16 images inside each other"]);
     let walk = look(&disk, Format::Auto, &[]).unwrap();
-    let told = becket_image::inspect(&walk.last().unwrap().image, "disk.img", Format::Auto);
-    assert_eq!(told.children.len(), 1);
-    assert!(told.children[0].children.is_empty() && told.children[0].problems.is_empty(), "{told:?}");
+    let report = becket_image::inspect(&walk.last().unwrap().image, "disk.img", Format::Auto);
+    assert_eq!(report.children.len(), 1);
+    assert!(report.children[0].children.is_empty() && report.children[0].problems.is_empty(), "{report:?}");
 }
 
 #[test]

@@ -1,5 +1,7 @@
-//! References from an image to other files: who must have said that they are followed, and into which directory.
-//! It never opens as an attacker what the test itself could not: the point is what becket opens for another.
+//! References from an image to other files: who must have allowed that they are followed, and into which
+//! directory.
+//! It never opens as an attacker what the test itself could not: the point is what becket opens for another
+//! user.
 
 use std::fs;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
@@ -84,7 +86,7 @@ fn a_guest_that_writes_a_header_opens_no_other_file() {
         refused_with_both_commands(&path, &format.to_string());
         let inner = open(&path.join("p1")).unwrap_err().to_string();
         assert!(inner.contains("refers to other files"), "{inner}");
-        // As bytes it shows itself, and by the word of the host it is followed.
+        // As raw bytes it shows itself; if the user names the format, its reference is followed.
         let stored = fs::read(&path).unwrap();
         assert!(bytes(&path, Format::Raw) == stored);
         assert_eq!(open_as(&path, Format::Raw).unwrap().files.len(), 1);

@@ -40,8 +40,8 @@ impl File<'_> {
         self.layout.zero(end.min(self.size).saturating_sub(self.layout.len()))
     }
 
-    /// Adds `count` blocks from block `first` on, which hold the file's from block `logical` on. What lies behind the
-    /// end of the file is cut.
+    /// Adds `count` blocks from block `first` on, which hold the file's blocks from `logical` on. Blocks
+    /// behind the end of the file are cut.
     fn add(&mut self, logical: u64, first: u64, count: u64, written: bool) -> Result<(), LayerError> {
         let start = logical.saturating_mul(self.ext.block_size);
         if start < self.layout.len() && start < self.size {

@@ -10,8 +10,8 @@ use crate::layer::{Entry, LayerError, corrupt};
 /// Length of an entry without its name.
 const HEAD: usize = 8;
 
-/// Tells of the entries in the first `len` bytes of `bytes`. The nodes of a hashed directory's tree look like blocks
-/// with one unused entry.
+/// Reports the entries in the first `len` bytes of `bytes`. The nodes of a hashed directory's tree look like
+/// blocks with one unused entry.
 pub(super) fn list(
     bytes: &Image,
     len: usize,
@@ -33,8 +33,8 @@ pub(super) fn list(
                 return corrupt("an entry of a directory does not fit its block");
             }
             let name = part(&block, at + HEAD, name_len);
-            let told = inode != 0 && !name.is_empty() && name != b"." && name != b"..";
-            if told && entry(name, inode.into()) == ControlFlow::Break(()) {
+            let listed = inode != 0 && !name.is_empty() && name != b"." && name != b"..";
+            if listed && entry(name, inode.into()) == ControlFlow::Break(()) {
                 return Ok(());
             }
             at += step;

@@ -1,9 +1,11 @@
 //! ext2, ext3 and ext4: superblock, group descriptors and inodes.
 //! It never replays a journal and never writes.
 //!
-//! Our own, because no crate tells where a file's blocks are: ext4-view reads files and keeps the extents to itself.
-//! Checksums (`metadata_csum`) of the superblock, of inodes and of extent blocks are verified; those of directories,
-//! of group descriptors and of bitmaps are not: what they would catch is caught by bounds, or does not matter here.
+//! Our own, because no crate reports where a file's blocks are: ext4-view reads files and keeps the extents
+//! to itself.
+//! Checksums (`metadata_csum`) of the superblock, of inodes and of extent blocks are verified; those of
+//! directories, group descriptors and bitmaps are not: bounds checks catch what they would catch, or it does
+//! not matter here.
 //!
 //! Followed: Documentation/filesystems/ext4 of Linux 7.3.
 
@@ -157,7 +159,7 @@ impl Ext {
             unclean: unclean(sb, incompat, ro_compat),
             last_descriptors: Mutex::new(None),
         };
-        // One block of bitmap speaks for a group: of its blocks, or with bigalloc of its clusters of 2^ratio blocks.
+        // One bitmap block covers a group: its blocks, or with bigalloc its clusters of 2^ratio blocks.
         let (in_bitmap, ratio) = match ro_compat & feature::BIGALLOC {
             0 => (ext.blocks_per_group, Some(0)),
             _ => (u32_at(sb, 36).into(), u32_at(sb, 28).checked_sub(shift).filter(|ratio| *ratio <= 20)),
@@ -195,8 +197,8 @@ impl Ext {
     fn descriptor_block(&self, group: u64) -> u64 {
         let per_block = self.block_size / self.descriptor_size;
         let meta = group / per_block;
-        // Where clusters are larger than blocks of 1 KiB, block 0 is part of the first group though the superblock is not
-        // in it.
+        // Where clusters are larger than blocks of 1 KiB, block 0 is part of the first group though the
+        // superblock is not in it.
         let superblock = SUPERBLOCK / self.block_size;
         if self.incompat & feature::META_BG == 0 || meta < self.first_meta_bg || meta == 0 {
             return superblock + 1 + meta;
@@ -223,7 +225,8 @@ impl Ext {
         self.ro_compat & feature::SPARSE_SUPER == 0 || group == 1 || power_of(3) || power_of(5) || power_of(7)
     }
 
-    /// Calls `with` for a block of descriptors. The last one is kept: inodes of a directory lie in few groups.
+    /// Calls `with` for a block of descriptors. The last one is cached: a directory's inodes lie in few
+    /// groups.
     fn descriptors<T>(&self, number: u64, with: impl FnOnce(&[u8]) -> T) -> Result<T, LayerError> {
         let mut last = self.last_descriptors.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, block)) = last.as_ref().filter(|(kept, _)| *kept == number) {

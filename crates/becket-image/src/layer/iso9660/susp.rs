@@ -25,8 +25,8 @@ pub(super) struct SystemUse {
     pub(super) compressed: bool,
 }
 
-/// Whether Rock Ridge is used, by the root directory's own first record; how many bytes of each record's system use
-/// are to be skipped.
+/// Whether Rock Ridge is used, according to the root directory's own first record; and how many bytes of each
+/// record's system use area must be skipped.
 pub(super) fn rock_ridge(root: &[u8]) -> Option<usize> {
     let record = part(root, 0, u8_at(root, 0).into());
     // Its name is one byte long. CD-ROM XA puts 14 bytes of its own in front.

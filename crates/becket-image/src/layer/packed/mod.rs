@@ -1,8 +1,8 @@
 //! Images packed in one compressed file: `disk.img.xz`.
 //! It never decodes what it does not know the place of: a file that must be read from its start is refused.
 //!
-//! What can be read from the middle has an index, or says of each of its pieces how long it is. Each piece becomes an
-//! encoded block, so that whoever reads decodes what is asked for and no more.
+//! A file can be read from the middle if it has an index, or if each of its pieces states its length. Each
+//! piece becomes an encoded block, so a reader decodes only what is asked for.
 //!
 //! | file | pieces | known by |
 //! | --- | --- | --- |

@@ -1,7 +1,9 @@
-//! Zstandard files of many frames: with the seek table of the seekable format, or by what each frame's header says.
+//! Zstandard files of many frames: with the seek table of the seekable format, or with the sizes in each
+//! frame's header.
 //! It never decodes a frame to learn how long it is.
 //!
-//! The seek table's own checksums (XXH64 of each frame) are not compared; those of the frames are, where they have some.
+//! The seek table's own checksums (XXH64 of each frame) are not compared; those of the frames are, if they
+//! have any.
 //!
 //! Followed: RFC 8878, and contrib/seekable_format/zstd_seekable_compression_format.md of zstd 1.5.7.
 

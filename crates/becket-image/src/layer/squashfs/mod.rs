@@ -2,7 +2,8 @@
 //! It never reads a table as a whole, and decodes no data: where a file's blocks are is all that it says.
 //!
 //! Our own, because backhand reads all inodes when it opens an image, and a path needs a handful.
-//! A file is known by its inode reference: where the inode's metadata block starts in the inode table, and where in it.
+//! A file is known by its inode reference: where the inode's metadata block starts in the inode table, and
+//! where in it.
 //!
 //! Followed: Documentation/filesystems/squashfs.rst of Linux 7.3.
 

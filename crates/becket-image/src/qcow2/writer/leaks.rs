@@ -1,11 +1,13 @@
-//! What the writer does before the first write and after the last: features that end, and clusters that nothing uses.
-//! It changes nothing in a file that nothing is written to.
+//! What the writer does before the first write and after the last: clear autoclear features, and return
+//! leaked clusters.
+//! It never changes a file to which nothing is written.
 
 use std::io;
 
 use super::Grower;
 
-/// The most bytes of reference counts that are searched for clusters that nothing uses: those of 2 TiB in clusters of 64 KiB.
+/// The most bytes of reference counts that are searched for leaked clusters: those of 2 TiB in clusters of 64
+/// KiB.
 const SEARCHED_MAX: u64 = 64 << 20;
 /// Where a header has its autoclear features.
 const AUTOCLEAR: u64 = 88;
@@ -25,16 +27,16 @@ impl Grower {
             self.header.autoclear = 0;
         }
         if let Some(bitmaps) = self.header.bitmaps.take_if(|bitmaps| bitmaps.is_last) {
-            // Without it the list of extensions ends here. The bitmaps' clusters are leaks from now on. No sync is needed:
-            // without the feature the extension means nothing.
+            // Without it the list of extensions ends here. The bitmaps' clusters are leaks from now on. No
+            // sync is needed: without the feature the extension means nothing.
             self.write(&[0; 8], bitmaps.at)?;
         }
         self.prepared = true;
         Ok(())
     }
 
-    /// Counts clusters as free that nothing used when this writer began: a writer that was killed or lost its power has left
-    /// them, or they were those of bitmaps. The caller has synced all that was written.
+    /// Counts clusters as free that nothing used when this writer began: a writer that was killed or lost its
+    /// power has leaked them, or they held bitmaps. The caller has synced all that was written.
     pub(super) fn release_leaks(&mut self) -> io::Result<()> {
         let Some(mut uses) = self.uses.take().filter(|uses| !uses.overflowed) else { return Ok(()) };
         if !self.wrote || self.header.has_unknown {

@@ -26,8 +26,9 @@ Exit status: 0 done, 1 failed, 2 wrong usage. `becket run` passes its command's 
 
 /// Attaches disk images as block devices, without leaving anything behind.
 ///
-/// becket picks the best transport that this machine has for an image (ublk, device-mapper, the kernel's loop driver or
-/// FUSE), creates the block device and its partitions, and removes them when they are no longer needed.
+/// becket picks the best transport that this machine has for an image (ublk, device-mapper, the kernel's loop
+/// driver or FUSE), creates the block device and its partitions, and removes them when they are no longer
+/// needed.
 #[derive(Debug, Parser)]
 #[command(name = "becket", version, after_help = EXAMPLES, max_term_width = 100, disable_help_subcommand = true)]
 pub(crate) struct Cli {
@@ -57,8 +58,9 @@ impl Cli {
         Self::attaches(words).map_or_else(|| Cli::try_parse_from(words), Ok)
     }
 
-    /// The same of what is called most, in loops, too: the definitions of all the other commands take a fifth of the time in
-    /// which a device is attached. Help and errors come from the parser that has them all.
+    /// The same for the most frequent command, which is also called in loops: defining all the other commands
+    /// takes a fifth of the time in which a device is attached. Help and errors come from the parser that has
+    /// them all.
     fn attaches(words: &[OsString]) -> Option<Self> {
         const NAME: &str = "attach";
         if words.iter().skip(1).find(|word| !word.as_bytes().starts_with(b"-"))? != NAME {
@@ -105,8 +107,8 @@ impl Command {
 
 /// Attach images and print one device path a line
 ///
-/// Images are attached in parallel; the device paths are printed in the order of the images. If one image fails, the
-/// others stay attached and the exit status is 1. With --atomic, the others are detached again.
+/// Images are attached in parallel; the device paths are printed in the order of the images. If one image
+/// fails, the others stay attached and the exit status is 1. With --atomic, the others are detached again.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -123,13 +125,15 @@ pub(crate) struct Attach {
     pub(crate) images: Vec<PathBuf>,
     /// Read images from a file (- is standard input), one IMAGE with its device options per line
     ///
-    /// Words are quoted as in a shell, and `#` begins a comment. Device options on the command line apply to each line,
-    /// unless the line sets them itself. If a line is wrong, its number is reported and nothing is attached.
+    /// Words are quoted as in a shell, and `#` begins a comment. Device options on the command line apply to
+    /// each line, unless the line sets them itself. If a line is wrong, its number is reported and nothing is
+    /// attached.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub(crate) from: Option<PathBuf>,
     /// Attach the devices with these names from a table [default: /etc/beckettab]
     ///
-    /// A line of the table is `NAME IMAGE [OPTIONS]`. The machine attaches these devices when it starts; see beckettab(5).
+    /// A line of the table is `NAME IMAGE [OPTIONS]`. The machine attaches these devices when it starts; see
+    /// beckettab(5).
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, num_args = 0..=1, require_equals = true,
         default_missing_value = crate::tab::TABLE, conflicts_with = "from")]
     pub(crate) tab: Option<PathBuf>,
@@ -171,7 +175,8 @@ impl LineParser {
 
 /// Detach devices, and wait until they are gone
 ///
-/// A device in use is not detached, and its users are named. TARGET is a device path, a name or an image path.
+/// A device in use is not detached, and its users are named. TARGET is a device path, a name or an image
+/// path.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -196,10 +201,11 @@ pub(crate) struct Detach {
 
 /// Run a command with an image attached; the device exists exactly as long as the command
 ///
-/// In the words of CMD, `{}` is replaced by the device path. The command also finds the device path in $BECKET_DEVICE and
-/// the paths of the partitions in $BECKET_PARTITIONS, separated by spaces. The exit status is that of the command: 128 plus
-/// the signal number if it was killed, 127 if it was not found and 126 if it cannot be run. Processes that the command
-/// leaves running are killed when it ends. They and the device also end if becket itself is killed.
+/// In the words of CMD, `{}` is replaced by the device path. The command also finds the device path in
+/// $BECKET_DEVICE and the paths of the partitions in $BECKET_PARTITIONS, separated by spaces. The exit status
+/// is that of the command: 128 plus the signal number if it was killed, 127 if it was not found and 126 if it
+/// cannot be run. Processes that the command leaves running are killed when it ends. They and the device also
+/// end if becket itself is killed.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -281,7 +287,8 @@ pub(crate) struct Look {
     pub(crate) path: PathBuf,
     /// Choose the format of the file instead of detecting it
     ///
-    /// With raw, what PATH names is taken as it is stored; every other format is that of the file on the host.
+    /// With raw, what PATH names is taken as it is stored; every other format is that of the file on the
+    /// host.
     #[arg(long, default_value_t = becket_image::Format::Auto, value_parser = format_parser())]
     pub(crate) format: becket_image::Format,
     /// Also allow backing files of a qcow2 in this directory; may be given several times
@@ -292,7 +299,8 @@ pub(crate) struct Look {
 }
 
 impl Look {
-    /// How the last of so many images is to be understood: a format is that of the first, and `raw` that of the last.
+    /// How the last of so many images is to be understood: a format is that of the first, and `raw` that of
+    /// the last.
     pub(crate) fn format_of(&self, levels: usize) -> becket_image::Format {
         let raw = self.format == becket_image::Format::Raw;
         if levels == 1 || raw { self.format } else { becket_image::Format::Auto }
@@ -301,8 +309,8 @@ impl Look {
 
 /// Show what is inside an image, and inside the images in it, as a tree
 ///
-/// The tree has partitions, file systems, and files of 4 KiB or more that are images themselves, with their sizes, labels,
-/// UUIDs and compression. Nothing is attached.
+/// The tree has partitions, file systems, and files of 4 KiB or more that are images themselves, with their
+/// sizes, labels, UUIDs and compression. Nothing is attached.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -357,12 +365,13 @@ pub(crate) struct Refresh {
 
 /// Change devices while they are in use
 ///
-/// Requests in flight complete with the old settings, and no request is lost. becket itself makes the change for ublk and
-/// fuse devices. The loop driver and device-mapper cannot make every change; becket then refuses it and says what to do
-/// instead. TARGET is a device path, a name or an image path.
+/// Requests in flight complete with the old settings, and no request is lost. becket itself makes the change
+/// for ublk and fuse devices. The loop driver and device-mapper cannot make every change; becket then refuses
+/// it and says what to do instead. TARGET is a device path, a name or an image path.
 ///
-/// A device in use gets another image only if it is read-only and both images have the same bytes; becket compares them.
-/// Without --force it is not made shorter, nor read-only below a file system that is mounted for writing.
+/// A device in use gets another image only if it is read-only and both images have the same bytes; becket
+/// compares them. Without --force it is not made shorter, nor read-only below a file system that is mounted
+/// for writing.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -417,8 +426,9 @@ fn parse_limit(text: &str) -> Result<Limit, String> {
 
 /// Show statistics of devices: requests, bytes, errors and latencies
 ///
-/// The numbers count since the device was attached. Those of a loop device are the kernel's: they include earlier images
-/// on the same loop device and have no percentiles. TARGET is a device path, a name or an image path.
+/// The numbers count since the device was attached. Those of a loop device are the kernel's: they include
+/// earlier images on the same loop device and have no percentiles. TARGET is a device path, a name or an
+/// image path.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -458,9 +468,9 @@ pub(crate) struct Losetup {
 
 /// Serve devices in the foreground
 ///
-/// Other commands start a server if none runs; such a server ends with its last device. This command serves until SIGTERM.
-/// It takes over the devices of a server that died. With --takeover it also replaces a server that runs, for an upgrade:
-/// requests wait a moment and continue in the new version.
+/// Other commands start a server if none runs; such a server ends with its last device. This command serves
+/// until SIGTERM. It takes over the devices of a server that died. With --takeover it also replaces a server
+/// that runs, for an upgrade: requests wait a moment and continue in the new version.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -474,8 +484,8 @@ pub(crate) struct Serve {
     /// Replace the server that runs and the processes that serve its devices
     #[arg(long)]
     pub(crate) takeover: bool,
-    /// Set the size of the cache of decoded blocks of each serving process, at least 16M, until an attach sets another
-    /// [default: up to 1/16 of memory, at most 1G, and less if blocks are not read again]
+    /// Set the size of the cache of decoded blocks of each serving process, at least 16M, until an attach
+    /// sets another [default: up to 1/16 of memory, at most 1G, and less if blocks are not read again]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) cache_size: Option<u64>,
     /// Wait for this pipe's end, and serve only when it ended without a word

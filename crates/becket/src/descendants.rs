@@ -2,8 +2,9 @@
 //! Never signals a process that is not a descendant of the caller, nor becket's server, which serves
 //! everybody.
 //!
-//! The caller is a subreaper, so a descendant whose parent died is handed to the caller: nobody leaves the tree,
-//! by `setsid` or forking twice. Killing the tree again until it is empty catches those who fork meanwhile.
+//! The caller is a subreaper, so a descendant whose parent died is handed to the caller: no process leaves
+//! the tree by `setsid` or by forking twice. Killing the tree again until it is empty catches processes that
+//! fork meanwhile.
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 use std::{

@@ -58,7 +58,7 @@ fn words() -> Vec<OsString> {
     words
 }
 
-/// Help and version go to standard output, wrong usage to standard error; programs get theirs as JSON as well.
+/// Help and version go to standard output, usage errors to standard error; programs get theirs as JSON, too.
 fn refused(error: &clap::Error) -> ExitCode {
     // When it cannot be printed there is nobody to tell.
     let _ = error.print();

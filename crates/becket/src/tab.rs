@@ -1,5 +1,6 @@
-//! A table of devices, /etc/beckettab: `NAME IMAGE [OPTIONS]`, one a line, for the machine to attach when it starts.
-//! A line that is wrong concerns nobody but itself: the others are read all the same.
+//! A table of devices, /etc/beckettab: `NAME IMAGE [OPTIONS]`, one a line, which the machine attaches when it
+//! starts.
+//! A wrong line affects only itself: the others are read all the same.
 
 use crate::args::{AttachLine, DeviceOptions, LineParser};
 use std::{
@@ -58,7 +59,8 @@ pub(crate) fn text(table: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The lines of a table that say something. `given` are options that hold for each that does not say otherwise.
+/// The entries of a table, without comments and empty lines. `given` are options for each line that does not
+/// set them itself.
 pub(crate) fn entries(text: &[u8], given: &[OsString]) -> Vec<Result<Entry, Wrong>> {
     let mut names: HashMap<String, usize> = HashMap::new();
     let mut parser = LineParser::new();

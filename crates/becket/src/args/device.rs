@@ -12,7 +12,8 @@ use std::path::PathBuf;
 /// What the parsing of an image may cost; every command that opens images has this.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub(crate) struct LimitOptions {
-    /// Parse the image even if that takes more than 5 s of CPU time or 512 MiB of memory, for images that you trust
+    /// Parse the image even if that takes more than 5 s of CPU time or 512 MiB of memory, for images that you
+    /// trust
     #[arg(long)]
     pub(crate) no_limits: bool,
 }
@@ -32,9 +33,10 @@ pub(crate) struct DeviceOptions {
     pub(crate) name: Option<String>,
     /// Choose the format of the file instead of detecting it
     ///
-    /// With raw, what the path names is attached as it is stored, and nothing in it is looked at: for disks whose bytes
-    /// another person writes. Every other format is that of the file on the host. A file is followed to the files that it
-    /// refers to only with --format qcow2 or vmdk, or if its name ends in .qcow2, .qcow, .qc2 or .vmdk.
+    /// With raw, what the path names is attached as it is stored, and nothing in it is looked at: for disks
+    /// whose bytes another person writes. Every other format is that of the file on the host. A file is
+    /// followed to the files that it refers to only with --format qcow2 or vmdk, or if its name ends in
+    /// .qcow2, .qcow, .qc2 or .vmdk.
     #[arg(long, default_value_t = becket_image::Format::Auto, value_parser = format_parser())]
     pub(crate) format: becket_image::Format,
     /// Also allow backing files of a qcow2 in this directory; may be given several times
@@ -42,16 +44,16 @@ pub(crate) struct DeviceOptions {
     pub(crate) backing_dirs: Vec<PathBuf>,
     /// Write to this qcow2 overlay, never to the image; create it if it does not exist
     ///
-    /// The image is only read, so several overlays of one image may be attached at once. An existing FILE must be an
-    /// overlay of this image. `becket attach IMAGE --cow FILE` opens it again later.
+    /// The image is only read, so several overlays of one image may be attached at once. An existing FILE
+    /// must be an overlay of this image. `becket attach IMAGE --cow FILE` opens it again later.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub(crate) cow: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) limits: LimitOptions,
     /// Attach a qcow2 writable although the first write removes its persistent bitmaps
     ///
-    /// Without this option such an image is attached read-only, because a write by becket would make the bitmaps that
-    /// incremental backups rely on invalid. Nothing is removed before the first write.
+    /// Without this option such an image is attached read-only, because a write by becket would make the
+    /// bitmaps that incremental backups rely on invalid. Nothing is removed before the first write.
     #[arg(long)]
     pub(crate) drop_bitmaps: bool,
     /// Skip this many bytes at the start of the image
@@ -65,7 +67,8 @@ pub(crate) struct DeviceOptions {
     pub(crate) block_size: Option<u32>,
     /// Bypass the page cache of the image file: if possible (auto), always (on) or never (off)
     ///
-    /// With auto, compressed data in a read-only file still goes through the page cache, so that the kernel reads ahead.
+    /// With auto, compressed data in a read-only file still goes through the page cache, so that the kernel
+    /// reads ahead.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Toggle::Auto)]
     pub(crate) direct_io: Toggle,
     /// Create partition devices: if there is a partition table (auto), always (on) or never (off)
@@ -80,21 +83,23 @@ pub(crate) struct DeviceOptions {
     /// Serve the device in a process of its own, in your control group (ublk and fuse only)
     #[arg(long)]
     pub(crate) isolate: bool,
-    /// Set the size of the cache of decoded blocks, which all devices of the server share, at least 16M [default: up to 1/16
-    /// of memory, at most 1G, and less if blocks are not read again]
+    /// Set the size of the cache of decoded blocks, which all devices of the server share, at least 16M
+    /// [default: up to 1/16 of memory, at most 1G, and less if blocks are not read again]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) cache_size: Option<u64>,
-    /// Set the number of queues (ublk and fuse only) [default: up to one per CPU; one if there are many devices]
+    /// Set the number of queues (ublk and fuse only) [default: up to one per CPU; one if there are many
+    /// devices]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) queues: Option<u16>,
-    /// Set the number of requests in flight per queue (ublk and fuse only) [default: 128; 64 if data is copied; fewer if
-    /// there are many devices]
+    /// Set the number of requests in flight per queue (ublk and fuse only) [default: 128; 64 if data is
+    /// copied; fewer if there are many devices]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) depth: Option<u16>,
     /// How data and commands cross (ublk): copy, zero-copy, batch-copy, batch-zero-copy
     #[arg(long, hide = true)]
     pub(crate) mode: Option<DataMode>,
-    /// Inject errors, short transfers or delays, for testing (ublk and fuse only): error=write:EIO:0.01,delay=read:10ms
+    /// Inject errors, short transfers or delays, for testing (ublk and fuse only):
+    /// error=write:EIO:0.01,delay=read:10ms
     #[arg(long, value_name = "FAULTS", value_parser = crate::faults::parse_faults)]
     pub(crate) fault: Option<becket_device::fault::Faults>,
 }

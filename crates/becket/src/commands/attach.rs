@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-/// How long a device may take to go that is detached again. Nobody has heard of it yet, so nobody should use it.
+/// How long a device that is detached again may take to go. It was never announced, so nothing should use it.
 const GONE_WITHIN: Duration = Duration::from_secs(10);
 
 /// One image to attach.

@@ -1,4 +1,4 @@
-//! `becket attach --from FILE`: what is to be attached, one image and its options a line.
+//! `becket attach --from FILE`: a list of attachments, one image and its options a line.
 //! Never attaches: a file with a mistake in it is refused as a whole.
 
 use super::{attach::Job, common};
@@ -45,8 +45,8 @@ fn text(file: &Path) -> Result<String, Failure> {
     }
 }
 
-/// What the command line said is there twice: understood, for a line that is an image and nothing else, and as words, for one that
-/// says more. Those are only made when there is such a line: a parser costs more than ten attaches.
+/// The command line's options are passed twice: parsed, for a line that is only an image, and as words, for a
+/// line with options. The words are made only if there is such a line: a parser costs more than ten attaches.
 fn read(
     file: &Path,
     text: &str,

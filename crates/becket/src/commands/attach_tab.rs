@@ -11,7 +11,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The jobs of these names, with the device options of the command line for each line that does not say otherwise.
+/// The jobs of these names. The command line's device options apply to each line, unless the line sets them
+/// itself.
 pub(super) fn jobs(table: &Path, names: &[PathBuf]) -> Result<Vec<Job>, Failure> {
     let text =
         tab::text(table).map_err(|error| Failure::io(format!("cannot read {}", table.display()), &error))?;

@@ -58,8 +58,8 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
     }
 }
 
-/// Does the same to each of several targets, whatever becomes of the others, and tells all of it: `show` is for people and
-/// says whether it is the first. Returns the exit status.
+/// Does the same to each of several targets, even if some of them fail, and reports every result: `show`
+/// prints for people and is passed whether the result is the first. Returns the exit status.
 pub(super) fn each<T: Serialize>(
     ui: &Ui,
     verb: &str,
@@ -90,7 +90,7 @@ pub(super) fn each<T: Serialize>(
     Ok(u8::from(!errors.is_empty()))
 }
 
-/// Walks a path through images, to see what is there.
+/// Walks a path through images, for inspection.
 pub(super) fn look(look: &Look, verb: &str) -> Result<Walk, Failure> {
     look_as(look, look.format).map_err(|error| image_failure(verb, &look.path, error))
 }

@@ -1,5 +1,5 @@
 //! `becket completions SHELL` and the hidden `becket man DIR`: generated from the definitions in `args`.
-//! What shells complete beyond options (devices that are attached, files) is added here; hidden commands are left out.
+//! What shells complete beyond options (attached devices, files) is added here; hidden commands are left out.
 
 use crate::{
     args::{self, Cli},

@@ -1,8 +1,11 @@
-//! The hidden `becket generator`, systemd's becket-generator: from /etc/beckettab to what the machine's start waits for.
-//! Never keeps a machine from starting: a line that is wrong is said in the kernel's log, and the others are done.
+//! The hidden `becket generator`, systemd's becket-generator: reads /etc/beckettab and writes what the
+//! machine's start waits for.
+//! Never keeps a machine from starting: a wrong line is reported in the kernel's log, and the others are
+//! used.
 //!
-//! What a device is made of is in one unit, `becket-attach@NAME.service`, which reads the table itself. Here is only
-//! written when it starts: a file beside it for the order, and links from what pulls it in (systemd.generator(7)).
+//! One unit, `becket-attach@NAME.service`, makes a device; it reads the table itself. The generator only
+//! writes when the unit starts: a drop-in file for the order, and links from the units that pull it in
+//! (systemd.generator(7)).
 
 use crate::{
     args,
@@ -78,7 +81,8 @@ fn write(dir: &Path, table: &Path, entry: &Entry) -> io::Result<()> {
     }
     // Who needs the device pulls it in, also where the machine's start does not.
     pull(&format!("{node}.device.requires"))?;
-    // Orders hold between units that are started or stopped together, and mounts know the target only: it ends with the device.
+    // Ordering applies only to units that are started or stopped together, and mounts know the target only:
+    // it ends with the device.
     pull(&format!("blockdev@{node}.target.requires"))
 }
 

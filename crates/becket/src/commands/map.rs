@@ -141,7 +141,8 @@ impl Serialize for Extents<'_> {
     }
 }
 
-/// A layer of compressed blocks: how, from how many bytes to how many, where those are stored, and on demand each block.
+/// A layer of compressed blocks: the method, the sizes before and after, where the blocks are stored, and
+/// optionally each block.
 struct LayerEntry<'a> {
     image: &'a Image,
     layer: &'a Encoded,
@@ -174,8 +175,8 @@ impl Serialize for Blocks<'_> {
     }
 }
 
-/// `start` and `len` are the layer's bytes (an extent's `offset`), `input` and `input_len` those of what is below it; the block
-/// yields `skip` bytes before the first of them.
+/// `start` and `len` are the layer's bytes (an extent's `offset`), `input` and `input_len` those of the layer
+/// below; the block yields `skip` bytes before the first of them.
 fn block_entry(block: &Block) -> Value {
     json!({
         "start": block.start, "len": block.len, "input": block.input, "input_len": block.input_len, "skip": block.skip,

@@ -1,5 +1,6 @@
 //! A map as a picture: one bar for each image on the way, the pieces coloured by kind.
-//! Its size depends on the number of images only: what is too small for a pixel shows as what most of the pixel is.
+//! Its size depends only on the number of images: a pixel that covers several pieces has the kind of most of
+//! its bytes.
 
 use crate::units::format_size;
 use becket_image::{Extent, Level, Place};
@@ -125,7 +126,8 @@ pub(super) fn draw(bars: &[Bar<'_>]) -> String {
     svg
 }
 
-/// The kinds of the pixels of a bar, neighbours of one kind as one: first pixel, the one behind the last, kind.
+/// The kinds of the pixels of a bar, with equal neighbours merged: first pixel, the one behind the last,
+/// kind.
 fn columns(extents: &[Extent], len: u64) -> Vec<(usize, usize, Kind)> {
     let mut columns: Vec<(usize, usize, Kind)> = Vec::new();
     let mut rest = extents.iter().peekable();

@@ -89,7 +89,8 @@ fn pick(info: &DeviceInfo, args: &args::Mount) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Whether the image is a bootable ISO whose partitions are there for firmware: people mean the ISO as a whole.
+/// Whether the image is a bootable ISO whose partitions are there for firmware: people mean the ISO as a
+/// whole.
 fn is_hybrid(args: &args::Mount) -> bool {
     let device = &args.device;
     let walk = || becket_image::look(&args.image, device.format, &device.backing_dirs);

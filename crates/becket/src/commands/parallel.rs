@@ -12,7 +12,8 @@ use std::{
 /// Twice as many as CPUs: attaching and detaching wait for the kernel about as long as they compute.
 const THREADS_FOR_EACH_CPU: usize = 2;
 
-/// Does the work on each item, and tells the outcomes in the order of the items, each as soon as it is its turn.
+/// Does the work on each item, and reports the outcomes in the order of the items, each as soon as it is its
+/// turn.
 ///
 /// `done` hears of each outcome when it is there. With its `false` nothing new is begun; what was begun is
 /// still reported. Who has done the work hears and tells: nobody has to be woken for it.

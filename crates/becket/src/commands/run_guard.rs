@@ -1,5 +1,7 @@
-//! The guard between `becket run` and its command: when either ends, it ends all that the command has started.
-//! Never dies of what ends the others: it has its own process group and reads signals instead of receiving them.
+//! The guard between `becket run` and its command: when either ends, it ends all that the command has
+//! started.
+//! Signals that end the others never kill it: it has its own process group and reads signals instead of
+//! receiving them.
 
 use super::{
     common,
@@ -49,8 +51,8 @@ fn guard(args: &args::RunGuard) -> io::Result<Option<WaitStatus>> {
         command.arg("--cgroup").arg(cgroup);
     }
     let child = command.arg("--").args(&args.command).spawn()?;
-    // The command has inherited the group of `becket run`, the terminal's, which may have no number in our pid
-    // namespace. Now we leave it: neither ^C nor a kill of the whole group may take the guard along.
+    // The command has inherited the group of `becket run`, the terminal's, which may have no number in our
+    // pid namespace. Now we leave it: neither ^C nor a kill of the whole group may take the guard along.
     setpgid(None, None)?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
     watch(pid, &alive, &signals)

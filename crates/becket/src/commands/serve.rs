@@ -1,4 +1,5 @@
-//! `becket serve` and the hidden `becket worker`: the long-lived processes, which live in the device room; and udev's helper.
+//! `becket serve`, the hidden `becket worker`, and udev's helper: the long-lived processes themselves are in
+//! `becket-device`.
 //! Nothing is decided here.
 
 use crate::{args, failure::Failure};

@@ -53,8 +53,8 @@ fn detach_one(device: &Device) -> Result<(), Trouble> {
 fn detach_loop(device: &Loop) -> Result<(), Trouble> {
     let before = device.sequence();
     on(device, "detach failed", |opened| uapi::clr_fd(opened.as_fd()))?;
-    // In use it goes with its last user, and is the same device until then. Programs that list all devices have each
-    // open for a moment.
+    // A device in use goes with its last user, and is the same device until then. Programs that list all
+    // devices hold each open for a moment.
     let stays = || before.is_some() && device.sequence() == before && device.is_bound();
     let until = Instant::now() + PASSING;
     while stays() && Instant::now() < until {
@@ -80,7 +80,8 @@ pub(super) fn still_used(device: &str, users: &[becket_device::User]) {
 }
 
 fn remove_one(word: &OsStr) -> Result<(), Trouble> {
-    // By the device that the node stands for, whatever that is called. What the kernel does not have has no name.
+    // The device is found by its node's device number, whatever the node is called. A device that the kernel
+    // does not have has no name.
     let device = Loop::named(word).ok_or_else(|| no_device(word))?;
     let name = device.name.as_deref().ok_or_else(|| no_device(word))?;
     let number = device::number(name.as_bytes()).ok_or_else(|| no_device(word))?;

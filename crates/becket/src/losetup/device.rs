@@ -40,7 +40,8 @@ pub(super) fn number(name: &[u8]) -> Option<u32> {
     plain.then(|| std::str::from_utf8(digits).ok()?.parse().ok()).flatten()
 }
 
-/// All devices in use, in the order of their numbers. One look at a directory, and one at each loop device that is there.
+/// All devices in use, in the order of their numbers. Reads one directory, and the state of each loop device
+/// in it.
 pub(super) fn in_use() -> Vec<Loop> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open = |path| rustix::fs::open(path, flags, Mode::empty());
@@ -95,8 +96,8 @@ fn block_at(path: &Path) -> Option<Stat> {
 }
 
 impl Loop {
-    /// The device that a word of the command line means; `None` when that is no loop device. One whose node is gone
-    /// is found by its name, one that the kernel has not made yet by its node's number.
+    /// The device that a word of the command line means; `None` if that is no loop device. A device whose
+    /// node is gone is found by its name, and one that the kernel has not made yet by its node's number.
     pub(super) fn named(word: &OsStr) -> Option<Loop> {
         let path = path_of(word);
         let name = match block_at(&path) {

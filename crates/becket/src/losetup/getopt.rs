@@ -1,5 +1,5 @@
-//! A command line as getopt_long(3) reads it: clusters of letters, abbreviated words, options behind operands.
-//! Never knows what an option means: that is in `options`.
+//! A command line as getopt_long(3) reads it: clusters of letters, abbreviated words, options behind
+//! operands. Never knows what an option means: that is in `options`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};

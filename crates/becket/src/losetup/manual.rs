@@ -48,8 +48,8 @@ fn spelled(about: &About) -> String {
     format!("{short} --{}{value}", about.spelling.long)
 }
 
-/// The same options for clap, whose generators write completions and the manual page. Its parser is not used: it
-/// knows neither abbreviations nor groups as getopt has them.
+/// The same options for clap, whose generators write completions and the manual page. Its parser is not used:
+/// it knows neither abbreviations nor groups as getopt has them.
 pub(crate) fn command() -> clap::Command {
     let argument = |about: &About| {
         let arg = clap::Arg::new(about.spelling.long).long(about.spelling.long).help(about.help);

@@ -1,8 +1,9 @@
 //! `losetup`: util-linux's dialect, by that name or as `becket losetup`, on the kernel's loop devices.
 //! Never keeps state and never needs a server; what it prints, scripts have learnt to read.
 //!
-//! The dialect is a contract with ten thousand scripts, so it has a parser of its own (`getopt`, `options`, `size`)
-//! and lists of its own (`columns`, `table`). docs/losetup-compat.md tells where it differs from util-linux, and why.
+//! The dialect is a contract with ten thousand scripts, so it has a parser of its own (`getopt`, `options`,
+//! `size`) and lists of its own (`columns`, `table`). docs/losetup-compat.md lists where it differs from
+//! util-linux, and why.
 
 mod change;
 mod columns;

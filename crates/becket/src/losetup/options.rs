@@ -1,4 +1,5 @@
-//! What may be asked of losetup: the options, what excludes what, and the one thing that a command line means.
+//! The options of losetup: what they are, which exclude each other, and the one action that a command line
+//! means.
 //! Never does anything, and never looks at the system.
 
 use super::columns::{self, Column};
@@ -175,7 +176,7 @@ const GROUPS: [&[Opt]; 4] = [
     &[Opt::Json, Opt::Raw],
 ];
 
-/// What is to be done.
+/// What to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Attach a file; to this device, or to a free one.
@@ -215,14 +216,14 @@ pub(super) struct Settings {
     pub(super) reference: Option<OsString>,
 }
 
-/// Why nothing is to be done.
+/// Why there is nothing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     Help,
     Version,
     /// Wrong usage, in words.
     Refused(String),
-    /// The same, and where help is to be had.
+    /// The same, with a hint where to find help.
     Misspelt(String),
     /// Wrong usage that nothing is said about.
     Silent,

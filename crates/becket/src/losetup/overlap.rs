@@ -53,7 +53,7 @@ pub(super) fn refuse(file: &OsStr, settings: &Settings) -> Result<(), Trouble> {
     }
 }
 
-/// The device that has exactly these bytes stays for good and is taken; one that shares some of them is in the way.
+/// A device with exactly these bytes is kept and reused; one that shares only some of them is a conflict.
 pub(super) fn reuse(file: &OsStr, settings: &Settings) -> Result<Option<PathBuf>, Trouble> {
     let device = match overlap(file, settings)? {
         Overlap::Nothing => return Ok(None),

@@ -1,5 +1,5 @@
 //! Devices that becket serves over ublk, with losetup's words and columns.
-//! Never starts anything unless a file is to be attached: listing looks at records alone.
+//! Never starts anything unless a file is attached: listing looks at records alone.
 
 use super::columns::Column;
 use super::device::{disk_at, pair};
@@ -24,7 +24,7 @@ pub(super) struct Served {
     pub(super) info: DeviceInfo,
 }
 
-/// Whether new devices are to be made over ublk.
+/// Whether to make new devices over ublk.
 pub(super) fn wanted() -> bool {
     std::env::var_os(VARIABLE).is_some_and(|via| via == "ublk")
 }
@@ -65,7 +65,8 @@ pub(super) fn create(file: &OsStr, settings: &Settings) -> Result<PathBuf, Troub
     let block_size = settings.sector_size.map(u32::try_from).transpose();
     let block_size = block_size
         .map_err(|_| Trouble::new(format!("{shown}: failed to set up loop device: Invalid argument")))?;
-    // losetup shows a file's bytes as they are, whatever they mean. A path through images is a word of becket's own.
+    // losetup shows a file's bytes as they are, whatever they mean. Only becket itself has paths through
+    // images.
     let format = if rustix::fs::stat(file).is_ok() { Format::Raw } else { Format::Auto };
     let options = AttachOptions {
         via: Via::Ublk,

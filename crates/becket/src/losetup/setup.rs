@@ -219,8 +219,8 @@ impl Backing {
         Ok(LoopConfig { fd: self.file.as_raw_fd().unsigned_abs(), block_size, info, reserved: [0; 8] })
     }
 
-    /// Sees to it that the nodes of the partitions are there, those that the kernel found and those that it cannot
-    /// read. The device is attached whatever comes of it.
+    /// Waits for or makes the nodes of the partitions: those that the kernel found and those that it cannot
+    /// read. The device stays attached if this fails.
     fn await_partitions(&self, path: &Path, settings: &Settings) {
         let Some(disk) = device::disk_at(path) else { return };
         let options = OpenOptions {

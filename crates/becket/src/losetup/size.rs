@@ -60,8 +60,8 @@ fn fraction(text: &str) -> Result<(Option<Fraction>, &str), Errno> {
 }
 
 impl Fraction {
-    /// So many bytes of a unit. Each digit is turned into a divisor of the unit by itself, rounded down: 0.3K is
-    /// 1024 / (10 / 3) = 341.
+    /// So many bytes of a unit. Each digit is turned into a divisor of the unit by itself, rounded down: 0.3K
+    /// is 1024 / (10 / 3) = 341.
     fn of(&self, unit: u128) -> u64 {
         // Units beyond 64 bits have no fraction either.
         let Ok(unit) = u64::try_from(unit) else { return 0 };

@@ -1,5 +1,5 @@
-//! A list as people, scripts and programs read it: aligned, raw, or JSON, byte for byte as libsmartcols writes them.
-//! Never measures a terminal: what is piped and what is seen are the same.
+//! A list as people, scripts and programs read it: aligned, raw, or JSON, byte for byte as libsmartcols
+//! writes them. Never measures a terminal: what is piped and what is seen are the same.
 
 use super::columns::{Column, Kind};
 use std::io::Write as _;

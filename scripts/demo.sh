@@ -21,7 +21,7 @@ work=$(mktemp -d "${TMPDIR:-/var/tmp}/becket-demo-XXXXXX")
 bin=$work/bin
 mkdir "$bin" && ln -s "$becket" "$bin/becket"
 export PATH=$bin:$PATH:/usr/sbin:/sbin
-# State of its own: devices that somebody else attached are neither listed nor touched.
+# State of its own: devices attached by other users are neither listed nor touched.
 export BECKET_RUNTIME_DIR=$work/state
 mounts=()
 

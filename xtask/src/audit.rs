@@ -1,6 +1,7 @@
-//! `cargo xtask audit`: writes docs/dependencies.md, the list of all code of others that becket is built from or tested with, and
-//! deny.toml, the rules for it.
-//! It judges nothing: whether a licence may be and whether a direct dependency has its reason are tests (`dependencies`).
+//! `cargo xtask audit`: writes docs/dependencies.md, the list of all third-party code that becket is built
+//! from or tested with, and deny.toml, the rules for it.
+//! It judges nothing: tests (`dependencies`) check whether a licence is allowed and whether a direct
+//! dependency has its reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

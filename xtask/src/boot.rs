@@ -1,5 +1,6 @@
 //! `cargo xtask boot`: a machine with systemd whose file systems lie on becket's devices, started once.
-//! Never takes a part of what `make install` puts in place from anywhere else: units, rules and generator are under test.
+//! Never takes a file that `make install` installs from anywhere else: units, rules and generator are under
+//! test.
 
 mod late;
 
@@ -13,7 +14,8 @@ use anyhow::{Context, Result};
 use crate::exec;
 use crate::vm::{Machine, Place, Series, show};
 
-/// What the guest checks once it is up: first what all of its scripts have, last what is left to the end of the machine.
+/// What the guest checks once it is up: first the part common to all scripts, last the part for the machine's
+/// shutdown.
 const SCRIPT: [&str; 4] = [CHECKS, include_str!("boot/script.sh"), USERS, include_str!("boot/late.sh")];
 const CHECKS: &str = include_str!("boot/checks.sh");
 /// Users without privileges, which are checked alone too.

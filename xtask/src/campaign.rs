@@ -1,6 +1,6 @@
-//! `cargo xtask campaign`: devices under load whose servers are killed, stopped, starved or replaced, again and again.
-//! The tests are those of CI (`crates/becket/tests/campaign` and `survival.rs`), only longer: ublk's in a virtual machine,
-//! the others' on this machine.
+//! `cargo xtask campaign`: devices under load whose servers are killed, stopped, starved or replaced, again
+//! and again. The tests are those of CI (`crates/becket/tests/campaign` and `survival.rs`), only longer:
+//! ublk's in a virtual machine, the others' on this machine.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,7 +18,8 @@ const REPORT: &str = "/root/campaign.json";
 /// Arguments of `cargo xtask campaign`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// What is done to the server; unless said, each of all faults in turn, under fio, git, SQLite and a verifying load
+    /// What is done to the server; unless said, each of all faults in turn, under fio, git, SQLite and a
+    /// verifying load
     #[arg(value_enum)]
     what: Option<What>,
     /// How often
@@ -48,7 +49,8 @@ enum Via {
     Fuse,
 }
 
-/// Runs the campaign and shows what it says; its exit code. What it reports is kept below the target directory.
+/// Runs the campaign and shows its output; returns its exit code. Its report is kept below the target
+/// directory.
 pub(crate) fn run(args: &Args) -> Result<u8> {
     let (program, test) = match (args.what, args.via) {
         (None, Via::Ublk) => ("campaign", "a_campaign_is_not_noticed"),
@@ -76,7 +78,7 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     course.run("campaign")
 }
 
-/// One test that goes on for as long as it is told, wherever its transport is.
+/// One test that runs for a given time, wherever its transport is available.
 pub(crate) struct Course {
     /// The file of tests, and which of them.
     pub(crate) program: &'static str,
@@ -84,7 +86,7 @@ pub(crate) struct Course {
     /// ublk runs in a guest of that kernel.
     pub(crate) via: &'static str,
     pub(crate) kernel: Series,
-    /// What it is told.
+    /// Its environment variables.
     pub(crate) variables: Vec<(&'static str, String)>,
     /// How long a guest may take.
     pub(crate) patience: Duration,
@@ -93,7 +95,8 @@ pub(crate) struct Course {
 }
 
 impl Course {
-    /// Runs it and shows what it says; its exit code. Its report is kept below the target directory, in a folder of that name.
+    /// Runs it and shows its output; returns its exit code. Its report is kept below the target directory, in
+    /// a folder of that name.
     pub(crate) fn run(&self, name: &str) -> Result<u8> {
         let (binary, becket) = test_of_becket(self.program)?;
         let folder = exec::target_dir().join(name);

@@ -1,4 +1,5 @@
-//! What becket is built from: every package has a licence that allows ours, comes from the one registry, and has a reason.
+//! The packages that becket is built from: each has a licence that allows ours, comes from the one registry,
+//! and has a reason.
 //! It asks cargo about the lock file, and changes nothing.
 
 use std::collections::BTreeSet;
@@ -7,8 +8,8 @@ use crate::deny::{BANNED, LICENCES, REGISTRY};
 use crate::exec::workspace;
 use crate::metadata::metadata;
 
-/// Whether one of the choices that a licence expression leaves is allowed. `AND` binds closer than `OR`; what is in
-/// parentheses counts first.
+/// Whether one of the choices of a licence expression is allowed. `AND` binds closer than `OR`; parentheses
+/// come first.
 fn allowed(expression: &str) -> bool {
     if let Some((before, rest)) = expression.rsplit_once('(')
         && let Some((inside, after)) = rest.split_once(')')

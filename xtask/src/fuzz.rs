@@ -1,5 +1,6 @@
-//! `cargo xtask fuzz`: each reader of bytes from outside under libFuzzer, one after another, for some minutes.
-//! Never changes the corpora of the checkout: what was found is below `target/fuzz`, for a person to look at.
+//! `cargo xtask fuzz`: each reader of bytes from outside under libFuzzer, one after another, for some
+//! minutes.
+//! Never changes the corpora of the checkout: new findings are below `target/fuzz`, for a person to look at.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -97,14 +98,14 @@ fn build(dir: &Path) -> Result<PathBuf> {
 
 /// How often the reader was fed, as libFuzzer says at its end.
 fn executions(said: &str) -> String {
-    let told = said.lines().rev().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"));
-    told.map_or("?", str::trim).to_owned()
+    let line = said.lines().rev().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"));
+    line.map_or("?", str::trim).to_owned()
 }
 
 /// How many places of the program were come to, as libFuzzer's last report says.
 fn coverage(said: &str) -> String {
-    let told = said.lines().rev().find_map(|line| line.split_once(" cov: "));
-    told.and_then(|(_, rest)| rest.split_whitespace().next()).unwrap_or("?").to_owned()
+    let line = said.lines().rev().find_map(|line| line.split_once(" cov: "));
+    line.and_then(|(_, rest)| rest.split_whitespace().next()).unwrap_or("?").to_owned()
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Holds the sources to what the documents say of their shape: the folders of becket-device and their arrows, and
-//! the way of one read.
+//! Checks the sources against what the documents say of their structure: the folders of becket-device and
+//! their dependencies, and the path of one read.
 
 use std::fs;
 use std::path::{Path, PathBuf};

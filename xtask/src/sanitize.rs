@@ -1,5 +1,6 @@
-//! `cargo xtask sanitize`: tests under tools that see what a test does not. Miri runs what only computes and holds each access to memory
-//! against Rust's rules; AddressSanitizer watches real rings, decoders (those in C too) and whole devices.
+//! `cargo xtask sanitize`: tests under tools that see what a test does not. Miri runs pure computation and
+//! checks each memory access against Rust's rules; AddressSanitizer watches real rings, decoders (those in C
+//! too) and whole devices.
 //! It never counts a tool that found nothing to run as one that found nothing.
 
 use std::process::Command;
@@ -28,11 +29,11 @@ enum Tool {
 /// Some tests of a package.
 struct Run {
     package: &'static str,
-    /// What cargo is told besides.
+    /// Additional arguments of cargo.
     words: &'static [&'static str],
     /// Which tests; all where there are none.
     filters: &'static [&'static str],
-    /// What is not freed at the end is told of. A confined process cannot look for it.
+    /// Report memory that is not freed at the end. A confined process cannot look for it.
     leaks: bool,
 }
 

@@ -1,4 +1,5 @@
-//! `cargo xtask soak`: everything at once for hours: loads, faults, deaths, changes, devices that come and go, questions.
+//! `cargo xtask soak`: everything at once for hours: loads, faults, crashes, changes, devices that come and
+//! go, queries.
 //! It is a test of CI's (`crates/becket/tests/campaign/soak.rs`) that takes its time.
 
 use std::time::Duration;

@@ -1,9 +1,9 @@
-//! `cargo xtask losetup-suite`: util-linux's own tests of losetup, first with the system's, then with becket's; here over the
-//! kernel's loop driver, or in a guest over ublk.
+//! `cargo xtask losetup-suite`: util-linux's own tests of losetup, first with the system's, then with
+//! becket's; here over the kernel's loop driver, or in a guest over ublk.
 //! Never counts a skipped test as passed, and never binds a device to anything but its own files.
 //!
-//! The suite is in Debian's source package, of the version that this machine has installed; it is fetched once, and runs
-//! with the machine's own commands, so nothing is compiled.
+//! The suite is in Debian's source package, of the version that this machine has installed; it is fetched
+//! once, and runs with the machine's own commands, so nothing is compiled.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,8 @@ enum Since {
 const SYSTEM: &str = "/usr/sbin/losetup";
 /// Bytes of the block device that stands in for one of scsi_debug.
 const IDLE: u64 = 11 << 20;
-/// What asks the kernel's loop driver for a file's device, past losetup: mount(8) does. Over ublk it finds none.
+/// Tests that ask the kernel's loop driver for a file's device without losetup, as mount(8) does. Over ublk
+/// they find none.
 const PAST_LOSETUP: [&str; 4] = [
     "libmount: losetup-loop: reuse",
     "libmount: losetup-loop: conflict",
@@ -222,7 +223,8 @@ fn judged(system: &BTreeMap<String, String>, becket: &BTreeMap<String, String>) 
     let passed = |how: &String| how.starts_with("OK");
     let case = |(name, how): (&String, &String)| {
         let ours = becket.get(name).map_or("not run", String::as_str);
-        // What the system's own cannot do here is no question, and nobody has passed it: the list of allowed skips judges.
+        // A test that the system's own losetup fails here counts as skipped, not as passed: the list of
+        // allowed skips decides.
         let outcome = match (passed(how), ours.starts_with("OK")) {
             (true, true) => Outcome::Passed,
             _ if how.contains("FAILED") => Outcome::Skipped,
@@ -254,8 +256,8 @@ impl Drop for Idle {
     }
 }
 
-/// Kernels before Linux 7 keep partitions that were added by hand when a device is detached, and the suite's next
-/// device shows them. To be bound once with a scan drops them.
+/// Kernels before Linux 7 keep partitions that were added by hand when a device is detached, and the suite's
+/// next device shows them. Binding the device once with a scan drops them.
 fn clean_free_devices(zero: &Path) -> Result<()> {
     std::fs::File::create(zero)?.set_len(1 << 20)?;
     for entry in std::fs::read_dir("/sys/block")?.flatten() {
@@ -264,7 +266,7 @@ fn clean_free_devices(zero: &Path) -> Result<()> {
         let partition = entry.path().join(format!("{name}p1"));
         if free && partition.exists() {
             let device = format!("/dev/{name}");
-            // Somebody else may have taken it meanwhile: then it is not ours to clean.
+            // Another process may have taken it meanwhile: then it is not ours to clean.
             if Command::new(SYSTEM).args(["-P", &device]).arg(zero).stderr(Stdio::null()).status()?.success()
             {
                 exec::quietly(Command::new(SYSTEM).args(["-d", &device]))?;

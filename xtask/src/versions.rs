@@ -1,4 +1,5 @@
-//! `cargo xtask versions COMMIT`: live devices go from this build to that of another commit and back, under load.
+//! `cargo xtask versions COMMIT`: live devices go from this build to that of another commit and back, under
+//! load.
 //! It is a test of becket's (`crates/becket/tests/recovery.rs`) with a second build beside the first.
 
 use std::process::Command;

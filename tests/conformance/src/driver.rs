@@ -1,5 +1,6 @@
-//! Who attaches: becket as a user calls it, or the kernel's own `losetup`, against which the suite proves itself.
-//! Must never use becket's crates: what is tested is the command and what it prints.
+//! How devices are attached: by becket as a user calls it, or by the kernel's own `losetup`, against which
+//! the suite proves itself.
+//! Must never use becket's crates: the command and its output are under test.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -61,7 +62,7 @@ pub(crate) struct Info {
     pub(crate) size: u64,
     /// Whether it refuses writes.
     pub(crate) read_only: bool,
-    /// Whether it goes past the page cache.
+    /// Whether it bypasses the page cache.
     #[serde(default)]
     pub(crate) direct_io: bool,
     /// Logical block size in bytes.
@@ -213,7 +214,8 @@ impl Driver for Losetup {
         shared_flags(&mut command, options, "--sizelimit", "--sector-size");
         let output = command::succeed(with(command, image))?;
         let node = Path::new(output.stdout.trim());
-        // For kernels that read no partition tables themselves; it fails where there is no table or nothing to add.
+        // For kernels that read no partition tables themselves; it fails if there is no table or nothing to
+        // add.
         let _ = command::run(with(command::command(&["partx", "--add"]), node));
         describe(node, image)
     }
@@ -230,7 +232,7 @@ impl Driver for Losetup {
     fn list(&self) -> Result<Vec<Info>> {
         let output = command::sh(&["losetup", "--list", "--noheadings", "--output", "NAME,BACK-FILE"])?;
         let lines = output.stdout.lines().filter_map(|line| line.trim().split_once(char::is_whitespace));
-        // A device of somebody else may vanish between the listing and the look at it.
+        // A device of another process may vanish between the listing and this check.
         Ok(lines
             .filter_map(|(node, image)| describe(Path::new(node), Path::new(image.trim())).ok())
             .collect())

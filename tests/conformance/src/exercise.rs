@@ -180,8 +180,8 @@ impl Region<'_> {
             38..76 => Kind::Write(access),
             76..84 => Kind::Write(Access::Durable),
             84..90 if self.exercise.discard => Kind::Discard,
-            // A device that cannot punch refuses only after the kernel has dropped the range from its page cache,
-            // unwritten bytes included: nobody could say what is there then.
+            // A device that cannot punch refuses only after the kernel has dropped the range from its page
+            // cache, unwritten bytes included: the contents are undefined then.
             90..93 if self.exercise.discard => Kind::Punch,
             84..96 => Kind::ZeroOut,
             _ => Kind::Flush,

@@ -36,7 +36,7 @@ pub(crate) struct Args {
     /// The transport to test
     #[arg(long, value_enum)]
     via: Via,
-    /// A folder for images, on ext4 where flushes are to be observed; emptied afterwards
+    /// A folder for images, on ext4 if flushes are to be observed; emptied afterwards
     #[arg(long, value_name = "DIR")]
     scratch: PathBuf,
     /// How ublk moves the data: copy or zero-copy; becket chooses when it is not given

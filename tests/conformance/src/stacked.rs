@@ -1,5 +1,6 @@
-//! becket over block devices: what needs one gets a plain loop device over each image, made by `losetup`.
-//! Must never hide the device below from becket: only tests that speak of images are told of the file instead.
+//! becket over block devices: if a test needs a block device, it gets a plain loop device over each image,
+//! made by `losetup`.
+//! Must never hide the device below from becket: only tests that check image paths see the file instead.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -43,7 +44,7 @@ impl Stacked {
     }
 }
 
-fn told(stacks: &[Stack], info: Info) -> Info {
+fn with_image(stacks: &[Stack], info: Info) -> Info {
     let stack = stacks.iter().find(|stack| stack.below.0 == info.image);
     Info { image: stack.map_or(info.image, |stack| stack.image.clone()), ..info }
 }
@@ -72,7 +73,7 @@ impl Driver for Stacked {
             }
             (None, None) => {}
         }
-        Ok(told(&stacks, info))
+        Ok(with_image(&stacks, info))
     }
 
     fn detach(&self, target: &Path) -> Result<()> {
@@ -91,7 +92,7 @@ impl Driver for Stacked {
     fn list(&self) -> Result<Vec<Info>> {
         let devices = self.becket.list()?;
         let stacks = self.stacks();
-        Ok(devices.into_iter().map(|info| told(&stacks, info)).collect())
+        Ok(devices.into_iter().map(|info| with_image(&stacks, info)).collect())
     }
 
     fn refresh(&self, target: &Path) -> Result<()> {

@@ -181,7 +181,8 @@ impl Suite {
             driver: Arc::clone(&self.driver),
             via: self.via,
             dir: dir.clone(),
-            // The name goes in, so that a test does the same alone as among all. 48 bits leave room to count on.
+            // The seed includes the name, so that a test does the same alone as among all. 48 bits leave room
+            // to count on.
             seed: test.name.bytes().fold(self.seed, |seed, byte| mix(seed ^ u64::from(byte))) >> 16,
             ops: self.ops,
         };

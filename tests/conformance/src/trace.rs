@@ -1,4 +1,4 @@
-//! Watches a backing file in the kernel: which fsyncs reached it, whoever asked for them.
+//! Watches a backing file in the kernel: which fsyncs reached it, from any process.
 //! Must never disturb other people's tracing: everything happens in an instance of its own.
 
 use std::fs;

@@ -1,4 +1,5 @@
-//! Any bytes as a qcow2 that is written: an image that may be written must hold what was written, and all else as before.
+//! Any bytes as a qcow2 that is written: a writable image must hold what was written, and everything else as
+//! before.
 //! It never accepts a difference: a wrong byte is a panic.
 
 use std::collections::BTreeMap;

@@ -9,7 +9,7 @@ use becket_image::codec::Codec;
 use becket_image::layer::{FileSystem, NodeKind, detect, find_foreign};
 use becket_image::{Budget, Format, Image, LayerError, encoded, inspect};
 
-use crate::mend;
+use crate::checksums;
 
 /// Entries that are looked at, and bytes of each file that are read.
 const ENTRIES: usize = 200;
@@ -17,7 +17,7 @@ const BYTES: usize = 256 << 10;
 
 pub(crate) fn partitions(bytes: &[u8]) -> bool {
     let mut bytes = bytes.to_vec();
-    mend::gpt(&mut bytes);
+    checksums::gpt(&mut bytes);
     read(bytes, Format::Disk)
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn erofs(bytes: &[u8]) -> bool {
 /// The files of packers, whose magic numbers tell them apart.
 pub(crate) fn packed(bytes: &[u8]) -> bool {
     let mut bytes = bytes.to_vec();
-    mend::xz(&mut bytes);
+    checksums::xz(&mut bytes);
     [Format::Xz, Format::Zstd, Format::Gzip].into_iter().any(|format| read(bytes.clone(), format))
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn codecs(bytes: &[u8]) -> bool {
     let Some(codec) = CODECS.get(usize::from(*codec) % CODECS.len()) else { return false };
     let mut input = input.to_vec();
     if *codec == Codec::XzBlock {
-        mend::xz_block(&mut input);
+        checksums::xz_block(&mut input);
     }
     let yields = u32::from(u16::from_le_bytes([*low, *high])).max(1);
     let input_len = u32::try_from(input.len()).unwrap_or(0);

@@ -1,15 +1,18 @@
-//! Whatever reads bytes from outside, each behind a function that takes any bytes: for fuzzers and for the smoke test.
-//! It never looks at what is read, only that reading ends: without a panic, in little time and memory. The one exception is a
-//! qcow2 that is written, which must hold what was written.
+//! All readers of bytes from outside, each behind a function that takes any bytes: for fuzzers and for the
+//! smoke test.
+//! It never checks what is read, only that reading ends: without a panic, in little time and memory. The one
+//! exception is a qcow2 that is written, which must hold what was written.
 //!
-//! `cargo xtask fuzz` drives these with libFuzzer; `tests/smoke.rs` with the corpora and what a seed makes of them.
+//! `cargo xtask fuzz` drives these with libFuzzer; `tests/smoke.rs` with the corpora and seeded mutations of
+//! them.
 #![forbid(unsafe_code)]
 
+mod checksums;
 mod grow;
 mod image;
-mod mend;
 
-/// A reader: its name, which is that of its corpus too, and what feeds it. That tells whether the bytes made sense to it.
+/// A reader: its name, which is also that of its corpus, and the function that feeds it, which returns
+/// whether the bytes were valid.
 pub type Target = (&'static str, fn(&[u8]) -> bool);
 
 /// All readers.

@@ -1,5 +1,6 @@
-//! Every reader, fed with its corpus and with what seeds make of it: what `cargo xtask fuzz` does, for a moment.
-//! It never judges what is read: a panic is the failure.
+//! Every reader, fed with its corpus and with seeded mutations of it: what `cargo xtask fuzz` does, for a
+//! moment.
+//! It never checks what is read: a panic is the failure.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed step fails the test")]
 
 use std::fs;
@@ -61,7 +62,7 @@ fn no_reader_minds_any_bytes() {
         }
         read(&[]);
         for seed in 0..ROUNDS {
-            // Told by the panic's place in the output, so that it can be fed alone.
+            // The panic's place in the output identifies the seed, so that it can be fed alone.
             let bytes = mutated(&corpus, &mut SmallRng::seed_from_u64(seed));
             let fed = std::panic::catch_unwind(|| read(&bytes));
             assert!(fed.is_ok(), "{name}, seed {seed}");

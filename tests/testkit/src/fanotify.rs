@@ -5,11 +5,11 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Somebody opened it; `O_PATH` does not count.
+/// A process opened it; `O_PATH` does not count.
 pub const OPEN: u64 = libc::FAN_OPEN;
-/// Somebody read from it, by whichever descriptor; a mapping does not count.
+/// A process read from it, by any descriptor; a mapping does not count.
 pub const ACCESS: u64 = libc::FAN_ACCESS;
-/// Somebody wrote to it.
+/// A process wrote to it.
 pub const MODIFY: u64 = libc::FAN_MODIFY;
 
 /// Files that are watched. What happens to them is kept by the kernel until it is asked for, without a bound.
@@ -21,7 +21,7 @@ pub struct Watch(OwnedFd);
 pub struct Event {
     /// The process (not its thread); 0 for one that this process cannot see.
     pub pid: u32,
-    /// [`OPEN`], [`ACCESS`], [`MODIFY`]: all that was told at once.
+    /// [`OPEN`], [`ACCESS`], [`MODIFY`]: all that were reported at once.
     pub what: u64,
     /// The file, open for reading.
     pub file: OwnedFd,
@@ -48,7 +48,7 @@ impl Watch {
         Ok(Watch(unsafe { OwnedFd::from_raw_fd(group) }))
     }
 
-    /// Watches an open file too, under whichever name and by whomever it is used.
+    /// Watches an open file too, under any name and by any process.
     ///
     /// # Errors
     /// That of fanotify_mark(2).
@@ -95,7 +95,7 @@ fn take(mut bytes: &[u8], events: &mut Vec<Event>) {
             return;
         };
         if fd >= 0 {
-            // SAFETY: the kernel opened it for whoever reads the event, which is read once.
+            // SAFETY: the kernel opened it for the reader of the event, which is read once.
             let file = unsafe { OwnedFd::from_raw_fd(fd) };
             events.push(Event { pid: pid.unsigned_abs(), what, file });
         }

@@ -1,5 +1,5 @@
 //! Images for tests: sparse, random from a seed, with a file system, with partitions.
-//! Never reuses a file: whoever makes an image says where.
+//! Never reuses a file: the caller says where to make an image.
 
 use crate::tool;
 use std::{
@@ -66,8 +66,8 @@ pub fn gpt(path: &Path, size: u64) {
     assert!(sfdisk.wait().expect("sfdisk ends").success(), "sfdisk {}", path.display());
 }
 
-/// A disk of 16 MiB with the partitions of [`GPT_PARTITIONS`]: in the first an ext4 file system that holds what is in `from`, in
-/// the second random bytes. Needs sfdisk and mke2fs.
+/// A disk of 16 MiB with the partitions of [`GPT_PARTITIONS`]: in the first an ext4 file system with the
+/// contents of `from`, in the second random bytes. Needs sfdisk and mke2fs.
 pub fn partitioned(path: &Path, from: &Path) {
     let [(first, first_len), (second, second_len)] = GPT_PARTITIONS;
     gpt(path, 16 << 20);

@@ -1,7 +1,8 @@
 //! What the end-to-end tests share: privileges and skips, a scratch place that cleans up, images, the binary.
 //! Never hides a test that cannot run: [`skip`] says so on the screen and in a log that is counted.
 //!
-//! A failed step here fails the test that took it, so helpers panic with what was tried instead of returning errors.
+//! A failed step here fails the test that called it, so helpers panic with what was tried instead of
+//! returning errors.
 //!
 //! | variable | meaning |
 //! | --- | --- |
@@ -10,8 +11,8 @@
 //! | `BECKET_TEST_GUEST` | set in the virtual machine: tests that no kernel has a part in are skipped |
 //! | `BECKET_TEST_SLOW` | how many times slower than a plain machine this one is; patience grows with it |
 //!
-//! Patience also grows with how busy the machine is: a limit of time is what a test asks of becket on a machine that has
-//! nothing else to do.
+//! Patience also grows with the machine's load: a time limit is what a test asks of becket on an idle
+//! machine.
 #![deny(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
@@ -68,8 +69,8 @@ pub fn in_a_guest() -> bool {
     env::var_os("BECKET_TEST_GUEST").is_some()
 }
 
-/// Whether a test that no kernel has a part in may run: in a guest, where computing is slow, it is skipped, for the host has
-/// run it. The programs `tools` must be there, too.
+/// Whether a test that does not depend on the kernel may run: a guest computes slowly, so it is skipped
+/// there, because the host has run it. The programs `tools` must be there, too.
 #[must_use]
 pub fn require_plain_machine(name: &str, tools: &[&str]) -> bool {
     if in_a_guest() {
@@ -109,7 +110,8 @@ pub fn require_loop(name: &str) -> bool {
     found
 }
 
-/// Whether FUSE is here, with loop devices to put over its files, and this is root; when not, the test is skipped.
+/// Whether FUSE is available, with loop devices to put over its files, and this is root; if not, the test is
+/// skipped.
 #[must_use]
 pub fn require_fuse(name: &str) -> bool {
     let loops = require_loop(name);
@@ -120,7 +122,8 @@ pub fn require_fuse(name: &str) -> bool {
     found
 }
 
-/// Whether device-mapper is here, with loop devices to stand on, and this is root; when not, the test is skipped.
+/// Whether device-mapper is available, with loop devices below it, and this is root; if not, the test is
+/// skipped.
 #[must_use]
 pub fn require_dm(name: &str) -> bool {
     let loops = require_loop(name);
@@ -154,16 +157,16 @@ pub fn scaled(time: Duration) -> Duration {
     time * slow.unwrap_or(1).max(1)
 }
 
-/// How long to wait at most for what takes at most `time` on a plain machine that does nothing else: more of it where
-/// everything is slow, and while many want the processors. For upper limits only.
+/// How long to wait at most for what takes at most `time` on a plain idle machine: longer if everything is
+/// slow, and while the processors are busy. For upper limits only.
 pub fn patience(time: Duration) -> Duration {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let cpus = thread::available_parallelism().map_or(1.0, |cpus| cpus.get() as f64);
     scaled(time).mul_f64(crowd(&load, cpus))
 }
 
-/// How many want each processor, by a /proc/loadavg: now or over the last minute, whichever is more. At least one, and no
-/// more than [`CROWD`], so that every limit stays one.
+/// How many tasks want each processor, by a /proc/loadavg: now or over the last minute, whichever is more. At
+/// least one, and at most [`CROWD`], so that every limit stays one.
 fn crowd(loadavg: &str, cpus: f64) -> f64 {
     let mut words = loadavg.split_whitespace();
     let minute = words.next().and_then(|word| word.parse().ok()).unwrap_or(0.0);
@@ -174,8 +177,8 @@ fn crowd(loadavg: &str, cpus: f64) -> f64 {
 /// See [`crowd`].
 const CROWD: f64 = 20.0;
 
-/// Whether `condition` becomes true within `time`, as [`patience`] has it at the end. It is asked at least once, and once at the
-/// end.
+/// Whether `condition` becomes true within `time`, extended by [`patience`] as it is at the end. It is
+/// checked at least once, and once at the end.
 pub fn wait_until(time: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let begun = Instant::now();
     loop {

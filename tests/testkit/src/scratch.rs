@@ -158,15 +158,15 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         let detached = self.becket().args(["detach", "--all", "--timeout", "10s"]).output();
-        let told = match &detached {
+        let reason = match &detached {
             Ok(output) if output.status.success() => return,
             Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
             Err(error) => error.to_string(),
         };
         // What is in use now goes at least when its user does.
         let _ = self.becket().args(["detach", "--all", "--lazy"]).output();
-        eprintln!("the test left a device behind: {told}");
-        assert!(thread::panicking(), "the test left a device behind: {told}");
+        eprintln!("the test left a device behind: {reason}");
+        assert!(thread::panicking(), "the test left a device behind: {reason}");
     }
 }
 

@@ -1,5 +1,6 @@
-//! `cargo xtask bench attach`: how long attaching and detaching one raw image takes, beside losetup and the peers.
-//! Never leaves a device behind: what was attached is detached before the next one's turn.
+//! `cargo xtask bench attach`: how long attaching and detaching one raw image takes, beside losetup and the
+//! peers.
+//! Never leaves a device behind: each contestant's device is detached before the next one's turn.
 
 use anyhow::Result;
 

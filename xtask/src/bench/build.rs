@@ -1,5 +1,5 @@
 //! The becket that is measured: a copy of the program, and what is known of how it was made.
-//! Never looks at the program again once it runs: somebody may build another one meanwhile.
+//! Never looks at the program again once it runs: another one may have been built meanwhile.
 
 use std::path::PathBuf;
 
@@ -27,7 +27,7 @@ impl Build {
     /// becket, optimised, of this checkout unless another was asked for.
     pub(crate) fn new(options: &Options) -> Result<Build> {
         let (program, commit) = match &options.becket {
-            // Somebody else built it; the checkout's commit would be a guess.
+            // It was built elsewhere; the checkout's commit would be a guess.
             Some(path) => (path.clone(), "unknown (a build given by --becket)".to_owned()),
             None => (exec::shipped()?, record::commit()?),
         };

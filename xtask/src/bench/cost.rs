@@ -1,5 +1,5 @@
-//! `cargo xtask bench cost`: I/Os for a thousand million instructions, of becket, the kernel's loop and the peers.
-//! Never compares numbers of different machines: all contestants run in one guest, in turn.
+//! `cargo xtask bench cost`: I/Os for a thousand million instructions, of becket, the kernel's loop and the
+//! peers. Never compares numbers of different machines: all contestants run in one guest, in turn.
 
 use anyhow::Result;
 
@@ -11,8 +11,8 @@ use super::metric::Metric;
 use super::record::Clock;
 use super::{goal, table};
 
-/// Whom the table holds unless others are asked for: becket in all its modes (its default is the best that the kernel
-/// has), each peer in its best.
+/// The default rows of the table: becket in all its modes (its default is the best that the kernel has), each
+/// peer in its best.
 const ROWS: [&str; 9] = [
     "file",
     "loop-direct",

@@ -76,7 +76,8 @@ impl Workload {
 
     fn base(&self, engine: &str) -> String {
         let Workload { name, pattern, block_kib, depth, jobs } = self;
-        // What a program waits for begins with its submission: lat, not clat, which leaves the system call out.
+        // What a program waits for begins with its submission: lat, not clat, which leaves the system call
+        // out.
         let mut line = format!(
             "--name={name} --ioengine={engine} --direct=1 --rw={pattern} --bs={block_kib}k --iodepth={depth} \
              --norandommap --randrepeat=1 --clat_percentiles=0 --lat_percentiles=1"

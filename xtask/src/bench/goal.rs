@@ -18,10 +18,11 @@ enum Against {
     File,
 }
 
-/// One goal: record, workload, metric, against whom, and the ratio. A rate has a least ratio, everything else a largest.
+/// One goal: record, workload, metric, compared with what, and the ratio: a minimum for rates, a maximum for
+/// the rest.
 type Goal = (&'static str, &'static str, Metric, Against, f64);
 
-/// The table of what is to be reached, for the records that are grids.
+/// The table of goals, for the records that are grids.
 const GOALS: &[Goal] = &[
     ("cost", "randread-4k-d64", Metric::Rate, Against::Peer, 1.02),
     ("cost", "randread-4k-d64", Metric::Rate, Against::Loop, 0.97),

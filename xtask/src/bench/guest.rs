@@ -1,5 +1,7 @@
-//! The guest of the benchmarks: its clock counts instructions, or time; its image lies where little is spent.
-//! Never measures the guest's own disks: the image lives on ext4 in memory, behind the kernel's null block device.
+//! The guest of the benchmarks: its clock counts instructions, or time; its image lies where access costs
+//! little.
+//! Never measures the guest's own disks: the image lives on ext4 in memory, behind the kernel's null block
+//! device.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -132,7 +134,8 @@ pub(crate) fn kernel_of(report: &str) -> Result<String> {
     fio::sections(report).into_iter().find_map(kernel).context("the guest does not name its kernel")
 }
 
-/// This run's command line, as one would type it again; a path of this machine is shown by its last part only.
+/// This run's command line, as one would type it again; a path of this machine is shown by its last part
+/// only.
 fn command(arguments: impl Iterator<Item = String>) -> String {
     let mut line = "cargo xtask".to_owned();
     for argument in arguments {

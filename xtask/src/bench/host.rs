@@ -1,5 +1,5 @@
-//! The scenarios' scripts on this machine itself: what needs no kernel but its own.
-//! Never leaves anything behind of what it makes: a folder of its own holds the script's files and becket's records.
+//! The scenarios' scripts on this machine itself: scenarios that need only the kernel that runs here.
+//! Never leaves files behind: a folder of its own holds the script's files and becket's records.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,8 @@ impl Host {
         word(&self.work.path().join(name))
     }
 
-    /// Runs the script with what every script knows; its report. becket goes by the plan that it makes by itself.
+    /// Runs the script with the variables that every script has; returns its report. becket uses its default
+    /// plan.
     pub(crate) fn run(&self, field: &Field, script: &str) -> Result<String> {
         let head = format!(
             "REPORT={} SAID={}\n{LIBRARY}\n{}",

@@ -1,5 +1,6 @@
-//! Benchmarks: becket beside the kernel's loop driver and other servers, all in one run, so that ratios mean something.
-//! Never part of the checks that gate a change; nothing here is built or fetched by `cargo xtask ci`.
+//! Benchmarks: becket beside the kernel's loop driver and other servers, all in one run, so that ratios mean
+//! something. Never part of the checks that gate a change; nothing here is built or fetched by `cargo xtask
+//! ci`.
 
 mod attach;
 mod build;
@@ -43,7 +44,8 @@ enum Scenario {
     Wall(grid::Choice),
     /// One I/O at a time: what a program waits for, and what it costs
     Latency(grid::Choice),
-    /// A new file system filled and synced while dirty pages are scarce, on xfs, ext4 and btrfs; on the host and in the guest
+    /// A new file system filled and synced while dirty pages are scarce, on xfs, ext4 and btrfs; on the host
+    /// and in the guest
     Writeback(writeback::Args),
     /// How long attaching and detaching takes, beside losetup on the host and everybody in the guest
     Attach(attach::Args),

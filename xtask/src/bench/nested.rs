@@ -1,5 +1,6 @@
-//! `cargo xtask bench nested`: files in images inside images, through becket's one map and through the kernel's nested loops.
-//! Never leaves the host changed: what is mounted, attached and told to workqueues is put back however it ends.
+//! `cargo xtask bench nested`: files in images inside images, through becket's one map and through the
+//! kernel's nested loops.
+//! Never leaves the host changed: mounts, devices and workqueue settings are undone however it ends.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,7 @@
-//! Gets the servers that becket is held against: the kernel's selftest server and rublk, built below target/bench.
-//! Never puts anything of theirs into this project's sources; a peer that cannot be had is a reason, not an error.
+//! Gets the servers that becket is compared with: the kernel's selftest server and rublk, built below
+//! target/bench.
+//! Never puts anything of theirs into this project's sources; if a peer is not available, that is a reason,
+//! not an error.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

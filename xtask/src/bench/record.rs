@@ -50,7 +50,7 @@ pub(crate) struct Entrant {
     pub(crate) name: String,
     /// How it is attached, for people.
     pub(crate) about: String,
-    /// Somebody else's server for ublk, which becket is held against.
+    /// Another project's server for ublk, which becket is compared with.
     pub(crate) peer: bool,
     /// One of becket's ways.
     pub(crate) ours: bool,

@@ -1,4 +1,5 @@
-//! `cargo xtask bench report`: a page with all results in target/bench, and a chart. docs/benchmarks.md was made by it.
+//! `cargo xtask bench report`: a page with all results in target/bench, and a chart. docs/benchmarks.md was
+//! made by it.
 //! Never writes a number that is not in the data beside it.
 
 use std::fmt::Write;

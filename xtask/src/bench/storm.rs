@@ -1,4 +1,5 @@
-//! `cargo xtask bench storm`: many devices at once beside losetup, what an idle one costs, and who waits for whom.
+//! `cargo xtask bench storm`: many devices at once beside losetup, the cost of an idle device, and which
+//! waits for which.
 //! Never compares the host's times with the guest's: loop is measured on the one, ublk in the other.
 
 use anyhow::Result;

@@ -1,5 +1,7 @@
-//! `cargo xtask bench wall`: I/Os per second by time on two emulated CPUs, and how they grow with jobs and queues.
-//! Never measures one contestant after the other has finished: they alternate, so that a slow minute is everybody's.
+//! `cargo xtask bench wall`: I/Os per second by time on two emulated CPUs, and how they grow with jobs and
+//! queues.
+//! Never measures one contestant after the other has finished: they alternate, so that a slow minute affects
+//! them all.
 
 use std::fmt::Write;
 

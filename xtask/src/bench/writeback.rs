@@ -1,5 +1,6 @@
-//! `cargo xtask bench writeback`: how long a new file system takes to fill and sync while dirty pages are scarce.
-//! Never leaves the host changed: what the script sets, mounts and attaches is put back however it ends.
+//! `cargo xtask bench writeback`: how long a new file system takes to fill and sync while dirty pages are
+//! scarce.
+//! Never leaves the host changed: the script's settings, mounts and devices are undone however it ends.
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};

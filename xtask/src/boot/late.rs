@@ -1,9 +1,9 @@
 //! What a machine has left that was powered off with a file system still mounted on a device of becket's.
 //! Read by the tools of ext4 alone: the machine is gone, and nothing of it is asked.
 //!
-//! `script.sh` mounts an image, `late.img`, in a way that systemd leaves alone until it has ended all processes, and
-//! starts a program that goes on writing numbers there until it is killed. A clean file system shows that somebody served
-//! its device until the very end.
+//! `script.sh` mounts an image, `late.img`, in a way that systemd leaves alone until it has ended all
+//! processes, and starts a program that writes numbers there until it is killed. A clean file system shows
+//! that its device was served until the very end.
 
 use std::path::Path;
 use std::process::Command;
@@ -26,7 +26,8 @@ pub(super) fn check(disk: &Path, output: &mut dyn FnMut(&[u8])) -> bool {
 fn look(disk: &Path) -> Result<usize> {
     let dir = tempfile::tempdir()?;
     let (image, numbers) = (dir.path().join("late.img"), dir.path().join("numbers"));
-    // A file on it was in use, so nobody could unmount this one: its journal is replayed, which may mean corrections.
+    // A file on it was in use, so it could not be unmounted: its journal is replayed, which may mean
+    // corrections.
     let replayed = Command::new("e2fsck").arg("-fp").arg(disk).output()?;
     ensure!(replayed.status.code().is_some_and(|code| code < 2), "the scratch disk is damaged: {replayed:?}");
     dump(disk, "/late.img", &image)?;

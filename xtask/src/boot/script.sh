@@ -3,7 +3,7 @@
 ended=
 the_end() {
     journalctl -b -o short-monotonic --no-pager >/root/boot.log
-    # Whoever ends before the last line has not passed what comes behind.
+    # A run that ends before the last line has not passed the checks after that point.
     [[ $ended ]] || exit 1
     exit $code
 }
@@ -80,7 +80,7 @@ if wait $load; then echo "test boot::the_load_saw_no_error ... ok"; else
     cat /root/fio; echo "test boot::the_load_saw_no_error ... FAILED"; code=1
 fi
 
-# Its unit cannot end a device that somebody uses, and says by whom.
+# Its unit cannot end a device in use, and names the user.
 busy_stays() {
     local pid
     sleep 60 </dev/becket/load &

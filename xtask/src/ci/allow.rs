@@ -1,5 +1,6 @@
-//! Which tests may be skipped where: the list xtask/allowed-skips.txt.
-//! Never lets a skip pass in silence: what is not on the list fails, what is on it is printed with its reason.
+//! The tests that may be skipped, and where: the list xtask/allowed-skips.txt.
+//! Never accepts a skip silently: a skip that is not on the list fails, one that is on it is printed with its
+//! reason.
 
 use anyhow::{Context, Result, bail};
 

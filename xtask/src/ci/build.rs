@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::exec;
 
-/// The packages whose tests ask for ublk, or for partition tables that the kernel reads: a host may have neither.
+/// The packages whose tests need ublk, or partition tables that the kernel reads: a host may have neither.
 const GUEST_PACKAGES: [&str; 6] =
     ["becket", "becket-device", "becket-transport", "becket-engine", "becket-image", "becket-uapi"];
 
@@ -69,7 +69,7 @@ impl Binaries {
         })
     }
 
-    /// The same, and the tests. All of the workspace is built, as `cargo test` did: nothing is compiled twice.
+    /// The same, and the tests. The whole workspace is built, as `cargo test` did: nothing is compiled twice.
     pub(crate) fn all() -> Result<Binaries> {
         let built = cargo(&["test", "--no-run", "--workspace", FORMAT])?;
         let wanted = |message: &&Message| message.profile.test && message.is_of(&GUEST_PACKAGES);
@@ -88,8 +88,8 @@ pub(crate) fn test_of_becket(name: &str) -> Result<(PathBuf, PathBuf)> {
 }
 
 impl Message {
-    /// Whether this was built from one of these packages. Cargo names a package by its folder when that has its name
-    /// (`path+file:///checkout/crates/becket#0.1.0`), else after the `#` (`#becket@0.1.0`).
+    /// Whether this was built from one of these packages. Cargo names a package by its folder when that has
+    /// its name (`path+file:///checkout/crates/becket#0.1.0`), else after the `#` (`#becket@0.1.0`).
     fn is_of(&self, packages: &[&str]) -> bool {
         let (folder, rest) = self.package_id.rsplit_once('#').unwrap_or((&self.package_id, ""));
         let name = rest

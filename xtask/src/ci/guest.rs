@@ -200,7 +200,7 @@ impl InGuest {
         if self.load == Load::Tests {
             libtest::apply_skips(&mut cases, &ended.report.replace('\x1f', "\n"), &place, &facts);
         }
-        told(cases, ended.code)
+        checked(cases, ended.code)
     }
 
     /// What the guest does for it; `index` is its place among the steps of one boot.
@@ -208,9 +208,9 @@ impl InGuest {
         let (name, report) = (self.name, "/root/report");
         match self.load {
             Load::Conformance { via, mode } => {
-                // No byte passes through becket on device-mapper: file systems there would test the kernel only.
-                // On ublk, each way of data and each way of commands has file systems once: batch commands with
-                // zero copy, single commands with copying.
+                // On device-mapper, no byte passes through becket: file systems there would test the kernel
+                // only. On ublk, each data path and each command path has file systems once: batch commands
+                // with zero copy, single commands with copying.
                 let brief = via == "dm"
                     || (self.series == Series::V7 && matches!(mode, Some("zero-copy" | "batch-copy")));
                 let brief = if brief && !whole { " --ops 2000 --except filesystem" } else { "" };
@@ -255,7 +255,7 @@ fn machine(steps: &[InGuest], whole: bool, binaries: &Binaries, work: &Path) -> 
         steps.iter().enumerate().partition(|(_, step)| step.load == Load::Users);
     script.extend(others.iter().chain(&users).map(|(index, step)| step.script(*index, whole, binaries)));
     let mut machine = Machine::new(first.series, script + "exit 0\n");
-    // Three times what it takes: only a guest that hangs is to be given up, and not one on a busy machine.
+    // Three times the usual time: the limit is for a guest that hangs, not for one on a busy machine.
     machine.timeout = Duration::from_secs(30 * 60) + Duration::from_secs(15 * 60) * steps.len() as u32;
     let mut add = |host: &Path, guest: String| machine.files.push(Place { host: host.to_owned(), guest });
     add(&binaries.becket, format!("{BIN}/becket"));
@@ -279,7 +279,7 @@ fn machine(steps: &[InGuest], whole: bool, binaries: &Binaries, work: &Path) -> 
 }
 
 /// Holds a guest's exit code against what its tests said.
-fn told(cases: Vec<Case>, code: u8) -> Result<Vec<Case>> {
+fn checked(cases: Vec<Case>, code: u8) -> Result<Vec<Case>> {
     if cases.is_empty() {
         bail!("the guest ran no test");
     }

@@ -1,5 +1,6 @@
 //! The steps that run on this machine.
-//! Never needs more rights than it finds: what a test cannot do here it skips, and the list of allowed skips judges that.
+//! Never needs more rights than it has: a test that cannot run here is skipped, and the list of allowed skips
+//! decides.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -83,7 +84,8 @@ pub(crate) fn tested(command: &mut Command, words: &[&str]) -> Result<Vec<Case>>
     Ok(cases)
 }
 
-/// `make install` puts a command without debug information in place, and `make uninstall` removes all of it and nothing else.
+/// `make install` installs a command without debug information, and `make uninstall` removes exactly what was
+/// installed.
 pub(crate) fn install() -> Result<Vec<Case>> {
     let becket = exec::shipped()?;
     let size = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());

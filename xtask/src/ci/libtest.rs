@@ -1,4 +1,5 @@
-//! Reads what `cargo test` and its binaries print, the skip log of becket-testkit, and the conformance suite's report.
+//! Reads what `cargo test` and its binaries print, the skip log of becket-testkit, and the conformance
+//! suite's report.
 //! Never trusts names alone: a runner's own closing counts must be reached.
 
 use std::collections::BTreeSet;

@@ -1,4 +1,5 @@
-//! Debian packages without touching the host's apt: own sources, own lists, own cache, the host's mirror and keys.
+//! Debian packages without touching the host's apt: own sources, own lists, own cache, the host's mirror and
+//! keys.
 //! Never installs anything; packages are only downloaded (verified by apt) and unpacked.
 
 use std::path::{Path, PathBuf};
@@ -84,8 +85,8 @@ impl Apt {
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         let dir = self.dir.display();
-        // Given on the command line because that is read last: the host's apt.conf.d (a proxy, say) stays in force
-        // and still cannot redirect us into the host's own lists.
+        // Given on the command line because that is read last: the host's apt.conf.d (a proxy, say) stays in
+        // force and still cannot redirect us into the host's own lists.
         for option in [
             format!("Dir::Etc::sourcelist={dir}/sources.list"),
             format!("Dir::Etc::sourceparts={dir}/empty"),

@@ -1,5 +1,6 @@
-//! The guest's `status` port: a few lines (`ready`, `file INDEX SIZE` and its bytes, `missing INDEX`, `exit CODE`).
-//! Never trusts a size: bytes are taken as they come, and files end up where the caller asked, nowhere else.
+//! The guest's `status` port: a few lines (`ready`, `file INDEX SIZE` and its bytes, `missing INDEX`, `exit
+//! CODE`).
+//! Never trusts a size: bytes are taken as they come, and files are written only where the caller asked.
 
 use anyhow::{Context, Result, bail};
 

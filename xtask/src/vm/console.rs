@@ -1,5 +1,5 @@
-//! Reads the guest kernel's console and notices when the kernel is no longer well.
-//! Never sees what the script prints: that comes over a channel of its own, so a test may print "Oops" as it likes.
+//! Reads the guest kernel's console and notices when the kernel has failed.
+//! Never sees what the script prints: that comes over a channel of its own, so a test may print "Oops".
 
 /// How much of the console is kept for the error, in bytes.
 const KEPT: usize = 256 * 1024;

@@ -15,7 +15,7 @@ use crate::exec;
 /// The metapackage of the kernels for virtual machines.
 const METAPACKAGE: &str = "linux-image-cloud-amd64";
 
-/// Where kernels of all series are to be had.
+/// Where kernels of all series are available.
 const SUITES: [&str; 3] = ["trixie-backports", "bookworm-backports", "bookworm"];
 
 /// What must be loaded before the root file system can be mounted, where it is a module.
@@ -161,7 +161,8 @@ fn choose(apt: &Apt, series: Series) -> Result<Vec<String>> {
     Ok(wanted)
 }
 
-/// Whether a package is a part of one kernel (`linux-modules-7.3.4+deb13-cloud-amd64`), not a tool or metapackage.
+/// Whether a package is a part of one kernel (`linux-modules-7.3.4+deb13-cloud-amd64`), not a tool or
+/// metapackage.
 fn is_part(name: &str) -> bool {
     ["linux-image-", "linux-binary-", "linux-modules-", "linux-base-"]
         .iter()

@@ -9,7 +9,8 @@ use anyhow::{Context, Result};
 
 use crate::exec;
 
-/// Where the machine's parts are kept: in the checkout, whatever `CARGO_TARGET_DIR` says, so that they are made once.
+/// Where the machine's parts are kept: in the checkout, whatever `CARGO_TARGET_DIR` says, so that they are
+/// made once.
 pub(crate) fn cache_dir() -> Result<PathBuf> {
     let dir = exec::workspace().join("target/vm");
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;

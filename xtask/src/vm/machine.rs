@@ -63,7 +63,7 @@ impl Place {
     }
 }
 
-/// What is to be booted.
+/// What to boot.
 pub(crate) struct Machine {
     pub(crate) series: Series,
     pub(crate) script: String,
@@ -199,7 +199,8 @@ impl Run<'_> {
         let mut decoder = Decoder::default();
         let mut open = [Source::Output, Source::Status, Source::Console].to_vec();
         let orderly = self.machine.kept_scratch.is_some();
-        // The channels are separate streams: the last output may come after the exit code, so all are read out.
+        // The channels are separate streams: the last output may arrive after the exit code, so all are
+        // drained.
         while !open.is_empty() {
             match incoming.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(Event::Bytes(Source::Output, bytes)) => output(&bytes),

@@ -1,5 +1,5 @@
-//! The virtual machine for tests: a stock Debian kernel under QEMU's software emulation, with a Debian userland.
-//! Never changes the host beyond the checkout's target directory.
+//! The virtual machine for tests: a stock Debian kernel under QEMU's software emulation, with a Debian
+//! userland. Never changes the host beyond the checkout's target directory.
 
 mod apt;
 mod channel;
@@ -36,7 +36,8 @@ pub(crate) struct Args {
     /// Memory in MiB
     #[arg(long, default_value_t = 2048)]
     memory: u32,
-    /// Let the guest's clock advance with executed instructions (one host thread): for counting, not for testing
+    /// Let the guest's clock advance with executed instructions (one host thread): for counting, not for
+    /// testing
     #[arg(long)]
     icount: bool,
     /// Run the udev daemon in the guest

@@ -17,9 +17,11 @@ use crate::exec;
 /// Debian 12's own QEMU 7.2 dies with two emulated CPUs.
 const OLDEST: u32 = 10;
 
-/// The kernel's parameters: every trouble ends the guest at once, nothing costs time that tests do not need.
-/// It starts with one CPU: QEMU can trip over its own assertion (iotlb_to_section) when one emulated CPU moves PCI
-/// devices about in memory while another touches its interrupt controller. The first program brings up the others.
+/// The kernel's parameters: every kernel failure ends the guest at once, and nothing takes time that tests do
+/// not need.
+/// It starts with one CPU: QEMU can trip over its own assertion (iotlb_to_section) when one emulated CPU
+/// moves PCI devices about in memory while another touches its interrupt controller. The first program brings
+/// up the others.
 const PARAMETERS: &str = "console=ttyS0 maxcpus=1 loglevel=5 panic=-1 oops=panic softlockup_panic=1 hung_task_panic=1 \
     sysctl.kernel.hung_task_timeout_secs=90 sysctl.kernel.watchdog_thresh=60 mitigations=off audit=0 apparmor=0 \
     random.trust_cpu=on tsc=reliable nokaslr init_on_alloc=0 rcupdate.rcu_cpu_stall_timeout=120";

@@ -54,7 +54,8 @@ pub(crate) fn forget() -> Result<()> {
     Ok(())
 }
 
-/// The image, made when it is missing or when this file asks for other packages. The cache's lock must be held.
+/// The image, made if it is missing or if this file asks for other packages. The caller must hold the cache's
+/// lock.
 pub(crate) fn prepare() -> Result<PathBuf> {
     let image = image()?;
     let recipe = format!("{SUITE} {}\n", PACKAGES.join(" "));
@@ -73,7 +74,8 @@ pub(crate) fn prepare() -> Result<PathBuf> {
     let root = work.path().join("root");
     let options = work.path().join("apt.conf");
     std::fs::write(&options, transport_options()?)?;
-    // What it mounts goes with it, even when it is killed: whoever removes the folder then meets no /proc and no /sys.
+    // Its mounts go with it, even if it is killed: so a later removal of the folder meets no /proc and no
+    // /sys.
     exec::quietly(
         Command::new("unshare")
             .args(["--mount", "mmdebstrap"])

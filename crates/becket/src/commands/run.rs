@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! becket run        holds the lease of the device, passes signals on, waits for the guard
-//!  └ run-guard      in a process group of its own; subreaper; ends everything when CMD or `becket run` ends
+//!  └ run-guard      in a process group of its own; subreaper; ends all when CMD or `becket run` ends
 //!     └ run-exec    joins the cgroup, asks to die with the guard, and becomes ...
 //!        └ CMD      in the terminal's process group, so that ^C and ^Z reach it as in any pipeline
 //! ```

@@ -54,8 +54,8 @@ fn random_io(bench: &Bench) -> Result<()> {
     exercise_all(bench, bench.ops, &Attach::default())
 }
 
-/// Direct I/O is switched off and on again and again while the device is read and written; nothing is lost, and the
-/// list says what is so.
+/// Direct I/O is switched off and on again and again while the device is read and written; nothing is lost,
+/// and the list shows the current setting.
 fn direct_io_to_and_fro(bench: &Bench) -> Result<()> {
     let (image, mut model) = half_full(bench, "image", 64 * MIB)?;
     let device = bench.attach(&image, &Attach::default())?;

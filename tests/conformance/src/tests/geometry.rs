@@ -79,7 +79,7 @@ fn queue_limits(bench: &Bench) -> Result<()> {
     let (least, best) = (limit("minimum_io_size")?, limit("optimal_io_size")?);
     ensure!(least >= block && least % block == 0, "minimum_io_size {least}");
     ensure!(best % least == 0, "optimal_io_size {best} is no multiple of minimum_io_size {least}");
-    // btrfs writes back in pieces of the size that is named, so naming the smallest is worse than naming none.
+    // btrfs writes back in pieces of the stated size, so stating the smallest is worse than stating none.
     ensure!(best == 0 || best > least, "optimal_io_size {best} is the smallest request again");
     // Without "write back" the kernel sends no flush, and nothing would ever be durable.
     let cache = disk.text("queue/write_cache")?;
@@ -158,7 +158,7 @@ fn sparse(bench: &Bench) -> Result<()> {
     let image = bench.image("image", size)?;
     let started = Instant::now();
     let device = bench.attach(&image, &Attach::default())?;
-    // Generous for emulated machines; whoever looks at every block of a terabyte needs hours.
+    // Generous for emulated machines; code that reads every block of a terabyte needs hours.
     ensure!(started.elapsed() < Duration::from_secs(30), "attaching took {:?}", started.elapsed());
     agree(&device, size, 512, false)?;
     let file = device.open(Access::Direct)?;

@@ -27,7 +27,7 @@ pub(super) const TESTS: &[Test] = &[
 
 const MIB: u64 = 1 << 20;
 
-/// Whether the node leads to this image no more: gone, empty, or somebody else's by now.
+/// Whether the node leads to this image no more: gone, empty, or another image's by now.
 fn released(bench: &Bench, device: &Path, image: &Path) -> Result<bool> {
     let listed = bench.driver.list()?;
     let shown = listed.iter().any(|info| info.device == device && info.image == image);
@@ -75,7 +75,8 @@ fn in_use(bench: &Bench) -> Result<()> {
     device.detach()
 }
 
-/// udev and its like open every device for a moment, and nobody knows when: a script's detach must not fail by it.
+/// udev and similar programs open every device for a moment, at any time: a script's detach must not fail
+/// because of it.
 fn passing_look(bench: &Bench) -> Result<()> {
     let image = bench.image("image", MIB)?;
     let device = bench.attach(&image, &Attach::default())?;

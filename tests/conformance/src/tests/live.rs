@@ -1,5 +1,6 @@
 //! A device changes while it is used: read-only, shorter and longer, another image.
-//! Must never ask for more than a transport promises: what it cannot change live it has to refuse, and to stay as it was.
+//! Must never ask for more than a transport promises: it must refuse what it cannot change live, and stay as
+//! it was.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -212,7 +213,7 @@ fn image_to_and_fro(bench: &Bench) -> Result<()> {
     device.detach()
 }
 
-/// A device that somebody relies on gets an equal image and no other.
+/// A device in use accepts an equal image and no other.
 fn image_of_a_mounted_device(bench: &Bench) -> Result<()> {
     if bench.via != Via::Ublk {
         return Ok(());

@@ -57,7 +57,7 @@ fn mbr(bench: &Bench) -> Result<()> {
     check(bench, device, &image, &[(1, MIB, 2 * MIB), extended, (5, 5 * MIB, 2 * MIB)])
 }
 
-/// A table that counts in blocks of 4096 makes a device of such blocks, without being told.
+/// A table that counts in blocks of 4096 makes a device of such blocks, without an option.
 fn gpt_4096(bench: &Bench) -> Result<()> {
     let image = bench.image("image", 16 * MIB)?;
     let device = bench.attach(&image, &Attach { block_size: Some(4096), ..Attach::default() })?;

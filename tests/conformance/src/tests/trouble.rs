@@ -104,8 +104,8 @@ fn truncated(bench: &Bench) -> Result<()> {
             Err(error) => {
                 ensure!(error.raw_os_error() == Some(libc::EIO), "a read past the file's end: {error}");
             }
-            // The kernel's loop driver reads zeroes where its file ends early; bytes of somewhere else are worse.
-            // Below device-mapper there is one.
+            // The kernel's loop driver reads zeroes where its file ends early; bytes of somewhere else are
+            // worse. Below device-mapper there is one.
             Ok(()) if matches!(bench.via, Via::Loop | Via::Dm) => {
                 ensure!(buffer.as_ref().iter().all(|&byte| byte == 0), "stale bytes at {at}");
             }

@@ -11,7 +11,7 @@ fail() {
     say "bench: $*"
     exit 1
 }
-# absent NAME...: reports that somebody has no number here, with what was said last.
+# absent NAME...: reports that a contestant has no number here, with its last output.
 absent() {
     section absent "$@"
     cat "$SAID" >>"$REPORT"
@@ -34,7 +34,8 @@ backwards() {
     done
     ENTRANTS=("${back[@]}")
 }
-# detach_ours: the loop devices whose images lie in $WORK, whoever attached them; a number may be somebody else's by now.
+# detach_ours: the loop devices whose images lie in $WORK, whichever contestant attached them; a number may
+# have been reused.
 detach_ours() {
     local held device
     for held in /sys/block/loop*/loop/backing_file; do

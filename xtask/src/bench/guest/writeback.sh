@@ -32,8 +32,8 @@ for knob in "${KNOBS[@]}"; do
 done
 echo $((64 << 20)) >/proc/sys/vm/dirty_bytes || fail "vm.dirty_bytes cannot be set"
 
-# Nothing is discarded: the first to write would pay for the backing's blocks. Nothing is left to be initialised while
-# somebody is measured.
+# Nothing is discarded: the first to write would pay for the backing's blocks. Nothing is left to be
+# initialised during a measurement.
 make() { # SYSTEM DEVICE
     case $1 in
     xfs) mkfs.xfs -q -K -f "$2" ;;
@@ -43,7 +43,7 @@ make() { # SYSTEM DEVICE
 }
 
 # What becket says of the image that it has attached.
-told() { # WHERE
+show_mode() { # WHERE
     section mode "$1"
     "$BECKET" list --json >>"$REPORT"
 }
@@ -57,7 +57,7 @@ turn() { # SYSTEM ENTRANT
     dd if=/dev/zero of="$WORK/upper/data" bs=1M count="$MIB" status=none && sync -f "$WORK/upper" || return
     end=${EPOCHREALTIME/./}
     took=$((end - begin))
-    [[ $2 == becket ]] && ((round == 1)) && told "$1"
+    [[ $2 == becket ]] && ((round == 1)) && show_mode "$1"
     umount "$WORK/upper" && detach "$2" && ATTACHED=
 } >"$SAID" 2>&1
 
@@ -87,7 +87,7 @@ done
 # Where direct I/O may be impossible: becket attaches all the same, takes a write, and says what it does and why.
 odd() { # WHERE
     if attach becket && ATTACHED=becket && dd if=/dev/zero of="$DEVICE" bs=1M count=16 oflag=direct status=none; then
-        told "$1"
+        show_mode "$1"
     else
         return 1
     fi

@@ -12,7 +12,7 @@ become_systemd() { # it makes the system, and a service starts this program agai
     echo 00000000000000000000000000000001 >/etc/machine-id
     printf '%s\n' '[Unit]' 'DefaultDependencies=no' 'After=multi-user.target' '[Service]' 'ExecStart=/becket-vm/init' \
         >$units/becket-vm.service
-    # A start that fails is told by the script as well, and at once.
+    # The script also reports a failed start, and at once.
     for unit in multi-user emergency; do
         mkdir -p $units/$unit.target.wants
         ln -sf ../becket-vm.service $units/$unit.target.wants/becket-vm.service

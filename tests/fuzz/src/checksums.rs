@@ -1,5 +1,5 @@
-//! Checksums made right in bytes that a fuzzer has changed: else it would never get past them.
-//! It never makes anything else right.
+//! Corrects checksums in bytes that a fuzzer has changed: otherwise it would never get past them.
+//! It never corrects anything else.
 
 /// Puts the CRC-32 of `len` bytes from `from` on at `to`, where all of that is there.
 fn crc(bytes: &mut [u8], from: usize, len: usize, to: usize) {
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_bytes_are_mended_without_harm() {
+    fn any_bytes_get_checksums_without_harm() {
         for len in 0..2000 {
             for byte in [0, 1, 0xff] {
                 let mut bytes = vec![byte; len];

@@ -105,7 +105,7 @@ fn row(metadata: &Metadata, all: &BTreeSet<String>, package: &Package) -> Result
     let origin = package.repository.as_deref().unwrap_or("");
     let origin =
         origin.trim_start_matches("https://").trim_start_matches("github.com/").trim_end_matches(".git");
-    // A part of a repository is not who keeps it.
+    // The path to a part of a repository does not name its maintainer.
     let origin: Vec<&str> = origin.split('/').take_while(|part| *part != "tree" && *part != "blob").collect();
     Ok(format!(
         "| {bold}{}{bold} {} | {} | {} | {} | {} | {} |\n",

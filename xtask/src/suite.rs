@@ -85,7 +85,7 @@ pub(crate) fn cases(becket: &Path) -> Result<Vec<Case>> {
     let work = tempfile::Builder::new().prefix("losetup-suite-").tempdir()?;
     let link = work.path().join("losetup");
     std::os::unix::fs::symlink(becket, &link)?;
-    // Nobody has to wait for udev where there is none.
+    // Without udev there is nothing to wait for.
     let stub = work.path().join("stub");
     std::fs::create_dir(&stub)?;
     std::os::unix::fs::symlink("/bin/true", stub.join("udevadm"))?;
@@ -147,7 +147,7 @@ fn said(suite: &Path, losetup: &Path, stub: &Path, idle: &str) -> Result<String>
         .env("BECKET_SUITE_DEVICE", idle)
         .env_remove("BECKET_LOSETUP_VIA");
     let done = command.stdin(Stdio::null()).output().context("cannot start util-linux's suite")?;
-    // Its exit code tells failures only, which the lines tell too.
+    // Its exit code shows only failures, which the lines show, too.
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
@@ -236,7 +236,7 @@ fn judged(system: &BTreeMap<String, String>, becket: &BTreeMap<String, String>) 
     Ok(system.iter().map(case).collect())
 }
 
-/// A block device that nobody uses, for as long as this lives.
+/// A block device without users, for as long as this lives.
 struct Idle {
     device: String,
 }

@@ -140,7 +140,7 @@ impl Budget {
         })))
     }
 
-    /// One that never ends: for images that are trusted, and for those whose parsing is over.
+    /// A budget without limits: for trusted images, and for images that are parsed already.
     pub fn unlimited() -> Budget {
         Budget(None)
     }

@@ -109,7 +109,7 @@ pub enum Error {
         /// It is not there.
         missing: bool,
     },
-    /// An image refers to another file, and nobody on the host says that it is of a format that does.
+    /// An image refers to another file, and neither the caller nor its name confirms such a format.
     #[error("{}: it begins like a {format} that refers to other files ({name}), and is not named *.{format}", shown(path.as_os_str().as_bytes()))]
     Reference {
         /// As it was given.

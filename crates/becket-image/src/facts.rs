@@ -257,7 +257,7 @@ fn can_punch(fd: BorrowedFd<'_>, size: u64) -> bool {
     if let (true, Ok((tv_sec, nanoseconds))) = (punched, times) {
         let omitted = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
         let before = Timespec { tv_sec: tv_sec as _, tv_nsec: nanoseconds as _ };
-        // Only the owner may do this; for anybody else the image is a little newer.
+        // Only the owner may do this; for other users the image is a little newer.
         let _ = rustix::fs::futimens(fd, &Timestamps { last_access: omitted, last_modification: before });
     }
     punched

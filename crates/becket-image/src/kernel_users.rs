@@ -1,13 +1,13 @@
 //! Uses of an image by the kernel that take no locks: loop devices and swap space.
 //! It only asks the kernel, and changes nothing.
 //!
-//! Most images are open nowhere else, which one question answers ([`lease::is_sole_opener`]): the kernel
+//! Most images are open nowhere else, which one query shows ([`lease::is_sole_opener`]): the kernel
 //! keeps the file of a loop device, and a swap file, open. Only otherwise, and for block devices, the loop
 //! devices are asked one by one.
 //!
 //! The locks are taken first, so programs that lock are excluded by then. A loop device that is bound after
-//! the question is the same case as one that is bound later, beside an attached image: the loop driver asks
-//! nobody.
+//! the question is the same case as one that is bound later, beside an attached image: the loop driver
+//! checks no locks.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -83,12 +83,12 @@ struct Wanted<'a> {
 #[derive(Debug, Clone)]
 struct Disk {
     name: String,
-    /// As sysfs has it; `None` where that is silent.
+    /// The path in sysfs; `None` if there is none.
     backing: Option<PathBuf>,
     read_only: bool,
 }
 
-/// What a disk has. `Err`: its file system does not answer. `None`: nobody here can find out.
+/// What a disk has. `Err`: its file system does not answer. `None`: this process cannot find out.
 type Answer = Result<Option<Id>, RecvTimeoutError>;
 
 impl Wanted<'_> {
@@ -160,7 +160,7 @@ impl Wanted<'_> {
     }
 }
 
-/// Asks loop devices what they have. A file system that does not answer holds up nobody but the thread that
+/// Asks loop devices what they have. A file system that does not answer holds up only the thread that
 /// asks it.
 fn ask(disks: &[Disk]) -> Vec<Answer> {
     let mut answers = Vec::new();
@@ -168,7 +168,7 @@ fn ask(disks: &[Disk]) -> Vec<Answer> {
         let rest = rest.to_vec();
         let (tell, hear) = mpsc::channel();
         let asking = std::thread::Builder::new().spawn(move || {
-            // Nobody listens any more when one took too long.
+            // The receiver is gone if one took too long.
             rest.iter().all(|disk| tell.send(id_of(disk)).is_ok())
         });
         if asking.is_err() {

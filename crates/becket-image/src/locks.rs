@@ -28,7 +28,7 @@
 //!
 //! | byte | locked means |
 //! | --- | --- |
-//! | 2^62 - 3 | shared: a writer with `shared`, whom no rule here binds |
+//! | 2^62 - 3 | shared: a writer with `shared`, which no rule here binds |
 //! | 2^62 - 2 | shared: a writer that was let in |
 //! | 2^62 - 1 | the gate: exclusive while a writer is let in, shared while a reader is |
 //! | 2^62 + *n* | byte *n* of the file is written (exclusive) or read (shared) by one that was let in |
@@ -90,7 +90,7 @@ pub(crate) const WHOLE: Range<u64> = 0..u64::MAX;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) write: bool,
-    /// Exclude nobody, and let nobody's locks stand in the way.
+    /// Exclude no other user, and ignore the locks of others.
     pub(crate) shared: bool,
     /// With which of its bytes.
     pub(crate) range: Range<u64>,
@@ -215,9 +215,9 @@ pub(crate) fn take(
     }
 }
 
-/// Goes into the gate, where others are only for the time of a few system calls.
+/// Takes the gate, which others hold only for the time of a few system calls.
 fn enter(fd: BorrowedFd<'_>, claim: &Claim) -> Result<(), Refused> {
-    // Who locks all there is stands in no gate.
+    // A process that locks the whole file is not at the gate: this byte detects it, without waiting.
     announce(fd, Permission::Read.used())?;
     let kind = if claim.write { Kind::Exclusive } else { Kind::Shared };
     for _ in 0..GATE_TRIES {
@@ -229,7 +229,7 @@ fn enter(fd: BorrowedFd<'_>, claim: &Claim) -> Result<(), Refused> {
     Err(Refused::Clash(format!("another process holds the lock for attaching it (lock byte {GATE})")))
 }
 
-/// Takes a shared lock on a byte, which nobody who keeps to the rules excludes.
+/// Takes a shared lock on a byte; a program that keeps to the rules never excludes it.
 fn announce(fd: BorrowedFd<'_>, byte: u64) -> Result<(), Refused> {
     match ofd_lock(fd, Kind::Shared, byte, 1)? {
         true => Ok(()),
@@ -271,7 +271,7 @@ fn try_take(fd: BorrowedFd<'_>, claim: &Claim) -> Result<(), Refused> {
 
 /// QEMU's question.
 fn suits_qemu(fd: BorrowedFd<'_>, uses: &[Permission], unshares: &[Permission]) -> Result<(), Refused> {
-    // Most files nobody else uses in any way, which is one question.
+    // Most files have no other user at all, which one query shows.
     if !ofd_test(fd, Kind::Exclusive, USED_BASE, LOCKED_LEN)? {
         return Ok(());
     }

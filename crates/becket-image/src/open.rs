@@ -46,7 +46,7 @@ pub struct OpenOptions {
     pub size_limit: Option<u64>,
     /// Logical block size; chosen by the rules of [`open()`] when not given.
     pub block_size: Option<u32>,
-    /// Exclude nobody, and let nobody's locks stand in the way.
+    /// Exclude no other user, and ignore the locks of others.
     pub shared: bool,
     /// Read the partition table.
     pub partitions: bool,
@@ -548,7 +548,7 @@ pub fn unlock(files: &[Backing]) {
     }
 }
 
-/// Takes the locks of an image that was opened `shared`, now that those who stood in the way are gone.
+/// Takes the locks of an image that was opened `shared`, now that the conflicting users are gone.
 ///
 /// # Errors
 /// They are not.

@@ -24,7 +24,7 @@ pub(crate) const DEPTH_MAX: usize = 16;
 const LINKS_MAX: u32 = 40;
 /// Where the descriptors of an ISO 9660 begin, in bytes.
 const ISO_DESCRIPTORS: u64 = 32 << 10;
-/// Names that an error tells of.
+/// The most names that an error lists.
 const TOLD_MAX: usize = 12;
 
 /// One image on a path.

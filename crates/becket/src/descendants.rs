@@ -1,6 +1,6 @@
 //! Ending all that a process has started, where no control group does it.
 //! Never signals a process that is not a descendant of the caller, nor becket's server, which serves
-//! everybody.
+//! all users.
 //!
 //! The caller is a subreaper, so a descendant whose parent died is handed to the caller: no process leaves
 //! the tree by `setsid` or by forking twice. Killing the tree again until it is empty catches processes that
@@ -69,7 +69,7 @@ fn of(ancestor: u32) -> Vec<u32> {
 
 /// Whether a process in a session of its own, by its command line, is a server, a guard or a worker that the
 /// command was the first to need. One that the command runs itself is in the command's session. The name is a
-/// convention, not a protection: a program that takes it to live on harms nobody.
+/// convention, not a protection: a program that takes it to survive does no harm.
 fn is_server(command_line: &[u8]) -> bool {
     let mut words = command_line.split(|&byte| byte == 0);
     matches!(

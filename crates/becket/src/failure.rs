@@ -1,4 +1,4 @@
-//! What goes wrong, as the command line tells it: what failed, why, and what to do next.
+//! Errors, as the command line reports them: what failed, why, and what to do next.
 //! Never drops a reason: an error from a lower room keeps its kind and its hint.
 
 use serde_json::{Value, json};

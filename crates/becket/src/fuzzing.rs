@@ -1,7 +1,7 @@
 //! Doors for fuzzers: any bytes to whatever reads what people and other programs write.
 //! It never exists in a becket that is used: only `--features fuzzing` builds it.
 //!
-//! Each tells whether the bytes made sense.
+//! Each returns whether the bytes were valid.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;

@@ -60,7 +60,7 @@ fn words() -> Vec<OsString> {
 
 /// Help and version go to standard output, usage errors to standard error; programs get theirs as JSON, too.
 fn refused(error: &clap::Error) -> ExitCode {
-    // When it cannot be printed there is nobody to tell.
+    // If it cannot be printed, there is nowhere to report it.
     let _ = error.print();
     let wrong = !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     if wrong && std::env::args_os().take_while(|word| word != "--").any(|word| word == "--json") {

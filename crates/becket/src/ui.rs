@@ -72,7 +72,7 @@ impl Ui {
 
     /// A sentence for people.
     pub(crate) fn note(&self, text: impl AsRef<str>) {
-        // When standard error is gone there is nobody to tell.
+        // If standard error is gone, there is nowhere to report to.
         let _ = writeln!(io::stderr(), "becket: {}", printable(text.as_ref()));
     }
 
@@ -187,7 +187,7 @@ impl Formatter for Shown {
     }
 }
 
-/// File names are anybody's: no letter of theirs reaches the terminal that it obeys or that nobody would see.
+/// File names are not trusted: no control character or invisible character of them reaches the terminal.
 pub(crate) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {

@@ -114,7 +114,7 @@ impl Device {
         Sysfs::of(self.path())
     }
 
-    /// Detaches, and fails when that fails: because the test still has it open, for example.
+    /// Detaches, and fails if that fails: because the test still has it open, for example.
     pub(crate) fn detach(mut self) -> Result<()> {
         self.driver.detach(self.path())?;
         self.attached = false;

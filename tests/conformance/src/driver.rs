@@ -125,7 +125,7 @@ pub(crate) struct Becket {
     pub(crate) via: Via,
     /// `copy` or `zero-copy`; becket chooses when it is not given.
     pub(crate) mode: Option<String>,
-    /// Where it keeps its state, so that nobody else's devices are touched.
+    /// Where it keeps its state, so that other users' devices are not touched.
     pub(crate) runtime: PathBuf,
 }
 

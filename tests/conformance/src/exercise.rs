@@ -1,5 +1,5 @@
 //! Random I/O held against a model in memory.
-//! Must never let two threads touch the same 4096 bytes: which of two racing writes wins is nobody's promise.
+//! Must never let two threads touch the same 4096 bytes: which of two racing writes wins is not defined.
 
 use std::fmt;
 use std::fs::File;

@@ -189,7 +189,7 @@ impl Suite {
         let (sender, receiver) = mpsc::channel();
         let thread = thread::spawn(move || {
             let result = (test.body)(&bench);
-            // Nobody listens any more when the time was over.
+            // The receiver is gone if the time was over.
             let _ = sender.send(result);
         });
         let result = match receiver.recv_timeout(self.limit) {

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 pub(crate) struct Sysfs(PathBuf);
 
 impl Sysfs {
-    /// The folder of a device node, found by its number: names differ where nobody makes links.
+    /// The folder of a device node, found by its number: names differ if nothing makes links.
     pub(crate) fn of(node: &Path) -> Result<Self> {
         let number = fs::metadata(node).with_context(|| format!("{}", node.display()))?.rdev();
         let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));

@@ -44,7 +44,7 @@ impl Watch {
         if group < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just made it, for nobody else.
+        // SAFETY: the kernel has just made it, and nothing else owns it.
         Ok(Watch(unsafe { OwnedFd::from_raw_fd(group) }))
     }
 

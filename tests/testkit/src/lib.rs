@@ -63,7 +63,7 @@ pub fn require_tools(name: &str, tools: &[&str]) -> bool {
     missing.is_empty()
 }
 
-/// Whether this is the virtual machine, where computing is slow and nobody else is hurt.
+/// Whether this is the virtual machine, where computing is slow and other users are not affected.
 #[must_use]
 pub fn in_a_guest() -> bool {
     env::var_os("BECKET_TEST_GUEST").is_some()

@@ -1,4 +1,4 @@
-//! Who is measured: how each is attached in the guest, and detached again.
+//! The contestants: how each is attached in the guest, and detached again.
 //! Never attaches two at once: what one leaves in the page cache or in the kernel must not cost another.
 
 use std::fmt::Write;
@@ -17,7 +17,7 @@ pub(crate) struct Contestant {
     pub(crate) detach: String,
 }
 
-/// becket, the best of each peer, and the kernel's own ways: whom short scenarios compare.
+/// becket, the best of each peer, and the kernel's own ways: those that short scenarios compare.
 pub(crate) const MAIN: [&str; 5] =
     ["file", "loop-direct", "becket", "kublk-batch-zero-copy", "rublk-zero-copy"];
 
@@ -51,7 +51,7 @@ impl std::str::FromStr for Other {
 }
 
 impl Field {
-    /// Nobody.
+    /// A field without contestants.
     pub(crate) fn none() -> Field {
         Field { contestants: Vec::new(), programs: Vec::new() }
     }
@@ -89,7 +89,7 @@ impl Field {
         field
     }
 
-    /// Those whom a scenario compares when nobody else is asked for.
+    /// The contestants that a scenario compares by default.
     pub(crate) fn narrowed(mut self, names: &[&str], asked: &[String]) -> Field {
         if asked.is_empty() {
             self.contestants.retain(|one| names.contains(&one.entrant.name.as_str()));
@@ -97,7 +97,7 @@ impl Field {
         self
     }
 
-    /// Keeps those whose names are given; all when none is.
+    /// Keeps the contestants with these names; all if none is given.
     pub(crate) fn keep(&mut self, names: &[String]) -> Result<()> {
         for name in names {
             let known = self.contestants.iter().any(|one| one.entrant.name == *name);
@@ -128,7 +128,7 @@ impl Field {
         text
     }
 
-    /// Those whose program is there.
+    /// The contestants whose program is there.
     pub(crate) fn present(&self) -> impl Iterator<Item = &Contestant> {
         self.contestants.iter().filter(|one| one.entrant.absent.is_none())
     }

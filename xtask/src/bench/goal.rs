@@ -10,7 +10,7 @@ use super::table::LOOP_DIRECT;
 /// becket as it is without options.
 const BECKET: &str = "becket";
 
-/// Whom becket is held against.
+/// What becket is compared with.
 #[derive(Clone, Copy)]
 enum Against {
     Loop,

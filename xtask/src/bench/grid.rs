@@ -37,7 +37,7 @@ pub(crate) struct Choice {
     pub(crate) merge: bool,
 }
 
-/// Who is measured by what, and how often.
+/// Which contestants are measured by which workloads, and how often.
 pub(crate) struct Plan {
     /// The record's file, below target/bench.
     pub(crate) json: &'static str,
@@ -133,7 +133,7 @@ impl Grid {
                 ["fio", version] => load = version.to_owned(),
                 ["absent", name] => {
                     let entrant = self.entrants.iter_mut().find(|one| one.name == name);
-                    let entrant = entrant.context("the guest reports somebody unknown")?;
+                    let entrant = entrant.context("the guest reports an unknown contestant")?;
                     let why = if section.body.is_empty() { "it said nothing" } else { section.body };
                     entrant.absent.get_or_insert_with(|| format!("it could not be attached: {why}"));
                 }

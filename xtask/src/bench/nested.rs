@@ -26,7 +26,7 @@ const GUEST: &str = "guest";
 /// The record, and where the guest finds its images.
 const RECORD: &str = "nested.json";
 const GIVEN: &str = "/given";
-/// Whom becket is held against.
+/// What becket is compared with.
 const LOOPS: &str = "loops";
 const BECKET: &str = "becket";
 

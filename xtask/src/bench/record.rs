@@ -43,7 +43,7 @@ pub(crate) struct Setting {
     pub(crate) notes: Vec<String>,
 }
 
-/// Who is measured.
+/// A contestant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Entrant {
     /// Short and without spaces.

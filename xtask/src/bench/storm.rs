@@ -118,7 +118,7 @@ fn in_guest(args: &Args, build: &Build, series: &mut Series) -> Result<()> {
     series.take("guest", &report, guest.setting(&guest::kernel_of(&report)?, notes)?)
 }
 
-/// As many as the goal says, which nobody else is held against.
+/// As many as the goal says; only becket is measured with so many.
 fn very_many(args: &Args, build: &Build, series: &mut Series) -> Result<()> {
     let most = args.most;
     let mut field = Field::none();

@@ -215,7 +215,7 @@ impl Writeback {
 
     fn row(&mut self, place: &str, name: &str, system: &str) -> Result<&mut Row> {
         let is = |row: &&mut Row| row.place == place && row.entrant == name && row.system == system;
-        self.rows.iter_mut().find(is).context("the report names somebody unknown")
+        self.rows.iter_mut().find(is).context("the report names an unknown contestant")
     }
 }
 

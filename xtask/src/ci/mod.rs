@@ -1,6 +1,6 @@
 //! Everything that must hold before a change is taken, in one command: `make test` and CI run exactly this.
 //! Never calls a run good that lost a test: a step that dies, a report that is missing or a skip that
-//! nobody allowed fails it.
+//! is not allowed fails it.
 
 mod allow;
 mod build;

@@ -178,7 +178,7 @@ impl FileSystem for Erofs {
         let block_size = 1 << self.block_shift;
         for start in (0..len).step_by(block_size) {
             let block = bytes.read_vec(start as u64, block_size.min(len - start))?;
-            // Names start behind the entries, so the first one's place tells how many there are.
+            // Names start behind the entries, so the first one's place shows how many there are.
             let names = usize::from(u16_at(&block, 8));
             if names % DIRENT != 0 || names == 0 || names > block.len() {
                 return corrupt("an impossible block of a directory");

@@ -1,7 +1,7 @@
 //! FAT12, FAT16 and FAT32, with long names.
 //! It never follows a chain of clusters further than there are clusters.
 //!
-//! Our own, because the crate fatfs reads files and does not tell where their clusters are.
+//! Our own, because the crate fatfs reads files and does not report where their clusters are.
 //! A file is known by where its directory entry is, in bytes; the root directory has none and is 0.
 //!
 //! Followed: Microsoft's FAT specification of 2000 (fatgen103), and the kernel where it is laxer.
@@ -232,7 +232,7 @@ impl Fat {
         })
     }
 
-    /// Tells of each entry with 32 bytes that is in use: where it is, and its bytes.
+    /// Reports each entry of 32 bytes that is in use: where it is, and its bytes.
     fn raw_entries(
         &self,
         dir: u64,

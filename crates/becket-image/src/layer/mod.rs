@@ -135,7 +135,7 @@ pub struct About {
     pub notes: Vec<String>,
 }
 
-/// What [`FileSystem::list`] tells of each entry: its name, and its number for the other methods. It may end
+/// What [`FileSystem::list`] reports of each entry: its name, and its number for the other methods. It may end
 /// the list.
 pub type Entry<'a> = dyn FnMut(&[u8], u64) -> ControlFlow<()> + 'a;
 
@@ -153,7 +153,7 @@ pub trait FileSystem: Debug + Send + Sync {
     /// The layer is damaged or uses what is not supported; the same for the other methods.
     fn stat(&self, node: u64) -> Result<Stat, LayerError>;
 
-    /// Tells of each entry of a directory, in the order in which they are stored, without `.` and `..`.
+    /// Reports each entry of a directory, in the order in which they are stored, without `.` and `..`.
     ///
     /// # Errors
     /// As [`FileSystem::stat`]; or the node is no directory.

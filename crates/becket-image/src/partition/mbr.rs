@@ -78,7 +78,7 @@ pub(super) fn read(image: &dyn ReadAt, len: u64, sector: u32, boot: &BootRecord)
         }
         if entry.is_extended() {
             // As the kernel does: the container has a node, long enough for a boot loader and no longer,
-            // so that nobody writes to a logical partition through it.
+            // so that nothing writes to a logical partition through it.
             let shown = u64::from(entry.sectors).min((1024 / u64::from(sector)).max(1));
             table.add(number, entry.kind, entry.first.into(), shown);
             table.read_chain(entry, &mut next_logical)?;

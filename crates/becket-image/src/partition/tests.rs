@@ -1,4 +1,4 @@
-//! The parsers against tables that sfdisk made, and against what nobody should make.
+//! The parsers against tables that sfdisk made, and against invalid ones.
 //! It never needs a tool or a device: the tables are checked in.
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -66,7 +66,7 @@ impl First<'_> {
         self.format == format || [self.host, self.path].iter().any(|path| suffix::says(path, format))
     }
 
-    /// Refuses a reference to a file in an image of which nobody on the host says that it is of this format.
+    /// Refuses a reference to a file in an image whose format was not confirmed on the host.
     ///
     /// # Errors
     /// It is such an image.

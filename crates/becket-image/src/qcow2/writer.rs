@@ -422,7 +422,7 @@ impl Grow for Grower {
         }
         self.release_leaks()?;
         let rest = std::mem::replace(&mut self.reserve, self.end..self.end);
-        // Nobody else has had one of these.
+        // None of these was ever allocated.
         self.count(rest.clone(), 0, &self.blocks)?;
         if rest.end == self.end && !rest.is_empty() {
             self.end = rest.start;

@@ -113,7 +113,7 @@ pub(super) fn ourselves(subcommand: &str) -> Command {
     command
 }
 
-/// How long a server may take to close the image of a device that nobody uses any more. It gives up sooner.
+/// How long a server may take to close the image of an unused device. It gives up sooner.
 const CLOSED_WITHIN: Duration = Duration::from_secs(30);
 
 /// Whether the device, this very use of it, is gone within `patience`, and its image is free for the next

@@ -49,12 +49,12 @@ fn generate(dir: &Path, table: &Path) -> Vec<String> {
     tab::entries(&text, &[]).into_iter().filter_map(one).collect()
 }
 
-/// Before there is a journal: the kernel's log, and standard error for who tries it by hand.
+/// Before there is a journal: the kernel's log, and standard error for a run by hand.
 fn log(message: &str) {
     // On one line, whatever the table holds.
     let message = message.replace(char::is_control, "?");
     let line = format!("becket-generator[{}]: {message}\n", std::process::id());
-    // Where neither can be written to, nobody listens. The kernel takes each write as a message.
+    // If neither can be written to, there is no reader. The kernel takes each write as a message.
     let _ = io::stderr().write_all(line.as_bytes());
     let kernel = OpenOptions::new().write(true).open("/dev/kmsg");
     let _ = kernel.and_then(|mut kernel| kernel.write_all(format!("<3>{line}").as_bytes()));
@@ -79,7 +79,7 @@ fn write(dir: &Path, table: &Path, entry: &Entry) -> io::Result<()> {
         let how = if entry.start.nofail { "wants" } else { "requires" };
         pull(&format!("{}.{how}", target(entry)))?;
     }
-    // Who needs the device pulls it in, also where the machine's start does not.
+    // A unit that needs the device pulls it in, even if the machine's start does not.
     pull(&format!("{node}.device.requires"))?;
     // Ordering applies only to units that are started or stopped together, and mounts know the target only:
     // it ends with the device.

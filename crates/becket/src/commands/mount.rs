@@ -136,7 +136,7 @@ fn allowed(image: &Path) -> Result<(), Failure> {
         )))
 }
 
-/// Runs a tool whose complaints we tell as ours.
+/// Runs a tool whose error messages we report as ours.
 pub(super) fn said(command: &mut Command) -> std::io::Result<Output> {
     command.stdin(Stdio::null()).env("LC_ALL", "C.UTF-8").output()
 }

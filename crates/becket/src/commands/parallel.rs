@@ -15,8 +15,8 @@ const THREADS_FOR_EACH_CPU: usize = 2;
 /// Does the work on each item, and reports the outcomes in the order of the items, each as soon as it is its
 /// turn.
 ///
-/// `done` hears of each outcome when it is there. With its `false` nothing new is begun; what was begun is
-/// still reported. Who has done the work hears and tells: nobody has to be woken for it.
+/// `done` is called with each outcome when it is there. If it returns `false`, no new work is begun; what was
+/// begun is still reported. The thread that did the work makes these calls, so no other has to be woken.
 pub(super) fn in_order<T: Sync, R: Send>(
     items: &[T],
     work: impl Fn(&T) -> R + Sync,

@@ -32,7 +32,7 @@ use std::{
     time::Duration,
 };
 
-/// What ends a program politely, or tells it something: passed on to the command.
+/// Signals that end a program politely, or notify it: passed on to the command.
 pub(super) const PASSED_ON: [Signal; 6] =
     [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM, Signal::USR1, Signal::USR2];
 
@@ -69,7 +69,7 @@ fn guarded(ui: &Ui, info: &DeviceInfo, command: &[OsString], signals: &SignalFd)
     };
     let guard = spawn_guard(info, command, cgroup.as_ref()).and_then(|(mut guard, alive)| {
         let status = wait_passing_signals(&mut guard, signals);
-        // Only now: its closing tells the guard that we are gone.
+        // Only now: closing it signals to the guard that we are gone.
         drop(alive);
         status
     });
@@ -91,7 +91,7 @@ fn spawn_guard(
     command: &[OsString],
     cgroup: Option<&Cgroup>,
 ) -> io::Result<(Child, OwnedFd)> {
-    // Nobody writes to it: that its only writing end is open says that we are alive.
+    // Nothing is ever written to it: while its only writing end is open, we are alive.
     let (guards_end, our_end) = pipe_with(PipeFlags::CLOEXEC)?;
     fcntl_setfd(&guards_end, FdFlags::empty())?;
     let partitions: Vec<&OsStr> =

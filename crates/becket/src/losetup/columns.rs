@@ -58,7 +58,7 @@ pub(super) const ALL: [About; 17] = [
     (Column::LogSec, "LOG-SEC", Kind::Number, "logical sector size in bytes"),
 ];
 
-/// What is listed when nobody says what.
+/// The default columns.
 pub(super) const DEFAULT: [Column; 8] = [
     Column::Name,
     Column::SizeLimit,

@@ -1,5 +1,5 @@
 //! Loop devices as the kernel has them: which there are, and what each is, from sysfs and one ioctl.
-//! Never opens a device unless what is asked for can be had in no other way.
+//! Never opens a device unless there is no other way to get the answer.
 
 use super::columns::Column;
 use super::table::Value;
@@ -166,7 +166,7 @@ impl Loop {
         self.number(name).is_some_and(|value| value != 0)
     }
 
-    /// What only the driver says; it wants the device open, and tells root alone.
+    /// What only the driver says; it needs the device open, and answers root only.
     pub(super) fn info(&self) -> Option<&LoopInfo64> {
         let ask = || {
             let device = File::open(&self.path).ok()?;
@@ -175,7 +175,7 @@ impl Loop {
         self.info.get_or_init(ask).as_ref()
     }
 
-    /// Path of the file, as the kernel tells it.
+    /// Path of the file, as the kernel reports it.
     pub(super) fn backing_file(&self) -> Option<Vec<u8>> {
         self.attribute("loop/backing_file")
     }

@@ -101,7 +101,7 @@ fn line(path: &std::path::Path) -> Vec<u8> {
     [path.as_os_str().as_bytes(), b"\n"].concat()
 }
 
-/// Results go out in one piece. A reader that went away is nobody's trouble, a full disk is.
+/// Results go out in one piece. A reader that went away is no error, a full disk is.
 fn print(text: &[u8]) -> Result<bool, Trouble> {
     let mut out = io::stdout().lock();
     match out.write_all(text).and_then(|()| out.flush()) {
@@ -112,7 +112,7 @@ fn print(text: &[u8]) -> Result<bool, Trouble> {
     }
 }
 
-/// Whether letters beyond ASCII are letters to who reads this.
+/// Whether the reader's locale has letters beyond ASCII.
 fn utf8() -> bool {
     let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default();

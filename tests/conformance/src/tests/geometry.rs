@@ -184,7 +184,7 @@ fn refresh(bench: &Bench) -> Result<()> {
     let device = bench.attach(&image, &Attach::default())?;
     crate::bench::open(&image, Access::Buffered)?.set_len(4 * MIB)?;
     if let Err(error) = bench.driver.refresh(device.path()) {
-        // Resizing came to ublk with Linux 6.16; who cannot must leave the device as it was.
+        // Resizing came to ublk with Linux 6.16; a kernel without it must leave the device as it was.
         agree(&device, MIB, 512, false)?;
         if bench.via == Via::Ublk {
             return crate::bench::skip(format!(

@@ -29,7 +29,7 @@ fn read_only(bench: &Bench) -> Result<()> {
     let device = bench.attach(&image, &Attach { read_only: true, ..Attach::default() })?;
     refuses(&device).context("attached read-only")?;
     verify_reads(&device, &content)?;
-    // `blockdev --setrw` may persuade the kernel; it must not persuade who holds the file.
+    // `blockdev --setrw` may persuade the kernel; it must not persuade the server that holds the file.
     if ioctl::set_read_only(&device.open(Access::Read)?, false).is_ok() {
         write_somehow(&device);
     }

@@ -1,5 +1,5 @@
 //! The backing lets the device down: no space, no bytes.
-//! Must never accept silence: what could not be kept is an error for who wrote it.
+//! Must never accept silence: what could not be kept is an error for the writer.
 
 use std::fs;
 use std::os::unix::fs::FileExt;

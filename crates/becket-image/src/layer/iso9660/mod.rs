@@ -160,7 +160,7 @@ impl Iso {
         self.record(if in_sector { end } else { end.next_multiple_of(SECTOR) })
     }
 
-    /// Tells of all records of the file whose first one is at `node`.
+    /// Reports all records of the file whose first one is at `node`.
     fn each_record(
         &self,
         node: u64,

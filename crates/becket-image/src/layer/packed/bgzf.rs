@@ -20,7 +20,7 @@ const YIELDS_MAX: u32 = 1 << 16;
 /// As many bytes of a header as nearly all have.
 const HEADER: usize = 18;
 
-/// Tells of the members.
+/// Reports the members.
 pub(super) fn read(image: &Image, pieces: &mut Pieces) -> Result<(), LayerError> {
     let mut at = 0;
     let mut header = image.read_some(0, HEADER)?;

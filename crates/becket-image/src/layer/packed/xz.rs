@@ -22,7 +22,7 @@ struct Record {
     yields: u64,
 }
 
-/// Tells of the blocks of all streams. They are found from the last to the first.
+/// Reports the blocks of all streams. They are found from the last to the first.
 pub(super) fn read(image: &Image, pieces: &mut Pieces) -> Result<(), LayerError> {
     let mut streams = Vec::new();
     let mut held = image.budget().held();

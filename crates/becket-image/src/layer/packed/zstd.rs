@@ -23,7 +23,7 @@ const SEEK_FOOTER: u64 = 9;
 /// Longest header of a frame.
 const HEADER_MAX: usize = 18;
 
-/// Tells of the frames.
+/// Reports the frames.
 pub(super) fn read(image: &Image, pieces: &mut Pieces) -> Result<(), LayerError> {
     match image.len().checked_sub(SEEK_FOOTER) {
         Some(at) => {

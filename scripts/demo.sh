@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Shows becket with real images: an ext4 file system, a SquashFS, and a GPT disk with a partition of each.
-# Every command is printed before it runs, with its real output; anything that is not as promised ends the demo.
+# Every command is printed before it runs, with its real output; the demo ends at the first unexpected result.
 set -euo pipefail
 
 becket=${BECKET:-$(dirname "$0")/../target/release/becket}

@@ -1,10 +1,12 @@
 #!/bin/bash
 # The same faults below becket and below others: what the program on top gets. Prints a line for each.
 #   sudo scripts/faults-beside.sh [BECKET]
-# Wants qemu-utils, nbdkit and loop devices; becket serves over ublk where the kernel has it, else over FUSE. NBD's servers are
-# reached through the kernel's client where it has one (modprobe nbd; and nbd-client), else by qemu-io. The faulty backing is a
-# device of becket's own (--fault), so all stand on the same one. Takes about a minute, and leaves nothing behind.
-# WHO="nbdkit becket" asks those alone, ONLY=killed for the last fault alone.
+# Needs qemu-utils, nbdkit and loop devices; becket serves over ublk if the kernel has it, else over FUSE.
+# NBD's servers are reached through the kernel's client if there is one (modprobe nbd; and nbd-client), else
+# by qemu-io.
+# The faulty backing is a device of becket's own (--fault), so all use the same one. Takes about a minute, and
+# leaves nothing behind.
+# WHO="nbdkit becket" runs only those, ONLY=killed runs only the last fault.
 set -u
 becket=$(realpath "${1:-target/debug/becket}")
 via=fuse

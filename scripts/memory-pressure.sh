@@ -1,13 +1,16 @@
 #!/bin/bash
-# Swap and write-back on becket's devices while memory is short, with their server in the same machine. For a guest:
+# Swap and write-back on becket's devices while memory is short, with their server in the same machine. For a
+# guest:
 #   cargo xtask vm --memory 512 --timeout 2200 --file target/release/becket:/usr/bin/becket \
-#       --file scripts/memory-pressure.sh:/usr/bin/memory-pressure -- 'SECONDS_OF_PRESSURE=600 memory-pressure'
-# (two minutes without SECONDS_OF_PRESSURE). Prints what moved, and the page faults of the worker meanwhile: its memory is locked, so it
-# may have none that wait for a disk.
+#       --file scripts/memory-pressure.sh:/usr/bin/memory-pressure -- \
+#       'SECONDS_OF_PRESSURE=600 memory-pressure'
+# (two minutes without SECONDS_OF_PRESSURE). Prints the amounts that moved, and the page faults of the worker
+# meanwhile: its memory is locked, so it may have no fault that waits for a disk.
 set -u
 seconds=${SECONDS_OF_PRESSURE:-120}
 modprobe ublk_drv || exit
-# Written, not fallocated: turning unwritten blocks into written ones takes memory below (docs/reliability.md says what came of it).
+# Written, not fallocated: converting unwritten blocks allocates memory in the layer below (see
+# docs/reliability.md).
 attach() { dd if=/dev/zero of="/scratch/$1.img" bs=1M count="$2" conv=fsync status=none && becket attach --via ublk --name "$1" "/scratch/$1.img"; }
 swap=$(attach swap 512) && mkswap "$swap" >/dev/null && swapon "$swap" || exit
 disk=$(attach files 320) && mkfs.ext4 -q "$disk" && mkdir /run/files && mount "$disk" /run/files || exit

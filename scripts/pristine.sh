@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs `make demo` and `make test` as on a new machine: in a Debian 12 that was made a minute ago, from a fresh clone.
-# The container is a root directory with mount, process, host name and IPC namespaces of its own; the kernel, /dev and
-# the network are this machine's. It shows whether the project leans on what one machine has.
+# Runs `make demo` and `make test` as on a new machine: in a fresh Debian 12, from a fresh clone. The
+# container is a root directory with mount, process, host name and IPC namespaces of its own; the kernel, /dev
+# and the network are this machine's. It shows whether the project depends on what one machine has.
 set -euo pipefail
 
 suite=bookworm

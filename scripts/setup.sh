@@ -63,8 +63,8 @@ if ((${#missing[@]} > 0)); then
 fi
 
 if [[ $qemu_missing == yes ]]; then
-    # Debian 12's own QEMU (7.2) dies with two emulated CPUs in the guest's code patching; its backports have 10.
-    # They are read through a sources list of our own, so the machine's stays as it is.
+    # Debian 12's own QEMU (7.2) dies with two emulated CPUs in the guest's code patching; its backports have
+    # 10. They are read through a sources list of our own, so the machine's stays as it is.
     codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
     options=()
     if [[ $codename == bookworm ]]; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the corpora anew: the smallest images that the real tools make, and a few lines of each text.
-# Touches nothing but the folder `corpus` beside it. What fuzzers found is not made here: those are called `found-*`.
+# Touches only the folder `corpus` beside it. Findings of fuzzers (`found-*`) are not made here.
 set -euo pipefail
 cd "$(dirname "$0")"
 export SOURCE_DATE_EPOCH=0 PATH="$PATH:/usr/sbin"

@@ -1,6 +1,6 @@
 # The last part of the boot's checks, after those of users.
-# A mount that systemd leaves alone until the end, and a program on it that only its last signals end: boot/late.rs looks at what they
-# have left when the machine has powered off.
+# A mount that systemd leaves alone until the end, and a program on it that only systemd's last signals end:
+# boot/late.rs checks the disk after the machine has powered off.
 late() {
     local units=/run/systemd/system
     truncate -s 64M /scratch/late.img && becket attach --via ublk --name late /scratch/late.img && mkfs.ext4 -q /dev/becket/late || return

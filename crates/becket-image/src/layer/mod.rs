@@ -135,8 +135,8 @@ pub struct About {
     pub notes: Vec<String>,
 }
 
-/// What [`FileSystem::list`] reports of each entry: its name, and its number for the other methods. It may end
-/// the list.
+/// What [`FileSystem::list`] reports of each entry: its name, and its number for the other methods. The
+/// callback may end the list.
 pub type Entry<'a> = dyn FnMut(&[u8], u64) -> ControlFlow<()> + 'a;
 
 /// A layer with directories. Files are known by numbers that are the layer's own.

@@ -51,7 +51,8 @@ fn mbr(bench: &Bench) -> Result<()> {
                   start=10240, size=4096, type=83\\n";
     sfdisk(&image.display().to_string(), script)?;
     let device = bench.attach(&image, &Attach::default())?;
-    // The kernel shows of an extended partition only its first sectors, so that nothing writes the rest through it.
+    // The kernel shows only the first sectors of an extended partition, so that nothing writes the rest
+    // through it.
     let extended = (2, 4 * MIB, device.info.partitions.get(1).map_or(0, |place| place.size));
     ensure!(extended.2 < MIB, "an extended partition of {} bytes", extended.2);
     check(bench, device, &image, &[(1, MIB, 2 * MIB), extended, (5, 5 * MIB, 2 * MIB)])

@@ -92,7 +92,8 @@ fn write_zeroes(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// BLKZEROOUT promises that the space stays: a program that zeroes a swap file or a database must not get ENOSPC later.
+/// BLKZEROOUT promises that the space stays: a program that zeroes a swap file or a database must not get
+/// ENOSPC later.
 fn write_zeroes_keeps_space(bench: &Bench) -> Result<()> {
     let freed = clear(bench, &bench.dir.join("image"), &RANGES, ioctl::zero_out)?;
     // A few blocks of metadata may come and go.

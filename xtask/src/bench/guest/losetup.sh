@@ -1,5 +1,5 @@
-# losetup's calls, one process each. Expects COUNT (devices that are listed), ROUNDS, CALLS (of each kind a round), BECKET,
-# WORK (a folder). What it attaches it detaches, however it ends.
+# Calls of losetup, one process each. Expects COUNT (devices that are listed), ROUNDS, CALLS (of each kind a
+# round), BECKET, WORK (a folder). Detaches what it attaches, however it ends.
 DEVICES=$WORK/devices
 : >"$DEVICES"
 restore() { detach_ours; }

@@ -1,4 +1,4 @@
-# Puts the images where reading costs little: on ext4 on a null_blk that lives in memory. Expects GIVEN (a folder), MIB;
+# Puts the images where reading costs little: on ext4 on a null_blk in memory. Expects GIVEN (a folder), MIB;
 # leaves IMAGES.
 modprobe loop && modprobe ublk_drv && modprobe isofs && modprobe squashfs || fail "this kernel lacks loop, ublk, isofs or squashfs"
 modprobe configfs 2>"$SAID"

@@ -1,5 +1,5 @@
-# Makes what nested.sh reads, once: ISO images holding SquashFS holding an ext4 image with FILES files of this machine's /usr.
-# Expects IMAGES (a folder), CODECS, FILES.
+# Makes the images of nested.sh, once: ISO images that hold SquashFS that holds an ext4 image with FILES files
+# of this machine's /usr. Expects IMAGES (a folder), CODECS, FILES.
 make_iso() {
     local tree=$IMAGES/iso-$1
     mkdir -p "$tree/LiveOS"

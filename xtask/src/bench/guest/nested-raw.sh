@@ -1,6 +1,6 @@
-# Where no byte is encoded: a file on ext4 in a partition of an image on an ISO, beside the same bytes of the ISO file itself;
-# and how long it takes to find a path through a large ISO. Expects what nested.sh does, its functions, and RAWS (a
-# folder where the images are kept).
+# Without encoded bytes: a file on ext4 in a partition of an image on an ISO, beside the same bytes of the ISO
+# file itself; and how long it takes to find a path through a large ISO. Expects the variables and functions
+# of nested.sh, and RAWS (a folder where the images are kept).
 mkdir -p "$RAWS"
 RAW=$RAWS/pieces.iso
 if [[ ! -e $RAW ]]; then
@@ -20,7 +20,8 @@ fi
 BIG=$RAWS/big.iso
 if [[ ! -e $BIG ]]; then
     say "an ISO image of 4 GiB is made: once"
-    # Half of each block is noise: the SquashFS image has twice as many blocks as it would have of noise alone.
+    # Half of each block is noise: the SquashFS image has twice as many blocks as it would have with noise
+    # alone.
     rm -rf "$WORK/big" && mkdir -p "$WORK/big/squash/LiveOS" "$WORK/big/tree/LiveOS" &&
         head -c 64K /dev/urandom >"$WORK/big/block" && truncate -s 128K "$WORK/big/block" &&
         mke2fs -q -F -t ext4 -O ^has_journal -m 0 "$WORK/big/squash/LiveOS/ext3fs.img" 64M &&

@@ -1,6 +1,7 @@
-# Images inside images: a live CD's files read through becket's one map and through three loop devices over each other.
-# Expects IMAGES (a folder with CODEC.iso, made once), CODECS, READERS and CPUS (numbers of them), ROUNDS, ENTRANTS, BECKET, VIA,
-# WORK (a folder). However it ends, what it mounts and attaches is gone and workqueues have their CPUs again.
+# Images inside images: a live CD's files read through becket's one map and through three stacked loop
+# devices. Expects IMAGES (a folder with CODEC.iso, made once), CODECS, READERS and CPUS (numbers of them),
+# ROUNDS, ENTRANTS, BECKET, VIA, WORK (a folder). However it ends, its mounts and devices are gone and
+# workqueues have their CPUs again.
 MASKS=/sys/devices/virtual/workqueue/cpumask
 MASK=$(<$MASKS)
 INNER=LiveOS/squashfs.img/LiveOS/ext3fs.img
@@ -43,8 +44,8 @@ busy() {
     read -r _ user nice system idle wait irq softirq _ </proc/stat
     BUSY=$((user + nice + system + irq + softirq))
 }
-# In CACHED the KiB of the machine's page cache, in OWN those of the servers' own memory. Not what is free: other programs
-# take and give back more of that meanwhile than is measured here.
+# CACHED is the machine's page cache in KiB, OWN the servers' own memory. Free memory is not used: other
+# programs allocate and free more of it meanwhile than is measured here.
 cached() {
     local name kib
     CACHED=0

@@ -2,9 +2,9 @@
 # Expects CPUS, CLOCK and REPORT, and lib.sh; leaves IMAGE, and the functions fresh and load.
 IMAGE=/mnt/bench/image
 
-# Nothing left to write, and nothing of the image in the page cache. Not drop_caches: programs would then be read again
-# from the guest's disks, and while a guest waits for its disk, a clock that counts instructions leaps from timer to
-# timer. A run would seem to take seconds more than it did, or not to end.
+# Nothing left to write, and nothing of the image in the page cache. Not drop_caches: programs would then be
+# read again from the guest's disks, and while a guest waits for its disk, a clock that counts instructions
+# leaps from timer to timer. A run would seem to take seconds more than it did, or not to end.
 fresh() {
     sync
     dd if=$IMAGE iflag=nocache count=0 status=none

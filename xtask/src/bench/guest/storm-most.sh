@@ -1,5 +1,5 @@
-# As many devices as are asked for, once by each transport: how long it takes, what each holds, and whether it is the right one.
-# Expects MOST (how many), BECKET, WORK (a folder).
+# A given number of devices, once by each transport: how long it takes, what each costs, and whether it is the
+# right one. Expects MOST (how many), BECKET, WORK (a folder).
 LIST=$WORK/list DEVICES=$WORK/devices
 mkdir -p "$WORK/images"
 now() { echo "${EPOCHREALTIME/./}"; }

@@ -1,11 +1,12 @@
-# What many devices of ublk cost while they do nothing, and who waits for whom when many programs open and close them.
-# Follows storm.sh. Expects MANY (devices that lie idle) and CRYPT (devices under dm-crypt).
+# What many idle ublk devices cost, and which waits for which when many programs open and close them. Follows
+# storm.sh. Expects MANY (idle devices) and CRYPT (devices under dm-crypt).
 mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
 events=/sys/kernel/tracing/events
 worker() { pgrep -f -x '@becket worker' | head -n 1; }
 field() { awk -v name="$2:" '$1 == name {print $2}' "$1"; }
 rss() { field "/proc/$(worker)/status" VmRSS; }
-# All that is neither free nor a program's nor a file's: tags are pages of their own and in none of the kernel's counts.
+# All memory that is neither free nor a program's nor a file's: tags have pages of their own that the kernel
+# counts nowhere.
 kernels() { awk '/^MemTotal:/ {all += $2} /^(MemFree|Cached|Buffers|AnonPages):/ {all -= $2} END {print all}' /proc/meminfo; }
 quiet() { sync; echo 3 >/proc/sys/vm/drop_caches; sleep 1; }
 attach_all() { becket_all >"$DEVICES" 2>"$SAID" || fail "cannot attach: $(cat "$SAID")"; }
@@ -54,7 +55,8 @@ quiet
 mode=$("$BECKET" list --json | grep -o '"mode": *"[a-z-]*"' | sort | uniq -c | sort -rn | head -n 1)
 say "$MANY devices lie idle, $mode"
 each() { awk -v all="$1" -v many="$MANY" 'BEGIN { printf "%.1f\n", all / many }'; }
-# All that it has, what it had for itself and for devices before included: memory that was used before would count as nothing.
+# All that it has, including its own use before and that of earlier devices: memory that was used before would
+# count as nothing.
 figure idle-device-kib worker "$(each "$(rss)")"
 figure idle-device-kib kernel "$(each $(($(kernels) - kernel)))"
 figure idle-device-kib all "$(each $((free - $(field /proc/meminfo MemAvailable))))"

@@ -1,5 +1,6 @@
-# Many devices at once, and what they cost. Expects COUNTS, ROUNDS, BECKET, VIA, WORK (a folder), ONE (attaches of one
-# device), NODES (how many nodes of loop devices there are from the beginning, if there are as many as are needed). What it attaches it detaches, however it ends.
+# Many devices at once, and what they cost. Expects COUNTS, ROUNDS, BECKET, VIA, WORK (a folder), ONE
+# (attaches of one device), NODES (how many nodes of loop devices there are from the beginning, if there are
+# as many as are needed). Detaches what it attaches, however it ends.
 LIST=$WORK/list DEVICES=$WORK/devices
 restore() {
     "$BECKET" detach --all
@@ -36,7 +37,8 @@ for count in "${COUNTS[@]}"; do
     list 1 "$count"
     # losetup is the first of the first round that counts: the others are compared with it.
     ENTRANTS=("becket-$VIA" losetup-8 losetup)
-    # A round that does not count makes the devices' nodes and loads programs; where the driver has made them all, only one does.
+    # A warm-up round makes the devices' nodes and loads programs; if the driver has made all nodes, one is
+    # enough.
     first=0
     if [[ $NODES && $count -gt 69 ]]; then
         first=1

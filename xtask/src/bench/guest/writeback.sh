@@ -1,6 +1,7 @@
-# Fills a new file system on each contestant's device while dirty pages are scarce, and notes the microseconds.
-# Expects ENTRANTS, SYSTEMS, ROUNDS, MIB, WORK (a folder), BECKET, the functions attach and detach, and backing, which
-# sets BACKING to a block device of ROOM MiB, and unback. Runs on the host too: it puts everything back however it ends.
+# Fills a new file system on each contestant's device while dirty pages are scarce, and notes the
+# microseconds. Expects ENTRANTS, SYSTEMS, ROUNDS, MIB, WORK (a folder), BECKET, the functions attach and
+# detach, and backing, which sets BACKING to a block device of ROOM MiB, and unback. Runs on the host too: it
+# puts everything back however it ends.
 KNOBS=(dirty_ratio dirty_background_ratio dirty_bytes dirty_background_bytes)
 declare -A BEFORE
 BACKING= DEVICE= ATTACHED= FUSE=
@@ -84,7 +85,8 @@ for system in "${SYSTEMS[@]}"; do
     umount "$WORK/lower"
 done
 
-# Where direct I/O may be impossible: becket attaches all the same, takes a write, and says what it does and why.
+# For file systems where direct I/O may be impossible: becket still attaches, takes a write, and says what it
+# does and why.
 odd() { # WHERE
     if attach becket && ATTACHED=becket && dd if=/dev/zero of="$DEVICE" bs=1M count=16 oflag=direct status=none; then
         show_mode "$1"

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Process 1 of the guest, or a service of systemd: makes a running system of the stacked root, runs the script, reports,
-# powers off.
-# Talks to the host over two ports: `output` is the script's own, `status` carries our few lines.
+# Process 1 of the guest, or a service of systemd: makes a running system of the stacked root, runs the
+# script, reports, powers off. Talks to the host over two ports: `output` is the script's own, `status`
+# carries our few lines.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb LANG=C.UTF-8
 # shellcheck source=/dev/null
 . /becket-vm/settings # UDEV, SYSTEMD, ORDERLY, OUTS

@@ -308,7 +308,9 @@ fn fuse_a_runtime_directory_that_was_removed_comes_back() {
     let place = place_with_images();
     place.attach(&place.path("a.img"), &["--via", "fuse"]);
     for _ in 0..2 {
-        assert!(Command::new("rm").arg("-rf").arg(place.runtime()).status().unwrap().success());
+        // The server may still be writing there: rm then finds the directory not empty.
+        let removed = || Command::new("rm").arg("-rf").arg(place.runtime()).status().unwrap().success();
+        assert!(wait_until(Duration::from_secs(10), removed));
         assert!(wait_until(Duration::from_secs(10), || place.runtime().join("control").exists()));
         still_whole(&place, "a.img");
     }

@@ -32,11 +32,8 @@ setup:  ## Debian packages for the tests and the demo, where they are missing
 check: cargo  ## without root and emulator: format, lints, documentation, licences, unit and property tests
 	@$(CARGO) xtask ci --only fmt --only clippy --only doc --only unit
 
-# How many guests, or tests of this machine, run side by side.
-LANES ?= 1
-
 test: cargo setup  ## everything that CI checks
-	@$(CARGO) xtask ci --lanes $(LANES)
+	@$(CARGO) xtask ci
 
 deep: cargo setup  ## what takes hours: sanitizers, fuzzing, power cuts, all conformance modes in full, soak
 	$(CARGO) xtask sanitize

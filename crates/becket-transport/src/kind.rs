@@ -29,6 +29,14 @@ impl Kind {
             Kind::Fuse => "fuse",
         }
     }
+
+    /// Whether becket serves its devices: a supervisor owns them, and a worker moves their bytes.
+    pub const fn is_served(self) -> bool {
+        match self {
+            Kind::Ublk | Kind::Fuse => true,
+            Kind::Loop | Kind::Dm => false,
+        }
+    }
 }
 
 impl fmt::Display for Kind {

@@ -10,8 +10,6 @@ mod host;
 mod libtest;
 mod report;
 
-use std::collections::VecDeque;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -33,9 +31,6 @@ pub(crate) struct Args {
     /// Print the steps' names and end
     #[arg(long)]
     list: bool,
-    /// Guests, or tests of this machine, that run side by side; a guest's output is then printed at its end
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    lanes: usize,
     /// Run the conformance suite in full in each mode; otherwise file systems are tested in some modes only
     #[arg(long)]
     whole: bool,
@@ -136,16 +131,10 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     let begin = Instant::now();
 
     let boots = guest::boots(&chosen);
-    let (quick, slow): (Vec<_>, Vec<_>) = chosen
-        .into_iter()
-        .filter(|(_, step)| !matches!(step, Step::Guest { .. }))
-        .partition(|(_, step)| matches!(step, Step::Fmt | Step::Clippy | Step::Doc));
-    let mut finished: Vec<Finished> = quick.into_iter().map(on_host).collect();
-    if args.lanes <= 1 || boots.is_empty() {
-        finished.extend(slow.into_iter().map(on_host));
-        finished.extend(all_guests(&boots, args, Vec::new()));
-    } else {
-        finished.extend(all_guests(&boots, args, slow));
+    let host = chosen.into_iter().filter(|(_, step)| !matches!(step, Step::Guest { .. }));
+    let mut finished: Vec<Finished> = host.map(on_host).collect();
+    if !boots.is_empty() {
+        finished.extend(all_guests(&boots, args.whole));
     }
     for step in &mut finished {
         allowed.judge(&mut step.cases);
@@ -199,57 +188,24 @@ fn on_host((name, step): (&'static str, Step)) -> Finished {
     })
 }
 
-/// Boots the guests, `lanes` of them at a time; the first lane begins with these steps of this machine.
-fn all_guests(boots: &[Vec<InGuest>], args: &Args, host: Vec<(&'static str, Step)>) -> Vec<Finished> {
+/// Builds what the guests run, and boots one after another.
+fn all_guests(boots: &[Vec<InGuest>], whole: bool) -> Vec<Finished> {
     let mut binaries = None;
-    let mut finished = Vec::new();
-    if !boots.is_empty() {
-        finished.push(timed("build", || {
-            let tests = boots.iter().flatten().any(InGuest::needs_tests);
-            binaries = Some(if tests { Binaries::all()? } else { Binaries::conformance()? });
-            Ok(vec![Case::of_step("build", Outcome::Passed, String::new())])
-        }));
-    }
-    let Some(binaries) = binaries else {
-        finished.extend(host.into_iter().map(on_host));
-        return finished;
-    };
-    let boot = |steps: &[InGuest], output: &mut dyn FnMut(&[u8])| {
+    let mut finished = vec![timed("build", || {
+        let tests = boots.iter().flatten().any(InGuest::needs_tests);
+        binaries = Some(if tests { Binaries::all()? } else { Binaries::conformance()? });
+        Ok(vec![Case::of_step("build", Outcome::Passed, String::new())])
+    })];
+    let Some(binaries) = binaries else { return finished };
+    for steps in boots {
         println!("\n== {}", guest::names(steps));
-        let finished = guest::run(steps, args.whole, &binaries, output);
-        for step in &finished {
+        let reported = guest::run(steps, whole, &binaries, &mut show);
+        for step in &reported {
             println!("== {}: {}", step.name, report::summary(&step.cases, step.took));
         }
-        finished
-    };
-    if args.lanes <= 1 {
-        finished.extend(boots.iter().flat_map(|steps| boot(steps, &mut show)));
-        return finished;
+        finished.extend(reported);
     }
-    let queue: Mutex<VecDeque<_>> = Mutex::new(boots.iter().collect());
-    let done = Mutex::new(finished);
-    let take = || queue.lock().ok().and_then(|mut queue| queue.pop_front());
-    let keep = |steps: Vec<Finished>| {
-        if let Ok(mut done) = done.lock() {
-            done.extend(steps);
-        }
-    };
-    let lane = |host: Vec<(&'static str, Step)>| {
-        host.into_iter().for_each(|step| keep(vec![on_host(step)]));
-        while let Some(steps) = take() {
-            let mut said = Vec::new();
-            let finished = boot(steps, &mut |bytes| said.extend(bytes));
-            println!("-- what {} printed:\n{}", guest::names(steps), String::from_utf8_lossy(&said));
-            keep(finished);
-        }
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(|| lane(host));
-        for _ in 1..args.lanes {
-            scope.spawn(|| lane(Vec::new()));
-        }
-    });
-    done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+    finished
 }
 
 #[cfg(test)]

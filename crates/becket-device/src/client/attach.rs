@@ -54,7 +54,7 @@ fn attach_with(
     let store = Store::open(Runtime::open()?)?;
     // Only a server can show zeroes behind the end of a file. The locks of a reader who opens again are a
     // reader's.
-    let pad = !options.cut && !matches!(options.via.kind(), Some(Kind::Loop | Kind::Dm));
+    let pad = !options.cut && options.via.kind().is_none_or(Kind::is_served);
     let mut opened = open_for(&store, image, options, pad)?;
     let padded =
         pad && opened.read_only && opened.map.extents().last().is_some_and(|last| last.place == Place::Zero);
@@ -68,7 +68,7 @@ fn attach_with(
         return Err(Error::NoPartitions { image: image.to_owned() });
     }
     let mut plan = planner::plan_for(&opened, options, leased).map_err(|error| error.of_image(image))?;
-    if matches!(plan.kind, Kind::Dm | Kind::Loop) {
+    if !plan.kind.is_served() {
         keep_overlay(&mut opened.overlay);
     }
     type Make = fn(&Opened, &AttachOptions, bool) -> Result<Made, becket_transport::Error>;

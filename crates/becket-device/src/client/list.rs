@@ -61,7 +61,7 @@ fn as_users_see(mut info: DeviceInfo) -> DeviceInfo {
     if info.state != DeviceState::Lost
         && let Some(reported) = sysfs::flag(&disk_of(&info), "ro")
     {
-        let refused = info.read_only && matches!(info.transport, Kind::Ublk | Kind::Fuse);
+        let refused = info.read_only && info.transport.is_served();
         info.read_only = reported || refused;
     }
     info.partitions = partitions::as_they_are(&info);

@@ -60,7 +60,7 @@ pub(crate) fn refresh(store: &Store, device: Device) -> Result<DeviceInfo, Error
             done
         }
     };
-    if !matches!(info.transport, Kind::Ublk | Kind::Fuse) {
+    if !info.transport.is_served() {
         store.update(&device, &new)?;
     }
     links::remove(store.runtime(), &device.info);

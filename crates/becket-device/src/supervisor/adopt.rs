@@ -173,11 +173,7 @@ fn unknown_mark(entry: &Entry) -> Option<Option<u64>> {
 
 fn of_ours(entry: Entry) -> Option<Device> {
     match entry {
-        Entry::Device(device)
-            if matches!(device.info.transport, Kind::Ublk | Kind::Fuse) && device.mark != 0 =>
-        {
-            Some(*device)
-        }
+        Entry::Device(device) if device.info.transport.is_served() && device.mark != 0 => Some(*device),
         _ => None,
     }
 }

@@ -367,7 +367,7 @@ impl Supervisor {
     fn detach_orphan(&self, name: &str, lazy: bool) -> Result<DeviceInfo, Error> {
         let none = || Error::NoDevice { target: name.to_owned() };
         let device = self.store.device(name)?.ok_or_else(none)?;
-        if !matches!(device.info.transport, Kind::Ublk | Kind::Fuse) {
+        if !device.info.transport.is_served() {
             return Err(none());
         }
         if device.server.is_some_and(|server| server.pid != std::process::id() && server.alive()) {

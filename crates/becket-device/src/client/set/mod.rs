@@ -106,7 +106,7 @@ pub fn set(
     if device.info.state == DeviceState::Lost {
         return Err(Error::unserved(&device.info.name));
     }
-    if matches!(device.info.transport, Kind::Ublk | Kind::Fuse) {
+    if device.info.transport.is_served() {
         // Before anything is read from the device: that would wait for as long as there is no response.
         health::responding(store.runtime(), &device)?;
     }

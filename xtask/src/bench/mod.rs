@@ -2,74 +2,86 @@
 //! something. Never part of the checks that gate a change; nothing here is built or fetched by `cargo xtask
 //! ci`.
 
-mod attach;
-mod build;
 mod contestant;
-mod cost;
-mod fio;
 mod goal;
-mod grid;
-mod guest;
-mod host;
-mod latency;
-mod losetup;
-mod metric;
-mod nested;
+mod harness;
 mod peers;
 mod record;
 mod report;
-mod series;
-mod storm;
+mod scenario;
 mod svg;
-mod table;
-mod wall;
-mod writeback;
-mod writeback_table;
 
-use anyhow::Result;
-use clap::Subcommand;
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::builder::{PossibleValue, PossibleValuesParser};
+
+use record::Record;
+use scenario::SCENARIOS;
 
 /// Arguments of `cargo xtask bench`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    #[command(subcommand)]
-    scenario: Scenario,
+    /// What to measure; `report` writes the pages and plots from the results in target/bench
+    #[arg(value_parser = names())]
+    scenario: String,
+    /// Only there (default: everywhere)
+    #[arg(long, value_delimiter = ',', value_name = "PLACE,...")]
+    place: Vec<String>,
+    /// Only these contestants (default: those of the scenario)
+    #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
+    only: Vec<String>,
+    /// Rounds, in each of which every contestant has its turn (default: those of the scenario)
+    #[arg(long)]
+    rounds: Option<u32>,
+    /// See whether it works: small numbers, whose results are kept apart
+    #[arg(long)]
+    short: bool,
+    /// Set a variable of the scenario's script, as `MOST=64` or `WORKLOADS=(randread-4k-d64)`
+    #[arg(long, value_name = "NAME=VALUE")]
+    set: Vec<String>,
+    /// Measure this becket instead of building the checkout's
+    #[arg(long, value_name = "PATH")]
+    becket: Option<PathBuf>,
+    /// Another build of becket, to be measured beside it
+    #[arg(long, value_name = "NAME=PATH")]
+    beside: Vec<contestant::Other>,
+    /// Emulated CPUs (default: one where instructions are counted, two where time is)
+    #[arg(long)]
+    cpus: Option<u32>,
+    /// Seconds of the host until a guest is stopped
+    #[arg(long, default_value_t = 7200)]
+    timeout: u64,
 }
 
-#[derive(Subcommand)]
-enum Scenario {
-    /// Instructions per I/O, in the emulator: the file, loop, becket's modes, and the peers
-    Cost(cost::Args),
-    /// I/Os per second by time, in the emulator with two CPUs, and how they grow with jobs and queues
-    Wall(grid::Choice),
-    /// One I/O at a time: what a program waits for, and what it costs
-    Latency(grid::Choice),
-    /// A new file system filled and synced while dirty pages are scarce, on xfs, ext4 and btrfs; on the host
-    /// and in the guest
-    Writeback(writeback::Args),
-    /// How long attaching and detaching takes, beside losetup on the host and everybody in the guest
-    Attach(attach::Args),
-    /// Many devices at once beside losetup, what an idle one costs, and who waits for whom
-    Storm(storm::Args),
-    /// The time of one call of losetup's, becket's beside the system's
-    Losetup(losetup::Args),
-    /// Files in images inside images, beside the kernel's loop devices over each other
-    Nested(nested::Args),
-    /// Write target/bench/benchmarks.md and its chart from the results in target/bench
-    Report,
+fn names() -> PossibleValuesParser {
+    let named = SCENARIOS.iter().map(|one| PossibleValue::new(one.name).help(one.title));
+    PossibleValuesParser::new(named.chain([PossibleValue::new("report")]))
 }
 
-/// Runs one scenario; 1 when becket itself could not be measured.
+/// Runs one scenario, prints its table and keeps the record; 1 when becket itself could not be measured.
 pub(crate) fn run(args: &Args) -> Result<u8> {
-    match &args.scenario {
-        Scenario::Cost(args) => cost::run(args),
-        Scenario::Wall(args) => wall::run(args),
-        Scenario::Latency(args) => latency::run(args),
-        Scenario::Writeback(args) => writeback::run(args),
-        Scenario::Attach(args) => attach::run(args),
-        Scenario::Storm(args) => storm::run(args),
-        Scenario::Losetup(args) => losetup::run(args),
-        Scenario::Nested(args) => nested::run(args),
-        Scenario::Report => report::run(),
+    let Some(scenario) = SCENARIOS.iter().find(|one| one.name == args.scenario) else { return report::run() };
+    let known = |wanted: &&String| scenario.places.iter().any(|place| place.name == **wanted);
+    if let Some(wrong) = args.place.iter().find(|wanted| !known(wanted)) {
+        bail!("{} is not measured in {wrong}", scenario.name);
     }
+    let build = harness::Build::new(args)?;
+    let name = format!("{}{}", scenario.name, if args.short { "-short" } else { "" });
+    // A place that is left out keeps what the same becket did there before.
+    let old = Record::load(&name)?.filter(|old| old.settings.iter().all(|one| one.build == build.hash));
+    let mut record = old.unwrap_or_default();
+    for place in scenario.places {
+        if args.place.is_empty() || args.place.iter().any(|wanted| wanted == place.name) {
+            let (report, setting) = harness::measure(place, args, &build)?;
+            record.take(&report, setting)?;
+            record.save(&name)?;
+        }
+    }
+    println!("{}", record.table(|_| true));
+    if !args.short {
+        println!("{}", goal::table(&goal::of(scenario.name, &record)));
+    }
+    eprintln!("xtask: everything is in target/bench/{name}.json");
+    Ok(u8::from(!record.complete()))
 }

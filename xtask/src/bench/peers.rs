@@ -12,20 +12,18 @@ use super::record;
 use crate::exec;
 use crate::vm::{self, Apt, Series};
 
-/// A peer's executable, or why there is none.
-pub(crate) type Peer = Result<PathBuf, String>;
-
-/// The kernel's selftest server for ublk, of the same version as the guest's kernel.
-pub(crate) fn kublk() -> Peer {
-    build_kublk().map_err(|error| format!("{error:#}"))
+/// The executable of a peer, or why there is none; nothing for a program that every machine has. The kernel's
+/// selftest server for ublk is of the same version as the guest's kernel.
+pub(crate) fn program(name: &str) -> Result<Option<PathBuf>, String> {
+    match name {
+        "kublk" => kublk().map(Some),
+        "rublk" => rublk().map(Some),
+        _ => Ok(None),
+    }
+    .map_err(|error| format!("{error:#}"))
 }
 
-/// The server of the crate `rublk`.
-pub(crate) fn rublk() -> Peer {
-    build_rublk().map_err(|error| format!("{error:#}"))
-}
-
-fn build_kublk() -> Result<PathBuf> {
+fn kublk() -> Result<PathBuf> {
     let release = vm::release(Series::V7)?;
     let (series, version) = source_of(&release)?;
     let dir = record::dir()?.join(format!("kublk-{version}"));
@@ -95,7 +93,7 @@ fn source_of(release: &str) -> Result<(String, String)> {
     }
 }
 
-fn build_rublk() -> Result<PathBuf> {
+fn rublk() -> Result<PathBuf> {
     let root = record::dir()?.join("rublk");
     let program = root.join("bin/rublk");
     if program.is_file() {

@@ -1,248 +1,158 @@
-//! `cargo xtask bench report`: a page with all results in target/bench, and a chart. docs/benchmarks.md was
-//! made by it.
+//! `cargo xtask bench report`: from the results in target/bench, `docs/benchmarks.md` with its charts, which
+//! has what the README claims, and `target/bench/report.md`, which has everything.
 //! Never writes a number that is not in the data beside it.
 
 use std::fmt::Write;
-use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use serde::de::DeserializeOwned;
 
-use super::goal::{self, Verdict};
-use super::grid::Grid;
-use super::metric::Metric;
-use super::record::{self, Setting};
-use super::series::Series;
-use super::svg::{self, Bar, Kind};
-use super::writeback::Writeback;
-use super::{attach, losetup, nested, storm, table, wall, writeback_table};
+use super::goal;
+use super::record::{self, Record, Row, Setting};
+use super::scenario::{SCENARIOS, Scenario};
+use super::svg;
+use crate::exec;
 
 const INTRODUCTION: &str = "# Benchmarks
 
-`cargo xtask bench report` writes such a page to `target/bench` from the results there. This one was
-kept; the results with all runs are not part of the sources.
+`cargo xtask bench report` writes this page and its charts from the results in `target/bench`. It has the
+figures that the README claims; `target/bench/report.md`, which belongs to a release, has all figures and
+the goals, and the JSON files beside it have each run.
 
-The numbers of one table come from one run on one machine, so their ratios can be compared.
-Where a table was put together from several runs of the same build, each row says when it was
-measured. Do not compare numbers of different tables or of different machines. *Repeated*
-counts runs of the load generator that failed and were made again. What was tried to improve
-these numbers is in [decisions/](decisions/README.md).
-
+The numbers of one table come from one run on one machine, so their ratios can be compared: *ratio* is to the
+kernel's loop driver with direct I/O (*loop-direct*, *losetup* or *loops*), or to the first row where it is not
+among them. Do not compare numbers of different tables or of different machines. *median* is over the rounds
+(*runs*), *spread* is (largest - smallest) / median. [TESTING.md](TESTING.md#benchmarks) says how to measure;
+what was tried to improve these numbers is in [decisions/](decisions/README.md).
 ";
 
-/// The records that are grids: name, heading, what a reader must know.
-const GRIDS: [(&str, &str, &str); 4] = [
-    (
-        "cost",
-        "Instructions of one I/O",
-        "The guest is emulated, and its clock advances with the instructions that it executes. So I/Os
-in a guest second are I/Os per 10⁹ instructions: the cost of the whole path (load generator,
-kernel and server), whatever else the host does. These numbers do not show how well work
-overlaps on several CPUs. More is better; the line is the kernel's loop driver with direct
-I/O.",
-    ),
-    (
-        "wall",
-        "Time, jobs and queues",
-        "I/Os per second by the clock, in a guest with two emulated CPUs, each a thread of the host.
-Emulation makes user code slower than system calls, and other work on the host disturbs it.
-Read the spread first.",
-    ),
-    (
-        "latency-time",
-        "One I/O at a time: time",
-        "From the submission of one I/O to its completion, by the clock in a guest with two emulated
-CPUs. Less is better.",
-    ),
-    (
-        "latency-cost",
-        "One I/O at a time: instructions",
-        "The same in instructions of the whole path, every task switch included. Less is better.",
-    ),
+/// What the README claims: the scenario and how the figures' names begin; the first has the chart.
+const CLAIMS: [(&str, &[&str]); 4] = [
+    ("cost", &["randread-4k-d64", "randwrite-4k-d64", "read-1m-d4"]),
+    ("latency", &["randread-4k-d1-p50", "randwrite-4k-d1-p50"]),
+    ("storm", &["attach-500"]),
+    ("nested", &["gzip-4-readers-2-cpus-s", "zstd-4-readers-2-cpus-s", "xz-4-readers-2-cpus-s"]),
 ];
 
-/// The one workload that has a chart.
-const CHART: (&str, &str) = ("cost", "randread-4k-d64");
-
-/// Writes the page.
+/// Writes both pages.
 pub(crate) fn run() -> Result<u8> {
-    let page = Page { folder: record::dir()? };
-    let (mut text, mut verdicts) = (String::new(), Vec::new());
-    for (name, heading, introduction) in GRIDS {
-        if let Some(grid) = load::<Grid>(&format!("{name}.json"))? {
-            let _ = writeln!(text, "## {heading}\n\n{introduction}\n");
-            page.grid(&mut text, name, &grid)?;
-            verdicts.extend(goal::of(name, &grid));
-        } else {
-            verdicts.extend(goal::unmeasured(name));
+    let (mut page, mut everything, mut verdicts) = (INTRODUCTION.to_owned(), String::new(), Vec::new());
+    for scenario in &SCENARIOS {
+        let record = Record::load(scenario.name)?;
+        if record.is_none() {
+            eprintln!("xtask: target/bench has no {}.json: that part is left out", scenario.name);
         }
-    }
-    let record = load::<Writeback>("writeback.json")?;
-    if let Some(record) = &record {
-        let _ = writeln!(text, "## Write-back\n\n{}\n", writeback_table::INTRODUCTION);
-        record.settings.iter().for_each(|setting| about(&mut text, setting));
-        let _ = writeln!(text, "{}", writeback_table::markdown(record));
-    }
-    verdicts.extend(writeback_table::verdicts(&record.unwrap_or_default()));
-    type Judge = fn(&Series) -> Vec<Verdict>;
-    let many: [(&str, &str, &str, Judge); 4] = [
-        ("storm", "Many devices", storm::INTRODUCTION, storm::verdicts),
-        ("losetup", "losetup", losetup::INTRODUCTION, losetup::verdicts),
-        ("nested", "Images inside images", nested::INTRODUCTION, nested::verdicts),
-        ("attach", "Attaching and detaching", attach::INTRODUCTION, |_| Vec::new()),
-    ];
-    for (name, heading, introduction, judge) in many {
-        let record = load::<Series>(&format!("{name}.json"))?;
-        if let Some(series) = &record {
-            let _ = writeln!(text, "## {heading}\n\n{introduction}\n");
-            for setting in &series.settings {
-                about(&mut text, setting);
+        let record = record.unwrap_or_default();
+        verdicts.extend(goal::of(scenario.name, &record));
+        if !record.rows.is_empty() {
+            everything += &section(scenario, &record, "", |_| true);
+            if let Some((_, claims)) = CLAIMS.iter().find(|claim| claim.0 == scenario.name) {
+                let claimed = |row: &Row| claims.iter().any(|claim| row.what.starts_with(claim));
+                let charts = charts(scenario, &record, claims[0])?;
+                page += &section(scenario, &record, &charts, claimed);
             }
-            text.push_str(&series.markdown());
         }
-        verdicts.extend(judge(&record.unwrap_or_default()));
     }
-    let path =
-        page.write("benchmarks.md", &format!("{INTRODUCTION}{}{}", goals(&verdicts), text.trim_end()))?;
-    println!("{}", path.display());
+    let met = verdicts.iter().filter(|one| one.met).count();
+    let goals = format!("\n## Goals\n\n{met} of {} are met.\n\n{}", verdicts.len(), goal::table(&verdicts));
+    let docs = exec::workspace().join("docs/benchmarks.md");
+    let report = record::dir()?.join("report.md");
+    for (path, text) in [(docs, page), (report, format!("{INTRODUCTION}{goals}{everything}"))] {
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        println!("{}", path.display());
+    }
     Ok(0)
 }
 
-fn goals(verdicts: &[Verdict]) -> String {
-    if verdicts.is_empty() {
-        return String::new();
+/// A scenario's heading, settings, charts and the tables of the rows that are wanted.
+fn section(scenario: &Scenario, record: &Record, charts: &str, wanted: impl Fn(&Row) -> bool) -> String {
+    let mut text = format!("\n## {}\n\n{}\n\n", scenario.title, scenario.about);
+    let has = |setting: &&Setting| record.rows.iter().any(|row| row.place == setting.place && wanted(row));
+    for setting in record.settings.iter().filter(has) {
+        let Setting { place, date, commit, build, kernel, cpus, emulator, command, notes } = setting;
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "- {place}: {date} UTC, becket {commit}, SHA-256 {build}, by `{command}`");
+        let _ = writeln!(text, "  - Linux {kernel}, {cpus} CPU(s), {emulator}");
+        for note in notes {
+            let _ = writeln!(text, "  - {note}");
+        }
     }
-    let met = verdicts.iter().filter(|one| one.met).count();
-    let of = verdicts.len();
-    format!("## Goals\n\n{met} of {of} are met.\n\n{}\n", goal::markdown(verdicts))
+    format!("{text}\n{charts}{}", record.table(wanted).trim_end()) + "\n"
 }
 
-/// Where the page and its chart go.
-struct Page {
-    folder: PathBuf,
-}
-
-impl Page {
-    /// A grid's setting, its tables and its chart.
-    fn grid(&self, text: &mut String, name: &str, grid: &Grid) -> Result<()> {
-        for boot in &grid.boots {
-            about(text, boot);
-        }
-        contestants(text, grid);
-        for workload in &grid.workloads {
-            let title = workload.title();
-            for (index, &metric) in grid.metrics.iter().enumerate() {
-                if index == 0 {
-                    let _ = writeln!(text, "### {title}\n");
-                }
-                if (name, workload.name.as_str()) == CHART {
-                    let chart = format!("{name}-{}.svg", workload.name);
-                    self.write(&chart, &chart_of(grid, &workload.name, &title, metric))?;
-                    let _ = writeln!(text, "![{title}]({chart})\n");
-                }
-                let _ = writeln!(text, "{}", table::markdown(grid, &workload.name, metric));
-            }
-        }
-        let growth = wall::growth(grid);
-        if !growth.is_empty() {
-            let _ = writeln!(text, "### How it grows with jobs and queues\n\n{growth}");
-        }
-        Ok(())
-    }
-
-    fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
-        let path = self.folder.join(name);
-        std::fs::write(&path, format!("{}\n", text.trim_end()))
+/// Writes a chart for each place whose figures' names begin so; how the page shows them.
+fn charts(scenario: &Scenario, record: &Record, claim: &str) -> Result<String> {
+    let mut text = String::new();
+    for place in scenario.places {
+        let rows: Vec<&Row> =
+            record.rows.iter().filter(|row| row.place == place.name && row.what.starts_with(claim)).collect();
+        let Some(first) = rows.first() else { continue };
+        let title = format!("{}, {}: {}", scenario.title, place.name, first.what);
+        let name = format!("{}-{}.svg", scenario.name, place.name);
+        let path = exec::workspace().join("docs").join(&name);
+        std::fs::write(&path, chart(&title, &rows, record))
             .with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(path)
+        let _ = writeln!(text, "![{title}]({name})\n");
     }
+    Ok(text)
 }
 
-/// Reads a result.
-fn load<T: DeserializeOwned>(name: &str) -> Result<Option<T>> {
-    let value = record::load(name)?;
-    if value.is_none() {
-        eprintln!("xtask: there is no {name} in target/bench: that part is left out");
-    }
-    Ok(value)
-}
-
-/// What was run, on what, when, and how to repeat it.
-fn about(text: &mut String, setting: &Setting) {
-    let Setting { date, commit, build, kernel, cpus, emulator, command, notes, clock: _ } = setting;
-    let _ = writeln!(text, "- when: {date} UTC, becket {commit}, SHA-256 {build}");
-    let _ = writeln!(text, "- where: Linux {kernel}, {cpus} CPU(s), {emulator}");
-    for note in notes {
-        let _ = writeln!(text, "- {note}");
-    }
-    let _ = writeln!(text, "- again: `{command}`\n");
-}
-
-fn contestants(text: &mut String, grid: &Grid) {
-    text.push_str("| contestant | attached by |\n| --- | --- |\n");
-    for one in &grid.entrants {
-        let _ = writeln!(text, "| {} | `{}` |", one.name, one.about);
-    }
-    text.push_str("\nThe best peer is the best server of another project.\n\n");
-}
-
-fn chart_of(grid: &Grid, workload: &str, title: &str, metric: Metric) -> String {
-    let rows = table::rows(grid, workload, metric);
-    let bars: Vec<Bar<'_>> = rows
+fn chart(title: &str, rows: &[&Row], record: &Record) -> String {
+    let mark = rows.iter().find(|row| ["loop-direct", "losetup", "loops"].contains(&row.entrant.as_str()));
+    let value = |row: &Row| record.value(&row.place, &row.what, &row.entrant);
+    let mark = mark.and_then(|row| value(row));
+    let bars: Vec<svg::Bar<'_>> = rows
         .iter()
-        .map(|row| Bar {
-            label: row.name,
-            value: row.figures.as_ref().ok().map(|figures| figures.value),
-            note: match &row.figures {
-                Ok(figures) => match figures.to_loop {
-                    Some(ratio) => format!("{:.0} ({ratio:.3})", figures.value),
-                    None => format!("{:.0}", figures.value),
-                },
-                Err(_) => "not measured".to_owned(),
-            },
-            kind: Kind::of(row.ours, row.peer),
+        .map(|row| {
+            let value = value(row);
+            let note = match (value, mark) {
+                (Some(value), Some(mark)) => format!("{} ({:.3})", record::number(value), value / mark),
+                (Some(value), None) => record::number(value),
+                (None, _) => "not measured".to_owned(),
+            };
+            (row.entrant.as_str(), value, note)
         })
         .collect();
-    let mark = grid.sample(table::LOOP_DIRECT, workload, metric).map(|sample| sample.median);
-    svg::bars(&format!("{title}: {} (ratio to loop)", metric.unit(grid.clock())), &bars, mark)
+    svg::bars(title, &bars, mark)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::grid::tests::example;
+    use crate::bench::record::tests::example;
 
     #[test]
-    fn the_chart_shows_who_was_not_measured() {
-        let svg = chart_of(&example(), "randread-4k-d64", "t", Metric::Rate);
+    fn the_page_has_the_claims_and_how_to_repeat_them() {
+        let record = example("guest");
+        let text = section(&SCENARIOS[0], &record, "", |_| true);
+        for word in ["2026-01-31 12:00 UTC, becket abc", "7.3", "fio-3.33", "0.880"] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+        assert!(!section(&SCENARIOS[0], &record, "", |_| false).contains("abc"));
+        let rows: Vec<&Row> = record.rows.iter().collect();
+        let svg = chart("t", &rows, &record);
         assert!(svg.contains("not measured") && svg.contains("44000 (0.880)"), "{svg}");
-        assert_eq!(svg.matches("class=\"ours\"").count(), 1);
     }
 
     #[test]
-    fn a_reader_learns_how_to_repeat_it() {
-        let mut text = String::new();
-        about(&mut text, &example().boots[0]);
-        for word in ["2026-01-31", "abc", "0123456789ab", "7.3", "QEMU 10", "cargo xtask bench cost", "fio 3"]
-        {
-            assert!(text.contains(word), "{word}");
+    fn what_is_claimed_is_measured() {
+        for (name, claims) in CLAIMS {
+            assert!(SCENARIOS.iter().any(|one| one.name == name) && !claims.is_empty());
         }
     }
 
+    /// Numbers of the README stand on the page as they are.
     #[test]
-    fn a_grids_chart_lies_beside_the_page() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut text = String::new();
-        Page { folder: dir.path().to_owned() }.grid(&mut text, "cost", &example()).unwrap();
-        assert!(text.contains("(cost-randread-4k-d64.svg)"), "{text}");
-        assert!(dir.path().join("cost-randread-4k-d64.svg").is_file());
-        assert!(!text.contains("grows"), "one job only: {text}");
-    }
-
-    #[test]
-    fn goals_are_counted() {
-        let text = goals(&goal::of("cost", &example()));
-        assert!(text.contains("1 of 5 are met"), "{text}");
-        assert_eq!(goals(&[]), "");
+    fn the_readme_claims_what_the_page_has() {
+        let text = |path: &str| std::fs::read_to_string(exec::workspace().join(path)).unwrap();
+        let (readme, page) = (text("README.md"), text("docs/benchmarks.md"));
+        let (_, section) = readme.split_once("## How fast").unwrap();
+        let (section, _) = section.split_once("\n## ").unwrap();
+        let cells =
+            section.lines().filter(|line| line.starts_with("| ")).flat_map(|line| line.split('|').skip(2));
+        let numbers: Vec<&str> = cells.map(str::trim).filter(|cell| cell.parse::<f64>().is_ok()).collect();
+        assert!(numbers.len() > 10, "{numbers:?}");
+        let missing: Vec<_> =
+            numbers.iter().filter(|number| !page.contains(&format!(" {number} |"))).collect();
+        assert!(missing.is_empty(), "{missing:?}");
     }
 }

@@ -11,7 +11,7 @@ make_iso() {
 if [[ ! -e $IMAGES/order ]]; then
     say "the files are gathered: once"
     rm -rf "$IMAGES" && mkdir -p "$IMAGES/tree" "$IMAGES/squash/LiveOS"
-    # Of 16 KiB to 2 MiB, drawn by lot, and the same ones again on the same machine.
+    # Of 16 KiB to 2 MiB, drawn at random, and the same ones again on the same machine.
     (cd /usr && find . -xdev -type f -size +31 -size -4096 | LC_ALL=C sort) |
         shuf --random-source=<(yes) -n "$FILES" >"$IMAGES/drawn"
     (cd /usr && xargs -d '\n' cp --parents -t "$IMAGES/tree" <"$IMAGES/drawn") || fail "the files cannot be copied"
@@ -21,7 +21,7 @@ if [[ ! -e $IMAGES/order ]]; then
     shuf --random-source=<(yes 1) "$IMAGES/drawn" >"$IMAGES/order"
 fi
 for codec in "${CODECS[@]}"; do
-    [[ -e $IMAGES/$codec.iso ]] && continue
-    say "an image with $codec is made: once"
-    make_iso "$codec"
+    [[ -e $IMAGES/$codec.iso ]] || { say "an image with $codec is made: once" && make_iso "$codec"; }
 done
+# What the guest gets.
+mkdir -p "$IMAGES/given" && ln -f "$IMAGES/order" "$IMAGES"/*.iso "$IMAGES/given/"

@@ -1,8 +1,7 @@
 # Without encoded bytes: a file on ext4 in a partition of an image on an ISO, beside the same bytes of the ISO
 # file itself; and how long it takes to find a path through a large ISO. Expects the variables and functions
-# of nested.sh, and RAWS (a folder where the images are kept).
-mkdir -p "$RAWS"
-RAW=$RAWS/pieces.iso
+# of nested.sh, and KEPT (a folder for images that are made once).
+RAW=$KEPT/pieces.iso
 if [[ ! -e $RAW ]]; then
     say "an image without compression is made: once"
     rm -rf "$WORK/raw" && mkdir -p "$WORK/raw/one" "$WORK/raw/many" "$WORK/raw/tree" &&
@@ -17,7 +16,7 @@ if [[ ! -e $RAW ]]; then
     rm -rf "$WORK/raw"
     [[ -e $RAW ]] || fail "there is no image without compression"
 fi
-BIG=$RAWS/big.iso
+BIG=$KEPT/big.iso
 if [[ ! -e $BIG ]]; then
     say "an ISO image of 4 GiB is made: once"
     # Half of each block is noise: the SquashFS image has twice as many blocks as it would have with noise
@@ -34,16 +33,30 @@ if [[ ! -e $BIG ]]; then
     [[ -e $BIG ]] || fail "there is no ISO image of 4 GiB"
 fi
 
-# raw NAME FILE OFFSET: reads LENGTH of it both ways.
+# raw ENTRANT FILE OFFSET: reads LENGTH of it both ways.
 raw() {
-    local name workload
-    for workload in "read-1m-d4|--rw=read --bs=1M --iodepth=4" "randread-4k-d64|--rw=randread --bs=4k --iodepth=64"; do
+    local workload
+    for workload in "read-1m-d4 --rw=read --bs=1M --iodepth=4" "randread-4k-d64 --rw=randread --bs=4k --iodepth=64"; do
         # shellcheck disable=SC2086
-        fio --name=raw --filename="$2" --offset="$3" --size="$LENGTH" --direct=1 --ioengine=libaio ${workload#*|} --readonly \
-            --time_based --runtime=3 --output-format=json --output="$WORK/fio.json" >"$SAID" 2>&1 || absent "$1" "$PIECES-${workload%%|*}-iops"
-        section figure "$PIECES-${workload%%|*}-iops" "$1" "$(sed -n 's/^ *"iops" : \([1-9][0-9.]*\).*/\1/p' "$WORK/fio.json" | head -n 1)"
+        if fio --name=raw --filename="$2" --offset="$3" --size="$LENGTH" --direct=1 --ioengine=libaio --readonly ${workload#* } \
+            --time_based --runtime=3 --output-format=json --output="$WORK/fio.json" >"$SAID" 2>&1; then
+            section fio "$1" "$PIECES-${workload%% *}" iops
+            cat "$WORK/fio.json" >>"$REPORT"
+        else
+            absent "$1" "$PIECES-${workload%% *}-iops"
+        fi
     done
 }
+raw_turn() {
+    if [[ $1 == file ]]; then
+        raw file "$RAW" "$IN"
+        return
+    fi
+    DEVICE=$("$BECKET" attach --read-only "$NESTED" 2>"$SAID") || fail "$(cat "$SAID")"
+    raw becket "$DEVICE" "$AT"
+    "$BECKET" detach "$DEVICE" >"$SAID" 2>&1 || fail "$(cat "$SAID")"
+}
+ENTRANTS=(file becket)
 for PIECES in one-piece pieces; do
     case $PIECES in
     one-piece) NESTED=$RAW/disk.img/p1/nested.img ;;
@@ -57,24 +70,10 @@ for PIECES in one-piece pieces; do
     # What is for the kernel's loop driver alone must not come to FUSE unnoticed.
     [[ $PIECES == pieces || $("$BECKET" map --json "$NESTED" | grep -c '"kind"') == 1 ]] || fail "the nested image is not in one piece"
     ((LENGTH >= 64 << 20)) || fail "the nested image lies in small pieces: the longest has ${LENGTH:-no} bytes"
-    ENTRANTS=(file becket)
-    for ((round = 1; round <= 5; round++)); do
-        for entrant in "${ENTRANTS[@]}"; do
-            if [[ $entrant == file ]]; then
-                raw file "$RAW" "$IN"
-            else
-                DEVICE=$("$BECKET" attach --read-only "$NESTED" 2>"$SAID") || fail "$(cat "$SAID")"
-                raw becket "$DEVICE" "$AT"
-                "$BECKET" detach "$DEVICE" >"$SAID" 2>&1 || fail "$(cat "$SAID")"
-            fi
-        done
-        backwards
-    done
+    ROUNDS=$RAW_ROUNDS turns 1 raw_turn
 done
 # Cold: neither the images nor becket itself are in memory.
-for ((round = 1; round <= 11; round++)); do
+for ((times = 1; times <= 11; times++)); do
     fresh
-    begin=$(now)
-    "$BECKET" ls "$BIG/LiveOS/squashfs.img/LiveOS/ext3fs.img/" >"$SAID" 2>&1 || fail "$(cat "$SAID")"
-    section figure resolve-ms becket "$(thousandth $(($(now) - begin)))"
+    took resolve-ms becket "$BECKET" ls "$BIG/LiveOS/squashfs.img/LiveOS/ext3fs.img/" || fail "$(cat "$SAID")"
 done

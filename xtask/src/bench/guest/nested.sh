@@ -1,7 +1,6 @@
 # Images inside images: a live CD's files read through becket's one map and through three stacked loop
 # devices. Expects IMAGES (a folder with CODEC.iso, made once), CODECS, READERS and CPUS (numbers of them),
-# ROUNDS, ENTRANTS, BECKET, VIA, WORK (a folder). However it ends, its mounts and devices are gone and
-# workqueues have their CPUs again.
+# and VIA. However it ends, its mounts and devices are gone and workqueues have their CPUs again.
 MASKS=/sys/devices/virtual/workqueue/cpumask
 MASK=$(<$MASKS)
 INNER=LiveOS/squashfs.img/LiveOS/ext3fs.img
@@ -22,8 +21,7 @@ restore() {
     echo "$MASK" >$MASKS
     [[ -n ${SLEEPER:-} ]] && kill "$SLEEPER"
 }
-trap restore EXIT
-trap 'exit 1' INT TERM HUP
+undo_at_the_end restore
 LOOPS=()
 
 # Something to wait at that costs no process each time.
@@ -33,7 +31,6 @@ SLEEPER=$!
 exec 8<"$WORK/never"
 rest() { read -rt "$1" -u 8; }
 
-now() { echo "${EPOCHREALTIME/./}"; }
 fresh() {
     sync
     echo 3 >/proc/sys/vm/drop_caches
@@ -136,7 +133,7 @@ measure() {
     cached && before=$CACHED
     busy && work=$BUSY
     PIDS=()
-    begin=$(now)
+    begin=${EPOCHREALTIME/./}
     read_all "$3"
     while alive; do
         cached && own && ((CACHED + OWN > most)) && most=$((CACHED + OWN))
@@ -144,30 +141,29 @@ measure() {
         rest 0.02
     done
     for pid in "${PIDS[@]}"; do wait "$pid" || absent "$1" "$what-s"; done
-    end=$(now)
+    end=${EPOCHREALTIME/./}
     busy
-    section figure "$what-s" "$1" "$(thousandth $(((end - begin) / 1000)))"
-    section figure "$what-cpu-s" "$1" "$(thousandth $(((BUSY - work) * 10)))"
-    section figure "$what-mib" "$1" "$(((most - before) / 1024))"
-    [[ -z $SERVERS ]] || section figure "$what-threads" "$1" "$threads"
+    figure "$what-s" "$1" "$(thousandth $(((end - begin) / 1000)))"
+    figure "$what-cpu-s" "$1" "$(thousandth $(((BUSY - work) * 10)))"
+    figure "$what-mib" "$1" "$(((most - before) / 1024))"
+    [[ -z $SERVERS ]] || figure "$what-threads" "$1" "$threads"
     say "round $round: $what, $1: $(thousandth $(((end - begin) / 1000))) s"
     take_away
 }
 
-section kernel "$(uname -r)"
 for readers in "${READERS[@]}"; do
     split -d -a 1 -n "l/$readers" "$IMAGES/order" "$WORK/order.$readers."
 done
-for ((round = 1; round <= ROUNDS; round++)); do
+turn() {
+    local cpus codec readers
     for cpus in "${CPUS[@]}"; do
         on "$cpus"
         for codec in "${CODECS[@]}"; do
             for readers in "${READERS[@]}"; do
                 # One reader alone shows nothing on fewer CPUs than there are.
-                ((readers > 1 || cpus == CPUS[-1])) || continue
-                for entrant in "${ENTRANTS[@]}"; do measure "$entrant" "$codec" "$readers" "$cpus"; done
+                ((readers > 1 || cpus == CPUS[-1])) && measure "$1" "$codec" "$readers" "$cpus"
             done
         done
     done
-    backwards
-done
+}
+turns 1 turn

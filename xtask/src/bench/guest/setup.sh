@@ -1,5 +1,4 @@
-# What every benchmark in the guest needs: drivers, and IMAGE on an ext4 that lives in memory.
-# Expects CPUS, CLOCK and REPORT, and lib.sh; leaves IMAGE, and the functions fresh and load.
+# IMAGE, on an ext4 that lives in memory, and the functions fresh and load.
 IMAGE=/mnt/bench/image
 
 # Nothing left to write, and nothing of the image in the page cache. Not drop_caches: programs would then be
@@ -10,7 +9,7 @@ fresh() {
     dd if=$IMAGE iflag=nocache count=0 status=none
 }
 
-# What everybody is waiting for, when fio does not end in time.
+# What all tasks wait for, when fio does not end in time.
 stuck() {
     local task
     echo "fio did not end in 30 s"
@@ -22,36 +21,23 @@ stuck() {
     grep -r . /sys/kernel/debug/block/ublkb*/hctx*/{busy,tags,state} /sys/kernel/debug/block/nullb0/hctx*/busy
 } 2>&1
 
-# load DEVICE ARGUMENTS: runs fio; its answer is in /root/fio.json, or its words in /root/said.
+# load DEVICE ARGUMENTS...: runs fio; its answer is in $WORK/fio.json, or its words in $SAID.
 load() {
     local job watch code
-    rm -f /root/stuck
-    # shellcheck disable=SC2086
-    fio --filename="$1" $2 --output-format=json --output=/root/fio.json >/root/said 2>&1 &
+    rm -f "$WORK/stuck"
+    fio --filename="$1" "${@:2}" --output-format=json --output="$WORK/fio.json" >"$SAID" 2>&1 &
     job=$!
-    (sleep 30 && stuck >/root/stuck && kill $job) &
+    (sleep 30 && stuck >"$WORK/stuck" && kill $job) &
     watch=$!
     wait $job
     code=$?
-    kill $watch 2>/root/killed
-    wait $watch 2>/root/killed
-    if [[ -s /root/stuck ]]; then
-        mv /root/stuck /root/said
-        code=124
-    fi
+    kill $watch 2>"$WORK/killed"
+    wait $watch 2>"$WORK/killed"
+    [[ ! -s $WORK/stuck ]] || { mv "$WORK/stuck" "$SAID" && code=124; }
     return $code
 }
 
-modprobe loop && modprobe ublk_drv || fail "this kernel lacks loop or ublk"
-modprobe configfs 2>/dev/null
-modprobe null_blk nr_devices=0 || fail "this kernel has no null_blk"
-mountpoint -q /sys/kernel/config || mount -t configfs configfs /sys/kernel/config
-null=/sys/kernel/config/nullb/nullb0
-mkdir $null || fail "null_blk makes no device"
-for setting in size=400 memory_backed=1 queue_mode=2 irqmode=0 blocksize=512; do
-    echo "${setting#*=}" >"$null/${setting%%=*}" || fail "null_blk does not take $setting"
-done
-echo 1 >$null/power
+null_blk 400
 mkfs.ext4 -q -F /dev/nullb0 || fail "there is no file system"
 mkdir -p /mnt/bench
 mount /dev/nullb0 /mnt/bench || fail "the file system cannot be mounted"
@@ -62,8 +48,6 @@ fresh
 for program in /usr/local/bin/* $(command -v fio bash sleep sync dd losetup); do
     cat "$program" $(ldd "$program" 2>/dev/null | grep -o '/[^ ]*')
 done >/dev/null 2>&1
-load /dev/nullb0 "--name=warm --ioengine=libaio --direct=1 --rw=randread --bs=4k --iodepth=64 --time_based --runtime=100ms" ||
-    fail "fio does not run here: $(cat /root/said)"
-
-section kernel "$(uname -r)"
-section fio "$(fio --version)"
+load /dev/nullb0 --name=warm --ioengine=libaio --direct=1 --rw=randread --bs=4k --iodepth=64 --time_based \
+    --runtime=100ms || fail "fio does not run here: $(cat "$SAID")"
+section note "load: $(fio --version), libaio, direct I/O; image: 256 MiB on ext4 on a null_blk in memory"

@@ -1,5 +1,6 @@
 # What many idle ublk devices cost, and which waits for which when many programs open and close them. Follows
-# storm.sh. Expects MANY (idle devices) and CRYPT (devices under dm-crypt).
+# storm.sh.
+CRYPT=69 MANY=${COUNTS[-1]}
 mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
 events=/sys/kernel/tracing/events
 worker() { pgrep -f -x '@becket worker' | head -n 1; }
@@ -9,7 +10,7 @@ rss() { field "/proc/$(worker)/status" VmRSS; }
 # counts nowhere.
 kernels() { awk '/^MemTotal:/ {all += $2} /^(MemFree|Cached|Buffers|AnonPages):/ {all -= $2} END {print all}' /proc/meminfo; }
 quiet() { sync; echo 3 >/proc/sys/vm/drop_caches; sleep 1; }
-attach_all() { becket_all >"$DEVICES" 2>"$SAID" || fail "cannot attach: $(cat "$SAID")"; }
+attach_all() { put_up "becket-$VIA" 2>"$SAID" || fail "cannot attach: $(cat "$SAID")"; }
 
 # counting EVENT KEYS, then counted EVENT KEYS NAME: a histogram of an event between the two.
 counting() { echo "hist:keys=$2:size=4096" >"$events/$1/trigger" || fail "this kernel does not count $1"; }
@@ -37,7 +38,7 @@ contention() { # NAME: what the kernel's locks have been waited for, all and tho
 }
 # 202 is futex on x86-64.
 futexes() { hits "$WORK/calls" becket 'id: *202'; }
-LOCKS='lock/contention_begin lock_addr.sym' CALLS='raw_syscalls/sys_enter common_pid.execname,id'
+LOCKS='lock/contention_begin lock_addr.sym' SYSCALLS='raw_syscalls/sys_enter common_pid.execname,id'
 
 # Idle devices. Some come first, so that what the first one costs is not counted.
 list 1 4
@@ -78,21 +79,22 @@ storm() {
 # shellcheck disable=SC2086
 counting $LOCKS
 # shellcheck disable=SC2086
-counting $CALLS
-begin=$(now)
-for program in 1 2 3 4 5 6 7 8; do storm & done
-wait
-end=$(now)
+counting $SYSCALLS
+eight() {
+    local program
+    for program in 1 2 3 4 5 6 7 8; do storm & done
+    wait
+}
+took open-close-ms all eight
 # shellcheck disable=SC2086
-counted $CALLS calls
+counted $SYSCALLS calls
 # shellcheck disable=SC2086
 counted $LOCKS locks
 figure open-close-futexes becket "$(futexes)"
-figure open-close-us each $(((end - begin) / (8 * 20 * 64)))
 contention open-close
 "$BECKET" detach --all >"$SAID" 2>&1 || fail "$(cat "$SAID")"
 
-# As on a telephone: each image under dm-crypt.
+# Each image under dm-crypt.
 modprobe dm-crypt 2>"$SAID"
 list 1 "$CRYPT"
 crypt() { # DEVICES: a table over each, and what is read through it
@@ -102,13 +104,10 @@ crypt() { # DEVICES: a table over each, and what is read through it
     done <"$DEVICES"
     for ((number--; number >= 0; number--)); do dmsetup remove "storm$number" || return; done
 }
-for ((round = 0; round < 2; round++)); do
-    for entrant in losetup "becket-$VIA"; do
-        begin=$(now)
-        if [[ $entrant == losetup ]]; then losetup_one; else becket_all; fi >"$DEVICES" 2>"$SAID" && crypt >"$SAID" 2>&1 ||
-            absent "$entrant" "crypt-$CRYPT-ms"
-        end=$(now)
-        ((round == 0)) || figure "crypt-$CRYPT-ms" "$entrant" "$(thousandth $((end - begin)))"
-        take_away "$entrant"
-    done
-done
+crypted() { put_up "$1" && crypt; }
+crypted_turn() {
+    took "crypt-$CRYPT-ms" "$1" crypted "$1"
+    take_down "$1"
+}
+ENTRANTS=(losetup "becket-$VIA")
+ROUNDS=1 turns 0 crypted_turn

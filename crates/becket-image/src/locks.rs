@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_without_locks_is_told_from_one_that_fails() {
+    fn a_file_system_without_locks_is_not_one_that_fails() {
         for (errno, unsupported) in [
             (Errno::NOLCK, true),
             (Errno::INVAL, true),

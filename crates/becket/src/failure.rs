@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reasons_are_told_plainly() {
+    fn reasons_are_reported_plainly() {
         assert_eq!(plain(&io::Error::from_raw_os_error(2)), "no such file or directory");
         assert_eq!(without_errno("a (os error 2): b (os error 13)"), "a: b");
     }

@@ -409,8 +409,8 @@ fn losetup_agrees() {
 }
 
 #[test]
-fn a_device_outlives_whoever_serves_it() {
-    let name = "attach::a_device_outlives_whoever_serves_it";
+fn a_device_outlives_its_server() {
+    let name = "attach::a_device_outlives_its_server";
     if !require_device(name) {
         return;
     }

@@ -265,8 +265,8 @@ fn fuse_gives_files_to_who_is_not_root() {
 }
 
 #[test]
-fn fuse_that_a_user_cannot_have_is_told_with_a_way_out() {
-    if !require_user("fuse::fuse_that_a_user_cannot_have_is_told_with_a_way_out") {
+fn fuse_that_a_user_cannot_have_is_reported_with_a_way_out() {
+    if !require_user("fuse::fuse_that_a_user_cannot_have_is_reported_with_a_way_out") {
         return;
     }
     let place = scratch();

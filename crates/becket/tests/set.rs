@@ -17,8 +17,8 @@ use std::path::Path;
 use std::process::Command;
 
 #[test]
-fn each_change_is_told_with_how_it_was_made() {
-    if !require_device("set::each_change_is_told_with_how_it_was_made") {
+fn each_change_is_reported_with_how_it_was_made() {
+    if !require_device("set::each_change_is_reported_with_how_it_was_made") {
         return;
     }
     let place = scratch();
@@ -136,8 +136,8 @@ fn what_cannot_be_written_back_keeps_a_device_writable() {
 
 /// A privileged process can make a device writable or read-only to its users by an ioctl.
 #[test]
-fn a_flag_that_others_set_is_told_and_where_becket_serves_opens_nothing() {
-    let name = "set::a_flag_that_others_set_is_told_and_where_becket_serves_opens_nothing";
+fn a_flag_that_others_set_is_reported_and_where_becket_serves_opens_nothing() {
+    let name = "set::a_flag_that_others_set_is_reported_and_where_becket_serves_opens_nothing";
     if !require_device(name) || !require_tools(name, &["blockdev"]) {
         return;
     }
@@ -179,8 +179,8 @@ fn a_flag_that_others_set_is_told_and_where_becket_serves_opens_nothing() {
 }
 
 #[test]
-fn a_step_that_was_made_is_told_of_though_the_next_one_failed() {
-    if !require_loop("set::a_step_that_was_made_is_told_of_though_the_next_one_failed") {
+fn a_step_that_was_made_is_reported_though_the_next_one_failed() {
+    if !require_loop("set::a_step_that_was_made_is_reported_though_the_next_one_failed") {
         return;
     }
     let place = scratch();

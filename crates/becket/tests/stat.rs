@@ -95,8 +95,8 @@ fn every_block_is_counted() {
 }
 
 #[test]
-fn one_that_is_not_there_leaves_the_others_told() {
-    if !require_device("stat::one_that_is_not_there_leaves_the_others_told") {
+fn one_that_is_not_there_hides_no_other() {
+    if !require_device("stat::one_that_is_not_there_hides_no_other") {
         return;
     }
     let place = scratch();

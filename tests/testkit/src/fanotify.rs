@@ -125,8 +125,8 @@ mod tests {
     }
 
     #[test]
-    fn who_opened_and_who_merely_read_is_told_apart() -> io::Result<()> {
-        let name = "fanotify::tests::who_opened_and_who_merely_read_is_told_apart";
+    fn opening_and_mere_reading_are_distinguished() -> io::Result<()> {
+        let name = "fanotify::tests::opening_and_mere_reading_are_distinguished";
         if !crate::require_root(name) {
             return Ok(());
         }

@@ -23,7 +23,7 @@ all_mounted() {
     done
 }
 all_listed() { [[ $(becket list --json | grep -c '"state": "live"') == "$IMAGES" ]]; }
-wrong_line_told() {
+wrong_line_reported() {
     dmesg | grep "becket-generator.*line .* is left out: .*--flat" && ! systemctl list-units --all | grep 'becket-attach@wrong'
 }
 one_server() { [[ $(systemctl show -P MainPID becket) == "$(becket list --json | grep -m1 server_pid | tr -dc 0-9)" ]]; }
@@ -34,7 +34,7 @@ waits() { # the kernel's word for the device, and the link
 check the_target_is_reached up
 check all_images_are_mounted all_mounted
 check all_devices_are_live all_listed
-check the_wrong_line_is_told wrong_line_told
+check the_wrong_line_is_reported wrong_line_reported
 check devices_are_units waits
 check the_server_is_systemds one_server
 systemd-analyze --no-pager time

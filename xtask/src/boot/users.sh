@@ -4,7 +4,7 @@ as_nobody() { # COMMANDS: what an ordinary user does in a directory of their own
         BECKET_RUNTIME_DIR=/scratch/nobody/run bash -euc "cd /scratch/nobody; $1"
 }
 install -d -o 65534 -g 65534 /scratch/nobody
-nobody_is_told_what_is_missing() {
+nobody_sees_what_is_missing() {
     as_nobody 'truncate -s 1M a.img; ! becket attach --via ublk a.img 2>said'
     cat /scratch/nobody/said
     grep "only root may open /dev/ublk-control" /scratch/nobody/said && grep 91-becket-users.rules /scratch/nobody/said
@@ -69,7 +69,7 @@ nobodys_server_dies() { # without recovery its device is lost, and goes
         [[ ! -e $device && $(becket list 2>&1) == *"nothing is attached"* ]]
     '
 }
-check a_user_without_ublk_is_told_what_is_missing nobody_is_told_what_is_missing
+check a_user_without_ublk_sees_what_is_missing nobody_sees_what_is_missing
 check rules_give_users_ublk rules_for_users
 check a_user_has_a_device nobody_has_a_device
 check other_users_cannot_open_it strangers_stay_out

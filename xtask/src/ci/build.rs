@@ -136,7 +136,7 @@ not json"#;
     }
 
     #[test]
-    fn packages_are_told_by_folder_or_name() {
+    fn packages_are_recognised_by_folder_or_name() {
         let of = |id: &str| Message { package_id: id.to_owned(), ..Message::default() }.is_of(&["becket"]);
         assert!(of("path+file:///w/crates/becket#0.1.0"));
         assert!(of("path+file:///w/crates/cli#becket@0.1.0"));

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_kernel_are_told_from_tools() {
+    fn parts_of_a_kernel_are_no_tools() {
         assert!(is_part("linux-modules-7.3.4+deb13-cloud-amd64"));
         assert!(is_part("linux-image-6.1.0-50-cloud-amd64"));
         assert!(!is_part("linux-base"));

@@ -348,7 +348,7 @@ fn what_is_no_record_is_not_looked_at() {
 }
 
 #[test]
-fn whoever_records_one_device_waits_for_no_other() {
+fn recording_one_device_waits_for_no_other() {
     let (_temp, store) = store();
     let busy = store.lock("one").unwrap();
     let (sender, receiver) = std::sync::mpsc::channel();

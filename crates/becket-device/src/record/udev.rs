@@ -98,7 +98,7 @@ mod tests {
     use crate::record::store::tests::device;
 
     #[test]
-    fn what_was_told_is_forgotten_with_the_device_and_nothing_else_is() {
+    fn what_was_announced_is_forgotten_with_the_device_and_nothing_else_is() {
         let temp = tempfile::tempdir().unwrap();
         let runtime = Runtime::at(temp.path().join("run"), temp.path().join("links")).unwrap();
         let dir = runtime.udev();

@@ -138,7 +138,7 @@ mod tests {
     /// A worker of a version that this becket does not speak is no mistake of the worker's: it is left
     /// alone, and what to say of its devices is known.
     #[test]
-    fn a_worker_of_another_version_is_told_from_a_broken_one() {
+    fn a_worker_of_another_version_is_not_a_broken_one() {
         let version = *versions::protocol().end() + 1;
         let handed = move || Report::Handed(Handed { version, features: Vec::new(), withheld: 0 });
         let error = introduced(move |to| protocol::send(to, &handed(), &[])).unwrap_err();

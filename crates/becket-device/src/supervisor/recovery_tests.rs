@@ -214,7 +214,7 @@ fn without_the_kernel_s_help_a_device_is_lost() {
 }
 
 #[test]
-fn an_old_kernel_is_told_to_look_for_dead_workers() {
+fn an_old_kernel_must_look_for_dead_workers() {
     let stage = Stage::with(FEATURES & !becket_uapi::ublk::UBLK_F_QUIESCE);
     let request = stage.bench.request(Some("one"));
     stage.supervisor.attach(request, vec![stage.bench.fd(true, 0)]).unwrap();

@@ -127,7 +127,7 @@ fn of_two_who_detach_one_device_both_end() {
 }
 
 #[test]
-fn a_server_that_is_told_to_end_takes_no_device_half() {
+fn a_server_that_must_end_takes_no_device_half() {
     shuffle(60, || {
         let stage = Arc::new(Stage::with(FEATURES));
         assert!(attach(&stage, "zero"));

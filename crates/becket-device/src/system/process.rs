@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_process_is_told_from_one_that_goes_on() {
+    fn a_stopped_process_is_not_one_that_goes_on() {
         use becket_testkit::wait_until;
         use std::time::Duration;
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();

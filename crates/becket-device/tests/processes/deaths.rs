@@ -61,7 +61,7 @@ fn guard_of(server: u64) -> u64 {
     pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_guard).expect("a guard stands")
 }
 
-pub(crate) fn whoever_dies_the_device_goes_on(place: &Place) {
+pub(crate) fn a_death_does_not_end_the_device(place: &Place) {
     if !place.has_ublk() {
         return;
     }
@@ -91,7 +91,7 @@ pub(crate) fn whoever_dies_the_device_goes_on(place: &Place) {
     assert_eq!(place.records(), 0);
 }
 
-pub(crate) fn whoever_dies_with_all_others_the_device_is_told_and_cleaned(place: &Place) {
+pub(crate) fn a_death_with_all_others_is_reported_and_cleaned(place: &Place) {
     if !place.has_ublk() {
         return;
     }
@@ -121,7 +121,7 @@ pub(crate) fn whoever_dies_with_all_others_the_device_is_told_and_cleaned(place:
     place.run(&["detach", "one"]).unwrap();
 }
 
-pub(crate) fn whoever_dies_a_lease_is_kept(place: &Place) {
+pub(crate) fn a_death_keeps_the_lease(place: &Place) {
     if !place.has_ublk() {
         return;
     }

@@ -100,7 +100,7 @@ fn names_of_what_has_gone_do_not_pile_up() {
 }
 
 #[test]
-fn what_fails_is_told_and_not_kept() {
+fn what_fails_is_reported_and_not_kept() {
     let bench = Bench::of(4);
     assert!(matches!(bench.cache.look(key(1), Some(&bench.waiter), true), Found::Yours));
     let other = Waiter { whom: (0, 1), ..bench.waiter.clone() };

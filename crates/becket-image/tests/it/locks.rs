@@ -202,7 +202,7 @@ fn parts_that_do_not_meet_are_written_side_by_side() {
 }
 
 #[test]
-fn a_part_of_a_part_keeps_out_whoever_meets_it() {
+fn a_part_of_a_part_keeps_out_all_that_overlap() {
     let (_dir, path) = parts();
     let inner = open(&path.join("p1/p1")).unwrap();
     for meets in [path.join("p1"), path.clone()] {

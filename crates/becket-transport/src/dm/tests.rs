@@ -95,7 +95,7 @@ fn only_our_own_uuids_are_ours() {
 }
 
 #[test]
-fn a_device_mapper_that_is_missing_comes_with_what_would_mend_it() {
+fn a_device_mapper_that_is_missing_comes_with_a_way_out() {
     let missing = Error::Unavailable {
         kind: Kind::Dm,
         reason: "the dm driver is not loaded".to_owned(),

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_their_place() {
+    fn mistakes_are_reported_with_their_place() {
         assert!(reported("a\nb --flat\n").starts_with("table: line 2: unexpected argument '--flat'"));
         assert!(reported("a b").starts_with("table: line 1: unexpected argument 'b'"), "{}", reported("a b"));
         assert!(

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_are_told_once_and_in_order() {
+    fn all_are_reported_once_and_in_order() {
         let items: Vec<usize> = (0..1000).collect();
         let mut reported = Vec::new();
         in_order(&items, |item| item * 2, |_| true, |item, twice| reported.push((*item, twice)));

@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_usage_is_told() {
+    fn wrong_usage_is_reported() {
         for (line, why) in [
             ("-D -a", "options --detach-all and --all cannot be combined"),
             ("-l -f", "options --list and --find cannot be combined"),

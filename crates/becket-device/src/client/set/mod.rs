@@ -258,7 +258,7 @@ mod tests {
     use crate::record::store::tests::device;
 
     #[test]
-    fn each_change_that_was_asked_for_is_told_and_nothing_else() {
+    fn each_change_that_was_asked_for_is_reported_and_nothing_else() {
         let before = device("one", 1).info;
         let after = DeviceInfo { read_only: true, size: before.size * 2, ..before.clone() };
         let asked = Changes { read_only: Some(true), direct_io: Some(DirectIo::Auto), ..Changes::default() };

@@ -26,7 +26,7 @@ fn rule(kind: Affected, struck: Struck, chance: u32, range: Option<(u64, u64)>) 
 }
 
 #[test]
-fn nothing_goes_wrong_unless_it_is_told_to() {
+fn nothing_goes_wrong_unless_it_is_asked_to() {
     let plan = plan(Faults::default());
     for operation in [READ, WRITE, FLUSH] {
         assert_eq!(plan.fate(&operation), Fate::Pass);

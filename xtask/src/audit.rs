@@ -1,7 +1,6 @@
 //! `cargo xtask audit`: writes docs/dependencies.md, the list of all third-party code that becket is built
-//! from or tested with, and deny.toml, the rules for it.
-//! It judges nothing: tests (`dependencies`) check whether a licence is allowed and whether a direct
-//! dependency has its reason.
+//! from or tested with. It judges nothing: tests (`dependencies`) hold the list against deny.toml, and each
+//! direct dependency against its reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -9,7 +8,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use crate::deny;
 use crate::exec::{self, workspace};
 use crate::metadata::{Dependency, Metadata, Package, metadata};
 
@@ -21,9 +19,8 @@ This page lists every package that becket is built from or tested with, as in th
 xtask audit` writes it from cargo's metadata and the packages' sources, and a test compares it with
 the lock file. [ARCHITECTURE.md](ARCHITECTURE.md#dependencies-and-why-each-is-there) says why each
 direct dependency is there; here they are **bold**. For the others, the last column names the
-packages that need them. A test also checks licences and origins (`xtask/src/dependencies.rs`). The
-same command writes `deny.toml`, which has the same rules for cargo-deny (`cargo deny check licenses
-bans sources`).
+packages that need them. A test also checks licences and origins (`xtask/src/dependencies.rs`) against
+`deny.toml`, which cargo-deny reads, too (`cargo deny check licenses bans sources`).
 
 *unsafe* counts the lines in a package's `src` that contain the word outside of comments, for any
 system. *at building* says what runs on the machine that builds: a build script, a macro, or a
@@ -37,10 +34,7 @@ command `cargo deny check advisories` downloads it and checks each package. The 
 
 /// Writes the page.
 pub(crate) fn run() -> Result<u8> {
-    let page = page(workspace())?;
-    for (path, text) in [(path(), page), (deny::path(), deny::rules())] {
-        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    std::fs::write(path(), page(workspace())?).context("cannot write docs/dependencies.md")?;
     Ok(0)
 }
 

@@ -72,3 +72,23 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     }
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
+
+/// A Markdown table; the first row is its head, and what follows so many columns stands at the right.
+pub(crate) fn aligned<R: AsRef<[String]>>(rows: &[R], left: usize) -> String {
+    let count = rows.first().map_or(0, |row| row.as_ref().len());
+    let width =
+        |column: usize| rows.iter().map(|row| row.as_ref()[column].chars().count()).max().unwrap_or(0);
+    let mut text = String::new();
+    for (index, row) in rows.iter().enumerate() {
+        let cells = row.as_ref().iter().enumerate().map(|(column, cell)| match column < left {
+            true => format!("{cell:<width$}", width = width(column)),
+            false => format!("{cell:>width$}", width = width(column)),
+        });
+        text += &format!("| {} |\n", cells.collect::<Vec<_>>().join(" | "));
+        if index == 0 {
+            let lines = (0..count).map(|column| if column < left { "---" } else { "---:" });
+            text += &format!("| {} |\n", lines.collect::<Vec<_>>().join(" | "));
+        }
+    }
+    text
+}

@@ -7,7 +7,6 @@ mod bench;
 mod boot;
 mod campaign;
 mod ci;
-mod deny;
 #[cfg(test)]
 mod dependencies;
 mod exec;

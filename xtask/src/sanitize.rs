@@ -26,64 +26,33 @@ enum Tool {
     Address,
 }
 
-/// Some tests of a package.
-struct Run {
-    package: &'static str,
-    /// Additional arguments of cargo.
-    words: &'static [&'static str],
-    /// Which tests; all where there are none.
-    filters: &'static [&'static str],
-    /// Report memory that is not freed at the end. A confined process cannot look for it.
-    leaks: bool,
-}
+/// Some tests of a package: its name, additional arguments of cargo, which tests (all where there are none),
+/// and whether to report memory that is not freed at the end. A confined process cannot look for it.
+type Run = (&'static str, &'static [&'static str], &'static [&'static str], bool);
 
 /// What has no system call in it: Miri knows few.
 const MIRI: [Run; 4] = [
-    Run {
-        package: "becket-engine",
-        words: &["--lib"],
-        filters: &["backing::", "memory::", "slot::", "growing::", "mailbox::"],
-        leaks: true,
-    },
-    Run { package: "becket-image", words: &["--test", "it"], filters: &["map::"], leaks: true },
-    Run {
-        package: "becket-image",
-        words: &["--lib"],
-        filters: &["map::", "bytes::", "varint::", "text::", "encoded::", "resolve::"],
-        leaks: true,
-    },
-    Run {
-        package: "becket-engine",
-        words: &["--lib"],
-        filters: &[
-            "slab::",
-            "user_data::",
-            "ranges::",
-            "stats::",
-            "law::",
-            "geometry::",
-            "cache::",
-            "frames::",
-        ],
-        leaks: true,
-    },
+    ("becket-engine", &["--lib"], &["backing::", "memory::", "slot::", "growing::", "mailbox::"], true),
+    ("becket-image", &["--test", "it"], &["map::"], true),
+    ("becket-image", &["--lib"], &["map::", "bytes::", "varint::", "text::", "encoded::", "resolve::"], true),
+    (
+        "becket-engine",
+        &["--lib"],
+        &["slab::", "user_data::", "ranges::", "stats::", "law::", "geometry::", "cache::", "frames::"],
+        true,
+    ),
 ];
 
+const DEVICES: [&str; 10] =
+    ["--test", "fuse", "--test", "faults", "--test", "nested", "--test", "qcow2", "--test", "survival"];
 const ADDRESS: [Run; 7] = [
-    Run { package: "becket-uapi", words: &[], filters: &[], leaks: true },
-    Run { package: "becket-image", words: &[], filters: &[], leaks: true },
-    Run { package: "becket-engine", words: &[], filters: &[], leaks: true },
-    Run { package: "becket-fuzz", words: &[], filters: &[], leaks: true },
-    Run { package: "becket-transport", words: &[], filters: &[], leaks: true },
-    Run { package: "becket-device", words: &["--lib"], filters: &[], leaks: false },
-    Run {
-        package: "becket",
-        words: &[
-            "--test", "fuse", "--test", "faults", "--test", "nested", "--test", "qcow2", "--test", "survival",
-        ],
-        filters: &[],
-        leaks: false,
-    },
+    ("becket-uapi", &[], &[], true),
+    ("becket-image", &[], &[], true),
+    ("becket-engine", &[], &[], true),
+    ("becket-fuzz", &[], &[], true),
+    ("becket-transport", &[], &[], true),
+    ("becket-device", &["--lib"], &[], false),
+    ("becket", &DEVICES, &[], false),
 ];
 
 /// Runs them; 0 when nothing was found.
@@ -103,9 +72,9 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
         let runs: &[Run] = if tool == Tool::Miri { &MIRI } else { &ADDRESS };
         for run in runs {
             let (passed, failed, skipped) = count(&cases(tool, run)?);
-            println!("{tool:?}, {}: {passed} tests passed, {failed} failed, {skipped} skipped", run.package);
+            println!("{tool:?}, {}: {passed} tests passed, {failed} failed, {skipped} skipped", run.0);
             if passed == 0 {
-                bail!("{tool:?} has run no test of {}", run.package);
+                bail!("{tool:?} has run no test of {}", run.0);
             }
             found |= failed > 0;
         }
@@ -122,7 +91,7 @@ fn nightly() -> Command {
 }
 
 /// Runs tests under a tool.
-fn cases(tool: Tool, run: &Run) -> Result<Vec<Case>> {
+fn cases(tool: Tool, &(package, words, filters, leaks): &Run) -> Result<Vec<Case>> {
     let mut command = match tool {
         Tool::Miri => {
             let mut command = nightly();
@@ -139,12 +108,12 @@ fn cases(tool: Tool, run: &Run) -> Result<Vec<Case>> {
             command.env("RUSTC_BOOTSTRAP", "1");
             command.env("RUSTFLAGS", "-Zsanitizer=address --cfg sanitized");
             command.env("CFLAGS", "-fsanitize=address -fno-omit-frame-pointer");
-            let leaks = u8::from(run.leaks);
+            let leaks = u8::from(leaks);
             command.env("ASAN_OPTIONS", format!("detect_leaks={leaks}:detect_stack_use_after_return=1"));
             command
         }
     };
-    command.args(["-p", run.package]).args(run.words);
+    command.args(["-p", package]).args(words);
     command.arg("--target-dir").arg(exec::target_dir().join("sanitize"));
-    ci::tested(&mut command, run.filters)
+    ci::tested(&mut command, filters)
 }

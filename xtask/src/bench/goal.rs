@@ -1,7 +1,8 @@
-//! What becket must reach (`goals.txt`), and whether it did: the same goals for the terminal and for the page.
+//! What becket must reach (`goals.txt`), and whether it did: the same goals for the terminal and the page.
 //! Never leaves a goal out: one that was missed, or not measured, is a row like the others.
 
-use super::record::{Record, aligned, number};
+use super::record::{Record, number};
+use crate::exec::aligned;
 
 const GOALS: &str = include_str!("goals.txt");
 
@@ -47,7 +48,7 @@ pub(crate) fn table(verdicts: &[Verdict]) -> String {
         let got = one.got.map_or_else(|| "-".to_owned(), number);
         rows.push([one.what.clone(), word.to_owned(), one.goal.clone(), got]);
     }
-    if verdicts.is_empty() { String::new() } else { aligned(&rows) }
+    if verdicts.is_empty() { String::new() } else { aligned(&rows, 2) }
 }
 
 #[cfg(test)]

@@ -1,14 +1,13 @@
 //! What a scenario leaves behind: every number, its setting, and the table of both.
 //! Never drops a number that is missing: its row says why.
 
-use std::fmt::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::exec;
+use crate::exec::{self, aligned};
 
 /// Where and when something was measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,8 +127,8 @@ impl Record {
         &mut self.rows[at]
     }
 
-    /// A figure of a contestant: the median, or with a name that ends in `.p99` the 99th percentile. `PEER` is
-    /// the best peer.
+    /// A figure of a contestant: the median, or with a name that ends in `.p99` the 99th percentile. `PEER`
+    /// is the best peer.
     pub(crate) fn value(&self, place: &str, what: &str, entrant: &str) -> Option<f64> {
         let (what, per_cent) = match what.split_once(".p") {
             Some((what, number)) => (what, number.parse().ok()?),
@@ -165,7 +164,7 @@ impl Record {
                     cells.push(row.cells(what, base));
                 }
             }
-            text.push_str(&aligned(&cells));
+            text.push_str(&aligned(&cells, 2));
             text.push('\n');
         }
         text
@@ -200,25 +199,6 @@ impl Row {
 /// Five digits are enough of anything that is measured here.
 pub(crate) fn number(value: f64) -> String {
     if value < 1000.0 { format!("{value:.2}") } else { format!("{value:.0}") }
-}
-
-/// A Markdown table; the first row is its head, and numbers stand at the right.
-pub(crate) fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).max(4);
-    let mut text = String::new();
-    for (index, row) in rows.iter().enumerate() {
-        let cells = row.iter().enumerate().map(|(column, cell)| match column {
-            0 | 1 => format!("{cell:<width$}", width = width(column)),
-            _ => format!("{cell:>width$}", width = width(column)),
-        });
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "| {} |", cells.collect::<Vec<_>>().join(" | "));
-        if index == 0 {
-            let line = |column| if column < 2 { "---" } else { "---:" };
-            let _ = writeln!(text, "| {} |", (0..N).map(line).collect::<Vec<_>>().join(" | "));
-        }
-    }
-    text
 }
 
 /// By the nearest rank; the median of an even number is the mean of the two in the middle.

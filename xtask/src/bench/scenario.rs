@@ -80,8 +80,9 @@ pub(crate) const SCENARIOS: [Scenario; 8] = [
     Scenario {
         name: "cost",
         title: "Instructions of one I/O",
-        about: "The guest is emulated, and its clock advances with the instructions that it executes. So I/Os in a
-guest second are I/Os per 10⁹ instructions: the cost of the whole path (load generator, kernel and server),
+        about: "\
+The guest is emulated, and its clock advances with the instructions that it executes. So I/Os in a guest
+second are I/Os per 10⁹ instructions: the cost of the whole path (load generator, kernel and server),
 whatever else the host does. These numbers do not show how well work overlaps on several CPUs. More is
 better.",
         places: &[Place {
@@ -104,9 +105,10 @@ better.",
     Scenario {
         name: "wall",
         title: "Time, jobs and queues",
-        about: "I/Os per second by the clock, in a guest with two emulated CPUs, each a thread of the host;
-*j2* and *j4* are two and four jobs. Emulation makes user code slower than system calls, and other work
-on the host disturbs it. Read the spread first.",
+        about: "\
+I/Os per second by the clock, in a guest with two emulated CPUs, each a thread of the host; *j2* and *j4*
+are two and four jobs. Emulation makes user code slower than system calls, and other work on the host
+disturbs it. Read the spread first.",
         places: &[Place {
             ground: Ground::Timed(2, 2048),
             entrants: &[
@@ -128,8 +130,9 @@ on the host disturbs it. Read the spread first.",
     Scenario {
         name: "latency",
         title: "One I/O at a time",
-        about: "From the submission of one I/O to its completion. *time*: microseconds by the clock in a guest with
-two emulated CPUs. *instructions*: instructions of the whole path, every task switch included. Less is better.",
+        about: "\
+From the submission of one I/O to its completion. *time*: microseconds by the clock in a guest with two
+emulated CPUs. *instructions*: instructions of the whole path, every task switch included. Less is better.",
         places: &[
             Place {
                 name: "time",
@@ -149,8 +152,9 @@ two emulated CPUs. *instructions*: instructions of the whole path, every task sw
     Scenario {
         name: "writeback",
         title: "Write-back",
-        about: "A file system on a loop device writes back into the page cache of the file system below, where it may
-have to wait until there are fewer dirty pages (vm.dirty_bytes = 64 MiB). The milliseconds to fill a new file
+        about: "\
+A file system on a loop device writes back into the page cache of the file system below, where it may have
+to wait until there are fewer dirty pages (vm.dirty_bytes = 64 MiB). The milliseconds to fill a new file
 system and to sync it; the image is a new sparse file on a file system of the same kind. *loop-again* is
 *loop-direct* once more: their ratio shows what the machine's noise is. Less is better.",
         places: &[
@@ -177,7 +181,8 @@ system and to sync it; the image is a new sparse file on a file system of the sa
     Scenario {
         name: "attach",
         title: "Attaching and detaching",
-        about: "Milliseconds to attach and to detach one raw image: on the host by the clock, with the image in a
+        about: "\
+Milliseconds to attach and to detach one raw image: on the host by the clock, with the image in a
 temporary directory; in the guest by a clock that counts instructions.",
         places: &[
             Place {
@@ -187,7 +192,13 @@ temporary directory; in the guest by a clock that counts instructions.",
                 ..PLACE
             },
             Place {
-                entrants: &["loop-direct", "becket-loop", "becket", "kublk-batch-zero-copy", "rublk-zero-copy"],
+                entrants: &[
+                    "loop-direct",
+                    "becket-loop",
+                    "becket",
+                    "kublk-batch-zero-copy",
+                    "rublk-zero-copy",
+                ],
                 variables: "ROUNDS=9",
                 short: "ROUNDS=1",
                 script: &[SETUP, ATTACH],
@@ -198,14 +209,15 @@ temporary directory; in the guest by a clock that counts instructions.",
     Scenario {
         name: "storm",
         title: "Many devices",
-        about: "Images of 1 MiB are attached by one command of becket, by losetup one after another, and by eight
-losetup processes at a time. On the host this uses the kernel's loop driver, with becket's records in memory
-(as `/run` is) and on the checkout's disk. In the guest it uses ublk, beside the guest's own losetup.
+        about: "\
+Images of 1 MiB are attached by one command of becket, by losetup one after another, and by eight losetup
+processes at a time. On the host this uses the kernel's loop driver, with becket's records in memory (as
+`/run` is) and on the checkout's disk. In the guest it uses ublk, beside the guest's own losetup.
 
-*one-attach* is one command for one device while the server runs. *contended* counts waits for kernel locks by
-the tracepoint `lock:contention_begin`; *futexes* counts all futex calls of becket. *guest-most* is one run
-with a large number of devices: *wrong* is 0 if each device began with the bytes of its image, and *copied*
-counts the devices for which the tables of the worker's rings had no room.",
+*one-attach* is one command for one device while the server runs. *contended* counts waits for kernel
+locks by the tracepoint `lock:contention_begin`; *futexes* counts all futex calls of becket. *guest-most*
+is one run with a large number of devices: *wrong* is 0 if each device began with the bytes of its image,
+and *copied* counts the devices for which the tables of the worker's rings had no room.",
         places: &[
             Place { ground: Ground::Host { memory: true }, ..MANY },
             Place { name: "host-disk", ..MANY },
@@ -213,7 +225,7 @@ counts the devices for which the tables of the worker's rings had no room.",
                 name: "guest",
                 ground: Ground::Timed(2, 4096),
                 variables: "ROUNDS=1 COUNTS=(1 69 500 1000) ONE=100 VIA=ublk NODES=1008
-modprobe -r loop; modprobe loop max_loop=$NODES && modprobe ublk_drv || fail 'this kernel lacks loop or ublk'",
+modprobe -r loop; modprobe loop max_loop=$NODES && modprobe ublk_drv || fail 'no loop or no ublk'",
                 short: "COUNTS=(1 8) ONE=2",
                 script: &[STORM, include_str!("guest/storm-ublk.sh")],
                 note: "images on the guest's ext4",
@@ -233,7 +245,8 @@ modprobe -r loop; modprobe loop max_loop=$NODES && modprobe ublk_drv || fail 'th
     Scenario {
         name: "losetup",
         title: "losetup",
-        about: "Milliseconds of one call of losetup, the start of the process included: the system's losetup, and
+        about: "\
+Milliseconds of one call of losetup, the start of the process included: the system's losetup, and
 becket's. *list* is `-l`, *plain* is `-a`, *json* is `-lJ`, *file-of* is `-j FILE`, each with that many
 devices attached. *version* is `-V`, which does nothing else.",
         places: &[Place {
@@ -246,30 +259,27 @@ devices attached. *version* is `-V`, which does nothing else.",
     Scenario {
         name: "nested",
         title: "Images inside images",
-        about: "An ISO image holds a SquashFS image, which holds an ext4 image with 8,000 files of 16 KiB to 2 MiB (400
-in the guest), as a live CD does. The readers share all files and read them in random order, with nothing in
-the page cache. Everything, the kernel's workers included, runs on the given number of CPUs. *loops* are the
-kernel's drivers on top of each other, with their defaults. *becket* is one FUSE device (ublk in the guest) with
-one map: with its default memory for decoded blocks (a sixteenth of the machine's, 1 GiB at most), and with 768
-MiB, in which all of these files fit. *s* is the time by the clock, *cpu-s* that of all CPUs. *mib* is the peak
-memory of the page cache and of becket's processes; the page cache was emptied at the start. *threads* is the
-peak number of becket's threads.
+        about: "\
+An ISO image holds a SquashFS image, which holds an ext4 image with 8,000 files of 16 KiB to 2 MiB (400 in
+the guest), as a live CD does. The readers share all files and read them in random order, with nothing in
+the page cache. Everything, the kernel's workers included, runs on the given number of CPUs. *loops* are
+the kernel's drivers on top of each other, with their defaults. *becket* is one FUSE device (ublk in the
+guest) with one map: with its default memory for decoded blocks (a sixteenth of the machine's, 1 GiB at
+most), and with 768 MiB, in which all of these files fit. *s* is the time by the clock, *cpu-s* that of
+all CPUs. *mib* is the peak memory of the page cache and of becket's processes; the page cache was emptied
+at the start. *threads* is the peak number of becket's threads.
 
 *one-piece* and *pieces*: a file on ext4 in a partition of an image on an ISO 9660 image, none of them
-compressed, beside the same bytes of the outermost file, with direct I/O. The loop driver serves the first; FUSE
-serves the second, which ext4's tables split. *resolve*: `becket ls` of the root directory of an ext4 image in a
-SquashFS image (8 GiB in 65,000 blocks) in an ISO of 4 GiB, with nothing in memory, becket's program included.",
+compressed, beside the same bytes of the outermost file, with direct I/O. The loop driver serves the
+first; FUSE serves the second, which ext4's tables split. *resolve*: `becket ls` of the root directory of
+an ext4 image in a SquashFS image (8 GiB in 65,000 blocks) in an ISO of 4 GiB, with nothing in memory,
+becket's program included.",
         places: &[
             Place {
-                variables: "ENTRANTS=(loops becket becket-768m) ROUNDS=2 CODECS=(gzip zstd xz) READERS=(1 4) CPUS=(1 2)
-FILES=8000 RAW_ROUNDS=5 VIA=fuse",
+                variables: "ENTRANTS=(loops becket becket-768m) ROUNDS=2 CODECS=(gzip zstd xz)
+READERS=(1 4) CPUS=(1 2) FILES=8000 RAW_ROUNDS=5 VIA=fuse",
                 short: "ROUNDS=1 CODECS=(gzip) FILES=100 RAW_ROUNDS=1",
-                script: &[
-                    "IMAGES=$KEPT/nested-$FILES",
-                    IMAGES,
-                    NESTED,
-                    include_str!("guest/nested-raw.sh"),
-                ],
+                script: &["IMAGES=$KEPT/nested-$FILES", IMAGES, NESTED, include_str!("guest/nested-raw.sh")],
                 ..PLACE
             },
             Place {

@@ -1,11 +1,11 @@
 //! Builds what goes into the guests, and asks cargo where it put it.
 //! Never guesses a path below the target directory: profiles, targets and configuration may move them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
+use serde_json::Value;
 
 use crate::exec;
 
@@ -25,36 +25,16 @@ pub(crate) struct Binaries {
     pub(crate) tested: Option<PathBuf>,
 }
 
-/// One line of cargo's `--message-format=json`.
-#[derive(Default, Deserialize)]
-struct Message {
-    #[serde(default)]
-    package_id: String,
-    #[serde(default)]
-    executable: Option<PathBuf>,
-    #[serde(default)]
-    target: Target,
-    #[serde(default)]
-    profile: Profile,
-}
-
-#[derive(Default, Deserialize)]
-struct Target {
-    #[serde(default)]
-    name: String,
-}
-
-#[derive(Default, Deserialize)]
-struct Profile {
-    #[serde(default)]
-    test: bool,
-}
-
 /// Where a program is among what was built, or the test of that name.
-fn find(built: &[Message], name: &str, test: bool) -> Result<PathBuf> {
-    let is_it = |message: &&Message| message.target.name == name && message.profile.test == test;
-    let found = built.iter().find(is_it).and_then(|message| message.executable.clone());
+fn find(built: &[Value], name: &str, test: bool) -> Result<PathBuf> {
+    let is_it = |message: &&Value| message["target"]["name"] == name && message["profile"]["test"] == test;
+    let found = built.iter().find(is_it).and_then(executable);
     found.with_context(|| format!("cargo built no {name}"))
+}
+
+/// The program that a line of cargo's `--message-format=json` is about.
+fn executable(message: &Value) -> Option<PathBuf> {
+    message["executable"].as_str().map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
 impl Binaries {
@@ -72,9 +52,9 @@ impl Binaries {
     /// The same, and the tests. The whole workspace is built, as `cargo test` did: nothing is compiled twice.
     pub(crate) fn all() -> Result<Binaries> {
         let built = cargo(&["test", "--no-run", "--workspace", FORMAT])?;
-        let wanted = |message: &&Message| message.profile.test && message.is_of(&GUEST_PACKAGES);
+        let wanted = |message: &&Value| message["profile"]["test"] == true && is_of(message, &GUEST_PACKAGES);
         Ok(Binaries {
-            tests: built.iter().filter(wanted).filter_map(|message| message.executable.clone()).collect(),
+            tests: built.iter().filter(wanted).filter_map(executable).collect(),
             tested: Some(find(&built, "becket", false)?),
             ..Binaries::conformance()?
         })
@@ -87,23 +67,21 @@ pub(crate) fn test_of_becket(name: &str) -> Result<(PathBuf, PathBuf)> {
     Ok((find(&built, name, true)?, find(&built, "becket", false)?))
 }
 
-impl Message {
-    /// Whether this was built from one of these packages. Cargo names a package by its folder when that has
-    /// its name (`path+file:///checkout/crates/becket#0.1.0`), else after the `#` (`#becket@0.1.0`).
-    fn is_of(&self, packages: &[&str]) -> bool {
-        let (folder, rest) = self.package_id.rsplit_once('#').unwrap_or((&self.package_id, ""));
-        let name = rest
-            .split_once('@')
-            .map_or_else(|| folder.rsplit('/').next().unwrap_or(folder), |(name, _)| name);
-        packages.contains(&name)
-    }
+/// Whether this was built from one of these packages. Cargo names a package by its folder when that has its
+/// name (`path+file:///checkout/crates/becket#0.1.0`), else after the `#` (`#becket@0.1.0`).
+fn is_of(message: &Value, packages: &[&str]) -> bool {
+    let id = message["package_id"].as_str().unwrap_or_default();
+    let (folder, rest) = id.rsplit_once('#').unwrap_or((id, ""));
+    let name =
+        rest.split_once('@').map_or_else(|| folder.rsplit('/').next().unwrap_or(folder), |(name, _)| name);
+    packages.contains(&name)
 }
 
 /// What [`parse`] understands.
 const FORMAT: &str = "--message-format=json-render-diagnostics";
 
 /// Runs cargo with its progress shown, and returns the messages about executables.
-fn cargo(args: &[&str]) -> Result<Vec<Message>> {
+fn cargo(args: &[&str]) -> Result<Vec<Value>> {
     let mut command = exec::cargo();
     command.args(args);
     let done =
@@ -114,9 +92,9 @@ fn cargo(args: &[&str]) -> Result<Vec<Message>> {
     Ok(parse(&String::from_utf8_lossy(&done.stdout)))
 }
 
-fn parse(text: &str) -> Vec<Message> {
-    let messages = text.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok());
-    messages.filter(|message| message.executable.as_deref().is_some_and(Path::is_absolute)).collect()
+fn parse(text: &str) -> Vec<Value> {
+    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    messages.filter(|message| executable(message).is_some()).collect()
 }
 
 #[cfg(test)]
@@ -131,13 +109,13 @@ mod tests {
 not json"#;
         let messages = parse(text);
         assert_eq!(messages.len(), 1);
-        assert_eq!(messages[0].target.name, "attach");
-        assert!(messages[0].profile.test && messages[0].is_of(&GUEST_PACKAGES));
+        assert_eq!(find(&messages, "attach", true).unwrap(), PathBuf::from("/t/attach-1"));
+        assert!(is_of(&messages[0], &GUEST_PACKAGES) && find(&messages, "attach", false).is_err());
     }
 
     #[test]
     fn packages_are_recognised_by_folder_or_name() {
-        let of = |id: &str| Message { package_id: id.to_owned(), ..Message::default() }.is_of(&["becket"]);
+        let of = |id: &str| is_of(&serde_json::json!({ "package_id": id }), &["becket"]);
         assert!(of("path+file:///w/crates/becket#0.1.0"));
         assert!(of("path+file:///w/crates/cli#becket@0.1.0"));
         assert!(!of("path+file:///w/crates/becket#becket-uapi@0.1.0"));

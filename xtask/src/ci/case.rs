@@ -30,14 +30,14 @@ pub(crate) struct Case {
 impl Case {
     /// The outcome of a step that has no tests of its own, or that broke down.
     pub(crate) fn of_step(name: &str, outcome: Outcome, note: String) -> Case {
-        Case {
-            test: name.to_owned(),
-            place: "step".to_owned(),
-            conformance: false,
-            outcome,
-            note,
-            facts: BTreeSet::new(),
-        }
+        Case { outcome, note, ..Case::on(name, "step", &BTreeSet::new()) }
+    }
+
+    /// One that has not passed yet.
+    pub(crate) fn on(test: &str, place: &str, facts: &BTreeSet<String>) -> Case {
+        let (test, place) = (test.to_owned(), place.to_owned());
+        let (outcome, note, facts) = (Outcome::Failed, String::new(), facts.clone());
+        Case { test, place, conformance: false, outcome, note, facts }
     }
 }
 

@@ -345,7 +345,7 @@ mod tests {
     fn steps_of_one_kernel_share_a_boot() {
         let guest = |series, load| Step::Guest { series, load };
         let steps = [
-            ("fmt", Step::Fmt),
+            ("fmt", Step::Cargo(&["fmt"])),
             ("a", guest(Series::V7, COPY)),
             ("b", guest(Series::V7, Load::Tests)),
             ("c", guest(Series::V7, DM)),

@@ -17,31 +17,14 @@ use crate::exec;
 /// The capability that a container's root often lacks.
 const CAP_SYS_RESOURCE: u64 = 1 << 24;
 
-pub(crate) fn fmt() -> Command {
+/// Runs a command of cargo's that is one check: it passes or fails as a whole.
+pub(crate) fn check(words: &[&str]) -> Result<Vec<Case>> {
     let mut command = exec::cargo();
-    command.args(["fmt", "--all", "--check"]);
-    command
-}
-
-pub(crate) fn clippy() -> Command {
-    let mut command = exec::cargo();
-    command.args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]);
-    command
-}
-
-pub(crate) fn doc() -> Command {
-    let mut command = exec::cargo();
-    command
-        .args(["doc", "--workspace", "--no-deps", "--document-private-items"])
-        .env("RUSTDOCFLAGS", "-D warnings");
-    command
-}
-
-/// Runs a command that is one check: it passes or fails as a whole.
-pub(crate) fn check(name: &str, command: &mut Command) -> Result<Vec<Case>> {
-    let status = command.stdin(Stdio::null()).status().with_context(|| format!("cannot start {name}"))?;
+    command.args(words).env("RUSTDOCFLAGS", "-D warnings").stdin(Stdio::null());
+    let status = command.status().context("cannot start cargo")?;
     let outcome = if status.success() { Outcome::Passed } else { Outcome::Failed };
-    Ok(vec![Case::of_step(name, outcome, format!("`{}`: {status}", exec::shown(command)))])
+    let name = format!("cargo {}", words[0]);
+    Ok(vec![Case::of_step(&name, outcome, format!("`{}`: {status}", exec::shown(&command)))])
 }
 
 /// The workspace's own tests: all, or those that these arguments of cargo choose.

@@ -5,19 +5,16 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};
-use serde::Deserialize;
+use serde_json::Value;
 
 use super::case::{Case, Outcome};
 
 /// The cases of any number of test binaries' output.
 pub(crate) fn cases(output: &str, place: &str, facts: &BTreeSet<String>) -> Vec<Case> {
     let case = |test: &str, outcome, note: &str| Case {
-        test: test.to_owned(),
-        place: place.to_owned(),
-        conformance: false,
         outcome,
         note: note.to_owned(),
-        facts: facts.clone(),
+        ..Case::on(test, place, facts)
     };
     let mut cases = Vec::new();
     let (mut seen, mut promised) = ([0_usize; 3], [0_usize; 3]);
@@ -68,12 +65,9 @@ pub(crate) fn apply_skips(cases: &mut Vec<Case>, log: &str, place: &str, facts: 
                 case.note = why.trim().to_owned();
             }
             None => cases.push(Case {
-                test: test.to_owned(),
-                place: place.to_owned(),
-                conformance: false,
                 outcome: Outcome::Skipped,
                 note: why.trim().to_owned(),
-                facts: facts.clone(),
+                ..Case::on(test, place, facts)
             }),
         }
     }
@@ -84,31 +78,21 @@ fn last_part(name: &str) -> &str {
     name.rsplit("::").next().unwrap_or(name)
 }
 
-#[derive(Deserialize)]
-struct Report {
-    test: String,
-    outcome: String,
-    #[serde(default)]
-    note: String,
-}
-
 /// The cases of the conformance suite's JSON report.
 pub(crate) fn conformance(json: &str, place: &str, facts: &BTreeSet<String>) -> Result<Vec<Case>> {
-    let reports: Vec<Report> =
+    let reports: Vec<Value> =
         serde_json::from_str(json).context("the conformance suite's report is not readable")?;
-    let case = |report: Report| Case {
-        outcome: match report.outcome.as_str() {
-            "passed" => Outcome::Passed,
-            "ignored" => Outcome::Skipped,
+    let case = |report: &Value| Case {
+        outcome: match report["outcome"].as_str() {
+            Some("passed") => Outcome::Passed,
+            Some("ignored") => Outcome::Skipped,
             _ => Outcome::Failed,
         },
-        test: report.test,
-        place: place.to_owned(),
         conformance: true,
-        note: report.note,
-        facts: facts.clone(),
+        note: report["note"].as_str().unwrap_or_default().to_owned(),
+        ..Case::on(report["test"].as_str().unwrap_or("(without a name)"), place, facts)
     };
-    Ok(reports.into_iter().map(case).collect())
+    Ok(reports.iter().map(case).collect())
 }
 
 #[cfg(test)]

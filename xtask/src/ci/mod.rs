@@ -39,9 +39,8 @@ pub(crate) struct Args {
 /// One thing that is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    Fmt,
-    Clippy,
-    Doc,
+    /// A command of cargo's that is one check.
+    Cargo(&'static [&'static str]),
     /// A part of `Test`, which needs neither root nor devices: runs only when it is named.
     Unit,
     Test,
@@ -69,45 +68,35 @@ enum Load {
     Boot { images: u32 },
 }
 
+const fn guest(series: Series, load: Load) -> Step {
+    Step::Guest { series, load }
+}
+
+const fn suite(series: Series, via: &'static str, mode: Option<&'static str>) -> Step {
+    guest(series, Load::Conformance { via, mode })
+}
+
 /// All steps, in their order: what is quick and likely to fail first.
 const STEPS: [(&str, Step); 19] = [
-    ("fmt", Step::Fmt),
-    ("clippy", Step::Clippy),
-    ("doc", Step::Doc),
+    ("fmt", Step::Cargo(&["fmt", "--all", "--check"])),
+    ("clippy", Step::Cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
+    ("doc", Step::Cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"])),
     ("unit", Step::Unit),
     ("test", Step::Test),
     ("install", Step::Install),
     ("conformance-host", Step::HostConformance("loop")),
     ("conformance-host-fuse", Step::HostConformance("fuse")),
     ("losetup-suite", Step::LosetupSuite),
-    (
-        "guest-7.x-zero-copy",
-        Step::Guest { series: Series::V7, load: Load::Conformance { via: "ublk", mode: Some("zero-copy") } },
-    ),
-    (
-        "guest-7.x-copy",
-        Step::Guest { series: Series::V7, load: Load::Conformance { via: "ublk", mode: Some("copy") } },
-    ),
-    (
-        "guest-7.x-batch-zero-copy",
-        Step::Guest {
-            series: Series::V7,
-            load: Load::Conformance { via: "ublk", mode: Some("batch-zero-copy") },
-        },
-    ),
-    (
-        "guest-7.x-batch-copy",
-        Step::Guest { series: Series::V7, load: Load::Conformance { via: "ublk", mode: Some("batch-copy") } },
-    ),
-    ("guest-7.x-dm", Step::Guest { series: Series::V7, load: Load::Conformance { via: "dm", mode: None } }),
-    ("guest-7.x-tests", Step::Guest { series: Series::V7, load: Load::Tests }),
-    ("guest-7.x-boot", Step::Guest { series: Series::V7, load: Load::Boot { images: 8 } }),
-    (
-        "guest-6.12",
-        Step::Guest { series: Series::V6_12, load: Load::Conformance { via: "ublk", mode: Some("copy") } },
-    ),
-    ("guest-6.12-users", Step::Guest { series: Series::V6_12, load: Load::Users }),
-    ("guest-6.1", Step::Guest { series: Series::V6_1, load: Load::Conformance { via: "loop", mode: None } }),
+    ("guest-7.x-zero-copy", suite(Series::V7, "ublk", Some("zero-copy"))),
+    ("guest-7.x-copy", suite(Series::V7, "ublk", Some("copy"))),
+    ("guest-7.x-batch-zero-copy", suite(Series::V7, "ublk", Some("batch-zero-copy"))),
+    ("guest-7.x-batch-copy", suite(Series::V7, "ublk", Some("batch-copy"))),
+    ("guest-7.x-dm", suite(Series::V7, "dm", None)),
+    ("guest-7.x-tests", guest(Series::V7, Load::Tests)),
+    ("guest-7.x-boot", guest(Series::V7, Load::Boot { images: 8 })),
+    ("guest-6.12", suite(Series::V6_12, "ublk", Some("copy"))),
+    ("guest-6.12-users", guest(Series::V6_12, Load::Users)),
+    ("guest-6.1", suite(Series::V6_1, "loop", None)),
 ];
 
 /// Cargo's arguments for the tests of `Step::Unit`.
@@ -176,9 +165,7 @@ fn timed(name: &'static str, step: impl FnOnce() -> Result<Vec<Case>>) -> Finish
 /// Runs a step of this machine.
 fn on_host((name, step): (&'static str, Step)) -> Finished {
     timed(name, || match step {
-        Step::Fmt => host::check("cargo fmt", &mut host::fmt()),
-        Step::Clippy => host::check("cargo clippy", &mut host::clippy()),
-        Step::Doc => host::check("cargo doc", &mut host::doc()),
+        Step::Cargo(words) => host::check(words),
         Step::Unit => host::tests(&UNIT),
         Step::Test => host::tests(&[]),
         Step::Install => host::install(),

@@ -2,14 +2,13 @@
 //! Never leaves a failure or a skip out of the list, and prints the counts alone on the last line.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use super::Finished;
 use super::case::{Case, Outcome, count};
-use crate::exec;
+use crate::exec::{self, aligned};
 
 /// A step's line: counts and time.
 pub(crate) fn summary(cases: &[Case], took: Duration) -> String {
@@ -68,28 +67,18 @@ fn conformance_table(steps: &[Finished]) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let width = rows.keys().map(|test| test.len()).max().unwrap_or(0).max(4);
-    // Writing to a string cannot fail.
-    let mut table = String::new();
-    let _ = writeln!(table, "| {:<width$} | {} |", "test", places.join(" | "));
-    let dashes: Vec<String> = places.iter().map(|place| "-".repeat(place.len())).collect();
-    let _ = writeln!(table, "| {} | {} |", "-".repeat(width), dashes.join(" | "));
-    for (test, outcomes) in &rows {
-        let cells: Vec<String> = places
-            .iter()
-            .map(|place| {
-                let word = match outcomes.get(place) {
-                    Some(Outcome::Passed) => "ok",
-                    Some(Outcome::Failed) => "FAILED",
-                    Some(Outcome::Skipped) => "skipped",
-                    None => "not run",
-                };
-                format!("{word:<width$}", width = place.len())
-            })
-            .collect();
-        let _ = writeln!(table, "| {test:<width$} | {} |", cells.join(" | "));
-    }
-    table
+    let head = ["test"].into_iter().chain(places.iter().copied()).map(str::to_owned).collect();
+    let row = |(test, outcomes): (&&str, &BTreeMap<&str, Outcome>)| {
+        let word = |place: &&str| match outcomes.get(place) {
+            Some(Outcome::Passed) => "ok",
+            Some(Outcome::Failed) => "FAILED",
+            Some(Outcome::Skipped) => "skipped",
+            None => "not run",
+        };
+        let cells = places.iter().map(|place| word(place).to_owned());
+        [(*test).to_owned()].into_iter().chain(cells).collect::<Vec<String>>()
+    };
+    aligned(&[head].into_iter().chain(rows.iter().map(row)).collect::<Vec<_>>(), 1 + places.len())
 }
 
 #[cfg(test)]

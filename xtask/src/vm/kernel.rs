@@ -2,13 +2,14 @@
 //! Never writes a version down: what the archive has today is taken, and kept until it is asked for again.
 
 use std::fmt;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
 use super::apt::{self, Apt};
-use super::cpio::Archive;
 use super::lock;
 use crate::exec;
 
@@ -78,20 +79,21 @@ impl Kernel {
 
     /// Writes the initial file system: a shell, the early modules and the script that mounts the root.
     pub(crate) fn write_initramfs(&self, to: &Path) -> Result<()> {
-        let mut archive = Archive::new(Vec::new());
+        let tree = to.with_extension("tree");
         for name in ["bin", "modules", "proc", "sys", "dev", "disks", "new"] {
-            archive.directory(name)?;
+            std::fs::create_dir_all(tree.join(name))?;
         }
         let early = self.dir.join("early");
-        archive.file("bin/busybox", true, &std::fs::read(early.join("busybox"))?)?;
-        archive.symlink("bin/sh", "busybox")?;
-        archive.file("init", true, INIT.as_bytes())?;
+        std::fs::copy(early.join("busybox"), tree.join("bin/busybox"))?;
+        std::os::unix::fs::symlink("busybox", tree.join("bin/sh"))?;
+        let mut script = std::fs::OpenOptions::new();
+        script.write(true).create(true).mode(0o755).open(tree.join("init"))?.write_all(INIT.as_bytes())?;
         let order = std::fs::read_to_string(early.join("order"))?;
-        archive.file("modules/order", false, order.as_bytes())?;
-        for module in order.lines() {
-            archive.file(&format!("modules/{module}"), false, &std::fs::read(early.join(module))?)?;
+        for name in order.lines().chain(["order"]) {
+            std::fs::copy(early.join(name), tree.join("modules").join(name))?;
         }
-        std::fs::write(to, archive.finish()?).with_context(|| format!("cannot write {}", to.display()))
+        let pack = "find . | LC_ALL=C sort | cpio --quiet --create --format=newc --owner=0:0 >\"$0\"";
+        exec::quietly(Command::new("bash").args(["-o", "pipefail", "-c", pack]).arg(to).current_dir(tree))
     }
 }
 

@@ -4,7 +4,6 @@
 mod apt;
 mod channel;
 mod console;
-mod cpio;
 mod kernel;
 mod lock;
 mod machine;

@@ -161,7 +161,7 @@ system and to sync it; the image is a new sparse file on a file system of the sa
             Place {
                 entrants: &["loop-direct", "loop-again", "loop-buffered", "becket"],
                 variables: "ROUNDS=3 SYSTEMS=(xfs ext4 btrfs) MIB=4000 ON=loop VIA=",
-                short: "ROUNDS=1 MIB=100",
+                short: "ROUNDS=1 MIB=200",
                 script: &[WRITEBACK],
                 note: "4,000 MiB on a file of this machine's disk behind loop with direct I/O",
                 ..PLACE

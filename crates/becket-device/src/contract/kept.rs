@@ -87,6 +87,7 @@ impl Kept {
         let Serve {
             kind, id, first, queues, depth, flags, geometry, map, direct_io, faults, partitions, ..
         } = self.serve;
+        let id = id.number;
         let content = Content { map, files: self.files, decoded, grow, direct_io, faults };
         let mut own = own.into_iter();
         let own_first = own.next().ok_or_else(|| wrong("the device's descriptor is missing"))?;

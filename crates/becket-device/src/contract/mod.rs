@@ -1,6 +1,7 @@
 //! What crosses a boundary between processes: an image's description, messages, answers, errors.
 //! Plain values and how they are written. Nothing here looks at the system, and no other room is used.
 
+mod device_id;
 mod error;
 pub(crate) mod kept;
 pub(crate) mod messages;
@@ -13,6 +14,7 @@ pub(crate) mod table;
 mod types;
 pub(crate) mod versions;
 
+pub(crate) use device_id::DeviceId;
 pub use error::{Error, ErrorKind, User};
 pub(crate) use error::{RUNS_ALREADY, RUNTIME_DIR};
 pub use messages::ServerStatus;

@@ -26,6 +26,7 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::contract::DeviceId;
 use crate::contract::messages::FileFacts;
 use crate::contract::sealed;
 use crate::contract::table::Encoding;
@@ -51,9 +52,9 @@ pub(crate) enum Order {
     Change(Box<Change>),
     /// Take no more requests of a FUSE device and finish those that were taken. `Closed` follows; its kernel
     /// side keeps the others for the next worker.
-    Leave { id: u32 },
+    Leave { id: DeviceId },
     /// Say what a device has done. Answered by `Counted`.
-    Stat { id: u32 },
+    Stat { id: DeviceId },
 }
 
 /// A device to be served: [`becket_transport::ublk::Setup`] without its descriptors.
@@ -62,7 +63,7 @@ pub(crate) enum Order {
 pub(crate) struct Serve {
     /// How it is offered: over ublk or FUSE.
     pub(crate) kind: Kind,
-    pub(crate) id: u32,
+    pub(crate) id: DeviceId,
     /// Where its queues begin; see [`becket_transport::ublk::Setup::first`].
     #[serde(default)]
     pub(crate) first: u32,
@@ -125,7 +126,7 @@ impl Serve {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Change {
-    pub(crate) id: u32,
+    pub(crate) id: DeviceId,
     pub(crate) map: Map,
     pub(crate) read_only: bool,
     #[serde(with = "crate::contract::switch")]
@@ -187,16 +188,16 @@ pub(crate) enum Report {
     /// It will not serve at all.
     Refused { why: String },
     /// Every queue of the device has fetched, and they begin there: it may be started.
-    Ready { id: u32, first: u32 },
+    Ready { id: DeviceId, first: u32 },
     /// The device could not be served. `Closed` still follows.
-    Failed { id: u32, why: String },
+    Failed { id: DeviceId, why: String },
     /// The same, because a table is full; if less of the device would fit, how deep its queues could be
     /// without copying.
-    Full { id: u32, why: String, room: Option<u16> },
+    Full { id: DeviceId, why: String, room: Option<u16> },
     /// What the device has done; nothing when it is not served here.
-    Counted { id: u32, stats: Option<Box<Summary>> },
+    Counted { id: DeviceId, stats: Option<Box<Summary>> },
     /// Every descriptor of the device is closed.
-    Closed { id: u32 },
+    Closed { id: DeviceId },
     /// To a successor: a device that it serves. The descriptors: those of [`Kept`](super::kept::Kept), then
     /// those of its own [that are needed](Serve::link_descriptors).
     Held(Box<Serve>),
@@ -206,7 +207,7 @@ pub(crate) enum Report {
 
 impl Report {
     /// The device that it speaks of; `None` where it speaks of the worker.
-    pub(crate) fn device(&self) -> Option<u32> {
+    pub(crate) fn device(&self) -> Option<DeviceId> {
         match self {
             Report::Ready { id, .. }
             | Report::Failed { id, .. }
@@ -380,7 +381,7 @@ pub(crate) mod tests {
         Serve {
             merge: false,
             kind: Kind::Ublk,
-            id: 3,
+            id: 3.into(),
             first: 3,
             queues: 2,
             depth: 64,
@@ -458,9 +459,9 @@ pub(crate) mod tests {
     #[test]
     fn an_order_for_numbers_arrives() {
         let (a, b) = pair().unwrap();
-        send(&a, &Order::Stat { id: 7 }, &[]).unwrap();
+        send(&a, &Order::Stat { id: 7.into() }, &[]).unwrap();
         let (order, fds) = receive::<Order>(&b).unwrap().unwrap();
-        assert!(matches!(order, Order::Stat { id: 7 }) && fds.is_empty());
+        assert!(matches!(order, Order::Stat { id } if id == 7.into()) && fds.is_empty());
     }
 
     #[test]
@@ -468,11 +469,11 @@ pub(crate) mod tests {
         let (a, b) = pair().unwrap();
         let reports = [
             Report::Started { threads: 2, notes: vec!["n".into()] },
-            Report::Ready { id: 1, first: 2 },
-            Report::Failed { id: 1, why: "x".into() },
-            Report::Counted { id: 1, stats: Some(Box::new(counted())) },
-            Report::Counted { id: 2, stats: None },
-            Report::Closed { id: 1 },
+            Report::Ready { id: 1.into(), first: 2 },
+            Report::Failed { id: 1.into(), why: "x".into() },
+            Report::Counted { id: 1.into(), stats: Some(Box::new(counted())) },
+            Report::Counted { id: 2.into(), stats: None },
+            Report::Closed { id: 1.into() },
             Report::Refused { why: "y".into() },
             Report::Held(Box::new(serve(Vec::new()))),
             Report::Handed(Handed { version: 3, features: Vec::new(), withheld: 0 }),

@@ -14,7 +14,7 @@ use becket_uapi::ublk::UBLK_S_DEV_DEAD;
 
 use super::claims::{Claim, Claims};
 use super::devices::Supervisor;
-use super::driver::{Driver, called, id_of};
+use super::driver::Driver;
 use super::left::Left;
 use super::owned::Owned;
 use super::workers::{Orphan, Server};
@@ -55,7 +55,7 @@ impl Supervisor {
         for (kept, server) in claims.others().filter(|(kept, _)| !recorded(kept.serve.mark)) {
             let (id, pid) = (kept.serve.id, server.id().pid);
             if let Err(error) = self.adopt_unrecorded(kept, server) {
-                log::warn(format_args!("{} has no record and stays with worker {pid}: {error}", called(id)));
+                log::warn(format_args!("{} has no record and stays with worker {pid}: {error}", id));
             }
         }
         self.recall(true);
@@ -70,13 +70,13 @@ impl Supervisor {
             Entry::Unknown(_) | Entry::Claim { .. } => None,
         });
         let of_fuse = numbers.filter(|info| info.transport == Kind::Fuse || info.number == u32::MAX);
-        self.fuse.reserve(of_fuse.map(id_of).collect());
+        self.fuse.reserve(of_fuse.map(|info| info.number).collect());
     }
 
     /// One record, with the worker that holds its device.
     fn take_over(&self, record: &Device, found: Option<Claim>, left: &mut Left) -> Result<(), Error> {
         let driver = self.driver(record.info.transport)?;
-        let id = id_of(&record.info);
+        let id = record.info.number;
         let mut found = found.or_else(|| left.take(record));
         if let Some((kept, _)) = &mut found {
             driver.take_over(record, kept);
@@ -205,7 +205,7 @@ fn as_served(device: &mut Device, kept: &Kept) {
 
 /// Has users see as much as the worker serves: our predecessor may have died between the two.
 fn finish_resizing(driver: &dyn Driver, info: &DeviceInfo) {
-    let (id, DeviceInfo { name, size, .. }) = (id_of(info), info);
+    let (id, DeviceInfo { name, size, .. }) = (info.number, info);
     let Some(seen) = driver.size(id).filter(|seen| seen != size) else { return };
     match driver.update_size(id, *size) {
         Ok(()) => log::warn(format_args!("{name} had {seen} bytes for its users, and has {size} now")),

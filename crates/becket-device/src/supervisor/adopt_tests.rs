@@ -267,7 +267,7 @@ fn an_isolated_worker_gets_no_second_device() {
 #[test]
 fn what_a_worker_says_must_fit_the_record_and_its_descriptors() {
     let lies: [fn(&mut Kept); 9] = [
-        |kept| kept.serve.id += 1,
+        |kept| kept.serve.id.number += 1,
         |kept| kept.serve.kind = Kind::Fuse,
         |kept| kept.serve.queues = u16::MAX,
         |kept| kept.serve.depth = u16::MAX,

@@ -197,7 +197,7 @@ pub(super) fn apply(
     kept: &Kept,
     target: &Target,
 ) -> Result<(), Error> {
-    let id = kept.serve.id;
+    let id = kept.serve.id.number;
     let (old, new) = (Change { files: None, ..Change::none(&kept.serve) }, &target.change);
     let (before, after) = (old.map.len(), new.map.len());
     if before != after {

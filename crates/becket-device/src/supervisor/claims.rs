@@ -12,10 +12,10 @@ use std::sync::Arc;
 use becket_transport::Kind;
 use rustix::fs::{FileType, fstat, major, minor};
 
-use super::driver::id_of;
 use super::isolation::is_member_list;
 use super::make::{check_backings, check_map, is_pipe};
 use super::workers::{Orphan, Server};
+use crate::contract::DeviceId;
 use crate::contract::kept::Kept;
 use crate::contract::sealed::is_sealed;
 use crate::record::store::Device;
@@ -106,7 +106,7 @@ fn may_hold(
 pub(super) fn makes_sense(kept: &Kept, record: &Device) -> Result<(), &'static str> {
     let Kept { serve, files, keepsakes, link } = kept;
     let info = &record.info;
-    if serve.kind != info.transport || serve.id != id_of(info) {
+    if serve.kind != info.transport || serve.id != DeviceId::of(info) {
         return Err("it is another device");
     }
     if (Some(serve.queues), Some(serve.depth)) != (info.queues, info.depth) {

@@ -13,7 +13,7 @@ use becket_transport::ublk::control::Control;
 use becket_transport::{Kind, aside};
 
 use super::change::{Length, Target, Wish, apply, plan, take_image};
-use super::driver::{Driver, id_of};
+use super::driver::Driver;
 use super::fuse::{FuseDriver, end_left};
 use super::guard::Guard;
 use super::isolation;
@@ -24,7 +24,7 @@ use super::watch::Watch;
 use super::workers::{OnDeath, Server, Workers};
 use crate::contract::kept::Kept;
 use crate::contract::messages::{Attach, Detach, Pulse, Refresh, ServerStatus, Set, Stat};
-use crate::contract::{DeviceInfo, Error, ErrorKind};
+use crate::contract::{DeviceId, DeviceInfo, Error, ErrorKind};
 use crate::control::health;
 use crate::control::server::Service;
 use crate::record::judge::disk_of;
@@ -284,8 +284,9 @@ impl Supervisor {
             return;
         }
         let link = self.driver(state.device.info.transport).and_then(|driver| {
-            let id = id_of(&state.device.info);
-            driver.link(id).map_err(Error::io("duplicate the connection of", &state.device.info.device))
+            driver
+                .link(state.device.info.number)
+                .map_err(Error::io("duplicate the connection of", &state.device.info.device))
         });
         match link {
             Ok(link) => self.guard.keep(&state.kept, &link),
@@ -340,7 +341,7 @@ impl Supervisor {
         if let Some(promised) = partitions {
             const STALE: &str = "its partitions are not those of its image";
             device.info.warnings.retain(|warning| !warning.starts_with(STALE));
-            if let Err(error) = driver.repartition(state.kept.serve.id, &promised) {
+            if let Err(error) = driver.repartition(state.kept.serve.id.number, &promised) {
                 device.info.warnings.push(format!("{STALE}: {error}"));
             }
             device.info.partitions =
@@ -514,7 +515,7 @@ impl Service for Supervisor {
             return Err(Error::NoDevice { target: request.name.clone() });
         }
         state.responds()?;
-        state.server.stats(id_of(&state.device.info))
+        state.server.stats(DeviceId::of(&state.device.info))
     }
 
     fn hand_over(&self) -> Result<(), Error> {

@@ -19,9 +19,9 @@ use super::devices::Supervisor;
 use super::driver::Driver;
 use super::guard::Guard;
 use super::workers::{OnDeath, Orphan, Server, Workers};
-use crate::contract::Error;
 use crate::contract::messages::{Attach, FileFacts};
 use crate::contract::protocol::{Change, Serve};
+use crate::contract::{DeviceId, Error};
 use crate::record::runtime::Runtime;
 use crate::record::store::Store;
 use crate::system::process::ProcessId;
@@ -158,7 +158,7 @@ impl Driver for FakeDriver {
         self.did("end", id);
         Ok(())
     }
-    fn quiesce(&self, id: u32, _: &dyn Server) -> Result<(), Error> {
+    fn quiesce(&self, id: u32, _: &dyn Fn() -> Result<(), Error>) -> Result<(), Error> {
         self.did("quiesce", id);
         Ok(())
     }
@@ -260,11 +260,11 @@ impl Server for FakeServer {
             usize::from(serve.lease) + usize::from(serve.cgroup) + usize::from(serve.encoded.is_some());
         assert_eq!(fds.len(), 1 + serve.files.len() + kept);
         if !self.alive() || self.fate == Fate::Dies {
-            self.did(&format!("die of {}", serve.id));
+            self.did(&format!("die of {}", serve.id.number));
             self.vanish();
             return Err(Error::Worker { what: "died".to_owned() });
         }
-        self.did(&format!("serve {}", serve.id));
+        self.did(&format!("serve {}", serve.id.number));
         let first = serve.first;
         lock(&self.served).push(serve);
         Ok(first)
@@ -276,7 +276,7 @@ impl Server for FakeServer {
         let rights = if *read_only { "reading" } else { "writing" };
         let whose = if files.is_some() { " of another image" } else { "" };
         let verb = if fate == Fate::Serves { "" } else { "not " };
-        self.did(&format!("{verb}change {id} to {} bytes{whose} for {rights}", map.len()));
+        self.did(&format!("{verb}change {} to {} bytes{whose} for {rights}", id.number, map.len()));
         match fate {
             Fate::Serves => Ok(()),
             Fate::Dies => {
@@ -286,14 +286,14 @@ impl Server for FakeServer {
             Fate::Refuses => Err(Error::Worker { what: "has to refuse".to_owned() }),
         }
     }
-    fn stats(&self, _: u32) -> Result<Summary, Error> {
+    fn stats(&self, _: DeviceId) -> Result<Summary, Error> {
         unreachable!()
     }
-    fn leave(&self, id: u32) -> Result<(), Error> {
-        self.did(&format!("leave {id}"));
+    fn leave(&self, id: DeviceId) -> Result<(), Error> {
+        self.did(&format!("leave {}", id.number));
         Ok(())
     }
-    fn await_closed(&self, _: u32, _: Duration) -> bool {
+    fn await_closed(&self, _: DeviceId, _: Duration) -> bool {
         !FakeDriver::one_of(&self.slow)
     }
     fn dismiss(&self) {

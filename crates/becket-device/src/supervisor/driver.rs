@@ -12,12 +12,11 @@ use becket_engine::Geometry;
 use becket_image::Partition;
 use becket_transport::ublk::DataMode;
 use becket_transport::ublk::control::{self, AddRequest, Control, DevInfo};
-use becket_transport::{Kind, node, sysfs};
+use becket_transport::{node, sysfs};
 use becket_uapi::ublk::{UBLK_F_BATCH_IO, UBLK_F_QUIESCE};
 
-use super::workers::Server;
+use crate::contract::Error;
 use crate::contract::kept::Kept;
-use crate::contract::{DeviceInfo, Error};
 use crate::record::store::Device;
 use crate::system::users;
 
@@ -29,10 +28,7 @@ const QUIET: Duration = Duration::from_secs(1);
 /// How long promised partitions may take.
 pub(super) const PARTITIONS: Duration = Duration::from_secs(5);
 
-/// The first number of FUSE's devices where all transports share numbers: ublk has no larger ones (its minors
-/// end there).
-pub(super) const FIRST_FUSE: u32 = 1 << 20;
-
+/// What the supervisor asks of a driver. A device goes by its own number, among those of its kind.
 pub(crate) trait Driver: Send + Sync {
     fn features(&self) -> Result<u64, Error>;
     fn add(&self, request: AddRequest) -> Result<DevInfo, Error>;
@@ -67,9 +63,9 @@ pub(crate) trait Driver: Send + Sync {
         // sets `force_abort`, as for a device that is stopped).
         flags & (UBLK_F_QUIESCE | UBLK_F_BATCH_IO) == UBLK_F_QUIESCE
     }
-    /// Holds a live device's new requests back, and has its worker end those that it has and close it.
-    /// Repeated as long as that has not closed.
-    fn quiesce(&self, id: u32, worker: &dyn Server) -> Result<(), Error>;
+    /// Holds a live device's new requests back, and has its worker end those that it has and close it, which
+    /// `leave` asks the worker for. Repeated as long as that has not closed.
+    fn quiesce(&self, id: u32, leave: &dyn Fn() -> Result<(), Error>) -> Result<(), Error>;
     /// Has an old kernel notice soon that a worker died with all its tags in use.
     fn watchful(&self, id: u32);
     /// How many bytes users see of a disk.
@@ -198,7 +194,7 @@ impl Driver for Control {
         Control::end_recovery(self, id, pid, READY).map_err(Error::Device)
     }
 
-    fn quiesce(&self, id: u32, _: &dyn Server) -> Result<(), Error> {
+    fn quiesce(&self, id: u32, _: &dyn Fn() -> Result<(), Error>) -> Result<(), Error> {
         Control::quiesce(self, id, QUIET).map_err(Error::Device)
     }
 
@@ -234,28 +230,6 @@ impl Driver for Control {
     }
 }
 
-/// What a device is called where devices of all transports meet, by its own number; and the reverse.
-pub(crate) fn id_of(info: &DeviceInfo) -> u32 {
-    match info.transport {
-        Kind::Fuse => FIRST_FUSE.saturating_add(info.number),
-        _ => info.number,
-    }
-}
-
-/// See [`id_of`].
-pub(super) fn number_of(kind: Kind, id: u32) -> u32 {
-    match kind {
-        Kind::Fuse => id.saturating_sub(FIRST_FUSE),
-        _ => id,
-    }
-}
-
-/// How a device is spoken of by those who know its number only.
-pub(super) fn called(id: u32) -> String {
-    let kind = if id < FIRST_FUSE { Kind::Ublk } else { Kind::Fuse };
-    format!("{kind} device {}", number_of(kind, id))
-}
-
 /// The name of a device's disk in sysfs.
 pub(crate) fn disk(id: u32) -> String {
     format!("ublkb{id}")
@@ -265,15 +239,4 @@ fn held(id: u32) -> bool {
     let exclusive = i32::try_from(rustix::fs::OFlags::EXCL.bits()).unwrap_or_default();
     let opened = OpenOptions::new().read(true).custom_flags(exclusive).open(sysfs::node(&disk(id)));
     opened.is_err_and(|error| error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn devices_are_spoken_of_by_their_own_numbers() {
-        assert_eq!(called(3), "ublk device 3");
-        assert_eq!(called(FIRST_FUSE), "fuse device 0");
-    }
 }

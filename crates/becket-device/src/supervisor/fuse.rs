@@ -4,7 +4,7 @@
 //!
 //! | a ublk device | here |
 //! | --- | --- |
-//! | its number | ours; wherever both kinds meet it counts from `FIRST_FUSE`, above all that ublk has |
+//! | its number | ours |
 //! | its `ublkcN`, held only by the worker | the tether: it closes when the worker cannot reach the backing |
 //! | the kernel's requests, kept over a worker's death | the connection's descriptors: we hold copies |
 //! | `UBLK_F_USER_RECOVERY` | the kernel sends requests again on request (Linux 6.9) |
@@ -31,8 +31,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::pipe::PipeFlags;
 
-use super::driver::{Driver, FIRST_FUSE as FIRST, PARTITIONS, READY};
-use super::workers::Server;
+use super::driver::{Driver, PARTITIONS, READY};
 use crate::contract::Error;
 use crate::contract::kept::Kept;
 use crate::record::store::Device;
@@ -40,6 +39,8 @@ use crate::system::sync::lock;
 
 /// How often it is looked whether a server that is waited for still lives.
 const LOOK: Duration = Duration::from_millis(20);
+/// Numbers end there.
+const MOST: u32 = 1 << 20;
 /// Whatever ublk can do that has its like here.
 const FEATURES: u64 = words::UBLK_F_CMD_IOCTL_ENCODE | words::UBLK_F_UPDATE_SIZE;
 
@@ -114,11 +115,11 @@ impl FuseDriver {
                 let number = fds.first().and_then(find_disk).unwrap_or(u32::MAX);
                 Face::Disk { number, diskseq: None }
             }
-            None if record.starting => Face::Directory(self.places.join(name(serve.id))),
+            None if record.starting => Face::Directory(self.places.join(name(serve.id.number))),
             None => Face::Directory(record.info.device.parent().map(Path::to_owned).unwrap_or_default()),
         };
         let info = DevInfo {
-            dev_id: serve.id,
+            dev_id: serve.id.number,
             nr_hw_queues: serve.queues,
             queue_depth: serve.depth,
             flags: serve.flags,
@@ -140,7 +141,7 @@ impl FuseDriver {
                 && loop_number(&record.info.device)
                     .is_some_and(|number| sysfs::flag(&format!("loop{number}"), "ro").unwrap_or(false)),
         };
-        lock(&self.links).insert(serve.id, link);
+        lock(&self.links).insert(serve.id.number, link);
     }
 
     /// Runs work that waits for the server, as long as the server lives. Work that is left waiting ends when
@@ -213,7 +214,7 @@ fn hung_up(tether: &OwnedFd) -> bool {
 }
 
 fn gone(id: u32) -> Error {
-    Error::NoDevice { target: format!("fuse{}", id.saturating_sub(FIRST)) }
+    Error::NoDevice { target: name(id) }
 }
 
 fn lost(id: u32, lost: &Lost) -> Error {
@@ -225,7 +226,7 @@ fn lost(id: u32, lost: &Lost) -> Error {
 }
 
 fn name(id: u32) -> String {
-    format!("fuse{}", id.saturating_sub(FIRST))
+    format!("fuse{id}")
 }
 
 /// The number of a loop device by its node.
@@ -263,9 +264,9 @@ impl Driver for FuseDriver {
         let mut links = lock(&self.links);
         let reserved = lock(&self.reserved).clone();
         // A number that could not be read may be any of the first.
-        let first = if reserved.contains(&u32::MAX) { FIRST + (1 << 16) } else { FIRST };
+        let first = if reserved.contains(&u32::MAX) { 1 << 16 } else { 0 };
         let is_free = |id: &u32| !links.contains_key(id) && !reserved.contains(id);
-        let Some(id) = (first..u32::MAX).find(is_free) else {
+        let Some(id) = (first..MOST).find(is_free) else {
             return Err(Error::Server { what: "has no number left".to_owned(), log: None });
         };
         let (connection, face) = if rustix::process::geteuid().is_root() {
@@ -472,9 +473,9 @@ impl Driver for FuseDriver {
         true
     }
 
-    fn quiesce(&self, id: u32, worker: &dyn Server) -> Result<(), Error> {
+    fn quiesce(&self, _: u32, leave: &dyn Fn() -> Result<(), Error>) -> Result<(), Error> {
         // What it does not read waits in the kernel for the next one.
-        worker.leave(id)
+        leave()
     }
 
     fn watchful(&self, _: u32) {}

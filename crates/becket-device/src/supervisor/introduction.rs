@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use crate::contract::DeviceId;
 use crate::contract::kept::Kept;
 use crate::contract::protocol::{self, Report};
 use crate::contract::versions::{self, Speech};
@@ -39,7 +40,7 @@ pub(super) fn introduction(socket: &OwnedFd, patience: Duration) -> io::Result<(
     use rustix::net::sockopt::{Timeout, set_socket_timeout};
     let deadline = Instant::now() + patience;
     let mut notes = Vec::new();
-    let mut held: HashMap<u32, Kept> = HashMap::new();
+    let mut held: HashMap<DeviceId, Kept> = HashMap::new();
     let mut closed = HashSet::new();
     let handed = loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -130,7 +131,7 @@ mod tests {
         assert!(twice.unwrap_err().to_string().contains("twice"));
         let id = AtomicU32::new(0);
         let closed = introduced(move |to| {
-            protocol::send(to, &Report::Closed { id: id.fetch_add(1, Ordering::Relaxed) }, &[])
+            protocol::send(to, &Report::Closed { id: id.fetch_add(1, Ordering::Relaxed).into() }, &[])
         });
         assert!(closed.is_err(), "bounded by number or by time");
     }

@@ -9,11 +9,10 @@ use becket_transport::{Kind, aside};
 use becket_uapi::ublk::UBLK_S_DEV_DEAD;
 
 use super::devices::Supervisor;
-use super::driver::id_of;
 use super::make::{CLOSING, closed};
 use super::owned::{Owned, Owning};
 use super::watch::{Watched, Why};
-use crate::contract::{DeviceState, Error};
+use crate::contract::{DeviceId, DeviceState, Error};
 use crate::record::judge::disk_of;
 use crate::record::register::forget;
 use crate::system::sync::lock;
@@ -27,14 +26,14 @@ impl Supervisor {
         }
         state.responds()?;
         let driver = self.driver(state.device.info.transport)?;
-        let id = id_of(&state.device.info);
+        let id = DeviceId::of(&state.device.info);
         let mut has_let_go = false;
-        if let Some(info) = driver.info(id)?.filter(|info| info.ublksrv_flags == state.device.mark) {
+        if let Some(info) = driver.info(id.number)?.filter(|info| info.ublksrv_flags == state.device.mark) {
             // The worker did not let go of it in time: the kernel says that there is nothing to stop.
             let stopped = info.state == UBLK_S_DEV_DEAD;
             if !stopped && !state.hopeful() {
-                driver.stop(id)?;
-            } else if !stopped && !driver.stop_unused(id)? {
+                driver.stop(id.number)?;
+            } else if !stopped && !driver.stop_unused(id.number)? {
                 return Err(Error::Busy { device: state.device.info.device.clone(), users: Vec::new() });
             }
             let patience = if stopped { Duration::ZERO } else { CLOSING };
@@ -44,7 +43,7 @@ impl Supervisor {
                 self.let_go(owned, state, true);
             })?;
             has_let_go = state.server.alive();
-            driver.del(id)?;
+            driver.del(id.number)?;
         }
         // Before anyone can learn that the device is gone: with these go the image's locks. The table of a
         // worker's ring may hold for a while what the worker has released; a dead worker may still write, so
@@ -121,7 +120,7 @@ impl Supervisor {
             }
             Why::Connection => {
                 let driver = self.driver(Kind::Fuse);
-                let there = driver.and_then(|driver| driver.info(id_of(&state.device.info)));
+                let there = driver.and_then(|driver| driver.info(state.device.info.number));
                 if !matches!(there, Ok(None)) || state.device.info.state == DeviceState::Lost {
                     return Some(watched);
                 }

@@ -10,9 +10,9 @@ use becket_engine::Summary;
 
 use super::claims::{Claim, makes_sense};
 use super::workers::Server;
-use crate::contract::Error;
 use crate::contract::kept::Kept;
 use crate::contract::protocol::{Change, Serve};
+use crate::contract::{DeviceId, Error};
 use crate::record::store::Device;
 use crate::system::log;
 use crate::system::process::ProcessId;
@@ -90,15 +90,15 @@ impl Server for Fallen {
         Err(dead())
     }
 
-    fn stats(&self, _: u32) -> Result<Summary, Error> {
+    fn stats(&self, _: DeviceId) -> Result<Summary, Error> {
         Err(dead())
     }
 
-    fn leave(&self, _: u32) -> Result<(), Error> {
+    fn leave(&self, _: DeviceId) -> Result<(), Error> {
         Err(dead())
     }
 
-    fn await_closed(&self, _: u32, _: Duration) -> bool {
+    fn await_closed(&self, _: DeviceId, _: Duration) -> bool {
         true
     }
 

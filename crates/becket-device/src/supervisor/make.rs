@@ -14,7 +14,7 @@ use becket_transport::{Kind, geometry, node, sysfs};
 use becket_uapi::ublk as uapi;
 use rustix::fs::{FileType, OFlags};
 
-use super::driver::{Driver, called, number_of};
+use super::driver::Driver;
 use super::smaller::{smaller, usual};
 use super::workers::Server;
 use crate::contract::kept::{Keepsakes, Kept};
@@ -22,7 +22,7 @@ use crate::contract::messages::Attach;
 use crate::contract::protocol::{Serve, backings, facts_of};
 use crate::contract::sealed::{self, is_sealed};
 use crate::contract::table::Encoding;
-use crate::contract::{DeviceInfo, Error, ErrorKind, PartitionInfo, Partitions, versions};
+use crate::contract::{DeviceId, DeviceInfo, Error, ErrorKind, PartitionInfo, Partitions, versions};
 use crate::record::judge::disk_of;
 use crate::record::register::{claim, forget, record};
 use crate::record::store::{Device, Store};
@@ -91,7 +91,8 @@ impl Maker<'_> {
         let usual = usual(self.owned, DataMode::of(flags), cpus());
         let (queues, depth) = (request.queues.unwrap_or(usual.0), request.depth.unwrap_or(usual.1));
         let info = driver.add(AddRequest { id: None, queues, depth, flags, max_io, mark })?;
-        let mut undo = Undo { by: self, id: info.dev_id, stage: Stage::Added, device: None };
+        let id = DeviceId { kind: request.transport, number: info.dev_id };
+        let mut undo = Undo { by: self, id, stage: Stage::Added, device: None };
 
         // The driver's read-only setting is final; the flag that users of the disk see can change.
         let read_only = geometry.read_only && driver.stays_read_only();
@@ -109,7 +110,7 @@ impl Maker<'_> {
 
         let serve = Serve {
             kind: request.transport,
-            id: info.dev_id,
+            id,
             first: info.dev_id,
             queues: info.nr_hw_queues,
             depth: info.queue_depth,
@@ -187,7 +188,7 @@ pub(super) fn with_char_device<T>(
 /// Undoes what was done, in reverse.
 struct Undo<'a> {
     by: Maker<'a>,
-    id: u32,
+    id: DeviceId,
     stage: Stage,
     device: Option<Device>,
 }
@@ -211,7 +212,7 @@ impl Drop for Undo<'_> {
         }
         if let Err(error) = end(self.by.driver, self.by.server, self.id, self.stage >= Stage::Served) {
             // Its record stays, so that `list` shows it as lost and `detach` tries again.
-            return log::warn(format_args!("{} could not be undone: {error}", called(self.id)));
+            return log::warn(format_args!("{} could not be undone: {error}", self.id));
         }
         if let Some(device) = &self.device {
             forget(self.by.store, device);
@@ -220,22 +221,22 @@ impl Drop for Undo<'_> {
 }
 
 /// Takes the disk away, waits for the worker to let go, and deletes the number.
-pub(crate) fn end(driver: &dyn Driver, server: &dyn Server, id: u32, served: bool) -> Result<(), Error> {
+pub(crate) fn end(driver: &dyn Driver, server: &dyn Server, id: DeviceId, served: bool) -> Result<(), Error> {
     if served {
-        driver.stop(id)?;
+        driver.stop(id.number)?;
         closed(server, id, CLOSING)?;
     }
-    driver.del(id)
+    driver.del(id.number)
 }
 
 /// Waits for the worker to let go of a stopped device. Deleting it before would wait in the kernel.
-pub(crate) fn closed(server: &dyn Server, id: u32, patience: Duration) -> Result<(), Error> {
+pub(crate) fn closed(server: &dyn Server, id: DeviceId, patience: Duration) -> Result<(), Error> {
     if server.await_closed(id, patience) {
         return Ok(());
     }
     let what = format!(
         "does not let go of {}: the file system of its image may not answer, and it goes when that does",
-        called(id)
+        id
     );
     Err(Error::Worker { what })
 }
@@ -428,12 +429,7 @@ fn describe(
         // What the shared worker lacks concerns all devices, and is in the log.
         warnings: request.warnings.iter().chain(notes.iter().filter(|_| request.isolate)).cloned().collect(),
         // Its node is what it is before it has a disk, for the caller to say.
-        ..DeviceInfo::bare(
-            String::new(),
-            PathBuf::new(),
-            request.transport,
-            number_of(request.transport, info.dev_id),
-        )
+        ..DeviceInfo::bare(String::new(), PathBuf::new(), request.transport, info.dev_id)
     };
     Device {
         server: Some(server),

@@ -69,7 +69,7 @@ impl Driver for Double {
     fn end_recovery(&self, _: u32, _: u32) -> Result<(), Error> {
         unreachable!()
     }
-    fn quiesce(&self, _: u32, _: &dyn Server) -> Result<(), Error> {
+    fn quiesce(&self, _: u32, _: &dyn Fn() -> Result<(), Error>) -> Result<(), Error> {
         unreachable!()
     }
     fn watchful(&self, _: u32) {
@@ -142,13 +142,13 @@ impl Server for Double {
     fn change(&self, _: crate::contract::protocol::Change, _: &[BorrowedFd<'_>]) -> Result<(), Error> {
         unreachable!()
     }
-    fn stats(&self, _: u32) -> Result<becket_engine::Summary, Error> {
+    fn stats(&self, _: DeviceId) -> Result<becket_engine::Summary, Error> {
         unreachable!()
     }
-    fn leave(&self, _: u32) -> Result<(), Error> {
+    fn leave(&self, _: DeviceId) -> Result<(), Error> {
         unreachable!()
     }
-    fn await_closed(&self, _: u32, _: Duration) -> bool {
+    fn await_closed(&self, _: DeviceId, _: Duration) -> bool {
         self.journal.lock().unwrap().push("closed");
         true
     }

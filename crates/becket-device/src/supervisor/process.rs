@@ -15,14 +15,13 @@ use std::time::{Duration, Instant};
 use becket_engine::Summary;
 use rustix::net::SendFlags;
 
-use super::driver::called;
 use super::introduction::{About, introduction, notes_of, quoted};
 use super::workers::{OnDeath, Orphan, Server, Workers};
-use crate::contract::Error;
 use crate::contract::kept::Kept;
 use crate::contract::protocol::{self, Change, Order, Report, Serve};
 use crate::contract::rendezvous;
 use crate::contract::versions;
+use crate::contract::{DeviceId, Error};
 use crate::record::runtime::Runtime;
 use crate::system::process::ProcessId;
 use crate::system::sync::lock;
@@ -30,8 +29,6 @@ use crate::system::{log, origin};
 
 /// How long a worker may take until it is ready for orders, and for a question.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The number of a device that there never is.
-const NOBODY: u32 = u32::MAX;
 /// How long an order may take. A change waits for the requests under way and writes back what its files hold.
 /// Long orders are carried out side by side; those of the same device never come at the same time.
 const ORDER: Duration = Duration::from_secs(120);
@@ -58,14 +55,14 @@ struct State {
     /// It did not answer in time and is being ended. What it may still say is not heard.
     given_up: bool,
     /// The devices that it was ever given. Of others it can say nothing.
-    given: HashSet<u32>,
+    given: HashSet<DeviceId>,
     /// What came of the orders that are waited for: where the device's queues begin.
-    answers: HashMap<u32, Result<u32, Error>>,
+    answers: HashMap<DeviceId, Result<u32, Error>>,
     /// What it said of devices that were asked about.
-    counted: HashMap<u32, Option<Box<Summary>>>,
+    counted: HashMap<DeviceId, Option<Box<Summary>>>,
     /// How often it has answered that it responds.
     pongs: u64,
-    closed: HashSet<u32>,
+    closed: HashSet<DeviceId>,
 }
 
 impl WorkerProcess {
@@ -171,7 +168,7 @@ impl WorkerProcess {
     fn hear(&self, report: Report) {
         let Some(id) = report.device() else { return };
         let mut state = self.state();
-        if !state.given.contains(&id) && id != NOBODY {
+        if !state.given.contains(&id) && id != DeviceId::NONE {
             return;
         }
         let answer = match report {
@@ -181,7 +178,7 @@ impl WorkerProcess {
                 let what = format!("is full: {}", quoted(&why));
                 Some(Err(Error::Full { what, room }))
             }
-            Report::Counted { id: NOBODY, .. } => {
+            Report::Counted { id: DeviceId::NONE, .. } => {
                 state.pongs += 1;
                 None
             }
@@ -209,7 +206,7 @@ impl WorkerProcess {
     /// unexpectedly later, and its late answer would be taken for that to another order.
     fn order(
         &self,
-        id: u32,
+        id: DeviceId,
         order: &Order,
         fds: &[BorrowedFd<'_>],
         patience: Duration,
@@ -234,10 +231,10 @@ impl WorkerProcess {
             }
         }
         answer.unwrap_or_else(|| {
-            log::warn(format_args!("worker {} does not answer about {}: ended", self.id.pid, called(id)));
+            log::warn(format_args!("worker {} does not answer about {}: ended", self.id.pid, id));
             self.state().given_up = true;
             self.kill();
-            Err(Error::Worker { what: format!("does not answer about {}", called(id)) })
+            Err(Error::Worker { what: format!("does not answer about {}", id) })
         })
     }
 
@@ -251,13 +248,13 @@ impl WorkerProcess {
     }
 
     /// Where one waits for news of a device.
-    fn place_of(&self, id: u32) -> &Condvar {
+    fn place_of(&self, id: DeviceId) -> &Condvar {
         let [first, ..] = &self.changed;
-        self.changed.get(id as usize % self.changed.len()).unwrap_or(first)
+        self.changed.get(id.number as usize % self.changed.len()).unwrap_or(first)
     }
 
     /// Waits until `done` answers to news of a device, or time is up.
-    fn wait<T>(&self, id: u32, timeout: Duration, done: impl Fn(&mut State) -> Option<T>) -> Option<T> {
+    fn wait<T>(&self, id: DeviceId, timeout: Duration, done: impl Fn(&mut State) -> Option<T>) -> Option<T> {
         let deadline = Instant::now() + timeout;
         let mut state = self.state();
         loop {
@@ -292,7 +289,7 @@ impl Server for WorkerProcess {
         }
         let before = self.state().pongs;
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let asked = serde_json::to_vec(&Order::Stat { id: NOBODY })
+        let asked = serde_json::to_vec(&Order::Stat { id: DeviceId::NONE })
             .map_err(io::Error::from)
             .and_then(|packet| protocol::send_packet(&self.socket, &packet, &[], flags));
         if asked.is_err() {
@@ -300,14 +297,14 @@ impl Server for WorkerProcess {
             return !self.alive();
         }
         let heard = |state: &mut State| (state.dead || state.pongs > before).then_some(());
-        self.wait(NOBODY, patience, heard).is_some()
+        self.wait(DeviceId::NONE, patience, heard).is_some()
     }
 
     fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<u32, Error> {
         let id = serve.id;
         if !versions::all_known(&serve.needs, &self.about.features) {
             let why = "is of an older version, which `becket serve --takeover` replaces";
-            return Err(Error::Worker { what: format!("{why}; it cannot serve {}", called(id)) });
+            return Err(Error::Worker { what: format!("{why}; it cannot serve {}", id) });
         }
         let mut state = self.state();
         // The number may have belonged to another device before.
@@ -320,7 +317,7 @@ impl Server for WorkerProcess {
         self.order(change.id, &Order::Change(Box::new(change)), fds, ORDER).map(drop)
     }
 
-    fn stats(&self, id: u32) -> Result<Summary, Error> {
+    fn stats(&self, id: DeviceId) -> Result<Summary, Error> {
         self.state().counted.remove(&id);
         self.tell(&Order::Stat { id }, &[])?;
         let answer = self.wait(id, PATIENCE, |state| match state.counted.remove(&id) {
@@ -329,15 +326,15 @@ impl Server for WorkerProcess {
         });
         match answer.unwrap_or(Err("does not answer about")) {
             Ok(stats) => Ok(*stats),
-            Err(what) => Err(Error::Worker { what: format!("{what} {}", called(id)) }),
+            Err(what) => Err(Error::Worker { what: format!("{what} {}", id) }),
         }
     }
 
-    fn leave(&self, id: u32) -> Result<(), Error> {
+    fn leave(&self, id: DeviceId) -> Result<(), Error> {
         self.tell(&Order::Leave { id }, &[])
     }
 
-    fn await_closed(&self, id: u32, timeout: Duration) -> bool {
+    fn await_closed(&self, id: DeviceId, timeout: Duration) -> bool {
         self.wait(id, timeout, |state| (state.dead || state.closed.remove(&id)).then_some(())).is_some()
     }
 
@@ -455,8 +452,8 @@ fn join(cgroup: BorrowedFd<'_>, pid: u32) -> io::Result<()> {
     fs::File::from(cgroup.try_clone_to_owned()?).write_all(pid.to_string().as_bytes())
 }
 
-fn refused(id: u32, why: &str) -> Error {
-    Error::Worker { what: format!("cannot serve {}: {why}", called(id)) }
+fn refused(id: DeviceId, why: &str) -> Error {
+    Error::Worker { what: format!("cannot serve {}: {why}", id) }
 }
 
 /// The first report, before which it is no worker yet.
@@ -502,11 +499,11 @@ mod tests {
         let worker = WorkerProcess::new(ProcessId::own(), ours, PathBuf::new(), About::ours(Vec::new()));
         std::thread::scope(|scope| {
             scope.spawn(|| worker.listen());
-            let orders = [1, 2].map(|id| {
+            let orders = [1.into(), 2.into()].map(|id| {
                 let worker = &worker;
                 scope.spawn(move || worker.order(id, &Order::Stat { id }, &[], PATIENCE))
             });
-            let mut known: Vec<u32> = Vec::new();
+            let mut known: Vec<DeviceId> = Vec::new();
             for _ in 0..2 {
                 let Some((Order::Stat { id }, _)) = protocol::receive::<Order>(&theirs).unwrap() else {
                     panic!("another order");
@@ -528,14 +525,14 @@ mod tests {
         let (ours, theirs) = protocol::pair().unwrap();
         let id = ProcessId::of(child.id()).unwrap();
         let worker = WorkerProcess::new(id, ours, PathBuf::new(), About::ours(Vec::new()));
-        let order = || worker.order(7, &Order::Stat { id: 7 }, &[], Duration::ZERO);
+        let order = || worker.order(7.into(), &Order::Stat { id: 7.into() }, &[], Duration::ZERO);
         assert!(worker.alive());
         let error = order().unwrap_err().to_string();
         assert!(error.contains("does not answer"), "{error}");
         assert!(!worker.alive());
         assert_eq!(child.wait().unwrap().signal(), Some(9));
         // Its answer comes late, and is none to the next order.
-        worker.state().answers.insert(7, Ok(0));
+        worker.state().answers.insert(7.into(), Ok(0));
         order().unwrap_err();
         protocol::receive::<Order>(&theirs).unwrap().unwrap();
         drop(worker);
@@ -546,8 +543,8 @@ mod tests {
     fn what_is_said_of_devices_that_it_never_had_is_not_kept() {
         let (ours, _theirs) = protocol::pair().unwrap();
         let worker = WorkerProcess::new(ProcessId::own(), ours, PathBuf::new(), About::ours(Vec::new()));
-        worker.state().given.insert(7);
-        for id in [7, 8] {
+        worker.state().given.insert(7.into());
+        for id in [7.into(), 8.into()] {
             let why = "x\u{1b}[2J\n".repeat(LONGEST);
             worker.hear(Report::Failed { id, why });
             worker.hear(Report::Closed { id });
@@ -555,7 +552,7 @@ mod tests {
         }
         let mut state = worker.state();
         assert_eq!((state.answers.len(), state.closed.len(), state.counted.len()), (1, 1, 1));
-        let shown = state.answers.remove(&7).unwrap().unwrap_err().to_string();
+        let shown = state.answers.remove(&7.into()).unwrap().unwrap_err().to_string();
         assert!(!shown.contains(char::is_control) && shown.chars().count() < LONGEST + 100, "{shown:?}");
     }
 

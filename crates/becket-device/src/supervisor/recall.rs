@@ -16,12 +16,12 @@ use becket_uapi::ublk::UBLK_S_DEV_DEAD;
 
 use super::claims::makes_sense;
 use super::devices::Supervisor;
-use super::driver::{Driver, called, disk, id_of};
+use super::driver::{Driver, disk};
 use super::make::direct_io;
 use super::owned::Owned;
 use super::workers::Server;
 use crate::contract::kept::Kept;
-use crate::contract::{DeviceInfo, DeviceState, Error};
+use crate::contract::{DeviceId, DeviceInfo, DeviceState, Error};
 use crate::record::store::{Device, Entry};
 use crate::record::{links, mark, register};
 use crate::system::describe::{partitions_as, size_of};
@@ -37,15 +37,16 @@ impl Supervisor {
     /// device is being made, so what has no disk either is left over and is removed.
     pub(super) fn recall(&self, at_first: bool) {
         let owned: Vec<_> = lock(&self.devices).values().cloned().collect();
-        let mine: BTreeSet<u32> = owned.iter().filter_map(|owned| self.record_again(owned)).collect();
+        let mine: BTreeSet<DeviceId> = owned.iter().filter_map(|owned| self.record_again(owned)).collect();
         if self.driver.get().is_none() && control::numbers().is_empty() {
             return;
         }
         let Ok(driver) = self.driver(Kind::Ublk) else { return };
-        let unserved = driver.numbers().into_iter().filter(|id| !mine.contains(id));
+        let id_of = |number| DeviceId { kind: Kind::Ublk, number };
+        let unserved = driver.numbers().into_iter().filter(|number| !mine.contains(&id_of(*number)));
         let ours = |info: &DevInfo| mark::is_of(self.store.runtime(), info.ublksrv_flags);
         let infos: Vec<DevInfo> =
-            unserved.filter_map(|id| driver.info(id).ok().flatten().filter(ours)).collect();
+            unserved.filter_map(|number| driver.info(number).ok().flatten().filter(ours)).collect();
         if infos.is_empty() {
             return;
         }
@@ -59,13 +60,13 @@ impl Supervisor {
         let recorded: BTreeSet<u64> = entries.iter().filter_map(|(_, entry)| mark::recorded(entry)).collect();
         for info in infos.iter().filter(|info| !recorded.contains(&info.ublksrv_flags)) {
             if let Err(error) = self.recall_unserved(&*driver, info, at_first) {
-                log::warn(format_args!("{} has no record, and gets none: {error}", called(info.dev_id)));
+                log::warn(format_args!("{} has no record, and gets none: {error}", id_of(info.dev_id)));
             }
         }
     }
 
     /// Answers with the device's number.
-    fn record_again(&self, owned: &Owned) -> Option<u32> {
+    fn record_again(&self, owned: &Owned) -> Option<DeviceId> {
         let state = lock(&owned.state);
         if !state.gone && matches!(self.store.device(state.name()), Ok(None)) {
             match self.store.enter(&state.device, |_| true) {
@@ -73,22 +74,22 @@ impl Supervisor {
                 Err(error) => log::warn(format_args!("{} has no record: {error}", state.name())),
             }
         }
-        Some(id_of(&state.device.info))
+        Some(DeviceId::of(&state.device.info))
     }
 
     fn recall_unserved(&self, driver: &dyn Driver, info: &DevInfo, at_first: bool) -> Result<(), Error> {
-        let id = info.dev_id;
+        let id = DeviceId { kind: Kind::Ublk, number: info.dev_id };
         match (info.state == UBLK_S_DEV_DEAD, at_first) {
             (true, true) => {
-                driver.del(id)?;
-                log::warn(format_args!("{} had neither record nor disk: removed", called(id)));
+                driver.del(id.number)?;
+                log::warn(format_args!("{} had neither record nor disk: removed", id));
                 return Ok(());
             }
             (true, false) => return Ok(()),
             (false, _) => {}
         }
         let mut device = described(driver, info);
-        register::record(&self.store, None, &driver.default_name(id), &mut device)?;
+        register::record(&self.store, None, &driver.default_name(id.number), &mut device)?;
         links::make(self.store.runtime(), &device.info);
         let name = &device.info.name;
         log::warn(format_args!("{name} had no record and nobody serves it; `becket detach` removes it"));
@@ -101,23 +102,22 @@ impl Supervisor {
     pub(super) fn adopt_unrecorded(&self, kept: Kept, server: Arc<dyn Server>) -> Result<(), Error> {
         let id = kept.serve.id;
         let driver = self.driver(kept.serve.kind)?;
-        let info = driver.info(id)?.filter(|info| info.ublksrv_flags == kept.serve.mark);
+        let info = driver.info(id.number)?.filter(|info| info.ublksrv_flags == kept.serve.mark);
         let Some(info) = info.filter(|info| kept.serve.kind == Kind::Ublk && info.state != UBLK_S_DEV_DEAD)
         else {
-            let what = format!("serves {}, which the kernel does not have", called(id));
+            let what = format!("serves {}, which the kernel does not have", id);
             return Err(Error::Worker { what });
         };
         let mut device = described(&*driver, &info);
         device.info.state = DeviceState::Live;
         // That is recorded nowhere; all else the kernel knows, too.
         device.info.isolated = kept.serve.isolated;
-        makes_sense(&kept, &device).map_err(|why| Error::Worker {
-            what: format!("is not believed that it serves {}: {why}", called(id)),
-        })?;
+        makes_sense(&kept, &device)
+            .map_err(|why| Error::Worker { what: format!("is not believed that it serves {}: {why}", id) })?;
         (device.server, device.worker) = (Some(ProcessId::own()), Some(server.id()));
         (device.info.server_pid, device.info.worker_pid) = (Some(std::process::id()), Some(server.id().pid));
         as_kept(&mut device, &kept);
-        register::record(&self.store, None, &driver.default_name(id), &mut device)?;
+        register::record(&self.store, None, &driver.default_name(id.number), &mut device)?;
         links::make(self.store.runtime(), &device.info);
         log::warn(format_args!(
             "{} had no record and is taken over by what its worker holds",

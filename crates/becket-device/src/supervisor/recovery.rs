@@ -39,11 +39,12 @@ pub(super) enum Attempt {
 /// Hands a device whose worker is gone to another one.
 pub(super) fn recover(driver: &dyn Driver, server: &dyn Server, kept: &mut Kept) -> Result<Attempt, Error> {
     let id = kept.serve.id;
-    if !driver.start_recovery(id)? {
+    if !driver.start_recovery(id.number)? {
         return Ok(Attempt::NotYet);
     }
-    kept.serve.first = with_char_device(driver, id, kept, |fds| server.serve(kept.serve.clone(), fds))?;
-    driver.end_recovery(id, std::process::id())?;
+    kept.serve.first =
+        with_char_device(driver, id.number, kept, |fds| server.serve(kept.serve.clone(), fds))?;
+    driver.end_recovery(id.number, std::process::id())?;
     Ok(Attempt::Recovered)
 }
 
@@ -90,7 +91,7 @@ impl Supervisor {
                 if !state.recoverable() {
                     self.note(&mut state, |device| device.info.state = DeviceState::Lost);
                     if let Ok(driver) = self.driver(state.device.info.transport) {
-                        driver.abandon(state.kept.serve.id);
+                        driver.abandon(state.kept.serve.id.number);
                     }
                 }
             }

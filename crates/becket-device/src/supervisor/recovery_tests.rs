@@ -161,10 +161,10 @@ fn a_worker_of_its_own_dies_alone() {
     assert!(stage.recorded("one").isolated && !stage.recorded("two").isolated);
     own.die();
     let again = stage.worker(2);
-    assert_eq!(lock(&again.served)[0].id, ID);
+    assert_eq!(lock(&again.served)[0].id.number, ID);
     assert_eq!((stage.recorded("one").recoveries, stage.recorded("two").recoveries), (1, 0));
     shared.die();
-    assert_eq!(lock(&stage.worker(3).served)[0].id, ID + 1);
+    assert_eq!(lock(&stage.worker(3).served)[0].id.number, ID + 1);
     assert_eq!((stage.recorded("one").recoveries, stage.recorded("two").recoveries), (1, 1));
     stage.done();
     // It goes with its device.

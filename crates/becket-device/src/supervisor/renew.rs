@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::devices::Supervisor;
-use super::driver::called;
 use super::owned::{Owned, Owning};
 use super::recovery::Attempt;
 use super::workers::Server;
@@ -67,9 +66,9 @@ impl Supervisor {
         let next = self.next_worker(state)?;
         let id = state.kept.serve.id;
         let deadline = Instant::now() + PATIENCE;
-        let late = |what: &str| Error::Worker { what: format!("{what} {}", called(id)) };
+        let late = |what: &str| Error::Worker { what: format!("{what} {}", id) };
         loop {
-            let held_back = driver.quiesce(id, &*state.server);
+            let held_back = driver.quiesce(id.number, &|| state.server.leave(id));
             if state.server.await_closed(id, BETWEEN) {
                 break;
             }

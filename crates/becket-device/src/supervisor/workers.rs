@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use becket_engine::Summary;
 
-use crate::contract::Error;
 use crate::contract::kept::Kept;
 use crate::contract::protocol::{Change, Serve};
+use crate::contract::{DeviceId, Error};
 use crate::system::process::ProcessId;
 
 /// Who moves the bytes of devices.
@@ -35,12 +35,12 @@ pub(crate) trait Server: Send + Sync {
     /// The device goes on as before, unless the worker has died: then it is unknown how it was served last.
     fn change(&self, change: Change, fds: &[BorrowedFd<'_>]) -> Result<(), Error>;
     /// What it has done for a device. Only one caller at a time may ask about the same.
-    fn stats(&self, id: u32) -> Result<Summary, Error>;
+    fn stats(&self, id: DeviceId) -> Result<Summary, Error>;
     /// Makes it take no more requests of a FUSE device, finish those that it has, and close it; returns
     /// before that.
-    fn leave(&self, id: u32) -> Result<(), Error>;
+    fn leave(&self, id: DeviceId) -> Result<(), Error>;
     /// Waits until it has closed everything of a device; `false` when that took too long. A dead one has.
-    fn await_closed(&self, id: u32, timeout: Duration) -> bool;
+    fn await_closed(&self, id: DeviceId, timeout: Duration) -> bool;
     /// Whether it serves devices that it keeps to itself, since they are of a later version.
     fn withholds(&self) -> bool {
         false

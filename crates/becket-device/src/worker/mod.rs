@@ -29,7 +29,7 @@ use crate::contract::kept::{self, Keepsakes, Kept, Setup};
 use crate::contract::protocol::{self, Change, Handed, Order, Report, Serve};
 use crate::contract::rendezvous;
 use crate::contract::versions::Speech;
-use crate::contract::{Error, table};
+use crate::contract::{DeviceId, Error, table};
 use crate::system::log;
 use crate::system::sync::{DEVICES, Held, LAST, Ranked, SHARED, lock};
 
@@ -106,7 +106,7 @@ struct Worker {
     /// The connection to the supervisor, or to the last one that there was.
     control: Ranked<LAST, Arc<OwnedFd>>,
     /// The devices that have queues.
-    open: Ranked<DEVICES, BTreeMap<u32, Charge>>,
+    open: Ranked<DEVICES, BTreeMap<DeviceId, Charge>>,
     /// Rings when the last of them is closed.
     idle: OwnedFd,
     threads: IoThreads,
@@ -283,14 +283,14 @@ impl Worker {
 
     /// Begins to release a device that another worker will serve. If that fails the device is not closed in
     /// time, and the supervisor ends us.
-    fn leave(&self, id: u32) {
+    fn leave(&self, id: DeviceId) {
         if let Some(Err(error)) = self.served(id).map(|served| served.leave(&self.threads)) {
             log::warn(format_args!("worker: cannot leave: {error}"));
         }
     }
 
     /// The device's queues. Not under the lock: an I/O thread may want that to let go of a device.
-    fn served(&self, id: u32) -> Option<Arc<Served>> {
+    fn served(&self, id: DeviceId) -> Option<Arc<Served>> {
         self.devices().get(&id).and_then(|charge| charge.served.clone())
     }
 
@@ -306,7 +306,7 @@ impl Worker {
     }
 
     /// A device is closed.
-    fn let_go(&self, id: u32) {
+    fn let_go(&self, id: DeviceId) {
         // Locked before it is reported: the next device may get this number at once, and must stay in the
         // list.
         let mut open = self.devices();
@@ -413,7 +413,7 @@ impl Worker {
         Arc::clone(&lock(&self.control))
     }
 
-    fn devices(&self) -> Held<'_, BTreeMap<u32, Charge>> {
+    fn devices(&self) -> Held<'_, BTreeMap<DeviceId, Charge>> {
         lock(&self.open)
     }
 }
@@ -484,7 +484,7 @@ fn machine_memory() -> u64 {
     info.totalram.saturating_mul(info.mem_unit.into())
 }
 
-fn refusal(id: u32, error: &ServeError) -> Report {
+fn refusal(id: DeviceId, error: &ServeError) -> Report {
     use becket_engine::Error::Full;
     let why = error.to_string();
     match error {
@@ -514,11 +514,11 @@ mod tests {
     fn a_device_that_is_not_served_has_no_numbers() {
         let (control, supervisor) = protocol::pair().unwrap();
         let worker = Worker::new(control, IoThreads::start(1).unwrap(), Vec::new(), None).unwrap();
-        protocol::send(&supervisor, &Order::Stat { id: 3 }, &[]).unwrap();
+        protocol::send(&supervisor, &Order::Stat { id: 3.into() }, &[]).unwrap();
         rustix::net::shutdown(&supervisor, rustix::net::Shutdown::Write).unwrap();
         worker.obey(&mut None);
         let answer = protocol::receive::<Report>(&supervisor).unwrap().unwrap().0;
-        assert_eq!(answer, Report::Counted { id: 3, stats: None });
+        assert_eq!(answer, Report::Counted { id: 3.into(), stats: None });
     }
 
     #[test]
@@ -557,24 +557,26 @@ mod tests {
             link: Vec::new(),
             served: None,
         };
-        worker.devices().insert(3, charge());
+        worker.devices().insert(3.into(), charge());
         // The other end does not read, so that the report of the closing waits and the rest can overtake it.
         rustix::io::ioctl_fionbio(&*worker.control(), true).unwrap();
-        while protocol::send(&*worker.control(), &Report::Ready { id: 9, first: 0 }, &[]).is_ok() {}
+        while protocol::send(&*worker.control(), &Report::Ready { id: 9.into(), first: 0 }, &[]).is_ok() {}
         rustix::io::ioctl_fionbio(&*worker.control(), false).unwrap();
         let closing = thread::spawn({
             let worker = Arc::clone(&worker);
-            move || worker.let_go(3)
+            move || worker.let_go(3.into())
         });
         thread::sleep(Duration::from_millis(200));
         let serving = thread::spawn({
             let worker = Arc::clone(&worker);
-            move || drop(worker.devices().insert(3, charge()))
+            move || drop(worker.devices().insert(3.into(), charge()))
         });
         thread::sleep(Duration::from_millis(200));
-        while protocol::receive::<Report>(&supervisor).unwrap().unwrap().0 != (Report::Closed { id: 3 }) {}
+        while protocol::receive::<Report>(&supervisor).unwrap().unwrap().0
+            != (Report::Closed { id: 3.into() })
+        {}
         closing.join().unwrap();
         serving.join().unwrap();
-        assert!(worker.devices().contains_key(&3), "the worker would end under a live device");
+        assert!(worker.devices().contains_key(&3.into()), "the worker would end under a live device");
     }
 }

@@ -8,6 +8,8 @@ mod boot;
 mod campaign;
 mod ci;
 #[cfg(test)]
+mod circles;
+#[cfg(test)]
 mod dependencies;
 mod exec;
 mod fuzz;

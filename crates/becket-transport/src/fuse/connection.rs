@@ -14,9 +14,13 @@ use becket_uapi::fuse as uapi;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use uapi::Wire;
 
+use super::mount;
 use super::tree::IMAGE;
-use super::{MAX_IO, mount};
 use crate::{Error, Kind};
+
+/// Longest read or write that is one request, in bytes. Longer ones come in pieces, side by side; each
+/// request that may be under way has a buffer of this size.
+pub const MAX_IO: u32 = 256 << 10;
 
 /// How long the kernel may take for its first message, which it has ready before the mount is done.
 const FIRST: Duration = Duration::from_secs(5);

@@ -13,7 +13,7 @@ mod port;
 mod probe;
 mod tree;
 
-pub use connection::Connection;
+pub use connection::{Connection, MAX_IO};
 pub use disk::{attach_disk, find_disk};
 pub use mount::off as unmount;
 pub use probe::{FuseTransport, examine};
@@ -27,10 +27,6 @@ use becket_engine::{Geometry, IoThreads, Memory};
 use crate::serve::{Common, Content, Finally, ServeError, Served};
 use port::{FusePort, HEAD};
 use tree::Tree;
-
-/// Longest read or write that is one request, in bytes. Longer ones come in pieces, side by side; each
-/// request that may be under way has a buffer of this size.
-pub const MAX_IO: u32 = 256 << 10;
 
 /// What it takes to serve a connection.
 #[derive(Debug)]

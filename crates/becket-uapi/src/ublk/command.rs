@@ -1,7 +1,7 @@
 //! Control commands (`/dev/ublk-control`), feature flags and device states.
 //! It never sends anything; [`ControlRing`](super::ControlRing) does.
 
-use super::{read, read_write};
+use super::number::{read, read_write};
 
 /// Legacy opcode of [`UBLK_U_CMD_GET_QUEUE_AFFINITY`].
 pub const UBLK_CMD_GET_QUEUE_AFFINITY: u32 = 0x01;

@@ -1,7 +1,7 @@
 //! What happens on `/dev/ublkcN`: I/O commands, descriptors, results, offsets for copying and mapping.
 //! It never touches the char device; the engine does.
 
-use super::read_write;
+use super::number::read_write;
 
 /// Legacy opcode of [`UBLK_U_IO_FETCH_REQ`].
 pub const UBLK_IO_FETCH_REQ: u32 = 0x20;

@@ -6,6 +6,7 @@
 
 mod command;
 mod io;
+mod number;
 mod params;
 mod ring;
 #[cfg(test)]
@@ -15,14 +16,3 @@ pub use command::*;
 pub use io::*;
 pub use params::*;
 pub use ring::{ControlRing, Plain};
-
-/// The number of a command that writes a `T`, as a ring's entry carries it: rustix has a wider type under
-/// Miri.
-const fn read<T>(group: u8, number: u8) -> u32 {
-    rustix::ioctl::opcode::read::<T>(group, number) as u32
-}
-
-/// The same for one that reads and writes a `T`.
-const fn read_write<T>(group: u8, number: u8) -> u32 {
-    rustix::ioctl::opcode::read_write::<T>(group, number) as u32
-}

@@ -1,9 +1,9 @@
 //! `becket attach IMAGE...`: many images at once, one device path a line in the order given.
 //! Never detaches what worked because something else failed, unless that was asked for.
 
-use super::{attach_from, attach_tab, common, parallel};
+use super::{attach_from, attach_tab, common, common::Job, parallel};
 use crate::{args, failure::Failure, progress::Progress, ui::Ui};
-use becket_device::{AttachOptions, DetachOptions, DeviceInfo};
+use becket_device::{DetachOptions, DeviceInfo};
 use serde_json::{Value, json};
 use std::{
     path::PathBuf,
@@ -13,15 +13,6 @@ use std::{
 
 /// How long a device that is detached again may take to go. It was never announced, so nothing should use it.
 const GONE_WITHIN: Duration = Duration::from_secs(10);
-
-/// One image to attach.
-#[derive(Debug)]
-pub(super) struct Job {
-    pub(super) image: PathBuf,
-    pub(super) options: AttachOptions,
-    /// Where it was asked for, when not on the command line.
-    pub(super) origin: Option<String>,
-}
 
 pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
     let jobs = jobs(args)?;

@@ -1,7 +1,7 @@
 //! `becket attach --from FILE`: a list of attachments, one image and its options a line.
 //! Never attaches: a file with a mistake in it is refused as a whole.
 
-use super::{attach::Job, common};
+use super::common::{self, Job};
 use crate::{
     args::{AttachLine, Cli, DeviceOptions, LineParser},
     failure::Failure,

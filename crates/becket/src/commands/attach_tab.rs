@@ -1,7 +1,7 @@
 //! `becket attach --tab NAME...`: what the machine's table says of these names.
 //! Never cares about other lines: a mistake there is theirs.
 
-use super::{attach::Job, attach_from::given, common};
+use super::{attach_from::given, common, common::Job};
 use crate::{
     failure::Failure,
     tab::{self, Entry, Wrong},

@@ -13,11 +13,20 @@ use serde_json::json;
 use std::{
     ffi::OsString,
     os::unix::{ffi::OsStrExt as _, process::CommandExt as _},
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     thread,
     time::{Duration, Instant},
 };
+
+/// One image to attach.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) image: PathBuf,
+    pub(super) options: AttachOptions,
+    /// Where it was asked for, when not on the command line.
+    pub(super) origin: Option<String>,
+}
 
 /// What was asked for, in the words of the device room.
 pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {

@@ -1,10 +1,9 @@
 //! What becomes of devices that are there: detached, removed, resized, switched.
 //! Never stops at the first of several that fails.
 
-use super::device::{self, Loop};
-use super::list::{Device, no_device};
-use super::setup::{explained, patiently};
-use super::{Trouble, warn};
+use super::device::{self, Loop, patiently};
+use super::devices::{Device, no_device};
+use super::trouble::{Trouble, explained, still_used};
 use becket_uapi::loop_ as uapi;
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
@@ -69,14 +68,6 @@ fn detach_loop(device: &Loop) -> Result<(), Trouble> {
         becket_device::tidy();
     }
     Ok(())
-}
-
-/// Names the users of a detached device. Detaching has worked, so this is no failure.
-pub(super) fn still_used(device: &str, users: &[becket_device::User]) {
-    if !users.is_empty() {
-        let users: Vec<String> = users.iter().map(ToString::to_string).collect();
-        warn(&format!("{device}: goes when its last user does: {}", users.join(", ")));
-    }
 }
 
 fn remove_one(word: &OsStr) -> Result<(), Trouble> {

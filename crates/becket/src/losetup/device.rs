@@ -6,6 +6,7 @@ use super::table::Value;
 use becket_transport::sysfs;
 use becket_uapi::loop_::{self as uapi, LOOP_MAJOR, LoopInfo64};
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
 use std::cell::OnceCell;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -13,6 +14,8 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 /// Where the kernel shows whole disks, each as a link.
 const DISKS: &str = "/sys/block";
@@ -257,6 +260,21 @@ fn reference(info: &LoopInfo64) -> Vec<u8> {
 /// A path without links and dots; as it is when there is none.
 pub(super) fn real(path: &OsStr) -> OsString {
     std::fs::canonicalize(path).map_or_else(|_| path.to_owned(), PathBuf::into_os_string)
+}
+
+/// Tries while dirty pages stand in the way.
+pub(super) fn patiently(mut attempt: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    for _ in 0..10 {
+        match attempt() {
+            Err(error) if is(&error, Errno::AGAIN) => thread::sleep(Duration::from_millis(250)),
+            other => return other,
+        }
+    }
+    attempt()
+}
+
+pub(super) fn is(error: &io::Error, errno: Errno) -> bool {
+    Errno::from_io_error(error) == Some(errno)
 }
 
 #[cfg(test)]

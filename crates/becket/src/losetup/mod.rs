@@ -8,6 +8,7 @@
 mod change;
 mod columns;
 mod device;
+mod devices;
 mod getopt;
 mod list;
 mod manual;
@@ -17,6 +18,7 @@ mod served;
 mod setup;
 mod size;
 mod table;
+mod trouble;
 
 pub(crate) use manual::command;
 
@@ -24,6 +26,8 @@ use options::{Action, Settings, Stop};
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
+use trouble::{Trouble, say, warn};
 
 /// The words for losetup, when this program was called by its name or the first word is.
 pub(crate) fn meant(mut words: impl Iterator<Item = OsString>) -> Option<Vec<OsString>> {
@@ -83,7 +87,7 @@ fn act(action: &Action, settings: &Settings) -> Result<bool, Trouble> {
         Action::FindFree => print(&line(&setup::free()?)),
         Action::Create { device, file } => {
             let path = match device {
-                None if served::wanted() => served::create(file, settings)?,
+                None if served::wanted() => create_served(file, settings)?,
                 device => setup::create(device.as_deref(), file, settings)?,
             };
             if settings.show { print(&line(&path)) } else { Ok(true) }
@@ -95,6 +99,11 @@ fn act(action: &Action, settings: &Settings) -> Result<bool, Trouble> {
         Action::SetDirectIo(device, on) => done(change::set_direct_io(device, *on)),
         Action::SetSectorSize(device, bytes) => done(change::set_sector_size(device, *bytes)),
     }
+}
+
+fn create_served(file: &OsStr, settings: &Settings) -> Result<PathBuf, Trouble> {
+    let other = if settings.no_overlap { overlap::reuse(file, settings)? } else { None };
+    other.map_or_else(|| served::create(file, settings), Ok)
 }
 
 fn line(path: &std::path::Path) -> Vec<u8> {
@@ -118,46 +127,6 @@ fn utf8() -> bool {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default();
     let locale = locale.to_ascii_lowercase();
     locale.ends_with("utf-8") || locale.ends_with("utf8")
-}
-
-/// Why something was not done, in losetup's words; and what there is to know besides.
-#[derive(Debug)]
-struct Trouble {
-    text: String,
-    more: Option<String>,
-}
-
-impl Trouble {
-    fn new(text: String) -> Trouble {
-        Trouble { text, more: None }
-    }
-
-    fn because(what: &str, error: &io::Error) -> Trouble {
-        Trouble::new(format!("{what}: {}", words(error)))
-    }
-
-    fn more(self, more: String) -> Trouble {
-        Trouble { more: Some(more), ..self }
-    }
-
-    fn tell(&self) {
-        warn(&self.text);
-        self.more.as_deref().inspect(|more| warn(more));
-    }
-}
-
-/// The system's own words for an error, as scripts know them.
-fn words(error: &io::Error) -> String {
-    crate::failure::without_errno(&error.to_string())
-}
-
-fn warn(text: &str) {
-    say(&format!("losetup: {text}"));
-}
-
-/// To standard error, as far as there is one.
-fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
 }
 
 #[cfg(test)]

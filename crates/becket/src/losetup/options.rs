@@ -6,6 +6,7 @@ use super::columns::{self, Column};
 use super::getopt::{Reader, Spelling, Takes};
 use super::size;
 use super::table::Style;
+use super::trouble::words;
 use std::ffi::{OsStr, OsString};
 
 /// An option.
@@ -372,8 +373,7 @@ impl Seen {
 fn bytes(text: &OsStr, what: &str) -> Result<u64, Stop> {
     let shown = text.display();
     let size = text.to_str().map_or(Err(rustix::io::Errno::INVAL), size::parse);
-    let why =
-        |error| format!("failed to parse {what}: '{shown}': {}", super::words(&std::io::Error::from(error)));
+    let why = |error| format!("failed to parse {what}: '{shown}': {}", words(&std::io::Error::from(error)));
     size.map_err(|error| Stop::Refused(why(error)))
 }
 

@@ -1,11 +1,10 @@
 //! Whether bytes of a file are attached already: what `--nooverlap` asks, of both kinds of devices.
 //! Never attaches anything, and changes nothing but that a device which is taken again stays.
 
-use super::Trouble;
-use super::device::Loop;
-use super::list::{Device, Wanted};
+use super::device::{Loop, patiently};
+use super::devices::{Device, Wanted};
 use super::options::Settings;
-use super::setup::patiently;
+use super::trouble::Trouble;
 use becket_uapi::loop_::{self as uapi};
 use std::ffi::OsStr;
 use std::io;

@@ -5,7 +5,7 @@ use super::columns::Column;
 use super::device::{disk_at, pair};
 use super::options::Settings;
 use super::table::Value;
-use super::{Trouble, overlap};
+use super::trouble::{Trouble, still_used};
 use crate::failure::without_errno;
 use becket_device::{AttachOptions, Changes, DetachOptions, DeviceInfo, DeviceState, Partitions, Via};
 use becket_image::{DirectIo, Format};
@@ -57,11 +57,6 @@ pub(super) fn all() -> Result<Vec<Served>, Trouble> {
 /// Attaches `file` to a device of its own; returns the device's path.
 pub(super) fn create(file: &OsStr, settings: &Settings) -> Result<PathBuf, Trouble> {
     let shown = file.display();
-    if settings.no_overlap
-        && let Some(path) = overlap::reuse(file, settings)?
-    {
-        return Ok(path);
-    }
     let block_size = settings.sector_size.map(u32::try_from).transpose();
     let block_size = block_size
         .map_err(|_| Trouble::new(format!("{shown}: failed to set up loop device: Invalid argument")))?;
@@ -98,7 +93,7 @@ impl Served {
         if info.state == DeviceState::Detaching
             && let Some(name) = disk_at(device)
         {
-            super::change::still_used(&device.display().to_string(), &becket_device::users(&name));
+            still_used(&device.display().to_string(), &becket_device::users(&name));
         }
         Ok(())
     }

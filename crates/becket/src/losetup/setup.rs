@@ -1,9 +1,10 @@
 //! Attaching a file to a loop device, in one LOOP_CONFIGURE.
 //! Never leaves a device behind when it fails, and never takes one that another program has got.
 
-use super::device;
+use super::device::{self, is};
 use super::options::Settings;
-use super::{Trouble, overlap, warn};
+use super::overlap;
+use super::trouble::{Trouble, explained, warn};
 use becket_image::{Format, OpenOptions};
 use becket_transport::{node, sysfs};
 use becket_uapi::loop_::{self as uapi, LoopConfig, LoopInfo64};
@@ -80,21 +81,6 @@ fn control() -> io::Result<File> {
     }
 }
 
-/// Tries while dirty pages stand in the way.
-pub(super) fn patiently(mut attempt: impl FnMut() -> io::Result<()>) -> io::Result<()> {
-    for _ in 0..10 {
-        match attempt() {
-            Err(error) if is(&error, Errno::AGAIN) => thread::sleep(Duration::from_millis(250)),
-            other => return other,
-        }
-    }
-    attempt()
-}
-
-pub(super) fn is(error: &io::Error, errno: Errno) -> bool {
-    Errno::from_io_error(error) == Some(errno)
-}
-
 fn failed(what: impl std::fmt::Display, error: &io::Error) -> Trouble {
     Trouble::because(&format!("{what}: failed to set up loop device"), error)
 }
@@ -144,22 +130,6 @@ fn on_named(device: &OsStr, file: &OsStr, settings: &Settings) -> Result<PathBuf
             let what = if opened { file.display() } else { path.as_os_str().display() };
             Err(explained(&path, opened, failed(what, &error), &error))
         }
-    }
-}
-
-/// What a container's administrator has to fix, where that is why it failed.
-pub(super) fn explained(path: &Path, opened: bool, trouble: Trouble, error: &io::Error) -> Trouble {
-    let shown = path.display();
-    if is(error, Errno::PERM) && !opened {
-        trouble.more(format!(
-            "{shown}: opening it is forbidden here; a container's device rules must allow b 7:* rwm"
-        ))
-    } else if is(error, Errno::PERM) || (is(error, Errno::ACCESS) && opened) {
-        trouble.more("setting up a loop device needs CAP_SYS_ADMIN in the first user namespace".to_owned())
-    } else if [Errno::NXIO, Errno::NODEV].iter().any(|&errno| is(error, errno)) && !opened {
-        trouble.more(format!("{shown} is stale: the kernel has no such device"))
-    } else {
-        trouble
     }
 }
 

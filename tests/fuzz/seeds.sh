@@ -126,6 +126,8 @@ text control sketch-attach '{"method":"org.becket.Becket1.Attach","parameters":{
 text control set '{"method":"org.becket.Becket1.Set","parameters":{"name":"a","direct_io":"on","read_only":true,"size_limit":4096,"shortest":0,"image":null}}'
 text control status '{"method":"org.becket.Becket1.Status"}'
 text control service '{"method":"org.varlink.service.GetInterfaceDescription","parameters":{"interface":"org.becket.Becket1"}}'
+calls='{"method":"org.becket.Becket1.List"}\0{"method":"org.becket.Becket1.Stat","parameters":{"name":"a"}}\0'
+printf "\x1e$calls" >"$(place frames two)"
 text worker sketch-serve '{"serve":{"kind":"ublk","id":1,"queues":1,"depth":64,"flags":0,"geometry":{"size":16384,"logical_block":512,"physical_block":4096,"io_min":512,"io_opt":0,"dma_align":4,"read_only":true,"rotational":false,"discard":true,"discard_granularity":4096,"write_zeroes":true},"map":'"$map"',"files":[{"facts":'"$facts"',"direct":true}],"below":null,"encoded":{"cache_size":null},"direct_io":true,"merge":false,"mark":7,"isolated":false,"lease":false,"cgroup":false}}'
 text worker change '{"change":{"id":1,"map":'"$map"',"read_only":true,"direct_io":false,"files":null}}'
 text worker await '"await"'

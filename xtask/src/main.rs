@@ -20,6 +20,7 @@ mod rooms;
 mod sanitize;
 mod soak;
 mod suite;
+mod varlinkctl;
 mod versions;
 mod vm;
 

@@ -13,6 +13,7 @@ use crate::contract::messages::{Attach, Detach, Refresh, ServerStatus, Set, Stat
 use crate::contract::protocol::{Order, Report};
 use crate::contract::versions::Speech;
 use crate::contract::{DeviceInfo, Error, sealed, table};
+use crate::control::frames::Frames;
 use crate::control::server;
 use crate::control::server::Service;
 use crate::record::store;
@@ -20,6 +21,21 @@ use crate::record::store;
 /// A call to the supervisor, as it is on the wire.
 pub fn control(bytes: &[u8]) -> bool {
     from_slice(bytes).is_ok_and(|message| server::is_understood(&Nobody, message))
+}
+
+/// What a stream of calls yields, read in pieces. The first byte chooses how long they are.
+pub fn frames(bytes: &[u8]) -> bool {
+    let (Some(first), mut frames) = (bytes.first(), Frames::new()) else { return false };
+    let mut understood = 0;
+    for piece in bytes.get(1..).unwrap_or_default().chunks(usize::from(*first) + 1) {
+        if frames.add(piece, vec![()]).is_err() {
+            return false;
+        }
+        while let Some((message, _)) = frames.take() {
+            understood += usize::from(control(&message));
+        }
+    }
+    understood > 0
 }
 
 /// A packet between supervisor and worker.

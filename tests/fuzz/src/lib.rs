@@ -31,6 +31,7 @@ pub const TARGETS: &[Target] = &[
     ("inspect", image::anything),
     ("codecs", image::codecs),
     ("control", becket_device::fuzzing::control),
+    ("frames", becket_device::fuzzing::frames),
     ("worker", becket_device::fuzzing::worker),
     ("blocks", becket_device::fuzzing::blocks),
     ("record", becket_device::fuzzing::record),

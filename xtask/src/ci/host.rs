@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use super::build::Binaries;
 use super::case::{Case, Outcome};
 use super::libtest;
-use crate::exec;
+use crate::{exec, varlinkctl};
 
 /// The capability that a container's root often lacks.
 const CAP_SYS_RESOURCE: u64 = 1 << 24;
@@ -27,9 +27,14 @@ pub(crate) fn check(words: &[&str]) -> Result<Vec<Case>> {
     Ok(vec![Case::of_step(&name, outcome, format!("`{}`: {status}", exec::shown(&command)))])
 }
 
-/// The workspace's own tests: all, or those that these arguments of cargo choose.
+/// The workspace's own tests that these arguments of cargo choose.
 pub(crate) fn tests(which: &[&str]) -> Result<Vec<Case>> {
     tested(exec::cargo().args(["test", "--workspace"]).args(which), &[])
+}
+
+/// All of the workspace's own tests.
+pub(crate) fn all_tests() -> Result<Vec<Case>> {
+    tested(exec::cargo().args(["test", "--workspace"]).env("PATH", varlinkctl::path()?), &[])
 }
 
 /// Runs tests by a command that is some `cargo test`, whose runners get these words; shows what they say.

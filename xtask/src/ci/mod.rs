@@ -167,7 +167,7 @@ fn on_host((name, step): (&'static str, Step)) -> Finished {
     timed(name, || match step {
         Step::Cargo(words) => host::check(words),
         Step::Unit => host::tests(&UNIT),
-        Step::Test => host::tests(&[]),
+        Step::Test => host::all_tests(),
         Step::Install => host::install(),
         Step::HostConformance(via) => host::conformance(&Binaries::conformance()?, via),
         Step::LosetupSuite => crate::suite::cases(&exec::shipped()?),

@@ -1,7 +1,7 @@
 //! The virtual machine for tests: a stock Debian kernel under QEMU's software emulation, with a Debian
 //! userland. Never changes the host beyond the checkout's target directory.
 
-mod apt;
+pub(crate) mod apt;
 mod channel;
 mod console;
 mod kernel;

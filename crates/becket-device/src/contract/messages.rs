@@ -15,14 +15,6 @@ use crate::contract::{DataMode, DeviceInfo, Error, ErrorKind, path_text, text_pa
 pub(crate) const INTERFACE: &str = "org.becket.Becket1";
 pub(crate) const DESCRIPTION: &str = include_str!("org.becket.Becket1.varlink");
 
-/// A call as it is on the wire, with the parameters of one method.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Message<P> {
-    pub(crate) method: String,
-    #[serde(default = "Option::default", skip_serializing_if = "Option::is_none")]
-    pub(crate) parameters: Option<P>,
-}
-
 /// Which workers do not respond to their supervisor.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Pulse {
@@ -213,11 +205,14 @@ pub struct ServerStatus {
 }
 
 /// The interface's errors.
-#[derive(Debug, Clone, PartialEq, zlink::ReplyError)]
-#[zlink(interface = "org.becket.Becket1")]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "error", content = "parameters")]
 pub(crate) enum Failure {
+    #[serde(rename = "org.becket.Becket1.Busy")]
     Busy { device: String },
+    #[serde(rename = "org.becket.Becket1.NameInUse")]
     NameInUse { name: String, image: Option<String>, device: Option<String> },
+    #[serde(rename = "org.becket.Becket1.Failed")]
     Failed { kind: String, message: String, hint: Option<String> },
 }
 
@@ -268,6 +263,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::contract::idl::Interface;
+    use crate::contract::varlink::Call;
     use crate::record::store::tests::device;
 
     fn attach() -> Attach {
@@ -332,15 +329,10 @@ mod tests {
 
     #[test]
     fn the_interface_says_what_is_sent() {
-        let interface = zlink::idl::Interface::try_from(DESCRIPTION).unwrap();
-        assert_eq!(interface.name().as_str(), INTERFACE);
-        let method = |name: &str| interface.methods().find(|method| method.name().as_str() == name).unwrap();
-        let inputs = |name: &str| -> BTreeSet<String> {
-            method(name).inputs().map(|field| field.name().as_str().to_owned()).collect()
-        };
-        let outputs = |name: &str| -> BTreeSet<String> {
-            method(name).outputs().map(|field| field.name().as_str().to_owned()).collect()
-        };
+        let interface = Interface::parse(DESCRIPTION);
+        assert_eq!(interface.name, INTERFACE);
+        let inputs = |name: &str| interface.inputs(name);
+        let outputs = |name: &str| interface.outputs(name);
         assert_eq!(inputs("Attach"), keys(&attach()));
         assert_eq!(inputs("Detach"), keys(&Detach { name: String::new(), lazy: false }));
         assert_eq!(inputs("Refresh"), keys(&Refresh { name: String::new(), partitions: Some(Vec::new()) }));
@@ -356,15 +348,21 @@ mod tests {
         for name in ["Attach", "Detach", "Refresh", "Set"] {
             assert_eq!(outputs(name), one);
         }
-        let type_of = |name: &str| -> BTreeSet<String> {
-            let found = interface.custom_types().find(|custom| custom.name().as_str() == name).unwrap();
-            found.as_object().unwrap().fields().map(|field| field.name().as_str().to_owned()).collect()
-        };
+        let type_of = |name: &str| interface.custom(name);
         assert_eq!(type_of("Device"), keys(&device("one", 1).info));
         assert_eq!(type_of("NewImage"), keys(&new_image()));
         assert_eq!(type_of("Stats"), keys(&Summary::default()));
         assert_eq!(type_of("Activity"), keys(&becket_engine::Activity::default()));
         assert_eq!(type_of("Decoded"), keys(&becket_engine::Decodings::default()));
+        let text = String::new;
+        for failure in [
+            Failure::Busy { device: text() },
+            Failure::NameInUse { name: text(), image: None, device: None },
+            Failure::Failed { kind: text(), message: text(), hint: None },
+        ] {
+            let sent = serde_json::to_value(failure).unwrap();
+            assert_eq!(interface.error(sent["error"].as_str().unwrap()), keys(&sent["parameters"]));
+        }
     }
 
     #[test]
@@ -412,9 +410,10 @@ mod tests {
     #[test]
     fn damaged_calls_are_refused_or_mean_what_they_say() {
         const STRUCTURE: &[u8] = b"0123456789-.eE\",:{}[]ntf";
-        let good = serde_json::to_string(&Message {
+        let good = serde_json::to_string(&Call {
             method: "org.becket.Becket1.Attach".to_owned(),
             parameters: Some(attach()),
+            oneway: false,
         });
         let good = good.unwrap().into_bytes();
         let mut state = 0x9e37_79b9_7f4a_7c15u64;
@@ -441,7 +440,7 @@ mod tests {
                     break;
                 }
             }
-            let call = serde_json::from_slice::<Message<serde_json::Value>>(&bytes).ok();
+            let call = serde_json::from_slice::<Call<serde_json::Value>>(&bytes).ok();
             let parsed = call.and_then(|call| serde_json::from_value::<Attach>(call.parameters?).ok());
             let Some(parsed) = parsed else {
                 refused += 1;

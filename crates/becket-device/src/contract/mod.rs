@@ -3,6 +3,8 @@
 
 mod device_id;
 mod error;
+#[cfg(test)]
+pub(crate) mod idl;
 pub(crate) mod kept;
 pub(crate) mod messages;
 pub(crate) mod path_text;
@@ -12,6 +14,7 @@ pub(crate) mod sealed;
 pub(crate) mod switch;
 pub(crate) mod table;
 mod types;
+pub(crate) mod varlink;
 pub(crate) mod versions;
 
 pub(crate) use device_id::DeviceId;

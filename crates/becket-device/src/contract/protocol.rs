@@ -36,7 +36,7 @@ pub(crate) const LARGEST: usize = 128 << 10;
 /// What stands in a packet for words that lie in a file.
 const ASIDE: &[u8] = b"aside";
 /// The kernel passes no more descriptors at once (SCM_MAX_FD).
-const MOST_FDS: usize = 253;
+pub(crate) const MOST_FDS: usize = 253;
 
 /// What the supervisor tells the worker.
 #[derive(Debug, Serialize, Deserialize)]
@@ -236,16 +236,16 @@ pub(crate) fn send<T: Serialize>(socket: impl AsFd, message: &T, fds: &[Borrowed
         fds.insert(0, aside.as_fd());
         ASIDE.clone_into(&mut packet);
     }
-    send_packet(socket, &packet, &fds, SendFlags::NOSIGNAL)
+    send_packet(socket, &packet, &fds, SendFlags::NOSIGNAL).map(drop)
 }
 
-/// Sends the bytes of one packet.
+/// Sends the bytes of one packet, or some of them over a stream, and says how many.
 pub(crate) fn send_packet(
     socket: impl AsFd,
     packet: &[u8],
     fds: &[BorrowedFd<'_>],
     flags: SendFlags,
-) -> io::Result<()> {
+) -> io::Result<usize> {
     if fds.len() > MOST_FDS {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the image has too many files"));
     }
@@ -256,7 +256,7 @@ pub(crate) fn send_packet(
     }
     loop {
         match rustix::net::sendmsg(&socket, &[IoSlice::new(packet)], &mut control, flags) {
-            Ok(_) => return Ok(()),
+            Ok(sent) => return Ok(sent),
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -281,7 +281,8 @@ pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Opti
     })
 }
 
-/// Waits for the bytes of one packet, and says how many; `None` when the other side is gone.
+/// Waits for the bytes of one packet, or some of a stream, and says how many; `None` when the other side is
+/// gone.
 pub(crate) fn receive_packet(
     packet: &mut [u8],
     socket: impl AsFd,

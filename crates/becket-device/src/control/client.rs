@@ -4,29 +4,27 @@
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use futures_lite::future::block_on;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
-use zlink::Call;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
-use super::socket::{Connection, Patience, Waiting};
-use crate::contract::messages::{Failure, INTERFACE, Message, Nothing, Pulse};
+use super::socket::{Patience, Socket, no_longer};
+use crate::contract::messages::{Failure, INTERFACE, Nothing, Pulse};
+use crate::contract::varlink::{Call, SERVICE};
 use crate::contract::{Error, ErrorKind};
 use crate::control::health::{self, Concerns, Unresponsive};
 use crate::record::runtime::Runtime;
-use crate::system::sync::lock;
 use crate::system::{log, origin};
 
 /// How long a server may take from its start until it answers.
@@ -43,8 +41,8 @@ pub(crate) fn call<P, R>(
     concerns: Concerns,
 ) -> Result<R, Error>
 where
-    P: Serialize + std::fmt::Debug,
-    R: DeserializeOwned + std::fmt::Debug,
+    P: Serialize,
+    R: DeserializeOwned,
 {
     for _ in 0..ATTEMPTS {
         let mut line = match Line::again(runtime) {
@@ -54,8 +52,7 @@ where
                 None => Line::new(runtime, start(runtime)?)?,
             },
         };
-        line.concern(concerns);
-        if let Some(reply) = line.call(method, parameters, fds)? {
+        if let Some(reply) = line.call(method, parameters, fds, concerns)? {
             line.keep();
             return Ok(reply);
         }
@@ -71,15 +68,11 @@ pub(crate) fn call_running<P, R>(
     concerns: Concerns,
 ) -> Result<Option<R>, Error>
 where
-    P: Serialize + std::fmt::Debug,
-    R: DeserializeOwned + std::fmt::Debug,
+    P: Serialize,
+    R: DeserializeOwned,
 {
     match connect(runtime)? {
-        Some(stream) => {
-            let mut line = Line::new(runtime, stream)?;
-            line.concern(concerns);
-            line.call(method, parameters, &[])
-        }
+        Some(stream) => Line::new(runtime, stream)?.call(method, parameters, &[], concerns),
         None => Ok(None),
     }
 }
@@ -95,12 +88,9 @@ pub(crate) fn ping(runtime: &Runtime, patience: Duration) -> Result<Option<Pulse
     if limit(&stream, patience).is_err() {
         return Ok(None);
     }
-    let mut connection = Waiting::connection(stream);
-    let method = format!("{INTERFACE}.Ping");
-    let call = Call::new(Message { method, parameters: Some(Nothing {}) });
-    match block_on(connection.call_method::<_, Pulse, Failure>(&call, Vec::new())) {
-        Ok((Ok(reply), _)) => Ok(reply.into_parameters()),
-        Err(zlink::Error::Io(error)) if error.kind() == io::ErrorKind::TimedOut => Err(()),
+    match exchange(&mut Socket::new(stream), "Ping", &Nothing {}, &[], &mut no_longer) {
+        Ok(Some(reply)) => Ok(Some(result(&reply).unwrap_or_default())),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(()),
         // It answers, though an older one does not know the question; or it is ending.
         _ => Ok(Some(Pulse::default())),
     }
@@ -155,11 +145,8 @@ fn gone(error: &io::Error) -> bool {
 
 /// A connection to a supervisor.
 struct Line {
-    /// Where it listens.
-    place: PathBuf,
-    connection: Connection,
-    /// Whom the present call waits for.
-    concerns: Arc<Mutex<Concerns>>,
+    runtime: Runtime,
+    socket: Socket,
 }
 
 thread_local! {
@@ -170,28 +157,13 @@ thread_local! {
 
 impl Line {
     fn new(runtime: &Runtime, stream: UnixStream) -> Result<Line, Error> {
-        let place = runtime.socket();
-        limit(&stream, health::DOUBT).map_err(Error::io("talk to the server at", &place))?;
-        let concerns = Arc::new(Mutex::new(Concerns::Server));
-        let server = health::peer(&stream);
-        let patience: Patience = {
-            let (runtime, concerns) = (runtime.clone(), Arc::clone(&concerns));
-            let silent = Mutex::new(None);
-            Arc::new(move || {
-                let concerns = *lock(&*concerns);
-                health::given_up(health::check(&runtime, server, concerns), &mut lock(&silent))
-            })
-        };
-        Ok(Line { place, connection: Waiting::patient(stream, patience), concerns })
-    }
-
-    fn concern(&self, concerns: Concerns) {
-        *lock(&*self.concerns) = concerns;
+        limit(&stream, health::DOUBT).map_err(Error::io("talk to the server at", &runtime.socket()))?;
+        Ok(Line { runtime: runtime.clone(), socket: Socket::new(stream) })
     }
 
     /// That of this thread's last call to the same supervisor.
     fn again(runtime: &Runtime) -> Option<Line> {
-        KEPT.take().filter(|line| line.place == runtime.socket())
+        KEPT.take().filter(|line| line.runtime.socket() == runtime.socket())
     }
 
     /// For this thread's next call. Only a connection on which a call has succeeded is kept: an answer to
@@ -201,38 +173,71 @@ impl Line {
     }
 
     /// `None` when the server ended without having taken the call.
-    fn call<P, R>(&mut self, method: &str, parameters: &P, fds: &[OwnedFd]) -> Result<Option<R>, Error>
+    fn call<P, R>(
+        &mut self,
+        method: &str,
+        parameters: &P,
+        fds: &[OwnedFd],
+        concerns: Concerns,
+    ) -> Result<Option<R>, Error>
     where
-        P: Serialize + std::fmt::Debug,
-        R: DeserializeOwned + std::fmt::Debug,
+        P: Serialize,
+        R: DeserializeOwned,
     {
-        let copies: io::Result<Vec<OwnedFd>> = fds.iter().map(OwnedFd::try_clone).collect();
-        let copies = copies.map_err(Error::io("pass descriptors to", "the server".as_ref()))?;
-        let call =
-            Call::new(Message { method: format!("{INTERFACE}.{method}"), parameters: Some(parameters) });
-        let answer = block_on(self.connection.call_method::<_, R, Failure>(&call, copies));
-        match answer {
-            Ok((Ok(reply), _)) => match reply.into_parameters() {
-                Some(parameters) => Ok(Some(parameters)),
-                None => Err(Error::Server { what: "answers without saying anything".to_owned(), log: None }),
-            },
-            Ok((Err(failure), _)) => Err(failure.into()),
-            Err(zlink::Error::UnexpectedEof | zlink::Error::SocketWrite) => Ok(None),
-            Err(zlink::Error::Io(error)) if hung_up(&error) => Ok(None),
-            Err(zlink::Error::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {
+        let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        let server = health::peer(self.socket.stream());
+        let mut silent = None;
+        let runtime = &self.runtime;
+        let mut patience = || health::given_up(health::check(runtime, server, concerns), &mut silent);
+        match exchange(&mut self.socket, method, parameters, &fds, &mut patience) {
+            Ok(Some(reply)) => result(&reply).map(Some),
+            Ok(None) => Ok(None),
+            Err(error) if hung_up(&error) => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 let found = error.get_ref().and_then(|found| found.downcast_ref::<Unresponsive>());
                 Err(found.cloned().map_or_else(|| broken(error), Error::from))
             }
-            Err(zlink::Error::VarlinkService(error)) => Err(Error::Remote {
-                kind: ErrorKind::Server,
-                message: format!("becket's server refuses the call: {error}"),
-                hint: Some(
-                    "it may be of another version: end it with SIGTERM once its devices are detached"
-                        .to_owned(),
-                ),
-            }),
             Err(error) => Err(broken(error)),
         }
+    }
+}
+
+/// Sends a call and returns the reply; `None` when the server hung up before that.
+fn exchange(
+    socket: &mut Socket,
+    method: &str,
+    parameters: &impl Serialize,
+    fds: &[BorrowedFd<'_>],
+    patience: Patience<'_>,
+) -> io::Result<Option<Vec<u8>>> {
+    let method = format!("{INTERFACE}.{method}");
+    let call = serde_json::to_vec(&Call { method, parameters: Some(parameters), oneway: false })?;
+    socket.send(call, fds, patience)?;
+    // None of becket's replies comes with descriptors.
+    Ok(socket.receive(patience)?.map(|(reply, _)| reply))
+}
+
+/// What a reply says.
+fn result<R: DeserializeOwned>(reply: &[u8]) -> Result<R, Error> {
+    #[derive(Deserialize)]
+    struct Reply<'a> {
+        error: Option<String>,
+        #[serde(borrow)]
+        parameters: Option<&'a RawValue>,
+    }
+    let Reply { error, parameters } = serde_json::from_slice(reply).map_err(broken)?;
+    let parameters = parameters.map_or("{}", RawValue::get);
+    let Some(error) = error else { return serde_json::from_str(parameters).map_err(broken) };
+    match serde_json::from_slice::<Failure>(reply) {
+        Ok(failure) => Err(failure.into()),
+        Err(_) if error.starts_with(SERVICE) => Err(Error::Remote {
+            kind: ErrorKind::Server,
+            message: format!("becket's server refuses the call: {error} {parameters}"),
+            hint: Some(
+                "it may be of another version: end it with SIGTERM once its devices are detached".to_owned(),
+            ),
+        }),
+        Err(_) => Err(broken(format_args!("it answers {error} {parameters}"))),
     }
 }
 

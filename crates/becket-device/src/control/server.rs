@@ -1,29 +1,27 @@
 //! The supervisor's side of one connection: who is there, what is asked, who answers.
 //! It serves only its own user and root, and trusts no parameter before it was parsed as its type.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use becket_engine::Summary;
-use futures_lite::future::block_on;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 use serde_json::value::RawValue;
-use zlink::varlink_service::{self, Info};
-use zlink::{Call, Reply};
 
-use super::socket::Waiting;
-use crate::contract::ServerStatus;
+use super::socket::{Socket, no_longer};
 use crate::contract::messages::{
-    Attach, DESCRIPTION, Detach, Devices, Failure, INTERFACE, Message, Nothing, OneDevice, Refresh,
+    Attach, Counted, DESCRIPTION, Detach, Devices, Failure, INTERFACE, Nothing, OneDevice, Pulse, Refresh,
+    Set, Stat,
 };
-use crate::contract::messages::{Counted, Pulse, Set, Stat};
-use crate::contract::{DeviceInfo, Error};
+use crate::contract::varlink::{
+    Call, Describe, Description, Info, Refusal, Reply, SERVICE, SERVICE_DESCRIPTION,
+};
+use crate::contract::{DeviceInfo, Error, ServerStatus};
 use crate::system::log;
-
-const SERVICE: &str = "org.varlink.service";
 
 /// What the supervisor does for its clients.
 pub(crate) trait Service: Sync {
@@ -43,40 +41,32 @@ pub(crate) trait Service: Sync {
 
 /// Serves one connection until its peer hangs up. `uid` is the user that is served, besides root.
 pub(crate) fn converse(service: &dyn Service, stream: UnixStream, uid: u32) {
-    // A peer that vanishes or talks nonsense ends its connection and nothing else.
-    if let Err(error) = block_on(exchange(service, stream, uid))
-        && !matches!(error, zlink::Error::UnexpectedEof)
-    {
+    // A peer that vanishes or sends nonsense ends its connection and nothing else.
+    if let Err(error) = exchange(service, stream, uid) {
         log::warn(format_args!("a connection ended: {error}"));
     }
 }
 
-async fn exchange(service: &dyn Service, stream: UnixStream, uid: u32) -> zlink::Result<()> {
-    let peer_of = stream.try_clone().ok();
-    let mut connection = Waiting::connection(stream);
-    let peer = connection.peer_credentials().await?.unix_user_id();
+fn exchange(service: &dyn Service, stream: UnixStream, uid: u32) -> io::Result<()> {
+    let peer = socket_peercred(&stream)?.uid;
+    let mut socket = Socket::new(stream);
     if peer.as_raw() != uid && !peer.is_root() {
         log::warn(format_args!("refused a connection of user {}", peer.as_raw()));
-        return connection.send_error(&varlink_service::Error::PermissionDenied, Vec::new()).await;
+        return socket.send(serde_json::to_vec(&Refusal::PermissionDenied)?, &[], &mut no_longer);
     }
-    loop {
-        let (call, fds) = connection.receive_call::<Message<Box<RawValue>>>().await?;
+    while let Some((message, fds)) = socket.receive(&mut no_longer)? {
+        let call: Call<Box<RawValue>> = serde_json::from_slice(&message)?;
         // It has given up since, and does not expect what it asked for any more.
-        if !call.oneway() && peer_of.as_ref().is_some_and(has_left) {
+        if !call.oneway && has_left(socket.stream()) {
             log::warn(format_args!("a call was not carried out: its caller hung up before the answer"));
             return Ok(());
         }
-        let answer = answer(service, &call, fds);
-        if call.oneway() {
-            continue;
-        }
-        match answer {
-            Answer::Device(device) => connection.send_reply(&Reply::new(Some(device)), Vec::new()).await?,
-            Answer::Reply(value) => connection.send_reply(&Reply::new(Some(value)), Vec::new()).await?,
-            Answer::Failure(failure) => connection.send_error(&failure, Vec::new()).await?,
-            Answer::Refused(error) => connection.send_error(&error, Vec::new()).await?,
+        let answer = answer(service, &call, fds).or_else(|error| serde_json::to_vec(&error))?;
+        if !call.oneway {
+            socket.send(answer, &[], &mut no_longer)?;
         }
     }
+    Ok(())
 }
 
 /// Whether no process holds the other end any more.
@@ -86,18 +76,31 @@ fn has_left(stream: &UnixStream) -> bool {
     poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
 
-/// What goes back for one call.
-#[derive(Debug, PartialEq)]
-enum Answer {
-    /// By far the most frequent: on the wire by the shortest way.
-    Device(Box<OneDevice>),
-    Reply(Value),
+/// What is answered to a call that did not succeed.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum NotDone {
     Failure(Failure),
-    Refused(varlink_service::Error<'static>),
+    Refused(Refusal),
 }
 
-fn answer(service: &dyn Service, call: &Call<Message<Box<RawValue>>>, fds: Vec<OwnedFd>) -> Answer {
-    let Message { method, parameters } = call.method();
+impl From<Error> for NotDone {
+    fn from(error: Error) -> NotDone {
+        NotDone::Failure(error.into())
+    }
+}
+
+impl From<Refusal> for NotDone {
+    fn from(refusal: Refusal) -> NotDone {
+        NotDone::Refused(refusal)
+    }
+}
+
+/// A reply, as it is sent.
+type Answer = Result<Vec<u8>, NotDone>;
+
+fn answer(service: &dyn Service, call: &Call<Box<RawValue>>, fds: Vec<OwnedFd>) -> Answer {
+    let Call { method, parameters, .. } = call;
     let (interface, name) = method.rsplit_once('.').unwrap_or(("", method));
     let parameters = parameters.as_ref().map_or("{}", |parameters| parameters.get());
     match (interface, name) {
@@ -115,33 +118,29 @@ fn answer(service: &dyn Service, call: &Call<Message<Box<RawValue>>>, fds: Vec<O
         }),
         (INTERFACE, "Ping") => with(parameters, |_: Nothing| Ok(service.ping())),
         (INTERFACE, "Status") => with(parameters, |_: Nothing| Ok(service.status())),
-        (SERVICE, "GetInfo") => with(parameters, |_: Nothing| info()),
-        (SERVICE, "GetInterfaceDescription") => describe(parameters),
-        (INTERFACE | SERVICE, _) => {
-            Answer::Refused(varlink_service::Error::MethodNotFound { method: method.clone().into() })
-        }
-        _ => Answer::Refused(varlink_service::Error::InterfaceNotFound {
-            interface: interface.to_owned().into(),
-        }),
+        (SERVICE, "GetInfo") => with(parameters, |_: Nothing| Ok(info())),
+        (SERVICE, "GetInterfaceDescription") => with(parameters, describe),
+        (INTERFACE | SERVICE, _) => Err(Refusal::MethodNotFound { method: method.clone() }.into()),
+        _ => Err(Refusal::InterfaceNotFound { interface: interface.to_owned() }.into()),
     }
 }
 
 /// Whether a call without descriptors comes as far as the service.
 #[cfg(feature = "fuzzing")]
-pub(crate) fn is_understood(service: &dyn Service, message: Message<Box<RawValue>>) -> bool {
-    !matches!(answer(service, &Call::new(message), Vec::new()), Answer::Refused(_))
+pub(crate) fn is_understood(service: &dyn Service, call: Call<Box<RawValue>>) -> bool {
+    !matches!(answer(service, &call, Vec::new()), Err(NotDone::Refused(_)))
 }
 
-/// Parses the parameters, acts, and puts what came of it on the wire.
+/// Parses the parameters, acts, and writes the reply.
 fn with<P: DeserializeOwned, R: Serialize>(
     parameters: &str,
-    act: impl FnOnce(P) -> Result<R, Error>,
+    act: impl FnOnce(P) -> Result<R, NotDone>,
 ) -> Answer {
+    let unknown = |error: serde_json::Error| Refusal::InvalidParameter { parameter: error.to_string() };
     let unspeakable =
         |error: serde_json::Error| Error::Server { what: format!("cannot answer: {error}"), log: None };
-    parsed(parameters, |request| {
-        act(request).and_then(|reply| serde_json::to_value(reply).map_err(unspeakable)).map(Answer::Reply)
-    })
+    let parameters = act(serde_json::from_str(parameters).map_err(unknown)?)?;
+    Ok(serde_json::to_vec(&Reply { parameters }).map_err(unspeakable)?)
 }
 
 /// The same where a device is the answer.
@@ -149,34 +148,23 @@ fn with_device<P: DeserializeOwned>(
     parameters: &str,
     act: impl FnOnce(P) -> Result<DeviceInfo, Error>,
 ) -> Answer {
-    parsed(parameters, |request| act(request).map(|device| Answer::Device(Box::new(OneDevice { device }))))
+    with(parameters, |request| Ok(OneDevice { device: act(request)? }))
 }
 
-fn parsed<P: DeserializeOwned>(parameters: &str, act: impl FnOnce(P) -> Result<Answer, Error>) -> Answer {
-    match serde_json::from_str(parameters) {
-        Ok(request) => act(request).unwrap_or_else(|error| Answer::Failure(error.into())),
-        Err(error) => {
-            let parameter = error.to_string().into();
-            Answer::Refused(varlink_service::Error::InvalidParameter { parameter })
-        }
+fn info() -> Info {
+    Info {
+        vendor: "becket",
+        product: "becket",
+        version: env!("CARGO_PKG_VERSION"),
+        url: "",
+        interfaces: [INTERFACE, SERVICE],
     }
 }
 
-fn info() -> Result<Info<'static>, Error> {
-    Info::new("becket", "becket", env!("CARGO_PKG_VERSION"), "", [INTERFACE, SERVICE])
-        .map_err(|error| Error::Server { what: format!("cannot name its interfaces: {error}"), log: None })
-}
-
-fn describe(parameters: &str) -> Answer {
-    let parameters = serde_json::from_str::<Value>(parameters).unwrap_or_default();
-    let interface = parameters.get("interface").and_then(Value::as_str).unwrap_or_default();
-    let description = match interface {
-        INTERFACE => DESCRIPTION.to_owned(),
-        SERVICE => varlink_service::DESCRIPTION.to_string(),
-        other => {
-            let interface = other.to_owned().into();
-            return Answer::Refused(varlink_service::Error::InterfaceNotFound { interface });
-        }
-    };
-    Answer::Reply(serde_json::json!({ "description": description }))
+fn describe(Describe { interface }: Describe) -> Result<Description, NotDone> {
+    match interface.as_str() {
+        INTERFACE => Ok(Description { description: DESCRIPTION }),
+        SERVICE => Ok(Description { description: SERVICE_DESCRIPTION }),
+        _ => Err(Refusal::InterfaceNotFound { interface }.into()),
+    }
 }

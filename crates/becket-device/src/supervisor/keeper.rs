@@ -72,7 +72,7 @@ fn send(socket: &OwnedFd, packet: &[u8], fds: &[BorrowedFd<'_>], patience: Durat
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 await_event(socket, PollFlags::OUT, deadline)?;
             }
-            sent => return sent,
+            sent => return sent.map(drop),
         }
     }
 }

@@ -76,12 +76,13 @@ fn main() -> ExitCode {
 
 type Test = (&'static str, fn(&Place));
 
-const TESTS: [Test; 26] = [
+const TESTS: [Test; 27] = [
     ("worker_gives_up_its_rights", worker_gives_up_its_rights),
     ("worker_answers_within_tight_limits", worker_answers_within_tight_limits),
     ("a_server_begins_as_init_would_begin_it", a_server_begins_as_init_would_begin_it),
     ("worker_is_not_started_by_hand", worker_is_not_started_by_hand),
     ("supervisor_describes_itself_and_ends", supervisor_describes_itself_and_ends),
+    ("varlinkctl_reads_and_calls_it", varlinkctl_reads_and_calls_it),
     ("supervisor_refuses_nonsense_and_goes_on", supervisor_refuses_nonsense_and_goes_on),
     ("supervisor_pins_nobody_s_mounts", supervisor_pins_nobodys_mounts),
     ("of_two_supervisors_one_stays", of_two_supervisors_one_stays),

@@ -177,6 +177,50 @@ pub(crate) fn supervisor_describes_itself_and_ends(place: &Place) {
     assert!(!place.runtime().join("control").exists());
 }
 
+/// systemd's client reads the descriptions, and calls each method that it finds in them.
+pub(crate) fn varlinkctl_reads_and_calls_it(place: &Place) {
+    if !testkit::require_plain_machine(place.name, &["varlinkctl"]) {
+        return;
+    }
+    let mut supervisor = place.supervisor();
+    let socket = place.runtime().join("control");
+    let run = |command: &str, words: &[&str]| {
+        Command::new("varlinkctl").arg(command).arg(&socket).args(words).output().unwrap()
+    };
+    let said = |command: &str, words: &[&str]| {
+        let output = run(command, words);
+        assert!(output.status.success(), "{command} {words:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let info = said("info", &[]);
+    let line = format!("Version: {}", env!("CARGO_PKG_VERSION"));
+    assert!(info.contains("Product: becket") && info.contains(&line), "{info}");
+    assert_eq!(said("list-interfaces", &[]), "org.becket.Becket1\norg.varlink.service\n");
+    for interface in ["org.becket.Becket1", "org.varlink.service"] {
+        let text = said("introspect", &[interface]);
+        assert!(text.contains(&format!("interface {interface}\n")), "{text}");
+    }
+    let json = |text: String| serde_json::from_str::<Value>(&text).unwrap();
+    let status = json(said("call", &["org.becket.Becket1.Status", "{}"]));
+    assert_eq!(status["pid"], supervisor.pid());
+    for more in ["--more", "--oneway", "--quiet"] {
+        assert!(said("call", &["org.becket.Becket1.List", "{}", more]).len() < 20);
+    }
+
+    let methods = said("list-methods", &[]);
+    assert!(methods.lines().count() > 10, "{methods}");
+    for method in methods.lines().filter(|method| !method.ends_with(".HandOver")) {
+        let output = run("call", &[method, "{}"]);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() || error.contains("InvalidParameter"), "{method}: {error}");
+    }
+    let output = run("call", &["org.becket.Becket1.Detach", r#"{"name":"x","lazy":false}"#]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("org.becket.Becket1.Failed"), "{output:?}");
+    assert_eq!(json(String::from_utf8(output.stdout).unwrap())["kind"], "not_found");
+    said("call", &["org.becket.Becket1.HandOver", "{}"]);
+    assert_eq!(supervisor.ends(Duration::from_secs(10)), Some(0));
+}
+
 pub(crate) fn supervisor_refuses_nonsense_and_goes_on(place: &Place) {
     let _supervisor = place.supervisor();
     let error = |call: &str| place.call(call)["error"].as_str().unwrap().to_owned();

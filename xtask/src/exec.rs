@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 
@@ -34,13 +35,19 @@ pub(crate) fn make(target: &str, words: &[&str]) -> Command {
     command
 }
 
-/// Builds the command as `make build` does, and returns where it is.
+/// Builds the command as `make build` does, once, and returns where it is.
 pub(crate) fn shipped() -> Result<PathBuf> {
+    static BUILT: Mutex<bool> = Mutex::new(false);
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if *built {
+        return Ok(target_dir().join("release/becket"));
+    }
     let mut make = make("build", &[]);
     let status = make.stdin(Stdio::null()).status().context("cannot start make")?;
     if !status.success() {
         bail!("`{}` failed ({status})", shown(&make));
     }
+    *built = true;
     Ok(target_dir().join("release/becket"))
 }
 

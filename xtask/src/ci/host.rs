@@ -29,7 +29,11 @@ pub(crate) fn check(words: &[&str]) -> Result<Vec<Case>> {
 
 /// The workspace's own tests that these arguments of cargo choose.
 pub(crate) fn tests(which: &[&str]) -> Result<Vec<Case>> {
-    tested(exec::cargo().args(["test", "--workspace"]).args(which), &[])
+    // Many tests wait: for a device to go, or for a limit to pass.
+    let threads = 2 * std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let mut command = exec::cargo();
+    command.args(["test", "--workspace"]).args(which).env("RUST_TEST_THREADS", threads.to_string());
+    tested(&mut command, &[])
 }
 
 /// All of the workspace's own tests.

@@ -80,7 +80,7 @@ const fn suite(series: Series, via: &'static str, mode: Option<&'static str>) ->
 const STEPS: [(&str, Step); 19] = [
     ("fmt", Step::Cargo(&["fmt", "--all", "--check"])),
     ("clippy", Step::Cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
-    ("doc", Step::Cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"])),
+    ("doc", Step::Cargo(&DOC)),
     ("unit", Step::Unit),
     ("test", Step::Test),
     ("install", Step::Install),
@@ -98,6 +98,11 @@ const STEPS: [(&str, Step); 19] = [
     ("guest-6.12-users", guest(Series::V6_12, Load::Users)),
     ("guest-6.1", suite(Series::V6_1, "loop", None)),
 ];
+
+/// With `--examples`, though there are none, cargo chooses the features that the tests have: nothing is checked
+/// twice.
+const DOC: [&str; 7] =
+    ["doc", "--workspace", "--no-deps", "--document-private-items", "--lib", "--bins", "--examples"];
 
 /// Cargo's arguments for the tests of `Step::Unit`.
 const UNIT: [&str; 4] = ["--lib", "--bins", "--test", "words"];
@@ -121,10 +126,17 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
 
     let boots = guest::boots(&chosen);
     let host = chosen.into_iter().filter(|(_, step)| !matches!(step, Step::Guest { .. }));
-    let mut finished: Vec<Finished> = host.map(on_host).collect();
-    if !boots.is_empty() {
-        finished.extend(all_guests(&boots, args.whole));
-    }
+    // Tests wait much of their time, on the host and in guests: both run at once.
+    let mut finished = std::thread::scope(|scope| {
+        let guests =
+            scope.spawn(|| if boots.is_empty() { Vec::new() } else { all_guests(&boots, args.whole) });
+        let mut finished: Vec<Finished> = host.map(on_host).collect();
+        finished.extend(guests.join().unwrap_or_else(|_| {
+            let cases = vec![Case::of_step("guests", Outcome::Failed, "xtask panicked".to_owned())];
+            vec![Finished { name: "guests", cases, took: begin.elapsed() }]
+        }));
+        finished
+    });
     for step in &mut finished {
         allowed.judge(&mut step.cases);
     }
@@ -175,6 +187,11 @@ fn on_host((name, step): (&'static str, Step)) -> Finished {
     })
 }
 
+/// Shows whole lines of a guest, among those of the host.
+fn shown(line: &[u8]) {
+    show(&[b"guest| ", line].concat());
+}
+
 /// Builds what the guests run, and boots one after another.
 fn all_guests(boots: &[Vec<InGuest>], whole: bool) -> Vec<Finished> {
     let mut binaries = None;
@@ -186,7 +203,7 @@ fn all_guests(boots: &[Vec<InGuest>], whole: bool) -> Vec<Finished> {
     let Some(binaries) = binaries else { return finished };
     for steps in boots {
         println!("\n== {}", guest::names(steps));
-        let reported = guest::run(steps, whole, &binaries, &mut show);
+        let reported = guest::run(steps, whole, &binaries, &mut shown);
         for step in &reported {
             println!("== {}: {}", step.name, report::summary(&step.cases, step.took));
         }

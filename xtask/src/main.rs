@@ -14,11 +14,9 @@ mod dependencies;
 mod exec;
 mod fuzz;
 mod metadata;
-mod powercut;
 #[cfg(test)]
 mod rooms;
 mod sanitize;
-mod soak;
 mod suite;
 mod varlinkctl;
 mod versions;
@@ -45,9 +43,9 @@ enum Task {
     /// Kill or replace the server of a device under load, again and again
     Campaign(campaign::Args),
     /// Cut the power under file systems on a device, and look at each
-    Powercut(powercut::Args),
+    Powercut(campaign::Powercut),
     /// Everything at once for hours: loads, faults, deaths, changes, devices that come and go
-    Soak(soak::Args),
+    Soak(campaign::Soak),
     /// Move live devices between this build and those of other commits, both ways
     Versions(versions::Args),
     /// Start a machine with systemd whose file systems lie on becket's devices
@@ -69,8 +67,8 @@ fn main() -> ExitCode {
         Task::Vm(args) => vm::run(&args),
         Task::Ci(args) => ci::run(&args),
         Task::Campaign(args) => campaign::run(&args),
-        Task::Powercut(args) => powercut::run(&args),
-        Task::Soak(args) => soak::run(&args),
+        Task::Powercut(args) => campaign::powercut(&args),
+        Task::Soak(args) => campaign::soak(&args),
         Task::Versions(args) => versions::run(&args),
         Task::Boot(args) => boot::run(&args),
         Task::LosetupSuite(args) => suite::run(&args),

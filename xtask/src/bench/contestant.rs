@@ -11,49 +11,42 @@ use crate::vm::{Place, quoted};
 /// Where programs go in the guest.
 const BIN: &str = "/usr/local/bin";
 
-/// Name, the command that attaches `$IMAGE`, the device, the command that detaches it; in bash. Without a
-/// device, the first command prints it.
-type Contestant = (&'static str, &'static str, &'static str, &'static str);
+/// Name, the command that attaches `$IMAGE`, the device (without one, the first command prints it), the command
+/// that detaches it; in bash.
+type Contestant = [&'static str; 4];
 
 const LOOP: &str = "losetup --find --show --direct-io=on $IMAGE";
 const UNLOOP: &str = "losetup -d $DEVICE";
 const OURS: &str = "$BECKET detach $DEVICE";
+/// The peers have the depth and the queues that becket has by default.
+const KUBLK: [&str; 2] = ["/dev/ublkb10", "kublk del -n 10"];
+const RUBLK: [&str; 2] = ["/dev/ublkb11", "rublk del -n 11"];
 const ALL: [Contestant; 18] = [
-    ("file", "true", "$IMAGE", "true"),
-    ("loop-direct", LOOP, "", UNLOOP),
-    ("loop-again", LOOP, "", UNLOOP),
-    ("losetup", LOOP, "", UNLOOP),
-    ("loop-buffered", "losetup --find --show --direct-io=off $IMAGE", "", UNLOOP),
+    ["file", "true", "$IMAGE", "true"],
+    ["loop-direct", LOOP, "", UNLOOP],
+    ["loop-again", LOOP, "", UNLOOP],
+    ["losetup", LOOP, "", UNLOOP],
+    ["loop-buffered", "losetup --find --show --direct-io=off $IMAGE", "", UNLOOP],
     // ublk in the guest; on the host what becket chooses.
-    ("becket", "$BECKET attach ${VIA---via ublk} $IMAGE", "", OURS),
-    ("becket-loop", "$BECKET attach --via loop $IMAGE", "", OURS),
-    ("becket-1-queue", "$BECKET attach --via ublk --queues 1 $IMAGE", "", OURS),
-    ("becket-zero-copy", "$BECKET attach --via ublk --mode zero-copy $IMAGE", "", OURS),
-    ("becket-batch-zero-copy", "$BECKET attach --via ublk --mode batch-zero-copy $IMAGE", "", OURS),
-    ("becket-copy", "$BECKET attach --via ublk --mode copy $IMAGE", "", OURS),
-    ("becket-batch-copy", "$BECKET attach --via ublk --mode batch-copy $IMAGE", "", OURS),
-    (
+    ["becket", "$BECKET attach ${VIA---via ublk} $IMAGE", "", OURS],
+    ["becket-loop", "$BECKET attach --via loop $IMAGE", "", OURS],
+    ["becket-1-queue", "$BECKET attach --via ublk --queues 1 $IMAGE", "", OURS],
+    ["becket-zero-copy", "$BECKET attach --via ublk --mode zero-copy $IMAGE", "", OURS],
+    ["becket-batch-zero-copy", "$BECKET attach --via ublk --mode batch-zero-copy $IMAGE", "", OURS],
+    ["becket-copy", "$BECKET attach --via ublk --mode copy $IMAGE", "", OURS],
+    ["becket-batch-copy", "$BECKET attach --via ublk --mode batch-copy $IMAGE", "", OURS],
+    [
         "kublk-batch-zero-copy",
         "kublk add -t loop -n 10 -q $CPUS -d 128 -b --auto_zc $IMAGE",
-        "/dev/ublkb10",
-        "kublk del -n 10",
-    ),
-    (
-        "kublk-zero-copy",
-        "kublk add -t loop -n 10 -q $CPUS -d 128 --auto_zc $IMAGE",
-        "/dev/ublkb10",
-        "kublk del -n 10",
-    ),
-    ("kublk-copy", "kublk add -t loop -n 10 -q $CPUS -d 128 $IMAGE", "/dev/ublkb10", "kublk del -n 10"),
-    (
-        "rublk-zero-copy",
-        "rublk add loop -n 11 -q $CPUS -d 128 -z -f $IMAGE",
-        "/dev/ublkb11",
-        "rublk del -n 11",
-    ),
-    ("rublk-copy", "rublk add loop -n 11 -q $CPUS -d 128 -f $IMAGE", "/dev/ublkb11", "rublk del -n 11"),
-    // The next ones are becket, by other names and of other builds.
-    ("", "NAME attach ${VIA---via ublk} $IMAGE", "", "NAME detach $DEVICE"),
+        KUBLK[0],
+        KUBLK[1],
+    ],
+    ["kublk-zero-copy", "kublk add -t loop -n 10 -q $CPUS -d 128 --auto_zc $IMAGE", KUBLK[0], KUBLK[1]],
+    ["kublk-copy", "kublk add -t loop -n 10 -q $CPUS -d 128 $IMAGE", KUBLK[0], KUBLK[1]],
+    ["rublk-zero-copy", "rublk add loop -n 11 -q $CPUS -d 128 -z -f $IMAGE", RUBLK[0], RUBLK[1]],
+    ["rublk-copy", "rublk add loop -n 11 -q $CPUS -d 128 -f $IMAGE", RUBLK[0], RUBLK[1]],
+    // Other builds of becket, by names of their own.
+    ["", "NAME attach ${VIA---via ublk} $IMAGE", "", "NAME detach $DEVICE"],
 ];
 
 /// Another build of becket, to be measured beside the checkout's.
@@ -99,7 +92,7 @@ impl Field {
             Field { names: Vec::new(), functions: String::new(), programs: Vec::new(), notes: Vec::new() };
         let (mut ways_in, mut ways_out) = (String::new(), String::new());
         let mut add =
-            |field: &mut Field, name: &str, (_, attach, device, detach): Contestant, program: &str| {
+            |field: &mut Field, name: &str, [_, attach, device, detach]: Contestant, program: &str| {
                 let [attach, detach] = [attach, detach].map(|text| text.replace("NAME", program));
                 let attached = match device {
                     "" => format!("DEVICE=$({attach})"),
@@ -112,8 +105,8 @@ impl Field {
                 field.notes.push(format!("{name}: `{}`", attach.replace("$BECKET", "becket")));
             };
         for name in names {
-            let Some(one) = ALL.into_iter().find(|one| one.0 == *name && !name.is_empty()) else {
-                let known: Vec<&str> = ALL.iter().map(|one| one.0).collect();
+            let Some(one) = ALL.into_iter().find(|one| one[0] == *name && !name.is_empty()) else {
+                let known: Vec<&str> = ALL.iter().map(|one| one[0]).collect();
                 bail!("there is no contestant {name}; there are {}", known.join(" "));
             };
             let program = name.split('-').next().unwrap_or(name);

@@ -70,15 +70,12 @@ pub(crate) fn measure(place: &Place, args: &Args, build: &Build) -> Result<(Stri
     variables.extend(args.set.iter().cloned());
     let variables = variables.join("\n");
     let only: Vec<&str> = args.only.iter().map(String::as_str).collect();
-    let entrants = if only.is_empty() || place.entrants.is_empty() { place.entrants } else { &only };
+    let all: Vec<&str> = place.entrants.split_whitespace().collect();
+    let entrants = if only.is_empty() || all.is_empty() { all } else { only };
     let work = tempfile::tempdir_in(record::dir()?)?;
     let host = matches!(place.ground, Ground::Host { .. });
     let becket = if host { word(&build.path) } else { "becket".to_owned() };
-    let mut field = Field::new(entrants, &becket, &args.beside, peers::program)?;
-    if field.functions.contains("kublk") || field.functions.contains("rublk") {
-        // The peers have the depth and the queues that becket has by default.
-        field.notes.push("peers: depth 128, a queue for each CPU".to_owned());
-    }
+    let mut field = Field::new(&entrants, &becket, &args.beside, peers::program)?;
     let load = std::fs::read_to_string("/proc/loadavg").context("the host does not show its load")?;
     let load = load.split(' ').next().unwrap_or_default();
     let (report, cpus, emulator) = match place.ground {

@@ -15,7 +15,7 @@ pub(crate) struct Place {
     pub(crate) name: &'static str,
     pub(crate) ground: Ground,
     /// Names of [`super::contestant`]; empty where the script has its own.
-    pub(crate) entrants: &'static [&'static str],
+    pub(crate) entrants: &'static str,
     /// What its variables are, in bash, and with which of them it is short.
     pub(crate) variables: &'static str,
     pub(crate) short: &'static str,
@@ -38,7 +38,7 @@ pub(crate) enum Ground {
 }
 
 /// The contestants of most comparisons: the kernel's own ways, becket, and the best of each peer.
-const MAIN: [&str; 5] = ["file", "loop-direct", "becket", "kublk-batch-zero-copy", "rublk-zero-copy"];
+const MAIN: &str = "file loop-direct becket kublk-batch-zero-copy rublk-zero-copy";
 const SETUP: &str = include_str!("guest/setup.sh");
 const GRID: &str = include_str!("guest/grid.sh");
 const ATTACH: &str = include_str!("guest/attach.sh");
@@ -51,7 +51,7 @@ const WRITEBACK: &str = include_str!("guest/writeback.sh");
 const PLACE: Place = Place {
     name: "host",
     ground: Ground::Host { memory: false },
-    entrants: &[],
+    entrants: "",
     variables: "",
     short: "ROUNDS=1",
     before: None,
@@ -62,7 +62,7 @@ const PLACE: Place = Place {
 const FIO: Place = Place {
     name: "guest",
     ground: Ground::Counted,
-    entrants: &MAIN,
+    entrants: MAIN,
     short: "ROUNDS=1 WORKLOADS=(randread-4k-d64)",
     script: &[SETUP, GRID],
     ..PLACE
@@ -87,17 +87,8 @@ whatever else the host does. These numbers do not show how well work overlaps on
 better.",
         places: &[Place {
             // becket in all its modes (its default is the best that the kernel has), each peer in its best.
-            entrants: &[
-                "file",
-                "loop-direct",
-                "loop-buffered",
-                "becket",
-                "becket-zero-copy",
-                "becket-batch-copy",
-                "becket-copy",
-                "kublk-batch-zero-copy",
-                "rublk-zero-copy",
-            ],
+            entrants: "file loop-direct loop-buffered becket becket-zero-copy becket-batch-copy becket-copy \
+                kublk-batch-zero-copy rublk-zero-copy",
             variables: concat!("ROUNDS=2 FIGURES=(iops) WORKLOADS=(", workloads!(), ")"),
             ..FIO
         }],
@@ -111,14 +102,7 @@ are two and four jobs. Emulation makes user code slower than system calls, and o
 disturbs it. Read the spread first.",
         places: &[Place {
             ground: Ground::Timed(2, 2048),
-            entrants: &[
-                "file",
-                "loop-direct",
-                "becket",
-                "kublk-batch-zero-copy",
-                "rublk-zero-copy",
-                "becket-1-queue",
-            ],
+            entrants: "file loop-direct becket kublk-batch-zero-copy rublk-zero-copy becket-1-queue",
             variables: concat!(
                 "ROUNDS=5 FIGURES=(iops) WORKLOADS=(",
                 workloads!(),
@@ -159,7 +143,7 @@ system and to sync it; the image is a new sparse file on a file system of the sa
 *loop-direct* once more: their ratio shows what the machine's noise is. Less is better.",
         places: &[
             Place {
-                entrants: &["loop-direct", "loop-again", "loop-buffered", "becket"],
+                entrants: "loop-direct loop-again loop-buffered becket",
                 variables: "ROUNDS=3 SYSTEMS=(xfs ext4 btrfs) MIB=4000 ON=loop VIA=",
                 short: "ROUNDS=1 MIB=200",
                 script: &[WRITEBACK],
@@ -169,7 +153,7 @@ system and to sync it; the image is a new sparse file on a file system of the sa
             Place {
                 name: "guest",
                 ground: Ground::Timed(2, 3248),
-                entrants: &["loop-direct", "loop-again", "loop-buffered", "becket", "kublk-batch-zero-copy"],
+                entrants: "loop-direct loop-again loop-buffered becket kublk-batch-zero-copy",
                 variables: "ROUNDS=3 SYSTEMS=(xfs ext4 btrfs) MIB=400 ON=null_blk",
                 short: "ROUNDS=1 SYSTEMS=(ext4) MIB=100",
                 script: &[WRITEBACK],
@@ -185,20 +169,9 @@ system and to sync it; the image is a new sparse file on a file system of the sa
 Milliseconds to attach and to detach one raw image: on the host by the clock, with the image in a
 temporary directory; in the guest by a clock that counts instructions.",
         places: &[
+            Place { entrants: "losetup becket-loop", variables: "ROUNDS=9", script: &[ATTACH], ..PLACE },
             Place {
-                entrants: &["losetup", "becket-loop"],
-                variables: "ROUNDS=9",
-                script: &[ATTACH],
-                ..PLACE
-            },
-            Place {
-                entrants: &[
-                    "loop-direct",
-                    "becket-loop",
-                    "becket",
-                    "kublk-batch-zero-copy",
-                    "rublk-zero-copy",
-                ],
+                entrants: "loop-direct becket-loop becket kublk-batch-zero-copy rublk-zero-copy",
                 variables: "ROUNDS=9",
                 short: "ROUNDS=1",
                 script: &[SETUP, ATTACH],
@@ -316,7 +289,8 @@ mod tests {
         let mut places = 0;
         for place in SCENARIOS.iter().flat_map(|scenario| scenario.places) {
             places += 1;
-            let field = contestant::Field::new(place.entrants, "becket", &[], |_| Ok(None)).unwrap();
+            let entrants: Vec<&str> = place.entrants.split_whitespace().collect();
+            let field = contestant::Field::new(&entrants, "becket", &[], |_| Ok(None)).unwrap();
             let (long, short) = (place.variables, format!("{}\n{}", place.variables, place.short));
             for variables in [long, &short] {
                 let text = harness::script(place, &field, variables);

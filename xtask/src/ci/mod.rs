@@ -99,8 +99,7 @@ const STEPS: [(&str, Step); 19] = [
     ("guest-6.1", suite(Series::V6_1, "loop", None)),
 ];
 
-/// With `--examples`, though there are none, cargo chooses the features that the tests have: nothing is checked
-/// twice.
+/// With `--examples` cargo chooses the features that the tests have: no dependency is checked twice.
 const DOC: [&str; 7] =
     ["doc", "--workspace", "--no-deps", "--document-private-items", "--lib", "--bins", "--examples"];
 

@@ -13,33 +13,9 @@ use crate::exec;
 const SUITE: &str = "bookworm";
 
 /// What the tests use, beside Debian's essential packages.
-const PACKAGES: [&str; 25] = [
-    "util-linux",
-    "util-linux-extra",
-    "mount",
-    "fdisk",
-    "gdisk",
-    "qemu-utils",
-    "qemu-system-common",
-    "e2fsprogs",
-    "xfsprogs",
-    "btrfs-progs",
-    "dosfstools",
-    "squashfs-tools",
-    "cryptsetup-bin",
-    "dmsetup",
-    "fio",
-    "git",
-    "iproute2",
-    "kmod",
-    "procps",
-    "sqlite3",
-    "strace",
-    "systemd",
-    "udev",
-    "libblkid1",
-    "libcap2-bin",
-];
+const PACKAGES: &str = "util-linux util-linux-extra mount fdisk gdisk qemu-utils qemu-system-common e2fsprogs xfsprogs \
+    btrfs-progs dosfstools squashfs-tools cryptsetup-bin dmsetup fio git iproute2 kmod procps sqlite3 \
+    strace systemd udev libblkid1 libcap2-bin";
 
 fn image() -> Result<PathBuf> {
     Ok(lock::cache_dir()?.join("rootfs.ext4"))
@@ -58,7 +34,7 @@ pub(crate) fn forget() -> Result<()> {
 /// lock.
 pub(crate) fn prepare() -> Result<PathBuf> {
     let image = image()?;
-    let recipe = format!("{SUITE} {}\n", PACKAGES.join(" "));
+    let recipe = format!("{SUITE} {PACKAGES}\n");
     let made_by = image.with_extension("recipe");
     if image.exists() && std::fs::read_to_string(&made_by).is_ok_and(|text| text == recipe) {
         return Ok(image);
@@ -80,7 +56,7 @@ pub(crate) fn prepare() -> Result<PathBuf> {
         Command::new("unshare")
             .args(["--mount", "mmdebstrap"])
             .args(["--mode=root", "--variant=essential", "--format=directory"])
-            .arg(format!("--include={}", PACKAGES.join(",")))
+            .arg(format!("--include={}", PACKAGES.replace(' ', ",")))
             .arg(format!("--aptopt={}", options.display()))
             .args(["--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*"])
             .args(["--dpkgopt=path-exclude=/usr/share/locale/*", "--dpkgopt=path-exclude=/usr/share/info/*"])

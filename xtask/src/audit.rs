@@ -2,14 +2,14 @@
 //! from or tested with. It judges nothing: tests (`dependencies`) hold the list against deny.toml, and each
 //! direct dependency against its reason.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
+use serde_json::Value;
 
 use crate::exec::{self, workspace};
-use crate::metadata::{Dependency, Metadata, Package, metadata};
 
 /// What is in front of the tables.
 const PREFACE: &str = "\
@@ -42,16 +42,36 @@ fn path() -> PathBuf {
     workspace().join("docs/dependencies.md")
 }
 
+/// What cargo knows of the workspace there and of all that it is built from; `alone` leaves those packages out,
+/// which have to be fetched. It asks cargo about the lock file, and changes nothing.
+pub(crate) fn metadata(workspace: &Path, alone: bool) -> Result<Value> {
+    let mut command = exec::cargo();
+    // What other systems would need has not been fetched.
+    let ours = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    command.args(["metadata", "--format-version", "1", "--locked", "--filter-platform", &ours]);
+    command.args(alone.then_some("--no-deps")).current_dir(workspace);
+    serde_json::from_str(&exec::output(&mut command)?).context("cargo's metadata are not as expected")
+}
+
+/// The elements of a list; none if it is not there.
+pub(crate) fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// A text; empty if it is not there.
+pub(crate) fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
 /// The page for the workspace there.
 fn page(workspace: &Path) -> Result<String> {
     let metadata = metadata(workspace, false)?;
     let inside = built(workspace, &["-p", "becket", "--edges", "normal,build"])?;
     let all = built(workspace, &["--workspace", "--edges", "normal,build,dev"])?;
     let mut page = PREFACE.to_owned();
-    let (built, tested): (Vec<_>, Vec<_>) = metadata
-        .packages
-        .iter()
-        .filter(|package| package.source.is_some() && all.contains(&called(package)))
+    let foreign = list(&metadata["packages"]).iter().filter(|package| package["source"].is_string());
+    let (built, tested): (Vec<_>, Vec<_>) = foreign
+        .filter(|package| all.contains(&called(package)))
         .partition(|package| inside.contains(&called(package)));
     for (title, packages) in [("In becket", built), ("In tests and tasks only", tested)] {
         // Writing to a string cannot fail.
@@ -65,8 +85,8 @@ fn page(workspace: &Path) -> Result<String> {
     Ok(page)
 }
 
-fn called(package: &Package) -> String {
-    format!("{} v{}", package.name, package.version)
+fn called(package: &Value) -> String {
+    format!("{} v{}", text(&package["name"]), text(&package["version"]))
 }
 
 /// Names and versions of what is really built: cargo's metadata also have what no feature asks for.
@@ -81,31 +101,28 @@ fn built(workspace: &Path, what: &[&str]) -> Result<BTreeSet<String>> {
     Ok(lines.lines().filter(|line| !line.is_empty()).map(called).collect())
 }
 
-fn row(metadata: &Metadata, all: &BTreeSet<String>, package: &Package) -> Result<String> {
-    let by_id: BTreeMap<_, _> = metadata.packages.iter().map(|other| (other.id.as_str(), other)).collect();
-    let users: Vec<&Package> = metadata
-        .nodes()
-        .filter(|node| node.deps.iter().any(|dep| dep.pkg == package.id))
-        .filter_map(|node| by_id.get(node.id.as_str()).copied())
-        .filter(|user| all.contains(&called(user)))
-        .collect();
-    let direct = users.iter().any(|user| user.source.is_none());
+fn row(metadata: &Value, all: &BTreeSet<String>, package: &Value) -> Result<String> {
+    let needs = |node: &&Value| list(&node["deps"]).iter().any(|dep| dep["pkg"] == package["id"]);
+    let of = |node: &Value| list(&metadata["packages"]).iter().find(|other| other["id"] == node["id"]);
+    let nodes = list(&metadata["resolve"]["nodes"]).iter().filter(needs);
+    let users: Vec<&Value> = nodes.filter_map(of).filter(|user| all.contains(&called(user))).collect();
+    let direct = users.iter().any(|user| user["source"].is_null());
     let mut needed: Vec<&str> =
-        users.iter().filter(|user| user.source.is_some()).map(|user| user.name.as_str()).collect();
+        users.iter().filter(|user| user["source"].is_string()).map(|user| text(&user["name"])).collect();
     if direct {
         needed.insert(0, "becket");
     }
     let bold = if direct { "**" } else { "" };
-    let origin = package.repository.as_deref().unwrap_or("");
+    let origin = text(&package["repository"]);
     let origin =
         origin.trim_start_matches("https://").trim_start_matches("github.com/").trim_end_matches(".git");
     // The path to a part of a repository does not name its maintainer.
     let origin: Vec<&str> = origin.split('/').take_while(|part| *part != "tree" && *part != "blob").collect();
     Ok(format!(
         "| {bold}{}{bold} {} | {} | {} | {} | {} | {} |\n",
-        package.name,
-        package.version,
-        package.license.as_deref().unwrap_or("none"),
+        text(&package["name"]),
+        text(&package["version"]),
+        package["license"].as_str().unwrap_or("none"),
         unsafe_lines(package)?,
         at_building(package),
         origin.join("/"),
@@ -114,11 +131,12 @@ fn row(metadata: &Metadata, all: &BTreeSet<String>, package: &Package) -> Result
 }
 
 /// What of a package runs where becket is built.
-fn at_building(package: &Package) -> &'static str {
-    let has = |kind: &str| package.targets.iter().any(|target| target.kind.iter().any(|word| word == kind));
-    let compiler =
-        |dep: &Dependency| dep.name == "cc" && dep.source.is_some() && dep.kind.as_deref() == Some("build");
-    let compiles = package.dependencies.iter().any(compiler);
+fn at_building(package: &Value) -> &'static str {
+    let has = |kind: &str| {
+        list(&package["targets"]).iter().any(|target| list(&target["kind"]).iter().any(|word| word == kind))
+    };
+    let compiler = |dep: &Value| dep["name"] == "cc" && dep["source"].is_string() && dep["kind"] == "build";
+    let compiles = list(&package["dependencies"]).iter().any(compiler);
     match (has("custom-build"), has("proc-macro"), compiles) {
         (true, _, true) => "script, C",
         (true, true, false) => "script, macro",
@@ -129,9 +147,9 @@ fn at_building(package: &Package) -> &'static str {
 }
 
 /// How many lines of a package's source say `unsafe`.
-fn unsafe_lines(package: &Package) -> Result<usize> {
+fn unsafe_lines(package: &Value) -> Result<usize> {
     let mut count = 0;
-    let mut open = vec![package.folder().join("src")];
+    let mut open = vec![Path::new(text(&package["manifest_path"])).with_file_name("src")];
     while let Some(path) = open.pop() {
         if path.is_dir() {
             for entry in
@@ -140,9 +158,9 @@ fn unsafe_lines(package: &Package) -> Result<usize> {
                 open.push(entry?.path());
             }
         } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text =
+            let source =
                 std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-            count += text.lines().filter(|line| says_unsafe(line)).count();
+            count += source.lines().filter(|line| says_unsafe(line)).count();
         }
     }
     Ok(count)

@@ -4,11 +4,11 @@
 
 use std::collections::BTreeSet;
 
+use crate::audit::{list, metadata, text};
 use crate::exec::workspace;
-use crate::metadata::metadata;
 
-/// The words of a list of deny.toml.
-fn list(key: &str) -> Vec<String> {
+/// The words of a list in deny.toml.
+fn rule(key: &str) -> Vec<String> {
     let text = std::fs::read_to_string(workspace().join("deny.toml")).unwrap();
     let (_, rest) = text.split_once(&format!("\n{key} = [")).unwrap();
     let (list, _) = rest.split_once(']').unwrap();
@@ -32,7 +32,7 @@ fn allowed(expression: &str, licences: &[String]) -> bool {
 
 #[test]
 fn expressions_are_understood() {
-    let licences = list("allow");
+    let licences = rule("allow");
     assert_eq!(licences.len(), 8, "{licences:?}");
     for good in ["MIT", "MIT/Apache-2.0", "GPL-3.0 OR MIT", "(MIT OR Apache-2.0) AND Unicode-3.0"] {
         assert!(allowed(good, &licences), "{good}");
@@ -44,16 +44,17 @@ fn expressions_are_understood() {
 
 #[test]
 fn every_package_may_be_used_and_is_where_the_lock_file_says() {
-    let packages = metadata(workspace(), false).unwrap().packages;
+    let metadata = metadata(workspace(), false).unwrap();
+    let packages = list(&metadata["packages"]);
     assert!(packages.len() > 50, "{} packages", packages.len());
-    let (licences, banned, registries) = (list("allow"), list("deny"), list("allow-registry"));
+    let (licences, banned, registries) = (rule("allow"), rule("deny"), rule("allow-registry"));
     for package in packages {
-        let license = package.license.unwrap_or_default();
-        assert!(allowed(&license, &licences), "{}: its licence is {license:?}", package.name);
-        let registry =
-            package.source.as_deref().is_none_or(|source| source == format!("registry+{}", registries[0]));
-        assert!(registry, "{} comes from {:?}", package.name, package.source);
-        assert!(!banned.contains(&package.name), "{} is not to be needed", package.name);
+        let (name, license, source) =
+            (text(&package["name"]), text(&package["license"]), text(&package["source"]));
+        assert!(allowed(license, &licences), "{name}: its licence is {license:?}");
+        let registry = source.is_empty() || source == format!("registry+{}", registries[0]);
+        assert!(registry, "{name} comes from {source:?}");
+        assert!(!banned.iter().any(|word| word == name), "{name} is not to be needed");
     }
 }
 
@@ -63,15 +64,16 @@ fn every_dependency_has_its_reason() {
     let (_, section) = document.split_once("## Dependencies and why each is there").unwrap();
     let rows = section.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
     let named: BTreeSet<&str> = rows.flat_map(|names| names.split(", ")).collect();
-    let fuzz = metadata(&workspace().join("fuzz"), true).unwrap().packages;
-    let ours =
-        metadata(workspace(), false).unwrap().packages.into_iter().filter(|package| package.source.is_none());
-    let used: BTreeSet<String> = ours
-        .chain(fuzz)
-        .flat_map(|package| package.dependencies)
-        .filter_map(|dependency| dependency.source.map(|_| dependency.name))
+    let (all, fuzz) =
+        (metadata(workspace(), false).unwrap(), metadata(&workspace().join("fuzz"), true).unwrap());
+    let ours = list(&all["packages"]).iter().filter(|package| package["source"].is_null());
+    let used: BTreeSet<&str> = ours
+        .chain(list(&fuzz["packages"]))
+        .flat_map(|package| list(&package["dependencies"]))
+        .filter(|dependency| dependency["source"].is_string())
+        .map(|dependency| text(&dependency["name"]))
         .collect();
-    let missing: Vec<_> = used.iter().filter(|name| !named.contains(name.as_str())).collect();
+    let missing: Vec<_> = used.iter().filter(|name| !named.contains(**name)).collect();
     assert!(missing.is_empty(), "docs/ARCHITECTURE.md does not say what {missing:?} are for");
     let gone: Vec<_> =
         named.iter().filter(|name| **name != "crate" && **name != "---" && !used.contains(**name)).collect();

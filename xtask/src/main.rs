@@ -13,7 +13,6 @@ mod circles;
 mod dependencies;
 mod exec;
 mod fuzz;
-mod metadata;
 #[cfg(test)]
 mod rooms;
 mod sanitize;

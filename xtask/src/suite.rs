@@ -60,6 +60,15 @@ function ts_scsi_debug_init {
 }
 ";
 
+/// Kernels before Linux 7 keep partitions that were added by hand when a device is detached, and the suite's
+/// next device shows them. Binding the device once with a scan drops them. Another process may take it meanwhile:
+/// then it is left alone.
+const CLEAN: &str = "truncate -s 1M zero
+for partition in /sys/block/loop*/loop*p1; do
+\tdevice=${partition%/*}; [ -e $partition ] && [ ! -e $device/loop ] || continue
+\t/usr/sbin/losetup -P /dev/${device##*/} zero 2>/dev/null && /usr/sbin/losetup -d /dev/${device##*/}
+done";
+
 /// Runs both and prints them side by side; 0 when becket's passes what the system's passes.
 pub(crate) fn run(args: &Args) -> Result<u8> {
     let path = match &args.becket {
@@ -74,28 +83,62 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     Ok(u8::from(failed > 0))
 }
 
-/// One case for each test and subtest.
+/// One case for each test and subtest, over the kernel's loop driver of this machine.
 pub(crate) fn cases(becket: &Path) -> Result<Vec<Case>> {
     let suite = fetched()?;
     let work = tempfile::Builder::new().prefix("losetup-suite-").tempdir()?;
-    let link = work.path().join("losetup");
-    std::os::unix::fs::symlink(becket, &link)?;
-    // Without udev there is nothing to wait for.
-    let stub = work.path().join("stub");
-    std::fs::create_dir(&stub)?;
-    std::os::unix::fs::symlink("/bin/true", stub.join("udevadm"))?;
-    let idle = Idle::new(&work.path().join("idle"))?;
-    clean_free_devices(&work.path().join("zero"))?;
+    let script = script(&suite, &suite, work.path(), becket)?;
+    let mut command = Command::new("bash");
+    command.arg("-c").arg(script).current_dir(&suite).env_remove("BECKET_LOSETUP_VIA");
+    let done = command.stdin(Stdio::null()).output().context("cannot start util-linux's suite")?;
+    // Its exit code shows only failures, which the lines show, too.
+    let said = String::from_utf8_lossy(&done.stdout);
+    println!("{}", said.trim_end());
+    let (system, becket) = both(&said)?;
+    judged(&system, &becket)
+}
 
-    let mut seen = Vec::new();
-    for tool in [Path::new(SYSTEM), &link] {
-        println!("-- with {}", tool.display());
-        let said = said(&suite, tool, &stub, &idle.device)?;
-        println!("{}", said.trim_end());
-        seen.push(parse(&said));
+/// What bash runs, with the suite at `place` and its files below `work`; `suite` is where it can be looked at.
+/// Each losetup has its name in front. Without udev there is nothing to wait for.
+fn script(suite: &Path, place: &Path, work: &Path, becket: &Path) -> Result<String> {
+    let top = place.parent().unwrap_or(place).display();
+    let mut tests = String::new();
+    for test in TESTS {
+        if suite.join("ts").join(test).exists() {
+            tests = tests + " " + test;
+        } else if test != LATER {
+            bail!("util-linux's suite has no {test} any more");
+        }
     }
-    let [system, becket] = &seen[..] else { bail!("two tools were run") };
-    judged(system, becket)
+    Ok(format!(
+        "set -u; cd {work} && mkdir link stub || exit
+ln -s {becket} link/losetup; ln -s /bin/true stub/udevadm
+{CLEAN}
+truncate -s {IDLE} idle; export BECKET_SUITE_DEVICE=$({SYSTEM} -f --show idle)
+trap '{SYSTEM} -d $BECKET_SUITE_DEVICE' EXIT
+cd {place}
+for losetup in {SYSTEM} {work}/link/losetup; do
+\techo \"-- with $losetup\"
+\tTS_CMD_LOSETUP=$losetup PATH=$(dirname $losetup):$PATH:/usr/sbin:/sbin:{work}/stub bash run.sh \\
+\t\t--use-system-commands --parsable --show-diff --parallel=1 --srcdir={top} --builddir={top}{tests}
+done
+exit 0",
+        work = word(work),
+        becket = word(becket),
+        place = word(place),
+    ))
+}
+
+/// How the tests ended with the system's losetup, and with becket's.
+fn both(said: &str) -> Result<(BTreeMap<String, String>, BTreeMap<String, String>)> {
+    match said.split("-- with ").collect::<Vec<_>>()[..] {
+        [_, system, becket] => Ok((parse(system), parse(becket))),
+        _ => bail!("two tools were run"),
+    }
+}
+
+fn word(path: &Path) -> String {
+    quoted(&path.display().to_string())
 }
 
 /// The unpacked suite; fetched where it is not there yet.
@@ -129,62 +172,19 @@ fn fetched() -> Result<PathBuf> {
     Ok(suite)
 }
 
-/// What the suite says with one tool.
-fn said(suite: &Path, losetup: &Path, stub: &Path, idle: &str) -> Result<String> {
-    let first = losetup.parent().unwrap_or(stub);
-    let path = std::env::var("PATH").unwrap_or_default();
-    let mut command = Command::new("bash");
-    command.args(arguments(suite, suite)?);
-    command
-        .current_dir(suite)
-        .env("TS_CMD_LOSETUP", losetup)
-        .env("PATH", format!("{}:{path}:/usr/sbin:/sbin:{}", first.display(), stub.display()))
-        .env("BECKET_SUITE_DEVICE", idle)
-        .env_remove("BECKET_LOSETUP_VIA");
-    let done = command.stdin(Stdio::null()).output().context("cannot start util-linux's suite")?;
-    // Its exit code shows only failures, which the lines show, too.
-    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
-}
-
-/// What bash runs, with the suite at `place`; `suite` is where it can be looked at.
-fn arguments(suite: &Path, place: &Path) -> Result<Vec<String>> {
-    let top = place.parent().unwrap_or(place).display();
-    let mut words = vec![place.join("run.sh").display().to_string()];
-    words.extend(["--use-system-commands", "--parsable", "--show-diff", "--parallel=1"].map(str::to_owned));
-    words.extend([format!("--srcdir={top}"), format!("--builddir={top}")]);
-    for test in TESTS {
-        if suite.join("ts").join(test).exists() {
-            words.push(test.to_owned());
-        } else if test != LATER {
-            bail!("util-linux's suite has no {test} any more");
-        }
-    }
-    Ok(words)
-}
-
 /// The same in a guest: with its system's losetup over loop, with becket's over ublk.
 fn over_ublk(becket: &Path) -> Result<Vec<Case>> {
     let suite = fetched()?;
-    let words: Vec<String> =
-        arguments(&suite, Path::new("/scratch/suite/tests"))?.iter().map(|word| quoted(word)).collect();
+    let [place, work, becket_there] = ["/scratch/suite/tests", "/scratch/work", "/usr/local/bin/becket"];
     let script = format!(
-        "set -u
-modprobe -q loop; modprobe -q ublk_drv
-mkdir /scratch/link /scratch/stub; cp -a /suite /scratch/suite; cd /scratch/suite/tests
-ln -s /usr/local/bin/becket /scratch/link/losetup; ln -s /bin/true /scratch/stub/udevadm
-truncate -s {IDLE} /scratch/idle
-export BECKET_SUITE_DEVICE=$({SYSTEM} -f --show /scratch/idle) BECKET_LOSETUP_VIA=ublk
-for losetup in {SYSTEM} /scratch/link/losetup; do
-\techo \"-- with $losetup\"
-\tTS_CMD_LOSETUP=$losetup PATH=$(dirname $losetup):$PATH:/usr/sbin:/sbin:/scratch/stub bash {}
-done
-exit 0",
-        words.join(" ")
+        "modprobe -q loop; modprobe -q ublk_drv; mkdir /scratch/work; cp -a /suite /scratch/suite
+export BECKET_LOSETUP_VIA=ublk\n{}",
+        script(&suite, Path::new(place), Path::new(work), Path::new(becket_there))?
     );
     let mut machine = Machine::new(Series::V7, script);
     machine.timeout = Duration::from_secs(15 * 60);
     let top = suite.parent().unwrap_or(&suite);
-    for (host, guest) in [(becket, "/usr/local/bin/becket"), (top, "/suite")] {
+    for (host, guest) in [(becket, becket_there), (top, "/suite")] {
         machine.files.push(Place { host: host.to_owned(), guest: guest.to_owned() });
     }
     let mut text = Vec::new();
@@ -192,13 +192,9 @@ exit 0",
         text.extend_from_slice(bytes);
         show(bytes);
     })?;
-    let text = String::from_utf8_lossy(&text);
-    let [_, system, ublk] = text.split("-- with ").collect::<Vec<_>>()[..] else {
-        bail!("two tools were run")
-    };
-    let mut system = parse(system);
+    let (mut system, ublk) = both(&String::from_utf8_lossy(&text))?;
     system.retain(|name, _| !PAST_LOSETUP.contains(&name.as_str()));
-    judged(&system, &parse(ublk))
+    judged(&system, &ublk)
 }
 
 /// How each test and subtest ended, in the suite's own words.
@@ -229,46 +225,6 @@ fn judged(system: &BTreeMap<String, String>, becket: &BTreeMap<String, String>) 
         Case::of_step(&format!("util-linux {name}"), outcome, note)
     };
     Ok(system.iter().map(case).collect())
-}
-
-/// A block device without users, for as long as this lives.
-struct Idle {
-    device: String,
-}
-
-impl Idle {
-    fn new(file: &Path) -> Result<Idle> {
-        std::fs::File::create(file)?.set_len(IDLE)?;
-        let device = exec::output(Command::new(SYSTEM).args(["--find", "--show"]).arg(file))?;
-        Ok(Idle { device: device.trim().to_owned() })
-    }
-}
-
-impl Drop for Idle {
-    fn drop(&mut self) {
-        // Nothing can be done about one that stays, and the kernel detaches it with its last user.
-        let _ = Command::new(SYSTEM).arg("-d").arg(&self.device).status();
-    }
-}
-
-/// Kernels before Linux 7 keep partitions that were added by hand when a device is detached, and the suite's
-/// next device shows them. Binding the device once with a scan drops them.
-fn clean_free_devices(zero: &Path) -> Result<()> {
-    std::fs::File::create(zero)?.set_len(1 << 20)?;
-    for entry in std::fs::read_dir("/sys/block")?.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let free = name.starts_with("loop") && !entry.path().join("loop").exists();
-        let partition = entry.path().join(format!("{name}p1"));
-        if free && partition.exists() {
-            let device = format!("/dev/{name}");
-            // Another process may have taken it meanwhile: then it is not ours to clean.
-            if Command::new(SYSTEM).args(["-P", &device]).arg(zero).stderr(Stdio::null()).status()?.success()
-            {
-                exec::quietly(Command::new(SYSTEM).args(["-d", &device]))?;
-            }
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

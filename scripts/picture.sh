@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Draws docs/session.svg: a real session, the output of each command as it is. As root: it attaches images that
-# it makes.
+# Draws docs/session.svg: a real session, with the output of each command as it is. It attaches images that it
+# makes, so it must run as root.
 #   scripts/picture.sh [BECKET]
 set -euo pipefail
 becket=$(realpath "${1:-target/release/becket}")

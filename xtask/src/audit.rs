@@ -42,8 +42,8 @@ fn path() -> PathBuf {
     workspace().join("docs/dependencies.md")
 }
 
-/// What cargo knows of the workspace there and of all that it is built from; `alone` leaves those packages out,
-/// which have to be fetched. It asks cargo about the lock file, and changes nothing.
+/// What cargo knows of the workspace there and of all that it is built from; `alone` leaves those packages
+/// out, which have to be fetched. It asks cargo about the lock file, and changes nothing.
 pub(crate) fn metadata(workspace: &Path, alone: bool) -> Result<Value> {
     let mut command = exec::cargo();
     // What other systems would need has not been fetched.

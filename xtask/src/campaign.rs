@@ -1,7 +1,7 @@
 //! `cargo xtask campaign`, `soak` and `powercut`: tests of CI (`crates/becket/tests`) that take their time.
-//! campaign: devices under load whose servers are killed, stopped, starved or replaced, again and again. soak:
-//! everything at once for hours. powercut: file systems, looked at wherever the power could have gone. ublk's run
-//! in a virtual machine, the others on this machine.
+//! campaign: devices under load whose servers are killed, stopped, starved or replaced, again and again.
+//! soak: everything at once for hours. powercut: file systems, looked at wherever the power could have gone.
+//! ublk's run in a virtual machine, the others on this machine.
 
 use std::path::Path;
 use std::process::Command;
@@ -85,8 +85,8 @@ pub(crate) struct Soak {
     seed: u32,
 }
 
-/// Loads, faults, crashes, changes, devices that come and go, queries: runs them and shows the output; the exit
-/// code is 0 when nothing was wrong, lost, late or left behind.
+/// Loads, faults, crashes, changes, devices that come and go, queries: runs them and shows the output; the
+/// exit code is 0 when nothing was wrong, lost, late or left behind.
 pub(crate) fn soak(args: &Soak) -> Result<u8> {
     let Ok(length) = Duration::try_from_secs_f64(args.hours * 3600.0) else {
         bail!("{} is no number of hours", args.hours);

@@ -61,8 +61,8 @@ function ts_scsi_debug_init {
 ";
 
 /// Kernels before Linux 7 keep partitions that were added by hand when a device is detached, and the suite's
-/// next device shows them. Binding the device once with a scan drops them. Another process may take it meanwhile:
-/// then it is left alone.
+/// next device shows them. Binding the device once with a scan drops them. Another process may take it
+/// meanwhile: then it is left alone.
 const CLEAN: &str = "truncate -s 1M zero
 for partition in /sys/block/loop*/loop*p1; do
 \tdevice=${partition%/*}; [ -e $partition ] && [ ! -e $device/loop ] || continue
@@ -98,7 +98,7 @@ pub(crate) fn cases(becket: &Path) -> Result<Vec<Case>> {
     judged(&system, &becket)
 }
 
-/// What bash runs, with the suite at `place` and its files below `work`; `suite` is where it can be looked at.
+/// What bash runs, with the suite at `place` and its files below `work`; `suite` is where it can be read.
 /// Each losetup has its name in front. Without udev there is nothing to wait for.
 fn script(suite: &Path, place: &Path, work: &Path, becket: &Path) -> Result<String> {
     let top = place.parent().unwrap_or(place).display();

@@ -11,8 +11,8 @@ use crate::vm::{Place, quoted};
 /// Where programs go in the guest.
 const BIN: &str = "/usr/local/bin";
 
-/// Name, the command that attaches `$IMAGE`, the device (without one, the first command prints it), the command
-/// that detaches it; in bash.
+/// Name, the command that attaches `$IMAGE`, the device (without one, the first command prints it), the
+/// command that detaches it; in bash.
 type Contestant = [&'static str; 4];
 
 const LOOP: &str = "losetup --find --show --direct-io=on $IMAGE";

@@ -18,9 +18,9 @@ use std::{
 };
 
 use becket_engine::{
-    Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueStats, Request, Token,
+    Answer, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueStats, Request, Serving, Token,
 };
-use becket_image::{DirectIo, OpenOptions};
+use becket_image::{DirectIo, FileSource, OpenOptions, Source};
 use rustix::io::Errno;
 
 const DEPTH: u16 = 64;
@@ -87,7 +87,7 @@ fn main() {
     let options =
         OpenOptions { read_only: true, direct_io: DirectIo::Off, shared: true, ..OpenOptions::default() };
     let opened = becket_image::open(path.as_ref(), &options).unwrap();
-    let facts = &opened.files[0].facts;
+    let [Source::File(FileSource { facts, .. }), ..] = opened.sources.as_slice() else { return };
     println!("nowait {}, uncached {}, {} bytes", facts.nowait, facts.uncached, facts.size);
     let (done, stop) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
     let blocks = opened.map.len() / LEN;
@@ -105,7 +105,7 @@ fn main() {
         port: Box::new(reader),
         depth: DEPTH,
         number: 0,
-        backing: Arc::new(Backing::new(opened.map, opened.files, true, 1)),
+        serving: Arc::new(Serving::new(opened.map, opened.sources, true, 1)),
         memory: Memory::Buffers(LEN as usize),
         batch: None,
         stats: Arc::new(QueueStats::default()),

@@ -104,7 +104,7 @@ impl Growing {
                     next += 1;
                     reach += self.unit;
                 }
-                let place = Place::Data { file: 0, offset: first + inside };
+                let place = Place::Data { source: 0, offset: first + inside };
                 Some((Extent { start: pos, len: end.min(reach).checked_sub(pos)?, place }, true))
             }
             None => {
@@ -256,8 +256,8 @@ mod tests {
         let look = |pos, len| {
             let (extent, own) = growing.lookup(&map, pos, len).unwrap();
             assert_eq!(extent.start, pos);
-            let Place::Data { file, offset } = extent.place else { panic!("{extent:?}") };
-            (file, offset, extent.len, own)
+            let Place::Data { source, offset } = extent.place else { panic!("{extent:?}") };
+            (source, offset, extent.len, own)
         };
         assert_eq!(look(4096 + 512, 1024), (0, 512, 1024, true), "placed before, at byte 0");
         assert_eq!(look(0, 1 << 20), (2, 1 << 30, 4096, false), "up to the next that has a place");

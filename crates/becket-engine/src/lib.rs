@@ -4,7 +4,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod aside;
-mod backing;
+
 mod core;
 mod decode;
 mod error;
@@ -20,6 +20,7 @@ mod queue;
 mod ranges;
 mod request;
 mod ring;
+mod serving;
 mod slot;
 mod stats;
 mod straight;
@@ -28,7 +29,6 @@ mod token;
 mod user_data;
 
 pub use crate::core::{Batch, Memory};
-pub use backing::Backing;
 pub use decode::{Decoding, LEAST_CACHE, MOST_LAYERS};
 pub use error::Error;
 pub use fault::{Faults, Interceptor};
@@ -38,6 +38,7 @@ pub use port::{Io, Port};
 pub use provided::PICK_SIZE;
 pub use queue::NewQueue;
 pub use request::{Data, Op, Request};
+pub use serving::Serving;
 pub use stats::{Activity, Decodings, QueueStats, Summary};
 pub use thread::{IoThreads, QueueId};
 pub use token::{Answer, Token};

@@ -9,7 +9,7 @@ use std::{
 use io_uring::cqueue;
 
 use crate::{
-    Answer, Backing, Batch, Error, Memory, Port, QueueStats, aside,
+    Answer, Batch, Error, Memory, Port, QueueStats, Serving, aside,
     core::{Core, Parts},
     decode::{Mailbox, Note, Quick},
     ring::{Completion, Ring},
@@ -25,7 +25,7 @@ pub struct NewQueue {
     /// Which queue of its device it is; counts from 0.
     pub number: usize,
     /// Where the bytes are.
-    pub backing: Arc<Backing>,
+    pub serving: Arc<Serving>,
     /// How requests carry their bytes.
     pub memory: Memory,
     /// Memory for commands that carry many elements, for a port that uses such.
@@ -62,7 +62,7 @@ impl Queue {
             tether: new.port.tether().map(AsFd::as_fd),
             depth: new.depth,
             number: new.number,
-            backing: &new.backing,
+            serving: &new.serving,
             memory: new.memory,
             batch: new.batch,
             stats: &new.stats,
@@ -79,8 +79,8 @@ impl Queue {
     }
 
     /// See [`Core::prepare`].
-    pub(crate) fn prepare(&mut self, ring: &mut Ring, backing: Arc<Backing>) -> Result<(), Error> {
-        self.core.prepare(ring, backing)
+    pub(crate) fn prepare(&mut self, ring: &mut Ring, serving: Arc<Serving>) -> Result<(), Error> {
+        self.core.prepare(ring, serving)
     }
 
     /// See [`Core::hold`].
@@ -106,7 +106,7 @@ impl Queue {
     #[inline]
     pub(crate) fn complete(&mut self, ring: &mut Ring, source: Source, completion: Completion) {
         match source {
-            Source::Backing { tag } => self.core.operated(ring, tag, completion.result),
+            Source::Serving { tag } => self.core.operated(ring, tag, completion.result),
             Source::Intercepted { tag } => self.core.intercepted(ring, tag, completion.result),
             Source::Port(token) => {
                 let answer = Answer {
@@ -171,10 +171,10 @@ impl Queue {
     pub(crate) fn release(self, ring: &mut Ring) -> Result<(), Error> {
         let Queue { mut core, port, on_closed, .. } = self;
         let result = core.give_back(ring);
-        let backing = Arc::clone(&core.backing);
+        let serving = Arc::clone(&core.serving);
         drop(port);
         drop(core);
-        let Some(last) = Arc::into_inner(backing) else {
+        let Some(last) = Arc::into_inner(serving) else {
             on_closed();
             return result;
         };

@@ -17,7 +17,7 @@ use io_uring::{opcode, types::Fd};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{
-    Backing, Error, Memory, NewQueue,
+    Error, Memory, NewQueue, Serving,
     decode::{Addressee, Hand, Mailbox, Note, Quick},
     queue::Queue,
     ring::{BATCH, Ring},
@@ -32,7 +32,7 @@ const INBOX: usize = 16;
 /// An order to a thread.
 enum Order {
     Add(NewQueue, SyncSender<Result<u64, Error>>),
-    Prepare(u64, Arc<Backing>, SyncSender<Result<bool, Error>>),
+    Prepare(u64, Arc<Serving>, SyncSender<Result<bool, Error>>),
     Hold(u64, SyncSender<bool>),
     /// By what was prepared, or as before.
     LetGo(u64, bool, SyncSender<bool>),
@@ -351,8 +351,8 @@ impl Server {
                 Order::Add(queue, reply) => {
                     let _ = reply.send(self.add(queue));
                 }
-                Order::Prepare(serial, backing, reply) => {
-                    let _ = reply.send(self.prepare(serial, backing));
+                Order::Prepare(serial, serving, reply) => {
+                    let _ = reply.send(self.prepare(serial, serving));
                 }
                 Order::Hold(serial, reply) => {
                     if let Some(queue) = self.queue(serial) {
@@ -417,10 +417,10 @@ impl Server {
         started.map(|()| self.last_serial)
     }
 
-    fn prepare(&mut self, serial: u64, backing: Arc<Backing>) -> Result<bool, Error> {
+    fn prepare(&mut self, serial: u64, serving: Arc<Serving>) -> Result<bool, Error> {
         let Some(index) = self.find(serial) else { return Ok(false) };
         let Some(queue) = self.queues[index].as_mut() else { return Ok(false) };
-        queue.prepare(&mut self.ring, backing).map(|()| true)
+        queue.prepare(&mut self.ring, serving).map(|()| true)
     }
 
     fn find(&self, serial: u64) -> Option<usize> {

@@ -6,7 +6,7 @@ use crate::Token;
 /// Whose completion it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
-    Backing {
+    Serving {
         tag: u16,
     },
     /// An operation that was looked at, or what stands for it.
@@ -19,7 +19,7 @@ pub(crate) enum Source {
 /// Packs queue, source and tag into the word that comes back with a completion.
 pub(crate) fn user_data(queue: u32, source: Source) -> u64 {
     let low = match source {
-        Source::Backing { tag } => u64::from(tag),
+        Source::Serving { tag } => u64::from(tag),
         Source::Intercepted { tag } => 2 << 24 | u64::from(tag),
         Source::Port(token) => 1 << 24 | u64::from(token.kind) << 16 | u64::from(token.tag),
     };
@@ -30,7 +30,7 @@ pub(crate) fn user_data(queue: u32, source: Source) -> u64 {
 pub(crate) fn source_of(word: u64) -> (u32, Source) {
     let tag = word as u16;
     let source = match word >> 24 & 3 {
-        0 => Source::Backing { tag },
+        0 => Source::Serving { tag },
         2 => Source::Intercepted { tag },
         _ => Source::Port(Token { kind: (word >> 16) as u8, tag }),
     };
@@ -45,7 +45,7 @@ mod tests {
     proptest! {
         #[test]
         fn user_data_comes_back_as_it_went(queue: u32, kind: u8, tag: u16) {
-            for source in [Source::Backing { tag }, Source::Intercepted { tag }, Source::Port(Token { kind, tag })] {
+            for source in [Source::Serving { tag }, Source::Intercepted { tag }, Source::Port(Token { kind, tag })] {
                 prop_assert_eq!(source_of(user_data(queue, source)), (queue, source));
             }
         }

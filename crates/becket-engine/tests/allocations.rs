@@ -15,9 +15,9 @@ use std::{
 };
 
 use becket_engine::{
-    Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueStats, Request, Token,
+    Answer, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueStats, Request, Serving, Token,
 };
-use becket_image::{BackingKind, Facts, Grow, Map, Wanted};
+use becket_image::{Facts, FileKind, FileSource, Grow, Map, Wanted};
 use rustix::io::Errno;
 
 thread_local! {
@@ -153,19 +153,19 @@ fn count(grows: bool) {
         write_zeroes: true,
         nowait: true,
         sparse: true,
-        ..Facts::unasked(BackingKind::Regular, u64::from(DEPTH) * 4096, true)
+        ..Facts::unasked(FileKind::Regular, u64::from(DEPTH) * 4096, true)
     };
-    let backing = becket_image::Backing { buffered: file.into(), direct: None, facts };
+    let source = FileSource { buffered: file.into(), direct: None, facts };
     let map = Map::contiguous(0, 0, u64::from(DEPTH) * 4096);
-    let backing = Backing::new(map, vec![backing], false, 1);
-    let backing = if grows { backing.growing_by(Box::new(Placed), Box::new(())).unwrap() } else { backing };
+    let serving = Serving::new(map, vec![source.into()], false, 1);
+    let serving = if grows { serving.growing_by(Box::new(Placed), Box::new(())).unwrap() } else { serving };
     let (sent, calls) = channel();
     let descriptor = File::open("/dev/null").unwrap().into();
     let queue = NewQueue {
         port: Box::new(BusyPort { descriptor, finished: 0, begun: 0, before: 0, calls: sent }),
         depth: DEPTH,
         number: 0,
-        backing: Arc::new(backing),
+        serving: Arc::new(serving),
         memory: Memory::Buffers(4096),
         batch: None,
         stats: Arc::new(QueueStats::default()),

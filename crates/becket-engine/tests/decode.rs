@@ -13,11 +13,12 @@ use std::{
 };
 
 use becket_engine::{
-    Answer, Backing, Data, Decoding, Decodings, Io, IoThreads, LEAST_CACHE, Memory, NewQueue, Op, Port,
-    QueueStats, Request, Summary, Token,
+    Answer, Data, Decoding, Decodings, Io, IoThreads, LEAST_CACHE, Memory, NewQueue, Op, Port, QueueStats,
+    Request, Serving, Summary, Token,
 };
 use becket_image::{
-    Alignment, BackingKind, DirectIo, Encoded, Extent, Facts, Map, Place, codec::Codec, encoded::Block,
+    Alignment, DirectIo, Encoded, Extent, Facts, FileKind, FileSource, Map, Place, Source, codec::Codec,
+    encoded::Block,
 };
 use rustix::io::Errno;
 
@@ -113,7 +114,7 @@ impl Packer {
         Map::from_extents(vec![Extent { start: 0, len: plain.len() as u64, place }]).unwrap()
     }
 
-    fn backing(self, decoding: &Arc<Decoding>, map: Map, direct_io: DirectIo) -> Arc<Backing> {
+    fn serving(self, decoding: &Arc<Decoding>, map: Map, direct_io: DirectIo) -> Arc<Serving> {
         let mut file = tempfile::NamedTempFile::new_in(place()).unwrap();
         file.write_all(&self.file).unwrap();
         file.as_file().sync_all().unwrap();
@@ -122,7 +123,7 @@ impl Packer {
             size: self.file.len() as u64,
             direct: direct.then_some(Alignment { memory: 512, offset: 4096 }),
             nowait: true,
-            ..Facts::unasked(BackingKind::Regular, 0, false)
+            ..Facts::unasked(FileKind::Regular, 0, false)
         };
         let open = |flags| {
             let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC | flags;
@@ -130,9 +131,9 @@ impl Packer {
         };
         let (buffered, direct) =
             (open(rustix::fs::OFlags::empty()), direct.then(|| open(rustix::fs::OFlags::DIRECT)));
-        let file = becket_image::Backing { buffered, direct, facts };
-        let backing = Backing::new(map, vec![file], true, 2).with_direct_io(direct_io);
-        Arc::new(backing.decoded_by(decoding, self.layers).unwrap())
+        let file = FileSource { buffered, direct, facts };
+        let serving = Serving::new(map, vec![file.into()], true, 2).with_direct_io(direct_io);
+        Arc::new(serving.decoded_by(decoding, self.layers).unwrap())
     }
 }
 
@@ -179,7 +180,7 @@ fn ranges(len: u64, count: usize) -> Vec<(u64, u64)> {
 type Outcomes = Vec<(u64, Result<Vec<u8>, Errno>)>;
 
 /// Reads ranges through a queue on each of two threads, at the same time.
-fn read(backing: &Arc<Backing>, lists: [Vec<(u64, u64)>; 2]) -> (Outcomes, Decodings) {
+fn read(serving: &Arc<Serving>, lists: [Vec<(u64, u64)>; 2]) -> (Outcomes, Decodings) {
     let threads = IoThreads::start(2).unwrap();
     let (outcomes, seen) = channel();
     let (closed, is_closed) = channel();
@@ -195,7 +196,7 @@ fn read(backing: &Arc<Backing>, lists: [Vec<(u64, u64)>; 2]) -> (Outcomes, Decod
             port: Box::new(Reader { descriptor, ranges, current, busy: 0, outcomes }),
             depth: DEPTH,
             number,
-            backing: Arc::clone(backing),
+            serving: Arc::clone(serving),
             memory: Memory::Buffers(BUFFER),
             batch: None,
             stats: counted,
@@ -230,9 +231,9 @@ fn what_is_read_is_what_was_encoded_at_any_depth() {
         let map = packer.encode(Codec::Zstd, &plain, |packer, stored| {
             packer.encode(Codec::Lz4, stored, |packer, stored| packer.store(stored))
         });
-        let backing = packer.backing(&decoding, map, direct_io);
+        let serving = packer.serving(&decoding, map, direct_io);
         let lists = [ranges(plain.len() as u64, 400), ranges(plain.len() as u64, 401)];
-        let (outcomes, counted) = read(&backing, lists);
+        let (outcomes, counted) = read(&serving, lists);
         assert_eq!(outcomes.len(), 801);
         agree(&outcomes, &plain);
         let blocks = 2 * plain.len().div_ceil(BLOCK) as u64;
@@ -249,16 +250,16 @@ fn what_does_not_fit_is_decoded_again() {
     let decoding = Decoding::start(2, 0).unwrap();
     let mut packer = Packer::default();
     let map = packer.encode(Codec::Lz4, &plain, |packer, stored| packer.store(stored));
-    let backing = packer.backing(&decoding, map, DirectIo::On);
+    let serving = packer.serving(&decoding, map, DirectIo::On);
     // Both read all of it, in order: what one has decoded the other finds, or waits for.
     let whole: Vec<_> =
         (0..plain.len() / BUFFER).rev().map(|at| ((at * BUFFER) as u64, BUFFER as u64)).collect();
-    let (outcomes, counted) = read(&backing, [whole.clone(), whole.clone()]);
+    let (outcomes, counted) = read(&serving, [whole.clone(), whole.clone()]);
     agree(&outcomes, &plain);
     let blocks = plain.len().div_ceil(BLOCK) as u64;
     assert!(counted.blocks >= blocks && counted.blocks < 2 * blocks, "{counted:?}");
     assert!(counted.ahead > 0, "{counted:?}");
-    let (outcomes, counted) = read(&backing, [whole, Vec::new()]);
+    let (outcomes, counted) = read(&serving, [whole, Vec::new()]);
     agree(&outcomes, &plain);
     assert!(counted.blocks > 0, "{counted:?}");
 }
@@ -288,11 +289,12 @@ fn stored_bytes_go_through_the_page_cache_or_past_it() {
         let decoding = Decoding::start(1, 0).unwrap();
         let mut packer = Packer::default();
         let map = packer.encode(Codec::Zstd, &plain, |packer, stored| packer.store(stored));
-        let backing = packer.backing(&decoding, map, direct_io);
-        let file = &backing.files()[0].buffered;
+        let serving = packer.serving(&decoding, map, direct_io);
+        let Source::File(file) = &serving.sources()[0];
+        let file = &file.buffered;
         rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         assert_eq!(is_cached(file, 8), [false; 8]);
-        let (outcomes, _) = read(&backing, [whole.clone(), Vec::new()]);
+        let (outcomes, _) = read(&serving, [whole.clone(), Vec::new()]);
         agree(&outcomes, &plain);
         assert_eq!(is_cached(file, 8), [direct_io == DirectIo::Auto; 8]);
     }
@@ -306,9 +308,9 @@ fn a_damaged_block_is_an_error_for_its_readers_alone() {
     let map = packer.encode(Codec::Zstd, &plain, |packer, stored| packer.store(stored));
     let damaged = packer.layers[0].blocks()[5];
     packer.file[damaged.input as usize..][..8].fill(0xff);
-    let backing = packer.backing(&decoding, map, DirectIo::Off);
+    let serving = packer.serving(&decoding, map, DirectIo::Off);
     let each: Vec<_> = (0..64).map(|block| (block * BLOCK as u64, BLOCK as u64)).collect();
-    let (outcomes, counted) = read(&backing, [each.clone(), each]);
+    let (outcomes, counted) = read(&serving, [each.clone(), each]);
     for (offset, result) in outcomes {
         match result {
             Ok(bytes) => assert!(bytes == plain[offset as usize..][..BLOCK]),
@@ -328,13 +330,14 @@ fn what_ends_too_early_is_an_error_for_those_who_need_it_at_every_depth() {
     });
     // Truncated behind our back.
     let half = packer.file.len() / 2;
-    let backing = packer.backing(&decoding, map, DirectIo::Off);
-    let file = File::from(backing.files()[0].buffered.try_clone().unwrap());
+    let serving = packer.serving(&decoding, map, DirectIo::Off);
+    let Source::File(file) = &serving.sources()[0];
+    let file = File::from(file.buffered.try_clone().unwrap());
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
     // The file has no name any more; its inode has one here.
     File::options().write(true).open(path).unwrap().set_len(half as u64).unwrap();
     let each: Vec<_> = (0..200).map(|block| (block * BLOCK as u64, BLOCK as u64)).collect();
-    let (outcomes, counted) = read(&backing, [each, Vec::new()]);
+    let (outcomes, counted) = read(&serving, [each, Vec::new()]);
     let (good, bad): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(|(_, result)| result.is_ok());
     agree(&good, &plain);
     assert!(good.len() > 50 && bad.len() > 50, "{} good, {} bad", good.len(), bad.len());
@@ -350,9 +353,9 @@ fn writes_and_layers_that_are_not_there_are_errors() {
     let longer = Extent { len: 2 * BLOCK as u64, ..map.extents()[0] };
     let nowhere = Extent { start: longer.len, len: 4096, place: Place::Encoded { layer: 9, offset: 0 } };
     let map = Map::from_extents(vec![longer, nowhere]).unwrap();
-    let backing = packer.backing(&decoding, map, DirectIo::Off);
+    let serving = packer.serving(&decoding, map, DirectIo::Off);
     let (outcomes, _) =
-        read(&backing, [vec![(0, 100), (BLOCK as u64, 4096), (longer.len, 4096)], Vec::new()]);
+        read(&serving, [vec![(0, 100), (BLOCK as u64, 4096), (longer.len, 4096)], Vec::new()]);
     for (offset, result) in outcomes {
         assert_eq!(result.is_ok(), offset == 0, "at {offset}");
     }

@@ -16,13 +16,13 @@ use std::{
 };
 
 use becket_engine::{
-    Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueId, QueueStats, Request, Summary,
+    Answer, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueId, QueueStats, Request, Serving, Summary,
     Token,
 };
-use becket_image::{Alignment, DirectIo, Extent, Facts, Map, Place};
+use becket_image::{Alignment, DirectIo, Extent, Facts, FileSource, Map, Place};
 use rustix::io::Errno;
 use script::{
-    BUFFER, PATIENCE, Random, Step, backing_of, begin, facts, file_of, run, run_counted, step, write,
+    BUFFER, PATIENCE, Random, Step, begin, facts, file_of, run, run_counted, source_of, step, write,
 };
 
 #[test]
@@ -39,18 +39,18 @@ fn random_requests_agree_with_a_model() {
             .map(|index| Extent {
                 start: index * (128 << 10),
                 len: 128 << 10,
-                place: Place::Data { file: (index % 2) as u32, offset: (63 - index) / 2 * (128 << 10) },
+                place: Place::Data { source: (index % 2) as u32, offset: (63 - index) / 2 * (128 << 10) },
             })
             .collect();
         let map = Map::from_extents(extents).unwrap();
         assert_eq!(map.len(), LANE * LANES);
-        let backings = files.iter().map(|file| {
-            let mut backing = backing_of(file, direct);
-            backing.facts.nowait = variant & 2 != 0;
-            backing.facts.uncached = variant & 4 != 0;
-            backing
+        let sources = files.iter().map(|file| {
+            let mut source = source_of(file, direct);
+            source.facts.nowait = variant & 2 != 0;
+            source.facts.uncached = variant & 4 != 0;
+            source.into()
         });
-        let backing = Arc::new(Backing::new(map.clone(), backings.collect(), false, 1));
+        let serving = Arc::new(Serving::new(map.clone(), sources.collect(), false, 1));
         let seed = 0xb3c4e7 + variant;
         let mut random = Random(seed);
         let mut model = vec![0u8; (LANE * LANES) as usize];
@@ -95,7 +95,7 @@ fn random_requests_agree_with_a_model() {
             scripts.push(steps);
             expected.push(answers);
         }
-        let outcomes = run(&threads, usize::from(direct), &backing, scripts);
+        let outcomes = run(&threads, usize::from(direct), &serving, scripts);
         let mut at = vec![0; LANES as usize];
         for (tag, result, bytes) in outcomes {
             let lane = usize::from(tag);
@@ -107,9 +107,9 @@ fn random_requests_agree_with_a_model() {
         }
         let mut whole = vec![0; model.len()];
         for extent in map.extents() {
-            let Place::Data { file, offset } = extent.place else { unreachable!() };
+            let Place::Data { source, offset } = extent.place else { unreachable!() };
             let range = extent.start as usize..(extent.start + extent.len) as usize;
-            files[file as usize].read_exact_at(&mut whole[range], offset).unwrap();
+            files[source as usize].read_exact_at(&mut whole[range], offset).unwrap();
         }
         assert!(whole == model, "seed {seed:x}: the files differ from the model");
     }
@@ -120,7 +120,7 @@ fn what_must_not_reach_the_backing_does_not() {
     let threads = IoThreads::start(1).unwrap();
     let file = file_of(&[7; 8192]);
     let map = Map::contiguous(0, 0, 4096);
-    let plain = Arc::new(Backing::new(map.clone(), vec![backing_of(&file, false)], false, 1));
+    let plain = Arc::new(Serving::new(map.clone(), vec![source_of(&file, false).into()], false, 1));
     let steps = vec![
         write(4096, &[1; 512], false),
         write(3584, &[1; 1024], false),
@@ -134,7 +134,7 @@ fn what_must_not_reach_the_backing_does_not() {
     for (_, result, _) in run(&threads, 0, &plain, vec![steps]) {
         assert_eq!(result, Err(Errno::INVAL));
     }
-    let read_only = Arc::new(Backing::new(map, vec![backing_of(&file, false)], true, 1));
+    let read_only = Arc::new(Serving::new(map, vec![source_of(&file, false).into()], true, 1));
     let steps = vec![
         write(0, &[1; 512], false),
         step(Op::Discard, 0, 512),
@@ -157,12 +157,12 @@ fn holes_of_the_map_read_as_zeroes_and_refuse_writes() {
     let file = file_of(&[9; 4096]);
     let extents = vec![
         Extent { start: 0, len: 4096, place: Place::Zero },
-        Extent { start: 4096, len: 4096, place: Place::Data { file: 0, offset: 0 } },
+        Extent { start: 4096, len: 4096, place: Place::Data { source: 0, offset: 0 } },
     ];
     let map = Map::from_extents(extents).unwrap();
-    let backing = Arc::new(Backing::new(map, vec![backing_of(&file, false)], false, 1));
+    let serving = Arc::new(Serving::new(map, vec![source_of(&file, false).into()], false, 1));
     let steps = vec![step(Op::Read, 2048, 4096), write(0, &[1; 512], false), step(Op::Discard, 0, 4096)];
-    let outcomes = run(&threads, 0, &backing, vec![steps]);
+    let outcomes = run(&threads, 0, &serving, vec![steps]);
     assert_eq!(outcomes[0].1, Ok(4096));
     assert!(outcomes[0].2[..2048].iter().all(|byte| *byte == 0));
     assert!(outcomes[0].2[2048..].iter().all(|byte| *byte == 9));
@@ -175,10 +175,10 @@ fn a_file_truncated_behind_our_back_gives_errors_and_nothing_worse() {
     let threads = IoThreads::start(1).unwrap();
     let file = file_of(&[5; 65536]);
     let map = Map::contiguous(0, 0, 65536);
-    let backing = Arc::new(Backing::new(map, vec![backing_of(&file, true)], false, 1));
+    let serving = Arc::new(Serving::new(map, vec![source_of(&file, true).into()], false, 1));
     file.set_len(6144).unwrap();
     let steps = vec![step(Op::Read, 0, 4096), step(Op::Read, 4096, 8192), step(Op::Read, 32768, 4096)];
-    let outcomes = run(&threads, 0, &backing, vec![steps]);
+    let outcomes = run(&threads, 0, &serving, vec![steps]);
     assert_eq!(outcomes[0].1, Ok(4096));
     assert_eq!(outcomes[1].1, Err(Errno::IO));
     assert_eq!(outcomes[2].1, Err(Errno::IO));
@@ -191,9 +191,9 @@ fn discard_gives_space_back() {
     file.sync_all().unwrap();
     let before = file.metadata().unwrap().blocks();
     let map = Map::contiguous(0, 0, 1 << 20);
-    let backing = Arc::new(Backing::new(map, vec![backing_of(&file, false)], false, 1));
+    let serving = Arc::new(Serving::new(map, vec![source_of(&file, false).into()], false, 1));
     let steps = vec![step(Op::Discard, 0, 1 << 20), step(Op::Flush, 0, 0)];
-    for (_, result, _) in run(&threads, 0, &backing, vec![steps]) {
+    for (_, result, _) in run(&threads, 0, &serving, vec![steps]) {
         assert!(result.is_ok());
     }
     assert!(before >= 2048, "the file was allocated: {before}");
@@ -205,8 +205,8 @@ fn a_full_device_says_so() {
     let threads = IoThreads::start(1).unwrap();
     let full = std::fs::OpenOptions::new().read(true).write(true).open("/dev/full").unwrap();
     let map = Map::contiguous(0, 0, 4096);
-    let backing = Arc::new(Backing::new(map, vec![backing_of(&full, false)], false, 1));
-    let outcomes = run(&threads, 0, &backing, vec![vec![write(0, &[1; 512], false)]]);
+    let serving = Arc::new(Serving::new(map, vec![source_of(&full, false).into()], false, 1));
+    let outcomes = run(&threads, 0, &serving, vec![vec![write(0, &[1; 512], false)]]);
     assert_eq!(outcomes[0].1, Err(Errno::NOSPC));
 }
 
@@ -216,9 +216,9 @@ fn a_failed_flush_is_never_forgotten() {
     // fdatasync of a character device is EINVAL: a stand-in for a backing that cannot be synced.
     let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").unwrap();
     let map = Map::contiguous(0, 0, 4096);
-    let backing = Arc::new(Backing::new(map, vec![backing_of(&null, false)], false, 1));
+    let serving = Arc::new(Serving::new(map, vec![source_of(&null, false).into()], false, 1));
     let steps = vec![step(Op::Flush, 0, 0), step(Op::Flush, 0, 0)];
-    for (_, result, _) in run(&threads, 0, &backing, vec![steps]) {
+    for (_, result, _) in run(&threads, 0, &serving, vec![steps]) {
         assert_eq!(result, Err(Errno::INVAL));
     }
 }
@@ -229,8 +229,8 @@ fn hundreds_of_queues_come_and_go_on_one_thread() {
     let file = file_of(&[1; 4096]);
     for _ in 0..300 {
         let map = Map::contiguous(0, 0, 4096);
-        let backing = Arc::new(Backing::new(map, vec![backing_of(&file, false)], false, 1));
-        let outcomes = run(&threads, 0, &backing, vec![vec![step(Op::Read, 0, 4096)]; 4]);
+        let serving = Arc::new(Serving::new(map, vec![source_of(&file, false).into()], false, 1));
+        let outcomes = run(&threads, 0, &serving, vec![vec![step(Op::Read, 0, 4096)]; 4]);
         assert!(outcomes.iter().all(|(_, result, bytes)| *result == Ok(4096) && *bytes == [1; 4096]));
     }
 }
@@ -275,8 +275,8 @@ impl Port for PatientPort {
 fn a_live_queue_takes_another_map() {
     let threads = IoThreads::start(1).unwrap();
     let file = file_of(&[[1; 4096], [2; 4096]].concat());
-    let backing =
-        Arc::new(Backing::new(Map::contiguous(0, 0, 4096), vec![backing_of(&file, false)], false, 1));
+    let serving =
+        Arc::new(Serving::new(Map::contiguous(0, 0, 4096), vec![source_of(&file, false).into()], false, 1));
     let (refused, was_refused) = channel();
     let (closed, is_closed) = channel();
     let queue = NewQueue {
@@ -287,7 +287,7 @@ fn a_live_queue_takes_another_map() {
         }),
         depth: 1,
         number: 0,
-        backing: Arc::clone(&backing),
+        serving: Arc::clone(&serving),
         memory: Memory::Buffers(BUFFER),
         batch: None,
         stats: Arc::default(),
@@ -295,10 +295,10 @@ fn a_live_queue_takes_another_map() {
     };
     let id = threads.add(0, queue).unwrap();
     was_refused.recv_timeout(PATIENCE).expect("beyond the map is refused");
-    let larger = Arc::new(backing.otherwise(Map::contiguous(0, 0, 8192), false, DirectIo::Auto));
-    threads.change(&[id], &backing, &larger, PATIENCE).unwrap();
+    let larger = Arc::new(serving.otherwise(Map::contiguous(0, 0, 8192), false, DirectIo::Auto));
+    threads.change(&[id], &serving, &larger, PATIENCE).unwrap();
     is_closed.recv_timeout(PATIENCE).expect("the larger map is used");
-    threads.change(&[id], &larger, &backing, PATIENCE).expect("a queue that has ended is no obstacle");
+    threads.change(&[id], &larger, &serving, PATIENCE).expect("a queue that has ended is no obstacle");
 }
 
 /// Hands a command to the kernel and then says that it cannot begin.
@@ -323,14 +323,14 @@ impl Port for HalfStartedPort {
 fn a_port_that_fails_half_way_is_an_error_and_still_ends() {
     let threads = IoThreads::start(1).unwrap();
     let file = file_of(&[1; 4096]);
-    let backing =
-        Arc::new(Backing::new(Map::contiguous(0, 0, 4096), vec![backing_of(&file, false)], false, 1));
+    let serving =
+        Arc::new(Serving::new(Map::contiguous(0, 0, 4096), vec![source_of(&file, false).into()], false, 1));
     let (closed, is_closed) = channel();
     let queue = NewQueue {
         port: Box::new(HalfStartedPort(File::open("/dev/null").unwrap().into())),
         depth: 1,
         number: 0,
-        backing,
+        serving,
         memory: Memory::Buffers(BUFFER),
         batch: None,
         stats: Arc::default(),
@@ -348,9 +348,9 @@ fn a_durable_write_that_fails_makes_later_flushes_fail() {
     // reports that once for each open file, so the flush would no longer see it.
     let memory = std::fs::OpenOptions::new().read(true).write(true).open("/proc/self/mem").unwrap();
     let map = Map::contiguous(0, 0, 4096);
-    let backing = Arc::new(Backing::new(map, vec![backing_of(&memory, false)], false, 1));
+    let serving = Arc::new(Serving::new(map, vec![source_of(&memory, false).into()], false, 1));
     let steps = vec![write(0, &[1; 512], true), step(Op::Flush, 0, 0)];
-    for (_, result, _) in run(&threads, 0, &backing, vec![steps]) {
+    for (_, result, _) in run(&threads, 0, &serving, vec![steps]) {
         assert_eq!(result, Err(Errno::IO));
     }
 }
@@ -360,8 +360,12 @@ fn what_was_done_is_counted() {
     const PAGE: u64 = 4096;
     let threads = IoThreads::start(1).unwrap();
     let file = file_of(&[7; 4 * PAGE as usize]);
-    let backing =
-        Arc::new(Backing::new(Map::contiguous(0, 0, 4 * PAGE), vec![backing_of(&file, false)], false, 1));
+    let serving = Arc::new(Serving::new(
+        Map::contiguous(0, 0, 4 * PAGE),
+        vec![source_of(&file, false).into()],
+        false,
+        1,
+    ));
     let stats = Arc::new(QueueStats::default());
     let reads = vec![step(Op::Read, 0, PAGE), step(Op::Read, PAGE, 2 * PAGE), step(Op::Read, 4 * PAGE, PAGE)];
     let others = vec![
@@ -372,7 +376,7 @@ fn what_was_done_is_counted() {
         step(Op::WriteZeroes { keep_allocated: true }, 3 * PAGE, PAGE),
     ];
     let began = std::time::Instant::now();
-    run_counted(&threads, 0, &backing, vec![reads, others], &stats);
+    run_counted(&threads, 0, &serving, vec![reads, others], &stats);
     let took = began.elapsed().as_nanos() as u64;
     let summary = Summary::of(std::iter::once(&*stats));
     let zeroed = summary.write_zeroes.unwrap();
@@ -391,30 +395,30 @@ fn what_was_done_is_counted() {
 }
 
 /// A backing whose reads wait until data is written to the pipe that comes with it.
-fn stuck() -> (Arc<Backing>, OwnedFd) {
+fn stuck() -> (Arc<Serving>, OwnedFd) {
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let facts = Facts { writable: false, nowait: false, ..facts(None) };
-    let backing = becket_image::Backing { buffered: reader, direct: None, facts };
-    (Arc::new(Backing::new(Map::contiguous(0, 0, 1 << 20), vec![backing], true, 1)), writer)
+    let source = FileSource { buffered: reader, direct: None, facts }.into();
+    (Arc::new(Serving::new(Map::contiguous(0, 0, 1 << 20), vec![source], true, 1)), writer)
 }
 
 #[test]
 fn nobody_waits_for_operations_that_block_but_those_like_them() {
     const BLOCKED: usize = 40;
     let threads = IoThreads::start(1).unwrap();
-    let (backing, writer) = stuck();
+    let (serving, writer) = stuck();
     let reads = vec![vec![step(Op::Read, 0, 512)]; BLOCKED];
     let flush = vec![step(Op::Flush, 0, 0)];
     let scripts = reads.into_iter().chain([flush]).collect();
-    let (_, seen, is_closed) = begin(&threads, 0, &backing, scripts, &Arc::default());
+    let (_, seen, is_closed) = begin(&threads, 0, &serving, scripts, &Arc::default());
     let (tag, result, _) = seen.recv_timeout(Duration::from_secs(60)).expect("the flush waits for reads");
     assert_eq!((usize::from(tag), result), (BLOCKED, Ok(0)));
 
     // Another device of the same ring, with operations that block too.
     let file = file_of(&[3; 8192]);
-    let mut other = backing_of(&file, false);
+    let mut other = source_of(&file, false);
     other.facts.nowait = false;
-    let other = Arc::new(Backing::new(Map::contiguous(0, 0, 8192), vec![other], false, 1));
+    let other = Arc::new(Serving::new(Map::contiguous(0, 0, 8192), vec![other.into()], false, 1));
     let scripts =
         vec![vec![step(Op::Read, 0, 4096), write(4096, &[4; 4096], true), step(Op::Discard, 0, 4096)]; 8];
     for (_, result, _) in run(&threads, 0, &other, scripts) {
@@ -444,13 +448,13 @@ fn switching_to_and_fro_loses_no_sector_of_a_shared_page() {
     let threads = IoThreads::start(2).unwrap();
     for nowait in [true, false] {
         let file = file_of(&vec![0; (LANES * PAGES * SECTOR) as usize]);
-        let mut files = backing_of(&file, true);
+        let mut files = source_of(&file, true);
         files.facts.direct = Some(Alignment { memory: 512, offset: 512 });
         files.facts.nowait = nowait;
         files.facts.uncached = !nowait;
         let map = Map::contiguous(0, 0, LANES * PAGES * SECTOR);
-        let backing =
-            Arc::new(Backing::new(map.clone(), vec![files], false, 2).with_direct_io(DirectIo::Off));
+        let serving =
+            Arc::new(Serving::new(map.clone(), vec![files.into()], false, 2).with_direct_io(DirectIo::Off));
         // Each lane has a sector of its own in each page, and reads what it has written.
         let byte = |lane: u64, round: u64| (lane * 31 + round * 7 + 1) as u8;
         let place = |lane: u64, round: u64| ((round % PAGES) * LANES + lane) * SECTOR;
@@ -465,7 +469,7 @@ fn switching_to_and_fro_loses_no_sector_of_a_shared_page() {
         let queues: Vec<_> = (0..2)
             .map(|number| {
                 let scripts = (0..LANES / 2).map(|lane| script(2 * lane + number)).collect();
-                begin(&threads, number as usize, &backing, scripts, &Arc::default())
+                begin(&threads, number as usize, &serving, scripts, &Arc::default())
             })
             .collect();
         let ids: Vec<QueueId> = queues.iter().map(|(id, ..)| *id).collect();
@@ -474,8 +478,8 @@ fn switching_to_and_fro_loses_no_sector_of_a_shared_page() {
         let mut ended = [false; 2];
         while ended.contains(&false) {
             switches += 1;
-            let new = Arc::new(backing.otherwise(map.clone(), false, ways[switches % 2]));
-            threads.change(&ids, &backing, &new, PATIENCE).unwrap();
+            let new = Arc::new(serving.otherwise(map.clone(), false, ways[switches % 2]));
+            threads.change(&ids, &serving, &new, PATIENCE).unwrap();
             for (ended, (_, _, is_closed)) in ended.iter_mut().zip(&queues) {
                 *ended |= is_closed.try_recv().is_ok();
             }

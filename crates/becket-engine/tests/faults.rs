@@ -16,13 +16,13 @@ use std::{
 };
 
 use becket_engine::fault::{Affected, Fate, Faults, Interceptor, Operation, Rule, Struck};
-use becket_engine::{Backing, IoThreads, Op};
+use becket_engine::{IoThreads, Op, Serving};
 use becket_image::{DirectIo, Map};
 use rustix::{
     event::{EventfdFlags, eventfd},
     io::Errno,
 };
-use script::{BUFFER, PATIENCE, Random, backing_of, begin, file_of, run, step, write};
+use script::{BUFFER, PATIENCE, Random, begin, file_of, run, source_of, step, write};
 
 const CERTAIN: u32 = 1_000_000;
 const PAGE: u64 = 4096;
@@ -35,15 +35,15 @@ fn plan(faults: Faults) -> Arc<impl Interceptor> {
     Arc::new(faults.of_queues(1).unwrap())
 }
 
-fn backing(
+fn serving(
     file: &File,
     len: u64,
     direct: bool,
     interceptor: Arc<impl Interceptor + 'static>,
-) -> Arc<Backing> {
-    let files = vec![backing_of(file, direct)];
-    let backing = Backing::new(Map::contiguous(0, 0, len), files, false, 1);
-    Arc::new(backing.intercepted_by(interceptor))
+) -> Arc<Serving> {
+    let files = vec![source_of(file, direct).into()];
+    let serving = Serving::new(Map::contiguous(0, 0, len), files, false, 1);
+    Arc::new(serving.intercepted_by(interceptor))
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn short_late_and_interrupted_operations_are_nobodys_business() {
     for variant in 0..8u64 {
         let (direct, nowait) = (variant & 1 != 0, variant & 2 != 0);
         let file = file_of(&vec![0; (LANES * LANE) as usize]);
-        let mut files = backing_of(&file, direct);
+        let mut files = source_of(&file, direct);
         files.facts.nowait = nowait;
         files.facts.sparse = variant & 4 != 0;
         let faults = Faults {
@@ -68,7 +68,7 @@ fn short_late_and_interrupted_operations_are_nobodys_business() {
         };
         let plan = plan(faults);
         let map = Map::contiguous(0, 0, LANES * LANE);
-        let backing = Arc::new(Backing::new(map, vec![files], false, 1).intercepted_by(plan));
+        let serving = Arc::new(Serving::new(map, vec![files.into()], false, 1).intercepted_by(plan));
         let mut random = Random(variant);
         let mut model = vec![0u8; (LANES * LANE) as usize];
         let mut expected: Vec<Vec<Option<Vec<u8>>>> = Vec::new();
@@ -94,7 +94,7 @@ fn short_late_and_interrupted_operations_are_nobodys_business() {
             expected.push(answers);
         }
         let mut at = [0; LANES as usize];
-        for (tag, result, bytes) in run(&threads, 0, &backing, scripts) {
+        for (tag, result, bytes) in run(&threads, 0, &serving, scripts) {
             let lane = usize::from(tag);
             assert!(result.is_ok(), "variant {variant} lane {lane} step {}: {result:?}", at[lane]);
             if let Some(wanted) = &expected[lane][at[lane]] {
@@ -119,7 +119,7 @@ fn an_error_is_its_requests_and_keeps_its_number() {
         let file = file_of(&[1; 4 * PAGE as usize]);
         let bad = rule(Affected::All, Struck::Error(number), CERTAIN, Some((PAGE, 512)));
         let faults = Faults { rules: vec![bad], ..Faults::default() };
-        let backing = backing(&file, 4 * PAGE, direct, plan(faults));
+        let serving = serving(&file, 4 * PAGE, direct, plan(faults));
         let scripts = (0..4)
             .map(|page| {
                 let at = page * PAGE;
@@ -127,7 +127,7 @@ fn an_error_is_its_requests_and_keeps_its_number() {
             })
             .collect();
         let mut seen = [const { Vec::new() }; 4];
-        for (tag, result, _) in run(&threads, 0, &backing, scripts) {
+        for (tag, result, _) in run(&threads, 0, &serving, scripts) {
             seen[usize::from(tag)].push(result);
         }
         // A block device has no word for a quota.
@@ -159,11 +159,11 @@ fn a_sync_that_failed_once_stays_failed() {
         seed: (0..).find(|seed| first_alone(*seed)).unwrap(),
         ..Faults::default()
     };
-    let backing = backing(&file, PAGE, false, plan(faults));
+    let serving = serving(&file, PAGE, false, plan(faults));
     let flush = || step(Op::Flush, 0, 0);
     let steps = vec![flush(), write(0, &[2; 512], false), flush(), flush()];
     let results: Vec<_> =
-        run(&threads, 0, &backing, vec![steps]).into_iter().map(|(_, result, _)| result).collect();
+        run(&threads, 0, &serving, vec![steps]).into_iter().map(|(_, result, _)| result).collect();
     assert_eq!(results, [Err(Errno::IO), Ok(512), Err(Errno::IO), Err(Errno::IO)]);
 }
 
@@ -193,8 +193,8 @@ fn a_torn_write_fails_and_leaves_whole_sectors() {
         let len = 16 * PAGE as usize;
         let file = file_of(&vec![1; len]);
         let faults = Faults { torn: CERTAIN, seed: 3, ..Faults::default() };
-        let backing = backing(&file, len as u64, direct, plan(faults));
-        let outcomes = run(&threads, 0, &backing, vec![vec![write(0, &vec![2; len], false)]]);
+        let serving = serving(&file, len as u64, direct, plan(faults));
+        let outcomes = run(&threads, 0, &serving, vec![vec![write(0, &vec![2; len], false)]]);
         assert_eq!(outcomes[0].1, Err(Errno::IO));
         let mut bytes = vec![0; len];
         file.read_exact_at(&mut bytes, 0).unwrap();
@@ -209,7 +209,7 @@ fn a_backing_without_room_says_so_to_writers_alone() {
     let threads = IoThreads::start(1).unwrap();
     let file = file_of(&vec![1; 8 * PAGE as usize]);
     let faults = Faults { enospc_after: Some(3 * PAGE), ..Faults::default() };
-    let backing = backing(&file, 8 * PAGE, false, plan(faults));
+    let serving = serving(&file, 8 * PAGE, false, plan(faults));
     let wide = vec![2; 2 * PAGE as usize];
     let steps = vec![
         write(0, &wide, false),
@@ -219,7 +219,7 @@ fn a_backing_without_room_says_so_to_writers_alone() {
         step(Op::Flush, 0, 0),
     ];
     let results: Vec<_> =
-        run(&threads, 0, &backing, vec![steps]).into_iter().map(|(_, result, _)| result).collect();
+        run(&threads, 0, &serving, vec![steps]).into_iter().map(|(_, result, _)| result).collect();
     assert_eq!(results, [Ok(2 * PAGE), Err(Errno::NOSPC), Err(Errno::NOSPC), Ok(PAGE), Ok(0)]);
     let mut bytes = vec![0; 8 * PAGE as usize];
     file.read_exact_at(&mut bytes, 0).unwrap();
@@ -255,11 +255,11 @@ fn who_waits_keeps_nobody_else() {
         let file = file_of(&[1; 3 * PAGE as usize]);
         let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let gate = Arc::new(Gate { page: 1, bell, came: AtomicU64::new(0), fate });
-        let backing = backing(&file, 3 * PAGE, direct, Arc::clone(&gate));
+        let serving = serving(&file, 3 * PAGE, direct, Arc::clone(&gate));
         let held = vec![write(PAGE, &[2; PAGE as usize], false)];
         let free =
             vec![step(Op::Read, 0, PAGE), write(2 * PAGE, &[3; PAGE as usize], true), step(Op::Flush, 0, 0)];
-        let (_, seen, is_closed) = begin(&threads, 0, &backing, vec![held, free], &Arc::default());
+        let (_, seen, is_closed) = begin(&threads, 0, &serving, vec![held, free], &Arc::default());
         for _ in 0..3 {
             let (tag, result, _) = seen.recv_timeout(PATIENCE).expect("only one request is held");
             assert!(tag == 1 && result.is_ok(), "{tag} {result:?}");
@@ -288,11 +288,11 @@ fn a_queue_is_changed_only_when_a_held_operation_has_ended() {
     let file = file_of(&[1; PAGE as usize]);
     let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let gate = Arc::new(Gate { page: 0, bell, came: AtomicU64::new(0), fate: Fate::Pass });
-    let backing = backing(&file, PAGE, true, Arc::clone(&gate));
+    let serving = serving(&file, PAGE, true, Arc::clone(&gate));
     let (id, seen, is_closed) =
-        begin(&threads, 0, &backing, vec![vec![step(Op::Read, 0, PAGE)]], &Arc::default());
-    let other = Arc::new(backing.otherwise(Map::contiguous(0, 0, PAGE), true, DirectIo::Off));
-    let refused = threads.change(&[id], &backing, &other, Duration::from_millis(50));
+        begin(&threads, 0, &serving, vec![vec![step(Op::Read, 0, PAGE)]], &Arc::default());
+    let other = Arc::new(serving.otherwise(Map::contiguous(0, 0, PAGE), true, DirectIo::Off));
+    let refused = threads.change(&[id], &serving, &other, Duration::from_millis(50));
     assert!(matches!(refused, Err(becket_engine::Error::Busy { .. })), "{refused:?}");
     rustix::io::write(&gate.bell, &1u64.to_ne_bytes()).unwrap();
     assert_eq!(seen.recv_timeout(PATIENCE).unwrap().1, Ok(PAGE));
@@ -305,9 +305,9 @@ fn a_late_operation_is_late_and_whole() {
     let file = file_of(&[1; PAGE as usize]);
     let faults =
         Faults { rules: vec![rule(Affected::Read, Struck::Delay(50), CERTAIN, None)], ..Faults::default() };
-    let backing = backing(&file, PAGE, true, plan(faults));
+    let serving = serving(&file, PAGE, true, plan(faults));
     let begun = Instant::now();
-    let outcomes = run(&threads, 0, &backing, vec![vec![step(Op::Read, 0, PAGE)]; 64]);
+    let outcomes = run(&threads, 0, &serving, vec![vec![step(Op::Read, 0, PAGE)]; 64]);
     assert!(outcomes.iter().all(|(_, result, bytes)| *result == Ok(PAGE) && bytes[0] == 1));
     assert!(begun.elapsed() >= Duration::from_millis(50));
 }

@@ -7,9 +7,9 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use becket_engine::fault::{Fate, Interceptor, Operation};
-use becket_engine::{Backing, IoThreads, Op, QueueStats};
+use becket_engine::{IoThreads, Op, QueueStats, Serving};
 use becket_image::{Extent, Grow, Map, Place, Wanted};
-use script::{backing_of, file_of, run_counted, step, write};
+use script::{file_of, run_counted, source_of, step, write};
 
 const UNIT: u64 = 4096;
 
@@ -66,9 +66,9 @@ fn a_durable_write_is_durable_with_its_place() {
     for direct in [false, true] {
         let file = file_of(&vec![0; 8 * UNIT as usize]);
         let witness = Arc::new(Witness::default());
-        let backing = Backing::new(zeroes(4 * UNIT), vec![backing_of(&file, direct)], false, 1);
-        let backing = backing.growing_by(Box::new(Behind(4 * UNIT)), Box::new(())).unwrap();
-        let backing = Arc::new(backing.intercepted_by(witness.clone()));
+        let serving = Serving::new(zeroes(4 * UNIT), vec![source_of(&file, direct).into()], false, 1);
+        let serving = serving.growing_by(Box::new(Behind(4 * UNIT)), Box::new(())).unwrap();
+        let serving = Arc::new(serving.intercepted_by(witness.clone()));
         let bytes = vec![7; UNIT as usize];
         let steps = vec![
             write(0, &bytes, false),
@@ -77,7 +77,7 @@ fn a_durable_write_is_durable_with_its_place() {
             step(Op::Flush, 0, 0),
         ];
         let stats = Arc::new(QueueStats::default());
-        let outcomes = run_counted(&threads, 0, &backing, vec![steps], &stats);
+        let outcomes = run_counted(&threads, 0, &serving, vec![steps], &stats);
         let results: Vec<_> = outcomes.iter().map(|(_, result, _)| *result).collect();
         assert_eq!(results, [Ok(UNIT), Ok(UNIT), Ok(UNIT), Ok(0)]);
         let durable = Op::Write { durable: true };

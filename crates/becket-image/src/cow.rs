@@ -26,14 +26,14 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::error::quoted;
-use crate::host::{Link, lock_fd, open_inode, real_path, size_of, unit_of};
 use crate::image::Image;
-use crate::locks::Claim;
 use crate::qcow2::header::BackingName;
 use crate::qcow2::{self, Header, Writing, create::write_empty, mark_corrupt, scheme::Spoken};
 use crate::resolve::{io, resolve_at};
+use crate::source::file::host::{HostFile, lock_fd, open_inode, real_path, size_of, unit_of};
+use crate::source::file::locks::Claim;
 use crate::text::shown;
-use crate::{BackingKind, Error, OpenOptions};
+use crate::{Error, FileKind, OpenOptions};
 
 /// Length of an overlay's clusters in bytes, where its file system is not written in longer units.
 const CLUSTER: u64 = 64 << 10;
@@ -44,7 +44,7 @@ const CLUSTER_MAX: u64 = 2 << 20;
 pub(crate) struct Base {
     pub(crate) image: Image,
     /// The files that its map speaks of; its path enters the first.
-    pub(crate) links: Vec<Link>,
+    pub(crate) links: Vec<HostFile>,
     /// The path inside that file.
     pub(crate) inside: Vec<OsString>,
     /// Which bytes of what the path names, where not all: the first, and at most how many.
@@ -58,7 +58,7 @@ pub(crate) struct Base {
 pub(crate) struct Stack {
     pub(crate) image: Image,
     /// The overlay's file, then those below it.
-    pub(crate) links: Vec<Link>,
+    pub(crate) links: Vec<HostFile>,
     /// Why the overlay can only be read.
     pub(crate) read_only: Option<String>,
     pub(crate) overlay: Overlay,
@@ -176,7 +176,7 @@ fn create(
     file: &Path,
     place: &Place,
     warnings: &mut Vec<String>,
-) -> Result<Option<(Link, Fresh)>, Error> {
+) -> Result<Option<(HostFile, Fresh)>, Error> {
     let Place { dir, name } = place;
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::RUSR | Mode::WUSR;
@@ -193,14 +193,14 @@ fn create(
     let dir = dir.try_clone().map_err(failed)?;
     let fresh = Fresh { dir, name: name.clone(), ino: stat.st_ino, kept: false };
     let within = real_path(file, &fresh.dir)?;
-    lock_fd(file, &fd, BackingKind::Regular, &Claim::of_all(true, false), warnings)?;
+    lock_fd(file, &fd, FileKind::Regular, &Claim::of_all(true, false), warnings)?;
     let cluster = unit_of(&fd).next_power_of_two().clamp(CLUSTER, CLUSTER_MAX);
     let handle = File::from(fd.try_clone().map_err(failed)?);
     write_empty(&handle, base.image.len().next_multiple_of(512), cluster, &base.name_in(&within))
         .map_err(failed)?;
     rustix::fs::fsync(&fresh.dir).map_err(|errno| failed(errno.into()))?;
-    let size = size_of(file, &fd, BackingKind::Regular)?;
-    Ok(Some((Link { path: within.join(name), fd, kind: BackingKind::Regular, stat, size }, fresh)))
+    let size = size_of(file, &fd, FileKind::Regular)?;
+    Ok(Some((HostFile { path: within.join(name), fd, kind: FileKind::Regular, stat, size }, fresh)))
 }
 
 /// Opens a file that is there; and why it can only be read.
@@ -211,9 +211,9 @@ fn find(
     read_only: bool,
     shared: bool,
     warnings: &mut Vec<String>,
-) -> Result<(Link, Option<String>), Error> {
+) -> Result<(HostFile, Option<String>), Error> {
     let found = resolve_at(&place.dir, &place.name, file)?;
-    if found.kind != BackingKind::Regular {
+    if found.kind != FileKind::Regular {
         return Err(base.refused(file, "it is a block device, which cannot grow".to_owned(), None));
     }
     if base.links.iter().any(|link| link.is(&found.stat)) {
@@ -225,7 +225,7 @@ fn find(
     lock_fd(file, &fd, found.kind, &Claim::of_all(write, shared && !write), warnings)?;
     // An empty file is no overlay, and says so.
     let size = rustix::fs::fstat(&fd).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
-    Ok((Link { path: real_path(file, &fd)?, fd, kind: found.kind, stat: found.stat, size }, unwritable))
+    Ok((HostFile { path: real_path(file, &fd)?, fd, kind: found.kind, stat: found.stat, size }, unwritable))
 }
 
 fn not_an_image(file: &Path) -> Error {
@@ -304,8 +304,13 @@ mod tests {
         std::fs::write(host, [7; 4096]).unwrap();
         let found = resolve(host).unwrap();
         let (fd, _) = open_inode(host, &found.inode, found.kind, true).unwrap();
-        let link =
-            Link { path: real_path(host, &fd).unwrap(), fd, kind: found.kind, stat: found.stat, size: 4096 };
+        let link = HostFile {
+            path: real_path(host, &fd).unwrap(),
+            fd,
+            kind: found.kind,
+            stat: found.stat,
+            size: 4096,
+        };
         Base {
             image: Image::raw(Arc::new(vec![7_u8; 4096]), 4096, 512),
             links: vec![link],

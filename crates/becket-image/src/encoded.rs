@@ -89,9 +89,13 @@ impl Encoded {
         Some(Encoded { codec, below, blocks: Arc::new(blocks) })
     }
 
-    /// The same layer where so many files and layers are counted before those below it; see [`Map::behind`].
-    pub(crate) fn behind(&self, files: u32, layers: u32) -> Option<Encoded> {
-        Some(Encoded { below: self.below.behind(files, layers)?, blocks: Arc::clone(&self.blocks), ..*self })
+    /// The same layer where so many sources and layers are counted before those below it; see [`Map::behind`].
+    pub(crate) fn behind(&self, sources: u32, layers: u32) -> Option<Encoded> {
+        Some(Encoded {
+            below: self.below.behind(sources, layers)?,
+            blocks: Arc::clone(&self.blocks),
+            ..*self
+        })
     }
 
     /// How its blocks are encoded.
@@ -115,17 +119,17 @@ impl Encoded {
         self.blocks.get(index).map(|block| (index, block))
     }
 
-    /// Whether `below` speaks of nothing but the first `files` files and the first `layers` layers.
-    pub fn speaks_only_of(&self, files: usize, layers: usize) -> bool {
-        speaks_only_of(&self.below, files, layers)
+    /// Whether `below` speaks of nothing but the first `sources` sources and the first `layers` layers.
+    pub fn speaks_only_of(&self, sources: usize, layers: usize) -> bool {
+        speaks_only_of(&self.below, sources, layers)
     }
 }
 
-/// Whether a map speaks of nothing but the first `files` files and the first `layers` layers.
-pub(crate) fn speaks_only_of(map: &Map, files: usize, layers: usize) -> bool {
+/// Whether a map speaks of nothing but the first `sources` sources and the first `layers` layers.
+pub(crate) fn speaks_only_of(map: &Map, sources: usize, layers: usize) -> bool {
     let within = |index: u32, end: usize| usize::try_from(index).is_ok_and(|index| index < end);
     map.extents().iter().all(|extent| match extent.place {
-        Place::Data { file, .. } => within(file, files),
+        Place::Data { source, .. } => within(source, sources),
         Place::Zero => true,
         Place::Encoded { layer, .. } => within(layer, layers),
     })

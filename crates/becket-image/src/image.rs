@@ -27,7 +27,7 @@ const READ_MAX: usize = 64 << 20;
 const READS: &str = "reads of the image";
 pub(crate) const DECODING: &str = "decoding what is compressed";
 
-/// The file of a [`Layout`] that stands for the image behind.
+/// The source of a [`Layout`] that stands for the image behind.
 const BEHIND: u32 = 1;
 
 /// Something that has a length and bytes. Cheap to clone.
@@ -55,10 +55,10 @@ impl Mapped {
     }
 }
 
-/// Where bytes come from: files as they are, and layers that are decoded; and what that may cost.
+/// Where bytes come from: sources as they are, and layers that are decoded; and what that may cost.
 #[derive(Clone)]
 struct Sources {
-    files: Vec<Arc<dyn ReadAt>>,
+    readers: Vec<Arc<dyn ReadAt>>,
     layers: Vec<Arc<Layer>>,
     budget: Budget,
 }
@@ -81,7 +81,7 @@ struct Last {
 /// Where the bytes of an image are in terms of the image that it lies in; pushed piece by piece, in order.
 #[derive(Debug)]
 pub struct Layout {
-    /// File 0 is the image below, file 1 the one behind it; encoded layer 0 is `blocks`.
+    /// Source 0 is the image below, source 1 the one behind it; encoded layer 0 is `blocks`.
     extents: Vec<Extent>,
     blocks: Vec<Block>,
     codec: Option<Codec>,
@@ -111,13 +111,13 @@ impl Layout {
     /// # Errors
     /// There are too many pieces, or their numbers overflow; as for the other pieces.
     pub fn data(&mut self, offset: u64, len: u64) -> Result<(), LayerError> {
-        self.push(len, Place::Data { file: 0, offset })
+        self.push(len, Place::Data { source: 0, offset })
     }
 
     /// The next `len` bytes are those from byte `offset` on of the image that lies behind: see
     /// [`Image::compose_over`].
     pub(crate) fn backing(&mut self, offset: u64, len: u64) -> Result<(), LayerError> {
-        self.push(len, Place::Data { file: BEHIND, offset })
+        self.push(len, Place::Data { source: BEHIND, offset })
     }
 
     /// The next `len` bytes are zeroes.
@@ -164,7 +164,7 @@ impl Layout {
     /// From where to where its bytes lie in the image below.
     pub(crate) fn span(&self) -> Option<(u64, u64)> {
         let data = self.extents.iter().filter_map(|extent| match extent.place {
-            Place::Data { file: 0, offset } => Some((offset, extent.len)),
+            Place::Data { source: 0, offset } => Some((offset, extent.len)),
             _ => None,
         });
         let blocks = self.blocks.iter().map(|block| (block.input, block.input_len.into()));
@@ -199,7 +199,7 @@ impl Image {
     pub fn raw(file: Arc<dyn ReadAt>, len: u64, block_size: u32) -> Image {
         let budget = Budget::unlimited();
         let map = Mapped::new(Map::contiguous(0, 0, len), budget.held());
-        let sources = Sources { files: vec![file], layers: Vec::new(), budget };
+        let sources = Sources { readers: vec![file], layers: Vec::new(), budget };
         Image { map, sources, block_size, stored: None }
     }
 
@@ -216,14 +216,14 @@ impl Image {
     }
 
     /// An image of which was known before where its bytes are; `None` where that speaks of what is not there.
-    pub fn assembled(map: Map, files: Vec<Arc<dyn ReadAt>>, encoded: Vec<Encoded>) -> Option<Image> {
-        let sound = encoded::speaks_only_of(&map, files.len(), encoded.len())
-            && encoded.iter().enumerate().all(|(layer, one)| one.speaks_only_of(files.len(), layer));
+    pub fn assembled(map: Map, readers: Vec<Arc<dyn ReadAt>>, encoded: Vec<Encoded>) -> Option<Image> {
+        let sound = encoded::speaks_only_of(&map, readers.len(), encoded.len())
+            && encoded.iter().enumerate().all(|(layer, one)| one.speaks_only_of(readers.len(), layer));
         let budget = Budget::unlimited();
         let layer = |encoded| Arc::new(Layer { encoded, last: Arc::default(), _held: budget.held() });
         let layers = encoded.into_iter().map(layer).collect();
         let map = Mapped::new(map, budget.held());
-        let sources = Sources { files, layers, budget };
+        let sources = Sources { readers, layers, budget };
         sound.then(|| Image { map, sources, block_size: 512, stored: None })
     }
 
@@ -305,8 +305,8 @@ impl Image {
         let mut composed = Composed::new(&sources.budget)?;
         for Extent { start, len, place } in extents {
             match place {
-                Place::Data { file, offset } => {
-                    let map = if file == BEHIND { behind.as_ref() } else { Some(self.map()) };
+                Place::Data { source, offset } => {
+                    let map = if source == BEHIND { behind.as_ref() } else { Some(self.map()) };
                     composed.part(map, start, offset, len)?;
                 }
                 Place::Zero => composed.push(Extent { start, len, place })?,
@@ -433,7 +433,7 @@ impl fmt::Debug for Image {
     }
 }
 
-/// A number of files or layers as maps count them.
+/// A number of sources or layers as maps count them.
 fn index(count: usize) -> Result<u32, LayerError> {
     u32::try_from(count).map_err(|_| LayerError::Limit("it has too many layers".to_owned()))
 }
@@ -441,16 +441,16 @@ fn index(count: usize) -> Result<u32, LayerError> {
 impl Sources {
     /// Takes another image's files and layers behind those that are there; its map, in terms of all of them.
     fn append(&mut self, image: &Image) -> Result<Map, LayerError> {
-        let (files, layers) = (index(self.files.len())?, index(self.layers.len())?);
-        let sound = || LayerError::Limit("it has too many files or layers".to_owned());
+        let (sources, layers) = (index(self.readers.len())?, index(self.layers.len())?);
+        let sound = || LayerError::Limit("it has too many sources or layers".to_owned());
         for layer in &image.sources.layers {
             let held = self.hold_layer(layer.encoded.below(), layer.encoded.blocks())?;
-            let moved = layer.encoded.behind(files, layers).ok_or_else(sound)?;
+            let moved = layer.encoded.behind(sources, layers).ok_or_else(sound)?;
             let last = Arc::clone(&layer.last);
             self.layers.push(Arc::new(Layer { encoded: moved, last, _held: held }));
         }
-        self.files.extend(image.sources.files.iter().cloned());
-        image.map().behind(files, layers).ok_or_else(sound)
+        self.readers.extend(image.sources.readers.iter().cloned());
+        image.map().behind(sources, layers).ok_or_else(sound)
     }
 
     /// A map with the memory that it takes.
@@ -475,9 +475,9 @@ impl Sources {
             self.budget.bytes(len as u64, READS)?;
             match extent.place {
                 Place::Zero => now.fill(0),
-                Place::Data { file, offset } => {
-                    let file = usize::try_from(file).ok().and_then(|file| self.files.get(file));
-                    file.ok_or(io::ErrorKind::NotFound)?.read_at(now, offset)?;
+                Place::Data { source, offset } => {
+                    let reader = usize::try_from(source).ok().and_then(|source| self.readers.get(source));
+                    reader.ok_or(io::ErrorKind::NotFound)?.read_at(now, offset)?;
                 }
                 Place::Encoded { layer, offset } => {
                     let layer = usize::try_from(layer).ok().and_then(|layer| self.layers.get(layer));

@@ -18,11 +18,12 @@ pub struct Extent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
-    /// As they are, in a backing.
+    /// As they are, in a source.
     Data {
-        /// Index into [`crate::Opened::files`].
-        file: u32,
-        /// First byte in that backing.
+        /// Index into [`crate::Opened::sources`]. Records and messages say `file`.
+        #[serde(rename = "file")]
+        source: u32,
+        /// First byte in that source.
         offset: u64,
     },
     /// Nowhere: they read as zeroes.
@@ -40,7 +41,7 @@ impl Place {
     /// The same place `by` bytes further on; `None` when the offset overflows.
     fn advanced(self, by: u64) -> Option<Place> {
         match self {
-            Place::Data { file, offset } => Some(Place::Data { file, offset: offset.checked_add(by)? }),
+            Place::Data { source, offset } => Some(Place::Data { source, offset: offset.checked_add(by)? }),
             Place::Encoded { layer, offset } => {
                 Some(Place::Encoded { layer, offset: offset.checked_add(by)? })
             }
@@ -103,7 +104,7 @@ pub enum MapError {
         /// Where it should start.
         expected: u64,
     },
-    /// An extent ends beyond what 64 bits can count, in the image or in its backing.
+    /// An extent ends beyond what 64 bits can count, in the image or in its source.
     #[error("extent {index} ends beyond 2^64 bytes")]
     Overflow {
         /// Which extent, from 0.
@@ -122,12 +123,12 @@ pub enum MapError {
 }
 
 impl Map {
-    /// One range of one backing: byte 0 of the image is byte `offset` of `file`.
+    /// One range of one source: byte 0 of the image is byte `offset` of it.
     ///
     /// `len` is cut so that the range ends within 64 bits; 0 gives the empty map.
-    pub fn contiguous(file: u32, offset: u64, len: u64) -> Map {
+    pub fn contiguous(source: u32, offset: u64, len: u64) -> Map {
         let len = len.min(u64::MAX - offset);
-        let extent = Extent { start: 0, len, place: Place::Data { file, offset } };
+        let extent = Extent { start: 0, len, place: Place::Data { source, offset } };
         Map { extents: if len == 0 { Vec::new() } else { vec![extent] } }
     }
 
@@ -196,11 +197,13 @@ impl Map {
         Ok(inside.filter_map(cut).map(move |cut| Extent { start: cut.start - offset, ..cut }))
     }
 
-    /// The same map with this many files and layers counted before its own; `None` if there are too many.
-    pub(crate) fn behind(&self, files: u32, layers: u32) -> Option<Map> {
+    /// The same map with this many sources and layers counted before its own; `None` if there are too many.
+    pub(crate) fn behind(&self, sources: u32, layers: u32) -> Option<Map> {
         let moved = |extent: &Extent| {
             let place = match extent.place {
-                Place::Data { file, offset } => Place::Data { file: file.checked_add(files)?, offset },
+                Place::Data { source, offset } => {
+                    Place::Data { source: source.checked_add(sources)?, offset }
+                }
                 Place::Encoded { layer, offset } => {
                     Place::Encoded { layer: layer.checked_add(layers)?, offset }
                 }
@@ -211,10 +214,10 @@ impl Map {
         Some(Map { extents: self.extents.iter().map(moved).collect::<Option<_>>()? })
     }
 
-    /// Backing, offset and length when the whole image is one range of one backing.
+    /// Source, offset and length when the whole image is one range of one source.
     pub fn single_range(&self) -> Option<(u32, u64, u64)> {
         match self.extents.as_slice() {
-            [Extent { len, place: Place::Data { file, offset }, .. }] => Some((*file, *offset, *len)),
+            [Extent { len, place: Place::Data { source, offset }, .. }] => Some((*source, *offset, *len)),
             _ => None,
         }
     }

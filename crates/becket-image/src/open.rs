@@ -9,28 +9,26 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::Stat;
-use serde::{Deserialize, Serialize};
 
 use crate::bytes::field;
 use crate::cow::{self, Base, Overlay};
-use crate::facts::{self, Known};
-use crate::host::{
-    Link, forget_cached, lock_fd, natural_block_size, open_inode, read_as_it_comes, read_here_and_there,
-    real_path, size_of,
-};
 use crate::layer::foreign;
 use crate::layer::packed::Kind;
-use crate::locks::{self, Claim};
 use crate::offer::{self, Asked, Layout, check_block_size, lay_out};
 use crate::qcow2::chain::{First, Unpacked, unpack_chain};
 use crate::qcow2::{Verdict, Writing, mark_corrupt};
 use crate::resolve::{Found, Split, io, resolve, split};
+use crate::source::file::host::{
+    HostFile, lock_fd, natural_block_size, open_inode, read_as_it_comes, read_here_and_there, real_path,
+    size_of,
+};
+use crate::source::file::locks::{self, Claim};
 use crate::text::shown;
 use crate::through::{self, End, Walk};
 use crate::vmdk;
 use crate::{
-    BackingKind, Budget, DirectIo, Encoded, Error, Facts, Format, Image, LayerError, Map, Partition,
-    ReadAt as _,
+    Budget, DirectIo, Encoded, Error, FileKind, FileSource, Format, Identity, Image, LayerError, Map,
+    Partition, ReadAt as _, Source,
 };
 
 /// How to open an image. All sizes are bytes.
@@ -80,8 +78,8 @@ pub struct Opened {
     pub path: PathBuf,
     /// Which byte of the image lives where.
     pub map: Map,
-    /// The backings that the map speaks of.
-    pub files: Vec<Backing>,
+    /// The sources that the map speaks of.
+    pub sources: Vec<Source>,
     /// The layers of encoded blocks that the map speaks of; each speaks of those before it only.
     pub encoded: Vec<Encoded>,
     /// Whether it is an image inside another, whose length is not that of the file.
@@ -106,43 +104,13 @@ pub struct Opened {
     pub warnings: Vec<String>,
 }
 
-/// Device and inode of the file; of a block device, those of its node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Identity {
-    /// Number of the device that the file is on (`st_dev`).
-    pub dev: u64,
-    /// Number of the inode.
-    pub ino: u64,
-}
-
-/// A file or device that holds bytes of the image.
-#[derive(Debug)]
-pub struct Backing {
-    /// Goes through the page cache; carries the locks.
-    pub buffered: OwnedFd,
-    /// The same inode with `O_DIRECT`, if that is possible: whether it is used can change while it is open.
-    pub direct: Option<OwnedFd>,
-    /// What it can do.
-    pub facts: Facts,
-}
-
-impl Backing {
-    /// Leaves nothing in the page cache of a file that is read past it.
-    fn forget(&self, wanted: DirectIo) {
-        if self.direct.is_some() && wanted != DirectIo::Off && self.facts.kind == BackingKind::Regular {
-            forget_cached(self.buffered.as_fd());
-        }
-    }
-}
-
 impl Opened {
     /// Asks what the files can do, and in which units, for the process that will serve them; `wanted` as when
     /// it was opened. Nothing is read from them.
     pub fn complete(&mut self, wanted: DirectIo) {
         let encoded = !self.encoded.is_empty();
-        for file in &mut self.files {
-            let Backing { buffered, direct, facts } = file;
-            facts::complete(buffered.as_fd(), direct.as_ref().map(AsFd::as_fd), facts);
+        for Source::File(file) in &mut self.sources {
+            file.complete();
             // What opening the others has read is forgotten already.
             if encoded && !file.facts.caches_stored(wanted) {
                 file.forget(wanted);
@@ -281,7 +249,7 @@ struct OpenFile<'a> {
     /// See [`real_path`].
     path: &'a Path,
     fd: &'a OwnedFd,
-    kind: BackingKind,
+    kind: FileKind,
     stat: &'a Stat,
     size: u64,
     block_size: u32,
@@ -293,7 +261,7 @@ struct OpenFile<'a> {
 struct Disk {
     image: Image,
     /// The files below it.
-    below: Vec<Link>,
+    below: Vec<HostFile>,
     /// It is not the file as it is.
     unpacked: bool,
     /// Why it may only be read, whatever the file allows.
@@ -311,7 +279,7 @@ fn disk_in(
     format: Format,
     dirs: &[PathBuf],
     whole: bool,
-    lock: &mut dyn FnMut(&Path, &OwnedFd, BackingKind) -> Result<(), Error>,
+    lock: &mut dyn FnMut(&Path, &OwnedFd, FileKind) -> Result<(), Error>,
 ) -> Result<Disk, Error> {
     let OpenFile { host, path, fd, kind, stat, size, block_size, budget, writing } = *file;
     let reader = fd.try_clone().map_err(|error| io(host, "its descriptor cannot be copied", error))?;
@@ -333,7 +301,7 @@ fn disk_in(
         let (fd, _) = open_inode(path, &inode, kind, true)?;
         lock(path, &fd, kind)?;
         let size = size_of(path, &fd, kind)?;
-        Ok(Link { path: real_path(path, &fd)?, fd, kind, stat, size })
+        Ok(HostFile { path: real_path(path, &fd)?, fd, kind, stat, size })
     };
     let qcow2 = if format == Format::Vmdk { None } else { unpack_chain(&first, &mut open)? };
     let unpacked = match qcow2 {
@@ -345,7 +313,7 @@ fn disk_in(
             let part =
                 || (!whole).then(|| "only the whole of a qcow2 is written, and this is a part".to_owned());
             let device = || {
-                (kind == BackingKind::Block)
+                (kind == FileKind::Block)
                     .then(|| "it is a qcow2 on a block device, which cannot grow".to_owned())
             };
             let Verdict { unwritable, corrupt, warning } = verdict;
@@ -458,7 +426,7 @@ fn open_inside(
         slice.map_err(|source| Error::Layer { image: level.path.clone(), source })
     };
     let mut image = level.image.clone();
-    let mut links = vec![Link { path: host_path, fd: buffered, kind, stat, size }];
+    let mut links = vec![HostFile { path: host_path, fd: buffered, kind, stat, size }];
     links.extend(below);
     let (mut read_only, mut read_only_reason, mut overlay) = (read_only, read_only_reason, None);
     if let Some(file) = &options.cow {
@@ -492,9 +460,14 @@ fn open_inside(
     let encoded = image.encoded().next().is_some();
     let files = links.into_iter().enumerate().map(|(index, link)| {
         let offset = start.filter(|(file, ..)| *file as usize == index).map_or(0, |(_, offset, _)| offset);
-        backing(link, index == 0 && !read_only, offset, options.direct_io, encoded)
+        let file = FileSource::new(link, index == 0 && !read_only, offset, options.direct_io)?;
+        // Of one with encoded blocks it is said later whether it is read through the page cache.
+        if !encoded {
+            file.forget(options.direct_io);
+        }
+        Ok(file)
     });
-    let mut files = files.collect::<Result<Vec<_>, _>>()?;
+    let mut files = files.collect::<Result<Vec<_>, Error>>()?;
     if let Some(first) = files.first_mut().filter(|_| grows) {
         // What is behind its end now will be holes.
         first.facts.sparse = true;
@@ -502,7 +475,7 @@ fn open_inside(
     Ok(Some(Opened {
         path,
         map: image.map().clone(),
-        files,
+        sources: files.into_iter().map(Source::from).collect(),
         encoded: image.encoded().cloned().collect(),
         grows,
         nested: unpacked || overlay.is_some() || walked.levels.len() > 1,
@@ -515,46 +488,4 @@ fn open_inside(
         range,
         warnings,
     }))
-}
-
-/// What a file of an image can do, with its direct descriptor; what is wanted of it begins at byte `offset`.
-fn backing(
-    link: Link,
-    writable: bool,
-    offset: u64,
-    wanted: DirectIo,
-    encoded: bool,
-) -> Result<Backing, Error> {
-    let Link { path, fd: buffered, kind, stat, size } = link;
-    let known = Known { fd: buffered.as_fd(), stat: &stat, kind, size, writable, offset };
-    let (facts, direct) = facts::ask(&known);
-    if wanted == DirectIo::On && direct.is_none() {
-        return Err(Error::DirectIo { path, reason: facts.direct_reason });
-    }
-    let file = Backing { buffered, direct, facts };
-    // Of one with encoded blocks it is said later whether it is read through the page cache.
-    if !encoded {
-        file.forget(wanted);
-    }
-    Ok(file)
-}
-
-/// Gives up the locks of files, even if other processes still hold copies of their descriptors: nothing may
-/// use these any more.
-pub fn unlock(files: &[Backing]) {
-    for fd in files.iter().flat_map(|file| std::iter::once(&file.buffered).chain(&file.direct)) {
-        // Who could not lock has nothing to give up, and what is left goes with the last copy.
-        let _ = becket_uapi::lock::ofd_unlock(fd.as_fd(), 0, 0);
-    }
-}
-
-/// Takes the locks of an image that was opened `shared`, now that the conflicting users are gone.
-///
-/// # Errors
-/// They are not.
-pub fn lock(path: &Path, file: &Backing, range: Option<&Range<u64>>, write: bool) -> Result<(), Error> {
-    let range = range.cloned().unwrap_or(locks::WHOLE);
-    let claim = Claim { write, shared: false, range };
-    // Without locks it was opened with a warning already.
-    lock_fd(path, &file.buffered, file.facts.kind, &claim, &mut Vec::new())
 }

@@ -8,14 +8,14 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use crate::{BackingKind, Error};
+use crate::{Error, FileKind};
 
 /// An inode that can be an image, found but not opened.
 #[derive(Debug)]
 pub(crate) struct Found {
     /// An `O_PATH` descriptor.
     pub(crate) inode: OwnedFd,
-    pub(crate) kind: BackingKind,
+    pub(crate) kind: FileKind,
     pub(crate) stat: Stat,
 }
 
@@ -71,10 +71,10 @@ pub(crate) fn resolve_at(dir: impl AsFd, name: impl rustix::path::Arg, path: &Pa
 }
 
 /// What kind of backing an inode can be; what it is instead where it can be none, with its article.
-pub(crate) fn kind_of(stat: &Stat) -> Result<BackingKind, &'static str> {
+pub(crate) fn kind_of(stat: &Stat) -> Result<FileKind, &'static str> {
     match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => Ok(BackingKind::Regular),
-        FileType::BlockDevice => Ok(BackingKind::Block),
+        FileType::RegularFile => Ok(FileKind::Regular),
+        FileType::BlockDevice => Ok(FileKind::Block),
         FileType::Directory => Err("a directory"),
         FileType::Fifo => Err("a FIFO"),
         FileType::Socket => Err("a socket"),

@@ -10,7 +10,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::host::Link;
 use crate::image::Image;
 use crate::layer::foreign::VMDK;
 use crate::layer::{About, LayerError};
@@ -18,6 +17,7 @@ use crate::qcow2::Verdict;
 use crate::qcow2::chain::{Dirs, First, Unpacked};
 use crate::qcow2::header::BackingName;
 use crate::resolve::Found;
+use crate::source::file::host::HostFile;
 use crate::text::shown;
 use crate::{Error, Format, ReadAt as _};
 
@@ -43,7 +43,7 @@ struct Piece {
 /// for reading.
 pub(crate) fn unpack(
     first: &First<'_>,
-    open: &mut dyn FnMut(&Path, Found) -> Result<Link, Error>,
+    open: &mut dyn FnMut(&Path, Found) -> Result<HostFile, Error>,
 ) -> Result<Option<Unpacked>, Error> {
     let of = |source| Error::Layer { image: shown(first.path.as_os_str().as_encoded_bytes()), source };
     let Some(text) = text(first.image).map_err(of)? else { return Ok(None) };

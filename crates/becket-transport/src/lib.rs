@@ -18,7 +18,7 @@ pub use error::{Error, ErrorKind};
 pub use kind::{Kind, UnknownKind};
 
 use becket_engine::Geometry;
-use becket_image::Opened;
+use becket_image::{Opened, Source};
 use serde::{Deserialize, Serialize};
 
 /// Whether a transport works on this machine, and if not what would fix it.
@@ -52,7 +52,7 @@ pub trait Transport: Sync {
 
 /// What a device over this image looks like; `max_io` bytes is the longest request that the transport takes.
 pub fn geometry(opened: &Opened, max_io: u32) -> Geometry {
-    let facts = || opened.files.iter().map(|file| &file.facts);
+    let facts = || opened.sources.iter().map(|Source::File(file)| &file.facts);
     let block = opened.block_size;
     let largest = |of: fn(&becket_image::Facts) -> u32| facts().map(of).max().unwrap_or(0);
     let dma_align = facts().filter_map(|facts| facts.direct).map(|direct| direct.memory).max().unwrap_or(1);

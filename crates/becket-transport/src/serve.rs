@@ -6,10 +6,10 @@ mod change;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use becket_engine::{
-    Backing, Batch, Decoding, Faults, IoThreads, MOST_LAYERS, Memory, NewQueue, Port, QueueId, QueueStats,
+    Batch, Decoding, Faults, IoThreads, MOST_LAYERS, Memory, NewQueue, Port, QueueId, QueueStats, Serving,
     Summary,
 };
-use becket_image::{DirectIo, Encoded, Grow, Map, Opened};
+use becket_image::{DirectIo, Encoded, Grow, Map, Opened, Source};
 
 /// Whether the engine can serve an image.
 pub(crate) fn fits(opened: &Opened) -> Result<(), String> {
@@ -37,22 +37,22 @@ pub struct Decoded {
 pub struct Content {
     /// Where the bytes are.
     pub map: Map,
-    /// The files that the map speaks of.
-    pub files: Vec<becket_image::Backing>,
+    /// The sources that the map speaks of.
+    pub sources: Vec<Source>,
     /// The encoded layers that the map speaks of.
     pub decoded: Option<Decoded>,
-    /// What makes room in the first file, where the image grows.
+    /// What makes room in the first source, where the image grows.
     pub grow: Option<Box<dyn Grow>>,
     /// What goes past the page cache where that is possible; see [`Served::change`].
     pub direct_io: DirectIo,
-    /// What goes wrong with the backing on purpose.
+    /// What goes wrong with the sources on purpose.
     pub faults: Option<Faults>,
 }
 
 impl Content {
-    /// Bytes that are stored as they are read, in files that stay as they are.
-    pub fn plain(map: Map, files: Vec<becket_image::Backing>, direct_io: DirectIo) -> Content {
-        Content { map, files, decoded: None, grow: None, direct_io, faults: None }
+    /// Bytes that are stored as they are read, in sources that stay as they are.
+    pub fn plain(map: Map, sources: Vec<Source>, direct_io: DirectIo) -> Content {
+        Content { map, sources, decoded: None, grow: None, direct_io, faults: None }
     }
 }
 
@@ -111,7 +111,7 @@ pub struct Served {
     queues: Vec<QueueId>,
     stats: Vec<Arc<QueueStats>>,
     /// For those who change it and those who ask; the queues have shares of their own.
-    backing: Mutex<Weak<Backing>>,
+    serving: Mutex<Weak<Serving>>,
 }
 
 impl Served {
@@ -120,14 +120,14 @@ impl Served {
         self.first
     }
 
-    /// Where its bytes are; `None` once its queues have ended. They keep the files open, not this.
-    pub fn backing(&self) -> Option<Arc<Backing>> {
-        self.backing.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
+    /// How it is served; `None` once its queues have ended. They keep the files open, not this.
+    pub fn serving(&self) -> Option<Arc<Serving>> {
+        self.serving.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
     }
 
     /// Its queues serve by another one.
-    fn serves(&self, backing: &Arc<Backing>) {
-        *self.backing.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(backing);
+    fn serves(&self, serving: &Arc<Serving>) {
+        *self.serving.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(serving);
     }
 
     /// What its queues have done by now. They are not disturbed.
@@ -176,30 +176,30 @@ impl Common {
         // Declared first, dropped last: after our own shares of the descriptors.
         let finally = Arc::new(self.finally);
         let failed = |source| ServeError::Engine { id: self.id, source };
-        let Content { map, files, decoded, grow, direct_io, faults } = self.content;
-        let backing = Backing::new(map, files, self.read_only, self.queues.into());
-        let backing = match decoded {
-            Some(Decoded { decoding, encoded }) => backing.decoded_by(&decoding, encoded).map_err(failed)?,
-            None => backing,
+        let Content { map, sources, decoded, grow, direct_io, faults } = self.content;
+        let serving = Serving::new(map, sources, self.read_only, self.queues.into());
+        let serving = match decoded {
+            Some(Decoded { decoding, encoded }) => serving.decoded_by(&decoding, encoded).map_err(failed)?,
+            None => serving,
         };
-        let backing = match grow {
-            Some(grow) => backing.growing_by(grow, Box::new(Arc::clone(&finally))).map_err(failed)?,
-            None => backing,
+        let serving = match grow {
+            Some(grow) => serving.growing_by(grow, Box::new(Arc::clone(&finally))).map_err(failed)?,
+            None => serving,
         };
-        let backing = match faults {
+        let serving = match faults {
             Some(faults) => {
                 let plan = faults.of_queues(self.queues.into());
-                backing.intercepted_by(Arc::new(plan.map_err(|why| ServeError::Faults { id: self.id, why })?))
+                serving.intercepted_by(Arc::new(plan.map_err(|why| ServeError::Faults { id: self.id, why })?))
             }
-            None => backing,
+            None => serving,
         };
-        let backing = Arc::new(backing.with_direct_io(direct_io));
+        let serving = Arc::new(serving.with_direct_io(direct_io));
         let mut served = Served {
             id: self.id,
             first: self.first,
             queues: Vec::new(),
             stats: Vec::with_capacity(self.queues.into()),
-            backing: Mutex::new(Arc::downgrade(&backing)),
+            serving: Mutex::new(Arc::downgrade(&serving)),
         };
         let mut queues = Vec::with_capacity(self.queues.into());
         for number in 0..self.queues {
@@ -211,7 +211,7 @@ impl Common {
                 port,
                 depth: self.depth,
                 number: number.into(),
-                backing: Arc::clone(&backing),
+                serving: Arc::clone(&serving),
                 memory: self.memory,
                 batch: self.batch,
                 stats,

@@ -63,7 +63,7 @@ impl Bench {
         let threads = IoThreads::start(2).unwrap();
         let (closed, is_closed) = channel();
         let (reader, tether) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
-        let Opened { map, files, .. } = self.opened();
+        let Opened { map, sources, .. } = self.opened();
         let devices = connection.devices().iter().map(|device| device.try_clone().unwrap()).collect();
         let setup = Setup {
             id: 1,
@@ -71,7 +71,7 @@ impl Bench {
             geometry: self.geometry.clone(),
             devices,
             tether,
-            content: Content::plain(map, files, DirectIo::Auto),
+            content: Content::plain(map, sources, DirectIo::Auto),
             partitions: Vec::new(),
         };
         let served = serve(&threads, setup, Box::new(move || _ = closed.send(()))).unwrap();

@@ -68,7 +68,7 @@ fn device_round_trip(mode: DataMode, name: &str) {
         flags: info.flags,
         geometry,
         char_device,
-        content: Content::plain(opened.map, opened.files, DirectIo::Auto),
+        content: Content::plain(opened.map, opened.sources, DirectIo::Auto),
     };
     ublk::serve(&threads, setup, Box::new(move || closed.send(()).unwrap())).unwrap();
     control.start(info.dev_id, std::process::id(), Duration::from_secs(30)).unwrap();

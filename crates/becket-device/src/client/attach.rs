@@ -5,7 +5,7 @@ use serde::de::IgnoredAny;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use becket_image::{DirectIo, OpenOptions, Opened, Overlay, Place};
+use becket_image::{DirectIo, OpenOptions, Opened, Overlay, Place, Source};
 use becket_transport::Kind;
 
 use crate::client::kernel_made::{self, Made};
@@ -169,7 +169,7 @@ fn attach_served(
     warnings.extend(unasked_read_only(opened.read_only_reason.as_deref(), options));
     let mut fds = Vec::new();
     let mut files = Vec::new();
-    for file in opened.files {
+    for Source::File(file) in opened.sources {
         files.push(FileFacts { facts: file.facts, direct: file.direct.is_some() });
         fds.push(file.buffered);
         fds.extend(file.direct);

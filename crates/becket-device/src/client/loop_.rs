@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use becket_image::{DirectIo, Opened};
+use becket_image::{DirectIo, Opened, Source};
 use becket_transport::loop_::{self, LoopOptions};
 use becket_transport::{Error, node};
 
@@ -44,7 +44,7 @@ pub(crate) fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Re
 }
 
 fn direct_io_reason(opened: &Opened, wanted: DirectIo, got: bool) -> String {
-    let facts = opened.files.first().map(|file| &file.facts);
+    let facts = opened.sources.first().map(|Source::File(file)| &file.facts);
     match facts {
         Some(facts) if got => facts.direct_reason.clone(),
         _ if wanted == DirectIo::Off => "switched off".to_owned(),

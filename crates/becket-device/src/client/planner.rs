@@ -288,7 +288,7 @@ mod tests {
             grows: false,
             path: "/i.img".into(),
             map: Map::contiguous(0, 0, 4096),
-            files: Vec::new(),
+            sources: Vec::new(),
             encoded: Vec::new(),
             nested: false,
             read_only: false,

@@ -5,18 +5,18 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use becket_image::{Backing, Grow};
+use becket_image::{Grow, Source};
 use becket_transport::serve::{Content, Decoded};
 use becket_transport::{Kind, fuse, ublk};
 
-use crate::contract::protocol::{Serve, nothing_left, take_backings, wrong};
+use crate::contract::protocol::{Serve, nothing_left, take_sources, wrong};
 
 /// A device as its supervisor and its worker keep it: either may die, and the other still has all of it.
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub(crate) serve: Serve,
     /// In the order of `serve.files`. They carry the image's locks.
-    pub(crate) files: Vec<Backing>,
+    pub(crate) sources: Vec<Source>,
     pub(crate) keepsakes: Keepsakes,
     /// FUSE, on the way from a worker to its supervisor's successor: what the connection hangs on.
     pub(crate) link: Vec<OwnedFd>,
@@ -44,13 +44,13 @@ impl Kept {
     /// Its descriptors in the order of the protocol: of each file the buffered one and the direct one if
     /// there is one, then the lease, then the control group, then the table of encoded blocks.
     pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        descriptors(&self.files, &self.keepsakes)
+        descriptors(&self.sources, &self.keepsakes)
     }
 
     /// Puts the descriptors back where they belong, which must be as many as announced.
     pub(crate) fn new(serve: Serve, fds: Vec<OwnedFd>) -> io::Result<Kept> {
         let mut fds = fds.into_iter();
-        let files = take_backings(serve.files.clone(), &mut fds)?;
+        let sources = take_sources(serve.files.clone(), &mut fds)?;
         let mut keepsake = |announced: bool| match announced {
             true => fds.next().map(Some).ok_or_else(|| wrong("a keepsake's descriptor is missing")),
             false => Ok(None),
@@ -61,7 +61,7 @@ impl Kept {
             table: keepsake(serve.encoded.is_some())?,
         };
         nothing_left(fds)?;
-        Ok(Kept { serve, files, keepsakes, link: Vec::new() })
+        Ok(Kept { serve, sources, keepsakes, link: Vec::new() })
     }
 
     /// The same of what a worker tells of a device that it serves.
@@ -88,7 +88,7 @@ impl Kept {
             kind, id, first, queues, depth, flags, geometry, map, direct_io, faults, partitions, ..
         } = self.serve;
         let id = id.number;
-        let content = Content { map, files: self.files, decoded, grow, direct_io, faults };
+        let content = Content { map, sources: self.sources, decoded, grow, direct_io, faults };
         let mut own = own.into_iter();
         let own_first = own.next().ok_or_else(|| wrong("the device's descriptor is missing"))?;
         let setup = match kind {
@@ -107,16 +107,14 @@ impl Kept {
 }
 
 /// See [`Kept::descriptors`].
-pub(crate) fn descriptors<'a>(files: &'a [Backing], keepsakes: &'a Keepsakes) -> Vec<BorrowedFd<'a>> {
+pub(crate) fn descriptors<'a>(sources: &'a [Source], keepsakes: &'a Keepsakes) -> Vec<BorrowedFd<'a>> {
     let keepsakes = keepsakes.lease.iter().chain(&keepsakes.cgroup).chain(&keepsakes.table);
-    descriptors_of(files).chain(keepsakes.map(AsFd::as_fd)).collect()
+    descriptors_of(sources).chain(keepsakes.map(AsFd::as_fd)).collect()
 }
 
-/// Those of files alone: of each the buffered one and the direct one where there is one.
-pub(crate) fn descriptors_of(files: &[Backing]) -> impl Iterator<Item = BorrowedFd<'_>> {
-    files
-        .iter()
-        .flat_map(|file| std::iter::once(file.buffered.as_fd()).chain(file.direct.as_ref().map(AsFd::as_fd)))
+/// Those of sources alone.
+pub(crate) fn descriptors_of(sources: &[Source]) -> impl Iterator<Item = BorrowedFd<'_>> {
+    sources.iter().flat_map(|Source::File(file)| file.descriptors())
 }
 
 #[cfg(test)]
@@ -153,10 +151,11 @@ mod tests {
         for fd in again.descriptors() {
             assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         }
-        assert!(again.files[0].direct.is_some() && again.files[1].direct.is_none());
+        let direct = again.sources.iter().map(|Source::File(file)| file.direct.is_some());
+        assert_eq!(direct.collect::<Vec<_>>(), [true, false]);
         let (setup, keepsakes) = again.into_setup(vec![open("ublkc")], None, None).unwrap();
         let Setup::Ublk(setup) = setup else { panic!() };
-        assert_eq!((setup.id, setup.content.files.len()), (3, 2));
+        assert_eq!((setup.id, setup.content.sources.len()), (3, 2));
         assert_eq!(keepsakes.lease.map(|fd| inode(fd.as_fd())), Some(inodes[3]));
     }
 

@@ -17,7 +17,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use becket_engine::{Faults, Geometry, Summary};
-use becket_image::{Backing, DirectIo, Map};
+use becket_image::{DirectIo, FileSource, Map, Source};
 use becket_transport::Kind;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -320,33 +320,34 @@ pub(crate) fn receive_packet(
     Ok(Some((received.bytes, fds)))
 }
 
-/// What is said of files whose descriptors come along.
-pub(crate) fn facts_of(files: &[Backing]) -> Vec<FileFacts> {
-    let facts_of = |file: &Backing| FileFacts { facts: file.facts.clone(), direct: file.direct.is_some() };
-    files.iter().map(facts_of).collect()
+/// What is said of sources whose descriptors come along.
+pub(crate) fn facts_of(sources: &[Source]) -> Vec<FileFacts> {
+    let facts_of =
+        |Source::File(file): &Source| FileFacts { facts: file.facts.clone(), direct: file.direct.is_some() };
+    sources.iter().map(facts_of).collect()
 }
 
 /// Joins what is said of files with their descriptors, which must be as many as announced.
-pub(crate) fn backings(
+pub(crate) fn all_sources(
     files: Vec<FileFacts>,
     mut fds: impl Iterator<Item = OwnedFd>,
-) -> io::Result<Vec<Backing>> {
-    let joined = take_backings(files, &mut fds)?;
+) -> io::Result<Vec<Source>> {
+    let joined = take_sources(files, &mut fds)?;
     nothing_left(fds)?;
     Ok(joined)
 }
 
 /// The same, of the first descriptors among others.
-pub(crate) fn take_backings(
+pub(crate) fn take_sources(
     files: Vec<FileFacts>,
     fds: &mut impl Iterator<Item = OwnedFd>,
-) -> io::Result<Vec<Backing>> {
+) -> io::Result<Vec<Source>> {
     let mut next = || fds.next().ok_or_else(|| wrong("a file's descriptor is missing"));
     let mut joined = Vec::with_capacity(files.len());
     for FileFacts { facts, direct } in files {
         let buffered = next()?;
         let direct = if direct { Some(next()?) } else { None };
-        joined.push(Backing { buffered, direct, facts });
+        joined.push(FileSource { buffered, direct, facts }.into());
     }
     Ok(joined)
 }
@@ -366,16 +367,12 @@ pub(crate) mod tests {
     use std::fs::File;
 
     use becket_engine::{Activity, Decodings};
-    use becket_image::{BackingKind, Facts};
+    use becket_image::{Facts, FileKind};
 
     use super::*;
 
     pub(crate) fn facts() -> Facts {
-        Facts {
-            direct_reason: "off".into(),
-            nowait: true,
-            ..Facts::unasked(BackingKind::Regular, 4096, true)
-        }
+        Facts { direct_reason: "off".into(), nowait: true, ..Facts::unasked(FileKind::Regular, 4096, true) }
     }
 
     pub(crate) fn serve(files: Vec<FileFacts>) -> Serve {
@@ -510,7 +507,7 @@ pub(crate) mod tests {
             .map(|n| becket_image::Extent {
                 start: n * 4096,
                 len: 4096,
-                place: becket_image::Place::Data { file: 0, offset: (10_000 - n) * 8192 },
+                place: becket_image::Place::Data { source: 0, offset: (10_000 - n) * 8192 },
             })
             .collect();
         let mut order = serve(Vec::new());
@@ -527,7 +524,7 @@ pub(crate) mod tests {
             .map(|n| becket_image::Extent {
                 start: n * 4096,
                 len: 4096,
-                place: becket_image::Place::Data { file: 0, offset: (50_000 - n) * 8192 },
+                place: becket_image::Place::Data { source: 0, offset: (50_000 - n) * 8192 },
             })
             .collect();
         let mut order = serve(Vec::new());

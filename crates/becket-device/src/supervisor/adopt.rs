@@ -7,7 +7,7 @@
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use becket_image::DirectIo;
+use becket_image::{DirectIo, Source};
 use becket_transport::Kind;
 use becket_transport::ublk::control::DevInfo;
 use becket_uapi::ublk::UBLK_S_DEV_DEAD;
@@ -190,7 +190,7 @@ fn as_served(device: &mut Device, kept: &Kept) {
     info.size = kept.serve.geometry.size;
     info.read_only = kept.serve.geometry.read_only;
     info.direct_io = kept.serve.direct_io != DirectIo::Off;
-    let Some(file) = kept.files.first() else { return };
+    let Some(Source::File(file)) = kept.sources.first() else { return };
     let Ok((_, held)) = inode::of(&file.buffered) else { return };
     if *image == held {
         return;

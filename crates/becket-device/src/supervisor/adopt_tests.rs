@@ -1,4 +1,6 @@
 use super::*;
+use becket_image::Source;
+
 use crate::contract::DeviceInfo;
 use crate::contract::messages::Detach;
 use crate::control::server::Service;
@@ -155,7 +157,8 @@ fn what_the_worker_holds_counts_for_more_than_the_record() {
     // The predecessor died when the worker had another image and the record did not say so yet.
     {
         let held = &mut lock(&stage.workers.orphans)[0].held[0];
-        held.files[0].buffered = file.into();
+        let Source::File(source) = &mut held.sources[0];
+        source.buffered = file.into();
         (held.serve.geometry.read_only, held.serve.geometry.size) = (true, 4096);
         held.serve.map = becket_image::Map::contiguous(0, 0, 4096);
     }
@@ -274,7 +277,10 @@ fn what_a_worker_says_must_fit_the_record_and_its_descriptors() {
         |kept| kept.serve.isolated = true,
         |kept| kept.serve.geometry.size *= 2,
         |kept| kept.serve.map = becket_image::Map::contiguous(9, 0, kept.serve.map.len()),
-        |kept| kept.files[0].buffered = rustix::pipe::pipe().unwrap().1,
+        |kept| {
+            let Source::File(file) = &mut kept.sources[0];
+            file.buffered = rustix::pipe::pipe().unwrap().1;
+        },
         |kept| kept.keepsakes.cgroup = Some(fs::File::open("/dev/null").unwrap().into()),
     ];
     for (number, lie) in lies.into_iter().enumerate() {

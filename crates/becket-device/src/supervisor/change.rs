@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use becket_image::{Backing, BackingKind, DirectIo, Identity, Map, Partition};
+use becket_image::{DirectIo, FileKind, Identity, Map, Partition, Source};
 use becket_transport::aside::within;
 use becket_uapi::ublk::UBLK_F_UPDATE_SIZE;
 
@@ -16,7 +16,7 @@ use super::owned::Owning;
 use super::workers::Server;
 use crate::contract::kept::{Kept, descriptors_of};
 use crate::contract::messages::NewImage;
-use crate::contract::protocol::{Change, Serve, backings, facts_of};
+use crate::contract::protocol::{Change, Serve, all_sources, facts_of};
 use crate::contract::{Error, ErrorKind};
 use crate::record::store::Device;
 use crate::system::log;
@@ -52,7 +52,7 @@ pub(super) struct Replacement {
     pub(super) path: PathBuf,
     pub(super) format: Option<String>,
     pub(super) map: Map,
-    pub(super) files: Vec<Backing>,
+    pub(super) sources: Vec<Source>,
     pub(super) identity: Identity,
     pub(super) partitions: Vec<Partition>,
 }
@@ -63,7 +63,7 @@ pub(super) struct Target {
     pub(super) device: Device,
     pub(super) change: Change,
     /// Where the image is another one.
-    pub(super) files: Option<Vec<Backing>>,
+    pub(super) sources: Option<Vec<Source>>,
     pub(super) partitions: Option<Vec<Partition>>,
     /// Whether the kernel's read-only flag is set or cleared.
     read_only: Option<bool>,
@@ -82,14 +82,14 @@ pub(super) fn take_image(
         hint: None,
     };
     let NewImage { path, format, map, files, partitions } = image;
-    let files = backings(files, fds.into_iter()).map_err(|error| bad(&error.to_string()))?;
-    let identity = check_files(&files, read_only).map_err(bad)?;
-    check_map(&map, &files, block, false).map_err(bad)?;
+    let sources = all_sources(files, fds.into_iter()).map_err(|error| bad(&error.to_string()))?;
+    let identity = check_files(&sources, read_only).map_err(bad)?;
+    check_map(&map, &sources, block, false).map_err(bad)?;
     if map.len() % u64::from(block.max(1)) != 0 {
         return Err(bad("it is no whole number of blocks long"));
     }
     let partitions = partitions.into_iter().map(Into::into).collect();
-    Ok(Replacement { path, format, map, files, identity, partitions })
+    Ok(Replacement { path, format, map, sources, identity, partitions })
 }
 
 /// Works out what the device is to become, or why it cannot.
@@ -98,7 +98,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
     let mut device = device.clone();
     let info = &mut device.info;
     let mut change = Change::none(&kept.serve);
-    let mut files = None;
+    let mut sources = None;
     let mut partitions = wish.partitions;
     if let Some(Length::Limit(limit)) = wish.length {
         info.size_limit = limit;
@@ -119,21 +119,21 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
             ));
         }
         change.map = image.map;
-        change.files = Some(facts_of(&image.files));
+        change.files = Some(facts_of(&image.sources));
         info.image = image.path;
         info.cow = None;
         device.image = image.identity;
         device.format = image.format;
-        (files, partitions) = (Some(image.files), Some(image.partitions));
+        (sources, partitions) = (Some(image.sources), Some(image.partitions));
     } else if let Some(length) = wish.length {
-        change.map = remeasured(&device, length, &kept.serve.map, &kept.files, kept.serve.grows)?;
+        change.map = remeasured(&device, length, &kept.serve.map, &kept.sources, kept.serve.grows)?;
     }
     let info = &mut device.info;
-    let now = files.as_ref().unwrap_or(&kept.files);
+    let now = sources.as_ref().unwrap_or(&kept.sources);
     if let Some(read_only) = wish.read_only {
-        // Of one that grows the files below it are only read.
-        let written = if kept.serve.grows && files.is_none() { 1 } else { now.len() };
-        if !read_only && now.iter().take(written).any(|file| !file.facts.writable) {
+        // Of one that grows only the first source is written.
+        let written = if kept.serve.grows && sources.is_none() { 1 } else { now.len() };
+        if !read_only && now.iter().take(written).any(|Source::File(file)| !file.facts.writable) {
             return Err(Error::Remote {
                 kind: ErrorKind::ReadOnly,
                 message: format!("the image of {} is open for reading only", info.name),
@@ -144,7 +144,9 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
     }
     let chosen = match kept.serve.direct_io {
         // A device that uses the page cache without need was attached with `--direct-io off`.
-        DirectIo::Off if kept.files.iter().any(|file| file.direct.is_none()) => DirectIo::Auto,
+        DirectIo::Off if kept.sources.iter().any(|Source::File(file)| file.direct.is_none()) => {
+            DirectIo::Auto
+        }
         chosen => chosen,
     };
     let (direct, reason) = direct_io(now, wish.direct_io.unwrap_or(chosen), kept.serve.encoded.is_some());
@@ -155,7 +157,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
             "--direct-io auto takes it where it can be had",
         ));
     }
-    if wish.direct_io.is_some() || files.is_some() {
+    if wish.direct_io.is_some() || sources.is_some() {
         change.direct_io = direct;
         (info.direct_io, info.direct_io_reason) = (on, reason);
     }
@@ -180,7 +182,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
     if change != Change::none(&kept.serve) {
         // A changed device returns to the image's file, for good.
     }
-    Ok(Target { device, change, files, partitions, read_only: wish.read_only })
+    Ok(Target { device, change, sources, partitions, read_only: wish.read_only })
 }
 
 /// Has kernel and worker follow.
@@ -212,7 +214,7 @@ pub(super) fn apply(
     let shrunk = if first { driver.update_size(id, after) } else { Ok(()) };
     let changed = shrunk.and_then(|()| match *new == old {
         true => Ok(()),
-        false => order(server, new, target.files.as_deref()).inspect_err(|_| {
+        false => order(server, new, target.sources.as_deref()).inspect_err(|_| {
             if first {
                 undo("size", driver.update_size(id, before));
             }
@@ -220,8 +222,8 @@ pub(super) fn apply(
     });
     let grown = changed.and_then(|()| match after != before && !first {
         true => driver.update_size(id, after).inspect_err(|_| {
-            let files = target.files.is_some().then_some(&*kept.files);
-            undo("worker", order(server, &Change { files: files.map(facts_of), ..old.clone() }, files));
+            let sources = target.sources.is_some().then_some(&*kept.sources);
+            undo("worker", order(server, &Change { files: sources.map(facts_of), ..old.clone() }, sources));
         }),
         false => Ok(()),
     });
@@ -233,8 +235,8 @@ pub(super) fn apply(
     tell(false)
 }
 
-fn order(server: &dyn Server, change: &Change, files: Option<&[Backing]>) -> Result<(), Error> {
-    let fds: Vec<BorrowedFd<'_>> = files.into_iter().flat_map(descriptors_of).collect();
+fn order(server: &dyn Server, change: &Change, sources: Option<&[Source]>) -> Result<(), Error> {
+    let fds: Vec<BorrowedFd<'_>> = sources.into_iter().flat_map(descriptors_of).collect();
     match server.change(change.clone(), &fds) {
         Err(error) if !server.alive() => {
             log::warn(format_args!("{error} while it was changed; its devices recover as they are to be"));
@@ -266,11 +268,11 @@ fn remeasured(
     device: &Device,
     length: Length,
     map: &Map,
-    files: &[Backing],
+    sources: &[Source],
     grows: bool,
 ) -> Result<Map, Error> {
     let info = &device.info;
-    let (Some((0, offset, _)), [file], false) = (map.single_range(), files, grows) else {
+    let (Some((0, offset, _)), [Source::File(file)], false) = (map.single_range(), sources, grows) else {
         if length == Length::Measured || info.size_limit == Some(map.len()) {
             return Ok(map.clone());
         }
@@ -295,7 +297,7 @@ fn remeasured(
         return Err(unsupported(message, "detach it and attach it again"));
     }
     let size = match file.facts.kind {
-        BackingKind::Regular => {
+        FileKind::Regular => {
             let own = file.buffered.try_clone().map_err(Error::io("keep", &info.image))?;
             let silent = || becket_transport::Error::Silent { device: info.device.clone() };
             let stat =
@@ -303,7 +305,7 @@ fn remeasured(
             let stat = stat.map_err(Error::io("look at", &info.image))?;
             u64::try_from(stat.st_size).unwrap_or(0)
         }
-        BackingKind::Block => becket_uapi::block::size64(file.buffered.as_fd())
+        FileKind::Block => becket_uapi::block::size64(file.buffered.as_fd())
             .map_err(Error::io("ask for the size of", &info.image))?,
     };
     let block = u64::from(info.block_size.max(1));

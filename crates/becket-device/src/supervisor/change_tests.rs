@@ -167,7 +167,7 @@ fn an_old_kernel_and_an_empty_image_are_refused_with_a_way_out() {
 /// Its length is not that of a file, so a refresh finds nothing to do.
 #[test]
 fn a_disk_in_pieces_keeps_its_length() {
-    let place = |offset| becket_image::Place::Data { file: 0, offset };
+    let place = |offset| becket_image::Place::Data { source: 0, offset };
     let extent = |start, offset| becket_image::Extent { start, len: 4096, place: place(offset) };
     let map = Map::from_extents(vec![extent(0, 4096), extent(4096, 0)]).unwrap();
     let stage = stage(FEATURES, |request| Attach { map, ..request });
@@ -243,7 +243,7 @@ fn an_image_with_holes_takes_another_s_place_in_any_mode() {
     let extent = |start, place| becket_image::Extent { start, len: 4096, place };
     for flags in [0, UBLK_F_AUTO_BUF_REG, UBLK_F_AUTO_BUF_REG | UBLK_F_BATCH_IO] {
         let stage = stage(FEATURES | flags, |request| request);
-        let data = extent(0, Place::Data { file: 0, offset: 0 });
+        let data = extent(0, Place::Data { source: 0, offset: 0 });
         let map = Map::from_extents(vec![data, extent(4096, Place::Zero)]).unwrap();
         let files = vec![FileFacts { facts: facts(), direct: false }];
         let image = NewImage { path: "/n".into(), format: None, map, files, partitions: Vec::new() };

@@ -13,7 +13,7 @@ use becket_transport::Kind;
 use rustix::fs::{FileType, fstat, major, minor};
 
 use super::isolation::is_member_list;
-use super::make::{check_backings, check_map, is_pipe};
+use super::make::{check_map, check_sources, is_pipe};
 use super::workers::{Orphan, Server};
 use crate::contract::DeviceId;
 use crate::contract::kept::Kept;
@@ -104,7 +104,7 @@ fn may_hold(
 
 /// Whether what is said of a device fits its record, and its descriptors what is said of them.
 pub(super) fn makes_sense(kept: &Kept, record: &Device) -> Result<(), &'static str> {
-    let Kept { serve, files, keepsakes, link } = kept;
+    let Kept { serve, sources, keepsakes, link } = kept;
     let info = &record.info;
     if serve.kind != info.transport || serve.id != DeviceId::of(info) {
         return Err("it is another device");
@@ -119,8 +119,8 @@ pub(super) fn makes_sense(kept: &Kept, record: &Device) -> Result<(), &'static s
         return Err("its map is not as long as the device");
     }
     let read_only = serve.geometry.read_only;
-    check_backings(files, serve.grows, read_only)?;
-    check_map(&serve.map, files, info.block_size, keepsakes.table.is_some() && (read_only || serve.grows))?;
+    check_sources(sources, serve.grows, read_only)?;
+    check_map(&serve.map, sources, info.block_size, keepsakes.table.is_some() && (read_only || serve.grows))?;
     let is = |fd: &Option<OwnedFd>, what: fn(&OwnedFd) -> bool| fd.as_ref().is_none_or(what);
     if !is(&keepsakes.lease, is_pipe) || !is(&keepsakes.cgroup, is_member_list) {
         return Err("what ends it, or pays for it, is none");

@@ -329,11 +329,11 @@ impl Supervisor {
         let driver = self.driver(state.device.info.transport)?;
         let target = plan(&state, wish(&state.device.info)?)?;
         apply(&*driver, &*state.server, &state.kept, &target)?;
-        let Target { mut device, change, files, partitions, .. } = target;
+        let Target { mut device, change, sources, partitions, .. } = target;
         change.apply(&mut state.kept.serve);
-        if let Some(files) = files {
+        if let Some(sources) = sources {
             // With the old ones go the locks of the old image.
-            let old = mem::replace(&mut state.kept.files, files);
+            let old = mem::replace(&mut state.kept.sources, sources);
             aside::close(move || drop(old));
             self.guard.forget(state.device.mark);
         }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use becket_engine::{Geometry, Summary};
-use becket_image::{BackingKind, Facts, Map, Partition};
+use becket_image::{Facts, FileKind, Map, Partition};
 use becket_transport::ublk::control::{AddRequest, DevInfo};
 use becket_uapi::ublk as uapi;
 
@@ -459,5 +459,5 @@ impl Bench {
 }
 
 pub(super) fn facts() -> Facts {
-    Facts { direct_reason: "off".into(), nowait: true, ..Facts::unasked(BackingKind::Regular, 8192, true) }
+    Facts { direct_reason: "off".into(), nowait: true, ..Facts::unasked(FileKind::Regular, 8192, true) }
 }

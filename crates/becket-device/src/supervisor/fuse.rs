@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use becket_engine::Geometry;
-use becket_image::{Backing, Partition};
+use becket_image::{Partition, Source};
 use becket_transport::aside::{begun, within};
 use becket_transport::fuse::{self, Connection};
 use becket_transport::loop_;
@@ -137,7 +137,7 @@ impl FuseDriver {
             promised: Vec::new(),
             rereads: false,
             // The flag that its users see says nothing of how the disk was made.
-            read_only: kept.files.first().is_some_and(is_for_reading)
+            read_only: kept.sources.first().is_some_and(is_for_reading)
                 && loop_number(&record.info.device)
                     .is_some_and(|number| sysfs::flag(&format!("loop{number}"), "ro").unwrap_or(false)),
         };
@@ -202,7 +202,7 @@ fn find_disk(device: &OwnedFd) -> Option<u32> {
 }
 
 /// Whether a file was opened for reading only.
-fn is_for_reading(file: &Backing) -> bool {
+fn is_for_reading(Source::File(file): &Source) -> bool {
     rustix::fs::fcntl_getfl(&file.buffered).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RDONLY)
 }
 

@@ -399,7 +399,8 @@ mod tests {
         drop(ours);
         let kept = guard_.join().unwrap().unwrap().into_kept();
         assert_eq!(kept.keys().copied().collect::<Vec<_>>(), [1, 3]);
-        assert_eq!(inode(kept[&1].files[0].buffered.as_fd()), inode(second.as_fd()));
+        let becket_image::Source::File(file) = &kept[&1].sources[0];
+        assert_eq!(inode(file.buffered.as_fd()), inode(second.as_fd()));
         assert_eq!(kept[&3].serve, long);
     }
 

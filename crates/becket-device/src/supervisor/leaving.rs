@@ -5,6 +5,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
+use becket_image::Source;
 use becket_transport::{Kind, aside};
 use becket_uapi::ublk::UBLK_S_DEV_DEAD;
 
@@ -49,12 +50,12 @@ impl Supervisor {
         // worker's ring may hold for a while what the worker has released; a dead worker may still write, so
         // there the last copy must be waited for. Closing a file of a network file system may wait for its
         // server, and this thread holds the device.
-        let (files, keepsakes) = (mem::take(&mut state.kept.files), mem::take(&mut state.kept.keepsakes));
+        let (sources, keepsakes) = (mem::take(&mut state.kept.sources), mem::take(&mut state.kept.keepsakes));
         aside::close(move || {
             if has_let_go {
-                becket_image::unlock(&files);
+                sources.iter().for_each(|Source::File(file)| file.unlock());
             }
-            drop((files, keepsakes));
+            drop((sources, keepsakes));
         });
         self.guard.forget(state.device.mark);
         forget(&self.store, &state.device);

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use becket_engine::Geometry;
-use becket_image::{Backing, BackingKind, DirectIo, Identity, Map, Opened, Partition, Place};
+use becket_image::{DirectIo, FileKind, FileSource, Identity, Map, Opened, Partition, Place, Source};
 use becket_transport::ublk::control::{AddRequest, DevInfo};
 use becket_transport::ublk::{DataMode, flags_for};
 use becket_transport::{Kind, geometry, node, sysfs};
@@ -19,7 +19,7 @@ use super::smaller::{smaller, usual};
 use super::workers::Server;
 use crate::contract::kept::{Keepsakes, Kept};
 use crate::contract::messages::Attach;
-use crate::contract::protocol::{Serve, backings, facts_of};
+use crate::contract::protocol::{Serve, all_sources, facts_of};
 use crate::contract::sealed::{self, is_sealed};
 use crate::contract::table::Encoding;
 use crate::contract::{DeviceId, DeviceInfo, Error, ErrorKind, PartitionInfo, Partitions, versions};
@@ -102,7 +102,7 @@ impl Maker<'_> {
         if request.add_partitions {
             driver.rereads(info.dev_id);
         }
-        let (direct, reason) = direct_io(&opened.files, request.wants(), request.encoded.is_some());
+        let (direct, reason) = direct_io(&opened.sources, request.wants(), request.encoded.is_some());
         let mut first = describe(&request, &opened, (direct, reason), &geometry, &info, mark, server);
         first.info.device = driver.node(info.dev_id);
         let written = record(store, named, &driver.default_name(info.dev_id), &mut first)?;
@@ -117,7 +117,7 @@ impl Maker<'_> {
             flags: info.flags,
             geometry,
             map: opened.map,
-            files: facts_of(&opened.files),
+            files: facts_of(&opened.sources),
             encoded: request.encoded.map(|encoding| Encoding { direct_io: false, ..encoding }),
             grows: request.grows,
             direct_io: direct,
@@ -135,7 +135,7 @@ impl Maker<'_> {
             below: (),
         };
         let keepsakes = Keepsakes { lease, cgroup, table };
-        let mut kept = Kept { serve, files: opened.files, keepsakes, link: Vec::new() };
+        let mut kept = Kept { serve, sources: opened.sources, keepsakes, link: Vec::new() };
         kept.serve.first = with_char_device(driver, info.dev_id, &kept, |fds| {
             undo.stage = Stage::Served;
             server.serve(kept.serve.clone(), fds)
@@ -278,16 +278,16 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
         }
         None => None,
     };
-    let files = backings(std::mem::take(&mut request.files), fds.into_iter())
+    let sources = all_sources(std::mem::take(&mut request.files), fds.into_iter())
         .map_err(|error| bad(&error.to_string()))?;
-    let identity = check_backings(&files, request.grows, request.read_only).map_err(bad)?;
+    let identity = check_sources(&sources, request.grows, request.read_only).map_err(bad)?;
     let page = rustix::param::page_size();
     let block = request.block_size;
     if !block.is_power_of_two() || !(512..=page).contains(&usize::try_from(block).unwrap_or(0)) {
         return Err(bad("its block size is impossible"));
     }
     let decodes = table.is_some() && (request.read_only || request.grows);
-    check_map(&request.map, &files, block, decodes).map_err(bad)?;
+    check_map(&request.map, &sources, block, decodes).map_err(bad)?;
     if request.queues == Some(0)
         || request.depth.is_some_and(|depth| depth == 0 || depth > uapi::UBLK_MAX_QUEUE_DEPTH)
     {
@@ -296,7 +296,7 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
     let opened = Opened {
         path: request.image.clone(),
         map: request.map.clone(),
-        files,
+        sources,
         encoded: Vec::new(),
         grows: request.grows,
         nested: false,
@@ -313,16 +313,16 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
 }
 
 /// Looks at the descriptors of an image, which may be one that grows, and says which file it is.
-pub(super) fn check_backings(
-    files: &[Backing],
+pub(super) fn check_sources(
+    sources: &[Source],
     grows: bool,
     read_only: bool,
 ) -> Result<Identity, &'static str> {
-    // Of an image that grows only the first file is written.
-    let written = if grows { 1 } else { files.len() };
-    let (first, others) = files.split_at(written.min(files.len()));
+    // Of an image that grows only the first source is written.
+    let written = if grows { 1 } else { sources.len() };
+    let (first, others) = sources.split_at(written.min(sources.len()));
     let identity = check_files(first, read_only)?;
-    if grows && (read_only || first.iter().any(|file| file.facts.kind != BackingKind::Regular)) {
+    if grows && (read_only || first.iter().any(|Source::File(file)| file.facts.kind != FileKind::Regular)) {
         return Err("an image grows that cannot");
     }
     if !others.is_empty() {
@@ -332,18 +332,24 @@ pub(super) fn check_backings(
 }
 
 /// Looks at all descriptors of an image, and says which file it is.
-pub(super) fn check_files(files: &[Backing], read_only: bool) -> Result<Identity, &'static str> {
-    let found = files.iter().map(|file| check_file(file, read_only)).collect::<Result<Vec<_>, _>>()?;
+pub(super) fn check_files(sources: &[Source], read_only: bool) -> Result<Identity, &'static str> {
+    let found = sources.iter().map(|Source::File(file)| check_file(file, read_only));
+    let found = found.collect::<Result<Vec<_>, _>>()?;
     found.first().copied().ok_or("it has no file")
 }
 
-/// Whether a map speaks of these files and of nothing else, but for encoded layers where they are decoded.
-pub(super) fn check_map(map: &Map, files: &[Backing], block: u32, decodes: bool) -> Result<(), &'static str> {
+/// Whether a map speaks of these sources and of nothing else, but for encoded layers where they are decoded.
+pub(super) fn check_map(
+    map: &Map,
+    sources: &[Source],
+    block: u32,
+    decodes: bool,
+) -> Result<(), &'static str> {
     if map.len() < u64::from(block) {
         return Err("it is shorter than a block");
     }
     let foreign = |place: &Place| match place {
-        Place::Data { file, .. } => files.get(*file as usize).is_none(),
+        Place::Data { source, .. } => sources.get(*source as usize).is_none(),
         Place::Zero => false,
         // What is in their table is the worker's to read.
         Place::Encoded { .. } => !decodes,
@@ -359,15 +365,15 @@ pub(super) fn is_pipe(fd: &OwnedFd) -> bool {
 }
 
 /// Looks at the descriptors of a file: what they are, how they were opened, and that both are of one inode.
-fn check_file(file: &Backing, read_only: bool) -> Result<Identity, &'static str> {
+fn check_file(file: &FileSource, read_only: bool) -> Result<Identity, &'static str> {
     let mut identities = Vec::new();
     for (fd, direct) in
         std::iter::once((&file.buffered, false)).chain(file.direct.as_ref().map(|fd| (fd, true)))
     {
         let (kind, identity) = inode::of(fd).map_err(|_| "a descriptor cannot be looked at")?;
         let kind = match kind {
-            FileType::RegularFile => BackingKind::Regular,
-            FileType::BlockDevice => BackingKind::Block,
+            FileType::RegularFile => FileKind::Regular,
+            FileType::BlockDevice => FileKind::Block,
             _ => return Err("a descriptor is neither of a file nor of a block device"),
         };
         if kind != file.facts.kind {
@@ -443,16 +449,17 @@ fn describe(
 }
 
 /// Whether a device goes past the page cache where that is or is not wanted, and why, for people.
-pub(crate) fn direct_io(files: &[Backing], wanted: DirectIo, encoded: bool) -> (DirectIo, String) {
-    let can = files.iter().all(|file| file.direct.is_some());
-    let reasons: Vec<&str> = files.iter().map(|file| file.facts.direct_reason.as_str()).collect();
+pub(crate) fn direct_io(sources: &[Source], wanted: DirectIo, encoded: bool) -> (DirectIo, String) {
+    let files = || sources.iter().map(|Source::File(file)| file);
+    let can = files().all(|file| file.direct.is_some());
+    let reasons: Vec<&str> = files().map(|file| file.facts.direct_reason.as_str()).collect();
     let mut reason =
         if can && wanted == DirectIo::Off { "switched off".to_owned() } else { reasons.join("; ") };
     let direct = if can { wanted } else { DirectIo::Off };
-    if direct == DirectIo::Off && !encoded && files.iter().all(|file| file.facts.uncached) {
+    if direct == DirectIo::Off && !encoded && files().all(|file| file.facts.uncached) {
         reason.push_str("; what passes through the page cache does not stay in it");
     }
-    if direct == DirectIo::Auto && encoded && files.iter().any(|file| file.facts.caches_stored(direct)) {
+    if direct == DirectIo::Auto && encoded && files().any(|file| file.facts.caches_stored(direct)) {
         reason.push_str("; what is stored compressed goes through the page cache, which reads ahead");
     }
     (direct, reason)

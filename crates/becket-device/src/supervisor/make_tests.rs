@@ -185,7 +185,7 @@ fn a_device_is_recorded_before_anybody_can_see_it() {
         (made.device.info.depth, made.device.info.mode.as_deref()),
         (Some(DEPTH_WITH_BUFFERS), Some("copy"))
     );
-    assert_eq!((made.kept.files.len(), made.kept.serve.first), (1, ELSEWHERE));
+    assert_eq!((made.kept.sources.len(), made.kept.serve.first), (1, ELSEWHERE));
     assert!(bench.store.runtime().links().join("one").is_symlink());
 }
 
@@ -243,7 +243,7 @@ fn requests_that_lie_are_refused_before_anything_is_done() {
     let pipe = || rustix::pipe::pipe().unwrap().0;
     let append = i32::try_from(OFlags::APPEND.bits()).unwrap();
     let dir = || OwnedFd::from(File::open("/proc").unwrap());
-    let block = Facts { kind: BackingKind::Block, ..facts() };
+    let block = Facts { kind: FileKind::Block, ..facts() };
     let cases: Vec<(&str, Attach, Vec<OwnedFd>)> = vec![
         ("no descriptor", good(), vec![]),
         ("too many descriptors", good(), vec![bench.fd(true, 0), bench.fd(true, 0)]),

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use becket_image::{DirectIo, Identity};
+use becket_image::{DirectIo, Identity, Source};
 use becket_transport::Kind;
 use becket_transport::ublk::DataMode;
 use becket_transport::ublk::control::{self, DevInfo};
@@ -155,13 +155,13 @@ fn described(driver: &dyn Driver, info: &DevInfo) -> Device {
 /// What its worker holds says more.
 fn as_kept(device: &mut Device, kept: &Kept) {
     let Device { info, image, .. } = device;
-    let (direct, reason) = direct_io(&kept.files, kept.serve.direct_io, kept.serve.encoded.is_some());
+    let (direct, reason) = direct_io(&kept.sources, kept.serve.direct_io, kept.serve.encoded.is_some());
     (info.direct_io, info.direct_io_reason) = (direct != DirectIo::Off, reason);
     (info.size, info.read_only) = (kept.serve.geometry.size, kept.serve.geometry.read_only);
     (info.isolated, info.faults) = (kept.serve.isolated, kept.serve.faults.clone());
     // With a lease it goes by itself, as it was to.
     info.autoclear = kept.serve.lease;
-    let Some(file) = kept.files.first() else { return };
+    let Some(Source::File(file)) = kept.sources.first() else { return };
     if let Ok((_, held)) = inode::of(&file.buffered) {
         *image = held;
     }

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, Scope};
 use std::time::Duration;
 
-use becket_engine::{Backing, Decoding, IoThreads};
-use becket_image::{Grow, Grower, Image, ReadAt};
+use becket_engine::{Decoding, IoThreads, Serving};
+use becket_image::{Grow, Grower, Image, ReadAt, Source};
 use becket_transport::aside::within;
 use becket_transport::serve::{self, Decoded, ServeError, Served};
 use becket_transport::{Kind, fuse, ublk};
@@ -270,10 +270,10 @@ impl Worker {
     /// not. Its queues begin where they did.
     fn change(&self, change: &Change, fds: Vec<OwnedFd>) -> Result<u32, String> {
         let served = self.served(change.id).ok_or("it is not served here")?;
-        let files = change.files.clone().map(|files| protocol::backings(files, fds.into_iter()));
-        let files = files.transpose().map_err(|error| error.to_string())?;
+        let sources = change.files.clone().map(|files| protocol::all_sources(files, fds.into_iter()));
+        let sources = sources.transpose().map_err(|error| error.to_string())?;
         let Change { map, read_only, direct_io, .. } = change.clone();
-        let new = serve::Change { map, files, read_only, direct_io };
+        let new = serve::Change { map, sources, read_only, direct_io };
         served.change(&self.threads, new).map_err(|error| error.to_string())?;
         if let Some(charge) = self.devices().get_mut(&change.id) {
             change.apply(&mut charge.serve);
@@ -384,17 +384,17 @@ impl Worker {
                     withheld += 1;
                     continue;
                 }
-                let files = charge.served.as_ref().and_then(|served| served.backing());
-                held.extend(files.map(|files| charge.held(files)));
+                let serving = charge.served.as_ref().and_then(|served| served.serving());
+                held.extend(serving.map(|serving| charge.held(serving)));
             }
             held
         };
         self.report(&Report::Started { threads: self.threads.count(), notes: self.notes.clone() });
         for held in held {
             match held {
-                Ok((serve, files, keepsakes, link)) => {
+                Ok((serve, serving, keepsakes, link)) => {
                     // Those of the way below are behind them, and stay here.
-                    let own = files.files().get(..serve.files.len()).unwrap_or_default();
+                    let own = serving.sources().get(..serve.files.len()).unwrap_or_default();
                     let mut fds = kept::descriptors(own, &keepsakes);
                     fds.extend(link.iter().map(AsFd::as_fd));
                     self.tell(&Report::Held(Box::new(serve)), &fds);
@@ -457,13 +457,14 @@ fn grower(kept: &Kept, decoded: Option<&Decoded>) -> io::Result<Option<Box<dyn G
     if !kept.serve.grows {
         return Ok(None);
     }
-    let mut files: Vec<Arc<dyn ReadAt>> = Vec::with_capacity(kept.files.len());
-    for file in &kept.files {
-        files.push(Arc::new(file.buffered.try_clone()?));
+    let mut readers: Vec<Arc<dyn ReadAt>> = Vec::with_capacity(kept.sources.len());
+    for Source::File(file) in &kept.sources {
+        readers.push(Arc::new(file.buffered.try_clone()?));
     }
-    let first = kept.files.first().ok_or_else(|| protocol::wrong("an image that grows has no file"))?;
+    let no_file = || protocol::wrong("an image that grows has no file");
+    let Source::File(first) = kept.sources.first().ok_or_else(no_file)?;
     let encoded = decoded.map(|decoded| decoded.encoded.clone()).unwrap_or_default();
-    let old = Image::assembled(kept.serve.map.clone(), files, encoded)
+    let old = Image::assembled(kept.serve.map.clone(), readers, encoded)
         .ok_or_else(|| protocol::wrong("a map speaks of what is not there"))?;
     let for_syncs = first.direct.as_ref().map(OwnedFd::try_clone).transpose()?;
     let file = first.buffered.try_clone()?;
@@ -496,12 +497,12 @@ fn refusal(id: DeviceId, error: &ServeError) -> Report {
 
 impl Charge {
     /// What a successor needs of it, in copies.
-    fn held(&self, files: Arc<Backing>) -> io::Result<(Serve, Arc<Backing>, Keepsakes, Vec<OwnedFd>)> {
+    fn held(&self, serving: Arc<Serving>) -> io::Result<(Serve, Arc<Serving>, Keepsakes, Vec<OwnedFd>)> {
         let copy = |fd: &Option<OwnedFd>| fd.as_ref().map(OwnedFd::try_clone).transpose();
         let Keepsakes { lease, cgroup, table } = &self.keepsakes;
         let link = self.link.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?;
         let keepsakes = Keepsakes { lease: copy(lease)?, cgroup: copy(cgroup)?, table: copy(table)? };
-        Ok((self.serve.clone(), files, keepsakes, link))
+        Ok((self.serve.clone(), serving, keepsakes, link))
     }
 }
 

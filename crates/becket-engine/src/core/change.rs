@@ -4,7 +4,7 @@
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, mpsc::SyncSender};
 
-use crate::{Backing, Error, ring::Ring};
+use crate::{Error, Serving, ring::Ring};
 
 /// A queue is held.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(crate) struct Hold {
 /// fail.
 #[derive(Debug)]
 pub(crate) struct Next {
-    pub(super) backing: Arc<Backing>,
+    pub(super) serving: Arc<Serving>,
     /// The first slot of its files; nothing when they are those that the queue has.
     pub(super) files: Option<u32>,
 }
@@ -25,21 +25,20 @@ pub(crate) struct Next {
 impl Next {
     /// Takes its files out of the ring's table again.
     pub(super) fn give_back(self, ring: &mut Ring) -> Result<(), Error> {
-        self.files.map_or(Ok(()), |first| unregister(ring, first, &self.backing))
+        self.files.map_or(Ok(()), |first| unregister(ring, first, &self.serving))
     }
 }
 
 /// Puts the descriptors of backing files into the ring's table and returns the first slot.
-pub(super) fn register(ring: &mut Ring, backing: &Backing) -> Result<u32, Error> {
-    let descriptors: Vec<RawFd> = backing
+pub(super) fn register(ring: &mut Ring, serving: &Serving) -> Result<u32, Error> {
+    let descriptors: Vec<RawFd> = serving
         .files()
-        .iter()
         .flat_map(|file| [file.buffered.as_raw_fd(), file.direct.as_ref().map_or(-1, |fd| fd.as_raw_fd())])
         .collect();
     ring.register_files(&descriptors)
 }
 
 /// Takes them out again.
-pub(super) fn unregister(ring: &mut Ring, first: u32, backing: &Backing) -> Result<(), Error> {
-    ring.unregister_files(first, 2 * backing.files().len())
+pub(super) fn unregister(ring: &mut Ring, first: u32, serving: &Serving) -> Result<(), Error> {
+    ring.unregister_files(first, 2 * serving.files().len())
 }

@@ -9,7 +9,7 @@ use super::{
     state::{Core, is_lent},
 };
 use crate::{
-    Backing, Data, Op, Request,
+    Data, Op, Request, Serving,
     decode::{Note, Quick},
     governor::{Class, work},
     growing::Growing,
@@ -41,7 +41,7 @@ impl Core {
                 *slot = Slot { asked: request.len, file, direct: true, ..begun };
                 let way = Transfer { target, offset, len: request.len as u32, ..Transfer::default() };
                 let entry = self.transfer(tag, &request, 0, way);
-                self.submit(ring, tag, Source::Backing { tag }, entry);
+                self.submit(ring, tag, Source::Serving { tag }, entry);
             }
             _ => {
                 *slot = begun;
@@ -63,7 +63,7 @@ impl Core {
 
     /// Refuses what must never reach the backing.
     fn check(&self, request: &Request) -> Result<(), Errno> {
-        if request.op.modifies() && self.backing.read_only {
+        if request.op.modifies() && self.serving.read_only {
             return Err(Errno::ROFS);
         }
         let end = request.offset.checked_add(request.len).ok_or(Errno::INVAL)?;
@@ -89,13 +89,13 @@ impl Core {
                 let governed = self.slab[usize::from(tag)].way == Way::Governed;
                 if !governed || self.admit(ring.now(), tag) {
                     match self.intercepted {
-                        None => self.submit(ring, tag, Source::Backing { tag }, entry),
+                        None => self.submit(ring, tag, Source::Serving { tag }, entry),
                         Some(_) => self.submit_intercepted(ring, tag, entry, false),
                     }
                 }
             }
             // It is nothing of the backing's, and does not block.
-            Ok(Step::Deliver(entry)) => self.submit(ring, tag, Source::Backing { tag }, entry),
+            Ok(Step::Deliver(entry)) => self.submit(ring, tag, Source::Serving { tag }, entry),
             // A note about what it waits for takes it further.
             Ok(Step::Waits) => {}
             Ok(Step::Whole) => {
@@ -136,7 +136,7 @@ impl Core {
             return self.operated_otherwise(ring, tag, result);
         }
         if slot.request.op.modifies()
-            && let Some(sync) = self.backing.sync(slot.file)
+            && let Some(sync) = self.serving.sync(slot.file)
         {
             sync.wrote(self.number);
         }
@@ -204,15 +204,15 @@ impl Core {
     fn absorb(&mut self, ring: &mut Ring, tag: u16, result: i32) {
         let slot = &mut self.slab[usize::from(tag)];
         let outcome = if slot.request.op == Op::Flush {
-            Self::synced(&self.backing, slot, result)
+            Self::synced(&self.serving, slot, result)
         } else {
             if slot.request.op.modifies()
-                && let Some(sync) = self.backing.sync(slot.file)
+                && let Some(sync) = self.serving.sync(slot.file)
             {
                 sync.wrote(self.number);
             }
             let outcome = slot.absorb(result);
-            if let (Err(errno), Some(sync)) = (outcome, self.backing.sync(slot.file))
+            if let (Err(errno), Some(sync)) = (outcome, self.serving.sync(slot.file))
                 && slot.may_have_lost_pages(errno)
             {
                 sync.fail(errno);
@@ -226,8 +226,8 @@ impl Core {
     }
 
     /// Takes in the result of a sync.
-    fn synced(backing: &Backing, slot: &mut Slot, result: i32) -> Result<(), Errno> {
-        let sync = backing.sync(slot.file).ok_or(Errno::IO)?;
+    fn synced(serving: &Serving, slot: &mut Slot, result: i32) -> Result<(), Errno> {
+        let sync = serving.sync(slot.file).ok_or(Errno::IO)?;
         let outcome = if result < 0 { Err(errno_of(result)) } else { Ok(()) };
         if outcome == Err(Errno::INTR) && slot.retries < MAX_RETRIES {
             slot.retries += 1;
@@ -297,8 +297,8 @@ impl Core {
                     Ok(()) => self.advance(ring, tag),
                     Err(errno) => {
                         // A sync beside ours got an error that ours may not get again.
-                        let lost = self.backing.growing().is_some_and(Growing::has_lost);
-                        if let Some(sync) = self.backing.sync(0).filter(|_| lost) {
+                        let lost = self.serving.growing().is_some_and(Growing::has_lost);
+                        if let Some(sync) = self.serving.sync(0).filter(|_| lost) {
                             sync.fail(Errno::IO);
                         }
                         self.finish(ring.now(), tag, Err(errno));
@@ -335,7 +335,7 @@ impl Core {
         let mut any = false;
         while let Some(loads) = self.loads.as_deref_mut() {
             if let Some(tag) = loads.begun.pop() {
-                match loads.request(tag, &self.backing) {
+                match loads.request(tag, &self.serving) {
                     Some(request) => {
                         self.slab[usize::from(tag)] = Slot::begin(request, ring.now());
                         self.advance(ring, tag);

@@ -3,7 +3,7 @@
 //!
 //! # Which request sees which configuration
 //!
-//! A queue serves by its [`Backing`], which never changes; a change is another one. Requests that have begun
+//! A queue serves by its [`Serving`], which never changes; a change is another one. Requests that have begun
 //! when the queue is held end under the old one, all their operations and attempts, also those that still
 //! wait for a place. Requests that come while it is held begin under the new one. A device's queues are held
 //! until nothing of *any* of them is under way, and only then let go
@@ -38,24 +38,24 @@ use super::{
     change::{Hold, Next, register, unregister},
     state::Core,
 };
-use crate::{Backing, Error, ring::Ring, slot::Way, straight::Straight};
+use crate::{Error, Serving, ring::Ring, slot::Way, straight::Straight};
 
 impl Core {
     /// Makes ready for another backing. The queue goes on with the one that it has.
-    pub(crate) fn prepare(&mut self, ring: &mut Ring, backing: Arc<Backing>) -> Result<(), Error> {
+    pub(crate) fn prepare(&mut self, ring: &mut Ring, serving: Arc<Serving>) -> Result<(), Error> {
         self.drop_next(ring)?;
-        let known = backing.has_files_of(&self.backing);
-        if !known && (backing.layers().is_some() || self.backing.layers().is_some()) {
+        let known = serving.has_files_of(&self.serving);
+        if !known && (serving.layers().is_some() || self.serving.layers().is_some()) {
             let why =
                 "an image with encoded layers is neither replaced nor put in another's place".to_owned();
             return Err(Error::Layers { why });
         }
-        if !known && (backing.growing().is_some() || self.backing.growing().is_some()) {
+        if !known && (serving.growing().is_some() || self.serving.growing().is_some()) {
             let why = "an image that grows is neither replaced nor put in another's place";
             return Err(Error::Grow { source: std::io::Error::other(why) });
         }
-        let files = if known { None } else { Some(register(ring, &backing)?) };
-        self.next = Some(Next { backing, files });
+        let files = if known { None } else { Some(register(ring, &serving)?) };
+        self.next = Some(Next { serving, files });
         Ok(())
     }
 
@@ -81,14 +81,14 @@ impl Core {
 
     /// Serves by what was prepared. Nothing is under way, so the old files' slots are not in use any more.
     fn take_next(&mut self, ring: &mut Ring) -> Result<(), Error> {
-        let Some(Next { backing, files }) = self.next.take() else { return Ok(()) };
+        let Some(Next { serving, files }) = self.next.take() else { return Ok(()) };
         let gone = files.map_or(Ok(()), |new| {
             let old = std::mem::replace(&mut self.files, new);
-            unregister(ring, old, &self.backing)
+            unregister(ring, old, &self.serving)
         });
-        self.map = Arc::clone(&backing.map);
+        self.map = Arc::clone(&serving.map);
         self.straight = Straight::NOWHERE;
-        self.backing = backing;
+        self.serving = serving;
         gone
     }
 

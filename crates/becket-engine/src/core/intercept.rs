@@ -111,7 +111,7 @@ impl Core {
             Op::Flush => (0, 0),
             _ => (request.offset + done, slot.asked),
         };
-        let facts = self.backing.files().get(file as usize).map(|backing| &backing.facts);
+        let facts = self.serving.file(file).map(|file| &file.facts);
         let unit = match facts.and_then(|facts| facts.direct).filter(|_| slot.direct) {
             Some(align) => align.offset.max(align.memory).max(1).into(),
             None => 1,

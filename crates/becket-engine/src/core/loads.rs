@@ -23,7 +23,7 @@ use becket_image::{Place, encoded::Encoded};
 use rustix::io::Errno;
 
 use crate::{
-    Backing, Data, Error, Op, Request,
+    Data, Error, Op, Request, Serving,
     decode::{Found, Job, Layers, Mailbox, Staging, Waiter},
     memory::Buffers,
     stats::Decodings,
@@ -91,18 +91,18 @@ struct Stream {
 impl Loads {
     /// For a queue of `depth` requests; nothing where the image has no encoded layers.
     pub(super) fn new(
-        backing: &Backing,
+        serving: &Serving,
         depth: u16,
         mailbox: &Arc<Mailbox>,
     ) -> Result<Option<Box<Loads>>, Error> {
-        let Some(layers) = backing.layers() else { return Ok(None) };
+        let Some(layers) = serving.layers() else { return Ok(None) };
         let page = rustix::param::page_size();
         let mut loads = Vec::new();
         let mut places = Vec::new();
         for (layer, encoded) in (0..).zip(layers.encoded().iter()) {
             let longest = encoded.blocks().iter().map(|block| block.input_len).max().unwrap_or(1) as usize;
             // Aligned reads reach a little further at both ends.
-            let size = (longest + 2 * alignment(backing) as usize).next_multiple_of(page);
+            let size = (longest + 2 * alignment(serving) as usize).next_multiple_of(page);
             let count = (MEMORY / size).clamp(FEWEST, MOST);
             let tags = loads.len()..loads.len() + count;
             for _ in tags.clone() {
@@ -221,12 +221,12 @@ impl Loads {
 
     /// What is to be read for a load: its block's stored bytes, and where they go past the page cache if that
     /// lets them, the bytes around them up to whole units.
-    pub(super) fn request(&mut self, tag: u16, backing: &Backing) -> Option<Request> {
+    pub(super) fn request(&mut self, tag: u16, serving: &Serving) -> Option<Request> {
         let layers = Arc::clone(&self.layers);
         let load = self.load(tag)?;
         let encoded = layers.get(load.layer)?;
         let block = encoded.blocks().get(load.block as usize)?;
-        let around = around(encoded, backing, block.input, block.input_len.into());
+        let around = around(encoded, serving, block.input, block.input_len.into());
         let (before, after) = around.unwrap_or((0, 0));
         load.from = before as usize;
         let (offset, len) = (block.input - before, u64::from(block.input_len) + before + after);
@@ -248,18 +248,18 @@ impl Loads {
 }
 
 /// The unit in which a backing's files can be read past the page cache, in bytes.
-fn alignment(backing: &Backing) -> u64 {
-    let units = backing.files().iter().filter_map(|file| file.facts.direct);
+fn alignment(serving: &Serving) -> u64 {
+    let units = serving.files().filter_map(|file| file.facts.direct);
     units.map(|direct| u64::from(direct.offset.max(direct.memory))).max().unwrap_or(1)
 }
 
 /// How many bytes before and behind a range complete it to whole units of its file; `None` where there is no
 /// need, the page cache is not gone past, or they are not of the same extent.
-fn around(encoded: &Encoded, backing: &Backing, input: u64, len: u64) -> Option<(u64, u64)> {
+fn around(encoded: &Encoded, serving: &Serving, input: u64, len: u64) -> Option<(u64, u64)> {
     let extent = encoded.below().extent_at(input)?;
-    let Place::Data { file, offset } = extent.place else { return None };
-    let facts = &backing.files().get(file as usize)?.facts;
-    let direct = facts.direct.filter(|_| !facts.caches_stored(backing.direct))?;
+    let Place::Data { source, offset } = extent.place else { return None };
+    let facts = &serving.file(source)?.facts;
+    let direct = facts.direct.filter(|_| !facts.caches_stored(serving.direct))?;
     let unit = u64::from(direct.offset.max(direct.memory).max(1));
     let inside = input - extent.start;
     let place = offset.checked_add(inside)?;

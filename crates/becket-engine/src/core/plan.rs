@@ -30,7 +30,7 @@ impl Core {
             let left = slot.request.len - slot.done;
             if left == 0
                 && slot.request.op == (Op::Write { durable: true })
-                && self.backing.growing().is_some()
+                && self.serving.growing().is_some()
             {
                 // Its bytes are on the disk; what says where they are is so only after a sync.
                 slot.ends_in_flush();
@@ -54,14 +54,16 @@ impl Core {
             };
             if needs_place {
                 let writes = matches!(slot.request.op, Op::Write { .. });
-                let growing = self.backing.growing();
+                let growing = self.serving.growing();
                 let zeroed =
                     !writes && growing.is_some_and(|growing| growing.is_whole(pos, left, self.map.len()));
                 self.await_place(tag, pos, zeroed);
                 return Ok(Step::Waits);
             }
             match extent.place {
-                Place::Data { file, offset } => return self.operate(tag, file, offset).map(Step::Operate),
+                Place::Data { source, offset } => {
+                    return self.operate(tag, source, offset).map(Step::Operate);
+                }
                 // Holes read as zeroes, and a hole stays one when it is zeroed.
                 Place::Zero => match (slot.request.op, slot.request.data) {
                     (Op::Read, Data::Buffer) => {
@@ -87,7 +89,7 @@ impl Core {
     /// there.
     pub(crate) fn extent_of(&self, tag: u16, pos: u64, left: u64) -> Option<(Extent, bool)> {
         let below = self.loads.as_ref().and_then(|loads| loads.layer_of(tag)).map(Encoded::below);
-        match (below, self.backing.growing()) {
+        match (below, self.serving.growing()) {
             (None, Some(growing)) => growing.lookup(&self.map, pos, left),
             _ => Some((below.unwrap_or(&self.map).lookup(pos)?, true)),
         }
@@ -95,7 +97,7 @@ impl Core {
 
     fn next_sync(&mut self, tag: u16) -> Result<Step, Errno> {
         let slot = &mut self.slab[usize::from(tag)];
-        let Some((file, target)) = self.backing.next_to_sync(slot.file)? else { return Ok(Step::Whole) };
+        let Some((file, target)) = self.serving.next_to_sync(slot.file)? else { return Ok(Step::Whole) };
         slot.file = file;
         slot.sync_target = target;
         slot.way = Way::Free;
@@ -105,7 +107,7 @@ impl Core {
 
     /// The operation that moves or zeroes `asked` bytes at `offset` of a backing file.
     fn operate(&mut self, tag: u16, file: u32, offset: u64) -> Result<squeue::Entry, Errno> {
-        let backing = self.backing.files().get(file as usize).ok_or(Errno::IO)?;
+        let open = self.serving.file(file).ok_or(Errno::IO)?;
         let slot = &mut self.slab[usize::from(tag)];
         slot.file = file;
         let buffered = fixed(self.files + 2 * file);
@@ -132,23 +134,23 @@ impl Core {
         }
         let memory =
             self.loads.as_deref_mut().and_then(|loads| loads.memory(tag)).map(|memory| memory.address());
-        let wanted = self.backing.direct;
+        let wanted = self.serving.direct;
         // What is to leave the page cache takes along what was read ahead around it.
-        let stays = memory.is_some() && backing.facts.caches_stored(wanted);
+        let stays = memory.is_some() && open.facts.caches_stored(wanted);
         slot.direct = !slot.buffered_only
             && !stays
             && wanted != DirectIo::Off
-            && backing.direct.is_some()
-            && backing.facts.direct.is_some_and(|align| {
+            && open.direct.is_some()
+            && open.facts.direct.is_some_and(|align| {
                 let unit = u64::from(align.offset.max(1)) - 1;
                 let memory = u64::from(align.memory.max(1)) - 1;
                 (offset | slot.asked) & unit == 0 && slot.done & memory == 0
             });
-        let flags = self.governor.way_of(slot, &backing.facts, wanted, stays);
+        let flags = self.governor.way_of(slot, &open.facts, wanted, stays);
         let target = self.files + 2 * file + u32::from(slot.direct);
         // A queue that is held has no straight way: new requests must not begin. Nor has one whose operations
         // are looked at, or whose map is not the last word.
-        let straight = self.held.is_none() && self.intercepted.is_none() && self.backing.growing().is_none();
+        let straight = self.held.is_none() && self.intercepted.is_none() && self.serving.growing().is_none();
         if slot.direct && memory.is_none() && straight {
             self.straight = self.straight_at(tag, target);
         }
@@ -165,13 +167,13 @@ impl Core {
     fn straight_at(&self, tag: u16, target: u32) -> Straight {
         let slot = &self.slab[usize::from(tag)];
         let extent = self.map.extent_at(slot.request.offset + slot.done);
-        let facts = self.backing.files().get(slot.file as usize).map(|backing| &backing.facts);
+        let facts = self.serving.file(slot.file).map(|file| &file.facts);
         let facts = facts.filter(|facts| facts.nowait);
         match (extent, facts.and_then(|facts| Some((facts.sparse, facts.direct?)))) {
-            (Some(Extent { start, len, place: Place::Data { file, offset } }), Some((sparse, align))) => {
+            (Some(Extent { start, len, place: Place::Data { source, offset } }), Some((sparse, align))) => {
                 let odd = u64::from(align.offset.max(1)) - 1;
-                let writes = !sparse && !self.backing.read_only;
-                Straight { start: *start, len: *len, offset: *offset, odd, file: *file, target, writes }
+                let writes = !sparse && !self.serving.read_only;
+                Straight { start: *start, len: *len, offset: *offset, odd, file: *source, target, writes }
             }
             _ => Straight::NOWHERE,
         }
@@ -181,7 +183,7 @@ impl Core {
     /// takes the request further.
     #[inline(never)]
     fn await_place(&mut self, tag: u16, pos: u64, zeroed: bool) {
-        if let (Some(growing), Some(slot)) = (self.backing.growing(), self.slab.get_mut(usize::from(tag))) {
+        if let (Some(growing), Some(slot)) = (self.serving.growing(), self.slab.get_mut(usize::from(tag))) {
             slot.way = Way::Waiting;
             self.in_flight += 1;
             growing.ask(pos, zeroed, Waiter { mailbox: Arc::clone(&self.mailbox), whom: (self.index, tag) });

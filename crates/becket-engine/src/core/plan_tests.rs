@@ -3,13 +3,13 @@
 use std::{fs::File, os::fd::AsFd};
 
 use becket_image::{
-    Alignment, BackingKind, DirectIo, Extent, Facts, Grow, Map, Place, Wanted,
+    Alignment, DirectIo, Extent, Facts, FileKind, FileSource, Grow, Map, Place, Source, Wanted,
     encoded::{Block, Encoded},
 };
 
 use super::*;
-use crate::Backing;
 use crate::Request;
+use crate::Serving;
 use crate::core::memory_files::{PIECE, zeroes};
 use crate::core::{Memory, Parts};
 use crate::decode::{Decoding, Frames, Key, Note, unheard};
@@ -43,25 +43,25 @@ impl Grow for Double {
 }
 
 /// A file that is read and written past the page cache, as far as anybody asks.
-fn file() -> becket_image::Backing {
+fn file() -> Source {
     let facts = Facts {
         direct: Some(Alignment { memory: 512, offset: 512 }),
         nowait: true,
-        ..Facts::unasked(BackingKind::Regular, 16 * UNIT, true)
+        ..Facts::unasked(FileKind::Regular, 16 * UNIT, true)
     };
     let open = || tempfile::tempfile().unwrap().into();
-    becket_image::Backing { buffered: open(), direct: Some(open()), facts }
+    FileSource { buffered: open(), direct: Some(open()), facts }.into()
 }
 
 /// A queue whose requests have registered pages; its port's descriptor never says anything.
-fn core(ring: &mut Ring, backing: Backing) -> Core {
+fn core(ring: &mut Ring, serving: Serving) -> Core {
     let descriptor = File::open("/dev/null").unwrap();
     let parts = Parts {
         descriptor: descriptor.as_fd(),
         tether: None,
         depth: 4,
         number: 0,
-        backing: &Arc::new(backing),
+        serving: &Arc::new(serving),
         memory: Memory::Registered,
         batch: None,
         stats: &Arc::default(),
@@ -91,7 +91,7 @@ fn straight_to(core: &Core, tag: u16, way: Transfer, done: u64) -> String {
 
 fn mixed() -> Map {
     let extent = |start, place| Extent { start, len: UNIT, place };
-    let data = Place::Data { file: 0, offset: 3 * UNIT };
+    let data = Place::Data { source: 0, offset: 3 * UNIT };
     let places = [Place::Zero, Place::Zero, data, Place::Zero];
     Map::from_extents((0..).zip(places).map(|(n, place)| extent(n * UNIT, place)).collect()).unwrap()
 }
@@ -99,8 +99,8 @@ fn mixed() -> Map {
 #[test]
 fn what_has_its_place_in_an_image_that_grows_is_neither_copied_nor_waited_for() {
     let mut ring = Ring::new(0).unwrap();
-    let backing = Backing::new(mixed(), vec![file()], false, 1);
-    let mut core = core(&mut ring, backing.growing_by(Box::new(Double), Box::new(())).unwrap());
+    let serving = Serving::new(mixed(), vec![file()], false, 1);
+    let mut core = core(&mut ring, serving.growing_by(Box::new(Double), Box::new(())).unwrap());
     let direct = core.files + 1;
     for (op, write) in [(Op::Read, false), (Op::Write { durable: false }, true)] {
         // A part of unit 0, all of unit 1, and what is left of 0 when both are asked for at once.
@@ -114,7 +114,7 @@ fn what_has_its_place_in_an_image_that_grows_is_neither_copied_nor_waited_for() 
             assert!(slot.direct && slot.way != Way::Waiting);
             let flags = core.governor.way_of(
                 &mut slot.clone(),
-                &core.backing.files()[0].facts,
+                &core.serving.file(0).unwrap().facts,
                 DirectIo::Auto,
                 false,
             );
@@ -135,7 +135,7 @@ fn what_has_its_place_in_an_image_that_grows_is_neither_copied_nor_waited_for() 
     let Step::Operate(entry) = core.next_operation(1).unwrap() else { panic!() };
     assert!(core.slab[1].direct);
     let mut slot = core.slab[1];
-    let flags = core.governor.way_of(&mut slot, &core.backing.files()[0].facts, DirectIo::Auto, false);
+    let flags = core.governor.way_of(&mut slot, &core.serving.file(0).unwrap().facts, DirectIo::Auto, false);
     let way = Transfer {
         write: true,
         target: direct,
@@ -154,7 +154,7 @@ fn what_has_its_place_in_an_image_that_grows_is_neither_copied_nor_waited_for() 
 #[test]
 fn holes_are_read_from_a_file_of_zeroes() {
     let mut ring = Ring::new(0).unwrap();
-    let mut core = core(&mut ring, Backing::new(mixed(), vec![file()], true, 1));
+    let mut core = core(&mut ring, Serving::new(mixed(), vec![file()], true, 1));
     let target = ring.zeroes.unwrap();
     let Step::Deliver(entry) = first(&mut core, 3, Op::Read, 4096, 4 * UNIT - 4096) else { panic!() };
     let hole = 2 * UNIT - 4096;
@@ -200,9 +200,9 @@ fn decoded_bytes_come_from_a_file_of_memory_piece_by_piece() {
     let place = Place::Encoded { layer: 0, offset: 0 };
     let map = Map::from_extents(vec![Extent { start: 0, len: len.into(), place }]).unwrap();
     let decoding = Decoding::start(1, 1 << 20).unwrap();
-    let backing = Backing::new(map, vec![file()], true, 1).decoded_by(&decoding, vec![layer]).unwrap();
-    let key: Key = backing.layers().unwrap().key(0, 0);
-    let mut core = core(&mut ring, backing);
+    let serving = Serving::new(map, vec![file()], true, 1).decoded_by(&decoding, vec![layer]).unwrap();
+    let key: Key = serving.layers().unwrap().key(0, 0);
+    let mut core = core(&mut ring, serving);
     let mut frame = Frames::new(1 << 20).take(len as usize).ok().unwrap();
     (0..).zip(frame.bytes()).for_each(|(at, byte): (usize, &mut u8)| *byte = (at / 512 * 7) as u8);
     let wanted = frame.bytes().to_vec();

@@ -17,7 +17,7 @@ use super::{
     memory_files::{MemoryFiles, NewMemoryFiles},
 };
 use crate::{
-    Backing, Data, Error, Op, QueueStats, Request,
+    Data, Error, Op, QueueStats, Request, Serving,
     decode::Mailbox,
     governor::Governor,
     memory::Buffers,
@@ -59,7 +59,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) tether: Option<BorrowedFd<'a>>,
     pub(crate) depth: u16,
     pub(crate) number: usize,
-    pub(crate) backing: &'a Arc<Backing>,
+    pub(crate) serving: &'a Arc<Serving>,
     pub(crate) memory: Memory,
     pub(crate) batch: Option<Batch>,
     pub(crate) stats: &'a Arc<QueueStats>,
@@ -75,7 +75,7 @@ pub(crate) struct Core {
     pub(super) number: usize,
     /// Requests of the port; those of the queue's own come behind them.
     pub(super) depth: u16,
-    pub(crate) backing: Arc<Backing>,
+    pub(crate) serving: Arc<Serving>,
     pub(crate) map: Arc<Map>,
     pub(crate) slab: Box<[Slot]>,
     pub(crate) buffers: Option<Buffers>,
@@ -133,12 +133,12 @@ impl Core {
             Memory::Framed { head, size } => Some(Buffers::framed(new.depth.into(), head, size)?),
             Memory::Registered => None,
         };
-        let loads = Loads::new(new.backing, new.depth, new.mailbox)?;
+        let loads = Loads::new(new.serving, new.depth, new.mailbox)?;
         let registers = new.memory == Memory::Registered;
         let staged = registers.then(|| NewMemoryFiles::new(ring, new.depth, loads.is_some())).transpose()?;
         // The queue's own requests behind those of the port.
         let requests = new.depth + loads.as_ref().map_or(0, |loads| loads.count());
-        let interceptor = new.backing.interceptor.clone();
+        let interceptor = new.serving.interceptor.clone();
         let intercepted = interceptor.map(|interceptor| Intercepted::new(interceptor, requests));
         let lists = new.batch.map(|batch| {
             ring.provide()?;
@@ -154,7 +154,7 @@ impl Core {
             Memory::Framed { .. } => ring.register_unwaiting(new.descriptor, &ports)?,
             _ => ring.register_files(&ports)?,
         };
-        let files = match register(ring, new.backing) {
+        let files = match register(ring, new.serving) {
             Ok(files) => files,
             Err(error) => {
                 ring.unregister_files(port, ports.len())?;
@@ -170,7 +170,7 @@ impl Core {
         let registered = match rest {
             Ok(registered) => registered,
             Err(error) => {
-                unregister(ring, files, new.backing)?;
+                unregister(ring, files, new.serving)?;
                 ring.unregister_files(port, ports.len())?;
                 return Err(error);
             }
@@ -178,8 +178,8 @@ impl Core {
         Ok(Core {
             index,
             number: new.number,
-            backing: Arc::clone(new.backing),
-            map: Arc::clone(&new.backing.map),
+            serving: Arc::clone(new.serving),
+            map: Arc::clone(&new.serving.map),
             slab: vec![Slot::IDLE; requests.into()].into_boxed_slice(),
             buffers,
             lent: match new.memory {
@@ -311,7 +311,7 @@ impl Core {
         }
         ring.blocks_no_more(self.slab.len() as u16);
         let next = self.next.take().map_or(Ok(()), |next| next.give_back(ring));
-        let files = unregister(ring, self.files, &self.backing);
+        let files = unregister(ring, self.files, &self.serving);
         ring.unregister_files(self.port, self.port_count).and(files).and(next)
     }
 
@@ -374,13 +374,13 @@ mod tests {
             }
             let (reader, writer) = rustix::pipe::pipe().unwrap();
             rustix::io::ioctl_fionbio(&reader, true).unwrap();
-            let backing = Arc::new(Backing::new(Map::contiguous(0, 0, 4096), Vec::new(), false, 1));
+            let serving = Arc::new(Serving::new(Map::contiguous(0, 0, 4096), Vec::new(), false, 1));
             let parts = Parts {
                 descriptor: std::os::fd::AsFd::as_fd(&writer),
                 tether: None,
                 depth: 1,
                 number: 0,
-                backing: &backing,
+                serving: &serving,
                 memory: Memory::Buffers(4096),
                 batch: None,
                 stats: &Arc::default(),

@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::{IoThreads, Order, QueueId};
-use crate::{Backing, Error, aside};
+use crate::{Error, Serving, aside};
 
 /// Longest that writing back dirty data may take while requests are still served. A page cache full of it
 /// takes long, and a retry finds less; a file system that does not answer takes for ever.
@@ -33,8 +33,8 @@ impl IoThreads {
     pub fn change(
         &self,
         queues: &[QueueId],
-        old: &Arc<Backing>,
-        new: &Arc<Backing>,
+        old: &Arc<Serving>,
+        new: &Arc<Serving>,
         patience: Duration,
     ) -> Result<(), Error> {
         let settles = new.read_only || !new.has_files_of(old);
@@ -53,7 +53,7 @@ impl IoThreads {
     }
 
     /// A queue that has ended needs no preparation.
-    fn prepare(&self, queue: QueueId, new: &Arc<Backing>) -> Result<(), Error> {
+    fn prepare(&self, queue: QueueId, new: &Arc<Serving>) -> Result<(), Error> {
         self.ask(queue.thread, |reply| Order::Prepare(queue.serial, Arc::clone(new), reply))?.map(drop)
     }
 
@@ -71,7 +71,7 @@ impl IoThreads {
 /// Syncs what was written, on a thread of its own: its file system may never answer, and the supervisor that
 /// ordered the change takes a silent worker for dead. A sync that completes later counts all the same, and so
 /// does its failure.
-fn sync_within(old: &Arc<Backing>, time: Duration) -> Result<(), Error> {
+fn sync_within(old: &Arc<Serving>, time: Duration) -> Result<(), Error> {
     let syncing = Arc::clone(old);
     let outcome = aside::begun(move || {
         let outcome = syncing.sync_now();

@@ -10,9 +10,9 @@ use std::{
     sync::{Arc, Mutex, mpsc::channel},
 };
 
-use becket_engine::Backing;
+use becket_engine::Serving;
 use becket_engine::fault::Faults;
-use becket_image::{Format, Grower, Image, ReadAt, look, unpack_alone, unpack_over};
+use becket_image::{Format, Grower, Image, ReadAt, Source, look, unpack_alone, unpack_over};
 use becket_testkit::image::random_bytes;
 use becket_testkit::{require_plain_machine, tool};
 use proptest::prelude::*;
@@ -20,7 +20,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use crate::file::{Keep, Recorded, State};
 use crate::record::{Event, GROWER, Log, Step, Watched, all_faults, lists, serve, steps, without_syncs};
-use crate::script::{Random, backing_of, place};
+use crate::script::{Random, place, source_of};
 use crate::{LANES, LEN, counts, losses, runs};
 
 /// An image to begin with.
@@ -178,12 +178,12 @@ impl Made {
         let walk = look(&self.path("image"), Format::Qcow2, &[]).unwrap();
         let map = walk.last().unwrap().image.map().clone();
         let encoded = walk.last().unwrap().image.encoded().cloned().collect();
-        let mut files = vec![backing_of(&open(), how.direct && self.kind.cluster >= 4096)];
+        let mut files = vec![source_of(&open(), how.direct && self.kind.cluster >= 4096)];
         let mut readers: Vec<Arc<dyn ReadAt>> = vec![Arc::new(open())];
         if self.kind.over {
             let base = File::open(self.path("base")).unwrap();
             readers.push(Arc::new(base.try_clone().unwrap()));
-            files.push(backing_of(&base, false));
+            files.push(source_of(&base, false));
             files[1].facts.writable = false;
         }
         let log = Log::default();
@@ -192,9 +192,9 @@ impl Made {
         let old = Image::assembled(map.clone(), readers, encoded).unwrap();
         let grower = Grower::over(Arc::new(watched), old).unwrap();
         let (keep, closed) = channel::<()>();
-        let backing = Backing::new(map, files, false, 1);
-        let backing = backing.growing_by(Box::new(grower), Box::new(Mutex::new(keep))).unwrap();
-        serve(backing, self.base(), lists(lanes, how.version), how.faults.clone(), &log);
+        let serving = Serving::new(map, files.into_iter().map(Source::from).collect(), false, 1);
+        let serving = serving.growing_by(Box::new(grower), Box::new(Mutex::new(keep))).unwrap();
+        serve(serving, self.base(), lists(lanes, how.version), how.faults.clone(), &log);
         closed.recv().unwrap_err();
         Arc::into_inner(log).unwrap().into_inner().unwrap().events
     }

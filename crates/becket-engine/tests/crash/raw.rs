@@ -3,23 +3,23 @@
 use std::sync::Arc;
 
 use becket_engine::fault::Faults;
-use becket_engine::{Backing, Op};
+use becket_engine::{Op, Serving};
 use becket_image::Map;
 use proptest::prelude::*;
 
 use crate::file::State;
 use crate::record::{Event, Log, Step, all_faults, lists, serve, steps, without_syncs};
-use crate::script::{backing_of, file_of};
+use crate::script::{file_of, source_of};
 use crate::{LANES, LEN, SECTOR, losses, runs};
 
 /// Serves these steps by the engine, and returns what happened.
 fn recorded(lanes: &[Vec<Step>], faults: Faults, direct: bool) -> Vec<Event> {
     let log = Log::default();
     let file = file_of(&[0; LEN]);
-    let mut backing = backing_of(&file, direct);
-    backing.facts.sparse = false;
-    let backing = Backing::new(Map::contiguous(0, 0, LEN as u64), vec![backing], false, 1);
-    serve(backing, 0, lists(lanes, 0), faults, &log);
+    let mut source = source_of(&file, direct);
+    source.facts.sparse = false;
+    let serving = Serving::new(Map::contiguous(0, 0, LEN as u64), vec![source.into()], false, 1);
+    serve(serving, 0, lists(lanes, 0), faults, &log);
     Arc::into_inner(log).unwrap().into_inner().unwrap().events
 }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use becket_engine::fault::{Affected, Fate, Faults, Interceptor, Operation, Rule, Struck};
-use becket_engine::{Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, Request, Token};
+use becket_engine::{Answer, Data, Io, IoThreads, Memory, NewQueue, Op, Port, Request, Serving, Token};
 use becket_image::{ReadAt, Storage};
 use proptest::prelude::*;
 use rustix::io::Errno;
@@ -226,7 +226,7 @@ impl Port for Client {
 
 /// Serves the lists by the engine over `backing`, on which the lanes begin at `base`. What happens is then in
 /// `log`.
-pub(crate) fn serve(backing: Backing, base: u64, lists: Vec<List>, faults: Faults, log: &Log) {
+pub(crate) fn serve(serving: Serving, base: u64, lists: Vec<List>, faults: Faults, log: &Log) {
     let threads = IoThreads::start(1).unwrap();
     let recorder = Recorder { log: Arc::clone(log), faults: faults.of_queues(1).unwrap() };
     let left = lists.iter().map(Vec::len).sum();
@@ -238,7 +238,7 @@ pub(crate) fn serve(backing: Backing, base: u64, lists: Vec<List>, faults: Fault
         port: Box::new(Client { descriptor, todo, base, left, log: Arc::clone(log), ended }),
         depth: LANES as u16,
         number: 0,
-        backing: Arc::new(backing.intercepted_by(Arc::new(recorder))),
+        serving: Arc::new(serving.intercepted_by(Arc::new(recorder))),
         memory: Memory::Buffers(LANE as usize),
         batch: None,
         stats: Arc::default(),

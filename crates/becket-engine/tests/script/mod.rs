@@ -15,9 +15,9 @@ use std::{
 };
 
 use becket_engine::{
-    Answer, Backing, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueId, QueueStats, Request, Token,
+    Answer, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueId, QueueStats, Request, Serving, Token,
 };
-use becket_image::{Alignment, BackingKind, Facts};
+use becket_image::{Alignment, Facts, FileKind, FileSource};
 use rustix::io::Errno;
 
 /// What the port is to do under a tag, with the bytes of a write.
@@ -84,18 +84,18 @@ pub(crate) fn facts(direct: Option<u32>) -> Facts {
         write_zeroes: true,
         nowait: true,
         sparse: true,
-        ..Facts::unasked(BackingKind::Regular, 0, true)
+        ..Facts::unasked(FileKind::Regular, 0, true)
     }
 }
 
-pub(crate) fn backing_of(file: &File, direct: bool) -> becket_image::Backing {
+pub(crate) fn source_of(file: &File, direct: bool) -> FileSource {
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file));
     let direct = direct.then(|| {
         let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::DIRECT | rustix::fs::OFlags::CLOEXEC;
         rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).unwrap()
     });
     let facts = facts(direct.as_ref().map(|_| 4096));
-    becket_image::Backing { buffered: file.try_clone().unwrap().into(), direct, facts }
+    FileSource { buffered: file.try_clone().unwrap().into(), direct, facts }
 }
 
 /// Cargo's own place for files of tests, on a disk; the system's where the tests run without cargo.
@@ -116,22 +116,22 @@ pub(crate) fn file_of(bytes: &[u8]) -> File {
 pub(crate) fn run(
     threads: &IoThreads,
     thread: usize,
-    backing: &Arc<Backing>,
+    serving: &Arc<Serving>,
     scripts: Vec<Vec<Step>>,
 ) -> Vec<Outcome> {
-    run_counted(threads, thread, backing, scripts, &Arc::default())
+    run_counted(threads, thread, serving, scripts, &Arc::default())
 }
 
 /// The same, counting into `stats`.
 pub(crate) fn run_counted(
     threads: &IoThreads,
     thread: usize,
-    backing: &Arc<Backing>,
+    serving: &Arc<Serving>,
     scripts: Vec<Vec<Step>>,
     stats: &Arc<QueueStats>,
 ) -> Vec<Outcome> {
     let expected: usize = scripts.iter().map(Vec::len).sum();
-    let (_, seen, is_closed) = begin(threads, thread, backing, scripts, stats);
+    let (_, seen, is_closed) = begin(threads, thread, serving, scripts, stats);
     is_closed.recv_timeout(Duration::from_secs(60)).expect("the queue ends when its script does");
     let outcomes: Vec<Outcome> = seen.iter().collect();
     assert_eq!(outcomes.len(), expected, "every request finishes exactly once");
@@ -142,7 +142,7 @@ pub(crate) fn run_counted(
 pub(crate) fn begin(
     threads: &IoThreads,
     thread: usize,
-    backing: &Arc<Backing>,
+    serving: &Arc<Serving>,
     scripts: Vec<Vec<Step>>,
     stats: &Arc<QueueStats>,
 ) -> (QueueId, Receiver<Outcome>, Receiver<()>) {
@@ -157,7 +157,7 @@ pub(crate) fn begin(
         port: Box::new(ScriptPort { descriptor, scripts, current, outcomes }),
         depth,
         number: 0,
-        backing: Arc::clone(backing),
+        serving: Arc::clone(serving),
         memory: Memory::Buffers(BUFFER),
         batch: None,
         stats: Arc::clone(stats),

@@ -30,14 +30,14 @@ use super::header::BackingName;
 use super::scheme::Spoken;
 use super::{Header, Verdict, Writing, unpack, unpack_for};
 use crate::error::quoted;
-use crate::facts::proc_path;
-use crate::host::Link;
 use crate::image::Image;
 use crate::layer::{LayerError, foreign};
 use crate::resolve::{Found, kind_of};
+use crate::source::file::facts::proc_path;
+use crate::source::file::host::HostFile;
 use crate::suffix;
 use crate::text::shown;
-use crate::{BackingKind, Error, Format};
+use crate::{Error, FileKind, Format};
 
 /// The most files below the first: with two descriptors each they pass through one message.
 const CHAIN_MAX: usize = 32;
@@ -52,7 +52,7 @@ pub(crate) struct First<'a> {
     pub(crate) path: &'a Path,
     /// What the caller takes it for.
     pub(crate) format: Format,
-    pub(crate) kind: BackingKind,
+    pub(crate) kind: FileKind,
     pub(crate) stat: &'a Stat,
     /// Directories that the user allows beside the file's own.
     pub(crate) dirs: &'a [PathBuf],
@@ -90,7 +90,7 @@ impl First<'_> {
 #[derive(Debug)]
 pub(crate) struct Unpacked {
     pub(crate) image: Image,
-    pub(crate) below: Vec<Link>,
+    pub(crate) below: Vec<HostFile>,
     /// Length of the first file's clusters, in bytes.
     pub(crate) cluster: u64,
     /// Whether the first file may be written.
@@ -101,7 +101,7 @@ pub(crate) struct Unpacked {
 /// for reading.
 pub(crate) fn unpack_chain(
     first: &First<'_>,
-    open: &mut dyn FnMut(&Path, Found) -> Result<Link, Error>,
+    open: &mut dyn FnMut(&Path, Found) -> Result<HostFile, Error>,
 ) -> Result<Option<Unpacked>, Error> {
     let of = |path: &Path, source| Error::Layer { image: shown(path.as_os_str().as_bytes()), source };
     let header = match Header::read(first.image) {
@@ -118,7 +118,7 @@ pub(crate) fn unpack_chain(
     let cluster = header.cluster();
     let dirs = if header.backing.is_some() { Dirs::new(first)? } else { Dirs::default() };
     let mut stack = vec![(first.path.to_owned(), first.image.clone(), header)];
-    let mut below: Vec<Link> = Vec::new();
+    let mut below: Vec<HostFile> = Vec::new();
     let (mut image, mut verdict) = (None, Verdict::default());
     while let Some((path, _, Header { backing: Some(name), .. })) = stack.last() {
         let refused = |why: String| Error::Backing {
@@ -248,11 +248,11 @@ impl Dirs {
             move |source| Error::Io { path, what, source }
         };
         let own = match first.kind {
-            BackingKind::Regular => {
+            FileKind::Regular => {
                 let dir = first.path.parent().unwrap_or(Path::new("/"));
                 Dir::holding(first.path, first.stat).map_err(failed(dir))?
             }
-            BackingKind::Block => None,
+            FileKind::Block => None,
         };
         let named = |dir: &PathBuf| Dir::named(dir).map_err(failed(dir));
         let more = first.dirs.iter().map(named).collect::<Result<_, _>>()?;
@@ -310,7 +310,7 @@ impl Dirs {
                 .map_err(within)?;
         let stat = rustix::fs::fstat(&inode).map_err(within)?;
         match kind_of(&stat) {
-            Ok(BackingKind::Block) if own => {
+            Ok(FileKind::Block) if own => {
                 Err(failed("it is a block device in the image's own directory".to_owned(), None, false))
             }
             Ok(kind) => Ok(Found { inode, kind, stat }),

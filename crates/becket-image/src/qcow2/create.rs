@@ -94,7 +94,7 @@ mod tests {
             assert_eq!(verdict.unwritable, None);
             let places: Vec<_> =
                 disk.map().extents().iter().map(|extent| (extent.len, extent.place)).collect();
-            assert_eq!(places[0], (512, crate::Place::Data { file: 1, offset: 0 }));
+            assert_eq!(places[0], (512, crate::Place::Data { source: 1, offset: 0 }));
             assert_eq!(places.get(1), (size > 512).then_some(&(size - 512, crate::Place::Zero)));
         }
     }

@@ -384,7 +384,7 @@ impl Grow for Grower {
             .map()
             .extents()
             .iter()
-            .filter(|extent| matches!(extent.place, Place::Data { file: 0, .. }));
+            .filter(|extent| matches!(extent.place, Place::Data { source: 0, .. }));
         self.wrote |= plain > data.map(|extent| extent.len.div_ceil(cluster)).sum();
         if self.uses.is_none() {
             self.uses = Some(uses);

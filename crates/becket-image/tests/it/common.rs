@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use becket_image::{Error, OpenOptions, Opened};
+use becket_image::{Error, FileSource, OpenOptions, Opened, Source};
 pub(crate) use becket_testkit::skip;
 use tempfile::TempDir;
 
@@ -120,4 +120,10 @@ impl Drop for Mount {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg(&self.0).status();
     }
+}
+
+/// The file that is a source of an image.
+pub(crate) fn source_of(opened: &Opened, source: usize) -> &FileSource {
+    let Source::File(file) = &opened.sources[source];
+    file
 }

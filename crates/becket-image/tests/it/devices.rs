@@ -5,9 +5,9 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use becket_image::{BackingKind, ErrorKind, OpenOptions};
+use becket_image::{ErrorKind, FileKind, OpenOptions};
 
-use crate::common::{LoopDevice, Mount, dir, file, open, open_read_only, run, skip};
+use crate::common::{LoopDevice, Mount, dir, file, open, open_read_only, run, skip, source_of};
 
 const MIB: u64 = 1 << 20;
 
@@ -22,8 +22,8 @@ fn a_block_device_has_the_facts_of_its_queue() {
     let Some(device) = device("a_block_device_has_the_facts_of_its_queue", dir.path(), &[]) else { return };
     let opened = open(&device.0).unwrap();
     assert_eq!((opened.map.len(), opened.block_size, opened.read_only), (16 * MIB, 512, false));
-    let facts = &opened.files[0].facts;
-    assert_eq!((facts.kind, facts.size), (BackingKind::Block, 16 * MIB));
+    let facts = &source_of(&opened, 0).facts;
+    assert_eq!((facts.kind, facts.size), (FileKind::Block, 16 * MIB));
     assert_eq!(u64::from(facts.physical_block_size), device.sysfs("queue/physical_block_size"));
     assert_eq!(facts.discard, device.sysfs("queue/discard_max_bytes") > 0);
     assert!(facts.discard, "loop over a file system with holes discards");
@@ -31,11 +31,11 @@ fn a_block_device_has_the_facts_of_its_queue() {
     assert_eq!(facts.write_zeroes, device.sysfs("queue/write_zeroes_max_bytes") > 0);
     assert_eq!(u64::from(facts.rotational), device.sysfs("queue/rotational"));
     assert_eq!(facts.direct.unwrap().offset, 512);
-    assert!(opened.files[0].direct.is_some());
+    assert!(source_of(&opened, 0).direct.is_some());
 
     drop(opened);
     let opened = open_read_only(&device.0).unwrap();
-    assert!(!opened.files[0].facts.discard && !opened.files[0].facts.write_zeroes);
+    assert!(!source_of(&opened, 0).facts.discard && !source_of(&opened, 0).facts.write_zeroes);
 }
 
 #[test]
@@ -47,18 +47,18 @@ fn blocks_are_as_large_as_the_devices() {
     };
     let opened = open(&device.0).unwrap();
     assert_eq!(opened.block_size, 4096);
-    assert_eq!(opened.files[0].facts.physical_block_size, 4096);
-    assert_eq!(opened.files[0].facts.direct.unwrap().offset, 4096);
+    assert_eq!(source_of(&opened, 0).facts.physical_block_size, 4096);
+    assert_eq!(source_of(&opened, 0).facts.direct.unwrap().offset, 4096);
     drop(opened);
     let options = OpenOptions { offset: 512, ..OpenOptions::default() };
     let opened = becket_image::open(&device.0, &options).unwrap();
-    let reason = &opened.files[0].facts.direct_reason;
-    assert!(opened.files[0].direct.is_none() && reason.contains("4096"), "{reason}");
+    let reason = &source_of(&opened, 0).facts.direct_reason;
+    assert!(source_of(&opened, 0).direct.is_none() && reason.contains("4096"), "{reason}");
     assert_eq!(opened.map.len(), 16 * MIB - 4096);
     drop(opened);
     let options = OpenOptions { block_size: Some(512), ..OpenOptions::default() };
     let opened = becket_image::open(&device.0, &options).unwrap();
-    assert_eq!((opened.block_size, opened.files[0].facts.physical_block_size), (512, 4096));
+    assert_eq!((opened.block_size, source_of(&opened, 0).facts.physical_block_size), (512, 4096));
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn a_read_only_device_is_opened_for_reading() {
         return;
     };
     let opened = open(&device.0).unwrap();
-    assert!(opened.read_only && !opened.files[0].facts.writable);
+    assert!(opened.read_only && !source_of(&opened, 0).facts.writable);
     assert!(opened.read_only_reason.unwrap().contains("the device is read-only"));
 }
 
@@ -149,7 +149,7 @@ fn a_partition_has_the_limits_of_its_disk() {
         return skip(NAME, "no partition node appeared");
     }
     let opened = open(&node).unwrap();
-    let facts = &opened.files[0].facts;
+    let facts = &source_of(&opened, 0).facts;
     assert_eq!((opened.map.len(), opened.block_size), (20 * 4096, 4096));
     assert!(facts.discard);
     assert_eq!(u64::from(facts.discard_granularity), device.sysfs("queue/discard_granularity"));

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Barrier;
 
-use crate::common::{Dir, dir, file, have, open, open_read_only, skip};
+use crate::common::{Dir, dir, file, have, open, open_read_only, skip, source_of};
 use becket_image::{Error, ErrorKind, OpenOptions, Opened};
 use becket_uapi::lock::{Kind, ofd_lock, ofd_test};
 
@@ -87,7 +87,7 @@ fn shared_stands_beside_everybody_but_is_seen() {
 fn the_lock_goes_where_the_descriptor_goes() {
     let (_dir, path) = image();
     let opened = open(&path).unwrap();
-    let passed_on = opened.files[0].buffered.try_clone().unwrap();
+    let passed_on = source_of(&opened, 0).buffered.try_clone().unwrap();
     drop(opened);
     assert_in_use(open(&path), "write");
     drop(passed_on);
@@ -98,8 +98,8 @@ fn the_lock_goes_where_the_descriptor_goes() {
 fn what_is_given_up_is_free_though_somebody_still_holds_the_descriptor() {
     let (_dir, path) = image();
     let opened = open(&path).unwrap();
-    let held = opened.files[0].buffered.try_clone().unwrap();
-    becket_image::unlock(&opened.files);
+    let held = source_of(&opened, 0).buffered.try_clone().unwrap();
+    source_of(&opened, 0).unlock();
     drop(opened);
     open(&path).unwrap();
     drop(held);
@@ -210,7 +210,7 @@ fn a_part_of_a_part_keeps_out_all_that_overlap() {
     }
     open(&path.join("p2")).unwrap();
     // Descriptors are passed on, and the lock with them.
-    let passed_on = inner.files[0].buffered.try_clone().unwrap();
+    let passed_on = source_of(&inner, 0).buffered.try_clone().unwrap();
     drop(inner);
     assert_in_use(open(&path.join("p1")), "writes to the same bytes");
     drop(passed_on);

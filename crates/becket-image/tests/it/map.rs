@@ -17,7 +17,7 @@ fn bytes(extents: &[Extent]) -> Vec<Byte> {
     let each = |extent: &Extent| {
         let Extent { len, place, .. } = *extent;
         (0..len).map(move |at| match place {
-            Place::Data { file, offset } => Byte::In(file, offset + at),
+            Place::Data { source, offset } => Byte::In(source, offset + at),
             Place::Zero => Byte::Zero,
             Place::Encoded { layer, offset } => Byte::Encoded(layer, offset + at),
         })
@@ -28,7 +28,7 @@ fn bytes(extents: &[Extent]) -> Vec<Byte> {
 fn place() -> impl Strategy<Value = Place> {
     prop_oneof![
         // Few files and offsets, so that neighbours often continue each other.
-        4 => (0..2_u32, 0..64_u64).prop_map(|(file, offset)| Place::Data { file, offset }),
+        4 => (0..2_u32, 0..64_u64).prop_map(|(source, offset)| Place::Data { source, offset }),
         1 => Just(Place::Zero),
         1 => (0..2_u32, 0..64_u64).prop_map(|(layer, offset)| Place::Encoded { layer, offset }),
     ]
@@ -39,10 +39,10 @@ fn extents() -> impl Strategy<Value = Vec<Extent>> {
         let mut extents: Vec<Extent> = Vec::new();
         let mut start = 0;
         for (len, mut place, go_on) in parts {
-            if let (true, Some(Extent { len, place: Place::Data { file, offset }, .. })) =
+            if let (true, Some(Extent { len, place: Place::Data { source, offset }, .. })) =
                 (go_on, extents.last())
             {
-                place = Place::Data { file: *file, offset: offset + len };
+                place = Place::Data { source: *source, offset: offset + len };
             }
             extents.push(Extent { start, len, place });
             start += len;
@@ -134,7 +134,7 @@ fn the_ends_of_64_bits_are_no_trap() {
 
 #[test]
 fn one_range_is_recognised_also_in_pieces() {
-    let data = |start, len, offset| Extent { start, len, place: Place::Data { file: 1, offset } };
+    let data = |start, len, offset| Extent { start, len, place: Place::Data { source: 1, offset } };
     let pieces = Map::from_extents(vec![data(0, 512, 4096), data(512, 1024, 4608)]).unwrap();
     assert_eq!(pieces.single_range(), Some((1, 4096, 1536)));
     assert_eq!(pieces, Map::contiguous(1, 4096, 1536));
@@ -152,4 +152,13 @@ fn encoded_bytes_are_sliced_like_others() {
     assert_eq!(map.slice(512, 512).unwrap().extents(), [encoded(0, 512, 522)]);
     let too_far = encoded(0, 10, u64::MAX - 5);
     assert_eq!(Map::from_extents(vec![too_far]), Err(MapError::Overflow { index: 0 }));
+}
+
+#[test]
+fn a_map_is_written_as_before_sources_had_that_name() {
+    let place = Place::Data { source: 1, offset: 4096 };
+    let map = Map::from_extents(vec![Extent { start: 0, len: 512, place }]).unwrap();
+    let text = r#"[{"start":0,"len":512,"place":{"data":{"file":1,"offset":4096}}}]"#;
+    assert_eq!(serde_json::to_string(&map).unwrap(), text);
+    assert_eq!(serde_json::from_str::<Map>(text).unwrap(), map);
 }

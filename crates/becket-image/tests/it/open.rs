@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::common::{Mount, dir, file, open, open_read_only, run, skip};
-use becket_image::{BackingKind, DirectIo, Error, ErrorKind, Map, OpenOptions};
+use crate::common::{Mount, dir, file, open, open_read_only, run, skip, source_of};
+use becket_image::{DirectIo, Error, ErrorKind, FileKind, Map, OpenOptions, Source};
 use rustix::fs::OFlags;
 use rustix::io::FdFlags;
 
@@ -46,8 +46,8 @@ fn a_plain_file_is_one_range_with_its_facts() {
     assert_eq!(opened.warnings, [""; 0]);
     assert_eq!(opened.partitions, []);
 
-    let [backing] = opened.files.as_slice() else { panic!("one backing") };
-    assert_eq!(backing.facts.kind, BackingKind::Regular);
+    let [Source::File(backing)] = opened.sources.as_slice() else { panic!("one source") };
+    assert_eq!(backing.facts.kind, FileKind::Regular);
     assert_eq!(backing.facts.size, MIB);
     assert!(backing.facts.writable);
     assert!(backing.facts.physical_block_size.is_power_of_two() && backing.facts.physical_block_size >= 512);
@@ -60,7 +60,7 @@ fn a_plain_file_is_one_range_with_its_facts() {
 fn descriptors_close_on_exec_and_block_as_usual() {
     let dir = dir();
     let opened = open(&file(dir.path(), "disk.img", MIB)).unwrap();
-    let backing = &opened.files[0];
+    let backing = source_of(&opened, 0);
     for fd in [Some(&backing.buffered), backing.direct.as_ref()].into_iter().flatten() {
         assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(FdFlags::CLOEXEC));
         // io_uring gives EAGAIN for files that are marked so.
@@ -73,7 +73,7 @@ fn descriptors_close_on_exec_and_block_as_usual() {
 fn serving_an_image_leaves_its_access_time_alone() {
     let dir = dir();
     let opened = open(&file(dir.path(), "disk.img", MIB)).unwrap();
-    let backing = &opened.files[0];
+    let backing = source_of(&opened, 0);
     for fd in std::iter::once(&backing.buffered).chain(&backing.direct) {
         assert!(rustix::fs::fcntl_getfl(fd).unwrap().contains(OFlags::NOATIME));
     }
@@ -84,10 +84,10 @@ fn the_direct_descriptor_is_the_same_file_even_when_its_name_is_not() {
     let dir = dir();
     let path = file(dir.path(), "disk.img", MIB);
     let opened = open(&path).unwrap();
-    let Some(direct) = &opened.files[0].direct else {
-        return skip("the_direct_descriptor_is_the_same_file", &opened.files[0].facts.direct_reason);
+    let Some(direct) = &source_of(&opened, 0).direct else {
+        return skip("the_direct_descriptor_is_the_same_file", &source_of(&opened, 0).facts.direct_reason);
     };
-    let buffered = rustix::fs::fstat(&opened.files[0].buffered).unwrap();
+    let buffered = rustix::fs::fstat(&source_of(&opened, 0).buffered).unwrap();
     let other = rustix::fs::fstat(direct).unwrap();
     assert_eq!((buffered.st_dev, buffered.st_ino), (other.st_dev, other.st_ino));
     assert!(rustix::fs::fcntl_getfl(direct).unwrap().contains(OFlags::DIRECT | OFlags::RDWR));
@@ -289,18 +289,19 @@ fn direct_io_is_taken_left_or_insisted_on() {
     let dir = dir();
     let path = file(dir.path(), "disk.img", MIB);
     let off = open_with(&path, |options| options.direct_io = DirectIo::Off).unwrap();
-    let facts = |opened: becket_image::Opened| opened.files.into_iter().next().map(|file| file.facts);
+    let facts =
+        |opened: becket_image::Opened| opened.sources.into_iter().next().map(|Source::File(file)| file.facts);
     let off = facts(off);
     let auto = facts(open_with(&path, |_| {}).unwrap());
     assert_eq!(off, auto, "it may be switched on later, so it is asked for all the same");
 
     // An offset inside a sector: impossible everywhere.
     let auto = open_with(&path, |options| options.offset = 100).unwrap();
-    assert!(auto.files[0].direct.is_none());
+    assert!(source_of(&auto, 0).direct.is_none());
     assert!(
-        auto.files[0].facts.direct_reason.contains("offset 100"),
+        source_of(&auto, 0).facts.direct_reason.contains("offset 100"),
         "{}",
-        auto.files[0].facts.direct_reason
+        source_of(&auto, 0).facts.direct_reason
     );
     drop(auto);
     let (error, text) = error(open_with(&path, |o| (o.offset, o.direct_io) = (100, DirectIo::On)));
@@ -314,8 +315,9 @@ fn the_alignment_that_is_promised_is_enough_for_a_direct_read() {
     for dir in ["/tmp", "/dev/shm", "/var/tmp"] {
         let Ok(dir) = tempfile::tempdir_in(dir) else { continue };
         let opened = open(&file(dir.path(), "disk.img", MIB)).unwrap();
-        let (Some(fd), Some(alignment)) = (&opened.files[0].direct, opened.files[0].facts.direct) else {
-            skip("the_alignment_that_is_promised", &opened.files[0].facts.direct_reason);
+        let (Some(fd), Some(alignment)) = (&source_of(&opened, 0).direct, source_of(&opened, 0).facts.direct)
+        else {
+            skip("the_alignment_that_is_promised", &source_of(&opened, 0).facts.direct_reason);
             continue;
         };
         let unit = alignment.offset as usize;
@@ -340,13 +342,16 @@ fn a_file_system_without_direct_io_is_used_without_it() {
     };
     let path = file(dir.path(), "disk.img", MIB);
     let auto = open(&path).unwrap();
-    assert!(auto.files[0].direct.is_none());
+    assert!(source_of(&auto, 0).direct.is_none());
     assert!(
-        auto.files[0].facts.direct_reason.contains("does not offer"),
+        source_of(&auto, 0).facts.direct_reason.contains("does not offer"),
         "{}",
-        auto.files[0].facts.direct_reason
+        source_of(&auto, 0).facts.direct_reason
     );
-    assert!(!auto.files[0].facts.discard && !auto.files[0].facts.write_zeroes, "nor has it holes");
+    assert!(
+        !source_of(&auto, 0).facts.discard && !source_of(&auto, 0).facts.write_zeroes,
+        "nor has it holes"
+    );
     drop(auto);
     let (error, text) = error(open_with(&path, |options| options.direct_io = DirectIo::On));
     assert!(matches!(error, Error::DirectIo { .. }) && text.contains("does not offer"), "{text}");
@@ -358,16 +363,17 @@ fn discard_is_promised_only_where_it_works() {
     let path = dir.path().join("disk.img");
     std::fs::write(&path, vec![7; 64 << 10]).unwrap();
     let opened = open(&path).unwrap();
-    let facts = &opened.files[0].facts;
+    let facts = &source_of(&opened, 0).facts;
     let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     let granularity = u64::from(facts.discard_granularity);
     assert_eq!(std::fs::read(&path).unwrap(), vec![7; 64 << 10], "asking changes nothing");
-    let worked = rustix::fs::fallocate(&opened.files[0].buffered, punch, 0, granularity.max(4096)).is_ok();
+    let worked =
+        rustix::fs::fallocate(&source_of(&opened, 0).buffered, punch, 0, granularity.max(4096)).is_ok();
     assert_eq!((facts.discard, facts.write_zeroes), (worked, worked));
     assert!(!worked || granularity.is_power_of_two() && granularity >= 512);
     drop(opened);
     let read_only = open_read_only(&path).unwrap();
-    assert!(!read_only.files[0].facts.discard && !read_only.files[0].facts.write_zeroes);
+    assert!(!source_of(&read_only, 0).facts.discard && !source_of(&read_only, 0).facts.write_zeroes);
 }
 
 #[test]
@@ -404,8 +410,8 @@ fn asking_for_discard_keeps_what_is_allocated_behind_the_end() {
 fn a_read_only_open_cannot_write() {
     let dir = dir();
     let opened = open_read_only(&file(dir.path(), "disk.img", MIB)).unwrap();
-    assert!(opened.read_only && opened.read_only_reason.is_none() && !opened.files[0].facts.writable);
-    let backing = &opened.files[0];
+    assert!(opened.read_only && opened.read_only_reason.is_none() && !source_of(&opened, 0).facts.writable);
+    let backing = source_of(&opened, 0);
     for fd in [Some(&backing.buffered), backing.direct.as_ref()].into_iter().flatten() {
         assert_eq!(rustix::io::write(fd, &[0; 512]), Err(rustix::io::Errno::BADF));
     }
@@ -424,7 +430,7 @@ fn what_lies_on_a_read_only_file_system_is_opened_for_reading() {
         Err(reason) => return skip(NAME, &reason),
     };
     let opened = open(&to.join("disk.img")).unwrap();
-    assert!(opened.read_only && !opened.files[0].facts.writable);
+    assert!(opened.read_only && !source_of(&opened, 0).facts.writable);
     assert_eq!(opened.read_only_reason.as_deref(), Some("it lies on a read-only file system"));
 }
 
@@ -511,7 +517,7 @@ fn an_unlinked_file_keeps_working() {
     assert!(read_link(&by_descriptor).is_ok());
     let opened = open(&by_descriptor).unwrap();
     assert_eq!(opened.map.len(), MIB);
-    assert_eq!(rustix::fs::fstat(opened.files[0].buffered.as_fd()).unwrap().st_nlink, 0);
+    assert_eq!(rustix::fs::fstat(source_of(&opened, 0).buffered.as_fd()).unwrap().st_nlink, 0);
 }
 
 #[test]
@@ -529,8 +535,8 @@ fn nothing_stays_cached_of_what_is_read_directly() {
     };
     let Some(before) = pages() else { return skip(NAME, "fincore is not installed") };
     let opened = open_with(&image, |options| options.partitions = true).unwrap();
-    if opened.files[0].direct.is_none() {
-        return skip(NAME, &opened.files[0].facts.direct_reason);
+    if source_of(&opened, 0).direct.is_none() {
+        return skip(NAME, &source_of(&opened, 0).facts.direct_reason);
     }
     assert!(before > 0, "the image was in the page cache");
     assert_eq!(pages(), Some(0));

@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use becket_image::layer::LayerError;
 use becket_image::{
-    End, Error, ErrorKind, Format, Grow as _, Grower, Image, Opened, Place, ReadAt as _, Wanted, inspect,
-    look,
+    End, Error, ErrorKind, Format, Grow as _, Grower, Image, Opened, Place, ReadAt as _, Source, Wanted,
+    inspect, look,
 };
 use becket_testkit::image::random_bytes;
 use becket_testkit::{require_plain_machine, tool};
 
-use crate::common::{dir, file, open, open_read_only};
+use crate::common::{dir, file, open, open_read_only, source_of};
 
 const MIB: u64 = 1 << 20;
 
@@ -181,8 +181,8 @@ fn a_qcow2_is_opened_with_its_chain() {
     qemu_io(at, "top.qcow2", &["write -P 7 64k 64k".to_owned(), "write -z 1M 64k".to_owned()]);
     let opened = open(&at.join("top.qcow2")).unwrap();
     assert!(opened.grows && !opened.read_only && opened.nested && opened.encoded.is_empty());
-    assert!(opened.files[0].facts.writable && !opened.files[1].facts.writable);
-    assert_eq!((opened.map.len(), opened.files.len()), (2 * MIB, 2));
+    assert!(source_of(&opened, 0).facts.writable && !source_of(&opened, 1).facts.writable);
+    assert_eq!((opened.map.len(), opened.sources.len()), (2 * MIB, 2));
     let kinds: Vec<_> =
         opened.map.extents().iter().map(|extent| (extent.start, extent.len, extent.place)).collect();
     let [(_, 65536, below), (65536, 65536, own), (_, _, _), (MIB, 65536, Place::Zero), (_, _, _)] = kinds[..]
@@ -190,7 +190,7 @@ fn a_qcow2_is_opened_with_its_chain() {
         panic!("{kinds:?}")
     };
     assert!(
-        matches!(below, Place::Data { file: 1, offset: 0 }) && matches!(own, Place::Data { file: 0, .. })
+        matches!(below, Place::Data { source: 1, offset: 0 }) && matches!(own, Place::Data { source: 0, .. })
     );
     // Many may read it; as bytes it is a file like any other.
     assert_eq!(open_read_only(&at.join("top.qcow2")).unwrap_err().kind(), ErrorKind::InUse);
@@ -274,7 +274,7 @@ fn an_image_names_no_files_of_others() {
     // Where the user allows it.
     let image = over(&inner, "a.qcow2", &secret, Some("raw"));
     let allowed = becket_image::OpenOptions { backing_dirs: vec![outer.clone()], ..Default::default() };
-    assert_eq!(becket_image::open(&image, &allowed).unwrap().files.len(), 2);
+    assert_eq!(becket_image::open(&image, &allowed).unwrap().sources.len(), 2);
     // A link to the image leads to the image's directory, not to its own.
     symlink(over(&inner, "a.qcow2", "secret", Some("raw")), outer.join("a.qcow2")).unwrap();
     refused(&outer.join("a.qcow2"), "no such file");
@@ -315,7 +315,7 @@ fn circles_and_long_chains_end() {
     for level in 1..=33 {
         over(at, &format!("{level}.qcow2"), &format!("{}.qcow2", level - 1), Some("qcow2"));
     }
-    assert_eq!(open(&at.join("32.qcow2")).unwrap().files.len(), 33);
+    assert_eq!(open(&at.join("32.qcow2")).unwrap().sources.len(), 33);
     refused(&at.join("33.qcow2"), "more than 32 files");
 }
 
@@ -435,12 +435,11 @@ fn grow_by_chance(at: &Path, image: &str, expected: &mut [u8], seed: u64, crashe
     let opened = open(&at.join(image)).unwrap();
     assert!(opened.grows && !opened.read_only, "{:?}", opened.read_only_reason);
     for _ in 0..2 {
-        let files = opened
-            .files
-            .iter()
-            .map(|file| Arc::new(file.buffered.try_clone().unwrap()) as Arc<dyn becket_image::ReadAt>);
+        let files = opened.sources.iter().map(|Source::File(file)| {
+            Arc::new(file.buffered.try_clone().unwrap()) as Arc<dyn becket_image::ReadAt>
+        });
         let old = Image::assembled(opened.map.clone(), files.collect(), opened.encoded.clone()).unwrap();
-        let file = opened.files[0].buffered.try_clone().unwrap();
+        let file = source_of(&opened, 0).buffered.try_clone().unwrap();
         let mut grower = Grower::open(file, None, old).unwrap();
         let unit = grower.unit();
         let units = expected.len() as u64 / unit;
@@ -453,7 +452,7 @@ fn grow_by_chance(at: &Path, image: &str, expected: &mut [u8], seed: u64, crashe
             for (unit_number, place) in wanted.iter().zip(places) {
                 let from = dice.pick(unit / 512) * 512;
                 let bytes = random_bytes((unit - from) as usize / 2, dice.pick(1 << 32));
-                rustix::io::pwrite(&opened.files[0].buffered, &bytes, place + from).unwrap();
+                rustix::io::pwrite(&source_of(&opened, 0).buffered, &bytes, place + from).unwrap();
                 expected[(unit_number * unit + from) as usize..][..bytes.len()].copy_from_slice(&bytes);
             }
         }
@@ -537,7 +536,7 @@ fn small_clusters_outgrow_their_table_of_counts() {
         file.write_all_at(&unit.to_le_bytes(), place).unwrap();
     }
     grower.close().unwrap();
-    drop((grower, opened.files));
+    drop((grower, opened.sources));
     qemu_img(at, &["check", "-q", "small.qcow2"]);
     assert_same(at, "small.qcow2");
 }

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use becket_image::{Grow as _, Grower, Image, OpenOptions, Opened, Wanted};
+use becket_image::{Grow as _, Grower, Image, OpenOptions, Opened, Source, Wanted};
 use becket_testkit::{require_plain_machine, tool};
 
-use crate::common::{dir, open};
+use crate::common::{dir, open, source_of};
 
 const COPIED: u64 = 1 << 63;
 const CLUSTER: u64 = 64 << 10;
@@ -61,12 +61,11 @@ fn with_bitmaps(opened: &Path) -> Opened {
 
 /// The writer of an image that is open, as the worker makes it.
 fn grower(opened: &Opened) -> Grower {
-    let files = opened
-        .files
-        .iter()
-        .map(|file| Arc::new(file.buffered.try_clone().unwrap()) as Arc<dyn becket_image::ReadAt>);
+    let files = opened.sources.iter().map(|Source::File(file)| {
+        Arc::new(file.buffered.try_clone().unwrap()) as Arc<dyn becket_image::ReadAt>
+    });
     let old = Image::assembled(opened.map.clone(), files.collect(), opened.encoded.clone()).unwrap();
-    Grower::open(opened.files[0].buffered.try_clone().unwrap(), None, old).unwrap()
+    Grower::open(source_of(opened, 0).buffered.try_clone().unwrap(), None, old).unwrap()
 }
 
 /// All units that the writer says to be placed.
@@ -149,7 +148,7 @@ fn an_image_whose_data_lie_on_its_tables_is_not_written() {
             let options = OpenOptions { drop_bitmaps, shared, ..OpenOptions::default() };
             let opened =
                 becket_image::open(&path, &options).unwrap_or_else(|error| panic!("{what}: {error}"));
-            assert!(opened.read_only && !opened.grows && !opened.files[0].facts.writable, "{what}");
+            assert!(opened.read_only && !opened.grows && !source_of(&opened, 0).facts.writable, "{what}");
             let why = opened.read_only_reason.unwrap();
             assert!(why.contains(words) && why.contains("qemu-img check"), "{what}: {why}");
             let marks = marks && !shared;

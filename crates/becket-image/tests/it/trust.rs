@@ -14,7 +14,7 @@ use becket_testkit::image::random_bytes;
 use becket_testkit::{require_plain_machine, require_root, tool};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use crate::common::{LoopDevice, dir, file, open, skip};
+use crate::common::{LoopDevice, dir, file, open, skip, source_of};
 
 const MIB: u64 = 1 << 20;
 
@@ -89,18 +89,18 @@ fn a_guest_that_writes_a_header_opens_no_other_file() {
         // As raw bytes it shows itself; if the user names the format, its reference is followed.
         let stored = fs::read(&path).unwrap();
         assert!(bytes(&path, Format::Raw) == stored);
-        assert_eq!(open_as(&path, Format::Raw).unwrap().files.len(), 1);
+        assert_eq!(open_as(&path, Format::Raw).unwrap().sources.len(), 1);
         assert!(bytes(&path, format) == secret, "{name}");
-        assert_eq!(open_as(&path, format).unwrap().files.len(), 2);
+        assert_eq!(open_as(&path, format).unwrap().sources.len(), 2);
     }
     for name in ["header.qcow2", "header.vmdk"] {
-        assert_eq!(open(&at.join(name)).unwrap().files.len(), 2, "{name}");
+        assert_eq!(open(&at.join(name)).unwrap().sources.len(), 2, "{name}");
     }
     // The name that the caller uses says it as well as that of the file.
     symlink("disk.img", at.join("link.qcow2")).unwrap();
     symlink("header.qcow2", at.join("link.img")).unwrap();
     for name in ["link.qcow2", "link.img"] {
-        assert_eq!(open(&at.join(name)).unwrap().files.len(), 2, "{name}");
+        assert_eq!(open(&at.join(name)).unwrap().sources.len(), 2, "{name}");
     }
 }
 
@@ -137,7 +137,7 @@ fn a_header_without_a_reference_changes_the_size_and_is_only_read() {
     assert!(opened.read_only && !opened.grows, "the guest of a raw disk fills no file system by it");
     let why = opened.read_only_reason.unwrap();
     assert!(why.contains("--format qcow2") && why.contains("--format raw"), "{why}");
-    drop(opened.files);
+    drop(opened.sources);
     let named = open_as(&at.join("cloud.img"), Format::Qcow2).unwrap();
     assert!(named.grows && !named.read_only);
     drop(named);
@@ -158,7 +158,7 @@ fn what_is_below_is_what_the_header_or_its_name_says() {
     let base = file(at, "base.raw", MIB);
     overwrite(&base, &at.join("header.qcow2"));
     qemu_img(at, &["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw", "declared.qcow2"]);
-    assert_eq!(open(&at.join("declared.qcow2")).unwrap().files.len(), 2);
+    assert_eq!(open(&at.join("declared.qcow2")).unwrap().sources.len(), 2);
     assert!(bytes(&at.join("declared.qcow2"), Format::Auto) == fs::read(&base).unwrap());
     // The same declared as nothing; QEMU makes such no more, so the extension is removed by hand.
     let undeclared = |name: &str, backing: &str| {
@@ -173,14 +173,14 @@ fn what_is_below_is_what_the_header_or_its_name_says() {
     let error = open(&undeclared("a.qcow2", "base.raw")).unwrap_err().to_string();
     assert!(error.contains("begins like a qcow2"), "{error}");
     // With the suffix it is one, and its own reference counts.
-    assert_eq!(open(&undeclared("b.qcow2", "header.qcow2")).unwrap().files.len(), 3);
+    assert_eq!(open(&undeclared("b.qcow2", "header.qcow2")).unwrap().sources.len(), 3);
     fs::write(at.join("plain.qcow2"), random_bytes(1 << 20, 2)).unwrap();
     let error = open(&undeclared("c.qcow2", "plain.qcow2")).unwrap_err().to_string();
     assert!(error.contains("it is no qcow2, as its name says"), "{error}");
     qemu_img(at, &["create", "-q", "-f", "vdi", "v.vdi", "1M"]);
     let error = open(&undeclared("d.qcow2", "v.vdi")).unwrap_err().to_string();
     assert!(error.contains("VirtualBox"), "{error}");
-    assert_eq!(open(&undeclared("e.qcow2", "secret.raw")).unwrap().files.len(), 2);
+    assert_eq!(open(&undeclared("e.qcow2", "secret.raw")).unwrap().sources.len(), 2);
     // What is declared raw stays raw, whatever it is.
     qemu_img(at, &["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "v.vdi", "f.qcow2"]);
     assert!(bytes(&at.join("f.qcow2"), Format::Auto).starts_with(&fs::read(at.join("v.vdi")).unwrap()));
@@ -223,7 +223,7 @@ fn a_directory_that_is_exchanged_for_a_link_leads_nowhere_else() {
                 tries += 1;
                 let options = OpenOptions { shared: true, read_only: true, ..OpenOptions::default() };
                 let Ok(opened) = becket_image::open(&own.join(name), &options) else { continue };
-                let below = rustix::fs::fstat(&opened.files[1].buffered).unwrap();
+                let below = rustix::fs::fstat(&source_of(&opened, 1).buffered).unwrap();
                 if (Identity { dev: below.st_dev, ino: below.st_ino }) == inside {
                     right += 1;
                 } else {

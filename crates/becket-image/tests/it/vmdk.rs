@@ -49,7 +49,7 @@ fn a_flat_disk_is_read_and_a_path_goes_on_in_it() {
         assert!(bytes(&image(&path).unwrap()) == content, "{subformat}");
         assert!(bytes(&image(&path.join("p1")).unwrap()) == content[1 << 20..5 << 20], "{subformat}");
         let opened = open(&path).unwrap();
-        assert!(opened.read_only && opened.nested && opened.files.len() == 2);
+        assert!(opened.read_only && opened.nested && opened.sources.len() == 2);
         assert_eq!(opened.map.len(), 8 << 20);
         // Readers do not shut each other out, whether they asked for that or not.
         open(&path).unwrap();
@@ -64,7 +64,7 @@ fn a_flat_disk_is_read_and_a_path_goes_on_in_it() {
     let expected =
         [&content[2 * mib..3 * mib], &vec![0; mib], &content[3 * mib..4 * mib], &content[..512]].concat();
     assert!(bytes(&image(&path).unwrap()) == expected);
-    assert_eq!(open(&path).unwrap().files.len(), 3);
+    assert_eq!(open(&path).unwrap().sources.len(), 3);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
-use becket_image::{Opened, Partition};
+use becket_image::{Opened, Partition, Source};
 use becket_uapi::block;
 use becket_uapi::dm as uapi;
 
@@ -58,8 +58,8 @@ pub fn attach(opened: &Opened, options: &DmOptions) -> Result<DmDevice, Error> {
         image: opened.path.clone(),
         reason,
     })?;
-    for backing in &opened.files {
-        block::flush_buffers(backing.buffered.as_fd())
+    for Source::File(file) in &opened.sources {
+        block::flush_buffers(file.buffered.as_fd())
             .map_err(Error::io("write back the page cache of", &opened.path))?;
     }
     let control = open_control()?;

@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::fd::AsFd;
 
-use becket_image::{BackingKind, Opened};
+use becket_image::{FileKind, Opened, Source};
 use becket_uapi::dm as uapi;
 
 use super::control::{name, open_control, parse_uuid, uuid};
@@ -48,9 +48,10 @@ pub fn partitions(disk: &str) -> Vec<(u32, String)> {
 /// Describes the device of becket's that writes to a block device on which `opened` lies. Its locks have
 /// ended with the command that attached it, and a reader asks for no claim: so readers ask here.
 pub fn writer_over(opened: &Opened) -> Option<String> {
-    let blocks = opened.files.iter().filter(|backing| backing.facts.kind == BackingKind::Block);
-    blocks.into_iter().find_map(|backing| {
-        let dev = rustix::fs::fstat(&backing.buffered).ok()?.st_rdev;
+    let blocks = opened.sources.iter().map(|Source::File(file)| file);
+    let blocks = blocks.filter(|file| file.facts.kind == FileKind::Block);
+    blocks.into_iter().find_map(|file| {
+        let dev = rustix::fs::fstat(&file.buffered).ok()?.st_rdev;
         let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
         let holders = fs::read_dir(format!("/sys/dev/block/{major}:{minor}/holders")).ok()?;
         holders.flatten().find_map(|holder| {

@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd;
 
-use becket_image::{Backing, BackingKind, Extent, Map, Opened, Place};
+use becket_image::{Extent, FileKind, FileSource, Map, Opened, Place, Source};
 use becket_uapi::block;
 use becket_uapi::dm::Target;
 use rustix::fs::{major, minor};
@@ -24,17 +24,17 @@ pub(super) struct Below {
 
 /// The table of an image, or why there is none.
 pub(super) fn of(opened: &Opened) -> Result<Vec<Target>, String> {
-    let below: Result<Vec<_>, _> = opened.files.iter().map(look).collect();
+    let below: Result<Vec<_>, _> = opened.sources.iter().map(|Source::File(file)| look(file)).collect();
     lines(&opened.map, &below?, opened.block_size, opened.read_only)
 }
 
-fn look(backing: &Backing) -> Result<Below, String> {
-    if backing.facts.kind != BackingKind::Block {
+fn look(file: &FileSource) -> Result<Below, String> {
+    if file.facts.kind != FileKind::Block {
         return Err("the image lies in a file, and device-mapper needs a block device".to_owned());
     }
     let unknown = |error: std::io::Error| format!("the block device below does not answer: {error}");
-    let stat = rustix::fs::fstat(&backing.buffered).map_err(|errno| unknown(errno.into()))?;
-    let block = block::logical_block_size(backing.buffered.as_fd()).map_err(unknown)?;
+    let stat = rustix::fs::fstat(&file.buffered).map_err(|errno| unknown(errno.into()))?;
+    let block = block::logical_block_size(file.buffered.as_fd()).map_err(unknown)?;
     Ok(Below { dev: stat.st_rdev, block: block.max(512) })
 }
 
@@ -57,8 +57,8 @@ fn line(extent: &Extent, below: &[Below], block: u32, read_only: bool) -> Result
     let block = u64::from(block);
     let on_blocks = |bytes: u64| bytes.is_multiple_of(block);
     let (kind, params, offset) = match extent.place {
-        Place::Data { file, offset } => {
-            let below = usize::try_from(file).ok().and_then(|file| below.get(file));
+        Place::Data { source, offset } => {
+            let below = usize::try_from(source).ok().and_then(|source| below.get(source));
             let dev = below.ok_or("the map speaks of a device that is not there")?.dev;
             ("linear", format!("{}:{} {}", major(dev), minor(dev), offset / SECTOR), offset)
         }

@@ -15,8 +15,8 @@ fn extent(start: u64, len: u64, place: Place) -> Extent {
     Extent { start, len, place }
 }
 
-fn data(file: u32, offset: u64) -> Place {
-    Place::Data { file, offset }
+fn data(source: u32, offset: u64) -> Place {
+    Place::Data { source, offset }
 }
 
 fn words(table: &[Target]) -> Vec<String> {

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::path::Path;
 
 use becket_engine::Geometry;
-use becket_image::{Alignment, Backing, BackingKind, DirectIo, Facts, Identity, Map, Opened, Partition};
+use becket_image::{Alignment, DirectIo, Facts, FileKind, FileSource, Identity, Map, Opened, Partition};
 use rustix::fs::{Mode, OFlags};
 
 use super::tree::IMAGE_NAME;
@@ -34,13 +34,13 @@ pub fn attach_disk(
     let file = file.map_err(Error::io("open becket's file of", image))?;
     drop(root);
     let direct = Some(Alignment { offset: UNIT, memory: UNIT });
-    let mut facts = Facts::unasked(BackingKind::Regular, geometry.size, !geometry.read_only);
+    let mut facts = Facts::unasked(FileKind::Regular, geometry.size, !geometry.read_only);
     facts.direct = direct;
     let opened = Opened {
         grows: false,
         path: image.to_owned(),
         map: Map::contiguous(0, 0, geometry.size),
-        files: vec![Backing { buffered: file, direct: None, facts }],
+        sources: vec![FileSource { buffered: file, direct: None, facts }.into()],
         encoded: Vec::new(),
         nested: false,
         read_only: geometry.read_only,

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use becket_engine::{Geometry, IoThreads};
-use becket_image::{Backing, BackingKind, DirectIo, Facts, Map};
+use becket_image::{DirectIo, Facts, FileKind, FileSource, Map};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::super::{Setup, serve};
@@ -41,8 +41,8 @@ impl Kernel {
         let file = tempfile::tempfile().unwrap();
         file.set_len(SIZE).unwrap();
         file.write_all_at(b"sixteen bytes...", 8192).unwrap();
-        let facts = Facts::unasked(BackingKind::Regular, SIZE, true);
-        let backing = Backing { buffered: file.try_clone().unwrap().into(), direct: None, facts };
+        let facts = Facts::unasked(FileKind::Regular, SIZE, true);
+        let source = FileSource { buffered: file.try_clone().unwrap().into(), direct: None, facts };
         let (tether, _) = rustix::pipe::pipe().unwrap();
         let next = theirs.try_clone().unwrap();
         let threads = IoThreads::start(1).unwrap();
@@ -53,7 +53,7 @@ impl Kernel {
             geometry: geometry(read_only, discard),
             devices: vec![theirs],
             tether,
-            content: Content::plain(Map::contiguous(0, 0, SIZE), vec![backing], DirectIo::Off),
+            content: Content::plain(Map::contiguous(0, 0, SIZE), vec![source.into()], DirectIo::Off),
             partitions: vec![(1, 8192, 4096)],
         };
         let served = serve(&threads, setup, Box::new(move || sender.send(()).unwrap())).unwrap();
@@ -270,7 +270,7 @@ fn the_queue_ends_with_the_connection() {
     // The end that is kept for a successor keeps no connection: its kernel side is gone.
     drop(kernel.socket.take());
     kernel.closed.recv_timeout(Duration::from_secs(120)).unwrap();
-    assert!(kernel.served.backing().is_none(), "the image's files are closed");
+    assert!(kernel.served.serving().is_none(), "the image's files are closed");
 }
 
 #[test]

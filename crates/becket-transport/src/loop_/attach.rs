@@ -81,7 +81,7 @@ pub struct LoopDevice {
 
 /// Attaches an image to a free loop device.
 ///
-/// The device is bound to [`Backing::buffered`](becket_image::Backing::buffered), whichever way its I/O goes:
+/// The device is bound to [`Backing::buffered`](becket_image::FileSource::buffered), whichever way its I/O goes:
 /// the image's locks belong to that open file description, and the driver keeps it as long as the device
 /// lives. The driver does direct I/O on it by itself.
 ///
@@ -121,7 +121,7 @@ fn config_of(opened: &Opened, options: &LoopOptions, range: &Range<'_>, direct: 
     info.set_file_name(opened.path.as_os_str().as_bytes());
     // The driver itself counts whole sectors up to the end of the file. If that is what is wanted there is no
     // limit, so that the device can grow with its file.
-    let whole = range.backing.facts.size.saturating_sub(range.offset) / 512 * 512 == range.len;
+    let whole = range.file.facts.size.saturating_sub(range.offset) / 512 * 512 == range.len;
     info.lo_sizelimit = if whole && !options.fixed_size { 0 } else { range.len };
     for (wanted, flag) in [
         (opened.read_only, uapi::LO_FLAGS_READ_ONLY),
@@ -134,7 +134,7 @@ fn config_of(opened: &Opened, options: &LoopOptions, range: &Range<'_>, direct: 
         }
     }
     // A descriptor that is open is not negative.
-    let fd = range.backing.buffered.as_raw_fd().unsigned_abs();
+    let fd = range.file.buffered.as_raw_fd().unsigned_abs();
     uapi::LoopConfig { fd, block_size: opened.block_size, info, reserved: [0; 8] }
 }
 

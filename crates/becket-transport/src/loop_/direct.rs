@@ -31,9 +31,9 @@ pub(super) enum Wish {
 /// # Errors
 /// It was demanded and cannot be.
 pub(super) fn wish(opened: &Opened, range: &Range<'_>, asked: DirectIo) -> Result<Wish, Error> {
-    let wish = match (asked, range.backing.facts.direct) {
+    let wish = match (asked, range.file.facts.direct) {
         (DirectIo::Off, _) | (DirectIo::Auto, None) => Wish::Without,
-        (DirectIo::On, None) => Wish::Cannot(range.backing.facts.direct_reason.clone()),
+        (DirectIo::On, None) => Wish::Cannot(range.file.facts.direct_reason.clone()),
         // Not every kernel compares these: the device would be there and its small requests would fail.
         (_, Some(align)) if align.offset > opened.block_size => Wish::Cannot(format!(
             "the backing wants units of {} bytes, the blocks have {}",

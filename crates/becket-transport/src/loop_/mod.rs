@@ -39,7 +39,7 @@ impl Transport for LoopTransport {
 
     fn fits(&self, opened: &Opened) -> Result<(), String> {
         match opened.map.single_range() {
-            Some((file, ..)) if opened.files.get(file as usize).is_some() && !opened.grows => Ok(()),
+            Some((source, ..)) if opened.sources.get(source as usize).is_some() && !opened.grows => Ok(()),
             _ => Err(range::NOT_ONE.to_owned()),
         }
     }

@@ -1,7 +1,7 @@
 //! The one range of one file that the loop driver takes.
 //! Never looks into the file.
 
-use becket_image::{Backing, Opened};
+use becket_image::{FileSource, Opened, Source};
 
 use crate::{Error, Kind};
 
@@ -11,7 +11,7 @@ pub(super) const NOT_ONE: &str = "the image is not one contiguous range of one f
 
 /// The one range of one file that an image is.
 pub(super) struct Range<'a> {
-    pub(super) backing: &'a Backing,
+    pub(super) file: &'a FileSource,
     pub(super) offset: u64,
     pub(super) len: u64,
 }
@@ -21,9 +21,9 @@ pub(super) struct Range<'a> {
 /// # Errors
 /// It is not one range of one file.
 pub(super) fn range_of(opened: &Opened) -> Result<Range<'_>, Error> {
-    let range = opened.map.single_range().and_then(|(file, offset, len)| {
-        let backing = opened.files.get(usize::try_from(file).ok()?)?;
-        Some(Range { backing, offset, len })
+    let range = opened.map.single_range().and_then(|(source, offset, len)| {
+        let Source::File(file) = opened.sources.get(usize::try_from(source).ok()?)?;
+        Some(Range { file, offset, len })
     });
     range.ok_or_else(|| Error::DoesNotFit {
         kind: Kind::Loop,

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _}
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use becket_image::{DirectIo, Format, OpenOptions};
+use becket_image::{DirectIo, Format, OpenOptions, Source};
 use becket_testkit as testkit;
 use becket_uapi::lock;
 
@@ -215,7 +215,8 @@ fn direct_io_is_what_the_driver_says_it_is() {
     }
     let mut case = Case::new(8 * MIB);
     let opened = case.open(&open_options());
-    let possible = opened.files[0].facts.direct;
+    let Source::File(file) = &opened.sources[0];
+    let possible = file.facts.direct;
     drop(opened);
 
     let off = LoopOptions { direct_io: DirectIo::Off, ..LoopOptions::default() };
@@ -260,8 +261,10 @@ fn direct_io_that_would_fail_is_not_asked_for() {
         (align(4096, 512), 0, false),
         (None, 0, false),
     ] {
-        opened.files[0].facts.direct = direct;
-        let range = Range { backing: &opened.files[0], offset: at, len: 4096 };
+        let Source::File(file) = &mut opened.sources[0];
+        file.facts.direct = direct;
+        let Source::File(file) = &opened.sources[0];
+        let range = Range { file, offset: at, len: 4096 };
         let auto = direct::wish(&opened, &range, DirectIo::Auto).unwrap();
         assert_eq!(auto == direct::Wish::Ask, asks, "{direct:?} at {at}");
         assert_eq!(direct::wish(&opened, &range, DirectIo::On).is_ok(), asks, "{direct:?} at {at}");

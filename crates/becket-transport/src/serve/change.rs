@@ -1,12 +1,12 @@
-//! A live device is served otherwise: another map, other files, read-only or not, past the page cache or
+//! A live device is served otherwise: another map, other sources, read-only or not, past the page cache or
 //! through it.
 //! It decides nothing: which request sees what is the engine's rule (see its `core::hold`).
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use becket_engine::{Backing, IoThreads};
-use becket_image::{DirectIo, Map};
+use becket_engine::{IoThreads, Serving};
+use becket_image::{DirectIo, Map, Source};
 
 use super::{ServeError, Served};
 use crate::aside;
@@ -19,8 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Change {
     /// Where the bytes are.
     pub map: Map,
-    /// The files that the map speaks of; those that the device has when none are given.
-    pub files: Option<Vec<becket_image::Backing>>,
+    /// The sources that the map speaks of; those that the device has when none are given.
+    pub sources: Option<Vec<Source>>,
     /// Refuse what would change them.
     pub read_only: bool,
     /// What goes past the page cache where that is possible.
@@ -38,11 +38,11 @@ impl Served {
     /// goes on as before. Or an I/O thread has ended.
     pub fn change(&self, threads: &IoThreads, change: Change) -> Result<(), ServeError> {
         // A device whose queues have ended has no requests left.
-        let Some(old) = self.backing() else { return Ok(()) };
-        let Change { map, files, read_only, direct_io } = change;
-        let new = match files {
+        let Some(old) = self.serving() else { return Ok(()) };
+        let Change { map, sources, read_only, direct_io } = change;
+        let new = match sources {
             None => old.otherwise(map, read_only, direct_io),
-            Some(files) => Backing::new(map, files, read_only, self.queues.len())
+            Some(sources) => Serving::new(map, sources, read_only, self.queues.len())
                 .intercepted_as(&old)
                 .with_direct_io(direct_io),
         };

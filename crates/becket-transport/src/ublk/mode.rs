@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn what_is_mostly_decoded_is_copied() {
         let features = uapi::UBLK_F_CMD_IOCTL_ENCODE | uapi::UBLK_F_AUTO_BUF_REG;
-        let data = Place::Data { file: 0, offset: 0 };
+        let data = Place::Data { source: 0, offset: 0 };
         let encoded = Place::Encoded { layer: 0, offset: 0 };
         for (parts, wanted) in [
             (vec![(4096, Place::Zero)], DataMode::ZeroCopy),

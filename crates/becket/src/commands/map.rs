@@ -108,8 +108,8 @@ fn kind(image: &Image, extent: &Extent) -> String {
 fn place(levels: &[Level], place: &Place) -> (String, String) {
     let host = levels.first().map(|level| level.path.clone()).unwrap_or_default();
     match place {
-        Place::Data { file: 0, offset } => (host, offset.to_string()),
-        Place::Data { file, offset } => (format!("backing file {file}"), offset.to_string()),
+        Place::Data { source: 0, offset } => (host, offset.to_string()),
+        Place::Data { source, offset } => (format!("backing file {source}"), offset.to_string()),
         Place::Zero => ("-".to_owned(), "-".to_owned()),
         Place::Encoded { layer, offset } => (format!("layer {layer}"), offset.to_string()),
     }
@@ -186,8 +186,8 @@ fn block_entry(block: &Block) -> Value {
 fn entry(image: &Image, extent: &Extent) -> Value {
     let mut entry = json!({ "start": extent.start, "len": extent.len, "kind": kind(image, extent) });
     match extent.place {
-        Place::Data { file, offset } => {
-            entry["file"] = json!(file);
+        Place::Data { source, offset } => {
+            entry["file"] = json!(source);
             entry["offset"] = json!(offset);
         }
         Place::Zero => {}

@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn pixels_add_up_and_small_pieces_show() {
         let extent = |start, len, place| Extent { start, len, place };
-        let data = |offset| Place::Data { file: 0, offset };
+        let data = |offset| Place::Data { source: 0, offset };
         let len = 960 * 1000;
         let extents = [
             extent(0, 480_000, Place::Zero),

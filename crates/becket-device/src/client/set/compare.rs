@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use becket_image::Opened;
+use becket_image::{Opened, Source};
 use becket_transport::aside::begun;
 
 use crate::contract::{DeviceInfo, Error, ErrorKind};
@@ -32,10 +32,11 @@ pub(super) fn equal(info: &DeviceInfo, opened: &Opened, progress: &mut Progress<
     if len != info.size {
         return Err(differs(format!("has {len} bytes instead of {}", info.size)));
     }
-    let (Some((file, offset, _)), Ok(device)) = (opened.map.single_range(), File::open(&info.device)) else {
+    let (Some((source, offset, _)), Ok(device)) = (opened.map.single_range(), File::open(&info.device))
+    else {
         return Err(differs("cannot be compared with it".to_owned()));
     };
-    let Some(file) = opened.files.get(file as usize) else {
+    let Some(Source::File(file)) = opened.sources.get(source as usize) else {
         return Err(differs("cannot be compared with it".to_owned()));
     };
     let copy = file.buffered.as_fd().try_clone_to_owned().map_err(Error::io("read", &opened.path))?;

@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd;
 
-use becket_image::{DirectIo, Opened};
+use becket_image::{DirectIo, Opened, Source};
 use becket_transport::{dm, loop_, node};
 
 use super::guard::{self, Use};
@@ -109,7 +109,8 @@ fn replace(device: &mut Device, opened: &Opened) -> Result<(), Error> {
         },
         _ => Error::Device(error),
     };
-    let file = opened.files.first().ok_or_else(|| Error::NoDevice { target: info.name.clone() })?;
+    let none = || Error::NoDevice { target: info.name.clone() };
+    let Source::File(file) = opened.sources.first().ok_or_else(none)?;
     loop_::change_image(info.number, file.buffered.as_fd()).map_err(refused)?;
     info.image = opened.path.clone();
     info.cow = None;

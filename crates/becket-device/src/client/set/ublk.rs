@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use becket_image::{Backing, Opened};
+use becket_image::{FileSource, Opened, Source};
 use becket_transport::node;
 
 use super::guard::{self, Caches, Use};
@@ -104,8 +104,8 @@ impl Live<'_> {
                 hint: Some("put the right one in its place by --image".to_owned()),
             });
         }
-        let own: Vec<Backing> = opened
-            .files
+        let own: Vec<FileSource> = opened
+            .sources
             .iter()
             .map(copy)
             .collect::<Result<_, _>>()
@@ -114,10 +114,10 @@ impl Live<'_> {
         self.call(&Changes { read_only: None, ..changes.clone() }, Some(opened))?;
         if !changes.shared
             && let Some(file) = own.first()
-            && let Err(error) = becket_image::lock(&info.image, file, range.as_ref(), true)
+            && let Err(error) = file.lock(&info.image, range.as_ref(), true)
         {
             // It still reads. Best effort: what counts is the clash.
-            let _ = becket_image::lock(&info.image, file, range.as_ref(), false);
+            let _ = file.lock(&info.image, range.as_ref(), false);
             return Err(Error::Image(error));
         }
         self.call(&Changes { read_only: Some(false), ..Changes::default() }, None)
@@ -128,8 +128,8 @@ impl Live<'_> {
         let format = changes.format_for(self.device).chosen();
         let image = opened.map(|mut opened| {
             opened.complete(changes.direct_io.unwrap_or_default());
-            let files = facts_of(&opened.files);
-            for file in opened.files {
+            let files = facts_of(&opened.sources);
+            for Source::File(file) in opened.sources {
                 fds.push(file.buffered);
                 fds.extend(file.direct);
             }
@@ -152,7 +152,11 @@ impl Live<'_> {
     }
 }
 
-fn copy(file: &Backing) -> std::io::Result<Backing> {
+fn copy(Source::File(file): &Source) -> std::io::Result<FileSource> {
     let direct = file.direct.as_ref().map(OwnedFd::try_clone).transpose()?;
-    Ok(Backing { buffered: file.buffered.as_fd().try_clone_to_owned()?, direct, facts: file.facts.clone() })
+    Ok(FileSource {
+        buffered: file.buffered.as_fd().try_clone_to_owned()?,
+        direct,
+        facts: file.facts.clone(),
+    })
 }

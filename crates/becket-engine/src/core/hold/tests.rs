@@ -8,7 +8,7 @@ use std::{
     sync::mpsc::{Receiver, sync_channel},
 };
 
-use becket_image::{BackingKind, DirectIo, Extent, Facts, Map, Place};
+use becket_image::{DirectIo, Extent, Facts, FileKind, FileSource, Map, Place};
 use rustix::io::Errno;
 
 use super::*;
@@ -32,15 +32,14 @@ impl Image {
     }
 
     fn map() -> Map {
-        let page = |at| Extent { start: at, len: PAGE, place: Place::Data { file: 0, offset: PAGE - at } };
+        let page = |at| Extent { start: at, len: PAGE, place: Place::Data { source: 0, offset: PAGE - at } };
         Map::from_extents(vec![page(0), page(PAGE)]).unwrap()
     }
 
-    fn backing(&self, read_only: bool) -> Arc<Backing> {
-        let facts = Facts { nowait: true, ..Facts::unasked(BackingKind::Regular, 2 * PAGE, true) };
-        let file =
-            becket_image::Backing { buffered: self.0.try_clone().unwrap().into(), direct: None, facts };
-        Arc::new(Backing::new(Image::map(), vec![file], read_only, 1))
+    fn serving(&self, read_only: bool) -> Arc<Serving> {
+        let facts = Facts { nowait: true, ..Facts::unasked(FileKind::Regular, 2 * PAGE, true) };
+        let file = FileSource { buffered: self.0.try_clone().unwrap().into(), direct: None, facts };
+        Arc::new(Serving::new(Image::map(), vec![file.into()], read_only, 1))
     }
 
     fn holds(&self, byte: u8) -> bool {
@@ -56,7 +55,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(backing: &Arc<Backing>) -> Bench {
+    fn new(serving: &Arc<Serving>) -> Bench {
         let (port, _writer) = rustix::pipe::pipe().unwrap();
         let parts = Parts {
             descriptor: port.as_fd(),
@@ -64,7 +63,7 @@ impl Bench {
             mailbox: &crate::decode::unheard(),
             depth: 4,
             number: 0,
-            backing,
+            serving,
             memory: Memory::Buffers(2 * PAGE as usize),
             batch: None,
             stats: &Arc::default(),
@@ -98,7 +97,7 @@ impl Bench {
             if !self.core.has_finished() {
                 for index in 0..self.ring.wait().unwrap() {
                     let completion = self.ring.taken(index);
-                    let (_, Source::Backing { tag }) = source_of(completion.user_data) else {
+                    let (_, Source::Serving { tag }) = source_of(completion.user_data) else {
                         unreachable!()
                     };
                     self.core.operated(&mut self.ring, tag, completion.result);
@@ -118,9 +117,9 @@ impl Bench {
 #[test]
 fn what_has_begun_ends_in_the_old_image_and_what_comes_later_begins_in_the_new_one() {
     let (old, new) = (Image::new(b'o'), Image::new(b'n'));
-    let backing = old.backing(false);
-    let mut bench = Bench::new(&backing);
-    bench.core.prepare(&mut bench.ring, new.backing(false)).unwrap();
+    let serving = old.serving(false);
+    let mut bench = Bench::new(&serving);
+    bench.core.prepare(&mut bench.ring, new.serving(false)).unwrap();
     // Two operations, of which only the first is on its way when the queue is held.
     bench.fill(0, b'1');
     let is_drained = bench.hold();
@@ -135,14 +134,14 @@ fn what_has_begun_ends_in_the_old_image_and_what_comes_later_begins_in_the_new_o
     assert!(bench.core.let_go(&mut bench.ring, true).unwrap());
     assert_eq!(bench.await_all(&[1]), [Ok(2 * PAGE)]);
     assert!(old.holds(b'1') && new.holds(b'2'));
-    assert_eq!(Arc::strong_count(&backing), 1, "the queue has let go of the old one");
+    assert_eq!(Arc::strong_count(&serving), 1, "the queue has let go of the old one");
 }
 
 #[test]
 fn what_was_prepared_can_be_given_up() {
     let (old, new) = (Image::new(b'o'), Image::new(b'n'));
-    let mut bench = Bench::new(&old.backing(false));
-    let other = new.backing(false);
+    let mut bench = Bench::new(&old.serving(false));
+    let other = new.serving(false);
     bench.core.prepare(&mut bench.ring, Arc::clone(&other)).unwrap();
     assert_eq!(bench.hold().try_recv(), Ok(true), "nothing is under way");
     bench.fill(0, b'1');
@@ -159,16 +158,16 @@ fn what_was_prepared_can_be_given_up() {
 #[test]
 fn a_device_that_becomes_read_only_refuses_what_was_held_back() {
     let image = Image::new(b'o');
-    let backing = image.backing(false);
-    let mut bench = Bench::new(&backing);
-    let frozen = Arc::new(backing.otherwise(Image::map(), true, DirectIo::Auto));
+    let serving = image.serving(false);
+    let mut bench = Bench::new(&serving);
+    let frozen = Arc::new(serving.otherwise(Image::map(), true, DirectIo::Auto));
     bench.core.prepare(&mut bench.ring, frozen).unwrap();
     bench.fill(0, b'1');
     let is_drained = bench.hold();
     bench.fill(1, b'2');
     assert_eq!(bench.await_all(&[0]), [Ok(2 * PAGE)], "it had begun");
     assert_eq!(is_drained.try_recv(), Ok(true));
-    backing.sync_now().unwrap();
+    serving.sync_now().unwrap();
     bench.core.let_go(&mut bench.ring, true).unwrap();
     assert_eq!(bench.await_all(&[1]), [Err(Errno::ROFS)]);
     bench.begin(2, Op::Read);

@@ -1,5 +1,5 @@
 use becket_image::{
-    Alignment, BackingKind, DirectIo, Extent, Facts, Map,
+    Alignment, DirectIo, Extent, Facts, FileKind, FileSource, Map,
     encoded::{Block, Encoded},
 };
 
@@ -18,22 +18,20 @@ fn layer(below: Map, blocks: u32) -> Encoded {
     Encoded::new(becket_image::codec::Codec::Lz4, below, (0..blocks).map(block).collect()).unwrap()
 }
 
-fn backing(below: Map) -> Backing {
+fn serving(below: Map) -> Serving {
     let facts = Facts {
         direct: Some(Alignment { memory: 4, offset: 4096 }),
-        ..Facts::unasked(BackingKind::Regular, 0, false)
+        ..Facts::unasked(FileKind::Regular, 0, false)
     };
-    let file = becket_image::Backing {
-        buffered: std::fs::File::open("/dev/null").unwrap().into(),
-        direct: None,
-        facts,
-    };
+    let file = FileSource { buffered: std::fs::File::open("/dev/null").unwrap().into(), direct: None, facts };
     let decoding = Decoding::start(1, 0).unwrap();
-    Backing::new(Map::default(), vec![file], true, 1).decoded_by(&decoding, vec![layer(below, 100)]).unwrap()
+    Serving::new(Map::default(), vec![file.into()], true, 1)
+        .decoded_by(&decoding, vec![layer(below, 100)])
+        .unwrap()
 }
 
 fn loads() -> Box<Loads> {
-    Loads::new(&backing(Map::contiguous(0, 0, 1 << 20)), 16, &unheard()).unwrap().unwrap()
+    Loads::new(&serving(Map::contiguous(0, 0, 1 << 20)), 16, &unheard()).unwrap().unwrap()
 }
 
 #[test]
@@ -56,11 +54,11 @@ fn sequential_readers_are_read_ahead_of_and_random_ones_not() {
 #[test]
 fn stored_bytes_are_read_with_those_around_them_where_these_are_there() {
     let hole = Extent { start: 0, len: 1000, place: Place::Zero };
-    let data = |start, len, offset| Extent { start, len, place: Place::Data { file: 0, offset } };
+    let data = |start, len, offset| Extent { start, len, place: Place::Data { source: 0, offset } };
     let below = Map::from_extents(vec![hole, data(1000, 50_000, 10_000), data(51_000, 60_000, 500)]).unwrap();
-    let backing = backing(below.clone());
+    let serving = serving(below.clone());
     let encoded = layer(below, 1);
-    let around = |input, len| around(&encoded, &backing, input, len);
+    let around = |input, len| around(&encoded, &serving, input, len);
     // Byte 20,000 is 29,000 of the file: 7 units and 328 bytes.
     assert_eq!(around(20_000, 1000), Some((328, 4096 - 1328)));
     assert_eq!(around(1000, 1000), None, "before it is another extent");
@@ -72,18 +70,18 @@ fn stored_bytes_are_read_with_those_around_them_where_these_are_there() {
 #[test]
 fn each_layer_has_places_of_its_own() {
     let below = Map::contiguous(0, 0, 1 << 20);
-    let file = backing(below.clone());
+    let file = serving(below.clone());
     let upper = {
         let extent = Extent { start: 0, len: 409_600, place: Place::Encoded { layer: 0, offset: 0 } };
         layer(Map::from_extents(vec![extent]).unwrap(), 100)
     };
     let decoding = Decoding::start(1, 0).unwrap();
     let both = |first: Encoded, second: Encoded| {
-        let plain = backing(below.clone()).otherwise(Map::default(), true, DirectIo::On);
+        let plain = serving(below.clone()).otherwise(Map::default(), true, DirectIo::On);
         plain.decoded_by(&decoding, vec![first, second])
     };
-    let backing = both(layer(below.clone(), 100), upper.clone()).unwrap();
-    let loads = Loads::new(&backing, 16, &unheard()).unwrap().unwrap();
+    let serving = both(layer(below.clone(), 100), upper.clone()).unwrap();
+    let loads = Loads::new(&serving, 16, &unheard()).unwrap().unwrap();
     assert_eq!(usize::from(loads.count()), 2 * MOST);
     assert!(loads.places[0].free.iter().all(|tag| loads.places[1].free.iter().all(|other| other != tag)));
     assert!(

@@ -1,4 +1,5 @@
-//! The files below a device, shared by its queues, and what of them still has to reach stable storage.
+//! How a device is served: the sources of its bytes, shared by its queues, and what of them still has to reach
+//! stable storage.
 //! Never opens or closes a path; descriptors come from outside and go when the last queue lets go.
 
 use std::sync::{
@@ -6,19 +7,19 @@ use std::sync::{
     atomic::{AtomicI32, AtomicU64, Ordering, fence},
 };
 
-use becket_image::{DirectIo, Encoded, Grow, Map};
+use becket_image::{DirectIo, Encoded, FileSource, Grow, Map, Source};
 use rustix::io::Errno;
 
 use crate::growing::{Growing, Handle};
 use crate::{Decoding, Error, Interceptor, decode::Layers};
 
-/// How requests of a device are served: the map of its image, the files that it speaks of, and what may be
+/// How requests of a device are served: the map of its image, the sources that it speaks of, and what may be
 /// done with them.
 ///
 /// It never changes. A device whose serving changes gets another one; see
 /// [`IoThreads::change`](crate::IoThreads::change).
 #[derive(Debug)]
-pub struct Backing {
+pub struct Serving {
     pub(crate) map: Arc<Map>,
     pub(crate) read_only: bool,
     /// What goes past the page cache, where it can.
@@ -30,7 +31,7 @@ pub struct Backing {
 /// Files, with what of them still has to reach stable storage: that outlives a change of everything else.
 #[derive(Debug)]
 struct Files {
-    files: Vec<becket_image::Backing>,
+    sources: Vec<Source>,
     sync: Vec<FileSync>,
     /// The layers of encoded blocks that the map speaks of.
     layers: Option<Arc<Layers>>,
@@ -38,44 +39,44 @@ struct Files {
     growing: Option<Handle>,
 }
 
-impl Backing {
-    /// A backing for `queues` queues, which go past the page cache where they can and it serves
+impl Serving {
+    /// For `queues` queues, which go past the page cache where they can and it serves
     /// ([`DirectIo::Auto`]).
-    pub fn new(map: Map, files: Vec<becket_image::Backing>, read_only: bool, queues: usize) -> Backing {
-        let sync = files.iter().map(|_| FileSync::new(queues)).collect();
-        let files = Arc::new(Files { files, sync, layers: None, growing: None });
-        Backing { map: Arc::new(map), read_only, direct: DirectIo::Auto, files, interceptor: None }
+    pub fn new(map: Map, sources: Vec<Source>, read_only: bool, queues: usize) -> Serving {
+        let sync = sources.iter().map(|_| FileSync::new(queues)).collect();
+        let files = Arc::new(Files { sources, sync, layers: None, growing: None });
+        Serving { map: Arc::new(map), read_only, direct: DirectIo::Auto, files, interceptor: None }
     }
 
     /// The same with another choice of what goes past the page cache: nothing, or also the stored bytes of
     /// encoded blocks, which otherwise go through it where that [serves](becket_image::Facts::caches_stored).
     #[must_use]
-    pub fn with_direct_io(self, direct: DirectIo) -> Backing {
-        Backing { direct, ..self }
+    pub fn with_direct_io(self, direct: DirectIo) -> Serving {
+        Serving { direct, ..self }
     }
 
     /// The same with an interceptor, which sees each operation on its way to the files. Whether there is one
     /// is settled when a queue is made: those of [`IoThreads::change`](crate::IoThreads::change) that come
     /// later have no say.
     #[must_use]
-    pub fn intercepted_by(self, interceptor: Arc<dyn Interceptor>) -> Backing {
-        Backing { interceptor: Some(interceptor), ..self }
+    pub fn intercepted_by(self, interceptor: Arc<dyn Interceptor>) -> Serving {
+        Serving { interceptor: Some(interceptor), ..self }
     }
 
     /// The same with the interceptor of another one.
     #[must_use]
-    pub fn intercepted_as(self, other: &Backing) -> Backing {
-        Backing { interceptor: other.interceptor.clone(), ..self }
+    pub fn intercepted_as(self, other: &Serving) -> Serving {
+        Serving { interceptor: other.interceptor.clone(), ..self }
     }
 
     /// The same with a map whose encoded extents are of these layers, which `decoding` decodes.
     ///
     /// # Errors
     /// [`Error::Layers`] with what is wrong with them.
-    pub fn decoded_by(self, decoding: &Arc<Decoding>, encoded: Vec<Encoded>) -> Result<Backing, Error> {
-        let layers = Some(Layers::new(encoded, self.files().len(), Arc::clone(decoding))?);
+    pub fn decoded_by(self, decoding: &Arc<Decoding>, encoded: Vec<Encoded>) -> Result<Serving, Error> {
+        let layers = Some(Layers::new(encoded, self.sources().len(), Arc::clone(decoding))?);
         match Arc::try_unwrap(self.files) {
-            Ok(files) => Ok(Backing { files: Arc::new(Files { layers, ..files }), ..self }),
+            Ok(files) => Ok(Serving { files: Arc::new(Files { layers, ..files }), ..self }),
             Err(_) => {
                 Err(Error::Layers { why: "they come too late: the files are served already".to_owned() })
             }
@@ -91,11 +92,11 @@ impl Backing {
         self,
         grow: Box<dyn Grow>,
         keep: Box<dyn std::any::Any + Send>,
-    ) -> Result<Backing, Error> {
+    ) -> Result<Serving, Error> {
         let late = || Error::Grow { source: std::io::Error::other("its files are served already") };
         let growing = Some(Handle::start(grow, self.map.len(), keep)?);
         let files = Arc::try_unwrap(self.files).map_err(|_| late())?;
-        Ok(Backing { files: Arc::new(Files { growing, ..files }), ..self })
+        Ok(Serving { files: Arc::new(Files { growing, ..files }), ..self })
     }
 
     #[inline]
@@ -109,17 +110,26 @@ impl Backing {
 
     /// The same files otherwise: `map` may only speak of these.
     #[must_use]
-    pub fn otherwise(&self, map: Map, read_only: bool, direct: DirectIo) -> Backing {
+    pub fn otherwise(&self, map: Map, read_only: bool, direct: DirectIo) -> Serving {
         let (files, interceptor) = (Arc::clone(&self.files), self.interceptor.clone());
-        Backing { map: Arc::new(map), read_only, direct, files, interceptor }
+        Serving { map: Arc::new(map), read_only, direct, files, interceptor }
     }
 
-    /// The files, in the order in which maps speak of them.
-    pub fn files(&self) -> &[becket_image::Backing] {
-        &self.files.files
+    /// The sources, in the order in which maps speak of them.
+    pub fn sources(&self) -> &[Source] {
+        &self.files.sources
     }
 
-    pub(crate) fn has_files_of(&self, other: &Backing) -> bool {
+    /// The files among them.
+    pub(crate) fn files(&self) -> impl ExactSizeIterator<Item = &FileSource> {
+        self.sources().iter().map(|Source::File(file)| file)
+    }
+
+    pub(crate) fn file(&self, source: u32) -> Option<&FileSource> {
+        self.files().nth(source as usize)
+    }
+
+    pub(crate) fn has_files_of(&self, other: &Serving) -> bool {
         Arc::ptr_eq(&self.files, &other.files)
     }
 
@@ -127,10 +137,10 @@ impl Backing {
     pub(crate) fn sync_now(&self) -> Result<(), Errno> {
         let mut from = 0;
         while let Some((file, target)) = self.next_to_sync(from)? {
-            let (Some(backing), Some(sync)) = (self.files().get(file as usize), self.sync(file)) else {
+            let (Some(open), Some(sync)) = (self.file(file), self.sync(file)) else {
                 break;
             };
-            let outcome = rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&backing.buffered));
+            let outcome = rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&open.buffered));
             sync.synced(target, outcome)?;
             from = file + 1;
         }
@@ -148,7 +158,7 @@ impl Backing {
     /// that succeeds would say nothing about them.
     pub(crate) fn next_to_sync(&self, mut file: u32) -> Result<Option<(u32, u64)>, Errno> {
         while let Some(sync) = self.sync(file) {
-            let writable = self.files().get(file as usize).is_some_and(|backing| backing.facts.writable);
+            let writable = self.file(file).is_some_and(|file| file.facts.writable);
             if writable && !self.read_only {
                 if let Some(errno) = sync.failed() {
                     return Err(errno);

@@ -23,25 +23,24 @@ use becket_uapi::{lease, loop_};
 use rustix::fs::{FallocateFlags, FileType, Stat};
 use rustix::io::Errno;
 
+use super::facts::proc_path;
+use super::locks::{self, Claim};
 use crate::error::quoted;
-use crate::facts::proc_path;
-use crate::locks::{self, Claim};
 use crate::resolve::io;
-use crate::{BackingKind, Error};
+use crate::{Error, FileKind};
 
 /// Longest that the file system of one loop device may take to say which file that is.
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// Fails when the kernel uses the bytes of a claim in a way that excludes it. A writer excludes all others; a
 /// reader excludes writers. `fd` is the file at `path`, open as `claim` says.
-pub(crate) fn refuse(path: &Path, fd: BorrowedFd<'_>, kind: BackingKind, claim: &Claim) -> Result<(), Error> {
-    if claim.shared || kind == BackingKind::Regular && lease::is_sole_opener(fd, claim.write).unwrap_or(false)
-    {
+pub(crate) fn refuse(path: &Path, fd: BorrowedFd<'_>, kind: FileKind, claim: &Claim) -> Result<(), Error> {
+    if claim.shared || kind == FileKind::Regular && lease::is_sole_opener(fd, claim.write).unwrap_or(false) {
         return Ok(());
     }
     let stat = rustix::fs::fstat(fd).map_err(|errno| io(path, "it cannot be looked at", errno))?;
     let real = fs::read_link(proc_path(fd)).unwrap_or_else(|_| path.to_owned());
-    let wanted = Wanted { id: Id::of(&stat), block: kind == BackingKind::Block, real, claim };
+    let wanted = Wanted { id: Id::of(&stat), block: kind == FileKind::Block, real, claim };
     let mut attempt = 0;
     loop {
         let found = wanted.loop_device(Path::new("/sys/block"), &ask).map(|disk| shown(&disk, claim.write));

@@ -53,7 +53,7 @@ impl FromStr for DirectIo {
 /// What kind of file a backing is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum BackingKind {
+pub enum FileKind {
     /// A regular file.
     Regular,
     /// A block device.
@@ -73,7 +73,7 @@ pub struct Alignment {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
     /// File or device.
-    pub kind: BackingKind,
+    pub kind: FileKind,
     /// Length in bytes when it was opened.
     pub size: u64,
     /// Whether the descriptors can write.
@@ -109,7 +109,7 @@ pub struct Facts {
 
 impl Facts {
     /// What is assumed of a backing before it was asked: the smallest blocks, and no optional operations.
-    pub fn unasked(kind: BackingKind, size: u64, writable: bool) -> Facts {
+    pub fn unasked(kind: FileKind, size: u64, writable: bool) -> Facts {
         Facts {
             kind,
             size,
@@ -157,7 +157,7 @@ pub(crate) struct Known<'a> {
     pub(crate) fd: BorrowedFd<'a>,
     /// Its `fstat`.
     pub(crate) stat: &'a Stat,
-    pub(crate) kind: BackingKind,
+    pub(crate) kind: FileKind,
     /// Length in bytes.
     pub(crate) size: u64,
     pub(crate) writable: bool,
@@ -178,7 +178,7 @@ pub(crate) fn ask(known: &Known<'_>) -> (Facts, Option<OwnedFd>) {
     let facts = Facts {
         direct,
         direct_reason,
-        sparse: known.kind == BackingKind::Regular && held < known.size,
+        sparse: known.kind == FileKind::Regular && held < known.size,
         ..Facts::unasked(known.kind, known.size, known.writable)
     };
     (facts, direct_fd)
@@ -187,8 +187,8 @@ pub(crate) fn ask(known: &Known<'_>) -> (Facts, Option<OwnedFd>) {
 /// Asks for what else a server has to know: what the backing can do, and in which units.
 pub(crate) fn complete(buffered: BorrowedFd<'_>, direct: Option<BorrowedFd<'_>>, facts: &mut Facts) {
     match facts.kind {
-        BackingKind::Regular => ask_file(buffered, direct, facts),
-        BackingKind::Block => {
+        FileKind::Regular => ask_file(buffered, direct, facts),
+        FileKind::Block => {
             let ways = Ways::of(buffered, direct, facts.size);
             (facts.nowait, facts.uncached) = (ways.nowait, ways.uncached);
             ask_device(buffered, facts);
@@ -461,7 +461,7 @@ mod tests {
 
     #[test]
     fn stored_bytes_are_cached_where_nobody_writes_and_no_thread_waits() {
-        let facts = Facts { nowait: true, ..Facts::unasked(BackingKind::Regular, 0, false) };
+        let facts = Facts { nowait: true, ..Facts::unasked(FileKind::Regular, 0, false) };
         let ways = [DirectIo::Auto, DirectIo::On, DirectIo::Off];
         assert_eq!(ways.map(|wanted| facts.caches_stored(wanted)), [true, false, true]);
         let written = Facts { writable: true, ..facts.clone() };

@@ -7,25 +7,25 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use crate::facts::{open_quietly, proc_path};
-use crate::kernel_users;
-use crate::locks::{self, Claim, Refused};
+use super::facts::{open_quietly, proc_path};
+use super::kernel_users;
+use super::locks::{self, Claim, Refused};
 use crate::resolve::io;
-use crate::{BackingKind, Error};
+use crate::{Error, FileKind};
 
 /// A file or device that is open.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct HostFile {
     /// Absolute, without symbolic links.
     pub(crate) path: PathBuf,
     pub(crate) fd: OwnedFd,
-    pub(crate) kind: BackingKind,
+    pub(crate) kind: FileKind,
     pub(crate) stat: Stat,
     /// Length in bytes.
     pub(crate) size: u64,
 }
 
-impl Link {
+impl HostFile {
     /// Whether it is the file that `stat` is of.
     pub(crate) fn is(&self, stat: &Stat) -> bool {
         (self.stat.st_dev, self.stat.st_ino) == (stat.st_dev, stat.st_ino)
@@ -42,7 +42,7 @@ pub(crate) fn real_path(path: &Path, fd: &OwnedFd) -> Result<PathBuf, Error> {
 pub(crate) fn open_inode(
     path: &Path,
     inode: &OwnedFd,
-    kind: BackingKind,
+    kind: FileKind,
     read_only: bool,
 ) -> Result<(OwnedFd, Option<String>), Error> {
     let inode = proc_path(inode);
@@ -56,8 +56,7 @@ pub(crate) fn open_inode(
     if !read_only {
         match reopen(OFlags::RDWR) {
             Ok(fd)
-                if kind == BackingKind::Block
-                    && becket_uapi::block::read_only(fd.as_fd()).unwrap_or(false) =>
+                if kind == FileKind::Block && becket_uapi::block::read_only(fd.as_fd()).unwrap_or(false) =>
             {
                 reason = Some("the device is read-only".to_owned());
             }
@@ -69,11 +68,11 @@ pub(crate) fn open_inode(
 }
 
 /// What kept a file from being opened for writing; `None` when reading is no way out.
-fn why_read_only(errno: Errno, kind: BackingKind) -> Option<&'static str> {
+fn why_read_only(errno: Errno, kind: FileKind) -> Option<&'static str> {
     match (errno, kind) {
-        (Errno::ROFS, BackingKind::Regular) => Some("it lies on a read-only file system"),
-        (Errno::ACCESS, BackingKind::Regular) => Some("this user may not write to it"),
-        (Errno::ROFS | Errno::ACCESS, BackingKind::Block) => {
+        (Errno::ROFS, FileKind::Regular) => Some("it lies on a read-only file system"),
+        (Errno::ACCESS, FileKind::Regular) => Some("this user may not write to it"),
+        (Errno::ROFS | Errno::ACCESS, FileKind::Block) => {
             Some("the device is read-only, or this user may not write to it")
         }
         (Errno::PERM, _) => Some("it is immutable, sealed or append-only"),
@@ -94,22 +93,22 @@ fn refuse_claimed(path: &Path, device: &OwnedFd) -> Result<(), Error> {
     }
 }
 
-pub(crate) fn size_of(path: &Path, fd: &OwnedFd, kind: BackingKind) -> Result<u64, Error> {
+pub(crate) fn size_of(path: &Path, fd: &OwnedFd, kind: FileKind) -> Result<u64, Error> {
     let size = match kind {
-        BackingKind::Regular => rustix::fs::fstat(fd)
+        FileKind::Regular => rustix::fs::fstat(fd)
             .map(|stat| u64::try_from(stat.st_size).unwrap_or(0))
             .map_err(|errno| io(path, "its size cannot be read", errno))?,
-        BackingKind::Block => becket_uapi::block::size64(fd.as_fd())
+        FileKind::Block => becket_uapi::block::size64(fd.as_fd())
             .map_err(|error| io(path, "its size cannot be read", error))?,
     };
     if size == 0 { Err(Error::Empty { path: path.to_owned() }) } else { Ok(size) }
 }
 
 /// The logical block size of the backing by itself.
-pub(crate) fn natural_block_size(path: &Path, fd: &OwnedFd, kind: BackingKind) -> Result<u32, Error> {
+pub(crate) fn natural_block_size(path: &Path, fd: &OwnedFd, kind: FileKind) -> Result<u32, Error> {
     match kind {
-        BackingKind::Regular => Ok(512),
-        BackingKind::Block => becket_uapi::block::logical_block_size(fd.as_fd())
+        FileKind::Regular => Ok(512),
+        FileKind::Block => becket_uapi::block::logical_block_size(fd.as_fd())
             .map(|size| size.max(512))
             .map_err(|error| io(path, "its block size cannot be read", error)),
     }
@@ -119,11 +118,11 @@ pub(crate) fn natural_block_size(path: &Path, fd: &OwnedFd, kind: BackingKind) -
 pub(crate) fn lock_fd(
     path: &Path,
     fd: &OwnedFd,
-    kind: BackingKind,
+    kind: FileKind,
     claim: &Claim,
     warnings: &mut Vec<String>,
 ) -> Result<(), Error> {
-    if !claim.shared && kind == BackingKind::Block && claim.write {
+    if !claim.shared && kind == FileKind::Block && claim.write {
         refuse_claimed(path, fd)?;
     }
     match locks::take(fd.as_fd(), claim, locks::a_moment) {

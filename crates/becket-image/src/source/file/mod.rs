@@ -1,0 +1,100 @@
+//! A source that is a regular file or a block device of this host: open, locked, and asked what it can do.
+//! It is never looked up by its path a second time.
+//!
+//! Uses go down this list: `host` opens and locks, `kernel_users` finds loop devices and swap space, `locks`
+//! excludes other programs, `facts` asks what the file can do.
+
+pub(crate) mod facts;
+pub(crate) mod host;
+pub(crate) mod kernel_users;
+pub(crate) mod locks;
+
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use self::facts::{DirectIo, Facts, FileKind, Known};
+use self::host::{HostFile, forget_cached, lock_fd};
+use self::locks::Claim;
+use crate::Error;
+
+/// Device and inode of the file; of a block device, those of its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Identity {
+    /// Number of the device that the file is on (`st_dev`).
+    pub dev: u64,
+    /// Number of the inode.
+    pub ino: u64,
+}
+
+/// A file or block device that holds bytes of an image.
+#[derive(Debug)]
+pub struct FileSource {
+    /// Goes through the page cache; carries the locks.
+    pub buffered: OwnedFd,
+    /// The same inode with `O_DIRECT`, if that is possible: whether it is used can change while it is open.
+    pub direct: Option<OwnedFd>,
+    /// What it can do.
+    pub facts: Facts,
+}
+
+impl FileSource {
+    /// Asks an open file for what every opener needs; the image begins at its byte `offset`.
+    ///
+    /// # Errors
+    /// Direct I/O is impossible, and was insisted on.
+    pub(crate) fn new(
+        file: HostFile,
+        writable: bool,
+        offset: u64,
+        wanted: DirectIo,
+    ) -> Result<FileSource, Error> {
+        let HostFile { path, fd: buffered, kind, stat, size } = file;
+        let known = Known { fd: buffered.as_fd(), stat: &stat, kind, size, writable, offset };
+        let (facts, direct) = facts::ask(&known);
+        if wanted == DirectIo::On && direct.is_none() {
+            return Err(Error::DirectIo { path, reason: facts.direct_reason });
+        }
+        Ok(FileSource { buffered, direct, facts })
+    }
+
+    /// Asks what else a server must know.
+    pub(crate) fn complete(&mut self) {
+        let direct = self.direct.as_ref().map(AsFd::as_fd);
+        facts::complete(self.buffered.as_fd(), direct, &mut self.facts);
+    }
+
+    /// Leaves nothing in the page cache of a file that is read past it.
+    pub(crate) fn forget(&self, wanted: DirectIo) {
+        if self.direct.is_some() && wanted != DirectIo::Off && self.facts.kind == FileKind::Regular {
+            forget_cached(self.buffered.as_fd());
+        }
+    }
+
+    /// Its descriptors: the buffered one, then the direct one where there is one.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        std::iter::once(self.buffered.as_fd()).chain(self.direct.as_ref().map(AsFd::as_fd))
+    }
+
+    /// Gives up its locks, even if other processes still hold copies of its descriptors: nothing may use these
+    /// any more.
+    pub fn unlock(&self) {
+        for fd in self.descriptors() {
+            // A file that could not be locked has no lock to give up, and what is left goes with the last copy.
+            let _ = becket_uapi::lock::ofd_unlock(fd, 0, 0);
+        }
+    }
+
+    /// Takes the locks of an image that was opened `shared`, now that the conflicting users are gone.
+    ///
+    /// # Errors
+    /// They are not.
+    pub fn lock(&self, path: &Path, range: Option<&Range<u64>>, write: bool) -> Result<(), Error> {
+        let range = range.cloned().unwrap_or(locks::WHOLE);
+        let claim = Claim { write, shared: false, range };
+        // Without locks it was opened with a warning already.
+        lock_fd(path, &self.buffered, self.facts.kind, &claim, &mut Vec::new())
+    }
+}

@@ -93,3 +93,14 @@ fn an_arrow_upwards_is_seen() {
     assert_eq!(refused("record", &["contract"], "use crate::client::list; // crate::worker"), ["client"]);
     assert_eq!(refused("record", &["contract"], "use crate::contract::{Error, crate::record::x};"), [""; 0]);
 }
+
+/// A semicolon ends a statement of Mermaid's, also in a text that it would show: the drawing is then an error.
+#[test]
+fn three_drawings_have_no_semicolon() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ARCHITECTURE.md");
+    let page = fs::read_to_string(page).unwrap();
+    let drawings: Vec<&str> =
+        page.split("```mermaid\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert_eq!(drawings.len(), 3);
+    assert!(drawings.iter().all(|drawing| !drawing.contains(';')), "{drawings:?}");
+}

@@ -49,8 +49,8 @@ pub(crate) struct Record {
     pub(crate) rows: Vec<Row>,
 }
 
-/// What others are compared with, where it is among them; otherwise it is the first.
-const BASES: [&str; 3] = ["loop-direct", "losetup", "loops"];
+/// What others are compared with: the first of these that is among them, or else the first row.
+pub(crate) const BASES: [&str; 4] = ["loop-direct", "losetup", "loops", "file"];
 
 /// `target/bench` of the checkout: built peers and results.
 pub(crate) fn dir() -> Result<PathBuf> {
@@ -157,7 +157,8 @@ impl Record {
             let mut cells = vec![["", "", "median", "ratio", "p99", "spread", "runs"].map(str::to_owned)];
             cells[0][0].clone_from(&rows[0].place);
             for same in rows.chunk_by(|a, b| a.what == b.what) {
-                let base = same.iter().find(|row| BASES.contains(&row.entrant.as_str())).unwrap_or(&same[0]);
+                let named = |name: &&str| same.iter().find(|row| row.entrant == *name);
+                let base = BASES.iter().find_map(named).unwrap_or(&same[0]);
                 let base = quantile(&base.values, 50.0).filter(|base| *base != 0.0);
                 for (index, row) in same.iter().enumerate() {
                     let what = if index == 0 { row.what.as_str() } else { "" };

@@ -19,8 +19,8 @@ figures that the README claims; `target/bench/report.md`, which belongs to a rel
 the goals, and the JSON files beside it have each run.
 
 The numbers of one table come from one run on one machine, so their ratios can be compared: *ratio* is to the
-kernel's loop driver with direct I/O (*loop-direct*, *losetup* or *loops*), or to the first row where it is
-not among them. Do not compare numbers of different tables or of different machines. *median* is over the rounds
+kernel's loop driver with direct I/O (*loop-direct*, *losetup* or *loops*), or to the file itself
+(*file*) where that is not among them. Do not compare numbers of different tables or of different machines. *median* is over the rounds
 (*runs*), *spread* is (largest - smallest) / median. [TESTING.md](TESTING.md#benchmarks) says how to measure;
 what was tried to improve these numbers is in [decisions/](decisions/README.md).
 ";
@@ -98,7 +98,7 @@ fn charts(scenario: &Scenario, record: &Record, claim: &str) -> Result<String> {
 }
 
 fn chart(title: &str, rows: &[&Row], record: &Record) -> String {
-    let mark = rows.iter().find(|row| ["loop-direct", "losetup", "loops"].contains(&row.entrant.as_str()));
+    let mark = record::BASES.iter().find_map(|name| rows.iter().find(|row| row.entrant == *name));
     let value = |row: &Row| record.value(&row.place, &row.what, &row.entrant);
     let mark = mark.and_then(|row| value(row));
     let bars: Vec<svg::Bar<'_>> = rows

@@ -14,6 +14,8 @@ mod dependencies;
 mod exec;
 mod fuzz;
 #[cfg(test)]
+mod kinds;
+#[cfg(test)]
 mod rooms;
 mod sanitize;
 mod suite;

@@ -15,7 +15,7 @@ const ROOMS: [(&str, &[&str]); 7] = [
     ("worker", &["contract", "system"]),
 ];
 
-fn sources(folder: &Path) -> Vec<PathBuf> {
+pub(crate) fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

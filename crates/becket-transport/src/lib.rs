@@ -2,6 +2,7 @@
 //! Knows nothing of formats: an image arrives here as a map and descriptors.
 #![forbid(unsafe_code)]
 
+mod abilities;
 pub mod dm;
 mod error;
 pub mod fuse;
@@ -13,6 +14,7 @@ pub mod serve;
 pub mod sysfs;
 pub mod ublk;
 
+pub use abilities::Abilities;
 pub use becket_engine::aside;
 pub use error::{Error, ErrorKind};
 pub use kind::{Kind, UnknownKind};
@@ -48,6 +50,12 @@ pub trait Transport: Sync {
     /// # Errors
     /// Why it cannot, in one sentence.
     fn fits(&self, opened: &Opened) -> Result<(), String>;
+}
+
+/// The marks that the kernel keeps with live devices, other than those `known` by kind and number. Only ublk
+/// lists its devices and their marks.
+pub fn live_marks(known: &dyn Fn(Kind, u32) -> bool) -> Vec<u64> {
+    ublk::control::marks(|number| known(Kind::Ublk, number))
 }
 
 /// What a device over this image looks like; `max_io` bytes is the longest request that the transport takes.

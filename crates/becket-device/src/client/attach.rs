@@ -8,9 +8,9 @@ use std::path::Path;
 use becket_image::{DirectIo, OpenOptions, Opened, Overlay, Place, Source};
 use becket_transport::Kind;
 
-use crate::client::kernel_made::{self, Made};
+use crate::client::kernel_made;
 use crate::client::lease::{Held, Lease};
-use crate::client::{dm, list, loop_, planner, user_devices};
+use crate::client::{kernel_drivers, list, planner, user_devices};
 use crate::contract::messages::{Attach, FileFacts, OneDevice};
 use crate::contract::sealed;
 use crate::contract::table::{self, Encoding};
@@ -71,27 +71,17 @@ fn attach_with(
     if !plan.kind.is_served() {
         keep_overlay(&mut opened.overlay);
     }
-    type Make = fn(&Opened, &AttachOptions, bool) -> Result<Made, becket_transport::Error>;
-    let by_kernel = |plan: &Plan, make: Make| {
-        kernel_made::attach(&store, &opened, options, plan, leased, || make(&opened, options, leased))
-    };
-    if plan.kind == Kind::Dm {
-        match by_kernel(&plan, dm::make) {
-            // Whether a device below can be claimed shows only when device-mapper claims it.
-            Err(Error::Device(error)) if options.via.kind().is_none() && is_refusal(&error) => {
-                plan = planner::plan_without((Kind::Dm, error.to_string()), &opened, options, leased)
+    while let Some(driver) = kernel_drivers::of(plan.kind) {
+        let may_refuse = driver.may_refuse() && options.via.kind().is_none();
+        match kernel_made::attach(&store, &opened, options, &plan, leased, driver) {
+            Err(Error::Device(error)) if may_refuse && is_refusal(&error) => {
+                plan = planner::plan_without((plan.kind, error.to_string()), &opened, options, leased)
                     .map_err(|error| error.of_image(image))?;
             }
             done => return done,
         }
     }
-    match plan.kind {
-        Kind::Loop => by_kernel(&plan, loop_::make),
-        Kind::Ublk | Kind::Fuse => attach_served(&store, opened, options, plan, leased),
-        kind @ Kind::Dm => {
-            Err(Error::Transport { image: opened.path, kind, reason: "it was tried".to_owned(), fix: None })
-        }
-    }
+    attach_served(&store, opened, options, plan, leased)
 }
 
 /// Whether a transport could not have this image, rather than failed.

@@ -4,11 +4,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use becket_transport::loop_::{self, Cleared};
-use becket_transport::{Kind, dm};
-
+use crate::client::kernel_made::KernelDriver;
 use crate::client::list::resolve;
-use crate::client::{partitions, unrecorded};
+use crate::client::{kernel_drivers, partitions, unrecorded};
 use crate::contract::messages::{Detach, OneDevice, Refresh};
 use crate::contract::{DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind};
 use crate::control::client;
@@ -39,33 +37,21 @@ pub fn detach(target: impl AsRef<Path>, options: &DetachOptions) -> Result<Devic
         }
         found => found?,
     };
-    match device.info.transport {
-        Kind::Ublk | Kind::Fuse => detach_served(&store, device, options),
-        Kind::Dm => detach_dm(&store, device, options),
-        _ => detach_loop(&store, device, options),
+    match kernel_drivers::of(device.info.transport) {
+        Some(driver) => detach_kernel_made(&store, device, driver, options),
+        None => detach_served(&store, device, options),
     }
 }
 
-fn detach_dm(store: &Store, device: Device, options: &DetachOptions) -> Result<DeviceInfo, Error> {
+fn detach_kernel_made(
+    store: &Store,
+    device: Device,
+    driver: &dyn KernelDriver,
+    options: &DetachOptions,
+) -> Result<DeviceInfo, Error> {
     if !options.lazy {
-        once_unused(&device.info, options, || dm::detach_unused(device.mark).map_err(Error::Device))?;
-    } else if !dm::detach_lazily(device.mark).map_err(Error::Device)? {
-        return Ok(DeviceInfo { state: DeviceState::Detaching, ..device.info });
-    }
-    forget(store, &device);
-    Ok(device.info)
-}
-
-fn detach_loop(store: &Store, device: Device, options: &DetachOptions) -> Result<DeviceInfo, Error> {
-    let DeviceInfo { number, diskseq, .. } = device.info;
-    let gone = |gone: Result<bool, becket_transport::Error>| match gone {
-        // Gone, and its number is in use by another program since we looked.
-        Err(becket_transport::Error::OtherDevice { .. }) => Ok(true),
-        other => other.map_err(Error::Device),
-    };
-    if !options.lazy {
-        once_unused(&device.info, options, || gone(loop_::detach_unused(number, diskseq)))?;
-    } else if !gone(loop_::detach(number, diskseq, None).map(|cleared| cleared == Cleared::Gone))? {
+        once_unused(&device.info, options, || driver.detach_unused(&device).map_err(Error::Device))?;
+    } else if !driver.detach_lazily(&device).map_err(Error::Device)? {
         return Ok(DeviceInfo { state: DeviceState::Detaching, ..device.info });
     }
     forget(store, &device);
@@ -147,8 +133,8 @@ fn once_unused(
 pub fn refresh(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
     let store = Store::open(Runtime::open()?)?;
     let mut device = resolve(&store, target.as_ref())?;
-    let sized = match device.info.transport {
-        Kind::Ublk | Kind::Fuse => {
+    let sized = match kernel_drivers::of(device.info.transport) {
+        None => {
             health::responding(store.runtime(), &device)?;
             let concerns = Concerns::Worker(device.info.worker_pid);
             let request = Refresh { name: device.info.name.clone(), partitions: None };
@@ -156,19 +142,13 @@ pub fn refresh(target: impl AsRef<Path>) -> Result<DeviceInfo, Error> {
                 device.info = reply.device;
             })
         }
-        kind => {
-            let size = match kind {
-                Kind::Dm => dm::refresh(device.mark, device.info.size_limit),
-                _ => loop_::refresh(device.info.number),
-            };
-            size.map_err(Error::Device).and_then(|size| {
-                let mut new = device.clone();
-                new.info.size = size;
-                store.update(&device, &new)?;
-                device = new;
-                Ok(())
-            })
-        }
+        Some(driver) => driver.refresh(&device).map_err(Error::Device).and_then(|size| {
+            let mut new = device.clone();
+            new.info.size = size;
+            store.update(&device, &new)?;
+            device = new;
+            Ok(())
+        }),
     };
     match sized {
         // It cannot follow its image's length, and its table may have been changed all the same.

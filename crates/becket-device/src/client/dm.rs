@@ -1,14 +1,69 @@
 //! A device of device-mapper.
 //! It knows what the driver is asked and how that is taken back; records are the next room's.
 
-use becket_image::Opened;
+use becket_image::{Opened, Partition};
 use becket_transport::Error;
 use becket_transport::dm::{self, DmOptions};
+use becket_transport::node::KernelPartition;
 
-use crate::client::kernel_made::Made;
-use crate::contract::{AttachOptions, Partitions};
+use crate::client::kernel_made::{KernelDriver, Made};
+use crate::contract::{AttachOptions, DeviceInfo, Partitions};
+use crate::record::judge::disk_of;
+use crate::record::store::Device;
+use crate::system::describe::partitions_as;
 
-pub(crate) fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Made, Error> {
+/// The driver.
+pub(crate) struct Mapper;
+
+impl KernelDriver for Mapper {
+    fn make(&self, opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Made, Error> {
+        make(opened, options, leased)
+    }
+
+    fn may_refuse(&self) -> bool {
+        // Whether a device below can be claimed shows only when device-mapper claims it.
+        true
+    }
+
+    fn is_fixed(&self) -> bool {
+        true
+    }
+
+    fn detach_unused(&self, device: &Device) -> Result<bool, Error> {
+        dm::detach_unused(device.mark)
+    }
+
+    fn detach_lazily(&self, device: &Device) -> Result<bool, Error> {
+        dm::detach_lazily(device.mark)
+    }
+
+    fn refresh(&self, device: &Device) -> Result<u64, Error> {
+        dm::refresh(device.mark, device.info.size_limit)
+    }
+
+    /// They are disks of their own: their starts are in the table, or else in the record.
+    fn partitions(&self, info: &DeviceInfo, table: &[Partition]) -> Vec<KernelPartition> {
+        let starts = |number| {
+            let entry = table.iter().find(|entry| entry.number == number).map(|entry| entry.start);
+            entry.or_else(|| info.partitions.iter().find(|part| part.number == number).map(|part| part.start))
+        };
+        let found = dm::partitions(&disk_of(info)).into_iter();
+        found.filter_map(|(number, name)| dm::partition(number, &name, starts(number).unwrap_or(0))).collect()
+    }
+
+    fn repartition(&self, device: &mut Device, table: &[Partition]) -> Result<(), Error> {
+        let done = dm::repartition(device.mark, table);
+        device.info.partitions = partitions_as(self.partitions(&device.info, table), table);
+        done
+    }
+
+    fn counts(&self) -> &'static str {
+        "counted by the kernel since this device was attached, those of its partitions included; device-mapper keeps \
+         no latencies beyond a mean, and counts no errors"
+    }
+}
+
+fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Made, Error> {
     let how = DmOptions { autoclear: leased, partitions: options.partitions != Partitions::Off };
     let device = dm::attach(opened, &how)?;
     Ok(Made {

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
-use becket_image::Opened;
+use becket_image::{Opened, Partition};
 use becket_transport::node::KernelPartition;
 use becket_uapi::block;
 
@@ -16,6 +16,36 @@ use crate::record::{links, nodes, register};
 use crate::system::describe::{partitions_as, unasked_read_only};
 use crate::system::log;
 use crate::system::process::ProcessId;
+
+/// A driver of the kernel's by which the client makes devices that need no server.
+pub(crate) trait KernelDriver: Sync {
+    /// Makes a device of an image.
+    fn make(
+        &self,
+        opened: &Opened,
+        options: &AttachOptions,
+        leased: bool,
+    ) -> Result<Made, becket_transport::Error>;
+    /// Whether only trying shows that it can have an image.
+    fn may_refuse(&self) -> bool;
+    /// Whether requests go past becket's choices to the device below: there is no cache to choose, and image
+    /// and rights are fixed.
+    fn is_fixed(&self) -> bool;
+    /// Removes an unused device; `false` when it is in use.
+    fn detach_unused(&self, device: &Device) -> Result<bool, becket_transport::Error>;
+    /// Removes a device with its last user; whether it is gone already.
+    fn detach_lazily(&self, device: &Device) -> Result<bool, becket_transport::Error>;
+    /// Takes over the length of the image; the device's new length.
+    fn refresh(&self, device: &Device) -> Result<u64, becket_transport::Error>;
+    /// The partitions that the kernel has, as the device's table says where they begin.
+    fn partitions(&self, info: &DeviceInfo, table: &[Partition]) -> Vec<KernelPartition>;
+    /// Has the kernel take over a table, and says in the device's record what came of it.
+    fn repartition(&self, device: &mut Device, table: &[Partition]) -> Result<(), becket_transport::Error>;
+    /// Clears what a device that others removed has left behind.
+    fn removed(&self, _: &Device) {}
+    /// What the kernel's numbers of a device are, for people.
+    fn counts(&self) -> &'static str;
+}
 
 /// What a driver has made of an image.
 pub(crate) struct Made {
@@ -37,17 +67,18 @@ pub(crate) struct Made {
     pub(crate) undo: fn(&Made) -> Result<(), becket_transport::Error>,
 }
 
-/// Has a device made of an image. `make` does it; whatever fails afterwards takes it away again.
+/// Has a device made of an image. Whatever fails after the driver has made it takes it away again.
 pub(crate) fn attach(
     store: &Store,
     opened: &Opened,
     options: &AttachOptions,
     plan: &Plan,
     leased: bool,
-    make: impl FnOnce() -> Result<Made, becket_transport::Error>,
+    driver: &dyn KernelDriver,
 ) -> Result<(DeviceInfo, Option<Held>), Error> {
     let claim = register::claim(store, options.name.as_deref(), opened)?;
-    let mut made = Unfinished { made: make().map_err(Error::Device)?, finished: false };
+    let mut made =
+        Unfinished { made: driver.make(opened, options, leased).map_err(Error::Device)?, finished: false };
     let disk = disk_name(plan.kind, made.made.number);
     let info = describe(opened, options, plan, &mut made.made);
     let mut record = Device {

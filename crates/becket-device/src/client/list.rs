@@ -8,11 +8,9 @@ use std::{fs, io};
 
 use becket_image::Location;
 use becket_transport::aside::within;
-use becket_transport::ublk::control::{self, Control};
-use becket_transport::{Kind, loop_, sysfs};
-use becket_uapi::ublk::UBLK_S_DEV_DEAD;
+use becket_transport::sysfs;
 
-use crate::client::partitions;
+use crate::client::{kernel_drivers, partitions};
 use crate::contract::messages::{Devices, Nothing};
 use crate::contract::{DeviceInfo, DeviceState, Error, ErrorKind};
 use crate::control::client;
@@ -120,7 +118,7 @@ fn found(store: &Store) -> Result<Found, Error> {
     }
 }
 
-/// Whether ublk has a live device of ours that no record speaks of.
+/// Whether the kernel has a live device of ours that no record speaks of.
 fn lacks_records(store: &Store, found: &Found) -> bool {
     // Which device such a record speaks of is not known for certain: none counts as without a record.
     if found.unknown.iter().any(|unknown| unknown.mark.is_none()) {
@@ -130,16 +128,9 @@ fn lacks_records(store: &Store, found: &Found) -> bool {
         let devices = found.devices.iter().map(|device| &device.info);
         devices.chain(found.unknown.iter().map(|unknown| &unknown.info))
     };
-    let known = |number: &u32| infos().any(|info| info.transport == Kind::Ublk && info.number == *number);
-    let others: Vec<u32> = control::numbers().into_iter().filter(|number| !known(number)).collect();
-    // Without the right to ask there are none of ours.
-    let Some(control) = (!others.is_empty()).then(|| Control::open().ok()).flatten() else { return false };
-    let live = |number: &u32| {
-        // One without a disk is being made, or on its way out.
-        let info = control.info(*number).ok().flatten().filter(|info| info.state != UBLK_S_DEV_DEAD);
-        info.map(|info| info.ublksrv_flags).filter(|mark| mark::is_of(store.runtime(), *mark))
-    };
-    let marks: Vec<u64> = others.iter().filter_map(live).collect();
+    let known = |kind, number| infos().any(|info| info.transport == kind && info.number == number);
+    let mut marks = becket_transport::live_marks(&known);
+    marks.retain(|mark| mark::is_of(store.runtime(), *mark));
     // Those that came while the records were read have one by now.
     let recorded: Vec<u64> = match marks.is_empty() {
         true => Vec::new(),
@@ -175,8 +166,8 @@ fn current(store: &Store, kernel: &impl Kernel, mut device: Device) -> Option<De
     match judge(kernel, &device) {
         Verdict::Gone => {
             forget(store, &device);
-            if device.info.transport == Kind::Loop && device.info.read_only {
-                loop_::thaw(device.info.number);
+            if let Some(driver) = kernel_drivers::of(device.info.transport) {
+                driver.removed(&device);
             }
             None
         }

@@ -3,15 +3,89 @@
 
 use std::time::Duration;
 
-use becket_image::{DirectIo, Opened, Source};
-use becket_transport::loop_::{self, LoopOptions};
-use becket_transport::{Error, node};
+use becket_image::{DirectIo, Opened, Partition, Source};
+use becket_transport::Error;
+use becket_transport::loop_::{self, Cleared, LoopOptions};
+use becket_transport::node::{self, KernelPartition};
 
-use crate::client::kernel_made::Made;
-use crate::contract::{AttachOptions, Partitions};
-use crate::record::judge::disk_name;
+use crate::client::kernel_made::{KernelDriver, Made};
+use crate::contract::{AttachOptions, DeviceInfo, Partitions};
+use crate::record::judge::disk_of;
+use crate::record::nodes;
+use crate::record::store::Device;
+use crate::system::describe::partitions_as;
 
-pub(crate) fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Made, Error> {
+/// How long partitions that the kernel has been given may take to appear.
+const APPEAR: Duration = Duration::from_secs(5);
+
+/// The driver.
+pub(crate) struct Loop;
+
+impl KernelDriver for Loop {
+    fn make(&self, opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Made, Error> {
+        make(opened, options, leased)
+    }
+
+    fn may_refuse(&self) -> bool {
+        false
+    }
+
+    fn is_fixed(&self) -> bool {
+        false
+    }
+
+    fn detach_unused(&self, device: &Device) -> Result<bool, Error> {
+        gone(loop_::detach_unused(device.info.number, device.info.diskseq))
+    }
+
+    fn detach_lazily(&self, device: &Device) -> Result<bool, Error> {
+        let cleared = loop_::detach(device.info.number, device.info.diskseq, None);
+        gone(cleared.map(|cleared| cleared == Cleared::Gone))
+    }
+
+    fn refresh(&self, device: &Device) -> Result<u64, Error> {
+        loop_::refresh(device.info.number)
+    }
+
+    fn partitions(&self, info: &DeviceInfo, _: &[Partition]) -> Vec<KernelPartition> {
+        node::partitions(&disk_of(info))
+    }
+
+    fn repartition(&self, device: &mut Device, table: &[Partition]) -> Result<(), Error> {
+        let disk = disk_of(&device.info);
+        let done = node::drop_partitions(&disk, table)
+            .and_then(|()| node::await_partitions(&disk, table, APPEAR))
+            .map(|made| {
+                if made.by_hand {
+                    device.nodes_in = nodes::namespace();
+                }
+            });
+        device.info.partitions = partitions_as(node::partitions(&disk), table);
+        done
+    }
+
+    fn removed(&self, device: &Device) {
+        // Its number keeps the flag for the next device that has it.
+        if device.info.read_only {
+            loop_::thaw(device.info.number);
+        }
+    }
+
+    fn counts(&self) -> &'static str {
+        "counted by the kernel since it made this disk, images before this one included; the kernel's loop driver keeps \
+         no latencies beyond a mean, and counts no errors"
+    }
+}
+
+fn gone(gone: Result<bool, Error>) -> Result<bool, Error> {
+    match gone {
+        // Gone, and its number is in use by another program since we looked.
+        Err(Error::OtherDevice { .. }) => Ok(true),
+        other => other,
+    }
+}
+
+fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Made, Error> {
     // Without a table there is nothing to wait for.
     let partitions = options.partitions != Partitions::Off && !opened.partitions.is_empty();
     let device = loop_::attach(
@@ -24,7 +98,7 @@ pub(crate) fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Re
             fixed_size: options.size_limit.is_some(),
         },
     )?;
-    let disk = disk_name(becket_transport::Kind::Loop, device.number);
+    let disk = format!("loop{}", device.number);
     Ok(Made {
         number: device.number,
         path: device.path,

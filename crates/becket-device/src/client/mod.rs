@@ -4,6 +4,7 @@
 mod attach;
 mod detach;
 mod dm;
+mod kernel_drivers;
 mod kernel_made;
 mod lease;
 mod list;

@@ -4,19 +4,16 @@
 use becket_image::{Format, OpenOptions, Partition};
 use becket_transport::node::{self, KernelPartition};
 use becket_transport::ublk::privileged;
-use becket_transport::{Kind, dm};
 
+use crate::client::kernel_drivers;
 use crate::contract::messages::{OneDevice, Refresh};
 use crate::contract::{DeviceInfo, DeviceState, Error, PartitionInfo};
 use crate::control::client;
 use crate::control::health::Concerns;
 use crate::record::judge::disk_of;
+use crate::record::links;
 use crate::record::store::{Device, Store};
-use crate::record::{links, nodes};
 use crate::system::describe::partitions_as;
-
-/// How long partitions that the kernel has been given may take to appear.
-const APPEAR: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// Brings kernel, nodes, links and record of a device to what its partition table says now.
 ///
@@ -33,8 +30,8 @@ pub(crate) fn refresh(store: &Store, device: Device) -> Result<DeviceInfo, Error
         return Ok(device.info);
     }
     let mut new = device.clone();
-    let done = match info.transport {
-        Kind::Ublk | Kind::Fuse => {
+    let done = match kernel_drivers::of(info.transport) {
+        None => {
             let partitions = Some(table.iter().cloned().map(Into::into).collect());
             let request = Refresh { name: info.name.clone(), partitions };
             let concerns = Concerns::Worker(info.worker_pid);
@@ -42,23 +39,7 @@ pub(crate) fn refresh(store: &Store, device: Device) -> Result<DeviceInfo, Error
             new.info = reply.device;
             Ok(())
         }
-        Kind::Dm => {
-            let done = dm::repartition(device.mark, &table);
-            new.info.partitions = partitions_as(dm_partitions(info, &table), &table);
-            done
-        }
-        Kind::Loop => {
-            let disk = disk_of(info);
-            let done = node::drop_partitions(&disk, &table)
-                .and_then(|()| node::await_partitions(&disk, &table, APPEAR));
-            let done = done.map(|made| {
-                if made.by_hand {
-                    new.nodes_in = nodes::namespace();
-                }
-            });
-            new.info.partitions = partitions_as(node::partitions(&disk), &table);
-            done
-        }
+        Some(driver) => driver.repartition(&mut new, &table),
     };
     if !info.transport.is_served() {
         store.update(&device, &new)?;
@@ -103,20 +84,10 @@ fn is_there(info: &DeviceInfo, table: &[Partition]) -> bool {
 
 /// The partitions that the kernel has of a device.
 fn present(info: &DeviceInfo) -> Vec<KernelPartition> {
-    match info.transport {
-        Kind::Dm => dm_partitions(info, &[]),
-        _ => node::partitions(&disk_of(info)),
+    match kernel_drivers::of(info.transport) {
+        Some(driver) => driver.partitions(info, &[]),
+        None => node::partitions(&disk_of(info)),
     }
-}
-
-/// Those of device-mapper are disks of their own: their starts are in the table, or else in the record.
-fn dm_partitions(info: &DeviceInfo, table: &[Partition]) -> Vec<KernelPartition> {
-    let starts = |number| {
-        let entry = table.iter().find(|entry| entry.number == number).map(|entry| entry.start);
-        entry.or_else(|| info.partitions.iter().find(|part| part.number == number).map(|part| part.start))
-    };
-    let found = dm::partitions(&disk_of(info)).into_iter();
-    found.filter_map(|(number, name)| dm::partition(number, &name, starts(number).unwrap_or(0))).collect()
 }
 
 /// What the kernel has by now, for `list`, with the record's names where it describes the same partition.

@@ -7,6 +7,7 @@ use becket_engine::Summary;
 use becket_transport::{Kind, sysfs};
 use serde::{Deserialize, Serialize};
 
+use crate::client::kernel_drivers;
 use crate::client::list::resolve;
 use crate::contract::messages::{Counted, Stat};
 use crate::contract::{DeviceInfo, DeviceState, Error};
@@ -16,14 +17,6 @@ use crate::record::judge::disk_of;
 use crate::record::runtime::Runtime;
 use crate::record::store::Store;
 use crate::record::unknown;
-
-/// What a loop device's numbers are, for people.
-const BY_KERNEL: &str = "counted by the kernel since it made this disk, images before this one included; \
-    the kernel's loop driver keeps no latencies beyond a mean, and counts no errors";
-
-/// The same of device-mapper, which makes its disks anew.
-const BY_MAPPER: &str = "counted by the kernel since this device was attached, those of its partitions included; \
-    device-mapper keeps no latencies beyond a mean, and counts no errors";
 
 /// What a device has done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,8 +43,8 @@ pub fn stat(target: impl AsRef<Path>) -> Result<DeviceStats, Error> {
     let store = Store::open(Runtime::open()?)?;
     let device = resolve(&store, target.as_ref())?;
     let info = &device.info;
-    let (stats, note) = match info.transport {
-        Kind::Ublk | Kind::Fuse => {
+    let (stats, note) = match kernel_drivers::of(info.transport) {
+        None => {
             let request = Stat { name: info.name.clone() };
             health::running(&device)?;
             let concerns = Concerns::Worker(info.worker_pid);
@@ -59,14 +52,13 @@ pub fn stat(target: impl AsRef<Path>) -> Result<DeviceStats, Error> {
             let reply: Option<Counted> = client::call_running(store.runtime(), "Stat", &request, concerns)?;
             (reply.ok_or_else(|| unknown::not_owned(&device, served))?.stats, None)
         }
-        _ => {
+        Some(driver) => {
             let unknown = || Error::Remote {
                 kind: crate::contract::ErrorKind::Unsupported,
                 message: format!("the kernel does not show what {} has done", info.device.display()),
                 hint: Some("mount sysfs: mount -t sysfs sysfs /sys".to_owned()),
             };
-            let note = if info.transport == Kind::Dm { BY_MAPPER } else { BY_KERNEL };
-            (sysfs::counted(&disk_of(info)).ok_or_else(unknown)?, Some(note.to_owned()))
+            (sysfs::counted(&disk_of(info)).ok_or_else(unknown)?, Some(driver.counts().to_owned()))
         }
     };
     let DeviceInfo { name, device, transport, .. } = device.info;

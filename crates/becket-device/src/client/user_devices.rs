@@ -5,6 +5,7 @@ use becket_transport::Kind;
 use becket_transport::ublk::control::Control;
 use becket_transport::ublk::privileged;
 
+use crate::contract::shape;
 use crate::contract::{AttachOptions, Error, ErrorKind, Partitions};
 
 /// Gives the nodes of a ublk device to the unprivileged user who has added it. Other devices are left alone.
@@ -27,7 +28,7 @@ pub(crate) fn partitions(
     const WHY: &str = "the kernel takes partitions from root only";
     match options.partitions {
         Partitions::Off => Ok((false, None)),
-        _ if kind != Kind::Ublk || privileged() || !there => Ok((true, None)),
+        _ if !shape::of(kind).partitions_need_root || privileged() || !there => Ok((true, None)),
         Partitions::On => Err(Error::Remote {
             kind: ErrorKind::Unsupported,
             message: format!("this user's ublk device cannot have partitions: {WHY}"),

@@ -66,10 +66,7 @@ impl Kept {
 
     /// The same of what a worker tells of a device that it serves.
     pub(crate) fn held(serve: Serve, mut fds: Vec<OwnedFd>) -> io::Result<Kept> {
-        let first = match serve.kind {
-            Kind::Fuse => fds.len().checked_sub(serve.link_descriptors()),
-            _ => Some(fds.len()),
-        };
+        let first = fds.len().checked_sub(serve.link_descriptors());
         let link = fds.split_off(first.ok_or_else(|| wrong("a descriptor of the connection is missing"))?);
         Ok(Kept { link, ..Kept::new(serve, fds)? })
     }
@@ -85,9 +82,20 @@ impl Kept {
             return Err(wrong("the device's descriptor is missing"));
         }
         let Serve {
-            kind, id, first, queues, depth, flags, geometry, map, direct_io, faults, partitions, ..
+            kind,
+            id,
+            first,
+            queues,
+            depth,
+            abilities,
+            geometry,
+            map,
+            direct_io,
+            faults,
+            partitions,
+            ..
         } = self.serve;
-        let id = id.number;
+        let (id, flags) = (id.number, abilities.flags());
         let content = Content { map, sources: self.sources, decoded, grow, direct_io, faults };
         let mut own = own.into_iter();
         let own_first = own.next().ok_or_else(|| wrong("the device's descriptor is missing"))?;
@@ -97,10 +105,11 @@ impl Kept {
                 let (tether, devices) = (own_first, own.skip(1).collect());
                 Setup::Fuse(fuse::Setup { id, depth, geometry, devices, tether, content, partitions })
             }
-            _ => {
+            Kind::Ublk => {
                 let char_device = own_first;
                 Setup::Ublk(ublk::Setup { id, first, queues, depth, flags, geometry, char_device, content })
             }
+            Kind::Loop | Kind::Dm => return Err(wrong("the kernel serves such a device")),
         };
         Ok((setup, self.keepsakes))
     }

@@ -11,6 +11,7 @@ pub(crate) mod path_text;
 pub(crate) mod protocol;
 pub(crate) mod rendezvous;
 pub(crate) mod sealed;
+pub(crate) mod shape;
 pub(crate) mod switch;
 pub(crate) mod table;
 mod types;

@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use becket_engine::{Faults, Geometry, Summary};
 use becket_image::{DirectIo, FileSource, Map, Source};
-use becket_transport::Kind;
+use becket_transport::{Abilities, Kind};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::contract::DeviceId;
 use crate::contract::messages::FileFacts;
 use crate::contract::sealed;
+use crate::contract::shape;
 use crate::contract::table::Encoding;
 
 /// Longest packet in bytes: what a socket takes by default; a map of some 1,500 extents fits.
@@ -69,7 +70,9 @@ pub(crate) struct Serve {
     pub(crate) first: u32,
     pub(crate) queues: u16,
     pub(crate) depth: u16,
-    pub(crate) flags: u64,
+    /// What it can do, as it was settled when it was added.
+    #[serde(rename = "flags")]
+    pub(crate) abilities: Abilities,
     pub(crate) geometry: Geometry,
     pub(crate) map: Map,
     pub(crate) files: Vec<FileFacts>,
@@ -110,15 +113,13 @@ impl Serve {
     /// How many descriptors of the device itself come first: its ublkcN; or the worker's end of the tether,
     /// the other end, and one of the connection for each queue.
     pub(crate) fn own_descriptors(&self) -> usize {
-        match self.kind {
-            Kind::Fuse => 2 + usize::from(self.queues),
-            _ => 1,
-        }
+        let (always, each_queue) = shape::of(self.kind).descriptors;
+        always + each_queue * usize::from(self.queues)
     }
 
     /// How many of these a successor of the supervisor needs.
     pub(crate) fn link_descriptors(&self) -> usize {
-        self.own_descriptors() - 1
+        self.own_descriptors().saturating_sub(1)
     }
 }
 
@@ -383,7 +384,7 @@ pub(crate) mod tests {
             first: 3,
             queues: 2,
             depth: 64,
-            flags: u64::MAX,
+            abilities: Abilities::of_flags(u64::MAX),
             geometry: Geometry {
                 size: 4096,
                 logical_block: 512,

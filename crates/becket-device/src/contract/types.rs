@@ -11,6 +11,8 @@ use becket_image::{DirectIo, Format};
 use becket_transport::{Kind, Probe};
 use serde::{Deserialize, Serialize};
 
+use crate::contract::shape::{self, Disk};
+
 /// Which transport is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -322,7 +324,7 @@ impl DeviceInfo {
 
     /// It is a file, and no block device.
     pub fn is_file(&self) -> bool {
-        self.transport == Kind::Fuse && !self.device.starts_with("/dev")
+        shape::of(self.transport).disk == Disk::OfNode && !self.device.starts_with("/dev")
     }
 }
 

@@ -3,6 +3,7 @@
 
 use becket_transport::Kind;
 
+use crate::contract::shape::{self, Disk, Life};
 use crate::contract::{DeviceInfo, DeviceState};
 use crate::record::store::Device;
 use crate::system::kernel::Kernel;
@@ -24,11 +25,11 @@ pub(crate) fn lives(kernel: &impl Kernel, device: &Device) -> bool {
 }
 
 pub(crate) fn judge(kernel: &impl Kernel, device: &Device) -> Verdict {
-    let verdict = match device.info.transport {
-        Kind::Loop => return judge_loop(kernel, device),
-        Kind::Dm => return judge_dm(kernel, device),
-        Kind::Ublk => judge_ublk(kernel, device),
-        Kind::Fuse => judge_fuse(kernel, device),
+    let verdict = match shape::of(device.info.transport).life {
+        Life::Bound => return judge_bound(kernel, device),
+        Life::Marked => return judge_marked(kernel, device),
+        Life::Numbered => judge_numbered(kernel, device),
+        Life::Shown => judge_shown(kernel, device),
     };
     // The kernel loses the disk first. Then the supervisor gives up the image's locks, and the record last:
     // only without a record can the next program open the image.
@@ -41,7 +42,7 @@ pub(crate) fn judge(kernel: &impl Kernel, device: &Device) -> Verdict {
 }
 
 /// Its mark is in the device's UUID, which cannot be changed and no other device ever has.
-fn judge_dm(kernel: &impl Kernel, device: &Device) -> Verdict {
+fn judge_marked(kernel: &impl Kernel, device: &Device) -> Verdict {
     if kernel.dm_mark(device.info.number) != Some(device.mark) {
         // A disk that is being removed loses its UUID first and its node last.
         let goes =
@@ -52,7 +53,7 @@ fn judge_dm(kernel: &impl Kernel, device: &Device) -> Verdict {
     Verdict::There(if leaving { DeviceState::Detaching } else { DeviceState::Live })
 }
 
-fn judge_loop(kernel: &impl Kernel, device: &Device) -> Verdict {
+fn judge_bound(kernel: &impl Kernel, device: &Device) -> Verdict {
     let number = device.info.number;
     let same = match (device.info.diskseq, kernel.diskseq(&disk_of(&device.info))) {
         (Some(ours), Some(present)) => ours == present && kernel.loop_bound(number),
@@ -68,7 +69,7 @@ fn judge_loop(kernel: &impl Kernel, device: &Device) -> Verdict {
 
 /// A loop device exists as long as its use lasts, served or not. A file exists as long as its directory,
 /// which is what is left of one that has no server and has to be cleaned up.
-fn judge_fuse(kernel: &impl Kernel, device: &Device) -> Verdict {
+fn judge_shown(kernel: &impl Kernel, device: &Device) -> Verdict {
     let (served, supervised) = kept(kernel, device);
     if device.starting {
         return match (supervised, served) {
@@ -99,7 +100,7 @@ fn kept(kernel: &impl Kernel, device: &Device) -> (bool, bool) {
     (alive(device.worker), alive(device.server))
 }
 
-fn judge_ublk(kernel: &impl Kernel, device: &Device) -> Verdict {
+fn judge_numbered(kernel: &impl Kernel, device: &Device) -> Verdict {
     if !kernel.ublk(device.info.number) {
         return Verdict::Gone;
     }
@@ -141,19 +142,18 @@ fn state_of(device: &Device, served: bool, supervised: bool) -> Verdict {
 
 /// The name of a device's disk in sysfs.
 pub(crate) fn disk_of(info: &DeviceInfo) -> String {
-    if info.transport == Kind::Fuse {
-        // The loop device over its file.
-        return info.device.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    match shape::of(info.transport).disk {
+        Disk::Numbered(word) => format!("{word}{}", info.number),
+        // FUSE: the loop device over its file.
+        Disk::OfNode => info.device.file_name().unwrap_or_default().to_string_lossy().into_owned(),
     }
-    disk_name(info.transport, info.number)
 }
 
 /// The same of a number that has no record yet.
 pub(crate) fn disk_name(kind: Kind, number: u32) -> String {
-    match kind {
-        Kind::Ublk => format!("ublkb{number}"),
-        Kind::Dm => format!("dm-{number}"),
-        kind => format!("{kind}{number}"),
+    match shape::of(kind).disk {
+        Disk::Numbered(word) => format!("{word}{number}"),
+        Disk::OfNode => format!("{kind}{number}"),
     }
 }
 

@@ -4,8 +4,6 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use becket_transport::Kind;
-
 use crate::record::runtime::Runtime;
 use crate::record::store::{Entry, hash};
 
@@ -30,10 +28,10 @@ fn whose(runtime: &Runtime) -> u64 {
     (hash(&runtime.dir().to_string_lossy()) >> OWN).max(1)
 }
 
-/// The mark of a ublk device's record.
+/// The mark of a record.
 pub(crate) fn recorded(entry: &Entry) -> Option<u64> {
     match entry {
-        Entry::Device(device) if device.info.transport == Kind::Ublk => Some(device.mark),
+        Entry::Device(device) => Some(device.mark),
         Entry::Unknown(unknown) => unknown.mark,
         _ => None,
     }

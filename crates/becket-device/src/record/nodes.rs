@@ -4,8 +4,9 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use becket_transport::{Kind, node};
+use becket_transport::node;
 
+use crate::contract::shape;
 use crate::record::store::Device;
 use crate::system::log;
 
@@ -17,8 +18,7 @@ pub(crate) fn namespace() -> Option<u64> {
 /// Removes the nodes of a device that is gone, here and where they were made.
 pub(crate) fn remove(device: &Device) {
     let info = &device.info;
-    // A loop device's own node leads to the same device for ever, bound or not.
-    let own = matches!(info.transport, Kind::Ublk | Kind::Dm).then_some(&info.device);
+    let own = shape::of(info.transport).node_goes.then_some(&info.device);
     let mut nodes = own.into_iter().chain(info.partitions.iter().map(|part| &part.device)).peekable();
     if nodes.peek().is_none() {
         return;

@@ -13,9 +13,9 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
-use becket_transport::{Kind, node, sysfs};
+use becket_transport::{node, sysfs};
 
-use crate::contract::DeviceInfo;
+use crate::contract::{DeviceInfo, shape};
 use crate::record::judge::disk_of;
 use crate::record::runtime::Runtime;
 use crate::system::log;
@@ -58,7 +58,7 @@ pub(crate) fn forget(runtime: &Runtime, info: &DeviceInfo) {
         // Most have none.
         let _ = fs::remove_file(dir.join(diskseq.to_string()));
     }
-    if info.transport == Kind::Dm && !info.partitions.is_empty() {
+    if shape::of(info.transport).partitions_are_disks && !info.partitions.is_empty() {
         // Its partitions were disks whose numbers went with them.
         let names: Vec<String> = named(info).into_iter().map(|(_, name)| property(&name)).collect();
         for item in fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -93,6 +93,8 @@ fn property(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use becket_transport::Kind;
+
     use super::*;
     use crate::contract::PartitionInfo;
     use crate::record::store::tests::device;

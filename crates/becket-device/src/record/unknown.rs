@@ -4,11 +4,10 @@
 use std::path::PathBuf;
 
 use becket_image::Identity;
-use becket_transport::Kind;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::contract::{DeviceInfo, DeviceState, Error, ErrorKind, versions};
+use crate::contract::{DeviceInfo, DeviceState, Error, ErrorKind, shape, versions};
 use crate::record::store::Device;
 
 /// The part of a record that keeps its place and meaning in all versions.
@@ -108,7 +107,7 @@ fn shown(name: &str, info: &Value) -> DeviceInfo {
     let number = |key: &str| info[key].as_u64();
     let block = number("block_size").and_then(|size| u32::try_from(size).ok()).unwrap_or(512);
     let device = PathBuf::from(text("device"));
-    let transport = serde_json::from_value(info["transport"].clone()).unwrap_or(Kind::Ublk);
+    let transport = serde_json::from_value(info["transport"].clone()).unwrap_or(shape::UNKNOWN);
     let unit = number("number").and_then(|number| u32::try_from(number).ok()).unwrap_or(u32::MAX);
     DeviceInfo {
         size: number("size").unwrap_or(0),

@@ -8,13 +8,10 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use becket_image::{DirectIo, Source};
-use becket_transport::Kind;
-use becket_transport::ublk::control::DevInfo;
-use becket_uapi::ublk::UBLK_S_DEV_DEAD;
 
 use super::claims::{Claim, Claims};
 use super::devices::Supervisor;
-use super::driver::Driver;
+use super::driver::{Driver, Offer};
 use super::left::Left;
 use super::owned::Owned;
 use super::workers::{Orphan, Server};
@@ -45,8 +42,11 @@ impl Supervisor {
         let mut claims = Claims::new(orphans);
         let mut left = Left::new(self.guard.inherited(), self.workers.strangers());
         for record in &records {
-            let found = claims.take(record, &records, |worker| System.alive(worker));
-            if let Err(error) = self.take_over(record, found, &mut left) {
+            let took = self.drivers.offer(record.info.transport).and_then(|offer| {
+                let found = claims.take(offer, record, &records, |worker| System.alive(worker));
+                self.take_over(offer, record, found, &mut left)
+            });
+            if let Err(error) = took {
                 log::warn(format_args!("{} cannot be taken over: {error}", record.info.name));
             }
         }
@@ -64,20 +64,34 @@ impl Supervisor {
 
     /// Keeps the numbers of devices that stay with others from being given to new ones.
     fn reserve(&self, entries: &[(String, Entry)]) {
-        let numbers = entries.iter().filter_map(|(_, entry)| match entry {
-            Entry::Device(device) => Some(&device.info),
-            Entry::Unknown(unknown) if !unknown.is_claim => Some(&unknown.info),
-            Entry::Unknown(_) | Entry::Claim { .. } => None,
-        });
-        let of_fuse = numbers.filter(|info| info.transport == Kind::Fuse || info.number == u32::MAX);
-        self.fuse.reserve(of_fuse.map(|info| info.number).collect());
+        let infos = || {
+            entries.iter().filter_map(|(_, entry)| match entry {
+                Entry::Device(device) => Some(&device.info),
+                Entry::Unknown(unknown) if !unknown.is_claim => Some(&unknown.info),
+                Entry::Unknown(_) | Entry::Claim { .. } => None,
+            })
+        };
+        for offer in self.drivers.offers().filter(|offer| offer.numbered_here) {
+            let its = |info: &&DeviceInfo| info.transport == offer.kind || info.number == u32::MAX;
+            let numbers = infos().filter(its).map(|info| info.number).collect();
+            match self.driver(offer.kind) {
+                Ok(driver) => driver.reserve(numbers),
+                Err(error) => log::warn(format_args!("server: {} cannot be used: {error}", offer.kind)),
+            }
+        }
     }
 
     /// One record, with the worker that holds its device.
-    fn take_over(&self, record: &Device, found: Option<Claim>, left: &mut Left) -> Result<(), Error> {
+    fn take_over(
+        &self,
+        offer: &Offer,
+        record: &Device,
+        found: Option<Claim>,
+        left: &mut Left,
+    ) -> Result<(), Error> {
         let driver = self.driver(record.info.transport)?;
         let id = record.info.number;
-        let mut found = found.or_else(|| left.take(record));
+        let mut found = found.or_else(|| left.take(offer, record));
         if let Some((kept, _)) = &mut found {
             driver.take_over(record, kept);
         }
@@ -85,10 +99,11 @@ impl Supervisor {
             self.store.note_unspoken(record, why)?;
             return Err(Error::Worker { what: format!("goes on without a server: {why}") });
         }
-        let Some(info) = driver.info(id)?.filter(|info| info.ublksrv_flags == record.mark) else {
-            // A connection ends with its last server, its loop device does not.
-            // One that was only begun has no owner if no worker has it.
-            match record.info.transport == Kind::Fuse && !record.starting && lives(&System, record) {
+        let Some(added) = driver.info(id)?.filter(|added| added.mark == record.mark) else {
+            // What its driver does not know any more may still be there (FUSE: a connection ends with its
+            // last server, its loop device does not). One that was only begun has no owner if no worker has
+            // it.
+            match offer.end_left.is_some() && !record.starting && lives(&System, record) {
                 true => {
                     unserved(record)?;
                     say_lost(record);
@@ -97,7 +112,7 @@ impl Supervisor {
             }
             return Ok(());
         };
-        if record.starting || (is_dead(&info) && record.info.state != DeviceState::Lost) {
+        if record.starting || (added.stopped && record.info.state != DeviceState::Lost) {
             // Our predecessor was making it, or taking it away.
             driver.stop(id)?;
             driver.del(id)?;
@@ -176,11 +191,6 @@ fn of_ours(entry: Entry) -> Option<Device> {
         Entry::Device(device) if device.info.transport.is_served() && device.mark != 0 => Some(*device),
         _ => None,
     }
-}
-
-/// Whether it has no disk.
-fn is_dead(info: &DevInfo) -> bool {
-    info.state == UBLK_S_DEV_DEAD
 }
 
 /// The worker's state counts: our predecessor may have died when it had changed the device and not yet its

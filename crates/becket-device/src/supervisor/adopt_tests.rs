@@ -4,15 +4,15 @@ use becket_image::Source;
 use crate::contract::DeviceInfo;
 use crate::contract::messages::Detach;
 use crate::control::server::Service;
-use crate::supervisor::doubles::{FEATURES, FakeServer, Fate, Stage};
+use crate::supervisor::doubles::{ALL, FakeServer, Fate, Stage};
 use crate::system::sync::lock;
-use becket_uapi::ublk as uapi;
+use becket_transport::{Abilities, Kind};
 use std::fs;
 use std::sync::atomic::Ordering;
 
 /// The stage of a supervisor whose predecessor attached `names` and died; with the worker that serves them.
-fn after_a_death(names: &[&str], features: u64) -> (Stage, Arc<FakeServer>) {
-    let stage = Stage::with(features);
+fn after_a_death(names: &[&str], abilities: Abilities) -> (Stage, Arc<FakeServer>) {
+    let stage = Stage::with(abilities);
     for name in names {
         let request = stage.bench.request(Some(name));
         stage.supervisor.attach(request, vec![stage.bench.fd(true, 0)]).unwrap();
@@ -44,7 +44,7 @@ fn names(infos: &[DeviceInfo]) -> Vec<&str> {
 
 #[test]
 fn a_successor_owns_what_its_predecessor_owned() {
-    let (stage, worker) = after_a_death(&["one", "two"], FEATURES);
+    let (stage, worker) = after_a_death(&["one", "two"], ALL);
     assert_eq!(stage.supervisor.adopt().len(), 1);
     assert_eq!(names(&stage.supervisor.list()), ["one", "two"]);
     let record = stage.bench.store.device("one").unwrap().unwrap();
@@ -63,7 +63,7 @@ fn a_successor_owns_what_its_predecessor_owned() {
 #[test]
 fn a_growth_that_death_cut_short_is_finished() {
     for refused in [0, 1] {
-        let (stage, _) = after_a_death(&["one", "two"], FEATURES);
+        let (stage, _) = after_a_death(&["one", "two"], ALL);
         stage.driver.refuse.store(refused, Ordering::SeqCst);
         // The worker has the whole of it, and the kernel does not know.
         lock(&stage.driver.sizes).insert(900_001, 4096);
@@ -76,7 +76,7 @@ fn a_growth_that_death_cut_short_is_finished() {
 
 #[test]
 fn links_that_death_kept_from_being_made_are_made() {
-    let (stage, _) = after_a_death(&["one", "two"], FEATURES);
+    let (stage, _) = after_a_death(&["one", "two"], ALL);
     let link = |name: &str| stage.bench.store.runtime().links().join(name);
     let node = fs::read_link(link("one")).unwrap();
     fs::remove_file(link("one")).unwrap();
@@ -87,7 +87,7 @@ fn links_that_death_kept_from_being_made_are_made() {
 
 #[test]
 fn records_that_cannot_be_trusted_are_set_aside_and_others_are_not_disturbed() {
-    let (stage, _) = after_a_death(&["good", "corrupt", "foreign", "lied"], FEATURES);
+    let (stage, _) = after_a_death(&["good", "corrupt", "foreign", "lied"], ALL);
     let records = stage.bench.store.runtime().records();
     let path = |name: &str| records.join(format!("{name}.json"));
     fs::write(path("corrupt"), b"{\"version\":1,").unwrap();
@@ -114,12 +114,12 @@ fn records_that_cannot_be_trusted_are_set_aside_and_others_are_not_disturbed() {
 
 #[test]
 fn what_was_half_made_or_half_gone_is_removed() {
-    let (stage, _) = after_a_death(&["half", "dead", "gone"], FEATURES);
+    let (stage, _) = after_a_death(&["half", "dead", "gone"], ALL);
     let record = stage.bench.store.device("half").unwrap().unwrap();
     assert!(stage.bench.store.update(&record, &Device { starting: true, ..record.clone() }).unwrap());
     let numbers =
         ["half", "dead", "gone"].map(|name| stage.bench.store.device(name).unwrap().unwrap().info.number);
-    lock(&stage.driver.devices).get_mut(&numbers[1]).unwrap().state = uapi::UBLK_S_DEV_DEAD;
+    lock(&stage.driver.devices).get_mut(&numbers[1]).unwrap().stopped = true;
     lock(&stage.driver.devices).remove(&numbers[2]);
     stage.supervisor.adopt();
     assert!(stage.supervisor.idle());
@@ -134,7 +134,7 @@ fn what_was_half_made_or_half_gone_is_removed() {
 
 #[test]
 fn a_device_without_its_worker_is_lost_and_can_still_be_detached() {
-    let (stage, worker) = after_a_death(&["one"], FEATURES);
+    let (stage, worker) = after_a_death(&["one"], ALL);
     lock(&stage.workers.orphans).clear();
     worker.vanish();
     stage.supervisor.adopt();
@@ -150,7 +150,7 @@ fn a_device_without_its_worker_is_lost_and_can_still_be_detached() {
 
 #[test]
 fn what_the_worker_holds_counts_for_more_than_the_record() {
-    let (stage, _) = after_a_death(&["one"], FEATURES);
+    let (stage, _) = after_a_death(&["one"], ALL);
     let other = stage.bench.image.with_file_name("other");
     fs::write(&other, [0; 8192]).unwrap();
     let file = fs::File::options().read(true).write(true).open(&other).unwrap();
@@ -171,7 +171,7 @@ fn what_the_worker_holds_counts_for_more_than_the_record() {
 
 #[test]
 fn an_upgrade_moves_devices_between_two_requests() {
-    let (stage, old) = after_a_death(&["one"], FEATURES);
+    let (stage, old) = after_a_death(&["one"], ALL);
     let workers = stage.supervisor.adopt();
     // Two tags were in use when it was first asked.
     old.slow.store(2, Ordering::SeqCst);
@@ -196,8 +196,8 @@ fn an_upgrade_moves_devices_between_two_requests() {
 
 #[test]
 fn where_requests_cannot_be_held_back_the_old_worker_ends() {
-    for features in [FEATURES & !uapi::UBLK_F_QUIESCE, FEATURES | uapi::UBLK_F_BATCH_IO] {
-        let (stage, old) = after_a_death(&["one"], features);
+    for abilities in [ALL.without(Abilities::QUIESCES), ALL.with(Abilities::BATCH)] {
+        let (stage, old) = after_a_death(&["one"], abilities);
         let workers = stage.supervisor.adopt();
         stage.supervisor.renew(workers);
         assert_eq!(stage.done(), ["killed by 0"]);
@@ -223,7 +223,7 @@ fn a_liar(stage: &Stage, change: impl Fn(&mut Kept)) -> Arc<FakeServer> {
 
 #[test]
 fn a_worker_that_claims_what_another_serves_is_not_believed() {
-    let (stage, worker) = after_a_death(&["one"], FEATURES);
+    let (stage, worker) = after_a_death(&["one"], ALL);
     let liar = a_liar(&stage, |_| {});
     stage.supervisor.adopt();
     // It has no device, so nothing comes of its death; the other one's is mourned.
@@ -236,7 +236,7 @@ fn a_worker_that_claims_what_another_serves_is_not_believed() {
 #[test]
 fn a_dead_workers_device_is_believed_of_one_successor_only() {
     for (liars, believed) in [(1, 1), (2, 0)] {
-        let (stage, _) = after_a_death(&["one"], FEATURES);
+        let (stage, _) = after_a_death(&["one"], ALL);
         let record = stage.bench.store.device("one").unwrap().unwrap();
         // Its supervisor died before it could write down who came after the first worker.
         let dead = Some(ProcessId { pid: u32::MAX - 1, start: 1 });
@@ -249,7 +249,7 @@ fn a_dead_workers_device_is_believed_of_one_successor_only() {
 
 #[test]
 fn an_isolated_worker_gets_no_second_device() {
-    let (stage, worker) = after_a_death(&["mine", "other"], FEATURES);
+    let (stage, worker) = after_a_death(&["mine", "other"], ALL);
     let [mine, other] = ["mine", "other"].map(|name| stage.bench.store.device(name).unwrap().unwrap());
     let mut isolated = mine.clone();
     isolated.info.isolated = true;
@@ -284,7 +284,7 @@ fn what_a_worker_says_must_fit_the_record_and_its_descriptors() {
         |kept| kept.keepsakes.cgroup = Some(fs::File::open("/dev/null").unwrap().into()),
     ];
     for (number, lie) in lies.into_iter().enumerate() {
-        let (stage, _) = after_a_death(&["one"], FEATURES);
+        let (stage, _) = after_a_death(&["one"], ALL);
         lie(&mut lock(&stage.workers.orphans)[0].held[0]);
         stage.supervisor.adopt();
         assert!(stage.supervisor.idle(), "lie {number} is believed");
@@ -295,7 +295,7 @@ fn what_a_worker_says_must_fit_the_record_and_its_descriptors() {
 
 #[test]
 fn a_worker_that_lives_is_not_said_to_be_dead() {
-    let (stage, _) = after_a_death(&["one"], FEATURES);
+    let (stage, _) = after_a_death(&["one"], ALL);
     let record = stage.bench.store.device("one").unwrap().unwrap();
     let of = |worker| unserved(&Device { worker, ..record.clone() });
     assert!(of(Some(ProcessId::own())).unwrap_err().to_string().contains("goes on without a server"));

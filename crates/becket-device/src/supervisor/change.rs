@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use becket_image::{DirectIo, FileKind, Identity, Map, Partition, Source};
+use becket_transport::Abilities;
 use becket_transport::aside::within;
-use becket_uapi::ublk::UBLK_F_UPDATE_SIZE;
 
 use super::driver::Driver;
 use super::make::{check_files, check_map, direct_io};
@@ -254,7 +254,7 @@ fn undo(what: &str, outcome: Result<(), Error>) {
 }
 
 fn resizable(driver: &dyn Driver, id: u32, name: &str) -> Result<(), Error> {
-    if driver.info(id)?.is_some_and(|found| found.flags & UBLK_F_UPDATE_SIZE != 0) {
+    if driver.info(id)?.is_some_and(|added| added.abilities.has(Abilities::RESIZES)) {
         return Ok(());
     }
     Err(unsupported(

@@ -2,20 +2,19 @@ use std::fs;
 use std::sync::atomic::Ordering;
 
 use becket_image::Place;
-use becket_uapi::ublk::{UBLK_F_AUTO_BUF_REG, UBLK_F_BATCH_IO};
 
 use super::*;
 use crate::contract::DeviceInfo;
 use crate::contract::messages::{Attach, FileFacts, Refresh, Set, TableEntry};
 use crate::control::server::Service;
-use crate::supervisor::doubles::{FEATURES, Fate, Stage, facts};
+use crate::supervisor::doubles::{ALL, Fate, Stage, facts};
 use crate::system::sync::lock;
 
 const NAME: &str = "one";
 
 /// A supervisor with a device of 8,192 bytes.
-fn stage(features: u64, change: impl FnOnce(Attach) -> Attach) -> Stage {
-    let stage = Stage::with(features);
+fn stage(abilities: Abilities, change: impl FnOnce(Attach) -> Attach) -> Stage {
+    let stage = Stage::with(abilities);
     let request = change(stage.bench.request(Some(NAME)));
     stage.supervisor.attach(request, vec![stage.bench.fd(true, 0)]).unwrap();
     stage.done();
@@ -23,7 +22,7 @@ fn stage(features: u64, change: impl FnOnce(Attach) -> Attach) -> Stage {
 }
 
 fn plain() -> Stage {
-    stage(FEATURES, |request| request)
+    stage(ALL, |request| request)
 }
 
 impl Stage {
@@ -106,8 +105,8 @@ fn a_disk_that_asks_its_worker_comes_after_it() {
 #[test]
 fn offset_and_limit_hold() {
     let request = |request| Attach { offset: 4096, map: Map::contiguous(0, 4096, 4096), ..request };
-    assert_eq!(stage(FEATURES, request).refresh(16384).0.unwrap(), 12288);
-    let limited = stage(FEATURES, |request| Attach { size_limit: Some(8192), ..request });
+    assert_eq!(stage(ALL, request).refresh(16384).0.unwrap(), 12288);
+    let limited = stage(ALL, |request| Attach { size_limit: Some(8192), ..request });
     assert_eq!(limited.refresh(1 << 20).0.unwrap(), 8192);
 }
 
@@ -155,8 +154,8 @@ fn a_kernel_that_refuses_leaves_everything_as_it_was() {
 
 #[test]
 fn an_old_kernel_and_an_empty_image_are_refused_with_a_way_out() {
-    for (features, len) in [(FEATURES & !UBLK_F_UPDATE_SIZE, 16384), (FEATURES, 100)] {
-        let (outcome, steps) = stage(features, |request| request).refresh(len);
+    for (abilities, len) in [(ALL.without(Abilities::RESIZES), 16384), (ALL, 100)] {
+        let (outcome, steps) = stage(abilities, |request| request).refresh(len);
         let error = outcome.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.hint().is_some());
@@ -170,7 +169,7 @@ fn a_disk_in_pieces_keeps_its_length() {
     let place = |offset| becket_image::Place::Data { source: 0, offset };
     let extent = |start, offset| becket_image::Extent { start, len: 4096, place: place(offset) };
     let map = Map::from_extents(vec![extent(0, 4096), extent(4096, 0)]).unwrap();
-    let stage = stage(FEATURES, |request| Attach { map, ..request });
+    let stage = stage(ALL, |request| Attach { map, ..request });
     let (size, steps) = stage.refresh(16384);
     assert_eq!((size.unwrap(), steps.len()), (8192, 0));
     let error = stage.set(Set { size_limit: Some(4096), ..Set::default() }).unwrap_err();
@@ -212,7 +211,7 @@ fn a_worker_that_refuses_leaves_everything_as_it_was() {
 fn an_image_open_for_reading_only_is_not_made_writable() {
     let facts = becket_image::Facts { writable: false, ..facts() };
     let files = vec![FileFacts { facts, direct: false }];
-    let stage = stage(FEATURES, |request| Attach { read_only: true, files, ..request });
+    let stage = stage(ALL, |request| Attach { read_only: true, files, ..request });
     let error = stage.set(Set { read_only: Some(false), ..Set::default() }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ReadOnly);
     assert!(stage.steps().is_empty());
@@ -241,8 +240,9 @@ fn another_image_comes_with_its_files_its_size_and_its_partitions() {
 #[test]
 fn an_image_with_holes_takes_another_s_place_in_any_mode() {
     let extent = |start, place| becket_image::Extent { start, len: 4096, place };
-    for flags in [0, UBLK_F_AUTO_BUF_REG, UBLK_F_AUTO_BUF_REG | UBLK_F_BATCH_IO] {
-        let stage = stage(FEATURES | flags, |request| request);
+    let zero_copy = Abilities::ZERO_COPY;
+    for more in [Abilities::default(), zero_copy, zero_copy.with(Abilities::BATCH)] {
+        let stage = stage(ALL.with(more), |request| request);
         let data = extent(0, Place::Data { source: 0, offset: 0 });
         let map = Map::from_extents(vec![data, extent(4096, Place::Zero)]).unwrap();
         let files = vec![FileFacts { facts: facts(), direct: false }];

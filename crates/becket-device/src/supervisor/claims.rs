@@ -9,21 +9,17 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use becket_transport::Kind;
-use rustix::fs::{FileType, fstat, major, minor};
-
+use super::driver::Offer;
 use super::isolation::is_member_list;
-use super::make::{check_map, check_sources, is_pipe};
+use super::make::{check_map, check_sources};
 use super::workers::{Orphan, Server};
 use crate::contract::DeviceId;
 use crate::contract::kept::Kept;
 use crate::contract::sealed::is_sealed;
 use crate::record::store::Device;
+use crate::system::inode::is_pipe;
 use crate::system::log;
 use crate::system::process::ProcessId;
-
-/// `/dev/fuse`, by the kernel's `devices.txt`.
-const FUSE: (u32, u32) = (10, 229);
 
 /// A device and who serves it.
 pub(super) type Claim = (Kept, Arc<dyn Server>);
@@ -41,9 +37,11 @@ impl Claims {
         Claims { left: orphans.into_iter().flat_map(all).collect() }
     }
 
-    /// The one claim to a device that can be believed. `alive` tells of processes that records name.
+    /// The one claim to a device of this offer that can be believed. `alive` tells of processes that records
+    /// name.
     pub(super) fn take(
         &mut self,
+        offer: &Offer,
         record: &Device,
         records: &[Device],
         alive: impl Fn(ProcessId) -> bool,
@@ -52,7 +50,8 @@ impl Claims {
         let mut believed: Vec<Claim> = Vec::new();
         for (kept, server) in self.left.extract_if(.., of_it) {
             let worker = server.id();
-            let checked = may_hold(worker, record, records, &alive).and_then(|()| makes_sense(&kept, record));
+            let checked =
+                may_hold(worker, record, records, &alive).and_then(|()| makes_sense(offer, &kept, record));
             match checked {
                 Ok(()) => believed.push((kept, server)),
                 Err(why) => log::warn(format_args!(
@@ -103,7 +102,7 @@ fn may_hold(
 }
 
 /// Whether what is said of a device fits its record, and its descriptors what is said of them.
-pub(super) fn makes_sense(kept: &Kept, record: &Device) -> Result<(), &'static str> {
+pub(super) fn makes_sense(offer: &Offer, kept: &Kept, record: &Device) -> Result<(), &'static str> {
     let Kept { serve, sources, keepsakes, link } = kept;
     let info = &record.info;
     if serve.kind != info.transport || serve.id != DeviceId::of(info) {
@@ -128,19 +127,8 @@ pub(super) fn makes_sense(kept: &Kept, record: &Device) -> Result<(), &'static s
     if !is(&keepsakes.table, is_sealed) {
         return Err("its table of encoded blocks can be changed");
     }
-    if serve.kind == Kind::Fuse && !is_link(link) {
+    if !(offer.is_link)(link) {
         return Err("its connection is none");
     }
     Ok(())
-}
-
-/// Whether these are the end of a tether and descriptors of FUSE: the supervisor writes to them.
-fn is_link(link: &[OwnedFd]) -> bool {
-    let is_fuse = |fd: &OwnedFd| {
-        fstat(fd).is_ok_and(|stat| {
-            FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
-                && (major(stat.st_rdev), minor(stat.st_rdev)) == FUSE
-        })
-    };
-    link.split_first().is_some_and(|(tether, devices)| is_pipe(tether) && devices.iter().all(is_fuse))
 }

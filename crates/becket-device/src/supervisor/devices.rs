@@ -5,20 +5,19 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use becket_engine::Summary;
-use becket_transport::ublk::control::Control;
 use becket_transport::{Kind, aside};
 
 use super::change::{Length, Target, Wish, apply, plan, take_image};
 use super::driver::Driver;
-use super::fuse::{FuseDriver, end_left};
 use super::guard::Guard;
 use super::isolation;
 use super::make::{Made, Maker};
 use super::manager;
+use super::offers::Drivers;
 use super::owned::{Owned, Owning};
 use super::watch::Watch;
 use super::workers::{OnDeath, Server, Workers};
@@ -43,9 +42,7 @@ pub(crate) struct Supervisor {
     /// Precautions that the environment did not allow.
     notes: Vec<String>,
     pub(super) devices: Ranked<DEVICES, BTreeMap<String, Arc<Owned>>>,
-    /// Opened when the first device needs it.
-    pub(super) driver: OnceLock<Arc<dyn Driver>>,
-    pub(super) fuse: Arc<dyn Driver>,
+    pub(super) drivers: Drivers,
     pub(super) workers: Box<dyn Workers>,
     /// The worker that gets new devices.
     shared: Ranked<SHARED, Option<Arc<dyn Server>>>,
@@ -71,15 +68,14 @@ impl Supervisor {
         notes: Vec<String>,
         workers: Box<dyn Workers>,
         guard: Guard,
+        drivers: Drivers,
         wake: impl Fn() + Send + Sync + 'static,
     ) -> Arc<Supervisor> {
-        let places = store.runtime().files();
         Arc::new_cyclic(|myself| Supervisor {
             store,
             notes,
             devices: Ranked::default(),
-            driver: OnceLock::new(),
-            fuse: Arc::new(FuseDriver::new(places)),
+            drivers,
             workers,
             shared: Ranked::default(),
             shares: AtomicU32::new(0),
@@ -92,12 +88,6 @@ impl Supervisor {
             wake: Box::new(wake),
             myself: myself.clone(),
         })
-    }
-
-    /// Uses this driver instead of the kernel's.
-    #[cfg(test)]
-    pub(super) fn drive(&self, driver: Arc<dyn Driver>) {
-        assert!(self.driver.set(driver).is_ok(), "it has one");
     }
 
     /// Whether it owns nothing and makes nothing.
@@ -196,17 +186,9 @@ impl Supervisor {
         left.len()
     }
 
-    /// Who speaks with the kernel about devices of that kind.
+    /// The driver of devices of that kind.
     pub(super) fn driver(&self, kind: Kind) -> Result<Arc<dyn Driver>, Error> {
-        if kind == Kind::Fuse {
-            return Ok(Arc::clone(&self.fuse));
-        }
-        if let Some(driver) = self.driver.get() {
-            return Ok(Arc::clone(driver));
-        }
-        // Of two that come first, one's is closed again.
-        let opened: Arc<dyn Driver> = Arc::new(Control::open().map_err(Error::Device)?);
-        Ok(Arc::clone(self.driver.get_or_init(|| opened)))
+        self.drivers.driver(kind, self.store.runtime())
     }
 
     /// The shared worker; a new one when there is none or it died.
@@ -375,7 +357,7 @@ impl Supervisor {
             let what = format!("is not the one that owns {name}");
             return Err(Error::Server { what, log: None });
         }
-        if device.info.transport == Kind::Fuse {
+        if let Some(end_left) = self.drivers.offer(device.info.transport)?.end_left {
             if !end_left(&device)? && !lazy {
                 return Err(Error::Busy { device: device.info.device, users: Vec::new() });
             }
@@ -386,7 +368,7 @@ impl Supervisor {
         let driver = self.driver(device.info.transport)?;
         let id = device.info.number;
         match driver.info(id)? {
-            Some(info) if device.mark != 0 && info.ublksrv_flags == device.mark => {
+            Some(added) if device.mark != 0 && added.mark == device.mark => {
                 let served = device.worker.is_some_and(|worker| System.alive(worker));
                 if !served {
                     driver.stop(id)?;
@@ -454,7 +436,9 @@ impl Service for Supervisor {
             false => self.shared_worker()?,
         };
         let isolated = request.isolate;
-        let maker = Maker { store: &self.store, driver: &*driver, server: &*worker, owned: self.owns() };
+        let offer = self.drivers.offer(request.transport)?;
+        let owned = self.owns();
+        let maker = Maker { store: &self.store, offer, driver: &*driver, server: &*worker, owned };
         let made = maker.make(request, fds, cgroup);
         let Made { device, kept } = made.inspect_err(|_| {
             if isolated {

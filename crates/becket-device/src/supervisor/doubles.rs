@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use becket_engine::{Geometry, Summary};
 use becket_image::{Facts, FileKind, Map, Partition};
-use becket_transport::ublk::control::{AddRequest, DevInfo};
-use becket_uapi::ublk as uapi;
+use becket_transport::{Abilities, Kind};
 
 use super::devices::Supervisor;
-use super::driver::Driver;
+use super::driver::{Added, Driver, NewDevice, Settled};
 use super::guard::Guard;
+use super::offers::{Drivers, OFFERS};
 use super::workers::{OnDeath, Orphan, Server, Workers};
 use crate::contract::messages::{Attach, FileFacts};
 use crate::contract::protocol::{Change, Serve};
@@ -29,11 +29,8 @@ use crate::system::sync::lock;
 use crate::system::sync::tests::shuffled;
 
 /// What the newest kernel can.
-pub(super) const FEATURES: u64 = uapi::UBLK_F_CMD_IOCTL_ENCODE
-    | uapi::UBLK_F_USER_RECOVERY
-    | uapi::UBLK_F_USER_RECOVERY_REISSUE
-    | uapi::UBLK_F_QUIESCE
-    | uapi::UBLK_F_UPDATE_SIZE;
+pub(super) const ALL: Abilities =
+    Abilities::SERVED.with(Abilities::RECOVERS).with(Abilities::QUIESCES).with(Abilities::RESIZES);
 /// Numbers that no device of this machine has.
 const FIRST: u32 = 900_001;
 
@@ -43,8 +40,8 @@ pub(super) type Journal = Arc<Mutex<Vec<String>>>;
 /// A driver that keeps a journal.
 pub(super) struct FakeDriver {
     pub(super) journal: Journal,
-    pub(super) features: u64,
-    pub(super) devices: Mutex<BTreeMap<u32, DevInfo>>,
+    pub(super) abilities: Abilities,
+    pub(super) devices: Mutex<BTreeMap<u32, Added>>,
     /// What users see of each disk.
     pub(super) sizes: Mutex<BTreeMap<u32, u64>>,
     /// How often START_USER_RECOVERY still finds the old worker's device open.
@@ -61,7 +58,7 @@ impl FakeDriver {
     fn new(journal: &Journal) -> FakeDriver {
         FakeDriver {
             journal: Arc::clone(journal),
-            features: FEATURES,
+            abilities: ALL,
             devices: Mutex::default(),
             sizes: Mutex::default(),
             held: AtomicU32::new(0),
@@ -80,30 +77,35 @@ impl FakeDriver {
         counter.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
     }
 
-    fn set_state(&self, id: u32, state: u16) {
-        if let Some(info) = lock(&self.devices).get_mut(&id) {
-            info.state = state;
+    fn set_stopped(&self, id: u32, stopped: bool) {
+        if let Some(added) = lock(&self.devices).get_mut(&id) {
+            added.stopped = stopped;
         }
     }
 }
 
+/// All that was wished for.
+pub(super) fn granted(number: u32, wanted: NewDevice) -> Added {
+    let NewDevice { queues, depth, abilities, mark, .. } = wanted;
+    Added { number, queues, depth, abilities, mark, stopped: true }
+}
+
 impl Driver for FakeDriver {
-    fn features(&self) -> Result<u64, Error> {
-        Ok(self.features)
+    fn abilities(&self) -> Result<Abilities, Error> {
+        Ok(self.abilities)
     }
-    fn add(&self, request: AddRequest) -> Result<DevInfo, Error> {
+    fn add(&self, wanted: NewDevice) -> Result<Added, Error> {
         let mut devices = lock(&self.devices);
-        let dev_id = devices.keys().next_back().map_or(FIRST, |last| last + 1);
-        let info = DevInfo {
-            dev_id,
-            nr_hw_queues: request.queues,
-            queue_depth: request.depth,
-            flags: request.flags,
-            ublksrv_flags: request.mark,
-            ..DevInfo::default()
-        };
-        devices.insert(dev_id, info);
-        Ok(info)
+        let number = devices.keys().next_back().map_or(FIRST, |last| last + 1);
+        let added = granted(number, wanted);
+        devices.insert(number, added);
+        Ok(added)
+    }
+    fn default_name(&self, id: u32) -> String {
+        format!("ublkb{id}")
+    }
+    fn node(&self, id: u32) -> PathBuf {
+        format!("/dev/ublkb{id}").into()
     }
     fn set_params(&self, id: u32, geometry: &Geometry) -> Result<(), Error> {
         lock(&self.sizes).insert(id, geometry.size);
@@ -114,22 +116,22 @@ impl Driver for FakeDriver {
         Ok(vec![File::open("/dev/null").unwrap().into()])
     }
     fn start(&self, id: u32, _: u32) -> Result<(), Error> {
-        self.set_state(id, uapi::UBLK_S_DEV_LIVE);
+        self.set_stopped(id, false);
         Ok(())
     }
-    fn settle(&self, _: u32, _: &[Partition]) -> Result<Option<u64>, Error> {
-        Ok(None)
+    fn settle(&self, _: u32, _: &[Partition]) -> Result<Settled, Error> {
+        Ok(Settled::default())
     }
     fn stop(&self, id: u32) -> Result<(), Error> {
         self.did("stop", id);
-        self.set_state(id, uapi::UBLK_S_DEV_DEAD);
+        self.set_stopped(id, true);
         Ok(())
     }
     fn stop_unused(&self, id: u32) -> Result<bool, Error> {
         let used = self.used.load(Ordering::SeqCst);
         self.did(if used { "refuse to stop" } else { "stop unused" }, id);
         if !used {
-            self.set_state(id, uapi::UBLK_S_DEV_DEAD);
+            self.set_stopped(id, true);
         }
         Ok(!used)
     }
@@ -138,7 +140,7 @@ impl Driver for FakeDriver {
         lock(&self.devices).remove(&id);
         Ok(())
     }
-    fn info(&self, id: u32) -> Result<Option<DevInfo>, Error> {
+    fn info(&self, id: u32) -> Result<Option<Added>, Error> {
         Ok(lock(&self.devices).get(&id).copied())
     }
     fn numbers(&self) -> Vec<u32> {
@@ -358,22 +360,23 @@ pub(super) struct Stage {
 
 impl Stage {
     pub(super) fn new() -> Stage {
-        Stage::with(FEATURES)
+        Stage::with(ALL)
     }
 
-    pub(super) fn with(features: u64) -> Stage {
+    pub(super) fn with(abilities: Abilities) -> Stage {
         let bench = Bench::new();
         let journal = Journal::default();
-        let driver = Arc::new(FakeDriver { features, ..FakeDriver::new(&journal) });
+        let driver = Arc::new(FakeDriver { abilities, ..FakeDriver::new(&journal) });
         let workers = Arc::new(FakeWorkers { journal: Arc::clone(&journal), ..FakeWorkers::default() });
         let supervisor = Supervisor::new(
             bench.store.clone(),
             Vec::new(),
             Box::new(Arc::clone(&workers)),
             Guard::default(),
+            Drivers::new(&OFFERS),
             || {},
         );
-        supervisor.drive(Arc::clone(&driver) as Arc<dyn Driver>);
+        supervisor.drivers.set(Kind::Ublk, Arc::clone(&driver) as Arc<dyn Driver>);
         Stage { bench, journal, driver, workers, supervisor }
     }
 
@@ -441,7 +444,7 @@ impl Bench {
             lease: false,
             isolate: false,
             cgroup: false,
-            transport: becket_transport::Kind::Ublk,
+            transport: Kind::Ublk,
             reason: "test".into(),
             warnings: Vec::new(),
         }

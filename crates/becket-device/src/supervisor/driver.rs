@@ -1,242 +1,188 @@
-//! What the supervisor asks of the ublk driver, behind a trait so that each step can fail in tests.
-//! It decides nothing but how an old kernel is asked whether a disk is in use.
+//! What the supervisor asks of the driver of an offer, in terms of disks and their numbers.
+//! It knows no offer: each implements [`Driver`] in a file of its own, below `offers`.
 
 use std::collections::BTreeSet;
-use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use becket_engine::Geometry;
 use becket_image::Partition;
-use becket_transport::ublk::DataMode;
-use becket_transport::ublk::control::{self, AddRequest, Control, DevInfo};
-use becket_transport::{node, sysfs};
-use becket_uapi::ublk::{UBLK_F_BATCH_IO, UBLK_F_QUIESCE};
+use becket_transport::{Abilities, Kind};
 
 use crate::contract::Error;
 use crate::contract::kept::Kept;
+use crate::record::runtime::Runtime;
 use crate::record::store::Device;
-use crate::system::users;
 
 /// How long a worker that reports its FETCHes may keep the kernel waiting: one that died meanwhile does for
 /// ever.
 pub(super) const READY: Duration = Duration::from_secs(30);
-/// How long one order to hold requests back may wait for tags that have none.
-const QUIET: Duration = Duration::from_secs(1);
 /// How long promised partitions may take.
 pub(super) const PARTITIONS: Duration = Duration::from_secs(5);
 
+/// See [`Offer::end_left`].
+pub(crate) type EndLeft = fn(&Device) -> Result<bool, Error>;
+
+/// What the supervisor knows of an offer before it has its driver.
+pub(crate) struct Offer {
+    pub(crate) kind: Kind,
+    /// Opens its driver.
+    pub(crate) open: fn(&Runtime) -> Result<Arc<dyn Driver>, Error>,
+    /// The numbers of all its devices in the kernel, if the kernel lists them without being opened.
+    pub(crate) present: fn() -> Vec<u32>,
+    /// The supervisor and not the kernel gives its devices their numbers.
+    pub(crate) numbered_here: bool,
+    /// Other programs can end what a device stands on.
+    pub(crate) ended_by_others: bool,
+    /// The worker shows the partitions itself.
+    pub(crate) worker_has_partitions: bool,
+    /// Ends what is left of a device whose worker and supervisor are dead, where its driver knows nothing of
+    /// it any more; `false` when it is in use.
+    pub(crate) end_left: Option<EndLeft>,
+    /// Whether these are what the worker holds of a device for its supervisor's successor.
+    pub(crate) is_link: fn(&[OwnedFd]) -> bool,
+}
+
+impl Offer {
+    /// One whose devices the kernel numbers and keeps.
+    pub(crate) const fn of(kind: Kind) -> Offer {
+        Offer {
+            kind,
+            open: |_| Err(Error::NoDevice { target: String::new() }),
+            present: Vec::new,
+            numbered_here: false,
+            ended_by_others: false,
+            worker_has_partitions: false,
+            end_left: None,
+            is_link: <[OwnedFd]>::is_empty,
+        }
+    }
+}
+
+/// A device to be added.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NewDevice {
+    pub(crate) queues: u16,
+    pub(crate) depth: u16,
+    pub(crate) abilities: Abilities,
+    /// Longest request in bytes.
+    pub(crate) max_io: u32,
+    /// A number by which the device is known for ours.
+    pub(crate) mark: u64,
+}
+
+/// A device as its driver has it, which may have granted less than was wished for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Added {
+    pub(crate) number: u32,
+    pub(crate) queues: u16,
+    pub(crate) depth: u16,
+    pub(crate) abilities: Abilities,
+    /// The mark that it was added with, also by another program.
+    pub(crate) mark: u64,
+    /// It shows users nothing: it was not started yet, or is stopped.
+    pub(crate) stopped: bool,
+}
+
+/// What was seen of a disk once its nodes are there.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Settled {
+    /// The disk's sequence number.
+    pub(crate) diskseq: Option<u64>,
+    /// Its physical block size in bytes, where that is not what was asked for.
+    pub(crate) physical_block: Option<u32>,
+}
+
 /// What the supervisor asks of a driver. A device goes by its own number, among those of its kind.
 pub(crate) trait Driver: Send + Sync {
-    fn features(&self) -> Result<u64, Error>;
-    fn add(&self, request: AddRequest) -> Result<DevInfo, Error>;
+    /// What its devices can have.
+    fn abilities(&self) -> Result<Abilities, Error>;
+    fn add(&self, wanted: NewDevice) -> Result<Added, Error>;
     /// Reserves these numbers, where the kernel does not: another worker serves devices with them.
     fn reserve(&self, _ids: BTreeSet<u32>) {}
-    fn set_params(&self, id: u32, geometry: &Geometry) -> Result<(), Error>;
+    fn set_params(&self, number: u32, geometry: &Geometry) -> Result<(), Error>;
     /// What a worker needs of a device; the first of them the supervisor must not keep.
-    fn open(&self, id: u32) -> Result<Vec<OwnedFd>, Error>;
-    fn start(&self, id: u32, pid: u32) -> Result<(), Error>;
-    /// Makes sure of the nodes of the disk and of its promised partitions; with the disk's sequence number if
-    /// it was seen.
-    fn settle(&self, id: u32, promised: &[Partition]) -> Result<Option<u64>, Error>;
+    fn open(&self, number: u32) -> Result<Vec<OwnedFd>, Error>;
+    fn start(&self, number: u32, pid: u32) -> Result<(), Error>;
+    /// Makes sure of the nodes of the disk and of its promised partitions.
+    fn settle(&self, _number: u32, _promised: &[Partition]) -> Result<Settled, Error> {
+        Ok(Settled::default())
+    }
     /// Removes the disk, even if it is in use.
-    fn stop(&self, id: u32) -> Result<(), Error>;
+    fn stop(&self, number: u32) -> Result<(), Error>;
     /// Removes the disk unless it is in use: then `false`.
-    fn stop_unused(&self, id: u32) -> Result<bool, Error>;
+    fn stop_unused(&self, number: u32) -> Result<bool, Error>;
     /// Deletes a stopped device; does not wait for those who still have its dead disk open.
-    fn del(&self, id: u32) -> Result<(), Error>;
-    fn info(&self, id: u32) -> Result<Option<DevInfo>, Error>;
+    fn del(&self, number: u32) -> Result<(), Error>;
+    /// What the driver says of a device; nothing where there is none.
+    fn info(&self, number: u32) -> Result<Option<Added>, Error>;
     /// The numbers of all devices, also of those that are not ours.
     fn numbers(&self) -> Vec<u32> {
         Vec::new()
     }
     /// Begins to give a device to another worker; `false` while the kernel has not let go of the last one.
-    fn start_recovery(&self, id: u32) -> Result<bool, Error>;
+    fn start_recovery(&self, number: u32) -> Result<bool, Error>;
     /// Lets the requests of a device go to the worker that has it now.
-    fn end_recovery(&self, id: u32, pid: u32) -> Result<(), Error>;
-    /// Whether a live device with those flags can be taken from its worker without a request being lost or
-    /// failing.
-    fn can_quiesce(&self, flags: u64) -> bool {
-        // With batch commands at least Linux 7.0 to 7.3 fail the requests that come after QUIESCE_DEV (it
-        // sets `force_abort`, as for a device that is stopped).
-        flags & (UBLK_F_QUIESCE | UBLK_F_BATCH_IO) == UBLK_F_QUIESCE
+    fn end_recovery(&self, number: u32, pid: u32) -> Result<(), Error>;
+    /// Whether a live device with these abilities can be taken from its worker without a request being lost
+    /// or failing.
+    fn quiesces(&self, abilities: Abilities) -> bool {
+        abilities.quiesces()
     }
     /// Holds a live device's new requests back, and has its worker end those that it has and close it, which
     /// `leave` asks the worker for. Repeated as long as that has not closed.
-    fn quiesce(&self, id: u32, leave: &dyn Fn() -> Result<(), Error>) -> Result<(), Error>;
+    fn quiesce(&self, number: u32, leave: &dyn Fn() -> Result<(), Error>) -> Result<(), Error>;
     /// Has an old kernel notice soon that a worker died with all its tags in use.
-    fn watchful(&self, id: u32);
+    fn watchful(&self, _number: u32) {}
     /// How many bytes users see of a disk.
-    fn size(&self, id: u32) -> Option<u64>;
+    fn size(&self, _number: u32) -> Option<u64> {
+        None
+    }
     /// Gives a live disk another size, in bytes.
-    fn update_size(&self, id: u32, bytes: u64) -> Result<(), Error>;
+    fn update_size(&self, number: u32, bytes: u64) -> Result<(), Error>;
     /// Whether a disk is read-only or not for as long as it lives, so that it must be added that way.
     fn stays_read_only(&self) -> bool {
         false
     }
     /// Announces to users of a disk and of its partitions whether it is read-only; the worker refuses writes
     /// by itself.
-    fn set_read_only(&self, id: u32, on: bool) -> Result<(), Error>;
+    fn set_read_only(&self, _number: u32, _on: bool) -> Result<(), Error> {
+        Ok(())
+    }
     /// Replaces the partitions of an unused disk; those that are as promised stay.
-    fn repartition(&self, id: u32, promised: &[Partition]) -> Result<(), Error>;
-    /// Longest request of a device with those flags, in bytes.
-    fn max_io(&self, flags: u64) -> u32 {
-        DataMode::of(flags).max_io()
+    fn repartition(&self, _number: u32, _promised: &[Partition]) -> Result<(), Error> {
+        Ok(())
+    }
+    /// Longest request of a device with these abilities, in bytes.
+    fn max_io(&self, abilities: Abilities) -> u32 {
+        abilities.data_mode().max_io()
     }
     /// Receives which image a device shows, for display, which partitions of it, and whether it is read-only.
-    fn of_image(&self, _id: u32, _image: &Path, _promised: &[Partition], _read_only: bool) {}
+    fn of_image(&self, _number: u32, _image: &Path, _promised: &[Partition], _read_only: bool) {}
     /// The kernel may read the partition table of this device whenever a program asks for that.
-    fn rereads(&self, _id: u32) {}
+    fn rereads(&self, _number: u32) {}
+    /// Whether the kernel shows its devices as disks; another offer shows a socket, for example. What speaks
+    /// of disks and their partitions need not be implemented by a driver without any.
+    fn has_disk(&self) -> bool {
+        true
+    }
     /// The name of a device that was given none.
-    fn default_name(&self, id: u32) -> String {
-        disk(id)
-    }
+    fn default_name(&self, number: u32) -> String;
     /// Where a device is found.
-    fn node(&self, id: u32) -> PathBuf {
-        sysfs::node(&disk(id))
-    }
+    fn node(&self, number: u32) -> PathBuf;
     /// Whether a disk asks its worker for its length, so that the worker must know first, whether it grows or
     /// shrinks.
     fn follows_worker(&self) -> bool {
         false
     }
     /// Releases a device that will not be served again: its users get errors.
-    fn abandon(&self, _id: u32) {}
+    fn abandon(&self, _number: u32) {}
     /// What a successor needs of a device besides its backing, in copies: what [`Driver::take_over`] takes.
-    fn link(&self, _id: u32) -> std::io::Result<Vec<OwnedFd>> {
+    fn link(&self, _number: u32) -> std::io::Result<Vec<OwnedFd>> {
         Ok(Vec::new())
     }
     /// Takes over what a worker has held of a device for its supervisor's successor.
     fn take_over(&self, _record: &Device, _kept: &mut Kept) {}
-}
-
-impl Driver for Control {
-    fn features(&self) -> Result<u64, Error> {
-        self.granted().map_err(Error::Device)
-    }
-
-    fn add(&self, request: AddRequest) -> Result<DevInfo, Error> {
-        Control::add(self, request).map_err(Error::Device)
-    }
-
-    fn set_params(&self, id: u32, geometry: &Geometry) -> Result<(), Error> {
-        Control::set_params(self, id, geometry).map_err(Error::Device)
-    }
-
-    fn open(&self, id: u32) -> Result<Vec<OwnedFd>, Error> {
-        self.open_char(id).map(|char_device| vec![char_device]).map_err(Error::Device)
-    }
-
-    fn start(&self, id: u32, pid: u32) -> Result<(), Error> {
-        Control::start(self, id, pid, READY).map_err(Error::Device)
-    }
-
-    fn settle(&self, id: u32, promised: &[Partition]) -> Result<Option<u64>, Error> {
-        let disk = disk(id);
-        let node = sysfs::node(&disk);
-        if self.is_unprivileged() && !node::await_given(&node, PARTITIONS) {
-            let what = format!("has waited for udev to give this user {}", node.display());
-            return Err(Error::Server { what, log: None });
-        }
-        let known = sysfs::virtual_disk(&disk);
-        if let Some(dev) = known.map(|(dev, _)| dev).or_else(|| sysfs::dev(&disk)) {
-            node::ensure_block(&node, dev).map_err(Error::Device)?;
-        }
-        if !promised.is_empty() {
-            node::await_partitions(&disk, promised, PARTITIONS).map_err(Error::Device)?;
-        }
-        Ok(known.and_then(|(_, diskseq)| diskseq))
-    }
-
-    fn stop(&self, id: u32) -> Result<(), Error> {
-        Control::stop(self, id).map_err(Error::Device)
-    }
-
-    fn stop_unused(&self, id: u32) -> Result<bool, Error> {
-        match self.try_stop(id) {
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()) => {}
-            other => return other.map_err(Error::Device),
-        }
-        // Before Linux 7.0. Mounts, swap and stacked devices hold a disk exclusively; plain descriptors are
-        // found by looking. A program that opens the disk between the look and the stop loses it: there is no
-        // better way on such a kernel.
-        if held(id) || users::any(&disk(id)) {
-            return Ok(false);
-        }
-        Driver::stop(self, id).map(|()| true)
-    }
-
-    fn del(&self, id: u32) -> Result<(), Error> {
-        // Its char device is gone when this returns. Waiting for the number as well would wait for a mount
-        // that a dead worker left behind, for as long as it lasts.
-        self.del_async(id).map_err(Error::Device)
-    }
-
-    fn info(&self, id: u32) -> Result<Option<DevInfo>, Error> {
-        Control::info(self, id).map_err(Error::Device)
-    }
-
-    fn numbers(&self) -> Vec<u32> {
-        control::numbers()
-    }
-
-    fn start_recovery(&self, id: u32) -> Result<bool, Error> {
-        match Control::start_recovery(self, id) {
-            Ok(()) => Ok(true),
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => Ok(false),
-            Err(error) => Err(Error::Device(error)),
-        }
-    }
-
-    fn end_recovery(&self, id: u32, pid: u32) -> Result<(), Error> {
-        Control::end_recovery(self, id, pid, READY).map_err(Error::Device)
-    }
-
-    fn quiesce(&self, id: u32, _: &dyn Fn() -> Result<(), Error>) -> Result<(), Error> {
-        Control::quiesce(self, id, QUIET).map_err(Error::Device)
-    }
-
-    fn watchful(&self, id: u32) {
-        // Such a kernel looks for a dead worker when a request has taken too long, after 30 s unless
-        // configured otherwise. A living worker's requests may take any time. Without the attribute only such
-        // a recovery takes longer.
-        let path = sysfs::directory(&disk(id)).join("queue/io_timeout");
-        let _ = std::fs::write(path, "1000");
-    }
-
-    fn size(&self, id: u32) -> Option<u64> {
-        // Its sectors always have 512 bytes.
-        sysfs::number::<u64>(&disk(id), "size")?.checked_mul(512)
-    }
-
-    fn update_size(&self, id: u32, bytes: u64) -> Result<(), Error> {
-        Control::update_size(self, id, bytes).map_err(Error::Device)
-    }
-
-    fn stays_read_only(&self) -> bool {
-        // The kernel takes BLKROSET from root only.
-        self.is_unprivileged()
-    }
-
-    fn set_read_only(&self, id: u32, on: bool) -> Result<(), Error> {
-        node::set_read_only(&disk(id), on).map_err(Error::Device)
-    }
-
-    fn repartition(&self, id: u32, promised: &[Partition]) -> Result<(), Error> {
-        node::drop_partitions(&disk(id), promised).map_err(Error::Device)?;
-        Driver::settle(self, id, promised).map(drop)
-    }
-}
-
-/// The name of a device's disk in sysfs.
-pub(crate) fn disk(id: u32) -> String {
-    format!("ublkb{id}")
-}
-
-fn held(id: u32) -> bool {
-    let exclusive = i32::try_from(rustix::fs::OFlags::EXCL.bits()).unwrap_or_default();
-    let opened = OpenOptions::new().read(true).custom_flags(exclusive).open(sysfs::node(&disk(id)));
-    opened.is_err_and(|error| error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()))
 }

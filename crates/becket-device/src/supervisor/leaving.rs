@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use becket_image::Source;
-use becket_transport::{Kind, aside};
-use becket_uapi::ublk::UBLK_S_DEV_DEAD;
+use becket_transport::aside;
 
 use super::devices::Supervisor;
 use super::make::{CLOSING, closed};
@@ -29,9 +28,9 @@ impl Supervisor {
         let driver = self.driver(state.device.info.transport)?;
         let id = DeviceId::of(&state.device.info);
         let mut has_let_go = false;
-        if let Some(info) = driver.info(id.number)?.filter(|info| info.ublksrv_flags == state.device.mark) {
+        if let Some(added) = driver.info(id.number)?.filter(|added| added.mark == state.device.mark) {
             // The worker did not let go of it in time: the kernel says that there is nothing to stop.
-            let stopped = info.state == UBLK_S_DEV_DEAD;
+            let stopped = added.stopped;
             if !stopped && !state.hopeful() {
                 driver.stop(id.number)?;
             } else if !stopped && !driver.stop_unused(id.number)? {
@@ -119,8 +118,8 @@ impl Supervisor {
                 self.let_go(&owned, &mut state, true);
                 return None;
             }
-            Why::Connection => {
-                let driver = self.driver(Kind::Fuse);
+            Why::EndedByOthers => {
+                let driver = self.driver(state.device.info.transport);
                 let there = driver.and_then(|driver| driver.info(state.device.info.number));
                 if !matches!(there, Ok(None)) || state.device.info.state == DeviceState::Lost {
                     return Some(watched);
@@ -151,9 +150,9 @@ impl Supervisor {
         let mut state = lock(&owned.state);
         let info = &state.device.info;
         let (autoclear, asked_to_go) = (info.autoclear, info.state == DeviceState::Detaching);
-        // A user may unmount its file system, or detach its loop device.
-        if info.transport == Kind::Fuse {
-            self.watch(owned, Why::Connection);
+        // FUSE: a user may unmount its file system, or detach its loop device.
+        if self.drivers.offer(info.transport).is_ok_and(|offer| offer.ended_by_others) {
+            self.watch(owned, Why::EndedByOthers);
         }
         match lease {
             Some(lease) if !asked_to_go => self.watch(owned, Why::Lease(lease)),

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use becket_engine::Summary;
 
 use super::claims::{Claim, makes_sense};
+use super::driver::Offer;
 use super::workers::Server;
 use crate::contract::kept::Kept;
 use crate::contract::protocol::{Change, Serve};
@@ -40,7 +41,7 @@ impl Left {
     }
 
     /// A device whose worker is dead, as the guard has kept it.
-    pub(super) fn take(&mut self, record: &Device) -> Option<Claim> {
+    pub(super) fn take(&mut self, offer: &Offer, record: &Device) -> Option<Claim> {
         if !self.kept.contains_key(&record.mark) || self.stranger(record).is_some() {
             return None;
         }
@@ -52,7 +53,7 @@ impl Left {
             std::thread::sleep(Duration::from_millis(5));
         }
         let kept = self.kept.remove(&record.mark)?;
-        match makes_sense(&kept, record) {
+        match makes_sense(offer, &kept, record) {
             Ok(()) => Some((kept, Arc::new(Fallen(worker)))),
             Err(why) => {
                 log::warn(format_args!("{}: what was kept of it is not used: {why}", record.info.name));

@@ -8,13 +8,11 @@ use std::time::Duration;
 
 use becket_engine::Geometry;
 use becket_image::{DirectIo, FileKind, FileSource, Identity, Map, Opened, Partition, Place, Source};
-use becket_transport::ublk::control::{AddRequest, DevInfo};
-use becket_transport::ublk::{DataMode, flags_for};
-use becket_transport::{Kind, geometry, node, sysfs};
-use becket_uapi::ublk as uapi;
+use becket_transport::ublk::MOST_DEPTH;
+use becket_transport::{Abilities, geometry, node};
 use rustix::fs::{FileType, OFlags};
 
-use super::driver::Driver;
+use super::driver::{Added, Driver, NewDevice, Offer, Settled};
 use super::smaller::{smaller, usual};
 use super::workers::Server;
 use crate::contract::kept::{Keepsakes, Kept};
@@ -45,6 +43,7 @@ pub(crate) struct Made {
 #[derive(Clone, Copy)]
 pub(crate) struct Maker<'a> {
     pub(crate) store: &'a Store,
+    pub(crate) offer: &'a Offer,
     pub(crate) driver: &'a dyn Driver,
     pub(crate) server: &'a dyn Server,
     /// How many devices are there already.
@@ -68,7 +67,7 @@ impl Maker<'_> {
             match self.make_as(wanted.clone(), copies, place) {
                 Err(Error::Full { what, room: Some(room) }) => {
                     // How deep its queues are was settled when it was added, so it is added anew.
-                    let copying = DataMode::copying(self.driver.features()?);
+                    let copying = self.driver.abilities()?.copying();
                     let full = Error::Full { what, room: Some(room) };
                     wanted = smaller(&request, &wanted, room, copying).ok_or(full)?;
                 }
@@ -83,38 +82,40 @@ impl Maker<'_> {
         let Checked { opened, table, lease, request } = check(request, fds)?;
         let named = claim(store, request.name.as_deref(), &opened)?;
 
-        let features = driver.features()?;
-        let flags = flags_for(features, request.mode, &opened.map).map_err(unsupported)?;
-        let max_io = driver.max_io(flags);
+        let all = driver.abilities()?;
+        let abilities = all.for_device(request.mode, &opened.map).map_err(unsupported)?;
+        let max_io = driver.max_io(abilities);
         let geometry = geometry(&opened, max_io);
         let mark = mark::new(store.runtime());
-        let usual = usual(self.owned, DataMode::of(flags), cpus());
+        let usual = usual(self.owned, abilities.data_mode(), cpus());
         let (queues, depth) = (request.queues.unwrap_or(usual.0), request.depth.unwrap_or(usual.1));
-        let info = driver.add(AddRequest { id: None, queues, depth, flags, max_io, mark })?;
-        let id = DeviceId { kind: request.transport, number: info.dev_id };
+        let added = driver.add(NewDevice { queues, depth, abilities, max_io, mark })?;
+        let number = added.number;
+        let id = DeviceId { kind: request.transport, number };
         let mut undo = Undo { by: self, id, stage: Stage::Added, device: None };
 
         // The driver's read-only setting is final; the flag that users of the disk see can change.
         let read_only = geometry.read_only && driver.stays_read_only();
-        driver.set_params(info.dev_id, &Geometry { read_only, ..geometry })?;
-        let promised: &[Partition] = if request.add_partitions { &opened.partitions } else { &[] };
-        driver.of_image(info.dev_id, &opened.path, promised, request.read_only);
+        driver.set_params(number, &Geometry { read_only, ..geometry })?;
+        let adds = request.add_partitions && driver.has_disk();
+        let promised: &[Partition] = if adds { &opened.partitions } else { &[] };
+        driver.of_image(number, &opened.path, promised, request.read_only);
         if request.add_partitions {
-            driver.rereads(info.dev_id);
+            driver.rereads(number);
         }
         let (direct, reason) = direct_io(&opened.sources, request.wants(), request.encoded.is_some());
-        let mut first = describe(&request, &opened, (direct, reason), &geometry, &info, mark, server);
-        first.info.device = driver.node(info.dev_id);
-        let written = record(store, named, &driver.default_name(info.dev_id), &mut first)?;
+        let mut first = describe(&request, &opened, (direct, reason), &geometry, &added, server);
+        first.info.device = driver.node(number);
+        let written = record(store, named, &driver.default_name(number), &mut first)?;
         undo.device = Some(first.clone());
 
         let serve = Serve {
             kind: request.transport,
             id,
-            first: info.dev_id,
-            queues: info.nr_hw_queues,
-            depth: info.queue_depth,
-            flags: info.flags,
+            first: number,
+            queues: added.queues,
+            depth: added.depth,
+            abilities: added.abilities,
             geometry,
             map: opened.map,
             files: facts_of(&opened.sources),
@@ -127,32 +128,32 @@ impl Maker<'_> {
             isolated: request.isolate,
             lease: lease.is_some(),
             cgroup: cgroup.is_some(),
-            partitions: match request.transport {
-                Kind::Fuse => promised.iter().map(|part| (part.number, part.start, part.len)).collect(),
-                _ => Vec::new(),
+            partitions: match self.offer.worker_has_partitions {
+                true => promised.iter().map(|part| (part.number, part.start, part.len)).collect(),
+                false => Vec::new(),
             },
             needs: versions::needs_of_new_devices(),
             below: (),
         };
         let keepsakes = Keepsakes { lease, cgroup, table };
         let mut kept = Kept { serve, sources: opened.sources, keepsakes, link: Vec::new() };
-        kept.serve.first = with_char_device(driver, info.dev_id, &kept, |fds| {
+        kept.serve.first = with_char_device(driver, number, &kept, |fds| {
             undo.stage = Stage::Served;
             server.serve(kept.serve.clone(), fds)
         })?;
-        driver.start(info.dev_id, std::process::id())?;
+        driver.start(number, std::process::id())?;
         undo.stage = Stage::Started;
         if first.info.read_only && !driver.stays_read_only() {
-            driver.set_read_only(info.dev_id, true)?;
+            driver.set_read_only(number, true)?;
         }
-        if info.flags & uapi::UBLK_F_QUIESCE == 0 {
-            driver.watchful(info.dev_id);
+        if !added.abilities.has(Abilities::QUIESCES) {
+            driver.watchful(number);
         }
-        let diskseq = driver.settle(info.dev_id, promised)?;
+        let settled = driver.settle(number, promised)?;
 
         let mut device = first.clone();
-        device.info.device = driver.node(info.dev_id);
-        let device = complete(device, promised, diskseq);
+        device.info.device = driver.node(number);
+        let device = if driver.has_disk() { complete(device, promised, settled) } else { started(device) };
         if !store.amend(&first, &written, &device)? {
             let what = format!("found the record of {} taken away while it was made", device.info.name);
             return Err(Error::Server { what, log: None });
@@ -265,7 +266,7 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
         hint: None,
     };
     let lease = match request.lease {
-        true => Some(fds.pop().filter(is_pipe).ok_or_else(|| bad("its lease is no pipe"))?),
+        true => Some(fds.pop().filter(inode::is_pipe).ok_or_else(|| bad("its lease is no pipe"))?),
         false => None,
     };
     if request.map_aside {
@@ -288,9 +289,7 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
     }
     let decodes = table.is_some() && (request.read_only || request.grows);
     check_map(&request.map, &sources, block, decodes).map_err(bad)?;
-    if request.queues == Some(0)
-        || request.depth.is_some_and(|depth| depth == 0 || depth > uapi::UBLK_MAX_QUEUE_DEPTH)
-    {
+    if request.queues == Some(0) || request.depth.is_some_and(|depth| depth == 0 || depth > MOST_DEPTH) {
         return Err(bad("its queues or their depth are impossible"));
     }
     let opened = Opened {
@@ -360,10 +359,6 @@ pub(super) fn check_map(
     Ok(())
 }
 
-pub(super) fn is_pipe(fd: &OwnedFd) -> bool {
-    inode::of(fd).is_ok_and(|(kind, _)| kind == FileType::Fifo)
-}
-
 /// Looks at the descriptors of a file: what they are, how they were opened, and that both are of one inode.
 fn check_file(file: &FileSource, read_only: bool) -> Result<Identity, &'static str> {
     let mut identities = Vec::new();
@@ -406,8 +401,7 @@ fn describe(
     opened: &Opened,
     (direct, direct_io_reason): (DirectIo, String),
     geometry: &Geometry,
-    info: &DevInfo,
-    mark: u64,
+    added: &Added,
     worker: &dyn Server,
 ) -> Device {
     let (server, notes) = (ProcessId::own(), worker.notes());
@@ -425,9 +419,9 @@ fn describe(
         offset: request.offset,
         size_limit: request.size_limit,
         autoclear: request.autoclear,
-        queues: Some(info.nr_hw_queues),
-        depth: Some(info.queue_depth),
-        mode: Some(DataMode::of(info.flags).to_string()),
+        queues: Some(added.queues),
+        depth: Some(added.depth),
+        mode: Some(added.abilities.data_mode().to_string()),
         server_pid: Some(server.pid),
         worker_pid: Some(worker.pid),
         isolated: request.isolate,
@@ -435,7 +429,7 @@ fn describe(
         // What the shared worker lacks concerns all devices, and is in the log.
         warnings: request.warnings.iter().chain(notes.iter().filter(|_| request.isolate)).cloned().collect(),
         // Its node is what it is before it has a disk, for the caller to say.
-        ..DeviceInfo::bare(String::new(), PathBuf::new(), request.transport, info.dev_id)
+        ..DeviceInfo::bare(String::new(), PathBuf::new(), request.transport, added.number)
     };
     Device {
         server: Some(server),
@@ -444,7 +438,7 @@ fn describe(
         whole: !request.add_partitions,
         format: request.format.clone(),
         needs: versions::needs_of_new_devices(),
-        ..Device::bare(known, opened.identity, mark)
+        ..Device::bare(known, opened.identity, added.mark)
     }
 }
 
@@ -465,16 +459,19 @@ pub(crate) fn direct_io(sources: &[Source], wanted: DirectIo, encoded: bool) -> 
     (direct, reason)
 }
 
-/// What is known of it now that it has one, whose sequence number may be known already.
-fn complete(mut device: Device, promised: &[Partition], diskseq: Option<u64>) -> Device {
+/// What is known of any device that users can have.
+fn started(device: Device) -> Device {
+    Device { starting: false, ..device }
+}
+
+/// What is known of it now that it has a disk.
+fn complete(mut device: Device, promised: &[Partition], settled: Settled) -> Device {
+    device = started(device);
     let disk = disk_of(&device.info);
     let wanted = if promised.is_empty() { Partitions::Off } else { Partitions::Auto };
-    device.starting = false;
-    device.info.diskseq = diskseq.or_else(|| node::diskseq(&disk));
-    if device.info.transport == Kind::Fuse {
-        // The loop driver knows of no other unit than the one that it was given.
-        let block = device.info.block_size;
-        device.info.physical_block_size = sysfs::number(&disk, "queue/physical_block_size").unwrap_or(block);
+    device.info.diskseq = settled.diskseq.or_else(|| node::diskseq(&disk));
+    if let Some(block) = settled.physical_block {
+        device.info.physical_block_size = block;
     }
     device.info.partitions = match device.info.is_file() {
         true => promised.iter().map(|part| file_of(&device.info.device, part)).collect(),

@@ -6,8 +6,10 @@ use becket_engine::Geometry;
 use becket_image::{Facts, Map};
 
 use super::*;
+use crate::contract::DataMode;
 use crate::contract::messages::FileFacts;
-use crate::supervisor::doubles::{Bench, facts};
+use crate::supervisor::doubles::{Bench, facts, granted};
+use crate::supervisor::offers::OFFERS;
 use crate::supervisor::smaller::DEPTH_WITH_BUFFERS;
 
 /// Where the worker puts queues, whatever its order says.
@@ -17,7 +19,7 @@ const ELSEWHERE: u32 = 77;
 struct Double {
     journal: Mutex<Vec<&'static str>>,
     fail_at: &'static str,
-    features: u64,
+    abilities: Abilities,
     records: PathBuf,
     /// How deep queues may be that copy nothing.
     room: u16,
@@ -40,20 +42,19 @@ impl Double {
 }
 
 impl Driver for Double {
-    fn features(&self) -> Result<u64, Error> {
-        self.step("features").map(|()| self.features)
+    fn abilities(&self) -> Result<Abilities, Error> {
+        self.step("abilities").map(|()| self.abilities)
     }
-    fn add(&self, request: AddRequest) -> Result<DevInfo, Error> {
+    fn add(&self, wanted: NewDevice) -> Result<Added, Error> {
         self.step("add")?;
-        assert_ne!(request.mark, 0);
-        Ok(DevInfo {
-            dev_id: 900_001,
-            nr_hw_queues: request.queues,
-            queue_depth: request.depth,
-            flags: request.flags,
-            ublksrv_flags: request.mark,
-            ..DevInfo::default()
-        })
+        assert_ne!(wanted.mark, 0);
+        Ok(granted(900_001, wanted))
+    }
+    fn default_name(&self, number: u32) -> String {
+        format!("ublkb{number}")
+    }
+    fn node(&self, number: u32) -> PathBuf {
+        format!("/dev/ublkb{number}").into()
     }
     fn set_params(&self, _: u32, geometry: &Geometry) -> Result<(), Error> {
         assert_eq!(geometry.size, 8192);
@@ -83,9 +84,9 @@ impl Driver for Double {
         *self.recorded.lock().unwrap() = Some(files == 1);
         self.step("start")
     }
-    fn settle(&self, _: u32, promised: &[Partition]) -> Result<Option<u64>, Error> {
+    fn settle(&self, _: u32, promised: &[Partition]) -> Result<Settled, Error> {
         assert_eq!(promised.len(), 1);
-        self.step("settle").map(|()| None)
+        self.step("settle").map(|()| Settled::default())
     }
     fn stop(&self, _: u32) -> Result<(), Error> {
         self.step("stop")
@@ -109,7 +110,7 @@ impl Driver for Double {
     fn repartition(&self, _: u32, _: &[Partition]) -> Result<(), Error> {
         unreachable!()
     }
-    fn info(&self, _: u32) -> Result<Option<DevInfo>, Error> {
+    fn info(&self, _: u32) -> Result<Option<Added>, Error> {
         Ok(None)
     }
 }
@@ -134,7 +135,7 @@ impl Server for Double {
         let kept = usize::from(serve.lease) + usize::from(serve.encoded.is_some());
         assert_eq!((serve.map.len(), fds.len()), (8192, 2 + kept));
         self.step("serve")?;
-        if DataMode::of(serve.flags).is_zero_copy() && serve.depth > self.room {
+        if serve.abilities.data_mode().is_zero_copy() && serve.depth > self.room {
             return Err(Error::Full { what: "is full".into(), room: Some(self.room) });
         }
         Ok(ELSEWHERE)
@@ -155,14 +156,14 @@ impl Server for Double {
 }
 
 fn maker<'a>(bench: &'a Bench, double: &'a Double) -> Maker<'a> {
-    Maker { store: &bench.store, driver: double, server: double, owned: 0 }
+    Maker { store: &bench.store, offer: &OFFERS[0], driver: double, server: double, owned: 0 }
 }
 
 fn double(bench: &Bench, fail_at: &'static str) -> Double {
     Double {
         journal: Mutex::default(),
         fail_at,
-        features: uapi::UBLK_F_CMD_IOCTL_ENCODE,
+        abilities: Abilities::SERVED,
         records: bench.store.runtime().records(),
         room: u16::MAX,
         recorded: Mutex::default(),
@@ -175,7 +176,7 @@ fn a_device_is_recorded_before_anybody_can_see_it() {
     let double = double(&bench, "");
     let made =
         maker(&bench, &double).make(bench.request(Some("one")), vec![bench.fd(true, 0)], None).unwrap();
-    let steps = ["features", "add", "set_params", "open_char", "serve", "start", "settle"];
+    let steps = ["abilities", "add", "set_params", "open_char", "serve", "start", "settle"];
     assert_eq!(*double.journal.lock().unwrap(), steps);
     assert_eq!(*double.recorded.lock().unwrap(), Some(true));
     let stored = bench.store.device("one").unwrap().unwrap();
@@ -199,7 +200,7 @@ fn without_a_name_the_kernel_s_is_taken() {
 
 #[test]
 fn whatever_fails_nothing_stays_behind() {
-    let steps = ["features", "add", "set_params", "open_char", "serve", "start", "settle"];
+    let steps = ["abilities", "add", "set_params", "open_char", "serve", "start", "settle"];
     for (at, step) in steps.into_iter().enumerate() {
         for name in [Some("one"), None] {
             let bench = Bench::new();
@@ -316,8 +317,8 @@ fn an_encoded_image_comes_with_its_table_and_is_not_written() {
         let error = maker(&bench, &double(&bench, "")).make(request, fds, None).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidOption, "{what}: {error}");
     }
-    let zero_copy = uapi::UBLK_F_CMD_IOCTL_ENCODE | uapi::UBLK_F_AUTO_BUF_REG;
-    let double = Double { features: zero_copy, ..double(&bench, "") };
+    let zero_copy = Abilities::SERVED.with(Abilities::ZERO_COPY);
+    let double = Double { abilities: zero_copy, ..double(&bench, "") };
     let made = maker(&bench, &double).make(whole, vec![bench.fd(false, 0), table()], None).unwrap();
     assert_eq!(made.device.info.mode.as_deref(), Some("copy"), "we write the bytes");
     assert_eq!(made.kept.serve.encoded, encoded);
@@ -345,11 +346,11 @@ fn a_map_that_lies_beside_its_request_is_read_there() {
 
 #[test]
 fn where_there_is_less_room_the_device_is_smaller_and_nothing_of_the_attempts_stays() {
-    let zero_copy = uapi::UBLK_F_CMD_IOCTL_ENCODE | uapi::UBLK_F_AUTO_BUF_REG | uapi::UBLK_F_BATCH_IO;
+    let zero_copy = Abilities::SERVED.with(Abilities::ZERO_COPY).with(Abilities::BATCH);
     for (room, depth, mode) in [(100, 64, "batch-zero-copy"), (3, DEPTH_WITH_BUFFERS, "batch-copy")] {
         for name in [Some("one"), None] {
             let bench = Bench::new();
-            let double = Double { room, features: zero_copy, ..double(&bench, "") };
+            let double = Double { room, abilities: zero_copy, ..double(&bench, "") };
             let made =
                 maker(&bench, &double).make(bench.request(name), vec![bench.fd(true, 0)], None).unwrap();
             let info = &made.device.info;
@@ -371,8 +372,8 @@ fn where_there_is_less_room_the_device_is_smaller_and_nothing_of_the_attempts_st
 #[test]
 fn a_forced_mode_for_which_there_is_no_room_fails_and_leaves_nothing() {
     let bench = Bench::new();
-    let features = uapi::UBLK_F_CMD_IOCTL_ENCODE | uapi::UBLK_F_AUTO_BUF_REG;
-    let double = Double { room: 0, features, ..double(&bench, "") };
+    let abilities = Abilities::SERVED.with(Abilities::ZERO_COPY);
+    let double = Double { room: 0, abilities, ..double(&bench, "") };
     let request = Attach { mode: Some(DataMode::ZeroCopy), ..bench.request(Some("one")) };
     let error = maker(&bench, &double).make(request, vec![bench.fd(true, 0)], None).map(drop).unwrap_err();
     assert!(error.hint().unwrap().contains("--queues"), "{error}");

@@ -8,7 +8,6 @@ mod devices;
 #[cfg(test)]
 mod doubles;
 mod driver;
-mod fuse;
 mod guard;
 mod introduction;
 mod isolation;
@@ -17,6 +16,7 @@ mod leaving;
 mod left;
 mod make;
 mod manager;
+mod offers;
 mod owned;
 mod place;
 mod process;
@@ -55,6 +55,7 @@ use crate::record::store::Store;
 use crate::system::{isolate, log, origin};
 use devices::Supervisor;
 use guard::Guard;
+use offers::{Drivers, OFFERS};
 use place::Place;
 use process::Processes;
 
@@ -248,8 +249,14 @@ impl Room {
         let waker = Arc::clone(&wake);
         let workers = Box::new(Processes::new(runtime, cache_size));
         let store = Store::open(runtime.clone())?;
-        let supervisor =
-            Supervisor::new(store, notes, workers, Guard::new(cache_size), move || ring(waker.as_fd()));
+        let supervisor = Supervisor::new(
+            store,
+            notes,
+            workers,
+            Guard::new(cache_size),
+            Drivers::new(&OFFERS),
+            move || ring(waker.as_fd()),
+        );
         let uid = rustix::process::geteuid().as_raw();
         Ok(Room { supervisor, wake, connections: Arc::default(), stay, uid })
     }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use becket_uapi::ublk::UBLK_F_USER_RECOVERY;
+use becket_transport::Abilities;
 
 use super::restarts::Restarts;
 use super::workers::Server;
@@ -84,7 +84,7 @@ impl Owning {
 
     /// Whether the kernel keeps the disk without a worker.
     pub(super) fn recoverable(&self) -> bool {
-        self.kept.serve.flags & UBLK_F_USER_RECOVERY != 0
+        self.kept.serve.abilities.has(Abilities::RECOVERS)
     }
 
     /// Whether it is likely to be served again soon. If not, no user has to be spared: their requests are

@@ -8,20 +8,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use becket_image::{DirectIo, Identity, Source};
-use becket_transport::Kind;
-use becket_transport::ublk::DataMode;
-use becket_transport::ublk::control::{self, DevInfo};
 use becket_transport::{node, sysfs};
-use becket_uapi::ublk::UBLK_S_DEV_DEAD;
 
 use super::claims::makes_sense;
 use super::devices::Supervisor;
-use super::driver::{Driver, disk};
+use super::driver::{Added, Driver, Offer};
 use super::make::direct_io;
 use super::owned::Owned;
 use super::workers::Server;
 use crate::contract::kept::Kept;
 use crate::contract::{DeviceId, DeviceInfo, DeviceState, Error};
+use crate::record::judge::disk_name;
 use crate::record::store::{Device, Entry};
 use crate::record::{links, mark, register};
 use crate::system::describe::{partitions_as, size_of};
@@ -38,16 +35,22 @@ impl Supervisor {
     pub(super) fn recall(&self, at_first: bool) {
         let owned: Vec<_> = lock(&self.devices).values().cloned().collect();
         let mine: BTreeSet<DeviceId> = owned.iter().filter_map(|owned| self.record_again(owned)).collect();
-        if self.driver.get().is_none() && control::numbers().is_empty() {
+        for offer in self.drivers.offers() {
+            self.recall_of(offer, &mine, at_first);
+        }
+    }
+
+    fn recall_of(&self, offer: &Offer, mine: &BTreeSet<DeviceId>, at_first: bool) {
+        if !self.drivers.is_open(offer.kind) && (offer.present)().is_empty() {
             return;
         }
-        let Ok(driver) = self.driver(Kind::Ublk) else { return };
-        let id_of = |number| DeviceId { kind: Kind::Ublk, number };
+        let Ok(driver) = self.driver(offer.kind) else { return };
+        let id_of = |number| DeviceId { kind: offer.kind, number };
         let unserved = driver.numbers().into_iter().filter(|number| !mine.contains(&id_of(*number)));
-        let ours = |info: &DevInfo| mark::is_of(self.store.runtime(), info.ublksrv_flags);
-        let infos: Vec<DevInfo> =
+        let ours = |added: &Added| mark::is_of(self.store.runtime(), added.mark);
+        let all: Vec<Added> =
             unserved.filter_map(|number| driver.info(number).ok().flatten().filter(ours)).collect();
-        if infos.is_empty() {
+        if all.is_empty() {
             return;
         }
         // Looked at only now: a device has its record before it has a disk.
@@ -58,9 +61,10 @@ impl Supervisor {
             return;
         }
         let recorded: BTreeSet<u64> = entries.iter().filter_map(|(_, entry)| mark::recorded(entry)).collect();
-        for info in infos.iter().filter(|info| !recorded.contains(&info.ublksrv_flags)) {
-            if let Err(error) = self.recall_unserved(&*driver, info, at_first) {
-                log::warn(format_args!("{} has no record, and gets none: {error}", id_of(info.dev_id)));
+        for added in all.iter().filter(|added| !recorded.contains(&added.mark)) {
+            let id = id_of(added.number);
+            if let Err(error) = self.recall_unserved(&*driver, id, added, at_first) {
+                log::warn(format_args!("{id} has no record, and gets none: {error}"));
             }
         }
     }
@@ -77,9 +81,14 @@ impl Supervisor {
         Some(DeviceId::of(&state.device.info))
     }
 
-    fn recall_unserved(&self, driver: &dyn Driver, info: &DevInfo, at_first: bool) -> Result<(), Error> {
-        let id = DeviceId { kind: Kind::Ublk, number: info.dev_id };
-        match (info.state == UBLK_S_DEV_DEAD, at_first) {
+    fn recall_unserved(
+        &self,
+        driver: &dyn Driver,
+        id: DeviceId,
+        added: &Added,
+        at_first: bool,
+    ) -> Result<(), Error> {
+        match (added.stopped, at_first) {
             (true, true) => {
                 driver.del(id.number)?;
                 log::warn(format_args!("{} had neither record nor disk: removed", id));
@@ -88,7 +97,7 @@ impl Supervisor {
             (true, false) => return Ok(()),
             (false, _) => {}
         }
-        let mut device = described(driver, info);
+        let mut device = described(driver, id, added);
         register::record(&self.store, None, &driver.default_name(id.number), &mut device)?;
         links::make(self.store.runtime(), &device.info);
         let name = &device.info.name;
@@ -101,18 +110,18 @@ impl Supervisor {
     /// Owns a device that a worker of our predecessor's serves and no record speaks of.
     pub(super) fn adopt_unrecorded(&self, kept: Kept, server: Arc<dyn Server>) -> Result<(), Error> {
         let id = kept.serve.id;
-        let driver = self.driver(kept.serve.kind)?;
-        let info = driver.info(id.number)?.filter(|info| info.ublksrv_flags == kept.serve.mark);
-        let Some(info) = info.filter(|info| kept.serve.kind == Kind::Ublk && info.state != UBLK_S_DEV_DEAD)
-        else {
+        let (offer, driver) = (self.drivers.offer(id.kind)?, self.driver(id.kind)?);
+        let listed = driver.numbers().contains(&id.number);
+        let added = driver.info(id.number)?.filter(|added| added.mark == kept.serve.mark);
+        let Some(added) = added.filter(|added| listed && !added.stopped) else {
             let what = format!("serves {}, which the kernel does not have", id);
             return Err(Error::Worker { what });
         };
-        let mut device = described(&*driver, &info);
+        let mut device = described(&*driver, id, &added);
         device.info.state = DeviceState::Live;
         // That is recorded nowhere; all else the kernel knows, too.
         device.info.isolated = kept.serve.isolated;
-        makes_sense(&kept, &device)
+        makes_sense(offer, &kept, &device)
             .map_err(|why| Error::Worker { what: format!("is not believed that it serves {}: {why}", id) })?;
         (device.server, device.worker) = (Some(ProcessId::own()), Some(server.id()));
         (device.info.server_pid, device.info.worker_pid) = (Some(std::process::id()), Some(server.id().pid));
@@ -129,10 +138,10 @@ impl Supervisor {
 }
 
 /// A device as the kernel alone knows it.
-fn described(driver: &dyn Driver, info: &DevInfo) -> Device {
-    let disk = disk(info.dev_id);
+fn described(driver: &dyn Driver, id: DeviceId, added: &Added) -> Device {
+    let disk = disk_name(id.kind, id.number);
     let block = sysfs::number(&disk, "queue/logical_block_size").unwrap_or(512);
-    let bare = DeviceInfo::bare(String::new(), driver.node(info.dev_id), Kind::Ublk, info.dev_id);
+    let bare = DeviceInfo::bare(String::new(), driver.node(id.number), id.kind, id.number);
     let known = DeviceInfo {
         reason: "found without a record".to_owned(),
         size: size_of(&disk).unwrap_or_default(),
@@ -142,14 +151,14 @@ fn described(driver: &dyn Driver, info: &DevInfo) -> Device {
         state: DeviceState::Lost,
         image: PathBuf::from(UNKNOWN),
         partitions: partitions_as(node::partitions(&disk), &[]),
-        queues: Some(info.nr_hw_queues),
-        depth: Some(info.queue_depth),
-        mode: Some(DataMode::of(info.flags).to_string()),
+        queues: Some(added.queues),
+        depth: Some(added.depth),
+        mode: Some(added.abilities.data_mode().to_string()),
         diskseq: node::diskseq(&disk),
         warnings: vec!["its record was lost: its name and what was said of it are forgotten".to_owned()],
         ..bare
     };
-    Device::bare(known, Identity { dev: 0, ino: 0 }, info.ublksrv_flags)
+    Device::bare(known, Identity { dev: 0, ino: 0 }, added.mark)
 }
 
 /// What its worker holds says more.

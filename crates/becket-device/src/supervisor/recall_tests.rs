@@ -3,7 +3,7 @@ use std::fs;
 use super::*;
 use crate::contract::messages::Detach;
 use crate::control::server::Service;
-use crate::supervisor::doubles::{FEATURES, Stage};
+use crate::supervisor::doubles::{ALL, Stage};
 
 /// A stage with one device, whose record says no sense any more.
 fn with_a_spoilt_record() -> Stage {
@@ -35,12 +35,12 @@ fn a_device_that_is_owned_gets_its_record_again() {
 
 #[test]
 fn an_image_is_free_once_its_worker_has_let_go_of_it() {
+    use becket_transport::Abilities;
     use becket_uapi::lock::{Kind, ofd_lock, ofd_test};
-    use becket_uapi::ublk::UBLK_F_USER_RECOVERY;
     use std::os::fd::AsFd as _;
     for alive in [true, false] {
         // Without recovery no other worker takes its place.
-        let stage = Stage::with(FEATURES & !UBLK_F_USER_RECOVERY);
+        let stage = Stage::with(ALL.without(Abilities::RECOVERS));
         let fd = stage.bench.fd(true, 0);
         assert!(ofd_lock(fd.as_fd(), Kind::Shared, 101, 1).unwrap());
         // As the table of a ring does for a while, or a dead worker's for as long as it still writes.
@@ -76,7 +76,7 @@ fn a_device_that_nobody_serves_is_listed_as_lost_and_can_be_detached() {
 fn what_has_neither_record_nor_disk_goes_when_a_server_begins_and_at_no_other_time() {
     let stage = with_a_spoilt_record();
     lock(&stage.supervisor.devices).clear();
-    lock(&stage.driver.devices).get_mut(&900_001).unwrap().state = UBLK_S_DEV_DEAD;
+    lock(&stage.driver.devices).get_mut(&900_001).unwrap().stopped = true;
     stage.supervisor.list();
     assert_eq!(lock(&stage.driver.devices).len(), 1, "another process may be making it");
     stage.supervisor.adopt();
@@ -87,10 +87,10 @@ fn what_has_neither_record_nor_disk_goes_when_a_server_begins_and_at_no_other_ti
 fn devices_of_others_are_left_alone() {
     let stage = with_a_spoilt_record();
     lock(&stage.supervisor.devices).clear();
-    for state in [UBLK_S_DEV_DEAD, 1] {
+    for stopped in [true, false] {
         let mut devices = lock(&stage.driver.devices);
         let theirs = devices.get_mut(&900_001).unwrap();
-        (theirs.state, theirs.ublksrv_flags) = (state, 2);
+        (theirs.stopped, theirs.mark) = (stopped, 2);
         drop(devices);
         stage.supervisor.adopt();
         stage.supervisor.list();

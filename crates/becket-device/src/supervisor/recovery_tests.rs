@@ -2,7 +2,8 @@ use super::*;
 use crate::contract::DeviceInfo;
 use crate::contract::messages::{Attach, Detach};
 use crate::control::server::Service;
-use crate::supervisor::doubles::{FEATURES, Fate, Stage};
+use crate::supervisor::doubles::{ALL, Fate, Stage};
+use becket_transport::Abilities;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, mpsc};
@@ -203,7 +204,7 @@ fn a_worker_that_died_before_its_device_was_known_is_noticed() {
 
 #[test]
 fn without_the_kernel_s_help_a_device_is_lost() {
-    let stage = Stage::with(becket_uapi::ublk::UBLK_F_CMD_IOCTL_ENCODE);
+    let stage = Stage::with(Abilities::SERVED);
     stage.attach(|request| request);
     stage.worker(0).die();
     assert_eq!(stage.done(), Vec::<String>::new());
@@ -215,7 +216,7 @@ fn without_the_kernel_s_help_a_device_is_lost() {
 
 #[test]
 fn an_old_kernel_must_look_for_dead_workers() {
-    let stage = Stage::with(FEATURES & !becket_uapi::ublk::UBLK_F_QUIESCE);
+    let stage = Stage::with(ALL.without(Abilities::QUIESCES));
     let request = stage.bench.request(Some("one"));
     stage.supervisor.attach(request, vec![stage.bench.fd(true, 0)]).unwrap();
     assert!(stage.done().contains(&"watch 900001".to_owned()));

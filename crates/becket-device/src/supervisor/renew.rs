@@ -59,7 +59,7 @@ impl Supervisor {
     /// Gives a device that is served to another worker, without its users noticing.
     fn move_over(&self, state: &mut Owning) -> Result<(), Error> {
         let driver = self.driver(state.device.info.transport)?;
-        if !driver.can_quiesce(state.kept.serve.flags) {
+        if !driver.quiesces(state.kept.serve.abilities) {
             return Err(Error::Worker { what: "has devices that can only be moved by its end".to_owned() });
         }
         // First, so that the pause is without it.

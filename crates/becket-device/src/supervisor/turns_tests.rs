@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use shuttle::thread::spawn;
 
-use super::doubles::{FEATURES, Stage};
+use super::doubles::{ALL, Stage};
 use crate::contract::messages::{Detach, Set};
 use crate::control::server::Service;
 use crate::system::sync::lock;
@@ -44,7 +44,7 @@ fn agree(stage: &Stage, names: &BTreeSet<String>) {
 #[test]
 fn devices_come_and_go_while_their_worker_dies() {
     shuffle(60, || {
-        let stage = Arc::new(Stage::with(FEATURES));
+        let stage = Arc::new(Stage::with(ALL));
         assert!(attach(&stage, "zero"));
         let with = |work: fn(&Stage) -> bool| {
             let stage = Arc::clone(&stage);
@@ -81,7 +81,7 @@ fn set_read_only(stage: &Stage, name: &str, on: bool) -> bool {
 #[test]
 fn a_device_becomes_writable_again_while_its_worker_dies_and_others_go() {
     shuffle(60, || {
-        let stage = Arc::new(Stage::with(FEATURES));
+        let stage = Arc::new(Stage::with(ALL));
         assert!(attach(&stage, "zero") && attach(&stage, "one"));
         assert!(set_read_only(&stage, "zero", true));
         let with = |work: fn(&Stage) -> bool| {
@@ -115,7 +115,7 @@ fn a_device_becomes_writable_again_while_its_worker_dies_and_others_go() {
 #[test]
 fn of_two_who_detach_one_device_both_end() {
     shuffle(60, || {
-        let stage = Arc::new(Stage::with(FEATURES));
+        let stage = Arc::new(Stage::with(ALL));
         assert!(attach(&stage, "zero") && attach(&stage, "one"));
         let other = Arc::clone(&stage);
         let other = spawn(move || detach(&other, "zero"));
@@ -129,7 +129,7 @@ fn of_two_who_detach_one_device_both_end() {
 #[test]
 fn a_server_that_must_end_takes_no_device_half() {
     shuffle(60, || {
-        let stage = Arc::new(Stage::with(FEATURES));
+        let stage = Arc::new(Stage::with(ALL));
         assert!(attach(&stage, "zero"));
         let other = Arc::clone(&stage);
         let coming = spawn(move || attach(&other, "one"));

@@ -46,7 +46,7 @@ pub(super) enum Why {
     /// The other end is closed.
     Kept,
     /// Others could end what it stands on behind our back.
-    Connection,
+    EndedByOthers,
 }
 
 impl Watched {

@@ -16,6 +16,10 @@ pub(crate) fn of(fd: impl AsFd) -> io::Result<(FileType, Identity)> {
     Ok((FileType::from_raw_mode(known.stx_mode.into()), identity))
 }
 
+pub(crate) fn is_pipe(fd: &impl AsFd) -> bool {
+    of(fd).is_ok_and(|(kind, _)| kind == FileType::Fifo)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::File;

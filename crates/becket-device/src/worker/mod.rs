@@ -18,7 +18,7 @@ use becket_engine::{Decoding, IoThreads, Serving};
 use becket_image::{Grow, Grower, Image, ReadAt, Source};
 use becket_transport::aside::within;
 use becket_transport::serve::{self, Decoded, ServeError, Served};
-use becket_transport::{Kind, fuse, ublk};
+use becket_transport::{fuse, ublk};
 use becket_uapi::handover::{close_inherited, inherited_fd};
 use becket_uapi::signal::SignalFd;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
@@ -123,7 +123,7 @@ struct Worker {
 struct Charge {
     serve: Serve,
     keepsakes: Keepsakes,
-    /// FUSE: what its connection hangs on, for a successor.
+    /// Its own descriptors without the first, for a successor.
     link: Vec<OwnedFd>,
     /// Once it can be started.
     served: Option<Arc<Served>>,
@@ -217,10 +217,7 @@ impl Worker {
                 return Err(protocol::wrong("the device's descriptor is missing"));
             }
             let kept = Kept::new(serve.clone(), fds.split_off(own))?;
-            let link = match serve.kind {
-                Kind::Fuse => fds[1..].iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?,
-                _ => Vec::new(),
-            };
+            let link = fds.iter().skip(1).map(OwnedFd::try_clone).collect::<io::Result<_>>()?;
             let decoded = self.decoded(&kept)?;
             let grow = grower(&kept, decoded.as_ref())?;
             let (setup, keepsakes) = kept.into_setup(fds, decoded, grow)?;

@@ -461,6 +461,18 @@ pub fn numbers() -> Vec<u32> {
     numbers
 }
 
+/// The marks of live devices of which no one is `known` by its number; none where this user may not ask.
+pub fn marks(known: impl Fn(u32) -> bool) -> Vec<u64> {
+    let others: Vec<u32> = numbers().into_iter().filter(|number| !known(*number)).collect();
+    // Without the right to ask there are none of ours.
+    let Some(control) = (!others.is_empty()).then(|| Control::open().ok()).flatten() else {
+        return Vec::new();
+    };
+    let infos = others.into_iter().filter_map(|number| control.info(number).ok().flatten());
+    // One without a disk is being made, or on its way out.
+    infos.filter(|info| !info.is_dead()).map(|info| info.ublksrv_flags).collect()
+}
+
 /// Opens `/dev/ublkcN`, whose node is made when it is missing. It can be opened once at a time: `EBUSY`
 /// otherwise.
 ///

@@ -10,6 +10,8 @@ mod probe;
 mod queue;
 
 pub use access::privileged;
+/// Most requests of a queue.
+pub use becket_uapi::ublk::UBLK_MAX_QUEUE_DEPTH as MOST_DEPTH;
 pub use mode::{DataMode, flags_for};
 pub use probe::UblkTransport;
 pub use queue::{Setup, serve};

@@ -179,6 +179,13 @@ pub struct DevInfo {
     pub reserved2: u64,
 }
 
+impl DevInfo {
+    /// Whether the device has no disk: none yet, or none any more.
+    pub fn is_dead(&self) -> bool {
+        self.state == UBLK_S_DEV_DEAD
+    }
+}
+
 /// The buffer of [`UBLK_U_CMD_REG_BUF`], `struct ublk_shmem_buf_reg`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use crate::system::kernel::System;
 
 /// Writes through the page cache of the kernel's loop device are refused, and no file system may have it for
 /// writing: the driver itself refuses nothing.
-pub(super) fn set_loop(
+pub(super) fn set(
     store: &Store,
     device: &Device,
     changes: &Changes,
@@ -129,7 +129,7 @@ fn record(store: &Store, old: &Device, new: &Device) -> Result<(), Error> {
 }
 
 /// A device-mapper table has no page cache between device and image, so there is nothing to switch.
-pub(super) fn set_dm(store: &Store, device: &Device, changes: &Changes) -> Result<DeviceInfo, Error> {
+pub(super) fn set_fixed(store: &Store, device: &Device, changes: &Changes) -> Result<DeviceInfo, Error> {
     let info = &device.info;
     if changes.direct_io == Some(DirectIo::Off) {
         let message =

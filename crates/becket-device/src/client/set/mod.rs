@@ -4,17 +4,16 @@
 mod compare;
 mod guard;
 mod kernel;
-mod ublk;
+mod served;
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use becket_image::{DirectIo, Extent, Format, Opened, Place};
-use becket_transport::Kind;
 use serde::Serialize;
 
-use crate::client::attach;
 use crate::client::list::resolve;
+use crate::client::{attach, kernel_drivers};
 use crate::contract::{AttachOptions, DeviceInfo, DeviceState, Error, ErrorKind};
 use crate::control::health;
 use crate::record::runtime::Runtime;
@@ -112,10 +111,10 @@ pub fn set(
     }
     check_block_size(&device.info, changes.block_size)?;
     may_grow(&store, &device, changes)?;
-    let (after, how) = match device.info.transport {
-        Kind::Ublk | Kind::Fuse => (ublk::set(&store, &device, changes, progress)?, How::Live),
-        Kind::Dm => (kernel::set_dm(&store, &device, changes)?, How::Drained),
-        Kind::Loop => (kernel::set_loop(&store, &device, changes, progress)?, How::Drained),
+    let (after, how) = match kernel_drivers::of(device.info.transport) {
+        None => (served::set(&store, &device, changes, progress)?, How::Live),
+        Some(driver) if driver.is_fixed() => (kernel::set_fixed(&store, &device, changes)?, How::Drained),
+        Some(_) => (kernel::set(&store, &device, changes, progress)?, How::Drained),
     };
     let changes = reported(&device.info, &after, changes, how);
     Ok(ChangedDevice { device: after, changes })

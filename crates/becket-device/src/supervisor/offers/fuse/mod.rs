@@ -1,14 +1,15 @@
-//! FUSE as the supervisor's driver: connections with a loop device over their file, or a directory for users
-//! other than root. It answers in ublk's terms, which the supervisor knows, and never waits for a server that
-//! has died.
+//! FUSE as an offer: connections with a loop device over their file, or a directory for users other than
+//! root. It never waits for a worker that has died.
 //!
-//! | a ublk device | here |
+//! | a device has | here |
 //! | --- | --- |
-//! | its number | ours |
-//! | its `ublkcN`, held only by the worker | the tether: it closes when the worker cannot reach the backing |
-//! | the kernel's requests, kept over a worker's death | the connection's descriptors: we hold copies |
-//! | `UBLK_F_USER_RECOVERY` | the kernel sends requests again on request (Linux 6.9) |
-//! | its disk | the loop device; it alone keeps the file system, so with it everything goes |
+//! | a number | ours |
+//! | a descriptor that only the worker holds | the tether: it closes when the worker cannot reach the backing |
+//! | requests, kept over a worker's death | the connection's descriptors: we hold copies |
+//! | recovery | the kernel sends requests again on request (Linux 6.9) |
+//! | a disk | the loop device; it alone keeps the file system, so with it everything goes |
+
+mod disk;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,31 +22,43 @@ use std::time::{Duration, Instant};
 
 use becket_engine::Geometry;
 use becket_image::{Partition, Source};
-use becket_transport::aside::{begun, within};
+use becket_transport::aside::begun;
 use becket_transport::fuse::{self, Connection};
 use becket_transport::loop_;
-use becket_transport::ublk::control::{AddRequest, DevInfo};
-use becket_transport::{node, sysfs};
-use becket_uapi::ublk as words;
+use becket_transport::{Abilities, Kind, node, sysfs};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, OFlags, fstat, major, minor};
 use rustix::pipe::PipeFlags;
 
-use super::driver::{Driver, PARTITIONS, READY};
 use crate::contract::Error;
 use crate::contract::kept::Kept;
 use crate::record::store::Device;
+use crate::supervisor::driver::{Added, Driver, NewDevice, Offer, PARTITIONS, READY, Settled};
+use crate::system::inode::is_pipe;
 use crate::system::sync::lock;
+use disk::{detach_unused, end_left, find_disk, loop_number, set_read_only};
 
 /// How often it is looked whether a server that is waited for still lives.
 const LOOK: Duration = Duration::from_millis(20);
 /// Numbers end there.
 const MOST: u32 = 1 << 20;
-/// Whatever ublk can do that has its like here.
-const FEATURES: u64 = words::UBLK_F_CMD_IOCTL_ENCODE | words::UBLK_F_UPDATE_SIZE;
+/// What all devices have.
+const ABILITIES: Abilities = Abilities::SERVED.with(Abilities::RESIZES);
+/// `/dev/fuse`, by the kernel's `devices.txt`.
+const FUSE: (u32, u32) = (10, 229);
+
+pub(in crate::supervisor) const OFFER: Offer = Offer {
+    open: |runtime| Ok(Arc::new(FuseDriver::new(runtime.files()))),
+    numbered_here: true,
+    ended_by_others: true,
+    worker_has_partitions: true,
+    end_left: Some(end_left),
+    is_link,
+    ..Offer::of(Kind::Fuse)
+};
 
 /// The connections of this user's becket.
-pub(crate) struct FuseDriver {
+struct FuseDriver {
     /// Where directories are made for those who are not root.
     places: PathBuf,
     links: Mutex<BTreeMap<u32, Link>>,
@@ -56,7 +69,7 @@ pub(crate) struct FuseDriver {
 /// A connection.
 struct Link {
     connection: Arc<Connection>,
-    info: DevInfo,
+    added: Added,
     /// What is shown; before it is started, what it is shown from.
     face: Face,
     /// The end of the present worker's tether.
@@ -89,7 +102,7 @@ enum Lost {
 }
 
 impl FuseDriver {
-    pub(crate) fn new(places: PathBuf) -> FuseDriver {
+    fn new(places: PathBuf) -> FuseDriver {
         FuseDriver { places, links: Mutex::default(), reserved: Mutex::default() }
     }
 
@@ -107,7 +120,7 @@ impl FuseDriver {
             return;
         }
         let tether = Arc::new(fds.remove(0));
-        let resends = serve.flags & words::UBLK_F_USER_RECOVERY != 0;
+        let resends = serve.abilities.has(Abilities::RECOVERS);
         let face = match loop_number(&record.info.device) {
             Some(number) => Face::Disk { number, diskseq: record.info.diskseq },
             // Our predecessor died before it could write down what it made.
@@ -118,18 +131,17 @@ impl FuseDriver {
             None if record.starting => Face::Directory(self.places.join(name(serve.id.number))),
             None => Face::Directory(record.info.device.parent().map(Path::to_owned).unwrap_or_default()),
         };
-        let info = DevInfo {
-            dev_id: serve.id.number,
-            nr_hw_queues: serve.queues,
-            queue_depth: serve.depth,
-            flags: serve.flags,
-            ublksrv_flags: serve.mark,
-            state: words::UBLK_S_DEV_LIVE,
-            ..DevInfo::default()
+        let added = Added {
+            number: serve.id.number,
+            queues: serve.queues,
+            depth: serve.depth,
+            abilities: serve.abilities,
+            mark: serve.mark,
+            stopped: false,
         };
         let link = Link {
             connection: Arc::new(Connection::taken_over(fds, resends)),
-            info,
+            added,
             face,
             tether: Some(tether),
             geometry: Some(serve.geometry.clone()),
@@ -175,32 +187,6 @@ impl FuseDriver {
     }
 }
 
-/// Sets the read-only flag of a loop device. Its number keeps the flag for the next device that has it, so
-/// it is taken back before a device goes.
-fn tell_read_only(number: u32, on: bool) -> Result<(), Error> {
-    node::set_read_only(&format!("loop{number}"), on).map_err(Error::Device)
-}
-
-/// Detaches an unused loop device, and clears its read-only flag.
-fn detach_unused(number: u32, diskseq: Option<u64>) -> Result<bool, becket_transport::Error> {
-    let disk = format!("loop{number}");
-    let frozen = sysfs::flag(&disk, "ro").unwrap_or(false);
-    if frozen {
-        node::set_read_only(&disk, false)?;
-    }
-    let gone = loop_::detach_unused(number, diskseq);
-    if frozen && matches!(gone, Ok(false)) {
-        node::set_read_only(&disk, true)?;
-    }
-    gone
-}
-
-/// The loop device that a connection has, where the kernel says so in time.
-fn find_disk(device: &OwnedFd) -> Option<u32> {
-    let device = device.try_clone().ok()?;
-    within(Duration::from_secs(5), || fuse::find_disk(device)).flatten()
-}
-
 /// Whether a file was opened for reading only.
 fn is_for_reading(Source::File(file): &Source) -> bool {
     rustix::fs::fcntl_getfl(&file.buffered).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RDONLY)
@@ -229,37 +215,28 @@ fn name(id: u32) -> String {
     format!("fuse{id}")
 }
 
-/// The number of a loop device by its node.
-fn loop_number(node: &Path) -> Option<u32> {
-    node.strip_prefix("/dev").ok()?.to_str()?.strip_prefix("loop")?.parse().ok()
-}
-
-/// Ends what is left of a device whose server and supervisor are both dead; `false` when it is in use.
-pub(crate) fn end_left(record: &Device) -> Result<bool, Error> {
-    let ended = match loop_number(&record.info.device) {
-        // It is not answered any more, so to its users it is lost already.
-        Some(number) => match loop_::detach(number, record.info.diskseq, Some(Duration::from_secs(1))) {
-            Ok(cleared) => Ok(cleared == loop_::Cleared::Gone),
-            Err(error) => Err(error),
-        },
-        None => match record.info.device.parent() {
-            Some(place) => fuse::unmount(place, true).inspect(|_| drop(fs::remove_dir(place))),
-            None => Ok(true),
-        },
+/// Whether these are the end of a tether and descriptors of FUSE: the supervisor writes to them.
+fn is_link(link: &[OwnedFd]) -> bool {
+    let is_fuse = |fd: &OwnedFd| {
+        fstat(fd).is_ok_and(|stat| {
+            FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+                && (major(stat.st_rdev), minor(stat.st_rdev)) == FUSE
+        })
     };
-    ended.map_err(Error::Device)
+    link.split_first().is_some_and(|(tether, devices)| is_pipe(tether) && devices.iter().all(is_fuse))
 }
 
 impl Driver for FuseDriver {
-    fn features(&self) -> Result<u64, Error> {
-        Ok(FEATURES)
+    fn abilities(&self) -> Result<Abilities, Error> {
+        Ok(ABILITIES)
     }
 
-    fn max_io(&self, _: u64) -> u32 {
+    fn max_io(&self, _: Abilities) -> u32 {
         fuse::MAX_IO
     }
 
-    fn add(&self, request: AddRequest) -> Result<DevInfo, Error> {
+    fn add(&self, wanted: NewDevice) -> Result<Added, Error> {
+        let NewDevice { queues, depth, mark, .. } = wanted;
         // Held while it is made: the number must not be taken twice.
         let mut links = lock(&self.links);
         let reserved = lock(&self.reserved).clone();
@@ -270,7 +247,7 @@ impl Driver for FuseDriver {
             return Err(Error::Server { what: "has no number left".to_owned(), log: None });
         };
         let (connection, face) = if rustix::process::geteuid().is_root() {
-            let made = Connection::detached(request.queues, request.depth).map_err(Error::Device)?;
+            let made = Connection::detached(queues, depth).map_err(Error::Device)?;
             (made.0, Face::Root(Arc::new(made.1)))
         } else {
             let place = self.places.join(name(id));
@@ -279,32 +256,24 @@ impl Driver for FuseDriver {
                 let _ = fuse::unmount(&place, true);
             }
             fs::create_dir_all(&place).map_err(Error::io("make the directory", &place))?;
-            let made = Connection::on(&place, request.queues, request.depth).inspect_err(|_| {
+            let made = Connection::on(&place, queues, depth).inspect_err(|_| {
                 let _ = fs::remove_dir(&place);
             });
             (made.map_err(Error::Device)?, Face::Directory(place))
         };
-        let mut flags = request.flags | FEATURES;
+        let mut abilities = wanted.abilities.with(ABILITIES);
         if connection.resends() {
-            flags |= words::UBLK_F_USER_RECOVERY;
+            abilities = abilities.with(Abilities::RECOVERS);
         }
-        let info = DevInfo {
-            dev_id: id,
-            nr_hw_queues: request.queues,
-            queue_depth: request.depth,
-            flags,
-            ublksrv_flags: request.mark,
-            state: words::UBLK_S_DEV_LIVE,
-            ..DevInfo::default()
-        };
+        let added = Added { number: id, queues, depth, abilities, mark, stopped: false };
         let connection = Arc::new(connection);
         let (tether, geometry, image, promised) = (None, None, PathBuf::new(), Vec::new());
         let read_only = false;
         links.insert(
             id,
-            Link { connection, info, face, tether, geometry, image, promised, rereads: false, read_only },
+            Link { connection, added, face, tether, geometry, image, promised, rereads: false, read_only },
         );
-        Ok(info)
+        Ok(added)
     }
 
     fn reserve(&self, ids: BTreeSet<u32>) {
@@ -383,10 +352,14 @@ impl Driver for FuseDriver {
         self.with(id, |link| link.face = Face::Disk { number: made.number, diskseq })
     }
 
-    fn settle(&self, _: u32, _: &[Partition]) -> Result<Option<u64>, Error> {
-        // They came with the disk: its driver must know of them from the beginning, to remove them at the
-        // end.
-        Ok(None)
+    fn settle(&self, number: u32, _: &[Partition]) -> Result<Settled, Error> {
+        // The partitions came with the disk: its driver must know of them from the beginning, to remove them
+        // at the end. The loop driver knows of no other unit than the one that it was given.
+        let given =
+            self.with(number, |link| link.geometry.as_ref().map(|geometry| geometry.logical_block))?;
+        let disk = self.disk(number).ok().map(|(disk, _)| format!("loop{disk}"));
+        let seen = disk.and_then(|disk| sysfs::number(&disk, "queue/physical_block_size"));
+        Ok(Settled { diskseq: None, physical_block: seen.or(given) })
     }
 
     fn stop(&self, id: u32) -> Result<(), Error> {
@@ -395,7 +368,7 @@ impl Driver for FuseDriver {
             Face::Disk { number, diskseq } if number != u32::MAX => {
                 let detached = begun(move || {
                     // Fails where it is gone already.
-                    let _ = tell_read_only(number, false);
+                    let _ = set_read_only(number, false);
                     loop_::detach(number, diskseq, Some(Duration::from_secs(1))).map(drop)
                 });
                 match self.await_served(id, &detached) {
@@ -448,14 +421,14 @@ impl Driver for FuseDriver {
         Ok(())
     }
 
-    fn info(&self, id: u32) -> Result<Option<DevInfo>, Error> {
+    fn info(&self, id: u32) -> Result<Option<Added>, Error> {
         let mut links = lock(&self.links);
         // One that we let go of may still have its disk.
         let ended = |link: &Link| !link.connection.devices().is_empty() && link.connection.is_gone();
         if links.get(&id).is_some_and(ended) {
             links.remove(&id);
         }
-        Ok(links.get(&id).map(|link| link.info))
+        Ok(links.get(&id).map(|link| link.added))
     }
 
     fn start_recovery(&self, id: u32) -> Result<bool, Error> {
@@ -469,7 +442,7 @@ impl Driver for FuseDriver {
         if connection.resends() { connection.resend().map_err(Error::Device) } else { Ok(()) }
     }
 
-    fn can_quiesce(&self, _: u64) -> bool {
+    fn quiesces(&self, _: Abilities) -> bool {
         true
     }
 
@@ -477,8 +450,6 @@ impl Driver for FuseDriver {
         // What it does not read waits in the kernel for the next one.
         leave()
     }
-
-    fn watchful(&self, _: u32) {}
 
     fn size(&self, id: u32) -> Option<u64> {
         // A file is as long as its server says. A disk's sectors always have 512 bytes.
@@ -514,7 +485,7 @@ impl Driver for FuseDriver {
                 device: self.node(id),
                 why: "its loop device was made for reading only",
             })),
-            (false, on) => tell_read_only(number, on),
+            (false, on) => set_read_only(number, on),
         }
     }
 
@@ -570,13 +541,5 @@ mod tests {
         assert!(!hung_up(&ours), "a copy holds it");
         drop(copy);
         assert!(becket_testkit::wait_until(std::time::Duration::from_secs(10), || hung_up(&ours)));
-    }
-
-    #[test]
-    fn nodes_tell_their_numbers() {
-        assert_eq!(loop_number(Path::new("/dev/loop17")), Some(17));
-        for other in ["/dev/loop17p1", "/dev/ublkb3", "/run/user/1000/becket/fuse/fuse0/image", "loop3"] {
-            assert_eq!(loop_number(Path::new(other)), None, "{other}");
-        }
     }
 }

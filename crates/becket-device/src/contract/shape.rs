@@ -1,0 +1,79 @@
+//! How devices of each kind show in the kernel, as data: one line each. What is here is not asked by kind
+//! anywhere else.
+
+use becket_transport::Kind;
+
+/// What devices of a kind look like to programs and to becket.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) disk: Disk,
+    pub(crate) life: Life,
+    /// How many descriptors of its own its worker gets, besides those of the image: so many, and so many for
+    /// each queue. The first of them a successor of the supervisor does not get.
+    pub(crate) descriptors: (usize, usize),
+    /// Its node is nobody's once the device is gone: nodes of loop devices stay.
+    pub(crate) node_goes: bool,
+    /// Its partitions are disks of their own, with numbers of their own.
+    pub(crate) partitions_are_disks: bool,
+    /// Where its server may not add partitions to the disk, there are none: the kernel takes them from root
+    /// only.
+    pub(crate) partitions_need_root: bool,
+}
+
+/// How the disk of a device is called in sysfs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Disk {
+    /// By this word and the device's number.
+    Numbered(&'static str),
+    /// As its node. A device with a path outside of /dev is a file and has no disk.
+    OfNode,
+}
+
+/// How a record's device is known to be there still.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// Its number always leads to a device, which is bound to a file or not.
+    Bound,
+    /// The kernel keeps becket's mark with its disk.
+    Marked,
+    /// The kernel keeps its number, with a disk or without, as long as it is served or can be again.
+    Numbered,
+    /// Its disk or its directory is there, served or not.
+    Shown,
+}
+
+/// What is shown for a kind that this becket does not know: another version's record may say such a one.
+pub(crate) const UNKNOWN: Kind = Kind::Ublk;
+
+/// That of devices of a kind.
+pub(crate) const fn of(kind: Kind) -> Shape {
+    let plain = Shape {
+        disk: Disk::OfNode,
+        life: Life::Shown,
+        descriptors: (0, 0),
+        node_goes: false,
+        partitions_are_disks: false,
+        partitions_need_root: false,
+    };
+    match kind {
+        Kind::Loop => Shape { disk: Disk::Numbered("loop"), life: Life::Bound, ..plain },
+        Kind::Dm => Shape {
+            disk: Disk::Numbered("dm-"),
+            life: Life::Marked,
+            node_goes: true,
+            partitions_are_disks: true,
+            ..plain
+        },
+        Kind::Ublk => Shape {
+            disk: Disk::Numbered("ublkb"),
+            life: Life::Numbered,
+            // Its char device.
+            descriptors: (1, 0),
+            node_goes: true,
+            partitions_need_root: true,
+            ..plain
+        },
+        // The tether's two ends, and the connection.
+        Kind::Fuse => Shape { descriptors: (2, 1), ..plain },
+    }
+}

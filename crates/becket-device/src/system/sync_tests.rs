@@ -35,6 +35,8 @@ pub(crate) fn shuffle(times: usize, scenario: impl Fn() + Send + Sync + 'static)
     let _end = End;
     SHUFFLED.set(true);
     let mut config = shuttle::Config::new();
+    // shuttle's own 32 KiB are too few for an attach, which writes and reads records.
+    config.stack_size = 512 << 10;
     // Who waits for a lock takes turns until it is free, so standing still is to go on for ever.
     config.max_steps = shuttle::MaxSteps::FailAfter(20_000);
     shuttle::Runner::new(shuttle::scheduler::RandomScheduler::new(times), config).run(scenario);

@@ -28,5 +28,7 @@ pub use contract::{
 };
 pub use record::store::check_name;
 pub use supervisor::{ServeOptions, serve};
+pub use system::log::log_to_stderr;
 pub use system::users::of as users;
+pub use tracing::Level as LogLevel;
 pub use worker::worker_main;

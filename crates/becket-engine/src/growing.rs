@@ -177,7 +177,7 @@ impl Growing {
             }
         }
         if let Err(error) = grow.close() {
-            eprintln!("becket: what an image does not need stays counted in it: {error}");
+            tracing::warn!("what an image does not need stays counted in it: {error}");
         }
     }
 }

@@ -289,7 +289,7 @@ impl Server {
                 // A ring that cannot be entered serves no request: the process ends, and the supervisor sees
                 // it.
                 Err(error) => {
-                    eprintln!("becket: I/O thread {}: io_uring_enter failed: {error}", self.index);
+                    tracing::error!("I/O thread {}: io_uring_enter failed: {error}", self.index);
                     std::process::abort();
                 }
             };
@@ -341,7 +341,7 @@ impl Server {
             && let Some(queue) = slot.take()
             && let Err(error) = queue.release(&mut self.ring)
         {
-            eprintln!("becket: I/O thread {}: {error}", self.index);
+            tracing::error!("I/O thread {}: {error}", self.index);
         }
     }
 
@@ -376,7 +376,7 @@ impl Server {
         }
         self.hear();
         if let Err(error) = self.listen() {
-            eprintln!("becket: I/O thread {} takes no more orders: {error}", self.index);
+            tracing::error!("I/O thread {} takes no more orders: {error}", self.index);
             self.stopping = true;
         }
     }
@@ -445,7 +445,7 @@ impl Server {
         let Some(queue) = self.queues[index].as_mut() else { return false };
         let was_held = queue.let_go(&mut self.ring, change).unwrap_or_else(|error| {
             // The queue goes on; slots of the table stay taken.
-            eprintln!("becket: I/O thread {}: {error}", self.index);
+            tracing::error!("I/O thread {}: {error}", self.index);
             true
         });
         self.release_ended(index as u32);

@@ -2,6 +2,8 @@
 //! Never does anything: what a command does lives in `commands`.
 
 use crate::units::{parse_block_size, parse_duration, parse_size};
+use becket_device::LogLevel;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use std::{
     ffi::OsString,
@@ -488,12 +490,21 @@ pub(crate) struct Serve {
     /// sets another [default: up to 1/16 of memory, at most 1G, and less if blocks are not read again]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) cache_size: Option<u64>,
+    /// Set what is written to the log: error, warn, info, debug or trace
+    ///
+    /// Without it, the environment variable BECKET_LOG sets the level.
+    #[arg(long, value_name = "LEVEL", value_parser = levels())]
+    pub(crate) log_level: Option<LogLevel>,
     /// Wait for this pipe's end, and serve only when it ended without a word
     #[arg(long, hide = true, value_name = "FD")]
     pub(crate) after_fd: Option<RawFd>,
     /// Write one byte to this descriptor when ready; ends when idle
     #[arg(long, hide = true, value_name = "FD")]
     pub(crate) ready_fd: Option<RawFd>,
+}
+
+fn levels() -> impl TypedValueParser<Value = LogLevel> {
+    PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"]).try_map(|word| word.parse())
 }
 
 /// Print a completion script for a shell

@@ -27,6 +27,7 @@ const GENERATOR: &str = "becket-generator";
 
 /// Does what the command line of this process says.
 pub fn main() -> ExitCode {
+    becket_device::log_to_stderr();
     // Before anything else: that dialect has nothing in common with ours, and is called in loops.
     if let Some(words) = losetup::meant(std::env::args_os()) {
         return ExitCode::from(losetup::run(&words));

@@ -6,7 +6,14 @@ mod common;
 
 use becket_testkit::{Scratch, crc_whole, image, require_fuse, require_tools, wait_until};
 use common::{alive, scratch};
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{
+    fs,
+    io::Read as _,
+    os::{fd::AsRawFd as _, unix::fs::MetadataExt as _},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
 
 /// A place with images `a.img` and `b.img` in it.
 fn place_with_images() -> Scratch {
@@ -264,7 +271,7 @@ fn fuse_the_log_has_times_and_does_not_grow_for_ever() {
     let line = text.lines().find(|line| line.contains("attached as")).unwrap();
     let (time, rest) = line.split_once(' ').unwrap();
     assert!(time.len() == 24 && time.ends_with('Z') && time.starts_with("20"), "{line}");
-    assert!(rest.starts_with(&format!("becket[{}]: ", server(&place)[0])), "{line}");
+    assert!(rest.starts_with(&format!("becket[{}]: info supervisor: a: ", server(&place)[0])), "{line}");
     // What a worker that has gone mad could write.
     let mut file = fs::File::options().append(true).open(&log).unwrap();
     std::io::Write::write_all(&mut file, &b"nonsense\n".repeat(200_000)).unwrap();
@@ -274,6 +281,50 @@ fn fuse_the_log_has_times_and_does_not_grow_for_ever() {
     assert!(old.len() <= 512 << 10 && old.contains("nonsense\n"));
     place.ok(["detach", "--all"]);
     assert!(fs::read_to_string(&log).unwrap().contains("detached"), "the server goes on writing there");
+}
+
+/// What a server writes to its standard error, a pipe, when a command has asked it for its status.
+fn written(place: &Scratch, prepare: impl FnOnce(&mut Command, String)) -> (u32, String) {
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let pipe = fs::metadata(format!("/proc/self/fd/{}", writer.as_raw_fd())).unwrap();
+    let mut command = place.becket();
+    command.arg("serve").stderr(writer);
+    prepare(&mut command, format!("{}:{}", pipe.dev(), pipe.ino()));
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    assert!(wait_until(Duration::from_secs(10), || place.json(["doctor"])["server"].is_object()));
+    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    assert!(child.wait().unwrap().success());
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    (child.id(), text)
+}
+
+#[test]
+fn a_server_writes_as_much_as_it_should_in_the_form_of_its_reader() {
+    let place = scratch();
+    let answered = "org.becket.Becket1.Status took ";
+    let (pid, text) = written(&place, |command, _| drop(command.args(["--log-level", "debug"])));
+    let line = text.lines().find(|line| line.contains(answered)).unwrap_or_else(|| panic!("{text}"));
+    assert!(
+        line.starts_with("20") && line.contains(&format!("Z becket[{pid}]: debug supervisor: ")),
+        "{line}"
+    );
+    let (pid, text) = written(&place, |command, journal| {
+        command.env("BECKET_LOG", "debug").env("JOURNAL_STREAM", journal);
+    });
+    assert!(
+        text.lines().any(|line| line.starts_with(&format!("<7>supervisor[{pid}]: {answered}"))),
+        "{text}"
+    );
+    // The option goes before the variable.
+    let (_, text) = written(&place, |command, _| {
+        command.args(["--log-level", "error"]).env("BECKET_LOG", "trace");
+    });
+    assert_eq!(text, "");
+    let (_, text) = written(&place, |_, _| {});
+    assert!(!text.contains(answered), "{text}");
+    assert_eq!(place.run(["serve", "--log-level", "much"]).code, 2);
 }
 
 #[test]

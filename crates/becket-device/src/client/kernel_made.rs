@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use becket_image::{Opened, Partition};
 use becket_transport::node::KernelPartition;
 use becket_uapi::block;
+use tracing::warn;
 
 use crate::client::lease::Held;
 use crate::contract::{AttachOptions, DeviceInfo, Error, Partitions, Plan, versions};
@@ -14,7 +15,6 @@ use crate::record::judge::disk_name;
 use crate::record::store::{Device, Store};
 use crate::record::{links, nodes, register};
 use crate::system::describe::{partitions_as, unasked_read_only};
-use crate::system::log;
 use crate::system::process::ProcessId;
 
 /// A driver of the kernel's by which the client makes devices that need no server.
@@ -123,7 +123,7 @@ impl Drop for Unfinished {
         }
         self.made.fds.clear();
         if let Err(error) = (self.made.undo)(&self.made) {
-            log::warn(format_args!("{} stays attached: {error}", self.made.path.display()));
+            warn!("{} stays attached: {error}", self.made.path.display());
         }
     }
 }

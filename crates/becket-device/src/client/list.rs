@@ -9,6 +9,7 @@ use std::{fs, io};
 use becket_image::Location;
 use becket_transport::aside::within;
 use becket_transport::sysfs;
+use tracing::warn;
 
 use crate::client::{kernel_drivers, partitions};
 use crate::contract::messages::{Devices, Nothing};
@@ -23,7 +24,7 @@ use crate::record::unknown::{Unknown, image_of, of_unknown_version};
 use crate::record::{links, mark};
 use crate::system::describe::size_of;
 use crate::system::kernel::{Kernel, System};
-use crate::system::{log, users};
+use crate::system::users;
 
 /// Longest that a file system may take to say what a path leads to.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -85,7 +86,7 @@ pub fn tidy() {
     let tidied = Runtime::present()
         .map_or(Ok(()), |runtime| Store::open(runtime).and_then(|store| devices(&store)).map(drop));
     if let Err(error) = tidied {
-        log::warn(format_args!("records of devices that are gone stay: {error}"));
+        warn!("records of devices that are gone stay: {error}");
     }
 }
 
@@ -112,7 +113,7 @@ fn found(store: &Store) -> Result<Found, Error> {
     match client::call::<_, Devices>(store.runtime(), "List", &Nothing {}, &[], Concerns::Server) {
         Ok(_) => recorded(store),
         Err(error) => {
-            log::warn(format_args!("devices without a record are not listed: {error}"));
+            warn!("devices without a record are not listed: {error}");
             Ok(found)
         }
     }
@@ -148,7 +149,7 @@ fn recorded(store: &Store) -> Result<Found, Error> {
             Entry::Claim { claimant, .. } if claimant.alive() => {}
             claim @ Entry::Claim { .. } => {
                 if let Err(error) = store.remove_claim(&name, &claim) {
-                    log::warn(format_args!("the name {name} stays claimed: {error}"));
+                    warn!("the name {name} stays claimed: {error}");
                 }
             }
         }

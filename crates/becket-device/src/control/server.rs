@@ -4,6 +4,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 use becket_engine::Summary;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -11,6 +12,7 @@ use rustix::net::sockopt::socket_peercred;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
+use tracing::{debug, warn};
 
 use super::socket::{Socket, no_longer};
 use crate::contract::messages::{
@@ -21,7 +23,6 @@ use crate::contract::varlink::{
     Call, Describe, Description, Info, Refusal, Reply, SERVICE, SERVICE_DESCRIPTION,
 };
 use crate::contract::{DeviceInfo, Error, ServerStatus};
-use crate::system::log;
 
 /// What the supervisor does for its clients.
 pub(crate) trait Service: Sync {
@@ -43,7 +44,7 @@ pub(crate) trait Service: Sync {
 pub(crate) fn converse(service: &dyn Service, stream: UnixStream, uid: u32) {
     // A peer that vanishes or sends nonsense ends its connection and nothing else.
     if let Err(error) = exchange(service, stream, uid) {
-        log::warn(format_args!("a connection ended: {error}"));
+        warn!("a connection ended: {error}");
     }
 }
 
@@ -51,17 +52,19 @@ fn exchange(service: &dyn Service, stream: UnixStream, uid: u32) -> io::Result<(
     let peer = socket_peercred(&stream)?.uid;
     let mut socket = Socket::new(stream);
     if peer.as_raw() != uid && !peer.is_root() {
-        log::warn(format_args!("refused a connection of user {}", peer.as_raw()));
+        warn!("refused a connection of user {}", peer.as_raw());
         return socket.send(serde_json::to_vec(&Refusal::PermissionDenied)?, &[], &mut no_longer);
     }
     while let Some((message, fds)) = socket.receive(&mut no_longer)? {
         let call: Call<Box<RawValue>> = serde_json::from_slice(&message)?;
         // It has given up since, and does not expect what it asked for any more.
         if !call.oneway && has_left(socket.stream()) {
-            log::warn(format_args!("a call was not carried out: its caller hung up before the answer"));
+            warn!("a call was not carried out: its caller hung up before the answer");
             return Ok(());
         }
+        let begun = Instant::now();
         let answer = answer(service, &call, fds).or_else(|error| serde_json::to_vec(&error))?;
+        debug!("{} took {} us", call.method, begun.elapsed().as_micros());
         if !call.oneway {
             socket.send(answer, &[], &mut no_longer)?;
         }

@@ -5,11 +5,11 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use tracing::warn;
 
 use crate::contract::DeviceInfo;
 use crate::record::runtime::Runtime;
 use crate::record::udev;
-use crate::system::log;
 
 /// Makes the links of a device; answers with what did not work.
 pub(crate) fn make(runtime: &Runtime, info: &DeviceInfo) -> Vec<String> {
@@ -44,7 +44,7 @@ pub(crate) fn restore(runtime: &Runtime, info: &DeviceInfo) {
     if wanted(runtime.links(), info).into_iter().all(is_there) && udev::knows(runtime, info) {
         return;
     }
-    make(runtime, info).iter().for_each(|warning| log::warn(format_args!("{}: {warning}", info.name)));
+    make(runtime, info).iter().for_each(|warning| warn!(device = info.name, "{warning}"));
 }
 
 /// Removes the links of a device, where they still point to its nodes.

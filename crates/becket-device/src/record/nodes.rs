@@ -5,10 +5,10 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use becket_transport::node;
+use tracing::warn;
 
 use crate::contract::shape;
 use crate::record::store::Device;
-use crate::system::log;
 
 /// This process's mount namespace, by its inode number.
 pub(crate) fn namespace() -> Option<u64> {
@@ -31,7 +31,7 @@ pub(crate) fn remove(device: &Device) {
             removed.push(node::remove_stale_below(root, path));
         }
         for error in removed.into_iter().filter_map(Result::err) {
-            log::warn(format_args!("{} stays, and may lead to another disk later: {error}", path.display()));
+            warn!("{} stays, and may lead to another disk later: {error}", path.display());
         }
     }
 }

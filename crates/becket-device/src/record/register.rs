@@ -2,13 +2,13 @@
 //! It never takes a name from a device that lives.
 
 use becket_image::Opened;
+use tracing::warn;
 
 use crate::contract::Error;
 use crate::record::judge::lives;
 use crate::record::store::{Claim, Device, Store, Written};
 use crate::record::{links, nodes};
 use crate::system::kernel::System;
-use crate::system::log;
 
 /// Takes the name that was asked for.
 pub(crate) fn claim(store: &Store, name: Option<&str>, opened: &Opened) -> Result<Option<Claim>, Error> {
@@ -46,6 +46,6 @@ pub(crate) fn forget(store: &Store, device: &Device) {
     links::remove(store.runtime(), &device.info);
     nodes::remove(device);
     if let Err(error) = store.remove(device) {
-        log::warn(format_args!("the record of {} stays: {error}", device.info.name));
+        warn!("the record of {} stays: {error}", device.info.name);
     }
 }

@@ -43,11 +43,11 @@ pub(crate) use reading::Record;
 use reading::{Looked, same_use};
 use rustix::fs::{CWD, RenameFlags};
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 
 use crate::contract::{DeviceInfo, Error, versions};
 use crate::record::runtime::{Runtime, lock_file};
 use crate::record::unknown::Unknown;
-use crate::system::log;
 use crate::system::process::ProcessId;
 use crate::system::space::{is_full, reserve};
 use crate::system::sync::lock;
@@ -408,7 +408,7 @@ impl Store {
             Looked::Nothing | Looked::Foreign => Ok(None),
             Looked::Corrupt(why) => {
                 let path = self.path(name);
-                log::warn(format_args!("{}: not a record ({why}); it is left alone", path.display()));
+                warn!("{}: not a record ({why}); it is left alone", path.display());
                 Ok(None)
             }
         }
@@ -571,7 +571,7 @@ impl Drop for Claim {
         if !self.kept
             && let Err(error) = self.store.remove_claim(&self.name, &self.entry)
         {
-            log::warn(format_args!("the name {} stays claimed: {error}", self.name));
+            warn!("the name {} stays claimed: {error}", self.name);
         }
     }
 }

@@ -14,11 +14,11 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
 use becket_transport::{node, sysfs};
+use tracing::warn;
 
 use crate::contract::{DeviceInfo, shape};
 use crate::record::judge::disk_of;
 use crate::record::runtime::Runtime;
-use crate::system::log;
 
 /// There while udev's daemon runs.
 const DAEMON: &str = "/run/udev/control";
@@ -33,7 +33,7 @@ pub(crate) fn tell(runtime: &Runtime, info: &DeviceInfo) {
         if let Some(diskseq) = node::diskseq(&disk)
             && let Err(error) = write(&runtime.udev(), diskseq, &name)
         {
-            log::warn(format_args!("{name}: udev does not learn its name: {error}"));
+            warn!(device = name, "udev does not learn its name: {error}");
         }
         // Should it be refused, the device lacks a unit and nothing else.
         let _ = fs::write(sysfs::directory(&disk).join("uevent"), "change");

@@ -8,6 +8,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use becket_image::{DirectIo, Source};
+use tracing::{error, info, warn};
 
 use super::claims::{Claim, Claims};
 use super::devices::Supervisor;
@@ -21,16 +22,16 @@ use crate::record::judge::lives;
 use crate::record::links;
 use crate::record::register::forget;
 use crate::record::store::{Device, Entry};
+use crate::system::inode;
 use crate::system::kernel::{Kernel, System};
 use crate::system::process::ProcessId;
-use crate::system::{inode, log};
 
 impl Supervisor {
     /// Takes over what a predecessor has left; answers with its workers.
     pub(crate) fn adopt(&self) -> Vec<Arc<dyn Server>> {
         self.store.sweep();
         let entries = self.store.entries().unwrap_or_else(|error| {
-            log::warn(format_args!("server: cannot look for devices: {error}"));
+            warn!("cannot look for devices: {error}");
             Vec::new()
         });
         let unknown: Vec<Option<u64>> = entries.iter().filter_map(|(_, entry)| unknown_mark(entry)).collect();
@@ -47,7 +48,7 @@ impl Supervisor {
                 self.take_over(offer, record, found, &mut left)
             });
             if let Err(error) = took {
-                log::warn(format_args!("{} cannot be taken over: {error}", record.info.name));
+                error!(device = record.info.name, "cannot be taken over: {error}");
             }
         }
         // What another version has recorded has a record, though we cannot read it.
@@ -55,7 +56,7 @@ impl Supervisor {
         for (kept, server) in claims.others().filter(|(kept, _)| !recorded(kept.serve.mark)) {
             let (id, pid) = (kept.serve.id, server.id().pid);
             if let Err(error) = self.adopt_unrecorded(kept, server) {
-                log::warn(format_args!("{} has no record and stays with worker {pid}: {error}", id));
+                error!(device = %id, "has no record and stays with worker {pid}: {error}");
             }
         }
         self.recall(true);
@@ -76,7 +77,7 @@ impl Supervisor {
             let numbers = infos().filter(its).map(|info| info.number).collect();
             match self.driver(offer.kind) {
                 Ok(driver) => driver.reserve(numbers),
-                Err(error) => log::warn(format_args!("server: {} cannot be used: {error}", offer.kind)),
+                Err(error) => warn!("{} cannot be used: {error}", offer.kind),
             }
         }
     }
@@ -117,7 +118,7 @@ impl Supervisor {
             driver.stop(id)?;
             driver.del(id)?;
             forget(&self.store, record);
-            log::warn(format_args!("{} had no disk yet, or none any more: removed", record.info.name));
+            warn!(device = record.info.name, "had no disk yet, or none any more: removed");
             return Ok(());
         }
         let Some((kept, server)) = found else {
@@ -145,9 +146,9 @@ impl Supervisor {
             Ok(true) => {}
             Ok(false) => return Err(Error::NoDevice { target: record.info.name.clone() }),
             // Its users need a server more than `list` needs that server's number.
-            Err(error) => log::warn(format_args!("{}: {error}", record.info.name)),
+            Err(error) => warn!(device = record.info.name, "{error}"),
         }
-        log::warn(format_args!("{} taken over from a server that is gone", device.info.name));
+        info!(device = device.info.name, "taken over from a server that is gone");
         if server.alive() {
             finish_resizing(&*driver, &device.info);
         }
@@ -164,7 +165,7 @@ impl Supervisor {
 fn say_lost(record: &Device) {
     let name = &record.info.name;
     let why = "its worker died with its server, and nobody kept what another needs";
-    log::warn(format_args!("{name} is lost: {why}; `becket detach` removes it"));
+    error!(device = name, "lost: {why}; `becket detach` removes it");
 }
 
 /// An error where the worker of a device that was not taken over lives.
@@ -205,7 +206,7 @@ fn as_served(device: &mut Device, kept: &Kept) {
     if *image == held {
         return;
     }
-    log::warn(format_args!("{}: its worker holds another image than was recorded", info.name));
+    warn!(device = info.name, "its worker holds another image than was recorded");
     *image = held;
     *format = None;
     if let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", file.buffered.as_raw_fd())) {
@@ -218,8 +219,8 @@ fn finish_resizing(driver: &dyn Driver, info: &DeviceInfo) {
     let (id, DeviceInfo { name, size, .. }) = (info.number, info);
     let Some(seen) = driver.size(id).filter(|seen| seen != size) else { return };
     match driver.update_size(id, *size) {
-        Ok(()) => log::warn(format_args!("{name} had {seen} bytes for its users, and has {size} now")),
-        Err(error) => log::warn(format_args!("{name} keeps {seen} bytes for its users: {error}")),
+        Ok(()) => info!(device = name, "had {seen} bytes for its users, and has {size} now"),
+        Err(error) => warn!(device = name, "keeps {seen} bytes for its users: {error}"),
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use becket_image::{DirectIo, FileKind, Identity, Map, Partition, Source};
 use becket_transport::Abilities;
 use becket_transport::aside::within;
+use tracing::warn;
 
 use super::driver::Driver;
 use super::make::{check_files, check_map, direct_io};
@@ -19,7 +20,6 @@ use crate::contract::messages::NewImage;
 use crate::contract::protocol::{Change, Serve, all_sources, facts_of};
 use crate::contract::{Error, ErrorKind};
 use crate::record::store::Device;
-use crate::system::log;
 
 /// Longest that a file system may take to say how long an image is: the device is locked meanwhile.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -239,7 +239,7 @@ fn order(server: &dyn Server, change: &Change, sources: Option<&[Source]>) -> Re
     let fds: Vec<BorrowedFd<'_>> = sources.into_iter().flat_map(descriptors_of).collect();
     match server.change(change.clone(), &fds) {
         Err(error) if !server.alive() => {
-            log::warn(format_args!("{error} while it was changed; its devices recover as they are to be"));
+            warn!("{error} while it was changed; its devices recover as they are to be");
             Ok(())
         }
         other => other,
@@ -249,7 +249,7 @@ fn order(server: &dyn Server, change: &Change, sources: Option<&[Source]>) -> Re
 /// What cannot be taken back is said: the device is then neither as it was nor as it was to be.
 fn undo(what: &str, outcome: Result<(), Error>) {
     if let Err(error) = outcome {
-        log::warn(format_args!("the {what} of a device could not be changed back: {error}"));
+        warn!("the {what} of a device could not be changed back: {error}");
     }
 }
 

@@ -8,6 +8,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use tracing::warn;
 
 use super::driver::Offer;
 use super::isolation::is_member_list;
@@ -18,7 +19,6 @@ use crate::contract::kept::Kept;
 use crate::contract::sealed::is_sealed;
 use crate::record::store::Device;
 use crate::system::inode::is_pipe;
-use crate::system::log;
 use crate::system::process::ProcessId;
 
 /// A device and who serves it.
@@ -54,10 +54,9 @@ impl Claims {
                 may_hold(worker, record, records, &alive).and_then(|()| makes_sense(offer, &kept, record));
             match checked {
                 Ok(()) => believed.push((kept, server)),
-                Err(why) => log::warn(format_args!(
-                    "worker {} is not believed that it serves {}: {why}",
-                    worker.pid, record.info.name
-                )),
+                Err(why) => {
+                    warn!("worker {} is not believed that it serves {}: {why}", worker.pid, record.info.name)
+                }
             }
         }
         if let Some(named) = believed.iter().position(|(_, server)| record.worker == Some(server.id())) {
@@ -65,7 +64,7 @@ impl Claims {
         }
         let one = believed.pop();
         if !believed.is_empty() {
-            log::warn(format_args!("{}: more than one worker claims it: none is believed", record.info.name));
+            warn!(device = record.info.name, "more than one worker claims it: none is believed");
             return None;
         }
         one

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use becket_engine::Summary;
 use becket_transport::{Kind, aside};
+use tracing::{info, warn};
 
 use super::change::{Length, Target, Wish, apply, plan, take_image};
 use super::driver::Driver;
@@ -32,7 +33,6 @@ use crate::record::store::{Device, Store};
 use crate::record::unknown;
 use crate::system::describe::partitions_as;
 use crate::system::kernel::{Kernel, System};
-use crate::system::log;
 use crate::system::process::ProcessId;
 use crate::system::sync::{DEVICES, LAST, Ranked, SHARED, lock, spawn};
 
@@ -110,7 +110,7 @@ impl Supervisor {
     pub(crate) fn step_down(&self, why: &str) {
         self.stopping.store(true, Ordering::SeqCst);
         if !self.yielding.swap(true, Ordering::SeqCst) {
-            log::warn(format_args!("server: {why}"));
+            warn!("{why}");
         }
         (self.wake)();
     }
@@ -131,7 +131,7 @@ impl Supervisor {
                 continue;
             }
             if let Err(error) = self.store.enter(&state.device, |_| false) {
-                log::warn(format_args!("{}: {error}", state.name()));
+                warn!(device = state.name(), "{error}");
             }
             let worker = state.server.id();
             if announced.contains(&worker) {
@@ -141,7 +141,7 @@ impl Supervisor {
             match state.server.announce() {
                 // It is there still: the directory was not removed as a whole.
                 Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
-                Err(error) => log::warn(format_args!("worker {}: {error}", worker.pid)),
+                Err(error) => warn!("worker {}: {error}", worker.pid),
                 Ok(()) => {}
             }
         }
@@ -173,7 +173,7 @@ impl Supervisor {
             let mut state = lock(&owned.state);
             match self.take_away(&owned, &mut state) {
                 Ok(()) | Err(Error::Busy { .. }) => {}
-                Err(error) => log::warn(format_args!("{} stays: {error}", state.name())),
+                Err(error) => warn!(device = state.name(), "stays: {error}"),
             }
         }
         let left: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
@@ -220,7 +220,7 @@ impl Supervisor {
         let started = self.workers.start(cgroup, self.on_death())?;
         self.know(&started);
         for note in started.notes() {
-            log::warn(format_args!("worker {}: {note}", started.id().pid));
+            warn!("worker {}: {note}", started.id().pid);
         }
         Ok(started)
     }
@@ -272,7 +272,7 @@ impl Supervisor {
         });
         match link {
             Ok(link) => self.guard.keep(&state.kept, &link),
-            Err(error) => log::warn(format_args!("{}: the guard does not have it: {error}", state.name())),
+            Err(error) => warn!(device = state.name(), "the guard does not have it: {error}"),
         }
     }
 
@@ -290,8 +290,8 @@ impl Supervisor {
         change(&mut changed);
         match self.store.update(&state.device, &changed) {
             Ok(true) => state.device = changed,
-            Ok(false) => log::warn(format_args!("the record of {} is gone", state.name())),
-            Err(error) => log::warn(format_args!("{}: {error}", state.name())),
+            Ok(false) => warn!("the record of {} is gone", state.name()),
+            Err(error) => warn!(device = state.name(), "{error}"),
         }
     }
 
@@ -340,7 +340,7 @@ impl Supervisor {
         let mut info = state.device.info.clone();
         if let Some(why) = unrecorded {
             let warning = format!("{name} is changed, but that could not be recorded: {why}");
-            log::warn(format_args!("{warning}"));
+            warn!("{warning}");
             info.warnings.push(warning);
         }
         Ok(info)
@@ -362,7 +362,7 @@ impl Supervisor {
                 return Err(Error::Busy { device: device.info.device, users: Vec::new() });
             }
             forget(&self.store, &device);
-            log::warn(format_args!("{name} detached; its server had died"));
+            info!(device = name, "detached; its server had died");
             return Ok(device.info);
         }
         let driver = self.driver(device.info.transport)?;
@@ -385,7 +385,7 @@ impl Supervisor {
             Some(_) | None => {}
         }
         forget(&self.store, &device);
-        log::warn(format_args!("{name} detached; its server had died"));
+        info!(device = name, "detached; its server had died");
         Ok(device.info)
     }
 
@@ -446,7 +446,7 @@ impl Service for Supervisor {
             }
         })?;
         let info = device.info.clone();
-        log::warn(format_args!("{} attached as {}", info.image.display(), info.name));
+        info!(device = info.name, "attached as {}: {}", info.device.display(), info.image.display());
         self.own(&Owned::new(device, kept, worker));
         Ok(info)
     }

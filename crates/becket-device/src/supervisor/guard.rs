@@ -20,6 +20,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::Weak;
 use std::time::{Duration, Instant};
+use tracing::{error, warn};
 
 use super::devices::Supervisor;
 use super::keeper;
@@ -30,9 +31,9 @@ use crate::contract::protocol;
 use crate::contract::{DIR_VARIABLE, LINKS_VARIABLE};
 use crate::record::store::Store;
 use crate::supervisor::manager;
+use crate::system::origin;
 use crate::system::process::ProcessId;
 use crate::system::sync::{LAST, Ranked, lock, spawn};
-use crate::system::{log, origin};
 
 /// How long a guard may take to let go of a device. One that takes longer is ended and replaced: it holds
 /// locks of an image that should be free.
@@ -104,9 +105,8 @@ impl Guard {
     }
 
     fn started(&self, standing: &mut Standing, store: &Store) -> Option<Child> {
-        let (child, socket) = start(store, self.cache_size)
-            .inspect_err(|error| log::warn(format_args!("server: nobody stands guard: {error}")))
-            .ok()?;
+        let (child, socket) =
+            start(store, self.cache_size).inspect_err(|error| error!("nobody stands guard: {error}")).ok()?;
         standing.line = Some(Line { socket, id: ProcessId::of(child.id()) });
         Some(child)
     }
@@ -129,7 +129,7 @@ impl Guard {
         let Err(error) = what(line) else { return };
         // One that has just died is replaced, and the next one is given all devices.
         if error.kind() == io::ErrorKind::TimedOut {
-            log::warn(format_args!("server: its guard does not answer: ended, another one follows"));
+            warn!("its guard does not answer: ended, another one follows");
         }
         if let Some(id) = line.id {
             end(id, "guard");
@@ -174,7 +174,7 @@ fn watch(mut child: Option<Child>, store: &Store, supervisor: &Weak<Supervisor>)
         if standing.over {
             return;
         }
-        log::warn(format_args!("server: its guard is dead: another one stands guard"));
+        warn!("its guard is dead: another one stands guard");
         child = supervisor.guard.started(&mut standing, store);
         drop(standing);
         restarts.began(Instant::now());

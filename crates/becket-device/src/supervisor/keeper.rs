@@ -24,13 +24,13 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect, socket_with,
 };
+use tracing::{error, warn};
 
 use crate::contract::kept::Kept;
 use crate::contract::protocol::{self, Serve};
 use crate::contract::rendezvous;
 use crate::contract::{Error, sealed};
 use crate::record::runtime::{Runtime, lock_file};
-use crate::system::log;
 
 /// Keep a device: its words follow, or lie in the first descriptor.
 const KEEP: u8 = b'k';
@@ -179,7 +179,7 @@ pub(super) fn wait(socket: &OwnedFd) -> Option<Keeper> {
         Ok(Door { socket, place })
     };
     let door = open().inspect_err(|error| {
-        log::warn(format_args!("guard: another server than this will not find it: {error}"));
+        warn!("another server than this will not find it: {error}");
     });
     Keeper { door: door.ok(), ..Keeper::default() }.listen(socket)
 }
@@ -202,10 +202,10 @@ impl Keeper {
                 Ok(None) => return Some(self),
                 // A packet that was cut is one device that is not kept.
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                    log::warn(format_args!("guard: {error}"));
+                    warn!("{error}");
                 }
                 Err(error) => {
-                    log::warn(format_args!("guard: cannot hear its server: {error}"));
+                    error!("cannot hear its server: {error}");
                     return None;
                 }
             }
@@ -232,7 +232,7 @@ impl Keeper {
                 let keepsake = Keepsake { aside: what == KEEP_ASIDE, words: words.to_vec(), fds };
                 self.kept.insert(mark, keepsake);
             } else {
-                log::warn(format_args!("guard: a device is not kept: no room, or too many descriptors"));
+                warn!("a device is not kept: no room, or too many descriptors");
             }
         }
         (what, mark)
@@ -245,7 +245,7 @@ impl Keeper {
             match keepsake.understood() {
                 Ok(device) => drop(kept.insert(mark, device)),
                 Err(error) => {
-                    log::warn(format_args!("guard: what was kept of a device is not used: {error}"))
+                    warn!("what was kept of a device is not used: {error}")
                 }
             }
         }
@@ -287,7 +287,7 @@ impl Keeper {
         let given = accept_with(socket, SocketFlags::CLOEXEC)
             .map_err(io::Error::from)
             .and_then(|caller| rendezvous::trusted(&caller).and_then(|_| self.give(&caller)));
-        given.inspect_err(|error| log::warn(format_args!("guard: a call came to nothing: {error}"))).is_ok()
+        given.inspect_err(|error| warn!("a call came to nothing: {error}")).is_ok()
     }
 
     fn give(&self, caller: &OwnedFd) -> io::Result<()> {
@@ -329,10 +329,7 @@ pub(super) fn inherited(runtime: &Runtime) -> BTreeMap<u64, Kept> {
                 // The peer is gone.
                 let _ = fs::remove_file(item.path());
             }
-            Err(error) => log::warn(format_args!(
-                "server: the guard at {} does not say what it kept: {error}",
-                item.path().display()
-            )),
+            Err(error) => warn!("the guard at {} does not say what it kept: {error}", item.path().display()),
         }
     }
     kept

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use becket_image::Source;
 use becket_transport::aside;
+use tracing::{info, warn};
 
 use super::devices::Supervisor;
 use super::make::{CLOSING, closed};
@@ -16,7 +17,7 @@ use crate::contract::{DeviceId, DeviceState, Error};
 use crate::record::judge::disk_of;
 use crate::record::register::forget;
 use crate::system::sync::lock;
-use crate::system::{log, users};
+use crate::system::users;
 
 impl Supervisor {
     /// Takes a device away, unless it is in use.
@@ -59,7 +60,7 @@ impl Supervisor {
         self.guard.forget(state.device.mark);
         forget(&self.store, &state.device);
         state.gone = true;
-        log::warn(format_args!("{} detached", state.name()));
+        info!(device = state.name(), "detached");
         if state.kept.serve.isolated {
             state.server.dismiss();
             state.next.take().inspect(|next| next.dismiss());
@@ -125,7 +126,7 @@ impl Supervisor {
                     return Some(watched);
                 }
                 if watched.complaint.is_empty() {
-                    log::warn(format_args!("{}: another program has ended it", state.name()));
+                    warn!(device = state.name(), "another program has ended it");
                 }
             }
         }
@@ -136,7 +137,7 @@ impl Supervisor {
                 // Tried again all the same, but said once.
                 let text = format!("{} stays: {error}", state.name());
                 if watched.complaint != text {
-                    log::warn(format_args!("{text}"));
+                    info!("{text}");
                     watched.complaint = text;
                 }
             }

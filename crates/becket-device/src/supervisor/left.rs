@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use becket_engine::Summary;
+use tracing::warn;
 
 use super::claims::{Claim, makes_sense};
 use super::driver::Offer;
@@ -15,7 +16,6 @@ use crate::contract::kept::Kept;
 use crate::contract::protocol::{Change, Serve};
 use crate::contract::{DeviceId, Error};
 use crate::record::store::Device;
-use crate::system::log;
 use crate::system::process::ProcessId;
 
 /// How long a worker that does not speak may take to die: one that was killed together with its supervisor.
@@ -56,7 +56,7 @@ impl Left {
         match makes_sense(offer, &kept, record) {
             Ok(()) => Some((kept, Arc::new(Fallen(worker)))),
             Err(why) => {
-                log::warn(format_args!("{}: what was kept of it is not used: {why}", record.info.name));
+                warn!(device = record.info.name, "what was kept of it is not used: {why}");
                 None
             }
         }

@@ -11,6 +11,7 @@ use becket_image::{DirectIo, FileKind, FileSource, Identity, Map, Opened, Partit
 use becket_transport::ublk::MOST_DEPTH;
 use becket_transport::{Abilities, geometry, node};
 use rustix::fs::{FileType, OFlags};
+use tracing::warn;
 
 use super::driver::{Added, Driver, NewDevice, Offer, Settled};
 use super::smaller::{smaller, usual};
@@ -26,8 +27,8 @@ use crate::record::register::{claim, forget, record};
 use crate::record::store::{Device, Store};
 use crate::record::{links, mark};
 use crate::system::describe::partitions_of;
+use crate::system::inode;
 use crate::system::process::ProcessId;
-use crate::system::{inode, log};
 
 /// How long the worker may take to let go of a device.
 pub(super) const CLOSING: Duration = Duration::from_secs(10);
@@ -213,7 +214,7 @@ impl Drop for Undo<'_> {
         }
         if let Err(error) = end(self.by.driver, self.by.server, self.id, self.stage >= Stage::Served) {
             // Its record stays, so that `list` shows it as lost and `detach` tries again.
-            return log::warn(format_args!("{} could not be undone: {error}", self.id));
+            return warn!("{} could not be undone: {error}", self.id);
         }
         if let Some(device) = &self.device {
             forget(self.by.store, device);

@@ -44,6 +44,7 @@ use becket_uapi::signal::SignalFd;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::FlockOperation;
 use rustix::process::Signal;
+use tracing::{error, warn};
 
 use crate::contract::Error;
 use crate::contract::RUNS_ALREADY;
@@ -70,6 +71,8 @@ const MOST_CONNECTIONS: usize = 4096;
 const GLANCE: Duration = Duration::from_secs(60);
 /// How often it is tried to make a runtime directory again that was removed.
 const AGAIN: Duration = Duration::from_millis(250);
+/// Its role in the log.
+const SUPERVISOR: &str = "supervisor";
 /// The last to be killed when memory is short: writes would be lost and their writers stuck.
 const OOM_SCORE_ADJ: &str = "-900";
 
@@ -89,6 +92,9 @@ pub struct ServeOptions {
     /// Bytes of decoded blocks that each worker may keep until a device says otherwise; it chooses when not
     /// given.
     pub cache_size: Option<u64>,
+    /// What it says in its log, and its guard and workers in theirs; when not given, what `BECKET_LOG` names, or
+    /// [`LogLevel::INFO`](crate::LogLevel).
+    pub log_level: Option<tracing::Level>,
 }
 
 /// The supervisor's main: returns when the last device is gone, or when it was asked to end.
@@ -98,7 +104,7 @@ pub struct ServeOptions {
 /// # Errors
 /// Another one runs (an error only for one that is not waited for), or the runtime directory cannot be used.
 pub fn serve(options: ServeOptions) -> Result<(), Error> {
-    log::of_server();
+    log::of_server(if options.after_fd.is_some() { "guard" } else { SUPERVISOR }, options.log_level);
     let listener = manager::listener();
     // A descriptor of the caller would keep its file, and a lock on that, as long as there is a device.
     close_inherited()
@@ -129,6 +135,7 @@ pub fn serve(options: ServeOptions) -> Result<(), Error> {
             None => Err(Error::Server { what: RUNS_ALREADY.to_owned(), log: None }),
         };
     };
+    log::becomes(SUPERVISOR);
     log::keep_short(runtime.log());
     isolate::limits();
     notes.extend(isolate::mounts(runtime.dir()));
@@ -140,7 +147,7 @@ pub fn serve(options: ServeOptions) -> Result<(), Error> {
         notes.push(format!("oom_score_adj: this environment does not allow it ({error})"));
     }
     for note in &notes {
-        log::warn(format_args!("server: {note}"));
+        warn!("{note}");
     }
     let mut place = Place::new(listener, &runtime)?;
     if let Some(ready) = options.ready_fd {
@@ -313,14 +320,12 @@ impl Room {
             return false;
         }
         if times > 1 {
-            log::warn(format_args!("server: ends with devices in use; their worker goes on"));
+            warn!("ends with devices in use; their worker goes on");
             return true;
         }
         let left = self.supervisor.drain();
         if left > 0 {
-            log::warn(format_args!(
-                "server: {left} devices are in use; ends when they are gone, or at once when asked again"
-            ));
+            warn!("{left} devices are in use; ends when they are gone, or at once when asked again");
         }
         left == 0
     }
@@ -356,7 +361,7 @@ impl Room {
             Ok((stream, _)) => self.converse(stream),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                log::warn(format_args!("server: cannot accept: {error}"));
+                error!("cannot accept: {error}");
                 // Out of descriptors, most likely: not a reason to spin.
                 std::thread::sleep(Duration::from_millis(50));
             }
@@ -373,7 +378,7 @@ impl Room {
             drop(left);
         });
         if let Err(error) = thread {
-            log::warn(format_args!("server: no thread for a client, which is hung up on: {error}"));
+            error!("no thread for a client, which is hung up on: {error}");
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use becket_transport::Abilities;
+use tracing::error;
 
 use super::restarts::Restarts;
 use super::workers::Server;
@@ -13,7 +14,6 @@ use crate::contract::kept::Kept;
 use crate::contract::{DeviceInfo, DeviceState, Error};
 use crate::control::health;
 use crate::record::store::Device;
-use crate::system::log;
 use crate::system::process::ProcessId;
 use crate::system::sync::{DEVICE, Ranked, lock};
 
@@ -57,7 +57,7 @@ impl Owned {
     pub(super) fn lease(&self) -> Option<OwnedFd> {
         let state = lock(&self.state);
         let copy = state.kept.keepsakes.lease.as_ref()?.try_clone();
-        copy.inspect_err(|error| log::warn(format_args!("{}: its lease is lost: {error}", state.name()))).ok()
+        copy.inspect_err(|error| error!(device = state.name(), "its lease is lost: {error}")).ok()
     }
 }
 

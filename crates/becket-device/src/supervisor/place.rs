@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use tracing::{error, info};
 
 use super::devices::Supervisor;
 use crate::contract::Error;
@@ -84,15 +85,13 @@ impl Place {
         let dir = self.runtime.dir().display().to_string();
         let count = supervisor.owns();
         match self.again(supervisor) {
-            Ok(()) => log::warn(format_args!(
-                "server: {dir} was removed: made again, with the records of {count} devices"
-            )),
+            Ok(()) => info!("{dir} was removed: made again, with the records of {count} devices"),
             Err(error) if !self.said => {
                 self.said = true;
-                log::warn(format_args!(
-                    "server: {dir} was removed and cannot be made again: {error}; {count} devices are \
+                error!(
+                    "{dir} was removed and cannot be made again: {error}; {count} devices are \
                      served but not listed"
-                ));
+                );
             }
             Err(_) => {}
         }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use becket_engine::Summary;
 use rustix::net::SendFlags;
+use tracing::{error, info, warn};
 
 use super::introduction::{About, introduction, notes_of, quoted};
 use super::workers::{OnDeath, Orphan, Server, Workers};
@@ -23,9 +24,9 @@ use crate::contract::rendezvous;
 use crate::contract::versions;
 use crate::contract::{DeviceId, Error};
 use crate::record::runtime::Runtime;
+use crate::system::origin;
 use crate::system::process::ProcessId;
 use crate::system::sync::lock;
-use crate::system::{log, origin};
 
 /// How long a worker may take until it is ready for orders, and for a question.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -135,7 +136,7 @@ impl WorkerProcess {
         std::thread::spawn(move || {
             if let Err(error) = worker.listen() {
                 // Whatever it is, it is no worker any more.
-                log::warn(format_args!("worker {}: {error}: ended", worker.id.pid));
+                warn!("worker {}: {error}: ended", worker.id.pid);
                 worker.kill();
             }
             if !worker.about.withholds || !worker.id.alive() {
@@ -143,8 +144,8 @@ impl WorkerProcess {
             }
             let pid = worker.id.pid;
             match child.map(|mut child| child.wait()) {
-                Some(Ok(status)) => log::warn(format_args!("worker {pid} ended: {status}")),
-                _ => log::warn(format_args!("worker {pid} ended")),
+                Some(Ok(status)) => info!("worker {pid} ended: {status}"),
+                _ => info!("worker {pid} ended"),
             }
             on_death(worker.id);
         });
@@ -231,7 +232,7 @@ impl WorkerProcess {
             }
         }
         answer.unwrap_or_else(|| {
-            log::warn(format_args!("worker {} does not answer about {}: ended", self.id.pid, id));
+            warn!("worker {} does not answer about {}: ended", self.id.pid, id);
             self.state().given_up = true;
             self.kill();
             Err(Error::Worker { what: format!("does not answer about {}", id) })
@@ -370,7 +371,7 @@ pub(super) fn end(id: ProcessId, what: &str) {
     if id.alive()
         && let Err(error) = pidfd_send_signal(&handle, Signal::KILL)
     {
-        log::warn(format_args!("{what} {} cannot be ended: {error}", id.pid));
+        warn!("{what} {} cannot be ended: {error}", id.pid);
     }
 }
 
@@ -414,10 +415,10 @@ impl Workers for Processes {
                 Ok((server, held)) => orphans.push(Orphan { server, held }),
                 Err((_, error)) if nobody(&error) => remove(&path),
                 Err((worker, error)) => {
-                    log::warn(format_args!(
+                    error!(
                         "the worker at {} cannot be taken over, its devices stay with it: {error}",
                         path.display()
-                    ));
+                    );
                     if let Some(worker) = worker.filter(|_| error.kind() == io::ErrorKind::Unsupported) {
                         lock(&self.strangers).push((worker, error.to_string()));
                     }
@@ -441,7 +442,7 @@ fn nobody(error: &io::Error) -> bool {
 fn remove(path: &Path) {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            log::warn(format_args!("{} stays: {error}", path.display()));
+            warn!("{} stays: {error}", path.display());
         }
         _ => {}
     }

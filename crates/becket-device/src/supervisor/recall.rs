@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use becket_image::{DirectIo, Identity, Source};
 use becket_transport::{node, sysfs};
+use tracing::{info, warn};
 
 use super::claims::makes_sense;
 use super::devices::Supervisor;
@@ -22,9 +23,9 @@ use crate::record::judge::disk_name;
 use crate::record::store::{Device, Entry};
 use crate::record::{links, mark, register};
 use crate::system::describe::{partitions_as, size_of};
+use crate::system::inode;
 use crate::system::process::ProcessId;
 use crate::system::sync::lock;
-use crate::system::{inode, log};
 
 /// What stands where a device's image would.
 const UNKNOWN: &str = "(unknown)";
@@ -64,7 +65,7 @@ impl Supervisor {
         for added in all.iter().filter(|added| !recorded.contains(&added.mark)) {
             let id = id_of(added.number);
             if let Err(error) = self.recall_unserved(&*driver, id, added, at_first) {
-                log::warn(format_args!("{id} has no record, and gets none: {error}"));
+                warn!(device = %id, "has no record, and gets none: {error}");
             }
         }
     }
@@ -74,8 +75,8 @@ impl Supervisor {
         let state = lock(&owned.state);
         if !state.gone && matches!(self.store.device(state.name()), Ok(None)) {
             match self.store.enter(&state.device, |_| true) {
-                Ok(_) => log::warn(format_args!("the record of {} was gone and is made again", state.name())),
-                Err(error) => log::warn(format_args!("{} has no record: {error}", state.name())),
+                Ok(_) => info!("the record of {} was gone and is made again", state.name()),
+                Err(error) => warn!(device = state.name(), "has no record: {error}"),
             }
         }
         Some(DeviceId::of(&state.device.info))
@@ -91,7 +92,7 @@ impl Supervisor {
         match (added.stopped, at_first) {
             (true, true) => {
                 driver.del(id.number)?;
-                log::warn(format_args!("{} had neither record nor disk: removed", id));
+                warn!(device = %id, "had neither record nor disk: removed");
                 return Ok(());
             }
             (true, false) => return Ok(()),
@@ -101,7 +102,7 @@ impl Supervisor {
         register::record(&self.store, None, &driver.default_name(id.number), &mut device)?;
         links::make(self.store.runtime(), &device.info);
         let name = &device.info.name;
-        log::warn(format_args!("{name} had no record and nobody serves it; `becket detach` removes it"));
+        warn!(device = name, "had no record and nobody serves it; `becket detach` removes it");
         Ok(())
     }
 }
@@ -128,10 +129,7 @@ impl Supervisor {
         as_kept(&mut device, &kept);
         register::record(&self.store, None, &driver.default_name(id.number), &mut device)?;
         links::make(self.store.runtime(), &device.info);
-        log::warn(format_args!(
-            "{} had no record and is taken over by what its worker holds",
-            device.info.name
-        ));
+        info!(device = device.info.name, "had no record and is taken over by what its worker holds");
         self.own(&Owned::new(device, kept, server));
         Ok(())
     }

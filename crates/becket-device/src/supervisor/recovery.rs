@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tracing::{error, info, warn};
 
 use super::devices::Supervisor;
 use super::driver::Driver;
@@ -16,7 +17,6 @@ use super::owned::{Owned, Owning};
 use super::workers::Server;
 use crate::contract::kept::Kept;
 use crate::contract::{DeviceState, Error};
-use crate::system::log;
 use crate::system::process::ProcessId;
 use crate::system::sync::lock;
 
@@ -86,7 +86,7 @@ impl Supervisor {
             if state.mourned.replace(dead) != Some(dead) {
                 state.restarts.failed(Instant::now());
                 let outlook = if state.recoverable() { "its requests wait" } else { "it is lost" };
-                log::warn(format_args!("{}: its worker died; {outlook}", state.name()));
+                warn!(device = state.name(), "its worker died; {outlook}");
                 if !state.recoverable() {
                     self.note(&mut state, |device| device.info.state = DeviceState::Lost);
                     if let Ok(driver) = self.driver(state.device.info.transport) {
@@ -104,11 +104,7 @@ impl Supervisor {
         let mut state = lock(&owned.state);
         let pause = state.restarts.take_pause();
         if !pause.is_zero() && !state.gone {
-            log::warn(format_args!(
-                "{}: its workers die at once; tried again in {} s",
-                state.name(),
-                pause.as_secs()
-            ));
+            warn!(device = state.name(), "its workers die at once; tried again in {} s", pause.as_secs());
             if state.device.info.state != DeviceState::Failing {
                 self.note(&mut state, |device| device.info.state = DeviceState::Failing);
             }
@@ -126,12 +122,12 @@ impl Supervisor {
             Ok(Attempt::Recovered) => false,
             Ok(Attempt::NotYet) if !release.overdue(Instant::now()) => true,
             Ok(Attempt::NotYet) => {
-                log::warn(format_args!("{}: the kernel does not let go of its dead worker", state.name()));
+                warn!(device = state.name(), "the kernel does not let go of its dead worker");
                 state.restarts.failed(Instant::now());
                 true
             }
             Err(error) => {
-                log::warn(format_args!("{} could not be recovered: {error}", state.name()));
+                error!(device = state.name(), "could not be recovered: {error}");
                 state.restarts.failed(Instant::now());
                 // It may have the device half: what it has ends with it.
                 if let Some(next) = state.next.take() {
@@ -166,7 +162,7 @@ impl Supervisor {
                 // The lease for that went with the dead worker: this one reads through the file.
                 device.info.state = if asked_to_go { DeviceState::Detaching } else { DeviceState::Live };
             });
-            log::warn(format_args!("{} recovered by worker {}", state.name(), worker.pid));
+            info!(device = state.name(), "recovered by worker {}", worker.pid);
         }
         Ok(outcome)
     }

@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tracing::{info, warn};
 
 use super::devices::Supervisor;
 use super::owned::{Owned, Owning};
 use super::recovery::Attempt;
 use super::workers::Server;
 use crate::contract::Error;
-use crate::system::log;
 use crate::system::sync::lock;
 
 /// How long a worker may take to end its requests and let go of a device.
@@ -43,16 +43,16 @@ impl Supervisor {
                 if old.withholds() {
                     // Its end would be that of devices which only a later becket can give to another worker.
                     let (name, pid) = (state.name(), old.id().pid);
-                    return log::warn(format_args!("{name}: {error}; worker {pid} stays"));
+                    return warn!(device = name, "{error}; worker {pid} stays");
                 }
                 // From here recovery as after a worker's death is the safe way, for this device and the
                 // others.
-                log::warn(format_args!("{}: {error}; worker {} is ended", state.name(), old.id().pid));
+                warn!(device = state.name(), "{error}; worker {} is ended", old.id().pid);
                 drop(state);
                 return old.kill();
             }
         }
-        log::warn(format_args!("server: worker {} has been replaced", old.id().pid));
+        info!("worker {} has been replaced", old.id().pid);
         old.dismiss();
     }
 

@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
+use tracing::warn;
 
 use super::owned::Owned;
 use super::uses::{Nodes, Uses, udev_at_work};
-use crate::system::log;
 use crate::system::sync::{lock, spawn};
 
 /// How long nothing may happen before a use is taken to be over.
@@ -98,7 +98,7 @@ impl Watch {
                 Ok(bell) => Arc::clone(desk.bell.insert(Arc::new(bell))),
                 Err(error) => {
                     let what = "a device will not go by itself: could not make an event";
-                    return log::warn(format_args!("{what}: {error}"));
+                    return warn!("{what}: {error}");
                 }
             },
         };

@@ -1,35 +1,201 @@
-//! Warnings for people: standard error of a command, the log file of a server.
-//! It never fails and never carries a result; what a caller must act on is returned instead.
+//! Where events (`tracing`) of becket's processes go: standard error of a command, the log of a server.
+//! It never fails and carries no result; what a caller must act on is returned instead. A program that uses
+//! this crate as a library has its own subscriber, or none.
 //!
-//! A server's standard error is the file `log` in its runtime directory. Lines there begin with the time
-//! (UTC) and the process. Supervisor, guard and workers write to it; the supervisor keeps it short: of a log
-//! longer than [`LONGEST`] bytes the end is moved to `log.old`. Where a service manager or a person has
-//! started the server, standard error is theirs, without times.
+//! | standard error is | a line |
+//! | --- | --- |
+//! | a command's | `becket: DEVICE: MESSAGE` |
+//! | a server's log or terminal | `TIME becket[PID]: LEVEL ROLE: DEVICE: MESSAGE`, where the time is UTC |
+//! | the journal | `<PRIORITY>ROLE[PID]: DEVICE: MESSAGE` |
+//!
+//! The role is `supervisor`, `guard` or `worker`. The log is the file `log` in the runtime directory, unless
+//! a service manager or a person has started the server. Supervisor, guard and workers write to it; the
+//! supervisor keeps it short: of a log longer than [`LONGEST`] bytes the end is moved to `log.old`.
 
-use std::fmt::Arguments;
+use std::fmt::{Debug, Write as _};
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::process::Command;
+use std::sync::{OnceLock, PoisonError, RwLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::FileType;
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
+/// The level of a server and of its guard and workers, or of a command.
+const VARIABLE: &str = "BECKET_LOG";
 /// Bytes that a log may have. What a server says of a device is some hundred.
 const LONGEST: u64 = 1 << 20;
 /// Bytes of the end of a longer one that `log.old` has.
 const KEPT: u64 = 512 << 10;
 
-/// Whether lines begin with the time.
-static DATED: OnceLock<bool> = OnceLock::new();
+/// What standard error is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Command,
+    /// A file, which may be the log.
+    File,
+    Journal,
+    /// A terminal or a pipe.
+    Other,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Settings {
+    form: Form,
+    role: &'static str,
+    level: Level,
+    /// The user chose the level.
+    chosen: bool,
+}
+
+static SETTINGS: RwLock<Settings> =
+    RwLock::new(Settings { form: Form::Command, role: "", level: Level::WARN, chosen: false });
 /// The log that this process keeps short.
 static KEEPS: OnceLock<PathBuf> = OnceLock::new();
 
-/// This process is a server's: its standard error may be a log.
-pub(crate) fn of_server() {
-    let is_file = |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    let _ = DATED.set(rustix::fs::fstat(rustix::stdio::stderr()).is_ok_and(is_file));
+fn settings() -> Settings {
+    *SETTINGS.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn set(change: impl FnOnce(&mut Settings)) {
+    change(&mut SETTINGS.write().unwrap_or_else(PoisonError::into_inner));
+    // Another subscriber may be there already: that of a program that uses this crate.
+    let _ = tracing::subscriber::set_global_default(Log);
+    tracing::callsite::rebuild_interest_cache();
+}
+
+/// Writes the events of this process to standard error, as a command does: warnings and errors, or the level
+/// that `BECKET_LOG` names (`error`, `warn`, `info`, `debug` or `trace`).
+pub fn log_to_stderr() {
+    let level = level_in_environment();
+    set(|settings| {
+        settings.level = level.unwrap_or(Level::WARN);
+        settings.chosen = level.is_some();
+    });
+}
+
+fn level_in_environment() -> Option<Level> {
+    std::env::var(VARIABLE).ok()?.parse().ok()
+}
+
+/// This process is a server's: its standard error may be a log. A level that is not given is that of
+/// [`VARIABLE`].
+pub(crate) fn of_server(role: &'static str, level: Option<Level>) {
+    let level = level.or_else(level_in_environment);
+    set(|settings| {
+        *settings =
+            Settings { form: form(), role, level: level.unwrap_or(Level::INFO), chosen: level.is_some() };
+    });
+}
+
+/// The process goes on as something else: the guard of a dead supervisor.
+pub(crate) fn becomes(role: &'static str) {
+    set(|settings| settings.role = role);
+}
+
+/// Gives a process that is started the level that the user chose for this one.
+pub(crate) fn level_for(command: &mut Command) {
+    let Settings { level, chosen, .. } = settings();
+    if chosen {
+        command.env(VARIABLE, level.as_str().to_ascii_lowercase());
+    }
+}
+
+fn form() -> Form {
+    let Ok(stat) = rustix::fs::fstat(rustix::stdio::stderr()) else { return Form::Other };
+    let journal = format!("{}:{}", stat.st_dev, stat.st_ino);
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Form::File,
+        _ if std::env::var("JOURNAL_STREAM").is_ok_and(|stream| stream == journal) => Form::Journal,
+        _ => Form::Other,
+    }
+}
+
+/// Prints becket's own events. It has no spans.
+struct Log;
+
+impl Subscriber for Log {
+    fn enabled(&self, event: &Metadata<'_>) -> bool {
+        *event.level() <= settings().level && event.target().starts_with("becket")
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(settings().level.into())
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut message = Message::default();
+        event.record(&mut message);
+        let line = line(settings(), *event.metadata().level(), &message.text(), SystemTime::now());
+        // At once: supervisor and worker write to one log. A closed standard error is no reason to fail.
+        let _ = io::stderr().write_all(line.as_bytes());
+        shorten();
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// What an event says, and of which device.
+#[derive(Default)]
+struct Message {
+    device: String,
+    message: String,
+}
+
+impl Visit for Message {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let to = if field.name() == "device" { &mut self.device } else { &mut self.message };
+        // Writing to a String cannot fail.
+        let _ = write!(to, "{value:?}");
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.record_debug(field, &format_args!("{value}"));
+    }
+}
+
+impl Message {
+    /// On one line.
+    fn text(&self) -> String {
+        let Message { device, message } = self;
+        let text = if device.is_empty() { message.clone() } else { format!("{device}: {message}") };
+        text.replace(char::is_control, " ")
+    }
+}
+
+fn line(settings: Settings, level: Level, text: &str, now: SystemTime) -> String {
+    let Settings { form, role, .. } = settings;
+    let pid = std::process::id();
+    match form {
+        Form::Command => format!("becket: {text}\n"),
+        Form::Journal => format!("<{}>{role}[{pid}]: {text}\n", priority(level)),
+        Form::File | Form::Other => {
+            format!("{} becket[{pid}]: {} {role}: {text}\n", utc(now), level.as_str().to_ascii_lowercase())
+        }
+    }
+}
+
+/// As syslog counts.
+fn priority(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        _ => 7,
+    }
 }
 
 /// This process keeps the log at that path short, if it is its own.
@@ -39,23 +205,12 @@ pub(crate) fn keep_short(path: PathBuf) {
 
 /// Opens a new log if the one that this process writes was removed.
 pub(crate) fn reopen() {
-    let (Some(true), Some(path)) = (DATED.get(), KEEPS.get()) else { return };
+    let (Form::File, Some(path)) = (settings().form, KEEPS.get()) else { return };
     let mut options = File::options();
     if let Ok(log) = options.create(true).append(true).mode(0o600).open(path) {
         // Where it fails, what is said goes on to the old one.
         let _ = rustix::stdio::dup2_stderr(&log);
     }
-}
-
-/// One line on standard error.
-pub(crate) fn warn(message: Arguments<'_>) {
-    let line = match DATED.get() {
-        Some(true) => format!("{} becket[{}]: {message}\n", utc(SystemTime::now()), std::process::id()),
-        _ => format!("becket: {message}\n"),
-    };
-    // At once: supervisor and worker write to one log. A closed standard error is no reason to fail.
-    let _ = io::stderr().write_all(line.as_bytes());
-    shorten();
 }
 
 /// Moves the end of a log that is too long aside. A worker may write as much as it likes, so this is asked
@@ -87,13 +242,16 @@ fn set_aside(path: &Path) -> io::Result<()> {
     written.inspect_err(|_| drop(fs::remove_file(&old)))
 }
 
-/// A line of a log without its time and process.
+/// A line of a log without its time, process, level and role. Servers of earlier versions wrote neither of the
+/// last two.
 pub(crate) fn words(line: &str) -> &str {
     let dated = line.split_once(" becket[").and_then(|(time, rest)| {
         let rest = rest.split_once("]: ")?.1;
         time.ends_with('Z').then_some(rest)
     });
-    dated.unwrap_or(line)
+    let Some(rest) = dated else { return line };
+    let levelled = rest.split_once(' ').filter(|(level, _)| level.parse::<Level>().is_ok());
+    levelled.and_then(|(_, rest)| rest.split_once(": ")).map_or(rest, |(_, words)| words)
 }
 
 /// `2026-11-23T19:05:07.123Z`.
@@ -132,9 +290,57 @@ mod tests {
     #[test]
     fn a_line_s_words_are_those_behind_its_time() {
         assert_eq!(words("2026-11-23T19:05:07.123Z becket[12]: server: x"), "server: x");
+        assert_eq!(words("2026-11-23T19:05:07.123Z becket[12]: warn supervisor: a: x"), "a: x");
         for plain in ["becket: x", "", "thread 'main' panicked", "a becket[1]: y"] {
             assert_eq!(words(plain), plain);
         }
+    }
+
+    #[test]
+    fn a_line_is_of_the_form_that_its_reader_wants() {
+        let pid = std::process::id();
+        let line = |form, level| {
+            let settings = Settings { form, role: "worker", level: Level::TRACE, chosen: false };
+            line(settings, level, "a: x", UNIX_EPOCH)
+        };
+        assert_eq!(line(Form::Command, Level::WARN), "becket: a: x\n");
+        assert_eq!(line(Form::Journal, Level::ERROR), format!("<3>worker[{pid}]: a: x\n"));
+        for form in [Form::File, Form::Other] {
+            let dated = line(form, Level::INFO);
+            assert_eq!(dated, format!("1970-01-01T00:00:00.000Z becket[{pid}]: info worker: a: x\n"));
+            assert_eq!(words(dated.trim()), "a: x");
+        }
+        assert_eq!([Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE].map(priority), [4, 6, 7, 7]);
+    }
+
+    #[test]
+    fn an_event_is_one_line_with_its_device_in_front() {
+        #[derive(Default)]
+        struct Heard(std::sync::Mutex<Vec<String>>);
+        impl Subscriber for Heard {
+            fn enabled(&self, _: &Metadata<'_>) -> bool {
+                true
+            }
+            fn event(&self, event: &Event<'_>) {
+                let mut message = Message::default();
+                event.record(&mut message);
+                self.0.lock().unwrap().push(message.text());
+            }
+            fn new_span(&self, _: &Attributes<'_>) -> Id {
+                Id::from_u64(1)
+            }
+            fn record(&self, _: &Id, _: &Record<'_>) {}
+            fn record_follows_from(&self, _: &Id, _: &Id) {}
+            fn enter(&self, _: &Id) {}
+            fn exit(&self, _: &Id) {}
+        }
+        let heard = std::sync::Arc::new(Heard::default());
+        tracing::subscriber::with_default(std::sync::Arc::clone(&heard), || {
+            tracing::warn!("plain {}", 1);
+            tracing::info!(device = "disk", "two\nlines\u{1b}[2J");
+            tracing::error!(device = %7, "told");
+        });
+        assert_eq!(*heard.0.lock().unwrap(), ["plain 1", "disk: two lines [2J", "7: told"]);
     }
 
     #[test]

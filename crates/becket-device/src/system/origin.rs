@@ -18,11 +18,11 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::contract::versions;
 use crate::contract::{DIR_VARIABLE, LINKS_VARIABLE};
-use crate::system::{control_group, isolate};
+use crate::system::{control_group, isolate, log};
 
 /// The variables that a server, its guard and its workers get. Everything else in the caller's environment is
 /// its own affair.
-const ENVIRONMENT: [&str; 12] = [
+const ENVIRONMENT: [&str; 13] = [
     DIR_VARIABLE,
     LINKS_VARIABLE,
     // Where fusermount3 and busctl are.
@@ -30,6 +30,8 @@ const ENVIRONMENT: [&str; 12] = [
     // Where the user's service manager listens.
     "XDG_RUNTIME_DIR",
     "DBUS_SESSION_BUS_ADDRESS",
+    // By which a process knows that its standard error is the journal.
+    "JOURNAL_STREAM",
     // For developers.
     "RUST_BACKTRACE",
     "LLVM_PROFILE_FILE",
@@ -74,6 +76,7 @@ pub(crate) fn environment(command: &mut Command) -> &mut Command {
             command.env(name, value);
         }
     }
+    log::level_for(command);
     command
 }
 

@@ -24,6 +24,7 @@ use becket_uapi::signal::SignalFd;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::fs::FileType;
 use rustix::process::Signal;
+use tracing::{error, warn};
 
 use crate::contract::kept::{self, Keepsakes, Kept, Setup};
 use crate::contract::protocol::{self, Change, Handed, Order, Report, Serve};
@@ -50,7 +51,7 @@ const STACK: usize = 256 << 10;
 /// It was not started by a supervisor, or a precaution failed that could have worked.
 pub fn worker_main(cache_size: Option<u64>) -> Result<(), Error> {
     let control = control()?;
-    log::of_server();
+    log::of_server("worker", None);
     close_inherited()
         .map_err(|error| Error::Worker { what: format!("cannot tell what it was handed: {error}") })?;
     // It ends when its devices are gone and not when a terminal or a service manager says so: a process that
@@ -174,10 +175,10 @@ impl Worker {
                     Ok(None) => return,
                     // The next one may make sense; a sender of this one alone hears no more.
                     Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                        log::warn(format_args!("worker: an order made no sense: {error}"));
+                        warn!("an order made no sense: {error}");
                     }
                     Err(error) => {
-                        log::warn(format_args!("worker: cannot hear orders: {error}"));
+                        error!("cannot hear orders: {error}");
                         return;
                     }
                 }
@@ -282,7 +283,7 @@ impl Worker {
     /// time, and the supervisor ends us.
     fn leave(&self, id: DeviceId) {
         if let Some(Err(error)) = self.served(id).map(|served| served.leave(&self.threads)) {
-            log::warn(format_args!("worker: cannot leave: {error}"));
+            warn!("cannot leave: {error}");
         }
     }
 
@@ -296,7 +297,7 @@ impl Worker {
         match rendezvous::take_over(&socket) {
             Ok(()) => Some(socket),
             Err(error) => {
-                log::warn(format_args!("worker: no later server will find it: {error}"));
+                warn!("no later server will find it: {error}");
                 None
             }
         }
@@ -326,7 +327,7 @@ impl Worker {
             // The supervisor is gone; its successor asks.
             Err(error)
                 if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {}
-            Err(error) => log::warn(format_args!("worker: cannot report {report:?}: {error}")),
+            Err(error) => error!("cannot report {report:?}: {error}"),
         }
     }
 
@@ -337,7 +338,7 @@ impl Worker {
             let mut fds = vec![PollFd::new(&self.idle, PollFlags::IN)];
             fds.extend(successors.map(|socket| PollFd::new(socket, PollFlags::IN)));
             if let Err(error) = rustix::event::poll(&mut fds, None) {
-                log::warn(format_args!("worker: cannot wait: {error}"));
+                error!("cannot wait: {error}");
             }
             let [idle, calls] = [0, 1].map(|index| fds.get(index).is_some_and(|fd| !fd.revents().is_empty()));
             if idle {
@@ -350,7 +351,7 @@ impl Worker {
                         self.introduce(control, &successor);
                         return true;
                     }
-                    Err(error) => log::warn(format_args!("worker: a call came to nothing: {error}")),
+                    Err(error) => warn!("a call came to nothing: {error}"),
                 }
             }
         }
@@ -361,10 +362,10 @@ impl Worker {
     fn introduce(&self, control: OwnedFd, successor: &Speech) {
         let ours = Speech::ours();
         let Some(version) = ours.common(successor) else {
-            log::warn(format_args!(
-                "worker: a server of another version called (it speaks {}): waits for one that speaks {}",
+            warn!(
+                "a server of another version called (it speaks {}): waits for one that speaks {}",
                 successor.version, ours.version
-            ));
+            );
             let handed = Handed { version: ours.version, features: ours.features, withheld: 0 };
             // One that is gone again needs no answer.
             let _ = protocol::send(&control, &Report::Handed(handed), &[]);
@@ -396,7 +397,7 @@ impl Worker {
                     fds.extend(link.iter().map(AsFd::as_fd));
                     self.tell(&Report::Held(Box::new(serve)), &fds);
                 }
-                Err(error) => log::warn(format_args!("worker: cannot hand a device over: {error}")),
+                Err(error) => warn!("cannot hand a device over: {error}"),
             }
         }
         // One that says nothing of what it understands would not understand what we do.
@@ -442,7 +443,7 @@ fn aside<'scope, W: FnOnce() + Send + 'scope>(
     let theirs = Arc::clone(&work);
     let thread = thread::Builder::new().name("becket-errand".to_owned()).stack_size(STACK);
     if let Err(error) = thread.spawn_scoped(scope, move || run(&theirs)) {
-        log::warn(format_args!("worker: an order keeps others waiting: {error}"));
+        warn!("an order keeps others waiting: {error}");
         run(&work);
     }
 }

@@ -175,7 +175,7 @@ impl Batch {
         if token.kind == PREP {
             if result < 0 {
                 // No request can come: the queue ends when its FETCH does.
-                eprintln!("becket: ublk queue {} could not be prepared: error {}", self.queue, -result);
+                tracing::error!("ublk queue {} could not be prepared: error {}", self.queue, -result);
             }
             return;
         }

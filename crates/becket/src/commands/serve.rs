@@ -14,9 +14,16 @@ pub(crate) fn run(args: &args::Serve) -> Result<u8, Failure> {
     let after_fd = inherited("--after-fd", args.after_fd)?;
     // One that a client started, or that follows one that died, is there for its devices only.
     let stay = ready_fd.is_none() && after_fd.is_none() && !args.until_idle;
-    let cache_size = args.cache_size;
-    becket_device::serve(ServeOptions { stay, ready_fd, takeover: args.takeover, after_fd, cache_size })
-        .map_err(|error| Failure::device("serve", "devices", &error))?;
+    let args::Serve { cache_size, log_level, .. } = *args;
+    becket_device::serve(ServeOptions {
+        stay,
+        ready_fd,
+        takeover: args.takeover,
+        after_fd,
+        cache_size,
+        log_level,
+    })
+    .map_err(|error| Failure::device("serve", "devices", &error))?;
     Ok(0)
 }
 

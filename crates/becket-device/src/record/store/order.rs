@@ -3,11 +3,11 @@
 
 use std::fs;
 use std::time::{Duration, SystemTime};
+use tracing::warn;
 
 use super::reading::{Looked, same_use, with_note};
 use super::{Device, Entry, Store};
 use crate::contract::Error;
-use crate::system::log;
 
 impl Store {
     /// Under the name's lock: takes what is no record of this boot out of the way. Only one who takes the
@@ -21,7 +21,7 @@ impl Store {
         let path = self.path(name);
         let aside = path.with_extension(extension);
         fs::rename(&path, &aside).map_err(Error::io("set aside", &path))?;
-        log::warn(format_args!("{}: not a record ({why}); set aside as {}", path.display(), aside.display()));
+        warn!("{}: not a record ({why}); set aside as {}", path.display(), aside.display());
         Ok(())
     }
 
@@ -37,7 +37,7 @@ impl Store {
             let aside =
                 self.lock(&name).and_then(|_lock| self.look(&name).and_then(|at| self.set_aside(&name, &at)));
             if let Err(error) = aside {
-                log::warn(format_args!("{error}"));
+                warn!("{error}");
             }
         }
         for item in fs::read_dir(self.runtime.records()).into_iter().flatten().flatten() {

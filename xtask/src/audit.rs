@@ -30,6 +30,11 @@ This page does not say whether a package has a known vulnerability, and no test 
 that needs the RustSec database from the network. After `cargo install --locked cargo-deny`, the
 command `cargo deny check advisories` downloads it and checks each package. The packages that only
 `cargo xtask fuzz` needs have a lock file of their own (`fuzz/Cargo.lock`).
+
+Some code is becket's own because a package would bring more than it replaces: Landlock (100 lines in
+`becket-uapi`; the crate `landlock` brings 4 packages), SHA-256 for blocks of xz (70 lines; `sha2`
+brings 7), varlink ([0099](decisions/0099-varlink-by-hand.md)) and what writes events
+([0100](decisions/0100-tracing-with-a-small-subscriber.md)).
 ";
 
 /// Writes the page.

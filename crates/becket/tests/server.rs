@@ -271,7 +271,7 @@ fn fuse_the_log_has_times_and_does_not_grow_for_ever() {
     let line = text.lines().find(|line| line.contains("attached as")).unwrap();
     let (time, rest) = line.split_once(' ').unwrap();
     assert!(time.len() == 24 && time.ends_with('Z') && time.starts_with("20"), "{line}");
-    assert!(rest.starts_with(&format!("becket[{}]: info supervisor: a: ", server(&place)[0])), "{line}");
+    assert!(rest.starts_with(&format!("becket[{}]: info supervisor: fuse0: ", server(&place)[0])), "{line}");
     // What a worker that has gone mad could write.
     let mut file = fs::File::options().append(true).open(&log).unwrap();
     std::io::Write::write_all(&mut file, &b"nonsense\n".repeat(200_000)).unwrap();

@@ -303,7 +303,7 @@ fn unseen(devices: Vec<Device>, path: &Path) -> Result<Device, Error> {
     let found: Vec<Device> = devices.into_iter().filter(same).collect();
     if found.is_empty() {
         let (path, seconds) = (path.display(), ANSWER.as_secs());
-        return Err(Error::Remote {
+        return Err(Error::Failed {
             kind: ErrorKind::Timeout,
             message: format!("{path}: its file system has not answered for {seconds} s"),
             hint: Some("say which device by its name or node: becket list".to_owned()),

@@ -53,7 +53,7 @@ pub fn stat(target: impl AsRef<Path>) -> Result<DeviceStats, Error> {
             (reply.ok_or_else(|| unknown::not_owned(&device, served))?.stats, None)
         }
         Some(driver) => {
-            let unknown = || Error::Remote {
+            let unknown = || Error::Failed {
                 kind: crate::contract::ErrorKind::Unsupported,
                 message: format!("the kernel does not show what {} has done", info.device.display()),
                 hint: Some("mount sysfs: mount -t sysfs sysfs /sys".to_owned()),

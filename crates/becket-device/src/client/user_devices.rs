@@ -29,7 +29,7 @@ pub(crate) fn partitions(
     match options.partitions {
         Partitions::Off => Ok((false, None)),
         _ if !shape::of(kind).partitions_need_root || privileged() || !there => Ok((true, None)),
-        Partitions::On => Err(Error::Remote {
+        Partitions::On => Err(Error::Failed {
             kind: ErrorKind::Unsupported,
             message: format!("this user's ublk device cannot have partitions: {WHY}"),
             hint: Some(

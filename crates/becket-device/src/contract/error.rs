@@ -186,10 +186,10 @@ pub enum Error {
         /// How deep its queues could be without copying, where that is what stands in the way.
         room: Option<u16>,
     },
-    /// What the supervisor answered.
+    /// A failure with a sentence of its own: found here, or as the supervisor answered it.
     #[error("{message}")]
-    Remote {
-        /// The class, as the supervisor saw it.
+    Failed {
+        /// The class.
         kind: ErrorKind,
         /// What and why.
         message: String,
@@ -217,7 +217,7 @@ impl Error {
 
     /// For a device that is there while its server is not.
     pub(crate) fn unserved(name: &str) -> Error {
-        Error::Remote {
+        Error::Failed {
             kind: ErrorKind::Server,
             message: format!("{name} has lost its server"),
             hint: Some(format!("becket detach {name}, and attach it again")),
@@ -261,7 +261,7 @@ impl Error {
                 becket_transport::ErrorKind::TimedOut => ErrorKind::Timeout,
                 _ => ErrorKind::Io,
             },
-            Error::Remote { kind, .. } => *kind,
+            Error::Failed { kind, .. } => *kind,
             Error::Io { source, .. } => match source.kind() {
                 io::ErrorKind::PermissionDenied => ErrorKind::Permission,
                 _ => ErrorKind::Io,
@@ -308,7 +308,7 @@ impl Error {
                 "detach devices that are not needed, use fewer --queues per device, or use --via loop"
             }
             Error::Worker { .. } => "see `becket doctor` and the log of the server",
-            Error::Remote { hint, .. } => return hint.clone(),
+            Error::Failed { hint, .. } => return hint.clone(),
             Error::Device(error) => return error.hint(),
             Error::Io { what: RUNTIME_DIR, .. } => {
                 "set XDG_RUNTIME_DIR or BECKET_RUNTIME_DIR to a directory that you may write to, or run it as root"

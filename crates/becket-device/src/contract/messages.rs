@@ -240,7 +240,7 @@ impl From<Failure> for Error {
                 let path = |text: Option<String>| text.as_deref().map(text_path);
                 Error::NameInUse { name, image: path(image), device: path(device) }
             }
-            Failure::Failed { kind, message, hint } => Error::Remote { kind: kind_of(&kind), message, hint },
+            Failure::Failed { kind, message, hint } => Error::Failed { kind: kind_of(&kind), message, hint },
         }
     }
 }

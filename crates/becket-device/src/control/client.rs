@@ -111,7 +111,7 @@ pub(crate) fn connect(runtime: &Runtime) -> Result<Option<UnixStream>, Error> {
             Ok(Some(stream))
         }
         Err(error) if gone(&error) => Ok(None),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(Error::Remote {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(Error::Failed {
             kind: ErrorKind::Timeout,
             message: "becket's server takes no more connections: it does not respond".to_owned(),
             hint: Some("becket list shows its process and whether it is stopped".to_owned()),
@@ -230,7 +230,7 @@ fn result<R: DeserializeOwned>(reply: &[u8]) -> Result<R, Error> {
     let Some(error) = error else { return serde_json::from_str(parameters).map_err(broken) };
     match serde_json::from_slice::<Failure>(reply) {
         Ok(failure) => Err(failure.into()),
-        Err(_) if error.starts_with(SERVICE) => Err(Error::Remote {
+        Err(_) if error.starts_with(SERVICE) => Err(Error::Failed {
             kind: ErrorKind::Server,
             message: format!("becket's server refuses the call: {error} {parameters}"),
             hint: Some(

@@ -85,7 +85,7 @@ impl Unresponsive {
 
 impl From<Unresponsive> for Error {
     fn from(found: Unresponsive) -> Error {
-        Error::Remote { kind: ErrorKind::Timeout, message: found.to_string(), hint: Some(found.hint()) }
+        Error::Failed { kind: ErrorKind::Timeout, message: found.to_string(), hint: Some(found.hint()) }
     }
 }
 

@@ -68,7 +68,7 @@ pub(crate) fn not_owned(device: &Device, served: bool) -> Error {
     if !served {
         return Error::unserved(name);
     }
-    Error::Remote {
+    Error::Failed {
         kind: ErrorKind::Server,
         message: format!("{name} is orphaned: its worker serves it, its server is dead"),
         hint: Some(format!(
@@ -80,7 +80,7 @@ pub(crate) fn not_owned(device: &Device, served: bool) -> Error {
 /// For a device that only another version of becket can handle.
 pub(crate) fn of_unknown_version(info: &DeviceInfo) -> Error {
     let why = info.warnings.first().map_or("another version of becket attached it", String::as_str);
-    Error::Remote {
+    Error::Failed {
         kind: ErrorKind::Unsupported,
         message: format!("{} is of an unknown version: {why}", info.name),
         hint: Some(

@@ -76,7 +76,7 @@ pub(super) fn take_image(
     block: u32,
     read_only: bool,
 ) -> Result<Replacement, Error> {
-    let bad = |what: &str| Error::Remote {
+    let bad = |what: &str| Error::Failed {
         kind: ErrorKind::InvalidOption,
         message: format!("the image makes no sense: {what}"),
         hint: None,
@@ -134,7 +134,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
         // Of one that grows only the first source is written.
         let written = if kept.serve.grows && sources.is_none() { 1 } else { now.len() };
         if !read_only && now.iter().take(written).any(|Source::File(file)| !file.facts.writable) {
-            return Err(Error::Remote {
+            return Err(Error::Failed {
                 kind: ErrorKind::ReadOnly,
                 message: format!("the image of {} is open for reading only", info.name),
                 hint: Some("the one who changes it must be allowed to write to the image".to_owned()),
@@ -163,7 +163,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
     }
     let len = change.map.len();
     if len < info.size.min(wish.shortest) {
-        return Err(Error::Remote {
+        return Err(Error::Failed {
             kind: ErrorKind::InvalidOption,
             message: format!(
                 "{} has room for {len} bytes by now, and {} has {}",
@@ -318,7 +318,7 @@ fn remeasured(
 }
 
 fn unsupported(message: String, hint: &str) -> Error {
-    Error::Remote { kind: ErrorKind::Unsupported, message, hint: Some(hint.to_owned()) }
+    Error::Failed { kind: ErrorKind::Unsupported, message, hint: Some(hint.to_owned()) }
 }
 
 #[cfg(test)]

@@ -421,7 +421,7 @@ impl Service for Supervisor {
     fn attach(&self, request: Attach, fds: Vec<OwnedFd>) -> Result<DeviceInfo, Error> {
         let _busy = Busy::begin(self);
         if self.stopping.load(Ordering::SeqCst) {
-            return Err(Error::Remote {
+            return Err(Error::Failed {
                 kind: ErrorKind::Server,
                 message: "becket's server is ending and takes no more devices".to_owned(),
                 hint: Some(
@@ -571,5 +571,5 @@ impl Drop for Busy<'_> {
 }
 
 fn unsupported(message: String, hint: &str) -> Error {
-    Error::Remote { kind: ErrorKind::Unsupported, message, hint: Some(hint.to_owned()) }
+    Error::Failed { kind: ErrorKind::Unsupported, message, hint: Some(hint.to_owned()) }
 }

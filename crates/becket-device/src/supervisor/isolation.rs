@@ -15,7 +15,7 @@ pub(super) fn take_cgroup(
     request: Attach,
     mut fds: Vec<OwnedFd>,
 ) -> Result<(Attach, Vec<OwnedFd>, Option<OwnedFd>), Error> {
-    let bad = |what: &str| Error::Remote {
+    let bad = |what: &str| Error::Failed {
         kind: ErrorKind::InvalidOption,
         message: format!("the request makes no sense: {what}"),
         hint: None,

@@ -244,7 +244,7 @@ pub(crate) fn closed(server: &dyn Server, id: DeviceId, patience: Duration) -> R
 }
 
 fn unsupported(error: becket_transport::serve::ServeError) -> Error {
-    Error::Remote {
+    Error::Failed {
         kind: ErrorKind::Unsupported,
         message: error.to_string(),
         hint: Some("see `becket doctor`; --via loop needs no ublk".to_owned()),
@@ -261,7 +261,7 @@ struct Checked {
 
 /// Believes nothing of a request that can be looked at.
 fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
-    let bad = |what: &str| Error::Remote {
+    let bad = |what: &str| Error::Failed {
         kind: ErrorKind::InvalidOption,
         message: format!("the request makes no sense: {what}"),
         hint: None,

@@ -6,6 +6,7 @@
 //!
 //! Followed: The .xz File Format 1.2.1, section 3.
 
+use crc::{CRC_64_XZ, Crc, Table};
 use liblzma::stream::{Action, Filters, Status, Stream};
 
 use super::sha256::sha256;
@@ -128,28 +129,10 @@ fn no_larger(code: u8, yields: usize) -> u8 {
     (0..code.min(40)).find(|smaller| size(*smaller) >= yields as u64).unwrap_or(code)
 }
 
-/// CRC-64 of ECMA-182, bits reflected.
+/// CRC-64 of ECMA-182, bits reflected. The large table makes it as fast as the decoder needs.
 fn crc64(bytes: &[u8]) -> u64 {
-    const TABLE: [u64; 256] = {
-        let mut table = [0; 256];
-        let mut index = 0;
-        while index < 256 {
-            let mut crc = index as u64;
-            let mut bit = 0;
-            while bit < 8 {
-                crc = if crc & 1 == 1 { crc >> 1 ^ 0xc96c_5795_d787_0f42 } else { crc >> 1 };
-                bit += 1;
-            }
-            table[index] = crc;
-            index += 1;
-        }
-        table
-    };
-    !bytes.iter().fold(!0, |crc, byte| {
-        let [low, ..] = crc.to_le_bytes();
-        // A byte is an index of a table of 256.
-        TABLE.get(usize::from(low ^ byte)).copied().unwrap_or(0) ^ crc >> 8
-    })
+    static CRC: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_XZ);
+    CRC.checksum(bytes)
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 
 /// Refuses an image that is not what the device shows at this moment, which must be read-only.
 pub(super) fn equal(info: &DeviceInfo, opened: &Opened, progress: &mut Progress<'_>) -> Result<(), Error> {
-    let differs = |how: String| Error::Remote {
+    let differs = |how: String| Error::Failed {
         kind: ErrorKind::Busy,
         message: format!("{} is in use, and {} {how}", info.device.display(), opened.path.display()),
         hint: Some("unmount the device first: one in use can only get an equal copy of its image".to_owned()),
@@ -40,7 +40,7 @@ pub(super) fn equal(info: &DeviceInfo, opened: &Opened, progress: &mut Progress<
         return Err(differs("cannot be compared with it".to_owned()));
     };
     let copy = file.buffered.as_fd().try_clone_to_owned().map_err(Error::io("read", &opened.path))?;
-    let silent = || Error::Remote {
+    let silent = || Error::Failed {
         kind: ErrorKind::Timeout,
         message: format!(
             "{} is in use, and cannot be compared with {}: one of them gave no byte for {} s",

@@ -81,7 +81,7 @@ pub(super) fn may_shrink(info: &DeviceInfo, held: bool, len: u64, force: bool) -
     let behind = |partition: &&node::KernelPartition| partition.start + partition.len > len;
     match node::partitions(&disk_of(info)).iter().find(behind) {
         None => Ok(()),
-        Some(partition) => Err(Error::Remote {
+        Some(partition) => Err(Error::Failed {
             kind: ErrorKind::InvalidOption,
             message: format!(
                 "{} ends at byte {}, behind the new end of {} at {len}",
@@ -112,7 +112,7 @@ fn busy(info: &DeviceInfo, what: &str, users: Vec<crate::contract::User>, hint: 
     let who: Vec<String> = users.iter().map(ToString::to_string).collect();
     let who = if who.is_empty() { "a program has claimed it".to_owned() } else { who.join(", ") };
     let message = format!("{} is in use {what}: {who}", info.device.display());
-    Error::Remote { kind: ErrorKind::Busy, message, hint: Some(hint.to_owned()) }
+    Error::Failed { kind: ErrorKind::Busy, message, hint: Some(hint.to_owned()) }
 }
 
 /// The disk and its partitions, each of which has a page cache of its own.

@@ -77,7 +77,7 @@ pub(super) fn set(
         let rounded = limit.map(|limit| limit / block * block);
         if rounded == Some(0) {
             let message = format!("{} would have no block left", info.name);
-            return Err(Error::Remote { kind: ErrorKind::InvalidOption, message, hint: None });
+            return Err(Error::Failed { kind: ErrorKind::InvalidOption, message, hint: None });
         }
         new.info.size = loop_::set_size_limit(number, rounded).map_err(Error::Device)?;
         new.info.size_limit = limit;
@@ -102,7 +102,7 @@ pub(super) fn set(
 fn replace(device: &mut Device, opened: &Opened) -> Result<(), Error> {
     let info = &mut device.info;
     let refused = |error: becket_transport::Error| match error.raw_os_error() {
-        Some(errno) if errno == rustix::io::Errno::INVAL.raw_os_error() => Error::Remote {
+        Some(errno) if errno == rustix::io::Errno::INVAL.raw_os_error() => Error::Failed {
             kind: ErrorKind::Unsupported,
             message: format!("the loop driver takes only an image as long as that of {}: {error}", info.name),
             hint: Some("detach it and attach the new one".to_owned()),

@@ -216,7 +216,7 @@ fn open(store: &Store, device: &Device, path: &Path, changes: &Changes) -> Resul
     };
     let opened = attach::open(store, path, &options)?;
     let writable = || match &opened.read_only_reason {
-        Some(reason) => Err(Error::Remote {
+        Some(reason) => Err(Error::Failed {
             kind: ErrorKind::ReadOnly,
             message: format!("{} would have to be read-only: {reason}", path.display()),
             hint: Some("say so with --read-only on, or have the image made writable".to_owned()),
@@ -248,7 +248,7 @@ fn never_changed(info: &DeviceInfo, path: &Path, what: &str, made: &str) -> Erro
 }
 
 fn unsupported(message: String, hint: impl Into<String>) -> Error {
-    Error::Remote { kind: ErrorKind::Unsupported, message, hint: Some(hint.into()) }
+    Error::Failed { kind: ErrorKind::Unsupported, message, hint: Some(hint.into()) }
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ pub(super) fn set(
     let held = using.as_ref().is_some_and(Use::is_held);
     if let Some(opened) = opened.as_ref().filter(|_| held) {
         if !info.read_only {
-            return Err(Error::Remote {
+            return Err(Error::Failed {
                 kind: ErrorKind::Busy,
                 message: format!(
                     "{} is in use, and what is written to it could be lost",
@@ -89,7 +89,7 @@ impl Live<'_> {
     fn reopen(&self, changes: &Changes) -> Result<DeviceInfo, Error> {
         let info = &self.device.info;
         if let Some(cow) = &info.cow {
-            return Err(Error::Remote {
+            return Err(Error::Failed {
                 kind: ErrorKind::ReadOnly,
                 message: format!("the overlay of {}, {}, is open for reading only", info.name, cow.display()),
                 hint: Some(format!("becket detach {}, and attach it again", info.name)),
@@ -98,7 +98,7 @@ impl Live<'_> {
         let opened =
             open(self.store, self.device, &info.image, &Changes { shared: true, ..changes.clone() })?;
         if opened.identity != self.device.image {
-            return Err(Error::Remote {
+            return Err(Error::Failed {
                 kind: ErrorKind::NotFound,
                 message: format!("{} is not the image of {} any more", info.image.display(), info.name),
                 hint: Some("put the right one in its place by --image".to_owned()),

@@ -64,7 +64,7 @@ impl Drivers {
     }
 
     fn find(&self, kind: Kind) -> Result<&Entry, Error> {
-        self.0.iter().find(|(offer, _)| offer.kind == kind).ok_or_else(|| Error::Remote {
+        self.0.iter().find(|(offer, _)| offer.kind == kind).ok_or_else(|| Error::Failed {
             kind: ErrorKind::InvalidOption,
             message: format!("becket's server makes no {kind} devices"),
             hint: None,

@@ -14,6 +14,8 @@ mod directory;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crc::{CRC_32_ISCSI, Crc};
+
 use super::{
     About, Entry, FileSystem, LayerError, NodeKind, Stat, corrupt, directory_len, link_is_short, link_target,
     unsupported,
@@ -408,28 +410,10 @@ fn check_inode(raw: &[u8], seed: u32, number: u32) -> Result<(), LayerError> {
 
 /// CRC-32C without the final inversion, as ext4 counts it.
 fn crc32c(start: u32, bytes: &[u8]) -> u32 {
-    const TABLE: [u32; 256] = table();
-    bytes.iter().fold(start, |crc, byte| {
-        let [low, ..] = crc.to_le_bytes();
-        TABLE.get(usize::from(low ^ byte)).copied().unwrap_or(0) ^ (crc >> 8)
-    })
-}
-
-const fn table() -> [u32; 256] {
-    const POLYNOMIAL: u32 = 0x82f6_3b78;
-    let mut table = [0; 256];
-    let mut index = 0;
-    while index < 256 {
-        let mut crc = index as u32;
-        let mut bit = 0;
-        while bit < 8 {
-            crc = if crc & 1 == 1 { (crc >> 1) ^ POLYNOMIAL } else { crc >> 1 };
-            bit += 1;
-        }
-        table[index] = crc;
-        index += 1;
-    }
-    table
+    static CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
+    let mut digest = CRC.digest_with_initial(start.reverse_bits());
+    digest.update(bytes);
+    !digest.finalize()
 }
 
 #[cfg(test)]

@@ -304,7 +304,9 @@ fn written(place: &Scratch, prepare: impl FnOnce(&mut Command, String)) -> (u32,
 fn a_server_writes_as_much_as_it_should_in_the_form_of_its_reader() {
     let place = scratch();
     let answered = "org.becket.Becket1.Status took ";
-    let (pid, text) = written(&place, |command, _| drop(command.args(["--log-level", "debug"])));
+    let (pid, text) = written(&place, |command, _| {
+        command.args(["--log-level", "debug"]);
+    });
     let line = text.lines().find(|line| line.contains(answered)).unwrap_or_else(|| panic!("{text}"));
     assert!(
         line.starts_with("20") && line.contains(&format!("Z becket[{pid}]: debug supervisor: ")),

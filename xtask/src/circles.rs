@@ -134,7 +134,7 @@ fn read(folder: &Path, here: &Names, path: PathBuf, found: &mut Crate) {
         _ => None,
     });
     for name in modules.map(ToString::to_string) {
-        let below = [&here[..], &[name.clone()]].concat();
+        let below = [here.as_slice(), std::slice::from_ref(&name)].concat();
         let paths = [folder.join(format!("{name}.rs")), folder.join(&name).join("mod.rs")];
         let path =
             paths.into_iter().find(|path| path.exists()).unwrap_or_else(|| panic!("no module {below:?}"));

@@ -10,6 +10,7 @@ mod host;
 mod libtest;
 mod report;
 
+use std::sync::mpsc::{self, RecvError, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -53,6 +54,14 @@ enum Step {
         series: Series,
         load: Load,
     },
+}
+
+impl Step {
+    /// Whether it attaches devices of this machine. Not while the guests' root file system is made, in a mount
+    /// namespace: that would keep a copy of each mount of a device, and so keep the device in use.
+    fn attaches(self) -> bool {
+        !matches!(self, Step::Cargo(_) | Step::Unit)
+    }
 }
 
 /// What a guest is booted for.
@@ -127,9 +136,16 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     let host = chosen.into_iter().filter(|(_, step)| !matches!(step, Step::Guest { .. }));
     // Tests wait much of their time, on the host and in guests: both run at once.
     let mut finished = std::thread::scope(|scope| {
-        let guests =
-            scope.spawn(|| if boots.is_empty() { Vec::new() } else { all_guests(&boots, args.whole) });
-        let mut finished: Vec<Finished> = host.map(on_host).collect();
+        let (making, made) = mpsc::channel();
+        let guests = scope
+            .spawn(|| if boots.is_empty() { Vec::new() } else { all_guests(&boots, args.whole, making) });
+        let mut finished = Vec::new();
+        for (name, step) in host {
+            if step.attaches() {
+                let _: Result<(), RecvError> = made.recv();
+            }
+            finished.push(on_host((name, step)));
+        }
         finished.extend(guests.join().unwrap_or_else(|_| {
             let cases = vec![Case::of_step("guests", Outcome::Failed, "xtask panicked".to_owned())];
             vec![Finished { name: "guests", cases, took: begin.elapsed() }]
@@ -191,10 +207,14 @@ fn shown(line: &[u8]) {
     show(&[b"guest| ", line].concat());
 }
 
-/// Builds what the guests run, and boots one after another.
-fn all_guests(boots: &[Vec<InGuest>], whole: bool) -> Vec<Finished> {
+/// Makes the guests' root file system, builds what they run, and boots one after another. `making` is dropped
+/// once the root file system is there.
+fn all_guests(boots: &[Vec<InGuest>], whole: bool, making: Sender<()>) -> Vec<Finished> {
     let mut binaries = None;
     let mut finished = vec![timed("build", || {
+        let made = crate::vm::prepare();
+        drop(making);
+        made?;
         let tests = boots.iter().flatten().any(InGuest::needs_tests);
         binaries = Some(if tests { Binaries::all()? } else { Binaries::conformance()? });
         Ok(vec![Case::of_step("build", Outcome::Passed, String::new())])

@@ -88,6 +88,12 @@ pub(crate) fn show(bytes: &[u8]) {
     let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());
 }
 
+/// Makes the guests' root file system, where it is missing.
+pub(crate) fn prepare() -> Result<()> {
+    let _lock = lock::lock_cache()?;
+    rootfs::prepare().map(drop)
+}
+
 /// What `uname -r` says in a guest of this series; fetches the kernel when it is not there.
 pub(crate) fn release(series: Series) -> Result<String> {
     let _lock = lock::lock_cache()?;

@@ -6,8 +6,6 @@ use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use becket_uapi::block;
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Stat, StatxFlags, Timespec, Timestamps, UTIME_OMIT};
@@ -212,15 +210,17 @@ fn takes(fd: BorrowedFd<'_>, flag: ReadWriteFlags, end: u64) -> bool {
 }
 
 fn ask_file(buffered: BorrowedFd<'_>, direct: Option<BorrowedFd<'_>>, facts: &mut Facts) {
-    let files = Files::like(buffered, direct, facts);
+    let disk = Disk::of(rustix::fs::fstat(buffered).map_or(0, |stat| stat.st_dev));
+    let ways = Ways::of(buffered, direct, facts.size);
     let aligned = facts.direct.map_or(512, |alignment| alignment.offset);
-    facts.physical_block_size = aligned.max(files.below.physical_block_size).max(512);
+    facts.physical_block_size = aligned.max(disk.physical_block_size).max(512);
     facts.io_min = facts.physical_block_size;
-    facts.rotational = files.below.rotational;
-    (facts.nowait, facts.uncached) = (files.ways.nowait, files.ways.uncached);
-    if let Some(granularity) = files.punched {
+    facts.rotational = disk.rotational;
+    (facts.nowait, facts.uncached) = (ways.nowait, ways.uncached);
+    if facts.writable && can_punch(buffered, facts.size) {
+        let block = rustix::fs::fstatfs(buffered).ok().and_then(|fs| u64::try_from(fs.f_bsize).ok());
         facts.discard = true;
-        facts.discard_granularity = granularity;
+        facts.discard_granularity = block.and_then(unit).unwrap_or(4096);
         // A hole reads as zeroes, so what can be punched can be zeroed.
         facts.write_zeroes = true;
     }
@@ -384,51 +384,6 @@ impl Disk {
             physical_block_size: queue.unit("physical_block_size").unwrap_or(512),
             rotational: queue.number("rotational") == Some(1),
         })
-    }
-}
-
-/// What files have in common that lie on one file system and are opened in the same way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Files {
-    below: Disk,
-    ways: Ways,
-    /// The unit in bytes in which ranges can be given back, where they can.
-    punched: Option<u32>,
-}
-
-/// The kind of file that was asked: the number of its file system, whether it is written, whether there is
-/// direct I/O.
-type Sort = (u64, bool, bool);
-
-impl Files {
-    /// How long what was asked is believed: a number may come to mean another file system.
-    const FRESH: Duration = Duration::from_secs(1);
-
-    /// What this file has in common with others. Of many images that are opened in a row, most lie on one
-    /// file system. Asking takes sixteen system calls, two of which write to the inode, so the last answer is
-    /// kept for a moment.
-    fn like(buffered: BorrowedFd<'_>, direct: Option<BorrowedFd<'_>>, facts: &Facts) -> Files {
-        static LAST: Mutex<Option<(Sort, Instant, Files)>> = Mutex::new(None);
-        let device = rustix::fs::fstat(buffered).map_or(0, |stat| stat.st_dev);
-        let sort = (device, facts.writable, direct.is_some());
-        let last = *LAST.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((of, asked, files)) = last
-            && of == sort
-            && asked.elapsed() < Files::FRESH
-        {
-            return files;
-        }
-        let asked = Instant::now();
-        let files = Files {
-            below: Disk::of(device),
-            ways: Ways::of(buffered, direct, facts.size),
-            punched: (facts.writable && can_punch(buffered, facts.size)).then(|| {
-                let block = rustix::fs::fstatfs(buffered).ok().and_then(|fs| u64::try_from(fs.f_bsize).ok());
-                block.and_then(unit).unwrap_or(4096)
-            }),
-        };
-        *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some((sort, asked, files));
-        files
     }
 }
 

@@ -75,6 +75,16 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(field(bytes, at))
 }
 
+/// The big-endian number at `at`.
+pub(crate) fn be32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(field(bytes, at))
+}
+
+/// The big-endian number at `at`.
+pub(crate) fn be64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(field(bytes, at))
+}
+
 /// The part of `bytes` that is there of `len` bytes from `at` on.
 pub(crate) fn part(bytes: &[u8], at: usize, len: usize) -> &[u8] {
     let rest = bytes.get(at..).unwrap_or_default();

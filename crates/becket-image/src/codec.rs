@@ -61,7 +61,7 @@ impl Codec {
             Codec::Lz4 => Box::new(Lz4),
             Codec::Zstd => Box::new(Zstd(zstd::bulk::Decompressor::new().ok())),
             Codec::GzipMember => Box::new(GzipMember(libdeflater::Decompressor::new())),
-            Codec::XzBlock => Box::new(xz_block::XzBlock),
+            Codec::XzBlock => Box::new(XzBlock),
         }
     }
 
@@ -108,6 +108,15 @@ impl Decode for Deflate {
 
 /// Its state is as large as the block's dictionary, so it is made anew for each block.
 struct Xz;
+
+/// The same for one block of it.
+struct XzBlock;
+
+impl Decode for XzBlock {
+    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
+        xz_block::decode(input, output).map_err(|reason| Codec::XzBlock.failed(reason))
+    }
+}
 
 /// What a decoder of .xz may take: dictionaries are no larger than blocks, which are of 1 MiB at most.
 const XZ_MEMORY: u64 = 16 << 20;

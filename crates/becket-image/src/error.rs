@@ -355,8 +355,23 @@ pub(crate) const NO_LIMITS: &str =
 /// How a container that becket does not read becomes a raw image.
 fn converting(format: &Foreign, image: &str) -> String {
     let (first, path) = outside(image);
-    let command = format.conversion(path);
+    let command = conversion(format.command, path);
     format!("{first}convert it: {command}; --format raw attaches its bytes as they are")
+}
+
+/// The command that makes a raw image of the file at `path`, or unpacks it; see [`Foreign`].
+fn conversion(command: &str, path: &Path) -> String {
+    let out = || quoted(&new_name(path));
+    // Word by word: the path may have OUT in it.
+    let words = command.split(' ').map(|word| match word {
+        "IN" => quoted(path),
+        "<IN" => format!("<{}", quoted(path)),
+        "OUT" => out(),
+        ">OUT" => format!(">{}", out()),
+        word => word.to_owned(),
+    });
+    let line = words.collect::<Vec<_>>().join(" ");
+    if command.contains("OUT") { line } else { format!("{line}; then attach what was in it") }
 }
 
 /// What another program has to do before it can open an image, and the path of that then.
@@ -368,7 +383,7 @@ fn outside(image: &str) -> (&'static str, &Path) {
 
 /// A name for the raw image made from the file at `path`: the name without its last suffix, and not that of
 /// an existing file.
-pub(crate) fn new_name(path: &Path) -> PathBuf {
+fn new_name(path: &Path) -> PathBuf {
     let without = path.with_extension("");
     let mut name = if without.extension().is_some() { without } else { path.with_extension("raw") };
     while name.exists() || name == path {
@@ -406,5 +421,31 @@ pub(crate) fn quoted(path: &Path) -> String {
         text
     } else {
         format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_overwrites_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("my OUT IN.img.bz2");
+        let here = dir.path().display();
+        assert_eq!(
+            conversion("bzip2 -dc IN >OUT", &path),
+            format!("bzip2 -dc '{here}/my OUT IN.img.bz2' >'{here}/my OUT IN.img'")
+        );
+        std::fs::write(dir.path().join("my OUT IN.img"), "").unwrap();
+        assert_eq!(
+            conversion("bzip2 -dc IN >OUT", &path),
+            format!("bzip2 -dc '{here}/my OUT IN.img.bz2' >'{here}/my OUT IN.img.raw'")
+        );
+        assert_eq!(
+            conversion("qemu-img convert -f vdi -O raw IN OUT", &dir.path().join("v.vdi")),
+            format!("qemu-img convert -f vdi -O raw {here}/v.vdi {here}/v.raw")
+        );
+        assert_eq!(conversion("unzip IN", Path::new("/a.zip")), "unzip /a.zip; then attach what was in it");
     }
 }

@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::Error;
 use crate::budget::{Budget, Held, Spent};
 use crate::image::Image;
-use crate::layer::packed::Kind;
+use crate::layer::packed;
 use crate::layer::{About, Contents, FileSystem, Format, LayerError, NodeKind, detect, foreign};
 use crate::qcow2;
 use crate::text::shown;
@@ -218,7 +218,7 @@ impl Look {
 
     /// The image that a file is, when it is one.
     fn holds(&mut self, file: Image, skipped: &mut usize) -> Option<Image> {
-        if Kind::of(&file, Format::Auto).is_some() {
+        if packed::kind_of(&file, Format::Auto).is_some() {
             let Some(left) = self.packed.checked_sub(1) else {
                 *skipped += 1;
                 return None;

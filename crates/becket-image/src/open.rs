@@ -13,8 +13,9 @@ use rustix::fs::Stat;
 use crate::bytes::field;
 use crate::cow::{self, Base, Overlay};
 use crate::layer::foreign;
-use crate::layer::packed::Kind;
+use crate::layer::packed;
 use crate::offer::{self, Asked, Layout, check_block_size, lay_out};
+use crate::options::OpenOptions;
 use crate::qcow2::chain::{First, Unpacked, unpack_chain};
 use crate::qcow2::{Verdict, Writing, mark_corrupt};
 use crate::resolve::{Found, Split, io, resolve, split};
@@ -30,46 +31,6 @@ use crate::{
     Budget, DirectIo, Encoded, Error, FileKind, FileSource, Format, Identity, Image, LayerError, Map,
     Partition, ReadAt as _, Source,
 };
-
-/// How to open an image. All sizes are bytes.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct OpenOptions {
-    /// Never write, even where it would be possible.
-    pub read_only: bool,
-    /// Whether to go past the page cache.
-    pub direct_io: DirectIo,
-    /// Where the image starts in the file.
-    pub offset: u64,
-    /// Longest image, for a file that goes on behind it.
-    pub size_limit: Option<u64>,
-    /// Logical block size; chosen by the rules of [`open()`] when not given.
-    pub block_size: Option<u32>,
-    /// Exclude no other user, and ignore the locks of others.
-    pub shared: bool,
-    /// Read the partition table.
-    pub partitions: bool,
-    /// Fill the last block of an image that is only read up with zeroes, instead of leaving the bytes in it
-    /// out.
-    pub pad: bool,
-    /// What the file is, for paths that go on inside it.
-    pub format: Format,
-    /// Where backing files may lie, beside the directory of the image that names them.
-    pub backing_dirs: Vec<PathBuf>,
-    /// Open a qcow2 for writing although that removes its persistent bitmaps; without this it is opened for
-    /// reading.
-    pub drop_bitmaps: bool,
-    /// The qcow2 over the image that receives the writes, created if it does not exist: the image is only
-    /// read then.
-    pub cow: Option<PathBuf>,
-    /// Parse it whatever that costs: see [`crate::budget`].
-    pub no_limits: bool,
-}
-
-impl OpenOptions {
-    fn budget(&self) -> Budget {
-        if self.no_limits { Budget::unlimited() } else { Budget::default() }
-    }
-}
 
 /// An image that is open.
 #[derive(Debug)]
@@ -332,13 +293,14 @@ fn disk_in(
 /// Why a file can only be read, judged by its first bytes: what the walk will report, before anything else is
 /// checked.
 fn only_read(file: &OwnedFd, format: Format) -> Option<String> {
-    let mut head = [0; vmdk::TITLE.len()];
+    let mut head = [0; foreign::VMDK_TITLE.len()];
     file.read_at(&mut head, 0).ok()?;
-    if let Some(packed) = Kind::of_head(field(&head, 0), format) {
+    if let Some(packed) = packed::kind_of_head(field(&head, 0), format) {
         return Some(through::compressed(packed));
     }
     let wanted = |kind| format == Format::Auto || format == kind;
-    (wanted(Format::Vmdk) && head.eq_ignore_ascii_case(vmdk::TITLE)).then(|| vmdk::ONLY_READ.to_owned())
+    (wanted(Format::Vmdk) && head.eq_ignore_ascii_case(foreign::VMDK_TITLE))
+        .then(|| vmdk::ONLY_READ.to_owned())
 }
 
 /// Opens what was found at `host`, and the image in it that `inside` names, which lies in `range` of it

@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use crate::error::PARTITIONS;
 use crate::image::{Image, Layout};
-use crate::layer::packed::Kind;
+use crate::layer::packed::{self, Kind};
 use crate::layer::{Contents, FileSystem, Format, LayerError, NodeKind, detect, find, foreign};
 use crate::qcow2;
 use crate::text::shown;
@@ -174,7 +174,7 @@ impl Walk {
             let count = self.levels.len();
             let Some(level) = self.levels.last_mut() else { return Ok(()) };
             let here = Here { path: &level.path };
-            let Some(kind) = Kind::of(&level.image, format) else {
+            let Some(kind) = packed::kind_of(&level.image, format) else {
                 // The disk in a qcow2 or VMDK is one, whatever its user has written there.
                 if file && format == Format::Auto && level.image.stored().is_none() {
                     foreign::refuse(&level.image).map_err(|source| here.layer(source))?;

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::image::Image;
-use crate::layer::foreign::VMDK;
+use crate::layer::foreign::{VMDK, VMDK_TITLE};
 use crate::layer::{About, LayerError};
 use crate::qcow2::Verdict;
 use crate::qcow2::chain::{Dirs, First, Unpacked};
@@ -21,8 +21,6 @@ use crate::source::file::host::HostFile;
 use crate::text::shown;
 use crate::{Error, Format, ReadAt as _};
 
-/// What a descriptor begins with, in any case of letters.
-pub(crate) const TITLE: &[u8] = b"# disk descriptorfile";
 /// Why it is not written, for people.
 pub(crate) const ONLY_READ: &str = "becket only reads VMDK images";
 /// The longest descriptor, in bytes, and the most pieces.
@@ -88,12 +86,12 @@ pub(crate) fn unpack(
 /// # Errors
 /// It is longer than any, or cannot be read.
 fn text(image: &Image) -> Result<Option<Vec<u8>>, LayerError> {
-    let mut head = [0; TITLE.len()];
+    let mut head = [0; VMDK_TITLE.len()];
     // A disk whose first sectors cannot be read may be attached just to rescue the rest.
     if image.len() < head.len() as u64 || image.read_at(&mut head, 0).is_err() {
         return Ok(None);
     }
-    if !head.eq_ignore_ascii_case(TITLE) {
+    if !head.eq_ignore_ascii_case(VMDK_TITLE) {
         return Ok(None);
     }
     if image.len() > LONGEST {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
-use super::Args;
+use super::args::Args;
 use super::contestant::Field;
 use super::peers;
 use super::record::{self, Setting};

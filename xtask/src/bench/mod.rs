@@ -2,6 +2,7 @@
 //! something. Never part of the checks that gate a change; nothing here is built or fetched by `cargo xtask
 //! ci`.
 
+mod args;
 mod contestant;
 mod goal;
 mod harness;
@@ -11,53 +12,11 @@ mod report;
 mod scenario;
 mod svg;
 
-use std::path::PathBuf;
-
 use anyhow::{Result, bail};
-use clap::builder::{PossibleValue, PossibleValuesParser};
 
+pub(crate) use args::Args;
 use record::Record;
 use scenario::SCENARIOS;
-
-/// Arguments of `cargo xtask bench`.
-#[derive(clap::Args)]
-pub(crate) struct Args {
-    /// What to measure; `report` writes the pages and plots from the results in target/bench
-    #[arg(value_parser = names())]
-    scenario: String,
-    /// Only there (default: everywhere)
-    #[arg(long, value_delimiter = ',', value_name = "PLACE,...")]
-    place: Vec<String>,
-    /// Only these contestants (default: those of the scenario)
-    #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
-    only: Vec<String>,
-    /// Rounds, in each of which every contestant has its turn (default: those of the scenario)
-    #[arg(long)]
-    rounds: Option<u32>,
-    /// See whether it works: small numbers, whose results are kept apart
-    #[arg(long)]
-    short: bool,
-    /// Set a variable of the scenario's script, as `MOST=64` or `WORKLOADS=(randread-4k-d64)`
-    #[arg(long, value_name = "NAME=VALUE")]
-    set: Vec<String>,
-    /// Measure this becket instead of building the checkout's
-    #[arg(long, value_name = "PATH")]
-    becket: Option<PathBuf>,
-    /// Another build of becket, to be measured beside it
-    #[arg(long, value_name = "NAME=PATH")]
-    beside: Vec<contestant::Other>,
-    /// Emulated CPUs (default: one where instructions are counted, two where time is)
-    #[arg(long)]
-    cpus: Option<u32>,
-    /// Seconds of the host until a guest is stopped
-    #[arg(long, default_value_t = 7200)]
-    timeout: u64,
-}
-
-fn names() -> PossibleValuesParser {
-    let named = SCENARIOS.iter().map(|one| PossibleValue::new(one.name).help(one.title));
-    PossibleValuesParser::new(named.chain([PossibleValue::new("report")]))
-}
 
 /// Runs one scenario, prints its table and keeps the record; 1 when becket itself could not be measured.
 pub(crate) fn run(args: &Args) -> Result<u8> {

@@ -2,6 +2,7 @@
 //! Never merges two machines: a case says which kernel and transport it belongs to.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// How a test ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,4 +49,11 @@ pub(crate) fn count<'a>(cases: impl IntoIterator<Item = &'a Case>) -> (usize, us
         Outcome::Failed => (passed, failed + 1, skipped),
         Outcome::Skipped => (passed, failed, skipped + 1),
     })
+}
+
+/// What a step found out, and how long it took.
+pub(crate) struct Finished {
+    pub(super) name: &'static str,
+    pub(super) cases: Vec<Case>,
+    pub(super) took: Duration,
 }

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 
 use super::build::Binaries;
-use super::case::{Case, Outcome};
-use super::{Finished, Load, Step, host, libtest};
+use super::case::{Case, Finished, Outcome};
+use super::steps::{Load, Step};
+use super::{host, libtest};
 use crate::vm::{Machine, Place, Series, quoted};
 use crate::{boot, exec};
 

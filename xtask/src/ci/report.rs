@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::Finished;
-use super::case::{Case, Outcome, count};
+use super::case::{Case, Finished, Outcome, count};
 use crate::exec::{self, aligned};
 
 /// A step's line: counts and time.

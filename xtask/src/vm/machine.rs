@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use super::channel::{Decoder, Report};
 use super::console::Console;
 use super::kernel::{self, Series};
-use super::qemu::{Disks, Event, Qemu, Source};
+use super::qemu::{Event, Hardware, Qemu, Source};
 use super::{lock, rootfs};
 use crate::exec;
 
@@ -118,7 +118,10 @@ impl Machine {
                 .arg(SCRATCH),
         )?;
         let (events, incoming) = mpsc::channel();
-        let disks = Disks {
+        let hardware = Hardware {
+            cpus: self.cpus,
+            memory_mib: self.memory_mib,
+            icount: self.icount,
             kernel: &kernel.vmlinuz(),
             initramfs: &at("initramfs"),
             disks: [
@@ -128,7 +131,7 @@ impl Machine {
                 (&at("scratch"), "scratch", true),
             ],
         };
-        let mut qemu = Qemu::start(self, &disks, &events)?;
+        let mut qemu = Qemu::start(&hardware, &events)?;
         drop(events);
 
         let mut run = Run { machine: self, console: Console::default(), ready: None, exit: None };

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
-use super::machine::Machine;
 use crate::exec;
 
 /// Debian 12's own QEMU 7.2 dies with two emulated CPUs.
@@ -45,8 +44,12 @@ pub(crate) enum Event {
     Closed(Source),
 }
 
-/// The files that a guest is started with.
-pub(crate) struct Disks<'a> {
+/// What QEMU emulates, and the files that a guest is started with.
+pub(crate) struct Hardware<'a> {
+    pub(crate) cpus: u32,
+    pub(crate) memory_mib: u32,
+    /// Time is counted in instructions.
+    pub(crate) icount: bool,
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
     /// Path, serial number, whether the guest may write.
@@ -62,7 +65,7 @@ pub(crate) struct Qemu {
 
 impl Qemu {
     /// Starts the guest; everything that it says is sent to `events`.
-    pub(crate) fn start(machine: &Machine, files: &Disks<'_>, events: &Sender<Event>) -> Result<Qemu> {
+    pub(crate) fn start(machine: &Hardware<'_>, events: &Sender<Event>) -> Result<Qemu> {
         check_version()?;
         // Not below target/: a socket's path must be short.
         let sockets = tempfile::Builder::new().prefix("becket-vm-").tempdir()?;
@@ -77,9 +80,9 @@ impl Qemu {
         }
         command.args(["-cpu", "max,la57=off"]);
         command.args(["-smp", &machine.cpus.to_string(), "-m", &machine.memory_mib.to_string()]);
-        command.arg("-kernel").arg(files.kernel).arg("-initrd").arg(files.initramfs);
+        command.arg("-kernel").arg(machine.kernel).arg("-initrd").arg(machine.initramfs);
         command.args(["-append", PARAMETERS]);
-        for (path, serial, writable) in files.disks {
+        for (path, serial, writable) in machine.disks {
             let readonly = if writable { "off,cache=unsafe,discard=unmap" } else { "on" };
             let path = path.display().to_string().replace(',', ",,");
             command

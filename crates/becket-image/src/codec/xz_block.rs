@@ -10,7 +10,6 @@ use crc::{CRC_64_XZ, Crc, Table};
 use liblzma::stream::{Action, Filters, Status, Stream};
 
 use super::sha256::sha256;
-use super::{Codec, Decode, DecodeError};
 use crate::bytes::{part, u8_at, u32_at, u64_at};
 use crate::varint;
 
@@ -18,16 +17,11 @@ use crate::varint;
 const FILTERS_MAX: u8 = 4;
 const LZMA2: u64 = 0x21;
 
-/// Its state is as large as the block, so it is made anew for each.
-pub(super) struct XzBlock;
-
-impl Decode for XzBlock {
-    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
-        decode(input, output).map_err(|reason| Codec::XzBlock.failed(reason))
-    }
-}
-
-fn decode(input: &[u8], output: &mut [u8]) -> Result<usize, String> {
+/// Decodes a block to the start of `output`; how many bytes it yielded.
+///
+/// # Errors
+/// It is damaged, or yields more than there is room for.
+pub(super) fn decode(input: &[u8], output: &mut [u8]) -> Result<usize, String> {
     let (filters, body) = header(input, output.len())?;
     let mut stream = Stream::new_raw_decoder(&filters).map_err(|error| error.to_string())?;
     loop {

@@ -1,100 +1,13 @@
 //! What an image holds: recognised by magic numbers, or as the user says.
 //! It never takes an image for something on the strength of its name.
 
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use super::counted::counted;
 use super::packed::{self, Packed};
-use super::{About, FileSystem, LayerError, erofs, ext, fat, iso9660, squashfs};
+use super::{About, FileSystem, Format, LayerError, erofs, ext, fat, iso9660, squashfs};
 use crate::image::Image;
 use crate::partition::{self, Table};
-
-/// How to interpret an image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Format {
-    /// By its magic numbers.
-    #[default]
-    Auto,
-    /// As bytes without meaning: nothing in it is looked at, a path cannot go through it.
-    Raw,
-    /// A GUID or MBR partition table.
-    Disk,
-    /// ISO 9660, with Rock Ridge or Joliet.
-    Iso9660,
-    /// ext2, ext3 or ext4.
-    Ext,
-    /// FAT12, FAT16 or FAT32.
-    Fat,
-    /// SquashFS 4.
-    Squashfs,
-    /// EROFS; files that it compresses are not read.
-    Erofs,
-    /// Another image, compressed by xz in blocks.
-    Xz,
-    /// Another image, compressed by zstd in frames.
-    Zstd,
-    /// Another image, compressed by bgzip.
-    Gzip,
-    /// A disk in a qcow2, whatever that holds.
-    Qcow2,
-    /// A disk in the flat files that a VMDK names.
-    Vmdk,
-}
-
-impl Format {
-    /// The names of each format, the usual one first.
-    pub fn names() -> impl Iterator<Item = &'static [&'static str]> {
-        NAMES.iter().map(|(_, names)| *names)
-    }
-
-    /// The name of the format, unless it is detected.
-    pub fn chosen(self) -> Option<String> {
-        (self != Format::Auto).then(|| self.to_string())
-    }
-
-    /// What is said of the disk when this was said of the file: what a qcow2 or VMDK holds is found out.
-    pub(crate) fn of_contents(self) -> Format {
-        if matches!(self, Format::Qcow2 | Format::Vmdk) { Format::Auto } else { self }
-    }
-}
-
-/// Each format with its names, the first of which is shown.
-const NAMES: [(Format, &[&str]); 13] = [
-    (Format::Auto, &["auto"]),
-    (Format::Raw, &["raw"]),
-    (Format::Disk, &["disk", "gpt", "mbr"]),
-    (Format::Iso9660, &["iso9660", "iso"]),
-    (Format::Ext, &["ext4", "ext3", "ext2"]),
-    (Format::Fat, &["fat", "vfat"]),
-    (Format::Squashfs, &["squashfs"]),
-    (Format::Erofs, &["erofs"]),
-    (Format::Xz, &["xz"]),
-    (Format::Zstd, &["zstd"]),
-    (Format::Gzip, &["gzip"]),
-    (Format::Qcow2, &["qcow2"]),
-    (Format::Vmdk, &["vmdk"]),
-];
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = NAMES.iter().find(|(format, _)| format == self).and_then(|(_, names)| names.first());
-        f.pad(name.unwrap_or(&"auto"))
-    }
-}
-
-impl FromStr for Format {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Format, String> {
-        let known = NAMES.iter().find(|(_, names)| names.contains(&text)).map(|(format, _)| *format);
-        known.ok_or_else(|| {
-            let all: Vec<&str> = NAMES.iter().filter_map(|(_, names)| names.first().copied()).collect();
-            format!("{text:?} is none of {}", all.join(", "))
-        })
-    }
-}
 
 /// What an image holds. A bootable ISO holds both: files and a partition table.
 #[derive(Debug, Default)]

@@ -6,30 +6,13 @@
 //! other fields, that random bytes match it less often than once in 2^20 disks: `--format raw` helps, but a
 //! false refusal is a failed boot.
 
-use std::path::Path;
-
-use super::{Format, LayerError, detect};
+use super::{Foreign, Format, LayerError, detect};
 use crate::budget::Spent;
 use crate::bytes::{ReadAt as _, field, u8_at};
-use crate::error::{new_name, quoted};
 use crate::image::Image;
 
 /// Bytes at the beginning and at the end of an image that are looked at.
 const LOOK: usize = 512;
-
-/// A format that becket does not read.
-#[derive(Debug)]
-pub struct Foreign {
-    /// Its short name, as `inspect` shows it.
-    pub name: &'static str,
-    /// What such a file is, with its article.
-    pub what: &'static str,
-    /// Whether it holds a disk; else it is compressed, or an archive.
-    pub(crate) disk: bool,
-    /// The command that makes a raw image of the file `IN` in the file `OUT`.
-    command: &'static str,
-    magic: fn(&Ends) -> bool,
-}
 
 /// The first and the last bytes of an image; zeroes where it is shorter.
 struct Ends {
@@ -69,13 +52,19 @@ impl Ends {
     }
 }
 
+/// One of [`FORMATS`].
+struct Known {
+    format: Foreign,
+    magic: fn(&Ends) -> bool,
+}
+
 const fn disk(
     name: &'static str,
     what: &'static str,
     command: &'static str,
     magic: fn(&Ends) -> bool,
-) -> Foreign {
-    Foreign { name, what, disk: true, command, magic }
+) -> Known {
+    Known { format: Foreign { name, what, disk: true, command }, magic }
 }
 
 const fn packed(
@@ -83,17 +72,24 @@ const fn packed(
     what: &'static str,
     command: &'static str,
     magic: fn(&Ends) -> bool,
-) -> Foreign {
-    Foreign { name, what, disk: false, command, magic }
+) -> Known {
+    Known { format: Foreign { name, what, disk: false, command }, magic }
 }
 
+/// What the description of a VMDK begins with, in any case of letters.
+pub(crate) const VMDK_TITLE: &[u8] = b"# disk descriptorfile";
+
 /// VMDK with tables of its own, or split in such pieces; [`crate::vmdk`] refuses with it, too.
-pub(crate) static VMDK: Foreign =
-    disk("vmdk", "a VMware disk (VMDK)", "qemu-img convert -f vmdk -O raw IN OUT", |_| false);
+pub(crate) static VMDK: Foreign = Foreign {
+    name: "vmdk",
+    what: "a VMware disk (VMDK)",
+    disk: true,
+    command: "qemu-img convert -f vmdk -O raw IN OUT",
+};
 
 /// All formats, in the order in which they are tried.
 #[rustfmt::skip]
-static FORMATS: [Foreign; 34] = [
+static FORMATS: [Known; 34] = [
     disk("vdi", "a VirtualBox disk (VDI)", "qemu-img convert -f vdi -O raw IN OUT",
         |e| field(&e.head, 0x40) == *b"\x7f\x10\xda\xbe" && matches!(e.le32(0x44), 1 | 0x1_0000 | 0x1_0001)),
     disk("vhdx", "a Hyper-V disk (VHDX)", "qemu-img convert -f vhdx -O raw IN OUT", |e| e.begins(b"vhdxfile")),
@@ -110,7 +106,7 @@ static FORMATS: [Foreign; 34] = [
         |e| e.begins(b"KDMV") && (1..=3).contains(&e.le32(4)) || e.begins(b"COWD\x01\0\0\0")
             || e.begins(b"\xbe\xba\xfe\xca\0\0\0\0\x01\0\0\0\x02\0\0\0")),
     disk("vmdk", "the description of a VMware disk (VMDK)", "qemu-img convert -f vmdk -O raw IN OUT",
-        |e| e.head.get(..crate::vmdk::TITLE.len()).is_some_and(|head| head.eq_ignore_ascii_case(crate::vmdk::TITLE))),
+        |e| e.head.get(..VMDK_TITLE.len()).is_some_and(|head| head.eq_ignore_ascii_case(VMDK_TITLE))),
     disk("dmg", "an Apple disk image (UDIF, dmg)", "qemu-img convert -f dmg -O raw IN OUT",
         |e| e.tail.starts_with(b"koly\0\0\0\x04\0\0\x02\0")),
     disk("sparseimage", "an Apple sparse image", "hdiutil convert IN -format UDTO -o OUT",
@@ -198,9 +194,11 @@ fn tar(ends: &Ends) -> bool {
 /// The image's budget is spent.
 pub fn find(image: &Image) -> Result<Option<&'static Foreign>, LayerError> {
     let Some(ends) = Ends::of(image)? else { return Ok(None) };
-    let Some(found) = FORMATS.iter().find(|format| (format.magic)(&ends)) else { return Ok(None) };
+    let Some(Known { format, .. }) = FORMATS.iter().find(|known| (known.magic)(&ends)) else {
+        return Ok(None);
+    };
     let holds = || detect(image, Format::Auto).is_ok_and(|contents| contents.is_container());
-    Ok((found.disk || !holds()).then_some(found))
+    Ok((format.disk || !holds()).then_some(format))
 }
 
 /// Refuses such a container.
@@ -211,23 +209,6 @@ pub(crate) fn refuse(image: &Image) -> Result<(), LayerError> {
     match find(image)? {
         Some(format) => Err(LayerError::Foreign { format, why: None }),
         None => Ok(()),
-    }
-}
-
-impl Foreign {
-    /// The command that makes a raw image of the file at `path`, or unpacks it.
-    pub(crate) fn conversion(&self, path: &Path) -> String {
-        let out = || quoted(&new_name(path));
-        // OUT first: the path may have that word in it.
-        let words = self.command.split(' ').map(|word| match word {
-            "IN" => quoted(path),
-            "<IN" => format!("<{}", quoted(path)),
-            "OUT" => out(),
-            ">OUT" => format!(">{}", out()),
-            word => word.to_owned(),
-        });
-        let command = words.collect::<Vec<_>>().join(" ");
-        if self.command.contains("OUT") { command } else { format!("{command}; then attach what was in it") }
     }
 }
 
@@ -347,27 +328,5 @@ mod tests {
         };
         assert_eq!(found(table(b"\x1f\x9d\x90", 0)), None);
         assert_eq!(found(table(VHD, LEN - 512)), Some("vhd"));
-    }
-
-    #[test]
-    fn the_command_overwrites_nothing() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("my OUT IN.img.bz2");
-        let find = |name| FORMATS.iter().find(|format| format.name == name).unwrap();
-        let here = dir.path().display();
-        assert_eq!(
-            find("bzip2").conversion(&path),
-            format!("bzip2 -dc '{here}/my OUT IN.img.bz2' >'{here}/my OUT IN.img'")
-        );
-        std::fs::write(dir.path().join("my OUT IN.img"), "").unwrap();
-        assert_eq!(
-            find("bzip2").conversion(&path),
-            format!("bzip2 -dc '{here}/my OUT IN.img.bz2' >'{here}/my OUT IN.img.raw'")
-        );
-        assert_eq!(
-            find("vdi").conversion(&dir.path().join("v.vdi")),
-            format!("qemu-img convert -f vdi -O raw {here}/v.vdi {here}/v.raw")
-        );
-        assert_eq!(find("zip").conversion(Path::new("/a.zip")), "unzip /a.zip; then attach what was in it");
     }
 }

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use super::{NUMBERS_END, Partition, RangeError, Table, byte_range};
+use super::table::{NUMBERS_END, Partition, RangeError, Table, byte_range};
 use crate::bytes::{ReadAt, field, u32_at, u64_at};
 
 const SIGNATURE: &[u8; 8] = b"EFI PART";

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::io;
 
-use super::{NUMBERS_END, Partition, Table, byte_range};
+use super::table::{NUMBERS_END, Partition, Table, byte_range};
 use crate::bytes::{ReadAt, field, u32_at};
 
 /// Length of a boot record in bytes, whatever the sector size.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
+use super::table::NUMBERS_END;
 use super::*;
 use crate::bytes::{u32_at, u64_at};
 

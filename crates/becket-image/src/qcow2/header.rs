@@ -5,10 +5,10 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 
-use crate::bytes::{ReadAt as _, field};
+use crate::bytes::{ReadAt as _, be32_at, be64_at};
 use crate::codec::Codec;
 use crate::image::Image;
-use crate::layer::LayerError;
+use crate::layer::{LayerError, corrupt, unsupported};
 use crate::text::shown;
 
 pub(super) const MAGIC: u32 = 0x5146_49fb;
@@ -108,11 +108,11 @@ impl Header {
         }
         let mut first = [0; LEN_2];
         image.read_at(&mut first, 0)?;
-        if u32_at(&first, 0) != MAGIC {
+        if be32_at(&first, 0) != MAGIC {
             return Ok(None);
         }
-        let version = u32_at(&first, 4);
-        let cluster_bits = u32_at(&first, 20);
+        let version = be32_at(&first, 4);
+        let cluster_bits = be32_at(&first, 20);
         if !matches!(version, 2 | 3) {
             return unsupported(format!(
                 "version {version} of qcow; `qemu-img convert -O qcow2` makes it version 3"
@@ -121,7 +121,7 @@ impl Header {
         if !(9..=21).contains(&cluster_bits) {
             return corrupt(format!("clusters of 2^{cluster_bits} bytes; 2^9 to 2^21 are possible"));
         }
-        if u32_at(&first, 32) != 0 {
+        if be32_at(&first, 32) != 0 {
             return unsupported("an encrypted qcow2; `qemu-img convert` can decrypt it");
         }
         // All of it that may be there: extensions and the name are in the first cluster.
@@ -129,14 +129,14 @@ impl Header {
         let (mut incompatible, mut compatible, mut autoclear, mut order, mut len) = (0, 0, 0, 4, LEN_2);
         let mut compression = Codec::Deflate;
         if version == 3 {
-            incompatible = u64_at(&bytes, 72);
-            compatible = u64_at(&bytes, 80);
-            autoclear = u64_at(&bytes, 88);
-            order = u32_at(&bytes, 96);
+            incompatible = be64_at(&bytes, 72);
+            compatible = be64_at(&bytes, 80);
+            autoclear = be64_at(&bytes, 88);
+            order = be32_at(&bytes, 96);
             if order > 6 {
                 return corrupt(format!("reference counts of 2^{order} bits"));
             }
-            len = u32_at(&bytes, 100) as usize;
+            len = be32_at(&bytes, 100) as usize;
             if len < LEN_3 || len > bytes.len() || !len.is_multiple_of(8) {
                 return corrupt(format!("a header of {len} bytes"));
             }
@@ -156,13 +156,13 @@ impl Header {
         let mut header = Header {
             version,
             cluster_bits,
-            size: u64_at(&bytes, 24),
-            l1_offset: u64_at(&bytes, 40),
-            l1_entries: u32_at(&bytes, 36),
-            snapshots: u32_at(&bytes, 60),
+            size: be64_at(&bytes, 24),
+            l1_offset: be64_at(&bytes, 40),
+            l1_entries: be32_at(&bytes, 36),
+            snapshots: be32_at(&bytes, 60),
             compression,
             backing: None,
-            counts: Counts { offset: u64_at(&bytes, 48), clusters: u32_at(&bytes, 56), order },
+            counts: Counts { offset: be64_at(&bytes, 48), clusters: be32_at(&bytes, 56), order },
             autoclear,
             incompatible,
             bitmaps: None,
@@ -275,7 +275,7 @@ fn check_features(incompatible: u64) -> Result<(), LayerError> {
 
 /// The backing file that the header names, which is of this format where an extension says so.
 fn backing(bytes: &[u8], format: Option<Vec<u8>>) -> Result<Option<BackingName>, LayerError> {
-    let (offset, name_len) = (u64_at(bytes, 8), u32_at(bytes, 16));
+    let (offset, name_len) = (be64_at(bytes, 8), be32_at(bytes, 16));
     if offset == 0 {
         return Ok(None);
     }
@@ -299,13 +299,13 @@ impl Extensions {
     /// one.
     fn read(bytes: &[u8], mut at: usize) -> Result<Extensions, LayerError> {
         let mut found = Extensions::default();
-        let name = usize::try_from(u64_at(bytes, 8)).unwrap_or(usize::MAX);
+        let name = usize::try_from(be64_at(bytes, 8)).unwrap_or(usize::MAX);
         let end = if name == 0 { bytes.len() } else { bytes.len().min(name) };
         for _ in 0..EXTENSIONS_MAX {
             if end < at.saturating_add(8) {
                 return Ok(found);
             }
-            let (kind, len) = (u32_at(bytes, at), u32_at(bytes, at + 4) as usize);
+            let (kind, len) = (be32_at(bytes, at), be32_at(bytes, at + 4) as usize);
             if kind == END {
                 return Ok(found);
             }
@@ -320,7 +320,7 @@ impl Extensions {
                     found.backing_format = Some(contents.to_vec());
                 }
                 BITMAPS => {
-                    let count = if len < 4 { 0 } else { u32_at(contents, 0) };
+                    let count = if len < 4 { 0 } else { be32_at(contents, 0) };
                     found.bitmaps = Some(Bitmaps { count, at: at as u64, is_last: true });
                 }
                 BACKING_FORMAT | FEATURE_NAMES => {}
@@ -330,22 +330,4 @@ impl Extensions {
         }
         corrupt(format!("more than {EXTENSIONS_MAX} header extensions"))
     }
-}
-
-pub(super) fn corrupt<T>(what: impl Into<String>) -> Result<T, LayerError> {
-    Err(LayerError::Corrupt(what.into()))
-}
-
-fn unsupported<T>(what: impl Into<String>) -> Result<T, LayerError> {
-    Err(LayerError::Unsupported(what.into()))
-}
-
-/// The big-endian number at `at`.
-pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_be_bytes(field(bytes, at))
-}
-
-/// The big-endian number at `at`.
-pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_be_bytes(field(bytes, at))
 }

@@ -16,6 +16,7 @@
 
 pub(crate) mod chain;
 pub(crate) mod create;
+mod entry;
 pub(crate) mod header;
 pub(crate) mod scheme;
 mod storage;
@@ -31,9 +32,6 @@ pub use storage::Storage;
 use uses::{Clash, Use, Uses};
 pub use writer::Grower;
 use writer::unfit;
-
-/// Of an entry: what it points to has no other user.
-const COPIED: u64 = 1 << 63;
 
 /// The disk in `image`, if that is a qcow2, which must need no other file.
 ///

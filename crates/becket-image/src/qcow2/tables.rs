@@ -3,17 +3,13 @@
 
 use std::collections::HashSet;
 
-use super::header::{Header, corrupt, u64_at};
-use super::uses::{Use, Uses, entries};
+use super::entry::{COMPRESSED, PLACE, ZERO, compressed_place, entries};
+use super::header::Header;
+use super::uses::{Use, Uses};
+use crate::bytes::be64_at;
 use crate::encoded::Block;
 use crate::image::{Image, Layout};
-use crate::layer::LayerError;
-
-/// The bits of an entry that are a place in the file.
-pub(super) const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
-pub(super) const COMPRESSED: u64 = 1 << 62;
-/// Since version 3: the cluster reads as zeroes, wherever it lies.
-pub(super) const ZERO: u64 = 1;
+use crate::layer::{LayerError, corrupt};
 
 /// Where each byte of the disk is: file 0 is the qcow2, and file 1 its backing file, of `backing` bytes. What
 /// the tables use of the file is recorded in `uses`.
@@ -48,27 +44,18 @@ pub(super) fn lay_out(
         let short = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let used = short(header.span().min(header.size - start).div_ceil(cluster) * 8);
         let mut bytes = image.read_vec(table, used)?;
-        for entry in bytes.chunks_exact(8).map(|entry| u64_at(entry, 0)) {
+        for entry in bytes.chunks_exact(8).map(|entry| be64_at(entry, 0)) {
             disk.cluster(entry)?;
         }
         if let Some(uses) = uses.as_deref_mut() {
             bytes.extend(image.read_some(table + used as u64, short(cluster) - used)?);
             uses.table(table, Use::L2);
-            bytes.chunks_exact(8).for_each(|entry| uses.entry(u64_at(entry, 0)));
+            bytes.chunks_exact(8).for_each(|entry| uses.entry(be64_at(entry, 0)));
         }
         Ok(())
     })?;
     disk.absent(header.size - disk.layout.len())?;
     Ok(disk.layout)
-}
-
-/// Where the bytes of a compressed cluster are, and how many at most.
-pub(super) fn compressed_place(entry: u64, cluster_bits: u32) -> (u64, u64) {
-    // The lower bits are the place, those above it the number of sectors behind the first.
-    let bits = 62 - (cluster_bits - 8);
-    let place = entry & ((1 << bits) - 1);
-    let sectors = (entry & (COMPRESSED - 1)) >> bits;
-    (place, (sectors + 1) * 512 - place % 512)
 }
 
 /// A disk whose clusters are added one after another.

@@ -7,19 +7,12 @@
 
 use std::fmt;
 
-use super::Header;
-use super::header::u64_at;
-use super::tables::{COMPRESSED, PLACE, compressed_place};
-use super::{COPIED, header::Counts};
-use crate::image::{Image, PIECES_MAX};
-use crate::layer::LayerError;
+use super::entry::{COMPRESSED, COPIED, PLACE, compressed_place};
+use super::header::{Counts, Header};
+use crate::image::PIECES_MAX;
 
 /// The most runs of an image that is opened for writing: 48 MiB of memory, for the time of the check.
 pub(super) const RUNS_MAX: usize = 2 * PIECES_MAX;
-/// Bytes of a table that are read at once.
-const CHUNK: u64 = 64 << 10;
-static ZEROES: [u8; CHUNK as usize] = [0; CHUNK as usize];
-
 /// What a cluster is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Use {
@@ -210,33 +203,6 @@ impl Uses {
         }
         gaps
     }
-}
-
-/// Calls `each` for the non-zero entries of a table, with their numbers. Only a part of the table is in
-/// memory at a time.
-pub(super) fn entries(
-    image: &Image,
-    place: u64,
-    count: u64,
-    each: &mut dyn FnMut(u64, u64) -> Result<(), LayerError>,
-) -> Result<(), LayerError> {
-    let per_chunk = CHUNK / 8;
-    let mut first = 0;
-    while first < count {
-        let now = per_chunk.min(count - first);
-        let bytes = image.read_vec(place + first * 8, usize::try_from(now * 8).unwrap_or(usize::MAX))?;
-        // Most of a table that claims much is a hole.
-        if ZEROES.get(..bytes.len()) != Some(&bytes[..]) {
-            for (number, entry) in (first..).zip(bytes.chunks_exact(8)) {
-                match u64_at(entry, 0) {
-                    0 => {}
-                    entry => each(number, entry)?,
-                }
-            }
-        }
-        first += now;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -28,13 +28,12 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::header::u64_at;
+use super::entry::{COMPRESSED, COPIED, PLACE, ZERO, compressed_place, entries};
+use super::header::Header;
 use super::storage::{Storage, Twofold};
-use super::tables::{COMPRESSED, PLACE, ZERO, compressed_place};
-use super::uses::{Use, Uses, entries};
-use super::{COPIED, Header};
+use super::uses::{Use, Uses};
 use crate::Place;
-use crate::bytes::ReadAt as _;
+use crate::bytes::{ReadAt as _, be64_at};
 use crate::grow::{Grow, Wanted};
 use crate::image::Image;
 use crate::layer::LayerError;
@@ -492,5 +491,5 @@ fn small(number: u64) -> usize {
 }
 
 fn numbers(bytes: &[u8]) -> Vec<u64> {
-    bytes.chunks_exact(8).map(|number| u64_at(number, 0)).collect()
+    bytes.chunks_exact(8).map(|number| be64_at(number, 0)).collect()
 }

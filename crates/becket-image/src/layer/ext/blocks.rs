@@ -1,7 +1,7 @@
 //! Where the blocks of a file are: extent trees, and ext2's lists of blocks.
 //! It never goes deeper than a sound file does; how many nodes it reads is for the image's budget to bound.
 
-use super::{Ext, Inode, crc32c, flag};
+use super::metadata::{Ext, Inode, crc32c, flag};
 use crate::bytes::{part, u16_at, u32_at};
 use crate::image::Layout;
 use crate::layer::{LayerError, corrupt};

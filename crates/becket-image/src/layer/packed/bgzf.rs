@@ -3,10 +3,10 @@
 //!
 //! Followed: RFC 1952, and section 4.1 of the SAM format's specification.
 
-use super::super::{LayerError, corrupt};
-use super::Pieces;
+use super::pieces::Pieces;
 use crate::bytes::{part, u8_at, u16_at, u32_at};
 use crate::image::Image;
+use crate::layer::{LayerError, corrupt};
 
 /// The magic number and the only method.
 pub(super) const MAGIC: [u8; 3] = [0x1f, 0x8b, 8];

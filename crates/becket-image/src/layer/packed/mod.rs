@@ -10,17 +10,18 @@
 //! | .zst | frames | the seek table of the seekable format, or the frames' own headers |
 //! | .gz | members, at most 64 KiB each | BGZF's field in each header (bgzip makes such) |
 //!
-//! A piece has at most [`BLOCK_MAX`] bytes, packed or not.
+//! A piece has at most [`BLOCK_MAX`](crate::encoded::BLOCK_MAX) bytes, packed or not.
 
 mod bgzf;
+mod pieces;
 mod xz;
 mod zstd;
 
-use super::{About, LayerError};
-use crate::Format;
+pub(crate) use pieces::Kind;
+use pieces::Pieces;
+
+use super::{About, Format, LayerError};
 use crate::bytes::{ReadAt, field, u8_at, u32_at};
-use crate::codec::Codec;
-use crate::encoded::{BLOCK_MAX, Block};
 use crate::image::{Image, Layout};
 
 /// Another image as a whole, packed.
@@ -40,64 +41,30 @@ impl Packed {
     }
 }
 
-/// How an image can be packed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Xz,
-    Zstd,
-    Gzip,
-}
-
 const KINDS: [Kind; 3] = [Kind::Xz, Kind::Zstd, Kind::Gzip];
 
-impl Kind {
-    /// How `bytes` seem to be packed, by their first few, when `format` lets them be.
-    pub(crate) fn of(bytes: &dyn ReadAt, format: Format) -> Option<Kind> {
-        let mut head = [0; 8];
-        let wanted = |kind: &Kind| format == Format::Auto || format == kind.format();
-        if !KINDS.iter().any(wanted) || bytes.read_at(&mut head, 0).is_err() {
-            return None;
-        }
-        Kind::of_head(head, format)
+/// How `bytes` seem to be packed, by their first few, when `format` lets them be.
+pub(crate) fn kind_of(bytes: &dyn ReadAt, format: Format) -> Option<Kind> {
+    let mut head = [0; 8];
+    let wanted = |kind: &Kind| format == Format::Auto || format == kind.format();
+    if !KINDS.iter().any(wanted) || bytes.read_at(&mut head, 0).is_err() {
+        return None;
     }
+    kind_of_head(head, format)
+}
 
-    /// The same, by their first few bytes.
-    pub(crate) fn of_head(head: [u8; 8], format: Format) -> Option<Kind> {
-        let wanted = |kind: &Kind| format == Format::Auto || format == kind.format();
-        KINDS.into_iter().find(|kind| wanted(kind) && kind.has_magic(head))
-    }
+/// The same, by their first few bytes.
+pub(crate) fn kind_of_head(head: [u8; 8], format: Format) -> Option<Kind> {
+    let wanted = |kind: &Kind| format == Format::Auto || format == kind.format();
+    KINDS.into_iter().find(|kind| wanted(kind) && has_magic(*kind, head))
+}
 
-    fn has_magic(self, head: [u8; 8]) -> bool {
-        match self {
-            Kind::Xz => head.starts_with(xz::MAGIC),
-            Kind::Zstd => matches!(u32_at(&head, 0), zstd::MAGIC | zstd::SKIPPABLE..=zstd::SKIPPABLE_LAST),
-            // Deflate is the only method there is; flags that mean nothing are zero.
-            Kind::Gzip => field(&head, 0) == bgzf::MAGIC && u8_at(&head, 3) & 0xe0 == 0,
-        }
-    }
-
-    pub(crate) fn format(self) -> Format {
-        match self {
-            Kind::Xz => Format::Xz,
-            Kind::Zstd => Format::Zstd,
-            Kind::Gzip => Format::Gzip,
-        }
-    }
-
-    fn codec(self) -> Codec {
-        match self {
-            Kind::Xz => Codec::XzBlock,
-            Kind::Zstd => Codec::Zstd,
-            Kind::Gzip => Codec::GzipMember,
-        }
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Kind::Xz => "xz",
-            Kind::Zstd => "zstd",
-            Kind::Gzip => "gzip",
-        }
+fn has_magic(kind: Kind, head: [u8; 8]) -> bool {
+    match kind {
+        Kind::Xz => head.starts_with(xz::MAGIC),
+        Kind::Zstd => matches!(u32_at(&head, 0), zstd::MAGIC | zstd::SKIPPABLE..=zstd::SKIPPABLE_LAST),
+        // Deflate is the only method there is; flags that mean nothing are zero.
+        Kind::Gzip => field(&head, 0) == bgzf::MAGIC && u8_at(&head, 3) & 0xe0 == 0,
     }
 }
 
@@ -106,7 +73,7 @@ impl Kind {
 /// # Errors
 /// It is damaged, or cannot be read from the middle.
 pub(super) fn open(image: &Image, format: Format) -> Result<Option<Packed>, LayerError> {
-    let Some(kind) = Kind::of(image, format) else { return Ok(None) };
+    let Some(kind) = kind_of(image, format) else { return Ok(None) };
     let mut pieces = Pieces { kind, layout: Layout::of(image)?, count: 0, longest: 0 };
     match kind {
         Kind::Xz => xz::read(image, &mut pieces)?,
@@ -124,46 +91,4 @@ pub(super) fn open(image: &Image, format: Format) -> Result<Option<Packed>, Laye
     };
     let span = layout.span();
     Ok(Some(Packed { image: image.compose(layout)?, span, about }))
-}
-
-/// The pieces of a file, as its reader finds them.
-struct Pieces {
-    kind: Kind,
-    layout: Layout,
-    count: u32,
-    /// What the longest yields.
-    longest: u32,
-}
-
-impl Pieces {
-    /// The next piece is packed in `len` bytes from byte `at` on and yields exactly `yields`.
-    fn push(&mut self, at: u64, len: u64, yields: u64) -> Result<(), LayerError> {
-        self.fits(yields, "")?;
-        self.fits(len, "compressed ")?;
-        // Both fit: they are no larger than a block.
-        let small = |number: u64| u32::try_from(number).unwrap_or(0);
-        let yields = small(yields);
-        if yields == 0 {
-            return Ok(());
-        }
-        self.count = self.count.saturating_add(1);
-        self.longest = self.longest.max(yields);
-        let block = Block { start: 0, len: yields, input: at, input_len: small(len), skip: 0, yields };
-        self.layout.encoded(self.kind.codec(), block)
-    }
-
-    /// That a piece is no longer than becket decodes at once.
-    fn fits(&self, len: u64, what: &str) -> Result<(), LayerError> {
-        if len > BLOCK_MAX.into() {
-            return self.sequential(format!(
-                "a piece of it has {len} {what}bytes, and at most {BLOCK_MAX} are taken"
-            ));
-        }
-        Ok(())
-    }
-
-    /// That the file can be read from its start only.
-    fn sequential<T>(&self, why: impl Into<String>) -> Result<T, LayerError> {
-        Err(LayerError::Sequential { packer: self.kind.name(), why: why.into() })
-    }
 }

@@ -3,10 +3,10 @@
 //!
 //! Followed: The .xz File Format 1.2.1.
 
-use super::super::{LayerError, corrupt, unsupported};
-use super::Pieces;
+use super::pieces::Pieces;
 use crate::bytes::{part, u8_at, u16_at, u32_at};
 use crate::image::{Image, PIECES_MAX};
+use crate::layer::{LayerError, corrupt, unsupported};
 use crate::varint;
 
 pub(super) const MAGIC: &[u8] = b"\xfd7zXZ\0";

@@ -7,10 +7,10 @@
 //!
 //! Followed: RFC 8878, and contrib/seekable_format/zstd_seekable_compression_format.md of zstd 1.5.7.
 
-use super::super::{LayerError, corrupt, unsupported};
-use super::Pieces;
+use super::pieces::Pieces;
 use crate::bytes::{field, part, u8_at, u16_at, u32_at, u64_at};
 use crate::image::{Image, PIECES_MAX};
+use crate::layer::{LayerError, corrupt, unsupported};
 
 pub(super) const MAGIC: u32 = 0xfd2f_b528;
 /// Frames that a decoder passes over have one of sixteen numbers.

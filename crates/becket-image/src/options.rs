@@ -1,0 +1,46 @@
+//! How to open an image.
+//! It never looks at one.
+
+use std::path::PathBuf;
+
+use crate::{Budget, DirectIo, Format};
+
+/// How to open an image. All sizes are bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OpenOptions {
+    /// Never write, even where it would be possible.
+    pub read_only: bool,
+    /// Whether to go past the page cache.
+    pub direct_io: DirectIo,
+    /// Where the image starts in the file.
+    pub offset: u64,
+    /// Longest image, for a file that goes on behind it.
+    pub size_limit: Option<u64>,
+    /// Logical block size; chosen by the rules of [`crate::open()`] when not given.
+    pub block_size: Option<u32>,
+    /// Exclude no other user, and ignore the locks of others.
+    pub shared: bool,
+    /// Read the partition table.
+    pub partitions: bool,
+    /// Fill the last block of an image that is only read up with zeroes, instead of leaving the bytes in it
+    /// out.
+    pub pad: bool,
+    /// What the file is, for paths that go on inside it.
+    pub format: Format,
+    /// Where backing files may lie, beside the directory of the image that names them.
+    pub backing_dirs: Vec<PathBuf>,
+    /// Open a qcow2 for writing although that removes its persistent bitmaps; without this it is opened for
+    /// reading.
+    pub drop_bitmaps: bool,
+    /// The qcow2 over the image that receives the writes, created if it does not exist: the image is only
+    /// read then.
+    pub cow: Option<PathBuf>,
+    /// Parse it whatever that costs: see [`crate::budget`].
+    pub no_limits: bool,
+}
+
+impl OpenOptions {
+    pub(crate) fn budget(&self) -> Budget {
+        if self.no_limits { Budget::unlimited() } else { Budget::default() }
+    }
+}

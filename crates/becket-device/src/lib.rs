@@ -24,7 +24,7 @@ pub use client::{
 };
 pub use contract::{
     AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind, PartitionInfo,
-    Partitions, Plan, ServerStatus, TransportReport, User, Via, path_text, text_path,
+    Partitions, Plan, ServerStatus, Spec, TransportReport, User, Via, path_text, text_path,
 };
 pub use record::store::check_name;
 pub use supervisor::{ServeOptions, serve};

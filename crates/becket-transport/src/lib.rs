@@ -20,7 +20,7 @@ pub use error::{Error, ErrorKind};
 pub use kind::{Kind, UnknownKind};
 
 use becket_engine::Geometry;
-use becket_image::{Opened, Source};
+use becket_image::{Map, Opened, Source};
 use serde::{Deserialize, Serialize};
 
 /// Whether a transport works on this machine, and if not what would fix it.
@@ -58,26 +58,26 @@ pub fn live_marks(known: &dyn Fn(Kind, u32) -> bool) -> Vec<u64> {
     ublk::control::marks(|number| known(Kind::Ublk, number))
 }
 
-/// What a device over this image looks like; `max_io` bytes is the longest request that the transport takes.
-pub fn geometry(opened: &Opened, max_io: u32) -> Geometry {
-    let facts = || opened.sources.iter().map(|Source::File(file)| &file.facts);
-    let block = opened.block_size;
+/// What a device looks like whose bytes are where the map says, with logical blocks of `block` bytes; `max_io`
+/// bytes is the longest request that the transport takes.
+pub fn geometry(map: &Map, sources: &[Source], block: u32, read_only: bool, max_io: u32) -> Geometry {
+    let facts = || sources.iter().map(|Source::File(file)| &file.facts);
     let largest = |of: fn(&becket_image::Facts) -> u32| facts().map(of).max().unwrap_or(0);
     let dma_align = facts().filter_map(|facts| facts.direct).map(|direct| direct.memory).max().unwrap_or(1);
-    let discard = !opened.read_only && facts().filter(|facts| facts.writable).all(|facts| facts.discard);
+    let discard = !read_only && facts().filter(|facts| facts.writable).all(|facts| facts.discard);
     Geometry {
-        size: opened.map.len() / u64::from(block.max(1)) * u64::from(block),
+        size: map.len() / u64::from(block.max(1)) * u64::from(block),
         logical_block: block,
         physical_block: largest(|facts| facts.physical_block_size).max(block),
         io_min: largest(|facts| facts.io_min).max(block),
         io_opt: largest(|facts| facts.io_opt),
         dma_align: dma_align.next_power_of_two(),
-        read_only: opened.read_only,
+        read_only,
         rotational: facts().any(|facts| facts.rotational),
         discard,
         discard_granularity: if discard { largest(|facts| facts.discard_granularity).max(block) } else { 0 },
         // Zeroing falls back to writing zeroes, so it always works where writing does.
-        write_zeroes: !opened.read_only,
+        write_zeroes: !read_only,
         max_io,
     }
 }

@@ -51,7 +51,7 @@ fn device_round_trip(mode: DataMode, name: &str) {
         Ok(flags) => flags,
         Err(error) => return skip(name, &error.to_string()),
     };
-    let geometry = geometry(&opened, 128 << 10);
+    let geometry = geometry(&opened.map, &opened.sources, opened.block_size, opened.read_only, 128 << 10);
     let mark = 100 + mode as u64;
     let request =
         ublk::control::AddRequest { id: None, queues: 2, depth: 32, flags, max_io: geometry.max_io, mark };

@@ -83,7 +83,12 @@ impl Ui {
         }
         if self.verbose {
             let direct = if info.direct_io { "on" } else { "off" };
-            self.note(format!("{}: transport {}: {}", info.device.display(), info.transport, info.reason));
+            self.note(format!(
+                "{}: transport {}: {}",
+                info.device.display(),
+                info.transport,
+                info.spec.reason
+            ));
             self.note(format!("{}: direct I/O {direct}: {}", info.device.display(), info.direct_io_reason));
             if let Some(queues) = queues(info) {
                 self.note(format!("{}: {queues}", info.device.display()));
@@ -126,7 +131,7 @@ fn paint(wanted: bool, colour: Colour, word: &str) -> String {
 
 /// The queues of a device that has its own, in words: how many, how deep, and how data reaches them.
 pub(crate) fn queues(info: &DeviceInfo) -> Option<String> {
-    let (queues, depth, mode) = (info.queues?, info.depth?, info.mode.as_deref()?);
+    let (queues, depth, mode) = (info.spec.queues?, info.spec.depth?, info.spec.mode?);
     Some(format!("queues {queues}, requests in flight in each {depth}, mode {mode}"))
 }
 

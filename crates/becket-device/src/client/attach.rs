@@ -5,14 +5,15 @@ use serde::de::IgnoredAny;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use becket_image::{DirectIo, OpenOptions, Opened, Overlay, Place, Source};
+use becket_image::{OpenOptions, Opened, Overlay, Place, Source};
 use becket_transport::Kind;
 
 use crate::client::kernel_made;
 use crate::client::lease::{Held, Lease};
 use crate::client::{kernel_drivers, list, planner, user_devices};
-use crate::contract::messages::{Attach, FileFacts, OneDevice};
+use crate::contract::messages::{Attach, OneDevice};
 use crate::contract::sealed;
+use crate::contract::spec::{Backing, facts_of};
 use crate::contract::table::{self, Encoding};
 use crate::contract::{AttachOptions, DeviceInfo, Error, Partitions, Plan};
 use crate::control::client;
@@ -38,7 +39,8 @@ pub fn attach(image: &Path, options: &AttachOptions) -> Result<DeviceInfo, Error
 /// # Errors
 /// As [`attach`].
 pub fn attach_leased(image: &Path, options: &AttachOptions) -> Result<(DeviceInfo, Lease), Error> {
-    let options = AttachOptions { autoclear: true, ..options.clone() };
+    let mut options = options.clone();
+    options.spec.autoclear = true;
     let (info, held) = attach_with(image, &options, true)?;
     Ok((info, Lease { held }))
 }
@@ -55,15 +57,20 @@ fn attach_with(
     // Only a server can show zeroes behind the end of a file. The locks of a reader who opens again are a
     // reader's.
     let pad = !options.cut && options.via.kind().is_none_or(Kind::is_served);
-    let mut opened = open_for(&store, image, options, pad)?;
+    let mut how =
+        OpenOptions { pad, partitions: options.partitions != Partitions::Off, ..options.open.clone() };
+    let mut opened = open(&store, image, &how)?;
     let padded =
         pad && opened.read_only && opened.map.extents().last().is_some_and(|last| last.place == Place::Zero);
     if padded && planner::plan_for(&opened, options, leased).is_err() {
-        opened = open_for(&store, image, options, false)?;
+        how.pad = false;
+        opened = open(&store, image, &how)?;
     }
     // The length of an image inside another is not the file's, so it never follows that.
-    let limit = if opened.nested { Some(opened.map.len()) } else { options.size_limit };
-    let options = &AttachOptions { size_limit: limit, ..options.clone() };
+    let options = &mut options.clone();
+    if opened.nested {
+        options.open.size_limit = Some(opened.map.len());
+    }
     if options.partitions == Partitions::On && opened.partitions.is_empty() {
         return Err(Error::NoPartitions { image: image.to_owned() });
     }
@@ -91,31 +98,11 @@ fn is_refusal(error: &becket_transport::Error) -> bool {
 }
 
 /// Opens an image as far as the planner has to know it; who serves it completes that.
-pub(crate) fn open(store: &Store, image: &Path, options: &AttachOptions) -> Result<Opened, Error> {
-    open_for(store, image, options, false)
-}
-
-/// The same; with `pad` the last block of an image that is only read is filled up.
-fn open_for(store: &Store, image: &Path, options: &AttachOptions, pad: bool) -> Result<Opened, Error> {
-    let how = OpenOptions {
-        pad,
-        read_only: options.read_only,
-        direct_io: options.direct_io,
-        offset: options.offset,
-        size_limit: options.size_limit,
-        block_size: options.block_size,
-        shared: options.shared,
-        partitions: options.partitions != Partitions::Off,
-        format: options.format,
-        backing_dirs: options.backing_dirs.clone(),
-        cow: options.cow.clone(),
-        no_limits: options.no_limits,
-        drop_bitmaps: options.drop_bitmaps,
-    };
-    let opened = becket_image::open_partly(image, &how).map_err(|error| blame(store, image, error))?;
+pub(crate) fn open(store: &Store, image: &Path, how: &OpenOptions) -> Result<Opened, Error> {
+    let opened = becket_image::open_partly(image, how).map_err(|error| blame(store, image, error))?;
     // A writer has asked for the claim of the devices below, and readers for the locks; device-mapper has
     // none.
-    match becket_transport::dm::writer_over(&opened).filter(|_| opened.read_only && !options.shared) {
+    match becket_transport::dm::writer_over(&opened).filter(|_| opened.read_only && !how.shared) {
         Some(clash) => {
             let path = image.to_owned();
             Err(blame(store, image, becket_image::Error::InUse { path, clash }))
@@ -151,16 +138,16 @@ fn attach_served(
     plan: Plan,
     leased: bool,
 ) -> Result<(DeviceInfo, Option<Held>), Error> {
-    opened.complete(options.direct_io);
+    opened.complete(options.open.direct_io);
+    let spec = options.spec_of(&opened, &plan);
     let (add_partitions, without) =
         user_devices::partitions(plan.kind, options, !opened.partitions.is_empty())?;
     let mut warnings = opened.warnings;
     warnings.extend(without);
     warnings.extend(unasked_read_only(opened.read_only_reason.as_deref(), options));
-    let mut fds = Vec::new();
-    let mut files = Vec::new();
+    let files = facts_of(&opened.sources);
+    let mut fds: Vec<OwnedFd> = Vec::new();
     for Source::File(file) in opened.sources {
-        files.push(FileFacts { facts: file.facts, direct: file.direct.is_some() });
         fds.push(file.buffered);
         fds.extend(file.direct);
     }
@@ -173,8 +160,7 @@ fn attach_served(
         },
         _ => Error::io("make a table of encoded blocks for", "the server".as_ref())(error),
     })?;
-    let direct_io = options.direct_io == DirectIo::On;
-    let encoded = table.as_ref().map(|_| Encoding { cache_size: options.cache_size, direct_io });
+    let encoded = table.as_ref().map(|_| Encoding { cache_size: options.cache_size, direct_io: false });
     fds.extend(table);
     let mut map = opened.map;
     let map_aside = map.extents().len() > MAP_IN_MESSAGE;
@@ -192,37 +178,28 @@ fn attach_served(
     keep_overlay(&mut opened.overlay);
     let group = options.cgroup.as_deref().filter(|_| options.isolate);
     let cgroup = group.and_then(|group| member_list(group, &mut warnings));
-    let with_cgroup = cgroup.is_some();
+    let backing = Backing {
+        files,
+        encoded,
+        grows: opened.grows,
+        direct_io: options.open.direct_io,
+        lease: leased,
+        cgroup: cgroup.is_some(),
+        ..Backing::default()
+    };
     fds.extend(cgroup);
     let request = Attach {
         name: options.name.clone(),
-        image: opened.path.clone(),
-        cow: opened.overlay.as_ref().map(|overlay| overlay.path.clone()),
-        format: options.format.chosen(),
-        offset: options.offset,
-        size_limit: options.size_limit,
+        spec,
+        format: options.open.format.chosen(),
         map,
         map_aside,
-        files,
+        backing: backing.for_server(),
         below: IgnoredAny,
-        encoded,
-        grows: opened.grows,
-        read_only: opened.read_only,
-        block_size: opened.block_size,
         add_partitions,
         partitions: opened.partitions.into_iter().map(Into::into).collect(),
-        queues: options.queues,
-        depth: options.depth,
-        mode: options.mode,
-        merge: false,
-        faults: options.faults.clone(),
-        direct_io: options.direct_io != DirectIo::Off,
-        autoclear: options.autoclear,
-        lease: leased,
         isolate: options.isolate,
-        cgroup: with_cgroup,
         transport: plan.kind,
-        reason: plan.reason,
         warnings,
     };
     // A device with its own worker gets a worker that was just started.

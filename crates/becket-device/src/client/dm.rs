@@ -38,7 +38,7 @@ impl KernelDriver for Mapper {
     }
 
     fn refresh(&self, device: &Device) -> Result<u64, Error> {
-        dm::refresh(device.mark, device.info.size_limit)
+        dm::refresh(device.mark, device.info.spec.size_limit)
     }
 
     /// They are disks of their own: their starts are in the table, or else in the record.

@@ -76,7 +76,7 @@ pub(crate) fn attach(
     leased: bool,
     driver: &dyn KernelDriver,
 ) -> Result<(DeviceInfo, Option<Held>), Error> {
-    let claim = register::claim(store, options.name.as_deref(), opened)?;
+    let claim = register::claim(store, options.name.as_deref(), &opened.path)?;
     let mut made =
         Unfinished { made: driver.make(opened, options, leased).map_err(Error::Device)?, finished: false };
     let disk = disk_name(plan.kind, made.made.number);
@@ -85,11 +85,10 @@ pub(crate) fn attach(
         keeper: leased.then(ProcessId::own),
         whole: options.partitions == Partitions::Off,
         nodes_in: made.made.nodes_by_hand.then(nodes::namespace).flatten(),
-        format: options.format.chosen(),
+        format: options.open.format.chosen(),
         needs: versions::needs_of_new_devices(),
         ..Device::bare(info, opened.identity, made.made.mark)
     };
-    record.info.autoclear = leased;
     let written = register::record(store, claim, &disk, &mut record)?;
     let warnings = links::make(store.runtime(), &record.info);
     if !warnings.is_empty() {
@@ -138,17 +137,11 @@ fn describe(opened: &Opened, options: &AttachOptions, plan: &Plan, made: &mut Ma
     let size = open.and_then(|device| block::size64(device).ok());
     let physical_block_size = open.and_then(|device| block::physical_block_size(device).ok());
     DeviceInfo {
-        reason: plan.reason.clone(),
+        spec: options.spec_of(opened, plan),
         size: size.unwrap_or_else(|| opened.map.len()),
-        read_only: opened.read_only,
         direct_io: made.direct_io,
         direct_io_reason: std::mem::take(&mut made.direct_io_reason),
-        block_size: opened.block_size,
         physical_block_size: physical_block_size.unwrap_or(opened.block_size),
-        image: opened.path.clone(),
-        cow: opened.overlay.as_ref().map(|overlay| overlay.path.clone()),
-        offset: options.offset,
-        size_limit: options.size_limit,
         partitions: partitions_as(std::mem::take(&mut made.partitions), &opened.partitions),
         diskseq: Some(made.diskseq).filter(|&diskseq| diskseq != 0),
         warnings,

@@ -60,8 +60,8 @@ fn as_users_see(mut info: DeviceInfo) -> DeviceInfo {
     if info.state != DeviceState::Lost
         && let Some(reported) = sysfs::flag(&disk_of(&info), "ro")
     {
-        let refused = info.read_only && info.transport.is_served();
-        info.read_only = reported || refused;
+        let refused = info.spec.read_only && info.transport.is_served();
+        info.spec.read_only = reported || refused;
     }
     info.partitions = partitions::as_they_are(&info);
     info
@@ -194,7 +194,7 @@ pub(crate) fn holder_of(store: &Store, image: &Path) -> Result<Option<DeviceInfo
     let id = fs::metadata(image).map_err(Error::io("look at", image))?;
     let same = |device: &Device| (device.image.dev, device.image.ino) == (id.dev(), id.ino());
     let found: Vec<DeviceInfo> = devices(store)?.into_iter().filter(same).map(|device| device.info).collect();
-    let part = |info: &DeviceInfo| (info.image.clone(), info.offset, info.size);
+    let part = |info: &DeviceInfo| (info.spec.image.clone(), info.spec.offset, info.size);
     let alike = found.windows(2).all(|pair| part(&pair[0]) == part(&pair[1]));
     Ok(found.into_iter().next().filter(|_| alike))
 }
@@ -232,7 +232,7 @@ fn resolve_any(store: &Store, path: &Path) -> Result<Device, Error> {
     let is_meant = |other: &&Unknown| {
         let node = number.is_some() && sysfs_number(&disk_of(&other.info)) == number;
         let image = image_of(other).map(|image| (image.dev, image.ino));
-        node || other.info.device == path || other.info.image == real || (id.is_some() && image == id)
+        node || other.info.device == path || other.info.spec.image == real || (id.is_some() && image == id)
     };
     let of_unknown = unknown.iter().find(is_meant).map(Unknown::error);
     let is_node = |device: &Device| {
@@ -247,12 +247,13 @@ fn resolve_any(store: &Store, path: &Path) -> Result<Device, Error> {
     let is_image = |device: &&Device| id == Some((device.image.dev, device.image.ino));
     let found: Vec<Device> = devices.iter().filter(is_image).cloned().collect();
     // Images inside a file have its inode, too: its own device comes before theirs.
-    let own: Vec<Device> = found.iter().filter(|device| device.info.image == real).cloned().collect();
+    let own: Vec<Device> = found.iter().filter(|device| device.info.spec.image == real).cloned().collect();
     if !found.is_empty() {
         return one(if own.is_empty() { found } else { own }, path);
     }
     // An image inside another, or one that was removed or replaced under its device, is known by its path.
-    let found: Vec<Device> = devices.iter().filter(|device| device.info.image == real).cloned().collect();
+    let found: Vec<Device> =
+        devices.iter().filter(|device| device.info.spec.image == real).cloned().collect();
     match (located, of_unknown) {
         (_, Some(error)) if found.is_empty() => Err(error),
         (Some(located), _) if found.is_empty() => one(at_the_same_place(devices, located), path),
@@ -264,7 +265,7 @@ fn resolve_any(store: &Store, path: &Path) -> Result<Device, Error> {
 fn at_the_same_place(devices: Vec<Device>, place: Location) -> Vec<Device> {
     let looked = within(ANSWER, move || {
         let same =
-            |device: &Device| becket_image::locate(&device.info.image).is_ok_and(|other| other == place);
+            |device: &Device| becket_image::locate(&device.info.spec.image).is_ok_and(|other| other == place);
         devices.into_iter().filter(same).collect()
     });
     // A file system that does not answer shows no image.
@@ -299,7 +300,7 @@ fn seen(path: &Path) -> Option<Seen> {
 
 /// The device whose image had that path when it was attached. No link can be followed, so it may miss some.
 fn unseen(devices: Vec<Device>, path: &Path) -> Result<Device, Error> {
-    let same = |device: &Device| std::path::absolute(path).is_ok_and(|path| device.info.image == path);
+    let same = |device: &Device| std::path::absolute(path).is_ok_and(|path| device.info.spec.image == path);
     let found: Vec<Device> = devices.into_iter().filter(same).collect();
     if found.is_empty() {
         let (path, seconds) = (path.display(), ANSWER.as_secs());

@@ -66,7 +66,7 @@ impl KernelDriver for Loop {
 
     fn removed(&self, device: &Device) {
         // Its number keeps the flag for the next device that has it.
-        if device.info.read_only {
+        if device.info.spec.read_only {
             loop_::thaw(device.info.number);
         }
     }
@@ -94,8 +94,8 @@ fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Made, 
             autoclear: leased,
             partitions,
             rereads: options.partitions != Partitions::Off,
-            direct_io: options.direct_io,
-            fixed_size: options.size_limit.is_some(),
+            direct_io: options.open.direct_io,
+            fixed_size: options.open.size_limit.is_some(),
         },
     )?;
     let disk = format!("loop{}", device.number);
@@ -106,7 +106,7 @@ fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Made, 
         mark: 0,
         fds: vec![device.fd],
         direct_io: device.direct_io,
-        direct_io_reason: direct_io_reason(opened, options.direct_io, device.direct_io),
+        direct_io_reason: direct_io_reason(opened, options.open.direct_io, device.direct_io),
         partitions: if partitions { node::partitions(&disk) } else { Vec::new() },
         nodes_by_hand: device.nodes_by_hand,
         warnings: device.warnings,

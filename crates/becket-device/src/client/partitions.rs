@@ -66,7 +66,7 @@ fn read(info: &DeviceInfo) -> Result<Vec<Partition>, Error> {
         shared: true,
         partitions: true,
         format: Format::Raw,
-        block_size: Some(info.block_size),
+        block_size: Some(info.spec.block_size),
         ..OpenOptions::default()
     };
     Ok(becket_image::open_partly(&info.device, &how)?.partitions)

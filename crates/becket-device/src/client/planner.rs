@@ -201,10 +201,10 @@ fn suits(kind: Kind, options: &AttachOptions, leased: bool) -> Result<(), No> {
         Kind::Loop => ("the kernel's loop driver", "clear"),
         Kind::Dm => ("device-mapper", "remove"),
         Kind::Ublk => return Ok(()),
-        Kind::Fuse if options.mode.is_some() => {
+        Kind::Fuse if options.spec.mode.is_some() => {
             return no("FUSE has no mode to choose", "leave --mode away");
         }
-        Kind::Fuse if options.autoclear && !leased && !rustix::process::geteuid().is_root() => {
+        Kind::Fuse if options.spec.autoclear && !leased && !rustix::process::geteuid().is_root() => {
             return no(
                 "without root FUSE gives a file, whose last user nobody tells",
                 "use `becket run`, or detach it by hand",
@@ -214,25 +214,25 @@ fn suits(kind: Kind, options: &AttachOptions, leased: bool) -> Result<(), No> {
     };
     // The kernel removes such a device at its last close, and the first last close is the attaching command's
     // own.
-    if options.autoclear && !leased {
+    if options.spec.autoclear && !leased {
         return no(
             &format!("{driver} would {leaves} an autoclear device as soon as this command ends"),
             "use `becket run` or `becket mount`, which hold the device until it has a user",
         );
     }
-    if options.faults.is_some() {
+    if options.spec.faults.is_some() {
         return no(
             &format!("{driver} moves the bytes itself, so no operation can be spoiled on its way"),
             "use --fault where becket serves (ublk, fuse), or leave it away",
         );
     }
-    if options.queues.is_some() || options.depth.is_some() || options.mode.is_some() {
+    if options.spec.queues.is_some() || options.spec.depth.is_some() || options.spec.mode.is_some() {
         return no(
             &format!("{driver} has no queues, depth or mode to choose"),
             "leave --queues and --depth away",
         );
     }
-    if kind == Kind::Dm && options.direct_io == DirectIo::Off {
+    if kind == Kind::Dm && options.open.direct_io == DirectIo::Off {
         return no("device-mapper always goes past the page cache", "leave --direct-io off away");
     }
     Ok(())
@@ -253,10 +253,10 @@ impl Plan {
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    use becket_image::{Identity, Map};
+    use becket_image::{Identity, Map, OpenOptions};
 
     use super::*;
-    use crate::contract::{DataMode, ErrorKind, Via};
+    use crate::contract::{DataMode, ErrorKind, Spec, Via};
 
     /// A transport as the planner sees it.
     struct Double {
@@ -313,6 +313,10 @@ mod tests {
         pick(&[&ublk, &loop_], &opened(), options, leased)
     }
 
+    fn with(spec: Spec) -> AttachOptions {
+        AttachOptions { spec, ..AttachOptions::default() }
+    }
+
     const YES: (bool, bool) = (true, true);
     const NO_DRIVER: (bool, bool) = (false, true);
     const NO_FIT: (bool, bool) = (true, false);
@@ -364,13 +368,14 @@ mod tests {
         let pick = |options: &AttachOptions, leased| pick(&[&dm, &ublk], &opened(), options, leased).unwrap();
         let auto = AttachOptions::default();
         assert_eq!(pick(&auto, false).kind, Kind::Dm);
-        let clear = AttachOptions { autoclear: true, ..auto.clone() };
+        let clear = with(Spec { autoclear: true, ..Spec::default() });
         assert_eq!(pick(&clear, true).kind, Kind::Dm);
         assert_eq!(pick(&clear, false).kind, Kind::Ublk);
-        let cached = pick(&AttachOptions { direct_io: DirectIo::Off, ..auto.clone() }, false);
+        let open = OpenOptions { direct_io: DirectIo::Off, ..OpenOptions::default() };
+        let cached = pick(&AttachOptions { open, ..auto.clone() }, false);
         assert_eq!(cached.kind, Kind::Ublk);
         assert!(cached.rejected[0].1.contains("past the page cache"), "{cached:?}");
-        assert_eq!(pick(&AttachOptions { depth: Some(2), ..auto }, false).kind, Kind::Ublk);
+        assert_eq!(pick(&with(Spec { depth: Some(2), ..Spec::default() }), false).kind, Kind::Ublk);
         assert_eq!(TRANSPORTS[0].kind(), Kind::Dm);
     }
 
@@ -414,20 +419,20 @@ mod tests {
 
     #[test]
     fn options_that_loop_cannot_keep_rule_it_out() {
-        let clear = AttachOptions { autoclear: true, ..AttachOptions::default() };
+        let clear = with(Spec { autoclear: true, ..Spec::default() });
         assert!(try_with(NO_DRIVER, YES, &clear, false).is_err());
         assert_eq!(try_with(NO_DRIVER, YES, &clear, true).unwrap().kind, Kind::Loop);
         assert_eq!(try_with(YES, YES, &clear, false).unwrap().kind, Kind::Ublk);
 
-        for options in [
-            AttachOptions { queues: Some(2), ..AttachOptions::default() },
-            AttachOptions { depth: Some(2), ..AttachOptions::default() },
-            AttachOptions { mode: Some(DataMode::Copy), ..AttachOptions::default() },
+        for spec in [
+            Spec { queues: Some(2), ..Spec::default() },
+            Spec { depth: Some(2), ..Spec::default() },
+            Spec { mode: Some(DataMode::Copy), ..Spec::default() },
         ] {
-            let error = try_with(NO_DRIVER, YES, &options, false).unwrap_err();
+            let error = try_with(NO_DRIVER, YES, &with(spec), false).unwrap_err();
             assert!(error.to_string().contains("no queues, depth or mode"), "{error}");
         }
-        let spoiled = AttachOptions { faults: Some(Default::default()), ..AttachOptions::default() };
+        let spoiled = with(Spec { faults: Some(Default::default()), ..Spec::default() });
         let error = try_with(NO_DRIVER, YES, &spoiled, false).unwrap_err();
         assert!(error.to_string().contains("no operation can be spoiled"), "{error}");
         assert_eq!(try_with(YES, YES, &spoiled, false).unwrap().kind, Kind::Ublk);

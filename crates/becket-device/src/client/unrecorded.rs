@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use becket_transport::loop_::{self, Cleared};
 use becket_transport::{Kind, sysfs};
 
-use crate::contract::{DetachOptions, DeviceInfo, DeviceState, Error};
+use crate::contract::{DetachOptions, DeviceInfo, DeviceState, Error, Spec};
 use crate::record::links;
 use crate::system::describe::size_of;
 use crate::system::users;
@@ -43,14 +43,17 @@ fn find(links: &Path, target: &Path) -> Option<DeviceInfo> {
     let name = linked(links, &device)?;
     let image = sysfs::text(&disk, "loop/backing_file")?;
     Some(DeviceInfo {
-        reason: "it has no record".to_owned(),
+        spec: Spec {
+            image: PathBuf::from(image),
+            read_only: sysfs::flag(&disk, "ro").unwrap_or(false),
+            block_size: sysfs::number(&disk, "queue/logical_block_size").unwrap_or(512),
+            reason: "it has no record".to_owned(),
+            ..Spec::default()
+        },
         size: size_of(&disk).unwrap_or(0),
-        read_only: sysfs::flag(&disk, "ro").unwrap_or(false),
         direct_io: sysfs::flag(&disk, "loop/dio").unwrap_or(false),
-        block_size: sysfs::number(&disk, "queue/logical_block_size").unwrap_or(512),
         physical_block_size: sysfs::number(&disk, "queue/physical_block_size").unwrap_or(512),
         state: DeviceState::Lost,
-        image: PathBuf::from(image),
         diskseq: sysfs::number(&disk, "diskseq"),
         ..DeviceInfo::bare(name, device, Kind::Loop, number)
     })

@@ -354,3 +354,8 @@ fn reasons(rejected: &[(Kind, String)]) -> String {
 fn colon(log: &Option<String>) -> String {
     log.as_ref().map(|log| format!(": {log}")).unwrap_or_default()
 }
+
+/// A message that makes no sense.
+pub(crate) fn wrong(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}

@@ -9,13 +9,15 @@ use becket_image::{Grow, Source};
 use becket_transport::serve::{Content, Decoded};
 use becket_transport::{Kind, fuse, ublk};
 
-use crate::contract::protocol::{Serve, nothing_left, take_sources, wrong};
+use crate::contract::protocol::Serve;
+use crate::contract::spec::{nothing_left, take_sources};
+use crate::contract::wrong;
 
 /// A device as its supervisor and its worker keep it: either may die, and the other still has all of it.
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub(crate) serve: Serve,
-    /// In the order of `serve.files`. They carry the image's locks.
+    /// In the order of `serve.backing.files`. They carry the image's locks.
     pub(crate) sources: Vec<Source>,
     pub(crate) keepsakes: Keepsakes,
     /// FUSE, on the way from a worker to its supervisor's successor: what the connection hangs on.
@@ -50,15 +52,15 @@ impl Kept {
     /// Puts the descriptors back where they belong, which must be as many as announced.
     pub(crate) fn new(serve: Serve, fds: Vec<OwnedFd>) -> io::Result<Kept> {
         let mut fds = fds.into_iter();
-        let sources = take_sources(serve.files.clone(), &mut fds)?;
+        let sources = take_sources(serve.backing.files.clone(), &mut fds)?;
         let mut keepsake = |announced: bool| match announced {
             true => fds.next().map(Some).ok_or_else(|| wrong("a keepsake's descriptor is missing")),
             false => Ok(None),
         };
         let keepsakes = Keepsakes {
-            lease: keepsake(serve.lease)?,
-            cgroup: keepsake(serve.cgroup)?,
-            table: keepsake(serve.encoded.is_some())?,
+            lease: keepsake(serve.backing.lease)?,
+            cgroup: keepsake(serve.backing.cgroup)?,
+            table: keepsake(serve.backing.encoded.is_some())?,
         };
         nothing_left(fds)?;
         Ok(Kept { serve, sources, keepsakes, link: Vec::new() })
@@ -90,12 +92,13 @@ impl Kept {
             abilities,
             geometry,
             map,
-            direct_io,
+            backing,
             faults,
             partitions,
             ..
         } = self.serve;
         let (id, flags) = (id.number, abilities.flags());
+        let direct_io = backing.direct_io;
         let content = Content { map, sources: self.sources, decoded, grow, direct_io, faults };
         let mut own = own.into_iter();
         let own_first = own.next().ok_or_else(|| wrong("the device's descriptor is missing"))?;
@@ -132,9 +135,9 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
-    use crate::contract::messages::FileFacts;
     use crate::contract::protocol::tests::{facts, serve};
     use crate::contract::protocol::{Order, pair, receive, send};
+    use crate::contract::spec::{Backing, FileFacts};
 
     #[test]
     fn a_device_arrives_with_its_descriptors_in_order() {
@@ -145,7 +148,8 @@ mod tests {
         let files =
             vec![FileFacts { facts: facts(), direct: true }, FileFacts { facts: facts(), direct: false }];
         let encoded = Some(crate::contract::table::Encoding { cache_size: None, direct_io: false });
-        let order = Serve { lease: true, cgroup: true, encoded, ..serve(files) };
+        let backing = Backing { lease: true, cgroup: true, encoded, files, ..Backing::default() };
+        let order = Serve { backing, ..serve(Vec::new()) };
         let fds: Vec<OwnedFd> = ["buffered", "direct", "other", "lease", "cgroup", "table"].map(open).into();
         let inodes: Vec<u64> = fds.iter().map(|fd| inode(fd.as_fd())).collect();
         let kept = Kept::new(order, fds).unwrap();
@@ -205,7 +209,9 @@ mod tests {
     #[test]
     fn too_few_and_too_many_descriptors_are_refused() {
         let null = || OwnedFd::from(File::open("/dev/null").unwrap());
-        let one = || Serve { lease: true, ..serve(vec![FileFacts { facts: facts(), direct: true }]) };
+        let files = || vec![FileFacts { facts: facts(), direct: true }];
+        let backing = || Backing { lease: true, files: files(), ..Backing::default() };
+        let one = || Serve { backing: backing(), ..serve(Vec::new()) };
         for count in [0, 1, 2, 4] {
             assert!(Kept::new(one(), (0..count).map(|_| null()).collect()).is_err(), "{count} descriptors");
         }

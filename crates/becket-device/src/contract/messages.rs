@@ -3,14 +3,14 @@
 
 use std::path::PathBuf;
 
-use becket_engine::{Faults, Summary};
-use becket_image::{DirectIo, Facts, Map};
+use becket_engine::Summary;
+use becket_image::{DirectIo, Map};
 use becket_transport::Kind;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use crate::contract::table::Encoding;
-use crate::contract::{DataMode, DeviceInfo, Error, ErrorKind, path_text, text_path};
+use crate::contract::spec::{Backing, FileFacts, Spec};
+use crate::contract::{DeviceInfo, Error, ErrorKind, path_text, text_path};
 
 pub(crate) const INTERFACE: &str = "org.becket.Becket1";
 pub(crate) const DESCRIPTION: &str = include_str!("org.becket.Becket1.varlink");
@@ -30,65 +30,26 @@ pub(crate) struct Pulse {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Attach {
     pub(crate) name: Option<String>,
-    #[serde(with = "crate::contract::path_text::one")]
-    pub(crate) image: PathBuf,
-    /// The qcow2 over it that takes what is written: its file is the first.
-    #[serde(default, with = "crate::contract::path_text::maybe")]
-    pub(crate) cow: Option<PathBuf>,
+    #[serde(flatten)]
+    pub(crate) spec: Spec,
     /// The `--format` that its sender has opened it with, for the record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) format: Option<String>,
-    pub(crate) offset: u64,
-    pub(crate) size_limit: Option<u64>,
     pub(crate) map: Map,
     /// The map is too long for a message and comes along.
     pub(crate) map_aside: bool,
-    pub(crate) files: Vec<FileFacts>,
+    /// As [`Backing::for_server`] says it.
+    #[serde(flatten)]
+    pub(crate) backing: Backing,
     /// Sent as null by clients that had `--below`.
     #[serde(default, skip_serializing)]
     pub(crate) below: IgnoredAny,
-    pub(crate) encoded: Option<Encoding>,
-    /// The image is a qcow2 that gets room while it is written.
-    pub(crate) grows: bool,
-    pub(crate) read_only: bool,
-    pub(crate) block_size: u32,
     pub(crate) add_partitions: bool,
     pub(crate) partitions: Vec<TableEntry>,
-    pub(crate) queues: Option<u16>,
-    pub(crate) depth: Option<u16>,
-    pub(crate) mode: Option<DataMode>,
-    /// Always false: servers that had `--merge` refuse a request without it.
-    #[serde(default)]
-    pub(crate) merge: bool,
-    pub(crate) faults: Option<Faults>,
-    pub(crate) direct_io: bool,
-    pub(crate) autoclear: bool,
-    pub(crate) lease: bool,
     pub(crate) isolate: bool,
-    pub(crate) cgroup: bool,
     /// One whose bytes becket moves.
     pub(crate) transport: Kind,
-    pub(crate) reason: String,
     pub(crate) warnings: Vec<String>,
-}
-
-impl Attach {
-    /// What is to go past the page cache.
-    pub(crate) fn wants(&self) -> DirectIo {
-        match (self.direct_io, self.encoded) {
-            (false, _) => DirectIo::Off,
-            (true, Some(Encoding { direct_io: true, .. })) => DirectIo::On,
-            (true, _) => DirectIo::Auto,
-        }
-    }
-}
-
-/// What is known of a backing, and whether it comes with a second descriptor.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct FileFacts {
-    pub(crate) facts: Facts,
-    pub(crate) direct: bool,
 }
 
 /// A partition that the image's table names. What is in it is the image's own business.
@@ -262,41 +223,46 @@ fn kind_of(word: &str) -> ErrorKind {
 mod tests {
     use std::collections::BTreeSet;
 
+    use becket_engine::Faults;
+
     use super::*;
+    use crate::contract::DataMode;
     use crate::contract::idl::Interface;
+    use crate::contract::table::Encoding;
     use crate::contract::varlink::Call;
     use crate::record::store::tests::device;
 
     fn attach() -> Attach {
         Attach {
             below: Default::default(),
-            merge: false,
             name: Some("one".into()),
-            image: "/i.img".into(),
-            cow: Some("/o.qcow2".into()),
+            spec: Spec {
+                image: "/i.img".into(),
+                cow: Some("/o.qcow2".into()),
+                offset: 512,
+                size_limit: None,
+                read_only: false,
+                block_size: 512,
+                queues: Some(2),
+                depth: None,
+                mode: Some(DataMode::ZeroCopy),
+                faults: Some(Faults::default()),
+                autoclear: false,
+                reason: "why".into(),
+            },
             format: Some("qcow2".into()),
-            offset: 512,
-            size_limit: None,
             map: Map::contiguous(0, 512, 1 << 40),
             map_aside: false,
-            files: Vec::new(),
-            encoded: Some(Encoding { cache_size: Some(1 << 30), direct_io: true }),
-            grows: false,
-            read_only: false,
-            block_size: 512,
+            backing: Backing {
+                encoded: Some(Encoding { cache_size: Some(1 << 30), direct_io: true }),
+                lease: true,
+                cgroup: true,
+                ..Backing::default()
+            },
             add_partitions: true,
             partitions: Vec::new(),
-            queues: Some(2),
-            depth: None,
-            mode: Some(DataMode::ZeroCopy),
-            faults: Some(Faults::default()),
-            direct_io: true,
-            autoclear: false,
-            lease: true,
             isolate: true,
-            cgroup: true,
             transport: Kind::Fuse,
-            reason: "why".into(),
             warnings: vec!["w".into()],
         }
     }
@@ -378,7 +344,16 @@ mod tests {
     fn what_goes_past_the_page_cache_is_said_by_two_switches() {
         let wants = |direct_io, too: Option<bool>| {
             let encoded = too.map(|direct_io| Encoding { cache_size: None, direct_io });
-            Attach { direct_io, encoded, ..attach() }.wants()
+            let mut call = serde_json::to_value(attach()).unwrap();
+            call["direct_io"] = serde_json::Value::Bool(direct_io);
+            call["encoded"] = serde_json::to_value(encoded).unwrap();
+            let said = serde_json::from_value::<Attach>(call).unwrap().backing;
+            let understood = said.clone().from_client();
+            assert!(understood.encoded.is_none_or(|encoding| !encoding.direct_io));
+            if understood.direct_io != DirectIo::Off {
+                assert_eq!(understood.clone().for_server(), said);
+            }
+            understood.direct_io
         };
         assert_eq!([wants(false, None), wants(false, Some(true))], [DirectIo::Off; 2]);
         assert_eq!([wants(true, None), wants(true, Some(false))], [DirectIo::Auto; 2]);

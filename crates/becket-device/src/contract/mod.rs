@@ -12,6 +12,7 @@ pub(crate) mod protocol;
 pub(crate) mod rendezvous;
 pub(crate) mod sealed;
 pub(crate) mod shape;
+pub(crate) mod spec;
 pub(crate) mod switch;
 pub(crate) mod table;
 mod types;
@@ -20,9 +21,10 @@ pub(crate) mod versions;
 
 pub(crate) use device_id::DeviceId;
 pub use error::{Error, ErrorKind, User};
-pub(crate) use error::{RUNS_ALREADY, RUNTIME_DIR};
+pub(crate) use error::{RUNS_ALREADY, RUNTIME_DIR, wrong};
 pub use messages::ServerStatus;
 pub use path_text::{path_text, text_path};
+pub use spec::Spec;
 pub use types::{
     AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, PartitionInfo, Partitions, Plan,
     TransportReport, Via,

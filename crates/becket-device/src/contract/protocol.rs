@@ -17,7 +17,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use becket_engine::{Faults, Geometry, Summary};
-use becket_image::{DirectIo, FileSource, Map, Source};
+use becket_image::{DirectIo, Map};
 use becket_transport::{Abilities, Kind};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -27,10 +27,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::contract::DeviceId;
-use crate::contract::messages::FileFacts;
 use crate::contract::sealed;
 use crate::contract::shape;
-use crate::contract::table::Encoding;
+use crate::contract::spec::{Backing, FileFacts};
 
 /// Longest packet in bytes: what a socket takes by default; a map of some 1,500 extents fits.
 pub(crate) const LARGEST: usize = 128 << 10;
@@ -75,32 +74,17 @@ pub(crate) struct Serve {
     pub(crate) abilities: Abilities,
     pub(crate) geometry: Geometry,
     pub(crate) map: Map,
-    pub(crate) files: Vec<FileFacts>,
-    /// A table of encoded blocks comes along.
-    #[serde(default)]
-    pub(crate) encoded: Option<Encoding>,
-    /// The image is a qcow2 that gets room while it is written.
-    #[serde(default)]
-    pub(crate) grows: bool,
-    /// What goes past the page cache: nothing where a file cannot.
-    #[serde(with = "crate::contract::switch")]
-    pub(crate) direct_io: DirectIo,
+    #[serde(flatten)]
+    pub(crate) backing: Backing,
     /// Workers of builds that had `--below` say null. Nothing else is understood.
     #[serde(default, skip_serializing)]
     pub(crate) below: (),
-    /// Always false: builds that had `--merge` refuse an order without it.
-    #[serde(default)]
-    pub(crate) merge: bool,
     #[serde(default)]
     pub(crate) faults: Option<Faults>,
     /// The number that the kernel keeps with the device.
     pub(crate) mark: u64,
     /// The worker serves this device alone.
     pub(crate) isolated: bool,
-    /// A lease's pipe comes along.
-    pub(crate) lease: bool,
-    /// The `cgroup.procs` of an isolated worker comes along.
-    pub(crate) cgroup: bool,
     /// FUSE: partitions that are files too, by number, first byte and length.
     pub(crate) partitions: Vec<(u32, u64, u64)>,
     /// The features without which it cannot be served. A new field is omitted where it says nothing new, and
@@ -143,7 +127,7 @@ impl Change {
             id: serve.id,
             map: serve.map.clone(),
             read_only: serve.geometry.read_only,
-            direct_io: serve.direct_io,
+            direct_io: serve.backing.direct_io,
             files: None,
         }
     }
@@ -153,9 +137,9 @@ impl Change {
         serve.geometry.size = self.map.len();
         serve.geometry.read_only = self.read_only;
         serve.map = self.map.clone();
-        serve.direct_io = self.direct_io;
+        serve.backing.direct_io = self.direct_io;
         if let Some(files) = &self.files {
-            serve.files.clone_from(files);
+            serve.backing.files.clone_from(files);
         }
     }
 }
@@ -321,48 +305,6 @@ pub(crate) fn receive_packet(
     Ok(Some((received.bytes, fds)))
 }
 
-/// What is said of sources whose descriptors come along.
-pub(crate) fn facts_of(sources: &[Source]) -> Vec<FileFacts> {
-    let facts_of =
-        |Source::File(file): &Source| FileFacts { facts: file.facts.clone(), direct: file.direct.is_some() };
-    sources.iter().map(facts_of).collect()
-}
-
-/// Joins what is said of files with their descriptors, which must be as many as announced.
-pub(crate) fn all_sources(
-    files: Vec<FileFacts>,
-    mut fds: impl Iterator<Item = OwnedFd>,
-) -> io::Result<Vec<Source>> {
-    let joined = take_sources(files, &mut fds)?;
-    nothing_left(fds)?;
-    Ok(joined)
-}
-
-/// The same, of the first descriptors among others.
-pub(crate) fn take_sources(
-    files: Vec<FileFacts>,
-    fds: &mut impl Iterator<Item = OwnedFd>,
-) -> io::Result<Vec<Source>> {
-    let mut next = || fds.next().ok_or_else(|| wrong("a file's descriptor is missing"));
-    let mut joined = Vec::with_capacity(files.len());
-    for FileFacts { facts, direct } in files {
-        let buffered = next()?;
-        let direct = if direct { Some(next()?) } else { None };
-        joined.push(FileSource { buffered, direct, facts }.into());
-    }
-    Ok(joined)
-}
-
-/// Refuses descriptors that were not announced.
-pub(crate) fn nothing_left(mut fds: impl Iterator<Item = OwnedFd>) -> io::Result<()> {
-    fds.next().map_or(Ok(()), |_| Err(wrong("there are more descriptors than files")))
-}
-
-/// A message that makes no sense.
-pub(crate) fn wrong(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what)
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use std::fs::File;
@@ -378,7 +320,6 @@ pub(crate) mod tests {
 
     pub(crate) fn serve(files: Vec<FileFacts>) -> Serve {
         Serve {
-            merge: false,
             kind: Kind::Ublk,
             id: 3.into(),
             first: 3,
@@ -400,15 +341,10 @@ pub(crate) mod tests {
                 max_io: 65536,
             },
             map: Map::contiguous(0, 0, 4096),
-            files,
-            encoded: None,
-            grows: false,
-            direct_io: DirectIo::Auto,
+            backing: Backing { files, ..Backing::default() },
             faults: Some(Faults::default()),
             mark: 7,
             isolated: false,
-            lease: false,
-            cgroup: false,
             partitions: Vec::new(),
             needs: Vec::new(),
             below: (),

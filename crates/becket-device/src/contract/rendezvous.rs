@@ -16,6 +16,7 @@ use rustix::net::{
 
 use crate::contract::protocol;
 use crate::contract::versions::Speech;
+use crate::contract::wrong;
 
 /// Callers that may wait: successors that died while they waited are among them.
 const BACKLOG: i32 = 8;
@@ -58,8 +59,7 @@ pub(crate) fn answer(socket: impl AsFd) -> io::Result<(OwnedFd, Speech)> {
     trusted(&caller)?;
     set_socket_timeout(&caller, Timeout::Recv, Some(PATIENCE))?;
     let (speech, fds) = protocol::receive::<Speech>(&caller)?.ok_or(io::ErrorKind::UnexpectedEof)?;
-    let [connection] =
-        <[OwnedFd; 1]>::try_from(fds).map_err(|_| protocol::wrong("no connection came along"))?;
+    let [connection] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| wrong("no connection came along"))?;
     Ok((connection, speech))
 }
 

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use becket_engine::Faults;
-use becket_image::{DirectIo, Format};
+use becket_image::{OpenOptions, Opened};
 use becket_transport::{Kind, Probe};
 use serde::{Deserialize, Serialize};
 
 use crate::contract::shape::{self, Disk};
+use crate::contract::spec::Spec;
 
 /// Which transport is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -101,47 +101,20 @@ pub use becket_transport::ublk::DataMode;
 /// How an image should be attached. All sizes are bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AttachOptions {
+    /// How the image is opened. Whether its table is read, and its last block filled up, is for `partitions`
+    /// and `cut` to say.
+    pub open: OpenOptions,
+    /// What was chosen of the offer. The rest of it follows from `open` and the image.
+    pub spec: Spec,
     /// Which transport.
     pub via: Via,
-    /// Refuse writes, even where the image could be written.
-    pub read_only: bool,
     /// Leave bytes out that fill no block, as the loop driver does, also where a server could fill it up with
     /// zeroes.
     pub cut: bool,
     /// Name of the device; the kernel's own when not given.
     pub name: Option<String>,
-    /// What the file is, for paths that go on inside it.
-    pub format: Format,
-    /// Where backing files may lie, beside the directory of the image that names them.
-    pub backing_dirs: Vec<PathBuf>,
-    /// The qcow2 over the image that takes what is written.
-    pub cow: Option<PathBuf>,
-    /// Parse the image whatever that costs.
-    pub no_limits: bool,
-    /// Attach a qcow2 writable although the first write removes its persistent bitmaps.
-    pub drop_bitmaps: bool,
-    /// Where the image starts in its file.
-    pub offset: u64,
-    /// Longest device, for a file that goes on behind it.
-    pub size_limit: Option<u64>,
-    /// Logical block size; taken from the image when not given.
-    pub block_size: Option<u32>,
-    /// Whether to go past the page cache.
-    pub direct_io: DirectIo,
-    /// Number of queues (ublk).
-    pub queues: Option<u16>,
-    /// Requests in flight of one queue (ublk).
-    pub depth: Option<u16>,
     /// Whether partitions appear.
     pub partitions: Partitions,
-    /// Detach when the last user closes the device.
-    pub autoclear: bool,
-    /// Take no locks that would exclude other programs from the image.
-    pub shared: bool,
-    /// How bytes travel (ublk); the best that the kernel has when not given.
-    pub mode: Option<DataMode>,
-    /// What goes wrong with its backing on purpose, for testing what is above it.
-    pub faults: Option<Faults>,
     /// A process of its own moves the device's bytes (ublk).
     pub isolate: bool,
     /// Bytes of decoded blocks that the server may keep for all its devices, where parts of the image are
@@ -149,6 +122,22 @@ pub struct AttachOptions {
     pub cache_size: Option<u64>,
     /// The directory of the control group that this process belongs in; the server's own when not given.
     pub cgroup: Option<PathBuf>,
+}
+
+impl AttachOptions {
+    /// The whole offer, now that the image is open and a transport was taken.
+    pub(crate) fn spec_of(&self, opened: &Opened, plan: &Plan) -> Spec {
+        Spec {
+            image: opened.path.clone(),
+            cow: opened.overlay.as_ref().map(|overlay| overlay.path.clone()),
+            offset: self.open.offset,
+            size_limit: self.open.size_limit,
+            read_only: opened.read_only,
+            block_size: opened.block_size,
+            reason: plan.reason.clone(),
+            ..self.spec.clone()
+        }
+    }
 }
 
 /// How a device should be detached.
@@ -232,42 +221,21 @@ pub struct DeviceInfo {
     pub device: PathBuf,
     /// How it is offered.
     pub transport: Kind,
-    /// Why this transport was taken.
-    pub reason: String,
+    /// What is offered, as it was granted.
+    #[serde(flatten)]
+    pub spec: Spec,
     /// Length.
     pub size: u64,
-    /// Writes are refused.
-    pub read_only: bool,
     /// The backing is accessed past the page cache.
     pub direct_io: bool,
     /// Why, or why not.
     pub direct_io_reason: String,
-    /// Logical block size.
-    pub block_size: u32,
     /// Physical block size.
     pub physical_block_size: u32,
     /// What it is doing.
     pub state: DeviceState,
-    /// The file that holds the image.
-    #[serde(with = "crate::contract::path_text::one")]
-    pub image: PathBuf,
-    /// The qcow2 over it that takes what is written.
-    #[serde(default, with = "crate::contract::path_text::maybe")]
-    pub cow: Option<PathBuf>,
-    /// Where the image starts in that file.
-    pub offset: u64,
-    /// The limit that was asked for.
-    pub size_limit: Option<u64>,
-    /// It goes when its last user closes it.
-    pub autoclear: bool,
     /// Its partitions.
     pub partitions: Vec<PartitionInfo>,
-    /// Number of queues, where becket serves them.
-    pub queues: Option<u16>,
-    /// Requests in flight of one queue, where becket serves them.
-    pub depth: Option<u16>,
-    /// How bytes travel, where becket moves them.
-    pub mode: Option<String>,
     /// The kernel's number of it (`3` of `loop3`).
     pub number: u32,
     /// The kernel's sequence number of this use of the node; never used twice while the system runs.
@@ -280,9 +248,6 @@ pub struct DeviceInfo {
     pub isolated: bool,
     /// How often the process that moves the bytes had to be replaced.
     pub recoveries: u32,
-    /// What goes wrong with its backing on purpose.
-    #[serde(default)]
-    pub faults: Option<Faults>,
     /// What the user should know although it went well.
     pub warnings: Vec<String>,
 }
@@ -294,30 +259,19 @@ impl DeviceInfo {
             name,
             device,
             transport,
-            reason: String::new(),
+            spec: Spec { block_size: 512, ..Spec::default() },
             size: 0,
-            read_only: false,
             direct_io: false,
             direct_io_reason: String::new(),
-            block_size: 512,
             physical_block_size: 512,
             state: DeviceState::Live,
-            image: PathBuf::new(),
-            cow: None,
-            offset: 0,
-            size_limit: None,
-            autoclear: false,
             partitions: Vec::new(),
-            queues: None,
-            depth: None,
-            mode: None,
             number,
             diskseq: None,
             server_pid: None,
             worker_pid: None,
             isolated: false,
             recoveries: 0,
-            faults: None,
             warnings: Vec::new(),
         }
     }

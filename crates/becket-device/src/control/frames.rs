@@ -4,7 +4,8 @@
 
 use std::io;
 
-use crate::contract::protocol::{MOST_FDS, wrong};
+use crate::contract::protocol::MOST_FDS;
+use crate::contract::wrong;
 
 /// Bytes that a frame may have: a list of some ten thousand devices.
 pub(crate) const LONGEST: usize = 64 << 20;

@@ -8,7 +8,8 @@ use std::os::unix::net::UnixStream;
 use rustix::net::SendFlags;
 
 use super::frames::{Frames, LONGEST};
-use crate::contract::protocol::{receive_packet, send_packet, wrong};
+use crate::contract::protocol::{receive_packet, send_packet};
+use crate::contract::wrong;
 
 /// Bytes that are read at once: more than most messages have.
 const READ: usize = 16 << 10;

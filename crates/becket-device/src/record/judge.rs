@@ -49,7 +49,7 @@ fn judge_marked(kernel: &impl Kernel, device: &Device) -> Verdict {
             device.info.diskseq.is_some() && kernel.diskseq(&disk_of(&device.info)) == device.info.diskseq;
         return if goes { Verdict::There(DeviceState::Detaching) } else { Verdict::Gone };
     }
-    let leaving = !device.info.autoclear && kernel.dm_leaves(device.mark);
+    let leaving = !device.info.spec.autoclear && kernel.dm_leaves(device.mark);
     Verdict::There(if leaving { DeviceState::Detaching } else { DeviceState::Live })
 }
 
@@ -63,7 +63,7 @@ fn judge_bound(kernel: &impl Kernel, device: &Device) -> Verdict {
     if !same {
         return Verdict::Gone;
     }
-    let leaving = kernel.loop_autoclear(number) && !device.info.autoclear;
+    let leaving = kernel.loop_autoclear(number) && !device.info.spec.autoclear;
     Verdict::There(if leaving { DeviceState::Detaching } else { DeviceState::Live })
 }
 

@@ -66,7 +66,7 @@ fn a_loop_record_holds_as_long_as_the_same_use_of_the_number() {
     assert_eq!(judge(&Double { diskseq: Some(8), ..bound() }, &ours), Verdict::Gone, "another's use");
     assert_eq!(judge(&Double { autoclear: true, ..bound() }, &ours), DETACHING);
     let mut leased = ours.clone();
-    leased.info.autoclear = true;
+    leased.info.spec.autoclear = true;
     assert_eq!(judge(&Double { autoclear: true, ..bound() }, &leased), LIVE);
 }
 
@@ -91,7 +91,7 @@ fn a_dm_record_holds_as_long_as_its_mark_is_on_its_number() {
     assert_eq!(judge(&Double::default(), &ours), Verdict::Gone);
     assert_eq!(judge(&Double { dm: None, ..there() }, &ours), DETACHING, "its node is still there");
     assert_eq!(judge(&Double { dm_leaves: true, ..there() }, &ours), DETACHING);
-    ours.info.autoclear = true;
+    ours.info.spec.autoclear = true;
     assert_eq!(judge(&Double { dm_leaves: true, ..there() }, &ours), LIVE, "it always leaves with its users");
     assert_eq!(disk_of(&ours.info), "dm-4");
 }

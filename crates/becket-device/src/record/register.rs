@@ -1,7 +1,8 @@
 //! The steps that every attach and detach has in common: taking a name, and forgetting what is gone.
 //! It never takes a name from a device that lives.
 
-use becket_image::Opened;
+use std::path::Path;
+
 use tracing::warn;
 
 use crate::contract::Error;
@@ -11,8 +12,8 @@ use crate::record::{links, nodes};
 use crate::system::kernel::System;
 
 /// Takes the name that was asked for.
-pub(crate) fn claim(store: &Store, name: Option<&str>, opened: &Opened) -> Result<Option<Claim>, Error> {
-    name.map(|name| store.claim(name, &opened.path, |device| lives(&System, device))).transpose()
+pub(crate) fn claim(store: &Store, name: Option<&str>, image: &Path) -> Result<Option<Claim>, Error> {
+    name.map(|name| store.claim(name, image, |device| lives(&System, device))).transpose()
 }
 
 /// Records a device under the name that was claimed for it, or else under the kernel's name, or that with a

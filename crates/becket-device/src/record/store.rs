@@ -250,9 +250,9 @@ impl Store {
         let (image, device) = match self.look(name)? {
             Looked::Entry(Entry::Claim { image, claimant }) if claimant.alive() => (image, None),
             Looked::Entry(Entry::Device(device)) if lives(&device) => {
-                (device.info.image, Some(device.info.device))
+                (device.info.spec.image, Some(device.info.device))
             }
-            Looked::Entry(Entry::Unknown(unknown)) => (unknown.info.image, Some(unknown.info.device)),
+            Looked::Entry(Entry::Unknown(unknown)) => (unknown.info.spec.image, Some(unknown.info.device)),
             Looked::Entry(_) | Looked::Nothing => return Ok(()),
             wrong @ (Looked::Corrupt(_) | Looked::Foreign) => return self.set_aside(name, &wrong),
         };

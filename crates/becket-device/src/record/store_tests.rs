@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use becket_transport::Kind;
 
 use super::*;
-use crate::contract::ErrorKind;
+use crate::contract::{ErrorKind, Spec};
 
 fn store() -> (tempfile::TempDir, Store) {
     let temp = tempfile::tempdir().unwrap();
@@ -16,14 +16,18 @@ fn store() -> (tempfile::TempDir, Store) {
 
 pub(crate) fn device(name: &str, number: u32) -> Device {
     let info = DeviceInfo {
-        reason: "because".to_owned(),
+        spec: Spec {
+            image: "/images/a b.img".into(),
+            offset: 512,
+            size_limit: Some(1 << 20),
+            block_size: 512,
+            reason: "because".to_owned(),
+            ..Spec::default()
+        },
         size: 1 << 20,
         direct_io: true,
         direct_io_reason: "the backing can".to_owned(),
         physical_block_size: 4096,
-        image: "/images/a b.img".into(),
-        offset: 512,
-        size_limit: Some(1 << 20),
         diskseq: Some(7),
         warnings: vec!["cut".to_owned()],
         ..DeviceInfo::bare(name.to_owned(), format!("/dev/loop{number}").into(), Kind::Loop, number)

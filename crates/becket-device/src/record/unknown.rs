@@ -7,7 +7,7 @@ use becket_image::Identity;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::contract::{DeviceInfo, DeviceState, Error, ErrorKind, shape, versions};
+use crate::contract::{DeviceInfo, DeviceState, Error, ErrorKind, Spec, shape, versions};
 use crate::record::store::Device;
 
 /// The part of a record that keeps its place and meaning in all versions.
@@ -110,14 +110,17 @@ fn shown(name: &str, info: &Value) -> DeviceInfo {
     let transport = serde_json::from_value(info["transport"].clone()).unwrap_or(shape::UNKNOWN);
     let unit = number("number").and_then(|number| u32::try_from(number).ok()).unwrap_or(u32::MAX);
     DeviceInfo {
+        spec: Spec {
+            image: PathBuf::from(text("image")),
+            offset: number("offset").unwrap_or(0),
+            read_only: info["read_only"].as_bool().unwrap_or(false),
+            block_size: block,
+            ..Spec::default()
+        },
         size: number("size").unwrap_or(0),
-        read_only: info["read_only"].as_bool().unwrap_or(false),
         direct_io: info["direct_io"].as_bool().unwrap_or(false),
-        block_size: block,
         physical_block_size: block,
         state: DeviceState::UnknownVersion,
-        image: PathBuf::from(text("image")),
-        offset: number("offset").unwrap_or(0),
         ..DeviceInfo::bare(name.to_owned(), device, transport, unit)
     }
 }

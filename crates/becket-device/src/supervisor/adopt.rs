@@ -199,8 +199,8 @@ fn of_ours(entry: Entry) -> Option<Device> {
 fn as_served(device: &mut Device, kept: &Kept) {
     let Device { info, image, format, .. } = device;
     info.size = kept.serve.geometry.size;
-    info.read_only = kept.serve.geometry.read_only;
-    info.direct_io = kept.serve.direct_io != DirectIo::Off;
+    info.spec.read_only = kept.serve.geometry.read_only;
+    info.direct_io = kept.serve.backing.direct_io != DirectIo::Off;
     let Some(Source::File(file)) = kept.sources.first() else { return };
     let Ok((_, held)) = inode::of(&file.buffered) else { return };
     if *image == held {
@@ -210,7 +210,7 @@ fn as_served(device: &mut Device, kept: &Kept) {
     *image = held;
     *format = None;
     if let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", file.buffered.as_raw_fd())) {
-        info.image = path;
+        info.spec.image = path;
     }
 }
 

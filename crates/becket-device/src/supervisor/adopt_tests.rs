@@ -103,7 +103,9 @@ fn records_that_cannot_be_trusted_are_set_aside_and_others_are_not_disturbed() {
     // What the worker holds is believed, and goes by the kernel's names now.
     let anew = ["ublkb900002", "ublkb900003", "ublkb900004"];
     assert_eq!(names(&stage.supervisor.list()), [&["good"], &anew[..]].concat());
-    assert!(stage.supervisor.list().iter().all(|info| info.image == stage.bench.image && info.size == 8192));
+    assert!(
+        stage.supervisor.list().iter().all(|info| info.spec.image == stage.bench.image && info.size == 8192)
+    );
     assert_eq!(stage.done(), Vec::<String>::new(), "no device is touched for the sake of such a record");
     assert!(path("corrupt").with_extension("json.corrupt").exists() && !path("corrupt").exists());
     assert!(path("foreign").with_extension("json.foreign").exists() && !path("foreign").exists());
@@ -164,7 +166,7 @@ fn what_the_worker_holds_counts_for_more_than_the_record() {
     }
     stage.supervisor.adopt();
     let record = stage.bench.store.device("one").unwrap().unwrap();
-    assert_eq!((&record.info.image, record.info.read_only, record.info.size), (&other, true, 4096));
+    assert_eq!((&record.info.spec.image, record.info.spec.read_only, record.info.size), (&other, true, 4096));
     assert_eq!(record.image.ino, std::os::unix::fs::MetadataExt::ino(&fs::metadata(&other).unwrap()));
     assert_eq!(names(&stage.supervisor.list()), ["one"]);
 }

@@ -17,7 +17,8 @@ use super::owned::Owning;
 use super::workers::Server;
 use crate::contract::kept::{Kept, descriptors_of};
 use crate::contract::messages::NewImage;
-use crate::contract::protocol::{Change, Serve, all_sources, facts_of};
+use crate::contract::protocol::Change;
+use crate::contract::spec::{Backing, all_sources, facts_of};
 use crate::contract::{Error, ErrorKind};
 use crate::record::store::Device;
 
@@ -101,15 +102,15 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
     let mut sources = None;
     let mut partitions = wish.partitions;
     if let Some(Length::Limit(limit)) = wish.length {
-        info.size_limit = limit;
+        info.spec.size_limit = limit;
     }
     if let Some(image) = wish.image {
         let (name, path) = (&info.name, image.path.display());
         let anew = format!("becket detach {name}; becket attach --name {name} {path}");
         // The engine refuses both; this error has a hint, and comes before the kernel is given another size.
-        let made = match &kept.serve {
-            Serve { grows: true, .. } => Some("grows while it is written"),
-            Serve { encoded: Some(_), .. } => Some("is encoded"),
+        let made = match &kept.serve.backing {
+            Backing { grows: true, .. } => Some("grows while it is written"),
+            Backing { encoded: Some(_), .. } => Some("is encoded"),
             _ => None,
         };
         if let Some(made) = made {
@@ -120,19 +121,19 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
         }
         change.map = image.map;
         change.files = Some(facts_of(&image.sources));
-        info.image = image.path;
-        info.cow = None;
+        info.spec.image = image.path;
+        info.spec.cow = None;
         device.image = image.identity;
         device.format = image.format;
         (sources, partitions) = (Some(image.sources), Some(image.partitions));
     } else if let Some(length) = wish.length {
-        change.map = remeasured(&device, length, &kept.serve.map, &kept.sources, kept.serve.grows)?;
+        change.map = remeasured(&device, length, &kept.serve.map, &kept.sources, kept.serve.backing.grows)?;
     }
     let info = &mut device.info;
     let now = sources.as_ref().unwrap_or(&kept.sources);
     if let Some(read_only) = wish.read_only {
         // Of one that grows only the first source is written.
-        let written = if kept.serve.grows && sources.is_none() { 1 } else { now.len() };
+        let written = if kept.serve.backing.grows && sources.is_none() { 1 } else { now.len() };
         if !read_only && now.iter().take(written).any(|Source::File(file)| !file.facts.writable) {
             return Err(Error::Failed {
                 kind: ErrorKind::ReadOnly,
@@ -142,14 +143,15 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
         }
         change.read_only = read_only;
     }
-    let chosen = match kept.serve.direct_io {
+    let chosen = match kept.serve.backing.direct_io {
         // A device that uses the page cache without need was attached with `--direct-io off`.
         DirectIo::Off if kept.sources.iter().any(|Source::File(file)| file.direct.is_none()) => {
             DirectIo::Auto
         }
         chosen => chosen,
     };
-    let (direct, reason) = direct_io(now, wish.direct_io.unwrap_or(chosen), kept.serve.encoded.is_some());
+    let (direct, reason) =
+        direct_io(now, wish.direct_io.unwrap_or(chosen), kept.serve.backing.encoded.is_some());
     let on = direct != DirectIo::Off;
     if wish.direct_io == Some(DirectIo::On) && !on {
         return Err(unsupported(
@@ -167,7 +169,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
             kind: ErrorKind::InvalidOption,
             message: format!(
                 "{} has room for {len} bytes by now, and {} has {}",
-                info.image.display(),
+                info.spec.image.display(),
                 info.name,
                 info.size
             ),
@@ -178,10 +180,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
         });
     }
     info.size = len;
-    info.read_only = change.read_only;
-    if change != Change::none(&kept.serve) {
-        // A changed device returns to the image's file, for good.
-    }
+    info.spec.read_only = change.read_only;
     Ok(Target { device, change, sources, partitions, read_only: wish.read_only })
 }
 
@@ -273,10 +272,10 @@ fn remeasured(
 ) -> Result<Map, Error> {
     let info = &device.info;
     let (Some((0, offset, _)), [Source::File(file)], false) = (map.single_range(), sources, grows) else {
-        if length == Length::Measured || info.size_limit == Some(map.len()) {
+        if length == Length::Measured || info.spec.size_limit == Some(map.len()) {
             return Ok(map.clone());
         }
-        let (name, image) = (&info.name, info.cow.as_ref().unwrap_or(&info.image).display());
+        let (name, image) = (&info.name, info.spec.cow.as_ref().unwrap_or(&info.spec.image).display());
         let message =
             format!("the disk in {image} is {} bytes long, whatever the length of its file", map.len());
         let hint = if grows {
@@ -289,27 +288,27 @@ fn remeasured(
         return Err(unsupported(message, &hint));
     };
     // An image inside another has had a limit from the start: behind it lie its neighbour's bytes.
-    if offset != info.offset && info.size_limit.is_none() {
+    if offset != info.spec.offset && info.spec.size_limit.is_none() {
         if length == Length::Measured {
             return Ok(map.clone());
         }
-        let message = format!("the size of {} is that of a part of {}", info.name, info.image.display());
+        let message = format!("the size of {} is that of a part of {}", info.name, info.spec.image.display());
         return Err(unsupported(message, "detach it and attach it again"));
     }
     let size = match file.facts.kind {
         FileKind::Regular => {
-            let own = file.buffered.try_clone().map_err(Error::io("keep", &info.image))?;
+            let own = file.buffered.try_clone().map_err(Error::io("keep", &info.spec.image))?;
             let silent = || becket_transport::Error::Silent { device: info.device.clone() };
             let stat =
                 within(ANSWER, move || rustix::fs::fstat(&own)).ok_or_else(|| Error::Device(silent()))?;
-            let stat = stat.map_err(Error::io("look at", &info.image))?;
+            let stat = stat.map_err(Error::io("look at", &info.spec.image))?;
             u64::try_from(stat.st_size).unwrap_or(0)
         }
         FileKind::Block => becket_uapi::block::size64(file.buffered.as_fd())
-            .map_err(Error::io("ask for the size of", &info.image))?,
+            .map_err(Error::io("ask for the size of", &info.spec.image))?,
     };
-    let block = u64::from(info.block_size.max(1));
-    let len = size.saturating_sub(offset).min(info.size_limit.unwrap_or(u64::MAX)) / block * block;
+    let block = u64::from(info.spec.block_size.max(1));
+    let len = size.saturating_sub(offset).min(info.spec.size_limit.unwrap_or(u64::MAX)) / block * block;
     if len == 0 {
         let message = format!("{} would have no block left", info.name);
         return Err(unsupported(message, "make the image or its limit longer, or detach the device"));

@@ -5,9 +5,10 @@ use becket_image::Place;
 
 use super::*;
 use crate::contract::DeviceInfo;
-use crate::contract::messages::{Attach, FileFacts, Refresh, Set, TableEntry};
+use crate::contract::messages::{Attach, Refresh, Set, TableEntry};
+use crate::contract::spec::FileFacts;
 use crate::control::server::Service;
-use crate::supervisor::doubles::{ALL, Fate, Stage, facts};
+use crate::supervisor::doubles::{ALL, Fate, Stage, facts, with};
 use crate::system::sync::lock;
 
 const NAME: &str = "one";
@@ -104,9 +105,12 @@ fn a_disk_that_asks_its_worker_comes_after_it() {
 
 #[test]
 fn offset_and_limit_hold() {
-    let request = |request| Attach { offset: 4096, map: Map::contiguous(0, 4096, 4096), ..request };
+    let request = |request| {
+        let request = Attach { map: Map::contiguous(0, 4096, 4096), ..request };
+        with(request, |it| it.spec.offset = 4096)
+    };
     assert_eq!(stage(ALL, request).refresh(16384).0.unwrap(), 12288);
-    let limited = stage(ALL, |request| Attach { size_limit: Some(8192), ..request });
+    let limited = stage(ALL, |request| with(request, |it| it.spec.size_limit = Some(8192)));
     assert_eq!(limited.refresh(1 << 20).0.unwrap(), 8192);
 }
 
@@ -114,11 +118,11 @@ fn offset_and_limit_hold() {
 fn a_limit_can_come_and_go() {
     let stage = plain();
     let limited = stage.set(Set { size_limit: Some(5000), ..Set::default() }).unwrap();
-    assert_eq!((limited.size, limited.size_limit), (4608, Some(5000)), "whole blocks");
+    assert_eq!((limited.size, limited.spec.size_limit), (4608, Some(5000)), "whole blocks");
     assert_eq!(stage.steps(), ["show 4608 bytes of", "change to 4608 bytes for writing"]);
     assert_eq!(stage.refresh(1 << 20).0.unwrap(), 4608, "it holds");
     let free = stage.set(Set { size_limit: Some(0), ..Set::default() }).unwrap();
-    assert_eq!((free.size, free.size_limit), (1 << 20, None));
+    assert_eq!((free.size, free.spec.size_limit), (1 << 20, None));
     let error = stage.set(Set { size_limit: Some(100), ..Set::default() }).unwrap_err();
     assert!(error.to_string().contains("no block left"), "{error}");
 }
@@ -179,10 +183,10 @@ fn a_disk_in_pieces_keeps_its_length() {
 #[test]
 fn users_hear_of_read_only_before_the_worker_and_of_writable_after_it() {
     let stage = plain();
-    assert!(stage.set(Set { read_only: Some(true), ..Set::default() }).unwrap().read_only);
+    assert!(stage.set(Set { read_only: Some(true), ..Set::default() }).unwrap().spec.read_only);
     assert_eq!(stage.steps(), ["freeze", "change to 8192 bytes for reading"]);
-    assert!(stage.record().info.read_only);
-    assert!(!stage.set(Set { read_only: Some(false), ..Set::default() }).unwrap().read_only);
+    assert!(stage.record().info.spec.read_only);
+    assert!(!stage.set(Set { read_only: Some(false), ..Set::default() }).unwrap().spec.read_only);
     assert_eq!(stage.steps(), ["change to 8192 bytes for writing", "thaw"]);
     stage.set(Set { read_only: Some(true), ..Set::default() }).unwrap();
     assert!(stage.served_next().geometry.read_only, "the next worker refuses writes, too");
@@ -202,22 +206,23 @@ fn a_worker_that_refuses_leaves_everything_as_it_was() {
     refuse();
     stage.replace(8192, Set::default()).0.unwrap_err();
     let recorded = stage.record();
-    assert_eq!((recorded.info.size, recorded.info.read_only), (8192, false));
-    assert_eq!(recorded.info.image, stage.bench.image);
-    assert_eq!(stage.served_next().files.len(), 1);
+    assert_eq!((recorded.info.size, recorded.info.spec.read_only), (8192, false));
+    assert_eq!(recorded.info.spec.image, stage.bench.image);
+    assert_eq!(stage.served_next().backing.files.len(), 1);
 }
 
 #[test]
 fn an_image_open_for_reading_only_is_not_made_writable() {
     let facts = becket_image::Facts { writable: false, ..facts() };
     let files = vec![FileFacts { facts, direct: false }];
-    let stage = stage(ALL, |request| Attach { read_only: true, files, ..request });
+    let stage =
+        stage(ALL, |request| with(request, |it| (it.spec.read_only, it.backing.files) = (true, files)));
     let error = stage.set(Set { read_only: Some(false), ..Set::default() }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ReadOnly);
     assert!(stage.steps().is_empty());
     // One that was opened for writing is all it takes.
     let (info, _) = stage.replace(8192, Set { read_only: Some(false), ..Set::default() });
-    assert!(!info.unwrap().read_only);
+    assert!(!info.unwrap().spec.read_only);
 }
 
 #[test]
@@ -225,7 +230,7 @@ fn another_image_comes_with_its_files_its_size_and_its_partitions() {
     let stage = plain();
     let (info, path) = stage.replace(16384, Set::default());
     let info = info.unwrap();
-    assert_eq!((info.size, &info.image), (16384, &path));
+    assert_eq!((info.size, &info.spec.image), (16384, &path));
     let steps = ["change to 16384 bytes of another image for writing", "show 16384 bytes of", "partition"];
     assert_eq!(stage.steps(), steps);
     let recorded = stage.record();
@@ -261,16 +266,16 @@ fn a_change_that_cannot_be_recorded_is_done_all_the_same() {
     // As a full file system would.
     fs::rename(&records, &aside).unwrap();
     let changed = stage.set(Set { read_only: Some(true), ..Set::default() }).unwrap();
-    assert!(changed.read_only);
+    assert!(changed.spec.read_only);
     assert!(changed.warnings.iter().any(|warning| warning.contains("could not be recorded")), "{changed:?}");
     assert_eq!(stage.steps(), ["freeze", "change to 8192 bytes for reading"], "and is not undone");
     fs::rename(&aside, &records).unwrap();
-    assert!(!stage.record().info.read_only, "the record lags behind");
+    assert!(!stage.record().info.spec.read_only, "the record lags behind");
     // The next change goes on from what is, and its record says all.
     let limited = stage.set(Set { size_limit: Some(4096), ..Set::default() }).unwrap();
-    assert!(limited.read_only && limited.warnings.is_empty());
+    assert!(limited.spec.read_only && limited.warnings.is_empty());
     assert_eq!(stage.steps(), ["show 4096 bytes of", "change to 4096 bytes for reading"]);
-    assert!(stage.record().info.read_only);
+    assert!(stage.record().info.spec.read_only);
 }
 
 #[test]
@@ -282,7 +287,7 @@ fn a_worker_that_dies_of_a_change_leaves_it_to_the_next_one() {
     let next = stage.served_next();
     assert!(next.geometry.read_only);
     assert_eq!(next.map.len(), 16384);
-    assert_eq!(stage.record().info.image, path);
+    assert_eq!(stage.record().info.spec.image, path);
 }
 
 #[test]

@@ -107,18 +107,23 @@ pub(super) fn makes_sense(offer: &Offer, kept: &Kept, record: &Device) -> Result
     if serve.kind != info.transport || serve.id != DeviceId::of(info) {
         return Err("it is another device");
     }
-    if (Some(serve.queues), Some(serve.depth)) != (info.queues, info.depth) {
+    if (Some(serve.queues), Some(serve.depth)) != (info.spec.queues, info.spec.depth) {
         return Err("it has other queues");
     }
-    if serve.isolated != info.isolated || serve.geometry.logical_block != info.block_size {
+    if serve.isolated != info.isolated || serve.geometry.logical_block != info.spec.block_size {
         return Err("it is another kind of device");
     }
     if serve.geometry.size != serve.map.len() {
         return Err("its map is not as long as the device");
     }
     let read_only = serve.geometry.read_only;
-    check_sources(sources, serve.grows, read_only)?;
-    check_map(&serve.map, sources, info.block_size, keepsakes.table.is_some() && (read_only || serve.grows))?;
+    check_sources(sources, serve.backing.grows, read_only)?;
+    check_map(
+        &serve.map,
+        sources,
+        info.spec.block_size,
+        keepsakes.table.is_some() && (read_only || serve.backing.grows),
+    )?;
     let is = |fd: &Option<OwnedFd>, what: fn(&OwnedFd) -> bool| fd.as_ref().is_none_or(what);
     if !is(&keepsakes.lease, is_pipe) || !is(&keepsakes.cgroup, is_member_list) {
         return Err("what ends it, or pays for it, is none");

@@ -446,7 +446,7 @@ impl Service for Supervisor {
             }
         })?;
         let info = device.info.clone();
-        info!(device = info.name, "attached as {}: {}", info.device.display(), info.image.display());
+        info!(device = info.name, "attached as {}: {}", info.device.display(), info.spec.image.display());
         self.own(&Owned::new(device, kept, worker));
         Ok(info)
     }
@@ -484,9 +484,10 @@ impl Service for Supervisor {
     fn set(&self, request: Set, fds: Vec<OwnedFd>) -> Result<DeviceInfo, Error> {
         let Set { name, direct_io, read_only, size_limit, shortest, image } = request;
         self.change(&name, |info| {
-            let read_only_then = read_only.unwrap_or(info.read_only);
-            let image =
-                image.map(|image| take_image(image, fds, info.block_size, read_only_then)).transpose()?;
+            let read_only_then = read_only.unwrap_or(info.spec.read_only);
+            let image = image
+                .map(|image| take_image(image, fds, info.spec.block_size, read_only_then))
+                .transpose()?;
             let length = size_limit.map(|limit| Length::Limit(Some(limit).filter(|limit| *limit > 0)));
             Ok(Wish { direct_io, read_only, length, shortest, image, partitions: None })
         })

@@ -19,8 +19,9 @@ use super::driver::{Added, Driver, NewDevice, Settled};
 use super::guard::Guard;
 use super::offers::{Drivers, OFFERS};
 use super::workers::{OnDeath, Orphan, Server, Workers};
-use crate::contract::messages::{Attach, FileFacts};
+use crate::contract::messages::Attach;
 use crate::contract::protocol::{Change, Serve};
+use crate::contract::spec::{Backing, FileFacts, Spec};
 use crate::contract::{DeviceId, Error};
 use crate::record::runtime::Runtime;
 use crate::record::store::Store;
@@ -258,9 +259,10 @@ impl Server for FakeServer {
         self.alive.load(Ordering::SeqCst)
     }
     fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<u32, Error> {
-        let kept =
-            usize::from(serve.lease) + usize::from(serve.cgroup) + usize::from(serve.encoded.is_some());
-        assert_eq!(fds.len(), 1 + serve.files.len() + kept);
+        let kept = usize::from(serve.backing.lease)
+            + usize::from(serve.backing.cgroup)
+            + usize::from(serve.backing.encoded.is_some());
+        assert_eq!(fds.len(), 1 + serve.backing.files.len() + kept);
         if !self.alive() || self.fate == Fate::Dies {
             self.did(&format!("die of {}", serve.id.number));
             self.vanish();
@@ -413,20 +415,21 @@ impl Bench {
     pub(super) fn request(&self, name: Option<&str>) -> Attach {
         Attach {
             below: Default::default(),
-            merge: false,
             name: name.map(str::to_owned),
-            image: self.image.clone(),
-            cow: None,
+            spec: Spec {
+                image: self.image.clone(),
+                block_size: 512,
+                queues: Some(1),
+                reason: "test".into(),
+                ..Spec::default()
+            },
             format: None,
-            offset: 0,
-            size_limit: None,
             map: Map::contiguous(0, 0, 8192),
-            files: vec![FileFacts { facts: facts(), direct: false }],
             map_aside: false,
-            encoded: None,
-            grows: false,
-            read_only: false,
-            block_size: 512,
+            backing: Backing {
+                files: vec![FileFacts { facts: facts(), direct: false }],
+                ..Backing::default()
+            },
             add_partitions: true,
             partitions: vec![crate::contract::messages::TableEntry {
                 number: 1,
@@ -435,17 +438,8 @@ impl Bench {
                 label: None,
                 uuid: None,
             }],
-            queues: Some(1),
-            depth: None,
-            mode: None,
-            faults: None,
-            autoclear: false,
-            direct_io: true,
-            lease: false,
             isolate: false,
-            cgroup: false,
             transport: Kind::Ublk,
-            reason: "test".into(),
             warnings: Vec::new(),
         }
     }
@@ -459,6 +453,12 @@ impl Bench {
             .filter(|name| name != ".lock")
             .collect()
     }
+}
+
+/// A value with something changed in it.
+pub(super) fn with<T>(mut value: T, change: impl FnOnce(&mut T)) -> T {
+    change(&mut value);
+    value
 }
 
 pub(super) fn facts() -> Facts {

@@ -7,10 +7,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use crate::contract::DeviceId;
 use crate::contract::kept::Kept;
 use crate::contract::protocol::{self, Report};
 use crate::contract::versions::{self, Speech};
+use crate::contract::{DeviceId, wrong};
 
 /// The most devices that a worker can be believed to serve: descriptors end before that.
 const MOST_DEVICES: usize = 1 << 16;
@@ -53,7 +53,7 @@ pub(super) fn introduction(socket: &OwnedFd, patience: Duration) -> io::Result<(
             (Report::Held(serve), fds) => {
                 let id = serve.id;
                 if held.insert(id, Kept::held(*serve, fds)?).is_some() {
-                    return Err(protocol::wrong("it serves a device twice"));
+                    return Err(wrong("it serves a device twice"));
                 }
             }
             // It may have ended between the worker's look at its devices and our hearing of it.
@@ -69,7 +69,7 @@ pub(super) fn introduction(socket: &OwnedFd, patience: Duration) -> io::Result<(
             _ => {}
         }
         if held.len().max(closed.len()) > MOST_DEVICES {
-            return Err(protocol::wrong("it serves more devices than there can be"));
+            return Err(wrong("it serves more devices than there can be"));
         }
     };
     set_socket_timeout(socket, Timeout::Recv, None)?;

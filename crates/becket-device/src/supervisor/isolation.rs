@@ -20,7 +20,7 @@ pub(super) fn take_cgroup(
         message: format!("the request makes no sense: {what}"),
         hint: None,
     };
-    if !request.cgroup {
+    if !request.backing.cgroup {
         return Ok((request, fds, None));
     }
     if !request.isolate {

@@ -29,7 +29,7 @@ use tracing::{error, warn};
 use crate::contract::kept::Kept;
 use crate::contract::protocol::{self, Serve};
 use crate::contract::rendezvous;
-use crate::contract::{Error, sealed};
+use crate::contract::{Error, sealed, wrong};
 use crate::record::runtime::{Runtime, lock_file};
 
 /// Keep a device: its words follow, or lie in the first descriptor.
@@ -307,7 +307,7 @@ impl Keepsake {
         let Keepsake { aside, words, mut fds } = self;
         let serve: Serve = match aside {
             true if !fds.is_empty() => sealed::read_json(&fds.remove(0))?,
-            true => return Err(protocol::wrong("its words are missing")),
+            true => return Err(wrong("its words are missing")),
             false => serde_json::from_slice(&words)?,
         };
         Kept::held(serve, fds)
@@ -354,8 +354,8 @@ fn ask(place: &Path) -> io::Result<BTreeMap<u64, Kept>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contract::messages::FileFacts;
     use crate::contract::protocol::tests::{facts, serve};
+    use crate::contract::spec::FileFacts;
 
     /// A guard that listens to one end, and the other end.
     fn guard() -> (OwnedFd, std::thread::JoinHandle<Option<Keeper>>) {

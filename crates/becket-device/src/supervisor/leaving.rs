@@ -150,7 +150,7 @@ impl Supervisor {
         let lease = owned.lease();
         let mut state = lock(&owned.state);
         let info = &state.device.info;
-        let (autoclear, asked_to_go) = (info.autoclear, info.state == DeviceState::Detaching);
+        let (autoclear, asked_to_go) = (info.spec.autoclear, info.state == DeviceState::Detaching);
         // FUSE: a user may unmount its file system, or detach its loop device.
         if self.drivers.offer(info.transport).is_ok_and(|offer| offer.ended_by_others) {
             self.watch(owned, Why::EndedByOthers);

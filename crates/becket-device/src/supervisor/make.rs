@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use becket_engine::Geometry;
-use becket_image::{DirectIo, FileKind, FileSource, Identity, Map, Opened, Partition, Place, Source};
+use becket_image::{DirectIo, FileKind, FileSource, Identity, Map, Partition, Place, Source};
 use becket_transport::ublk::MOST_DEPTH;
 use becket_transport::{Abilities, geometry, node};
 use rustix::fs::{FileType, OFlags};
@@ -18,9 +18,9 @@ use super::smaller::{smaller, usual};
 use super::workers::Server;
 use crate::contract::kept::{Keepsakes, Kept};
 use crate::contract::messages::Attach;
-use crate::contract::protocol::{Serve, all_sources, facts_of};
+use crate::contract::protocol::Serve;
 use crate::contract::sealed::{self, is_sealed};
-use crate::contract::table::Encoding;
+use crate::contract::spec::{Spec, all_sources};
 use crate::contract::{DeviceId, DeviceInfo, Error, ErrorKind, PartitionInfo, Partitions, versions};
 use crate::record::judge::disk_of;
 use crate::record::register::{claim, forget, record};
@@ -62,9 +62,9 @@ impl Maker<'_> {
         let mut wanted = request.clone();
         loop {
             let copies: Result<_, _> = fds.iter().map(OwnedFd::try_clone).collect();
-            let copies = copies.map_err(Error::io("duplicate the descriptors of", &request.image))?;
+            let copies = copies.map_err(Error::io("duplicate the descriptors of", &request.spec.image))?;
             let place = cgroup.as_ref().map(OwnedFd::try_clone).transpose();
-            let place = place.map_err(Error::io("duplicate the cgroup of", &request.image))?;
+            let place = place.map_err(Error::io("duplicate the cgroup of", &request.spec.image))?;
             match self.make_as(wanted.clone(), copies, place) {
                 Err(Error::Full { what, room: Some(room) }) => {
                     // How deep its queues are was settled when it was added, so it is added anew.
@@ -80,16 +80,18 @@ impl Maker<'_> {
     /// Makes a device. The order matters: what has been done is in a record before the disk is visible.
     fn make_as(self, request: Attach, fds: Vec<OwnedFd>, cgroup: Option<OwnedFd>) -> Result<Made, Error> {
         let Maker { store, driver, server, .. } = self;
-        let Checked { opened, table, lease, request } = check(request, fds)?;
-        let named = claim(store, request.name.as_deref(), &opened)?;
+        let Checked { mut request, sources, identity, mut keepsakes } = check(request, fds)?;
+        keepsakes.cgroup = cgroup;
+        let spec = &request.spec;
+        let named = claim(store, request.name.as_deref(), &spec.image)?;
 
         let all = driver.abilities()?;
-        let abilities = all.for_device(request.mode, &opened.map).map_err(unsupported)?;
+        let abilities = all.for_device(spec.mode, &request.map).map_err(unsupported)?;
         let max_io = driver.max_io(abilities);
-        let geometry = geometry(&opened, max_io);
+        let geometry = geometry(&request.map, &sources, spec.block_size, spec.read_only, max_io);
         let mark = mark::new(store.runtime());
         let usual = usual(self.owned, abilities.data_mode(), cpus());
-        let (queues, depth) = (request.queues.unwrap_or(usual.0), request.depth.unwrap_or(usual.1));
+        let (queues, depth) = (spec.queues.unwrap_or(usual.0), spec.depth.unwrap_or(usual.1));
         let added = driver.add(NewDevice { queues, depth, abilities, max_io, mark })?;
         let number = added.number;
         let id = DeviceId { kind: request.transport, number };
@@ -99,13 +101,16 @@ impl Maker<'_> {
         let read_only = geometry.read_only && driver.stays_read_only();
         driver.set_params(number, &Geometry { read_only, ..geometry })?;
         let adds = request.add_partitions && driver.has_disk();
-        let promised: &[Partition] = if adds { &opened.partitions } else { &[] };
-        driver.of_image(number, &opened.path, promised, request.read_only);
+        let table = std::mem::take(&mut request.partitions).into_iter().filter(|_| adds);
+        let promised: &[Partition] = &table.map(Into::into).collect::<Vec<_>>();
+        driver.of_image(number, &spec.image, promised, spec.read_only);
         if request.add_partitions {
             driver.rereads(number);
         }
-        let (direct, reason) = direct_io(&opened.sources, request.wants(), request.encoded.is_some());
-        let mut first = describe(&request, &opened, (direct, reason), &geometry, &added, server);
+        let wanted = request.backing.direct_io;
+        let (direct, reason) = direct_io(&sources, wanted, request.backing.encoded.is_some());
+        request.backing.direct_io = direct;
+        let mut first = describe(&request, identity, reason, &geometry, &added, server);
         first.info.device = driver.node(number);
         let written = record(store, named, &driver.default_name(number), &mut first)?;
         undo.device = Some(first.clone());
@@ -118,17 +123,11 @@ impl Maker<'_> {
             depth: added.depth,
             abilities: added.abilities,
             geometry,
-            map: opened.map,
-            files: facts_of(&opened.sources),
-            encoded: request.encoded.map(|encoding| Encoding { direct_io: false, ..encoding }),
-            grows: request.grows,
-            direct_io: direct,
-            merge: false,
-            faults: request.faults.clone(),
+            map: request.map,
+            backing: request.backing,
+            faults: request.spec.faults,
             mark,
             isolated: request.isolate,
-            lease: lease.is_some(),
-            cgroup: cgroup.is_some(),
             partitions: match self.offer.worker_has_partitions {
                 true => promised.iter().map(|part| (part.number, part.start, part.len)).collect(),
                 false => Vec::new(),
@@ -136,15 +135,14 @@ impl Maker<'_> {
             needs: versions::needs_of_new_devices(),
             below: (),
         };
-        let keepsakes = Keepsakes { lease, cgroup, table };
-        let mut kept = Kept { serve, sources: opened.sources, keepsakes, link: Vec::new() };
+        let mut kept = Kept { serve, sources, keepsakes, link: Vec::new() };
         kept.serve.first = with_char_device(driver, number, &kept, |fds| {
             undo.stage = Stage::Served;
             server.serve(kept.serve.clone(), fds)
         })?;
         driver.start(number, std::process::id())?;
         undo.stage = Stage::Started;
-        if first.info.read_only && !driver.stays_read_only() {
+        if first.info.spec.read_only && !driver.stays_read_only() {
             driver.set_read_only(number, true)?;
         }
         if !added.abilities.has(Abilities::QUIESCES) {
@@ -251,12 +249,13 @@ fn unsupported(error: becket_transport::serve::ServeError) -> Error {
     }
 }
 
+/// A request of which all has been looked at: its map is in it, and its descriptors have their places.
 struct Checked {
-    opened: Opened,
-    table: Option<OwnedFd>,
-    lease: Option<OwnedFd>,
-    /// Without what moved to `opened`.
     request: Attach,
+    sources: Vec<Source>,
+    /// Which file the image is.
+    identity: Identity,
+    keepsakes: Keepsakes,
 }
 
 /// Believes nothing of a request that can be looked at.
@@ -266,50 +265,36 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
         message: format!("the request makes no sense: {what}"),
         hint: None,
     };
-    let lease = match request.lease {
+    request.backing = request.backing.from_client();
+    let Attach { spec, backing, map, map_aside, .. } = &mut request;
+    let lease = match backing.lease {
         true => Some(fds.pop().filter(inode::is_pipe).ok_or_else(|| bad("its lease is no pipe"))?),
         false => None,
     };
-    if request.map_aside {
-        let map = fds.pop().ok_or_else(|| bad("its map is missing"))?;
-        request.map = sealed::read_json(&map).map_err(|error| bad(&format!("its map: {error}")))?;
+    if *map_aside {
+        let aside = fds.pop().ok_or_else(|| bad("its map is missing"))?;
+        *map = sealed::read_json(&aside).map_err(|error| bad(&format!("its map: {error}")))?;
     }
-    let table = match request.encoded {
+    let table = match backing.encoded {
         Some(_) => {
             Some(fds.pop().filter(is_sealed).ok_or_else(|| bad("its table of encoded blocks is none"))?)
         }
         None => None,
     };
-    let sources = all_sources(std::mem::take(&mut request.files), fds.into_iter())
-        .map_err(|error| bad(&error.to_string()))?;
-    let identity = check_sources(&sources, request.grows, request.read_only).map_err(bad)?;
+    let sources =
+        all_sources(backing.files.clone(), fds.into_iter()).map_err(|error| bad(&error.to_string()))?;
+    let identity = check_sources(&sources, backing.grows, spec.read_only).map_err(bad)?;
     let page = rustix::param::page_size();
-    let block = request.block_size;
+    let block = spec.block_size;
     if !block.is_power_of_two() || !(512..=page).contains(&usize::try_from(block).unwrap_or(0)) {
         return Err(bad("its block size is impossible"));
     }
-    let decodes = table.is_some() && (request.read_only || request.grows);
-    check_map(&request.map, &sources, block, decodes).map_err(bad)?;
-    if request.queues == Some(0) || request.depth.is_some_and(|depth| depth == 0 || depth > MOST_DEPTH) {
+    let decodes = table.is_some() && (spec.read_only || backing.grows);
+    check_map(map, &sources, block, decodes).map_err(bad)?;
+    if spec.queues == Some(0) || spec.depth.is_some_and(|depth| depth == 0 || depth > MOST_DEPTH) {
         return Err(bad("its queues or their depth are impossible"));
     }
-    let opened = Opened {
-        path: request.image.clone(),
-        map: request.map.clone(),
-        sources,
-        encoded: Vec::new(),
-        grows: request.grows,
-        nested: false,
-        read_only: request.read_only,
-        read_only_reason: None,
-        block_size: block,
-        identity,
-        partitions: std::mem::take(&mut request.partitions).into_iter().map(Into::into).collect(),
-        overlay: None,
-        range: None,
-        warnings: Vec::new(),
-    };
-    Ok(Checked { opened, table, lease, request })
+    Ok(Checked { request, sources, identity, keepsakes: Keepsakes { lease, cgroup: None, table } })
 }
 
 /// Looks at the descriptors of an image, which may be one that grows, and says which file it is.
@@ -399,8 +384,8 @@ fn check_file(file: &FileSource, read_only: bool) -> Result<Identity, &'static s
 /// What is known of the device before it has a disk, without its name.
 fn describe(
     request: &Attach,
-    opened: &Opened,
-    (direct, direct_io_reason): (DirectIo, String),
+    identity: Identity,
+    direct_io_reason: String,
     geometry: &Geometry,
     added: &Added,
     worker: &dyn Server,
@@ -408,25 +393,19 @@ fn describe(
     let (server, notes) = (ProcessId::own(), worker.notes());
     let worker = worker.id();
     let known = DeviceInfo {
-        reason: request.reason.clone(),
+        spec: Spec {
+            queues: Some(added.queues),
+            depth: Some(added.depth),
+            mode: Some(added.abilities.data_mode()),
+            ..request.spec.clone()
+        },
         size: geometry.size,
-        read_only: geometry.read_only,
-        direct_io: direct != DirectIo::Off,
+        direct_io: request.backing.direct_io != DirectIo::Off,
         direct_io_reason,
-        block_size: geometry.logical_block,
         physical_block_size: geometry.physical_block,
-        image: request.image.clone(),
-        cow: request.cow.clone(),
-        offset: request.offset,
-        size_limit: request.size_limit,
-        autoclear: request.autoclear,
-        queues: Some(added.queues),
-        depth: Some(added.depth),
-        mode: Some(added.abilities.data_mode().to_string()),
         server_pid: Some(server.pid),
         worker_pid: Some(worker.pid),
         isolated: request.isolate,
-        faults: request.faults.clone(),
         // What the shared worker lacks concerns all devices, and is in the log.
         warnings: request.warnings.iter().chain(notes.iter().filter(|_| request.isolate)).cloned().collect(),
         // Its node is what it is before it has a disk, for the caller to say.
@@ -439,7 +418,7 @@ fn describe(
         whole: !request.add_partitions,
         format: request.format.clone(),
         needs: versions::needs_of_new_devices(),
-        ..Device::bare(known, opened.identity, added.mark)
+        ..Device::bare(known, identity, added.mark)
     }
 }
 

@@ -7,8 +7,8 @@ use becket_image::{Facts, Map};
 
 use super::*;
 use crate::contract::DataMode;
-use crate::contract::messages::FileFacts;
-use crate::supervisor::doubles::{Bench, facts, granted};
+use crate::contract::spec::FileFacts;
+use crate::supervisor::doubles::{Bench, facts, granted, with};
 use crate::supervisor::offers::OFFERS;
 use crate::supervisor::smaller::DEPTH_WITH_BUFFERS;
 
@@ -132,7 +132,7 @@ impl Server for Double {
         unreachable!()
     }
     fn serve(&self, serve: Serve, fds: &[BorrowedFd<'_>]) -> Result<u32, Error> {
-        let kept = usize::from(serve.lease) + usize::from(serve.encoded.is_some());
+        let kept = usize::from(serve.backing.lease) + usize::from(serve.backing.encoded.is_some());
         assert_eq!((serve.map.len(), fds.len()), (8192, 2 + kept));
         self.step("serve")?;
         if serve.abilities.data_mode().is_zero_copy() && serve.depth > self.room {
@@ -183,7 +183,7 @@ fn a_device_is_recorded_before_anybody_can_see_it() {
     assert!(!stored.starting);
     assert_eq!(stored.mark, made.device.mark);
     assert_eq!(
-        (made.device.info.depth, made.device.info.mode.as_deref()),
+        (made.device.info.spec.depth, made.device.info.spec.mode.map(|mode| mode.to_string()).as_deref()),
         (Some(DEPTH_WITH_BUFFERS), Some("copy"))
     );
     assert_eq!((made.kept.sources.len(), made.kept.serve.first), (1, ELSEWHERE));
@@ -254,29 +254,37 @@ fn requests_that_lie_are_refused_before_anything_is_done() {
         ("append only", good(), vec![bench.fd(true, append)]),
         (
             "not for direct I/O",
-            Attach { files: direct(), ..good() },
+            with(good(), |it| it.backing.files = direct()),
             vec![bench.fd(true, 0), bench.fd(true, 0)],
         ),
-        ("direct of another file", Attach { files: direct(), ..good() }, vec![bench.fd(true, 0), dir()]),
+        (
+            "direct of another file",
+            with(good(), |it| it.backing.files = direct()),
+            vec![bench.fd(true, 0), dir()],
+        ),
         (
             "a file as block device",
-            Attach { files: vec![FileFacts { facts: block, direct: false }], ..good() },
+            with(good(), |it| it.backing.files = vec![FileFacts { facts: block, direct: false }]),
             vec![bench.fd(true, 0)],
         ),
-        ("lease is no pipe", Attach { lease: true, ..good() }, vec![bench.fd(true, 0), bench.fd(true, 0)]),
-        ("no lease", Attach { lease: true, ..good() }, vec![bench.fd(true, 0)]),
-        ("block size 0", Attach { block_size: 0, ..good() }, vec![bench.fd(true, 0)]),
-        ("block size 513", Attach { block_size: 513, ..good() }, vec![bench.fd(true, 0)]),
-        ("block size 1 MiB", Attach { block_size: 1 << 20, ..good() }, vec![bench.fd(true, 0)]),
+        (
+            "lease is no pipe",
+            with(good(), |it| it.backing.lease = true),
+            vec![bench.fd(true, 0), bench.fd(true, 0)],
+        ),
+        ("no lease", with(good(), |it| it.backing.lease = true), vec![bench.fd(true, 0)]),
+        ("block size 0", with(good(), |it| it.spec.block_size = 0), vec![bench.fd(true, 0)]),
+        ("block size 513", with(good(), |it| it.spec.block_size = 513), vec![bench.fd(true, 0)]),
+        ("block size 1 MiB", with(good(), |it| it.spec.block_size = 1 << 20), vec![bench.fd(true, 0)]),
         (
             "shorter than a block",
             Attach { map: Map::contiguous(0, 0, 511), ..good() },
             vec![bench.fd(true, 0)],
         ),
         ("a foreign file", Attach { map: Map::contiguous(1, 0, 8192), ..good() }, vec![bench.fd(true, 0)]),
-        ("no queue", Attach { queues: Some(0), ..good() }, vec![bench.fd(true, 0)]),
-        ("too deep", Attach { depth: Some(u16::MAX), ..good() }, vec![bench.fd(true, 0)]),
-        ("no file", Attach { files: vec![], ..good() }, vec![]),
+        ("no queue", with(good(), |it| it.spec.queues = Some(0)), vec![bench.fd(true, 0)]),
+        ("too deep", with(good(), |it| it.spec.depth = Some(u16::MAX)), vec![bench.fd(true, 0)]),
+        ("no file", with(good(), |it| it.backing.files = vec![]), vec![]),
         ("a path as name", Attach { name: Some("../x".into()), ..good() }, vec![bench.fd(true, 0)]),
     ];
     for (what, request, fds) in cases {
@@ -292,10 +300,13 @@ fn requests_that_lie_are_refused_before_anything_is_done() {
 fn read_only_needs_no_writable_descriptor() {
     let bench = Bench::new();
     let double = double(&bench, "");
-    let request = Attach { read_only: true, lease: true, ..bench.request(Some("one")) };
+    let request = with(bench.request(Some("one")), |it| {
+        it.spec.read_only = true;
+        it.backing.lease = true;
+    });
     let (reader, _writer) = rustix::pipe::pipe().unwrap();
     let made = maker(&bench, &double).make(request, vec![bench.fd(false, 0), reader], None).unwrap();
-    assert!(made.device.info.read_only);
+    assert!(made.device.info.spec.read_only);
     assert!(double.did("freeze"), "its users see it");
     assert!(made.kept.keepsakes.lease.is_some());
 }
@@ -307,11 +318,18 @@ fn an_encoded_image_comes_with_its_table_and_is_not_written() {
     let encoded = Some(crate::contract::table::Encoding { cache_size: Some(1 << 25), direct_io: false });
     let table = || crate::contract::table::pack(&[crate::contract::table::tests::layer()]).unwrap().unwrap();
     let bench = Bench::new();
-    let whole = Attach { map, encoded, read_only: true, ..bench.request(Some("one")) };
+    let whole = with(bench.request(Some("one")), |it| {
+        (it.map, it.backing.encoded) = (map, encoded);
+        it.spec.read_only = true;
+    });
     let cases = [
-        ("no table", Attach { encoded: None, ..whole.clone() }, vec![bench.fd(false, 0)]),
+        ("no table", with(whole.clone(), |it| it.backing.encoded = None), vec![bench.fd(false, 0)]),
         ("a table that can change", whole.clone(), vec![bench.fd(false, 0), bench.fd(false, 0)]),
-        ("to be written", Attach { read_only: false, ..whole.clone() }, vec![bench.fd(true, 0), table()]),
+        (
+            "to be written",
+            with(whole.clone(), |it| it.spec.read_only = false),
+            vec![bench.fd(true, 0), table()],
+        ),
     ];
     for (what, request, fds) in cases {
         let error = maker(&bench, &double(&bench, "")).make(request, fds, None).map(drop).unwrap_err();
@@ -320,8 +338,8 @@ fn an_encoded_image_comes_with_its_table_and_is_not_written() {
     let zero_copy = Abilities::SERVED.with(Abilities::ZERO_COPY);
     let double = Double { abilities: zero_copy, ..double(&bench, "") };
     let made = maker(&bench, &double).make(whole, vec![bench.fd(false, 0), table()], None).unwrap();
-    assert_eq!(made.device.info.mode.as_deref(), Some("copy"), "we write the bytes");
-    assert_eq!(made.kept.serve.encoded, encoded);
+    assert_eq!(made.device.info.spec.mode, Some(DataMode::Copy), "we write the bytes");
+    assert_eq!(made.kept.serve.backing.encoded, encoded);
     // Its next worker, and its next supervisor, get it.
     let kept = made.kept.keepsakes.table.unwrap();
     assert_eq!(crate::contract::table::unpack(&kept).unwrap(), [crate::contract::table::tests::layer()]);
@@ -354,10 +372,13 @@ fn where_there_is_less_room_the_device_is_smaller_and_nothing_of_the_attempts_st
             let made =
                 maker(&bench, &double).make(bench.request(name), vec![bench.fd(true, 0)], None).unwrap();
             let info = &made.device.info;
-            assert_eq!((info.depth, info.mode.as_deref()), (Some(depth), Some(mode)));
-            assert!(info.reason.contains("nearly full"), "{}", info.reason);
             assert_eq!(
-                bench.store.device(&info.name).unwrap().unwrap().info.depth,
+                (info.spec.depth, info.spec.mode.map(|mode| mode.to_string()).as_deref()),
+                (Some(depth), Some(mode))
+            );
+            assert!(info.spec.reason.contains("nearly full"), "{}", info.spec.reason);
+            assert_eq!(
+                bench.store.device(&info.name).unwrap().unwrap().info.spec.depth,
                 Some(depth),
                 "in the record too"
             );
@@ -374,7 +395,7 @@ fn a_forced_mode_for_which_there_is_no_room_fails_and_leaves_nothing() {
     let bench = Bench::new();
     let abilities = Abilities::SERVED.with(Abilities::ZERO_COPY);
     let double = Double { room: 0, abilities, ..double(&bench, "") };
-    let request = Attach { mode: Some(DataMode::ZeroCopy), ..bench.request(Some("one")) };
+    let request = with(bench.request(Some("one")), |it| it.spec.mode = Some(DataMode::ZeroCopy));
     let error = maker(&bench, &double).make(request, vec![bench.fd(true, 0)], None).map(drop).unwrap_err();
     assert!(error.hint().unwrap().contains("--queues"), "{error}");
     assert_eq!(bench.left_behind(), Vec::<String>::new());

@@ -18,7 +18,7 @@ use super::make::direct_io;
 use super::owned::Owned;
 use super::workers::Server;
 use crate::contract::kept::Kept;
-use crate::contract::{DeviceId, DeviceInfo, DeviceState, Error};
+use crate::contract::{DeviceId, DeviceInfo, DeviceState, Error, Spec};
 use crate::record::judge::disk_name;
 use crate::record::store::{Device, Entry};
 use crate::record::{links, mark, register};
@@ -141,17 +141,20 @@ fn described(driver: &dyn Driver, id: DeviceId, added: &Added) -> Device {
     let block = sysfs::number(&disk, "queue/logical_block_size").unwrap_or(512);
     let bare = DeviceInfo::bare(String::new(), driver.node(id.number), id.kind, id.number);
     let known = DeviceInfo {
-        reason: "found without a record".to_owned(),
+        spec: Spec {
+            image: PathBuf::from(UNKNOWN),
+            read_only: sysfs::flag(&disk, "ro").unwrap_or_default(),
+            block_size: block,
+            queues: Some(added.queues),
+            depth: Some(added.depth),
+            mode: Some(added.abilities.data_mode()),
+            reason: "found without a record".to_owned(),
+            ..Spec::default()
+        },
         size: size_of(&disk).unwrap_or_default(),
-        read_only: sysfs::flag(&disk, "ro").unwrap_or_default(),
-        block_size: block,
         physical_block_size: sysfs::number(&disk, "queue/physical_block_size").unwrap_or(block),
         state: DeviceState::Lost,
-        image: PathBuf::from(UNKNOWN),
         partitions: partitions_as(node::partitions(&disk), &[]),
-        queues: Some(added.queues),
-        depth: Some(added.depth),
-        mode: Some(added.abilities.data_mode().to_string()),
         diskseq: node::diskseq(&disk),
         warnings: vec!["its record was lost: its name and what was said of it are forgotten".to_owned()],
         ..bare
@@ -162,18 +165,19 @@ fn described(driver: &dyn Driver, id: DeviceId, added: &Added) -> Device {
 /// What its worker holds says more.
 fn as_kept(device: &mut Device, kept: &Kept) {
     let Device { info, image, .. } = device;
-    let (direct, reason) = direct_io(&kept.sources, kept.serve.direct_io, kept.serve.encoded.is_some());
+    let (direct, reason) =
+        direct_io(&kept.sources, kept.serve.backing.direct_io, kept.serve.backing.encoded.is_some());
     (info.direct_io, info.direct_io_reason) = (direct != DirectIo::Off, reason);
-    (info.size, info.read_only) = (kept.serve.geometry.size, kept.serve.geometry.read_only);
-    (info.isolated, info.faults) = (kept.serve.isolated, kept.serve.faults.clone());
+    (info.size, info.spec.read_only) = (kept.serve.geometry.size, kept.serve.geometry.read_only);
+    (info.isolated, info.spec.faults) = (kept.serve.isolated, kept.serve.faults.clone());
     // With a lease it goes by itself, as it was to.
-    info.autoclear = kept.serve.lease;
+    info.spec.autoclear = kept.serve.backing.lease;
     let Some(Source::File(file)) = kept.sources.first() else { return };
     if let Ok((_, held)) = inode::of(&file.buffered) {
         *image = held;
     }
     if let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", file.buffered.as_raw_fd())) {
-        info.image = path;
+        info.spec.image = path;
     }
 }
 

@@ -77,7 +77,7 @@ impl Supervisor {
         let mut left = devices;
         // Tables are read before an image that grows can be served, which may take long: the others come
         // first.
-        left.sort_by_key(|owned| lock(&owned.state).kept.serve.grows);
+        left.sort_by_key(|owned| lock(&owned.state).kept.serve.backing.grows);
         left.retain(|owned| {
             let mut state = lock(&owned.state);
             if state.gone || state.server.id() != dead {

@@ -2,7 +2,7 @@ use super::*;
 use crate::contract::DeviceInfo;
 use crate::contract::messages::{Attach, Detach};
 use crate::control::server::Service;
-use crate::supervisor::doubles::{ALL, Fate, Stage};
+use crate::supervisor::doubles::{ALL, Fate, Stage, with};
 use becket_transport::Abilities;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -177,7 +177,10 @@ fn a_worker_of_its_own_dies_alone() {
 fn a_control_group_is_taken_only_as_what_it_is() {
     let stage = Stage::new();
     let image = || stage.bench.fd(true, 0);
-    let request = |isolate| Attach { isolate, cgroup: true, ..stage.bench.request(Some("one")) };
+    let request = |isolate| {
+        let request = Attach { isolate, ..stage.bench.request(Some("one")) };
+        with(request, |it| it.backing.cgroup = true)
+    };
     let cases: [(Attach, Vec<OwnedFd>); 3] =
         [(request(true), vec![image(), image()]), (request(true), vec![]), (request(false), vec![image()])];
     for (request, fds) in cases {

@@ -42,27 +42,27 @@ pub(super) fn usual(owned: usize, mode: DataMode, cpus: usize) -> (u16, u16) {
 ///
 /// Each answer is less than `tried`, so asking again and again ends.
 pub(super) fn smaller(asked: &Attach, tried: &Attach, room: u16, copying: DataMode) -> Option<Attach> {
-    if asked.mode != tried.mode {
+    if asked.spec.mode != tried.spec.mode {
         // It copies already, which takes no room.
         return None;
     }
     // Powers of two leave no holes in the table that nothing fits into.
     let depth = room.checked_ilog2().map_or(0, |log| 1 << log);
-    let fewest = if asked.mode.is_some() { 1 } else { FEWEST };
+    let fewest = if asked.spec.mode.is_some() { 1 } else { FEWEST };
     let mut less = asked.clone();
-    let how = if depth >= fewest && tried.depth.is_none_or(|tried| depth < tried) {
-        less.depth = Some(depth);
+    let how = if depth >= fewest && tried.spec.depth.is_none_or(|tried| depth < tried) {
+        less.spec.depth = Some(depth);
         format!("{depth} requests in flight in each queue")
-    } else if asked.mode.is_none() {
-        less.mode = Some(copying);
-        less.depth = asked.depth.map(|depth| depth.min(DEPTH_WITH_BUFFERS));
+    } else if asked.spec.mode.is_none() {
+        less.spec.mode = Some(copying);
+        less.spec.depth = asked.spec.depth.map(|depth| depth.min(DEPTH_WITH_BUFFERS));
         "data is copied".to_owned()
     } else {
         return None;
     };
     let why = "since the server's table for requests that are not copied is nearly full";
-    less.reason = format!("{}; {how}, {why}", asked.reason);
-    if less.depth != asked.depth && asked.depth.is_some() {
+    less.spec.reason = format!("{}; {how}, {why}", asked.spec.reason);
+    if less.spec.depth != asked.spec.depth && asked.spec.depth.is_some() {
         less.warnings.push(format!("the depth that was asked for cannot be had: {how}, {why}"));
     }
     Some(less)
@@ -71,7 +71,7 @@ pub(super) fn smaller(asked: &Attach, tried: &Attach, room: u16, copying: DataMo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::supervisor::doubles::Bench;
+    use crate::supervisor::doubles::{Bench, with};
 
     /// Depth and mode after each attempt while there is room for `room` requests, until one succeeds or none
     /// is left.
@@ -80,11 +80,11 @@ mod tests {
         mode: Option<DataMode>,
         room: u16,
     ) -> Vec<(Option<u16>, Option<DataMode>)> {
-        let asked = Attach { depth, mode, ..Bench::new().request(None) };
+        let asked = with(Bench::new().request(None), |it| (it.spec.depth, it.spec.mode) = (depth, mode));
         let mut tried = asked.clone();
         let mut all = Vec::new();
         while let Some(less) = smaller(&asked, &tried, room, DataMode::BatchCopy) {
-            all.push((less.depth, less.mode));
+            all.push((less.spec.depth, less.spec.mode));
             tried = less;
         }
         all
@@ -131,11 +131,11 @@ mod tests {
     fn a_depth_that_was_asked_for_and_not_had_is_a_warning() {
         let bench = Bench::new();
         let usual = bench.request(None);
-        let asked = Attach { depth: Some(4096), ..usual.clone() };
+        let asked = with(usual.clone(), |it| it.spec.depth = Some(4096));
         let warnings = |asked: &Attach| smaller(asked, asked, 1000, DataMode::Copy).unwrap().warnings;
         assert!(warnings(&usual).is_empty());
         assert!(warnings(&asked)[0].contains("512 requests"), "{:?}", warnings(&asked));
-        let reason = smaller(&usual, &usual, 1000, DataMode::Copy).unwrap().reason;
+        let reason = smaller(&usual, &usual, 1000, DataMode::Copy).unwrap().spec.reason;
         assert!(reason.starts_with("test; 512 requests"), "{reason}");
     }
 }

@@ -107,7 +107,7 @@ fn a_device_becomes_writable_again_while_its_worker_dies_and_others_go() {
         let state = lock(&owned.state);
         let record = stage.bench.store.device("zero").unwrap().unwrap();
         let served = state.kept.serve.geometry.read_only;
-        assert_eq!((state.device.info.read_only, record.info.read_only), (served, served));
+        assert_eq!((state.device.info.spec.read_only, record.info.spec.read_only), (served, served));
         assert!(!set || !served, "where the flag says writable, writes pass");
     });
 }

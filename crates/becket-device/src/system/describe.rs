@@ -7,7 +7,7 @@ use crate::contract::{AttachOptions, PartitionInfo, Partitions};
 
 /// The note about a device that is read-only although that was not asked for.
 pub(crate) fn unasked_read_only(reason: Option<&str>, options: &AttachOptions) -> Option<String> {
-    reason.filter(|_| !options.read_only).map(|reason| format!("attached read-only: {reason}"))
+    reason.filter(|_| !options.open.read_only).map(|reason| format!("attached read-only: {reason}"))
 }
 
 /// The length of a disk by sysfs, in bytes.

@@ -30,7 +30,7 @@ use crate::contract::kept::{self, Keepsakes, Kept, Setup};
 use crate::contract::protocol::{self, Change, Handed, Order, Report, Serve};
 use crate::contract::rendezvous;
 use crate::contract::versions::Speech;
-use crate::contract::{DeviceId, Error, table};
+use crate::contract::{DeviceId, Error, spec, table, wrong};
 use crate::system::log;
 use crate::system::sync::{DEVICES, Held, LAST, Ranked, SHARED, lock};
 
@@ -188,7 +188,7 @@ impl Worker {
 
     /// Decodes a device's blocks, if some are encoded: one for all devices, made for the first that needs it.
     fn decoded(&self, kept: &Kept) -> io::Result<Option<Decoded>> {
-        let (Some(encoding), Some(table)) = (&kept.serve.encoded, &kept.keepsakes.table) else {
+        let (Some(encoding), Some(table)) = (&kept.serve.backing.encoded, &kept.keepsakes.table) else {
             return Ok(None);
         };
         let encoded = table::unpack(table)?;
@@ -215,7 +215,7 @@ impl Worker {
         let check = || -> io::Result<_> {
             let own = serve.own_descriptors();
             if fds.len() < own {
-                return Err(protocol::wrong("the device's descriptor is missing"));
+                return Err(wrong("the device's descriptor is missing"));
             }
             let kept = Kept::new(serve.clone(), fds.split_off(own))?;
             let link = fds.iter().skip(1).map(OwnedFd::try_clone).collect::<io::Result<_>>()?;
@@ -268,7 +268,7 @@ impl Worker {
     /// not. Its queues begin where they did.
     fn change(&self, change: &Change, fds: Vec<OwnedFd>) -> Result<u32, String> {
         let served = self.served(change.id).ok_or("it is not served here")?;
-        let sources = change.files.clone().map(|files| protocol::all_sources(files, fds.into_iter()));
+        let sources = change.files.clone().map(|files| spec::all_sources(files, fds.into_iter()));
         let sources = sources.transpose().map_err(|error| error.to_string())?;
         let Change { map, read_only, direct_io, .. } = change.clone();
         let new = serve::Change { map, sources, read_only, direct_io };
@@ -392,7 +392,7 @@ impl Worker {
             match held {
                 Ok((serve, serving, keepsakes, link)) => {
                     // Those of the way below are behind them, and stay here.
-                    let own = serving.sources().get(..serve.files.len()).unwrap_or_default();
+                    let own = serving.sources().get(..serve.backing.files.len()).unwrap_or_default();
                     let mut fds = kept::descriptors(own, &keepsakes);
                     fds.extend(link.iter().map(AsFd::as_fd));
                     self.tell(&Report::Held(Box::new(serve)), &fds);
@@ -418,7 +418,7 @@ impl Worker {
 
 /// Whether it takes long before a device can be served: tables that grow with the image are read first.
 fn is_long(serve: &Serve) -> bool {
-    serve.grows || serve.encoded.is_some()
+    serve.backing.grows || serve.backing.encoded.is_some()
 }
 
 /// Does something on another thread; on this one, if too many are busy already or no thread can be had.
@@ -452,18 +452,18 @@ fn aside<'scope, W: FnOnce() + Send + 'scope>(
 /// some. What waits for the image's file is done on another thread: a file system that does not answer costs
 /// this device alone its worker.
 fn grower(kept: &Kept, decoded: Option<&Decoded>) -> io::Result<Option<Box<dyn Grow>>> {
-    if !kept.serve.grows {
+    if !kept.serve.backing.grows {
         return Ok(None);
     }
     let mut readers: Vec<Arc<dyn ReadAt>> = Vec::with_capacity(kept.sources.len());
     for Source::File(file) in &kept.sources {
         readers.push(Arc::new(file.buffered.try_clone()?));
     }
-    let no_file = || protocol::wrong("an image that grows has no file");
+    let no_file = || wrong("an image that grows has no file");
     let Source::File(first) = kept.sources.first().ok_or_else(no_file)?;
     let encoded = decoded.map(|decoded| decoded.encoded.clone()).unwrap_or_default();
     let old = Image::assembled(kept.serve.map.clone(), readers, encoded)
-        .ok_or_else(|| protocol::wrong("a map speaks of what is not there"))?;
+        .ok_or_else(|| wrong("a map speaks of what is not there"))?;
     let for_syncs = first.direct.as_ref().map(OwnedFd::try_clone).transpose()?;
     let file = first.buffered.try_clone()?;
     match within(TABLES, move || Grower::open(file, for_syncs, old)) {

@@ -152,7 +152,7 @@ fn attach(image: &str, more: &[&str]) -> Result<(), String> {
     for word in more {
         match word.split_once('=').unwrap() {
             ("name", name) => options.name = Some(name.to_owned()),
-            ("offset", offset) => options.offset = offset.parse().unwrap(),
+            ("offset", offset) => options.open.offset = offset.parse().unwrap(),
             ("via", via) => options.via = via.parse().unwrap(),
             ("isolate", isolate) => options.isolate = isolate.parse().unwrap(),
             ("partitions", partitions) => options.partitions = partitions.parse().unwrap(),

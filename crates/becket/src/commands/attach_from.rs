@@ -124,10 +124,10 @@ mod tests {
         let given = || vec!["--offset=4K".into(), "--shared".into()];
         let jobs = read(Path::new("t"), text, &said, given).unwrap();
         assert_eq!(jobs.len(), 2);
-        assert_eq!((jobs[0].image.to_str(), jobs[0].options.offset), (Some("a.img"), 4096));
-        assert_eq!((jobs[1].image.to_str(), jobs[1].options.offset), (Some("b c.img"), 1 << 20));
-        assert!(jobs[0].options.shared && jobs[1].options.shared);
-        assert!(!jobs[0].options.read_only && jobs[1].options.read_only);
+        assert_eq!((jobs[0].image.to_str(), jobs[0].options.open.offset), (Some("a.img"), 4096));
+        assert_eq!((jobs[1].image.to_str(), jobs[1].options.open.offset), (Some("b c.img"), 1 << 20));
+        assert!(jobs[0].options.open.shared && jobs[1].options.open.shared);
+        assert!(!jobs[0].options.open.read_only && jobs[1].options.open.read_only);
         assert_eq!(jobs[1].options.name.as_deref(), Some("b"));
         assert_eq!(jobs[1].origin.as_deref(), Some("t line 4"));
     }

@@ -57,7 +57,7 @@ mod tests {
         let jobs = choose(Path::new("/t"), text, &names(&["c", "a"]), &["--shared".into()]).unwrap();
         assert_eq!(jobs[0].image, Path::new("/c.img"));
         assert_eq!(jobs[1].options.name.as_deref(), Some("a"));
-        assert!(jobs[1].options.read_only && jobs[1].options.shared);
+        assert!(jobs[1].options.open.read_only && jobs[1].options.open.shared);
         assert_eq!(jobs[1].origin.as_deref(), Some("/t line 1"));
         let failure = choose(Path::new("/t"), text, &names(&["a", "b"]), &[]).unwrap_err();
         assert_eq!(failure.message, "/t: no line is named b");

@@ -6,8 +6,8 @@ use crate::{
     failure::Failure,
     ui::Ui,
 };
-use becket_device::{AttachOptions, DeviceInfo, DeviceState, Partitions};
-use becket_image::{Budget, Format, Walk, shown};
+use becket_device::{AttachOptions, DeviceInfo, DeviceState, Partitions, Spec};
+use becket_image::{Budget, Format, OpenOptions, Walk, shown};
 use serde::Serialize;
 use serde_json::json;
 use std::{
@@ -31,7 +31,28 @@ pub(super) struct Job {
 /// What was asked for, in the words of the device room.
 pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
     AttachOptions {
-        cut: false,
+        open: OpenOptions {
+            read_only: asked.read_only,
+            direct_io: asked.direct_io.into(),
+            offset: asked.offset,
+            size_limit: asked.size_limit,
+            block_size: asked.block_size,
+            shared: asked.shared,
+            format: asked.format,
+            backing_dirs: asked.backing_dirs.clone(),
+            drop_bitmaps: asked.drop_bitmaps,
+            cow: asked.cow.clone(),
+            no_limits: asked.limits.no_limits,
+            ..OpenOptions::default()
+        },
+        spec: Spec {
+            queues: asked.queues,
+            depth: asked.depth,
+            mode: asked.mode,
+            faults: asked.fault.clone(),
+            autoclear: asked.autoclear,
+            ..Spec::default()
+        },
         via: match asked.via {
             Via::Auto => becket_device::Via::Auto,
             Via::Ublk => becket_device::Via::Ublk,
@@ -39,28 +60,13 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
             Via::Dm => becket_device::Via::Dm,
             Via::Fuse => becket_device::Via::Fuse,
         },
-        read_only: asked.read_only,
+        cut: false,
         name: asked.name.clone(),
-        format: asked.format,
-        backing_dirs: asked.backing_dirs.clone(),
-        cow: asked.cow.clone(),
-        no_limits: asked.limits.no_limits,
-        drop_bitmaps: asked.drop_bitmaps,
-        offset: asked.offset,
-        size_limit: asked.size_limit,
-        block_size: asked.block_size,
-        direct_io: asked.direct_io.into(),
-        queues: asked.queues,
-        depth: asked.depth,
         partitions: match asked.partitions {
             Toggle::Auto => Partitions::Auto,
             Toggle::On => Partitions::On,
             Toggle::Off => Partitions::Off,
         },
-        autoclear: asked.autoclear,
-        shared: asked.shared,
-        mode: asked.mode,
-        faults: asked.fault.clone(),
         isolate: asked.isolate,
         cache_size: asked.cache_size,
         cgroup: if asked.isolate { crate::cgroup::own() } else { None },

@@ -51,8 +51,8 @@ pub(crate) fn run(ui: &Ui, _args: &args::List) -> Result<u8, Failure> {
 /// Which image it has, and what takes what is written to it.
 fn image(info: &DeviceInfo) -> String {
     let path = |path: &Path| printable(&path.display().to_string());
-    let cow = info.cow.as_deref().map_or_else(String::new, |cow| format!(" (--cow {})", path(cow)));
-    path(&info.image) + &cow
+    let cow = info.spec.cow.as_deref().map_or_else(String::new, |cow| format!(" (--cow {})", path(cow)));
+    path(&info.spec.image) + &cow
 }
 
 fn row(info: &DeviceInfo, reason: bool) -> Vec<String> {
@@ -62,21 +62,21 @@ fn row(info: &DeviceInfo, reason: bool) -> Vec<String> {
         info.device.display().to_string(),
         info.transport.to_string(),
         format_size(info.size),
-        yes(info.read_only),
+        yes(info.spec.read_only),
         yes(info.direct_io),
-        info.block_size.to_string(),
+        info.spec.block_size.to_string(),
         info.state.to_string(),
         image(info),
     ];
     if reason {
-        let mut reason = printable(&info.reason.replace('\n', " "));
+        let mut reason = printable(&info.spec.reason.replace('\n', " "));
         if let Some(queues) = queues(info) {
             reason.push_str(&format!("; {queues}"));
         }
         if let (true, Some(pid)) = (info.isolated, info.worker_pid) {
             reason.push_str(&format!("; isolated: process {pid} serves it alone"));
         }
-        if info.faults.is_some() {
+        if info.spec.faults.is_some() {
             reason.push_str("; under faults (--fault)");
         }
         if info.recoveries > 0 {

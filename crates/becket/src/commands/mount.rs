@@ -100,7 +100,7 @@ fn is_hybrid(args: &args::Mount) -> bool {
 fn mount(args: &args::Mount, info: &DeviceInfo, node: &Path) -> Result<(), Failure> {
     let mut command = Command::new("mount");
     command.arg("-t").arg(&args.fs_type);
-    if info.read_only {
+    if info.spec.read_only {
         command.arg("-r");
     }
     if let Some(options) = &args.options {

@@ -66,7 +66,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Umount) -> Result<u8, Failure> {
 }
 
 fn detach(info: &DeviceInfo, timeout: Duration) -> Result<(), Failure> {
-    if info.autoclear && common::await_gone(info, BY_ITSELF) {
+    if info.spec.autoclear && common::await_gone(info, BY_ITSELF) {
         return Ok(());
     }
     match becket_device::detach(&info.name, &DetachOptions { lazy: false, timeout }) {

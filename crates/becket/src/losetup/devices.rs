@@ -41,7 +41,7 @@ impl Device {
     pub(super) fn offset(&self) -> Option<u64> {
         match self {
             Device::Loop(device) => device.offset(),
-            Device::Served(served) => Some(served.info.offset),
+            Device::Served(served) => Some(served.info.spec.offset),
         }
     }
 
@@ -49,14 +49,14 @@ impl Device {
     pub(super) fn size_limit(&self) -> Option<u64> {
         match self {
             Device::Loop(device) => device.size_limit(),
-            Device::Served(served) => Some(served.info.size_limit.unwrap_or(0)),
+            Device::Served(served) => Some(served.info.spec.size_limit.unwrap_or(0)),
         }
     }
 
     pub(super) fn is_read_only(&self) -> bool {
         match self {
             Device::Loop(device) => device.is_read_only(),
-            Device::Served(served) => served.info.read_only,
+            Device::Served(served) => served.info.spec.read_only,
         }
     }
 

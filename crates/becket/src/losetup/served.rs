@@ -8,7 +8,7 @@ use super::table::Value;
 use super::trouble::{Trouble, still_used};
 use crate::failure::without_errno;
 use becket_device::{AttachOptions, Changes, DetachOptions, DeviceInfo, DeviceState, Partitions, Via};
-use becket_image::{DirectIo, Format};
+use becket_image::{DirectIo, Format, OpenOptions};
 use becket_transport::{Kind, sysfs};
 use rustix::fs::Stat;
 use std::ffi::{OsStr, OsString};
@@ -63,17 +63,21 @@ pub(super) fn create(file: &OsStr, settings: &Settings) -> Result<PathBuf, Troub
     // losetup shows a file's bytes as they are, whatever they mean. Only becket itself has paths through
     // images.
     let format = if rustix::fs::stat(file).is_ok() { Format::Raw } else { Format::Auto };
-    let options = AttachOptions {
-        via: Via::Ublk,
-        format,
+    let open = OpenOptions {
         read_only: settings.read_only,
+        direct_io: if settings.direct_io == Some(true) { DirectIo::On } else { DirectIo::Off },
         offset: settings.offset.unwrap_or(0),
         size_limit: settings.size_limit.filter(|&limit| limit > 0),
         block_size,
-        direct_io: if settings.direct_io == Some(true) { DirectIo::On } else { DirectIo::Off },
-        partitions: if settings.partscan { Partitions::Auto } else { Partitions::Off },
         // losetup attaches what others have attached, too.
         shared: true,
+        format,
+        ..OpenOptions::default()
+    };
+    let options = AttachOptions {
+        open,
+        via: Via::Ublk,
+        partitions: if settings.partscan { Partitions::Auto } else { Partitions::Off },
         cut: true,
         ..AttachOptions::default()
     };
@@ -115,13 +119,13 @@ impl Served {
 
     /// Device number and inode of the file, which its path must still name.
     pub(super) fn identity(&self) -> Option<(u64, u64)> {
-        std::fs::metadata(&self.info.image).ok().map(|data| (data.dev(), data.ino()))
+        std::fs::metadata(&self.info.spec.image).ok().map(|data| (data.dev(), data.ino()))
     }
 
     pub(super) fn is_of(&self, stat: Option<&Stat>, paths: &[OsString]) -> bool {
         match (stat, self.identity()) {
             (Some(stat), Some(own)) => own == (stat.st_dev, stat.st_ino),
-            _ => paths.iter().any(|path| path.as_bytes() == self.info.image.as_os_str().as_bytes()),
+            _ => paths.iter().any(|path| path.as_bytes() == self.info.spec.image.as_os_str().as_bytes()),
         }
     }
 
@@ -134,8 +138,10 @@ impl Served {
         let back = || self.identity().map(|(dev, _)| dev);
         match column {
             Column::Name => text(&info.device),
-            Column::Autoclear => Some(Value::Flag(info.autoclear || info.state == DeviceState::Detaching)),
-            Column::BackFile | Column::Ref => text(&info.image),
+            Column::Autoclear => {
+                Some(Value::Flag(info.spec.autoclear || info.state == DeviceState::Detaching))
+            }
+            Column::BackFile | Column::Ref => text(&info.spec.image),
             Column::BackIno => self.identity().map(|(_, ino)| Value::Number(ino)),
             Column::BackMajMin => back().map(|dev| pair(dev, 8)),
             Column::BackMaj => back().map(|dev| part(rustix::fs::major(dev))),
@@ -143,12 +149,12 @@ impl Served {
             Column::MajMin => own().map(|dev| pair(dev, 3)),
             Column::Maj => own().map(|dev| Value::Number(rustix::fs::major(dev).into())),
             Column::Min => own().map(|dev| Value::Number(rustix::fs::minor(dev).into())),
-            Column::Offset => Some(Value::Number(info.offset)),
+            Column::Offset => Some(Value::Number(info.spec.offset)),
             Column::Partscan => Some(Value::Flag(!info.partitions.is_empty())),
-            Column::Ro => Some(Value::Flag(info.read_only)),
-            Column::SizeLimit => Some(Value::Number(info.size_limit.unwrap_or(0))),
+            Column::Ro => Some(Value::Flag(info.spec.read_only)),
+            Column::SizeLimit => Some(Value::Number(info.spec.size_limit.unwrap_or(0))),
             Column::Dio => Some(Value::Flag(info.direct_io)),
-            Column::LogSec => Some(Value::Number(info.block_size.into())),
+            Column::LogSec => Some(Value::Number(info.spec.block_size.into())),
         }
     }
 }

@@ -52,7 +52,7 @@ impl Use {
         replaces: bool,
         len: u64,
     ) -> Result<Option<Use>, Error> {
-        let freezes = changes.read_only == Some(true) && !info.read_only;
+        let freezes = changes.read_only == Some(true) && !info.spec.read_only;
         if !replaces && len >= info.size && !freezes {
             return Ok(None);
         }
@@ -96,7 +96,7 @@ pub(super) fn may_shrink(info: &DeviceInfo, held: bool, len: u64, force: bool) -
 
 /// A device may become read-only when no file system on it is mounted for writing.
 pub(super) fn may_become_read_only(info: &DeviceInfo, held: bool, force: bool) -> Result<(), Error> {
-    if force || !held || info.read_only {
+    if force || !held || info.spec.read_only {
         return Ok(());
     }
     match users::writers(&disk_of(info)) {

@@ -28,13 +28,13 @@ pub(super) fn set(
     let again = |options: &str| format!("becket detach {}; becket attach {options}", info.name);
     if changes.read_only == Some(false) && status.read_only {
         let message = format!("{} was attached read-only, and the loop driver keeps it so", info.name);
-        return Err(unsupported(message, again(&info.image.display().to_string())));
+        return Err(unsupported(message, again(&info.spec.image.display().to_string())));
     }
     // It comes in the length that the device has; a new limit follows by itself.
     let as_it_is = Changes { size_limit: None, ..changes.clone() };
     let opened = changes.image.as_deref().map(|path| open(store, device, path, &as_it_is)).transpose()?;
     let len = info.size.min(changes.size_limit.flatten().unwrap_or(u64::MAX));
-    let freezes = changes.read_only == Some(true) && !info.read_only;
+    let freezes = changes.read_only == Some(true) && !info.spec.read_only;
     let using = Use::allowing(info, changes, opened.is_some(), len)?;
     let held = using.as_ref().is_some_and(Use::is_held);
     if let (Some(opened), Some(path)) = (&opened, &changes.image) {
@@ -73,14 +73,14 @@ pub(super) fn set(
         keep(&new)?;
     }
     if let Some(limit) = changes.size_limit {
-        let block = u64::from(info.block_size.max(1));
+        let block = u64::from(info.spec.block_size.max(1));
         let rounded = limit.map(|limit| limit / block * block);
         if rounded == Some(0) {
             let message = format!("{} would have no block left", info.name);
             return Err(Error::Failed { kind: ErrorKind::InvalidOption, message, hint: None });
         }
         new.info.size = loop_::set_size_limit(number, rounded).map_err(Error::Device)?;
-        new.info.size_limit = limit;
+        new.info.spec.size_limit = limit;
         keep(&new)?;
     }
     if let Some(wanted) = changes.direct_io {
@@ -93,7 +93,7 @@ pub(super) fn set(
             true => guard::freeze(info)?,
             false => node::set_read_only(&disk_of(info), read_only).map_err(Error::Device)?,
         }
-        new.info.read_only = read_only;
+        new.info.spec.read_only = read_only;
         keep(&new)?;
     }
     Ok(new.info)
@@ -112,8 +112,8 @@ fn replace(device: &mut Device, opened: &Opened) -> Result<(), Error> {
     let none = || Error::NoDevice { target: info.name.clone() };
     let Source::File(file) = opened.sources.first().ok_or_else(none)?;
     loop_::change_image(info.number, file.buffered.as_fd()).map_err(refused)?;
-    info.image = opened.path.clone();
-    info.cow = None;
+    info.spec.image = opened.path.clone();
+    info.spec.cow = None;
     // To the kernel it is another medium.
     info.diskseq = node::diskseq(&disk_of(info));
     device.image = opened.identity;
@@ -136,7 +136,8 @@ pub(super) fn set_fixed(store: &Store, device: &Device, changes: &Changes) -> Re
             format!("{} has no page cache to go through: device-mapper passes requests on", info.name);
         return Err(unsupported(message, "attach it with --via ublk or --via loop"));
     }
-    if changes.read_only.is_some_and(|read_only| read_only != info.read_only) || changes.image.is_some() {
+    if changes.read_only.is_some_and(|read_only| read_only != info.spec.read_only) || changes.image.is_some()
+    {
         let message =
             format!("{} is a table of device-mapper: its image and its rights are fixed", info.name);
         let hint =
@@ -149,7 +150,7 @@ pub(super) fn set_fixed(store: &Store, device: &Device, changes: &Changes) -> Re
         let using = if len < info.size { Some(Use::of(info)?) } else { None };
         guard::may_shrink(info, using.is_some_and(|using| using.is_held()), len, changes.force)?;
         new.info.size = dm::refresh(device.mark, limit).map_err(Error::Device)?;
-        new.info.size_limit = limit;
+        new.info.spec.size_limit = limit;
         store.update(device, &new)?;
     }
     Ok(new.info)

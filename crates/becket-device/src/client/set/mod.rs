@@ -9,12 +9,12 @@ mod served;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-use becket_image::{DirectIo, Extent, Format, Opened, Place};
+use becket_image::{DirectIo, Extent, Format, OpenOptions, Opened, Place};
 use serde::Serialize;
 
 use crate::client::list::resolve;
 use crate::client::{attach, kernel_drivers};
-use crate::contract::{AttachOptions, DeviceInfo, DeviceState, Error, ErrorKind};
+use crate::contract::{DeviceInfo, DeviceState, Error, ErrorKind};
 use crate::control::health;
 use crate::record::runtime::Runtime;
 use crate::record::store::{Device, Store};
@@ -122,8 +122,8 @@ pub fn set(
 
 fn check_block_size(info: &DeviceInfo, wanted: Option<u32>) -> Result<(), Error> {
     match wanted {
-        Some(wanted) if wanted != info.block_size => {
-            let image = info.image.display();
+        Some(wanted) if wanted != info.spec.block_size => {
+            let image = info.spec.image.display();
             let hint = format!("becket detach {}; becket attach --block-size {wanted} {image}", info.name);
             let message = format!("the block size of {} is fixed: a new device is needed", info.name);
             Err(unsupported(message, hint))
@@ -136,33 +136,34 @@ fn check_block_size(info: &DeviceInfo, wanted: Option<u32>) -> Result<(), Error>
 fn may_grow(store: &Store, device: &Device, changes: &Changes) -> Result<(), Error> {
     let info = &device.info;
     let Some(limit) = changes.size_limit.map(|limit| limit.unwrap_or(u64::MAX)) else { return Ok(()) };
-    if limit <= info.size || info.size_limit.is_none() {
+    if limit <= info.size || info.spec.size_limit.is_none() {
         return Ok(());
     }
-    if let Some(cow) = &info.cow {
+    if let Some(cow) = &info.spec.cow {
         let message = format!("{} is as long as its overlay says, {} bytes", info.name, info.size);
         let longer = format!("qemu-img resize -f qcow2 {} {limit}", cow.display());
         return Err(unsupported(message, format!("becket detach {}; {longer}; attach it again", info.name)));
     }
-    let options = AttachOptions {
+    let how = OpenOptions {
         read_only: true,
+        partitions: true,
         shared: true,
-        offset: info.offset,
+        offset: info.spec.offset,
         format: changes.format_for(device),
         no_limits: changes.no_limits,
-        ..AttachOptions::default()
+        ..OpenOptions::default()
     };
-    let opened = attach::open(store, &info.image, &options)?;
+    let opened = attach::open(store, &info.spec.image, &how)?;
     if opened.identity != device.image {
-        let message = format!("{} is not the image of {} any more", info.image.display(), info.name);
+        let message = format!("{} is not the image of {} any more", info.spec.image.display(), info.name);
         return Err(unsupported(message, format!("becket detach {}, and attach it again", info.name)));
     }
     let longest = opened.map.len();
     if opened.nested && limit > longest {
-        let image = info.image.display();
+        let image = info.spec.image.display();
         // A path that goes on inside an image is no file. A file is nested where a format like qcow2 holds
         // the disk.
-        if !info.image.is_file() {
+        if !info.spec.image.is_file() {
             let message = format!(
                 "{image} is part of another image, {longest} bytes of it; what lies behind belongs to others"
             );
@@ -185,15 +186,15 @@ fn reported(before: &DeviceInfo, after: &DeviceInfo, asked: &Changes, how: How) 
         asked.then_some(Changed { what, from, to, how })
     };
     let limit =
-        |info: &DeviceInfo| info.size_limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
+        |info: &DeviceInfo| info.spec.size_limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
     let on = |on: bool| if on { "on" } else { "off" };
     [
-        one("image", asked.image.is_some(), &before.image.display(), &after.image.display()),
+        one("image", asked.image.is_some(), &before.spec.image.display(), &after.spec.image.display()),
         one("size_limit", asked.size_limit.is_some(), &limit(before), &limit(after)),
         one("size", asked.size_limit.is_some() || asked.image.is_some(), &before.size, &after.size),
-        one("read_only", asked.read_only.is_some(), &on(before.read_only), &on(after.read_only)),
+        one("read_only", asked.read_only.is_some(), &on(before.spec.read_only), &on(after.spec.read_only)),
         one("direct_io", asked.direct_io.is_some(), &on(before.direct_io), &on(after.direct_io)),
-        one("block_size", asked.block_size.is_some(), &before.block_size, &after.block_size),
+        one("block_size", asked.block_size.is_some(), &before.spec.block_size, &after.spec.block_size),
     ]
     .into_iter()
     .flatten()
@@ -203,18 +204,19 @@ fn reported(before: &DeviceInfo, after: &DeviceInfo, asked: &Changes, how: How) 
 /// Opens the image that a device shall have, as that device needs it.
 fn open(store: &Store, device: &Device, path: &Path, changes: &Changes) -> Result<Opened, Error> {
     let info = &device.info;
-    let options = AttachOptions {
-        read_only: changes.read_only.unwrap_or(info.read_only),
+    let how = OpenOptions {
+        read_only: changes.read_only.unwrap_or(info.spec.read_only),
+        partitions: true,
         direct_io: changes.direct_io.unwrap_or_default(),
-        offset: info.offset,
-        size_limit: changes.size_limit.unwrap_or(info.size_limit),
-        block_size: Some(info.block_size),
+        offset: info.spec.offset,
+        size_limit: changes.size_limit.unwrap_or(info.spec.size_limit),
+        block_size: Some(info.spec.block_size),
         shared: changes.shared,
         format: changes.format_for(device),
         no_limits: changes.no_limits,
-        ..AttachOptions::default()
+        ..OpenOptions::default()
     };
-    let opened = attach::open(store, path, &options)?;
+    let opened = attach::open(store, path, &how)?;
     let writable = || match &opened.read_only_reason {
         Some(reason) => Err(Error::Failed {
             kind: ErrorKind::ReadOnly,
@@ -254,12 +256,14 @@ fn unsupported(message: String, hint: impl Into<String>) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::contract::Spec;
     use crate::record::store::tests::device;
 
     #[test]
     fn each_change_that_was_asked_for_is_reported_and_nothing_else() {
         let before = device("one", 1).info;
-        let after = DeviceInfo { read_only: true, size: before.size * 2, ..before.clone() };
+        let spec = Spec { read_only: true, ..before.spec.clone() };
+        let after = DeviceInfo { spec, size: before.size * 2, ..before.clone() };
         let asked = Changes { read_only: Some(true), direct_io: Some(DirectIo::Auto), ..Changes::default() };
         let reported = reported(&before, &after, &asked, How::Drained);
         let words: Vec<_> =
@@ -274,8 +278,8 @@ mod tests {
     #[test]
     fn another_block_size_is_refused_with_the_way_to_it() {
         let info = device("one", 1).info;
-        check_block_size(&info, Some(info.block_size)).unwrap();
-        let error = check_block_size(&info, Some(info.block_size * 2)).unwrap_err();
+        check_block_size(&info, Some(info.spec.block_size)).unwrap();
+        let error = check_block_size(&info, Some(info.spec.block_size * 2)).unwrap_err();
         assert!(error.to_string().contains("a new device is needed"), "{error}");
         let hint = error.hint().unwrap();
         assert!(hint.contains("becket detach one") && hint.contains("--block-size"), "{hint}");

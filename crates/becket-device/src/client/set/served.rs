@@ -9,7 +9,7 @@ use becket_transport::node;
 use super::guard::{self, Caches, Use};
 use super::{Changes, Progress, compare, open};
 use crate::contract::messages::{NewImage, OneDevice, Set};
-use crate::contract::protocol::facts_of;
+use crate::contract::spec::facts_of;
 use crate::contract::{DeviceInfo, Error, ErrorKind};
 use crate::control::client;
 use crate::control::health::Concerns;
@@ -25,13 +25,13 @@ pub(super) fn set(
     let info = &device.info;
     let opened = changes.image.as_deref().map(|path| open(store, device, path, changes)).transpose()?;
     let shortest = opened.as_ref().map_or(info.size, |opened| opened.map.len());
-    let block = u64::from(info.block_size.max(1));
+    let block = u64::from(info.spec.block_size.max(1));
     let len = shortest.min(changes.size_limit.flatten().unwrap_or(u64::MAX)) / block * block;
-    let freezes = changes.read_only == Some(true) && !info.read_only;
+    let freezes = changes.read_only == Some(true) && !info.spec.read_only;
     let using = Use::allowing(info, changes, opened.is_some(), len)?;
     let held = using.as_ref().is_some_and(Use::is_held);
     if let Some(opened) = opened.as_ref().filter(|_| held) {
-        if !info.read_only {
+        if !info.spec.read_only {
             return Err(Error::Failed {
                 kind: ErrorKind::Busy,
                 message: format!(
@@ -88,7 +88,7 @@ impl Live<'_> {
     /// written to.
     fn reopen(&self, changes: &Changes) -> Result<DeviceInfo, Error> {
         let info = &self.device.info;
-        if let Some(cow) = &info.cow {
+        if let Some(cow) = &info.spec.cow {
             return Err(Error::Failed {
                 kind: ErrorKind::ReadOnly,
                 message: format!("the overlay of {}, {}, is open for reading only", info.name, cow.display()),
@@ -96,11 +96,11 @@ impl Live<'_> {
             });
         }
         let opened =
-            open(self.store, self.device, &info.image, &Changes { shared: true, ..changes.clone() })?;
+            open(self.store, self.device, &info.spec.image, &Changes { shared: true, ..changes.clone() })?;
         if opened.identity != self.device.image {
             return Err(Error::Failed {
                 kind: ErrorKind::NotFound,
-                message: format!("{} is not the image of {} any more", info.image.display(), info.name),
+                message: format!("{} is not the image of {} any more", info.spec.image.display(), info.name),
                 hint: Some("put the right one in its place by --image".to_owned()),
             });
         }
@@ -109,15 +109,15 @@ impl Live<'_> {
             .iter()
             .map(copy)
             .collect::<Result<_, _>>()
-            .map_err(Error::io("keep", &info.image))?;
+            .map_err(Error::io("keep", &info.spec.image))?;
         let range = opened.range.clone();
         self.call(&Changes { read_only: None, ..changes.clone() }, Some(opened))?;
         if !changes.shared
             && let Some(file) = own.first()
-            && let Err(error) = file.lock(&info.image, range.as_ref(), true)
+            && let Err(error) = file.lock(&info.spec.image, range.as_ref(), true)
         {
             // It still reads. Best effort: what counts is the clash.
-            let _ = file.lock(&info.image, range.as_ref(), false);
+            let _ = file.lock(&info.spec.image, range.as_ref(), false);
             return Err(Error::Image(error));
         }
         self.call(&Changes { read_only: Some(false), ..Changes::default() }, None)

@@ -119,7 +119,7 @@ fn an_offer_without_a_disk_is_one_file_and_one_line() {
         image: None,
     };
     let info = supervisor.set(set, Vec::new()).unwrap();
-    assert_eq!((info.size, info.read_only), (4096, true));
+    assert_eq!((info.size, info.spec.read_only), (4096, true));
 
     worker(0).die();
     assert_eq!(lock(&worker(1).served)[0].geometry.size, 4096, "the next worker goes on");

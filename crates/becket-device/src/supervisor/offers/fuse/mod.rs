@@ -145,7 +145,7 @@ impl FuseDriver {
             face,
             tether: Some(tether),
             geometry: Some(serve.geometry.clone()),
-            image: record.info.image.clone(),
+            image: record.info.spec.image.clone(),
             promised: Vec::new(),
             rereads: false,
             // The flag that its users see says nothing of how the disk was made.

@@ -138,3 +138,7 @@ pub(crate) fn take_sources(
 pub(crate) fn nothing_left(mut fds: impl Iterator<Item = OwnedFd>) -> io::Result<()> {
     fds.next().map_or(Ok(()), |_| Err(wrong("there are more descriptors than files")))
 }
+
+#[cfg(test)]
+#[path = "spec_tests.rs"]
+mod tests;

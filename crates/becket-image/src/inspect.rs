@@ -192,7 +192,7 @@ impl Look {
     /// Looks for images among the files of a file system.
     fn files(&mut self, image: &Image, fs: &dyn FileSystem, node: &mut Node) {
         let budget = image.budget();
-        let mut found = Found::new(budget);
+        let mut found = Candidates::new(budget);
         found.search(fs, self.files, &mut node.report);
         found.files.sort();
         let mut skipped = 0;
@@ -276,15 +276,15 @@ fn packs_an_image(file: &Image) -> bool {
 }
 
 /// The files of a file system that may be images.
-struct Found {
+struct Candidates {
     /// Path and number of each.
     files: Vec<(Vec<u8>, u64)>,
     held: Held,
 }
 
-impl Found {
-    fn new(budget: &Budget) -> Found {
-        Found { files: Vec::new(), held: budget.held() }
+impl Candidates {
+    fn new(budget: &Budget) -> Candidates {
+        Candidates { files: Vec::new(), held: budget.held() }
     }
 
     /// Goes through all directories, as long as there are no more than so many files in them.
@@ -315,13 +315,13 @@ impl Found {
                 if !nodes.insert(node) {
                     continue;
                 }
-                let below = if path.is_empty() { name } else { [&path[..], b"/", &name].concat() };
-                let stat = self.held.grow(ENTRY + below.len() as u64, NAMES).map_err(LayerError::from);
+                let whole = if path.is_empty() { name } else { [&path[..], b"/", &name].concat() };
+                let stat = self.held.grow(ENTRY + whole.len() as u64, NAMES).map_err(LayerError::from);
                 match stat.and_then(|()| fs.stat(node)) {
                     Ok(stat) if stat.kind == NodeKind::File && stat.size >= SMALLEST => {
-                        self.files.push((below, node));
+                        self.files.push((whole, node));
                     }
-                    Ok(stat) if stat.kind == NodeKind::Directory => pending.push((below, node)),
+                    Ok(stat) if stat.kind == NodeKind::Directory => pending.push((whole, node)),
                     Ok(_) => {}
                     Err(LayerError::Spent(_)) => return,
                     Err(error) => problem(error),
@@ -375,7 +375,7 @@ mod tests {
     fn search(fs: &Knot, room: usize) -> (Vec<(Vec<u8>, u64)>, Vec<String>) {
         let image = Image::raw(Arc::new(vec![0; 512]), 512, 512);
         let mut report = inspect(&image, "", Format::Raw);
-        let mut found = Found::new(&Budget::default());
+        let mut found = Candidates::new(&Budget::default());
         found.search(fs, room, &mut report);
         (found.files, report.problems)
     }

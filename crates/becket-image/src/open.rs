@@ -8,17 +8,15 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::Stat;
-
 use crate::bytes::field;
 use crate::cow::{self, Base, Overlay};
+use crate::geometry::{self, Geometry};
 use crate::layer::foreign;
 use crate::layer::packed;
-use crate::offer::{self, Asked, Layout, check_block_size, lay_out};
 use crate::options::OpenOptions;
 use crate::qcow2::chain::{First, Unpacked, unpack_chain};
 use crate::qcow2::{Verdict, Writing, mark_corrupt};
-use crate::resolve::{Found, Split, io, resolve, split};
+use crate::resolve::{HostInode, Split, io, resolve, split};
 use crate::source::file::host::{
     HostFile, lock_fd, natural_block_size, open_inode, read_as_it_comes, read_here_and_there, real_path,
     size_of,
@@ -106,7 +104,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
 /// # Errors
 /// As [`open()`].
 pub fn open_partly(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
-    check_block_size(options.block_size)?;
+    geometry::check_block_size(options.block_size)?;
     let Split { host, inside } = split(path);
     let found = resolve(&host)?;
     let target = Target { host: &host, found: &found, inside: &inside, budget: &options.budget() };
@@ -181,112 +179,82 @@ pub fn look_within(
 struct Target<'a> {
     /// The path of the file or device, and what was found there.
     host: &'a Path,
-    found: &'a Found,
+    found: &'a HostInode,
     /// How the path goes on inside it.
     inside: &'a [OsString],
     budget: &'a Budget,
 }
 
 /// The same from the file or device that was found.
-fn look_inside(target: &Target<'_>, format: Format, backing_dirs: &[PathBuf]) -> Result<Walk, Error> {
+fn look_inside(target: &Target<'_>, format: Format, dirs: &[PathBuf]) -> Result<Walk, Error> {
     let Target { host, found, inside, budget } = *target;
-    let Found { inode, kind, stat } = found;
-    let (fd, _) = open_inode(host, inode, *kind, true)?;
-    let size = size_of(host, &fd, *kind)?;
-    let block_size = natural_block_size(host, &fd, *kind)?;
-    let path = real_path(host, &fd)?;
-    let writing = Writing::Never;
-    let file = OpenFile { host, path: &path, fd: &fd, kind: *kind, stat, size, block_size, budget, writing };
-    let of_file = through::of_first(format, inside);
-    let disk = disk_in(&file, of_file, backing_dirs, inside.is_empty(), &mut |_, _, _| Ok(()))?;
-    let mut walk = through::walk(disk.image, shown(host.as_os_str().as_bytes()), inside, format)?;
-    walk.read_only = disk.read_only.or(walk.read_only);
+    let (fd, _) = open_inode(host, &found.inode, found.kind, true)?;
+    let file = host_file(host, fd, found)?;
+    let (image, _) = stored_image(host, &file, budget)?;
+    let format_of_file = through::of_first(format, inside);
+    let first =
+        First { image: &image, host, file: &file, format: format_of_file, dirs, writing: Writing::Never };
+    let Unpacked { image, verdict, .. } = disk_in(&first, inside.is_empty(), &mut |_, _, _| Ok(()))?;
+    let mut walk = through::walk(image, shown(host.as_os_str().as_bytes()), inside, format)?;
+    walk.read_only = verdict.unwritable.or(walk.read_only);
     Ok(walk)
 }
 
-/// A file or device that a path names, open.
-struct OpenFile<'a> {
-    host: &'a Path,
-    /// See [`real_path`].
-    path: &'a Path,
-    fd: &'a OwnedFd,
-    kind: FileKind,
-    stat: &'a Stat,
-    size: u64,
-    block_size: u32,
-    budget: &'a Budget,
-    writing: Writing,
+/// What is known of an inode that is open now.
+fn host_file(path: &Path, fd: OwnedFd, found: &HostInode) -> Result<HostFile, Error> {
+    let HostInode { kind, stat, .. } = *found;
+    let size = size_of(path, &fd, kind)?;
+    Ok(HostFile { path: real_path(path, &fd)?, fd, kind, stat, size })
 }
 
-/// What a file holds, when it is taken for what `format` says.
-struct Disk {
-    image: Image,
-    /// The files below it.
-    below: Vec<HostFile>,
-    /// It is not the file as it is.
-    unpacked: bool,
-    /// Why it may only be read, whatever the file allows.
-    read_only: Option<String>,
-    /// See [`Verdict::corrupt`].
-    corrupt: bool,
-    /// What a write destroys.
-    warning: Option<String>,
+/// The bytes of a file or device as they are stored, and its logical block size.
+fn stored_image(host: &Path, file: &HostFile, budget: &Budget) -> Result<(Image, u32), Error> {
+    let block_size = natural_block_size(host, &file.fd, file.kind)?;
+    let reader = file.fd.try_clone().map_err(|error| io(host, "its descriptor cannot be copied", error))?;
+    Ok((Image::raw(Arc::new(reader), file.size, block_size).within(budget), block_size))
 }
 
-/// The disk in a file: the file itself, or what a qcow2 and the files below it hold. `whole` says that only
-/// the whole disk is wanted; `lock` is called for each of the files below.
+/// The disk in a file: the file itself, or what a qcow2 or VMDK and the files that it refers to hold. `whole`
+/// says that only the whole disk is wanted; `lock` is called for each of those files.
 fn disk_in(
-    file: &OpenFile<'_>,
-    format: Format,
-    dirs: &[PathBuf],
+    first: &First<'_>,
     whole: bool,
     lock: &mut dyn FnMut(&Path, &OwnedFd, FileKind) -> Result<(), Error>,
-) -> Result<Disk, Error> {
-    let OpenFile { host, path, fd, kind, stat, size, block_size, budget, writing } = *file;
-    let reader = fd.try_clone().map_err(|error| io(host, "its descriptor cannot be copied", error))?;
-    let image = Image::raw(Arc::new(reader), size, block_size).within(budget);
-    let as_it_is = |image| Disk {
-        image,
-        below: Vec::new(),
-        unpacked: false,
-        read_only: None,
-        corrupt: false,
-        warning: None,
-    };
+) -> Result<Unpacked, Error> {
+    let First { image, host, file, format, .. } = *first;
+    let as_it_is = || Unpacked::plain(image.clone());
     if !matches!(format, Format::Auto | Format::Qcow2 | Format::Vmdk) {
-        return Ok(as_it_is(image));
+        return Ok(as_it_is());
     }
-    let first = First { image: &image, host, path, format, kind, stat, dirs, writing };
-    let mut open = |path: &Path, found: Found| {
-        let Found { inode, kind, stat } = found;
-        let (fd, _) = open_inode(path, &inode, kind, true)?;
-        lock(path, &fd, kind)?;
-        let size = size_of(path, &fd, kind)?;
-        Ok(HostFile { path: real_path(path, &fd)?, fd, kind, stat, size })
+    let mut open = |path: &Path, found: HostInode| {
+        let (fd, _) = open_inode(path, &found.inode, found.kind, true)?;
+        lock(path, &fd, found.kind)?;
+        host_file(path, fd, &found)
     };
-    let qcow2 = if format == Format::Vmdk { None } else { unpack_chain(&first, &mut open)? };
+    let qcow2 = if format == Format::Vmdk { None } else { unpack_chain(first, &mut open)? };
     let unpacked = match qcow2 {
-        None if format != Format::Qcow2 => vmdk::unpack(&first, &mut open)?,
+        None if format != Format::Qcow2 => vmdk::unpack(first, &mut open)?,
         qcow2 => qcow2,
     };
     match unpacked {
-        Some(Unpacked { image, below, cluster, verdict }) => {
+        Some(mut unpacked) => {
             let part =
                 || (!whole).then(|| "only the whole of a qcow2 is written, and this is a part".to_owned());
             let device = || {
-                (kind == FileKind::Block)
+                (file.kind == FileKind::Block)
                     .then(|| "it is a qcow2 on a block device, which cannot grow".to_owned())
             };
-            let Verdict { unwritable, corrupt, warning } = verdict;
-            let read_only = unwritable.or_else(part).or_else(device).or_else(|| cow::too_short(cluster, fd));
-            Ok(Disk { image, below, unpacked: true, read_only, corrupt, warning })
+            let short = || cow::too_short(unpacked.cluster, &file.fd);
+            let unwritable = unpacked.verdict.unwritable.take();
+            unpacked.verdict.unwritable = unwritable.or_else(part).or_else(device).or_else(short);
+            Ok(unpacked)
         }
         None if format != Format::Auto => {
-            let known = foreign::refuse(&image);
+            let known = foreign::refuse(image);
             let source = known.err().unwrap_or_else(|| LayerError::Corrupt(format!("it is not {format}")));
             Err(Error::Layer { image: shown(host.as_os_str().as_bytes()), source })
         }
-        None => Ok(as_it_is(image)),
+        None => Ok(as_it_is()),
     }
 }
 
@@ -313,7 +281,7 @@ fn open_inside(
     options: &OpenOptions,
 ) -> Result<Option<Opened>, Error> {
     let Target { host, found, inside, budget } = *target;
-    let (kind, stat) = (found.kind, found.stat);
+    let HostInode { kind, stat, .. } = *found;
     let (buffered, unwritable) = open_inode(host, &found.inode, kind, read_only)?;
     // What can be written is no layer that would be read through here.
     let flat = inside.is_empty() && !read_only;
@@ -334,27 +302,22 @@ fn open_inside(
         Claim { write: !read_only, shared: options.shared, range: range.clone().unwrap_or(locks::WHOLE) };
     lock_fd(host, &buffered, kind, &claim, &mut warnings)?;
 
-    let size = size_of(host, &buffered, kind)?;
-    let natural = natural_block_size(host, &buffered, kind)?;
-    let host_path = real_path(host, &buffered)?;
-    let writing = Writing::new(read_only, options.drop_bitmaps);
-    let file = OpenFile {
-        host,
-        path: &host_path,
-        fd: &buffered,
-        kind,
-        stat: &stat,
-        size,
-        block_size: natural,
-        budget,
-        writing,
-    };
+    let file = host_file(host, buffered, found)?;
+    let (stored, natural) = stored_image(host, &file, budget)?;
     let whole = inside.is_empty() && options.offset == 0 && options.size_limit.is_none();
-    let of_file = through::of_first(options.format, inside);
-    let Disk { image, below, unpacked, read_only: unwritable, corrupt, warning } =
-        disk_in(&file, of_file, &options.backing_dirs, whole, &mut |path, fd, kind| {
-            lock_fd(path, fd, kind, &Claim::of_all(false, options.shared), &mut warnings)
-        })?;
+    let first = First {
+        image: &stored,
+        host,
+        file: &file,
+        format: through::of_first(options.format, inside),
+        dirs: &options.backing_dirs,
+        writing: Writing::new(read_only, options.drop_bitmaps),
+    };
+    let Unpacked { image, referenced, verdict, .. } = disk_in(&first, whole, &mut |path, fd, kind| {
+        lock_fd(path, fd, kind, &Claim::of_all(false, options.shared), &mut warnings)
+    })?;
+    let Verdict { unwritable, corrupt, warning } = verdict;
+    let unpacked = image.stored().is_some();
     let walked = through::walk(image, shown(host.as_os_str().as_bytes()), inside, options.format)?;
     if !inside.is_empty() && walked.range() != range {
         return Ok(None);
@@ -369,32 +332,27 @@ fn open_inside(
     if let Some(mut reason) = walked.read_only.clone().or(unwritable).filter(|_| !read_only) {
         // Beside another writer its tables may just be changing.
         if corrupt && !options.shared {
-            reason = mark_corrupt(&buffered, &reason);
+            reason = mark_corrupt(&file.fd, &reason);
         }
-        drop((walked, buffered));
+        drop((walked, stored, file));
         return open_inside(target, true, Some(reason), range, options);
     }
     warnings.extend(warning);
-    let mut asked = Asked {
-        offset: options.offset,
-        size_limit: options.size_limit,
-        block_size: options.block_size,
-        partitions: options.partitions,
-        pad: options.pad && read_only && options.cow.is_none(),
-    };
-    let path = named(host_path.clone());
+    let mut wanted = options.clone();
+    wanted.pad &= read_only && options.cow.is_none();
+    let path = named(file.path.clone());
     let part_of = |image: &Image, offset, len| {
         let slice = image.slice(offset, len);
         slice.map_err(|source| Error::Layer { image: level.path.clone(), source })
     };
     let mut image = level.image.clone();
-    let mut links = vec![HostFile { path: host_path, fd: buffered, kind, stat, size }];
-    links.extend(below);
+    let mut links = vec![file];
+    links.extend(referenced);
     let (mut read_only, mut read_only_reason, mut overlay) = (read_only, read_only_reason, None);
     if let Some(file) = &options.cow {
-        let (offset, len) = offer::window(&path, image.len(), asked)?;
+        let (offset, len) = geometry::window(&path, image.len(), &wanted)?;
         let part =
-            (asked.offset != 0 || asked.size_limit.is_some()).then_some((asked.offset, asked.size_limit));
+            (wanted.offset != 0 || wanted.size_limit.is_some()).then_some((wanted.offset, wanted.size_limit));
         let plain =
             (whole && walked.levels.len() == 1).then(|| image.stored().map_or("raw", |about| about.format));
         let base = Base { image: part_of(&image, offset, len)?, links, inside: inside.to_vec(), part, plain };
@@ -402,10 +360,10 @@ fn open_inside(
         (image, links, overlay) = (stack.image, stack.links, Some(stack.overlay));
         read_only = options.read_only || stack.read_only.is_some();
         read_only_reason = stack.read_only;
-        (asked.offset, asked.size_limit) = (0, None);
+        (wanted.offset, wanted.size_limit) = (0, None);
     }
-    let Layout { offset, len, padding, block_size, partitions } =
-        lay_out(&path, &image, natural, asked, &mut warnings)?;
+    let Geometry { offset, len, padding, block_size, partitions } =
+        geometry::choose(&path, &image, natural, &wanted, &mut warnings)?;
     let image = part_of(&image, offset, len)?;
     let image = image.padded(padding).map_err(|source| Error::Layer { image: level.path.clone(), source })?;
     // Parsers that go on without what cannot be read have not seen all of it.

@@ -12,7 +12,7 @@ use crate::{Error, FileKind};
 
 /// An inode that can be an image, found but not opened.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct HostInode {
     /// An `O_PATH` descriptor.
     pub(crate) inode: OwnedFd,
     pub(crate) kind: FileKind,
@@ -57,17 +57,21 @@ pub(crate) fn split(path: &Path) -> Split {
 }
 
 /// Finds what `path` names and checks that it is a regular file or a block device.
-pub(crate) fn resolve(path: &Path) -> Result<Found, Error> {
+pub(crate) fn resolve(path: &Path) -> Result<HostInode, Error> {
     resolve_at(rustix::fs::CWD, path, path)
 }
 
 /// The same for a name in a directory that is open; `path` is for messages.
-pub(crate) fn resolve_at(dir: impl AsFd, name: impl rustix::path::Arg, path: &Path) -> Result<Found, Error> {
+pub(crate) fn resolve_at(
+    dir: impl AsFd,
+    name: impl rustix::path::Arg,
+    path: &Path,
+) -> Result<HostInode, Error> {
     let inode = rustix::fs::openat(dir, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| explain(path, errno))?;
     let stat = rustix::fs::fstat(&inode).map_err(|errno| io(path, "its status cannot be read", errno))?;
     let kind = kind_of(&stat).map_err(|what| Error::NotAnImage { path: path.to_owned(), what })?;
-    Ok(Found { inode, kind, stat })
+    Ok(HostInode { inode, kind, stat })
 }
 
 /// What kind of backing an inode can be; what it is instead where it can be none, with its article.

@@ -16,7 +16,7 @@ use crate::layer::{About, LayerError};
 use crate::qcow2::Verdict;
 use crate::qcow2::chain::{Dirs, First, Unpacked};
 use crate::qcow2::header::BackingName;
-use crate::resolve::Found;
+use crate::resolve::HostInode;
 use crate::source::file::host::HostFile;
 use crate::text::shown;
 use crate::{Error, Format, ReadAt as _};
@@ -41,15 +41,15 @@ struct Piece {
 /// for reading.
 pub(crate) fn unpack(
     first: &First<'_>,
-    open: &mut dyn FnMut(&Path, Found) -> Result<HostFile, Error>,
+    open: &mut dyn FnMut(&Path, HostInode) -> Result<HostFile, Error>,
 ) -> Result<Option<Unpacked>, Error> {
-    let of = |source| Error::Layer { image: shown(first.path.as_os_str().as_encoded_bytes()), source };
+    let of = |source| Error::Layer { image: shown(first.file.path.as_os_str().as_encoded_bytes()), source };
     let Some(text) = text(first.image).map_err(of)? else { return Ok(None) };
     first.may_refer(Format::Vmdk, || "the files of its pieces".to_owned())?;
     let pieces = parse(&text).map_err(of)?;
     let dirs = Dirs::new(first)?;
     let mut names: Vec<&[u8]> = Vec::new();
-    let (mut below, mut files) = (Vec::new(), Vec::new());
+    let (mut referenced, mut files) = (Vec::new(), Vec::new());
     let mut places = Vec::new();
     for Piece { len, from } in &pieces {
         let Some((name, offset)) = from else {
@@ -61,21 +61,21 @@ pub(crate) fn unpack(
             if names.len() == FILES_MAX {
                 return Err(of(foreign(format!("it lies in more than {FILES_MAX} files"))));
             }
-            let found = dirs.find(first.path, &BackingName { name: name.clone(), format: None })?;
-            let link = open(first.path, found)?;
+            let found = dirs.find(&first.file.path, &BackingName { name: name.clone(), format: None })?;
+            let link = open(&first.file.path, found)?;
             let reader = link.fd.try_clone().map_err(|error| of(error.into()))?;
             files.push(Image::raw(Arc::new(reader), link.size, 512).within(first.image.budget()));
-            below.push(link);
+            referenced.push(link);
             names.push(name);
         }
         places.push((*len, Some((known.unwrap_or(names.len() - 1), *offset))));
     }
     let image = first.image.in_pieces(&files, &places).map_err(of)?;
-    let notes = vec![format!("flat, in {} files", below.len())];
+    let notes = vec![format!("flat, in {} files", referenced.len())];
     let about = About { format: "vmdk", notes, ..About::default() };
     Ok(Some(Unpacked {
         image: image.stored_as(about),
-        below,
+        referenced,
         cluster: 0,
         verdict: Verdict { unwritable: Some(ONLY_READ.to_owned()), ..Verdict::default() },
     }))

@@ -53,7 +53,7 @@ struct Fat {
 
 /// What is needed of a directory entry.
 #[derive(Debug, Clone, Copy)]
-struct Found {
+struct Node {
     cluster: u32,
     size: u64,
     is_dir: bool,
@@ -214,18 +214,18 @@ impl Fat {
                 fixed.data(self.fixed_root.0, self.fixed_root.1)?;
                 Ok(fixed)
             }
-            _ => match self.found(node)? {
-                Found { is_dir: true, cluster, .. } => self.chain(cluster, None),
+            _ => match self.node(node)? {
+                Node { is_dir: true, cluster, .. } => self.chain(cluster, None),
                 _ => corrupt("this is no directory"),
             },
         }
     }
 
     /// The directory entry at a byte of the image.
-    fn found(&self, node: u64) -> Result<Found, LayerError> {
+    fn node(&self, node: u64) -> Result<Node, LayerError> {
         let raw = self.image.read_vec(node, ENTRY)?;
         let high = if self.width == Width::ThirtyTwo { u32::from(u16_at(&raw, 20)) << 16 } else { 0 };
-        Ok(Found {
+        Ok(Node {
             cluster: high | u32::from(u16_at(&raw, 26)),
             size: u32_at(&raw, 28).into(),
             is_dir: u8_at(&raw, 11) & DIRECTORY != 0,
@@ -290,7 +290,7 @@ impl FileSystem for Fat {
         if node == ROOT {
             return Ok(Stat { kind: NodeKind::Directory, size: 0 });
         }
-        let Found { size, is_dir, .. } = self.found(node)?;
+        let Node { size, is_dir, .. } = self.node(node)?;
         Ok(Stat { kind: if is_dir { NodeKind::Directory } else { NodeKind::File }, size })
     }
 
@@ -319,10 +319,10 @@ impl FileSystem for Fat {
     }
 
     fn lay_out(&self, node: u64) -> Result<Layout, LayerError> {
-        match self.found(node)? {
-            Found { is_dir: true, .. } => corrupt("this is no regular file"),
-            Found { size: 0, .. } => Layout::of(&self.image),
-            Found { cluster, size, .. } => self.chain(cluster, Some(size)),
+        match self.node(node)? {
+            Node { is_dir: true, .. } => corrupt("this is no regular file"),
+            Node { size: 0, .. } => Layout::of(&self.image),
+            Node { cluster, size, .. } => self.chain(cluster, Some(size)),
         }
     }
 

@@ -32,7 +32,7 @@ use super::{Header, Verdict, Writing, unpack, unpack_for};
 use crate::error::quoted;
 use crate::image::Image;
 use crate::layer::{LayerError, foreign};
-use crate::resolve::{Found, kind_of};
+use crate::resolve::{HostInode, kind_of};
 use crate::source::file::facts::proc_path;
 use crate::source::file::host::HostFile;
 use crate::suffix;
@@ -45,25 +45,24 @@ const CHAIN_MAX: usize = 32;
 /// The file that a chain begins with.
 #[derive(Debug)]
 pub(crate) struct First<'a> {
+    /// Its bytes as they are stored.
     pub(crate) image: &'a Image,
     /// As the caller gave it.
     pub(crate) host: &'a Path,
-    /// Absolute, without symbolic links.
-    pub(crate) path: &'a Path,
+    pub(crate) file: &'a HostFile,
     /// What the caller takes it for.
     pub(crate) format: Format,
-    pub(crate) kind: FileKind,
-    pub(crate) stat: &'a Stat,
     /// Directories that the user allows beside the file's own.
     pub(crate) dirs: &'a [PathBuf],
-    /// How to open it. The files below it are only read.
+    /// How to open it. The files that it refers to are only read.
     pub(crate) writing: Writing,
 }
 
 impl First<'_> {
     /// Whether the host says that it is of this format: by its caller, or by its name.
     pub(crate) fn is_said_to_be(&self, format: Format) -> bool {
-        self.format == format || [self.host, self.path].iter().any(|path| suffix::says(path, format))
+        self.format == format
+            || [self.host, self.file.path.as_path()].iter().any(|path| suffix::says(path, format))
     }
 
     /// Refuses a reference to a file in an image whose format was not confirmed on the host.
@@ -86,22 +85,29 @@ impl First<'_> {
     }
 }
 
-/// A disk, and the files below the first that its map speaks of, in this order.
+/// A disk, and the files beside the first that its map speaks of, in this order.
 #[derive(Debug)]
 pub(crate) struct Unpacked {
     pub(crate) image: Image,
-    pub(crate) below: Vec<HostFile>,
+    pub(crate) referenced: Vec<HostFile>,
     /// Length of the first file's clusters, in bytes.
     pub(crate) cluster: u64,
     /// Whether the first file may be written.
     pub(crate) verdict: Verdict,
 }
 
+impl Unpacked {
+    /// A file as it is.
+    pub(crate) fn plain(image: Image) -> Unpacked {
+        Unpacked { image, referenced: Vec::new(), cluster: 0, verdict: Verdict::default() }
+    }
+}
+
 /// The disk in a qcow2 and the files below it; `None` if the file is no qcow2. `open` opens what was found,
 /// for reading.
 pub(crate) fn unpack_chain(
     first: &First<'_>,
-    open: &mut dyn FnMut(&Path, Found) -> Result<HostFile, Error>,
+    open: &mut dyn FnMut(&Path, HostInode) -> Result<HostFile, Error>,
 ) -> Result<Option<Unpacked>, Error> {
     let of = |path: &Path, source| Error::Layer { image: shown(path.as_os_str().as_bytes()), source };
     let header = match Header::read(first.image) {
@@ -109,7 +115,7 @@ pub(crate) fn unpack_chain(
         Err(error) if first.format == Format::Auto => foreign::refuse(first.image).and(Err(error)),
         header => header,
     };
-    let Some(header) = header.map_err(|source| of(first.path, source))? else { return Ok(None) };
+    let Some(header) = header.map_err(|source| of(&first.file.path, source))? else { return Ok(None) };
     if let Some(name) = &header.backing {
         first.may_refer(Format::Qcow2, || name.shown())?;
     }
@@ -117,8 +123,8 @@ pub(crate) fn unpack_chain(
     let writing = if unnamed.is_some() { Writing::Never } else { first.writing };
     let cluster = header.cluster();
     let dirs = if header.backing.is_some() { Dirs::new(first)? } else { Dirs::default() };
-    let mut stack = vec![(first.path.to_owned(), first.image.clone(), header)];
-    let mut below: Vec<HostFile> = Vec::new();
+    let mut stack = vec![(first.file.path.clone(), first.image.clone(), header)];
+    let mut referenced: Vec<HostFile> = Vec::new();
     let (mut image, mut verdict) = (None, Verdict::default());
     while let Some((path, _, Header { backing: Some(name), .. })) = stack.last() {
         let refused = |why: String| Error::Backing {
@@ -128,12 +134,12 @@ pub(crate) fn unpack_chain(
             hint: None,
             missing: false,
         };
-        if below.len() == CHAIN_MAX {
+        if referenced.len() == CHAIN_MAX {
             return Err(refused(format!("there are more than {CHAIN_MAX} files below each other")));
         }
         let found = dirs.find(path, name)?;
         let same = |stat: &Stat| (stat.st_dev, stat.st_ino) == (found.stat.st_dev, found.stat.st_ino);
-        if same(first.stat) || below.iter().any(|link| same(&link.stat)) {
+        if same(&first.file.stat) || referenced.iter().any(|link| same(&link.stat)) {
             return Err(refused("it is a file that lies above it: the chain is a circle".to_owned()));
         }
         let link = open(path, found)?;
@@ -175,7 +181,7 @@ pub(crate) fn unpack_chain(
             }
         };
         let path = link.path.clone();
-        below.push(link);
+        referenced.push(link);
         match next {
             Some(header) => {
                 let header = header.map_err(|source| of(&path, source))?;
@@ -199,7 +205,7 @@ pub(crate) fn unpack_chain(
         image = Some(unpacked.map_err(|source| of(&path, source))?);
     }
     verdict.unwritable = unnamed.or(verdict.unwritable);
-    Ok(image.map(|image| Unpacked { image, below, cluster, verdict }))
+    Ok(image.map(|image| Unpacked { image, referenced, cluster, verdict }))
 }
 
 /// Directories that backing files may lie in.
@@ -247,10 +253,10 @@ impl Dirs {
             let (path, what) = (dir.to_owned(), "files that an image refers to cannot be looked for in it");
             move |source| Error::Io { path, what, source }
         };
-        let own = match first.kind {
+        let own = match first.file.kind {
             FileKind::Regular => {
-                let dir = first.path.parent().unwrap_or(Path::new("/"));
-                Dir::holding(first.path, first.stat).map_err(failed(dir))?
+                let dir = first.file.path.parent().unwrap_or(Path::new("/"));
+                Dir::holding(&first.file.path, &first.file.stat).map_err(failed(dir))?
             }
             FileKind::Block => None,
         };
@@ -260,7 +266,7 @@ impl Dirs {
     }
 
     /// Finds the file that `image` names, without opening it.
-    pub(crate) fn find(&self, image: &Path, backing: &BackingName) -> Result<Found, Error> {
+    pub(crate) fn find(&self, image: &Path, backing: &BackingName) -> Result<HostInode, Error> {
         let failed = |why: String, hint: Option<String>, missing: bool| Error::Backing {
             image: image.to_owned(),
             name: backing.shown(),
@@ -274,10 +280,10 @@ impl Dirs {
             let dir = image.parent().unwrap_or(Path::new("/"));
             // What becket has said itself is no more believed: the user names the image that is to be opened.
             let hint = Spoken::of(&backing.name).map(|spoken| {
-                let below = dir.join(&spoken.path);
-                let [below, over] = [below.as_path(), image]
+                let backing = dir.join(&spoken.path);
+                let [backing, over] = [backing.as_path(), image]
                     .map(|path| quoted(Path::new(&shown(path.as_os_str().as_bytes()))));
-                format!("name what it lies over: becket attach {}{below} --cow {over}", spoken.options())
+                format!("name what it lies over: becket attach {}{backing} --cow {over}", spoken.options())
             });
             let why = "it is no path of a file, and nothing else is opened";
             return Err(failed(why.to_owned(), hint, false));
@@ -313,7 +319,7 @@ impl Dirs {
             Ok(FileKind::Block) if own => {
                 Err(failed("it is a block device in the image's own directory".to_owned(), None, false))
             }
-            Ok(kind) => Ok(Found { inode, kind, stat }),
+            Ok(kind) => Ok(HostInode { inode, kind, stat }),
             Err(what) => Err(failed(format!("it is {what}"), None, false)),
         }
     }

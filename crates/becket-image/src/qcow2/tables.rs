@@ -123,8 +123,8 @@ impl Disk<'_> {
     /// The next bytes are not in this file: they are the backing file's, as far as that goes.
     fn absent(&mut self, len: u64) -> Result<(), LayerError> {
         let from = self.layout.len();
-        let below = self.backing.saturating_sub(from).min(len);
-        self.layout.backing(from, below)?;
-        self.layout.zero(len - below)
+        let backed = self.backing.saturating_sub(from).min(len);
+        self.layout.backing(from, backed)?;
+        self.layout.zero(len - backed)
     }
 }

@@ -75,8 +75,8 @@ pub struct Grower {
 /// The most runs of clusters that are kept to find those that nothing uses: 6 MiB of memory.
 const RUNS_MAX: usize = 1 << 18;
 
-/// A place that was made, the entry that is to point there, and what that says until then.
-struct Made {
+/// A cluster that was allocated, the entry that is to point there, and what that says until then.
+struct Allocation {
     entry_place: u64,
     place: u64,
     old: u64,
@@ -253,9 +253,9 @@ impl Grower {
         Ok(true)
     }
 
-    /// Finds or makes a place for each unit. A new place holds the unit's bytes on the disk, and nothing
+    /// Finds or allocates a place for each unit. A new place holds the unit's bytes on the disk, and nothing
     /// points there.
-    fn make_places(&mut self, units: &[Wanted], made: &mut Vec<Made>) -> io::Result<Vec<u64>> {
+    fn allocate(&mut self, units: &[Wanted], allocations: &mut Vec<Allocation>) -> io::Result<Vec<u64>> {
         let mut places: Vec<u64> = Vec::with_capacity(units.len());
         let mut copied = false;
         for (index, Wanted { unit, .. }) in units.iter().enumerate() {
@@ -273,7 +273,7 @@ impl Grower {
                 continue;
             }
             let place = self.fresh()? * self.cluster();
-            made.push(Made { entry_place, place, old });
+            allocations.push(Allocation { entry_place, place, old });
             if !same.all(|one| one.zeroed) {
                 copied |= self.copy(*unit, place)?;
             }
@@ -286,7 +286,7 @@ impl Grower {
     }
 
     /// Whether an entry says that a cluster reads as something else than what lies in its place.
-    fn is_made(&self, entry: u64) -> bool {
+    fn is_synthetic(&self, entry: u64) -> bool {
         entry & COMPRESSED != 0 || self.header.version >= 3 && entry & ZERO != 0
     }
 
@@ -371,7 +371,7 @@ impl Grow for Grower {
             self.file.read_at(&mut bytes, table)?;
             for (unit, entry) in (first..).zip(numbers(&bytes)) {
                 uses.entry(entry);
-                plain += u64::from(unit < shown && entry & PLACE != 0 && !self.is_made(entry));
+                plain += u64::from(unit < shown && entry & PLACE != 0 && !self.is_synthetic(entry));
                 if self.prepared && unit < units && is_own(entry) {
                     tell(unit, entry & PLACE);
                 }
@@ -394,16 +394,16 @@ impl Grow for Grower {
     fn place(&mut self, units: &[Wanted]) -> io::Result<Vec<u64>> {
         self.check()?;
         self.prepare()?;
-        let mut made = Vec::with_capacity(units.len());
-        let placed = self.make_places(units, &mut made);
+        let mut allocations = Vec::with_capacity(units.len());
+        let placed = self.allocate(units, &mut allocations);
         self.wrote = true;
         if placed.is_err() {
             // Nothing points to them.
             let cluster = self.cluster();
-            self.freed.extend(made.iter().map(|made| made.place / cluster));
+            self.freed.extend(allocations.iter().map(|one| one.place / cluster));
             return placed;
         }
-        for Made { entry_place, place, old } in made {
+        for Allocation { entry_place, place, old } in allocations {
             self.write(&(place | COPIED).to_be_bytes(), entry_place)?;
             self.left(old);
         }

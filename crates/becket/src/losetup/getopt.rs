@@ -33,7 +33,7 @@ pub(super) struct Reader<'a> {
 }
 
 /// An option by its place among the spellings, and its argument.
-type Found = (usize, Option<OsString>);
+type Parsed = (usize, Option<OsString>);
 
 impl<'a> Reader<'a> {
     pub(super) fn new(spellings: &'a [Spelling], words: &'a [OsString], strict: bool) -> Self {
@@ -41,7 +41,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The next option; the words of what is wrong with it are getopt_long's.
-    pub(super) fn next(&mut self) -> Result<Option<Found>, String> {
+    pub(super) fn next(&mut self) -> Result<Option<Parsed>, String> {
         if let Some((&letter, rest)) = self.cluster.split_first() {
             return self.short(letter, rest).map(Some);
         }
@@ -65,7 +65,7 @@ impl<'a> Reader<'a> {
         self.operands
     }
 
-    fn short(&mut self, letter: u8, rest: &'a [u8]) -> Result<Found, String> {
+    fn short(&mut self, letter: u8, rest: &'a [u8]) -> Result<Parsed, String> {
         self.cluster = rest;
         let letter = char::from(letter);
         let known = self.spellings.iter().position(|one| one.short == Some(letter));
@@ -82,7 +82,7 @@ impl<'a> Reader<'a> {
         Ok((index, Some(argument.ok_or_else(missing)?)))
     }
 
-    fn long(&mut self, word: &[u8]) -> Result<Found, String> {
+    fn long(&mut self, word: &[u8]) -> Result<Parsed, String> {
         let (name, value) = match word.iter().position(|&byte| byte == b'=') {
             Some(at) => (&word[..at], Some(OsString::from_vec(word[at + 1..].to_vec()))),
             None => (word, None),

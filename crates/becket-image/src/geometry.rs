@@ -1,25 +1,14 @@
-//! Which part of an image is offered, in blocks of which length, with which partitions.
+//! The geometry of a device: which part of the image it has, in blocks of which length, with which partitions.
 //! It decides and never refuses because a partition table is missing: an image may be attached just to rescue
 //! the rest.
 
 use std::path::Path;
 
 use crate::partition::{self, Table};
-use crate::{Error, Image, Partition};
+use crate::{Error, Image, OpenOptions, Partition};
 
-/// What was asked for. All sizes are bytes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Asked {
-    pub(crate) offset: u64,
-    pub(crate) size_limit: Option<u64>,
-    pub(crate) block_size: Option<u32>,
-    pub(crate) partitions: bool,
-    /// Fill the last block up with zeroes.
-    pub(crate) pad: bool,
-}
-
-/// What of an image is offered, and in which units.
-pub(crate) struct Layout {
+/// The part of an image that the device has, and in which units.
+pub(crate) struct Geometry {
     pub(crate) offset: u64,
     pub(crate) len: u64,
     /// Zeroes behind that.
@@ -29,43 +18,43 @@ pub(crate) struct Layout {
 }
 
 /// First byte and length of what was asked for of `size` bytes, without regard to blocks.
-pub(crate) fn window(path: &Path, size: u64, asked: Asked) -> Result<(u64, u64), Error> {
-    let offset = asked.offset.min(size);
-    match (size - offset).min(asked.size_limit.unwrap_or(u64::MAX)) {
-        0 => Err(nothing_left(path, asked, size, asked.block_size.unwrap_or(512))),
+pub(crate) fn window(path: &Path, size: u64, wanted: &OpenOptions) -> Result<(u64, u64), Error> {
+    let offset = wanted.offset.min(size);
+    match (size - offset).min(wanted.size_limit.unwrap_or(u64::MAX)) {
+        0 => Err(nothing_left(path, wanted, size, wanted.block_size.unwrap_or(512))),
         room => Ok((offset, room)),
     }
 }
 
 /// Chooses block size and length of what is offered of `image`, on a backing with blocks of `natural` bytes.
-pub(crate) fn lay_out(
+pub(crate) fn choose(
     path: &Path,
     image: &Image,
     natural: u32,
-    asked: Asked,
+    wanted: &OpenOptions,
     warnings: &mut Vec<String>,
-) -> Result<Layout, Error> {
+) -> Result<Geometry, Error> {
     let size = image.len();
-    let (offset, room) = window(path, size, asked)?;
+    let (offset, room) = window(path, size, wanted)?;
     // An image whose first sectors cannot be read may be attached just to rescue the rest.
     let table = image
         .slice(offset, room)
         .map_err(std::io::Error::other)
-        .and_then(|window| partition::read(&window, room, asked.block_size.unwrap_or(natural)))
+        .and_then(|window| partition::read(&window, room, wanted.block_size.unwrap_or(natural)))
         .unwrap_or_else(|error| {
             let warning = format!("its partition table cannot be read: {error}");
             Table { warnings: vec![warning], ..Table::default() }
         });
     let spoken = table.sector.filter(|sector| *sector <= largest_block_size()).unwrap_or(512);
-    let block_size = asked.block_size.unwrap_or(natural.max(spoken));
+    let block_size = wanted.block_size.unwrap_or(natural.max(spoken));
     let tail = room % u64::from(block_size);
-    let (len, padding) = match (tail, asked.pad) {
+    let (len, padding) = match (tail, wanted.pad) {
         (0, _) => (room, 0),
         (tail, true) => (room, u64::from(block_size) - tail),
         (tail, false) => (room - tail, 0),
     };
     if len == 0 {
-        return Err(nothing_left(path, asked, size, block_size));
+        return Err(nothing_left(path, wanted, size, block_size));
     }
     if padding > 0 {
         warnings.push(format!(
@@ -77,11 +66,11 @@ pub(crate) fn lay_out(
              with --read-only, ublk and fuse show them"
         ));
     }
-    let partitions = match asked.partitions {
+    let partitions = match wanted.partitions {
         true => usable_partitions(table, len + padding, block_size, warnings),
         false => Vec::new(),
     };
-    Ok(Layout { offset, len, padding, block_size, partitions })
+    Ok(Geometry { offset, len, padding, block_size, partitions })
 }
 
 /// The largest logical block that a device can have: the page size.
@@ -89,9 +78,9 @@ fn largest_block_size() -> u32 {
     u32::try_from(rustix::param::page_size()).unwrap_or(4096)
 }
 
-pub(crate) fn check_block_size(asked: Option<u32>) -> Result<(), Error> {
+pub(crate) fn check_block_size(wanted: Option<u32>) -> Result<(), Error> {
     let largest = largest_block_size();
-    match asked {
+    match wanted {
         Some(size) if !size.is_power_of_two() || !(512..=largest).contains(&size) => {
             Err(Error::BlockSize { block_size: size, largest })
         }
@@ -100,10 +89,10 @@ pub(crate) fn check_block_size(asked: Option<u32>) -> Result<(), Error> {
 }
 
 /// The error for an image without a single block.
-fn nothing_left(path: &Path, asked: Asked, size: u64, block_size: u32) -> Error {
-    match asked.size_limit {
+fn nothing_left(path: &Path, wanted: &OpenOptions, size: u64, block_size: u32) -> Error {
+    match wanted.size_limit {
         Some(limit) if limit < block_size.into() => Error::SizeLimit { limit, block_size },
-        _ => Error::NothingLeft { path: path.to_owned(), size, offset: asked.offset, block_size },
+        _ => Error::NothingLeft { path: path.to_owned(), size, offset: wanted.offset, block_size },
     }
 }
 

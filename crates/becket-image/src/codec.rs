@@ -55,12 +55,12 @@ impl Codec {
     /// A decoder for blocks of this kind, for one thread.
     pub fn decoder(self) -> Box<dyn Decode> {
         match self {
-            Codec::Gzip => Box::new(Gzip(libdeflater::Decompressor::new())),
-            Codec::Deflate => Box::new(Deflate(libdeflater::Decompressor::new())),
+            Codec::Gzip | Codec::Deflate | Codec::GzipMember => {
+                Box::new(Deflate { codec: self, decoder: libdeflater::Decompressor::new() })
+            }
             Codec::Xz => Box::new(Xz),
             Codec::Lz4 => Box::new(Lz4),
             Codec::Zstd => Box::new(Zstd(zstd::bulk::Decompressor::new().ok())),
-            Codec::GzipMember => Box::new(GzipMember(libdeflater::Decompressor::new())),
             Codec::XzBlock => Box::new(XzBlock),
         }
     }
@@ -82,27 +82,20 @@ impl fmt::Display for Codec {
     }
 }
 
-struct Gzip(libdeflater::Decompressor);
-
-impl Decode for Gzip {
-    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
-        self.0.zlib_decompress(input, output).map_err(|error| Codec::Gzip.failed(error))
-    }
+/// What libdeflate decodes: one of three frames around the same data.
+struct Deflate {
+    codec: Codec,
+    decoder: libdeflater::Decompressor,
 }
-
-struct GzipMember(libdeflater::Decompressor);
-
-impl Decode for GzipMember {
-    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
-        self.0.gzip_decompress(input, output).map_err(|error| Codec::GzipMember.failed(error))
-    }
-}
-
-struct Deflate(libdeflater::Decompressor);
 
 impl Decode for Deflate {
     fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
-        self.0.deflate_decompress(input, output).map_err(|error| Codec::Deflate.failed(error))
+        let decoded = match self.codec {
+            Codec::Gzip => self.decoder.zlib_decompress(input, output),
+            Codec::GzipMember => self.decoder.gzip_decompress(input, output),
+            _ => self.decoder.deflate_decompress(input, output),
+        };
+        decoded.map_err(|error| self.codec.failed(error))
     }
 }
 

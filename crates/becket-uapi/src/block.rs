@@ -11,7 +11,6 @@ use rustix::ioctl::{Getter, NoArg, Opcode, Setter, ioctl};
 
 const BLKROSET: Opcode = none(0x12, 93);
 const BLKROGET: Opcode = none(0x12, 94);
-const BLKRRPART: Opcode = none(0x12, 95);
 const BLKFLSBUF: Opcode = none(0x12, 97);
 const BLKPG: Opcode = none(0x12, 105);
 const BLKGETSIZE64: Opcode = read::<usize>(0x12, 114);
@@ -116,12 +115,6 @@ fn partition_change(disk: BorrowedFd<'_>, op: c_int, number: u32, start: u64, le
     Ok(unsafe { ioctl(disk, Setter::<BLKPG, BlkpgArg>::new(arg)) }?)
 }
 
-/// Has the kernel read the disk's partition table anew. `EBUSY` when a partition is in use.
-pub fn reread_partitions(disk: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: BLKRRPART takes no argument.
-    Ok(unsafe { ioctl(disk, NoArg::<BLKRRPART>::new()) }?)
-}
-
 /// Says whether writes are refused; of a whole disk, for its partitions too.
 pub fn set_read_only(device: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     // SAFETY: BLKROSET reads an int.
@@ -159,7 +152,7 @@ mod tests {
         assert_eq!(offset_of!(BlkpgPartition, pno), 16);
         if cfg!(target_arch = "x86_64") {
             assert_eq!([BLKGETSIZE64, BLKGETDISKSEQ, BLKROGET], [0x8008_1272, 0x8008_1280, 0x125e]);
-            assert_eq!([BLKROTATIONAL, BLKPG, BLKRRPART], [0x127e, 0x1269, 0x125f]);
+            assert_eq!([BLKROTATIONAL, BLKPG], [0x127e, 0x1269]);
             assert_eq!([BLKFLSBUF, BLKIOMIN, BLKIOOPT], [0x1261, 0x1278, 0x1279]);
             assert_eq!(BLKROSET, 0x125d);
         }

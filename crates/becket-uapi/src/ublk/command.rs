@@ -3,31 +3,6 @@
 
 use super::number::{read, read_write};
 
-/// Legacy opcode of [`UBLK_U_CMD_GET_QUEUE_AFFINITY`].
-pub const UBLK_CMD_GET_QUEUE_AFFINITY: u32 = 0x01;
-/// Legacy opcode of [`UBLK_U_CMD_GET_DEV_INFO`].
-pub const UBLK_CMD_GET_DEV_INFO: u32 = 0x02;
-/// Legacy opcode of [`UBLK_U_CMD_ADD_DEV`].
-pub const UBLK_CMD_ADD_DEV: u32 = 0x04;
-/// Legacy opcode of [`UBLK_U_CMD_DEL_DEV`].
-pub const UBLK_CMD_DEL_DEV: u32 = 0x05;
-/// Legacy opcode of [`UBLK_U_CMD_START_DEV`].
-pub const UBLK_CMD_START_DEV: u32 = 0x06;
-/// Legacy opcode of [`UBLK_U_CMD_STOP_DEV`].
-pub const UBLK_CMD_STOP_DEV: u32 = 0x07;
-/// Legacy opcode of [`UBLK_U_CMD_SET_PARAMS`].
-pub const UBLK_CMD_SET_PARAMS: u32 = 0x08;
-/// Legacy opcode of [`UBLK_U_CMD_GET_PARAMS`].
-pub const UBLK_CMD_GET_PARAMS: u32 = 0x09;
-/// Legacy opcode of [`UBLK_U_CMD_START_USER_RECOVERY`].
-pub const UBLK_CMD_START_USER_RECOVERY: u32 = 0x10;
-/// Legacy opcode of [`UBLK_U_CMD_END_USER_RECOVERY`].
-pub const UBLK_CMD_END_USER_RECOVERY: u32 = 0x11;
-/// Legacy opcode of [`UBLK_U_CMD_GET_DEV_INFO2`].
-pub const UBLK_CMD_GET_DEV_INFO2: u32 = 0x12;
-
-/// The CPUs of one queue, as a CPU mask written to the buffer.
-pub const UBLK_U_CMD_GET_QUEUE_AFFINITY: u32 = read::<CtrlCmd>(b'u', 0x01);
 /// Reads a device's [`DevInfo`] into the buffer.
 pub const UBLK_U_CMD_GET_DEV_INFO: u32 = read::<CtrlCmd>(b'u', 0x02);
 /// Adds a device described by the [`DevInfo`] in the buffer, which the kernel updates.
@@ -58,13 +33,6 @@ pub const UBLK_U_CMD_UPDATE_SIZE: u32 = read_write::<CtrlCmd>(b'u', 0x15);
 pub const UBLK_U_CMD_QUIESCE_DEV: u32 = read_write::<CtrlCmd>(b'u', 0x16);
 /// Removes the disk unless it is open. [`UBLK_F_SAFE_STOP_DEV`].
 pub const UBLK_U_CMD_TRY_STOP_DEV: u32 = read_write::<CtrlCmd>(b'u', 0x17);
-/// Registers the [`ShmemBufReg`] in the buffer. [`UBLK_F_SHMEM_ZC`].
-pub const UBLK_U_CMD_REG_BUF: u32 = read_write::<CtrlCmd>(b'u', 0x18);
-/// Unregisters a shared buffer: `data` is its index.
-pub const UBLK_U_CMD_UNREG_BUF: u32 = read_write::<CtrlCmd>(b'u', 0x19);
-
-/// Bytes of the answer to [`UBLK_U_CMD_GET_FEATURES`].
-pub const UBLK_FEATURES_LEN: usize = 8;
 
 /// Request pages can be registered as fixed buffers of a ring.
 pub const UBLK_F_SUPPORT_ZERO_COPY: u64 = 1 << 0;
@@ -111,17 +79,9 @@ pub const UBLK_F_IO_DESC_SIZE: u64 = 1 << 20;
 
 /// The device has no disk: not started, or stopped.
 pub const UBLK_S_DEV_DEAD: u16 = 0;
-/// The disk is there and served.
-pub const UBLK_S_DEV_LIVE: u16 = 1;
-/// The disk is there, its server is not; I/O waits.
-pub const UBLK_S_DEV_QUIESCED: u16 = 2;
-/// The disk is there, its server is not; I/O fails.
-pub const UBLK_S_DEV_FAIL_IO: u16 = 3;
 
 /// Most requests that one queue can have.
 pub const UBLK_MAX_QUEUE_DEPTH: u16 = 4096;
-/// Most queues that one device can have.
-pub const UBLK_MAX_NR_QUEUES: u16 = 1 << 12;
 
 /// A control command's argument, `struct ublksrv_ctrl_cmd`.
 #[repr(C)]
@@ -153,7 +113,7 @@ pub struct DevInfo {
     pub nr_hw_queues: u16,
     /// Requests of each queue.
     pub queue_depth: u16,
-    /// One of `UBLK_S_DEV_*`.
+    /// [`UBLK_S_DEV_DEAD`], or a state in which there is a disk.
     pub state: u16,
     /// Bytes of an I/O descriptor, with [`UBLK_F_IO_DESC_SIZE`].
     pub io_desc_size: u16,
@@ -185,20 +145,3 @@ impl DevInfo {
         self.state == UBLK_S_DEV_DEAD
     }
 }
-
-/// The buffer of [`UBLK_U_CMD_REG_BUF`], `struct ublk_shmem_buf_reg`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ShmemBufReg {
-    /// Address of the shared memory in this process.
-    pub addr: u64,
-    /// Its length in bytes; a multiple of the page size. 0 stands for nothing.
-    pub len: u64,
-    /// [`UBLK_SHMEM_BUF_READ_ONLY`] or 0.
-    pub flags: u32,
-    /// Zero.
-    pub reserved: u32,
-}
-
-/// The shared memory may be read only.
-pub const UBLK_SHMEM_BUF_READ_ONLY: u32 = 1 << 0;

@@ -1,21 +1,12 @@
-//! What happens on `/dev/ublkcN`: I/O commands, descriptors, results, offsets for copying and mapping.
+//! What happens on `/dev/ublkcN`: I/O commands, descriptors, results, offsets for mapping.
 //! It never touches the char device; the engine does.
 
 use super::number::read_write;
-
-/// Legacy opcode of [`UBLK_U_IO_FETCH_REQ`].
-pub const UBLK_IO_FETCH_REQ: u32 = 0x20;
-/// Legacy opcode of [`UBLK_U_IO_COMMIT_AND_FETCH_REQ`].
-pub const UBLK_IO_COMMIT_AND_FETCH_REQ: u32 = 0x21;
-/// Legacy opcode of [`UBLK_U_IO_NEED_GET_DATA`].
-pub const UBLK_IO_NEED_GET_DATA: u32 = 0x22;
 
 /// Fetches the first request of a tag.
 pub const UBLK_U_IO_FETCH_REQ: u32 = read_write::<IoCmd>(b'u', 0x20);
 /// Completes a tag's request and fetches its next one.
 pub const UBLK_U_IO_COMMIT_AND_FETCH_REQ: u32 = read_write::<IoCmd>(b'u', 0x21);
-/// Fetches a write's data.
-pub const UBLK_U_IO_NEED_GET_DATA: u32 = read_write::<IoCmd>(b'u', 0x22);
 /// Registers a request's pages as the ring's fixed buffer number [`IoCmd::addr`].
 pub const UBLK_U_IO_REGISTER_IO_BUF: u32 = read_write::<IoCmd>(b'u', 0x23);
 /// Unregisters the fixed buffer number [`IoCmd::addr`].
@@ -29,40 +20,9 @@ pub const UBLK_U_IO_FETCH_IO_CMDS: u32 = read_write::<BatchIo>(b'u', 0x27);
 
 /// A request was delivered.
 pub const UBLK_IO_RES_OK: i32 = 0;
-/// A write was delivered whose data must be fetched.
-pub const UBLK_IO_RES_NEED_GET_DATA: i32 = 1;
-/// The tag is over: do not fetch again.
-pub const UBLK_IO_RES_ABORT: i32 = -libc::ENODEV;
 
 /// Offset of the descriptor arrays for mmap.
 pub const UBLKSRV_CMD_BUF_OFFSET: u64 = 0;
-/// Offset of the requests' data for pread and pwrite.
-pub const UBLKSRV_IO_BUF_OFFSET: u64 = 0x8000_0000;
-/// First bit of the byte within a request's data.
-pub const UBLK_IO_BUF_OFF: u32 = 0;
-/// Bits of the byte within a request's data.
-pub const UBLK_IO_BUF_BITS: u32 = 25;
-/// First bit of the tag in a data offset.
-pub const UBLK_TAG_OFF: u32 = UBLK_IO_BUF_BITS;
-/// Bits of the tag in a data offset.
-pub const UBLK_TAG_BITS: u32 = 16;
-/// First bit of the queue in a data offset.
-pub const UBLK_QID_OFF: u32 = UBLK_TAG_OFF + UBLK_TAG_BITS;
-/// Bits of the queue in a data offset.
-pub const UBLK_QID_BITS: u32 = 12;
-/// Bits of a data offset.
-pub const UBLKSRV_IO_BUF_TOTAL_BITS: u32 = UBLK_QID_OFF + UBLK_QID_BITS;
-/// Set in a data offset to copy integrity data instead.
-pub const UBLKSRV_IO_INTEGRITY_FLAG: u64 = 1 << 62;
-
-/// Where pread and pwrite on the char device find a request's data. `byte` is below 32 MiB, `queue` below
-/// 4096; what exceeds its field is cut off.
-#[must_use]
-pub const fn user_copy_offset(queue: u16, tag: u16, byte: u32) -> u64 {
-    let queue = (queue as u64 & ((1 << UBLK_QID_BITS) - 1)) << UBLK_QID_OFF;
-    let byte = byte as u64 & ((1 << UBLK_IO_BUF_BITS) - 1);
-    UBLKSRV_IO_BUF_OFFSET + (queue | (tag as u64) << UBLK_TAG_OFF | byte)
-}
 
 /// Read.
 pub const UBLK_IO_OP_READ: u8 = 0;
@@ -72,45 +32,17 @@ pub const UBLK_IO_OP_WRITE: u8 = 1;
 pub const UBLK_IO_OP_FLUSH: u8 = 2;
 /// The range's contents no longer matter.
 pub const UBLK_IO_OP_DISCARD: u8 = 3;
-/// Write one block over a range.
-pub const UBLK_IO_OP_WRITE_SAME: u8 = 4;
 /// Make the range read as zeroes.
 pub const UBLK_IO_OP_WRITE_ZEROES: u8 = 5;
-/// Open a zone.
+/// Open a zone; becket has no zoned devices.
 pub const UBLK_IO_OP_ZONE_OPEN: u8 = 10;
-/// Close a zone.
-pub const UBLK_IO_OP_ZONE_CLOSE: u8 = 11;
-/// Finish a zone.
-pub const UBLK_IO_OP_ZONE_FINISH: u8 = 12;
-/// Append to a zone.
-pub const UBLK_IO_OP_ZONE_APPEND: u8 = 13;
-/// Reset all zones.
-pub const UBLK_IO_OP_ZONE_RESET_ALL: u8 = 14;
-/// Reset a zone.
-pub const UBLK_IO_OP_ZONE_RESET: u8 = 15;
-/// Report zones.
-pub const UBLK_IO_OP_REPORT_ZONES: u8 = 18;
 
-/// Do not retry on device errors.
-pub const UBLK_IO_F_FAILFAST_DEV: u32 = 1 << 8;
-/// Do not retry on transport errors.
-pub const UBLK_IO_F_FAILFAST_TRANSPORT: u32 = 1 << 9;
-/// Do not retry on driver errors.
-pub const UBLK_IO_F_FAILFAST_DRIVER: u32 = 1 << 10;
-/// Metadata of a file system.
-pub const UBLK_IO_F_META: u32 = 1 << 11;
 /// The write is durable when it completes.
 pub const UBLK_IO_F_FUA: u32 = 1 << 13;
 /// Zeroes must be allocated, not punched.
 pub const UBLK_IO_F_NOUNMAP: u32 = 1 << 15;
-/// Swap.
-pub const UBLK_IO_F_SWAP: u32 = 1 << 16;
 /// Registering the buffer failed; the server must do it.
 pub const UBLK_IO_F_NEED_REG_BUF: u32 = 1 << 17;
-/// The request has integrity data.
-pub const UBLK_IO_F_INTEGRITY: u32 = 1 << 18;
-/// The data is in a registered shared buffer; [`IoDesc::addr`] says where.
-pub const UBLK_IO_F_SHMEM_ZC: u32 = 1 << 19;
 
 /// One request, `struct ublksrv_io_desc`, in the memory mapped from the char device.
 #[repr(C)]
@@ -212,8 +144,6 @@ impl IoCmd {
     }
 }
 
-/// Elements carry a zone append's LBA.
-pub const UBLK_BATCH_F_HAS_ZONE_LBA: u16 = 1 << 0;
 /// Elements carry a buffer's address.
 pub const UBLK_BATCH_F_HAS_BUF_ADDR: u16 = 1 << 1;
 /// As [`UBLK_AUTO_BUF_REG_FALLBACK`], for all elements.
@@ -247,24 +177,8 @@ impl BatchIo {
             self.nr_elem.to_ne_bytes(),
             self.reserved2.to_ne_bytes(),
         );
-        [
-            q[0],
-            q[1],
-            f[0],
-            f[1],
-            n[0],
-            n[1],
-            self.elem_bytes,
-            self.reserved,
-            z[0],
-            z[1],
-            z[2],
-            z[3],
-            z[4],
-            z[5],
-            z[6],
-            z[7],
-        ]
+        let (e, r) = (self.elem_bytes, self.reserved);
+        [q[0], q[1], f[0], f[1], n[0], n[1], e, r, z[0], z[1], z[2], z[3], z[4], z[5], z[6], z[7]]
     }
 }
 

@@ -25,9 +25,6 @@ pub const UBLK_PARAM_TYPE_SEGMENT: u32 = 1 << 5;
 /// [`Params::integrity`] is given.
 pub const UBLK_PARAM_TYPE_INTEGRITY: u32 = 1 << 6;
 
-/// Least value of the segment limits.
-pub const UBLK_MIN_SEGMENT_SIZE: u32 = 4096;
-
 /// Sizes and attributes, `struct ublk_param_basic`. Shifts are powers of two of bytes, lengths are sectors.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

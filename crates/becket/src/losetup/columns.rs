@@ -40,7 +40,7 @@ type About = (Column, &'static str, Kind, &'static str);
 /// All columns, in the order of `--output-all`.
 pub(super) const ALL: [About; 17] = [
     (Column::Name, "NAME", Kind::Text, "path of the device"),
-    (Column::Autoclear, "AUTOCLEAR", Kind::Flag, "goes when its last user closes it"),
+    (Column::Autoclear, "AUTOCLEAR", Kind::Flag, "detached when its last user closes it"),
     (Column::BackFile, "BACK-FILE", Kind::Text, "file behind the device"),
     (Column::BackIno, "BACK-INO", Kind::Number, "inode number of that file"),
     (Column::BackMajMin, "BACK-MAJ:MIN", Kind::Text, "device number of that file's file system"),
@@ -49,12 +49,12 @@ pub(super) const ALL: [About; 17] = [
     (Column::MajMin, "MAJ:MIN", Kind::Text, "device number"),
     (Column::Maj, "MAJ", Kind::Number, "its major part"),
     (Column::Min, "MIN", Kind::Number, "its minor part"),
-    (Column::Offset, "OFFSET", Kind::Number, "first byte of the file that is used"),
-    (Column::Partscan, "PARTSCAN", Kind::Flag, "partitions are looked for"),
+    (Column::Offset, "OFFSET", Kind::Number, "first byte of the file on the device"),
+    (Column::Partscan, "PARTSCAN", Kind::Flag, "the kernel reads the partition table"),
     (Column::Ref, "REF", Kind::Text, "reference given by --loop-ref, else the file's path"),
-    (Column::Ro, "RO", Kind::Flag, "refuses writes"),
-    (Column::SizeLimit, "SIZELIMIT", Kind::Number, "most bytes of the file that are used; 0 for all"),
-    (Column::Dio, "DIO", Kind::Flag, "the file is read and written past the page cache"),
+    (Column::Ro, "RO", Kind::Flag, "read-only"),
+    (Column::SizeLimit, "SIZELIMIT", Kind::Number, "most bytes of the file on the device; 0 for all"),
+    (Column::Dio, "DIO", Kind::Flag, "the page cache of the file is bypassed"),
     (Column::LogSec, "LOG-SEC", Kind::Number, "logical sector size in bytes"),
 ];
 

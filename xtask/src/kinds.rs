@@ -1,5 +1,5 @@
-//! Holds becket-device to its offers: what an offer can do is asked of a table, and nothing outside of it asks
-//! which kind a device is (docs/decisions/0093).
+//! Holds becket-device to its offers: what an offer can do is asked of a table, and nothing outside of it
+//! asks which kind a device is (docs/decisions/0093).
 
 use std::fs;
 use std::path::Path;

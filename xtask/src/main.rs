@@ -10,6 +10,8 @@ mod ci;
 #[cfg(test)]
 mod circles;
 #[cfg(test)]
+mod columns;
+#[cfg(test)]
 mod dependencies;
 mod exec;
 mod fuzz;

@@ -94,7 +94,8 @@ fn an_arrow_upwards_is_seen() {
     assert_eq!(refused("record", &["contract"], "use crate::contract::{Error, crate::record::x};"), [""; 0]);
 }
 
-/// A semicolon ends a statement of Mermaid's, also in a text that it would show: the drawing is then an error.
+/// A semicolon ends a statement of Mermaid's, also in a text that it would show: the drawing is then an
+/// error.
 #[test]
 fn three_drawings_have_no_semicolon() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ARCHITECTURE.md");

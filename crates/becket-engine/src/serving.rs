@@ -1,4 +1,4 @@
-//! How a device is served: the sources of its bytes, shared by its queues, and what of them still has to reach
+//! How a device is served: the sources of its bytes, shared by its queues, and what of them is not yet on
 //! stable storage.
 //! Never opens or closes a path; descriptors come from outside and go when the last queue lets go.
 

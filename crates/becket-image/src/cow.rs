@@ -125,7 +125,7 @@ pub(crate) fn lay_over(
     let raw = Image::raw(Arc::new(reader), link.size, 512).within(base.image.budget());
     let damaged = |source| Error::Layer { image: shown(file.as_os_str().as_bytes()), source };
     let Some(header) = Header::read(&raw).map_err(damaged)? else {
-        return Err(base.refused(file, "it is no qcow2".to_owned(), None));
+        return Err(base.refused(file, "it is not a qcow2".to_owned(), None));
     };
     base.check(&header, file, &link.path)?;
     let cluster = header.cluster();
@@ -164,7 +164,7 @@ impl Place {
         let access = if read_only { OFlags::PATH } else { OFlags::RDONLY };
         let flags = access | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::io::retry_on_intr(|| rustix::fs::open(parent, flags, Mode::empty()))
-            .map_err(|errno| io(file, "the directory that it is to lie in cannot be opened", errno))?;
+            .map_err(|errno| io(file, "its directory cannot be opened", errno))?;
         Ok(Place { dir, name })
     }
 }
@@ -186,9 +186,9 @@ fn create(
         Err(errno @ (Errno::ACCESS | Errno::PERM)) => {
             return Err(Error::Permission { path: file.to_owned(), source: errno.into() });
         }
-        Err(errno) => return Err(io(file, "it cannot be made", errno)),
+        Err(errno) => return Err(io(file, "it cannot be created", errno)),
     };
-    let failed = |error: std::io::Error| io(file, "no overlay can be made of it", error);
+    let failed = |error: std::io::Error| io(file, "the overlay cannot be created", error);
     let stat = rustix::fs::fstat(&fd).map_err(|errno| failed(errno.into()))?;
     let dir = dir.try_clone().map_err(failed)?;
     let fresh = Fresh { dir, name: name.clone(), ino: stat.st_ino, kept: false };
@@ -217,7 +217,7 @@ fn find(
         return Err(base.refused(file, "it is a block device, which cannot grow".to_owned(), None));
     }
     if base.links.iter().any(|link| link.is(&found.stat)) {
-        return Err(base.refused(file, "the image lies in it".to_owned(), None));
+        return Err(base.refused(file, "the image itself is in this file".to_owned(), None));
     }
     let (fd, unwritable) = open_inode(file, &found.inode, found.kind, read_only)?;
     let write = !read_only && unwritable.is_none();
@@ -236,7 +236,7 @@ impl Base {
     /// Refuses an overlay of something else; `path` is where it really is.
     fn check(&self, header: &Header, file: &Path, path: &Path) -> Result<(), Error> {
         let Some(backing) = header.backing() else {
-            return Err(self.refused(file, "it is a qcow2 by itself, over nothing".to_owned(), None));
+            return Err(self.refused(file, "it is a qcow2 without a backing file".to_owned(), None));
         };
         let dir = path.parent().unwrap_or(Path::new("/"));
         if self.is_named(backing, dir) {
@@ -246,7 +246,7 @@ impl Base {
             backing.format.as_deref().map_or_else(String::new, |format| format!(" ({})", shown(format)));
         let BackingName { name, format } = self.name_in(dir);
         let moved = format!(
-            "attach that with it; or where this is the same image under another name: qemu-img rebase -u -F {} -b {} {}",
+            "attach that image with it; or, if this is the same image under another name: qemu-img rebase -u -F {} -b {} {}",
             shown(format.as_deref().unwrap_or_default()),
             quoted(Path::new(OsStr::from_bytes(&name))),
             quoted(file),

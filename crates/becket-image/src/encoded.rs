@@ -89,7 +89,8 @@ impl Encoded {
         Some(Encoded { codec, below, blocks: Arc::new(blocks) })
     }
 
-    /// The same layer where so many sources and layers are counted before those below it; see [`Map::behind`].
+    /// The same layer where so many sources and layers are counted before those below it; see
+    /// [`Map::behind`].
     pub(crate) fn behind(&self, sources: u32, layers: u32) -> Option<Encoded> {
         Some(Encoded {
             below: self.below.behind(sources, layers)?,

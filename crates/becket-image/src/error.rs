@@ -120,7 +120,7 @@ pub enum Error {
         name: String,
     },
     /// The file that is to take what is written is something else.
-    #[error("{}: is no overlay of {}: {why}", shown(path.as_os_str().as_bytes()), shown(image.as_os_str().as_bytes()))]
+    #[error("{}: is not an overlay of {}: {why}", shown(path.as_os_str().as_bytes()), shown(image.as_os_str().as_bytes()))]
     Overlay {
         /// As it was given.
         path: PathBuf,

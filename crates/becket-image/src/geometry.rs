@@ -1,5 +1,5 @@
-//! The geometry of a device: which part of the image it has, in blocks of which length, with which partitions.
-//! It decides and never refuses because a partition table is missing: an image may be attached just to rescue
+//! The geometry of a device: which part of the image it has, its block size and its partitions.
+//! It never refuses an image because the partition table is missing: an image may be attached just to rescue
 //! the rest.
 
 use std::path::Path;

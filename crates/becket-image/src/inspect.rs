@@ -77,7 +77,7 @@ pub fn inspect(image: &Image, name: &str, format: Format) -> Inspected {
     look.search(&mut node);
     let mut report = node.report;
     if let Err(spent) = budget.check() {
-        report.problems.push(format!("not looked further: {spent}; with --no-limits all of it is looked at"));
+        report.problems.push(format!("not searched further: {spent}; --no-limits searches all of it"));
     }
     report
 }

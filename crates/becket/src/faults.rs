@@ -32,7 +32,7 @@ pub(crate) fn parse_faults(text: &str) -> Result<Faults, String> {
     let mut faults = Faults::default();
     for word in text.split(',') {
         let (name, value) =
-            word.split_once('=').ok_or_else(|| format!("`{word}` is no fault; {EXAMPLES}"))?;
+            word.split_once('=').ok_or_else(|| format!("`{word}` is not a fault; {EXAMPLES}"))?;
         match name {
             "error" => faults.rules.push(rule(value, error)?),
             "delay" => faults.rules.push(rule(value, delay)?),
@@ -40,7 +40,7 @@ pub(crate) fn parse_faults(text: &str) -> Result<Faults, String> {
             "short" => faults.short = chance(value)?,
             "enospc-after" => faults.enospc_after = Some(parse_size(value)?),
             "seed" => faults.seed = value.parse().map_err(|_| format!("`{value}` is no number for seed="))?,
-            _ => return Err(format!("`{name}` is no fault; {EXAMPLES}")),
+            _ => return Err(format!("`{name}` is not a fault; {EXAMPLES}")),
         }
     }
     faults.check().map_err(|why| format!("`{text}`: {why}; {EXAMPLES}"))?;
@@ -56,7 +56,7 @@ fn rule(text: &str, what: impl Fn(&str) -> Result<Struck, String>) -> Result<Rul
     let mut words = text.splitn(3, ':');
     let kind = words.next().map_or(Err(String::new()), kind)?;
     let struck =
-        words.next().ok_or_else(|| format!("`{text}` says no more than which operations; {EXAMPLES}"))?;
+        words.next().ok_or_else(|| format!("`{text}` lacks what happens to the operations; {EXAMPLES}"))?;
     let struck = what(struck)?;
     let chance = words.next().map_or(Ok(CERTAIN), chance)?;
     Ok(Rule { kind, struck, chance, range })
@@ -69,7 +69,7 @@ fn kind(word: &str) -> Result<Affected, String> {
         "flush" => Affected::Flush,
         "discard" => Affected::Discard,
         "all" => Affected::All,
-        _ => return Err(format!("`{word}` is none of read, write, flush, discard, all")),
+        _ => return Err(format!("`{word}` is not one of read, write, flush, discard, all")),
     })
 }
 
@@ -80,19 +80,21 @@ fn error(word: &str) -> Result<Struck, String> {
         .and_then(|(_, number)| u16::try_from(number.raw_os_error()).ok());
     number.map(Struck::Error).ok_or_else(|| {
         let names: Vec<&str> = ERRORS.iter().map(|(name, _)| *name).collect();
-        format!("`{word}` is none of {}", names.join(", "))
+        format!("`{word}` is not one of {}", names.join(", "))
     })
 }
 
 fn delay(word: &str) -> Result<Struck, String> {
     let millis = parse_duration(word)?.as_millis();
-    u32::try_from(millis).map(Struck::Delay).map_err(|_| format!("`{word}` is longer than anybody waits"))
+    u32::try_from(millis)
+        .map(Struck::Delay)
+        .map_err(|_| format!("`{word}` is too long: a delay has at most 49 days"))
 }
 
 fn range(text: &str) -> Result<(u64, u64), String> {
     let (start, len) = text
         .split_once('+')
-        .ok_or_else(|| format!("`@{text}` is no range; it looks like @1M+4K: a place and a length"))?;
+        .ok_or_else(|| format!("`@{text}` is not a range; a range looks like @1M+4K: offset and length"))?;
     Ok((parse_size(start)?, parse_size(len)?))
 }
 
@@ -101,7 +103,9 @@ const CERTAIN: u32 = 1_000_000;
 /// A chance from 0 to 1, in millionths: a decimal number without sign or exponent.
 fn chance(text: &str) -> Result<u32, String> {
     let refuse = || {
-        format!("`{text}` is no chance; it looks like 0.01: a number from 0 to 1 with at most six decimals")
+        format!(
+            "`{text}` is not a chance; a chance is a number from 0 to 1 with at most six decimals, like 0.01"
+        )
     };
     let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
     let digits =

@@ -103,7 +103,7 @@ fn parse(
     };
     becket_device::check_name(name).map_err(|error| error.to_string())?;
     if !is_a_place(Path::new(image)) {
-        return Err(format!("{image:?} is no absolute path"));
+        return Err(format!("{image:?} is not an absolute path"));
     }
     let mut start = Start::default();
     let mut words = given.to_vec();
@@ -115,7 +115,7 @@ fn parse(
             "ro" => words.push("--read-only".into()),
             // Not one of those that a device has, or that of another device.
             _ if option.starts_with('-') || option.split('=').next() == Some("name") => {
-                return Err(format!("{option:?} is no option of a line"));
+                return Err(format!("{option:?} is not an option of a line"));
             }
             _ => words.push(format!("--{option}").into()),
         }
@@ -123,7 +123,7 @@ fn parse(
     words.extend([format!("--name={name}").into(), "--".into(), image.into()]);
     let AttachLine { image, device } = parser.parse(words)?;
     if let Some(cow) = device.cow.as_deref().filter(|cow| !is_a_place(cow)) {
-        return Err(format!("{cow:?} is no absolute path"));
+        return Err(format!("{cow:?} is not an absolute path"));
     }
     Ok(Some(Entry { line, name: name.clone(), image, device, start }))
 }
@@ -179,9 +179,9 @@ mod tests {
             ("a /b flat", "unexpected argument '--flat'"),
             ("a /b offset=x", "'x' for '--offset"),
             ("a /b read-only=yes", "unexpected value 'yes'"),
-            ("a /b --offset=1", "\"--offset=1\" is no option of a line"),
-            ("a /b name=c", "\"name=c\" is no option of a line"),
-            ("a /b name", "\"name\" is no option of a line"),
+            ("a /b --offset=1", "\"--offset=1\" is not an option of a line"),
+            ("a /b name=c", "\"name=c\" is not an option of a line"),
+            ("a /b name", "\"name\" is not an option of a line"),
         ] {
             let reported = one(line).unwrap_err();
             assert!(reported.contains(why), "{line}: {reported}");

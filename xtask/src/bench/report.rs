@@ -20,9 +20,10 @@ the goals, and the JSON files beside it have each run.
 
 The numbers of one table come from one run on one machine, so their ratios can be compared: *ratio* is to the
 kernel's loop driver with direct I/O (*loop-direct*, *losetup* or *loops*), or to the file itself
-(*file*) where that is not among them. Do not compare numbers of different tables or of different machines. *median* is over the rounds
-(*runs*), *spread* is (largest - smallest) / median. [TESTING.md](TESTING.md#benchmarks) says how to measure;
-what was tried to improve these numbers is in [decisions/](decisions/README.md).
+(*file*) where that is not among them. Do not compare numbers of different tables or of different machines.
+*median* is over the rounds (*runs*), *spread* is (largest - smallest) / median.
+[TESTING.md](TESTING.md#benchmarks) says how to measure; what was tried to improve these numbers is in
+[decisions/](decisions/README.md).
 ";
 
 /// What the README claims: the scenario and how the figures' names begin; the first has the chart.

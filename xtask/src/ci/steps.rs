@@ -25,8 +25,8 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Whether it attaches devices of this machine. Not while the guests' root file system is made, in a mount
-    /// namespace: that would keep a copy of each mount of a device, and so keep the device in use.
+    /// Whether it attaches devices of this machine. Not while the guests' root file system is made, in a
+    /// mount namespace: that would keep a copy of each mount of a device, and so keep the device in use.
     pub(super) fn attaches(self) -> bool {
         !matches!(self, Step::Cargo(_) | Step::Unit)
     }

@@ -92,8 +92,8 @@ pub struct ServeOptions {
     /// Bytes of decoded blocks that each worker may keep until a device says otherwise; it chooses when not
     /// given.
     pub cache_size: Option<u64>,
-    /// What it says in its log, and its guard and workers in theirs; when not given, what `BECKET_LOG` names, or
-    /// [`LogLevel::INFO`](crate::LogLevel).
+    /// What it says in its log, and its guard and workers in theirs; when not given, what `BECKET_LOG`
+    /// names, or [`LogLevel::INFO`](crate::LogLevel).
     pub log_level: Option<tracing::Level>,
 }
 

@@ -1,10 +1,10 @@
 //! What happens to the devices of a worker that died: another one gets them, and their requests go on.
 //! No request fails meanwhile, and no device is held up by more than its own recovery.
 //!
-//! The kernel keeps the disk and the requests that the dead worker had (`Abilities::RECOVERS`): new ones wait, those are issued again to the next worker. It begins with
-//! that only when the last copy of the dead worker's ublkcN is closed. Each of its rings had one in its
-//! table, which is emptied when nothing of the ring is in flight any more, so no late write of the dead
-//! worker meets one of its successor.
+//! The kernel keeps the disk and the requests that the dead worker had (`Abilities::RECOVERS`): new ones
+//! wait, those are issued again to the next worker. It begins with that only when the last copy of the dead
+//! worker's ublkcN is closed. Each of its rings had one in its table, which is emptied when nothing of the
+//! ring is in flight any more, so no late write of the dead worker meets one of its successor.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -242,8 +242,8 @@ fn set_aside(path: &Path) -> io::Result<()> {
     written.inspect_err(|_| drop(fs::remove_file(&old)))
 }
 
-/// A line of a log without its time, process, level and role. Servers of earlier versions wrote neither of the
-/// last two.
+/// A line of a log without its time, process, level and role. Servers of earlier versions wrote neither of
+/// the last two.
 pub(crate) fn words(line: &str) -> &str {
     let dated = line.split_once(" becket[").and_then(|(time, rest)| {
         let rest = rest.split_once("]: ")?.1;

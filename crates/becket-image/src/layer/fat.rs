@@ -190,7 +190,7 @@ impl Fat {
                 return Ok(layout);
             }
             if layout.len() >= limit {
-                return corrupt("a directory is longer than directories can be");
+                return corrupt("a directory is longer than FAT allows");
             }
             let Some(index) = cluster.checked_sub(2).filter(|index| *index < self.clusters) else {
                 return corrupt(format!(

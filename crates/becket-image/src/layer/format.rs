@@ -84,7 +84,7 @@ impl FromStr for Format {
         let known = NAMES.iter().find(|(_, names)| names.contains(&text)).map(|(format, _)| *format);
         known.ok_or_else(|| {
             let all: Vec<&str> = NAMES.iter().filter_map(|(_, names)| names.first().copied()).collect();
-            format!("{text:?} is none of {}", all.join(", "))
+            format!("{text:?} is not one of {}", all.join(", "))
         })
     }
 }

@@ -140,7 +140,7 @@ pub(crate) fn unpack_chain(
         let found = dirs.find(path, name)?;
         let same = |stat: &Stat| (stat.st_dev, stat.st_ino) == (found.stat.st_dev, found.stat.st_ino);
         if same(&first.file.stat) || referenced.iter().any(|link| same(&link.stat)) {
-            return Err(refused("it is a file that lies above it: the chain is a circle".to_owned()));
+            return Err(refused("it is in the chain already: the chain is a circle".to_owned()));
         }
         let link = open(path, found)?;
         let reader = link.fd.try_clone().map_err(|source| Error::Io {
@@ -150,7 +150,7 @@ pub(crate) fn unpack_chain(
         })?;
         let raw = Image::raw(Arc::new(reader), link.size, 512).within(first.image.budget());
         let qcow2 = |said_by: &str| {
-            let wrong = || LayerError::Corrupt(format!("it is no qcow2, as {said_by} says"));
+            let wrong = || LayerError::Corrupt(format!("it is not a qcow2, although {said_by} says so"));
             Some(Header::read(&raw).and_then(|header| header.ok_or_else(wrong)))
         };
         let suffixed = suffix::says(Path::new(std::ffi::OsStr::from_bytes(&name.name)), Format::Qcow2);
@@ -177,7 +177,10 @@ pub(crate) fn unpack_chain(
                 None
             }
             Some(other) => {
-                return Err(refused(format!("it is said to be {}; raw and qcow2 are known", shown(other))));
+                return Err(refused(format!(
+                    "its format is given as {}; becket knows raw and qcow2",
+                    shown(other)
+                )));
             }
         };
         let path = link.path.clone();
@@ -283,9 +286,9 @@ impl Dirs {
                 let backing = dir.join(&spoken.path);
                 let [backing, over] = [backing.as_path(), image]
                     .map(|path| quoted(Path::new(&shown(path.as_os_str().as_bytes()))));
-                format!("name what it lies over: becket attach {}{backing} --cow {over}", spoken.options())
+                format!("attach the image below it: becket attach {}{backing} --cow {over}", spoken.options())
             });
-            let why = "it is no path of a file, and nothing else is opened";
+            let why = "it is not the path of a file, and nothing else is opened";
             return Err(failed(why.to_owned(), hint, false));
         }
         let wanted = flattened(&image.parent().unwrap_or(Path::new("/")).join(name));

@@ -103,7 +103,8 @@ impl Grower {
     pub fn over(file: Arc<dyn Storage>, old: Image) -> Result<Grower, LayerError> {
         let len = file.size()?;
         let image = Image::raw(Arc::<dyn Storage>::clone(&file), len, 512);
-        let header = Header::read(&image)?.ok_or_else(|| LayerError::Corrupt("it is no qcow2".to_owned()))?;
+        let header =
+            Header::read(&image)?.ok_or_else(|| LayerError::Corrupt("it is not a qcow2".to_owned()))?;
         if let Some(why) = unfit(&image, &header)? {
             return Err(LayerError::Unsupported(why));
         }
@@ -446,7 +447,7 @@ pub(super) fn unfit(image: &Image, header: &Header) -> Result<Option<String>, La
         return Ok(Some(format!("{why}: qemu-img check -r all repairs it")));
     }
     if header.snapshots > 0 {
-        return Ok(Some("it has internal snapshots, which becket does not keep apart".to_owned()));
+        return Ok(Some("it has internal snapshots, which becket does not preserve".to_owned()));
     }
     let counts = header.counts;
     if counts.order != 4 {

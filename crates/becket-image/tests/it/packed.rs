@@ -147,8 +147,8 @@ fn a_seek_table_is_used() {
     let refused =
         |lens: &[u32], yields: &[u32]| unpacked(&file(lens, yields, false)).unwrap_err().to_string();
     let wrong = [lens[0] - 1, lens[1], lens[2], lens[3]];
-    assert!(refused(&wrong, &yields).contains("its seek table tells of"));
-    assert!(refused(&lens[..3], &yields[..3]).contains("its seek table tells of"));
+    assert!(refused(&wrong, &yields).contains("its seek table describes"));
+    assert!(refused(&lens[..3], &yields[..3]).contains("its seek table describes"));
     assert!(refused(&lens, &[1 << 30; 4]).contains("at most 2097152 are taken"));
     // What only decoding shows.
     let short = unpacked(&file(&lens, &[300_000, 300_001, 299_999, 100_000], false)).unwrap();

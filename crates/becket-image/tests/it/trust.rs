@@ -176,7 +176,7 @@ fn what_is_below_is_what_the_header_or_its_name_says() {
     assert_eq!(open(&undeclared("b.qcow2", "header.qcow2")).unwrap().sources.len(), 3);
     fs::write(at.join("plain.qcow2"), random_bytes(1 << 20, 2)).unwrap();
     let error = open(&undeclared("c.qcow2", "plain.qcow2")).unwrap_err().to_string();
-    assert!(error.contains("it is no qcow2, as its name says"), "{error}");
+    assert!(error.contains("it is not a qcow2, although its name says so"), "{error}");
     qemu_img(at, &["create", "-q", "-f", "vdi", "v.vdi", "1M"]);
     let error = open(&undeclared("d.qcow2", "v.vdi")).unwrap_err().to_string();
     assert!(error.contains("VirtualBox"), "{error}");

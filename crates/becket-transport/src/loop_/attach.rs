@@ -81,9 +81,9 @@ pub struct LoopDevice {
 
 /// Attaches an image to a free loop device.
 ///
-/// The device is bound to [`Backing::buffered`](becket_image::FileSource::buffered), whichever way its I/O goes:
-/// the image's locks belong to that open file description, and the driver keeps it as long as the device
-/// lives. The driver does direct I/O on it by itself.
+/// The device is bound to [`Backing::buffered`](becket_image::FileSource::buffered), whichever way its I/O
+/// goes: the image's locks belong to that open file description, and the driver keeps it as long as the
+/// device lives. The driver does direct I/O on it by itself.
 ///
 /// # Errors
 /// The image is not one range of one file, direct I/O was demanded and is refused, partitions do not come,

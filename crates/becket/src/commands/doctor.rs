@@ -103,7 +103,7 @@ fn server() -> Result<Option<ServerStatus>, String> {
 fn reported(server: &Result<Option<ServerStatus>, String>) -> String {
     let ServerStatus { version, pid, worker_pid, devices, notes, .. } = match server {
         Ok(Some(server)) => server,
-        Ok(None) => return "none runs; the first attach that needs one starts it".to_owned(),
+        Ok(None) => return "no server runs; the first attach that needs one starts it".to_owned(),
         Err(why) => return why.clone(),
     };
     let worker = worker_pid.map_or("no worker".to_owned(), |pid| format!("worker {pid}"));

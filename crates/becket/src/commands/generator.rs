@@ -65,7 +65,7 @@ fn write(dir: &Path, table: &Path, entry: &Entry) -> io::Result<()> {
     let unit = format!("becket-attach@{}.service", entry.name);
     let node = escape(&format!("dev/becket/{}", entry.name));
     if unit.len().max(node.len() + "blockdev@.target".len()) > LONGEST_UNIT {
-        return Err(io::Error::other("systemd has no unit with so long a name"));
+        return Err(io::Error::other("a unit of systemd cannot have such a long name"));
     }
     let drop_in = dir.join(format!("{unit}.d"));
     fs::create_dir_all(&drop_in)?;

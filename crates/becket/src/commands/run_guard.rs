@@ -33,7 +33,7 @@ pub(crate) fn run(ui: &Ui, args: &args::RunGuard) -> Result<u8, Failure> {
         cgroup.remove();
     }
     if left {
-        ui.note("warning: something that the command started does not end, although it was killed");
+        ui.note("warning: a process that the command started does not end although it was killed");
     }
     Ok(ended?.map_or(1, status_of))
 }

@@ -15,7 +15,7 @@ const STEP: u64 = 1 << 20;
 
 pub(crate) fn run(ui: &Ui, args: &args::Set) -> Result<u8, Failure> {
     if args.image.is_some() && args.targets.len() > 1 {
-        return Err(Failure::usage("one image cannot be that of several devices")
+        return Err(Failure::usage("one image cannot replace the images of several devices")
             .hint("give each device its own: becket set TARGET --image IMAGE"));
     }
     let changes = Changes {

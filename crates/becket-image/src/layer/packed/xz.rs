@@ -79,7 +79,7 @@ fn stream(image: &Image, end: u64, room: usize) -> Result<(u64, Vec<Record>), La
     let index = image.read_vec(index_at, usize::try_from(index_len).unwrap_or(usize::MAX))?;
     let mut records = records(&index, room)?;
     let blocks = records.iter().try_fold(0_u64, |sum, record| sum.checked_add(record.len));
-    let lying = || LayerError::Corrupt("its index tells of more than there is".to_owned());
+    let lying = || LayerError::Corrupt("its index describes more than the file has".to_owned());
     let mut at = blocks.and_then(|blocks| index_at.checked_sub(blocks)).ok_or_else(lying)?;
     let start = at.checked_sub(EDGE).ok_or_else(lying)?;
     let header = image.read_vec(start, 12)?;

@@ -49,7 +49,7 @@ fn by_table(image: &Image, footer: &[u8], pieces: &mut Pieces) -> Result<(), Lay
     let len = u64::from(count) * entry + SEEK_FOOTER;
     let start = image.len().checked_sub(len + 8);
     let start =
-        start.ok_or_else(|| LayerError::Corrupt("its seek table is longer than itself".to_owned()))?;
+        start.ok_or_else(|| LayerError::Corrupt("its seek table is longer than the file".to_owned()))?;
     let table = image.read_vec(start, usize::try_from(len + 8).unwrap_or(usize::MAX))?;
     if u32_at(&table, 0) != SEEK_TABLE || u64::from(u32_at(&table, 4)) != len {
         return corrupt("its seek table is damaged");
@@ -59,13 +59,13 @@ fn by_table(image: &Image, footer: &[u8], pieces: &mut Pieces) -> Result<(), Lay
         let entry = part(&table, 8 + index * usize::try_from(entry).unwrap_or(8), 8);
         let (len, yields) = (u32_at(entry, 0), u32_at(entry, 4));
         if len == 0 && yields > 0 {
-            return corrupt("its seek table tells of a frame without bytes");
+            return corrupt("its seek table has a frame without bytes");
         }
         pieces.push(at, len.into(), yields.into())?;
         at += u64::from(len);
     }
     if at != start {
-        return corrupt(format!("its seek table tells of {at} bytes, and there are {start}"));
+        return corrupt(format!("its seek table describes {at} bytes, but the file has {start}"));
     }
     Ok(())
 }

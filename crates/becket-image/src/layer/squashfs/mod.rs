@@ -184,7 +184,7 @@ impl Squash {
         let size = field & (STORED - 1);
         let end = skip.saturating_add(len);
         if end > self.block_size || u64::from(size) > self.block_size {
-            return corrupt("a file's block is larger than blocks are");
+            return corrupt("a block of a file is larger than the block size");
         }
         if field & STORED != 0 {
             if end > size.into() {

@@ -276,7 +276,7 @@ fn ask_direct(known: &Known<'_>) -> Result<(OwnedFd, Alignment, String), String>
     let flags = access | OFlags::DIRECT | OFlags::CLOEXEC;
     let fd = open_quietly(&proc_path(known.fd), flags).map_err(|errno| match errno {
         Errno::INVAL => "the file system does not offer it".to_owned(),
-        errno => format!("opening for it failed: {errno}"),
+        errno => format!("the file cannot be opened with O_DIRECT: {errno}"),
     })?;
     let (alignment, reason) = match reported {
         Some(Some(alignment)) => (alignment, "the file system reports its alignment"),

@@ -78,11 +78,12 @@ impl FileSource {
         std::iter::once(self.buffered.as_fd()).chain(self.direct.as_ref().map(AsFd::as_fd))
     }
 
-    /// Gives up its locks, even if other processes still hold copies of its descriptors: nothing may use these
-    /// any more.
+    /// Gives up its locks, even if other processes still hold copies of its descriptors: nothing may use
+    /// these any more.
     pub fn unlock(&self) {
         for fd in self.descriptors() {
-            // A file that could not be locked has no lock to give up, and what is left goes with the last copy.
+            // A file that could not be locked has no lock to give up, and what is left goes with the last
+            // copy.
             let _ = becket_uapi::lock::ofd_unlock(fd, 0, 0);
         }
     }

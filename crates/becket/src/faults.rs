@@ -146,9 +146,9 @@ mod tests {
     #[test]
     fn nonsense_is_refused_in_words() {
         for (text, word) in [
-            ("", "no fault"),
+            ("", "not a fault"),
             ("eror=write:EIO", "`eror`"),
-            ("error=write", "which operations"),
+            ("error=write", "what happens"),
             ("error=rite:EIO", "`rite`"),
             ("error=write:EOI", "`EOI`"),
             ("error=write:EIO:1.1", "`1.1`"),
@@ -158,12 +158,12 @@ mod tests {
             ("error=write:EIO@1M", "@1M"),
             ("delay=read:10", ""),
             ("delay=read:ms", "not a duration"),
-            ("delay=read:99999min", "longer"),
+            ("delay=read:99999min", "too long"),
             ("torn=2", "`2`"),
             ("torn=-1", "`-1`"),
             ("enospc-after=x", "not a size"),
             ("seed=x", "seed="),
-            ("short=0.1,", "no fault"),
+            ("short=0.1,", "not a fault"),
         ] {
             match parse_faults(text) {
                 Err(why) => assert!(why.contains(word), "{text}: {why}"),

@@ -209,13 +209,13 @@ fn fuse_overlay_of_something_else_is_refused() {
     for (cow, why) in [
         ("of-other.qcow2", "it lies over other.img (raw)"),
         ("of-qcow2.qcow2", "it lies over of-other.qcow2 (qcow2)"),
-        ("alone.qcow2", "it is a qcow2 by itself"),
+        ("alone.qcow2", "it is a qcow2 without a backing file"),
         ("other.img", "it is not a qcow2"),
         ("empty", "it is not a qcow2"),
         ("disk.img", "the image itself is in this file"),
         ("dangling", "a symbolic link to nowhere"),
         (".", "is a directory"),
-        ("none/over.qcow2", "the directory that it is to lie in"),
+        ("none/over.qcow2", "its directory cannot be opened"),
     ] {
         let before = fs::read(place.path(cow)).ok();
         let ran = place.run(["attach", "disk.img", "--cow", cow]);

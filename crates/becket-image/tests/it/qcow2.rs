@@ -262,12 +262,12 @@ fn an_image_names_no_files_of_others() {
         assert!(error.hint().is_some_and(|hint| hint.contains("--backing-dir")), "{:?}", error.hint());
     }
     refused(&over(&inner, "a.qcow2", "link-out", Some("raw")), "symbolic link leads out");
-    refused(&over(&inner, "a.qcow2", "nbd:localhost:10809", Some("raw")), "no path");
-    refused(&over(&inner, "a.qcow2", "json:{}", Some("raw")), "no path");
+    refused(&over(&inner, "a.qcow2", "nbd:localhost:10809", Some("raw")), "not the path of a file");
+    refused(&over(&inner, "a.qcow2", "json:{}", Some("raw")), "not the path of a file");
     refused(&over(&inner, "a.qcow2", "sub", Some("raw")), "a directory");
     let error = refused(&over(&inner, "a.qcow2", "absent", Some("raw")), "no such file");
     assert_eq!(error.kind(), ErrorKind::NotFound);
-    refused(&over(&inner, "a.qcow2", "sub/base", Some("vmdk")), "said to be vmdk");
+    refused(&over(&inner, "a.qcow2", "sub/base", Some("vmdk")), "its format is given as vmdk");
     for name in ["sub/base", "link-in", "./sub/base"] {
         open(&over(&inner, "a.qcow2", name, Some("raw"))).unwrap();
     }
@@ -292,7 +292,7 @@ fn what_is_below_is_never_guessed() {
     qemu_img(at, &["create", "-q", "-f", "qcow2", "base.img", "1M"]);
     let error = refused(&over(at, "a.qcow2", "base.img", None), "does not say that it is one");
     assert!(error.hint().is_some_and(|hint| hint.contains("rebase -u -F qcow2")), "{:?}", error.hint());
-    refused(&over(at, "a.qcow2", "raw", Some("qcow2")), "is no qcow2");
+    refused(&over(at, "a.qcow2", "raw", Some("qcow2")), "it is not a qcow2");
     // Said to be raw, it is bytes.
     let image = over(at, "a.qcow2", "base.img", Some("raw"));
     assert_eq!(read(&image)[..4], *b"QFI\xfb");

@@ -106,7 +106,7 @@ fn a_descriptor_opens_no_file_outside_its_directory() {
         ("link", "a symbolic link leads out"),
         ("absent", "there is no such file"),
         ("sub", "it is a directory"),
-        ("nbd:host", "no path of a file"),
+        ("nbd:host", "not the path of a file"),
         ("short", "reach beyond its end"),
     ] {
         fs::write(&path, format!("# Disk DescriptorFile\nRW 8 FLAT \"{name}\" 0\n")).unwrap();

@@ -6,8 +6,8 @@ mod change;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use becket_engine::{
-    Batch, Decoding, Faults, IoThreads, MOST_LAYERS, Memory, NewQueue, Port, QueueId, QueueStats, Serving,
-    Summary,
+    Batch, Decoding, Faults, Geometry, IoThreads, MOST_LAYERS, Memory, NewQueue, Port, QueueId, QueueStats,
+    Serving, Summary,
 };
 use becket_image::{DirectIo, Encoded, Grow, Map, Opened, Source};
 
@@ -115,7 +115,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Where its queues begin; see [`Setup::first`](crate::ublk::Setup::first).
+    /// Where its queues begin; see [`Setup::first`].
     pub fn first(&self) -> u32 {
         self.first
     }
@@ -148,36 +148,43 @@ impl Served {
     }
 }
 
-/// What all queues of a device have in common.
-pub(crate) struct Common {
-    pub(crate) id: u32,
-    /// Where its queues begin; see [`thread_of`].
-    pub(crate) first: u32,
-    pub(crate) queues: u16,
-    pub(crate) depth: u16,
-    pub(crate) content: Content,
-    pub(crate) read_only: bool,
-    pub(crate) memory: Memory,
-    pub(crate) batch: Option<Batch>,
-    /// Once the last queue has ended and every descriptor of the device is closed.
-    pub(crate) finally: Finally,
+/// A device that is to be served, by whichever transport.
+#[derive(Debug)]
+pub struct Setup {
+    /// Its number, among those of its transport.
+    pub id: u32,
+    /// Where its queues should begin if there is room: the number of an I/O thread, counted on from the first
+    /// after the last. For a device that was served before: where it was, so that all find room again in any
+    /// order.
+    pub first: u32,
+    /// Number of queues.
+    pub queues: u16,
+    /// Requests of each queue.
+    pub depth: u16,
+    /// What was announced.
+    pub geometry: Geometry,
+    /// What is behind it.
+    pub content: Content,
 }
 
-impl Common {
-    /// Gives each queue, with the front that `port` makes for its number, to an I/O thread.
+impl Setup {
+    /// Gives each queue, with the front that `port` makes for its number, to an I/O thread. `finally` goes once
+    /// the last queue has ended and every descriptor of the device is closed.
     ///
     /// # Errors
     /// A queue could not be set up; those that were end with what they serve.
     pub(crate) fn serve(
         self,
         threads: &IoThreads,
+        (memory, batch): (Memory, Option<Batch>),
+        finally: Finally,
         mut port: impl FnMut(u16) -> Result<Box<dyn Port>, becket_engine::Error>,
     ) -> Result<Served, ServeError> {
         // Declared first, dropped last: after our own shares of the descriptors.
-        let finally = Arc::new(self.finally);
+        let finally = Arc::new(finally);
         let failed = |source| ServeError::Engine { id: self.id, source };
         let Content { map, sources, decoded, grow, direct_io, faults } = self.content;
-        let serving = Serving::new(map, sources, self.read_only, self.queues.into());
+        let serving = Serving::new(map, sources, self.geometry.read_only, self.queues.into());
         let serving = match decoded {
             Some(Decoded { decoding, encoded }) => serving.decoded_by(&decoding, encoded).map_err(failed)?,
             None => serving,
@@ -212,8 +219,8 @@ impl Common {
                 depth: self.depth,
                 number: number.into(),
                 serving: Arc::clone(&serving),
-                memory: self.memory,
-                batch: self.batch,
+                memory,
+                batch,
                 stats,
                 on_closed: Box::new(move || drop(share)),
             };

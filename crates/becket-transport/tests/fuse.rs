@@ -13,8 +13,8 @@ use std::time::Duration;
 use becket_engine::{Geometry, IoThreads};
 use becket_image::{DirectIo, OpenOptions as ImageOptions, Opened};
 use becket_testkit::skip;
-use becket_transport::fuse::{Connection, MAX_IO, Setup, attach_disk, serve};
-use becket_transport::serve::{Content, Served};
+use becket_transport::fuse::{Connection, MAX_IO, attach_disk, serve};
+use becket_transport::serve::{Content, Served, Setup};
 use becket_transport::{geometry, loop_};
 
 const SIZE: usize = 16 << 20;
@@ -67,14 +67,14 @@ impl Bench {
         let devices = connection.devices().iter().map(|device| device.try_clone().unwrap()).collect();
         let setup = Setup {
             id: 1,
+            first: 1,
+            queues: u16::try_from(connection.devices().len()).unwrap(),
             depth: DEPTH,
             geometry: self.geometry.clone(),
-            devices,
-            tether,
             content: Content::plain(map, sources, DirectIo::Auto),
-            partitions: Vec::new(),
         };
-        let served = serve(&threads, setup, Box::new(move || _ = closed.send(()))).unwrap();
+        let ended = Box::new(move || _ = closed.send(()));
+        let served = serve(&threads, setup, devices, tether, Vec::new(), ended).unwrap();
         (threads, served, reader, is_closed)
     }
 }
@@ -84,7 +84,8 @@ fn open(path: &Path) -> Opened {
 }
 
 fn geometry_of(path: &Path) -> Geometry {
-    geometry(&open(path), MAX_IO)
+    let opened = open(path);
+    geometry(&opened.map, &opened.sources, opened.block_size, opened.read_only, MAX_IO)
 }
 
 #[test]

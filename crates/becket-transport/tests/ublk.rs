@@ -15,8 +15,8 @@ use becket_engine::IoThreads;
 use becket_image::{DirectIo, OpenOptions as ImageOptions};
 use becket_transport::{
     geometry,
-    serve::Content,
-    ublk::{self, DataMode, Setup, control::Control},
+    serve::{Content, Setup},
+    ublk::{self, DataMode, control::Control},
 };
 
 const SIZE: usize = 16 << 20;
@@ -65,12 +65,11 @@ fn device_round_trip(mode: DataMode, name: &str) {
         first: info.dev_id,
         queues: info.nr_hw_queues,
         depth: info.queue_depth,
-        flags: info.flags,
         geometry,
-        char_device,
         content: Content::plain(opened.map, opened.sources, DirectIo::Auto),
     };
-    ublk::serve(&threads, setup, Box::new(move || closed.send(()).unwrap())).unwrap();
+    let ended = Box::new(move || closed.send(()).unwrap());
+    ublk::serve(&threads, setup, info.flags, char_device, ended).unwrap();
     control.start(info.dev_id, std::process::id(), Duration::from_secs(30)).unwrap();
 
     let node = Path::new("/dev").join(format!("ublkb{}", info.dev_id));

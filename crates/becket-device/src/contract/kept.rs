@@ -6,8 +6,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use becket_image::{Grow, Source};
-use becket_transport::serve::{Content, Decoded};
-use becket_transport::{Kind, fuse, ublk};
+use becket_transport::Kind;
+use becket_transport::serve::{Content, Decoded, Setup};
 
 use crate::contract::protocol::Serve;
 use crate::contract::spec::{nothing_left, take_sources};
@@ -24,11 +24,29 @@ pub(crate) struct Kept {
     pub(crate) link: Vec<OwnedFd>,
 }
 
-/// What it takes to move a device's bytes.
+/// A device's own descriptors, from which its kernel side lives.
 #[derive(Debug)]
-pub(crate) enum Setup {
-    Ublk(ublk::Setup),
-    Fuse(fuse::Setup),
+pub(crate) enum Own {
+    Ublk { char_device: OwnedFd },
+    Fuse { tether: OwnedFd, devices: Vec<OwnedFd> },
+}
+
+impl Own {
+    /// Those of a device, which must be as many as it has.
+    pub(crate) fn new(serve: &Serve, fds: Vec<OwnedFd>) -> io::Result<Own> {
+        let missing = || wrong("the device's descriptor is missing");
+        if fds.len() != serve.own_descriptors() {
+            return Err(missing());
+        }
+        let mut fds = fds.into_iter();
+        let first = fds.next().ok_or_else(missing)?;
+        match serve.kind {
+            // The other end of the tether is for the supervisor's successor only.
+            Kind::Fuse => Ok(Own::Fuse { tether: first, devices: fds.skip(1).collect() }),
+            Kind::Ublk => Ok(Own::Ublk { char_device: first }),
+            Kind::Loop | Kind::Dm => Err(wrong("the kernel serves such a device")),
+        }
+    }
 }
 
 /// Descriptors that serve no I/O: a worker only holds them for its supervisor's successor.
@@ -73,48 +91,16 @@ impl Kept {
         Ok(Kept { link, ..Kept::new(serve, fds)? })
     }
 
-    /// Splits off what it takes to move the device's bytes. `own` are the device's own descriptors.
+    /// Splits off what it takes to move the device's bytes, whichever its transport.
     pub(crate) fn into_setup(
         self,
-        own: Vec<OwnedFd>,
         decoded: Option<Decoded>,
         grow: Option<Box<dyn Grow>>,
-    ) -> io::Result<(Setup, Keepsakes)> {
-        if own.len() != self.serve.own_descriptors() {
-            return Err(wrong("the device's descriptor is missing"));
-        }
-        let Serve {
-            kind,
-            id,
-            first,
-            queues,
-            depth,
-            abilities,
-            geometry,
-            map,
-            backing,
-            faults,
-            partitions,
-            ..
-        } = self.serve;
-        let (id, flags) = (id.number, abilities.flags());
+    ) -> (Setup, Keepsakes) {
+        let Serve { id, first, queues, depth, geometry, map, backing, faults, .. } = self.serve;
         let direct_io = backing.direct_io;
         let content = Content { map, sources: self.sources, decoded, grow, direct_io, faults };
-        let mut own = own.into_iter();
-        let own_first = own.next().ok_or_else(|| wrong("the device's descriptor is missing"))?;
-        let setup = match kind {
-            Kind::Fuse => {
-                // The other end of the tether is for the supervisor's successor only.
-                let (tether, devices) = (own_first, own.skip(1).collect());
-                Setup::Fuse(fuse::Setup { id, depth, geometry, devices, tether, content, partitions })
-            }
-            Kind::Ublk => {
-                let char_device = own_first;
-                Setup::Ublk(ublk::Setup { id, first, queues, depth, flags, geometry, char_device, content })
-            }
-            Kind::Loop | Kind::Dm => return Err(wrong("the kernel serves such a device")),
-        };
-        Ok((setup, self.keepsakes))
+        (Setup { id: id.number, first, queues, depth, geometry, content }, self.keepsakes)
     }
 }
 
@@ -166,8 +152,7 @@ mod tests {
         }
         let direct = again.sources.iter().map(|Source::File(file)| file.direct.is_some());
         assert_eq!(direct.collect::<Vec<_>>(), [true, false]);
-        let (setup, keepsakes) = again.into_setup(vec![open("ublkc")], None, None).unwrap();
-        let Setup::Ublk(setup) = setup else { panic!() };
+        let (setup, keepsakes) = again.into_setup(None, None);
         assert_eq!((setup.id, setup.content.sources.len()), (3, 2));
         assert_eq!(keepsakes.lease.map(|fd| inode(fd.as_fd())), Some(inodes[3]));
     }
@@ -185,11 +170,10 @@ mod tests {
         let own: Vec<OwnedFd> = ["tether", "end", "queue 0", "queue 1"].map(open).into();
         let inodes: Vec<u64> = own.iter().map(inode).collect();
         assert_eq!(own.len(), sent().own_descriptors());
-        let kept = Kept::new(sent(), vec![open("image")]).unwrap();
-        let (Setup::Fuse(setup), _) = kept.into_setup(own, None, None).unwrap() else { panic!() };
-        assert_eq!(inode(&setup.tether), inodes[0]);
-        assert_eq!(setup.devices.iter().map(inode).collect::<Vec<_>>(), inodes[2..]);
-        assert_eq!(setup.partitions, [(1, 512, 1024)]);
+        Kept::new(sent(), vec![open("image")]).unwrap();
+        let Own::Fuse { tether, devices } = Own::new(&sent(), own).unwrap() else { panic!() };
+        assert_eq!(inode(&tether), inodes[0]);
+        assert_eq!(devices.iter().map(inode).collect::<Vec<_>>(), inodes[2..]);
 
         let held = ["image", "end", "queue 0", "queue 1"].map(open).into();
         let kept = Kept::held(sent(), held).unwrap();
@@ -198,12 +182,7 @@ mod tests {
             let held = (0..count).map(|_| open("any")).collect();
             assert!(Kept::held(sent(), held).is_err(), "{count} descriptors");
         }
-        assert!(
-            Kept::new(sent(), vec![open("image")])
-                .unwrap()
-                .into_setup(vec![open("any")], None, None)
-                .is_err()
-        );
+        assert!(Own::new(&sent(), vec![open("any")]).is_err());
     }
 
     #[test]

@@ -26,7 +26,7 @@ use rustix::fs::FileType;
 use rustix::process::Signal;
 use tracing::{error, warn};
 
-use crate::contract::kept::{self, Keepsakes, Kept, Setup};
+use crate::contract::kept::{self, Keepsakes, Kept, Own};
 use crate::contract::protocol::{self, Change, Handed, Order, Report, Serve};
 use crate::contract::rendezvous;
 use crate::contract::versions::Speech;
@@ -213,19 +213,17 @@ impl Worker {
     fn serve(self: &Arc<Self>, serve: Serve, mut fds: Vec<OwnedFd>) {
         let id = serve.id;
         let check = || -> io::Result<_> {
-            let own = serve.own_descriptors();
-            if fds.len() < own {
-                return Err(wrong("the device's descriptor is missing"));
-            }
-            let kept = Kept::new(serve.clone(), fds.split_off(own))?;
+            let others = fds.split_off(serve.own_descriptors().min(fds.len()));
             let link = fds.iter().skip(1).map(OwnedFd::try_clone).collect::<io::Result<_>>()?;
+            let own = Own::new(&serve, fds)?;
+            let kept = Kept::new(serve.clone(), others)?;
             let decoded = self.decoded(&kept)?;
             let grow = grower(&kept, decoded.as_ref())?;
-            let (setup, keepsakes) = kept.into_setup(fds, decoded, grow)?;
-            Ok((setup, keepsakes, link))
+            let (setup, keepsakes) = kept.into_setup(decoded, grow);
+            Ok((own, setup, keepsakes, link))
         };
         let checked = check();
-        let (setup, keepsakes, link) = match checked {
+        let (own, setup, keepsakes, link) = match checked {
             Ok(checked) => checked,
             Err(error) => {
                 self.report(&Report::Failed { id, why: error.to_string() });
@@ -233,14 +231,17 @@ impl Worker {
                 return;
             }
         };
+        let (flags, partitions) = (serve.abilities.flags(), serve.partitions.clone());
         self.devices().insert(id, Charge { serve, keepsakes, link, served: None });
         let worker = Arc::clone(self);
         let on_closed = Box::new(move || worker.let_go(id));
         // One at a time: what one has counted as free no other one takes.
         let adding = lock(&self.adding);
-        let served = match setup {
-            Setup::Ublk(setup) => ublk::serve(&self.threads, setup, on_closed),
-            Setup::Fuse(setup) => fuse::serve(&self.threads, setup, on_closed),
+        let served = match own {
+            Own::Ublk { char_device } => ublk::serve(&self.threads, setup, flags, char_device, on_closed),
+            Own::Fuse { tether, devices } => {
+                fuse::serve(&self.threads, setup, devices, tether, partitions, on_closed)
+            }
         };
         drop(adding);
         match served {

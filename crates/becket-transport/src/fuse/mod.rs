@@ -22,32 +22,15 @@ pub use tree::IMAGE_NAME;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use becket_engine::{Geometry, IoThreads, Memory};
+use becket_engine::{IoThreads, Memory};
 
-use crate::serve::{Common, Content, Finally, ServeError, Served};
+use crate::serve::{Finally, ServeError, Served, Setup};
 use port::{FusePort, HEAD};
 use tree::Tree;
 
-/// What it takes to serve a connection.
-#[derive(Debug)]
-pub struct Setup {
-    /// Its number.
-    pub id: u32,
-    /// Requests under way through each descriptor.
-    pub depth: u16,
-    /// What the image looks like.
-    pub geometry: Geometry,
-    /// The connection's descriptors: one for each queue.
-    pub devices: Vec<OwnedFd>,
-    /// Open as long as anything may still reach the backing; see [`becket_engine::Port::tether`].
-    pub tether: OwnedFd,
-    /// What is behind it.
-    pub content: Content,
-    /// Partitions that get files of their own: number, first byte and length.
-    pub partitions: Vec<(u32, u64, u64)>,
-}
-
-/// Serves a connection on the I/O threads; answers when each queue waits for requests.
+/// Serves a connection on the I/O threads; answers when each queue waits for requests. `devices` are its
+/// descriptors, one for each queue; `tether` stays open as long as anything may still reach the backing (see
+/// [`becket_engine::Port::tether`]); `partitions` get files of their own: number, first byte and length.
 /// `on_closed` runs once the last queue has ended, as all do when the file system is gone.
 ///
 /// # Errors
@@ -55,9 +38,12 @@ pub struct Setup {
 pub fn serve(
     threads: &IoThreads,
     setup: Setup,
+    devices: Vec<OwnedFd>,
+    tether: OwnedFd,
+    partitions: Vec<(u32, u64, u64)>,
     on_closed: Box<dyn FnOnce() + Send>,
 ) -> Result<Served, ServeError> {
-    let Setup { id, depth, geometry, devices, tether, content, partitions } = setup;
+    let (geometry, depth) = (setup.geometry.clone(), setup.depth);
     let finally = Finally::new(on_closed);
     let tree = Tree::new(
         partitions.into_iter(),
@@ -66,20 +52,9 @@ pub fn serve(
         geometry.discard_granularity,
     );
     let (tether, tree) = (Arc::new(tether), Arc::new(tree));
-    let devices: Vec<Arc<OwnedFd>> = devices.into_iter().map(Arc::new).collect();
-    let common = Common {
-        id,
-        first: id,
-        queues: u16::try_from(devices.len()).unwrap_or(u16::MAX),
-        depth,
-        content,
-        read_only: geometry.read_only,
-        memory: Memory::Framed { head: HEAD, size: geometry.max_io as usize },
-        batch: None,
-        finally,
-    };
-    let mut devices = devices.into_iter();
-    common.serve(threads, |_| {
+    let memory = Memory::Framed { head: HEAD, size: geometry.max_io as usize };
+    let mut devices = devices.into_iter().map(Arc::new);
+    setup.serve(threads, (memory, None), finally, |_| {
         let gone = || becket_engine::Error::Start { source: std::io::ErrorKind::NotFound.into() };
         let device = devices.next().ok_or_else(gone)?;
         let (tether, tree) = (Arc::clone(&tether), Arc::clone(&tree));

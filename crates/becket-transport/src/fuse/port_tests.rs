@@ -10,9 +10,9 @@ use becket_engine::{Geometry, IoThreads};
 use becket_image::{DirectIo, Facts, FileKind, FileSource, Map};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::super::{Setup, serve};
+use super::super::serve;
 use super::*;
-use crate::serve::{Content, Served};
+use crate::serve::{Content, Served, Setup};
 
 const SIZE: u64 = 1 << 20;
 const DEPTH: u16 = 4;
@@ -49,14 +49,14 @@ impl Kernel {
         let (sender, closed) = channel();
         let setup = Setup {
             id: 1,
+            first: 1,
+            queues: 1,
             depth: DEPTH,
             geometry: geometry(read_only, discard),
-            devices: vec![theirs],
-            tether,
             content: Content::plain(Map::contiguous(0, 0, SIZE), vec![source.into()], DirectIo::Off),
-            partitions: vec![(1, 8192, 4096)],
         };
-        let served = serve(&threads, setup, Box::new(move || sender.send(()).unwrap())).unwrap();
+        let ended = Box::new(move || sender.send(()).unwrap());
+        let served = serve(&threads, setup, vec![theirs], tether, vec![(1, 8192, 4096)], ended).unwrap();
         Kernel { socket: Some(ours), threads, served, file, closed, next, unique: 1 }
     }
 

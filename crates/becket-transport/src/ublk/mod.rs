@@ -14,4 +14,4 @@ pub use access::privileged;
 pub use becket_uapi::ublk::UBLK_MAX_QUEUE_DEPTH as MOST_DEPTH;
 pub use mode::{DataMode, flags_for};
 pub use probe::UblkTransport;
-pub use queue::{Setup, serve};
+pub use queue::serve;

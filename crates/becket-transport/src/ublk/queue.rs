@@ -9,38 +9,16 @@
 
 use std::{os::fd::OwnedFd, sync::Arc};
 
-use becket_engine::{Answer, Data, Geometry, Io, IoThreads, Memory, Op, Port, Request, SharedWords, Token};
+use becket_engine::{Answer, Data, Io, IoThreads, Memory, Op, Port, Request, SharedWords, Token};
 use becket_uapi::ublk as uapi;
 use rustix::io::Errno;
 
 use super::DataMode;
 use super::batch::{self, Batch};
-use crate::serve::{Common, Content, Finally, ServeError, Served, thread_of};
+use crate::serve::{Finally, ServeError, Served, Setup, thread_of};
 
-/// What it takes to serve a device that has been added and configured but not started.
-#[derive(Debug)]
-pub struct Setup {
-    /// The kernel's number of the device.
-    pub id: u32,
-    /// Where its queues should begin if there is room: the number of an I/O thread, counted on from the first
-    /// after the last. For a device that was served before: where it was, so that all find room again in any
-    /// order.
-    pub first: u32,
-    /// Number of queues.
-    pub queues: u16,
-    /// Requests of each queue.
-    pub depth: u16,
-    /// `UBLK_F_*` as the kernel returned them.
-    pub flags: u64,
-    /// What was announced.
-    pub geometry: Geometry,
-    /// The device's `/dev/ublkcN`, from which its kernel side lives.
-    pub char_device: OwnedFd,
-    /// What is behind it.
-    pub content: Content,
-}
-
-/// Serves a device's queues on the I/O threads.
+/// Serves the queues of a device that has been added and configured but not started: `flags` are `UBLK_F_*` as
+/// the kernel returned them, and its kernel side lives from `char_device`, its `/dev/ublkcN`.
 ///
 /// Returns when every queue has handed all its fetches to the kernel, so that the device can be started.
 /// `on_closed` runs once the last queue has ended and every descriptor of the device is closed.
@@ -50,34 +28,26 @@ pub struct Setup {
 /// end as soon as the device is deleted; `on_closed` still runs after that.
 pub fn serve(
     threads: &IoThreads,
-    setup: Setup,
+    mut setup: Setup,
+    flags: u64,
+    char_device: OwnedFd,
     on_closed: Box<dyn FnOnce() + Send>,
 ) -> Result<Served, ServeError> {
-    let Setup { id, mut first, queues, depth, flags, geometry, char_device, content } = setup;
     // Declared first, dropped last: after our own shares of the descriptors.
     let finally = Finally::new(on_closed);
     let mode = DataMode::of(flags);
     let char_device = Arc::new(char_device);
-    if mode.is_zero_copy() {
-        first = place(threads, id, first, queues, depth)?;
-    }
-    let common = Common {
-        id,
-        first,
-        queues,
-        depth,
-        content,
-        read_only: geometry.read_only,
-        memory: if mode.is_zero_copy() {
-            Memory::Registered
-        } else {
-            Memory::Buffers(geometry.max_io as usize)
-        },
-        batch: mode.is_batch().then(|| Batch::memory(depth, !mode.is_zero_copy())),
-        finally,
+    let depth = setup.depth;
+    let memory = if mode.is_zero_copy() {
+        setup.first = place(threads, setup.id, setup.first, setup.queues, depth)?;
+        Memory::Registered
+    } else {
+        Memory::Buffers(setup.geometry.max_io as usize)
     };
-    common
-        .serve(threads, |number| Ok(Box::new(UblkPort::new(number, depth, mode, Arc::clone(&char_device))?)))
+    let batch = mode.is_batch().then(|| Batch::memory(depth, !mode.is_zero_copy()));
+    setup.serve(threads, (memory, batch), finally, |number| {
+        Ok(Box::new(UblkPort::new(number, depth, mode, Arc::clone(&char_device))?))
+    })
 }
 
 /// Where the queues of one more device that copies nothing find room: at `wanted` or the next place behind

@@ -11,10 +11,11 @@ use crate::contract::messages::{Detach, OneDevice, Refresh};
 use crate::contract::{DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind};
 use crate::control::client;
 use crate::control::health::{self, Concerns};
+use crate::record::device::Device;
 use crate::record::judge::{disk_of, lives};
 use crate::record::register::forget;
 use crate::record::runtime::Runtime;
-use crate::record::store::{Device, Store};
+use crate::record::store::Store;
 use crate::system::kernel::System;
 use crate::system::users;
 

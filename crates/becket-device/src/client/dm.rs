@@ -8,8 +8,8 @@ use becket_transport::node::KernelPartition;
 
 use crate::client::kernel_made::{KernelDriver, Made};
 use crate::contract::{AttachOptions, DeviceInfo, Partitions};
+use crate::record::device::Device;
 use crate::record::judge::disk_of;
-use crate::record::store::Device;
 use crate::system::describe::partitions_as;
 
 /// The driver.

@@ -11,8 +11,9 @@ use tracing::warn;
 
 use crate::client::lease::Held;
 use crate::contract::{AttachOptions, DeviceInfo, Error, Partitions, Plan, versions};
+use crate::record::device::Device;
 use crate::record::judge::disk_name;
-use crate::record::store::{Device, Store};
+use crate::record::store::Store;
 use crate::record::{links, nodes, register};
 use crate::system::describe::{partitions_as, unasked_read_only};
 use crate::system::process::ProcessId;

@@ -4,9 +4,10 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use crate::record::device::Device;
 use crate::record::judge::lives;
 use crate::record::register::forget;
-use crate::record::store::{Device, Store};
+use crate::record::store::Store;
 use crate::system::kernel::System;
 
 /// How long a device without other users may take to go when its lease ends.

@@ -10,9 +10,9 @@ use becket_transport::node::{self, KernelPartition};
 
 use crate::client::kernel_made::{KernelDriver, Made};
 use crate::contract::{AttachOptions, DeviceInfo, Partitions};
+use crate::record::device::Device;
 use crate::record::judge::disk_of;
 use crate::record::nodes;
-use crate::record::store::Device;
 use crate::system::describe::partitions_as;
 
 /// How long partitions that the kernel has been given may take to appear.

@@ -10,9 +10,10 @@ use crate::contract::messages::{OneDevice, Refresh};
 use crate::contract::{DeviceInfo, DeviceState, Error, PartitionInfo};
 use crate::control::client;
 use crate::control::health::Concerns;
+use crate::record::device::Device;
 use crate::record::judge::disk_of;
 use crate::record::links;
-use crate::record::store::{Device, Store};
+use crate::record::store::Store;
 use crate::system::describe::partitions_as;
 
 /// Brings kernel, nodes, links and record of a device to what its partition table says now.

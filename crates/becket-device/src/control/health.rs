@@ -13,16 +13,15 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use super::connection;
 use crate::contract::messages::Pulse;
 use crate::contract::{DeviceState, Error, ErrorKind};
-use crate::control::client;
+use crate::record::device::Device;
 use crate::record::runtime::Runtime;
-use crate::record::store::Device;
 use crate::system::process::ProcessId;
 
-/// How long a worker may take to answer the supervisor, and the supervisor to answer a client.
+/// How long a worker may take to answer the supervisor, which must in turn answer a client in time.
 pub(crate) const WORKER: Duration = Duration::from_millis(1500);
-pub(crate) const SUPERVISOR: Duration = Duration::from_millis(2500);
 /// How long an answer is waited for before it is asked who responds.
 pub(crate) const DOUBT: Duration = Duration::from_millis(1000);
 
@@ -166,7 +165,7 @@ fn pulse(runtime: &Runtime, server: Option<u32>) -> Result<Option<Pulse>, ()> {
     if server.and_then(ProcessId::of).is_some_and(ProcessId::stopped) {
         return Err(());
     }
-    client::ping(runtime, SUPERVISOR)
+    connection::ping(runtime)
 }
 
 /// The process at the other end, if it is known: the socket of a service manager names the manager.
@@ -192,7 +191,7 @@ pub(crate) fn examine(runtime: &Runtime, devices: &mut [Device]) {
     let mut unresponsive: BTreeSet<u32> =
         workers.iter().chain(&servers).copied().filter(is_stopped).collect();
     if !servers.iter().any(|server| unresponsive.contains(server)) {
-        match client::ping(runtime, SUPERVISOR) {
+        match connection::ping(runtime) {
             Ok(pulse) => unresponsive.extend(pulse.into_iter().flat_map(|pulse| pulse.unresponsive)),
             Err(()) => unresponsive.extend(&servers),
         }

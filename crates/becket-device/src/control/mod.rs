@@ -2,6 +2,7 @@
 //! done when the other end does not respond. The messages themselves are in the contract.
 
 pub(crate) mod client;
+mod connection;
 pub(crate) mod frames;
 pub(crate) mod health;
 pub(crate) mod server;

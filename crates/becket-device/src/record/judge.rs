@@ -5,7 +5,7 @@ use becket_transport::Kind;
 
 use crate::contract::shape::{self, Disk, Life};
 use crate::contract::{DeviceInfo, DeviceState};
-use crate::record::store::Device;
+use crate::record::device::Device;
 use crate::system::kernel::Kernel;
 
 /// What a record is worth.

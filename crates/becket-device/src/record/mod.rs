@@ -1,6 +1,7 @@
 //! What is kept of each device between commands: the runtime directory, its records, names and links.
 //! Commands and the supervisor use it alike; a worker never does.
 
+pub(crate) mod device;
 pub(crate) mod judge;
 pub(crate) mod links;
 pub(crate) mod mark;

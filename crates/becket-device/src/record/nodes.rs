@@ -8,7 +8,7 @@ use becket_transport::node;
 use tracing::warn;
 
 use crate::contract::shape;
-use crate::record::store::Device;
+use crate::record::device::Device;
 
 /// This process's mount namespace, by its inode number.
 pub(crate) fn namespace() -> Option<u64> {

@@ -6,8 +6,9 @@ use std::path::Path;
 use tracing::warn;
 
 use crate::contract::Error;
+use crate::record::device::Device;
 use crate::record::judge::lives;
-use crate::record::store::{Claim, Device, Store, Written};
+use crate::record::store::{Claim, Store, Written};
 use crate::record::{links, nodes};
 use crate::system::kernel::System;
 

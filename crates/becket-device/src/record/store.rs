@@ -36,16 +36,17 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use becket_image::Identity;
 use becket_uapi::lock::{Kind, ofd_lock_wait, ofd_unlock};
+pub(crate) use reading::Entry;
 #[cfg(feature = "fuzzing")]
 pub(crate) use reading::Record;
 use reading::{Looked, same_use};
 use rustix::fs::{CWD, RenameFlags};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tracing::warn;
 
-use crate::contract::{DeviceInfo, Error, versions};
+use crate::contract::{Error, versions};
+use crate::record::device::Device;
 use crate::record::runtime::{Runtime, lock_file};
 use crate::record::unknown::Unknown;
 use crate::system::process::ProcessId;
@@ -63,78 +64,6 @@ const MOST_LOCKS: usize = 8;
 const AMENDED: u64 = 4096;
 /// Bytes that each device's record has in its file system from the beginning.
 const RESERVED: u64 = 2 * AMENDED;
-
-/// What a record says.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "record", rename_all = "snake_case")]
-pub(crate) enum Entry {
-    /// A device is being attached under this name.
-    Claim {
-        /// What is being attached.
-        #[serde(with = "crate::contract::path_text::one")]
-        image: PathBuf,
-        /// By whom; the claim falls with it.
-        claimant: ProcessId,
-    },
-    /// A device. In a box, since it is so much larger than a claim.
-    Device(Box<Device>),
-    /// Something that another version of becket has recorded. It is never written.
-    #[serde(skip)]
-    Unknown(Box<Unknown>),
-}
-
-/// A device as its record knows it: what people see, and what tells it from others.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Device {
-    pub(crate) info: DeviceInfo,
-    /// Which file the image is, whatever its path.
-    pub(crate) image: Identity,
-    /// ublk: the supervisor that made it.
-    pub(crate) server: Option<ProcessId>,
-    /// ublk: the worker that serves it.
-    pub(crate) worker: Option<ProcessId>,
-    /// loop under a lease: the process that keeps it.
-    pub(crate) keeper: Option<ProcessId>,
-    /// ublk: added to the kernel but not started yet, so it has no disk.
-    pub(crate) starting: bool,
-    /// ublk: the number that the kernel keeps with the device, by which it is known for ours.
-    pub(crate) mark: u64,
-    /// Its user wants no partitions of it (`--partitions off`), or the kernel allows none.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) whole: bool,
-    /// The mount namespace in which becket made device nodes by hand, by its inode number.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) nodes_in: Option<u64>,
-    /// The `--format` that the image was opened with.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) format: Option<String>,
-    /// The features that a becket must know to handle the device.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) needs: Vec<String>,
-    /// Why the last supervisor that came could not take the device over: its worker is of another version.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) unspoken: Option<String>,
-}
-
-impl Device {
-    /// One of which only this is known: it has no server or keeper, and any becket can handle it.
-    pub(crate) fn bare(info: DeviceInfo, image: Identity, mark: u64) -> Device {
-        Device {
-            info,
-            image,
-            server: None,
-            worker: None,
-            keeper: None,
-            starting: false,
-            mark,
-            whole: false,
-            nodes_in: None,
-            format: None,
-            needs: Vec::new(),
-            unspoken: None,
-        }
-    }
-}
 
 /// A [`Record`] that borrows its entry, to be written.
 #[derive(Serialize)]

@@ -3,10 +3,11 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::time::{Duration, SystemTime};
 
+use becket_image::Identity;
 use becket_transport::Kind;
 
 use super::*;
-use crate::contract::{ErrorKind, Spec};
+use crate::contract::{DeviceInfo, ErrorKind, Spec};
 
 fn store() -> (tempfile::TempDir, Store) {
     let temp = tempfile::tempdir().unwrap();

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::contract::{DeviceInfo, DeviceState, Error, ErrorKind, Spec, shape, versions};
-use crate::record::store::Device;
+use crate::record::device::Device;
 
 /// The part of a record that keeps its place and meaning in all versions.
 #[derive(Debug, Deserialize)]

@@ -20,7 +20,7 @@ use crate::contract::messages::NewImage;
 use crate::contract::protocol::Change;
 use crate::contract::spec::{Backing, all_sources, facts_of};
 use crate::contract::{Error, ErrorKind};
-use crate::record::store::Device;
+use crate::record::device::Device;
 
 /// Longest that a file system may take to say how long an image is: the device is locked meanwhile.
 const ANSWER: Duration = Duration::from_secs(10);

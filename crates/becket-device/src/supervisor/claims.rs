@@ -17,7 +17,7 @@ use super::workers::{Orphan, Server};
 use crate::contract::DeviceId;
 use crate::contract::kept::Kept;
 use crate::contract::sealed::is_sealed;
-use crate::record::store::Device;
+use crate::record::device::Device;
 use crate::system::inode::is_pipe;
 use crate::system::process::ProcessId;
 

@@ -14,7 +14,7 @@ use tracing::{info, warn};
 
 use super::change::{Length, Target, Wish, apply, plan, take_image};
 use super::driver::Driver;
-use super::guard::Guard;
+use super::guard::{Guard, Guarded};
 use super::isolation;
 use super::make::{Made, Maker};
 use super::manager;
@@ -27,9 +27,10 @@ use crate::contract::messages::{Attach, Detach, Pulse, Refresh, ServerStatus, Se
 use crate::contract::{DeviceId, DeviceInfo, Error, ErrorKind};
 use crate::control::health;
 use crate::control::server::Service;
+use crate::record::device::Device;
 use crate::record::judge::disk_of;
 use crate::record::register::forget;
-use crate::record::store::{Device, Store};
+use crate::record::store::Store;
 use crate::record::unknown;
 use crate::system::describe::partitions_as;
 use crate::system::kernel::{Kernel, System};
@@ -273,14 +274,6 @@ impl Supervisor {
         match link {
             Ok(link) => self.guard.keep(&state.kept, &link),
             Err(error) => warn!(device = state.name(), "the guard does not have it: {error}"),
-        }
-    }
-
-    /// Gives a new guard all devices.
-    pub(super) fn keep_all(&self) {
-        let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
-        for owned in devices {
-            self.keep(&lock(&owned.state));
         }
     }
 
@@ -543,6 +536,19 @@ impl Service for Supervisor {
             devices: u32::try_from(self.owns()).unwrap_or(u32::MAX),
             stopping: self.stopping.load(Ordering::SeqCst),
             notes: self.notes.iter().cloned().chain(of_worker).collect(),
+        }
+    }
+}
+
+impl Guarded for Supervisor {
+    fn guard(&self) -> &Guard {
+        &self.guard
+    }
+
+    fn keep_all(&self) {
+        let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
+        for owned in devices {
+            self.keep(&lock(&owned.state));
         }
     }
 }

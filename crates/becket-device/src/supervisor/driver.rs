@@ -13,8 +13,8 @@ use becket_transport::{Abilities, Kind};
 
 use crate::contract::Error;
 use crate::contract::kept::Kept;
+use crate::record::device::Device;
 use crate::record::runtime::Runtime;
-use crate::record::store::Device;
 
 /// How long a worker that reports its FETCHes may keep the kernel waiting: one that died meanwhile does for
 /// ever.

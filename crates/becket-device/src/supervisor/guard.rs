@@ -22,7 +22,6 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 use tracing::{error, warn};
 
-use super::devices::Supervisor;
 use super::keeper;
 use super::process::end;
 use super::restarts::Restarts;
@@ -40,6 +39,13 @@ use crate::system::sync::{LAST, Ranked, lock, spawn};
 const PATIENCE: Duration = Duration::from_secs(3);
 /// The pause before another attempt to start one.
 const PAUSE: Duration = Duration::from_secs(5);
+
+/// Whose devices a guard keeps.
+pub(super) trait Guarded: Send + Sync {
+    fn guard(&self) -> &Guard;
+    /// Gives a new guard all devices.
+    fn keep_all(&self);
+}
 
 /// The supervisor's side.
 #[derive(Debug, Default)]
@@ -83,7 +89,7 @@ impl Guard {
     }
 
     /// Makes sure that a guard runs, from the first device on.
-    pub(super) fn stand(&self, store: &Store, supervisor: &Weak<Supervisor>) {
+    pub(super) fn stand(&self, store: &Store, supervisor: &Weak<impl Guarded + 'static>) {
         if cfg!(test) {
             return;
         }
@@ -154,7 +160,7 @@ impl Guard {
 }
 
 /// Waits for a guard's death, and replaces it at once.
-fn watch(mut child: Option<Child>, store: &Store, supervisor: &Weak<Supervisor>) {
+fn watch(mut child: Option<Child>, store: &Store, supervisor: &Weak<impl Guarded>) {
     let mut restarts = Restarts::new(Instant::now());
     loop {
         let pause = match child.take() {
@@ -170,12 +176,12 @@ fn watch(mut child: Option<Child>, store: &Store, supervisor: &Weak<Supervisor>)
         };
         std::thread::sleep(pause);
         let Some(supervisor) = supervisor.upgrade() else { return };
-        let mut standing = lock(&supervisor.guard.standing);
+        let mut standing = lock(&supervisor.guard().standing);
         if standing.over {
             return;
         }
         warn!("its guard is dead: another one stands guard");
-        child = supervisor.guard.started(&mut standing, store);
+        child = supervisor.guard().started(&mut standing, store);
         drop(standing);
         restarts.began(Instant::now());
         supervisor.keep_all();

@@ -15,7 +15,7 @@ use super::workers::Server;
 use crate::contract::kept::Kept;
 use crate::contract::protocol::{Change, Serve};
 use crate::contract::{DeviceId, Error};
-use crate::record::store::Device;
+use crate::record::device::Device;
 use crate::system::process::ProcessId;
 
 /// How long a worker that does not speak may take to die: one that was killed together with its supervisor.

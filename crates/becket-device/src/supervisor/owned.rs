@@ -13,7 +13,7 @@ use super::workers::Server;
 use crate::contract::kept::Kept;
 use crate::contract::{DeviceInfo, DeviceState, Error};
 use crate::control::health;
-use crate::record::store::Device;
+use crate::record::device::Device;
 use crate::system::process::ProcessId;
 use crate::system::sync::{DEVICE, Ranked, lock};
 

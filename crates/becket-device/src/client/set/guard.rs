@@ -12,7 +12,7 @@ use becket_transport::aside::within;
 use becket_transport::{node, sysfs};
 use becket_uapi::block;
 
-use super::Changes;
+use super::changes::Changes;
 use crate::contract::{DeviceInfo, Error, ErrorKind};
 use crate::record::judge::disk_of;
 use crate::system::users;

@@ -6,11 +6,13 @@ use std::os::fd::AsFd;
 use becket_image::{DirectIo, Opened, Source};
 use becket_transport::{dm, loop_, node};
 
+use super::changes::{Changes, open, unsupported};
+use super::compare::{self, Progress};
 use super::guard::{self, Use};
-use super::{Changes, Progress, compare, open, unsupported};
 use crate::contract::{DeviceInfo, Error, ErrorKind};
+use crate::record::device::Device;
 use crate::record::judge::{disk_of, lives};
-use crate::record::store::{Device, Store};
+use crate::record::store::Store;
 use crate::system::kernel::System;
 
 /// Writes through the page cache of the kernel's loop device are refused, and no file system may have it for

@@ -6,15 +6,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use becket_image::{FileSource, Opened, Source};
 use becket_transport::node;
 
+use super::changes::{Changes, open};
+use super::compare::{self, Progress};
 use super::guard::{self, Caches, Use};
-use super::{Changes, Progress, compare, open};
 use crate::contract::messages::{NewImage, OneDevice, Set};
 use crate::contract::spec::facts_of;
 use crate::contract::{DeviceInfo, Error, ErrorKind};
 use crate::control::client;
 use crate::control::health::Concerns;
+use crate::record::device::Device;
 use crate::record::judge::disk_of;
-use crate::record::store::{Device, Store};
+use crate::record::store::Store;
 
 pub(super) fn set(
     store: &Store,

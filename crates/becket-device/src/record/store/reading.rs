@@ -1,11 +1,14 @@
 //! A record's file, understood or not. It is looked at and never changed here.
 
+use std::path::PathBuf;
+
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{Device, Entry};
 use crate::contract::versions;
+use crate::record::device::Device;
 use crate::record::unknown::{Head, Unknown};
+use crate::system::process::ProcessId;
 
 /// The file's content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +19,25 @@ pub(crate) struct Record {
     #[serde(default)]
     needs: Vec<String>,
     entry: Entry,
+}
+
+/// What a record says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "record", rename_all = "snake_case")]
+pub(crate) enum Entry {
+    /// A device is being attached under this name.
+    Claim {
+        /// What is being attached.
+        #[serde(with = "crate::contract::path_text::one")]
+        image: PathBuf,
+        /// By whom; the claim falls with it.
+        claimant: ProcessId,
+    },
+    /// A device. In a box, since it is so much larger than a claim.
+    Device(Box<Device>),
+    /// Something that another version of becket has recorded. It is never written.
+    #[serde(skip)]
+    Unknown(Box<Unknown>),
 }
 
 /// What was found in the place of a record.

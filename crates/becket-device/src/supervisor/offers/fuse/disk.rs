@@ -12,7 +12,7 @@ use becket_transport::loop_;
 use becket_transport::{node, sysfs};
 
 use crate::contract::Error;
-use crate::record::store::Device;
+use crate::record::device::Device;
 
 /// Sets the read-only flag of a loop device. Its number keeps the flag for the next device that has it, so
 /// it is taken back before a device goes.

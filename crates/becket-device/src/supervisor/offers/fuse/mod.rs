@@ -32,7 +32,7 @@ use rustix::pipe::PipeFlags;
 
 use crate::contract::Error;
 use crate::contract::kept::Kept;
-use crate::record::store::Device;
+use crate::record::device::Device;
 use crate::supervisor::driver::{Added, Driver, NewDevice, Offer, PARTITIONS, READY, Settled};
 use crate::system::inode::is_pipe;
 use crate::system::sync::lock;

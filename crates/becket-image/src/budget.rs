@@ -155,6 +155,15 @@ impl Budget {
         inner.work(steps.saturating_mul(STEP), by)
     }
 
+    /// Does work of which the time is not counted: it is no parsing.
+    pub fn outside<T>(&self, work: impl FnOnce() -> T) -> T {
+        let Some(inner) = &self.0 else { return work() };
+        inner.stop();
+        let done = work();
+        inner.start();
+        done
+    }
+
     /// Takes so many bytes.
     pub(crate) fn bytes(&self, bytes: u64, by: &'static str) -> Result<(), Spent> {
         let Some(inner) = &self.0 else { return Ok(()) };
@@ -211,12 +220,8 @@ impl Inner {
         self.spent.get().map_or(Ok(()), |spent| Err(*spent))
     }
 
-    /// Looks at the clock when it is time to.
-    fn work(&self, more: u64, by: &'static str) -> Result<(), Spent> {
-        let before = self.work.fetch_add(more, Ordering::Relaxed);
-        if before / LOOK == before.wrapping_add(more) / LOOK {
-            return Ok(());
-        }
+    /// Adds the time since the last look at the clock; how much was used so far.
+    fn stop(&self) -> Duration {
         let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
         let (now, thread) = (now(), thread::current().id());
         // The first time of another thread says nothing of what was done for this image.
@@ -224,7 +229,22 @@ impl Inner {
             clock.used = clock.used.saturating_add(now.saturating_sub(clock.last));
         }
         (clock.thread, clock.last) = (thread, now);
-        if clock.used <= self.limits.time {
+        clock.used
+    }
+
+    /// Counts time from now on.
+    fn start(&self) {
+        let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        (clock.thread, clock.last) = (thread::current().id(), now());
+    }
+
+    /// Looks at the clock when it is time to.
+    fn work(&self, more: u64, by: &'static str) -> Result<(), Spent> {
+        let before = self.work.fetch_add(more, Ordering::Relaxed);
+        if before / LOOK == before.wrapping_add(more) / LOOK {
+            return Ok(());
+        }
+        if self.stop() <= self.limits.time {
             return Ok(());
         }
         let limit = u64::try_from(self.limits.time.as_millis()).unwrap_or(u64::MAX);
@@ -315,6 +335,16 @@ mod tests {
         };
         assert_eq!((spent.resource, spent.limit, spent.by), (Resource::Time, 20, "sums"));
         assert!(spent.to_string().contains("0.02 s of processor time"), "{spent}");
+    }
+
+    #[test]
+    fn time_outside_is_not_counted() {
+        let limits = Limits { time: Duration::from_millis(20), ..Limits::default() };
+        let budget = Budget::new(limits);
+        let begun = now();
+        budget.outside(|| while now() < begun + Duration::from_millis(60) {});
+        assert_eq!(budget.bytes(LOOK, "inside"), Ok(()));
+        assert!(budget.used().is_some_and(|used| used.time < Duration::from_millis(20)));
     }
 
     #[test]

@@ -21,16 +21,17 @@ pub(crate) struct HostInode {
 
 /// A path in two parts: a file or device of this system, and names inside it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Split {
-    pub(crate) host: PathBuf,
+pub struct Split {
+    /// The file or device.
+    pub host: PathBuf,
     /// Empty when the path names the file itself.
-    pub(crate) inside: Vec<OsString>,
+    pub inside: Vec<OsString>,
 }
 
 /// Splits a path at the first regular file or block device on the way; `FILE/..` is the directory of the
 /// file, as if the file were a directory. A path that leads nowhere stays whole, and [`resolve`] reports what
 /// is wrong with it.
-pub(crate) fn split(path: &Path) -> Split {
+pub fn split(path: &Path) -> Split {
     let whole = || Split { host: path.to_owned(), inside: Vec::new() };
     if !matches!(rustix::fs::stat(path), Err(Errno::NOTDIR)) {
         return whole();

@@ -104,6 +104,16 @@ impl Walk {
             .ok_or_else(|| Error::NoContainer { image: String::new(), why: "no image".to_owned() })
     }
 
+    /// Walks on by other names from the image that this walk ends in, which stays open and keeps its budget.
+    /// With [`Format::Raw`] the file that they name is taken as it is stored.
+    ///
+    /// # Errors
+    /// As [`crate::look`].
+    pub fn on(&self, names: &[OsString], format: Format) -> Result<Walk, Error> {
+        let level = self.last()?;
+        walk(level.image.clone(), level.path.clone(), names, format)
+    }
+
     /// The way to the image, from the file on the host on: two paths with the same steps name the same image.
     pub(crate) fn steps(&self) -> Vec<Reached> {
         let end = match self.end {

@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use super::{About, Entry, FileSystem, LayerError, Stat};
+use super::{About, Attributes, Entry, FileSystem, LayerError, Stat, Xattrs};
 use crate::budget::Budget;
 use crate::image::Layout;
 
@@ -34,6 +34,16 @@ impl FileSystem for Counted {
     fn stat(&self, node: u64) -> Result<Stat, LayerError> {
         self.budget.steps(1, FILES)?;
         self.fs.stat(node)
+    }
+
+    fn attributes(&self, node: u64) -> Result<Attributes, LayerError> {
+        self.budget.steps(1, FILES)?;
+        self.fs.attributes(node)
+    }
+
+    fn xattrs(&self, node: u64) -> Result<Xattrs, LayerError> {
+        self.budget.steps(1, FILES)?;
+        self.fs.xattrs(node)
     }
 
     fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {

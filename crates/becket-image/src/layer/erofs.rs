@@ -9,9 +9,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::{
-    About, Entry, FileSystem, LayerError, NAME_MAX, NodeKind, Stat, corrupt, directory_len, link_is_short,
-    link_target, unsupported,
+    About, Attributes, Entry, FileSystem, LayerError, NAME_MAX, NodeKind, Stat, Time, Xattrs, corrupt,
+    directory_len, link_is_short, link_target, unsupported,
 };
+use super::attributes::{self, Found};
 use crate::bytes::{padded_text, part, u8_at, u16_at, u32_at, u64_at, uuid};
 use crate::image::{Image, Layout};
 
@@ -25,6 +26,9 @@ const DIRENT: usize = 12;
 /// with the fourth.
 const KNOWN: u32 = 0x7f;
 
+/// Length of an extended attribute without its name and value.
+const XATTR: usize = 4;
+
 /// An open EROFS.
 #[derive(Debug)]
 struct Erofs {
@@ -33,6 +37,10 @@ struct Erofs {
     block_shift: u32,
     meta: u64,
     root: u64,
+    /// Where shared extended attributes start, in bytes.
+    shared: u64,
+    /// What the times of short inodes count from.
+    epoch: Time,
 }
 
 /// What is needed of an inode.
@@ -45,6 +53,11 @@ struct Inode {
     place: u32,
     /// Where what follows inode and attributes starts, in bytes.
     behind: u64,
+    /// Bytes of extended attributes before that.
+    xattrs: u64,
+    links: u32,
+    owner: (u32, u32),
+    modified: Time,
 }
 
 /// Opens the file system in `image`, when there is one.
@@ -75,6 +88,8 @@ pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerEr
         block_shift,
         meta: u64::from(u32_at(&sb, 40)) << block_shift,
         root: u16_at(&sb, 14).into(),
+        shared: u64::from(u32_at(&sb, 44)) << block_shift,
+        epoch: Time { seconds: u64_at(&sb, 24).cast_signed(), nanoseconds: u32_at(&sb, 32).min(999_999_999) },
     })))
 }
 
@@ -93,7 +108,22 @@ impl Erofs {
             0 => 0,
             count => 12 + (count - 1) * 4,
         };
+        let (links, owner, modified) = if extended {
+            let time = Time {
+                seconds: u64_at(raw, 32).cast_signed(),
+                nanoseconds: u32_at(raw, 40).min(999_999_999),
+            };
+            (u32_at(raw, 44), (u32_at(raw, 24), u32_at(raw, 28)), time)
+        } else {
+            let seconds = self.epoch.seconds.saturating_add(u32_at(raw, 12).into());
+            let owner = (u16_at(raw, 24).into(), u16_at(raw, 26).into());
+            (u16_at(raw, 6).into(), owner, Time { seconds, ..self.epoch })
+        };
         Ok(Inode {
+            links,
+            owner,
+            modified,
+            xattrs: attributes,
             mode: u16_at(raw, 4),
             size: if extended { u64_at(raw, 8) } else { u32_at(raw, 8).into() },
             layout: format >> 1 & 7,
@@ -151,6 +181,21 @@ impl Erofs {
         Ok(())
     }
 
+    /// The extended attribute at byte `at` of `area`.
+    fn xattr(&self, area: &[u8], at: usize, found: &mut Found) -> Result<(), LayerError> {
+        let (name_len, number) = (usize::from(u8_at(area, at)), u8_at(area, at + 1));
+        let value_len = usize::from(u16_at(area, at + 2));
+        let Some(prefix) = attributes::prefix(number).filter(|prefix| !prefix.is_empty()) else {
+            return unsupported(format!("extended attributes of kind {number}"));
+        };
+        let name = part(area, at + XATTR, name_len);
+        let value = part(area, at + XATTR + name_len, value_len);
+        if name.len() < name_len || value.len() < value_len {
+            return corrupt("an extended attribute does not fit its place");
+        }
+        found.push(prefix, name, value.to_vec())
+    }
+
     fn inode_of(&self, nid: u64, kind: NodeKind, what: &str) -> Result<Inode, LayerError> {
         let inode = self.inode(nid)?;
         if NodeKind::of_mode(inode.mode) == kind { Ok(inode) } else { corrupt(format!("this is no {what}")) }
@@ -169,6 +214,46 @@ impl FileSystem for Erofs {
     fn stat(&self, node: u64) -> Result<Stat, LayerError> {
         let inode = self.inode(node)?;
         Ok(Stat { kind: NodeKind::of_mode(inode.mode), size: inode.size })
+    }
+
+    fn attributes(&self, node: u64) -> Result<Attributes, LayerError> {
+        let inode = self.inode(node)?;
+        let kind = NodeKind::of_mode(inode.mode);
+        let is_device = matches!(inode.mode & 0xf000, 0x2000 | 0x6000);
+        Ok(Attributes {
+            mode: Some(inode.mode),
+            owner: Some(inode.owner),
+            links: Some(inode.links),
+            identity: (inode.links > 1 && kind != NodeKind::Directory).then_some(node),
+            modified: Some(inode.modified),
+            device: is_device.then(|| attributes::device(inode.place)),
+            ..Attributes::of(kind, inode.size)
+        })
+    }
+
+    fn xattrs(&self, node: u64) -> Result<Xattrs, LayerError> {
+        let inode = self.inode(node)?;
+        let len = usize::try_from(inode.xattrs).unwrap_or(0);
+        let mut found = Found::default();
+        if len > 0 {
+            let area = self.image.read_vec(inode.behind - inode.xattrs, len)?;
+            let shared = usize::from(u8_at(&area, 4));
+            for at in (0..shared).map(|index| 12 + 4 * index) {
+                if at + 4 > area.len() {
+                    return corrupt("shared extended attributes do not fit their inode");
+                }
+                let at = self.shared.saturating_add(u64::from(u32_at(&area, at)) * 4);
+                let fixed = self.image.read_vec(at, XATTR)?;
+                self.xattr(&self.image.read_some(at, xattr_len(&fixed, 0))?, 0, &mut found)?;
+            }
+            let mut at = 12 + 4 * shared;
+            // What is left of the area is padding.
+            while at + XATTR <= area.len() && part(&area, at, XATTR) != [0; XATTR] {
+                self.xattr(&area, at, &mut found)?;
+                at += xattr_len(&area, at).next_multiple_of(4);
+            }
+        }
+        Ok(found.all())
     }
 
     fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {
@@ -216,4 +301,9 @@ impl FileSystem for Erofs {
     fn writable(&self, _: u64) -> Result<(), String> {
         Err("EROFS is read-only".to_owned())
     }
+}
+
+/// Length of the extended attribute at byte `at`.
+fn xattr_len(area: &[u8], at: usize) -> usize {
+    XATTR + usize::from(u8_at(area, at)) + usize::from(u16_at(area, at + 2))
 }

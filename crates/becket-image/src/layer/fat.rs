@@ -9,7 +9,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use super::{About, Entry, FileSystem, LayerError, NodeKind, Stat, corrupt, directory_len};
+use super::{About, Attributes, Entry, FileSystem, LayerError, NodeKind, Stat, Time, corrupt, directory_len};
 use crate::bytes::{field, padded_text, part, u8_at, u16_at, u32_at};
 use crate::image::{Image, Layout};
 
@@ -57,6 +57,8 @@ struct Node {
     cluster: u32,
     size: u64,
     is_dir: bool,
+    /// Taken as UTC, as by the kernel unless it is mounted with a time zone: FAT stores local time.
+    modified: Option<Time>,
 }
 
 /// Opens the file system in `image`, when there is one. There is no magic number: the boot sector must make
@@ -229,6 +231,7 @@ impl Fat {
             cluster: high | u32::from(u16_at(&raw, 26)),
             size: u32_at(&raw, 28).into(),
             is_dir: u8_at(&raw, 11) & DIRECTORY != 0,
+            modified: time(u16_at(&raw, 24), u16_at(&raw, 22)),
         })
     }
 
@@ -294,6 +297,12 @@ impl FileSystem for Fat {
         Ok(Stat { kind: if is_dir { NodeKind::Directory } else { NodeKind::File }, size })
     }
 
+    fn attributes(&self, node: u64) -> Result<Attributes, LayerError> {
+        let Stat { kind, size } = self.stat(node)?;
+        let modified = if node == ROOT { None } else { self.found(node)?.modified };
+        Ok(Attributes { modified, ..Attributes::of(kind, size) })
+    }
+
     fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {
         let mut long = LongName::default();
         self.raw_entries(dir, &mut |at, raw| {
@@ -329,6 +338,13 @@ impl FileSystem for Fat {
     fn writable(&self, _: u64) -> Result<(), String> {
         self.unclean.map_or(Ok(()), |reason| Err(reason.to_owned()))
     }
+}
+
+/// A date and a time of day in steps of two seconds, as DOS wrote them.
+fn time(date: u16, time: u16) -> Option<Time> {
+    let bits = |word: u16, from: u32, count: u32| u32::from(word) >> from & ((1 << count) - 1);
+    let date = (1980 + i64::from(date >> 9), bits(date, 5, 4), bits(date, 0, 5));
+    Time::of_date(date, (bits(time, 11, 5), bits(time, 5, 6), bits(time, 0, 5) * 2))
 }
 
 /// The long name that entries before a short one spell, the last part first.

@@ -51,6 +51,77 @@ pub struct Stat {
     pub size: u64,
 }
 
+/// What a file system says of a file beside its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attributes {
+    /// What it is.
+    pub kind: NodeKind,
+    /// Length in bytes; of no meaning for directories.
+    pub size: u64,
+    /// Type and permission bits, as in `st_mode`.
+    pub mode: Option<u16>,
+    /// User and group by their numbers.
+    pub owner: Option<(u32, u32)>,
+    /// How many names it has.
+    pub links: Option<u32>,
+    /// A number that all names of the file share and no other file has; only where it can have several.
+    pub identity: Option<u64>,
+    /// When its bytes were changed last.
+    pub modified: Option<Time>,
+    /// Major and minor number, of a device.
+    pub device: Option<(u32, u32)>,
+}
+
+impl Attributes {
+    /// Of a file of which no more is known.
+    pub(super) fn of(kind: NodeKind, size: u64) -> Attributes {
+        Attributes {
+            kind,
+            size,
+            mode: None,
+            owner: None,
+            links: None,
+            identity: None,
+            modified: None,
+            device: None,
+        }
+    }
+}
+
+/// A moment, counted from the start of 1970 (UTC).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Time {
+    /// Whole seconds.
+    pub seconds: i64,
+    /// Nanoseconds behind them, less than a second.
+    pub nanoseconds: u32,
+}
+
+impl Time {
+    /// A whole second.
+    pub(super) fn at(seconds: i64) -> Time {
+        Time { seconds, nanoseconds: 0 }
+    }
+
+    /// A date of the Gregorian calendar in UTC; `None` for one that is none.
+    pub(super) fn of_date(date: (i64, u32, u32), clock: (u32, u32, u32)) -> Option<Time> {
+        let ((year, month, day), (hour, minute, second)) = (date, clock);
+        let sound = (1..=12).contains(&month) && (1..=31).contains(&day);
+        if !sound || hour > 23 || minute > 59 || second > 60 {
+            return None;
+        }
+        // Years begin in March, so that the day of a leap year is their last.
+        let year = if month <= 2 { year - 1 } else { year };
+        let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));
+        let of_year = i64::from((153 * ((month + 9) % 12) + 2) / 5 + day - 1);
+        let days = era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468;
+        Some(Time::at(days * 86_400 + i64::from(hour * 3600 + minute * 60 + second)))
+    }
+}
+
+/// The extended attributes of a file, as the kernel names them (`user.comment`), with their values.
+pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// What [`FileSystem::list`] reports of each entry: its name, and its number for the other methods. The
 /// callback may end the list.
 pub type Entry<'a> = dyn FnMut(&[u8], u64) -> ControlFlow<()> + 'a;
@@ -68,6 +139,23 @@ pub trait FileSystem: Debug + Send + Sync {
     /// # Errors
     /// The layer is damaged or uses what is not supported; the same for the other methods.
     fn stat(&self, node: u64) -> Result<Stat, LayerError>;
+
+    /// What is known of a file beside its bytes.
+    ///
+    /// # Errors
+    /// As [`FileSystem::stat`].
+    fn attributes(&self, node: u64) -> Result<Attributes, LayerError> {
+        let Stat { kind, size } = self.stat(node)?;
+        Ok(Attributes::of(kind, size))
+    }
+
+    /// The extended attributes of a file; none where the format has none.
+    ///
+    /// # Errors
+    /// As [`FileSystem::stat`].
+    fn xattrs(&self, _node: u64) -> Result<Xattrs, LayerError> {
+        Ok(Xattrs::new())
+    }
 
     /// Reports each entry of a directory, in the order in which they are stored, without `.` and `..`.
     ///
@@ -103,7 +191,7 @@ pub trait FileSystem: Debug + Send + Sync {
 ///
 /// # Errors
 /// As [`FileSystem::list`].
-pub(crate) fn find(fs: &dyn FileSystem, dir: u64, name: &[u8]) -> Result<Option<u64>, LayerError> {
+pub fn find(fs: &dyn FileSystem, dir: u64, name: &[u8]) -> Result<Option<u64>, LayerError> {
     let (mut exact, mut alike) = (None, None);
     fs.list(dir, &mut |found, node| {
         if found == name {
@@ -142,4 +230,20 @@ pub(super) fn directory_len(len: u64) -> Result<usize, LayerError> {
 /// Whether two names differ at most in the case of their ASCII letters.
 pub(super) fn same_but_for_case(one: &[u8], other: &[u8]) -> bool {
     one.eq_ignore_ascii_case(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_counted() {
+        let time = |date, clock| Time::of_date(date, clock).map(|time| time.seconds);
+        assert_eq!(time((1970, 1, 1), (0, 0, 0)), Some(0));
+        assert_eq!(time((2000, 2, 29), (12, 30, 5)), Some(951_827_405));
+        assert_eq!(time((1969, 12, 31), (23, 59, 59)), Some(-1));
+        assert_eq!(time((2038, 1, 19), (3, 14, 8)), Some(1 << 31));
+        assert_eq!(time((2038, 13, 19), (3, 14, 8)), None);
+        assert_eq!(time((2038, 0, 0), (0, 0, 0)), None);
+    }
 }

@@ -11,6 +11,7 @@
 //! [`crate::image::PIECES_MAX`] pieces, and no length that was read becomes memory before it was compared
 //! with the image's.
 
+mod attributes;
 mod counted;
 mod detect;
 mod erofs;
@@ -27,8 +28,7 @@ mod squashfs;
 pub use detect::{Contents, detect};
 pub use error::{Foreign, LayerError};
 pub(crate) use error::{corrupt, unsupported};
-pub(crate) use filesystem::find;
-pub use filesystem::{Entry, FileSystem, NodeKind, Stat};
+pub use filesystem::{Attributes, Entry, FileSystem, NodeKind, Stat, Time, Xattrs, find};
 use filesystem::{LINK_MAX, NAME_MAX, directory_len, link_is_short, link_target, same_but_for_case};
 pub use foreign::find as find_foreign;
 pub use format::{About, Format};

@@ -14,7 +14,7 @@ const SUPERBLOCK_LEN: usize = 1024;
 const MAGIC: u16 = 0xef53;
 pub(super) const ROOT: u64 = 2;
 /// What every inode has; the rest of ext4's inodes is extra.
-const INODE_LEN: usize = 128;
+pub(super) const INODE_LEN: usize = 128;
 
 /// Features that change what is read here, and that are understood.
 pub(super) mod feature {
@@ -89,6 +89,8 @@ pub(super) struct Inode {
     pub(super) block: [u8; 60],
     /// Start of the checksums of its blocks.
     pub(super) seed: Option<u32>,
+    /// All of it.
+    pub(super) raw: Vec<u8>,
 }
 
 impl Ext {
@@ -247,7 +249,7 @@ impl Ext {
             check_inode(&raw, seed, number)?;
         }
         let size = u64::from(u32_at(&raw, 108)) << 32 | u64::from(u32_at(&raw, 4));
-        Ok(Inode { mode: u16_at(&raw, 0), flags: u32_at(&raw, 32), size, block: field(&raw, 40), seed })
+        Ok(Inode { mode: u16_at(&raw, 0), flags: u32_at(&raw, 32), size, block: field(&raw, 40), seed, raw })
     }
 
     pub(super) fn inode_of(&self, number: u64, kind: NodeKind, what: &str) -> Result<Inode, LayerError> {

@@ -12,14 +12,15 @@
 mod blocks;
 mod directory;
 mod metadata;
+mod xattr;
 
 use std::sync::Arc;
 
 use metadata::{Ext, Inode, ROOT, feature, flag};
 
 use super::{
-    About, Entry, FileSystem, LayerError, NodeKind, Stat, corrupt, directory_len, link_is_short, link_target,
-    unsupported,
+    About, Attributes, Entry, FileSystem, LayerError, NodeKind, Stat, Xattrs, corrupt, directory_len,
+    link_is_short, link_target, unsupported,
 };
 use crate::Place;
 use crate::bytes::part;
@@ -58,6 +59,14 @@ impl FileSystem for Ext {
     fn stat(&self, node: u64) -> Result<Stat, LayerError> {
         let inode = self.inode(node)?;
         Ok(Stat { kind: NodeKind::of_mode(inode.mode), size: inode.size })
+    }
+
+    fn attributes(&self, node: u64) -> Result<Attributes, LayerError> {
+        Ok(xattr::attributes_of(&self.inode(node)?, node))
+    }
+
+    fn xattrs(&self, node: u64) -> Result<Xattrs, LayerError> {
+        xattr::read(self, &self.inode(node)?)
     }
 
     fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {

@@ -12,7 +12,9 @@ mod susp;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use super::{About, Entry, FileSystem, LayerError, NodeKind, Stat, corrupt, directory_len, unsupported};
+use super::{
+    About, Attributes, Entry, FileSystem, LayerError, NodeKind, Stat, corrupt, directory_len, unsupported,
+};
 use crate::bytes::{padded_text, part, u8_at, u16_at, u32_at};
 use crate::image::{Image, Layout};
 use susp::SystemUse;
@@ -209,6 +211,14 @@ impl Record {
         u32_at(&self.bytes, 10).into()
     }
 
+    fn kind(&self, system_use: &SystemUse) -> NodeKind {
+        match &system_use.posix {
+            Some(posix) => NodeKind::of_mode(posix.mode),
+            None if self.flags() & DIRECTORY != 0 => NodeKind::Directory,
+            None => NodeKind::File,
+        }
+    }
+
     /// Whether it is a directory's record of itself or of its parent.
     fn is_dot(&self) -> bool {
         u8_at(&self.bytes, 32) == 1 && u8_at(&self.bytes, RECORD_LEN) <= 1
@@ -226,17 +236,29 @@ impl FileSystem for Iso {
 
     fn stat(&self, node: u64) -> Result<Stat, LayerError> {
         let first = self.record(node)?;
-        let kind = match self.system_use(&first)?.mode {
-            Some(mode) => NodeKind::of_mode(mode),
-            None if first.flags() & DIRECTORY != 0 => NodeKind::Directory,
-            None => NodeKind::File,
-        };
+        let kind = first.kind(&self.system_use(&first)?);
         let mut size = 0_u64;
         self.each_record(node, |record| {
             size = size.saturating_add(record.size());
             Ok(())
         })?;
         Ok(Stat { kind, size })
+    }
+
+    fn attributes(&self, node: u64) -> Result<Attributes, LayerError> {
+        let Stat { kind, size } = self.stat(node)?;
+        let record = self.record(node)?;
+        let SystemUse { posix, device, modified, .. } = self.system_use(&record)?;
+        let many = posix.as_ref().filter(|posix| posix.links > 1 && kind != NodeKind::Directory);
+        Ok(Attributes {
+            mode: posix.as_ref().map(|posix| posix.mode),
+            owner: posix.as_ref().map(|posix| posix.owner),
+            links: posix.as_ref().map(|posix| posix.links),
+            identity: many.map(|posix| u64::from(posix.serial)).filter(|serial| *serial != 0),
+            modified: modified.or_else(|| susp::short_time(part(&record.bytes, 18, 7))),
+            device: device.filter(|_| kind == NodeKind::Other),
+            ..Attributes::of(kind, size)
+        })
     }
 
     fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {

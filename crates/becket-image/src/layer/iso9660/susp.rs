@@ -3,7 +3,7 @@
 
 use crate::bytes::{part, u8_at, u32_at};
 use crate::image::Image;
-use crate::layer::{LINK_MAX, LayerError, NAME_MAX, corrupt};
+use crate::layer::{LINK_MAX, LayerError, NAME_MAX, Time, corrupt};
 
 /// Continuation areas of one record. mkisofs makes one or two.
 const CONTINUATIONS_MAX: usize = 32;
@@ -13,8 +13,12 @@ const CONTINUATIONS_MAX: usize = 32;
 pub(super) struct SystemUse {
     /// The name; empty when they say none.
     pub(super) name: Vec<u8>,
-    /// Mode bits.
-    pub(super) mode: Option<u16>,
+    /// Mode bits, links, user, group, and a number that all names of the file share (0 for none).
+    pub(super) posix: Option<Posix>,
+    /// Major and minor number of a device.
+    pub(super) device: Option<(u32, u32)>,
+    /// When it was changed last.
+    pub(super) modified: Option<Time>,
     /// Target of a symbolic link.
     pub(super) link: Option<Vec<u8>>,
     /// The block of a directory that was moved elsewhere.
@@ -23,6 +27,15 @@ pub(super) struct SystemUse {
     pub(super) relocated: bool,
     /// Whether the file is compressed with zisofs.
     pub(super) compressed: bool,
+}
+
+/// What the field PX says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Posix {
+    pub(super) mode: u16,
+    pub(super) links: u32,
+    pub(super) owner: (u32, u32),
+    pub(super) serial: u32,
 }
 
 /// Whether Rock Ridge is used, according to the root directory's own first record; and how many bytes of each
@@ -61,7 +74,18 @@ pub(super) fn read(area: &[u8], image: &Image, block: u64) -> Result<SystemUse, 
                         return corrupt(format!("a name of {} bytes or more", found.name.len()));
                     }
                 }
-                b"PX" => found.mode = Some(u32_at(field, 4) as u16),
+                b"PX" => {
+                    let number = |at| u32_at(field, at);
+                    found.posix = Some(Posix {
+                        mode: number(4) as u16,
+                        links: number(12),
+                        owner: (number(20), number(28)),
+                        // Fields of version 1.10 end before it.
+                        serial: number(36),
+                    });
+                }
+                b"PN" => found.device = Some(device(u32_at(field, 4), u32_at(field, 12))),
+                b"TF" => found.modified = modified(field),
                 b"SL" => link.add(field),
                 b"CL" => found.child = Some(u32_at(field, 4)),
                 b"RE" => found.relocated = true,
@@ -80,6 +104,44 @@ pub(super) fn read(area: &[u8], image: &Image, block: u64) -> Result<SystemUse, 
         area = image.read_vec(u64::from(number) * block + u64::from(offset), len)?;
     }
     corrupt("the system use fields of a directory record go on without end")
+}
+
+/// A device's numbers: in a field each, or both in the second as an older system packed them.
+fn device(high: u32, low: u32) -> (u32, u32) {
+    if high == 0 && low > 0xff { (low >> 8, low & 0xff) } else { (high, low) }
+}
+
+/// The time of the last change in a field of times.
+fn modified(field: &[u8]) -> Option<Time> {
+    const CREATED: u8 = 1;
+    const MODIFIED: u8 = 2;
+    const LONG: u8 = 0x80;
+    let flags = u8_at(field, 4);
+    let len = if flags & LONG == 0 { 7 } else { 17 };
+    let stamp = part(field, 5 + if flags & CREATED == 0 { 0 } else { len }, len);
+    if flags & MODIFIED == 0 || stamp.len() < len {
+        return None;
+    }
+    if flags & LONG == 0 { short_time(stamp) } else { long_time(stamp) }
+}
+
+/// A time in seven bytes, the last of which is the zone in quarters of an hour.
+pub(super) fn short_time(stamp: &[u8]) -> Option<Time> {
+    let number = |at| u32::from(u8_at(stamp, at));
+    let date = (1900 + i64::from(number(0)), number(1), number(2));
+    in_zone(Time::of_date(date, (number(3), number(4), number(5)))?, u8_at(stamp, 6))
+}
+
+/// A time in sixteen digits, the last two of which are hundredths of a second, and the zone.
+fn long_time(stamp: &[u8]) -> Option<Time> {
+    let number = |at, len| std::str::from_utf8(part(stamp, at, len)).ok()?.parse::<u32>().ok();
+    let date = (i64::from(number(0, 4)?), number(4, 2)?, number(6, 2)?);
+    let time = Time::of_date(date, (number(8, 2)?, number(10, 2)?, number(12, 2)?))?;
+    in_zone(Time { nanoseconds: number(14, 2)? * 10_000_000, ..time }, u8_at(stamp, 16))
+}
+
+fn in_zone(time: Time, zone: u8) -> Option<Time> {
+    Some(Time { seconds: time.seconds - i64::from(zone.cast_signed()) * 900, ..time })
 }
 
 /// A symbolic link as it is put together of its components.

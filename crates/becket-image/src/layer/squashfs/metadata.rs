@@ -24,6 +24,15 @@ pub(super) struct Cursor {
     pub(super) offset: u64,
 }
 
+impl Cursor {
+    /// A place in a table, which is addressed by blocks of metadata.
+    pub(super) fn new(table: u64, block: u64, offset: u64) -> Result<Cursor, LayerError> {
+        let at = table.checked_add(block);
+        let block = at.ok_or_else(|| LayerError::Corrupt("a place beyond 2^64 bytes".to_owned()))?;
+        Ok(Cursor { block, offset })
+    }
+}
+
 /// What a block yields, and where the next one is.
 #[derive(Debug)]
 struct Decoded {

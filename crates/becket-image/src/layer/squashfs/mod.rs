@@ -7,18 +7,21 @@
 //!
 //! Followed: Documentation/filesystems/squashfs.rst of Linux 7.3.
 
+mod attributes;
 mod metadata;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::{
-    About, Entry, FileSystem, LayerError, NodeKind, Stat, corrupt, directory_len, link_is_short, unsupported,
+    About, Attributes, Entry, FileSystem, LayerError, NodeKind, Stat, Xattrs, corrupt, directory_len,
+    link_is_short, unsupported,
 };
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::codec::Codec;
 use crate::encoded::Block;
 use crate::image::{Image, Layout};
+use attributes::{Head, Tables};
 use metadata::{Cursor, Metadata};
 
 const MAGIC: &[u8] = b"hsqs";
@@ -48,6 +51,7 @@ struct Squash {
     directories: u64,
     fragments: u32,
     fragment_table: u64,
+    tables: Tables,
 }
 
 /// What an inode says, by its type.
@@ -57,6 +61,18 @@ enum Inode {
     File { start: u64, size: u64, fragment: u32, offset: u32, sizes: Cursor },
     Link { len: u32, target: Cursor },
     Other,
+}
+
+impl Inode {
+    fn stat(&self) -> Stat {
+        let (kind, size) = match *self {
+            Inode::Directory { len, .. } => (NodeKind::Directory, len.into()),
+            Inode::File { size, .. } => (NodeKind::File, size),
+            Inode::Link { len, .. } => (NodeKind::Symlink, len.into()),
+            Inode::Other => (NodeKind::Other, 0),
+        };
+        Stat { kind, size }
+    }
 }
 
 /// Opens the file system in `image`, when there is one.
@@ -104,57 +120,85 @@ pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerEr
         directories: u64_at(&sb, 72),
         fragments: u32_at(&sb, 16),
         fragment_table: u64_at(&sb, 80),
+        tables: Tables { ids: u16_at(&sb, 26), id_table: u64_at(&sb, 48), xattr_table: u64_at(&sb, 56) },
     })))
 }
 
 impl Squash {
-    /// A place in a table, which is addressed by blocks of metadata.
-    fn cursor(&self, table: u64, block: u64, offset: u16) -> Result<Cursor, LayerError> {
-        let at = table.checked_add(block);
-        let block = at.ok_or_else(|| LayerError::Corrupt("a place beyond 2^64 bytes".to_owned()))?;
-        Ok(Cursor { block, offset: offset.into() })
+    fn tables(&self) -> attributes::Reader<'_> {
+        attributes::Reader { image: &self.image, metadata: &self.metadata, tables: self.tables }
     }
 
     fn inode(&self, reference: u64) -> Result<Inode, LayerError> {
-        let offset = u16::try_from(reference & 0xffff).unwrap_or(0);
-        let mut cursor = self.cursor(self.inodes, reference >> 16, offset)?;
-        let head = self.metadata.read(&mut cursor, 16)?;
+        self.whole_inode(reference).map(|(_, inode)| inode)
+    }
+
+    fn whole_inode(&self, reference: u64) -> Result<(Head, Inode), LayerError> {
+        let mut cursor = Cursor::new(self.inodes, reference >> 16, reference & 0xffff)?;
+        let raw = self.metadata.read(&mut cursor, 16)?;
+        let mut head = Head { raw, links: 1, device: None, xattrs: None };
         let mut body = |len: usize| self.metadata.read(&mut cursor, len);
-        match u16_at(&head, 0) {
+        let inode = match u16_at(&head.raw, 0) {
             1 => {
                 let body = body(16)?;
+                head.links = u32_at(&body, 4);
                 let len = u16_at(&body, 8).into();
-                Ok(Inode::Directory { block: u32_at(&body, 0), offset: u16_at(&body, 10), len })
+                Inode::Directory { block: u32_at(&body, 0), offset: u16_at(&body, 10), len }
             }
             8 => {
                 let body = body(24)?;
+                (head.links, head.xattrs) = (u32_at(&body, 0), Some(u32_at(&body, 20)));
                 let len = u32_at(&body, 4);
-                Ok(Inode::Directory { block: u32_at(&body, 8), offset: u16_at(&body, 18), len })
+                Inode::Directory { block: u32_at(&body, 8), offset: u16_at(&body, 18), len }
             }
             2 => {
                 let body = body(16)?;
-                Ok(Inode::File {
+                Inode::File {
                     start: u32_at(&body, 0).into(),
                     size: u32_at(&body, 12).into(),
                     fragment: u32_at(&body, 4),
                     offset: u32_at(&body, 8),
                     sizes: cursor,
-                })
+                }
             }
             9 => {
                 let body = body(40)?;
-                Ok(Inode::File {
+                (head.links, head.xattrs) = (u32_at(&body, 24), Some(u32_at(&body, 36)));
+                Inode::File {
                     start: u64_at(&body, 0),
                     size: u64_at(&body, 8),
                     fragment: u32_at(&body, 28),
                     offset: u32_at(&body, 32),
                     sizes: cursor,
-                })
+                }
             }
-            3 | 10 => Ok(Inode::Link { len: u32_at(&body(8)?, 4), target: cursor }),
-            4..=7 | 11..=14 => Ok(Inode::Other),
-            other => corrupt(format!("an inode of type {other}")),
+            kind @ (3 | 10) => {
+                let body = body(8)?;
+                (head.links, head.xattrs) = (u32_at(&body, 0), self.link_xattrs(kind, &body, cursor)?);
+                Inode::Link { len: u32_at(&body, 4), target: cursor }
+            }
+            kind @ (4..=7 | 11..=14) => {
+                let device = matches!(kind, 4 | 5 | 11 | 12);
+                let body = body(4 + 4 * (usize::from(device) + usize::from(kind > 10)))?;
+                head.links = u32_at(&body, 0);
+                head.device = device.then(|| u32_at(&body, 4));
+                head.xattrs = (kind > 10).then(|| u32_at(&body, body.len() - 4));
+                Inode::Other
+            }
+            other => return corrupt(format!("an inode of type {other}")),
+        };
+        Ok((head, inode))
+    }
+
+    /// The extended attributes of a symbolic link, which follow its target.
+    fn link_xattrs(&self, kind: u16, body: &[u8], target: Cursor) -> Result<Option<u32>, LayerError> {
+        if kind == 3 {
+            return Ok(None);
         }
+        let (len, mut cursor) = (u32_at(body, 4), target);
+        link_is_short(len.into())?;
+        self.metadata.read(&mut cursor, usize::try_from(len).unwrap_or(0))?;
+        Ok(Some(u32_at(&self.metadata.read(&mut cursor, 4)?, 0)))
     }
 
     /// Where the fragment block of that number is, and its size field.
@@ -216,13 +260,16 @@ impl FileSystem for Squash {
     }
 
     fn stat(&self, node: u64) -> Result<Stat, LayerError> {
-        let (kind, size) = match self.inode(node)? {
-            Inode::Directory { len, .. } => (NodeKind::Directory, len.into()),
-            Inode::File { size, .. } => (NodeKind::File, size),
-            Inode::Link { len, .. } => (NodeKind::Symlink, len.into()),
-            Inode::Other => (NodeKind::Other, 0),
-        };
-        Ok(Stat { kind, size })
+        self.inode(node).map(|inode| inode.stat())
+    }
+
+    fn attributes(&self, node: u64) -> Result<Attributes, LayerError> {
+        let (head, inode) = self.whole_inode(node)?;
+        attributes::of_inode(self.tables(), &head, inode.stat())
+    }
+
+    fn xattrs(&self, node: u64) -> Result<Xattrs, LayerError> {
+        attributes::xattrs(self.tables(), &self.whole_inode(node)?.0)
     }
 
     fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {
@@ -231,7 +278,7 @@ impl FileSystem for Squash {
         };
         // Three bytes stand for `.` and `..`, which are not stored.
         let mut left = directory_len(u64::from(len).saturating_sub(3))?;
-        let mut cursor = self.cursor(self.directories, block.into(), offset)?;
+        let mut cursor = Cursor::new(self.directories, block.into(), offset.into())?;
         let mut take = |len: usize| {
             left = left
                 .checked_sub(len)

@@ -13,9 +13,11 @@ use std::{
 };
 
 mod device;
+mod look;
 
 use device::format_parser;
 pub(crate) use device::{DeviceOptions, LimitOptions, Switch, Toggle, Via};
+pub(crate) use look::{Cat, Copy, CopyFormat, Cp, Inspect, Look, LookOptions, Ls, Map};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -84,6 +86,9 @@ pub(crate) enum Command {
     List(List),
     Inspect(Inspect),
     Ls(Ls),
+    Cat(Cat),
+    Cp(Cp),
+    Copy(Copy),
     Map(Map),
     Refresh(Refresh),
     Set(Set),
@@ -280,78 +285,6 @@ Examples:
   becket list
   becket list --json | jq -r '.devices[].device'")]
 pub(crate) struct List {}
-
-/// What is looked at, without attaching it.
-#[derive(Debug, Args)]
-pub(crate) struct Look {
-    /// Image, or a path through an image
-    #[arg(value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
-    pub(crate) path: PathBuf,
-    /// Choose the format of the file instead of detecting it
-    ///
-    /// With raw, what PATH names is taken as it is stored; every other format is that of the file on the
-    /// host.
-    #[arg(long, default_value_t = becket_image::Format::Auto, value_parser = format_parser())]
-    pub(crate) format: becket_image::Format,
-    /// Also allow backing files of a qcow2 in this directory; may be given several times
-    #[arg(long = "backing-dir", value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
-    pub(crate) backing_dirs: Vec<PathBuf>,
-    #[command(flatten)]
-    pub(crate) limits: LimitOptions,
-}
-
-impl Look {
-    /// How the last of so many images is to be understood: a format is that of the first, and `raw` that of
-    /// the last.
-    pub(crate) fn format_of(&self, levels: usize) -> becket_image::Format {
-        let raw = self.format == becket_image::Format::Raw;
-        if levels == 1 || raw { self.format } else { becket_image::Format::Auto }
-    }
-}
-
-/// Show what is inside an image, and inside the images in it, as a tree
-///
-/// The tree has partitions, file systems, and files of 4 KiB or more that are images themselves, with their
-/// sizes, labels, UUIDs and compression. Nothing is attached.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  becket inspect live.iso
-  becket inspect disk.img/p2
-  becket inspect --json live.iso | jq '.image.children[].name'")]
-pub(crate) struct Inspect {
-    #[command(flatten)]
-    pub(crate) look: Look,
-}
-
-/// List a directory inside an image, or the partitions of a disk
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  becket ls live.iso/LiveOS
-  becket ls disk.img                  # its partitions
-  becket ls disk.img/p1/var/lib")]
-pub(crate) struct Ls {
-    #[command(flatten)]
-    pub(crate) look: Look,
-}
-
-/// Show where the bytes of an image are: data, zeroes and compressed parts
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  becket map live.iso/LiveOS/squashfs.img
-  becket map --svg map.svg disk.img/p1/app.img   # a picture: one bar for each image on the way")]
-pub(crate) struct Map {
-    #[command(flatten)]
-    pub(crate) look: Look,
-    /// Draw a picture into this file instead of printing a table
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    pub(crate) svg: Option<PathBuf>,
-    /// Also list the blocks of compressed parts, and where each is stored
-    #[arg(long)]
-    pub(crate) blocks: bool,
-}
 
 /// Update devices to the changed size and partition table of their image
 #[derive(Debug, Args)]

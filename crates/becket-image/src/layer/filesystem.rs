@@ -74,7 +74,7 @@ pub struct Attributes {
 
 impl Attributes {
     /// Of a file of which no more is known.
-    pub(super) fn of(kind: NodeKind, size: u64) -> Attributes {
+    pub fn of(kind: NodeKind, size: u64) -> Attributes {
         Attributes {
             kind,
             size,

@@ -2,7 +2,7 @@
 //! Knows no command: what is done to a target, and how it is reported, comes from there.
 
 use crate::{
-    args::{DeviceOptions, Look, Toggle, Via},
+    args::{DeviceOptions, Look, LookOptions, Toggle, Via},
     failure::Failure,
     ui::Ui,
 };
@@ -107,13 +107,18 @@ pub(super) fn each<T: Serialize>(
 
 /// Walks a path through images, for inspection.
 pub(super) fn look(look: &Look, verb: &str) -> Result<Walk, Failure> {
-    look_as(look, look.format).map_err(|error| image_failure(verb, &look.path, error))
+    look_as(look, look.options.format).map_err(|error| image_failure(verb, &look.path, error))
 }
 
 /// The same, of a format that the command chooses.
 pub(super) fn look_as(look: &Look, format: Format) -> Result<Walk, becket_image::Error> {
-    let budget = if look.limits.no_limits { Budget::unlimited() } else { Budget::default() };
-    becket_image::look_within(&look.path, format, &look.backing_dirs, &budget)
+    look_at(&look.path, &look.options, format)
+}
+
+/// The same of a path on its own.
+pub(super) fn look_at(path: &Path, asked: &LookOptions, format: Format) -> Result<Walk, becket_image::Error> {
+    let budget = if asked.limits.no_limits { Budget::unlimited() } else { Budget::default() };
+    becket_image::look_within(path, format, &asked.backing_dirs, &budget)
 }
 
 /// An error of becket-image, reported as the failure to `verb` (like `list`) the image at `path`.

@@ -7,7 +7,7 @@ use becket_image::{End, Error, Format, Inspected, LayerError};
 use std::collections::BTreeMap;
 
 pub(crate) fn run(ui: &Ui, args: &args::Inspect) -> Result<u8, Failure> {
-    let walk = match common::look_as(&args.look, args.look.format) {
+    let walk = match common::look_as(&args.look, args.look.options.format) {
         // What becket does not read is named all the same, and the command that converts it.
         Err(Error::Layer { source: LayerError::Foreign { .. } | LayerError::Sequential { .. }, .. }) => {
             common::look_as(&args.look, Format::Raw)

@@ -1,16 +1,24 @@
 //! `becket ls PATH`: what is in a directory inside an image, or in a partition table.
 //! Never attaches or changes anything.
 
-use super::common;
-use crate::{args, failure::Failure, ui::Ui, units::format_size};
+use super::{
+    common,
+    inside::{self, Named, Node, Thing},
+};
+use crate::{
+    args,
+    failure::Failure,
+    ui::{Ui, table},
+    units::{format_date, format_size},
+};
 use becket_image::{
-    End, FileSystem, Level, NodeKind,
+    FileSystem, Level, NodeKind,
     budget::Held,
-    layer::{Contents, LayerError, detect},
+    layer::{Attributes, Contents, LayerError, Stat, detect},
     shown,
 };
 use serde::Serialize;
-use std::ops::ControlFlow;
+use std::{collections::HashSet, ops::ControlFlow};
 
 /// Memory for an entry, beside its words.
 const ENTRY: u64 = 192;
@@ -20,7 +28,7 @@ const NAMES: &str = "the list of a directory";
 const UNREADABLE: &str = "?";
 
 /// One line of the list.
-#[derive(Serialize)]
+#[derive(Debug, Serialize)]
 struct Line {
     #[serde(rename = "type")]
     kind: &'static str,
@@ -28,56 +36,210 @@ struct Line {
     name: String,
     /// A link's target, a partition's label, why an entry cannot be read.
     more: Option<String>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    long: Option<Long>,
+}
+
+/// What `--long` adds, where the layer has it.
+#[derive(Debug, Serialize)]
+struct Long {
+    mode: Option<String>,
+    links: Option<u32>,
+    uid: Option<u32>,
+    gid: Option<u32>,
+    modified: Option<String>,
+    major: Option<u32>,
+    minor: Option<u32>,
+}
+
+/// What is listed together: a directory or an image, with its path.
+struct Section {
+    path: String,
+    lines: Vec<Line>,
+}
+
+/// How directories are listed.
+struct Lister {
+    long: bool,
+    recursive: bool,
+    held: Held,
+    sections: Vec<Section>,
+    /// Directories that were listed: none is looked at in itself.
+    seen: HashSet<u64>,
 }
 
 pub(crate) fn run(ui: &Ui, args: &args::Ls) -> Result<u8, Failure> {
-    let walk = common::look(&args.look, "list")?;
-    let level = walk.last().map_err(|error| common::image_failure("list", &args.look.path, error))?;
-    let failed = |error: LayerError| {
-        let error = becket_image::Error::Layer { image: level.path.clone(), source: error };
-        common::image_failure("list", &args.look.path, error)
+    let path = &args.look.path;
+    let (inside, found) = inside::find_all(path, &args.look.options, "list")?;
+    let first = found.first();
+    let budget = first.map(|named| match &named.thing {
+        Thing::Image(walk) => walk.last().map(|level| level.image.budget().clone()),
+        Thing::Node(node) => Ok(node.image.budget().clone()),
+    });
+    let budget = budget.transpose().map_err(|error| common::image_failure("list", path, error))?;
+    let held = budget.unwrap_or_default().hold(0, NAMES);
+    let held = held.map_err(|spent| {
+        let error = becket_image::Error::Layer { image: path.display().to_string(), source: spent.into() };
+        common::image_failure("list", path, error)
+    })?;
+    let mut lister = Lister {
+        long: args.long,
+        recursive: args.recursive,
+        held,
+        sections: vec![Section { path: String::new(), lines: Vec::new() }],
+        seen: HashSet::new(),
     };
-    let mut held = level.image.budget().hold(0, NAMES).map_err(|spent| failed(spent.into()))?;
-    let mut lines = match (&level.contents, walk.end) {
-        (Some(Contents { fs: Some(fs), .. }), End::Directory(dir)) => {
-            directory(fs.as_ref(), dir, &mut held).map_err(failed)?
-        }
-        _ => {
-            let contents = detect(&level.image, args.look.format_of(walk.levels.len())).map_err(failed)?;
-            root(level, &contents, &mut held).map_err(failed)?
-        }
-    };
-    let status = u8::from(lines.iter().any(|line| line.kind == UNREADABLE));
-    lines.sort_by(|one, other| one.name.cmp(&other.name));
+    let several = found.len() > 1;
+    for named in found {
+        // One path is followed like every other path; what a pattern matched is shown as it is.
+        let named = if several { named } else { inside.opened(named, args.look.options.format)? };
+        lister.add(&named, several).map_err(|source| inside.failure(&named, source))?;
+    }
+    let sections = lister.sections;
+    let unreadable = |section: &Section| section.lines.iter().any(|line| line.kind == UNREADABLE);
+    let status = u8::from(sections.iter().any(unreadable));
+    print(ui, args.long, sections)?;
+    Ok(status)
+}
+
+fn print(ui: &Ui, long: bool, mut sections: Vec<Section>) -> Result<(), Failure> {
+    let headed = sections.len() > 2;
+    sections.retain(|section| !headed || !section.path.is_empty() || !section.lines.is_empty());
+    for section in &mut sections {
+        section.lines.sort_by(|one, other| one.name.cmp(&other.name));
+    }
     if ui.json {
         #[derive(Serialize)]
         struct Listed {
             entries: Vec<Line>,
         }
-        ui.document(&Listed { entries: lines })?;
-        return Ok(status);
+        let entries = sections.into_iter().flat_map(|Section { path, lines }| {
+            lines.into_iter().map(move |line| match headed && !path.is_empty() {
+                true => Line { name: format!("{path}/{}", line.name), ..line },
+                false => line,
+            })
+        });
+        return ui.document(&Listed { entries: entries.collect() });
     }
+    let text = sections.iter().enumerate().flat_map(|(index, section)| {
+        let gap = (headed && index > 0).then(String::new);
+        let head = (headed && !section.path.is_empty()).then(|| format!("{}:", section.path));
+        let lines = if long { long_lines(&section.lines) } else { short_lines(&section.lines) };
+        gap.into_iter().chain(head).chain(lines)
+    });
+    ui.lines(text)
+}
+
+fn short_lines(lines: &[Line]) -> Vec<String> {
     let size = |line: &Line| match line.kind {
         "dir" | UNREADABLE => "-".to_owned(),
         _ => format_size(line.size),
     };
     let kinds = lines.iter().map(|line| line.kind.len()).max().unwrap_or(0);
     let sizes = lines.iter().map(|line| size(line).len()).max().unwrap_or(0);
-    ui.lines(lines.iter().map(|line| {
-        let Line { kind, name, more, .. } = line;
-        let between = if *kind == "link" { " -> " } else { "  " };
-        let (between, more) = more.as_ref().map_or(("", ""), |more| (between, more));
-        format!("{kind:kinds$}  {:>sizes$}  {name}{between}{more}", size(line))
-    }))?;
-    Ok(status)
+    let short = |line: &Line| {
+        let kind = line.kind;
+        format!("{kind:kinds$}  {:>sizes$}  {}", size(line), named(line))
+    };
+    lines.iter().map(short).collect()
 }
 
-/// What is in an image as a whole: the files of its file system, and its partitions.
-fn root(level: &Level, contents: &Contents, held: &mut Held) -> Result<Vec<Line>, LayerError> {
-    let mut lines = match &contents.fs {
-        Some(fs) => directory(fs.as_ref(), fs.root(), held)?,
-        None => Vec::new(),
+/// A name, with what is to be said of it.
+fn named(line: &Line) -> String {
+    let between = if line.kind == "link" { " -> " } else { "  " };
+    line.more.as_ref().map_or_else(|| line.name.clone(), |more| format!("{}{between}{more}", line.name))
+}
+
+fn long_lines(lines: &[Line]) -> Vec<String> {
+    let row = |line: &Line| {
+        let long = line.long.as_ref();
+        let number = |number: Option<u32>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
+        let size = match long.and_then(|long| long.major.zip(long.minor)) {
+            Some((major, minor)) => format!("{major}, {minor}"),
+            None if line.kind == UNREADABLE => "-".to_owned(),
+            None => line.size.to_string(),
+        };
+        vec![
+            long.and_then(|long| long.mode.clone()).unwrap_or_else(|| line.kind.to_owned()),
+            number(long.and_then(|long| long.links)),
+            number(long.and_then(|long| long.uid)),
+            number(long.and_then(|long| long.gid)),
+            size,
+            long.and_then(|long| long.modified.clone()).unwrap_or_else(|| "-".to_owned()),
+            named(line),
+        ]
     };
+    let rows: Vec<_> = lines.iter().map(row).collect();
+    table(&rows, &[1, 4]).lines().map(str::to_owned).collect()
+}
+
+impl Lister {
+    /// Lists what a path names; `entry` says that a file is shown by its path.
+    fn add(&mut self, named: &Named, entry: bool) -> Result<(), LayerError> {
+        let path = named.path.clone();
+        match &named.thing {
+            Thing::Image(walk) => {
+                let level = walk.last().map_err(|error| LayerError::Corrupt(error.to_string()))?;
+                let (contents, dir) = inside::directory_of(walk, inside::format_of(walk, named))?;
+                match dir {
+                    Some((fs, dir)) => self.tree(fs.as_ref(), dir, path)?,
+                    None => self.sections.push(Section { path, lines: Vec::new() }),
+                }
+                let first = if self.recursive { 1 } else { self.sections.len() - 1 };
+                let lines = root(level, &contents, &mut self.held)?;
+                if let Some(section) = self.sections.get_mut(first) {
+                    section.lines.extend(lines);
+                }
+            }
+            Thing::Node(Node { fs, node, .. }) => match fs.stat(*node)?.kind {
+                NodeKind::Directory => self.tree(fs.as_ref(), *node, path)?,
+                _ => {
+                    let name = if entry { path } else { shown(named.name.as_deref().unwrap_or_default()) };
+                    let line = line(fs.as_ref(), name, *node, self.long)?;
+                    if let Some(section) = self.sections.first_mut() {
+                        section.lines.push(line);
+                    }
+                }
+            },
+        }
+        Ok(())
+    }
+
+    /// Lists a directory, and those below it where that is asked for.
+    fn tree(&mut self, fs: &dyn FileSystem, dir: u64, path: String) -> Result<(), LayerError> {
+        self.seen.clear();
+        self.seen.insert(dir);
+        let mut pending = vec![(path, dir)];
+        while let Some((path, dir)) = pending.pop() {
+            let entries = match directory(fs, dir, &mut self.held, self.long) {
+                // One that cannot be read hides no other; the first is what was asked for.
+                Err(error) if self.seen.len() > 1 && !matches!(error, LayerError::Spent(_)) => {
+                    let line = unreadable(".".to_owned(), &error);
+                    self.sections.push(Section { path, lines: vec![line] });
+                    continue;
+                }
+                entries => entries?,
+            };
+            if self.recursive {
+                let mut below: Vec<_> = entries.iter().filter(|(_, line)| line.kind == "dir").collect();
+                below.sort_by(|one, other| other.1.name.cmp(&one.1.name));
+                for (node, line) in below {
+                    self.held.grow(ENTRY + path.len() as u64, NAMES)?;
+                    if self.seen.insert(*node) {
+                        pending.push((format!("{path}/{}", line.name), *node));
+                    }
+                }
+            }
+            let lines = entries.into_iter().map(|(_, line)| line).collect();
+            self.sections.push(Section { path, lines });
+        }
+        Ok(())
+    }
+}
+
+/// What is in an image beside the files of its file system: its partitions, or nothing that is known.
+fn root(level: &Level, contents: &Contents, held: &mut Held) -> Result<Vec<Line>, LayerError> {
+    let mut lines = Vec::new();
     let partitions = contents.table.iter().flat_map(|table| &table.partitions);
     for partition in partitions {
         let inner = level.image.slice(partition.start, partition.len).ok();
@@ -91,7 +253,10 @@ fn root(level: &Level, contents: &Contents, held: &mut Held) -> Result<Vec<Line>
             .filter(|word| !word.is_empty())
             .map(|word| shown(word.as_bytes()))
             .collect();
+        let words_of = words.iter().map(|word| word.len() as u64).sum::<u64>();
+        held.grow(ENTRY + words_of, NAMES)?;
         lines.push(Line {
+            long: None,
             kind: "part",
             size: partition.len,
             name: format!("p{}", partition.number),
@@ -99,13 +264,19 @@ fn root(level: &Level, contents: &Contents, held: &mut Held) -> Result<Vec<Line>
         });
     }
     if !contents.is_container() {
-        lines.push(Line { kind: "file", size: level.image.len(), name: level.path.clone(), more: None });
+        let (size, name) = (level.image.len(), level.path.clone());
+        lines.push(Line { kind: "file", size, name, more: None, long: None });
     }
     Ok(lines)
 }
 
-/// The entries of a directory. One that cannot be read hides no other.
-fn directory(fs: &dyn FileSystem, dir: u64, held: &mut Held) -> Result<Vec<Line>, LayerError> {
+/// The entries of a directory, with their numbers. One that cannot be read hides no other.
+fn directory(
+    fs: &dyn FileSystem,
+    dir: u64,
+    held: &mut Held,
+    long: bool,
+) -> Result<Vec<(u64, Line)>, LayerError> {
     let mut entries = Vec::new();
     let mut spent = Ok(());
     fs.list(dir, &mut |name, node| {
@@ -117,41 +288,84 @@ fn directory(fs: &dyn FileSystem, dir: u64, held: &mut Held) -> Result<Vec<Line>
         ControlFlow::Continue(())
     })?;
     spent?;
-    let line = |name: &[u8], node: u64| {
-        let stat = fs.stat(node)?;
-        let (kind, more) = match stat.kind {
-            NodeKind::File => ("file", None),
-            NodeKind::Directory => ("dir", None),
-            NodeKind::Symlink => ("link", Some(shown(&fs.read_link(node)?))),
-            NodeKind::Other => ("other", None),
-        };
-        Ok(Line { kind, size: stat.size, name: shown(name), more })
-    };
-    let unreadable = |name: &[u8], error: LayerError| Line {
-        kind: UNREADABLE,
-        size: 0,
-        name: shown(name),
-        more: Some(error.to_string()),
-    };
     let mut lines = Vec::with_capacity(entries.len());
     for (name, node) in entries {
-        let line = match line(&name, node) {
+        let line = match line(fs, shown(&name), node, long) {
             Err(error @ LayerError::Spent(_)) => return Err(error),
-            Err(error) => unreadable(&name, error),
+            Err(error) => unreadable(shown(&name), &error),
             Ok(line) => line,
         };
         let words = line.name.len() + line.more.as_ref().map_or(0, String::len);
         held.grow(words as u64, NAMES)?;
-        lines.push(line);
+        lines.push((node, line));
     }
     Ok(lines)
+}
+
+fn line(fs: &dyn FileSystem, name: String, node: u64, long: bool) -> Result<Line, LayerError> {
+    let attributes = if long { Some(fs.attributes(node)?) } else { None };
+    let stat = match &attributes {
+        Some(Attributes { kind, size, .. }) => Stat { kind: *kind, size: *size },
+        None => fs.stat(node)?,
+    };
+    let (kind, more) = match stat.kind {
+        NodeKind::File => ("file", None),
+        NodeKind::Directory => ("dir", None),
+        NodeKind::Symlink => ("link", Some(shown(&fs.read_link(node)?))),
+        NodeKind::Other => ("other", None),
+    };
+    Ok(Line { kind, size: stat.size, name, more, long: attributes.map(Long::of) })
+}
+
+fn unreadable(name: String, error: &LayerError) -> Line {
+    Line { kind: UNREADABLE, size: 0, name, more: Some(error.to_string()), long: None }
+}
+
+impl Long {
+    fn of(attributes: Attributes) -> Self {
+        let Attributes { mode, owner, links, modified, device, .. } = attributes;
+        Self {
+            mode: mode.map(mode_text),
+            links,
+            uid: owner.map(|(uid, _)| uid),
+            gid: owner.map(|(_, gid)| gid),
+            modified: modified.map(|time| format_date(time.seconds)),
+            major: device.map(|(major, _)| major),
+            minor: device.map(|(_, minor)| minor),
+        }
+    }
+}
+
+/// Mode bits, as ls(1) shows them.
+fn mode_text(mode: u16) -> String {
+    let kind = match mode & 0xf000 {
+        0x1000 => 'p',
+        0x2000 => 'c',
+        0x4000 => 'd',
+        0x6000 => 'b',
+        0xa000 => 'l',
+        0xc000 => 's',
+        _ => '-',
+    };
+    let triple = |shift: u32, special: u16, with: char, without: char| {
+        let bits = mode >> shift;
+        let execute = match (mode & special != 0, bits & 1 != 0) {
+            (true, true) => with,
+            (true, false) => without,
+            (false, true) => 'x',
+            (false, false) => '-',
+        };
+        [if bits & 4 == 0 { '-' } else { 'r' }, if bits & 2 == 0 { '-' } else { 'w' }, execute]
+    };
+    let all = [triple(6, 0o4000, 's', 'S'), triple(3, 0o2000, 's', 'S'), triple(0, 0o1000, 't', 'T')];
+    std::iter::once(kind).chain(all.into_iter().flatten()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use becket_image::Budget;
-    use becket_image::layer::{About, Entry, Stat};
+    use becket_image::layer::{About, Entry};
 
     /// A directory with so many empty files, of which number 1 cannot be read.
     #[derive(Debug)]
@@ -188,16 +402,25 @@ mod tests {
     #[test]
     fn an_entry_that_cannot_be_read_hides_no_other() {
         let mut held = Budget::default().hold(0, NAMES).unwrap();
-        let lines = directory(&Flat(3), 0, &mut held).unwrap();
-        let reported: Vec<_> = lines.iter().map(|line| (line.kind, line.name.as_str())).collect();
+        let lines = directory(&Flat(3), 0, &mut held, false).unwrap();
+        let reported: Vec<_> = lines.iter().map(|(_, line)| (line.kind, line.name.as_str())).collect();
         assert_eq!(reported, [("file", "0"), (UNREADABLE, "1"), ("file", "2")]);
-        assert!(lines[1].more.as_ref().is_some_and(|more| more.contains("no inode")));
+        assert!(lines[1].1.more.as_ref().is_some_and(|more| more.contains("no inode")));
+    }
+
+    #[test]
+    fn modes_are_written_as_ls_does() {
+        for (mode, text) in
+            [(0o100_644, "-rw-r--r--"), (0o104_755, "-rwsr-xr-x"), (0o041_777, "drwxrwxrwt"), (0o2_640, "-rw-r-S---")]
+        {
+            assert_eq!(mode_text(mode), text);
+        }
     }
 
     #[test]
     fn a_list_has_an_end() {
         let mut held = Budget::default().hold(0, NAMES).unwrap();
-        let endless = directory(&Flat(u64::MAX), 0, &mut held);
+        let endless = directory(&Flat(u64::MAX), 0, &mut held, true);
         assert!(matches!(endless, Err(LayerError::Spent(_))));
     }
 }

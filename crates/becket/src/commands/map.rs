@@ -238,11 +238,13 @@ mod tests {
         std::fs::write(&disk, bytes).unwrap();
         let look = args::Look {
             path: disk.join("p1"),
-            format: becket_image::Format::Disk,
-            backing_dirs: Vec::new(),
-            limits: args::LimitOptions::default(),
+            options: args::LookOptions {
+                format: becket_image::Format::Disk,
+                backing_dirs: Vec::new(),
+                limits: args::LimitOptions::default(),
+            },
         };
-        let walk = becket_image::look(&look.path, look.format, &[]).unwrap();
+        let walk = becket_image::look(&look.path, look.options.format, &[]).unwrap();
         let reported: Vec<_> = formats(&walk, &look).map(|(_, format)| format).collect();
         assert_eq!(reported.len(), 2);
         assert_ne!(reported[0], "damaged");

@@ -4,11 +4,18 @@
 mod attach;
 mod attach_from;
 mod attach_tab;
+mod bytes;
+mod cat;
 mod common;
 mod completions;
+mod cp;
+mod cp_host;
+mod cp_tar;
 mod detach;
 mod doctor;
 mod generator;
+mod glob;
+mod inside;
 mod inspect;
 mod list;
 mod ls;
@@ -24,6 +31,7 @@ mod run_guard;
 mod serve;
 mod set;
 mod stat;
+mod tree;
 mod umount;
 
 #[cfg(feature = "fuzzing")]
@@ -42,6 +50,9 @@ pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
         Command::List(args) => list::run(ui, args),
         Command::Inspect(args) => inspect::run(ui, args),
         Command::Ls(args) => ls::run(ui, args),
+        Command::Cat(args) => cat::run(ui, args),
+        Command::Cp(args) => cp::run(ui, args),
+        Command::Copy(_) => Ok(1),
         Command::Map(args) => map::run(ui, args),
         Command::Refresh(args) => refresh::run(ui, args),
         Command::Set(args) => set::run(ui, args),

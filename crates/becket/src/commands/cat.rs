@@ -1,0 +1,68 @@
+//! `becket cat PATH...`: files inside images, to standard output.
+//! Never reads what the image knows to be zeroes.
+
+use super::{
+    bytes,
+    inside::{self, Inside, Named, Node, Thing},
+};
+use crate::{args, failure::Failure, ui::Ui};
+use becket_image::{Budget, Image, LayerError, NodeKind};
+
+pub(crate) fn run(ui: &Ui, args: &args::Cat) -> Result<u8, Failure> {
+    let mut status = 0;
+    for path in &args.paths {
+        let found = inside::find_all(path, &args.options, "read").map_or_else(
+            |failure| vec![Err(failure)],
+            |(inside, all)| all.into_iter().map(|named| file(&inside, named)).collect(),
+        );
+        for image in found {
+            match image.and_then(|(path, image)| write(&path, &image)) {
+                Ok(()) => {}
+                Err(failure) if failure.kind == "broken_pipe" => return Ok(status),
+                Err(failure) => {
+                    ui.failure(&failure);
+                    status = failure.status;
+                }
+            }
+        }
+    }
+    Ok(status)
+}
+
+/// The bytes of what was found, with its path.
+fn file(inside: &Inside<'_>, named: Named) -> Result<(String, Image), Failure> {
+    let named = inside.followed(named)?;
+    let image = match &named.thing {
+        Thing::Image(walk) => walk.last().map(|level| level.image.clone()).map_err(|error| error.to_string()),
+        Thing::Node(node) => {
+            let kind = node.fs.stat(node.node).map_err(|source| inside.failure(&named, source))?.kind;
+            match kind {
+                NodeKind::File => Ok(contents(node).map_err(|source| inside.failure(&named, source))?),
+                NodeKind::Directory => Err("it is a directory".to_owned()),
+                NodeKind::Symlink => Err("it is a symbolic link".to_owned()),
+                NodeKind::Other => Err("it is a device, FIFO or socket".to_owned()),
+            }
+        }
+    };
+    let unlimited = |image: Image| (named.path.clone(), image.within(&Budget::unlimited()));
+    image.map(unlimited).map_err(|why| {
+        let failure = Failure::new("not_a_file", format!("cannot read {}: {why}", named.path));
+        if why.ends_with("directory") {
+            failure.hint(format!("see what is in it: becket ls {}", named.path))
+        } else {
+            failure
+        }
+    })
+}
+
+/// The bytes of a regular file of a file system, as an image.
+pub(super) fn contents(node: &Node) -> Result<Image, LayerError> {
+    node.image.compose(node.fs.lay_out(node.node)?)
+}
+
+fn write(path: &str, image: &Image) -> Result<(), Failure> {
+    bytes::stream(image, &mut bytes::stdout()?).map_err(|error| match error {
+        bytes::Trouble::Read(error) => Failure::io(format!("cannot read {path}"), &error),
+        bytes::Trouble::Write(error) => Failure::from(error),
+    })
+}

@@ -1,0 +1,290 @@
+//! `becket cp PATH... PLACE`: files and directories out of images, to the host or into a tar archive.
+//! Never attaches anything, and never writes what was not asked for.
+
+use super::{
+    bytes,
+    cp_host::{self, Host, Keep},
+    cp_tar::Archive,
+    inside::{self, Inside, Named, Node, Thing},
+    tree::{self, Count, Item, Meta, Refusal, Sink, Tree},
+};
+use crate::{
+    args,
+    failure::Failure,
+    ui::Ui,
+};
+use becket_image::{
+    Budget, NodeKind,
+    layer::{Attributes, Xattrs},
+    shown,
+};
+use serde::Serialize;
+use std::{
+    fs::{self, File},
+    io::{self, BufWriter, Write as _},
+    os::unix::{ffi::OsStrExt as _, fs::OpenOptionsExt as _},
+    path::{Path, PathBuf},
+};
+
+/// What all sources share.
+struct Job<'a> {
+    ui: &'a Ui,
+    args: &'a args::Cp,
+    devices: bool,
+    count: Count,
+    errors: Vec<serde_json::Value>,
+}
+
+/// Where a copy goes in the place for the copies.
+#[derive(Clone)]
+enum Place {
+    /// Under its own name.
+    Own,
+    /// Under this name.
+    As(Vec<u8>),
+}
+
+pub(crate) fn run(ui: &Ui, args: &args::Cp) -> Result<u8, Failure> {
+    let root = rustix::process::geteuid().is_root();
+    let (count, errors) = (Count::default(), Vec::new());
+    let devices = args.tar.is_some() || root && args.preserve;
+    let mut job = Job { ui, args, devices, count, errors };
+    match &args.tar {
+        Some(file) => job.archive(file)?,
+        None => job.directory(root)?,
+    }
+    job.report()
+}
+
+impl Job<'_> {
+    fn archive(&mut self, file: &Path) -> Result<(), Failure> {
+        let to_stdout = file == "-";
+        if to_stdout && self.ui.json {
+            return Err(Failure::usage("--json and --tar - both write to standard output"));
+        }
+        let failed = |error: io::Error| Failure::io(format!("cannot write {}", file.display()), &error);
+        let (out, replaced) = if to_stdout { (bytes::stdout()?, None) } else { self.new_file(file)? };
+        let mut archive = Archive::new(BufWriter::with_capacity(bytes::CHUNK, out));
+        let copied = self.all(&self.args.paths, &Place::Own, &mut archive);
+        let finished = copied.and_then(|()| {
+            let mut out = archive.finish().map_err(failed)?;
+            out.flush().map_err(failed)?;
+            if let Some(temporary) = &replaced {
+                fs::rename(temporary, file).map_err(failed)?;
+            }
+            Ok(())
+        });
+        match (finished, to_stdout) {
+            (Err(failure), true) if failure.kind == "broken_pipe" => Ok(()),
+            (Err(failure), false) => {
+                // What is not whole goes; the error at hand is reported, whatever this one says.
+                let _ = fs::remove_file(replaced.as_deref().unwrap_or(file));
+                Err(failure)
+            }
+            (finished, _) => finished,
+        }
+    }
+
+    /// A new file; with `--force` beside the one that it will replace, whose name comes with it.
+    fn new_file(&self, path: &Path) -> Result<(File, Option<PathBuf>), Failure> {
+        let failed = |error: io::Error| {
+            let failure = Failure::io(format!("cannot write {}", path.display()), &error);
+            match error.kind() {
+                io::ErrorKind::AlreadyExists => failure.hint("--force replaces it"),
+                _ => failure,
+            }
+        };
+        let replaced = self.args.force && fs::symlink_metadata(path).is_ok();
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{}.new", std::process::id()));
+        let temporary = replaced.then(|| PathBuf::from(name));
+        let mut options = fs::OpenOptions::new();
+        options.write(true).create_new(true).mode(0o666);
+        let file = options.open(temporary.as_deref().unwrap_or(path)).map_err(failed)?;
+        Ok((file, temporary))
+    }
+
+    fn directory(&mut self, root: bool) -> Result<(), Failure> {
+        let Some((target, sources)) = self.args.paths.split_last().filter(|(_, rest)| !rest.is_empty())
+        else {
+            return Err(Failure::usage("there is no place for the copies")
+                .hint("name a directory or file last: becket cp PATH... PLACE"));
+        };
+        let (dir, place) = match fs::metadata(target) {
+            Ok(meta) if meta.is_dir() => (target.clone(), Place::Own),
+            found => {
+                let contents = sources.iter().any(|source| is_contents(source));
+                if sources.len() > 1 || found.is_ok() && contents {
+                    let why = "it is no directory, and there is more than one thing to copy";
+                    return Err(Failure::new("not_a_directory", format!("{}: {why}", target.display())));
+                }
+                match (contents, target.file_name()) {
+                    (true, _) => {
+                        let failed = |error| Failure::io(format!("cannot make {}", target.display()), &error);
+                        fs::create_dir(target).map_err(failed)?;
+                        (target.clone(), Place::Own)
+                    }
+                    (false, Some(name)) => {
+                        let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
+                        let parent = parent.unwrap_or(Path::new(".")).to_owned();
+                        (parent, Place::As(name.as_bytes().to_vec()))
+                    }
+                    (false, None) => (target.clone(), Place::Own),
+                }
+            }
+        };
+        let opened = cp_host::open_root(&dir);
+        let opened = opened.map_err(|error| Failure::io(format!("cannot open {}", dir.display()), &error))?;
+        let umask = cp_host::take_umask();
+        let keep = Keep { all: self.args.preserve, root, umask, force: self.args.force };
+        let mut host = Host::new(opened, shown(dir.as_os_str().as_bytes()), keep);
+        let copied = self.all(sources, &place, &mut host);
+        // What was copied before a failure gets its attributes, too.
+        host.finish(&mut |failure| note(self.ui, &mut self.errors, &failure));
+        copied
+    }
+
+    /// Copies all sources; fails if nothing more can be copied.
+    fn all(&mut self, sources: &[PathBuf], place: &Place, sink: &mut dyn Sink) -> Result<(), Failure> {
+        for source in sources {
+            let (inside, found) = match inside::find_all(source, &self.args.options, "copy") {
+                Ok(found) => found,
+                Err(failure) => {
+                    note(self.ui, &mut self.errors, &failure);
+                    continue;
+                }
+            };
+            if found.len() > 1 && matches!(place, Place::As(_)) {
+                let why = "its patterns match more than one name, and the place for them is no directory";
+                return Err(Failure::new("not_a_directory", format!("cannot copy {}: {why}", source.display())));
+            }
+            for named in found {
+                self.one(&inside, named, source, place, sink)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn one(
+        &mut self,
+        inside: &Inside<'_>,
+        named: Named,
+        source: &Path,
+        place: &Place,
+        sink: &mut dyn Sink,
+    ) -> Result<(), Failure> {
+        let path = match (place, &named.name) {
+            _ if is_contents(source) => Vec::new(),
+            (Place::As(name), _) => name.clone(),
+            (Place::Own, Some(name)) if tree::is_name(name) => name.clone(),
+            (Place::Own, _) => Vec::new(),
+        };
+        let shown = named.path.clone();
+        let node = match self.node(inside, &named) {
+            Ok(Some(node)) => node,
+            Ok(None) => return self.image(inside, &named, &path, sink),
+            Err(failure) => {
+                note(self.ui, &mut self.errors, &failure);
+                return Ok(());
+            }
+        };
+        let is_dir = node.fs.stat(node.node).map(|stat| stat.kind == NodeKind::Directory);
+        let refused = match is_dir {
+            Err(source) => Some(inside.failure(&named, source)),
+            Ok(true) if !self.args.recursive => {
+                let failure = Failure::new("is_a_directory", format!("cannot copy {shown}: it is a directory"));
+                Some(failure.hint("copy it with all that is in it: becket cp -r"))
+            }
+            Ok(false) if path.is_empty() => {
+                Some(Failure::new("not_a_directory", format!("cannot copy {shown}: it is no directory")))
+            }
+            Ok(_) => None,
+        };
+        if let Some(failure) = refused {
+            note(self.ui, &mut self.errors, &failure);
+            return Ok(());
+        }
+        let (ui, errors) = (self.ui, &mut self.errors);
+        let mut report = |failure: Failure| note(ui, errors, &failure);
+        Tree::new(node, shown, sink, &mut self.count, self.devices, &mut report)
+            .map_err(|source| inside.failure(&named, source))?
+            .copy(path)
+    }
+
+    /// The file that is to be copied; nothing where it is an image as a whole, whose bytes are.
+    fn node(&self, inside: &Inside<'_>, named: &Named) -> Result<Option<Node>, Failure> {
+        let walk = match &named.thing {
+            Thing::Node(node) => return Ok(Some(node.clone())),
+            Thing::Image(_) if !self.args.recursive => return Ok(None),
+            Thing::Image(walk) => walk,
+        };
+        let (_, root) = inside::directory_of(walk, inside::format_of(walk, named))
+            .map_err(|source| inside.failure(named, source))?;
+        let Some((fs, node)) = root else {
+            let why = "it holds no file system that becket reads";
+            let failure = Failure::new("not_a_directory", format!("cannot copy {}: {why}", named.path));
+            return Err(failure.hint(format!("see what is in it: becket ls {}", named.path)));
+        };
+        let level = walk.last().map_err(|error| Failure::new("io", error.to_string()))?;
+        Ok(Some(Node { image: level.image.clone(), fs, node }))
+    }
+
+    /// Copies the bytes of an image as a whole.
+    fn image(
+        &mut self,
+        inside: &Inside<'_>,
+        named: &Named,
+        path: &[u8],
+        sink: &mut dyn Sink,
+    ) -> Result<(), Failure> {
+        let Thing::Image(walk) = &named.thing else { return Ok(()) };
+        let level = walk.last().map_err(|error| Failure::new("io", error.to_string()))?;
+        let image = level.image.clone().within(&Budget::unlimited());
+        let attributes = Attributes::of(NodeKind::File, image.len());
+        let meta = Meta { attributes, xattrs: Xattrs::new() };
+        if path.is_empty() {
+            let failure = inside.failure(named, becket_image::LayerError::Unsupported("no name".to_owned()));
+            note(self.ui, &mut self.errors, &failure);
+            return Ok(());
+        }
+        match sink.take(path, meta, Item::File(&image)) {
+            Ok(()) => {
+                self.count.files += 1;
+                self.count.bytes += image.len();
+            }
+            Err(Refusal::Entry(failure)) => note(self.ui, &mut self.errors, &failure),
+            Err(Refusal::All(failure)) => return Err(failure),
+        }
+        Ok(())
+    }
+
+    fn report(self) -> Result<u8, Failure> {
+        let status = u8::from(!self.errors.is_empty());
+        let skipped = self.count.skipped;
+        if skipped > 0 {
+            self.ui.note(format!(
+                "{skipped} devices and sockets were left out (devices are copied as root with --preserve)"
+            ));
+        }
+        if self.ui.json {
+            #[derive(Serialize)]
+            struct Copied {
+                copied: Count,
+                errors: Vec<serde_json::Value>,
+            }
+            self.ui.document(&Copied { copied: self.count, errors: self.errors })?;
+        }
+        Ok(status)
+    }
+}
+
+/// Reports one thing that was not copied.
+fn note(ui: &Ui, errors: &mut Vec<serde_json::Value>, failure: &Failure) {
+    ui.failure(failure);
+    errors.push(failure.to_json());
+}
+
+/// Whether a path names what is in a directory: `PATH/.`.
+fn is_contents(path: &Path) -> bool {
+    path.as_os_str().as_bytes().ends_with(b"/.")
+}

@@ -1,0 +1,290 @@
+//! Copies into a directory of the host. Never writes outside of it: every path is opened from its descriptor,
+//! beneath it and without symbolic links, and every file is new.
+
+use super::{
+    bytes::{self, Trouble},
+    tree::{Item, Meta, Refusal, Sink},
+};
+use crate::failure::Failure;
+use becket_image::{
+    layer::{Attributes, Xattrs},
+    shown,
+};
+use rustix::{
+    fs::{
+        AtFlags, Dev, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
+    },
+    io::Errno,
+};
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsRawFd as _, OwnedFd},
+};
+
+/// What of the attributes is kept.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Keep {
+    /// All bits of the mode that a user may set, whatever the umask; as root everything.
+    pub(super) all: bool,
+    /// Whether this is root.
+    pub(super) root: bool,
+    /// Bits that new files do not get.
+    pub(super) umask: u32,
+    /// Replaces files that exist.
+    pub(super) force: bool,
+}
+
+/// The directory that the copies go to.
+pub(super) struct Host {
+    root: OwnedFd,
+    /// Its path, safe to show.
+    shown: String,
+    keep: Keep,
+    /// The directory that was written to last, with its path.
+    last: Option<(Vec<u8>, OwnedFd)>,
+    /// Directories whose attributes are set last: writing to them would change some.
+    directories: Vec<(Vec<u8>, Meta)>,
+}
+
+impl Host {
+    pub(super) fn new(root: OwnedFd, shown: String, keep: Keep) -> Self {
+        Self { root, shown, keep, last: None, directories: Vec::new() }
+    }
+
+    /// Sets the attributes of the directories, the innermost first.
+    pub(super) fn finish(mut self, report: &mut dyn FnMut(Failure)) {
+        self.last = None;
+        for (path, meta) in std::mem::take(&mut self.directories).into_iter().rev() {
+            let set = self.open_directory(&path).and_then(|dir| self.dress(&dir, &meta));
+            if let Err(errno) = set {
+                report(self.failure(&path, "its attributes cannot be set", errno));
+            }
+        }
+    }
+
+    fn failure(&self, path: &[u8], what: &str, errno: Errno) -> Failure {
+        let path = format!("{}/{}", self.shown, shown(path));
+        match errno {
+            Errno::EXIST => Failure::new("exists", format!("cannot write {path}: it exists"))
+                .hint("--force replaces files that exist"),
+            Errno::LOOP | Errno::NOTDIR | Errno::XDEV => {
+                let why = "something on the way is no directory";
+                Failure::new("not_a_directory", format!("cannot write {path}: {why}"))
+            }
+            errno => Failure::io(format!("cannot write {path}: {what}"), &errno.into()),
+        }
+    }
+
+    /// A directory beneath the root; an empty path is the root.
+    fn open_directory(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let path = if path.is_empty() { b"." } else { path };
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve)
+    }
+
+    /// The directory that a path lies in.
+    fn parent(&mut self, path: &[u8]) -> Result<&OwnedFd, Errno> {
+        let (parent, _) = split(path);
+        if self.last.as_ref().is_none_or(|(last, _)| last != parent) {
+            self.last = Some((parent.to_vec(), self.open_directory(parent)?));
+        }
+        self.last.as_ref().map(|(_, dir)| dir).ok_or(Errno::NOENT)
+    }
+
+    /// Permission bits that a copy gets; `None` where the image has none.
+    fn mode(&self, attributes: &Attributes) -> Option<Mode> {
+        let mode = u32::from(attributes.mode?);
+        Some(Mode::from_raw_mode(match self.keep {
+            Keep { all: true, root: true, .. } => mode & 0o7777,
+            Keep { all: true, .. } => mode & 0o777,
+            Keep { umask, .. } => mode & 0o777 & !umask,
+        }))
+    }
+
+    /// The mode of a new file: nobody else may look into it before it has its own, which is set last.
+    fn first_mode(&self, attributes: &Attributes, closed: u32, default: u32) -> Mode {
+        Mode::from_raw_mode(if attributes.mode.is_some() { closed } else { default & !self.keep.umask })
+    }
+
+    fn owner(&self, attributes: &Attributes) -> Option<(Uid, Gid)> {
+        let (user, group) = attributes.owner.filter(|_| self.keep.all && self.keep.root)?;
+        // The highest number would mean that it stays as it is.
+        let known = |id: u32| id != u32::MAX;
+        (known(user) && known(group)).then(|| (Uid::from_raw(user), Gid::from_raw(group)))
+    }
+
+    fn kept<'a>(&self, xattrs: &'a Xattrs) -> impl Iterator<Item = &'a (Vec<u8>, Vec<u8>)> {
+        let all = self.keep.all && self.keep.root;
+        xattrs.iter().filter(move |(name, _)| all || name.starts_with(b"user."))
+    }
+
+    /// Gives an open file its attributes. Owners come first, for a change of them clears bits of the mode.
+    fn dress(&self, file: &OwnedFd, meta: &Meta) -> Result<(), Errno> {
+        if let Some((user, group)) = self.owner(&meta.attributes) {
+            rustix::fs::fchown(file, Some(user), Some(group))?;
+        }
+        for (name, value) in self.kept(&meta.xattrs) {
+            match rustix::fs::fsetxattr(file, name.as_slice(), value, XattrFlags::empty()) {
+                // The file system of the host has none.
+                Err(Errno::OPNOTSUPP) => {}
+                set => set?,
+            }
+        }
+        if let Some(mode) = self.mode(&meta.attributes) {
+            rustix::fs::fchmod(file, mode)?;
+        }
+        if let Some(times) = times(&meta.attributes) {
+            rustix::fs::futimens(file, &times)?;
+        }
+        Ok(())
+    }
+
+    /// The same of what cannot be opened, a link or a special file, which was made with its mode.
+    fn dress_named(&mut self, path: &[u8], meta: &Meta) -> Result<(), Errno> {
+        let (_, name) = split(path);
+        let owner = self.owner(&meta.attributes);
+        let kept: Vec<_> = self.kept(&meta.xattrs).filter(|(name, _)| !name.starts_with(b"user.")).collect();
+        let dir = self.parent(path)?;
+        if let Some((user, group)) = owner {
+            rustix::fs::chownat(dir, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+        for (attribute, value) in kept {
+            let place = [format!("/proc/self/fd/{}/", dir.as_raw_fd()).as_bytes(), name].concat();
+            match rustix::fs::lsetxattr(place, attribute.as_slice(), value, XattrFlags::empty()) {
+                Err(Errno::OPNOTSUPP) => {}
+                set => set?,
+            }
+        }
+        if let Some(times) = times(&meta.attributes) {
+            rustix::fs::utimensat(dir, name, &times, AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+        Ok(())
+    }
+
+    /// Does what makes a new name; with `--force` after taking away the file that has it.
+    fn make<T>(&mut self, path: &[u8], make: impl Fn(&OwnedFd, &[u8]) -> Result<T, Errno>) -> Result<T, Errno> {
+        let force = self.keep.force;
+        let (_, name) = split(path);
+        let dir = self.parent(path)?;
+        match make(dir, name) {
+            Err(Errno::EXIST) if force => {
+                // A directory stays: what is in it was not asked for.
+                rustix::fs::unlinkat(dir, name, AtFlags::empty()).map_err(|errno| match errno {
+                    Errno::ISDIR | Errno::PERM => Errno::EXIST,
+                    errno => errno,
+                })?;
+                make(dir, name)
+            }
+            made => made,
+        }
+    }
+
+    fn directory(&mut self, path: &[u8], meta: Meta) -> Result<(), Errno> {
+        let (_, name) = split(path);
+        let mode = self.first_mode(&meta.attributes, 0o700, 0o777);
+        match rustix::fs::mkdirat(self.parent(path)?, name, mode) {
+            Ok(()) => self.directories.push((path.to_vec(), meta)),
+            // One that is there is filled, and stays as it is.
+            Err(Errno::EXIST) => drop(self.open_directory(path)?),
+            Err(errno) => return Err(errno),
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, path: &[u8], meta: &Meta, contents: &becket_image::Image) -> Result<(), Refusal> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = self.first_mode(&meta.attributes, 0o600, 0o666);
+        let file = self.make(path, |dir, name| rustix::fs::openat(dir, name, flags, mode));
+        let file = file.map_err(|errno| self.refuse(path, "it cannot be made", errno))?;
+        let file = File::from(file);
+        let filled = bytes::fill(contents, &file).map_err(|trouble| match trouble {
+            Trouble::Read(error) => {
+                let shown = format!("cannot copy to {}/{}", self.shown, shown(path));
+                Refusal::Entry(Failure::io(shown, &error))
+            }
+            Trouble::Write(error) => {
+                let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                self.refuse(path, "its bytes cannot be written", errno)
+            }
+        });
+        let dressed = filled.and_then(|()| {
+            let set = self.dress(&OwnedFd::from(file), meta);
+            set.map_err(|errno| self.refuse(path, "its attributes cannot be set", errno))
+        });
+        if dressed.is_err() {
+            let (_, name) = split(path);
+            // What is not whole goes; the error at hand is reported, whatever this one says.
+            let _ = self.parent(path).map(|dir| rustix::fs::unlinkat(dir, name, AtFlags::empty()));
+        }
+        dressed
+    }
+
+    fn refuse(&self, path: &[u8], what: &str, errno: Errno) -> Refusal {
+        let failure = self.failure(path, what, errno);
+        match errno {
+            Errno::NOSPC | Errno::DQUOT | Errno::ROFS => Refusal::All(failure),
+            _ => Refusal::Entry(failure),
+        }
+    }
+
+    fn special(&mut self, path: &[u8], attributes: &Attributes) -> Result<(), Errno> {
+        let kind = FileType::from_raw_mode(attributes.mode.unwrap_or(0).into());
+        let (major, minor) = attributes.device.unwrap_or((0, 0));
+        let device: Dev = rustix::fs::makedev(major, minor);
+        let mode = self.mode(attributes).unwrap_or(Mode::from_raw_mode(0o600));
+        self.make(path, |dir, name| rustix::fs::mknodat(dir, name, kind, mode, device))
+    }
+}
+
+impl Sink for Host {
+    fn take(&mut self, path: &[u8], meta: Meta, item: Item<'_>) -> Result<(), Refusal> {
+        let done = match item {
+            Item::File(contents) => return self.file(path, &meta, contents),
+            Item::Directory => self.directory(path, meta),
+            Item::Symlink(target) => self
+                .make(path, |dir, name| rustix::fs::symlinkat(target.as_slice(), dir, name))
+                .and_then(|()| self.dress_named(path, &meta)),
+            Item::Special => {
+                self.special(path, &meta.attributes).and_then(|()| self.dress_named(path, &meta))
+            }
+            Item::Hard(first) => {
+                let (parent, of_first) = split(first);
+                self.open_directory(parent).and_then(|from| {
+                    self.make(path, |dir, name| {
+                        rustix::fs::linkat(&from, of_first, dir, name, AtFlags::empty())
+                    })
+                })
+            }
+        };
+        done.map_err(|errno| self.refuse(path, "it cannot be made", errno))
+    }
+}
+
+/// The directory of a path, and the name in it.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|byte| *byte == b'/') {
+        Some(at) => (path.get(..at).unwrap_or_default(), path.get(at + 1..).unwrap_or_default()),
+        None => (&[], path),
+    }
+}
+
+/// The time of the last change, as it is set; that of the last access stays.
+fn times(attributes: &Attributes) -> Option<Timestamps> {
+    let time = attributes.modified?;
+    let omit = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
+    let modified = Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() };
+    Some(Timestamps { last_access: omit, last_modification: modified })
+}
+
+/// Takes the umask away, so that a mode is set as it is given; it is returned, for modes to be given by it.
+pub(super) fn take_umask() -> u32 {
+    rustix::process::umask(Mode::empty()).as_raw_mode()
+}
+
+/// Opens a directory of the host, as its user names it.
+pub(super) fn open_root(path: &std::path::Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?)
+}

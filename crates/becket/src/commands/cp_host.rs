@@ -7,6 +7,7 @@ use super::{
 };
 use crate::failure::Failure;
 use becket_image::{
+    NodeKind,
     layer::{Attributes, Xattrs},
     shown,
 };
@@ -141,24 +142,29 @@ impl Host {
         Ok(())
     }
 
-    /// The same of what cannot be opened, a link or a special file, which was made with its mode.
+    /// The same of what cannot be opened for reading: a link or a special file.
     fn dress_named(&mut self, path: &[u8], meta: &Meta) -> Result<(), Errno> {
         let (_, name) = split(path);
-        let owner = self.owner(&meta.attributes);
-        let kept: Vec<_> = self.kept(&meta.xattrs).filter(|(name, _)| !name.starts_with(b"user.")).collect();
+        let (owner, mode) = (self.owner(&meta.attributes), self.mode(&meta.attributes));
         let dir = self.parent(path)?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let inode = rustix::fs::openat(dir, name, flags, Mode::empty())?;
+        // A path that leads to this very inode, whatever its name has become.
+        let itself = format!("/proc/self/fd/{}", inode.as_raw_fd());
         if let Some((user, group)) = owner {
-            rustix::fs::chownat(dir, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
+            rustix::fs::chownat(&inode, c"", Some(user), Some(group), AtFlags::EMPTY_PATH)?;
         }
-        for (attribute, value) in kept {
-            let place = [format!("/proc/self/fd/{}/", dir.as_raw_fd()).as_bytes(), name].concat();
-            match rustix::fs::lsetxattr(place, attribute.as_slice(), value, XattrFlags::empty()) {
+        for (name, value) in self.kept(&meta.xattrs).filter(|(name, _)| !name.starts_with(b"user.")) {
+            match rustix::fs::setxattr(&itself, name.as_slice(), value, XattrFlags::empty()) {
                 Err(Errno::OPNOTSUPP) => {}
                 set => set?,
             }
         }
+        if let Some(mode) = mode.filter(|_| meta.attributes.kind != NodeKind::Symlink) {
+            rustix::fs::chmod(&itself, mode)?;
+        }
         if let Some(times) = times(&meta.attributes) {
-            rustix::fs::utimensat(dir, name, &times, AtFlags::SYMLINK_NOFOLLOW)?;
+            rustix::fs::utimensat(&inode, c"", &times, AtFlags::EMPTY_PATH)?;
         }
         Ok(())
     }

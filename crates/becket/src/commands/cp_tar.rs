@@ -1,4 +1,4 @@
-//! Copies into a tar archive: ustar with GNU's numbers, and pax records for what does not fit those.
+//! Copies into a tar archive: ustar, and pax records for what does not fit its fields.
 //! Never writes a name that could lead out of the directory in which the archive is unpacked.
 
 use super::{
@@ -33,7 +33,7 @@ impl<W: Write> Archive<W> {
 
     fn header(&mut self, path: &[u8], meta: &Meta, kind: EntryType) -> Header {
         let attributes = &meta.attributes;
-        let mut header = Header::new_gnu();
+        let mut header = Header::new_ustar();
         let default = if kind == EntryType::Directory { 0o755 } else { 0o644 };
         header.set_entry_type(kind);
         header.set_mode(attributes.mode.map_or(default, |mode| u32::from(mode) & 0o7777));

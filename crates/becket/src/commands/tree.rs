@@ -84,13 +84,35 @@ pub(super) struct Tree<'a> {
     directories: HashSet<u64>,
 }
 
-/// A directory that is to be gone through.
-struct Pending {
+/// One entry.
+struct Entry {
     /// Where its copy is.
     path: Vec<u8>,
+    /// Where it is in the image, safe to show.
     shown: String,
     node: u64,
-    depth: usize,
+}
+
+/// A directory, with those of its entries that were not copied yet.
+struct Open {
+    path: Vec<u8>,
+    shown: String,
+    left: std::vec::IntoIter<(Vec<u8>, u64)>,
+    _held: Held,
+}
+
+impl Open {
+    /// One of its entries, if a file can have its name.
+    fn entry(&self, name: &[u8], node: u64, report: &mut dyn FnMut(Failure)) -> Option<Entry> {
+        let shown = format!("{}/{}", self.shown, shown(name));
+        if !is_name(name) {
+            let why = "its name is none that a file can have; it is left out";
+            report(Failure::new("bad_name", format!("cannot copy {shown}: {why}")));
+            return None;
+        }
+        let path = if self.path.is_empty() { name.to_vec() } else { [&self.path[..], b"/", name].concat() };
+        Some(Entry { path, shown, node })
+    }
 }
 
 impl<'a> Tree<'a> {
@@ -110,25 +132,34 @@ impl<'a> Tree<'a> {
     /// Copies it to `path`; a directory with an empty path is there already.
     pub(super) fn copy(mut self, path: Vec<u8>) -> Result<(), Failure> {
         let (node, shown) = (self.node.node, self.shown.clone());
-        let mut pending = Vec::new();
-        let first = Pending { path, shown, node, depth: 0 };
-        self.entry(first, &mut pending)?;
-        while let Some(dir) = pending.pop() {
-            let from = pending.len();
-            if let Err(error) = self.directory(&dir, &mut pending) {
-                self.refused(&dir.shown, error)?;
+        let mut open: Vec<Open> = Vec::new();
+        let mut next = Some(Entry { path, shown, node });
+        // What is in a directory comes before what follows it: tar sets its time when it is left.
+        loop {
+            if let Some(entry) = next.take() {
+                match self.try_entry(&entry, open.len()) {
+                    Ok(true) => match self.list(&entry) {
+                        Ok(dir) => open.push(dir),
+                        Err(wrong) => self.refused(&entry.shown, wrong)?,
+                    },
+                    Ok(false) => {}
+                    Err(wrong) => self.refused(&entry.shown, wrong)?,
+                }
             }
-            // The first one comes first.
-            pending.get_mut(from..).unwrap_or_default().reverse();
+            let Some(dir) = open.last_mut() else { return Ok(()) };
+            match dir.left.next() {
+                None => drop(open.pop()),
+                Some((name, node)) => next = dir.entry(&name, node, self.report),
+            }
         }
-        Ok(())
     }
 
-    /// Copies what is in a directory; those in it become pending.
-    fn directory(&mut self, dir: &Pending, pending: &mut Vec<Pending>) -> Result<(), Wrong> {
+    /// What is in a directory.
+    fn list(&mut self, dir: &Entry) -> Result<Open, Wrong> {
+        let budget = self.node.image.budget();
+        let mut held = budget.hold((dir.path.len() + dir.shown.len()) as u64, NAMES).map_err(LayerError::from)?;
         let mut entries = Vec::new();
         let mut spent = Ok(());
-        let held = &mut self.held;
         self.node.fs.list(dir.node, &mut |name, node| {
             spent = held.grow(ENTRY + name.len() as u64, NAMES);
             if spent.is_err() {
@@ -138,32 +169,12 @@ impl<'a> Tree<'a> {
             ControlFlow::Continue(())
         })?;
         spent.map_err(LayerError::from)?;
-        for (name, node) in entries {
-            let shown = format!("{}/{}", dir.shown, shown(&name));
-            if !is_name(&name) {
-                let why = "its name is none that a file can have; it is left out";
-                (self.report)(Failure::new("bad_name", format!("cannot copy {shown}: {why}")));
-                continue;
-            }
-            let path = if dir.path.is_empty() { name } else { [&dir.path[..], b"/", &name].concat() };
-            self.held.grow(path.len() as u64, NAMES).map_err(LayerError::from)?;
-            self.entry(Pending { path, shown, node, depth: dir.depth + 1 }, pending)?;
-        }
-        Ok(())
+        let (path, shown) = (dir.path.clone(), dir.shown.clone());
+        Ok(Open { path, shown, left: entries.into_iter(), _held: held })
     }
 
-    /// Copies one entry, and reports if that fails.
-    fn entry(&mut self, entry: Pending, pending: &mut Vec<Pending>) -> Result<(), Failure> {
-        match self.try_entry(&entry) {
-            Ok(true) => pending.push(entry),
-            Ok(false) => {}
-            Err(wrong) => self.refused(&entry.shown, wrong)?,
-        }
-        Ok(())
-    }
-
-    /// The same; whether it is a directory that is to be gone through.
-    fn try_entry(&mut self, entry: &Pending) -> Result<bool, Wrong> {
+    /// Copies one entry; whether it is a directory, whose entries come next.
+    fn try_entry(&mut self, entry: &Entry, depth: usize) -> Result<bool, Wrong> {
         let Node { fs, image, .. } = &self.node;
         let attributes = fs.attributes(entry.node)?;
         let budget = image.budget().clone();
@@ -177,7 +188,7 @@ impl<'a> Tree<'a> {
         let meta = Meta { attributes, xattrs: fs.xattrs(entry.node)? };
         match attributes.kind {
             NodeKind::Directory => {
-                if entry.depth > DEPTH_MAX {
+                if depth > DEPTH_MAX {
                     return Err(LayerError::Limit(format!("more than {DEPTH_MAX} directories")).into());
                 }
                 self.held.grow(ENTRY, NAMES).map_err(LayerError::from)?;
@@ -233,7 +244,7 @@ impl<'a> Tree<'a> {
     fn refused(&mut self, shown: &str, wrong: Wrong) -> Result<(), Failure> {
         match wrong {
             Wrong::Sink(Refusal::Entry(failure)) => (self.report)(failure),
-            Wrong::Sink(Refusal::All(failure)) | Wrong::All(failure) => return Err(failure),
+            Wrong::Sink(Refusal::All(failure)) => return Err(failure),
             Wrong::Layer(source) => {
                 let spent = matches!(source, LayerError::Spent(_));
                 let error = becket_image::Error::Layer { image: shown.to_owned(), source };
@@ -252,7 +263,6 @@ impl<'a> Tree<'a> {
 enum Wrong {
     Layer(LayerError),
     Sink(Refusal),
-    All(Failure),
 }
 
 impl From<LayerError> for Wrong {
@@ -264,12 +274,6 @@ impl From<LayerError> for Wrong {
 impl From<Refusal> for Wrong {
     fn from(refusal: Refusal) -> Self {
         Self::Sink(refusal)
-    }
-}
-
-impl From<Failure> for Wrong {
-    fn from(failure: Failure) -> Self {
-        Self::All(failure)
     }
 }
 

@@ -140,8 +140,10 @@ fn long_time(stamp: &[u8]) -> Option<Time> {
     in_zone(Time { nanoseconds: number(14, 2)? * 10_000_000, ..time }, u8_at(stamp, 16))
 }
 
+/// A zone that cannot be is none, as for the kernel: genisoimage writes such ones.
 fn in_zone(time: Time, zone: u8) -> Option<Time> {
-    Some(Time { seconds: time.seconds - i64::from(zone.cast_signed()) * 900, ..time })
+    let zone = Some(i64::from(zone.cast_signed())).filter(|zone| (-52..=52).contains(zone));
+    Some(Time { seconds: time.seconds - zone.unwrap_or(0) * 900, ..time })
 }
 
 /// A symbolic link as it is put together of its components.

@@ -42,6 +42,7 @@ pub use map::{Extent, Map, MapError, Place};
 pub use open::{Location, Opened, locate, look, look_within, open, open_partly};
 pub use options::OpenOptions;
 pub use partition::Partition;
+pub use qcow2::export;
 pub use qcow2::{Grower, Storage, unpack_alone, unpack_over, unpack_writable};
 pub use resolve::{Split, split};
 pub use source::Source;

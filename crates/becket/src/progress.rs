@@ -1,6 +1,7 @@
 //! How far a command is, on a terminal, when it takes long.
 //! Never writes where no person looks, and leaves no trace on the screen.
 
+use crate::units::format_size;
 use std::{
     io::{self, IsTerminal as _, Write as _},
     time::{Duration, Instant},
@@ -19,18 +20,31 @@ pub(crate) struct Progress {
     total: usize,
     next: Instant,
     shown: bool,
+    /// How numbers are written.
+    unit: fn(usize) -> String,
 }
 
 impl Progress {
     pub(crate) fn new(total: usize) -> Self {
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let wanted = total > 1 && !dumb && io::stderr().is_terminal();
-        Self { wanted, done: 0, total, next: Instant::now() + PATIENCE, shown: false }
+        let unit = |number: usize| number.to_string();
+        Self { wanted, done: 0, total, next: Instant::now() + PATIENCE, shown: false, unit }
+    }
+
+    /// One that counts bytes.
+    pub(crate) fn of_bytes(total: usize) -> Self {
+        Self { unit: |bytes| format_size(bytes as u64), ..Self::new(total) }
     }
 
     /// One more is done.
     pub(crate) fn step(&mut self) {
-        self.done += 1;
+        self.reach(self.done + 1);
+    }
+
+    /// So much is done.
+    pub(crate) fn reach(&mut self, done: usize) {
+        self.done = done;
         if let Some(text) = self.due(Instant::now()) {
             self.shown = true;
             // Nothing depends on it.
@@ -43,7 +57,7 @@ impl Progress {
             return None;
         }
         self.next = now + PAUSE;
-        Some(format!("becket: {} of {}", self.done, self.total))
+        Some(format!("becket: {} of {}", (self.unit)(self.done), (self.unit)(self.total)))
     }
 
     /// Takes the line away, before something else is written or at the end.
@@ -61,7 +75,7 @@ mod tests {
     #[test]
     fn it_speaks_after_a_second_and_not_too_often() {
         let start = Instant::now();
-        let mut progress = Progress { wanted: true, done: 3, total: 9, next: start + PATIENCE, shown: false };
+        let mut progress = Progress { wanted: true, done: 3, next: start + PATIENCE, ..Progress::new(9) };
         assert_eq!(progress.due(start), None);
         assert_eq!(progress.due(start + PATIENCE).as_deref(), Some("becket: 3 of 9"));
         assert_eq!(progress.due(start + PATIENCE), None);

@@ -34,36 +34,55 @@ pub(crate) fn write_empty(file: &File, size: u64, cluster: u64, backing: &Backin
     file.write_all_at(&[0, 1].repeat(usize::try_from(used).map_err(io::Error::other)?), block)?;
     file.sync_data()?;
 
+    let tables = Tables { l1, l1_entries, counts, count_clusters: 1 };
+    file.write_all_at(&header(size, cluster, &tables, Some(backing)), 0)?;
+    file.sync_all()
+}
+
+/// Where the tables of a new qcow2 are, in bytes.
+pub(super) struct Tables {
+    pub(super) l1: u64,
+    pub(super) l1_entries: u64,
+    /// The table of blocks of reference counts, and its length in clusters.
+    pub(super) counts: u64,
+    pub(super) count_clusters: u64,
+}
+
+/// The header of a disk of `size` bytes in clusters of `cluster`.
+pub(super) fn header(size: u64, cluster: u64, tables: &Tables, backing: Option<&BackingName>) -> Vec<u8> {
     let mut header: Vec<u8> = Vec::with_capacity(2048);
-    let format = backing.format.as_deref().unwrap_or_default();
+    let name = backing.map_or(&[][..], |backing| &backing.name);
+    let format = backing.and_then(|backing| backing.format.as_deref()).unwrap_or_default();
     let padded = format.len().next_multiple_of(8);
     // The extension with the format and the one that ends them are before the name.
     let name_place = LEN_3 + 8 + padded + 8;
     let small = |number: usize| u32::try_from(number).unwrap_or(u32::MAX).to_be_bytes();
+    let count = |number: u64| u32::try_from(number).unwrap_or(u32::MAX).to_be_bytes();
     header.extend(MAGIC.to_be_bytes());
     header.extend(3_u32.to_be_bytes());
-    header.extend((name_place as u64).to_be_bytes());
+    header.extend(if name.is_empty() { 0 } else { name_place as u64 }.to_be_bytes());
     header.extend(small(name.len()));
     header.extend(cluster.trailing_zeros().to_be_bytes());
     header.extend(size.to_be_bytes());
     // Not encrypted.
     header.extend(0_u32.to_be_bytes());
-    header.extend(u32::try_from(l1_entries).unwrap_or(u32::MAX).to_be_bytes());
-    header.extend(l1.to_be_bytes());
-    header.extend(counts.to_be_bytes());
-    header.extend(1_u32.to_be_bytes());
+    header.extend(count(tables.l1_entries));
+    header.extend(tables.l1.to_be_bytes());
+    header.extend(tables.counts.to_be_bytes());
+    header.extend(count(tables.count_clusters));
     // No snapshot, at offset 0; no incompatible, compatible or autoclear features.
     header.extend([0; 4 + 8 + 3 * 8]);
     // Counts of 2^4 bits.
     header.extend(4_u32.to_be_bytes());
     header.extend(small(LEN_3));
-    header.extend(BACKING_FORMAT.to_be_bytes());
-    header.extend(small(format.len()));
-    header.extend(format);
-    header.resize(LEN_3 + 8 + padded + 8, 0);
+    if backing.is_some() {
+        header.extend(BACKING_FORMAT.to_be_bytes());
+        header.extend(small(format.len()));
+        header.extend(format);
+    }
+    header.resize(if backing.is_some() { name_place } else { LEN_3 + 8 }, 0);
     header.extend(name);
-    file.write_all_at(&header, 0)?;
-    file.sync_all()
+    header
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@
 
 pub(crate) mod chain;
 pub(crate) mod create;
+pub mod export;
 mod entry;
 pub(crate) mod header;
 pub(crate) mod scheme;

@@ -8,6 +8,9 @@ mod bytes;
 mod cat;
 mod common;
 mod completions;
+mod copy;
+mod copy_move;
+mod copy_target;
 mod cp;
 mod cp_host;
 mod cp_tar;
@@ -52,7 +55,7 @@ pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
         Command::Ls(args) => ls::run(ui, args),
         Command::Cat(args) => cat::run(ui, args),
         Command::Cp(args) => cp::run(ui, args),
-        Command::Copy(_) => Ok(1),
+        Command::Copy(args) => copy::run(ui, args),
         Command::Map(args) => map::run(ui, args),
         Command::Refresh(args) => refresh::run(ui, args),
         Command::Set(args) => set::run(ui, args),

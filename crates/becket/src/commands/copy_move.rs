@@ -1,0 +1,396 @@
+//! Moves the bytes of an image with several threads: what is compressed is decoded by all of them.
+//! Never reads a hole, or what the image knows to be zeroes.
+
+use super::bytes::CHUNK;
+use becket_image::{Encoded, Image, Map, Opened, Place, ReadAt, Source};
+use rustix::fs::SeekFrom;
+use std::{
+    fs::File,
+    io,
+    num::NonZero,
+    os::fd::{AsFd as _, OwnedFd},
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+/// More threads find nothing to do: the disk or the memory is the limit.
+const THREADS_MAX: usize = 8;
+/// Zeroes to compare with and to write, and the bytes of a block that is compared.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+pub(super) const BLOCK: usize = 4096;
+
+/// An image that is open, in a form of which each thread can make its own.
+pub(super) struct Origin {
+    map: Map,
+    files: Vec<Arc<OwnedFd>>,
+    encoded: Vec<Encoded>,
+    /// Bytes of it that are copied.
+    pub(super) len: u64,
+}
+
+/// A part of an image.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Chunk {
+    /// How many come before it.
+    pub(super) number: u64,
+    pub(super) start: u64,
+    pub(super) len: u64,
+    /// Whether something is stored of it; else it is zeroes.
+    pub(super) stored: bool,
+}
+
+/// What takes the bytes, from several threads.
+pub(super) trait Taker: Sync {
+    /// Takes what a chunk holds: `None` for zeroes.
+    fn take(&self, chunk: Chunk, bytes: Option<&[u8]>) -> io::Result<()>;
+
+    /// Takes bytes of a file of the host as they are, if it can do so without their being read here.
+    fn copy(&self, _at: u64, _file: &OwnedFd, _offset: u64, _len: u64) -> io::Result<bool> {
+        Ok(false)
+    }
+
+    /// No chunk that is missing will come any more.
+    fn stop(&self) {}
+}
+
+/// What failed, with the reason.
+#[derive(Debug)]
+pub(super) enum Failed {
+    Read(io::Error),
+    Write(io::Error),
+    Stopped,
+}
+
+impl Origin {
+    pub(super) fn of(opened: &Opened, len: u64) -> io::Result<Self> {
+        let file = |source: &Source| match source {
+            Source::File(file) => {
+                // Resolving reads here and there; from now on it is read from front to back.
+                let _ = rustix::fs::fadvise(&file.buffered, 0, None, rustix::fs::Advice::Sequential);
+                file.buffered.try_clone().map(Arc::new)
+            }
+        };
+        let files = opened.sources.iter().map(file).collect::<io::Result<_>>()?;
+        Ok(Self { map: opened.map.clone(), files, encoded: opened.encoded.clone(), len })
+    }
+
+    /// The image again, with a memory of its own for what it has decoded.
+    fn image(&self) -> io::Result<Image> {
+        let readers = self.files.iter().map(|file| Arc::new(Reader(Arc::clone(file))) as Arc<dyn ReadAt>);
+        let image = Image::assembled(self.map.clone(), readers.collect(), self.encoded.clone());
+        image.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// How many bytes of the file on the host from `offset` on are stored, or else are none, up to `len`.
+    fn stored(&self, source: u32, offset: u64, len: u64) -> (u64, bool) {
+        let whole = (len, true);
+        let Some(file) = usize::try_from(source).ok().and_then(|source| self.files.get(source)) else {
+            return whole;
+        };
+        // Block devices, and file systems that know nothing of holes, have data everywhere.
+        match rustix::fs::seek(file, SeekFrom::Data(offset)) {
+            Ok(data) if data > offset => ((data - offset).min(len), false),
+            Ok(_) => match rustix::fs::seek(file, SeekFrom::Hole(offset)) {
+                Ok(hole) if hole > offset => ((hole - offset).min(len), true),
+                _ => whole,
+            },
+            // Nothing but a hole up to the end, where it is not shorter than it was.
+            Err(rustix::io::Errno::NXIO) => (len, !self.reaches(file, offset + len)),
+            Err(_) => whole,
+        }
+    }
+
+    fn reaches(&self, file: &OwnedFd, end: u64) -> bool {
+        rustix::fs::fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size >= end))
+    }
+
+    /// The end of the block that holds a byte of the image, where that is compressed.
+    fn block_end(&self, pos: u64) -> Option<u64> {
+        let extent = self.map.lookup(pos)?;
+        let Place::Encoded { layer, offset } = extent.place else { return None };
+        let layer = self.encoded.get(usize::try_from(layer).ok()?)?;
+        let (_, block) = layer.block_at(offset)?;
+        Some(pos + (block.start + u64::from(block.len) - offset).min(extent.len))
+    }
+}
+
+/// A file that all threads read.
+struct Reader(Arc<OwnedFd>);
+
+impl ReadAt for Reader {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.0.read_at(buf, offset)
+    }
+}
+
+/// The chunks of an image, in order. All but the last begin and end at multiples of `align`.
+struct Chunks<'a> {
+    origin: &'a Origin,
+    align: u64,
+    at: u64,
+    number: u64,
+    /// The range that is being cut: its end, and whether it is stored.
+    range: (u64, bool),
+    /// From where on nothing was looked at.
+    ahead: u64,
+}
+
+impl Chunks<'_> {
+    /// The next range that is stored, or is not, as it is without alignment.
+    fn piece(&mut self) -> Option<(u64, bool)> {
+        let extent = self.origin.map.lookup(self.ahead).filter(|_| self.ahead < self.origin.len)?;
+        let (len, stored) = match extent.place {
+            Place::Zero => (extent.len, false),
+            Place::Data { source, offset } => self.origin.stored(source, offset, extent.len),
+            Place::Encoded { .. } => (extent.len, true),
+        };
+        self.ahead = (self.ahead + len).min(self.origin.len);
+        Some((self.ahead, stored))
+    }
+
+    /// The end of the range from `at` on, and whether it is stored. From `at` to `ahead` there is less than a
+    /// unit of zeroes, which shares its unit with what comes next.
+    fn next_range(&mut self) -> Option<(u64, bool)> {
+        let end = self.origin.len;
+        self.ahead = self.ahead.max(self.at);
+        while self.at < end {
+            let (piece, stored) = self.piece().unwrap_or((end, false));
+            let whole = if piece >= end { end } else { piece - piece % self.align };
+            if stored {
+                return Some((piece.next_multiple_of(self.align).min(end), true));
+            }
+            if whole > self.at {
+                return Some((whole, false));
+            }
+        }
+        None
+    }
+}
+
+impl Iterator for Chunks<'_> {
+    type Item = Chunk;
+
+    fn next(&mut self) -> Option<Chunk> {
+        if self.at >= self.range.0 {
+            self.range = self.next_range()?;
+        }
+        let (end, stored) = self.range;
+        let start = self.at;
+        let mut to = end;
+        if stored && end - start > CHUNK as u64 {
+            to = start + CHUNK as u64;
+            to = self.origin.block_end(to - 1).unwrap_or(to).next_multiple_of(self.align).min(end);
+        }
+        self.at = to;
+        self.number += 1;
+        Some(Chunk { number: self.number - 1, start, len: to - start, stored })
+    }
+}
+
+/// What the threads share.
+struct Shared<'a, T> {
+    origin: &'a Origin,
+    taker: &'a T,
+    chunks: Mutex<Chunks<'a>>,
+    done: AtomicU64,
+    stop: AtomicBool,
+    failed: Mutex<Option<Failed>>,
+    running: Mutex<usize>,
+    ended: Condvar,
+}
+
+/// Moves all bytes; `watch` is called now and then with how many were moved, and may stop it.
+pub(super) fn run<T: Taker>(
+    origin: &Origin,
+    taker: &T,
+    align: u64,
+    watch: &mut dyn FnMut(u64) -> bool,
+) -> Result<(), Failed> {
+    let encoded = origin.map.extents().iter().any(|extent| matches!(extent.place, Place::Encoded { .. }));
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    // One thread keeps a disk busy whose bytes are copied as they are.
+    let count = if encoded { processors.min(THREADS_MAX) } else { 1 };
+    let chunks = Chunks { origin, align, at: 0, number: 0, range: (0, false), ahead: 0 };
+    let shared = Shared {
+        origin,
+        taker,
+        chunks: Mutex::new(chunks),
+        done: AtomicU64::new(0),
+        stop: AtomicBool::new(false),
+        failed: Mutex::new(None),
+        running: Mutex::new(count),
+        ended: Condvar::new(),
+    };
+    thread::scope(|scope| {
+        for _ in 0..count {
+            scope.spawn(|| shared.thread());
+        }
+        let lock = || shared.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = lock();
+        while *running > 0 {
+            let waited = shared.ended.wait_timeout(running, Duration::from_millis(100));
+            running = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if !watch(shared.done.load(Ordering::Relaxed)) {
+                shared.fail(Failed::Stopped);
+            }
+        }
+    });
+    shared.failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+impl<T: Taker> Shared<'_, T> {
+    fn thread(&self) {
+        if let Err(failed) = self.work() {
+            self.fail(failed);
+        }
+        *self.running.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.ended.notify_all();
+    }
+
+    fn fail(&self, failed: Failed) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failed);
+        self.taker.stop();
+    }
+
+    fn work(&self) -> Result<(), Failed> {
+        let image = self.origin.image().map_err(Failed::Read)?;
+        let mut buffer = Vec::new();
+        while !self.stop.load(Ordering::Relaxed) {
+            let next = self.chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(chunk) = next else { return Ok(()) };
+            self.one(&image, chunk, &mut buffer)?;
+            self.done.fetch_add(chunk.len, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn one(&self, image: &Image, chunk: Chunk, buffer: &mut Vec<u8>) -> Result<(), Failed> {
+        if !chunk.stored {
+            return self.taker.take(chunk, None).map_err(Failed::Write);
+        }
+        if self.copied(chunk).map_err(Failed::Write)? {
+            return Ok(());
+        }
+        let len = usize::try_from(chunk.len).unwrap_or(usize::MAX);
+        if buffer.len() < len {
+            buffer.resize(len, 0);
+        }
+        let bytes = buffer.get_mut(..len).unwrap_or_default();
+        image.read_at(bytes, chunk.start).map_err(Failed::Read)?;
+        self.taker.take(chunk, Some(bytes)).map_err(Failed::Write)
+    }
+
+    /// Has a chunk copied that lies in a file as it is; whether that was possible.
+    fn copied(&self, chunk: Chunk) -> io::Result<bool> {
+        let Some(extent) = self.origin.map.lookup(chunk.start) else { return Ok(false) };
+        let Place::Data { source, offset } = extent.place else { return Ok(false) };
+        let file = usize::try_from(source).ok().and_then(|source| self.origin.files.get(source));
+        match file {
+            Some(file) if extent.len >= chunk.len => self.taker.copy(chunk.start, file, offset, chunk.len),
+            _ => Ok(false),
+        }
+    }
+}
+
+/// Parts of `bytes` that are not zeroes, in units of `block` bytes: first byte and bytes.
+pub(super) fn without_zeroes(bytes: &[u8], block: usize) -> impl Iterator<Item = (usize, &[u8])> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let is_zero = |at: usize| {
+            let rest = bytes.get(at..).unwrap_or_default();
+            is_zeroes(rest.get(..block).unwrap_or(rest))
+        };
+        while at < bytes.len() && is_zero(at) {
+            at += block;
+        }
+        let start = at.min(bytes.len());
+        while at < bytes.len() && !is_zero(at) {
+            at += block;
+        }
+        at = at.min(bytes.len());
+        (start < at).then(|| (start, bytes.get(start..at).unwrap_or_default()))
+    })
+}
+
+/// Whether all bytes are zeroes.
+pub(super) fn is_zeroes(bytes: &[u8]) -> bool {
+    bytes.chunks(ZEROES.len()).all(|part| ZEROES.get(..part.len()) == Some(part))
+}
+
+/// A stream, which takes chunks in their order.
+pub(super) struct Stream {
+    file: File,
+    turn: Mutex<Turn>,
+    changed: Condvar,
+}
+
+struct Turn {
+    number: u64,
+    broken: bool,
+}
+
+impl Stream {
+    pub(super) fn new(file: File) -> Self {
+        Self { file, turn: Mutex::new(Turn { number: 0, broken: false }), changed: Condvar::new() }
+    }
+
+    fn write(&self, chunk: Chunk, bytes: Option<&[u8]>) -> io::Result<()> {
+        use std::io::Write as _;
+        let mut file = &self.file;
+        let Some(bytes) = bytes else {
+            let mut left = chunk.len;
+            while left > 0 {
+                let some = ZEROES.get(..usize::try_from(left).unwrap_or(usize::MAX)).unwrap_or(&ZEROES);
+                file.write_all(some)?;
+                left -= some.len() as u64;
+            }
+            return Ok(());
+        };
+        file.write_all(bytes)
+    }
+}
+
+impl Taker for Stream {
+    fn take(&self, chunk: Chunk, bytes: Option<&[u8]>) -> io::Result<()> {
+        let lock = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = |turn: &mut Turn| turn.number != chunk.number && !turn.broken;
+        let mut turn = self.changed.wait_while(lock, waits).unwrap_or_else(PoisonError::into_inner);
+        if turn.broken {
+            // The failure that broke it was reported first.
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let written = self.write(chunk, bytes);
+        turn.number += 1;
+        turn.broken = written.is_err();
+        self.changed.notify_all();
+        written
+    }
+
+    fn stop(&self) {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner).broken = true;
+        self.changed.notify_all();
+    }
+}
+
+/// A copy within the kernel, which may share the bytes on the disk; `false` if it cannot be had.
+pub(super) fn copy_range(from: &OwnedFd, offset: u64, to: &File, at: u64, len: u64) -> io::Result<bool> {
+    let (mut from_at, mut to_at, end) = (offset, at, at + len);
+    while to_at < end {
+        let left = usize::try_from(end - to_at).unwrap_or(usize::MAX);
+        match rustix::fs::copy_file_range(from, Some(&mut from_at), to.as_fd(), Some(&mut to_at), left) {
+            // The file became shorter, or is one that only reading shows.
+            Ok(0) => return Ok(false),
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) if errno == rustix::io::Errno::NOSPC || errno == rustix::io::Errno::DQUOT => {
+                return Err(errno.into());
+            }
+            Err(_) => return Ok(false),
+        }
+    }
+    Ok(true)
+}

@@ -72,7 +72,9 @@ fn plant(root: &Path, seed: u64, can: Can) {
                 let target = "../t".repeat(random.random_range(1..40));
                 symlink(target, &path).unwrap();
             }
-            3 if can.hard && !files.is_empty() => fs::hard_link(files.choose(random).unwrap(), &path).unwrap(),
+            3 if can.hard && !files.is_empty() => {
+                fs::hard_link(files.choose(random).unwrap(), &path).unwrap()
+            }
             4 => {
                 let file = File::create(&path).unwrap();
                 file.set_len(3 << 20).unwrap();
@@ -157,7 +159,11 @@ fn look(root: &Path, can: Can) -> BTreeMap<PathBuf, Seen> {
             Seen {
                 mode: if can.owners { meta.mode() } else { meta.mode() & 0o170_000 },
                 owner: if can.owners { (meta.uid(), meta.gid()) } else { (0, 0) },
-                time: if path == Path::new(".") && !can.owners { 0 } else { time.div_euclid(can.step.into()) },
+                time: if path == Path::new(".") && !can.owners {
+                    0
+                } else {
+                    time.div_euclid(can.step.into())
+                },
                 device: if is_device { meta.rdev() } else { 0 },
                 same_as: if can.hard { first } else { path },
                 contents: kind.is_file().then(|| becket_testkit::crc_whole(&full).0),
@@ -264,9 +270,11 @@ fn out_of_ext4_comes_what_went_in() {
     let can = Can { step: 1_000_000_000, ..ALL };
     let Some((place, tree)) = planted(name, can, &["mke2fs", "tar"], 1) else { return };
     // Attributes behind the inode or in a block; blocks in lists, without room for times after 2038.
-    for (name, options) in
-        [("a.ext4", &["-t", "ext4"][..]), ("b.ext4", &["-t", "ext4", "-I", "1024"]), ("c.ext2", &["-t", "ext2"])]
-    {
+    for (name, options) in [
+        ("a.ext4", &["-t", "ext4"][..]),
+        ("b.ext4", &["-t", "ext4", "-I", "1024"]),
+        ("c.ext2", &["-t", "ext2"]),
+    ] {
         let mut mkfs = Command::new("mke2fs");
         mkfs.arg("-q").args(options).arg("-d").arg(&tree).arg(place.path(name)).arg("64M");
         tool(&mut mkfs);

@@ -8,7 +8,7 @@ use becket_testkit::{image, require_device, require_tools};
 use common::scratch;
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
-const COMMANDS: [&str; 14] = [
+const COMMANDS: [&str; 17] = [
     "attach",
     "detach",
     "run",
@@ -17,6 +17,9 @@ const COMMANDS: [&str; 14] = [
     "list",
     "inspect",
     "ls",
+    "cat",
+    "cp",
+    "copy",
     "map",
     "refresh",
     "stat",

@@ -8,11 +8,11 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use super::attributes::{self, Found};
 use super::{
     About, Attributes, Entry, FileSystem, LayerError, NAME_MAX, NodeKind, Stat, Time, Xattrs, corrupt,
     directory_len, link_is_short, link_target, unsupported,
 };
-use super::attributes::{self, Found};
 use crate::bytes::{padded_text, part, u8_at, u16_at, u32_at, u64_at, uuid};
 use crate::image::{Image, Layout};
 

@@ -9,8 +9,8 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 
 use super::create::{Tables, header};
-use super::header::L1_MAX;
 use super::entry::COPIED;
+use super::header::L1_MAX;
 
 /// Bytes of a cluster.
 pub const CLUSTER: u64 = 64 << 10;

@@ -16,8 +16,8 @@
 
 pub(crate) mod chain;
 pub(crate) mod create;
-pub mod export;
 mod entry;
+pub mod export;
 pub(crate) mod header;
 pub(crate) mod scheme;
 mod storage;

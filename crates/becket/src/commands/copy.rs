@@ -103,12 +103,14 @@ fn open(args: &args::Copy) -> Result<(Opened, Origin), Failure> {
     let padding = opened.map.extents().last().filter(|last| last.place == Place::Zero);
     if padding.is_some_and(|last| last.len < opened.block_size.into()) {
         // A device would have whole blocks; a copy is as long as the image.
-        let walk = super::common::look_at(&args.source, &args.options, args.options.format).map_err(failed)?;
+        let walk =
+            super::common::look_at(&args.source, &args.options, args.options.format).map_err(failed)?;
         len = walk.last().map_err(failed)?.image.len().min(len);
         opened.warnings.clear();
     }
     let origin = Origin::of(&opened, len);
-    let origin = origin.map_err(|error| Failure::io(format!("cannot read {}", args.source.display()), &error))?;
+    let origin =
+        origin.map_err(|error| Failure::io(format!("cannot read {}", args.source.display()), &error))?;
     Ok((opened, origin))
 }
 

@@ -90,7 +90,10 @@ impl Target {
                 let device = File::from(open(OFlags::EXCL).map_err(failed)?);
                 let room = rustix::fs::seek(&device, rustix::fs::SeekFrom::End(0)).map_err(failed)?;
                 if room < len {
-                    return Err(refused("too_small", &format!("it has {room} bytes, and {len} are copied")));
+                    return Err(refused(
+                        "unsupported",
+                        &format!("it has {room} bytes, and {len} are copied"),
+                    ));
                 }
                 Ok(made(device, Kind::Device))
             }

@@ -8,11 +8,7 @@ use super::{
     inside::{self, Inside, Named, Node, Thing},
     tree::{self, Count, Item, Meta, Refusal, Sink, Tree},
 };
-use crate::{
-    args,
-    failure::Failure,
-    ui::Ui,
-};
+use crate::{args, failure::Failure, ui::Ui};
 use becket_image::{
     Budget, NodeKind,
     layer::{Attributes, Xattrs},
@@ -156,7 +152,10 @@ impl Job<'_> {
             };
             if found.len() > 1 && matches!(place, Place::As(_)) {
                 let why = "its patterns match more than one name, and the place for them is no directory";
-                return Err(Failure::new("not_a_directory", format!("cannot copy {}: {why}", source.display())));
+                return Err(Failure::new(
+                    "not_a_directory",
+                    format!("cannot copy {}: {why}", source.display()),
+                ));
             }
             for named in found {
                 self.one(&inside, named, source, place, sink)?;
@@ -192,7 +191,7 @@ impl Job<'_> {
         let refused = match is_dir {
             Err(source) => Some(inside.failure(&named, source)),
             Ok(true) if !self.args.recursive => {
-                let failure = Failure::new("is_a_directory", format!("cannot copy {shown}: it is a directory"));
+                let failure = Failure::new("not_a_file", format!("cannot copy {shown}: it is a directory"));
                 Some(failure.hint("copy it with all that is in it: becket cp -r"))
             }
             Ok(false) if path.is_empty() => {

@@ -12,9 +12,7 @@ use becket_image::{
     shown,
 };
 use rustix::{
-    fs::{
-        AtFlags, Dev, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
-    },
+    fs::{AtFlags, Dev, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags},
     io::Errno,
 };
 use std::{
@@ -170,7 +168,11 @@ impl Host {
     }
 
     /// Does what makes a new name; with `--force` after taking away the file that has it.
-    fn make<T>(&mut self, path: &[u8], make: impl Fn(&OwnedFd, &[u8]) -> Result<T, Errno>) -> Result<T, Errno> {
+    fn make<T>(
+        &mut self,
+        path: &[u8],
+        make: impl Fn(&OwnedFd, &[u8]) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
         let force = self.keep.force;
         let (_, name) = split(path);
         let dir = self.parent(path)?;

@@ -9,7 +9,10 @@ enum Part {
     Any,
     Many,
     /// One letter in these ranges, or in none of them.
-    Set { ranges: Vec<(char, char)>, negated: bool },
+    Set {
+        ranges: Vec<(char, char)>,
+        negated: bool,
+    },
 }
 
 /// A pattern for one name.
@@ -94,9 +97,8 @@ impl Part {
             Self::Any => Some(len),
             Self::Many => None,
             Self::Set { ranges, negated } => {
-                let inside = letter.is_some_and(|letter| {
-                    ranges.iter().any(|(from, to)| (*from..=*to).contains(&letter))
-                });
+                let inside = letter
+                    .is_some_and(|letter| ranges.iter().any(|(from, to)| (*from..=*to).contains(&letter)));
                 (inside != *negated).then_some(len)
             }
         }

@@ -410,9 +410,12 @@ mod tests {
 
     #[test]
     fn modes_are_written_as_ls_does() {
-        for (mode, text) in
-            [(0o100_644, "-rw-r--r--"), (0o104_755, "-rwsr-xr-x"), (0o041_777, "drwxrwxrwt"), (0o2_640, "-rw-r-S---")]
-        {
+        for (mode, text) in [
+            (0o100_644, "-rw-r--r--"),
+            (0o104_755, "-rwsr-xr-x"),
+            (0o041_777, "drwxrwxrwt"),
+            (0o2_640, "-rw-r-S---"),
+        ] {
             assert_eq!(mode_text(mode), text);
         }
     }

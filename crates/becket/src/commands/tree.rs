@@ -107,7 +107,7 @@ impl Open {
         let shown = format!("{}/{}", self.shown, shown(name));
         if !is_name(name) {
             let why = "its name is none that a file can have; it is left out";
-            report(Failure::new("bad_name", format!("cannot copy {shown}: {why}")));
+            report(Failure::new("unsupported", format!("cannot copy {shown}: {why}")));
             return None;
         }
         let path = if self.path.is_empty() { name.to_vec() } else { [&self.path[..], b"/", name].concat() };
@@ -157,7 +157,8 @@ impl<'a> Tree<'a> {
     /// What is in a directory.
     fn list(&mut self, dir: &Entry) -> Result<Open, Wrong> {
         let budget = self.node.image.budget();
-        let mut held = budget.hold((dir.path.len() + dir.shown.len()) as u64, NAMES).map_err(LayerError::from)?;
+        let mut held =
+            budget.hold((dir.path.len() + dir.shown.len()) as u64, NAMES).map_err(LayerError::from)?;
         let mut entries = Vec::new();
         let mut spent = Ok(());
         self.node.fs.list(dir.node, &mut |name, node| {
@@ -211,7 +212,9 @@ impl<'a> Tree<'a> {
             NodeKind::Symlink => {
                 let target = fs.read_link(entry.node)?;
                 if target.is_empty() || target.contains(&0) {
-                    return Err(LayerError::Corrupt("an impossible target of a symbolic link".to_owned()).into());
+                    return Err(
+                        LayerError::Corrupt("an impossible target of a symbolic link".to_owned()).into()
+                    );
                 }
                 budget.outside(|| self.sink.take(&entry.path, meta, Item::Symlink(target)))?;
                 self.count.links += 1;

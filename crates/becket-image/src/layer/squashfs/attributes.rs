@@ -90,7 +90,8 @@ fn entry(squash: Reader<'_>, list: u64, index: u64, len: u64) -> Result<Cursor, 
 /// The extended attributes of an inode.
 pub(super) fn xattrs(squash: Reader<'_>, head: &Head) -> Result<Xattrs, LayerError> {
     let mut found = Found::default();
-    let Some(index) = head.xattrs.filter(|index| *index != NONE && squash.tables.xattr_table != NO_TABLE) else {
+    let Some(index) = head.xattrs.filter(|index| *index != NONE && squash.tables.xattr_table != NO_TABLE)
+    else {
         return Ok(found.all());
     };
     let table = squash.image.read_vec(squash.tables.xattr_table, 16)?;

@@ -1,0 +1,234 @@
+//! `becket copy`: the copy is the image, whatever it was stored as; and a failed one leaves nothing.
+//! Never attaches anything but, for a device to write to, a loop device by losetup.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::{FileExt as _, MetadataExt as _, symlink},
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use becket_testkit::{Scratch, image, require_loop, require_plain_machine, require_root, tool};
+use common::scratch;
+use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
+
+const MIB: u64 = 1 << 20;
+/// Not a whole number of sectors.
+const LEN: u64 = 9 * MIB + 1000;
+
+/// A file with data, zeroes and holes of all lengths, in no unit.
+fn ragged(path: &Path, len: u64, seed: u64) {
+    let random = &mut SmallRng::seed_from_u64(seed);
+    let file = File::create(path).unwrap();
+    file.set_len(len).unwrap();
+    let mut at = 0;
+    while at < len {
+        let some = random.random_range(1..300_000).min(len - at);
+        let bytes = match random.random_range(0..3) {
+            0 => image::random_bytes(usize::try_from(some).unwrap(), random.random()),
+            1 => vec![0; usize::try_from(some).unwrap()],
+            _ => Vec::new(),
+        };
+        file.write_all_at(&bytes, at).unwrap();
+        at += some + if random.random_bool(0.1) { 3 * MIB } else { 0 };
+    }
+}
+
+#[track_caller]
+fn assert_same(place: &Scratch, one: &str, other: &str) {
+    assert!(fs::read(place.path(one)).unwrap() == fs::read(place.path(other)).unwrap(), "{one} and {other}");
+}
+
+#[track_caller]
+fn assert_qcow2_is(place: &Scratch, qcow2: &str, raw: &str) {
+    tool(Command::new("qemu-img").args(["check", "-f", "qcow2"]).arg(place.path(qcow2)));
+    let mut compare = Command::new("qemu-img");
+    compare.args(["compare", "-f", "qcow2", "-F", "raw"]);
+    tool(compare.arg(place.path(qcow2)).arg(place.path(raw)));
+}
+
+fn names(place: &Scratch) -> Vec<String> {
+    let entries = fs::read_dir(place.path("")).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    // The test kit keeps what commands print.
+    names.retain(|name| !name.starts_with(".err") && !name.starts_with(".out"));
+    names.sort();
+    names
+}
+
+#[test]
+fn a_copy_is_the_image_whatever_it_was_stored_as() {
+    let name = "copy::a_copy_is_the_image_whatever_it_was_stored_as";
+    if !require_plain_machine(name, &["qemu-img", "xz", "bgzip"]) {
+        return;
+    }
+    let place = scratch();
+    let path = |name: &str| place.path(name);
+    ragged(&path("raw"), LEN, 1);
+    for (made, options) in [("plain.qcow2", &[][..]), ("packed.qcow2", &["-c"])] {
+        let mut convert = Command::new("qemu-img");
+        convert.args(["convert", "-f", "raw", "-O", "qcow2"]).args(options);
+        tool(convert.arg(path("raw")).arg(path(made)));
+    }
+    tool(Command::new("xz").args(["-0", "-k", "--block-size=700KiB"]).arg(path("raw")));
+    tool(Command::new("sh").args(["-c", "bgzip -c < raw > raw.gz"]).current_dir(path("")));
+    for (number, source) in ["raw", "raw.xz", "raw.gz", "plain.qcow2", "packed.qcow2"].iter().enumerate() {
+        for more in [&[][..], &["--sparse"]] {
+            let (raw, qcow2) =
+                (format!("{number}{}.raw", more.len()), format!("{number}{}.qcow2", more.len()));
+            place.ok(["copy", source, &raw].iter().chain(more));
+            place.ok(["copy", source, &qcow2].iter().chain(more));
+            let len = fs::metadata(path(&raw)).unwrap().len();
+            // A qcow2 counts in sectors.
+            assert_eq!(len, if source.ends_with("qcow2") { LEN.next_multiple_of(512) } else { LEN });
+            File::options().write(true).open(path(&raw)).unwrap().set_len(LEN).unwrap();
+            assert_same(&place, "raw", &raw);
+            assert_qcow2_is(&place, &qcow2, "raw");
+            if !more.is_empty() {
+                let sectors = |name: &str| fs::metadata(path(name)).unwrap().blocks();
+                assert!(sectors(&raw) <= sectors("raw"), "{source}: {} of {}", sectors(&raw), sectors("raw"));
+            }
+        }
+        let mut shell = Command::new("sh");
+        place.prepare(shell.args(["-c", &format!("\"$BECKET\" copy {source} - > stream")]));
+        let ran = place.finish(shell.env("BECKET", env!("CARGO_BIN_EXE_becket")));
+        assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{source}");
+        File::options().write(true).open(path("stream")).unwrap().set_len(LEN).unwrap();
+        assert_same(&place, "raw", "stream");
+    }
+    place.ok(["copy", "--to", "raw", "raw", "named.qcow2"]);
+    assert_same(&place, "raw", "named.qcow2");
+}
+
+#[test]
+fn holes_are_not_read() {
+    let name = "copy::holes_are_not_read";
+    if !require_plain_machine(name, &["qemu-img"]) {
+        return;
+    }
+    let place = scratch();
+    // To read it would take hours.
+    image::sparse(&place.path("raw"), 4 << 40);
+    let file = File::options().write(true).open(place.path("raw")).unwrap();
+    for at in [0, 5 << 30, (4 << 40) - 4096] {
+        file.write_all_at(&[9; 4096], at).unwrap();
+    }
+    let reported = place.json(["copy", "raw", "copy"]);
+    assert!(reported["copied"]["allocated"].as_u64().unwrap() < MIB, "{reported}");
+    for at in [0, 5 << 30, (4 << 40) - 4096] {
+        let mut bytes = [0; 4096];
+        File::open(place.path("copy")).unwrap().read_exact_at(&mut bytes, at).unwrap();
+        assert_eq!(bytes, [9; 4096]);
+    }
+    place.ok(["copy", "raw", "copy.qcow2"]);
+    tool(Command::new("qemu-img").args(["check"]).arg(place.path("copy.qcow2")));
+    place.ok(["copy", "copy.qcow2", "again"]);
+    assert!(fs::metadata(place.path("again")).unwrap().blocks() < 2048);
+    place.ok(["copy", "again", "again.qcow2"]);
+    assert_same(&place, "copy.qcow2", "again.qcow2");
+}
+
+#[test]
+fn a_failed_copy_leaves_nothing() {
+    let name = "copy::a_failed_copy_leaves_nothing";
+    if !require_plain_machine(name, &["xz"]) {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("raw"), 12 * MIB, 3);
+    tool(Command::new("xz").args(["-0", "-k", "--block-size=512KiB"]).arg(place.path("raw")));
+    fs::write(place.path("old"), "old").unwrap();
+    let before = names(&place);
+    for target in ["new", "new.qcow2", "old"] {
+        let mut copy = place.becket();
+        let mut copy =
+            copy.args(["copy", "--force", "raw.xz", target]).stderr(Stdio::null()).spawn().unwrap();
+        thread::sleep(Duration::from_millis(30));
+        copy.kill().unwrap();
+        let killed = !copy.wait().unwrap().success();
+        if killed {
+            assert_eq!(names(&place), before, "{target}");
+            assert_eq!(fs::read_to_string(place.path("old")).unwrap(), "old");
+        } else {
+            fs::write(place.path("old"), "old").unwrap();
+            names(&place).iter().filter(|name| name.starts_with("new")).for_each(|name| {
+                fs::remove_file(place.path(name)).unwrap();
+            });
+        }
+    }
+    // A block in the middle is damaged.
+    let file = File::options().write(true).open(place.path("raw.xz")).unwrap();
+    file.write_all_at(&[0x55; 4096], 8 * MIB).unwrap();
+    for target in ["new", "new.qcow2", "old"] {
+        let ran = place.run(["copy", "--force", "raw.xz", target]);
+        assert!(ran.code == 1 && ran.err.contains("cannot read raw.xz"), "{ran:?}");
+        assert_eq!(names(&place), before, "{target}: {ran:?}");
+    }
+    let mut stream = place.becket();
+    let streamed = stream.args(["copy", "raw.xz", "-"]).output().unwrap();
+    assert_eq!(streamed.status.code(), Some(1));
+    let whole = fs::read(place.path("raw")).unwrap();
+    assert!(whole.starts_with(&streamed.stdout), "what came before is right");
+}
+
+#[test]
+fn what_exists_is_replaced_only_by_force() {
+    let place = scratch();
+    image::random(&place.path("raw"), MIB, 4);
+    fs::write(place.path("old"), "old").unwrap();
+    fs::write(place.path("target"), "target").unwrap();
+    symlink("target", place.path("link")).unwrap();
+    symlink("nowhere", place.path("dangling")).unwrap();
+    place.dir("dir");
+    for target in ["old", "link", "dangling", "dir", "/dev/null"] {
+        let ran = place.run(["copy", "raw", target]);
+        assert_eq!(ran.code, 1, "{target}: {ran:?}");
+        assert_eq!(ran.err.contains("--force"), target != "dir", "{target}: {ran:?}");
+    }
+    assert_eq!(fs::read_to_string(place.path("old")).unwrap(), "old");
+    for target in ["old", "link", "dangling"] {
+        place.ok(["copy", "--force", "raw", target]);
+        assert_same(&place, "raw", target);
+        assert!(!fs::symlink_metadata(place.path(target)).unwrap().is_symlink());
+    }
+    assert_eq!(fs::read_to_string(place.path("target")).unwrap(), "target");
+    place.ok(["copy", "--force", "raw", "raw"]);
+    assert_eq!(fs::metadata(place.path("raw")).unwrap().len(), MIB, "of itself, too");
+    place.ok(["copy", "--force", "raw", "/dev/null"]);
+    assert_eq!(place.run(["copy", "--json", "raw", "-"]).code, 2);
+    assert_eq!(place.run(["copy", "nothing", "new"]).code, 1);
+    assert!(!place.path("new").exists());
+}
+
+#[test]
+fn a_device_gets_every_byte() {
+    let name = "copy::a_device_gets_every_byte";
+    if !require_root(name) || !require_plain_machine(name, &["losetup"]) || !require_loop(name) {
+        return;
+    }
+    let place = scratch();
+    ragged(&place.path("raw"), 6 * MIB, 5);
+    fs::write(place.path("disk"), vec![0xff; 8 << 20]).unwrap();
+    let mut losetup = Command::new("losetup");
+    let device = tool(losetup.args(["--find", "--show"]).arg(place.path("disk")));
+    let device = device.trim().to_owned();
+    let refused = place.run(["copy", "raw", &device]);
+    let copied = place.run(["copy", "--force", "raw", &device]);
+    image::sparse(&place.path("large"), 9 << 20);
+    let too_large = place.run(["copy", "--force", "large", &device]);
+    let qcow2 = place.run(["copy", "--force", "--to", "qcow2", "raw", &device]);
+    tool(Command::new("losetup").args(["--detach", &device]));
+    assert_eq!(
+        (refused.code, copied.code, too_large.code, qcow2.code),
+        (1, 0, 1, 1),
+        "{refused:?} {copied:?} {too_large:?} {qcow2:?}"
+    );
+    let disk = fs::read(place.path("disk")).unwrap();
+    assert!(disk[..6 << 20] == fs::read(place.path("raw")).unwrap(), "zeroes are written, too");
+    assert!(disk[6 << 20..].iter().all(|byte| *byte == 0xff), "the rest stays");
+}

@@ -1,0 +1,263 @@
+//! `ls`, `cat` and `cp`: what they show, keep and refuse, also of images that were made to do harm.
+//! Never attaches anything.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    os::unix::{
+        fs::{MetadataExt as _, PermissionsExt as _, symlink},
+        process::CommandExt as _,
+    },
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use becket_testkit::{Scratch, image, require_plain_machine, require_root, tool};
+use common::scratch;
+use serde_json::json;
+
+/// An ext4 without checksums, so that its directories can be changed by hand.
+fn ext4(place: &Scratch, name: &str, tree: &Path) {
+    let mut mkfs = Command::new("mke2fs");
+    mkfs.args(["-q", "-t", "ext4", "-O", "^metadata_csum,^dir_index", "-d"]).arg(tree);
+    tool(mkfs.arg(place.path(name)).arg("8M"));
+}
+
+/// Writes another name of the same length over one in a directory of the image.
+fn rename(place: &Scratch, name: &str, from: &[u8], to: &[u8]) {
+    let path = place.path(name);
+    let mut bytes = fs::read(&path).unwrap();
+    let places: Vec<_> = (0..bytes.len() - from.len()).filter(|at| bytes[*at..].starts_with(from)).collect();
+    assert!(!places.is_empty(), "{from:?} is not in the image");
+    places.into_iter().for_each(|at| bytes[at..at + to.len()].copy_from_slice(to));
+    fs::write(path, bytes).unwrap();
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn no_image_writes_outside_of_the_directory() {
+    let name = "inside::no_image_writes_outside_of_the_directory";
+    if !require_plain_machine(name, &["mke2fs", "debugfs"]) {
+        return;
+    }
+    let place = scratch();
+    let (tree, outside) = (place.dir("tree"), place.dir("outside"));
+    fs::write(outside.join("kept"), "kept").unwrap();
+    // Two entries of one name each, in both orders: a link to elsewhere, and what would be written through it.
+    for name in ["aa1", "bb2", "cc1", "dd2"] {
+        symlink(&outside, tree.join(name)).unwrap();
+    }
+    for name in ["aa2", "bb1"] {
+        fs::create_dir(tree.join(name)).unwrap();
+        fs::write(tree.join(name).join("evil"), "evil").unwrap();
+    }
+    for name in ["cc2", "dd1"] {
+        fs::write(tree.join(name), "evil").unwrap();
+    }
+    fs::write(tree.join("q+q"), "slash").unwrap();
+    fs::write(tree.join("n+n"), "nul").unwrap();
+    fs::write(tree.join("good"), "good").unwrap();
+    ext4(&place, "evil.img", &tree);
+    for (from, to) in [("aa2", "aa1"), ("bb2", "bb1"), ("cc2", "cc1"), ("dd2", "dd1")] {
+        rename(&place, "evil.img", from.as_bytes(), to.as_bytes());
+    }
+    rename(&place, "evil.img", b"q+q", b"q/q");
+    rename(&place, "evil.img", b"n+n", b"n\0n");
+    for (out, more) in [("out", &[][..]), ("forced", &["--force"][..])] {
+        let ran = place.run(["cp", "-r"].iter().chain(more).chain(&["evil.img", out]));
+        assert_eq!(ran.code, 1, "{ran:?}");
+        assert_eq!(names(&outside), ["kept"], "{ran:?}");
+        assert_eq!(fs::read_to_string(outside.join("kept")).unwrap(), "kept");
+        let got = names(&place.path(out));
+        assert_eq!(got, ["aa1", "bb1", "cc1", "dd1", "good", "lost+found"], "{ran:?}");
+        assert_eq!(ran.err.matches("its name is none that a file can have").count(), 2, "{ran:?}");
+    }
+    let ran = place.run(["cp", "-r", "--tar", "evil.tar", "evil.img"]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    let listed = tool(Command::new("tar").args(["-tf"]).arg(place.path("evil.tar")));
+    assert!(
+        listed.contains("evil.img/good") && !listed.contains("q/q") && !listed.contains(".."),
+        "{listed}"
+    );
+    // The name of an existing link is no way out, either.
+    fs::create_dir(place.path("linked")).unwrap();
+    symlink(&outside, place.path("linked/evil.img")).unwrap();
+    let ran = place.run(["cp", "-r", "evil.img", "linked"]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert_eq!(names(&outside), ["kept"], "{ran:?}");
+}
+
+#[test]
+fn a_directory_in_itself_ends() {
+    let name = "inside::a_directory_in_itself_ends";
+    if !require_plain_machine(name, &["mke2fs", "debugfs"]) {
+        return;
+    }
+    let place = scratch();
+    let tree = place.dir("tree");
+    fs::create_dir(tree.join("d")).unwrap();
+    fs::write(tree.join("d/grain"), "grain").unwrap();
+    ext4(&place, "loop.img", &tree);
+    for link in ["ln <2> d/root", "ln d d/self"] {
+        tool(Command::new("debugfs").args(["-w", "-R", link]).arg(place.path("loop.img")));
+    }
+    let ran = place.run(["cp", "-r", "loop.img", "out"]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert_eq!(ran.err.matches("the directory has two places").count(), 2, "{ran:?}");
+    assert_eq!(fs::read_to_string(place.path("out/d/grain")).unwrap(), "grain");
+    let listed = place.ok(["ls", "-R", "loop.img"]);
+    assert_eq!(listed.matches("grain").count(), 1, "{listed}");
+}
+
+#[test]
+fn what_exists_stays_unless_it_is_to_be_replaced() {
+    let name = "inside::what_exists_stays_unless_it_is_to_be_replaced";
+    if !require_plain_machine(name, &["mke2fs"]) {
+        return;
+    }
+    let place = scratch();
+    let tree = place.dir("tree");
+    fs::write(tree.join("a"), "new").unwrap();
+    fs::write(tree.join("b"), "new").unwrap();
+    ext4(&place, "fs.img", &tree);
+    let out = place.dir("out");
+    fs::write(place.path("elsewhere"), "old").unwrap();
+    fs::write(out.join("a"), "old").unwrap();
+    symlink(place.path("elsewhere"), out.join("b")).unwrap();
+    let ran = place.run(["cp", "fs.img/a", "fs.img/b", "out"]);
+    assert_eq!((ran.code, ran.err.matches("it exists").count()), (1, 2), "{ran:?}");
+    assert_eq!(fs::read_to_string(out.join("a")).unwrap(), "old");
+    place.ok(["cp", "--force", "fs.img/[ab]", "out"]);
+    assert_eq!(fs::read_to_string(out.join("a")).unwrap(), "new");
+    assert_eq!(fs::read_to_string(out.join("b")).unwrap(), "new");
+    assert!(!fs::symlink_metadata(out.join("b")).unwrap().is_symlink(), "the link itself was replaced");
+    assert_eq!(fs::read_to_string(place.path("elsewhere")).unwrap(), "old");
+    place.ok(["cp", "fs.img/a", "renamed"]);
+    assert_eq!(fs::read_to_string(place.path("renamed")).unwrap(), "new");
+    assert_eq!(place.run(["cp", "fs.img/a", "fs.img/b", "renamed"]).code, 1);
+    assert_eq!(place.run(["cp", "fs.img", "out/fs"]).code, 0, "an image is a file like others");
+    assert!(fs::read(place.path("out/fs")).unwrap() == fs::read(place.path("fs.img")).unwrap());
+    assert_eq!(place.run(["cp", "fs.img/lost+found", "out"]).code, 1, "a directory takes -r");
+    assert_eq!(place.run(["cp", "fs.img/a"]).code, 2);
+}
+
+#[test]
+fn a_user_gets_files_and_no_privileges() {
+    let name = "inside::a_user_gets_files_and_no_privileges";
+    if !require_root(name) || !require_plain_machine(name, &["mke2fs"]) {
+        return;
+    }
+    let place = scratch();
+    let tree = place.dir("tree");
+    fs::write(tree.join("tool"), "tool").unwrap();
+    std::os::unix::fs::chown(tree.join("tool"), Some(12), Some(13)).unwrap();
+    fs::set_permissions(tree.join("tool"), fs::Permissions::from_mode(0o6777)).unwrap();
+    tool(Command::new("mknod").arg(tree.join("null")).args(["c", "1", "3"]));
+    fs::create_dir(tree.join("shut")).unwrap();
+    fs::write(tree.join("shut/in"), "in").unwrap();
+    fs::set_permissions(tree.join("shut"), fs::Permissions::from_mode(0o500)).unwrap();
+    ext4(&place, "fs.img", &tree);
+    for dir in [place.path("."), place.path("fs.img")] {
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let home = place.dir("home");
+    std::os::unix::fs::chown(&home, Some(4242), Some(4242)).unwrap();
+    for (out, option, mode) in [("plain", "-r", 0o755), ("preserved", "-rp", 0o777)] {
+        let mut command = place.becket();
+        command.uid(4242).gid(4242).current_dir(&home).args(["cp", option]);
+        let ran = place.finish(command.arg(place.path("fs.img")).arg(out));
+        assert_eq!((ran.code, ran.err.lines().count()), (0, 1), "{ran:?}");
+        assert!(ran.err.contains("1 devices and sockets were left out"), "{ran:?}");
+        let meta = fs::metadata(home.join(out).join("tool")).unwrap();
+        assert_eq!((meta.mode() & 0o7777, meta.uid()), (mode, 4242));
+        assert_eq!(fs::read_to_string(home.join(out).join("shut/in")).unwrap(), "in");
+        assert_eq!(fs::metadata(home.join(out).join("shut")).unwrap().mode() & 0o777, 0o500);
+    }
+    // Root, too, must ask for privileges.
+    place.ok(["cp", "fs.img/tool", "tool"]);
+    let meta = fs::metadata(place.path("tool")).unwrap();
+    assert_eq!((meta.mode() & 0o7000, meta.uid()), (0, 0));
+}
+
+#[test]
+fn lists_are_long_deep_and_matched() {
+    let name = "inside::lists_are_long_deep_and_matched";
+    if !require_root(name) || !require_plain_machine(name, &["mksquashfs", "sfdisk", "mke2fs"]) {
+        return;
+    }
+    let place = scratch();
+    let tree = place.dir("tree/etc");
+    for file in ["a.conf", "b.conf", ".c.conf", "d"] {
+        fs::write(tree.join(file), file).unwrap();
+        fs::set_permissions(tree.join(file), fs::Permissions::from_mode(0o640)).unwrap();
+    }
+    symlink("a.conf", tree.join("link")).unwrap();
+    fs::create_dir(tree.join("sub")).unwrap();
+    fs::write(tree.join("sub/deep"), "deep").unwrap();
+    tool(
+        Command::new("touch")
+            .args(["-h", "-d", "2001-02-03 04:05:06Z"])
+            .arg(tree.join("link"))
+            .arg(tree.join("a.conf")),
+    );
+    let mut mksquashfs = Command::new("mksquashfs");
+    mksquashfs.arg(place.path("tree")).arg(place.path("s.img")).args(["-quiet", "-no-progress", "-all-root"]);
+    tool(&mut mksquashfs);
+    assert_eq!(
+        place.ok(["ls", "s.img/etc"]),
+        "file  7  .c.conf\nfile  6  a.conf\nfile  6  b.conf\nfile  1  d\nlink  6  link -> a.conf\ndir   -  sub\n"
+    );
+    let long = place.ok(["ls", "-la", "s.img/etc/[al]*"]);
+    assert_eq!(
+        long,
+        "-rw-r-----  1  0  0  6  2001-02-03 04:05:06  s.img/etc/a.conf\n\
+         lrwxrwxrwx  1  0  0  6  2001-02-03 04:05:06  s.img/etc/link -> a.conf\n"
+    );
+    let deep = place.ok(["ls", "-R", "s.img"]);
+    assert!(deep.starts_with("s.img:\ndir  -  etc\n\ns.img/etc:\n"), "{deep}");
+    assert!(deep.ends_with("\n\ns.img/etc/sub:\nfile  4  deep\n"), "{deep}");
+    let listed = place.json(["ls", "-lR", "s.img/etc/sub"]);
+    assert_eq!(listed["entries"][0]["mode"], json!("-rw-r--r--"), "{listed}");
+    assert_eq!(place.ok(["cat", "s.img/etc/*.conf", "s.img/*/sub/d??p"]), "a.confb.confdeep");
+    assert_eq!(place.ok(["cat", "s.img/etc/link"]), "a.conf", "a link is followed inside the image");
+    for (pattern, why) in [("s.img/etc/*.cfg", "no name matches"), ("s.img/nothing/*", "has no")] {
+        let ran = place.run(["cat", pattern]);
+        assert!(ran.code == 1 && ran.err.contains(why), "{pattern}: {ran:?}");
+    }
+    let ran = place.run(["cat", "s.img/etc", "s.img/etc/d"]);
+    assert_eq!((ran.code, ran.out.as_str()), (1, "d"), "{ran:?}");
+
+    // Partitions are matched, too, and files are as they are stored.
+    fs::copy(place.path("s.img"), place.path("tree/s.img")).unwrap();
+    image::partitioned(&place.path("disk.img"), &place.path("tree"));
+    assert_eq!(place.ok(["cat", "disk.img/p*/etc/d"]), "d");
+    assert_eq!(place.ok(["cat", "disk.img/p1/s.img/etc/d"]), "d");
+    place.ok(["cp", "disk.img/p1/s.img", "back.img"]);
+    assert!(fs::read(place.path("back.img")).unwrap() == fs::read(place.path("s.img")).unwrap());
+    let copied = place.json(["cp", "-r", "disk.img/p1/etc", "disk.img/p1/s.img/etc/sub", "."]);
+    assert_eq!(copied["copied"]["files"], json!(6), "{copied}");
+    assert_eq!(fs::read_to_string(place.path("sub/deep")).unwrap(), "deep");
+}
+
+#[test]
+fn a_reader_may_stop_early() {
+    let place = scratch();
+    image::sparse(&place.path("x.img"), 1 << 40);
+    let mut cat = place.becket();
+    let mut cat = cat.args(["cat", "x.img"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut some = [1; 100];
+    cat.stdout.take().unwrap().read_exact(&mut some).unwrap();
+    let ended = cat.wait_with_output().unwrap();
+    assert_eq!(some, [0; 100]);
+    assert!(ended.status.success() && ended.stderr.is_empty(), "{ended:?}");
+    std::io::stdout().flush().unwrap();
+}

@@ -58,7 +58,7 @@ pub fn finish(file: &File, size: u64, mut runs: Vec<Run>) -> io::Result<()> {
     let mut write = |(index, bytes): (u64, Vec<u8>)| {
         file.write_all_at(&bytes, next * CLUSTER)?;
         let entry = usize::try_from(index).ok().and_then(|index| l1.get_mut(index));
-        *entry.ok_or(io::ErrorKind::InvalidInput)? = next * CLUSTER | COPIED;
+        *entry.ok_or(io::ErrorKind::InvalidInput)? = (next * CLUSTER) | COPIED;
         next += 1;
         Ok::<_, io::Error>(())
     };
@@ -70,7 +70,7 @@ pub fn finish(file: &File, size: u64, mut runs: Vec<Run>) -> io::Result<()> {
         let (_, bytes) = table.get_or_insert_with(|| (index, vec![0; CLUSTER as usize]));
         let at = usize::try_from(guest % per_table * ENTRY).map_err(io::Error::other)?;
         if let Some(entry) = bytes.get_mut(at..).and_then(|rest| rest.first_chunk_mut()) {
-            *entry = (host * CLUSTER | COPIED).to_be_bytes();
+            *entry = ((host * CLUSTER) | COPIED).to_be_bytes();
         }
     }
     table.map(&mut write).transpose()?;

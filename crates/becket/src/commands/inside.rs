@@ -30,6 +30,11 @@ pub(super) struct Node {
     pub(super) node: u64,
 }
 
+/// A directory of a file system.
+pub(super) type Directory = (Arc<dyn FileSystem>, u64);
+/// A name that a pattern matched, and the file that has it; a partition is none.
+type Match = (Vec<u8>, Option<Node>);
+
 /// What a path names.
 #[derive(Debug)]
 pub(super) enum Thing {
@@ -165,7 +170,7 @@ impl Inside<'_> {
     }
 
     /// What is matched in the directory, or partition table, that some names lead to.
-    fn list(&mut self, dir: &[OsString], glob: &Glob) -> Result<Vec<(Vec<u8>, Option<Node>)>, Error> {
+    fn list(&mut self, dir: &[OsString], glob: &Glob) -> Result<Vec<Match>, Error> {
         let walk = self.walk(dir, self.format(dir))?;
         let path = self.shown(dir);
         let failed = |source| Error::Layer { image: path.clone(), source };
@@ -267,11 +272,7 @@ fn end_of(walk: Walk) -> Result<Thing, Error> {
 }
 
 /// What the image holds that a walk ended in, and the directory that it ended at.
-#[expect(clippy::type_complexity, reason = "a pair that is taken apart at once")]
-pub(super) fn directory_of(
-    walk: &Walk,
-    format: Format,
-) -> Result<(Contents, Option<(Arc<dyn FileSystem>, u64)>), LayerError> {
+pub(super) fn directory_of(walk: &Walk, format: Format) -> Result<(Contents, Option<Directory>), LayerError> {
     let level = walk.last().map_err(|error| LayerError::Corrupt(error.to_string()))?;
     match (&level.contents, walk.end) {
         (Some(Contents { fs: Some(fs), .. }), End::Directory(dir)) => {

@@ -1,4 +1,4 @@
-//! What a queue is without its port: requests on their way through the map to the files below.
+//! What a queue is without its port: requests on their way through the map to the targets of sources.
 //! Allocates everything when it is made and nothing afterwards; takes no lock; makes no system call.
 //!
 //! Arrows go down this list only:
@@ -7,13 +7,15 @@
 //! | --- | --- |
 //! | `hold` | a queue is held, changed and released |
 //! | `flow` | requests begin, go on and finish |
-//! | `plan` | what a request needs next: the operation on a file, by the map |
+//! | `plan` | what a request needs next: a piece by the map, which its target (`crate::target`) carries |
 //! | `intercept` | operations are seen, and perhaps spoiled, on their way (`crate::fault`) |
 //! | `fill` | bytes that come later: requests wait for blocks, and blocks are loaded |
 //! | `frames` | messages that a port reads and writes itself |
 //! | `state` | the queue: its slab, its buffers, its places in the ring's tables |
 //! | `loads`, `memory_files`, `intercepted`, `change` | what of it belongs to one of these |
 
+#[cfg(test)]
+mod bench;
 mod change;
 mod fill;
 mod flow;
@@ -21,6 +23,8 @@ mod frames;
 mod hold;
 mod intercept;
 mod intercepted;
+#[cfg(test)]
+mod kinds_tests;
 mod loads;
 mod memory_files;
 mod plan;

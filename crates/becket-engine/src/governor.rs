@@ -32,7 +32,6 @@
 //! whatever lies on what.
 
 mod law;
-mod way;
 
 use law::Law;
 

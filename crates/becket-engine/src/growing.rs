@@ -131,7 +131,7 @@ impl Growing {
         self.arrived.notify_one();
     }
 
-    /// Whether what was written to file 0 may be lost, by what the allocating thread has seen.
+    /// Whether what was written to source 0 may be lost, by what the allocating thread has seen.
     pub(crate) fn has_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
@@ -173,7 +173,7 @@ impl Growing {
                 }
             });
             for (_, waiter) in asked {
-                waiter.mailbox.leave(waiter.whom, Note::Placed(result), None);
+                waiter.mailbox.leave(waiter.whom, Note::There(result), None);
             }
         }
         if let Err(error) = grow.close() {
@@ -244,7 +244,7 @@ mod tests {
             mailbox.take(&mut notes);
         }
         match notes.pop() {
-            Some(((0, 3), Note::Placed(result))) => result,
+            Some(((0, 3), Note::There(result))) => result,
             _ => panic!("word about something else"),
         }
     }

@@ -23,7 +23,7 @@ mod ring;
 mod serving;
 mod slot;
 mod stats;
-mod straight;
+mod target;
 mod thread;
 mod token;
 mod user_data;

@@ -4,18 +4,13 @@
 use io_uring::squeue;
 use rustix::io::Errno;
 
-use crate::{Data, Op, Request};
+use crate::{Data, Op, Request, target::FileState};
 
-/// The means by which a range is zeroed, from the cheapest to the surest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Zeroing {
-    /// `fallocate` with a hole.
-    Punch,
-    /// `fallocate` with `ZERO_RANGE`.
-    Range,
-    /// Writing zeroes.
-    Write,
-}
+/// Longest single operation, in bytes (the kernel cuts at 2 GiB less a page).
+pub(crate) const MAX_OPERATION: u64 = 1 << 30;
+
+/// The source of what is in none.
+pub(crate) const NO_SOURCE: u32 = u32::MAX;
 
 /// A request in its slot of the slab.
 #[derive(Debug, Clone, Copy)]
@@ -29,34 +24,29 @@ pub(crate) struct Slot {
     pub(crate) asked: u64,
     /// Bytes that are staged in a file of memory and not yet in the requester's pages.
     pub(crate) staged: u64,
-    /// The backing file of the operation in flight.
-    pub(crate) file: u32,
-    /// The operation in flight bypasses the page cache.
-    pub(crate) direct: bool,
-    /// The rest of the request goes through the page cache, since direct I/O was refused.
-    pub(crate) buffered_only: bool,
-    pub(crate) zeroing: Zeroing,
+    /// The source of the operation in flight; [`NO_SOURCE`] where its bytes are in none.
+    pub(crate) source: u32,
+    /// What a file's target remembers of the request.
+    pub(crate) file: FileState,
     /// How often in a row the kernel asked to try again.
     pub(crate) retries: u8,
-    /// What a running fdatasync will have made durable.
-    pub(crate) sync_target: u64,
+    /// What the sync in flight will cover (see [`Syncs`](crate::target::Syncs)).
+    pub(crate) covers: u64,
     /// How the operation in flight was begun.
     pub(crate) way: Way,
     /// The next operation may block: trying it without was refused.
     pub(crate) blocks: bool,
-    /// The file system refused an operation's flags: the rest of the request does without.
-    pub(crate) bare: bool,
     /// The slot holds a request that has not finished.
     pub(crate) busy: bool,
 }
 
 /// What a request needs next.
 pub(crate) enum Step {
-    /// An operation on a backing file.
+    /// An operation on a source.
     Operate(squeue::Entry),
-    /// An operation that brings what no file holds to the requester's pages.
+    /// An operation that brings what is in no source to the requester's pages.
     Deliver(squeue::Entry),
-    /// Word about a block that is being decoded.
+    /// Its turn, or a note about what is not there yet.
     Waits,
     /// Nothing.
     Whole,
@@ -99,32 +89,25 @@ impl Slot {
         done: 0,
         asked: 0,
         staged: 0,
-        file: 0,
-        direct: false,
-        buffered_only: false,
-        zeroing: Zeroing::Punch,
+        source: 0,
+        file: FileState::FRESH,
         retries: 0,
-        sync_target: 0,
+        covers: 0,
         way: Way::Free,
         blocks: false,
-        bare: false,
         busy: false,
     };
 
     /// A slot that has just been given a request.
     #[inline]
     pub(crate) fn begin(request: Request, now: u64) -> Slot {
-        let zeroing = match request.op {
-            Op::WriteZeroes { keep_allocated: true } => Zeroing::Range,
-            _ => Zeroing::Punch,
-        };
-        Slot { request, began: now, zeroing, busy: true, ..Slot::IDLE }
+        Slot { request, began: now, busy: true, ..Slot::IDLE }
     }
 
     /// Has a request whose bytes are moved end as a flush does.
     pub(crate) fn ends_in_flush(&mut self) {
         self.request.op = Op::Flush;
-        self.file = 0;
+        self.source = 0;
     }
 
     /// What was asked for. A flush has no bytes: one that has is the end of a durable write.
@@ -135,62 +118,39 @@ impl Slot {
         }
     }
 
-    /// Takes in the result of an operation that moves or zeroes bytes.
+    /// Takes in the result of an operation that moves bytes: a count or a negative errno.
     ///
     /// `Ok(())` means that the request goes on (or is whole); an error finishes it.
     pub(crate) fn absorb(&mut self, result: i32) -> Result<(), Errno> {
-        if result >= 0 {
-            self.retries = 0;
-            let moved = if self.zeroes_by_fallocate() { self.asked } else { result.unsigned_abs().into() };
-            return match moved {
-                // The file ended before the image did: it was truncated behind our back.
-                0 => Err(Errno::IO),
-                moved if moved > self.asked => Err(Errno::IO),
-                moved => {
-                    self.done += moved;
-                    Ok(())
-                }
-            };
+        match u32::try_from(result) {
+            Ok(moved) => self.moved(moved.into()),
+            Err(_) => self.failed(errno_of(result)),
         }
-        let errno = errno_of(result);
+    }
+
+    /// The operation in flight has moved or zeroed so many bytes.
+    pub(crate) fn moved(&mut self, bytes: u64) -> Result<(), Errno> {
+        self.retries = 0;
+        match bytes {
+            // The source ended before the image did: it was truncated behind our back.
+            0 => Err(Errno::IO),
+            bytes if bytes > self.asked => Err(Errno::IO),
+            bytes => {
+                self.done += bytes;
+                Ok(())
+            }
+        }
+    }
+
+    /// It has failed: the kernel may ask to try again, a number of times.
+    pub(crate) fn failed(&mut self, errno: Errno) -> Result<(), Errno> {
         match errno {
             Errno::INTR | Errno::AGAIN if self.retries < MAX_RETRIES => {
                 self.retries += 1;
                 Ok(())
             }
-            // Facts that were asked when the image was opened may change (a file may be set to be
-            // compressed).
-            Errno::INVAL if self.direct && !self.buffered_only => {
-                self.buffered_only = true;
-                Ok(())
-            }
-            Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL if self.zeroes_by_fallocate() => {
-                self.zeroing = match (self.request.op, self.zeroing) {
-                    (Op::WriteZeroes { keep_allocated: false }, Zeroing::Punch) => Zeroing::Range,
-                    (Op::WriteZeroes { .. }, Zeroing::Range) => Zeroing::Write,
-                    _ => return Err(Errno::OPNOTSUPP),
-                };
-                Ok(())
-            }
             Errno::INTR | Errno::AGAIN | Errno::CANCELED => Err(Errno::IO),
             errno => Err(errno),
-        }
-    }
-
-    /// This failure of an operation may be the kernel's only word about pages that earlier writes have lost.
-    ///
-    /// A durable write through the page cache syncs, and what a sync finds lost is reported once for each
-    /// open file. An error that only the write itself can have met says nothing of others.
-    pub(crate) fn may_have_lost_pages(&self, errno: Errno) -> bool {
-        self.request.op == Op::Write { durable: true } && !self.direct && errno == Errno::IO
-    }
-
-    /// The operation in flight is a `fallocate`, whose success is 0 and not a count.
-    pub(crate) fn zeroes_by_fallocate(&self) -> bool {
-        match self.request.op {
-            Op::Discard => true,
-            Op::WriteZeroes { .. } => self.zeroing != Zeroing::Write,
-            _ => false,
         }
     }
 }
@@ -237,39 +197,5 @@ mod tests {
             assert_eq!(slot.absorb(-Errno::AGAIN.raw_os_error()), Ok(()));
         }
         assert_eq!(slot.absorb(-Errno::AGAIN.raw_os_error()), Err(Errno::IO));
-    }
-
-    #[test]
-    fn a_refused_direct_operation_is_repeated_through_the_page_cache_once() {
-        let mut slot = slot(Op::Read, 512);
-        slot.direct = true;
-        assert_eq!(slot.absorb(-Errno::INVAL.raw_os_error()), Ok(()));
-        assert!(slot.buffered_only);
-        slot.direct = false;
-        assert_eq!(slot.absorb(-Errno::INVAL.raw_os_error()), Err(Errno::INVAL));
-    }
-
-    #[test]
-    fn zeroing_falls_back_to_writing_but_discard_does_not() {
-        let unsupported = -Errno::OPNOTSUPP.raw_os_error();
-        let mut zero = slot(Op::WriteZeroes { keep_allocated: false }, 512);
-        assert_eq!(zero.zeroing, Zeroing::Punch);
-        assert_eq!(zero.absorb(unsupported), Ok(()));
-        assert_eq!(zero.zeroing, Zeroing::Range);
-        assert_eq!(zero.absorb(unsupported), Ok(()));
-        assert_eq!(zero.zeroing, Zeroing::Write);
-        assert_eq!(zero.absorb(unsupported), Err(Errno::OPNOTSUPP));
-        let mut keep = slot(Op::WriteZeroes { keep_allocated: true }, 512);
-        assert_eq!(keep.zeroing, Zeroing::Range);
-        assert_eq!(keep.absorb(unsupported), Ok(()));
-        assert_eq!(keep.zeroing, Zeroing::Write);
-        assert_eq!(slot(Op::Discard, 512).absorb(unsupported), Err(Errno::OPNOTSUPP));
-    }
-
-    #[test]
-    fn fallocate_success_is_the_whole_range() {
-        let mut slot = slot(Op::Discard, 1 << 30);
-        assert_eq!(slot.absorb(0), Ok(()));
-        assert_eq!(slot.done, 1 << 30);
     }
 }

@@ -4,7 +4,7 @@
 use std::{
     fs::File,
     io::Write,
-    os::fd::OwnedFd,
+    os::fd::{BorrowedFd, OwnedFd},
     sync::{
         Arc,
         mpsc::{Sender, channel},
@@ -17,7 +17,7 @@ use becket_engine::{
     Request, Serving, Summary, Token,
 };
 use becket_image::{
-    Alignment, DirectIo, Encoded, Extent, Facts, FileKind, FileSource, Map, Place, Source, codec::Codec,
+    Alignment, DirectIo, Encoded, Extent, Facts, FileKind, FileSource, Map, Place, codec::Codec,
     encoded::Block,
 };
 use rustix::io::Errno;
@@ -266,7 +266,7 @@ fn what_does_not_fit_is_decoded_again() {
 
 /// Whether the page cache has the first pages of a file. A non-blocking read would be no proof: it makes the
 /// kernel begin to read, and in an emulator that may end before the kernel looks.
-fn is_cached(file: &OwnedFd, pages: usize) -> Vec<bool> {
+fn is_cached(file: BorrowedFd<'_>, pages: usize) -> Vec<bool> {
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
     let len = pages * rustix::param::page_size();
     let mut there = vec![0; pages];
@@ -290,8 +290,7 @@ fn stored_bytes_go_through_the_page_cache_or_past_it() {
         let mut packer = Packer::default();
         let map = packer.encode(Codec::Zstd, &plain, |packer, stored| packer.store(stored));
         let serving = packer.serving(&decoding, map, direct_io);
-        let Source::File(file) = &serving.sources()[0];
-        let file = &file.buffered;
+        let file = serving.descriptors().next().unwrap()[0].unwrap();
         rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         assert_eq!(is_cached(file, 8), [false; 8]);
         let (outcomes, _) = read(&serving, [whole.clone(), Vec::new()]);
@@ -331,8 +330,8 @@ fn what_ends_too_early_is_an_error_for_those_who_need_it_at_every_depth() {
     // Truncated behind our back.
     let half = packer.file.len() / 2;
     let serving = packer.serving(&decoding, map, DirectIo::Off);
-    let Source::File(file) = &serving.sources()[0];
-    let file = File::from(file.buffered.try_clone().unwrap());
+    let file = serving.descriptors().next().unwrap()[0].unwrap();
+    let file = File::from(file.try_clone_to_owned().unwrap());
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
     // The file has no name any more; its inode has one here.
     File::options().write(true).open(path).unwrap().set_len(half as u64).unwrap();

@@ -64,7 +64,7 @@ impl Kept {
     /// Its descriptors in the order of the protocol: of each file the buffered one and the direct one if
     /// there is one, then the lease, then the control group, then the table of encoded blocks.
     pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        descriptors(&self.sources, &self.keepsakes)
+        descriptors(descriptors_of(&self.sources), &self.keepsakes)
     }
 
     /// Puts the descriptors back where they belong, which must be as many as announced.
@@ -104,15 +104,18 @@ impl Kept {
     }
 }
 
-/// See [`Kept::descriptors`].
-pub(crate) fn descriptors<'a>(sources: &'a [Source], keepsakes: &'a Keepsakes) -> Vec<BorrowedFd<'a>> {
+/// See [`Kept::descriptors`]; those of its sources come first.
+pub(crate) fn descriptors<'a>(
+    sources: impl Iterator<Item = BorrowedFd<'a>>,
+    keepsakes: &'a Keepsakes,
+) -> Vec<BorrowedFd<'a>> {
     let keepsakes = keepsakes.lease.iter().chain(&keepsakes.cgroup).chain(&keepsakes.table);
-    descriptors_of(sources).chain(keepsakes.map(AsFd::as_fd)).collect()
+    sources.chain(keepsakes.map(AsFd::as_fd)).collect()
 }
 
 /// Those of sources alone.
 pub(crate) fn descriptors_of(sources: &[Source]) -> impl Iterator<Item = BorrowedFd<'_>> {
-    sources.iter().flat_map(|Source::File(file)| file.descriptors())
+    sources.iter().flat_map(Source::descriptors)
 }
 
 #[cfg(test)]

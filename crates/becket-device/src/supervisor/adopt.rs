@@ -7,7 +7,7 @@
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use becket_image::{DirectIo, Source};
+use becket_image::DirectIo;
 use tracing::{error, info, warn};
 
 use super::claims::{Claim, Claims};
@@ -23,7 +23,6 @@ use crate::record::judge::lives;
 use crate::record::links;
 use crate::record::register::forget;
 use crate::record::store::Entry;
-use crate::system::inode;
 use crate::system::kernel::{Kernel, System};
 use crate::system::process::ProcessId;
 
@@ -202,15 +201,17 @@ fn as_served(device: &mut Device, kept: &Kept) {
     info.size = kept.serve.geometry.size;
     info.spec.read_only = kept.serve.geometry.read_only;
     info.direct_io = kept.serve.backing.direct_io != DirectIo::Off;
-    let Some(Source::File(file)) = kept.sources.first() else { return };
-    let Ok((_, held)) = inode::of(&file.buffered) else { return };
+    let Some(source) = kept.sources.first() else { return };
+    let Some(held) = source.identity() else { return };
     if *image == held {
         return;
     }
     warn!(device = info.name, "its worker holds another image than was recorded");
     *image = held;
     *format = None;
-    if let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", file.buffered.as_raw_fd())) {
+    let descriptors = source.descriptors();
+    let path = descriptors.first().map(|fd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())));
+    if let Some(Ok(path)) = path {
         info.spec.image = path;
     }
 }

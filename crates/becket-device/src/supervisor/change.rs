@@ -134,7 +134,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
     if let Some(read_only) = wish.read_only {
         // Of one that grows only the first source is written.
         let written = if kept.serve.backing.grows && sources.is_none() { 1 } else { now.len() };
-        if !read_only && now.iter().take(written).any(|Source::File(file)| !file.facts.writable) {
+        if !read_only && now.iter().take(written).any(|source| !source.is_writable()) {
             return Err(Error::Failed {
                 kind: ErrorKind::ReadOnly,
                 message: format!("the image of {} is open for reading only", info.name),

@@ -53,7 +53,7 @@ impl Supervisor {
         let (sources, keepsakes) = (mem::take(&mut state.kept.sources), mem::take(&mut state.kept.keepsakes));
         aside::close(move || {
             if has_let_go {
-                sources.iter().for_each(|Source::File(file)| file.unlock());
+                sources.iter().for_each(Source::unlock);
             }
             drop((sources, keepsakes));
         });

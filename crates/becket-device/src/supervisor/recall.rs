@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use becket_image::{DirectIo, Identity, Source};
+use becket_image::{DirectIo, Identity};
 use becket_transport::{node, sysfs};
 use tracing::{info, warn};
 
@@ -24,7 +24,6 @@ use crate::record::judge::disk_name;
 use crate::record::store::Entry;
 use crate::record::{links, mark, register};
 use crate::system::describe::{partitions_as, size_of};
-use crate::system::inode;
 use crate::system::process::ProcessId;
 use crate::system::sync::lock;
 
@@ -173,11 +172,13 @@ fn as_kept(device: &mut Device, kept: &Kept) {
     (info.isolated, info.spec.faults) = (kept.serve.isolated, kept.serve.faults.clone());
     // With a lease it goes by itself, as it was to.
     info.spec.autoclear = kept.serve.backing.lease;
-    let Some(Source::File(file)) = kept.sources.first() else { return };
-    if let Ok((_, held)) = inode::of(&file.buffered) {
+    let Some(source) = kept.sources.first() else { return };
+    if let Some(held) = source.identity() {
         *image = held;
     }
-    if let Ok(path) = std::fs::read_link(format!("/proc/self/fd/{}", file.buffered.as_raw_fd())) {
+    let descriptors = source.descriptors();
+    let path = descriptors.first().map(|fd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())));
+    if let Some(Ok(path)) = path {
         info.spec.image = path;
     }
 }

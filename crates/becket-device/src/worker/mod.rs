@@ -15,7 +15,7 @@ use std::thread::{self, Scope};
 use std::time::Duration;
 
 use becket_engine::{Decoding, IoThreads, Serving};
-use becket_image::{Grow, Grower, Image, ReadAt, Source};
+use becket_image::{Grow, Grower, Image, Source};
 use becket_transport::aside::within;
 use becket_transport::serve::{self, Decoded, ServeError, Served};
 use becket_transport::{fuse, ublk};
@@ -393,7 +393,7 @@ impl Worker {
             match held {
                 Ok((serve, serving, keepsakes, link)) => {
                     // Those of the way below are behind them, and stay here.
-                    let own = serving.sources().get(..serve.backing.files.len()).unwrap_or_default();
+                    let own = serving.descriptors().take(serve.backing.files.len()).flatten().flatten();
                     let mut fds = kept::descriptors(own, &keepsakes);
                     fds.extend(link.iter().map(AsFd::as_fd));
                     self.tell(&Report::Held(Box::new(serve)), &fds);
@@ -456,10 +456,7 @@ fn grower(kept: &Kept, decoded: Option<&Decoded>) -> io::Result<Option<Box<dyn G
     if !kept.serve.backing.grows {
         return Ok(None);
     }
-    let mut readers: Vec<Arc<dyn ReadAt>> = Vec::with_capacity(kept.sources.len());
-    for Source::File(file) in &kept.sources {
-        readers.push(Arc::new(file.buffered.try_clone()?));
-    }
+    let readers = kept.sources.iter().map(Source::reader).collect::<io::Result<_>>()?;
     let no_file = || wrong("an image that grows has no file");
     let Source::File(first) = kept.sources.first().ok_or_else(no_file)?;
     let encoded = decoded.map(|decoded| decoded.encoded.clone()).unwrap_or_default();

@@ -1,10 +1,10 @@
-//! The configuration that a queue may change to, and the slots of files in the ring's table.
+//! The configuration that a queue may change to, and the slots of sources in the ring's table.
 //! Decides nothing: see `hold`.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, mpsc::SyncSender};
 
-use crate::{Error, Serving, ring::Ring};
+use crate::{Error, Serving, ring::Ring, target::SLOTS};
 
 /// A queue is held.
 #[derive(Debug)]
@@ -18,27 +18,32 @@ pub(crate) struct Hold {
 #[derive(Debug)]
 pub(crate) struct Next {
     pub(super) serving: Arc<Serving>,
-    /// The first slot of its files; nothing when they are those that the queue has.
-    pub(super) files: Option<u32>,
+    /// The first slot of its sources; nothing when they are those that the queue has.
+    pub(super) slots: Option<u32>,
 }
 
 impl Next {
-    /// Takes its files out of the ring's table again.
+    /// Takes its descriptors out of the ring's table again.
     pub(super) fn give_back(self, ring: &mut Ring) -> Result<(), Error> {
-        self.files.map_or(Ok(()), |first| unregister(ring, first, &self.serving))
+        self.slots.map_or(Ok(()), |first| unregister(ring, first, &self.serving))
     }
 }
 
-/// Puts the descriptors of backing files into the ring's table and returns the first slot.
+/// The first of a source's slots, behind the first of all.
+#[inline]
+pub(super) fn first_slot(slots: u32, source: u32) -> u32 {
+    slots + SLOTS as u32 * source
+}
+
+/// Puts the descriptors of sources into the ring's table and returns the first slot; each source has [`SLOTS`]
+/// of them.
 pub(super) fn register(ring: &mut Ring, serving: &Serving) -> Result<u32, Error> {
-    let descriptors: Vec<RawFd> = serving
-        .files()
-        .flat_map(|file| [file.buffered.as_raw_fd(), file.direct.as_ref().map_or(-1, |fd| fd.as_raw_fd())])
-        .collect();
-    ring.register_files(&descriptors)
+    let slots = serving.descriptors().flatten();
+    let slots: Vec<RawFd> = slots.map(|fd| fd.map_or(-1, |fd| fd.as_raw_fd())).collect();
+    ring.register_files(&slots)
 }
 
 /// Takes them out again.
 pub(super) fn unregister(ring: &mut Ring, first: u32, serving: &Serving) -> Result<(), Error> {
-    ring.unregister_files(first, 2 * serving.files().len())
+    ring.unregister_files(first, SLOTS * serving.targets().len())
 }

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::{loads::memory_of, state::Core};
 use crate::{
     Data, Op,
-    decode::{Decoded, Found, Job, Key, Quick},
+    decode::{Decoded, Found, Job, Key, Quick, Staging},
     slot::Way,
 };
 
@@ -24,6 +24,7 @@ pub(super) enum Copied {
 impl Core {
     /// Gets a request's next bytes, which are encoded: copies what is there of their block, or makes it wait.
     pub(super) fn decoded(&mut self, tag: u16, layer: u32, offset: u64) -> Result<Copied, Errno> {
+        let waiter = self.waiter(tag);
         let slot = self.slab.get_mut(usize::from(tag)).ok_or(Errno::IO)?;
         let loads = self.loads.as_deref_mut().ok_or(Errno::IO)?;
         if slot.request.op != Op::Read || slot.request.data == Data::None {
@@ -31,7 +32,6 @@ impl Core {
         }
         let (block, _, end) = loads.find(layer, offset).ok_or(Errno::IO)?;
         let key = loads.layers.key(layer, block);
-        let waiter = loads.waiter(self.index, tag);
         let may_load = loads.places.get(layer as usize).is_some_and(|places| !places.free.is_empty());
         let found = loads.layers.decoding().cache().look(key, Some(&waiter), may_load);
         let copied = match found {
@@ -42,9 +42,6 @@ impl Core {
             }
             Found::Coming | Found::Yours => {
                 loads.counted.waits += 1;
-                slot.way = Way::Waiting;
-                // Until the note about it has come.
-                self.in_flight += 1;
                 if matches!(found, Found::Yours) {
                     loads.take_place(layer, block);
                 }
@@ -55,6 +52,7 @@ impl Core {
                 {
                     (block + 1..=last).for_each(|block| loads.load_ahead(layer, block));
                 }
+                self.await_note(tag);
                 Copied::Waits
             }
             Found::Absent => {
@@ -108,18 +106,17 @@ impl Core {
     /// The stored bytes of a load are there, or cannot be had.
     #[inline(never)]
     pub(super) fn load_read(&mut self, tag: u16, result: Result<u64, Errno>) {
+        let loader = self.waiter(tag);
         let Some(loads) = self.loads.as_deref_mut() else { return };
-        let loader = loads.waiter(self.index, tag);
         let layers = Arc::clone(&loads.layers);
         let Some(load) = loads.load(tag) else { return };
         let (layer, from, key) = (load.layer, load.from, layers.key(load.layer, load.block));
         match result.and_then(|_| load.staging.take().ok_or(Errno::IO)) {
             Ok(staging) => {
-                // Until its memory has come back.
-                self.in_flight += 1;
-                self.slab[usize::from(tag)].way = Way::Waiting;
                 let (encoded, paces) = (Arc::clone(layers.encoded()), Arc::clone(layers.paces()));
                 loads.jobs.push(Job { key, encoded, paces, layer, staging, from, loader });
+                // Until its memory has come back.
+                self.await_note(tag);
             }
             Err(errno) => {
                 loads.counted.errors += 1;
@@ -128,6 +125,23 @@ impl Core {
                 layers.decoding().cache().finish(key, Err(errno), None);
             }
         }
+    }
+
+    /// The memory of a load has come back, with the number of bytes that its block yielded: the load has ended.
+    pub(super) fn load_ended(&mut self, tag: u16, staging: Staging, yielded: Option<u32>) {
+        let Some(loads) = self.loads.as_deref_mut() else { return };
+        if let Some(load) = loads.load(tag) {
+            load.staging = Some(staging);
+        }
+        loads.free(tag);
+        match yielded {
+            Some(bytes) => {
+                loads.counted.blocks += 1;
+                loads.counted.bytes += u64::from(bytes);
+            }
+            None => loads.counted.errors += 1,
+        }
+        self.slab[usize::from(tag)].busy = false;
     }
 
     /// Hands what this turn has read to the threads that decode; of quick ones one comes back where it is to

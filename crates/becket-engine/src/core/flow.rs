@@ -15,7 +15,7 @@ use crate::{
     growing::Growing,
     ring::{Ring, Transfer},
     slot::{MAX_RETRIES, Slot, Step, Way, errno_of},
-    straight::Straight,
+    target::{AnyTarget, Completed, Straight, Target as _},
     user_data::{Source, user_data},
 };
 
@@ -35,12 +35,12 @@ impl Core {
         };
         let fits = moves && request.data == self.carried.0 && request.len <= self.carried.1;
         let begun = Slot::begin(request, ring.now());
-        match self.straight.offset_of(&request) {
+        match offset_of(&self.straight, &request) {
             Some(offset) if fits => {
-                let Straight { file, target, .. } = self.straight;
-                *slot = Slot { asked: request.len, file, direct: true, ..begun };
-                let way = Transfer { target, offset, len: request.len as u32, ..Transfer::default() };
-                let entry = self.transfer(tag, &request, 0, way);
+                let Straight { source, target, .. } = self.straight;
+                *slot = Slot { asked: request.len, source, ..begun };
+                let carrier = self.carrier(tag, &request, 0);
+                let entry = Transfer { target, offset, len: request.len as u32, ..carrier }.entry();
                 self.submit(ring, tag, Source::Serving { tag }, entry);
             }
             _ => {
@@ -55,10 +55,7 @@ impl Core {
         if self.holds_back(tag) {
             return;
         }
-        match self.check(request) {
-            Ok(()) => self.advance(ring, tag),
-            Err(errno) => self.finish(ring.now(), tag, Err(errno)),
-        }
+        self.go_on(ring, tag, self.check(request));
     }
 
     /// Refuses what must never reach the backing.
@@ -82,6 +79,14 @@ impl Core {
         }
     }
 
+    /// Takes a request further after what has come of its last step.
+    fn go_on(&mut self, ring: &mut Ring, tag: u16, outcome: Result<(), Errno>) {
+        match outcome {
+            Ok(()) => self.advance(ring, tag),
+            Err(errno) => self.finish(ring.now(), tag, Err(errno)),
+        }
+    }
+
     /// Takes a request one operation further, or finishes it.
     pub(super) fn advance(&mut self, ring: &mut Ring, tag: u16) {
         match self.next_operation(tag) {
@@ -94,9 +99,9 @@ impl Core {
                     }
                 }
             }
-            // It is nothing of the backing's, and does not block.
+            // It is nothing of a source's, and does not block.
             Ok(Step::Deliver(entry)) => self.submit(ring, tag, Source::Serving { tag }, entry),
-            // A note about what it waits for takes it further.
+            // Its turn, or a note about what it waits for, takes it further.
             Ok(Step::Waits) => {}
             Ok(Step::Whole) => {
                 let len = self.slab[usize::from(tag)].request.len;
@@ -106,7 +111,7 @@ impl Core {
         }
     }
 
-    /// Queues an operation of a request on a backing file, or what stands for it.
+    /// Queues an operation of a request on a source, or what stands for it.
     #[inline]
     fn submit(&mut self, ring: &mut Ring, tag: u16, source: Source, entry: squeue::Entry) {
         let entry = entry.user_data(user_data(self.index, source));
@@ -124,7 +129,7 @@ impl Core {
         }
     }
 
-    /// Takes in the completion of an operation on a backing file.
+    /// Takes in the completion of an operation on a source.
     #[inline]
     pub(crate) fn operated(&mut self, ring: &mut Ring, tag: u16, result: i32) {
         self.landed();
@@ -136,9 +141,9 @@ impl Core {
             return self.operated_otherwise(ring, tag, result);
         }
         if slot.request.op.modifies()
-            && let Some(sync) = self.serving.sync(slot.file)
+            && let Some(target) = self.serving.target(slot.source)
         {
-            sync.wrote(self.number);
+            target.syncs().wrote(self.number);
         }
         let len = slot.request.len;
         self.finish(ring.now(), tag, Ok(len));
@@ -148,37 +153,16 @@ impl Core {
     /// count, and all that the governor limits.
     #[inline(never)]
     fn operated_otherwise(&mut self, ring: &mut Ring, tag: u16, result: i32) {
-        if self.slab[usize::from(tag)].way == Way::Free {
-            self.absorb(ring, tag, result);
-        } else {
-            self.operated_with_care(ring, tag, result);
-        }
-    }
-
-    /// Takes in the completion of an operation that was tried, or had a place.
-    fn operated_with_care(&mut self, ring: &mut Ring, tag: u16, result: i32) {
         let slot = &mut self.slab[usize::from(tag)];
-        let class = Class::of(slot.request.op);
-        let way = slot.way;
-        let refused = (result < 0 && class != Class::Space).then(|| errno_of(result));
-        let flags_refused = refused == Some(Errno::OPNOTSUPP) && !slot.bare;
-        let would_block = way == Way::Trying && refused == Some(Errno::AGAIN);
-        if way == Way::Trying {
-            self.governor.tried(class, flags_refused || would_block);
-        } else if way == Way::Governed {
-            self.left(ring.now(), tag, u64::from(result.max(0).unsigned_abs()));
+        let (class, way) = (Class::of(slot.request.op), slot.way);
+        let completed = completed(&self.serving, slot, self.number, result);
+        let refused = completed == Ok(Completed::Refused);
+        slot.blocks = refused;
+        match way {
+            Way::Trying => self.governor.tried(class, refused),
+            _ => self.left(ring.now(), tag, u64::from(result.max(0).unsigned_abs())),
         }
-        let slot = &mut self.slab[usize::from(tag)];
-        if flags_refused || would_block {
-            // Some file systems say EOPNOTSUPP where they mean EAGAIN; that the flags are to blame shows when
-            // it has a thread to itself and is refused again.
-            slot.bare = flags_refused && slot.blocks;
-            slot.blocks = true;
-            self.advance(ring, tag);
-        } else {
-            slot.blocks = false;
-            self.absorb(ring, tag, result);
-        }
+        self.go_on(ring, tag, completed.map(drop));
         if way == Way::Governed {
             while let Some(next) = self.governor.next(class) {
                 self.advance(ring, next);
@@ -198,43 +182,6 @@ impl Core {
             After::Operated(result) => self.operated(ring, tag, result),
             After::Nothing => {}
         }
-    }
-
-    /// Takes the result of an operation and goes on with its request.
-    fn absorb(&mut self, ring: &mut Ring, tag: u16, result: i32) {
-        let slot = &mut self.slab[usize::from(tag)];
-        let outcome = if slot.request.op == Op::Flush {
-            Self::synced(&self.serving, slot, result)
-        } else {
-            if slot.request.op.modifies()
-                && let Some(sync) = self.serving.sync(slot.file)
-            {
-                sync.wrote(self.number);
-            }
-            let outcome = slot.absorb(result);
-            if let (Err(errno), Some(sync)) = (outcome, self.serving.sync(slot.file))
-                && slot.may_have_lost_pages(errno)
-            {
-                sync.fail(errno);
-            }
-            outcome
-        };
-        match outcome {
-            Ok(()) => self.advance(ring, tag),
-            Err(errno) => self.finish(ring.now(), tag, Err(errno)),
-        }
-    }
-
-    /// Takes in the result of a sync.
-    fn synced(serving: &Serving, slot: &mut Slot, result: i32) -> Result<(), Errno> {
-        let sync = serving.sync(slot.file).ok_or(Errno::IO)?;
-        let outcome = if result < 0 { Err(errno_of(result)) } else { Ok(()) };
-        if outcome == Err(Errno::INTR) && slot.retries < MAX_RETRIES {
-            slot.retries += 1;
-            return Ok(());
-        }
-        slot.file += 1;
-        sync.synced(slot.sync_target, outcome)
     }
 
     #[inline]
@@ -274,52 +221,25 @@ impl Core {
         }
     }
 
-    /// Takes in a note about a block or a unit.
+    /// Takes in a note: what a request waits for is there or cannot be had, or a load has ended.
     pub(crate) fn note_came(&mut self, ring: &mut Ring, tag: u16, note: Note) {
         self.landed();
-        match note {
-            Note::Block { key, result } => {
-                let waits = |slot: &&Slot| slot.busy && slot.way == Way::Waiting;
-                if self.slab.get(usize::from(tag)).filter(waits).is_none() {
-                    return;
-                }
-                match result.and_then(|block| self.copy(tag, key, &block)) {
-                    Ok(()) => self.advance(ring, tag),
-                    Err(errno) => self.finish(ring.now(), tag, Err(errno)),
-                }
-            }
-            Note::Placed(result) => {
-                let waits = |slot: &&Slot| slot.busy && slot.way == Way::Waiting;
-                if self.slab.get(usize::from(tag)).filter(waits).is_none() {
-                    return;
-                }
-                match result {
-                    Ok(()) => self.advance(ring, tag),
-                    Err(errno) => {
-                        // A sync beside ours got an error that ours may not get again.
-                        let lost = self.serving.growing().is_some_and(Growing::has_lost);
-                        if let Some(sync) = self.serving.sync(0).filter(|_| lost) {
-                            sync.fail(Errno::IO);
-                        }
-                        self.finish(ring.now(), tag, Err(errno));
-                    }
-                }
-            }
-            Note::Loaded { staging, yielded } => {
-                let Some(loads) = self.loads.as_deref_mut() else { return };
-                if let Some(load) = loads.load(tag) {
-                    load.staging = Some(staging);
-                }
-                loads.free(tag);
-                match yielded {
-                    Some(bytes) => {
-                        loads.counted.blocks += 1;
-                        loads.counted.bytes += u64::from(bytes);
-                    }
-                    None => loads.counted.errors += 1,
-                }
-                self.slab[usize::from(tag)].busy = false;
-            }
+        let waits = self.slab.get(usize::from(tag)).is_some_and(|slot| slot.busy && slot.way == Way::Waiting);
+        let outcome = match note {
+            Note::Loaded { staging, yielded } => return self.load_ended(tag, staging, yielded),
+            _ if !waits => return,
+            Note::Block { key, result } => result.and_then(|block| self.copy(tag, key, &block)),
+            Note::There(result) => result.inspect_err(|_| self.note_lost_writes()),
+        };
+        self.go_on(ring, tag, outcome);
+    }
+
+    /// What makes room in source 0 has seen a sync fail: one of ours may not get that error again.
+    fn note_lost_writes(&self) {
+        if self.serving.growing().is_some_and(Growing::has_lost)
+            && let Some(target) = self.serving.target(0)
+        {
+            target.syncs().fail(Errno::IO);
         }
     }
 
@@ -360,4 +280,40 @@ impl Core {
         self.tell_if_drained();
         own
     }
+}
+
+/// Where in its source a request begins that lies in this extent as a whole and is aligned for it.
+#[inline]
+fn offset_of(straight: &Straight, request: &Request) -> Option<u64> {
+    let from = request.offset.wrapping_sub(straight.start);
+    // In this order nothing can overflow.
+    let inside = from < straight.len && request.len <= straight.len - from && request.len > 0;
+    let place = straight.offset.wrapping_add(from);
+    (inside && (place | request.len) & straight.odd == 0).then_some(place)
+}
+
+/// Takes in the result of an operation of a request, on a source or on what is in none.
+fn completed(serving: &Serving, slot: &mut Slot, queue: usize, result: i32) -> Result<Completed, Errno> {
+    let Some(target) = serving.target(slot.source) else {
+        return slot.absorb(result).map(|()| Completed::GoesOn);
+    };
+    if slot.request.op == Op::Flush {
+        return synced(target, slot, result).map(|()| Completed::GoesOn);
+    }
+    let completed = target.completed(slot, result);
+    if slot.request.op.modifies() && completed != Ok(Completed::Refused) {
+        target.syncs().wrote(queue);
+    }
+    completed
+}
+
+/// Takes in the result of a sync.
+fn synced(target: &AnyTarget, slot: &mut Slot, result: i32) -> Result<(), Errno> {
+    let outcome = if result < 0 { Err(errno_of(result)) } else { Ok(()) };
+    if outcome == Err(Errno::INTR) && slot.retries < MAX_RETRIES {
+        slot.retries += 1;
+        return Ok(());
+    }
+    slot.source += 1;
+    target.syncs().synced(slot.covers, outcome)
 }

@@ -38,13 +38,13 @@ use super::{
     change::{Hold, Next, register, unregister},
     state::Core,
 };
-use crate::{Error, Serving, ring::Ring, slot::Way, straight::Straight};
+use crate::{Error, Serving, ring::Ring, slot::Way, target::Straight};
 
 impl Core {
     /// Makes ready for another backing. The queue goes on with the one that it has.
     pub(crate) fn prepare(&mut self, ring: &mut Ring, serving: Arc<Serving>) -> Result<(), Error> {
         self.drop_next(ring)?;
-        let known = serving.has_files_of(&self.serving);
+        let known = serving.has_sources_of(&self.serving);
         if !known && (serving.layers().is_some() || self.serving.layers().is_some()) {
             let why =
                 "an image with encoded layers is neither replaced nor put in another's place".to_owned();
@@ -54,8 +54,8 @@ impl Core {
             let why = "an image that grows is neither replaced nor put in another's place";
             return Err(Error::Grow { source: std::io::Error::other(why) });
         }
-        let files = if known { None } else { Some(register(ring, &serving)?) };
-        self.next = Some(Next { serving, files });
+        let slots = if known { None } else { Some(register(ring, &serving)?) };
+        self.next = Some(Next { serving, slots });
         Ok(())
     }
 
@@ -79,11 +79,11 @@ impl Core {
         outcome.map(|()| was_held)
     }
 
-    /// Serves by what was prepared. Nothing is under way, so the old files' slots are not in use any more.
+    /// Serves by what was prepared. Nothing is under way, so the old sources' slots are not in use any more.
     fn take_next(&mut self, ring: &mut Ring) -> Result<(), Error> {
-        let Some(Next { serving, files }) = self.next.take() else { return Ok(()) };
-        let gone = files.map_or(Ok(()), |new| {
-            let old = std::mem::replace(&mut self.files, new);
+        let Some(Next { serving, slots }) = self.next.take() else { return Ok(()) };
+        let gone = slots.map_or(Ok(()), |new| {
+            let old = std::mem::replace(&mut self.slots, new);
             unregister(ring, old, &self.serving)
         });
         self.map = Arc::clone(&serving.map);

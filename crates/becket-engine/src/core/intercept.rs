@@ -21,6 +21,7 @@ use crate::{
     fault::{Fate, Operation},
     ring::shortened,
     slot::Way,
+    target::Target as _,
 };
 
 /// What the completion of an intercepted operation means.
@@ -106,15 +107,11 @@ impl Core {
     /// The operation that a tag's request needs at present.
     fn operation_of(&mut self, tag: u16, waited: bool) -> Operation<'_> {
         let slot = &self.slab[usize::from(tag)];
-        let (request, file, done) = (slot.request, slot.file, slot.done);
-        let (at, len) = match request.op {
-            Op::Flush => (0, 0),
-            _ => (request.offset + done, slot.asked),
-        };
-        let facts = self.serving.file(file).map(|file| &file.facts);
-        let unit = match facts.and_then(|facts| facts.direct).filter(|_| slot.direct) {
-            Some(align) => align.offset.max(align.memory).max(1).into(),
-            None => 1,
+        let (request, file, done) = (slot.request, slot.source, slot.done);
+        let unit = |slot| self.serving.target(file).map_or(1, |target| target.unit(slot));
+        let (at, len, unit) = match request.op {
+            Op::Flush => (0, 0, 1),
+            _ => (request.offset + done, slot.asked, unit(slot)),
         };
         let offset = match self.extent_of(tag, at, len).map(|(extent, _)| extent.place) {
             Some(Place::Data { offset, .. }) if request.op != Op::Flush => offset,

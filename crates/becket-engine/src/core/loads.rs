@@ -19,14 +19,15 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use becket_image::{Place, encoded::Encoded};
+use becket_image::{DirectIo, Place, encoded::Encoded};
 use rustix::io::Errno;
 
 use crate::{
     Data, Error, Op, Request, Serving,
-    decode::{Found, Job, Layers, Mailbox, Staging, Waiter},
+    decode::{Found, Job, Layers, Staging},
     memory::Buffers,
     stats::Decodings,
+    target::Target as _,
 };
 
 /// Memory for stored bytes that a queue takes for each layer, in bytes, within these numbers of loads.
@@ -41,7 +42,6 @@ const STREAMS: usize = 4;
 /// What a queue needs to have blocks decoded.
 pub(crate) struct Loads {
     pub(super) layers: Arc<Layers>,
-    mailbox: Arc<Mailbox>,
     /// The first tag behind the port's.
     pub(super) first: u16,
     /// By tag, from `first` on.
@@ -90,11 +90,7 @@ struct Stream {
 
 impl Loads {
     /// For a queue of `depth` requests; nothing where the image has no encoded layers.
-    pub(super) fn new(
-        serving: &Serving,
-        depth: u16,
-        mailbox: &Arc<Mailbox>,
-    ) -> Result<Option<Box<Loads>>, Error> {
+    pub(super) fn new(serving: &Serving, depth: u16) -> Result<Option<Box<Loads>>, Error> {
         let Some(layers) = serving.layers() else { return Ok(None) };
         let page = rustix::param::page_size();
         let mut loads = Vec::new();
@@ -115,7 +111,6 @@ impl Loads {
         places.iter_mut().for_each(|places| places.line.reserve(all));
         Ok(Some(Box::new(Loads {
             layers: Arc::clone(layers),
-            mailbox: Arc::clone(mailbox),
             first: depth,
             begun: Vec::with_capacity(loads.len()),
             jobs: Vec::with_capacity(loads.len()),
@@ -241,26 +236,19 @@ impl Loads {
             .line
             .pop_front()
     }
-
-    pub(super) fn waiter(&self, queue: u32, tag: u16) -> Waiter {
-        Waiter { mailbox: Arc::clone(&self.mailbox), whom: (queue, tag) }
-    }
 }
 
-/// The unit in which a backing's files can be read past the page cache, in bytes.
+/// The largest unit in bytes in which a source can have to be read, whatever `direct_io` will be.
 fn alignment(serving: &Serving) -> u64 {
-    let units = serving.files().filter_map(|file| file.facts.direct);
-    units.map(|direct| u64::from(direct.offset.max(direct.memory))).max().unwrap_or(1)
+    serving.targets().iter().filter_map(|target| target.read_unit(DirectIo::On)).max().unwrap_or(1)
 }
 
-/// How many bytes before and behind a range complete it to whole units of its file; `None` where there is no
-/// need, the page cache is not gone past, or they are not of the same extent.
+/// How many bytes before and behind a range complete it to whole units of its source; `None` where there is no
+/// need, or they are not of the same extent.
 fn around(encoded: &Encoded, serving: &Serving, input: u64, len: u64) -> Option<(u64, u64)> {
     let extent = encoded.below().extent_at(input)?;
     let Place::Data { source, offset } = extent.place else { return None };
-    let facts = &serving.file(source)?.facts;
-    let direct = facts.direct.filter(|_| !facts.caches_stored(serving.direct))?;
-    let unit = u64::from(direct.offset.max(direct.memory).max(1));
+    let unit = serving.target(source)?.read_unit(serving.direct)?;
     let inside = input - extent.start;
     let place = offset.checked_add(inside)?;
     let before = place % unit;

@@ -8,7 +8,7 @@ use crate::{
     Error,
     memory::{Buffers, file_of_memory},
     ring::Ring,
-    straight::MAX_OPERATION,
+    slot::MAX_OPERATION,
 };
 
 /// Bytes of each buffer: what is longer is made up in pieces. They are locked in memory, 128 of them in each

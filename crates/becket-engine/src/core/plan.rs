@@ -1,23 +1,17 @@
-//! What a request needs next: the operation on a backing file that takes it one step further.
-//! Decides and builds; queues nothing, and knows nothing of how results are reported.
+//! What a request needs next: its next piece by the map, which goes to the target of a source.
+//! Queues nothing, and knows neither kinds of sources nor how results are reported.
 
-use std::sync::Arc;
-
-use becket_image::{DirectIo, Encoded, Extent, Place};
-use io_uring::{opcode, squeue, types::FsyncFlags};
+use becket_image::{Encoded, Extent, Place};
+use io_uring::squeue;
 use rustix::io::Errno;
 
-use super::{fill::Copied, loads::memory_of, state::Core};
+use super::{change::first_slot, fill::Copied, loads::memory_of, state::Core};
 use crate::{
-    Data, Op,
-    decode::Waiter,
-    ring::{Transfer, fixed},
-    slot::{Step, Way, Zeroing},
-    straight::{MAX_OPERATION, Straight},
+    Data, Op, Request,
+    ring::Transfer,
+    slot::{MAX_OPERATION, NO_SOURCE, Step, Way},
+    target::{Piece, Straight, Target as _},
 };
-
-/// Zeroes for backings that cannot zero a range themselves.
-static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 impl Core {
     /// What a request needs next.
@@ -62,7 +56,7 @@ impl Core {
             }
             match extent.place {
                 Place::Data { source, offset } => {
-                    return self.operate(tag, source, offset).map(Step::Operate);
+                    return self.operate(tag, source, offset);
                 }
                 // Holes read as zeroes, and a hole stays one when it is zeroed.
                 Place::Zero => match (slot.request.op, slot.request.data) {
@@ -97,83 +91,50 @@ impl Core {
 
     fn next_sync(&mut self, tag: u16) -> Result<Step, Errno> {
         let slot = &mut self.slab[usize::from(tag)];
-        let Some((file, target)) = self.serving.next_to_sync(slot.file)? else { return Ok(Step::Whole) };
-        slot.file = file;
-        slot.sync_target = target;
-        slot.way = Way::Free;
-        let target = fixed(self.files + 2 * file);
-        Ok(Step::Operate(opcode::Fsync::new(target).flags(FsyncFlags::DATASYNC).build()))
+        let Some((source, target, covers)) = self.serving.next_to_sync(slot.source)? else {
+            return Ok(Step::Whole);
+        };
+        (slot.source, slot.covers, slot.way) = (source, covers, Way::Free);
+        Ok(Step::Operate(target.sync(first_slot(self.slots, source))))
     }
 
-    /// The operation that moves or zeroes `asked` bytes at `offset` of a backing file.
-    fn operate(&mut self, tag: u16, file: u32, offset: u64) -> Result<squeue::Entry, Errno> {
-        let open = self.serving.file(file).ok_or(Errno::IO)?;
-        let slot = &mut self.slab[usize::from(tag)];
-        slot.file = file;
-        let buffered = fixed(self.files + 2 * file);
-        let mode = match (slot.request.op, slot.zeroing) {
-            (Op::Discard, _) | (Op::WriteZeroes { .. }, Zeroing::Punch) => {
-                Some(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
-            }
-            (Op::WriteZeroes { .. }, Zeroing::Range) => {
-                Some(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE)
-            }
-            _ => None,
-        };
-        if let Some(mode) = mode {
-            slot.direct = false;
-            slot.way = Way::Governed;
-            return Ok(opcode::Fallocate::new(buffered, slot.asked).offset(offset).mode(mode).build());
-        }
-        if matches!(slot.request.op, Op::WriteZeroes { .. }) {
-            slot.direct = false;
-            slot.way = Way::Governed;
-            slot.asked = slot.asked.min(ZEROES.len() as u64);
-            let entry = opcode::Write::new(buffered, ZEROES.as_ptr(), slot.asked as u32);
-            return Ok(entry.offset(offset).build());
-        }
-        let memory =
+    /// Has the target of `source` carry the next piece of a request, which begins at its byte `offset`.
+    fn operate(&mut self, tag: u16, source: u32, offset: u64) -> Result<Step, Errno> {
+        let stored =
             self.loads.as_deref_mut().and_then(|loads| loads.memory(tag)).map(|memory| memory.address());
-        let wanted = self.serving.direct;
-        // What is to leave the page cache takes along what was read ahead around it.
-        let stays = memory.is_some() && open.facts.caches_stored(wanted);
-        slot.direct = !slot.buffered_only
-            && !stays
-            && wanted != DirectIo::Off
-            && open.direct.is_some()
-            && open.facts.direct.is_some_and(|align| {
-                let unit = u64::from(align.offset.max(1)) - 1;
-                let memory = u64::from(align.memory.max(1)) - 1;
-                (offset | slot.asked) & unit == 0 && slot.done & memory == 0
-            });
-        let flags = self.governor.way_of(slot, &open.facts, wanted, stays);
-        let target = self.files + 2 * file + u32::from(slot.direct);
+        let slot = &mut self.slab[usize::from(tag)];
+        slot.source = source;
+        let (request, done) = (slot.request, slot.done);
+        let carrier = match stored {
+            Some(memory) => Transfer { address: memory + done, ..Transfer::default() },
+            None => self.carrier(tag, &request, done),
+        };
+        let (direct_io, slots) = (self.serving.direct, first_slot(self.slots, source));
+        let piece = Piece { offset, carrier, stored: stored.is_some(), direct_io, slots };
+        let target = self.serving.target(source).ok_or(Errno::IO)?;
+        let slot = &mut self.slab[usize::from(tag)];
+        let step = target.operate(&piece, slot, &mut self.governor)?;
         // A queue that is held has no straight way: new requests must not begin. Nor has one whose operations
         // are looked at, or whose map is not the last word.
-        let straight = self.held.is_none() && self.intercepted.is_none() && self.serving.growing().is_none();
-        if slot.direct && memory.is_none() && straight {
-            self.straight = self.straight_at(tag, target);
+        let may = self.held.is_none() && self.intercepted.is_none() && self.serving.growing().is_none();
+        if may
+            && !piece.stored
+            && let Some(way) = target.straight(&piece, slot)
+        {
+            self.straight = self.straight_over(&request, done, way);
         }
-        let slot = &self.slab[usize::from(tag)];
-        if let Some(memory) = memory {
-            let (address, len) = (memory + slot.done, slot.asked as u32);
-            return Ok(Transfer { target, offset, len, address, flags, ..Transfer::default() }.entry());
+        if let Step::Waits = step {
+            self.await_note(tag);
         }
-        let way = Transfer { target, offset, len: slot.asked as u32, flags, ..Transfer::default() };
-        Ok(self.transfer(tag, &slot.request, slot.done, way))
+        Ok(step)
     }
 
-    /// The extent of a request's next byte, which is read and written by direct I/O.
-    fn straight_at(&self, tag: u16, target: u32) -> Straight {
-        let slot = &self.slab[usize::from(tag)];
-        let extent = self.map.extent_at(slot.request.offset + slot.done);
-        let facts = self.serving.file(slot.file).map(|file| &file.facts);
-        let facts = facts.filter(|facts| facts.nowait);
-        match (extent, facts.and_then(|facts| Some((facts.sparse, facts.direct?)))) {
-            (Some(Extent { start, len, place: Place::Data { source, offset } }), Some((sparse, align))) => {
-                let odd = u64::from(align.offset.max(1)) - 1;
-                let writes = !sparse && !self.serving.read_only;
-                Straight { start: *start, len: *len, offset: *offset, odd, file: *source, target, writes }
+    /// This way over the extent of a request's next byte.
+    fn straight_over(&self, request: &Request, done: u64, way: Straight) -> Straight {
+        match self.map.extent_at(request.offset + done) {
+            Some(&Extent { start, len, place: Place::Data { source, offset } }) => {
+                let writes = way.writes && !self.serving.read_only;
+                Straight { start, len, offset, source, writes, ..way }
             }
             _ => Straight::NOWHERE,
         }
@@ -183,10 +144,9 @@ impl Core {
     /// takes the request further.
     #[inline(never)]
     fn await_place(&mut self, tag: u16, pos: u64, zeroed: bool) {
-        if let (Some(growing), Some(slot)) = (self.serving.growing(), self.slab.get_mut(usize::from(tag))) {
-            slot.way = Way::Waiting;
-            self.in_flight += 1;
-            growing.ask(pos, zeroed, Waiter { mailbox: Arc::clone(&self.mailbox), whom: (self.index, tag) });
+        if let Some(growing) = self.serving.growing() {
+            growing.ask(pos, zeroed, self.waiter(tag));
+            self.await_note(tag);
         }
     }
 
@@ -210,11 +170,10 @@ impl Core {
     /// nothing.
     fn deliver(&mut self, tag: u16, target: u32, offset: u64, len: u64) -> squeue::Entry {
         let slot = &mut self.slab[usize::from(tag)];
-        (slot.asked, slot.staged, slot.way, slot.direct) = (len, 0, Way::Free, false);
+        (slot.asked, slot.staged, slot.way, slot.source) = (len, 0, Way::Free, NO_SOURCE);
         let (request, done) = (slot.request, slot.done);
         // No longer than an operation, and that fits.
-        let way = Transfer { target, offset, len: len as u32, ..Transfer::default() };
-        self.transfer(tag, &request, done, way)
+        Transfer { target, offset, len: len as u32, ..self.carrier(tag, &request, done) }.entry()
     }
 }
 

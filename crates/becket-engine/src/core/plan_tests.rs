@@ -1,9 +1,9 @@
 //! What a request needs first and next, entry by entry, on a ring of its own.
 
-use std::{fs::File, os::fd::AsFd};
+use std::{fs::File, os::fd::AsFd, sync::Arc};
 
 use becket_image::{
-    Alignment, DirectIo, Extent, Facts, FileKind, FileSource, Grow, Map, Place, Source, Wanted,
+    Alignment, Extent, Facts, FileKind, FileSource, Grow, Map, Place, Source, Wanted,
     encoded::{Block, Encoded},
 };
 
@@ -101,7 +101,7 @@ fn what_has_its_place_in_an_image_that_grows_is_neither_copied_nor_waited_for() 
     let mut ring = Ring::new(0).unwrap();
     let serving = Serving::new(mixed(), vec![file()], false, 1);
     let mut core = core(&mut ring, serving.growing_by(Box::new(Double), Box::new(())).unwrap());
-    let direct = core.files + 1;
+    let direct = core.slots + 1;
     for (op, write) in [(Op::Read, false), (Op::Write { durable: false }, true)] {
         // A part of unit 0, all of unit 1, and what is left of 0 when both are asked for at once.
         for (offset, len, place, moved) in
@@ -111,21 +111,9 @@ fn what_has_its_place_in_an_image_that_grows_is_neither_copied_nor_waited_for() 
                 panic!("{op:?} {offset}")
             };
             let slot = &core.slab[1];
-            assert!(slot.direct && slot.way != Way::Waiting);
-            let flags = core.governor.way_of(
-                &mut slot.clone(),
-                &core.serving.file(0).unwrap().facts,
-                DirectIo::Auto,
-                false,
-            );
-            let way = Transfer {
-                write,
-                target: direct,
-                offset: place,
-                len: moved as u32,
-                flags,
-                ..Transfer::default()
-            };
+            assert!(slot.file.is_direct() && slot.way == Way::Free);
+            let len = moved as u32;
+            let way = Transfer { write, target: direct, offset: place, len, ..Transfer::default() };
             assert_eq!(bytes(&entry), straight_to(&core, 1, way, 0), "{op:?} {offset}");
         }
         assert_eq!(core.in_flight, 0, "nobody is asked for anything");
@@ -133,17 +121,9 @@ fn what_has_its_place_in_an_image_that_grows_is_neither_copied_nor_waited_for() 
     // The second part of a request comes from another place, to where the first ended.
     core.slab[1].done = UNIT;
     let Step::Operate(entry) = core.next_operation(1).unwrap() else { panic!() };
-    assert!(core.slab[1].direct);
-    let mut slot = core.slab[1];
-    let flags = core.governor.way_of(&mut slot, &core.serving.file(0).unwrap().facts, DirectIo::Auto, false);
-    let way = Transfer {
-        write: true,
-        target: direct,
-        offset: 7 * UNIT,
-        len: UNIT as u32,
-        flags,
-        ..Transfer::default()
-    };
+    assert!(core.slab[1].file.is_direct());
+    let len = UNIT as u32;
+    let way = Transfer { write: true, target: direct, offset: 7 * UNIT, len, ..Transfer::default() };
     assert_eq!(bytes(&entry), straight_to(&core, 1, way, UNIT));
     // What has no place is read where it is, and written only once it has one.
     assert!(matches!(first(&mut core, 2, Op::Read, 2 * UNIT, 4096), Step::Operate(_)));

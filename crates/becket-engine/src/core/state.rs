@@ -18,13 +18,13 @@ use super::{
 };
 use crate::{
     Data, Error, Op, QueueStats, Request, Serving,
-    decode::Mailbox,
+    decode::{Mailbox, Waiter},
     governor::Governor,
     memory::Buffers,
     ring::{Ring, Transfer, fixed},
-    slot::{Slot, Way},
+    slot::{MAX_OPERATION, Slot, Way},
     stats::Tally,
-    straight::{MAX_OPERATION, Straight},
+    target::Straight,
 };
 
 /// How the requests of a queue carry their bytes.
@@ -96,8 +96,8 @@ pub(crate) struct Core {
     pub(super) port: u32,
     /// Behind it is its tether's, where it has one, and then that of what is made up.
     pub(super) port_count: usize,
-    /// First of the slots of the backing files: buffered and direct of each.
-    pub(crate) files: u32,
+    /// First of the slots of the sources: see [`register`].
+    pub(crate) slots: u32,
     /// The port's descriptor, where its commands must not use the table.
     pub(super) unregistered_port: Option<RawFd>,
     /// Operations and commands that the kernel has not completed.
@@ -133,7 +133,7 @@ impl Core {
             Memory::Framed { head, size } => Some(Buffers::framed(new.depth.into(), head, size)?),
             Memory::Registered => None,
         };
-        let loads = Loads::new(new.serving, new.depth, new.mailbox)?;
+        let loads = Loads::new(new.serving, new.depth)?;
         let registers = new.memory == Memory::Registered;
         let staged = registers.then(|| NewMemoryFiles::new(ring, new.depth, loads.is_some())).transpose()?;
         // The queue's own requests behind those of the port.
@@ -154,8 +154,8 @@ impl Core {
             Memory::Framed { .. } => ring.register_unwaiting(new.descriptor, &ports)?,
             _ => ring.register_files(&ports)?,
         };
-        let files = match register(ring, new.serving) {
-            Ok(files) => files,
+        let slots = match register(ring, new.serving) {
+            Ok(slots) => slots,
             Err(error) => {
                 ring.unregister_files(port, ports.len())?;
                 return Err(error);
@@ -170,7 +170,7 @@ impl Core {
         let registered = match rest {
             Ok(registered) => registered,
             Err(error) => {
-                unregister(ring, files, new.serving)?;
+                unregister(ring, slots, new.serving)?;
                 ring.unregister_files(port, ports.len())?;
                 return Err(error);
             }
@@ -191,7 +191,7 @@ impl Core {
             registered,
             port,
             port_count: ports.len(),
-            files,
+            slots,
             unregistered_port,
             in_flight: 0,
             finished: Vec::with_capacity(new.depth.into()),
@@ -311,24 +311,34 @@ impl Core {
         }
         ring.blocks_no_more(self.slab.len() as u16);
         let next = self.next.take().map_or(Ok(()), |next| next.give_back(ring));
-        let files = unregister(ring, self.files, &self.serving);
-        ring.unregister_files(self.port, self.port_count).and(files).and(next)
+        let sources = unregister(ring, self.slots, &self.serving);
+        ring.unregister_files(self.port, self.port_count).and(sources).and(next)
     }
 
-    /// The operation that moves the next `len` bytes of a request, of which `done` are done, from or to
-    /// `offset` of a descriptor, with `RWF_*` flags beside those that the request itself needs.
+    /// A transfer of a request's bytes, of which `done` are done: where they are, which way they go, and the
+    /// `RWF_*` flags that the request itself needs.
     ///
     /// The request has been held against the size of its buffer.
     #[inline]
-    pub(crate) fn transfer(&self, tag: u16, request: &Request, done: u64, way: Transfer) -> squeue::Entry {
+    pub(crate) fn carrier(&self, tag: u16, request: &Request, done: u64) -> Transfer {
         let (address, buffer) = match request.data {
             // A registered request's address is its offset in the request.
             Data::Registered => (done, Some(self.registered_index(tag))),
             _ => (self.buffer_address(tag).wrapping_add(done), None),
         };
-        let durable = if request.op == (Op::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
-        let flags = way.flags | durable;
-        Transfer { write: request.op != Op::Read, address, buffer, flags, ..way }.entry()
+        let flags = if request.op == (Op::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
+        Transfer { write: request.op != Op::Read, address, buffer, flags, ..Transfer::default() }
+    }
+
+    /// Where a note for the request of `tag` goes.
+    pub(super) fn waiter(&self, tag: u16) -> Waiter {
+        Waiter { mailbox: Arc::clone(&self.mailbox), whom: (self.index, tag) }
+    }
+
+    /// The request of `tag` waits for a note, which takes it further; the queue does not end before.
+    pub(super) fn await_note(&mut self, tag: u16) {
+        self.slab[usize::from(tag)].way = Way::Waiting;
+        self.in_flight += 1;
     }
 
     /// Keeps the request of `tag`, which has not begun, for later, if the queue is held.

@@ -17,8 +17,8 @@ use super::{
 pub(crate) enum Note {
     /// A block that a request waits for is there, or cannot be had.
     Block { key: Key, result: Result<Arc<Decoded>, Errno> },
-    /// The unit that a request waits for has a place, or can have none.
-    Placed(Result<(), Errno>),
+    /// What else a request waits for is there (a unit has a place), or cannot be had.
+    There(Result<(), Errno>),
     /// The memory of a load comes back, with the bytes that its block yielded: the load has ended.
     Loaded { staging: Staging, yielded: Option<u32> },
 }

@@ -37,7 +37,7 @@ impl IoThreads {
         new: &Arc<Serving>,
         patience: Duration,
     ) -> Result<(), Error> {
-        let settles = new.read_only || !new.has_files_of(old);
+        let settles = new.read_only || !new.has_sources_of(old);
         let settle = |time| if settles { sync_within(old, time) } else { Ok(()) };
         let ready = queues.iter().try_for_each(|queue| self.prepare(*queue, new));
         let ready = ready.and_then(|()| settle(SETTLING));

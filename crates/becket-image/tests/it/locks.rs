@@ -99,7 +99,7 @@ fn what_is_given_up_is_free_though_somebody_still_holds_the_descriptor() {
     let (_dir, path) = image();
     let opened = open(&path).unwrap();
     let held = source_of(&opened, 0).buffered.try_clone().unwrap();
-    source_of(&opened, 0).unlock();
+    opened.sources[0].unlock();
     drop(opened);
     open(&path).unwrap();
     drop(held);

@@ -3,7 +3,7 @@
 
 use std::fs::{Permissions, read_link};
 use std::io::Write;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,12 @@ fn a_plain_file_is_one_range_with_its_facts() {
     assert_eq!(opened.warnings, [""; 0]);
     assert_eq!(opened.partitions, []);
 
-    let [Source::File(backing)] = opened.sources.as_slice() else { panic!("one source") };
+    let [source @ Source::File(backing)] = opened.sources.as_slice() else { panic!("one source") };
+    assert_eq!((source.len(), source.identity()), (MIB, Some(opened.identity)));
+    assert!(source.is_writable() && source.reader().is_ok());
+    let inode = |fd: &BorrowedFd<'_>| rustix::fs::fstat(fd).unwrap().st_ino;
+    let inodes: Vec<_> = source.descriptors().iter().map(inode).collect();
+    assert_eq!(inodes, vec![opened.identity.ino; 1 + usize::from(backing.direct.is_some())]);
     assert_eq!(backing.facts.kind, FileKind::Regular);
     assert_eq!(backing.facts.size, MIB);
     assert!(backing.facts.writable);

@@ -4,7 +4,7 @@ use becket_image::{
 };
 
 use super::*;
-use crate::decode::{Decoding, unheard};
+use crate::decode::Decoding;
 
 fn layer(below: Map, blocks: u32) -> Encoded {
     let block = |index: u32| Block {
@@ -31,7 +31,7 @@ fn serving(below: Map) -> Serving {
 }
 
 fn loads() -> Box<Loads> {
-    Loads::new(&serving(Map::contiguous(0, 0, 1 << 20)), 16, &unheard()).unwrap().unwrap()
+    Loads::new(&serving(Map::contiguous(0, 0, 1 << 20)), 16).unwrap().unwrap()
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn each_layer_has_places_of_its_own() {
         plain.decoded_by(&decoding, vec![first, second])
     };
     let serving = both(layer(below.clone(), 100), upper.clone()).unwrap();
-    let loads = Loads::new(&serving, 16, &unheard()).unwrap().unwrap();
+    let loads = Loads::new(&serving, 16).unwrap().unwrap();
     assert_eq!(usize::from(loads.count()), 2 * MOST);
     assert!(loads.places[0].free.iter().all(|tag| loads.places[1].free.iter().all(|other| other != tag)));
     assert!(

@@ -58,7 +58,7 @@
 //! descriptors until it executes its program, and the kernel closes the file of a loop device after the
 //! device is gone. A ring releases a file of its table late, before Linux 6.13 up to a second later. That is
 //! too long, so the process that knows that a device has ended [gives its locks
-//! up](super::FileSource::unlock). A conflict counts only after a few retries ([`a_moment`]), so that
+//! up](crate::Source::unlock). A conflict counts only after a few retries ([`a_moment`]), so that
 //! detaching and attaching again does not fail by accident. The holder of the gate is at work, so the wait
 //! for the gate is a little longer.
 

@@ -9,25 +9,19 @@ pub(crate) mod host;
 pub(crate) mod kernel_users;
 pub(crate) mod locks;
 
+use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
 
 use self::facts::{DirectIo, Facts, FileKind, Known};
 use self::host::{HostFile, forget_cached, lock_fd};
 use self::locks::Claim;
-use crate::Error;
-
-/// Device and inode of the file; of a block device, those of its node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Identity {
-    /// Number of the device that the file is on (`st_dev`).
-    pub dev: u64,
-    /// Number of the inode.
-    pub ino: u64,
-}
+use super::kind::{Identity, Kind};
+use crate::{Error, ReadAt};
 
 /// A file or block device that holds bytes of an image.
 #[derive(Debug)]
@@ -73,21 +67,6 @@ impl FileSource {
         }
     }
 
-    /// Its descriptors: the buffered one, then the direct one where there is one.
-    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        std::iter::once(self.buffered.as_fd()).chain(self.direct.as_ref().map(AsFd::as_fd))
-    }
-
-    /// Gives up its locks, even if other processes still hold copies of its descriptors: nothing may use
-    /// these any more.
-    pub fn unlock(&self) {
-        for fd in self.descriptors() {
-            // A file that could not be locked has no lock to give up, and what is left goes with the last
-            // copy.
-            let _ = becket_uapi::lock::ofd_unlock(fd, 0, 0);
-        }
-    }
-
     /// Takes the locks of an image that was opened `shared`, now that the conflicting users are gone.
     ///
     /// # Errors
@@ -97,5 +76,38 @@ impl FileSource {
         let claim = Claim { write, shared: false, range };
         // Without locks it was opened with a warning already.
         lock_fd(path, &self.buffered, self.facts.kind, &claim, &mut Vec::new())
+    }
+}
+
+impl Kind for FileSource {
+    fn len(&self) -> u64 {
+        self.facts.size
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        // Neither changes while it is open, so the file system is not asked: it may not answer.
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let known = statx(&self.buffered, "", flags, StatxFlags::INO).ok()?;
+        Some(Identity { dev: makedev(known.stx_dev_major, known.stx_dev_minor), ino: known.stx_ino })
+    }
+
+    /// The buffered one, then the direct one where there is one.
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        std::iter::once(&self.buffered).chain(&self.direct).map(AsFd::as_fd).collect()
+    }
+
+    fn is_writable(&self) -> bool {
+        self.facts.writable
+    }
+
+    fn reader(&self) -> io::Result<Arc<dyn ReadAt>> {
+        Ok(Arc::new(self.buffered.try_clone()?))
+    }
+
+    fn unlock(&self) {
+        for fd in self.descriptors() {
+            // A file that could not be locked has no lock to give up, and what is left goes with the last copy.
+            let _ = becket_uapi::lock::ofd_unlock(fd, 0, 0);
+        }
     }
 }

@@ -1,0 +1,92 @@
+//! The kinds of targets. A call goes to one of them by a match that the compiler sees through: no table of
+//! methods, and nothing at all where there is one kind.
+
+use std::os::fd::BorrowedFd;
+
+use becket_image::{DirectIo, Source};
+use io_uring::squeue;
+use rustix::io::Errno;
+
+#[cfg(test)]
+use super::double::Double;
+use super::{
+    contract::{Completed, Piece, SLOTS, Target},
+    file::FileTarget,
+    straight::Straight,
+    syncs::Syncs,
+};
+use crate::{
+    governor::Governor,
+    slot::{Slot, Step},
+};
+
+/// A target of any kind.
+#[derive(Debug)]
+pub(crate) enum AnyTarget {
+    File(FileTarget),
+    #[cfg(test)]
+    Double(Double),
+}
+
+/// Calls the target of whichever kind it is.
+macro_rules! each {
+    ($any:expr, $target:ident => $call:expr) => {
+        match $any {
+            AnyTarget::File($target) => $call,
+            #[cfg(test)]
+            AnyTarget::Double($target) => $call,
+        }
+    };
+}
+
+impl AnyTarget {
+    /// The target of a source, for a device of so many queues.
+    pub(crate) fn of(source: Source, queues: usize) -> AnyTarget {
+        match source {
+            Source::File(file) => AnyTarget::File(FileTarget::new(file, queues)),
+        }
+    }
+}
+
+impl Target for AnyTarget {
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; SLOTS] {
+        each!(self, target => target.descriptors())
+    }
+
+    fn is_writable(&self) -> bool {
+        each!(self, target => target.is_writable())
+    }
+
+    fn operate(&self, piece: &Piece, slot: &mut Slot, governor: &mut Governor) -> Result<Step, Errno> {
+        each!(self, target => target.operate(piece, slot, governor))
+    }
+
+    fn completed(&self, slot: &mut Slot, result: i32) -> Result<Completed, Errno> {
+        each!(self, target => target.completed(slot, result))
+    }
+
+    fn straight(&self, piece: &Piece, slot: &Slot) -> Option<Straight> {
+        each!(self, target => target.straight(piece, slot))
+    }
+
+    #[inline]
+    fn syncs(&self) -> &Syncs {
+        each!(self, target => target.syncs())
+    }
+
+    fn sync(&self, slots: u32) -> squeue::Entry {
+        each!(self, target => target.sync(slots))
+    }
+
+    fn sync_now(&self) -> Result<(), Errno> {
+        each!(self, target => target.sync_now())
+    }
+
+    fn read_unit(&self, direct_io: DirectIo) -> Option<u64> {
+        each!(self, target => target.read_unit(direct_io))
+    }
+
+    fn unit(&self, slot: &Slot) -> u64 {
+        each!(self, target => target.unit(slot))
+    }
+}

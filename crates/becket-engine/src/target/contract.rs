@@ -1,0 +1,92 @@
+//! What a target does for the core. All of it runs on the I/O thread, except [`Target::sync_now`]: it never
+//! waits, allocates or locks.
+
+use std::os::fd::BorrowedFd;
+
+use becket_image::DirectIo;
+use io_uring::squeue;
+use rustix::io::Errno;
+
+use super::{straight::Straight, syncs::Syncs};
+use crate::{
+    governor::Governor,
+    ring::Transfer,
+    slot::{Slot, Step},
+};
+
+/// Slots of a ring's table that each source has.
+pub(crate) const SLOTS: usize = 2;
+
+/// The part of a request that its target is to carry next: [`Slot::asked`] bytes in one source.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    /// The first of them in the source.
+    pub(crate) offset: u64,
+    /// A transfer of their memory: its direction and what the request itself needs of flags. Length, descriptor
+    /// and offset are the target's to add.
+    pub(crate) carrier: Transfer,
+    /// They are stored bytes of an encoded block, and go to memory of ours.
+    pub(crate) stored: bool,
+    /// What of the device is to go past the page cache.
+    pub(crate) direct_io: DirectIo,
+    /// The first of the source's slots in the ring's table.
+    pub(crate) slots: u32,
+}
+
+/// What the completion of an operation that did not fail means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Completed {
+    /// The request goes on: bytes were moved ([`Slot::done`] counts them), or the same are tried again.
+    GoesOn,
+    /// It was tried without blocking, or with flags, and that was refused: it changed nothing, and the next
+    /// attempt may block.
+    Refused,
+}
+
+/// Carries pieces of requests to one source, for all queues of a device.
+pub(crate) trait Target {
+    /// Its descriptors for the tables of rings, in the order in which they cross to another process.
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; SLOTS];
+
+    /// Whether anything may be written to it. What may not is never synced.
+    fn is_writable(&self) -> bool;
+
+    /// The operation that takes a request's piece further, or [`Step::Waits`] where the piece is not there:
+    /// a note takes the request further then. Sets how the operation goes ([`Slot::way`]), and lessens
+    /// [`Slot::asked`] where it carries less.
+    ///
+    /// # Errors
+    /// What the request fails with.
+    fn operate(&self, piece: &Piece, slot: &mut Slot, governor: &mut Governor) -> Result<Step, Errno>;
+
+    /// Takes in the result of such an operation: a count, 0 or a negative errno. Not called for one of
+    /// [`Way::Free`](crate::slot::Way::Free) whose result is all the bytes that its request still lacked.
+    ///
+    /// # Errors
+    /// What the request fails with. An error that says that finished writes may be lost must have made
+    /// [`Target::syncs`] fail before it is returned.
+    fn completed(&self, slot: &mut Slot, result: i32) -> Result<Completed, Errno>;
+
+    /// The way of requests that lie in the same extent as the piece that was just begun, where they need no
+    /// plan. The core fills in the extent.
+    fn straight(&self, piece: &Piece, slot: &Slot) -> Option<Straight>;
+
+    /// What of finished writes a completed sync covers. The core counts in it: a target only has it, so that
+    /// it outlives queues and changes.
+    fn syncs(&self) -> &Syncs;
+
+    /// The operation that makes all finished writes durable. Its result is 0 or a negative errno.
+    fn sync(&self, slots: u32) -> squeue::Entry;
+
+    /// The same at once, for a thread that may wait.
+    ///
+    /// # Errors
+    /// Some may not be durable.
+    fn sync_now(&self) -> Result<(), Errno>;
+
+    /// The unit in bytes in which stored bytes of encoded blocks are read; `None` where any range may be.
+    fn read_unit(&self, direct_io: DirectIo) -> Option<u64>;
+
+    /// What a shorter operation in place of the one in flight would have to be a multiple of, in bytes.
+    fn unit(&self, slot: &Slot) -> u64;
+}

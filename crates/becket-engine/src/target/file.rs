@@ -1,0 +1,245 @@
+//! The target of a regular file or block device: reads and writes past the page cache or through it,
+//! `fallocate` and what stands for it where the file system has none, `fdatasync`.
+//! Has two slots in a ring's table: the buffered descriptor, then the direct one.
+
+mod state;
+mod way;
+
+use std::os::fd::{AsFd as _, BorrowedFd};
+
+use becket_image::{DirectIo, FileSource};
+use io_uring::{opcode, squeue, types::FsyncFlags};
+use rustix::io::Errno;
+
+pub(crate) use state::FileState;
+
+use self::state::Zeroing;
+use super::{
+    contract::{Completed, Piece, SLOTS, Target},
+    straight::Straight,
+    syncs::Syncs,
+};
+use crate::{
+    Op,
+    governor::{Class, Governor},
+    ring::{Transfer, fixed},
+    slot::{Slot, Step, Way, errno_of},
+};
+
+/// Zeroes for files that cannot zero a range themselves.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+/// A file or block device of this host.
+#[derive(Debug)]
+pub(crate) struct FileTarget {
+    file: FileSource,
+    syncs: Syncs,
+}
+
+impl FileTarget {
+    pub(super) fn new(file: FileSource, queues: usize) -> FileTarget {
+        FileTarget { file, syncs: Syncs::new(queues) }
+    }
+
+    /// The operation that reads or writes a piece.
+    fn transfer(&self, piece: &Piece, slot: &mut Slot, governor: &mut Governor) -> squeue::Entry {
+        let facts = &self.file.facts;
+        let wanted = piece.direct_io;
+        // What is to leave the page cache takes along what was read ahead around it.
+        let stays = piece.stored && facts.caches_stored(wanted);
+        let direct = !slot.file.buffered_only
+            && !stays
+            && wanted != DirectIo::Off
+            && self.file.direct.is_some()
+            && facts.direct.is_some_and(|align| {
+                let unit = u64::from(align.offset.max(1)) - 1;
+                let memory = u64::from(align.memory.max(1)) - 1;
+                (piece.offset | slot.asked) & unit == 0 && slot.done & memory == 0
+            });
+        slot.file.buffered = !direct;
+        let flags = way::way_of(governor, slot, facts, wanted, stays);
+        let target = piece.slots + u32::from(direct);
+        let (offset, len, flags) = (piece.offset, slot.asked as u32, piece.carrier.flags | flags);
+        Transfer { target, offset, len, flags, ..piece.carrier }.entry()
+    }
+
+    /// The operation that zeroes a piece.
+    fn zero(piece: &Piece, slot: &mut Slot, how: Zeroing) -> squeue::Entry {
+        slot.file.buffered = true;
+        slot.way = Way::Governed;
+        let (file, offset) = (fixed(piece.slots), piece.offset);
+        let mode = match how {
+            Zeroing::Punch => libc::FALLOC_FL_PUNCH_HOLE,
+            Zeroing::Range => libc::FALLOC_FL_ZERO_RANGE,
+            Zeroing::Write => {
+                slot.asked = slot.asked.min(ZEROES.len() as u64);
+                return opcode::Write::new(file, ZEROES.as_ptr(), slot.asked as u32).offset(offset).build();
+            }
+        };
+        let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
+        opcode::Fallocate::new(file, slot.asked).offset(offset).mode(mode).build()
+    }
+}
+
+/// How the next range of a request is zeroed; `None` for one that moves bytes.
+fn zeroing(slot: &Slot) -> Option<Zeroing> {
+    match (slot.request.op, slot.file.zeroing) {
+        (Op::Discard, _) => Some(Zeroing::Punch),
+        (Op::WriteZeroes { keep_allocated: true }, Zeroing::Punch) => Some(Zeroing::Range),
+        (Op::WriteZeroes { .. }, how) => Some(how),
+        _ => None,
+    }
+}
+
+/// Takes in the result of an operation that moves or zeroes bytes.
+fn absorb(slot: &mut Slot, result: i32) -> Result<(), Errno> {
+    // The success of a `fallocate` is 0 and not a count.
+    let fallocate = zeroing(slot).filter(|how| *how != Zeroing::Write);
+    match (result, fallocate) {
+        (0.., Some(_)) => slot.moved(slot.asked),
+        (0.., None) => slot.absorb(result),
+        (..0, _) => match (errno_of(result), fallocate) {
+            // Facts that were asked when the image was opened may change (a file may be set to be
+            // compressed).
+            (Errno::INVAL, _) if !slot.file.buffered && !slot.file.buffered_only => {
+                slot.file.buffered_only = true;
+                Ok(())
+            }
+            (Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL, Some(how)) => {
+                slot.file.zeroing = match (slot.request.op, how) {
+                    (Op::WriteZeroes { .. }, Zeroing::Punch) => Zeroing::Range,
+                    (Op::WriteZeroes { .. }, _) => Zeroing::Write,
+                    _ => return Err(Errno::OPNOTSUPP),
+                };
+                Ok(())
+            }
+            (errno, _) => slot.failed(errno),
+        },
+    }
+}
+
+/// Whether an operation was refused for how it was tried.
+fn is_refused(slot: &mut Slot, result: i32) -> bool {
+    if result >= 0 || slot.way == Way::Free || Class::of(slot.request.op) == Class::Space {
+        return false;
+    }
+    let errno = errno_of(result);
+    // Some file systems say EOPNOTSUPP where they mean EAGAIN; that the flags are to blame shows when the
+    // operation has a thread to itself and is refused again.
+    let flags = errno == Errno::OPNOTSUPP && !slot.file.bare;
+    let refused = flags || (slot.way == Way::Trying && errno == Errno::AGAIN);
+    if refused {
+        slot.file.bare = flags && slot.blocks;
+    }
+    refused
+}
+
+impl Target for FileTarget {
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; SLOTS] {
+        [Some(self.file.buffered.as_fd()), self.file.direct.as_ref().map(|fd| fd.as_fd())]
+    }
+
+    fn is_writable(&self) -> bool {
+        self.file.facts.writable
+    }
+
+    fn operate(&self, piece: &Piece, slot: &mut Slot, governor: &mut Governor) -> Result<Step, Errno> {
+        Ok(Step::Operate(match zeroing(slot) {
+            Some(how) => FileTarget::zero(piece, slot, how),
+            None => self.transfer(piece, slot, governor),
+        }))
+    }
+
+    fn completed(&self, slot: &mut Slot, result: i32) -> Result<Completed, Errno> {
+        if is_refused(slot, result) {
+            return Ok(Completed::Refused);
+        }
+        absorb(slot, result).map(|()| Completed::GoesOn).inspect_err(|errno| {
+            // A durable write through the page cache syncs, and the kernel reports pages that earlier writes
+            // have lost once for each open file. An error that only the write can have met says nothing.
+            let durable = slot.request.op == Op::Write { durable: true };
+            if durable && slot.file.buffered && *errno == Errno::IO {
+                self.syncs.fail(*errno);
+            }
+        })
+    }
+
+    fn straight(&self, piece: &Piece, slot: &Slot) -> Option<Straight> {
+        let facts = &self.file.facts;
+        let align = facts.direct.filter(|_| facts.nowait && !slot.file.buffered)?;
+        let odd = u64::from(align.offset.max(1)) - 1;
+        Some(Straight { odd, target: piece.slots + 1, writes: !facts.sparse, ..Straight::NOWHERE })
+    }
+
+    fn syncs(&self) -> &Syncs {
+        &self.syncs
+    }
+
+    fn sync(&self, slots: u32) -> squeue::Entry {
+        opcode::Fsync::new(fixed(slots)).flags(FsyncFlags::DATASYNC).build()
+    }
+
+    fn sync_now(&self) -> Result<(), Errno> {
+        rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.file.buffered))
+    }
+
+    fn read_unit(&self, direct_io: DirectIo) -> Option<u64> {
+        let facts = &self.file.facts;
+        let align = facts.direct.filter(|_| !facts.caches_stored(direct_io))?;
+        Some(u64::from(align.offset.max(align.memory).max(1)))
+    }
+
+    fn unit(&self, slot: &Slot) -> u64 {
+        let direct = self.file.facts.direct.filter(|_| !slot.file.buffered);
+        direct.map_or(1, |align| align.offset.max(align.memory).max(1).into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Data, Request};
+
+    fn slot(op: Op, len: u64) -> Slot {
+        Slot { asked: len, ..Slot::begin(Request { op, offset: 0, len, data: Data::Buffer }, 0) }
+    }
+
+    #[test]
+    fn a_refused_direct_operation_is_repeated_through_the_page_cache_once() {
+        let mut slot = slot(Op::Read, 512);
+        assert_eq!(absorb(&mut slot, -Errno::INVAL.raw_os_error()), Ok(()));
+        assert!(slot.file.buffered_only);
+        slot.file.buffered = true;
+        assert_eq!(absorb(&mut slot, -Errno::INVAL.raw_os_error()), Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn zeroing_falls_back_to_writing_but_discard_does_not() {
+        let unsupported = -Errno::OPNOTSUPP.raw_os_error();
+        // As after `operate`, which zeroes through the page cache.
+        let buffered = |op| {
+            let mut slot = slot(op, 512);
+            slot.file.buffered = true;
+            slot
+        };
+        let mut zero = buffered(Op::WriteZeroes { keep_allocated: false });
+        assert_eq!(zeroing(&zero), Some(Zeroing::Punch));
+        assert_eq!(absorb(&mut zero, unsupported), Ok(()));
+        assert_eq!(zeroing(&zero), Some(Zeroing::Range));
+        assert_eq!(absorb(&mut zero, unsupported), Ok(()));
+        assert_eq!(zeroing(&zero), Some(Zeroing::Write));
+        assert_eq!(absorb(&mut zero, unsupported), Err(Errno::OPNOTSUPP));
+        let mut keep = buffered(Op::WriteZeroes { keep_allocated: true });
+        assert_eq!(zeroing(&keep), Some(Zeroing::Range));
+        assert_eq!(absorb(&mut keep, unsupported), Ok(()));
+        assert_eq!(zeroing(&keep), Some(Zeroing::Write));
+        assert_eq!(absorb(&mut buffered(Op::Discard), unsupported), Err(Errno::OPNOTSUPP));
+    }
+
+    #[test]
+    fn fallocate_success_is_the_whole_range() {
+        let mut slot = slot(Op::Discard, 1 << 30);
+        assert_eq!(absorb(&mut slot, 0), Ok(()));
+        assert_eq!(slot.done, 1 << 30);
+    }
+}

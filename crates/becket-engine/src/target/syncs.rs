@@ -1,0 +1,187 @@
+//! Which finished writes a completed sync covers: the rule of every flush, whatever the target.
+//! Syncs nothing itself.
+
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
+
+use rustix::io::Errno;
+
+/// Counts writes and syncs of one source, without a lock.
+///
+/// A flush may only be skipped when a sync that *began after* the last finished write has *finished*. So a
+/// sync takes the number of finished writes before it starts and publishes it when it has succeeded; a flush
+/// that sees a larger number of writes than was published syncs again, even while another sync runs.
+#[derive(Debug)]
+pub(crate) struct Syncs {
+    /// Finished writes, one counter for each queue, each written by its own thread only.
+    writes: Box<[Counter]>,
+    synced: AtomicU64,
+    failed: AtomicI32,
+}
+
+/// A counter that shares its cache line with no other.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Counter(AtomicU64);
+
+impl Syncs {
+    /// For a device of so many queues.
+    pub(crate) fn new(queues: usize) -> Syncs {
+        let writes: Box<[Counter]> = (0..queues.max(1)).map(|_| Counter::default()).collect();
+        // A server before us may have written without syncing: the first flush always syncs.
+        writes[0].0.store(1, Ordering::Release);
+        Syncs { writes, synced: AtomicU64::new(0), failed: AtomicI32::new(0) }
+    }
+
+    /// A write has finished, whether well or not; only the queue's own thread may call this for `queue`.
+    pub(crate) fn wrote(&self, queue: usize) {
+        if let Some(counter) = self.writes.get(queue) {
+            counter.0.store(counter.0.load(Ordering::Relaxed) + 1, Ordering::Release);
+        }
+    }
+
+    /// What a sync that begins now will cover, where anything needs one.
+    ///
+    /// # Errors
+    /// An earlier sync failed. That stays: the pages it was about are gone from the cache, and a later sync
+    /// that succeeds would say nothing about them.
+    pub(crate) fn due(&self) -> Result<Option<u64>, Errno> {
+        self.failed().map_or_else(|| Ok(self.pending()), Err)
+    }
+
+    fn pending(&self) -> Option<u64> {
+        // Two sums may be equal though each counts a write that the other lacks. With the fences the sync of
+        // the one then began after the other's writes had ended; without, memory may be weak enough that it
+        // did not (Miri shows it).
+        let mut writes: u64 = 0;
+        for counter in &self.writes {
+            fence(Ordering::SeqCst);
+            writes += counter.0.load(Ordering::Acquire);
+        }
+        fence(Ordering::SeqCst);
+        (writes > self.synced.load(Ordering::Acquire)).then_some(writes)
+    }
+
+    fn failed(&self) -> Option<Errno> {
+        match self.failed.load(Ordering::Acquire) {
+            0 => None,
+            errno => Some(Errno::from_raw_os_error(errno)),
+        }
+    }
+
+    /// Pages are lost: no flush succeeds any more.
+    pub(crate) fn fail(&self, errno: Errno) {
+        self.failed.store(errno.raw_os_error(), Ordering::Release);
+    }
+
+    /// A sync that had taken `target` has ended; returns what it is worth.
+    ///
+    /// The kernel tells of lost pages once for each open file: of two syncs that run side by side only one
+    /// hears it.
+    pub(crate) fn synced(&self, target: u64, result: Result<(), Errno>) -> Result<(), Errno> {
+        match result.and(self.failed().map_or(Ok(()), Err)) {
+            Ok(()) => {
+                self.synced.fetch_max(target, Ordering::AcqRel);
+                Ok(())
+            }
+            Err(errno) => {
+                self.fail(errno);
+                Err(errno)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_flush_syncs_and_an_idle_one_does_not() {
+        let sync = Syncs::new(2);
+        let target = sync.pending().unwrap();
+        sync.synced(target, Ok(())).unwrap();
+        assert_eq!(sync.pending(), None);
+    }
+
+    #[test]
+    fn a_write_that_ends_during_a_sync_is_synced_again() {
+        let sync = Syncs::new(2);
+        let target = sync.pending().unwrap();
+        sync.wrote(1);
+        sync.synced(target, Ok(())).unwrap();
+        assert!(sync.pending().is_some());
+    }
+
+    #[test]
+    fn a_flush_during_a_sync_does_not_rely_on_it() {
+        let sync = Syncs::new(1);
+        sync.wrote(0);
+        let first = sync.pending().unwrap();
+        assert_eq!(sync.pending(), Some(first), "the running sync has proven nothing yet");
+    }
+
+    #[test]
+    fn a_failure_stays() {
+        let sync = Syncs::new(1);
+        let target = sync.pending().unwrap();
+        sync.synced(target, Err(Errno::IO)).unwrap_err();
+        sync.synced(target, Ok(())).unwrap_err();
+        assert_eq!(sync.failed(), Some(Errno::IO));
+    }
+
+    #[test]
+    fn a_sync_beside_one_that_failed_proves_nothing() {
+        let sync = Syncs::new(2);
+        let target = sync.pending().unwrap();
+        assert_eq!(sync.synced(target, Err(Errno::IO)), Err(Errno::IO));
+        assert_eq!(
+            sync.synced(target, Ok(())),
+            Err(Errno::IO),
+            "the kernel reported it to the other one alone"
+        );
+    }
+
+    /// Queues that write and flush beside each other, over a page cache that the threads share without any
+    /// order: whatever had ended before a flush began is on the disk when that ends. Miri tries it with
+    /// memory as weak as the language allows (`cargo xtask sanitize miri`).
+    #[test]
+    fn a_flush_holds_what_had_ended_before_it_began() {
+        (0..20).for_each(|_| queues_write_and_flush());
+    }
+
+    fn queues_write_and_flush() {
+        const WRITES: u64 = 3;
+        let sync = Syncs::new(2);
+        let new = || [const { AtomicU64::new(0) }; 2];
+        let (cached, disk, ended) = (new(), new(), new());
+        let flush = || {
+            let before = [0, 1].map(|queue: usize| ended[queue].load(Ordering::Acquire));
+            if let Some(target) = sync.pending() {
+                for (page, stored) in cached.iter().zip(&disk) {
+                    stored.fetch_max(page.load(Ordering::Relaxed), Ordering::Relaxed);
+                }
+                sync.synced(target, Ok(())).unwrap();
+            }
+            for (stored, least) in disk.iter().zip(before) {
+                assert!(stored.load(Ordering::Relaxed) >= least);
+            }
+        };
+        std::thread::scope(|scope| {
+            for queue in [0, 1] {
+                let (sync, cached, ended, flush) = (&sync, &cached, &ended, &flush);
+                scope.spawn(move || {
+                    for write in 1..=WRITES {
+                        cached[queue].store(write, Ordering::Relaxed);
+                        sync.wrote(queue);
+                        ended[queue].store(write, Ordering::Release);
+                        if queue == 1 {
+                            flush();
+                        }
+                    }
+                });
+            }
+            scope.spawn(|| (0..WRITES).for_each(|_| flush()));
+        });
+        flush();
+    }
+}

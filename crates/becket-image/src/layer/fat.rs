@@ -299,7 +299,7 @@ impl FileSystem for Fat {
 
     fn attributes(&self, node: u64) -> Result<Attributes, LayerError> {
         let Stat { kind, size } = self.stat(node)?;
-        let modified = if node == ROOT { None } else { self.found(node)?.modified };
+        let modified = if node == ROOT { None } else { self.node(node)?.modified };
         Ok(Attributes { modified, ..Attributes::of(kind, size) })
     }
 

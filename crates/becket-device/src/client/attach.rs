@@ -194,7 +194,7 @@ fn attach_served(
         format: options.open.format.chosen(),
         map,
         map_aside,
-        backing: backing.for_server(),
+        backing: backing.said(),
         below: IgnoredAny,
         add_partitions,
         partitions: opened.partitions.into_iter().map(Into::into).collect(),

@@ -38,7 +38,7 @@ pub(crate) struct Attach {
     pub(crate) map: Map,
     /// The map is too long for a message and comes along.
     pub(crate) map_aside: bool,
-    /// As [`Backing::for_server`] says it.
+    /// As [`Backing::said`] has it.
     #[serde(flatten)]
     pub(crate) backing: Backing,
     /// Sent as null by clients that had `--below`.
@@ -348,10 +348,10 @@ mod tests {
             call["direct_io"] = serde_json::Value::Bool(direct_io);
             call["encoded"] = serde_json::to_value(encoded).unwrap();
             let said = serde_json::from_value::<Attach>(call).unwrap().backing;
-            let understood = said.clone().from_client();
+            let understood = said.clone().understood();
             assert!(understood.encoded.is_none_or(|encoding| !encoding.direct_io));
             if understood.direct_io != DirectIo::Off {
-                assert_eq!(understood.clone().for_server(), said);
+                assert_eq!(understood.clone().said(), said);
             }
             understood.direct_io
         };

@@ -73,7 +73,7 @@ pub(crate) struct Backing {
 impl Backing {
     /// As servers understand it that know only on and off: that encoded blocks go past the page cache, too, is
     /// said of them.
-    pub(crate) fn for_server(mut self) -> Backing {
+    pub(crate) fn said(mut self) -> Backing {
         if let Some(encoding) = &mut self.encoded {
             encoding.direct_io = self.direct_io == DirectIo::On;
         }
@@ -83,8 +83,8 @@ impl Backing {
         self
     }
 
-    /// What [`Backing::for_server`] was made of.
-    pub(crate) fn from_client(mut self) -> Backing {
+    /// What [`Backing::said`] was made of.
+    pub(crate) fn understood(mut self) -> Backing {
         let too = self.encoded.as_mut().is_some_and(|encoding| std::mem::take(&mut encoding.direct_io));
         if too && self.direct_io == DirectIo::Auto {
             self.direct_io = DirectIo::On;

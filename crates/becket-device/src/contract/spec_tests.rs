@@ -50,7 +50,7 @@ fn a_call_has_the_bytes_that_it_had() {
     assert_eq!((call.spec.mode, call.spec.offset), (Some(DataMode::ZeroCopy), 512));
     assert_eq!(call.map, Map::contiguous(0, 512, 1 << 40));
     assert!(call.backing.lease && call.backing.cgroup && !call.backing.grows);
-    assert_eq!(call.backing.from_client().direct_io, DirectIo::On);
+    assert_eq!(call.backing.understood().direct_io, DirectIo::On);
     refused::<Attach>(ATTACH, None, &["image", "offset", "block_size", "files", "direct_io", "lease"], true);
 }
 

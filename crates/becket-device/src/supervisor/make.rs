@@ -266,7 +266,7 @@ fn check(mut request: Attach, mut fds: Vec<OwnedFd>) -> Result<Checked, Error> {
         message: format!("the request makes no sense: {what}"),
         hint: None,
     };
-    request.backing = request.backing.from_client();
+    request.backing = request.backing.understood();
     let Attach { spec, backing, map, map_aside, .. } = &mut request;
     let lease = match backing.lease {
         true => Some(fds.pop().filter(inode::is_pipe).ok_or_else(|| bad("its lease is no pipe"))?),

@@ -126,14 +126,6 @@ pub fn open_partly(path: &Path, options: &OpenOptions) -> Result<Opened, Error> 
     Err(io(path, "its place in the file changes while it is opened", std::io::ErrorKind::ResourceBusy))
 }
 
-/// Walks a path without locks and for reading only, for inspection. See [`OpenOptions::backing_dirs`].
-///
-/// # Errors
-/// As [`open()`].
-pub fn look(path: &Path, format: Format, backing_dirs: &[PathBuf]) -> Result<Walk, Error> {
-    look_within(path, format, backing_dirs, &Budget::default())
-}
-
 /// What a path names, whatever its words: the file or device on the host, and the way to the image inside it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Location {
@@ -160,16 +152,11 @@ pub fn locate(path: &Path) -> Result<Location, Error> {
     Ok(Location { host: identity, inside })
 }
 
-/// As [`look`], with the limits that are asked for.
+/// Walks a path without locks and for reading only, for inspection. See [`OpenOptions::backing_dirs`].
 ///
 /// # Errors
 /// As [`open()`].
-pub fn look_within(
-    path: &Path,
-    format: Format,
-    backing_dirs: &[PathBuf],
-    budget: &Budget,
-) -> Result<Walk, Error> {
+pub fn look(path: &Path, format: Format, backing_dirs: &[PathBuf], budget: &Budget) -> Result<Walk, Error> {
     let Split { host, inside } = split(path);
     let target = Target { host: &host, found: &resolve(&host)?, inside: &inside, budget };
     look_inside(&target, format, backing_dirs)

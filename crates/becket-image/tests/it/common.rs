@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use becket_image::{Error, FileSource, OpenOptions, Opened, Source};
+use becket_image::{Budget, Error, FileSource, Format, OpenOptions, Opened, Source, Walk};
 pub(crate) use becket_testkit::skip;
 use tempfile::TempDir;
 
@@ -126,4 +126,9 @@ impl Drop for Mount {
 pub(crate) fn source_of(opened: &Opened, source: usize) -> &FileSource {
     let Source::File(file) = &opened.sources[source];
     file
+}
+
+/// Walks a path within the usual limits.
+pub(crate) fn look(path: &Path, format: Format, backing_dirs: &[PathBuf]) -> Result<Walk, Error> {
+    becket_image::look(path, format, backing_dirs, &Budget::default())
 }

@@ -5,11 +5,11 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use becket_image::{Error, ErrorKind, Format, Image, OpenOptions, inspect, look};
+use becket_image::{Error, ErrorKind, Format, Image, OpenOptions, inspect};
 use becket_testkit::image::{ext4, gpt, partitioned, random_bytes};
 use becket_testkit::{require_plain_machine, tool};
 
-use crate::common::{dir, file, open};
+use crate::common::{dir, file, look, open};
 
 const MIB: u64 = 1 << 20;
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use becket_image::budget::Limits;
-use becket_image::{Budget, End, Format, inspect, look_within};
+use becket_image::{Budget, End, Format, inspect, look};
 use becket_testkit::image::ext4;
 use becket_testkit::{require_plain_machine, tool};
 
@@ -20,7 +20,7 @@ const NAMES: u64 = 3000;
 /// What it costs to look at what a path names: a directory as `becket ls` does, anything else as `inspect`.
 fn used(path: &Path) -> Limits {
     let budget = Budget::default();
-    let walk = look_within(path, Format::Auto, &[], &budget).unwrap_or_else(|error| panic!("{error}"));
+    let walk = look(path, Format::Auto, &[], &budget).unwrap_or_else(|error| panic!("{error}"));
     let level = walk.last().unwrap();
     match (walk.end, &level.contents) {
         (End::Directory(dir), Some(contents)) => {

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use becket_image::{End, ErrorKind, Format, look};
+use becket_image::{End, ErrorKind, Format};
 use becket_testkit::image::random_bytes;
 use becket_testkit::{patience, require_plain_machine, tool};
 
-use crate::common::{dir, file, open};
+use crate::common::{dir, file, look, open};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

@@ -6,11 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use becket_image::{Error, ErrorKind, Format, Image, LayerError, OpenOptions, inspect, look};
+use becket_image::{Error, ErrorKind, Format, Image, LayerError, OpenOptions, inspect};
 use becket_testkit::image::{ext4, gpt, random_bytes};
 use becket_testkit::{require_plain_machine, tool};
 
-use crate::common::{dir, open_read_only};
+use crate::common::{dir, look, open_read_only};
 
 /// What files are compressed with, from standard input to standard output, and in what becket's words are.
 const PACKERS: [(&str, &str); 11] = [

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use becket_image::layer::LayerError;
 use becket_image::{
     End, Error, ErrorKind, Format, Grow as _, Grower, Image, Opened, Place, ReadAt as _, Source, Wanted,
-    inspect, look,
+    inspect,
 };
 use becket_testkit::image::random_bytes;
 use becket_testkit::{require_plain_machine, tool};
 
-use crate::common::{dir, file, open, open_read_only, source_of};
+use crate::common::{dir, file, look, open, open_read_only, source_of};
 
 const MIB: u64 = 1 << 20;
 

@@ -6,11 +6,11 @@ use std::os::unix::fs::{FileExt as _, symlink};
 use std::path::Path;
 use std::process::Command;
 
-use becket_image::{End, Error, Format, OpenOptions, look};
+use becket_image::{End, Error, Format, OpenOptions};
 use becket_testkit::image::random_bytes;
 use becket_testkit::{require_plain_machine, tool};
 
-use crate::common::{dir, file, open};
+use crate::common::{dir, file, look, open};
 
 /// Puts an MBR with these partitions into a file: number, first sector, sectors.
 fn mbr(path: &Path, partitions: &[(u64, u32, u32)]) {

@@ -9,12 +9,12 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use becket_image::{Error, Format, Identity, OpenOptions, Opened, look};
+use becket_image::{Error, Format, Identity, OpenOptions, Opened};
 use becket_testkit::image::random_bytes;
 use becket_testkit::{require_plain_machine, require_root, tool};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use crate::common::{LoopDevice, dir, file, open, skip, source_of};
+use crate::common::{LoopDevice, dir, file, look, open, skip, source_of};
 
 const MIB: u64 = 1 << 20;
 

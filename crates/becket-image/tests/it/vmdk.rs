@@ -7,11 +7,11 @@ use std::path::Path;
 use std::process::Command;
 
 use becket_image::layer::LayerError;
-use becket_image::{Error, ErrorKind, Format, Image, look};
+use becket_image::{Error, ErrorKind, Format, Image};
 use becket_testkit::image::{gpt, random_bytes};
 use becket_testkit::{require_plain_machine, tool};
 
-use crate::common::{dir, open};
+use crate::common::{dir, look, open};
 
 fn ready(name: &str) -> bool {
     require_plain_machine(&format!("vmdk::{name}"), &["qemu-img", "sfdisk"])

@@ -3,6 +3,7 @@
 
 use crate::units::{parse_block_size, parse_size};
 use becket_device::DataMode;
+use becket_image::Budget;
 use clap::{
     Args, ValueEnum,
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _},
@@ -16,6 +17,13 @@ pub(crate) struct LimitOptions {
     /// trust
     #[arg(long)]
     pub(crate) no_limits: bool,
+}
+
+impl LimitOptions {
+    /// What the parsing of an image may cost.
+    pub(crate) fn budget(&self) -> Budget {
+        if self.no_limits { Budget::unlimited() } else { Budget::default() }
+    }
 }
 
 /// Options of attach, run and mount: how the image is offered as a device.
@@ -33,10 +41,10 @@ pub(crate) struct DeviceOptions {
     pub(crate) name: Option<String>,
     /// Choose the format of the file instead of detecting it
     ///
-    /// With raw, what the path names is attached as it is stored, and nothing in it is looked at: for disks
-    /// whose bytes another person writes. Every other format is that of the file on the host. A file is
-    /// followed to the files that it refers to only with --format qcow2 or vmdk, or if its name ends in
-    /// .qcow2, .qcow, .qc2 or .vmdk.
+    /// With raw, the bytes that the path names are attached as they are stored, and becket does not look into
+    /// them: use it for a disk that an untrusted guest writes. Every other format is that of the file on the
+    /// host. The files that an image refers to are opened only with --format qcow2 or vmdk, or if its name
+    /// ends in .qcow2, .qcow, .qc2 or .vmdk.
     #[arg(long, default_value_t = becket_image::Format::Auto, value_parser = format_parser())]
     pub(crate) format: becket_image::Format,
     /// Also allow backing files of a qcow2 in this directory; may be given several times

@@ -7,7 +7,7 @@ use crate::{
     ui::Ui,
 };
 use becket_device::{AttachOptions, DeviceInfo, DeviceState, Partitions, Spec};
-use becket_image::{Budget, Format, OpenOptions, Walk, shown};
+use becket_image::{Format, OpenOptions, Walk, shown};
 use serde::Serialize;
 use serde_json::json;
 use std::{
@@ -117,8 +117,7 @@ pub(super) fn look_as(look: &Look, format: Format) -> Result<Walk, becket_image:
 
 /// The same of a path on its own.
 pub(super) fn look_at(path: &Path, asked: &LookOptions, format: Format) -> Result<Walk, becket_image::Error> {
-    let budget = if asked.limits.no_limits { Budget::unlimited() } else { Budget::default() };
-    becket_image::look_within(path, format, &asked.backing_dirs, &budget)
+    becket_image::look(path, format, &asked.backing_dirs, &asked.limits.budget())
 }
 
 /// An error of becket-image, reported as the failure to `verb` (like `list`) the image at `path`.

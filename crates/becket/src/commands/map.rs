@@ -244,7 +244,7 @@ mod tests {
                 limits: args::LimitOptions::default(),
             },
         };
-        let walk = becket_image::look(&look.path, look.options.format, &[]).unwrap();
+        let walk = super::super::common::look(&look, "map").unwrap();
         let reported: Vec<_> = formats(&walk, &look).map(|(_, format)| format).collect();
         assert_eq!(reported.len(), 2);
         assert_ne!(reported[0], "damaged");

@@ -93,7 +93,8 @@ fn pick(info: &DeviceInfo, args: &args::Mount) -> Result<PathBuf, Failure> {
 /// whole.
 fn is_hybrid(args: &args::Mount) -> bool {
     let device = &args.device;
-    let walk = || becket_image::look(&args.image, device.format, &device.backing_dirs);
+    let budget = device.limits.budget();
+    let walk = || becket_image::look(&args.image, device.format, &device.backing_dirs, &budget);
     device.offset == 0 && device.cow.is_none() && walk().is_ok_and(|walk| walk.is_hybrid())
 }
 

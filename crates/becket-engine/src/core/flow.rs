@@ -34,19 +34,16 @@ impl Core {
             _ => false,
         };
         let fits = moves && request.data == self.carried.0 && request.len <= self.carried.1;
-        let begun = Slot::begin(request, ring.now());
+        *slot = Slot::begin(request, ring.now());
         match offset_of(&self.straight, &request) {
             Some(offset) if fits => {
                 let Straight { source, target, .. } = self.straight;
-                *slot = Slot { asked: request.len, source, ..begun };
+                (slot.asked, slot.source) = (request.len, source);
                 let carrier = self.carrier(tag, &request, 0);
                 let entry = Transfer { target, offset, len: request.len as u32, ..carrier }.entry();
                 self.submit(ring, tag, Source::Serving { tag }, entry);
             }
-            _ => {
-                *slot = begun;
-                self.begin_otherwise(ring, tag, &request);
-            }
+            _ => self.begin_otherwise(ring, tag, &request),
         }
     }
 

@@ -30,7 +30,7 @@ pub(crate) struct Slot {
     pub(crate) file: FileState,
     /// How often in a row the kernel asked to try again.
     pub(crate) retries: u8,
-    /// What the sync in flight will cover (see [`Syncs`](crate::target::Syncs)).
+    /// What the sync in flight will cover (see `crate::target`).
     pub(crate) covers: u64,
     /// How the operation in flight was begun.
     pub(crate) way: Way,

@@ -21,16 +21,16 @@ pub struct Identity {
 /// What every kind of source says of itself. None of it waits for a file system or for another host, except
 /// the reader when it reads.
 pub(super) trait Kind {
-    /// See [`Source::len`].
+    /// See `Source::len`.
     fn len(&self) -> u64;
-    /// See [`Source::identity`].
+    /// See `Source::identity`.
     fn identity(&self) -> Option<Identity>;
-    /// See [`Source::descriptors`].
+    /// See `Source::descriptors`.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
-    /// See [`Source::is_writable`].
+    /// See `Source::is_writable`.
     fn is_writable(&self) -> bool;
-    /// See [`Source::reader`].
+    /// See `Source::reader`.
     fn reader(&self) -> io::Result<Arc<dyn ReadAt>>;
-    /// See [`Source::unlock`].
+    /// See `Source::unlock`.
     fn unlock(&self);
 }

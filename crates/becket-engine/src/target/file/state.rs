@@ -1,4 +1,4 @@
-//! What a file's target remembers of a request from one operation to the next. Nobody else looks at it.
+//! What a file's target remembers of a request from one operation to the next. Only that target reads it.
 
 /// The means by which a range is zeroed, from the cheapest to the surest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub(super) enum Zeroing {
     Write,
 }
 
-/// See the module.
+/// How far the means of a file have been tried for one request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FileState {
     /// The operation in flight goes through the page cache. One that went the straight way does not.

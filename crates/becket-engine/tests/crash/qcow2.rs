@@ -12,7 +12,7 @@ use std::{
 
 use becket_engine::Serving;
 use becket_engine::fault::Faults;
-use becket_image::{Format, Grower, Image, ReadAt, Source, look, unpack_alone, unpack_over};
+use becket_image::{Budget, Format, Grower, Image, ReadAt, Source, look, unpack_alone, unpack_over};
 use becket_testkit::image::random_bytes;
 use becket_testkit::{require_plain_machine, tool};
 use proptest::prelude::*;
@@ -175,7 +175,7 @@ impl Made {
     fn recorded(&self, before: &[u8], lanes: &[Vec<Step>], how: &How) -> Vec<Event> {
         write_sparse(&self.path("image"), before);
         let open = || File::options().read(true).write(true).open(self.path("image")).unwrap();
-        let walk = look(&self.path("image"), Format::Qcow2, &[]).unwrap();
+        let walk = look(&self.path("image"), Format::Qcow2, &[], &Budget::default()).unwrap();
         let map = walk.last().unwrap().image.map().clone();
         let encoded = walk.last().unwrap().image.encoded().cloned().collect();
         let mut files = vec![source_of(&open(), how.direct && self.kind.cluster >= 4096)];

@@ -58,8 +58,8 @@ pub fn live_marks(known: &dyn Fn(Kind, u32) -> bool) -> Vec<u64> {
     ublk::control::marks(|number| known(Kind::Ublk, number))
 }
 
-/// What a device looks like whose bytes are where the map says, with logical blocks of `block` bytes; `max_io`
-/// bytes is the longest request that the transport takes.
+/// What a device looks like whose bytes are where the map says, with logical blocks of `block` bytes;
+/// `max_io` bytes is the longest request that the transport takes.
 pub fn geometry(map: &Map, sources: &[Source], block: u32, read_only: bool, max_io: u32) -> Geometry {
     let facts = || sources.iter().map(|Source::File(file)| &file.facts);
     let largest = |of: fn(&becket_image::Facts) -> u32| facts().map(of).max().unwrap_or(0);

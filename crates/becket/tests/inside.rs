@@ -52,7 +52,8 @@ fn no_image_writes_outside_of_the_directory() {
     let place = scratch();
     let (tree, outside) = (place.dir("tree"), place.dir("outside"));
     fs::write(outside.join("kept"), "kept").unwrap();
-    // Two entries of one name each, in both orders: a link to elsewhere, and what would be written through it.
+    // Two entries of one name each, in both orders: a link to elsewhere, and what would be written through
+    // it.
     for name in ["aa1", "bb2", "cc1", "dd2"] {
         symlink(&outside, tree.join(name)).unwrap();
     }

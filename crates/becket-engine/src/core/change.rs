@@ -35,8 +35,8 @@ pub(super) fn first_slot(slots: u32, source: u32) -> u32 {
     slots + SLOTS as u32 * source
 }
 
-/// Puts the descriptors of sources into the ring's table and returns the first slot; each source has [`SLOTS`]
-/// of them.
+/// Puts the descriptors of sources into the ring's table and returns the first slot; each source has
+/// [`SLOTS`] of them.
 pub(super) fn register(ring: &mut Ring, serving: &Serving) -> Result<u32, Error> {
     let slots = serving.descriptors().flatten();
     let slots: Vec<RawFd> = slots.map(|fd| fd.map_or(-1, |fd| fd.as_raw_fd())).collect();

@@ -127,7 +127,8 @@ impl Core {
         }
     }
 
-    /// The memory of a load has come back, with the number of bytes that its block yielded: the load has ended.
+    /// The memory of a load has come back, with the number of bytes that its block yielded: the load has
+    /// ended.
     pub(super) fn load_ended(&mut self, tag: u16, staging: Staging, yielded: Option<u32>) {
         let Some(loads) = self.loads.as_deref_mut() else { return };
         if let Some(load) = loads.load(tag) {

@@ -243,8 +243,8 @@ fn alignment(serving: &Serving) -> u64 {
     serving.targets().iter().filter_map(|target| target.read_unit(DirectIo::On)).max().unwrap_or(1)
 }
 
-/// How many bytes before and behind a range complete it to whole units of its source; `None` where there is no
-/// need, or they are not of the same extent.
+/// How many bytes before and behind a range complete it to whole units of its source; `None` where there is
+/// no need, or they are not of the same extent.
 fn around(encoded: &Encoded, serving: &Serving, input: u64, len: u64) -> Option<(u64, u64)> {
     let extent = encoded.below().extent_at(input)?;
     let Place::Data { source, offset } = extent.place else { return None };

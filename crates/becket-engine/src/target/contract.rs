@@ -22,8 +22,8 @@ pub(crate) const SLOTS: usize = 2;
 pub(crate) struct Piece {
     /// The first of them in the source.
     pub(crate) offset: u64,
-    /// A transfer of their memory: its direction and what the request itself needs of flags. Length, descriptor
-    /// and offset are the target's to add.
+    /// A transfer of their memory: its direction and what the request itself needs of flags. Length,
+    /// descriptor and offset are the target's to add.
     pub(crate) carrier: Transfer,
     /// They are stored bytes of an encoded block, and go to memory of ours.
     pub(crate) stored: bool,

@@ -1,5 +1,5 @@
-//! A target for tests of the core that is nothing like a file: bytes in memory, no slot in the ring's table, no
-//! facts, nothing that blocks, a sync of its own. A script says what becomes of its pieces.
+//! A target for tests of the core that is nothing like a file: bytes in memory, no slot in the ring's
+//! table, no facts, nothing that blocks, a sync of its own. A script says what becomes of its pieces.
 
 use std::{
     collections::VecDeque,
@@ -50,8 +50,8 @@ pub(crate) enum Fate {
     Waits,
 }
 
-/// What becomes of the next pieces, in their order; those behind them are whole. It also notes what is durable.
-/// A file has the same done to it as an interceptor.
+/// What becomes of the next pieces, in their order; those behind them are whole. It also notes what is
+/// durable. A file has the same done to it as an interceptor.
 #[derive(Debug)]
 pub(crate) struct Script {
     pub(crate) bytes: File,

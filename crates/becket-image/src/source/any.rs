@@ -33,8 +33,8 @@ impl Source {
         self.kind().identity()
     }
 
-    /// The descriptors that cross to the process that serves it, in this order. That process gets nothing else
-    /// by which it could reach the bytes.
+    /// The descriptors that cross to the process that serves it, in this order. That process gets nothing
+    /// else by which it could reach the bytes.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.kind().descriptors()
     }

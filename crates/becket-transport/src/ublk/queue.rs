@@ -17,8 +17,8 @@ use super::DataMode;
 use super::batch::{self, Batch};
 use crate::serve::{Finally, ServeError, Served, Setup, thread_of};
 
-/// Serves the queues of a device that has been added and configured but not started: `flags` are `UBLK_F_*` as
-/// the kernel returned them, and its kernel side lives from `char_device`, its `/dev/ublkcN`.
+/// Serves the queues of a device that has been added and configured but not started: `flags` are `UBLK_F_*`
+/// as the kernel returned them, and its kernel side lives from `char_device`, its `/dev/ublkcN`.
 ///
 /// Returns when every queue has handed all its fetches to the kernel, so that the device can be started.
 /// `on_closed` runs once the last queue has ended and every descriptor of the device is closed.

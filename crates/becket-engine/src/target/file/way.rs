@@ -1,4 +1,5 @@
-//! Which way an operation on a file goes: as it is, tried without blocking, or with a place in the window of its class.
+//! Which way an operation on a file goes: as it is, tried without blocking, or with a place in the window
+//! of its class.
 //! Nothing here is on the way of a direct operation that does not block.
 
 use becket_image::{DirectIo, Facts};

@@ -1,4 +1,5 @@
-//! Attributes of ext's files, and the extended ones: behind the inode, in a block, or in an inode of their own.
+//! Attributes of ext's files, and the extended ones: behind the inode, in a block, or in an inode of their
+//! own.
 //! It never follows an entry out of the inode or block that holds it.
 
 use super::metadata::{Ext, INODE_LEN, Inode};

@@ -106,7 +106,8 @@ impl Kind for FileSource {
 
     fn unlock(&self) {
         for fd in self.descriptors() {
-            // A file that could not be locked has no lock to give up, and what is left goes with the last copy.
+            // A file that could not be locked has no lock to give up, and what is left goes with the last
+            // copy.
             let _ = becket_uapi::lock::ofd_unlock(fd, 0, 0);
         }
     }

@@ -71,8 +71,8 @@ pub(crate) struct Backing {
 }
 
 impl Backing {
-    /// As servers understand it that know only on and off: that encoded blocks go past the page cache, too, is
-    /// said of them.
+    /// As servers understand it that know only on and off: that encoded blocks go past the page cache, too,
+    /// is said of them.
     pub(crate) fn said(mut self) -> Backing {
         if let Some(encoding) = &mut self.encoded {
             encoding.direct_io = self.direct_io == DirectIo::On;

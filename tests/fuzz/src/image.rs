@@ -115,6 +115,7 @@ fn walk(image: &Image, fs: &dyn FileSystem, dir: u64, depth: usize, left: &mut u
     for node in nodes {
         let Some(rest) = left.checked_sub(1) else { break };
         *left = rest;
+        whole &= fs.attributes(node).is_ok() && fs.xattrs(node).is_ok();
         whole &= match fs.stat(node).map(|stat| stat.kind) {
             Ok(NodeKind::Directory) => depth >= 8 || walk(image, fs, node, depth + 1, left),
             Ok(NodeKind::Symlink) => fs.read_link(node).is_ok(),

@@ -55,6 +55,7 @@ fn walk(image: &Image, fs: &dyn FileSystem, dir: u64, depth: usize, left: &mut u
     for node in nodes {
         let Some(rest) = left.checked_sub(1) else { return };
         *left = rest;
+        *whole &= fs.attributes(node).is_ok() && fs.xattrs(node).is_ok();
         let Ok(stat) = fs.stat(node) else {
             *whole = false;
             continue;

@@ -13,7 +13,7 @@ use crate::{
     ui::Ui,
 };
 use becket_image::{
-    OpenOptions, Opened, Place,
+    DirectIo, OpenOptions, Opened, Place,
     export::{self, CLUSTER, Run},
     shown,
 };
@@ -93,6 +93,8 @@ fn open(args: &args::Copy) -> Result<(Opened, Origin), Failure> {
         read_only: true,
         shared: args.shared,
         pad: true,
+        // All of it is read through the page cache, and nothing is dropped from there first.
+        direct_io: DirectIo::Off,
         format: args.options.format,
         backing_dirs: args.options.backing_dirs.clone(),
         no_limits: args.options.limits.no_limits,

@@ -68,11 +68,7 @@ pub(super) enum Failed {
 impl Origin {
     pub(super) fn of(opened: &Opened, len: u64) -> io::Result<Self> {
         let file = |source: &Source| match source {
-            Source::File(file) => {
-                // Resolving reads here and there; from now on it is read from front to back.
-                let _ = rustix::fs::fadvise(&file.buffered, 0, None, rustix::fs::Advice::Sequential);
-                file.buffered.try_clone().map(Arc::new)
-            }
+            Source::File(file) => file.buffered.try_clone().map(Arc::new),
         };
         let files = opened.sources.iter().map(file).collect::<io::Result<_>>()?;
         Ok(Self { map: opened.map.clone(), files, encoded: opened.encoded.clone(), len })

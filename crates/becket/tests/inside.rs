@@ -223,6 +223,8 @@ fn lists_are_long_deep_and_matched() {
         "-rw-r-----  1  0  0  6  2001-02-03 04:05:06  s.img/etc/a.conf\n\
          lrwxrwxrwx  1  0  0  6  2001-02-03 04:05:06  s.img/etc/link -> a.conf\n"
     );
+    let one = place.ok(["ls", "-l", "s.img/etc/a.conf"]);
+    assert_eq!(one, "-rw-r-----  1  0  0  6  2001-02-03 04:05:06  s.img/etc/a.conf\n");
     let deep = place.ok(["ls", "-R", "s.img"]);
     assert!(deep.starts_with("s.img:\ndir  -  etc\n\ns.img/etc:\n"), "{deep}");
     assert!(deep.ends_with("\n\ns.img/etc/sub:\nfile  4  deep\n"), "{deep}");

@@ -92,8 +92,12 @@ pub(crate) fn run(ui: &Ui, args: &args::Ls) -> Result<u8, Failure> {
     let several = found.len() > 1;
     for named in found {
         // One path is followed like every other path; what a pattern matched is shown as it is.
+        let node = match &named.thing {
+            Thing::Node(node) if args.long => Some(node.clone()),
+            _ => None,
+        };
         let named = if several { named } else { inside.opened(named, args.look.options.format)? };
-        lister.add(&named, several).map_err(|source| inside.failure(&named, source))?;
+        lister.add(&named, node, several).map_err(|source| inside.failure(&named, source))?;
     }
     let sections = lister.sections;
     let unreadable = |section: &Section| section.lines.iter().any(|line| line.kind == UNREADABLE);
@@ -174,13 +178,19 @@ fn long_lines(lines: &[Line]) -> Vec<String> {
 }
 
 impl Lister {
-    /// Lists what a path names; `entry` says that a file is shown by its path.
-    fn add(&mut self, named: &Named, entry: bool) -> Result<(), LayerError> {
+    /// Lists what a path names, which is this file if it holds nothing that could be listed; `entry` says that
+    /// a file is shown by its path.
+    fn add(&mut self, named: &Named, file: Option<Node>, entry: bool) -> Result<(), LayerError> {
         let path = named.path.clone();
         match &named.thing {
             Thing::Image(walk) => {
                 let level = walk.last().map_err(|error| LayerError::Corrupt(error.to_string()))?;
                 let (contents, dir) = inside::directory_of(walk, inside::format_of(walk, named))?;
+                if let Some(Node { fs, node, .. }) = file.filter(|_| !contents.is_container()) {
+                    let lines = vec![line(fs.as_ref(), path.clone(), node, self.long)?];
+                    self.sections.push(Section { path, lines });
+                    return Ok(());
+                }
                 match dir {
                     Some((fs, dir)) => self.tree(fs.as_ref(), dir, path)?,
                     None => self.sections.push(Section { path, lines: Vec::new() }),

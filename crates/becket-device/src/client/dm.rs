@@ -6,7 +6,7 @@ use becket_transport::Error;
 use becket_transport::dm::{self, DmOptions};
 use becket_transport::node::KernelPartition;
 
-use crate::client::kernel_made::{KernelDriver, Made};
+use crate::client::kernel_made::{KernelDevice, KernelDriver};
 use crate::contract::{AttachOptions, DeviceInfo, Partitions};
 use crate::record::device::Device;
 use crate::record::judge::disk_of;
@@ -16,7 +16,7 @@ use crate::system::describe::partitions_as;
 pub(crate) struct Mapper;
 
 impl KernelDriver for Mapper {
-    fn make(&self, opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Made, Error> {
+    fn make(&self, opened: &Opened, options: &AttachOptions, leased: bool) -> Result<KernelDevice, Error> {
         make(opened, options, leased)
     }
 
@@ -63,10 +63,10 @@ impl KernelDriver for Mapper {
     }
 }
 
-fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Made, Error> {
+fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<KernelDevice, Error> {
     let how = DmOptions { autoclear: leased, partitions: options.partitions != Partitions::Off };
     let device = dm::attach(opened, &how)?;
-    Ok(Made {
+    Ok(KernelDevice {
         number: device.number,
         path: device.path,
         diskseq: device.diskseq,

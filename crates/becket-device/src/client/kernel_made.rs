@@ -26,7 +26,7 @@ pub(crate) trait KernelDriver: Sync {
         opened: &Opened,
         options: &AttachOptions,
         leased: bool,
-    ) -> Result<Made, becket_transport::Error>;
+    ) -> Result<KernelDevice, becket_transport::Error>;
     /// Whether only trying shows that it can have an image.
     fn may_refuse(&self) -> bool;
     /// Whether requests go past becket's choices to the device below: there is no cache to choose, and image
@@ -49,7 +49,7 @@ pub(crate) trait KernelDriver: Sync {
 }
 
 /// What a driver has made of an image.
-pub(crate) struct Made {
+pub(crate) struct KernelDevice {
     pub(crate) number: u32,
     pub(crate) path: PathBuf,
     /// 0 where there is none.
@@ -65,7 +65,7 @@ pub(crate) struct Made {
     pub(crate) nodes_by_hand: bool,
     pub(crate) warnings: Vec<String>,
     /// Takes it away again.
-    pub(crate) undo: fn(&Made) -> Result<(), becket_transport::Error>,
+    pub(crate) undo: fn(&KernelDevice) -> Result<(), becket_transport::Error>,
 }
 
 /// Has a device made of an image. Whatever fails after the driver has made it takes it away again.
@@ -105,7 +105,7 @@ pub(crate) fn attach(
 
 /// A device that is taken away again when something after its making fails.
 struct Unfinished {
-    made: Made,
+    made: KernelDevice,
     finished: bool,
 }
 
@@ -129,7 +129,7 @@ impl Drop for Unfinished {
 }
 
 /// What is known of it, without its name.
-fn describe(opened: &Opened, options: &AttachOptions, plan: &Plan, made: &mut Made) -> DeviceInfo {
+fn describe(opened: &Opened, options: &AttachOptions, plan: &Plan, made: &mut KernelDevice) -> DeviceInfo {
     let mut warnings = opened.warnings.clone();
     warnings.extend(unasked_read_only(opened.read_only_reason.as_deref(), options));
     warnings.append(&mut made.warnings);

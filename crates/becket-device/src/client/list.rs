@@ -37,7 +37,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// The records cannot be read.
 pub fn list() -> Result<Vec<DeviceInfo>, Error> {
     let store = Store::open(Runtime::open()?)?;
-    let Found { mut devices, unknown } = found(&store)?;
+    let Records { mut devices, unknown } = found(&store)?;
     health::examine(store.runtime(), &mut devices);
     let mut infos: Vec<DeviceInfo> = devices.into_iter().map(|device| as_users_see(device.info)).collect();
     infos.extend(unknown.into_iter().map(|unknown| unknown.info));
@@ -46,7 +46,7 @@ pub fn list() -> Result<Vec<DeviceInfo>, Error> {
 }
 
 /// What records stand for.
-struct Found {
+struct Records {
     devices: Vec<Device>,
     /// What another version of becket has recorded, and is there as far as can be said.
     unknown: Vec<Unknown>,
@@ -105,7 +105,7 @@ pub(crate) fn devices(store: &Store) -> Result<Vec<Device>, Error> {
     Ok(found(store)?.devices)
 }
 
-fn found(store: &Store) -> Result<Found, Error> {
+fn found(store: &Store) -> Result<Records, Error> {
     let found = recorded(store)?;
     if !lacks_records(store, &found) {
         return Ok(found);
@@ -121,7 +121,7 @@ fn found(store: &Store) -> Result<Found, Error> {
 }
 
 /// Whether the kernel has a live device of ours that no record speaks of.
-fn lacks_records(store: &Store, found: &Found) -> bool {
+fn lacks_records(store: &Store, found: &Records) -> bool {
     // Which device such a record speaks of is not known for certain: none counts as without a record.
     if found.unknown.iter().any(|unknown| unknown.mark.is_none()) {
         return false;
@@ -141,7 +141,7 @@ fn lacks_records(store: &Store, found: &Found) -> bool {
     marks.iter().any(|mark| !recorded.contains(mark))
 }
 
-fn recorded(store: &Store) -> Result<Found, Error> {
+fn recorded(store: &Store) -> Result<Records, Error> {
     let (mut devices, mut unknown) = (Vec::new(), Vec::new());
     for (name, entry) in store.entries()? {
         match entry {
@@ -155,7 +155,7 @@ fn recorded(store: &Store) -> Result<Found, Error> {
             }
         }
     }
-    Ok(Found { devices, unknown })
+    Ok(Records { devices, unknown })
 }
 
 /// Whether the device of another version's record can still be there. The record stays in any case.
@@ -228,7 +228,7 @@ fn resolve_any(store: &Store, path: &Path) -> Result<Device, Error> {
     {
         return Ok(device);
     }
-    let Found { devices, unknown } = found(store)?;
+    let Records { devices, unknown } = found(store)?;
     let Some(Seen { number, id, real, located }) = seen(path) else { return unseen(devices, path) };
     let is_meant = |other: &&Unknown| {
         let node = number.is_some() && sysfs_number(&disk_of(&other.info)) == number;

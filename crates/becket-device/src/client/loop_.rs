@@ -8,7 +8,7 @@ use becket_transport::Error;
 use becket_transport::loop_::{self, Cleared, LoopOptions};
 use becket_transport::node::{self, KernelPartition};
 
-use crate::client::kernel_made::{KernelDriver, Made};
+use crate::client::kernel_made::{KernelDevice, KernelDriver};
 use crate::contract::{AttachOptions, DeviceInfo, Partitions};
 use crate::record::device::Device;
 use crate::record::judge::disk_of;
@@ -22,7 +22,7 @@ const APPEAR: Duration = Duration::from_secs(5);
 pub(crate) struct Loop;
 
 impl KernelDriver for Loop {
-    fn make(&self, opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Made, Error> {
+    fn make(&self, opened: &Opened, options: &AttachOptions, leased: bool) -> Result<KernelDevice, Error> {
         make(opened, options, leased)
     }
 
@@ -85,7 +85,7 @@ fn gone(gone: Result<bool, Error>) -> Result<bool, Error> {
     }
 }
 
-fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Made, Error> {
+fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<KernelDevice, Error> {
     // Without a table there is nothing to wait for.
     let partitions = options.partitions != Partitions::Off && !opened.partitions.is_empty();
     let device = loop_::attach(
@@ -99,7 +99,7 @@ fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Made, 
         },
     )?;
     let disk = format!("loop{}", device.number);
-    Ok(Made {
+    Ok(KernelDevice {
         number: device.number,
         path: device.path,
         diskseq: device.diskseq,

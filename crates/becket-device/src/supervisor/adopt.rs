@@ -15,7 +15,7 @@ use super::devices::Supervisor;
 use super::driver::{Driver, Offer};
 use super::left::Left;
 use super::owned::Owned;
-use super::workers::{Orphan, Server};
+use super::workers::{Orphan, Worker};
 use crate::contract::kept::Kept;
 use crate::contract::{DeviceInfo, DeviceState, Error};
 use crate::record::device::Device;
@@ -28,7 +28,7 @@ use crate::system::process::ProcessId;
 
 impl Supervisor {
     /// Takes over what a predecessor has left; answers with its workers.
-    pub(crate) fn adopt(&self) -> Vec<Arc<dyn Server>> {
+    pub(crate) fn adopt(&self) -> Vec<Arc<dyn Worker>> {
         self.store.sweep();
         let entries = self.store.entries().unwrap_or_else(|error| {
             warn!("cannot look for devices: {error}");
@@ -38,7 +38,7 @@ impl Supervisor {
         self.reserve(&entries);
         let records: Vec<Device> = entries.into_iter().filter_map(|(_, entry)| of_ours(entry)).collect();
         let orphans = self.workers.orphans(&|| self.on_death());
-        let workers: Vec<_> = orphans.iter().map(|Orphan { server, .. }| Arc::clone(server)).collect();
+        let workers: Vec<_> = orphans.iter().map(|Orphan { worker, .. }| Arc::clone(worker)).collect();
         workers.iter().for_each(|worker| self.know(worker));
         let mut claims = Claims::new(orphans);
         let mut left = Left::new(self.guard.inherited(), self.workers.strangers());
@@ -53,9 +53,9 @@ impl Supervisor {
         }
         // What another version has recorded has a record, though we cannot read it.
         let recorded = |mark| unknown.iter().any(|known| known.is_none_or(|known| known == mark));
-        for (kept, server) in claims.others().filter(|(kept, _)| !recorded(kept.serve.mark)) {
-            let (id, pid) = (kept.serve.id, server.id().pid);
-            if let Err(error) = self.adopt_unrecorded(kept, server) {
+        for (kept, worker) in claims.others().filter(|(kept, _)| !recorded(kept.serve.mark)) {
+            let (id, pid) = (kept.serve.id, worker.id().pid);
+            if let Err(error) = self.adopt_unrecorded(kept, worker) {
                 error!(device = %id, "has no record and stays with worker {pid}: {error}");
             }
         }
@@ -121,7 +121,7 @@ impl Supervisor {
             warn!(device = record.info.name, "had no disk yet, or none any more: removed");
             return Ok(());
         }
-        let Some((kept, server)) = found else {
+        let Some((kept, worker)) = found else {
             unserved(record)?;
             // Nothing will ever carry out these requests. They get errors; the record stays until the device
             // is detached.
@@ -137,8 +137,8 @@ impl Supervisor {
         device.server = Some(ProcessId::own());
         device.info.server_pid = Some(std::process::id());
         device.unspoken = None;
-        device.worker = Some(server.id());
-        device.info.worker_pid = Some(server.id().pid);
+        device.worker = Some(worker.id());
+        device.info.worker_pid = Some(worker.id().pid);
         if device.info.state != DeviceState::Detaching {
             device.info.state = DeviceState::Live;
         }
@@ -149,15 +149,15 @@ impl Supervisor {
             Err(error) => warn!(device = record.info.name, "{error}"),
         }
         info!(device = device.info.name, "taken over from a server that is gone");
-        if server.alive() {
+        if worker.alive() {
             finish_resizing(&*driver, &device.info);
         }
         links::restore(self.store.runtime(), &device.info);
-        if !device.info.isolated && server.alive() {
+        if !device.info.isolated && worker.alive() {
             // By the record: one that is there for one device gets no other, whatever it says.
-            self.share(Arc::clone(&server));
+            self.share(Arc::clone(&worker));
         }
-        self.own(&Owned::new(device, kept, server));
+        self.own(&Owned::new(device, kept, worker));
         Ok(())
     }
 }

@@ -4,14 +4,14 @@ use becket_image::Source;
 use crate::contract::DeviceInfo;
 use crate::contract::messages::Detach;
 use crate::control::server::Service;
-use crate::supervisor::doubles::{ALL, FakeServer, Fate, Stage};
+use crate::supervisor::doubles::{ALL, FakeWorker, Fate, Stage};
 use crate::system::sync::lock;
 use becket_transport::{Abilities, Kind};
 use std::fs;
 use std::sync::atomic::Ordering;
 
 /// The stage of a supervisor whose predecessor attached `names` and died; with the worker that serves them.
-fn after_a_death(names: &[&str], abilities: Abilities) -> (Stage, Arc<FakeServer>) {
+fn after_a_death(names: &[&str], abilities: Abilities) -> (Stage, Arc<FakeWorker>) {
     let stage = Stage::with(abilities);
     for name in names {
         let request = stage.bench.request(Some(name));
@@ -33,7 +33,7 @@ fn after_a_death(names: &[&str], abilities: Abilities) -> (Stage, Arc<FakeServer
         let theirs = Device { server: Some(ProcessId { pid: u32::MAX, start: 1 }), ..record.clone() };
         assert!(stage.bench.store.update(&record, &theirs).unwrap());
     }
-    lock(&stage.workers.orphans).push(Orphan { server: Arc::clone(&worker) as Arc<dyn Server>, held: kept });
+    lock(&stage.workers.orphans).push(Orphan { worker: Arc::clone(&worker) as Arc<dyn Worker>, held: kept });
     stage.done();
     (stage, worker)
 }
@@ -210,8 +210,8 @@ fn where_requests_cannot_be_held_back_the_old_worker_ends() {
 }
 
 /// Another worker that says that it serves the devices of the first, as `change` has them.
-fn a_liar(stage: &Stage, change: impl Fn(&mut Kept)) -> Arc<FakeServer> {
-    let liar = FakeServer::new(&stage.journal, 77, Fate::Serves, Box::new(|_| {}));
+fn a_liar(stage: &Stage, change: impl Fn(&mut Kept)) -> Arc<FakeWorker> {
+    let liar = FakeWorker::new(&stage.journal, 77, Fate::Serves, Box::new(|_| {}));
     let claim = |kept: &Kept| {
         let mut claimed = Kept::new(kept.serve.clone(), vec![stage.bench.fd(true, 0)]).unwrap();
         change(&mut claimed);
@@ -219,7 +219,7 @@ fn a_liar(stage: &Stage, change: impl Fn(&mut Kept)) -> Arc<FakeServer> {
     };
     let mut orphans = lock(&stage.workers.orphans);
     let held = orphans[0].held.iter().map(claim).collect();
-    orphans.push(Orphan { server: Arc::clone(&liar) as Arc<dyn Server>, held });
+    orphans.push(Orphan { worker: Arc::clone(&liar) as Arc<dyn Worker>, held });
     liar
 }
 
@@ -261,7 +261,7 @@ fn an_isolated_worker_gets_no_second_device() {
     for kept in &mut lock(&stage.workers.orphans)[0].held {
         kept.serve.isolated = kept.serve.mark == mine.mark;
     }
-    stage.supervisor.unshare(&(worker as Arc<dyn Server>));
+    stage.supervisor.unshare(&(worker as Arc<dyn Worker>));
     stage.supervisor.adopt();
     assert_eq!(names(&stage.supervisor.list()), ["mine"]);
     stage.done();

@@ -14,7 +14,7 @@ use tracing::warn;
 use super::driver::Driver;
 use super::make::{check_files, check_map, direct_io};
 use super::owned::Owning;
-use super::workers::Server;
+use super::workers::Worker;
 use crate::contract::kept::{Kept, descriptors_of};
 use crate::contract::messages::NewImage;
 use crate::contract::protocol::Change;
@@ -194,7 +194,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
 /// in its new state, so this counts as done: the next worker serves it so from its first request on.
 pub(super) fn apply(
     driver: &dyn Driver,
-    server: &dyn Server,
+    worker: &dyn Worker,
     kept: &Kept,
     target: &Target,
 ) -> Result<(), Error> {
@@ -213,7 +213,7 @@ pub(super) fn apply(
     let shrunk = if first { driver.update_size(id, after) } else { Ok(()) };
     let changed = shrunk.and_then(|()| match *new == old {
         true => Ok(()),
-        false => order(server, new, target.sources.as_deref()).inspect_err(|_| {
+        false => order(worker, new, target.sources.as_deref()).inspect_err(|_| {
             if first {
                 undo("size", driver.update_size(id, before));
             }
@@ -222,7 +222,7 @@ pub(super) fn apply(
     let grown = changed.and_then(|()| match after != before && !first {
         true => driver.update_size(id, after).inspect_err(|_| {
             let sources = target.sources.is_some().then_some(&*kept.sources);
-            undo("worker", order(server, &Change { files: sources.map(facts_of), ..old.clone() }, sources));
+            undo("worker", order(worker, &Change { files: sources.map(facts_of), ..old.clone() }, sources));
         }),
         false => Ok(()),
     });
@@ -234,10 +234,10 @@ pub(super) fn apply(
     tell(false)
 }
 
-fn order(server: &dyn Server, change: &Change, sources: Option<&[Source]>) -> Result<(), Error> {
+fn order(worker: &dyn Worker, change: &Change, sources: Option<&[Source]>) -> Result<(), Error> {
     let fds: Vec<BorrowedFd<'_>> = sources.into_iter().flat_map(descriptors_of).collect();
-    match server.change(change.clone(), &fds) {
-        Err(error) if !server.alive() => {
+    match worker.change(change.clone(), &fds) {
+        Err(error) if !worker.alive() => {
             warn!("{error} while it was changed; its devices recover as they are to be");
             Ok(())
         }

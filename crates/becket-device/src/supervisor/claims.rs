@@ -13,7 +13,7 @@ use tracing::warn;
 use super::driver::Offer;
 use super::isolation::is_member_list;
 use super::make::{check_map, check_sources};
-use super::workers::{Orphan, Server};
+use super::workers::{Orphan, Worker};
 use crate::contract::DeviceId;
 use crate::contract::kept::Kept;
 use crate::contract::sealed::is_sealed;
@@ -22,7 +22,7 @@ use crate::system::inode::is_pipe;
 use crate::system::process::ProcessId;
 
 /// A device and who serves it.
-pub(super) type Claim = (Kept, Arc<dyn Server>);
+pub(super) type Claim = (Kept, Arc<dyn Worker>);
 
 /// All that workers claim.
 pub(super) struct Claims {
@@ -31,8 +31,8 @@ pub(super) struct Claims {
 
 impl Claims {
     pub(super) fn new(orphans: Vec<Orphan>) -> Claims {
-        let all = |Orphan { server, held }: Orphan| {
-            held.into_iter().map(move |kept| (kept, Arc::clone(&server))).collect::<Vec<_>>()
+        let all = |Orphan { worker, held }: Orphan| {
+            held.into_iter().map(move |kept| (kept, Arc::clone(&worker))).collect::<Vec<_>>()
         };
         Claims { left: orphans.into_iter().flat_map(all).collect() }
     }
@@ -48,18 +48,18 @@ impl Claims {
     ) -> Option<Claim> {
         let of_it = |(kept, _): &mut Claim| kept.serve.mark == record.mark;
         let mut believed: Vec<Claim> = Vec::new();
-        for (kept, server) in self.left.extract_if(.., of_it) {
-            let worker = server.id();
+        for (kept, worker) in self.left.extract_if(.., of_it) {
+            let id = worker.id();
             let checked =
-                may_hold(worker, record, records, &alive).and_then(|()| makes_sense(offer, &kept, record));
+                may_hold(id, record, records, &alive).and_then(|()| makes_sense(offer, &kept, record));
             match checked {
-                Ok(()) => believed.push((kept, server)),
+                Ok(()) => believed.push((kept, worker)),
                 Err(why) => {
-                    warn!("worker {} is not believed that it serves {}: {why}", worker.pid, record.info.name)
+                    warn!("worker {} is not believed that it serves {}: {why}", id.pid, record.info.name)
                 }
             }
         }
-        if let Some(named) = believed.iter().position(|(_, server)| record.worker == Some(server.id())) {
+        if let Some(named) = believed.iter().position(|(_, worker)| record.worker == Some(worker.id())) {
             return Some(believed.swap_remove(named));
         }
         let one = believed.pop();

@@ -21,7 +21,7 @@ use super::manager;
 use super::offers::Drivers;
 use super::owned::{Owned, Owning};
 use super::watch::Watch;
-use super::workers::{OnDeath, Server, Workers};
+use super::workers::{OnDeath, Worker, Workers};
 use crate::contract::kept::Kept;
 use crate::contract::messages::{Attach, Detach, Pulse, Refresh, ServerStatus, Set, Stat};
 use crate::contract::{DeviceId, DeviceInfo, Error, ErrorKind};
@@ -46,11 +46,11 @@ pub(crate) struct Supervisor {
     pub(super) drivers: Drivers,
     pub(super) workers: Box<dyn Workers>,
     /// The worker that gets new devices.
-    shared: Ranked<SHARED, Option<Arc<dyn Server>>>,
+    shared: Ranked<SHARED, Option<Arc<dyn Worker>>>,
     /// The number of that worker's process, for those who may not wait; 0 where there is none.
     shares: AtomicU32,
     /// All workers.
-    known: Ranked<LAST, Vec<Weak<dyn Server>>>,
+    known: Ranked<LAST, Vec<Weak<dyn Worker>>>,
     /// Calls under way that change something: they keep the supervisor from ending.
     busy: Ranked<LAST, usize>,
     stopping: AtomicBool,
@@ -134,12 +134,12 @@ impl Supervisor {
             if let Err(error) = self.store.enter(&state.device, |_| false) {
                 warn!(device = state.name(), "{error}");
             }
-            let worker = state.server.id();
+            let worker = state.worker.id();
             if announced.contains(&worker) {
                 continue;
             }
             announced.push(worker);
-            match state.server.announce() {
+            match state.worker.announce() {
                 // It is there still: the directory was not removed as a whole.
                 Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
                 Err(error) => warn!("worker {}: {error}", worker.pid),
@@ -157,7 +157,7 @@ impl Supervisor {
     pub(crate) fn ends_in_peace(&self) {
         let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
         // What a device needs that has no worker at this moment, the guard alone has.
-        match devices.iter().all(|owned| lock(&owned.state).server.alive()) {
+        match devices.iter().all(|owned| lock(&owned.state).worker.alive()) {
             true => self.guard.dismiss(),
             false => self.guard.last(),
         }
@@ -193,7 +193,7 @@ impl Supervisor {
     }
 
     /// The shared worker; a new one when there is none or it died.
-    pub(super) fn shared_worker(&self) -> Result<Arc<dyn Server>, Error> {
+    pub(super) fn shared_worker(&self) -> Result<Arc<dyn Worker>, Error> {
         let mut shared = lock(&self.shared);
         // One that is stopped keeps its devices, and gets no more.
         if let Some(worker) = shared.as_ref().filter(|worker| worker.alive() && !worker.id().stopped()) {
@@ -206,18 +206,18 @@ impl Supervisor {
     }
 
     /// New devices go to this worker.
-    pub(super) fn share(&self, worker: Arc<dyn Server>) {
+    pub(super) fn share(&self, worker: Arc<dyn Worker>) {
         self.shares.store(worker.id().pid, Ordering::Relaxed);
         *lock(&self.shared) = Some(worker);
     }
 
     /// New devices do not go to this worker any more.
-    pub(super) fn unshare(&self, worker: &Arc<dyn Server>) {
+    pub(super) fn unshare(&self, worker: &Arc<dyn Worker>) {
         lock(&self.shared).take_if(|shared| shared.id() == worker.id());
     }
 
     /// A worker for one device, in the group of that `cgroup.procs` where one is given.
-    pub(super) fn own_worker(&self, cgroup: Option<BorrowedFd<'_>>) -> Result<Arc<dyn Server>, Error> {
+    pub(super) fn own_worker(&self, cgroup: Option<BorrowedFd<'_>>) -> Result<Arc<dyn Worker>, Error> {
         let started = self.workers.start(cgroup, self.on_death())?;
         self.know(&started);
         for note in started.notes() {
@@ -227,7 +227,7 @@ impl Supervisor {
     }
 
     /// Asks this worker, too, whether it responds.
-    pub(super) fn know(&self, worker: &Arc<dyn Server>) {
+    pub(super) fn know(&self, worker: &Arc<dyn Worker>) {
         let mut known = lock(&self.known);
         known.retain(|worker| worker.strong_count() > 0);
         known.push(Arc::downgrade(worker));
@@ -245,19 +245,19 @@ impl Supervisor {
 
     /// Owns a device from now on.
     pub(super) fn own(&self, owned: &Arc<Owned>) {
-        let (name, server) = {
+        let (name, worker) = {
             let state = lock(&owned.state);
-            (state.name().to_owned(), Arc::clone(&state.server))
+            (state.name().to_owned(), Arc::clone(&state.worker))
         };
         lock(&self.devices).insert(name, Arc::clone(owned));
         self.guard.stand(&self.store, &self.myself);
         self.keep(&lock(&owned.state));
         self.watch_over(owned);
-        if !server.alive()
+        if !worker.alive()
             && let Some(supervisor) = self.myself.upgrade()
         {
             // It died before it could be known that this device is among those it leaves.
-            spawn(move || supervisor.mourn(server.id()));
+            spawn(move || supervisor.mourn(worker.id()));
         }
     }
 
@@ -303,7 +303,7 @@ impl Supervisor {
         state.responds()?;
         let driver = self.driver(state.device.info.transport)?;
         let target = plan(&state, wish(&state.device.info)?)?;
-        apply(&*driver, &*state.server, &state.kept, &target)?;
+        apply(&*driver, &*state.worker, &state.kept, &target)?;
         let Target { mut device, change, sources, partitions, .. } = target;
         change.apply(&mut state.kept.serve);
         if let Some(sources) = sources {
@@ -431,7 +431,7 @@ impl Service for Supervisor {
         let isolated = request.isolate;
         let offer = self.drivers.offer(request.transport)?;
         let owned = self.owns();
-        let maker = Maker { store: &self.store, offer, driver: &*driver, server: &*worker, owned };
+        let maker = Maker { store: &self.store, offer, driver: &*driver, worker: &*worker, owned };
         let made = maker.make(request, fds, cgroup);
         let Made { device, kept } = made.inspect_err(|_| {
             if isolated {
@@ -493,7 +493,7 @@ impl Service for Supervisor {
             return Err(Error::NoDevice { target: request.name.clone() });
         }
         state.responds()?;
-        state.server.stats(DeviceId::of(&state.device.info))
+        state.worker.stats(DeviceId::of(&state.device.info))
     }
 
     fn hand_over(&self) -> Result<(), Error> {
@@ -508,9 +508,9 @@ impl Service for Supervisor {
     }
 
     fn ping(&self) -> Pulse {
-        let workers: Vec<Arc<dyn Server>> = lock(&self.known).iter().filter_map(Weak::upgrade).collect();
+        let workers: Vec<Arc<dyn Worker>> = lock(&self.known).iter().filter_map(Weak::upgrade).collect();
         let shared = Some(self.shares.load(Ordering::Relaxed)).filter(|pid| *pid > 0);
-        let ask = |worker: &Arc<dyn Server>| {
+        let ask = |worker: &Arc<dyn Worker>| {
             let silent = worker.alive() && !worker.responds(health::WORKER) && worker.alive();
             silent.then(|| worker.id().pid)
         };

@@ -18,7 +18,7 @@ use super::devices::Supervisor;
 use super::driver::{Added, Driver, NewDevice, Settled};
 use super::guard::Guard;
 use super::offers::{Drivers, OFFERS};
-use super::workers::{OnDeath, Orphan, Server, Workers};
+use super::workers::{OnDeath, Orphan, Worker, Workers};
 use crate::contract::messages::Attach;
 use crate::contract::protocol::{Change, Serve};
 use crate::contract::spec::{Backing, FileFacts, Spec};
@@ -203,7 +203,7 @@ pub(super) enum Fate {
 }
 
 /// A worker that does as the test says, and dies when the test says so.
-pub(super) struct FakeServer {
+pub(super) struct FakeWorker {
     id: ProcessId,
     journal: Journal,
     alive: AtomicBool,
@@ -216,9 +216,9 @@ pub(super) struct FakeServer {
     on_death: Mutex<Option<OnDeath>>,
 }
 
-impl FakeServer {
-    pub(super) fn new(journal: &Journal, number: u64, fate: Fate, on_death: OnDeath) -> Arc<FakeServer> {
-        Arc::new(FakeServer {
+impl FakeWorker {
+    pub(super) fn new(journal: &Journal, number: u64, fate: Fate, on_death: OnDeath) -> Arc<FakeWorker> {
+        Arc::new(FakeWorker {
             id: ProcessId { pid: u32::MAX, start: number },
             journal: Arc::clone(journal),
             alive: AtomicBool::new(true),
@@ -248,7 +248,7 @@ impl FakeServer {
     }
 }
 
-impl Server for FakeServer {
+impl Worker for FakeWorker {
     fn id(&self) -> ProcessId {
         self.id
     }
@@ -318,23 +318,23 @@ type Meanwhile = Box<dyn FnMut(Duration) + Send>;
 pub(super) struct FakeWorkers {
     journal: Journal,
     pub(super) fates: Mutex<VecDeque<Option<Fate>>>,
-    pub(super) started: Mutex<Vec<Arc<FakeServer>>>,
+    pub(super) started: Mutex<Vec<Arc<FakeWorker>>>,
     pub(super) orphans: Mutex<Vec<Orphan>>,
     pub(super) meanwhile: Mutex<Option<Meanwhile>>,
 }
 
 impl Workers for Arc<FakeWorkers> {
-    fn start(&self, cgroup: Option<BorrowedFd<'_>>, on_death: OnDeath) -> Result<Arc<dyn Server>, Error> {
+    fn start(&self, cgroup: Option<BorrowedFd<'_>>, on_death: OnDeath) -> Result<Arc<dyn Worker>, Error> {
         let fate = match &mut *lock(&self.fates) {
             fates if fates.len() > 1 => fates.pop_front().flatten(),
             fates => fates.front().copied().unwrap_or(Some(Fate::Serves)),
         };
         let fate = fate.ok_or_else(|| Error::Worker { what: "must not start".to_owned() })?;
         let mut started = lock(&self.started);
-        let server = FakeServer::new(&self.journal, started.len() as u64, fate, on_death);
-        server.did(if cgroup.is_some() { "start in a group" } else { "start" });
-        started.push(Arc::clone(&server));
-        Ok(server)
+        let worker = FakeWorker::new(&self.journal, started.len() as u64, fate, on_death);
+        worker.did(if cgroup.is_some() { "start in a group" } else { "start" });
+        started.push(Arc::clone(&worker));
+        Ok(worker)
     }
 
     fn orphans(&self, _: &dyn Fn() -> OnDeath) -> Vec<Orphan> {
@@ -387,7 +387,7 @@ impl Stage {
         std::mem::take(&mut *lock(&*self.journal))
     }
 
-    pub(super) fn worker(&self, number: usize) -> Arc<FakeServer> {
+    pub(super) fn worker(&self, number: usize) -> Arc<FakeWorker> {
         Arc::clone(&lock(&self.workers.started)[number])
     }
 }

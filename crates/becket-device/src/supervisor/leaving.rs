@@ -38,12 +38,12 @@ impl Supervisor {
                 return Err(Error::Busy { device: state.device.info.device.clone(), users: Vec::new() });
             }
             let patience = if stopped { Duration::ZERO } else { CLOSING };
-            closed(&*state.server, id, patience).inspect_err(|_| {
+            closed(&*state.worker, id, patience).inspect_err(|_| {
                 // It goes by itself when the worker can.
                 self.say_leaving(state);
                 self.let_go(owned, state, true);
             })?;
-            has_let_go = state.server.alive();
+            has_let_go = state.worker.alive();
             driver.del(id.number)?;
         }
         // Before anyone can learn that the device is gone: with these go the image's locks. The table of a
@@ -62,7 +62,7 @@ impl Supervisor {
         state.gone = true;
         info!(device = state.name(), "detached");
         if state.kept.serve.isolated {
-            state.server.dismiss();
+            state.worker.dismiss();
             state.next.take().inspect(|next| next.dismiss());
         }
         let mut devices = lock(&self.devices);

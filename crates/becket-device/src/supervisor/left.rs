@@ -11,7 +11,7 @@ use tracing::warn;
 
 use super::claims::{Claim, makes_sense};
 use super::driver::Offer;
-use super::workers::Server;
+use super::workers::Worker;
 use crate::contract::kept::Kept;
 use crate::contract::protocol::{Change, Serve};
 use crate::contract::{DeviceId, Error};
@@ -70,7 +70,7 @@ fn dead() -> Error {
     Error::Worker { what: "died".to_owned() }
 }
 
-impl Server for Fallen {
+impl Worker for Fallen {
     fn id(&self) -> ProcessId {
         self.0
     }

@@ -15,7 +15,7 @@ use tracing::warn;
 
 use super::driver::{Added, Driver, NewDevice, Offer, Settled};
 use super::smaller::{smaller, usual};
-use super::workers::Server;
+use super::workers::Worker;
 use crate::contract::kept::{Keepsakes, Kept};
 use crate::contract::messages::Attach;
 use crate::contract::protocol::Serve;
@@ -47,7 +47,7 @@ pub(crate) struct Maker<'a> {
     pub(crate) store: &'a Store,
     pub(crate) offer: &'a Offer,
     pub(crate) driver: &'a dyn Driver,
-    pub(crate) server: &'a dyn Server,
+    pub(crate) worker: &'a dyn Worker,
     /// How many devices are there already.
     pub(crate) owned: usize,
 }
@@ -80,7 +80,7 @@ impl Maker<'_> {
 
     /// Makes a device. The order matters: what has been done is in a record before the disk is visible.
     fn make_as(self, request: Attach, fds: Vec<OwnedFd>, cgroup: Option<OwnedFd>) -> Result<Made, Error> {
-        let Maker { store, driver, server, .. } = self;
+        let Maker { store, driver, worker, .. } = self;
         let Checked { mut request, sources, identity, mut keepsakes } = check(request, fds)?;
         keepsakes.cgroup = cgroup;
         let spec = &request.spec;
@@ -111,7 +111,7 @@ impl Maker<'_> {
         let wanted = request.backing.direct_io;
         let (direct, reason) = direct_io(&sources, wanted, request.backing.encoded.is_some());
         request.backing.direct_io = direct;
-        let mut first = describe(&request, identity, reason, &geometry, &added, server);
+        let mut first = describe(&request, identity, reason, &geometry, &added, worker);
         first.info.device = driver.node(number);
         let written = record(store, named, &driver.default_name(number), &mut first)?;
         undo.device = Some(first.clone());
@@ -139,7 +139,7 @@ impl Maker<'_> {
         let mut kept = Kept { serve, sources, keepsakes, link: Vec::new() };
         kept.serve.first = with_char_device(driver, number, &kept, |fds| {
             undo.stage = Stage::Served;
-            server.serve(kept.serve.clone(), fds)
+            worker.serve(kept.serve.clone(), fds)
         })?;
         driver.start(number, std::process::id())?;
         undo.stage = Stage::Started;
@@ -211,7 +211,7 @@ impl Drop for Undo<'_> {
         if self.stage == Stage::Done {
             return;
         }
-        if let Err(error) = end(self.by.driver, self.by.server, self.id, self.stage >= Stage::Served) {
+        if let Err(error) = end(self.by.driver, self.by.worker, self.id, self.stage >= Stage::Served) {
             // Its record stays, so that `list` shows it as lost and `detach` tries again.
             return warn!("{} could not be undone: {error}", self.id);
         }
@@ -222,17 +222,17 @@ impl Drop for Undo<'_> {
 }
 
 /// Takes the disk away, waits for the worker to let go, and deletes the number.
-pub(crate) fn end(driver: &dyn Driver, server: &dyn Server, id: DeviceId, served: bool) -> Result<(), Error> {
+pub(crate) fn end(driver: &dyn Driver, worker: &dyn Worker, id: DeviceId, served: bool) -> Result<(), Error> {
     if served {
         driver.stop(id.number)?;
-        closed(server, id, CLOSING)?;
+        closed(worker, id, CLOSING)?;
     }
     driver.del(id.number)
 }
 
 /// Waits for the worker to let go of a stopped device. Deleting it before would wait in the kernel.
-pub(crate) fn closed(server: &dyn Server, id: DeviceId, patience: Duration) -> Result<(), Error> {
-    if server.await_closed(id, patience) {
+pub(crate) fn closed(worker: &dyn Worker, id: DeviceId, patience: Duration) -> Result<(), Error> {
+    if worker.await_closed(id, patience) {
         return Ok(());
     }
     let what = format!(
@@ -389,7 +389,7 @@ fn describe(
     direct_io_reason: String,
     geometry: &Geometry,
     added: &Added,
-    worker: &dyn Server,
+    worker: &dyn Worker,
 ) -> Device {
     let (server, notes) = (ProcessId::own(), worker.notes());
     let worker = worker.id();

@@ -115,7 +115,7 @@ impl Driver for Double {
     }
 }
 
-impl Server for Double {
+impl Worker for Double {
     fn id(&self) -> ProcessId {
         ProcessId::own()
     }
@@ -156,7 +156,7 @@ impl Server for Double {
 }
 
 fn maker<'a>(bench: &'a Bench, double: &'a Double) -> Maker<'a> {
-    Maker { store: &bench.store, offer: &OFFERS[0], driver: double, server: double, owned: 0 }
+    Maker { store: &bench.store, offer: &OFFERS[0], driver: double, worker: double, owned: 0 }
 }
 
 fn double(bench: &Bench, fail_at: &'static str) -> Double {

@@ -156,7 +156,7 @@ pub fn serve(options: ServeOptions) -> Result<(), Error> {
     let room = Room::new(&runtime, notes, options.stay, options.cache_size)?;
     room.supervisor.inherit(kept.unwrap_or_else(|| keeper::inherited(&runtime)));
     let predecessors = room.supervisor.adopt();
-    let old = |worker: &Arc<dyn workers::Server>| options.takeover || !worker.id().runs_our_program();
+    let old = |worker: &Arc<dyn workers::Worker>| options.takeover || !worker.id().runs_our_program();
     if options.takeover || manager::looks_after_us() {
         // A manager starts us anew after an upgrade, too.
         room.supervisor.renew(predecessors.into_iter().filter(old).collect());

@@ -9,7 +9,7 @@ use becket_transport::Abilities;
 use tracing::error;
 
 use super::restarts::Restarts;
-use super::workers::Server;
+use super::workers::Worker;
 use crate::contract::kept::Kept;
 use crate::contract::{DeviceInfo, DeviceState, Error};
 use crate::control::health;
@@ -27,9 +27,9 @@ pub(super) struct Owning {
     /// With it a later worker goes on; the image's locks are among it.
     pub(super) kept: Kept,
     /// Who serves it, or did.
-    pub(super) server: Arc<dyn Server>,
+    pub(super) worker: Arc<dyn Worker>,
     /// The isolated worker that shall have it next.
-    pub(super) next: Option<Arc<dyn Server>>,
+    pub(super) next: Option<Arc<dyn Worker>>,
     pub(super) restarts: Restarts,
     /// The worker whose death has been counted.
     pub(super) mourned: Option<ProcessId>,
@@ -39,11 +39,11 @@ pub(super) struct Owning {
 }
 
 impl Owned {
-    pub(super) fn new(device: Device, kept: Kept, server: Arc<dyn Server>) -> Arc<Owned> {
+    pub(super) fn new(device: Device, kept: Kept, worker: Arc<dyn Worker>) -> Arc<Owned> {
         let state = Owning {
             device,
             kept,
-            server,
+            worker,
             next: None,
             restarts: Restarts::new(Instant::now()),
             mourned: None,
@@ -69,14 +69,14 @@ impl Owning {
     /// An error if its worker is stopped: it is given no order, which it would carry out at an unexpected
     /// time later.
     pub(super) fn responds(&self) -> Result<(), Error> {
-        let worker = self.server.id();
-        if self.server.alive() && worker.stopped() { Err(health::stopped(worker)) } else { Ok(()) }
+        let worker = self.worker.id();
+        if self.worker.alive() && worker.stopped() { Err(health::stopped(worker)) } else { Ok(()) }
     }
 
     /// What is shown of it.
     pub(super) fn info(&self) -> DeviceInfo {
         let mut info = self.device.info.clone();
-        if !self.server.alive() && info.state != DeviceState::Failing {
+        if !self.worker.alive() && info.state != DeviceState::Failing {
             info.state = if self.recoverable() { DeviceState::Recovering } else { DeviceState::Lost };
         }
         info
@@ -90,6 +90,6 @@ impl Owning {
     /// Whether it is likely to be served again soon. If not, no user has to be spared: their requests are
     /// never carried out.
     pub(super) fn hopeful(&self) -> bool {
-        self.server.alive() || (self.recoverable() && self.device.info.state != DeviceState::Failing)
+        self.worker.alive() || (self.recoverable() && self.device.info.state != DeviceState::Failing)
     }
 }

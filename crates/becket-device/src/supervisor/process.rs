@@ -17,7 +17,7 @@ use rustix::net::SendFlags;
 use tracing::{error, info, warn};
 
 use super::introduction::{About, introduction, notes_of, quoted};
-use super::workers::{OnDeath, Orphan, Server, Workers};
+use super::workers::{OnDeath, Orphan, Worker, Workers};
 use crate::contract::kept::Kept;
 use crate::contract::protocol::{self, Change, Order, Report, Serve};
 use crate::contract::rendezvous;
@@ -198,7 +198,7 @@ impl WorkerProcess {
             state.answers.insert(id, answer);
         }
         drop(state);
-        self.place_of(id).notify_all();
+        self.condition_of(id).notify_all();
     }
 
     /// Gives an order about a device and waits for the answer.
@@ -249,7 +249,7 @@ impl WorkerProcess {
     }
 
     /// Where one waits for news of a device.
-    fn place_of(&self, id: DeviceId) -> &Condvar {
+    fn condition_of(&self, id: DeviceId) -> &Condvar {
         let [first, ..] = &self.changed;
         self.changed.get(id.number as usize % self.changed.len()).unwrap_or(first)
     }
@@ -263,13 +263,13 @@ impl WorkerProcess {
                 return Some(answer);
             }
             let left = deadline.checked_duration_since(Instant::now())?;
-            let place = self.place_of(id);
+            let place = self.condition_of(id);
             state = place.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
 
-impl Server for WorkerProcess {
+impl Worker for WorkerProcess {
     fn id(&self) -> ProcessId {
         self.id
     }
@@ -403,7 +403,7 @@ impl Processes {
 }
 
 impl Workers for Processes {
-    fn start(&self, cgroup: Option<BorrowedFd<'_>>, on_death: OnDeath) -> Result<Arc<dyn Server>, Error> {
+    fn start(&self, cgroup: Option<BorrowedFd<'_>>, on_death: OnDeath) -> Result<Arc<dyn Worker>, Error> {
         Ok(WorkerProcess::start(self.place(), self.cache_size, cgroup, on_death)?)
     }
 
@@ -412,7 +412,7 @@ impl Workers for Processes {
         for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             let path = entry.path();
             match WorkerProcess::adopt(path.clone(), on_death()) {
-                Ok((server, held)) => orphans.push(Orphan { server, held }),
+                Ok((worker, held)) => orphans.push(Orphan { worker, held }),
                 Err((_, error)) if nobody(&error) => remove(&path),
                 Err((worker, error)) => {
                     error!(

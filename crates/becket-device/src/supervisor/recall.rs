@@ -16,7 +16,7 @@ use super::devices::Supervisor;
 use super::driver::{Added, Driver, Offer};
 use super::make::direct_io;
 use super::owned::Owned;
-use super::workers::Server;
+use super::workers::Worker;
 use crate::contract::kept::Kept;
 use crate::contract::{DeviceId, DeviceInfo, DeviceState, Error, Spec};
 use crate::record::device::Device;
@@ -109,7 +109,7 @@ impl Supervisor {
 
 impl Supervisor {
     /// Owns a device that a worker of our predecessor's serves and no record speaks of.
-    pub(super) fn adopt_unrecorded(&self, kept: Kept, server: Arc<dyn Server>) -> Result<(), Error> {
+    pub(super) fn adopt_unrecorded(&self, kept: Kept, worker: Arc<dyn Worker>) -> Result<(), Error> {
         let id = kept.serve.id;
         let (offer, driver) = (self.drivers.offer(id.kind)?, self.driver(id.kind)?);
         let listed = driver.numbers().contains(&id.number);
@@ -124,13 +124,13 @@ impl Supervisor {
         device.info.isolated = kept.serve.isolated;
         makes_sense(offer, &kept, &device)
             .map_err(|why| Error::Worker { what: format!("is not believed that it serves {}: {why}", id) })?;
-        (device.server, device.worker) = (Some(ProcessId::own()), Some(server.id()));
-        (device.info.server_pid, device.info.worker_pid) = (Some(std::process::id()), Some(server.id().pid));
+        (device.server, device.worker) = (Some(ProcessId::own()), Some(worker.id()));
+        (device.info.server_pid, device.info.worker_pid) = (Some(std::process::id()), Some(worker.id().pid));
         as_kept(&mut device, &kept);
         register::record(&self.store, None, &driver.default_name(id.number), &mut device)?;
         links::make(self.store.runtime(), &device.info);
         info!(device = device.info.name, "had no record and is taken over by what its worker holds");
-        self.own(&Owned::new(device, kept, server));
+        self.own(&Owned::new(device, kept, worker));
         Ok(())
     }
 }

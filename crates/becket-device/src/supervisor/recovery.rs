@@ -14,7 +14,7 @@ use super::devices::Supervisor;
 use super::driver::Driver;
 use super::make::with_char_device;
 use super::owned::{Owned, Owning};
-use super::workers::Server;
+use super::workers::Worker;
 use crate::contract::kept::Kept;
 use crate::contract::{DeviceState, Error};
 use crate::system::process::ProcessId;
@@ -36,13 +36,13 @@ pub(super) enum Attempt {
 }
 
 /// Hands a device whose worker is gone to another one.
-pub(super) fn recover(driver: &dyn Driver, server: &dyn Server, kept: &mut Kept) -> Result<Attempt, Error> {
+pub(super) fn recover(driver: &dyn Driver, worker: &dyn Worker, kept: &mut Kept) -> Result<Attempt, Error> {
     let id = kept.serve.id;
     if !driver.start_recovery(id.number)? {
         return Ok(Attempt::NotYet);
     }
     kept.serve.first =
-        with_char_device(driver, id.number, kept, |fds| server.serve(kept.serve.clone(), fds))?;
+        with_char_device(driver, id.number, kept, |fds| worker.serve(kept.serve.clone(), fds))?;
     driver.end_recovery(id.number, std::process::id())?;
     Ok(Attempt::Recovered)
 }
@@ -80,7 +80,7 @@ impl Supervisor {
         left.sort_by_key(|owned| lock(&owned.state).kept.serve.backing.grows);
         left.retain(|owned| {
             let mut state = lock(&owned.state);
-            if state.gone || state.server.id() != dead {
+            if state.gone || state.worker.id() != dead {
                 return false;
             }
             if state.mourned.replace(dead) != Some(dead) {
@@ -115,7 +115,7 @@ impl Supervisor {
     /// Tries to recover a device; `true` when it has to wait for the kernel.
     fn recover_one(&self, owned: &Owned, dead: ProcessId, release: &mut Release) -> bool {
         let mut state = lock(&owned.state);
-        if state.gone || state.server.id() != dead {
+        if state.gone || state.worker.id() != dead {
             return false;
         }
         match self.attempt(&mut state) {
@@ -141,34 +141,34 @@ impl Supervisor {
     /// One attempt, with a worker that is started if necessary while the kernel still holds the dead one's
     /// device.
     fn attempt(&self, state: &mut Owning) -> Result<Attempt, Error> {
-        let server = self.next_worker(state)?;
-        self.give(state, server)
+        let worker = self.next_worker(state)?;
+        self.give(state, worker)
     }
 
-    /// Gives a device without a server to a worker, and says so in its record.
-    pub(super) fn give(&self, state: &mut Owning, server: Arc<dyn Server>) -> Result<Attempt, Error> {
-        let outcome = recover(&*self.driver(state.device.info.transport)?, &*server, &mut state.kept)?;
+    /// Gives a device without a worker to one, and says so in its record.
+    pub(super) fn give(&self, state: &mut Owning, worker: Arc<dyn Worker>) -> Result<Attempt, Error> {
+        let outcome = recover(&*self.driver(state.device.info.transport)?, &*worker, &mut state.kept)?;
         if outcome == Attempt::Recovered {
-            let worker = server.id();
-            state.server = server;
+            let id = worker.id();
+            state.worker = worker;
             state.next = None;
             state.restarts.began(Instant::now());
             self.keep(state);
             let asked_to_go = state.leaving && state.device.info.state == DeviceState::Detaching;
             self.note(state, |device| {
-                device.worker = Some(worker);
-                device.info.worker_pid = Some(worker.pid);
+                device.worker = Some(id);
+                device.info.worker_pid = Some(id.pid);
                 device.info.recoveries += 1;
                 // The lease for that went with the dead worker: this one reads through the file.
                 device.info.state = if asked_to_go { DeviceState::Detaching } else { DeviceState::Live };
             });
-            info!(device = state.name(), "recovered by worker {}", worker.pid);
+            info!(device = state.name(), "recovered by worker {}", id.pid);
         }
         Ok(outcome)
     }
 
     /// Who shall serve the device next.
-    pub(super) fn next_worker(&self, state: &mut Owning) -> Result<Arc<dyn Server>, Error> {
+    pub(super) fn next_worker(&self, state: &mut Owning) -> Result<Arc<dyn Worker>, Error> {
         if !state.kept.serve.isolated {
             return self.shared_worker();
         }

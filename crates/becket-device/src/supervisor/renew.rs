@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use super::devices::Supervisor;
 use super::owned::{Owned, Owning};
 use super::recovery::Attempt;
-use super::workers::Server;
+use super::workers::Worker;
 use crate::contract::Error;
 use crate::system::sync::lock;
 
@@ -22,21 +22,21 @@ const BETWEEN: Duration = Duration::from_millis(5);
 
 impl Supervisor {
     /// Replaces workers that a predecessor has started.
-    pub(crate) fn renew(&self, old: Vec<Arc<dyn Server>>) {
-        for server in &old {
+    pub(crate) fn renew(&self, old: Vec<Arc<dyn Worker>>) {
+        for worker in &old {
             // Before any device moves: it must not go to one that is about to end.
-            self.unshare(server);
+            self.unshare(worker);
         }
-        for server in old {
-            self.replace(&server);
+        for worker in old {
+            self.replace(&worker);
         }
     }
 
-    fn replace(&self, old: &Arc<dyn Server>) {
+    fn replace(&self, old: &Arc<dyn Worker>) {
         let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
         for owned in devices {
             let mut state = lock(&owned.state);
-            if state.gone || state.server.id() != old.id() {
+            if state.gone || state.worker.id() != old.id() {
                 continue;
             }
             if let Err(error) = self.move_over(&mut state) {
@@ -68,8 +68,8 @@ impl Supervisor {
         let deadline = Instant::now() + PATIENCE;
         let late = |what: &str| Error::Worker { what: format!("{what} {}", id) };
         loop {
-            let held_back = driver.quiesce(id.number, &|| state.server.leave(id));
-            if state.server.await_closed(id, BETWEEN) {
+            let held_back = driver.quiesce(id.number, &|| state.worker.leave(id));
+            if state.worker.await_closed(id, BETWEEN) {
                 break;
             }
             if Instant::now() >= deadline {

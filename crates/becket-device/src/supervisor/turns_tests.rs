@@ -25,7 +25,7 @@ fn detach(stage: &Stage, name: &str) -> bool {
 fn settled(stage: &Stage) -> BTreeSet<String> {
     loop {
         let devices: Vec<_> = lock(&stage.supervisor.devices).values().cloned().collect();
-        let served = |owned: &Arc<super::owned::Owned>| lock(&owned.state).server.alive();
+        let served = |owned: &Arc<super::owned::Owned>| lock(&owned.state).worker.alive();
         if devices.iter().all(served) {
             return devices.iter().map(|owned| lock(&owned.state).name().to_owned()).collect();
         }

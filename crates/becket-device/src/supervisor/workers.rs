@@ -15,7 +15,7 @@ use crate::contract::{DeviceId, Error};
 use crate::system::process::ProcessId;
 
 /// Who moves the bytes of devices.
-pub(crate) trait Server: Send + Sync {
+pub(crate) trait Worker: Send + Sync {
     fn id(&self) -> ProcessId;
     /// Precautions that the environment did not allow it.
     fn notes(&self) -> &[String];
@@ -61,14 +61,14 @@ pub(crate) type OnDeath = Box<dyn FnOnce(ProcessId) + Send>;
 
 /// A worker of a predecessor, with what it serves.
 pub(crate) struct Orphan {
-    pub(crate) server: Arc<dyn Server>,
+    pub(crate) worker: Arc<dyn Worker>,
     pub(crate) held: Vec<Kept>,
 }
 
 /// Where workers come from.
 pub(crate) trait Workers: Send + Sync {
     /// Starts one, in the group of that `cgroup.procs` where one is given.
-    fn start(&self, cgroup: Option<BorrowedFd<'_>>, on_death: OnDeath) -> Result<Arc<dyn Server>, Error>;
+    fn start(&self, cgroup: Option<BorrowedFd<'_>>, on_death: OnDeath) -> Result<Arc<dyn Worker>, Error>;
     /// Finds those that a predecessor has left behind.
     fn orphans(&self, on_death: &dyn Fn() -> OnDeath) -> Vec<Orphan>;
     /// Those of them with which no version is common, and why. They go on serving.

@@ -14,7 +14,7 @@ use crate::contract::messages::{Attach, Detach, Set};
 use crate::contract::{DeviceState, Error};
 use crate::control::server::Service;
 use crate::supervisor::devices::Supervisor;
-use crate::supervisor::doubles::{Bench, FakeServer, FakeWorkers};
+use crate::supervisor::doubles::{Bench, FakeWorker, FakeWorkers};
 use crate::supervisor::driver::{Added, Driver, NewDevice, Offer};
 use crate::supervisor::guard::Guard;
 use crate::system::sync::lock;
@@ -101,7 +101,7 @@ fn an_offer_without_a_disk_is_one_file_and_one_line() {
     let (boxed, drivers) = (Box::new(Arc::clone(&workers)), Drivers::new(&OFFERS));
     let supervisor =
         Supervisor::new(bench.store.clone(), Vec::new(), boxed, Guard::default(), drivers, || {});
-    let worker = |at: usize| -> Arc<FakeServer> { Arc::clone(&lock(&workers.started)[at]) };
+    let worker = |at: usize| -> Arc<FakeWorker> { Arc::clone(&lock(&workers.started)[at]) };
 
     let request = Attach { transport: KIND, ..bench.request(Some("one")) };
     let info = supervisor.attach(request, vec![bench.fd(true, 0)]).unwrap();

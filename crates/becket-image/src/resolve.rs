@@ -29,7 +29,7 @@ pub struct Split {
 }
 
 /// Splits a path at the first regular file or block device on the way; `FILE/..` is the directory of the
-/// file, as if the file were a directory. A path that leads nowhere stays whole, and [`resolve`] reports what
+/// file, as if the file were a directory. A path that leads nowhere stays whole, and `resolve` reports what
 /// is wrong with it.
 pub fn split(path: &Path) -> Split {
     let whole = || Split { host: path.to_owned(), inside: Vec::new() };

@@ -1,9 +1,9 @@
 //! The layers: what an image can hold, and how it is recognised.
 //! It never guesses beyond a magic number that is checked, and never follows what it reads without a bound.
 //!
-//! A layer with directories is a [`FileSystem`]. Its answers about a file are a [`Layout`]: where the file's
-//! bytes are in the image that holds the file system. What that means for the file on the host is
-//! [`crate::Image::compose`]'s business.
+//! A layer with directories is a [`FileSystem`]. Its answers about a file are a [`crate::Layout`]: where
+//! the file's bytes are in the image that holds the file system. What that means for the file on the host
+//! is [`crate::Image::compose`]'s business.
 //!
 //! Images are untrusted. What all of their parsing may cost is bounded by one [`crate::Budget`], so readers
 //! have no limits of their own but those of their formats. What a reader does must be in proportion to what

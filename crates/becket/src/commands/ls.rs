@@ -178,8 +178,8 @@ fn long_lines(lines: &[Line]) -> Vec<String> {
 }
 
 impl Lister {
-    /// Lists what a path names, which is this file if it holds nothing that could be listed; `entry` says that
-    /// a file is shown by its path.
+    /// Lists what a path names, which is this file if it holds nothing that could be listed; `entry` says
+    /// that a file is shown by its path.
     fn add(&mut self, named: &Named, file: Option<Node>, entry: bool) -> Result<(), LayerError> {
         let path = named.path.clone();
         match &named.thing {

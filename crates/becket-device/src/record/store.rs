@@ -37,15 +37,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use becket_uapi::lock::{Kind, ofd_lock_wait, ofd_unlock};
-pub(crate) use reading::Entry;
-#[cfg(feature = "fuzzing")]
-pub(crate) use reading::Record;
+pub(crate) use reading::{Entry, Record};
 use reading::{Looked, same_use};
 use rustix::fs::{CWD, RenameFlags};
-use serde::Serialize;
 use tracing::warn;
 
-use crate::contract::{Error, versions};
+use crate::contract::Error;
 use crate::record::device::Device;
 use crate::record::runtime::{Runtime, lock_file};
 use crate::record::unknown::Unknown;
@@ -64,39 +61,6 @@ const MOST_LOCKS: usize = 8;
 const AMENDED: u64 = 4096;
 /// Bytes that each device's record has in its file system from the beginning.
 const RESERVED: u64 = 2 * AMENDED;
-
-/// A [`Record`] that borrows its entry, to be written.
-#[derive(Serialize)]
-struct Words<'a> {
-    version: u32,
-    boot_id: &'a str,
-    name: &'a str,
-    #[serde(skip_serializing_if = "<[String]>::is_empty")]
-    needs: &'a [String],
-    entry: EntryRef<'a>,
-}
-
-/// A borrowed [`Entry`].
-#[derive(Clone, Copy, Serialize)]
-#[serde(tag = "record", rename_all = "snake_case")]
-enum EntryRef<'a> {
-    Claim {
-        #[serde(serialize_with = "crate::contract::path_text::one::serialize")]
-        image: &'a Path,
-        claimant: ProcessId,
-    },
-    Device(&'a Device),
-}
-
-impl EntryRef<'_> {
-    /// What a becket must know to handle it.
-    fn needs(&self) -> &[String] {
-        match self {
-            EntryRef::Device(device) => &device.needs,
-            EntryRef::Claim { .. } => &[],
-        }
-    }
-}
 
 /// A record as it was written.
 #[derive(Debug)]
@@ -155,7 +119,7 @@ impl Store {
         let entry = Entry::Claim { image: image.to_owned(), claimant };
         let _lock = self.lock(name)?;
         self.is_free(name, lives)?;
-        self.prepare(name, EntryRef::Claim { image, claimant })?.publish()?;
+        self.prepare(name, entry.clone())?.publish()?;
         Ok(Claim { store: self.clone(), name: name.to_owned(), entry, kept: false })
     }
 
@@ -163,7 +127,7 @@ impl Store {
     pub(crate) fn enter(&self, device: &Device, lives: impl Fn(&Device) -> bool) -> Result<Written, Error> {
         let name = &device.info.name;
         check_name(name)?;
-        let prepared = self.prepare(name, EntryRef::Device(device))?;
+        let prepared = self.prepare(name, Entry::of(device))?;
         let _lock = self.lock(name)?;
         match prepared.publish_first() {
             Ok(written) => Ok(written),
@@ -242,7 +206,7 @@ impl Store {
     /// Puts `new` in the place of `old`, when that is still what the record says.
     pub(crate) fn update(&self, old: &Device, new: &Device) -> Result<bool, Error> {
         let name = &old.info.name;
-        let prepared = match self.prepare(name, EntryRef::Device(new)) {
+        let prepared = match self.prepare(name, Entry::of(new)) {
             Err(Error::Io { source, .. }) if is_full(&source) => None,
             other => Some(other?),
         };
@@ -260,7 +224,7 @@ impl Store {
     /// Under the name's lock: writes a record behind the others in its file, where that has room of its own.
     fn append(&self, new: &Device) -> io::Result<()> {
         let name = &new.info.name;
-        let text = self.text_of(name, EntryRef::Device(new))?;
+        let text = self.text_of(name, Entry::of(new))?;
         let file = File::options().write(true).open(self.path(name))?;
         let stat = rustix::fs::fstat(&file)?;
         let [len, blocks] = [stat.st_size, stat.st_blocks].map(|count| u64::try_from(count).unwrap_or(0));
@@ -276,7 +240,7 @@ impl Store {
     pub(crate) fn amend(&self, old: &Device, then: &Written, new: &Device) -> Result<bool, Error> {
         let name = &old.info.name;
         let path = self.path(name);
-        let text = self.text_of(name, EntryRef::Device(new)).map_err(Error::io("write", &path))?;
+        let text = self.text_of(name, Entry::of(new)).map_err(Error::io("write", &path))?;
         if then.len + text.len() as u64 > AMENDED {
             return self.update(old, new);
         }
@@ -356,8 +320,8 @@ impl Store {
     }
 
     /// Writes a record beside its place, where it is not read. Under no lock: a device's record is synced.
-    fn prepare(&self, name: &str, entry: EntryRef<'_>) -> Result<Prepared, Error> {
-        let lasting = matches!(entry, EntryRef::Device(_));
+    fn prepare(&self, name: &str, entry: Entry) -> Result<Prepared, Error> {
+        let lasting = matches!(entry, Entry::Device(_));
         let written = self.text_of(name, entry).and_then(|text| self.prepare_text(name, &text, lasting));
         written.map_err(Error::io("write", &self.path(name)))
     }
@@ -370,10 +334,9 @@ impl Store {
     }
 
     /// A record as it stands in its file.
-    fn text_of(&self, name: &str, entry: EntryRef<'_>) -> io::Result<Vec<u8>> {
+    fn text_of(&self, name: &str, entry: Entry) -> io::Result<Vec<u8>> {
         let mut text = Vec::with_capacity(2048);
-        let (version, boot_id, needs) = (versions::record(), self.boot_id.as_str(), entry.needs());
-        serde_json::to_writer(&mut text, &Words { version, boot_id, name, needs, entry })?;
+        serde_json::to_writer(&mut text, &Record::new(&self.boot_id, name, entry))?;
         text.push(b'\n');
         Ok(text)
     }
@@ -487,7 +450,7 @@ impl Claim {
 
     /// Puts the device's record in the place of the claim. The name then lives as long as the device.
     pub(crate) fn fill(mut self, device: &Device) -> Result<Written, Error> {
-        let prepared = self.store.prepare(&self.name, EntryRef::Device(device))?;
+        let prepared = self.store.prepare(&self.name, Entry::of(device))?;
         let _lock = self.store.lock(&self.name)?;
         let written = prepared.publish()?;
         self.kept = true;

@@ -89,11 +89,7 @@ fn a_name_in_use_names_the_image_and_the_device() {
 fn a_dead_claimant_holds_nothing() {
     let (_temp, store) = store();
     let dead = ProcessId { pid: std::process::id(), start: 1 };
-    store
-        .prepare("one", EntryRef::Claim { image: Path::new(IMAGE), claimant: dead })
-        .unwrap()
-        .publish()
-        .unwrap();
+    store.prepare("one", Entry::Claim { image: IMAGE.into(), claimant: dead }).unwrap().publish().unwrap();
     store.claim("one", Path::new("/x"), |_| true).unwrap();
 }
 

@@ -16,9 +16,18 @@ pub(crate) struct Record {
     version: u32,
     boot_id: String,
     name: String,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     needs: Vec<String>,
     entry: Entry,
+}
+
+impl Record {
+    /// One that this becket writes.
+    pub(super) fn new(boot_id: &str, name: &str, entry: Entry) -> Record {
+        let needs = if let Entry::Device(device) = &entry { device.needs.clone() } else { Vec::new() };
+        let (boot_id, name) = (boot_id.to_owned(), name.to_owned());
+        Record { version: versions::record(), boot_id, name, needs, entry }
+    }
 }
 
 /// What a record says.
@@ -38,6 +47,13 @@ pub(crate) enum Entry {
     /// Something that another version of becket has recorded. It is never written.
     #[serde(skip)]
     Unknown(Box<Unknown>),
+}
+
+impl Entry {
+    /// That of a device.
+    pub(crate) fn of(device: &Device) -> Entry {
+        Entry::Device(Box::new(device.clone()))
+    }
 }
 
 /// What was found in the place of a record.

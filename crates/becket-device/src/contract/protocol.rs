@@ -57,14 +57,14 @@ pub(crate) enum Order {
     Stat { id: DeviceId },
 }
 
-/// A device to be served: [`becket_transport::ublk::Setup`] without its descriptors.
+/// A device to be served: [`becket_transport::serve::Setup`] without its descriptors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Serve {
     /// How it is offered: over ublk or FUSE.
     pub(crate) kind: Kind,
     pub(crate) id: DeviceId,
-    /// Where its queues begin; see [`becket_transport::ublk::Setup::first`].
+    /// Where its queues begin; see [`becket_transport::serve::Setup::first`].
     #[serde(default)]
     pub(crate) first: u32,
     pub(crate) queues: u16,

@@ -109,9 +109,9 @@ impl Core {
             Some(memory) => Transfer { address: memory + done, ..Transfer::default() },
             None => self.carrier(tag, &request, done),
         };
+        let target = self.serving.target(source).ok_or(Errno::IO)?;
         let (direct_io, slots) = (self.serving.direct, first_slot(self.slots, source));
         let piece = Piece { offset, carrier, stored: stored.is_some(), direct_io, slots };
-        let target = self.serving.target(source).ok_or(Errno::IO)?;
         let slot = &mut self.slab[usize::from(tag)];
         let step = target.operate(&piece, slot, &mut self.governor)?;
         // A queue that is held has no straight way: new requests must not begin. Nor has one whose operations

@@ -60,7 +60,8 @@ pub(crate) trait Target {
     fn operate(&self, piece: &Piece, slot: &mut Slot, governor: &mut Governor) -> Result<Step, Errno>;
 
     /// Takes in the result of such an operation: a count, 0 or a negative errno. Not called for one of
-    /// [`Way::Free`](crate::slot::Way::Free) whose result is all the bytes that its request still lacked.
+    /// [`Way::Free`](crate::slot::Way::Free) whose result is all the bytes that its request still lacked,
+    /// unless that is a durable write.
     ///
     /// # Errors
     /// What the request fails with. An error that says that finished writes may be lost must have made

@@ -181,9 +181,12 @@ fn look_inside(target: &Target<'_>, format: Format, dirs: &[PathBuf]) -> Result<
     let format_of_file = through::of_first(format, inside);
     let first =
         First { image: &image, host, file: &file, format: format_of_file, dirs, writing: Writing::Never };
-    let Unpacked { image, verdict, .. } = disk_in(&first, inside.is_empty(), &mut |_, _, _| Ok(()))?;
+    let Unpacked { image, referenced, verdict, .. } =
+        disk_in(&first, inside.is_empty(), &mut |_, _, _| Ok(()))?;
+    let files = std::iter::once(&file).chain(&referenced).map(HostFile::identity).collect();
     let mut walk = through::walk(image, shown(host.as_os_str().as_bytes()), inside, format)?;
     walk.read_only = verdict.unwritable.or(walk.read_only);
+    walk.files = files;
     Ok(walk)
 }
 

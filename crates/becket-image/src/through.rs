@@ -16,7 +16,7 @@ use crate::layer::packed::{self, Kind};
 use crate::layer::{Contents, FileSystem, Format, LayerError, NodeKind, detect, find, foreign};
 use crate::qcow2;
 use crate::text::shown;
-use crate::{Error, Partition};
+use crate::{Error, Identity, Partition};
 
 /// Images inside images that are followed.
 pub(crate) const DEPTH_MAX: usize = 16;
@@ -61,6 +61,8 @@ pub struct Walk {
     pub end: End,
     /// Why the image may only be read, when that is so whatever the host allows.
     pub read_only: Option<String>,
+    /// The files and devices of the host that are read; none of them after [`Walk::on`].
+    pub files: Vec<Identity>,
 }
 
 /// What a named format says of the file on the host, when `names` continue inside it: `raw` applies to the
@@ -74,7 +76,7 @@ pub(crate) fn walk(image: Image, path: String, names: &[OsString], format: Forma
     let stored = format == Format::Raw;
     let format = of_first(format, names).of_contents();
     let first = Level { path, image, span: None, contents: None, reached: None };
-    let mut walk = Walk { levels: vec![first], end: End::Image, read_only: None };
+    let mut walk = Walk { levels: vec![first], end: End::Image, read_only: None, files: Vec::new() };
     let names: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
     let mut rest = names.as_slice();
     let mut links = LINKS_MAX;

@@ -264,3 +264,119 @@ fn a_reader_may_stop_early() {
     assert!(ended.status.success() && ended.stderr.is_empty(), "{ended:?}");
     std::io::stdout().flush().unwrap();
 }
+
+/// A file system with so many small files, `a0` and so on.
+fn small_files(place: &Scratch, name: &str, count: usize) {
+    let tree = place.dir("tree");
+    (0..count).for_each(|number| fs::write(tree.join(format!("a{number}")), "new").unwrap());
+    ext4(place, name, &tree);
+}
+
+#[test]
+fn a_source_is_not_replaced_by_its_copy() {
+    let name = "inside::a_source_is_not_replaced_by_its_copy";
+    if !require_plain_machine(name, &["mke2fs", "qemu-img"]) {
+        return;
+    }
+    let place = scratch();
+    small_files(&place, "fs.img", 1);
+    let mut create = Command::new("qemu-img");
+    create.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "fs.img", "top.qcow2"]);
+    tool(create.current_dir(place.path("")));
+    fs::hard_link(place.path("fs.img"), place.dir("out").join("fs.img")).unwrap();
+    let before = fs::metadata(place.path("fs.img")).unwrap();
+    for words in [
+        &["cp", "-f", "fs.img", "."][..],
+        &["cp", "-f", "fs.img", "out"],
+        &["cp", "-f", "fs.img/a0", "fs.img"],
+        &["cp", "-f", "top.qcow2/a0", "fs.img"],
+        &["cp", "-f", "--tar", "fs.img", "fs.img/a0"],
+        &["cp", "-f", "--tar", "fs.img", "top.qcow2/a0"],
+    ] {
+        let ran = place.run(words);
+        assert_eq!(ran.code, 1, "{words:?}: {ran:?}");
+        assert!(ran.err.contains("it is copied from"), "{words:?}: {ran:?}");
+        let after = fs::metadata(place.path("fs.img")).unwrap();
+        assert_eq!((before.ino(), before.nlink()), (after.ino(), after.nlink()), "{words:?}");
+    }
+    let left: Vec<_> = names(&place.path(".")).into_iter().filter(|name| !name.starts_with('.')).collect();
+    assert_eq!(left, ["fs.img", "out", "top.qcow2", "tree"]);
+    assert_eq!(names(&place.path("out")), ["fs.img"]);
+}
+
+#[test]
+fn only_files_and_links_are_replaced() {
+    let name = "inside::only_files_and_links_are_replaced";
+    if !require_root(name) || !require_plain_machine(name, &["mke2fs"]) {
+        return;
+    }
+    let place = scratch();
+    small_files(&place, "fs.img", 1);
+    let nodes = place.dir("nodes");
+    tool(Command::new("mknod").arg(nodes.join("null")).args(["c", "1", "3"]));
+    tool(Command::new("mknod").arg(nodes.join("block")).args(["b", "7", "4000"]));
+    tool(Command::new("mkfifo").arg(nodes.join("fifo")));
+    drop(std::os::unix::net::UnixListener::bind(nodes.join("socket")).unwrap());
+    fs::create_dir(nodes.join("dir")).unwrap();
+    symlink("null", nodes.join("link")).unwrap();
+    let inodes = || {
+        let inode = |name: &String| (name.clone(), fs::symlink_metadata(nodes.join(name)).unwrap().ino());
+        names(&nodes).iter().map(inode).collect::<Vec<_>>()
+    };
+    let before = inodes();
+    for node in ["null", "block", "fifo", "socket"] {
+        let ran = place.run(["cp", "-f", "fs.img/a0", &format!("nodes/{node}")]);
+        assert!(ran.code == 1 && ran.err.contains("it is no file"), "{node}: {ran:?}");
+    }
+    for node in ["block", "socket", "dir"] {
+        let ran = place.run(["cp", "-f", "--tar", &format!("nodes/{node}"), "fs.img/a0"]);
+        assert!(ran.code == 1 && ran.err.contains("it is no file"), "{node}: {ran:?}");
+    }
+    for node in ["null", "link"] {
+        place.ok(["cp", "-f", "--tar", &format!("nodes/{node}"), "fs.img/a0"]);
+    }
+    assert_eq!(inodes(), before);
+    let mut reader = Command::new("tar").arg("-tf").arg(nodes.join("fifo")).stdout(Stdio::piped()).spawn();
+    place.ok(["cp", "-f", "--tar", "nodes/fifo", "fs.img/a0"]);
+    let listed = reader.as_mut().unwrap().stdout.take().unwrap().bytes().collect::<Result<Vec<_>, _>>();
+    assert!(reader.unwrap().wait().unwrap().success());
+    assert_eq!(listed.unwrap(), b"a0\n");
+    assert_eq!(inodes(), before);
+}
+
+#[test]
+fn a_file_is_replaced_by_a_whole_one_only() {
+    let name = "inside::a_file_is_replaced_by_a_whole_one_only";
+    if !require_plain_machine(name, &["xz", "mke2fs"]) {
+        return;
+    }
+    let place = scratch();
+    fs::write(place.path("x"), image::random_bytes(3 << 20, 1)).unwrap();
+    tool(Command::new("xz").args(["-0", "--block-size=1MiB"]).arg(place.path("x")));
+    let mut packed = fs::read(place.path("x.xz")).unwrap();
+    let middle = packed.len() / 2;
+    packed[middle..middle + 100].fill(0x55);
+    fs::write(place.path("x.xz"), packed).unwrap();
+    let out = place.dir("out");
+    fs::write(out.join("kept"), "old").unwrap();
+    let ran = place.run(["cp", "-f", "x.xz", "out/kept"]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert_eq!(fs::read_to_string(out.join("kept")).unwrap(), "old");
+    assert_eq!(names(&out), ["kept"]);
+    // All kinds of entries replace, a second name of a file also itself.
+    let tree = place.dir("tree");
+    fs::write(tree.join("a"), "new").unwrap();
+    fs::hard_link(tree.join("a"), tree.join("b")).unwrap();
+    symlink("a", tree.join("link")).unwrap();
+    tool(Command::new("mkfifo").arg(tree.join("fifo")));
+    ext4(&place, "fs.img", &tree);
+    for name in ["a", "link", "fifo"] {
+        fs::write(out.join(name), "old").unwrap();
+    }
+    fs::hard_link(out.join("a"), out.join("b")).unwrap();
+    place.ok(["cp", "-rf", "fs.img/.", "out"]);
+    assert_eq!(names(&out), ["a", "b", "fifo", "kept", "link", "lost+found"]);
+    assert_eq!(fs::read_to_string(out.join("link")).unwrap(), "new");
+    let inode = |name: &str| fs::symlink_metadata(out.join(name)).unwrap().ino();
+    assert_eq!(inode("a"), inode("b"));
+}

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{args, failure::Failure, ui::Ui};
 use becket_image::{
-    Budget, NodeKind,
+    Budget, Identity, NodeKind,
     layer::{Attributes, Xattrs},
     shown,
 };
@@ -18,7 +18,10 @@ use serde::Serialize;
 use std::{
     fs::{self, File},
     io::{self, BufWriter, Write as _},
-    os::unix::{ffi::OsStrExt as _, fs::OpenOptionsExt as _},
+    os::unix::{
+        ffi::OsStrExt as _,
+        fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _},
+    },
     path::{Path, PathBuf},
 };
 
@@ -59,29 +62,36 @@ impl Job<'_> {
             return Err(Failure::usage("--json and --tar - both write to standard output"));
         }
         let failed = |error: io::Error| Failure::io(format!("cannot write {}", file.display()), &error);
-        let (out, replaced) = if to_stdout { (bytes::stdout()?, None) } else { self.new_file(file)? };
+        let (out, new) = if to_stdout { (bytes::stdout()?, None) } else { self.new_file(file)? };
         let mut archive = Archive::new(BufWriter::with_capacity(bytes::CHUNK, out));
         let copied = self.all(&self.args.paths, &Place::Own, &mut archive);
         let finished = copied.and_then(|()| {
-            let mut out = archive.finish().map_err(failed)?;
+            let (mut out, sources) = archive.finish().map_err(failed)?;
             out.flush().map_err(failed)?;
-            if let Some(temporary) = &replaced {
-                fs::rename(temporary, file).map_err(failed)?;
+            if let Some(new) = new.as_ref().filter(|new| *new != file) {
+                let old = fs::symlink_metadata(file).ok();
+                let old = old.map(|old| Identity { dev: old.dev(), ino: old.ino() });
+                if old.is_some_and(|old| sources.contains(&old)) {
+                    let why = format!("cannot write {}: it is copied from", file.display());
+                    return Err(Failure::new("in_use", why));
+                }
+                fs::rename(new, file).map_err(failed)?;
             }
             Ok(())
         });
-        match (finished, to_stdout) {
-            (Err(failure), true) if failure.kind == "broken_pipe" => Ok(()),
-            (Err(failure), false) => {
+        match finished {
+            Err(failure) if to_stdout && failure.kind == "broken_pipe" => Ok(()),
+            Err(failure) => {
                 // What is not whole goes; the error at hand is reported, whatever this one says.
-                let _ = fs::remove_file(replaced.as_deref().unwrap_or(file));
+                let _ = new.map(fs::remove_file);
                 Err(failure)
             }
-            (finished, _) => finished,
+            finished => finished,
         }
     }
 
-    /// A new file; with `--force` beside the one that it will replace, whose name comes with it.
+    /// What an archive is written to: with `--force` also a FIFO or character device. A new file comes with
+    /// the path that it has meanwhile, beside the file that it will replace.
     fn new_file(&self, path: &Path) -> Result<(File, Option<PathBuf>), Failure> {
         let failed = |error: io::Error| {
             let failure = Failure::io(format!("cannot write {}", path.display()), &error);
@@ -90,14 +100,25 @@ impl Job<'_> {
                 _ => failure,
             }
         };
-        let replaced = self.args.force && fs::symlink_metadata(path).is_ok();
-        let mut name = path.as_os_str().to_owned();
-        name.push(format!(".{}.new", std::process::id()));
-        let temporary = replaced.then(|| PathBuf::from(name));
         let mut options = fs::OpenOptions::new();
-        options.write(true).create_new(true).mode(0o666);
-        let file = options.open(temporary.as_deref().unwrap_or(path)).map_err(failed)?;
-        Ok((file, temporary))
+        options.write(true);
+        let mut new = path.to_owned();
+        if self.args.force
+            && let Ok(old) = fs::symlink_metadata(path)
+        {
+            // A link to a device is written through, every other is replaced.
+            let kind = fs::metadata(path).map_or(old.file_type(), |led_to| led_to.file_type());
+            if kind.is_fifo() || kind.is_char_device() {
+                return Ok((options.open(path).map_err(failed)?, None));
+            }
+            if !old.is_file() && !old.is_symlink() {
+                let why = format!("cannot write {}: it is no file", path.display());
+                return Err(Failure::new("not_a_file", why));
+            }
+            new.as_mut_os_string().push(format!(".{}.new", std::process::id()));
+        }
+        let file = options.create_new(true).mode(0o666).open(&new).map_err(failed)?;
+        Ok((file, Some(new)))
     }
 
     fn directory(&mut self, root: bool) -> Result<(), Failure> {
@@ -157,6 +178,7 @@ impl Job<'_> {
                     format!("cannot copy {}: {why}", source.display()),
                 ));
             }
+            sink.spare(inside.files());
             for named in found {
                 self.one(&inside, named, source, place, sink)?;
             }

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::failure::Failure;
 use becket_image::{
-    NodeKind,
+    Identity, NodeKind,
     layer::{Attributes, Xattrs},
     shown,
 };
@@ -19,7 +19,11 @@ use std::{
     fs::File,
     io,
     os::fd::{AsRawFd as _, OwnedFd},
+    rc::Rc,
 };
+
+/// Hidden names that are tried before one is free.
+const HIDDEN_MAX: u32 = 100;
 
 /// What of the attributes is kept.
 #[derive(Debug, Clone, Copy)]
@@ -41,14 +45,26 @@ pub(super) struct Host {
     shown: String,
     keep: Keep,
     /// The directory that was written to last, with its path.
-    last: Option<(Vec<u8>, OwnedFd)>,
+    last: Option<(Vec<u8>, Rc<OwnedFd>)>,
     /// Directories whose attributes are set last: writing to them would change some.
     directories: Vec<(Vec<u8>, Meta)>,
+    /// What is copied from: never replaced.
+    sources: Vec<Identity>,
+}
+
+/// Something that was made and is not complete.
+struct New {
+    dir: Rc<OwnedFd>,
+    name: Vec<u8>,
+    /// The name is not its own, which another file has until this one replaces it.
+    hidden: bool,
+    /// It, if it is a file.
+    file: Option<File>,
 }
 
 impl Host {
     pub(super) fn new(root: OwnedFd, shown: String, keep: Keep) -> Self {
-        Self { root, shown, keep, last: None, directories: Vec::new() }
+        Self { root, shown, keep, last: None, directories: Vec::new(), sources: Vec::new() }
     }
 
     /// Sets the attributes of the directories, the innermost first.
@@ -84,12 +100,12 @@ impl Host {
     }
 
     /// The directory that a path lies in.
-    fn parent(&mut self, path: &[u8]) -> Result<&OwnedFd, Errno> {
+    fn parent(&mut self, path: &[u8]) -> Result<Rc<OwnedFd>, Errno> {
         let (parent, _) = split(path);
         if self.last.as_ref().is_none_or(|(last, _)| last != parent) {
-            self.last = Some((parent.to_vec(), self.open_directory(parent)?));
+            self.last = Some((parent.to_vec(), Rc::new(self.open_directory(parent)?)));
         }
-        self.last.as_ref().map(|(_, dir)| dir).ok_or(Errno::NOENT)
+        self.last.as_ref().map(|(_, dir)| Rc::clone(dir)).ok_or(Errno::NOENT)
     }
 
     /// Permission bits that a copy gets; `None` where the image has none.
@@ -141,12 +157,10 @@ impl Host {
     }
 
     /// The same of what cannot be opened for reading: a link or a special file.
-    fn dress_named(&mut self, path: &[u8], meta: &Meta) -> Result<(), Errno> {
-        let (_, name) = split(path);
+    fn dress_named(&self, new: &New, meta: &Meta) -> Result<(), Errno> {
         let (owner, mode) = (self.owner(&meta.attributes), self.mode(&meta.attributes));
-        let dir = self.parent(path)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let inode = rustix::fs::openat(dir, name, flags, Mode::empty())?;
+        let inode = rustix::fs::openat(&new.dir, &new.name, flags, Mode::empty())?;
         // A path that leads to this very inode, whatever its name has become.
         let itself = format!("/proc/self/fd/{}", inode.as_raw_fd());
         if let Some((user, group)) = owner {
@@ -167,33 +181,83 @@ impl Host {
         Ok(())
     }
 
-    /// Does what makes a new name; with `--force` after taking away the file that has it.
-    fn make<T>(
-        &mut self,
-        path: &[u8],
-        make: impl Fn(&OwnedFd, &[u8]) -> Result<T, Errno>,
-    ) -> Result<T, Errno> {
-        let force = self.keep.force;
-        let (_, name) = split(path);
-        let dir = self.parent(path)?;
-        match make(dir, name) {
-            Err(Errno::EXIST) if force => {
-                // A directory stays: what is in it was not asked for.
-                rustix::fs::unlinkat(dir, name, AtFlags::empty()).map_err(|errno| match errno {
-                    Errno::ISDIR | Errno::PERM => Errno::EXIST,
-                    errno => errno,
-                })?;
-                make(dir, name)
+    /// Makes what an entry is, under a name that is new; a file is empty.
+    fn create(
+        &self,
+        dir: &OwnedFd,
+        name: &[u8],
+        attributes: &Attributes,
+        item: &Item<'_>,
+    ) -> Result<Option<File>, Errno> {
+        match item {
+            Item::File(_) => {
+                let flags =
+                    OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let mode = self.first_mode(attributes, 0o600, 0o666);
+                return Ok(Some(rustix::fs::openat(dir, name, flags, mode)?.into()));
             }
-            made => made,
+            Item::Directory => rustix::fs::mkdirat(dir, name, self.first_mode(attributes, 0o700, 0o777))?,
+            Item::Symlink(target) => rustix::fs::symlinkat(target.as_slice(), dir, name)?,
+            Item::Hard(first) => {
+                let (parent, first) = split(first);
+                rustix::fs::linkat(self.open_directory(parent)?, first, dir, name, AtFlags::empty())?;
+            }
+            Item::Special => {
+                let kind = FileType::from_raw_mode(attributes.mode.unwrap_or(0).into());
+                let (major, minor) = attributes.device.unwrap_or((0, 0));
+                let device: Dev = rustix::fs::makedev(major, minor);
+                let mode = self.mode(attributes).unwrap_or(Mode::from_raw_mode(0o600));
+                rustix::fs::mknodat(dir, name, kind, mode, device)?;
+            }
         }
+        Ok(None)
+    }
+
+    /// The same under the entry's own name; with `--force` under a hidden one where that is taken.
+    fn make(&mut self, path: &[u8], attributes: &Attributes, item: &Item<'_>) -> Result<New, Refusal> {
+        let (_, own) = split(path);
+        let failed = |host: &Self, errno| host.refuse(path, "it cannot be made", errno);
+        let dir = self.parent(path).map_err(|errno| failed(self, errno))?;
+        match self.create(&dir, own, attributes, item) {
+            Ok(file) => return Ok(New { dir, name: own.to_vec(), hidden: false, file }),
+            Err(Errno::EXIST) if self.keep.force => self.may_replace(&dir, path)?,
+            Err(errno) => return Err(failed(self, errno)),
+        }
+        for number in 0..HIDDEN_MAX {
+            let name = format!(".becket-{}-{number}", std::process::id()).into_bytes();
+            match self.create(&dir, &name, attributes, item) {
+                Err(Errno::EXIST) => {}
+                made => {
+                    let file = made.map_err(|errno| failed(self, errno))?;
+                    return Ok(New { dir, name, hidden: true, file });
+                }
+            }
+        }
+        Err(failed(self, Errno::EXIST))
+    }
+
+    /// Whether a copy may replace what has its name: a directory has more than was asked for in it.
+    fn may_replace(&self, dir: &OwnedFd, path: &[u8]) -> Result<(), Refusal> {
+        let found = rustix::fs::statat(dir, split(path).1, AtFlags::SYMLINK_NOFOLLOW);
+        let found = found.map_err(|errno| self.refuse(path, "it cannot be replaced", errno))?;
+        let (kind, why) = match FileType::from_raw_mode(found.st_mode) {
+            FileType::RegularFile
+                if self.sources.contains(&Identity { dev: found.st_dev, ino: found.st_ino }) =>
+            {
+                ("in_use", "it is copied from")
+            }
+            FileType::RegularFile | FileType::Symlink => return Ok(()),
+            FileType::Directory => return Err(self.refuse(path, "it cannot be replaced", Errno::EXIST)),
+            _ => ("not_a_file", "it is no file"),
+        };
+        let path = format!("{}/{}", self.shown, shown(path));
+        Err(Refusal::Entry(Failure::new(kind, format!("cannot write {path}: {why}"))))
     }
 
     fn directory(&mut self, path: &[u8], meta: Meta) -> Result<(), Errno> {
-        let (_, name) = split(path);
-        let mode = self.first_mode(&meta.attributes, 0o700, 0o777);
-        match rustix::fs::mkdirat(self.parent(path)?, name, mode) {
-            Ok(()) => self.directories.push((path.to_vec(), meta)),
+        let dir = self.parent(path)?;
+        match self.create(&dir, split(path).1, &meta.attributes, &Item::Directory) {
+            Ok(_) => self.directories.push((path.to_vec(), meta)),
             // One that is there is filled, and stays as it is.
             Err(Errno::EXIST) => drop(self.open_directory(path)?),
             Err(errno) => return Err(errno),
@@ -201,32 +265,39 @@ impl Host {
         Ok(())
     }
 
-    fn file(&mut self, path: &[u8], meta: &Meta, contents: &becket_image::Image) -> Result<(), Refusal> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mode = self.first_mode(&meta.attributes, 0o600, 0o666);
-        let file = self.make(path, |dir, name| rustix::fs::openat(dir, name, flags, mode));
-        let file = file.map_err(|errno| self.refuse(path, "it cannot be made", errno))?;
-        let file = File::from(file);
-        let filled = bytes::fill(contents, &file).map_err(|trouble| match trouble {
-            Trouble::Read(error) => {
-                let shown = format!("cannot copy to {}/{}", self.shown, shown(path));
-                Refusal::Entry(Failure::io(shown, &error))
+    /// Gives something new its bytes and attributes.
+    fn complete(&self, path: &[u8], new: &mut New, meta: &Meta, item: &Item<'_>) -> Result<(), Refusal> {
+        let unwritten = |errno| self.refuse(path, "its bytes cannot be written", errno);
+        let dressed = match (item, new.file.take()) {
+            (Item::Hard(_), _) => Ok(()),
+            (Item::File(contents), Some(file)) => {
+                bytes::fill(contents, &file).map_err(|trouble| match trouble {
+                    Trouble::Read(error) => {
+                        let shown = format!("cannot copy to {}/{}", self.shown, shown(path));
+                        Refusal::Entry(Failure::io(shown, &error))
+                    }
+                    Trouble::Write(error) => unwritten(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+                })?;
+                self.dress(&OwnedFd::from(file), meta)
             }
-            Trouble::Write(error) => {
-                let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-                self.refuse(path, "its bytes cannot be written", errno)
-            }
+            _ => self.dress_named(new, meta),
+        };
+        dressed.map_err(|errno| self.refuse(path, "its attributes cannot be set", errno))
+    }
+
+    /// Gives something new its own name, or takes it away where it is not complete.
+    fn settle(&self, path: &[u8], new: &New, done: Result<(), Refusal>) -> Result<(), Refusal> {
+        let New { dir, name, hidden, .. } = new;
+        let renamed = done.and_then(|()| match hidden {
+            true => rustix::fs::renameat(dir, name, dir, split(path).1)
+                .map_err(|errno| self.refuse(path, "it cannot be renamed", errno)),
+            false => Ok(()),
         });
-        let dressed = filled.and_then(|()| {
-            let set = self.dress(&OwnedFd::from(file), meta);
-            set.map_err(|errno| self.refuse(path, "its attributes cannot be set", errno))
-        });
-        if dressed.is_err() {
-            let (_, name) = split(path);
-            // What is not whole goes; the error at hand is reported, whatever this one says.
-            let _ = self.parent(path).map(|dir| rustix::fs::unlinkat(dir, name, AtFlags::empty()));
+        if renamed.is_err() || *hidden {
+            // Two names of one file both stay when renamed. The error at hand is reported, not this one.
+            let _ = rustix::fs::unlinkat(dir, name, AtFlags::empty());
         }
-        dressed
+        renamed
     }
 
     fn refuse(&self, path: &[u8], what: &str, errno: Errno) -> Refusal {
@@ -236,37 +307,21 @@ impl Host {
             _ => Refusal::Entry(failure),
         }
     }
-
-    fn special(&mut self, path: &[u8], attributes: &Attributes) -> Result<(), Errno> {
-        let kind = FileType::from_raw_mode(attributes.mode.unwrap_or(0).into());
-        let (major, minor) = attributes.device.unwrap_or((0, 0));
-        let device: Dev = rustix::fs::makedev(major, minor);
-        let mode = self.mode(attributes).unwrap_or(Mode::from_raw_mode(0o600));
-        self.make(path, |dir, name| rustix::fs::mknodat(dir, name, kind, mode, device))
-    }
 }
 
 impl Sink for Host {
+    fn spare(&mut self, files: &[Identity]) {
+        self.sources.extend(files);
+    }
+
     fn take(&mut self, path: &[u8], meta: Meta, item: Item<'_>) -> Result<(), Refusal> {
-        let done = match item {
-            Item::File(contents) => return self.file(path, &meta, contents),
-            Item::Directory => self.directory(path, meta),
-            Item::Symlink(target) => self
-                .make(path, |dir, name| rustix::fs::symlinkat(target.as_slice(), dir, name))
-                .and_then(|()| self.dress_named(path, &meta)),
-            Item::Special => {
-                self.special(path, &meta.attributes).and_then(|()| self.dress_named(path, &meta))
-            }
-            Item::Hard(first) => {
-                let (parent, of_first) = split(first);
-                self.open_directory(parent).and_then(|from| {
-                    self.make(path, |dir, name| {
-                        rustix::fs::linkat(&from, of_first, dir, name, AtFlags::empty())
-                    })
-                })
-            }
-        };
-        done.map_err(|errno| self.refuse(path, "it cannot be made", errno))
+        if matches!(item, Item::Directory) {
+            let made = self.directory(path, meta);
+            return made.map_err(|errno| self.refuse(path, "it cannot be made", errno));
+        }
+        let mut new = self.make(path, &meta.attributes, &item)?;
+        let done = self.complete(path, &mut new, &meta, &item);
+        self.settle(path, &new, done)
     }
 }
 

@@ -6,7 +6,7 @@ use super::{
     tree::{Item, Meta, Refusal, Sink},
 };
 use crate::failure::Failure;
-use becket_image::{Image, shown};
+use becket_image::{Identity, Image, shown};
 use std::io::{self, Write};
 use tar::{Builder, EntryType, Header};
 
@@ -19,16 +19,18 @@ const BLOCK: u64 = 512;
 pub(super) struct Archive<W: Write> {
     tar: Builder<W>,
     records: Vec<(String, Vec<u8>)>,
+    /// What is copied from.
+    sources: Vec<Identity>,
 }
 
 impl<W: Write> Archive<W> {
     pub(super) fn new(out: W) -> Self {
-        Self { tar: Builder::new(out), records: Vec::new() }
+        Self { tar: Builder::new(out), records: Vec::new(), sources: Vec::new() }
     }
 
-    /// Ends the archive; returns what it was written to.
-    pub(super) fn finish(self) -> io::Result<W> {
-        self.tar.into_inner()
+    /// Ends the archive; returns what it was written to, and the files that were copied from.
+    pub(super) fn finish(self) -> io::Result<(W, Vec<Identity>)> {
+        Ok((self.tar.into_inner()?, self.sources))
     }
 
     fn header(&mut self, path: &[u8], meta: &Meta, kind: EntryType) -> Header {
@@ -126,6 +128,10 @@ fn decimal(seconds: i64, nanoseconds: u32) -> Vec<u8> {
 }
 
 impl<W: Write> Sink for Archive<W> {
+    fn spare(&mut self, files: &[Identity]) {
+        self.sources.extend(files);
+    }
+
     fn take(&mut self, path: &[u8], meta: Meta, item: Item<'_>) -> Result<(), Refusal> {
         let written = |error: io::Error| Refusal::All(Failure::from(error));
         let kind = match (&item, meta.attributes.mode.unwrap_or(0) & 0xf000) {

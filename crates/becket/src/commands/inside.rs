@@ -4,7 +4,7 @@
 use super::{common, glob::Glob};
 use crate::{args::LookOptions, failure::Failure};
 use becket_image::{
-    End, Error, FileSystem, Format, Image, LayerError, NodeKind, Split, Walk,
+    End, Error, FileSystem, Format, Identity, Image, LayerError, NodeKind, Split, Walk,
     budget::Held,
     layer::{Contents, detect, find},
     shown, split,
@@ -106,6 +106,11 @@ fn shown_path(path: &Path) -> String {
 }
 
 impl Inside<'_> {
+    /// The files and devices of the host that are read.
+    pub(super) fn files(&self) -> &[Identity] {
+        &self.root.files
+    }
+
     /// Finds what `rest` names behind `done`; `matched` says that a pattern was on the way.
     fn expand(&mut self, done: Vec<OsString>, rest: &[OsString], matched: bool) -> Result<(), Error> {
         let pattern = rest

@@ -4,7 +4,7 @@
 use super::inside::Node;
 use crate::failure::Failure;
 use becket_image::{
-    Budget, Image, LayerError, NodeKind,
+    Budget, Identity, Image, LayerError, NodeKind,
     budget::Held,
     layer::{Attributes, Xattrs},
     shown,
@@ -50,6 +50,9 @@ pub(super) enum Refusal {
 
 /// What takes the copies. Paths have no `.`, `..` or empty name, and are relative.
 pub(super) trait Sink {
+    /// Names files of the host that are copied from: no copy replaces them.
+    fn spare(&mut self, files: &[Identity]);
+
     /// Takes one entry; directories come before what is in them.
     fn take(&mut self, path: &[u8], meta: Meta, item: Item<'_>) -> Result<(), Refusal>;
 }

@@ -11,7 +11,7 @@ use super::facts::{open_quietly, proc_path};
 use super::kernel_users;
 use super::locks::{self, Claim, Refused};
 use crate::resolve::io;
-use crate::{Error, FileKind};
+use crate::{Error, FileKind, Identity};
 
 /// A file or device that is open.
 #[derive(Debug)]
@@ -26,6 +26,11 @@ pub(crate) struct HostFile {
 }
 
 impl HostFile {
+    /// Which file it is.
+    pub(crate) fn identity(&self) -> Identity {
+        Identity { dev: self.stat.st_dev, ino: self.stat.st_ino }
+    }
+
     /// Whether it is the file that `stat` is of.
     pub(crate) fn is(&self, stat: &Stat) -> bool {
         (self.stat.st_dev, self.stat.st_ino) == (stat.st_dev, stat.st_ino)

@@ -380,3 +380,27 @@ fn a_file_is_replaced_by_a_whole_one_only() {
     let inode = |name: &str| fs::symlink_metadata(out.join(name)).unwrap().ino();
     assert_eq!(inode("a"), inode("b"));
 }
+
+#[test]
+fn an_attribute_that_does_not_fit_stops_no_other_file() {
+    let name = "inside::an_attribute_that_does_not_fit_stops_no_other_file";
+    if !require_plain_machine(name, &["mke2fs", "debugfs"]) {
+        return;
+    }
+    let place = scratch();
+    let tree = place.dir("tree");
+    (0..3).for_each(|number| fs::write(tree.join(format!("a{number}")), "new").unwrap());
+    let mut mkfs = Command::new("mke2fs");
+    mkfs.args(["-q", "-t", "ext4", "-b", "4096", "-O", "ea_inode", "-d"]).arg(&tree);
+    tool(mkfs.arg(place.path("fs.img")).arg("8M"));
+    fs::write(place.path("value"), [1; 4096]).unwrap();
+    let set = format!("ea_set -f {} a1 user.big", place.path("value").display());
+    tool(Command::new("debugfs").args(["-w", "-R", &set]).arg(place.path("fs.img")));
+    let ran = place.run(["cp", "-r", "fs.img", "out"]);
+    // Many file systems of hosts have no room for it.
+    let whole = ran.code == 0 && ran.err.is_empty();
+    assert!(whole || ran.code == 1 && ran.err.contains("its attributes cannot be set"), "{ran:?}");
+    let copied = names(&place.path("out"));
+    assert!(["a0", "a2"].iter().all(|name| copied.iter().any(|copied| copied == name)), "{copied:?}");
+    assert_eq!(copied.iter().any(|name| name == "a1"), whole, "{copied:?}");
+}

@@ -282,7 +282,8 @@ impl Host {
             }
             _ => self.dress_named(new, meta),
         };
-        dressed.map_err(|errno| self.refuse(path, "its attributes cannot be set", errno))
+        // No room for an attribute says nothing of the other files.
+        dressed.map_err(|errno| Refusal::Entry(self.failure(path, "its attributes cannot be set", errno)))
     }
 
     /// Gives something new its own name, or takes it away where it is not complete.

@@ -404,3 +404,32 @@ fn an_attribute_that_does_not_fit_stops_no_other_file() {
     assert!(["a0", "a2"].iter().all(|name| copied.iter().any(|copied| copied == name)), "{copied:?}");
     assert_eq!(copied.iter().any(|name| name == "a1"), whole, "{copied:?}");
 }
+
+#[test]
+fn pieces_of_sparse_files_are_whole_blocks_in_archives() {
+    let name = "inside::pieces_of_sparse_files_are_whole_blocks_in_archives";
+    if !require_plain_machine(name, &["qemu-img", "qemu-io", "tar"]) {
+        return;
+    }
+    let place = scratch();
+    fs::write(place.path("base"), image::random_bytes(1000, 1)).unwrap();
+    let mut create = Command::new("qemu-img");
+    create.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base", "top.qcow2", "1000448"]);
+    tool(create.current_dir(place.path("")));
+    for write in ["write -P 7 128k 3k", "write -P 8 983040 1k"] {
+        tool(Command::new("qemu-io").args(["-c", write]).arg(place.path("top.qcow2")));
+    }
+    place.ok(["cp", "--tar", "out.tar", "top.qcow2"]);
+    tool(
+        Command::new("tar")
+            .args(["-xf", "out.tar"])
+            .arg("-C")
+            .arg(place.dir("out"))
+            .current_dir(place.path("")),
+    );
+    let mut convert = Command::new("qemu-img");
+    convert.args(["convert", "-O", "raw", "top.qcow2", "raw"]);
+    tool(convert.current_dir(place.path("")));
+    let (out, raw) = (fs::read(place.path("out/top.qcow2")).unwrap(), fs::read(place.path("raw")).unwrap());
+    assert!(out == raw[..out.len()], "{} and {} bytes", out.len(), raw.len());
+}

@@ -78,8 +78,8 @@ impl<W: Write> Archive<W> {
     }
 
     fn file(&mut self, path: &[u8], header: &mut Header, image: &Image) -> Result<(), Trouble> {
-        let stored: Vec<_> = bytes::ranges(image).filter(|(_, _, stored)| *stored).collect();
-        let data: u64 = stored.iter().map(|(start, end, _)| end - start).sum();
+        let stored = pieces(image);
+        let data: u64 = stored.iter().map(|(start, end)| end - start).sum();
         let mut map = Vec::new();
         if data < image.len() {
             map = sparse_map(&stored, image.len());
@@ -97,18 +97,32 @@ impl<W: Write> Archive<W> {
         let out = self.tar.get_mut();
         out.write_all(&map).map_err(Trouble::Write)?;
         let mut chunk = Vec::new();
-        for (start, end, _) in stored {
-            bytes::each_chunk(image, (start, end), &mut chunk, |_, bytes| out.write_all(bytes))?;
+        for piece in stored {
+            bytes::each_chunk(image, piece, &mut chunk, |_, bytes| out.write_all(bytes))?;
         }
         let padding = usize::try_from(data.next_multiple_of(BLOCK) - data).unwrap_or(0);
         out.write_all(&[0; BLOCK as usize][..padding]).map_err(Trouble::Write)
     }
 }
 
+/// Where an image has bytes that are stored, in whole blocks: GNU tar begins each piece at a block.
+fn pieces(image: &Image) -> Vec<(u64, u64)> {
+    let mut pieces: Vec<(u64, u64)> = Vec::new();
+    for (start, end, _) in bytes::ranges(image).filter(|(_, _, stored)| *stored) {
+        let start = start - start % BLOCK;
+        let end = end.next_multiple_of(BLOCK).min(image.len());
+        match pieces.last_mut().filter(|(_, last)| start <= *last) {
+            Some((_, last)) => *last = end,
+            None => pieces.push((start, end)),
+        }
+    }
+    pieces
+}
+
 /// Where the bytes of a file with holes are, as GNU tar's sparse format 1.0 says it; as long as whole blocks.
-fn sparse_map(stored: &[(u64, u64, bool)], len: u64) -> Vec<u8> {
+fn sparse_map(stored: &[(u64, u64)], len: u64) -> Vec<u8> {
     // An empty piece at the end says how long the file is.
-    let pieces = stored.iter().map(|(start, end, _)| (*start, end - start)).chain([(len, 0)]);
+    let pieces = stored.iter().map(|(start, end)| (*start, end - start)).chain([(len, 0)]);
     let mut text = format!("{}\n", stored.len() + 1);
     pieces.for_each(|(start, len)| text += &format!("{start}\n{len}\n"));
     let mut map = text.into_bytes();

@@ -4,6 +4,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod block;
+mod close;
 pub mod dm;
 pub mod fuse;
 pub mod handover;
@@ -15,3 +16,5 @@ pub mod process;
 pub mod seccomp;
 pub mod signal;
 pub mod ublk;
+
+pub use close::close;

@@ -17,7 +17,7 @@ use becket_image::{
 use serde::Serialize;
 use std::{
     fs::{self, File},
-    io::{self, BufWriter, Write as _},
+    io::{self, BufWriter},
     os::unix::{
         ffi::OsStrExt as _,
         fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _},
@@ -66,9 +66,12 @@ impl Job<'_> {
         let mut archive = Archive::new(BufWriter::with_capacity(bytes::CHUNK, out));
         let copied = self.all(&self.args.paths, &Place::Own, &mut archive);
         let finished = copied.and_then(|()| {
-            let (mut out, sources) = archive.finish().map_err(failed)?;
-            out.flush().map_err(failed)?;
-            if let Some(new) = new.as_ref().filter(|new| *new != file) {
+            let (out, sources) = archive.finish().map_err(failed)?;
+            let out = out.into_inner().map_err(|error| failed(error.into_error()))?;
+            let Some(new) = &new else { return Ok(()) };
+            // A crash leaves the old file or the whole new one.
+            out.sync_all().map_err(failed)?;
+            if new != file {
                 let old = fs::symlink_metadata(file).ok();
                 let old = old.map(|old| Identity { dev: old.dev(), ino: old.ino() });
                 if old.is_some_and(|old| sources.contains(&old)) {
@@ -77,7 +80,7 @@ impl Job<'_> {
                 }
                 fs::rename(new, file).map_err(failed)?;
             }
-            Ok(())
+            File::open(parent(file)).and_then(|dir| dir.sync_all()).map_err(failed)
         });
         match finished {
             Err(failure) if to_stdout && failure.kind == "broken_pipe" => Ok(()),
@@ -141,11 +144,7 @@ impl Job<'_> {
                         fs::create_dir(target).map_err(failed)?;
                         (target.clone(), Place::Own)
                     }
-                    (false, Some(name)) => {
-                        let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
-                        let parent = parent.unwrap_or(Path::new(".")).to_owned();
-                        (parent, Place::As(name.as_bytes().to_vec()))
-                    }
+                    (false, Some(name)) => (parent(target).to_owned(), Place::As(name.as_bytes().to_vec())),
                     (false, None) => (target.clone(), Place::Own),
                 }
             }
@@ -303,6 +302,11 @@ impl Job<'_> {
 fn note(ui: &Ui, errors: &mut Vec<serde_json::Value>, failure: &Failure) {
     ui.failure(failure);
     errors.push(failure.to_json());
+}
+
+/// The directory that a path lies in.
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Whether a path names what is in a directory: `PATH/.`.

@@ -278,7 +278,12 @@ impl Host {
                     }
                     Trouble::Write(error) => unwritten(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
                 })?;
-                self.dress(&OwnedFd::from(file), meta)
+                let file = OwnedFd::from(file);
+                let dressed = self.dress(&file, meta);
+                // Network file systems say now whether they have room.
+                let closed = becket_uapi::close(file);
+                closed.map_err(|error| unwritten(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
+                dressed
             }
             _ => self.dress_named(new, meta),
         };

@@ -261,7 +261,8 @@ impl Job<'_> {
         let level = walk.last().map_err(|error| Failure::new("io", error.to_string()))?;
         let image = level.image.clone().within(&Budget::unlimited());
         let attributes = Attributes::of(NodeKind::File, image.len());
-        let meta = Meta { attributes, xattrs: Xattrs::new() };
+        let held = Budget::unlimited().hold(0, "").map_err(io::Error::from)?;
+        let meta = Meta { attributes, xattrs: Xattrs::new(), held };
         if path.is_empty() {
             let failure = inside.failure(named, becket_image::LayerError::Unsupported("no name".to_owned()));
             note(self.ui, &mut self.errors, &failure);

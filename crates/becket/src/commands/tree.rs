@@ -16,6 +16,8 @@ use std::{
 
 /// Memory for an entry, beside its names, and what takes it.
 const ENTRY: u64 = 160;
+/// Memory for the number of a directory.
+const SEEN: u64 = 32;
 const NAMES: &str = "the files to copy";
 /// The most directories inside each other, so that paths are ones that the host can open.
 const DEPTH_MAX: usize = 1000;
@@ -25,6 +27,8 @@ const DEPTH_MAX: usize = 1000;
 pub(super) struct Meta {
     pub(super) attributes: Attributes,
     pub(super) xattrs: Xattrs,
+    /// The memory of the extended attributes, for as long as they are kept.
+    pub(super) held: Held,
 }
 
 /// What is copied.
@@ -184,18 +188,24 @@ impl<'a> Tree<'a> {
         let budget = image.budget().clone();
         let first = attributes.identity.and_then(|identity| self.firsts.get(&identity));
         if let Some(first) = first {
-            let meta = Meta { attributes, xattrs: Xattrs::new() };
+            let held = budget.hold(0, NAMES).map_err(LayerError::from)?;
+            let meta = Meta { attributes, xattrs: Xattrs::new(), held };
             budget.outside(|| self.sink.take(&entry.path, meta, Item::Hard(first)))?;
             self.count.links += 1;
             return Ok(false);
         }
-        let meta = Meta { attributes, xattrs: fs.xattrs(entry.node)? };
+        let xattrs = fs.xattrs(entry.node)?;
+        let bytes: u64 = xattrs.iter().map(|(name, value)| ENTRY + (name.len() + value.len()) as u64).sum();
+        let held = budget.hold(bytes, NAMES).map_err(LayerError::from)?;
+        let mut meta = Meta { attributes, xattrs, held };
         match attributes.kind {
             NodeKind::Directory => {
                 if depth > DEPTH_MAX {
                     return Err(LayerError::Limit(format!("more than {DEPTH_MAX} directories")).into());
                 }
-                self.held.grow(ENTRY, NAMES).map_err(LayerError::from)?;
+                self.held.grow(SEEN, NAMES).map_err(LayerError::from)?;
+                // Its attributes are set last, by its path.
+                meta.held.grow(ENTRY + entry.path.len() as u64, NAMES).map_err(LayerError::from)?;
                 if !self.directories.insert(entry.node) {
                     return Err(LayerError::Corrupt("the directory has two places".to_owned()).into());
                 }
@@ -286,4 +296,79 @@ impl From<Refusal> for Wrong {
 /// Whether a file on the host can have this name, in the directory that it is written to.
 pub(super) fn is_name(name: &[u8]) -> bool {
     !name.is_empty() && name != b"." && name != b".." && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use becket_image::{
+        FileSystem, Layout,
+        layer::{About, Entry as Listed, Stat},
+    };
+    use std::sync::Arc;
+
+    /// Directories without end in the root, each with a large extended attribute.
+    #[derive(Debug)]
+    struct Wide;
+
+    impl FileSystem for Wide {
+        fn about(&self) -> &About {
+            unreachable!()
+        }
+        fn root(&self) -> u64 {
+            0
+        }
+        fn stat(&self, _: u64) -> Result<Stat, LayerError> {
+            Ok(Stat { kind: NodeKind::Directory, size: 0 })
+        }
+        fn xattrs(&self, _: u64) -> Result<Xattrs, LayerError> {
+            Ok(vec![(b"user.large".to_vec(), vec![0; 64 << 10])])
+        }
+        fn list(&self, dir: u64, entry: &mut Listed<'_>) -> Result<(), LayerError> {
+            let count = if dir == 0 { 10_000 } else { 0 };
+            let _ = (1..=count).try_for_each(|node: u64| entry(node.to_string().as_bytes(), node));
+            Ok(())
+        }
+        fn read_link(&self, _: u64) -> Result<Vec<u8>, LayerError> {
+            unreachable!()
+        }
+        fn lay_out(&self, _: u64) -> Result<Layout, LayerError> {
+            unreachable!()
+        }
+        fn writable(&self, _: u64) -> Result<(), String> {
+            unreachable!()
+        }
+    }
+
+    /// Keeps what is known of directories, as the host does until their end.
+    #[derive(Default)]
+    struct Keeping(Vec<Meta>);
+
+    impl Sink for Keeping {
+        fn spare(&mut self, _: &[Identity]) {}
+
+        fn take(&mut self, _: &[u8], meta: Meta, _: Item<'_>) -> Result<(), Refusal> {
+            self.0.push(meta);
+            Ok(())
+        }
+    }
+
+    fn copy(
+        fs: Arc<dyn FileSystem>,
+        sink: &mut dyn Sink,
+        report: &mut dyn FnMut(Failure),
+    ) -> Result<(), Failure> {
+        let image = Image::raw(Arc::new(Vec::new()), 0, 512).within(&Budget::default());
+        let node = Node { image, node: fs.root(), fs };
+        let mut count = Count::default();
+        Tree::new(node, "x.img".to_owned(), sink, &mut count, false, report).unwrap().copy(Vec::new())
+    }
+
+    #[test]
+    fn what_is_kept_of_directories_has_a_bound() {
+        let mut sink = Keeping::default();
+        let ended = copy(Arc::new(Wide), &mut sink, &mut |_| {});
+        assert!(ended.is_err_and(|failure| failure.message.contains("MiB of memory")));
+        assert!(sink.0.len() < 4096, "{} directories", sink.0.len());
+    }
 }

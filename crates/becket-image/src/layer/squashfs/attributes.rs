@@ -105,6 +105,7 @@ pub(super) fn xattrs(squash: Reader<'_>, head: &Head) -> Result<Xattrs, LayerErr
     let mut cursor = at(u64_at(&list, 0))?;
     let take = |cursor: &mut Cursor, len: usize| squash.metadata.read(cursor, len);
     for _ in 0..u32_at(&list, 8) {
+        squash.image.budget().steps(1, "extended attributes")?;
         let fixed = take(&mut cursor, 4)?;
         let (kind, len) = (u16_at(&fixed, 0), u16_at(&fixed, 2));
         let name = take(&mut cursor, len.into())?;

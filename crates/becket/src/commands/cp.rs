@@ -11,6 +11,7 @@ use super::{
 use crate::{args, failure::Failure, ui::Ui};
 use becket_image::{
     Budget, Identity, NodeKind,
+    budget::Held,
     layer::{Attributes, Xattrs},
     shown,
 };
@@ -31,7 +32,15 @@ struct Job<'a> {
     args: &'a args::Cp,
     devices: bool,
     count: Count,
-    errors: Vec<serde_json::Value>,
+    errors: Errors,
+}
+
+/// What was not copied.
+#[derive(Default)]
+struct Errors {
+    any: bool,
+    /// For `--json`, each with its memory.
+    kept: Vec<(serde_json::Value, Option<Held>)>,
 }
 
 /// Where a copy goes in the place for the copies.
@@ -45,7 +54,7 @@ enum Place {
 
 pub(crate) fn run(ui: &Ui, args: &args::Cp) -> Result<u8, Failure> {
     let root = rustix::process::geteuid().is_root();
-    let (count, errors) = (Count::default(), Vec::new());
+    let (count, errors) = (Count::default(), Errors::default());
     let devices = args.tar.is_some() || root && args.preserve;
     let mut job = Job { ui, args, devices, count, errors };
     match &args.tar {
@@ -156,7 +165,7 @@ impl Job<'_> {
         let mut host = Host::new(opened, shown(dir.as_os_str().as_bytes()), keep);
         let copied = self.all(sources, &place, &mut host);
         // What was copied before a failure gets its attributes, too.
-        host.finish(&mut |failure| note(self.ui, &mut self.errors, &failure));
+        host.finish(&mut |failure| note(self.ui, &mut self.errors, &failure, None));
         copied
     }
 
@@ -166,7 +175,7 @@ impl Job<'_> {
             let (inside, found) = match inside::find_all(source, &self.args.options, "copy") {
                 Ok(found) => found,
                 Err(failure) => {
-                    note(self.ui, &mut self.errors, &failure);
+                    note(self.ui, &mut self.errors, &failure, None);
                     continue;
                 }
             };
@@ -204,7 +213,7 @@ impl Job<'_> {
             Ok(Some(node)) => node,
             Ok(None) => return self.image(inside, &named, &path, sink),
             Err(failure) => {
-                note(self.ui, &mut self.errors, &failure);
+                note(self.ui, &mut self.errors, &failure, None);
                 return Ok(());
             }
         };
@@ -221,11 +230,11 @@ impl Job<'_> {
             Ok(_) => None,
         };
         if let Some(failure) = refused {
-            note(self.ui, &mut self.errors, &failure);
+            note(self.ui, &mut self.errors, &failure, None);
             return Ok(());
         }
         let (ui, errors) = (self.ui, &mut self.errors);
-        let mut report = |failure: Failure| note(ui, errors, &failure);
+        let mut report = |failure: Failure, held: Held| note(ui, errors, &failure, Some(held));
         Tree::new(node, shown, sink, &mut self.count, self.devices, &mut report)
             .map_err(|source| inside.failure(&named, source))?
             .copy(path)
@@ -265,7 +274,7 @@ impl Job<'_> {
         let meta = Meta { attributes, xattrs: Xattrs::new(), held };
         if path.is_empty() {
             let failure = inside.failure(named, becket_image::LayerError::Unsupported("no name".to_owned()));
-            note(self.ui, &mut self.errors, &failure);
+            note(self.ui, &mut self.errors, &failure, None);
             return Ok(());
         }
         match sink.take(path, meta, Item::File(&image)) {
@@ -273,14 +282,14 @@ impl Job<'_> {
                 self.count.files += 1;
                 self.count.bytes += image.len();
             }
-            Err(Refusal::Entry(failure)) => note(self.ui, &mut self.errors, &failure),
+            Err(Refusal::Entry(failure)) => note(self.ui, &mut self.errors, &failure, None),
             Err(Refusal::All(failure)) => return Err(failure),
         }
         Ok(())
     }
 
     fn report(self) -> Result<u8, Failure> {
-        let status = u8::from(!self.errors.is_empty());
+        let status = u8::from(self.errors.any);
         let skipped = self.count.skipped;
         if skipped > 0 {
             self.ui.note(format!(
@@ -293,16 +302,20 @@ impl Job<'_> {
                 copied: Count,
                 errors: Vec<serde_json::Value>,
             }
-            self.ui.document(&Copied { copied: self.count, errors: self.errors })?;
+            let errors = self.errors.kept.into_iter().map(|(error, _)| error).collect();
+            self.ui.document(&Copied { copied: self.count, errors })?;
         }
         Ok(status)
     }
 }
 
 /// Reports one thing that was not copied.
-fn note(ui: &Ui, errors: &mut Vec<serde_json::Value>, failure: &Failure) {
+fn note(ui: &Ui, errors: &mut Errors, failure: &Failure, held: Option<Held>) {
     ui.failure(failure);
-    errors.push(failure.to_json());
+    errors.any = true;
+    if ui.json {
+        errors.kept.push((failure.to_json(), held));
+    }
 }
 
 /// The directory that a path lies in.

@@ -19,8 +19,13 @@ const ENTRY: u64 = 160;
 /// Memory for the number of a directory.
 const SEEN: u64 = 32;
 const NAMES: &str = "the files to copy";
+const REPORTS: &str = "what cannot be copied";
 /// The most directories inside each other, so that paths are ones that the host can open.
 const DEPTH_MAX: usize = 1000;
+/// The length from which on no path can be opened.
+const PATH_MAX: usize = 4096;
+/// Memory for the report of an entry that was not copied, beside its words.
+const REPORT: u64 = 1024;
 
 /// What a file is and has, beside its bytes.
 #[derive(Debug)]
@@ -80,8 +85,8 @@ pub(super) struct Tree<'a> {
     pub(super) count: &'a mut Count,
     /// Whether devices are copied.
     pub(super) devices: bool,
-    /// Reports an entry that could not be copied.
-    pub(super) report: &'a mut dyn FnMut(Failure),
+    /// Reports an entry that could not be copied, with the memory of the report for as long as it is kept.
+    pub(super) report: &'a mut dyn FnMut(Failure, Held),
     node: Node,
     held: Held,
     /// The path in the image, safe to show.
@@ -110,15 +115,20 @@ struct Open {
 
 impl Open {
     /// One of its entries, if a file can have its name.
-    fn entry(&self, name: &[u8], node: u64, report: &mut dyn FnMut(Failure)) -> Option<Entry> {
+    fn entry(&self, name: &[u8], node: u64) -> Result<Entry, Refusal> {
         let shown = format!("{}/{}", self.shown, shown(name));
-        if !is_name(name) {
-            let why = "its name is none that a file can have; it is left out";
-            report(Failure::new("unsupported", format!("cannot copy {shown}: {why}")));
-            return None;
+        let why = match is_name(name) {
+            false => Some("its name is none that a file can have; it is left out"),
+            true if self.path.len() + 1 + name.len() >= PATH_MAX => {
+                Some("its path is too long; it is left out")
+            }
+            true => None,
+        };
+        if let Some(why) = why {
+            return Err(Refusal::Entry(Failure::new("unsupported", format!("cannot copy {shown}: {why}"))));
         }
         let path = if self.path.is_empty() { name.to_vec() } else { [&self.path[..], b"/", name].concat() };
-        Some(Entry { path, shown, node })
+        Ok(Entry { path, shown, node })
     }
 }
 
@@ -129,7 +139,7 @@ impl<'a> Tree<'a> {
         sink: &'a mut dyn Sink,
         count: &'a mut Count,
         devices: bool,
-        report: &'a mut dyn FnMut(Failure),
+        report: &'a mut dyn FnMut(Failure, Held),
     ) -> Result<Self, LayerError> {
         let held = node.image.budget().hold(0, NAMES)?;
         let (firsts, directories) = (HashMap::new(), HashSet::new());
@@ -156,7 +166,10 @@ impl<'a> Tree<'a> {
             let Some(dir) = open.last_mut() else { return Ok(()) };
             match dir.left.next() {
                 None => drop(open.pop()),
-                Some((name, node)) => next = dir.entry(&name, node, self.report),
+                Some((name, node)) => match dir.entry(&name, node) {
+                    Ok(entry) => next = Some(entry),
+                    Err(refusal) => self.refused(&dir.shown, refusal.into())?,
+                },
             }
         }
     }
@@ -258,19 +271,21 @@ impl<'a> Tree<'a> {
 
     /// Reports what is wrong with one entry; fails if no other can be copied.
     fn refused(&mut self, shown: &str, wrong: Wrong) -> Result<(), Failure> {
-        match wrong {
-            Wrong::Sink(Refusal::Entry(failure)) => (self.report)(failure),
+        let of_layer = |source| {
+            let error = becket_image::Error::Layer { image: shown.to_owned(), source };
+            super::common::image_failure("copy", shown.as_ref(), error)
+        };
+        let failure = match wrong {
+            Wrong::Sink(Refusal::Entry(failure)) => failure,
             Wrong::Sink(Refusal::All(failure)) => return Err(failure),
-            Wrong::Layer(source) => {
-                let spent = matches!(source, LayerError::Spent(_));
-                let error = becket_image::Error::Layer { image: shown.to_owned(), source };
-                let failure = super::common::image_failure("copy", shown.as_ref(), error);
-                if spent {
-                    return Err(failure);
-                }
-                (self.report)(failure);
-            }
-        }
+            Wrong::Layer(source @ LayerError::Spent(_)) => return Err(of_layer(source)),
+            Wrong::Layer(source) => of_layer(source),
+        };
+        let budget = self.node.image.budget();
+        let held = budget
+            .steps(1, REPORTS)
+            .and_then(|()| budget.hold(REPORT + failure.message.len() as u64, REPORTS));
+        (self.report)(failure, held.map_err(|spent| of_layer(spent.into()))?);
         Ok(())
     }
 }
@@ -307,9 +322,9 @@ mod tests {
     };
     use std::sync::Arc;
 
-    /// Directories without end in the root, each with a large extended attribute.
+    /// So many directories in the root, each with a large extended attribute, and with this before their names.
     #[derive(Debug)]
-    struct Wide;
+    struct Wide(u64, &'static str);
 
     impl FileSystem for Wide {
         fn about(&self) -> &About {
@@ -325,8 +340,8 @@ mod tests {
             Ok(vec![(b"user.large".to_vec(), vec![0; 64 << 10])])
         }
         fn list(&self, dir: u64, entry: &mut Listed<'_>) -> Result<(), LayerError> {
-            let count = if dir == 0 { 10_000 } else { 0 };
-            let _ = (1..=count).try_for_each(|node: u64| entry(node.to_string().as_bytes(), node));
+            let count = if dir == 0 { self.0 } else { 0 };
+            let _ = (1..=count).try_for_each(|node: u64| entry(format!("{}{node}", self.1).as_bytes(), node));
             Ok(())
         }
         fn read_link(&self, _: u64) -> Result<Vec<u8>, LayerError> {
@@ -356,7 +371,7 @@ mod tests {
     fn copy(
         fs: Arc<dyn FileSystem>,
         sink: &mut dyn Sink,
-        report: &mut dyn FnMut(Failure),
+        report: &mut dyn FnMut(Failure, Held),
     ) -> Result<(), Failure> {
         let image = Image::raw(Arc::new(Vec::new()), 0, 512).within(&Budget::default());
         let node = Node { image, node: fs.root(), fs };
@@ -367,8 +382,29 @@ mod tests {
     #[test]
     fn what_is_kept_of_directories_has_a_bound() {
         let mut sink = Keeping::default();
-        let ended = copy(Arc::new(Wide), &mut sink, &mut |_| {});
+        let ended = copy(Arc::new(Wide(10_000, "")), &mut sink, &mut |_, _| {});
         assert!(ended.is_err_and(|failure| failure.message.contains("MiB of memory")));
         assert!(sink.0.len() < 4096, "{} directories", sink.0.len());
+    }
+
+    #[test]
+    fn reports_that_are_kept_have_a_bound() {
+        let (mut sink, mut kept) = (Keeping::default(), Vec::new());
+        let fs = Arc::new(Wide(400_000, "no/name"));
+        let ended = copy(fs, &mut sink, &mut |failure, held| kept.push((failure, held)));
+        assert!(ended.is_err_and(|failure| failure.message.contains("MiB of memory")));
+        assert!(kept.len() < 300_000, "{} reports", kept.len());
+    }
+
+    #[test]
+    fn a_path_is_one_that_can_be_opened() {
+        let dir = |len| Open {
+            path: vec![b'a'; len],
+            shown: String::new(),
+            left: Vec::new().into_iter(),
+            _held: Budget::default().hold(0, NAMES).unwrap(),
+        };
+        assert!(dir(PATH_MAX - 3).entry(b"b", 1).is_ok());
+        assert!(dir(PATH_MAX - 2).entry(b"b", 1).is_err());
     }
 }

@@ -17,8 +17,8 @@ use std::{
     sync::Arc,
 };
 
-/// Memory for an entry, beside its name, and what takes it.
-const ENTRY: u64 = 96;
+/// Memory for a match, beside its name and path, and what takes it.
+const ENTRY: u64 = 512;
 const NAMES: &str = "the list of a directory";
 
 /// A file of a file system.
@@ -182,11 +182,13 @@ impl Inside<'_> {
         let (contents, at) = directory_of(&walk, self.format(dir)).map_err(failed)?;
         let image = &walk.last()?.image;
         let mut matches = Vec::new();
+        // Each match has the path twice: in one piece to be shown, and by its names.
+        let entry = ENTRY + (2 * path.len() + size_of_val(dir)) as u64;
         if let Some((fs, dir)) = at {
             let mut spent = Ok(());
             let listed = fs.list(dir, &mut |name, node| {
                 if glob.matches(name) {
-                    spent = self.held.grow(ENTRY + name.len() as u64, NAMES);
+                    spent = self.held.grow(entry + 3 * name.len() as u64, NAMES);
                     let node = Node { image: image.clone(), fs: Arc::clone(&fs), node };
                     matches.push((name.to_vec(), Some(node)));
                 }

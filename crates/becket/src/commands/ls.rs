@@ -17,7 +17,7 @@ use becket_image::{
     layer::{Attributes, Contents, LayerError, Stat, detect},
     shown,
 };
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::{collections::HashSet, ops::ControlFlow};
 
 /// Memory for an entry, beside its words.
@@ -26,9 +26,11 @@ const ENTRY: u64 = 192;
 const NAMES: &str = "the list of a directory";
 /// The kind of an entry that cannot be read.
 const UNREADABLE: &str = "?";
+/// The length from which on no path is followed.
+const PATH_MAX: usize = 4096;
 
 /// One line of the list.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 struct Line {
     #[serde(rename = "type")]
     kind: &'static str,
@@ -41,7 +43,7 @@ struct Line {
 }
 
 /// What `--long` adds, where the layer has it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 struct Long {
     mode: Option<String>,
     links: Option<u32>,
@@ -106,6 +108,27 @@ pub(crate) fn run(ui: &Ui, args: &args::Ls) -> Result<u8, Failure> {
     Ok(status)
 }
 
+#[derive(Serialize)]
+struct Listed {
+    entries: Entries,
+}
+
+/// All lines, and whether their names have the path before them. Paths are made as they are written: all of
+/// them together take more memory than the image's budget has.
+struct Entries(Vec<Section>, bool);
+
+impl Serialize for Entries {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Entries(sections, headed) = self;
+        serializer.collect_seq(sections.iter().flat_map(|Section { path, lines }| {
+            lines.iter().map(move |line| match *headed && !path.is_empty() {
+                true => Line { name: format!("{path}/{}", line.name), ..line.clone() },
+                false => line.clone(),
+            })
+        }))
+    }
+}
+
 fn print(ui: &Ui, long: bool, mut sections: Vec<Section>) -> Result<(), Failure> {
     let headed = sections.len() > 2;
     sections.retain(|section| !headed || !section.path.is_empty() || !section.lines.is_empty());
@@ -113,17 +136,7 @@ fn print(ui: &Ui, long: bool, mut sections: Vec<Section>) -> Result<(), Failure>
         section.lines.sort_by(|one, other| one.name.cmp(&other.name));
     }
     if ui.json {
-        #[derive(Serialize)]
-        struct Listed {
-            entries: Vec<Line>,
-        }
-        let entries = sections.into_iter().flat_map(|Section { path, lines }| {
-            lines.into_iter().map(move |line| match headed && !path.is_empty() {
-                true => Line { name: format!("{path}/{}", line.name), ..line },
-                false => line,
-            })
-        });
-        return ui.document(&Listed { entries: entries.collect() });
+        return ui.document(&Listed { entries: Entries(sections, headed) });
     }
     let text = sections.iter().enumerate().flat_map(|(index, section)| {
         let gap = (headed && index > 0).then(String::new);
@@ -219,8 +232,14 @@ impl Lister {
     fn tree(&mut self, fs: &dyn FileSystem, dir: u64, path: String) -> Result<(), LayerError> {
         self.seen.clear();
         self.seen.insert(dir);
+        let longest = path.len() + PATH_MAX;
         let mut pending = vec![(path, dir)];
         while let Some((path, dir)) = pending.pop() {
+            if path.len() >= longest {
+                let error = LayerError::Limit(format!("a path of {} bytes", path.len()));
+                self.sections.push(Section { path, lines: vec![unreadable(".".to_owned(), &error)] });
+                continue;
+            }
             let entries = match directory(fs, dir, &mut self.held, self.long) {
                 // One that cannot be read hides no other; the first is what was asked for.
                 Err(error) if self.seen.len() > 1 && !matches!(error, LayerError::Spent(_)) => {
@@ -428,6 +447,50 @@ mod tests {
         ] {
             assert_eq!(mode_text(mode), text);
         }
+    }
+
+    /// A directory in each directory, without end.
+    #[derive(Debug)]
+    struct Deep;
+
+    impl FileSystem for Deep {
+        fn about(&self) -> &About {
+            unreachable!()
+        }
+        fn root(&self) -> u64 {
+            0
+        }
+        fn stat(&self, _: u64) -> Result<Stat, LayerError> {
+            Ok(Stat { kind: NodeKind::Directory, size: 0 })
+        }
+        fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {
+            let _ = entry(b"sub", dir + 1);
+            Ok(())
+        }
+        fn read_link(&self, _: u64) -> Result<Vec<u8>, LayerError> {
+            unreachable!()
+        }
+        fn lay_out(&self, _: u64) -> Result<becket_image::Layout, LayerError> {
+            unreachable!()
+        }
+        fn writable(&self, _: u64) -> Result<(), String> {
+            unreachable!()
+        }
+    }
+
+    #[test]
+    fn paths_have_an_end() {
+        let held = Budget::default().hold(0, NAMES).unwrap();
+        let (sections, seen) = (Vec::new(), HashSet::new());
+        let mut lister = Lister { long: false, recursive: true, held, sections, seen };
+        lister.tree(&Deep, 0, "x.img".to_owned()).unwrap();
+        let last = lister.sections.last().unwrap();
+        assert_eq!((lister.sections.len(), last.lines[0].kind), (PATH_MAX / 4 + 1, UNREADABLE));
+        let value = serde_json::to_value(Entries(lister.sections, true)).unwrap();
+        assert_eq!(
+            (&value[0]["name"], &value[2]["name"]),
+            (&"x.img/sub".into(), &"x.img/sub/sub/sub".into())
+        );
     }
 
     #[test]

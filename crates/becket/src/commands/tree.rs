@@ -91,8 +91,9 @@ pub(super) struct Tree<'a> {
     held: Held,
     /// The path in the image, safe to show.
     shown: String,
-    /// Where the first name of each file with several is.
-    firsts: HashMap<u64, Vec<u8>>,
+    /// Where the first name of each file with several is. What an image says of the others may differ: they
+    /// are files of their own then.
+    firsts: HashMap<u64, (Attributes, Vec<u8>)>,
     directories: HashSet<u64>,
 }
 
@@ -200,7 +201,7 @@ impl<'a> Tree<'a> {
         let attributes = fs.attributes(entry.node)?;
         let budget = image.budget().clone();
         let first = attributes.identity.and_then(|identity| self.firsts.get(&identity));
-        if let Some(first) = first {
+        if let Some((_, first)) = first.filter(|(first, _)| *first == attributes) {
             let held = budget.hold(0, NAMES).map_err(LayerError::from)?;
             let meta = Meta { attributes, xattrs: Xattrs::new(), held };
             budget.outside(|| self.sink.take(&entry.path, meta, Item::Hard(first)))?;
@@ -264,7 +265,7 @@ impl<'a> Tree<'a> {
         }
         if let Some(identity) = attributes.identity {
             self.held.grow(ENTRY + entry.path.len() as u64, NAMES).map_err(LayerError::from)?;
-            self.firsts.insert(identity, entry.path.clone());
+            self.firsts.insert(identity, (attributes, entry.path.clone()));
         }
         Ok(false)
     }
@@ -376,7 +377,7 @@ mod tests {
         let image = Image::raw(Arc::new(Vec::new()), 0, 512).within(&Budget::default());
         let node = Node { image, node: fs.root(), fs };
         let mut count = Count::default();
-        Tree::new(node, "x.img".to_owned(), sink, &mut count, false, report).unwrap().copy(Vec::new())
+        Tree::new(node, "x.img".to_owned(), sink, &mut count, true, report).unwrap().copy(Vec::new())
     }
 
     #[test]
@@ -406,5 +407,61 @@ mod tests {
         };
         assert!(dir(PATH_MAX - 3).entry(b"b", 1).is_ok());
         assert!(dir(PATH_MAX - 2).entry(b"b", 1).is_err());
+    }
+
+    /// Devices that say they are one file, two of them with the same number.
+    #[derive(Debug)]
+    struct Alike;
+
+    impl FileSystem for Alike {
+        fn about(&self) -> &About {
+            unreachable!()
+        }
+        fn root(&self) -> u64 {
+            0
+        }
+        fn stat(&self, _: u64) -> Result<Stat, LayerError> {
+            unreachable!()
+        }
+        fn attributes(&self, node: u64) -> Result<Attributes, LayerError> {
+            let kind = if node == 0 { NodeKind::Directory } else { NodeKind::Other };
+            let device = (node > 0).then_some((1, u32::try_from(node / 2).unwrap_or(0)));
+            Ok(Attributes { mode: Some(0x2000), identity: Some(7), device, ..Attributes::of(kind, 0) })
+        }
+        fn list(&self, _: u64, entry: &mut Listed<'_>) -> Result<(), LayerError> {
+            let _ = (1..4).try_for_each(|node: u64| entry(node.to_string().as_bytes(), node));
+            Ok(())
+        }
+        fn read_link(&self, _: u64) -> Result<Vec<u8>, LayerError> {
+            unreachable!()
+        }
+        fn lay_out(&self, _: u64) -> Result<Layout, LayerError> {
+            unreachable!()
+        }
+        fn writable(&self, _: u64) -> Result<(), String> {
+            unreachable!()
+        }
+    }
+
+    /// Keeps which entry is another name of which.
+    #[derive(Default)]
+    struct Names(Vec<(Vec<u8>, Option<Vec<u8>>)>);
+
+    impl Sink for Names {
+        fn spare(&mut self, _: &[Identity]) {}
+
+        fn take(&mut self, path: &[u8], _: Meta, item: Item<'_>) -> Result<(), Refusal> {
+            let first = if let Item::Hard(first) = item { Some(first.to_vec()) } else { None };
+            self.0.push((path.to_vec(), first));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn names_of_one_file_agree_on_all_of_it() {
+        let mut names = Names::default();
+        copy(Arc::new(Alike), &mut names, &mut |_, _| {}).unwrap();
+        let name = |name: &[u8]| name.to_vec();
+        assert_eq!(names.0, [(name(b"1"), None), (name(b"2"), None), (name(b"3"), Some(name(b"2")))]);
     }
 }

@@ -254,7 +254,10 @@ impl FileSystem for Iso {
             mode: posix.as_ref().map(|posix| posix.mode),
             owner: posix.as_ref().map(|posix| posix.owner),
             links: posix.as_ref().map(|posix| posix.links),
-            identity: many.map(|posix| u64::from(posix.serial)).filter(|serial| *serial != 0),
+            // Files of several disks can have one serial number on a volume.
+            identity: many
+                .filter(|posix| posix.serial != 0)
+                .map(|posix| u64::from(u32_at(&record.bytes, 2)) << 32 | u64::from(posix.serial)),
             modified: modified.or_else(|| susp::short_time(part(&record.bytes, 18, 7))),
             device: device.filter(|_| kind == NodeKind::Other),
             ..Attributes::of(kind, size)

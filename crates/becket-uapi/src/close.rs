@@ -7,7 +7,8 @@ use std::os::fd::{IntoRawFd, OwnedFd};
 /// Closes a file.
 ///
 /// # Errors
-/// Bytes that were written before were not taken (`ENOSPC`, `EDQUOT`, `EIO`). The file is closed all the same.
+/// Bytes that were written before were not taken (`ENOSPC`, `EDQUOT`, `EIO`). The file is closed all the
+/// same.
 pub fn close(file: OwnedFd) -> io::Result<()> {
     // SAFETY: the descriptor is ours alone, and is given up here.
     match unsafe { libc::close(file.into_raw_fd()) } {

@@ -336,11 +336,11 @@ fn only_files_and_links_are_replaced() {
         place.ok(["cp", "-f", "--tar", &format!("nodes/{node}"), "fs.img/a0"]);
     }
     assert_eq!(inodes(), before);
-    let mut reader = Command::new("tar").arg("-tf").arg(nodes.join("fifo")).stdout(Stdio::piped()).spawn();
+    let reader =
+        Command::new("tar").arg("-tf").arg(nodes.join("fifo")).stdout(Stdio::piped()).spawn().unwrap();
     place.ok(["cp", "-f", "--tar", "nodes/fifo", "fs.img/a0"]);
-    let listed = reader.as_mut().unwrap().stdout.take().unwrap().bytes().collect::<Result<Vec<_>, _>>();
-    assert!(reader.unwrap().wait().unwrap().success());
-    assert_eq!(listed.unwrap(), b"a0\n");
+    let read = reader.wait_with_output().unwrap();
+    assert_eq!((read.status.success(), read.stdout.as_slice()), (true, &b"a0\n"[..]));
     assert_eq!(inodes(), before);
 }
 

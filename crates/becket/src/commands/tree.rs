@@ -323,7 +323,7 @@ mod tests {
     };
     use std::sync::Arc;
 
-    /// So many directories in the root, each with a large extended attribute, and with this before their names.
+    /// So many directories in the root, each with a large extended attribute; this is before their names.
     #[derive(Debug)]
     struct Wide(u64, &'static str);
 

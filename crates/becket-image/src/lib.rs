@@ -39,7 +39,7 @@ pub use image::{Image, Layout};
 pub use inspect::{Inspected, inspect};
 pub use layer::{FileSystem, Format, LayerError, NodeKind};
 pub use map::{Extent, Map, MapError, Place};
-pub use open::{Location, Opened, locate, look, open, open_partly};
+pub use open::{Location, Opened, claim, locate, look, open, open_partly};
 pub use options::OpenOptions;
 pub use partition::Partition;
 pub use qcow2::export;

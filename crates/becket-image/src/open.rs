@@ -152,6 +152,19 @@ pub fn locate(path: &Path) -> Result<Location, Error> {
     Ok(Location { host: identity, inside })
 }
 
+/// Opens the file or device at `path` and locks all of it, for a program that overwrites or replaces it:
+/// excludes what [`open()`] of a writer excludes. What cannot be written is locked as by a reader. The locks
+/// last until the last copy of the descriptor is closed.
+///
+/// # Errors
+/// It is in use, is neither a file nor a block device, or cannot be opened.
+pub fn claim(path: &Path, warnings: &mut Vec<String>) -> Result<OwnedFd, Error> {
+    let HostInode { inode, kind, .. } = resolve(path)?;
+    let (fd, unwritable) = open_inode(path, &inode, kind, false)?;
+    lock_fd(path, &fd, kind, &Claim::of_all(unwritable.is_none(), false), warnings)?;
+    Ok(fd)
+}
+
 /// Walks a path without locks and for reading only, for inspection. See [`OpenOptions::backing_dirs`].
 ///
 /// # Errors

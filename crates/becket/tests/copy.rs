@@ -6,7 +6,10 @@ mod common;
 
 use std::{
     fs::{self, File},
-    os::unix::fs::{FileExt as _, MetadataExt as _, symlink},
+    os::{
+        fd::AsFd as _,
+        unix::fs::{FileExt as _, MetadataExt as _, symlink},
+    },
     path::Path,
     process::{Command, Stdio},
     thread,
@@ -14,6 +17,7 @@ use std::{
 };
 
 use becket_testkit::{Scratch, image, require_loop, require_plain_machine, require_root, tool};
+use becket_uapi::lock::{Kind, ofd_lock};
 use common::scratch;
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};
 
@@ -50,6 +54,16 @@ fn assert_qcow2_is(place: &Scratch, qcow2: &str, raw: &str) {
     let mut compare = Command::new("qemu-img");
     compare.args(["compare", "-f", "qcow2", "-F", "raw"]);
     tool(compare.arg(place.path(qcow2)).arg(place.path(raw)));
+}
+
+/// Locks a file or device as QEMU does that writes to it: uses reading and writing, and shares neither
+/// writing nor resizing.
+fn as_qemu(path: &Path) -> File {
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    for byte in [100, 101, 201, 203] {
+        assert!(ofd_lock(file.as_fd(), Kind::Shared, byte, 1).unwrap());
+    }
+    file
 }
 
 fn names(place: &Scratch) -> Vec<String> {
@@ -222,12 +236,23 @@ fn a_device_gets_every_byte() {
     image::sparse(&place.path("large"), 9 << 20);
     let too_large = place.run(["copy", "--force", "large", &device]);
     let qcow2 = place.run(["copy", "--force", "--to", "qcow2", "raw", &device]);
+    let itself = place.run(["copy", "--force", &device, &device]);
+    let shared = place.run(["copy", "--force", "--shared", &device, &device]);
+    let locked = as_qemu(Path::new(&device));
+    let used = place.run(["copy", "--force", "raw", &device]);
+    drop(locked);
+    let over = tool(Command::new("losetup").args(["--find", "--show", &device]));
+    let below = place.run(["copy", "--force", "raw", &device]);
+    tool(Command::new("losetup").args(["--detach", over.trim()]));
     tool(Command::new("losetup").args(["--detach", &device]));
     assert_eq!(
         (refused.code, copied.code, too_large.code, qcow2.code),
         (1, 0, 1, 1),
         "{refused:?} {copied:?} {too_large:?} {qcow2:?}"
     );
+    for ran in [itself, shared, used, below] {
+        assert!(ran.code == 1 && (ran.err.contains("in use") || ran.err.contains("holds")), "{ran:?}");
+    }
     let disk = fs::read(place.path("disk")).unwrap();
     assert!(disk[..6 << 20] == fs::read(place.path("raw")).unwrap(), "zeroes are written, too");
     assert!(disk[6 << 20..].iter().all(|byte| *byte == 0xff), "the rest stays");

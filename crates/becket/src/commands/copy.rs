@@ -44,10 +44,10 @@ pub(crate) fn run(ui: &Ui, args: &args::Copy) -> Result<u8, Failure> {
         }
     }
     let (opened, origin) = open(args)?;
-    for warning in &opened.warnings {
+    let mut target = Target::open(args, format == CopyFormat::Qcow2, &opened, origin.len)?;
+    for warning in opened.warnings.iter().chain(&target.warnings) {
         ui.note(format!("warning: {warning}"));
     }
-    let mut target = Target::open(&args.target, args.force, format == CopyFormat::Qcow2, origin.len)?;
     let copied = write(args, format, &origin, &mut target);
     let allocated = copied.and_then(|()| target.commit());
     let allocated = match allocated {

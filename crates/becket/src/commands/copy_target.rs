@@ -1,9 +1,9 @@
 //! Where `becket copy` writes: a new file without a name until it is complete, a device, or a stream.
 //! Never replaces anything unless that was asked for.
 
-use super::bytes;
-use crate::failure::Failure;
-use becket_image::shown;
+use super::{bytes, common};
+use crate::{args, failure::Failure};
+use becket_image::{Opened, Source, shown};
 use becket_uapi::signal::SignalFd;
 use rustix::{
     fs::{AtFlags, CWD, FileType, Mode, OFlags},
@@ -29,6 +29,10 @@ pub(super) struct Target {
     path: PathBuf,
     file: File,
     pub(super) kind: Kind,
+    /// Locks what is overwritten, as long as this is there.
+    _claim: Option<OwnedFd>,
+    /// What the user should know although it can be written.
+    pub(super) warnings: Vec<String>,
 }
 
 /// What kind of thing that is.
@@ -60,9 +64,12 @@ impl Drop for NewFile {
 }
 
 impl Target {
-    /// Opens what `path` names, for `len` bytes or a qcow2.
-    pub(super) fn open(path: &Path, force: bool, qcow2: bool, len: u64) -> Result<Self, Failure> {
-        let made = |file, kind| Self { path: path.to_owned(), file, kind };
+    /// Opens what the arguments name, for `len` bytes of `source` or a qcow2.
+    pub(super) fn open(args: &args::Copy, qcow2: bool, source: &Opened, len: u64) -> Result<Self, Failure> {
+        let (path, force) = (args.target.as_path(), args.force);
+        let mut warnings = Vec::new();
+        let made =
+            |file, kind| Self { path: path.to_owned(), file, kind, _claim: None, warnings: Vec::new() };
         let failed = |errno: Errno| write_failure(path, "it cannot be opened", &errno.into());
         let refused = |kind: &str, why: &str| {
             Failure::new(kind, format!("cannot write {}: {why}", shown(path.as_os_str().as_bytes())))
@@ -86,8 +93,16 @@ impl Target {
                 Err(refused("not_a_file", "a qcow2 is written to a file only"))
             }
             Some(FileType::BlockDevice) => {
-                // Refused while it is mounted, or otherwise claimed.
-                let device = File::from(open(OFlags::EXCL).map_err(failed)?);
+                let claim = becket_image::claim(path, &mut warnings)
+                    .map_err(|error| common::image_failure("write", path, error))?;
+                let number = rustix::fs::fstat(&claim).map_err(failed)?.st_rdev;
+                if source.sources.iter().any(|Source::File(file)| overlaps(&file.buffered, number)) {
+                    return Err(refused("in_use", "it holds what is copied"));
+                }
+                // The same device, whatever the path leads to meanwhile; kept from being mounted.
+                let itself = format!("/proc/self/fd/{}", claim.as_raw_fd());
+                let flags = OFlags::WRONLY | OFlags::EXCL | OFlags::CLOEXEC;
+                let device = File::from(rustix::fs::open(itself, flags, Mode::empty()).map_err(failed)?);
                 let room = rustix::fs::seek(&device, rustix::fs::SeekFrom::End(0)).map_err(failed)?;
                 if room < len {
                     return Err(refused(
@@ -95,10 +110,16 @@ impl Target {
                         &format!("it has {room} bytes, and {len} are copied"),
                     ));
                 }
-                Ok(made(device, Kind::Device))
+                Ok(Self { _claim: Some(claim), warnings, ..made(device, Kind::Device) })
             }
             Some(FileType::CharacterDevice | FileType::Fifo) => {
-                Ok(made(open(OFlags::empty()).map_err(failed)?.into(), Kind::Stream))
+                let stream = open(OFlags::NOCTTY).map_err(failed)?;
+                let stat = rustix::fs::fstat(&stream).map_err(failed)?;
+                match FileType::from_raw_mode(stat.st_mode) {
+                    FileType::CharacterDevice | FileType::Fifo => Ok(made(stream.into(), Kind::Stream)),
+                    // Nothing else is written to where it is.
+                    _ => Err(refused("not_a_file", "it was replaced meanwhile")),
+                }
             }
             found => {
                 let (file, new) = NewFile::make(path, found.is_some()).map_err(failed)?;
@@ -140,6 +161,23 @@ impl Target {
     /// That it could not be written.
     pub(super) fn failure(&self, what: &str, error: &io::Error) -> Failure {
         write_failure(&self.path, what, error)
+    }
+}
+
+/// Whether `file` is a block device that shares bytes with that of this number: the same one, or a partition
+/// of it, or the disk that it is a partition of.
+fn overlaps(file: &OwnedFd, number: u64) -> bool {
+    let Ok(stat) = rustix::fs::fstat(file) else { return false };
+    if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice {
+        return false;
+    }
+    let place = |number| {
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}"))
+    };
+    match (place(stat.st_rdev), place(number)) {
+        (Ok(one), Ok(other)) => one.starts_with(&other) || other.starts_with(&one),
+        _ => stat.st_rdev == number,
     }
 }
 

@@ -238,18 +238,35 @@ pub(super) fn run<T: Taker>(
     shared.failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
+/// A thread that has not ended: it is counted, whether it returns or panics.
+struct Running<'a, 'b, T: Taker>(&'a Shared<'b, T>);
+
+impl<T: Taker> Drop for Running<'_, '_, T> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.end();
+        }
+        *self.0.running.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.ended.notify_all();
+    }
+}
+
 impl<T: Taker> Shared<'_, T> {
     fn thread(&self) {
+        let _running = Running(self);
         if let Err(failed) = self.work() {
             self.fail(failed);
         }
-        *self.running.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        self.ended.notify_all();
     }
 
     fn fail(&self, failed: Failed) {
-        self.stop.store(true, Ordering::Relaxed);
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failed);
+        self.end();
+    }
+
+    /// Has all threads end. What failed is recorded before: the others fail because of it.
+    fn end(&self) {
+        self.stop.store(true, Ordering::Relaxed);
         self.taker.stop();
     }
 
@@ -360,11 +377,11 @@ impl Taker for Stream {
             // The failure that broke it was reported first.
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        let written = self.write(chunk, bytes);
+        // After a failure no turn comes: the others wait until it is recorded, and this is stopped.
+        self.write(chunk, bytes)?;
         turn.number += 1;
-        turn.broken = written.is_err();
         self.changed.notify_all();
-        written
+        Ok(())
     }
 
     fn stop(&self) {
@@ -389,4 +406,53 @@ pub(super) fn copy_range(from: &OwnedFd, offset: u64, to: &File, at: u64, len: u
         }
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use becket_image::Extent;
+    use std::{panic, sync::mpsc};
+
+    /// What it returns, unless it does not within 10 seconds.
+    fn in_time<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        let (send, receive) = mpsc::channel();
+        thread::spawn(move || send.send(run()));
+        receive.recv_timeout(Duration::from_secs(10)).ok()
+    }
+
+    fn chunk(number: u64) -> Chunk {
+        Chunk { number, start: number * 4096, len: 4096, stored: false }
+    }
+
+    #[test]
+    fn who_waits_for_a_stream_is_not_the_first_to_fail() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let stream = Arc::new(Stream::new(full));
+        let (send, ended) = mpsc::channel();
+        let waiting = Arc::clone(&stream);
+        thread::spawn(move || send.send(waiting.take(chunk(1), None)));
+        let failed = stream.take(chunk(0), None).unwrap_err();
+        assert_eq!(failed.kind(), io::ErrorKind::StorageFull);
+        assert!(ended.recv_timeout(Duration::from_millis(100)).is_err(), "the failure is not recorded yet");
+        stream.stop();
+        ended.recv_timeout(Duration::from_secs(10)).unwrap().unwrap_err();
+    }
+
+    struct Panics;
+
+    impl Taker for Panics {
+        fn take(&self, _chunk: Chunk, _bytes: Option<&[u8]>) -> io::Result<()> {
+            panic!("as the test wants it");
+        }
+    }
+
+    #[test]
+    fn a_thread_that_panics_is_not_waited_for() {
+        let extent = Extent { start: 0, len: 4096, place: Place::Zero };
+        let map = Map::from_extents(vec![extent]).unwrap();
+        let origin = Origin { map, files: Vec::new(), encoded: Vec::new(), len: 4096 };
+        let run = move || panic::catch_unwind(|| run(&origin, &Panics, 1, &mut |_| true)).is_err();
+        assert_eq!(in_time(run), Some(true));
+    }
 }

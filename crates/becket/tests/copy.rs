@@ -257,3 +257,22 @@ fn a_device_gets_every_byte() {
     assert!(disk[..6 << 20] == fs::read(place.path("raw")).unwrap(), "zeroes are written, too");
     assert!(disk[6 << 20..].iter().all(|byte| *byte == 0xff), "the rest stays");
 }
+
+#[test]
+fn a_file_in_use_is_not_replaced() {
+    let place = scratch();
+    image::random(&place.path("raw"), MIB, 6);
+    fs::write(place.path("old"), "old").unwrap();
+    let locked = as_qemu(&place.path("old"));
+    let ran = place.run(["copy", "--force", "raw", "old"]);
+    assert!(ran.code == 1 && ran.err.contains("in use"), "{ran:?}");
+    assert_eq!(fs::read_to_string(place.path("old")).unwrap(), "old");
+    drop(locked);
+    place.ok(["copy", "--force", "raw", "old"]);
+    assert_same(&place, "raw", "old");
+    // Of itself, too, but not under its writer.
+    place.ok(["copy", "--force", "raw", "raw"]);
+    let _locked = as_qemu(&place.path("raw"));
+    let ran = place.run(["copy", "--force", "--shared", "raw", "raw"]);
+    assert!(ran.code == 1 && ran.err.contains("in use"), "{ran:?}");
+}

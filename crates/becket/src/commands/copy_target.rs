@@ -3,7 +3,7 @@
 
 use super::{bytes, common};
 use crate::{args, failure::Failure};
-use becket_image::{Opened, Source, shown};
+use becket_image::{Identity, Opened, Source, shown};
 use becket_uapi::signal::SignalFd;
 use rustix::{
     fs::{AtFlags, CWD, FileType, Mode, OFlags},
@@ -122,8 +122,9 @@ impl Target {
                 }
             }
             found => {
+                let claim = claim_old(args, source, &mut warnings)?;
                 let (file, new) = NewFile::make(path, found.is_some()).map_err(failed)?;
-                Ok(made(file, Kind::New(new)))
+                Ok(Self { _claim: claim, warnings, ..made(file, Kind::New(new)) })
             }
         }
     }
@@ -162,6 +163,23 @@ impl Target {
     pub(super) fn failure(&self, what: &str, error: &io::Error) -> Failure {
         write_failure(&self.path, what, error)
     }
+}
+
+/// Locks the file that a new one will replace. A symbolic link is replaced itself. An image that replaces
+/// itself is locked already, unless that is not wanted.
+fn claim_old(
+    args: &args::Copy,
+    source: &Opened,
+    warnings: &mut Vec<String>,
+) -> Result<Option<OwnedFd>, Failure> {
+    let path = args.target.as_path();
+    let Ok(stat) = rustix::fs::lstat(path) else { return Ok(None) };
+    let itself = source.identity == Identity { dev: stat.st_dev, ino: stat.st_ino };
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || itself && !args.shared {
+        return Ok(None);
+    }
+    let claim = becket_image::claim(path, warnings);
+    claim.map(Some).map_err(|error| common::image_failure("write", path, error))
 }
 
 /// Whether `file` is a block device that shares bytes with that of this number: the same one, or a partition

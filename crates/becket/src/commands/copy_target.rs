@@ -6,7 +6,7 @@ use crate::{args, failure::Failure};
 use becket_image::{Identity, Opened, Source, shown};
 use becket_uapi::signal::SignalFd;
 use rustix::{
-    fs::{AtFlags, CWD, FileType, Mode, OFlags},
+    fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, XattrFlags},
     io::Errno,
     process::Signal,
 };
@@ -21,6 +21,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// The longest value of an extended attribute, in bytes.
+const ACL_MAX: usize = 64 << 10;
 /// What ends a copy early.
 const SIGNALS: [Signal; 3] = [Signal::INT, Signal::TERM, Signal::HUP];
 
@@ -124,6 +126,9 @@ impl Target {
             found => {
                 let claim = claim_old(args, source, &mut warnings)?;
                 let (file, new) = NewFile::make(path, found.is_some()).map_err(failed)?;
+                if found.is_some() {
+                    dress(&file, path).map_err(failed)?;
+                }
                 Ok(Self { _claim: claim, warnings, ..made(file, Kind::New(new)) })
             }
         }
@@ -180,6 +185,30 @@ fn claim_old(
     }
     let claim = becket_image::claim(path, warnings);
     claim.map(Some).map_err(|error| common::image_failure("write", path, error))
+}
+
+/// Gives a file the owner, the mode and the access list of the regular file at `path`.
+fn dress(file: &File, path: &Path) -> Result<(), Errno> {
+    const ACL: &str = "system.posix_acl_access";
+    let old = rustix::fs::lstat(path)?;
+    if FileType::from_raw_mode(old.st_mode) != FileType::RegularFile {
+        return Ok(());
+    }
+    let (user, group) = (Some(Uid::from_raw(old.st_uid)), Some(Gid::from_raw(old.st_gid)));
+    let owned = rustix::fs::fchown(file, user, group).or_else(|_| rustix::fs::fchown(file, None, group));
+    // What its group and others may do means nothing for another group.
+    let kept = if owned.is_ok() { 0o777 } else { 0o700 };
+    rustix::fs::fchmod(file, Mode::from_raw_mode(old.st_mode & kept))?;
+    let mut list = vec![0; ACL_MAX];
+    let missing = |errno: Errno| matches!(errno, Errno::NODATA | Errno::NOTSUP);
+    match rustix::fs::lgetxattr(path, ACL, list.as_mut_slice()) {
+        Ok(len) if owned.is_ok() => {
+            rustix::fs::fsetxattr(file, ACL, list.get(..len).unwrap_or_default(), XattrFlags::empty())
+        }
+        Err(errno) if !missing(errno) => Err(errno),
+        // Nor the default one of its directory.
+        _ => rustix::fs::fremovexattr(file, ACL).or_else(|errno| missing(errno).then_some(()).ok_or(errno)),
+    }
 }
 
 /// Whether `file` is a block device that shares bytes with that of this number: the same one, or a partition

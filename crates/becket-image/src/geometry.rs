@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use crate::partition::{self, Table};
-use crate::{Error, Image, OpenOptions, Partition};
+use crate::{Error, Image, OpenOptions, Partition, Tail};
 
 /// The part of an image that the device has, and in which units.
 pub(crate) struct Geometry {
@@ -48,10 +48,10 @@ pub(crate) fn choose(
     let spoken = table.sector.filter(|sector| *sector <= largest_block_size()).unwrap_or(512);
     let block_size = wanted.block_size.unwrap_or(natural.max(spoken));
     let tail = room % u64::from(block_size);
-    let (len, padding) = match (tail, wanted.pad) {
-        (0, _) => (room, 0),
-        (tail, true) => (room, u64::from(block_size) - tail),
-        (tail, false) => (room - tail, 0),
+    let (len, padding) = match (tail, wanted.tail) {
+        (0, _) | (_, Tail::Keep) => (room, 0),
+        (tail, Tail::Pad) => (room, u64::from(block_size) - tail),
+        (tail, Tail::Cut) => (room - tail, 0),
     };
     if len == 0 {
         return Err(nothing_left(path, wanted, size, block_size));

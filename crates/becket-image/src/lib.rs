@@ -40,7 +40,7 @@ pub use inspect::{Inspected, inspect};
 pub use layer::{FileSystem, Format, LayerError, NodeKind};
 pub use map::{Extent, Map, MapError, Place};
 pub use open::{Location, Opened, claim, locate, look, open, open_partly};
-pub use options::OpenOptions;
+pub use options::{OpenOptions, Tail};
 pub use partition::Partition;
 pub use qcow2::export;
 pub use qcow2::{Grower, Storage, unpack_alone, unpack_over, unpack_writable};

@@ -13,7 +13,7 @@ use crate::cow::{self, Base, Overlay};
 use crate::geometry::{self, Geometry};
 use crate::layer::foreign;
 use crate::layer::packed;
-use crate::options::OpenOptions;
+use crate::options::{OpenOptions, Tail};
 use crate::qcow2::chain::{First, Unpacked, unpack_chain};
 use crate::qcow2::{Verdict, Writing, mark_corrupt};
 use crate::resolve::{HostInode, Split, io, resolve, split};
@@ -89,7 +89,7 @@ const LOOKS: u32 = 8;
 ///   is read on the way comes through the same descriptor, with the locks held.
 /// - What cannot be opened for writing is opened for reading, with [`Opened::read_only_reason`].
 /// - The logical block size is the one asked for; else that of the block device below; else that of the GPT
-///   inside, when it speaks 4096; else 512. A tail that fills no block is left out, or filled up (`pad`),
+///   inside, when it speaks 4096; else 512. A tail that fills no block is treated as [`Tail`] says,
 ///   with a warning.
 /// - Direct I/O that is impossible is an error only when it was insisted on.
 pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
@@ -342,7 +342,9 @@ fn open_inside(
     }
     warnings.extend(warning);
     let mut wanted = options.clone();
-    wanted.pad &= read_only && options.cow.is_none();
+    if !read_only || options.cow.is_some() {
+        wanted.tail = Tail::Cut;
+    }
     let path = named(file.path.clone());
     let part_of = |image: &Image, offset, len| {
         let slice = image.slice(offset, len);

@@ -22,9 +22,8 @@ pub struct OpenOptions {
     pub shared: bool,
     /// Read the partition table.
     pub partitions: bool,
-    /// Fill the last block of an image that is only read up with zeroes, instead of leaving the bytes in it
-    /// out.
-    pub pad: bool,
+    /// What becomes of bytes at the end that fill no block.
+    pub tail: Tail,
     /// What the file is, for paths that go on inside it.
     pub format: Format,
     /// Where backing files may lie, beside the directory of the image that names them.
@@ -37,6 +36,18 @@ pub struct OpenOptions {
     pub cow: Option<PathBuf>,
     /// Parse it whatever that costs: see [`crate::budget`].
     pub no_limits: bool,
+}
+
+/// What becomes of the bytes at the end of an image that fill no block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Tail {
+    /// They are left out.
+    #[default]
+    Cut,
+    /// Zeroes fill their block, in an image that is only read; else they are left out.
+    Pad,
+    /// They are the end: for programs that read the image and make no device of it.
+    Keep,
 }
 
 impl OpenOptions {

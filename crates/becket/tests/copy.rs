@@ -8,7 +8,7 @@ use std::{
     fs::{self, File},
     os::{
         fd::AsFd as _,
-        unix::fs::{FileExt as _, MetadataExt as _, symlink},
+        unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, chown, symlink},
     },
     path::Path,
     process::{Command, Stdio},
@@ -275,4 +275,61 @@ fn a_file_in_use_is_not_replaced() {
     let _locked = as_qemu(&place.path("raw"));
     let ran = place.run(["copy", "--force", "--shared", "raw", "raw"]);
     assert!(ran.code == 1 && ran.err.contains("in use"), "{ran:?}");
+}
+
+#[test]
+fn what_replaces_a_file_is_for_the_same_users() {
+    let place = scratch();
+    image::random(&place.path("raw"), MIB, 7);
+    let path = |name: &str| place.path(name);
+    fs::write(path("old"), "old").unwrap();
+    let owner = rustix::process::geteuid().is_root().then_some(1);
+    chown(path("old"), owner, owner).unwrap();
+    fs::set_permissions(path("old"), fs::Permissions::from_mode(0o600)).unwrap();
+    let seen = |name: &str| {
+        let stat = fs::metadata(path(name)).unwrap();
+        (stat.mode(), stat.uid(), stat.gid())
+    };
+    let before = seen("old");
+    place.ok(["copy", "--force", "raw", "old"]);
+    assert_eq!(seen("old"), before);
+    assert_same(&place, "raw", "old");
+    // Read by user 1, too: entries of tag, permissions and user.
+    let acl: Vec<u8> = [(1, 6, u32::MAX), (2, 4, 1), (4, 0, u32::MAX), (16, 4, u32::MAX), (32, 0, u32::MAX)]
+        .iter()
+        .flat_map(|&(tag, allowed, user): &(u16, u16, u32)| {
+            [&tag.to_le_bytes()[..], &allowed.to_le_bytes(), &user.to_le_bytes()].concat()
+        })
+        .collect();
+    let acl = [&2_u32.to_le_bytes()[..], &acl].concat();
+    let name = "system.posix_acl_access";
+    if rustix::fs::setxattr(path("old"), name, &acl, rustix::fs::XattrFlags::empty()).is_err() {
+        return;
+    }
+    place.ok(["copy", "--force", "raw", "old"]);
+    let mut copied = vec![0; 256];
+    let len = rustix::fs::getxattr(path("old"), name, &mut copied[..]).unwrap();
+    assert_eq!(copied[..len], acl);
+}
+
+#[test]
+fn a_copy_is_as_long_as_the_image() {
+    let name = "copy::a_copy_is_as_long_as_the_image";
+    if !require_plain_machine(name, &["mkfs.ext4"]) {
+        return;
+    }
+    let place = scratch();
+    place.dir("dir");
+    for (file, start) in [("hole", ""), ("tail", "some")] {
+        let path = place.path("dir").join(file);
+        fs::write(&path, start).unwrap();
+        File::options().write(true).open(path).unwrap().set_len(1_000_001).unwrap();
+    }
+    fs::write(place.path("dir/short"), "short").unwrap();
+    let mut mkfs = Command::new("mkfs.ext4");
+    tool(mkfs.args(["-q", "-d", "dir", "disk", "4M"]).current_dir(place.path("")));
+    for file in ["hole", "tail", "short"] {
+        place.ok(["copy", &format!("disk/{file}"), file]);
+        assert_same(&place, &format!("dir/{file}"), file);
+    }
 }

@@ -5,7 +5,7 @@ use serde::de::IgnoredAny;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use becket_image::{OpenOptions, Opened, Overlay, Place, Source};
+use becket_image::{OpenOptions, Opened, Overlay, Place, Source, Tail};
 use becket_transport::Kind;
 
 use crate::client::kernel_made;
@@ -57,13 +57,14 @@ fn attach_with(
     // Only a server can show zeroes behind the end of a file. The locks of a reader who opens again are a
     // reader's.
     let pad = !options.cut && options.via.kind().is_none_or(Kind::is_served);
+    let tail = if pad { Tail::Pad } else { Tail::Cut };
     let mut how =
-        OpenOptions { pad, partitions: options.partitions != Partitions::Off, ..options.open.clone() };
+        OpenOptions { tail, partitions: options.partitions != Partitions::Off, ..options.open.clone() };
     let mut opened = open(&store, image, &how)?;
     let padded =
         pad && opened.read_only && opened.map.extents().last().is_some_and(|last| last.place == Place::Zero);
     if padded && planner::plan_for(&opened, options, leased).is_err() {
-        how.pad = false;
+        how.tail = Tail::Cut;
         opened = open(&store, image, &how)?;
     }
     // The length of an image inside another is not the file's, so it never follows that.

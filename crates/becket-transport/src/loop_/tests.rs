@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _}
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use becket_image::{DirectIo, Format, OpenOptions, Source};
+use becket_image::{DirectIo, Format, OpenOptions, Source, Tail};
 use becket_testkit as testkit;
 use becket_uapi::lock;
 
@@ -21,7 +21,7 @@ const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
 
 fn open_options() -> OpenOptions {
     OpenOptions {
-        pad: false,
+        tail: Tail::Cut,
         read_only: false,
         direct_io: DirectIo::Auto,
         offset: 0,

@@ -13,7 +13,7 @@ use crate::{
     ui::Ui,
 };
 use becket_image::{
-    DirectIo, OpenOptions, Opened, Place,
+    DirectIo, OpenOptions, Opened, Tail,
     export::{self, CLUSTER, Run},
     shown,
 };
@@ -92,7 +92,7 @@ fn open(args: &args::Copy) -> Result<(Opened, Origin), Failure> {
     let options = OpenOptions {
         read_only: true,
         shared: args.shared,
-        pad: true,
+        tail: Tail::Keep,
         // All of it is read through the page cache, and nothing is dropped from there first.
         direct_io: DirectIo::Off,
         format: args.options.format,
@@ -100,17 +100,8 @@ fn open(args: &args::Copy) -> Result<(Opened, Origin), Failure> {
         no_limits: args.options.limits.no_limits,
         ..OpenOptions::default()
     };
-    let mut opened = becket_image::open_partly(&args.source, &options).map_err(failed)?;
-    let mut len = opened.map.len();
-    let padding = opened.map.extents().last().filter(|last| last.place == Place::Zero);
-    if padding.is_some_and(|last| last.len < opened.block_size.into()) {
-        // A device would have whole blocks; a copy is as long as the image.
-        let walk =
-            super::common::look_at(&args.source, &args.options, args.options.format).map_err(failed)?;
-        len = walk.last().map_err(failed)?.image.len().min(len);
-        opened.warnings.clear();
-    }
-    let origin = Origin::of(&opened, len);
+    let opened = becket_image::open_partly(&args.source, &options).map_err(failed)?;
+    let origin = Origin::of(&opened);
     let origin =
         origin.map_err(|error| Failure::io(format!("cannot read {}", args.source.display()), &error))?;
     Ok((opened, origin))

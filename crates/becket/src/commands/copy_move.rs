@@ -66,11 +66,12 @@ pub(super) enum Failed {
 }
 
 impl Origin {
-    pub(super) fn of(opened: &Opened, len: u64) -> io::Result<Self> {
+    pub(super) fn of(opened: &Opened) -> io::Result<Self> {
         let file = |source: &Source| match source {
             Source::File(file) => file.buffered.try_clone().map(Arc::new),
         };
         let files = opened.sources.iter().map(file).collect::<io::Result<_>>()?;
+        let len = opened.map.len();
         Ok(Self { map: opened.map.clone(), files, encoded: opened.encoded.clone(), len })
     }
 

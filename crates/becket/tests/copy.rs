@@ -214,6 +214,9 @@ fn what_exists_is_replaced_only_by_force() {
     place.ok(["copy", "--force", "raw", "raw"]);
     assert_eq!(fs::metadata(place.path("raw")).unwrap().len(), MIB, "of itself, too");
     place.ok(["copy", "--force", "raw", "/dev/null"]);
+    let long = "n".repeat(255);
+    place.ok(["copy", "raw", &long]);
+    place.ok(["copy", "--force", "raw", &long]);
     assert_eq!(place.run(["copy", "--json", "raw", "-"]).code, 2);
     assert_eq!(place.run(["copy", "nothing", "new"]).code, 1);
     assert!(!place.path("new").exists());
@@ -332,4 +335,24 @@ fn a_copy_is_as_long_as_the_image() {
         place.ok(["copy", &format!("disk/{file}"), file]);
         assert_same(&place, &format!("dir/{file}"), file);
     }
+}
+
+#[test]
+fn a_pipe_whose_reader_goes_is_a_failure_unless_it_is_standard_output() {
+    let name = "copy::a_pipe_whose_reader_goes_is_a_failure_unless_it_is_standard_output";
+    if !require_plain_machine(name, &["mkfifo", "head"]) {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("raw"), 5 * MIB, 8);
+    tool(Command::new("mkfifo").arg(place.path("fifo")));
+    let mut head = Command::new("head");
+    let head = head.args(["-c", "1"]).arg(place.path("fifo")).stdout(Stdio::null()).spawn();
+    let ran = place.run(["copy", "--force", "raw", "fifo"]);
+    head.unwrap().wait().unwrap();
+    assert!(ran.code == 1 && ran.err.contains("cannot write fifo"), "{ran:?}");
+    let mut shell = Command::new("sh");
+    place.prepare(shell.args(["-c", "(\"$BECKET\" copy raw -; echo $? >&2) | head -c 1 >/dev/null"]));
+    let ran = place.finish(shell.env("BECKET", env!("CARGO_BIN_EXE_becket")));
+    assert_eq!((ran.err.trim(), ran.code), ("0", 0), "{ran:?}");
 }

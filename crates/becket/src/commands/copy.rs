@@ -142,7 +142,12 @@ fn write(args: &args::Copy, format: CopyFormat, origin: &Origin, target: &mut Ta
     progress.clear();
     moved.map_err(|failed| match failed {
         Failed::Read(error) => Failure::io(format!("cannot read {}", args.source.display()), &error),
-        Failed::Write(error) if error.kind() == io::ErrorKind::BrokenPipe => Failure::from(error),
+        // Who reads standard output may have enough; a name was given for all of it.
+        Failed::Write(error)
+            if error.kind() == io::ErrorKind::BrokenPipe && args.target == Path::new("-") =>
+        {
+            Failure::from(error)
+        }
         Failed::Write(error) => target.failure("it cannot be written", &error),
         Failed::Stopped => {
             let signal = came.map_or(0, |came| u8::try_from(came.signal.as_raw()).unwrap_or(0));

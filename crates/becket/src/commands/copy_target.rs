@@ -19,6 +19,7 @@ use std::{
         unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
     },
     path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 /// The longest value of an extended attribute, in bytes.
@@ -247,7 +248,7 @@ impl NewFile {
         let (file, temporary) = match rustix::fs::openat(&dir, ".", flags | OFlags::TMPFILE, mode) {
             // File systems without such files.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {
-                let temporary = Self::other_name(&name);
+                let temporary = Self::other_name();
                 let flags = flags | OFlags::CREATE | OFlags::EXCL;
                 (rustix::fs::openat(&dir, &temporary, flags, mode)?, Some(temporary))
             }
@@ -256,18 +257,17 @@ impl NewFile {
         Ok((file.into(), Self { dir, name, temporary, replace }))
     }
 
-    /// A name that no other process takes at the same time.
-    fn other_name(name: &OsString) -> OsString {
-        let mut other = OsString::from(".");
-        other.push(name);
-        other.push(format!(".becket-{}", std::process::id()));
-        other
+    /// A name that no other process takes at the same time, no longer than any file system allows.
+    fn other_name() -> OsString {
+        // Processes of other containers may have the same number.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.subsec_nanos());
+        format!(".becket-{}-{now:x}", std::process::id()).into()
     }
 
     fn commit(&mut self, file: &File) -> Result<(), Errno> {
         if self.temporary.is_none() {
             let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
-            let name = if self.replace { Self::other_name(&self.name) } else { self.name.clone() };
+            let name = if self.replace { Self::other_name() } else { self.name.clone() };
             rustix::fs::linkat(CWD, itself, &self.dir, &name, AtFlags::SYMLINK_FOLLOW)?;
             self.temporary = self.replace.then_some(name);
         }
@@ -277,16 +277,49 @@ impl NewFile {
             } else {
                 let flags = rustix::fs::RenameFlags::NOREPLACE;
                 match rustix::fs::renameat_with(&self.dir, name, &self.dir, &self.name, flags) {
-                    // Network file systems have links instead.
-                    Err(Errno::INVAL | Errno::NOSYS) => {
-                        rustix::fs::linkat(&self.dir, name, &self.dir, &self.name, AtFlags::empty())?;
-                        rustix::fs::unlinkat(&self.dir, name, AtFlags::empty())?;
-                    }
+                    // Some network and FUSE file systems only replace: first a name of our own.
+                    Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => self.rename_new(name)?,
                     renamed => renamed?,
                 }
             }
             self.temporary = None;
         }
         rustix::fs::fsync(&self.dir)
+    }
+
+    /// Gives the file its name, which must be free, where a rename replaces what has it.
+    fn rename_new(&self, temporary: &OsString) -> Result<(), Errno> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        drop(rustix::fs::openat(&self.dir, &self.name, flags, Mode::RUSR | Mode::WUSR)?);
+        rustix::fs::renameat(&self.dir, temporary, &self.dir, &self.name).inspect_err(|_| {
+            // The rename is what failed. This is empty, and ours.
+            let _ = rustix::fs::unlinkat(&self.dir, &self.name, AtFlags::empty());
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_name_is_taken_only_if_it_is_free_without_a_rename_that_looks() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new");
+        let (_, mut new) = NewFile::make(&path, false).unwrap();
+        let temporary = OsString::from(".temporary");
+        fs::write(dir.path().join(&temporary), "all").unwrap();
+        fs::write(&path, "old").unwrap();
+        assert_eq!(new.rename_new(&temporary), Err(Errno::EXIST));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        fs::remove_file(&path).unwrap();
+        new.rename_new(&temporary).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "all");
+        // The temporary file is gone, and what cannot be renamed leaves no empty one.
+        fs::remove_file(&path).unwrap();
+        assert_eq!(new.rename_new(&temporary), Err(Errno::NOENT));
+        assert!(!path.exists());
+        new.temporary = None;
     }
 }

@@ -12,6 +12,7 @@ pub mod landlock;
 pub mod lease;
 pub mod lock;
 pub mod loop_;
+pub mod nbd;
 pub mod process;
 pub mod seccomp;
 pub mod signal;

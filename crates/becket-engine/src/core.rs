@@ -11,8 +11,9 @@
 //! | `intercept` | operations are seen, and perhaps spoiled, on their way (`crate::fault`) |
 //! | `fill` | bytes that come later: requests wait for blocks, and blocks are loaded |
 //! | `frames` | messages that a port reads and writes itself |
+//! | `streamed` | the same over a stream socket |
 //! | `state` | the queue: its slab, its buffers, its places in the ring's tables |
-//! | `loads`, `memory_files`, `intercepted`, `change` | what of it belongs to one of these |
+//! | `loads`, `memory_files`, `intercepted`, `change`, `stream` | what of it belongs to one of these |
 
 #[cfg(test)]
 mod bench;
@@ -29,6 +30,8 @@ mod loads;
 mod memory_files;
 mod plan;
 mod state;
+mod stream;
+mod streamed;
 
 pub use state::{Batch, Memory};
 pub(crate) use state::{Core, Parts};

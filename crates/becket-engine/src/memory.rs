@@ -228,6 +228,47 @@ impl Buffers {
     }
 }
 
+/// The parts of a message that one operation sends, as the kernel wants to have them (`struct msghdr`).
+///
+/// The memory that the parts point to is the caller's to keep until the operation has completed.
+pub(crate) struct Vectors {
+    parts: Box<[libc::iovec]>,
+    header: Box<libc::msghdr>,
+}
+
+// SAFETY: the addresses in it are of memory that belongs to the same queue, and are as good on one thread as
+// on another.
+unsafe impl Send for Vectors {}
+
+impl Vectors {
+    /// Room for `count` parts.
+    pub(crate) fn new(count: usize) -> Vectors {
+        let none = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
+        // SAFETY: `struct msghdr` is numbers and pointers, for which zeroes are valid.
+        let header = Box::new(unsafe { std::mem::zeroed::<libc::msghdr>() });
+        Vectors { parts: vec![none; count].into_boxed_slice(), header }
+    }
+
+    /// How many parts there can be.
+    pub(crate) fn count(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// A part is these bytes.
+    pub(crate) fn set(&mut self, index: usize, address: *mut u8, len: u32) {
+        if let Some(part) = self.parts.get_mut(index) {
+            *part = libc::iovec { iov_base: address.cast::<c_void>(), iov_len: len as usize };
+        }
+    }
+
+    /// A message of the first `count` parts. It stays where it is until the next call.
+    pub(crate) fn message(&mut self, count: usize) -> *const libc::msghdr {
+        self.header.msg_iov = self.parts.as_mut_ptr();
+        self.header.msg_iovlen = count.min(self.parts.len()) as _;
+        &raw const *self.header
+    }
+}
+
 /// A private memfd; it reads as zeroes, and takes memory only where it is written. It is marked as
 /// non-blocking, which is true, so a ring knows that its reads need no thread.
 pub(crate) fn file_of_memory(len: u64, what: &'static str) -> Result<OwnedFd, Error> {

@@ -188,6 +188,41 @@ impl Io<'_> {
         self.core.cancel(self.ring, token, kind)
     }
 
+    /// The staging buffer of [`Memory::Stream`](crate::Memory::Stream); empty while the kernel receives into
+    /// it.
+    pub fn staging(&mut self) -> &mut [u8] {
+        self.core.staging()
+    }
+
+    /// Receives some bytes of the port's socket into the staging buffer, from byte `from` on;
+    /// [`Token::STAGED`] comes back.
+    ///
+    /// # Errors
+    /// There is no room, it is in use, or the ring cannot be submitted to any more.
+    pub fn receive_staged(&mut self, from: usize) -> Result<(), Errno> {
+        self.core.receive_staged(self.ring, from)
+    }
+
+    /// Receives `len` bytes of the port's socket into the frame of the token's tag, from byte `from` of the
+    /// frame on: all of them, or fewer if the stream ends. No token may have a kind of the engine's own.
+    ///
+    /// # Errors
+    /// As [`Io::receive`].
+    pub fn receive_into(&mut self, token: Token, from: usize, len: usize) -> Result<(), Errno> {
+        self.core.receive_into(self.ring, token, from, len)
+    }
+
+    /// Sends parts of frames over the port's socket, in this order, each as tag, first byte of the frame and
+    /// number of bytes. The frames are the kernel's until [`Token::SENT`] comes back. One such operation may
+    /// be under way.
+    ///
+    /// # Errors
+    /// A part is none, a frame is in use, another operation is under way, or the ring cannot be submitted to
+    /// any more. Nothing is sent then.
+    pub fn send(&mut self, parts: &[(u16, usize, usize)]) -> Result<(), Errno> {
+        self.core.send(self.ring, parts)
+    }
+
     /// Length of the image at present, in bytes.
     pub fn length(&self) -> u64 {
         self.core.map.len()

@@ -116,7 +116,7 @@ impl Queue {
                 };
                 if !answer.more {
                     self.core.landed();
-                    self.core.returned(token.tag);
+                    self.core.returned(token);
                 }
                 self.port.completed(&mut crate::Io { ring, core: &mut self.core }, token, answer);
             }

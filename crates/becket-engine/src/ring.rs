@@ -35,7 +35,7 @@ const FEWEST_WORKERS: u32 = 8;
 
 /// All that a ring carries out; the kernel refuses the rest. A filter of system calls does not see what is
 /// submitted to a ring, so a process that may open nothing needs rings that open nothing.
-const OPERATIONS: [u8; 13] = [
+const OPERATIONS: [u8; 15] = [
     opcode::Read::CODE,
     opcode::Write::CODE,
     opcode::ReadFixed::CODE,
@@ -47,6 +47,9 @@ const OPERATIONS: [u8; 13] = [
     opcode::UringCmd16::CODE,
     opcode::PollAdd::CODE,
     opcode::AsyncCancel::CODE,
+    // On sockets that the process was given: exports and links.
+    opcode::Recv::CODE,
+    opcode::SendMsg::CODE,
     // What stands for an operation that waits or fails on purpose.
     opcode::Nop::CODE,
     opcode::Timeout::CODE,

@@ -24,4 +24,11 @@ pub struct Token {
 impl Token {
     /// In place of a tag: of no request. No queue is so deep.
     pub const NO_TAG: u16 = u16::MAX;
+    /// Kinds from here on are the engine's own, below.
+    const OWN: u8 = 254;
+    /// What [`Io::receive_staged`](crate::Io::receive_staged) began has come: a number of bytes, 0 at the end
+    /// of the stream, or a negative errno.
+    pub const STAGED: Token = Token { kind: Token::OWN, tag: Token::NO_TAG };
+    /// What [`Io::send`](crate::Io::send) began has ended: the number of bytes sent, or a negative errno.
+    pub const SENT: Token = Token { kind: Token::OWN + 1, tag: Token::NO_TAG };
 }

@@ -66,9 +66,10 @@ impl Core {
 
     /// The kernel has done with what a token stood for.
     #[inline]
-    pub(crate) fn returned(&mut self, tag: u16) {
-        if let Some(lent) = self.lent.get_mut(usize::from(tag)) {
-            *lent = false;
+    pub(crate) fn returned(&mut self, token: Token) {
+        match self.lent.get_mut(usize::from(token.tag)) {
+            Some(lent) => *lent = false,
+            None => self.stream_returned(token),
         }
     }
 

@@ -15,6 +15,7 @@ use super::{
     intercepted::Intercepted,
     loads::Loads,
     memory_files::{MemoryFiles, NewMemoryFiles},
+    stream::Stream,
 };
 use crate::{
     Data, Error, Op, QueueStats, Request, Serving,
@@ -39,6 +40,16 @@ pub enum Memory {
         head: usize,
         /// Bytes of each buffer.
         size: usize,
+    },
+    /// The same for a port whose descriptor is a stream socket: it receives into a staging buffer and into
+    /// frames, and sends many frames at once. See [`Io::send`](crate::Io::send).
+    Stream {
+        /// Bytes before each buffer.
+        head: usize,
+        /// Bytes of each buffer.
+        size: usize,
+        /// Bytes of the staging buffer.
+        staging: usize,
     },
     /// In the requester's pages, registered with the ring for the time of the request.
     Registered,
@@ -81,6 +92,8 @@ pub(crate) struct Core {
     pub(crate) buffers: Option<Buffers>,
     /// Which frames the kernel has; without frames there are none.
     pub(crate) lent: Box<[bool]>,
+    /// What a port over a stream socket needs besides.
+    pub(super) stream: Option<Box<Stream>>,
     /// For commands that carry many elements.
     pub(super) lists: Option<Buffers>,
     /// Bytes that no file below holds, for requests whose pages are registered.
@@ -130,8 +143,14 @@ impl Core {
     pub(crate) fn new(ring: &mut Ring, index: u32, new: &Parts<'_>) -> Result<Core, Error> {
         let buffers = match new.memory {
             Memory::Buffers(size) => Some(Buffers::new(new.depth.into(), size)?),
-            Memory::Framed { head, size } => Some(Buffers::framed(new.depth.into(), head, size)?),
+            Memory::Framed { head, size } | Memory::Stream { head, size, .. } => {
+                Some(Buffers::framed(new.depth.into(), head, size)?)
+            }
             Memory::Registered => None,
+        };
+        let stream = match new.memory {
+            Memory::Stream { staging, .. } => Some(Box::new(Stream::new(new.depth, staging)?)),
+            _ => None,
         };
         let loads = Loads::new(new.serving, new.depth)?;
         let registers = new.memory == Memory::Registered;
@@ -162,7 +181,7 @@ impl Core {
             }
         };
         let rest = ring.may_block(requests).and_then(|()| match new.memory {
-            Memory::Buffers(_) | Memory::Framed { .. } => Ok(None),
+            Memory::Buffers(_) | Memory::Framed { .. } | Memory::Stream { .. } => Ok(None),
             Memory::Registered => {
                 ring.take_buffers(new.depth).map(Some).inspect_err(|_| ring.blocks_no_more(requests))
             }
@@ -183,9 +202,12 @@ impl Core {
             slab: vec![Slot::IDLE; requests.into()].into_boxed_slice(),
             buffers,
             lent: match new.memory {
-                Memory::Framed { .. } => vec![false; new.depth.into()].into_boxed_slice(),
+                Memory::Framed { .. } | Memory::Stream { .. } => {
+                    vec![false; new.depth.into()].into_boxed_slice()
+                }
                 _ => Box::default(),
             },
+            stream,
             lists,
             memory_files: staged.map(|staged| staged.done(port + ports.len() as u32 - 1)),
             registered,
@@ -200,7 +222,9 @@ impl Core {
             tally: Tally::new(Arc::clone(new.stats)),
             straight: Straight::NOWHERE,
             carried: match new.memory {
-                Memory::Buffers(size) | Memory::Framed { size, .. } => (Data::Buffer, size as u64),
+                Memory::Buffers(size) | Memory::Framed { size, .. } | Memory::Stream { size, .. } => {
+                    (Data::Buffer, size as u64)
+                }
                 Memory::Registered => (Data::Registered, MAX_OPERATION),
             },
             intercepted,

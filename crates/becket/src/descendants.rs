@@ -67,14 +67,15 @@ fn of(ancestor: u32) -> Vec<u32> {
     found
 }
 
-/// Whether a process in a session of its own, by its command line, is a server, a guard or a worker that the
+/// Whether a process in a session of its own, by its command line, is a server, a guard or a helper that the
 /// command was the first to need. One that the command runs itself is in the command's session. The name is a
 /// convention, not a protection: a program that takes it to survive does no harm.
 fn is_server(command_line: &[u8]) -> bool {
     let mut words = command_line.split(|&byte| byte == 0);
     matches!(
         (words.next(), words.next()),
-        (Some(b"becket"), Some(b"serve")) | (Some(b"@becket"), Some(b"worker"))
+        (Some(b"becket"), Some(b"serve"))
+            | (Some(b"@becket"), Some(b"worker" | b"doorman" | b"connector" | b"fetcher"))
     )
 }
 
@@ -100,7 +101,9 @@ mod tests {
     #[test]
     fn servers_are_known_by_their_command_lines() {
         assert!(is_server(b"becket\0serve\0--ready-fd\x001\0"));
-        assert!(is_server(b"@becket\0worker\0"));
+        for role in ["worker", "doorman", "connector", "fetcher"] {
+            assert!(is_server(format!("@becket\0{role}\0").as_bytes()), "{role}");
+        }
         for other in [&b""[..], b"becket\0run\0", b"becket serve\0", b"sh\0serve\0"] {
             assert!(!is_server(other), "{other:?}");
         }

@@ -23,13 +23,13 @@ use std::time::{Duration, Instant};
 use tracing::{error, warn};
 
 use super::keeper;
-use super::process::end;
 use super::restarts::Restarts;
 use crate::contract::kept::Kept;
 use crate::contract::protocol;
 use crate::contract::{DIR_VARIABLE, LINKS_VARIABLE};
 use crate::record::store::Store;
 use crate::supervisor::manager;
+use crate::system::helper;
 use crate::system::origin;
 use crate::system::process::ProcessId;
 use crate::system::sync::{LAST, Ranked, lock, spawn};
@@ -138,7 +138,7 @@ impl Guard {
             warn!("its guard does not answer: ended, another one follows");
         }
         if let Some(id) = line.id {
-            end(id, "guard");
+            helper::end(id, "guard");
         }
         standing.line = None;
     }

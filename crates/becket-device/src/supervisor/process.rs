@@ -3,11 +3,9 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,8 +22,9 @@ use crate::contract::rendezvous;
 use crate::contract::versions;
 use crate::contract::{DeviceId, Error};
 use crate::record::runtime::Runtime;
-use crate::system::origin;
+use crate::system::helper;
 use crate::system::process::ProcessId;
+use crate::system::role::Role;
 use crate::system::sync::lock;
 
 /// How long a worker may take until it is ready for orders, and for a question.
@@ -74,39 +73,19 @@ impl WorkerProcess {
         cgroup: Option<BorrowedFd<'_>>,
         on_death: OnDeath,
     ) -> Result<Arc<WorkerProcess>, Error> {
-        let failed = |what: &str| {
-            let what = format!("could not be started: {what}");
-            move |error: io::Error| Error::Worker { what: format!("{what}: {error}") }
-        };
-        let (ours, theirs) = protocol::pair().map_err(failed("socket"))?;
-        let child = origin::environment(&mut Command::new("/proc/self/exe"))
-            // With an `@` in front systemd spares it when it ends the remaining processes before it unmounts
-            // the last file systems: these may be on our devices.
-            .arg0("@becket")
-            .arg("worker")
-            .args(cache_size.map(|size| format!("--cache-size={size}")))
-            .current_dir("/")
-            .stdin(Stdio::from(theirs))
-            .stdout(Stdio::null())
-            // Keys at the terminal of `becket serve` are not for it.
-            .process_group(0)
-            .spawn()
-            .map_err(failed("/proc/self/exe"))?;
-        let mut guard = Unproven(Some(child));
-        let pid = guard.0.as_ref().map_or(0, Child::id);
-        let moved = cgroup.map_or(Ok(()), |cgroup| join(cgroup, pid));
+        let words: Vec<String> = cache_size.map(|size| format!("--cache-size={size}")).into_iter().collect();
+        let failed = |error| Error::Worker { what: format!("could not be started: {error}") };
+        let (mut started, ours) = helper::start(Role::Worker, &words, cgroup).map_err(failed)?;
         let mut notes = first_words(&ours)?;
-        if let Err(error) = moved {
-            notes.push(format!("it stays in the server's control group: {error}"));
-        }
-        let id = ProcessId::of(pid).ok_or_else(|| Error::Worker { what: "died at once".to_owned() })?;
+        notes.extend(started.note.take());
+        let id = started.id().ok_or_else(|| Error::Worker { what: "died at once".to_owned() })?;
         let announced = rendezvous::open(&place)
             .and_then(|socket| protocol::send(&ours, &Order::Await, &[socket.as_fd()]));
         if let Err(error) = announced {
             notes.push(format!("no later server will find it at {}: {error}", place.display()));
         }
         let worker = WorkerProcess::new(id, ours, place, About::ours(notes));
-        worker.watch(guard.0.take(), on_death);
+        worker.watch(started.keep(), on_death);
         Ok(worker)
     }
 
@@ -131,7 +110,7 @@ impl WorkerProcess {
     }
 
     /// Hears its reports until it dies.
-    fn watch(self: &Arc<Self>, child: Option<Child>, on_death: OnDeath) {
+    fn watch(self: &Arc<Self>, child: Option<helper::Kept>, on_death: OnDeath) {
         let worker = Arc::clone(self);
         std::thread::spawn(move || {
             if let Err(error) = worker.listen() {
@@ -143,7 +122,7 @@ impl WorkerProcess {
                 remove(&worker.place);
             }
             let pid = worker.id.pid;
-            match child.map(|mut child| child.wait()) {
+            match child.map(helper::Kept::wait) {
                 Some(Ok(status)) => info!("worker {pid} ended: {status}"),
                 _ => info!("worker {pid} ended"),
             }
@@ -358,20 +337,7 @@ impl Worker for WorkerProcess {
     }
 
     fn kill(&self) {
-        end(self.id, "worker");
-    }
-}
-
-/// Ends a process at once, whatever it is doing.
-pub(super) fn end(id: ProcessId, what: &str) {
-    use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-    let pid = i32::try_from(id.pid).ok().and_then(Pid::from_raw);
-    let Some(Ok(handle)) = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) else { return };
-    // Asked once its number cannot be used again under our hands.
-    if id.alive()
-        && let Err(error) = pidfd_send_signal(&handle, Signal::KILL)
-    {
-        warn!("{what} {} cannot be ended: {error}", id.pid);
+        helper::end(self.id, "worker");
     }
 }
 
@@ -448,11 +414,6 @@ fn remove(path: &Path) {
     }
 }
 
-/// Moves a process into the group of a `cgroup.procs`.
-fn join(cgroup: BorrowedFd<'_>, pid: u32) -> io::Result<()> {
-    fs::File::from(cgroup.try_clone_to_owned()?).write_all(pid.to_string().as_bytes())
-}
-
 fn refused(id: DeviceId, why: &str) -> Error {
     Error::Worker { what: format!("cannot serve {}: {why}", id) }
 }
@@ -474,22 +435,10 @@ fn first_words(socket: &OwnedFd) -> Result<Vec<String>, Error> {
     }
 }
 
-/// A child that is ended again unless it proved to be a worker.
-struct Unproven(Option<Child>);
-
-impl Drop for Unproven {
-    fn drop(&mut self) {
-        if let Some(mut child) = self.0.take() {
-            // Ended already, or it does now.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::ExitStatusExt as _;
+    use std::process::Command;
 
     use super::super::introduction::LONGEST;
     use super::*;

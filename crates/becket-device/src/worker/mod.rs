@@ -1,11 +1,7 @@
 //! The worker: the process that moves bytes. It serves the devices that the supervisor hands it.
 //! It opens nothing, holds no capability, and outlives a supervisor that dies.
 
-mod confine;
-pub(crate) mod harden;
-
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::num::NonZero;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,11 +15,7 @@ use becket_image::{Grow, Grower, Image, Source};
 use becket_transport::aside::within;
 use becket_transport::serve::{self, Decoded, ServeError, Served};
 use becket_transport::{fuse, ublk};
-use becket_uapi::handover::{close_inherited, inherited_fd};
-use becket_uapi::signal::SignalFd;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
-use rustix::fs::FileType;
-use rustix::process::Signal;
 use tracing::{error, warn};
 
 use crate::contract::kept::{self, Keepsakes, Kept, Own};
@@ -31,8 +23,9 @@ use crate::contract::protocol::{self, Change, Handed, Order, Report, Serve};
 use crate::contract::rendezvous;
 use crate::contract::versions::Speech;
 use crate::contract::{DeviceId, Error, spec, table, wrong};
-use crate::system::log;
+use crate::system::role::{self, Begun, Role};
 use crate::system::sync::{DEVICES, Held, LAST, Ranked, SHARED, lock};
+use crate::system::{confine, harden};
 
 /// Orders that are carried out beside others at the same time.
 const MOST_ERRANDS: usize = 8;
@@ -50,23 +43,15 @@ const STACK: usize = 256 << 10;
 /// # Errors
 /// It was not started by a supervisor, or a precaution failed that could have worked.
 pub fn worker_main(cache_size: Option<u64>) -> Result<(), Error> {
-    let control = control()?;
-    log::of_server("worker", None);
-    close_inherited()
-        .map_err(|error| Error::Worker { what: format!("cannot tell what it was handed: {error}") })?;
-    // It ends when its devices are gone and not when a terminal or a service manager says so: a process that
-    // waits for a write could wait for ever. Nor does it end by a write beyond a limit on the size of files:
-    // that write fails. Not read on purpose; blocked in all threads.
-    let _signals = SignalFd::block(&[Signal::INT, Signal::TERM, Signal::HUP, Signal::XFSZ])
-        .map_err(|error| Error::Worker { what: format!("could not block signals: {error}") })?;
+    let Begun { control, _signals } = role::begin(Role::Worker)?;
     // Read from files, some of it.
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let prepared = harden::harden().and_then(|mut notes| {
-        notes.extend(confine::shut()?);
+    let prepared = harden::harden(Role::Worker).and_then(|mut notes| {
+        notes.extend(confine::shut(Role::Worker)?);
         let threads = IoThreads::start(threads)
             .map_err(|error| Error::Worker { what: format!("could not start its threads: {error}") })?;
         // The rings are made: no other one is made.
-        notes.extend(confine::filter()?);
+        notes.extend(confine::filter(Role::Worker)?);
         Ok((threads, notes))
     });
     let (threads, notes) = match prepared {
@@ -88,19 +73,6 @@ pub fn worker_main(cache_size: Option<u64>) -> Result<(), Error> {
             return Ok(());
         }
     }
-}
-
-/// The connection to the supervisor, moved away from standard input.
-fn control() -> Result<OwnedFd, Error> {
-    let failed = |error: io::Error| Error::Worker { what: format!("has no connection to a server: {error}") };
-    let control = inherited_fd(0).map_err(failed)?;
-    let kind = rustix::fs::fstat(&control).map(|stat| FileType::from_raw_mode(stat.st_mode));
-    if kind != Ok(FileType::Socket) {
-        return Err(Error::Worker { what: "is started by becket's server, not by hand".to_owned() });
-    }
-    let null = File::open("/dev/null").map_err(failed)?;
-    rustix::stdio::dup2_stdin(null.as_fd()).map_err(|error| failed(error.into()))?;
-    Ok(control)
 }
 
 struct Worker {

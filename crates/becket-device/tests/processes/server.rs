@@ -47,7 +47,7 @@ pub(crate) fn worker_gives_up_its_rights(place: &Place) {
     for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten() {
         let status = fs::read_to_string(task.path().join("status")).unwrap();
         assert!(status.contains("CapEff:\t0000000000000000"), "{status}");
-        // The filter of system calls; `worker::confine` tries what it lets through.
+        // The filter of system calls; `system::confine` tries what it lets through.
         assert!(status.contains("\nSeccomp:\t2\n"), "{status}");
         tasks += 1;
     }

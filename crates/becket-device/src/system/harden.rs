@@ -1,4 +1,4 @@
-//! What a worker makes sure of before its first ring: memory that is there, and rights that are gone.
+//! What a helper makes sure of before its work begins: memory that is there, and rights that are gone.
 //! It never goes on when a precaution failed that could have worked here.
 
 use std::io;
@@ -11,13 +11,28 @@ use rustix::thread::CapabilitySet;
 
 use crate::contract::Error;
 use crate::system::isolate;
+use crate::system::role::Role;
 
 /// Takes all precautions; answers with those that the environment forbids.
 ///
 /// Call it before any other thread starts: they inherit it.
-pub(crate) fn harden() -> Result<Vec<String>, Error> {
+pub(crate) fn harden(role: Role) -> Result<Vec<String>, Error> {
     isolate::limits();
     let mut steps = Steps { notes: isolate::mounts(Path::new("/proc")), had: capabilities()? };
+    if role.serves_block_io() {
+        lock_memory(&mut steps)?;
+    }
+    let kept = process::drop_capabilities().map_err(failed("give up its capabilities"))?;
+    if kept.bounding {
+        steps.notes.push("bounding set: this process may not change it".to_owned());
+    }
+    process::set_dumpable(false).map_err(failed("forbid core dumps"))?;
+    verify()?;
+    Ok(steps.notes)
+}
+
+/// Sees to it that block I/O never waits for this process's memory.
+fn lock_memory(steps: &mut Steps) -> Result<(), Error> {
     // Allocations for block I/O must not wait for that very block I/O.
     steps.take("IO_FLUSHER", CapabilitySet::SYS_RESOURCE, flusher())?;
     let unlimited = steps.take("RLIMIT_MEMLOCK", CapabilitySet::SYS_RESOURCE, unlimit_memory())?;
@@ -28,13 +43,7 @@ pub(crate) fn harden() -> Result<Vec<String>, Error> {
     if !cfg!(sanitized) {
         steps.take("mlockall", CapabilitySet::IPC_LOCK, rustix::mm::mlockall(flags).map_err(Into::into))?;
     }
-    let kept = process::drop_capabilities().map_err(failed("give up its capabilities"))?;
-    if kept.bounding {
-        steps.notes.push("bounding set: this process may not change it".to_owned());
-    }
-    process::set_dumpable(false).map_err(failed("forbid core dumps"))?;
-    verify()?;
-    Ok(steps.notes)
+    Ok(())
 }
 
 struct Steps {

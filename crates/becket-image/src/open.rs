@@ -68,12 +68,8 @@ impl Opened {
     /// it was opened. Nothing is read from them.
     pub fn complete(&mut self, wanted: DirectIo) {
         let encoded = !self.encoded.is_empty();
-        for Source::File(file) in &mut self.sources {
-            file.complete();
-            // What opening the others has read is forgotten already.
-            if encoded && !file.facts.caches_stored(wanted) {
-                file.forget(wanted);
-            }
+        for source in &mut self.sources {
+            source.complete(wanted, encoded);
         }
     }
 }

@@ -61,7 +61,7 @@ pub fn live_marks(known: &dyn Fn(Kind, u32) -> bool) -> Vec<u64> {
 /// What a device looks like whose bytes are where the map says, with logical blocks of `block` bytes;
 /// `max_io` bytes is the longest request that the transport takes.
 pub fn geometry(map: &Map, sources: &[Source], block: u32, read_only: bool, max_io: u32) -> Geometry {
-    let facts = || sources.iter().map(|Source::File(file)| &file.facts);
+    let facts = || sources.iter().map(Source::facts);
     let largest = |of: fn(&becket_image::Facts) -> u32| facts().map(of).max().unwrap_or(0);
     let dma_align = facts().filter_map(|facts| facts.direct).map(|direct| direct.memory).max().unwrap_or(1);
     let discard = !read_only && facts().filter(|facts| facts.writable).all(|facts| facts.discard);

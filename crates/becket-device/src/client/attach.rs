@@ -147,11 +147,7 @@ fn attach_served(
     warnings.extend(without);
     warnings.extend(unasked_read_only(opened.read_only_reason.as_deref(), options));
     let files = facts_of(&opened.sources);
-    let mut fds: Vec<OwnedFd> = Vec::new();
-    for Source::File(file) in opened.sources {
-        fds.push(file.buffered);
-        fds.extend(file.direct);
-    }
+    let mut fds: Vec<OwnedFd> = opened.sources.into_iter().flat_map(Source::into_descriptors).collect();
     let table = table::pack(&opened.encoded).map_err(|error| match error.kind() {
         std::io::ErrorKind::FileTooLarge => Error::Transport {
             image: opened.path.clone(),

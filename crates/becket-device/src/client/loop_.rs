@@ -118,7 +118,7 @@ fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Kernel
 }
 
 fn direct_io_reason(opened: &Opened, wanted: DirectIo, got: bool) -> String {
-    let facts = opened.sources.first().map(|Source::File(file)| &file.facts);
+    let facts = opened.sources.first().map(Source::facts);
     match facts {
         Some(facts) if got => facts.direct_reason.clone(),
         _ if wanted == DirectIo::Off => "switched off".to_owned(),

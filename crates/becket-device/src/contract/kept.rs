@@ -126,7 +126,8 @@ mod tests {
     use super::*;
     use crate::contract::protocol::tests::{facts, serve};
     use crate::contract::protocol::{Order, pair, receive, send};
-    use crate::contract::spec::{Backing, FileFacts};
+    use crate::contract::spec::Backing;
+    use becket_image::FileFacts;
 
     #[test]
     fn a_device_arrives_with_its_descriptors_in_order() {
@@ -134,8 +135,10 @@ mod tests {
         let open = |name: &str| OwnedFd::from(File::create(temp.path().join(name)).unwrap());
         let inode =
             |fd: BorrowedFd<'_>| File::from(fd.try_clone_to_owned().unwrap()).metadata().unwrap().ino();
-        let files =
-            vec![FileFacts { facts: facts(), direct: true }, FileFacts { facts: facts(), direct: false }];
+        let files = vec![
+            FileFacts { facts: facts(), direct: true }.into(),
+            FileFacts { facts: facts(), direct: false }.into(),
+        ];
         let encoded = Some(crate::contract::table::Encoding { cache_size: None, direct_io: false });
         let backing = Backing { lease: true, cgroup: true, encoded, files, ..Backing::default() };
         let order = Serve { backing, ..serve(Vec::new()) };
@@ -153,7 +156,7 @@ mod tests {
         for fd in again.descriptors() {
             assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         }
-        let direct = again.sources.iter().map(|Source::File(file)| file.direct.is_some());
+        let direct = again.sources.iter().map(Source::is_direct);
         assert_eq!(direct.collect::<Vec<_>>(), [true, false]);
         let (setup, keepsakes) = again.into_setup(None, None);
         assert_eq!((setup.id, setup.content.sources.len()), (3, 2));
@@ -168,7 +171,7 @@ mod tests {
         let sent = || Serve {
             kind: Kind::Fuse,
             partitions: vec![(1, 512, 1024)],
-            ..serve(vec![FileFacts { facts: facts(), direct: false }])
+            ..serve(vec![FileFacts { facts: facts(), direct: false }.into()])
         };
         let own: Vec<OwnedFd> = ["tether", "end", "queue 0", "queue 1"].map(open).into();
         let inodes: Vec<u64> = own.iter().map(inode).collect();
@@ -191,7 +194,7 @@ mod tests {
     #[test]
     fn too_few_and_too_many_descriptors_are_refused() {
         let null = || OwnedFd::from(File::open("/dev/null").unwrap());
-        let files = || vec![FileFacts { facts: facts(), direct: true }];
+        let files = || vec![FileFacts { facts: facts(), direct: true }.into()];
         let backing = || Backing { lease: true, files: files(), ..Backing::default() };
         let one = || Serve { backing: backing(), ..serve(Vec::new()) };
         for count in [0, 1, 2, 4] {

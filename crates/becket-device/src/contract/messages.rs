@@ -4,12 +4,12 @@
 use std::path::PathBuf;
 
 use becket_engine::Summary;
-use becket_image::{DirectIo, Map};
+use becket_image::{DirectIo, Map, SourceFacts};
 use becket_transport::Kind;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use crate::contract::spec::{Backing, FileFacts, Spec};
+use crate::contract::spec::{Backing, Spec};
 use crate::contract::{DeviceInfo, Error, ErrorKind, path_text, text_path};
 
 pub(crate) const INTERFACE: &str = "org.becket.Becket1";
@@ -118,7 +118,7 @@ pub(crate) struct NewImage {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) format: Option<String>,
     pub(crate) map: Map,
-    pub(crate) files: Vec<FileFacts>,
+    pub(crate) files: Vec<SourceFacts>,
     pub(crate) partitions: Vec<TableEntry>,
 }
 

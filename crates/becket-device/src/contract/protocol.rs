@@ -17,7 +17,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use becket_engine::{Faults, Geometry, Summary};
-use becket_image::{DirectIo, Map};
+use becket_image::{DirectIo, Map, SourceFacts};
 use becket_transport::{Abilities, Kind};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::contract::DeviceId;
 use crate::contract::sealed;
 use crate::contract::shape;
-use crate::contract::spec::{Backing, FileFacts};
+use crate::contract::spec::Backing;
 
 /// Longest packet in bytes: what a socket takes by default; a map of some 1,500 extents fits.
 pub(crate) const LARGEST: usize = 128 << 10;
@@ -117,7 +117,7 @@ pub(crate) struct Change {
     #[serde(with = "crate::contract::switch")]
     pub(crate) direct_io: DirectIo,
     /// Other files than it has.
-    pub(crate) files: Option<Vec<FileFacts>>,
+    pub(crate) files: Option<Vec<SourceFacts>>,
 }
 
 impl Change {
@@ -318,7 +318,7 @@ pub(crate) mod tests {
         Facts { direct_reason: "off".into(), nowait: true, ..Facts::unasked(FileKind::Regular, 4096, true) }
     }
 
-    pub(crate) fn serve(files: Vec<FileFacts>) -> Serve {
+    pub(crate) fn serve(files: Vec<SourceFacts>) -> Serve {
         Serve {
             kind: Kind::Ublk,
             id: 3.into(),

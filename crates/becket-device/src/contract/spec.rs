@@ -7,11 +7,12 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use becket_engine::Faults;
-use becket_image::{DirectIo, Facts, FileSource, Source};
+use becket_image::{DirectIo, Source, SourceFacts};
 use becket_transport::ublk::DataMode;
 use serde::{Deserialize, Serialize};
 
 use crate::contract::table::Encoding;
+use crate::contract::versions;
 use crate::contract::wrong;
 
 /// What is offered, and how. A user's choices are in it from the beginning; the client completes it once the
@@ -51,7 +52,8 @@ pub struct Spec {
 /// beside it (docs/decisions/0096).
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Backing {
-    pub(crate) files: Vec<FileFacts>,
+    /// What is said of its sources; the word is that of builds that knew files only.
+    pub(crate) files: Vec<SourceFacts>,
     /// A table of encoded blocks comes along.
     #[serde(default)]
     pub(crate) encoded: Option<Encoding>,
@@ -94,24 +96,23 @@ impl Backing {
     }
 }
 
-/// What is known of a file, and whether it comes with a second descriptor.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct FileFacts {
-    pub(crate) facts: Facts,
-    pub(crate) direct: bool,
-}
-
 /// What is said of sources whose descriptors come along.
-pub(crate) fn facts_of(sources: &[Source]) -> Vec<FileFacts> {
-    let facts_of =
-        |Source::File(file): &Source| FileFacts { facts: file.facts.clone(), direct: file.direct.is_some() };
-    sources.iter().map(facts_of).collect()
+pub(crate) fn facts_of(sources: &[Source]) -> Vec<SourceFacts> {
+    sources.iter().map(Source::described).collect()
 }
 
-/// Joins what is said of files with their descriptors, which must be as many as announced.
+/// The features without which a device that is made now cannot be handled: those of its sources, too.
+pub(crate) fn needs_of_new_device(backing: &Backing) -> Vec<String> {
+    let mut needs = versions::needs_of_new_devices();
+    needs.extend(backing.files.iter().filter_map(SourceFacts::feature).map(str::to_owned));
+    needs.sort_unstable();
+    needs.dedup();
+    needs
+}
+
+/// Joins what is said of sources with their descriptors, which must be as many as announced.
 pub(crate) fn all_sources(
-    files: Vec<FileFacts>,
+    files: Vec<SourceFacts>,
     mut fds: impl Iterator<Item = OwnedFd>,
 ) -> io::Result<Vec<Source>> {
     let joined = take_sources(files, &mut fds)?;
@@ -121,17 +122,11 @@ pub(crate) fn all_sources(
 
 /// The same, of the first descriptors among others.
 pub(crate) fn take_sources(
-    files: Vec<FileFacts>,
+    files: Vec<SourceFacts>,
     fds: &mut impl Iterator<Item = OwnedFd>,
 ) -> io::Result<Vec<Source>> {
-    let mut next = || fds.next().ok_or_else(|| wrong("a file's descriptor is missing"));
-    let mut joined = Vec::with_capacity(files.len());
-    for FileFacts { facts, direct } in files {
-        let buffered = next()?;
-        let direct = if direct { Some(next()?) } else { None };
-        joined.push(FileSource { buffered, direct, facts }.into());
-    }
-    Ok(joined)
+    let missing = || wrong("a file's descriptor is missing");
+    files.into_iter().map(|facts| facts.join(fds).ok_or_else(missing)).collect()
 }
 
 /// Refuses descriptors that were not announced.

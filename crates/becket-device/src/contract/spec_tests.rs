@@ -67,6 +67,21 @@ fn an_order_and_what_a_worker_holds_have_the_bytes_that_they_had() {
     refused::<Report>(HELD, Some("held"), &needed, true);
 }
 
+/// Facts of files and of nothing else: what is of another kind, or of two, is not understood.
+#[test]
+fn a_source_of_an_unknown_kind_is_refused() {
+    let mut order: Value = serde_json::from_str(ORDER).unwrap();
+    let known = order["serve"]["files"][0].clone();
+    let mut mixed = known.clone();
+    mixed["link"] = Value::Object(serde_json::Map::new());
+    for other in [serde_json::json!({"unheard": {}}), serde_json::json!({}), mixed] {
+        order["serve"]["files"][0] = other;
+        assert!(serde_json::from_value::<Order>(order.clone()).is_err());
+    }
+    let backing = Backing { files: vec![serde_json::from_value(known).unwrap()], ..Backing::default() };
+    assert_eq!(needs_of_new_device(&backing), [""; 0], "older builds know files");
+}
+
 #[test]
 fn a_record_has_the_bytes_that_it_had() {
     let Entry::Device(device) = same(RECORD) else { panic!() };

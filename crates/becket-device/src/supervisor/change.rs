@@ -84,6 +84,9 @@ pub(super) fn take_image(
     };
     let NewImage { path, format, map, files, partitions } = image;
     let sources = all_sources(files, fds.into_iter()).map_err(|error| bad(&error.to_string()))?;
+    if sources.iter().any(|source| source.file().is_none()) {
+        return Err(bad("only an image in files takes the place of another"));
+    }
     let identity = check_files(&sources, read_only).map_err(bad)?;
     check_map(&map, &sources, block, false).map_err(bad)?;
     if map.len() % u64::from(block.max(1)) != 0 {
@@ -145,9 +148,7 @@ pub(super) fn plan(state: &Owning, wish: Wish) -> Result<Target, Error> {
     }
     let chosen = match kept.serve.backing.direct_io {
         // A device that uses the page cache without need was attached with `--direct-io off`.
-        DirectIo::Off if kept.sources.iter().any(|Source::File(file)| file.direct.is_none()) => {
-            DirectIo::Auto
-        }
+        DirectIo::Off if !kept.sources.iter().all(Source::is_direct) => DirectIo::Auto,
         chosen => chosen,
     };
     let (direct, reason) =
@@ -271,7 +272,8 @@ fn remeasured(
     grows: bool,
 ) -> Result<Map, Error> {
     let info = &device.info;
-    let (Some((0, offset, _)), [Source::File(file)], false) = (map.single_range(), sources, grows) else {
+    let only = if let [source] = sources { source.file() } else { None };
+    let (Some((0, offset, _)), Some(file), false) = (map.single_range(), only, grows) else {
         if length == Length::Measured || info.spec.size_limit == Some(map.len()) {
             return Ok(map.clone());
         }

@@ -21,13 +21,14 @@ use super::offers::{Drivers, OFFERS};
 use super::workers::{OnDeath, Orphan, Worker, Workers};
 use crate::contract::messages::Attach;
 use crate::contract::protocol::{Change, Serve};
-use crate::contract::spec::{Backing, FileFacts, Spec};
+use crate::contract::spec::{Backing, Spec};
 use crate::contract::{DeviceId, Error};
 use crate::record::runtime::Runtime;
 use crate::record::store::Store;
 use crate::system::process::ProcessId;
 use crate::system::sync::lock;
 use crate::system::sync::tests::shuffled;
+use becket_image::FileFacts;
 
 /// What the newest kernel can.
 pub(super) const ALL: Abilities =
@@ -427,7 +428,7 @@ impl Bench {
             map: Map::contiguous(0, 0, 8192),
             map_aside: false,
             backing: Backing {
-                files: vec![FileFacts { facts: facts(), direct: false }],
+                files: vec![FileFacts { facts: facts(), direct: false }.into()],
                 ..Backing::default()
             },
             add_partitions: true,

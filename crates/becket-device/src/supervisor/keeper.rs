@@ -355,7 +355,7 @@ fn ask(place: &Path) -> io::Result<BTreeMap<u64, Kept>> {
 mod tests {
     use super::*;
     use crate::contract::protocol::tests::{facts, serve};
-    use crate::contract::spec::FileFacts;
+    use becket_image::FileFacts;
 
     /// A guard that listens to one end, and the other end.
     fn guard() -> (OwnedFd, std::thread::JoinHandle<Option<Keeper>>) {
@@ -378,7 +378,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let open = |name: &str| OwnedFd::from(File::create(temp.path().join(name)).unwrap());
         let inode = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).unwrap().st_ino;
-        let device = |mark| Serve { mark, ..serve(vec![FileFacts { facts: facts(), direct: false }]) };
+        let device = |mark| Serve { mark, ..serve(vec![FileFacts { facts: facts(), direct: false }.into()]) };
         let (first, second, (pipe, end)) = (open("first"), open("second"), rustix::pipe::pipe().unwrap());
         let (ours, guard_) = guard();
         keep(&ours, &device(1), &[first.as_fd()], PATIENCE).unwrap();
@@ -396,7 +396,7 @@ mod tests {
         drop(ours);
         let kept = guard_.join().unwrap().unwrap().into_kept();
         assert_eq!(kept.keys().copied().collect::<Vec<_>>(), [1, 3]);
-        let becket_image::Source::File(file) = &kept[&1].sources[0];
+        let file = kept[&1].sources[0].file().unwrap();
         assert_eq!(inode(file.buffered.as_fd()), inode(second.as_fd()));
         assert_eq!(kept[&3].serve, long);
     }
@@ -412,7 +412,7 @@ mod tests {
         let door = Door { socket: rendezvous::open(&place).unwrap(), place: place.clone() };
         let file = OwnedFd::from(File::create(temp.path().join("image")).unwrap());
         let mut keeper = Keeper { door: Some(door), ..Keeper::default() };
-        let sent = Serve { mark: 9, ..serve(vec![FileFacts { facts: facts(), direct: false }]) };
+        let sent = Serve { mark: 9, ..serve(vec![FileFacts { facts: facts(), direct: false }.into()]) };
         let packet = [header(KEEP, 9, 1), serde_json::to_vec(&sent).unwrap()].concat();
         keeper.take(&packet, vec![file]);
         let cut = [header(KEEP, 10, 2), serde_json::to_vec(&sent).unwrap()].concat();

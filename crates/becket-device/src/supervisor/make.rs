@@ -20,8 +20,8 @@ use crate::contract::kept::{Keepsakes, Kept};
 use crate::contract::messages::Attach;
 use crate::contract::protocol::Serve;
 use crate::contract::sealed::{self, is_sealed};
-use crate::contract::spec::{Spec, all_sources};
-use crate::contract::{DeviceId, DeviceInfo, Error, ErrorKind, PartitionInfo, Partitions, versions};
+use crate::contract::spec::{Spec, all_sources, needs_of_new_device};
+use crate::contract::{DeviceId, DeviceInfo, Error, ErrorKind, PartitionInfo, Partitions};
 use crate::record::device::Device;
 use crate::record::judge::disk_of;
 use crate::record::register::{claim, forget, record};
@@ -133,7 +133,7 @@ impl Maker<'_> {
                 true => promised.iter().map(|part| (part.number, part.start, part.len)).collect(),
                 false => Vec::new(),
             },
-            needs: versions::needs_of_new_devices(),
+            needs: first.needs.clone(),
             below: (),
         };
         let mut kept = Kept { serve, sources, keepsakes, link: Vec::new() };
@@ -308,7 +308,7 @@ pub(super) fn check_sources(
     let written = if grows { 1 } else { sources.len() };
     let (first, others) = sources.split_at(written.min(sources.len()));
     let identity = check_files(first, read_only)?;
-    if grows && (read_only || first.iter().any(|Source::File(file)| file.facts.kind != FileKind::Regular)) {
+    if grows && (read_only || !first.iter().all(is_regular)) {
         return Err("an image grows that cannot");
     }
     if !others.is_empty() {
@@ -317,9 +317,13 @@ pub(super) fn check_sources(
     Ok(identity)
 }
 
+fn is_regular(source: &Source) -> bool {
+    source.file().is_some_and(|file| file.facts.kind == FileKind::Regular)
+}
+
 /// Looks at all descriptors of an image, and says which file it is.
 pub(super) fn check_files(sources: &[Source], read_only: bool) -> Result<Identity, &'static str> {
-    let found = sources.iter().map(|Source::File(file)| check_file(file, read_only));
+    let found = sources.iter().map(|source| check_source(source, read_only));
     let found = found.collect::<Result<Vec<_>, _>>()?;
     found.first().copied().ok_or("it has no file")
 }
@@ -344,6 +348,12 @@ pub(super) fn check_map(
         return Err("its map names a file that is not there");
     }
     Ok(())
+}
+
+fn check_source(source: &Source, read_only: bool) -> Result<Identity, &'static str> {
+    match source {
+        Source::File(file) => check_file(file, read_only),
+    }
 }
 
 /// Looks at the descriptors of a file: what they are, how they were opened, and that both are of one inode.
@@ -418,23 +428,23 @@ fn describe(
         starting: true,
         whole: !request.add_partitions,
         format: request.format.clone(),
-        needs: versions::needs_of_new_devices(),
+        needs: needs_of_new_device(&request.backing),
         ..Device::bare(known, identity, added.mark)
     }
 }
 
 /// Whether a device goes past the page cache where that is or is not wanted, and why, for people.
 pub(crate) fn direct_io(sources: &[Source], wanted: DirectIo, encoded: bool) -> (DirectIo, String) {
-    let files = || sources.iter().map(|Source::File(file)| file);
-    let can = files().all(|file| file.direct.is_some());
-    let reasons: Vec<&str> = files().map(|file| file.facts.direct_reason.as_str()).collect();
+    let facts = || sources.iter().map(Source::facts);
+    let can = sources.iter().all(Source::is_direct);
+    let reasons: Vec<&str> = facts().map(|facts| facts.direct_reason.as_str()).collect();
     let mut reason =
         if can && wanted == DirectIo::Off { "switched off".to_owned() } else { reasons.join("; ") };
     let direct = if can { wanted } else { DirectIo::Off };
-    if direct == DirectIo::Off && !encoded && files().all(|file| file.facts.uncached) {
+    if direct == DirectIo::Off && !encoded && facts().all(|facts| facts.uncached) {
         reason.push_str("; what passes through the page cache does not stay in it");
     }
-    if direct == DirectIo::Auto && encoded && files().any(|file| file.facts.caches_stored(direct)) {
+    if direct == DirectIo::Auto && encoded && facts().any(|facts| facts.caches_stored(direct)) {
         reason.push_str("; what is stored compressed goes through the page cache, which reads ahead");
     }
     (direct, reason)

@@ -7,10 +7,10 @@ use becket_image::{Facts, Map};
 
 use super::*;
 use crate::contract::DataMode;
-use crate::contract::spec::FileFacts;
 use crate::supervisor::doubles::{Bench, facts, granted, with};
 use crate::supervisor::offers::OFFERS;
 use crate::supervisor::smaller::DEPTH_WITH_BUFFERS;
+use becket_image::FileFacts;
 
 /// Where the worker puts queues, whatever its order says.
 const ELSEWHERE: u32 = 77;
@@ -240,7 +240,7 @@ fn a_name_in_use_is_found_out_before_the_kernel_is_asked() {
 fn requests_that_lie_are_refused_before_anything_is_done() {
     let bench = Bench::new();
     let good = || bench.request(Some("one"));
-    let direct = || vec![FileFacts { facts: facts(), direct: true }];
+    let direct = || vec![FileFacts { facts: facts(), direct: true }.into()];
     let pipe = || rustix::pipe::pipe().unwrap().0;
     let append = i32::try_from(OFlags::APPEND.bits()).unwrap();
     let dir = || OwnedFd::from(File::open("/proc").unwrap());
@@ -264,7 +264,7 @@ fn requests_that_lie_are_refused_before_anything_is_done() {
         ),
         (
             "a file as block device",
-            with(good(), |it| it.backing.files = vec![FileFacts { facts: block, direct: false }]),
+            with(good(), |it| it.backing.files = vec![FileFacts { facts: block, direct: false }.into()]),
             vec![bench.fd(true, 0)],
         ),
         (

@@ -430,7 +430,7 @@ fn grower(kept: &Kept, decoded: Option<&Decoded>) -> io::Result<Option<Box<dyn G
     }
     let readers = kept.sources.iter().map(Source::reader).collect::<io::Result<_>>()?;
     let no_file = || wrong("an image that grows has no file");
-    let Source::File(first) = kept.sources.first().ok_or_else(no_file)?;
+    let first = kept.sources.first().and_then(Source::file).ok_or_else(no_file)?;
     let encoded = decoded.map(|decoded| decoded.encoded.clone()).unwrap_or_default();
     let old = Image::assembled(kept.serve.map.clone(), readers, encoded)
         .ok_or_else(|| wrong("a map speaks of what is not there"))?;

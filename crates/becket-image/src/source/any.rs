@@ -1,10 +1,13 @@
 //! A source of any kind.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use super::file::FileSource;
+use serde::{Deserialize, Serialize};
+
+use super::file::facts::{DirectIo, Facts};
+use super::file::{FileFacts, FileSource};
 use super::kind::{Identity, Kind};
 use crate::ReadAt;
 
@@ -15,10 +18,89 @@ pub enum Source {
     File(FileSource),
 }
 
+/// What is said of a source to another process, beside its descriptors. Each kind has fields that no other
+/// has, and refuses those of others; a file's have no word for the kind, because older builds know none.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum SourceFacts {
+    /// Of a [`Source::File`].
+    File(FileFacts),
+}
+
+impl SourceFacts {
+    /// How many descriptors come with it.
+    pub fn descriptors(&self) -> usize {
+        match self {
+            SourceFacts::File(file) => file.descriptors(),
+        }
+    }
+
+    /// The feature that a process must have to understand it; `None` where every one does.
+    pub fn feature(&self) -> Option<&'static str> {
+        match self {
+            SourceFacts::File(_) => None,
+        }
+    }
+
+    /// The source again, of its next descriptors in the order of [`Source::descriptors`]; `None` where some
+    /// are missing.
+    pub fn join(self, fds: &mut impl Iterator<Item = OwnedFd>) -> Option<Source> {
+        match self {
+            SourceFacts::File(file) => file.join(fds).map(Source::File),
+        }
+    }
+}
+
+impl From<FileFacts> for SourceFacts {
+    fn from(file: FileFacts) -> SourceFacts {
+        SourceFacts::File(file)
+    }
+}
+
 impl Source {
     fn kind(&self) -> &dyn Kind {
         match self {
             Source::File(file) => file,
+        }
+    }
+
+    /// The file, where it is one of this host.
+    pub fn file(&self) -> Option<&FileSource> {
+        match self {
+            Source::File(file) => Some(file),
+        }
+    }
+
+    /// What it can do. Of a source that is no file, [`Facts::kind`] means nothing.
+    pub fn facts(&self) -> &Facts {
+        self.kind().facts()
+    }
+
+    /// Whether its bytes can go past the page cache.
+    pub fn is_direct(&self) -> bool {
+        match self {
+            Source::File(file) => file.direct.is_some(),
+        }
+    }
+
+    /// What is said of it to another process.
+    pub fn described(&self) -> SourceFacts {
+        match self {
+            Source::File(file) => SourceFacts::File(file.described()),
+        }
+    }
+
+    /// Asks what else a process that serves it must know, and lets the page cache go where `wanted` and the
+    /// image, which may be `encoded`, make no use of it.
+    pub(crate) fn complete(&mut self, wanted: DirectIo, encoded: bool) {
+        match self {
+            Source::File(file) => {
+                file.complete();
+                // What opening the others has read is forgotten already.
+                if encoded && !file.facts.caches_stored(wanted) {
+                    file.forget(wanted);
+                }
+            }
         }
     }
 
@@ -37,6 +119,13 @@ impl Source {
     /// else by which it could reach the bytes.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.kind().descriptors()
+    }
+
+    /// The same, which are given away.
+    pub fn into_descriptors(self) -> Vec<OwnedFd> {
+        match self {
+            Source::File(file) => std::iter::once(file.buffered).chain(file.direct).collect(),
+        }
     }
 
     /// Whether its descriptors can be written to.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::file::facts::Facts;
 use crate::ReadAt;
 
 /// Device and inode of the file; of a block device, those of its node.
@@ -21,6 +22,8 @@ pub struct Identity {
 /// What every kind of source says of itself. None of it waits for a file system or for another host, except
 /// the reader when it reads.
 pub(super) trait Kind {
+    /// See `Source::facts`.
+    fn facts(&self) -> &Facts;
     /// See `Source::len`.
     fn len(&self) -> u64;
     /// See `Source::identity`.

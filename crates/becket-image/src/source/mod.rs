@@ -9,5 +9,5 @@ mod any;
 pub(crate) mod file;
 mod kind;
 
-pub use any::Source;
+pub use any::{Source, SourceFacts};
 pub use kind::Identity;

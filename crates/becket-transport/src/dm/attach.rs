@@ -58,7 +58,7 @@ pub fn attach(opened: &Opened, options: &DmOptions) -> Result<DmDevice, Error> {
         image: opened.path.clone(),
         reason,
     })?;
-    for Source::File(file) in &opened.sources {
+    for file in opened.sources.iter().filter_map(Source::file) {
         block::flush_buffers(file.buffered.as_fd())
             .map_err(Error::io("write back the page cache of", &opened.path))?;
     }

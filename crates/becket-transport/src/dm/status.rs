@@ -48,7 +48,7 @@ pub fn partitions(disk: &str) -> Vec<(u32, String)> {
 /// Describes the device of becket's that writes to a block device on which `opened` lies. Its locks have
 /// ended with the command that attached it, and a reader asks for no claim: so readers ask here.
 pub fn writer_over(opened: &Opened) -> Option<String> {
-    let blocks = opened.sources.iter().map(|Source::File(file)| file);
+    let blocks = opened.sources.iter().filter_map(Source::file);
     let blocks = blocks.filter(|file| file.facts.kind == FileKind::Block);
     blocks.into_iter().find_map(|file| {
         let dev = rustix::fs::fstat(&file.buffered).ok()?.st_rdev;

@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd;
 
-use becket_image::{Extent, FileKind, FileSource, Map, Opened, Place, Source};
+use becket_image::{Extent, FileKind, Map, Opened, Place, Source};
 use becket_uapi::block;
 use becket_uapi::dm::Target;
 use rustix::fs::{major, minor};
@@ -24,14 +24,14 @@ pub(super) struct Below {
 
 /// The table of an image, or why there is none.
 pub(super) fn of(opened: &Opened) -> Result<Vec<Target>, String> {
-    let below: Result<Vec<_>, _> = opened.sources.iter().map(|Source::File(file)| look(file)).collect();
+    let below: Result<Vec<_>, _> = opened.sources.iter().map(look).collect();
     lines(&opened.map, &below?, opened.block_size, opened.read_only)
 }
 
-fn look(file: &FileSource) -> Result<Below, String> {
-    if file.facts.kind != FileKind::Block {
+fn look(source: &Source) -> Result<Below, String> {
+    let Some(file) = source.file().filter(|file| file.facts.kind == FileKind::Block) else {
         return Err("the image lies in a file, and device-mapper needs a block device".to_owned());
-    }
+    };
     let unknown = |error: std::io::Error| format!("the block device below does not answer: {error}");
     let stat = rustix::fs::fstat(&file.buffered).map_err(|errno| unknown(errno.into()))?;
     let block = block::logical_block_size(file.buffered.as_fd()).map_err(unknown)?;

@@ -1,7 +1,7 @@
 //! The one range of one file that the loop driver takes.
 //! Never looks into the file.
 
-use becket_image::{FileSource, Opened, Source};
+use becket_image::{FileSource, Opened};
 
 use crate::{Error, Kind};
 
@@ -22,7 +22,7 @@ pub(super) struct Range<'a> {
 /// It is not one range of one file.
 pub(super) fn range_of(opened: &Opened) -> Result<Range<'_>, Error> {
     let range = opened.map.single_range().and_then(|(source, offset, len)| {
-        let Source::File(file) = opened.sources.get(usize::try_from(source).ok()?)?;
+        let file = opened.sources.get(usize::try_from(source).ok()?)?.file()?;
         Some(Range { file, offset, len })
     });
     range.ok_or_else(|| Error::DoesNotFit {

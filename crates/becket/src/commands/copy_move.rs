@@ -26,7 +26,7 @@ pub(super) const BLOCK: usize = 4096;
 /// An image that is open, in a form of which each thread can make its own.
 pub(super) struct Origin {
     map: Map,
-    files: Vec<Arc<OwnedFd>>,
+    parts: Vec<Part>,
     encoded: Vec<Encoded>,
     /// Bytes of it that are copied.
     pub(super) len: u64,
@@ -67,27 +67,27 @@ pub(super) enum Failed {
 
 impl Origin {
     pub(super) fn of(opened: &Opened) -> io::Result<Self> {
-        let file = |source: &Source| match source {
-            Source::File(file) => file.buffered.try_clone().map(Arc::new),
+        let part = |source: &Source| {
+            let file = source.file().map(|file| file.buffered.try_clone()).transpose()?;
+            Ok(Part { reader: source.reader()?, file })
         };
-        let files = opened.sources.iter().map(file).collect::<io::Result<_>>()?;
+        let parts = opened.sources.iter().map(part).collect::<io::Result<_>>()?;
         let len = opened.map.len();
-        Ok(Self { map: opened.map.clone(), files, encoded: opened.encoded.clone(), len })
+        Ok(Self { map: opened.map.clone(), parts, encoded: opened.encoded.clone(), len })
     }
 
     /// The image again, with a memory of its own for what it has decoded.
     fn image(&self) -> io::Result<Image> {
-        let readers = self.files.iter().map(|file| Arc::new(Reader(Arc::clone(file))) as Arc<dyn ReadAt>);
-        let image = Image::assembled(self.map.clone(), readers.collect(), self.encoded.clone());
+        let readers = self.parts.iter().map(|part| Arc::clone(&part.reader)).collect();
+        let image = Image::assembled(self.map.clone(), readers, self.encoded.clone());
         image.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// How many bytes of the file on the host from `offset` on are stored, or else are none, up to `len`.
     fn stored(&self, source: u32, offset: u64, len: u64) -> (u64, bool) {
         let whole = (len, true);
-        let Some(file) = usize::try_from(source).ok().and_then(|source| self.files.get(source)) else {
-            return whole;
-        };
+        let part = usize::try_from(source).ok().and_then(|source| self.parts.get(source));
+        let Some(file) = part.and_then(|part| part.file.as_ref()) else { return whole };
         // Block devices, and file systems that know nothing of holes, have data everywhere.
         match rustix::fs::seek(file, SeekFrom::Data(offset)) {
             Ok(data) if data > offset => ((data - offset).min(len), false),
@@ -115,13 +115,11 @@ impl Origin {
     }
 }
 
-/// A file that all threads read.
-struct Reader(Arc<OwnedFd>);
-
-impl ReadAt for Reader {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.0.read_at(buf, offset)
-    }
+/// A source, as all threads read it.
+struct Part {
+    reader: Arc<dyn ReadAt>,
+    /// The file, where it is one: that knows of holes.
+    file: Option<OwnedFd>,
 }
 
 /// The chunks of an image, in order. All but the last begin and end at multiples of `align`.
@@ -303,8 +301,8 @@ impl<T: Taker> Shared<'_, T> {
     fn copied(&self, chunk: Chunk) -> io::Result<bool> {
         let Some(extent) = self.origin.map.lookup(chunk.start) else { return Ok(false) };
         let Place::Data { source, offset } = extent.place else { return Ok(false) };
-        let file = usize::try_from(source).ok().and_then(|source| self.origin.files.get(source));
-        match file {
+        let part = usize::try_from(source).ok().and_then(|source| self.origin.parts.get(source));
+        match part.and_then(|part| part.file.as_ref()) {
             Some(file) if extent.len >= chunk.len => self.taker.copy(chunk.start, file, offset, chunk.len),
             _ => Ok(false),
         }
@@ -452,8 +450,10 @@ mod tests {
     fn a_thread_that_panics_is_not_waited_for() {
         let extent = Extent { start: 0, len: 4096, place: Place::Zero };
         let map = Map::from_extents(vec![extent]).unwrap();
-        let origin = Origin { map, files: Vec::new(), encoded: Vec::new(), len: 4096 };
-        let run = move || panic::catch_unwind(|| run(&origin, &Panics, 1, &mut |_| true)).is_err();
+        let origin = Origin { map, parts: Vec::new(), encoded: Vec::new(), len: 4096 };
+        let run = move || {
+            panic::catch_unwind(panic::AssertUnwindSafe(|| run(&origin, &Panics, 1, &mut |_| true))).is_err()
+        };
         assert_eq!(in_time(run), Some(true));
     }
 }

@@ -99,7 +99,8 @@ impl Target {
                 let claim = becket_image::claim(path, &mut warnings)
                     .map_err(|error| common::image_failure("write", path, error))?;
                 let number = rustix::fs::fstat(&claim).map_err(failed)?.st_rdev;
-                if source.sources.iter().any(|Source::File(file)| overlaps(&file.buffered, number)) {
+                if source.sources.iter().filter_map(Source::file).any(|file| overlaps(&file.buffered, number))
+                {
                     return Err(refused("in_use", "it holds what is copied"));
                 }
                 // The same device, whatever the path leads to meanwhile; kept from being mounted.

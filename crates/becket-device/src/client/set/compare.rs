@@ -3,13 +3,12 @@
 //! more.
 
 use std::fs::File;
-use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use becket_image::{Opened, Source};
+use becket_image::{Opened, ReadAt};
 use becket_transport::aside::begun;
 
 use crate::contract::{DeviceInfo, Error, ErrorKind};
@@ -36,10 +35,10 @@ pub(super) fn equal(info: &DeviceInfo, opened: &Opened, progress: &mut Progress<
     else {
         return Err(differs("cannot be compared with it".to_owned()));
     };
-    let Some(Source::File(file)) = opened.sources.get(source as usize) else {
+    let Some(source) = opened.sources.get(source as usize) else {
         return Err(differs("cannot be compared with it".to_owned()));
     };
-    let copy = file.buffered.as_fd().try_clone_to_owned().map_err(Error::io("read", &opened.path))?;
+    let copy = source.reader().map_err(Error::io("read", &opened.path))?;
     let silent = || Error::Failed {
         kind: ErrorKind::Timeout,
         message: format!(
@@ -56,8 +55,7 @@ pub(super) fn equal(info: &DeviceInfo, opened: &Opened, progress: &mut Progress<
     // Aside: the image that the device is to lose may be one that does not answer.
     let (tell, reported) = channel();
     let compared = begun(move || {
-        let copy = File::from(copy);
-        first_difference((&device, 0), (&copy, offset), len, &mut |done, all| {
+        first_difference((&device, 0), (&*copy, offset), len, &mut |done, all| {
             // Who listened may have given up.
             let _ = tell.send((done, all));
         })
@@ -83,7 +81,7 @@ pub(super) fn equal(info: &DeviceInfo, opened: &Opened, progress: &mut Progress<
 /// file failed.
 fn first_difference(
     (a, a_at): (&File, u64),
-    (b, b_at): (&File, u64),
+    (b, b_at): (&dyn ReadAt, u64),
     len: u64,
     progress: &mut Progress<'_>,
 ) -> Result<Option<u64>, (bool, std::io::Error)> {
@@ -94,7 +92,7 @@ fn first_difference(
         let piece = usize::try_from(len - done).map_or(PIECE, |left| left.min(PIECE));
         let (ours, theirs) = (&mut pieces.0[..piece], &mut pieces.1[..piece]);
         a.read_exact_at(ours, a_at + done).map_err(|error| (true, error))?;
-        b.read_exact_at(theirs, b_at + done).map_err(|error| (false, error))?;
+        b.read_at(theirs, b_at + done).map_err(|error| (false, error))?;
         if let Some(at) = ours.iter().zip(&*theirs).position(|(ours, theirs)| ours != theirs) {
             return Ok(Some(done + at as u64));
         }

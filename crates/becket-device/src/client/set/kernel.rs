@@ -112,7 +112,7 @@ fn replace(device: &mut Device, opened: &Opened) -> Result<(), Error> {
         _ => Error::Device(error),
     };
     let none = || Error::NoDevice { target: info.name.clone() };
-    let Source::File(file) = opened.sources.first().ok_or_else(none)?;
+    let file = opened.sources.first().and_then(Source::file).ok_or_else(none)?;
     loop_::change_image(info.number, file.buffered.as_fd()).map_err(refused)?;
     info.spec.image = opened.path.clone();
     info.spec.cow = None;

@@ -131,10 +131,7 @@ impl Live<'_> {
         let image = opened.map(|mut opened| {
             opened.complete(changes.direct_io.unwrap_or_default());
             let files = facts_of(&opened.sources);
-            for Source::File(file) in opened.sources {
-                fds.push(file.buffered);
-                fds.extend(file.direct);
-            }
+            fds.extend(opened.sources.into_iter().flat_map(Source::into_descriptors));
             let partitions = opened.partitions.into_iter().map(Into::into).collect();
             NewImage { path: opened.path.clone(), format, map: opened.map, files, partitions }
         });
@@ -154,7 +151,8 @@ impl Live<'_> {
     }
 }
 
-fn copy(Source::File(file): &Source) -> std::io::Result<FileSource> {
+fn copy(source: &Source) -> std::io::Result<FileSource> {
+    let file = source.file().ok_or(std::io::ErrorKind::Unsupported)?;
     let direct = file.direct.as_ref().map(OwnedFd::try_clone).transpose()?;
     Ok(FileSource {
         buffered: file.buffered.as_fd().try_clone_to_owned()?,

@@ -16,6 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
+use serde::{Deserialize, Serialize};
 
 use self::facts::{DirectIo, Facts, FileKind, Known};
 use self::host::{HostFile, forget_cached, lock_fd};
@@ -34,7 +35,36 @@ pub struct FileSource {
     pub facts: Facts,
 }
 
+/// What is said of a file to another process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileFacts {
+    /// What it can do.
+    pub facts: Facts,
+    /// A second descriptor comes along, for direct I/O.
+    pub direct: bool,
+}
+
+impl FileFacts {
+    /// See `SourceFacts::descriptors`.
+    pub(super) fn descriptors(&self) -> usize {
+        1 + usize::from(self.direct)
+    }
+
+    /// See `SourceFacts::join`.
+    pub(super) fn join(self, fds: &mut impl Iterator<Item = OwnedFd>) -> Option<FileSource> {
+        let buffered = fds.next()?;
+        let direct = if self.direct { Some(fds.next()?) } else { None };
+        Some(FileSource { buffered, direct, facts: self.facts })
+    }
+}
+
 impl FileSource {
+    /// See `Source::described`.
+    pub(super) fn described(&self) -> FileFacts {
+        FileFacts { facts: self.facts.clone(), direct: self.direct.is_some() }
+    }
+
     /// Asks an open file for what every opener needs; the image begins at its byte `offset`.
     ///
     /// # Errors
@@ -80,6 +110,10 @@ impl FileSource {
 }
 
 impl Kind for FileSource {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
     fn len(&self) -> u64 {
         self.facts.size
     }

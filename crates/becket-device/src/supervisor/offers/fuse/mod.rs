@@ -188,7 +188,8 @@ impl FuseDriver {
 }
 
 /// Whether a file was opened for reading only.
-fn is_for_reading(Source::File(file): &Source) -> bool {
+fn is_for_reading(source: &Source) -> bool {
+    let Some(file) = source.file() else { return !source.is_writable() };
     rustix::fs::fcntl_getfl(&file.buffered).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RDONLY)
 }
 

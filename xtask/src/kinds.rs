@@ -44,7 +44,7 @@ fn device_sources() -> Vec<(String, String)> {
 
 /// The places where a line names a transport's kind; other crates have a `Kind`, too.
 fn named_kinds(text: &str) -> Vec<String> {
-    lines_with(text, &["Kind::Ublk", "Kind::Loop", "Kind::Dm", "Kind::Fuse"])
+    lines_with(text, &["Kind::Ublk", "Kind::Loop", "Kind::Dm", "Kind::Fuse", "Kind::Nbd", "Kind::VhostUser"])
 }
 
 #[test]

@@ -20,7 +20,7 @@ mod tests {
 
     #[test]
     fn a_device_has_a_driver_here_or_a_server() {
-        for kind in [Kind::Ublk, Kind::Loop, Kind::Dm, Kind::Fuse] {
+        for kind in Kind::ALL {
             assert_eq!(of(kind).is_none(), kind.is_served(), "{kind}");
         }
     }

@@ -87,7 +87,7 @@ pub(crate) fn attach(
         whole: options.partitions == Partitions::Off,
         nodes_in: made.made.nodes_by_hand.then(nodes::namespace).flatten(),
         format: options.open.format.chosen(),
-        needs: versions::needs_of_new_devices(),
+        needs: versions::needs_of_new_devices(None),
         ..Device::bare(info, opened.identity, made.made.mark)
     };
     let written = register::record(store, claim, &disk, &mut record)?;

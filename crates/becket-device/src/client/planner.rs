@@ -109,7 +109,7 @@ pub fn doctor() -> Vec<TransportReport> {
                 Kind::Loop => loop_::examine(),
                 Kind::Dm => dm::examine(),
                 Kind::Fuse => fuse::examine(),
-                Kind::Ublk => transport.probe(),
+                Kind::Ublk | Kind::Nbd | Kind::VhostUser => transport.probe(),
             },
         })
         .collect()
@@ -200,7 +200,7 @@ fn suits(kind: Kind, options: &AttachOptions, leased: bool) -> Result<(), No> {
     let (driver, leaves) = match kind {
         Kind::Loop => ("the kernel's loop driver", "clear"),
         Kind::Dm => ("device-mapper", "remove"),
-        Kind::Ublk => return Ok(()),
+        Kind::Ublk | Kind::Nbd | Kind::VhostUser => return Ok(()),
         Kind::Fuse if options.spec.mode.is_some() => {
             return no("FUSE has no mode to choose", "leave --mode away");
         }

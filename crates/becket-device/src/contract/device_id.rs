@@ -10,8 +10,9 @@ use crate::contract::DeviceInfo;
 
 /// The served offers, and where the numbers of each begin in orders, reports and what the guard keeps: there
 /// a device is one number. ublk has no number beyond the first twenty bits (its minors end there). These
-/// never change, because processes of other versions read them.
-const FIRST: [(Kind, u32); 2] = [(Kind::Fuse, 1 << 20), (Kind::Ublk, 0)];
+/// never change, because processes of other versions read them. Each has as many as the one below has.
+const FIRST: [(Kind, u32); 4] =
+    [(Kind::VhostUser, 3 << 20), (Kind::Nbd, 2 << 20), (Kind::Fuse, 1 << 20), (Kind::Ublk, 0)];
 
 /// A device that becket serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -33,8 +34,8 @@ impl DeviceId {
 
 impl From<u32> for DeviceId {
     fn from(one: u32) -> DeviceId {
-        let [highest, lowest] = FIRST;
-        let (kind, first) = if one < highest.1 { lowest } else { highest };
+        let [.., lowest] = FIRST;
+        let (kind, first) = FIRST.into_iter().find(|(_, first)| *first <= one).unwrap_or(lowest);
         DeviceId { kind, number: one - first }
     }
 }
@@ -73,7 +74,11 @@ mod tests {
             (Kind::Ublk, (1 << 20) - 1, "1048575"),
             (Kind::Fuse, 0, "1048576"),
             (Kind::Fuse, 5, "1048581"),
-            (Kind::Fuse, u32::MAX - (1 << 20), "4294967295"),
+            (Kind::Fuse, (1 << 20) - 1, "2097151"),
+            (Kind::Nbd, 0, "2097152"),
+            (Kind::Nbd, (1 << 20) - 1, "3145727"),
+            (Kind::VhostUser, 0, "3145728"),
+            (Kind::VhostUser, u32::MAX - (3 << 20), "4294967295"),
         ] {
             let id = DeviceId { kind, number };
             let order = format!("{{\"stat\":{{\"id\":{one}}}}}");

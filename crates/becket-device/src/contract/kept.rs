@@ -10,6 +10,7 @@ use becket_transport::Kind;
 use becket_transport::serve::{Content, Decoded, Setup};
 
 use crate::contract::protocol::Serve;
+use crate::contract::shape;
 use crate::contract::spec::{nothing_left, take_sources};
 use crate::contract::wrong;
 
@@ -20,7 +21,8 @@ pub(crate) struct Kept {
     /// In the order of `serve.backing.files`. They carry the image's locks.
     pub(crate) sources: Vec<Source>,
     pub(crate) keepsakes: Keepsakes,
-    /// FUSE, on the way from a worker to its supervisor's successor: what the connection hangs on.
+    /// On the way to a supervisor's successor: what the device hangs on beside its backing, from its worker
+    /// ([`Serve::link_descriptors`]) or a guard, which may have more.
     pub(crate) link: Vec<OwnedFd>,
 }
 
@@ -44,6 +46,8 @@ impl Own {
             // The other end of the tether is for the supervisor's successor only.
             Kind::Fuse => Ok(Own::Fuse { tether: first, devices: fds.skip(1).collect() }),
             Kind::Ublk => Ok(Own::Ublk { char_device: first }),
+            // The engineers of their transports add what they are served with.
+            Kind::Nbd | Kind::VhostUser => Err(wrong("this becket serves no such export")),
             Kind::Loop | Kind::Dm => Err(wrong("the kernel serves such a device")),
         }
     }
@@ -85,8 +89,19 @@ impl Kept {
     }
 
     /// The same of what a worker tells of a device that it serves.
-    pub(crate) fn held(serve: Serve, mut fds: Vec<OwnedFd>) -> io::Result<Kept> {
-        let first = fds.len().checked_sub(serve.link_descriptors());
+    pub(crate) fn held(serve: Serve, fds: Vec<OwnedFd>) -> io::Result<Kept> {
+        let link = serve.link_descriptors();
+        Kept::with_link(serve, fds, link)
+    }
+
+    /// The same of what a guard has kept.
+    pub(crate) fn guarded(serve: Serve, fds: Vec<OwnedFd>) -> io::Result<Kept> {
+        let link = serve.link_descriptors() + shape::of(serve.kind).kept_descriptors;
+        Kept::with_link(serve, fds, link)
+    }
+
+    fn with_link(serve: Serve, mut fds: Vec<OwnedFd>, link: usize) -> io::Result<Kept> {
+        let first = fds.len().checked_sub(link);
         let link = fds.split_off(first.ok_or_else(|| wrong("a descriptor of the connection is missing"))?);
         Ok(Kept { link, ..Kept::new(serve, fds)? })
     }

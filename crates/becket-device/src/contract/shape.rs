@@ -3,6 +3,8 @@
 
 use becket_transport::Kind;
 
+use crate::contract::versions::FEATURE_EXPORTS;
+
 /// What devices of a kind look like to programs and to becket.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
@@ -11,6 +13,10 @@ pub(crate) struct Shape {
     /// How many descriptors of its own its worker gets, besides those of the image: so many, and so many for
     /// each queue. The first of them a successor of the supervisor does not get.
     pub(crate) descriptors: (usize, usize),
+    /// How many more descriptors the supervisor and its guard have, which no worker gets.
+    pub(crate) kept_descriptors: usize,
+    /// What a becket must know that handles such devices, beyond what the first one knew.
+    pub(crate) feature: Option<&'static str>,
     /// Its node is nobody's once the device is gone: nodes of loop devices stay.
     pub(crate) node_goes: bool,
     /// Its partitions are disks of their own, with numbers of their own.
@@ -27,6 +33,8 @@ pub(crate) enum Disk {
     Numbered(&'static str),
     /// As its node. A device with a path outside of /dev is a file and has no disk.
     OfNode,
+    /// It has none: users reach it at a socket.
+    None,
 }
 
 /// How a record's device is known to be there still.
@@ -40,6 +48,8 @@ pub(crate) enum Life {
     Numbered,
     /// Its disk or its directory is there, served or not.
     Shown,
+    /// The kernel knows nothing of it. Its record stays until it is detached.
+    Recorded,
 }
 
 /// What is shown for a kind that this becket does not know: another version's record may say such a one.
@@ -51,6 +61,8 @@ pub(crate) const fn of(kind: Kind) -> Shape {
         disk: Disk::OfNode,
         life: Life::Shown,
         descriptors: (0, 0),
+        kept_descriptors: 0,
+        feature: None,
         node_goes: false,
         partitions_are_disks: false,
         partitions_need_root: false,
@@ -75,5 +87,14 @@ pub(crate) const fn of(kind: Kind) -> Shape {
         },
         // The tether's two ends, and the connection.
         Kind::Fuse => Shape { descriptors: (2, 1), ..plain },
+        // The tether's two ends. The socket that listens is not the worker's.
+        Kind::Nbd | Kind::VhostUser => Shape {
+            disk: Disk::None,
+            life: Life::Recorded,
+            descriptors: (2, 0),
+            kept_descriptors: 2,
+            feature: Some(FEATURE_EXPORTS),
+            ..plain
+        },
     }
 }

@@ -8,9 +8,11 @@ use std::path::PathBuf;
 
 use becket_engine::Faults;
 use becket_image::{DirectIo, Source, SourceFacts};
+use becket_transport::Kind;
 use becket_transport::ublk::DataMode;
 use serde::{Deserialize, Serialize};
 
+use crate::contract::shape;
 use crate::contract::table::Encoding;
 use crate::contract::versions;
 use crate::contract::wrong;
@@ -102,8 +104,8 @@ pub(crate) fn facts_of(sources: &[Source]) -> Vec<SourceFacts> {
 }
 
 /// The features without which a device that is made now cannot be handled: those of its sources, too.
-pub(crate) fn needs_of_new_device(backing: &Backing) -> Vec<String> {
-    let mut needs = versions::needs_of_new_devices();
+pub(crate) fn needs_of_new_device(kind: Kind, backing: &Backing) -> Vec<String> {
+    let mut needs = versions::needs_of_new_devices(shape::of(kind).feature);
     needs.extend(backing.files.iter().filter_map(SourceFacts::feature).map(str::to_owned));
     needs.sort_unstable();
     needs.dedup();

@@ -79,7 +79,8 @@ fn a_source_of_an_unknown_kind_is_refused() {
         assert!(serde_json::from_value::<Order>(order.clone()).is_err());
     }
     let backing = Backing { files: vec![serde_json::from_value(known).unwrap()], ..Backing::default() };
-    assert_eq!(needs_of_new_device(&backing), [""; 0], "older builds know files");
+    assert_eq!(needs_of_new_device(Kind::Ublk, &backing), [""; 0], "older builds know files");
+    assert_eq!(needs_of_new_device(Kind::Nbd, &backing), ["exports"], "and no devices without a disk");
 }
 
 #[test]

@@ -15,7 +15,9 @@ const RECORD: u32 = 1;
 /// The versions of the worker protocol that are spoken.
 const PROTOCOL: RangeInclusive<u32> = 3..=3;
 /// The features of records and of devices on their way to a worker that are understood.
-const FEATURES: &[&str] = &[];
+const FEATURES: &[&str] = &[FEATURE_EXPORTS];
+/// Devices without a disk, which users reach at a socket: exports over NBD and vhost-user.
+pub(crate) const FEATURE_EXPORTS: &str = "exports";
 /// The artificial feature of a later version, in tests.
 #[cfg(debug_assertions)]
 const LATER: &str = "test-later";
@@ -80,9 +82,10 @@ pub(crate) fn understood(version: u32, needs: &[String]) -> bool {
     version <= record() && needs.iter().all(known)
 }
 
-/// What a device that is made now needs of all who handle it.
-pub(crate) fn needs_of_new_devices() -> Vec<String> {
-    later().filter(|later| later.used).map(|later| later.feature.to_owned()).into_iter().collect()
+/// What a device that is made now needs of all who handle it, beside these `features` of its own.
+pub(crate) fn needs_of_new_devices(features: impl IntoIterator<Item = &'static str>) -> Vec<String> {
+    let later = later().filter(|later| later.used).map(|later| later.feature);
+    features.into_iter().chain(later).map(str::to_owned).collect()
 }
 
 /// A later version, for tests: this becket then speaks as that would.

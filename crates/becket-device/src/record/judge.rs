@@ -30,6 +30,7 @@ pub(crate) fn judge(kernel: &impl Kernel, device: &Device) -> Verdict {
         Life::Marked => return judge_marked(kernel, device),
         Life::Numbered => judge_numbered(kernel, device),
         Life::Shown => judge_shown(kernel, device),
+        Life::Recorded => return judge_recorded(kernel, device),
     };
     // The kernel loses the disk first. Then the supervisor gives up the image's locks, and the record last:
     // only without a record can the next program open the image.
@@ -94,6 +95,16 @@ fn judge_shown(kernel: &impl Kernel, device: &Device) -> Verdict {
     state_of(device, served, supervised)
 }
 
+/// The kernel says nothing of an export. Its supervisor removes the record when all else is done.
+fn judge_recorded(kernel: &impl Kernel, device: &Device) -> Verdict {
+    let (served, supervised) = kept(kernel, device);
+    match (device.starting, supervised) {
+        (true, true) => Verdict::NotYet,
+        (true, false) => Verdict::Gone,
+        (false, _) => state_of(device, served, supervised),
+    }
+}
+
 /// Whether the worker and the supervisor of a device live.
 fn kept(kernel: &impl Kernel, device: &Device) -> (bool, bool) {
     let alive = |process: Option<_>| process.is_some_and(|process| kernel.alive(process));
@@ -146,7 +157,13 @@ pub(crate) fn disk_of(info: &DeviceInfo) -> String {
         Disk::Numbered(word) => format!("{word}{}", info.number),
         // FUSE: the loop device over its file.
         Disk::OfNode => info.device.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        Disk::None => no_disk(info.transport, info.number),
     }
+}
+
+/// A name that no disk of the kernel can have.
+fn no_disk(kind: Kind, number: u32) -> String {
+    format!("becket-export/{kind}{number}")
 }
 
 /// The same of a number that has no record yet.
@@ -154,6 +171,7 @@ pub(crate) fn disk_name(kind: Kind, number: u32) -> String {
     match shape::of(kind).disk {
         Disk::Numbered(word) => format!("{word}{number}"),
         Disk::OfNode => format!("{kind}{number}"),
+        Disk::None => no_disk(kind, number),
     }
 }
 

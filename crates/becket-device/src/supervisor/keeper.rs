@@ -310,7 +310,7 @@ impl Keepsake {
             true => return Err(wrong("its words are missing")),
             false => serde_json::from_slice(&words)?,
         };
-        Kept::held(serve, fds)
+        Kept::guarded(serve, fds)
     }
 }
 

@@ -428,7 +428,7 @@ fn describe(
         starting: true,
         whole: !request.add_partitions,
         format: request.format.clone(),
-        needs: needs_of_new_device(&request.backing),
+        needs: needs_of_new_device(request.transport, &request.backing),
         ..Device::bare(known, identity, added.mark)
     }
 }

@@ -83,6 +83,7 @@ mod tests {
     #[test]
     fn each_served_kind_has_one_offer_and_no_other_has_any() {
         let drivers = Drivers::new(&OFFERS);
+        // Those of exports follow.
         for kind in [Kind::Ublk, Kind::Loop, Kind::Dm, Kind::Fuse] {
             let its = OFFERS.iter().filter(|offer| offer.kind == kind).count();
             assert_eq!(its, usize::from(kind.is_served()), "{kind}");

@@ -8,8 +8,8 @@
 //! - **Landlock** ([`shut`]), before the first thread, because threads inherit it. No path is allowed but
 //!   those that the role needs to resolve names. It also covers io_uring, whose operations run with the
 //!   rights of the thread that submits them.
-//! - **The rings** of a worker carry out a dozen operations and no others (`becket_engine`'s `ring`): a filter
-//!   of system calls does not see what a ring is asked for.
+//! - **The rings** of a worker carry out a dozen operations and no others (`becket_engine`'s `ring`): a
+//!   filter of system calls does not see what a ring is asked for.
 //! - **A filter of system calls** ([`filter`]), after the rings are made: no other ring can be made, which
 //!   would be unrestricted. Each role has its own list.
 //!

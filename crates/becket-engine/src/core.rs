@@ -11,6 +11,7 @@
 //! | `intercept` | operations are seen, and perhaps spoiled, on their way (`crate::fault`) |
 //! | `fill` | bytes that come later: requests wait for blocks, and blocks are loaded |
 //! | `frames` | messages that a port reads and writes itself |
+//! | `guest` | requests whose bytes are in a virtual machine's memory |
 //! | `streamed` | the same over a stream socket |
 //! | `state` | the queue: its slab, its buffers, its places in the ring's tables |
 //! | `loads`, `memory_files`, `intercepted`, `change`, `stream` | what of it belongs to one of these |
@@ -21,6 +22,7 @@ mod change;
 mod fill;
 mod flow;
 mod frames;
+mod guest;
 mod hold;
 mod intercept;
 mod intercepted;

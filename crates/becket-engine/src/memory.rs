@@ -15,6 +15,13 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 
 use crate::Error;
 
+mod fault;
+mod guest;
+mod ranges;
+
+pub use guest::{Area, GuestMemory, GuestPart, GuestRange};
+pub(crate) use ranges::GuestRanges;
+
 /// What processors fetch at once, in bytes.
 const CACHE_LINE: usize = 64;
 

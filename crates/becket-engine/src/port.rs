@@ -2,11 +2,12 @@
 //! A port never waits and never makes a system call of its own: everything goes through [`Io`].
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 
 use crate::{
-    Answer, Request, Token,
+    Answer, GuestMemory, GuestRange, Op, Request, Token,
     core::Core,
     ring::{Ring, multishot_into},
     user_data::{Source, user_data},
@@ -24,6 +25,16 @@ pub trait Port: Send {
     /// When the process dies the kernel closes it only once every operation of the ring has ended: who holds
     /// the other end of a pipe knows then that no late write will come.
     fn tether(&self) -> Option<&OwnedFd> {
+        None
+    }
+
+    /// An event that the port rings by [`Io::ring_bell`].
+    fn bell(&self) -> Option<&OwnedFd> {
+        None
+    }
+
+    /// Where the bytes of its requests are, for a queue of [`Memory::Guest`](crate::Memory::Guest).
+    fn memory(&self) -> Option<Arc<GuestMemory>> {
         None
     }
 
@@ -177,6 +188,48 @@ impl Io<'_> {
     /// The ring cannot be submitted to any more.
     pub fn await_readable(&mut self, kind: u8) -> Result<(), Errno> {
         self.core.await_readable(self.ring, kind)
+    }
+
+    /// Has a token of that kind come back each time that the port's descriptor, an event, is written to, until
+    /// it is cancelled ([`Answer::more`]).
+    ///
+    /// # Errors
+    /// The ring cannot be submitted to any more.
+    pub fn await_events(&mut self, kind: u8) -> Result<(), Errno> {
+        self.core.await_events(self.ring, kind)
+    }
+
+    /// Takes back what was written to the port's descriptor, an event; a token of that kind follows.
+    ///
+    /// # Errors
+    /// The ring cannot be submitted to any more.
+    pub fn take_events(&mut self, kind: u8) -> Result<(), Errno> {
+        self.core.take_events(self.ring, kind)
+    }
+
+    /// Writes to the port's [bell](Port::bell), if it has one; a token of that kind follows then.
+    ///
+    /// # Errors
+    /// The ring cannot be submitted to any more.
+    pub fn ring_bell(&mut self, kind: u8) -> Result<(), Errno> {
+        self.core.ring_bell(self.ring, kind)
+    }
+
+    /// Begins a request under a tag that has none, whose bytes are in these ranges of the port's
+    /// [memory](Port::memory), one after another. It is as long as they are together.
+    ///
+    /// # Errors
+    /// There is no such tag or it is in use, or a range is not in the memory, or there are too many; nothing
+    /// was begun.
+    #[inline]
+    pub fn begin_in_guest(
+        &mut self,
+        tag: u16,
+        op: Op,
+        offset: u64,
+        ranges: &[GuestRange],
+    ) -> Result<(), Errno> {
+        self.core.begin_in_guest(self.ring, tag, (op, offset), ranges)
     }
 
     /// Has a message or a waiting that is still to come, and goes by that token, come back now, with an

@@ -60,6 +60,8 @@ impl Queue {
         let parts = Parts {
             descriptor: new.port.descriptor().as_fd(),
             tether: new.port.tether().map(AsFd::as_fd),
+            bell: new.port.bell().map(AsFd::as_fd),
+            guest: new.port.memory(),
             depth: new.depth,
             number: new.number,
             serving: &new.serving,

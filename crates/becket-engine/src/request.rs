@@ -38,6 +38,19 @@ pub enum Data {
     Buffer,
     /// In the requester's pages, registered with the ring under the queue's index for the request's tag.
     Registered,
+    /// In one range of a virtual machine's memory, aligned as the queue's own buffers are; see
+    /// [`Io::begin_in_guest`](crate::Io::begin_in_guest).
+    Guest(InGuest),
+    /// In any ranges of it.
+    Ranges(InGuest),
+}
+
+/// The engine has looked the ranges up; it alone says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InGuest(());
+
+impl InGuest {
+    pub(crate) const CHECKED: InGuest = InGuest(());
 }
 
 /// A request as a port hands it to the engine. Offsets and lengths are bytes of the image.

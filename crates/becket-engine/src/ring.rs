@@ -20,7 +20,7 @@ mod entry;
 
 #[cfg(test)]
 pub(crate) use entry::words_of;
-pub(crate) use entry::{Transfer, fixed, multishot_into, shortened};
+pub(crate) use entry::{Transfer, fixed, listed, multishot_into, shortened};
 
 /// Submission entries of each ring; a longer batch is submitted in pieces.
 const ENTRIES: u32 = 1024;

@@ -99,6 +99,8 @@ impl Bench {
         let parts = Parts {
             descriptor: port.as_fd(),
             tether: None,
+            bell: None,
+            guest: None,
             mailbox: &crate::decode::unheard(),
             depth: 4,
             number: 0,

@@ -72,7 +72,7 @@ impl Core {
     /// Copies what a request's next bytes have of a block, or the beginning of it; nothing when they are of
     /// another one.
     pub(super) fn copy(&mut self, tag: u16, key: Key, block: &Decoded) -> Result<(), Errno> {
-        let Core { slab, loads, buffers, memory_files, map, .. } = self;
+        let Core { slab, loads, buffers, memory_files, map, guest, .. } = self;
         let slot = slab.get_mut(usize::from(tag)).ok_or(Errno::IO)?;
         let loads = loads.as_deref_mut().ok_or(Errno::IO)?;
         let map = loads.layer_of(tag).map_or(&**map, Encoded::below);
@@ -85,6 +85,12 @@ impl Core {
         // Behind what was asked for, an image that grows may have other bytes.
         let len = (slot.request.len - slot.done).min(slot.asked).min(extent.len).min(end - offset);
         let from = (offset - start) as usize;
+        let stored = |len: u64| block.bytes().get(from..)?.get(..len as usize);
+        if let (Data::Guest(_) | Data::Ranges(_), Some(guest)) = (slot.request.data, guest) {
+            guest.fill(tag, slot.done, stored(len).ok_or(Errno::IO)?);
+            slot.done += len;
+            return Ok(());
+        }
         let (to, len) = match (slot.request.data, memory_files) {
             (Data::Registered, Some(files)) => {
                 let to = files.buffer(tag);
@@ -98,8 +104,7 @@ impl Core {
                 (to.and_then(|rest| rest.get_mut(..len as usize)), len)
             }
         };
-        let bytes = block.bytes().get(from..).and_then(|rest| rest.get(..len as usize));
-        to.ok_or(Errno::IO)?.copy_from_slice(bytes.ok_or(Errno::IO)?);
+        to.ok_or(Errno::IO)?.copy_from_slice(stored(len).ok_or(Errno::IO)?);
         Ok(())
     }
 

@@ -84,6 +84,34 @@ impl Core {
         self.push(ring, &entry)
     }
 
+    /// Answers each time that the port's descriptor, an event, is written to.
+    pub(crate) fn await_events(&mut self, ring: &mut Ring, kind: u8) -> Result<(), Errno> {
+        let events = u32::from(libc::POLLIN.cast_unsigned());
+        let entry: squeue::Entry = match self.unregistered_port() {
+            Some(descriptor) => opcode::PollAdd::new(descriptor, events).multi(true).build(),
+            None => opcode::PollAdd::new(fixed(self.port), events).multi(true).build(),
+        };
+        let entry = entry.user_data(self.word(Token { kind, tag: Token::NO_TAG }));
+        self.push(ring, &entry)
+    }
+
+    /// Takes back what was written to it.
+    pub(crate) fn take_events(&mut self, ring: &mut Ring, kind: u8) -> Result<(), Errno> {
+        let address = std::ptr::from_mut(&mut self.event_words[0]) as u64;
+        let way = Transfer { target: self.port, address, len: 8, ..Transfer::default() };
+        let token = Token { kind, tag: Token::NO_TAG };
+        self.push(ring, &way.entry().user_data(self.word(token)))
+    }
+
+    /// Writes to the bell, if the port has one.
+    pub(crate) fn ring_bell(&mut self, ring: &mut Ring, kind: u8) -> Result<(), Errno> {
+        let Some(target) = self.bell else { return Ok(()) };
+        let address = std::ptr::from_ref(&self.event_words[1]) as u64;
+        let way = Transfer { write: true, target, address, len: 8, ..Transfer::default() };
+        let token = Token { kind, tag: Token::NO_TAG };
+        self.push(ring, &way.entry().user_data(self.word(token)))
+    }
+
     /// Ends what waits for the port's descriptor and goes by that token.
     pub(crate) fn cancel(&mut self, ring: &mut Ring, token: Token, kind: u8) -> Result<(), Errno> {
         let entry = opcode::AsyncCancel::new(self.word(token)).build();

@@ -67,6 +67,11 @@ impl Core {
                         memory.get_mut(from..from + len).ok_or(Errno::IO)?.fill(0);
                     }
                     (Op::Read, Data::Registered) => return self.deliver_zeroes(tag),
+                    (Op::Read, Data::Guest(_) | Data::Ranges(_)) => {
+                        let (from, len) = (slot.done, slot.asked);
+                        slot.done += slot.asked;
+                        self.guest.as_ref().ok_or(Errno::IO)?.zero(tag, from, len);
+                    }
                     (Op::Discard | Op::WriteZeroes { .. }, _) => slot.done += slot.asked,
                     _ => return Err(Errno::IO),
                 },
@@ -105,13 +110,22 @@ impl Core {
         let slot = &mut self.slab[usize::from(tag)];
         slot.source = source;
         let (request, done) = (slot.request, slot.done);
-        let carrier = match stored {
-            Some(memory) => Transfer { address: memory + done, ..Transfer::default() },
-            None => self.carrier(tag, &request, done),
-        };
         let target = self.serving.target(source).ok_or(Errno::IO)?;
+        let (mut ranges, mut memory) = (0, done);
+        let carrier = match (stored, request.data) {
+            (Some(memory), _) => Transfer { address: memory + done, ..Transfer::default() },
+            (None, Data::Ranges(_)) if matches!(request.op, Op::Read | Op::Write { .. }) => {
+                // What shortens an operation knows no lists.
+                let one = !target.takes_lists() || self.intercepted.is_some();
+                let guest = self.guest.as_mut().ok_or(Errno::IO)?;
+                let vector = guest.vector(tag, done, slot.asked, one).ok_or(Errno::IO)?;
+                (slot.asked, ranges, memory) = (vector.len, vector.count, vector.odd);
+                Transfer { address: vector.address, ..self.carrier(tag, &request, done) }
+            }
+            (None, _) => self.carrier(tag, &request, done),
+        };
         let (direct_io, slots) = (self.serving.direct, first_slot(self.slots, source));
-        let piece = Piece { offset, carrier, stored: stored.is_some(), direct_io, slots };
+        let piece = Piece { offset, carrier, ranges, memory, stored: stored.is_some(), direct_io, slots };
         let slot = &mut self.slab[usize::from(tag)];
         let step = target.operate(&piece, slot, &mut self.governor)?;
         // A queue that is held has no straight way: new requests must not begin. Nor has one whose operations

@@ -59,6 +59,8 @@ fn core(ring: &mut Ring, serving: Serving) -> Core {
     let parts = Parts {
         descriptor: descriptor.as_fd(),
         tether: None,
+        bell: None,
+        guest: None,
         depth: 4,
         number: 0,
         serving: &Arc::new(serving),

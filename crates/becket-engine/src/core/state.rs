@@ -21,7 +21,8 @@ use crate::{
     Data, Error, Op, QueueStats, Request, Serving,
     decode::{Mailbox, Waiter},
     governor::Governor,
-    memory::Buffers,
+    memory::{Buffers, GuestMemory, GuestRanges},
+    request::InGuest,
     ring::{Ring, Transfer, fixed},
     slot::{MAX_OPERATION, Slot, Way},
     stats::Tally,
@@ -53,6 +54,8 @@ pub enum Memory {
     },
     /// In the requester's pages, registered with the ring for the time of the request.
     Registered,
+    /// In the port's [memory](crate::Port::memory), each in at most this many ranges.
+    Guest(u16),
 }
 
 /// Memory for commands that carry many elements. Sizes are bytes.
@@ -68,6 +71,8 @@ pub struct Batch {
 pub(crate) struct Parts<'a> {
     pub(crate) descriptor: BorrowedFd<'a>,
     pub(crate) tether: Option<BorrowedFd<'a>>,
+    pub(crate) bell: Option<BorrowedFd<'a>>,
+    pub(crate) guest: Option<Arc<GuestMemory>>,
     pub(crate) depth: u16,
     pub(crate) number: usize,
     pub(crate) serving: &'a Arc<Serving>,
@@ -92,6 +97,11 @@ pub(crate) struct Core {
     pub(crate) buffers: Option<Buffers>,
     /// Which frames the kernel has; without frames there are none.
     pub(crate) lent: Box<[bool]>,
+    /// Where the bytes are of requests in a virtual machine's memory.
+    pub(super) guest: Option<Box<GuestRanges>>,
+    /// The slot of the port's bell, and the words that go to it and come from its descriptor.
+    pub(super) bell: Option<u32>,
+    pub(super) event_words: Box<[u64; 2]>,
     /// What a port over a stream socket needs besides.
     pub(super) stream: Option<Box<Stream>>,
     /// For commands that carry many elements.
@@ -146,7 +156,13 @@ impl Core {
             Memory::Framed { head, size } | Memory::Stream { head, size, .. } => {
                 Some(Buffers::framed(new.depth.into(), head, size)?)
             }
-            Memory::Registered => None,
+            Memory::Registered | Memory::Guest(_) => None,
+        };
+        let guest = match (new.memory, &new.guest) {
+            (Memory::Guest(most), Some(memory)) => {
+                Some(Box::new(GuestRanges::new(Arc::clone(memory), new.depth, most)))
+            }
+            _ => None,
         };
         let stream = match new.memory {
             Memory::Stream { staging, .. } => Some(Box::new(Stream::new(new.depth, staging)?)),
@@ -166,7 +182,7 @@ impl Core {
         let lists = lists.transpose()?;
         // The port's descriptor is in the table even where its commands do not use it: see `Core::port`.
         let staging = staged.as_ref().and_then(NewMemoryFiles::file);
-        let ports = std::iter::once(new.descriptor).chain(new.tether).chain(staging);
+        let ports = std::iter::once(new.descriptor).chain(new.tether).chain(new.bell).chain(staging);
         let ports: Vec<RawFd> = ports.map(|fd| fd.as_raw_fd()).collect();
         let unregistered_port = (!ring.releases_at_once()).then_some(new.descriptor.as_raw_fd());
         let port = match new.memory {
@@ -181,7 +197,7 @@ impl Core {
             }
         };
         let rest = ring.may_block(requests).and_then(|()| match new.memory {
-            Memory::Buffers(_) | Memory::Framed { .. } | Memory::Stream { .. } => Ok(None),
+            Memory::Buffers(_) | Memory::Framed { .. } | Memory::Stream { .. } | Memory::Guest(_) => Ok(None),
             Memory::Registered => {
                 ring.take_buffers(new.depth).map(Some).inspect_err(|_| ring.blocks_no_more(requests))
             }
@@ -207,6 +223,9 @@ impl Core {
                 }
                 _ => Box::default(),
             },
+            guest,
+            bell: new.bell.map(|_| port + 1 + u32::from(new.tether.is_some())),
+            event_words: Box::new([0, 1]),
             stream,
             lists,
             memory_files: staged.map(|staged| staged.done(port + ports.len() as u32 - 1)),
@@ -226,6 +245,7 @@ impl Core {
                     (Data::Buffer, size as u64)
                 }
                 Memory::Registered => (Data::Registered, MAX_OPERATION),
+                Memory::Guest(_) => (Data::Guest(InGuest::CHECKED), MAX_OPERATION),
             },
             intercepted,
             loads,
@@ -348,10 +368,16 @@ impl Core {
         let (address, buffer) = match request.data {
             // A registered request's address is its offset in the request.
             Data::Registered => (done, Some(self.registered_index(tag))),
+            Data::Guest(_) => (self.guest_address(tag).wrapping_add(done), None),
             _ => (self.buffer_address(tag).wrapping_add(done), None),
         };
         let flags = if request.op == (Op::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
         Transfer { write: request.op != Op::Read, address, buffer, flags, ..Transfer::default() }
+    }
+
+    #[inline]
+    fn guest_address(&self, tag: u16) -> u64 {
+        self.guest.as_ref().map_or(0, |guest| guest.address(tag))
     }
 
     /// Where a note for the request of `tag` goes.
@@ -412,6 +438,8 @@ mod tests {
             let parts = Parts {
                 descriptor: std::os::fd::AsFd::as_fd(&writer),
                 tether: None,
+                bell: None,
+                guest: None,
                 depth: 1,
                 number: 0,
                 serving: &serving,

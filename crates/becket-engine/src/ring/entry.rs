@@ -34,6 +34,14 @@ pub(crate) fn shortened(entry: squeue::Entry, len: u32) -> squeue::Entry {
     with_bytes(entry, |bytes| bytes[LENGTH].copy_from_slice(&len.to_ne_bytes()))
 }
 
+/// The same read or write of memory in `count` ranges: the address is that of their list (`struct iovec`).
+pub(crate) fn listed(entry: squeue::Entry, count: u32) -> squeue::Entry {
+    with_bytes(entry, |bytes| {
+        bytes[0] = if bytes[0] == opcode::Write::CODE { opcode::Writev::CODE } else { opcode::Readv::CODE };
+        bytes[LENGTH].copy_from_slice(&count.to_ne_bytes());
+    })
+}
+
 /// A read or write of a registered descriptor.
 ///
 /// With a registered buffer the address counts from that buffer's beginning.

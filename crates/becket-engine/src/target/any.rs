@@ -86,6 +86,10 @@ impl Target for AnyTarget {
         each!(self, target => target.read_unit(direct_io))
     }
 
+    fn takes_lists(&self) -> bool {
+        each!(self, target => target.takes_lists())
+    }
+
     fn unit(&self, slot: &Slot) -> u64 {
         each!(self, target => target.unit(slot))
     }

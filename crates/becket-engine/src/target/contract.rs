@@ -25,6 +25,12 @@ pub(crate) struct Piece {
     /// A transfer of their memory: its direction and what the request itself needs of flags. Length,
     /// descriptor and offset are the target's to add.
     pub(crate) carrier: Transfer,
+    /// In how many ranges that memory is: the transfer's address is that of their list then. 0 where it is in
+    /// one. Only for a target that [takes lists](Target::takes_lists).
+    pub(crate) ranges: u32,
+    /// The bits of its address and, of ranges, of their lengths, as far as a page's beginning does not have
+    /// them.
+    pub(crate) memory: u64,
     /// They are stored bytes of an encoded block, and go to memory of ours.
     pub(crate) stored: bool,
     /// What of the device is to go past the page cache.
@@ -87,6 +93,11 @@ pub(crate) trait Target {
 
     /// The unit in bytes in which stored bytes of encoded blocks are read; `None` where any range may be.
     fn read_unit(&self, direct_io: DirectIo) -> Option<u64>;
+
+    /// Whether a piece's memory may be in several ranges.
+    fn takes_lists(&self) -> bool {
+        false
+    }
 
     /// What a shorter operation in place of the one in flight would have to be a multiple of, in bytes.
     fn unit(&self, slot: &Slot) -> u64;

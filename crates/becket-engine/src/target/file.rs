@@ -22,7 +22,7 @@ use super::{
 use crate::{
     Op,
     governor::{Class, Governor},
-    ring::{Transfer, fixed},
+    ring::{Transfer, fixed, listed},
     slot::{Slot, Step, Way, errno_of},
 };
 
@@ -54,13 +54,14 @@ impl FileTarget {
             && facts.direct.is_some_and(|align| {
                 let unit = u64::from(align.offset.max(1)) - 1;
                 let memory = u64::from(align.memory.max(1)) - 1;
-                (piece.offset | slot.asked) & unit == 0 && slot.done & memory == 0
+                (piece.offset | slot.asked) & unit == 0 && piece.memory & memory == 0
             });
         slot.file.buffered = !direct;
         let flags = way::way_of(governor, slot, facts, wanted, stays);
         let target = piece.slots + u32::from(direct);
         let (offset, len, flags) = (piece.offset, slot.asked as u32, piece.carrier.flags | flags);
-        Transfer { target, offset, len, flags, ..piece.carrier }.entry()
+        let entry = Transfer { target, offset, len, flags, ..piece.carrier }.entry();
+        if piece.ranges > 0 { listed(entry, piece.ranges) } else { entry }
     }
 
     /// The operation that zeroes a piece.
@@ -187,6 +188,10 @@ impl Target for FileTarget {
         let facts = &self.file.facts;
         let align = facts.direct.filter(|_| !facts.caches_stored(direct_io))?;
         Some(u64::from(align.offset.max(align.memory).max(1)))
+    }
+
+    fn takes_lists(&self) -> bool {
+        true
     }
 
     fn unit(&self, slot: &Slot) -> u64 {

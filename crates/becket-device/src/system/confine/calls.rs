@@ -78,6 +78,8 @@ const ALL: &[libc::c_long] = &[
     libc::SYS_ftruncate,
     // Memory.
     libc::SYS_munmap,
+    // Of a virtual machine, which is not ours to lock.
+    libc::SYS_munlock,
     libc::SYS_mremap,
     libc::SYS_madvise,
     libc::SYS_brk,

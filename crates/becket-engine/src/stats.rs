@@ -124,7 +124,9 @@ pub(crate) struct Tally {
 
 impl Tally {
     pub(crate) fn new(stats: Arc<QueueStats>) -> Tally {
-        Tally { stats, began: 0, kind: Counted::Read, nanos: 0, requests: 0, bytes: 0 }
+        // One that follows another queue goes on counting.
+        let began = stats.began.load(Relaxed);
+        Tally { stats, began, kind: Counted::Read, nanos: 0, requests: 0, bytes: 0 }
     }
 
     /// A request has arrived.

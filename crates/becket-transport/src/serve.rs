@@ -3,7 +3,7 @@
 
 mod change;
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use becket_engine::{
     Batch, Decoding, Faults, Geometry, IoThreads, MOST_LAYERS, Memory, NewQueue, Port, QueueId, QueueStats,
@@ -108,10 +108,20 @@ pub enum ServeError {
 pub struct Served {
     id: u32,
     first: u32,
-    queues: Vec<QueueId>,
     stats: Vec<Arc<QueueStats>>,
+    /// Held while queues are added or the device changes, so that every queue serves by the same value.
+    changing: Mutex<()>,
+    live: Mutex<Live>,
+}
+
+/// What of a served device changes.
+#[derive(Debug)]
+struct Live {
+    queues: Vec<QueueId>,
     /// For those who change it and those who ask; the queues have shares of their own.
-    serving: Mutex<Weak<Serving>>,
+    serving: Weak<Serving>,
+    /// Keeps a device alive whose queues come and go, until it is left.
+    kept: Option<(Arc<Serving>, Arc<Finally>)>,
 }
 
 impl Served {
@@ -122,12 +132,62 @@ impl Served {
 
     /// How it is served; `None` once its queues have ended. They keep the files open, not this.
     pub fn serving(&self) -> Option<Arc<Serving>> {
-        self.serving.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
+        self.live().serving.upgrade()
+    }
+
+    fn live(&self) -> MutexGuard<'_, Live> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Its queues serve by another one.
     fn serves(&self, serving: &Arc<Serving>) {
-        *self.serving.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(serving);
+        let mut live = self.live();
+        live.serving = Arc::downgrade(serving);
+        if let Some((kept, _)) = &mut live.kept {
+            *kept = Arc::clone(serving);
+        }
+    }
+
+    /// Adds a queue to a device whose queues come and go, in the place of queue `number`, which must have
+    /// ended. `ended` runs when it has.
+    ///
+    /// # Errors
+    /// The device was left, or the queue could not be set up; `ended` has run then, or will.
+    #[expect(dead_code, reason = "for exports, whose connections come and go")]
+    pub(crate) fn add(
+        &self,
+        threads: &IoThreads,
+        number: u16,
+        (depth, memory): (u16, Memory),
+        port: Box<dyn Port>,
+        ended: Box<dyn FnOnce() + Send>,
+    ) -> Result<QueueId, ServeError> {
+        let failed = |source| ServeError::Engine { id: self.id, source };
+        let gone = || failed(becket_engine::Error::Start { source: std::io::ErrorKind::NotFound.into() });
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (serving, share) = self.live().kept.clone().ok_or_else(gone)?;
+        let stats = Arc::clone(self.stats.get(usize::from(number)).ok_or_else(gone)?);
+        let on_closed = Box::new(move || {
+            ended();
+            drop(share);
+        });
+        let number = number.into();
+        let queue = NewQueue { port, depth, number, serving, memory, batch: None, stats, on_closed };
+        let thread = thread_of(self.first, number as u16, threads);
+        let added = threads.add(thread, queue).map_err(failed)?;
+        self.live().queues.push(added);
+        Ok(added)
+    }
+
+    /// Has one of its queues take no more requests, and end once those that it has are finished; returns
+    /// before that.
+    ///
+    /// # Errors
+    /// The I/O thread has ended.
+    #[expect(dead_code, reason = "for exports, whose connections come and go")]
+    pub(crate) fn remove(&self, threads: &IoThreads, queue: QueueId) -> Result<(), ServeError> {
+        self.live().queues.retain(|other| *other != queue);
+        threads.leave(queue).map_err(|source| ServeError::Engine { id: self.id, source })
     }
 
     /// What its queues have done by now. They are not disturbed.
@@ -141,8 +201,13 @@ impl Served {
     /// # Errors
     /// An I/O thread has ended.
     pub fn leave(&self, threads: &IoThreads) -> Result<(), ServeError> {
-        for queue in &self.queues {
-            threads.leave(*queue).map_err(|source| ServeError::Engine { id: self.id, source })?;
+        let (queues, kept) = {
+            let mut live = self.live();
+            (live.queues.clone(), live.kept.take())
+        };
+        drop(kept);
+        for queue in queues {
+            threads.leave(queue).map_err(|source| ServeError::Engine { id: self.id, source })?;
         }
         Ok(())
     }
@@ -180,6 +245,47 @@ impl Setup {
         finally: Finally,
         mut port: impl FnMut(u16) -> Result<Box<dyn Port>, becket_engine::Error>,
     ) -> Result<Served, ServeError> {
+        let (count, depth) = (self.queues, self.depth);
+        let (serving, share, mut served) = self.prepare(finally)?;
+        // Declared in this order, so that it is dropped after our own shares of the descriptors.
+        let (finally, serving) = (share, serving);
+        let failed = |id| move |source| ServeError::Engine { id, source };
+        let failed = failed(served.id);
+        let mut queues = Vec::with_capacity(count.into());
+        for number in 0..count {
+            let port = port(number).map_err(failed)?;
+            let share = Arc::clone(&finally);
+            let queue = NewQueue {
+                port,
+                depth,
+                number: number.into(),
+                serving: Arc::clone(&serving),
+                memory,
+                batch,
+                stats: Arc::clone(&served.stats[usize::from(number)]),
+                on_closed: Box::new(move || drop(share)),
+            };
+            queues.push((thread_of(served.first, number, threads), queue));
+        }
+        let queues = threads.add_all(queues).map_err(failed)?;
+        served.live.get_mut().unwrap_or_else(PoisonError::into_inner).queues = queues;
+        Ok(served)
+    }
+
+    /// Makes a device that has no queues yet: [`Served::add`] adds them, `self.queues` at a time. It ends
+    /// once it is [left](Served::leave) and its last queue has ended.
+    ///
+    /// # Errors
+    /// What is behind it cannot be served.
+    #[expect(dead_code, reason = "for exports, whose connections come and go")]
+    pub(crate) fn serve_none(self, finally: Finally) -> Result<Served, ServeError> {
+        let (serving, share, mut served) = self.prepare(finally)?;
+        served.live.get_mut().unwrap_or_else(PoisonError::into_inner).kept = Some((serving, share));
+        Ok(served)
+    }
+
+    /// What queues serve by, and the device without any.
+    fn prepare(self, finally: Finally) -> Result<(Arc<Serving>, Arc<Finally>, Served), ServeError> {
         // Declared first, dropped last: after our own shares of the descriptors.
         let finally = Arc::new(finally);
         let failed = |source| ServeError::Engine { id: self.id, source };
@@ -201,38 +307,26 @@ impl Setup {
             None => serving,
         };
         let serving = Arc::new(serving.with_direct_io(direct_io));
-        let mut served = Served {
+        let live = Live { queues: Vec::new(), serving: Arc::downgrade(&serving), kept: None };
+        let served = Served {
             id: self.id,
             first: self.first,
-            queues: Vec::new(),
-            stats: Vec::with_capacity(self.queues.into()),
-            serving: Mutex::new(Arc::downgrade(&serving)),
+            stats: (0..self.queues).map(|_| Arc::default()).collect(),
+            changing: Mutex::default(),
+            live: Mutex::new(live),
         };
-        let mut queues = Vec::with_capacity(self.queues.into());
-        for number in 0..self.queues {
-            let port = port(number).map_err(failed)?;
-            let share = Arc::clone(&finally);
-            let stats = Arc::<QueueStats>::default();
-            served.stats.push(Arc::clone(&stats));
-            let queue = NewQueue {
-                port,
-                depth: self.depth,
-                number: number.into(),
-                serving: Arc::clone(&serving),
-                memory,
-                batch,
-                stats,
-                on_closed: Box::new(move || drop(share)),
-            };
-            queues.push((thread_of(self.first, number, threads), queue));
-        }
-        served.queues = threads.add_all(queues).map_err(failed)?;
-        Ok(served)
+        Ok((serving, finally, served))
     }
 }
 
 /// Runs a closure when the last share of it is dropped.
 pub(crate) struct Finally(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl std::fmt::Debug for Finally {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Finally")
+    }
+}
 
 impl Finally {
     pub(crate) fn new(closure: Box<dyn FnOnce() + Send>) -> Finally {

@@ -2,7 +2,7 @@
 //! through it.
 //! It decides nothing: which request sees what is the engine's rule (see its `core::hold`).
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use becket_engine::{IoThreads, Serving};
@@ -37,18 +37,20 @@ impl Served {
     /// What is under way does not end, a table is full, or what was written could not be synced: the device
     /// goes on as before. Or an I/O thread has ended.
     pub fn change(&self, threads: &IoThreads, change: Change) -> Result<(), ServeError> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         // A device whose queues have ended has no requests left.
         let Some(old) = self.serving() else { return Ok(()) };
         let Change { map, sources, read_only, direct_io } = change;
         let new = match sources {
             None => old.otherwise(map, read_only, direct_io),
-            Some(sources) => Serving::new(map, sources, read_only, self.queues.len())
+            Some(sources) => Serving::new(map, sources, read_only, self.stats.len())
                 .intercepted_as(&old)
                 .with_direct_io(direct_io),
         };
         let new = Arc::new(new);
+        let queues = self.live().queues.clone();
         threads
-            .change(&self.queues, &old, &new, PATIENCE)
+            .change(&queues, &old, &new, PATIENCE)
             .map_err(|source| ServeError::Change { id: self.id, source })?;
         self.serves(&new);
         aside::close(move || drop(old));

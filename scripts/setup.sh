@@ -14,6 +14,7 @@ packages=(
     fuse3                               # images as files, for users who are not root
     genisoimage erofs-utils mtools          # images inside images, made by the real tools
     cryptsetup-bin qemu-utils               # dm-crypt on top; image locks beside QEMU's
+    nbdkit libnbd-bin                       # foreign NBD servers and clients
     mmdebstrap debian-archive-keyring       # the guest's root file system
     systemd                                 # systemd-analyze, for the units
     xz-utils zstd tabix                     # compressed images; tabix brings bgzip

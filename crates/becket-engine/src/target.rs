@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | `any` | the kinds that there are; calls go to one of them without a table of methods |
 //! | `file` | regular files and block devices |
+//! | `link` | exports of NBD servers |
 //! | `double` | bytes in memory, for tests of the core |
 //! | `contract` | what a target does: the trait |
 //! | `straight`, `syncs` | an extent that needs no plan; what must still be synced |
@@ -18,6 +19,7 @@ mod contract;
 #[cfg(test)]
 pub(crate) mod double;
 mod file;
+mod link;
 mod straight;
 mod syncs;
 

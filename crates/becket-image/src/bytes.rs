@@ -14,6 +14,13 @@ pub trait ReadAt: Send + Sync {
     /// # Errors
     /// They are not all there ([`io::ErrorKind::UnexpectedEof`]), or cannot be read.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
+
+    /// How many bytes from `offset` on are stored, or else are known to be zeroes, up to `len`; what knows
+    /// nothing of the latter stores all.
+    fn stored(&self, offset: u64, len: u64) -> (u64, bool) {
+        let _ = offset;
+        (len, true)
+    }
 }
 
 impl ReadAt for OwnedFd {

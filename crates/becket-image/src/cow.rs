@@ -45,6 +45,8 @@ pub(crate) struct Base {
     pub(crate) image: Image,
     /// The files that its map speaks of; its path enters the first.
     pub(crate) links: Vec<HostFile>,
+    /// The URI of the image, with the path inside, where it is on no file of this host.
+    pub(crate) remote: Option<PathBuf>,
     /// The path inside that file.
     pub(crate) inside: Vec<OsString>,
     /// Which bytes of what the path names, where not all: the first, and at most how many.
@@ -260,6 +262,9 @@ impl Base {
 
     /// Where it is, through images.
     fn path(&self) -> PathBuf {
+        if let Some(uri) = &self.remote {
+            return uri.clone();
+        }
         let host = self.links.first().map(|link| link.path.clone()).unwrap_or_default();
         self.inside.iter().fold(host, |path, name| path.join(name))
     }
@@ -270,6 +275,8 @@ impl Base {
         let path = path.strip_prefix(dir).map(Path::to_owned).unwrap_or(path);
         let name = match self.plain {
             None => Spoken { part: self.part, path }.name(),
+            // QEMU knows the same URIs.
+            Some(_) if self.remote.is_some() => path.into_os_string().into_vec(),
             // What has a colon before its first slash is a protocol to QEMU.
             Some(_) if path.is_relative() && path.as_os_str().as_bytes().contains(&b':') => {
                 Path::new(".").join(path).into_os_string().into_vec()
@@ -288,6 +295,9 @@ impl Base {
             None | Some(b"raw" | b"file" | b"host_device") => b"raw",
             Some(other) => other,
         };
+        if let Some(uri) = &self.remote {
+            return format == plain.as_bytes() && backing.name == uri.as_os_str().as_bytes();
+        }
         let named = rustix::fs::stat(dir.join(OsStr::from_bytes(&backing.name)));
         format == plain.as_bytes()
             && named.is_ok_and(|named| self.links.first().is_some_and(|first| first.is(&named)))
@@ -314,6 +324,7 @@ mod tests {
         Base {
             image: Image::raw(Arc::new(vec![7_u8; 4096]), 4096, 512),
             links: vec![link],
+            remote: None,
             inside: inside.iter().map(OsString::from).collect(),
             part: None,
             plain,

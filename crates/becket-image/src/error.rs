@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::layer::Foreign;
+use crate::source::link::{DialError, Refused};
 use crate::text::shown;
 use crate::{Format, LayerError};
 
@@ -139,6 +140,14 @@ pub enum Error {
         /// The errno.
         source: io::Error,
     },
+    /// The server of an image cannot be reached, or does not let it be had.
+    #[error("{}: {source}", path.display())]
+    Link {
+        /// The URI as it was given.
+        path: PathBuf,
+        /// Why.
+        source: DialError,
+    },
     /// A directory, FIFO, socket or character device.
     #[error("{}: is {what}, not an image", path.display())]
     NotAnImage {
@@ -260,6 +269,15 @@ impl Error {
             | Error::BlockSize { .. } => ErrorKind::InvalidOption,
             Error::InUse { .. } | Error::UsedByKernel { .. } | Error::Claimed { .. } => ErrorKind::InUse,
             Error::DirectIo { .. } => ErrorKind::Unsupported,
+            Error::Link { source: DialError::Refused(Refused::Unknown { .. }), .. } => ErrorKind::NotFound,
+            Error::Link { source: DialError::Refused(_), .. } => ErrorKind::Unsupported,
+            Error::Link { source: DialError::Io(error), .. } => match error.kind() {
+                io::ErrorKind::InvalidInput => ErrorKind::InvalidOption,
+                io::ErrorKind::NotFound => ErrorKind::NotFound,
+                io::ErrorKind::PermissionDenied => ErrorKind::Permission,
+                io::ErrorKind::Unsupported => ErrorKind::Unsupported,
+                _ => ErrorKind::Io,
+            },
             Error::Io { .. } => ErrorKind::Io,
         }
     }
@@ -342,7 +360,19 @@ impl Error {
                 ));
             }
             Error::DirectIo { .. } => "use --direct-io auto",
-            Error::Io { .. } => return None,
+            Error::Link { path, source: DialError::Refused(Refused::Unknown { .. }) } => {
+                return Some(format!("see what the server exports: nbdinfo --list {}", quoted(path)));
+            }
+            Error::Link { source: DialError::Refused(Refused::TlsRequired), .. } => {
+                "use nbds:// instead of nbd://"
+            }
+            Error::Link { source: DialError::Io(error), .. }
+                if error.kind() == io::ErrorKind::InvalidInput =>
+            {
+                "URIs are nbd://HOST[:PORT]/EXPORT and nbd+unix:///EXPORT?socket=PATH; \
+                 a path inside the image follows #"
+            }
+            Error::Link { .. } | Error::Io { .. } => return None,
         };
         Some(hint.to_owned())
     }

@@ -16,6 +16,7 @@ use crate::layer::packed;
 use crate::options::{OpenOptions, Tail};
 use crate::qcow2::chain::{First, Unpacked, unpack_chain};
 use crate::qcow2::{Verdict, Writing, mark_corrupt};
+use crate::remote;
 use crate::resolve::{HostInode, Split, io, resolve, split};
 use crate::source::file::host::{
     HostFile, lock_fd, natural_block_size, open_inode, read_as_it_comes, read_here_and_there, real_path,
@@ -101,6 +102,9 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
 /// As [`open()`].
 pub fn open_partly(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
     geometry::check_block_size(options.block_size)?;
+    if remote::is_remote(path) {
+        return remote::open(path, options);
+    }
     let Split { host, inside } = split(path);
     let found = resolve(&host)?;
     let target = Target { host: &host, found: &found, inside: &inside, budget: &options.budget() };
@@ -136,6 +140,9 @@ pub struct Location {
 /// # Errors
 /// As [`open()`].
 pub fn locate(path: &Path) -> Result<Location, Error> {
+    if remote::is_remote(path) {
+        return Ok(remote::locate(path));
+    }
     let Split { host, inside } = split(path);
     let found = resolve(&host)?;
     let identity = Identity { dev: found.stat.st_dev, ino: found.stat.st_ino };
@@ -166,6 +173,9 @@ pub fn claim(path: &Path, warnings: &mut Vec<String>) -> Result<OwnedFd, Error> 
 /// # Errors
 /// As [`open()`].
 pub fn look(path: &Path, format: Format, backing_dirs: &[PathBuf], budget: &Budget) -> Result<Walk, Error> {
+    if remote::is_remote(path) {
+        return remote::look(path, format, budget);
+    }
     let Split { host, inside } = split(path);
     let target = Target { host: &host, found: &resolve(&host)?, inside: &inside, budget };
     look_inside(&target, format, backing_dirs)
@@ -356,7 +366,8 @@ fn open_inside(
             (wanted.offset != 0 || wanted.size_limit.is_some()).then_some((wanted.offset, wanted.size_limit));
         let plain =
             (whole && walked.levels.len() == 1).then(|| image.stored().map_or("raw", |about| about.format));
-        let base = Base { image: part_of(&image, offset, len)?, links, inside: inside.to_vec(), part, plain };
+        let image_part = part_of(&image, offset, len)?;
+        let base = Base { image: image_part, links, remote: None, inside: inside.to_vec(), part, plain };
         let stack = cow::lay_over(base, file, options, &mut warnings)?;
         (image, links, overlay) = (stack.image, stack.links, Some(stack.overlay));
         read_only = options.read_only || stack.read_only.is_some();

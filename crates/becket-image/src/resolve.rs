@@ -8,6 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
+use crate::source::link;
 use crate::{Error, FileKind};
 
 /// An inode that can be an image, found but not opened.
@@ -33,6 +34,10 @@ pub struct Split {
 /// is wrong with it.
 pub fn split(path: &Path) -> Split {
     let whole = || Split { host: path.to_owned(), inside: Vec::new() };
+    if link::is_link(path) {
+        let (host, inside) = link::split_inside(path.as_os_str());
+        return Split { host: host.into(), inside };
+    }
     if !matches!(rustix::fs::stat(path), Err(Errno::NOTDIR)) {
         return whole();
     }

@@ -159,7 +159,7 @@ fn what_the_worker_holds_counts_for_more_than_the_record() {
     // The predecessor died when the worker had another image and the record did not say so yet.
     {
         let held = &mut lock(&stage.workers.orphans)[0].held[0];
-        let Source::File(source) = &mut held.sources[0];
+        let Source::File(source) = &mut held.sources[0] else { panic!() };
         source.buffered = file.into();
         (held.serve.geometry.read_only, held.serve.geometry.size) = (true, 4096);
         held.serve.map = becket_image::Map::contiguous(0, 0, 4096);
@@ -280,7 +280,7 @@ fn what_a_worker_says_must_fit_the_record_and_its_descriptors() {
         |kept| kept.serve.geometry.size *= 2,
         |kept| kept.serve.map = becket_image::Map::contiguous(9, 0, kept.serve.map.len()),
         |kept| {
-            let Source::File(file) = &mut kept.sources[0];
+            let Source::File(file) = &mut kept.sources[0] else { panic!() };
             file.buffered = rustix::pipe::pipe().unwrap().1;
         },
         |kept| kept.keepsakes.cgroup = Some(fs::File::open("/dev/null").unwrap().into()),

@@ -353,6 +353,7 @@ pub(super) fn check_map(
 fn check_source(source: &Source, read_only: bool) -> Result<Identity, &'static str> {
     match source {
         Source::File(file) => check_file(file, read_only),
+        Source::Link(_) => Err("this server cannot serve an image on an NBD server"),
     }
 }
 

@@ -12,6 +12,7 @@ use super::double::Double;
 use super::{
     contract::{Completed, Piece, SLOTS, Target},
     file::FileTarget,
+    link::LinkTarget,
     straight::Straight,
     syncs::Syncs,
 };
@@ -24,6 +25,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) enum AnyTarget {
     File(FileTarget),
+    Link(LinkTarget),
     #[cfg(test)]
     Double(Double),
 }
@@ -33,6 +35,7 @@ macro_rules! each {
     ($any:expr, $target:ident => $call:expr) => {
         match $any {
             AnyTarget::File($target) => $call,
+            AnyTarget::Link($target) => $call,
             #[cfg(test)]
             AnyTarget::Double($target) => $call,
         }
@@ -44,6 +47,7 @@ impl AnyTarget {
     pub(crate) fn of(source: Source, queues: usize) -> AnyTarget {
         match source {
             Source::File(file) => AnyTarget::File(FileTarget::new(file, queues)),
+            Source::Link(link) => AnyTarget::Link(LinkTarget::new(link, queues)),
         }
     }
 }

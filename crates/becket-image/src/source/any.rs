@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::file::facts::{DirectIo, Facts};
 use super::file::{FileFacts, FileSource};
 use super::kind::{Identity, Kind};
+use super::link::{self, LinkFacts, LinkSource};
 use crate::ReadAt;
 
 /// One place that bytes of an image come from.
@@ -16,6 +17,8 @@ use crate::ReadAt;
 pub enum Source {
     /// A regular file or a block device of this host.
     File(FileSource),
+    /// An export of an NBD server.
+    Link(LinkSource),
 }
 
 /// What is said of a source to another process, beside its descriptors. Each kind has fields that no other
@@ -25,6 +28,8 @@ pub enum Source {
 pub enum SourceFacts {
     /// Of a [`Source::File`].
     File(FileFacts),
+    /// Of a [`Source::Link`].
+    Link(LinkFacts),
 }
 
 impl SourceFacts {
@@ -32,6 +37,7 @@ impl SourceFacts {
     pub fn descriptors(&self) -> usize {
         match self {
             SourceFacts::File(file) => file.descriptors(),
+            SourceFacts::Link(_) => 2,
         }
     }
 
@@ -39,6 +45,7 @@ impl SourceFacts {
     pub fn feature(&self) -> Option<&'static str> {
         match self {
             SourceFacts::File(_) => None,
+            SourceFacts::Link(_) => Some(link::FEATURE),
         }
     }
 
@@ -47,6 +54,7 @@ impl SourceFacts {
     pub fn join(self, fds: &mut impl Iterator<Item = OwnedFd>) -> Option<Source> {
         match self {
             SourceFacts::File(file) => file.join(fds).map(Source::File),
+            SourceFacts::Link(link) => link.join(fds).map(Source::Link),
         }
     }
 }
@@ -61,6 +69,7 @@ impl Source {
     fn kind(&self) -> &dyn Kind {
         match self {
             Source::File(file) => file,
+            Source::Link(link) => link,
         }
     }
 
@@ -68,6 +77,15 @@ impl Source {
     pub fn file(&self) -> Option<&FileSource> {
         match self {
             Source::File(file) => Some(file),
+            Source::Link(_) => None,
+        }
+    }
+
+    /// The export, where it is one of an NBD server.
+    pub fn link(&self) -> Option<&LinkSource> {
+        match self {
+            Source::Link(link) => Some(link),
+            Source::File(_) => None,
         }
     }
 
@@ -80,6 +98,7 @@ impl Source {
     pub fn is_direct(&self) -> bool {
         match self {
             Source::File(file) => file.direct.is_some(),
+            Source::Link(_) => false,
         }
     }
 
@@ -87,6 +106,7 @@ impl Source {
     pub fn described(&self) -> SourceFacts {
         match self {
             Source::File(file) => SourceFacts::File(file.described()),
+            Source::Link(link) => SourceFacts::Link(link.described()),
         }
     }
 
@@ -101,6 +121,7 @@ impl Source {
                     file.forget(wanted);
                 }
             }
+            Source::Link(_) => {}
         }
     }
 
@@ -125,6 +146,7 @@ impl Source {
     pub fn into_descriptors(self) -> Vec<OwnedFd> {
         match self {
             Source::File(file) => std::iter::once(file.buffered).chain(file.direct).collect(),
+            Source::Link(link) => link.into_descriptors(),
         }
     }
 
@@ -152,5 +174,11 @@ impl Source {
 impl From<FileSource> for Source {
     fn from(file: FileSource) -> Source {
         Source::File(file)
+    }
+}
+
+impl From<LinkSource> for Source {
+    fn from(link: LinkSource) -> Source {
+        Source::Link(link)
     }
 }

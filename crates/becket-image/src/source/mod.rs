@@ -8,6 +8,7 @@
 mod any;
 pub(crate) mod file;
 mod kind;
+pub mod link;
 
 pub use any::{Source, SourceFacts};
 pub use kind::Identity;

@@ -124,7 +124,7 @@ impl Drop for Mount {
 
 /// The file that is a source of an image.
 pub(crate) fn source_of(opened: &Opened, source: usize) -> &FileSource {
-    let Source::File(file) = &opened.sources[source];
+    let Source::File(file) = &opened.sources[source] else { panic!() };
     file
 }
 

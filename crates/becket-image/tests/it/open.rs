@@ -295,7 +295,7 @@ fn direct_io_is_taken_left_or_insisted_on() {
     let path = file(dir.path(), "disk.img", MIB);
     let off = open_with(&path, |options| options.direct_io = DirectIo::Off).unwrap();
     let facts =
-        |opened: becket_image::Opened| opened.sources.into_iter().next().map(|Source::File(file)| file.facts);
+        |opened: becket_image::Opened| opened.sources.into_iter().next().map(|source| source.facts().clone());
     let off = facts(off);
     let auto = facts(open_with(&path, |_| {}).unwrap());
     assert_eq!(off, auto, "it may be switched on later, so it is asked for all the same");

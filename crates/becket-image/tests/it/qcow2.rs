@@ -435,9 +435,11 @@ fn grow_by_chance(at: &Path, image: &str, expected: &mut [u8], seed: u64, crashe
     let opened = open(&at.join(image)).unwrap();
     assert!(opened.grows && !opened.read_only, "{:?}", opened.read_only_reason);
     for _ in 0..2 {
-        let files = opened.sources.iter().map(|Source::File(file)| {
-            Arc::new(file.buffered.try_clone().unwrap()) as Arc<dyn becket_image::ReadAt>
-        });
+        let files = opened
+            .sources
+            .iter()
+            .filter_map(Source::file)
+            .map(|file| Arc::new(file.buffered.try_clone().unwrap()) as Arc<dyn becket_image::ReadAt>);
         let old = Image::assembled(opened.map.clone(), files.collect(), opened.encoded.clone()).unwrap();
         let file = source_of(&opened, 0).buffered.try_clone().unwrap();
         let mut grower = Grower::open(file, None, old).unwrap();

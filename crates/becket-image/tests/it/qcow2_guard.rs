@@ -61,9 +61,11 @@ fn with_bitmaps(opened: &Path) -> Opened {
 
 /// The writer of an image that is open, as the worker makes it.
 fn grower(opened: &Opened) -> Grower {
-    let files = opened.sources.iter().map(|Source::File(file)| {
-        Arc::new(file.buffered.try_clone().unwrap()) as Arc<dyn becket_image::ReadAt>
-    });
+    let files = opened
+        .sources
+        .iter()
+        .filter_map(Source::file)
+        .map(|file| Arc::new(file.buffered.try_clone().unwrap()) as Arc<dyn becket_image::ReadAt>);
     let old = Image::assembled(opened.map.clone(), files.collect(), opened.encoded.clone()).unwrap();
     Grower::open(source_of(opened, 0).buffered.try_clone().unwrap(), None, old).unwrap()
 }

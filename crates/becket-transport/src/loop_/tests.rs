@@ -215,7 +215,7 @@ fn direct_io_is_what_the_driver_says_it_is() {
     }
     let mut case = Case::new(8 * MIB);
     let opened = case.open(&open_options());
-    let Source::File(file) = &opened.sources[0];
+    let Source::File(file) = &opened.sources[0] else { panic!() };
     let possible = file.facts.direct;
     drop(opened);
 
@@ -261,9 +261,9 @@ fn direct_io_that_would_fail_is_not_asked_for() {
         (align(4096, 512), 0, false),
         (None, 0, false),
     ] {
-        let Source::File(file) = &mut opened.sources[0];
+        let Source::File(file) = &mut opened.sources[0] else { panic!() };
         file.facts.direct = direct;
-        let Source::File(file) = &opened.sources[0];
+        let Source::File(file) = &opened.sources[0] else { panic!() };
         let range = Range { file, offset: at, len: 4096 };
         let auto = direct::wish(&opened, &range, DirectIo::Auto).unwrap();
         assert_eq!(auto == direct::Wish::Ask, asks, "{direct:?} at {at}");

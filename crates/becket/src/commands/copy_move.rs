@@ -87,7 +87,8 @@ impl Origin {
     fn stored(&self, source: u32, offset: u64, len: u64) -> (u64, bool) {
         let whole = (len, true);
         let part = usize::try_from(source).ok().and_then(|source| self.parts.get(source));
-        let Some(file) = part.and_then(|part| part.file.as_ref()) else { return whole };
+        let Some(part) = part else { return whole };
+        let Some(file) = &part.file else { return part.reader.stored(offset, len) };
         // Block devices, and file systems that know nothing of holes, have data everywhere.
         match rustix::fs::seek(file, SeekFrom::Data(offset)) {
             Ok(data) if data > offset => ((data - offset).min(len), false),

@@ -1,0 +1,207 @@
+//! Images that are on no file system of this host: named by a URI, walked and opened like any other.
+//! Only the URI that the user gave is connected to; no image's word ever is.
+//!
+//! What follows `#` in a URI is the path inside the image. A kind of source that has URIs is a line of
+//! [`is_remote`] and one of `connect`.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::cow::{self, Base};
+use crate::geometry::{self, Geometry};
+use crate::layer::foreign;
+use crate::open::{Location, Opened};
+use crate::options::{OpenOptions, Tail};
+use crate::qcow2;
+use crate::resolve::io;
+use crate::source::link::{self, DialError, Endpoint, LinkSource};
+use crate::text::shown;
+use crate::through::{self, End, Walk};
+use crate::{Budget, DirectIo, Error, FileSource, Format, Identity, Image, LayerError, Source};
+
+/// Whether a path is a URI of a source that is not on this host.
+pub(crate) fn is_remote(path: &Path) -> bool {
+    link::is_link(path)
+}
+
+/// The URI of such a source as it is recorded, and the names inside the image.
+pub(crate) fn split(path: &Path) -> (PathBuf, Vec<OsString>) {
+    let (uri, inside) = link::split_inside(path.as_os_str());
+    (uri.into(), inside)
+}
+
+/// An image that was connected to.
+struct Remote {
+    /// The URI in the form that is recorded.
+    uri: PathBuf,
+    source: Source,
+    /// Its bytes as they are stored.
+    image: Image,
+    /// Its logical block size in bytes.
+    natural: u32,
+    /// Why it can only be read.
+    unwritable: Option<String>,
+    warnings: Vec<String>,
+}
+
+fn connect(uri: &Path, read_only: bool, budget: &Budget) -> Result<Remote, Error> {
+    let invalid = |why: String| Error::Link {
+        path: uri.to_owned(),
+        source: DialError::Io(std::io::Error::new(std::io::ErrorKind::InvalidInput, why)),
+    };
+    let text = uri.to_str().ok_or_else(|| invalid("the URI is not UTF-8".to_owned()))?;
+    let endpoint = Endpoint::parse(text).map_err(|why| invalid(format!("the URI cannot be used: {why}")))?;
+    let refused = |source| Error::Link { path: uri.to_owned(), source };
+    let source = LinkSource::open(&endpoint, read_only).map_err(refused)?;
+    let (agreed, uri) = (*source.agreed(), PathBuf::from(endpoint.to_string()));
+    if agreed.size == 0 {
+        return Err(Error::Empty { path: uri });
+    }
+    let source = Source::from(source);
+    let failed = |error| io(&uri, "its connection cannot be used", error);
+    let natural = agreed.smallest.max(512);
+    let image = Image::raw(source.reader().map_err(failed)?, agreed.size, natural).within(budget);
+    let unwritable =
+        (!read_only && !source.is_writable()).then(|| "the server exports it read-only".to_owned());
+    let mut warnings = Vec::new();
+    if source.is_writable() && !agreed.has(becket_uapi::nbd::SEND_FLUSH) {
+        warnings
+            .push("the server knows no flush: when written bytes are durable is up to the server".to_owned());
+    }
+    Ok(Remote { uri, source, image, natural, unwritable, warnings })
+}
+
+/// The disk in what is stored: itself, or what a qcow2 holds, which is only read here; with the reason.
+fn disk_in(image: &Image, uri: &Path, format: Format) -> Result<(Image, Option<String>), Error> {
+    let of = |source| Error::Layer { image: shown(uri.as_os_str().as_bytes()), source };
+    if !matches!(format, Format::Auto | Format::Qcow2 | Format::Vmdk) {
+        return Ok((image.clone(), None));
+    }
+    let found = if format == Format::Vmdk { Ok(None) } else { qcow2::unpack_alone(image) };
+    let found = found.or_else(|error| match format {
+        // What becket calls damaged may be a format of its own.
+        Format::Auto => foreign::refuse(image).and(Err(error)),
+        _ => Err(error),
+    });
+    match found.map_err(of)? {
+        Some(disk) => Ok((disk, Some("a qcow2 on a server is only read".to_owned()))),
+        None if format == Format::Auto => Ok((image.clone(), None)),
+        None => {
+            let known = foreign::refuse(image).err();
+            Err(of(known.unwrap_or_else(|| LayerError::Corrupt(format!("it is not {format}")))))
+        }
+    }
+}
+
+/// See `open::look`.
+pub(crate) fn look(path: &Path, format: Format, budget: &Budget) -> Result<Walk, Error> {
+    let (uri, inside) = split(path);
+    let remote = connect(&uri, true, budget)?;
+    walk(&remote, &inside, format)
+}
+
+fn walk(remote: &Remote, inside: &[OsString], format: Format) -> Result<Walk, Error> {
+    let (image, reason) = disk_in(&remote.image, &remote.uri, through::of_first(format, inside))?;
+    let mut walk = through::walk(image, shown(remote.uri.as_os_str().as_bytes()), inside, format)?;
+    walk.read_only = remote.unwritable.clone().or(reason).or(walk.read_only);
+    walk.files = remote.source.identity().into_iter().collect();
+    Ok(walk)
+}
+
+/// See `open::locate`. Nothing is connected to: two URIs are compared by what they say.
+pub(crate) fn locate(path: &Path) -> Location {
+    let (uri, inside) = split(path);
+    let endpoint = uri.to_str().and_then(|uri| Endpoint::parse(uri).ok());
+    let ino = endpoint.map_or(0, |endpoint| {
+        link::identity_of(&link::with_inside(Path::new(&endpoint.to_string()), &inside))
+    });
+    Location { host: Identity { dev: link::NOWHERE, ino }, inside: Vec::new() }
+}
+
+/// See `open::open_partly`.
+pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened, Error> {
+    let (uri, inside) = split(path);
+    if options.direct_io == DirectIo::On {
+        let reason = "it is on a server, and no file of this host".to_owned();
+        return Err(Error::DirectIo { path: path.to_owned(), reason });
+    }
+    let budget = options.budget();
+    let asked_read_only = options.read_only || options.cow.is_some();
+    let mut remote = connect(&uri, asked_read_only, &budget)?;
+    let mut warnings = std::mem::take(&mut remote.warnings);
+    let walked = walk(&remote, &inside, options.format)?;
+    let level = walked.last()?;
+    let path = link::with_inside(&remote.uri, &inside);
+    if walked.end != End::Image {
+        return Err(Error::NotAnImage { path, what: "a directory" });
+    }
+    let mut read_only_reason = walked.read_only.clone().filter(|_| !asked_read_only);
+    let mut read_only = asked_read_only || read_only_reason.is_some();
+    let mut wanted = options.clone();
+    if !read_only || options.cow.is_some() {
+        wanted.tail = Tail::Cut;
+    }
+    let mut image = level.image.clone();
+    let stored = image.stored().is_some();
+    let part_of = |image: &Image, offset, len| {
+        let slice = image.slice(offset, len);
+        slice.map_err(|source| Error::Layer { image: level.path.clone(), source })
+    };
+    let (mut sources, mut overlay) = (Vec::new(), None);
+    let mut identity = remote.source.identity();
+    if let Some(file) = &options.cow {
+        let (offset, len) = geometry::window(&path, image.len(), &wanted)?;
+        let part =
+            (wanted.offset != 0 || wanted.size_limit.is_some()).then_some((wanted.offset, wanted.size_limit));
+        let whole = part.is_none() && inside.is_empty() && walked.levels.len() == 1;
+        let plain = whole.then(|| image.stored().map_or("raw", |about| about.format));
+        let image_part = part_of(&image, offset, len)?;
+        let base = Base {
+            image: image_part,
+            links: Vec::new(),
+            remote: Some(path.clone()),
+            inside: Vec::new(),
+            part,
+            plain,
+        };
+        let stack = cow::lay_over(base, file, options, &mut warnings)?;
+        image = stack.image;
+        read_only = options.read_only || stack.read_only.is_some();
+        read_only_reason = stack.read_only;
+        for link in stack.links {
+            identity = Some(link.identity());
+            let mut file = FileSource::new(link, !read_only, 0, options.direct_io)?;
+            file.facts.sparse |= !read_only;
+            sources.push(Source::from(file));
+        }
+        overlay = Some(stack.overlay);
+        (wanted.offset, wanted.size_limit) = (0, None);
+    }
+    let Geometry { offset, len, padding, block_size, partitions } =
+        geometry::choose(&path, &image, remote.natural, &wanted, &mut warnings)?;
+    let image = part_of(&image, offset, len)?;
+    let image = image.padded(padding).map_err(|source| Error::Layer { image: level.path.clone(), source })?;
+    // Parsers that go on without what cannot be read have not seen all of it.
+    let failed = |spent| Error::Layer { image: level.path.clone(), source: LayerError::Spent(spent) };
+    budget.check().map_err(failed)?;
+    let grows = overlay.is_some() && !read_only;
+    let nested = stored || overlay.is_some() || walked.levels.len() > 1;
+    sources.push(remote.source);
+    Ok(Opened {
+        path,
+        map: image.map().clone(),
+        sources,
+        encoded: image.encoded().cloned().collect(),
+        grows,
+        nested,
+        read_only,
+        read_only_reason,
+        block_size,
+        identity: identity.unwrap_or(Identity { dev: link::NOWHERE, ino: 0 }),
+        partitions,
+        overlay,
+        range: None,
+        warnings,
+    })
+}

@@ -1,0 +1,229 @@
+//! How a process that can connect to nothing gets connections: it asks for one over a socket, and another
+//! process answers with a connected socket.
+//! It says neither where the connection leads nor reads a byte from it.
+//!
+//! All who serve an image hold both ends of the channel. So it outlives each of the two processes, and a
+//! request that one has asked and not the other answered is still there for the next.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+
+/// A request for a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// Which server of the image asks: another number after each start of a worker.
+    pub session: u64,
+    /// Nothing was written in this session yet, so the answer must say what became of earlier ones' bytes.
+    pub first: bool,
+}
+
+/// What became of the bytes that earlier sessions have written and not flushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Earlier {
+    /// There was none.
+    None,
+    /// The far side has them: a flush over the new connection covers them.
+    Kept,
+    /// They may be lost.
+    Unknown,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub struct Given {
+    /// Connected and negotiated; no byte of the transmission was read from it.
+    pub socket: OwnedFd,
+    /// See [`Earlier`].
+    pub earlier: Earlier,
+}
+
+/// Both ends: that of who asks, and that of who answers.
+///
+/// # Errors
+/// The system has no more descriptors.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Asks for a connection and waits for it. `stop` ends the waiting once it can be read.
+///
+/// # Errors
+/// [`io::ErrorKind::TimedOut`]: the other process has given up. [`io::ErrorKind::Interrupted`]: it was to
+/// stop. Or the channel is broken.
+pub fn ask(channel: impl AsFd, request: Request, stop: Option<BorrowedFd<'_>>) -> io::Result<Given> {
+    let channel = channel.as_fd();
+    // By sendmsg, which a worker may call.
+    sendmsg(
+        channel,
+        &[IoSlice::new(&request.encoded())],
+        &mut SendAncillaryBuffer::default(),
+        SendFlags::NOSIGNAL,
+    )?;
+    let mut fds = vec![PollFd::new(&channel, PollFlags::IN)];
+    fds.extend(stop.as_ref().map(|stop| PollFd::new(stop, PollFlags::IN)));
+    loop {
+        rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
+        if fds.get(1).is_some_and(|stop| !stop.revents().is_empty()) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        match received(channel) {
+            // Another one of this process was quicker.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            answer => return answer,
+        }
+    }
+}
+
+fn received(channel: BorrowedFd<'_>) -> io::Result<Given> {
+    let mut bytes = [0; 2];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let got = recvmsg(channel, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags)?;
+    let mut socket = None;
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            socket = fds.into_iter().next();
+        }
+    }
+    let earlier = match (got.bytes, bytes) {
+        (2, [b'c', 0]) => Earlier::None,
+        (2, [b'c', 1]) => Earlier::Kept,
+        (2, [b'c', 2]) => Earlier::Unknown,
+        (2, [b'x', _]) => {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the server is away for too long"));
+        }
+        _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "what makes connections talks nonsense")),
+    };
+    let socket =
+        socket.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no connection came along"))?;
+    Ok(Given { socket, earlier })
+}
+
+/// The next request, if there is one; it stays until [`done`], so that another process answers it where this
+/// one dies meanwhile.
+///
+/// # Errors
+/// The channel is broken, or what came is no request: then it is gone.
+pub fn next(channel: impl AsFd) -> io::Result<Option<Request>> {
+    let mut bytes = [0; 16];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let got = match rustix::net::recv(&channel, &mut bytes, flags) {
+        Ok((got, _)) => got,
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
+        Err(errno) => return Err(errno.into()),
+    };
+    match bytes.get(..got).and_then(Request::decoded) {
+        Some(request) => Ok(Some(request)),
+        None => {
+            done(&channel)?;
+            Err(io::Error::new(io::ErrorKind::InvalidData, "a worker talks nonsense"))
+        }
+    }
+}
+
+/// The request that [`next`] has shown is answered.
+///
+/// # Errors
+/// The channel is broken.
+pub fn done(channel: impl AsFd) -> io::Result<()> {
+    match rustix::net::recv(&channel, &mut [0; 16], RecvFlags::DONTWAIT) {
+        Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Answers with a connection.
+///
+/// # Errors
+/// The channel is broken.
+pub fn give(channel: impl AsFd, socket: BorrowedFd<'_>, earlier: Earlier) -> io::Result<()> {
+    let earlier = match earlier {
+        Earlier::None => 0,
+        Earlier::Kept => 1,
+        Earlier::Unknown => 2,
+    };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let fds = [socket];
+    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+    sendmsg(channel, &[IoSlice::new(&[b'c', earlier])], &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Answers that there will be none.
+///
+/// # Errors
+/// The channel is broken.
+pub fn give_up(channel: impl AsFd) -> io::Result<()> {
+    rustix::net::send(channel, b"x.", SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+impl Request {
+    fn encoded(self) -> [u8; 9] {
+        let mut bytes = [u8::from(self.first); 9];
+        if let Some(number) = bytes.first_chunk_mut::<8>() {
+            *number = self.session.to_le_bytes();
+        }
+        bytes
+    }
+
+    fn decoded(bytes: &[u8]) -> Option<Request> {
+        match bytes {
+            [session @ .., first @ (0 | 1)] => {
+                Some(Request { session: u64::from_le_bytes(session.try_into().ok()?), first: *first == 1 })
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_stays_until_it_is_answered() {
+        let (asking, answering) = pair().unwrap();
+        assert_eq!(next(&answering).unwrap(), None);
+        let request = Request { session: 7, first: true };
+        let (ours, _theirs) = pair().unwrap();
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| ask(&asking, request, None));
+            rustix::event::poll(&mut [PollFd::new(&answering, PollFlags::IN)], None).unwrap();
+            assert_eq!(next(&answering).unwrap(), Some(request));
+            assert_eq!(next(&answering).unwrap(), Some(request), "who looks does not take it");
+            give(&answering, ours.as_fd(), Earlier::Kept).unwrap();
+            done(&answering).unwrap();
+            let given = asked.join().unwrap().unwrap();
+            assert_eq!(given.earlier, Earlier::Kept);
+            let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
+            assert_eq!(inode(&given.socket), inode(&ours));
+        });
+        assert_eq!(next(&answering).unwrap(), None);
+    }
+
+    #[test]
+    fn waiting_ends_when_it_is_to_stop_or_the_other_gives_up() {
+        let (asking, answering) = pair().unwrap();
+        let request = Request { session: 7, first: false };
+        let (stop, _end) = pair().unwrap();
+        rustix::net::send(&_end, b"x", SendFlags::empty()).unwrap();
+        let stopped = ask(&asking, request, Some(stop.as_fd())).unwrap_err();
+        assert_eq!(stopped.kind(), io::ErrorKind::Interrupted);
+        give_up(&answering).unwrap();
+        assert_eq!(ask(&asking, request, None).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        rustix::net::send(&asking, b"nonsense that is too long", SendFlags::empty()).unwrap();
+        (0..2).for_each(|_| done(&answering).unwrap());
+        assert_eq!(next(&answering).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(next(&answering).unwrap(), None);
+    }
+}

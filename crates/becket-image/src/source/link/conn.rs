@@ -1,0 +1,231 @@
+//! One connection whose user waits for each answer: reads, and questions about what is allocated.
+//! It believes no length of a server's that it did not ask for, and is of no use after an error.
+
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use becket_uapi::nbd::{self, Reply, Request, u32_at, u64_at};
+
+use super::handshake::Agreed;
+
+/// Longest description of what is allocated, in bytes.
+const LONGEST_STATUS: u64 = 1 << 20;
+/// Longest message of an error.
+const LONGEST_ERROR: u64 = 4 << 10;
+
+/// A connection.
+#[derive(Debug)]
+pub struct Connection {
+    stream: UnixStream,
+    agreed: Agreed,
+    cookie: u64,
+}
+
+/// What the server answers, or why there is no answer.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The server says so; the connection goes on.
+    Said(io::Error),
+    /// The connection is of no use any more.
+    Broken(io::Error),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure::Broken(match error.kind() {
+            io::ErrorKind::WouldBlock => {
+                io::Error::new(io::ErrorKind::TimedOut, "the NBD server does not answer")
+            }
+            io::ErrorKind::UnexpectedEof => {
+                io::Error::new(io::ErrorKind::ConnectionReset, "the NBD server ended the connection")
+            }
+            _ => error,
+        })
+    }
+}
+
+fn lie(why: &'static str) -> Failure {
+    Failure::Broken(io::Error::new(io::ErrorKind::InvalidData, why))
+}
+
+/// One piece of an answer.
+enum Chunk {
+    /// The data of a read follow as a whole: a simple reply.
+    Whole,
+    /// Payload of this kind and length.
+    Of { kind: u16, len: u64, last: bool },
+}
+
+impl Connection {
+    /// Over a connected socket, with which that was agreed on. A request that is not answered in that time
+    /// fails.
+    ///
+    /// # Errors
+    /// The socket takes no deadlines.
+    pub fn new(socket: OwnedFd, agreed: Agreed, patience: Option<Duration>) -> io::Result<Connection> {
+        let stream = UnixStream::from(socket);
+        stream.set_read_timeout(patience)?;
+        stream.set_write_timeout(patience)?;
+        Ok(Connection { stream, agreed, cookie: 0 })
+    }
+
+    /// What was agreed on.
+    pub fn agreed(&self) -> &Agreed {
+        &self.agreed
+    }
+
+    /// Fills `buf` with the bytes from `offset` on. Both are multiples of [`Agreed::smallest`], and it is no
+    /// longer than [`Agreed::largest`].
+    pub(super) fn read(&mut self, buf: &mut [u8], offset: u64) -> Result<(), Failure> {
+        let len = buf.len() as u64;
+        self.ask(nbd::CMD_READ, 0, offset, len)?;
+        // What a hole was read into before.
+        buf.fill(0);
+        let mut covered = 0;
+        loop {
+            let (kind, payload, last) = match self.chunk()? {
+                Chunk::Whole => {
+                    self.stream.read_exact(buf)?;
+                    return Ok(());
+                }
+                Chunk::Of { kind, len, last } => (kind, len, last),
+            };
+            let mut head = [0; 12];
+            match kind {
+                nbd::CHUNK_OFFSET_DATA if payload > 8 => {
+                    self.stream.read_exact(&mut head[..8])?;
+                    let at = u64_at(&head, 0).and_then(|at| at.checked_sub(offset));
+                    let part = at.and_then(|at| range_of(at, payload - 8, len));
+                    let part = part.and_then(|part| buf.get_mut(part));
+                    self.stream.read_exact(
+                        part.ok_or_else(|| lie("the NBD server sent other bytes than it was asked for"))?,
+                    )?;
+                    covered += payload - 8;
+                }
+                nbd::CHUNK_OFFSET_HOLE if payload == 12 => {
+                    self.stream.read_exact(&mut head)?;
+                    let at = u64_at(&head, 0).and_then(|at| at.checked_sub(offset));
+                    let hole = u64::from(u32_at(&head, 8).unwrap_or(0));
+                    at.and_then(|at| range_of(at, hole, len))
+                        .ok_or_else(|| lie("the NBD server sent other bytes than it was asked for"))?;
+                    covered += hole;
+                }
+                nbd::CHUNK_NONE if payload == 0 => {}
+                _ => return Err(self.other(kind, payload, last)?),
+            }
+            if covered > len {
+                return Err(lie("the NBD server sent some bytes twice"));
+            }
+            if last {
+                return if covered == len { Ok(()) } else { Err(lie("the NBD server left bytes out")) };
+            }
+        }
+    }
+
+    /// What is allocated from `offset` on: lengths of at most `len` bytes together, each with whether it is
+    /// stored. Both are multiples of [`Agreed::smallest`], and there is a context for it.
+    pub(super) fn status(&mut self, offset: u64, len: u64) -> Result<Vec<(u64, bool)>, Failure> {
+        self.ask(nbd::CMD_BLOCK_STATUS, 0, offset, len)?;
+        let mut found = Vec::new();
+        loop {
+            let Chunk::Of { kind, len: payload, last } = self.chunk()? else {
+                return Err(lie("the NBD server answers a question with nothing"));
+            };
+            match kind {
+                nbd::CHUNK_BLOCK_STATUS if (12..=LONGEST_STATUS).contains(&payload) && payload % 8 == 4 => {
+                    let mut bytes = vec![0; usize::try_from(payload).unwrap_or(0)];
+                    self.stream.read_exact(&mut bytes)?;
+                    if u32_at(&bytes, 0) == self.agreed.allocation && found.is_empty() {
+                        let extents = bytes.get(4..).unwrap_or_default().chunks_exact(8);
+                        found.extend(extents.filter_map(|extent| {
+                            let (len, state) = (u32_at(extent, 0)?, u32_at(extent, 4)?);
+                            Some((u64::from(len), state & nbd::STATE_ZERO == 0))
+                        }));
+                    }
+                }
+                nbd::CHUNK_NONE if payload == 0 => {}
+                _ => return Err(self.other(kind, payload, last)?),
+            }
+            if last {
+                let fits = found.iter().all(|(len, _)| *len > 0);
+                return if fits {
+                    Ok(found)
+                } else {
+                    Err(lie("the NBD server describes ranges without bytes"))
+                };
+            }
+        }
+    }
+
+    fn ask(&mut self, command: u16, flags: u16, offset: u64, len: u64) -> Result<(), Failure> {
+        self.cookie += 1;
+        let request = Request { flags, command, cookie: self.cookie, offset, len };
+        let mut bytes = [0; Request::SIZE];
+        request.write(&mut bytes, false).ok_or_else(|| lie("a request is too long"))?;
+        Ok(self.stream.write_all(&bytes)?)
+    }
+
+    /// The next header of the answer.
+    fn chunk(&mut self) -> Result<Chunk, Failure> {
+        let mut bytes = [0; Reply::CHUNK_SIZE];
+        self.stream.read_exact(&mut bytes[..Reply::SIMPLE_SIZE])?;
+        if Reply::size(&bytes) == Some(Reply::CHUNK_SIZE) {
+            self.stream.read_exact(&mut bytes[Reply::SIMPLE_SIZE..])?;
+        }
+        let reply = Reply::read(&bytes).ok_or_else(|| lie("the NBD server does not speak its protocol"))?;
+        let (Reply::Simple { cookie, .. } | Reply::Chunk { cookie, .. }) = reply;
+        if cookie != self.cookie {
+            return Err(lie("the NBD server answers what it was not asked"));
+        }
+        match reply {
+            Reply::Simple { error: 0, .. } => Ok(Chunk::Whole),
+            Reply::Simple { error, .. } => Err(Failure::Said(said(error))),
+            Reply::Chunk { flags, kind, len, .. } => {
+                Ok(Chunk::Of { kind, len, last: flags & nbd::CHUNK_DONE != 0 })
+            }
+        }
+    }
+
+    /// Reads a chunk that is no answer: an error, where the server keeps to the protocol.
+    fn other(&mut self, kind: u16, len: u64, mut last: bool) -> Result<Failure, Failure> {
+        if kind & nbd::CHUNK_IS_ERROR == 0 || !(4..=LONGEST_ERROR).contains(&len) {
+            return Err(lie("the NBD server sent a chunk that nobody asked for"));
+        }
+        let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+        self.stream.read_exact(&mut bytes)?;
+        let error = said(u32_at(&bytes, 0).unwrap_or(0));
+        if !last {
+            // What else there is of the answer would have to be read to go on.
+            last = matches!(self.chunk()?, Chunk::Of { kind: nbd::CHUNK_NONE, len: 0, last: true });
+        }
+        Ok(if last { Failure::Said(error) } else { Failure::Broken(error) })
+    }
+}
+
+/// A range of a buffer of `all` bytes.
+fn range_of(at: u64, len: u64, all: u64) -> Option<std::ops::Range<usize>> {
+    let end = at.checked_add(len).filter(|end| *end <= all)?;
+    Some(usize::try_from(at).ok()?..usize::try_from(end).ok()?)
+}
+
+/// The error that a number of the protocol stands for.
+fn said(number: u32) -> io::Error {
+    match i32::try_from(number) {
+        Ok(number) if nbd::ERRORS.contains(&number.unsigned_abs()) => io::Error::from_raw_os_error(number),
+        _ => io::Error::from_raw_os_error(libc::EIO),
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // Best effort: a server that hears it need not log a broken connection.
+        let mut bytes = [0; Request::SIZE];
+        let request = Request { command: nbd::CMD_DISC, ..Request::default() };
+        if request.write(&mut bytes, false).is_some() {
+            let _ = self.stream.set_nonblocking(true);
+            let _ = self.stream.write(&bytes);
+        }
+    }
+}

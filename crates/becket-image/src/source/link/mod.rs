@@ -1,0 +1,172 @@
+//! A source that is an export of an NBD server: its length, what it can do, and how a process that serves it
+//! gets connections.
+//! A process that serves it connects to nothing by itself, and knows no name of the server's.
+//!
+//! Uses go down this list: `reader` for a process that may wait, `channel` to ask another process for
+//! connections, `conn` and `dial` for one connection, `handshake` for the negotiation, `uri` for names.
+
+pub mod channel;
+mod conn;
+mod dial;
+mod handshake;
+mod reader;
+mod uri;
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use becket_uapi::nbd;
+use serde::{Deserialize, Serialize};
+
+pub use self::conn::Connection;
+pub use self::dial::{DialError, dial};
+pub use self::handshake::{Agreed, Handshake, Next, Refused, Wanted};
+use self::reader::LinkReader;
+pub use self::uri::{Endpoint, Server, is_link, split_inside, with_inside};
+use super::file::facts::{Facts, FileKind};
+use super::kind::{Identity, Kind};
+use crate::ReadAt;
+
+/// The feature of devices with such a source.
+pub const FEATURE: &str = "link";
+/// In place of a device number: sources that are no files of this host.
+pub(crate) const NOWHERE: u64 = u64::MAX;
+
+/// What is said of an export to another process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkFacts {
+    link: Said,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Said {
+    #[serde(flatten)]
+    agreed: Agreed,
+    writable: bool,
+    identity: u64,
+}
+
+/// In place of an inode's number: what a URI hashes to, which is the same in every build (FNV-1a).
+pub(crate) fn identity_of(uri: &Path) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    uri.as_os_str().as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+impl LinkFacts {
+    /// See `SourceFacts::join`: the asking and the answering end of the channel.
+    pub(super) fn join(self, fds: &mut impl Iterator<Item = OwnedFd>) -> Option<LinkSource> {
+        Some(LinkSource::of(self.link, (fds.next()?, fds.next()?), None))
+    }
+}
+
+/// An export of an NBD server.
+#[derive(Debug)]
+pub struct LinkSource {
+    said: Said,
+    facts: Facts,
+    /// See [`channel`]: the end of who asks, and that of who answers.
+    channel: (OwnedFd, OwnedFd),
+    /// The connection of the process that has opened it.
+    reader: Option<Arc<LinkReader>>,
+}
+
+impl LinkSource {
+    /// Connects to an export.
+    ///
+    /// # Errors
+    /// See [`dial()`].
+    pub(crate) fn open(endpoint: &Endpoint, read_only: bool) -> Result<LinkSource, DialError> {
+        let reader = LinkReader::connect(endpoint)?;
+        let agreed = *reader.agreed();
+        let writable = !read_only && !agreed.has(nbd::READ_ONLY);
+        let identity = identity_of(endpoint.to_string().as_ref());
+        let said = Said { agreed, writable, identity };
+        Ok(LinkSource::of(said, channel::pair()?, Some(Arc::new(reader))))
+    }
+
+    fn of(said: Said, channel: (OwnedFd, OwnedFd), reader: Option<Arc<LinkReader>>) -> LinkSource {
+        let Said { agreed, writable, .. } = said;
+        let trims = writable && agreed.has(nbd::SEND_TRIM);
+        let facts = Facts {
+            direct_reason: "it is reached over a network, without a page cache of this host".to_owned(),
+            physical_block_size: agreed.smallest.max(512),
+            io_min: agreed.preferred.max(512),
+            rotational: agreed.has(nbd::ROTATIONAL),
+            discard: trims,
+            discard_granularity: if trims { agreed.smallest.max(512) } else { 0 },
+            write_zeroes: writable && agreed.has(nbd::SEND_WRITE_ZEROES),
+            ..Facts::unasked(FileKind::Regular, agreed.size, writable)
+        };
+        LinkSource { said, facts, channel, reader }
+    }
+
+    /// What was agreed on with the server.
+    pub fn agreed(&self) -> &Agreed {
+        &self.said.agreed
+    }
+
+    /// Whether several connections may write: a flush over one of them covers the writes of all.
+    pub fn shares_flushes(&self) -> bool {
+        !self.said.writable || self.agreed().has(nbd::CAN_MULTI_CONN)
+    }
+
+    /// The end of the channel by which connections are asked for.
+    pub fn asks(&self) -> BorrowedFd<'_> {
+        self.channel.0.as_fd()
+    }
+
+    /// The end by which they are answered.
+    pub fn answers(&self) -> BorrowedFd<'_> {
+        self.channel.1.as_fd()
+    }
+
+    /// See `Source::described`.
+    pub(super) fn described(&self) -> LinkFacts {
+        LinkFacts { link: self.said }
+    }
+
+    /// See `Source::into_descriptors`.
+    pub(super) fn into_descriptors(self) -> Vec<OwnedFd> {
+        vec![self.channel.0, self.channel.1]
+    }
+}
+
+impl Kind for LinkSource {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn len(&self) -> u64 {
+        self.facts.size
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        Some(Identity { dev: NOWHERE, ino: self.said.identity })
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.channel.0.as_fd(), self.channel.1.as_fd()]
+    }
+
+    fn is_writable(&self) -> bool {
+        self.facts.writable
+    }
+
+    fn reader(&self) -> io::Result<Arc<dyn ReadAt>> {
+        Ok(match &self.reader {
+            Some(reader) => Arc::clone(reader) as Arc<dyn ReadAt>,
+            None => {
+                // What a worker gets answers by simple replies.
+                let agreed = Agreed { structured: false, allocation: None, ..self.said.agreed };
+                Arc::new(LinkReader::of_channel(self.channel.0.try_clone()?, agreed))
+            }
+        })
+    }
+
+    fn unlock(&self) {}
+}

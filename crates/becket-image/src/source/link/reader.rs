@@ -1,0 +1,162 @@
+//! An export as an image's bytes: what a process reads that may wait for the server.
+//! After a break it connects once more, and never goes on with an export that has become another.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::channel;
+use super::conn::{Connection, Failure};
+use super::dial::{DialError, dial};
+use super::handshake::{Agreed, Wanted};
+use super::uri::Endpoint;
+use crate::ReadAt;
+
+/// How long a server may take for an answer, and for a negotiation.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest read at once, in bytes.
+const PIECE: u64 = 4 << 20;
+/// How often a read is begun again on another connection.
+const ATTEMPTS: u32 = 3;
+
+/// Where connections come from.
+#[derive(Debug)]
+pub(super) enum From {
+    /// It makes them itself.
+    Server(Endpoint),
+    /// Another process makes them: see [`channel`].
+    Channel(OwnedFd),
+}
+
+/// Reads one export, for all who share it.
+#[derive(Debug)]
+pub(super) struct LinkReader {
+    from: From,
+    agreed: Agreed,
+    connection: Mutex<Option<Connection>>,
+}
+
+impl LinkReader {
+    /// Connects to an export.
+    pub(super) fn connect(endpoint: &Endpoint) -> Result<LinkReader, DialError> {
+        let (socket, agreed) = dial(endpoint, Wanted { structured: true, tls: endpoint.tls }, PATIENCE)?;
+        let connection = Connection::new(socket, agreed, Some(PATIENCE))?;
+        let connection = Mutex::new(Some(connection));
+        Ok(LinkReader { from: From::Server(endpoint.clone()), agreed, connection })
+    }
+
+    /// One that asks another process for its connections, the first of them when it is used.
+    pub(super) fn of_channel(channel: OwnedFd, agreed: Agreed) -> LinkReader {
+        LinkReader { from: From::Channel(channel), agreed, connection: Mutex::new(None) }
+    }
+
+    pub(super) fn agreed(&self) -> &Agreed {
+        &self.agreed
+    }
+
+    fn again(&self) -> io::Result<Connection> {
+        match &self.from {
+            From::Server(endpoint) => {
+                let wanted = Wanted { structured: self.agreed.structured, tls: endpoint.tls };
+                let (socket, agreed) = dial(endpoint, wanted, PATIENCE).map_err(|error| match error {
+                    DialError::Io(error) => error,
+                    error @ DialError::Refused(_) => io::Error::other(error),
+                })?;
+                if agreed != self.agreed {
+                    return Err(io::Error::other("the export has become another meanwhile"));
+                }
+                Connection::new(socket, agreed, Some(PATIENCE))
+            }
+            From::Channel(channel) => {
+                let request = channel::Request { session: 0, first: false };
+                let socket = channel::ask(channel, request, None)?.socket;
+                Connection::new(socket, self.agreed, None)
+            }
+        }
+    }
+
+    /// Has something done over the connection, or over another one where that is broken.
+    fn with<T>(&self, mut what: impl FnMut(&mut Connection) -> Result<T, Failure>) -> io::Result<T> {
+        let mut held = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = io::Error::from_raw_os_error(libc::EIO);
+        for _ in 0..ATTEMPTS {
+            let mut connection = match held.take() {
+                Some(connection) => connection,
+                None => self.again()?,
+            };
+            match what(&mut connection) {
+                Ok(done) => {
+                    *held = Some(connection);
+                    return Ok(done);
+                }
+                Err(Failure::Said(error)) => {
+                    *held = Some(connection);
+                    return Err(error);
+                }
+                // One that lies, or does not answer, does so again.
+                Err(Failure::Broken(error))
+                    if matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::TimedOut) =>
+                {
+                    return Err(error);
+                }
+                Err(Failure::Broken(error)) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// Reads whole units of the server's.
+    fn read_units(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let longest = PIECE.min(self.agreed.largest.into()).max(self.agreed.smallest.into());
+        let longest =
+            usize::try_from(longest - longest % u64::from(self.agreed.smallest)).unwrap_or(usize::MAX);
+        let mut at = offset;
+        for piece in buf.chunks_mut(longest.max(1)) {
+            self.with(|connection| connection.read(piece, at))?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+impl ReadAt for LinkReader {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let len = buf.len() as u64;
+        let end = offset.checked_add(len).filter(|end| *end <= self.agreed.size);
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let unit = u64::from(self.agreed.smallest);
+        if len == 0 {
+            return Ok(());
+        }
+        if offset.is_multiple_of(unit) && len.is_multiple_of(unit) {
+            return self.read_units(buf, offset);
+        }
+        // No export ends inside of a unit, but for one that lies.
+        let (from, to) = (offset - offset % unit, end.next_multiple_of(unit).min(self.agreed.size));
+        let mut whole = vec![0; usize::try_from(to - from).map_err(io::Error::other)?];
+        self.read_units(&mut whole, from)?;
+        let start = usize::try_from(offset - from).map_err(io::Error::other)?;
+        let part = whole.get(start..).and_then(|rest| rest.get(..buf.len()));
+        buf.copy_from_slice(part.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn stored(&self, offset: u64, len: u64) -> (u64, bool) {
+        let unit = u64::from(self.agreed.smallest);
+        let most = u64::from(u32::MAX) - u64::from(u32::MAX) % unit;
+        let asked = len.min(most).min(self.agreed.size.saturating_sub(offset));
+        if self.agreed.allocation.is_none()
+            || asked == 0
+            || !offset.is_multiple_of(unit)
+            || !asked.is_multiple_of(unit)
+        {
+            return (len, true);
+        }
+        // What cannot be learned has bytes everywhere.
+        let Ok(found) = self.with(|connection| connection.status(offset, asked)) else { return (len, true) };
+        let Some((_, stored)) = found.first() else { return (len, true) };
+        let alike = found.iter().take_while(|(_, other)| other == stored).map(|(len, _)| *len);
+        (alike.fold(0, u64::saturating_add).min(asked), *stored)
+    }
+}

@@ -1,0 +1,277 @@
+//! Which server and which of its exports a URI names, by the NBD project's document "NBD URI".
+//! It connects to nothing.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt::{self, Write as _};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+
+use becket_uapi::nbd::{LONGEST_NAME, PORT};
+
+/// Beginnings of the URIs that name an export, with whether TLS is wanted and whether it is a unix socket's.
+const SCHEMES: [(&str, bool, bool); 4] = [
+    ("nbd://", false, false),
+    ("nbds://", true, false),
+    ("nbd+unix://", false, true),
+    ("nbds+unix://", true, true),
+];
+/// Bytes that stand for themselves in the name of an export and in the path of a socket.
+const PLAIN: &[u8] = b"-._~/:@!$'()*,;=";
+
+/// An export of an NBD server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// TLS must be used.
+    pub tls: bool,
+    /// Where the server listens.
+    pub server: Server,
+    /// The name of the export; empty for the server's default.
+    pub export: String,
+}
+
+/// Where a server listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Server {
+    /// At a TCP port.
+    Tcp {
+        /// A name or an address; an IPv6 address without brackets.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+    /// At a unix socket, by its absolute path.
+    Unix(PathBuf),
+}
+
+/// Whether a path is a URI of NBD, well-formed or not.
+pub fn is_link(path: &Path) -> bool {
+    SCHEMES.iter().any(|(scheme, ..)| path.as_os_str().as_bytes().starts_with(scheme.as_bytes()))
+}
+
+/// Splits a URI into the export's and the names of a path inside the image, which are behind `#`.
+pub fn split_inside(uri: &OsStr) -> (OsString, Vec<OsString>) {
+    let bytes = uri.as_bytes();
+    let end = bytes.iter().position(|byte| *byte == b'#').unwrap_or(bytes.len());
+    let (uri, inside) = bytes.split_at_checked(end).unwrap_or((bytes, &[]));
+    let names = inside.strip_prefix(b"#").unwrap_or_default().split(|byte| *byte == b'/');
+    let names = names.filter(|name| !name.is_empty()).map(|name| OsString::from_vec(name.to_vec()));
+    (OsString::from_vec(uri.to_vec()), names.collect())
+}
+
+/// The reverse of [`split_inside`].
+pub fn with_inside(uri: &Path, inside: &[OsString]) -> PathBuf {
+    let mut whole = uri.as_os_str().to_owned();
+    for (number, name) in inside.iter().enumerate() {
+        whole.push(if number == 0 { "#" } else { "/" });
+        whole.push(name);
+    }
+    whole.into()
+}
+
+impl Endpoint {
+    /// Reads a URI. The path of a socket that is relative is one below the working directory.
+    ///
+    /// # Errors
+    /// What is wrong with it, in one sentence.
+    pub fn parse(uri: &str) -> Result<Endpoint, String> {
+        let known =
+            SCHEMES.iter().find_map(|(scheme, tls, unix)| Some((uri.strip_prefix(scheme)?, *tls, *unix)));
+        let Some((rest, tls, unix)) = known else {
+            return Err("it begins with none of nbd://, nbds://, nbd+unix:// and nbds+unix://".to_owned());
+        };
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, export) = rest.split_once('/').unwrap_or((rest, ""));
+        let export = decoded(export)?;
+        if export.len() > LONGEST_NAME {
+            return Err(format!("the name of its export is longer than {LONGEST_NAME} bytes"));
+        }
+        let export =
+            String::from_utf8(export).map_err(|_| "the name of its export is not UTF-8".to_owned())?;
+        let mut socket = None;
+        for (name, value) in query.split('&').filter_map(|part| part.split_once('=')) {
+            match name {
+                "socket" => socket = Some(PathBuf::from(OsString::from_vec(decoded(value)?))),
+                other if other.starts_with("tls-") => {
+                    return Err(format!("the parameter {other} is not known"));
+                }
+                // The document has clients ignore what they do not know.
+                _ => {}
+            }
+        }
+        let server = match (unix, socket) {
+            (true, Some(path)) if !path.as_os_str().is_empty() => {
+                let whole = std::path::absolute(&path);
+                Server::Unix(whole.map_err(|error| format!("its socket cannot be named: {error}"))?)
+            }
+            (true, _) => return Err("it names no socket: nbd+unix:///EXPORT?socket=PATH".to_owned()),
+            (false, Some(_)) => return Err("it names a host and a socket".to_owned()),
+            (false, None) => tcp(authority)?,
+        };
+        if unix && !authority.is_empty() {
+            return Err(
+                "it names a host and a socket: nbd+unix:///EXPORT?socket=PATH has three slashes".to_owned()
+            );
+        }
+        Ok(Endpoint { tls, server, export })
+    }
+}
+
+/// The host and port that a URI names.
+fn tcp(authority: &str) -> Result<Server, String> {
+    if authority.contains('@') {
+        return Err("it names a user, which only TLS with pre-shared keys has".to_owned());
+    }
+    let (host, port) = match authority.strip_prefix('[') {
+        Some(rest) => {
+            let (host, rest) = rest.split_once(']').ok_or("its address lacks a closing bracket")?;
+            (host, rest.strip_prefix(':'))
+        }
+        None => authority.rsplit_once(':').map_or((authority, None), |(host, port)| (host, Some(port))),
+    };
+    let port = match port.filter(|port| !port.is_empty()) {
+        None => PORT,
+        Some(text) => {
+            text.parse().ok().filter(|port| *port != 0).ok_or_else(|| format!("{text:?} is no port"))?
+        }
+    };
+    let host = String::from_utf8(decoded(host)?).map_err(|_| "its host is not UTF-8".to_owned())?;
+    if host.is_empty() || host.bytes().any(|byte| byte.is_ascii_control() || byte == b' ') {
+        return Err("it names no host".to_owned());
+    }
+    Ok(Server::Tcp { host, port })
+}
+
+/// Undoes percent signs. No decoded text has a zero byte.
+fn decoded(text: &str) -> Result<Vec<u8>, String> {
+    let mut bytes = text.bytes();
+    let mut plain = Vec::with_capacity(text.len());
+    while let Some(byte) = bytes.next() {
+        let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
+        let byte = match byte {
+            b'%' => match (digit(bytes.next()), digit(bytes.next())) {
+                (Some(high), Some(low)) => u8::try_from(high * 16 + low).unwrap_or(0),
+                _ => return Err("a percent sign in it lacks its two digits".to_owned()),
+            },
+            byte => byte,
+        };
+        if byte == 0 {
+            return Err("it has a zero byte".to_owned());
+        }
+        plain.push(byte);
+    }
+    Ok(plain)
+}
+
+fn encode(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
+    for byte in bytes {
+        match byte {
+            byte if byte.is_ascii_alphanumeric() || PLAIN.contains(byte) => {
+                f.write_char(char::from(*byte))?
+            }
+            byte => write!(f, "%{byte:02X}")?,
+        }
+    }
+    Ok(())
+}
+
+/// As a URI; two of the same export are equal.
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tls = if self.tls { "s" } else { "" };
+        match &self.server {
+            Server::Tcp { host, port } => {
+                let (open, close) = if host.contains(':') { ("[", "]") } else { ("", "") };
+                write!(f, "nbd{tls}://{open}{host}{close}")?;
+                if *port != PORT {
+                    write!(f, ":{port}")?;
+                }
+                f.write_char('/')?;
+                encode(f, self.export.as_bytes())
+            }
+            Server::Unix(path) => {
+                write!(f, "nbd{tls}+unix:///")?;
+                encode(f, self.export.as_bytes())?;
+                f.write_str("?socket=")?;
+                encode(f, path.as_os_str().as_bytes())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn tcp(host: &str, port: u16, export: &str) -> Endpoint {
+        Endpoint {
+            tls: false,
+            server: Server::Tcp { host: host.to_owned(), port },
+            export: export.to_owned(),
+        }
+    }
+
+    #[test]
+    fn uris_name_exports() {
+        let parse = |uri| Endpoint::parse(uri).unwrap();
+        assert_eq!(parse("nbd://host"), tcp("host", PORT, ""));
+        assert_eq!(parse("nbd://host/"), tcp("host", PORT, ""));
+        assert_eq!(parse("nbd://host:7/a%20b/c"), tcp("host", 7, "a b/c"));
+        assert_eq!(parse("nbd://[::1]:8/x"), tcp("::1", 8, "x"));
+        assert_eq!(parse("nbds://host/x"), Endpoint { tls: true, ..tcp("host", PORT, "x") });
+        let unix = parse("nbd+unix:///disk?socket=/run/a%20b.sock");
+        assert_eq!(unix.server, Server::Unix("/run/a b.sock".into()));
+        assert_eq!((unix.export.as_str(), unix.tls), ("disk", false));
+        assert!(matches!(parse("nbd+unix:///?socket=here").server, Server::Unix(path) if path.is_absolute()));
+        assert_eq!(parse("nbd://host/x?unheard=1"), tcp("host", PORT, "x"));
+    }
+
+    #[test]
+    fn what_names_none_is_refused() {
+        for uri in [
+            "http://host/",
+            "nbd://",
+            "nbd:///export",
+            "nbd://host:0/",
+            "nbd://host:70000/",
+            "nbd://[::1/x",
+            "nbd://user@host/",
+            "nbd://host/%4",
+            "nbd://host/%00",
+            "nbd://host/%ff",
+            "nbd://host/x?socket=/s",
+            "nbd+unix:///x",
+            "nbd+unix://host/x?socket=/s",
+            "nbds://host/x?tls-psk-file=/f",
+        ] {
+            assert!(Endpoint::parse(uri).is_err(), "{uri}");
+        }
+        assert!(Endpoint::parse(&format!("nbd://host/{}", "x".repeat(5000))).is_err());
+    }
+
+    #[test]
+    fn a_path_inside_is_behind_the_hash() {
+        let (uri, inside) = split_inside(OsStr::new("nbd://host/disk#p1/etc//fstab"));
+        assert_eq!((uri.to_str(), inside.len()), (Some("nbd://host/disk"), 3));
+        assert_eq!(with_inside(Path::new(&uri), &inside), Path::new("nbd://host/disk#p1/etc/fstab"));
+        assert_eq!(split_inside(OsStr::new("nbd://host/disk")).1, [""; 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn a_uri_comes_back_as_it_went(tls: bool, host in "[a-z][a-z0-9.-]{0,20}", port in 1u16.., export in "\\PC{0,20}", unix: bool, path in "/[^\0]{0,20}") {
+            let server = if unix { Server::Unix(path.into()) } else { Server::Tcp { host, port } };
+            let endpoint = Endpoint { tls, server, export };
+            // A path that is not in its shortest form names the same socket.
+            let again = Endpoint::parse(&endpoint.to_string()).unwrap();
+            prop_assert_eq!(again.to_string(), Endpoint::parse(&again.to_string()).unwrap().to_string());
+            prop_assert_eq!((again.tls, again.export), (endpoint.tls, endpoint.export));
+        }
+
+        #[test]
+        fn any_text_is_read_without_a_panic(text in "nbds?(\\+unix)?://\\PC{0,60}") {
+            let _ = Endpoint::parse(&text);
+        }
+    }
+}

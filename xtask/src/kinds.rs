@@ -7,12 +7,13 @@ use std::path::Path;
 use crate::rooms::sources;
 
 /// The files that may name kinds: the tables, the planner, and the implementation of a kind itself.
-const MAY_NAME_KINDS: [&str; 9] = [
+const MAY_NAME_KINDS: [&str; 10] = [
     // Tables, one line for each kind.
     "contract/shape.rs",
     "client/kernel_drivers.rs",
     "supervisor/offers/ublk.rs",
     "supervisor/offers/fuse/mod.rs",
+    "supervisor/offers/export/mod.rs",
     // Numbers of the kinds in messages.
     "contract/device_id.rs",
     // The words of `--via`.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each folder, and the folders that its files may use (docs/decisions/0063).
-const ROOMS: [(&str, &[&str]); 7] = [
+const ROOMS: [(&str, &[&str]); 8] = [
     ("contract", &[]),
     ("system", &["contract"]),
     ("record", &["contract", "system"]),
@@ -13,6 +13,7 @@ const ROOMS: [(&str, &[&str]); 7] = [
     ("client", &["contract", "system", "record", "control"]),
     ("supervisor", &["contract", "system", "record", "control"]),
     ("worker", &["contract", "system"]),
+    ("doorman", &["contract", "system"]),
 ];
 
 pub(crate) fn sources(folder: &Path) -> Vec<PathBuf> {

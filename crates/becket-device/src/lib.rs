@@ -8,6 +8,7 @@
 mod client;
 mod contract;
 mod control;
+mod doorman;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod record;
@@ -19,13 +20,15 @@ pub use becket_engine::fault;
 pub use becket_engine::{Activity, Decodings, Summary};
 pub use becket_uapi::handover::inherited_fd;
 pub use client::{
-    Changed, ChangedDevice, Changes, DeviceStats, How, Lease, Progress, ailing, attach, attach_leased,
-    detach, doctor, find, give_to_owner, list, plan, refresh, server_status, set, stat, tidy,
+    Changed, ChangedDevice, Changes, DeviceStats, DoorOptions, Doorway, How, Lease, Progress, ailing, attach,
+    attach_leased, detach, doctor, export, find, give_to_owner, list, plan, refresh, server_status, set,
+    stat, tidy,
 };
 pub use contract::{
-    AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind, PartitionInfo,
-    Partitions, Plan, ServerStatus, Spec, TransportReport, User, Via, path_text, text_path,
+    AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind, Export, PartitionInfo,
+    Partitions, Plan, ServerStatus, SocketFile, Spec, TransportReport, User, Via, path_text, text_path,
 };
+pub use doorman::doorman_main;
 pub use record::store::check_name;
 pub use supervisor::{ServeOptions, serve};
 pub use system::log::log_to_stderr;

@@ -13,10 +13,12 @@ use std::{
 };
 
 mod device;
+mod export;
 mod look;
 
 use device::format_parser;
 pub(crate) use device::{DeviceOptions, LimitOptions, Switch, Toggle, Via};
+pub(crate) use export::Export;
 pub(crate) use look::{Cat, Copy, CopyFormat, Cp, Inspect, Look, LookOptions, Ls, Map};
 
 const EXAMPLES: &str = "\
@@ -79,6 +81,7 @@ impl Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Attach(Attach),
+    Export(Export),
     Detach(Detach),
     Run(Run),
     Mount(Mount),
@@ -99,6 +102,7 @@ pub(crate) enum Command {
     Completions(Completions),
     Man(Man),
     Worker(Worker),
+    Doorman(Doorman),
     RunGuard(RunGuard),
     RunExec(RunExec),
     Generator(Generator),
@@ -108,7 +112,7 @@ pub(crate) enum Command {
 impl Command {
     /// Whether it is a long-lived process that another becket starts, by /proc/self/exe.
     pub(crate) fn restarted(&self) -> bool {
-        matches!(self, Command::Serve(_) | Command::Worker(_) | Command::RunGuard(_))
+        matches!(self, Command::Serve(_) | Command::Worker(_) | Command::Doorman(_) | Command::RunGuard(_))
     }
 }
 
@@ -476,6 +480,11 @@ pub(crate) struct Worker {
     #[arg(long, value_name = "BYTES")]
     pub(crate) cache_size: Option<u64>,
 }
+
+/// Talk with the clients of exports for the server (started by it)
+#[derive(Debug, Args)]
+#[command(hide = true)]
+pub(crate) struct Doorman {}
 
 /// Guard a command of `becket run` (started by it)
 #[derive(Debug, Args)]

@@ -8,6 +8,7 @@ use std::path::Path;
 use becket_image::{OpenOptions, Opened, Overlay, Place, Source, Tail};
 use becket_transport::Kind;
 
+use crate::client::doorway::Doorway;
 use crate::client::kernel_made;
 use crate::client::lease::{Held, Lease};
 use crate::client::{kernel_drivers, list, planner, user_devices};
@@ -15,7 +16,7 @@ use crate::contract::messages::{Attach, OneDevice};
 use crate::contract::sealed;
 use crate::contract::spec::{Backing, facts_of};
 use crate::contract::table::{self, Encoding};
-use crate::contract::{AttachOptions, DeviceInfo, Error, Partitions, Plan};
+use crate::contract::{AttachOptions, DeviceInfo, Error, Export, Partitions, Plan};
 use crate::control::client;
 use crate::control::health::Concerns;
 use crate::record::runtime::Runtime;
@@ -31,7 +32,22 @@ const MAP_IN_MESSAGE: usize = 256;
 /// # Errors
 /// The image cannot be opened, no transport takes it, the name is taken, or the device cannot be made.
 pub fn attach(image: &Path, options: &AttachOptions) -> Result<DeviceInfo, Error> {
-    Ok(attach_with(image, options, false)?.0)
+    Ok(attach_with(image, options, false, None)?.0)
+}
+
+/// Exports the image at `image` as `name`, where the doorway listens. Clients can connect when this returns.
+///
+/// # Errors
+/// As [`attach`]; and when another export has that name at the same address.
+pub fn export(
+    image: &Path,
+    options: &AttachOptions,
+    doorway: &Doorway,
+    name: &str,
+) -> Result<DeviceInfo, Error> {
+    let mut options = AttachOptions { isolate: true, partitions: Partitions::Off, ..options.clone() };
+    options.spec.export = Some(Export { name: name.to_owned(), ..doorway.export.clone() });
+    Ok(attach_with(image, &options, false, Some(doorway))?.0)
 }
 
 /// Attaches the image at `image` for as long as the lease lives, and beyond that while it is in use.
@@ -41,7 +57,7 @@ pub fn attach(image: &Path, options: &AttachOptions) -> Result<DeviceInfo, Error
 pub fn attach_leased(image: &Path, options: &AttachOptions) -> Result<(DeviceInfo, Lease), Error> {
     let mut options = options.clone();
     options.spec.autoclear = true;
-    let (info, held) = attach_with(image, &options, true)?;
+    let (info, held) = attach_with(image, &options, true, None)?;
     Ok((info, Lease { held }))
 }
 
@@ -49,6 +65,7 @@ fn attach_with(
     image: &Path,
     options: &AttachOptions,
     leased: bool,
+    doorway: Option<&Doorway>,
 ) -> Result<(DeviceInfo, Option<Held>), Error> {
     if let Some(name) = &options.name {
         store::check_name(name)?;
@@ -63,7 +80,7 @@ fn attach_with(
     let mut opened = open(&store, image, &how)?;
     let padded =
         pad && opened.read_only && opened.map.extents().last().is_some_and(|last| last.place == Place::Zero);
-    if padded && planner::plan_for(&opened, options, leased).is_err() {
+    if padded && doorway.is_none() && planner::plan_for(&opened, options, leased).is_err() {
         how.tail = Tail::Cut;
         opened = open(&store, image, &how)?;
     }
@@ -74,6 +91,11 @@ fn attach_with(
     }
     if options.partitions == Partitions::On && opened.partitions.is_empty() {
         return Err(Error::NoPartitions { image: image.to_owned() });
+    }
+    if let Some(doorway) = doorway {
+        let reason = format!("it is exported at {}", doorway.export.address);
+        let plan = Plan { kind: doorway.kind, reason, rejected: Vec::new() };
+        return attach_served(&store, opened, options, plan, leased, Some(doorway));
     }
     let mut plan = planner::plan_for(&opened, options, leased).map_err(|error| error.of_image(image))?;
     if !plan.kind.is_served() {
@@ -89,7 +111,7 @@ fn attach_with(
             done => return done,
         }
     }
-    attach_served(&store, opened, options, plan, leased)
+    attach_served(&store, opened, options, plan, leased, None)
 }
 
 /// Whether a transport could not have this image, rather than failed.
@@ -138,6 +160,7 @@ fn attach_served(
     options: &AttachOptions,
     plan: Plan,
     leased: bool,
+    doorway: Option<&Doorway>,
 ) -> Result<(DeviceInfo, Option<Held>), Error> {
     opened.complete(options.open.direct_io);
     let spec = options.spec_of(&opened, &plan);
@@ -185,6 +208,11 @@ fn attach_served(
         ..Backing::default()
     };
     fds.extend(cgroup);
+    if let Some(doorway) = doorway {
+        fds.extend(
+            doorway.descriptors().map_err(Error::io("duplicate the socket for", "the server".as_ref()))?,
+        );
+    }
     let request = Attach {
         name: options.name.clone(),
         spec,
@@ -202,6 +230,9 @@ fn attach_served(
     // A device with its own worker gets a worker that was just started.
     let concerns = if options.isolate { Concerns::Server } else { Concerns::Shared };
     let reply: OneDevice = client::call(store.runtime(), "Attach", &request, &fds, concerns)?;
+    if let Some(doorway) = doorway {
+        doorway.keep();
+    }
     Ok((reply.device, pipe))
 }
 

@@ -4,6 +4,7 @@
 mod attach;
 mod detach;
 mod dm;
+mod doorway;
 mod kernel_drivers;
 mod kernel_made;
 mod lease;
@@ -16,8 +17,9 @@ mod stat;
 mod unrecorded;
 mod user_devices;
 
-pub use attach::{attach, attach_leased};
+pub use attach::{attach, attach_leased, export};
 pub use detach::{detach, refresh, server_status};
+pub use doorway::{DoorOptions, Doorway};
 pub use lease::Lease;
 pub use list::{ailing, find, list, tidy};
 pub use planner::{doctor, plan};

@@ -9,6 +9,7 @@ use becket_transport::Kind;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
+use crate::contract::DeviceId;
 use crate::contract::spec::{Backing, Spec};
 use crate::contract::{DeviceInfo, Error, ErrorKind, path_text, text_path};
 
@@ -23,6 +24,16 @@ pub(crate) struct Pulse {
     /// The worker that new devices go to, where there is one.
     #[serde(default)]
     pub(crate) shared: Option<u32>,
+    /// How many clients each export has.
+    #[serde(default)]
+    pub(crate) connections: Vec<Count>,
+}
+
+/// How many clients an export has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Count {
+    pub(crate) export: DeviceId,
+    pub(crate) clients: u64,
 }
 
 /// An image that its sender has opened; see the interface for the order of the descriptors.
@@ -226,10 +237,10 @@ mod tests {
     use becket_engine::Faults;
 
     use super::*;
-    use crate::contract::DataMode;
     use crate::contract::idl::Interface;
     use crate::contract::table::Encoding;
     use crate::contract::varlink::Call;
+    use crate::contract::{DataMode, Export};
     use crate::record::store::tests::device;
 
     fn attach() -> Attach {
@@ -247,6 +258,7 @@ mod tests {
                 depth: None,
                 mode: Some(DataMode::ZeroCopy),
                 faults: Some(Faults::default()),
+                export: Some(Export { name: "a".into(), allow: vec!["x".into()], ..Export::default() }),
                 autoclear: false,
                 reason: "why".into(),
             },
@@ -315,7 +327,11 @@ mod tests {
             assert_eq!(outputs(name), one);
         }
         let type_of = |name: &str| interface.custom(name);
-        assert_eq!(type_of("Device"), keys(&device("one", 1).info));
+        let mut exported = device("one", 1).info;
+        (exported.connections, exported.spec.export) = (Some(3), Some(Export::default()));
+        assert_eq!(type_of("Device"), keys(&exported));
+        assert_eq!(type_of("Export"), keys(&Export::default()));
+        assert_eq!(type_of("Count"), keys(&Count { export: DeviceId::NONE, clients: 0 }));
         assert_eq!(type_of("NewImage"), keys(&new_image()));
         assert_eq!(type_of("Stats"), keys(&Summary::default()));
         assert_eq!(type_of("Activity"), keys(&becket_engine::Activity::default()));

@@ -3,6 +3,7 @@
 
 mod device_id;
 mod error;
+pub(crate) mod export;
 #[cfg(test)]
 pub(crate) mod idl;
 pub(crate) mod kept;
@@ -22,6 +23,7 @@ pub(crate) mod versions;
 pub(crate) use device_id::DeviceId;
 pub use error::{Error, ErrorKind, User};
 pub(crate) use error::{RUNS_ALREADY, RUNTIME_DIR, wrong};
+pub use export::{Export, SocketFile};
 pub use messages::ServerStatus;
 pub use path_text::{path_text, text_path};
 pub use spec::Spec;

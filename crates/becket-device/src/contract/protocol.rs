@@ -27,6 +27,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::contract::DeviceId;
+use crate::contract::export::{Visitor, Visits};
 use crate::contract::sealed;
 use crate::contract::shape;
 use crate::contract::spec::Backing;
@@ -50,9 +51,11 @@ pub(crate) enum Order {
     /// Serve a device otherwise, from one request to the next. The descriptors: those of its files, if any
     /// are given. Answered like `Serve`; a device for which it answers `Failed` goes on as before.
     Change(Box<Change>),
-    /// Take no more requests of a FUSE device and finish those that were taken. `Closed` follows; its kernel
-    /// side keeps the others for the next worker.
+    /// Take no more requests of a FUSE device or an export and finish those that were taken. `Closed` follows.
+    /// The kernel side of FUSE keeps the others for the next worker; the clients of an export are `Left`.
     Leave { id: DeviceId },
+    /// Serve a client of an export, whose socket is the descriptor. The client's end is reported by `Visits`.
+    Connect { id: DeviceId, visitor: Visitor },
     /// Say what a device has done. Answered by `Counted`.
     Stat { id: DeviceId },
 }
@@ -183,6 +186,10 @@ pub(crate) enum Report {
     Counted { id: DeviceId, stats: Option<Box<Summary>> },
     /// Every descriptor of the device is closed.
     Closed { id: DeviceId },
+    /// How many clients an export has had; said whenever that changes.
+    Visits { id: DeviceId, visits: Visits },
+    /// A client that it had when it was asked to leave, between two requests. The descriptor: its socket.
+    Left { id: DeviceId, visitor: Visitor },
     /// To a successor: a device that it serves. The descriptors: those of [`Kept`](super::kept::Kept), then
     /// those of its own [that are needed](Serve::link_descriptors).
     Held(Box<Serve>),
@@ -198,6 +205,8 @@ impl Report {
             | Report::Failed { id, .. }
             | Report::Full { id, .. }
             | Report::Counted { id, .. }
+            | Report::Visits { id, .. }
+            | Report::Left { id, .. }
             | Report::Closed { id } => Some(*id),
             Report::Held(serve) => Some(serve.id),
             Report::Started { .. } | Report::Refused { .. } | Report::Handed(_) => None,

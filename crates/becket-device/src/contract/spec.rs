@@ -12,6 +12,7 @@ use becket_transport::Kind;
 use becket_transport::ublk::DataMode;
 use serde::{Deserialize, Serialize};
 
+use crate::contract::export::Export;
 use crate::contract::shape;
 use crate::contract::table::Encoding;
 use crate::contract::versions;
@@ -44,6 +45,9 @@ pub struct Spec {
     /// What goes wrong with its backing on purpose, for testing what is above it.
     #[serde(default)]
     pub faults: Option<Faults>,
+    /// How it is reached, where it is an export and no device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub export: Option<Export>,
     /// It goes when its last user closes it.
     pub autoclear: bool,
     /// Why this transport was taken.

@@ -248,6 +248,9 @@ pub struct DeviceInfo {
     pub isolated: bool,
     /// How often the process that moves the bytes had to be replaced.
     pub recoveries: u32,
+    /// How many clients an export has, as far as its server answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connections: Option<u64>,
     /// What the user should know although it went well.
     pub warnings: Vec<String>,
 }
@@ -272,6 +275,7 @@ impl DeviceInfo {
             worker_pid: None,
             isolated: false,
             recoveries: 0,
+            connections: None,
             warnings: Vec::new(),
         }
     }

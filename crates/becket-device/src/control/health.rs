@@ -6,7 +6,7 @@
 //! on a connection of its own, which waits for no device). A worker answers that in the thread that takes
 //! its orders, never in one that moves bytes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::os::fd::AsFd as _;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::connection;
 use crate::contract::messages::Pulse;
-use crate::contract::{DeviceState, Error, ErrorKind};
+use crate::contract::{DeviceId, DeviceState, Error, ErrorKind};
 use crate::record::device::Device;
 use crate::record::runtime::Runtime;
 use crate::system::process::ProcessId;
@@ -192,7 +192,15 @@ pub(crate) fn examine(runtime: &Runtime, devices: &mut [Device]) {
         workers.iter().chain(&servers).copied().filter(is_stopped).collect();
     if !servers.iter().any(|server| unresponsive.contains(server)) {
         match connection::ping(runtime) {
-            Ok(pulse) => unresponsive.extend(pulse.into_iter().flat_map(|pulse| pulse.unresponsive)),
+            Ok(None) => {}
+            Ok(Some(pulse)) => {
+                unresponsive.extend(pulse.unresponsive);
+                let counts: BTreeMap<DeviceId, u64> =
+                    pulse.connections.into_iter().map(|count| (count.export, count.clients)).collect();
+                for device in devices.iter_mut() {
+                    device.info.connections = counts.get(&DeviceId::of(&device.info)).copied();
+                }
+            }
             Err(()) => unresponsive.extend(&servers),
         }
     }

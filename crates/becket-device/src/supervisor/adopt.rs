@@ -94,6 +94,7 @@ impl Supervisor {
         let id = record.info.number;
         let mut found = found.or_else(|| left.take(offer, record));
         if let Some((kept, _)) = &mut found {
+            left.complete(offer, record, kept);
             driver.take_over(record, kept);
         }
         if let Some(why) = left.stranger(record).filter(|_| found.is_none()) {

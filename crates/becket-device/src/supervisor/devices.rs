@@ -23,7 +23,8 @@ use super::owned::{Owned, Owning};
 use super::watch::Watch;
 use super::workers::{OnDeath, Worker, Workers};
 use crate::contract::kept::Kept;
-use crate::contract::messages::{Attach, Detach, Pulse, Refresh, ServerStatus, Set, Stat};
+use crate::contract::messages::{Attach, Count, Detach, Pulse, Refresh, ServerStatus, Set, Stat};
+use crate::contract::shape;
 use crate::contract::{DeviceId, DeviceInfo, Error, ErrorKind};
 use crate::control::health;
 use crate::control::server::Service;
@@ -157,9 +158,15 @@ impl Supervisor {
     pub(crate) fn ends_in_peace(&self) {
         let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
         // What a device needs that has no worker at this moment, the guard alone has.
-        match devices.iter().all(|owned| lock(&owned.state).worker.alive()) {
-            true => self.guard.dismiss(),
-            false => self.guard.last(),
+        let needs_guard = |owned: &Arc<Owned>| {
+            let state = lock(&owned.state);
+            !state.worker.alive() || shape::of(state.device.info.transport).kept_descriptors > 0
+        };
+        match devices.iter().any(needs_guard) {
+            false => self.guard.dismiss(),
+            // It would only be in the way of the one that waits.
+            true if self.stepping_down() => self.guard.awaits_successor(),
+            true => self.guard.last(),
         }
         if lock(&self.devices).is_empty() {
             lock(&self.shared).take().inspect(|worker| worker.dismiss());
@@ -251,7 +258,13 @@ impl Supervisor {
         };
         lock(&self.devices).insert(name, Arc::clone(owned));
         self.guard.stand(&self.store, &self.myself);
-        self.keep(&lock(&owned.state));
+        {
+            let state = lock(&owned.state);
+            if let Ok(driver) = self.driver(state.device.info.transport) {
+                driver.welcome(state.kept.serve.id.number, &state.worker, Vec::new());
+            }
+            self.keep(&state);
+        }
         self.watch_over(owned);
         if !worker.alive()
             && let Some(supervisor) = self.myself.upgrade()
@@ -423,6 +436,7 @@ impl Service for Supervisor {
             });
         }
         let driver = self.driver(request.transport)?;
+        let (fds, door) = isolation::take_door(&request, fds)?;
         let (request, fds, cgroup) = isolation::take_cgroup(request, fds)?;
         let worker = match request.isolate {
             true => self.own_worker(cgroup.as_ref().map(std::os::fd::AsFd::as_fd))?,
@@ -432,7 +446,7 @@ impl Service for Supervisor {
         let offer = self.drivers.offer(request.transport)?;
         let owned = self.owns();
         let maker = Maker { store: &self.store, offer, driver: &*driver, worker: &*worker, owned };
-        let made = maker.make(request, fds, cgroup);
+        let made = maker.make(request, fds, cgroup, &door);
         let Made { device, kept } = made.inspect_err(|_| {
             if isolated {
                 worker.dismiss();
@@ -523,7 +537,13 @@ impl Service for Supervisor {
                 asked.into_iter().filter_map(|asked| asked.join().ok().flatten()).collect()
             }),
         };
-        Pulse { unresponsive, shared }
+        let drivers = self.drivers.offers().filter(|offer| self.drivers.is_open(offer.kind));
+        let drivers = drivers.filter_map(|offer| self.driver(offer.kind).ok());
+        let connections = drivers
+            .flat_map(|driver| driver.visitors())
+            .map(|(export, clients)| Count { export, clients })
+            .collect();
+        Pulse { unresponsive, shared, connections }
     }
 
     fn status(&self) -> ServerStatus {

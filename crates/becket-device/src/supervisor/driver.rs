@@ -11,8 +11,10 @@ use becket_engine::Geometry;
 use becket_image::Partition;
 use becket_transport::{Abilities, Kind};
 
-use crate::contract::Error;
+use super::workers::Worker;
+use crate::contract::export::Visitor;
 use crate::contract::kept::Kept;
+use crate::contract::{DeviceId, Error, Spec};
 use crate::record::device::Device;
 use crate::record::runtime::Runtime;
 
@@ -185,4 +187,18 @@ pub(crate) trait Driver: Send + Sync {
     }
     /// Takes over what a worker has held of a device for its supervisor's successor.
     fn take_over(&self, _record: &Device, _kept: &mut Kept) {}
+    /// Receives what users reach a new device at, where that is a socket.
+    fn take_door(&self, _number: u32, _spec: &Spec, _door: Vec<OwnedFd>) -> Result<(), Error> {
+        Ok(())
+    }
+    /// Whether a worker does not notice that a device is stopped, and has to be asked to leave it.
+    fn leaves_when_asked(&self) -> bool {
+        false
+    }
+    /// The worker that serves a device from now on, and the clients that the one before has had to leave.
+    fn welcome(&self, _number: u32, _worker: &Arc<dyn Worker>, _left: Vec<(Visitor, OwnedFd)>) {}
+    /// How many clients each device without a disk has.
+    fn visitors(&self) -> Vec<(DeviceId, u64)> {
+        Vec::new()
+    }
 }

@@ -153,6 +153,17 @@ impl Guard {
         }
     }
 
+    /// No other guard is wanted, and a successor is there already, which asks this one for what it keeps.
+    pub(super) fn awaits_successor(&self) {
+        let mut standing = lock(&self.standing);
+        standing.over = true;
+        if let Some(line) = &standing.line
+            && let Err(error) = keeper::stay(&line.socket)
+        {
+            warn!("its guard does not answer: {error}");
+        }
+    }
+
     /// No other guard is wanted; the one that stands becomes the successor when this process ends.
     pub(super) fn last(&self) {
         lock(&self.standing).over = true;

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use crate::contract::messages::Attach;
-use crate::contract::{Error, ErrorKind};
+use crate::contract::{Error, ErrorKind, shape};
 
 /// `CGROUP2_SUPER_MAGIC` of the kernel's `magic.h`.
 const CGROUP2: u64 = 0x6367_7270;
@@ -28,6 +28,21 @@ pub(super) fn take_cgroup(
     }
     let cgroup = fds.pop().filter(is_member_list).ok_or_else(|| bad("its control group is none"))?;
     Ok((request, fds, Some(cgroup)))
+}
+
+/// Takes what an export is reached at, which comes last of all, out of the descriptors of a request.
+pub(super) fn take_door(
+    request: &Attach,
+    mut fds: Vec<OwnedFd>,
+) -> Result<(Vec<OwnedFd>, Vec<OwnedFd>), Error> {
+    let count = shape::of(request.transport).kept_descriptors;
+    let first = fds.len().checked_sub(count);
+    let door = first.map(|first| fds.split_off(first)).ok_or_else(|| Error::Failed {
+        kind: ErrorKind::InvalidOption,
+        message: "the request makes no sense: its socket is missing".to_owned(),
+        hint: None,
+    })?;
+    Ok((fds, door))
 }
 
 /// Whether it is some group's `cgroup.procs`. The kernel checks at each write that the process that opened it

@@ -37,12 +37,17 @@ impl Supervisor {
             } else if !stopped && !driver.stop_unused(id.number)? {
                 return Err(Error::Busy { device: state.device.info.device.clone(), users: Vec::new() });
             }
+            if driver.leaves_when_asked() {
+                // One that is dead has left. What it still had of clients ends here.
+                let _ = state.worker.leave(id);
+            }
             let patience = if stopped { Duration::ZERO } else { CLOSING };
             closed(&*state.worker, id, patience).inspect_err(|_| {
                 // It goes by itself when the worker can.
                 self.say_leaving(state);
                 self.let_go(owned, state, true);
             })?;
+            drop(state.worker.take_left(id));
             has_let_go = state.worker.alive();
             driver.del(id.number)?;
         }

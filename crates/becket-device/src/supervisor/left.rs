@@ -14,7 +14,7 @@ use super::driver::Offer;
 use super::workers::Worker;
 use crate::contract::kept::Kept;
 use crate::contract::protocol::{Change, Serve};
-use crate::contract::{DeviceId, Error};
+use crate::contract::{DeviceId, Error, shape};
 use crate::record::device::Device;
 use crate::system::process::ProcessId;
 
@@ -38,6 +38,21 @@ impl Left {
     pub(super) fn stranger(&self, record: &Device) -> Option<&String> {
         let its = |(worker, _): &&(ProcessId, String)| record.worker == Some(*worker);
         self.strangers.iter().find(its).map(|(_, why)| why)
+    }
+
+    /// Adds to what a worker has of a device what only the guard has.
+    pub(super) fn complete(&mut self, offer: &Offer, record: &Device, kept: &mut Kept) {
+        let missing = shape::of(offer.kind).kept_descriptors;
+        let link = kept.serve.link_descriptors();
+        if missing == 0 || kept.link.len() != link {
+            return;
+        }
+        let Some(mut its) = self.kept.remove(&record.mark) else { return };
+        match makes_sense(offer, &its, record) {
+            Ok(()) if its.link.len() == link + missing => kept.link.extend(its.link.split_off(link)),
+            Ok(()) => {}
+            Err(why) => warn!(device = record.info.name, "what was kept of it is not used: {why}"),
+        }
     }
 
     /// A device whose worker is dead, as the guard has kept it.

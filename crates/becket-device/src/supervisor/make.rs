@@ -59,6 +59,7 @@ impl Maker<'_> {
         request: Attach,
         fds: Vec<OwnedFd>,
         cgroup: Option<OwnedFd>,
+        door: &[OwnedFd],
     ) -> Result<Made, Error> {
         let mut wanted = request.clone();
         loop {
@@ -66,7 +67,9 @@ impl Maker<'_> {
             let copies = copies.map_err(Error::io("duplicate the descriptors of", &request.spec.image))?;
             let place = cgroup.as_ref().map(OwnedFd::try_clone).transpose();
             let place = place.map_err(Error::io("duplicate the cgroup of", &request.spec.image))?;
-            match self.make_as(wanted.clone(), copies, place) {
+            let door: Result<_, _> = door.iter().map(OwnedFd::try_clone).collect();
+            let door = door.map_err(Error::io("duplicate the socket of", &request.spec.image))?;
+            match self.make_as(wanted.clone(), copies, place, door) {
                 Err(Error::Full { what, room: Some(room) }) => {
                     // How deep its queues are was settled when it was added, so it is added anew.
                     let copying = self.driver.abilities()?.copying();
@@ -79,7 +82,13 @@ impl Maker<'_> {
     }
 
     /// Makes a device. The order matters: what has been done is in a record before the disk is visible.
-    fn make_as(self, request: Attach, fds: Vec<OwnedFd>, cgroup: Option<OwnedFd>) -> Result<Made, Error> {
+    fn make_as(
+        self,
+        request: Attach,
+        fds: Vec<OwnedFd>,
+        cgroup: Option<OwnedFd>,
+        door: Vec<OwnedFd>,
+    ) -> Result<Made, Error> {
         let Maker { store, driver, worker, .. } = self;
         let Checked { mut request, sources, identity, mut keepsakes } = check(request, fds)?;
         keepsakes.cgroup = cgroup;
@@ -101,6 +110,7 @@ impl Maker<'_> {
         // The driver's read-only setting is final; the flag that users of the disk see can change.
         let read_only = geometry.read_only && driver.stays_read_only();
         driver.set_params(number, &Geometry { read_only, ..geometry })?;
+        driver.take_door(number, spec, door)?;
         let adds = request.add_partitions && driver.has_disk();
         let table = std::mem::take(&mut request.partitions).into_iter().filter(|_| adds);
         let promised: &[Partition] = &table.map(Into::into).collect::<Vec<_>>();
@@ -225,6 +235,10 @@ impl Drop for Undo<'_> {
 pub(crate) fn end(driver: &dyn Driver, worker: &dyn Worker, id: DeviceId, served: bool) -> Result<(), Error> {
     if served {
         driver.stop(id.number)?;
+        if driver.leaves_when_asked() {
+            // One that is dead has left.
+            let _ = worker.leave(id);
+        }
         closed(worker, id, CLOSING)?;
     }
     driver.del(id.number)

@@ -15,7 +15,8 @@ use rustix::net::SendFlags;
 use tracing::{error, info, warn};
 
 use super::introduction::{About, introduction, notes_of, quoted};
-use super::workers::{OnDeath, Orphan, Worker, Workers};
+use super::workers::{Hook, OnDeath, Orphan, Worker, Workers};
+use crate::contract::export::{Visitor, Visits};
 use crate::contract::kept::Kept;
 use crate::contract::protocol::{self, Change, Order, Report, Serve};
 use crate::contract::rendezvous;
@@ -33,6 +34,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Long orders are carried out side by side; those of the same device never come at the same time.
 const ORDER: Duration = Duration::from_secs(120);
 
+/// The most clients of an export that a worker can be believed to have left.
+const MOST_LEFT: usize = 1 << 16;
+
 /// A worker of a predecessor, and what it serves.
 type Adopted = (Arc<WorkerProcess>, Vec<Kept>);
 
@@ -49,7 +53,7 @@ pub(crate) struct WorkerProcess {
     changed: [Condvar; 16],
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     dead: bool,
     /// It did not answer in time and is being ended. What it may still say is not heard.
@@ -63,6 +67,16 @@ struct State {
     /// How often it has answered that it responds.
     pongs: u64,
     closed: HashSet<DeviceId>,
+    /// The clients of exports, and who wants to know of them.
+    visits: HashMap<DeviceId, Visits>,
+    hooks: HashMap<DeviceId, Hook>,
+    left: HashMap<DeviceId, Vec<(Visitor, OwnedFd)>>,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State").field("dead", &self.dead).field("given", &self.given).finish_non_exhaustive()
+    }
 }
 
 impl WorkerProcess {
@@ -134,7 +148,7 @@ impl WorkerProcess {
     fn listen(&self) -> io::Result<()> {
         let outcome = loop {
             match protocol::receive::<Report>(&self.socket) {
-                Ok(Some((report, _))) => self.hear(report),
+                Ok(Some((report, fds))) => self.hear(report, fds),
                 Ok(None) => break Ok(()),
                 Err(error) => break Err(error),
             }
@@ -145,8 +159,9 @@ impl WorkerProcess {
     }
 
     /// Keeps what it says of devices that it was given, as far as it may be asked for.
-    fn hear(&self, report: Report) {
+    fn hear(&self, report: Report, fds: Vec<OwnedFd>) {
         let Some(id) = report.device() else { return };
+        let mut hook = None;
         let mut state = self.state();
         if !state.given.contains(&id) && id != DeviceId::NONE {
             return;
@@ -170,6 +185,17 @@ impl WorkerProcess {
                 state.closed.insert(id);
                 None
             }
+            Report::Visits { visits, .. } => {
+                state.visits.insert(id, visits);
+                hook = state.hooks.get(&id).cloned().map(|hook| (hook, visits));
+                None
+            }
+            Report::Left { visitor, .. } => {
+                let left = state.left.entry(id).or_default();
+                left.extend(fds.into_iter().next().map(|socket| (visitor, socket)));
+                left.truncate(MOST_LEFT);
+                None
+            }
             Report::Started { .. } | Report::Refused { .. } => None,
             Report::Held(_) | Report::Handed(_) => None,
         };
@@ -178,6 +204,9 @@ impl WorkerProcess {
         }
         drop(state);
         self.condition_of(id).notify_all();
+        if let Some((hook, visits)) = hook {
+            hook(visits);
+        }
     }
 
     /// Gives an order about a device and waits for the answer.
@@ -289,6 +318,9 @@ impl Worker for WorkerProcess {
         let mut state = self.state();
         // The number may have belonged to another device before.
         state.closed.remove(&id);
+        state.visits.remove(&id);
+        state.hooks.remove(&id);
+        state.left.remove(&id);
         drop(state);
         self.order(id, &Order::Serve(Box::new(serve)), fds, ORDER)
     }
@@ -312,6 +344,22 @@ impl Worker for WorkerProcess {
 
     fn leave(&self, id: DeviceId) -> Result<(), Error> {
         self.tell(&Order::Leave { id }, &[])
+    }
+
+    fn connect(&self, id: DeviceId, visitor: &Visitor, socket: BorrowedFd<'_>) -> Result<(), Error> {
+        self.tell(&Order::Connect { id, visitor: visitor.clone() }, &[socket])
+    }
+
+    fn follow(&self, id: DeviceId, hook: Hook) {
+        let mut state = self.state();
+        let now = state.visits.get(&id).copied().unwrap_or_default();
+        state.hooks.insert(id, Arc::clone(&hook));
+        drop(state);
+        hook(now);
+    }
+
+    fn take_left(&self, id: DeviceId) -> Vec<(Visitor, OwnedFd)> {
+        self.state().left.remove(&id).unwrap_or_default()
     }
 
     fn await_closed(&self, id: DeviceId, timeout: Duration) -> bool {
@@ -496,9 +544,9 @@ mod tests {
         worker.state().given.insert(7.into());
         for id in [7.into(), 8.into()] {
             let why = "x\u{1b}[2J\n".repeat(LONGEST);
-            worker.hear(Report::Failed { id, why });
-            worker.hear(Report::Closed { id });
-            worker.hear(Report::Counted { id, stats: None });
+            worker.hear(Report::Failed { id, why }, Vec::new());
+            worker.hear(Report::Closed { id }, Vec::new());
+            worker.hear(Report::Counted { id, stats: None }, Vec::new());
         }
         let mut state = worker.state();
         assert_eq!((state.answers.len(), state.closed.len(), state.counted.len()), (1, 1, 1));

@@ -6,6 +6,7 @@
 //! worker's ublkcN is closed. Each of its rings had one in its table, which is emptied when nothing of the
 //! ring is in flight any more, so no late write of the dead worker meets one of its successor.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
@@ -15,6 +16,7 @@ use super::driver::Driver;
 use super::make::with_char_device;
 use super::owned::{Owned, Owning};
 use super::workers::Worker;
+use crate::contract::export::Visitor;
 use crate::contract::kept::Kept;
 use crate::contract::{DeviceState, Error};
 use crate::system::process::ProcessId;
@@ -142,16 +144,27 @@ impl Supervisor {
     /// device.
     fn attempt(&self, state: &mut Owning) -> Result<Attempt, Error> {
         let worker = self.next_worker(state)?;
-        self.give(state, worker)
+        self.give(state, worker, &mut Vec::new())
     }
 
-    /// Gives a device without a worker to one, and says so in its record.
-    pub(super) fn give(&self, state: &mut Owning, worker: Arc<dyn Worker>) -> Result<Attempt, Error> {
+    /// Gives a device without a worker to one, and says so in its record. With the device go the clients that the
+    /// last worker has `left`.
+    pub(super) fn give(
+        &self,
+        state: &mut Owning,
+        worker: Arc<dyn Worker>,
+        left: &mut Vec<(Visitor, OwnedFd)>,
+    ) -> Result<Attempt, Error> {
         let outcome = recover(&*self.driver(state.device.info.transport)?, &*worker, &mut state.kept)?;
         if outcome == Attempt::Recovered {
             let id = worker.id();
             state.worker = worker;
             state.next = None;
+            self.driver(state.device.info.transport)?.welcome(
+                state.kept.serve.id.number,
+                &state.worker,
+                std::mem::take(left),
+            );
             state.restarts.began(Instant::now());
             self.keep(state);
             let asked_to_go = state.leaving && state.device.info.state == DeviceState::Detaching;

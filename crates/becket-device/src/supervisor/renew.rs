@@ -76,7 +76,8 @@ impl Supervisor {
                 return held_back.and(Err(late("does not let go of")));
             }
         }
-        while self.give(state, Arc::clone(&next))? == Attempt::NotYet {
+        let mut left = state.worker.take_left(id);
+        while self.give(state, Arc::clone(&next), &mut left)? == Attempt::NotYet {
             if Instant::now() >= deadline {
                 return Err(late("still has, for the kernel,"));
             }

@@ -3,12 +3,13 @@
 //! It never waits for a worker that does not respond.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use becket_engine::Summary;
 
+use crate::contract::export::{Visitor, Visits};
 use crate::contract::kept::Kept;
 use crate::contract::protocol::{Change, Serve};
 use crate::contract::{DeviceId, Error};
@@ -39,6 +40,16 @@ pub(crate) trait Worker: Send + Sync {
     /// Makes it take no more requests of a FUSE device, finish those that it has, and close it; returns
     /// before that.
     fn leave(&self, id: DeviceId) -> Result<(), Error>;
+    /// Gives it a client of an export; returns before it is served.
+    fn connect(&self, id: DeviceId, _visitor: &Visitor, _socket: BorrowedFd<'_>) -> Result<(), Error> {
+        Err(Error::Worker { what: format!("takes no clients of {id}") })
+    }
+    /// Has `hook` called with the number of an export's clients, now and whenever that changes.
+    fn follow(&self, _id: DeviceId, _hook: Hook) {}
+    /// The clients that it had of an export that it has left. They are returned once.
+    fn take_left(&self, _id: DeviceId) -> Vec<(Visitor, OwnedFd)> {
+        Vec::new()
+    }
     /// Waits until it has closed everything of a device; `false` when that took too long. A dead one has.
     fn await_closed(&self, id: DeviceId, timeout: Duration) -> bool;
     /// Whether it serves devices that it keeps to itself, since they are of a later version.
@@ -55,6 +66,9 @@ pub(crate) trait Worker: Send + Sync {
     /// Ends it at once, whatever it is doing.
     fn kill(&self);
 }
+
+/// Called with the number of an export's clients. It must not wait.
+pub(crate) type Hook = Arc<dyn Fn(Visits) + Send + Sync>;
 
 /// Called once when a worker has died.
 pub(crate) type OnDeath = Box<dyn FnOnce(ProcessId) + Send>;

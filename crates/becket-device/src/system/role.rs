@@ -19,7 +19,6 @@ pub(crate) enum Role {
     /// Moves bytes between the kernel or clients and the images that it holds.
     Worker,
     /// Talks with clients of an export before they are let in. It holds no image.
-    #[allow(dead_code, reason = "its process follows")]
     Doorman,
     /// Makes connections to servers of network block devices and hands them on. It holds no image.
     #[allow(dead_code, reason = "its process follows")]

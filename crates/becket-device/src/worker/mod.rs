@@ -18,6 +18,7 @@ use becket_transport::{fuse, ublk};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use tracing::{error, warn};
 
+use crate::contract::export::Visitor;
 use crate::contract::kept::{self, Keepsakes, Kept, Own};
 use crate::contract::protocol::{self, Change, Handed, Order, Report, Serve};
 use crate::contract::rendezvous;
@@ -143,6 +144,7 @@ impl Worker {
                         let stats = self.served(id).map(|served| Box::new(served.stats()));
                         self.report(&Report::Counted { id, stats });
                     }
+                    Ok(Some((Order::Connect { id, visitor }, fds))) => self.connect(id, visitor, fds),
                     Ok(Some((Order::Await, fds))) => *successors = self.listen(fds),
                     Ok(None) => return,
                     // The next one may make sense; a sender of this one alone hears no more.
@@ -258,6 +260,12 @@ impl Worker {
         if let Some(Err(error)) = self.served(id).map(|served| served.leave(&self.threads)) {
             warn!("cannot leave: {error}");
         }
+    }
+
+    /// Serves a client of an export; one that cannot be served is turned away.
+    fn connect(&self, id: DeviceId, visitor: Visitor, fds: Vec<OwnedFd>) {
+        drop((visitor, fds));
+        warn!("a client of {id} is turned away");
     }
 
     /// The device's queues. Not under the lock: an I/O thread may want that to let go of a device.

@@ -16,6 +16,7 @@ mod cp_host;
 mod cp_tar;
 mod detach;
 mod doctor;
+mod export;
 mod generator;
 mod glob;
 mod inside;
@@ -46,6 +47,7 @@ use crate::{args::Command, failure::Failure, ui::Ui};
 pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
     match command {
         Command::Attach(args) => attach::run(ui, args),
+        Command::Export(args) => export::run(ui, args),
         Command::Detach(args) => detach::run(ui, args),
         Command::Run(args) => run::run(ui, args),
         Command::Mount(args) => mount::run(ui, args),
@@ -67,6 +69,7 @@ pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => completions::man(args),
         Command::Worker(args) => serve::worker(args),
+        Command::Doorman(_) => serve::doorman(),
         Command::RunGuard(args) => run_guard::run(ui, args),
         Command::RunExec(args) => run_exec::run(args),
         Command::Generator(args) => generator::run(args),

@@ -1,6 +1,7 @@
 //! The offers that becket serves: one file each, and one line in [`OFFERS`].
 //! The rest of the supervisor asks what an offer can do, and never which one it is.
 
+mod export;
 mod fuse;
 mod ublk;
 
@@ -13,7 +14,7 @@ use crate::contract::{Error, ErrorKind};
 use crate::record::runtime::Runtime;
 
 /// All of them.
-pub(super) static OFFERS: [Offer; 2] = [ublk::OFFER, fuse::OFFER];
+pub(super) static OFFERS: [Offer; 4] = [ublk::OFFER, fuse::OFFER, export::NBD, export::VHOST_USER];
 
 /// The offers of a supervisor and their drivers, each opened when the first device needs it.
 pub(super) struct Drivers(Vec<Entry>);
@@ -83,8 +84,7 @@ mod tests {
     #[test]
     fn each_served_kind_has_one_offer_and_no_other_has_any() {
         let drivers = Drivers::new(&OFFERS);
-        // Those of exports follow.
-        for kind in [Kind::Ublk, Kind::Loop, Kind::Dm, Kind::Fuse] {
+        for kind in Kind::ALL {
             let its = OFFERS.iter().filter(|offer| offer.kind == kind).count();
             assert_eq!(its, usize::from(kind.is_served()), "{kind}");
             assert_eq!(drivers.offer(kind).is_ok(), kind.is_served(), "{kind}");

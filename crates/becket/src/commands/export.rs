@@ -1,0 +1,113 @@
+//! `becket export IMAGE...`: images behind a socket, one URI a line in the order given.
+//! Never takes an address from a program that listens there, nor an export back that others may use already.
+
+use super::common;
+use crate::{args, failure::Failure, ui::Ui};
+use becket_device::{DetachOptions, DeviceInfo, DoorOptions, Doorway};
+use serde_json::{Value, json};
+use std::{collections::HashSet, path::Path, time::Duration};
+
+/// How long an export that is taken back may take to go.
+const GONE_WITHIN: Duration = Duration::from_secs(10);
+
+pub(crate) fn run(ui: &Ui, args: &args::Export) -> Result<u8, Failure> {
+    check(args)?;
+    let doorway = doorway(args)?;
+    let options = common::options(&args.device());
+    let mut exports: Vec<DeviceInfo> = Vec::new();
+    for image in &args.images {
+        let name = match &args.name {
+            Some(name) => name.clone(),
+            None => name_of(image),
+        };
+        match becket_device::export(image, &options, &doorway, &name) {
+            Ok(info) => exports.push(info),
+            Err(error) => {
+                // All or none: an address with half of its exports is no use.
+                take_back(ui, &exports);
+                return Err(Failure::device("export", image.display(), &error));
+            }
+        }
+    }
+    exports.iter().for_each(|info| ui.explain(info));
+    if ui.json {
+        let errors: [Value; 0] = [];
+        return ui.value(&json!({ "devices": exports, "errors": errors })).map(|()| 0);
+    }
+    for info in &exports {
+        ui.line(info.device.display().to_string())?;
+    }
+    Ok(0)
+}
+
+/// What the parser cannot see.
+fn check(args: &args::Export) -> Result<(), Failure> {
+    let many = args.images.len() > 1;
+    let alone = |what: &str, why: &str| Err(Failure::usage(format!("one {what} {why}")));
+    if many && args.name.is_some() {
+        return alone("--name", "cannot name several exports");
+    }
+    if many && args.image.cow.is_some() {
+        return alone("--cow", "cannot be the overlay of several images");
+    }
+    if many && args.vhost_user.is_some() {
+        return alone("--vhost-user socket", "is the socket of one disk");
+    }
+    let mut names = HashSet::new();
+    let twice = args.images.iter().map(|image| name_of(image)).find(|name| !names.insert(name.clone()));
+    match twice.filter(|_| many) {
+        Some(name) => Err(Failure::usage(format!("two of the images are called {name}"))
+            .hint("clients tell exports at one address apart by name: use another address for one of them")),
+        None => Ok(()),
+    }
+}
+
+fn doorway(args: &args::Export) -> Result<Doorway, Failure> {
+    let made = match (&args.nbd, &args.vhost_user) {
+        (Some(address), _) => Doorway::nbd(
+            address,
+            &DoorOptions {
+                max_connections: args.max_connections,
+                tls: args.tls.clone(),
+                verify: args.tls_verify,
+                allow: args.tls_allow.clone(),
+                insecure: args.insecure,
+            },
+        ),
+        (None, Some(address)) => Doorway::vhost_user(address),
+        (None, None) => return Err(Failure::usage("an export needs --nbd or --vhost-user")),
+    };
+    made.map_err(|error| {
+        let address = args.nbd.as_ref().or(args.vhost_user.as_ref()).map_or("", String::as_str);
+        Failure::device("listen at", address, &error)
+    })
+}
+
+/// What clients call an image that was given no name.
+fn name_of(image: &Path) -> String {
+    image.file_name().unwrap_or(image.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// Detaches what was exported, the last one first.
+fn take_back(ui: &Ui, exports: &[DeviceInfo]) {
+    let options = DetachOptions { lazy: false, timeout: GONE_WITHIN };
+    for info in exports.iter().rev() {
+        match becket_device::detach(&info.name, &options) {
+            Ok(_) => {}
+            Err(error) if error.kind() == becket_device::ErrorKind::NotFound => {}
+            Err(error) => ui.failure(&Failure::device("detach", info.device.display(), &error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_export_is_called_like_its_file() {
+        assert_eq!(name_of(Path::new("/srv/a b.img")), "a b.img");
+        assert_eq!(name_of(Path::new("disk.img/p1")), "p1");
+        assert_eq!(name_of(Path::new("/")), "/");
+    }
+}

@@ -13,6 +13,7 @@ pub mod node;
 pub mod serve;
 pub mod sysfs;
 pub mod ublk;
+pub mod vhost_user;
 
 pub use abilities::Abilities;
 pub use becket_engine::aside;

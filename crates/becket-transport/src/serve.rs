@@ -159,7 +159,6 @@ impl Served {
     ///
     /// # Errors
     /// The device was left, or the queue could not be set up; `ended` has run then, or will.
-    #[expect(dead_code, reason = "for exports, whose connections come and go")]
     pub(crate) fn add(
         &self,
         threads: &IoThreads,
@@ -190,7 +189,6 @@ impl Served {
     ///
     /// # Errors
     /// The I/O thread has ended.
-    #[expect(dead_code, reason = "for exports, whose connections come and go")]
     pub(crate) fn remove(&self, threads: &IoThreads, queue: QueueId) -> Result<(), ServeError> {
         self.live().queues.retain(|other| *other != queue);
         threads.leave(queue).map_err(|source| ServeError::Engine { id: self.id, source })
@@ -283,7 +281,6 @@ impl Setup {
     ///
     /// # Errors
     /// What is behind it cannot be served.
-    #[expect(dead_code, reason = "for exports, whose connections come and go")]
     pub(crate) fn serve_none(self, finally: Finally) -> Result<Served, ServeError> {
         let (serving, share, mut served) = self.prepare(finally)?;
         served.live.get_mut().unwrap_or_else(PoisonError::into_inner).kept = Some((serving, share));

@@ -1,0 +1,345 @@
+//! The front-ends of an export, one after another: a thread that hears them, and starts and stops rings.
+//! It serves no request: the I/O threads do. A front-end that talks nonsense loses its connection.
+
+use std::collections::BTreeMap;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use becket_engine::{Geometry, IoThreads, Memory, QueueId};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, Shutdown,
+};
+use tracing::{info, warn};
+
+use super::config::{EVENT_IDX, MOST_RANGES};
+use super::message::{HEAD, Head, MOST_FDS, Wanted, config_changed};
+use super::port::{Parts, VringPort};
+use super::request::SERIAL;
+use super::session::{Rings, Session};
+use super::split::Split;
+use crate::serve::{Finally, ServeError, Served, Setup};
+
+/// Bytes of the stack of the thread, which is locked in memory as a whole.
+const STACK: usize = 256 << 10;
+
+/// A front-end's connection, and what to do when it has ended.
+type Visit = (OwnedFd, Box<dyn FnOnce() + Send>);
+
+/// An image that is exported to one virtual machine at a time.
+#[derive(Debug)]
+pub struct VhostUser {
+    served: Arc<Served>,
+    line: Arc<Line>,
+}
+
+/// What the thread and those who steer it share.
+#[derive(Debug)]
+struct Line {
+    state: Mutex<State>,
+    /// What the device looks like at present.
+    device: Mutex<Geometry>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// `None` once it is left.
+    visits: Option<Sender<Visit>>,
+    /// The connection that there is.
+    socket: Option<Arc<OwnedFd>>,
+    /// The back-end's own channel to its front-end.
+    channel: Option<Arc<OwnedFd>>,
+}
+
+impl VhostUser {
+    /// Makes an image ready for front-ends, without one. `serial` is what a driver gets for the disk's serial
+    /// number; `tether` stays open as long as anything may still reach the backing (see
+    /// [`becket_engine::Port::tether`]). `on_closed` runs once it is [left](VhostUser::leave) and the last
+    /// queue has ended.
+    ///
+    /// # Errors
+    /// The image cannot be served, or no thread can be had; `on_closed` still runs.
+    pub fn serve(
+        threads: &Arc<IoThreads>,
+        setup: Setup,
+        serial: &str,
+        tether: OwnedFd,
+        on_closed: Box<dyn FnOnce() + Send>,
+    ) -> Result<VhostUser, ServeError> {
+        let (id, count, depth, geometry) = (setup.id, setup.queues, setup.depth, setup.geometry.clone());
+        let served = Arc::new(setup.serve_none(Finally::new(on_closed))?);
+        let (sender, visits) = channel();
+        let state = Mutex::new(State { visits: Some(sender), ..State::default() });
+        let line = Arc::new(Line { state, device: Mutex::new(geometry) });
+        let mut number = [0; SERIAL];
+        number.iter_mut().zip(serial.bytes()).for_each(|(to, from)| *to = from);
+        let queues = Queues {
+            threads: Arc::clone(threads),
+            served: Arc::clone(&served),
+            line: Arc::clone(&line),
+            tether: Arc::new(tether),
+            depth,
+            serial: number,
+            running: BTreeMap::new(),
+        };
+        let spawned = std::thread::Builder::new()
+            .name(format!("becket-vm/{id}"))
+            .stack_size(STACK)
+            .spawn(move || queues.hear_all(&visits, count));
+        if let Err(source) = spawned {
+            // Without a thread nobody connects: it ends.
+            let _ = served.leave(threads);
+            let source = becket_engine::Error::Spawn { thread: 0, source };
+            return Err(ServeError::Engine { id, source });
+        }
+        Ok(VhostUser { served, line })
+    }
+
+    /// What is served.
+    pub fn served(&self) -> &Arc<Served> {
+        &self.served
+    }
+
+    /// Serves a front-end once those before it are gone. `ended` runs when its connection has ended; that of
+    /// one that comes too late does at once.
+    pub fn connect(&self, socket: OwnedFd, ended: Box<dyn FnOnce() + Send>) {
+        let visits = self.line.state().visits.clone();
+        let left = match visits {
+            Some(visits) => visits.send((socket, ended)).err().map(|error| error.0),
+            None => Some((socket, ended)),
+        };
+        if let Some((socket, ended)) = left {
+            drop(socket);
+            ended();
+        }
+    }
+
+    /// The device was [changed](Served::change): it looks like this now. Its front-end is notified.
+    pub fn changed(&self, geometry: Geometry) {
+        *self.line.device.lock().unwrap_or_else(PoisonError::into_inner) = geometry;
+        let channel = self.line.state().channel.clone();
+        // One that does not listen asks again when it wants to.
+        if let Some(channel) = channel
+            && let Err(errno) = send(&channel, &config_changed(), None)
+        {
+            warn!("a front-end cannot be notified that its disk has changed: {errno}");
+        }
+    }
+
+    /// Ends the connection, finishes the requests that were taken, and ends; returns before that.
+    pub fn leave(&self) {
+        let mut state = self.line.state();
+        state.visits = None;
+        if let Some(socket) = &state.socket {
+            // Fails only when it has ended already.
+            let _ = rustix::net::shutdown(&**socket, Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for VhostUser {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl Line {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The rings of the thread's front-end.
+struct Queues {
+    threads: Arc<IoThreads>,
+    served: Arc<Served>,
+    line: Arc<Line>,
+    tether: Arc<OwnedFd>,
+    depth: u16,
+    serial: [u8; SERIAL],
+    running: BTreeMap<usize, Running>,
+}
+
+/// A ring that is served.
+struct Running {
+    queue: QueueId,
+    ended: Receiver<()>,
+    base: Arc<AtomicU16>,
+}
+
+impl Rings for Queues {
+    fn stop(&mut self, vring: usize) -> Option<u16> {
+        let Running { queue, ended, base } = self.running.remove(&vring)?;
+        // An I/O thread that has ended has ended the process.
+        let _ = self.served.remove(&self.threads, queue);
+        let _ = ended.recv();
+        Some(base.load(Ordering::Acquire))
+    }
+
+    fn device(&self) -> (u64, Geometry) {
+        let geometry = self.line.device.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        (geometry.size, geometry)
+    }
+}
+
+impl Queues {
+    /// Hears one front-end after another, until it is left.
+    fn hear_all(mut self, visits: &Receiver<Visit>, queues: u16) {
+        while let Ok((socket, ended)) = visits.recv() {
+            let socket = Arc::new(socket);
+            {
+                let mut state = self.line.state();
+                if state.visits.is_none() {
+                    drop(state);
+                    ended();
+                    break;
+                }
+                state.socket = Some(Arc::clone(&socket));
+            }
+            let mut session = Session::new(queues);
+            info!("a front-end has come");
+            match self.hear(&socket, &mut session) {
+                Ok(()) => info!("a front-end has gone"),
+                Err(why) => warn!("a front-end's connection is ended: {why}"),
+            }
+            session.stop_all(&mut self);
+            let mut state = self.line.state();
+            (state.socket, state.channel) = (None, None);
+            drop(state);
+            // Its memory, its events and its connection, before the next one.
+            drop(session);
+            drop(socket);
+            ended();
+        }
+        let Queues { threads, served, tether, .. } = self;
+        drop(tether);
+        if let Err(error) = served.leave(&threads) {
+            warn!("cannot leave: {error}");
+        }
+    }
+
+    /// Takes in what a front-end says until it goes.
+    fn hear(&mut self, socket: &OwnedFd, session: &mut Session) -> Result<(), String> {
+        let mut payload = Vec::new();
+        loop {
+            let mut head = [0; HEAD];
+            let mut fds = Vec::new();
+            if !receive(socket, &mut head, &mut fds).map_err(|errno| errno.to_string())? {
+                return Ok(());
+            }
+            let head = Head::read(head).ok_or("a message's header makes no sense")?;
+            payload.clear();
+            payload.resize(head.size, 0);
+            let whole = receive(socket, &mut payload, &mut fds).map_err(|errno| errno.to_string())?;
+            if !whole {
+                return Err("it ended in the middle of a message".to_owned());
+            }
+            let wanted = Wanted::read(&head, &payload);
+            let answer = session.take(self, &head, wanted, fds).map_err(|why| why.to_string())?;
+            self.line.state().channel = session.channel.clone();
+            self.start_all(session)?;
+            if let Some((bytes, fd)) = answer {
+                send(socket, &bytes, fd.as_ref()).map_err(|errno| errno.to_string())?;
+            }
+        }
+    }
+
+    /// Starts each ring that does not run and has all that it needs.
+    fn start_all(&mut self, session: &Session) -> Result<(), String> {
+        for vring in 0..session.vrings.len() {
+            if !self.running.contains_key(&vring) {
+                self.start(session, vring)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, session: &Session, vring: usize) -> Result<(), String> {
+        let Some(ready) = session.ready(vring) else { return Ok(()) };
+        let number = u16::try_from(vring).map_err(|error| error.to_string())?;
+        let count = ready.vring.count;
+        let events = session.has(EVENT_IDX);
+        let memory = Arc::clone(ready.memory);
+        let ring =
+            Split::new(memory, (count, ready.address), ready.vring.base, events, session.notes(number));
+        let ring = ring.map_err(|why| why.to_string())?;
+        let base = Arc::new(AtomicU16::new(ring.base()));
+        let depth = self.depth.clamp(1, count);
+        let ranges = MOST_RANGES as u16;
+        let parts = Parts {
+            kick: Arc::clone(ready.kick),
+            call: ready.vring.call.clone(),
+            tether: Arc::clone(&self.tether),
+            memory: Arc::clone(ready.memory),
+            ring,
+            depth,
+            ranges,
+            serial: self.serial,
+            durable: session.is_durable(),
+            base: Arc::clone(&base),
+        };
+        let (sender, ended) = channel();
+        let end = Box::new(move || drop(sender));
+        let port = Box::new(VringPort::new(parts));
+        let queue = self
+            .served
+            .add(&self.threads, number, (depth, Memory::Guest(ranges)), port, end)
+            .map_err(|error| error.to_string())?;
+        self.running.insert(vring, Running { queue, ended, base });
+        Ok(())
+    }
+}
+
+/// Fills a buffer from a socket; descriptors are added to those that there are. `false` if the stream has ended
+/// before the first byte.
+fn receive(socket: &OwnedFd, into: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<bool, Errno> {
+    let mut filled = 0;
+    while filled < into.len() {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(&mut into[filled..])];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let got = match rustix::net::recvmsg(socket, &mut parts, &mut control, flags) {
+            Ok(got) => got.bytes,
+            Err(Errno::INTR) => continue,
+            Err(Errno::CONNRESET) => 0,
+            Err(errno) => return Err(errno),
+        };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(passed) = message {
+                fds.extend(passed);
+            }
+        }
+        if fds.len() > MOST_FDS {
+            return Err(Errno::TOOBIG);
+        }
+        if got == 0 {
+            return if filled == 0 { Ok(false) } else { Err(Errno::CONNRESET) };
+        }
+        filled += got;
+    }
+    Ok(true)
+}
+
+fn send(socket: &OwnedFd, mut bytes: &[u8], fd: Option<&OwnedFd>) -> Result<(), Errno> {
+    let mut fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
+    while !bytes.is_empty() {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+        }
+        match rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Ok(sent) => bytes = &bytes[sent..],
+            Err(Errno::INTR) => continue,
+            Err(errno) => return Err(errno),
+        }
+        fds.clear();
+    }
+    Ok(())
+}

@@ -1,0 +1,261 @@
+//! A queue's front towards a vring: takes requests from it, has the engine carry them out on the driver's own
+//! memory, and gives them back.
+//! Runs in the worker; it makes no system call and allocates nothing after its start. A driver that breaks the
+//! rules is not served any more, and nobody else notices.
+//!
+//! A tag's life: it is free; a chain is taken under it; the engine carries it out; the chain is given back
+//! with its status, and the tag is free again. The driver is notified once for all that end in one turn.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use becket_engine::{Answer, GuestMemory, Io, Port, Token};
+use rustix::io::Errno;
+use tracing::warn;
+
+use super::request::{self, FAILED, OK, Wanted};
+use super::split::{Broken, Chain, Split};
+
+/// Kinds of tokens: the driver has made requests available, its event was taken back, it was notified, the end
+/// of one that waits.
+const KICKED: u8 = 0;
+const TAKEN_BACK: u8 = 1;
+const CALLED: u8 = 2;
+const CANCEL: u8 = 3;
+
+/// What is known of a request that the engine carries out.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tag {
+    head: u16,
+    /// Bytes of the driver's memory that it fills.
+    fills: u32,
+    status: u64,
+}
+
+/// One vring.
+pub(super) struct VringPort {
+    kick: Arc<OwnedFd>,
+    call: Option<Arc<OwnedFd>>,
+    tether: Arc<OwnedFd>,
+    memory: Arc<GuestMemory>,
+    ring: Split,
+    chain: Chain,
+    tags: Box<[Tag]>,
+    free: Vec<u16>,
+    serial: [u8; request::SERIAL],
+    /// Writes are on stable storage before they end.
+    durable: bool,
+    /// Requests may be waiting for a tag.
+    starved: bool,
+    leaving: bool,
+    broken: bool,
+    /// Where the index of the next request is left for the front-end.
+    base: Arc<AtomicU16>,
+}
+
+/// What a vring's port is made of.
+pub(super) struct Parts {
+    pub(super) kick: Arc<OwnedFd>,
+    pub(super) call: Option<Arc<OwnedFd>>,
+    pub(super) tether: Arc<OwnedFd>,
+    pub(super) memory: Arc<GuestMemory>,
+    pub(super) ring: Split,
+    pub(super) depth: u16,
+    /// Most ranges of a request's data.
+    pub(super) ranges: u16,
+    pub(super) serial: [u8; request::SERIAL],
+    pub(super) durable: bool,
+    pub(super) base: Arc<AtomicU16>,
+}
+
+impl VringPort {
+    pub(super) fn new(parts: Parts) -> VringPort {
+        let Parts { kick, call, tether, memory, ring, depth, ranges, serial, durable, base } = parts;
+        VringPort {
+            kick,
+            call,
+            tether,
+            memory,
+            ring,
+            // And the header, and the status.
+            chain: Chain::with_room(usize::from(ranges) + 2),
+            tags: vec![Tag::default(); depth.into()].into_boxed_slice(),
+            free: (0..depth).rev().collect(),
+            serial,
+            durable,
+            starved: false,
+            leaving: false,
+            broken: false,
+            base,
+        }
+    }
+
+    /// Takes all requests that there are, as long as tags are free.
+    fn take(&mut self, io: &mut Io<'_>) {
+        self.starved = false;
+        while !self.leaving && !self.broken {
+            let Some(tag) = self.free.last().copied() else {
+                self.starved = true;
+                return;
+            };
+            match self.ring.take(&mut self.chain) {
+                Ok(true) => {}
+                Ok(false) if self.ring.listen() => continue,
+                Ok(false) => return,
+                Err(why) => return self.breaks(why),
+            }
+            if self.memory.is_lost() {
+                return self.breaks(Broken("its memory was taken away"));
+            }
+            self.begin(io, tag);
+        }
+    }
+
+    /// Begins the request of the chain under a free tag, or ends it.
+    #[inline]
+    fn begin(&mut self, io: &mut Io<'_>, tag: u16) {
+        let head = self.chain.head;
+        let Some((wanted, status)) = request::read(&self.memory, &mut self.chain, self.durable) else {
+            return self.breaks(Broken("a request has no place for its status"));
+        };
+        let (fills, begun) = match wanted {
+            Wanted::Move { op, offset } => {
+                let reads = op == becket_engine::Op::Read;
+                let ranges = if reads { &self.chain.writable } else { &self.chain.readable };
+                let fills =
+                    if reads { ranges.iter().map(|range| range.len).fold(0, u32::saturating_add) } else { 0 };
+                (fills, io.begin_in_guest(tag, op, offset, ranges))
+            }
+            Wanted::Range { op, offset, len } => {
+                let data = becket_engine::Data::None;
+                io.begin(tag, becket_engine::Request { op, offset, len, data });
+                (0, Ok(()))
+            }
+            Wanted::Serial => {
+                let filled = request::put(&self.memory, &self.chain.writable, &self.serial);
+                return self.end(Tag { head, fills: filled as u32, status }, OK);
+            }
+            Wanted::Ends(with) => return self.end(Tag { head, fills: 0, status }, with),
+        };
+        let request = Tag { head, fills, status };
+        match begun {
+            Ok(()) => {
+                self.free.pop();
+                self.tags[usize::from(tag)] = request;
+            }
+            Err(_) => self.end(Tag { fills: 0, ..request }, FAILED),
+        }
+    }
+
+    /// Gives a request back.
+    #[inline]
+    fn end(&mut self, request: Tag, status: u8) {
+        if !self.memory.write(request.status, &[status]) {
+            return self.breaks(Broken("a request's status is not in the memory"));
+        }
+        let filled = if status == OK { request.fills } else { 0 };
+        self.ring.give(request.head, filled.saturating_add(1));
+    }
+
+    /// Lets the driver see what has ended.
+    fn publish(&mut self, io: &mut Io<'_>) {
+        if self.ring.publish() && io.ring_bell(CALLED).is_err() {
+            self.broken = true;
+        }
+    }
+
+    #[cold]
+    fn breaks(&mut self, why: Broken) {
+        if !self.broken {
+            warn!("a virtual machine's driver is not served any more: {why}");
+        }
+        self.broken = true;
+    }
+
+    fn close_if_idle(&self, io: &mut Io<'_>) {
+        if self.leaving && self.free.len() == self.tags.len() {
+            io.close();
+        }
+    }
+}
+
+impl Drop for VringPort {
+    fn drop(&mut self) {
+        self.base.store(self.ring.base(), Ordering::Release);
+    }
+}
+
+impl Port for VringPort {
+    fn descriptor(&self) -> &OwnedFd {
+        &self.kick
+    }
+
+    fn tether(&self) -> Option<&OwnedFd> {
+        Some(&self.tether)
+    }
+
+    fn bell(&self) -> Option<&OwnedFd> {
+        self.call.as_deref()
+    }
+
+    fn memory(&self) -> Option<Arc<GuestMemory>> {
+        Some(Arc::clone(&self.memory))
+    }
+
+    fn start(&mut self, io: &mut Io<'_>) -> Result<(), Errno> {
+        // What is available already is taken at the end of this turn.
+        io.await_events(KICKED)
+    }
+
+    fn completed(&mut self, io: &mut Io<'_>, token: Token, answer: Answer) {
+        if token.kind != KICKED || self.leaving {
+            return;
+        }
+        let again = if answer.more { Ok(()) } else { io.await_events(KICKED) };
+        if again.and_then(|()| io.take_events(TAKEN_BACK)).is_err() {
+            self.broken = true;
+        }
+    }
+
+    fn finished(&mut self, io: &mut Io<'_>, tag: u16, result: Result<u64, Errno>) {
+        self.all_finished(io, &[(tag, result)]);
+    }
+
+    fn all_finished(&mut self, io: &mut Io<'_>, finished: &[(u16, Result<u64, Errno>)]) {
+        for (tag, result) in finished {
+            let request = self.tags.get(usize::from(*tag)).copied().unwrap_or_default();
+            let status = match result {
+                Ok(_) => OK,
+                Err(Errno::OPNOTSUPP) => request::UNSUPPORTED,
+                Err(_) => FAILED,
+            };
+            self.end(request, status);
+            self.free.push(*tag);
+        }
+        self.publish(io);
+        if self.starved {
+            self.take(io);
+            self.publish(io);
+        }
+        self.close_if_idle(io);
+    }
+
+    fn leave(&mut self, io: &mut Io<'_>) {
+        if self.leaving {
+            return;
+        }
+        self.leaving = true;
+        for kind in [KICKED, TAKEN_BACK] {
+            if io.cancel(Token { kind, tag: Token::NO_TAG }, CANCEL).is_err() {
+                self.broken = true;
+            }
+        }
+        self.close_if_idle(io);
+    }
+
+    fn turn_ended(&mut self, io: &mut Io<'_>) {
+        self.take(io);
+        self.publish(io);
+    }
+}

@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::rooms::sources;
 
 /// The files that may name kinds: the tables, the planner, and the implementation of a kind itself.
-const MAY_NAME_KINDS: [&str; 10] = [
+const MAY_NAME_KINDS: [&str; 11] = [
     // Tables, one line for each kind.
     "contract/shape.rs",
     "client/kernel_drivers.rs",
@@ -21,6 +21,8 @@ const MAY_NAME_KINDS: [&str; 10] = [
     // What moves the bytes of a served kind.
     "contract/kept.rs",
     "client/planner.rs",
+    // The sockets of exports.
+    "client/doorway.rs",
     // It looks for loop devices and for nothing else.
     "client/unrecorded.rs",
 ];

@@ -47,6 +47,7 @@ pub fn export(
 ) -> Result<DeviceInfo, Error> {
     let mut options = AttachOptions { isolate: true, partitions: Partitions::Off, ..options.clone() };
     options.spec.export = Some(Export { name: name.to_owned(), ..doorway.export.clone() });
+    options.spec.queues = options.spec.queues.or(doorway.queues());
     Ok(attach_with(image, &options, false, Some(doorway))?.0)
 }
 

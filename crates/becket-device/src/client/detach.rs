@@ -8,7 +8,8 @@ use crate::client::kernel_made::KernelDriver;
 use crate::client::list::resolve;
 use crate::client::{kernel_drivers, partitions, unrecorded};
 use crate::contract::messages::{Detach, OneDevice, Refresh};
-use crate::contract::{DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind};
+use crate::contract::shape::{self, Disk};
+use crate::contract::{DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind, User};
 use crate::control::client;
 use crate::control::health::{self, Concerns};
 use crate::record::device::Device;
@@ -51,7 +52,8 @@ fn detach_kernel_made(
     options: &DetachOptions,
 ) -> Result<DeviceInfo, Error> {
     if !options.lazy {
-        once_unused(&device.info, options, || driver.detach_unused(&device).map_err(Error::Device))?;
+        let who = || users::of(&disk_of(&device.info));
+        once_unused(&device.info, options, who, || driver.detach_unused(&device).map_err(Error::Device))?;
     } else if !driver.detach_lazily(&device).map_err(Error::Device)? {
         return Ok(DeviceInfo { state: DeviceState::Detaching, ..device.info });
     }
@@ -65,7 +67,8 @@ fn detach_served(store: &Store, device: Device, options: &DetachOptions) -> Resu
     let mut waited = false;
     health::running(&device)?;
     let concerns = Concerns::Worker(device.info.worker_pid);
-    once_unused(&device.info, options, || {
+    let who = || users_of(store.runtime(), &device.info);
+    once_unused(&device.info, options, who, || {
         match client::call::<_, OneDevice>(store.runtime(), "Detach", &request, &[], concerns) {
             Ok(reply) => info = reply.device,
             Err(Error::Busy { .. }) => {
@@ -92,6 +95,19 @@ fn detach_served(store: &Store, device: Device, options: &DetachOptions) -> Resu
     Ok(info)
 }
 
+/// Who uses a device. The clients of an export are not found below /proc.
+fn users_of(runtime: &Runtime, info: &DeviceInfo) -> Vec<User> {
+    if shape::of(info.transport).disk != Disk::None {
+        return users::of(&disk_of(info));
+    }
+    let clients = health::connections(runtime, info).unwrap_or(0);
+    let how = format!("{clients} connected");
+    (clients > 0)
+        .then(|| User { pid: 0, command: "clients of the export".to_owned(), how })
+        .into_iter()
+        .collect()
+}
+
 /// Whether the device has a record, which its server removes when everything else is done.
 fn is_there(store: &Store, device: &Device) -> Result<bool, Error> {
     let found = store.device(&device.info.name)?;
@@ -104,6 +120,7 @@ fn is_there(store: &Store, device: &Device) -> Result<bool, Error> {
 fn once_unused(
     info: &DeviceInfo,
     options: &DetachOptions,
+    who: impl Fn() -> Vec<User>,
     mut attempt: impl FnMut() -> Result<bool, Error>,
 ) -> Result<(), Error> {
     let deadline = Instant::now() + PATIENCE.min(options.timeout);
@@ -113,7 +130,7 @@ fn once_unused(
     while !attempt()? {
         let late = Instant::now() >= deadline;
         if late || !looked {
-            let users = users::of(&disk_of(info));
+            let users = who();
             if late || !users.iter().all(users::passing) {
                 return busy(users);
             }

@@ -114,6 +114,14 @@ impl Doorway {
         Ok([self.listener.try_clone()?, self.words.try_clone()?, self.dir.try_clone()?])
     }
 
+    /// How many queues an export here has: each connection of NBD is one.
+    pub(crate) fn queues(&self) -> Option<u16> {
+        match self.kind {
+            Kind::Nbd => u16::try_from(self.export.max_connections).ok(),
+            _ => None,
+        }
+    }
+
     /// An export was made with it, and its server removes the file of the socket.
     pub(crate) fn keep(&self) {
         self.used.store(true, Ordering::Relaxed);

@@ -51,8 +51,9 @@ pub(crate) enum Order {
     /// Serve a device otherwise, from one request to the next. The descriptors: those of its files, if any
     /// are given. Answered like `Serve`; a device for which it answers `Failed` goes on as before.
     Change(Box<Change>),
-    /// Take no more requests of a FUSE device or an export and finish those that were taken. `Closed` follows.
-    /// The kernel side of FUSE keeps the others for the next worker; the clients of an export are `Left`.
+    /// Take no more requests of a FUSE device or an export and finish those that were taken. `Closed`
+    /// follows. The kernel side of FUSE keeps the others for the next worker; the clients of an export are
+    /// reported as `Left`.
     Leave { id: DeviceId },
     /// Serve a client of an export, whose socket is the descriptor. The client's end is reported by `Visits`.
     Connect { id: DeviceId, visitor: Visitor },

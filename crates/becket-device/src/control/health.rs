@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::connection;
 use crate::contract::messages::Pulse;
-use crate::contract::{DeviceId, DeviceState, Error, ErrorKind};
+use crate::contract::{DeviceId, DeviceInfo, DeviceState, Error, ErrorKind};
 use crate::record::device::Device;
 use crate::record::runtime::Runtime;
 use crate::system::process::ProcessId;
@@ -172,6 +172,13 @@ fn pulse(runtime: &Runtime, server: Option<u32>) -> Result<Option<Pulse>, ()> {
 pub(crate) fn peer(stream: &UnixStream) -> Option<u32> {
     let peer = rustix::net::sockopt::socket_peercred(stream.as_fd()).ok()?;
     Some(peer.pid.as_raw_pid().unsigned_abs()).filter(|pid| *pid > 1)
+}
+
+/// How many clients an export has, as far as its supervisor answers.
+pub(crate) fn connections(runtime: &Runtime, info: &DeviceInfo) -> Option<u64> {
+    let pulse = connection::ping(runtime).ok().flatten()?;
+    let its = pulse.connections.into_iter().find(|count| count.export == DeviceId::of(info));
+    its.map(|count| count.clients)
 }
 
 /// Marks the devices whose supervisor or worker does not respond.

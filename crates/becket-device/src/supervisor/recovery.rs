@@ -147,8 +147,8 @@ impl Supervisor {
         self.give(state, worker, &mut Vec::new())
     }
 
-    /// Gives a device without a worker to one, and says so in its record. With the device go the clients that the
-    /// last worker has `left`.
+    /// Gives a device without a worker to one, and says so in its record. With the device go the clients that
+    /// the last worker has `left`.
     pub(super) fn give(
         &self,
         state: &mut Owning,

@@ -55,6 +55,15 @@ fn image(info: &DeviceInfo) -> String {
     path(&info.spec.image) + &cow
 }
 
+/// What it is doing, and how many clients an export has.
+fn state(info: &DeviceInfo) -> String {
+    match info.connections {
+        None => info.state.to_string(),
+        Some(1) => format!("{}, 1 client", info.state),
+        Some(clients) => format!("{}, {clients} clients", info.state),
+    }
+}
+
 fn row(info: &DeviceInfo, reason: bool) -> Vec<String> {
     let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
     let mut row = vec![
@@ -65,7 +74,7 @@ fn row(info: &DeviceInfo, reason: bool) -> Vec<String> {
         yes(info.spec.read_only),
         yes(info.direct_io),
         info.spec.block_size.to_string(),
-        info.state.to_string(),
+        state(info),
         image(info),
     ];
     if reason {

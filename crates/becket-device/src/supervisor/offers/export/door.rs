@@ -3,7 +3,8 @@
 //!
 //! NBD has a *doorman*, a process of its own that talks with clients until they have agreed on an export. One
 //! that dies is replaced; only clients that it was still talking with, and those that it relays for, notice.
-//! The front-end of a virtual machine goes to the worker at once: whoever may open the socket owns the machine.
+//! The front-end of a virtual machine goes to the worker at once: a process that may open the socket owns the
+//! machine.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -15,9 +16,8 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{SendFlags, SocketFlags, accept_with};
 use tracing::{info, warn};
 
-use super::{Exports, Hall};
 use crate::contract::Error;
-use crate::contract::export::{DoorOrder, DoorReport, Export, Visitor};
+use crate::contract::export::{DoorOrder, DoorReport, Export, Shown, Visitor};
 use crate::contract::protocol;
 use crate::supervisor::introduction::{notes_of, quoted};
 use crate::supervisor::restarts::Restarts;
@@ -40,13 +40,42 @@ pub(super) enum Attendance {
     Direct,
 }
 
+/// The exports behind doors.
+pub(super) trait House: Send + Sync {
+    /// A client has come that wants an export.
+    fn visit(&self, number: u32, visitor: Visitor, socket: OwnedFd);
+    /// What a door shows, and how many connections there are of it.
+    fn at(&self, door: u64) -> (Vec<Shown>, u32);
+}
+
+/// The descriptors that an export is reached by.
+pub(super) struct Hall {
+    pub(super) listener: OwnedFd,
+    /// The sealed [`crate::contract::export::DoorWords`].
+    pub(super) words: OwnedFd,
+    /// The directory of the socket's file.
+    pub(super) dir: OwnedFd,
+}
+
+impl Hall {
+    pub(super) fn of(fds: Vec<OwnedFd>) -> Option<Hall> {
+        let [listener, words, dir] = <[OwnedFd; 3]>::try_from(fds).ok()?;
+        Some(Hall { listener, words, dir })
+    }
+
+    pub(super) fn try_clone(&self) -> io::Result<Hall> {
+        let Hall { listener, words, dir } = self;
+        Ok(Hall { listener: listener.try_clone()?, words: words.try_clone()?, dir: dir.try_clone()? })
+    }
+}
+
 /// See the head of this module.
 pub(super) struct Door {
     key: u64,
     hall: Hall,
     /// What concerns the address; its name is the first export's.
     export: Export,
-    exports: Weak<Exports>,
+    exports: Weak<dyn House>,
     state: Mutex<State>,
     /// Held while something is said to the doorman, so that the last word is about what is.
     saying: Mutex<()>,
@@ -64,12 +93,12 @@ struct State {
 }
 
 impl Door {
-    pub(super) fn new(key: u64, hall: Hall, export: &Export, exports: &Arc<Exports>) -> Arc<Door> {
+    pub(super) fn new(key: u64, hall: Hall, export: &Export, exports: Weak<dyn House>) -> Arc<Door> {
         Arc::new(Door {
             key,
             hall,
             export: export.clone(),
-            exports: Arc::downgrade(exports),
+            exports,
             state: Mutex::default(),
             saying: Mutex::default(),
         })

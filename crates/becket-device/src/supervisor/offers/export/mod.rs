@@ -37,7 +37,7 @@ use crate::supervisor::driver::{Added, Driver, NewDevice, Offer};
 use crate::supervisor::workers::Worker;
 use crate::system::inode::is_pipe;
 use crate::system::sync::lock;
-use door::{Attendance, Door};
+use door::{Attendance, Door, Hall, House};
 
 /// What all exports have.
 const ABILITIES: Abilities = Abilities::SERVED.with(Abilities::RECOVERS).with(Abilities::RESIZES);
@@ -98,27 +98,6 @@ struct Exported {
     waiting: Vec<(Visitor, OwnedFd)>,
 }
 
-/// The descriptors that an export is reached by.
-struct Hall {
-    listener: OwnedFd,
-    /// The sealed [`crate::contract::export::DoorWords`].
-    words: OwnedFd,
-    /// The directory of the socket's file.
-    dir: OwnedFd,
-}
-
-impl Hall {
-    fn of(fds: Vec<OwnedFd>) -> Option<Hall> {
-        let [listener, words, dir] = <[OwnedFd; 3]>::try_from(fds).ok()?;
-        Some(Hall { listener, words, dir })
-    }
-
-    fn try_clone(&self) -> std::io::Result<Hall> {
-        let Hall { listener, words, dir } = self;
-        Ok(Hall { listener: listener.try_clone()?, words: words.try_clone()?, dir: dir.try_clone()? })
-    }
-}
-
 impl Exported {
     fn open(&self) -> u64 {
         self.sent.max(self.visits.begun).saturating_sub(self.visits.ended)
@@ -137,8 +116,9 @@ impl Exports {
     fn id(&self, number: u32) -> DeviceId {
         DeviceId { kind: self.kind, number }
     }
+}
 
-    /// A client has come that wants an export.
+impl House for Exports {
     fn visit(&self, number: u32, visitor: Visitor, socket: OwnedFd) {
         let to = self.with(number, |exported| {
             if exported.added.stopped {
@@ -164,7 +144,6 @@ impl Exports {
         }
     }
 
-    /// What a door shows, and how many connections there are of it.
     fn at(&self, door: u64) -> (Vec<Shown>, u32) {
         let all = lock(&self.all);
         let its = || {
@@ -207,8 +186,10 @@ impl ExportDriver {
         let key = key_of(&hall.listener).map_err(failed)?;
         let export = self.exports.with(number, |exported| exported.export.clone())?;
         let door = {
+            let house: Arc<dyn House> = self.exports.clone();
+            let house = Arc::downgrade(&house);
             let mut doors = lock(&self.doors);
-            let door = doors.entry(key).or_insert_with(|| Door::new(key, hall, &export, &self.exports));
+            let door = doors.entry(key).or_insert_with(|| Door::new(key, hall, &export, house));
             Arc::clone(door)
         };
         self.exports.with(number, |exported| {

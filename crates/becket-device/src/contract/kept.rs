@@ -31,6 +31,8 @@ pub(crate) struct Kept {
 pub(crate) enum Own {
     Ublk { char_device: OwnedFd },
     Fuse { tether: OwnedFd, devices: Vec<OwnedFd> },
+    Nbd { tether: OwnedFd },
+    VhostUser { tether: OwnedFd },
 }
 
 impl Own {
@@ -46,8 +48,8 @@ impl Own {
             // The other end of the tether is for the supervisor's successor only.
             Kind::Fuse => Ok(Own::Fuse { tether: first, devices: fds.skip(1).collect() }),
             Kind::Ublk => Ok(Own::Ublk { char_device: first }),
-            // The engineers of their transports add what they are served with.
-            Kind::Nbd | Kind::VhostUser => Err(wrong("this becket serves no such export")),
+            Kind::Nbd => Ok(Own::Nbd { tether: first }),
+            Kind::VhostUser => Ok(Own::VhostUser { tether: first }),
             Kind::Loop | Kind::Dm => Err(wrong("the kernel serves such a device")),
         }
     }

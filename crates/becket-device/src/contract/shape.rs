@@ -92,7 +92,8 @@ pub(crate) const fn of(kind: Kind) -> Shape {
             disk: Disk::None,
             life: Life::Recorded,
             descriptors: (2, 0),
-            kept_descriptors: 2,
+            // The socket, the words of its door, and the directory of its file.
+            kept_descriptors: 3,
             feature: Some(FEATURE_EXPORTS),
             ..plain
         },

@@ -1,6 +1,8 @@
 //! The worker: the process that moves bytes. It serves the devices that the supervisor hands it.
 //! It opens nothing, holds no capability, and outlives a supervisor that dies.
 
+mod exports;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::num::NonZero;
@@ -14,6 +16,7 @@ use becket_engine::{Decoding, IoThreads, Serving};
 use becket_image::{Grow, Grower, Image, Source};
 use becket_transport::aside::within;
 use becket_transport::serve::{self, Decoded, ServeError, Served};
+use becket_transport::vhost_user::VhostUser;
 use becket_transport::{fuse, ublk};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use tracing::{error, warn};
@@ -27,6 +30,7 @@ use crate::contract::{DeviceId, Error, spec, table, wrong};
 use crate::system::role::{self, Begun, Role};
 use crate::system::sync::{DEVICES, Held, LAST, Ranked, SHARED, lock};
 use crate::system::{confine, harden};
+use exports::Count;
 
 /// Orders that are carried out beside others at the same time.
 const MOST_ERRANDS: usize = 8;
@@ -83,7 +87,7 @@ struct Worker {
     open: Ranked<DEVICES, BTreeMap<DeviceId, Charge>>,
     /// Rings when the last of them is closed.
     idle: OwnedFd,
-    threads: IoThreads,
+    threads: Arc<IoThreads>,
     /// Held while a device's queues are given to them.
     adding: Ranked<SHARED, ()>,
     /// Made when the first device needs it.
@@ -101,6 +105,20 @@ struct Charge {
     link: Vec<OwnedFd>,
     /// Once it can be started.
     served: Option<Arc<Served>>,
+    /// What takes the clients of an export.
+    front: Option<Front>,
+}
+
+/// What takes the clients of an export, and how many it has had.
+#[derive(Clone)]
+struct Front {
+    taker: Taker,
+    count: Arc<Count>,
+}
+
+#[derive(Clone)]
+enum Taker {
+    VhostUser(Arc<VhostUser>),
 }
 
 impl Worker {
@@ -116,7 +134,7 @@ impl Worker {
             control,
             open,
             idle,
-            threads,
+            threads: Arc::new(threads),
             adding: Ranked::default(),
             decoding: Mutex::default(),
             cache_size,
@@ -206,24 +224,34 @@ impl Worker {
             }
         };
         let (flags, partitions) = (serve.abilities.flags(), serve.partitions.clone());
-        self.devices().insert(id, Charge { serve, keepsakes, link, served: None });
+        let serial = serial_of(&setup.content.sources);
+        self.devices().insert(id, Charge { serve, keepsakes, link, served: None, front: None });
         let worker = Arc::clone(self);
         let on_closed = Box::new(move || worker.let_go(id));
         // One at a time: what one has counted as free no other one takes.
         let adding = lock(&self.adding);
+        let plain = |served| (Arc::new(served), None);
         let served = match own {
-            Own::Ublk { char_device } => ublk::serve(&self.threads, setup, flags, char_device, on_closed),
-            Own::Fuse { tether, devices } => {
-                fuse::serve(&self.threads, setup, devices, tether, partitions, on_closed)
+            Own::Ublk { char_device } => {
+                ublk::serve(&self.threads, setup, flags, char_device, on_closed).map(plain)
             }
+            Own::Fuse { tether, devices } => {
+                fuse::serve(&self.threads, setup, devices, tether, partitions, on_closed).map(plain)
+            }
+            Own::VhostUser { tether } => VhostUser::serve(&self.threads, setup, &serial, tether, on_closed)
+                .map(|front| (Arc::clone(front.served()), Some(Taker::VhostUser(Arc::new(front))))),
+            Own::Nbd { .. } => unreachable!(),
         };
         drop(adding);
         match served {
-            Ok(served) => {
+            Ok((served, taker)) => {
                 let first = served.first();
+                let worker = Arc::clone(self);
+                let count = Count::new(move |visits| worker.report(&Report::Visits { id, visits }));
                 if let Some(charge) = self.devices().get_mut(&id) {
                     charge.serve.first = first;
-                    charge.served = Some(Arc::new(served));
+                    charge.served = Some(served);
+                    charge.front = taker.map(|taker| Front { taker, count });
                 }
                 self.report(&Report::Ready { id, first });
             }
@@ -248,8 +276,14 @@ impl Worker {
         let Change { map, read_only, direct_io, .. } = change.clone();
         let new = serve::Change { map, sources, read_only, direct_io };
         served.change(&self.threads, new).map_err(|error| error.to_string())?;
-        if let Some(charge) = self.devices().get_mut(&change.id) {
+        let mut devices = self.devices();
+        let front = devices.get_mut(&change.id).and_then(|charge| {
             change.apply(&mut charge.serve);
+            Some((charge.front.clone()?, charge.serve.geometry.clone()))
+        });
+        drop(devices);
+        if let Some((Front { taker: Taker::VhostUser(front), .. }, geometry)) = front {
+            front.changed(geometry);
         }
         Ok(served.first())
     }
@@ -257,6 +291,9 @@ impl Worker {
     /// Begins to release a device that another worker will serve. If that fails the device is not closed in
     /// time, and the supervisor ends us.
     fn leave(&self, id: DeviceId) {
+        if let Some(Front { taker: Taker::VhostUser(front), .. }) = self.front(id) {
+            return front.leave();
+        }
         if let Some(Err(error)) = self.served(id).map(|served| served.leave(&self.threads)) {
             warn!("cannot leave: {error}");
         }
@@ -264,8 +301,25 @@ impl Worker {
 
     /// Serves a client of an export; one that cannot be served is turned away.
     fn connect(&self, id: DeviceId, visitor: Visitor, fds: Vec<OwnedFd>) {
-        drop((visitor, fds));
-        warn!("a client of {id} is turned away");
+        let (Some(Front { taker, count }), Some(socket)) = (self.front(id), fds.into_iter().next()) else {
+            return warn!("a client of {id} is turned away");
+        };
+        count.begin();
+        let ended = Box::new({
+            let count = Arc::clone(&count);
+            move || count.end()
+        });
+        match (taker, visitor) {
+            (Taker::VhostUser(front), Visitor::VhostUser) => front.connect(socket, ended),
+            _ => {
+                warn!("a client of {id} speaks another protocol");
+                ended();
+            }
+        }
+    }
+
+    fn front(&self, id: DeviceId) -> Option<Front> {
+        self.devices().get(&id).and_then(|charge| charge.front.clone())
     }
 
     /// The device's queues. Not under the lock: an I/O thread may want that to let go of a device.
@@ -386,6 +440,8 @@ impl Worker {
         let features = if negotiates { ours.features } else { Vec::new() };
         let withheld = if negotiates { withheld } else { 0 };
         self.report(&Report::Handed(Handed { version, features, withheld }));
+        let fronts: Vec<Front> = self.devices().values().filter_map(|charge| charge.front.clone()).collect();
+        fronts.iter().for_each(|front| front.count.say());
     }
 
     fn control(&self) -> Arc<OwnedFd> {
@@ -395,6 +451,12 @@ impl Worker {
     fn devices(&self) -> Held<'_, BTreeMap<DeviceId, Charge>> {
         lock(&self.open)
     }
+}
+
+/// The serial number of a disk: which file its image is, which stays when it is exported again.
+fn serial_of(sources: &[Source]) -> String {
+    let identity = sources.first().and_then(Source::identity);
+    identity.map_or_else(|| "becket".to_owned(), |file| format!("{:x}-{:x}", file.dev, file.ino))
 }
 
 /// Whether it takes long before a device can be served: tables that grow with the image are read first.
@@ -533,6 +595,7 @@ mod tests {
             keepsakes: Keepsakes::default(),
             link: Vec::new(),
             served: None,
+            front: None,
         };
         worker.devices().insert(3.into(), charge());
         // The other end does not read, so that the report of the closing waits and the rest can overtake it.

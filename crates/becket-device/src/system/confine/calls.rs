@@ -48,7 +48,12 @@ const NAMES: &[&str] = &[
 ];
 
 /// The rings that there are.
-const RINGS: &[libc::c_long] = &[libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
+const RINGS: &[libc::c_long] = &[
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    // The memory of a virtual machine is not locked.
+    libc::SYS_munlock,
+];
 
 /// What every process needs.
 const ALL: &[libc::c_long] = &[

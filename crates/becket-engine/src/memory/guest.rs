@@ -264,6 +264,13 @@ impl Area {
         }
     }
 
+    /// A word of 32 bits.
+    #[inline]
+    pub fn u32(&self, at: usize, order: Ordering) -> u32 {
+        // SAFETY: the place is mapped and aligned.
+        self.place(at, 4).map_or(0, |place| unsafe { place.cast::<AtomicU32>().as_ref() }.load(order).to_le())
+    }
+
     /// Writes a word of 32 bits.
     #[inline]
     pub fn set_u32(&self, at: usize, value: u32, order: Ordering) {

@@ -21,8 +21,8 @@ pub use becket_engine::{Activity, Decodings, Summary};
 pub use becket_uapi::handover::inherited_fd;
 pub use client::{
     Changed, ChangedDevice, Changes, DeviceStats, DoorOptions, Doorway, How, Lease, Progress, ailing, attach,
-    attach_leased, detach, doctor, export, find, give_to_owner, list, plan, refresh, server_status, set,
-    stat, tidy,
+    attach_leased, counters, detach, doctor, export, find, give_to_owner, last_change, list, plan, refresh,
+    server_status, set, stat, tidy,
 };
 pub use contract::{
     AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind, Export, PartitionInfo,

@@ -314,7 +314,7 @@ pub struct Summary {
 }
 
 /// What was done of one kind. Times are nanoseconds; `None` is what was not measured.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Activity {
     /// Requests that have finished, with success or not.
     pub operations: u64,

@@ -1,6 +1,7 @@
 //! Every subcommand, option and help text: one definition for parsing, help, man pages and completions.
 //! Never does anything: what a command does lives in `commands`.
 
+use crate::top::Column;
 use crate::units::{parse_block_size, parse_duration, parse_size};
 use becket_device::LogLevel;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -96,6 +97,7 @@ pub(crate) enum Command {
     Refresh(Refresh),
     Set(Set),
     Stat(Stat),
+    Top(Top),
     Doctor(Doctor),
     Losetup(Losetup),
     Serve(Serve),
@@ -378,6 +380,47 @@ pub(crate) struct Stat {
     /// Devices, names or images to show
     #[arg(required = true, value_name = "TARGET")]
     pub(crate) targets: Vec<OsString>,
+}
+
+/// Show live what devices do: requests and bytes a second, latencies, depth and cache hits
+///
+/// Keys select, sort, filter and detach devices; h shows them. With --once, the figures of one interval are
+/// printed, as a table or with --json for programs. The figures are those of the interval, not since the
+/// device was attached; latencies are means.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket top
+  becket top --sort reads root          # devices whose name or image has `root`
+  becket top --once --json | jq '.devices[] | [.name, .rates.read.bytes_per_s]'")]
+pub(crate) struct Top {
+    /// Show only devices whose name or image contains this text
+    #[arg(value_name = "TEXT")]
+    pub(crate) filter: Option<String>,
+    /// Print the figures of one interval and end
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Set the interval
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, default_value = "1s", value_parser = parse_interval)]
+    pub(crate) interval: Duration,
+    /// Sort by this column
+    #[arg(long, value_name = "COLUMN", default_value = "name", value_parser = columns())]
+    pub(crate) sort: Column,
+}
+
+/// An interval that is long enough to measure something.
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let interval = parse_duration(text)?;
+    match interval >= Duration::from_millis(50) {
+        true => Ok(interval),
+        false => Err("an interval is at least 50ms".to_owned()),
+    }
+}
+
+fn columns() -> impl TypedValueParser<Value = Column> {
+    let column =
+        |word: String| Column::ALL.into_iter().find(|column| column.word() == word).ok_or("no column");
+    PossibleValuesParser::new(Column::ALL.map(Column::word)).try_map(column)
 }
 
 /// Show which transports work on this machine, and how to fix the others

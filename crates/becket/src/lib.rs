@@ -14,6 +14,7 @@ mod losetup;
 mod mounts;
 mod progress;
 mod tab;
+mod top;
 mod ui;
 mod units;
 mod words;

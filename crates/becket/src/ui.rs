@@ -119,6 +119,11 @@ impl Ui {
         }
     }
 
+    /// Whether standard output shows colours.
+    pub(crate) fn colours(&self) -> bool {
+        self.colour_out
+    }
+
     /// A word for a table on standard output.
     pub(crate) fn paint(&self, colour: Colour, word: &str) -> String {
         paint(self.colour_out, colour, word)

@@ -76,6 +76,8 @@ fn all_output_is_as_described() {
         ("devices", &["attach", "--via", "fuse", "--name", "inner", "s.squashfs/inner.img"]),
         ("list", &["list"]),
         ("stat", &["stat", "x", "disk", "inner", "none"]),
+        ("top", &["top", "--once", "--interval", "50ms"]),
+        ("failed", &["top"]),
         ("devices", &["set", "x", "--read-only", "on"]),
         ("devices", &["refresh", "x"]),
         ("doctor", &["doctor"]),

@@ -108,3 +108,60 @@ fn one_that_is_not_there_hides_no_other() {
     assert_eq!(text(&ran.json()["devices"][0], "name"), "one");
     assert_eq!(text(&ran.json()["errors"][0], "target"), "nothing");
 }
+
+#[test]
+fn top_shows_the_rates_of_an_interval() {
+    if !require_device("stat::top_shows_the_rates_of_an_interval") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("a.img");
+    image::random(&image, 1 << 20, 1);
+    let device = place.attach(&image, &["--name", "busy"]);
+    at_rest(&place, &device);
+    let reader = thread::spawn(move || {
+        for _ in 0..40 {
+            direct(&device, |file, block| file.read_exact(block).unwrap());
+            thread::sleep(Duration::from_millis(50));
+        }
+    });
+    let words = ["top", "--once", "--interval", "1s", "busy"];
+    let top = place.json(words);
+    let (shown, seconds) = (&top["devices"][0], top["interval_s"].as_f64().unwrap());
+    assert!((1.0..1.9).contains(&seconds), "{top:#}");
+    let rate = |what: &str| shown["rates"]["read"][what].as_f64().unwrap();
+    // 100 reads each twentieth of a second at the most, and some in each interval.
+    assert!((1.0..=2000.0).contains(&rate("operations_per_s")), "{top:#}");
+    assert!((rate("bytes_per_s") / rate("operations_per_s") - BLOCK as f64).abs() < 1.0, "{top:#}");
+    assert_eq!((text(shown, "name"), text(shown, "state")), ("busy", "live"));
+    assert_eq!(place.json(["top", "--once", "--interval", "50ms", "no-such"])["devices"], json!([]));
+    let table = place.ok(words);
+    assert!(table.lines().any(|line| line.starts_with("busy ")), "{table}");
+    reader.join().unwrap();
+}
+
+/// With a terminal of its own it takes keys one by one, and leaves the terminal as it was.
+#[test]
+fn top_quits_by_a_key_and_leaves_the_terminal_as_it_was() {
+    let place = scratch();
+    if !becket_testkit::require_tools("stat::top_quits_by_a_key", &["script"]) {
+        return;
+    }
+    let becket = place.becket().get_program().to_owned();
+    let mut script = std::process::Command::new("script");
+    let command = format!("stty -a; {} top no-such; echo exit $?; stty -a", becket.to_str().unwrap());
+    place.prepare(&mut script);
+    script.args(["-qec", &command, "/dev/null"]).env("TERM", "xterm").stdin(std::process::Stdio::piped());
+    script.stdout(std::process::Stdio::piped());
+    let mut ran = script.spawn().unwrap();
+    for key in [b"h", b"q"] {
+        thread::sleep(Duration::from_millis(800));
+        ran.stdin.as_mut().unwrap().write_all(key).unwrap();
+    }
+    let out = ran.wait_with_output().unwrap();
+    let out = String::from_utf8_lossy(&out.stdout).replace('\r', "");
+    let (before, rest) = out.split_once("\x1b[?1049h").unwrap_or_else(|| panic!("{out:?}"));
+    let (shown, after) = rest.split_once("\x1b[?1049l").unwrap_or_else(|| panic!("{out:?}"));
+    assert!(shown.contains("0 devices") && shown.contains("select a device"), "{shown:?}");
+    assert_eq!(after.trim_start().strip_prefix("exit 0\n").map(str::trim), Some(before.trim()), "{out:?}");
+}

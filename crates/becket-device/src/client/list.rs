@@ -68,6 +68,13 @@ fn as_users_see(mut info: DeviceInfo) -> DeviceInfo {
     info
 }
 
+/// When a device last came, went or changed, by its record; `None` where becket keeps no records. As long as
+/// it stays the same, a new [`list`] shows nothing new but what the kernel and stopped processes do by
+/// themselves.
+pub fn last_change() -> Option<std::time::SystemTime> {
+    fs::metadata(Runtime::existing().ok()??.records()).ok()?.modified().ok()
+}
+
 /// The devices whose supervisor or worker does not respond, or is of another version. Creates nothing where
 /// becket keeps no records.
 ///

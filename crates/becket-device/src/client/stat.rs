@@ -35,6 +35,23 @@ pub struct DeviceStats {
     pub stats: Summary,
 }
 
+/// What each of these devices has done, over one connection to the server; `None` where there is nothing to
+/// know: the device is gone, is not served, or its server does not respond.
+pub fn counters(infos: &[DeviceInfo]) -> Vec<Option<Summary>> {
+    let Some(runtime) = Runtime::present() else { return vec![None; infos.len()] };
+    let of = |info: &DeviceInfo| match (kernel_drivers::of(info.transport), info.state) {
+        (Some(_), _) => sysfs::counted(&disk_of(info)),
+        (None, DeviceState::Live | DeviceState::Detaching) => {
+            let request = Stat { name: info.name.clone() };
+            let concerns = Concerns::Worker(info.worker_pid);
+            // A device can go at any moment; an error of one device hides no other device.
+            client::call_running::<_, Counted>(&runtime, "Stat", &request, concerns).ok()?.map(|it| it.stats)
+        }
+        (None, _) => None,
+    };
+    infos.iter().map(of).collect()
+}
+
 /// What the device has done that goes by a NAME, a path under /dev, or the path of its image.
 ///
 /// # Errors

@@ -66,10 +66,20 @@ where
     P: Serialize,
     R: DeserializeOwned,
 {
-    match connect(runtime)? {
-        Some(stream) => Line::new(runtime, stream)?.call(method, parameters, &[], concerns),
-        None => Ok(None),
+    // The connection of the last call may be to a server that has ended; then the call was not taken.
+    for again in [true, false] {
+        let line = match again {
+            true => Line::again(runtime),
+            false => connect(runtime)?.map(|stream| Line::new(runtime, stream)).transpose()?,
+        };
+        if let Some(mut line) = line
+            && let Some(reply) = line.call(method, parameters, &[], concerns)?
+        {
+            line.keep();
+            return Ok(Some(reply));
+        }
     }
+    Ok(None)
 }
 
 /// A connection to a supervisor.

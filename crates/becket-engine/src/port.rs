@@ -207,11 +207,12 @@ impl Io<'_> {
         self.core.take_events(self.ring, kind)
     }
 
-    /// Writes to the port's [bell](Port::bell), if it has one; a token of that kind follows then.
+    /// Writes to the port's [bell](Port::bell), if it has one. Whether a token of that kind follows, which it
+    /// does if writing may block: it must be waited for then.
     ///
     /// # Errors
     /// The ring cannot be submitted to any more.
-    pub fn ring_bell(&mut self, kind: u8) -> Result<(), Errno> {
+    pub fn ring_bell(&mut self, kind: u8) -> Result<bool, Errno> {
         self.core.ring_bell(self.ring, kind)
     }
 

@@ -20,7 +20,7 @@ mod entry;
 
 #[cfg(test)]
 pub(crate) use entry::words_of;
-pub(crate) use entry::{Transfer, fixed, listed, multishot_into, shortened};
+pub(crate) use entry::{Transfer, fixed, listed, multishot_into, shortened, unanswered};
 
 /// Submission entries of each ring; a longer batch is submitted in pieces.
 const ENTRIES: u32 = 1024;
@@ -360,9 +360,9 @@ impl Ring {
     }
 }
 
-/// The restrictions of a ring. Flags: descriptors from the table, buffers from a group.
+/// The restrictions of a ring. Flags: descriptors from the table, buffers from a group, no answer.
 fn restrictions() -> Vec<Restriction> {
-    let flags = squeue::Flags::FIXED_FILE | squeue::Flags::BUFFER_SELECT;
+    let flags = squeue::Flags::FIXED_FILE | squeue::Flags::BUFFER_SELECT | squeue::Flags::SKIP_SUCCESS;
     let operations = OPERATIONS.map(Restriction::sqe_op);
     let registrations = REGISTRATIONS.map(Restriction::register_op);
     operations

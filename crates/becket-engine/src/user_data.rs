@@ -3,6 +3,9 @@
 
 use crate::Token;
 
+/// Of what nobody waits for; no queue has this index. (The highest number is the thread's own.)
+pub(crate) const NOBODY: u64 = u64::MAX - 1;
+
 /// Whose completion it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {

@@ -76,7 +76,7 @@ macro_rules! workloads {
 }
 
 /// All scenarios.
-pub(crate) const SCENARIOS: [Scenario; 8] = [
+pub(crate) const SCENARIOS: [Scenario; 9] = [
     Scenario {
         name: "cost",
         title: "Instructions of one I/O",
@@ -230,6 +230,23 @@ devices attached. *version* is `-V`, which does nothing else.",
         }],
     },
     Scenario {
+        name: "vhost",
+        title: "Disks of virtual machines",
+        about: "\
+Random reads of 4 KiB over vhost-user-blk with one queue, by one driver for all servers, which waits for
+notifications as a virtual machine does. *cached*: of a file in memory. *direct*: past the page cache, of a
+file on the checkout's disk. *cpu-us* is the server's CPU time of one I/O, and *calls* its system calls, at
+depth 64; *d1-us* is the time of one I/O at depth 1. *qsd* is qemu-storage-daemon with io_uring, and
+*qsd-threads* with its default.",
+        places: &[Place {
+            ground: Ground::Host { memory: true },
+            variables: "ENTRANTS=(becket qsd qsd-threads) ROUNDS=5 SECONDS_EACH=2 MIB=256 WAYS=(cached direct)",
+            short: "ROUNDS=1 SECONDS_EACH=1 MIB=16 WAYS=(cached)",
+            script: &[include_str!("guest/vhost.sh")],
+            ..PLACE
+        }],
+    },
+    Scenario {
         name: "nested",
         title: "Images inside images",
         about: "\
@@ -298,6 +315,6 @@ mod tests {
                 exec::quietly(std::process::Command::new("bash").args(["-n", "-c", &text])).unwrap();
             }
         }
-        assert_eq!(places, 15);
+        assert_eq!(places, 16);
     }
 }

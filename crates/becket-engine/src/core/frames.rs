@@ -7,8 +7,8 @@ use rustix::io::Errno;
 use super::state::{Core, is_lent};
 use crate::{
     Token,
-    ring::{Ring, Transfer, fixed},
-    user_data::{Source, user_data},
+    ring::{Ring, Transfer, fixed, unanswered},
+    user_data::{NOBODY, Source, user_data},
 };
 
 impl Core {
@@ -97,19 +97,25 @@ impl Core {
 
     /// Takes back what was written to it.
     pub(crate) fn take_events(&mut self, ring: &mut Ring, kind: u8) -> Result<(), Errno> {
-        let address = std::ptr::from_mut(&mut self.event_words[0]) as u64;
+        let address = std::ptr::from_mut(&mut *self.event_word) as u64;
         let way = Transfer { target: self.port, address, len: 8, ..Transfer::default() };
         let token = Token { kind, tag: Token::NO_TAG };
         self.push(ring, &way.entry().user_data(self.word(token)))
     }
 
-    /// Writes to the bell, if the port has one.
-    pub(crate) fn ring_bell(&mut self, ring: &mut Ring, kind: u8) -> Result<(), Errno> {
-        let Some(target) = self.bell else { return Ok(()) };
-        let address = std::ptr::from_ref(&self.event_words[1]) as u64;
-        let way = Transfer { write: true, target, address, len: 8, ..Transfer::default() };
+    /// Writes to the bell, if the port has one; whether a token follows. Of a bell that does not block only
+    /// failures would be said, and to nobody: what is written is never freed, so nothing has to wait for it.
+    pub(crate) fn ring_bell(&mut self, ring: &mut Ring, kind: u8) -> Result<bool, Errno> {
+        static ONE: [u8; 8] = 1u64.to_ne_bytes();
+        let Some((target, quiet)) = self.bell else { return Ok(false) };
+        let address = ONE.as_ptr() as u64;
+        let entry = Transfer { write: true, target, address, len: 8, ..Transfer::default() }.entry();
+        if quiet {
+            let pushed = ring.push(&unanswered(entry).user_data(NOBODY));
+            return pushed.map(|()| false).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
+        }
         let token = Token { kind, tag: Token::NO_TAG };
-        self.push(ring, &way.entry().user_data(self.word(token)))
+        self.push(ring, &entry.user_data(self.word(token))).map(|()| true)
     }
 
     /// Ends what waits for the port's descriptor and goes by that token.

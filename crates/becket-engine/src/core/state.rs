@@ -99,9 +99,10 @@ pub(crate) struct Core {
     pub(crate) lent: Box<[bool]>,
     /// Where the bytes are of requests in a virtual machine's memory.
     pub(super) guest: Option<Box<GuestRanges>>,
-    /// The slot of the port's bell, and the words that go to it and come from its descriptor.
-    pub(super) bell: Option<u32>,
-    pub(super) event_words: Box<[u64; 2]>,
+    /// The slot of the port's bell, and whether writing to it never blocks.
+    pub(super) bell: Option<(u32, bool)>,
+    /// What comes from its descriptor, if that is an event.
+    pub(super) event_word: Box<u64>,
     /// What a port over a stream socket needs besides.
     pub(super) stream: Option<Box<Stream>>,
     /// For commands that carry many elements.
@@ -224,8 +225,8 @@ impl Core {
                 _ => Box::default(),
             },
             guest,
-            bell: new.bell.map(|_| port + 1 + u32::from(new.tether.is_some())),
-            event_words: Box::new([0, 1]),
+            bell: new.bell.map(|bell| (port + 1 + u32::from(new.tether.is_some()), never_blocks(bell))),
+            event_word: Box::new(0),
             stream,
             lists,
             memory_files: staged.map(|staged| staged.done(port + ports.len() as u32 - 1)),
@@ -413,6 +414,11 @@ impl Core {
             let _ = drained.try_send(true);
         }
     }
+}
+
+/// Whether an event that somebody else has made was made not to block.
+fn never_blocks(event: BorrowedFd<'_>) -> bool {
+    rustix::fs::fcntl_getfl(event).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
 }
 
 /// Whether the kernel has a frame.

@@ -9,6 +9,8 @@ const URING_CMD_MULTISHOT: u32 = 1 << 1;
 /// Where `struct io_uring_sqe` keeps a command's flags and its buffer group.
 const COMMAND_FLAGS: std::ops::Range<usize> = 28..32;
 const BUFFER_GROUP: std::ops::Range<usize> = 40..42;
+/// Where it keeps the flags of an entry.
+const FLAGS: usize = 1;
 /// Where it keeps an operation's length.
 const LENGTH: std::ops::Range<usize> = 24..28;
 
@@ -32,6 +34,11 @@ pub(crate) fn multishot_into(entry: squeue::Entry, group: u16) -> squeue::Entry 
 /// The same read or write with fewer bytes.
 pub(crate) fn shortened(entry: squeue::Entry, len: u32) -> squeue::Entry {
     with_bytes(entry, |bytes| bytes[LENGTH].copy_from_slice(&len.to_ne_bytes()))
+}
+
+/// The same operation, whose success is not answered.
+pub(crate) fn unanswered(entry: squeue::Entry) -> squeue::Entry {
+    with_bytes(entry, |bytes| bytes[FLAGS] |= squeue::Flags::SKIP_SUCCESS.bits())
 }
 
 /// The same read or write of memory in `count` ranges: the address is that of their list (`struct iovec`).

@@ -17,7 +17,7 @@ use tracing::warn;
 use super::request::{self, FAILED, OK, Wanted};
 use super::split::{Broken, Chain, Split};
 
-/// Kinds of tokens: the driver has made requests available, its event was taken back, it was notified, the end
+/// Kinds of tokens: the driver has made requests available, its event was read, it was notified, the end
 /// of one that waits.
 const KICKED: u8 = 0;
 const TAKEN_BACK: u8 = 1;
@@ -46,6 +46,9 @@ pub(super) struct VringPort {
     serial: [u8; request::SERIAL],
     /// Writes are on stable storage before they end.
     durable: bool,
+    /// It is being notified, and must be once more.
+    calling: bool,
+    calls_again: bool,
     /// Requests may be waiting for a tag.
     starved: bool,
     leaving: bool,
@@ -84,6 +87,8 @@ impl VringPort {
             free: (0..depth).rev().collect(),
             serial,
             durable,
+            calling: false,
+            calls_again: false,
             starved: false,
             leaving: false,
             broken: false,
@@ -160,8 +165,20 @@ impl VringPort {
 
     /// Lets the driver see what has ended.
     fn publish(&mut self, io: &mut Io<'_>) {
-        if self.ring.publish() && io.ring_bell(CALLED).is_err() {
-            self.broken = true;
+        if self.ring.publish() {
+            self.call(io);
+        }
+    }
+
+    /// Notifies the driver, once at a time.
+    fn call(&mut self, io: &mut Io<'_>) {
+        if self.calling {
+            self.calls_again = true;
+            return;
+        }
+        match io.ring_bell(CALLED) {
+            Ok(follows) => self.calling = follows,
+            Err(_) => self.broken = true,
         }
     }
 
@@ -209,12 +226,16 @@ impl Port for VringPort {
     }
 
     fn completed(&mut self, io: &mut Io<'_>, token: Token, answer: Answer) {
-        if token.kind != KICKED || self.leaving {
-            return;
-        }
-        let again = if answer.more { Ok(()) } else { io.await_events(KICKED) };
-        if again.and_then(|()| io.take_events(TAKEN_BACK)).is_err() {
-            self.broken = true;
+        match token.kind {
+            // The event is not read: each write to it is a token, whatever its count.
+            KICKED if !answer.more && !self.leaving => self.broken |= io.await_events(KICKED).is_err(),
+            CALLED => {
+                self.calling = false;
+                if std::mem::take(&mut self.calls_again) {
+                    self.call(io);
+                }
+            }
+            _ => {}
         }
     }
 
@@ -246,11 +267,14 @@ impl Port for VringPort {
             return;
         }
         self.leaving = true;
-        for kind in [KICKED, TAKEN_BACK] {
-            if io.cancel(Token { kind, tag: Token::NO_TAG }, CANCEL).is_err() {
-                self.broken = true;
-            }
-        }
+        // A front-end that looks at the event finds what came from now on.
+        let waits = |kind| Token { kind, tag: Token::NO_TAG };
+        // If nothing was written to it, reading waits, whether it blocks or not.
+        let ended = io
+            .take_events(TAKEN_BACK)
+            .and_then(|()| io.cancel(waits(TAKEN_BACK), CANCEL))
+            .and_then(|()| io.cancel(waits(KICKED), CANCEL));
+        self.broken |= ended.is_err();
         self.close_if_idle(io);
     }
 

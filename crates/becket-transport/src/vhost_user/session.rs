@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
 use becket_engine::{GuestMemory, GuestPart};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{FileType, MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::io::ioctl_fionbio;
 
 use super::config::{self, CONFIG_WCE, FLUSH, PROTOCOL, SECTOR, VERSION_1, WRITEBACK};
@@ -323,7 +323,14 @@ fn no_vring() -> Refused {
 /// The event that came with a message that announces one.
 fn event(announced: bool, fds: Vec<OwnedFd>) -> Result<Option<Arc<OwnedFd>>, Refused> {
     match (announced, fds.into_iter().next()) {
-        (true, Some(fd)) => Ok(Some(Arc::new(fd))),
+        (true, Some(fd)) => {
+            // An event has no file of any kind. What has one could keep operations waiting without end.
+            let stat = fstat(&fd).map_err(|errno| Refused(errno.to_string()))?;
+            match FileType::from_raw_mode(stat.st_mode) {
+                FileType::Unknown => Ok(Some(Arc::new(fd))),
+                _ => refused("what came along is no event"),
+            }
+        }
         (false, None) => Ok(None),
         _ => refused("an event is missing, or came along unannounced"),
     }

@@ -13,6 +13,7 @@
 //! | `frames` | messages that a port reads and writes itself |
 //! | `guest` | requests whose bytes are in a virtual machine's memory |
 //! | `streamed` | the same over a stream socket |
+//! | `status` | what a range holds |
 //! | `state` | the queue: its slab, its buffers, its places in the ring's tables |
 //! | `loads`, `memory_files`, `intercepted`, `change`, `stream` | what of it belongs to one of these |
 
@@ -32,6 +33,7 @@ mod loads;
 mod memory_files;
 mod plan;
 mod state;
+mod status;
 mod stream;
 mod streamed;
 

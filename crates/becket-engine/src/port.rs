@@ -277,6 +277,21 @@ impl Io<'_> {
         self.core.send(self.ring, parts)
     }
 
+    /// Copies bytes of the staging buffer, from byte `from` on, into the frame of a tag, from byte `at` on.
+    ///
+    /// # Errors
+    /// They are not there, or one of the two is in use.
+    pub fn unstage(&mut self, tag: u16, from: usize, at: usize, len: usize) -> Result<(), Errno> {
+        self.core.unstage(tag, from, at, len)
+    }
+
+    /// How far the bytes of the image from byte `offset` on are of one state, up to `len`: the number of bytes,
+    /// whether they take no room, and whether they read as zeroes. It may ask a file system, which takes a
+    /// system call: not for reads and writes.
+    pub fn status(&self, offset: u64, len: u64) -> (u64, bool, bool) {
+        self.core.status(offset, len)
+    }
+
     /// Length of the image at present, in bytes.
     pub fn length(&self) -> u64 {
         self.core.map.len()

@@ -9,6 +9,7 @@ pub mod fuse;
 mod kind;
 pub mod loop_;
 mod module;
+pub mod nbd;
 pub mod node;
 pub mod serve;
 pub mod sysfs;

@@ -133,6 +133,8 @@ pub(crate) enum DoorOrder {
 pub(crate) enum DoorReport {
     /// It waits for clients. The notes are precautions that the environment forbids.
     Started { notes: Vec<String> },
+    /// It has taken the order to attend, and lets clients in.
+    Attends,
     /// It will not attend to the door at all.
     Refused { why: String },
     /// A client wants that export. The descriptor: its socket.

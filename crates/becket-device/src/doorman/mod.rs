@@ -13,10 +13,10 @@ mod tls;
 
 use std::os::fd::OwnedFd;
 
-use crate::contract::Error;
 use crate::contract::export::{DoorOrder, DoorReport};
 use crate::contract::protocol;
 use crate::contract::sealed;
+use crate::contract::{Error, ErrorKind};
 use crate::system::role::{self, Begun, Role};
 use crate::system::{confine, harden};
 use hall::{Hall, Rules};
@@ -37,7 +37,11 @@ pub fn doorman_main() -> Result<(), Error> {
         let failed = |error| Error::Worker { what: format!("cannot hear its server: {error}") };
         protocol::send(&control, &DoorReport::Started { notes }, &[]).map_err(failed)?;
         match protocol::receive::<DoorOrder>(&control).map_err(failed)? {
-            Some((order, fds)) => attend(order, fds).map(Some),
+            Some((order, fds)) => {
+                let hall = attend(order, fds)?;
+                protocol::send(&control, &DoorReport::Attends, &[]).map_err(failed)?;
+                Ok(Some(hall))
+            }
             None => Ok(None),
         }
     });
@@ -53,7 +57,11 @@ pub fn doorman_main() -> Result<(), Error> {
 }
 
 fn attend(order: DoorOrder, fds: Vec<OwnedFd>) -> Result<Hall, Error> {
-    let bad = |what: &str| Error::Worker { what: format!("cannot attend to clients: {what}") };
+    let bad = |what: &str| Error::Failed {
+        kind: ErrorKind::InvalidOption,
+        message: format!("no client could be let in: {what}"),
+        hint: None,
+    };
     let DoorOrder::Attend { shown, max_connections, verify, allow, open } = order else {
         return Err(bad("its first order is none"));
     };

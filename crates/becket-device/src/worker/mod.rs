@@ -15,6 +15,7 @@ use std::time::Duration;
 use becket_engine::{Decoding, IoThreads, Serving};
 use becket_image::{Grow, Grower, Image, Source};
 use becket_transport::aside::within;
+use becket_transport::nbd::{Departure, Nbd};
 use becket_transport::serve::{self, Decoded, ServeError, Served};
 use becket_transport::vhost_user::VhostUser;
 use becket_transport::{fuse, ublk};
@@ -118,6 +119,7 @@ struct Front {
 
 #[derive(Clone)]
 enum Taker {
+    Nbd(Arc<Nbd>),
     VhostUser(Arc<VhostUser>),
 }
 
@@ -240,7 +242,8 @@ impl Worker {
             }
             Own::VhostUser { tether } => VhostUser::serve(&self.threads, setup, &serial, tether, on_closed)
                 .map(|front| (Arc::clone(front.served()), Some(Taker::VhostUser(Arc::new(front))))),
-            Own::Nbd { .. } => unreachable!(),
+            Own::Nbd { tether } => Nbd::serve(setup, tether, on_closed)
+                .map(|nbd| (Arc::clone(nbd.served()), Some(Taker::Nbd(Arc::new(nbd))))),
         };
         drop(adding);
         match served {
@@ -291,30 +294,59 @@ impl Worker {
     /// Begins to release a device that another worker will serve. If that fails the device is not closed in
     /// time, and the supervisor ends us.
     fn leave(&self, id: DeviceId) {
-        if let Some(Front { taker: Taker::VhostUser(front), .. }) = self.front(id) {
-            return front.leave();
-        }
-        if let Some(Err(error)) = self.served(id).map(|served| served.leave(&self.threads)) {
+        let left = match self.front(id) {
+            Some(Front { taker: Taker::VhostUser(front), .. }) => return front.leave(),
+            Some(Front { taker: Taker::Nbd(nbd), .. }) => Some(nbd.leave(&self.threads)),
+            None => self.served(id).map(|served| served.leave(&self.threads)),
+        };
+        if let Some(Err(error)) = left {
             warn!("cannot leave: {error}");
         }
     }
 
     /// Serves a client of an export; one that cannot be served is turned away.
-    fn connect(&self, id: DeviceId, visitor: Visitor, fds: Vec<OwnedFd>) {
+    fn connect(self: &Arc<Self>, id: DeviceId, visitor: Visitor, fds: Vec<OwnedFd>) {
         let (Some(Front { taker, count }), Some(socket)) = (self.front(id), fds.into_iter().next()) else {
             return warn!("a client of {id} is turned away");
         };
         count.begin();
-        let ended = Box::new({
-            let count = Arc::clone(&count);
-            move || count.end()
-        });
         match (taker, visitor) {
-            (Taker::VhostUser(front), Visitor::VhostUser) => front.connect(socket, ended),
+            (Taker::VhostUser(front), Visitor::VhostUser) => {
+                front.connect(socket, Box::new(move || count.end()));
+            }
+            (Taker::Nbd(nbd), Visitor::Nbd { terms, unread }) => {
+                let agreed = match serde_json::from_value(terms) {
+                    Ok(agreed) => agreed,
+                    Err(error) => {
+                        count.end();
+                        return warn!("a client of {id} is turned away: {error}");
+                    }
+                };
+                let worker = Arc::clone(self);
+                let ended = move |departure: Option<Departure>| {
+                    departure.into_iter().for_each(|departure| worker.give_back(id, departure));
+                    count.end();
+                };
+                if let Err(error) = nbd.connect(&self.threads, socket, agreed, unread, Box::new(ended)) {
+                    warn!("a client of {id} is turned away: {error}");
+                }
+            }
             _ => {
                 warn!("a client of {id} speaks another protocol");
-                ended();
+                count.end();
             }
+        }
+    }
+
+    /// A client that was left goes to the next worker.
+    fn give_back(&self, id: DeviceId, departure: Departure) {
+        let Departure { socket, agreed, unread } = departure;
+        match serde_json::to_value(agreed) {
+            Ok(terms) => {
+                let visitor = Visitor::Nbd { terms, unread };
+                self.tell(&Report::Left { id, visitor }, &[socket.as_fd()]);
+            }
+            Err(error) => warn!("a client of {id} is lost: {error}"),
         }
     }
 

@@ -21,6 +21,19 @@ impl Core {
         }
     }
 
+    /// Copies bytes of the staging buffer into a frame.
+    pub(crate) fn unstage(&mut self, tag: u16, from: usize, at: usize, len: usize) -> Result<(), Errno> {
+        let free =
+            self.slab.get(usize::from(tag)).is_some_and(|slot| !slot.busy) && !is_lent(&self.lent, tag);
+        let stream = self.stream.as_mut().filter(|stream| free && !stream.receiving).ok_or(Errno::INVAL)?;
+        let buffers = self.buffers.as_mut().ok_or(Errno::INVAL)?;
+        let end = from.checked_add(len).ok_or(Errno::INVAL)?;
+        let bytes = stream.staging.slice(0).get(from..end).ok_or(Errno::INVAL)?;
+        let place = buffers.frame(tag.into()).get_mut(at..).and_then(|place| place.get_mut(..len));
+        place.ok_or(Errno::INVAL)?.copy_from_slice(bytes);
+        Ok(())
+    }
+
     /// Receives into the staging buffer, from byte `from` on.
     pub(crate) fn receive_staged(&mut self, ring: &mut Ring, from: usize) -> Result<(), Errno> {
         let stream = self.stream.as_mut().filter(|stream| !stream.receiving).ok_or(Errno::INVAL)?;

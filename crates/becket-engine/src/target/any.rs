@@ -86,6 +86,10 @@ impl Target for AnyTarget {
         each!(self, target => target.sync_now())
     }
 
+    fn hole(&self, offset: u64, len: u64) -> (u64, bool) {
+        each!(self, target => target.hole(offset, len))
+    }
+
     fn read_unit(&self, direct_io: DirectIo) -> Option<u64> {
         each!(self, target => target.read_unit(direct_io))
     }

@@ -7,8 +7,9 @@ mod way;
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 
-use becket_image::{DirectIo, FileSource};
+use becket_image::{DirectIo, FileKind, FileSource};
 use io_uring::{opcode, squeue, types::FsyncFlags};
+use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
 pub(crate) use state::FileState;
@@ -142,6 +143,23 @@ impl Target for FileTarget {
 
     fn is_writable(&self) -> bool {
         self.file.facts.writable
+    }
+
+    fn hole(&self, offset: u64, len: u64) -> (u64, bool) {
+        if self.file.facts.kind != FileKind::Regular {
+            return (len, false);
+        }
+        let file = &self.file.buffered;
+        match seek(file, SeekFrom::Data(offset)) {
+            Ok(data) if data > offset => ((data - offset).min(len), true),
+            Ok(_) => match seek(file, SeekFrom::Hole(offset)) {
+                Ok(hole) if hole > offset => ((hole - offset).min(len), false),
+                _ => (len, false),
+            },
+            // Nothing but a hole up to the end.
+            Err(Errno::NXIO) => (len, true),
+            Err(_) => (len, false),
+        }
     }
 
     fn operate(&self, piece: &Piece, slot: &mut Slot, governor: &mut Governor) -> Result<Step, Errno> {

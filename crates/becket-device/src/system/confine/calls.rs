@@ -48,12 +48,7 @@ const NAMES: &[&str] = &[
 ];
 
 /// The rings that there are.
-const RINGS: &[libc::c_long] = &[
-    libc::SYS_io_uring_enter,
-    libc::SYS_io_uring_register,
-    // The memory of a virtual machine is not locked.
-    libc::SYS_munlock,
-];
+const RINGS: &[libc::c_long] = &[libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
 
 /// What every process needs.
 const ALL: &[libc::c_long] = &[
@@ -81,6 +76,8 @@ const ALL: &[libc::c_long] = &[
     // What is too long for a message; neither run nor mapped as code.
     libc::SYS_memfd_create,
     libc::SYS_ftruncate,
+    libc::SYS_lseek,
+    libc::SYS_pread64,
     // Memory.
     libc::SYS_munmap,
     // Of a virtual machine, which is not ours to lock.
@@ -116,13 +113,11 @@ const ALL: &[libc::c_long] = &[
 
 /// Places in files that it holds.
 const FILES: &[libc::c_long] = &[
-    libc::SYS_pread64,
     libc::SYS_pwrite64,
     libc::SYS_preadv,
     libc::SYS_pwritev,
     libc::SYS_preadv2,
     libc::SYS_pwritev2,
-    libc::SYS_lseek,
     libc::SYS_fsync,
     libc::SYS_fdatasync,
     libc::SYS_fallocate,

@@ -16,9 +16,9 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{SendFlags, SocketFlags, accept_with};
 use tracing::{info, warn};
 
-use crate::contract::Error;
 use crate::contract::export::{DoorOrder, DoorReport, Export, Shown, Visitor};
 use crate::contract::protocol;
+use crate::contract::{Error, ErrorKind};
 use crate::supervisor::introduction::{notes_of, quoted};
 use crate::supervisor::restarts::Restarts;
 use crate::system::helper;
@@ -209,6 +209,15 @@ impl Door {
         let order = DoorOrder::Attend { shown, max_connections, verify, allow, open };
         let fds = [self.hall.listener.as_fd(), self.hall.words.as_fd()];
         protocol::send(&line, &order, &fds).map_err(|error| failed(&error.to_string()))?;
+        // Its certificate may be of no use, which only the doorman finds.
+        match hear_one(&line).map_err(|error| failed(&error.to_string()))? {
+            DoorReport::Attends => {}
+            DoorReport::Refused { why } => {
+                let (kind, message) = (ErrorKind::InvalidOption, quoted(&why));
+                return Err(Error::Failed { kind, message, hint: None });
+            }
+            _ => return Err(failed("it speaks before it has started")),
+        }
         let line = Arc::new(line);
         let mut state = lock(&self.state);
         if state.closed {
@@ -306,13 +315,17 @@ struct Attended {
 
 /// The first report, before which it is no doorman yet.
 fn first_words(line: &OwnedFd) -> io::Result<Vec<String>> {
+    match hear_one(line)? {
+        DoorReport::Started { notes } => Ok(notes_of(&notes)),
+        DoorReport::Refused { why } => Err(io::Error::other(quoted(&why))),
+        _ => Err(io::Error::other("it speaks before it has started")),
+    }
+}
+
+/// One report, in a bounded time.
+fn hear_one(line: &OwnedFd) -> io::Result<DoorReport> {
     set_socket_timeout(line, Timeout::Recv, Some(PATIENCE))?;
     let report = protocol::receive::<DoorReport>(line)?;
     set_socket_timeout(line, Timeout::Recv, None)?;
-    match report {
-        Some((DoorReport::Started { notes }, _)) => Ok(notes_of(&notes)),
-        Some((DoorReport::Refused { why }, _)) => Err(io::Error::other(quoted(&why))),
-        Some(_) => Err(io::Error::other("it speaks before it has started")),
-        None => Err(io::Error::other("it ended before it was ready")),
-    }
+    report.map(|(report, _)| report).ok_or_else(|| io::Error::other("it ended before it was ready"))
 }

@@ -1,0 +1,137 @@
+//! The image as an export over NBD (doc/proto.md of the NBD project): the handshake, and connections that come
+//! and go, each of them one queue on an I/O thread.
+//! Knows nothing of image formats. A client is not trusted: what it sends is bounded in memory and work, and
+//! can harm only its own connection.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `handshake` | until a client has chosen an export; without a socket |
+//! | `port` | a connection's front: from requests to the engine and back |
+//! | `requests` | what requests want, and how they are answered; without a socket |
+//!
+//! A flush on one connection covers what all have finished writing, because the engine counts the syncs of a
+//! file for the whole device. So every client may use several connections (`CAN_MULTI_CONN`).
+
+mod handshake;
+mod port;
+mod requests;
+
+pub use handshake::{Agreed, Handshake, LARGEST, Shown, Step};
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use becket_engine::{IoThreads, Memory};
+
+use crate::serve::{Finally, ServeError, Served, Setup};
+use port::{Left, NbdPort};
+
+/// Bytes of a tag's buffer: longer requests are carried out in pieces of that.
+const PIECE: usize = 256 << 10;
+/// Bytes of the staging buffer, and the most that may be unread when a connection is handed over.
+const STAGING: usize = 64 << 10;
+
+/// What ends a connection: with the client that was left, where the queue was asked to leave.
+pub type Ended = Box<dyn FnOnce(Option<Departure>) + Send>;
+
+/// A client that was left between two replies, for the next worker.
+#[derive(Debug)]
+pub struct Departure {
+    /// Its connection.
+    pub socket: OwnedFd,
+    /// What was agreed on with it.
+    pub agreed: Agreed,
+    /// What it has sent that was not carried out.
+    pub unread: Vec<u8>,
+}
+
+/// An image that is exported over NBD.
+#[derive(Debug)]
+pub struct Nbd {
+    served: Arc<Served>,
+    tether: Mutex<Option<Arc<OwnedFd>>>,
+    /// The places of queues that are free.
+    free: Arc<Mutex<BTreeSet<u16>>>,
+    depth: u16,
+}
+
+impl Nbd {
+    /// Makes an image ready for clients, without one. `setup.queues` is the most connections at once, and
+    /// `setup.depth` the requests of each. `tether` stays open as long as anything may still reach the backing
+    /// (see [`becket_engine::Port::tether`]). `on_closed` runs once it is [left](Nbd::leave) and the last
+    /// connection has ended.
+    ///
+    /// # Errors
+    /// The image cannot be served; `on_closed` still runs.
+    pub fn serve(
+        setup: Setup,
+        tether: OwnedFd,
+        on_closed: Box<dyn FnOnce() + Send>,
+    ) -> Result<Nbd, ServeError> {
+        let (queues, depth) = (setup.queues, setup.depth);
+        let served = setup.serve_none(Finally::new(on_closed))?;
+        Ok(Nbd {
+            served: Arc::new(served),
+            tether: Mutex::new(Some(Arc::new(tether))),
+            free: Arc::new(Mutex::new((0..queues).collect())),
+            depth: depth.max(1),
+        })
+    }
+
+    /// What is served.
+    pub fn served(&self) -> &Arc<Served> {
+        &self.served
+    }
+
+    /// Serves a client that has agreed on this export. `unread` is what it has sent since. The socket must
+    /// block. `ended` runs when its connection has ended; at once, if it cannot be served.
+    pub fn connect(
+        &self,
+        threads: &IoThreads,
+        socket: OwnedFd,
+        agreed: Agreed,
+        unread: Vec<u8>,
+        ended: Ended,
+    ) -> Result<(), ServeError> {
+        let tether = lock(&self.tether).clone();
+        let place = lock(&self.free).pop_first();
+        let (Some(tether), Some(number)) = (tether, place) else {
+            if let Some(number) = place {
+                lock(&self.free).insert(number);
+            }
+            ended(None);
+            return Ok(());
+        };
+        let left = Arc::new(Left::default());
+        let socket = Arc::new(socket);
+        let port = NbdPort::new(Arc::clone(&socket), tether, self.depth, &agreed, unread, Arc::clone(&left));
+        let free = Arc::clone(&self.free);
+        let on_closed = Box::new(move || {
+            lock(&free).insert(number);
+            let unread = left.take();
+            let departure = unread.and_then(|unread| {
+                // Nobody else has it any more.
+                let socket = Arc::into_inner(socket)?;
+                Some(Departure { socket, agreed, unread })
+            });
+            ended(departure);
+        });
+        let memory = Memory::Stream { head: requests::HEAD, size: PIECE, staging: STAGING };
+        self.served.add(threads, number, (self.depth, memory), Box::new(port), on_closed).map(drop)
+    }
+
+    /// Takes no more requests, finishes those that were taken, gives its clients back, and ends; returns
+    /// before that.
+    ///
+    /// # Errors
+    /// An I/O thread has ended.
+    pub fn leave(&self, threads: &IoThreads) -> Result<(), ServeError> {
+        drop(lock(&self.tether).take());
+        self.served.leave(threads)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,608 @@
+//! A connection's front: receives requests into a staging buffer, makes the engine carry them out, and sends
+//! many replies at once.
+//! Runs in the worker; it makes no system call, allocates nothing after its start, opens nothing and knows no
+//! format.
+//!
+//! A request takes one tag for each piece of its data. A piece's data lie in the tag's buffer, and the head of
+//! its reply just before them. While there is no tag, no request is taken in: a client that sends much, or
+//! reads nothing, keeps only itself waiting.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use becket_engine::{Answer, Io, Op, Port, Token};
+use becket_uapi::nbd as uapi;
+use rustix::io::Errno;
+
+use super::requests::{HEAD, Kind, Part, Style, kind_of, payload, piece};
+use super::{Agreed, PIECE, STAGING};
+
+/// Kinds of tokens: a piece of a write has come; something was cancelled.
+const RECEIVED: u8 = 0;
+const CANCEL: u8 = 1;
+/// The number of `base:allocation`.
+const CONTEXT: u32 = 1;
+/// The most bytes of a request that is refused which are passed over; a client that sends more is ended.
+const MOST_PASSED_OVER: u64 = 64 << 20;
+/// The most ranges of one reply about the state of ranges.
+const MOST_EXTENTS: usize = 1024;
+
+/// What a client had sent when its connection was left; `None` where it has ended otherwise.
+#[derive(Debug, Default)]
+pub(super) struct Left(Mutex<Option<Vec<u8>>>);
+
+impl Left {
+    fn put(&self, unread: Vec<u8>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(unread);
+    }
+
+    pub(super) fn take(&self) -> Option<Vec<u8>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// A request of the client, while any piece of it is under way.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    kind: Kind,
+    cookie: u64,
+    offset: u64,
+    len: u64,
+    /// Bytes that pieces were begun for, or that were received for it.
+    begun: u64,
+    /// Pieces that are under way.
+    pieces: u16,
+    /// The first error.
+    error: Option<Errno>,
+    /// The flush after it has begun; of a long read, its last piece is ready.
+    flushed: bool,
+}
+
+/// A piece of one.
+#[derive(Debug, Clone, Copy, Default)]
+struct Piece {
+    asked: u16,
+    offset: u64,
+    len: u32,
+}
+
+/// What is to be received next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Inward {
+    /// A header.
+    Head,
+    /// The data of a write, whose tag they go to piece by piece.
+    Data { asked: u16 },
+    /// The rest of a piece is being received into its tag.
+    Receiving,
+    /// Bytes of a request that was refused are passed over.
+    Drain(u64),
+    /// Nothing more: the client has said so, or its connection has ended.
+    Nothing,
+}
+
+/// One connection.
+pub(super) struct NbdPort {
+    socket: Arc<OwnedFd>,
+    tether: Arc<OwnedFd>,
+    style: Style,
+    allocation: bool,
+    left: Arc<Left>,
+    /// What the last server of the client had not understood.
+    unread: Vec<u8>,
+    pieces: Box<[Piece]>,
+    asked: Box<[Option<Asked>]>,
+    free: Vec<u16>,
+    free_asked: Vec<u16>,
+    /// A read that is answered piece by piece, since its replies are simple and it is longer than one. Nothing
+    /// else may be sent between its pieces.
+    long: Option<u16>,
+    /// Others that wait for that.
+    longs: VecDeque<u16>,
+    inward: Inward,
+    /// What is in the staging buffer.
+    from: usize,
+    to: usize,
+    staging: bool,
+    /// How many bytes of a piece are being received into its tag.
+    missing: usize,
+    /// Replies that wait to be sent, those that are being sent, and the bytes of these.
+    ready: VecDeque<(u16, usize, usize)>,
+    sending: Vec<(u16, usize, usize)>,
+    sent: usize,
+    leaving: bool,
+    broken: bool,
+}
+
+impl NbdPort {
+    pub(super) fn new(
+        socket: Arc<OwnedFd>,
+        tether: Arc<OwnedFd>,
+        depth: u16,
+        agreed: &Agreed,
+        unread: Vec<u8>,
+        left: Arc<Left>,
+    ) -> NbdPort {
+        let count = usize::from(depth);
+        NbdPort {
+            socket,
+            tether,
+            style: Style { structured: agreed.structured || agreed.extended, extended: agreed.extended },
+            allocation: agreed.allocation,
+            left,
+            unread,
+            pieces: vec![Piece::default(); count].into_boxed_slice(),
+            asked: vec![None; count].into_boxed_slice(),
+            free: (0..depth).rev().collect(),
+            free_asked: (0..depth).rev().collect(),
+            long: None,
+            longs: VecDeque::with_capacity(count),
+            inward: Inward::Head,
+            from: 0,
+            to: 0,
+            staging: false,
+            missing: 0,
+            ready: VecDeque::with_capacity(count),
+            sending: Vec::with_capacity(count),
+            sent: 0,
+            leaving: false,
+            broken: false,
+        }
+    }
+
+    fn asked(&mut self, index: u16) -> Option<&mut Asked> {
+        self.asked.get_mut(usize::from(index))?.as_mut()
+    }
+
+    /// Takes in what is in the staging buffer, as far as there are tags.
+    fn take_in(&mut self, io: &mut Io<'_>) -> Result<(), Errno> {
+        loop {
+            let there = self.to - self.from;
+            match self.inward {
+                Inward::Nothing | Inward::Receiving => return Ok(()),
+                Inward::Drain(left) => {
+                    let some = there.min(usize::try_from(left).unwrap_or(usize::MAX));
+                    self.from += some;
+                    let left = left - some as u64;
+                    self.inward = if left == 0 { Inward::Head } else { Inward::Drain(left) };
+                    if left > 0 {
+                        return Ok(());
+                    }
+                }
+                Inward::Head => {
+                    let size = uapi::Request::size(self.style.extended);
+                    if there < size || self.free.is_empty() || self.leaving {
+                        return Ok(());
+                    }
+                    let head = io.staging().get(self.from..self.from + size).ok_or(Errno::IO)?;
+                    // A stream of which the place is lost is of no use.
+                    let request = uapi::Request::read(head, self.style.extended).ok_or(Errno::PROTO)?;
+                    self.from += size;
+                    self.ask(io, &request)?;
+                }
+                Inward::Data { asked } => {
+                    if there == 0 || self.free.is_empty() {
+                        return Ok(());
+                    }
+                    self.take_data(io, asked)?;
+                }
+            }
+        }
+    }
+
+    /// Takes in a header. There is a free tag.
+    fn ask(&mut self, io: &mut Io<'_>, request: &uapi::Request) -> Result<(), Errno> {
+        let follow = payload(request, self.style.extended);
+        if follow > MOST_PASSED_OVER {
+            return Err(Errno::MSGSIZE);
+        }
+        let whole = self.style.structured && request.flags & uapi::CMD_FLAG_DF != 0;
+        let kind = match kind_of(request, io.length(), self.allocation) {
+            // It must come in one chunk, and there is none that is so long.
+            Ok(Kind::Read) if whole && request.len > PIECE as u64 => Err(Errno::OVERFLOW),
+            kind => kind,
+        };
+        if kind == Ok(Kind::Disconnect) {
+            self.inward = Inward::Nothing;
+            return Ok(());
+        }
+        // There are as many as tags, and each takes one.
+        let index = self.free_asked.pop().ok_or(Errno::IO)?;
+        let uapi::Request { cookie, offset, len, .. } = *request;
+        let len = match kind {
+            // A hint: what is asked for first is worth it.
+            Ok(Kind::Cache) => len.min(PIECE as u64),
+            Ok(Kind::Other { op: Op::Flush, .. }) => 0,
+            _ => len,
+        };
+        let asked = Asked {
+            kind: kind.unwrap_or(Kind::Cache),
+            cookie,
+            offset,
+            len,
+            begun: 0,
+            pieces: 0,
+            error: kind.err(),
+            flushed: false,
+        };
+        self.asked[usize::from(index)] = Some(asked);
+        if let Err(errno) = kind {
+            if follow > 0 {
+                self.inward = Inward::Drain(follow);
+            }
+            let tag = self.free.pop().ok_or(Errno::IO)?;
+            return self.answer(io, tag, index, Err(errno));
+        }
+        match asked.kind {
+            Kind::Write { .. } => self.inward = Inward::Data { asked: index },
+            Kind::Status { one } => return self.status(io, index, one),
+            Kind::Read if !self.style.structured && len > PIECE as u64 => {
+                self.longs.push_back(index);
+                self.begin_long(io);
+            }
+            Kind::Read => self.begin_pieces(io, index),
+            Kind::Cache | Kind::Other { .. } => {
+                let tag = self.free.pop().ok_or(Errno::IO)?;
+                match asked.kind {
+                    Kind::Other { op: Op::Flush, .. } => self.begin(io, tag, index, 0, 0),
+                    _ => self.begin(io, tag, index, offset, asked.len),
+                }
+            }
+            Kind::Disconnect => {}
+        }
+        Ok(())
+    }
+
+    /// Takes some of the data of a write into a tag of its own. There is a free one, and a byte.
+    fn take_data(&mut self, io: &mut Io<'_>, index: u16) -> Result<(), Errno> {
+        let Some(asked) = self.asked(index) else { return Err(Errno::IO) };
+        let (offset, left) = (asked.offset + asked.begun, asked.len - asked.begun);
+        let len = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
+        asked.begun += len as u64;
+        asked.pieces += 1;
+        let whole = asked.begun == asked.len;
+        let tag = self.free.pop().ok_or(Errno::IO)?;
+        self.pieces[usize::from(tag)] = Piece { asked: index, offset, len: len as u32 };
+        let have = len.min(self.to - self.from);
+        io.unstage(tag, self.from, HEAD, have)?;
+        self.from += have;
+        if have < len {
+            io.receive_into(Token { kind: RECEIVED, tag }, HEAD + have, len - have)?;
+            (self.inward, self.missing) = (Inward::Receiving, len - have);
+            return Ok(());
+        }
+        self.inward = if whole { Inward::Head } else { Inward::Data { asked: index } };
+        self.begin_taken(io, tag);
+        Ok(())
+    }
+
+    /// Begins a piece of a write that is there.
+    fn begin_taken(&mut self, io: &mut Io<'_>, tag: u16) {
+        let Piece { asked, offset, len } = self.pieces[usize::from(tag)];
+        if let Some(kind) = self.asked(asked).map(|asked| asked.kind) {
+            io.begin(tag, piece(kind, offset, len.into()));
+        }
+    }
+
+    /// Begins one piece.
+    fn begin(&mut self, io: &mut Io<'_>, tag: u16, index: u16, offset: u64, len: u64) {
+        let Some(asked) = self.asked(index) else { return };
+        asked.begun += len;
+        asked.pieces += 1;
+        let request = piece(asked.kind, offset, len);
+        self.pieces[usize::from(tag)] =
+            Piece { asked: index, offset, len: u32::try_from(len).unwrap_or(u32::MAX) };
+        io.begin(tag, request);
+    }
+
+    /// Begins as many pieces of a read as there are tags. One has a tag at least.
+    fn begin_pieces(&mut self, io: &mut Io<'_>, index: u16) {
+        while let Some(asked) = self.asked(index).copied().filter(|asked| asked.begun < asked.len) {
+            let Some(tag) = self.free.pop() else {
+                // It goes on when a tag is free.
+                if !self.longs.contains(&index) {
+                    self.longs.push_back(index);
+                }
+                return;
+            };
+            let len = (asked.len - asked.begun).min(PIECE as u64);
+            self.begin(io, tag, index, asked.offset + asked.begun, len);
+        }
+    }
+
+    /// Goes on with requests that are longer than there was room for.
+    fn begin_long(&mut self, io: &mut Io<'_>) {
+        if self.style.structured {
+            while let Some(index) = self.longs.front().copied().filter(|_| !self.free.is_empty()) {
+                self.longs.pop_front();
+                self.begin_pieces(io, index);
+            }
+            return;
+        }
+        // Of those with simple replies one at a time, and of that one piece at a time.
+        if self.long.is_none() {
+            self.long = self.longs.pop_front();
+        }
+        let Some(index) = self.long else { return };
+        let Some(asked) = self.asked(index).copied().filter(|asked| asked.pieces == 0) else { return };
+        if asked.begun < asked.len
+            && let Some(tag) = self.free.pop()
+        {
+            let len = (asked.len - asked.begun).min(PIECE as u64);
+            self.begin(io, tag, index, asked.offset + asked.begun, len);
+        }
+    }
+
+    /// Describes the ranges of a request by what the map says of them.
+    fn status(&mut self, io: &mut Io<'_>, index: u16, one: bool) -> Result<(), Errno> {
+        let Some(Asked { cookie, offset, len, .. }) = self.asked(index).copied() else { return Ok(()) };
+        let tag = self.free.pop().ok_or(Errno::IO)?;
+        let (style, each) = (self.style, self.style.extent_size());
+        // Ranges are a multiple of nothing; one of 4 GiB does not fit 32 bits.
+        let longest = if style.extended { u64::MAX } else { u64::from(u32::MAX) & !0xfff };
+        let most = if one { 1 } else { MOST_EXTENTS };
+        let (mut at, mut count) = (0, 0);
+        while at < len && count < most {
+            let (run, hole, zero) = io.status(offset + at, len - at);
+            let run = run.clamp(1, len - at).min(longest);
+            let state = if hole { uapi::STATE_HOLE } else { 0 } | if zero { uapi::STATE_ZERO } else { 0 };
+            let place = io.frame(tag).get_mut(HEAD + count * each..).ok_or(Errno::IO)?;
+            style.extent(place, run, state).ok_or(Errno::IO)?;
+            at += run;
+            count += 1;
+        }
+        let mut head = [0; HEAD];
+        let size = style.status_head(&mut head, cookie, offset, count, CONTEXT).ok_or(Errno::IO)?;
+        let from = HEAD - size;
+        io.frame(tag).get_mut(from..HEAD).ok_or(Errno::IO)?.copy_from_slice(&head[..size]);
+        self.done(index);
+        self.ready.push_back((tag, from, size + count * each));
+        Ok(())
+    }
+
+    /// A piece has come to its end.
+    fn ended(&mut self, io: &mut Io<'_>, tag: u16, result: Result<u64, Errno>) -> Result<(), Errno> {
+        let Piece { asked: index, offset, len } = self.pieces[usize::from(tag)];
+        let Some(asked) = self.asked(index) else { return Err(Errno::IO) };
+        asked.pieces = asked.pieces.saturating_sub(1);
+        if let Err(errno) = result {
+            asked.error.get_or_insert(errno);
+        }
+        let whole = asked.pieces == 0 && asked.begun == asked.len;
+        let Asked { kind, cookie, offset: start, error, flushed, .. } = *asked;
+        match kind {
+            Kind::Read => {
+                let first = offset == start;
+                let last = whole || (!self.style.structured && error.is_some());
+                let ends = (first, last);
+                let frame = io.frame(tag);
+                let style = self.style;
+                let part = match (result, style.structured) {
+                    (Ok(_), _) => style.data(frame, cookie, (start, offset), len as usize, ends),
+                    (Err(errno), true) => {
+                        let error = uapi::error_number(errno.raw_os_error());
+                        style.failed(frame, cookie, (start, offset), error, last)
+                    }
+                    (Err(errno), false) if first => {
+                        style.plain(frame, cookie, start, uapi::error_number(errno.raw_os_error()))
+                    }
+                    // What has been sent cannot be taken back.
+                    (Err(errno), false) => return Err(errno),
+                };
+                if last && self.long == Some(index) {
+                    // It keeps its place until its last piece is being sent.
+                    if let Some(asked) = self.asked(index) {
+                        asked.flushed = true;
+                    }
+                } else if last {
+                    self.done(index);
+                }
+                self.queue(tag, part)
+            }
+            Kind::Other { durable: true, .. } if error.is_none() && !flushed => {
+                let Some(asked) = self.asked(index) else { return Err(Errno::IO) };
+                (asked.flushed, asked.pieces) = (true, 1);
+                io.begin(tag, piece(Kind::Other { op: Op::Flush, durable: false }, 0, 0));
+                Ok(())
+            }
+            _ if whole => self.answer(io, tag, index, error.map_or(Ok(()), Err)),
+            _ => {
+                self.free.push(tag);
+                Ok(())
+            }
+        }
+    }
+
+    /// The last that is said of a request without data.
+    fn answer(
+        &mut self,
+        io: &mut Io<'_>,
+        tag: u16,
+        index: u16,
+        result: Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let Some(Asked { cookie, offset, .. }) = self.asked(index).copied() else { return Err(Errno::IO) };
+        let error = result.err().map_or(0, |errno| uapi::error_number(errno.raw_os_error()));
+        let part = self.style.plain(io.frame(tag), cookie, offset, error);
+        self.done(index);
+        self.queue(tag, part)
+    }
+
+    fn done(&mut self, index: u16) {
+        if self.asked[usize::from(index)].take().is_some() {
+            self.free_asked.push(index);
+        }
+    }
+
+    fn queue(&mut self, tag: u16, part: Option<Part>) -> Result<(), Errno> {
+        let (from, len) = part.ok_or(Errno::IO)?;
+        self.ready.push_back((tag, from, len));
+        Ok(())
+    }
+
+    /// Sends what is ready, if nothing is being sent.
+    fn send(&mut self, io: &mut Io<'_>) -> Result<(), Errno> {
+        let ended = self.long.is_some_and(|long| self.asked(long).is_none_or(|asked| asked.flushed));
+        if !self.sending.is_empty() || (self.ready.is_empty() && !ended) {
+            return Ok(());
+        }
+        match self.long {
+            None => self.sending.extend(self.ready.drain(..)),
+            Some(long) => self.send_long(long),
+        }
+        if self.sending.is_empty() {
+            return Ok(());
+        }
+        self.sent = self.sending.iter().map(|(_, _, len)| len).sum();
+        io.send(&self.sending)
+    }
+
+    /// Takes what may be sent while a long read is answered: between its pieces nothing else.
+    fn send_long(&mut self, long: u16) {
+        let its = |(tag, ..): &(u16, usize, usize)| self.pieces[usize::from(*tag)].asked == long;
+        if let Some(at) = self.ready.iter().position(its) {
+            self.sending.extend(self.ready.remove(at));
+            return;
+        }
+        let asked = self.asked.get(usize::from(long)).and_then(Option::as_ref);
+        let whole = asked.is_none_or(|asked| asked.flushed);
+        let begun = asked.is_some_and(|asked| asked.begun > PIECE as u64 || asked.pieces == 0);
+        if whole {
+            self.done(long);
+            self.long = None;
+        }
+        if whole || !begun {
+            self.sending.extend(self.ready.drain(..));
+        }
+    }
+
+    /// Receives more, if what is there does not suffice.
+    fn receive(&mut self, io: &mut Io<'_>) -> Result<(), Errno> {
+        let waits = matches!(self.inward, Inward::Head | Inward::Drain(_) | Inward::Data { .. });
+        let leaves = self.leaving && self.inward == Inward::Head;
+        if self.staging || !waits || leaves || self.free.is_empty() {
+            return Ok(());
+        }
+        if self.from > 0 {
+            io.staging().copy_within(self.from..self.to, 0);
+            (self.from, self.to) = (0, self.to - self.from);
+        }
+        // A header that is there as a whole waits for a tag.
+        if self.inward == Inward::Head && self.to >= uapi::Request::size(self.style.extended) {
+            return Ok(());
+        }
+        io.receive_staged(self.to)?;
+        self.staging = true;
+        Ok(())
+    }
+
+    /// Nothing of the client is under way.
+    fn idle(&self) -> bool {
+        let none = self.free.len() == self.pieces.len() && self.free_asked.len() == self.asked.len();
+        none && !self.staging && self.sending.is_empty() && self.inward != Inward::Receiving
+    }
+
+    fn pass_on(&mut self, io: &mut Io<'_>) {
+        if !self.broken {
+            self.begin_long(io);
+            let outcome = self.take_in(io).and_then(|()| self.send(io)).and_then(|()| self.receive(io));
+            self.broken |= outcome.is_err();
+        }
+        if self.broken {
+            return io.close();
+        }
+        if !self.idle() {
+            return;
+        }
+        if self.inward == Inward::Nothing {
+            io.close();
+        } else if self.leaving {
+            let unread = io.staging().get(self.from..self.to).unwrap_or_default().to_vec();
+            // In the middle of a write its header is gone: such a one is received as a whole before.
+            if matches!(self.inward, Inward::Head) {
+                self.left.put(unread);
+            }
+            io.close();
+        }
+    }
+}
+
+impl Port for NbdPort {
+    fn descriptor(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    fn tether(&self) -> Option<&OwnedFd> {
+        Some(&self.tether)
+    }
+
+    fn start(&mut self, io: &mut Io<'_>) -> Result<(), Errno> {
+        let unread = std::mem::take(&mut self.unread);
+        if unread.len() > STAGING {
+            return Err(Errno::MSGSIZE);
+        }
+        io.staging().get_mut(..unread.len()).ok_or(Errno::IO)?.copy_from_slice(&unread);
+        self.to = unread.len();
+        self.take_in(io)?;
+        self.receive(io)
+    }
+
+    fn completed(&mut self, io: &mut Io<'_>, token: Token, answer: Answer) {
+        let result = answer.result;
+        if token == Token::STAGED {
+            self.staging = false;
+            match usize::try_from(result) {
+                Ok(0) => self.inward = Inward::Nothing,
+                Ok(len) => self.to += len,
+                Err(_) if self.leaving && result == -libc::ECANCELED => {}
+                Err(_) => self.broken = true,
+            }
+        } else if token == Token::SENT {
+            self.broken |= usize::try_from(result) != Ok(self.sent);
+            self.free.extend(self.sending.drain(..).map(|(tag, ..)| tag));
+        } else if token.kind == RECEIVED {
+            let tag = token.tag;
+            let index = self.pieces[usize::from(tag)].asked;
+            let all = usize::try_from(result) == Ok(self.missing);
+            let Some(asked) = self.asked(index).filter(|_| all) else {
+                // The stream has ended in the middle of a write.
+                self.broken = true;
+                return;
+            };
+            let whole = asked.begun == asked.len;
+            self.inward = if whole { Inward::Head } else { Inward::Data { asked: index } };
+            self.begin_taken(io, tag);
+        }
+    }
+
+    fn finished(&mut self, io: &mut Io<'_>, tag: u16, result: Result<u64, Errno>) {
+        self.broken |= self.ended(io, tag, result).is_err();
+    }
+
+    fn all_finished(&mut self, io: &mut Io<'_>, finished: &[(u16, Result<u64, Errno>)]) {
+        for (tag, result) in finished {
+            self.finished(io, *tag, *result);
+        }
+        // What has been begun at the end of a turn may have finished at once: no other turn may follow.
+        self.broken |= self.send(io).is_err();
+        if self.broken {
+            io.close();
+        }
+    }
+
+    fn leave(&mut self, io: &mut Io<'_>) {
+        if self.leaving || self.broken {
+            return;
+        }
+        self.leaving = true;
+        // In the middle of a write its data are received first.
+        if self.staging && self.inward == Inward::Head {
+            self.broken |= io.cancel(Token::STAGED, CANCEL).is_err();
+        }
+    }
+
+    fn turn_ended(&mut self, io: &mut Io<'_>) {
+        self.pass_on(io);
+    }
+}

@@ -55,6 +55,11 @@ pub(crate) enum Life {
 /// What is shown for a kind that this becket does not know: another version's record may say such a one.
 pub(crate) const UNKNOWN: Kind = Kind::Ublk;
 
+/// Whether devices of a kind show as disks.
+pub(crate) fn has_disk(kind: Kind) -> bool {
+    of(kind).disk != Disk::None
+}
+
 /// That of devices of a kind.
 pub(crate) const fn of(kind: Kind) -> Shape {
     let plain = Shape {

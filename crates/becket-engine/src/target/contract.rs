@@ -91,8 +91,8 @@ pub(crate) trait Target {
     /// Some may not be durable.
     fn sync_now(&self) -> Result<(), Errno>;
 
-    /// How far the bytes from byte `offset` of the source on are alike, up to `len`, and whether they are a hole,
-    /// which reads as zeroes. Without knowledge all are data.
+    /// How far the bytes from byte `offset` of the source on are alike, up to `len`, and whether they are a
+    /// hole, which reads as zeroes. Without knowledge all are data.
     fn hole(&self, _offset: u64, len: u64) -> (u64, bool) {
         (len, false)
     }

@@ -26,11 +26,7 @@ use becket_engine::{IoThreads, Memory};
 
 use crate::serve::{Finally, ServeError, Served, Setup};
 use port::{Left, NbdPort};
-
-/// Bytes of a tag's buffer: longer requests are carried out in pieces of that.
-const PIECE: usize = 256 << 10;
-/// Bytes of the staging buffer, and the most that may be unread when a connection is handed over.
-const STAGING: usize = 64 << 10;
+use requests::{HEAD, PIECE, STAGING};
 
 /// What ends a connection: with the client that was left, where the queue was asked to leave.
 pub type Ended = Box<dyn FnOnce(Option<Departure>) + Send>;
@@ -117,7 +113,7 @@ impl Nbd {
             });
             ended(departure);
         });
-        let memory = Memory::Stream { head: requests::HEAD, size: PIECE, staging: STAGING };
+        let memory = Memory::Stream { head: HEAD, size: PIECE, staging: STAGING };
         self.served.add(threads, number, (self.depth, memory), Box::new(port), on_closed).map(drop)
     }
 

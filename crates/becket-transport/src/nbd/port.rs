@@ -15,8 +15,8 @@ use becket_engine::{Answer, Io, Op, Port, Token};
 use becket_uapi::nbd as uapi;
 use rustix::io::Errno;
 
-use super::requests::{HEAD, Kind, Part, Style, kind_of, payload, piece};
-use super::{Agreed, PIECE, STAGING};
+use super::handshake::Agreed;
+use super::requests::{HEAD, Kind, PIECE, Part, STAGING, Style, kind_of, payload, piece};
 
 /// Kinds of tokens: a piece of a write has come; something was cancelled.
 const RECEIVED: u8 = 0;
@@ -172,7 +172,8 @@ impl NbdPort {
                 }
                 Inward::Head => {
                     let size = uapi::Request::size(self.style.extended);
-                    if there < size || self.free.is_empty() || self.leaving {
+                    let full = self.free.is_empty() || self.free_asked.is_empty();
+                    if there < size || full || self.leaving {
                         return Ok(());
                     }
                     let head = io.staging().get(self.from..self.from + size).ok_or(Errno::IO)?;
@@ -207,7 +208,6 @@ impl NbdPort {
             self.inward = Inward::Nothing;
             return Ok(());
         }
-        // There are as many as tags, and each takes one.
         let index = self.free_asked.pop().ok_or(Errno::IO)?;
         let uapi::Request { cookie, offset, len, .. } = *request;
         let len = match kind {
@@ -443,8 +443,8 @@ impl NbdPort {
 
     /// Sends what is ready, if nothing is being sent.
     fn send(&mut self, io: &mut Io<'_>) -> Result<(), Errno> {
-        let ended = self.long.is_some_and(|long| self.asked(long).is_none_or(|asked| asked.flushed));
-        if !self.sending.is_empty() || (self.ready.is_empty() && !ended) {
+        self.finish_long();
+        if !self.sending.is_empty() || self.ready.is_empty() {
             return Ok(());
         }
         match self.long {
@@ -466,14 +466,22 @@ impl NbdPort {
             return;
         }
         let asked = self.asked.get(usize::from(long)).and_then(Option::as_ref);
-        let whole = asked.is_none_or(|asked| asked.flushed);
-        let begun = asked.is_some_and(|asked| asked.begun > PIECE as u64 || asked.pieces == 0);
-        if whole {
+        let begun =
+            asked.is_some_and(|asked| asked.begun > 0 && (asked.begun > PIECE as u64 || asked.pieces == 0));
+        if !begun {
+            self.sending.extend(self.ready.drain(..));
+        }
+    }
+
+    /// Once the last piece of a long read has been sent, the next one may begin.
+    fn finish_long(&mut self) {
+        let Some(long) = self.long else { return };
+        let asked = self.asked.get(usize::from(long)).and_then(Option::as_ref);
+        let its = |(tag, ..): &(u16, usize, usize)| self.pieces[usize::from(*tag)].asked == long;
+        let sent = !self.ready.iter().chain(&self.sending).any(its);
+        if asked.is_none_or(|asked| asked.flushed) && sent {
             self.done(long);
             self.long = None;
-        }
-        if whole || !begun {
-            self.sending.extend(self.ready.drain(..));
         }
     }
 
@@ -505,6 +513,7 @@ impl NbdPort {
 
     fn pass_on(&mut self, io: &mut Io<'_>) {
         if !self.broken {
+            self.finish_long();
             self.begin_long(io);
             let outcome = self.take_in(io).and_then(|()| self.send(io)).and_then(|()| self.receive(io));
             self.broken |= outcome.is_err();
@@ -553,6 +562,8 @@ impl Port for NbdPort {
         if token == Token::STAGED {
             self.staging = false;
             match usize::try_from(result) {
+                // In the middle of a write nothing can be made of it.
+                Ok(0) if matches!(self.inward, Inward::Data { .. }) => self.broken = true,
                 Ok(0) => self.inward = Inward::Nothing,
                 Ok(len) => self.to += len,
                 Err(_) if self.leaving && result == -libc::ECANCELED => {}

@@ -5,8 +5,12 @@ use becket_engine::{Data, Op, Request};
 use becket_uapi::nbd as uapi;
 use rustix::io::Errno;
 
-use super::LARGEST;
+use super::handshake::LARGEST;
 
+/// Bytes of a tag's buffer: longer requests are carried out in pieces of that.
+pub(super) const PIECE: usize = 256 << 10;
+/// Bytes of the staging buffer, and the most that may be unread when a connection is handed over.
+pub(super) const STAGING: usize = 64 << 10;
 /// Bytes before a tag's buffer: the longest header of a reply, an offset, and what aligns the buffer.
 pub(super) const HEAD: usize = 64;
 

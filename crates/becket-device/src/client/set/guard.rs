@@ -13,8 +13,10 @@ use becket_transport::{node, sysfs};
 use becket_uapi::block;
 
 use super::changes::Changes;
-use crate::contract::{DeviceInfo, Error, ErrorKind};
+use crate::contract::{DeviceInfo, Error, ErrorKind, shape};
+use crate::control::health;
 use crate::record::judge::disk_of;
+use crate::record::runtime::Runtime;
 use crate::system::users;
 
 /// Longest that what programs have written to a device may take to reach its image.
@@ -25,16 +27,22 @@ const ANSWER: Duration = Duration::from_secs(60);
 pub(super) enum Use {
     /// It is not claimed, and cannot be while this lives.
     Free {
-        _claim: File,
+        /// An export has none.
+        _claim: Option<File>,
     },
     Held,
 }
 
 impl Use {
     pub(super) fn of(info: &DeviceInfo) -> Result<Use, Error> {
+        if !shape::has_disk(info.transport) {
+            let runtime = Runtime::existing()?;
+            let clients = runtime.and_then(|runtime| health::connections(&runtime, info));
+            return Ok(if clients.unwrap_or(0) > 0 { Use::Held } else { Use::Free { _claim: None } });
+        }
         let exclusive = rustix::fs::OFlags::EXCL.bits().cast_signed();
         match File::options().read(true).custom_flags(exclusive).open(&info.device) {
-            Ok(claim) => Ok(Use::Free { _claim: claim }),
+            Ok(claim) => Ok(Use::Free { _claim: Some(claim) }),
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
                 Ok(Use::Held)
             }
@@ -110,15 +118,21 @@ pub(super) fn may_become_read_only(info: &DeviceInfo, held: bool, force: bool) -
 
 fn busy(info: &DeviceInfo, what: &str, users: Vec<crate::contract::User>, hint: &str) -> Error {
     let who: Vec<String> = users.iter().map(ToString::to_string).collect();
-    let who = if who.is_empty() { "a program has claimed it".to_owned() } else { who.join(", ") };
+    let who = match who.is_empty() {
+        true if !shape::has_disk(info.transport) => "clients are connected".to_owned(),
+        true => "a program has claimed it".to_owned(),
+        false => who.join(", "),
+    };
     let message = format!("{} is in use {what}: {who}", info.device.display());
     Error::Failed { kind: ErrorKind::Busy, message, hint: Some(hint.to_owned()) }
 }
 
 /// The disk and its partitions, each of which has a page cache of its own.
 fn nodes(info: &DeviceInfo) -> impl Iterator<Item = PathBuf> {
-    let partitions = users::blocks(&disk_of(info)).into_iter().skip(1).map(|block| sysfs::node(&block.name));
-    std::iter::once(info.device.clone()).chain(partitions)
+    let blocks = if shape::has_disk(info.transport) { users::blocks(&disk_of(info)) } else { Vec::new() };
+    let partitions = blocks.into_iter().skip(1).map(|block| sysfs::node(&block.name));
+    let disk = shape::has_disk(info.transport).then(|| info.device.clone());
+    disk.into_iter().chain(partitions)
 }
 
 /// The page caches of a device, of whose old errors nothing will be heard any more.
@@ -164,6 +178,10 @@ fn aside<T: Send + 'static>(
 
 /// Has the kernel refuse writes to the device. What programs have written by then reaches the image.
 pub(super) fn freeze(info: &DeviceInfo) -> Result<(), Error> {
+    if !shape::has_disk(info.transport) {
+        // Its worker refuses writes, and has no page cache above it.
+        return Ok(());
+    }
     let disk = disk_of(info);
     // Before: what is refused from then on is no old error.
     let caches = Caches::of(info)?;

@@ -11,7 +11,7 @@ use super::compare::{self, Progress};
 use super::guard::{self, Caches, Use};
 use crate::contract::messages::{NewImage, OneDevice, Set};
 use crate::contract::spec::facts_of;
-use crate::contract::{DeviceInfo, Error, ErrorKind};
+use crate::contract::{DeviceInfo, Error, ErrorKind, shape};
 use crate::control::client;
 use crate::control::health::Concerns;
 use crate::record::device::Device;
@@ -43,6 +43,16 @@ pub(super) fn set(
                 hint: Some("unmount it first, or make it read-only: becket set --read-only on".to_owned()),
             });
         }
+        if !shape::has_disk(info.transport) {
+            return Err(Error::Failed {
+                kind: ErrorKind::Busy,
+                message: format!(
+                    "{} is in use: clients are connected, and would see another image",
+                    info.name
+                ),
+                hint: Some("have them disconnect first; `becket list` shows how many there are".to_owned()),
+            });
+        }
         compare::equal(info, opened, progress)?;
     }
 
@@ -58,7 +68,7 @@ pub(super) fn set(
         },
     };
     done.inspect_err(|_| {
-        if freezes {
+        if freezes && shape::has_disk(info.transport) {
             // Best effort: what counts is the error that led here.
             let _ = node::set_read_only(&disk_of(info), false);
         }

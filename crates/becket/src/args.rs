@@ -98,6 +98,7 @@ pub(crate) enum Command {
     Set(Set),
     Stat(Stat),
     Top(Top),
+    Metrics(Metrics),
     Doctor(Doctor),
     Losetup(Losetup),
     Serve(Serve),
@@ -406,6 +407,21 @@ pub(crate) struct Top {
     /// Sort by this column
     #[arg(long, value_name = "COLUMN", default_value = "name", value_parser = columns())]
     pub(crate) sort: Column,
+}
+
+/// Print statistics of all devices in the text format of Prometheus
+///
+/// The counters are those of `becket stat`. With --textfile, a file is replaced as a whole, for the textfile
+/// collector of Prometheus' node_exporter.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket metrics
+  becket metrics --textfile /var/lib/prometheus/node-exporter/becket.prom   # from a timer")]
+pub(crate) struct Metrics {
+    /// Write to this file instead of standard output
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) textfile: Option<PathBuf>,
 }
 
 /// An interval that is long enough to measure something.

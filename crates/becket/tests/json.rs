@@ -78,6 +78,7 @@ fn all_output_is_as_described() {
         ("stat", &["stat", "x", "disk", "inner", "none"]),
         ("top", &["top", "--once", "--interval", "50ms"]),
         ("failed", &["top"]),
+        ("metrics", &["metrics"]),
         ("devices", &["set", "x", "--read-only", "on"]),
         ("devices", &["refresh", "x"]),
         ("doctor", &["doctor"]),

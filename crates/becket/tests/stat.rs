@@ -165,3 +165,31 @@ fn top_quits_by_a_key_and_leaves_the_terminal_as_it_was() {
     assert!(shown.contains("0 devices") && shown.contains("select a device"), "{shown:?}");
     assert_eq!(after.trim_start().strip_prefix("exit 0\n").map(str::trim), Some(before.trim()), "{out:?}");
 }
+
+#[test]
+fn metrics_are_the_counters_of_stat() {
+    if !require_device("stat::metrics_are_the_counters_of_stat") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("odd\"name.img");
+    image::random(&image, 1 << 20, 1);
+    let device = place.attach(&image, &["--name", "measured"]);
+    direct(&device, |file, block| file.read_exact(block).unwrap());
+    let stat = at_rest(&place, &device);
+    let text = place.ok(["metrics"]);
+    let value = |metric: &str| -> f64 {
+        let start = format!("becket_device_{metric}{{name=\"measured\"");
+        let line =
+            text.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("{metric}: {text}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    assert_eq!(value("reads_completed_total"), stat["read"]["operations"].as_f64().unwrap());
+    assert_eq!(value("read_bytes_total"), stat["read"]["bytes"].as_f64().unwrap());
+    assert_eq!((value("live"), value("info"), value("size_bytes")), (1.0, 1.0, f64::from(1 << 20)));
+    assert!(text.contains("odd\\\"name.img\""), "{text}");
+    let file = place.path("becket.prom");
+    assert_eq!(place.ok(["metrics", "--textfile", file.to_str().unwrap()]), "");
+    let lines = |text: &str| text.lines().filter(|line| line.starts_with('#')).count();
+    assert_eq!(lines(&fs::read_to_string(&file).unwrap()), lines(&text));
+}

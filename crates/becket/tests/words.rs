@@ -8,7 +8,7 @@ use becket_testkit::{image, require_device, require_tools};
 use common::scratch;
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 19] = [
     "attach",
     "detach",
     "run",
@@ -24,6 +24,7 @@ const COMMANDS: [&str; 18] = [
     "refresh",
     "stat",
     "top",
+    "metrics",
     "doctor",
     "serve",
     "completions",

@@ -25,6 +25,7 @@ mod list;
 mod ls;
 mod map;
 mod map_svg;
+mod metrics;
 mod mount;
 mod mount_hints;
 mod parallel;
@@ -62,6 +63,7 @@ pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
         Command::Refresh(args) => refresh::run(ui, args),
         Command::Set(args) => set::run(ui, args),
         Command::Stat(args) => stat::run(ui, args),
+        Command::Metrics(args) => metrics::run(ui, args),
         Command::Top(args) => crate::top::run(ui, args),
         Command::Doctor(args) => doctor::run(ui, args),
         // Only with options of ours in front; else `main` has seen to it.

@@ -12,10 +12,10 @@ use serde::Serialize;
 
 use crate::Error;
 use crate::budget::{Budget, Held, Spent};
+use crate::disk::unpack_disk;
 use crate::image::Image;
 use crate::layer::packed;
 use crate::layer::{About, Contents, FileSystem, Format, LayerError, NodeKind, detect, foreign};
-use crate::qcow2;
 use crate::text::shown;
 use crate::through::DEPTH_MAX;
 
@@ -226,7 +226,7 @@ impl Look {
             self.packed = left;
             return packs_an_image(&file).then_some(file);
         }
-        match qcow2::unpack_alone(&file) {
+        match unpack_disk(&file) {
             Ok(Some(disk)) => Some(disk),
             Ok(None) => match foreign::find(&file) {
                 Ok(Some(format)) => format.disk.then_some(file),

@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use crate::bytes::field;
 use crate::cow::{self, Base, Overlay};
+use crate::disk::ends::Ends;
+use crate::disk::{self, vmdk};
 use crate::geometry::{self, Geometry};
 use crate::layer::foreign;
 use crate::layer::packed;
@@ -25,7 +27,6 @@ use crate::source::file::host::{
 use crate::source::file::locks::{self, Claim};
 use crate::text::shown;
 use crate::through::{self, End, Walk};
-use crate::vmdk;
 use crate::{
     Budget, DirectIo, Encoded, Error, FileKind, FileSource, Format, Identity, Image, LayerError, Map,
     Partition, ReadAt as _, Source,
@@ -223,7 +224,7 @@ fn stored_image(host: &Path, file: &HostFile, budget: &Budget) -> Result<(Image,
     Ok((Image::raw(Arc::new(reader), file.size, block_size).within(budget), block_size))
 }
 
-/// The disk in a file: the file itself, or what a qcow2 or VMDK and the files that it refers to hold. `whole`
+/// The disk in a file: the file itself, or what a container and the files that it refers to hold. `whole`
 /// says that only the whole disk is wanted; `lock` is called for each of those files.
 fn disk_in(
     first: &First<'_>,
@@ -232,7 +233,7 @@ fn disk_in(
 ) -> Result<Unpacked, Error> {
     let First { image, host, file, format, .. } = *first;
     let as_it_is = || Unpacked::plain(image.clone());
-    if !matches!(format, Format::Auto | Format::Qcow2 | Format::Vmdk) {
+    if format != Format::Auto && !format.is_disk() {
         return Ok(as_it_is());
     }
     let mut open = |path: &Path, found: HostInode| {
@@ -240,11 +241,21 @@ fn disk_in(
         lock(path, &fd, found.kind)?;
         host_file(path, fd, &found)
     };
-    let qcow2 = if format == Format::Vmdk { None } else { unpack_chain(first, &mut open)? };
-    let unpacked = match qcow2 {
-        None if format != Format::Qcow2 => vmdk::unpack(first, &mut open)?,
-        qcow2 => qcow2,
-    };
+    let wanted = |kind| format == Format::Auto || format == kind;
+    let mut unpacked = None;
+    if wanted(Format::Qcow2) {
+        unpacked = unpack_chain(first, &mut open)?;
+    }
+    if unpacked.is_none() && wanted(Format::Vmdk) {
+        unpacked = vmdk::unpack(first, &mut open)?;
+    }
+    if unpacked.is_none() && format != Format::Qcow2 {
+        let failed = |source| Error::Layer { image: shown(host.as_os_str().as_bytes()), source };
+        unpacked = disk::unpack(image, format).map_err(failed)?.map(|(image, unwritable)| {
+            let verdict = Verdict { unwritable, ..Verdict::default() };
+            Unpacked { verdict, ..Unpacked::plain(image) }
+        });
+    }
     match unpacked {
         Some(mut unpacked) => {
             let part =
@@ -267,17 +278,25 @@ fn disk_in(
     }
 }
 
-/// Why a file can only be read, judged by its first bytes: what the walk will report, before anything else is
+/// Why a file can only be read, judged by its first and last bytes: what the walk will report, before anything else is
 /// checked.
-fn only_read(file: &OwnedFd, format: Format) -> Option<String> {
-    let mut head = [0; foreign::VMDK_TITLE.len()];
-    file.read_at(&mut head, 0).ok()?;
-    if let Some(packed) = packed::kind_of_head(field(&head, 0), format) {
+fn only_read(file: &OwnedFd, len: u64, format: Format) -> Option<String> {
+    let Ok(Some(ends)) = Ends::read(file, len) else {
+        let mut head = [0; foreign::VMDK_TITLE.len()];
+        file.read_at(&mut head, 0).ok()?;
+        return only_read_head(&head, format);
+    };
+    only_read_head(&ends.head, format).or_else(|| disk::only_read(&ends, format))
+}
+
+/// The same by the first bytes alone, of which a short file has no more.
+fn only_read_head(head: &[u8], format: Format) -> Option<String> {
+    if let Some(packed) = packed::kind_of_head(field(head, 0), format) {
         return Some(through::compressed(packed));
     }
-    let wanted = |kind| format == Format::Auto || format == kind;
-    (wanted(Format::Vmdk) && head.eq_ignore_ascii_case(foreign::VMDK_TITLE))
-        .then(|| vmdk::ONLY_READ.to_owned())
+    let wanted = format == Format::Auto || format == Format::Vmdk;
+    let title = head.get(..foreign::VMDK_TITLE.len()).unwrap_or_default();
+    (wanted && title.eq_ignore_ascii_case(foreign::VMDK_TITLE)).then(|| vmdk::ONLY_READ.to_owned())
 }
 
 /// Opens what was found at `host`, and the image in it that `inside` names, which lies in `range` of it
@@ -299,7 +318,7 @@ fn open_inside(
     }
     if !read_only
         && inside.is_empty()
-        && let Some(reason) = only_read(&buffered, options.format)
+        && let Some(reason) = only_read(&buffered, size_of(host, &buffered, kind)?, options.format)
     {
         // Known before anything is locked, for readers must not shut each other out.
         return open_inside(target, true, Some(reason), range, options);
@@ -364,8 +383,8 @@ fn open_inside(
         let (offset, len) = geometry::window(&path, image.len(), &wanted)?;
         let part =
             (wanted.offset != 0 || wanted.size_limit.is_some()).then_some((wanted.offset, wanted.size_limit));
-        let plain =
-            (whole && walked.levels.len() == 1).then(|| image.stored().map_or("raw", |about| about.format));
+        let plain = (whole && walked.levels.len() == 1)
+            .then(|| image.stored().map_or("raw", |about| disk::name_to_qemu(about.format)));
         let image_part = part_of(&image, offset, len)?;
         let base = Base { image: image_part, links, remote: None, inside: inside.to_vec(), part, plain };
         let stack = cow::lay_over(base, file, options, &mut warnings)?;

@@ -10,11 +10,11 @@ use std::ffi::OsString;
 use std::ops::{ControlFlow, Range};
 use std::os::unix::ffi::OsStrExt;
 
+use crate::disk::unpack_disk;
 use crate::error::PARTITIONS;
 use crate::image::{Image, Layout};
 use crate::layer::packed::{self, Kind};
 use crate::layer::{Contents, FileSystem, Format, LayerError, NodeKind, detect, find, foreign};
-use crate::qcow2;
 use crate::text::shown;
 use crate::{Error, Identity, Partition};
 
@@ -187,7 +187,7 @@ impl Walk {
             let Some(level) = self.levels.last_mut() else { return Ok(()) };
             let here = Here { path: &level.path };
             let Some(kind) = packed::kind_of(&level.image, format) else {
-                // The disk in a qcow2 or VMDK is one, whatever its user has written there.
+                // The disk in a container is one, whatever its user has written there.
                 if file && format == Format::Auto && level.image.stored().is_none() {
                     foreign::refuse(&level.image).map_err(|source| here.layer(source))?;
                 }
@@ -199,7 +199,7 @@ impl Walk {
             let contents = detect(&level.image, format).map_err(|source| here.layer(source))?;
             // With the magic of a packed one it can still be another.
             let Some(packed) = &contents.packed else { return Ok(()) };
-            let inside = qcow2::unpack_alone(&packed.image).map_err(|source| here.layer(source))?;
+            let inside = unpack_disk(&packed.image).map_err(|source| here.layer(source))?;
             let next = Level {
                 path: level.path.clone(),
                 image: inside.unwrap_or_else(|| packed.image.clone()),
@@ -284,11 +284,13 @@ impl Walk {
         let file = matches!(reached, Reached::File(_));
         if file
             && !(stored && left.is_empty())
-            && let Some(disk) = qcow2::unpack_alone(&image).map_err(inside)?
+            && let Some(disk) = unpack_disk(&image).map_err(inside)?
         {
+            self.read_only = self.read_only.take().or_else(|| {
+                let format = disk.stored().map_or("disk", |about| about.format);
+                Some(format!("it is a {format} inside another image"))
+            });
             image = disk;
-            self.read_only =
-                self.read_only.take().or_else(|| Some("it is a qcow2 inside another image".to_owned()));
         }
         level.contents = Some(contents);
         self.levels.push(Level { path, image, span, contents: None, reached: Some(reached) });

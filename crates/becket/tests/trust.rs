@@ -63,27 +63,27 @@ fn a_foreign_container_is_refused_at_every_way_in() {
     }
     let place = scratch();
     image::gpt(&place.path("gpt.img"), 8 * MIB);
-    sh(&place, "qemu-img convert -f raw -O vdi gpt.img v.vdi");
-    let convert = "qemu-img convert -f vdi -O raw";
-    refused_everywhere(&place, "v.vdi", &["VirtualBox", convert, "--format raw"], &["inspect"]);
-    refused_everywhere(&place, "v.vdi/p1", &["VirtualBox", convert], &[]);
+    sh(&place, "qemu-img convert -f raw -O qed gpt.img v.qed");
+    let convert = "qemu-img convert -f qed -O raw";
+    refused_everywhere(&place, "v.qed", &["QED", convert, "--format raw"], &["inspect"]);
+    refused_everywhere(&place, "v.qed/p1", &["QED", convert], &[]);
     // `inspect` names it, and says that nothing else does more.
-    let reply = place.json(["inspect", "v.vdi"]);
-    assert_eq!(text(&reply["image"], "format"), "vdi");
+    let reply = place.json(["inspect", "v.qed"]);
+    assert_eq!(text(&reply["image"], "format"), "qed");
     assert!(reply["image"]["problems"][0].as_str().unwrap().contains(convert), "{reply:#}");
-    assert!(place.ok(["inspect", "v.vdi"]).contains(convert));
+    assert!(place.ok(["inspect", "v.qed"]).contains(convert));
     // The bytes as they are, on request.
-    let before = crc_whole(&place.path("v.vdi"));
-    let (device, _) = attach(&place, &["--via", "loop", "--format", "raw", "v.vdi"]);
+    let before = crc_whole(&place.path("v.qed"));
+    let (device, _) = attach(&place, &["--via", "loop", "--format", "raw", "v.qed"]);
     assert_eq!(crc_whole(&device), before);
-    place.ok(["detach", "v.vdi"]);
+    place.ok(["detach", "v.qed"]);
     // In the place of another image.
-    let size = fs::metadata(place.path("v.vdi")).unwrap().len();
+    let size = fs::metadata(place.path("v.qed")).unwrap().len();
     image::random(&place.path("other.img"), size, 1);
     attach(&place, &["--via", "loop", "-r", "--name", "swap", "other.img"]);
-    let ran = place.run(["set", "swap", "--image", "v.vdi"]);
+    let ran = place.run(["set", "swap", "--image", "v.qed"]);
     assert!(ran.code == 1 && ran.err.contains(convert), "{ran:?}");
-    place.ok(["set", "swap", "--image", "v.vdi", "--format", "raw"]);
+    place.ok(["set", "swap", "--image", "v.qed", "--format", "raw"]);
     place.ok(["detach", "swap"]);
 }
 

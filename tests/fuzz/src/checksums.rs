@@ -47,6 +47,67 @@ pub(crate) fn xz(bytes: &mut [u8]) {
     }
 }
 
+/// The inverted sum of the bytes of a part, big-endian, in the part itself.
+fn sum(part: Option<&mut [u8]>, at: usize) {
+    let Some(part) = part else { return };
+    let Some(place) = part.get_mut(at..at + 4) else { return };
+    place.fill(0);
+    let sum = !part.iter().fold(0_u32, |sum, byte| sum.wrapping_add(u32::from(*byte)));
+    if let Some(place) = part.get_mut(at..at + 4) {
+        place.copy_from_slice(&sum.to_be_bytes());
+    }
+}
+
+/// The footer of a VHD at either end, and the header of a dynamic one where it usually is.
+pub(crate) fn vhd(bytes: &mut [u8]) {
+    const COOKIE: &[u8] = b"conectix";
+    if bytes.starts_with(COOKIE) {
+        sum(bytes.get_mut(..512), 64);
+        sum(bytes.get_mut(512..1536), 36);
+    }
+    let end = bytes.len().saturating_sub(512);
+    if bytes.get(end..).is_some_and(|footer| footer.starts_with(COOKIE)) {
+        sum(bytes.get_mut(end..), 64);
+    }
+}
+
+/// The headers and the region tables of a VHDX.
+pub(crate) fn vhdx(bytes: &mut [u8]) {
+    if !bytes.starts_with(b"vhdxfile") {
+        return;
+    }
+    for (at, len) in [(64 << 10, 4 << 10), (128 << 10, 4 << 10), (192 << 10, 64 << 10), (256 << 10, 64 << 10)]
+    {
+        let Some(part) = bytes.get_mut(at..at + len) else { return };
+        if let Some(place) = part.get_mut(4..8) {
+            place.fill(0);
+        }
+        let sum = crc32c(part);
+        if let Some(place) = part.get_mut(4..8) {
+            place.copy_from_slice(&sum.to_le_bytes());
+        }
+    }
+}
+
+/// CRC-32C by a table of 256 entries.
+fn crc32c(bytes: &[u8]) -> u32 {
+    const TABLE: [u32; 256] = {
+        let mut table = [0_u32; 256];
+        let mut index = 0;
+        while index < table.len() {
+            let (mut crc, mut bit) = (index as u32, 0);
+            while bit < 8 {
+                crc = crc >> 1 ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 };
+                bit += 1;
+            }
+            table[index] = crc;
+            index += 1;
+        }
+        table
+    };
+    !bytes.iter().fold(!0, |crc, byte| crc >> 8 ^ TABLE[usize::from(crc as u8 ^ byte)])
+}
+
 /// The header of a block of an .xz file.
 pub(crate) fn xz_block(bytes: &mut [u8]) {
     let len = bytes.first().map_or(0, |size| usize::from(*size) * 4);
@@ -68,6 +129,10 @@ mod tests {
                 gpt(&mut bytes);
                 xz(&mut bytes);
                 xz_block(&mut bytes);
+                if let Some(magic) = bytes.get_mut(..8) {
+                    magic.copy_from_slice(b"conectix");
+                }
+                vhd(&mut bytes);
                 assert_eq!(bytes.len(), len);
             }
         }
@@ -78,5 +143,6 @@ mod tests {
         let mut bytes = *b"123456789    ";
         crc(&mut bytes, 0, 9, 9);
         assert_eq!(bytes[9..], 0xcbf4_3926_u32.to_le_bytes());
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     }
 }

@@ -54,6 +54,15 @@ pub(crate) fn qcow2(bytes: &[u8]) -> bool {
     disk.is_ok_and(|disk| disk.is_some_and(|disk| disk.read_some(0, BYTES).is_ok()))
 }
 
+/// The disk in another container that needs no other file.
+pub(crate) fn disks(bytes: &[u8]) -> bool {
+    let mut bytes = bytes.to_vec();
+    checksums::vhd(&mut bytes);
+    checksums::vhdx(&mut bytes);
+    let disk = becket_image::unpack_disk(&image(bytes));
+    disk.is_ok_and(|disk| disk.is_some_and(|disk| disk.read_some(0, BYTES).is_ok()))
+}
+
 /// A container that becket does not read: known by its ends, whatever lies between them.
 pub(crate) fn foreign(bytes: &[u8]) -> bool {
     let limits = Limits { bytes: 1 << 20, steps: 4096, memory: 1 << 20, ..Limits::default() };

@@ -26,6 +26,7 @@ pub const TARGETS: &[Target] = &[
     ("packed", image::packed),
     ("qcow2", image::qcow2),
     ("qcow2-written", grow::qcow2_written),
+    ("disks", image::disks),
     ("vmdk", becket_image::is_vmdk_descriptor),
     ("foreign", image::foreign),
     ("inspect", image::anything),

@@ -7,55 +7,18 @@
 //! false refusal is a failed boot.
 
 use super::{Foreign, Format, LayerError, detect};
-use crate::budget::Spent;
-use crate::bytes::{ReadAt as _, field, u8_at};
+use crate::bytes::field;
+use crate::disk::ends::Ends;
 use crate::image::Image;
-
-/// Bytes at the beginning and at the end of an image that are looked at.
-const LOOK: usize = 512;
-
-/// The first and the last bytes of an image; zeroes where it is shorter.
-struct Ends {
-    head: [u8; LOOK],
-    tail: [u8; LOOK],
-}
-
-impl Ends {
-    /// `None` where they cannot be read: a damaged disk may be attached just to rescue the rest.
-    fn of(image: &Image) -> Result<Option<Ends>, LayerError> {
-        let mut ends = Ends { head: [0; LOOK], tail: [0; LOOK] };
-        if image.len() < LOOK as u64 {
-            return Ok(None);
-        }
-        let head = image.read_at(&mut ends.head, 0);
-        match head.and_then(|()| image.read_at(&mut ends.tail, image.len() - LOOK as u64)) {
-            Ok(()) => Ok(Some(ends)),
-            Err(error) if Spent::of(&error).is_some() => Err(error.into()),
-            Err(_) => Ok(None),
-        }
-    }
-
-    fn begins(&self, magic: &[u8]) -> bool {
-        self.head.starts_with(magic)
-    }
-
-    fn byte(&self, at: usize) -> u8 {
-        u8_at(&self.head, at)
-    }
-
-    fn le32(&self, at: usize) -> u32 {
-        u32::from_le_bytes(field(&self.head, at))
-    }
-
-    fn le64(&self, at: usize) -> u64 {
-        u64::from_le_bytes(field(&self.head, at))
-    }
-}
 
 /// One of [`FORMATS`].
 struct Known {
     format: Foreign,
     magic: fn(&Ends) -> bool,
+}
+
+const fn known(format: Foreign, magic: fn(&Ends) -> bool) -> Known {
+    Known { format, magic }
 }
 
 const fn disk(
@@ -64,7 +27,7 @@ const fn disk(
     command: &'static str,
     magic: fn(&Ends) -> bool,
 ) -> Known {
-    Known { format: Foreign { name, what, disk: true, command }, magic }
+    known(container(name, what, command), magic)
 }
 
 const fn packed(
@@ -79,31 +42,35 @@ const fn packed(
 /// What the description of a VMDK begins with, in any case of letters.
 pub(crate) const VMDK_TITLE: &[u8] = b"# disk descriptorfile";
 
-/// VMDK with tables of its own, or split in such pieces; [`crate::vmdk`] refuses with it, too.
-pub(crate) static VMDK: Foreign = Foreign {
-    name: "vmdk",
-    what: "a VMware disk (VMDK)",
-    disk: true,
-    command: "qemu-img convert -f vmdk -O raw IN OUT",
-};
+/// Disks that [`crate::disk`] reads, but not all of them: it refuses the others with these. They are in the
+/// table, too, for a file that nobody has said to be one (a backing file) is none.
+pub(crate) const VDI: Foreign =
+    container("vdi", "a VirtualBox disk (VDI)", "qemu-img convert -f vdi -O raw IN OUT");
+pub(crate) const VHDX: Foreign =
+    container("vhdx", "a Hyper-V disk (VHDX)", "qemu-img convert -f vhdx -O raw IN OUT");
+pub(crate) const VHD: Foreign =
+    container("vhd", "a Virtual PC disk (VHD)", "qemu-img convert -f vpc -O raw IN OUT");
+pub(crate) const VMDK: Foreign =
+    container("vmdk", "a VMware disk (VMDK)", "qemu-img convert -f vmdk -O raw IN OUT");
+
+const fn container(name: &'static str, what: &'static str, command: &'static str) -> Foreign {
+    Foreign { name, what, disk: true, command }
+}
 
 /// All formats, in the order in which they are tried.
 #[rustfmt::skip]
 static FORMATS: [Known; 34] = [
-    disk("vdi", "a VirtualBox disk (VDI)", "qemu-img convert -f vdi -O raw IN OUT",
-        |e| field(&e.head, 0x40) == *b"\x7f\x10\xda\xbe" && matches!(e.le32(0x44), 1 | 0x1_0000 | 0x1_0001)),
-    disk("vhdx", "a Hyper-V disk (VHDX)", "qemu-img convert -f vhdx -O raw IN OUT", |e| e.begins(b"vhdxfile")),
+    known(VDI, |e| field(&e.head, 0x40) == *b"\x7f\x10\xda\xbe" && matches!(e.le32(0x44), 1 | 0x1_0000 | 0x1_0001)),
+    known(VHDX, |e| e.begins(b"vhdxfile")),
     // A fixed one is the disk with a footer behind it; the footer of old versions has 511 bytes.
-    disk("vhd", "a Virtual PC disk (VHD)", "qemu-img convert -f vpc -O raw IN OUT",
-        |e| vhd(&e.head) || vhd(&e.tail) || vhd(e.tail.get(1..).unwrap_or_default())),
+    known(VHD, |e| vhd(&e.head) || vhd(&e.tail) || vhd(e.tail.get(1..).unwrap_or_default())),
     disk("qed", "a QED disk", "qemu-img convert -f qed -O raw IN OUT",
         |e| e.begins(b"QED\0") && e.le32(4).is_power_of_two() && (1 << 12..=1 << 26).contains(&e.le32(4))),
     disk("parallels", "a Parallels disk", "qemu-img convert -f parallels -O raw IN OUT",
         |e| e.begins(b"WithoutFreeSpace") || e.begins(b"WithouFreSpacExt")),
     disk("qcow", "a disk of QEMU's first format (qcow, version 1)", "qemu-img convert -f qcow -O raw IN OUT",
         |e| e.begins(b"QFI\xfb\0\0\0\x01")),
-    disk("vmdk", "a VMware disk (VMDK)", "qemu-img convert -f vmdk -O raw IN OUT",
-        |e| e.begins(b"KDMV") && (1..=3).contains(&e.le32(4)) || e.begins(b"COWD\x01\0\0\0")
+    known(VMDK, |e| e.begins(b"KDMV") && (1..=3).contains(&e.le32(4)) || e.begins(b"COWD\x01\0\0\0")
             || e.begins(b"\xbe\xba\xfe\xca\0\0\0\0\x01\0\0\0\x02\0\0\0")),
     disk("vmdk", "the description of a VMware disk (VMDK)", "qemu-img convert -f vmdk -O raw IN OUT",
         |e| e.head.get(..VMDK_TITLE.len()).is_some_and(|head| head.eq_ignore_ascii_case(VMDK_TITLE))),

@@ -32,8 +32,14 @@ pub enum Format {
     Gzip,
     /// A disk in a qcow2, whatever that holds.
     Qcow2,
-    /// A disk in the flat files that a VMDK names.
+    /// A disk in a VMDK, or in the files that it names.
     Vmdk,
+    /// A disk in a VDI.
+    Vdi,
+    /// A disk in a VHD.
+    Vhd,
+    /// A disk in a VHDX.
+    Vhdx,
 }
 
 impl Format {
@@ -47,14 +53,19 @@ impl Format {
         (self != Format::Auto).then(|| self.to_string())
     }
 
-    /// What is said of the disk when this was said of the file: what a qcow2 or VMDK holds is found out.
+    /// Whether it holds a disk, whatever that holds.
+    pub(crate) fn is_disk(self) -> bool {
+        matches!(self, Format::Qcow2 | Format::Vmdk | Format::Vdi | Format::Vhd | Format::Vhdx)
+    }
+
+    /// What is said of the disk when this was said of the file: what a disk in a container holds is found out.
     pub(crate) fn of_contents(self) -> Format {
-        if matches!(self, Format::Qcow2 | Format::Vmdk) { Format::Auto } else { self }
+        if self.is_disk() { Format::Auto } else { self }
     }
 }
 
 /// Each format with its names, the first of which is shown.
-const NAMES: [(Format, &[&str]); 13] = [
+const NAMES: [(Format, &[&str]); 16] = [
     (Format::Auto, &["auto"]),
     (Format::Raw, &["raw"]),
     (Format::Disk, &["disk", "gpt", "mbr"]),
@@ -68,6 +79,9 @@ const NAMES: [(Format, &[&str]); 13] = [
     (Format::Gzip, &["gzip"]),
     (Format::Qcow2, &["qcow2"]),
     (Format::Vmdk, &["vmdk"]),
+    (Format::Vdi, &["vdi"]),
+    (Format::Vhd, &["vhd", "vpc"]),
+    (Format::Vhdx, &["vhdx"]),
 ];
 
 impl fmt::Display for Format {

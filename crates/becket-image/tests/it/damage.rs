@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use becket_image::layer::{FileSystem, NodeKind, detect};
-use becket_image::{Format, Image, inspect, unpack_alone};
+use becket_image::{Format, Image, inspect, unpack_disk};
 use becket_testkit::image::random_bytes;
 use becket_testkit::{patience, require_plain_machine, tool};
 
@@ -27,12 +27,12 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Reads what can be read; whether all of it could.
 fn exercise(image: &Image) -> bool {
-    let image = &match unpack_alone(image) {
+    let image = &match unpack_disk(image) {
         Ok(disk) => disk.unwrap_or_else(|| image.clone()),
         Err(_) => return false,
     };
     let Ok(contents) = detect(image, Format::Auto) else { return false };
-    let mut whole = true;
+    let mut whole = image.stored().is_none() || image.read_some(0, BYTES).is_ok();
     if let Some(packed) = &contents.packed {
         whole &= packed.image.read_some(0, BYTES).is_ok();
         whole &= exercise(&packed.image);
@@ -109,9 +109,22 @@ fn images(dir: &Path) -> Vec<(String, Vec<u8>)> {
     shell(
         "qemu-img convert -O qcow2 -o cluster_size=4096 ext2 qcow2; qemu-img convert -c -O qcow2 ext2 clusters",
     );
-    ["ext4", "ext2", "iso", "squashfs", "erofs", "fat", "xz", "zstd", "gzip", "qcow2", "clusters"]
-        .map(|name| (name.to_owned(), fs::read(path(name)).unwrap()))
-        .into()
+    for (name, options) in [
+        ("vmdk", "vmdk"),
+        ("stream", "vmdk -o subformat=streamOptimized"),
+        ("vdi", "vdi"),
+        ("vhd", "vpc -o subformat=dynamic,force_size=on"),
+        ("fixed", "vpc -o subformat=fixed,force_size=on"),
+        ("vhdx", "vhdx -o block_size=1M"),
+    ] {
+        shell(&format!("qemu-img convert -f raw -O {options} ext2 {name}"));
+    }
+    [
+        "ext4", "ext2", "iso", "squashfs", "erofs", "fat", "xz", "zstd", "gzip", "qcow2", "clusters", "vmdk",
+        "stream", "vdi", "vhd", "fixed", "vhdx",
+    ]
+    .map(|name| (name.to_owned(), fs::read(path(name)).unwrap()))
+    .into()
 }
 
 /// Places that hold something, where damage tells: few bytes of an image are metadata.

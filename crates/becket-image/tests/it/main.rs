@@ -5,6 +5,8 @@
 mod common;
 mod damage;
 mod devices;
+mod disks;
+
 mod foreign;
 mod honest;
 mod hostile;

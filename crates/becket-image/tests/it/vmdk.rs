@@ -6,8 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use becket_image::layer::LayerError;
-use becket_image::{Error, ErrorKind, Format, Image};
+use becket_image::{Error, Format, Image};
 use becket_testkit::image::{gpt, random_bytes};
 use becket_testkit::{require_plain_machine, tool};
 
@@ -65,28 +64,6 @@ fn a_flat_disk_is_read_and_a_path_goes_on_in_it() {
         [&content[2 * mib..3 * mib], &vec![0; mib], &content[3 * mib..4 * mib], &content[..512]].concat();
     assert!(bytes(&image(&path).unwrap()) == expected);
     assert_eq!(open(&path).unwrap().sources.len(), 3);
-}
-
-#[test]
-fn what_is_not_flat_is_refused_with_a_command_that_works() {
-    if !ready("what_is_not_flat_is_refused_with_a_command_that_works") {
-        return;
-    }
-    let dir = dir();
-    let raw = dir.path().join("in.raw");
-    fs::write(&raw, random_bytes(1 << 20, 5)).unwrap();
-    for subformat in ["monolithicSparse", "streamOptimized", "twoGbMaxExtentSparse"] {
-        let path = dir.path().join(format!("{subformat}.vmdk"));
-        convert(&raw, &path, subformat);
-        let error = image(&path).unwrap_err();
-        assert!(matches!(error, Error::Layer { source: LayerError::Foreign { .. }, .. }), "{error}");
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
-        let hint = error.hint().unwrap();
-        let command = hint.split("; ").next().unwrap().strip_prefix("convert it: ").unwrap();
-        tool(Command::new("sh").args(["-ec", command]));
-        assert!(fs::read(path.with_extension("raw")).unwrap() == fs::read(&raw).unwrap(), "{command}");
-        assert_eq!(look(&path, Format::Raw, &[]).unwrap().levels.len(), 1);
-    }
 }
 
 #[test]

@@ -35,6 +35,8 @@ pub const TARGETS: &[Target] = &[
     ("frames", becket_device::fuzzing::frames),
     ("worker", becket_device::fuzzing::worker),
     ("blocks", becket_device::fuzzing::blocks),
+    ("vhost-user", becket_transport::vhost_user::fuzzing::messages),
+    ("vring", becket_transport::vhost_user::fuzzing::rings),
     ("record", becket_device::fuzzing::record),
     ("losetup", becket::fuzzing::losetup),
     ("beckettab", becket::fuzzing::table),

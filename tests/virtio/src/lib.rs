@@ -238,8 +238,8 @@ impl Queue {
     }
 
     /// Submits a read or write of `len` bytes of the request's buffer, in ranges that end at `cuts` (none: in
-    /// one); `fill` puts a write's bytes into the buffer. Under which slot it is. [`Queue::announce`] lets the
-    /// device see it.
+    /// one); `fill` puts a write's bytes into the buffer. Under which slot it is. [`Queue::announce`] notifies
+    /// the device.
     pub fn submit(&mut self, op: u32, offset: u64, len: u32, cuts: &[u32], fill: &[u8]) -> Option<u16> {
         let slot = self.free.pop()?;
         let buffer = self.buffer(slot);
@@ -308,14 +308,16 @@ impl Queue {
         self.descriptors.set_u64(16 * usize::from(index) + 8, rest, Relaxed);
     }
 
-    /// Puts a head into the ring; [`Queue::announce`] lets the device see it.
+    /// Puts a head into the ring; [`Queue::announce`] notifies the device.
     pub fn make_available(&mut self, head: u16) {
         let place = usize::from(self.next & (self.shape.count - 1));
         self.available.set_u16(4 + 2 * place, head, Relaxed);
         self.next = self.next.wrapping_add(1);
+        // As Linux does: the device may take it from now on, and is notified once for many.
+        self.available.set_u16(2, self.next, Release);
     }
 
-    /// Lets the device see all that was submitted, and notifies it if it wants that.
+    /// Notifies the device of all that was submitted, if it wants that.
     pub fn announce(&mut self) {
         self.announce_as(self.next);
     }

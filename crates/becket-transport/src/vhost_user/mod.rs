@@ -20,6 +20,8 @@
 
 mod config;
 mod front;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod inflight;
 mod message;
 mod port;

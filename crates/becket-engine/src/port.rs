@@ -190,8 +190,8 @@ impl Io<'_> {
         self.core.await_readable(self.ring, kind)
     }
 
-    /// Has a token of that kind come back each time that the port's descriptor, an event, is written to, until
-    /// it is cancelled ([`Answer::more`]).
+    /// Has a token of that kind come back each time that the port's descriptor, an event, is written to,
+    /// until it is cancelled ([`Answer::more`]).
     ///
     /// # Errors
     /// The ring cannot be submitted to any more.

@@ -25,7 +25,7 @@ pub(crate) struct GuestRanges {
     vectors: Box<[libc::iovec]>,
 }
 
-// SAFETY: the addresses in it are of the memory that it keeps mapped, and as good on one thread as on another.
+// SAFETY: the addresses in it are of the memory that it keeps mapped, and as good on any thread.
 unsafe impl Send for GuestRanges {}
 
 /// The memory of an operation.

@@ -277,7 +277,7 @@ impl Handshake {
         if export.trims {
             flags |= uapi::SEND_TRIM;
         }
-        flags | uapi::SEND_WRITE_ZEROES
+        flags | uapi::SEND_WRITE_ZEROES | uapi::SEND_FAST_ZERO
     }
 
     fn agreed(&mut self, at: usize) {

@@ -50,6 +50,8 @@ pub struct Nbd {
     /// The places of queues that are free.
     free: Arc<Mutex<BTreeSet<u16>>>,
     depth: u16,
+    /// The backing gives ranges back.
+    punches: bool,
 }
 
 impl Nbd {
@@ -65,13 +67,14 @@ impl Nbd {
         tether: OwnedFd,
         on_closed: Box<dyn FnOnce() + Send>,
     ) -> Result<Nbd, ServeError> {
-        let (queues, depth) = (setup.queues, setup.depth);
+        let (queues, depth, punches) = (setup.queues, setup.depth, setup.geometry.discard);
         let served = setup.serve_none(Finally::new(on_closed))?;
         Ok(Nbd {
             served: Arc::new(served),
             tether: Mutex::new(Some(Arc::new(tether))),
             free: Arc::new(Mutex::new((0..queues).collect())),
             depth: depth.max(1),
+            punches,
         })
     }
 
@@ -101,7 +104,14 @@ impl Nbd {
         };
         let left = Arc::new(Left::default());
         let socket = Arc::new(socket);
-        let port = NbdPort::new(Arc::clone(&socket), tether, self.depth, &agreed, unread, Arc::clone(&left));
+        let port = NbdPort::new(
+            Arc::clone(&socket),
+            tether,
+            (self.depth, self.punches),
+            &agreed,
+            unread,
+            Arc::clone(&left),
+        );
         let free = Arc::clone(&self.free);
         let on_closed = Box::new(move || {
             lock(&free).insert(number);

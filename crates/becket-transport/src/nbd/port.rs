@@ -25,6 +25,8 @@ const CANCEL: u8 = 1;
 const CONTEXT: u32 = 1;
 /// The most bytes of a request that is refused which are passed over; a client that sends more is ended.
 const MOST_PASSED_OVER: u64 = 64 << 20;
+/// Data of a write of which so many bytes are missing are not received into the staging buffer.
+const STRAIGHT: u64 = 16 << 10;
 /// The most ranges of one reply about the state of ranges.
 const MOST_EXTENTS: usize = 1024;
 
@@ -88,6 +90,8 @@ pub(super) struct NbdPort {
     tether: Arc<OwnedFd>,
     style: Style,
     allocation: bool,
+    /// The backing gives ranges back, and so zeroes them fast.
+    punches: bool,
     left: Arc<Left>,
     /// What the last server of the client had not understood.
     unread: Vec<u8>,
@@ -107,19 +111,21 @@ pub(super) struct NbdPort {
     staging: bool,
     /// How many bytes of a piece are being received into its tag.
     missing: usize,
+    receiving: u16,
     /// Replies that wait to be sent, those that are being sent, and the bytes of these.
     ready: VecDeque<(u16, usize, usize)>,
     sending: Vec<(u16, usize, usize)>,
     sent: usize,
     leaving: bool,
     broken: bool,
+    given_up: bool,
 }
 
 impl NbdPort {
     pub(super) fn new(
         socket: Arc<OwnedFd>,
         tether: Arc<OwnedFd>,
-        depth: u16,
+        (depth, punches): (u16, bool),
         agreed: &Agreed,
         unread: Vec<u8>,
         left: Arc<Left>,
@@ -130,6 +136,7 @@ impl NbdPort {
             tether,
             style: Style { structured: agreed.structured || agreed.extended, extended: agreed.extended },
             allocation: agreed.allocation,
+            punches,
             left,
             unread,
             pieces: vec![Piece::default(); count].into_boxed_slice(),
@@ -143,11 +150,13 @@ impl NbdPort {
             to: 0,
             staging: false,
             missing: 0,
+            receiving: 0,
             ready: VecDeque::with_capacity(count),
             sending: Vec::with_capacity(count),
             sent: 0,
             leaving: false,
             broken: false,
+            given_up: false,
         }
     }
 
@@ -172,6 +181,7 @@ impl NbdPort {
                 }
                 Inward::Head => {
                     let size = uapi::Request::size(self.style.extended);
+                    // Long reads that wait for their turn have no tag.
                     let full = self.free.is_empty() || self.free_asked.is_empty();
                     if there < size || full || self.leaving {
                         return Ok(());
@@ -183,7 +193,9 @@ impl NbdPort {
                     self.ask(io, &request)?;
                 }
                 Inward::Data { asked } => {
-                    if there == 0 || self.free.is_empty() {
+                    let left = self.asked(asked).map_or(0, |asked| asked.len - asked.begun);
+                    // A short write is received together with what follows it.
+                    if self.free.is_empty() || self.staging || (there == 0 && left < STRAIGHT) {
                         return Ok(());
                     }
                     self.take_data(io, asked)?;
@@ -192,14 +204,14 @@ impl NbdPort {
         }
     }
 
-    /// Takes in a header. There is a free tag.
+    /// Takes in a header. There is a free tag, and a place for what is asked.
     fn ask(&mut self, io: &mut Io<'_>, request: &uapi::Request) -> Result<(), Errno> {
         let follow = payload(request, self.style.extended);
         if follow > MOST_PASSED_OVER {
             return Err(Errno::MSGSIZE);
         }
         let whole = self.style.structured && request.flags & uapi::CMD_FLAG_DF != 0;
-        let kind = match kind_of(request, io.length(), self.allocation) {
+        let kind = match kind_of(request, io.length(), self.allocation, self.punches) {
             // It must come in one chunk, and there is none that is so long.
             Ok(Kind::Read) if whole && request.len > PIECE as u64 => Err(Errno::OVERFLOW),
             kind => kind,
@@ -232,6 +244,8 @@ impl NbdPort {
                 self.inward = Inward::Drain(follow);
             }
             let tag = self.free.pop().ok_or(Errno::IO)?;
+            // Not of a long read, between whose pieces nothing else may be sent.
+            self.pieces[usize::from(tag)] = Piece { asked: index, offset, len: 0 };
             return self.answer(io, tag, index, Err(errno));
         }
         match asked.kind {
@@ -254,7 +268,7 @@ impl NbdPort {
         Ok(())
     }
 
-    /// Takes some of the data of a write into a tag of its own. There is a free one, and a byte.
+    /// Takes some of the data of a write into a tag of its own. There is a free one.
     fn take_data(&mut self, io: &mut Io<'_>, index: u16) -> Result<(), Errno> {
         let Some(asked) = self.asked(index) else { return Err(Errno::IO) };
         let (offset, left) = (asked.offset + asked.begun, asked.len - asked.begun);
@@ -265,11 +279,13 @@ impl NbdPort {
         let tag = self.free.pop().ok_or(Errno::IO)?;
         self.pieces[usize::from(tag)] = Piece { asked: index, offset, len: len as u32 };
         let have = len.min(self.to - self.from);
-        io.unstage(tag, self.from, HEAD, have)?;
-        self.from += have;
+        if have > 0 {
+            io.unstage(tag, self.from, HEAD, have)?;
+            self.from += have;
+        }
         if have < len {
             io.receive_into(Token { kind: RECEIVED, tag }, HEAD + have, len - have)?;
-            (self.inward, self.missing) = (Inward::Receiving, len - have);
+            (self.inward, self.missing, self.receiving) = (Inward::Receiving, len - have, tag);
             return Ok(());
         }
         self.inward = if whole { Inward::Head } else { Inward::Data { asked: index } };
@@ -505,6 +521,24 @@ impl NbdPort {
         Ok(())
     }
 
+    /// Ends without waiting for the client: it may neither send nor read.
+    fn give_up(&mut self, io: &mut Io<'_>) {
+        io.close();
+        if std::mem::replace(&mut self.given_up, true) {
+            return;
+        }
+        let mut waits = [None; 3];
+        waits[0] = self.staging.then_some(Token::STAGED);
+        waits[1] = (!self.sending.is_empty()).then_some(Token::SENT);
+        if self.inward == Inward::Receiving {
+            waits[2] = Some(Token { kind: RECEIVED, tag: self.receiving });
+        }
+        for token in waits.into_iter().flatten() {
+            // Otherwise it ends when the client's connection does.
+            let _ = io.cancel(token, CANCEL);
+        }
+    }
+
     /// Nothing of the client is under way.
     fn idle(&self) -> bool {
         let none = self.free.len() == self.pieces.len() && self.free_asked.len() == self.asked.len();
@@ -519,7 +553,7 @@ impl NbdPort {
             self.broken |= outcome.is_err();
         }
         if self.broken {
-            return io.close();
+            return self.give_up(io);
         }
         if !self.idle() {
             return;
@@ -598,7 +632,7 @@ impl Port for NbdPort {
         // What has been begun at the end of a turn may have finished at once: no other turn may follow.
         self.broken |= self.send(io).is_err();
         if self.broken {
-            io.close();
+            self.give_up(io);
         }
     }
 

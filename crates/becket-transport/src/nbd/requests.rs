@@ -33,11 +33,17 @@ pub(super) enum Kind {
 
 /// What a header asks for. For an error the number of bytes that follow it and must be passed over is known by
 /// [`payload`].
-pub(super) fn kind_of(request: &uapi::Request, size: u64, allocation: bool) -> Result<Kind, Errno> {
+/// The backing `punches` holes: only that zeroes a range fast for certain.
+pub(super) fn kind_of(
+    request: &uapi::Request,
+    size: u64,
+    allocation: bool,
+    punches: bool,
+) -> Result<Kind, Errno> {
     let known = match request.command {
         uapi::CMD_READ => uapi::CMD_FLAG_DF,
         uapi::CMD_WRITE => uapi::CMD_FLAG_PAYLOAD_LEN,
-        uapi::CMD_WRITE_ZEROES => uapi::CMD_FLAG_NO_HOLE,
+        uapi::CMD_WRITE_ZEROES => uapi::CMD_FLAG_NO_HOLE | uapi::CMD_FLAG_FAST_ZERO,
         uapi::CMD_BLOCK_STATUS => uapi::CMD_FLAG_REQ_ONE,
         _ => 0,
     };
@@ -55,6 +61,9 @@ pub(super) fn kind_of(request: &uapi::Request, size: u64, allocation: bool) -> R
         uapi::CMD_TRIM => Kind::Other { op: Op::Discard, durable },
         uapi::CMD_WRITE_ZEROES => {
             let keep_allocated = request.flags & uapi::CMD_FLAG_NO_HOLE != 0;
+            if request.flags & uapi::CMD_FLAG_FAST_ZERO != 0 && (keep_allocated || !punches) {
+                return Err(Errno::OPNOTSUPP);
+            }
             Kind::Other { op: Op::WriteZeroes { keep_allocated }, durable }
         }
         uapi::CMD_BLOCK_STATUS if allocation => {

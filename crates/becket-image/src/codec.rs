@@ -7,6 +7,8 @@
 mod sha256;
 mod xz_block;
 
+pub use sha256::sha256;
+
 use std::fmt;
 
 use liblzma::stream::{Action, Status, Stream};

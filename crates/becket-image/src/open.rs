@@ -28,8 +28,8 @@ use crate::source::file::locks::{self, Claim};
 use crate::text::shown;
 use crate::through::{self, End, Walk};
 use crate::{
-    Budget, DirectIo, Encoded, Error, FileKind, FileSource, Format, Identity, Image, LayerError, Map,
-    Partition, ReadAt as _, Source,
+    Budget, DirectIo, Encoded, Error, Extent, FileKind, FileSource, Fillers, Format, Identity, Image,
+    LayerError, Map, Partition, Place, ReadAt as _, Source,
 };
 
 /// An image that is open.
@@ -74,6 +74,33 @@ impl Opened {
             source.complete(wanted, encoded);
         }
     }
+
+    /// Has all bytes brought that the image consists of, for a process that reads its files as they are.
+    ///
+    /// # Errors
+    /// They cannot be brought.
+    pub fn bring(&self, fillers: &Fillers) -> std::io::Result<()> {
+        for (index, source) in self.sources.iter().enumerate() {
+            let Some(filler) = source.identity().and_then(|identity| fillers.of(identity)) else { continue };
+            let mut ranges = Vec::new();
+            let mut push = |place: &Extent| match place.place {
+                Place::Data { source, offset } if source as usize == index => {
+                    ranges.push(offset..offset.saturating_add(place.len));
+                }
+                _ => {}
+            };
+            self.map.extents().iter().for_each(&mut push);
+            for layer in &self.encoded {
+                for block in layer.blocks() {
+                    let stored = layer.below().slice(block.input, block.input_len.into());
+                    stored.iter().flat_map(|map| map.extents()).for_each(&mut push);
+                }
+            }
+            ranges.sort_by_key(|range| range.start);
+            filler.bring(&ranges)?;
+        }
+        Ok(())
+    }
 }
 
 /// How often an image that moves meanwhile is looked for.
@@ -108,7 +135,8 @@ pub fn open_partly(path: &Path, options: &OpenOptions) -> Result<Opened, Error> 
     }
     let Split { host, inside } = split(path);
     let found = resolve(&host)?;
-    let target = Target { host: &host, found: &found, inside: &inside, budget: &options.budget() };
+    let (budget, fillers) = (&options.budget(), &options.fillers);
+    let target = Target { host: &host, found: &found, inside: &inside, budget, fillers };
     let read_only = options.read_only || options.cow.is_some();
     for _ in 0..LOOKS {
         // What is inside decides which bytes are locked, and whether writing is allowed: readers must not
@@ -147,7 +175,8 @@ pub fn locate(path: &Path) -> Result<Location, Error> {
     let Split { host, inside } = split(path);
     let found = resolve(&host)?;
     let identity = Identity { dev: found.stat.st_dev, ino: found.stat.st_ino };
-    let target = Target { host: &host, found: &found, inside: &inside, budget: &Budget::default() };
+    let (budget, fillers) = (&Budget::default(), &Fillers::default());
+    let target = Target { host: &host, found: &found, inside: &inside, budget, fillers };
     let inside = match inside.is_empty() {
         true => Vec::new(),
         // As it is stored: what becket cannot read, and attached by `--format raw`, has a place, too.
@@ -174,11 +203,25 @@ pub fn claim(path: &Path, warnings: &mut Vec<String>) -> Result<OwnedFd, Error> 
 /// # Errors
 /// As [`open()`].
 pub fn look(path: &Path, format: Format, backing_dirs: &[PathBuf], budget: &Budget) -> Result<Walk, Error> {
+    look_filled(path, format, backing_dirs, budget, &Fillers::default())
+}
+
+/// The same where files may be filled while they are read.
+///
+/// # Errors
+/// As [`open()`].
+pub fn look_filled(
+    path: &Path,
+    format: Format,
+    backing_dirs: &[PathBuf],
+    budget: &Budget,
+    fillers: &Fillers,
+) -> Result<Walk, Error> {
     if remote::is_remote(path) {
         return remote::look(path, format, budget);
     }
     let Split { host, inside } = split(path);
-    let target = Target { host: &host, found: &resolve(&host)?, inside: &inside, budget };
+    let target = Target { host: &host, found: &resolve(&host)?, inside: &inside, budget, fillers };
     look_inside(&target, format, backing_dirs)
 }
 
@@ -190,21 +233,22 @@ struct Target<'a> {
     /// How the path goes on inside it.
     inside: &'a [OsString],
     budget: &'a Budget,
+    fillers: &'a Fillers,
 }
 
 /// The same from the file or device that was found.
 fn look_inside(target: &Target<'_>, format: Format, dirs: &[PathBuf]) -> Result<Walk, Error> {
-    let Target { host, found, inside, budget } = *target;
+    let Target { host, found, inside, budget, fillers } = *target;
     let (fd, _) = open_inode(host, &found.inode, found.kind, true)?;
     let file = host_file(host, fd, found)?;
-    let (image, _) = stored_image(host, &file, budget)?;
+    let (image, _) = stored_image(host, &file, budget, fillers)?;
     let format_of_file = through::of_first(format, inside);
     let first =
         First { image: &image, host, file: &file, format: format_of_file, dirs, writing: Writing::Never };
     let Unpacked { image, referenced, verdict, .. } =
         disk_in(&first, inside.is_empty(), &mut |_, _, _| Ok(()))?;
     let files = std::iter::once(&file).chain(&referenced).map(HostFile::identity).collect();
-    let mut walk = through::walk(image, shown(host.as_os_str().as_bytes()), inside, format)?;
+    let mut walk = through::walk(image, called(host, &file, fillers), inside, format)?;
     walk.read_only = verdict.unwritable.or(walk.read_only);
     walk.files = files;
     Ok(walk)
@@ -218,10 +262,24 @@ fn host_file(path: &Path, fd: OwnedFd, found: &HostInode) -> Result<HostFile, Er
 }
 
 /// The bytes of a file or device as they are stored, and its logical block size.
-fn stored_image(host: &Path, file: &HostFile, budget: &Budget) -> Result<(Image, u32), Error> {
+fn stored_image(
+    host: &Path,
+    file: &HostFile,
+    budget: &Budget,
+    fillers: &Fillers,
+) -> Result<(Image, u32), Error> {
     let block_size = natural_block_size(host, &file.fd, file.kind)?;
+    if let Some(filler) = fillers.of(file.identity()) {
+        return Ok((Image::raw(filler, file.size, block_size).within(budget), block_size));
+    }
     let reader = file.fd.try_clone().map_err(|error| io(host, "its descriptor cannot be copied", error))?;
     Ok((Image::raw(Arc::new(reader), file.size, block_size).within(budget), block_size))
+}
+
+/// What people know a file by: its path, or where its bytes come from.
+fn called(host: &Path, file: &HostFile, fillers: &Fillers) -> String {
+    let filled = fillers.of(file.identity()).map(|filler| filler.name());
+    filled.unwrap_or_else(|| shown(host.as_os_str().as_bytes()))
 }
 
 /// The disk in a file: the file itself, or what a container and the files that it refers to hold. `whole`
@@ -308,7 +366,7 @@ fn open_inside(
     range: Option<Range<u64>>,
     options: &OpenOptions,
 ) -> Result<Option<Opened>, Error> {
-    let Target { host, found, inside, budget } = *target;
+    let Target { host, found, inside, budget, fillers } = *target;
     let HostInode { kind, stat, .. } = *found;
     let (buffered, unwritable) = open_inode(host, &found.inode, kind, read_only)?;
     // What can be written is no layer that would be read through here.
@@ -331,7 +389,7 @@ fn open_inside(
     lock_fd(host, &buffered, kind, &claim, &mut warnings)?;
 
     let file = host_file(host, buffered, found)?;
-    let (stored, natural) = stored_image(host, &file, budget)?;
+    let (stored, natural) = stored_image(host, &file, budget, fillers)?;
     let whole = inside.is_empty() && options.offset == 0 && options.size_limit.is_none();
     let first = First {
         image: &stored,
@@ -346,7 +404,7 @@ fn open_inside(
     })?;
     let Verdict { unwritable, corrupt, warning } = verdict;
     let unpacked = image.stored().is_some();
-    let walked = through::walk(image, shown(host.as_os_str().as_bytes()), inside, options.format)?;
+    let walked = through::walk(image, called(host, &file, fillers), inside, options.format)?;
     if !inside.is_empty() && walked.range() != range {
         return Ok(None);
     }

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use crate::{Budget, DirectIo, Format};
+use crate::{Budget, DirectIo, Fillers, Format};
 
 /// How to open an image. All sizes are bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -36,6 +36,8 @@ pub struct OpenOptions {
     pub cow: Option<PathBuf>,
     /// Parse it whatever that costs: see [`crate::budget`].
     pub no_limits: bool,
+    /// What brings the bytes of files that are filled while they are read.
+    pub fillers: Fillers,
 }
 
 /// What becomes of the bytes at the end of an image that fill no block.

@@ -16,11 +16,13 @@ use std::{
 mod device;
 mod export;
 mod look;
+mod store;
 
 use device::format_parser;
-pub(crate) use device::{DeviceOptions, LimitOptions, Switch, Toggle, Via};
+pub(crate) use device::{DeviceOptions, LimitOptions, StoreOptions, Switch, Toggle, Via};
 pub(crate) use export::Export;
 pub(crate) use look::{Cat, Copy, CopyFormat, Cp, Inspect, Look, LookOptions, Ls, Map};
+pub(crate) use store::{Store, StoreAction};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -97,6 +99,7 @@ pub(crate) enum Command {
     Refresh(Refresh),
     Set(Set),
     Stat(Stat),
+    Store(Store),
     Top(Top),
     Metrics(Metrics),
     Doctor(Doctor),

@@ -8,7 +8,7 @@ use becket_testkit::{image, require_device, require_tools};
 use common::scratch;
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
-const COMMANDS: [&str; 19] = [
+const COMMANDS: [&str; 20] = [
     "attach",
     "detach",
     "run",
@@ -23,6 +23,7 @@ const COMMANDS: [&str; 19] = [
     "map",
     "refresh",
     "stat",
+    "store",
     "top",
     "metrics",
     "doctor",

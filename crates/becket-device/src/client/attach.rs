@@ -85,6 +85,7 @@ fn attach_with(
         how.tail = Tail::Cut;
         opened = open(&store, image, &how)?;
     }
+    opened.bring(&options.open.fillers).map_err(Error::io("fetch the bytes of", image))?;
     // The length of an image inside another is not the file's, so it never follows that.
     let options = &mut options.clone();
     if opened.nested {

@@ -1,5 +1,5 @@
-//! SHA-256, by which an .xz file may say what its blocks yield.
-//! It compares data with what was said of them and protects nothing: no secret ever passes through it.
+//! SHA-256, by which an .xz file may say what its blocks yield, and which names what a store keeps.
+//! It compares and names, and protects nothing: no secret ever passes through it.
 //!
 //! Followed: FIPS 180-4. A crate for it would bring six others; here a block of 64 bytes is two loops.
 
@@ -21,7 +21,7 @@ const ROUNDS: [u32; 64] = [
 ];
 
 /// The digest of `bytes`.
-pub(super) fn sha256(bytes: &[u8]) -> [u8; 32] {
+pub fn sha256(bytes: &[u8]) -> [u8; 32] {
     let (blocks, rest) = bytes.as_chunks();
     let mut state = blocks.iter().fold(FIRST, absorb);
     // A bit, zeroes, and how many bits there were fill one or two blocks more.

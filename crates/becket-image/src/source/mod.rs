@@ -7,8 +7,10 @@
 
 mod any;
 pub(crate) mod file;
+mod filled;
 mod kind;
 pub mod link;
 
 pub use any::{Source, SourceFacts};
+pub use filled::{Filler, Fillers};
 pub use kind::Identity;

@@ -34,6 +34,7 @@ fn open_options() -> OpenOptions {
         no_limits: false,
         drop_bitmaps: false,
         format: Format::Auto,
+        fillers: becket_image::Fillers::default(),
     }
 }
 

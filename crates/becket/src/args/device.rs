@@ -1,14 +1,14 @@
 //! The options by which an image becomes a device; attach, run and mount share them.
 //! Never does anything: what they mean is said by `commands::common`.
 
-use crate::units::{parse_block_size, parse_size};
+use crate::units::{parse_block_size, parse_duration, parse_size};
 use becket_device::DataMode;
 use becket_image::Budget;
 use clap::{
     Args, ValueEnum,
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _},
 };
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 /// What the parsing of an image may cost; every command that opens images has this.
 #[derive(Clone, Copy, Debug, Default, Args)]
@@ -24,6 +24,21 @@ impl LimitOptions {
     pub(crate) fn budget(&self) -> Budget {
         if self.no_limits { Budget::unlimited() } else { Budget::default() }
     }
+}
+
+/// Where the bytes of images on web servers are kept.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct StoreOptions {
+    /// Keep what is fetched from web servers in this directory [default: /var/cache/becket, or
+    /// ~/.cache/becket for users who are not root]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    pub(crate) store: Option<PathBuf>,
+    /// Remove what is not in use from the store, the least recently used first, until it is this small
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
+    pub(crate) store_limit: Option<u64>,
+    /// Give up if a web server has not answered for this time [default: 1min]
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = parse_duration)]
+    pub(crate) origin_timeout: Option<Duration>,
 }
 
 /// Options of attach, run and mount: how the image is offered as a device.
@@ -58,6 +73,8 @@ pub(crate) struct DeviceOptions {
     pub(crate) cow: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) limits: LimitOptions,
+    #[command(flatten)]
+    pub(crate) store: StoreOptions,
     /// Attach a qcow2 writable although the first write removes its persistent bitmaps
     ///
     /// Without this option such an image is attached read-only, because a write by becket would make the
@@ -133,6 +150,7 @@ impl Default for DeviceOptions {
             backing_dirs: Vec::new(),
             cow: None,
             limits: LimitOptions::default(),
+            store: StoreOptions::default(),
             drop_bitmaps: false,
             offset: 0,
             size_limit: None,

@@ -1,7 +1,7 @@
 //! The commands that look into images without attaching them.
 //! Never does anything: what a command does lives in `commands`.
 
-use super::device::{LimitOptions, format_parser};
+use super::device::{LimitOptions, StoreOptions, format_parser};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -29,6 +29,8 @@ pub(crate) struct LookOptions {
     pub(crate) backing_dirs: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) limits: LimitOptions,
+    #[command(flatten)]
+    pub(crate) store: StoreOptions,
 }
 
 impl Look {

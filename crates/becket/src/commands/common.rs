@@ -1,18 +1,19 @@
 //! What several commands need.
 //! Knows no command: what is done to a target, and how it is reported, comes from there.
 
+use super::fetched::{self, Local};
 use crate::{
-    args::{DeviceOptions, Look, LookOptions, Toggle, Via},
+    args::{DeviceOptions, Look, LookOptions, StoreOptions, Toggle, Via},
     failure::Failure,
     ui::Ui,
 };
 use becket_device::{AttachOptions, DeviceInfo, DeviceState, Partitions, Spec};
-use becket_image::{Format, OpenOptions, Walk, shown};
+use becket_image::{Format, OpenOptions, Walk};
 use serde::Serialize;
 use serde_json::json;
 use std::{
     ffi::OsString,
-    os::unix::{ffi::OsStrExt as _, process::CommandExt as _},
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -24,6 +25,8 @@ use std::{
 pub(super) struct Job {
     pub(super) image: PathBuf,
     pub(super) options: AttachOptions,
+    /// What is fetched for it.
+    pub(super) store: StoreOptions,
     /// Where it was asked for, when not on the command line.
     pub(super) origin: Option<String>,
 }
@@ -107,22 +110,24 @@ pub(super) fn each<T: Serialize>(
 
 /// Walks a path through images, for inspection.
 pub(super) fn look(look: &Look, verb: &str) -> Result<Walk, Failure> {
-    look_as(look, look.options.format).map_err(|error| image_failure(verb, &look.path, error))
+    let local = fetched::local(&look.path, &look.options.store, verb)?;
+    look_at(&local, &look.options, look.options.format)
+        .map_err(|error| image_failure(verb, &look.path, error))
 }
 
-/// The same, of a format that the command chooses.
-pub(super) fn look_as(look: &Look, format: Format) -> Result<Walk, becket_image::Error> {
-    look_at(&look.path, &look.options, format)
-}
-
-/// The same of a path on its own.
-pub(super) fn look_at(path: &Path, asked: &LookOptions, format: Format) -> Result<Walk, becket_image::Error> {
-    becket_image::look(path, format, &asked.backing_dirs, &asked.limits.budget())
+/// The same of a path on its own, and of a format that the command chooses.
+pub(super) fn look_at(
+    local: &Local<'_>,
+    asked: &LookOptions,
+    format: Format,
+) -> Result<Walk, becket_image::Error> {
+    let budget = asked.limits.budget();
+    becket_image::look_filled(&local.path, format, &asked.backing_dirs, &budget, &local.fillers)
 }
 
 /// An error of becket-image, reported as the failure to `verb` (like `list`) the image at `path`.
 pub(super) fn image_failure(verb: &str, path: &Path, error: becket_image::Error) -> Failure {
-    Failure::device(verb, shown(path.as_os_str().as_bytes()), &becket_device::Error::Image(error))
+    Failure::device(verb, becket_fetch::named(path.as_os_str()), &becket_device::Error::Image(error))
 }
 
 /// This very program again, as a hidden subcommand of itself; also when its file was replaced meanwhile.

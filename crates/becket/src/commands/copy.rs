@@ -89,8 +89,10 @@ fn format(args: &args::Copy) -> CopyFormat {
 /// Opens the image, with its locks.
 fn open(args: &args::Copy) -> Result<(Opened, Origin), Failure> {
     let failed = |error| super::common::image_failure("copy", &args.source, error);
+    let local = super::fetched::local(&args.source, &args.options.store, "copy")?;
     let options = OpenOptions {
         read_only: true,
+        fillers: local.fillers,
         shared: args.shared,
         tail: Tail::Keep,
         // All of it is read through the page cache, and nothing is dropped from there first.
@@ -100,10 +102,14 @@ fn open(args: &args::Copy) -> Result<(Opened, Origin), Failure> {
         no_limits: args.options.limits.no_limits,
         ..OpenOptions::default()
     };
-    let opened = becket_image::open_partly(&args.source, &options).map_err(failed)?;
+    let opened = becket_image::open_partly(&local.path, &options).map_err(failed)?;
+    opened.bring(&options.fillers).map_err(|error| {
+        Failure::io(format!("cannot copy {}", becket_fetch::named(args.source.as_os_str())), &error)
+    })?;
     let origin = Origin::of(&opened);
-    let origin =
-        origin.map_err(|error| Failure::io(format!("cannot read {}", args.source.display()), &error))?;
+    let origin = origin.map_err(|error| {
+        Failure::io(format!("cannot read {}", becket_fetch::named(args.source.as_os_str())), &error)
+    })?;
     Ok((opened, origin))
 }
 
@@ -141,7 +147,9 @@ fn write(args: &args::Copy, format: CopyFormat, origin: &Origin, target: &mut Ta
     };
     progress.clear();
     moved.map_err(|failed| match failed {
-        Failed::Read(error) => Failure::io(format!("cannot read {}", args.source.display()), &error),
+        Failed::Read(error) => {
+            Failure::io(format!("cannot read {}", becket_fetch::named(args.source.as_os_str())), &error)
+        }
         // Who reads standard output may have enough; a name was given for all of it.
         Failed::Write(error)
             if error.kind() == io::ErrorKind::BrokenPipe && args.target == Path::new("-") =>
@@ -151,7 +159,8 @@ fn write(args: &args::Copy, format: CopyFormat, origin: &Origin, target: &mut Ta
         Failed::Write(error) => target.failure("it cannot be written", &error),
         Failed::Stopped => {
             let signal = came.map_or(0, |came| u8::try_from(came.signal.as_raw()).unwrap_or(0));
-            let message = format!("cannot copy {}: it was interrupted", args.source.display());
+            let message =
+                format!("cannot copy {}: it was interrupted", becket_fetch::named(args.source.as_os_str()));
             Failure::new("interrupted", message).status(128 + signal)
         }
     })

@@ -1,7 +1,11 @@
 //! What paths through images name: files and directories of file systems, or whole images; with patterns.
 //! Never opens the file on the host twice for one path, and never follows a link that a pattern matched.
 
-use super::{common, glob::Glob};
+use super::{
+    common,
+    fetched::{self, Local},
+    glob::Glob,
+};
 use crate::{args::LookOptions, failure::Failure};
 use becket_image::{
     End, Error, FileSystem, Format, Identity, Image, LayerError, NodeKind, Split, Walk,
@@ -63,6 +67,8 @@ pub(super) struct Inside<'a> {
     path: &'a Path,
     /// Safe to show.
     host: String,
+    /// The name of the file.
+    name: Option<Vec<u8>>,
     root: Walk,
     asked: &'a LookOptions,
     held: Held,
@@ -78,14 +84,20 @@ pub(super) fn find_all<'a>(
     verb: &'static str,
 ) -> Result<(Inside<'a>, Vec<Named>), Failure> {
     let failed = |error| common::image_failure(verb, path, error);
-    let Split { host, inside } = split(path);
+    let local = fetched::local(path, &asked.store, verb)?;
+    let Split { host, inside } = split(&local.path);
+    let local = Local { path: host.into(), fillers: local.fillers };
     // `raw` is said of what the path names; see `LookOptions::format`.
     let format = if asked.format == Format::Raw && !inside.is_empty() { Format::Auto } else { asked.format };
-    let root = common::look_at(&host, asked, format).map_err(failed)?;
+    let root = common::look_at(&local, asked, format).map_err(failed)?;
     let budget = root.last().map_err(failed)?.image.budget().clone();
     let held = budget.hold(0, NAMES).map_err(|spent| failed(layer(path, spent.into())))?;
-    let host = shown(host.as_os_str().as_bytes());
-    let mut all = Inside { verb, path, host, root, asked, held, found: Vec::new(), passed: None };
+    let name = local.path.file_name().map(|name| name.as_bytes().to_vec());
+    let host = match becket_fetch::is_remote(path.as_os_str()) {
+        true => becket_fetch::named(path.as_os_str()).split('#').next().unwrap_or_default().to_owned(),
+        false => shown_path(&local.path),
+    };
+    let mut all = Inside { verb, path, host, name, root, asked, held, found: Vec::new(), passed: None };
     all.expand(Vec::new(), &inside, false).map_err(failed)?;
     let found = std::mem::take(&mut all.found);
     match all.passed.take() {
@@ -213,8 +225,7 @@ impl Inside<'_> {
                 true => Thing::Image(self.walk(&names, self.format(&names))?),
                 false => end_of(self.walk(&names, self.format(&names))?)?,
             };
-            let host = self.path.file_name().map(|name| name.as_bytes().to_vec());
-            let name = if names.is_empty() { host } else { None };
+            let name = if names.is_empty() { self.name.clone() } else { None };
             return Ok(Named { path, name, thing, names, format });
         };
         let name = Some(last.as_bytes().to_vec());

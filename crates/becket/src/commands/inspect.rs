@@ -1,16 +1,18 @@
 //! `becket inspect IMAGE`: what is inside, and inside what is inside, as a tree.
 //! Never attaches or changes anything.
 
-use super::common;
+use super::{common, fetched};
 use crate::{args, failure::Failure, ui::Ui, units::format_size};
 use becket_image::{End, Error, Format, Inspected, LayerError};
 use std::collections::BTreeMap;
 
 pub(crate) fn run(ui: &Ui, args: &args::Inspect) -> Result<u8, Failure> {
-    let walk = match common::look_as(&args.look, args.look.options.format) {
+    let (path, asked) = (&args.look.path, &args.look.options);
+    let local = fetched::local(path, &asked.store, "inspect")?;
+    let walk = match common::look_at(&local, asked, asked.format) {
         // What becket does not read is named all the same, and the command that converts it.
         Err(Error::Layer { source: LayerError::Foreign { .. } | LayerError::Sequential { .. }, .. }) => {
-            common::look_as(&args.look, Format::Raw)
+            common::look_at(&local, asked, Format::Raw)
         }
         walk => walk,
     };

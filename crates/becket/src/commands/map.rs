@@ -241,6 +241,7 @@ mod tests {
             options: args::LookOptions {
                 format: becket_image::Format::Disk,
                 backing_dirs: Vec::new(),
+                store: args::StoreOptions::default(),
                 limits: args::LimitOptions::default(),
             },
         };

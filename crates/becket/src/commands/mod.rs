@@ -17,6 +17,7 @@ mod cp_tar;
 mod detach;
 mod doctor;
 mod export;
+mod fetched;
 mod generator;
 mod glob;
 mod inside;
@@ -36,6 +37,7 @@ mod run_guard;
 mod serve;
 mod set;
 mod stat;
+mod store;
 mod tree;
 mod umount;
 
@@ -62,6 +64,7 @@ pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
         Command::Map(args) => map::run(ui, args),
         Command::Refresh(args) => refresh::run(ui, args),
         Command::Set(args) => set::run(ui, args),
+        Command::Store(args) => store::run(ui, args),
         Command::Stat(args) => stat::run(ui, args),
         Command::Metrics(args) => metrics::run(ui, args),
         Command::Top(args) => crate::top::run(ui, args),

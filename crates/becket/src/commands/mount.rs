@@ -3,6 +3,7 @@
 
 use super::{
     common,
+    fetched::{self, Local},
     mount_hints::{Refused, found_on},
 };
 use crate::{args, failure::Failure, ui::Ui};
@@ -17,7 +18,7 @@ use std::{
 };
 
 pub(crate) fn run(ui: &Ui, args: &args::Mount) -> Result<u8, Failure> {
-    let (image, dir) = (args.image.display(), args.dir.display());
+    let dir = args.dir.display();
     match fs::metadata(&args.dir) {
         Ok(meta) if meta.is_dir() => {}
         Ok(_) => {
@@ -29,10 +30,13 @@ pub(crate) fn run(ui: &Ui, args: &args::Mount) -> Result<u8, Failure> {
     }
     allowed(&args.image)?;
     // The lease holds the device until the mount does; then it goes with the last of its mounts.
-    let (info, lease) = becket_device::attach_leased(&args.image, &common::options(&args.device))
-        .map_err(|error| Failure::device("attach", &image, &error))?;
+    let asked = common::options(&args.device);
+    let (path, options) = fetched::for_device(&args.image, &asked, &args.device.store)?;
+    let (info, lease) = becket_device::attach_leased(&path, &options)
+        .map_err(|error| Failure::device("attach", becket_fetch::named(args.image.as_os_str()), &error))?;
     ui.explain(&info);
-    let mounted = pick(&info, args).and_then(|node| {
+    let local = Local { path, fillers: options.open.fillers };
+    let mounted = pick(&info, args, &local).and_then(|node| {
         mount(args, &info, &node)?;
         Ok(node)
     });
@@ -60,13 +64,13 @@ pub(super) fn reported(info: &DeviceInfo, source: &Path, dir: &Path) -> Value {
 }
 
 /// Which node holds the file system.
-fn pick(info: &DeviceInfo, args: &args::Mount) -> Result<PathBuf, Failure> {
+fn pick(info: &DeviceInfo, args: &args::Mount, local: &Local<'_>) -> Result<PathBuf, Failure> {
     let (partition, image) = (args.partition, args.image.display());
     let numbers: Vec<String> = info.partitions.iter().map(|partition| partition.number.to_string()).collect();
     let numbers = numbers.join(", ");
     match partition {
         Some(0) => Ok(info.device.clone()),
-        None if info.partitions.is_empty() || is_hybrid(args) => Ok(info.device.clone()),
+        None if info.partitions.is_empty() || is_hybrid(args, local) => Ok(info.device.clone()),
         None => {
             Err(Failure::new("partitioned", format!("cannot mount {image}: it has partitions: {numbers}"))
                 .hint("choose one with --partition N; 0 is the whole device"))
@@ -91,10 +95,13 @@ fn pick(info: &DeviceInfo, args: &args::Mount) -> Result<PathBuf, Failure> {
 
 /// Whether the image is a bootable ISO whose partitions are there for firmware: people mean the ISO as a
 /// whole.
-fn is_hybrid(args: &args::Mount) -> bool {
+fn is_hybrid(args: &args::Mount, local: &Local<'_>) -> bool {
     let device = &args.device;
     let budget = device.limits.budget();
-    let walk = || becket_image::look(&args.image, device.format, &device.backing_dirs, &budget);
+    let walk = || {
+        let dirs = &device.backing_dirs;
+        becket_image::look_filled(&local.path, device.format, dirs, &budget, &local.fillers)
+    };
     device.offset == 0 && device.cow.is_none() && walk().is_ok_and(|walk| walk.is_hybrid())
 }
 

@@ -8,7 +8,7 @@
 //!        └ CMD      in the terminal's process group, so that ^C and ^Z reach it as in any pipeline
 //! ```
 
-use super::common;
+use super::{common, fetched};
 use crate::{args, cgroup::Cgroup, failure::Failure, ui::Ui};
 use becket_device::{DeviceInfo, Lease};
 use becket_uapi::signal::SignalFd;
@@ -41,12 +41,13 @@ const GONE_WITHIN: Duration = Duration::from_secs(5);
 
 /// Returns the exit status of the command.
 pub(crate) fn run(ui: &Ui, args: &args::Run) -> Result<u8, Failure> {
-    let options = common::options(&args.device);
+    let asked = common::options(&args.device);
     // Before the attach: it may start threads, and a signal goes to any thread that does not block it.
     let signals = SignalFd::block(&blocked())
         .map_err(|error| Failure::io("cannot prepare to run the command", &error))?;
-    let (info, lease) = becket_device::attach_leased(&args.image, &options)
-        .map_err(|error| Failure::device("attach", args.image.display(), &error))?;
+    let (path, options) = fetched::for_device(&args.image, &asked, &args.device.store)?;
+    let (info, lease) = becket_device::attach_leased(&path, &options)
+        .map_err(|error| Failure::device("attach", becket_fetch::named(args.image.as_os_str()), &error))?;
     ui.explain(&info);
     let status = guarded(ui, &info, &substitute(&args.command, info.device.as_os_str()), &signals);
     release(ui, &info, lease);

@@ -1,0 +1,95 @@
+//! What can go wrong on the way to an image elsewhere, in sentences for people.
+//! It never shows a password, nor the query of a URL, which may be a signature.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why bytes of an object on another host cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The URL cannot be used.
+    #[error("{url}: {why}")]
+    Url {
+        /// The URL, safe to show.
+        url: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The server answered, and becket cannot use the answer.
+    #[error("{url}: {why}")]
+    Refused {
+        /// The URL, safe to show.
+        url: String,
+        /// What is wrong with the answer.
+        why: String,
+        /// What the user can do.
+        fix: Option<&'static str>,
+    },
+    /// The object is not the one that was opened.
+    #[error("{url}: source changed: {why}")]
+    Changed {
+        /// The URL, safe to show.
+        url: String,
+        /// How that was seen.
+        why: String,
+    },
+    /// The server cannot be reached, or does not answer in time.
+    #[error("{url}: no answer for {seconds} s: {why}")]
+    Away {
+        /// The URL, safe to show.
+        url: String,
+        /// How long it was tried.
+        seconds: u64,
+        /// The last failure.
+        why: String,
+    },
+    /// The store on this host fails.
+    #[error("{path}: {what}: {source}")]
+    Store {
+        /// The file or directory.
+        path: PathBuf,
+        /// What could not be done.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// One word for scripts.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Error::Url { .. } => "url",
+            Error::Refused { .. } => "origin",
+            Error::Changed { .. } => "source_changed",
+            Error::Away { .. } => "origin_away",
+            Error::Store { .. } => "store",
+        }
+    }
+
+    /// What the user can do about it.
+    pub fn fix(&self) -> Option<&'static str> {
+        match self {
+            Error::Refused { fix, .. } => *fix,
+            Error::Changed { .. } => Some("run the command again to use the new version"),
+            Error::Away { .. } => Some("check the network and the server; --origin-timeout waits longer"),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn store(path: impl Into<PathBuf>, what: &'static str) -> impl FnOnce(io::Error) -> Error {
+        let path = path.into();
+        move |source| Error::Store { path, what, source }
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> io::Error {
+        let kind = match &error {
+            Error::Store { source, .. } => source.kind(),
+            Error::Away { .. } => io::ErrorKind::TimedOut,
+            _ => io::ErrorKind::Other,
+        };
+        io::Error::new(kind, error)
+    }
+}

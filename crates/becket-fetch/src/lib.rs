@@ -1,0 +1,30 @@
+//! Images on web servers: asks a server for ranges of an object and keeps them in a store on this host.
+//! It never opens a URL that the user has not named, and never mixes bytes of two versions of an object.
+//!
+//! Arrows go down this list only:
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `object` | an object of the store that is filled while it is read |
+//! | `store` | the directory of objects; list, drop and bound it |
+//! | `table` | which chunks of an object are there, with their checksums |
+//! | `client` | one range of an object, by as many requests as that takes |
+//! | `answer` | what the head of an answer must say |
+//! | `netrc`, `place` | passwords; URLs |
+//! | `error` | what can go wrong, in sentences |
+#![forbid(unsafe_code)]
+
+mod answer;
+mod client;
+mod error;
+mod netrc;
+mod object;
+mod place;
+mod store;
+mod table;
+
+pub use client::Version;
+pub use error::Error;
+pub use object::{Options, Remote, open};
+pub use place::{Place, is_remote, named};
+pub use store::{Dropped, Entry, Store, Verified};

@@ -1,0 +1,115 @@
+//! Passwords for servers, from the user's netrc file (the format of ftp(1) and curl(1)).
+//! They are sent to the host that the user named, and never to another.
+
+use std::path::PathBuf;
+
+/// The largest file that is read, in bytes.
+const LARGEST: u64 = 1 << 20;
+
+/// A name and its password.
+#[derive(PartialEq, Eq)]
+pub(crate) struct Login {
+    pub(crate) name: String,
+    pub(crate) password: String,
+}
+
+/// What `$NETRC`, or else `~/.netrc`, says of a host; `None` where it says nothing or cannot be read.
+pub(crate) fn login(host: &str) -> Option<Login> {
+    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".netrc"));
+    let path = std::env::var_os("NETRC").map(PathBuf::from).or_else(home)?;
+    let size = std::fs::metadata(&path).ok().filter(|meta| meta.is_file())?.len();
+    if size > LARGEST {
+        return None;
+    }
+    find(&std::fs::read_to_string(path).ok()?, host)
+}
+
+/// The entry of a host; that of `default` where there is no other before it.
+fn find(text: &str, host: &str) -> Option<Login> {
+    // A macro ends at an empty line, and has lines like entries.
+    let mut lines = text.lines();
+    let mut words: Vec<&str> = Vec::new();
+    while let Some(line) = lines.next() {
+        if line.split_whitespace().next() == Some("macdef") {
+            lines.by_ref().find(|line| line.trim().is_empty());
+        } else if !line.trim_start().starts_with('#') {
+            words.extend(line.split_whitespace());
+        }
+    }
+    let mut words = words.into_iter();
+    let (mut ours, mut name, mut password) = (false, None, None);
+    while let Some(word) = words.next() {
+        let mut found = || Some(Login { name: name.take()?, password: password.take()? });
+        match word {
+            "machine" | "default" => {
+                if ours && let Some(login) = found() {
+                    return Some(login);
+                }
+                (name, password) = (None, None);
+                ours =
+                    word == "default" || words.next().is_some_and(|named| named.eq_ignore_ascii_case(host));
+            }
+            "login" => name = words.next().map(str::to_owned),
+            "password" => password = words.next().map(str::to_owned),
+            "account" => drop(words.next()),
+            _ => {}
+        }
+    }
+    Some(Login { name: name.filter(|_| ours)?, password: password? })
+}
+
+/// The value of an `Authorization` header (RFC 7617).
+impl Login {
+    pub(crate) fn basic(&self) -> String {
+        format!("Basic {}", base64(format!("{}:{}", self.name, self.password).as_bytes()))
+    }
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for three in bytes.chunks(3) {
+        let byte = |at: usize| u32::from(three.get(at).copied().unwrap_or(0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for digit in 0..4 {
+            let index = (bits >> (18 - 6 * digit)) & 63;
+            let there = digit <= three.len();
+            let digit = DIGITS.get(index as usize).copied().unwrap_or(b'=');
+            text.push(if there { char::from(digit) } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str, host: &str) -> Option<(String, String)> {
+        find(text, host).map(|login| (login.name, login.password))
+    }
+
+    #[test]
+    fn a_host_has_its_own_login_and_no_other_hosts() {
+        let text = "machine a.example login me password one\nmachine b.example\n login you\n password two\n";
+        let pair = |name: &str, password: &str| Some((name.to_owned(), password.to_owned()));
+        assert_eq!(of(text, "A.example"), pair("me", "one"));
+        assert_eq!(of(text, "b.example"), pair("you", "two"));
+        assert_eq!(of(text, "c.example"), None);
+        assert_eq!(of(text, "a.example.evil"), None);
+        let with =
+            format!("macdef init\nmachine c.example login x password y\n\n{text}default login d password e");
+        assert_eq!(of(&with, "c.example"), pair("d", "e"));
+        assert_eq!(of(&with, "a.example"), pair("me", "one"));
+        assert_eq!(of("machine a login", "a"), None);
+        assert_eq!(of("machine a login x", "a"), None);
+    }
+
+    #[test]
+    fn basic_is_that_of_the_rfc() {
+        let login = Login { name: "Aladdin".to_owned(), password: "open sesame".to_owned() };
+        assert_eq!(login.basic(), "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==");
+        assert_eq!(base64(b"ab"), "YWI=");
+        assert_eq!(base64(b"abc"), "YWJj");
+    }
+}

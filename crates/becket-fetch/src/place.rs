@@ -1,0 +1,260 @@
+//! URLs of images: which words are one, their parts, and where a redirect leads.
+//! It never looks a name up and opens nothing.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use crate::Error;
+
+/// The longest URL.
+const LONGEST: usize = 8192;
+
+/// An object on another host, and how the path goes on inside it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The URL without its fragment.
+    pub url: String,
+    /// What follows `#`: names inside the image, empty for the image itself.
+    pub inside: OsString,
+}
+
+/// Whether a word of the command line names an object on another host.
+pub fn is_remote(word: &OsStr) -> bool {
+    let starts = |scheme: &[u8]| {
+        word.as_bytes().get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme))
+    };
+    starts(b"http://") || starts(b"https://")
+}
+
+impl Place {
+    /// Reads a URL.
+    ///
+    /// # Errors
+    /// It is none that becket can open, or has a password in it.
+    pub fn parse(word: &OsStr) -> Result<Place, Error> {
+        let bytes = word.as_bytes();
+        let hash = bytes.iter().position(|byte| *byte == b'#');
+        let (url, inside) = match hash {
+            Some(at) => (bytes.get(..at), bytes.get(at + 1..)),
+            None => (Some(bytes), None),
+        };
+        let url = String::from_utf8_lossy(url.unwrap_or_default()).into_owned();
+        let bad = |why: &str| Err(Error::Url { url: shown(&url), why: why.to_owned() });
+        if url.len() > LONGEST {
+            return bad("the URL is too long");
+        }
+        if url.bytes().any(|byte| !(0x21..0x7f).contains(&byte)) {
+            return bad(
+                "a URL has no spaces, control characters or letters beyond ASCII; use %20 and the like",
+            );
+        }
+        let parts = Parts::of(&url);
+        if parts.authority.contains('@') {
+            return bad("a password on the command line is visible to others; put it into ~/.netrc");
+        }
+        if parts.host().is_empty() {
+            return bad("the URL has no host");
+        }
+        let inside = inside.unwrap_or_default();
+        let inside = inside.strip_prefix(b"/").unwrap_or(inside);
+        Ok(Place { url, inside: OsStr::from_bytes(inside).to_owned() })
+    }
+
+    /// A name for the file in the store, after the last name of the URL's path. Its suffix stays, because
+    /// that can say what the file is.
+    pub(crate) fn file_name(&self) -> String {
+        let path = Parts::of(&self.url).path;
+        let path = path.split('?').next().unwrap_or_default();
+        let last = path.rsplit('/').next().unwrap_or_default();
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._+-".contains(&byte);
+        let name: String =
+            last.bytes().map(|byte| if plain(byte) { char::from(byte) } else { '_' }).collect();
+        let name = name.get(name.len().saturating_sub(100)..).unwrap_or_default();
+        match name.trim_start_matches('.') {
+            "" => "image".to_owned(),
+            name => name.to_owned(),
+        }
+    }
+}
+
+/// What the user named, for people: as [`Place`] reads it, and without the query.
+pub fn named(word: &OsStr) -> String {
+    if !is_remote(word) {
+        return becket_image::shown(word.as_bytes());
+    }
+    let text = word.to_string_lossy();
+    match text.split_once('#') {
+        Some((url, inside)) => format!("{}#{}", shown(url), becket_image::shown(inside.as_bytes())),
+        None => shown(&text),
+    }
+}
+
+/// A URL for people: without its query, which may be a signature, and without what a terminal would act on.
+pub(crate) fn shown(url: &str) -> String {
+    let (start, query) = url.split_once('?').map_or((url, ""), |(start, _)| (start, "?..."));
+    let parts = Parts::of(start);
+    let authority = parts.authority.rsplit('@').next().unwrap_or_default();
+    let text = match parts.scheme {
+        "" => start.to_owned(),
+        scheme => format!("{scheme}://{authority}{}", parts.path),
+    };
+    becket_image::shown(format!("{text}{query}").as_bytes())
+}
+
+/// The parts of a URL; all borrowed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parts<'a> {
+    pub(crate) scheme: &'a str,
+    pub(crate) authority: &'a str,
+    /// From the first slash on, with the query; may be empty.
+    pub(crate) path: &'a str,
+}
+
+impl<'a> Parts<'a> {
+    pub(crate) fn of(url: &'a str) -> Parts<'a> {
+        let Some((scheme, rest)) = url.split_once("://") else {
+            return Parts { scheme: "", authority: "", path: url };
+        };
+        let end = rest.find(['/', '?']).unwrap_or(rest.len());
+        let (authority, path) = rest.split_at(end);
+        Parts { scheme, authority, path }
+    }
+
+    pub(crate) fn is_secure(self) -> bool {
+        self.scheme.eq_ignore_ascii_case("https")
+    }
+
+    /// The host without brackets and port.
+    pub(crate) fn host(self) -> &'a str {
+        let authority = self.authority.rsplit('@').next().unwrap_or_default();
+        if let Some((host, _)) = authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            return host;
+        }
+        authority.split(':').next().unwrap_or_default()
+    }
+
+    pub(crate) fn port(self) -> u16 {
+        let default = if self.is_secure() { 443 } else { 80 };
+        let after = self.authority.rsplit(']').next().unwrap_or_default();
+        after.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or(default)
+    }
+
+    /// Whether both are one server: the same scheme, host and port.
+    pub(crate) fn is_same_server(self, other: Parts<'_>) -> bool {
+        self.is_secure() == other.is_secure()
+            && self.host().eq_ignore_ascii_case(other.host())
+            && self.port() == other.port()
+    }
+}
+
+/// Where the `Location` of an answer leads.
+///
+/// # Errors
+/// To where no redirect may lead; a sentence.
+pub(crate) fn redirected(from: &str, location: &str) -> Result<String, String> {
+    let base = Parts::of(from);
+    let location = location.split('#').next().unwrap_or_default();
+    if location.len() > LONGEST || location.bytes().any(|byte| !(0x21..0x7f).contains(&byte)) {
+        return Err("the server redirects to something that is no URL".to_owned());
+    }
+    let to = if let Some(rest) = location.strip_prefix("//") {
+        format!("{}://{rest}", base.scheme)
+    } else if location.starts_with('/') {
+        format!("{}://{}{location}", base.scheme, base.authority)
+    } else if location.split(['/', '?']).next().is_some_and(|start| start.contains(':')) {
+        location.to_owned()
+    } else {
+        let path = base.path.split('?').next().unwrap_or_default();
+        let dir = Path::new(path).parent().map_or("", |dir| dir.to_str().unwrap_or_default());
+        format!("{}://{}{}/{location}", base.scheme, base.authority, dir.trim_end_matches('/'))
+    };
+    if !is_remote(OsStr::new(&to)) {
+        return Err(format!("the server redirects to {}, which is no web address", shown(&to)));
+    }
+    let parts = Parts::of(&to);
+    if base.is_secure() && !parts.is_secure() {
+        return Err(format!("the server redirects from https to {}, which is not encrypted", shown(&to)));
+    }
+    if parts.authority.contains('@') || parts.host().is_empty() {
+        return Err("the server redirects to a URL without a host, or with a password".to_owned());
+    }
+    Ok(to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(word: &str) -> Result<Place, Error> {
+        Place::parse(OsStr::new(word))
+    }
+
+    #[test]
+    fn a_url_ends_where_the_path_inside_the_image_begins() {
+        let whole = place("https://host/a/live.iso#LiveOS/squashfs.img").unwrap();
+        assert_eq!(
+            (whole.url.as_str(), whole.inside.to_str()),
+            ("https://host/a/live.iso", Some("LiveOS/squashfs.img"))
+        );
+        assert_eq!(place("http://host:80/x#/p2").unwrap().inside, "p2");
+        assert_eq!(place("HTTP://host/x").unwrap().inside, "");
+        for bad in ["http://", "http:///x", "http://u:p@host/x", "http://host/a b", "http://host/\u{1b}[2J"] {
+            assert!(place(bad).is_err(), "{bad}");
+        }
+        for other in ["disk.img", "https:", "/http://x", "ftp://x/y", "nbd://x"] {
+            assert!(!is_remote(OsStr::new(other)), "{other}");
+        }
+    }
+
+    #[test]
+    fn the_file_in_the_store_keeps_its_suffix_and_nothing_that_leads_away() {
+        for (url, name) in [
+            ("http://h/a/disk.qcow2?sig=x/../y", "disk.qcow2"),
+            ("http://h", "image"),
+            ("http://h/..", "image"),
+            ("http://h/%2e%2e%2fx.img", "_2e_2e_2fx.img"),
+            ("http://h/.hidden", "hidden"),
+        ] {
+            assert_eq!(place(url).unwrap().file_name(), name);
+        }
+        let long = place(&format!("http://h/{}.qcow2", "x".repeat(300))).unwrap().file_name();
+        assert!(long.len() == 100 && long.ends_with(".qcow2"));
+    }
+
+    #[test]
+    fn nobody_sees_a_query_or_a_password() {
+        assert_eq!(shown("https://h/x.img?X-Amz-Signature=secret"), "https://h/x.img?...");
+        assert_eq!(shown("https://me:secret@h/x"), "https://h/x");
+    }
+
+    #[test]
+    fn redirects_lead_to_web_servers_only() {
+        let from = "https://host:8443/a/b.img?q=1/2";
+        for (location, to) in [
+            ("c.img", "https://host:8443/a/c.img"),
+            ("/c.img?x", "https://host:8443/c.img?x"),
+            ("//other/c", "https://other/c"),
+            ("https://other/c#frag", "https://other/c"),
+        ] {
+            assert_eq!(redirected(from, location).as_deref(), Ok(to));
+        }
+        for bad in
+            ["http://host/x", "file:///etc/passwd", "ftp://h/x", "https://u:p@h/x", "https:///x", "a\nb"]
+        {
+            assert!(redirected(from, bad).is_err(), "{bad}");
+        }
+        assert_eq!(redirected("http://h/a", "https://h/b").as_deref(), Ok("https://h/b"));
+    }
+
+    #[test]
+    fn a_server_is_scheme_host_and_port() {
+        let same = |one, other| Parts::of(one).is_same_server(Parts::of(other));
+        assert!(same("https://Host/x", "https://host:443/y"));
+        assert!(!same("https://host/x", "http://host:443/x"));
+        assert!(!same("https://host/x", "https://host.evil/x"));
+        assert_eq!(Parts::of("http://[::1]:8080/x").host(), "::1");
+        assert_eq!(Parts::of("http://[::1]:8080/x").port(), 8080);
+        assert_eq!(Parts::of("http://[::1]/x").port(), 80);
+    }
+}

@@ -1,0 +1,453 @@
+//! The store: a directory of objects, each one version of what a URL has. Shared by the processes of a user.
+//! It never removes an object that a process or a device uses, and never believes a file that others can
+//! write.
+//!
+//! ```text
+//! STORE/v1/ID/meta.json    what it is; its time is that of the last use
+//! STORE/v1/ID/table        which chunks are there (`table`); locked (flock) by who uses the object
+//! STORE/v1/ID/data/NAME    the bytes, sparse; alone in its directory, because images name their neighbours
+//! ```
+//!
+//! ID is a digest of URL and version. An object is made under another name and renamed when it is whole. A
+//! store of another layout has another `vN` and is left alone.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use becket_image::codec::sha256;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::client::Known;
+use crate::place::{Place, shown};
+use crate::table::Table;
+use crate::{Error, Version};
+
+/// The layout that this build reads and writes.
+const LAYOUT: &str = "v1";
+/// The smallest chunk, in bytes.
+const CHUNK: u64 = 64 << 10;
+/// The most chunks of an object: larger objects have larger chunks.
+const CHUNKS: u64 = 1 << 20;
+/// The longest object, in bytes.
+const SIZE_MAX: u64 = 16 << 40;
+/// The largest description of an object that is read, in bytes.
+const META_MAX: u64 = 64 << 10;
+/// How often an object that others remove meanwhile is looked for.
+const LOOKS: u32 = 8;
+
+/// What an object is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Meta {
+    pub(crate) url: String,
+    pub(crate) version: Version,
+    /// Length in bytes.
+    pub(crate) size: u64,
+    /// Length of a chunk in bytes, a power of two.
+    pub(crate) chunk: u64,
+    /// The name of the file below `data`.
+    pub(crate) name: String,
+}
+
+impl Meta {
+    fn new(place: &Place, known: &Known) -> Meta {
+        let chunk = known.size.div_ceil(CHUNKS).next_power_of_two().max(CHUNK);
+        let (url, version) = (place.url.clone(), known.version.clone());
+        Meta { url, version, size: known.size, chunk, name: place.file_name() }
+    }
+
+    pub(crate) fn chunks(&self) -> u64 {
+        self.size.div_ceil(self.chunk)
+    }
+
+    /// The directory's name.
+    fn id(&self) -> String {
+        let version = match &self.version {
+            Version::Etag(etag) => format!("etag {etag}"),
+            Version::Modified(date) => format!("date {date}"),
+        };
+        let all = format!("{}\n{version}\n{}\n", self.url, self.size);
+        sha256(all.as_bytes()).iter().take(20).map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    fn is_sound(&self) -> bool {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._+-".contains(&byte);
+        self.chunk.is_power_of_two()
+            && self.chunk >= CHUNK
+            && (1..=SIZE_MAX).contains(&self.size)
+            && self.chunks() <= CHUNKS
+            && !self.name.is_empty()
+            && !self.name.starts_with('.')
+            && self.name.bytes().all(plain)
+    }
+}
+
+/// The files of an object that is in use: nobody removes it as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) meta: Meta,
+    /// Absolute, without links.
+    pub(crate) path: PathBuf,
+    pub(crate) data: File,
+    pub(crate) table: Table,
+}
+
+/// An object of the store, for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Entry {
+    /// Where it came from; without the query, which may be a signature.
+    pub url: String,
+    /// The version, as the server names it.
+    pub version: Version,
+    /// Length in bytes.
+    pub size: u64,
+    /// How many of them are in the store.
+    pub stored: u64,
+    /// Seconds since 1970 at the last use.
+    pub used: u64,
+    /// Whether a process or a device uses it.
+    pub in_use: bool,
+    /// The file.
+    pub path: PathBuf,
+    /// The URL with its query.
+    #[serde(skip)]
+    full: String,
+    #[serde(skip)]
+    dir: PathBuf,
+}
+
+/// What became of the objects that were to be removed.
+#[derive(Debug, Default)]
+pub struct Dropped {
+    /// Removed.
+    pub gone: Vec<Entry>,
+    /// In use, and still there.
+    pub kept: Vec<Entry>,
+}
+
+/// What a check of an object found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Verified {
+    /// Bytes whose checksum is right.
+    pub good: u64,
+    /// Bytes whose checksum was wrong: they are fetched again when they are needed.
+    pub damaged: u64,
+}
+
+/// A directory of objects.
+#[derive(Debug, Clone)]
+pub struct Store {
+    dir: PathBuf,
+}
+
+impl Store {
+    /// The store in `dir`, or else that of the user; it is made if it does not exist.
+    ///
+    /// # Errors
+    /// It cannot be made, or others can write to it.
+    pub fn open(dir: Option<&Path>) -> Result<Store, Error> {
+        let dir = dir.map(Path::to_owned).or_else(usual).ok_or_else(|| {
+            Error::store("the store", "there is neither --store nor a home directory")(
+                io::ErrorKind::NotFound.into(),
+            )
+        })?;
+        let make = |path: &Path| DirBuilder::new().recursive(true).mode(0o700).create(path);
+        let layout = dir.join(LAYOUT);
+        make(&layout).map_err(Error::store(&layout, "the store cannot be made"))?;
+        let layout = fs::canonicalize(&layout).map_err(Error::store(&layout, "it cannot be looked up"))?;
+        let meta = fs::metadata(&layout).map_err(Error::store(&layout, "it cannot be looked up"))?;
+        if meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o022 != 0 {
+            let why = io::Error::from(io::ErrorKind::PermissionDenied);
+            return Err(Error::store(layout, "the store belongs to others, or others can write to it")(why));
+        }
+        Ok(Store { dir: layout })
+    }
+
+    /// The object that a place has now, made if it is new.
+    pub(crate) fn hold(&self, place: &Place, known: &Known) -> Result<Held, Error> {
+        let meta = Meta::new(place, known);
+        if !meta.is_sound() {
+            let why = format!("it has {} bytes, and the longest object has {SIZE_MAX}", known.size);
+            return Err(Error::Refused { url: shown(&place.url), why, fix: None });
+        }
+        let dir = self.dir.join(meta.id());
+        for _ in 0..LOOKS {
+            match self.look(&dir, &meta) {
+                Ok(Some(held)) => return Ok(held),
+                // It is no object, or damaged: it makes way.
+                Ok(None) => self.set_aside(&dir)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => self.make(&dir, &meta)?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                }
+                Err(error) => return Err(Error::store(dir, "the object cannot be opened")(error)),
+            }
+        }
+        Err(Error::store(dir, "the object is removed again and again")(io::ErrorKind::ResourceBusy.into()))
+    }
+
+    /// Opens an object and locks it against removal; `None` if its files are not those of `meta`.
+    fn look(&self, dir: &Path, meta: &Meta) -> io::Result<Option<Held>> {
+        let Some(found) = read_meta(dir)? else { return Ok(None) };
+        let path = dir.join("data").join(&meta.name);
+        let open = |path: &Path| File::options().read(true).write(true).open(path);
+        let table = open(&dir.join("table"))?;
+        rustix::fs::flock(&table, FlockOperation::NonBlockingLockShared)?;
+        // It may have been removed, and made anew, before the lock was there.
+        let (ours, theirs) = (table.metadata()?, fs::metadata(dir.join("table"))?);
+        if (ours.dev(), ours.ino()) != (theirs.dev(), theirs.ino()) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        if found != *meta {
+            return Ok(None);
+        }
+        let data = open(&path)?;
+        if data.metadata()?.len() != meta.size || table.metadata()?.len() != meta.chunks() * 8 {
+            return Ok(None);
+        }
+        let now = SystemTime::now();
+        // Only the order of removal depends on it.
+        let _ = File::open(dir.join("meta.json")).and_then(|file| file.set_modified(now));
+        Ok(Some(Held { meta: found, path, data, table: Table::new(table)? }))
+    }
+
+    fn make(&self, dir: &Path, meta: &Meta) -> Result<(), Error> {
+        let new = self.dir.join(format!(".new-{}-{}", std::process::id(), unique()));
+        let made = || {
+            DirBuilder::new().mode(0o700).create(&new)?;
+            DirBuilder::new().mode(0o700).create(new.join("data"))?;
+            let create = |path: PathBuf| File::options().write(true).create_new(true).mode(0o600).open(path);
+            create(new.join("data").join(&meta.name))?.set_len(meta.size)?;
+            create(new.join("table"))?.set_len(meta.chunks() * 8)?;
+            let mut file = create(new.join("meta.json"))?;
+            file.write_all(&serde_json::to_vec(meta)?)?;
+            file.sync_all()?;
+            match fs::rename(&new, dir) {
+                // Another process was faster.
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTEMPTY) => Ok(()),
+                renamed => renamed,
+            }
+        };
+        let result = made();
+        // What was renamed is not there.
+        let _ = fs::remove_dir_all(&new);
+        result.map_err(Error::store(dir, "the object cannot be made"))
+    }
+
+    /// Renames what is in the way; processes that use it go on.
+    fn set_aside(&self, dir: &Path) -> Result<(), Error> {
+        let aside = self.dir.join(format!(".bad-{}-{}", std::process::id(), unique()));
+        match fs::rename(dir, &aside) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Ok(()) => fs::remove_dir_all(&aside).map_err(Error::store(aside, "it cannot be removed")),
+            Err(error) => Err(Error::store(dir, "a damaged object cannot be set aside")(error)),
+        }
+    }
+
+    /// All objects, the one that was used last first.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn list(&self) -> Result<Vec<Entry>, Error> {
+        let failed = || Error::store(&self.dir, "the store cannot be read");
+        let mut all = Vec::new();
+        for dir in fs::read_dir(&self.dir).map_err(failed())? {
+            let dir = dir.map_err(failed())?;
+            // What is being made or removed has a dot.
+            if !dir.file_name().as_encoded_bytes().starts_with(b".")
+                && let Some(entry) = describe(dir.path())
+            {
+                all.push(entry);
+            }
+        }
+        all.sort_by(|one, other| other.used.cmp(&one.used).then_with(|| one.url.cmp(&other.url)));
+        Ok(all)
+    }
+
+    /// The objects of a URL; all where none is named.
+    ///
+    /// # Errors
+    /// As [`Store::list`].
+    pub fn find(&self, url: Option<&str>) -> Result<Vec<Entry>, Error> {
+        let mut all = self.list()?;
+        all.retain(|entry| url.is_none_or(|url| entry.full == url || entry.url == url));
+        Ok(all)
+    }
+
+    /// Removes objects that nobody uses.
+    ///
+    /// # Errors
+    /// One cannot be removed.
+    pub fn remove(&self, entries: Vec<Entry>) -> Result<Dropped, Error> {
+        let mut dropped = Dropped::default();
+        for entry in entries {
+            match self.remove_one(&entry) {
+                Ok(true) => dropped.gone.push(entry),
+                Ok(false) => dropped.kept.push(entry),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(Error::store(entry.dir, "it cannot be removed")(error)),
+            }
+        }
+        Ok(dropped)
+    }
+
+    fn remove_one(&self, entry: &Entry) -> io::Result<bool> {
+        let Some(_locked) = unused(&entry.dir, &entry.path)? else { return Ok(false) };
+        let aside = self.dir.join(format!(".gone-{}-{}", std::process::id(), unique()));
+        fs::rename(&entry.dir, &aside)?;
+        fs::remove_dir_all(&aside)?;
+        Ok(true)
+    }
+
+    /// Removes objects that nobody uses until the others have no more than `limit` bytes, beginning with
+    /// those whose last use is longest ago.
+    ///
+    /// # Errors
+    /// As [`Store::list`] and [`Store::remove`].
+    pub fn shrink(&self, limit: u64) -> Result<Dropped, Error> {
+        let all = self.list()?;
+        let mut total: u64 = all.iter().map(|entry| entry.stored).sum();
+        let mut dropped = Dropped::default();
+        for entry in all.into_iter().rev() {
+            if total <= limit {
+                break;
+            }
+            let stored = entry.stored;
+            let one = self.remove(vec![entry])?;
+            if one.kept.is_empty() {
+                total = total.saturating_sub(stored);
+            }
+            dropped.gone.extend(one.gone);
+            dropped.kept.extend(one.kept);
+        }
+        Ok(dropped)
+    }
+
+    /// Compares all chunks of an object with their checksums. Chunks that are damaged are fetched again when
+    /// they are needed; `step` hears how many bytes were looked at.
+    ///
+    /// # Errors
+    /// The object cannot be read.
+    pub fn verify(&self, entry: &Entry, step: &mut dyn FnMut(u64)) -> Result<Verified, Error> {
+        let failed = || Error::store(&entry.path, "it cannot be read");
+        let missing = || failed()(io::ErrorKind::NotFound.into());
+        let meta = read_meta(&entry.dir).map_err(failed())?.ok_or_else(missing)?;
+        let Some(held) = self.look(&entry.dir, &meta).map_err(failed())? else { return Err(missing()) };
+        let mut verified = Verified { good: 0, damaged: 0 };
+        let mut buffer = vec![0; 128 << 10];
+        for chunk in 0..held.meta.chunks() {
+            let Some(sum) = held.table.get(chunk) else { continue };
+            let (start, len) = held.part(chunk);
+            match checksum(&held.data, start, len, &mut buffer).map_err(failed())? == sum {
+                true => verified.good += len,
+                false => {
+                    held.table.clear(chunk).map_err(failed())?;
+                    verified.damaged += len;
+                }
+            }
+            step(verified.good + verified.damaged);
+        }
+        Ok(verified)
+    }
+}
+
+impl Held {
+    /// First byte and length of a chunk.
+    pub(crate) fn part(&self, chunk: u64) -> (u64, u64) {
+        let start = chunk.saturating_mul(self.meta.chunk);
+        (start, self.meta.chunk.min(self.meta.size.saturating_sub(start)))
+    }
+}
+
+/// The checksum of a range of a file.
+pub(crate) fn checksum(file: &File, start: u64, len: u64, buffer: &mut [u8]) -> io::Result<u32> {
+    use std::os::unix::fs::FileExt as _;
+    let mut hash = crc32fast::Hasher::new();
+    let mut done = 0;
+    while done < len {
+        let count = buffer.len().min(usize::try_from(len - done).unwrap_or(usize::MAX));
+        let part = buffer.get_mut(..count).unwrap_or_default();
+        file.read_exact_at(part, start + done)?;
+        hash.update(part);
+        done += count as u64;
+    }
+    Ok(hash.finalize())
+}
+
+/// `/var/cache/becket` of root, and the user's cache directory of others.
+fn usual() -> Option<PathBuf> {
+    let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    if let Some(dir) = named("BECKET_STORE") {
+        return Some(dir);
+    }
+    if rustix::process::geteuid().is_root() {
+        return Some(PathBuf::from("/var/cache/becket"));
+    }
+    let home = || Some(named("HOME")?.join(".cache"));
+    Some(named("XDG_CACHE_HOME").or_else(home)?.join("becket"))
+}
+
+/// A number that this process has not used yet.
+fn unique() -> u64 {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// What an object is; `None` if that cannot be understood.
+fn read_meta(dir: &Path) -> io::Result<Option<Meta>> {
+    let path = dir.join("meta.json");
+    if fs::metadata(dir).is_ok() && fs::metadata(&path).is_ok_and(|meta| meta.len() > META_MAX) {
+        return Ok(None);
+    }
+    match fs::read(&path) {
+        Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok().filter(Meta::is_sound)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && dir.exists() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn describe(dir: PathBuf) -> Option<Entry> {
+    let meta = read_meta(&dir).ok().flatten()?;
+    let table = Table::new(File::open(dir.join("table")).ok()?).ok()?;
+    let path = dir.join("data").join(&meta.name);
+    let stored = (0..meta.chunks()).filter(|chunk| table.get(*chunk).is_some()).map(|chunk| {
+        let start = chunk.saturating_mul(meta.chunk);
+        meta.chunk.min(meta.size.saturating_sub(start))
+    });
+    let used = fs::metadata(dir.join("meta.json")).and_then(|meta| meta.modified()).ok()?;
+    let used = used.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    Some(Entry {
+        url: shown(&meta.url),
+        stored: stored.sum(),
+        size: meta.size,
+        used,
+        in_use: matches!(unused(&dir, &path), Ok(None)),
+        version: meta.version,
+        full: meta.url,
+        path,
+        dir,
+    })
+}
+
+/// The lock that removes an object; `None` while a process (its flock) or a device (its locks on the data)
+/// uses it.
+fn unused(dir: &Path, data: &Path) -> io::Result<Option<(File, Option<std::os::fd::OwnedFd>)>> {
+    let table = File::options().read(true).write(true).open(dir.join("table"))?;
+    match rustix::fs::flock(&table, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => return Ok(None),
+        Err(errno) => return Err(errno.into()),
+    }
+    match becket_image::claim(data, &mut Vec::new()) {
+        Ok(claim) => Ok(Some((table, Some(claim)))),
+        Err(error) if error.kind() == becket_image::ErrorKind::InUse => Ok(None),
+        // A damaged object without data may go, too.
+        Err(_) if !data.exists() => Ok(Some((table, None))),
+        Err(error) => Err(io::Error::other(error)),
+    }
+}

@@ -1,0 +1,338 @@
+//! Objects of servers that are honest, and of servers that are not: what is read, what is fetched again, and
+//! what is refused. Sends only to the loopback address.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+use std::{
+    ffi::OsStr,
+    fs::File,
+    os::unix::fs::FileExt as _,
+    path::Path,
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+use becket_fetch::{Options, Place, Remote, Store, open};
+use becket_testkit::origin::{Origin, Reply};
+
+const CHUNK: usize = 64 << 10;
+
+/// Bytes that differ everywhere, so that a wrong place shows.
+fn body(chunks: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let words = std::iter::repeat_with(move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        state.to_le_bytes()
+    });
+    words.take(chunks * CHUNK / 8).flatten().chain([7; 100]).collect()
+}
+
+fn options(store: &Path) -> Options {
+    Options { store: Some(store.to_owned()), limit: None, patience: Duration::from_secs(2), progress: None }
+}
+
+fn place(url: &str) -> Place {
+    Place::parse(OsStr::new(url)).unwrap()
+}
+
+fn get(origin: &Origin, store: &Path) -> Result<Remote, becket_fetch::Error> {
+    open(&place(&origin.url("/disk.img")), &options(store))
+}
+
+/// Reads through what fills the file.
+fn read(remote: &Remote, at: usize, len: usize) -> std::io::Result<Vec<u8>> {
+    let file = File::open(&remote.file).unwrap();
+    let meta = std::os::unix::fs::MetadataExt::dev(&file.metadata().unwrap());
+    let ino = std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap());
+    let filler = remote.fillers.of(becket_image::Identity { dev: meta, ino }).unwrap();
+    let mut bytes = vec![0; len];
+    filler.read_at(&mut bytes, at as u64)?;
+    Ok(bytes)
+}
+
+fn bring(remote: &Remote, range: std::ops::Range<usize>) -> std::io::Result<()> {
+    let file = File::open(&remote.file).unwrap().metadata().unwrap();
+    let (dev, ino) = (std::os::unix::fs::MetadataExt::dev(&file), std::os::unix::fs::MetadataExt::ino(&file));
+    let filler = remote.fillers.of(becket_image::Identity { dev, ino }).unwrap();
+    filler.bring(std::slice::from_ref(&(range.start as u64..range.end as u64)))
+}
+
+#[test]
+fn only_what_is_read_is_fetched_and_only_once() {
+    let (bytes, store) = (body(64, 1), tempfile::tempdir().unwrap());
+    let origin = Origin::start(bytes.clone());
+    let remote = get(&origin, store.path()).unwrap();
+    assert_eq!((origin.log().len(), remote.size()), (1, bytes.len() as u64), "one request says all");
+    assert_eq!(read(&remote, 10, 1000).unwrap(), bytes[10..1010]);
+    assert_eq!(origin.log().len(), 1, "the first bytes came with it");
+    let at = 20 * CHUNK - 5;
+    assert_eq!(read(&remote, at, 10).unwrap(), bytes[at..at + 10]);
+    assert_eq!(origin.log().len(), 2, "neighbours are one request");
+    assert_eq!(read(&remote, bytes.len() - 3, 3).unwrap(), bytes[bytes.len() - 3..]);
+    assert!(read(&remote, bytes.len() - 3, 4).is_err(), "beyond the end");
+    assert_eq!(origin.sent(), (3 * CHUNK + 100) as u64);
+    drop(remote);
+    let again = get(&origin, store.path()).unwrap();
+    assert_eq!(read(&again, at, 10).unwrap(), bytes[at..at + 10]);
+    assert_eq!(again.fetched(), CHUNK as u64, "only the first answer's bytes, which show the version");
+    bring(&again, 0..bytes.len()).unwrap();
+    assert_eq!(std::fs::read(&again.file).unwrap(), bytes);
+}
+
+#[test]
+fn readers_of_one_chunk_share_its_request() {
+    let (bytes, store) = (body(8, 2), tempfile::tempdir().unwrap());
+    let origin = Origin::start(bytes.clone());
+    let remote = get(&origin, store.path()).unwrap();
+    origin.latency(Duration::from_millis(100));
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                assert_eq!(read(&remote, 5 * CHUNK, 10).unwrap(), bytes[5 * CHUNK..5 * CHUNK + 10])
+            });
+        }
+    });
+    assert_eq!(origin.log().len(), 2);
+}
+
+#[test]
+fn a_sequential_reader_is_fetched_ahead_and_a_random_one_is_not() {
+    let (bytes, store) = (body(64, 3), tempfile::tempdir().unwrap());
+    let origin = Origin::start(bytes.clone());
+    let remote = get(&origin, store.path()).unwrap();
+    for at in (0..bytes.len() - 100).step_by(16 << 10) {
+        assert_eq!(read(&remote, at, 16 << 10).unwrap(), bytes[at..at + (16 << 10)]);
+    }
+    assert!(origin.log().len() < 12, "{} requests for 64 chunks", origin.log().len());
+    let (other, store) = (Origin::start(bytes), tempfile::tempdir().unwrap());
+    let remote = get(&other, store.path()).unwrap();
+    for n in 1..20 {
+        read(&remote, (n * 37 % 64) * CHUNK, 100).unwrap();
+    }
+    assert_eq!(other.sent(), 20 * CHUNK as u64);
+}
+
+#[test]
+fn a_replaced_object_is_never_mixed_with_the_old_one() {
+    let (old, new) = (body(16, 4), body(16, 5));
+    let store = tempfile::tempdir().unwrap();
+    let origin = Origin::start(old.clone());
+    let remote = get(&origin, store.path()).unwrap();
+    read(&remote, 3 * CHUNK, 10).unwrap();
+    origin.replace(new.clone(), "\"two\"");
+    let failed = read(&remote, 8 * CHUNK, 10).unwrap_err().to_string();
+    assert!(failed.contains("source changed"), "{failed}");
+    assert_eq!(read(&remote, 3 * CHUNK, 10).unwrap(), old[3 * CHUNK..3 * CHUNK + 10], "what is there stays");
+    // A server that ignores the condition, and one whose length alone changes.
+    origin.trick(|_, reply| reply);
+    let next = get(&origin, store.path()).unwrap();
+    assert_eq!(read(&next, 3 * CHUNK, 10).unwrap(), new[3 * CHUNK..3 * CHUNK + 10]);
+    assert_ne!(next.file, remote.file);
+    origin.trick(|_, reply| Reply { status: 206, ..reply }.with("ETag", "\"three\""));
+    let failed = read(&next, 12 * CHUNK, 10).unwrap_err().to_string();
+    assert!(failed.contains("source changed"), "{failed}");
+    origin.trick(|_, reply| {
+        let longer = reply.headers.iter().find(|(name, _)| name == "Content-Range").unwrap().1.clone() + "0";
+        reply.with("Content-Range", &longer)
+    });
+    let failed = read(&next, 12 * CHUNK, 10).unwrap_err().to_string();
+    assert!(failed.contains("source changed"), "{failed}");
+}
+
+#[test]
+fn what_breaks_off_goes_on_where_it_ended() {
+    let (bytes, store) = (body(32, 6), tempfile::tempdir().unwrap());
+    let origin = Origin::start(bytes.clone());
+    origin.trick(|request, reply| match request.number % 3 {
+        1 => Reply { cut: Some(reply.body.len() / 2), ..reply },
+        2 => Reply::status(503).with("Retry-After", "0"),
+        _ => reply,
+    });
+    let remote = get(&origin, store.path()).unwrap();
+    bring(&remote, 0..bytes.len()).unwrap();
+    assert_eq!(std::fs::read(&remote.file).unwrap(), bytes);
+    assert!(origin.log().iter().all(|request| request.number == 0 || request.header("if-match").is_some()));
+    assert_eq!(origin.sent(), bytes.len() as u64, "no byte came twice");
+}
+
+#[test]
+fn a_server_that_comes_back_in_time_is_waited_for_and_no_other() {
+    let (bytes, store) = (body(8, 7), tempfile::tempdir().unwrap());
+    let origin = Origin::start(bytes.clone());
+    let remote = get(&origin, store.path()).unwrap();
+    let begun = Instant::now();
+    origin.trick(move |_, reply| {
+        if begun.elapsed() < Duration::from_millis(700) { Reply { cut: Some(0), ..reply } } else { reply }
+    });
+    assert_eq!(read(&remote, 4 * CHUNK, 10).unwrap(), bytes[4 * CHUNK..4 * CHUNK + 10]);
+    origin.trick(|_, _| Reply::status(500));
+    let begun = Instant::now();
+    let failed = read(&remote, 6 * CHUNK, 10).unwrap_err();
+    assert_eq!(failed.kind(), std::io::ErrorKind::TimedOut, "{failed}");
+    assert!(
+        failed.to_string().contains("status 500") && begun.elapsed() < Duration::from_secs(8),
+        "{failed}"
+    );
+    origin.honest();
+    assert_eq!(
+        read(&remote, 6 * CHUNK, 10).unwrap(),
+        bytes[6 * CHUNK..6 * CHUNK + 10],
+        "nothing stays broken"
+    );
+}
+
+#[test]
+fn each_thing_that_a_server_cannot_do_has_its_own_sentence() {
+    let store = tempfile::tempdir().unwrap();
+    let origin = Origin::start(body(8, 8));
+    type Case = (&'static str, fn(Reply) -> Reply);
+    let cases: [Case; 15] = [
+        ("sends the whole object", |_| Reply { status: 200, body: vec![1; 1000], ..Reply::default() }),
+        ("neither an ETag nor a date", |reply| reply.without("ETag")),
+        ("neither an ETag nor a date", |reply| reply.with("ETag", "W/\"one\"")),
+        ("compresses the object", |reply| reply.with("Content-Encoding", "gzip")),
+        ("does not say which bytes", |reply| reply.without("Content-Range")),
+        ("does not say which bytes", |reply| reply.with("Content-Range", "bytes 0-65535/*")),
+        ("other bytes than", |reply| reply.with("Content-Range", "bytes 1-65536/524388")),
+        ("contradicts itself", |reply| reply.with("Content-Range", "bytes 0-100/524388")),
+        ("it is empty", |_| Reply::status(416).with("Content-Range", "bytes */0")),
+        ("no range of it", |_| Reply::status(416)),
+        ("no such object", |_| Reply::status(404)),
+        ("does not allow it", |_| Reply::status(403)),
+        ("without a place", |_| Reply::status(302)),
+        ("no HTTP", |reply| reply.with("x: y\r\n\0", "z")),
+        ("more than 32768 bytes", |reply| reply.with("x", &"y".repeat(100_000))),
+    ];
+    for (sentence, trick) in cases {
+        origin.trick(move |_, reply| trick(reply));
+        let failed = get(&origin, store.path()).unwrap_err().to_string();
+        assert!(failed.contains(sentence), "{sentence}: {failed}");
+    }
+    origin.trick(|_, mut reply| {
+        reply.body.extend([9; 10]);
+        reply.with("Transfer-Encoding", "chunked")
+    });
+    let failed = get(&origin, store.path()).unwrap_err().to_string();
+    assert!(failed.contains("more bytes than"), "{failed}");
+}
+
+#[test]
+fn redirects_have_bounds_and_lead_to_no_file() {
+    let store = tempfile::tempdir().unwrap();
+    let bytes = body(4, 9);
+    let (origin, other) = (Origin::start(bytes.clone()), Origin::start(bytes.clone()));
+    let to = other.url("/there.img");
+    origin.trick(move |_, _| Reply::status(302).with("Location", &to));
+    let remote = get(&origin, store.path()).unwrap();
+    assert_eq!(read(&remote, 2 * CHUNK, 10).unwrap(), bytes[2 * CHUNK..2 * CHUNK + 10]);
+    assert_eq!((origin.log().len(), other.log().len()), (1, 2), "the place is remembered");
+    for (location, sentence) in [
+        ("/disk.img", "redirects more than"),
+        ("file:///etc/passwd", "no web address"),
+        ("ftp://127.0.0.1/x", "no web address"),
+        ("http://me:secret@127.0.0.1/x", "password"),
+    ] {
+        origin.trick(move |_, _| Reply::status(301).with("Location", location));
+        let failed = get(&origin, store.path()).unwrap_err().to_string();
+        assert!(failed.contains(sentence) && !failed.contains("secret"), "{location}: {failed}");
+    }
+}
+
+#[test]
+fn a_server_may_not_drip() {
+    let store = tempfile::tempdir().unwrap();
+    let origin = Origin::start(body(4, 10));
+    let served = AtomicU64::new(0);
+    origin.trick(move |_, reply| {
+        // Each answer brings a little, and ends.
+        served.fetch_add(1, Ordering::Relaxed);
+        Reply { cut: Some(10), ..reply }
+    });
+    let begun = Instant::now();
+    let failed = get(&origin, store.path()).unwrap_err();
+    assert_eq!(failed.kind(), "origin_away", "{failed}");
+    assert!(begun.elapsed() < Duration::from_secs(8));
+}
+
+#[test]
+fn a_flipped_bit_is_fetched_again_and_a_damaged_object_is_made_anew() {
+    let (bytes, store) = (body(8, 11), tempfile::tempdir().unwrap());
+    let origin = Origin::start(bytes.clone());
+    let remote = get(&origin, store.path()).unwrap();
+    bring(&remote, 0..bytes.len()).unwrap();
+    let path = remote.file.clone();
+    drop(remote);
+    let flip = |path: &Path, at: u64| {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 4], at).unwrap();
+    };
+    flip(&path, 5 * CHUNK as u64 + 77);
+    let kept = Store::open(Some(store.path())).unwrap();
+    let sent = origin.sent();
+    let remote = get(&origin, store.path()).unwrap();
+    bring(&remote, 0..bytes.len()).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), bytes);
+    assert_eq!(origin.sent() - sent, 2 * CHUNK as u64, "the first answer and the damaged chunk");
+    drop(remote);
+    flip(&path, 3);
+    let entry = kept.list().unwrap().remove(0);
+    let verified = kept.verify(&entry, &mut |_| {}).unwrap();
+    assert_eq!((verified.damaged, verified.good), (CHUNK as u64, bytes.len() as u64 - CHUNK as u64));
+    // Every other file of it.
+    let dir = path.parent().unwrap().parent().unwrap().to_owned();
+    let damages: [fn(&Path, &Path); 4] = [
+        |dir, _| std::fs::write(dir.join("meta.json"), "{}").unwrap(),
+        |dir, _| std::fs::write(dir.join("table"), "short").unwrap(),
+        |_, data| std::fs::write(data, "short").unwrap(),
+        |dir, _| flip_all(&dir.join("table")),
+    ];
+    for damage in damages {
+        damage(&dir, &path);
+        let remote = get(&origin, store.path()).unwrap();
+        assert_eq!(read(&remote, 6 * CHUNK, 100).unwrap(), bytes[6 * CHUNK..6 * CHUNK + 100]);
+        bring(&remote, 0..bytes.len()).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), bytes);
+    }
+}
+
+fn flip_all(path: &Path) {
+    let bytes: Vec<u8> = std::fs::read(path).unwrap().iter().map(|byte| !byte).collect();
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn an_object_in_use_stays_and_the_one_used_longest_ago_goes_first() {
+    let store = tempfile::tempdir().unwrap();
+    let origin = Origin::start(body(4, 12));
+    let hold = |path: &str| open(&place(&origin.url(path)), &options(store.path())).unwrap();
+    let (one, two) = (hold("/one.img"), hold("/two.img"));
+    for remote in [&one, &two] {
+        bring(remote, 0..4 * CHUNK).unwrap();
+    }
+    let kept = Store::open(Some(store.path())).unwrap();
+    assert_eq!(kept.shrink(0).unwrap().gone.len(), 0, "both are in use");
+    drop(one);
+    let all = kept.list().unwrap();
+    assert_eq!(all.iter().filter(|entry| entry.in_use).count(), 1);
+    let dropped = kept.shrink(5 * CHUNK as u64).unwrap();
+    assert!(dropped.gone.len() == 1 && dropped.gone[0].url.ends_with("one.img"), "{dropped:?}");
+    // What a device holds open is locked as any image is.
+    let options = becket_image::OpenOptions { read_only: true, ..Default::default() };
+    let device = becket_image::open(&two.file, &options).unwrap();
+    drop(two);
+    assert_eq!(kept.shrink(0).unwrap().kept.len(), 1);
+    drop(device);
+    assert_eq!(kept.shrink(0).unwrap().gone.len(), 1);
+    assert!(kept.list().unwrap().is_empty());
+}
+
+#[test]
+fn a_store_that_others_can_write_to_is_not_used() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let store = tempfile::tempdir().unwrap();
+    Store::open(Some(store.path())).unwrap();
+    let layout = store.path().join("v1");
+    std::fs::set_permissions(&layout, std::fs::Permissions::from_mode(0o777)).unwrap();
+    assert!(Store::open(Some(store.path())).is_err());
+}

@@ -1,0 +1,154 @@
+//! `becket store ...`: what was fetched from web servers, and is kept on this host.
+//! Never removes what a process or a device uses.
+
+use super::fetched;
+use crate::{
+    args::{self, StoreAction, StoreOptions},
+    failure::Failure,
+    progress::Progress,
+    ui::{Ui, table},
+    units::{format_date, format_size},
+};
+use becket_fetch::{Entry, Place, Store};
+use serde_json::{Value, json};
+use std::path::Path;
+
+pub(crate) fn run(ui: &Ui, args: &args::Store) -> Result<u8, Failure> {
+    match &args.action {
+        StoreAction::List { store, urls } => list(ui, store, urls),
+        StoreAction::Verify { store, urls } => verify(ui, store, urls),
+        StoreAction::Drop { store, urls, all } => drop_objects(ui, store, urls, *all),
+        StoreAction::Prefetch { store, urls } => prefetch(ui, store, urls),
+    }
+}
+
+fn open(store: &StoreOptions) -> Result<Store, Failure> {
+    Store::open(store.store.as_deref()).map_err(failed)
+}
+
+fn failed(error: becket_fetch::Error) -> Failure {
+    let failure = Failure::new(error.kind(), crate::failure::without_errno(&error.to_string()));
+    match error.fix() {
+        Some(fix) => failure.hint(fix),
+        None => failure,
+    }
+}
+
+/// The objects of these URLs, or all; a URL of which the store has nothing is an error.
+fn chosen(store: &Store, urls: &[String]) -> Result<Vec<Entry>, Failure> {
+    if urls.is_empty() {
+        return store.list().map_err(failed);
+    }
+    let mut all = Vec::new();
+    for url in urls {
+        let found = store.find(Some(url)).map_err(failed)?;
+        if found.is_empty() {
+            return Err(Failure::new("not_found", format!("the store has nothing of {url}"))
+                .hint("see what it has: becket store list"));
+        }
+        all.extend(found);
+    }
+    Ok(all)
+}
+
+fn list(ui: &Ui, asked: &StoreOptions, urls: &[String]) -> Result<u8, Failure> {
+    let objects = chosen(&open(asked)?, urls)?;
+    if ui.json {
+        ui.document(&json!({ "objects": objects }))?;
+        return Ok(0);
+    }
+    if objects.is_empty() {
+        ui.note("the store is empty");
+        return Ok(0);
+    }
+    let head = ["SIZE", "STORED", "USED", "IN USE", "URL"].map(str::to_owned).to_vec();
+    let row = |entry: &Entry| {
+        let date = format_date(i64::try_from(entry.used).unwrap_or(i64::MAX));
+        let in_use = if entry.in_use { "yes" } else { "no" };
+        vec![format_size(entry.size), format_size(entry.stored), date, in_use.to_owned(), entry.url.clone()]
+    };
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(objects.iter().map(row)).collect();
+    ui.line(table(&rows, &[0, 1]).trim_end())?;
+    Ok(0)
+}
+
+fn verify(ui: &Ui, asked: &StoreOptions, urls: &[String]) -> Result<u8, Failure> {
+    let store = open(asked)?;
+    let objects = chosen(&store, urls)?;
+    let number = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let mut progress = Progress::of_bytes(number(objects.iter().map(|entry| entry.stored).sum()));
+    let (mut before, mut reports, mut status) = (0, Vec::new(), 0);
+    for entry in &objects {
+        let verified = store.verify(entry, &mut |done| progress.reach(number(before + done))).map_err(failed);
+        progress.clear();
+        let verified = verified?;
+        before += verified.good + verified.damaged;
+        if verified.damaged > 0 {
+            status = 1;
+            let damaged = format_size(verified.damaged);
+            ui.note(format!("{}: {damaged} were damaged, and are fetched again when needed", entry.url));
+        }
+        reports.push(json!({ "url": entry.url, "good": verified.good, "damaged": verified.damaged }));
+    }
+    if ui.json {
+        ui.document(&json!({ "verified": reports }))?;
+    } else if status == 0 {
+        ui.line(format!("{} in {} objects, none of it damaged", format_size(before), objects.len()))?;
+    }
+    Ok(status)
+}
+
+fn drop_objects(ui: &Ui, asked: &StoreOptions, urls: &[String], all: bool) -> Result<u8, Failure> {
+    let store = open(asked)?;
+    let objects = if all { store.list().map_err(failed)? } else { chosen(&store, urls)? };
+    let dropped = store.remove(objects).map_err(failed)?;
+    for entry in &dropped.kept {
+        ui.note(format!("{} is in use and stays", entry.url));
+    }
+    if ui.json {
+        ui.document(&json!({ "dropped": dropped.gone, "kept": dropped.kept }))?;
+    } else {
+        ui.lines(dropped.gone.iter().map(|entry| format!("{} {}", format_size(entry.stored), entry.url)))?;
+    }
+    Ok(u8::from(!dropped.kept.is_empty()))
+}
+
+fn prefetch(ui: &Ui, asked: &StoreOptions, urls: &[String]) -> Result<u8, Failure> {
+    let (mut reports, mut status) = (Vec::new(), 0);
+    for url in urls {
+        match fetch(url, asked) {
+            Ok(report) => {
+                if !ui.json {
+                    let bytes = |key: &str| report.get(key).and_then(Value::as_u64).unwrap_or(0);
+                    let (fetched, size) = (format_size(bytes("fetched")), format_size(bytes("size")));
+                    ui.line(format!(
+                        "{url}: {fetched} of {size} were fetched, and all of it is in the store"
+                    ))?;
+                }
+                reports.push(report);
+            }
+            Err(failure) => {
+                ui.failure(&failure);
+                reports.push(json!({ "url": url, "error": failure.to_json() }));
+                status = failure.status;
+            }
+        }
+    }
+    if ui.json {
+        ui.document(&json!({ "fetched": reports }))?;
+    }
+    Ok(status)
+}
+
+/// Brings the whole object.
+fn fetch(url: &str, asked: &StoreOptions) -> Result<Value, Failure> {
+    let path = Path::new(url);
+    let failed = |error| fetched::failure("fetch", path, &error);
+    if !becket_fetch::is_remote(path.as_os_str()) {
+        return Err(Failure::usage(format!("{url} is no URL")).hint("URLs begin with http:// or https://"));
+    }
+    let place = Place::parse(path.as_os_str()).map_err(failed)?;
+    let remote = becket_fetch::open(&place, &fetched::options(asked)).map_err(failed)?;
+    remote.bring_all().map_err(failed)?;
+    Ok(json!({ "url": url, "size": remote.size(), "fetched": remote.fetched() }))
+}

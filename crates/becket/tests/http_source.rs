@@ -1,0 +1,333 @@
+//! Images on web servers: read, copied and attached by their URLs, by servers that are honest and by others.
+//! Sends only to the loopback address.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::{
+    fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use becket_testkit::{
+    Ran, Scratch, image,
+    origin::{Origin, Reply},
+    require_plain_machine, require_root, tool, wait_until,
+};
+use common::scratch;
+
+/// A becket whose store is in the test's own directory.
+fn command(place: &Scratch, words: &[&str]) -> Command {
+    let mut command = place.becket();
+    command.env("BECKET_STORE", place.path("store")).env_remove("http_proxy").env_remove("HTTP_PROXY");
+    command.env_remove("all_proxy").env_remove("ALL_PROXY").env("NETRC", place.path("netrc")).args(words);
+    command
+}
+
+fn run(place: &Scratch, words: &[&str]) -> Ran {
+    place.finish(&mut command(place, words))
+}
+
+fn ok(place: &Scratch, words: &[&str]) -> String {
+    let ran = run(place, words);
+    assert_eq!(ran.code, 0, "{words:?}: {ran:?}");
+    ran.out
+}
+
+/// An ext4 with a file, and files that nobody reads.
+fn ext4(place: &Scratch) -> PathBuf {
+    let tree = place.dir("tree");
+    fs::create_dir(tree.join("dir")).unwrap();
+    fs::write(tree.join("dir/file"), "from afar").unwrap();
+    image::random(&tree.join("big"), 20 << 20, 3);
+    let image = place.path("d.img");
+    tool(Command::new("mke2fs").args(["-q", "-t", "ext4", "-d"]).arg(&tree).arg(&image).arg("48M"));
+    image
+}
+
+#[test]
+fn an_image_on_a_web_server_is_read_without_a_device() {
+    let name = "http_source::an_image_on_a_web_server_is_read_without_a_device";
+    if !require_plain_machine(name, &["mke2fs", "mksquashfs", "genisoimage", "qemu-img", "xz"]) {
+        return;
+    }
+    let place = scratch();
+    let image = ext4(&place);
+    let origin = Origin::start(fs::read(&image).unwrap());
+    let url = origin.url("/d.img");
+    assert_eq!(ok(&place, &["cat", &format!("{url}#dir/file")]), "from afar");
+    let sent = origin.sent();
+    assert!(sent < 2 << 20, "{sent} bytes were sent of 48 MiB");
+    assert!(ok(&place, &["ls", &url]).contains("big"));
+    assert_eq!(ok(&place, &["cat", &format!("{url}#/dir/f*e")]), "from afar");
+    assert!(origin.sent() - sent <= 3 * (64 << 10), "the store has the rest");
+    assert!(ok(&place, &["inspect", &url]).contains(&url), "the URL is shown, and no path of the store");
+    assert!(ok(&place, &["map", &url]).contains("data"));
+    ok(&place, &["cp", "-r", &format!("{url}#dir"), place.path("out").to_str().unwrap()]);
+    assert_eq!(fs::read_to_string(place.path("out/file")).unwrap(), "from afar");
+    let copied = place.path("copied");
+    ok(&place, &["copy", &url, copied.to_str().unwrap()]);
+    assert!(fs::read(&copied).unwrap() == fs::read(&image).unwrap(), "the copy differs");
+    // In an ISO, in a SquashFS; a qcow2; compressed.
+    let tree = place.path("tree");
+    let iso = place.dir("iso");
+    fs::create_dir(iso.join("LiveOS")).unwrap();
+    let inner = iso.join("LiveOS/squashfs.img");
+    tool(Command::new("mksquashfs").arg(&tree).arg(&inner).args(["-quiet", "-no-progress"]));
+    tool(Command::new("genisoimage").args(["-quiet", "-R", "-o"]).arg(place.path("live.iso")).arg(&iso));
+    tool(Command::new("qemu-img").args(["convert", "-O", "qcow2"]).arg(&image).arg(place.path("d.qcow2")));
+    tool(Command::new("xz").args(["-k", "-0", "--block-size=1MiB"]).arg(&image));
+    for (file, inside) in
+        [("live.iso", "LiveOS/squashfs.img/dir/file"), ("d.qcow2", "dir/file"), ("d.img.xz", "dir/file")]
+    {
+        let origin = Origin::start(fs::read(place.path(file)).unwrap());
+        let url = origin.url(&format!("/{file}"));
+        assert_eq!(ok(&place, &["cat", &format!("{url}#{inside}")]), "from afar", "{file}");
+        assert!(origin.sent() < 4 << 20, "{file}: {} bytes were sent", origin.sent());
+    }
+}
+
+#[test]
+fn a_refusal_says_what_the_server_did() {
+    let name = "http_source::a_refusal_says_what_the_server_did";
+    if !require_plain_machine(name, &["mke2fs"]) {
+        return;
+    }
+    let place = scratch();
+    let origin = Origin::start(fs::read(ext4(&place)).unwrap());
+    let url = origin.url("/d.img?signature=secret");
+    let refused = |words: &[&str], sentence: &str| {
+        let ran = run(&place, words);
+        assert!(ran.code != 0 && ran.err.contains(sentence), "{sentence}: {ran:?}");
+        assert!(!ran.err.contains("secret"), "{ran:?}");
+    };
+    origin.trick(|_, reply| reply.without("ETag"));
+    refused(&["ls", &url], "neither an ETag nor a date");
+    origin.trick(|_, _| Reply::status(404));
+    refused(&["ls", &url], "no such object");
+    refused(&["ls", "http://me:secret@127.0.0.1/x"], "password");
+    origin.trick(|_, _| Reply::status(503));
+    refused(&["ls", "--origin-timeout", "1", &url], "status 503");
+    // Replaced between two requests of one command.
+    origin.trick(|request, reply| if request.number % 2 == 1 { Reply::status(412) } else { reply });
+    let _ = run(&place, &["store", "drop", "--all"]);
+    origin.trick(|request, reply| match request.header("if-match") {
+        Some(_) => Reply::status(412),
+        None => reply,
+    });
+    refused(&["cat", &format!("{url}#big")], "source changed");
+    drop(origin);
+    refused(&["ls", "--origin-timeout", "1", &url], "no answer");
+}
+
+#[test]
+fn a_password_goes_to_the_named_host_only() {
+    let name = "http_source::a_password_goes_to_the_named_host_only";
+    if !require_plain_machine(name, &["mke2fs"]) {
+        return;
+    }
+    let place = scratch();
+    let bytes = fs::read(ext4(&place)).unwrap();
+    fs::write(place.path("netrc"), "machine 127.0.0.1 login me password secret\n").unwrap();
+    let (origin, other) = (Origin::start(bytes.clone()), Origin::start(bytes));
+    origin.trick(|request, reply| match request.header("authorization") {
+        Some("Basic bWU6c2VjcmV0") => reply,
+        _ => Reply::status(401),
+    });
+    assert!(ok(&place, &["ls", &origin.url("/d.img")]).contains("big"));
+    // Another port is another server.
+    let to = other.url("/x.img");
+    origin.trick(move |_, _| Reply::status(302).with("Location", &to));
+    assert!(ok(&place, &["ls", &origin.url("/e.img")]).contains("big"));
+    assert!(!other.log().is_empty() && other.log().iter().all(|one| one.header("authorization").is_none()));
+}
+
+/// What is killed at any moment has fetched what it has fetched.
+#[test]
+fn no_byte_is_fetched_twice_though_the_command_is_killed() {
+    let name = "http_source::no_byte_is_fetched_twice_though_the_command_is_killed";
+    if !require_plain_machine(name, &["mke2fs"]) {
+        return;
+    }
+    let place = scratch();
+    let image = ext4(&place);
+    let size = fs::metadata(&image).unwrap().len();
+    let origin = Origin::start(fs::read(&image).unwrap());
+    origin.latency(Duration::from_millis(20));
+    let url = origin.url("/d.img");
+    let mut kills = 0;
+    while kills < 12 {
+        let mut child = command(&place, &["store", "prefetch", &url]).stdout(Stdio::null()).spawn().unwrap();
+        thread::sleep(Duration::from_millis(40 + 10 * kills));
+        if child.try_wait().unwrap().is_some() {
+            break;
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        kills += 1;
+    }
+    assert!(kills > 0, "it was over before it could be killed");
+    ok(&place, &["store", "prefetch", &url]);
+    ok(&place, &["store", "verify", &url]);
+    // What was in flight when it was killed is lost: four requests of 4 MiB, and the first bytes each time.
+    let once = size + (kills + 1) * (64 << 10);
+    assert!(
+        origin.sent() <= once + kills * (16 << 20),
+        "{} bytes for {size} and {kills} kills",
+        origin.sent()
+    );
+    let before = origin.sent();
+    let copied = place.path("copied");
+    ok(&place, &["copy", &url, copied.to_str().unwrap()]);
+    assert_eq!(origin.sent() - before, 64 << 10, "only the answer that shows the version");
+    assert!(fs::read(&copied).unwrap() == fs::read(&image).unwrap());
+}
+
+#[test]
+fn fuse_what_is_attached_needs_no_server() {
+    let name = "http_source::fuse_what_is_attached_needs_no_server";
+    if !require_root(name) || !require_plain_machine(name, &["mke2fs", "sfdisk", "qemu-img"]) {
+        return;
+    }
+    let place = scratch();
+    let inner = fs::read(ext4(&place)).unwrap();
+    let disk = place.path("disk.img");
+    image::gpt(&disk, 64 << 20);
+    let start = 1 << 20;
+    let mut bytes = fs::read(&disk).unwrap();
+    bytes[start..start + inner.len()].copy_from_slice(&inner);
+    let origin = Origin::start(bytes.clone());
+    let url = origin.url("/disk.img");
+    let attach = |words: &[&str]| {
+        let out = ok(&place, &[&["attach", "--via", "fuse"], words].concat());
+        PathBuf::from(out.trim_end())
+    };
+    let part = attach(&[&format!("{url}#p1")]);
+    let sent = origin.sent();
+    assert!(sent < bytes.len() as u64 - (1 << 20), "only the partition is fetched, and not {sent}");
+    let over = attach(&[&url, "--cow", place.path("over.qcow2").to_str().unwrap()]);
+    drop(origin);
+    assert!(fs::read(&part).unwrap()[..inner.len()] == inner, "the partition differs");
+    assert!(fs::read(&over).unwrap() == bytes, "the disk differs");
+    let list = ok(&place, &["store", "list"]);
+    assert!(list.contains("yes"), "{list}");
+    assert_eq!(run(&place, &["store", "drop", "--all"]).code, 1, "it is in use");
+    place.ok(["detach", "--all"]);
+    assert_eq!(run(&place, &["store", "drop", "--all"]).code, 0);
+    assert_eq!(ok(&place, &["store", "list"]), "");
+}
+
+/// A process that ends with this.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// nginx over TLS, with a certificate of an authority that only `$SSL_CERT_FILE` trusts.
+#[test]
+fn a_foreign_server_with_tls_is_trusted_by_its_certificate_only() {
+    let name = "http_source::a_foreign_server_with_tls_is_trusted_by_its_certificate_only";
+    if !require_plain_machine(name, &["mke2fs", "nginx", "openssl"]) {
+        return;
+    }
+    let place = scratch();
+    let image = ext4(&place);
+    let dir = place.path("").to_str().unwrap().trim_end_matches('/').to_owned();
+    let openssl = |words: &str| {
+        tool(Command::new("openssl").current_dir(place.path("")).args(words.split_whitespace()));
+    };
+    openssl("req -x509 -newkey rsa:2048 -nodes -days 30 -subj /CN=test -keyout ca.key -out ca.pem");
+    openssl("req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout s.key -out s.csr");
+    fs::write(place.path("ext"), "subjectAltName=DNS:localhost\n").unwrap();
+    openssl("x509 -req -in s.csr -CA ca.pem -CAkey ca.key -days 30 -extfile ext -out s.pem");
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let paths = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
+    let temporary: String = paths.iter().map(|name| format!("{name}_temp_path {dir}/{name};\n")).collect();
+    let conf = format!(
+        "daemon off; pid {dir}/pid; error_log {dir}/err; worker_processes 1; user root;\nevents {{}}\nhttp {{ \
+         access_log off;\n{temporary} server {{ listen 127.0.0.1:{port} ssl; root {dir}; \
+         ssl_certificate {dir}/s.pem; ssl_certificate_key {dir}/s.key; }} }}\n"
+    );
+    fs::write(place.path("conf"), conf).unwrap();
+    let mut nginx = Command::new("nginx");
+    nginx.arg("-c").arg(place.path("conf")).arg("-p").arg(place.path("")).stderr(Stdio::null());
+    let _server = Ends(nginx.spawn().unwrap());
+    let listens = || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
+    assert!(wait_until(Duration::from_secs(10), listens), "nginx does not listen");
+    let url = format!("https://localhost:{port}/d.img");
+    let with = |authority: &Path, words: &[&str]| {
+        place.finish(command(&place, words).env("SSL_CERT_FILE", authority))
+    };
+    let ours = place.path("ca.pem");
+    let read = with(&ours, &["cat", &format!("{url}#dir/file")]);
+    assert_eq!((read.code, read.out.as_str()), (0, "from afar"), "{read:?}");
+    let copied = place.path("copied");
+    let copy = with(&ours, &["copy", &url, copied.to_str().unwrap()]);
+    assert_eq!(copy.code, 0, "{copy:?}");
+    assert!(fs::read(&copied).unwrap() == fs::read(&image).unwrap());
+    // Another authority; and a name that the certificate does not have.
+    openssl("req -x509 -newkey rsa:2048 -nodes -days 30 -subj /CN=other -keyout o.key -out o.pem");
+    let other = with(&place.path("o.pem"), &["ls", &url]);
+    assert!(other.code == 1 && other.err.contains("TLS"), "{other:?}");
+    let numeric = with(&ours, &["ls", &format!("https://127.0.0.1:{port}/d.img")]);
+    assert!(numeric.code == 1 && numeric.err.contains("TLS"), "{numeric:?}");
+}
+
+/// What an image says never makes becket open a URL.
+#[test]
+fn a_backing_name_that_is_a_url_is_not_opened() {
+    let name = "http_source::a_backing_name_that_is_a_url_is_not_opened";
+    if !require_plain_machine(name, &["mke2fs", "qemu-img"]) {
+        return;
+    }
+    let place = scratch();
+    let bytes = fs::read(ext4(&place)).unwrap();
+    let origin = Origin::start(bytes);
+    let url = origin.url("/d.img");
+    let top = place.path("top.qcow2");
+    tool(
+        Command::new("qemu-img")
+            .args(["create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", &url])
+            .arg(&top)
+            .arg("48M"),
+    );
+    let local = run(&place, &["ls", top.to_str().unwrap()]);
+    assert_eq!(local.code, 1, "{local:?}");
+    let served = Origin::start(fs::read(&top).unwrap());
+    let remote = run(&place, &["ls", &served.url("/top.qcow2")]);
+    assert_eq!(remote.code, 1, "{remote:?}");
+    assert!(origin.log().is_empty(), "{:?}", origin.log());
+}
+
+#[test]
+fn what_store_prints_for_programs_has_all_fields() {
+    let place = scratch();
+    let origin = Origin::start(vec![7; 200_000]);
+    let url = origin.url("/x.img?signature=secret");
+    let json = |words: &[&str]| {
+        let ran = run(&place, &[&["--json"], words].concat());
+        assert!(!ran.out.contains("secret") || words[1] == "prefetch", "{ran:?}");
+        ran.json()
+    };
+    let fetched = json(&["store", "prefetch", &url]);
+    assert_eq!(fetched["fetched"][0]["size"], 200_000);
+    let list = json(&["store", "list"]);
+    let object = &list["objects"][0];
+    assert_eq!((&object["stored"], &object["in_use"]), (&200_000.into(), &false.into()), "{list:#}");
+    assert_eq!(object["version"]["etag"], "\"one\"");
+    let verified = json(&["store", "verify"]);
+    assert_eq!(verified["verified"][0]["good"], 200_000);
+    let data = fs::read(object["path"].as_str().unwrap()).unwrap();
+    fs::write(object["path"].as_str().unwrap(), [&[8], &data[1..]].concat()).unwrap();
+    let verified = run(&place, &["--json", "store", "verify"]);
+    assert_eq!((verified.code, &verified.json()["verified"][0]["damaged"]), (1, &65_536.into()));
+    assert_eq!(json(&["store", "drop", &url])["dropped"][0]["size"], 200_000);
+}

@@ -376,12 +376,20 @@ fn a_disk_changes_under_its_front_end() {
     let bench = Bench::new(1, DirectIo::Off);
     let mut driver = bench.driver(SHAPE);
     assert_eq!(one(&mut driver, IN, SIZE as u64, 512, &[]).0, 1);
+    // The back-end's own channel, over which it says that something has changed.
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    driver.front.tell(21, &[], &[theirs.as_fd()]).unwrap();
+    drop(theirs);
     bench.image.as_file().set_len(2 * SIZE as u64).unwrap();
     let Opened { map, sources, block_size, .. } = opened(bench.image.path());
     let larger = geometry(&map, &sources, block_size, false, 1 << 20);
     let change = Change { map, sources: Some(sources), read_only: false, direct_io: DirectIo::Off };
     bench.export.served().change(&bench.threads, change).unwrap();
     bench.export.changed(larger);
+    let mut message = [0; 12];
+    ours.set_read_timeout(Some(PATIENCE)).unwrap();
+    std::io::Read::read_exact(&mut &ours, &mut message).unwrap();
+    assert_eq!(message, [2u32, 1, 0].map(u32::to_ne_bytes).concat()[..], "CONFIG_CHANGE_MSG");
     assert_eq!(one(&mut driver, IN, SIZE as u64, 512, &[]), (0, vec![0; 512]));
     let config = driver.front.config().unwrap();
     assert_eq!(u64::from_le_bytes(config[..8].try_into().unwrap()), 2 * SIZE as u64 / 512);
@@ -421,8 +429,18 @@ fn back_end(image: &Path) {
 
 const CHILD: &str = "BECKET_TEST_BACK_END";
 
+/// A back-end, which is killed whatever becomes of the test.
+struct BackEnd(Child);
+
+impl Drop for BackEnd {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A back-end, and the end of its tether.
-fn start_back_end(test: &str, listener: &UnixListener, image: &Path) -> (Child, File) {
+fn start_back_end(test: &str, listener: &UnixListener, image: &Path) -> (BackEnd, File) {
     let (reader, tether) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
@@ -432,7 +450,7 @@ fn start_back_end(test: &str, listener: &UnixListener, image: &Path) -> (Child, 
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    (child, File::from(reader))
+    (BackEnd(child), File::from(reader))
 }
 
 #[test]
@@ -467,7 +485,10 @@ fn a_killed_back_end_s_requests_are_done_once_by_the_next() {
     for kill in 0..=kills {
         let stop_after = random.random_range(1..400);
         let mut ended_now = 0;
+        let began = std::time::Instant::now();
         while ended_now < stop_after {
+            let under_way: u16 = driver.queues.iter().map(becket_virtio::Queue::under_way).sum();
+            assert!(began.elapsed() < PATIENCE, "{under_way} requests never end");
             for (number, queue) in driver.queues.iter_mut().enumerate() {
                 // Each queue has pages of its own, and at most one request for each.
                 while queue.has_room() && kill < kills {
@@ -506,16 +527,14 @@ fn a_killed_back_end_s_requests_are_done_once_by_the_next() {
         if kill == kills {
             break;
         }
-        child.kill().unwrap();
-        child.wait().unwrap();
+        drop(child);
         again += driver.queues.iter().map(|queue| u64::from(queue.under_way())).sum::<u64>();
         // Nothing of the dead one can reach the image any more.
         std::io::copy(&mut tether, &mut std::io::sink()).unwrap();
         (child, tether) = start_back_end(test, &listener, image.path());
         driver.reconnect(connect()).unwrap();
     }
-    child.kill().unwrap();
-    child.wait().unwrap();
+    drop(child);
     let bytes = std::fs::read(image.path()).unwrap();
     for (page, generation) in written.iter().enumerate().filter(|(_, generation)| **generation > 0) {
         assert!(bytes[page * PAGE..][..PAGE] == bytes_of(page, *generation), "page {page}");

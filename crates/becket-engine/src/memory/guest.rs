@@ -330,6 +330,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri maps no files")]
     fn bytes_are_found_by_both_kinds_of_addresses_and_within_bounds() {
         let file = file(8);
         rustix::io::pwrite(&file, &[7; 16], 5 * PAGE + 32).unwrap();
@@ -358,6 +359,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri maps no files")]
     fn parts_that_make_no_sense_are_refused() {
         let file = file(4);
         let map = |parts: &[GuestPart]| {
@@ -380,6 +382,31 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri maps no files")]
+    fn memory_is_not_locked_nor_read_in_where_all_else_is() {
+        const CHILD: &str = "BECKET_TEST_LOCKS";
+        if std::env::var_os(CHILD).is_some() {
+            rustix::mm::mlockall(rustix::mm::MlockAllFlags::FUTURE).unwrap();
+            let taken = |file: &OwnedFd| fstat(file).unwrap().st_blocks;
+            // What is mapped as anything else is read in.
+            let plain = file(16);
+            Region::of_a_file(&plain, 16 * PAGE as usize, "a test").unwrap();
+            assert!(taken(&plain) > 0);
+            let file = file(16);
+            let memory = GuestMemory::map(&[(part(0, 16 * PAGE, 0), &file)]).unwrap();
+            assert_eq!(taken(&file), 0);
+            assert!(memory.write(PAGE, &[1]));
+            assert_eq!(taken(&file), 8, "one page");
+            return;
+        }
+        let name = "memory::guest::tests::memory_is_not_locked_nor_read_in_where_all_else_is";
+        let mut test = std::process::Command::new(std::env::current_exe().unwrap());
+        let child = test.args(["--exact", name, "--test-threads=1"]).env(CHILD, "1").output().unwrap();
+        assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri maps no files")]
     fn memory_that_is_truncated_reads_as_zeroes_and_says_so() {
         let file = file(4);
         rustix::io::pwrite(&file, &[9; 4 * PAGE as usize], 0).unwrap();

@@ -176,6 +176,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri maps no files")]
     fn one_aligned_range_is_one_operation_and_any_other_request_a_list() {
         let mut guest = guest(2, 4);
         let base = 1 << 20;
@@ -194,6 +195,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri maps no files")]
     fn what_is_left_of_a_request_is_listed_from_any_byte() {
         let mut guest = guest(1, 4);
         let base = 1 << 20;
@@ -212,6 +214,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri maps no files")]
     fn what_no_source_holds_is_copied_to_all_ranges() {
         let mut guest = guest(1, 4);
         let base = 1 << 20;

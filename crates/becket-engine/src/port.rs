@@ -286,8 +286,8 @@ impl Io<'_> {
     }
 
     /// How far the bytes of the image from byte `offset` on are of one state, up to `len`: the number of
-    /// bytes, whether they take no room, and whether they read as zeroes. It may ask a file system, which takes a
-    /// system call: not for reads and writes.
+    /// bytes, whether they take no room, and whether they read as zeroes. It may ask a file system, which
+    /// takes a system call: not for reads and writes.
     pub fn status(&self, offset: u64, len: u64) -> (u64, bool, bool) {
         self.core.status(offset, len)
     }

@@ -328,12 +328,15 @@ fn a_killed_worker_costs_the_connections_and_nothing_else() {
     for round in 1..=3u8 {
         client.write(0, &[round; 65536]).unwrap();
         client.flush().unwrap();
+        let recorded = || device(&place)["recoveries"] == u64::from(round - 1);
+        assert!(wait_until(Duration::from_secs(10), recorded));
         kill(pid(&device(&place), "worker_pid"));
         assert!(client.ended(), "half a reply cannot be resumed");
         client = Client::connect(&socket, "disk.img").unwrap();
         assert!(client.read(0, 65536).unwrap() == [round; 65536], "what was flushed is there");
     }
-    assert_eq!(device(&place)["recoveries"], 3);
+    // Its record is written after its clients are let in again.
+    assert!(wait_until(Duration::from_secs(10), || device(&place)["recoveries"] == 3));
     assert_eq!(fs::read(&image).unwrap()[..65536], [3; 65536]);
 }
 
@@ -434,7 +437,7 @@ fn live_changes_are_seen_by_clients() {
     place.ok(["set", "nbd0", "--read-only", "on"]);
     assert_eq!(client.call(nbd::WRITE, 0, 0, 512, &[1; 512]).unwrap(), 1, "EPERM");
     let other = Client::connect(&socket, "disk.img").unwrap();
-    assert_eq!(other.flags & 2, 2, "those who come now are told");
+    assert_eq!(other.flags & 2, 2, "clients that come now see it");
     place.ok(["set", "nbd0", "--read-only", "off"]);
     client.write(0, &[1; 512]).unwrap();
     fs::File::options().write(true).open(&image).unwrap().set_len(2 * SIZE).unwrap();
@@ -490,4 +493,144 @@ fn images_of_every_kind_are_exported() {
         assert!(wait_until(Duration::from_secs(20), || place.run(["detach", "--all"]).code == 0));
     }
     assert!(fs::read(&raw).unwrap() == bytes, "--cow leaves the image alone");
+}
+
+/// Keys and certificates as gnutls makes them: of one authority for server and clients, and of another one.
+fn certificates(place: &Scratch) -> PathBuf {
+    let dir = place.dir("pki");
+    let make = |name: &str, template: &str, authority: Option<&str>| {
+        let path = |kind: &str| dir.join(format!("{name}-{kind}")).to_str().unwrap().to_owned();
+        let template_file = dir.join(format!("{name}.template"));
+        fs::write(&template_file, template).unwrap();
+        let key = tool(Command::new("certtool").args(["--generate-privkey", "--no-text"]));
+        fs::write(path("key.pem"), key).unwrap();
+        let mut certtool = Command::new("certtool");
+        certtool.args(["--no-text", "--template", template_file.to_str().unwrap()]);
+        certtool.args(["--load-privkey", &path("key.pem")]);
+        match authority {
+            None => certtool.arg("--generate-self-signed"),
+            Some(authority) => {
+                let of = |kind: &str| dir.join(format!("{authority}-{kind}")).to_str().unwrap().to_owned();
+                certtool.arg("--generate-certificate");
+                certtool.args(["--load-ca-certificate", &of("cert.pem"), "--load-ca-privkey", &of("key.pem")])
+            }
+        };
+        fs::write(path("cert.pem"), tool(&mut certtool)).unwrap();
+    };
+    let authority = |name: &str| format!("cn = \"{name}\"\nca\ncert_signing_key\nexpiration_days = 30\n");
+    let client = "tls_www_client\nsigning_key\nencryption_key\n";
+    let server = "cn = \"localhost\"\ndns_name = \"localhost\"\nip_address = \"127.0.0.1\"\ntls_www_server\n\
+        signing_key\nencryption_key\n";
+    make("ca", &authority("Test"), None);
+    make("other", &authority("Other"), None);
+    make("server", &format!("{server}expiration_days = 30\n"), Some("ca"));
+    make("client", &format!("cn = \"backup\"\n{client}expiration_days = 30\n"), Some("ca"));
+    let past = "activation_date = \"2020-01-01 00:00:00\"\nexpiration_date = \"2020-02-01 00:00:00\"\n";
+    make("expired", &format!("cn = \"backup\"\n{client}{past}"), Some("ca"));
+    make("stranger", &format!("cn = \"backup\"\n{client}expiration_days = 30\n"), Some("other"));
+    dir
+}
+
+/// A directory as a client of libnbd has it.
+fn as_client(place: &Scratch, pki: &Path, who: &str, authority: &str) -> PathBuf {
+    let dir = place.dir(&format!("as-{who}-{authority}"));
+    fs::copy(pki.join(format!("{authority}-cert.pem")), dir.join("ca-cert.pem")).unwrap();
+    if who != "nobody" {
+        fs::copy(pki.join(format!("{who}-cert.pem")), dir.join("client-cert.pem")).unwrap();
+        fs::copy(pki.join(format!("{who}-key.pem")), dir.join("client-key.pem")).unwrap();
+    }
+    dir
+}
+
+#[test]
+fn over_tls_the_right_clients_come_in_and_no_others() {
+    const NAME: &str = "over_tls_the_right_clients_come_in_and_no_others";
+    if !require_tools(NAME, &["certtool", "nbdinfo", "nbdcopy"]) {
+        return;
+    }
+    let place = scratch();
+    let pki = certificates(&place);
+    let tls = pki.to_str().unwrap();
+    let connect = |socket: &Path, who: &str, authority: &str| {
+        let dir = as_client(&place, &pki, who, authority);
+        let uri =
+            format!("nbds+unix:///disk.img?socket={}&tls-certificates={}", socket.display(), dir.display());
+        let mut command = Command::new("timeout");
+        command.args(["30", "nbdinfo", "--size", &uri]).output().unwrap()
+    };
+    // Any client that trusts the server's authority.
+    let (image, socket) = exported(&place, &["--tls", tls]);
+    assert!(text(&device(&place), "device").starts_with("nbds+unix:///disk.img?"));
+    let ran = connect(&socket, "nobody", "ca");
+    assert_eq!(String::from_utf8_lossy(&ran.stdout).trim(), SIZE.to_string(), "{ran:?}");
+    // libnbd checks the server's certificate over TCP only.
+    let said = place.ok([
+        "export",
+        image.to_str().unwrap(),
+        "-r",
+        "--shared",
+        "--tls",
+        tls,
+        "--nbd",
+        "tcp:127.0.0.1:0",
+    ]);
+    for (authority, trusts) in [("ca", true), ("other", false)] {
+        let dir = as_client(&place, &pki, "nobody", authority);
+        let uri = format!("{}?tls-certificates={}", said.trim(), dir.display());
+        let ran = Command::new("timeout").args(["30", "nbdinfo", "--size", &uri]).output().unwrap();
+        assert_eq!(ran.status.success(), trusts, "{uri}: {ran:?}");
+    }
+    let copy = place.path("copy.img");
+    let dir = as_client(&place, &pki, "nobody", "ca");
+    let uri = format!("nbds+unix:///disk.img?socket={}&tls-certificates={}", socket.display(), dir.display());
+    tool(Command::new("nbdcopy").arg(&uri).arg(&copy));
+    assert!(fs::read(&copy).unwrap() == fs::read(&image).unwrap(), "8 MiB come over TLS as they are");
+    let new = place.path("new.img");
+    image::random(&new, SIZE, 99);
+    tool(Command::new("nbdcopy").arg("--flush").arg(&new).arg(&uri));
+    assert!(fs::read(&new).unwrap() == fs::read(&image).unwrap(), "and go over it");
+    // Without TLS nothing is answered, in either way.
+    assert!(Client::connect(&socket, "disk.img").is_err());
+    let mut plain = nbd::greeted(&socket).unwrap();
+    plain.write_all(&nbd::option(3, &[])).unwrap();
+    let mut reply = [0; 20];
+    plain.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[12..16], 0x8000_0005u32.to_be_bytes(), "TLS is required");
+    // TLS that is none, that is cut, and that comes slowly.
+    plain.write_all(&nbd::option(5, &[])).unwrap();
+    plain.read_exact(&mut reply).unwrap();
+    plain.write_all(b"\x16\x03\x01\xff\xffnot a hello").unwrap();
+    let mut cut = nbd::greeted(&socket).unwrap();
+    cut.write_all(&nbd::option(5, &[])).unwrap();
+    cut.write_all(b"\x16\x03\x01\x02\x00\x01").unwrap();
+    drop(cut);
+    assert!(plain.read_to_end(&mut Vec::new()).is_ok(), "it is sent away, at its deadline at the latest");
+    assert!(connect(&socket, "nobody", "ca").status.success());
+    assert!(wait_until(Duration::from_secs(20), || place.run(["detach", "--all"]).code == 0));
+
+    // Clients with a certificate of the authority.
+    let again = |more: &[&str]| {
+        let mut words = vec!["--tls", tls, "--tls-verify"];
+        words.extend(more);
+        export(&place, &image, &socket, &words);
+    };
+    again(&[]);
+    assert!(connect(&socket, "client", "ca").status.success());
+    for who in ["nobody", "expired", "stranger"] {
+        assert!(!connect(&socket, who, "ca").status.success(), "{who}");
+    }
+    assert!(wait_until(Duration::from_secs(20), || place.run(["detach", "--all"]).code == 0));
+    again(&["--tls-allow", "another"]);
+    assert!(!connect(&socket, "client", "ca").status.success(), "its name is not allowed");
+    assert!(wait_until(Duration::from_secs(20), || place.run(["detach", "--all"]).code == 0));
+    again(&["--tls-allow", "another", "--tls-allow", "Backup"]);
+    assert!(connect(&socket, "client", "ca").status.success());
+    assert!(wait_until(Duration::from_secs(20), || place.run(["detach", "--all"]).code == 0));
+
+    // Files that are of no use are found before anything is exported.
+    fs::write(pki.join("server-key.pem"), "no key").unwrap();
+    let address = format!("unix:{}", socket.display());
+    let ran = place.run(["export", image.to_str().unwrap(), "--nbd", &address, "--tls", tls]);
+    assert!(ran.code == 1 && ran.err.contains("server-key.pem"), "{ran:?}");
+    assert!(place.devices().is_empty() && !socket.exists());
 }

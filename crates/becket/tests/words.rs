@@ -8,8 +8,9 @@ use becket_testkit::{image, require_device, require_tools};
 use common::scratch;
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
-const COMMANDS: [&str; 20] = [
+const COMMANDS: [&str; 21] = [
     "attach",
+    "export",
     "detach",
     "run",
     "mount",

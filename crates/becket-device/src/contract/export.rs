@@ -1,5 +1,5 @@
-//! How an export is reached: what people are shown of it, what its doorman is told, and what both say to each
-//! other. Nothing here touches a socket.
+//! How an export is reached: what people are shown of it, what its doorman must know, and what both say to
+//! each other. Nothing here touches a socket.
 //!
 //! The *doorman* talks with clients until they have agreed on an export. It holds the socket that listens,
 //! no image and no device. What it and a client have agreed on is opaque here: it crosses to the export's

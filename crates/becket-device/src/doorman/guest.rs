@@ -35,7 +35,7 @@ pub(super) struct Guest {
 /// What became of a client.
 pub(super) enum Fate {
     /// It is still talked with.
-    Stays(Box<Guest>),
+    Stays(Guest),
     /// It wants that export.
     Agreed(Box<Party>),
     /// It has gone, or is sent away for that reason.
@@ -82,7 +82,7 @@ impl Guest {
     }
 
     /// Goes on with it, when something has happened or time is up.
-    pub(super) fn go_on(mut self: Box<Self>, manners: &Manners<'_>, now: Instant) -> Fate {
+    pub(super) fn go_on(mut self, manners: &Manners<'_>, now: Instant) -> Fate {
         if now >= self.deadline {
             return Fate::Gone("it took too long".to_owned());
         }
@@ -93,7 +93,7 @@ impl Guest {
                     // It goes when it has read the answer.
                     return Fate::Stays(self);
                 }
-                let Guest { socket, talk, tls, .. } = *self;
+                let Guest { socket, talk, tls, .. } = self;
                 Fate::Agreed(Box::new(Party { number, terms, unread: talk.into_unread(), socket, tls }))
             }
             Ok(Turn::Ended(why)) => {
@@ -173,7 +173,7 @@ impl Guest {
             let state = match tls.process_new_packets() {
                 Ok(state) => state,
                 Err(error) => {
-                    // The client is told what is wrong, as far as it still hears.
+                    // The alert says what is wrong, if the client still reads.
                     let _ = tls.write_tls(&mut self.socket);
                     return Err(io::Error::other(error));
                 }

@@ -43,7 +43,7 @@ pub(super) struct Hall {
     seen: u64,
     /// How many have been passed on.
     passed: u64,
-    guests: Vec<Box<Guest>>,
+    guests: Vec<Guest>,
     /// Those that have agreed, while there are too many connections.
     lobby: VecDeque<Box<Party>>,
     relays: Vec<std::thread::JoinHandle<()>>,
@@ -184,7 +184,7 @@ impl Hall {
             }
             let manners =
                 Manners { shown: &self.shown, tls: self.rules.tls.as_ref(), allow: &self.rules.allow };
-            let guest = Box::new(Guest::new(UnixStream::from(socket), &manners, now));
+            let guest = Guest::new(UnixStream::from(socket), &manners, now);
             match guest.go_on(&manners, now) {
                 Fate::Stays(guest) => self.guests.push(guest),
                 Fate::Agreed(party) => self.lobby.push_back(party),

@@ -41,8 +41,8 @@ impl Relay {
         let mut said_end = false;
         loop {
             let progress =
-                self.from_client(&mut buffer)? | self.to_worker()? | self.from_worker(&mut buffer)?;
-            let sent = self.to_client()?;
+                self.hear_client(&mut buffer)? | self.feed_worker()? | self.hear_worker(&mut buffer)?;
+            let sent = self.feed_client()?;
             if self.client_ended && self.inward.is_empty() && !said_end {
                 said_end = true;
                 // The worker answers what it has, and ends then.
@@ -81,7 +81,7 @@ impl Relay {
         }
     }
 
-    fn from_client(&mut self, buffer: &mut [u8]) -> io::Result<bool> {
+    fn hear_client(&mut self, buffer: &mut [u8]) -> io::Result<bool> {
         let mut progress = false;
         if !self.client_ended && self.inward.len() < ROOM {
             match self.tls.read_tls(&mut self.client) {
@@ -92,8 +92,8 @@ impl Relay {
             }
             let state = self.tls.process_new_packets().map_err(io::Error::other);
             if state.is_err() {
-                // The client is told what is wrong, as far as it still hears.
-                let _ = self.to_client();
+                // The alert says what is wrong, if the client still reads.
+                let _ = self.feed_client();
             }
             if state?.peer_has_closed() {
                 self.client_ended = true;
@@ -116,7 +116,7 @@ impl Relay {
         Ok(progress)
     }
 
-    fn to_worker(&mut self) -> io::Result<bool> {
+    fn feed_worker(&mut self) -> io::Result<bool> {
         let mut progress = false;
         while !self.inward.is_empty() {
             match self.worker.write(&self.inward) {
@@ -132,7 +132,7 @@ impl Relay {
         Ok(progress)
     }
 
-    fn from_worker(&mut self, buffer: &mut [u8]) -> io::Result<bool> {
+    fn hear_worker(&mut self, buffer: &mut [u8]) -> io::Result<bool> {
         let mut progress = false;
         // What TLS still has to send keeps the worker waiting, so what waits here has a bound.
         while !self.worker_ended && !self.tls.wants_write() {
@@ -152,7 +152,7 @@ impl Relay {
         Ok(progress)
     }
 
-    fn to_client(&mut self) -> io::Result<bool> {
+    fn feed_client(&mut self) -> io::Result<bool> {
         let mut progress = false;
         while self.tls.wants_write() {
             match self.tls.write_tls(&mut self.client) {

@@ -1,5 +1,6 @@
 //! What a range of the image holds, for ports whose clients ask: data, or nothing that takes room.
-//! It asks the file system where the holes of a file are (`lseek`), and moves no byte. No read or write does so.
+//! It asks the file system where the holes of a file are (`lseek`), and moves no byte. No read or write does
+//! so.
 
 use becket_image::Place;
 

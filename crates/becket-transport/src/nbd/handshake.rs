@@ -1,7 +1,7 @@
 //! The server's side of NBD's handshake (doc/proto.md of the NBD project, "Fixed newstyle negotiation"), from
 //! the greeting until a client has chosen an export.
-//! It makes no system call and never panics: bytes go in, bytes and one [`Step`] come out. What it holds has a
-//! bound, whatever a client sends.
+//! It makes no system call and never panics: bytes go in, bytes and one [`Step`] come out. What it holds has
+//! a bound, whatever a client sends.
 
 use becket_uapi::nbd as uapi;
 use serde::{Deserialize, Serialize};
@@ -32,8 +32,8 @@ pub struct Shown {
     pub preferred: u32,
 }
 
-/// What a client and the server have agreed on. It crosses from the process that has talked with the client to
-/// the one that serves it.
+/// What a client and the server have agreed on. It crosses from the process that has talked with the client
+/// to the one that serves it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Agreed {

@@ -1,5 +1,5 @@
-//! The image as an export over NBD (doc/proto.md of the NBD project): the handshake, and connections that come
-//! and go, each of them one queue on an I/O thread.
+//! The image as an export over NBD (doc/proto.md of the NBD project): the handshake, and connections that
+//! come and go, each of them one queue on an I/O thread.
 //! Knows nothing of image formats. A client is not trusted: what it sends is bounded in memory and work, and
 //! can harm only its own connection.
 //!
@@ -56,9 +56,9 @@ pub struct Nbd {
 
 impl Nbd {
     /// Makes an image ready for clients, without one. `setup.queues` is the most connections at once, and
-    /// `setup.depth` the requests of each. `tether` stays open as long as anything may still reach the backing
-    /// (see [`becket_engine::Port::tether`]). `on_closed` runs once it is [left](Nbd::leave) and the last
-    /// connection has ended.
+    /// `setup.depth` the requests of each. `tether` stays open as long as anything may still reach the
+    /// backing (see [`becket_engine::Port::tether`]). `on_closed` runs once it is [left](Nbd::leave) and
+    /// the last connection has ended.
     ///
     /// # Errors
     /// The image cannot be served; `on_closed` still runs.

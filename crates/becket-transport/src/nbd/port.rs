@@ -3,9 +3,9 @@
 //! Runs in the worker; it makes no system call, allocates nothing after its start, opens nothing and knows no
 //! format.
 //!
-//! A request takes one tag for each piece of its data. A piece's data lie in the tag's buffer, and the head of
-//! its reply just before them. While there is no tag, no request is taken in: a client that sends much, or
-//! reads nothing, keeps only itself waiting.
+//! A request takes one tag for each piece of its data. A piece's data lie in the tag's buffer, and the
+//! head of its reply just before them. While there is no tag, no request is taken in: a client that sends
+//! much, or reads nothing, keeps only itself waiting.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -99,8 +99,8 @@ pub(super) struct NbdPort {
     asked: Box<[Option<Asked>]>,
     free: Vec<u16>,
     free_asked: Vec<u16>,
-    /// A read that is answered piece by piece, since its replies are simple and it is longer than one. Nothing
-    /// else may be sent between its pieces.
+    /// A read that is answered piece by piece, since its replies are simple and it is longer than one.
+    /// Nothing else may be sent between its pieces.
     long: Option<u16>,
     /// Others that wait for that.
     longs: VecDeque<u16>,

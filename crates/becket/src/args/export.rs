@@ -11,15 +11,14 @@ use super::device::{DeviceOptions, LimitOptions, Toggle, format_parser};
 ///
 /// Clients can connect when the command ends. becket's server keeps the exports until `becket detach`, as it
 /// keeps devices. Each export is served by a process of its own, which holds its image and its clients'
-/// connections and nothing else. Several images at one address are told apart by their names.
+/// connections and nothing else. Several images at one address differ by their names.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   becket export disk.img --nbd unix:/run/disk.sock
   becket export -r a.img b.qcow2 --nbd tcp:127.0.0.1:10809   # nbd://127.0.0.1:10809/a.img and /b.qcow2
   becket export disk.img --nbd tcp:0.0.0.0 --tls /etc/pki/becket --tls-verify
-  becket export vm.qcow2 --vhost-user unix:/run/vm.sock      # a disk of a virtual machine
-  becket detach disk.img")]
+  becket export vm.qcow2 --vhost-user unix:/run/vm.sock      # a disk of a virtual machine")]
 pub(crate) struct Export {
     /// Images to export, or paths of images inside images
     #[arg(required = true, value_name = "IMAGE", value_hint = clap::ValueHint::FilePath)]

@@ -552,7 +552,7 @@ impl ExportDriver {
             exported.geometry.as_mut().map(change);
             exported.door.clone()
         })?;
-        // Clients that are there have been told what it was when they came.
+        // Clients that are connected keep what they learned when they came.
         door.inspect(|door| door.show());
         Ok(())
     }

@@ -10,6 +10,7 @@
 //! | `plan` | what a request needs next: a piece by the map, which its target (`crate::target`) carries |
 //! | `intercept` | operations are seen, and perhaps spoiled, on their way (`crate::fault`) |
 //! | `fill` | bytes that come later: requests wait for blocks, and blocks are loaded |
+//! | `linked` | pieces that go to an NBD server |
 //! | `frames` | messages that a port reads and writes itself |
 //! | `guest` | requests whose bytes are in a virtual machine's memory |
 //! | `streamed` | the same over a stream socket |
@@ -29,6 +30,7 @@ mod intercept;
 mod intercepted;
 #[cfg(test)]
 mod kinds_tests;
+mod linked;
 mod loads;
 mod memory_files;
 mod plan;

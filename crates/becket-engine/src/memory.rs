@@ -268,6 +268,23 @@ impl Vectors {
         }
     }
 
+    /// Leaves the first `bytes` of all parts out; returns how many parts there are then. The parts behind
+    /// the last that was set have no bytes.
+    pub(crate) fn advance(&mut self, mut bytes: usize, parts: usize) -> usize {
+        let mut first = 0;
+        for part in self.parts.iter_mut().take(parts) {
+            if bytes < part.iov_len {
+                part.iov_base = part.iov_base.wrapping_byte_add(bytes);
+                part.iov_len -= bytes;
+                break;
+            }
+            bytes -= part.iov_len;
+            first += 1;
+        }
+        self.parts.copy_within(first..parts, 0);
+        parts - first
+    }
+
     /// A message of the first `count` parts. It stays where it is until the next call.
     pub(crate) fn message(&mut self, count: usize) -> *const libc::msghdr {
         self.header.msg_iov = self.parts.as_mut_ptr();

@@ -110,6 +110,7 @@ impl Queue {
         match source {
             Source::Serving { tag } => self.core.operated(ring, tag, completion.result),
             Source::Intercepted { tag } => self.core.intercepted(ring, tag, completion.result),
+            Source::Link { line, way } => self.core.linked(ring, line, way, completion.result),
             Source::Port(token) => {
                 let answer = Answer {
                     result: completion.result,
@@ -140,8 +141,14 @@ impl Queue {
     pub(crate) fn end_turn(&mut self, ring: &mut Ring, may: bool) -> Option<Quick> {
         self.in_turn = false;
         self.settle(ring);
-        self.port.turn_ended(&mut crate::Io { ring, core: &mut self.core });
-        self.settle(ring);
+        loop {
+            self.port.turn_ended(&mut crate::Io { ring, core: &mut self.core });
+            self.settle(ring);
+            if !self.core.drive_lines(ring) {
+                break;
+            }
+            self.settle(ring);
+        }
         self.core.turn_ended(may)
     }
 

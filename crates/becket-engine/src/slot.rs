@@ -4,7 +4,10 @@
 use io_uring::squeue;
 use rustix::io::Errno;
 
-use crate::{Data, Op, Request, target::FileState};
+use crate::{
+    Data, Op, Request,
+    target::{FileState, link::Ask},
+};
 
 /// Longest single operation, in bytes (the kernel cuts at 2 GiB less a page).
 pub(crate) const MAX_OPERATION: u64 = 1 << 30;
@@ -44,6 +47,8 @@ pub(crate) struct Slot {
 pub(crate) enum Step {
     /// An operation on a source.
     Operate(squeue::Entry),
+    /// A question to a server: its answer takes the request further.
+    Ask(Ask),
     /// An operation that brings what is in no source to the requester's pages.
     Deliver(squeue::Entry),
     /// Its turn, or a note about what is not there yet.

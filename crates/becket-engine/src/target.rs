@@ -19,7 +19,7 @@ mod contract;
 #[cfg(test)]
 pub(crate) mod double;
 mod file;
-mod link;
+pub(crate) mod link;
 mod straight;
 mod syncs;
 

@@ -145,6 +145,9 @@ impl Bench {
                 (_, Source::Intercepted { tag }) => {
                     self.core.intercepted(&mut self.ring, tag, completion.result);
                 }
+                (_, Source::Link { line, way }) => {
+                    self.core.linked(&mut self.ring, line, way, completion.result);
+                }
                 (_, Source::Port(_)) => unreachable!(),
             }
         }

@@ -96,6 +96,10 @@ impl Core {
                     }
                 }
             }
+            Ok(Step::Ask(ask)) => {
+                let source = self.slab[usize::from(tag)].source;
+                self.ask(tag, source, ask);
+            }
             // It is nothing of a source's, and does not block.
             Ok(Step::Deliver(entry)) => self.submit(ring, tag, Source::Serving { tag }, entry),
             // Its turn, or a note about what it waits for, takes it further.
@@ -182,7 +186,7 @@ impl Core {
     }
 
     #[inline]
-    fn finish(&mut self, now: u64, tag: u16, result: Result<u64, Errno>) {
+    pub(super) fn finish(&mut self, now: u64, tag: u16, result: Result<u64, Errno>) {
         if tag >= self.depth {
             return self.load_read(tag, result);
         }
@@ -220,12 +224,18 @@ impl Core {
 
     /// Takes in a note: what a request waits for is there or cannot be had, or a load has ended.
     pub(crate) fn note_came(&mut self, ring: &mut Ring, tag: u16, note: Note) {
+        let note = match note {
+            Note::Flush(reply) => return self.flush_asked(tag, reply),
+            note => note,
+        };
         self.landed();
         let waits = self.slab.get(usize::from(tag)).is_some_and(|slot| slot.busy && slot.way == Way::Waiting);
         let outcome = match note {
             Note::Loaded { staging, yielded } => return self.load_ended(tag, staging, yielded),
+            Note::Linked(given) => return self.link_came(ring, tag, given),
             _ if !waits => return,
             Note::Block { key, result } => result.and_then(|block| self.copy(tag, key, &block)),
+            Note::Flush(_) => return,
             Note::There(result) => result.inspect_err(|_| self.note_lost_writes()),
         };
         self.go_on(ring, tag, outcome);

@@ -54,6 +54,11 @@ impl Core {
             let why = "an image that grows is neither replaced nor put in another's place";
             return Err(Error::Grow { source: std::io::Error::other(why) });
         }
+        let linked = |serving: &Serving| serving.targets().iter().any(|target| target.link().is_some());
+        if !known && (linked(&serving) || linked(&self.serving)) {
+            let why = "an image on a server is neither replaced nor put in another's place";
+            return Err(Error::Unsynced { source: std::io::Error::other(why) });
+        }
         let slots = if known { None } else { Some(register(ring, &serving)?) };
         self.next = Some(Next { serving, slots });
         Ok(())

@@ -19,12 +19,13 @@ impl Core {
         if self.slab[usize::from(tag)].request.op == Op::Flush {
             return self.next_sync(tag);
         }
+        let flushes_after = self.flushes_after(self.slab[usize::from(tag)].request.op);
         loop {
             let slot = &mut self.slab[usize::from(tag)];
             let left = slot.request.len - slot.done;
             if left == 0
                 && slot.request.op == (Op::Write { durable: true })
-                && self.serving.growing().is_some()
+                && (self.serving.growing().is_some() || flushes_after)
             {
                 // Its bytes are on the disk; what says where they are is so only after a sync.
                 slot.ends_in_flush();
@@ -100,7 +101,7 @@ impl Core {
             return Ok(Step::Whole);
         };
         (slot.source, slot.covers, slot.way) = (source, covers, Way::Free);
-        Ok(Step::Operate(target.sync(first_slot(self.slots, source))))
+        Ok(target.sync(first_slot(self.slots, source)))
     }
 
     /// Has the target of `source` carry the next piece of a request, which begins at its byte `offset`.

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use super::{
     change::{Hold, Next, register, unregister},
     intercepted::Intercepted,
+    linked::{Linked, lines_of},
     loads::Loads,
     memory_files::{MemoryFiles, NewMemoryFiles},
     stream::Stream,
@@ -141,6 +142,8 @@ pub(crate) struct Core {
     pub(crate) intercepted: Option<Box<Intercepted>>,
     /// Blocks are decoded for requests.
     pub(crate) loads: Option<Box<Loads>>,
+    /// The lines to sources that are exports of NBD servers.
+    pub(super) lines: Box<[Linked]>,
     /// Where notes for this queue arrive.
     pub(crate) mailbox: Arc<Mailbox>,
     /// Nothing begins: see [`Core::hold`].
@@ -174,6 +177,7 @@ impl Core {
         let staged = registers.then(|| NewMemoryFiles::new(ring, new.depth, loads.is_some())).transpose()?;
         // The queue's own requests behind those of the port.
         let requests = new.depth + loads.as_ref().map_or(0, |loads| loads.count());
+        let lines = lines_of(new.serving, requests)?;
         let interceptor = new.serving.interceptor.clone();
         let intercepted = interceptor.map(|interceptor| Intercepted::new(interceptor, requests));
         let lists = new.batch.map(|batch| {
@@ -250,6 +254,7 @@ impl Core {
             },
             intercepted,
             loads,
+            lines,
             mailbox: Arc::clone(new.mailbox),
             depth: new.depth,
             held: None,

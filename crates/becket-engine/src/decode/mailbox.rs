@@ -3,9 +3,10 @@
 
 use std::{
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::SyncSender},
 };
 
+use becket_image::link::channel::Given;
 use rustix::io::Errno;
 
 use super::{
@@ -19,6 +20,10 @@ pub(crate) enum Note {
     Block { key: Key, result: Result<Arc<Decoded>, Errno> },
     /// What else a request waits for is there (a unit has a place), or cannot be had.
     There(Result<(), Errno>),
+    /// A connection to an NBD server is there, or cannot be had. In place of a tag: the line.
+    Linked(Result<Given, Errno>),
+    /// The queue is to flush over that line, for a thread that waits.
+    Flush(SyncSender<Result<(), Errno>>),
     /// The memory of a load comes back, with the bytes that its block yielded: the load has ended.
     Loaded { staging: Staging, yielded: Option<u32> },
 }

@@ -4,7 +4,6 @@
 use std::os::fd::BorrowedFd;
 
 use becket_image::{DirectIo, Source};
-use io_uring::squeue;
 use rustix::io::Errno;
 
 #[cfg(test)]
@@ -52,6 +51,17 @@ impl AnyTarget {
     }
 }
 
+impl AnyTarget {
+    /// The target, where it is of an export.
+    #[inline]
+    pub(crate) fn link(&self) -> Option<&LinkTarget> {
+        match self {
+            AnyTarget::Link(link) => Some(link),
+            _ => None,
+        }
+    }
+}
+
 impl Target for AnyTarget {
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; SLOTS] {
         each!(self, target => target.descriptors())
@@ -78,7 +88,7 @@ impl Target for AnyTarget {
         each!(self, target => target.syncs())
     }
 
-    fn sync(&self, slots: u32) -> squeue::Entry {
+    fn sync(&self, slots: u32) -> Step {
         each!(self, target => target.sync(slots))
     }
 

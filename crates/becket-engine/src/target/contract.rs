@@ -4,7 +4,6 @@
 use std::os::fd::BorrowedFd;
 
 use becket_image::DirectIo;
-use io_uring::squeue;
 use rustix::io::Errno;
 
 use super::{straight::Straight, syncs::Syncs};
@@ -82,8 +81,8 @@ pub(crate) trait Target {
     /// it outlives queues and changes.
     fn syncs(&self) -> &Syncs;
 
-    /// The operation that makes all finished writes durable. Its result is 0 or a negative errno.
-    fn sync(&self, slots: u32) -> squeue::Entry;
+    /// What makes all finished writes durable. Its result is 0 or a negative errno.
+    fn sync(&self, slots: u32) -> Step;
 
     /// The same at once, for a thread that may wait.
     ///

@@ -180,8 +180,8 @@ impl Target for Double {
         &self.syncs
     }
 
-    fn sync(&self, _: u32) -> squeue::Entry {
-        self.script.sync().map_or_else(|_| self.failing(), |()| opcode::Nop::new().build())
+    fn sync(&self, _: u32) -> Step {
+        Step::Operate(self.script.sync().map_or_else(|_| self.failing(), |()| opcode::Nop::new().build()))
     }
 
     fn sync_now(&self) -> Result<(), Errno> {

@@ -194,8 +194,8 @@ impl Target for FileTarget {
         &self.syncs
     }
 
-    fn sync(&self, slots: u32) -> squeue::Entry {
-        opcode::Fsync::new(fixed(slots)).flags(FsyncFlags::DATASYNC).build()
+    fn sync(&self, slots: u32) -> Step {
+        Step::Operate(opcode::Fsync::new(fixed(slots)).flags(FsyncFlags::DATASYNC).build())
     }
 
     fn sync_now(&self) -> Result<(), Errno> {

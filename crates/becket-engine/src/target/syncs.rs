@@ -1,7 +1,7 @@
 //! Which finished writes a completed sync covers: the rule of every flush, whatever the target.
 //! Syncs nothing itself.
 
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering, fence};
 
 use rustix::io::Errno;
 
@@ -16,6 +16,8 @@ pub(crate) struct Syncs {
     writes: Box<[Counter]>,
     synced: AtomicU64,
     failed: AtomicI32,
+    /// Written bytes may be lost, which one flush reports.
+    lost: AtomicBool,
 }
 
 /// A counter that shares its cache line with no other.
@@ -29,7 +31,7 @@ impl Syncs {
         let writes: Box<[Counter]> = (0..queues.max(1)).map(|_| Counter::default()).collect();
         // A server before us may have written without syncing: the first flush always syncs.
         writes[0].0.store(1, Ordering::Release);
-        Syncs { writes, synced: AtomicU64::new(0), failed: AtomicI32::new(0) }
+        Syncs { writes, synced: AtomicU64::new(0), failed: AtomicI32::new(0), lost: AtomicBool::new(false) }
     }
 
     /// A write has finished, whether well or not; only the queue's own thread may call this for `queue`.
@@ -45,7 +47,25 @@ impl Syncs {
     /// An earlier sync failed. That stays: the pages it was about are gone from the cache, and a later sync
     /// that succeeds would say nothing about them.
     pub(crate) fn due(&self) -> Result<Option<u64>, Errno> {
+        if self.lost.load(Ordering::Relaxed) && self.lost.swap(false, Ordering::AcqRel) {
+            return Err(Errno::IO);
+        }
         self.failed().map_or_else(|| Ok(self.pending()), Err)
+    }
+
+    /// No server before us has written anything.
+    pub(crate) fn begins(&self) {
+        self.synced.fetch_max(1, Ordering::AcqRel);
+    }
+
+    /// Finished writes may be lost, and those who flush next do not lose theirs: one flush fails.
+    pub(crate) fn lose_once(&self) {
+        self.lost.store(true, Ordering::Release);
+    }
+
+    /// Whether a write has finished that no sync covers.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.pending().is_some()
     }
 
     fn pending(&self) -> Option<u64> {

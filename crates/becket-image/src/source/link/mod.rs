@@ -110,6 +110,11 @@ impl LinkSource {
         &self.said.agreed
     }
 
+    /// Whether it may be written.
+    pub fn may_write(&self) -> bool {
+        self.said.writable
+    }
+
     /// Whether several connections may write: a flush over one of them covers the writes of all.
     pub fn shares_flushes(&self) -> bool {
         !self.said.writable || self.agreed().has(nbd::CAN_MULTI_CONN)

@@ -1,0 +1,279 @@
+//! Requests whose pieces go to an NBD server: each queue has a line to it (`target::link::line`), which is
+//! driven here at the end of each turn.
+//! Never waits for a server: what it does not answer stays in flight.
+
+use std::sync::mpsc::SyncSender;
+
+use becket_image::link::channel::Given;
+use rustix::io::Errno;
+
+use super::{loads::memory_of, state::Core};
+use crate::{
+    Error, Op, Serving,
+    decode::Waiter,
+    ring::Ring,
+    target::{
+        Target as _,
+        link::{Ask, Line, LineWay, LinkTarget, Why},
+    },
+    user_data::{Source, user_data},
+};
+
+/// The line to one source.
+pub(crate) struct Linked {
+    source: u32,
+    line: Line,
+}
+
+/// One for each source that is an export.
+pub(super) fn lines_of(serving: &Serving, requests: u16) -> Result<Box<[Linked]>, Error> {
+    let sources = (0..).zip(serving.targets()).filter(|(_, target)| target.link().is_some());
+    sources.map(|(source, _)| Ok(Linked { source, line: Line::new(requests)? })).collect()
+}
+
+impl Core {
+    /// Has a piece of a request go to its server; the answer takes the request further.
+    #[inline(never)]
+    pub(super) fn ask(&mut self, tag: u16, source: u32, ask: Ask) {
+        if let Some(linked) = self.lines.iter_mut().find(|linked| linked.source == source) {
+            linked.line.queue(tag, ask);
+            self.in_flight += 1;
+        }
+    }
+
+    fn line(&mut self, number: usize) -> Option<&mut Line> {
+        self.lines.get_mut(number).map(|linked| &mut linked.line)
+    }
+
+    fn link_target(&self, number: usize) -> Option<&LinkTarget> {
+        self.serving.target(self.lines.get(number)?.source)?.link()
+    }
+
+    /// Takes in the completion of an operation of a line.
+    #[inline(never)]
+    pub(crate) fn linked(&mut self, ring: &mut Ring, number: u16, way: LineWay, result: i32) {
+        self.landed();
+        let number = usize::from(number);
+        let outcome = match way {
+            LineWay::Sent => self.line_sent(ring, number, result),
+            LineWay::Received => self.line_received(ring, number, result),
+        };
+        if let Err(why) = outcome {
+            self.line_breaks(number, why);
+        }
+    }
+
+    fn line_sent(&mut self, ring: &mut Ring, number: usize, result: i32) -> Result<(), Why> {
+        let Some(line) = self.line(number) else { return Ok(()) };
+        let outcome = line.sent(result);
+        if let Ok(Some(rest)) = outcome {
+            return self.push_of_line(ring, number, LineWay::Sent, rest);
+        }
+        while let Some((tag, result)) = self.line(number).and_then(Line::after_sending) {
+            self.answered(ring, number, tag, result);
+        }
+        outcome.map(drop)
+    }
+
+    fn line_received(&mut self, ring: &mut Ring, number: usize, result: i32) -> Result<(), Why> {
+        self.line(number).map_or(Ok(()), |line| line.received(result))?;
+        loop {
+            let Core { lines, loads, buffers, .. } = self;
+            let Some(linked) = lines.get_mut(number) else { return Ok(()) };
+            let mut copy = |tag, from: u64, bytes: &[u8]| {
+                let memory = memory_of(loads.as_deref_mut(), buffers.as_mut(), tag);
+                let place = memory.get_mut(from as usize..).and_then(|rest| rest.get_mut(..bytes.len()));
+                place.ok_or(Errno::IO)?.copy_from_slice(bytes);
+                Ok(())
+            };
+            match linked.line.answered(&mut copy)? {
+                Some((tag, result)) => self.answered(ring, number, tag, result),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// A piece is answered.
+    fn answered(&mut self, ring: &mut Ring, number: usize, tag: u16, result: i32) {
+        let Some(line) = self.line(number) else { return };
+        if tag != line.own_tag() {
+            return self.operated(ring, tag, result);
+        }
+        self.landed();
+        let outcome = if result < 0 { Err(crate::slot::errno_of(result)) } else { Ok(()) };
+        self.tell_flushed(number, outcome);
+    }
+
+    fn tell_flushed(&mut self, number: usize, outcome: Result<(), Errno>) {
+        if let Some(flushed) = self.line(number).and_then(|line| line.flushed.take()) {
+            // It has room for one answer, or nobody waits any more.
+            let _ = flushed.try_send(outcome);
+        }
+    }
+
+    #[cold]
+    fn line_breaks(&mut self, number: usize, why: Why) {
+        if self.line(number).is_some_and(|line| line.breaks(why)) {
+            match why {
+                Why::Ended => tracing::warn!("the connection to an NBD server broke"),
+                Why::Lies(what) => tracing::warn!("an NBD server breaks the protocol: {what}"),
+            }
+        }
+    }
+
+    /// Sends what has gathered, receives what is due and asks for connections. Says whether requests have
+    /// finished by that, which the port has not heard of.
+    #[inline]
+    pub(crate) fn drive_lines(&mut self, ring: &mut Ring) -> bool {
+        let mut finished = false;
+        for number in 0..self.lines.len() {
+            finished |= self.drive(ring, number);
+        }
+        finished
+    }
+
+    fn drive(&mut self, ring: &mut Ring, number: usize) -> bool {
+        let mut finished = false;
+        if self.closing {
+            self.line_breaks(number, Why::Ended);
+        }
+        if self.line(number).is_some_and(Line::settles) {
+            finished |= self.after_break(ring, number);
+        }
+        if self.closing {
+            finished |= self.abandon(ring, number);
+        }
+        if let Some(entry) = self.line(number).and_then(Line::next_send)
+            && let Err(why) = self.push_of_line(ring, number, LineWay::Sent, entry)
+        {
+            self.line_breaks(number, why);
+        }
+        if let Some(entry) = self.line(number).and_then(Line::next_receive)
+            && let Err(why) = self.push_of_line(ring, number, LineWay::Received, entry)
+        {
+            self.line_breaks(number, why);
+        }
+        if self.line(number).is_some_and(Line::asks) {
+            let fresh = self.line(number).is_some_and(|line| std::mem::take(&mut line.fresh));
+            let waiter = self.waiter_of(number);
+            if let Some(target) = self.link_target(number) {
+                target.dialer().ask(waiter, fresh);
+                self.in_flight += 1;
+            }
+        }
+        finished
+    }
+
+    /// Where a note about a line goes.
+    fn waiter_of(&self, number: usize) -> Waiter {
+        // There are few sources.
+        self.waiter(number as u16)
+    }
+
+    fn push_of_line(
+        &mut self,
+        ring: &mut Ring,
+        number: usize,
+        way: LineWay,
+        entry: io_uring::squeue::Entry,
+    ) -> Result<(), Why> {
+        let word = user_data(self.index, Source::Link { line: number as u16, way });
+        self.push(ring, &entry.user_data(word)).map_err(|_| Why::Ended)
+    }
+
+    /// A connection is gone. If written bytes may be lost with it, a flush fails: one that was under way,
+    /// or else the next.
+    #[cold]
+    fn after_break(&mut self, ring: &mut Ring, number: usize) -> bool {
+        let mut failed = false;
+        if self.link_target(number).is_some_and(LinkTarget::may_have_lost) {
+            while let Some(tag) = self.line(number).and_then(|line| line.take_back(true)) {
+                self.fail(ring, number, tag);
+                failed = true;
+            }
+            if !failed && let Some(target) = self.link_target(number) {
+                target.lose_once();
+            }
+            tracing::warn!("written bytes that were not flushed may be lost with it: one flush fails");
+        }
+        if self.line(number).is_some_and(|line| line.is_doomed()) {
+            failed |= self.fail_all(ring, number);
+        }
+        failed
+    }
+
+    /// The queue ends: nobody waits for an answer any more.
+    #[cold]
+    fn abandon(&mut self, ring: &mut Ring, number: usize) -> bool {
+        if self.line(number).is_some_and(|line| line.is_asked()) {
+            let whom = (self.index, number as u16);
+            if let Some(target) = self.link_target(number) {
+                target.dialer().cancel(whom, &self.mailbox);
+            }
+        }
+        self.fail_all(ring, number)
+    }
+
+    fn fail_all(&mut self, ring: &mut Ring, number: usize) -> bool {
+        let mut failed = false;
+        while let Some(tag) = self.line(number).and_then(|line| line.take_back(false)) {
+            self.fail(ring, number, tag);
+            failed = true;
+        }
+        failed
+    }
+
+    fn fail(&mut self, ring: &mut Ring, number: usize, tag: u16) {
+        self.landed();
+        if self.line(number).is_some_and(|line| line.own_tag() == tag) {
+            return self.tell_flushed(number, Err(Errno::IO));
+        }
+        let modifies = self.slab.get(usize::from(tag)).is_some_and(|slot| slot.request.op.modifies());
+        if modifies && let Some(target) = self.link_target(number) {
+            target.syncs().wrote(self.number);
+        }
+        self.finish(ring.now(), tag, Err(Errno::IO));
+    }
+
+    /// A connection is there, or cannot be had.
+    pub(super) fn link_came(&mut self, ring: &mut Ring, number: u16, given: Result<Given, Errno>) {
+        let number = usize::from(number);
+        match given {
+            Ok(Given { socket, earlier }) => {
+                if let Some(target) = self.link_target(number) {
+                    target.judge(earlier);
+                }
+                if let Some(line) = self.line(number) {
+                    line.connected(socket);
+                }
+            }
+            Err(_) => {
+                if let Some(line) = self.line(number) {
+                    line.refused();
+                }
+                self.fail_all(ring, number);
+            }
+        }
+    }
+
+    /// Has the server flush, for a thread that waits for it.
+    pub(super) fn flush_asked(&mut self, number: u16, reply: SyncSender<Result<(), Errno>>) {
+        let number = usize::from(number);
+        let ask = self.link_target(number).and_then(LinkTarget::flush);
+        if let (Some(line), Some(ask)) = (self.line(number), ask)
+            && line.flushed.is_none()
+        {
+            line.flushed = Some(reply);
+            line.queue(line.own_tag(), ask);
+            self.in_flight += 1;
+        }
+    }
+
+    /// Whether a durable write needs a flush behind it, because its server has no other.
+    pub(super) fn flushes_after(&self, op: Op) -> bool {
+        op == Op::Write { durable: true }
+            && !self.lines.is_empty()
+            && (0..self.lines.len())
+                .any(|number| self.link_target(number).is_some_and(LinkTarget::lacks_durable_writes))
+    }
+}

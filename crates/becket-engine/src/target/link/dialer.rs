@@ -1,0 +1,157 @@
+//! How queues get connections: a thread of the device asks for them and leaves them as notes.
+//! No I/O thread waits here; this thread makes no connection itself.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher as _, RandomState};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc::sync_channel};
+
+use becket_image::link::{
+    LinkSource,
+    channel::{Request, ask},
+};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+
+use crate::decode::{Note, Waiter};
+
+/// Little: a worker's memory is locked.
+const STACK: usize = 128 << 10;
+
+/// Gets connections for the queues of one device.
+#[derive(Debug)]
+pub(crate) struct Dialer(Arc<Shared>);
+
+struct Shared {
+    source: Arc<LinkSource>,
+    /// Another number in each worker.
+    session: u64,
+    orders: Mutex<Orders>,
+    arrived: Condvar,
+}
+
+#[derive(Default)]
+struct Orders {
+    line: VecDeque<(Waiter, bool)>,
+    /// Of whom the thread is asking for a connection now, and what stops that.
+    asking: Option<(u32, u16)>,
+    stop: Option<Arc<OwnedFd>>,
+    /// Every queue that has asked, for a flush.
+    known: Vec<Waiter>,
+    started: bool,
+    ends: bool,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Dialer").field("session", &self.session).finish_non_exhaustive()
+    }
+}
+
+impl Dialer {
+    pub(super) fn new(source: Arc<LinkSource>) -> Dialer {
+        let session = RandomState::new().hash_one(std::process::id());
+        let (orders, arrived) = Default::default();
+        Dialer(Arc::new(Shared { source, session, orders, arrived }))
+    }
+
+    /// Has a connection made for a queue, which hears of it by [`Note::Linked`]; `first` for the queue's
+    /// first.
+    pub(crate) fn ask(&self, waiter: Waiter, first: bool) {
+        let mut orders = self.0.orders();
+        if first {
+            orders.known.push(waiter.clone());
+        }
+        if !orders.started {
+            let shared = Arc::clone(&self.0);
+            let thread = std::thread::Builder::new().name("becket-link".to_owned()).stack_size(STACK);
+            if thread.spawn(move || shared.work()).is_err() {
+                waiter.mailbox.leave(waiter.whom, Note::Linked(Err(Errno::NOMEM)), None);
+                return;
+            }
+            orders.started = true;
+        }
+        orders.line.push_back((waiter, first));
+        drop(orders);
+        self.0.arrived.notify_one();
+    }
+
+    /// Asks no more for that queue, which hears of it.
+    pub(crate) fn cancel(&self, whom: (u32, u16), mailbox: &Arc<crate::decode::Mailbox>) {
+        let mut orders = self.0.orders();
+        let same = |waiter: &Waiter| waiter.whom == whom && Arc::ptr_eq(&waiter.mailbox, mailbox);
+        if let Some(at) = orders.line.iter().position(|(waiter, _)| same(waiter)) {
+            let waiter = orders.line.remove(at);
+            drop(orders);
+            if let Some((waiter, _)) = waiter {
+                waiter.mailbox.leave(waiter.whom, Note::Linked(Err(Errno::CANCELED)), None);
+            }
+        } else if orders.asking == Some(whom)
+            && let Some(stop) = &orders.stop
+        {
+            // Its counter cannot be full.
+            let _ = rustix::io::write(&**stop, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Flushes over the first queue that has asked for a connection: without any, nothing was written. Waits
+    /// for it.
+    pub(super) fn flush(&self) -> Result<(), Errno> {
+        let waiter = self.0.orders().known.first().cloned();
+        let Some(waiter) = waiter else { return Ok(()) };
+        let (reply, answer) = sync_channel(1);
+        waiter.mailbox.leave(waiter.whom, Note::Flush(reply), None);
+        answer.recv().unwrap_or(Err(Errno::IO))
+    }
+}
+
+impl Drop for Dialer {
+    fn drop(&mut self) {
+        let mut orders = self.0.orders();
+        orders.ends = true;
+        if let Some(stop) = &orders.stop {
+            let _ = rustix::io::write(&**stop, &1u64.to_ne_bytes());
+        }
+        drop(orders);
+        self.0.arrived.notify_one();
+    }
+}
+
+impl Shared {
+    fn orders(&self) -> MutexGuard<'_, Orders> {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        loop {
+            let idle = |orders: &mut Orders| orders.line.is_empty() && !orders.ends;
+            let mut orders =
+                self.arrived.wait_while(self.orders(), idle).unwrap_or_else(PoisonError::into_inner);
+            if orders.ends {
+                return;
+            }
+            let Some((waiter, first)) = orders.line.pop_front() else { continue };
+            let stop = eventfd(0, EventfdFlags::CLOEXEC).map(Arc::new);
+            orders.asking = Some(waiter.whom);
+            orders.stop = stop.as_ref().ok().map(Arc::clone);
+            drop(orders);
+            let request = Request { session: self.session, first };
+            let given = match &stop {
+                Ok(stop) => {
+                    ask(self.source.asks(), request, Some(stop.as_fd())).map_err(|error| match error.kind() {
+                        std::io::ErrorKind::Interrupted => Errno::CANCELED,
+                        _ => {
+                            tracing::warn!("a connection to an NBD server cannot be had: {error}");
+                            Errno::IO
+                        }
+                    })
+                }
+                Err(errno) => Err(*errno),
+            };
+            let mut orders = self.orders();
+            (orders.asking, orders.stop) = (None, None);
+            drop(orders);
+            waiter.mailbox.leave(waiter.whom, Note::Linked(given), None);
+        }
+    }
+}

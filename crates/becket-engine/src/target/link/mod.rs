@@ -1,0 +1,186 @@
+//! The target of an export of an NBD server: what a piece of a request is in the protocol, and what of
+//! finished writes the server may have lost.
+//! Has no slot in a ring's table: each queue has a connection of its own ([`line`]), which `core::linked`
+//! drives and the [`dialer`] replaces when it breaks.
+//!
+//! **After a break** reads and writes without an answer are sent again. Written bytes that no flush has
+//! covered may be lost with the server that had them, so one flush then fails, and only one: the bytes that
+//! are written afterwards are none of its business (docs/decisions/0136).
+
+mod dialer;
+mod line;
+
+use std::os::fd::BorrowedFd;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use becket_image::{
+    DirectIo,
+    link::{LinkSource, channel::Earlier},
+};
+use becket_uapi::nbd;
+use io_uring::{opcode, squeue};
+use rustix::io::Errno;
+
+use self::dialer::Dialer;
+pub(crate) use self::line::{Ask, Line, Way as LineWay, Why};
+use super::{
+    contract::{Completed, Piece, SLOTS, Target},
+    straight::Straight,
+    syncs::Syncs,
+};
+use crate::{
+    Op,
+    governor::Governor,
+    slot::{Slot, Step, Way},
+};
+
+/// Zeroes for servers that cannot zero a range themselves.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+/// An export of an NBD server.
+#[derive(Debug)]
+pub(crate) struct LinkTarget {
+    source: Arc<LinkSource>,
+    syncs: Syncs,
+    dialer: Dialer,
+    /// What became of earlier workers' bytes is known.
+    judged: AtomicBool,
+}
+
+impl LinkTarget {
+    pub(super) fn new(source: LinkSource, queues: usize) -> LinkTarget {
+        let source = Arc::new(source);
+        let dialer = Dialer::new(Arc::clone(&source));
+        LinkTarget { source, syncs: Syncs::new(queues), dialer, judged: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn dialer(&self) -> &Dialer {
+        &self.dialer
+    }
+
+    fn has(&self, flag: u16) -> bool {
+        self.source.agreed().has(flag)
+    }
+
+    /// Whether a durable write needs a flush behind it.
+    pub(crate) fn lacks_durable_writes(&self) -> bool {
+        !self.has(nbd::SEND_FUA) && self.has(nbd::SEND_FLUSH)
+    }
+
+    /// Takes in what a new connection's maker says of bytes that workers before this one have written.
+    pub(crate) fn judge(&self, earlier: Earlier) {
+        if self.judged.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        match earlier {
+            Earlier::None => self.syncs.begins(),
+            Earlier::Kept => {}
+            Earlier::Unknown if self.is_writable() => self.syncs.lose_once(),
+            Earlier::Unknown => {}
+        }
+    }
+
+    /// A connection broke: whether bytes may be lost that were written and not flushed.
+    pub(crate) fn may_have_lost(&self) -> bool {
+        self.is_writable() && self.syncs.is_pending()
+    }
+
+    /// The next flush fails.
+    pub(crate) fn lose_once(&self) {
+        self.syncs.lose_once();
+    }
+
+    /// Bytes of a transfer of so many, in units that the server takes.
+    fn most(&self, len: u64) -> u64 {
+        len.min(self.source.agreed().largest.into())
+    }
+
+    fn ask(&self, piece: &Piece, slot: &mut Slot) -> Result<Ask, Errno> {
+        // The kernel's pages are not for a socket.
+        if piece.carrier.buffer.is_some() {
+            return Err(Errno::IO);
+        }
+        let mut ask =
+            Ask { offset: piece.offset, from: slot.done, address: piece.carrier.address, ..Ask::default() };
+        match slot.request.op {
+            Op::Read => {
+                slot.asked = self.most(slot.asked);
+                ask.command = nbd::CMD_READ;
+            }
+            Op::Write { durable } => {
+                slot.asked = self.most(slot.asked);
+                ask.command = nbd::CMD_WRITE;
+                ask.flags = if durable && self.has(nbd::SEND_FUA) { nbd::CMD_FLAG_FUA } else { 0 };
+            }
+            Op::Discard if self.has(nbd::SEND_TRIM) => ask.command = nbd::CMD_TRIM,
+            Op::WriteZeroes { keep_allocated } if self.has(nbd::SEND_WRITE_ZEROES) => {
+                ask.command = nbd::CMD_WRITE_ZEROES;
+                ask.flags = if keep_allocated { nbd::CMD_FLAG_NO_HOLE } else { 0 };
+            }
+            Op::Discard | Op::WriteZeroes { .. } => {
+                slot.asked = self.most(slot.asked).min(ZEROES.len() as u64);
+                ask.command = nbd::CMD_WRITE;
+                ask.address = ZEROES.as_ptr() as u64;
+            }
+            Op::Flush => return Err(Errno::INVAL),
+        }
+        // No longer than an operation, and that fits.
+        ask.len = slot.asked as u32;
+        Ok(ask)
+    }
+
+    /// What makes all finished writes durable; nothing where the server has no such thing.
+    pub(crate) fn flush(&self) -> Option<Ask> {
+        self.has(nbd::SEND_FLUSH).then(|| Ask { command: nbd::CMD_FLUSH, ..Ask::default() })
+    }
+}
+
+impl Target for LinkTarget {
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; SLOTS] {
+        [None; SLOTS]
+    }
+
+    fn is_writable(&self) -> bool {
+        self.source.may_write()
+    }
+
+    fn operate(&self, piece: &Piece, slot: &mut Slot, _: &mut Governor) -> Result<Step, Errno> {
+        slot.way = Way::Free;
+        self.ask(piece, slot).map(Step::Ask)
+    }
+
+    fn completed(&self, slot: &mut Slot, result: i32) -> Result<Completed, Errno> {
+        slot.absorb(result).map(|()| Completed::GoesOn)
+    }
+
+    fn straight(&self, _: &Piece, _: &Slot) -> Option<Straight> {
+        None
+    }
+
+    fn syncs(&self) -> &Syncs {
+        &self.syncs
+    }
+
+    fn sync(&self, _: u32) -> Step {
+        self.flush().map_or_else(|| Step::Operate(nothing()), Step::Ask)
+    }
+
+    fn sync_now(&self) -> Result<(), Errno> {
+        if self.flush().is_some() { self.dialer.flush() } else { Ok(()) }
+    }
+
+    fn read_unit(&self, _: DirectIo) -> Option<u64> {
+        None
+    }
+
+    fn unit(&self, _: &Slot) -> u64 {
+        self.source.agreed().smallest.into()
+    }
+}
+
+fn nothing() -> squeue::Entry {
+    opcode::Nop::new().build()
+}

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each folder, and the folders that its files may use (docs/decisions/0063).
-const ROOMS: [(&str, &[&str]); 8] = [
+const ROOMS: [(&str, &[&str]); 9] = [
     ("contract", &[]),
     ("system", &["contract"]),
     ("record", &["contract", "system"]),
@@ -14,6 +14,7 @@ const ROOMS: [(&str, &[&str]); 8] = [
     ("supervisor", &["contract", "system", "record", "control"]),
     ("worker", &["contract", "system"]),
     ("doorman", &["contract", "system"]),
+    ("connector", &["contract", "system"]),
 ];
 
 pub(crate) fn sources(folder: &Path) -> Vec<PathBuf> {

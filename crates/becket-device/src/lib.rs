@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod connector;
 mod contract;
 mod control;
 mod doorman;
@@ -24,6 +25,7 @@ pub use client::{
     attach_leased, counters, detach, doctor, export, find, give_to_owner, last_change, list, plan, refresh,
     server_status, set, stat, tidy,
 };
+pub use connector::connector_main;
 pub use contract::{
     AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind, Export, PartitionInfo,
     Partitions, Plan, ServerStatus, SocketFile, Spec, TransportReport, User, Via, path_text, text_path,

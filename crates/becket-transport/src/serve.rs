@@ -13,12 +13,6 @@ use becket_image::{DirectIo, Encoded, Grow, Map, Opened, Source};
 
 /// Whether the engine can serve an image.
 pub(crate) fn fits(opened: &Opened) -> Result<(), String> {
-    if opened.sources.iter().any(|source| source.link().is_some()) {
-        return Err(
-            "an image on an NBD server is read by ls, cat, cp, copy and inspect, and not yet attached"
-                .to_owned(),
-        );
-    }
     match opened.encoded.len() {
         0..=MOST_LAYERS => Ok(()),
         layers => {

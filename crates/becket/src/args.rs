@@ -109,6 +109,7 @@ pub(crate) enum Command {
     Man(Man),
     Worker(Worker),
     Doorman(Doorman),
+    Connector(Connector),
     RunGuard(RunGuard),
     RunExec(RunExec),
     Generator(Generator),
@@ -118,7 +119,14 @@ pub(crate) enum Command {
 impl Command {
     /// Whether it is a long-lived process that another becket starts, by /proc/self/exe.
     pub(crate) fn restarted(&self) -> bool {
-        matches!(self, Command::Serve(_) | Command::Worker(_) | Command::Doorman(_) | Command::RunGuard(_))
+        matches!(
+            self,
+            Command::Serve(_)
+                | Command::Worker(_)
+                | Command::Doorman(_)
+                | Command::Connector(_)
+                | Command::RunGuard(_)
+        )
     }
 }
 
@@ -547,6 +555,11 @@ pub(crate) struct Worker {
 #[derive(Debug, Args)]
 #[command(hide = true)]
 pub(crate) struct Doorman {}
+
+/// Connect to the server of an image for a worker (started by it)
+#[derive(Debug, Args)]
+#[command(hide = true)]
+pub(crate) struct Connector {}
 
 /// Guard a command of `becket run` (started by it)
 #[derive(Debug, Args)]

@@ -6,31 +6,48 @@ mod common;
 
 use std::{
     fs,
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    thread,
     time::Duration,
 };
 
-use becket_testkit::{Scratch, require_plain_machine, tool, wait_until};
-use common::scratch;
+use becket_testkit::{Scratch, require_fuse, require_plain_machine, require_tools, tool, wait_until};
+use common::{alive, scratch, text};
+use serde_json::Value;
 
 /// A foreign server of one image, which ends with this.
 struct Server {
     child: Child,
+    command: Command,
     socket: PathBuf,
 }
 
 impl Server {
     fn start(mut command: Command, socket: PathBuf) -> Self {
+        let _ = fs::remove_file(&socket);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         assert!(wait_until(Duration::from_secs(10), || socket.exists()), "{command:?} does not listen");
-        Self { child, socket }
+        Self { child, command, socket }
+    }
+
+    /// It dies without a word.
+    fn die(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Another one takes its place.
+    fn again(&mut self) {
+        let _ = fs::remove_file(&self.socket);
+        self.child = self.command.spawn().unwrap();
+        assert!(wait_until(Duration::from_secs(10), || self.socket.exists()), "it does not listen again");
     }
 
     /// nbdkit's file plugin.
     fn nbdkit(image: &Path, words: &[&str]) -> Self {
         let socket = image.with_extension("nbdkit");
-        let _ = fs::remove_file(&socket);
         let mut command = Command::new("nbdkit");
         command.args(["-f", "-U"]).arg(&socket).args(words).arg("file").arg(image);
         Self::start(command, socket)
@@ -39,7 +56,6 @@ impl Server {
     /// qemu-nbd with an export named `disk`.
     fn qemu(image: &Path, words: &[&str]) -> Self {
         let socket = image.with_extension("qemu");
-        let _ = fs::remove_file(&socket);
         let mut command = Command::new("qemu-nbd");
         command.args(["-t", "-f", "raw", "-x", "disk", "-k"]).arg(&socket).args(words).arg(image);
         Self::start(command, socket)
@@ -101,4 +117,216 @@ fn an_image_on_a_server_is_read_without_a_device() {
     assert!(gone.err.contains("no export named \"other\"") && gone.err.contains("nbdinfo"), "{gone:?}");
     let wrong = place.run(["ls", "nbd+unix:///x"]);
     assert!(wrong.err.contains("it names no socket"), "{wrong:?}");
+}
+
+/// Attaches over FUSE and returns the disk.
+fn attach(place: &Scratch, words: &[&str]) -> PathBuf {
+    let mut all = vec!["attach", "--via", "fuse"];
+    all.extend(words);
+    place.ok(&all).trim().into()
+}
+
+fn only(place: &Scratch) -> Value {
+    place.devices().remove(0)
+}
+
+fn kill(pid: &Value) {
+    tool(Command::new("kill").args(["-KILL", &pid.to_string()]));
+    let pid = u32::try_from(pid.as_u64().unwrap()).unwrap();
+    assert!(wait_until(Duration::from_secs(20), || !alive(pid)));
+}
+
+fn open(disk: &Path) -> fs::File {
+    let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
+    fs::OpenOptions::new().read(true).write(true).custom_flags(flags).open(disk).unwrap()
+}
+
+/// A block that is aligned for direct I/O, filled with a number.
+#[repr(align(4096))]
+struct Block([u8; 4096]);
+
+impl Block {
+    fn of(number: u64) -> Box<Self> {
+        let mut block = Box::new(Self([0; 4096]));
+        block.0.chunks_exact_mut(8).for_each(|place| place.copy_from_slice(&number.to_le_bytes()));
+        block
+    }
+}
+
+#[test]
+fn fuse_a_device_on_a_server_is_written_and_mounted() {
+    let name = "nbd_source::fuse_a_device_on_a_server_is_written_and_mounted";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit", "qemu-nbd", "fio", "e2fsck"]) {
+        return;
+    }
+    let place = scratch();
+    let image = ext4(&place);
+    let servers = [
+        (Server::nbdkit(&image, &[]), ""),
+        // One connection, and no promise about several.
+        (Server::qemu(&image, &[]), "disk"),
+        // Writes of zeroes and trims have to be done by hand.
+        (Server::nbdkit(&image, &["--filter=nozero", "--filter=fua", "--filter=blocksize-policy"]), ""),
+    ];
+    for (server, export) in servers {
+        let disk = attach(&place, &[&server.uri(export)]);
+        let device = only(&place);
+        assert_eq!(text(&device, "image"), server.uri(export));
+        assert_eq!(device["isolated"], true);
+        if export == "disk" {
+            assert_eq!(device["queues"], 1, "without a promise, a flush covers one connection");
+        }
+        let point = place.dir("mnt");
+        tool(Command::new("mount").args([&disk, &point]));
+        assert_eq!(fs::read_to_string(point.join("dir/file")).unwrap(), "from afar");
+        let bytes: Vec<u8> = (0..3_000_000_u32).map(|number| (number / 7) as u8).collect();
+        fs::write(point.join("new"), &bytes).unwrap();
+        fs::File::open(point.join("new")).unwrap().sync_all().unwrap();
+        fs::remove_file(point.join("new")).unwrap();
+        fs::write(point.join("new"), &bytes).unwrap();
+        tool(Command::new("umount").arg(&point));
+        place.ok(["detach", disk.to_str().unwrap()]);
+        assert!(place.devices().is_empty());
+        drop(server);
+        tool(Command::new("e2fsck").args(["-fn"]).arg(&image));
+        let again = place.run(["cat", &format!("{}/new", image.display())]);
+        assert_eq!(again.code, 0, "{again:?}");
+    }
+}
+
+#[test]
+fn fuse_a_server_that_dies_is_waited_for_and_one_flush_fails() {
+    let name = "nbd_source::fuse_a_server_that_dies_is_waited_for_and_one_flush_fails";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit"]) {
+        return;
+    }
+    let place = scratch();
+    let image = ext4(&place);
+    let mut server = Server::nbdkit(&image, &[]);
+    let disk = open(&attach(&place, &[&server.uri("")]));
+    disk.write_all_at(&Block::of(1).0, 8192).unwrap();
+    disk.sync_all().unwrap();
+    // All is flushed: a break costs nothing.
+    server.die();
+    server.again();
+    disk.write_all_at(&Block::of(2).0, 4096).unwrap();
+    // Written, and not flushed.
+    server.die();
+    let waits = thread::spawn({
+        let disk = disk.try_clone().unwrap();
+        move || {
+            let mut block = Block::of(0);
+            disk.read_exact_at(&mut block.0, 8192).map(|()| block)
+        }
+    });
+    let shown = || only(&place)["away"].as_str().is_some_and(|away| away.starts_with("reconnecting since 2"));
+    assert!(wait_until(Duration::from_secs(20), shown), "{:?}", only(&place));
+    assert!(place.ok(["list"]).contains("reconnecting"));
+    assert!(!waits.is_finished(), "it waits");
+    server.again();
+    assert!(waits.join().unwrap().unwrap().0 == Block::of(1).0);
+    assert!(wait_until(Duration::from_secs(20), || only(&place)["away"].is_null()));
+    assert_eq!(disk.sync_all().unwrap_err().raw_os_error(), Some(5), "the server may have lost it");
+    disk.sync_all().unwrap();
+    disk.write_all_at(&Block::of(3).0, 4096).unwrap();
+    disk.sync_all().unwrap();
+    drop(disk);
+    place.ok(["detach", "--all"]);
+}
+
+#[test]
+fn fuse_no_write_is_lost_when_workers_and_servers_of_ours_die() {
+    let name = "nbd_source::fuse_no_write_is_lost_when_workers_and_servers_of_ours_die";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit"]) {
+        return;
+    }
+    const BLOCKS: u64 = 64;
+    let place = scratch();
+    let image = ext4(&place);
+    let server = Server::nbdkit(&image, &[]);
+    let disk = open(&attach(&place, &[&server.uri("")]));
+    let ends = std::sync::atomic::AtomicBool::new(false);
+    let rounds = thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let mut round = 0;
+            while !ends.load(std::sync::atomic::Ordering::Relaxed) {
+                round += 1;
+                for block in 0..BLOCKS {
+                    disk.write_all_at(&Block::of(round * BLOCKS + block).0, block * 4096).unwrap();
+                }
+                // The server lives, so nothing is lost: no flush may fail.
+                disk.sync_all().unwrap();
+                for block in 0..BLOCKS {
+                    let mut found = Block::of(0);
+                    disk.read_exact_at(&mut found.0, block * 4096).unwrap();
+                    assert!(found.0 == Block::of(round * BLOCKS + block).0, "round {round}, block {block}");
+                }
+            }
+            round
+        });
+        for victim in ["worker_pid", "worker_pid", "server_pid", "worker_pid"] {
+            thread::sleep(Duration::from_millis(300));
+            kill(&only(&place)[victim]);
+            let live = || text(&only(&place), "state") == "live";
+            assert!(wait_until(Duration::from_secs(30), live), "{:?} after {victim}", only(&place));
+        }
+        thread::sleep(Duration::from_millis(300));
+        ends.store(true, std::sync::atomic::Ordering::Relaxed);
+        load.join().unwrap()
+    });
+    assert!(rounds > 3, "only {rounds} rounds");
+    drop(disk);
+    place.ok(["detach", "--all"]);
+    let found = fs::read(&image).unwrap();
+    for block in 0..BLOCKS {
+        let at = usize::try_from(block * 4096).unwrap();
+        assert!(found[at..at + 4096] == Block::of(rounds * BLOCKS + block).0, "block {block}");
+    }
+}
+
+#[test]
+fn fuse_an_overlay_takes_what_is_written_over_a_server() {
+    let name = "nbd_source::fuse_an_overlay_takes_what_is_written_over_a_server";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit", "qemu-img"]) {
+        return;
+    }
+    let place = scratch();
+    let image = ext4(&place);
+    let before = fs::read(&image).unwrap();
+    let server = Server::nbdkit(&image, &["-r"]);
+    let (uri, overlay) = (server.uri(""), place.path("o.qcow2"));
+    let point = place.dir("mnt");
+    for round in 0..2 {
+        let disk = attach(&place, &[&uri, "--cow", overlay.to_str().unwrap()]);
+        tool(Command::new("mount").args([&disk, &point]));
+        assert_eq!(point.join("new").exists(), round == 1);
+        fs::write(point.join("new"), "written").unwrap();
+        assert_eq!(fs::read_to_string(point.join("dir/file")).unwrap(), "from afar");
+        tool(Command::new("umount").arg(&point));
+        place.ok(["detach", disk.to_str().unwrap()]);
+    }
+    assert!(fs::read(&image).unwrap() == before, "the image is only read");
+    let other = place.run(["attach", &uri, "--cow", image.to_str().unwrap()]);
+    assert!(other.code == 1 && other.err.contains("is not an overlay"), "{other:?}");
+}
+
+#[test]
+fn fuse_requests_fail_once_a_server_was_away_for_too_long() {
+    let name = "nbd_source::fuse_requests_fail_once_a_server_was_away_for_too_long";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit"]) {
+        return;
+    }
+    let place = scratch();
+    let mut server = Server::nbdkit(&ext4(&place), &[]);
+    let disk = open(&attach(&place, &[&server.uri(""), "--origin-timeout", "1s"]));
+    server.die();
+    let mut block = Block::of(0);
+    let failed = disk.read_exact_at(&mut block.0, 1 << 20).unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(5));
+    server.again();
+    disk.read_exact_at(&mut block.0, 1 << 20).unwrap();
+    drop(disk);
+    // A server that is away keeps nobody from detaching.
+    server.die();
+    place.ok(["detach", "--all"]);
 }

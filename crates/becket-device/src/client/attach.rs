@@ -200,6 +200,7 @@ fn attach_served(
     keep_overlay(&mut opened.overlay);
     let group = options.cgroup.as_deref().filter(|_| options.isolate);
     let cgroup = group.and_then(|group| member_list(group, &mut warnings));
+    let remote = files.iter().any(|source| source.feature().is_some());
     let backing = Backing {
         files,
         encoded,
@@ -225,7 +226,8 @@ fn attach_served(
         below: IgnoredAny,
         add_partitions,
         partitions: opened.partitions.into_iter().map(Into::into).collect(),
-        isolate: options.isolate,
+        // No worker that talks to a stranger has an image of others.
+        isolate: options.isolate || remote,
         transport: plan.kind,
         warnings,
     };

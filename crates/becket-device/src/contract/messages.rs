@@ -258,6 +258,7 @@ mod tests {
                 depth: None,
                 mode: Some(DataMode::ZeroCopy),
                 faults: Some(Faults::default()),
+                origin_timeout: Some(60),
                 export: Some(Export { name: "a".into(), allow: vec!["x".into()], ..Export::default() }),
                 autoclear: false,
                 reason: "why".into(),
@@ -329,6 +330,7 @@ mod tests {
         let type_of = |name: &str| interface.custom(name);
         let mut exported = device("one", 1).info;
         (exported.connections, exported.spec.export) = (Some(3), Some(Export::default()));
+        (exported.away, exported.spec.origin_timeout) = (Some(String::new()), Some(1));
         assert_eq!(type_of("Device"), keys(&exported));
         assert_eq!(type_of("Export"), keys(&Export::default()));
         assert_eq!(type_of("Count"), keys(&Count { export: DeviceId::NONE, clients: 0 }));

@@ -7,6 +7,7 @@ pub(crate) mod export;
 #[cfg(test)]
 pub(crate) mod idl;
 pub(crate) mod kept;
+pub(crate) mod link;
 pub(crate) mod messages;
 pub(crate) mod path_text;
 pub(crate) mod protocol;

@@ -48,6 +48,10 @@ pub struct Spec {
     /// How it is reached, where it is an export and no device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub export: Option<Export>,
+    /// How long the server of a remote image may be away until requests fail, in seconds; for ever, when not
+    /// given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin_timeout: Option<u64>,
     /// It goes when its last user closes it.
     pub autoclear: bool,
     /// Why this transport was taken.

@@ -251,6 +251,9 @@ pub struct DeviceInfo {
     /// How many clients an export has, as far as its server answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<u64>,
+    /// What keeps the server of its image from being reached, and since when, while it is away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub away: Option<String>,
     /// What the user should know although it went well.
     pub warnings: Vec<String>,
 }
@@ -276,6 +279,7 @@ impl DeviceInfo {
             isolated: false,
             recoveries: 0,
             connections: None,
+            away: None,
             warnings: Vec::new(),
         }
     }

@@ -253,7 +253,16 @@ impl Supervisor {
     /// Owns a device from now on.
     pub(super) fn own(&self, owned: &Arc<Owned>) {
         let (name, worker) = {
-            let state = lock(&owned.state);
+            let mut state = lock(&owned.state);
+            if state.connector.is_none() {
+                // One that we made has it; a predecessor's ended with that.
+                let connector =
+                    self.connector(&state.device.info.spec, &state.kept.sources, state.device.mark, true);
+                match connector {
+                    Ok(connector) => state.connector = connector,
+                    Err(error) => warn!(device = state.name(), "{error}"),
+                }
+            }
             (state.name().to_owned(), Arc::clone(&state.worker))
         };
         lock(&self.devices).insert(name, Arc::clone(owned));
@@ -445,16 +454,20 @@ impl Service for Supervisor {
         let isolated = request.isolate;
         let offer = self.drivers.offer(request.transport)?;
         let owned = self.owns();
-        let maker = Maker { store: &self.store, offer, driver: &*driver, worker: &*worker, owned };
+        let connect = |spec: &_, sources: &_, mark| self.connector(spec, sources, mark, false);
+        let (store, driver, worker_of) = (&self.store, &*driver, &*worker);
+        let maker = Maker { store, offer, driver, worker: worker_of, connect: &connect, owned };
         let made = maker.make(request, fds, cgroup, &door);
-        let Made { device, kept } = made.inspect_err(|_| {
+        let Made { device, kept, connector } = made.inspect_err(|_| {
             if isolated {
                 worker.dismiss();
             }
         })?;
         let info = device.info.clone();
         info!(device = info.name, "attached as {}: {}", info.device.display(), info.spec.image.display());
-        self.own(&Owned::new(device, kept, worker));
+        let owned = Owned::new(device, kept, worker);
+        lock(&owned.state).connector = connector;
+        self.own(&owned);
         Ok(info)
     }
 

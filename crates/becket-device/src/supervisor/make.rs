@@ -7,13 +7,16 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use becket_engine::Geometry;
+use becket_image::link::LinkSource;
 use becket_image::{DirectIo, FileKind, FileSource, Identity, Map, Partition, Place, Source};
 use becket_transport::ublk::MOST_DEPTH;
 use becket_transport::{Abilities, geometry, node};
 use rustix::fs::{FileType, OFlags};
+use rustix::net::SocketType;
 use tracing::warn;
 
 use super::driver::{Added, Driver, NewDevice, Offer, Settled};
+use super::links::Connector;
 use super::smaller::{smaller, usual};
 use super::workers::Worker;
 use crate::contract::kept::{Keepsakes, Kept};
@@ -39,7 +42,11 @@ pub(super) const CLOSING: Duration = Duration::from_secs(10);
 pub(crate) struct Made {
     pub(crate) device: Device,
     pub(crate) kept: Kept,
+    pub(crate) connector: Option<Connector>,
 }
+
+/// See [`Maker::connect`].
+pub(crate) type Connect<'a> = dyn Fn(&Spec, &[Source], u64) -> Result<Option<Connector>, Error> + 'a;
 
 /// Who makes devices, and with what.
 #[derive(Clone, Copy)]
@@ -48,6 +55,8 @@ pub(crate) struct Maker<'a> {
     pub(crate) offer: &'a Offer,
     pub(crate) driver: &'a dyn Driver,
     pub(crate) worker: &'a dyn Worker,
+    /// Starts what connects to the server of an image, of a device with that mark.
+    pub(crate) connect: &'a Connect<'a>,
     /// How many devices are there already.
     pub(crate) owned: usize,
 }
@@ -96,12 +105,25 @@ impl Maker<'_> {
         let named = claim(store, request.name.as_deref(), &spec.image)?;
 
         let all = driver.abilities()?;
-        let abilities = all.for_device(spec.mode, &request.map).map_err(unsupported)?;
+        let links = sources.iter().find_map(Source::link);
+        // What goes to a socket is in memory of the worker's own.
+        let mode = spec.mode.or_else(|| links.map(|_| all.copying()));
+        let abilities = all.for_device(mode, &request.map).map_err(unsupported)?;
+        if links.is_some() && abilities.data_mode().is_zero_copy() {
+            return Err(Error::Failed {
+                kind: ErrorKind::Unsupported,
+                message: "an image on a server cannot be served without a copy".to_owned(),
+                hint: Some("omit --mode".to_owned()),
+            });
+        }
         let max_io = driver.max_io(abilities);
         let geometry = geometry(&request.map, &sources, spec.block_size, spec.read_only, max_io);
         let mark = mark::new(store.runtime());
+        let connector = (self.connect)(spec, &sources, mark)?;
         let usual = usual(self.owned, abilities.data_mode(), cpus());
         let (queues, depth) = (spec.queues.unwrap_or(usual.0), spec.depth.unwrap_or(usual.1));
+        // Without that, a flush of one connection would say nothing about the writes of another.
+        let queues = if links.is_some_and(|link| !link.shares_flushes()) { 1 } else { queues };
         let added = driver.add(NewDevice { queues, depth, abilities, max_io, mark })?;
         let number = added.number;
         let id = DeviceId { kind: request.transport, number };
@@ -169,7 +191,7 @@ impl Maker<'_> {
             return Err(Error::Server { what, log: None });
         }
         undo.device = Some(device.clone());
-        let mut made = Made { device, kept };
+        let mut made = Made { device, kept, connector };
         made.device.info.warnings.extend(links::make(store.runtime(), &made.device.info));
         undo.stage = Stage::Done;
         Ok(made)
@@ -367,8 +389,19 @@ pub(super) fn check_map(
 fn check_source(source: &Source, read_only: bool) -> Result<Identity, &'static str> {
     match source {
         Source::File(file) => check_file(file, read_only),
-        Source::Link(_) => Err("this server cannot serve an image on an NBD server"),
+        Source::Link(link) => check_link(link),
     }
+}
+
+/// Looks at the two ends of an export's channel.
+fn check_link(link: &LinkSource) -> Result<Identity, &'static str> {
+    for end in [link.asks(), link.answers()] {
+        match rustix::net::sockopt::socket_type(end) {
+            Ok(SocketType::SEQPACKET) => {}
+            _ => return Err("a descriptor is no channel for connections"),
+        }
+    }
+    Ok(link.identity())
 }
 
 /// Looks at the descriptors of a file: what they are, how they were opened, and that both are of one inode.

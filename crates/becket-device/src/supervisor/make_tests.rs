@@ -156,7 +156,14 @@ impl Worker for Double {
 }
 
 fn maker<'a>(bench: &'a Bench, double: &'a Double) -> Maker<'a> {
-    Maker { store: &bench.store, offer: &OFFERS[0], driver: double, worker: double, owned: 0 }
+    Maker {
+        store: &bench.store,
+        offer: &OFFERS[0],
+        driver: double,
+        worker: double,
+        connect: &|_, _, _| Ok(None),
+        owned: 0,
+    }
 }
 
 fn double(bench: &Bench, fail_at: &'static str) -> Double {

@@ -2,6 +2,7 @@
 //! It parses no image, moves no byte, and ends when it owns nothing.
 
 mod adopt;
+mod away;
 mod change;
 mod claims;
 mod devices;
@@ -14,6 +15,7 @@ mod isolation;
 mod keeper;
 mod leaving;
 mod left;
+mod links;
 mod make;
 mod manager;
 mod offers;

@@ -8,6 +8,7 @@ use std::time::Instant;
 use becket_transport::Abilities;
 use tracing::error;
 
+use super::links::Connector;
 use super::restarts::Restarts;
 use super::workers::Worker;
 use crate::contract::kept::Kept;
@@ -33,6 +34,10 @@ pub(super) struct Owning {
     pub(super) restarts: Restarts,
     /// The worker whose death has been counted.
     pub(super) mourned: Option<ProcessId>,
+    /// What connects to the server of its image, where that is on one.
+    pub(super) connector: Option<Connector>,
+    /// Since when that server is away.
+    pub(super) away_since: Option<String>,
     /// A thread sees to it that the device goes with its last user.
     pub(super) leaving: bool,
     pub(super) gone: bool,
@@ -47,6 +52,8 @@ impl Owned {
             next: None,
             restarts: Restarts::new(Instant::now()),
             mourned: None,
+            connector: None,
+            away_since: None,
             leaving: false,
             gone: false,
         };

@@ -254,6 +254,11 @@ pub(crate) fn words(line: &str) -> &str {
     levelled.and_then(|(_, rest)| rest.split_once(": ")).map_or(rest, |(_, words)| words)
 }
 
+/// The time now, as in the log.
+pub(crate) fn now() -> String {
+    utc(SystemTime::now())
+}
+
 /// `2026-11-23T19:05:07.123Z`.
 fn utc(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();

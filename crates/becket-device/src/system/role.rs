@@ -21,7 +21,6 @@ pub(crate) enum Role {
     /// Talks with clients of an export before they are let in. It holds no image.
     Doorman,
     /// Makes connections to servers of network block devices and hands them on. It holds no image.
-    #[allow(dead_code, reason = "its process follows")]
     Connector,
     /// Fetches the bytes of one remote source into its store file. It holds nothing else.
     #[allow(dead_code, reason = "its process follows")]

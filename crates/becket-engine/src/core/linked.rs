@@ -115,6 +115,7 @@ impl Core {
     fn line_breaks(&mut self, number: usize, why: Why) {
         if self.line(number).is_some_and(|line| line.breaks(why)) {
             match why {
+                Why::Closed => {}
                 Why::Ended => tracing::warn!("the connection to an NBD server broke"),
                 Why::Lies(what) => tracing::warn!("an NBD server breaks the protocol: {what}"),
             }
@@ -135,9 +136,9 @@ impl Core {
     fn drive(&mut self, ring: &mut Ring, number: usize) -> bool {
         let mut finished = false;
         if self.closing {
-            self.line_breaks(number, Why::Ended);
+            self.line_breaks(number, Why::Closed);
         }
-        if self.line(number).is_some_and(Line::settles) {
+        if self.line(number).is_some_and(Line::settles) && !self.closing {
             finished |= self.after_break(ring, number);
         }
         if self.closing {
@@ -191,8 +192,11 @@ impl Core {
                 self.fail(ring, number, tag);
                 failed = true;
             }
-            if !failed && let Some(target) = self.link_target(number) {
-                target.lose_once();
+            if let Some(target) = self.link_target(number) {
+                match failed {
+                    true => target.syncs().tell(),
+                    false => target.lose_once(),
+                }
             }
             tracing::warn!("written bytes that were not flushed may be lost with it: one flush fails");
         }

@@ -18,6 +18,8 @@ pub(crate) struct Syncs {
     failed: AtomicI32,
     /// Written bytes may be lost, which one flush reports.
     lost: AtomicBool,
+    /// How many writes had finished when a flush last reported that.
+    told: AtomicU64,
 }
 
 /// A counter that shares its cache line with no other.
@@ -31,7 +33,13 @@ impl Syncs {
         let writes: Box<[Counter]> = (0..queues.max(1)).map(|_| Counter::default()).collect();
         // A server before us may have written without syncing: the first flush always syncs.
         writes[0].0.store(1, Ordering::Release);
-        Syncs { writes, synced: AtomicU64::new(0), failed: AtomicI32::new(0), lost: AtomicBool::new(false) }
+        Syncs {
+            writes,
+            synced: AtomicU64::new(0),
+            failed: AtomicI32::new(0),
+            lost: AtomicBool::new(false),
+            told: AtomicU64::new(0),
+        }
     }
 
     /// A write has finished, whether well or not; only the queue's own thread may call this for `queue`.
@@ -48,6 +56,7 @@ impl Syncs {
     /// that succeeds would say nothing about them.
     pub(crate) fn due(&self) -> Result<Option<u64>, Errno> {
         if self.lost.load(Ordering::Relaxed) && self.lost.swap(false, Ordering::AcqRel) {
+            self.tell();
             return Err(Errno::IO);
         }
         self.failed().map_or_else(|| Ok(self.pending()), Err)
@@ -63,9 +72,16 @@ impl Syncs {
         self.lost.store(true, Ordering::Release);
     }
 
-    /// Whether a write has finished that no sync covers.
-    pub(crate) fn is_pending(&self) -> bool {
-        self.pending().is_some()
+    /// Whether a write has finished that no sync covers, and that no flush has reported as perhaps lost.
+    pub(crate) fn is_at_risk(&self) -> bool {
+        self.pending().is_some_and(|writes| writes > self.told.load(Ordering::Acquire))
+    }
+
+    /// A flush fails because of what may be lost: all that was written before is reported by that.
+    pub(crate) fn tell(&self) {
+        if let Some(writes) = self.pending() {
+            self.told.fetch_max(writes, Ordering::AcqRel);
+        }
     }
 
     fn pending(&self) -> Option<u64> {
@@ -159,6 +175,24 @@ mod tests {
             Err(Errno::IO),
             "the kernel reported it to the other one alone"
         );
+    }
+
+    #[test]
+    fn what_may_be_lost_is_reported_by_one_flush() {
+        let sync = Syncs::new(1);
+        sync.begins();
+        assert!(!sync.is_at_risk(), "nobody has written");
+        sync.wrote(0);
+        assert!(sync.is_at_risk());
+        sync.lose_once();
+        assert_eq!(sync.due(), Err(Errno::IO));
+        // A second connection to the same dead server is found broken later.
+        assert!(!sync.is_at_risk());
+        let covers = sync.due().unwrap().unwrap();
+        sync.wrote(0);
+        assert!(sync.is_at_risk(), "it was written since");
+        sync.synced(covers, Ok(())).unwrap();
+        assert!(sync.due().unwrap().is_some(), "no sync has covered it");
     }
 
     /// Queues that write and flush beside each other, over a page cache that the threads share without any

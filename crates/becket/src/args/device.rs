@@ -99,6 +99,9 @@ pub(crate) struct DeviceOptions {
     /// Create partition devices: if there is a partition table (auto), always (on) or never (off)
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Toggle::Auto)]
     pub(crate) partitions: Toggle,
+    /// Fail requests once the server of a remote image has been away for this long [default: never]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) origin_timeout: Option<std::time::Duration>,
     /// Detach when the last user closes the device
     #[arg(long)]
     pub(crate) autoclear: bool,
@@ -157,6 +160,7 @@ impl Default for DeviceOptions {
             block_size: None,
             direct_io: Toggle::Auto,
             partitions: Toggle::Auto,
+            origin_timeout: None,
             autoclear: false,
             shared: false,
             isolate: false,

@@ -39,6 +39,9 @@ pub(crate) fn run(ui: &Ui, _args: &args::List) -> Result<u8, Failure> {
         };
         ui.line(colour.map_or_else(|| line.to_owned(), |colour| ui.paint(colour, line)))?;
     }
+    for (info, away) in devices.iter().filter_map(|info| Some((info, info.away.as_ref()?))) {
+        ui.note(format!("{}: {}", info.name, printable(away)));
+    }
     let ails =
         |info: &&DeviceInfo| matches!(info.state, DeviceState::NotResponding | DeviceState::UnknownVersion);
     for info in devices.iter().filter(ails) {
@@ -57,6 +60,9 @@ fn image(info: &DeviceInfo) -> String {
 
 /// What it is doing, and how many clients an export has.
 fn state(info: &DeviceInfo) -> String {
+    if info.away.is_some() && info.state == DeviceState::Live {
+        return "reconnecting".to_owned();
+    }
     match info.connections {
         None => info.state.to_string(),
         Some(1) => format!("{}, 1 client", info.state),

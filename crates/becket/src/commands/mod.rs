@@ -76,6 +76,7 @@ pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
         Command::Man(args) => completions::man(args),
         Command::Worker(args) => serve::worker(args),
         Command::Doorman(_) => serve::doorman(),
+        Command::Connector(_) => serve::connector(),
         Command::RunGuard(args) => run_guard::run(ui, args),
         Command::RunExec(args) => run_exec::run(args),
         Command::Generator(args) => generator::run(args),

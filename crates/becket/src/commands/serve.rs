@@ -37,6 +37,11 @@ pub(crate) fn doorman() -> Result<u8, Failure> {
     Ok(0)
 }
 
+pub(crate) fn connector() -> Result<u8, Failure> {
+    becket_device::connector_main().map_err(|error| Failure::device("connect to", "a server", &error))?;
+    Ok(0)
+}
+
 pub(crate) fn give(args: &args::UblkGive) -> Result<u8, Failure> {
     becket_device::give_to_owner(args.number)
         .map_err(|error| Failure::device("give away", format!("ublk device {}", args.number), &error))?;

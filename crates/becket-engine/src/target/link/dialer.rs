@@ -2,13 +2,12 @@
 //! No I/O thread waits here; this thread makes no connection itself.
 
 use std::collections::VecDeque;
-use std::hash::{BuildHasher as _, RandomState};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc::sync_channel};
 
 use becket_image::link::{
     LinkSource,
-    channel::{Request, ask},
+    channel::{Request, ask, own_session},
 };
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -24,8 +23,6 @@ pub(crate) struct Dialer(Arc<Shared>);
 
 struct Shared {
     source: Arc<LinkSource>,
-    /// Another number in each worker.
-    session: u64,
     orders: Mutex<Orders>,
     arrived: Condvar,
 }
@@ -44,15 +41,14 @@ struct Orders {
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Dialer").field("session", &self.session).finish_non_exhaustive()
+        f.debug_struct("Dialer").finish_non_exhaustive()
     }
 }
 
 impl Dialer {
     pub(super) fn new(source: Arc<LinkSource>) -> Dialer {
-        let session = RandomState::new().hash_one(std::process::id());
         let (orders, arrived) = Default::default();
-        Dialer(Arc::new(Shared { source, session, orders, arrived }))
+        Dialer(Arc::new(Shared { source, orders, arrived }))
     }
 
     /// Has a connection made for a queue, which hears of it by [`Note::Linked`]; `first` for the queue's
@@ -135,7 +131,7 @@ impl Shared {
             orders.asking = Some(waiter.whom);
             orders.stop = stop.as_ref().ok().map(Arc::clone);
             drop(orders);
-            let request = Request { session: self.session, first };
+            let request = Request { session: own_session(), first };
             let given = match &stop {
                 Ok(stop) => {
                     ask(self.source.asks(), request, Some(stop.as_fd())).map_err(|error| match error.kind() {

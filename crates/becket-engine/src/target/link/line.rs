@@ -88,7 +88,9 @@ enum Link {
     Asked,
     Up(OwnedFd),
     /// It is of no use any more, but the kernel still has operations on it.
-    Broken { _socket: OwnedFd },
+    Broken {
+        _socket: OwnedFd,
+    },
 }
 
 /// Which of its operations has completed.
@@ -98,11 +100,16 @@ pub(crate) enum Way {
     Received,
 }
 
+/// Takes bytes of a read: its tag, their place in the request, and the bytes.
+pub(crate) type Copy<'a> = dyn FnMut(u16, u64, &[u8]) -> Result<(), Errno> + 'a;
+
 /// Why a connection is given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Why {
     /// It ended or failed.
     Ended,
+    /// The queue ends, and nobody waits for its answers.
+    Closed,
     /// The server does not keep to the protocol.
     Lies(&'static str),
 }
@@ -314,10 +321,9 @@ impl Line {
     }
 
     /// The next request that is answered, with its result: the bytes that were moved, or a negative errno.
-    /// `copy` takes bytes of a read: its tag, their place in the request, and the bytes.
     pub(crate) fn answered(
         &mut self,
-        copy: &mut dyn FnMut(u16, u64, &[u8]) -> Result<(), Errno>,
+        copy: &mut Copy<'_>,
     ) -> Result<Option<(u16, i32)>, Why> {
         // What is behind the rest of a read comes once that is there.
         while self.receiving == Receiving::Nothing {

@@ -1,6 +1,6 @@
 //! The target of an export of an NBD server: what a piece of a request is in the protocol, and what of
 //! finished writes the server may have lost.
-//! Has no slot in a ring's table: each queue has a connection of its own ([`line`]), which `core::linked`
+//! Each queue has a connection of its own ([`line`]), which `core::linked`
 //! drives and the [`dialer`] replaces when it breaks.
 //!
 //! **After a break** reads and writes without an answer are sent again. Written bytes that no flush has
@@ -85,7 +85,7 @@ impl LinkTarget {
 
     /// A connection broke: whether bytes may be lost that were written and not flushed.
     pub(crate) fn may_have_lost(&self) -> bool {
-        self.is_writable() && self.syncs.is_pending()
+        self.is_writable() && self.syncs.is_at_risk()
     }
 
     /// The next flush fails.
@@ -139,8 +139,9 @@ impl LinkTarget {
 }
 
 impl Target for LinkTarget {
+    /// The ends of the channel: no operation uses them, but they cross to the next server.
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; SLOTS] {
-        [None; SLOTS]
+        [Some(self.source.asks()), Some(self.source.answers())]
     }
 
     fn is_writable(&self) -> bool {

@@ -5,9 +5,11 @@
 //! All who serve an image hold both ends of the channel. So it outlives each of the two processes, and a
 //! request that one has asked and not the other answered is still there for the next.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
@@ -18,10 +20,16 @@ use rustix::net::{
 /// A request for a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// Which server of the image asks: another number after each start of a worker.
+    /// Which process asks: see [`own_session`].
     pub session: u64,
     /// Nothing was written in this session yet, so the answer must say what became of earlier ones' bytes.
     pub first: bool,
+}
+
+/// The session of this process: another number in each.
+pub fn own_session() -> u64 {
+    static OWN: OnceLock<u64> = OnceLock::new();
+    *OWN.get_or_init(|| RandomState::new().hash_one(std::process::id()))
 }
 
 /// What became of the bytes that earlier sessions have written and not flushed.
@@ -105,6 +113,75 @@ fn received(channel: BorrowedFd<'_>) -> io::Result<Given> {
     let socket =
         socket.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no connection came along"))?;
     Ok(Given { socket, earlier })
+}
+
+/// What a maker of connections knows of those that it has made, for the next one.
+#[derive(Debug)]
+pub struct Legacy {
+    /// The session that has them.
+    pub session: u64,
+    /// The connections that were not seen to end; no more than [`Legacy::MOST`].
+    pub sockets: Vec<OwnedFd>,
+}
+
+impl Legacy {
+    /// The most connections that are passed on.
+    pub const MOST: usize = 128;
+}
+
+/// Leaves what is known for the next maker of connections, which reads it by [`inherit`]. `channel` is the end of
+/// who asks.
+///
+/// # Errors
+/// There are too many connections, or the channel is full or broken.
+pub fn bequeath(channel: impl AsFd, legacy: &Legacy) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(Legacy::MOST))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<BorrowedFd<'_>> = legacy.sockets.iter().map(AsFd::as_fd).collect();
+    if !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut bytes = [b'h'; 10];
+    if let Some(number) = bytes.first_chunk_mut::<8>() {
+        *number = legacy.session.to_le_bytes();
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    sendmsg(channel, &[IoSlice::new(&bytes)], &mut ancillary, flags)?;
+    Ok(())
+}
+
+/// Takes all that was asked before the caller began, and what its predecessor has left. The requests are the
+/// caller's to answer, without [`done`].
+///
+/// # Errors
+/// The channel is broken.
+pub fn inherit(channel: impl AsFd) -> io::Result<(Vec<Request>, Option<Legacy>)> {
+    let (mut requests, mut legacy) = (Vec::new(), None);
+    loop {
+        let mut bytes = [0; 16];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(Legacy::MOST))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let got = match recvmsg(&channel, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
+            Ok(got) if got.bytes == 0 => return Ok((requests, legacy)),
+            Ok(got) => got.bytes,
+            Err(rustix::io::Errno::AGAIN) => return Ok((requests, legacy)),
+            Err(errno) => return Err(errno.into()),
+        };
+        let mut sockets = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                sockets.extend(fds);
+            }
+        }
+        match bytes.get(..got) {
+            Some([session @ .., b'h', b'h']) if session.len() == 8 => {
+                let session = u64::from_le_bytes(session.try_into().unwrap_or_default());
+                legacy = Some(Legacy { session, sockets });
+            }
+            bytes => requests.extend(bytes.and_then(Request::decoded)),
+        }
+    }
 }
 
 /// The next request, if there is one; it stays until [`done`], so that another process answers it where this
@@ -209,6 +286,22 @@ mod tests {
             assert_eq!(inode(&given.socket), inode(&ours));
         });
         assert_eq!(next(&answering).unwrap(), None);
+    }
+
+    #[test]
+    fn what_one_maker_knows_the_next_one_reads() {
+        let (asking, answering) = pair().unwrap();
+        let request = Request { session: 7, first: true };
+        rustix::net::send(&asking, &request.encoded(), SendFlags::empty()).unwrap();
+        let (kept, far) = pair().unwrap();
+        bequeath(&asking, &Legacy { session: 9, sockets: vec![kept] }).unwrap();
+        let (requests, legacy) = inherit(&answering).unwrap();
+        assert_eq!(requests, [request]);
+        let legacy = legacy.unwrap();
+        assert_eq!((legacy.session, legacy.sockets.len()), (9, 1));
+        rustix::net::send(&far, b"x", SendFlags::empty()).unwrap();
+        assert_eq!(rustix::net::recv(&legacy.sockets[0], &mut [0; 2], RecvFlags::empty()).unwrap().0, 1);
+        assert!(inherit(&answering).unwrap().0.is_empty());
     }
 
     #[test]

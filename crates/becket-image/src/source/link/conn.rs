@@ -1,12 +1,13 @@
 //! One connection whose user waits for each answer: reads, and questions about what is allocated.
 //! It believes no length of a server's that it did not ask for, and is of no use after an error.
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use becket_uapi::nbd::{self, Reply, Request, u32_at, u64_at};
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::handshake::Agreed;
 
@@ -164,7 +165,7 @@ impl Connection {
         let request = Request { flags, command, cookie: self.cookie, offset, len };
         let mut bytes = [0; Request::SIZE];
         request.write(&mut bytes, false).ok_or_else(|| lie("a request is too long"))?;
-        Ok(self.stream.write_all(&bytes)?)
+        Ok(send_all(&self.stream, &bytes)?)
     }
 
     /// The next header of the answer.
@@ -204,6 +205,23 @@ impl Connection {
     }
 }
 
+/// Sends some of the bytes, by the call that a worker may make too.
+fn send(stream: &UnixStream, bytes: &[u8], flags: SendFlags) -> io::Result<usize> {
+    let flags = SendFlags::NOSIGNAL | flags;
+    Ok(sendmsg(stream, &[IoSlice::new(bytes)], &mut SendAncillaryBuffer::default(), flags)?)
+}
+
+fn send_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match send(stream, bytes, SendFlags::empty()) {
+            Ok(done) => bytes = bytes.get(done..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 /// A range of a buffer of `all` bytes.
 fn range_of(at: u64, len: u64, all: u64) -> Option<std::ops::Range<usize>> {
     let end = at.checked_add(len).filter(|end| *end <= all)?;
@@ -224,8 +242,7 @@ impl Drop for Connection {
         let mut bytes = [0; Request::SIZE];
         let request = Request { command: nbd::CMD_DISC, ..Request::default() };
         if request.write(&mut bytes, false).is_some() {
-            let _ = self.stream.set_nonblocking(true);
-            let _ = self.stream.write(&bytes);
+            let _ = send(&self.stream, &bytes, SendFlags::DONTWAIT);
         }
     }
 }

@@ -49,6 +49,19 @@ pub struct Agreed {
 }
 
 impl Agreed {
+    /// Whether a connection serves as well as one with which that was agreed on, however it is answered.
+    #[must_use]
+    pub fn is_like(&self, other: &Agreed) -> bool {
+        // Servers offer it only beside structured replies.
+        let plain = |agreed: &Agreed| Agreed {
+            flags: agreed.flags & !nbd::SEND_DF,
+            structured: false,
+            allocation: None,
+            ..*agreed
+        };
+        plain(self) == plain(other)
+    }
+
     /// Whether a transmission flag is set.
     pub fn has(&self, flag: u16) -> bool {
         self.flags & nbd::HAS_FLAGS != 0 && self.flags & flag != 0

@@ -120,6 +120,11 @@ impl LinkSource {
         !self.said.writable || self.agreed().has(nbd::CAN_MULTI_CONN)
     }
 
+    /// In place of a file's: what its URI hashes to.
+    pub fn identity(&self) -> Identity {
+        Identity { dev: NOWHERE, ino: self.said.identity }
+    }
+
     /// The end of the channel by which connections are asked for.
     pub fn asks(&self) -> BorrowedFd<'_> {
         self.channel.0.as_fd()
@@ -151,7 +156,7 @@ impl Kind for LinkSource {
     }
 
     fn identity(&self) -> Option<Identity> {
-        Some(Identity { dev: NOWHERE, ino: self.said.identity })
+        Some(LinkSource::identity(self))
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {

@@ -69,7 +69,7 @@ impl LinkReader {
                 Connection::new(socket, agreed, Some(PATIENCE))
             }
             From::Channel(channel) => {
-                let request = channel::Request { session: 0, first: false };
+                let request = channel::Request { session: channel::own_session(), first: false };
                 let socket = channel::ask(channel, request, None)?.socket;
                 Connection::new(socket, self.agreed, None)
             }

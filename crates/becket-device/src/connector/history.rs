@@ -1,0 +1,193 @@
+//! The connections that a connector has made, and what they say of the server behind a new one.
+//! It sends nothing over them and looks at no byte that comes.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::time::{Duration, Instant};
+
+use becket_image::link::channel::{Earlier, Legacy};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// How long a server may take to end a connection that ends in order.
+const ENDING: Duration = Duration::from_secs(10);
+/// A connection that breaks sooner is one of a server that does not serve.
+const SOON: Duration = Duration::from_secs(1);
+
+/// See the module.
+pub(super) struct History {
+    /// A flush over one connection covers the writes of all.
+    shares: bool,
+    /// Another connector was there before.
+    again: bool,
+    session: Option<u64>,
+    /// What the session that asks now was told.
+    verdict: Earlier,
+    /// Connections of that session, and of the one before until the first of the new one is made.
+    made: Vec<(OwnedFd, Instant)>,
+    earlier: Vec<OwnedFd>,
+    /// The server has ended a connection of an earlier session.
+    broke: bool,
+}
+
+impl History {
+    /// `legacy` is what another connector has left, where one was there before.
+    pub(super) fn new(shares: bool, again: bool, legacy: Option<Legacy>) -> History {
+        let session = legacy.as_ref().map(|legacy| legacy.session);
+        let made = legacy.into_iter().flat_map(|legacy| legacy.sockets);
+        let made = made.map(|socket| (socket, Instant::now())).collect();
+        let earlier = Vec::new();
+        History { shares, again, session, verdict: Earlier::Unknown, made, earlier, broke: false }
+    }
+
+    /// What another connector has to know; nothing where it would know no more by it.
+    pub(super) fn legacy(self) -> Option<Legacy> {
+        let sockets: Vec<OwnedFd> = self.made.into_iter().map(|(socket, _)| socket).collect();
+        let whole =
+            !self.broke && sockets.len() <= Legacy::MOST && sockets.iter().all(|socket| !has_ended(socket));
+        self.session.filter(|_| whole).map(|session| Legacy { session, sockets })
+    }
+
+    /// A connection is about to be made for a session. Connections that have ended are let go; those of a
+    /// server that takes one client are ended first. Says whether one has ended soon after it was made.
+    pub(super) fn prepares(&mut self, session: u64) -> bool {
+        let ended = |(socket, _): &(OwnedFd, Instant)| has_ended(socket);
+        let soon = self.made.iter().any(|made| ended(made) && made.1.elapsed() < SOON);
+        if self.session.is_some_and(|known| known != session) {
+            self.broke = self.made.iter().any(ended);
+            self.earlier = self.made.drain(..).map(|(socket, _)| socket).collect();
+        }
+        self.made.retain(|made| !ended(made));
+        if !self.shares {
+            self.made.drain(..).for_each(|(socket, _)| end(socket));
+            self.earlier.drain(..).for_each(end);
+        }
+        soon
+    }
+
+    /// A connection was made for a session: what became of the bytes of earlier ones.
+    pub(super) fn made(&mut self, session: u64, socket: &OwnedFd) -> Earlier {
+        if self.session != Some(session) {
+            self.verdict = match (self.session, self.again) {
+                (None, false) => Earlier::None,
+                (None, true) => Earlier::Unknown,
+                // The new connection was made while the old ones were there: it leads to the same server.
+                _ if self.shares && !self.broke && !self.earlier.iter().any(has_ended) => Earlier::Kept,
+                _ => Earlier::Unknown,
+            };
+            self.session = Some(session);
+            self.earlier.drain(..).for_each(end);
+        }
+        match socket.try_clone() {
+            Ok(copy) => self.made.push((copy, Instant::now())),
+            // What cannot be watched cannot be vouched for.
+            Err(_) => self.shares = false,
+        }
+        self.verdict
+    }
+}
+
+/// Whether the far side has ended a connection.
+fn has_ended(socket: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
+    let found = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    found.is_err() || !fds[0].revents().is_empty()
+}
+
+/// Ends a connection whose worker is dead: the server carries out what was sent whole, and what comes of it is
+/// thrown away. Its end says that nothing will come later.
+fn end(socket: OwnedFd) {
+    let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Write);
+    let until = Instant::now() + ENDING;
+    let mut bytes = vec![0; 64 << 10];
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let time = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        let mut fds = [PollFd::new(&socket, PollFlags::IN)];
+        match rustix::io::retry_on_intr(|| poll(&mut fds, Some(&time))) {
+            Ok(0) | Err(_) => {
+                break tracing::warn!(
+                    "a server does not end a connection: what it was sent last may land late"
+                );
+            }
+            Ok(_) => match rustix::net::recv(socket.as_fd(), &mut bytes, rustix::net::RecvFlags::DONTWAIT) {
+                Ok((0, _)) => break,
+                Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                Err(_) => break,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// A connection, and the server's end of it. The server ends it when the client does.
+    fn connection() -> (OwnedFd, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (ours.into(), theirs)
+    }
+
+    fn next(history: &mut History, session: u64) -> (Earlier, UnixStream) {
+        history.prepares(session);
+        let (ours, theirs) = connection();
+        (history.made(session, &ours), theirs)
+    }
+
+    #[test]
+    fn a_server_that_stayed_has_what_a_dead_worker_wrote() {
+        let mut history = History::new(true, false, None);
+        let (first, server) = next(&mut history, 1);
+        assert_eq!(first, Earlier::None);
+        let ends = std::thread::spawn(move || {
+            std::io::Read::read(&mut &server, &mut [0]).unwrap();
+            drop(server);
+        });
+        let (second, _server) = next(&mut history, 2);
+        assert_eq!(second, Earlier::Kept);
+        ends.join().unwrap();
+        assert_eq!(next(&mut history, 2).0, Earlier::Kept, "a session hears one answer");
+    }
+
+    #[test]
+    fn another_connector_vouches_for_what_it_was_left() {
+        let mut history = History::new(true, false, None);
+        let (_, _server) = next(&mut history, 1);
+        let mut successor = History::new(true, true, history.legacy());
+        drop(_server);
+        assert_eq!(next(&mut successor, 2).0, Earlier::Unknown, "it has ended since");
+        let mut history = History::new(true, false, None);
+        let (_, server) = next(&mut history, 1);
+        let mut successor = History::new(true, true, history.legacy());
+        let ends = std::thread::spawn(move || {
+            std::io::Read::read(&mut &server, &mut [0]).unwrap();
+            drop(server);
+        });
+        assert_eq!(next(&mut successor, 2).0, Earlier::Kept);
+        ends.join().unwrap();
+    }
+
+    #[test]
+    fn a_server_that_went_or_takes_one_client_may_have_lost_it() {
+        let mut history = History::new(true, false, None);
+        drop(next(&mut history, 1).1);
+        assert_eq!(next(&mut history, 2).0, Earlier::Unknown);
+        let mut history = History::new(false, false, None);
+        drop(next(&mut history, 1).1);
+        assert_eq!(next(&mut history, 2).0, Earlier::Unknown);
+        assert_eq!(
+            next(&mut History::new(true, true, None), 1).0,
+            Earlier::Unknown,
+            "another connector knew it"
+        );
+    }
+
+    #[test]
+    fn a_server_that_ends_connections_at_once_is_noticed() {
+        let mut history = History::new(true, false, None);
+        drop(next(&mut history, 1).1);
+        assert!(history.prepares(1));
+        assert!(!history.prepares(1), "it is forgotten then");
+    }
+}

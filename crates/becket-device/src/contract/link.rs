@@ -1,0 +1,44 @@
+//! What a supervisor and a connector say to each other.
+//! Nothing here connects to anything.
+
+use becket_image::link::Agreed;
+use serde::{Deserialize, Serialize};
+
+/// What a connector is told, once.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum LinkOrder {
+    /// Make connections to this export for whichever worker asks. The descriptors: the asking and the
+    /// answering end of the image's channel.
+    Connect(Box<Connect>),
+}
+
+/// To what connections are made, and what every one of them must be.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Connect {
+    /// The URI that the user gave.
+    pub(crate) uri: String,
+    /// What the image's map was made by.
+    pub(crate) agreed: Agreed,
+    /// A flush over one connection covers the writes of all.
+    pub(crate) shares: bool,
+    /// Another connector was there before, and what it knew of its connections is lost.
+    pub(crate) again: bool,
+    /// How long a server may be away until requests fail, in seconds; for ever, when not given.
+    pub(crate) timeout: Option<u64>,
+}
+
+/// What a connector says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum LinkReport {
+    /// It waits for its order. The notes are precautions that the environment forbids.
+    Started { notes: Vec<String> },
+    /// It cannot work.
+    Refused { why: String },
+    /// A connection was made.
+    Connected,
+    /// The server cannot be reached; it is tried again.
+    Away { why: String },
+}

@@ -16,7 +16,7 @@
 //! | `streamed` | the same over a stream socket |
 //! | `status` | what a range holds |
 //! | `state` | the queue: its slab, its buffers, its places in the ring's tables |
-//! | `loads`, `memory_files`, `intercepted`, `change`, `stream` | what of it belongs to one of these |
+//! | `lines`, `loads`, `memory_files`, `intercepted`, `change`, `stream` | what of it belongs to one of these |
 
 #[cfg(test)]
 mod bench;
@@ -30,6 +30,7 @@ mod intercept;
 mod intercepted;
 #[cfg(test)]
 mod kinds_tests;
+mod lines;
 mod linked;
 mod loads;
 mod memory_files;

@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::bytes::field;
-use crate::cow::{self, Base, Overlay};
+use crate::cow::{self, Base};
 use crate::disk::ends::Ends;
 use crate::disk::{self, vmdk};
 use crate::geometry::{self, Geometry};
 use crate::layer::foreign;
 use crate::layer::packed;
+use crate::opened::{Location, Opened};
 use crate::options::{OpenOptions, Tail};
 use crate::qcow2::chain::{First, Unpacked, unpack_chain};
 use crate::qcow2::{Verdict, Writing, mark_corrupt};
@@ -28,80 +29,8 @@ use crate::source::file::locks::{self, Claim};
 use crate::text::shown;
 use crate::through::{self, End, Walk};
 use crate::{
-    Budget, DirectIo, Encoded, Error, Extent, FileKind, FileSource, Fillers, Format, Identity, Image,
-    LayerError, Map, Partition, Place, ReadAt as _, Source,
+    Budget, Error, FileKind, FileSource, Fillers, Format, Identity, Image, LayerError, ReadAt as _, Source,
 };
-
-/// An image that is open.
-#[derive(Debug)]
-pub struct Opened {
-    /// Where the file is: absolute, without symbolic links.
-    pub path: PathBuf,
-    /// Which byte of the image lives where.
-    pub map: Map,
-    /// The sources that the map speaks of.
-    pub sources: Vec<Source>,
-    /// The layers of encoded blocks that the map speaks of; each speaks of those before it only.
-    pub encoded: Vec<Encoded>,
-    /// Whether it is an image inside another, whose length is not that of the file.
-    pub nested: bool,
-    /// Whether it gets room for what is written while it is written: its writer is [`crate::Grower`].
-    pub grows: bool,
-    /// Whether writes must be refused.
-    pub read_only: bool,
-    /// Why, for people, when that was not asked for.
-    pub read_only_reason: Option<String>,
-    /// Logical block size in bytes.
-    pub block_size: u32,
-    /// Which file it is, whatever its path: that of the overlay, where there is one.
-    pub identity: Identity,
-    /// What the partition table names; empty when none was asked for or found.
-    pub partitions: Vec<Partition>,
-    /// Which bytes of the first file are locked, where not all.
-    pub range: Option<Range<u64>>,
-    /// The overlay that takes what is written. One that was made for this goes again, unless it is kept.
-    pub overlay: Option<Overlay>,
-    /// What the user should know although it went well.
-    pub warnings: Vec<String>,
-}
-
-impl Opened {
-    /// Asks what the files can do, and in which units, for the process that will serve them; `wanted` as when
-    /// it was opened. Nothing is read from them.
-    pub fn complete(&mut self, wanted: DirectIo) {
-        let encoded = !self.encoded.is_empty();
-        for source in &mut self.sources {
-            source.complete(wanted, encoded);
-        }
-    }
-
-    /// Has all bytes brought that the image consists of, for a process that reads its files as they are.
-    ///
-    /// # Errors
-    /// They cannot be brought.
-    pub fn bring(&self, fillers: &Fillers) -> std::io::Result<()> {
-        for (index, source) in self.sources.iter().enumerate() {
-            let Some(filler) = source.identity().and_then(|identity| fillers.of(identity)) else { continue };
-            let mut ranges = Vec::new();
-            let mut push = |place: &Extent| match place.place {
-                Place::Data { source, offset } if source as usize == index => {
-                    ranges.push(offset..offset.saturating_add(place.len));
-                }
-                _ => {}
-            };
-            self.map.extents().iter().for_each(&mut push);
-            for layer in &self.encoded {
-                for block in layer.blocks() {
-                    let stored = layer.below().slice(block.input, block.input_len.into());
-                    stored.iter().flat_map(|map| map.extents()).for_each(&mut push);
-                }
-            }
-            ranges.sort_by_key(|range| range.start);
-            filler.bring(&ranges)?;
-        }
-        Ok(())
-    }
-}
 
 /// How often an image that moves meanwhile is looked for.
 const LOOKS: u32 = 8;
@@ -153,15 +82,6 @@ pub fn open_partly(path: &Path, options: &OpenOptions) -> Result<Opened, Error> 
         }
     }
     Err(io(path, "its place in the file changes while it is opened", std::io::ErrorKind::ResourceBusy))
-}
-
-/// What a path names, whatever its words: the file or device on the host, and the way to the image inside it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Location {
-    /// The file or device.
-    pub host: Identity,
-    /// Empty when that is the image.
-    pub inside: Vec<through::Reached>,
 }
 
 /// Finds what a path names, for reading only and without locks, to compare it with what other paths name.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::cow::{self, Base};
 use crate::geometry::{self, Geometry};
 use crate::layer::foreign;
-use crate::open::{Location, Opened};
+use crate::opened::{Location, Opened};
 use crate::options::{OpenOptions, Tail};
 use crate::qcow2;
 use crate::resolve::io;

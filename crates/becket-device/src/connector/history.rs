@@ -92,8 +92,8 @@ fn has_ended(socket: &OwnedFd) -> bool {
     found.is_err() || !fds[0].revents().is_empty()
 }
 
-/// Ends a connection whose worker is dead: the server carries out what was sent whole, and what comes of it is
-/// thrown away. Its end says that nothing will come later.
+/// Ends a connection whose worker is dead: the server carries out what was sent whole, and its answers are
+/// thrown away. When the server ends it, too, nothing will land later.
 fn end(socket: OwnedFd) {
     let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Write);
     let until = Instant::now() + ENDING;

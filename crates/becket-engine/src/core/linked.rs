@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::{loads::memory_of, state::Core};
 use crate::{
-    Error, Op, Serving,
+    Op,
     decode::Waiter,
     ring::Ring,
     target::{
@@ -18,18 +18,6 @@ use crate::{
     },
     user_data::{Source, user_data},
 };
-
-/// The line to one source.
-pub(crate) struct Linked {
-    source: u32,
-    line: Line,
-}
-
-/// One for each source that is an export.
-pub(super) fn lines_of(serving: &Serving, requests: u16) -> Result<Box<[Linked]>, Error> {
-    let sources = (0..).zip(serving.targets()).filter(|(_, target)| target.link().is_some());
-    sources.map(|(source, _)| Ok(Linked { source, line: Line::new(requests)? })).collect()
-}
 
 impl Core {
     /// Has a piece of a request go to its server; the answer takes the request further.

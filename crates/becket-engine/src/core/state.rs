@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::{
     change::{Hold, Next, register, unregister},
     intercepted::Intercepted,
-    linked::{Linked, lines_of},
+    lines::{Linked, lines_of},
     loads::Loads,
     memory_files::{MemoryFiles, NewMemoryFiles},
     stream::Stream,
@@ -178,6 +178,10 @@ impl Core {
         // The queue's own requests behind those of the port.
         let requests = new.depth + loads.as_ref().map_or(0, |loads| loads.count());
         let lines = lines_of(new.serving, requests)?;
+        if new.guest.is_some() && !lines.is_empty() {
+            let why = "a virtual machine's memory is not for an image on an NBD server";
+            return Err(Error::Start { source: std::io::Error::other(why) });
+        }
         let interceptor = new.serving.interceptor.clone();
         let intercepted = interceptor.map(|interceptor| Intercepted::new(interceptor, requests));
         let lists = new.batch.map(|batch| {

@@ -36,7 +36,8 @@ pub(crate) struct StoreOptions {
     /// Remove what is not in use from the store, the least recently used first, until it is this small
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) store_limit: Option<u64>,
-    /// Give up if a web server has not answered for this time [default: 1min]
+    /// Give up if a server has not answered for this time [default: 1min for web servers; never for requests
+    /// to a device on an NBD server]
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = parse_duration)]
     pub(crate) origin_timeout: Option<Duration>,
 }
@@ -99,9 +100,6 @@ pub(crate) struct DeviceOptions {
     /// Create partition devices: if there is a partition table (auto), always (on) or never (off)
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Toggle::Auto)]
     pub(crate) partitions: Toggle,
-    /// Fail requests once the server of a remote image has been away for this long [default: never]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    pub(crate) origin_timeout: Option<std::time::Duration>,
     /// Detach when the last user closes the device
     #[arg(long)]
     pub(crate) autoclear: bool,
@@ -160,7 +158,6 @@ impl Default for DeviceOptions {
             block_size: None,
             direct_io: Toggle::Auto,
             partitions: Toggle::Auto,
-            origin_timeout: None,
             autoclear: false,
             shared: false,
             isolate: false,

@@ -53,7 +53,7 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
             depth: asked.depth,
             mode: asked.mode,
             faults: asked.fault.clone(),
-            origin_timeout: asked.origin_timeout.map(|time| time.as_secs().max(1)),
+            origin_timeout: asked.store.origin_timeout.map(|time| time.as_secs().max(1)),
             autoclear: asked.autoclear,
             ..Spec::default()
         },

@@ -1,6 +1,6 @@
 //! One queue's connection to an NBD server: what is to be sent, and what the bytes that come mean.
-//! Makes no system call but for ending a connection, allocates nothing once it is made, and believes no answer
-//! to what was not asked.
+//! Makes no system call but for ending a connection, allocates nothing once it is made, and believes no
+//! answer to what was not asked.
 //!
 //! Requests that gather in a turn go out by one operation. What comes is received into a staging buffer,
 //! which holds many small answers; the rest of a long read goes straight to its request's memory. Answers
@@ -321,10 +321,7 @@ impl Line {
     }
 
     /// The next request that is answered, with its result: the bytes that were moved, or a negative errno.
-    pub(crate) fn answered(
-        &mut self,
-        copy: &mut Copy<'_>,
-    ) -> Result<Option<(u16, i32)>, Why> {
+    pub(crate) fn answered(&mut self, copy: &mut Copy<'_>) -> Result<Option<(u16, i32)>, Why> {
         // What is behind the rest of a read comes once that is there.
         while self.receiving == Receiving::Nothing {
             if let Some((tag, left)) = self.payload {

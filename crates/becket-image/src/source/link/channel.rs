@@ -129,8 +129,8 @@ impl Legacy {
     pub const MOST: usize = 128;
 }
 
-/// Leaves what is known for the next maker of connections, which reads it by [`inherit`]. `channel` is the end of
-/// who asks.
+/// Leaves what is known for the next maker of connections, which reads it by [`inherit`]. `channel` is the
+/// end of who asks.
 ///
 /// # Errors
 /// There are too many connections, or the channel is full or broken.

@@ -416,7 +416,8 @@ fn an_export_that_is_left_ends_and_lets_go_of_its_tether() {
     gone.recv_timeout(PATIENCE).expect("one that comes too late is turned away");
 }
 
-/// The back-end of a campaign, in a process of its own: standard input listens, standard output is the tether.
+/// The back-end of a campaign, in a process of its own: standard input listens, standard output is the
+/// tether.
 fn back_end(image: &Path) {
     let listener = UnixListener::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
     let tether = std::io::stdout().as_fd().try_clone_to_owned().unwrap();
@@ -474,7 +475,8 @@ fn a_killed_back_end_s_requests_are_done_once_by_the_next() {
     let shape = Shape { queues: 2, depth: 32, buffer: PAGE as u32, ..SHAPE };
     let mut driver = Driver::start(connect(), shape).unwrap();
     let mut random = SmallRng::seed_from_u64(11);
-    // Which generation each page has, of what was acknowledged; which page a slot writes; reads to be checked.
+    // Which generation each page has, of what was acknowledged; which page a slot writes; reads to be
+    // checked.
     let mut written = vec![0u64; 2 * pages as usize];
     let mut slots = vec![[None::<(usize, u64, bool)>; 32]; 2];
     let mut generation = 0u64;

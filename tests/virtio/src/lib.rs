@@ -1,6 +1,6 @@
-//! A virtio block driver with split rings that speaks vhost-user as the front-end: the virtual machine and its
-//! hypervisor in one process, for tests and benchmarks.
-//! It keeps to the rules unless a test writes into its memory; it never looks at what a back-end does besides.
+//! A virtio block driver with split rings that speaks vhost-user as the front-end: the virtual machine and
+//! its hypervisor in one process, for tests and benchmarks. It keeps to the rules unless a test writes into
+//! its memory; it never looks at what a back-end does besides.
 //!
 //! Sources: Virtual I/O Device (VIRTIO) Version 1.3; QEMU, docs/interop/vhost-user.rst.
 #![forbid(unsafe_code)]
@@ -24,7 +24,8 @@ pub use front::{Front, Inflight};
 pub const BASE: u64 = 1 << 30;
 /// The same as the hypervisor has it.
 pub const USER: u64 = 1 << 40;
-/// Features: flush, discard, write zeroes, cache mode, multi-queue, indirect descriptors, event index, version 1.
+/// Features: flush, discard, write zeroes, cache mode, multi-queue, indirect descriptors, event index,
+/// version 1.
 pub const FLUSH: u64 = 1 << 9;
 /// See [`FLUSH`].
 pub const DISCARD: u64 = 1 << 13;
@@ -237,9 +238,9 @@ impl Queue {
         self.shape.depth - self.free.len() as u16
     }
 
-    /// Submits a read or write of `len` bytes of the request's buffer, in ranges that end at `cuts` (none: in
-    /// one); `fill` puts a write's bytes into the buffer. Under which slot it is. [`Queue::announce`] notifies
-    /// the device.
+    /// Submits a read or write of `len` bytes of the request's buffer, in ranges that end at `cuts` (none:
+    /// in one); `fill` puts a write's bytes into the buffer. Under which slot it is. [`Queue::announce`]
+    /// notifies the device.
     pub fn submit(&mut self, op: u32, offset: u64, len: u32, cuts: &[u32], fill: &[u8]) -> Option<u16> {
         let slot = self.free.pop()?;
         let buffer = self.buffer(slot);

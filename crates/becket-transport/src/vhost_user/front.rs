@@ -295,8 +295,8 @@ impl Queues {
     }
 }
 
-/// Fills a buffer from a socket; descriptors are added to those that there are. `false` if the stream has ended
-/// before the first byte.
+/// Fills a buffer from a socket; descriptors are added to those that there are. `false` if the stream has
+/// ended before the first byte.
 fn receive(socket: &OwnedFd, into: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<bool, Errno> {
     let mut filled = 0;
     while filled < into.len() {

@@ -1,7 +1,6 @@
 //! The messages of the vhost-user protocol: what a front-end says and what is answered, as bytes and as
-//! values.
-//! Touches no socket and no memory of a virtual machine; a message has at most [`MOST`] bytes and [`MOST_FDS`]
-//! descriptors.
+//! values. Touches no socket and no memory of a virtual machine; a message has at most [`MOST`] bytes and
+//! [`MOST_FDS`] descriptors.
 //!
 //! Source: QEMU, docs/interop/vhost-user.rst. Numbers are in the machine's byte order.
 

@@ -1,7 +1,7 @@
-//! The image as a virtio block device of a virtual machine, by the vhost-user protocol: the machine's memory is
-//! shared with the worker, which serves its rings without the hypervisor.
-//! Knows nothing of image formats, and trusts neither the front-end (the hypervisor) nor the driver in the
-//! machine: both can harm only the image that they are given, and the connection that they have.
+//! The image as a virtio block device of a virtual machine, by the vhost-user protocol: the machine's
+//! memory is shared with the worker, which serves its rings without the hypervisor. Knows nothing of image
+//! formats, and trusts neither the front-end (the hypervisor) nor the driver in the machine: both can harm
+//! only the image that they are given, and the connection that they have.
 //!
 //! | file | what it has |
 //! | --- | --- |
@@ -14,9 +14,10 @@
 //! | `inflight` | which requests are under way, for the next back-end |
 //! | `config` | features and configuration space |
 //!
-//! **Recovery.** The front-end keeps a region in which each ring notes its requests. After the end of a worker
-//! it connects anew, to the next worker, which begins with the requests that were under way. A worker begins
-//! only when nothing of the last one can reach the image or the machine's memory any more: the tether says so.
+//! **Recovery.** The front-end keeps a region in which each ring notes its requests. After the end of a
+//! worker it connects anew, to the next worker, which begins with the requests that were under way. A
+//! worker begins only when nothing of the last one can reach the image or the machine's memory any more:
+//! the tether says so.
 
 mod config;
 mod front;

@@ -1,7 +1,6 @@
-//! A queue's front towards a vring: takes requests from it, has the engine carry them out on the driver's own
-//! memory, and gives them back.
-//! Runs in the worker; it makes no system call and allocates nothing after its start. A driver that breaks the
-//! rules is not served any more, and nobody else notices.
+//! A queue's front towards a vring: takes requests from it, has the engine carry them out on the driver's
+//! own memory, and gives them back. Runs in the worker; it makes no system call and allocates nothing after
+//! its start. A driver that breaks the rules is not served any more, and nobody else notices.
 //!
 //! A tag's life: it is free; a chain is taken under it; the engine carries it out; the chain is given back
 //! with its status, and the tag is free again. The driver is notified once for all that end in one turn.

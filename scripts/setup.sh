@@ -15,6 +15,7 @@ packages=(
     genisoimage erofs-utils mtools          # images inside images, made by the real tools
     cryptsetup-bin qemu-utils               # dm-crypt on top; image locks beside QEMU's
     nbdkit libnbd-bin                       # foreign NBD servers and clients
+    gnutls-bin                              # certificates for tests of TLS
     nginx-light openssl                     # a foreign web server, with TLS
     mmdebstrap debian-archive-keyring       # the guest's root file system
     systemd                                 # systemd-analyze, for the units

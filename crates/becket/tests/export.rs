@@ -142,6 +142,9 @@ fn an_address_is_nobody_elses_and_others_reach_no_plain_one() {
 /// A socket that a service manager would have made (`systemd-socket-activate` does the same).
 #[test]
 fn a_socket_that_listens_already_is_used_and_stays() {
+    if !require_tools("a_socket_that_listens_already_is_used_and_stays", &["python3"]) {
+        return;
+    }
     let place = scratch();
     let (image, socket) = (place.path("disk.img"), place.path("made.sock"));
     image::random(&image, SIZE, 7);

@@ -37,6 +37,8 @@ pub const TARGETS: &[Target] = &[
     ("blocks", becket_device::fuzzing::blocks),
     ("vhost-user", becket_transport::vhost_user::fuzzing::messages),
     ("vring", becket_transport::vhost_user::fuzzing::rings),
+    ("nbd-handshake", becket_transport::nbd::fuzzing::handshake),
+    ("nbd-requests", becket_transport::nbd::fuzzing::requests),
     ("record", becket_device::fuzzing::record),
     ("losetup", becket::fuzzing::losetup),
     ("beckettab", becket::fuzzing::table),

@@ -76,7 +76,7 @@ macro_rules! workloads {
 }
 
 /// All scenarios.
-pub(crate) const SCENARIOS: [Scenario; 9] = [
+pub(crate) const SCENARIOS: [Scenario; 10] = [
     Scenario {
         name: "cost",
         title: "Instructions of one I/O",
@@ -247,6 +247,25 @@ depth 64; *d1-us* is the time of one I/O at depth 1. *qsd* is qemu-storage-daemo
         }],
     },
     Scenario {
+        name: "nbd",
+        title: "Exports over NBD",
+        about: "\
+Reads over NBD and a unix socket, by one client for all servers, which sends many requests in one system
+call. *memory*: of a file of tmpfs. *cached*: of a file on the checkout's disk, from the page cache.
+*d64* and *d1* are random reads of 4 KiB at depth 64 and 1, *256k* sequential ones of 256 KiB at depth 8.
+*cpu-us* is the server's CPU time of one I/O, and *calls* its system calls. *fio-iops* is with fio's
+engine. *copy-s* is the time of `nbdcopy` for a sparse image, a tenth of which is data. *nbdkit* has its
+plugin file, *null* is nbdkit without any image: what the client can reach.",
+        places: &[Place {
+            ground: Ground::Host { memory: true },
+            variables: "ENTRANTS=(becket nbdkit null qsd qemu-nbd) ROUNDS=5 SECONDS_EACH=2 MIB=256 \
+                        FIO=1 COPY=1 WAYS=(memory cached)",
+            short: "ROUNDS=1 SECONDS_EACH=1 MIB=20 WAYS=(cached)",
+            script: &[include_str!("guest/nbd.sh")],
+            ..PLACE
+        }],
+    },
+    Scenario {
         name: "nested",
         title: "Images inside images",
         about: "\
@@ -315,6 +334,6 @@ mod tests {
                 exec::quietly(std::process::Command::new("bash").args(["-n", "-c", &text])).unwrap();
             }
         }
-        assert_eq!(places, 16);
+        assert_eq!(places, 17);
     }
 }

@@ -12,6 +12,8 @@
 //! A flush on one connection covers what all have finished writing, because the engine counts the syncs of a
 //! file for the whole device. So every client may use several connections (`CAN_MULTI_CONN`).
 
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod handshake;
 mod port;
 mod requests;

@@ -31,8 +31,8 @@ pub(super) enum Kind {
     Disconnect,
 }
 
-/// What a header asks for. For an error the number of bytes that follow it and must be passed over is known by
-/// [`payload`].
+/// What a header asks for. For an error the number of bytes that follow it and must be passed over is known
+/// by [`payload`].
 /// The backing `punches` holes: only that zeroes a range fast for certain.
 pub(super) fn kind_of(
     request: &uapi::Request,
@@ -131,8 +131,8 @@ impl Style {
         Some((0, head + 6))
     }
 
-    /// The head of a piece of a read, written so that the data follow it. `offset` is the piece's own, `start`
-    /// the request's; `first` and `last` piece of the request.
+    /// The head of a piece of a read, written so that the data follow it. `offset` is the piece's own,
+    /// `start` the request's; `first` and `last` piece of the request.
     pub(super) fn data(
         self,
         frame: &mut [u8],

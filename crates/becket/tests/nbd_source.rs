@@ -330,3 +330,18 @@ fn fuse_requests_fail_once_a_server_was_away_for_too_long() {
     server.die();
     place.ok(["detach", "--all"]);
 }
+
+/// The kernel's loop driver comes before FUSE, and can reach no server.
+#[test]
+fn fuse_a_transport_that_can_reach_the_server_is_chosen() {
+    let name = "nbd_source::fuse_a_transport_that_can_reach_the_server_is_chosen";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit"]) {
+        return;
+    }
+    let place = scratch();
+    let server = Server::nbdkit(&ext4(&place), &[]);
+    place.ok(["attach", &server.uri("")]);
+    let device = only(&place);
+    assert!(["ublk", "fuse"].contains(&text(&device, "transport")), "{device:#}");
+    place.ok(["detach", "--all"]);
+}

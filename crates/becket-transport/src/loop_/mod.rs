@@ -38,8 +38,8 @@ impl Transport for LoopTransport {
     }
 
     fn fits(&self, opened: &Opened) -> Result<(), String> {
-        match opened.map.single_range() {
-            Some((source, ..)) if opened.sources.get(source as usize).is_some() && !opened.grows => Ok(()),
+        match range::range_of(opened) {
+            Ok(_) if !opened.grows => Ok(()),
             _ => Err(range::NOT_ONE.to_owned()),
         }
     }

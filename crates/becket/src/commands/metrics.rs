@@ -66,16 +66,18 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
     written
 }
 
+/// A value of a device, `None` where nothing measures it.
+type Value<'a> = &'a dyn Fn(&DeviceInfo, Option<&Summary>) -> Option<f64>;
+
 fn metrics(infos: &[DeviceInfo], counters: &[Option<Summary>]) -> Vec<Metric> {
     let of_device = |info: &DeviceInfo| vec![("name", info.name.clone())];
-    let each =
-        |name: &str, kind, help: &str, value: &dyn Fn(&DeviceInfo, Option<&Summary>) -> Option<f64>| {
-            let samples = infos.iter().zip(counters).filter_map(|(info, summary)| {
-                Some(Sample { labels: of_device(info), value: value(info, summary.as_ref())? })
-            });
-            let name = format!("becket_device_{name}");
-            Metric { name, kind, help: help.to_owned(), samples: samples.collect() }
-        };
+    let each = |name: &str, kind, help: &str, value: Value<'_>| {
+        let samples = infos.iter().zip(counters).filter_map(|(info, summary)| {
+            Some(Sample { labels: of_device(info), value: value(info, summary.as_ref())? })
+        });
+        let name = format!("becket_device_{name}");
+        Metric { name, kind, help: help.to_owned(), samples: samples.collect() }
+    };
     let info = infos.iter().map(|info| {
         let mut labels = of_device(info);
         labels.push(("device", path_text(&info.device).into_owned()));
@@ -142,7 +144,8 @@ fn metrics(infos: &[DeviceInfo], counters: &[Option<Summary>]) -> Vec<Metric> {
             },
         ));
     }
-    let decoded: [(&str, &str, fn(&becket_device::Decodings) -> u64); 6] = [
+    type Decoded = (&'static str, &'static str, fn(&becket_device::Decodings) -> u64);
+    let decoded: [Decoded; 6] = [
         ("block_hits", "Compressed blocks that a request found decoded.", |decoded| decoded.hits),
         ("block_waits", "Compressed blocks that a request waited for.", |decoded| decoded.waits),
         ("decoded_blocks", "Blocks that were decoded.", |decoded| decoded.blocks),

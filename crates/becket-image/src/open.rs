@@ -256,8 +256,8 @@ fn disk_in(
     }
 }
 
-/// Why a file can only be read, judged by its first and last bytes: what the walk will report, before anything else is
-/// checked.
+/// Why a file can only be read, judged by its first and last bytes: what the walk will report, before
+/// anything else is checked.
 fn only_read(file: &OwnedFd, len: u64, format: Format) -> Option<String> {
     let Ok(Some(ends)) = Ends::read(file, len) else {
         let mut head = [0; foreign::VMDK_TITLE.len()];

@@ -58,7 +58,7 @@ impl Format {
         matches!(self, Format::Qcow2 | Format::Vmdk | Format::Vdi | Format::Vhd | Format::Vhdx)
     }
 
-    /// What is said of the disk when this was said of the file: what a disk in a container holds is found out.
+    /// What is said of the disk when this was said of the file: what a container's disk holds is found out.
     pub(crate) fn of_contents(self) -> Format {
         if self.is_disk() { Format::Auto } else { self }
     }

@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn a_descriptor_is_read_as_it_is_meant() {
         let text = b"# Disk DescriptorFile\nversion=1\nparentCID = ffffffff\r\ncreateType=\"twoGbMaxExtentFlat\"\n\n\
-            RW 8 FLAT \"a b-f001.vmdk\" 0\nRDONLY 2 ZERO\n RW 4 VMFS \"x\"\nRW 1 FLAT \"x\" 7 \nddb.x = \"RW 1 ZERO\"\n";
+            RW 8 FLAT \"a b-f001.vmdk\" 0\nRDONLY 2 ZERO\n RW 4 VMFS \"x\"\nRW 1 FLAT \"x\" 7 \nRW 3 SPARSE \"y\"\nddb.x = \"RW 1 ZERO\"\n";
         let file = |name: &str, offset| From::Flat(name.as_bytes().to_vec(), offset);
         assert_eq!(
             parse(text).unwrap(),

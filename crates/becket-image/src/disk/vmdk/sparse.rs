@@ -1,8 +1,8 @@
 //! VMDK with tables of its own: sparse and stream-optimised ones, in one file or as a piece of a disk.
 //! It never reads a snapshot: what its parent holds is not here.
 //!
-//! A directory names grain tables, and those say of each grain where it lies. In a stream-optimised image each
-//! grain is compressed behind a marker, and the header that counts is a copy at the file's end.
+//! A directory names grain tables, and those say of each grain where it lies. In a stream-optimised image
+//! each grain is compressed behind a marker, and the header that counts is a copy at the file's end.
 //!
 //! Followed: VMware's Virtual Disk Format 5.0 and QEMU's block/vmdk.c.
 

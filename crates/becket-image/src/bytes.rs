@@ -83,6 +83,11 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// The big-endian number at `at`.
+pub(crate) fn be16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes(field(bytes, at))
+}
+
+/// The big-endian number at `at`.
 pub(crate) fn be32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(field(bytes, at))
 }

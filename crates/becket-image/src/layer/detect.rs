@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::counted::counted;
 use super::packed::{self, Packed};
-use super::{About, FileSystem, Format, LayerError, erofs, ext, fat, iso9660, squashfs};
+use super::{About, FileSystem, Format, LayerError, erofs, ext, fat, iso9660, squashfs, xfs};
 use crate::image::Image;
 use crate::partition::{self, Table};
 
@@ -95,10 +95,11 @@ pub fn detect(image: &Image, format: Format) -> Result<Contents, LayerError> {
 type Opener = fn(&Image) -> Result<Option<Arc<dyn FileSystem>>, LayerError>;
 
 /// The file systems, those with the most telling magic first. FAT has none of its own and comes last.
-const OPENERS: [(Format, Opener); 5] = [
+const OPENERS: [(Format, Opener); 6] = [
     (Format::Squashfs, squashfs::open),
     (Format::Erofs, erofs::open),
     (Format::Ext, ext::open),
+    (Format::Xfs, xfs::open),
     (Format::Iso9660, iso9660::open),
     (Format::Fat, fat::open),
 ];

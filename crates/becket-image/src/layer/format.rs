@@ -18,6 +18,8 @@ pub enum Format {
     Iso9660,
     /// ext2, ext3 or ext4.
     Ext,
+    /// XFS, version 4 or 5.
+    Xfs,
     /// FAT12, FAT16 or FAT32.
     Fat,
     /// SquashFS 4.
@@ -65,12 +67,13 @@ impl Format {
 }
 
 /// Each format with its names, the first of which is shown.
-const NAMES: [(Format, &[&str]); 16] = [
+const NAMES: [(Format, &[&str]); 17] = [
     (Format::Auto, &["auto"]),
     (Format::Raw, &["raw"]),
     (Format::Disk, &["disk", "gpt", "mbr"]),
     (Format::Iso9660, &["iso9660", "iso"]),
     (Format::Ext, &["ext4", "ext3", "ext2"]),
+    (Format::Xfs, &["xfs"]),
     (Format::Fat, &["fat", "vfat"]),
     (Format::Squashfs, &["squashfs"]),
     (Format::Erofs, &["erofs"]),

@@ -24,6 +24,7 @@ mod format;
 mod iso9660;
 pub(crate) mod packed;
 mod squashfs;
+mod xfs;
 
 pub use detect::{Contents, detect};
 pub use error::{Foreign, LayerError};

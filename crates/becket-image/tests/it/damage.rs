@@ -109,6 +109,19 @@ fn images(dir: &Path) -> Vec<(String, Vec<u8>)> {
     shell(
         "qemu-img convert -O qcow2 -o cluster_size=4096 ext2 qcow2; qemu-img convert -c -O qcow2 ext2 clusters",
     );
+    // Smaller than mkfs.xfs makes one without being asked for a test.
+    shell("{ echo /; echo 0 0; echo d--755 0 0; echo sub d--755 0 0; } >proto");
+    shell(
+        "for f in tree/sub/a*; do n=${f##* }; echo file-$n ---644 1 2 \"source-$n\" >>proto; cp \"$f\" source-$n; done",
+    );
+    shell("for n in {1..90}; do echo entry-$n ---600 0 0 tree/sub/deeper/x; done >>proto");
+    shell("printf '$\nlink l--777 0 0 sub\n$\n' >>proto");
+    for version in ["crc=0", "crc=1"] {
+        let test = "TEST_DIR=/ TEST_DEV=/ QA_CHECK_FS=1 mkfs.xfs -q -f -p proto -l size=6m";
+        shell(&format!(
+            "PATH=$PATH:/usr/sbin; truncate -s 16M xfs-{version}; {test} -m {version} xfs-{version}"
+        ));
+    }
     for (name, options) in [
         ("vmdk", "vmdk"),
         ("stream", "vmdk -o subformat=streamOptimized"),
@@ -120,8 +133,25 @@ fn images(dir: &Path) -> Vec<(String, Vec<u8>)> {
         shell(&format!("qemu-img convert -f raw -O {options} ext2 {name}"));
     }
     [
-        "ext4", "ext2", "iso", "squashfs", "erofs", "fat", "xz", "zstd", "gzip", "qcow2", "clusters", "vmdk",
-        "stream", "vdi", "vhd", "fixed", "vhdx",
+        "ext4",
+        "ext2",
+        "iso",
+        "squashfs",
+        "erofs",
+        "fat",
+        "xz",
+        "zstd",
+        "gzip",
+        "qcow2",
+        "clusters",
+        "vmdk",
+        "stream",
+        "vdi",
+        "vhd",
+        "fixed",
+        "vhdx",
+        "xfs-crc=0",
+        "xfs-crc=1",
     ]
     .map(|name| (name.to_owned(), fs::read(path(name)).unwrap()))
     .into()
@@ -153,6 +183,7 @@ fn damage_is_an_error_and_nothing_worse() {
         "zstd",
         "bgzip",
         "qemu-img",
+        "mkfs.xfs",
     ];
     if !require_plain_machine("damage::damage_is_an_error_and_nothing_worse", &tools) {
         return;

@@ -22,3 +22,4 @@ mod tables;
 mod through;
 mod trust;
 mod vmdk;
+mod xfs;

@@ -208,10 +208,11 @@ fn fuse_what_is_attached_needs_no_server() {
     };
     let part = attach(&[&format!("{url}#p1")]);
     let sent = origin.sent();
-    assert!(sent < bytes.len() as u64 - (1 << 20), "only the partition is fetched, and not {sent}");
+    assert!(sent < bytes.len() as u64 / 2, "only the partition is fetched, and not {sent}");
     let over = attach(&[&url, "--cow", place.path("over.qcow2").to_str().unwrap()]);
     drop(origin);
-    assert!(fs::read(&part).unwrap()[..inner.len()] == inner, "the partition differs");
+    let shown = fs::read(&part).unwrap();
+    assert!(shown.len() >= 1 << 20 && bytes[start..].starts_with(&shown), "the partition differs");
     assert!(fs::read(&over).unwrap() == bytes, "the disk differs");
     let list = ok(&place, &["store", "list"]);
     assert!(list.contains("yes"), "{list}");

@@ -163,7 +163,7 @@ impl Listening {
             && !secured
         {
             let what =
-                format!("others could read and write the images at {place}: without TLS nobody is asked");
+                format!("there is no TLS, so anybody who reaches {place} could read and write the images");
             return Err(wrong(&what, Some("add --tls DIR, or --insecure if the network is trusted")));
         }
         Ok(listening)

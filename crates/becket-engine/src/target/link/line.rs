@@ -483,7 +483,10 @@ mod tests {
     }
 
     /// Receives these bytes, and takes in what is answered: tags with results, and the bytes of reads.
-    fn receive(line: &mut Line, bytes: &[u8]) -> Result<(Vec<(u16, i32)>, Vec<u8>), Why> {
+    /// What has completed, by tag and result, and the bytes of reads.
+    type Received = (Vec<(u16, i32)>, Vec<u8>);
+
+    fn receive(line: &mut Line, bytes: &[u8]) -> Result<Received, Why> {
         let (mut answers, mut data) = (Vec::new(), Vec::new());
         line.next_receive().unwrap();
         line.staging.slice(0)[line.end..line.end + bytes.len()].copy_from_slice(bytes);

@@ -126,7 +126,7 @@ fn an_address_is_nobody_elses_and_others_reach_no_plain_one() {
     assert!(ran.err.contains("another program listens"), "{ran:?}");
     Client::connect(&socket, "one").unwrap().read(0, 512).unwrap();
     let ran = place.run(["export", image.to_str().unwrap(), "--shared", "--nbd", "tcp:0.0.0.0:0"]);
-    assert!(ran.code == 1 && ran.err.contains("without TLS"), "{ran:?}");
+    assert!(ran.code == 1 && ran.err.contains("no TLS"), "{ran:?}");
     let said = place.ok(["export", image.to_str().unwrap(), "-r", "--shared", "--nbd", "tcp:127.0.0.1:0"]);
     let port = said.trim().rsplit_once(':').unwrap().1.split('/').next().unwrap().to_owned();
     let mut tcp = std::net::TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();

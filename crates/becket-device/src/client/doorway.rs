@@ -358,7 +358,7 @@ mod tests {
     fn what_others_can_reach_needs_tls_or_the_user_s_word() {
         let (kind, text) = refused("tcp:0.0.0.0:0", &DoorOptions::default());
         assert_eq!(kind, ErrorKind::InvalidOption);
-        assert!(text.contains("without TLS"), "{text}");
+        assert!(text.contains("no TLS"), "{text}");
         let insecure = DoorOptions { insecure: true, ..DoorOptions::default() };
         Doorway::nbd("tcp:0.0.0.0:0", &insecure).unwrap();
         let local = Doorway::nbd("tcp:127.0.0.1:0", &DoorOptions::default()).unwrap();

@@ -217,7 +217,10 @@ fn fuse_what_is_attached_needs_no_server() {
     let list = ok(&place, &["store", "list"]);
     assert!(list.contains("yes"), "{list}");
     assert_eq!(run(&place, &["store", "drop", "--all"]).code, 1, "it is in use");
-    place.ok(["detach", "--all"]);
+    let list = place.ok(["list"]);
+    assert!(list.contains(&format!("{url}#p1")) && list.contains(&format!("{url} (--cow")), "{list}");
+    place.ok(["detach", &url, &format!("{url}#p1")]);
+    assert!(place.devices().is_empty(), "both go by the URL that they were attached by");
     assert_eq!(run(&place, &["store", "drop", "--all"]).code, 0);
     assert_eq!(ok(&place, &["store", "list"]), "");
 }
@@ -253,7 +256,7 @@ fn a_foreign_server_with_tls_is_trusted_by_its_certificate_only() {
     let paths = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
     let temporary: String = paths.iter().map(|name| format!("{name}_temp_path {dir}/{name};\n")).collect();
     let conf = format!(
-        "daemon off; pid {dir}/pid; error_log {dir}/err; worker_processes 1; user root;\nevents {{}}\nhttp {{ \
+        "daemon off; master_process off; pid {dir}/pid; error_log {dir}/err; user root;\nevents {{}}\nhttp {{ \
          access_log off;\n{temporary} server {{ listen 127.0.0.1:{port} ssl; root {dir}; \
          ssl_certificate {dir}/s.pem; ssl_certificate_key {dir}/s.key; }} }}\n"
     );

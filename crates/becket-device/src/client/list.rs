@@ -236,6 +236,11 @@ fn resolve_any(store: &Store, path: &Path) -> Result<Device, Error> {
         return Ok(device);
     }
     let Records { devices, unknown } = found(store)?;
+    let is_url = |device: &&Device| device.info.spec.url.as_deref().is_some_and(|url| Path::new(url) == path);
+    let fetched: Vec<Device> = devices.iter().filter(is_url).cloned().collect();
+    if !fetched.is_empty() {
+        return one(fetched, path);
+    }
     let Some(Seen { number, id, real, located }) = seen(path) else { return unseen(devices, path) };
     let is_meant = |other: &&Unknown| {
         let node = number.is_some() && sysfs_number(&disk_of(&other.info)) == number;

@@ -3,7 +3,7 @@
 //!
 //! It keeps a copy of each connection that it has made. As long as the server has ended none of them, the
 //! server that a new connection leads to is the one that has the bytes of earlier ones; that is how it can
-//! say what became of a dead worker's writes ([`Earlier`]). And a dead worker's connection is ended in order,
+//! say what became of a dead worker's writes (`Earlier`). And a dead worker's connection is ended in order,
 //! before another worker gets one: its last writes have landed then, and no later ones of theirs are undone.
 
 mod history;

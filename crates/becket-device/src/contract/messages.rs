@@ -249,6 +249,7 @@ mod tests {
             name: Some("one".into()),
             spec: Spec {
                 image: "/i.img".into(),
+                url: Some("https://h/i.img".into()),
                 cow: Some("/o.qcow2".into()),
                 offset: 512,
                 size_limit: None,
@@ -331,6 +332,7 @@ mod tests {
         let mut exported = device("one", 1).info;
         (exported.connections, exported.spec.export) = (Some(3), Some(Export::default()));
         (exported.away, exported.spec.origin_timeout) = (Some(String::new()), Some(1));
+        exported.spec.url = Some(String::new());
         assert_eq!(type_of("Device"), keys(&exported));
         assert_eq!(type_of("Export"), keys(&Export::default()));
         assert_eq!(type_of("Count"), keys(&Count { export: DeviceId::NONE, clients: 0 }));

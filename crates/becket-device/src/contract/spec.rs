@@ -25,6 +25,9 @@ pub struct Spec {
     /// The file that holds the image.
     #[serde(with = "crate::contract::path_text::one")]
     pub image: PathBuf,
+    /// The URL that its bytes were fetched from, as the user named it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
     /// The qcow2 over it that takes what is written.
     #[serde(default, with = "crate::contract::path_text::maybe")]
     pub cow: Option<PathBuf>,
@@ -56,6 +59,13 @@ pub struct Spec {
     pub autoclear: bool,
     /// Why this transport was taken.
     pub reason: String,
+}
+
+impl Spec {
+    /// What the image is called, for people: the URL that it was fetched from, or else its path.
+    pub fn title(&self) -> String {
+        self.url.clone().unwrap_or_else(|| self.image.display().to_string())
+    }
 }
 
 /// What the bytes of a device come from, and which descriptors come along; what may be long, its map, is

@@ -450,6 +450,11 @@ fn describe(
     worker: &dyn Worker,
 ) -> Device {
     let (server, notes) = (ProcessId::own(), worker.notes());
+    // What a worker lacks is in the log. It is also shown to users who asked for a worker of its own; exports
+    // and remote images always have one.
+    let link = request.backing.files.iter().any(|file| file.feature().is_some());
+    let remote = request.spec.export.is_some() || link;
+    let shows_notes = request.isolate && !remote;
     let worker = worker.id();
     let known = DeviceInfo {
         spec: Spec {
@@ -465,8 +470,7 @@ fn describe(
         server_pid: Some(server.pid),
         worker_pid: Some(worker.pid),
         isolated: request.isolate,
-        // What the shared worker lacks concerns all devices, and is in the log.
-        warnings: request.warnings.iter().chain(notes.iter().filter(|_| request.isolate)).cloned().collect(),
+        warnings: request.warnings.iter().chain(notes.iter().filter(|_| shows_notes)).cloned().collect(),
         // Its node is what it is before it has a disk, for the caller to say.
         ..DeviceInfo::bare(String::new(), PathBuf::new(), request.transport, added.number)
     };

@@ -23,8 +23,8 @@ pub(crate) struct Export {
     /// Images to export, or paths of images inside images
     #[arg(required = true, value_name = "IMAGE", value_hint = clap::ValueHint::FilePath)]
     pub(crate) images: Vec<PathBuf>,
-    /// Listen for NBD clients: unix:PATH, tcp:HOST[:PORT], fd:N, or systemd for the socket of a service
-    /// manager
+    /// Listen for NBD clients: unix:PATH, tcp:HOST, tcp:HOST:PORT, fd:N, or systemd for the socket of a
+    /// service manager
     #[arg(long, value_name = "ADDRESS", required_unless_present = "vhost_user")]
     pub(crate) nbd: Option<String>,
     /// Listen for the front-end of a virtual machine (vhost-user-blk): unix:PATH, fd:N or systemd

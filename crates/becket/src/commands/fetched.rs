@@ -43,6 +43,7 @@ pub(super) fn for_device<'a>(
     if matches!(local.path, Cow::Owned(_)) {
         options.open.read_only |= options.open.cow.is_none();
         options.open.fillers = local.fillers;
+        options.spec.url = Some(becket_fetch::named(path.as_os_str()));
     }
     Ok((local.path, options))
 }

@@ -55,7 +55,7 @@ pub(crate) fn run(ui: &Ui, _args: &args::List) -> Result<u8, Failure> {
 fn image(info: &DeviceInfo) -> String {
     let path = |path: &Path| printable(&path.display().to_string());
     let cow = info.spec.cow.as_deref().map_or_else(String::new, |cow| format!(" (--cow {})", path(cow)));
-    path(&info.spec.image) + &cow
+    printable(&info.spec.title()) + &cow
 }
 
 /// What it is doing, and how many clients an export has.

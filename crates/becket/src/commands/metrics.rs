@@ -83,7 +83,7 @@ fn metrics(infos: &[DeviceInfo], counters: &[Option<Summary>]) -> Vec<Metric> {
         labels.push(("device", path_text(&info.device).into_owned()));
         labels.push(("transport", info.transport.to_string()));
         labels.push(("state", info.state.to_string()));
-        labels.push(("image", path_text(&info.spec.image).into_owned()));
+        labels.push(("image", info.spec.title()));
         Sample { labels, value: 1.0 }
     });
     let mut all = vec![

@@ -72,10 +72,8 @@ pub(super) enum Look {
 impl View {
     /// The rows that are wanted, in their order.
     pub(super) fn arranged(&self, rows: &[Row]) -> Vec<Row> {
-        let wanted = |row: &&Row| {
-            let image = row.info.spec.image.display().to_string();
-            row.info.name.contains(&self.filter) || image.contains(&self.filter)
-        };
+        let wanted =
+            |row: &&Row| row.info.name.contains(&self.filter) || row.info.spec.title().contains(&self.filter);
         let mut rows: Vec<Row> = rows.iter().filter(wanted).cloned().collect();
         // Rows come sorted by name. The largest first: that is what is looked for.
         if self.sort != Column::Name {
@@ -226,7 +224,7 @@ impl View {
             for column in &Column::ALL[1..] {
                 text += &format!(" {:>1$}", column.cell(row), column.head().1);
             }
-            text += &format!("  {}", shortened(&spec.image.display().to_string(), beyond));
+            text += &format!("  {}", shortened(&spec.title(), beyond));
         } else {
             text += &format!(" {state}");
             if row.info.recoveries > 0 {

@@ -1,6 +1,6 @@
 //! The target of an export of an NBD server: what a piece of a request is in the protocol, and what of
 //! finished writes the server may have lost.
-//! Each queue has a connection of its own ([`line`]), which `core::linked`
+//! Each queue has a connection of its own ([`mod@line`]), which `core::linked`
 //! drives and the [`dialer`] replaces when it breaks.
 //!
 //! **After a break** reads and writes without an answer are sent again. Written bytes that no flush has

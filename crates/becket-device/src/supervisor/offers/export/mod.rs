@@ -47,6 +47,9 @@ const MOST: u32 = 1 << 20;
 const MOST_WAITING: usize = 64;
 /// Longest request, in bytes, that a client may ask for.
 const MAX_IO: u32 = 32 << 20;
+/// Most requests in flight of one connection over NBD: each has a buffer of 256 KiB, and a connection must
+/// not take more than 64 MiB.
+const MOST_DEPTH: u16 = 128;
 
 pub(in crate::supervisor) const NBD: Offer = Offer {
     open: |_: &Runtime| Ok(Arc::new(ExportDriver::new(Kind::Nbd, Attendance::Doorman))),
@@ -348,6 +351,11 @@ impl Driver for ExportDriver {
             return Err(Error::Server { what: "has no number left".to_owned(), log: None });
         };
         let abilities = abilities.with(ABILITIES);
+        let depth = match self.attendance {
+            Attendance::Doorman => depth.min(MOST_DEPTH),
+            // Its clients bring their own memory.
+            Attendance::Direct => depth,
+        };
         let added = Added { number, queues, depth, abilities, mark, stopped: true };
         let exported = Exported {
             added,

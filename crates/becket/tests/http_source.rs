@@ -209,6 +209,14 @@ fn fuse_what_is_attached_needs_no_server() {
     let part = attach(&[&format!("{url}#p1")]);
     let sent = origin.sent();
     assert!(sent < bytes.len() as u64 / 2, "only the partition is fetched, and not {sent}");
+    let socket = format!("unix:{}", place.path("s.sock").display());
+    let exported = ok(&place, &["export", "-r", &url, "--nbd", &socket]);
+    assert!(exported.starts_with("nbd+unix:///disk.img?socket="), "{exported}");
+    let copied = place.path("exported.img");
+    let from = exported.trim_end();
+    place.ok(["copy", from, copied.to_str().unwrap()]);
+    assert!(fs::read(&copied).unwrap() == bytes, "what is exported differs");
+    place.ok(["detach", from]);
     let over = attach(&[&url, "--cow", place.path("over.qcow2").to_str().unwrap()]);
     drop(origin);
     let shown = fs::read(&part).unwrap();

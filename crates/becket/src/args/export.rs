@@ -5,7 +5,7 @@ use crate::units::{parse_block_size, parse_size};
 use clap::Args;
 use std::path::PathBuf;
 
-use super::device::{DeviceOptions, LimitOptions, Toggle, format_parser};
+use super::device::{DeviceOptions, LimitOptions, StoreOptions, Toggle, format_parser};
 
 /// Export images over NBD or vhost-user, and print one URI a line
 ///
@@ -74,6 +74,8 @@ pub(crate) struct ImageOptions {
     pub(crate) cow: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) limits: LimitOptions,
+    #[command(flatten)]
+    pub(crate) store: StoreOptions,
     /// Export a qcow2 writable although the first write removes its persistent bitmaps
     #[arg(long)]
     pub(crate) drop_bitmaps: bool,
@@ -117,6 +119,7 @@ impl Export {
             backing_dirs: image.backing_dirs,
             cow: image.cow,
             limits: image.limits,
+            store: image.store,
             drop_bitmaps: image.drop_bitmaps,
             offset: image.offset,
             size_limit: image.size_limit,

@@ -1,7 +1,7 @@
 //! `becket export IMAGE...`: images behind a socket, one URI a line in the order given.
 //! Never takes an address from a program that listens there, nor an export back that others may use already.
 
-use super::common;
+use super::{common, fetched};
 use crate::{args, failure::Failure, ui::Ui};
 use becket_device::{DetachOptions, DeviceInfo, DoorOptions, Doorway};
 use serde_json::{Value, json};
@@ -20,12 +20,16 @@ pub(crate) fn run(ui: &Ui, args: &args::Export) -> Result<u8, Failure> {
             Some(name) => name.clone(),
             None => name_of(image),
         };
-        match becket_device::export(image, &options, &doorway, &name) {
+        let exported = fetched::for_device(image, &options, &args.image.store).and_then(|(path, options)| {
+            becket_device::export(&path, &options, &doorway, &name)
+                .map_err(|error| Failure::device("export", fetched::named(image), &error))
+        });
+        match exported {
             Ok(info) => exports.push(info),
-            Err(error) => {
+            Err(failure) => {
                 // All or none: an address with half of its exports is no use.
                 take_back(ui, &exports);
-                return Err(Failure::device("export", image.display(), &error));
+                return Err(failure);
             }
         }
     }
@@ -85,6 +89,9 @@ fn doorway(args: &args::Export) -> Result<Doorway, Failure> {
 
 /// What clients call an image that was given no name.
 fn name_of(image: &Path) -> String {
+    // The mark of a query that is not shown.
+    let named = fetched::named(image).replace("?...", "");
+    let image = Path::new(&named);
     image.file_name().unwrap_or(image.as_os_str()).to_string_lossy().into_owned()
 }
 
@@ -109,5 +116,6 @@ mod tests {
         assert_eq!(name_of(Path::new("/srv/a b.img")), "a b.img");
         assert_eq!(name_of(Path::new("disk.img/p1")), "p1");
         assert_eq!(name_of(Path::new("/")), "/");
+        assert_eq!(name_of(Path::new("https://host/a/disk.img?signature=x")), "disk.img");
     }
 }

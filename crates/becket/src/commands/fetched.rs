@@ -48,6 +48,14 @@ pub(super) fn for_device<'a>(
     Ok((local.path, options))
 }
 
+/// What the user named, for people: of a URL, without its query.
+pub(super) fn named(path: &Path) -> String {
+    match becket_fetch::is_remote(path.as_os_str()) {
+        true => becket_fetch::named(path.as_os_str()),
+        false => path.display().to_string(),
+    }
+}
+
 /// How to open objects, with a progress line on standard error.
 pub(super) fn options(store: &StoreOptions) -> Options {
     let line: Mutex<Option<Progress>> = Mutex::new(None);

@@ -23,7 +23,7 @@ fn connect(path: &Path) -> OwnedFd {
     UnixStream::connect(path).unwrap().into()
 }
 
-/// As a hypervisor does whose connection ends: until somebody serves it again.
+/// As a hypervisor does whose connection ends: until the export is served again.
 fn reconnect(driver: &mut Driver, path: &Path) {
     let began = Instant::now();
     while let Err(error) = driver.reconnect(connect(path)) {

@@ -19,7 +19,7 @@ pub(super) struct History {
     /// Another connector was there before.
     again: bool,
     session: Option<u64>,
-    /// What the session that asks now was told.
+    /// What was reported to the worker that asks now.
     verdict: Earlier,
     /// Connections of that session, and of the one before until the first of the new one is made.
     made: Vec<(OwnedFd, Instant)>,

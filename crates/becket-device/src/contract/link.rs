@@ -4,7 +4,7 @@
 use becket_image::link::Agreed;
 use serde::{Deserialize, Serialize};
 
-/// What a connector is told, once.
+/// What a connector gets once, when it begins.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum LinkOrder {

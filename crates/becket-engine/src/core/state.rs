@@ -425,7 +425,7 @@ impl Core {
     }
 }
 
-/// Whether an event that somebody else has made was made not to block.
+/// Whether an event of another process does not block.
 fn never_blocks(event: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_getfl(event).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
 }

@@ -19,7 +19,7 @@ pub(crate) struct Syncs {
     /// Written bytes may be lost, which one flush reports.
     lost: AtomicBool,
     /// How many writes had finished when a flush last reported that.
-    told: AtomicU64,
+    reported: AtomicU64,
 }
 
 /// A counter that shares its cache line with no other.
@@ -38,7 +38,7 @@ impl Syncs {
             synced: AtomicU64::new(0),
             failed: AtomicI32::new(0),
             lost: AtomicBool::new(false),
-            told: AtomicU64::new(0),
+            reported: AtomicU64::new(0),
         }
     }
 
@@ -74,13 +74,13 @@ impl Syncs {
 
     /// Whether a write has finished that no sync covers, and that no flush has reported as perhaps lost.
     pub(crate) fn is_at_risk(&self) -> bool {
-        self.pending().is_some_and(|writes| writes > self.told.load(Ordering::Acquire))
+        self.pending().is_some_and(|writes| writes > self.reported.load(Ordering::Acquire))
     }
 
     /// A flush fails because of what may be lost: all that was written before is reported by that.
     pub(crate) fn tell(&self) {
         if let Some(writes) = self.pending() {
-            self.told.fetch_max(writes, Ordering::AcqRel);
+            self.reported.fetch_max(writes, Ordering::AcqRel);
         }
     }
 

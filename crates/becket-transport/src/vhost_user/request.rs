@@ -40,7 +40,7 @@ pub(super) enum Wanted {
 }
 
 /// What a request wants, and where its status goes. Takes header and status away from the chain. `None` where
-/// there is no room for a status: nobody can be told.
+/// there is no room for a status, so the request cannot be answered.
 pub(super) fn read(memory: &GuestMemory, chain: &mut Chain, durable: bool) -> Option<(Wanted, u64)> {
     let last = chain.writable.last_mut().filter(|last| last.len > 0)?;
     last.len -= 1;

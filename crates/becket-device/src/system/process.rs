@@ -111,7 +111,9 @@ mod tests {
         assert!(own.runs_our_program());
 
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        assert!(!ProcessId::of(child.id()).unwrap().runs_our_program());
+        // A parent goes on a moment before its child has the new program.
+        let id = ProcessId::of(child.id()).unwrap();
+        assert!(becket_testkit::wait_until(std::time::Duration::from_secs(10), || !id.runs_our_program()));
         child.kill().unwrap();
         let pid = child.id();
         let id = ProcessId::of(pid);

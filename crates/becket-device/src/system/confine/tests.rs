@@ -153,8 +153,11 @@ fn attempts(role: Role, notes: &[Option<String>]) {
     denied("read a file", File::open("/etc/passwd").map(drop));
     denied("read the root", std::fs::read_dir("/").map(drop));
     denied("make a file", File::create("/tmp/becket-confined").map(drop));
-    denied("write a file that it may read", File::options().append(true).open("/etc/hosts").map(drop));
-    denied("remove a file", std::fs::remove_file("/etc/hosts"));
+    denied(
+        "write a file that it may read",
+        File::options().append(true).open("/etc/nsswitch.conf").map(drop),
+    );
+    denied("remove a file", std::fs::remove_file("/etc/nsswitch.conf"));
     // Resolvers look whether files have changed; what is in them stays closed.
     if !networks {
         denied("look at a path", Path::new("/etc/passwd").symlink_metadata().map(drop));

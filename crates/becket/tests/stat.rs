@@ -144,7 +144,10 @@ fn top_shows_the_rates_of_an_interval() {
 #[test]
 fn top_quits_by_a_key_and_leaves_the_terminal_as_it_was() {
     let place = scratch();
-    if !becket_testkit::require_tools("stat::top_quits_by_a_key", &["script"]) {
+    if !becket_testkit::require_tools(
+        "stat::top_quits_by_a_key_and_leaves_the_terminal_as_it_was",
+        &["script"],
+    ) {
         return;
     }
     let becket = place.becket().get_program().to_owned();

@@ -109,7 +109,7 @@ for entry in (regions + 16, regions + 48):
     kept = sound[start:start + (66 << 10)] if sound[start:start + 8] == b'metadata' else sound[start:start + 512]
     made[entry + 16:entry + 28] = struct.pack('<QL', len(made), length)
     made += kept + bytes(-len(kept) % 512)
-# Sums are put right by whoever reads it; the first block lies nowhere.
+# The fuzz door corrects the checksums; the first block lies nowhere.
 made[320 << 10:320 << 10 | 8] = bytes(8)
 open(sys.argv[2], 'wb').write(made)
 END

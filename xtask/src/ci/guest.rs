@@ -17,6 +17,8 @@ use crate::{boot, exec};
 
 /// Where the binaries go in the guest.
 const BIN: &str = "/usr/local/bin";
+/// Makes arguments of a list of tests: those that only need FUSE are left out.
+const SKIPS: &str = r"sed -n 's/^\(fuse_[^ ]*\): test$/--skip \1/p'";
 /// Begins the lines by which the script reports about its steps: `## NAME CODE REPORT` ends a step.
 const MARK: &str = "## ";
 
@@ -231,8 +233,12 @@ impl InGuest {
                      : >$BECKET_SKIP_LOG; mkdir -p $(dirname {tested}); ln -sf {BIN}/becket {tested}; code=0\n"
                 );
                 for test in &binaries.tests {
+                    let test = format!("{BIN}/{}", quoted(&file_name(test)));
+                    // What needs FUSE and no ublk runs on the host.
+                    let but =
+                        if whole { String::new() } else { format!(" --exact $({test} --list | {SKIPS})") };
                     // Writing to a string cannot fail.
-                    let _ = writeln!(script, "{BIN}/{} --test-threads 2 || code=1", quoted(&file_name(test)));
+                    let _ = writeln!(script, "{test} --test-threads 2{but} || code=1");
                 }
                 script + &format!("echo \"{MARK}{name} $code $(tr '\\n' '\\037' <{report})\"\n")
             }
@@ -333,8 +339,12 @@ mod tests {
         assert!(script.contains("'attach-1' --test-threads"));
         assert!(script.contains("'run-2' --test-threads"));
         assert!(script.contains("ln -sf /usr/local/bin/becket '/t/debug/becket'"));
+        assert!(script.contains("--exact $(/usr/local/bin/'run-2' --list | sed"));
+        let whole = step("a", Load::Tests).script(0, true, &binaries);
+        assert!(!whole.contains("--skip"), "{whole}");
         for script in [
             script,
+            whole,
             step("b", DM).script(1, false, &binaries),
             step("c", Load::Users).script(2, false, &binaries),
         ] {

@@ -23,7 +23,7 @@ use becket_engine::Geometry;
 use becket_transport::{Abilities, Kind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, FileType, fstat, statat, unlinkat};
-use rustix::net::sockopt;
+use rustix::net::{AddressFamily, sockopt};
 use rustix::pipe::PipeFlags;
 use tracing::warn;
 
@@ -45,6 +45,8 @@ const ABILITIES: Abilities = Abilities::SERVED.with(Abilities::RECOVERS).with(Ab
 const MOST: u32 = 1 << 20;
 /// The most visitors that wait while an export has no worker. More are turned away.
 const MOST_WAITING: usize = 64;
+/// Bytes of replies that a client's socket takes before it has read any; the kernel doubles them.
+const ROOM: usize = 4 << 20;
 /// Longest request, in bytes, that a client may ask for.
 const MAX_IO: u32 = 32 << 20;
 /// Most requests in flight of one connection over NBD: each has a buffer of 256 KiB, and a connection must
@@ -121,8 +123,20 @@ impl Exports {
     }
 }
 
+/// Has replies wait in a client's socket, so that they leave the worker by one call and it goes on. TCP finds
+/// its own size; a supervisor without the right to more gets what everybody may have.
+fn make_room(socket: &OwnedFd) {
+    if sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX)
+        && sockopt::set_socket_send_buffer_size_force(socket, ROOM).is_err()
+        && let Err(errno) = sockopt::set_socket_send_buffer_size(socket, ROOM)
+    {
+        warn!("replies to a client go in small parts: {errno}");
+    }
+}
+
 impl House for Exports {
     fn visit(&self, number: u32, visitor: Visitor, socket: OwnedFd) {
+        make_room(&socket);
         let to = self.with(number, |exported| {
             if exported.added.stopped {
                 return None;
@@ -563,5 +577,19 @@ impl ExportDriver {
         // Clients that are connected keep what they learned when they came.
         door.inspect(|door| door.show());
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_has_room_for_more_replies_than_by_default() {
+        let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let near = OwnedFd::from(near);
+        let before = sockopt::socket_send_buffer_size(&near).unwrap();
+        make_room(&near);
+        assert!(sockopt::socket_send_buffer_size(&near).unwrap() > before);
     }
 }

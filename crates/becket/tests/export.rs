@@ -370,13 +370,15 @@ fn a_killed_supervisor_is_followed_by_one_that_lets_clients_in() {
     client.write(4096, b"between").unwrap();
     // A client that the doorman accepted before it saw that its supervisor is gone has to come again.
     let mut other = None;
-    let agreed = || {
-        other = Client::connect(&socket, "disk.img").ok();
+    let served = || {
+        let mut client = Client::connect(&socket, "disk.img").ok();
+        let read = client.as_mut().and_then(|client| client.read(4096, 7).ok());
+        other = client.zip(read);
         other.is_some()
     };
-    assert!(wait_until(Duration::from_secs(10), agreed));
-    let mut other = other.unwrap();
-    assert_eq!(&other.read(4096, 7).unwrap(), b"between");
+    assert!(wait_until(Duration::from_secs(10), served));
+    let (other, read) = other.unwrap();
+    assert_eq!(&read, b"between");
     client.flush().unwrap();
     let device = device(&place);
     assert_eq!((text(&device, "state"), &device["worker_pid"]), ("live", &worker));

@@ -317,11 +317,13 @@ pub(super) fn is_name(name: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use becket_image::budget::Limits;
     use becket_image::{
         FileSystem, Layout,
         layer::{About, Entry as Listed, Stat},
     };
     use std::sync::Arc;
+    use std::time::Duration;
 
     /// So many directories in the root, each with a large extended attribute; this is before their names.
     #[derive(Debug)]
@@ -374,7 +376,9 @@ mod tests {
         sink: &mut dyn Sink,
         report: &mut dyn FnMut(Failure, Held),
     ) -> Result<(), Failure> {
-        let image = Image::raw(Arc::new(Vec::new()), 0, 512).within(&Budget::default());
+        // An emulated machine may need longer than the usual limit.
+        let limits = Limits { time: Duration::from_secs(600), ..Limits::default() };
+        let image = Image::raw(Arc::new(Vec::new()), 0, 512).within(&Budget::new(limits));
         let node = Node { image, node: fs.root(), fs };
         let mut count = Count::default();
         Tree::new(node, "x.img".to_owned(), sink, &mut count, true, report).unwrap().copy(Vec::new())

@@ -22,6 +22,8 @@
 mod bench;
 mod change;
 mod fill;
+#[cfg(test)]
+mod filled_tests;
 mod flow;
 mod frames;
 mod guest;

@@ -118,8 +118,13 @@ impl Serving {
         Serving { map: Arc::new(map), read_only, direct, sources, interceptor }
     }
 
-    /// The descriptors of each source, in the order in which maps speak of the sources and in which the
-    /// descriptors cross to another process.
+    /// The descriptors of the first sources that cross to another process, in the order in which maps speak
+    /// of the sources.
+    pub fn crossing(&self, sources: usize) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.targets().iter().take(sources).flat_map(Target::crossing)
+    }
+
+    /// The descriptors of each source for the table of a ring.
     pub fn descriptors(&self) -> impl Iterator<Item = [Option<BorrowedFd<'_>>; SLOTS]> {
         self.targets().iter().map(Target::descriptors)
     }

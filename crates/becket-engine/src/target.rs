@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | `any` | the kinds that there are; calls go to one of them without a table of methods |
 //! | `file` | regular files and block devices |
+//! | `filled` | store files that are filled while they are read |
 //! | `link` | exports of NBD servers |
 //! | `double` | bytes in memory, for tests of the core |
 //! | `contract` | what a target does: the trait |
@@ -19,6 +20,7 @@ mod contract;
 #[cfg(test)]
 pub(crate) mod double;
 mod file;
+mod filled;
 pub(crate) mod link;
 mod straight;
 mod syncs;

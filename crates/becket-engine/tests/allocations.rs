@@ -17,6 +17,7 @@ use std::{
 use becket_engine::{
     Answer, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueStats, Request, Serving, Token,
 };
+use becket_image::filled::{FilledSource, Lent};
 use becket_image::{Facts, FileKind, FileSource, Grow, Map, Wanted};
 use rustix::io::Errno;
 
@@ -56,12 +57,14 @@ struct BusyPort {
     begun: u64,
     before: u64,
     calls: Sender<u64>,
+    reads_only: bool,
 }
 
 impl BusyPort {
     fn next(&mut self, io: &mut Io<'_>, tag: u16) {
         let place = u64::from(tag) * 4096;
         let (op, len, data) = match self.begun % 8 {
+            _ if self.reads_only => (Op::Read, 4096, Data::Buffer),
             0 => (Op::Flush, 0, Data::None),
             1 => (Op::Discard, 4096, Data::None),
             2 => (Op::WriteZeroes { keep_allocated: true }, 4096, Data::None),
@@ -112,12 +115,24 @@ fn place() -> std::path::PathBuf {
 
 #[test]
 fn ten_thousand_requests_call_the_allocator_not_once() {
-    count(false);
+    count(Image::Plain);
+}
+
+#[test]
+fn what_is_there_of_a_file_that_is_filled_does_not() {
+    count(Image::Filled);
 }
 
 #[test]
 fn what_has_its_place_in_an_image_that_grows_does_not() {
-    count(true);
+    count(Image::Grows);
+}
+
+#[derive(PartialEq, Eq)]
+enum Image {
+    Plain,
+    Grows,
+    Filled,
 }
 
 /// Every unit has its place, each behind the one that follows it.
@@ -143,7 +158,7 @@ impl Grow for Placed {
     }
 }
 
-fn count(grows: bool) {
+fn count(image: Image) {
     let threads = IoThreads::start(1).unwrap();
     let mut file = tempfile::tempfile_in(place()).unwrap();
     file.write_all(&vec![1; usize::from(DEPTH) * 4096]).unwrap();
@@ -157,12 +172,26 @@ fn count(grows: bool) {
     };
     let source = FileSource { buffered: file.into(), direct: None, facts };
     let map = Map::contiguous(0, 0, u64::from(DEPTH) * 4096);
-    let serving = Serving::new(map, vec![source.into()], false, 1);
-    let serving = if grows { serving.growing_by(Box::new(Placed), Box::new(())).unwrap() } else { serving };
+    let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+    let good = (0..u64::from(DEPTH)).collect();
+    let source = match image {
+        // Each request is of a chunk of its own, and none goes the straight way.
+        Image::Filled => {
+            let lent = Lent { chunk: 4096, table: null(), order: null(), good };
+            FilledSource::new(source, lent).unwrap().into()
+        }
+        _ => source.into(),
+    };
+    let reads_only = image == Image::Filled;
+    let serving = Serving::new(map, vec![source], reads_only, 1);
+    let serving = match image {
+        Image::Grows => serving.growing_by(Box::new(Placed), Box::new(())).unwrap(),
+        _ => serving,
+    };
     let (sent, calls) = channel();
     let descriptor = File::open("/dev/null").unwrap().into();
     let queue = NewQueue {
-        port: Box::new(BusyPort { descriptor, finished: 0, begun: 0, before: 0, calls: sent }),
+        port: Box::new(BusyPort { descriptor, finished: 0, begun: 0, before: 0, calls: sent, reads_only }),
         depth: DEPTH,
         number: 0,
         serving: Arc::new(serving),

@@ -52,6 +52,7 @@ pub use qcow2::{Grower, Storage, unpack_alone, unpack_over, unpack_writable};
 pub use resolve::{Split, split};
 pub use source::file::facts::{Alignment, DirectIo, Facts, FileKind};
 pub use source::file::{FileFacts, FileSource};
+pub use source::filled;
 pub use source::link;
 pub use source::{Filler, Fillers, Identity, Source, SourceFacts};
 pub use text::{is_hidden, shown};

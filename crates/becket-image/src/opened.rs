@@ -1,10 +1,12 @@
 //! What comes of opening an image, wherever it is.
 //! Opens nothing.
 
+use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 
 use crate::cow::Overlay;
+use crate::source::filled::FilledSource;
 use crate::through::Reached;
 use crate::{DirectIo, Encoded, Extent, Fillers, Identity, Map, Partition, Place, Source};
 
@@ -51,29 +53,36 @@ impl Opened {
         }
     }
 
-    /// Has all bytes brought that the image consists of, for a process that reads its files as they are.
+    /// Makes sources of the files that are filled while they are read, for a process that has no filler.
+    /// `all` has the bytes that the image consists of fetched, also those that nobody reads.
     ///
     /// # Errors
-    /// They cannot be brought.
-    pub fn bring(&self, fillers: &Fillers) -> std::io::Result<()> {
-        for (index, source) in self.sources.iter().enumerate() {
-            let Some(filler) = source.identity().and_then(|identity| fillers.of(identity)) else { continue };
-            let mut ranges = Vec::new();
-            let mut push = |place: &Extent| match place.place {
-                Place::Data { source, offset } if source as usize == index => {
-                    ranges.push(offset..offset.saturating_add(place.len));
+    /// A descriptor cannot be made.
+    pub fn fill(&mut self, fillers: &Fillers, all: bool) -> io::Result<()> {
+        let mut sources = Vec::with_capacity(self.sources.len());
+        for source in self.sources.drain(..) {
+            let filler = source.identity().and_then(|identity| fillers.of(identity));
+            sources.push(match (source, filler) {
+                (Source::File(file), Some(filler)) => FilledSource::new(file, filler.lend()?)?.into(),
+                (source, _) => source,
+            });
+        }
+        self.sources = sources;
+        if all {
+            let later = |place: &Extent| match place.place {
+                Place::Data { source, offset } => {
+                    let filled = self.sources.get(source as usize).and_then(Source::filled);
+                    filled.iter().for_each(|filled| filled.presence().ask_later(offset, place.len));
                 }
                 _ => {}
             };
-            self.map.extents().iter().for_each(&mut push);
+            self.map.extents().iter().for_each(later);
             for layer in &self.encoded {
                 for block in layer.blocks() {
                     let stored = layer.below().slice(block.input, block.input_len.into());
-                    stored.iter().flat_map(|map| map.extents()).for_each(&mut push);
+                    stored.iter().flat_map(|map| map.extents()).for_each(later);
                 }
             }
-            ranges.sort_by_key(|range| range.start);
-            filler.bring(&ranges)?;
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ pub mod loop_;
 pub mod nbd;
 pub mod process;
 pub mod seccomp;
+pub mod shared;
 pub mod signal;
 pub mod ublk;
 

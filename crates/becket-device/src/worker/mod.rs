@@ -459,7 +459,7 @@ impl Worker {
             match held {
                 Ok((serve, serving, keepsakes, link)) => {
                     // Those of the way below are behind them, and stay here.
-                    let own = serving.descriptors().take(serve.backing.files.len()).flatten().flatten();
+                    let own = serving.crossing(serve.backing.files.len());
                     let mut fds = kept::descriptors(own, &keepsakes);
                     fds.extend(link.iter().map(AsFd::as_fd));
                     self.tell(&Report::Held(Box::new(serve)), &fds);

@@ -54,7 +54,7 @@ impl Core {
             let why = "an image that grows is neither replaced nor put in another's place";
             return Err(Error::Grow { source: std::io::Error::other(why) });
         }
-        let linked = |serving: &Serving| serving.targets().iter().any(|target| target.link().is_some());
+        let linked = |serving: &Serving| serving.targets().iter().any(|target| target.is_remote());
         if !known && (linked(&serving) || linked(&self.serving)) {
             let why = "an image on a server is neither replaced nor put in another's place";
             return Err(Error::Unsynced { source: std::io::Error::other(why) });

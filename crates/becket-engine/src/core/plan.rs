@@ -139,7 +139,14 @@ impl Core {
             self.straight = self.straight_over(&request, done, way);
         }
         if let Step::Waits = step {
+            if self.closing {
+                return Err(Errno::IO);
+            }
             self.await_note(tag);
+            let (len, waiter) = (self.slab[usize::from(tag)].asked, self.waiter(tag));
+            if let Some(target) = self.serving.target(source) {
+                target.awaits(offset, len, waiter);
+            }
         }
         Ok(step)
     }
@@ -149,7 +156,11 @@ impl Core {
         match self.map.extent_at(request.offset + done) {
             Some(&Extent { start, len, place: Place::Data { source, offset } }) => {
                 let writes = way.writes && !self.serving.read_only;
-                Straight { start, len, offset, source, writes, ..way }
+                // As far as the extent goes and the target says so.
+                let from = offset.max(way.offset);
+                let end = offset.saturating_add(len).min(way.offset.saturating_add(way.len));
+                let (start, len) = (start + (from - offset), end.saturating_sub(from));
+                Straight { start, len, offset: from, source, writes, ..way }
             }
             _ => Straight::NOWHERE,
         }

@@ -27,7 +27,7 @@ use crate::{
     ring::{Ring, Transfer, fixed},
     slot::{MAX_OPERATION, Slot, Way},
     stats::Tally,
-    target::Straight,
+    target::{Straight, Target as _},
 };
 
 /// How the requests of a queue carry their bytes.
@@ -344,6 +344,8 @@ impl Core {
 
     pub(crate) fn close(&mut self) {
         self.closing = true;
+        // What may never come is not waited for any more.
+        self.serving.targets().iter().for_each(|target| target.cancel(self.index, &self.mailbox));
     }
 
     /// Queues an entry of this queue.

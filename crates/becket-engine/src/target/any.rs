@@ -1,7 +1,7 @@
 //! The kinds of targets. A call goes to one of them by a match that the compiler sees through: no table of
 //! methods, and nothing at all where there is one kind.
 
-use std::os::fd::BorrowedFd;
+use std::{os::fd::BorrowedFd, sync::Arc};
 
 use becket_image::{DirectIo, Source};
 use rustix::io::Errno;
@@ -11,11 +11,13 @@ use super::double::Double;
 use super::{
     contract::{Completed, Piece, SLOTS, Target},
     file::FileTarget,
+    filled::FilledTarget,
     link::LinkTarget,
     straight::Straight,
     syncs::Syncs,
 };
 use crate::{
+    decode::{Mailbox, Waiter},
     governor::Governor,
     slot::{Slot, Step},
 };
@@ -25,6 +27,7 @@ use crate::{
 pub(crate) enum AnyTarget {
     File(FileTarget),
     Link(LinkTarget),
+    Filled(FilledTarget),
     #[cfg(test)]
     Double(Double),
 }
@@ -35,6 +38,7 @@ macro_rules! each {
         match $any {
             AnyTarget::File($target) => $call,
             AnyTarget::Link($target) => $call,
+            AnyTarget::Filled($target) => $call,
             #[cfg(test)]
             AnyTarget::Double($target) => $call,
         }
@@ -47,6 +51,7 @@ impl AnyTarget {
         match source {
             Source::File(file) => AnyTarget::File(FileTarget::new(file, queues)),
             Source::Link(link) => AnyTarget::Link(LinkTarget::new(link, queues)),
+            Source::Filled(filled) => AnyTarget::Filled(FilledTarget::new(filled, queues)),
         }
     }
 }
@@ -60,11 +65,20 @@ impl AnyTarget {
             _ => None,
         }
     }
+
+    /// Whether its bytes are on another host, and another process brings or connects.
+    pub(crate) fn is_remote(&self) -> bool {
+        matches!(self, AnyTarget::Link(_) | AnyTarget::Filled(_))
+    }
 }
 
 impl Target for AnyTarget {
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; SLOTS] {
         each!(self, target => target.descriptors())
+    }
+
+    fn crossing(&self) -> Vec<BorrowedFd<'_>> {
+        each!(self, target => target.crossing())
     }
 
     fn is_writable(&self) -> bool {
@@ -73,6 +87,14 @@ impl Target for AnyTarget {
 
     fn operate(&self, piece: &Piece, slot: &mut Slot, governor: &mut Governor) -> Result<Step, Errno> {
         each!(self, target => target.operate(piece, slot, governor))
+    }
+
+    fn awaits(&self, offset: u64, len: u64, waiter: Waiter) {
+        each!(self, target => target.awaits(offset, len, waiter));
+    }
+
+    fn cancel(&self, queue: u32, mailbox: &Arc<Mailbox>) {
+        each!(self, target => target.cancel(queue, mailbox));
     }
 
     fn completed(&self, slot: &mut Slot, result: i32) -> Result<Completed, Errno> {

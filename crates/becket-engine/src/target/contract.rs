@@ -1,13 +1,14 @@
 //! What a target does for the core. All of it runs on the I/O thread, except [`Target::sync_now`]: it never
 //! waits, allocates or locks.
 
-use std::os::fd::BorrowedFd;
+use std::{os::fd::BorrowedFd, sync::Arc};
 
 use becket_image::DirectIo;
 use rustix::io::Errno;
 
 use super::{straight::Straight, syncs::Syncs};
 use crate::{
+    decode::{Mailbox, Waiter},
     governor::Governor,
     ring::Transfer,
     slot::{Slot, Step},
@@ -50,8 +51,13 @@ pub(crate) enum Completed {
 
 /// Carries pieces of requests to one source, for all queues of a device.
 pub(crate) trait Target {
-    /// Its descriptors for the tables of rings, in the order in which they cross to another process.
+    /// Its descriptors for the tables of rings.
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; SLOTS];
+
+    /// The descriptors that cross to another process which is to serve it, in their order.
+    fn crossing(&self) -> Vec<BorrowedFd<'_>> {
+        self.descriptors().into_iter().flatten().collect()
+    }
 
     /// Whether anything may be written to it. What may not is never synced.
     fn is_writable(&self) -> bool;
@@ -64,6 +70,13 @@ pub(crate) trait Target {
     /// What the request fails with.
     fn operate(&self, piece: &Piece, slot: &mut Slot, governor: &mut Governor) -> Result<Step, Errno>;
 
+    /// A piece of a request that [`Target::operate`] had wait: the waiter gets a note when these bytes are
+    /// there, or cannot be had. May take a lock, as long as no other thread holds it while it waits.
+    fn awaits(&self, _offset: u64, _len: u64, _waiter: Waiter) {}
+
+    /// The requests of a queue that wait get their notes now, whose answer is an error.
+    fn cancel(&self, _queue: u32, _mailbox: &Arc<Mailbox>) {}
+
     /// Takes in the result of such an operation: a count, 0 or a negative errno. Not called for one of
     /// [`Way::Free`](crate::slot::Way::Free) whose result is all the bytes that its request still lacked,
     /// unless that is a durable write.
@@ -74,7 +87,7 @@ pub(crate) trait Target {
     fn completed(&self, slot: &mut Slot, result: i32) -> Result<Completed, Errno>;
 
     /// The way of requests that lie in the same extent as the piece that was just begun, where they need no
-    /// plan. The core fills in the extent.
+    /// plan, and the range of the source where that is so. The core fills in the extent.
     fn straight(&self, piece: &Piece, slot: &Slot) -> Option<Straight>;
 
     /// What of finished writes a completed sync covers. The core counts in it: a target only has it, so that

@@ -187,7 +187,7 @@ impl Target for FileTarget {
         let facts = &self.file.facts;
         let align = facts.direct.filter(|_| facts.nowait && !slot.file.buffered)?;
         let odd = u64::from(align.offset.max(1)) - 1;
-        Some(Straight { odd, target: piece.slots + 1, writes: !facts.sparse, ..Straight::NOWHERE })
+        Some(Straight { odd, target: piece.slots + 1, writes: !facts.sparse, ..Straight::ALL })
     }
 
     fn syncs(&self) -> &Syncs {

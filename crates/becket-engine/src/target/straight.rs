@@ -20,6 +20,9 @@ pub(crate) struct Straight {
 }
 
 impl Straight {
+    /// The whole of a source.
+    pub(crate) const ALL: Straight = Straight { len: u64::MAX, ..Straight::NOWHERE };
+
     /// No request goes here.
     pub(crate) const NOWHERE: Straight =
         Straight { start: 0, len: 0, offset: 0, odd: 0, source: 0, target: 0, writes: false };

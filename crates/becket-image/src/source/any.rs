@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::file::facts::{DirectIo, Facts};
 use super::file::{FileFacts, FileSource};
+use super::filled::{self, FilledFacts, FilledSource};
 use super::kind::{Identity, Kind};
 use super::link::{self, LinkFacts, LinkSource};
 use crate::ReadAt;
@@ -19,6 +20,8 @@ pub enum Source {
     File(FileSource),
     /// An export of an NBD server.
     Link(LinkSource),
+    /// A store file of this host that is filled while it is read.
+    Filled(FilledSource),
 }
 
 /// What is said of a source to another process, beside its descriptors. Each kind has fields that no other
@@ -30,6 +33,8 @@ pub enum SourceFacts {
     File(FileFacts),
     /// Of a [`Source::Link`].
     Link(LinkFacts),
+    /// Of a [`Source::Filled`].
+    Filled(FilledFacts),
 }
 
 impl SourceFacts {
@@ -38,6 +43,7 @@ impl SourceFacts {
         match self {
             SourceFacts::File(file) => file.descriptors(),
             SourceFacts::Link(_) => 2,
+            SourceFacts::Filled(filled) => filled.descriptors(),
         }
     }
 
@@ -46,7 +52,13 @@ impl SourceFacts {
         match self {
             SourceFacts::File(_) => None,
             SourceFacts::Link(_) => Some(link::FEATURE),
+            SourceFacts::Filled(_) => Some(filled::FEATURE),
         }
+    }
+
+    /// Whether the process that serves it talks to a stranger, and so must have nothing of anybody else.
+    pub fn is_talkative(&self) -> bool {
+        matches!(self, SourceFacts::Link(_))
     }
 
     /// The source again, of its next descriptors in the order of [`Source::descriptors`]; `None` where some
@@ -55,6 +67,7 @@ impl SourceFacts {
         match self {
             SourceFacts::File(file) => file.join(fds).map(Source::File),
             SourceFacts::Link(link) => link.join(fds).map(Source::Link),
+            SourceFacts::Filled(filled) => filled.join(fds).map(Source::Filled),
         }
     }
 }
@@ -70,23 +83,28 @@ impl Source {
         match self {
             Source::File(file) => file,
             Source::Link(link) => link,
+            Source::Filled(filled) => filled,
         }
     }
 
-    /// The file, where it is one of this host.
+    /// The file, where it is one of this host whose bytes are all there.
     pub fn file(&self) -> Option<&FileSource> {
-        match self {
-            Source::File(file) => Some(file),
-            Source::Link(_) => None,
-        }
+        if let Source::File(file) = self { Some(file) } else { None }
     }
 
     /// The export, where it is one of an NBD server.
     pub fn link(&self) -> Option<&LinkSource> {
-        match self {
-            Source::Link(link) => Some(link),
-            Source::File(_) => None,
-        }
+        if let Source::Link(link) = self { Some(link) } else { None }
+    }
+
+    /// The store file, where it is one that is filled.
+    pub fn filled(&self) -> Option<&FilledSource> {
+        if let Source::Filled(filled) = self { Some(filled) } else { None }
+    }
+
+    /// The same, to be changed.
+    pub fn filled_mut(&mut self) -> Option<&mut FilledSource> {
+        if let Source::Filled(filled) = self { Some(filled) } else { None }
     }
 
     /// What it can do. Of a source that is no file, [`Facts::kind`] means nothing.
@@ -99,6 +117,7 @@ impl Source {
         match self {
             Source::File(file) => file.direct.is_some(),
             Source::Link(_) => false,
+            Source::Filled(filled) => filled.file().direct.is_some(),
         }
     }
 
@@ -107,6 +126,7 @@ impl Source {
         match self {
             Source::File(file) => SourceFacts::File(file.described()),
             Source::Link(link) => SourceFacts::Link(link.described()),
+            Source::Filled(filled) => SourceFacts::Filled(filled.described()),
         }
     }
 
@@ -122,6 +142,7 @@ impl Source {
                 }
             }
             Source::Link(_) => {}
+            Source::Filled(filled) => filled.complete(),
         }
     }
 
@@ -147,6 +168,7 @@ impl Source {
         match self {
             Source::File(file) => std::iter::once(file.buffered).chain(file.direct).collect(),
             Source::Link(link) => link.into_descriptors(),
+            Source::Filled(filled) => filled.into_descriptors(),
         }
     }
 
@@ -180,5 +202,11 @@ impl From<FileSource> for Source {
 impl From<LinkSource> for Source {
     fn from(link: LinkSource) -> Source {
         Source::Link(link)
+    }
+}
+
+impl From<FilledSource> for Source {
+    fn from(filled: FilledSource) -> Source {
+        Source::Filled(filled)
     }
 }

@@ -7,7 +7,7 @@
 
 mod any;
 pub(crate) mod file;
-mod filled;
+pub mod filled;
 mod kind;
 pub mod link;
 

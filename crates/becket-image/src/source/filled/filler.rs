@@ -4,10 +4,25 @@
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::kind::Identity;
 use crate::ReadAt;
+use crate::source::kind::Identity;
+
+/// What another process needs to bring the bytes of a file.
+#[derive(Debug)]
+pub struct Lent {
+    /// Length of a chunk in bytes, a power of two.
+    pub chunk: u64,
+    /// The store's table of checksums, and what to fetch and with which rights: both opened with `O_PATH`, so
+    /// that only a process with rights to the files can read them.
+    pub table: OwnedFd,
+    /// See `table`.
+    pub order: OwnedFd,
+    /// Chunks that are in the file and were compared with their checksums.
+    pub good: Vec<u64>,
+}
 
 /// What brings the bytes of one file. Its [`ReadAt`] waits until the bytes are there.
 pub trait Filler: ReadAt + Debug {
@@ -20,6 +35,12 @@ pub trait Filler: ReadAt + Debug {
     /// # Errors
     /// They cannot be brought, or the file cannot be written.
     fn bring(&self, ranges: &[Range<u64>]) -> io::Result<()>;
+
+    /// What another process needs to go on with it.
+    ///
+    /// # Errors
+    /// A descriptor cannot be made.
+    fn lend(&self) -> io::Result<Lent>;
 }
 
 /// The files that are filled while they are read, and what fills each.

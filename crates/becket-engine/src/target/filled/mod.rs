@@ -1,0 +1,118 @@
+//! The target of a store file that is filled while it is read: a file where the chunks of a piece are there.
+//! A piece of which a chunk is missing waits ([`waits`]), and asks for it in the table that this process
+//! shares with the fetcher. What is there costs no lock, no allocation and no system call.
+
+mod waits;
+
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use becket_image::{
+    DirectIo,
+    filled::{FilledSource, Presence},
+};
+use rustix::io::Errno;
+
+use self::waits::Waits;
+use super::{
+    contract::{Completed, Piece, SLOTS, Target},
+    file::FileTarget,
+    straight::Straight,
+    syncs::Syncs,
+};
+use crate::{
+    decode::{Mailbox, Waiter},
+    governor::Governor,
+    slot::{Slot, Step},
+};
+
+/// How many chunks around one that is there are looked at for the straight way, to each side.
+const AROUND: u64 = 256;
+
+/// A store file.
+#[derive(Debug)]
+pub(crate) struct FilledTarget {
+    file: FileTarget,
+    presence: Arc<Presence>,
+    waits: Waits,
+    /// For the successor of the process that serves this, which cannot look into them.
+    envelopes: [OwnedFd; 2],
+}
+
+impl FilledTarget {
+    pub(super) fn new(source: FilledSource, queues: usize) -> FilledTarget {
+        let (file, presence, envelopes) = source.into_parts();
+        let waits = Waits::new(Arc::clone(&presence));
+        FilledTarget { file: FileTarget::new(file, queues), presence, waits, envelopes }
+    }
+}
+
+impl Target for FilledTarget {
+    fn descriptors(&self) -> [Option<BorrowedFd<'_>>; SLOTS] {
+        self.file.descriptors()
+    }
+
+    fn crossing(&self) -> Vec<BorrowedFd<'_>> {
+        let mut all = self.file.crossing();
+        all.push(self.presence.fd());
+        all.extend(self.envelopes.iter().map(OwnedFd::as_fd));
+        all
+    }
+
+    fn is_writable(&self) -> bool {
+        false
+    }
+
+    fn operate(&self, piece: &Piece, slot: &mut Slot, governor: &mut Governor) -> Result<Step, Errno> {
+        if slot.request.op.modifies() {
+            return Err(Errno::ROFS);
+        }
+        if self.presence.has_all(piece.offset, slot.asked) {
+            return self.file.operate(piece, slot, governor);
+        }
+        if self.presence.fails() { Err(Errno::IO) } else { Ok(Step::Waits) }
+    }
+
+    fn awaits(&self, offset: u64, len: u64, waiter: Waiter) {
+        self.waits.add(offset, len, waiter);
+    }
+
+    fn cancel(&self, queue: u32, mailbox: &Arc<Mailbox>) {
+        self.waits.cancel(queue, mailbox);
+    }
+
+    fn completed(&self, slot: &mut Slot, result: i32) -> Result<Completed, Errno> {
+        self.file.completed(slot, result)
+    }
+
+    fn straight(&self, piece: &Piece, slot: &Slot) -> Option<Straight> {
+        let chunk = self.presence.chunks_of(piece.offset, 1).next()?;
+        let way = self.file.straight(piece, slot).filter(|_| self.presence.has(chunk))?;
+        let there = self.presence.around(chunk, AROUND);
+        Some(Straight { offset: there.start, len: there.end - there.start, writes: false, ..way })
+    }
+
+    fn syncs(&self) -> &Syncs {
+        self.file.syncs()
+    }
+
+    fn sync(&self, slots: u32) -> Step {
+        self.file.sync(slots)
+    }
+
+    fn sync_now(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn read_unit(&self, direct_io: DirectIo) -> Option<u64> {
+        self.file.read_unit(direct_io)
+    }
+
+    fn takes_lists(&self) -> bool {
+        self.file.takes_lists()
+    }
+
+    fn unit(&self, slot: &Slot) -> u64 {
+        self.file.unit(slot)
+    }
+}

@@ -1,0 +1,126 @@
+//! Requests that wait for chunks of a store file, and the thread that looks what has come for them.
+//! An I/O thread leaves its name here and goes on; this thread fetches nothing.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use becket_image::filled::Presence;
+use rustix::io::Errno;
+
+use crate::decode::{Mailbox, Note, Waiter};
+
+/// Little: a worker's memory is locked.
+const STACK: usize = 128 << 10;
+
+/// The requests of a device that wait.
+#[derive(Debug)]
+pub(super) struct Waits(Arc<Shared>);
+
+struct Shared {
+    presence: Arc<Presence>,
+    line: Mutex<Line>,
+    arrived: Condvar,
+}
+
+#[derive(Default)]
+struct Line {
+    waiting: Vec<Waiting>,
+    started: bool,
+    ends: bool,
+}
+
+/// A range of bytes, and the request that waits until all of it is there.
+struct Waiting {
+    offset: u64,
+    len: u64,
+    waiter: Waiter,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Waits").finish_non_exhaustive()
+    }
+}
+
+impl Waiting {
+    fn ends(self, how: Result<(), Errno>) {
+        self.waiter.mailbox.leave(self.waiter.whom, Note::There(how), None);
+    }
+}
+
+impl Waits {
+    pub(super) fn new(presence: Arc<Presence>) -> Waits {
+        Waits(Arc::new(Shared { presence, line: Mutex::default(), arrived: Condvar::new() }))
+    }
+
+    /// Asks for what is missing of a range; the waiter hears when all of it is there, or cannot be had.
+    pub(super) fn add(&self, offset: u64, len: u64, waiter: Waiter) {
+        let mut line = self.0.line();
+        if !line.started {
+            let shared = Arc::clone(&self.0);
+            let thread = std::thread::Builder::new().name("becket-filled".to_owned()).stack_size(STACK);
+            if thread.spawn(move || shared.work()).is_err() {
+                drop(line);
+                return Waiting { offset, len, waiter }.ends(Err(Errno::NOMEM));
+            }
+            line.started = true;
+        }
+        line.waiting.push(Waiting { offset, len, waiter });
+        drop(line);
+        self.0.arrived.notify_one();
+        let presence = &self.0.presence;
+        presence.ask(offset, len);
+        // It may have come after the request looked and before the thread could know of it.
+        if presence.has_all(offset, len) || presence.fails() {
+            presence.tell();
+        }
+    }
+
+    /// The requests of a queue wait no longer.
+    pub(super) fn cancel(&self, queue: u32, mailbox: &Arc<Mailbox>) {
+        let theirs = |one: &mut Waiting| {
+            one.waiter.whom.0 == queue && Arc::ptr_eq(&one.waiter.mailbox, mailbox)
+        };
+        let gone: Vec<Waiting> = self.0.line().waiting.extract_if(.., theirs).collect();
+        gone.into_iter().for_each(|one| one.ends(Err(Errno::IO)));
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.0.line().ends = true;
+        self.0.arrived.notify_one();
+        self.0.presence.tell();
+    }
+}
+
+impl Shared {
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        loop {
+            let idle = |line: &mut Line| line.waiting.is_empty() && !line.ends;
+            drop(self.arrived.wait_while(self.line(), idle).unwrap_or_else(PoisonError::into_inner));
+            // Before the look: what comes after it ends the waiting below.
+            let news = self.presence.news();
+            let fails = self.presence.fails();
+            let mut line = self.line();
+            let ends = line.ends;
+            let over = |one: &mut Waiting| ends || fails || self.presence.has_all(one.offset, one.len);
+            let ended: Vec<Waiting> = line.waiting.extract_if(.., over).collect();
+            drop(line);
+            let all = ended.is_empty();
+            for one in ended {
+                let there = self.presence.has_all(one.offset, one.len);
+                one.ends(if there { Ok(()) } else { Err(Errno::IO) });
+            }
+            if ends {
+                return;
+            }
+            if all {
+                self.presence.await_news(news);
+            }
+        }
+    }
+}

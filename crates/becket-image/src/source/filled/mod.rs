@@ -1,0 +1,239 @@
+//! A source that is a store file which is filled while it is read: an ordinary file of this host where a chunk
+//! is there. It knows no protocol and no store.
+//!
+//! Uses go down this list: `filler` brings bytes within the process that opens an image, `presence` says to
+//! other processes which chunks are there.
+
+mod filler;
+mod presence;
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::filler::{Filler, Fillers, Lent};
+pub use self::presence::{MOST_CHUNKS, Presence};
+use super::file::facts::Facts;
+use super::file::{FileFacts, FileSource};
+use super::kind::{Identity, Kind};
+use crate::ReadAt;
+
+/// The feature of devices with such a source.
+pub const FEATURE: &str = "filled";
+
+/// What is said of a store file to another process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FilledFacts {
+    filled: Said,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Said {
+    file: FileFacts,
+    /// Length of a chunk in bytes.
+    chunk: u64,
+}
+
+impl FilledFacts {
+    /// See `SourceFacts::descriptors`.
+    pub(super) fn descriptors(&self) -> usize {
+        self.filled.file.descriptors() + 3
+    }
+
+    /// See `SourceFacts::join`.
+    pub(super) fn join(self, fds: &mut impl Iterator<Item = OwnedFd>) -> Option<FilledSource> {
+        let Said { file, chunk } = self.filled;
+        let file = file.join(fds)?;
+        let presence = Presence::open(fds.next()?, file.facts.size, chunk).ok()?;
+        let [table, order] = [fds.next()?, fds.next()?];
+        Some(FilledSource { file, presence: Arc::new(presence), table, order })
+    }
+}
+
+/// A store file, and how the process that brings its bytes is reached.
+#[derive(Debug)]
+pub struct FilledSource {
+    file: FileSource,
+    presence: Arc<Presence>,
+    /// Descriptors without a right to read (`O_PATH`): whoever serves the image holds them for a successor
+    /// and cannot look into them. The store's table of checksums, and the fetcher's order.
+    table: OwnedFd,
+    order: OwnedFd,
+}
+
+impl FilledSource {
+    /// The store file of a filler, which was opened as any file.
+    ///
+    /// # Errors
+    /// There is no memory, or a descriptor cannot be made.
+    pub fn new(file: FileSource, lent: Lent) -> io::Result<FilledSource> {
+        let presence = Presence::new(file.facts.size, lent.chunk)?;
+        lent.good.into_iter().for_each(|chunk| presence.put(chunk));
+        Ok(FilledSource { file, presence: Arc::new(presence), table: lent.table, order: lent.order })
+    }
+
+    /// The file, as far as it is filled. A reader must ask [`FilledSource::presence`] first.
+    pub fn file(&self) -> &FileSource {
+        &self.file
+    }
+
+    /// Which chunks are there.
+    pub fn presence(&self) -> &Arc<Presence> {
+        &self.presence
+    }
+
+    /// Uses the table of another device of the same store file; what was asked of the own one is asked there.
+    pub fn share(&mut self, presence: Arc<Presence>) {
+        presence.take_over(&self.presence);
+        self.presence = presence;
+    }
+
+    /// The file, the table and the envelopes.
+    pub fn into_parts(self) -> (FileSource, Arc<Presence>, [OwnedFd; 2]) {
+        (self.file, self.presence, [self.table, self.order])
+    }
+
+    /// Closed envelopes for the process that brings the bytes: the store's table of checksums, and its order.
+    pub fn envelopes(&self) -> [BorrowedFd<'_>; 2] {
+        [self.table.as_fd(), self.order.as_fd()]
+    }
+
+    /// See `Source::described`.
+    pub(super) fn described(&self) -> FilledFacts {
+        FilledFacts { filled: Said { file: self.file.described(), chunk: self.presence.chunk() } }
+    }
+
+    /// See `Source::complete`.
+    pub(super) fn complete(&mut self) {
+        self.file.complete();
+    }
+
+    /// See `Source::into_descriptors`.
+    pub(super) fn into_descriptors(self) -> Vec<OwnedFd> {
+        let FilledSource { file, presence, table, order } = self;
+        let presence = match Arc::try_unwrap(presence) {
+            Ok(presence) => Some(presence.into_fd()),
+            Err(shared) => shared.fd().try_clone_to_owned().ok(),
+        };
+        let rest = presence.into_iter().chain([table, order]);
+        std::iter::once(file.buffered).chain(file.direct).chain(rest).collect()
+    }
+}
+
+impl Kind for FilledSource {
+    fn facts(&self) -> &Facts {
+        &self.file.facts
+    }
+
+    fn len(&self) -> u64 {
+        self.file.len()
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        self.file.identity()
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let mut all = self.file.descriptors();
+        all.extend([self.presence.fd(), self.table.as_fd(), self.order.as_fd()]);
+        all
+    }
+
+    /// What comes from elsewhere is only read.
+    fn is_writable(&self) -> bool {
+        false
+    }
+
+    fn reader(&self) -> io::Result<Arc<dyn ReadAt>> {
+        Ok(Arc::new(Waiting { file: self.file.reader()?, presence: Arc::clone(&self.presence) }))
+    }
+
+    fn unlock(&self) {
+        self.file.unlock();
+    }
+}
+
+/// Reads such a file, and waits for what is not there.
+struct Waiting {
+    file: Arc<dyn ReadAt>,
+    presence: Arc<Presence>,
+}
+
+impl ReadAt for Waiting {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let len = buf.len() as u64;
+        let mut asked = false;
+        loop {
+            let seen = self.presence.news();
+            if self.presence.has_all(offset, len) {
+                return self.file.read_at(buf, offset);
+            }
+            if self.presence.fails() {
+                return Err(io::Error::other("its bytes cannot be fetched"));
+            }
+            if !std::mem::replace(&mut asked, true) {
+                self.presence.ask(offset, len);
+            }
+            self.presence.await_news(seen);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt as _;
+
+    use super::*;
+    use crate::DirectIo;
+    use crate::source::Source;
+
+    #[test]
+    fn a_reader_in_another_process_waits_for_a_chunk() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("store");
+        let store = File::create_new(&path).unwrap();
+        store.set_len(8 * 4096).unwrap();
+        let opened = crate::open(&path, &crate::OpenOptions { read_only: true, ..Default::default() }).unwrap();
+        let Some(Source::File(file)) = opened.sources.into_iter().next() else { panic!() };
+        let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+        let lent = Lent { chunk: 4096, table: null(), order: null(), good: vec![0] };
+        let source = Source::from(FilledSource::new(file, lent).unwrap());
+        let (facts, count) = (source.described(), source.descriptors().len());
+        assert_eq!(facts.descriptors(), count);
+        assert_eq!(facts.feature(), Some(FEATURE));
+        let text = serde_json::to_string(&facts).unwrap();
+        let facts: crate::SourceFacts = serde_json::from_str(&text).unwrap();
+        let Source::Filled(ours) = &source else { panic!() };
+        let presence = Arc::clone(ours.presence());
+        let mut fds = source.into_descriptors().into_iter();
+        let there = facts.join(&mut fds).unwrap();
+        assert!(fds.next().is_none() && there.file().is_none() && !there.is_writable());
+        let reader = there.reader().unwrap();
+        reader.read_at(&mut [1; 4096], 0).unwrap();
+        std::thread::scope(|scope| {
+            let reads = scope.spawn(|| {
+                let mut bytes = [0; 2];
+                reader.read_at(&mut bytes, 4 * 4096 - 1).map(|()| bytes)
+            });
+            while presence.next_wanted(0, false).is_none() {
+                presence.await_ask(presence.asked(), Some(std::time::Duration::from_millis(10)));
+            }
+            for chunk in [3, 4] {
+                assert!(presence.is_wanted(chunk) && !reads.is_finished());
+                store.write_all_at(&[7; 4096], chunk * 4096).unwrap();
+                presence.put(chunk);
+                presence.tell();
+            }
+            assert_eq!(reads.join().unwrap().unwrap(), [7, 7]);
+        });
+        presence.set_fails(true);
+        reader.read_at(&mut [0; 1], 3 * 4096).unwrap();
+        reader.read_at(&mut [0; 1], 5 * 4096).unwrap_err();
+        let _ = DirectIo::Auto;
+    }
+}

@@ -1,0 +1,327 @@
+//! Which chunks of a store file are there: a table in memory that the process which brings them shares with
+//! all who read the file. Reading it needs no system call and no lock.
+//!
+//! Three maps have a bit for each chunk. *There*: set when the bytes are in the file, and never cleared.
+//! *Wanted*: set by readers who wait, cleared when the chunk is there. *Later*: wanted when nobody waits.
+//! Nothing is lost with a process: what was asked stands in the table for the next one. Its words are those of
+//! other processes, so each is taken as one bit of no more than this file, whatever it says.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use becket_uapi::shared::{self, Words};
+
+/// The most chunks of a file.
+pub const MOST_CHUNKS: u64 = 1 << 20;
+
+/// Words of the header; the maps follow.
+const HEAD: usize = 16;
+/// Counts what readers ask. They wake the fetcher by it.
+const ASKED: usize = 0;
+/// Counts what comes. Readers wait for it.
+const CAME: usize = 1;
+/// Readers of what is not there fail and do not wait.
+const FAILS: usize = 2;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Presence {
+    fd: OwnedFd,
+    words: Words,
+    /// The chunk's length in bytes is 1 shifted by this.
+    shift: u32,
+    /// Length of the file in bytes.
+    size: u64,
+    /// Words of a map.
+    map: usize,
+}
+
+/// One of the three maps.
+#[derive(Debug, Clone, Copy)]
+enum Which {
+    There,
+    Wanted,
+    Later,
+}
+
+/// The words of a map, for so many bytes in chunks of that length.
+fn words_of_map(size: u64, chunk: u64) -> io::Result<usize> {
+    let chunks = size.div_ceil(chunk.max(1));
+    if !chunk.is_power_of_two() || !(1..=MOST_CHUNKS).contains(&chunks) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "its chunks are impossible"));
+    }
+    usize::try_from(chunks.div_ceil(32)).map_err(io::Error::other)
+}
+
+impl Presence {
+    /// The table of a file of `size` bytes in chunks of `chunk` bytes of which none is there.
+    ///
+    /// # Errors
+    /// There are too many chunks, or no memory.
+    pub fn new(size: u64, chunk: u64) -> io::Result<Presence> {
+        let map = words_of_map(size, chunk)?;
+        Presence::open(shared::file("becket-presence", HEAD + 3 * map)?, size, chunk)
+    }
+
+    /// The table that a descriptor has, of such a file.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn open(fd: OwnedFd, size: u64, chunk: u64) -> io::Result<Presence> {
+        let map = words_of_map(size, chunk)?;
+        let words = Words::map(&fd, HEAD + 3 * map)?;
+        Ok(Presence { fd, words, shift: chunk.trailing_zeros(), size, map })
+    }
+
+    /// Another handle of the same table.
+    ///
+    /// # Errors
+    /// There is no descriptor or no memory.
+    pub fn again(&self) -> io::Result<Presence> {
+        Presence::open(self.fd.try_clone()?, self.size, 1 << self.shift)
+    }
+
+    /// The descriptor by which another process gets it.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Gives the descriptor away.
+    pub fn into_fd(self) -> OwnedFd {
+        self.fd
+    }
+
+    /// Length of the file in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Length of a chunk in bytes.
+    pub fn chunk(&self) -> u64 {
+        1 << self.shift
+    }
+
+    /// How many chunks there are.
+    pub fn chunks(&self) -> u64 {
+        self.size.div_ceil(self.chunk())
+    }
+
+    /// The chunks that a range of bytes touches, within the file.
+    #[inline]
+    pub fn chunks_of(&self, offset: u64, len: u64) -> Range<u64> {
+        let end = offset.saturating_add(len).min(self.size);
+        let last = end.wrapping_sub(1) >> self.shift;
+        if offset >= end { 0..0 } else { offset >> self.shift..last + 1 }
+    }
+
+    #[inline]
+    fn word(&self, which: Which, chunk: u64) -> Option<(&AtomicU32, u32)> {
+        let index = usize::try_from(chunk / 32).ok().filter(|index| *index < self.map)?;
+        Some((self.words.get(HEAD + which as usize * self.map + index)?, 1 << (chunk % 32)))
+    }
+
+    #[inline]
+    fn has_bit(&self, which: Which, chunk: u64) -> bool {
+        self.word(which, chunk).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
+    }
+
+    fn set_bit(&self, which: Which, chunk: u64) {
+        if let Some((word, bit)) = self.word(which, chunk) {
+            word.fetch_or(bit, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether a chunk is there.
+    #[inline]
+    pub fn has(&self, chunk: u64) -> bool {
+        self.has_bit(Which::There, chunk)
+    }
+
+    /// Whether all chunks of a range of bytes are there.
+    #[inline]
+    pub fn has_all(&self, offset: u64, len: u64) -> bool {
+        self.chunks_of(offset, len).all(|chunk| self.has(chunk))
+    }
+
+    /// The range of bytes around a chunk that is there, as far as all of it is there; no further than `most`
+    /// chunks to each side.
+    pub fn around(&self, chunk: u64, most: u64) -> Range<u64> {
+        let (mut first, mut end) = (chunk, chunk + 1);
+        while first > 0 && chunk - first < most && self.has(first - 1) {
+            first -= 1;
+        }
+        while end - chunk <= most && self.has(end) {
+            end += 1;
+        }
+        first << self.shift..(end << self.shift).min(self.size)
+    }
+
+    /// Asks for the chunks of a range of bytes that are not there.
+    pub fn ask(&self, offset: u64, len: u64) {
+        for chunk in self.chunks_of(offset, len).filter(|chunk| !self.has(*chunk)) {
+            self.set_bit(Which::Wanted, chunk);
+        }
+        self.count(ASKED);
+    }
+
+    /// The same for when nobody waits for anything.
+    pub fn ask_later(&self, offset: u64, len: u64) {
+        self.chunks_of(offset, len).for_each(|chunk| self.set_bit(Which::Later, chunk));
+        self.count(ASKED);
+    }
+
+    /// Takes over what another table of the same file says, and what was asked of it.
+    pub fn take_over(&self, other: &Presence) {
+        for (mine, theirs) in self.words.iter().zip(other.words.iter()).skip(HEAD) {
+            mine.fetch_or(theirs.load(Ordering::SeqCst), Ordering::SeqCst);
+        }
+        self.count(ASKED);
+        self.tell();
+    }
+
+    /// Whether somebody waits for a chunk.
+    pub fn is_wanted(&self, chunk: u64) -> bool {
+        self.has_bit(Which::Wanted, chunk) && !self.has(chunk)
+    }
+
+    /// The first chunk from `from` on, and then from the beginning on, that is wanted, or wanted later.
+    pub fn next_wanted(&self, from: u64, later: bool) -> Option<u64> {
+        let which = if later { Which::Later } else { Which::Wanted };
+        let chunks = self.chunks();
+        let find = |range: Range<u64>| {
+            let mut at = range.start;
+            while at < range.end {
+                match self.word(which, at).map(|(word, _)| word.load(Ordering::SeqCst)) {
+                    // A whole word of nothing.
+                    Some(0) => at = (at / 32 + 1) * 32,
+                    _ if self.has_bit(which, at) && !self.has(at) => return Some(at),
+                    _ => at += 1,
+                }
+            }
+            None
+        };
+        find(from.min(chunks)..chunks).or_else(|| find(0..from.min(chunks)))
+    }
+
+    /// A chunk's bytes are in the file. Readers hear of it by [`Presence::tell`].
+    pub fn put(&self, chunk: u64) {
+        self.set_bit(Which::There, chunk);
+        for which in [Which::Wanted, Which::Later] {
+            if let Some((word, bit)) = self.word(which, chunk) {
+                word.fetch_and(!bit, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Has all readers look again.
+    pub fn tell(&self) {
+        self.count(CAME);
+    }
+
+    /// Whether readers of what is not there fail.
+    #[inline]
+    pub fn fails(&self) -> bool {
+        self.head(FAILS).load(Ordering::Acquire) != 0
+    }
+
+    /// Has readers of what is not there fail from now on, or wait again.
+    pub fn set_fails(&self, fails: bool) {
+        self.head(FAILS).store(fails.into(), Ordering::SeqCst);
+        self.tell();
+    }
+
+    /// How often something has come, for [`Presence::await_news`]. Look at the table after this.
+    pub fn news(&self) -> u32 {
+        self.head(CAME).load(Ordering::SeqCst)
+    }
+
+    /// Waits until something comes after `seen`. May return early.
+    pub fn await_news(&self, seen: u32) {
+        shared::wait(self.head(CAME), seen, None);
+    }
+
+    /// How often something was asked, for [`Presence::await_ask`]. Look at the table after this.
+    pub fn asked(&self) -> u32 {
+        self.head(ASKED).load(Ordering::SeqCst)
+    }
+
+    /// Waits until something is asked after `seen`, no longer than `limit`. May return early.
+    pub fn await_ask(&self, seen: u32, limit: Option<Duration>) {
+        shared::wait(self.head(ASKED), seen, limit);
+    }
+
+    fn count(&self, which: usize) {
+        let word = self.head(which);
+        word.fetch_add(1, Ordering::SeqCst);
+        shared::wake(word);
+    }
+
+    #[inline]
+    fn head(&self, index: usize) -> &AtomicU32 {
+        // Mapped with at least the header, so that there always is one.
+        static NONE: AtomicU32 = AtomicU32::new(0);
+        self.words.get(index).unwrap_or(&NONE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHUNK: u64 = 4096;
+
+    #[test]
+    fn a_range_is_there_when_its_last_chunk_is() {
+        let table = Presence::new(10 * CHUNK + 5, CHUNK).unwrap();
+        assert_eq!((table.chunks(), table.chunk()), (11, CHUNK));
+        table.put(3);
+        assert!(table.has_all(3 * CHUNK, CHUNK) && !table.has_all(3 * CHUNK, CHUNK + 1));
+        assert!(!table.has_all(3 * CHUNK - 1, 2));
+        table.put(10);
+        assert!(table.has_all(10 * CHUNK, 5), "the last chunk is short");
+        assert_eq!(table.around(10, 64), 10 * CHUNK..10 * CHUNK + 5);
+        table.put(9);
+        table.put(4);
+        assert_eq!(table.around(9, 64), 9 * CHUNK..10 * CHUNK + 5);
+        assert_eq!(table.around(3, 64), 3 * CHUNK..5 * CHUNK);
+        assert_eq!(table.around(3, 0), 3 * CHUNK..4 * CHUNK);
+    }
+
+    #[test]
+    fn what_is_asked_stays_until_it_is_there_whoever_reads_the_table() {
+        let table = Presence::new(100 * CHUNK, CHUNK).unwrap();
+        let other = table.again().unwrap();
+        let seen = other.asked();
+        table.put(41);
+        table.ask(40 * CHUNK, 3 * CHUNK);
+        table.ask_later(0, 2 * CHUNK);
+        other.await_ask(seen, None);
+        assert_eq!(other.next_wanted(0, false), Some(40));
+        assert_eq!(other.next_wanted(41, false), Some(42), "what is there is not wanted");
+        assert_eq!(other.next_wanted(43, false), Some(40), "from the beginning on");
+        assert_eq!(other.next_wanted(0, true), Some(0));
+        let news = table.news();
+        [40, 42, 0].iter().for_each(|chunk| other.put(*chunk));
+        other.tell();
+        table.await_news(news);
+        assert!(table.has_all(40 * CHUNK, 3 * CHUNK));
+        assert_eq!((other.next_wanted(0, false), other.next_wanted(1, true)), (None, Some(1)));
+        let third = Presence::new(100 * CHUNK, CHUNK).unwrap();
+        third.ask(50 * CHUNK, 1);
+        table.take_over(&third);
+        assert_eq!(other.next_wanted(0, false), Some(50));
+    }
+
+    #[test]
+    fn a_table_of_another_file_is_refused() {
+        let table = Presence::new(100 * CHUNK, CHUNK).unwrap();
+        let open = |size, chunk| Presence::open(table.fd().try_clone_to_owned().unwrap(), size, chunk);
+        assert!(open(100 * CHUNK, CHUNK).is_ok());
+        assert!(open(200 * CHUNK, CHUNK).is_err() && open(100 * CHUNK, CHUNK / 2).is_err());
+        assert!(open(100 * CHUNK, 3).is_err() && open(0, CHUNK).is_err());
+        assert!(open((MOST_CHUNKS + 1) * CHUNK, CHUNK).is_err());
+    }
+}

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each folder, and the folders that its files may use (docs/decisions/0063).
-const ROOMS: [(&str, &[&str]); 9] = [
+const ROOMS: [(&str, &[&str]); 10] = [
     ("contract", &[]),
     ("system", &["contract"]),
     ("record", &["contract", "system"]),
@@ -15,6 +15,7 @@ const ROOMS: [(&str, &[&str]); 9] = [
     ("worker", &["contract", "system"]),
     ("doorman", &["contract", "system"]),
     ("connector", &["contract", "system"]),
+    ("fetcher", &["contract", "system"]),
 ];
 
 pub(crate) fn sources(folder: &Path) -> Vec<PathBuf> {

@@ -10,6 +10,7 @@ mod connector;
 mod contract;
 mod control;
 mod doorman;
+mod fetcher;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod record;
@@ -31,6 +32,7 @@ pub use contract::{
     Partitions, Plan, ServerStatus, SocketFile, Spec, TransportReport, User, Via, path_text, text_path,
 };
 pub use doorman::doorman_main;
+pub use fetcher::{Fetch, fetcher_main};
 pub use record::store::check_name;
 pub use supervisor::{ServeOptions, serve};
 pub use system::log::log_to_stderr;

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use ureq::http::Response;
-use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body, Proxy};
 
 use crate::answer::{self, ContentRange};
 use crate::place::{Parts, redirected, shown};
-use crate::{Error, netrc};
+use crate::{Error, access::Access};
 
 /// How many redirects are followed.
 const REDIRECTS: u32 = 10;
@@ -34,13 +34,6 @@ const PROGRESS: u64 = 16 << 10;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// How much is read at once.
 const BUFFER: usize = 128 << 10;
-/// Where systems keep the certificates that they trust.
-const BUNDLES: [&str; 4] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-];
 
 /// What says which version of an object bytes are of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,16 +112,19 @@ impl From<Error> for Trouble {
 }
 
 impl Client {
-    pub(crate) fn new(url: &str, patience: Duration) -> Result<Client, Error> {
-        let parts = Parts::of(url);
+    pub(crate) fn new(url: &str, access: &Access, patience: Duration) -> Result<Client, Error> {
         let mut tls = TlsConfig::builder()
             .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()));
-        if parts.is_secure() {
-            tls = tls.root_certs(RootCerts::Specific(Arc::new(trusted()?)));
+        if let Some(authorities) = &access.authorities {
+            let certificates = parse_pem(authorities.as_bytes()).filter_map(|item| match item {
+                Ok(PemItem::Certificate(certificate)) => Some(certificate),
+                _ => None,
+            });
+            tls = tls.root_certs(RootCerts::Specific(Arc::new(certificates.collect())));
         }
         let agent = Agent::config_builder()
             .tls_config(tls.build())
-            .proxy(Proxy::try_from_env())
+            .proxy(access.proxy.as_deref().and_then(|proxy| Proxy::new(proxy).ok()))
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
@@ -144,8 +140,8 @@ impl Client {
             .max_idle_connections_per_host(16)
             .build()
             .new_agent();
-        let authorization = netrc::login(parts.host()).map(|login| login.basic());
-        Ok(Client { agent, url: url.to_owned(), authorization, at: Mutex::default(), patience })
+        let (authorization, at) = (access.authorization.clone(), Mutex::default());
+        Ok(Client { agent, url: url.to_owned(), authorization, at, patience })
     }
 
     /// Learns what the object is and takes its first bytes, up to `len`, by one request.
@@ -394,20 +390,6 @@ fn is_inward(address: &IpAddr) -> bool {
         IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local() || v4.is_unspecified(),
         IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local() || v6.is_unspecified(),
     }
-}
-
-/// The certificates that this system trusts: of `$SSL_CERT_FILE`, or of the system's own file.
-fn trusted() -> Result<Vec<Certificate<'static>>, Error> {
-    let named = std::env::var_os("SSL_CERT_FILE").map(std::path::PathBuf::from);
-    let path = named.or_else(|| BUNDLES.iter().map(std::path::PathBuf::from).find(|path| path.exists()));
-    let path = path.unwrap_or_else(|| BUNDLES.first().map(std::path::PathBuf::from).unwrap_or_default());
-    let read = std::fs::read(&path);
-    let text = read.map_err(Error::store(&path, "the certificates of this system cannot be read"))?;
-    let certificates = parse_pem(&text).filter_map(|item| match item {
-        Ok(PemItem::Certificate(certificate)) => Some(certificate),
-        _ => None,
-    });
-    Ok(certificates.collect())
 }
 
 #[cfg(test)]

@@ -5,18 +5,22 @@
 //!
 //! | file | what it has |
 //! | --- | --- |
+//! | `fetcher` | brings what readers in other processes ask for |
 //! | `object` | an object of the store that is filled while it is read |
 //! | `store` | the directory of objects; list, drop and bound it |
 //! | `table` | which chunks of an object are there, with their checksums |
 //! | `client` | one range of an object, by as many requests as that takes |
+//! | `access` | the user's rights and ways, for a process that cannot look them up |
 //! | `answer` | what the head of an answer must say |
 //! | `netrc`, `place` | passwords; URLs |
 //! | `error` | what can go wrong, in sentences |
 #![forbid(unsafe_code)]
 
+mod access;
 mod answer;
 mod client;
 mod error;
+mod fetcher;
 mod netrc;
 mod object;
 mod place;
@@ -25,6 +29,7 @@ mod table;
 
 pub use client::Version;
 pub use error::Error;
+pub use fetcher::fetch;
 pub use object::{Options, Remote, open};
 pub use place::{Place, is_remote, named};
 pub use store::{Dropped, Entry, Store, Verified};

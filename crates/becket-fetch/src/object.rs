@@ -8,16 +8,21 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use becket_image::filled::{Lent, Presence};
 use becket_image::{Filler, Fillers, Identity, ReadAt};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 use crate::Error;
+use crate::access::Access;
 use crate::client::{Client, Known};
+use crate::fetcher::Order;
 use crate::place::{Place, shown};
 use crate::store::{Held, Store, checksum};
 
@@ -73,7 +78,8 @@ pub struct Remote {
 /// The URL, the server's answer or the store cannot be used.
 pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
     let store = Store::open(options.store.as_deref())?;
-    let client = Client::new(&place.url, options.patience)?;
+    let access = Access::of_user(&place.url)?;
+    let client = Client::new(&place.url, &access, options.patience)?;
     let mut head = Vec::new();
     let known = client.first(FIRST, &mut |bytes| {
         head.extend_from_slice(bytes);
@@ -86,7 +92,9 @@ pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
     }
     let file = held.path.clone();
     let meta = held.data.metadata().map_err(Error::store(&file, "its status cannot be read"))?;
-    let object = Arc::new(Object::new(held, client, known, options.progress.clone()));
+    let mut object = Object::new(held, client, known);
+    (object.access, object.progress) = (access, options.progress.clone());
+    let object = Arc::new(object);
     object.take_head(&head)?;
     let mut fillers = Fillers::default();
     fillers.add(Identity { dev: meta.dev(), ino: meta.ino() }, object.clone());
@@ -121,9 +129,11 @@ enum Chunk {
     Good,
 }
 
-struct Object {
+pub(crate) struct Object {
     held: Held,
     client: Client,
+    /// For another process that goes on with it.
+    access: Access,
     known: Known,
     chunks: Mutex<Vec<Chunk>>,
     changed: Condvar,
@@ -133,6 +143,8 @@ struct Object {
     /// Where the last read ended, and how far the next is fetched ahead if it begins there.
     reader: Mutex<(u64, u64)>,
     progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
+    /// Where readers in other processes see which chunks are there.
+    presence: Option<Presence>,
 }
 
 impl std::fmt::Debug for Object {
@@ -167,24 +179,78 @@ impl Busy<'_> {
 }
 
 impl Object {
-    fn new(
-        held: Held,
-        client: Client,
-        known: Known,
-        progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
-    ) -> Object {
+    fn new(held: Held, client: Client, known: Known) -> Object {
         let count = usize::try_from(held.meta.chunks()).unwrap_or(0);
         Object {
             held,
             client,
+            access: Access::default(),
             known,
             chunks: Mutex::new(vec![Chunk::Unknown; count]),
             changed: Condvar::new(),
             fetched: AtomicU64::new(0),
             fresh: Mutex::default(),
             reader: Mutex::new((u64::MAX, 0)),
-            progress,
+            progress: None,
+            presence: None,
         }
+    }
+
+    /// One whose chunks readers in other processes see.
+    pub(crate) fn filling(held: Held, client: Client, known: Known, presence: Presence) -> Object {
+        let mut object = Object::new(held, client, known);
+        object.presence = Some(presence);
+        object
+    }
+
+    /// Takes chunks that nobody looks at yet, from the next one that is asked for on: that and those behind
+    /// it that are `wanted`, too. They are for [`Object::bring_run`].
+    pub(crate) fn claim(
+        &self,
+        presence: &Presence,
+        from: u64,
+        later: bool,
+        most: u64,
+        wanted: &dyn Fn(u64) -> bool,
+    ) -> Option<Range<u64>> {
+        let mut chunks = lock(&self.chunks);
+        let is_free = |chunks: &[Chunk], at| chunks.get(index(at)) == Some(&Chunk::Unknown);
+        let (mut at, mut first_seen) = (from, None);
+        let first = loop {
+            let found = presence.next_wanted(at, later)?;
+            if first_seen == Some(found) {
+                return None;
+            }
+            first_seen.get_or_insert(found);
+            if is_free(&chunks, found) {
+                break found;
+            }
+            at = found + 1;
+        };
+        let mut end = first + 1;
+        while end - first < most && is_free(&chunks, end) && wanted(end) {
+            end += 1;
+        }
+        chunks.get_mut(index(first)..index(end)).unwrap_or_default().fill(Chunk::Busy);
+        Some(first..end)
+    }
+
+    /// Takes chunks from `from` on as far as nobody looks at them yet, up to `end`; returns where that ends.
+    pub(crate) fn claim_more(&self, from: u64, end: u64) -> u64 {
+        let mut chunks = lock(&self.chunks);
+        let run = chunks.get_mut(index(from)..index(end)).unwrap_or_default();
+        let free = run.iter_mut().take_while(|chunk| **chunk == Chunk::Unknown);
+        from + free.map(|chunk| *chunk = Chunk::Busy).count() as u64
+    }
+
+    /// Makes the chunks of a run good that the caller has taken.
+    pub(crate) fn bring_run(&self, run: Range<u64>) -> Result<(), Error> {
+        self.fill(Busy { object: self, run })
+    }
+
+    /// Whether chunks are there which a power cut would take.
+    pub(crate) fn has_unsynced(&self) -> bool {
+        !lock(&self.fresh).is_empty()
     }
 
     fn mark(&self, run: Range<u64>, state: Chunk) {
@@ -192,6 +258,10 @@ impl Object {
         let range = index(run.start)..index(run.end);
         chunks.get_mut(range).unwrap_or_default().fill(state);
         drop(chunks);
+        if let Some(presence) = self.presence.as_ref().filter(|_| state == Chunk::Good && !run.is_empty()) {
+            run.for_each(|chunk| presence.put(chunk));
+            presence.tell();
+        }
         self.changed.notify_all();
     }
 
@@ -227,7 +297,7 @@ impl Object {
     }
 
     /// Makes what is there outlive a power cut.
-    fn sync(&self) -> Result<(), Error> {
+    pub(crate) fn sync(&self) -> Result<(), Error> {
         let fresh = std::mem::take(&mut *lock(&self.fresh));
         if fresh.is_empty() {
             return Ok(());
@@ -404,6 +474,12 @@ impl ReadAt for Object {
     }
 }
 
+/// A descriptor of a file that a process without rights to it can hold, and not read.
+fn envelope(file: &File) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+}
+
 fn read(file: &File, buf: &mut [u8], offset: u64) -> io::Result<()> {
     file.read_exact_at(buf, offset)
 }
@@ -415,6 +491,21 @@ impl Filler for Object {
 
     fn bring(&self, ranges: &[Range<u64>]) -> io::Result<()> {
         Ok(self.bring_all(ranges)?)
+    }
+
+    fn lend(&self) -> io::Result<Lent> {
+        let (table, boot) = self.held.table.parts();
+        let order = Order { meta: self.held.meta.clone(), access: self.access.clone(), boot };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(rustix::fs::memfd_create("becket-order", flags)?);
+        serde_json::to_writer(&file, &order)?;
+        let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+        rustix::fs::fcntl_add_seals(&file, seals)?;
+        let chunks = lock(&self.chunks);
+        let good = (0..).zip(chunks.iter()).filter(|(_, chunk)| **chunk == Chunk::Good);
+        let good = good.map(|(chunk, _)| chunk).collect();
+        let chunk = self.held.meta.chunk;
+        Ok(Lent { chunk, table: envelope(table)?, order: envelope(&file)?, good })
     }
 }
 

@@ -74,7 +74,7 @@ impl Meta {
         sha256(all.as_bytes()).iter().take(20).map(|byte| format!("{byte:02x}")).collect()
     }
 
-    fn is_sound(&self) -> bool {
+    pub(crate) fn is_sound(&self) -> bool {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._+-".contains(&byte);
         self.chunk.is_power_of_two()
             && self.chunk >= CHUNK

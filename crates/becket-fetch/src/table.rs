@@ -28,6 +28,16 @@ impl Table {
         Ok(Table { file, boot })
     }
 
+    /// The same for a process that knows the tag of this boot and may not look it up.
+    pub(crate) fn of_boot(file: File, boot: [u8; 16]) -> Table {
+        Table { file, boot }
+    }
+
+    /// The file, and the tag of this boot.
+    pub(crate) fn parts(&self) -> (&File, [u8; 16]) {
+        (&self.file, self.boot)
+    }
+
     /// The checksum of a chunk that is there.
     pub(crate) fn get(&self, chunk: u64) -> Option<u32> {
         let mut entry = [0; ENTRY as usize];

@@ -68,23 +68,46 @@ impl Opened {
             });
         }
         self.sources = sources;
-        if all {
-            let later = |place: &Extent| match place.place {
-                Place::Data { source, offset } => {
-                    let filled = self.sources.get(source as usize).and_then(Source::filled);
-                    filled.iter().for_each(|filled| filled.presence().ask_later(offset, place.len));
-                }
-                _ => {}
-            };
-            self.map.extents().iter().for_each(later);
-            for layer in &self.encoded {
-                for block in layer.blocks() {
-                    let stored = layer.below().slice(block.input, block.input_len.into());
-                    stored.iter().flat_map(|map| map.extents()).for_each(later);
-                }
+        for (index, filled) in self.sources.iter().enumerate().filter(|_| all) {
+            let Some(filled) = filled.filled() else { continue };
+            for range in self.ranges_of(index) {
+                filled.presence().ask_later(range.start, range.end - range.start);
             }
         }
         Ok(())
+    }
+
+    /// Has all bytes brought that the image consists of, for a process that reads its files as they are.
+    ///
+    /// # Errors
+    /// They cannot be brought.
+    pub fn bring(&self, fillers: &Fillers) -> io::Result<()> {
+        for (index, source) in self.sources.iter().enumerate() {
+            if let Some(filler) = source.identity().and_then(|identity| fillers.of(identity)) {
+                filler.bring(&self.ranges_of(index))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The ranges of a source that the image consists of, sorted by their starts.
+    fn ranges_of(&self, index: usize) -> Vec<Range<u64>> {
+        let mut ranges = Vec::new();
+        let mut push = |place: &Extent| match place.place {
+            Place::Data { source, offset } if source as usize == index => {
+                ranges.push(offset..offset.saturating_add(place.len));
+            }
+            _ => {}
+        };
+        self.map.extents().iter().for_each(&mut push);
+        for layer in &self.encoded {
+            for block in layer.blocks() {
+                let stored = layer.below().slice(block.input, block.input_len.into());
+                stored.iter().flat_map(|map| map.extents()).for_each(&mut push);
+            }
+        }
+        ranges.sort_by_key(|range| range.start);
+        ranges
     }
 }
 

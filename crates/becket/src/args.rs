@@ -110,6 +110,7 @@ pub(crate) enum Command {
     Worker(Worker),
     Doorman(Doorman),
     Connector(Connector),
+    Fetcher(Fetcher),
     RunGuard(RunGuard),
     RunExec(RunExec),
     Generator(Generator),
@@ -125,6 +126,7 @@ impl Command {
                 | Command::Worker(_)
                 | Command::Doorman(_)
                 | Command::Connector(_)
+                | Command::Fetcher(_)
                 | Command::RunGuard(_)
         )
     }
@@ -560,6 +562,11 @@ pub(crate) struct Doorman {}
 #[derive(Debug, Args)]
 #[command(hide = true)]
 pub(crate) struct Connector {}
+
+/// Fetch the bytes of an image for devices (started by the server)
+#[derive(Debug, Args)]
+#[command(hide = true)]
+pub(crate) struct Fetcher {}
 
 /// Guard a command of `becket run` (started by it)
 #[derive(Debug, Args)]

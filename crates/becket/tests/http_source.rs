@@ -14,40 +14,12 @@ use std::{
 };
 
 use becket_testkit::{
-    Ran, Scratch, image,
+    image,
     origin::{Origin, Reply},
     require_plain_machine, require_root, tool, wait_until,
 };
 use common::scratch;
-
-/// A becket whose store is in the test's own directory.
-fn command(place: &Scratch, words: &[&str]) -> Command {
-    let mut command = place.becket();
-    command.env("BECKET_STORE", place.path("store")).env_remove("http_proxy").env_remove("HTTP_PROXY");
-    command.env_remove("all_proxy").env_remove("ALL_PROXY").env("NETRC", place.path("netrc")).args(words);
-    command
-}
-
-fn run(place: &Scratch, words: &[&str]) -> Ran {
-    place.finish(&mut command(place, words))
-}
-
-fn ok(place: &Scratch, words: &[&str]) -> String {
-    let ran = run(place, words);
-    assert_eq!(ran.code, 0, "{words:?}: {ran:?}");
-    ran.out
-}
-
-/// An ext4 with a file, and files that nobody reads.
-fn ext4(place: &Scratch) -> PathBuf {
-    let tree = place.dir("tree");
-    fs::create_dir(tree.join("dir")).unwrap();
-    fs::write(tree.join("dir/file"), "from afar").unwrap();
-    image::random(&tree.join("big"), 20 << 20, 3);
-    let image = place.path("d.img");
-    tool(Command::new("mke2fs").args(["-q", "-t", "ext4", "-d"]).arg(&tree).arg(&image).arg("48M"));
-    image
-}
+use common::web::{command, ext4, ok, run};
 
 #[test]
 fn an_image_on_a_web_server_is_read_without_a_device() {
@@ -188,8 +160,8 @@ fn no_byte_is_fetched_twice_though_the_command_is_killed() {
 }
 
 #[test]
-fn fuse_what_is_attached_needs_no_server() {
-    let name = "http_source::fuse_what_is_attached_needs_no_server";
+fn fuse_what_the_store_has_needs_no_server() {
+    let name = "http_source::fuse_what_the_store_has_needs_no_server";
     if !require_root(name) || !require_plain_machine(name, &["mke2fs", "sfdisk", "qemu-img"]) {
         return;
     }
@@ -218,6 +190,7 @@ fn fuse_what_is_attached_needs_no_server() {
     assert!(fs::read(&copied).unwrap() == bytes, "what is exported differs");
     place.ok(["detach", from]);
     let over = attach(&[&url, "--cow", place.path("over.qcow2").to_str().unwrap()]);
+    ok(&place, &["store", "prefetch", &url]);
     drop(origin);
     let shown = fs::read(&part).unwrap();
     assert!(shown.len() >= 1 << 20 && bytes[start..].starts_with(&shown), "the partition differs");

@@ -5,7 +5,7 @@ use serde::de::IgnoredAny;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use becket_image::{OpenOptions, Opened, Overlay, Place, Source, Tail};
+use becket_image::{OpenOptions, Opened, Overlay, Place, Source, SourceFacts, Tail};
 use becket_transport::Kind;
 
 use crate::client::doorway::Doorway;
@@ -78,14 +78,18 @@ fn attach_with(
     let tail = if pad { Tail::Pad } else { Tail::Cut };
     let mut how =
         OpenOptions { tail, partitions: options.partitions != Partitions::Off, ..options.open.clone() };
-    let mut opened = open(&store, image, &how)?;
+    let filled = |how: &OpenOptions| {
+        let mut opened = open(&store, image, how)?;
+        opened.fill(&how.fillers, options.fill).map_err(Error::io("share what is fetched of", image))?;
+        Ok::<_, Error>(opened)
+    };
+    let mut opened = filled(&how)?;
     let padded =
         pad && opened.read_only && opened.map.extents().last().is_some_and(|last| last.place == Place::Zero);
     if padded && doorway.is_none() && planner::plan_for(&opened, options, leased).is_err() {
         how.tail = Tail::Cut;
-        opened = open(&store, image, &how)?;
+        opened = filled(&how)?;
     }
-    opened.bring(&options.open.fillers).map_err(Error::io("fetch the bytes of", image))?;
     // The length of an image inside another is not the file's, so it never follows that.
     let options = &mut options.clone();
     if opened.nested {
@@ -200,7 +204,7 @@ fn attach_served(
     keep_overlay(&mut opened.overlay);
     let group = options.cgroup.as_deref().filter(|_| options.isolate);
     let cgroup = group.and_then(|group| member_list(group, &mut warnings));
-    let remote = files.iter().any(|source| source.feature().is_some());
+    let talkative = files.iter().any(SourceFacts::is_talkative);
     let backing = Backing {
         files,
         encoded,
@@ -227,7 +231,7 @@ fn attach_served(
         add_partitions,
         partitions: opened.partitions.into_iter().map(Into::into).collect(),
         // No worker that talks to a stranger has an image of others.
-        isolate: options.isolate || remote,
+        isolate: options.isolate || talkative,
         transport: plan.kind,
         warnings,
     };

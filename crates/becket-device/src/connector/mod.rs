@@ -45,7 +45,7 @@ pub fn connector_main() -> Result<(), Error> {
         protocol::send(&control, &LinkReport::Started { notes }, &[]).map_err(failed)?;
         match protocol::receive::<LinkOrder>(&control).map_err(failed)? {
             Some((LinkOrder::Connect(order), fds)) => begin(*order, fds).map(Some),
-            None => Ok(None),
+            _ => Ok(None),
         }
     });
     match outcome {

@@ -1,16 +1,30 @@
-//! What a supervisor and a connector say to each other.
+//! What a supervisor and a connector or a fetcher say to each other.
 //! Nothing here connects to anything.
 
 use becket_image::link::Agreed;
 use serde::{Deserialize, Serialize};
 
-/// What a connector gets once, when it begins.
+/// What a connector or a fetcher gets once, when it begins.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum LinkOrder {
     /// Make connections to this export for whichever worker asks. The descriptors: the asking and the
     /// answering end of the image's channel.
     Connect(Box<Connect>),
+    /// Fill a store file. The descriptors: the file, the store's table, the order of the one who opened the
+    /// image, and the table in memory that readers share.
+    Fill(Fill),
+}
+
+/// Which store file is filled.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Fill {
+    /// Its length and that of a chunk, in bytes.
+    pub(crate) size: u64,
+    pub(crate) chunk: u64,
+    /// How long a server may be away until requests fail, in seconds; for ever, when not given.
+    pub(crate) timeout: Option<u64>,
 }
 
 /// To what connections are made, and what every one of them must be.
@@ -29,7 +43,7 @@ pub(crate) struct Connect {
     pub(crate) timeout: Option<u64>,
 }
 
-/// What a connector says.
+/// What a connector or a fetcher says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum LinkReport {
@@ -37,8 +51,10 @@ pub(crate) enum LinkReport {
     Started { notes: Vec<String> },
     /// It cannot work.
     Refused { why: String },
-    /// A connection was made.
+    /// A connection was made, or the server answers again.
     Connected,
     /// The server cannot be reached; it is tried again.
     Away { why: String },
+    /// The server has another version of the object: what is missing cannot be had.
+    Changed { why: String },
 }

@@ -120,6 +120,8 @@ pub struct AttachOptions {
     /// Bytes of decoded blocks that the server may keep for all its devices, where parts of the image are
     /// compressed; the server chooses when it is not given.
     pub cache_size: Option<u64>,
+    /// Have all bytes of a remote image fetched, also those that nobody reads.
+    pub fill: bool,
     /// The directory of the control group that this process belongs in; the server's own when not given.
     pub cgroup: Option<PathBuf>,
 }

@@ -7,7 +7,7 @@ use becket_image::Source;
 use tracing::{info, warn};
 
 use super::devices::Supervisor;
-use super::links::Connector;
+use super::links::{Change, Connector};
 use super::owned::Owned;
 use crate::contract::Error;
 use crate::contract::spec::Spec;
@@ -19,21 +19,21 @@ impl Supervisor {
     pub(super) fn connector(
         &self,
         spec: &Spec,
-        sources: &[Source],
+        sources: &mut [Source],
         mark: u64,
         again: bool,
     ) -> Result<Option<Connector>, Error> {
         let myself = self.myself.clone();
-        let on_change = move |why: Option<String>| {
+        let on_change = move |change: &Change| {
             if let Some(supervisor) = myself.upgrade() {
-                supervisor.server_is_away(mark, why);
+                supervisor.server_is_away(mark, change);
             }
         };
-        Connector::start(spec, sources, again, Box::new(on_change))
+        Connector::start(&self.fetchers, spec, sources, again, Arc::new(on_change))
     }
 
     /// Notes whether the server of a device's image is away.
-    fn server_is_away(&self, mark: u64, why: Option<String>) {
+    fn server_is_away(&self, mark: u64, change: &Change) {
         let devices: Vec<Arc<Owned>> = lock(&self.devices).values().cloned().collect();
         for owned in devices {
             let mut state = lock(&owned.state);
@@ -41,19 +41,44 @@ impl Supervisor {
                 continue;
             }
             let name = state.name().to_owned();
-            match &why {
-                Some(why) => warn!(device = name, "its server cannot be reached: {why}"),
-                None if state.device.info.away.is_none() => return,
-                None => info!(device = name, "its server is there again"),
+            match change {
+                Change::Here if state.device.info.away.is_none() => return,
+                Change::Here => info!(device = name, "its server is there again"),
+                Change::Reconnecting(why) | Change::Waiting(why) => {
+                    warn!(device = name, "its server cannot be reached: {why}");
+                }
+                Change::Replaced(why) => warn!(device = name, "its source changed: {why}"),
             }
             let since = state.away_since.get_or_insert_with(log::now).clone();
-            if why.is_none() {
+            let host = host_of(state.device.info.spec.url.as_deref().unwrap_or_default()).to_owned();
+            let away = match change {
+                Change::Here => None,
+                Change::Reconnecting(why) => Some(format!("reconnecting since {since}: {why}")),
+                Change::Waiting(why) => Some(format!("waiting for {host} since {since}: {why}")),
+                Change::Replaced(why) => Some(format!("source changed: {why}")),
+            };
+            if away.is_none() {
                 state.away_since = None;
             }
-            self.note(&mut state, |device| {
-                device.info.away = why.map(|why| format!("reconnecting since {since}: {why}"));
-            });
+            self.note(&mut state, |device| device.info.away = away);
             return;
         }
+    }
+}
+
+/// The host in a URL, with its port.
+fn host_of(url: &str) -> &str {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    rest.split(['/', '?', '#']).next().unwrap_or(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_of_a_url_is_shown() {
+        assert_eq!(host_of("https://example.org:8/a/b.img#p1"), "example.org:8");
+        assert_eq!(host_of("oci://registry"), "registry");
     }
 }

@@ -16,6 +16,7 @@ use super::change::{Length, Target, Wish, apply, plan, take_image};
 use super::driver::Driver;
 use super::guard::{Guard, Guarded};
 use super::isolation;
+use super::links::Fetchers;
 use super::make::{Made, Maker};
 use super::manager;
 use super::offers::Drivers;
@@ -58,6 +59,7 @@ pub(crate) struct Supervisor {
     /// A successor waits for our end.
     yielding: AtomicBool,
     pub(super) guard: Guard,
+    pub(super) fetchers: Fetchers,
     pub(super) watch: Watch,
     pub(super) wake: Box<dyn Fn() + Send + Sync>,
     pub(super) myself: Weak<Supervisor>,
@@ -86,6 +88,7 @@ impl Supervisor {
             stopping: AtomicBool::new(false),
             yielding: AtomicBool::new(false),
             guard,
+            fetchers: Fetchers::default(),
             watch: Watch::default(),
             wake: Box::new(wake),
             myself: myself.clone(),
@@ -256,8 +259,8 @@ impl Supervisor {
             let mut state = lock(&owned.state);
             if state.connector.is_none() {
                 // One that we made has it; a predecessor's ended with that.
-                let connector =
-                    self.connector(&state.device.info.spec, &state.kept.sources, state.device.mark, true);
+                let (spec, mark) = (state.device.info.spec.clone(), state.device.mark);
+                let connector = self.connector(&spec, &mut state.kept.sources, mark, true);
                 match connector {
                     Ok(connector) => state.connector = connector,
                     Err(error) => warn!(device = state.name(), "{error}"),
@@ -454,7 +457,7 @@ impl Service for Supervisor {
         let isolated = request.isolate;
         let offer = self.drivers.offer(request.transport)?;
         let owned = self.owns();
-        let connect = |spec: &_, sources: &_, mark| self.connector(spec, sources, mark, false);
+        let connect = |spec: &_, sources: &mut _, mark| self.connector(spec, sources, mark, false);
         let (store, driver, worker_of) = (&self.store, &*driver, &*worker);
         let maker = Maker { store, offer, driver, worker: worker_of, connect: &connect, owned };
         let made = maker.make(request, fds, cgroup, &door);

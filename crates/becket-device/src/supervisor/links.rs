@@ -1,83 +1,222 @@
-//! Connectors, as the supervisor sees them: one process for each device whose image is on an NBD server,
-//! started again when it dies.
+//! Connectors and fetchers, as the supervisor sees them: one connector for each device whose image is on an
+//! NBD server, one fetcher for all devices of a store file that is filled. One that dies is replaced.
 //! The supervisor connects to nothing itself, and reads no byte of a server's.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use becket_image::Source;
+use becket_image::filled::{FilledSource, Presence};
+use becket_image::link::LinkSource;
+use becket_image::{Identity, Source};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use tracing::warn;
 
 use crate::contract::Error;
-use crate::contract::link::{Connect, LinkOrder, LinkReport};
+use crate::contract::link::{Connect, Fill, LinkOrder, LinkReport};
 use crate::contract::protocol;
 use crate::contract::spec::Spec;
 use crate::system::helper;
 use crate::system::role::Role;
 use crate::system::sync::spawn;
 
-/// How long a connector may take to begin.
+/// How long such a process may take to begin.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long is waited until another one takes the place of one that died.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// A device's connector. It ends when this is dropped.
+/// What a device has of the process that reaches its server. That ends when its last device drops this.
 #[derive(Debug)]
 pub(crate) struct Connector {
     line: Arc<Line>,
+    number: u64,
+}
+
+/// The fetchers that there are, each with the store file that it fills.
+#[derive(Debug, Default)]
+pub(crate) struct Fetchers(Mutex<Vec<(Identity, Weak<Line>)>>);
+
+#[derive(Debug)]
+pub(crate) struct Line {
+    work: Work,
+    fds: Vec<OwnedFd>,
+    devices: Mutex<Devices>,
+    /// The connection to the process that there is now.
+    control: Mutex<Option<Arc<OwnedFd>>>,
 }
 
 #[derive(Debug)]
-struct Line {
-    order: Connect,
-    channel: [OwnedFd; 2],
-    ends: AtomicBool,
-    /// The connection to the process that there is now.
-    control: std::sync::Mutex<Option<Arc<OwnedFd>>>,
+enum Work {
+    Connect(Connect),
+    Fill(Fill, Arc<Presence>),
 }
 
-/// Called with why the server cannot be reached, and with nothing when it can.
-pub(crate) type OnChange = Box<dyn Fn(Option<String>) + Send>;
+/// The devices that a process works for.
+#[derive(Default)]
+struct Devices {
+    all: Vec<(u64, OnChange)>,
+    /// There are none any more, and there will be none.
+    ends: bool,
+}
+
+impl std::fmt::Debug for Devices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Devices").field("count", &self.all.len()).finish_non_exhaustive()
+    }
+}
+
+/// How the server of an image is.
+#[derive(Debug)]
+pub(crate) enum Change {
+    /// It can be reached.
+    Here,
+    /// It cannot, and is connected to again and again.
+    Reconnecting(String),
+    /// It cannot, and is asked again and again for what is missing.
+    Waiting(String),
+    /// It has another version of the image.
+    Replaced(String),
+}
+
+/// Called when that changes.
+pub(crate) type OnChange = Arc<dyn Fn(&Change) + Send + Sync>;
+
+fn failed(error: io::Error) -> Error {
+    Error::Worker { what: format!("to reach the server of the image could not be started: {error}") }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl Connector {
-    /// Starts one, if an image is on an NBD server. `again` says that there was one before.
+    /// Starts the process that an image needs whose bytes are elsewhere, unless there is one for it already.
+    /// `again` says that there was one before.
     pub(crate) fn start(
+        fetchers: &Fetchers,
         spec: &Spec,
-        sources: &[Source],
+        sources: &mut [Source],
         again: bool,
         on_change: OnChange,
     ) -> Result<Option<Connector>, Error> {
-        let Some(link) = sources.iter().find_map(Source::link) else { return Ok(None) };
-        let failed =
-            |error| Error::Worker { what: format!("to connect to the server could not be started: {error}") };
-        let uri = spec.image.to_str().unwrap_or_default();
-        let (uri, _) = becket_image::link::split_inside(uri.as_ref());
-        let order = Connect {
-            uri: uri.to_string_lossy().into_owned(),
-            agreed: *link.agreed(),
-            shares: link.shares_flushes(),
-            again,
-            timeout: spec.origin_timeout,
-        };
-        let copy = |end: BorrowedFd<'_>| end.try_clone_to_owned().map_err(failed);
-        let channel = [copy(link.asks())?, copy(link.answers())?];
-        let line =
-            Arc::new(Line { order, channel, ends: AtomicBool::new(false), control: Default::default() });
-        let first = line.begin(again).map_err(failed)?;
-        let theirs = Arc::clone(&line);
-        spawn(move || theirs.watch(first, &on_change));
-        Ok(Some(Connector { line }))
+        for source in sources {
+            match source {
+                Source::File(_) => {}
+                Source::Link(link) => return connect(spec, link, again, on_change).map(Some),
+                Source::Filled(filled) => return fetchers.fill(spec, filled, again, on_change).map(Some),
+            }
+        }
+        Ok(None)
     }
+
+    /// One process for one device, or for the first of several.
+    fn begin(
+        work: Work,
+        fds: Vec<OwnedFd>,
+        again: bool,
+        on_change: OnChange,
+    ) -> io::Result<(Connector, Arc<Line>)> {
+        let (devices, control) = Default::default();
+        let line = Arc::new(Line { work, fds, devices, control });
+        let connector = line.joined_by(on_change).ok_or(io::ErrorKind::NotFound)?;
+        let first = line.begin(again)?;
+        let theirs = Arc::clone(&line);
+        spawn(move || theirs.watch(first));
+        Ok((connector, line))
+    }
+}
+
+/// Starts a connector.
+fn connect(spec: &Spec, link: &LinkSource, again: bool, on_change: OnChange) -> Result<Connector, Error> {
+    let uri = spec.image.to_str().unwrap_or_default();
+    let (uri, _) = becket_image::link::split_inside(uri.as_ref());
+    let order = Connect {
+        uri: uri.to_string_lossy().into_owned(),
+        agreed: *link.agreed(),
+        shares: link.shares_flushes(),
+        again,
+        timeout: spec.origin_timeout,
+    };
+    let copy = |end: BorrowedFd<'_>| end.try_clone_to_owned().map_err(failed);
+    let channel = vec![copy(link.asks())?, copy(link.answers())?];
+    Ok(Connector::begin(Work::Connect(order), channel, again, on_change).map_err(failed)?.0)
+}
+
+impl Fetchers {
+    /// Joins the fetcher of a store file, or starts one. A device that is new uses the table of the others.
+    fn fill(
+        &self,
+        spec: &Spec,
+        filled: &mut FilledSource,
+        again: bool,
+        on_change: OnChange,
+    ) -> Result<Connector, Error> {
+        let file = filled.identity().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        let mut all = lock(&self.0);
+        all.retain(|(_, line)| line.strong_count() > 0);
+        for line in all.iter().filter(|(known, _)| *known == file).filter_map(|(_, line)| line.upgrade()) {
+            let Work::Fill(_, presence) = &line.work else { continue };
+            // What a worker serves already stays as it is.
+            if again && !same(presence.fd(), filled.presence().fd()) {
+                continue;
+            }
+            if let Some(connector) = line.joined_by(Arc::clone(&on_change)) {
+                if !again {
+                    filled.share(Arc::clone(presence));
+                }
+                return Ok(connector);
+            }
+        }
+        let presence = Arc::clone(filled.presence());
+        let order = Fill { size: presence.size(), chunk: presence.chunk(), timeout: spec.origin_timeout };
+        let fds = opened(filled).map_err(failed)?;
+        let work = Work::Fill(order, presence);
+        let (connector, line) = Connector::begin(work, fds, again, on_change).map_err(failed)?;
+        all.push((file, Arc::downgrade(&line)));
+        Ok(connector)
+    }
+}
+
+/// Whether two descriptors are of one file.
+fn same(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> bool {
+    let of = |fd| rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino)).ok();
+    of(one).is_some() && of(one) == of(other)
+}
+
+/// What a fetcher needs, opened for it: whoever serves the image has only the right to read the file, and
+/// none to the rest.
+fn opened(filled: &FilledSource) -> io::Result<Vec<OwnedFd>> {
+    let [table, order] = filled.envelopes();
+    let open = |fd: BorrowedFd<'_>, flags: OFlags| {
+        let stat = rustix::fs::fstat(fd)?;
+        // A file of others is not ours to change.
+        let ours = stat.st_uid == rustix::process::geteuid().as_raw()
+            && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        if !ours {
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the store is not this user's"));
+        }
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
+    };
+    Ok(vec![
+        open(filled.file().buffered.as_fd(), OFlags::RDWR)?,
+        open(table, OFlags::RDWR)?,
+        open(order, OFlags::RDONLY)?,
+        filled.presence().fd().try_clone_to_owned()?,
+    ])
 }
 
 impl Drop for Connector {
     fn drop(&mut self) {
-        self.line.ends.store(true, Ordering::SeqCst);
-        if let Some(control) = self.line.held().take() {
+        let mut devices = lock(&self.line.devices);
+        devices.all.retain(|(number, _)| *number != self.number);
+        devices.ends = devices.all.is_empty();
+        let ends = devices.ends;
+        drop(devices);
+        if ends && let Some(control) = lock(&self.line.control).take() {
             // It hears that, and so does who listens to it.
             let _ = rustix::net::shutdown(&*control, rustix::net::Shutdown::Both);
         }
@@ -85,51 +224,73 @@ impl Drop for Connector {
 }
 
 impl Line {
-    fn held(&self) -> std::sync::MutexGuard<'_, Option<Arc<OwnedFd>>> {
-        self.control.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    /// One more device; nothing when the process is about to end.
+    fn joined_by(self: &Arc<Line>, on_change: OnChange) -> Option<Connector> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mut devices = lock(&self.devices);
+        if devices.ends {
+            return None;
+        }
+        devices.all.push((number, on_change));
+        Some(Connector { line: Arc::clone(self), number })
+    }
+
+    fn ends(&self) -> bool {
+        lock(&self.devices).ends
+    }
+
+    /// What there is, for the log.
+    fn what(&self) -> &'static str {
+        match self.work {
+            Work::Connect(_) => "connector",
+            Work::Fill(..) => "fetcher",
+        }
     }
 
     /// Starts a process and gives it its order.
     fn begin(&self, again: bool) -> io::Result<(helper::Kept, Arc<OwnedFd>)> {
-        let (started, control) = helper::start(Role::Connector, &[], None)?;
+        let (role, order) = match &self.work {
+            Work::Connect(order) => {
+                (Role::Connector, LinkOrder::Connect(Box::new(Connect { again, ..order.clone() })))
+            }
+            Work::Fill(order, _) => (Role::Fetcher, LinkOrder::Fill(order.clone())),
+        };
+        let (started, control) = helper::start(role, &[], None)?;
         set_socket_timeout(&control, Timeout::Recv, Some(PATIENCE))?;
         match protocol::receive::<LinkReport>(&control)? {
             Some((LinkReport::Started { notes }, _)) => {
-                notes.iter().for_each(|note| warn!("connector: {note}"))
+                notes.iter().for_each(|note| warn!("{}: {note}", self.what()))
             }
             Some((LinkReport::Refused { why }, _)) => return Err(io::Error::other(why)),
             _ => return Err(io::Error::other("it ended before it was ready")),
         }
         set_socket_timeout(&control, Timeout::Recv, None)?;
-        let order = Connect { again, ..self.order.clone() };
-        protocol::send(
-            &control,
-            &LinkOrder::Connect(Box::new(order)),
-            &self.channel.each_ref().map(AsFd::as_fd),
-        )?;
+        let fds: Vec<_> = self.fds.iter().map(AsFd::as_fd).collect();
+        protocol::send(&control, &order, &fds)?;
         let child = started.keep().ok_or_else(|| io::Error::other("it ended at once"))?;
         let control = Arc::new(control);
-        *self.held() = Some(Arc::clone(&control));
+        *lock(&self.control) = Some(Arc::clone(&control));
         Ok((child, control))
     }
 
     /// Hears one process after another until there is to be none.
-    fn watch(&self, first: (helper::Kept, Arc<OwnedFd>), on_change: &OnChange) {
+    fn watch(&self, first: (helper::Kept, Arc<OwnedFd>)) {
         let mut now = Some(first);
-        while !self.ends.load(Ordering::SeqCst) {
+        while !self.ends() {
             if let Some((child, control)) = now.take() {
-                self.hear(&control, on_change);
+                self.hear(&control);
                 let _ = rustix::net::shutdown(&*control, rustix::net::Shutdown::Both);
                 let _ = child.wait();
-                if self.ends.load(Ordering::SeqCst) {
+                if self.ends() {
                     return;
                 }
-                warn!("a connector ended, and another takes its place");
+                warn!("a {} ended, and another takes its place", self.what());
             }
             std::thread::sleep(PAUSE);
             match self.begin(true) {
                 Ok(begun) => now = Some(begun),
-                Err(error) => warn!("no connector can be started: {error}"),
+                Err(error) => warn!("no {} can be started: {error}", self.what()),
             }
         }
         if let Some((child, control)) = now {
@@ -138,13 +299,21 @@ impl Line {
         }
     }
 
-    fn hear(&self, control: &OwnedFd, on_change: &OnChange) {
+    fn hear(&self, control: &OwnedFd) {
         while let Ok(Some((report, _))) = protocol::receive::<LinkReport>(control) {
-            match report {
-                LinkReport::Connected => on_change(None),
-                LinkReport::Away { why } => on_change(Some(why.chars().take(300).collect())),
-                LinkReport::Started { .. } | LinkReport::Refused { .. } => return,
-            }
+            let why = |why: String| why.chars().take(300).collect();
+            let change = match (report, &self.work) {
+                (LinkReport::Connected, _) => Change::Here,
+                (LinkReport::Away { why: said }, Work::Connect(_)) => Change::Reconnecting(why(said)),
+                (LinkReport::Away { why: said }, Work::Fill(..)) => Change::Waiting(why(said)),
+                (LinkReport::Changed { why: said }, _) => Change::Replaced(why(said)),
+                (LinkReport::Refused { why }, _) => return warn!("a {} refuses: {why}", self.what()),
+                (LinkReport::Started { .. }, _) => return,
+            };
+            // Not under the lock: a device that goes meanwhile takes it.
+            let devices: Vec<OnChange> =
+                lock(&self.devices).all.iter().map(|(_, on_change)| Arc::clone(on_change)).collect();
+            devices.iter().for_each(|on_change| on_change(&change));
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use becket_engine::Geometry;
 use becket_image::link::LinkSource;
-use becket_image::{DirectIo, FileKind, FileSource, Identity, Map, Partition, Place, Source};
+use becket_image::{DirectIo, FileKind, FileSource, Identity, Map, Partition, Place, Source, SourceFacts};
 use becket_transport::ublk::MOST_DEPTH;
 use becket_transport::{Abilities, geometry, node};
 use rustix::fs::{FileType, OFlags};
@@ -46,7 +46,7 @@ pub(crate) struct Made {
 }
 
 /// See [`Maker::connect`].
-pub(crate) type Connect<'a> = dyn Fn(&Spec, &[Source], u64) -> Result<Option<Connector>, Error> + 'a;
+pub(crate) type Connect<'a> = dyn Fn(&Spec, &mut [Source], u64) -> Result<Option<Connector>, Error> + 'a;
 
 /// Who makes devices, and with what.
 #[derive(Clone, Copy)]
@@ -99,13 +99,14 @@ impl Maker<'_> {
         door: Vec<OwnedFd>,
     ) -> Result<Made, Error> {
         let Maker { store, driver, worker, .. } = self;
-        let Checked { mut request, sources, identity, mut keepsakes } = check(request, fds)?;
+        let Checked { mut request, mut sources, identity, mut keepsakes } = check(request, fds)?;
         keepsakes.cgroup = cgroup;
         let spec = &request.spec;
         let named = claim(store, request.name.as_deref(), &spec.image)?;
 
         let all = driver.abilities()?;
-        let links = sources.iter().find_map(Source::link);
+        // Of an image on an NBD server: whether a flush of one connection covers all.
+        let links = sources.iter().find_map(Source::link).map(LinkSource::shares_flushes);
         // What goes to a socket is in memory of the worker's own.
         let mode = spec.mode.or_else(|| links.map(|_| all.copying()));
         let abilities = all.for_device(mode, &request.map).map_err(unsupported)?;
@@ -119,11 +120,11 @@ impl Maker<'_> {
         let max_io = driver.max_io(abilities);
         let geometry = geometry(&request.map, &sources, spec.block_size, spec.read_only, max_io);
         let mark = mark::new(store.runtime());
-        let connector = (self.connect)(spec, &sources, mark)?;
+        let connector = (self.connect)(spec, &mut sources, mark)?;
         let usual = usual(self.owned, abilities.data_mode(), cpus());
         let (queues, depth) = (spec.queues.unwrap_or(usual.0), spec.depth.unwrap_or(usual.1));
         // Without that, a flush of one connection would say nothing about the writes of another.
-        let queues = if links.is_some_and(|link| !link.shares_flushes()) { 1 } else { queues };
+        let queues = if links == Some(false) { 1 } else { queues };
         let added = driver.add(NewDevice { queues, depth, abilities, max_io, mark })?;
         let number = added.number;
         let id = DeviceId { kind: request.transport, number };
@@ -390,6 +391,8 @@ fn check_source(source: &Source, read_only: bool) -> Result<Identity, &'static s
     match source {
         Source::File(file) => check_file(file, read_only),
         Source::Link(link) => check_link(link),
+        // It is only read, whatever lies over it.
+        Source::Filled(filled) => check_file(filled.file(), true),
     }
 }
 
@@ -452,7 +455,7 @@ fn describe(
     let (server, notes) = (ProcessId::own(), worker.notes());
     // What a worker lacks is in the log. It is also shown to users who asked for a worker of its own; exports
     // and remote images always have one.
-    let link = request.backing.files.iter().any(|file| file.feature().is_some());
+    let link = request.backing.files.iter().any(SourceFacts::is_talkative);
     let remote = request.spec.export.is_some() || link;
     let shows_notes = request.isolate && !remote;
     let worker = worker.id();

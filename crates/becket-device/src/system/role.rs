@@ -23,7 +23,6 @@ pub(crate) enum Role {
     /// Makes connections to servers of network block devices and hands them on. It holds no image.
     Connector,
     /// Fetches the bytes of one remote source into its store file. It holds nothing else.
-    #[allow(dead_code, reason = "its process follows")]
     Fetcher,
 }
 

@@ -36,8 +36,8 @@ pub(crate) struct StoreOptions {
     /// Remove what is not in use from the store, the least recently used first, until it is this small
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) store_limit: Option<u64>,
-    /// Give up if a server has not answered for this time [default: 1min for web servers; never for requests
-    /// to a device on an NBD server]
+    /// Give up if a server has not answered for this time [default: 1min for commands; never for requests to a
+    /// device]
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = parse_duration)]
     pub(crate) origin_timeout: Option<Duration>,
 }
@@ -113,6 +113,9 @@ pub(crate) struct DeviceOptions {
     /// [default: up to 1/16 of memory, at most 1G, and less if blocks are not read again]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) cache_size: Option<u64>,
+    /// Fetch all of a remote image in the background, so that its server is not needed afterwards
+    #[arg(long)]
+    pub(crate) fill: bool,
     /// Set the number of queues (ublk and fuse only) [default: up to one per CPU; one if there are many
     /// devices]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
@@ -162,6 +165,7 @@ impl Default for DeviceOptions {
             shared: false,
             isolate: false,
             cache_size: None,
+            fill: false,
             queues: None,
             depth: None,
             mode: None,

@@ -73,6 +73,7 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
         },
         isolate: asked.isolate,
         cache_size: asked.cache_size,
+        fill: asked.fill,
         cgroup: if asked.isolate { crate::cgroup::own() } else { None },
     }
 }

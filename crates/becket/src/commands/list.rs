@@ -60,8 +60,9 @@ fn image(info: &DeviceInfo) -> String {
 
 /// What it is doing, and how many clients an export has.
 fn state(info: &DeviceInfo) -> String {
-    if info.away.is_some() && info.state == DeviceState::Live {
-        return "reconnecting".to_owned();
+    if let Some(away) = info.away.as_ref().filter(|_| info.state == DeviceState::Live) {
+        let state = ["waiting", "source changed"].into_iter().find(|state| away.starts_with(state));
+        return state.unwrap_or("reconnecting").to_owned();
     }
     match info.connections {
         None => info.state.to_string(),

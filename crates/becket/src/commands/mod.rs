@@ -77,6 +77,7 @@ pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
         Command::Worker(args) => serve::worker(args),
         Command::Doorman(_) => serve::doorman(),
         Command::Connector(_) => serve::connector(),
+        Command::Fetcher(_) => serve::fetcher(),
         Command::RunGuard(args) => run_guard::run(ui, args),
         Command::RunExec(args) => run_exec::run(args),
         Command::Generator(args) => generator::run(args),

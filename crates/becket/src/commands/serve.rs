@@ -42,6 +42,12 @@ pub(crate) fn connector() -> Result<u8, Failure> {
     Ok(0)
 }
 
+pub(crate) fn fetcher() -> Result<u8, Failure> {
+    becket_device::fetcher_main(becket_fetch::fetch)
+        .map_err(|error| Failure::device("fetch", "an image", &error))?;
+    Ok(0)
+}
+
 pub(crate) fn give(args: &args::UblkGive) -> Result<u8, Failure> {
     becket_device::give_to_owner(args.number)
         .map_err(|error| Failure::device("give away", format!("ublk device {}", args.number), &error))?;

@@ -9,6 +9,7 @@ pub(crate) mod load;
 pub(crate) mod nbd;
 pub(crate) mod net;
 pub(crate) mod page;
+pub(crate) mod web;
 
 use becket_testkit::{Scratch, require_device, require_tools, tool, wait_until};
 use serde_json::Value;

@@ -77,9 +77,8 @@ impl Waits {
 
     /// The requests of a queue wait no longer.
     pub(super) fn cancel(&self, queue: u32, mailbox: &Arc<Mailbox>) {
-        let theirs = |one: &mut Waiting| {
-            one.waiter.whom.0 == queue && Arc::ptr_eq(&one.waiter.mailbox, mailbox)
-        };
+        let theirs =
+            |one: &mut Waiting| one.waiter.whom.0 == queue && Arc::ptr_eq(&one.waiter.mailbox, mailbox);
         let gone: Vec<Waiting> = self.0.line().waiting.extract_if(.., theirs).collect();
         gone.into_iter().for_each(|one| one.ends(Err(Errno::IO)));
     }

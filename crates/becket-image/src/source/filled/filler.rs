@@ -6,7 +6,9 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
+use super::presence::Presence;
 use crate::ReadAt;
 use crate::source::kind::Identity;
 
@@ -22,6 +24,39 @@ pub struct Lent {
     pub order: OwnedFd,
     /// Chunks that are in the file and were compared with their checksums.
     pub good: Vec<u64>,
+}
+
+/// What a process gets that brings the bytes of one file for readers in other processes.
+pub struct Fetching {
+    /// The file, to be written.
+    pub data: OwnedFd,
+    /// The store's table of checksums, to be read and written.
+    pub table: OwnedFd,
+    /// What to fetch and with which rights: [`Lent::order`], to be read.
+    pub order: OwnedFd,
+    /// What readers ask, and what they are shown.
+    pub presence: Presence,
+    /// How long the server may be away until requests fail; for ever, when not given.
+    pub timeout: Option<Duration>,
+    /// Hears how it goes.
+    pub tell: Box<dyn Fn(Condition) + Send + Sync>,
+}
+
+impl Debug for Fetching {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fetching").field("presence", &self.presence).finish_non_exhaustive()
+    }
+}
+
+/// How the fetching of a file goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Condition {
+    /// Its server answers.
+    Fine,
+    /// Its server or the store cannot be reached; it is tried again.
+    Away(String),
+    /// The server has another version: what is missing cannot be had any more.
+    Changed(String),
 }
 
 /// What brings the bytes of one file. Its [`ReadAt`] waits until the bytes are there.

@@ -1,5 +1,5 @@
-//! A source that is a store file which is filled while it is read: an ordinary file of this host where a chunk
-//! is there. It knows no protocol and no store.
+//! A source that is a store file which is filled while it is read: an ordinary file of this host where a
+//! chunk is there. It knows no protocol and no store.
 //!
 //! Uses go down this list: `filler` brings bytes within the process that opens an image, `presence` says to
 //! other processes which chunks are there.
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::filler::{Filler, Fillers, Lent};
+pub use self::filler::{Condition, Fetching, Filler, Fillers, Lent};
 pub use self::presence::{MOST_CHUNKS, Presence};
 use super::file::facts::Facts;
 use super::file::{FileFacts, FileSource};
@@ -79,6 +79,11 @@ impl FilledSource {
     /// The file, as far as it is filled. A reader must ask [`FilledSource::presence`] first.
     pub fn file(&self) -> &FileSource {
         &self.file
+    }
+
+    /// Which file it is, whatever its path.
+    pub fn identity(&self) -> Option<Identity> {
+        self.file.identity()
     }
 
     /// Which chunks are there.
@@ -189,7 +194,6 @@ mod tests {
     use std::os::unix::fs::FileExt as _;
 
     use super::*;
-    use crate::DirectIo;
     use crate::source::Source;
 
     #[test]
@@ -198,7 +202,8 @@ mod tests {
         let path = temp.path().join("store");
         let store = File::create_new(&path).unwrap();
         store.set_len(8 * 4096).unwrap();
-        let opened = crate::open(&path, &crate::OpenOptions { read_only: true, ..Default::default() }).unwrap();
+        let opened =
+            crate::open(&path, &crate::OpenOptions { read_only: true, ..Default::default() }).unwrap();
         let Some(Source::File(file)) = opened.sources.into_iter().next() else { panic!() };
         let null = || OwnedFd::from(File::open("/dev/null").unwrap());
         let lent = Lent { chunk: 4096, table: null(), order: null(), good: vec![0] };
@@ -234,6 +239,5 @@ mod tests {
         presence.set_fails(true);
         reader.read_at(&mut [0; 1], 3 * 4096).unwrap();
         reader.read_at(&mut [0; 1], 5 * 4096).unwrap_err();
-        let _ = DirectIo::Auto;
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! Three maps have a bit for each chunk. *There*: set when the bytes are in the file, and never cleared.
 //! *Wanted*: set by readers who wait, cleared when the chunk is there. *Later*: wanted when nobody waits.
-//! Nothing is lost with a process: what was asked stands in the table for the next one. Its words are those of
-//! other processes, so each is taken as one bit of no more than this file, whatever it says.
+//! Nothing is lost with a process: what was asked stands in the table for the next one. Other processes write
+//! the words, so no length and no index is ever read from the table.
 
 use std::io;
 use std::ops::Range;
@@ -173,6 +173,11 @@ impl Presence {
         self.count(ASKED);
     }
 
+    /// Has the fetcher look at what is asked for once more.
+    pub fn look_again(&self) {
+        self.count(ASKED);
+    }
+
     /// Takes over what another table of the same file says, and what was asked of it.
     pub fn take_over(&self, other: &Presence) {
         for (mine, theirs) in self.words.iter().zip(other.words.iter()).skip(HEAD) {
@@ -185,6 +190,11 @@ impl Presence {
     /// Whether somebody waits for a chunk.
     pub fn is_wanted(&self, chunk: u64) -> bool {
         self.has_bit(Which::Wanted, chunk) && !self.has(chunk)
+    }
+
+    /// Whether a chunk is to come when nobody waits for anything.
+    pub fn is_later(&self, chunk: u64) -> bool {
+        self.has_bit(Which::Later, chunk) && !self.has(chunk)
     }
 
     /// The first chunk from `from` on, and then from the beginning on, that is wanted, or wanted later.

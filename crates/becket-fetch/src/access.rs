@@ -1,0 +1,61 @@
+//! What it takes besides a URL to ask its server: the user's rights and ways, looked up once, so that a
+//! process which can read none of the user's files can be given them.
+//! It has secrets: nothing prints it.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use ureq::Proxy;
+use ureq::http::Uri;
+
+use crate::place::Parts;
+use crate::{Error, netrc};
+
+/// Where systems keep the certificates that they trust.
+const BUNDLES: [&str; 4] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+
+/// See the module.
+#[derive(Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Access {
+    /// The `Authorization` for the host that the user named.
+    pub(crate) authorization: Option<String>,
+    /// The URL of the proxy.
+    pub(crate) proxy: Option<String>,
+    /// The certificates that are trusted, in PEM, where TLS is spoken.
+    pub(crate) authorities: Option<String>,
+}
+
+impl Access {
+    /// What this process's user has for a URL.
+    pub(crate) fn of_user(url: &str) -> Result<Access, Error> {
+        let parts = Parts::of(url);
+        let uri = url.parse::<Uri>().ok();
+        let proxy =
+            Proxy::try_from_env().filter(|proxy| uri.as_ref().is_none_or(|uri| !proxy.is_no_proxy(uri)));
+        Ok(Access {
+            authorization: netrc::login(parts.host()).map(|login| login.basic()),
+            proxy: proxy.map(|proxy| proxy.uri().to_string()),
+            authorities: parts.is_secure().then(trusted).transpose()?,
+        })
+    }
+}
+
+impl std::fmt::Debug for Access {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Access").finish_non_exhaustive()
+    }
+}
+
+/// The certificates that this system trusts: of `$SSL_CERT_FILE`, or of the system's own file.
+fn trusted() -> Result<String, Error> {
+    let named = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
+    let path = named.or_else(|| BUNDLES.iter().map(PathBuf::from).find(|path| path.exists()));
+    let path = path.unwrap_or_else(|| BUNDLES.first().map(PathBuf::from).unwrap_or_default());
+    let read = std::fs::read_to_string(&path);
+    read.map_err(Error::store(&path, "the certificates of this system cannot be read"))
+}

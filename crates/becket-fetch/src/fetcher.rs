@@ -1,0 +1,253 @@
+//! Brings the chunks of one object that readers in other processes ask for, as long as its process lives.
+//! It never ends because a server is away: what was asked is tried again.
+//!
+//! Threads take turns: one looks for work while the others fetch. Chunks that a reader waits for come first,
+//! with their neighbours in one request. Behind a reader that goes on where it ended, more and more is fetched
+//! ahead, by several requests at a time. What is wanted later comes when there is nothing else to do.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use becket_image::filled::{Condition, Fetching, Presence};
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::access::Access;
+use crate::client::{Client, Known};
+use crate::object::Object;
+use crate::store::{Held, Meta};
+use crate::table::Table;
+
+/// How many requests are in flight at most.
+const LINES: usize = 8;
+/// How many bytes one request asks for at most: of what is waited for, and of what is not.
+const RUN: u64 = 4 << 20;
+const PART: u64 = 1 << 20;
+/// How far a sequential reader is fetched ahead at most, in bytes.
+const AHEAD: u64 = 16 << 20;
+/// Readers that are distinguished.
+const STREAMS: usize = 8;
+/// How long a server may not answer until that is reported.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long is waited between two attempts at a server that is away.
+const PAUSE: Duration = Duration::from_millis(500);
+/// How long nothing is asked until what was brought is synced.
+const IDLE: Duration = Duration::from_secs(2);
+/// Each thread's stack in bytes: the process's memory is locked.
+const STACK: usize = 512 << 10;
+/// The longest order in bytes: certificates are long.
+const ORDER_MAX: u64 = 8 << 20;
+
+/// What a fetcher is to bring, and with which rights.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Order {
+    pub(crate) meta: Meta,
+    pub(crate) access: Access,
+    /// The tag of this boot in the object's table.
+    pub(crate) boot: [u8; 16],
+}
+
+/// Brings what is asked for in the table of `fetching`, in the calling process, which lets nothing else in.
+/// Returns only if it cannot begin.
+///
+/// # Errors
+/// The order cannot be understood, or no thread can be had.
+pub fn fetch(fetching: Fetching) -> io::Result<()> {
+    let Fetching { data, table, order, presence, timeout, tell } = fetching;
+    let mut text = String::new();
+    File::from(order).take(ORDER_MAX).read_to_string(&mut text)?;
+    let Order { meta, access, boot } = serde_json::from_str(&text)?;
+    if !meta.is_sound() || (presence.size(), presence.chunk()) != (meta.size, meta.chunk) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the table is one of another object"));
+    }
+    let known = Known { version: meta.version.clone(), size: meta.size };
+    let client = Client::new(&meta.url, &access, PATIENCE)?;
+    let table = Table::of_boot(File::from(table), boot);
+    let held = Held { meta, path: PathBuf::from("the store"), data: File::from(data), table };
+    let presence = presence.again()?;
+    let object = Object::filling(held, client, known, presence.again()?);
+    let state = State { away: None, said: None, changed: false };
+    let fetcher =
+        Fetcher { object, presence, timeout, tell, chair: Mutex::default(), state: Mutex::new(state) };
+    // What a predecessor has brought and not reported.
+    fetcher.presence.set_fails(false);
+    std::thread::scope(|scope| {
+        for _ in 1..LINES {
+            std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || fetcher.work())?;
+        }
+        fetcher.work()
+    })
+}
+
+struct Fetcher {
+    object: Object,
+    presence: Presence,
+    timeout: Option<Duration>,
+    tell: Box<dyn Fn(Condition) + Send + Sync>,
+    /// Held by the thread that looks for work.
+    chair: Mutex<Plan>,
+    state: Mutex<State>,
+}
+
+/// How it goes.
+struct State {
+    /// Since when the server is away.
+    away: Option<Instant>,
+    said: Option<String>,
+    /// The object is another one now: nothing is fetched any more.
+    changed: bool,
+}
+
+/// What is to be fetched besides what is asked for.
+#[derive(Default)]
+struct Plan {
+    /// Where the look for work goes on.
+    next: u64,
+    streams: VecDeque<Stream>,
+    ahead: VecDeque<Range<u64>>,
+}
+
+/// A reader that goes on where it ended; in chunks.
+struct Stream {
+    next: u64,
+    /// How often it did.
+    run: u32,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Plan {
+    /// A reader waits for the chunks of a run: how many behind it are worth fetching, at most `most`.
+    fn follow(&mut self, run: &Range<u64>, most: u64) -> u64 {
+        let known = self.streams.iter().position(|stream| stream.next == run.start);
+        let mut stream = known.and_then(|at| self.streams.remove(at)).unwrap_or(Stream { next: 0, run: 0 });
+        // One that goes on once is no sequence yet.
+        let ahead = if stream.run < 2 { 0 } else { (1 << stream.run.min(30)).min(most) };
+        stream.next = run.end + ahead;
+        stream.run = stream.run.saturating_add(1);
+        self.streams.push_front(stream);
+        self.streams.truncate(STREAMS);
+        ahead
+    }
+}
+
+impl Fetcher {
+    fn work(&self) -> ! {
+        loop {
+            let run = self.next();
+            match self.object.bring_run(run) {
+                Ok(()) => self.succeeded(),
+                Err(error) => self.failed(&error),
+            }
+        }
+    }
+
+    /// Waits for a run to bring.
+    fn next(&self) -> Range<u64> {
+        let mut plan = lock(&self.chair);
+        loop {
+            let asked = self.presence.asked();
+            let idle = match self.find(&mut plan) {
+                Some(run) => return run,
+                None => self.object.has_unsynced(),
+            };
+            self.presence.await_ask(asked, idle.then_some(IDLE));
+            if idle && self.presence.asked() == asked {
+                // A full disk is reported with the next chunk.
+                let _ = self.object.sync();
+            }
+        }
+    }
+
+    /// What is to be brought next, which is busy from then on.
+    fn find(&self, plan: &mut Plan) -> Option<Range<u64>> {
+        if lock(&self.state).changed {
+            return None;
+        }
+        let chunk = self.presence.chunk();
+        let in_chunks = |bytes: u64| (bytes / chunk).max(1);
+        let wanted = |at| self.presence.is_wanted(at);
+        if let Some(mut run) = self.object.claim(&self.presence, plan.next, false, in_chunks(RUN), &wanted) {
+            let ahead = plan.follow(&run, AHEAD / chunk);
+            let end = (run.end + ahead).min(self.presence.chunks());
+            // The first part comes with what is waited for.
+            run.end = self.object.claim_more(run.end, end.min(run.end + in_chunks(PART)));
+            let mut from = run.end;
+            while from < end {
+                let part = from..end.min(from + in_chunks(PART));
+                from = part.end;
+                plan.ahead.push_back(part);
+            }
+            plan.next = run.end;
+            return Some(run);
+        }
+        while let Some(part) = plan.ahead.pop_front() {
+            let end = self.object.claim_more(part.start, part.end);
+            if end > part.start {
+                return Some(part.start..end);
+            }
+        }
+        self.object.claim(&self.presence, 0, true, in_chunks(PART), &|at| self.presence.is_later(at))
+    }
+
+    fn succeeded(&self) {
+        let mut state = lock(&self.state);
+        if state.away.take().is_some() && !state.changed {
+            state.said = None;
+            drop(state);
+            self.presence.set_fails(false);
+            (self.tell)(Condition::Fine);
+        }
+    }
+
+    fn failed(&self, error: &Error) {
+        let why = error.to_string();
+        let mut state = lock(&self.state);
+        if matches!(error, Error::Changed { .. }) {
+            if !std::mem::replace(&mut state.changed, true) {
+                self.presence.set_fails(true);
+                (self.tell)(Condition::Changed(why));
+            }
+            return;
+        }
+        let now = Instant::now();
+        // It was tried for that long already.
+        let since = *state.away.get_or_insert(now.checked_sub(PATIENCE).unwrap_or(now));
+        if self.timeout.is_some_and(|timeout| since.elapsed() >= timeout) {
+            self.presence.set_fails(true);
+        }
+        if state.said.is_none() {
+            state.said = Some(why.clone());
+            (self.tell)(Condition::Away(why));
+        }
+        drop(state);
+        std::thread::sleep(PAUSE);
+        // The chunks are free again, which the thread that looks for work cannot know.
+        self.presence.look_again();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_reader_that_goes_on_is_fetched_ahead() {
+        let mut plan = Plan::default();
+        assert_eq!(plan.follow(&(5..6), 64), 0);
+        assert_eq!(plan.follow(&(90..92), 64), 0);
+        assert_eq!(plan.follow(&(6..7), 64), 0, "once is no sequence");
+        assert_eq!(plan.follow(&(7..8), 64), 4);
+        assert_eq!(plan.follow(&(12..13), 64), 8);
+        assert_eq!(plan.follow(&(21..22), 64), 16);
+        assert_eq!(plan.follow(&(92..93), 64), 0, "the other one goes on, too");
+        assert_eq!(plan.follow(&(38..39), 20), 20, "no further than that");
+    }
+}

@@ -1,0 +1,302 @@
+//! Devices over images on web servers: what is fetched, and what becomes of readers while servers and processes
+//! of ours come and go.
+//! Sends only to the loopback address.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::{
+    fs,
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use becket_testkit::{
+    Scratch, image,
+    origin::{Origin, Reply},
+    require_fuse, require_tools, tool, wait_until,
+};
+use common::web::{ext4, ok, run};
+use common::{alive, scratch, text};
+use serde_json::Value;
+
+const BLOCK: usize = 4096;
+
+/// Attaches over FUSE and returns the disk.
+fn attach(place: &Scratch, words: &[&str]) -> PathBuf {
+    // A test that fails must not leave a reader behind that waits for ever.
+    let limit: &[&str] = if words.contains(&"--origin-timeout") { &[] } else { &["--origin-timeout", "90s"] };
+    let base = ["attach", "--via", "fuse", "--partitions", "off"];
+    ok(place, &[&base, limit, words].concat()).trim().into()
+}
+
+fn only(place: &Scratch) -> Value {
+    place.devices().remove(0)
+}
+
+fn kill(pid: u32) {
+    tool(Command::new("kill").args(["-KILL", &pid.to_string()]));
+    assert!(wait_until(Duration::from_secs(20), || !alive(pid)));
+}
+
+/// The device's fetcher.
+fn fetchers(place: &Scratch) -> Vec<u32> {
+    let server = only(place)["server_pid"].as_u64().unwrap();
+    let of = |pid: u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        status.contains(&format!("\nPPid:\t{server}\n"))
+            && words.split(|byte| *byte == 0).nth(1) == Some(b"fetcher")
+            && alive(pid)
+    };
+    let all = fs::read_dir("/proc").unwrap().filter_map(|dir| dir.ok()?.file_name().to_str()?.parse().ok());
+    all.filter(|pid| of(*pid)).collect()
+}
+
+/// A disk, past the page cache.
+fn open(disk: &Path) -> fs::File {
+    let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
+    fs::File::options().read(true).custom_flags(flags).open(disk).unwrap()
+}
+
+/// A block that is aligned for direct I/O.
+#[repr(align(4096))]
+struct Block([u8; BLOCK]);
+
+fn read(disk: &fs::File, block: usize) -> std::io::Result<Box<Block>> {
+    let mut found = Box::new(Block([0; BLOCK]));
+    disk.read_exact_at(&mut found.0, (block * BLOCK) as u64).map(|()| found)
+}
+
+fn random(place: &Scratch, len: u64) -> Vec<u8> {
+    let path = place.path("random");
+    image::random(&path, len, 7);
+    fs::read(path).unwrap()
+}
+
+fn block_of(bytes: &[u8], block: usize) -> &[u8] {
+    &bytes[block * BLOCK..(block + 1) * BLOCK]
+}
+
+#[test]
+fn fuse_only_what_is_read_is_fetched_and_once_for_all_devices() {
+    let name = "http_device::fuse_only_what_is_read_is_fetched_and_once_for_all_devices";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs"]) {
+        return;
+    }
+    let place = scratch();
+    let origin = Origin::start(fs::read(ext4(&place)).unwrap());
+    let url = origin.url("/d.img");
+    let disk = attach(&place, &[&url]);
+    assert!(origin.sent() < 2 << 20, "{} bytes of 48 MiB to attach it", origin.sent());
+    let point = place.dir("mnt");
+    tool(Command::new("mount").args(["-o", "ro"]).args([&disk, &point]));
+    assert_eq!(fs::read_to_string(point.join("dir/file")).unwrap(), "from afar");
+    assert!(origin.sent() < 6 << 20, "{} bytes of 48 MiB to read a file", origin.sent());
+    assert!(fs::read(point.join("big")).unwrap() == fs::read(place.path("tree/big")).unwrap());
+    let sent = origin.sent();
+    assert!((20 << 20..30 << 20).contains(&sent), "{sent} bytes for 20 MiB");
+    let mut disks = Vec::new();
+    for number in 0..19 {
+        disks.push(attach(&place, &[&url, "--name", &format!("d{number}")]));
+    }
+    assert_eq!(fetchers(&place).len(), 1, "one fetcher for twenty devices");
+    thread::scope(|scope| {
+        for disk in &disks {
+            scope.spawn(|| {
+                let (disk, bytes) = (open(disk), fs::read(place.path("d.img")).unwrap());
+                for block in (0..bytes.len() / BLOCK).step_by(61) {
+                    assert!(read(&disk, block).unwrap().0 == block_of(&bytes, block), "block {block}");
+                }
+            });
+        }
+    });
+    let once = (48 << 20) + 20 * (64 << 10);
+    assert!(origin.sent() <= once, "{} bytes for 20 devices", origin.sent());
+    tool(Command::new("umount").arg(&point));
+    let worker = only(&place)["worker_pid"].clone();
+    assert!(place.devices().iter().all(|device| device["worker_pid"] == worker), "none is isolated");
+    place.ok(["detach", "--all"]);
+}
+
+#[test]
+fn fuse_readers_see_no_error_when_processes_die() {
+    let name = "http_device::fuse_readers_see_no_error_when_processes_die";
+    if !require_fuse(name) {
+        return;
+    }
+    let place = scratch();
+    let bytes = random(&place, 64 << 20);
+    let origin = Origin::start(bytes.clone());
+    origin.latency(Duration::from_millis(5));
+    let disk = open(&attach(&place, &[&origin.url("/d.img")]));
+    let (ends, blocks) = (AtomicBool::new(false), bytes.len() / BLOCK);
+    let kills = std::env::var("BECKET_TEST_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(6);
+    let done = thread::scope(|scope| {
+        let readers: Vec<_> = (1..=4)
+            .map(|reader: usize| {
+                let (disk, bytes, ends) = (&disk, &bytes, &ends);
+                scope.spawn(move || {
+                    let (mut at, mut count) = (reader * 977, 0);
+                    while !ends.load(Ordering::Relaxed) {
+                        at = (at * 1_103_515_245 + 12_345) % blocks;
+                        let found = read(disk, at).unwrap_or_else(|error| panic!("block {at}: {error}"));
+                        assert!(found.0 == block_of(bytes, at), "block {at}");
+                        count += 1;
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    count
+                })
+            })
+            .collect();
+        for number in 0..kills {
+            thread::sleep(Duration::from_millis(300));
+            let pid = |key: &str| u32::try_from(only(&place)[key].as_u64().unwrap()).unwrap();
+            match number % 3 {
+                0 => kill(pid("worker_pid")),
+                1 => {
+                    let there = || !fetchers(&place).is_empty();
+                    assert!(wait_until(Duration::from_secs(20), there), "no other fetcher");
+                    kill(fetchers(&place)[0]);
+                }
+                _ => kill(pid("server_pid")),
+            }
+            let live = || text(&only(&place), "state") == "live";
+            assert!(wait_until(Duration::from_secs(30), live), "{:?} after kill {number}", only(&place));
+        }
+        thread::sleep(Duration::from_secs(2));
+        ends.store(true, Ordering::Relaxed);
+        readers.into_iter().map(|reader| reader.join().unwrap()).sum::<u64>()
+    });
+    assert!(done > 500, "only {done} reads");
+    assert!(wait_until(Duration::from_secs(20), || fetchers(&place).len() == 1));
+    // What was in flight when a fetcher died is fetched again.
+    let once = bytes.len() as u64 + kills * 2 * (8 << 20);
+    assert!(origin.sent() < once, "{} bytes", origin.sent());
+    drop(disk);
+    place.ok(["detach", "--all"]);
+    assert!(fs::read_dir(place.path("store")).is_ok());
+}
+
+#[test]
+fn fuse_a_server_that_is_away_is_waited_for() {
+    let name = "http_device::fuse_a_server_that_is_away_is_waited_for";
+    if !require_fuse(name) {
+        return;
+    }
+    let place = scratch();
+    let bytes = random(&place, 16 << 20);
+    let origin = Origin::start(bytes.clone());
+    let path = attach(&place, &[&origin.url("/d.img")]);
+    let disk = open(&path);
+    read(&disk, 0).unwrap();
+    origin.trick(|_, _| Reply::status(503));
+    let waits = thread::spawn({
+        let disk = disk.try_clone().unwrap();
+        move || read(&disk, 2000).map(|found| found.0)
+    });
+    let host = origin.url("").replace("http://", "");
+    let shown = || {
+        only(&place)["away"]
+            .as_str()
+            .is_some_and(|away| away.starts_with(&format!("waiting for {host} since 2")))
+    };
+    assert!(wait_until(Duration::from_secs(20), shown), "{:?}", only(&place));
+    assert!(place.ok(["list"]).contains("waiting"));
+    assert!(!waits.is_finished(), "it waits");
+    assert!(read(&disk, 0).unwrap().0 == block_of(&bytes, 0), "what is there is read");
+    origin.honest();
+    assert!(waits.join().unwrap().unwrap() == block_of(&bytes, 2000));
+    assert!(wait_until(Duration::from_secs(20), || only(&place)["away"].is_null()), "{:?}", only(&place));
+    // A server that is away keeps nobody from detaching.
+    origin.trick(|_, _| Reply::status(503));
+    drop(disk);
+    let began = Instant::now();
+    place.ok(["detach", path.to_str().unwrap()]);
+    assert!(began.elapsed() < Duration::from_secs(5), "after {:?}", began.elapsed());
+}
+
+#[test]
+fn fuse_requests_fail_when_the_user_says_so() {
+    let name = "http_device::fuse_requests_fail_when_the_user_says_so";
+    if !require_fuse(name) {
+        return;
+    }
+    let place = scratch();
+    let bytes = random(&place, 16 << 20);
+    let origin = Origin::start(bytes.clone());
+    let disk = open(&attach(&place, &[&origin.url("/d.img"), "--origin-timeout", "3s"]));
+    origin.trick(|_, _| Reply::status(503));
+    let began = Instant::now();
+    assert_eq!(read(&disk, 2000).map(drop).unwrap_err().raw_os_error(), Some(5));
+    assert!(began.elapsed() > Duration::from_millis(2500), "it is tried for {:?} only", began.elapsed());
+    origin.honest();
+    let again = || read(&disk, 2000).is_ok_and(|found| found.0 == block_of(&bytes, 2000));
+    assert!(wait_until(Duration::from_secs(20), again), "it is there again");
+    drop(disk);
+    place.ok(["detach", "--all"]);
+}
+
+#[test]
+fn fuse_an_object_that_was_replaced_is_never_mixed() {
+    let name = "http_device::fuse_an_object_that_was_replaced_is_never_mixed";
+    if !require_fuse(name) {
+        return;
+    }
+    let place = scratch();
+    let bytes = random(&place, 16 << 20);
+    let origin = Origin::start(bytes.clone());
+    let disk = open(&attach(&place, &[&origin.url("/d.img")]));
+    for block in [0, 1000] {
+        read(&disk, block).unwrap();
+    }
+    origin.replace(vec![9; 16 << 20], "\"two\"");
+    assert_eq!(read(&disk, 3000).map(drop).unwrap_err().raw_os_error(), Some(5));
+    assert_eq!(read(&disk, 3500).map(drop).unwrap_err().raw_os_error(), Some(5));
+    for block in [0, 1000] {
+        assert!(read(&disk, block).unwrap().0 == block_of(&bytes, block), "what is there stays");
+    }
+    let shown = || only(&place)["away"].as_str().is_some_and(|away| away.starts_with("source changed"));
+    assert!(wait_until(Duration::from_secs(20), shown), "{:?}", only(&place));
+    drop(disk);
+    place.ok(["detach", "--all"]);
+    // The new version is another object.
+    let disk = open(&attach(&place, &[&origin.url("/d.img")]));
+    assert!(read(&disk, 0).unwrap().0 == [9; BLOCK]);
+    drop(disk);
+    place.ok(["detach", "--all"]);
+}
+
+#[test]
+fn fuse_what_was_filled_needs_no_server() {
+    let name = "http_device::fuse_what_was_filled_needs_no_server";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "qemu-img"]) {
+        return;
+    }
+    let place = scratch();
+    let bytes = fs::read(ext4(&place)).unwrap();
+    let origin = Origin::start(bytes.clone());
+    let url = origin.url("/d.img");
+    let disk = attach(&place, &["--fill", &url]);
+    let stored = || {
+        let list = run(&place, &["--json", "store", "list"]).json();
+        list["objects"][0]["stored"].as_u64() == Some(bytes.len() as u64)
+    };
+    assert!(wait_until(Duration::from_secs(30), stored), "{:?}", run(&place, &["store", "list"]));
+    // An overlay over it, which reads the same store file.
+    let over = attach(&place, &[&url, "--cow", place.path("o.qcow2").to_str().unwrap(), "--name", "over"]);
+    drop(origin);
+    assert!(fs::read(&disk).unwrap() == bytes);
+    let point = place.dir("mnt");
+    tool(Command::new("mount").args([&over, &point]));
+    fs::write(point.join("new"), "written").unwrap();
+    assert_eq!(fs::read_to_string(point.join("dir/file")).unwrap(), "from afar");
+    tool(Command::new("umount").arg(&point));
+    assert_eq!(run(&place, &["store", "drop", "--all"]).code, 1, "it is in use");
+    place.ok(["detach", "--all"]);
+    ok(&place, &["store", "verify", &url]);
+}

@@ -2,8 +2,8 @@
 //! It never ends because a server is away: what was asked is tried again.
 //!
 //! Threads take turns: one looks for work while the others fetch. Chunks that a reader waits for come first,
-//! with their neighbours in one request. Behind a reader that goes on where it ended, more and more is fetched
-//! ahead, by several requests at a time. What is wanted later comes when there is nothing else to do.
+//! with their neighbours in one request. Behind a reader that goes on where it ended, more and more is
+//! fetched ahead, by several requests at a time. What is wanted later comes when nothing else is.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! Devices over images on web servers: what is fetched, and what becomes of readers while servers and processes
-//! of ours come and go.
+//! Devices over images on web servers: what is fetched, and what becomes of readers while servers and
+//! processes of ours come and go.
 //! Sends only to the loopback address.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 

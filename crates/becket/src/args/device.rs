@@ -36,8 +36,8 @@ pub(crate) struct StoreOptions {
     /// Remove what is not in use from the store, the least recently used first, until it is this small
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
     pub(crate) store_limit: Option<u64>,
-    /// Give up if a server has not answered for this time [default: 1min for commands; never for requests to a
-    /// device]
+    /// Give up if a server has not answered for this time [default: 1min for commands; never for requests
+    /// to a device]
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = parse_duration)]
     pub(crate) origin_timeout: Option<Duration>,
 }

@@ -9,7 +9,7 @@ DESTDIR ?=
 TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := build
-.PHONY: build check test deep book demo install uninstall fmt setup cargo
+.PHONY: build check test deep book demo install uninstall deb tarball sbom fmt setup cargo
 
 cargo:
 	@test -n "$(CARGO)" || { echo "make: cargo is not installed; rustup or a Rust of Debian's backports brings it (1.88 or later)" >&2; exit 1; }
@@ -50,10 +50,11 @@ demo: cargo setup build  ## real images, attached, compared and detached
 
 # BECKET=PATH installs a becket that was built before, and builds none.
 BECKET = $(BUILT)
+NEEDS_BUILD = $(if $(filter command environment,$(firstword $(origin BECKET))),,build)
 LIB = $(DESTDIR)$(PREFIX)/lib
 SHARE = $(DESTDIR)$(PREFIX)/share
 
-install: $(if $(filter command environment,$(firstword $(origin BECKET))),,build)  ## to $(DESTDIR)$(PREFIX): the command, man pages, completions, units, udev rules
+install: $(NEEDS_BUILD)  ## to $(DESTDIR)$(PREFIX): the command, man pages, completions, units, udev rules
 	install -D -m 755 "$(BECKET)" "$(DESTDIR)$(PREFIX)/bin/becket"
 	"$(BECKET)" man "$(SHARE)/man/man1"
 	rm -f "$(SHARE)/man/man1/losetup.8"  # util-linux's name and place
@@ -83,6 +84,20 @@ INSTALLED = "$(DESTDIR)$(PREFIX)/bin/becket" \
 uninstall:  ## removes what `make install` put there, with the same PREFIX and DESTDIR
 	rm -f $(INSTALLED)
 	test ! -d "$(SHARE)/becket" || rmdir --ignore-fail-on-non-empty "$(SHARE)/becket"
+
+# PACKAGES=DIR is where packages go.
+PACKAGES ?= $(TARGET_DIR)/packages
+
+deb: $(NEEDS_BUILD)  ## target/packages/becket_*.deb and becket-dbgsym_*.deb
+	@scripts/package.sh deb "$(BECKET)" "$(PACKAGES)"
+
+tarball: $(NEEDS_BUILD)  ## target/packages/becket-*.tar.xz: a static command and its files, below usr/
+	@scripts/package.sh tarball "$(BECKET)" "$(PACKAGES)"
+
+sbom: cargo  ## target/packages/becket.cdx.json: all code of others in the command, as CycloneDX
+	@mkdir -p "$(PACKAGES)"
+	@scripts/bill-of-materials.py "$$($(CARGO) pkgid -p becket | sed 's/.*[#@]//')" >"$(PACKAGES)/becket.cdx.json"
+	@echo "$(PACKAGES)/becket.cdx.json"
 
 fmt: cargo
 	$(CARGO) fmt --all

@@ -108,6 +108,15 @@ pub(crate) fn install() -> Result<Vec<Case>> {
     ])
 }
 
+/// Debian packages on clean root file systems: `scripts/try-packages.sh`.
+pub(crate) fn packages() -> Result<Vec<Case>> {
+    let becket = exec::shipped()?;
+    let script = exec::workspace().join("scripts/try-packages.sh");
+    let status = Command::new(script).arg(&becket).stdin(Stdio::null()).status()?;
+    let outcome = if status.success() { Outcome::Passed } else { Outcome::Failed };
+    Ok(vec![Case::of_step("scripts/try-packages.sh", outcome, format!("ended with {status}"))])
+}
+
 /// The conformance suite over a transport that this machine's kernel has.
 pub(crate) fn conformance(binaries: &Binaries, via: &str) -> Result<Vec<Case>> {
     let scratch = tempfile::Builder::new().prefix("conformance-").tempdir_in(exec::target_dir())?;

@@ -98,6 +98,7 @@ fn on_host((name, step): (&'static str, Step)) -> Finished {
         Step::Unit => host::tests(&UNIT),
         Step::Test => host::all_tests(),
         Step::Install => host::install(),
+        Step::Packages => host::packages(),
         Step::HostConformance(via) => host::conformance(&Binaries::conformance()?, via),
         Step::LosetupSuite => crate::suite::cases(&exec::shipped()?),
         Step::Guest { .. } => bail!("a guest runs it"),

@@ -15,6 +15,8 @@ pub(super) enum Step {
     Test,
     /// `make install`, and then `make uninstall`.
     Install,
+    /// Debian packages: made twice, installed, upgraded below a load and removed.
+    Packages,
     /// The conformance suite over a transport of this machine.
     HostConformance(&'static str),
     LosetupSuite,
@@ -54,13 +56,14 @@ const fn suite(series: Series, via: &'static str, mode: Option<&'static str>) ->
 }
 
 /// All steps, in their order: what is quick and likely to fail first.
-pub(super) const STEPS: [(&str, Step); 19] = [
+pub(super) const STEPS: [(&str, Step); 20] = [
     ("fmt", Step::Cargo(&["fmt", "--all", "--check"])),
     ("clippy", Step::Cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
     ("doc", Step::Cargo(&DOC)),
     ("unit", Step::Unit),
     ("test", Step::Test),
     ("install", Step::Install),
+    ("packages", Step::Packages),
     ("conformance-host", Step::HostConformance("loop")),
     ("conformance-host-fuse", Step::HostConformance("fuse")),
     ("losetup-suite", Step::LosetupSuite),

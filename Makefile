@@ -53,6 +53,7 @@ BECKET = $(BUILT)
 NEEDS_BUILD = $(if $(filter command environment,$(firstword $(origin BECKET))),,build)
 LIB = $(DESTDIR)$(PREFIX)/lib
 SHARE = $(DESTDIR)$(PREFIX)/share
+UNITS = becket.socket becket.service becket-attach@.service becket-metrics.socket becket-metrics.service
 
 install: $(NEEDS_BUILD)  ## to $(DESTDIR)$(PREFIX): the command, man pages, completions, units, udev rules
 	install -D -m 755 "$(BECKET)" "$(DESTDIR)$(PREFIX)/bin/becket"
@@ -66,8 +67,9 @@ install: $(NEEDS_BUILD)  ## to $(DESTDIR)$(PREFIX): the command, man pages, comp
 	install -D -m 644 dist/90-becket.rules "$(LIB)/udev/rules.d/90-becket.rules"
 	install -d "$(SHARE)/becket"
 	sed 's|"/usr/bin/|"$(PREFIX)/bin/|' dist/91-becket-users.rules >"$(SHARE)/becket/91-becket-users.rules"
+	install -m 644 -t "$(SHARE)/becket" dist/prometheus/becket.rules.yml dist/prometheus/becket-dashboard.json
 	install -d "$(LIB)/systemd/system" "$(LIB)/systemd/system-generators"
-	for unit in becket.socket becket.service becket-attach@.service; do \
+	for unit in $(UNITS); do \
 	    sed "s|=/usr/bin/|=$(PREFIX)/bin/|" "dist/$$unit" >"$(LIB)/systemd/system/$$unit" || exit; \
 	done
 	ln -sf ../../../bin/becket "$(LIB)/systemd/system-generators/becket-generator"
@@ -77,8 +79,8 @@ INSTALLED = "$(DESTDIR)$(PREFIX)/bin/becket" \
     "$(SHARE)/man/man1/becket.1" "$(SHARE)"/man/man1/becket-*.1 "$(SHARE)/man/man5/beckettab.5" \
     "$(SHARE)/bash-completion/completions/becket" "$(SHARE)/zsh/site-functions/_becket" \
     "$(SHARE)/fish/vendor_completions.d/becket.fish" "$(LIB)/udev/rules.d/90-becket.rules" \
-    "$(SHARE)/becket/91-becket-users.rules" "$(LIB)/systemd/system/becket.socket" \
-    "$(LIB)/systemd/system/becket.service" "$(LIB)/systemd/system/becket-attach@.service" \
+    "$(SHARE)/becket/91-becket-users.rules" "$(SHARE)/becket/becket.rules.yml" \
+    "$(SHARE)/becket/becket-dashboard.json" $(patsubst %,"$(LIB)/systemd/system/%",$(UNITS)) \
     "$(LIB)/systemd/system-generators/becket-generator"
 
 uninstall:  ## removes what `make install` put there, with the same PREFIX and DESTDIR

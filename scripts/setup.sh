@@ -19,6 +19,7 @@ packages=(
     nginx-light openssl                     # a foreign web server, with TLS
     mmdebstrap debian-archive-keyring       # the guest's root file system
     systemd                                 # systemd-analyze, for the units
+    prometheus                              # scrapes becket's metrics; promtool checks them
     lintian                                 # Debian's rules for packages
     xz-utils zstd tabix                     # compressed images; tabix brings bgzip
     python3-jsonschema                      # whether --json prints what its schema says

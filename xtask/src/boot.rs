@@ -203,7 +203,13 @@ mod tests {
         };
         let place = format!("PREFIX={}", prefix.display());
         exec::quietly(&mut exec::make("install", &["BECKET=/bin/true", &place])).unwrap();
-        let units = ["becket.socket", "becket.service", "becket-attach@.service"];
+        let units = [
+            "becket.socket",
+            "becket.service",
+            "becket-attach@.service",
+            "becket-metrics.socket",
+            "becket-metrics.service",
+        ];
         assert_eq!(verify(&units), (true, String::new()));
         // Had there been something wrong, it would have been said.
         let unit = prefix.join("lib/systemd/system/becket-attach@.service");

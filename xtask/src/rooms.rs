@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each folder, and the folders that its files may use (docs/decisions/0063).
-const ROOMS: [(&str, &[&str]); 10] = [
+const ROOMS: [(&str, &[&str]); 11] = [
     ("contract", &[]),
     ("system", &["contract"]),
     ("record", &["contract", "system"]),
@@ -16,6 +16,7 @@ const ROOMS: [(&str, &[&str]); 10] = [
     ("doorman", &["contract", "system"]),
     ("connector", &["contract", "system"]),
     ("fetcher", &["contract", "system"]),
+    ("reporter", &["contract", "system"]),
 ];
 
 pub(crate) fn sources(folder: &Path) -> Vec<PathBuf> {

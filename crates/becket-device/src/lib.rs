@@ -14,17 +14,18 @@ mod fetcher;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod record;
+mod reporter;
 mod supervisor;
 mod system;
 mod worker;
 
 pub use becket_engine::fault;
-pub use becket_engine::{Activity, Decodings, Summary};
+pub use becket_engine::{Activity, BOUNDS, Decodings, Summary};
 pub use becket_uapi::handover::inherited_fd;
 pub use client::{
     Changed, ChangedDevice, Changes, DeviceStats, DoorOptions, Doorway, How, Lease, Progress, ailing, attach,
-    attach_leased, counters, detach, doctor, export, find, give_to_owner, last_change, list, plan, refresh,
-    server_status, set, stat, tidy,
+    attach_leased, counters, detach, doctor, export, find, give_to_owner, last_change, list, plan, publish,
+    refresh, server_status, set, stat, tidy,
 };
 pub use connector::connector_main;
 pub use contract::{
@@ -34,6 +35,7 @@ pub use contract::{
 pub use doorman::doorman_main;
 pub use fetcher::{Fetch, fetcher_main};
 pub use record::store::check_name;
+pub use reporter::reporter_main;
 pub use supervisor::{ServeOptions, serve};
 pub use system::log::log_to_stderr;
 pub use system::users::of as users;

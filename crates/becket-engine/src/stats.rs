@@ -27,6 +27,10 @@ const HIGHEST: u32 = 37;
 const STEPS: u32 = 4;
 const BUCKETS: usize = (((HIGHEST - LOWEST) << STEPS) + 2) as usize;
 
+/// The latencies by which [`Activity::below`] counts, in nanoseconds.
+pub const BOUNDS: [u64; 11] =
+    [1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28, 1 << 30, 1 << 32, 1 << 34];
+
 /// A queue's counters and histograms.
 ///
 /// Aligned so that no two share a cache line, nor the pair of lines that processors fetch together.
@@ -335,6 +339,9 @@ pub struct Activity {
     pub p999_ns: Option<u64>,
     /// The longest, exact.
     pub max_ns: Option<u64>,
+    /// How many took less than each of [`BOUNDS`], and last how many there are; `None` if nothing is timed.
+    #[serde(default)]
+    pub below: Option<[u64; BOUNDS.len() + 1]>,
     /// How many of those that can block may be under way; `None` as long as none of them could.
     #[serde(default)]
     pub window: Option<u64>,
@@ -408,6 +415,10 @@ impl Activity {
             p99_ns: percentile(990),
             p999_ns: percentile(999),
             max_ns: Some(max),
+            below: Some(std::array::from_fn(|at| {
+                let end = BOUNDS.get(at).map_or(BUCKETS, |bound| bucket_of(*bound));
+                buckets.iter().take(end).sum()
+            })),
             ..sum
         }
     }
@@ -481,7 +492,10 @@ mod tests {
             prop_assert_eq!(summary.max_ns, sorted.last().copied());
             let total: u128 = sorted.iter().map(|nanos| u128::from(*nanos)).sum();
             prop_assert_eq!(u128::from(summary.mean_ns.unwrap()), total / sorted.len() as u128);
+            let below = |bound: u64| sorted.iter().filter(|nanos| **nanos < bound).count() as u64;
             let count = sorted.len() as u64;
+            prop_assert_eq!(&summary.below.unwrap()[..BOUNDS.len()], &BOUNDS.map(below)[..]);
+            prop_assert_eq!(summary.below.unwrap()[BOUNDS.len()], count);
             prop_assert_eq!((summary.operations, summary.bytes), (count, 512 * count));
         }
 

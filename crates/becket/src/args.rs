@@ -1,7 +1,6 @@
 //! Every subcommand, option and help text: one definition for parsing, help, man pages and completions.
 //! Never does anything: what a command does lives in `commands`.
 
-use crate::top::Column;
 use crate::units::{parse_block_size, parse_duration, parse_size};
 use becket_device::LogLevel;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -17,12 +16,14 @@ mod device;
 mod export;
 mod look;
 mod store;
+mod watch;
 
 use device::format_parser;
 pub(crate) use device::{DeviceOptions, LimitOptions, StoreOptions, Switch, Toggle, Via};
 pub(crate) use export::Export;
 pub(crate) use look::{Cat, Copy, CopyFormat, Cp, Inspect, Look, LookOptions, Ls, Map};
 pub(crate) use store::{Store, StoreAction};
+pub(crate) use watch::{Metrics, Stat, Top};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -111,6 +112,7 @@ pub(crate) enum Command {
     Doorman(Doorman),
     Connector(Connector),
     Fetcher(Fetcher),
+    Reporter(Reporter),
     RunGuard(RunGuard),
     RunExec(RunExec),
     Generator(Generator),
@@ -127,6 +129,7 @@ impl Command {
                 | Command::Doorman(_)
                 | Command::Connector(_)
                 | Command::Fetcher(_)
+                | Command::Reporter(_)
                 | Command::RunGuard(_)
         )
     }
@@ -379,79 +382,6 @@ fn parse_limit(text: &str) -> Result<Limit, String> {
     }
 }
 
-/// Show statistics of devices: requests, bytes, errors and latencies
-///
-/// The numbers count since the device was attached. Those of a loop device are the kernel's: they include
-/// earlier images on the same loop device and have no percentiles. TARGET is a device path, a name or an
-/// image path.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  becket stat /dev/ublkb0
-  becket stat root disk.img         # by name, by image
-  becket stat --json root | jq '.devices[].read.p99_ns'")]
-pub(crate) struct Stat {
-    /// Devices, names or images to show
-    #[arg(required = true, value_name = "TARGET")]
-    pub(crate) targets: Vec<OsString>,
-}
-
-/// Show live what devices do: requests and bytes a second, latencies, depth and cache hits
-///
-/// Keys select, sort, filter and detach devices; h shows them. With --once, the figures of one interval are
-/// printed, as a table or with --json for programs. The figures are those of the interval, not since the
-/// device was attached; latencies are means.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  becket top
-  becket top --sort reads root          # devices whose name or image has `root`
-  becket top --once --json | jq '.devices[] | [.name, .rates.read.bytes_per_s]'")]
-pub(crate) struct Top {
-    /// Show only devices whose name or image contains this text
-    #[arg(value_name = "TEXT")]
-    pub(crate) filter: Option<String>,
-    /// Print the figures of one interval and end
-    #[arg(long)]
-    pub(crate) once: bool,
-    /// Set the interval
-    #[arg(long, value_name = "TIME", allow_negative_numbers = true, default_value = "1s", value_parser = parse_interval)]
-    pub(crate) interval: Duration,
-    /// Sort by this column
-    #[arg(long, value_name = "COLUMN", default_value = "name", value_parser = columns())]
-    pub(crate) sort: Column,
-}
-
-/// Print statistics of all devices in the text format of Prometheus
-///
-/// The counters are those of `becket stat`. With --textfile, a file is replaced as a whole, for the textfile
-/// collector of Prometheus' node_exporter.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  becket metrics
-  becket metrics --textfile /var/lib/prometheus/node-exporter/becket.prom   # from a timer")]
-pub(crate) struct Metrics {
-    /// Write to this file instead of standard output
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    pub(crate) textfile: Option<PathBuf>,
-}
-
-/// An interval that is long enough to measure something.
-fn parse_interval(text: &str) -> Result<Duration, String> {
-    let interval = parse_duration(text)?;
-    match interval >= Duration::from_millis(50) {
-        true => Ok(interval),
-        false => Err("an interval is at least 50ms".to_owned()),
-    }
-}
-
-fn columns() -> impl TypedValueParser<Value = Column> {
-    let column =
-        |word: String| Column::ALL.into_iter().find(|column| column.word() == word).ok_or("no column");
-    PossibleValuesParser::new(Column::ALL.map(Column::word)).try_map(column)
-}
-
 /// Show which transports work on this machine, and how to fix the others
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -567,6 +497,11 @@ pub(crate) struct Connector {}
 #[derive(Debug, Args)]
 #[command(hide = true)]
 pub(crate) struct Fetcher {}
+
+/// Answer requests for metrics (started by `becket metrics`)
+#[derive(Debug, Args)]
+#[command(hide = true)]
+pub(crate) struct Reporter {}
 
 /// Guard a command of `becket run` (started by it)
 #[derive(Debug, Args)]

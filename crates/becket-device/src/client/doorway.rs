@@ -138,15 +138,16 @@ impl Drop for Doorway {
     }
 }
 
-struct Listening {
-    listener: OwnedFd,
-    address: String,
+pub(super) struct Listening {
+    pub(super) listener: OwnedFd,
+    pub(super) address: String,
     /// The directory of a socket's file, and the file.
     place: Option<(OwnedFd, SocketFile)>,
 }
 
 impl Listening {
-    fn at(address: &str, secured: bool) -> Result<Listening, Error> {
+    /// Listens at an address; at one that others reach only if `secured`.
+    pub(super) fn at(address: &str, secured: bool) -> Result<Listening, Error> {
         let listening = match address.split_once(':') {
             Some(("unix", path)) if !path.is_empty() => return unix(Path::new(path)),
             Some(("tcp", place)) => tcp(place)?,

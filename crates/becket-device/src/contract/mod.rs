@@ -12,6 +12,7 @@ pub(crate) mod messages;
 pub(crate) mod path_text;
 pub(crate) mod protocol;
 pub(crate) mod rendezvous;
+pub(crate) mod report;
 pub(crate) mod sealed;
 pub(crate) mod shape;
 pub(crate) mod spec;

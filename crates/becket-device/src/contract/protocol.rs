@@ -394,6 +394,7 @@ pub(crate) mod tests {
             p99_ns: Some(next()),
             p999_ns: None,
             max_ns: Some(next()),
+            below: Some([next(); 12]),
             window: Some(next()),
         };
         let (read, write, flush, discard) = (activity(), activity(), activity(), activity());

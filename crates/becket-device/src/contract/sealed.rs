@@ -76,7 +76,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(fd: &OwnedFd) -> io::Result<T> {
 }
 
 /// Reads such a file from its beginning, even if other processes read it.
-fn read(fd: &OwnedFd) -> io::Result<impl Read> {
+pub(crate) fn read(fd: &OwnedFd) -> io::Result<impl Read> {
     if !is_sealed(fd) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no file that cannot change"));
     }

@@ -22,6 +22,8 @@ pub(crate) enum Role {
     Doorman,
     /// Makes connections to servers of network block devices and hands them on. It holds no image.
     Connector,
+    /// Answers requests for metrics. It holds a socket that listens, and nothing of becket's.
+    Reporter,
     /// Fetches the bytes of one remote source into its store file. It holds nothing else.
     Fetcher,
 }
@@ -33,6 +35,7 @@ impl Role {
             Role::Worker => "worker",
             Role::Doorman => "doorman",
             Role::Connector => "connector",
+            Role::Reporter => "reporter",
             Role::Fetcher => "fetcher",
         }
     }
@@ -40,7 +43,7 @@ impl Role {
     /// Whether block I/O waits for this process, so that its own memory must never have to be written or
     /// read back first.
     pub(crate) fn serves_block_io(self) -> bool {
-        !matches!(self, Role::Doorman)
+        !matches!(self, Role::Doorman | Role::Reporter)
     }
 }
 

@@ -4,9 +4,11 @@
 //! Format: "Text-based format" of Prometheus' exposition formats, version 0.0.4.
 
 use crate::{args, failure::Failure, ui::Ui};
-use becket_device::{Activity, DeviceInfo, DeviceState, Summary, path_text};
+use becket_device::{Activity, BOUNDS, DeviceInfo, DeviceState, Summary, path_text};
 use serde::Serialize;
 use std::{
+    borrow::Cow,
+    fmt::Write as _,
     fs::{self, File},
     io::{self, Write as _},
     path::Path,
@@ -26,19 +28,21 @@ struct Metric {
 /// A value of one device, by its labels.
 #[derive(Debug, Serialize)]
 struct Sample {
+    /// What follows the metric's name: the parts of a histogram have names of their own.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    part: &'static str,
     labels: Vec<(&'static str, String)>,
     value: f64,
 }
 
 pub(crate) fn run(ui: &Ui, args: &args::Metrics) -> Result<u8, Failure> {
-    let began = Instant::now();
-    let infos = becket_device::list().map_err(|error| Failure::device("list", "the devices", &error))?;
-    let counters = becket_device::counters(&infos);
-    let mut metrics = metrics(&infos, &counters);
-    let seconds = began.elapsed().as_secs_f64();
-    let help = "Time that reading all devices took.".to_owned();
-    let samples = vec![Sample { labels: Vec::new(), value: seconds }];
-    metrics.push(Metric { name: "becket_scrape_duration_seconds".to_owned(), kind: "gauge", help, samples });
+    if let Some(address) = &args.listen {
+        let ready = |address: &str| ui.note(format!("answers at {address}, path /metrics"));
+        becket_device::publish(address, ready, || Ok(text(&collect()?)))
+            .map_err(|error| Failure::device("answer requests at", address, &error))?;
+        return Ok(0);
+    }
+    let metrics = collect().map_err(|error| Failure::device("list", "the devices", &error))?;
     if let Some(path) = &args.textfile {
         replace(path, &text(&metrics))
             .map_err(|error| Failure::io(format!("cannot write {}", path.display()), &error))?;
@@ -49,6 +53,19 @@ pub(crate) fn run(ui: &Ui, args: &args::Metrics) -> Result<u8, Failure> {
         false => ui.line(text(&metrics).trim_end())?,
     }
     Ok(0)
+}
+
+/// The metrics of this moment.
+fn collect() -> Result<Vec<Metric>, becket_device::Error> {
+    let began = Instant::now();
+    let infos = becket_device::list()?;
+    let counters = becket_device::counters(&infos);
+    let mut metrics = metrics(&infos, &counters);
+    let seconds = began.elapsed().as_secs_f64();
+    let help = "Time that reading all devices took.".to_owned();
+    let samples = vec![Sample { part: "", labels: Vec::new(), value: seconds }];
+    metrics.push(Metric { name: "becket_scrape_duration_seconds".to_owned(), kind: "gauge", help, samples });
+    Ok(metrics)
 }
 
 /// Puts a text in place as a whole: a reader sees the old file or the new one.
@@ -73,7 +90,7 @@ fn metrics(infos: &[DeviceInfo], counters: &[Option<Summary>]) -> Vec<Metric> {
     let of_device = |info: &DeviceInfo| vec![("name", info.name.clone())];
     let each = |name: &str, kind, help: &str, value: Value<'_>| {
         let samples = infos.iter().zip(counters).filter_map(|(info, summary)| {
-            Some(Sample { labels: of_device(info), value: value(info, summary.as_ref())? })
+            Some(Sample { part: "", labels: of_device(info), value: value(info, summary.as_ref())? })
         });
         let name = format!("becket_device_{name}");
         Metric { name, kind, help: help.to_owned(), samples: samples.collect() }
@@ -84,7 +101,7 @@ fn metrics(infos: &[DeviceInfo], counters: &[Option<Summary>]) -> Vec<Metric> {
         labels.push(("transport", info.transport.to_string()));
         labels.push(("state", info.state.to_string()));
         labels.push(("image", info.spec.title()));
-        Sample { labels, value: 1.0 }
+        Sample { part: "", labels, value: 1.0 }
     });
     let mut all = vec![
         Metric {
@@ -144,6 +161,9 @@ fn metrics(infos: &[DeviceInfo], counters: &[Option<Summary>]) -> Vec<Metric> {
             },
         ));
     }
+    for (one, of) in [("read", READ), ("write", WRITE), ("flush", FLUSH)] {
+        all.push(histogram(one, of, infos, counters));
+    }
     type Decoded = (&'static str, &'static str, fn(&becket_device::Decodings) -> u64);
     let decoded: [Decoded; 6] = [
         ("block_hits", "Compressed blocks that a request found decoded.", |decoded| decoded.hits),
@@ -162,22 +182,62 @@ fn metrics(infos: &[DeviceInfo], counters: &[Option<Summary>]) -> Vec<Metric> {
     all
 }
 
+const READ: fn(&Summary) -> &Activity = |summary| &summary.read;
+const WRITE: fn(&Summary) -> &Activity = |summary| &summary.write;
+const FLUSH: fn(&Summary) -> &Activity = |summary| &summary.flush;
+
+/// How long requests of one kind took. Only what becket serves itself has buckets.
+fn histogram(
+    one: &str,
+    of: fn(&Summary) -> &Activity,
+    infos: &[DeviceInfo],
+    counters: &[Option<Summary>],
+) -> Metric {
+    let mut samples = Vec::new();
+    for (info, summary) in infos.iter().zip(counters) {
+        let Some(Activity { below: Some(below), mean_ns: Some(mean), .. }) = summary.as_ref().map(of) else {
+            continue;
+        };
+        let mut sample = |part, le: Option<String>, value| {
+            let mut labels = vec![("name", info.name.clone())];
+            labels.extend(le.map(|le| ("le", le)));
+            samples.push(Sample { part, labels, value });
+        };
+        // Less than a bound is at most a nanosecond less.
+        let bounds = BOUNDS.iter().map(|bound| ((bound - 1) as f64 / 1e9).to_string());
+        for (le, count) in bounds.chain(["+Inf".to_owned()]).zip(below) {
+            sample("_bucket", Some(le), *count as f64);
+        }
+        let count = below.last().copied().unwrap_or_default() as f64;
+        sample("_sum", None, *mean as f64 * count / 1e9);
+        sample("_count", None, count);
+    }
+    let help = format!("How long requests ({one}) took that succeeded.");
+    Metric { name: format!("becket_device_{one}_duration_seconds"), kind: "histogram", help, samples }
+}
+
 fn text(metrics: &[Metric]) -> String {
     let mut out = String::new();
     for Metric { name, kind, help, samples } in metrics {
-        out += &format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
-        for Sample { labels, value } in samples {
-            let labels: Vec<String> =
-                labels.iter().map(|(label, text)| format!("{label}=\"{}\"", escaped(text))).collect();
-            let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
-            out += &format!("{name}{labels} {value}\n");
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        for Sample { part, labels, value } in samples {
+            let _ = write!(out, "{name}{part}");
+            for (at, (label, text)) in labels.iter().enumerate() {
+                let _ = write!(out, "{}{label}=\"{}\"", if at == 0 { '{' } else { ',' }, escaped(text));
+            }
+            let _ = writeln!(out, "{} {value}", if labels.is_empty() { "" } else { "}" });
         }
     }
     out
 }
 
-fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+fn escaped(text: &str) -> Cow<'_, str> {
+    if !text.contains(['\\', '"', '\n']) {
+        return text.into();
+    }
+    let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    text.into()
 }
 
 #[cfg(test)]
@@ -189,7 +249,10 @@ mod tests {
         assert_eq!(escaped("a\\b\"c\nd"), "a\\\\b\\\"c\\nd");
         assert!(metrics(&[], &[]).is_empty());
         let labels = vec![("name", "a\"b".to_owned()), ("device", "/dev/x".to_owned())];
-        let samples = vec![Sample { labels, value: 2.5 }, Sample { labels: Vec::new(), value: 1e21 }];
+        let samples = vec![
+            Sample { part: "", labels, value: 2.5 },
+            Sample { part: "", labels: Vec::new(), value: 1e21 },
+        ];
         let metric = Metric { name: "becket_x".to_owned(), kind: "gauge", help: "An x.".to_owned(), samples };
         let expected = "# HELP becket_x An x.\n# TYPE becket_x gauge\nbecket_x{name=\"a\\\"b\",device=\"/dev/x\"} 2.5\n\
             becket_x 1000000000000000000000\n";

@@ -78,6 +78,7 @@ pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
         Command::Doorman(_) => serve::doorman(),
         Command::Connector(_) => serve::connector(),
         Command::Fetcher(_) => serve::fetcher(),
+        Command::Reporter(_) => serve::reporter(),
         Command::RunGuard(args) => run_guard::run(ui, args),
         Command::RunExec(args) => run_exec::run(args),
         Command::Generator(args) => generator::run(args),

@@ -48,6 +48,12 @@ pub(crate) fn fetcher() -> Result<u8, Failure> {
     Ok(0)
 }
 
+pub(crate) fn reporter() -> Result<u8, Failure> {
+    becket_device::reporter_main()
+        .map_err(|error| Failure::device("answer", "requests for metrics", &error))?;
+    Ok(0)
+}
+
 pub(crate) fn give(args: &args::UblkGive) -> Result<u8, Failure> {
     becket_device::give_to_owner(args.number)
         .map_err(|error| Failure::device("give away", format!("ublk device {}", args.number), &error))?;

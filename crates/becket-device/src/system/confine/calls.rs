@@ -14,6 +14,7 @@ pub(super) fn allowed(role: Role) -> Vec<libc::c_long> {
     let sets: &[&[libc::c_long]] = match role {
         Role::Worker => &[RINGS, ALL, FILES, DOORS],
         Role::Doorman => &[ALL, STREAMS, DOORS],
+        Role::Reporter => &[ALL, ANSWERS, DOORS],
         Role::Connector => &[ALL, STREAMS, NETWORK],
         Role::Fetcher => &[ALL, FILES, STREAMS, NETWORK],
     };
@@ -23,7 +24,7 @@ pub(super) fn allowed(role: Role) -> Vec<libc::c_long> {
 /// What a role keeps of paths and ports.
 pub(super) fn left(role: Role) -> Left<'static> {
     match role {
-        Role::Worker | Role::Doorman => Left::default(),
+        Role::Worker | Role::Doorman | Role::Reporter => Left::default(),
         Role::Connector | Role::Fetcher => Left { readable: NAMES, connect: true },
     }
 }
@@ -126,6 +127,9 @@ const FILES: &[libc::c_long] = &[
 /// Sockets that listen, which it was handed.
 const DOORS: &[libc::c_long] = &[libc::SYS_listen, libc::SYS_accept4];
 
+/// Answers to a client that it has accepted.
+const ANSWERS: &[libc::c_long] = &[libc::SYS_sendto];
+
 /// Connections that it was handed or has made. A pair of sockets leads nowhere else.
 const STREAMS: &[libc::c_long] = &[
     libc::SYS_sendto,
@@ -155,7 +159,7 @@ fn families(role: Role) -> &'static [u32] {
     const INTERNET: &[u32] = &[libc::AF_INET as u32, libc::AF_INET6 as u32];
     const ALSO_LOCAL: &[u32] = &[libc::AF_INET as u32, libc::AF_INET6 as u32, libc::AF_UNIX as u32];
     match role {
-        Role::Worker | Role::Doorman => &[],
+        Role::Worker | Role::Doorman | Role::Reporter => &[],
         Role::Connector => ALSO_LOCAL,
         Role::Fetcher => INTERNET,
     }
@@ -189,14 +193,14 @@ fn fcntl(role: Role) -> &'static [u32] {
         [a, b, c, d, e, f, libc::F_SETFL as u32]
     };
     match role {
-        Role::Worker => &FCNTL,
+        Role::Worker | Role::Reporter => &FCNTL,
         Role::Doorman | Role::Connector | Role::Fetcher => &AND_SET,
     }
 }
 
 fn ioctl(role: Role) -> &'static [u32] {
     match role {
-        Role::Worker | Role::Doorman => &[libc::FIONBIO as u32],
+        Role::Worker | Role::Doorman | Role::Reporter => &[libc::FIONBIO as u32],
         Role::Connector | Role::Fetcher => &[libc::FIONBIO as u32, libc::FIONREAD as u32],
     }
 }
@@ -205,7 +209,7 @@ fn ioctl(role: Role) -> &'static [u32] {
 #[cfg(target_arch = "x86_64")]
 pub(super) fn older(role: Role) -> &'static [libc::c_long] {
     match role {
-        Role::Worker => &[libc::SYS_poll],
+        Role::Worker | Role::Reporter => &[libc::SYS_poll],
         Role::Doorman => &[libc::SYS_poll, libc::SYS_epoll_wait],
         Role::Connector | Role::Fetcher => {
             &[libc::SYS_poll, libc::SYS_epoll_wait, libc::SYS_open, libc::SYS_access, libc::SYS_readlink]
@@ -249,7 +253,7 @@ pub(super) fn rules(role: Role, pid: u32) -> io::Result<Filter> {
 /// When metadata may be asked for, by the flags in that argument.
 fn of_path(role: Role, flags: u8) -> When<'static> {
     match role {
-        Role::Worker | Role::Doorman => When::Has(flags, libc::AT_EMPTY_PATH as u32),
+        Role::Worker | Role::Doorman | Role::Reporter => When::Has(flags, libc::AT_EMPTY_PATH as u32),
         Role::Connector | Role::Fetcher => When::Always,
     }
 }

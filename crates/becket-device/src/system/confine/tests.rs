@@ -12,7 +12,7 @@ use becket_engine::{Decoding, IoThreads};
 use super::calls::{KILLED, allowed, older, rules};
 use super::*;
 
-const ROLES: [Role; 4] = [Role::Worker, Role::Doorman, Role::Connector, Role::Fetcher];
+const ROLES: [Role; 5] = [Role::Worker, Role::Doorman, Role::Reporter, Role::Connector, Role::Fetcher];
 
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
 const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
@@ -22,7 +22,7 @@ const EPERM: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
 /// when all are zero: mappings without rights, and metadata where paths are resolved.
 fn with_conditions(role: Role) -> usize {
     match role {
-        Role::Worker | Role::Doorman => 2,
+        Role::Worker | Role::Doorman | Role::Reporter => 2,
         Role::Connector | Role::Fetcher => 4,
     }
 }
@@ -75,9 +75,11 @@ fn each_role_has_its_own_calls() {
         let judged = |role: &Role| rules(*role, 77).unwrap().judge(call, [first as u32, 0, 0, 0, 0, 0]);
         ROLES.into_iter().filter(|role| judged(role) == ALLOW).collect()
     };
-    use Role::{Connector, Doorman, Fetcher, Worker};
+    use Role::{Connector, Doorman, Fetcher, Reporter, Worker};
     assert_eq!(may(libc::SYS_io_uring_enter, 0), [Worker]);
-    assert_eq!(may(libc::SYS_accept4, 0), [Worker, Doorman]);
+    assert_eq!(may(libc::SYS_accept4, 0), [Worker, Doorman, Reporter]);
+    assert_eq!(may(libc::SYS_sendto, 0), [Doorman, Reporter, Connector, Fetcher]);
+    assert_eq!(may(libc::SYS_socketpair, 0), [Doorman, Connector, Fetcher]);
     assert_eq!(may(libc::SYS_pwrite64, 0), [Worker, Fetcher]);
     assert_eq!(may(libc::SYS_connect, 0), [Connector, Fetcher]);
     assert_eq!(may(libc::SYS_openat, 0), [Connector, Fetcher]);

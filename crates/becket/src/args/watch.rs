@@ -1,0 +1,88 @@
+//! The commands that show what devices do.
+//! Never does anything: what a command does lives in `commands` and `top`.
+
+use crate::top::Column;
+use crate::units::parse_duration;
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use std::{ffi::OsString, path::PathBuf, time::Duration};
+
+/// Show statistics of devices: requests, bytes, errors and latencies
+///
+/// The numbers count since the device was attached. Those of a loop device are the kernel's: they include
+/// earlier images on the same loop device and have no percentiles. TARGET is a device path, a name or an
+/// image path.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket stat /dev/ublkb0
+  becket stat root disk.img         # by name, by image
+  becket stat --json root | jq '.devices[].read.p99_ns'")]
+pub(crate) struct Stat {
+    /// Devices, names or images to show
+    #[arg(required = true, value_name = "TARGET")]
+    pub(crate) targets: Vec<OsString>,
+}
+
+/// Show live what devices do: requests and bytes a second, latencies, depth and cache hits
+///
+/// Keys select, sort, filter and detach devices; h shows them. With --once, the figures of one interval are
+/// printed, as a table or with --json for programs. The figures are those of the interval, not since the
+/// device was attached; latencies are means.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket top
+  becket top --sort reads root          # devices whose name or image has `root`
+  becket top --once --json | jq '.devices[] | [.name, .rates.read.bytes_per_s]'")]
+pub(crate) struct Top {
+    /// Show only devices whose name or image contains this text
+    #[arg(value_name = "TEXT")]
+    pub(crate) filter: Option<String>,
+    /// Print the figures of one interval and end
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Set the interval
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, default_value = "1s", value_parser = parse_interval)]
+    pub(crate) interval: Duration,
+    /// Sort by this column
+    #[arg(long, value_name = "COLUMN", default_value = "name", value_parser = columns())]
+    pub(crate) sort: Column,
+}
+
+/// Print statistics of all devices in the text format of Prometheus
+///
+/// The counters are those of `becket stat`. With --textfile, a file is replaced as a whole, for the textfile
+/// collector of Prometheus' node_exporter.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket metrics
+  becket metrics --textfile /var/lib/prometheus/node-exporter/becket.prom   # from a timer
+  becket metrics --listen tcp:127.0.0.1:10810   # or systemctl enable --now becket-metrics.socket")]
+pub(crate) struct Metrics {
+    /// Write to this file instead of standard output
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) textfile: Option<PathBuf>,
+    /// Answer HTTP requests for /metrics at tcp:HOST:PORT, unix:PATH, fd:N, or systemd's socket (systemd)
+    ///
+    /// A process of its own, without rights, talks with the clients. It offers no TLS and asks for no
+    /// password: everybody who reaches the address can read the names of images.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "textfile")]
+    pub(crate) listen: Option<String>,
+}
+
+/// An interval that is long enough to measure something.
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let interval = parse_duration(text)?;
+    match interval >= Duration::from_millis(50) {
+        true => Ok(interval),
+        false => Err("an interval is at least 50ms".to_owned()),
+    }
+}
+
+fn columns() -> impl TypedValueParser<Value = Column> {
+    let column =
+        |word: String| Column::ALL.into_iter().find(|column| column.word() == word).ok_or("no column");
+    PossibleValuesParser::new(Column::ALL.map(Column::word)).try_map(column)
+}

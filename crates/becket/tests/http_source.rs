@@ -14,7 +14,7 @@ use std::{
 };
 
 use becket_testkit::{
-    image,
+    Scratch, image,
     origin::{Origin, Reply},
     require_plain_machine, require_root, tool, wait_until,
 };
@@ -216,23 +216,24 @@ impl Drop for Ends {
     }
 }
 
-/// nginx over TLS, with a certificate of an authority that only `$SSL_CERT_FILE` trusts.
-#[test]
-fn a_foreign_server_with_tls_is_trusted_by_its_certificate_only() {
-    let name = "http_source::a_foreign_server_with_tls_is_trusted_by_its_certificate_only";
-    if !require_plain_machine(name, &["mke2fs", "nginx", "openssl"]) {
-        return;
-    }
-    let place = scratch();
-    let image = ext4(&place);
+/// nginx over TLS at `localhost`, with a certificate of an authority of its own.
+struct Tls {
+    _server: Ends,
+    url: String,
+    authority: PathBuf,
+}
+
+fn openssl(place: &Scratch, words: &str) {
+    tool(Command::new("openssl").current_dir(place.path("")).args(words.split_whitespace()));
+}
+
+/// Serves the files of the test's directory.
+fn tls(place: &Scratch) -> Tls {
     let dir = place.path("").to_str().unwrap().trim_end_matches('/').to_owned();
-    let openssl = |words: &str| {
-        tool(Command::new("openssl").current_dir(place.path("")).args(words.split_whitespace()));
-    };
-    openssl("req -x509 -newkey rsa:2048 -nodes -days 30 -subj /CN=test -keyout ca.key -out ca.pem");
-    openssl("req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout s.key -out s.csr");
+    openssl(place, "req -x509 -newkey rsa:2048 -nodes -days 30 -subj /CN=test -keyout ca.key -out ca.pem");
+    openssl(place, "req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout s.key -out s.csr");
     fs::write(place.path("ext"), "subjectAltName=DNS:localhost\n").unwrap();
-    openssl("x509 -req -in s.csr -CA ca.pem -CAkey ca.key -days 30 -extfile ext -out s.pem");
+    openssl(place, "x509 -req -in s.csr -CA ca.pem -CAkey ca.key -days 30 -extfile ext -out s.pem");
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let paths = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
     let temporary: String = paths.iter().map(|name| format!("{name}_temp_path {dir}/{name};\n")).collect();
@@ -244,26 +245,55 @@ fn a_foreign_server_with_tls_is_trusted_by_its_certificate_only() {
     fs::write(place.path("conf"), conf).unwrap();
     let mut nginx = Command::new("nginx");
     nginx.arg("-c").arg(place.path("conf")).arg("-p").arg(place.path("")).stderr(Stdio::null());
-    let _server = Ends(nginx.spawn().unwrap());
+    let server = Ends(nginx.spawn().unwrap());
     let listens = || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
     assert!(wait_until(Duration::from_secs(10), listens), "nginx does not listen");
-    let url = format!("https://localhost:{port}/d.img");
+    Tls { _server: server, url: format!("https://localhost:{port}/d.img"), authority: place.path("ca.pem") }
+}
+
+/// Only `$SSL_CERT_FILE` trusts the authority.
+#[test]
+fn a_foreign_server_with_tls_is_trusted_by_its_certificate_only() {
+    let name = "http_source::a_foreign_server_with_tls_is_trusted_by_its_certificate_only";
+    if !require_plain_machine(name, &["mke2fs", "nginx", "openssl"]) {
+        return;
+    }
+    let place = scratch();
+    let image = ext4(&place);
+    let Tls { _server, url, authority } = tls(&place);
     let with = |authority: &Path, words: &[&str]| {
         place.finish(command(&place, words).env("SSL_CERT_FILE", authority))
     };
-    let ours = place.path("ca.pem");
-    let read = with(&ours, &["cat", &format!("{url}#dir/file")]);
+    let read = with(&authority, &["cat", &format!("{url}#dir/file")]);
     assert_eq!((read.code, read.out.as_str()), (0, "from afar"), "{read:?}");
     let copied = place.path("copied");
-    let copy = with(&ours, &["copy", &url, copied.to_str().unwrap()]);
+    let copy = with(&authority, &["copy", &url, copied.to_str().unwrap()]);
     assert_eq!(copy.code, 0, "{copy:?}");
     assert!(fs::read(&copied).unwrap() == fs::read(&image).unwrap());
     // Another authority; and a name that the certificate does not have.
-    openssl("req -x509 -newkey rsa:2048 -nodes -days 30 -subj /CN=other -keyout o.key -out o.pem");
+    openssl(&place, "req -x509 -newkey rsa:2048 -nodes -days 30 -subj /CN=other -keyout o.key -out o.pem");
     let other = with(&place.path("o.pem"), &["ls", &url]);
     assert!(other.code == 1 && other.err.contains("TLS"), "{other:?}");
-    let numeric = with(&ours, &["ls", &format!("https://127.0.0.1:{port}/d.img")]);
+    let numeric = with(&authority, &["ls", &url.replace("localhost", "127.0.0.1")]);
     assert!(numeric.code == 1 && numeric.err.contains("TLS"), "{numeric:?}");
+}
+
+/// Its fetcher resolves the name, and has the certificates and passwords of the command, which are nowhere on
+/// its paths.
+#[test]
+fn fuse_a_device_is_fetched_over_tls() {
+    let name = "http_source::fuse_a_device_is_fetched_over_tls";
+    if !require_root(name) || !require_plain_machine(name, &["mke2fs", "nginx", "openssl"]) {
+        return;
+    }
+    let place = scratch();
+    let image = ext4(&place);
+    let Tls { _server, url, authority } = tls(&place);
+    let words = ["attach", "--via", "fuse", "--origin-timeout", "60s", &url];
+    let attached = place.finish(command(&place, &words).env("SSL_CERT_FILE", authority));
+    assert_eq!(attached.code, 0, "{attached:?}");
+    assert!(fs::read(attached.out.trim()).unwrap() == fs::read(&image).unwrap());
+    place.ok(["detach", "--all"]);
 }
 
 /// What an image says never makes becket open a URL.

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use becket_image::filled::{FilledSource, Lent, Presence};
 use becket_image::{Alignment, Facts, FileKind, FileSource, Map};
@@ -59,8 +59,9 @@ impl Store {
 
     /// Takes in the notes that come until there are so many.
     fn notes(&mut self, count: usize) {
-        let (mut all, mut list) = (0, Vec::new());
+        let (mut all, mut list, began) = (0, Vec::new(), Instant::now());
         while all < count {
+            assert!(began.elapsed() < Duration::from_secs(20), "{all} notes of {count}");
             self.bench.core.mailbox.take(&mut list);
             all += list.len();
             for ((_, tag), note) in list.drain(..) {

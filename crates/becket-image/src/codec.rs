@@ -26,6 +26,10 @@ pub enum Codec {
     Xz,
     /// One LZ4 block without a frame.
     Lz4,
+    /// One block of LZO1X.
+    Lzo,
+    /// Such blocks, each of which yields 4 KiB at most, as btrfs stores them.
+    LzoSectors,
     /// A Zstandard frame; what follows it is not looked at.
     Zstd,
     /// A member of a gzip file.
@@ -62,6 +66,8 @@ impl Codec {
             }
             Codec::Xz => Box::new(Xz),
             Codec::Lz4 => Box::new(Lz4),
+            Codec::Lzo => Box::new(Lzo),
+            Codec::LzoSectors => Box::new(LzoSectors),
             Codec::Zstd => Box::new(Zstd(zstd::bulk::Decompressor::new().ok())),
             Codec::XzBlock => Box::new(XzBlock),
         }
@@ -79,6 +85,7 @@ impl fmt::Display for Codec {
             Codec::Deflate => "deflate",
             Codec::Xz | Codec::XzBlock => "xz",
             Codec::Lz4 => "lz4",
+            Codec::Lzo | Codec::LzoSectors => "lzo",
             Codec::Zstd => "zstd",
         })
     }
@@ -137,6 +144,48 @@ impl Decode for Lz4 {
     }
 }
 
+struct Lzo;
+
+impl Decode for Lzo {
+    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
+        lzokay::decompress::decompress(input, output).map_err(|error| Codec::Lzo.failed(error))
+    }
+}
+
+/// The length of all, and then blocks, each behind its length. No length lies across a boundary of 4 KiB:
+/// what is too short for one is skipped. What follows them is not looked at.
+///
+/// Followed: the comment at the start of fs/btrfs/lzo.c of Linux.
+struct LzoSectors;
+
+impl Decode for LzoSectors {
+    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
+        const SECTOR: usize = 4096;
+        let short = || Codec::LzoSectors.failed("it is cut short");
+        let number = |at: usize| {
+            let bytes = input.get(at..).and_then(|rest| rest.first_chunk());
+            bytes.and_then(|bytes| usize::try_from(u32::from_le_bytes(*bytes)).ok())
+        };
+        let all = number(0).filter(|all| *all <= input.len()).ok_or_else(short)?;
+        let (mut at, mut done) = (4, 0);
+        while at < all {
+            let left = SECTOR - at % SECTOR;
+            if left < 4 {
+                at += left;
+                continue;
+            }
+            let len = number(at).ok_or_else(short)?;
+            at += 4;
+            let block = at.checked_add(len).and_then(|end| input.get(at..end.min(all))).ok_or_else(short)?;
+            let room = output.len().min(done + SECTOR);
+            let room = output.get_mut(done..room).unwrap_or_default();
+            done += Lzo.decode(block, room)?;
+            at += len;
+        }
+        Ok(done)
+    }
+}
+
 /// Without memory for its state there is no decoder, and each block says so.
 struct Zstd(Option<zstd::bulk::Decompressor<'static>>);
 
@@ -176,8 +225,56 @@ mod tests {
             (Codec::Deflate, deflate),
             (Codec::Xz, xz),
             (Codec::Lz4, lz4_flex::block::compress(&text)),
+            (Codec::Lzo, lzo()),
+            (Codec::LzoSectors, lzo_sectors()),
             (Codec::Zstd, zstd::bulk::compress(&text, 3).unwrap()),
         ]
+    }
+
+    /// Seven literals, and a match of 77 bytes at a distance of 7, and the end.
+    fn lzo() -> Vec<u8> {
+        let mut block = vec![17 + 7];
+        block.extend(b"becket ");
+        block.extend([0x20, 77 - 2 - 31, 6 << 2, 0, 0x11, 0, 0]);
+        block
+    }
+
+    fn lzo_sectors() -> Vec<u8> {
+        let block = lzo();
+        let len = |len: usize| u32::try_from(len).unwrap().to_le_bytes();
+        [&len(8 + block.len())[..], &len(block.len()), &block].concat()
+    }
+
+    #[test]
+    fn no_length_of_a_block_lies_across_a_boundary() {
+        let (block, end) = (lzo(), 4096 - 2);
+        // Blocks that end two bytes before the boundary: the next length is behind it.
+        let mut input = vec![0; 4];
+        let mut blocks = 0;
+        while end - input.len() > 60 {
+            input.extend(u32::try_from(block.len()).unwrap().to_le_bytes());
+            input.extend(&block);
+            blocks += 1;
+        }
+        let long = end - input.len() - 4;
+        let literals = long - 1 - 3 - 1;
+        // A run of literals of more than 15 + 3 bytes begins with 0 and what is more.
+        assert!((19..=18 + 255).contains(&literals), "{literals}");
+        input.extend(u32::try_from(long).unwrap().to_le_bytes());
+        input.extend([0, u8::try_from(literals - 18).unwrap()]);
+        input.extend(vec![b'x'; literals]);
+        input.extend([0x11, 0, 0]);
+        assert_eq!(input.len(), end);
+        input.extend([0, 0]);
+        input.extend(u32::try_from(block.len()).unwrap().to_le_bytes());
+        input.extend(&block);
+        let all = u32::try_from(input.len()).unwrap().to_le_bytes();
+        input[..4].copy_from_slice(&all);
+        input.extend([0; 100]);
+        let mut output = vec![0; 128 << 10];
+        let len = Codec::LzoSectors.decoder().decode(&input, &mut output).unwrap();
+        assert_eq!(len, (blocks + 1) * plain().len() + literals);
+        assert_eq!(output[len - plain().len()..len], plain()[..]);
     }
 
     fn plain() -> Vec<u8> {

@@ -79,8 +79,16 @@ pub(crate) fn anything(bytes: &[u8]) -> bool {
 
 /// One block: the first byte says how it is encoded, the next two how much it yields.
 pub(crate) fn codecs(bytes: &[u8]) -> bool {
-    const CODECS: [Codec; 6] =
-        [Codec::Gzip, Codec::Xz, Codec::Lz4, Codec::Zstd, Codec::GzipMember, Codec::XzBlock];
+    const CODECS: [Codec; 8] = [
+        Codec::Gzip,
+        Codec::Xz,
+        Codec::Lz4,
+        Codec::Zstd,
+        Codec::GzipMember,
+        Codec::XzBlock,
+        Codec::Lzo,
+        Codec::LzoSectors,
+    ];
     let [codec, low, high, input @ ..] = bytes else { return false };
     let Some(codec) = CODECS.get(usize::from(*codec) % CODECS.len()) else { return false };
     let mut input = input.to_vec();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::counted::counted;
 use super::packed::{self, Packed};
-use super::{About, FileSystem, Format, LayerError, erofs, ext, fat, iso9660, squashfs, xfs};
+use super::{About, FileSystem, Format, LayerError, btrfs, erofs, ext, fat, iso9660, squashfs, xfs};
 use crate::image::Image;
 use crate::partition::{self, Table};
 
@@ -95,11 +95,12 @@ pub fn detect(image: &Image, format: Format) -> Result<Contents, LayerError> {
 type Opener = fn(&Image) -> Result<Option<Arc<dyn FileSystem>>, LayerError>;
 
 /// The file systems, those with the most telling magic first. FAT has none of its own and comes last.
-const OPENERS: [(Format, Opener); 6] = [
+const OPENERS: [(Format, Opener); 7] = [
     (Format::Squashfs, squashfs::open),
     (Format::Erofs, erofs::open),
     (Format::Ext, ext::open),
     (Format::Xfs, xfs::open),
+    (Format::Btrfs, btrfs::open),
     (Format::Iso9660, iso9660::open),
     (Format::Fat, fat::open),
 ];

@@ -20,6 +20,8 @@ pub enum Format {
     Ext,
     /// XFS, version 4 or 5.
     Xfs,
+    /// btrfs, where one device has all of it.
+    Btrfs,
     /// FAT12, FAT16 or FAT32.
     Fat,
     /// SquashFS 4.
@@ -67,13 +69,14 @@ impl Format {
 }
 
 /// Each format with its names, the first of which is shown.
-const NAMES: [(Format, &[&str]); 17] = [
+const NAMES: [(Format, &[&str]); 18] = [
     (Format::Auto, &["auto"]),
     (Format::Raw, &["raw"]),
     (Format::Disk, &["disk", "gpt", "mbr"]),
     (Format::Iso9660, &["iso9660", "iso"]),
     (Format::Ext, &["ext4", "ext3", "ext2"]),
     (Format::Xfs, &["xfs"]),
+    (Format::Btrfs, &["btrfs"]),
     (Format::Fat, &["fat", "vfat"]),
     (Format::Squashfs, &["squashfs"]),
     (Format::Erofs, &["erofs"]),

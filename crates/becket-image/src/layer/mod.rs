@@ -12,6 +12,7 @@
 //! with the image's.
 
 mod attributes;
+mod btrfs;
 mod counted;
 mod detect;
 mod erofs;

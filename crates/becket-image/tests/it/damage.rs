@@ -122,6 +122,11 @@ fn images(dir: &Path) -> Vec<(String, Vec<u8>)> {
             "PATH=$PATH:/usr/sbin; truncate -s 16M xfs-{version}; {test} -m {version} xfs-{version}"
         ));
     }
+    // Its checksums are the ones that becket does not compute: damage gets through.
+    shell(
+        "PATH=$PATH:/usr/sbin; truncate -s 16M btrfs; \
+         mkfs.btrfs -q -M -m single -n 4096 --csum xxhash --rootdir tree btrfs",
+    );
     for (name, options) in [
         ("vmdk", "vmdk"),
         ("stream", "vmdk -o subformat=streamOptimized"),
@@ -152,6 +157,7 @@ fn images(dir: &Path) -> Vec<(String, Vec<u8>)> {
         "vhdx",
         "xfs-crc=0",
         "xfs-crc=1",
+        "btrfs",
     ]
     .map(|name| (name.to_owned(), fs::read(path(name)).unwrap()))
     .into()
@@ -184,6 +190,7 @@ fn damage_is_an_error_and_nothing_worse() {
         "bgzip",
         "qemu-img",
         "mkfs.xfs",
+        "mkfs.btrfs",
     ];
     if !require_plain_machine("damage::damage_is_an_error_and_nothing_worse", &tools) {
         return;

@@ -279,6 +279,7 @@ fn squashfs_of_all_kinds() {
         &["-comp", "xz", "-b", "256K"],
         &["-comp", "xz", "-Xbcj", "x86"],
         &["-comp", "lz4"],
+        &["-comp", "lzo"],
         &["-comp", "zstd", "-Xcompression-level", "1", "-b", "4096"],
         &["-comp", "zstd", "-Xcompression-level", "1", "-no-fragments"],
         &["-comp", "gzip", "-always-use-fragments", "-b", "1M"],

@@ -2,6 +2,7 @@
 //! It never leaves anything behind, and says so when a test cannot run here.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
+mod btrfs;
 mod common;
 mod damage;
 mod devices;
@@ -20,6 +21,7 @@ mod qcow2;
 mod qcow2_guard;
 mod tables;
 mod through;
+mod trees;
 mod trust;
 mod vmdk;
 mod xfs;

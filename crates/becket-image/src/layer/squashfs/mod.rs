@@ -90,8 +90,8 @@ pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerEr
         4 => (Codec::Xz, "xz"),
         5 => (Codec::Lz4, "lz4"),
         6 => (Codec::Zstd, "zstd"),
+        3 => (Codec::Lzo, "lzo"),
         2 => return unsupported("SquashFS compressed with lzma"),
-        3 => return unsupported("SquashFS compressed with lzo"),
         other => return corrupt(format!("a SquashFS compressed with method {other}")),
     };
     let (block_size, shift) = (u32_at(&sb, 12), u16_at(&sb, 22));

@@ -17,6 +17,7 @@ packages=(
     nbdkit libnbd-bin                       # foreign NBD servers and clients
     gnutls-bin                              # certificates for tests of TLS
     nginx-light openssl                     # a foreign web server, with TLS
+    docker-registry python3-venv            # a registry of containers; moto, a server of S3, see below
     mmdebstrap debian-archive-keyring       # the guest's root file system
     systemd                                 # systemd-analyze, for the units
     prometheus                              # scrapes becket's metrics; promtool checks them
@@ -33,6 +34,14 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 command -v dpkg-query >/dev/null || die "this needs Debian 12 or later (dpkg is not here)"
 
+# From PyPI, because no distribution has it. Tests look for it here.
+moto=$(dirname "$0")/../target/moto
+install_moto() {
+    [[ -x $moto/bin/moto_server ]] && return
+    say "installing moto"
+    python3 -m venv "$moto" && "$moto/bin/pip" -q install 'moto[s3,server]'
+}
+
 missing=()
 for package in "${packages[@]}"; do
     status=$(dpkg-query -W -f '${db:Status-Abbrev}' "$package" 2>/dev/null || true)
@@ -48,6 +57,7 @@ qemu_missing=no
 (($(qemu_major) >= qemu_needed)) || qemu_missing=yes
 
 if ((${#missing[@]} == 0)) && [[ $qemu_missing == no ]]; then
+    install_moto
     say "every Debian package that becket's tests and demo need is installed"
     exit 0
 fi
@@ -95,4 +105,5 @@ if [[ $qemu_missing == yes ]]; then
     apt_get "${options[@]}" install --no-install-recommends qemu-system-x86
     (($(qemu_major) >= qemu_needed)) || die "the archive's QEMU is older than $qemu_needed"
 fi
+install_moto
 say "done"

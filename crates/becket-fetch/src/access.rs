@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use ureq::Proxy;
 use ureq::http::Uri;
 
+use crate::Error;
+use crate::origin::Rights;
 use crate::place::Parts;
-use crate::{Error, netrc};
 
 /// Where systems keep the certificates that they trust.
 const BUNDLES: [&str; 4] = [
@@ -20,10 +21,9 @@ const BUNDLES: [&str; 4] = [
 ];
 
 /// See the module.
-#[derive(Clone, Default, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Access {
-    /// The `Authorization` for the host that the user named.
-    pub(crate) authorization: Option<String>,
+    pub(crate) rights: Rights,
     /// The URL of the proxy.
     pub(crate) proxy: Option<String>,
     /// The certificates that are trusted, in PEM, where TLS is spoken.
@@ -33,15 +33,13 @@ pub(crate) struct Access {
 impl Access {
     /// What this process's user has for a URL.
     pub(crate) fn of_user(url: &str) -> Result<Access, Error> {
-        let parts = Parts::of(url);
-        let uri = url.parse::<Uri>().ok();
+        let rights = Rights::of_user(url)?;
+        let address = rights.origin().address();
+        let uri = address.parse::<Uri>().ok();
         let proxy =
             Proxy::try_from_env().filter(|proxy| uri.as_ref().is_none_or(|uri| !proxy.is_no_proxy(uri)));
-        Ok(Access {
-            authorization: netrc::login(parts.host()).map(|login| login.basic()),
-            proxy: proxy.map(|proxy| proxy.uri().to_string()),
-            authorities: parts.is_secure().then(trusted).transpose()?,
-        })
+        let authorities = Parts::of(&address).is_secure().then(trusted).transpose()?;
+        Ok(Access { rights, proxy: proxy.map(|proxy| proxy.uri().to_string()), authorities })
     }
 }
 

@@ -4,8 +4,15 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use ureq::http::Response;
+
 /// The longest wait that a server may ask for.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// The value of a header.
+pub(crate) fn header<'a, T>(answer: &'a Response<T>, name: &str) -> Option<&'a str> {
+    answer.headers().get(name)?.to_str().ok()
+}
 
 /// What `Content-Range` says.
 #[derive(Debug, Clone, PartialEq, Eq)]

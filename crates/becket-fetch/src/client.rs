@@ -8,17 +8,20 @@
 use std::io::{self, Read as _};
 use std::net::{IpAddr, ToSocketAddrs as _};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use ureq::http::Response;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body, Proxy};
 
-use crate::answer::{self, ContentRange};
+use crate::Error;
+use crate::access::Access;
+use crate::answer::{self, ContentRange, header};
+use crate::origin::{Failed, Header, Rights, Short};
 use crate::place::{Parts, redirected, shown};
-use crate::{Error, access::Access};
+use crate::version::{Known, Version};
 
 /// How many redirects are followed.
 const REDIRECTS: u32 = 10;
@@ -32,55 +35,12 @@ const BODY_WITHIN: Duration = Duration::from_secs(60);
 const PROGRESS: u64 = 16 << 10;
 /// The first and the longest wait between attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// How often one request learns from an answer how to ask better.
+const TRIES: u32 = 2;
+/// The longest answer to a question about an object, in bytes.
+const SHORT_MAX: u64 = 4 << 20;
 /// How much is read at once.
 const BUFFER: usize = 128 << 10;
-
-/// What says which version of an object bytes are of.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Version {
-    /// A strong entity tag, with its quotes.
-    Etag(String),
-    /// `Last-Modified`, as the server writes it. Changes within one second are not seen.
-    Modified(String),
-}
-
-impl Version {
-    /// The strongest that an answer has.
-    fn of(answer: &Response<Body>) -> Option<Version> {
-        let etag = header(answer, "etag").filter(|etag| answer::is_strong(etag));
-        etag.map(|etag| Version::Etag(etag.to_owned()))
-            .or_else(|| header(answer, "last-modified").map(|date| Version::Modified(date.to_owned())))
-    }
-
-    /// The condition that a request for this version has.
-    fn condition(&self) -> (&'static str, &str) {
-        match self {
-            Version::Etag(etag) => ("If-Match", etag),
-            Version::Modified(date) => ("If-Unmodified-Since", date),
-        }
-    }
-
-    /// Whether an answer is of this version.
-    fn is_of(&self, answer: &Response<Body>) -> bool {
-        match self {
-            Version::Etag(etag) => header(answer, "etag") == Some(etag),
-            Version::Modified(date) => header(answer, "last-modified") == Some(date),
-        }
-    }
-}
-
-fn header<'a>(answer: &'a Response<Body>, name: &str) -> Option<&'a str> {
-    answer.headers().get(name)?.to_str().ok()
-}
-
-/// What is known of an object after the first answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Known {
-    pub(crate) version: Version,
-    /// Length in bytes.
-    pub(crate) size: u64,
-}
 
 /// Takes the bytes of an answer in order.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), Error>;
@@ -90,8 +50,9 @@ pub(crate) type Sink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), Error>;
 pub(crate) struct Client {
     agent: Agent,
     url: String,
-    /// The `Authorization` for the host that the user named.
-    authorization: Option<String>,
+    access: Mutex<Access>,
+    /// How often something was learned about how to ask.
+    lessons: AtomicU64,
     /// Where the last redirect led.
     at: Mutex<Option<String>>,
     /// How long it is tried without any progress.
@@ -140,13 +101,28 @@ impl Client {
             .max_idle_connections_per_host(16)
             .build()
             .new_agent();
-        let (authorization, at) = (access.authorization.clone(), Mutex::default());
-        Ok(Client { agent, url: url.to_owned(), authorization, at, patience })
+        let (access, at) = (Mutex::new(access.clone()), Mutex::default());
+        Ok(Client { agent, url: url.to_owned(), access, lessons: AtomicU64::new(0), at, patience })
+    }
+
+    /// The rights, with what was learned, for another process that goes on with it.
+    pub(crate) fn access(&self) -> Access {
+        lock(&self.access).clone()
+    }
+
+    /// The object's web address.
+    fn address(&self) -> String {
+        lock(&self.access).rights.origin().address()
     }
 
     /// Learns what the object is and takes its first bytes, up to `len`, by one request.
     pub(crate) fn first(&self, len: u64, sink: Sink<'_>) -> Result<Known, Error> {
-        let mut known = None;
+        let found = self.with_rights(|rights, ask| rights.origin_mut().find(ask));
+        let mut known = found.map_err(|failed| self.explain(failed))?;
+        let len = known.as_ref().map_or(len, |known| known.size.min(len));
+        if len == 0 {
+            return Err(self.refused("it is empty".to_owned(), None));
+        }
         self.bring(0..len, &mut known, sink)?;
         known.ok_or_else(|| self.refused("it says nothing about the object".to_owned(), None))
     }
@@ -159,7 +135,7 @@ impl Client {
     /// The whole range, by as many attempts as that takes.
     fn bring(&self, range: Range<u64>, known: &mut Option<Known>, sink: Sink<'_>) -> Result<(), Error> {
         let (mut at, mut end) = (range.start, range.end);
-        let (mut since, mut pause) = (Instant::now(), PAUSES.0);
+        let mut waits = self.waits();
         while at < end {
             let before = at;
             let tried = self.attempt(at..end, known, &mut |bytes| {
@@ -171,34 +147,97 @@ impl Client {
                 end = end.min(known.size);
             }
             if at - before >= PROGRESS || at == end {
-                (since, pause) = (Instant::now(), PAUSES.0);
+                waits = self.waits();
             }
-            match tried {
-                Ok(()) => {}
-                Err(Trouble::Fatal(error)) => return Err(error),
-                Err(Trouble::Again(why, asked)) => {
-                    let wait = asked.unwrap_or(pause);
-                    if since.elapsed() + wait > self.patience {
-                        let seconds = since.elapsed().as_secs();
-                        return Err(Error::Away { url: shown(&self.url), seconds, why });
-                    }
-                    std::thread::sleep(wait);
-                    pause = (pause * 2).min(PAUSES.1);
-                }
+            if let Err(trouble) = tried {
+                waits.bear(trouble)?;
             }
         }
         Ok(())
     }
 
+    fn waits(&self) -> Waits<'_> {
+        Waits { client: self, since: Instant::now(), pause: PAUSES.0 }
+    }
+
+    /// Something short of any server, for what an origin must know.
+    fn short(&self, url: &str, headers: &[Header], inward: &str) -> Result<Short, Error> {
+        self.check_inward(inward, url)?;
+        let once = || {
+            let request =
+                headers.iter().fold(self.agent.get(url), |all, (name, value)| all.header(*name, value));
+            let mut answer = request.call().map_err(|error| self.failed(error))?;
+            let status = answer.status().as_u16();
+            if is_busy(status) {
+                return Err(self.status(status, &answer, None));
+            }
+            let body = answer.body_mut().with_config().limit(SHORT_MAX).read_to_vec();
+            let body = body.map_err(|error| match error {
+                ureq::Error::BodyExceedsLimit(_) => {
+                    self.refused("the server answers with too much".to_owned(), None).into()
+                }
+                error => self.failed(error),
+            })?;
+            Ok(Short { status, head: answer.headers().clone(), body })
+        };
+        let mut waits = self.waits();
+        loop {
+            match once() {
+                Ok(short) => return Ok(short),
+                Err(trouble) => waits.bear(trouble)?,
+            }
+        }
+    }
+
+    fn with_rights<T>(
+        &self,
+        work: impl FnOnce(&mut Rights, crate::origin::Ask<'_>) -> Result<T, Failed>,
+    ) -> Result<T, Failed> {
+        let mut access = lock(&self.access);
+        let address = access.rights.origin().address();
+        work(&mut access.rights, &|url, headers| self.short(url, headers, &address))
+    }
+
+    fn explain(&self, failed: Failed) -> Error {
+        match failed {
+            Failed::Because(why, fix) => self.refused(why, fix),
+            Failed::Error(error) => error,
+        }
+    }
+
+    /// Whether an answer says how to ask better than when `lessons` had been learned.
+    fn learn(&self, status: u16, answer: &Response<Body>, lessons: u64) -> Result<bool, Trouble> {
+        let learned = self.with_rights(|rights, ask| {
+            // Another thread was faster.
+            if self.lessons.load(Ordering::Relaxed) != lessons {
+                return Ok(true);
+            }
+            let learned = rights.origin_mut().learn(status, answer.headers(), ask)?;
+            self.lessons.fetch_add(u64::from(learned), Ordering::Relaxed);
+            Ok(learned)
+        });
+        learned.map_err(|failed| self.explain(failed).into())
+    }
+
     /// One request and, where it is redirected, those that follow it.
     fn attempt(&self, range: Range<u64>, known: &mut Option<Known>, sink: Sink<'_>) -> Result<(), Trouble> {
-        let remembered = || self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        let remembered = || lock(&self.at);
         let start = remembered().clone();
         let again = start.is_some();
-        let mut url = start.unwrap_or_else(|| self.url.clone());
+        let mut address = self.address();
+        let mut url = start.unwrap_or_else(|| address.clone());
+        let mut tries = 0;
         for _ in 0..=REDIRECTS {
-            let answer = self.ask(&url, &range, known.as_ref())?;
+            let lessons = self.lessons.load(Ordering::Relaxed);
+            let answer = self.ask(&url, &address, &range, known.as_ref())?;
             let status = answer.status().as_u16();
+            let ours = Parts::of(&url).is_same_server(Parts::of(&address));
+            if status >= 300 && ours && tries < TRIES && self.learn(status, &answer, lessons)? {
+                tries += 1;
+                address = self.address();
+                url.clone_from(&address);
+                continue;
+            }
             match status {
                 301 | 302 | 303 | 307 | 308 => {
                     let Some(location) = header(&answer, "location") else {
@@ -207,10 +246,10 @@ impl Client {
                             .into());
                     };
                     url = redirected(&url, location).map_err(|why| self.refused(why, None))?;
-                    self.check_inward(&url)?;
+                    self.check_inward(&address, &url)?;
                 }
                 206 => {
-                    if url != self.url {
+                    if url != address {
                         *remembered() = Some(url);
                     }
                     return self.take(answer, &range, known, sink);
@@ -226,18 +265,23 @@ impl Client {
         Err(self.refused(format!("it redirects more than {REDIRECTS} times"), None).into())
     }
 
-    fn ask(&self, url: &str, range: &Range<u64>, known: Option<&Known>) -> Result<Response<Body>, Trouble> {
+    fn ask(
+        &self,
+        url: &str,
+        address: &str,
+        range: &Range<u64>,
+        known: Option<&Known>,
+    ) -> Result<Response<Body>, Trouble> {
         let mut request = self.agent.get(url);
         let last = range.end.saturating_sub(1);
         request = request.header("Range", format!("bytes={}-{last}", range.start));
-        if let Some(known) = known {
-            let (name, value) = known.version.condition();
+        if let Some((name, value)) = known.and_then(|known| known.version.condition()) {
             request = request.header(name, value);
         }
-        if let Some(authorization) = &self.authorization
-            && Parts::of(url).is_same_server(Parts::of(&self.url))
-        {
-            request = request.header("Authorization", authorization);
+        // Secrets are for the server of the address.
+        if Parts::of(url).is_same_server(Parts::of(address)) {
+            let headers = lock(&self.access).rights.origin().headers(url, range);
+            request = headers.into_iter().fold(request, |all, (name, value)| all.header(name, value));
         }
         request.call().map_err(|error| self.failed(error))
     }
@@ -280,7 +324,7 @@ impl Client {
             404 | 410 => refused(format!("there is no such object (status {status})"), None),
             401 | 403 => refused(
                 format!("the server does not allow it (status {status})"),
-                Some("put name and password for the host into ~/.netrc"),
+                Some(lock(&self.access).rights.origin().hint()),
             ),
             407 => refused("the proxy asks for a password".to_owned(), None),
             412 => changed("the server has another version"),
@@ -289,7 +333,7 @@ impl Client {
                 Some(ContentRange::Unsatisfied(0)) => refused("it is empty".to_owned(), None),
                 _ => refused("the server serves no range of it (status 416)".to_owned(), None),
             },
-            408 | 425 | 429 | 500 | 502 | 503 | 504 => {
+            busy if is_busy(busy) => {
                 let asked = header(answer, "retry-after").and_then(answer::retry_after);
                 Trouble::Again(format!("the server answers with status {status}"), asked)
             }
@@ -362,8 +406,8 @@ impl Client {
     }
 
     /// Refuses to follow a redirect to this host or its links, unless the user named such a host.
-    fn check_inward(&self, url: &str) -> Result<(), Error> {
-        let (named, to) = (Parts::of(&self.url), Parts::of(url));
+    fn check_inward(&self, address: &str, url: &str) -> Result<(), Error> {
+        let (named, to) = (Parts::of(address), Parts::of(url));
         if named.host().eq_ignore_ascii_case(to.host()) || addresses(named).iter().any(is_inward) {
             return Ok(());
         }
@@ -376,6 +420,40 @@ impl Client {
     pub(crate) fn refused(&self, why: String, fix: Option<&'static str>) -> Error {
         Error::Refused { url: shown(&self.url), why, fix }
     }
+}
+
+/// How long it is tried again.
+struct Waits<'a> {
+    client: &'a Client,
+    since: Instant,
+    pause: Duration,
+}
+
+impl Waits<'_> {
+    /// Waits until it is worth trying again; an error if that is never, or too late.
+    fn bear(&mut self, trouble: Trouble) -> Result<(), Error> {
+        let (why, asked) = match trouble {
+            Trouble::Fatal(error) => return Err(error),
+            Trouble::Again(why, asked) => (why, asked),
+        };
+        let wait = asked.unwrap_or(self.pause);
+        if self.since.elapsed() + wait > self.client.patience {
+            let seconds = self.since.elapsed().as_secs();
+            return Err(Error::Away { url: shown(&self.client.url), seconds, why });
+        }
+        std::thread::sleep(wait);
+        self.pause = (self.pause * 2).min(PAUSES.1);
+        Ok(())
+    }
+}
+
+/// Whether a status means that a later request may succeed.
+fn is_busy(status: u16) -> bool {
+    matches!(status, 408 | 425 | 429 | 500 | 502 | 503 | 504)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The addresses of a host; none where it cannot be looked up, for then it cannot be reached either.

@@ -18,10 +18,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::access::Access;
-use crate::client::{Client, Known};
+use crate::client::Client;
 use crate::object::Object;
 use crate::store::{Held, Meta};
 use crate::table::Table;
+use crate::version::Known;
 
 /// How many requests are in flight at most.
 const LINES: usize = 8;

@@ -7,11 +7,13 @@
 //! | --- | --- |
 //! | `fetcher` | brings what readers in other processes ask for |
 //! | `object` | an object of the store that is filled while it is read |
+//! | `digest` | whether an object is what its digest says |
 //! | `store` | the directory of objects; list, drop and bound it |
 //! | `table` | which chunks of an object are there, with their checksums |
 //! | `client` | one range of an object, by as many requests as that takes |
 //! | `access` | the user's rights and ways, for a process that cannot look them up |
-//! | `answer` | what the head of an answer must say |
+//! | `origin` | kinds of origins: web servers, S3, registries |
+//! | `version`, `answer` | which version bytes are of; what the head of an answer must say |
 //! | `netrc`, `place` | passwords; URLs |
 //! | `error` | what can go wrong, in sentences |
 #![forbid(unsafe_code)]
@@ -19,17 +21,21 @@
 mod access;
 mod answer;
 mod client;
+mod digest;
 mod error;
 mod fetcher;
 mod netrc;
 mod object;
+mod origin;
 mod place;
 mod store;
 mod table;
+mod version;
 
-pub use client::Version;
 pub use error::Error;
 pub use fetcher::fetch;
 pub use object::{Options, Remote, open};
-pub use place::{Place, is_remote, named};
+pub use origin::{is_remote, named};
+pub use place::Place;
 pub use store::{Dropped, Entry, Store, Verified};
+pub use version::Version;

@@ -21,10 +21,12 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 use crate::Error;
 use crate::access::Access;
-use crate::client::{Client, Known};
+use crate::client::Client;
+use crate::digest;
 use crate::fetcher::Order;
 use crate::place::{Place, shown};
 use crate::store::{Held, Store, checksum};
+use crate::version::Known;
 
 /// How many bytes the first request asks for.
 const FIRST: u64 = 64 << 10;
@@ -78,8 +80,7 @@ pub struct Remote {
 /// The URL, the server's answer or the store cannot be used.
 pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
     let store = Store::open(options.store.as_deref())?;
-    let access = Access::of_user(&place.url)?;
-    let client = Client::new(&place.url, &access, options.patience)?;
+    let client = Client::new(&place.url, &Access::of_user(&place.url)?, options.patience)?;
     let mut head = Vec::new();
     let known = client.first(FIRST, &mut |bytes| {
         head.extend_from_slice(bytes);
@@ -93,7 +94,7 @@ pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
     let file = held.path.clone();
     let meta = held.data.metadata().map_err(Error::store(&file, "its status cannot be read"))?;
     let mut object = Object::new(held, client, known);
-    (object.access, object.progress) = (access, options.progress.clone());
+    object.progress = options.progress.clone();
     let object = Arc::new(object);
     object.take_head(&head)?;
     let mut fillers = Fillers::default();
@@ -132,10 +133,10 @@ enum Chunk {
 pub(crate) struct Object {
     held: Held,
     client: Client,
-    /// For another process that goes on with it.
-    access: Access,
     known: Known,
     chunks: Mutex<Vec<Chunk>>,
+    /// How many of them are good.
+    good: AtomicU64,
     changed: Condvar,
     fetched: AtomicU64,
     /// Chunks that are in the file and maybe not yet on the disk, with their checksums.
@@ -184,9 +185,9 @@ impl Object {
         Object {
             held,
             client,
-            access: Access::default(),
             known,
             chunks: Mutex::new(vec![Chunk::Unknown; count]),
+            good: AtomicU64::new(0),
             changed: Condvar::new(),
             fetched: AtomicU64::new(0),
             fresh: Mutex::default(),
@@ -256,7 +257,12 @@ impl Object {
     fn mark(&self, run: Range<u64>, state: Chunk) {
         let mut chunks = lock(&self.chunks);
         let range = index(run.start)..index(run.end);
-        chunks.get_mut(range).unwrap_or_default().fill(state);
+        let part = chunks.get_mut(range).unwrap_or_default();
+        if state == Chunk::Good {
+            let more = part.iter().filter(|chunk| **chunk != Chunk::Good).count();
+            self.good.fetch_add(more as u64, Ordering::Relaxed);
+        }
+        part.fill(state);
         drop(chunks);
         if let Some(presence) = self.presence.as_ref().filter(|_| state == Chunk::Good && !run.is_empty()) {
             run.for_each(|chunk| presence.put(chunk));
@@ -352,13 +358,32 @@ impl Object {
                     busy.good(chunk + 1);
                     continue;
                 }
-                self.held.table.clear(chunk).map_err(self.failed("its table cannot be written"))?;
+                let clear = self.held.table.clear(chunk).and_then(|()| digest::forget(&self.held));
+                clear.map_err(self.failed("its table cannot be written"))?;
             }
             let missing = |at: &u64| self.held.table.get(*at).is_none();
             let end = (chunk + 1..busy.run.end).take_while(missing).last().map_or(chunk + 1, |last| last + 1);
             self.fetch(&mut busy, chunk..end)?;
         }
-        Ok(())
+        self.check_whole()
+    }
+
+    /// Compares all bytes with the digest that names them, if this process has seen all of them. If they are
+    /// others, none of them counts.
+    fn check_whole(&self) -> Result<(), Error> {
+        let count = self.held.meta.chunks();
+        if self.good.load(Ordering::Relaxed) < count
+            || digest::is_right(&self.held).map_err(self.failed("the store file cannot be read"))?
+        {
+            return Ok(());
+        }
+        self.good.store(0, Ordering::Relaxed);
+        self.mark(0..count, Chunk::Unknown);
+        lock(&self.fresh).clear();
+        let clear = (0..count).try_for_each(|chunk| self.held.table.clear(chunk));
+        clear.map_err(self.failed("its table cannot be written"))?;
+        let why = "its bytes are not those of its digest".to_owned();
+        Err(Error::Changed { url: shown(&self.held.meta.url), why })
     }
 
     fn fetch(&self, busy: &mut Busy<'_>, run: Range<u64>) -> Result<(), Error> {
@@ -495,7 +520,7 @@ impl Filler for Object {
 
     fn lend(&self) -> io::Result<Lent> {
         let (table, boot) = self.held.table.parts();
-        let order = Order { meta: self.held.meta.clone(), access: self.access.clone(), boot };
+        let order = Order { meta: self.held.meta.clone(), access: self.client.access(), boot };
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(rustix::fs::memfd_create("becket-order", flags)?);
         serde_json::to_writer(&file, &order)?;

@@ -19,14 +19,6 @@ pub struct Place {
     pub inside: OsString,
 }
 
-/// Whether a word of the command line names an object on another host.
-pub fn is_remote(word: &OsStr) -> bool {
-    let starts = |scheme: &[u8]| {
-        word.as_bytes().get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme))
-    };
-    starts(b"http://") || starts(b"https://")
-}
-
 impl Place {
     /// Reads a URL.
     ///
@@ -78,22 +70,12 @@ impl Place {
     }
 }
 
-/// What the user named, for people: as [`Place`] reads it, and without the query.
-pub fn named(word: &OsStr) -> String {
-    if !is_remote(word) {
-        return becket_image::shown(word.as_bytes());
-    }
-    let text = word.to_string_lossy();
-    match text.split_once('#') {
-        Some((url, inside)) => format!("{}#{}", shown(url), becket_image::shown(inside.as_bytes())),
-        None => shown(&text),
-    }
-}
-
-/// A URL for people: without its query, which may be a signature, and without what a terminal would act on.
+/// A URL for people: without the query of a web address, which may be a signature, and without what a
+/// terminal would act on.
 pub(crate) fn shown(url: &str) -> String {
-    let (start, query) = url.split_once('?').map_or((url, ""), |(start, _)| (start, "?..."));
+    let (start, query) = url.split_at(url.find('?').unwrap_or(url.len()));
     let parts = Parts::of(start);
+    let query = if parts.is_web() && !query.is_empty() { "?..." } else { query };
     let authority = parts.authority.rsplit('@').next().unwrap_or_default();
     let text = match parts.scheme {
         "" => start.to_owned(),
@@ -123,6 +105,10 @@ impl<'a> Parts<'a> {
 
     pub(crate) fn is_secure(self) -> bool {
         self.scheme.eq_ignore_ascii_case("https")
+    }
+
+    pub(crate) fn is_web(self) -> bool {
+        self.is_secure() || self.scheme.eq_ignore_ascii_case("http")
     }
 
     /// The host without brackets and port.
@@ -169,10 +155,10 @@ pub(crate) fn redirected(from: &str, location: &str) -> Result<String, String> {
         let dir = Path::new(path).parent().map_or("", |dir| dir.to_str().unwrap_or_default());
         format!("{}://{}{}/{location}", base.scheme, base.authority, dir.trim_end_matches('/'))
     };
-    if !is_remote(OsStr::new(&to)) {
+    let parts = Parts::of(&to);
+    if !parts.is_web() {
         return Err(format!("the server redirects to {}, which is no web address", shown(&to)));
     }
-    let parts = Parts::of(&to);
     if base.is_secure() && !parts.is_secure() {
         return Err(format!("the server redirects from https to {}, which is not encrypted", shown(&to)));
     }
@@ -202,9 +188,6 @@ mod tests {
         for bad in ["http://", "http:///x", "http://u:p@host/x", "http://host/a b", "http://host/\u{1b}[2J"] {
             assert!(place(bad).is_err(), "{bad}");
         }
-        for other in ["disk.img", "https:", "/http://x", "ftp://x/y", "nbd://x"] {
-            assert!(!is_remote(OsStr::new(other)), "{other}");
-        }
     }
 
     #[test]
@@ -226,6 +209,7 @@ mod tests {
     fn nobody_sees_a_query_or_a_password() {
         assert_eq!(shown("https://h/x.img?X-Amz-Signature=secret"), "https://h/x.img?...");
         assert_eq!(shown("https://me:secret@h/x"), "https://h/x");
+        assert_eq!(shown("oci://h/x?layer=disk.img"), "oci://h/x?layer=disk.img");
     }
 
     #[test]

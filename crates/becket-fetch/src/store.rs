@@ -22,10 +22,10 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::client::Known;
+use crate::Error;
 use crate::place::{Place, shown};
 use crate::table::Table;
-use crate::{Error, Version};
+use crate::version::{Known, Version};
 
 /// The layout that this build reads and writes.
 const LAYOUT: &str = "v1";
@@ -66,11 +66,7 @@ impl Meta {
 
     /// The directory's name.
     fn id(&self) -> String {
-        let version = match &self.version {
-            Version::Etag(etag) => format!("etag {etag}"),
-            Version::Modified(date) => format!("date {date}"),
-        };
-        let all = format!("{}\n{version}\n{}\n", self.url, self.size);
+        let all = format!("{}\n{}\n{}\n", self.url, self.version.line(), self.size);
         sha256(all.as_bytes()).iter().take(20).map(|byte| format!("{byte:02x}")).collect()
     }
 

@@ -177,6 +177,11 @@ fn what_is_not_there_yet_makes_its_request_wait_for_a_note() {
     assert_eq!(is_drained.try_recv(), Ok(true));
     assert!(bench.core.let_go(&mut bench.ring, false).unwrap() && bench.core.has_ended());
 
+    // A queue that ends waits for nothing new.
+    happens(&image, &[Fate::Waits]);
+    assert_eq!(bench.does(WRITE), Err(Errno::IO));
+
+    let mut bench = Bench::new(&image.scripted());
     happens(&image, &[Fate::Waits]);
     bench.begin(1, WRITE);
     bench.core.note_came(&mut bench.ring, 1, Note::There(Err(Errno::NOSPC)));

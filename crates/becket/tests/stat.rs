@@ -157,12 +157,20 @@ fn top_quits_by_a_key_and_leaves_the_terminal_as_it_was() {
     script.args(["-qec", &command, "/dev/null"]).env("TERM", "xterm").stdin(std::process::Stdio::piped());
     script.stdout(std::process::Stdio::piped());
     let mut ran = script.spawn().unwrap();
-    for key in [b"h", b"q"] {
-        thread::sleep(Duration::from_millis(800));
+    // A key is pressed when what comes before it is shown: a slow machine takes its time.
+    let (mut out, mut stdout) = (Vec::new(), ran.stdout.take().unwrap());
+    for (awaited, key) in [("0 devices", b"h"), ("select a device", b"q")] {
+        let mut piece = [0; 4096];
+        while !String::from_utf8_lossy(&out).contains(awaited) {
+            let len = stdout.read(&mut piece).unwrap();
+            assert!(len > 0, "{awaited}: {:?}", String::from_utf8_lossy(&out));
+            out.extend_from_slice(&piece[..len]);
+        }
         ran.stdin.as_mut().unwrap().write_all(key).unwrap();
     }
-    let out = ran.wait_with_output().unwrap();
-    let out = String::from_utf8_lossy(&out.stdout).replace('\r', "");
+    stdout.read_to_end(&mut out).unwrap();
+    assert!(ran.wait().unwrap().success());
+    let out = String::from_utf8_lossy(&out).replace('\r', "");
     let (before, rest) = out.split_once("\x1b[?1049h").unwrap_or_else(|| panic!("{out:?}"));
     let (shown, after) = rest.split_once("\x1b[?1049l").unwrap_or_else(|| panic!("{out:?}"));
     assert!(shown.contains("0 devices") && shown.contains("select a device"), "{shown:?}");

@@ -134,7 +134,7 @@ fn fuse_readers_see_no_error_when_processes_die() {
     let origin = Origin::start(bytes.clone());
     origin.latency(Duration::from_millis(5));
     let disk = open(&attach(&place, &[&origin.url("/d.img")]));
-    // Another device of the same object, whose fetcher is the same whoever starts it.
+    // Another device of the same object: both share one fetcher, which either of them starts.
     let other = open(&attach(&place, &[&origin.url("/d.img"), "--name", "other"]));
     let (ends, blocks) = (AtomicBool::new(false), bytes.len() / BLOCK);
     let kills = std::env::var("BECKET_TEST_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(6);

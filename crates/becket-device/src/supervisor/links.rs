@@ -186,8 +186,8 @@ fn same(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> bool {
     of(one).is_some() && of(one) == of(other)
 }
 
-/// What a fetcher needs, opened for it: whoever serves the image has only the right to read the file, and
-/// none to the rest.
+/// What a fetcher needs, opened for it. The worker of the image may only read the file, and has no right to
+/// the rest.
 fn opened(filled: &FilledSource) -> io::Result<Vec<OwnedFd>> {
     let [table, order] = filled.envelopes();
     let open = |fd: BorrowedFd<'_>, flags: OFlags| {

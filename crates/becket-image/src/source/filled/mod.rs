@@ -59,8 +59,8 @@ impl FilledFacts {
 pub struct FilledSource {
     file: FileSource,
     presence: Arc<Presence>,
-    /// Descriptors without a right to read (`O_PATH`): whoever serves the image holds them for a successor
-    /// and cannot look into them. The store's table of checksums, and the fetcher's order.
+    /// Descriptors without a right to read (`O_PATH`): the worker holds them for its successor and cannot
+    /// read them. The store's table of checksums, and the fetcher's order.
     table: OwnedFd,
     order: OwnedFd,
 }

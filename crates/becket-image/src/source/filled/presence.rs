@@ -187,7 +187,7 @@ impl Presence {
         self.tell();
     }
 
-    /// Whether somebody waits for a chunk.
+    /// Whether a request waits for a chunk.
     pub fn is_wanted(&self, chunk: u64) -> bool {
         self.has_bit(Which::Wanted, chunk) && !self.has(chunk)
     }
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_stays_until_it_is_there_whoever_reads_the_table() {
+    fn what_is_asked_stays_until_it_is_there_in_each_mapping_of_the_table() {
         let table = Presence::new(100 * CHUNK, CHUNK).unwrap();
         let other = table.again().unwrap();
         let seen = other.asked();

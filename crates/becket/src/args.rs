@@ -4,9 +4,10 @@
 use crate::units::{parse_block_size, parse_duration, parse_size};
 use becket_device::LogLevel;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use clap::{Args, FromArgMatches as _, Parser, Subcommand};
 use std::{
     ffi::OsString,
+    marker::PhantomData,
     os::{fd::RawFd, unix::ffi::OsStrExt as _},
     path::PathBuf,
     time::Duration,
@@ -184,18 +185,26 @@ pub(crate) struct AttachLine {
     pub(crate) device: DeviceOptions,
 }
 
-/// What reads such lines: made once for all of them, which takes longer than reading one.
-pub(crate) struct LineParser(clap::Command);
+/// A line of the machine's table that is an export.
+#[derive(Debug, Parser)]
+#[command(no_binary_name = true, disable_help_flag = true, args_override_self = true)]
+pub(crate) struct ExportLine {
+    #[command(flatten)]
+    pub(crate) export: Export,
+}
 
-impl LineParser {
+/// What reads such lines: made once for all of them, which takes longer than reading one.
+pub(crate) struct LineParser<T>(clap::Command, PhantomData<T>);
+
+impl<T: Parser> LineParser<T> {
     pub(crate) fn new() -> Self {
-        Self(AttachLine::command())
+        Self(T::command(), PhantomData)
     }
 
     /// From a line's words; an error says on one line what is wrong.
-    pub(crate) fn parse(&mut self, words: impl IntoIterator<Item = OsString>) -> Result<AttachLine, String> {
+    pub(crate) fn parse(&mut self, words: impl IntoIterator<Item = OsString>) -> Result<T, String> {
         let parsed = self.0.try_get_matches_from_mut(words);
-        parsed.and_then(|matches| AttachLine::from_arg_matches(&matches)).map_err(|error| {
+        parsed.and_then(|matches| T::from_arg_matches(&matches)).map_err(|error| {
             let text = error.to_string();
             let first = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
             first.split_whitespace().collect::<Vec<_>>().join(" ")

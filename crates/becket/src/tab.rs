@@ -1,8 +1,8 @@
-//! A table of devices, /etc/beckettab: `NAME IMAGE [OPTIONS]`, one a line, which the machine attaches when it
-//! starts.
+//! A table of devices and exports, /etc/beckettab: `NAME IMAGE [OPTIONS]`, one a line, which the machine
+//! attaches when it starts. A line with the option `nbd=ADDRESS` or `vhost-user=ADDRESS` is an export.
 //! A wrong line affects only itself: the others are read all the same.
 
-use crate::args::{AttachLine, DeviceOptions, LineParser};
+use crate::args::{AttachLine, DeviceOptions, Export, ExportLine, LineParser};
 use std::{
     collections::HashMap,
     ffi::OsString,
@@ -24,6 +24,8 @@ pub(crate) struct Entry {
     /// Absolute.
     pub(crate) image: PathBuf,
     pub(crate) device: DeviceOptions,
+    /// Set if the image is not to be a block device.
+    pub(crate) export: Option<Box<Export>>,
     pub(crate) start: Start,
 }
 
@@ -63,11 +65,11 @@ pub(crate) fn text(table: &Path) -> io::Result<Vec<u8>> {
 /// set them itself.
 pub(crate) fn entries(text: &[u8], given: &[OsString]) -> Vec<Result<Entry, Wrong>> {
     let mut names: HashMap<String, usize> = HashMap::new();
-    let mut parser = LineParser::new();
+    let mut parsers = Parsers { devices: LineParser::new(), exports: None };
     let lines = text.split(|&byte| byte == b'\n').zip(1..);
     let read = |(text, line)| {
         let wrong = |why: String| Err(Wrong { line, why });
-        let entry = match parse(text, line, given, &mut parser).transpose()? {
+        let entry = match parse(text, line, given, &mut parsers).transpose()? {
             Ok(entry) => entry,
             Err(why) => return Some(wrong(why)),
         };
@@ -86,11 +88,17 @@ fn is_a_place(path: &Path) -> bool {
     path.is_absolute() && path.to_str().is_some_and(|text| !text.chars().any(char::is_control))
 }
 
+/// One for each kind of line. Most tables have no exports.
+struct Parsers {
+    devices: LineParser<AttachLine>,
+    exports: Option<LineParser<ExportLine>>,
+}
+
 fn parse(
     text: &[u8],
     line: usize,
     given: &[OsString],
-    parser: &mut LineParser,
+    parsers: &mut Parsers,
 ) -> Result<Option<Entry>, String> {
     let text = std::str::from_utf8(text).map_err(|_| "it is not UTF-8".to_owned())?;
     let words = crate::words::words(text).map_err(|(column, what)| format!("column {column}: {what}"))?;
@@ -107,12 +115,17 @@ fn parse(
     }
     let mut start = Start::default();
     let mut words = given.to_vec();
+    let mut exported = false;
     for option in options.split(',').filter(|option| !matches!(*option, "" | "-" | "none" | "defaults")) {
         match option {
             "noauto" => start.noauto = true,
             "nofail" => start.nofail = true,
             "_netdev" => start.netdev = true,
             "ro" => words.push("--read-only".into()),
+            _ if option.starts_with("nbd=") || option.starts_with("vhost-user=") => {
+                exported = true;
+                words.push(format!("--{option}").into());
+            }
             // Not one of those that a device has, or that of another device.
             _ if option.starts_with('-') || option.split('=').next() == Some("name") => {
                 return Err(format!("{option:?} is not an option of a line"));
@@ -121,11 +134,31 @@ fn parse(
         }
     }
     words.extend([format!("--name={name}").into(), "--".into(), image.into()]);
-    let AttachLine { image, device } = parser.parse(words)?;
+    let (image, device, export) = if exported {
+        let parser = parsers.exports.get_or_insert_with(LineParser::new);
+        let ExportLine { export } = parser.parse(words)?;
+        check_places(&export)?;
+        (PathBuf::from(image), export.device(), Some(Box::new(export)))
+    } else {
+        let AttachLine { image, device } = parsers.devices.parse(words)?;
+        (image, device, None)
+    };
     if let Some(cow) = device.cow.as_deref().filter(|cow| !is_a_place(cow)) {
         return Err(format!("{cow:?} is not an absolute path"));
     }
-    Ok(Some(Entry { line, name: name.clone(), image, device, start }))
+    Ok(Some(Entry { line, name: name.clone(), image, device, export, start }))
+}
+
+/// What an export names on the machine must mean the same to the service manager.
+fn check_places(export: &Export) -> Result<(), String> {
+    let paths = [export.socket(), export.tls.as_deref()];
+    match paths.into_iter().flatten().find(|path| !is_a_place(path)) {
+        Some(path) => Err(format!("{path:?} is not an absolute path")),
+        None if export.address().starts_with("fd:") => {
+            Err("nobody hands a descriptor to a line: use unix:PATH, tcp:HOST:PORT or systemd".to_owned())
+        }
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -163,6 +196,21 @@ mod tests {
     }
 
     #[test]
+    fn a_line_with_an_address_is_an_export() {
+        let vm = one("vm /srv/vm.qcow2 vhost-user=unix:/run/vm.sock,queues=2,cow=/srv/today.qcow2").unwrap();
+        let export = vm.export.unwrap();
+        assert_eq!(export.vhost_user.as_deref(), Some("unix:/run/vm.sock"));
+        assert_eq!((export.socket(), export.images.len()), (Some(Path::new("/run/vm.sock")), 1));
+        assert_eq!((vm.image.to_str(), vm.device.queues), (Some("/srv/vm.qcow2"), Some(2)));
+        assert_eq!(vm.device.cow.as_deref(), Some(Path::new("/srv/today.qcow2")));
+        let nbd = one("b /b ro,nofail,nbd=tcp:0.0.0.0,tls=/pki,tls-allow=a,tls-allow=b").unwrap();
+        let export = nbd.export.unwrap();
+        assert_eq!((export.tls_allow.len(), export.name.as_deref()), (2, Some("b")));
+        assert!(nbd.device.read_only && nbd.start.nofail && export.socket().is_none());
+        assert!(one("a /b ro").unwrap().export.is_none());
+    }
+
+    #[test]
     fn a_wrong_line_says_why() {
         for (line, why) in [
             ("name", "it has no image"),
@@ -182,6 +230,13 @@ mod tests {
             ("a /b --offset=1", "\"--offset=1\" is not an option of a line"),
             ("a /b name=c", "\"name=c\" is not an option of a line"),
             ("a /b name", "\"name\" is not an option of a line"),
+            ("a /b nbd=unix:s.sock", "\"s.sock\" is not an absolute path"),
+            ("a /b nbd=tcp:::1,tls=pki", "\"pki\" is not an absolute path"),
+            ("a /b nbd=fd:3", "nobody hands a descriptor to a line"),
+            ("a /b nbd=tcp:h,vhost-user=unix:/s", "cannot be used with"),
+            ("a /b nbd=tcp:h,via=loop", "unexpected argument '--via'"),
+            ("a /b tls=/pki", "unexpected argument '--tls'"),
+            ("a /b nbd", "unexpected argument '--nbd'"),
         ] {
             let reported = one(line).unwrap_err();
             assert!(reported.contains(why), "{line}: {reported}");

@@ -3,7 +3,7 @@
 
 use crate::units::{parse_block_size, parse_size};
 use clap::Args;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::device::{DeviceOptions, LimitOptions, StoreOptions, Toggle, format_parser};
 
@@ -109,6 +109,16 @@ pub(crate) struct ImageOptions {
 }
 
 impl Export {
+    /// Where clients connect.
+    pub(crate) fn address(&self) -> &str {
+        self.nbd.as_deref().or(self.vhost_user.as_deref()).unwrap_or_default()
+    }
+
+    /// The path of its socket, if it has one.
+    pub(crate) fn socket(&self) -> Option<&Path> {
+        self.address().strip_prefix("unix:").map(Path::new)
+    }
+
     /// The options as those of a device.
     pub(crate) fn device(&self) -> DeviceOptions {
         let image = self.image.clone();

@@ -1,7 +1,7 @@
 //! `becket attach IMAGE...`: many images at once, one device path a line in the order given.
 //! Never detaches what worked because something else failed, unless that was asked for.
 
-use super::{attach_from, attach_tab, common, common::Job, fetched, parallel};
+use super::{attach_from, attach_tab, common, common::Job, export, fetched, parallel};
 use crate::{args, failure::Failure, progress::Progress, ui::Ui};
 use becket_device::{DetachOptions, DeviceInfo};
 use serde_json::{Value, json};
@@ -86,16 +86,21 @@ fn jobs(args: &args::Attach) -> Result<Vec<Job>, Failure> {
         image: image.clone(),
         options: options.clone(),
         store: store.clone(),
+        export: None,
         origin: None,
     };
     Ok(args.images.iter().map(job).collect())
 }
 
 fn attach(job: &Job) -> Result<DeviceInfo, Failure> {
-    let attached = fetched::for_device(&job.image, &job.options, &job.store).and_then(|(image, options)| {
-        becket_device::attach(&image, &options)
-            .map_err(|error| Failure::device("attach", becket_fetch::named(job.image.as_os_str()), &error))
-    });
+    let attached = match &job.export {
+        Some(args) => export::at(args, &job.image, &job.options),
+        None => fetched::for_device(&job.image, &job.options, &job.store).and_then(|(image, options)| {
+            becket_device::attach(&image, &options).map_err(|error| {
+                Failure::device("attach", becket_fetch::named(job.image.as_os_str()), &error)
+            })
+        }),
+    };
     attached.map_err(|mut failure| {
         if let Some(origin) = &job.origin {
             failure.message = format!("{origin}: {}", failure.message);

@@ -79,7 +79,13 @@ fn read(
             return Err(bad(format!("line {}: --name {name} is that of line {first} already", line.number)));
         }
         let origin = Some(format!("{} line {}", file.display(), line.number));
-        jobs.push(Job { image, options: common::options(&device), store: device.store, origin });
+        jobs.push(Job {
+            image,
+            options: common::options(&device),
+            store: device.store,
+            export: None,
+            origin,
+        });
     }
     Ok(jobs)
 }

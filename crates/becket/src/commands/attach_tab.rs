@@ -26,9 +26,9 @@ fn choose(table: &Path, text: &[u8], names: &[PathBuf], given: &[OsString]) -> R
         let named =
             |found: &Result<Entry, Wrong>| matches!(found, Ok(entry) if Path::new(&entry.name) == name);
         let Some(at) = entries.iter().position(named) else { return Err(missing(table, name, &entries)) };
-        if let Ok(Entry { line, image, device, .. }) = entries.swap_remove(at) {
+        if let Ok(Entry { line, image, device, export, .. }) = entries.swap_remove(at) {
             let origin = Some(format!("{} line {line}", table.display()));
-            jobs.push(Job { image, options: common::options(&device), store: device.store, origin });
+            jobs.push(Job { image, options: common::options(&device), store: device.store, export, origin });
         }
     }
     Ok(jobs)

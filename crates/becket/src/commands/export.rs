@@ -2,8 +2,12 @@
 //! Never takes an address from a program that listens there, nor an export back that others may use already.
 
 use super::{common, fetched};
-use crate::{args, failure::Failure, ui::Ui};
-use becket_device::{DetachOptions, DeviceInfo, DoorOptions, Doorway};
+use crate::{
+    args::{self, StoreOptions},
+    failure::Failure,
+    ui::Ui,
+};
+use becket_device::{AttachOptions, DetachOptions, DeviceInfo, DoorOptions, Doorway};
 use serde_json::{Value, json};
 use std::{collections::HashSet, path::Path, time::Duration};
 
@@ -14,17 +18,14 @@ pub(crate) fn run(ui: &Ui, args: &args::Export) -> Result<u8, Failure> {
     check(args)?;
     let doorway = doorway(args)?;
     let options = common::options(&args.device());
+    let store = &args.image.store;
     let mut exports: Vec<DeviceInfo> = Vec::new();
     for image in &args.images {
         let name = match &args.name {
             Some(name) => name.clone(),
             None => name_of(image),
         };
-        let exported = fetched::for_device(image, &options, &args.image.store).and_then(|(path, options)| {
-            becket_device::export(&path, &options, &doorway, &name)
-                .map_err(|error| Failure::device("export", fetched::named(image), &error))
-        });
-        match exported {
+        match offer(image, &options, store, &doorway, &name) {
             Ok(info) => exports.push(info),
             Err(failure) => {
                 // All or none: an address with half of its exports is no use.
@@ -42,6 +43,24 @@ pub(crate) fn run(ui: &Ui, args: &args::Export) -> Result<u8, Failure> {
         ui.line(info.device.display().to_string())?;
     }
     Ok(0)
+}
+
+/// Exports one image at a doorway of its own, as a line of the machine's table wants it.
+pub(super) fn at(args: &args::Export, image: &Path, options: &AttachOptions) -> Result<DeviceInfo, Failure> {
+    let name = args.name.clone().unwrap_or_else(|| name_of(image));
+    offer(image, options, &args.image.store, &doorway(args)?, &name)
+}
+
+fn offer(
+    image: &Path,
+    options: &AttachOptions,
+    store: &StoreOptions,
+    doorway: &Doorway,
+    name: &str,
+) -> Result<DeviceInfo, Failure> {
+    let (path, options) = fetched::for_device(image, options, store)?;
+    becket_device::export(&path, &options, doorway, name)
+        .map_err(|error| Failure::device("export", fetched::named(image), &error))
 }
 
 /// What the parser cannot see.
@@ -81,10 +100,7 @@ fn doorway(args: &args::Export) -> Result<Doorway, Failure> {
         (None, Some(address)) => Doorway::vhost_user(address),
         (None, None) => return Err(Failure::usage("an export needs --nbd or --vhost-user")),
     };
-    made.map_err(|error| {
-        let address = args.nbd.as_ref().or(args.vhost_user.as_ref()).map_or("", String::as_str);
-        Failure::device("listen at", address, &error)
-    })
+    made.map_err(|error| Failure::device("listen at", args.address(), &error))
 }
 
 /// What clients call an image that was given no name.

@@ -8,7 +8,7 @@
 //! (systemd.generator(7)).
 
 use crate::{
-    args,
+    args::{self, Export},
     failure::Failure,
     tab::{self, Entry, Wrong},
 };
@@ -69,12 +69,20 @@ fn write(dir: &Path, table: &Path, entry: &Entry) -> io::Result<()> {
     }
     let drop_in = dir.join(format!("{unit}.d"));
     fs::create_dir_all(&drop_in)?;
-    fs::write(drop_in.join("50-beckettab.conf"), order(table, entry, &node))?;
+    let text = match &entry.export {
+        Some(export) => order_of_export(table, entry, export),
+        None => order(table, entry, &node),
+    };
+    fs::write(drop_in.join("50-beckettab.conf"), text)?;
     let pull = |what: &str| {
         let by = dir.join(what);
         fs::create_dir_all(&by)?;
         symlink(UNIT, by.join(&unit))
     };
+    if entry.export.is_some() {
+        // No file system waits for it, so the machine's start does not fail with it.
+        return if entry.start.noauto { Ok(()) } else { pull("multi-user.target.wants") };
+    }
     if !entry.start.noauto {
         let how = if entry.start.nofail { "wants" } else { "requires" };
         pull(&format!("{}.{how}", target(entry)))?;
@@ -91,7 +99,8 @@ fn target(entry: &Entry) -> &'static str {
     if entry.start.netdev { "remote-fs.target" } else { "local-fs.target" }
 }
 
-fn order(table: &Path, entry: &Entry, node: &str) -> String {
+/// The beginning of what is said of a unit: where it comes from, and the places that it needs.
+fn needs(table: &Path, entry: &Entry) -> String {
     let image = entry.image.to_string_lossy();
     let mut unit = format!(
         "# Made by becket-generator of line {} of {}.\n[Unit]\nSourcePath={}\n",
@@ -107,6 +116,28 @@ fn order(table: &Path, entry: &Entry, node: &str) -> String {
     if let Some(path) = image.strip_prefix("/dev/") {
         let _ = writeln!(unit, "Requires={0}.device\nAfter={0}.device", escape(&format!("dev/{path}")));
     }
+    unit
+}
+
+/// An export has no node. It begins like a service of the machine: after the file systems, and where it
+/// listens at a TCP address, after the network.
+fn order_of_export(table: &Path, entry: &Entry, export: &Export) -> String {
+    let mut unit = needs(table, entry);
+    for path in [export.socket(), export.tls.as_deref()].into_iter().flatten() {
+        let _ = writeln!(unit, "RequiresMountsFor={}", quoted(&path.to_string_lossy()));
+    }
+    unit.push_str("Description=Export %i\nAfter=local-fs.target\n");
+    if export.address().starts_with("tcp:") || entry.start.netdev {
+        unit.push_str("Wants=network-online.target\nAfter=network-online.target\n");
+    }
+    if entry.start.netdev {
+        unit.push_str("After=remote-fs.target\n");
+    }
+    unit
+}
+
+fn order(table: &Path, entry: &Entry, node: &str) -> String {
+    let mut unit = needs(table, entry);
     // Units that use the device begin after it and, when the machine ends, end before it.
     let _ = writeln!(unit, "Wants=blockdev@{node}.target\nBefore=blockdev@{node}.target");
     if entry.start.netdev {
@@ -209,6 +240,40 @@ mod tests {
                 && !order("d").contains("Before=remote-fs")
         );
         assert!(found.contains_key("dev-becket-b.device.requires/becket-attach@b.service"));
+    }
+
+    #[test]
+    fn an_export_is_a_service_without_a_node() {
+        let (complaints, found) = generated(
+            b"vm /srv/vm.img 'vhost-user=unix:/run/a b/vm.sock'\nnet /dev/vg/d nbd=tcp:10.0.0.1,tls=/pki,_netdev\noff /c nbd=unix:/s,noauto\n",
+        );
+        assert_eq!(complaints, Vec::<String>::new());
+        let links: Vec<&str> =
+            found.keys().map(String::as_str).filter(|name| !name.ends_with(".conf")).collect();
+        assert_eq!(
+            links,
+            [
+                "multi-user.target.wants/becket-attach@net.service",
+                "multi-user.target.wants/becket-attach@vm.service"
+            ]
+        );
+        let order = |name: &str| found[&format!("becket-attach@{name}.service.d/50-beckettab.conf")].as_str();
+        assert_eq!(
+            order("vm"),
+            "# Made by becket-generator of line 1 of /tab.\n[Unit]\nSourcePath=/tab\n\
+             RequiresMountsFor=\"/srv/vm.img\"\nRequiresMountsFor=\"/run/a b/vm.sock\"\n\
+             Description=Export %i\nAfter=local-fs.target\n"
+        );
+        let net = order("net");
+        for line in [
+            "After=dev-vg-d.device",
+            "RequiresMountsFor=\"/pki\"",
+            "Wants=network-online.target\nAfter=network-online.target",
+            "After=remote-fs.target",
+        ] {
+            assert!(net.contains(&format!("{line}\n")), "{line}: {net}");
+        }
+        assert!(!order("off").contains("network"));
     }
 
     #[test]

@@ -1,0 +1,89 @@
+//! How an export begins and ends: by a line of the machine's table.
+//! Never looks at what clients do with it: `export.rs` does.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::fs;
+use std::process::Command;
+
+use becket_testkit::{Scratch, image, require_tools};
+use common::nbd::Client;
+use common::{scratch, text};
+
+const SIZE: u64 = 8 << 20;
+
+/// A table with these lines, in which `@` is the scratch directory, as the option that names it.
+fn table(place: &Scratch, lines: &str) -> String {
+    let here = place.path("");
+    let here = here.to_str().unwrap().trim_end_matches('/');
+    fs::write(place.path("tab"), lines.replace('@', here)).unwrap();
+    format!("--tab={here}/tab")
+}
+
+#[test]
+fn a_line_of_the_table_is_an_export() {
+    let place = scratch();
+    for name in ["a.img", "b.img", "c.img"] {
+        image::random(&place.path(name), SIZE, 7);
+    }
+    let tab = table(
+        &place,
+        "disk @/a.img nbd=unix:@/a.sock,ro,max-connections=3\n\
+         vm @/b.img vhost-user=unix:@/b.sock,queues=2\n\
+         open @/c.img nbd=tcp:0.0.0.0:0\n\
+         taken @/c.img nbd=unix:@/a.sock\n",
+    );
+    let said = place.ok(["attach", &tab, "disk", "vm"]);
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines[0].starts_with("nbd+unix:///disk?socket=/") && lines[1].ends_with("/b.sock"), "{said}");
+    let devices = place.devices();
+    let named: Vec<_> = devices.iter().map(|info| (text(info, "name"), text(info, "transport"))).collect();
+    assert_eq!(named, [("disk", "nbd"), ("vm", "vhost_user")]);
+    assert_eq!(devices[0]["export"]["max_connections"], 3);
+    let mut client = Client::connect(&place.path("a.sock"), "disk").unwrap();
+    assert_eq!(client.read(4096, 8192).unwrap(), fs::read(place.path("a.img")).unwrap()[4096..12288]);
+    assert_ne!(client.call(common::nbd::WRITE, 0, 0, 512, &[1; 512]).unwrap(), 0, "the line says `ro`");
+    drop(client);
+
+    // A line cannot do what the command could not.
+    for (name, why) in [("open", "tab line 3: cannot listen at"), ("taken", "another program listens")] {
+        let ran = place.run(["attach", &tab, name]);
+        assert!(ran.code == 1 && ran.err.contains(why), "{ran:?}");
+    }
+    assert_eq!(place.devices().len(), 2);
+    assert!(becket_testkit::wait_until(std::time::Duration::from_secs(20), || {
+        place.run(["detach", "disk", "vm"]).code == 0
+    }));
+    assert!(!place.path("a.sock").exists() && !place.path("b.sock").exists());
+}
+
+/// systemd reads what the generator writes, without a word.
+#[test]
+fn the_unit_of_an_export_is_sound() {
+    if !require_tools("the_unit_of_an_export_is_sound", &["systemd-analyze"]) {
+        return;
+    }
+    let place = scratch();
+    let becket = env!("CARGO_BIN_EXE_becket");
+    let tab =
+        table(&place, "vm /srv/vm.img vhost-user=unix:/run/vm.sock\nnet /srv/b nbd=tcp:10.0.0.1,insecure\n");
+    let (units, made) = (place.dir("units"), place.dir("made"));
+    let dist = concat!(env!("CARGO_MANIFEST_DIR"), "/../../dist/becket-attach@.service");
+    let unit = fs::read_to_string(dist).unwrap().replace("/usr/bin/becket", becket);
+    fs::write(units.join("becket-attach@.service"), unit).unwrap();
+    place.ok(["generator", &tab, made.to_str().unwrap()]);
+    let verify = || {
+        let mut command = Command::new("systemd-analyze");
+        command.args(["verify", "--man=no", "becket-attach@vm.service", "becket-attach@net.service"]);
+        command.env("SYSTEMD_UNIT_PATH", format!("{}:{}:", units.display(), made.display()));
+        let done = command.output().unwrap();
+        (done.status.success(), String::from_utf8_lossy(&done.stderr).into_owned())
+    };
+    let (good, said) = verify();
+    assert!(good && !said.contains("becket"), "{said}");
+    let drop_in = made.join("becket-attach@vm.service.d/50-beckettab.conf");
+    let text = fs::read_to_string(&drop_in).unwrap();
+    fs::write(&drop_in, text.replace("Description=", "Describes=")).unwrap();
+    assert!(verify().1.contains("Describes"), "what is wrong would be seen");
+}

@@ -2,8 +2,6 @@
 //! process which can read none of the user's files can be given them.
 //! It has secrets: nothing prints it.
 
-use std::path::PathBuf;
-
 use serde::{Deserialize, Serialize};
 use ureq::Proxy;
 use ureq::http::Uri;
@@ -11,14 +9,6 @@ use ureq::http::Uri;
 use crate::Error;
 use crate::origin::Rights;
 use crate::place::Parts;
-
-/// Where systems keep the certificates that they trust.
-const BUNDLES: [&str; 4] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-];
 
 /// See the module.
 #[derive(Clone, Serialize, Deserialize)]
@@ -49,11 +39,7 @@ impl std::fmt::Debug for Access {
     }
 }
 
-/// The certificates that this system trusts: of `$SSL_CERT_FILE`, or of the system's own file.
 fn trusted() -> Result<String, Error> {
-    let named = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
-    let path = named.or_else(|| BUNDLES.iter().map(PathBuf::from).find(|path| path.exists()));
-    let path = path.unwrap_or_else(|| BUNDLES.first().map(PathBuf::from).unwrap_or_default());
-    let read = std::fs::read_to_string(&path);
-    read.map_err(Error::store(&path, "the certificates of this system cannot be read"))
+    becket_image::link::trusted()
+        .map_err(|(path, error)| Error::store(&path, "the certificates of this system cannot be read")(error))
 }

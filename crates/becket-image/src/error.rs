@@ -271,6 +271,7 @@ impl Error {
             Error::DirectIo { .. } => ErrorKind::Unsupported,
             Error::Link { source: DialError::Refused(Refused::Unknown { .. }), .. } => ErrorKind::NotFound,
             Error::Link { source: DialError::Refused(_), .. } => ErrorKind::Unsupported,
+            Error::Link { source: DialError::Tls { .. }, .. } => ErrorKind::Permission,
             Error::Link { source: DialError::Io(error), .. } => match error.kind() {
                 io::ErrorKind::InvalidInput => ErrorKind::InvalidOption,
                 io::ErrorKind::NotFound => ErrorKind::NotFound,
@@ -366,6 +367,10 @@ impl Error {
             Error::Link { source: DialError::Refused(Refused::TlsRequired), .. } => {
                 "use nbds:// instead of nbd://"
             }
+            Error::Link { source: DialError::Refused(Refused::NoTls), .. } => {
+                "becket does not go on without TLS by itself; if the way to the server is secure: nbd://"
+            }
+            Error::Link { source: DialError::Tls { hint, .. }, .. } => return hint.map(str::to_owned),
             Error::Link { source: DialError::Io(error), .. }
                 if error.kind() == io::ErrorKind::InvalidInput =>
             {

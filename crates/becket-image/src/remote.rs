@@ -113,9 +113,8 @@ fn walk(remote: &Remote, inside: &[OsString], format: Format) -> Result<Walk, Er
 pub(crate) fn locate(path: &Path) -> Location {
     let (uri, inside) = split(path);
     let endpoint = uri.to_str().and_then(|uri| Endpoint::parse(uri).ok());
-    let ino = endpoint.map_or(0, |endpoint| {
-        link::identity_of(&link::with_inside(Path::new(&endpoint.to_string()), &inside))
-    });
+    let ino = endpoint
+        .map_or(0, |endpoint| link::identity_of(&link::with_inside(Path::new(&endpoint.plainly()), &inside)));
     Location { host: Identity { dev: link::NOWHERE, ino }, inside: Vec::new() }
 }
 

@@ -5,13 +5,17 @@
 //! server that a new connection leads to is the one that has the bytes of earlier ones; that is how it can
 //! say what became of a dead worker's writes (`Earlier`). And a dead worker's connection is ended in order,
 //! before another worker gets one: its last writes have landed then, and no later ones of theirs are undone.
+//!
+//! With TLS it stays between the server and the worker (`link::relay`): then it outlives its supervisor for
+//! as long as a worker uses its connections, and its own death ends them.
 
 mod history;
 
 use std::os::fd::OwnedFd;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use becket_image::link::{Agreed, Endpoint, Wanted, channel, dial};
+use becket_image::link::{Agreed, Dialed, Endpoint, Trust, channel, dial};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use self::history::History;
@@ -50,7 +54,13 @@ pub fn connector_main() -> Result<(), Error> {
     });
     match outcome {
         Ok(Some(connector)) => {
-            connector.run(&control);
+            let relays = connector.run(&control);
+            // Another connector follows. What a worker has of this one goes on until it ends.
+            drop(control);
+            for relay in relays {
+                // One that has panicked has ended as well.
+                let _ = relay.join();
+            }
             Ok(())
         }
         Ok(None) => Ok(()),
@@ -65,11 +75,17 @@ pub fn connector_main() -> Result<(), Error> {
 fn begin(order: Connect, fds: Vec<OwnedFd>) -> Result<Connector, Error> {
     let bad = |what: &str| Error::Worker { what: format!("cannot connect: {what}") };
     let endpoint = Endpoint::parse(&order.uri).map_err(|why| bad(&why))?;
-    let [asks, channel] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| bad("its channel is missing"))?;
+    let mut fds = fds.into_iter();
+    let (Some(asks), Some(channel)) = (fds.next(), fds.next()) else {
+        return Err(bad("its channel is missing"));
+    };
+    let trust = fds.next().map(Trust::unsealed).transpose().map_err(|error| bad(&error.to_string()))?;
     let (waiting, legacy) = channel::inherit(&channel).map_err(|error| bad(&error.to_string()))?;
     let history = History::new(order.shares, order.again, legacy);
     Ok(Connector {
         endpoint,
+        trust,
+        relays: Vec::new(),
         agreed: order.agreed,
         timeout: order.timeout.map(Duration::from_secs),
         asks,
@@ -81,6 +97,10 @@ fn begin(order: Connect, fds: Vec<OwnedFd>) -> Result<Connector, Error> {
 
 struct Connector {
     endpoint: Endpoint,
+    /// What connections are secured by, where they are.
+    trust: Option<Trust>,
+    /// The threads that relay between TLS and workers.
+    relays: Vec<JoinHandle<()>>,
     agreed: Agreed,
     timeout: Option<Duration>,
     /// The other end of the channel, for what is left to a successor.
@@ -95,7 +115,8 @@ struct Connector {
 struct Gone;
 
 impl Connector {
-    fn run(mut self, control: &OwnedFd) {
+    /// Works until the supervisor is gone; the relays that are left.
+    fn run(mut self, control: &OwnedFd) -> Vec<JoinHandle<()>> {
         while let Some(request) = self.waiting.pop() {
             if self.connected(request, control).is_err() {
                 return self.ends();
@@ -110,16 +131,17 @@ impl Connector {
                 break;
             }
         }
-        self.ends();
+        self.ends()
     }
 
     /// The supervisor is gone: another one may follow, with a connector of its own.
-    fn ends(self) {
+    fn ends(self) -> Vec<JoinHandle<()>> {
         if let Some(legacy) = self.history.legacy()
             && let Err(error) = channel::bequeath(&self.asks, &legacy)
         {
             tracing::warn!("what is known of connections is lost: {error}");
         }
+        self.relays
     }
 
     /// Waits for a request.
@@ -174,10 +196,12 @@ impl Connector {
         }
     }
 
-    fn attempt(&self) -> Result<OwnedFd, String> {
+    fn attempt(&mut self) -> Result<OwnedFd, String> {
         // Workers understand simple replies.
-        let wanted = Wanted { structured: false, tls: self.endpoint.tls };
-        let (socket, agreed) = dial(&self.endpoint, wanted, PATIENCE).map_err(|error| error.to_string())?;
+        let dialed = dial(&self.endpoint, false, self.trust.as_ref(), PATIENCE);
+        let Dialed { socket, agreed, relay } = dialed.map_err(|error| error.to_string())?;
+        self.relays.retain(|relay| !relay.is_finished());
+        self.relays.extend(relay);
         if agreed.size != self.agreed.size {
             return Err(format!(
                 "the export has {} bytes, and had {} when it was attached",

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum LinkOrder {
     /// Make connections to this export for whichever worker asks. The descriptors: the asking and the
-    /// answering end of the image's channel.
+    /// answering end of the image's channel, and where TLS is used its opened envelope.
     Connect(Box<Connect>),
     /// Fill a store file. The descriptors: the file, the store's table, the order of the one who opened the
     /// image, and the table in memory that readers share.

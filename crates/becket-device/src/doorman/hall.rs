@@ -8,13 +8,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use becket_image::link;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SocketFlags, accept_with, sockopt};
 use rustls::ServerConfig;
 use tracing::{debug, info, warn};
 
 use super::guest::{Fate, Guest, Manners, Party};
-use super::relay;
 use crate::contract::Error;
 use crate::contract::export::{DoorOrder, DoorReport, Shown};
 use crate::contract::protocol;
@@ -223,9 +223,13 @@ impl Hall {
         };
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
-        let thread = std::thread::Builder::new().name("becket-relay".to_owned()).stack_size(relay::STACK);
+        let thread = std::thread::Builder::new().name("becket-relay".to_owned()).stack_size(link::STACK);
         protocol::send(control, &report, &[theirs.as_fd()])?;
-        self.relays.push(thread.spawn(move || relay::run(*tls, socket, ours))?);
+        self.relays.push(thread.spawn(move || {
+            if let Err(error) = link::relay((*tls).into(), socket, ours) {
+                debug!("a client's connection over TLS ends: {error}");
+            }
+        })?);
         Ok(())
     }
 }

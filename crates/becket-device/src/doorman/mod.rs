@@ -2,12 +2,11 @@
 //! It holds a socket that listens and the server's key, never an image or a device, and starts nothing.
 //!
 //! What a client and the doorman have agreed on goes with the client's socket to the supervisor. With TLS the
-//! doorman stays between the two ([`relay`]), since a kernel without TLS cannot take that over.
+//! doorman stays between the two (`link::relay`), since a kernel without TLS cannot take that over.
 
 mod certificate;
 mod guest;
 mod hall;
-mod relay;
 mod talk;
 mod tls;
 

@@ -141,8 +141,11 @@ fn connect(spec: &Spec, link: &LinkSource, again: bool, on_change: OnChange) -> 
         timeout: spec.origin_timeout,
     };
     let copy = |end: BorrowedFd<'_>| end.try_clone_to_owned().map_err(failed);
-    let channel = vec![copy(link.asks())?, copy(link.answers())?];
-    Ok(Connector::begin(Work::Connect(order), channel, again, on_change).map_err(failed)?.0)
+    let mut fds = vec![copy(link.asks())?, copy(link.answers())?];
+    if let Some(envelope) = link.envelope() {
+        fds.push(open(envelope, OFlags::RDONLY).map_err(failed)?);
+    }
+    Ok(Connector::begin(Work::Connect(order), fds, again, on_change).map_err(failed)?.0)
 }
 
 impl Fetchers {
@@ -186,21 +189,23 @@ fn same(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> bool {
     of(one).is_some() && of(one) == of(other)
 }
 
+/// Opens a descriptor that carries no right to read, or fewer rights.
+fn open(fd: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
+    let stat = rustix::fs::fstat(fd)?;
+    // A file of others is not ours to change.
+    let ours = stat.st_uid == rustix::process::geteuid().as_raw()
+        && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    if !ours {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the store is not this user's"));
+    }
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
+}
+
 /// What a fetcher needs, opened for it. The worker of the image may only read the file, and has no right to
 /// the rest.
 fn opened(filled: &FilledSource) -> io::Result<Vec<OwnedFd>> {
     let [table, order] = filled.envelopes();
-    let open = |fd: BorrowedFd<'_>, flags: OFlags| {
-        let stat = rustix::fs::fstat(fd)?;
-        // A file of others is not ours to change.
-        let ours = stat.st_uid == rustix::process::geteuid().as_raw()
-            && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        if !ours {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the store is not this user's"));
-        }
-        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-        Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
-    };
     Ok(vec![
         open(filled.file().buffered.as_fd(), OFlags::RDWR)?,
         open(table, OFlags::RDWR)?,

@@ -10,7 +10,7 @@ use super::file::facts::{DirectIo, Facts};
 use super::file::{FileFacts, FileSource};
 use super::filled::{self, FilledFacts, FilledSource};
 use super::kind::{Identity, Kind};
-use super::link::{self, LinkFacts, LinkSource};
+use super::link::{LinkFacts, LinkSource};
 use crate::ReadAt;
 
 /// One place that bytes of an image come from.
@@ -42,7 +42,7 @@ impl SourceFacts {
     pub fn descriptors(&self) -> usize {
         match self {
             SourceFacts::File(file) => file.descriptors(),
-            SourceFacts::Link(_) => 2,
+            SourceFacts::Link(link) => link.descriptors(),
             SourceFacts::Filled(filled) => filled.descriptors(),
         }
     }
@@ -51,7 +51,7 @@ impl SourceFacts {
     pub fn feature(&self) -> Option<&'static str> {
         match self {
             SourceFacts::File(_) => None,
-            SourceFacts::Link(_) => Some(link::FEATURE),
+            SourceFacts::Link(link) => Some(link.feature()),
             SourceFacts::Filled(_) => Some(filled::FEATURE),
         }
     }

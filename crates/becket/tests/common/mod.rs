@@ -7,8 +7,10 @@ pub(crate) mod disk;
 pub(crate) mod disturb;
 pub(crate) mod load;
 pub(crate) mod nbd;
+pub(crate) mod nbd_server;
 pub(crate) mod net;
 pub(crate) mod page;
+pub(crate) mod pki;
 pub(crate) mod web;
 
 use becket_testkit::{Scratch, require_device, require_tools, tool, wait_until};
@@ -35,6 +37,24 @@ pub(crate) fn ready(name: &str) -> bool {
 #[track_caller]
 pub(crate) fn text<'a>(value: &'a Value, key: &str) -> &'a str {
     value[key].as_str().unwrap_or_else(|| panic!("no string {key:?} in {value:#}"))
+}
+
+/// The processes of a role that a supervisor has started.
+pub(crate) fn helpers(parent: u32, role: &str) -> Vec<u32> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let fields = stat.rsplit(')').next().unwrap_or_default();
+        let its = fields.split_whitespace().nth(1).and_then(|word| word.parse::<u32>().ok()) == Some(parent);
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        if its && words.split(|byte| *byte == 0).nth(1) == Some(role.as_bytes()) {
+            found.push(pid);
+        }
+    }
+    found
 }
 
 /// Whether a process lives; one that only waits to be buried does not.

@@ -144,6 +144,10 @@ impl Target for LinkTarget {
         [Some(self.source.asks()), Some(self.source.answers())]
     }
 
+    fn crossing(&self) -> Vec<BorrowedFd<'_>> {
+        [self.source.asks(), self.source.answers()].into_iter().chain(self.source.envelope()).collect()
+    }
+
     fn is_writable(&self) -> bool {
         self.source.may_write()
     }

@@ -3,13 +3,17 @@
 //! A process that serves it connects to nothing by itself, and knows no name of the server's.
 //!
 //! Uses go down this list: `reader` for a process that may wait, `channel` to ask another process for
-//! connections, `conn` and `dial` for one connection, `handshake` for the negotiation, `uri` for names.
+//! connections, `conn` and `dial` for one connection, `relay` and `tls` where it is secure, `handshake` for
+//! the negotiation, `uri` for names.
 
 pub mod channel;
 mod conn;
 mod dial;
+mod error;
 mod handshake;
 mod reader;
+mod relay;
+mod tls;
 mod uri;
 
 use std::io;
@@ -22,16 +26,21 @@ use becket_uapi::nbd;
 use serde::{Deserialize, Serialize};
 
 pub use self::conn::Connection;
-pub use self::dial::{DialError, dial};
+pub use self::dial::{Dialed, dial};
+pub use self::error::DialError;
 pub use self::handshake::{Agreed, Handshake, Next, Refused, Wanted};
 use self::reader::LinkReader;
-pub use self::uri::{Endpoint, Server, is_link, split_inside, with_inside};
+pub use self::relay::{STACK, relay};
+pub use self::tls::{Trust, trusted};
+pub use self::uri::{Endpoint, Server, Tls, is_link, split_inside, with_inside};
 use super::file::facts::{Facts, FileKind};
 use super::kind::{Identity, Kind};
 use crate::ReadAt;
 
 /// The feature of devices with such a source.
 pub const FEATURE: &str = "link";
+/// The feature of those that are reached over TLS.
+pub const TLS_FEATURE: &str = "link-tls";
 /// In place of a device number: sources that are no files of this host.
 pub(crate) const NOWHERE: u64 = u64::MAX;
 
@@ -49,6 +58,9 @@ struct Said {
     agreed: Agreed,
     writable: bool,
     identity: u64,
+    /// It is reached over TLS.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    tls: bool,
 }
 
 /// In place of an inode's number: what a URI hashes to, which is the same in every build (FNV-1a).
@@ -58,9 +70,22 @@ pub(crate) fn identity_of(uri: &Path) -> u64 {
 }
 
 impl LinkFacts {
-    /// See `SourceFacts::join`: the asking and the answering end of the channel.
+    /// See `SourceFacts::join`: the asking and the answering end of the channel, and an envelope where TLS is
+    /// used.
     pub(super) fn join(self, fds: &mut impl Iterator<Item = OwnedFd>) -> Option<LinkSource> {
-        Some(LinkSource::of(self.link, (fds.next()?, fds.next()?), None))
+        let channel = (fds.next()?, fds.next()?);
+        let envelope = if self.link.tls { Some(fds.next()?) } else { None };
+        Some(LinkSource::of(self.link, channel, envelope, None))
+    }
+
+    /// See `SourceFacts::descriptors`.
+    pub(super) fn descriptors(&self) -> usize {
+        2 + usize::from(self.link.tls)
+    }
+
+    /// See `SourceFacts::feature`.
+    pub(super) fn feature(&self) -> &'static str {
+        if self.link.tls { TLS_FEATURE } else { FEATURE }
     }
 }
 
@@ -71,6 +96,9 @@ pub struct LinkSource {
     facts: Facts,
     /// See [`channel`]: the end of who asks, and that of who answers.
     channel: (OwnedFd, OwnedFd),
+    /// What the process that makes connections proves and asks for over TLS: see [`Trust`]. The worker holds
+    /// it for its successor and cannot read it.
+    envelope: Option<OwnedFd>,
     /// The connection of the process that has opened it.
     reader: Option<Arc<LinkReader>>,
 }
@@ -81,15 +109,22 @@ impl LinkSource {
     /// # Errors
     /// See [`dial()`].
     pub(crate) fn open(endpoint: &Endpoint, read_only: bool) -> Result<LinkSource, DialError> {
-        let reader = LinkReader::connect(endpoint)?;
+        let trust = endpoint.tls.as_ref().map(Trust::of).transpose()?;
+        let reader = LinkReader::connect(endpoint, trust.as_ref())?;
         let agreed = *reader.agreed();
         let writable = !read_only && !agreed.has(nbd::READ_ONLY);
-        let identity = identity_of(endpoint.to_string().as_ref());
-        let said = Said { agreed, writable, identity };
-        Ok(LinkSource::of(said, channel::pair()?, Some(Arc::new(reader))))
+        let identity = identity_of(endpoint.plainly().as_ref());
+        let envelope = trust.map(|trust| trust.sealed()).transpose()?;
+        let said = Said { agreed, writable, identity, tls: envelope.is_some() };
+        Ok(LinkSource::of(said, channel::pair()?, envelope, Some(Arc::new(reader))))
     }
 
-    fn of(said: Said, channel: (OwnedFd, OwnedFd), reader: Option<Arc<LinkReader>>) -> LinkSource {
+    fn of(
+        said: Said,
+        channel: (OwnedFd, OwnedFd),
+        envelope: Option<OwnedFd>,
+        reader: Option<Arc<LinkReader>>,
+    ) -> LinkSource {
         let Said { agreed, writable, .. } = said;
         let trims = writable && agreed.has(nbd::SEND_TRIM);
         let facts = Facts {
@@ -102,7 +137,7 @@ impl LinkSource {
             write_zeroes: writable && agreed.has(nbd::SEND_WRITE_ZEROES),
             ..Facts::unasked(FileKind::Regular, agreed.size, writable)
         };
-        LinkSource { said, facts, channel, reader }
+        LinkSource { said, facts, channel, envelope, reader }
     }
 
     /// What was agreed on with the server.
@@ -135,6 +170,11 @@ impl LinkSource {
         self.channel.1.as_fd()
     }
 
+    /// A closed envelope for the process that makes connections, where they are secure.
+    pub fn envelope(&self) -> Option<BorrowedFd<'_>> {
+        self.envelope.as_ref().map(OwnedFd::as_fd)
+    }
+
     /// See `Source::described`.
     pub(super) fn described(&self) -> LinkFacts {
         LinkFacts { link: self.said }
@@ -142,7 +182,7 @@ impl LinkSource {
 
     /// See `Source::into_descriptors`.
     pub(super) fn into_descriptors(self) -> Vec<OwnedFd> {
-        vec![self.channel.0, self.channel.1]
+        [self.channel.0, self.channel.1].into_iter().chain(self.envelope).collect()
     }
 }
 
@@ -160,7 +200,7 @@ impl Kind for LinkSource {
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.channel.0.as_fd(), self.channel.1.as_fd()]
+        [self.asks(), self.answers()].into_iter().chain(self.envelope()).collect()
     }
 
     fn is_writable(&self) -> bool {

@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use super::channel;
 use super::conn::{Connection, Failure};
-use super::dial::{DialError, dial};
-use super::handshake::{Agreed, Wanted};
+use super::dial::{Dialed, dial};
+use super::error::DialError;
+use super::handshake::Agreed;
+use super::tls::Trust;
 use super::uri::Endpoint;
 use crate::ReadAt;
 
@@ -24,7 +26,7 @@ const ATTEMPTS: u32 = 3;
 #[derive(Debug)]
 pub(super) enum From {
     /// It makes them itself.
-    Server(Endpoint),
+    Server(Endpoint, Option<Trust>),
     /// Another process makes them: see [`channel`].
     Channel(OwnedFd),
 }
@@ -39,11 +41,11 @@ pub(super) struct LinkReader {
 
 impl LinkReader {
     /// Connects to an export.
-    pub(super) fn connect(endpoint: &Endpoint) -> Result<LinkReader, DialError> {
-        let (socket, agreed) = dial(endpoint, Wanted { structured: true, tls: endpoint.tls }, PATIENCE)?;
+    pub(super) fn connect(endpoint: &Endpoint, trust: Option<&Trust>) -> Result<LinkReader, DialError> {
+        let Dialed { socket, agreed, .. } = dial(endpoint, true, trust, PATIENCE)?;
         let connection = Connection::new(socket, agreed, Some(PATIENCE))?;
         let connection = Mutex::new(Some(connection));
-        Ok(LinkReader { from: From::Server(endpoint.clone()), agreed, connection })
+        Ok(LinkReader { from: From::Server(endpoint.clone(), trust.cloned()), agreed, connection })
     }
 
     /// One that asks another process for its connections, the first of them when it is used.
@@ -57,11 +59,11 @@ impl LinkReader {
 
     fn again(&self) -> io::Result<Connection> {
         match &self.from {
-            From::Server(endpoint) => {
-                let wanted = Wanted { structured: self.agreed.structured, tls: endpoint.tls };
-                let (socket, agreed) = dial(endpoint, wanted, PATIENCE).map_err(|error| match error {
+            From::Server(endpoint, trust) => {
+                let dialed = dial(endpoint, self.agreed.structured, trust.as_ref(), PATIENCE);
+                let Dialed { socket, agreed, .. } = dialed.map_err(|error| match error {
                     DialError::Io(error) => error,
-                    error @ DialError::Refused(_) => io::Error::other(error),
+                    error => io::Error::other(error),
                 })?;
                 if agreed != self.agreed {
                     return Err(io::Error::other("the export has become another meanwhile"));

@@ -21,12 +21,22 @@ const PLAIN: &[u8] = b"-._~/:@!$'()*,;=";
 /// An export of an NBD server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
-    /// TLS must be used.
-    pub tls: bool,
+    /// TLS must be used, and how.
+    pub tls: Option<Tls>,
     /// Where the server listens.
     pub server: Server,
     /// The name of the export; empty for the server's default.
     pub export: String,
+}
+
+/// What a URI says of TLS.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tls {
+    /// The directory with `ca-cert.pem`, and where the server wants them `client-cert.pem` and
+    /// `client-key.pem`; an absolute path. Without one, the authorities are those of the system.
+    pub certificates: Option<PathBuf>,
+    /// The name that the server's certificate must have, where that is not the host's.
+    pub hostname: Option<String>,
 }
 
 /// Where a server listens.
@@ -88,9 +98,24 @@ impl Endpoint {
         let export =
             String::from_utf8(export).map_err(|_| "the name of its export is not UTF-8".to_owned())?;
         let mut socket = None;
+        let mut secured = Tls::default();
         for (name, value) in query.split('&').filter_map(|part| part.split_once('=')) {
             match name {
                 "socket" => socket = Some(PathBuf::from(OsString::from_vec(decoded(value)?))),
+                other if other.starts_with("tls-") && !tls => {
+                    return Err(format!("it has {other} and asks for no TLS: use nbds:// or nbds+unix://"));
+                }
+                "tls-certificates" => {
+                    let dir = std::path::absolute(OsString::from_vec(decoded(value)?));
+                    let dir =
+                        dir.map_err(|error| format!("its tls-certificates cannot be named: {error}"))?;
+                    secured.certificates = Some(dir);
+                }
+                "tls-hostname" => {
+                    let name = String::from_utf8(decoded(value)?);
+                    secured.hostname = Some(name.map_err(|_| "its tls-hostname is not UTF-8".to_owned())?);
+                }
+                "tls-psk-file" => return Err("becket has no pre-shared keys".to_owned()),
                 other if other.starts_with("tls-") => {
                     return Err(format!("the parameter {other} is not known"));
                 }
@@ -112,7 +137,12 @@ impl Endpoint {
                 "it names a host and a socket: nbd+unix:///EXPORT?socket=PATH has three slashes".to_owned()
             );
         }
-        Ok(Endpoint { tls, server, export })
+        Ok(Endpoint { tls: tls.then_some(secured), server, export })
+    }
+
+    /// The same export by a URI without the ways to reach it securely: two URIs of one export are equal.
+    pub fn plainly(&self) -> String {
+        Endpoint { tls: self.tls.as_ref().map(|_| Tls::default()), ..self.clone() }.to_string()
     }
 }
 
@@ -177,7 +207,8 @@ fn encode(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
 /// As a URI; two of the same export are equal.
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tls = if self.tls { "s" } else { "" };
+        let tls = if self.tls.is_some() { "s" } else { "" };
+        let mut before = "?";
         match &self.server {
             Server::Tcp { host, port } => {
                 let (open, close) = if host.contains(':') { ("[", "]") } else { ("", "") };
@@ -186,15 +217,27 @@ impl fmt::Display for Endpoint {
                     write!(f, ":{port}")?;
                 }
                 f.write_char('/')?;
-                encode(f, self.export.as_bytes())
+                encode(f, self.export.as_bytes())?;
             }
             Server::Unix(path) => {
                 write!(f, "nbd{tls}+unix:///")?;
                 encode(f, self.export.as_bytes())?;
                 f.write_str("?socket=")?;
-                encode(f, path.as_os_str().as_bytes())
+                encode(f, path.as_os_str().as_bytes())?;
+                before = "&";
             }
         }
+        let Tls { certificates, hostname } = self.tls.clone().unwrap_or_default();
+        if let Some(dir) = certificates {
+            write!(f, "{before}tls-certificates=")?;
+            encode(f, dir.as_os_str().as_bytes())?;
+            before = "&";
+        }
+        if let Some(name) = hostname {
+            write!(f, "{before}tls-hostname=")?;
+            encode(f, name.as_bytes())?;
+        }
+        Ok(())
     }
 }
 
@@ -205,11 +248,7 @@ mod tests {
     use super::*;
 
     fn tcp(host: &str, port: u16, export: &str) -> Endpoint {
-        Endpoint {
-            tls: false,
-            server: Server::Tcp { host: host.to_owned(), port },
-            export: export.to_owned(),
-        }
+        Endpoint { tls: None, server: Server::Tcp { host: host.to_owned(), port }, export: export.to_owned() }
     }
 
     #[test]
@@ -219,10 +258,14 @@ mod tests {
         assert_eq!(parse("nbd://host/"), tcp("host", PORT, ""));
         assert_eq!(parse("nbd://host:7/a%20b/c"), tcp("host", 7, "a b/c"));
         assert_eq!(parse("nbd://[::1]:8/x"), tcp("::1", 8, "x"));
-        assert_eq!(parse("nbds://host/x"), Endpoint { tls: true, ..tcp("host", PORT, "x") });
+        assert_eq!(parse("nbds://host/x"), Endpoint { tls: Some(Tls::default()), ..tcp("host", PORT, "x") });
+        let secured = parse("nbds://host/x?tls-certificates=/pki%20a&tls-hostname=other");
+        let tls = secured.tls.clone().unwrap();
+        assert_eq!((tls.certificates, tls.hostname.as_deref()), (Some("/pki a".into()), Some("other")));
+        assert_eq!(secured.plainly(), "nbds://host/x", "the same export");
         let unix = parse("nbd+unix:///disk?socket=/run/a%20b.sock");
         assert_eq!(unix.server, Server::Unix("/run/a b.sock".into()));
-        assert_eq!((unix.export.as_str(), unix.tls), ("disk", false));
+        assert_eq!((unix.export.as_str(), unix.tls), ("disk", None));
         assert!(matches!(parse("nbd+unix:///?socket=here").server, Server::Unix(path) if path.is_absolute()));
         assert_eq!(parse("nbd://host/x?unheard=1"), tcp("host", PORT, "x"));
     }
@@ -244,6 +287,8 @@ mod tests {
             "nbd+unix:///x",
             "nbd+unix://host/x?socket=/s",
             "nbds://host/x?tls-psk-file=/f",
+            "nbds://host/x?tls-verify-peer=false",
+            "nbd://host/x?tls-certificates=/pki",
         ] {
             assert!(Endpoint::parse(uri).is_err(), "{uri}");
         }
@@ -260,13 +305,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_uri_comes_back_as_it_went(tls: bool, host in "[a-z][a-z0-9.-]{0,20}", port in 1u16.., export in "\\PC{0,20}", unix: bool, path in "/[^\0]{0,20}") {
+        fn a_uri_comes_back_as_it_went(tls: bool, host in "[a-z][a-z0-9.-]{0,20}", port in 1u16.., export in "\\PC{0,20}", unix: bool, path in "/[^\0]{0,20}", dir in "(/[^\0]{0,20})?", name in "\\PC{0,9}") {
             let server = if unix { Server::Unix(path.into()) } else { Server::Tcp { host, port } };
-            let endpoint = Endpoint { tls, server, export };
+            let certificates = (!dir.is_empty()).then(|| dir.into());
+            let hostname = (!name.is_empty()).then_some(name);
+            let endpoint =
+                Endpoint { tls: tls.then_some(Tls { certificates, hostname }), server, export };
             // A path that is not in its shortest form names the same socket.
             let again = Endpoint::parse(&endpoint.to_string()).unwrap();
             prop_assert_eq!(again.to_string(), Endpoint::parse(&again.to_string()).unwrap().to_string());
-            prop_assert_eq!((again.tls, again.export), (endpoint.tls, endpoint.export));
+            prop_assert_eq!((again.tls.is_some(), again.export), (tls, endpoint.export));
+            prop_assert_eq!(again.tls.and_then(|tls| tls.hostname), endpoint.tls.and_then(|tls| tls.hostname));
         }
 
         #[test]

@@ -1,0 +1,296 @@
+//! Images on NBD servers over TLS: who is trusted, what is refused, and what a death costs.
+//! Every server listens at a unix socket in the test's own directory, or at a loopback address.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    os::unix::{fs::FileExt as _, net::UnixListener},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
+use becket_testkit::{Scratch, require_fuse, require_plain_machine, require_tools, wait_until};
+use common::nbd_server::{Block, Server, attach, ext4, kill, only, open};
+use common::pki::{as_client, certificates};
+use common::{helpers, scratch, text};
+
+/// A server of nbdkit's that takes clients over TLS only.
+fn nbdkit(image: &Path, pki: &Path, words: &[&str]) -> Server {
+    let dir = format!("--tls-certificates={}", pki.display());
+    let mut all = vec!["--tls=require", &dir];
+    all.extend(words);
+    Server::nbdkit(image, &all)
+}
+
+/// The same of QEMU's, which wants to know its clients.
+fn qemu(image: &Path, pki: &Path) -> Server {
+    let object = format!("tls-creds-x509,id=t,endpoint=server,verify-peer=yes,dir={}", pki.display());
+    Server::qemu(image, &["--object", &object, "--tls-creds", "t", "-e", "8"])
+}
+
+fn uri(server: &Server, export: &str, dir: &Path) -> String {
+    let plain = server.uri(export).replace("nbd+unix", "nbds+unix");
+    format!("{plain}&tls-certificates={}", dir.display())
+}
+
+/// A place with an image, its certificates, and a client's directories with and without a certificate.
+fn prepared(place: &Scratch) -> (PathBuf, PathBuf, PathBuf, PathBuf) {
+    let pki = certificates(place);
+    let (known, nobody) = (as_client(place, &pki, "client", "ca"), as_client(place, &pki, "nobody", "ca"));
+    (ext4(place), pki, known, nobody)
+}
+
+#[test]
+fn an_image_over_tls_is_read_without_a_device() {
+    let name = "nbd_tls::an_image_over_tls_is_read_without_a_device";
+    if !require_plain_machine(name, &["mke2fs", "nbdkit", "qemu-nbd", "certtool"]) {
+        return;
+    }
+    let place = scratch();
+    let (image, pki, known, nobody) = prepared(&place);
+    let of_nbdkit = nbdkit(&image, &pki, &["-r"]);
+    let of_qemu = qemu(&image, &pki);
+    for uri in [uri(&of_nbdkit, "", &nobody), uri(&of_nbdkit, "", &known), uri(&of_qemu, "disk", &known)] {
+        assert_eq!(place.ok(["cat", &format!("{uri}#dir/file")]), "from afar");
+        assert!(place.ok(["inspect", &uri]).contains("ext4"));
+        assert!(place.ok(["map", &uri]).contains("data"));
+        let copied = place.path("copied");
+        place.ok(["copy", "--force", &uri, copied.to_str().unwrap()]);
+        assert!(fs::read(&copied).unwrap() == fs::read(&image).unwrap(), "the copy differs");
+    }
+    // Our own export, over TCP: the host is the name in the certificate.
+    let tls = pki.to_str().unwrap();
+    let said = place.ok([
+        "export",
+        image.to_str().unwrap(),
+        "--shared",
+        "-r",
+        "--tls",
+        tls,
+        "--tls-verify",
+        "--nbd",
+        "tcp:127.0.0.1:0",
+    ]);
+    let ours = format!("{}?tls-certificates={}", said.trim(), known.display());
+    assert!(ours.starts_with("nbds://127.0.0.1:"), "{ours}");
+    assert_eq!(place.ok(["cat", &format!("{ours}#dir/file")]), "from afar");
+    let ours = ours.replace("127.0.0.1", "localhost");
+    assert_eq!(place.ok(["cat", &format!("{ours}#dir/file")]), "from afar");
+    assert!(wait_until(Duration::from_secs(20), || place.run(["detach", "--all"]).code == 0));
+}
+
+#[test]
+fn what_cannot_be_trusted_is_refused_with_a_reason() {
+    let name = "nbd_tls::what_cannot_be_trusted_is_refused_with_a_reason";
+    if !require_plain_machine(name, &["mke2fs", "nbdkit", "qemu-nbd", "certtool"]) {
+        return;
+    }
+    let place = scratch();
+    let (image, pki, known, nobody) = prepared(&place);
+    let refused = |uri: &str, says: &str, helps: &str| {
+        let ran = place.run(["ls", uri]);
+        assert_eq!(ran.code, 1, "{uri}: {ran:?}");
+        assert!(ran.err.contains(says) && ran.err.contains(helps), "{uri}: {ran:?}");
+    };
+    let secure = nbdkit(&image, &pki, &["-r"]);
+    let trusted = uri(&secure, "", &nobody);
+    place.ok(["ls", &trusted]);
+    // Never without TLS by itself, in either direction.
+    refused(&secure.uri(""), "over TLS only", "use nbds://");
+    drop(secure);
+    let plain = Server::nbdkit(&image, &["-r"]);
+    refused(&trusted, "the server has no TLS", "does not go on without TLS");
+    drop(plain);
+    let secure = nbdkit(&image, &pki, &["-r"]);
+    // A stranger's authority, and that of nobody: the system's own.
+    let other = as_client(&place, &pki, "nobody", "other");
+    refused(&uri(&secure, "", &other), "of no authority that is trusted", "tls-certificates=DIR");
+    let system = secure.uri("").replace("nbd+unix", "nbds+unix");
+    refused(&system, "of no authority that is trusted", "tls-certificates=DIR");
+    // Another name than the certificate's.
+    refused(
+        &format!("{trusted}&tls-hostname=elsewhere.example"),
+        "is not for \"elsewhere.example\"",
+        "tls-hostname",
+    );
+    place.ok(["ls", &format!("{trusted}&tls-hostname=localhost")]);
+    // A directory without what is needed.
+    let half = place.dir("half");
+    refused(&uri(&secure, "", &half), "half/ca-cert.pem cannot be used", "");
+    fs::copy(nobody.join("ca-cert.pem"), half.join("ca-cert.pem")).unwrap();
+    fs::copy(known.join("client-cert.pem"), half.join("client-cert.pem")).unwrap();
+    refused(&uri(&secure, "", &half), "half/client-key.pem cannot be used", "");
+    fs::copy(nobody.join("ca-cert.pem"), half.join("client-key.pem")).unwrap();
+    refused(&uri(&secure, "", &half), "client-key.pem: ", "");
+    refused(&uri(&secure, "", &place.path("none")), "none/ca-cert.pem cannot be used", "");
+    refused(&format!("{trusted}&tls-psk-file=/f"), "no pre-shared keys", "");
+    // A server that wants to know its clients.
+    let qemu = qemu(&image, &pki);
+    refused(&uri(&qemu, "disk", &nobody), "the server", "client-cert.pem");
+    let stranger = as_client(&place, &pki, "stranger", "ca");
+    refused(&uri(&qemu, "disk", &stranger), "the server", "client-cert.pem");
+    place.ok(["ls", &uri(&qemu, "disk", &known)]);
+}
+
+/// Somebody in between who would have the client go on in the clear.
+#[test]
+fn a_downgrade_is_seen_and_nothing_goes_in_the_clear() {
+    let name = "nbd_tls::a_downgrade_is_seen_and_nothing_goes_in_the_clear";
+    if !require_tools(name, &["certtool"]) {
+        return;
+    }
+    let place = scratch();
+    let pki = certificates(&place);
+    let nobody = as_client(&place, &pki, "nobody", "ca");
+    let greeting = [&b"NBDMAGIC"[..], &0x4948_4156_454f_5054_u64.to_be_bytes(), &3u16.to_be_bytes()].concat();
+    let reply = |kind: u32| {
+        let magic = 0x0003_e889_0455_65a9_u64.to_be_bytes();
+        [&magic[..], &5u32.to_be_bytes(), &kind.to_be_bytes(), &0u32.to_be_bytes()].concat()
+    };
+    let oldest = [&b"NBDMAGIC"[..], &0x0000_4202_8186_1253_u64.to_be_bytes(), &[0; 10]].concat();
+    let acknowledged = [greeting.clone(), reply(1)].concat();
+    let cases = [
+        ("policy", [greeting.clone(), reply(0x8000_0002)].concat(), "the server has no TLS"),
+        ("oldest", oldest, "only the oldest form"),
+        (
+            "plain",
+            [acknowledged.clone(), reply(1), reply(1), b"plain text".to_vec()].concat(),
+            "does not speak TLS",
+        ),
+        (
+            "alert",
+            [acknowledged.clone(), b"\x15\x03\x03\x00\x02\x02\x28".to_vec()].concat(),
+            "refuses this client",
+        ),
+        ("end", acknowledged, "in the middle of TLS"),
+    ];
+    for (what, says, wanted) in cases {
+        let socket = place.path(&format!("{what}.sock"));
+        let listener = UnixListener::bind(&socket).unwrap();
+        let server = thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            client.write_all(&says).unwrap();
+            // It ends what it says, and hears what else there is.
+            client.shutdown(std::net::Shutdown::Write).unwrap();
+            let mut heard = Vec::new();
+            let _ = client.read_to_end(&mut heard);
+            heard
+        });
+        let uri = format!(
+            "nbds+unix:///secret-name?socket={}&tls-certificates={}",
+            socket.display(),
+            nobody.display()
+        );
+        let ran = place.run(["ls", &uri]);
+        let heard = server.join().unwrap();
+        assert!(ran.code == 1 && ran.err.contains(wanted), "{what}: {ran:?}");
+        let clear = String::from_utf8_lossy(&heard);
+        assert!(!clear.contains("secret-name"), "{what}: the export's name went in the clear: {heard:?}");
+    }
+}
+
+/// Ends a load also where the test fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn fuse_a_device_over_tls_outlives_what_serves_it() {
+    let name = "nbd_tls::fuse_a_device_over_tls_outlives_what_serves_it";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit", "certtool"]) {
+        return;
+    }
+    const BLOCKS: u64 = 64;
+    let place = scratch();
+    let (image, pki, known, _) = prepared(&place);
+    let mut server = nbdkit(&image, &pki, &["--tls-verify-peer"]);
+    let uri = uri(&server, "", &known);
+    let disk = open(&attach(&place, &[&uri, "--origin-timeout", "40s"]));
+    assert_eq!(text(&only(&place), "image"), uri);
+    let number = |key: &str| u32::try_from(only(&place)[key].as_u64().unwrap()).unwrap();
+    // The worker holds the key for its successor and has no right to read it.
+    let mut envelopes = 0;
+    for entry in fs::read_dir(format!("/proc/{}/fd", number("worker_pid"))).unwrap().flatten() {
+        if fs::read_link(entry.path()).is_ok_and(|file| file.to_string_lossy().contains("becket-tls")) {
+            let info = entry.path().to_string_lossy().replace("/fd/", "/fdinfo/");
+            let info = fs::read_to_string(info).unwrap();
+            assert!(
+                info.lines().any(|line| line.starts_with("flags:") && line.ends_with("12000000")),
+                "{info}"
+            );
+            envelopes += 1;
+        }
+    }
+    assert_eq!(envelopes, 1);
+
+    let (ends, may_fail) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (rounds, failed) = thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let (mut round, mut failed) = (0, 0);
+            while !ends.load(Ordering::Relaxed) {
+                round += 1;
+                for block in 0..BLOCKS {
+                    disk.write_all_at(&Block::of(round * BLOCKS + block).0, block * 4096).unwrap();
+                }
+                if let Err(error) = disk.sync_all() {
+                    assert!(
+                        may_fail.load(Ordering::Relaxed),
+                        "a flush fails with {error}, and nothing was lost"
+                    );
+                    failed += 1;
+                    // What may be lost is written again.
+                    continue;
+                }
+                for block in 0..BLOCKS {
+                    let mut found = Block::of(0);
+                    disk.read_exact_at(&mut found.0, block * 4096).unwrap();
+                    assert!(found.0 == Block::of(round * BLOCKS + block).0, "round {round}, block {block}");
+                }
+            }
+            (round, failed)
+        });
+        let stop = Ends(&ends);
+        let live = |after: &str| {
+            let live = || text(&only(&place), "state") == "live" && only(&place)["away"].is_null();
+            assert!(wait_until(Duration::from_secs(30), live), "{:?} after {after}", only(&place));
+            thread::sleep(Duration::from_millis(500));
+        };
+        // The connection is the connector's, which outlives a supervisor.
+        for victim in ["worker_pid", "server_pid", "worker_pid", "server_pid"] {
+            thread::sleep(Duration::from_millis(300));
+            kill(&only(&place)[victim]);
+            live(victim);
+        }
+        // Its own death, and that of the server, may lose what was not flushed.
+        may_fail.store(true, Ordering::Relaxed);
+        for _ in 0..2 {
+            for connector in helpers(number("server_pid"), "connector") {
+                kill(&connector.into());
+            }
+            live("the connector");
+            server.die();
+            server.again();
+            live("the NBD server");
+        }
+        drop(stop);
+        load.join().unwrap()
+    });
+    assert!(rounds > 8 && failed <= 4, "{rounds} rounds, {failed} failed flushes");
+    disk.sync_all().unwrap();
+    drop(disk);
+    place.ok(["detach", "--all"]);
+    let found = fs::read(&image).unwrap();
+    for block in 0..BLOCKS {
+        let at = usize::try_from(block * 4096).unwrap();
+        assert!(found[at..at + 4096] == Block::of(rounds * BLOCKS + block).0, "block {block}");
+    }
+}

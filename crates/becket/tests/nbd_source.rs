@@ -238,3 +238,27 @@ fn fuse_a_transport_that_can_reach_the_server_is_chosen() {
     assert!(["ublk", "fuse"].contains(&text(&device, "transport")), "{device:#}");
     place.ok(["detach", "--all"]);
 }
+
+#[test]
+fn faults_are_not_injected_into_what_a_server_does() {
+    let name = "nbd_source::faults_are_not_injected_into_what_a_server_does";
+    if !require_plain_machine(name, &["mke2fs", "nbdkit"]) {
+        return;
+    }
+    let place = scratch();
+    let server = Server::nbdkit(&ext4(&place), &[]);
+    let (uri, socket) = (server.uri(""), format!("unix:{}", place.path("s.sock").display()));
+    let overlay = place.path("o.qcow2");
+    let overlay = overlay.to_str().unwrap();
+    for words in [
+        vec!["attach", &uri, "--fault", "error=read:EIO:1"],
+        vec!["attach", &uri, "--cow", overlay, "--fault", "error=read:EIO:1"],
+        vec!["export", &uri, "--nbd", &socket, "--fault", "delay=read:1ms"],
+    ] {
+        let ran = place.run(&words);
+        assert!(ran.code == 1 && ran.err.contains("on an NBD server"), "{words:?}: {ran:?}");
+        assert!(ran.err.contains("--filter=error"), "{ran:?}");
+        assert!(place.devices().is_empty());
+    }
+    assert!(!place.path("o.qcow2").exists() && !place.path("s.sock").exists());
+}

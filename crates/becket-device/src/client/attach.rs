@@ -16,7 +16,7 @@ use crate::contract::messages::{Attach, OneDevice};
 use crate::contract::sealed;
 use crate::contract::spec::{Backing, facts_of};
 use crate::contract::table::{self, Encoding};
-use crate::contract::{AttachOptions, DeviceInfo, Error, Export, Partitions, Plan};
+use crate::contract::{AttachOptions, DeviceInfo, Error, ErrorKind, Export, Partitions, Plan};
 use crate::control::client;
 use crate::control::health::Concerns;
 use crate::record::runtime::Runtime;
@@ -84,6 +84,9 @@ fn attach_with(
         Ok::<_, Error>(opened)
     };
     let mut opened = filled(&how)?;
+    if options.spec.faults.is_some() && opened.sources.iter().any(|source| source.link().is_some()) {
+        return Err(no_faults(image));
+    }
     let padded =
         pad && opened.read_only && opened.map.extents().last().is_some_and(|last| last.place == Place::Zero);
     if padded && doorway.is_none() && planner::plan_for(&opened, options, leased).is_err() {
@@ -118,6 +121,18 @@ fn attach_with(
         }
     }
     attach_served(&store, opened, options, plan, leased, None)
+}
+
+/// Faults are injected into operations on files, and an NBD server has none that becket makes.
+fn no_faults(image: &Path) -> Error {
+    Error::Failed {
+        kind: ErrorKind::InvalidOption,
+        message: format!(
+            "no faults can be injected here: {} is on an NBD server, which does the operations itself",
+            image.display()
+        ),
+        hint: Some("inject them there, for example by nbdkit --filter=error or --filter=delay".to_owned()),
+    }
 }
 
 /// Whether a transport could not have this image, rather than failed.

@@ -222,6 +222,7 @@ Examples:
   becket detach /dev/loop0
   becket detach root disk.img         # by name, by image
   becket detach --lazy /dev/loop0     # detaches when its last user closes it
+  becket detach --force vm.img        # an export, also from clients that are connected
   becket detach --all")]
 pub(crate) struct Detach {
     /// Devices, names or images to detach
@@ -233,6 +234,9 @@ pub(crate) struct Detach {
     /// Do not wait: detach a device in use when its last user closes it
     #[arg(short, long)]
     pub(crate) lazy: bool,
+    /// End the connections of an export's clients instead of refusing (exports only)
+    #[arg(short, long, conflicts_with = "lazy")]
+    pub(crate) force: bool,
     /// Set how long to wait until a device is gone
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, default_value = "10s", value_parser = parse_duration)]
     pub(crate) timeout: Duration,

@@ -5,10 +5,12 @@
 mod common;
 
 use std::fs;
+use std::io::Write as _;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
-use becket_testkit::{Scratch, image, require_tools};
-use common::nbd::Client;
+use becket_testkit::{Scratch, image, require_tools, scaled, wait_until};
+use common::nbd::{self, Client};
 use common::{scratch, text};
 
 const SIZE: u64 = 8 << 20;
@@ -52,9 +54,7 @@ fn a_line_of_the_table_is_an_export() {
         assert!(ran.code == 1 && ran.err.contains(why), "{ran:?}");
     }
     assert_eq!(place.devices().len(), 2);
-    assert!(becket_testkit::wait_until(std::time::Duration::from_secs(20), || {
-        place.run(["detach", "disk", "vm"]).code == 0
-    }));
+    assert!(wait_until(Duration::from_secs(20), || place.run(["detach", "disk", "vm"]).code == 0));
     assert!(!place.path("a.sock").exists() && !place.path("b.sock").exists());
 }
 
@@ -86,4 +86,42 @@ fn the_unit_of_an_export_is_sound() {
     let text = fs::read_to_string(&drop_in).unwrap();
     fs::write(&drop_in, text.replace("Description=", "Describes=")).unwrap();
     assert!(verify().1.contains("Describes"), "what is wrong would be seen");
+}
+
+/// An idle client, one in the middle of a write, and one that reads no answers.
+#[test]
+fn an_export_is_taken_from_its_clients_by_force() {
+    let place = scratch();
+    let (disk, socket) = (place.path("disk.img"), place.path("s.sock"));
+    image::random(&disk, SIZE, 7);
+    let address = format!("unix:{}", socket.display());
+    let connect = || Client::connect(&socket, "disk.img").unwrap();
+    for stuck in [false, true] {
+        place.ok(["export", disk.to_str().unwrap(), "--nbd", &address]);
+        let mut idle = connect();
+        idle.write(0, b"written").unwrap();
+        let mut others = Vec::new();
+        if stuck {
+            let mut half = connect();
+            half.socket.write_all(&nbd::request(0, nbd::WRITE, 1, 0, 1 << 20)).unwrap();
+            half.socket.write_all(&[1; 1000]).unwrap();
+            let mut deaf = connect();
+            deaf.socket.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+            while deaf.socket.write_all(&nbd::request(0, nbd::READ, 1, 0, 1 << 20)).is_ok() {}
+            others.extend([half, deaf]);
+        }
+        let ran = place.run(["detach", "disk.img"]);
+        assert!(ran.code != 0, "its clients keep it: {ran:?}");
+        let began = Instant::now();
+        place.ok(["detach", "--force", disk.to_str().unwrap()]);
+        assert!(began.elapsed() < scaled(Duration::from_secs(9)), "{:?}", began.elapsed());
+        assert!(place.devices().is_empty() && !socket.exists());
+        assert!(idle.ended(), "its connection has ended");
+        assert_eq!(&fs::read(&disk).unwrap()[..7], b"written");
+    }
+    // A device is not taken from its users by this.
+    place.ok(["export", disk.to_str().unwrap(), "--nbd", &address]);
+    let _idle = connect();
+    place.ok(["detach", "--all", "--force"]);
+    assert!(place.devices().is_empty());
 }

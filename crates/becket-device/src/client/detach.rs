@@ -1,5 +1,5 @@
 //! The end of a device, and what changes while it lives.
-//! It never takes a device away from its users, and never touches one that is not becket's.
+//! It never takes a block device away from its users, and never touches one that is not becket's.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -39,6 +39,13 @@ pub fn detach(target: impl AsRef<Path>, options: &DetachOptions) -> Result<Devic
         }
         found => found?,
     };
+    if options.force && shape::of(device.info.transport).disk != Disk::None {
+        return Err(Error::Failed {
+            kind: ErrorKind::InvalidOption,
+            message: "only an export can be taken from its clients".to_owned(),
+            hint: Some("end the users of the device, or detach it with the last of them: --lazy".to_owned()),
+        });
+    }
     match kernel_drivers::of(device.info.transport) {
         Some(driver) => detach_kernel_made(&store, device, driver, options),
         None => detach_served(&store, device, options),
@@ -62,7 +69,8 @@ fn detach_kernel_made(
 }
 
 fn detach_served(store: &Store, device: Device, options: &DetachOptions) -> Result<DeviceInfo, Error> {
-    let request = Detach { name: device.info.name.clone(), lazy: options.lazy };
+    let force = options.force.then_some(true);
+    let request = Detach { name: device.info.name.clone(), lazy: options.lazy, force };
     let mut info = device.info.clone();
     let mut waited = false;
     health::running(&device)?;

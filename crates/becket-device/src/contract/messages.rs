@@ -93,6 +93,9 @@ impl From<TableEntry> for becket_image::Partition {
 pub(crate) struct Detach {
     pub(crate) name: String,
     pub(crate) lazy: bool,
+    /// Older servers know nothing of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) force: Option<bool>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -314,7 +317,7 @@ mod tests {
         let inputs = |name: &str| interface.inputs(name);
         let outputs = |name: &str| interface.outputs(name);
         assert_eq!(inputs("Attach"), keys(&attach()));
-        assert_eq!(inputs("Detach"), keys(&Detach { name: String::new(), lazy: false }));
+        assert_eq!(inputs("Detach"), keys(&Detach { name: String::new(), lazy: false, force: Some(true) }));
         assert_eq!(inputs("Refresh"), keys(&Refresh { name: String::new(), partitions: Some(Vec::new()) }));
         assert_eq!(inputs("Set"), keys(&Set::default()));
         assert_eq!(inputs("Stat"), keys(&Stat { name: String::new() }));
@@ -356,7 +359,7 @@ mod tests {
         let attach = attach();
         let text = serde_json::to_string(&attach).unwrap();
         assert_eq!(serde_json::from_str::<Attach>(&text).unwrap(), attach);
-        assert!(serde_json::from_str::<Detach>(r#"{"name":"a","lazy":false,"force":true}"#).is_err());
+        assert!(serde_json::from_str::<Detach>(r#"{"name":"a","lazy":false,"forced":true}"#).is_err());
         assert!(serde_json::from_str::<Detach>(r#"{"name":"a"}"#).is_err());
     }
 

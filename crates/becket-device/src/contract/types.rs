@@ -147,13 +147,15 @@ impl AttachOptions {
 pub struct DetachOptions {
     /// A device in use goes when its last user closes it, instead of being refused.
     pub lazy: bool,
+    /// The connections of an export's clients are ended. Block devices are refused.
+    pub force: bool,
     /// How long to wait until it is really gone.
     pub timeout: Duration,
 }
 
 impl Default for DetachOptions {
     fn default() -> Self {
-        DetachOptions { lazy: false, timeout: Duration::from_secs(10) }
+        DetachOptions { lazy: false, force: false, timeout: Duration::from_secs(10) }
     }
 }
 

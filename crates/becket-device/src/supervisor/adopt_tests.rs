@@ -56,7 +56,7 @@ fn a_successor_owns_what_its_predecessor_owned() {
     assert!(stage.done().contains(&"serve 900003 by 0".to_owned()));
     worker.die();
     assert!(stage.supervisor.list().iter().all(|info| info.recoveries == 1));
-    stage.supervisor.detach(&Detach { name: "two".to_owned(), lazy: false }).unwrap();
+    stage.supervisor.detach(&Detach { name: "two".to_owned(), lazy: false, force: None }).unwrap();
     assert_eq!(names(&stage.supervisor.list()), ["one", "three"]);
 }
 
@@ -110,7 +110,7 @@ fn records_that_cannot_be_trusted_are_set_aside_and_others_are_not_disturbed() {
     assert!(path("corrupt").with_extension("json.corrupt").exists() && !path("corrupt").exists());
     assert!(path("foreign").with_extension("json.foreign").exists() && !path("foreign").exists());
     assert!(!path("lied").exists());
-    stage.supervisor.detach(&Detach { name: anew[0].to_owned(), lazy: false }).unwrap();
+    stage.supervisor.detach(&Detach { name: anew[0].to_owned(), lazy: false, force: None }).unwrap();
     assert_eq!(stage.done(), ["stop unused 900002", "delete 900002"]);
 }
 
@@ -146,7 +146,7 @@ fn a_device_without_its_worker_is_lost_and_can_still_be_detached() {
     let record = stage.bench.store.device("one").unwrap().unwrap();
     assert_eq!(record.info.state, DeviceState::Lost, "it is listed until it is detached");
     stage.done();
-    stage.supervisor.detach(&Detach { name: "one".to_owned(), lazy: false }).unwrap();
+    stage.supervisor.detach(&Detach { name: "one".to_owned(), lazy: false, force: None }).unwrap();
     assert_eq!(stage.done(), ["stop 900001", "delete 900001"]);
 }
 

@@ -480,7 +480,12 @@ impl Service for Supervisor {
             return self.detach_orphan(&request.name, request.lazy);
         };
         let mut state = lock(&owned.state);
-        match self.take_away(&owned, &mut state) {
+        let by_force = request.force == Some(true) && !self.driver(state.device.info.transport)?.has_disk();
+        let taken = match by_force {
+            true => self.take_by_force(&owned, &mut state),
+            false => self.take_away(&owned, &mut state),
+        };
+        match taken {
             Err(Error::Busy { .. }) if request.lazy => {
                 self.say_leaving(&mut state);
                 self.let_go(&owned, &mut state, true);

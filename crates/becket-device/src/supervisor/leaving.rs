@@ -1,5 +1,5 @@
 //! Devices that go with their last user, or with the one who keeps them.
-//! Nothing is ever taken away from a user.
+//! Nothing is ever taken away from a user, but an export by its owner's word.
 
 use std::mem;
 use std::sync::Arc;
@@ -19,9 +19,28 @@ use crate::record::register::forget;
 use crate::system::sync::lock;
 use crate::system::users;
 
+/// How long the clients of an export that is taken from them may keep its worker waiting.
+const FORCED: Duration = Duration::from_secs(2);
+
 impl Supervisor {
     /// Takes a device away, unless it is in use.
     pub(super) fn take_away(&self, owned: &Arc<Owned>, state: &mut Owning) -> Result<(), Error> {
+        self.take(owned, state, false)
+    }
+
+    /// Takes an export away from its clients, each between two replies. One that keeps its worker waiting is
+    /// ended with the worker; then the export goes with the next one.
+    pub(super) fn take_by_force(&self, owned: &Arc<Owned>, state: &mut Owning) -> Result<(), Error> {
+        let taken = self.take(owned, state, true);
+        if taken.is_err() && state.leaving && state.kept.serve.isolated {
+            warn!(device = state.name(), "a client does not let go, and its worker is ended");
+            state.worker.kill();
+            return Ok(());
+        }
+        taken
+    }
+
+    fn take(&self, owned: &Arc<Owned>, state: &mut Owning, force: bool) -> Result<(), Error> {
         if state.gone {
             return Ok(());
         }
@@ -32,7 +51,7 @@ impl Supervisor {
         if let Some(added) = driver.info(id.number)?.filter(|added| added.mark == state.device.mark) {
             // The worker did not let go of it in time: the kernel says that there is nothing to stop.
             let stopped = added.stopped;
-            if !stopped && !state.hopeful() {
+            if !stopped && (force || !state.hopeful()) {
                 driver.stop(id.number)?;
             } else if !stopped && !driver.stop_unused(id.number)? {
                 return Err(Error::Busy { device: state.device.info.device.clone(), users: Vec::new() });
@@ -41,7 +60,11 @@ impl Supervisor {
                 // One that is dead has left. What it still had of clients ends here.
                 let _ = state.worker.leave(id);
             }
-            let patience = if stopped { Duration::ZERO } else { CLOSING };
+            let patience = match (stopped, force) {
+                (true, _) => Duration::ZERO,
+                (false, true) => FORCED,
+                (false, false) => CLOSING,
+            };
             closed(&*state.worker, id, patience).inspect_err(|_| {
                 // It goes by itself when the worker can.
                 self.say_leaving(state);

@@ -20,7 +20,7 @@ fn names(stage: &Stage) -> Vec<String> {
 }
 
 fn detach(stage: &Stage, name: &str) {
-    stage.supervisor.detach(&Detach { name: name.to_owned(), lazy: false }).unwrap();
+    stage.supervisor.detach(&Detach { name: name.to_owned(), lazy: false, force: None }).unwrap();
     assert!(lock(&stage.driver.devices).is_empty() && names(stage).is_empty());
 }
 

@@ -98,7 +98,7 @@ fn a_device_whose_workers_die_at_once_is_tried_ever_more_rarely_and_can_be_ended
         sent.send((pause.as_secs(), state)).unwrap();
         if pause.as_secs() == 16 {
             // Its users wait for what never happens: they are not spared.
-            supervisor.detach(&Detach { name: "one".to_owned(), lazy: false }).unwrap();
+            supervisor.detach(&Detach { name: "one".to_owned(), lazy: false, force: None }).unwrap();
         }
     }));
     stage.worker(0).die();
@@ -118,7 +118,7 @@ fn a_device_in_use_is_not_taken_away_while_it_recovers() {
     let (supervisor, driver) = (Arc::clone(&stage.supervisor), Arc::clone(&stage.driver));
     *lock(&stage.workers.meanwhile) = Some(Box::new(move |_| {
         assert_eq!(supervisor.list()[0].state, DeviceState::Recovering);
-        let detach = Detach { name: "one".to_owned(), lazy: false };
+        let detach = Detach { name: "one".to_owned(), lazy: false, force: None };
         let refused = supervisor.detach(&detach).unwrap_err();
         assert!(matches!(refused, Error::Busy { .. }), "{refused}");
         // Unused, it goes, and is not recovered any more.
@@ -139,7 +139,8 @@ fn what_is_not_let_go_of_in_time_goes_later() {
     let stage = Stage::new();
     stage.attach(|request| request);
     stage.worker(0).slow.store(2, Ordering::SeqCst);
-    let late = stage.supervisor.detach(&Detach { name: "one".to_owned(), lazy: false }).unwrap_err();
+    let late =
+        stage.supervisor.detach(&Detach { name: "one".to_owned(), lazy: false, force: None }).unwrap_err();
     assert!(late.to_string().contains("may not answer"), "{late}");
     assert_eq!(stage.recorded("one").state, DeviceState::Detaching);
     // There is no retry, and the kernel, which has no disk any more, is not asked to stop it again.
@@ -169,7 +170,7 @@ fn a_worker_of_its_own_dies_alone() {
     assert_eq!((stage.recorded("one").recoveries, stage.recorded("two").recoveries), (1, 1));
     stage.done();
     // It goes with its device.
-    stage.supervisor.detach(&Detach { name: "one".to_owned(), lazy: false }).unwrap();
+    stage.supervisor.detach(&Detach { name: "one".to_owned(), lazy: false, force: None }).unwrap();
     assert!(stage.done().contains(&"dismissed by 2".to_owned()));
 }
 
@@ -213,7 +214,7 @@ fn without_the_kernel_s_help_a_device_is_lost() {
     assert_eq!(stage.done(), Vec::<String>::new());
     assert_eq!(stage.recorded("one").state, DeviceState::Lost);
     assert_eq!(stage.supervisor.list()[0].state, DeviceState::Lost);
-    stage.supervisor.detach(&Detach { name: "one".to_owned(), lazy: false }).unwrap();
+    stage.supervisor.detach(&Detach { name: "one".to_owned(), lazy: false, force: None }).unwrap();
     assert_eq!(stage.done(), ["stop 900001", "delete 900001"]);
 }
 

@@ -18,7 +18,7 @@ fn attach(stage: &Stage, name: &str) -> bool {
 }
 
 fn detach(stage: &Stage, name: &str) -> bool {
-    stage.supervisor.detach(&Detach { name: name.to_owned(), lazy: false }).is_ok()
+    stage.supervisor.detach(&Detach { name: name.to_owned(), lazy: false, force: None }).is_ok()
 }
 
 /// Waits until each device has a worker, and answers with their names.

@@ -175,7 +175,8 @@ fn lease(image: &str, via: &str) -> Result<(), String> {
 }
 
 fn detach(target: &str, more: &[&str]) -> Result<(), String> {
-    let options = DetachOptions { lazy: more.contains(&"lazy"), timeout: Duration::from_secs(5) };
+    let options =
+        DetachOptions { lazy: more.contains(&"lazy"), force: false, timeout: Duration::from_secs(5) };
     show(becket_device::detach(target, &options))
 }
 

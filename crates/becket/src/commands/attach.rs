@@ -118,7 +118,7 @@ fn say(ui: &Ui, info: &DeviceInfo, printed: &mut Result<(), Failure>) {
 
 /// Detaches what was attached, the last one first; what does not go stays in the list.
 fn take_back(ui: &Ui, devices: &mut Vec<DeviceInfo>) {
-    let options = DetachOptions { lazy: false, timeout: GONE_WITHIN };
+    let options = DetachOptions { timeout: GONE_WITHIN, ..DetachOptions::default() };
     let mut stay = Vec::new();
     for info in devices.drain(..).rev() {
         match becket_device::detach(&info.name, &options) {

@@ -5,13 +5,17 @@ use super::parallel;
 use crate::{args, failure::Failure, ui::Ui};
 use becket_device::{DetachOptions, DeviceInfo, DeviceState};
 use serde_json::json;
-use std::ffi::OsString;
+use std::{collections::HashSet, ffi::OsString};
 
 pub(crate) fn run(ui: &Ui, args: &args::Detach) -> Result<u8, Failure> {
-    let options = DetachOptions { lazy: args.lazy, timeout: args.timeout };
+    let options = DetachOptions { lazy: args.lazy, force: args.force, timeout: args.timeout };
+    // With --all, devices are no mistake.
+    let mut disks = HashSet::new();
     let mut targets = if args.all {
         let devices =
             becket_device::list().map_err(|error| Failure::device("list", "the devices", &error))?;
+        let disk = |info: &&DeviceInfo| info.spec.export.is_none();
+        disks.extend(devices.iter().filter(disk).map(|info| OsString::from(&info.name)));
         devices.into_iter().map(|info| info.name.into()).collect()
     } else {
         args.targets.clone()
@@ -19,7 +23,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Detach) -> Result<u8, Failure> {
     let mut devices = Vec::new();
     let failures = loop {
         let before = devices.len();
-        let failures = each(ui, &targets, &options, &mut devices);
+        let failures = each(ui, &targets, (&options, &disks), &mut devices);
         // Of several that stand on each other the upper ones go first: as long as some go, others may follow.
         if failures.is_empty() || !args.all || devices.len() == before {
             break failures;
@@ -50,11 +54,14 @@ pub(crate) fn run(ui: &Ui, args: &args::Detach) -> Result<u8, Failure> {
 fn each(
     ui: &Ui,
     targets: &[OsString],
-    options: &DetachOptions,
+    (options, disks): (&DetachOptions, &HashSet<OsString>),
     devices: &mut Vec<DeviceInfo>,
 ) -> Vec<(OsString, becket_device::Error)> {
     let mut failures = Vec::new();
-    let detach = |target: &OsString| becket_device::detach(target, options);
+    let detach = |target: &OsString| {
+        let force = options.force && !disks.contains(target);
+        becket_device::detach(target, &DetachOptions { force, ..options.clone() })
+    };
     parallel::in_order(
         targets,
         detach,

@@ -113,7 +113,7 @@ fn name_of(image: &Path) -> String {
 
 /// Detaches what was exported, the last one first.
 fn take_back(ui: &Ui, exports: &[DeviceInfo]) {
-    let options = DetachOptions { lazy: false, timeout: GONE_WITHIN };
+    let options = DetachOptions { timeout: GONE_WITHIN, ..DetachOptions::default() };
     for info in exports.iter().rev() {
         match becket_device::detach(&info.name, &options) {
             Ok(_) => {}

@@ -133,6 +133,7 @@ fn order_of_export(table: &Path, entry: &Entry, export: &Export) -> String {
     if entry.start.netdev {
         unit.push_str("After=remote-fs.target\n");
     }
+    unit.push_str("[Service]\nEnvironment=DETACH_OPTIONS=--force\n");
     unit
 }
 
@@ -262,7 +263,7 @@ mod tests {
             order("vm"),
             "# Made by becket-generator of line 1 of /tab.\n[Unit]\nSourcePath=/tab\n\
              RequiresMountsFor=\"/srv/vm.img\"\nRequiresMountsFor=\"/run/a b/vm.sock\"\n\
-             Description=Export %i\nAfter=local-fs.target\n"
+             Description=Export %i\nAfter=local-fs.target\n[Service]\nEnvironment=DETACH_OPTIONS=--force\n"
         );
         let net = order("net");
         for line in [

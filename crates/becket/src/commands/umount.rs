@@ -69,7 +69,7 @@ fn detach(info: &DeviceInfo, timeout: Duration) -> Result<(), Failure> {
     if info.spec.autoclear && common::await_gone(info, BY_ITSELF) {
         return Ok(());
     }
-    match becket_device::detach(&info.name, &DetachOptions { lazy: false, timeout }) {
+    match becket_device::detach(&info.name, &DetachOptions { timeout, ..DetachOptions::default() }) {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(Failure::device("detach", info.device.display(), &error)),

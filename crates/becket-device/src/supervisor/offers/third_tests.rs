@@ -125,7 +125,7 @@ fn an_offer_without_a_disk_is_one_file_and_one_line() {
     assert_eq!(lock(&worker(1).served)[0].geometry.size, 4096, "the next worker goes on");
     assert_eq!(supervisor.list()[0].recoveries, 1);
 
-    supervisor.detach(&Detach { name: "one".to_owned(), lazy: false }).unwrap();
+    supervisor.detach(&Detach { name: "one".to_owned(), lazy: false, force: None }).unwrap();
     assert!(supervisor.idle());
     assert_eq!(bench.left_behind(), Vec::<String>::new());
 }

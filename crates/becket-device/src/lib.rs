@@ -24,8 +24,8 @@ pub use becket_engine::{Activity, BOUNDS, Decodings, Summary};
 pub use becket_uapi::handover::inherited_fd;
 pub use client::{
     Changed, ChangedDevice, Changes, DeviceStats, DoorOptions, Doorway, How, Lease, Progress, ailing, attach,
-    attach_leased, counters, detach, doctor, export, find, give_to_owner, last_change, list, plan, publish,
-    refresh, server_status, set, stat, tidy,
+    attach_leased, counters, detach, doctor, export, export_leased, find, give_to_owner, last_change, list,
+    plan, publish, refresh, server_status, set, stat, tidy,
 };
 pub use connector::connector_main;
 pub use contract::{

@@ -133,7 +133,10 @@ fn parse(
             _ => words.push(format!("--{option}").into()),
         }
     }
-    words.extend([format!("--name={name}").into(), "--".into(), image.into()]);
+    words.push(format!("--name={name}").into());
+    // What follows the dashes of an export is a command. The image begins with a slash.
+    words.extend((!exported).then(|| "--".into()));
+    words.push(image.into());
     let (image, device, export) = if exported {
         let parser = parsers.exports.get_or_insert_with(LineParser::new);
         let ExportLine { export } = parser.parse(words)?;

@@ -1,4 +1,4 @@
-//! How an export begins and ends: by a line of the machine's table.
+//! How an export begins and ends: by a line of the machine's table, with a command, by force.
 //! Never looks at what clients do with it: `export.rs` does.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
@@ -124,4 +124,46 @@ fn an_export_is_taken_from_its_clients_by_force() {
     let _idle = connect();
     place.ok(["detach", "--all", "--force"]);
     assert!(place.devices().is_empty());
+}
+
+#[test]
+fn an_export_lives_as_long_as_a_command() {
+    if !require_tools("an_export_lives_as_long_as_a_command", &["nbdcopy", "nbdinfo"]) {
+        return;
+    }
+    let place = scratch();
+    let (disk, copy, socket) = (place.path("disk.img"), place.path("copy.img"), place.path("s.sock"));
+    image::random(&disk, SIZE, 7);
+    let address = format!("unix:{}", socket.display());
+    let export = |command: &[&str]| {
+        place.run(["export", disk.to_str().unwrap(), "--nbd", &address, "--"].iter().chain(command))
+    };
+    let ran = export(&["nbdcopy", "{}", copy.to_str().unwrap()]);
+    assert_eq!((ran.code, ran.out.as_str()), (0, ""), "{ran:?}");
+    assert!(fs::read(&copy).unwrap() == fs::read(&disk).unwrap());
+    let gone = || place.devices().is_empty() && !socket.exists();
+    assert!(gone(), "it goes with its command");
+    let ran = export(&["sh", "-c", "nbdinfo --size $BECKET_URI; test -z \"$BECKET_DEVICE\"; exit 7"]);
+    assert_eq!((ran.code, ran.out.trim()), (7, SIZE.to_string().as_str()), "{ran:?}");
+    assert!(gone());
+    let ran = export(&["no-such-command"]);
+    assert!(ran.code == 127 && gone(), "{ran:?}");
+    let ran = place.run(["export", "a", "b", "--nbd", &address, "--", "true"]);
+    assert!(ran.code == 2 && ran.err.contains("URI of one image"), "{ran:?}");
+
+    // What the command leaves running does not keep it.
+    let hold =
+        format!("exec 3<>/dev/null; nc -U {} >/dev/null 2>&1 </dev/zero & sleep 0.3", socket.display());
+    assert_eq!(export(&["sh", "-c", &hold]).code, 0);
+    assert!(gone());
+
+    // A killed becket takes command and export along.
+    let mut becket = place.becket();
+    becket.args(["export", disk.to_str().unwrap(), "--nbd", &address, "--", "sleep", "600"]);
+    let mut child = becket.spawn().unwrap();
+    assert!(wait_until(Duration::from_secs(20), || place.devices().len() == 1));
+    Client::connect(&socket, "disk.img").unwrap().read(0, 512).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(wait_until(Duration::from_secs(20), gone), "{:?}", place.devices());
 }

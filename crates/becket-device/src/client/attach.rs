@@ -45,10 +45,34 @@ pub fn export(
     doorway: &Doorway,
     name: &str,
 ) -> Result<DeviceInfo, Error> {
+    Ok(export_with(image, options, doorway, name, false)?.0)
+}
+
+/// The same for as long as the lease lives, and beyond that while it has clients.
+///
+/// # Errors
+/// As [`export`].
+pub fn export_leased(
+    image: &Path,
+    options: &AttachOptions,
+    doorway: &Doorway,
+    name: &str,
+) -> Result<(DeviceInfo, Lease), Error> {
+    let (info, held) = export_with(image, options, doorway, name, true)?;
+    Ok((info, Lease { held }))
+}
+
+fn export_with(
+    image: &Path,
+    options: &AttachOptions,
+    doorway: &Doorway,
+    name: &str,
+    leased: bool,
+) -> Result<(DeviceInfo, Option<Held>), Error> {
     let mut options = AttachOptions { isolate: true, partitions: Partitions::Off, ..options.clone() };
     options.spec.export = Some(Export { name: name.to_owned(), ..doorway.export.clone() });
     options.spec.queues = options.spec.queues.or(doorway.queues());
-    Ok(attach_with(image, &options, false, Some(doorway))?.0)
+    attach_with(image, &options, leased, Some(doorway))
 }
 
 /// Attaches the image at `image` for as long as the lease lives, and beyond that while it is in use.

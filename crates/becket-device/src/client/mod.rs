@@ -18,7 +18,7 @@ mod stat;
 mod unrecorded;
 mod user_devices;
 
-pub use attach::{attach, attach_leased, export};
+pub use attach::{attach, attach_leased, export, export_leased};
 pub use detach::{detach, refresh, server_status};
 pub use doorway::{DoorOptions, Doorway};
 pub use lease::Lease;

@@ -3,7 +3,10 @@
 
 use crate::units::{parse_block_size, parse_size};
 use clap::Args;
-use std::path::{Path, PathBuf};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use super::device::{DeviceOptions, LimitOptions, StoreOptions, Toggle, format_parser};
 
@@ -12,13 +15,17 @@ use super::device::{DeviceOptions, LimitOptions, StoreOptions, Toggle, format_pa
 /// Clients can connect when the command ends. becket's server keeps the exports until `becket detach`, as it
 /// keeps devices. Each export is served by a process of its own, which holds its image and its clients'
 /// connections and nothing else. Several images at one address differ by their names.
+///
+/// With a command, the export exists exactly as long as the command. In the words of CMD, `{}` is replaced by
+/// the URI, which is also in $BECKET_URI. The exit status is that of the command, as for `becket run`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   becket export disk.img --nbd unix:/run/disk.sock
   becket export -r a.img b.qcow2 --nbd tcp:127.0.0.1:10809   # nbd://127.0.0.1:10809/a.img and /b.qcow2
   becket export disk.img --nbd tcp:0.0.0.0 --tls /etc/pki/becket --tls-verify
-  becket export vm.qcow2 --vhost-user unix:/run/vm.sock      # a disk of a virtual machine")]
+  becket export vm.qcow2 --vhost-user unix:/run/vm.sock      # a disk of a virtual machine
+  becket export -r disk.img --nbd unix:s.sock -- nbdcopy {} copy.img")]
 pub(crate) struct Export {
     /// Images to export, or paths of images inside images
     #[arg(required = true, value_name = "IMAGE", value_hint = clap::ValueHint::FilePath)]
@@ -57,6 +64,9 @@ pub(crate) struct Export {
     pub(crate) insecure: bool,
     #[command(flatten)]
     pub(crate) image: ImageOptions,
+    /// Command to run while the image is exported, after `--`
+    #[arg(last = true, num_args = 1.., value_name = "CMD", value_hint = clap::ValueHint::CommandWithArguments)]
+    pub(crate) command: Vec<OsString>,
 }
 
 /// How the images are opened and served: as the options of `attach` with the same names.

@@ -1,7 +1,7 @@
 //! `becket export IMAGE...`: images behind a socket, one URI a line in the order given.
 //! Never takes an address from a program that listens there, nor an export back that others may use already.
 
-use super::{common, fetched};
+use super::{common, fetched, run};
 use crate::{
     args::{self, StoreOptions},
     failure::Failure,
@@ -16,6 +16,9 @@ const GONE_WITHIN: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(ui: &Ui, args: &args::Export) -> Result<u8, Failure> {
     check(args)?;
+    if !args.command.is_empty() {
+        return run_with(ui, args);
+    }
     let doorway = doorway(args)?;
     let options = common::options(&args.device());
     let store = &args.image.store;
@@ -43,6 +46,33 @@ pub(crate) fn run(ui: &Ui, args: &args::Export) -> Result<u8, Failure> {
         ui.line(info.device.display().to_string())?;
     }
     Ok(0)
+}
+
+/// Exports an image exactly as long as a command runs.
+fn run_with(ui: &Ui, args: &args::Export) -> Result<u8, Failure> {
+    let [image] = args.images.as_slice() else {
+        return Err(Failure::usage("a command has the URI of one image"));
+    };
+    // Before there are other threads: see there.
+    let signals = run::signals()?;
+    let doorway = doorway(args)?;
+    let name = args.name.clone().unwrap_or_else(|| name_of(image));
+    let asked = common::options(&args.device());
+    let (path, options) = fetched::for_device(image, &asked, &args.image.store)?;
+    let (info, lease) = becket_device::export_leased(&path, &options, &doorway, &name)
+        .map_err(|error| Failure::device("export", fetched::named(image), &error))?;
+    ui.explain(&info);
+    let status = run::guarded(ui, &info, &args.command, &signals);
+    drop(lease);
+    // What the command has left of clients ends with it.
+    let options = DetachOptions { force: true, timeout: GONE_WITHIN, ..DetachOptions::default() };
+    match becket_device::detach(&info.name, &options) {
+        Err(error) if error.kind() != becket_device::ErrorKind::NotFound => {
+            ui.failure(&Failure::device("detach", info.device.display(), &error));
+        }
+        _ => {}
+    }
+    status
 }
 
 /// Exports one image at a doorway of its own, as a line of the machine's table wants it.

@@ -42,20 +42,31 @@ const GONE_WITHIN: Duration = Duration::from_secs(5);
 /// Returns the exit status of the command.
 pub(crate) fn run(ui: &Ui, args: &args::Run) -> Result<u8, Failure> {
     let asked = common::options(&args.device);
-    // Before the attach: it may start threads, and a signal goes to any thread that does not block it.
-    let signals = SignalFd::block(&blocked())
-        .map_err(|error| Failure::io("cannot prepare to run the command", &error))?;
+    let signals = signals()?;
     let (path, options) = fetched::for_device(&args.image, &asked, &args.device.store)?;
     let (info, lease) = becket_device::attach_leased(&path, &options)
         .map_err(|error| Failure::device("attach", becket_fetch::named(args.image.as_os_str()), &error))?;
     ui.explain(&info);
-    let status = guarded(ui, &info, &substitute(&args.command, info.device.as_os_str()), &signals);
+    let status = guarded(ui, &info, &args.command, &signals);
     release(ui, &info, lease);
     status
 }
 
-/// Runs the command below its guard until both have ended.
-fn guarded(ui: &Ui, info: &DeviceInfo, command: &[OsString], signals: &SignalFd) -> Result<u8, Failure> {
+/// What is sent to this process from now on. Call it before the attach: that may start threads, and a signal
+/// goes to any thread that does not block it.
+pub(super) fn signals() -> Result<SignalFd, Failure> {
+    SignalFd::block(&blocked()).map_err(|error| Failure::io("cannot prepare to run the command", &error))
+}
+
+/// Runs the command below its guard until both have ended. In its words, `{}` becomes the device's path, or
+/// the URI of an export.
+pub(super) fn guarded(
+    ui: &Ui,
+    info: &DeviceInfo,
+    command: &[OsString],
+    signals: &SignalFd,
+) -> Result<u8, Failure> {
+    let command = &substitute(command, info.device.as_os_str());
     let failed = |error: io::Error| Failure::io("cannot run the command", &error);
     let cgroup = match Cgroup::make(&format!("becket-run-{}", std::process::id())) {
         Ok(cgroup) => Some(cgroup),
@@ -103,7 +114,12 @@ fn spawn_guard(
         guard.arg("--cgroup").arg(cgroup.dir());
     }
     guard.arg("--").args(command);
-    guard.env("BECKET_DEVICE", &info.device).env("BECKET_PARTITIONS", partitions.join(OsStr::new(" ")));
+    match info.spec.export {
+        Some(_) => guard.env("BECKET_URI", &info.device),
+        None => guard
+            .env("BECKET_DEVICE", &info.device)
+            .env("BECKET_PARTITIONS", partitions.join(OsStr::new(" "))),
+    };
     Ok((guard.spawn()?, our_end))
 }
 

@@ -14,7 +14,7 @@ packages=(
     fuse3                               # images as files, for users who are not root
     genisoimage erofs-utils mtools          # images inside images, made by the real tools
     cryptsetup-bin qemu-utils               # dm-crypt on top; image locks beside QEMU's
-    nbdkit libnbd-bin                       # foreign NBD servers and clients
+    nbdkit libnbd-bin python3-libnbd        # foreign NBD servers and clients
     gnutls-bin                              # certificates for tests of TLS
     nginx-light openssl                     # a foreign web server, with TLS
     docker-registry python3-venv            # a registry of containers; moto, a server of S3, see below

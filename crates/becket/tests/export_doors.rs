@@ -128,3 +128,65 @@ fn an_address_of_either_family_is_served_and_printed() {
     }
     assert!(place.devices().is_empty());
 }
+
+/// libnbd's shell as a client that writes and reads all the time, over TLS, while the server is replaced.
+#[test]
+fn an_upgrade_drops_no_client_over_tls() {
+    let name = "an_upgrade_drops_no_client_over_tls";
+    if !require_tools(name, &["certtool"]) || !require_nbdsh(name) {
+        return;
+    }
+    let place = scratch();
+    let pki = certificates(&place);
+    let disk = place.path("disk.img");
+    image::random(&disk, SIZE, 7);
+    let said = place.ok([
+        "export",
+        disk.to_str().unwrap(),
+        "--tls",
+        pki.to_str().unwrap(),
+        "--tls-verify",
+        "--nbd",
+        "tcp:127.0.0.1:0",
+    ]);
+    let uri =
+        format!("{}?tls-certificates={}", said.trim(), as_client(&place, &pki, "client", "ca").display());
+    let stop = place.path("stop");
+    let script = "import os, sys\n\
+        h.set_uri_allow_local_file(True); h.connect_uri(sys.argv[1]); n = 0\n\
+        while not os.path.exists(sys.argv[2]):\n\
+        \x20   n += 1; block = n.to_bytes(8, 'big') * 8192; at = n % 64 * 65536\n\
+        \x20   h.pwrite(block, at); h.flush(); assert h.pread(65536, at) == block\n\
+        print(n)";
+    let mut client =
+        nbdsh(&["-c", &format!("import sys; sys.argv = ['', '{uri}', '{}']", stop.display()), "-c", script]);
+    let mut client = client.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let worker = || place.devices()[0]["worker_pid"].clone();
+    assert!(wait_until(Duration::from_secs(20), || place.devices()[0]["connections"].as_u64() == Some(1)));
+    for _ in 0..3 {
+        let before = worker();
+        let mut serve = place.becket();
+        let mut serve = serve.args(["serve", "--takeover", "--until-idle"]).spawn().unwrap();
+        assert!(wait_until(Duration::from_secs(30), || worker() != before), "another worker serves it");
+        std::thread::spawn(move || serve.wait());
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(client.try_wait().unwrap().is_none(), "the connection was dropped");
+    }
+    fs::write(&stop, "").unwrap();
+    let done = client.wait_with_output().unwrap();
+    let rounds = String::from_utf8_lossy(&done.stdout).trim().parse::<u32>().unwrap_or(0);
+    assert!(done.status.success() && rounds > 20, "{done:?}");
+    gone(&place);
+}
+
+/// nbdsh with the system's own Python, which is the one that has libnbd.
+fn nbdsh(words: &[&str]) -> Command {
+    let mut command = Command::new("/usr/bin/python3");
+    command.args(["-m", "nbd"]).args(words);
+    command
+}
+
+fn require_nbdsh(name: &str) -> bool {
+    let works = nbdsh(&["--version"]).output().is_ok_and(|ran| ran.status.success());
+    works || require_tools(name, &["nbdsh-with-a-python-that-has-libnbd"])
+}

@@ -262,3 +262,29 @@ fn faults_are_not_injected_into_what_a_server_does() {
     }
     assert!(!place.path("o.qcow2").exists() && !place.path("s.sock").exists());
 }
+
+/// A server that promises nothing about several connections may have kept what a dead worker wrote, or not.
+#[test]
+fn fuse_without_a_promise_one_flush_fails_after_a_killed_worker() {
+    let name = "nbd_source::fuse_without_a_promise_one_flush_fails_after_a_killed_worker";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "qemu-nbd"]) {
+        return;
+    }
+    let place = scratch();
+    let server = Server::qemu(&ext4(&place), &[]);
+    let disk = open(&attach(&place, &[&server.uri("disk"), "--origin-timeout", "40s"]));
+    let live = || text(&only(&place), "state") == "live" && only(&place)["away"].is_null();
+    disk.write_all_at(&Block::of(1).0, 8192).unwrap();
+    disk.sync_all().unwrap();
+    disk.write_all_at(&Block::of(2).0, 4096).unwrap();
+    kill(&only(&place)["worker_pid"]);
+    assert!(wait_until(Duration::from_secs(30), live), "{:?}", only(&place));
+    let mut found = Block::of(0);
+    disk.read_exact_at(&mut found.0, 4096).unwrap();
+    assert_eq!(disk.sync_all().unwrap_err().raw_os_error(), Some(5), "nobody knows whether it was kept");
+    disk.sync_all().unwrap();
+    disk.write_all_at(&Block::of(3).0, 4096).unwrap();
+    disk.sync_all().unwrap();
+    drop(disk);
+    place.ok(["detach", "--all"]);
+}

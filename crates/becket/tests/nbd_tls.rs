@@ -270,6 +270,13 @@ fn fuse_a_device_over_tls_outlives_what_serves_it() {
             kill(&only(&place)[victim]);
             live(victim);
         }
+        // Nor does a takeover break one.
+        let before = number("server_pid");
+        let mut serve = place.becket();
+        let mut serve = serve.args(["serve", "--takeover", "--until-idle"]).spawn().unwrap();
+        assert!(wait_until(Duration::from_secs(30), || number("server_pid") != before));
+        thread::spawn(move || serve.wait());
+        live("the takeover");
         // Its own death, and that of the server, may lose what was not flushed.
         may_fail.store(true, Ordering::Relaxed);
         for _ in 0..2 {

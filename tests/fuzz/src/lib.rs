@@ -39,6 +39,7 @@ pub const TARGETS: &[Target] = &[
     ("vring", becket_transport::vhost_user::fuzzing::rings),
     ("nbd-handshake", becket_transport::nbd::fuzzing::handshake),
     ("nbd-requests", becket_transport::nbd::fuzzing::requests),
+    ("nbd-client", becket_image::link::fuzzing::server),
     ("record", becket_device::fuzzing::record),
     ("losetup", becket::fuzzing::losetup),
     ("beckettab", becket::fuzzing::table),

@@ -10,6 +10,8 @@ pub mod channel;
 mod conn;
 mod dial;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod handshake;
 mod reader;
 mod relay;

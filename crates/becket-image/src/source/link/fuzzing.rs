@@ -1,0 +1,62 @@
+//! A door for fuzzers: what a server says, from its greeting to its answers.
+//! Nothing is judged here but that reading ends, without a panic and within bounds.
+
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use super::conn::Connection;
+use super::handshake::{Handshake, Next, Wanted};
+
+/// The most that is read of a server's words at once, and that is said to it, in bytes.
+const MOST_HELD: usize = 16 << 10;
+/// What fits into a socket without a reader, in bytes.
+const FITS: usize = 64 << 10;
+
+/// A server's words, of which the first byte says what is asked of it. Whether it has given an answer.
+pub fn server(bytes: &[u8]) -> bool {
+    let Some((&first, mut rest)) = bytes.split_first() else { return false };
+    let wanted = Wanted { tls: first & 1 == 1, structured: first & 2 == 2 };
+    let mut shake = Handshake::new("an export", wanted);
+    let agreed = loop {
+        assert!(shake.outgoing().len() <= MOST_HELD, "what is said has a bound");
+        let wants = shake.wants();
+        assert!(wants <= MOST_HELD, "what is read has a bound");
+        let Some((heard, behind)) = rest.split_at_checked(wants) else { return false };
+        rest = behind;
+        match shake.feed(heard) {
+            Ok(Next::Done(agreed)) => break agreed,
+            // As if TLS had come and gone: what follows are the server's words in it.
+            Ok(Next::StartTls) => shake.tls_started(),
+            Ok(Next::More) => {}
+            Err(_) => return false,
+        }
+    };
+    assert!(agreed.smallest.is_power_of_two() && agreed.largest.is_multiple_of(agreed.smallest));
+    let Ok((ours, mut theirs)) = UnixStream::pair() else { return false };
+    if theirs.write_all(rest.get(..FITS.min(rest.len())).unwrap_or_default()).is_err() {
+        return false;
+    }
+    // It has said all: a client that waits for more sees the end.
+    let _ = theirs.shutdown(std::net::Shutdown::Write);
+    let Ok(mut connection) = Connection::new(ours.into(), agreed, Some(Duration::from_secs(1))) else {
+        return false;
+    };
+    let unit = u64::from(agreed.smallest);
+    let len = (4096 / unit).max(1) * unit;
+    let mut buffer = vec![0; usize::try_from(len).unwrap_or(0)];
+    let mut answered = false;
+    for _ in 0..4 {
+        match agreed.allocation.is_some() && first & 4 == 4 {
+            true => match connection.status(0, len) {
+                Ok(found) => answered |= !found.is_empty(),
+                Err(_) => {}
+            },
+            false => match connection.read(&mut buffer, 0) {
+                Ok(()) => answered = true,
+                Err(_) => {}
+            },
+        }
+    }
+    answered
+}

@@ -22,7 +22,7 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::error::quoted;
@@ -113,9 +113,9 @@ pub(crate) fn lay_over(
     options: &OpenOptions,
     warnings: &mut Vec<String>,
 ) -> Result<Stack, Error> {
-    let OpenOptions { read_only, shared, drop_bitmaps, .. } = *options;
+    let OpenOptions { read_only, shared, drop_bitmaps, rehearsal, .. } = *options;
     let place = Place::of(file, read_only)?;
-    let made = if read_only { None } else { create(&base, file, &place, warnings)? };
+    let made = if read_only { None } else { create(&base, file, &place, rehearsal, warnings)? };
     let (link, fresh, unwritable) = match made {
         Some((link, fresh)) => (link, Some(fresh), None),
         None => {
@@ -133,7 +133,7 @@ pub(crate) fn lay_over(
     let cluster = header.cluster();
     let writing = Writing::new(read_only || unwritable.is_some(), drop_bitmaps);
     let (image, verdict) = qcow2::unpack_for(writing, &raw, &header, Some(&base.image)).map_err(damaged)?;
-    let marked = |why: String| if verdict.corrupt { mark_corrupt(&link.fd, &why) } else { why };
+    let marked = |why: String| if verdict.corrupt && !rehearsal { mark_corrupt(&link.fd, &why) } else { why };
     let unwritable = unwritable.or(verdict.unwritable.map(marked));
     let read_only = unwritable.or_else(|| too_short(cluster, &link.fd).filter(|_| !read_only));
     if read_only.is_none() {
@@ -172,17 +172,22 @@ impl Place {
 }
 
 /// Creates an overlay; `None` if the name exists already. The file and its name are on the disk when this
-/// returns.
+/// returns; in a rehearsal the file has no name.
 fn create(
     base: &Base,
     file: &Path,
     place: &Place,
+    rehearsal: bool,
     warnings: &mut Vec<String>,
 ) -> Result<Option<(HostFile, Fresh)>, Error> {
     let Place { dir, name } = place;
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::RUSR | Mode::WUSR;
-    let fd = match rustix::io::retry_on_intr(|| rustix::fs::openat(dir, name, flags, mode)) {
+    let opened = match rehearsal {
+        true => nameless(place, mode),
+        false => rustix::io::retry_on_intr(|| rustix::fs::openat(dir, name, flags, mode)),
+    };
+    let fd = match opened {
         Ok(fd) => fd,
         Err(Errno::EXIST) => return Ok(None),
         Err(errno @ (Errno::ACCESS | Errno::PERM)) => {
@@ -203,6 +208,22 @@ fn create(
     rustix::fs::fsync(&fresh.dir).map_err(|errno| failed(errno.into()))?;
     let size = size_of(file, &fd, FileKind::Regular)?;
     Ok(Some((HostFile { path: within.join(name), fd, kind: FileKind::Regular, stat, size }, fresh)))
+}
+
+/// A file without a name where an overlay could be created, or why none could.
+fn nameless(place: &Place, mode: Mode) -> Result<OwnedFd, Errno> {
+    match rustix::fs::statat(&place.dir, &place.name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(_) => return Err(Errno::EXIST),
+        Err(Errno::NOENT) => {}
+        Err(errno) => return Err(errno),
+    }
+    match rustix::fs::openat(&place.dir, ".", OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode) {
+        // Some file systems have no files without a name. What is in memory shows as much, but for rights.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+            rustix::fs::memfd_create("becket-rehearsal", MemfdFlags::CLOEXEC)
+        }
+        opened => opened,
+    }
 }
 
 /// Opens a file that is there; and why it can only be read.

@@ -337,7 +337,7 @@ fn open_inside(
     // only.
     if let Some(mut reason) = walked.read_only.clone().or(unwritable).filter(|_| !read_only) {
         // Beside another writer its tables may just be changing.
-        if corrupt && !options.shared {
+        if corrupt && !options.shared && !options.rehearsal {
             reason = mark_corrupt(&file.fd, &reason);
         }
         drop((walked, stored, file));

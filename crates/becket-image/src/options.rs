@@ -36,6 +36,8 @@ pub struct OpenOptions {
     pub cow: Option<PathBuf>,
     /// Parse it whatever that costs: see [`crate::budget`].
     pub no_limits: bool,
+    /// Nothing is to come of it: no file is created, and none is marked. The rest is as for a real opening.
+    pub rehearsal: bool,
     /// What brings the bytes of files that are filled while they are read.
     pub fillers: Fillers,
 }

@@ -21,7 +21,7 @@ use crate::through::{self, End, Walk};
 use crate::{Budget, DirectIo, Error, FileSource, Format, Identity, Image, LayerError, Source};
 
 /// Whether a path is a URI of a source that is not on this host.
-pub(crate) fn is_remote(path: &Path) -> bool {
+pub fn is_remote(path: &Path) -> bool {
     link::is_link(path)
 }
 

@@ -24,7 +24,7 @@ pub(crate) use device::{DeviceOptions, LimitOptions, StoreOptions, Switch, Toggl
 pub(crate) use export::Export;
 pub(crate) use look::{Cat, Copy, CopyFormat, Cp, Inspect, Look, LookOptions, Ls, Map};
 pub(crate) use store::{Store, StoreAction};
-pub(crate) use watch::{Metrics, Stat, Top};
+pub(crate) use watch::{Metrics, Stat, Top, Why};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -104,6 +104,7 @@ pub(crate) enum Command {
     Store(Store),
     Top(Top),
     Metrics(Metrics),
+    Why(Why),
     Doctor(Doctor),
     Losetup(Losetup),
     Serve(Serve),
@@ -149,6 +150,7 @@ Examples:
   becket attach --name root -v disk.img      # as /dev/becket/root; says what it took and why
   becket attach disk.img --cow today.qcow2   # disk.img stays as it is
   becket attach --atomic --from images.txt   # all or none; a line: disk.img --name root --read-only
+  becket attach --dry-run disk.img           # says what it would do
   becket attach --tab data                   # as the line `data` of /etc/beckettab says")]
 pub(crate) struct Attach {
     /// Images to attach: regular files or block devices
@@ -171,6 +173,12 @@ pub(crate) struct Attach {
     /// Attach all images or none: if one fails, detach the others again
     #[arg(long)]
     pub(crate) atomic: bool,
+    /// Say what would be attached, and how, without attaching it
+    ///
+    /// The images are opened and checked as for an attach. Of a remote image only what opening it needs is
+    /// fetched. An overlay (--cow) that does not exist is not created.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     #[command(flatten)]
     pub(crate) device: DeviceOptions,
 }
@@ -223,6 +231,7 @@ Examples:
   becket detach root disk.img         # by name, by image
   becket detach --lazy /dev/loop0     # detaches when its last user closes it
   becket detach --force vm.img        # an export, also from clients that are connected
+  becket detach --dry-run root        # says whether it would go, and what uses it
   becket detach --all")]
 pub(crate) struct Detach {
     /// Devices, names or images to detach
@@ -237,6 +246,9 @@ pub(crate) struct Detach {
     /// End the connections of an export's clients instead of refusing (exports only)
     #[arg(short, long, conflicts_with = "lazy")]
     pub(crate) force: bool,
+    /// Say what would be detached, and what uses it, without detaching it
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     /// Set how long to wait until a device is gone
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, default_value = "10s", value_parser = parse_duration)]
     pub(crate) timeout: Duration,

@@ -7,7 +7,7 @@ use becket_image::is_hidden;
 use serde::Serialize;
 use serde_json::{
     Value, json,
-    ser::{Formatter, PrettyFormatter},
+    ser::{CompactFormatter, Formatter, PrettyFormatter},
 };
 use std::{
     fmt::Write as _,
@@ -60,6 +60,19 @@ impl Ui {
         let mut out = BufWriter::new(io::stdout().lock());
         write_json(&mut out, value)?;
         writeln!(out)?;
+        Ok(out.flush()?)
+    }
+
+    /// One JSON value of many, on a line of its own.
+    pub(crate) fn record(&self, value: &Value) -> Result<(), Failure> {
+        let mut text = Vec::new();
+        let shown = Shown(CompactFormatter);
+        value
+            .serialize(&mut serde_json::Serializer::with_formatter(&mut text, shown))
+            .map_err(io::Error::from)?;
+        text.push(b'\n');
+        let mut out = io::stdout().lock();
+        out.write_all(&text)?;
         Ok(out.flush()?)
     }
 
@@ -145,10 +158,10 @@ fn write_json(out: &mut impl io::Write, value: &impl Serialize) -> io::Result<()
     Ok(value.serialize(&mut serde_json::Serializer::with_formatter(out, Shown(PrettyFormatter::new())))?)
 }
 
-/// Pretty JSON whose strings have all that is hidden escaped.
-struct Shown(PrettyFormatter<'static>);
+/// JSON whose strings have all that is hidden escaped.
+struct Shown<F>(F);
 
-impl Formatter for Shown {
+impl<F: Formatter> Formatter for Shown<F> {
     fn write_string_fragment<W: ?Sized + io::Write>(&mut self, out: &mut W, text: &str) -> io::Result<()> {
         let mut rest = text;
         while let Some((at, letter)) = rest.char_indices().find(|(_, letter)| is_hidden(*letter)) {

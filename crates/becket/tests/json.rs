@@ -69,6 +69,8 @@ fn all_output_is_as_described() {
 
     let checks: &[(&str, &[&str])] = &[
         ("failed", &["inspect", "nothing.img"]),
+        ("foreseen", &["attach", "--dry-run", "disk.img", "fs.img", "--cow", "new.qcow2"]),
+        ("foreseen", &["attach", "--dry-run", "disk.img", "nothing.img"]),
         ("devices", &["attach", "--name", "disk", "disk.img"]),
         ("devices", &["attach", "disk.img", "nothing.img", "/dev/null"]),
         ("devices", &["attach", "--via", "fuse", "--name", "x", "x.img"]),
@@ -77,6 +79,9 @@ fn all_output_is_as_described() {
         ("devices", &["export", "x.img", "--shared", "-r", "--name", "out", "--nbd", "unix:out.sock"]),
         ("list", &["list"]),
         ("stat", &["stat", "x", "disk", "inner", "none"]),
+        ("watch", &["stat", "--watch", "50ms", "--count", "1", "x", "disk"]),
+        ("why", &["why", "x", "disk", "inner", "cow", "none"]),
+        ("leaving", &["detach", "--dry-run", "x", "none"]),
         ("top", &["top", "--once", "--interval", "50ms"]),
         ("failed", &["top"]),
         ("metrics", &["metrics"]),

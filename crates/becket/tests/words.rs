@@ -8,7 +8,7 @@ use becket_testkit::{image, require_device, require_tools};
 use common::scratch;
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
-const COMMANDS: [&str; 21] = [
+const COMMANDS: [&str; 22] = [
     "attach",
     "export",
     "detach",
@@ -27,6 +27,7 @@ const COMMANDS: [&str; 21] = [
     "store",
     "top",
     "metrics",
+    "why",
     "doctor",
     "serve",
     "completions",

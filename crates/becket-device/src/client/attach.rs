@@ -96,35 +96,8 @@ fn attach_with(
         store::check_name(name)?;
     }
     let store = Store::open(Runtime::open()?)?;
-    // Only a server can show zeroes behind the end of a file. The locks of a reader who opens again are a
-    // reader's.
-    let pad = !options.cut && options.via.kind().is_none_or(Kind::is_served);
-    let tail = if pad { Tail::Pad } else { Tail::Cut };
-    let mut how =
-        OpenOptions { tail, partitions: options.partitions != Partitions::Off, ..options.open.clone() };
-    let filled = |how: &OpenOptions| {
-        let mut opened = open(&store, image, how)?;
-        opened.fill(&how.fillers, options.fill).map_err(Error::io("share what is fetched of", image))?;
-        Ok::<_, Error>(opened)
-    };
-    let mut opened = filled(&how)?;
-    if options.spec.faults.is_some() && opened.sources.iter().any(|source| source.link().is_some()) {
-        return Err(no_faults(image));
-    }
-    let padded =
-        pad && opened.read_only && opened.map.extents().last().is_some_and(|last| last.place == Place::Zero);
-    if padded && doorway.is_none() && planner::plan_for(&opened, options, leased).is_err() {
-        how.tail = Tail::Cut;
-        opened = filled(&how)?;
-    }
-    // The length of an image inside another is not the file's, so it never follows that.
     let options = &mut options.clone();
-    if opened.nested {
-        options.open.size_limit = Some(opened.map.len());
-    }
-    if options.partitions == Partitions::On && opened.partitions.is_empty() {
-        return Err(Error::NoPartitions { image: image.to_owned() });
-    }
+    let mut opened = prepare(&store, image, options, leased, doorway.is_some())?;
     if let Some(doorway) = doorway {
         let reason = format!("it is exported at {}", doorway.export.address);
         let plan = Plan { kind: doorway.kind, reason, rejected: Vec::new() };
@@ -157,6 +130,45 @@ fn no_faults(image: &Path) -> Error {
         ),
         hint: Some("inject them there, for example by nbdkit --filter=error or --filter=delay".to_owned()),
     }
+}
+
+/// Opens an image as the device wants it that is to be made of it, and completes the options by what it is.
+pub(crate) fn prepare(
+    store: &Store,
+    image: &Path,
+    options: &mut AttachOptions,
+    leased: bool,
+    exported: bool,
+) -> Result<Opened, Error> {
+    // Only a server can show zeroes behind the end of a file. The locks of a reader who opens again are a
+    // reader's.
+    let pad = !options.cut && options.via.kind().is_none_or(Kind::is_served);
+    let tail = if pad { Tail::Pad } else { Tail::Cut };
+    let mut how =
+        OpenOptions { tail, partitions: options.partitions != Partitions::Off, ..options.open.clone() };
+    let filled = |how: &OpenOptions| {
+        let mut opened = open(store, image, how)?;
+        opened.fill(&how.fillers, options.fill).map_err(Error::io("share what is fetched of", image))?;
+        Ok::<_, Error>(opened)
+    };
+    let mut opened = filled(&how)?;
+    if options.spec.faults.is_some() && opened.sources.iter().any(|source| source.link().is_some()) {
+        return Err(no_faults(image));
+    }
+    let padded =
+        pad && opened.read_only && opened.map.extents().last().is_some_and(|last| last.place == Place::Zero);
+    if padded && !exported && planner::plan_for(&opened, options, leased).is_err() {
+        how.tail = Tail::Cut;
+        opened = filled(&how)?;
+    }
+    // The length of an image inside another is not the file's, so it never follows that.
+    if opened.nested {
+        options.open.size_limit = Some(opened.map.len());
+    }
+    if options.partitions == Partitions::On && opened.partitions.is_empty() {
+        return Err(Error::NoPartitions { image: image.to_owned() });
+    }
+    Ok(opened)
 }
 
 /// Whether a transport could not have this image, rather than failed.

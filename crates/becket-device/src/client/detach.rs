@@ -104,7 +104,7 @@ fn detach_served(store: &Store, device: Device, options: &DetachOptions) -> Resu
 }
 
 /// Who uses a device. The clients of an export are not found below /proc.
-fn users_of(runtime: &Runtime, info: &DeviceInfo) -> Vec<User> {
+pub(crate) fn users_of(runtime: &Runtime, info: &DeviceInfo) -> Vec<User> {
     if shape::of(info.transport).disk != Disk::None {
         return users::of(&disk_of(info));
     }

@@ -11,7 +11,7 @@ use becket_transport::loop_::{self, LoopTransport};
 use becket_transport::ublk::UblkTransport;
 use becket_transport::{Kind, Probe, Transport};
 
-use crate::contract::{AttachOptions, Error, Plan, TransportReport};
+use crate::contract::{AttachOptions, Choice, Error, Plan, TransportReport};
 
 /// The transports that are built, the preferred ones first.
 static TRANSPORTS: [&dyn Transport; 4] = [&DM, &UBLK, &LOOP, &FUSE];
@@ -97,6 +97,34 @@ fn without(failed: (Kind, String), plan: Result<Plan, Error>) -> Result<Plan, Er
         }
         Err(error) => Err(error),
     }
+}
+
+/// What each transport would say to an open image, the preferred ones first; none is taken.
+pub(crate) fn choices(opened: &Opened, options: &AttachOptions, leased: bool) -> Vec<Choice> {
+    weigh(&TRANSPORTS, |transport| judge(transport, opened, options, leased))
+}
+
+/// The same where the image is not open: only the machine is asked, and `served_only` says why the kernel's
+/// own drivers cannot take the image, if they cannot.
+pub(crate) fn choices_of_machine(served_only: Option<&str>) -> Vec<Choice> {
+    weigh(&TRANSPORTS, |transport| match served_only.filter(|_| !transport.kind().is_served()) {
+        Some(why) => Err(No { reason: why.to_owned(), fix: None }),
+        None => probed(transport),
+    })
+}
+
+fn weigh(
+    transports: &[&dyn Transport],
+    judged: impl Fn(&dyn Transport) -> Result<String, No>,
+) -> Vec<Choice> {
+    let of = |transport: &&dyn Transport| {
+        let transport_kind = transport.kind();
+        match judged(*transport) {
+            Ok(reason) => Choice { transport: transport_kind, possible: true, reason, fix: None },
+            Err(No { reason, fix }) => Choice { transport: transport_kind, possible: false, reason, fix },
+        }
+    };
+    transports.iter().map(of).collect()
 }
 
 /// Which transports work on this machine, the preferred ones first.
@@ -188,6 +216,10 @@ fn judge(
     // The cheap questions come first: the image and the options are known, the machine must be asked.
     transport.fits(opened).map_err(|reason| No { reason, fix: None })?;
     suits(transport.kind(), options, leased)?;
+    probed(transport)
+}
+
+fn probed(transport: &dyn Transport) -> Result<String, No> {
     let probe = transport.probe();
     if probe.works { Ok(probe.reason) } else { Err(No { reason: probe.reason, fix: probe.fix }) }
 }

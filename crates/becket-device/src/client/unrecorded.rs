@@ -36,7 +36,7 @@ pub(crate) fn detach(
 }
 
 /// What is known of such a device: the name of its link, and what the kernel says.
-fn find(links: &Path, target: &Path) -> Option<DeviceInfo> {
+pub(crate) fn find(links: &Path, target: &Path) -> Option<DeviceInfo> {
     let device = fs::canonicalize(target).ok()?;
     let disk = device.strip_prefix("/dev").ok()?.to_str()?.to_owned();
     let number = disk.strip_prefix("loop")?.parse().ok()?;

@@ -30,7 +30,7 @@ pub use messages::ServerStatus;
 pub use path_text::{path_text, text_path};
 pub use spec::Spec;
 pub use types::{
-    AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, PartitionInfo, Partitions, Plan,
+    AttachOptions, Choice, DataMode, DetachOptions, DeviceInfo, DeviceState, PartitionInfo, Partitions, Plan,
     TransportReport, Via,
 };
 

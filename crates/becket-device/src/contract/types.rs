@@ -305,6 +305,19 @@ pub struct Plan {
     pub rejected: Vec<(Kind, String)>,
 }
 
+/// What one transport would say to an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Choice {
+    /// Which.
+    pub transport: Kind,
+    /// It can take the image here and now, with the options that were given.
+    pub possible: bool,
+    /// Why, or why not.
+    pub reason: String,
+    /// What would make it possible, where that is known.
+    pub fix: Option<String>,
+}
+
 /// Whether one transport works here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransportReport {

@@ -17,9 +17,34 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 Examples:
   becket stat /dev/ublkb0
   becket stat root disk.img         # by name, by image
+  becket stat --watch 1 root        # rates, a line each second
   becket stat --json root | jq '.devices[].read.p99_ns'")]
 pub(crate) struct Stat {
     /// Devices, names or images to show
+    #[arg(required = true, value_name = "TARGET")]
+    pub(crate) targets: Vec<OsString>,
+    /// Show what the devices do in each interval of this length, until they are gone
+    ///
+    /// With --json, each interval is one JSON value on a line of its own.
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = parse_interval)]
+    pub(crate) watch: Option<Duration>,
+    /// End after this many intervals
+    #[arg(long, value_name = "N", requires = "watch", allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: Option<u64>,
+}
+
+/// Explain how devices are offered, why, and what would be faster
+///
+/// becket asks each transport again what it says to the image, and names the command that changes the answer.
+/// The image is opened for reading, beside its users; a remote image is not fetched for this. TARGET is a
+/// device path, a name or an image path.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket why /dev/loop0
+  becket why root --json | jq '.devices[].faster'")]
+pub(crate) struct Why {
+    /// Devices, names or images to explain
     #[arg(required = true, value_name = "TARGET")]
     pub(crate) targets: Vec<OsString>,
 }

@@ -1,7 +1,7 @@
 //! `becket attach IMAGE...`: many images at once, one device path a line in the order given.
 //! Never detaches what worked because something else failed, unless that was asked for.
 
-use super::{attach_from, attach_tab, common, common::Job, export, fetched, parallel};
+use super::{attach_from, attach_tab, common, common::Job, export, fetched, foresee, parallel};
 use crate::{args, failure::Failure, progress::Progress, ui::Ui};
 use becket_device::{DetachOptions, DeviceInfo};
 use serde_json::{Value, json};
@@ -16,6 +16,9 @@ const GONE_WITHIN: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
     let jobs = jobs(args)?;
+    if args.dry_run {
+        return foresee::attach(ui, &jobs);
+    }
     let mut devices = Vec::new();
     let mut failures = Vec::new();
     let mut printed = Ok(());

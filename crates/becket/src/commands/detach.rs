@@ -1,7 +1,7 @@
 //! `becket detach TARGET...`: devices go, and are really gone when it returns.
 //! Never stops at the first that does not go: every other one is tried too.
 
-use super::parallel;
+use super::{foresee, parallel};
 use crate::{args, failure::Failure, ui::Ui};
 use becket_device::{DetachOptions, DeviceInfo, DeviceState};
 use serde_json::json;
@@ -20,6 +20,9 @@ pub(crate) fn run(ui: &Ui, args: &args::Detach) -> Result<u8, Failure> {
     } else {
         args.targets.clone()
     };
+    if args.dry_run {
+        return foresee::detach(ui, args, &targets);
+    }
     let mut devices = Vec::new();
     let failures = loop {
         let before = devices.len();

@@ -18,6 +18,7 @@ mod detach;
 mod doctor;
 mod export;
 mod fetched;
+mod foresee;
 mod generator;
 mod glob;
 mod inside;
@@ -40,6 +41,7 @@ mod stat;
 mod store;
 mod tree;
 mod umount;
+mod why;
 
 #[cfg(feature = "fuzzing")]
 pub(crate) use attach_from::is_understood;
@@ -68,6 +70,7 @@ pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
         Command::Stat(args) => stat::run(ui, args),
         Command::Metrics(args) => metrics::run(ui, args),
         Command::Top(args) => crate::top::run(ui, args),
+        Command::Why(args) => why::run(ui, args),
         Command::Doctor(args) => doctor::run(ui, args),
         // Only with options of ours in front; else `main` has seen to it.
         Command::Losetup(args) => Ok(crate::losetup::run(&args.words)),

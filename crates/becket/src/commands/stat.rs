@@ -14,6 +14,9 @@ const HEAD: [&str; 11] =
     ["KIND", "OPS", "BYTES", "ERRORS", "MEAN", "P50", "P90", "P99", "P99.9", "MAX", "WINDOW"];
 
 pub(crate) fn run(ui: &Ui, args: &args::Stat) -> Result<u8, Failure> {
+    if let Some(interval) = args.watch {
+        return crate::top::watch::run(ui, &args.targets, interval, args.count);
+    }
     common::each(
         ui,
         "stat",

@@ -6,6 +6,7 @@ mod keys;
 mod rates;
 mod screen;
 mod terminal;
+pub(crate) mod watch;
 
 pub(crate) use column::Column;
 

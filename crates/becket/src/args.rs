@@ -24,7 +24,7 @@ pub(crate) use device::{DeviceOptions, LimitOptions, StoreOptions, Switch, Toggl
 pub(crate) use export::Export;
 pub(crate) use look::{Cat, Copy, CopyFormat, Cp, Inspect, Look, LookOptions, Ls, Map};
 pub(crate) use store::{Store, StoreAction};
-pub(crate) use watch::{Metrics, Stat, Top, Why};
+pub(crate) use watch::{Events, Metrics, Stat, Top, Why};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -104,6 +104,7 @@ pub(crate) enum Command {
     Store(Store),
     Top(Top),
     Metrics(Metrics),
+    Events(Events),
     Why(Why),
     Doctor(Doctor),
     Losetup(Losetup),

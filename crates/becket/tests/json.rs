@@ -91,6 +91,7 @@ fn all_output_is_as_described() {
         ("failed", &["store", "verify", "--store", "st", "http://127.0.0.1:1/x"]),
         ("store_prefetch", &["store", "prefetch", "--store", "st", "disk.img"]),
         ("devices", &["set", "x", "--read-only", "on"]),
+        ("event", &["events", "--no-follow", "cow"]),
         ("devices", &["refresh", "x"]),
         ("doctor", &["doctor"]),
         ("inspect", &["inspect", "disk.img"]),

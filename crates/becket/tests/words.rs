@@ -8,7 +8,7 @@ use becket_testkit::{image, require_device, require_tools};
 use common::scratch;
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
-const COMMANDS: [&str; 22] = [
+const COMMANDS: [&str; 23] = [
     "attach",
     "export",
     "detach",
@@ -27,6 +27,7 @@ const COMMANDS: [&str; 22] = [
     "store",
     "top",
     "metrics",
+    "events",
     "why",
     "doctor",
     "serve",

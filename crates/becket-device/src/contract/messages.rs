@@ -240,10 +240,11 @@ mod tests {
     use becket_engine::Faults;
 
     use super::*;
+    use crate::contract::event::{Batch, Wanted};
     use crate::contract::idl::Interface;
     use crate::contract::table::Encoding;
     use crate::contract::varlink::Call;
-    use crate::contract::{DataMode, Export};
+    use crate::contract::{DataMode, Export, Happened};
     use crate::record::store::tests::device;
 
     fn attach() -> Attach {
@@ -327,11 +328,19 @@ mod tests {
         assert_eq!(outputs("List"), keys(&Devices { devices: Vec::new() }));
         assert_eq!(outputs("Status"), keys(&status()));
         assert_eq!(outputs("Ping"), keys(&Pulse::default()));
+        assert_eq!(
+            (inputs("Events"), outputs("Events")),
+            (keys(&Wanted::default()), keys(&Batch::default()))
+        );
         let one = keys(&OneDevice { device: device("one", 1).info });
         for name in ["Attach", "Detach", "Refresh", "Set"] {
             assert_eq!(outputs(name), one);
         }
         let type_of = |name: &str| interface.custom(name);
+        let text = String::new;
+        let (number, at, event, level, message) = (1, text(), text(), text(), text());
+        let happened = Happened { number, at, event, level, device: Some(text()), message };
+        assert_eq!(type_of("Event"), keys(&happened));
         let mut exported = device("one", 1).info;
         (exported.connections, exported.spec.export) = (Some(3), Some(Export::default()));
         (exported.away, exported.spec.origin_timeout) = (Some(String::new()), Some(1));
@@ -343,7 +352,6 @@ mod tests {
         assert_eq!(type_of("Stats"), keys(&Summary::default()));
         assert_eq!(type_of("Activity"), keys(&becket_engine::Activity::default()));
         assert_eq!(type_of("Decoded"), keys(&becket_engine::Decodings::default()));
-        let text = String::new;
         for failure in [
             Failure::Busy { device: text() },
             Failure::NameInUse { name: text(), image: None, device: None },
@@ -412,6 +420,7 @@ mod tests {
             method: "org.becket.Becket1.Attach".to_owned(),
             parameters: Some(attach()),
             oneway: false,
+            more: false,
         });
         let good = good.unwrap().into_bytes();
         let mut state = 0x9e37_79b9_7f4a_7c15u64;

@@ -3,6 +3,7 @@
 
 mod device_id;
 mod error;
+pub(crate) mod event;
 pub(crate) mod export;
 #[cfg(test)]
 pub(crate) mod idl;
@@ -25,6 +26,7 @@ pub(crate) mod versions;
 pub(crate) use device_id::DeviceId;
 pub use error::{Error, ErrorKind, User};
 pub(crate) use error::{RUNS_ALREADY, RUNTIME_DIR, wrong};
+pub use event::Happened;
 pub use export::{Export, SocketFile};
 pub use messages::ServerStatus;
 pub use path_text::{path_text, text_path};

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) const SERVICE: &str = "org.varlink.service";
 pub(crate) const SERVICE_DESCRIPTION: &str = include_str!("org.varlink.service.varlink");
 
-/// A call with the parameters of one method. A caller that accepts several replies (`more`) gets one.
+/// A call with the parameters of one method. A caller that accepts several replies (`more`) gets one, but of
+/// methods that say otherwise.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Call<P> {
     /// The method's name behind that of its interface.
@@ -18,12 +19,18 @@ pub(crate) struct Call<P> {
     /// The caller expects no reply.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) oneway: bool,
+    /// The caller accepts several replies.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) more: bool,
 }
 
 /// What a method that succeeded returns.
 #[derive(Debug, Serialize)]
 pub(crate) struct Reply<P> {
     pub(crate) parameters: P,
+    /// Another reply to the same call follows.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) continues: bool,
 }
 
 /// Why a call reached no method.
@@ -96,10 +103,10 @@ mod tests {
 
     #[test]
     fn a_call_says_only_what_is_not_usual() {
-        let call = Call { method: "a.b.C".into(), parameters: None::<()>, oneway: false };
+        let call = Call { method: "a.b.C".into(), parameters: None::<()>, oneway: false, more: false };
         assert_eq!(serde_json::to_string(&call).unwrap(), r#"{"method":"a.b.C"}"#);
         let text = r#"{"method":"a.b.C","parameters":[1],"oneway":true,"more":true,"upgrade":false}"#;
         let call = serde_json::from_str::<Call<Vec<u8>>>(text).unwrap();
-        assert!(call.oneway && call.parameters == Some(vec![1]));
+        assert!(call.oneway && call.more && call.parameters == Some(vec![1]));
     }
 }

@@ -97,7 +97,8 @@ pub(super) fn exchange(
     patience: Patience<'_>,
 ) -> io::Result<Option<Vec<u8>>> {
     let method = format!("{INTERFACE}.{method}");
-    let call = serde_json::to_vec(&Call { method, parameters: Some(parameters), oneway: false })?;
+    let call =
+        serde_json::to_vec(&Call { method, parameters: Some(parameters), oneway: false, more: false })?;
     socket.send(call, fds, patience)?;
     // None of becket's replies comes with descriptors.
     Ok(socket.receive(patience)?.map(|(reply, _)| reply))

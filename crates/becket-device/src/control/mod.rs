@@ -5,5 +5,6 @@ pub(crate) mod client;
 mod connection;
 pub(crate) mod frames;
 pub(crate) mod health;
+pub(crate) mod listen;
 pub(crate) mod server;
 mod socket;

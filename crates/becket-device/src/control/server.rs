@@ -4,7 +4,8 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use becket_engine::Summary;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,6 +16,7 @@ use serde_json::value::RawValue;
 use tracing::{debug, warn};
 
 use super::socket::{Socket, no_longer};
+use crate::contract::event::{Batch, Wanted};
 use crate::contract::messages::{
     Attach, Counted, DESCRIPTION, Detach, Devices, Failure, INTERFACE, Nothing, OneDevice, Pulse, Refresh,
     Set, Stat,
@@ -22,7 +24,8 @@ use crate::contract::messages::{
 use crate::contract::varlink::{
     Call, Describe, Description, Info, Refusal, Reply, SERVICE, SERVICE_DESCRIPTION,
 };
-use crate::contract::{DeviceInfo, Error, ServerStatus};
+use crate::contract::{DeviceInfo, Error, ErrorKind, ServerStatus};
+use crate::system::events::EVENTS;
 
 /// What the supervisor does for its clients.
 pub(crate) trait Service: Sync {
@@ -40,15 +43,16 @@ pub(crate) trait Service: Sync {
     fn hand_over(&self) -> Result<(), Error>;
 }
 
-/// Serves one connection until its peer hangs up. `uid` is the user that is served, besides root.
-pub(crate) fn converse(service: &dyn Service, stream: UnixStream, uid: u32) {
+/// Serves one connection until its peer hangs up. `uid` is the user that is served, besides root. `listens` is
+/// called once the peer only listens: then the server need not live for it.
+pub(crate) fn converse(service: &dyn Service, stream: UnixStream, uid: u32, listens: &dyn Fn()) {
     // A peer that vanishes or sends nonsense ends its connection and nothing else.
-    if let Err(error) = exchange(service, stream, uid) {
+    if let Err(error) = exchange(service, stream, uid, listens) {
         warn!("a connection ended: {error}");
     }
 }
 
-fn exchange(service: &dyn Service, stream: UnixStream, uid: u32) -> io::Result<()> {
+fn exchange(service: &dyn Service, stream: UnixStream, uid: u32, listens: &dyn Fn()) -> io::Result<()> {
     let peer = socket_peercred(&stream)?.uid;
     let mut socket = Socket::new(stream);
     if peer.as_raw() != uid && !peer.is_root() {
@@ -62,6 +66,10 @@ fn exchange(service: &dyn Service, stream: UnixStream, uid: u32) -> io::Result<(
             warn!("a call was not carried out: its caller hung up before the answer");
             return Ok(());
         }
+        if call.more && call.method.strip_prefix(INTERFACE) == Some(".Events") {
+            listens();
+            return tell_events(&mut socket, &call);
+        }
         let begun = Instant::now();
         let answer = answer(service, &call, fds).or_else(|error| serde_json::to_vec(&error))?;
         debug!("{} took {} us", call.method, begun.elapsed().as_micros());
@@ -70,6 +78,63 @@ fn exchange(service: &dyn Service, stream: UnixStream, uid: u32) -> io::Result<(
         }
     }
     Ok(())
+}
+
+/// How often it is looked whether a peer that only listens is still there.
+const LISTENERS: Duration = Duration::from_secs(1);
+/// Peers that only listen, at most. Each has a thread.
+const MOST_LISTENERS: usize = 64;
+static LISTENING: AtomicUsize = AtomicUsize::new(0);
+
+/// Answers a call for events until its peer hangs up. A peer that does not read holds up this thread only.
+fn tell_events(socket: &mut Socket, call: &Call<Box<RawValue>>) -> io::Result<()> {
+    let others = LISTENING.fetch_add(1, Ordering::SeqCst);
+    let told = match others < MOST_LISTENERS {
+        true => tell_each(socket, call),
+        false => {
+            let message = format!("{MOST_LISTENERS} programs listen to events already");
+            let error = Error::Failed { kind: ErrorKind::Server, message, hint: None };
+            socket.send(serde_json::to_vec(&NotDone::from(error))?, &[], &mut no_longer)
+        }
+    };
+    LISTENING.fetch_sub(1, Ordering::SeqCst);
+    told
+}
+
+fn tell_each(socket: &mut Socket, call: &Call<Box<RawValue>>) -> io::Result<()> {
+    let parameters = call.parameters.as_ref().map_or("{}", |parameters| parameters.get());
+    let wanted = match serde_json::from_str(parameters) {
+        Ok(wanted) => wanted,
+        Err(error) => {
+            let refusal = Refusal::InvalidParameter { parameter: error.to_string() };
+            return socket.send(serde_json::to_vec(&refusal)?, &[], &mut no_longer);
+        }
+    };
+    let mut batch = events(wanted, Duration::ZERO);
+    loop {
+        let next = batch.last;
+        socket.send(
+            serde_json::to_vec(&Reply { parameters: batch, continues: true })?,
+            &[],
+            &mut no_longer,
+        )?;
+        batch = loop {
+            let batch = EVENTS.behind(next, LISTENERS);
+            if has_left(socket.stream()) {
+                return Ok(());
+            }
+            if !batch.events.is_empty() || batch.lost > 0 {
+                break batch;
+            }
+        };
+    }
+}
+
+/// The events that a caller wants, as far as there are any.
+fn events(wanted: Wanted, patience: Duration) -> Batch {
+    let of_another = wanted.server.is_some_and(|server| server != std::process::id());
+    let after = wanted.after.map_or_else(|| EVENTS.last(), |after| if of_another { 0 } else { after });
+    EVENTS.behind(after, patience)
 }
 
 /// Whether no process holds the other end any more.
@@ -119,6 +184,7 @@ fn answer(service: &dyn Service, call: &Call<Box<RawValue>>, fds: Vec<OwnedFd>) 
             service.hand_over()?;
             Ok(Nothing {})
         }),
+        (INTERFACE, "Events") => with(parameters, |wanted: Wanted| Ok(events(wanted, Duration::ZERO))),
         (INTERFACE, "Ping") => with(parameters, |_: Nothing| Ok(service.ping())),
         (INTERFACE, "Status") => with(parameters, |_: Nothing| Ok(service.status())),
         (SERVICE, "GetInfo") => with(parameters, |_: Nothing| Ok(info())),
@@ -143,7 +209,7 @@ fn with<P: DeserializeOwned, R: Serialize>(
     let unspeakable =
         |error: serde_json::Error| Error::Server { what: format!("cannot answer: {error}"), log: None };
     let parameters = act(serde_json::from_str(parameters).map_err(unknown)?)?;
-    Ok(serde_json::to_vec(&Reply { parameters }).map_err(unspeakable)?)
+    Ok(serde_json::to_vec(&Reply { parameters, continues: false }).map_err(unspeakable)?)
 }
 
 /// The same where a device is the answer.

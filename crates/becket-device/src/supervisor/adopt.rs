@@ -149,7 +149,7 @@ impl Supervisor {
             // Its users need a server more than `list` needs that server's number.
             Err(error) => warn!(device = record.info.name, "{error}"),
         }
-        info!(device = device.info.name, "taken over from a server that is gone");
+        info!(event = "taken_over", device = device.info.name, "taken over from a server that is gone");
         if worker.alive() {
             finish_resizing(&*driver, &device.info);
         }
@@ -166,7 +166,7 @@ impl Supervisor {
 fn say_lost(record: &Device) {
     let name = &record.info.name;
     let why = "its worker died with its server, and nobody kept what another needs";
-    error!(device = name, "lost: {why}; `becket detach` removes it");
+    error!(event = "lost", device = name, "lost: {why}; `becket detach` removes it");
 }
 
 /// An error where the worker of a device that was not taken over lives.

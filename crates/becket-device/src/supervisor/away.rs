@@ -43,11 +43,13 @@ impl Supervisor {
             let name = state.name().to_owned();
             match change {
                 Change::Here if state.device.info.away.is_none() => return,
-                Change::Here => info!(device = name, "its server is there again"),
+                Change::Here => info!(event = "origin_back", device = name, "its server is there again"),
                 Change::Reconnecting(why) | Change::Waiting(why) => {
-                    warn!(device = name, "its server cannot be reached: {why}");
+                    warn!(event = "origin_away", device = name, "its server cannot be reached: {why}");
                 }
-                Change::Replaced(why) => warn!(device = name, "its source changed: {why}"),
+                Change::Replaced(why) => {
+                    warn!(event = "source_changed", device = name, "its source changed: {why}");
+                }
             }
             let since = state.away_since.get_or_insert_with(log::now).clone();
             let host = host_of(state.device.info.spec.url.as_deref().unwrap_or_default()).to_owned();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use becket_image::{DirectIo, FileKind, Identity, Map, Partition, Source};
 use becket_transport::Abilities;
 use becket_transport::aside::within;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::driver::Driver;
 use super::make::{check_files, check_map, direct_io};
@@ -19,7 +19,7 @@ use crate::contract::kept::{Kept, descriptors_of};
 use crate::contract::messages::NewImage;
 use crate::contract::protocol::Change;
 use crate::contract::spec::{Backing, all_sources, facts_of};
-use crate::contract::{Error, ErrorKind};
+use crate::contract::{DeviceInfo, Error, ErrorKind};
 use crate::record::device::Device;
 
 /// Longest that a file system may take to say how long an image is: the device is locked meanwhile.
@@ -45,6 +45,26 @@ pub(super) enum Length {
     Measured,
     /// As its image allows, within another limit or none.
     Limit(Option<u64>),
+}
+
+/// Says what is another than it was.
+pub(super) fn say_change(old: &DeviceInfo, new: &DeviceInfo) {
+    let name = &new.name;
+    if old.size != new.size {
+        info!(event = "resized", device = name, "had {} bytes and has {} now", old.size, new.size);
+    }
+    let image = |info: &DeviceInfo| info.spec.image.display().to_string();
+    if old.spec.image != new.spec.image {
+        info!(event = "changed", device = name, "has another image: {}", image(new));
+    }
+    if old.spec.read_only != new.spec.read_only {
+        let writes = if new.spec.read_only { "refuses writes" } else { "accepts writes" };
+        info!(event = "changed", device = name, "{writes} now");
+    }
+    if old.direct_io != new.direct_io {
+        let direct = if new.direct_io { "on" } else { "off" };
+        info!(event = "changed", device = name, "direct I/O is {direct} now");
+    }
 }
 
 /// Another image, opened by the client.

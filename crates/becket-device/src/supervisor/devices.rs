@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use becket_engine::Summary;
 use becket_transport::{Kind, aside};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
-use super::change::{Length, Target, Wish, apply, plan, take_image};
+use super::change::{Length, Target, Wish, apply, plan, say_change, take_image};
 use super::driver::Driver;
 use super::guard::{Guard, Guarded};
 use super::isolation;
@@ -31,11 +31,9 @@ use crate::control::health;
 use crate::control::server::Service;
 use crate::record::device::Device;
 use crate::record::judge::disk_of;
-use crate::record::register::forget;
 use crate::record::store::Store;
 use crate::record::unknown;
 use crate::system::describe::partitions_as;
-use crate::system::kernel::{Kernel, System};
 use crate::system::process::ProcessId;
 use crate::system::sync::{DEVICES, LAST, Ranked, SHARED, lock, spawn};
 
@@ -354,6 +352,7 @@ impl Supervisor {
         };
         // Kernel and worker have changed, and a successor trusts the worker: an outdated record undoes
         // nothing.
+        say_change(&state.device.info, &device.info);
         state.device = device;
         let mut info = state.device.info.clone();
         if let Some(why) = unrecorded {
@@ -362,49 +361,6 @@ impl Supervisor {
             info.warnings.push(warning);
         }
         Ok(info)
-    }
-
-    /// A device that a supervisor before us made, known by its record alone.
-    fn detach_orphan(&self, name: &str, lazy: bool) -> Result<DeviceInfo, Error> {
-        let none = || Error::NoDevice { target: name.to_owned() };
-        let device = self.store.device(name)?.ok_or_else(none)?;
-        if !device.info.transport.is_served() {
-            return Err(none());
-        }
-        if device.server.is_some_and(|server| server.pid != std::process::id() && server.alive()) {
-            let what = format!("is not the one that owns {name}");
-            return Err(Error::Server { what, log: None });
-        }
-        if let Some(end_left) = self.drivers.offer(device.info.transport)?.end_left {
-            if !end_left(&device)? && !lazy {
-                return Err(Error::Busy { device: device.info.device, users: Vec::new() });
-            }
-            forget(&self.store, &device);
-            info!(device = name, "detached; its server had died");
-            return Ok(device.info);
-        }
-        let driver = self.driver(device.info.transport)?;
-        let id = device.info.number;
-        match driver.info(id)? {
-            Some(added) if device.mark != 0 && added.mark == device.mark => {
-                let served = device.worker.is_some_and(|worker| System.alive(worker));
-                if !served {
-                    driver.stop(id)?;
-                } else if !driver.stop_unused(id)? {
-                    let hint = "end its users first; it cannot be detached lazily, since its server died";
-                    return Err(match lazy {
-                        true => unsupported(format!("{name} is in use and orphaned"), hint),
-                        false => Error::Busy { device: device.info.device, users: Vec::new() },
-                    });
-                }
-                driver.del(id)?;
-            }
-            // Its number is free, or belongs to another device by now.
-            Some(_) | None => {}
-        }
-        forget(&self.store, &device);
-        info!(device = name, "detached; its server had died");
-        Ok(device.info)
     }
 
     /// Why a device that has a record is none of ours.
@@ -460,14 +416,22 @@ impl Service for Supervisor {
         let connect = |spec: &_, sources: &mut _, mark| self.connector(spec, sources, mark, false);
         let (store, driver, worker_of) = (&self.store, &*driver, &*worker);
         let maker = Maker { store, offer, driver, worker: worker_of, connect: &connect, owned };
+        let name = request.name.clone().unwrap_or_default();
         let made = maker.make(request, fds, cgroup, &door);
-        let Made { device, kept, connector } = made.inspect_err(|_| {
+        let Made { device, kept, connector } = made.inspect_err(|error| {
+            error!(event = "attach_failed", device = name, "could not be attached: {error}");
             if isolated {
                 worker.dismiss();
             }
         })?;
         let info = device.info.clone();
-        info!(device = info.name, "attached as {}: {}", info.device.display(), info.spec.image.display());
+        info!(
+            event = "attached",
+            device = info.name,
+            "attached as {}: {}",
+            info.device.display(),
+            info.spec.image.display()
+        );
         let owned = Owned::new(device, kept, worker);
         lock(&owned.state).connector = connector;
         self.own(&owned);
@@ -618,6 +582,6 @@ impl Drop for Busy<'_> {
     }
 }
 
-fn unsupported(message: String, hint: &str) -> Error {
+pub(super) fn unsupported(message: String, hint: &str) -> Error {
     Error::Failed { kind: ErrorKind::Unsupported, message, hint: Some(hint.to_owned()) }
 }

@@ -88,7 +88,7 @@ impl Supervisor {
         self.guard.forget(state.device.mark);
         forget(&self.store, &state.device);
         state.gone = true;
-        info!(device = state.name(), "detached");
+        info!(event = "detached", device = state.name(), "detached");
         if state.kept.serve.isolated {
             state.worker.dismiss();
             state.next.take().inspect(|next| next.dismiss());
@@ -116,6 +116,7 @@ impl Supervisor {
     /// Says in its record that the device was asked to go.
     pub(super) fn say_leaving(&self, state: &mut Owning) {
         self.note(state, |device| device.info.state = DeviceState::Detaching);
+        info!(event = "detaching", device = state.name(), "goes when its last user closes it");
     }
 
     fn watch(&self, owned: &Arc<Owned>, why: Why) {
@@ -154,7 +155,7 @@ impl Supervisor {
                     return Some(watched);
                 }
                 if watched.complaint.is_empty() {
-                    warn!(device = state.name(), "another program has ended it");
+                    warn!(event = "ended", device = state.name(), "another program has ended it");
                 }
             }
         }

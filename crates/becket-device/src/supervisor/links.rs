@@ -290,7 +290,7 @@ impl Line {
                 if self.ends() {
                     return;
                 }
-                warn!("a {} ended, and another takes its place", self.what());
+                warn!(event = "helper_ended", "a {} ended, and another takes its place", self.what());
             }
             std::thread::sleep(PAUSE);
             match self.begin(true) {

@@ -19,6 +19,7 @@ mod links;
 mod make;
 mod manager;
 mod offers;
+mod orphans;
 mod owned;
 mod place;
 mod process;
@@ -38,7 +39,7 @@ use std::io::{self, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use becket_uapi::handover::close_inherited;
@@ -373,10 +374,11 @@ impl Room {
     fn converse(&self, stream: UnixStream) {
         // Counted here and not in the thread: the loop must not see itself idle before that begins.
         self.connections.fetch_add(1, Ordering::SeqCst);
-        let left = Leaving { connections: Arc::clone(&self.connections), wake: Arc::clone(&self.wake) };
+        let (connections, wake) = (Arc::clone(&self.connections), Arc::clone(&self.wake));
+        let left = Leaving { connections, wake, counted: AtomicBool::new(true) };
         let (supervisor, uid) = (Arc::clone(&self.supervisor), self.uid);
         let thread = std::thread::Builder::new().spawn(move || {
-            server::converse(&*supervisor, stream, uid);
+            server::converse(&*supervisor, stream, uid, &|| left.leave());
             drop(left);
         });
         if let Err(error) = thread {
@@ -389,12 +391,22 @@ impl Room {
 struct Leaving {
     connections: Arc<AtomicUsize>,
     wake: Arc<OwnedFd>,
+    counted: AtomicBool,
+}
+
+impl Leaving {
+    /// From here on the supervisor need not live for it.
+    fn leave(&self) {
+        if self.counted.swap(false, Ordering::SeqCst) {
+            self.connections.fetch_sub(1, Ordering::SeqCst);
+            ring(self.wake.as_fd());
+        }
+    }
 }
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        self.connections.fetch_sub(1, Ordering::SeqCst);
-        ring(self.wake.as_fd());
+        self.leave();
     }
 }
 

@@ -137,8 +137,8 @@ impl WorkerProcess {
             }
             let pid = worker.id.pid;
             match child.map(helper::Kept::wait) {
-                Some(Ok(status)) => info!("worker {pid} ended: {status}"),
-                _ => info!("worker {pid} ended"),
+                Some(Ok(status)) => info!(event = "worker_ended", "worker {pid} ended: {status}"),
+                _ => info!(event = "worker_ended", "worker {pid} ended"),
             }
             on_death(worker.id);
         });

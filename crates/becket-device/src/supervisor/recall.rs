@@ -129,7 +129,11 @@ impl Supervisor {
         as_kept(&mut device, &kept);
         register::record(&self.store, None, &driver.default_name(id.number), &mut device)?;
         links::make(self.store.runtime(), &device.info);
-        info!(device = device.info.name, "had no record and is taken over by what its worker holds");
+        info!(
+            event = "taken_over",
+            device = device.info.name,
+            "had no record and is taken over by what its worker holds"
+        );
         self.own(&Owned::new(device, kept, worker));
         Ok(())
     }

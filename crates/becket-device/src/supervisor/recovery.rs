@@ -87,9 +87,11 @@ impl Supervisor {
             }
             if state.mourned.replace(dead) != Some(dead) {
                 state.restarts.failed(Instant::now());
-                let outlook = if state.recoverable() { "its requests wait" } else { "it is lost" };
-                warn!(device = state.name(), "its worker died; {outlook}");
-                if !state.recoverable() {
+                let name = state.name();
+                if state.recoverable() {
+                    warn!(event = "worker_died", device = name, "its worker died; its requests wait");
+                } else {
+                    error!(event = "lost", device = name, "its worker died; it is lost");
                     self.note(&mut state, |device| device.info.state = DeviceState::Lost);
                     if let Ok(driver) = self.driver(state.device.info.transport) {
                         driver.abandon(state.kept.serve.id.number);
@@ -106,7 +108,12 @@ impl Supervisor {
         let mut state = lock(&owned.state);
         let pause = state.restarts.take_pause();
         if !pause.is_zero() && !state.gone {
-            warn!(device = state.name(), "its workers die at once; tried again in {} s", pause.as_secs());
+            warn!(
+                event = "failing",
+                device = state.name(),
+                "its workers die at once; tried again in {} s",
+                pause.as_secs()
+            );
             if state.device.info.state != DeviceState::Failing {
                 self.note(&mut state, |device| device.info.state = DeviceState::Failing);
             }
@@ -129,7 +136,7 @@ impl Supervisor {
                 true
             }
             Err(error) => {
-                error!(device = state.name(), "could not be recovered: {error}");
+                error!(event = "recovery_failed", device = state.name(), "could not be recovered: {error}");
                 state.restarts.failed(Instant::now());
                 // It may have the device half: what it has ends with it.
                 if let Some(next) = state.next.take() {
@@ -175,7 +182,7 @@ impl Supervisor {
                 // The lease for that went with the dead worker: this one reads through the file.
                 device.info.state = if asked_to_go { DeviceState::Detaching } else { DeviceState::Live };
             });
-            info!(device = state.name(), "recovered by worker {}", id.pid);
+            info!(event = "recovered", device = state.name(), "recovered by worker {}", id.pid);
         }
         Ok(outcome)
     }

@@ -52,7 +52,7 @@ impl Supervisor {
                 return old.kill();
             }
         }
-        info!("worker {} has been replaced", old.id().pid);
+        info!(event = "worker_replaced", "worker {} has been replaced", old.id().pid);
         old.dismiss();
     }
 

@@ -27,6 +27,10 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
+use super::events::EVENTS;
+use super::journal;
+use crate::contract::Happened;
+
 /// The level of a server and of its guard and workers, or of a command.
 const VARIABLE: &str = "BECKET_LOG";
 /// Bytes that a log may have. What a server says of a device is some hundred.
@@ -122,17 +126,26 @@ struct Log;
 
 impl Subscriber for Log {
     fn enabled(&self, event: &Metadata<'_>) -> bool {
-        *event.level() <= settings().level && event.target().starts_with("becket")
+        let wanted = *event.level() <= settings().level || event.fields().field(EVENT).is_some();
+        wanted && event.target().starts_with("becket")
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(settings().level.into())
+        // What happens to devices is remembered, also where it is not written down.
+        Some(settings().level.max(Level::INFO).into())
     }
 
     fn event(&self, event: &Event<'_>) {
         let mut message = Message::default();
         event.record(&mut message);
-        let line = line(settings(), *event.metadata().level(), &message.text(), SystemTime::now());
+        let (settings, level, now) = (settings(), *event.metadata().level(), SystemTime::now());
+        if !message.event.is_empty() {
+            EVENTS.add(message.happened(level, now));
+            if level > settings.level || (settings.form == Form::Journal && message.entry(settings, level)) {
+                return;
+            }
+        }
+        let line = line(settings, level, &message.text(), now);
         // At once: supervisor and worker write to one log. A closed standard error is no reason to fail.
         let _ = io::stderr().write_all(line.as_bytes());
         shorten();
@@ -148,16 +161,24 @@ impl Subscriber for Log {
     fn exit(&self, _: &Id) {}
 }
 
+/// The field with an event's word: it is among those that `becket events` shows.
+const EVENT: &str = "event";
+
 /// What an event says, and of which device.
 #[derive(Default)]
 struct Message {
+    event: String,
     device: String,
     message: String,
 }
 
 impl Visit for Message {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        let to = if field.name() == "device" { &mut self.device } else { &mut self.message };
+        let to = match field.name() {
+            "device" => &mut self.device,
+            EVENT => &mut self.event,
+            _ => &mut self.message,
+        };
         // Writing to a String cannot fail.
         let _ = write!(to, "{value:?}");
     }
@@ -170,9 +191,35 @@ impl Visit for Message {
 impl Message {
     /// On one line.
     fn text(&self) -> String {
-        let Message { device, message } = self;
+        let Message { device, message, .. } = self;
         let text = if device.is_empty() { message.clone() } else { format!("{device}: {message}") };
         text.replace(char::is_control, " ")
+    }
+}
+
+impl Message {
+    /// As it is remembered.
+    fn happened(&self, level: Level, now: SystemTime) -> Happened {
+        Happened {
+            number: 0,
+            at: utc(now),
+            event: self.event.clone(),
+            level: level.as_str().to_ascii_lowercase(),
+            device: Some(self.device.clone()).filter(|device| !device.is_empty()),
+            message: self.message.replace(char::is_control, " "),
+        }
+    }
+
+    /// As an entry of the journal; `false` if that did not take it.
+    fn entry(&self, settings: Settings, level: Level) -> bool {
+        let (text, priority) = (self.text(), priority(level).to_string());
+        journal::send(&[
+            ("MESSAGE", &format!("{}: {text}", settings.role)),
+            ("PRIORITY", &priority),
+            ("SYSLOG_IDENTIFIER", "becket"),
+            ("BECKET_EVENT", &self.event),
+            ("BECKET_DEVICE", &self.device),
+        ])
     }
 }
 

@@ -4,10 +4,12 @@
 pub(crate) mod confine;
 pub(crate) mod control_group;
 pub(crate) mod describe;
+pub(crate) mod events;
 pub(crate) mod harden;
 pub(crate) mod helper;
 pub(crate) mod inode;
 pub(crate) mod isolate;
+mod journal;
 pub(crate) mod kernel;
 pub(crate) mod log;
 pub(crate) mod origin;

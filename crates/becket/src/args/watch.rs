@@ -33,6 +33,29 @@ pub(crate) struct Stat {
     pub(crate) count: Option<u64>,
 }
 
+/// Show what happens to devices as it happens: attached, recovered, resized, detached
+///
+/// The events are those of the devices that becket's server has. Devices of the kernel's own drivers (loop,
+/// dm) have none. If the server ends, the next one is waited for. With --json, each event is one JSON value on
+/// a line of its own.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  becket events
+  becket events --no-follow root             # what the server remembers of this device
+  becket events --json | jq -r 'select(.event == \"recovered\").device'")]
+pub(crate) struct Events {
+    /// Show only events of these devices, and of no single device
+    #[arg(value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    /// Begin with the events that the server remembers, at most 1024
+    #[arg(long)]
+    pub(crate) recent: bool,
+    /// End after these
+    #[arg(long)]
+    pub(crate) no_follow: bool,
+}
+
 /// Explain how devices are offered, why, and what would be faster
 ///
 /// becket asks each transport again what it says to the image, and names the command that changes the answer.

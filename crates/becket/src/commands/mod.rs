@@ -16,6 +16,7 @@ mod cp_host;
 mod cp_tar;
 mod detach;
 mod doctor;
+mod events;
 mod export;
 mod fetched;
 mod foresee;
@@ -70,6 +71,7 @@ pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
         Command::Stat(args) => stat::run(ui, args),
         Command::Metrics(args) => metrics::run(ui, args),
         Command::Top(args) => crate::top::run(ui, args),
+        Command::Events(args) => events::run(ui, args),
         Command::Why(args) => why::run(ui, args),
         Command::Doctor(args) => doctor::run(ui, args),
         // Only with options of ours in front; else `main` has seen to it.

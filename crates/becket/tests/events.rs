@@ -73,8 +73,8 @@ fn kill(pid: &Value) {
 }
 
 #[test]
-fn fuse_events_are_told_as_they_happen_and_across_servers() {
-    let name = "events::fuse_events_are_told_as_they_happen_and_across_servers";
+fn fuse_events_are_reported_as_they_happen_and_across_servers() {
+    let name = "events::fuse_events_are_reported_as_they_happen_and_across_servers";
     if !require_fuse(name) {
         return;
     }

@@ -1,4 +1,4 @@
-//! What happens to devices, told as it happens, across the ends of servers.
+//! What happens to devices, reported as it happens, across the ends of servers.
 //! It changes nothing, and starts no server.
 
 use std::thread;
@@ -17,11 +17,11 @@ const AGAIN: Duration = Duration::from_millis(200);
 pub enum Heard {
     /// Something happened.
     Event(Happened),
-    /// So many events were forgotten before they could be told.
+    /// So many events were forgotten before they could be reported.
     Lost(u64),
 }
 
-/// Which events are told.
+/// Which events are reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listening {
     /// Also those of the past that the server remembers.
@@ -30,8 +30,8 @@ pub struct Listening {
     pub follow: bool,
 }
 
-/// Tells what happens to devices that becket's server has, until `each` or `stays` says no. When the server
-/// ends, the next one is waited for, and its events are told from its first one on.
+/// Reports what happens to devices that becket's server has, until `each` or `stays` says no. When the server
+/// ends, the next one is waited for, and its events are reported from its first one on.
 ///
 /// # Errors
 /// The server refuses to tell: it is of an earlier version.

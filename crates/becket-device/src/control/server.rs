@@ -89,7 +89,7 @@ static LISTENING: AtomicUsize = AtomicUsize::new(0);
 /// Answers a call for events until its peer hangs up. A peer that does not read holds up this thread only.
 fn tell_events(socket: &mut Socket, call: &Call<Box<RawValue>>) -> io::Result<()> {
     let others = LISTENING.fetch_add(1, Ordering::SeqCst);
-    let told = match others < MOST_LISTENERS {
+    let ended = match others < MOST_LISTENERS {
         true => tell_each(socket, call),
         false => {
             let message = format!("{MOST_LISTENERS} programs listen to events already");
@@ -98,7 +98,7 @@ fn tell_events(socket: &mut Socket, call: &Call<Box<RawValue>>) -> io::Result<()
         }
     };
     LISTENING.fetch_sub(1, Ordering::SeqCst);
-    told
+    ended
 }
 
 fn tell_each(socket: &mut Socket, call: &Call<Box<RawValue>>) -> io::Result<()> {

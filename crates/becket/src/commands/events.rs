@@ -27,8 +27,8 @@ pub(crate) fn run(ui: &Ui, args: &args::Events) -> Result<u8, Failure> {
         };
         printed.is_ok()
     };
-    let told = becket_device::events(listening, &mut each, &is_read);
-    told.map_err(|error| Failure::device("follow", "events", &error))?;
+    let heard = becket_device::events(listening, &mut each, &is_read);
+    heard.map_err(|error| Failure::device("follow", "events", &error))?;
     printed.map(|()| 0)
 }
 

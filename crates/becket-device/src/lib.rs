@@ -23,16 +23,16 @@ pub use becket_engine::fault;
 pub use becket_engine::{Activity, BOUNDS, Decodings, Summary};
 pub use becket_uapi::handover::inherited_fd;
 pub use client::{
-    Advice, Changed, ChangedDevice, Changes, DeviceStats, DoorOptions, Doorway, Foreseen, How, Lease,
-    Leaving, Outcome, Progress, Why, ailing, attach, attach_leased, counters, detach, doctor, export,
-    export_leased, find, foresee, foresee_detach, give_to_owner, last_change, list, plan, publish, refresh,
-    server_status, set, stat, tidy, why,
+    Advice, Changed, ChangedDevice, Changes, DeviceStats, DoorOptions, Doorway, Foreseen, Heard, How, Lease,
+    Leaving, Listening, Outcome, Progress, Why, ailing, attach, attach_leased, counters, detach, doctor,
+    events, export, export_leased, find, foresee, foresee_detach, give_to_owner, last_change, list, plan,
+    publish, refresh, server_status, set, stat, tidy, why,
 };
 pub use connector::connector_main;
 pub use contract::{
     AttachOptions, Choice, DataMode, DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind, Export,
-    PartitionInfo, Partitions, Plan, ServerStatus, SocketFile, Spec, TransportReport, User, Via, path_text,
-    text_path,
+    Happened, PartitionInfo, Partitions, Plan, ServerStatus, SocketFile, Spec, TransportReport, User, Via,
+    path_text, text_path,
 };
 pub use doorman::doorman_main;
 pub use fetcher::{Fetch, fetcher_main};

@@ -99,7 +99,7 @@ fn fuse_a_dry_attach_foresees_what_an_attach_does_and_does_nothing() {
     let ran = place.run(["attach", "--dry-run", "disk.img", "--name", "one"]);
     assert!(ran.code == 1 && ran.err.contains("the name one is in use"), "{ran:?}");
     let ran = place.run(["attach", "--dry-run", "images/disk.img"]);
-    assert!(ran.code == 1 && ran.err.contains("in use"), "a lock is seen: {ran:?}");
+    assert!(ran.code == 1 && ran.err.contains("already attached as one"), "a lock is seen: {ran:?}");
     place.ok(["detach", "one"]);
 }
 

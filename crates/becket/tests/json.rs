@@ -69,7 +69,7 @@ fn all_output_is_as_described() {
 
     let checks: &[(&str, &[&str])] = &[
         ("failed", &["inspect", "nothing.img"]),
-        ("foreseen", &["attach", "--dry-run", "disk.img", "fs.img", "--cow", "new.qcow2"]),
+        ("foreseen", &["attach", "--dry-run", "fs.img", "--cow", "new.qcow2"]),
         ("foreseen", &["attach", "--dry-run", "disk.img", "nothing.img"]),
         ("devices", &["attach", "--name", "disk", "disk.img"]),
         ("devices", &["attach", "disk.img", "nothing.img", "/dev/null"]),

@@ -46,6 +46,7 @@ pub fn events(
         let heard = match Runtime::existing()? {
             None => false,
             Some(runtime) => {
+                let first = wanted;
                 let mut tell = |batch: Batch| {
                     wanted = Wanted { after: Some(batch.last), server: Some(batch.server) };
                     let lost = Some(batch.lost).filter(|lost| *lost > 0).map(Heard::Lost);
@@ -53,7 +54,6 @@ pub fn events(
                     goes_on = all.all(&mut *each);
                     goes_on
                 };
-                let first = wanted;
                 listen(&runtime, first, listening.follow, &mut tell, stays)?
             }
         };

@@ -12,7 +12,7 @@ use crate::client::attach::prepare;
 use crate::client::detach::{server_status, users_of};
 use crate::client::list::resolve;
 use crate::client::{planner, unrecorded};
-use crate::contract::spec::facts_of;
+use crate::contract::spec::{Spec, facts_of};
 use crate::contract::{AttachOptions, Choice, DataMode, DeviceInfo, DeviceState, Error, User};
 use crate::record::device::Device;
 use crate::record::runtime::Runtime;
@@ -289,7 +289,9 @@ fn opened(device: &Device) -> Result<(Opened, AttachOptions), Error> {
     // What is in a container, and no image inside another, gets room while it is written.
     let container = opened.nested && spec.image.exists();
     opened.grows = !spec.read_only && (container || spec.cow.is_some());
-    Ok((opened, AttachOptions { spec: spec.clone(), open, ..AttachOptions::default() }))
+    // The record says what the device was given of these, and not what was asked for.
+    let asked = Spec { queues: None, depth: None, mode: None, ..spec.clone() };
+    Ok((opened, AttachOptions { spec: asked, open, ..AttachOptions::default() }))
 }
 
 /// What a transport that becket prefers to the device's own would need.

@@ -3,7 +3,7 @@
 
 use super::{
     Devices,
-    rates::{Rates, Reading, Row, rows},
+    rates::{Rates, Row, rows},
     value,
 };
 use crate::{

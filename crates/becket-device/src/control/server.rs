@@ -43,8 +43,8 @@ pub(crate) trait Service: Sync {
     fn hand_over(&self) -> Result<(), Error>;
 }
 
-/// Serves one connection until its peer hangs up. `uid` is the user that is served, besides root. `listens` is
-/// called once the peer only listens: then the server need not live for it.
+/// Serves one connection until its peer hangs up. `uid` is the user that is served, besides root. `listens`
+/// is called once the peer only listens: then the server need not live for it.
 pub(crate) fn converse(service: &dyn Service, stream: UnixStream, uid: u32, listens: &dyn Fn()) {
     // A peer that vanishes or sends nonsense ends its connection and nothing else.
     if let Err(error) = exchange(service, stream, uid, listens) {

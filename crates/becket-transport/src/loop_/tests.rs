@@ -35,6 +35,7 @@ fn open_options() -> OpenOptions {
         drop_bitmaps: false,
         format: Format::Auto,
         fillers: becket_image::Fillers::default(),
+        rehearsal: false,
     }
 }
 

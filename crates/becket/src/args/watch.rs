@@ -36,8 +36,8 @@ pub(crate) struct Stat {
 /// Show what happens to devices as it happens: attached, recovered, resized, detached
 ///
 /// The events are those of the devices that becket's server has. Devices of the kernel's own drivers (loop,
-/// dm) have none. If the server ends, the next one is waited for. With --json, each event is one JSON value on
-/// a line of its own.
+/// dm) have none. If the server ends, the next one is waited for. With --json, each event is one JSON value
+/// on a line of its own.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

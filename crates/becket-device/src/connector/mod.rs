@@ -8,7 +8,8 @@
 
 mod history;
 
-use std::os::fd::OwnedFd;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 use becket_image::link::{Agreed, Endpoint, Wanted, channel, dial};
@@ -26,6 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long is waited between two attempts, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+/// More requests than a worker has at once.
+const ANSWERED: usize = 256;
 /// Longest text that is reported, in characters.
 const TEXT: usize = 300;
 
@@ -66,7 +69,7 @@ fn begin(order: Connect, fds: Vec<OwnedFd>) -> Result<Connector, Error> {
     let bad = |what: &str| Error::Worker { what: format!("cannot connect: {what}") };
     let endpoint = Endpoint::parse(&order.uri).map_err(|why| bad(&why))?;
     let [asks, channel] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| bad("its channel is missing"))?;
-    let (waiting, legacy) = channel::inherit(&channel).map_err(|error| bad(&error.to_string()))?;
+    let legacy = channel::begin(&channel).map_err(|error| bad(&error.to_string()))?;
     let history = History::new(order.shares, order.again, legacy);
     Ok(Connector {
         endpoint,
@@ -74,8 +77,8 @@ fn begin(order: Connect, fds: Vec<OwnedFd>) -> Result<Connector, Error> {
         timeout: order.timeout.map(Duration::from_secs),
         asks,
         channel,
-        waiting,
         history,
+        answered: VecDeque::new(),
     })
 }
 
@@ -86,9 +89,9 @@ struct Connector {
     /// The other end of the channel, for what is left to a successor.
     asks: OwnedFd,
     channel: OwnedFd,
-    /// Requests that were there before.
-    waiting: Vec<channel::Request>,
     history: History,
+    /// Requests that were answered, of which another copy may come: the last [`ANSWERED`].
+    answered: VecDeque<channel::Request>,
 }
 
 /// The supervisor is gone, or the channel: there is nothing left to do.
@@ -96,19 +99,16 @@ struct Gone;
 
 impl Connector {
     fn run(mut self, control: &OwnedFd) {
-        while let Some(request) = self.waiting.pop() {
-            if self.connected(request, control).is_err() {
-                return self.ends();
-            }
-        }
         while let Ok(request) = self.next(control) {
-            let answered = self.connected(request, control).and_then(|()| {
-                // It is answered; a connector that dies before this answers it twice.
-                channel::done(&self.channel).map_err(|_| Gone)
-            });
-            if answered.is_err() {
+            if self.answered.contains(&request) {
+                continue;
+            }
+            // One that is not answered is asked again of the next connector.
+            if self.connected(request, control).is_err() {
                 break;
             }
+            self.answered.truncate(ANSWERED - 1);
+            self.answered.push_front(request);
         }
         self.ends();
     }
@@ -153,8 +153,7 @@ impl Connector {
             match self.attempt() {
                 Ok(socket) => {
                     let earlier = self.history.made(request.session, &socket);
-                    channel::give(&self.channel, std::os::fd::AsFd::as_fd(&socket), earlier)
-                        .map_err(|_| Gone)?;
+                    channel::give(&self.channel, request, socket.as_fd(), earlier).map_err(|_| Gone)?;
                     return report(control, &LinkReport::Connected);
                 }
                 Err(why) => {
@@ -167,7 +166,7 @@ impl Connector {
                 }
             }
             if self.timeout.is_some_and(|timeout| began.elapsed() >= timeout) {
-                return channel::give_up(&self.channel).map_err(|_| Gone);
+                return channel::give_up(&self.channel, request).map_err(|_| Gone);
             }
             rest(control, pause)?;
             pause = (pause * 2).min(LONGEST_PAUSE);

@@ -69,8 +69,7 @@ impl LinkReader {
                 Connection::new(socket, agreed, Some(PATIENCE))
             }
             From::Channel(channel) => {
-                let request = channel::Request { session: channel::own_session(), first: false };
-                let socket = channel::ask(channel, request, None)?.socket;
+                let socket = channel::ask(channel, false, None)?.socket;
                 Connection::new(socket, self.agreed, None)
             }
         }

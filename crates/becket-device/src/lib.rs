@@ -27,7 +27,7 @@ pub use client::{
     attach_leased, counters, detach, doctor, export, find, give_to_owner, last_change, list, plan, publish,
     refresh, server_status, set, stat, tidy,
 };
-pub use connector::connector_main;
+pub use connector::{connector_main, helper};
 pub use contract::{
     AttachOptions, DataMode, DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind, Export, PartitionInfo,
     Partitions, Plan, ServerStatus, SocketFile, Spec, TransportReport, User, Via, path_text, text_path,

@@ -363,6 +363,14 @@ impl Error {
             Error::Link { path, source: DialError::Refused(Refused::Unknown { .. }) } => {
                 return Some(format!("see what the server exports: nbdinfo --list {}", quoted(path)));
             }
+            Error::Link { source: DialError::Helper { hint, .. }, .. } => return hint.clone(),
+            Error::Link { path, source: DialError::Io(error) }
+                if error.kind() == io::ErrorKind::InvalidInput
+                    && path.as_os_str().as_bytes().starts_with(b"rbd:") =>
+            {
+                "names are rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][?conf=FILE&id=USER]; \
+                 a path inside the image follows #"
+            }
             Error::Link { source: DialError::Refused(Refused::TlsRequired), .. } => {
                 "use nbds:// instead of nbd://"
             }

@@ -15,7 +15,12 @@ const RECORD: u32 = 1;
 /// The versions of the worker protocol that are spoken.
 const PROTOCOL: RangeInclusive<u32> = 3..=3;
 /// The features of records and of devices on their way to a worker that are understood.
-const FEATURES: &[&str] = &[FEATURE_EXPORTS, becket_image::link::FEATURE, becket_image::filled::FEATURE];
+const FEATURES: &[&str] = &[
+    FEATURE_EXPORTS,
+    becket_image::link::FEATURE,
+    becket_image::link::FEATURE_RBD,
+    becket_image::filled::FEATURE,
+];
 /// Devices without a disk, which users reach at a socket: exports over NBD and vhost-user.
 pub(crate) const FEATURE_EXPORTS: &str = "exports";
 /// The artificial feature of a later version, in tests.

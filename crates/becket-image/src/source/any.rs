@@ -10,7 +10,7 @@ use super::file::facts::{DirectIo, Facts};
 use super::file::{FileFacts, FileSource};
 use super::filled::{self, FilledFacts, FilledSource};
 use super::kind::{Identity, Kind};
-use super::link::{self, LinkFacts, LinkSource};
+use super::link::{LinkFacts, LinkSource};
 use crate::ReadAt;
 
 /// One place that bytes of an image come from.
@@ -51,7 +51,7 @@ impl SourceFacts {
     pub fn feature(&self) -> Option<&'static str> {
         match self {
             SourceFacts::File(_) => None,
-            SourceFacts::Link(_) => Some(link::FEATURE),
+            SourceFacts::Link(link) => Some(link.feature()),
             SourceFacts::Filled(_) => Some(filled::FEATURE),
         }
     }

@@ -5,7 +5,7 @@ use crate::units::{parse_block_size, parse_size};
 use clap::Args;
 use std::path::PathBuf;
 
-use super::device::{DeviceOptions, LimitOptions, StoreOptions, Toggle, format_parser};
+use super::device::{DeviceOptions, LimitOptions, OriginOptions, Toggle, format_parser};
 
 /// Export images over NBD or vhost-user, and print one URI a line
 ///
@@ -75,7 +75,7 @@ pub(crate) struct ImageOptions {
     #[command(flatten)]
     pub(crate) limits: LimitOptions,
     #[command(flatten)]
-    pub(crate) store: StoreOptions,
+    pub(crate) store: OriginOptions,
     /// Export a qcow2 writable although the first write removes its persistent bitmaps
     #[arg(long)]
     pub(crate) drop_bitmaps: bool,

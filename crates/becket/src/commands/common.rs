@@ -3,7 +3,7 @@
 
 use super::fetched::{self, Local};
 use crate::{
-    args::{DeviceOptions, Look, LookOptions, StoreOptions, Toggle, Via},
+    args::{DeviceOptions, Look, LookOptions, OriginOptions, Toggle, Via},
     failure::Failure,
     ui::Ui,
 };
@@ -25,8 +25,8 @@ use std::{
 pub(super) struct Job {
     pub(super) image: PathBuf,
     pub(super) options: AttachOptions,
-    /// What is fetched for it.
-    pub(super) store: StoreOptions,
+    /// How it is reached, if it is not on this host.
+    pub(super) store: OriginOptions,
     /// Where it was asked for, when not on the command line.
     pub(super) origin: Option<String>,
 }
@@ -53,7 +53,7 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
             depth: asked.depth,
             mode: asked.mode,
             faults: asked.fault.clone(),
-            origin_timeout: asked.store.origin_timeout.map(|time| time.as_secs().max(1)),
+            origin_timeout: asked.store.objects.origin_timeout.map(|time| time.as_secs().max(1)),
             autoclear: asked.autoclear,
             ..Spec::default()
         },

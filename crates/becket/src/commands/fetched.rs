@@ -1,13 +1,18 @@
-//! Images on web servers: from a URL to a path on this host, whose bytes are fetched when they are read.
+//! Images that are not on this host: from a URL to a path on this host, whose bytes are fetched when they are
+//! read; and from a name of Ceph's to one that says how its cluster is reached.
 //! Only a URL that the user typed is opened, and what is attached is complete in the store before.
 
-use crate::{args::StoreOptions, failure::Failure, progress::Progress};
+use crate::{
+    args::{OriginOptions, StoreOptions},
+    failure::Failure,
+    progress::Progress,
+};
 use becket_device::AttachOptions;
 use becket_fetch::{Options, Place};
 use becket_image::Fillers;
 use std::{
     borrow::Cow,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -23,7 +28,14 @@ pub(super) struct Local<'a> {
 }
 
 /// Opens the object of a URL; other paths stay as they are.
-pub(super) fn local<'a>(path: &'a Path, store: &StoreOptions, verb: &str) -> Result<Local<'a>, Failure> {
+pub(super) fn local<'a>(path: &'a Path, asked: &OriginOptions, verb: &str) -> Result<Local<'a>, Failure> {
+    let store = &asked.objects;
+    if becket_image::link::rbd::is_name(path) {
+        let variable = std::env::var_os("CEPH_CONF").filter(|value| !value.is_empty()).map(PathBuf::from);
+        let (conf, id) = (asked.ceph_conf.as_deref(), asked.ceph_id.as_deref());
+        let path = becket_image::link::rbd::by(path, conf, variable.as_deref(), id);
+        return Ok(Local { path: Cow::Owned(path), fillers: Fillers::default() });
+    }
     if !becket_fetch::is_remote(path.as_os_str()) {
         return Ok(Local { path: Cow::Borrowed(path), fillers: Fillers::default() });
     }
@@ -36,11 +48,11 @@ pub(super) fn local<'a>(path: &'a Path, store: &StoreOptions, verb: &str) -> Res
 pub(super) fn for_device<'a>(
     path: &'a Path,
     options: &AttachOptions,
-    store: &StoreOptions,
+    asked: &OriginOptions,
 ) -> Result<(Cow<'a, Path>, AttachOptions), Failure> {
-    let local = local(path, store, "attach")?;
+    let local = local(path, asked, "attach")?;
     let mut options = options.clone();
-    if matches!(local.path, Cow::Owned(_)) {
+    if becket_fetch::is_remote(path.as_os_str()) {
         options.open.read_only |= options.open.cow.is_none();
         options.open.fillers = local.fillers;
         options.spec.url = Some(becket_fetch::named(path.as_os_str()));

@@ -3,9 +3,8 @@
 //! It says neither where the connection leads nor reads a byte from it.
 //!
 //! All who serve an image hold both ends of the channel, so it outlives each of the two processes. Who asks
-//! keeps the request until it is answered: a maker that begins says so ([`begin`]), and is asked again for
-//! what its predecessor has taken and not answered. An answer names its request. One that came too late, or
-//! that a dead process had asked for, is nobody's.
+//! keeps the request and asks again and again until it is answered: the process that has taken it may be dead.
+//! An answer names its request. One that came too late, or that a dead process had asked for, is nobody's.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -14,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -25,8 +24,9 @@ use rustix::net::{
 pub struct Request {
     /// Which process asks: see [`own_session`].
     pub session: u64,
-    /// Counts the requests of that process.
-    pub number: u64,
+    /// Counts the requests of that process. becket 0.1.0 does not count them; its answers name none, and it
+    /// asks once.
+    pub number: Option<u64>,
     /// Nothing was written in this session yet, so the answer must say what became of earlier ones' bytes.
     pub first: bool,
 }
@@ -83,9 +83,10 @@ pub fn ask(channel: impl AsFd, first: bool, stop: Option<BorrowedFd<'_>>) -> io:
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let channel = channel.as_fd();
     let inode = rustix::fs::fstat(channel)?.st_ino;
-    let request = Request { session: own_session(), number: NUMBER.fetch_add(1, Ordering::Relaxed), first };
+    let request =
+        Request { session: own_session(), number: Some(NUMBER.fetch_add(1, Ordering::Relaxed)), first };
     open().push((inode, request));
-    let heard = request.send(channel).and_then(|()| wait(channel, inode, stop));
+    let heard = request.send(channel, SendFlags::empty()).and_then(|()| wait(channel, inode, stop));
     heard.unwrap_or_else(|error| {
         forget(inode, request);
         Err(error)
@@ -107,22 +108,28 @@ fn wait(channel: BorrowedFd<'_>, inode: u64, stop: Option<BorrowedFd<'_>>) -> io
     let mut fds = vec![PollFd::new(&channel, PollFlags::IN)];
     fds.extend(stop.as_ref().map(|stop| PollFd::new(stop, PollFlags::IN)));
     loop {
-        rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
+        if rustix::io::retry_on_intr(|| poll(&mut fds, Some(&AGAIN)))? == 0 {
+            let left: Vec<Request> = {
+                let open = open();
+                open.iter().filter(|(known, _)| *known == inode).map(|(_, request)| *request).collect()
+            };
+            for request in left {
+                match request.send(channel, SendFlags::DONTWAIT) {
+                    // Who is to read it has more than enough to read.
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    other => other?,
+                }
+            }
+            continue;
+        }
         if fds.get(1).is_some_and(|stop| !stop.revents().is_empty()) {
             return Err(io::ErrorKind::Interrupted.into());
         }
         match received(channel) {
-            Ok(Heard::Begins) => {
-                let left: Vec<Request> = {
-                    let open = open();
-                    open.iter().filter(|(known, _)| *known == inode).map(|(_, request)| *request).collect()
-                };
-                left.into_iter().try_for_each(|request| request.send(channel))?;
-            }
-            Ok(Heard::Answer { session, number, answer }) => {
+            Ok((session, number, answer)) => {
                 let mut open = open();
                 let asked = |(known, request): &(u64, Request)| {
-                    *known == inode && (request.session, request.number) == (session, number)
+                    *known == inode && (request.session, request.number) == (session, Some(number))
                 };
                 if let Some(at) = open.iter().position(asked) {
                     open.remove(at);
@@ -136,18 +143,10 @@ fn wait(channel: BorrowedFd<'_>, inode: u64, stop: Option<BorrowedFd<'_>>) -> io
     }
 }
 
-/// What comes from a maker of connections.
-enum Heard {
-    /// It begins, and knows of no request.
-    Begins,
-    Answer {
-        session: u64,
-        number: u64,
-        answer: io::Result<Given>,
-    },
-}
+/// The session and the number of a request, and the answer.
+type Answer = (u64, u64, io::Result<Given>);
 
-fn received(channel: BorrowedFd<'_>) -> io::Result<Heard> {
+fn received(channel: BorrowedFd<'_>) -> io::Result<Answer> {
     let mut bytes = [0; ANSWER + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -162,9 +161,6 @@ fn received(channel: BorrowedFd<'_>) -> io::Result<Heard> {
     let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
     let nonsense = || invalid("what makes connections talks nonsense");
     let bytes = bytes.get(..got.bytes).unwrap_or_default();
-    if bytes == BEGINS {
-        return Ok(Heard::Begins);
-    }
     let (Some((kind, rest)), ANSWER) = (bytes.split_first_chunk::<2>(), bytes.len()) else {
         return Err(nonsense());
     };
@@ -181,12 +177,13 @@ fn received(channel: BorrowedFd<'_>) -> io::Result<Heard> {
         [b'x', _] => Err(io::Error::new(io::ErrorKind::TimedOut, "the server is away for too long")),
         _ => return Err(nonsense()),
     };
-    Ok(Heard::Answer { session: number(0), number: number(8), answer })
+    Ok((number(0), number(8), answer))
 }
 
-/// Length of an answer in bytes, and what a maker says that begins.
+/// Length of an answer in bytes; those to becket 0.1.0 end behind the first two.
 const ANSWER: usize = 18;
-const BEGINS: &[u8] = b"b";
+/// How long a request is not answered until it is asked again.
+const AGAIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// What a maker of connections knows of those that it has made, for the next one.
 #[derive(Debug)]
@@ -223,21 +220,21 @@ pub fn bequeath(channel: impl AsFd, legacy: &Legacy) -> io::Result<()> {
     Ok(())
 }
 
-/// Begins to make connections: takes what a predecessor has left, and has everybody ask again.
+/// Begins to make connections: takes what was asked before, in that order, and what a predecessor has left.
 ///
 /// # Errors
 /// The channel is broken.
-pub fn begin(channel: impl AsFd) -> io::Result<Option<Legacy>> {
-    let mut legacy = None;
+pub fn begin(channel: impl AsFd) -> io::Result<(Vec<Request>, Option<Legacy>)> {
+    let (mut requests, mut legacy) = (Vec::new(), None);
     loop {
         let mut bytes = [0; 32];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(Legacy::MOST))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let got = match recvmsg(&channel, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
-            Ok(got) if got.bytes == 0 => break,
+            Ok(got) if got.bytes == 0 => return Ok((requests, legacy)),
             Ok(got) => got.bytes,
-            Err(rustix::io::Errno::AGAIN) => break,
+            Err(rustix::io::Errno::AGAIN) => return Ok((requests, legacy)),
             Err(errno) => return Err(errno.into()),
         };
         let mut sockets = Vec::new();
@@ -246,17 +243,13 @@ pub fn begin(channel: impl AsFd) -> io::Result<Option<Legacy>> {
                 sockets.extend(fds);
             }
         }
-        // Requests are asked again by processes that still live.
-        if let Some([session @ .., b'h', b'h']) = bytes.get(..got)
-            && let Ok(session) = session.try_into()
-        {
-            legacy = Some(Legacy { session: u64::from_le_bytes(session), sockets });
+        match bytes.get(..got) {
+            Some([session @ .., b'h', b'h']) if session.len() == 8 => {
+                let session = u64::from_le_bytes(session.try_into().unwrap_or_default());
+                legacy = Some(Legacy { session, sockets });
+            }
+            bytes => requests.extend(bytes.and_then(Request::decoded)),
         }
-    }
-    match rustix::net::send(&channel, BEGINS, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-        // Where so much lies unread, nobody waits whose request was taken.
-        Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(legacy),
-        Err(errno) => Err(errno.into()),
     }
 }
 
@@ -297,7 +290,7 @@ pub fn give(
     let fds = [socket];
     ancillary.push(SendAncillaryMessage::ScmRights(&fds));
     let bytes = request.answer([b'c', earlier]);
-    sendmsg(channel, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+    sendmsg(channel, &[IoSlice::new(request.as_it_reads(&bytes))], &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
@@ -306,37 +299,57 @@ pub fn give(
 /// # Errors
 /// The channel is broken.
 pub fn give_up(channel: impl AsFd, request: Request) -> io::Result<()> {
-    rustix::net::send(channel, &request.answer(*b"x."), SendFlags::NOSIGNAL)?;
+    let bytes = request.answer(*b"x.");
+    rustix::net::send(channel, request.as_it_reads(&bytes), SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
 impl Request {
     /// By sendmsg, which a worker may call.
-    fn send(self, channel: BorrowedFd<'_>) -> io::Result<()> {
+    fn send(self, channel: BorrowedFd<'_>, flags: SendFlags) -> io::Result<()> {
         let mut none = SendAncillaryBuffer::default();
-        sendmsg(channel, &[IoSlice::new(&self.encoded())], &mut none, SendFlags::NOSIGNAL)?;
+        sendmsg(channel, &[IoSlice::new(&self.encoded())], &mut none, SendFlags::NOSIGNAL | flags)?;
         Ok(())
+    }
+
+    /// Session and number.
+    fn name(self) -> impl Iterator<Item = u8> {
+        self.session.to_le_bytes().into_iter().chain(self.number.unwrap_or(0).to_le_bytes())
     }
 
     fn answer(self, kind: [u8; 2]) -> [u8; ANSWER] {
         let mut bytes = [0; ANSWER];
-        let numbers = self.session.to_le_bytes().into_iter().chain(self.number.to_le_bytes());
-        bytes.iter_mut().zip(kind.into_iter().chain(numbers)).for_each(|(place, byte)| *place = byte);
+        bytes.iter_mut().zip(kind.into_iter().chain(self.name())).for_each(|(place, byte)| *place = byte);
         bytes
+    }
+
+    /// As much of an answer as the process reads that has asked.
+    fn as_it_reads(self, answer: &[u8; ANSWER]) -> &[u8] {
+        let [kind @ .., _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _] = answer;
+        if self.number.is_some() { answer } else { kind }
     }
 
     fn encoded(self) -> [u8; 17] {
         let mut bytes = [u8::from(self.first); 17];
-        let numbers = self.session.to_le_bytes().into_iter().chain(self.number.to_le_bytes());
-        bytes.iter_mut().zip(numbers).for_each(|(place, byte)| *place = byte);
+        bytes.iter_mut().zip(self.name()).for_each(|(place, byte)| *place = byte);
         bytes
     }
 
     fn decoded(bytes: &[u8]) -> Option<Request> {
         let (session, rest) = bytes.split_first_chunk()?;
-        let (number, [first @ (0 | 1)]) = rest.split_first_chunk()? else { return None };
-        let (session, number) = (u64::from_le_bytes(*session), u64::from_le_bytes(*number));
-        Some(Request { session, number, first: *first == 1 })
+        let (number, first) = match rest {
+            [first] => (None, first),
+            rest => {
+                let (number, [first]) = rest.split_first_chunk()? else { return None };
+                (Some(u64::from_le_bytes(*number)), first)
+            }
+        };
+        let first = match first {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
+        Some(Request { session: u64::from_le_bytes(*session), number, first })
     }
 }
 
@@ -371,12 +384,11 @@ mod tests {
     #[test]
     fn a_request_that_a_dead_maker_took_is_asked_of_the_next() {
         let (asking, answering) = pair().unwrap();
-        assert!(begin(&answering).unwrap().is_none());
+        assert!(begin(&answering).unwrap().0.is_empty());
         let thread = asked(&asking);
         // One dies that has taken it, and another one that has only begun.
         let first = request(&answering);
-        begin(&answering).unwrap();
-        begin(&answering).unwrap();
+        assert!(begin(&answering).unwrap().0.is_empty());
         let again = request(&answering);
         assert_eq!(again, first);
         let (ours, _theirs) = pair().unwrap();
@@ -391,15 +403,31 @@ mod tests {
         let (asking, answering) = pair().unwrap();
         let (stale, _far) = pair().unwrap();
         let (ours, _theirs) = pair().unwrap();
-        let dead = Request { session: own_session() ^ 1, number: 0, first: true };
+        let dead = Request { session: own_session() ^ 1, number: Some(0), first: true };
         give(&answering, dead, stale.as_fd(), Earlier::None).unwrap();
         let thread = asked(&asking);
         let request = request(&answering);
-        let cancelled = Request { number: request.number.wrapping_sub(1), ..request };
+        let cancelled = Request { number: Some(u64::MAX), ..request };
         give(&answering, cancelled, stale.as_fd(), Earlier::None).unwrap();
         give(&answering, request, ours.as_fd(), Earlier::Unknown).unwrap();
         let given = thread.join().unwrap().unwrap();
         assert_eq!((given.earlier, inode(&given.socket)), (Earlier::Unknown, inode(&ours)));
+    }
+
+    #[test]
+    fn a_worker_that_counts_nothing_is_answered_as_it_understands() {
+        let (asking, answering) = pair().unwrap();
+        let old = [7, 0, 0, 0, 0, 0, 0, 0, 1];
+        rustix::net::send(&asking, &old, SendFlags::empty()).unwrap();
+        let (requests, _) = begin(&answering).unwrap();
+        assert_eq!(requests, [Request { session: 7, number: None, first: true }]);
+        give(&answering, requests[0], asking.as_fd(), Earlier::Kept).unwrap();
+        give_up(&answering, requests[0]).unwrap();
+        for answer in [*b"c\x01", *b"x."] {
+            let mut bytes = [0; 32];
+            let got = rustix::net::recv(&asking, &mut bytes, RecvFlags::empty()).unwrap().0;
+            assert_eq!(bytes[..got], answer);
+        }
     }
 
     #[test]
@@ -424,11 +452,15 @@ mod tests {
         let (asking, answering) = pair().unwrap();
         let (kept, far) = pair().unwrap();
         bequeath(&asking, &Legacy { session: 9, sockets: vec![kept] }).unwrap();
-        let legacy = begin(&answering).unwrap().unwrap();
+        let request = Request { session: 9, number: Some(1), first: false };
+        request.send(asking.as_fd(), SendFlags::empty()).unwrap();
+        let (requests, legacy) = begin(&answering).unwrap();
+        assert_eq!(requests, [request]);
+        let legacy = legacy.unwrap();
         assert_eq!((legacy.session, legacy.sockets.len()), (9, 1));
         rustix::net::send(&far, b"x", SendFlags::empty()).unwrap();
         assert_eq!(rustix::net::recv(&legacy.sockets[0], &mut [0; 2], RecvFlags::empty()).unwrap().0, 1);
-        assert!(begin(&answering).unwrap().is_none());
+        assert!(begin(&answering).unwrap().1.is_none());
     }
 
     #[test]
@@ -443,6 +475,7 @@ mod tests {
         // What comes too late for one is not the other's.
         give_up(&answering, late).unwrap();
         let own = request(&answering);
+        assert_ne!(own, late);
         std::thread::sleep(Duration::from_millis(20));
         assert!(!thread.is_finished());
         give_up(&answering, own).unwrap();

@@ -9,28 +9,20 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 
+use super::failure::DialError;
 use super::handshake::{Agreed, Handshake, Next, Refused, Wanted};
+use super::helper;
 use super::uri::{Endpoint, Server};
 
 /// How long a server that does not answer is waited for before the connection counts as broken, where the
 /// kernel can tell. A server that is busy answers at this level all the same.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Why there is no connection.
-#[derive(Debug, thiserror::Error)]
-pub enum DialError {
-    /// There is no such host or socket, nobody listens, or the connection broke.
-    #[error("{0}")]
-    Io(#[from] io::Error),
-    /// The server refused.
-    #[error("{0}")]
-    Refused(#[from] Refused),
-}
-
 /// A connected socket. One of TCP is held as a unix one: reading, writing and deadlines are the same calls.
 fn connected(server: &Server, until: Instant) -> io::Result<UnixStream> {
     match server {
         Server::Unix(path) => UnixStream::connect(path),
+        Server::Rbd(_) => Err(io::ErrorKind::Unsupported.into()),
         Server::Tcp { host, port } => {
             let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
             for address in (host.as_str(), *port).to_socket_addrs()? {
@@ -74,6 +66,9 @@ fn silent() -> io::Error {
 /// # Errors
 /// There is no such server or export, it refuses, speaks another protocol, or does not answer in time.
 pub fn dial(endpoint: &Endpoint, wanted: Wanted, patience: Duration) -> Result<(OwnedFd, Agreed), DialError> {
+    if let Server::Rbd(rbd) = &endpoint.server {
+        return helper::connect(rbd, wanted, patience);
+    }
     if endpoint.tls {
         let why = "NBD over TLS (nbds://) is not supported yet";
         return Err(io::Error::new(io::ErrorKind::Unsupported, why).into());

@@ -3,12 +3,17 @@
 //! A process that serves it connects to nothing by itself, and knows no name of the server's.
 //!
 //! Uses go down this list: `reader` for a process that may wait, `channel` to ask another process for
-//! connections, `conn` and `dial` for one connection, `handshake` for the negotiation, `uri` for names.
+//! connections, `conn` and `dial` for one connection, `handshake` for the negotiation or `helper` for a program
+//! in its place, `uri` and `rbd` for names.
 
 pub mod channel;
 mod conn;
 mod dial;
+mod failure;
 mod handshake;
+pub mod helper;
+mod names;
+pub mod rbd;
 mod reader;
 mod uri;
 
@@ -22,16 +27,20 @@ use becket_uapi::nbd;
 use serde::{Deserialize, Serialize};
 
 pub use self::conn::Connection;
-pub use self::dial::{DialError, dial};
+pub use self::dial::dial;
+pub use self::failure::DialError;
 pub use self::handshake::{Agreed, Handshake, Next, Refused, Wanted};
+pub use self::names::{split_inside, with_inside};
 use self::reader::LinkReader;
-pub use self::uri::{Endpoint, Server, is_link, split_inside, with_inside};
+pub use self::uri::{Endpoint, Server, is_link};
 use super::file::facts::{Facts, FileKind};
 use super::kind::{Identity, Kind};
 use crate::ReadAt;
 
 /// The feature of devices with such a source.
 pub const FEATURE: &str = "link";
+/// The feature of devices with one whose finished writes are durable, and which a program of its own reaches.
+pub const FEATURE_RBD: &str = "rbd";
 /// In place of a device number: sources that are no files of this host.
 pub(crate) const NOWHERE: u64 = u64::MAX;
 
@@ -49,6 +58,9 @@ struct Said {
     agreed: Agreed,
     writable: bool,
     identity: u64,
+    /// See [`LinkSource::is_durable`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    durable: bool,
 }
 
 /// In place of an inode's number: what a URI hashes to, which is the same in every build (FNV-1a).
@@ -58,6 +70,11 @@ pub(crate) fn identity_of(uri: &Path) -> u64 {
 }
 
 impl LinkFacts {
+    /// See `SourceFacts::feature`.
+    pub(super) fn feature(&self) -> &'static str {
+        if self.link.durable { FEATURE_RBD } else { FEATURE }
+    }
+
     /// See `SourceFacts::join`: the asking and the answering end of the channel.
     pub(super) fn join(self, fds: &mut impl Iterator<Item = OwnedFd>) -> Option<LinkSource> {
         Some(LinkSource::of(self.link, (fds.next()?, fds.next()?), None))
@@ -81,11 +98,12 @@ impl LinkSource {
     /// # Errors
     /// See [`dial()`].
     pub(crate) fn open(endpoint: &Endpoint, read_only: bool) -> Result<LinkSource, DialError> {
-        let reader = LinkReader::connect(endpoint)?;
+        let reader = LinkReader::connect(endpoint, !read_only)?;
         let agreed = *reader.agreed();
         let writable = !read_only && !agreed.has(nbd::READ_ONLY);
         let identity = identity_of(endpoint.to_string().as_ref());
-        let said = Said { agreed, writable, identity };
+        let durable = matches!(endpoint.server, Server::Rbd(_));
+        let said = Said { agreed, writable, identity, durable };
         Ok(LinkSource::of(said, channel::pair()?, Some(Arc::new(reader))))
     }
 
@@ -113,6 +131,11 @@ impl LinkSource {
     /// Whether it may be written.
     pub fn may_write(&self) -> bool {
         self.said.writable
+    }
+
+    /// Whether finished writes are durable: a connection that breaks loses none of them.
+    pub fn is_durable(&self) -> bool {
+        self.said.durable
     }
 
     /// Whether several connections may write: a flush over one of them covers the writes of all.

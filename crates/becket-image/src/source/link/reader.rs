@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use super::channel;
 use super::conn::{Connection, Failure};
-use super::dial::{DialError, dial};
+use super::dial::dial;
+use super::failure::DialError;
 use super::handshake::{Agreed, Wanted};
 use super::uri::Endpoint;
 use crate::ReadAt;
@@ -38,9 +39,10 @@ pub(super) struct LinkReader {
 }
 
 impl LinkReader {
-    /// Connects to an export.
-    pub(super) fn connect(endpoint: &Endpoint) -> Result<LinkReader, DialError> {
-        let (socket, agreed) = dial(endpoint, Wanted { structured: true, tls: endpoint.tls }, PATIENCE)?;
+    /// Connects to an export; `writes` is [`Wanted::writes`].
+    pub(super) fn connect(endpoint: &Endpoint, writes: bool) -> Result<LinkReader, DialError> {
+        let wanted = Wanted { structured: true, tls: endpoint.tls, writes };
+        let (socket, agreed) = dial(endpoint, wanted, PATIENCE)?;
         let connection = Connection::new(socket, agreed, Some(PATIENCE))?;
         let connection = Mutex::new(Some(connection));
         Ok(LinkReader { from: From::Server(endpoint.clone()), agreed, connection })
@@ -58,10 +60,10 @@ impl LinkReader {
     fn again(&self) -> io::Result<Connection> {
         match &self.from {
             From::Server(endpoint) => {
-                let wanted = Wanted { structured: self.agreed.structured, tls: endpoint.tls };
+                let wanted = Wanted { structured: self.agreed.structured, tls: endpoint.tls, writes: false };
                 let (socket, agreed) = dial(endpoint, wanted, PATIENCE).map_err(|error| match error {
                     DialError::Io(error) => error,
-                    error @ DialError::Refused(_) => io::Error::other(error),
+                    error => io::Error::other(error),
                 })?;
                 if agreed != self.agreed {
                     return Err(io::Error::other("the export has become another meanwhile"));

@@ -267,6 +267,9 @@ impl Supervisor {
                     Err(error) => warn!(device = state.name(), "{error}"),
                 }
             }
+            if let Some(connector) = &mut state.connector {
+                connector.stays(true);
+            }
             (state.name().to_owned(), Arc::clone(&state.worker))
         };
         lock(&self.devices).insert(name, Arc::clone(owned));

@@ -34,6 +34,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 pub(crate) struct Connector {
     line: Arc<Line>,
     number: u64,
+    /// The device outlives this supervisor.
+    stays: bool,
 }
 
 /// The fetchers that there are, each with the store file that it fills.
@@ -104,6 +106,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Connector {
+    /// Whether the device goes on when this is dropped, with another supervisor; it is detached otherwise.
+    pub(super) fn stays(&mut self, stays: bool) {
+        self.stays = stays;
+    }
+
     /// Starts the process that an image needs whose bytes are elsewhere, unless there is one for it already.
     /// `again`: there was one before, with what is known
     /// of [`Change::Client`].
@@ -245,7 +252,9 @@ impl Drop for Connector {
         drop(devices);
         if ends && let Some(control) = lock(&self.line.control).take() {
             // It hears that, and so does who listens to it.
-            let _ = protocol::send(&*control, &LinkOrder::End, &[]);
+            if !self.stays {
+                let _ = protocol::send(&*control, &LinkOrder::End, &[]);
+            }
             let _ = rustix::net::shutdown(&*control, rustix::net::Shutdown::Both);
         }
     }
@@ -261,7 +270,7 @@ impl Line {
             return None;
         }
         devices.all.push((number, on_change));
-        Some(Connector { line: Arc::clone(self), number })
+        Some(Connector { line: Arc::clone(self), number, stays: false })
     }
 
     fn ends(&self) -> bool {

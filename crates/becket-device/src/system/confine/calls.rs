@@ -162,7 +162,6 @@ const LIBRARY: &[libc::c_long] = &[
     libc::SYS_timerfd_settime,
     libc::SYS_getrusage,
     libc::SYS_getcpu,
-    libc::SYS_prlimit64,
     libc::SYS_sched_setaffinity,
     libc::SYS_sched_getparam,
     libc::SYS_sched_getscheduler,

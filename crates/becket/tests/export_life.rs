@@ -9,7 +9,7 @@ use std::io::Write as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use becket_testkit::{Scratch, image, require_tools, scaled, wait_until};
+use becket_testkit::{Scratch, image, require_plain_machine, require_tools, scaled, wait_until};
 use common::nbd::{self, Client};
 use common::{scratch, text};
 
@@ -61,7 +61,7 @@ fn a_line_of_the_table_is_an_export() {
 /// systemd reads what the generator writes, without a word.
 #[test]
 fn the_unit_of_an_export_is_sound() {
-    if !require_tools("the_unit_of_an_export_is_sound", &["systemd-analyze"]) {
+    if !require_plain_machine("the_unit_of_an_export_is_sound", &["systemd-analyze"]) {
         return;
     }
     let place = scratch();

@@ -104,6 +104,13 @@ impl Queue {
         self.end_turn(ring, false);
     }
 
+    /// See [`Core::give_up_reads`].
+    pub(crate) fn give_up_reads(&mut self, ring: &mut Ring) {
+        self.core.give_up_reads(ring);
+        self.tell(ring);
+        self.end_turn(ring, false);
+    }
+
     /// Takes in one completion.
     #[inline]
     pub(crate) fn complete(&mut self, ring: &mut Ring, source: Source, completion: Completion) {

@@ -37,6 +37,7 @@ enum Order {
     /// By what was prepared, or as before.
     LetGo(u64, bool, SyncSender<bool>),
     Leave(u64, SyncSender<()>),
+    GiveUpReads(u64, SyncSender<()>),
     Room(u32, SyncSender<u32>),
     Stop,
     /// Stands for a mistake of ours.
@@ -173,6 +174,15 @@ impl IoThreads {
     /// The thread is no longer there.
     pub fn leave(&self, queue: QueueId) -> Result<(), Error> {
         self.ask(queue.thread, |reply| Order::Leave(queue.serial, reply))
+    }
+
+    /// Has the reads of a queue that wait for the server of a source fail: nobody wants their bytes any more.
+    /// One that has ended is left alone.
+    ///
+    /// # Errors
+    /// The thread is no longer there.
+    pub fn give_up_reads(&self, queue: QueueId) -> Result<(), Error> {
+        self.ask(queue.thread, |reply| Order::GiveUpReads(queue.serial, reply))
     }
 
     /// Gives a thread an order and waits for the answer.
@@ -363,7 +373,11 @@ impl Server {
                     let _ = reply.send(self.let_go(serial, change));
                 }
                 Order::Leave(serial, reply) => {
-                    self.leave(serial);
+                    self.order_queue(serial, Queue::leave);
+                    let _ = reply.send(());
+                }
+                Order::GiveUpReads(serial, reply) => {
+                    self.order_queue(serial, Queue::give_up_reads);
                     let _ = reply.send(());
                 }
                 Order::Room(queues, reply) => {
@@ -433,10 +447,10 @@ impl Server {
         self.queues[index].as_mut()
     }
 
-    fn leave(&mut self, serial: u64) {
+    fn order_queue(&mut self, serial: u64, order: impl FnOnce(&mut Queue, &mut Ring)) {
         let Some(index) = self.find(serial) else { return };
         let Some(queue) = self.queues[index].as_mut() else { return };
-        queue.leave(&mut self.ring);
+        order(queue, &mut self.ring);
         self.release_ended(index as u32);
     }
 

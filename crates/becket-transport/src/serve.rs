@@ -204,10 +204,25 @@ impl Served {
             (live.queues.clone(), live.kept.take())
         };
         drop(kept);
-        for queue in queues {
-            threads.leave(queue).map_err(|source| ServeError::Engine { id: self.id, source })?;
-        }
-        Ok(())
+        self.each(queues, |queue| threads.leave(queue))
+    }
+
+    /// Has the reads that wait for the server of a source fail: nobody wants their bytes any more.
+    ///
+    /// # Errors
+    /// An I/O thread has ended.
+    pub fn give_up_reads(&self, threads: &IoThreads) -> Result<(), ServeError> {
+        let queues = self.live().queues.clone();
+        self.each(queues, |queue| threads.give_up_reads(queue))
+    }
+
+    fn each(
+        &self,
+        queues: Vec<QueueId>,
+        order: impl Fn(QueueId) -> Result<(), becket_engine::Error>,
+    ) -> Result<(), ServeError> {
+        let failed = |source| ServeError::Engine { id: self.id, source };
+        queues.into_iter().try_for_each(|queue| order(queue).map_err(failed))
     }
 }
 

@@ -89,6 +89,15 @@ pub fn counted(name: &str) -> Option<Summary> {
     counters(&text(name, "stat")?)
 }
 
+/// How many reads and how many other requests of a disk are under way.
+///
+/// Source: Documentation/ABI/stable/sysfs-block of the kernel, `inflight`.
+pub fn in_flight(name: &str) -> Option<(u64, u64)> {
+    let text = text(name, "inflight")?;
+    let mut fields = text.split_ascii_whitespace().map(str::parse);
+    Some((fields.next()?.ok()?, fields.next()?.ok()?))
+}
+
 /// Source: Documentation/block/stat.rst of the kernel. A sector there is always 512 bytes, a tick a
 /// millisecond.
 fn counters(text: &str) -> Option<Summary> {

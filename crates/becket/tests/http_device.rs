@@ -222,6 +222,57 @@ fn fuse_a_server_that_is_away_is_waited_for() {
     assert!(began.elapsed() < Duration::from_secs(5), "after {:?}", began.elapsed());
 }
 
+/// A reader of a disk whose server is away, through the page cache as most read, that was killed.
+fn dead_reader(disk: &Path) -> std::process::Child {
+    let mut dd = Command::new("dd");
+    dd.arg(format!("if={}", disk.display())).args(["of=/dev/null", "bs=64k", "skip=100"]);
+    let mut reader = dd.stderr(std::process::Stdio::null()).spawn().unwrap();
+    let name = disk.file_name().unwrap().to_str().unwrap();
+    let reads = || fs::read_to_string(format!("/sys/block/{name}/inflight")).unwrap();
+    let waits = || !reads().trim().starts_with('0');
+    assert!(wait_until(Duration::from_secs(20), waits), "it reads: {}", reads());
+    reader.kill().unwrap();
+    reader
+}
+
+#[test]
+fn fuse_a_reader_that_died_locks_nobody_out() {
+    let name = "http_device::fuse_a_reader_that_died_locks_nobody_out";
+    if !require_fuse(name) || !require_tools(name, &["dd", "losetup"]) {
+        return;
+    }
+    let place = scratch();
+    let origin = Origin::start(random(&place, 16 << 20));
+    let disk = attach(&place, &[&origin.url("/d.img")]);
+    origin.trick(|_, _| Reply::status(503));
+    let mut reader = dead_reader(&disk);
+    // It needs the lock that the reader holds until its reads have ended.
+    let began = Instant::now();
+    tool(Command::new("losetup").arg("--list").arg(&disk));
+    assert!(began.elapsed() < Duration::from_secs(40), "after {:?}", began.elapsed());
+    reader.wait().unwrap();
+
+    // One who waits and lives is spared, whatever becomes of others.
+    let waits = thread::spawn({
+        let disk = open(&disk);
+        move || read(&disk, 3000)
+    });
+    let mut reader = dead_reader(&disk);
+    thread::sleep(Duration::from_secs(4));
+    assert!(!waits.is_finished(), "its bytes are wanted");
+    origin.honest();
+    waits.join().unwrap().unwrap();
+    reader.wait().unwrap();
+
+    // And the device can be detached at once.
+    origin.trick(|_, _| Reply::status(503));
+    let mut reader = dead_reader(&disk);
+    let began = Instant::now();
+    place.ok(["detach", disk.to_str().unwrap()]);
+    assert!(began.elapsed() < Duration::from_secs(10), "after {:?}", began.elapsed());
+    reader.wait().unwrap();
+}
+
 #[test]
 fn fuse_requests_fail_when_the_user_says_so() {
     let name = "http_device::fuse_requests_fail_when_the_user_says_so";

@@ -57,6 +57,8 @@ pub(crate) enum Order {
     Leave { id: DeviceId },
     /// Serve a client of an export, whose socket is the descriptor. The client's end is reported by `Visits`.
     Connect { id: DeviceId, visitor: Visitor },
+    /// Have the reads of a device fail that wait for its server: nobody wants their bytes any more.
+    GiveUpReads { id: DeviceId },
     /// Say what a device has done. Answered by `Counted`.
     Stat { id: DeviceId },
 }

@@ -62,6 +62,9 @@ impl Supervisor {
             if away.is_none() {
                 state.away_since = None;
             }
+            if away.is_some() && state.device.info.away.is_none() {
+                self.watch_dead_reads(&owned);
+            }
             self.note(&mut state, |device| device.info.away = away);
             return;
         }

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use becket_image::Source;
-use becket_transport::aside;
+use becket_transport::{aside, sysfs};
 use tracing::{info, warn};
 
 use super::devices::Supervisor;
 use super::make::{CLOSING, closed};
 use super::owned::{Owned, Owning};
 use super::watch::{Watched, Why};
-use crate::contract::{DeviceId, DeviceState, Error};
+use super::workers::Worker;
+use crate::contract::{DeviceId, DeviceInfo, DeviceState, Error};
 use crate::record::judge::disk_of;
 use crate::record::register::forget;
 use crate::system::sync::lock;
@@ -22,7 +23,26 @@ use crate::system::users;
 /// How long the clients of an export that is taken from them may keep its worker waiting.
 const FORCED: Duration = Duration::from_secs(2);
 
+/// Seconds between two looks for the readers of a device whose server is away.
+const LONGEST_PAUSE: u32 = 16;
+
+/// Has reads fail that wait for the server of an image, where no process and no mount is left that could want
+/// their bytes. The kernel keeps a disk locked until they end, and with it each program that opens the disk,
+/// lists all loop devices or syncs all file systems. What waits to be written goes on waiting.
+fn give_up_dead_reads(info: &DeviceInfo, worker: &dyn Worker) {
+    let disk = disk_of(info);
+    if sysfs::in_flight(&disk).is_some_and(|(reads, others)| reads > 0 && others == 0) && !users::any(&disk) {
+        warn!(event = "reads_given_up", device = info.name, "nobody is left who waits for what it reads");
+        worker.give_up_reads(DeviceId::of(info));
+    }
+}
+
 impl Supervisor {
+    /// Watches for readers that die while the server of a device is away.
+    pub(super) fn watch_dead_reads(&self, owned: &Arc<Owned>) {
+        self.watch(owned, Why::Away { left: 0, pause: 1 });
+    }
+
     /// Takes a device away, unless it is in use.
     pub(super) fn take_away(&self, owned: &Arc<Owned>, state: &mut Owning) -> Result<(), Error> {
         self.take(owned, state, false)
@@ -54,6 +74,7 @@ impl Supervisor {
             if !stopped && (force || !state.hopeful()) {
                 driver.stop(id.number)?;
             } else if !stopped && !driver.stop_unused(id.number)? {
+                give_up_dead_reads(&state.device.info, &*state.worker);
                 return Err(Error::Busy { device: state.device.info.device.clone(), users: Vec::new() });
             }
             if driver.leaves_when_asked() {
@@ -148,6 +169,19 @@ impl Supervisor {
                 self.let_go(&owned, &mut state, true);
                 return None;
             }
+            Why::Away { .. } if state.device.info.away.is_none() => return None,
+            Why::Away { left: left @ 1.., .. } => {
+                *left -= 1;
+                return Some(watched);
+            }
+            Why::Away { left, pause } => {
+                (*left, *pause) = (*pause, (*pause * 2).min(LONGEST_PAUSE));
+                let (info, worker) = (state.device.info.clone(), Arc::clone(&state.worker));
+                // Not under the lock: it walks over /proc.
+                drop(state);
+                give_up_dead_reads(&info, &*worker);
+                return Some(watched);
+            }
             Why::EndedByOthers => {
                 let driver = self.driver(state.device.info.transport);
                 let there = driver.and_then(|driver| driver.info(state.device.info.number));
@@ -183,6 +217,9 @@ impl Supervisor {
         // FUSE: a user may unmount its file system, or detach its loop device.
         if self.drivers.offer(info.transport).is_ok_and(|offer| offer.ended_by_others) {
             self.watch(owned, Why::EndedByOthers);
+        }
+        if info.away.is_some() {
+            self.watch_dead_reads(owned);
         }
         match lease {
             Some(lease) if !asked_to_go => self.watch(owned, Why::Lease(lease)),

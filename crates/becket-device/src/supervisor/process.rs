@@ -346,6 +346,11 @@ impl Worker for WorkerProcess {
         self.tell(&Order::Leave { id }, &[])
     }
 
+    fn give_up_reads(&self, id: DeviceId) {
+        // One that cannot be asked has none.
+        let _ = self.tell(&Order::GiveUpReads { id }, &[]);
+    }
+
     fn connect(&self, id: DeviceId, visitor: &Visitor, socket: BorrowedFd<'_>) -> Result<(), Error> {
         self.tell(&Order::Connect { id, visitor: visitor.clone() }, &[socket])
     }

@@ -47,6 +47,9 @@ pub(super) enum Why {
     Kept,
     /// Others could end what it stands on behind our back.
     EndedByOthers,
+    /// Its server is away: readers that die meanwhile would keep the disk locked for everyone. The users are
+    /// searched for once this number of seconds has become 0; `pause` is what it begins with next.
+    Away { left: u32, pause: u32 },
 }
 
 impl Watched {

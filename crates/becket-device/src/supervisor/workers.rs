@@ -40,6 +40,8 @@ pub(crate) trait Worker: Send + Sync {
     /// Makes it take no more requests of a FUSE device, finish those that it has, and close it; returns
     /// before that.
     fn leave(&self, id: DeviceId) -> Result<(), Error>;
+    /// Makes the reads of a device fail that wait for its server; returns before that.
+    fn give_up_reads(&self, _id: DeviceId) {}
     /// Gives it a client of an export; returns before it is served.
     fn connect(&self, id: DeviceId, _visitor: &Visitor, _socket: BorrowedFd<'_>) -> Result<(), Error> {
         Err(Error::Worker { what: format!("takes no clients of {id}") })

@@ -160,6 +160,7 @@ impl Worker {
                         aside(scope, &errands, move || self.change_and_tell(&change, fds));
                     }
                     Ok(Some((Order::Leave { id }, _))) => self.leave(id),
+                    Ok(Some((Order::GiveUpReads { id }, _))) => self.give_up_reads(id),
                     Ok(Some((Order::Stat { id }, _))) => {
                         let stats = self.served(id).map(|served| Box::new(served.stats()));
                         self.report(&Report::Counted { id, stats });
@@ -301,6 +302,12 @@ impl Worker {
         };
         if let Some(Err(error)) = left {
             warn!("cannot leave: {error}");
+        }
+    }
+
+    fn give_up_reads(&self, id: DeviceId) {
+        if let Some(Err(error)) = self.served(id).map(|served| served.give_up_reads(&self.threads)) {
+            warn!("reads of {id} wait on: {error}");
         }
     }
 

@@ -129,6 +129,21 @@ fn the_straight_way_ends_where_nothing_is_there() {
 }
 
 #[test]
+fn reads_that_nobody_wants_are_given_up_and_later_ones_wait() {
+    let mut store = Store::new();
+    store.read(0, 3, 1);
+    store.read(1, 4, 2);
+    store.bench.core.give_up_reads(&mut store.bench.ring);
+    store.notes(2);
+    assert_eq!(store.bench.await_all(&[0, 1]), [Err(Errno::IO); 2]);
+    store.read(0, 3, 1);
+    assert!(!store.has_note());
+    store.fill(3);
+    store.notes(1);
+    assert_eq!(store.bench.await_all(&[0]), [Ok(PAGE)]);
+}
+
+#[test]
 fn what_cannot_be_had_is_an_error_and_what_is_there_stays() {
     let mut store = Store::new();
     store.fill(5);

@@ -7,7 +7,10 @@ use std::sync::mpsc::SyncSender;
 use becket_image::link::channel::Given;
 use rustix::io::Errno;
 
-use super::{loads::memory_of, state::Core};
+use super::{
+    loads::memory_of,
+    state::{Core, is_read},
+};
 use crate::{
     Op,
     decode::Waiter,
@@ -176,7 +179,7 @@ impl Core {
     fn after_break(&mut self, ring: &mut Ring, number: usize) -> bool {
         let mut failed = false;
         if self.link_target(number).is_some_and(LinkTarget::may_have_lost) {
-            while let Some(tag) = self.line(number).and_then(|line| line.take_back(true)) {
+            while let Some(tag) = self.line(number).and_then(|line| line.take_back(Line::is_flush)) {
                 self.fail(ring, number, tag);
                 failed = true;
             }
@@ -206,9 +209,19 @@ impl Core {
         self.fail_all(ring, number)
     }
 
+    /// Reads that have not been sent on a connection fail.
+    pub(super) fn take_reads_back(&mut self, ring: &mut Ring) {
+        for number in 0..self.lines.len() {
+            let Core { lines, slab, .. } = self;
+            let Some(linked) = lines.get_mut(number) else { return };
+            let reads = std::iter::from_fn(|| linked.line.take_back(|_, tag| is_read(slab, tag)));
+            reads.collect::<Vec<u16>>().into_iter().for_each(|tag| self.fail(ring, number, tag));
+        }
+    }
+
     fn fail_all(&mut self, ring: &mut Ring, number: usize) -> bool {
         let mut failed = false;
-        while let Some(tag) = self.line(number).and_then(|line| line.take_back(false)) {
+        while let Some(tag) = self.line(number).and_then(|line| line.take_back(|_, _| true)) {
             self.fail(ring, number, tag);
             failed = true;
         }

@@ -27,7 +27,7 @@ use crate::{
     ring::{Ring, Transfer, fixed},
     slot::{MAX_OPERATION, Slot, Way},
     stats::Tally,
-    target::{Straight, Target as _},
+    target::{AnyTarget, Straight, Target as _},
 };
 
 /// How the requests of a queue carry their bytes.
@@ -345,7 +345,17 @@ impl Core {
     pub(crate) fn close(&mut self) {
         self.closing = true;
         // What may never come is not waited for any more.
-        self.serving.targets().iter().for_each(|target| target.cancel(self.index, &self.mailbox));
+        let cancel = |target: &AnyTarget| target.cancel(self.index, &self.mailbox, &|_| true);
+        self.serving.targets().iter().for_each(cancel);
+    }
+
+    /// Has the reads that wait for the server of a source fail. What waits to be written goes on waiting.
+    #[cold]
+    pub(crate) fn give_up_reads(&mut self, ring: &mut Ring) {
+        let reads = |tag| is_read(&self.slab, tag);
+        let cancel = |target: &AnyTarget| target.cancel(self.index, &self.mailbox, &reads);
+        self.serving.targets().iter().for_each(cancel);
+        self.take_reads_back(ring);
     }
 
     /// Queues an entry of this queue.
@@ -430,6 +440,11 @@ impl Core {
 /// Whether an event of another process does not block.
 fn never_blocks(event: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_getfl(event).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
+}
+
+/// Whether it is a request that changes nothing.
+pub(super) fn is_read(slab: &[Slot], tag: u16) -> bool {
+    slab.get(usize::from(tag)).is_some_and(|slot| slot.request.op == Op::Read)
 }
 
 /// Whether the kernel has a frame.

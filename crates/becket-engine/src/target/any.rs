@@ -93,8 +93,8 @@ impl Target for AnyTarget {
         each!(self, target => target.awaits(offset, len, waiter));
     }
 
-    fn cancel(&self, queue: u32, mailbox: &Arc<Mailbox>) {
-        each!(self, target => target.cancel(queue, mailbox));
+    fn cancel(&self, queue: u32, mailbox: &Arc<Mailbox>, those: &dyn Fn(u16) -> bool) {
+        each!(self, target => target.cancel(queue, mailbox, those));
     }
 
     fn completed(&self, slot: &mut Slot, result: i32) -> Result<Completed, Errno> {

@@ -74,8 +74,9 @@ pub(crate) trait Target {
     /// there, or cannot be had. May take a lock, as long as no other thread holds it while it waits.
     fn awaits(&self, _offset: u64, _len: u64, _waiter: Waiter) {}
 
-    /// The requests of a queue that wait get their notes now, whose answer is an error.
-    fn cancel(&self, _queue: u32, _mailbox: &Arc<Mailbox>) {}
+    /// The requests of a queue that wait, and are of `those` by their tag, get their notes now, whose answer
+    /// is an error.
+    fn cancel(&self, _queue: u32, _mailbox: &Arc<Mailbox>, _those: &dyn Fn(u16) -> bool) {}
 
     /// Takes in the result of such an operation: a count, 0 or a negative errno. Not called for one of
     /// [`Way::Free`](crate::slot::Way::Free) whose result is all the bytes that its request still lacked,

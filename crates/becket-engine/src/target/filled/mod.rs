@@ -77,8 +77,8 @@ impl Target for FilledTarget {
         self.waits.add(offset, len, waiter);
     }
 
-    fn cancel(&self, queue: u32, mailbox: &Arc<Mailbox>) {
-        self.waits.cancel(queue, mailbox);
+    fn cancel(&self, queue: u32, mailbox: &Arc<Mailbox>, those: &dyn Fn(u16) -> bool) {
+        self.waits.cancel(queue, mailbox, those);
     }
 
     fn completed(&self, slot: &mut Slot, result: i32) -> Result<Completed, Errno> {

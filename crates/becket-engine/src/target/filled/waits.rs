@@ -75,10 +75,12 @@ impl Waits {
         }
     }
 
-    /// The requests of a queue wait no longer.
-    pub(super) fn cancel(&self, queue: u32, mailbox: &Arc<Mailbox>) {
-        let theirs =
-            |one: &mut Waiting| one.waiter.whom.0 == queue && Arc::ptr_eq(&one.waiter.mailbox, mailbox);
+    /// `those` of the requests of a queue wait no longer.
+    pub(super) fn cancel(&self, queue: u32, mailbox: &Arc<Mailbox>, those: &dyn Fn(u16) -> bool) {
+        let theirs = |one: &mut Waiting| {
+            let (of, tag) = one.waiter.whom;
+            of == queue && Arc::ptr_eq(&one.waiter.mailbox, mailbox) && those(tag)
+        };
         let gone: Vec<Waiting> = self.0.line().waiting.extract_if(.., theirs).collect();
         gone.into_iter().for_each(|one| one.ends(Err(Errno::IO)));
     }

@@ -440,13 +440,20 @@ impl Line {
         true
     }
 
-    /// Takes back a request that is not with the kernel: the next flush, or any.
-    pub(crate) fn take_back(&mut self, flushes_only: bool) -> Option<u16> {
-        let is = |piece: &Piece| !flushes_only || piece.ask.command == nbd::CMD_FLUSH;
-        let at = self.queue.iter().position(|tag| self.pieces.get(usize::from(*tag)).is_some_and(is))?;
+    /// Takes back the next request that is not with the kernel and of which `is` says so.
+    pub(crate) fn take_back(&mut self, is: impl Fn(&Ask, u16) -> bool) -> Option<u16> {
+        let is = |tag: &u16| self.pieces.get(usize::from(*tag)).is_some_and(|piece| is(&piece.ask, *tag));
+        let at = self.queue.iter().position(is)?;
         let tag = self.queue.remove(at)?;
         self.idle(tag);
         Some(tag)
+    }
+}
+
+impl Line {
+    /// For [`Line::take_back`].
+    pub(crate) fn is_flush(ask: &Ask, _: u16) -> bool {
+        ask.command == nbd::CMD_FLUSH
     }
 }
 

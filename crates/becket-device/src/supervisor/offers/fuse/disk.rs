@@ -23,7 +23,9 @@ pub(super) fn set_read_only(number: u32, on: bool) -> Result<(), Error> {
 /// Detaches an unused loop device, and clears its read-only flag.
 pub(super) fn detach_unused(number: u32, diskseq: Option<u64>) -> Result<bool, becket_transport::Error> {
     let disk = format!("loop{number}");
-    let frozen = sysfs::flag(&disk, "ro").unwrap_or(false);
+    // One with requests under way is in use, and to open it may take as long as they take.
+    let waits = sysfs::in_flight(&disk).is_some_and(|under_way| under_way != (0, 0));
+    let frozen = !waits && sysfs::flag(&disk, "ro").unwrap_or(false);
     if frozen {
         node::set_read_only(&disk, false)?;
     }

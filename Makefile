@@ -53,7 +53,8 @@ BECKET = $(BUILT)
 NEEDS_BUILD = $(if $(filter command environment,$(firstword $(origin BECKET))),,build)
 LIB = $(DESTDIR)$(PREFIX)/lib
 SHARE = $(DESTDIR)$(PREFIX)/share
-UNITS = becket.socket becket.service becket-attach@.service becket-metrics.socket becket-metrics.service
+UNITS = becket.socket becket.service becket-attach@.service becket-metrics.socket becket-metrics.service \
+	becket-storage.socket becket-storage.service
 
 install: $(NEEDS_BUILD)  ## to $(DESTDIR)$(PREFIX): the command, man pages, completions, units, udev rules
 	install -D -m 755 "$(BECKET)" "$(DESTDIR)$(PREFIX)/bin/becket"

@@ -56,6 +56,9 @@ qemu_major() {
 qemu_missing=no
 (($(qemu_major) >= qemu_needed)) || qemu_missing=yes
 
+# The guide's program in Go; any Go will do.
+command -v go >/dev/null || missing+=(golang-go)
+
 if ((${#missing[@]} == 0)) && [[ $qemu_missing == no ]]; then
     install_moto
     say "every Debian package that becket's tests and demo need is installed"

@@ -209,6 +209,8 @@ mod tests {
             "becket-attach@.service",
             "becket-metrics.socket",
             "becket-metrics.service",
+            "becket-storage.socket",
+            "becket-storage.service",
         ];
         assert_eq!(verify(&units), (true, String::new()));
         // Had there been something wrong, it would have been said.

@@ -26,7 +26,7 @@ pub use client::{
     Advice, Changed, ChangedDevice, Changes, DeviceStats, DoorOptions, Doorway, Foreseen, Heard, How, Lease,
     Leaving, Listening, Outcome, Progress, Why, ailing, attach, attach_leased, counters, detach, doctor,
     events, export, export_leased, find, foresee, foresee_detach, give_to_owner, last_change, list, plan,
-    publish, refresh, server_status, set, stat, tidy, why,
+    provide, publish, refresh, server_status, set, stat, tidy, why,
 };
 pub use connector::connector_main;
 pub use contract::{
@@ -34,6 +34,7 @@ pub use contract::{
     Happened, PartitionInfo, Partitions, Plan, ServerStatus, SocketFile, Spec, TransportReport, User, Via,
     path_text, text_path,
 };
+pub use control::volumes::{Unavailable, Volume, Volumes};
 pub use doorman::doorman_main;
 pub use fetcher::{Fetch, fetcher_main};
 pub use record::store::check_name;

@@ -24,7 +24,7 @@ pub(crate) use device::{DeviceOptions, LimitOptions, StoreOptions, Switch, Toggl
 pub(crate) use export::Export;
 pub(crate) use look::{Cat, Copy, CopyFormat, Cp, Inspect, Look, LookOptions, Ls, Map};
 pub(crate) use store::{Store, StoreAction};
-pub(crate) use watch::{Events, Metrics, Stat, Top, Why};
+pub(crate) use watch::{Events, Metrics, Stat, StorageProvider, Top, Why};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -107,6 +107,7 @@ pub(crate) enum Command {
     Events(Events),
     Why(Why),
     Doctor(Doctor),
+    StorageProvider(StorageProvider),
     Losetup(Losetup),
     Serve(Serve),
     Completions(Completions),

@@ -40,6 +40,28 @@ fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
+/// The programs of a page, by their names: what begins with a comment that has the name, and a colon.
+fn programs(page: &str) -> Vec<(String, String)> {
+    let mut programs: Vec<(String, String)> = Vec::new();
+    let mut inside = false;
+    for line in page.lines() {
+        if line.starts_with("```") {
+            inside = matches!(line, "```python" | "```go");
+            if inside {
+                programs.push((String::new(), String::new()));
+            }
+        } else if inside && let Some((name, text)) = programs.last_mut() {
+            if name.is_empty() {
+                let words = line.trim_start_matches(['#', '/', ' ']);
+                words.split_once(':').expect("a program begins with its name").0.clone_into(name);
+            }
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    programs
+}
+
 /// Without what differs from one machine to the next: the numbers of devices and the widths of columns.
 fn comparable(line: &str, place: &Scratch) -> String {
     let line = line.replace(&place.links().display().to_string(), "/dev/becket");
@@ -78,8 +100,12 @@ fn all_fit(lines: &[String], shown: &[String]) -> bool {
 }
 
 /// Runs a page's commands in one shell, in a place of their own.
-fn follow(name: &str, steps: &[Step]) {
+fn follow(name: &str, steps: &[Step], programs: &[(String, String)]) {
     let place = scratch();
+    for (name, text) in programs {
+        assert!(text.lines().count() <= 45, "{name} is longer than a page");
+        fs::write(place.path(name), text).unwrap();
+    }
     let binary = PathBuf::from(env!("CARGO_BIN_EXE_becket"));
     let mut script = String::new();
     for (n, step) in steps.iter().enumerate() {
@@ -108,8 +134,10 @@ fn follow(name: &str, steps: &[Step]) {
             "{name}: $ {}\nprinted {said:#?}\nand the page shows {shown:#?}",
             step.command
         );
-        let refused =
-            shown.iter().any(|line| line.starts_with("becket: cannot") || line.contains("\"kind\": "));
+        let refused = shown.iter().any(|line| {
+            line.starts_with("becket: cannot")
+                || ["\"kind\": ", "\"error\": "].iter().any(|word| line.contains(word))
+        });
         assert_eq!(code != "0", refused, "{name}: $ {} ended with {code}: {said:?}", step.command);
     }
     assert!(place.devices().is_empty(), "{name} leaves devices: {:?}", place.devices());
@@ -118,15 +146,16 @@ fn follow(name: &str, steps: &[Step]) {
 #[test]
 fn every_command_of_the_guide_does_what_the_page_shows() {
     let name = "guide::every_command_of_the_guide_does_what_the_page_shows";
-    let tools = ["sfdisk", "mkfs.ext4", "mksquashfs", "qemu-img", "blkid", "bash"];
+    let tools = ["sfdisk", "mkfs.ext4", "mksquashfs", "qemu-img", "blkid", "bash", "python3", "go"];
     if !require_root(name) || !require_plain_machine(name, &tools) || !require_loop(name) {
         return;
     }
     let mut run = 0;
     for page in pages() {
-        let steps = steps(&fs::read_to_string(&page).unwrap());
+        let text = fs::read_to_string(&page).unwrap();
+        let steps = steps(&text);
         run += steps.len();
-        follow(&page.file_name().unwrap().to_string_lossy(), &steps);
+        follow(&page.file_name().unwrap().to_string_lossy(), &steps, &programs(&text));
     }
     assert!(run > 40, "only {run} commands were found");
 }

@@ -14,6 +14,7 @@ mod list;
 mod loop_;
 mod partitions;
 mod planner;
+mod provide;
 mod publish;
 mod set;
 mod stat;
@@ -28,6 +29,7 @@ pub use foresee::{Advice, Foreseen, Leaving, Outcome, Why, foresee, foresee_deta
 pub use lease::Lease;
 pub use list::{ailing, find, last_change, list, tidy};
 pub use planner::{doctor, plan};
+pub use provide::provide;
 pub use publish::publish;
 pub use set::{Changed, ChangedDevice, Changes, How, Progress, set};
 pub use stat::{DeviceStats, counters, stat};

@@ -22,6 +22,7 @@ pub(crate) mod table;
 mod types;
 pub(crate) mod varlink;
 pub(crate) mod versions;
+pub(crate) mod volume;
 
 pub(crate) use device_id::DeviceId;
 pub use error::{Error, ErrorKind, User};

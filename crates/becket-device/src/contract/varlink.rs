@@ -45,6 +45,8 @@ pub(crate) enum Refusal {
     InvalidParameter { parameter: String },
     #[serde(rename = "org.varlink.service.PermissionDenied")]
     PermissionDenied,
+    #[serde(rename = "org.varlink.service.ExpectedMore")]
+    ExpectedMore,
 }
 
 /// The service, as `GetInfo` describes it.
@@ -54,7 +56,7 @@ pub(crate) struct Info {
     pub(crate) product: &'static str,
     pub(crate) version: &'static str,
     pub(crate) url: &'static str,
-    pub(crate) interfaces: [&'static str; 2],
+    pub(crate) interfaces: Vec<&'static str>,
 }
 
 /// What `GetInterfaceDescription` is asked.
@@ -83,7 +85,7 @@ mod tests {
         let keys = |value: serde_json::Value| -> BTreeSet<String> {
             value.as_object().unwrap().keys().cloned().collect()
         };
-        let info = Info { vendor: "", product: "", version: "", url: "", interfaces: ["", ""] };
+        let info = Info { vendor: "", product: "", version: "", url: "", interfaces: vec![""] };
         assert_eq!(interface.outputs("GetInfo"), keys(serde_json::to_value(info).unwrap()));
         assert_eq!(interface.inputs("GetInterfaceDescription"), BTreeSet::from(["interface".to_owned()]));
         let description = serde_json::to_value(Description { description: "" }).unwrap();

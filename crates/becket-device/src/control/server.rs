@@ -10,20 +10,17 @@ use std::time::{Duration, Instant};
 use becket_engine::Summary;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use tracing::{debug, warn};
 
+use super::answers::{self, Answer, NotDone, with};
 use super::socket::{Socket, no_longer};
 use crate::contract::event::{Batch, Wanted};
 use crate::contract::messages::{
-    Attach, Counted, DESCRIPTION, Detach, Devices, Failure, INTERFACE, Nothing, OneDevice, Pulse, Refresh,
-    Set, Stat,
+    Attach, Counted, DESCRIPTION, Detach, Devices, INTERFACE, Nothing, OneDevice, Pulse, Refresh, Set, Stat,
 };
-use crate::contract::varlink::{
-    Call, Describe, Description, Info, Refusal, Reply, SERVICE, SERVICE_DESCRIPTION,
-};
+use crate::contract::varlink::{Call, Refusal, Reply};
 use crate::contract::{DeviceInfo, Error, ErrorKind, ServerStatus};
 use crate::system::events::EVENTS;
 
@@ -144,29 +141,6 @@ fn has_left(stream: &UnixStream) -> bool {
     poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
 
-/// What is answered to a call that did not succeed.
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-enum NotDone {
-    Failure(Failure),
-    Refused(Refusal),
-}
-
-impl From<Error> for NotDone {
-    fn from(error: Error) -> NotDone {
-        NotDone::Failure(error.into())
-    }
-}
-
-impl From<Refusal> for NotDone {
-    fn from(refusal: Refusal) -> NotDone {
-        NotDone::Refused(refusal)
-    }
-}
-
-/// A reply, as it is sent.
-type Answer = Result<Vec<u8>, NotDone>;
-
 fn answer(service: &dyn Service, call: &Call<Box<RawValue>>, fds: Vec<OwnedFd>) -> Answer {
     let Call { method, parameters, .. } = call;
     let (interface, name) = method.rsplit_once('.').unwrap_or(("", method));
@@ -187,10 +161,8 @@ fn answer(service: &dyn Service, call: &Call<Box<RawValue>>, fds: Vec<OwnedFd>) 
         (INTERFACE, "Events") => with(parameters, |wanted: Wanted| Ok(events(wanted, Duration::ZERO))),
         (INTERFACE, "Ping") => with(parameters, |_: Nothing| Ok(service.ping())),
         (INTERFACE, "Status") => with(parameters, |_: Nothing| Ok(service.status())),
-        (SERVICE, "GetInfo") => with(parameters, |_: Nothing| Ok(info())),
-        (SERVICE, "GetInterfaceDescription") => with(parameters, describe),
-        (INTERFACE | SERVICE, _) => Err(Refusal::MethodNotFound { method: method.clone() }.into()),
-        _ => Err(Refusal::InterfaceNotFound { interface: interface.to_owned() }.into()),
+        (INTERFACE, _) => Err(Refusal::MethodNotFound { method: method.clone() }.into()),
+        _ => answers::of_service(method, parameters, &[(INTERFACE, DESCRIPTION)]),
     }
 }
 
@@ -200,40 +172,10 @@ pub(crate) fn is_understood(service: &dyn Service, call: Call<Box<RawValue>>) ->
     !matches!(answer(service, &call, Vec::new()), Err(NotDone::Refused(_)))
 }
 
-/// Parses the parameters, acts, and writes the reply.
-fn with<P: DeserializeOwned, R: Serialize>(
-    parameters: &str,
-    act: impl FnOnce(P) -> Result<R, NotDone>,
-) -> Answer {
-    let unknown = |error: serde_json::Error| Refusal::InvalidParameter { parameter: error.to_string() };
-    let unspeakable =
-        |error: serde_json::Error| Error::Server { what: format!("cannot answer: {error}"), log: None };
-    let parameters = act(serde_json::from_str(parameters).map_err(unknown)?)?;
-    Ok(serde_json::to_vec(&Reply { parameters, continues: false }).map_err(unspeakable)?)
-}
-
-/// The same where a device is the answer.
+/// [`with`] where a device is the answer.
 fn with_device<P: DeserializeOwned>(
     parameters: &str,
     act: impl FnOnce(P) -> Result<DeviceInfo, Error>,
 ) -> Answer {
     with(parameters, |request| Ok(OneDevice { device: act(request)? }))
-}
-
-fn info() -> Info {
-    Info {
-        vendor: "becket",
-        product: "becket",
-        version: env!("CARGO_PKG_VERSION"),
-        url: "",
-        interfaces: [INTERFACE, SERVICE],
-    }
-}
-
-fn describe(Describe { interface }: Describe) -> Result<Description, NotDone> {
-    match interface.as_str() {
-        INTERFACE => Ok(Description { description: DESCRIPTION }),
-        SERVICE => Ok(Description { description: SERVICE_DESCRIPTION }),
-        _ => Err(Refusal::InterfaceNotFound { interface }.into()),
-    }
 }

@@ -120,6 +120,24 @@ pub(crate) struct Metrics {
     pub(crate) listen: Option<String>,
 }
 
+/// Hand out images to systemd's tools as volumes
+///
+/// It answers io.systemd.StorageProvider, by which systemd-vmspawn, machinectl, storagectl and mount ask for
+/// volumes (systemd 261 or later). The volume NAME is a device of becket's by its name, or anything that
+/// `becket attach` takes, by its whole path or URL: it is attached then, and detached when its last user
+/// closes it. Only root and its own user are served.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  systemctl enable --now becket-storage.socket     # systemd starts it when a volume is asked for
+  mount -t storage becket:/srv/disk.qcow2/p1 /mnt
+  becket storage-provider --listen unix:/run/me/volumes")]
+pub(crate) struct StorageProvider {
+    /// Listen at unix:PATH, fd:N, or systemd's socket (systemd)
+    #[arg(long, value_name = "ADDRESS", default_value = "systemd")]
+    pub(crate) listen: String,
+}
+
 /// An interval that is long enough to measure something.
 fn parse_interval(text: &str) -> Result<Duration, String> {
     let interval = parse_duration(text)?;

@@ -39,6 +39,7 @@ mod run_guard;
 mod serve;
 mod set;
 mod stat;
+mod storage_provider;
 mod store;
 mod tree;
 mod umount;
@@ -70,6 +71,7 @@ pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
         Command::Store(args) => store::run(ui, args),
         Command::Stat(args) => stat::run(ui, args),
         Command::Metrics(args) => metrics::run(ui, args),
+        Command::StorageProvider(args) => storage_provider::run(ui, args),
         Command::Top(args) => crate::top::run(ui, args),
         Command::Events(args) => events::run(ui, args),
         Command::Why(args) => why::run(ui, args),

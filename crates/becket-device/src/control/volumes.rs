@@ -1,5 +1,5 @@
-//! The conversation with a program that wants volumes, by `io.systemd.StorageProvider`. It serves root and its
-//! own user, and attaches nothing itself.
+//! The conversation with a program that wants volumes, by `io.systemd.StorageProvider`. It serves root and
+//! its own user, and attaches nothing itself.
 
 use std::fs::File;
 use std::io;

@@ -43,6 +43,16 @@ pub enum Error {
         /// The last failure.
         why: String,
     },
+    /// A compressed file cannot be decoded.
+    #[error("{file}: {why}")]
+    Stream {
+        /// Its path or URL, safe to show.
+        file: String,
+        /// What is wrong with it, or with the room for it.
+        why: String,
+        /// What the user can do.
+        fix: Option<String>,
+    },
     /// The store on this host fails.
     #[error("{path}: {what}: {source}")]
     Store {
@@ -63,14 +73,16 @@ impl Error {
             Error::Refused { .. } => "origin",
             Error::Changed { .. } => "source_changed",
             Error::Away { .. } => "origin_away",
+            Error::Stream { .. } => "stream",
             Error::Store { .. } => "store",
         }
     }
 
     /// What the user can do about it.
-    pub fn fix(&self) -> Option<&'static str> {
+    pub fn fix(&self) -> Option<&str> {
         match self {
             Error::Refused { fix, .. } => *fix,
+            Error::Stream { fix, .. } => fix.as_deref(),
             Error::Changed { .. } => Some("run the command again to use the new version"),
             Error::Away { .. } => Some("check the network and the server; --origin-timeout waits longer"),
             _ => None,

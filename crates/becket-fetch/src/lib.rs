@@ -6,9 +6,12 @@
 //! | file | what it has |
 //! | --- | --- |
 //! | `fetcher` | brings what readers in other processes ask for |
+//! | `decoded` | files compressed as one piece, decoded into the store |
+//! | `unpack` | what such a file yields, with bounded memory |
 //! | `object` | an object of the store that is filled while it is read |
 //! | `digest` | whether an object is what its digest says |
 //! | `store` | the directory of objects; list, drop and bound it |
+//! | `writing` | a file of the store that is written in order |
 //! | `table` | which chunks of an object are there, with their checksums |
 //! | `client` | one range of an object, by as many requests as that takes |
 //! | `access` | the user's rights and ways, for a process that cannot look them up |
@@ -21,6 +24,7 @@
 mod access;
 mod answer;
 mod client;
+mod decoded;
 mod digest;
 mod error;
 mod fetcher;
@@ -30,8 +34,11 @@ mod origin;
 mod place;
 mod store;
 mod table;
+mod unpack;
 mod version;
+mod writing;
 
+pub use decoded::{Decoded, decoded};
 pub use error::Error;
 pub use fetcher::fetch;
 pub use object::{Options, Remote, open};

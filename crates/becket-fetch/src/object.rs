@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ use crate::digest;
 use crate::fetcher::Order;
 use crate::place::{Place, shown};
 use crate::store::{Held, Store, checksum};
-use crate::version::Known;
+use crate::version::{Known, Version};
 
 /// How many bytes the first request asks for.
 const FIRST: u64 = 64 << 10;
@@ -107,6 +107,20 @@ impl Remote {
     /// Length of the object in bytes.
     pub fn size(&self) -> u64 {
         self.object.held.meta.size
+    }
+
+    /// The URL, with its query.
+    pub(crate) fn url(&self) -> &str {
+        &self.object.held.meta.url
+    }
+
+    pub(crate) fn version(&self) -> &Version {
+        &self.object.held.meta.version
+    }
+
+    /// As [`Remote::bring_all`], until it is to stop.
+    pub(crate) fn bring_until(&self, stop: &AtomicBool) -> Result<(), Error> {
+        self.object.bring_until(std::slice::from_ref(&(0..self.size())), Some(stop))
     }
 
     /// Fetches all that the store does not have of it.
@@ -432,13 +446,20 @@ impl Object {
 
     /// Makes all chunks of these ranges good, by several requests at a time.
     fn bring_all(&self, ranges: &[Range<u64>]) -> Result<(), Error> {
+        self.bring_until(ranges, None)
+    }
+
+    /// The same, until it is to stop.
+    fn bring_until(&self, ranges: &[Range<u64>], stop: Option<&AtomicBool>) -> Result<(), Error> {
+        let stops = || stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
         let runs = self.runs(ranges);
         let len = |run: &Range<u64>| run.clone().map(|chunk| self.held.part(chunk).1).sum::<u64>();
         let total: u64 = runs.iter().map(len).sum();
         let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
         let failed = Mutex::new(None);
         let work = || {
-            while lock(&failed).is_none()
+            while !stops()
+                && lock(&failed).is_none()
                 && let Some(run) = runs.get(index(next.fetch_add(1, Ordering::Relaxed)))
             {
                 if let Err(error) = self.ensure(run.clone()) {

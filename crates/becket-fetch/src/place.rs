@@ -59,14 +59,18 @@ impl Place {
         let path = Parts::of(&self.url).path;
         let path = path.split('?').next().unwrap_or_default();
         let last = path.rsplit('/').next().unwrap_or_default();
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._+-".contains(&byte);
-        let name: String =
-            last.bytes().map(|byte| if plain(byte) { char::from(byte) } else { '_' }).collect();
-        let name = name.get(name.len().saturating_sub(100)..).unwrap_or_default();
-        match name.trim_start_matches('.') {
-            "" => "image".to_owned(),
-            name => name.to_owned(),
-        }
+        plain_name(last)
+    }
+}
+
+/// A name for a file in the store after another name, of harmless letters.
+pub(crate) fn plain_name(name: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._+-".contains(&byte);
+    let name: String = name.bytes().map(|byte| if plain(byte) { char::from(byte) } else { '_' }).collect();
+    let name = name.get(name.len().saturating_sub(100)..).unwrap_or_default();
+    match name.trim_start_matches('.') {
+        "" => "image".to_owned(),
+        name => name.to_owned(),
     }
 }
 

@@ -26,17 +26,17 @@ use crate::Error;
 use crate::place::{Place, shown};
 use crate::table::Table;
 use crate::version::{Known, Version};
+use crate::writing::{CHUNK, CHUNKS, Writing};
 
 /// The layout that this build reads and writes.
 const LAYOUT: &str = "v1";
-/// The smallest chunk, in bytes.
-const CHUNK: u64 = 64 << 10;
-/// The most chunks of an object: larger objects have larger chunks.
-const CHUNKS: u64 = 1 << 20;
 /// The longest object, in bytes.
 const SIZE_MAX: u64 = 16 << 40;
 /// The largest description of an object that is read, in bytes.
 const META_MAX: u64 = 64 << 10;
+/// What a file is called that is being decoded, and its lock; the object's name follows.
+const PART: &str = ".part-";
+const PART_LOCK: &str = ".lock-";
 /// How often an object that others remove meanwhile is looked for.
 const LOOKS: u32 = 8;
 
@@ -66,8 +66,9 @@ impl Meta {
 
     /// The directory's name.
     fn id(&self) -> String {
-        let all = format!("{}\n{}\n{}\n", self.url, self.version.line(), self.size);
-        sha256(all.as_bytes()).iter().take(20).map(|byte| format!("{byte:02x}")).collect()
+        // How long a compressed file becomes is not known before it was decoded.
+        let size = if matches!(self.version, Version::Unpacked(_)) { 0 } else { self.size };
+        id_of(&self.url, &self.version, size)
     }
 
     pub(crate) fn is_sound(&self) -> bool {
@@ -80,6 +81,11 @@ impl Meta {
             && !self.name.starts_with('.')
             && self.name.bytes().all(plain)
     }
+}
+
+fn id_of(url: &str, version: &Version, size: u64) -> String {
+    let all = format!("{url}\n{}\n{size}\n", version.line());
+    sha256(all.as_bytes()).iter().take(20).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The files of an object that is in use: nobody removes it as long as this lives.
@@ -234,6 +240,96 @@ impl Store {
         result.map_err(Error::store(dir, "the object cannot be made"))
     }
 
+    /// The object that a compressed file yields. It is decoded by `decode` unless it is there and sound; one
+    /// process does so while others that want the same wait.
+    pub(crate) fn unpacked(
+        &self,
+        url: &str,
+        version: &Version,
+        name: &str,
+        decode: &mut dyn FnMut(&mut Writing<'_>) -> Result<(), Error>,
+    ) -> Result<Held, Error> {
+        let id = id_of(url, version, 0);
+        let dir = self.dir.join(&id);
+        let failed = |what| Error::store(&dir, what);
+        self.sweep();
+        let _lock =
+            self.lock_part(&id, FlockOperation::LockExclusive).map_err(failed("it cannot be locked"))?;
+        let found = read_meta(&dir).ok().flatten().filter(|meta| meta.url == url && meta.version == *version);
+        if let Some(meta) = found
+            && let Some(held) = self.look(&dir, &meta).map_err(failed("it cannot be opened"))?
+        {
+            if held.is_sound().map_err(failed("it cannot be read"))? {
+                return Ok(held);
+            }
+            self.set_aside(&dir)?;
+        } else if dir.exists() {
+            self.set_aside(&dir)?;
+        }
+        let part = self.dir.join(format!("{PART}{id}"));
+        let mut create = File::options();
+        let file = create.create(true).read(true).write(true).truncate(true).mode(0o600).open(&part);
+        let file = file.map_err(failed("the store file cannot be made"))?;
+        let mut writing = Writing::new(&file, &part);
+        let written = decode(&mut writing).and_then(|()| writing.end());
+        let made = written.and_then(|(size, chunk, sums)| {
+            let (url, name) = (url.to_owned(), name.to_owned());
+            let meta = Meta { url, version: version.clone(), size, chunk, name };
+            self.make_of(&dir, &meta, &part, &sums)?;
+            self.look(&dir, &meta)
+                .map_err(failed("it cannot be opened"))?
+                .ok_or_else(|| failed("it is not what was written")(io::ErrorKind::InvalidData.into()))
+        });
+        if made.is_err() {
+            // A later attempt begins anew.
+            let _ = fs::remove_file(&part);
+        }
+        made
+    }
+
+    /// The lock of the one process that decodes an object.
+    fn lock_part(&self, id: &str, how: FlockOperation) -> io::Result<File> {
+        let path = self.dir.join(format!("{PART_LOCK}{id}"));
+        let lock = File::options().create(true).write(true).truncate(false).mode(0o600).open(path)?;
+        rustix::fs::flock(&lock, how)?;
+        Ok(lock)
+    }
+
+    /// Removes what processes have left that died while they decoded.
+    fn sweep(&self) {
+        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let Some(id) = name.to_str().and_then(|name| name.strip_prefix(PART)) else { continue };
+            if self.lock_part(id, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                // It is tried again with the next object.
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// Makes an object whose file is there already, with all its chunks.
+    fn make_of(&self, dir: &Path, meta: &Meta, file: &Path, sums: &[u32]) -> Result<(), Error> {
+        let new = self.dir.join(format!(".new-{}-{}", std::process::id(), unique()));
+        let made = || {
+            DirBuilder::new().mode(0o700).create(&new)?;
+            DirBuilder::new().mode(0o700).create(new.join("data"))?;
+            let create = |path: PathBuf| {
+                File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
+            };
+            let table = Table::new(create(new.join("table"))?)?;
+            // A power cut before the kernel has written the file takes it; the death of a process does not.
+            (0..).zip(sums).try_for_each(|(chunk, sum)| table.set(chunk, *sum, false))?;
+            let mut described = create(new.join("meta.json"))?;
+            described.write_all(&serde_json::to_vec(meta)?)?;
+            described.sync_all()?;
+            fs::rename(file, new.join("data").join(&meta.name))?;
+            fs::rename(&new, dir)
+        };
+        let result = made();
+        let _ = fs::remove_dir_all(&new);
+        result.map_err(Error::store(dir, "the object cannot be made"))
+    }
+
     /// Renames what is in the way; processes that use it go on.
     fn set_aside(&self, dir: &Path) -> Result<(), Error> {
         let aside = self.dir.join(format!(".bad-{}-{}", std::process::id(), unique()));
@@ -356,6 +452,26 @@ impl Held {
     pub(crate) fn part(&self, chunk: u64) -> (u64, u64) {
         let start = chunk.saturating_mul(self.meta.chunk);
         (start, self.meta.chunk.min(self.meta.size.saturating_sub(start)))
+    }
+}
+
+impl Held {
+    /// Whether all chunks are there, and as their checksums say. Then a power cut takes none of them any more.
+    fn is_sound(&self) -> io::Result<bool> {
+        let mut buffer = vec![0; 128 << 10];
+        for chunk in 0..self.meta.chunks() {
+            let Some(sum) = self.table.get(chunk) else { return Ok(false) };
+            let (start, len) = self.part(chunk);
+            if checksum(&self.data, start, len, &mut buffer)? != sum {
+                return Ok(false);
+            }
+        }
+        if !self.table.is_durable(self.meta.chunks()) {
+            self.data.sync_data()?;
+            let sums = (0..self.meta.chunks()).filter_map(|chunk| Some((chunk, self.table.get(chunk)?)));
+            sums.into_iter().try_for_each(|(chunk, sum)| self.table.set(chunk, sum, true))?;
+        }
+        Ok(true)
     }
 }
 

@@ -47,6 +47,18 @@ impl Table {
         [DURABLE, self.boot].iter().any(|tag| seal(chunk, sum, tag) == found).then_some(sum)
     }
 
+    /// Whether none of the first chunks, which all are there, is lost by a power cut.
+    pub(crate) fn is_durable(&self, chunks: u64) -> bool {
+        let is = |chunk: u64| {
+            let mut entry = [0; ENTRY as usize];
+            let read = self.file.read_exact_at(&mut entry, chunk.saturating_mul(ENTRY));
+            let [a, b, c, d, e, f, g, h] = entry;
+            let (sum, found) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
+            read.is_ok() && seal(chunk, sum, &DURABLE) == found
+        };
+        (0..chunks).all(is)
+    }
+
     /// A chunk is in the file, with this checksum; `durable` once it is on the disk.
     pub(crate) fn set(&self, chunk: u64, sum: u32, durable: bool) -> io::Result<()> {
         let tag = if durable { &DURABLE } else { &self.boot };

@@ -15,6 +15,8 @@ pub enum Version {
     Modified(String),
     /// The digest of all bytes: `sha256:` and hexadecimal digits.
     Digest(String),
+    /// What a compressed file yields: how it is packed, and its own version.
+    Unpacked(String),
 }
 
 impl Version {
@@ -30,7 +32,7 @@ impl Version {
         match self {
             Version::Etag(etag) => Some(("If-Match", etag)),
             Version::Modified(date) => Some(("If-Unmodified-Since", date)),
-            Version::Digest(_) => None,
+            Version::Digest(_) | Version::Unpacked(_) => None,
         }
     }
 
@@ -41,6 +43,8 @@ impl Version {
             Version::Modified(date) => header(answer, "last-modified") == Some(date),
             // The bytes are compared with it when all are there.
             Version::Digest(_) => true,
+            // It is no server's.
+            Version::Unpacked(_) => false,
         }
     }
 
@@ -50,6 +54,7 @@ impl Version {
             Version::Etag(etag) => format!("etag {etag}"),
             Version::Modified(date) => format!("date {date}"),
             Version::Digest(digest) => format!("digest {digest}"),
+            Version::Unpacked(of) => format!("unpacked {of}"),
         }
     }
 }

@@ -259,9 +259,14 @@ fn now(device: &Device) -> (Vec<Choice>, bool, Option<String>) {
     }
 }
 
+/// Whether bytes are fetched from there; a local file that was decoded is named by its path.
+fn is_remote(url: &str) -> bool {
+    url.contains("://")
+}
+
 /// Why only becket can serve an image that is on no file system of this host.
 fn elsewhere(info: &DeviceInfo) -> Option<&'static str> {
-    if info.spec.url.is_some() {
+    if info.spec.url.as_deref().is_some_and(is_remote) {
         return Some(
             "bytes of the image are fetched when they are read, and the kernel cannot wait for them",
         );
@@ -322,7 +327,7 @@ fn of_the_way(info: &DeviceInfo) -> Vec<Advice> {
         let fix = format!("becket detach {}, and attach it again without --fault", info.name);
         add("faults are injected for testing".to_owned(), Some(fix));
     }
-    if let Some(url) = &info.spec.url {
+    if let Some(url) = info.spec.url.as_ref().filter(|url| is_remote(url)) {
         let fix = format!("becket store prefetch {url}");
         add("bytes that are not in the store are fetched when they are read".to_owned(), Some(fix));
     }

@@ -236,7 +236,11 @@ fn resolve_any(store: &Store, path: &Path) -> Result<Device, Error> {
         return Ok(device);
     }
     let Records { devices, unknown } = found(store)?;
-    let is_url = |device: &&Device| device.info.spec.url.as_deref().is_some_and(|url| Path::new(url) == path);
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let is_url = |device: &&Device| {
+        let url = device.info.spec.url.as_deref().map(Path::new);
+        url.is_some_and(|url| url == path || url == absolute)
+    };
     let fetched: Vec<Device> = devices.iter().filter(is_url).cloned().collect();
     if !fetched.is_empty() {
         return one(fetched, path);

@@ -98,11 +98,13 @@ fn jobs(args: &args::Attach) -> Result<Vec<Job>, Failure> {
 fn attach(job: &Job) -> Result<DeviceInfo, Failure> {
     let attached = match &job.export {
         Some(args) => export::at(args, &job.image, &job.options),
-        None => fetched::for_device(&job.image, &job.options, &job.store).and_then(|(image, options)| {
-            becket_device::attach(&image, &options).map_err(|error| {
-                Failure::device("attach", becket_fetch::named(job.image.as_os_str()), &error)
-            })
-        }),
+        None => fetched::for_device(&job.image, &job.options, &job.store).and_then(
+            |(image, options, _decoded)| {
+                becket_device::attach(&image, &options).map_err(|error| {
+                    Failure::device("attach", becket_fetch::named(job.image.as_os_str()), &error)
+                })
+            },
+        ),
     };
     attached.map_err(|mut failure| {
         if let Some(origin) = &job.origin {

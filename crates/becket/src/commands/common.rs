@@ -114,7 +114,7 @@ pub(super) fn each<T: Serialize>(
 
 /// Walks a path through images, for inspection.
 pub(super) fn look(look: &Look, verb: &str) -> Result<Walk, Failure> {
-    let local = fetched::local(&look.path, &look.options.store, verb)?;
+    let local = fetched::local(&look.path, look.options.format, &look.options.store, verb)?;
     look_at(&local, &look.options, look.options.format)
         .map_err(|error| image_failure(verb, &look.path, error))
 }

@@ -88,7 +88,7 @@ fn offer(
     doorway: &Doorway,
     name: &str,
 ) -> Result<DeviceInfo, Failure> {
-    let (path, options) = fetched::for_device(image, options, store)?;
+    let (path, options, _decoded) = fetched::for_device(image, options, store)?;
     becket_device::export(&path, &options, doorway, name)
         .map_err(|error| Failure::device("export", fetched::named(image), &error))
 }

@@ -1,10 +1,11 @@
-//! Images on web servers: from a URL to a path on this host, whose bytes are fetched when they are read.
-//! Only a URL that the user typed is opened, and what is attached is complete in the store before.
+//! Images on web servers, and files compressed as one piece: from what the user named to a path on this host,
+//! whose bytes are fetched when they are read, or were decoded before.
+//! Only a URL that the user typed is opened.
 
 use crate::{args::StoreOptions, failure::Failure, progress::Progress};
 use becket_device::AttachOptions;
-use becket_fetch::{Options, Place};
-use becket_image::Fillers;
+use becket_fetch::{Decoded, Options, Place, Remote};
+use becket_image::{Fillers, Format};
 use std::{
     borrow::Cow,
     path::Path,
@@ -20,32 +21,78 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(super) struct Local<'a> {
     pub(super) path: Cow<'a, Path>,
     pub(super) fillers: Fillers,
+    /// What was decoded for it stays in the store as long as this lives.
+    pub(super) decoded: Option<Decoded>,
 }
 
-/// Opens the object of a URL; other paths stay as they are.
-pub(super) fn local<'a>(path: &'a Path, store: &StoreOptions, verb: &str) -> Result<Local<'a>, Failure> {
+impl<'a> Local<'a> {
+    /// One that is on this host.
+    pub(super) fn new(path: impl Into<Cow<'a, Path>>) -> Self {
+        Self { path: path.into(), fillers: Fillers::default(), decoded: None }
+    }
+}
+
+/// Opens the object of a URL, and decodes a file that can only be decoded from its start; other paths stay as
+/// they are.
+pub(super) fn local<'a>(
+    path: &'a Path,
+    format: Format,
+    store: &StoreOptions,
+    verb: &str,
+) -> Result<Local<'a>, Failure> {
+    let (local, remote) = stored(path, store, verb)?;
+    let decoded = becket_fetch::decoded(&local.path, remote.as_ref(), format, &options(store));
+    Ok(match decoded.map_err(|error| failure(verb, path, &error))? {
+        None => local,
+        Some(decoded) => Local {
+            path: Cow::Owned(decoded.path.clone()),
+            fillers: Fillers::default(),
+            decoded: Some(decoded),
+        },
+    })
+}
+
+/// Opens the object of a URL, as its server has it.
+pub(super) fn as_it_is<'a>(path: &'a Path, store: &StoreOptions, verb: &str) -> Result<Local<'a>, Failure> {
+    stored(path, store, verb).map(|(local, _)| local)
+}
+
+fn stored<'a>(
+    path: &'a Path,
+    store: &StoreOptions,
+    verb: &str,
+) -> Result<(Local<'a>, Option<Remote>), Failure> {
     if !becket_fetch::is_remote(path.as_os_str()) {
-        return Ok(Local { path: Cow::Borrowed(path), fillers: Fillers::default() });
+        return Ok((Local::new(path), None));
     }
     let remote = Place::parse(path.as_os_str()).and_then(|place| becket_fetch::open(&place, &options(store)));
     let remote = remote.map_err(|error| failure(verb, path, &error))?;
-    Ok(Local { path: Cow::Owned(remote.path), fillers: remote.fillers })
+    let (path, fillers) = (Cow::Owned(remote.path.clone()), remote.fillers.clone());
+    Ok((Local { path, fillers, decoded: None }, Some(remote)))
 }
 
-/// The same for an image that is to be attached; it is attached read-only, unless it has an overlay.
+/// The same for an image that is to be attached; it is attached read-only, unless it has an overlay. The last
+/// value must live until the device has the image.
 pub(super) fn for_device<'a>(
     path: &'a Path,
     options: &AttachOptions,
     store: &StoreOptions,
-) -> Result<(Cow<'a, Path>, AttachOptions), Failure> {
-    let local = local(path, store, "attach")?;
+) -> Result<(Cow<'a, Path>, AttachOptions, Option<Decoded>), Failure> {
+    let local = local(path, options.open.format, store, "attach")?;
     let mut options = options.clone();
     if matches!(local.path, Cow::Owned(_)) {
         options.open.read_only |= options.open.cow.is_none();
         options.open.fillers = local.fillers;
-        options.spec.url = Some(becket_fetch::named(path.as_os_str()));
+        options.spec.url = Some(match becket_fetch::is_remote(path.as_os_str()) {
+            true => becket_fetch::named(path.as_os_str()),
+            false => std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string(),
+        });
     }
-    Ok((local.path, options))
+    if local.decoded.is_some() && matches!(options.open.format, Format::Gzip | Format::Xz | Format::Zstd) {
+        // That is what the file was.
+        options.open.format = Format::Auto;
+    }
+    Ok((local.path, options, local.decoded))
 }
 
 /// What the user named, for people: of a URL, without its query.

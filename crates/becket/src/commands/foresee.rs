@@ -42,13 +42,20 @@ pub(super) fn attach(ui: &Ui, jobs: &[Job]) -> Result<u8, Failure> {
 }
 
 fn foresee(job: &Job) -> Result<Foreseen, Failure> {
+    if job.export.is_some() {
+        let image = job.image.display();
+        return Err(Failure::new("unsupported", format!("cannot foresee {image}: it is to be exported"))
+            .hint("--dry-run is for devices only"));
+    }
     let mut store = job.store.clone();
     // Nothing goes from the store for a device that is not made.
     store.store_limit = None;
-    let foreseen = fetched::for_device(&job.image, &job.options, &store).and_then(|(image, options)| {
-        becket_device::foresee(&image, &options)
-            .map_err(|error| Failure::device("attach", becket_fetch::named(job.image.as_os_str()), &error))
-    });
+    let foreseen =
+        fetched::for_device(&job.image, &job.options, &store).and_then(|(image, options, _decoded)| {
+            becket_device::foresee(&image, &options).map_err(|error| {
+                Failure::device("attach", becket_fetch::named(job.image.as_os_str()), &error)
+            })
+        });
     foreseen.map_err(|mut failure| {
         if let Some(origin) = &job.origin {
             failure.message = format!("{origin}: {}", failure.message);

@@ -84,9 +84,9 @@ pub(super) fn find_all<'a>(
     verb: &'static str,
 ) -> Result<(Inside<'a>, Vec<Named>), Failure> {
     let failed = |error| common::image_failure(verb, path, error);
-    let local = fetched::local(path, &asked.store, verb)?;
+    let local = fetched::local(path, asked.format, &asked.store, verb)?;
     let Split { host, inside } = split(&local.path);
-    let local = Local { path: host.into(), fillers: local.fillers };
+    let local = Local { path: host.into(), ..local };
     // `raw` is said of what the path names; see `LookOptions::format`.
     let format = if asked.format == Format::Raw && !inside.is_empty() { Format::Auto } else { asked.format };
     let root = common::look_at(&local, asked, format).map_err(failed)?;
@@ -95,7 +95,7 @@ pub(super) fn find_all<'a>(
     let name = local.path.file_name().map(|name| name.as_bytes().to_vec());
     let host = match becket_fetch::is_remote(path.as_os_str()) {
         true => becket_fetch::named(path.as_os_str()).split('#').next().unwrap_or_default().to_owned(),
-        false => shown_path(&local.path),
+        false => shown_path(&split(path).host),
     };
     let mut all = Inside { verb, path, host, name, root, asked, held, found: Vec::new(), passed: None };
     all.expand(Vec::new(), &inside, false).map_err(failed)?;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 pub(crate) fn run(ui: &Ui, args: &args::Inspect) -> Result<u8, Failure> {
     let (path, asked) = (&args.look.path, &args.look.options);
-    let local = fetched::local(path, &asked.store, "inspect")?;
+    let local = fetched::as_it_is(path, &asked.store, "inspect")?;
     let walk = match common::look_at(&local, asked, asked.format) {
         // What becket does not read is named all the same, and the command that converts it.
         Err(Error::Layer { source: LayerError::Foreign { .. } | LayerError::Sequential { .. }, .. }) => {

@@ -31,11 +31,11 @@ pub(crate) fn run(ui: &Ui, args: &args::Mount) -> Result<u8, Failure> {
     allowed(&args.image)?;
     // The lease holds the device until the mount does; then it goes with the last of its mounts.
     let asked = common::options(&args.device);
-    let (path, options) = fetched::for_device(&args.image, &asked, &args.device.store)?;
+    let (path, options, decoded) = fetched::for_device(&args.image, &asked, &args.device.store)?;
     let (info, lease) = becket_device::attach_leased(&path, &options)
         .map_err(|error| Failure::device("attach", becket_fetch::named(args.image.as_os_str()), &error))?;
     ui.explain(&info);
-    let local = Local { path, fillers: options.open.fillers };
+    let local = Local { path, fillers: options.open.fillers, decoded };
     let mounted = pick(&info, args, &local).and_then(|node| {
         mount(args, &info, &node)?;
         Ok(node)

@@ -1,0 +1,255 @@
+//! Files compressed as one piece are decoded once into the store, and then are images like any.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+mod common;
+
+use becket_testkit::{
+    Scratch, image, origin::Origin, require_fuse, require_loop, require_root, require_tools, tool,
+};
+use common::{
+    scratch, text,
+    web::{ext4, ok, run},
+};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+const TOOLS: [&str; 5] = ["gzip", "xz", "zstd", "bzip2", "lz4"];
+
+fn tools_are_there(name: &str) -> bool {
+    require_tools(name, &TOOLS) && require_tools(name, &["mke2fs"])
+}
+
+/// Compresses a file as one piece, as people do.
+fn pack(place: &Scratch, file: &Path, program: &str) -> PathBuf {
+    let suffix = match program {
+        "gzip" => "gz",
+        "zstd" => "zst",
+        "bzip2" => "bz2",
+        other => other,
+    };
+    let name = file.file_name().unwrap().to_str().unwrap();
+    let packed = place.path(&format!("{name}.{suffix}"));
+    let out = fs::File::create(&packed).unwrap();
+    let mut command = Command::new(program);
+    tool(command.args(["-1", "-q", "-c"]).arg(file).stdout(Stdio::from(out)));
+    packed
+}
+
+#[test]
+fn every_tool_s_streams_are_read_without_a_device() {
+    let name = "streams::every_tool_s_streams_are_read_without_a_device";
+    if !tools_are_there(name) {
+        return;
+    }
+    let place = scratch();
+    let plain = ext4(&place);
+    let bytes = fs::read(&plain).unwrap();
+    for program in TOOLS {
+        let packed = pack(&place, &plain, program);
+        let packed = packed.to_str().unwrap();
+        assert_eq!(ok(&place, &["cat", &format!("{packed}/dir/file")]), "from afar", "{program}");
+        assert!(ok(&place, &["ls", packed]).contains("big"), "{program}");
+        let copy = place.path(&format!("{program}.copy"));
+        ok(&place, &["copy", packed, copy.to_str().unwrap()]);
+        assert!(fs::read(&copy).unwrap() == bytes, "{program}");
+    }
+    let list = run(&place, &["--json", "store", "list"]).json();
+    assert_eq!(list["objects"].as_array().unwrap().len(), TOOLS.len(), "each is decoded once: {list:#}");
+    for object in list["objects"].as_array().unwrap() {
+        assert_eq!((object["size"].as_u64(), &object["stored"]), (Some(bytes.len() as u64), &object["size"]));
+    }
+    // It names what it is, and decodes nothing.
+    let before = run(&place, &["--json", "store", "list", "--store", place.path("other").to_str().unwrap()]);
+    let inspected = run(&place, &["inspect", "d.img.gz", "--store", place.path("other").to_str().unwrap()]);
+    assert!(inspected.out.contains("gzip"), "{inspected:?}");
+    assert_eq!(before.json()["objects"], serde_json::json!([]));
+}
+
+#[test]
+fn fuse_a_plain_gz_is_attached_and_stays_in_the_store() {
+    let name = "streams::fuse_a_plain_gz_is_attached_and_stays_in_the_store";
+    if !require_root(name) || !require_fuse(name) || !require_loop(name) || !tools_are_there(name) {
+        return;
+    }
+    let place = scratch();
+    let plain = ext4(&place);
+    let bytes = fs::read(&plain).unwrap();
+    let packed = pack(&place, &plain, "gzip");
+    for via in ["loop", "fuse"] {
+        let device = ok(&place, &["attach", "--via", via, "--name", "z", "d.img.gz"]);
+        assert!(fs::read(device.trim()).unwrap() == bytes, "{via}");
+        let info = place.devices().remove(0);
+        assert_eq!(text(&info, "url"), packed.to_str().unwrap());
+        assert_eq!(info["read_only"], true, "the store is never written to");
+        assert_eq!(run(&place, &["store", "drop", "--all"]).code, 1, "a device has it");
+        let why = run(&place, &["why", "z", "--json"]).json();
+        assert!(!why.to_string().contains("prefetch"), "{why:#}");
+        ok(&place, &["detach", "d.img.gz"]);
+    }
+    // Written to, through an overlay.
+    let device = ok(&place, &["attach", "--via", "fuse", "--name", "w", "d.img.gz", "--cow", "o.qcow2"]);
+    let point = place.dir("mnt");
+    tool(Command::new("mount").arg(device.trim()).arg(&point));
+    fs::write(point.join("new"), "written").unwrap();
+    tool(Command::new("umount").arg(&point));
+    ok(&place, &["detach", "w"]);
+    ok(&place, &["store", "verify"]);
+
+    // A flipped bit in the store is seen, and it is decoded again.
+    let list = run(&place, &["--json", "store", "list"]).json();
+    let stored = PathBuf::from(text(&list["objects"][0], "path"));
+    let mut damaged = fs::read(&stored).unwrap();
+    damaged[5 << 20] ^= 1;
+    fs::write(&stored, damaged).unwrap();
+    let device = ok(&place, &["attach", "--name", "z", "d.img.gz"]);
+    assert!(fs::read(device.trim()).unwrap() == bytes);
+    ok(&place, &["detach", "z"]);
+
+    // Another file of that name is another image.
+    image::random(&plain, 1 << 20, 99);
+    pack(&place, &plain, "gzip");
+    let device = ok(&place, &["attach", "--name", "z", "d.img.gz"]);
+    assert!(fs::read(device.trim()).unwrap() == fs::read(&plain).unwrap());
+    ok(&place, &["detach", "z"]);
+    assert_eq!(run(&place, &["store", "drop", "--all"]).code, 0);
+
+    // `--format raw` attaches what is stored.
+    let device = ok(&place, &["attach", "--name", "raw", "--format", "raw", "-r", "d.img.gz"]);
+    let stored = fs::read(&packed).unwrap();
+    assert!(fs::read(device.trim()).unwrap().starts_with(&stored[..stored.len() / 512 * 512]));
+    ok(&place, &["detach", "raw"]);
+}
+
+#[test]
+fn a_stream_on_a_web_server_is_fetched_once_and_decoded_once() {
+    let name = "streams::a_stream_on_a_web_server_is_fetched_once_and_decoded_once";
+    if !tools_are_there(name) {
+        return;
+    }
+    let place = scratch();
+    let plain = ext4(&place);
+    let packed = fs::read(pack(&place, &plain, "zstd")).unwrap();
+    let origin = Origin::start(packed.clone());
+    let url = origin.url("/d.img.zst");
+    assert_eq!(ok(&place, &["cat", &format!("{url}#dir/file")]), "from afar");
+    let sent = origin.sent();
+    assert!(sent < packed.len() as u64 + (256 << 10), "{sent} bytes of {}", packed.len());
+    assert_eq!(ok(&place, &["cat", &format!("{url}#dir/file")]), "from afar");
+    assert!(origin.sent() < sent + (256 << 10), "{} bytes", origin.sent());
+    let list = ok(&place, &["store", "list"]);
+    assert!(list.lines().filter(|line| line.contains("d.img.zst")).count() >= 2, "{list}");
+}
+
+#[test]
+fn a_stream_that_is_cut_short_or_damaged_leaves_nothing_behind() {
+    let name = "streams::a_stream_that_is_cut_short_or_damaged_leaves_nothing_behind";
+    if !tools_are_there(name) {
+        return;
+    }
+    let place = scratch();
+    image::random(&place.path("d.img"), 4 << 20, 5);
+    for program in TOOLS {
+        let packed = pack(&place, &place.path("d.img"), program);
+        let whole = fs::read(&packed).unwrap();
+        let word = packed.to_str().unwrap();
+        fs::write(&packed, &whole[..whole.len() * 2 / 3]).unwrap();
+        let ran = run(&place, &["copy", word, "out"]);
+        assert_eq!(ran.code, 1, "{program}: {ran:?}");
+        assert!(ran.err.contains("cut short") || ran.err.contains("damaged"), "{program}: {ran:?}");
+        assert!(ran.err.contains("bytes"), "how far it went: {ran:?}");
+        let mut other = whole.clone();
+        other[whole.len() / 2] ^= 0x55;
+        fs::write(&packed, other).unwrap();
+        let ran = run(&place, &["copy", word, "out"]);
+        assert!(ran.code == 1 && ran.err.contains("damaged"), "{program}: {ran:?}");
+        assert!(ran.err.contains(&format!("{program} -t ")), "{program}: {ran:?}");
+        fs::write(&packed, &whole).unwrap();
+        ok(&place, &["copy", word, "out"]);
+        fs::remove_file(place.path("out")).unwrap();
+    }
+    assert!(!place.path("out").exists());
+}
+
+/// Every file of the store that has bytes.
+fn stored(place: &Scratch) -> u64 {
+    let mut all = 0;
+    let mut dirs = vec![place.path("store")];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            match entry.file_type().unwrap().is_dir() {
+                true => dirs.push(entry.path()),
+                false => all += entry.metadata().unwrap().len(),
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn a_bomb_ends_at_the_limit_and_takes_nothing_with_it() {
+    let name = "streams::a_bomb_ends_at_the_limit_and_takes_nothing_with_it";
+    if !tools_are_there(name) {
+        return;
+    }
+    let place = scratch();
+    // 1 GiB of a repeated letter, in some 5 MB or less.
+    let bomb = place.path("bomb.img.zst");
+    let script = "head -c 1073741824 /dev/zero | tr '\\0' x | zstd -q -1 >bomb.img.zst";
+    let mut sh = Command::new("sh");
+    place.prepare(&mut sh);
+    assert_eq!(place.finish(sh.args(["-c", script])).code, 0);
+    assert!(fs::metadata(&bomb).unwrap().len() < 5 << 20);
+    let ran = run(&place, &["ls", "bomb.img.zst", "--store-limit", "100MiB"]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("that the store may have") && ran.err.contains("--store-limit"), "{ran:?}");
+    assert!(stored(&place) < 1 << 20, "{} bytes are left", stored(&place));
+    // Zeroes take no room, however many.
+    let script = "head -c 3221225472 /dev/zero | zstd -q -1 >zero.img.zst";
+    let mut sh = Command::new("sh");
+    place.prepare(&mut sh);
+    assert_eq!(place.finish(sh.args(["-c", script])).code, 0);
+    let ran = run(&place, &["map", "zero.img.zst", "--store-limit", "100MiB"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    // A small disk fills up to what is to be left free.
+    if !require_root(name) {
+        return;
+    }
+    let small = place.dir("small");
+    tool(Command::new("mount").args(["-t", "tmpfs", "-o", "size=200m,mode=700", "small"]).arg(&small));
+    let ran = run(&place, &["ls", "bomb.img.zst", "--store", small.to_str().unwrap()]);
+    let left = run(&place, &["--json", "store", "list", "--store", small.to_str().unwrap()]);
+    tool(Command::new("umount").arg(&small));
+    assert!(ran.code == 1 && ran.err.contains("too little room"), "{ran:?}");
+    assert_eq!(left.json()["objects"], serde_json::json!([]));
+}
+
+#[test]
+fn two_processes_that_want_the_same_stream_decode_it_once() {
+    let name = "streams::two_processes_that_want_the_same_stream_decode_it_once";
+    if !tools_are_there(name) {
+        return;
+    }
+    let place = scratch();
+    let plain = ext4(&place);
+    pack(&place, &plain, "xz");
+    let mut children: Vec<_> = (0..4)
+        .map(|_| {
+            let mut command = common::web::command(&place, &["cat", "d.img.xz/dir/file"]);
+            command.stdout(Stdio::piped()).spawn().unwrap()
+        })
+        .collect();
+    for child in &mut children {
+        assert!(child.wait().unwrap().success());
+    }
+    let list = run(&place, &["--json", "store", "list"]).json();
+    assert_eq!(list["objects"].as_array().unwrap().len(), 1, "{list:#}");
+    // What a process left that was killed is swept up with the next stream.
+    let layout = place.path("store/v1");
+    fs::write(layout.join(".part-0123"), vec![7; 1 << 20]).unwrap();
+    pack(&place, &plain, "gzip");
+    ok(&place, &["ls", "d.img.gz"]);
+    assert!(!layout.join(".part-0123").exists());
+}

@@ -112,6 +112,7 @@ pub(crate) enum Command {
     Serve(Serve),
     Completions(Completions),
     Man(Man),
+    CompletePath(CompletePath),
     Worker(Worker),
     Doorman(Doorman),
     Connector(Connector),
@@ -499,6 +500,15 @@ Examples:
 pub(crate) struct Man {
     /// Directory to write them into; made when missing
     pub(crate) dir: PathBuf,
+}
+
+/// List names inside images that begin like a word (called by completion scripts)
+#[derive(Debug, Args)]
+#[command(hide = true)]
+pub(crate) struct CompletePath {
+    /// The word so far
+    #[arg(allow_hyphen_values = true)]
+    pub(crate) word: OsString,
 }
 
 /// Move bytes for the server (started by it)

@@ -138,6 +138,7 @@ fn completions_and_man_pages() {
     assert_eq!(place.run(["completions", "csh"]).code, 2);
     for shell in ["bash", "zsh", "fish"] {
         let script = place.ok(["completions", shell]);
+        assert!(script.contains("becket complete-path"), "{shell} asks for names inside images");
         for internal in ["run-guard", "run-exec", "ublk-give", "generator", "worker"] {
             assert!(!script.contains(internal), "{shell} offers {internal}");
         }
@@ -210,6 +211,50 @@ fn bash_completes_devices_and_no_internal_command() {
     assert!(nodes.contains(&node), "{nodes}");
     assert_eq!((files, values, formats), (" disk.img ", " on off ", " squashfs "));
     place.ok(["detach", "mine"]);
+}
+
+/// Names inside an image, as the scripts ask for them.
+#[test]
+fn bash_completes_names_inside_images() {
+    let name = "words::bash_completes_names_inside_images";
+    if !require_tools(name, &["bash", "mke2fs"]) {
+        return;
+    }
+    let place = scratch();
+    fs::create_dir_all(place.path("tree/etc/ssh")).unwrap();
+    for file in ["etc/fstab", "etc/fs.conf", "etc/a b", "etc/two\nlines"] {
+        fs::write(place.path("tree").join(file), "x").unwrap();
+    }
+    let mut mke2fs = Command::new("mke2fs");
+    mke2fs.args(["-q", "-t", "ext4", "-d"]).arg(place.path("tree")).arg(place.path("disk.img")).arg("4M");
+    becket_testkit::tool(&mut mke2fs);
+    let ask = |word: &str| place.ok(["complete-path", word]);
+    assert_eq!(ask("disk.img/e"), "disk.img/etc/\n");
+    assert_eq!(ask("disk.img/etc/fs"), "disk.img/etc/fs.conf\ndisk.img/etc/fstab\n");
+    assert_eq!(
+        ask("./disk.img/etc/"),
+        "./disk.img/etc/a b\n./disk.img/etc/fs.conf\n./disk.img/etc/fstab\n./disk.img/etc/ssh/\n"
+    );
+    for nothing in
+        ["disk.img/nothing", "disk.img", "no.img/x", "", "/", "http://127.0.0.1:1/x#e", "disk.img/*"]
+    {
+        assert_eq!(ask(nothing), "", "{nothing}");
+    }
+    let script = r#"
+        mkdir bin; ln -s "$BECKET" bin/becket; PATH=$PWD/bin:$PATH
+        source <(becket completions bash)
+        try() {
+            COMP_WORDS=(becket "$@") COMP_CWORD=$# COMPREPLY=()
+            _becket_operands becket "${COMP_WORDS[-1]}" "${COMP_WORDS[-2]}" 2>/dev/null
+            printf '%s|' "${COMPREPLY[@]}"; echo
+        }
+        try cat disk.img/etc/fs; try ls disk.img/e; try cat di
+    "#;
+    let mut bash = Command::new("bash");
+    place.prepare(&mut bash);
+    bash.env("BECKET", env!("CARGO_BIN_EXE_becket")).args(["-c", script]);
+    let ran = place.finish(&mut bash);
+    assert_eq!(ran.out, "disk.img/etc/fs.conf|disk.img/etc/fstab|\ndisk.img/etc/|\ndisk.img|\n", "{ran:?}");
 }
 
 #[test]

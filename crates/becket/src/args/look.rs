@@ -16,7 +16,7 @@ pub(crate) struct Look {
 }
 
 /// How images are opened that are not attached.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub(crate) struct LookOptions {
     /// Choose the format of the file instead of detecting it
     ///

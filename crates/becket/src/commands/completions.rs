@@ -43,7 +43,7 @@ fn visible() -> Command {
 /// Commands whose targets are devices that are attached.
 const OF_TARGETS: &str = "detach|refresh|set|stat|why";
 /// Commands whose operands are files.
-const OF_FILES: &str = "attach|inspect|ls|map|mount|run";
+const OF_FILES: &str = "attach|cat|copy|cp|export|inspect|ls|map|mount|run";
 
 /// The script, with what the generator cannot know: which devices there are. Shells ask `becket list`.
 fn with_targets(shell: Shell, command: &Command, script: String) -> String {
@@ -58,6 +58,11 @@ fn with_targets(shell: Shell, command: &Command, script: String) -> String {
             for line in script.lines() {
                 match line {
                     "_becket() {" => text.push_str(ZSH),
+                    line if is_of_images(line) => {
+                        text.push_str(&line.replace(":_files'", ":_becket_inside'"));
+                        text.push('\n');
+                        continue;
+                    }
                     line if line.starts_with("'*::targets") => {
                         text.push_str(&line.replace(":_default'", ":_becket_attached'"));
                         text.push('\n');
@@ -70,9 +75,18 @@ fn with_targets(shell: Shell, command: &Command, script: String) -> String {
             }
             text
         }
-        Shell::Fish => script + &FISH.replace("TARGETS", &OF_TARGETS.replace('|', " ")),
+        Shell::Fish => {
+            let ours = FISH.replace("TARGETS", &OF_TARGETS.replace('|', " "));
+            script + &ours.replace("FILES", &OF_FILES.replace('|', " "))
+        }
         _ => script,
     }
+}
+
+/// Whether a line of zsh's script is of an operand that can be a path through an image.
+fn is_of_images(line: &str) -> bool {
+    ["':image", "'*::images", "':path", "'*::paths", "':source"].iter().any(|start| line.starts_with(start))
+        && line.contains(":_files'")
 }
 
 /// All options of all commands that take a value, in both spellings.
@@ -113,13 +127,26 @@ _becket_operands() {
         FILES)
             compopt -o filenames 2>/dev/null
             COMPREPLY=($(compgen -f -- "$cur"))
+            # Names inside an image: disk.img/p1/etc/...
+            if [[ ${#COMPREPLY[@]} == 0 && $cur == */* ]]; then
+                mapfile -t COMPREPLY < <(becket complete-path "$cur" 2>/dev/null)
+                [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == */ ]] && compopt -o nospace 2>/dev/null
+            fi
             ;;
     esac
 }
 complete -F _becket_operands -o bashdefault -o default becket
 "#;
 
-const ZSH: &str = r#"# Devices that are attached, by name and by node; and files.
+const ZSH: &str = r#"# Names inside an image, behind those of files: disk.img/p1/etc/...
+_becket_inside() {
+    local -a names
+    _files && return
+    names=(${(f)"$(becket complete-path ${(Q)PREFIX} 2>/dev/null)"})
+    compadd -f -S '' -a names
+}
+
+# Devices that are attached, by name and by node; and files.
 _becket_attached() {
     local -a names
     names=(${(f)"$(becket list 2>/dev/null | awk 'NR > 1 { print $1; print $2 }')"})
@@ -134,6 +161,8 @@ function __fish_becket_attached
     becket list 2>/dev/null | awk 'NR > 1 { print $1 "\t" $NF; print $2 "\t" $NF }'
 end
 complete -c becket -n "__fish_becket_using_subcommand TARGETS" -a "(__fish_becket_attached)"
+# Names inside an image: disk.img/p1/etc/...
+complete -c becket -n "__fish_becket_using_subcommand FILES" -a "(becket complete-path (commandline -ct) 2>/dev/null)"
 "#;
 
 pub(crate) fn man(args: &args::Man) -> Result<u8, Failure> {

@@ -83,8 +83,17 @@ pub(super) fn find_all<'a>(
     asked: &'a LookOptions,
     verb: &'static str,
 ) -> Result<(Inside<'a>, Vec<Named>), Failure> {
+    find_in(fetched::local(path, asked.format, &asked.store, verb)?, path, asked, verb)
+}
+
+/// The same in what is on this host: nothing is fetched or decoded for it.
+pub(super) fn find_in<'a>(
+    local: Local<'a>,
+    path: &'a Path,
+    asked: &'a LookOptions,
+    verb: &'static str,
+) -> Result<(Inside<'a>, Vec<Named>), Failure> {
     let failed = |error| common::image_failure(verb, path, error);
-    let local = fetched::local(path, asked.format, &asked.store, verb)?;
     let Split { host, inside } = split(&local.path);
     let local = Local { path: host.into(), ..local };
     // `raw` is said of what the path names; see `LookOptions::format`.

@@ -7,6 +7,7 @@ mod attach_tab;
 mod bytes;
 mod cat;
 mod common;
+mod complete;
 mod completions;
 mod copy;
 mod copy_move;
@@ -80,6 +81,7 @@ pub(crate) fn dispatch(ui: &Ui, command: &Command) -> Result<u8, Failure> {
         Command::Losetup(args) => Ok(crate::losetup::run(&args.words)),
         Command::Serve(args) => serve::run(args),
         Command::Completions(args) => completions::run(args),
+        Command::CompletePath(args) => complete::run(ui, args),
         Command::Man(args) => completions::man(args),
         Command::Worker(args) => serve::worker(args),
         Command::Doorman(_) => serve::doorman(),

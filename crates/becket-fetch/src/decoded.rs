@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use becket_image::{
-    Budget, DirectIo, Error as ImageError, Fillers, Format, Identity, LayerError, OpenOptions, ReadAt, Split,
+    Budget, DirectIo, Error as ImageError, Fillers, Format, Identity, LayerError, OpenOptions, Split,
 };
 
 use crate::Error;
@@ -148,7 +148,7 @@ enum Bytes {
 impl Bytes {
     fn read_at(&self, buf: &mut [u8], at: u64, len: u64) -> io::Result<usize> {
         match self {
-            Bytes::File(file) => file.read_at(buf, at),
+            Bytes::File(file) => std::os::unix::fs::FileExt::read_at(file, buf, at),
             Bytes::Filled(filler) => {
                 let most = usize::try_from(len.saturating_sub(at)).unwrap_or(usize::MAX).min(buf.len());
                 let part = buf.get_mut(..most).unwrap_or_default();

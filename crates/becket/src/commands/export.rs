@@ -58,7 +58,7 @@ fn run_with(ui: &Ui, args: &args::Export) -> Result<u8, Failure> {
     let doorway = doorway(args)?;
     let name = args.name.clone().unwrap_or_else(|| name_of(image));
     let asked = common::options(&args.device());
-    let (path, options) = fetched::for_device(image, &asked, &args.image.store)?;
+    let (path, options, _decoded) = fetched::for_device(image, &asked, &args.image.store)?;
     let (info, lease) = becket_device::export_leased(&path, &options, &doorway, &name)
         .map_err(|error| Failure::device("export", fetched::named(image), &error))?;
     ui.explain(&info);

@@ -26,7 +26,7 @@ const READ: usize = 256 << 10;
 /// How much is decoded at once.
 const YIELD: usize = 256 << 10;
 /// How often, in decoded bytes, it is looked whether there is room.
-const LOOK_EVERY: u64 = 64 << 20;
+const LOOK_EVERY: u64 = 8 << 20;
 /// What is left free on the store's file system: this part of it, and no more than so many bytes.
 const FREE_PART: u64 = 32;
 const FREE_MOST: u64 = 1 << 30;
@@ -217,7 +217,13 @@ impl Stream {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(broken(done, &error)),
             };
-            writing.write(buffer.get(..len).unwrap_or_default())?;
+            writing.write(buffer.get(..len).unwrap_or_default()).map_err(|error| match error {
+                // Others fill it, too.
+                Error::Store { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+                    self.no_room(done, 0)
+                }
+                error => error,
+            })?;
             done += len as u64;
             if done - looked >= LOOK_EVERY {
                 looked = done;
@@ -247,11 +253,14 @@ impl Stream {
         let unit = room.f_frsize.max(1);
         let (free, all) = (room.f_bavail.saturating_mul(unit), room.f_blocks.saturating_mul(unit));
         if free < (all / FREE_PART).min(FREE_MOST) {
-            let why =
-                format!("there is too little room for it: {done} bytes were decoded, and {free} are left");
-            let fix = "name a directory on a larger file system by --store DIR";
-            return Err(self.failed(why, Some(fix.to_owned())));
+            return Err(self.no_room(done, free));
         }
         Ok(())
+    }
+
+    fn no_room(&self, done: u64, free: u64) -> Error {
+        let why =
+            format!("the store has too little room for it: {done} bytes were decoded, and {free} are left");
+        self.failed(why, Some("name a directory on a larger file system by --store DIR".to_owned()))
     }
 }

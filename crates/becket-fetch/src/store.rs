@@ -456,7 +456,7 @@ impl Held {
 }
 
 impl Held {
-    /// Whether all chunks are there, and as their checksums say. Then a power cut takes none of them any more.
+    /// Whether all chunks are there, and as their checksums say. Then a power cut takes none of them.
     fn is_sound(&self) -> io::Result<bool> {
         let mut buffer = vec![0; 128 << 10];
         for chunk in 0..self.meta.chunks() {

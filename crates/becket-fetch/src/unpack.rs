@@ -82,7 +82,7 @@ impl Packing {
                 Box::new(decoder)
             }
             Packing::Bzip2 => Box::new(bzip2::bufread::MultiBzDecoder::new(input)),
-            Packing::Lz4 => Box::new(Frames(lz4_flex::frame::FrameDecoder::new(Seen::new(input)))),
+            Packing::Lz4 => Box::new(Frames(Some(lz4_flex::frame::FrameDecoder::new(Seen::new(input))))),
         })
     }
 }
@@ -134,25 +134,26 @@ impl<R: BufRead> Read for Members<R> {
 }
 
 /// The frames of an lz4 file, one after another.
-struct Frames<R: BufRead>(lz4_flex::frame::FrameDecoder<Seen<R>>);
+struct Frames<R: BufRead>(Option<lz4_flex::frame::FrameDecoder<Seen<R>>>);
 
 impl<R: BufRead> Read for Frames<R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        loop {
-            let len = self.0.read(buf)?;
+        while let Some(frame) = &mut self.0 {
+            let len = frame.read(buf)?;
             if len > 0 || buf.is_empty() {
                 return Ok(len);
             }
             // The decoder takes a file that ends between two blocks for whole.
-            let seen = self.0.get_mut();
+            let Some(mut seen) = self.0.take().map(lz4_flex::frame::FrameDecoder::into_inner) else { break };
             if !seen.is_whole() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            if !goes_on(&mut seen.input, 4)? {
-                return Ok(0);
+            if goes_on(&mut seen.input, 4)? {
+                // A decoder of its own: one keeps the memory of its first frame, whatever the next one needs.
+                self.0 = Some(lz4_flex::frame::FrameDecoder::new(Seen::new(seen.input)));
             }
-            seen.count = 0;
         }
+        Ok(0)
     }
 }
 
@@ -276,6 +277,34 @@ mod tests {
         }
         let padded = [packed(TOOLS[0].1, &content), vec![0; 100]].concat();
         assert!(unpacked(Packing::Gzip, &padded).unwrap() == content, "zeroes of a tape");
+    }
+
+    proptest::proptest! {
+        /// Whatever a stranger packs has an end, and no panic.
+        #[test]
+        fn any_bytes_behind_a_good_start_are_decoded_or_refused(
+            which in 0_usize..5,
+            keep in 4_usize..200,
+            noise in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..600),
+            places in proptest::collection::vec((0_usize..2000, proptest::prelude::any::<u8>()), 0..6),
+        ) {
+            static GOOD: std::sync::LazyLock<Vec<Vec<u8>>> = std::sync::LazyLock::new(|| {
+                let text: Vec<u8> = (0..40_000_u32).flat_map(|number| (number / 9).to_be_bytes()).collect();
+                TOOLS.iter().map(|(_, words)| packed(words, &text)).collect()
+            });
+            let (packing, good) = (TOOLS[which].0, &GOOD[which]);
+            let read = |bytes: &[u8]| {
+                let mut yielded = packing.reader(bytes).unwrap().take(64 << 20);
+                let _ = io::copy(&mut yielded, &mut io::sink());
+            };
+            read(&[&good[..keep.min(good.len())], &noise[..]].concat());
+            let mut other = good.clone();
+            for (at, byte) in places {
+                let at = at % other.len();
+                other[at] = byte;
+            }
+            read(&other);
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 mod common;
 
 use becket_testkit::{
-    Scratch, image, origin::Origin, require_fuse, require_loop, require_root, require_tools, tool,
+    Scratch, image, origin::Origin, require_fuse, require_loop, require_plain_machine, require_root, tool,
 };
 use common::{
     scratch, text,
@@ -19,7 +19,7 @@ use std::{
 const TOOLS: [&str; 5] = ["gzip", "xz", "zstd", "bzip2", "lz4"];
 
 fn tools_are_there(name: &str) -> bool {
-    require_tools(name, &TOOLS) && require_tools(name, &["mke2fs"])
+    require_plain_machine(name, &[&TOOLS[..], &["mke2fs"]].concat())
 }
 
 /// Compresses a file as one piece, as people do.

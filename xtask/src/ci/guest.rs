@@ -175,6 +175,10 @@ impl<'a> Transcript<'a> {
 }
 
 impl InGuest {
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// Whether it runs the binaries of `cargo test`.
     pub(crate) fn needs_tests(&self) -> bool {
         self.load == Load::Tests

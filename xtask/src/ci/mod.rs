@@ -11,8 +11,10 @@ mod libtest;
 mod report;
 mod steps;
 
+use std::collections::VecDeque;
 use std::sync::mpsc::{self, RecvError, Sender};
-use std::time::Instant;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
@@ -40,6 +42,8 @@ pub(crate) struct Args {
     whole: bool,
 }
 
+/// Longest that what the guests run is waited for.
+const BUILD: Duration = Duration::from_secs(3600);
 /// Cargo's arguments for the tests of `Step::Unit`.
 const UNIT: [&str; 4] = ["--lib", "--bins", "--test", "words"];
 
@@ -53,26 +57,32 @@ pub(crate) fn run(args: &Args) -> Result<u8> {
     let allowed = Allowed::read()?;
     let begin = Instant::now();
 
-    let boots = guest::boots(&chosen);
-    let host = chosen.into_iter().filter(|(_, step)| !matches!(step, Step::Guest { .. }));
-    // Tests wait much of their time, on the host and in guests: both run at once.
+    let boots = Boots::of(&chosen);
+    let host = chosen.iter().filter(|(_, step)| !matches!(step, Step::Guest { .. }));
+    // Tests wait much of their time, on the host and in guests: both run at once, and a second guest once the
+    // host has nothing to do any more.
     let mut finished = std::thread::scope(|scope| {
         let (making, made) = mpsc::channel();
-        let guests = scope
-            .spawn(|| if boots.is_empty() { Vec::new() } else { all_guests(&boots, args.whole, making) });
+        let guests = scope.spawn(|| {
+            let mut finished = boots.prepare(making);
+            finished.extend(boots.boot_all(args.whole));
+            finished
+        });
         let mut finished = Vec::new();
         for (name, step) in host {
             if step.attaches() {
                 let _: Result<(), RecvError> = made.recv();
             }
-            finished.push(on_host((name, step)));
+            finished.push(on_host((name, *step)));
         }
+        finished.extend(boots.boot_all(args.whole));
         finished.extend(guests.join().unwrap_or_else(|_| {
             let cases = vec![Case::of_step("guests", Outcome::Failed, "xtask panicked".to_owned())];
             vec![Finished { name: "guests", cases, took: begin.elapsed() }]
         }));
         finished
     });
+    finished.sort_by_key(|one| STEPS.iter().position(|(name, _)| *name == one.name));
     for step in &mut finished {
         allowed.judge(&mut step.cases);
     }
@@ -105,31 +115,67 @@ fn on_host((name, step): (&'static str, Step)) -> Finished {
     })
 }
 
-/// Shows whole lines of a guest, among those of the host.
-fn shown(line: &[u8]) {
-    show(&[b"guest| ", line].concat());
+/// The guests that are to be booted, for all who boot them.
+struct Boots {
+    left: Mutex<VecDeque<Vec<InGuest>>>,
+    /// What they run, once it is built; `None` if it could not be.
+    binaries: (Mutex<Option<Option<Arc<Binaries>>>>, Condvar),
 }
 
-/// Makes the guests' root file system, builds what they run, and boots one after another. `making` is dropped
-/// once the root file system is there.
-fn all_guests(boots: &[Vec<InGuest>], whole: bool, making: Sender<()>) -> Vec<Finished> {
-    let mut binaries = None;
-    let mut finished = vec![timed("build", || {
-        let made = crate::vm::prepare();
-        drop(making);
-        made?;
-        let tests = boots.iter().flatten().any(InGuest::needs_tests);
-        binaries = Some(if tests { Binaries::all()? } else { Binaries::conformance()? });
-        Ok(vec![Case::of_step("build", Outcome::Passed, String::new())])
-    })];
-    let Some(binaries) = binaries else { return finished };
-    for steps in boots {
-        println!("\n== {}", guest::names(steps));
-        let reported = guest::run(steps, whole, &binaries, &mut shown);
-        for step in &reported {
-            println!("== {}: {}", step.name, report::summary(&step.cases, step.took));
-        }
-        finished.extend(reported);
+impl Boots {
+    fn of(chosen: &[(&'static str, Step)]) -> Boots {
+        let left = Mutex::new(guest::boots(chosen).into());
+        Boots { left, binaries: (Mutex::default(), Condvar::new()) }
     }
-    finished
+
+    /// Makes the guests' root file system and builds what they run. `making` is dropped once the root file
+    /// system is there.
+    fn prepare(&self, making: Sender<()>) -> Vec<Finished> {
+        let left = self.left();
+        let (any, tests) = (!left.is_empty(), left.iter().flatten().any(InGuest::needs_tests));
+        drop(left);
+        let mut built = None;
+        let finished = any.then(|| {
+            timed("build", || {
+                let made = crate::vm::prepare();
+                drop(making);
+                made?;
+                built = Some(Arc::new(if tests { Binaries::all()? } else { Binaries::conformance()? }));
+                Ok(vec![Case::of_step("build", Outcome::Passed, String::new())])
+            })
+        });
+        *self.binaries.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(built);
+        self.binaries.1.notify_all();
+        finished.into_iter().collect()
+    }
+
+    /// Boots one after another, until none is left.
+    fn boot_all(&self, whole: bool) -> Vec<Finished> {
+        let (binaries, ready) = &self.binaries;
+        let binaries = binaries.lock().unwrap_or_else(PoisonError::into_inner);
+        // One who has panicked builds nothing.
+        let binaries = ready.wait_timeout_while(binaries, BUILD, |built| built.is_none());
+        let binaries = binaries.unwrap_or_else(PoisonError::into_inner).0.clone().flatten();
+        // That nothing could be built was reported.
+        let Some(binaries) = binaries else { return Vec::new() };
+        let mut finished = Vec::new();
+        while let Some(steps) = { self.left().pop_front() } {
+            let names = guest::names(&steps);
+            println!("\n== {names}");
+            // Whole lines, among those of the host and of another guest.
+            let prefix = format!("{}| ", steps.first().map_or("guest", |step| step.name()));
+            let reported = guest::run(&steps, whole, &binaries, &mut |line| {
+                show(&[prefix.as_bytes(), line].concat());
+            });
+            for step in &reported {
+                println!("== {}: {}", step.name, report::summary(&step.cases, step.took));
+            }
+            finished.extend(reported);
+        }
+        finished
+    }
+
+    fn left(&self) -> MutexGuard<'_, VecDeque<Vec<InGuest>>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }

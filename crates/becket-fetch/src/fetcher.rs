@@ -51,6 +51,12 @@ pub(crate) struct Order {
     pub(crate) access: Access,
     /// The tag of this boot in the object's table.
     pub(crate) boot: [u8; 16],
+    /// Note what is waited for.
+    #[serde(default)]
+    pub(crate) record: bool,
+    /// What will be waited for, in chunks and in this order.
+    #[serde(default)]
+    pub(crate) foreseen: Vec<Range<u64>>,
 }
 
 /// Brings what is asked for in the table of `fetching`, in the calling process, which lets nothing else in.
@@ -62,7 +68,7 @@ pub fn fetch(fetching: Fetching) -> io::Result<()> {
     let Fetching { data, table, order, presence, timeout, tell } = fetching;
     let mut text = String::new();
     File::from(order).take(ORDER_MAX).read_to_string(&mut text)?;
-    let Order { meta, access, boot } = serde_json::from_str(&text)?;
+    let Order { meta, access, boot, record, foreseen } = serde_json::from_str(&text)?;
     if !meta.is_sound() || (presence.size(), presence.chunk()) != (meta.size, meta.chunk) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the table is one of another object"));
     }
@@ -71,10 +77,13 @@ pub fn fetch(fetching: Fetching) -> io::Result<()> {
     let table = Table::of_boot(File::from(table), boot);
     let held = Held { meta, path: PathBuf::from("the store"), data: File::from(data), table };
     let presence = presence.again()?;
-    let object = Object::filling(held, client, known, presence.again()?);
+    let object = Object::filling(held, client, known, presence.again()?, record);
+    let chunks = presence.chunks();
+    let ahead = foreseen.into_iter().map(|run| run.start.min(chunks)..run.end.min(chunks)).collect();
+    let plan = Plan { ahead, ..Plan::default() };
     let state = State { away: None, said: None, changed: false };
     let fetcher =
-        Fetcher { object, presence, timeout, tell, chair: Mutex::default(), state: Mutex::new(state) };
+        Fetcher { object, presence, timeout, tell, chair: Mutex::new(plan), state: Mutex::new(state) };
     // What a predecessor has brought and not reported.
     fetcher.presence.set_fails(false);
     std::thread::scope(|scope| {
@@ -176,7 +185,8 @@ impl Fetcher {
         let in_chunks = |bytes: u64| (bytes / chunk).max(1);
         let wanted = |at| self.presence.is_wanted(at);
         if let Some(mut run) = self.object.claim(&self.presence, plan.next, false, in_chunks(RUN), &wanted) {
-            let ahead = plan.follow(&run, AHEAD / chunk);
+            let most = if self.object.wanted(&run) { 0 } else { AHEAD / chunk };
+            let ahead = plan.follow(&run, most);
             let end = (run.end + ahead).min(self.presence.chunks());
             // The first part comes with what is waited for.
             run.end = self.object.claim_more(run.end, end.min(run.end + in_chunks(PART)));
@@ -189,7 +199,12 @@ impl Fetcher {
             plan.next = run.end;
             return Some(run);
         }
-        while let Some(part) = plan.ahead.pop_front() {
+        while let Some(mut part) = plan.ahead.pop_front() {
+            let len = in_chunks(PART);
+            if part.end - part.start > len {
+                plan.ahead.push_front(part.start + len..part.end);
+                part.end = part.start + len;
+            }
             let end = self.object.claim_more(part.start, part.end);
             if end > part.start {
                 return Some(part.start..end);

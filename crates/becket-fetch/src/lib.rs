@@ -12,6 +12,7 @@
 //! | `digest` | whether an object is what its digest says |
 //! | `store` | the directory of objects; list, drop and bound it |
 //! | `writing` | a file of the store that is written in order |
+//! | `trace` | which bytes a start needed, in their order |
 //! | `table` | which chunks of an object are there, with their checksums |
 //! | `client` | one range of an object, by as many requests as that takes |
 //! | `access` | the user's rights and ways, for a process that cannot look them up |
@@ -34,6 +35,7 @@ mod origin;
 mod place;
 mod store;
 mod table;
+pub mod trace;
 mod unpack;
 mod version;
 mod writing;

@@ -26,6 +26,7 @@ use crate::digest;
 use crate::fetcher::Order;
 use crate::place::{Place, shown};
 use crate::store::{Held, Store, checksum};
+use crate::trace;
 use crate::version::{Known, Version};
 
 /// How many bytes the first request asks for.
@@ -50,6 +51,10 @@ pub struct Options {
     pub patience: Duration,
     /// Hears how many bytes of how many are there, while many are brought.
     pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
+    /// Note which bytes are needed and when, and fetch no others ahead.
+    pub record: bool,
+    /// What a device will need, by a trace: fetched in this order, behind what is waited for.
+    pub foreseen: Vec<Range<u64>>,
 }
 
 impl std::fmt::Debug for Options {
@@ -95,6 +100,8 @@ pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
     let meta = held.data.metadata().map_err(Error::store(&file, "its status cannot be read"))?;
     let mut object = Object::new(held, client, known);
     object.progress = options.progress.clone();
+    object.record = options.record;
+    object.foreseen.clone_from(&options.foreseen);
     let object = Arc::new(object);
     object.take_head(&head)?;
     let mut fillers = Fillers::default();
@@ -131,6 +138,21 @@ impl Remote {
         self.object.bring_all(std::slice::from_ref(&(0..self.size())))
     }
 
+    /// Fetches what the store does not have of some ranges, in their order.
+    ///
+    /// # Errors
+    /// The server or the store fails.
+    pub fn bring_in_order(&self, ranges: &[Range<u64>]) -> Result<(), Error> {
+        let meta = &self.object.held.meta;
+        let most = (RUN / meta.chunk).max(1);
+        let mut runs = Vec::new();
+        for run in trace::in_chunks(ranges, meta.chunk, meta.size) {
+            let starts = run.clone().step_by(index(most));
+            runs.extend(starts.map(|start| start..run.end.min(start + most)));
+        }
+        self.object.bring_runs(&runs, None)
+    }
+
     /// How many bytes were fetched from the server since the object was opened.
     pub fn fetched(&self) -> u64 {
         self.object.fetched.load(Ordering::Relaxed)
@@ -160,6 +182,9 @@ pub(crate) struct Object {
     progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
     /// Where readers in other processes see which chunks are there.
     presence: Option<Presence>,
+    /// See [`Options`].
+    record: bool,
+    foreseen: Vec<Range<u64>>,
 }
 
 impl std::fmt::Debug for Object {
@@ -208,13 +233,22 @@ impl Object {
             reader: Mutex::new((u64::MAX, 0)),
             progress: None,
             presence: None,
+            record: false,
+            foreseen: Vec::new(),
         }
     }
 
     /// One whose chunks readers in other processes see.
-    pub(crate) fn filling(held: Held, client: Client, known: Known, presence: Presence) -> Object {
+    pub(crate) fn filling(
+        held: Held,
+        client: Client,
+        known: Known,
+        presence: Presence,
+        record: bool,
+    ) -> Object {
         let mut object = Object::new(held, client, known);
         object.presence = Some(presence);
+        object.record = record;
         object
     }
 
@@ -256,6 +290,16 @@ impl Object {
         let run = chunks.get_mut(index(from)..index(end)).unwrap_or_default();
         let free = run.iter_mut().take_while(|chunk| **chunk == Chunk::Unknown);
         from + free.map(|chunk| *chunk = Chunk::Busy).count() as u64
+    }
+
+    /// Notes that chunks are wanted, if that is recorded: then nothing is fetched ahead, which nobody may want.
+    /// Says whether it is.
+    pub(crate) fn wanted(&self, chunks: &Range<u64>) -> bool {
+        if self.record && !chunks.is_empty() {
+            // A trace that lacks something is still a trace.
+            let _ = trace::note(self.held.table.parts().0, chunks.clone());
+        }
+        self.record
     }
 
     /// Makes the chunks of a run good that the caller has taken.
@@ -451,8 +495,13 @@ impl Object {
 
     /// The same, until it is to stop.
     fn bring_until(&self, ranges: &[Range<u64>], stop: Option<&AtomicBool>) -> Result<(), Error> {
-        let stops = || stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
         let runs = self.runs(ranges);
+        runs.iter().for_each(|run| _ = self.wanted(run));
+        self.bring_runs(&runs, stop)
+    }
+
+    fn bring_runs(&self, runs: &[Range<u64>], stop: Option<&AtomicBool>) -> Result<(), Error> {
+        let stops = || stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
         let len = |run: &Range<u64>| run.clone().map(|chunk| self.held.part(chunk).1).sum::<u64>();
         let total: u64 = runs.iter().map(len).sum();
         let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -510,7 +559,8 @@ impl ReadAt for Object {
         if !buf.is_empty() {
             let ahead = self.ahead(offset, end);
             let mut chunks = self.chunks_of(&(offset..end));
-            if ahead > 0 && !self.are_good(&chunks) {
+            let missing = !self.are_good(&chunks);
+            if missing && !self.wanted(&chunks) && ahead > 0 {
                 // One request brings what is behind it, too.
                 chunks.end = self.chunks_of(&(offset..end.saturating_add(ahead))).end;
             }
@@ -541,7 +591,15 @@ impl Filler for Object {
 
     fn lend(&self) -> io::Result<Lent> {
         let (table, boot) = self.held.table.parts();
-        let order = Order { meta: self.held.meta.clone(), access: self.client.access(), boot };
+        let meta = &self.held.meta;
+        let foreseen = trace::in_chunks(&self.foreseen, meta.chunk, meta.size);
+        let order = Order {
+            meta: self.held.meta.clone(),
+            access: self.client.access(),
+            boot,
+            record: self.record,
+            foreseen,
+        };
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(rustix::fs::memfd_create("becket-order", flags)?);
         serde_json::to_writer(&file, &order)?;

@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 use crate::place::{Place, shown};
 use crate::table::Table;
+use crate::trace::{self, Need};
 use crate::version::{Known, Version};
 use crate::writing::{CHUNK, CHUNKS, Writing};
 
@@ -58,6 +59,11 @@ impl Meta {
         let chunk = known.size.div_ceil(CHUNKS).next_power_of_two().max(CHUNK);
         let (url, version) = (place.url.clone(), known.version.clone());
         Meta { url, version, size: known.size, chunk, name: place.file_name() }
+    }
+
+    /// Bytes of the table; behind them are notes (`trace`).
+    pub(crate) fn table_len(&self) -> u64 {
+        self.chunks() * 8
     }
 
     pub(crate) fn chunks(&self) -> u64 {
@@ -208,7 +214,7 @@ impl Store {
             return Ok(None);
         }
         let data = open(&path)?;
-        if data.metadata()?.len() != meta.size || table.metadata()?.len() != meta.chunks() * 8 {
+        if data.metadata()?.len() != meta.size || table.metadata()?.len() < meta.table_len() {
             return Ok(None);
         }
         let now = SystemTime::now();
@@ -224,7 +230,7 @@ impl Store {
             DirBuilder::new().mode(0o700).create(new.join("data"))?;
             let create = |path: PathBuf| File::options().write(true).create_new(true).mode(0o600).open(path);
             create(new.join("data").join(&meta.name))?.set_len(meta.size)?;
-            create(new.join("table"))?.set_len(meta.chunks() * 8)?;
+            create(new.join("table"))?.set_len(meta.table_len())?;
             let mut file = create(new.join("meta.json"))?;
             file.write_all(&serde_json::to_vec(meta)?)?;
             file.sync_all()?;
@@ -417,6 +423,31 @@ impl Store {
             dropped.kept.extend(one.kept);
         }
         Ok(dropped)
+    }
+
+    /// What was needed of an object since it is in the store, as far as that was recorded.
+    ///
+    /// # Errors
+    /// Its table cannot be read.
+    pub fn trace(&self, entry: &Entry) -> Result<Vec<Need>, Error> {
+        let dir = entry.dir.as_path();
+        let failed = || Error::store(dir, "what was recorded cannot be read");
+        let meta =
+            read_meta(dir).map_err(failed())?.ok_or_else(|| failed()(io::ErrorKind::NotFound.into()))?;
+        let table = File::open(dir.join("table")).map_err(failed())?;
+        let notes = trace::noted(&table, meta.table_len(), meta.chunks()).map_err(failed())?;
+        let first = notes.first().map_or(0, |(_, at)| *at);
+        let mut needs: Vec<Need> = Vec::new();
+        for (chunk, at) in notes {
+            let offset = chunk * meta.chunk;
+            let len = meta.chunk.min(meta.size - offset);
+            let at = at.saturating_sub(first);
+            match needs.last_mut().filter(|last| last.at == at && last.offset + last.len == offset) {
+                Some(last) => last.len += len,
+                None => needs.push(Need { at, offset, len }),
+            }
+        }
+        Ok(needs)
     }
 
     /// Compares all chunks of an object with their checksums. Chunks that are damaged are fetched again when

@@ -20,7 +20,7 @@ mod store;
 mod watch;
 
 use device::format_parser;
-pub(crate) use device::{DeviceOptions, LimitOptions, StoreOptions, Switch, Toggle, Via};
+pub(crate) use device::{DeviceOptions, LimitOptions, StoreOptions, Switch, Toggle, TraceOptions, Via};
 pub(crate) use export::Export;
 pub(crate) use look::{Cat, Copy, CopyFormat, Cp, Inspect, Look, LookOptions, Ls, Map};
 pub(crate) use store::{Store, StoreAction};

@@ -324,6 +324,105 @@ fn fuse_an_object_that_was_replaced_is_never_mixed() {
     place.ok(["detach", "--all"]);
 }
 
+/// Reads some blocks far from each other, each behind the one before.
+fn start(disk: &Path, bytes: &[u8], blocks: &[usize]) -> Duration {
+    let (disk, began) = (open(disk), Instant::now());
+    for block in blocks {
+        assert!(read(&disk, *block).unwrap().0 == block_of(bytes, *block), "block {block}");
+    }
+    began.elapsed()
+}
+
+#[test]
+fn fuse_a_start_that_was_recorded_is_fetched_in_its_order() {
+    let name = "http_device::fuse_a_start_that_was_recorded_is_fetched_in_its_order";
+    if !require_fuse(name) {
+        return;
+    }
+    let place = scratch();
+    let bytes = random(&place, 64 << 20);
+    let origin = Origin::start(bytes.clone());
+    let url = origin.url("/d.img");
+    // A block of each of sixty chunks, in no order; then some neighbours, which a sequential reader would have
+    // fetched ahead.
+    let chunk = 16;
+    let scattered = (0..60).map(|number| (number * 617 + 400) % 1000 * chunk + 3);
+    let blocks: Vec<usize> = scattered.chain((0..6).map(|next| (1000 + next) * chunk)).collect();
+    ok(&place, &["store", "list"]);
+    assert_eq!(run(&place, &["store", "trace", &url]).code, 1, "nothing was recorded");
+
+    let disk = attach(&place, &["--record", &url]);
+    start(&disk, &bytes, &blocks);
+    place.ok(["detach", disk.to_str().unwrap()]);
+    let recorded = origin.sent();
+    let trace = ok(&place, &["store", "trace", &url]);
+    fs::write(place.path("start.trace"), &trace).unwrap();
+    let needs = run(&place, &["--json", "store", "trace", &url]).json();
+    let needs: Vec<(u64, u64, u64)> = needs["needs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|need| {
+            let number = |key: &str| need[key].as_u64().unwrap();
+            (number("at"), number("offset"), number("len"))
+        })
+        .collect();
+    let noted: u64 = needs.iter().map(|(_, _, len)| len).sum();
+    assert!(needs.is_sorted_by_key(|(at, ..)| *at), "{needs:?}");
+    let has = |block: &usize| {
+        let at = (block * BLOCK) as u64;
+        needs.iter().any(|(_, offset, len)| (*offset..offset + len).contains(&at))
+    };
+    assert!(blocks.iter().all(has), "{needs:?}");
+    // What the attach itself reads is needed, too: the beginning and the end.
+    let needed = (blocks.len() as u64 + 8) * 65_536;
+    assert!(
+        noted <= needed && recorded <= needed + (64 << 10),
+        "{noted} of {recorded} bytes, {needed} at most"
+    );
+
+    // With the trace, what comes next is there before it is asked for.
+    let latency = Duration::from_millis(40);
+    origin.latency(latency);
+    let mut took = Vec::new();
+    for words in [&["--prefetch", "start.trace"][..], &[]] {
+        ok(&place, &["store", "drop", "--all"]);
+        let before = origin.sent();
+        let path = place.path("start.trace");
+        let words: Vec<&str> = words
+            .iter()
+            .map(|word| if *word == "start.trace" { path.to_str().unwrap() } else { word })
+            .collect();
+        let disk = attach(&place, &[&words[..], &[url.as_str()]].concat());
+        took.push(start(&disk, &bytes, &blocks));
+        place.ok(["detach", disk.to_str().unwrap()]);
+        let sent = origin.sent() - before;
+        assert!(
+            words.is_empty() || sent <= recorded + recorded / 20,
+            "{sent} bytes, {recorded} when recorded"
+        );
+    }
+    // Without it each block is waited for alone: sixty times the latency. With it eight are on their way at a
+    // time.
+    assert!(took[0] * 3 < took[1], "{took:?}");
+
+    // Into the store, without a device; then nothing is fetched.
+    ok(&place, &["store", "drop", "--all"]);
+    let path = place.path("start.trace");
+    let said = ok(&place, &["store", "prefetch", &url, "--trace", path.to_str().unwrap()]);
+    assert!(said.contains("all that the trace names"), "{said}");
+    let disk = attach(&place, &[&url]);
+    let sent = origin.sent();
+    start(&disk, &bytes, &blocks);
+    assert!(origin.sent() == sent, "{} bytes", origin.sent() - sent);
+    place.ok(["detach", disk.to_str().unwrap()]);
+
+    // A trace of nonsense is refused before anything is attached.
+    fs::write(&path, "0 1 2").unwrap();
+    let refused = run(&place, &["attach", "--prefetch", path.to_str().unwrap(), &url]);
+    assert!(refused.code == 1 && refused.err.contains("no trace"), "{refused:?}");
+}
+
 #[test]
 fn fuse_what_was_filled_needs_no_server() {
     let name = "http_device::fuse_what_was_filled_needs_no_server";

@@ -42,6 +42,18 @@ pub(crate) struct StoreOptions {
     pub(crate) origin_timeout: Option<Duration>,
 }
 
+/// What a start of an image on a server needs.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct TraceOptions {
+    /// Note in the store which parts of a remote image are needed and when, and fetch no others; then
+    /// `becket store trace URL` writes a trace
+    #[arg(long)]
+    pub(crate) record: bool,
+    /// Fetch what this trace names, in its order, behind what is waited for
+    #[arg(long, value_name = "TRACE", value_hint = clap::ValueHint::FilePath, conflicts_with = "record")]
+    pub(crate) prefetch: Option<PathBuf>,
+}
+
 /// Options of attach, run and mount: how the image is offered as a device.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Device options")]
@@ -116,6 +128,8 @@ pub(crate) struct DeviceOptions {
     /// Fetch all of a remote image in the background, so that its server is not needed afterwards
     #[arg(long)]
     pub(crate) fill: bool,
+    #[command(flatten)]
+    pub(crate) trace: TraceOptions,
     /// Set the number of queues (ublk and fuse only) [default: up to one per CPU; one if there are many
     /// devices]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
@@ -166,6 +180,7 @@ impl Default for DeviceOptions {
             isolate: false,
             cache_size: None,
             fill: false,
+            trace: TraceOptions::default(),
             queues: None,
             depth: None,
             mode: None,

@@ -13,6 +13,8 @@ use clap::{Args, Subcommand};
 Examples:
   becket store list
   becket store prefetch https://example.org/disk.img
+  becket attach --record https://example.org/disk.img    # and start from it; then
+  becket store trace https://example.org/disk.img >start.trace
   becket store verify
   becket store drop https://example.org/disk.img")]
 pub(crate) struct Store {
@@ -39,10 +41,21 @@ pub(crate) enum StoreAction {
         #[arg(value_name = "URL")]
         urls: Vec<String>,
     },
-    /// Fetch all of these images into the store
+    /// Write what was needed of an image since `attach --record`, for `attach --prefetch`
+    Trace {
+        #[command(flatten)]
+        store: StoreOptions,
+        /// The image
+        #[arg(value_name = "URL")]
+        url: String,
+    },
+    /// Fetch all of these images into the store, or what a trace names
     Prefetch {
         #[command(flatten)]
         store: StoreOptions,
+        /// Only what this trace names, in its order
+        #[arg(long, value_name = "TRACE", value_hint = clap::ValueHint::FilePath)]
+        trace: Option<std::path::PathBuf>,
         /// Images to fetch
         #[arg(required = true, value_name = "URL")]
         urls: Vec<String>,

@@ -89,6 +89,7 @@ fn jobs(args: &args::Attach) -> Result<Vec<Job>, Failure> {
         image: image.clone(),
         options: options.clone(),
         store: store.clone(),
+        trace: args.device.trace.clone(),
         export: None,
         origin: None,
     };
@@ -98,7 +99,7 @@ fn jobs(args: &args::Attach) -> Result<Vec<Job>, Failure> {
 fn attach(job: &Job) -> Result<DeviceInfo, Failure> {
     let attached = match &job.export {
         Some(args) => export::at(args, &job.image, &job.options),
-        None => fetched::for_device(&job.image, &job.options, &job.store).and_then(
+        None => fetched::for_device(&job.image, &job.options, &job.store, &job.trace).and_then(
             |(image, options, _decoded)| {
                 becket_device::attach(&image, &options).map_err(|error| {
                     Failure::device("attach", becket_fetch::named(job.image.as_os_str()), &error)

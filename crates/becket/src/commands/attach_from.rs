@@ -83,6 +83,7 @@ fn read(
             image,
             options: common::options(&device),
             store: device.store,
+            trace: device.trace,
             export: None,
             origin,
         });

@@ -28,7 +28,14 @@ fn choose(table: &Path, text: &[u8], names: &[PathBuf], given: &[OsString]) -> R
         let Some(at) = entries.iter().position(named) else { return Err(missing(table, name, &entries)) };
         if let Ok(Entry { line, image, device, export, .. }) = entries.swap_remove(at) {
             let origin = Some(format!("{} line {line}", table.display()));
-            jobs.push(Job { image, options: common::options(&device), store: device.store, export, origin });
+            jobs.push(Job {
+                image,
+                options: common::options(&device),
+                store: device.store,
+                trace: device.trace,
+                export,
+                origin,
+            });
         }
     }
     Ok(jobs)

@@ -3,7 +3,7 @@
 
 use super::fetched::{self, Local};
 use crate::{
-    args::{DeviceOptions, Export, Look, LookOptions, StoreOptions, Toggle, Via},
+    args::{DeviceOptions, Export, Look, LookOptions, StoreOptions, Toggle, TraceOptions, Via},
     failure::Failure,
     ui::Ui,
 };
@@ -27,6 +27,8 @@ pub(super) struct Job {
     pub(super) options: AttachOptions,
     /// What is fetched for it.
     pub(super) store: StoreOptions,
+    /// What of that is noted, or known.
+    pub(super) trace: TraceOptions,
     /// How it is exported, when it is no block device.
     pub(super) export: Option<Box<Export>>,
     /// Where it was asked for, when not on the command line.

@@ -3,7 +3,7 @@
 
 use super::{common, fetched, run};
 use crate::{
-    args::{self, StoreOptions},
+    args::{self, StoreOptions, TraceOptions},
     failure::Failure,
     ui::Ui,
 };
@@ -58,7 +58,8 @@ fn run_with(ui: &Ui, args: &args::Export) -> Result<u8, Failure> {
     let doorway = doorway(args)?;
     let name = args.name.clone().unwrap_or_else(|| name_of(image));
     let asked = common::options(&args.device());
-    let (path, options, _decoded) = fetched::for_device(image, &asked, &args.image.store)?;
+    let (path, options, _decoded) =
+        fetched::for_device(image, &asked, &args.image.store, &TraceOptions::default())?;
     let (info, lease) = becket_device::export_leased(&path, &options, &doorway, &name)
         .map_err(|error| Failure::device("export", fetched::named(image), &error))?;
     ui.explain(&info);
@@ -88,7 +89,7 @@ fn offer(
     doorway: &Doorway,
     name: &str,
 ) -> Result<DeviceInfo, Failure> {
-    let (path, options, _decoded) = fetched::for_device(image, options, store)?;
+    let (path, options, _decoded) = fetched::for_device(image, options, store, &TraceOptions::default())?;
     becket_device::export(&path, &options, doorway, name)
         .map_err(|error| Failure::device("export", fetched::named(image), &error))
 }

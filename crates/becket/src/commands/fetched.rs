@@ -2,12 +2,17 @@
 //! whose bytes are fetched when they are read, or were decoded before.
 //! Only a URL that the user typed is opened.
 
-use crate::{args::StoreOptions, failure::Failure, progress::Progress};
+use crate::{
+    args::{StoreOptions, TraceOptions},
+    failure::Failure,
+    progress::Progress,
+};
 use becket_device::AttachOptions;
 use becket_fetch::{Decoded, Options, Place, Remote};
 use becket_image::{Fillers, Format};
 use std::{
     borrow::Cow,
+    ops::Range,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -40,8 +45,12 @@ pub(super) fn local<'a>(
     store: &StoreOptions,
     verb: &str,
 ) -> Result<Local<'a>, Failure> {
-    let (local, remote) = stored(path, store, verb)?;
-    let decoded = becket_fetch::decoded(&local.path, remote.as_ref(), format, &options(store));
+    opened(path, format, &options(store), verb)
+}
+
+fn opened<'a>(path: &'a Path, format: Format, how: &Options, verb: &str) -> Result<Local<'a>, Failure> {
+    let (local, remote) = stored(path, how, verb)?;
+    let decoded = becket_fetch::decoded(&local.path, remote.as_ref(), format, how);
     Ok(match decoded.map_err(|error| failure(verb, path, &error))? {
         None => local,
         Some(decoded) => Local {
@@ -54,18 +63,14 @@ pub(super) fn local<'a>(
 
 /// Opens the object of a URL, as its server has it.
 pub(super) fn as_it_is<'a>(path: &'a Path, store: &StoreOptions, verb: &str) -> Result<Local<'a>, Failure> {
-    stored(path, store, verb).map(|(local, _)| local)
+    stored(path, &options(store), verb).map(|(local, _)| local)
 }
 
-fn stored<'a>(
-    path: &'a Path,
-    store: &StoreOptions,
-    verb: &str,
-) -> Result<(Local<'a>, Option<Remote>), Failure> {
+fn stored<'a>(path: &'a Path, how: &Options, verb: &str) -> Result<(Local<'a>, Option<Remote>), Failure> {
     if !becket_fetch::is_remote(path.as_os_str()) {
         return Ok((Local::new(path), None));
     }
-    let remote = Place::parse(path.as_os_str()).and_then(|place| becket_fetch::open(&place, &options(store)));
+    let remote = Place::parse(path.as_os_str()).and_then(|place| becket_fetch::open(&place, how));
     let remote = remote.map_err(|error| failure(verb, path, &error))?;
     let (path, fillers) = (Cow::Owned(remote.path.clone()), remote.fillers.clone());
     Ok((Local { path, fillers, decoded: None }, Some(remote)))
@@ -77,8 +82,12 @@ pub(super) fn for_device<'a>(
     path: &'a Path,
     options: &AttachOptions,
     store: &StoreOptions,
+    trace: &TraceOptions,
 ) -> Result<(Cow<'a, Path>, AttachOptions, Option<Decoded>), Failure> {
-    let local = local(path, options.open.format, store, "attach")?;
+    let mut how = self::options(store);
+    how.record = trace.record;
+    how.foreseen = trace.prefetch.as_deref().map(read_trace).transpose()?.unwrap_or_default();
+    let local = opened(path, options.open.format, &how, "attach")?;
     let mut options = options.clone();
     if matches!(local.path, Cow::Owned(_)) {
         options.open.read_only |= options.open.cow.is_none();
@@ -122,7 +131,16 @@ pub(super) fn options(store: &StoreOptions) -> Options {
         limit: store.store_limit,
         patience: store.origin_timeout.unwrap_or(PATIENCE),
         progress: Some(Arc::new(progress)),
+        record: false,
+        foreseen: Vec::new(),
     }
+}
+
+/// What a trace names.
+pub(super) fn read_trace(path: &Path) -> Result<Vec<Range<u64>>, Failure> {
+    becket_fetch::trace::read(path)
+        .map_err(|error| Failure::io(format!("cannot use {}", path.display()), &error))
+        .map_err(|failure| failure.hint("a trace comes from `becket store trace URL`"))
 }
 
 /// What becket-fetch reports, as the failure to `verb` what was named.

@@ -50,12 +50,13 @@ fn foresee(job: &Job) -> Result<Foreseen, Failure> {
     let mut store = job.store.clone();
     // Nothing goes from the store for a device that is not made.
     store.store_limit = None;
-    let foreseen =
-        fetched::for_device(&job.image, &job.options, &store).and_then(|(image, options, _decoded)| {
+    let foreseen = fetched::for_device(&job.image, &job.options, &store, &job.trace).and_then(
+        |(image, options, _decoded)| {
             becket_device::foresee(&image, &options).map_err(|error| {
                 Failure::device("attach", becket_fetch::named(job.image.as_os_str()), &error)
             })
-        });
+        },
+    );
     foreseen.map_err(|mut failure| {
         if let Some(origin) = &job.origin {
             failure.message = format!("{origin}: {}", failure.message);

@@ -31,7 +31,8 @@ pub(crate) fn run(ui: &Ui, args: &args::Mount) -> Result<u8, Failure> {
     allowed(&args.image)?;
     // The lease holds the device until the mount does; then it goes with the last of its mounts.
     let asked = common::options(&args.device);
-    let (path, options, decoded) = fetched::for_device(&args.image, &asked, &args.device.store)?;
+    let (path, options, decoded) =
+        fetched::for_device(&args.image, &asked, &args.device.store, &args.device.trace)?;
     let (info, lease) = becket_device::attach_leased(&path, &options)
         .map_err(|error| Failure::device("attach", becket_fetch::named(args.image.as_os_str()), &error))?;
     ui.explain(&info);

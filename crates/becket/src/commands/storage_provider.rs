@@ -64,7 +64,8 @@ impl Volumes for Images {
 fn attached(path: &Path, read_only: bool) -> Result<Volume, Unavailable> {
     let asked = DeviceOptions { read_only, ..DeviceOptions::default() };
     let options = common::options(&asked);
-    let (path, options, _decoded) = fetched::for_device(path, &options, &asked.store).map_err(failed)?;
+    let (path, options, _decoded) =
+        fetched::for_device(path, &options, &asked.store, &asked.trace).map_err(failed)?;
     let (info, lease) = becket_device::attach_leased(&path, &options).map_err(unavailable)?;
     let volume = open(&info, Some(info.spec.read_only));
     drop(lease);

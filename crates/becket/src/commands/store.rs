@@ -11,14 +11,15 @@ use crate::{
 };
 use becket_fetch::{Entry, Place, Store};
 use serde_json::{Value, json};
-use std::path::Path;
+use std::{ops::Range, path::Path};
 
 pub(crate) fn run(ui: &Ui, args: &args::Store) -> Result<u8, Failure> {
     match &args.action {
         StoreAction::List { store, urls } => list(ui, store, urls),
         StoreAction::Verify { store, urls } => verify(ui, store, urls),
         StoreAction::Drop { store, urls, all } => drop_objects(ui, store, urls, *all),
-        StoreAction::Prefetch { store, urls } => prefetch(ui, store, urls),
+        StoreAction::Prefetch { store, trace, urls } => prefetch(ui, store, trace.as_deref(), urls),
+        StoreAction::Trace { store, url } => trace(ui, store, url),
     }
 }
 
@@ -113,17 +114,34 @@ fn drop_objects(ui: &Ui, asked: &StoreOptions, urls: &[String], all: bool) -> Re
     Ok(u8::from(!dropped.kept.is_empty()))
 }
 
-fn prefetch(ui: &Ui, asked: &StoreOptions, urls: &[String]) -> Result<u8, Failure> {
+fn trace(ui: &Ui, asked: &StoreOptions, url: &str) -> Result<u8, Failure> {
+    let store = open(asked)?;
+    let mut needs = Vec::new();
+    for entry in chosen(&store, &[url.to_owned()])? {
+        needs.extend(store.trace(&entry).map_err(failed)?);
+    }
+    if needs.is_empty() {
+        let hint = format!("becket attach --record {url}, start from the device, and ask again");
+        return Err(Failure::new("not_found", format!("nothing was recorded of {url}")).hint(hint));
+    }
+    match ui.json {
+        true => ui.document(&json!({ "needs": needs }))?,
+        false => ui.line(becket_fetch::trace::written(&needs).trim_end())?,
+    }
+    Ok(0)
+}
+
+fn prefetch(ui: &Ui, asked: &StoreOptions, trace: Option<&Path>, urls: &[String]) -> Result<u8, Failure> {
+    let ranges = trace.map(fetched::read_trace).transpose()?;
     let (mut reports, mut status) = (Vec::new(), 0);
     for url in urls {
-        match fetch(url, asked) {
+        match fetch(url, asked, ranges.as_deref()) {
             Ok(report) => {
                 if !ui.json {
                     let bytes = |key: &str| report.get(key).and_then(Value::as_u64).unwrap_or(0);
                     let (fetched, size) = (format_size(bytes("fetched")), format_size(bytes("size")));
-                    ui.line(format!(
-                        "{url}: {fetched} of {size} were fetched, and all of it is in the store"
-                    ))?;
+                    let what = if trace.is_some() { "all that the trace names" } else { "all of it" };
+                    ui.line(format!("{url}: {fetched} of {size} were fetched, and {what} is in the store"))?;
                 }
                 reports.push(report);
             }
@@ -140,8 +158,8 @@ fn prefetch(ui: &Ui, asked: &StoreOptions, urls: &[String]) -> Result<u8, Failur
     Ok(status)
 }
 
-/// Brings the whole object.
-fn fetch(url: &str, asked: &StoreOptions) -> Result<Value, Failure> {
+/// Brings the whole object, or some ranges of it.
+fn fetch(url: &str, asked: &StoreOptions, ranges: Option<&[Range<u64>]>) -> Result<Value, Failure> {
     let path = Path::new(url);
     let failed = |error| fetched::failure("fetch", path, &error);
     if !becket_fetch::is_remote(path.as_os_str()) {
@@ -149,6 +167,9 @@ fn fetch(url: &str, asked: &StoreOptions) -> Result<Value, Failure> {
     }
     let place = Place::parse(path.as_os_str()).map_err(failed)?;
     let remote = becket_fetch::open(&place, &fetched::options(asked)).map_err(failed)?;
-    remote.bring_all().map_err(failed)?;
+    match ranges {
+        Some(ranges) => remote.bring_in_order(ranges).map_err(failed)?,
+        None => remote.bring_all().map_err(failed)?,
+    }
     Ok(json!({ "url": url, "size": remote.size(), "fetched": remote.fetched() }))
 }

@@ -41,7 +41,7 @@ const LINES: usize = 4;
 const SYNC_EVERY: u64 = 64 << 20;
 
 /// How to open an object.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Options {
     /// The store; that of the user if none is named.
     pub store: Option<PathBuf>,
@@ -292,8 +292,8 @@ impl Object {
         from + free.map(|chunk| *chunk = Chunk::Busy).count() as u64
     }
 
-    /// Notes that chunks are wanted, if that is recorded: then nothing is fetched ahead, which nobody may want.
-    /// Says whether it is.
+    /// Notes that chunks are wanted, if that is recorded. Says whether it is: then nothing is fetched ahead,
+    /// which nobody may want.
     pub(crate) fn wanted(&self, chunks: &Range<u64>) -> bool {
         if self.record && !chunks.is_empty() {
             // A trace that lacks something is still a trace.

@@ -10,12 +10,8 @@ use becket_fetch::{Error, Options, Place, Remote, open};
 use becket_testkit::origin::{Origin, Reply};
 
 fn get(url: &str, store: &Path) -> Result<Remote, Error> {
-    let options = Options {
-        store: Some(store.to_owned()),
-        limit: None,
-        patience: Duration::from_secs(2),
-        progress: None,
-    };
+    let options =
+        Options { store: Some(store.to_owned()), patience: Duration::from_secs(2), ..Options::default() };
     open(&Place::parse(OsStr::new(url)).unwrap(), &options)
 }
 

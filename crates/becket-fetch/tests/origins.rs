@@ -27,7 +27,7 @@ fn body(chunks: usize, seed: u64) -> Vec<u8> {
 }
 
 fn options(store: &Path) -> Options {
-    Options { store: Some(store.to_owned()), limit: None, patience: Duration::from_secs(2), progress: None }
+    Options { store: Some(store.to_owned()), patience: Duration::from_secs(2), ..Options::default() }
 }
 
 fn place(url: &str) -> Place {

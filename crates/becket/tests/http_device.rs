@@ -343,8 +343,8 @@ fn fuse_a_start_that_was_recorded_is_fetched_in_its_order() {
     let bytes = random(&place, 64 << 20);
     let origin = Origin::start(bytes.clone());
     let url = origin.url("/d.img");
-    // A block of each of sixty chunks, in no order; then some neighbours, which a sequential reader would have
-    // fetched ahead.
+    // A block of each of sixty chunks, in no order; then some neighbours, which a sequential reader would
+    // have fetched ahead.
     let chunk = 16;
     let scattered = (0..60).map(|number| (number * 617 + 400) % 1000 * chunk + 3);
     let blocks: Vec<usize> = scattered.chain((0..6).map(|next| (1000 + next) * chunk)).collect();

@@ -13,8 +13,7 @@ use clap::{Args, Subcommand};
 Examples:
   becket store list
   becket store prefetch https://example.org/disk.img
-  becket attach --record https://example.org/disk.img    # and start from it; then
-  becket store trace https://example.org/disk.img >start.trace
+  becket store trace https://example.org/disk.img >start.trace    # after attach --record
   becket store verify
   becket store drop https://example.org/disk.img")]
 pub(crate) struct Store {

@@ -73,6 +73,14 @@ impl History {
                 _ if self.shares && !self.broke && !self.earlier.iter().any(has_ended) => Earlier::Kept,
                 _ => Earlier::Unknown,
             };
+            if self.verdict == Earlier::Unknown {
+                let why = match (self.session, self.shares) {
+                    (None, _) => "the process that connected before is gone",
+                    (_, false) => "it does not promise that a flush covers all connections",
+                    _ => "it has ended a connection",
+                };
+                tracing::info!("the server may lack what an earlier worker wrote: {why}");
+            }
             self.session = Some(session);
             self.earlier.drain(..).for_each(end);
         }

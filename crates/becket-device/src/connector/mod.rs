@@ -27,6 +27,8 @@ use crate::system::{confine, harden};
 
 /// How long a server may take to accept and negotiate.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a predecessor may take to see that its supervisor is gone, and to leave what it knows.
+const LEGACY: Duration = Duration::from_secs(3);
 /// How long is waited between two attempts, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
@@ -80,7 +82,8 @@ fn begin(order: Connect, fds: Vec<OwnedFd>) -> Result<Connector, Error> {
         return Err(bad("its channel is missing"));
     };
     let trust = fds.next().map(Trust::unsealed).transpose().map_err(|error| bad(&error.to_string()))?;
-    let (waiting, legacy) = channel::inherit(&channel).map_err(|error| bad(&error.to_string()))?;
+    let (waiting, legacy) = channel::inherit(&channel, if order.inherits { LEGACY } else { Duration::ZERO })
+        .map_err(|error| bad(&error.to_string()))?;
     let history = History::new(order.shares, order.again, legacy);
     Ok(Connector {
         endpoint,
@@ -136,9 +139,8 @@ impl Connector {
 
     /// The supervisor is gone: another one may follow, with a connector of its own.
     fn ends(self) -> Vec<JoinHandle<()>> {
-        if let Some(legacy) = self.history.legacy()
-            && let Err(error) = channel::bequeath(&self.asks, &legacy)
-        {
+        let legacy = self.history.legacy();
+        if let Err(error) = channel::bequeath(&self.asks, legacy.as_ref()) {
             tracing::warn!("what is known of connections is lost: {error}");
         }
         self.relays

@@ -39,6 +39,8 @@ pub(crate) struct Connect {
     pub(crate) shares: bool,
     /// Another connector was there before, and what it knew of its connections is lost.
     pub(crate) again: bool,
+    /// That one may still be about to leave what it knows.
+    pub(crate) inherits: bool,
     /// How long a server may be away until requests fail, in seconds; for ever, when not given.
     pub(crate) timeout: Option<u64>,
 }

@@ -122,7 +122,7 @@ impl Connector {
         let (devices, control) = Default::default();
         let line = Arc::new(Line { work, fds, devices, control });
         let connector = line.joined_by(on_change).ok_or(io::ErrorKind::NotFound)?;
-        let first = line.begin(again)?;
+        let first = line.begin(again, again)?;
         let theirs = Arc::clone(&line);
         spawn(move || theirs.watch(first));
         Ok((connector, line))
@@ -138,6 +138,7 @@ fn connect(spec: &Spec, link: &LinkSource, again: bool, on_change: OnChange) -> 
         agreed: *link.agreed(),
         shares: link.shares_flushes(),
         again,
+        inherits: again,
         timeout: spec.origin_timeout,
     };
     let copy = |end: BorrowedFd<'_>| end.try_clone_to_owned().map_err(failed);
@@ -253,11 +254,12 @@ impl Line {
         }
     }
 
-    /// Starts a process and gives it its order.
-    fn begin(&self, again: bool) -> io::Result<(helper::Kept, Arc<OwnedFd>)> {
+    /// Starts a process and gives it its order. `again`: there was one before; `inherits`: it may still be
+    /// there, because its supervisor was another one.
+    fn begin(&self, again: bool, inherits: bool) -> io::Result<(helper::Kept, Arc<OwnedFd>)> {
         let (role, order) = match &self.work {
             Work::Connect(order) => {
-                (Role::Connector, LinkOrder::Connect(Box::new(Connect { again, ..order.clone() })))
+                (Role::Connector, LinkOrder::Connect(Box::new(Connect { again, inherits, ..order.clone() })))
             }
             Work::Fill(order, _) => (Role::Fetcher, LinkOrder::Fill(order.clone())),
         };
@@ -293,7 +295,7 @@ impl Line {
                 warn!(event = "helper_ended", "a {} ended, and another takes its place", self.what());
             }
             std::thread::sleep(PAUSE);
-            match self.begin(true) {
+            match self.begin(true, false) {
                 Ok(begun) => now = Some(begun),
                 Err(error) => warn!("no {} can be started: {error}", self.what()),
             }

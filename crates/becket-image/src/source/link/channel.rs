@@ -10,8 +10,9 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -129,20 +130,21 @@ impl Legacy {
     pub const MOST: usize = 128;
 }
 
-/// Leaves what is known for the next maker of connections, which reads it by [`inherit`]. `channel` is the
-/// end of who asks.
+/// Leaves what is known, or that nothing is, for the next maker of connections, which reads it by
+/// [`inherit`]. `channel` is the end of who asks.
 ///
 /// # Errors
 /// There are too many connections, or the channel is full or broken.
-pub fn bequeath(channel: impl AsFd, legacy: &Legacy) -> io::Result<()> {
+pub fn bequeath(channel: impl AsFd, legacy: Option<&Legacy>) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(Legacy::MOST))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let fds: Vec<BorrowedFd<'_>> = legacy.sockets.iter().map(AsFd::as_fd).collect();
-    if !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
+    let sockets = legacy.map(|legacy| legacy.sockets.as_slice()).unwrap_or_default();
+    let fds: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let mut bytes = [b'h'; 10];
-    if let Some(number) = bytes.first_chunk_mut::<8>() {
+    let mut bytes = if legacy.is_some() { [b'h'; 10] } else { *b"........hn" };
+    if let (Some(number), Some(legacy)) = (bytes.first_chunk_mut::<8>(), legacy) {
         *number = legacy.session.to_le_bytes();
     }
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -150,13 +152,14 @@ pub fn bequeath(channel: impl AsFd, legacy: &Legacy) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes all that was asked before the caller began, and what its predecessor has left. The requests are the
-/// caller's to answer, without [`done`].
+/// Takes all that was asked before the caller began, and what its predecessor has left, which is waited for
+/// as long as `patience`. The requests are the caller's to answer, without [`done`].
 ///
 /// # Errors
 /// The channel is broken.
-pub fn inherit(channel: impl AsFd) -> io::Result<(Vec<Request>, Option<Legacy>)> {
-    let (mut requests, mut legacy) = (Vec::new(), None);
+pub fn inherit(channel: impl AsFd, patience: Duration) -> io::Result<(Vec<Request>, Option<Legacy>)> {
+    let (mut requests, mut legacy, mut said) = (Vec::new(), None, false);
+    let until = Instant::now() + patience;
     loop {
         let mut bytes = [0; 16];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(Legacy::MOST))];
@@ -165,7 +168,16 @@ pub fn inherit(channel: impl AsFd) -> io::Result<(Vec<Request>, Option<Legacy>)>
         let got = match recvmsg(&channel, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
             Ok(got) if got.bytes == 0 => return Ok((requests, legacy)),
             Ok(got) => got.bytes,
-            Err(rustix::io::Errno::AGAIN) => return Ok((requests, legacy)),
+            Err(rustix::io::Errno::AGAIN) => {
+                let left = until.saturating_duration_since(Instant::now());
+                if said || left.is_zero() {
+                    return Ok((requests, legacy));
+                }
+                let time =
+                    Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+                rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(&channel, PollFlags::IN)], Some(&time)))?;
+                continue;
+            }
             Err(errno) => return Err(errno.into()),
         };
         let mut sockets = Vec::new();
@@ -177,8 +189,9 @@ pub fn inherit(channel: impl AsFd) -> io::Result<(Vec<Request>, Option<Legacy>)>
         match bytes.get(..got) {
             Some([session @ .., b'h', b'h']) if session.len() == 8 => {
                 let session = u64::from_le_bytes(session.try_into().unwrap_or_default());
-                legacy = Some(Legacy { session, sockets });
+                (legacy, said) = (Some(Legacy { session, sockets }), true);
             }
+            Some([.., b'h', b'n']) => said = true,
             bytes => requests.extend(bytes.and_then(Request::decoded)),
         }
     }
@@ -294,14 +307,37 @@ mod tests {
         let request = Request { session: 7, first: true };
         rustix::net::send(&asking, &request.encoded(), SendFlags::empty()).unwrap();
         let (kept, far) = pair().unwrap();
-        bequeath(&asking, &Legacy { session: 9, sockets: vec![kept] }).unwrap();
-        let (requests, legacy) = inherit(&answering).unwrap();
+        bequeath(&asking, Some(&Legacy { session: 9, sockets: vec![kept] })).unwrap();
+        let (requests, legacy) = inherit(&answering, Duration::ZERO).unwrap();
         assert_eq!(requests, [request]);
         let legacy = legacy.unwrap();
         assert_eq!((legacy.session, legacy.sockets.len()), (9, 1));
         rustix::net::send(&far, b"x", SendFlags::empty()).unwrap();
         assert_eq!(rustix::net::recv(&legacy.sockets[0], &mut [0; 2], RecvFlags::empty()).unwrap().0, 1);
-        assert!(inherit(&answering).unwrap().0.is_empty());
+        assert!(inherit(&answering, Duration::ZERO).unwrap().0.is_empty());
+    }
+
+    #[test]
+    fn a_maker_that_ends_later_is_waited_for_and_one_that_knows_nothing_says_so() {
+        let (asking, answering) = pair().unwrap();
+        let request = Request { session: 7, first: true };
+        rustix::net::send(&asking, &request.encoded(), SendFlags::empty()).unwrap();
+        let (kept, _far) = pair().unwrap();
+        let long = Duration::from_secs(60);
+        std::thread::scope(|scope| {
+            let heir = scope.spawn(|| inherit(&answering, long).unwrap());
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!heir.is_finished());
+            bequeath(&asking, Some(&Legacy { session: 9, sockets: vec![kept] })).unwrap();
+            let (requests, legacy) = heir.join().unwrap();
+            assert_eq!((requests, legacy.map(|legacy| legacy.session)), (vec![request], Some(9)));
+        });
+        bequeath(&asking, None).unwrap();
+        let began = Instant::now();
+        let (requests, legacy) = inherit(&answering, long).unwrap();
+        assert!(requests.is_empty() && legacy.is_none() && began.elapsed() < long);
+        let (requests, legacy) = inherit(&answering, Duration::from_millis(20)).unwrap();
+        assert!(requests.is_empty() && legacy.is_none());
     }
 
     #[test]

@@ -59,7 +59,8 @@ control() {
 
 pack() {
     same_times "$work/$1"
-    dpkg-deb --root-owner-group -Zxz --build "$work/$1" "$out/$1_${version}_$architecture.deb" >/dev/null
+    # $2: how hard it is compressed. Debug information is large, and few fetch it.
+    dpkg-deb --root-owner-group -Zxz -z"${2:-6}" --build "$work/$1" "$out/$1_${version}_$architecture.deb" >/dev/null
     echo "$out/$1_${version}_$architecture.deb"
 }
 
@@ -109,7 +110,7 @@ Auto-Built-Package: debug-symbols
 Build-Ids: $build_id
 Description: debug symbols for becket
 END
-    pack becket-dbgsym
+    pack becket-dbgsym 1
 }
 
 case $kind in

@@ -209,11 +209,14 @@ fn fuse_a_server_that_is_away_is_waited_for() {
     };
     assert!(wait_until(Duration::from_secs(20), shown), "{:?}", only(&place));
     assert!(place.ok(["list"]).contains("waiting"));
+    let metric = |value: u32| format!("\nbecket_device_origin_away{{name=\"fuse0\"}} {value}\n");
+    assert!(place.ok(["metrics"]).contains(&metric(1)), "{}", place.ok(["metrics"]));
     assert!(!waits.is_finished(), "it waits");
     assert!(read(&disk, 0).unwrap().0 == block_of(&bytes, 0), "what is there is read");
     origin.honest();
     assert!(waits.join().unwrap().unwrap() == block_of(&bytes, 2000));
     assert!(wait_until(Duration::from_secs(20), || only(&place)["away"].is_null()), "{:?}", only(&place));
+    assert!(place.ok(["metrics"]).contains(&metric(0)), "{}", place.ok(["metrics"]));
     // A server that is away keeps nobody from detaching.
     origin.trick(|_, _| Reply::status(503));
     drop(disk);

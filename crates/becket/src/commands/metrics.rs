@@ -113,6 +113,10 @@ fn metrics(infos: &[DeviceInfo], counters: &[Option<Summary>]) -> Vec<Metric> {
         each("live", "gauge", "Whether the device is live (1) or in another state (0).", &|info, _| {
             Some(f64::from(u8::from(info.state == DeviceState::Live)))
         }),
+        each("origin_away", "gauge", "Whether the server of the image cannot be reached (1).", &|info, _| {
+            let on_server = info.spec.title().contains("://");
+            on_server.then(|| f64::from(u8::from(info.away.is_some())))
+        }),
         each("size_bytes", "gauge", "Length of the device.", &|info, _| Some(info.size as f64)),
         each("recoveries_total", "counter", "How often the serving process was replaced.", &|info, _| {
             Some(f64::from(info.recoveries))

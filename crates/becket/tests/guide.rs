@@ -114,6 +114,7 @@ fn follow(name: &str, steps: &[Step], programs: &[(String, String)]) {
     }
     let mut shell = Command::new("bash");
     place.prepare(&mut shell);
+    shell.env("BECKET_STORE", place.path("store"));
     let path = env::join_paths(
         std::iter::once(binary.parent().unwrap().to_owned())
             .chain(env::split_paths(&env::var_os("PATH").unwrap())),

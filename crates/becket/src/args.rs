@@ -21,7 +21,7 @@ mod watch;
 
 use device::format_parser;
 pub(crate) use device::{DeviceOptions, LimitOptions, StoreOptions, Switch, Toggle, TraceOptions, Via};
-pub(crate) use export::Export;
+pub(crate) use export::{Export, ImageOptions};
 pub(crate) use look::{Cat, Copy, CopyFormat, Cp, Inspect, Look, LookOptions, Ls, Map};
 pub(crate) use store::{Store, StoreAction};
 pub(crate) use watch::{Events, Metrics, Stat, StorageProvider, Top, Why};

@@ -76,7 +76,7 @@ macro_rules! workloads {
 }
 
 /// All scenarios.
-pub(crate) const SCENARIOS: [Scenario; 10] = [
+pub(crate) const SCENARIOS: [Scenario; 11] = [
     Scenario {
         name: "cost",
         title: "Instructions of one I/O",
@@ -266,6 +266,25 @@ plugin file, *null* is nbdkit without any image: what the client can reach.",
         }],
     },
     Scenario {
+        name: "remote",
+        title: "A start from an image on a web server",
+        about: "\
+A web server on this machine waits 20 ms before each answer. The reads are like those of a boot: 300 small
+files with their tables in twelve places of a 2 GiB image, and three of 20 MiB; each server begins with
+nothing, and exports the image over NBD to one client, which compares all bytes. *s* is the time from the
+start of the server to the last byte, at depth 1 and 8; *bytes* is what the web server sent, divided by what
+was read. *becket-trace* has the trace of an earlier start. nbdkit has its plugin curl below its cache with
+blocks of 256 KiB and of 1 MiB. *local* is nbdkit with the image's file. Less is better.",
+        places: &[Place {
+            ground: Ground::Host { memory: true },
+            variables: "ENTRANTS=(becket becket-trace nbdkit-256k nbdkit-1M local) ROUNDS=3 MIB=2048 \
+                        LATENCY=0.02 DEPTHS=(1 8)",
+            short: "ROUNDS=1 MIB=128 LATENCY=0.002",
+            script: &[include_str!("guest/remote.sh")],
+            ..PLACE
+        }],
+    },
+    Scenario {
         name: "nested",
         title: "Images inside images",
         about: "\
@@ -334,6 +353,6 @@ mod tests {
                 exec::quietly(std::process::Command::new("bash").args(["-n", "-c", &text])).unwrap();
             }
         }
-        assert_eq!(places, 17);
+        assert_eq!(places, 18);
     }
 }

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::device::{DeviceOptions, LimitOptions, StoreOptions, Toggle, format_parser};
+use super::device::{DeviceOptions, LimitOptions, StoreOptions, Toggle, TraceOptions, format_parser};
 
 /// Export images over NBD or vhost-user, and print one URI a line
 ///
@@ -86,6 +86,8 @@ pub(crate) struct ImageOptions {
     pub(crate) limits: LimitOptions,
     #[command(flatten)]
     pub(crate) store: StoreOptions,
+    #[command(flatten)]
+    pub(crate) trace: TraceOptions,
     /// Export a qcow2 writable although the first write removes its persistent bitmaps
     #[arg(long)]
     pub(crate) drop_bitmaps: bool,
@@ -140,6 +142,7 @@ impl Export {
             cow: image.cow,
             limits: image.limits,
             store: image.store,
+            trace: image.trace,
             drop_bitmaps: image.drop_bitmaps,
             offset: image.offset,
             size_limit: image.size_limit,

@@ -3,7 +3,7 @@
 
 use super::{common, fetched, run};
 use crate::{
-    args::{self, StoreOptions, TraceOptions},
+    args::{self, ImageOptions},
     failure::Failure,
     ui::Ui,
 };
@@ -21,14 +21,13 @@ pub(crate) fn run(ui: &Ui, args: &args::Export) -> Result<u8, Failure> {
     }
     let doorway = doorway(args)?;
     let options = common::options(&args.device());
-    let store = &args.image.store;
     let mut exports: Vec<DeviceInfo> = Vec::new();
     for image in &args.images {
         let name = match &args.name {
             Some(name) => name.clone(),
             None => name_of(image),
         };
-        match offer(image, &options, store, &doorway, &name) {
+        match offer(image, &options, &args.image, &doorway, &name) {
             Ok(info) => exports.push(info),
             Err(failure) => {
                 // All or none: an address with half of its exports is no use.
@@ -58,8 +57,7 @@ fn run_with(ui: &Ui, args: &args::Export) -> Result<u8, Failure> {
     let doorway = doorway(args)?;
     let name = args.name.clone().unwrap_or_else(|| name_of(image));
     let asked = common::options(&args.device());
-    let (path, options, _decoded) =
-        fetched::for_device(image, &asked, &args.image.store, &TraceOptions::default())?;
+    let (path, options, _decoded) = fetched::for_device(image, &asked, &args.image.store, &args.image.trace)?;
     let (info, lease) = becket_device::export_leased(&path, &options, &doorway, &name)
         .map_err(|error| Failure::device("export", fetched::named(image), &error))?;
     ui.explain(&info);
@@ -79,17 +77,17 @@ fn run_with(ui: &Ui, args: &args::Export) -> Result<u8, Failure> {
 /// Exports one image at a doorway of its own, as a line of the machine's table wants it.
 pub(super) fn at(args: &args::Export, image: &Path, options: &AttachOptions) -> Result<DeviceInfo, Failure> {
     let name = args.name.clone().unwrap_or_else(|| name_of(image));
-    offer(image, options, &args.image.store, &doorway(args)?, &name)
+    offer(image, options, &args.image, &doorway(args)?, &name)
 }
 
 fn offer(
     image: &Path,
     options: &AttachOptions,
-    store: &StoreOptions,
+    asked: &ImageOptions,
     doorway: &Doorway,
     name: &str,
 ) -> Result<DeviceInfo, Failure> {
-    let (path, options, _decoded) = fetched::for_device(image, options, store, &TraceOptions::default())?;
+    let (path, options, _decoded) = fetched::for_device(image, options, &asked.store, &asked.trace)?;
     becket_device::export(&path, &options, doorway, name)
         .map_err(|error| Failure::device("export", fetched::named(image), &error))
 }

@@ -1,0 +1,152 @@
+# A start from an image on a web server that is far away: the same reads for all, over NBD and a unix socket.
+# Expects MIB, LATENCY (seconds before each answer), DEPTHS.
+SHARED=$(mktemp -d /dev/shm/becket-bench.XXXXXX)
+SOCKET=$SHARED/socket
+undo() {
+    "$BECKET" detach --all
+    [[ -z ${OTHER:-} ]] || kill "$OTHER"
+    [[ -z ${ORIGIN:-} ]] || kill "$ORIGIN"
+    rm -rf "$SHARED"
+}
+undo_at_the_end undo
+head -c "${MIB}M" /dev/urandom >"$WORK/image" || fail "no room for an image"
+# Debian's: its libnbd has a module for it.
+PYTHON=/usr/bin/python3
+cat >"$WORK/origin.py" <<'END'
+import http.server, os, sys, threading, time
+path, latency, count = sys.argv[1], float(sys.argv[2]), sys.argv[3]
+lock, sent, size = threading.Lock(), [0, 0], os.path.getsize(path)
+class Origin(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 20
+    def answer(self, body):
+        time.sleep(latency)
+        words = self.headers.get("Range", "")[6:].split("-")
+        first = int(words[0]) if words[0] else 0
+        last = min(int(words[1]) if len(words) > 1 and words[1] else size - 1, size - 1)
+        self.send_response(206 if words[0] else 200)
+        self.send_header("Content-Length", str(last - first + 1))
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("ETag", '"one"')
+        if words[0]:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
+        self.end_headers()
+        if body:
+            with lock:
+                sent[0] += last - first + 1
+                sent[1] += 1
+                with open(count, "w") as file:
+                    file.write(f"{sent[0]} {sent[1]}")
+            with open(path, "rb") as file:
+                file.seek(first)
+                self.wfile.write(file.read(last - first + 1))
+    def do_GET(self):
+        self.answer(True)
+    def do_HEAD(self):
+        self.answer(False)
+    def log_message(self, *words):
+        pass
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    def handle_error(self, *words):
+        pass
+server = Server(("127.0.0.1", 0), Origin)
+print(server.server_port, flush=True)
+server.serve_forever()
+END
+cat >"$WORK/start.py" <<'END'
+# Like a boot: a few hundred small files, each with its tables, and three large ones; each read in its order.
+import nbd, os, random, sys
+socket, image, depth = sys.argv[1], sys.argv[2], int(sys.argv[3])
+size, choose = os.path.getsize(image) // 4096, random.Random(5)
+places = [choose.randrange(size - 4096) for _ in range(12)]
+reads = [(0, 1), (256, 1)]
+for _ in range(300):
+    directory = choose.choice(places)
+    reads.append((directory + choose.randrange(64), 1))
+    at = directory + 64 + choose.randrange(3000)
+    reads += [(at, 1), (at + 1, choose.randrange(1, 4))]
+for large in range(3):
+    at = (size // 4) * large + size // 8
+    reads += [(at + piece * 32, 32) for piece in range(160)]
+connection = nbd.NBD()
+connection.connect_uri(f"nbd+unix:///image?socket={socket}")
+expected = open(image, "rb")
+under_way = []
+def finish():
+    cookie, buffer, at, len = under_way.pop(0)
+    while not connection.aio_command_completed(cookie):
+        connection.poll(-1)
+    expected.seek(at * 4096)
+    if buffer.to_bytearray() != expected.read(len * 4096):
+        sys.exit(f"wrong bytes at block {at}")
+for at, len in reads:
+    if under_way and depth == 1 or depth <= under_way.__len__():
+        finish()
+    buffer = nbd.Buffer(len * 4096)
+    under_way.append((connection.aio_pread(buffer, at * 4096), buffer, at, len))
+while under_way:
+    finish()
+needed = set(block for at, len in reads for block in range(at, at + len))
+print(needed.__len__() * 4096)
+END
+"$PYTHON" "$WORK/origin.py" "$WORK/image" "$LATENCY" "$WORK/count" >"$WORK/port" 2>"$SAID" &
+ORIGIN=$!
+for ((wait = 0; wait < 100; wait++)); do
+    [[ ! -s $WORK/port ]] || break
+    sleep 0.05
+done
+URL=http://127.0.0.1:$(<"$WORK/port")/image
+# Bytes that the origin has sent.
+sent() { if [[ -s $WORK/count ]]; then cut -d' ' -f1 "$WORK/count"; else echo 0; fi; }
+# serve ENTRANT [OPTION...]: with nothing in a cache.
+serve() {
+    OTHER=
+    rm -rf "$SHARED/store"
+    case $1 in
+    becket*)
+        "$BECKET" export --nbd "unix:$SOCKET" --name image --store "$SHARED/store" "${@:2}" "$URL" >"$SAID" 2>&1
+        return
+        ;;
+    nbdkit-*)
+        nbdkit -f -U "$SOCKET" --filter=cache curl "url=$URL" cache-on-read=true \
+            "cache-min-block-size=${1#nbdkit-}" >"$SAID" 2>&1 &
+        ;;
+    local) nbdkit -f -U "$SOCKET" file "$WORK/image" >"$SAID" 2>&1 & ;;
+    esac
+    OTHER=$!
+    for ((wait = 0; wait < 100; wait++)); do
+        [[ ! -S $SOCKET ]] || return 0
+        sleep 0.01
+    done
+    return 1
+}
+unserve() { # ENTRANT
+    case $1 in
+    becket*) "$BECKET" detach --all >"$SAID" 2>&1 || fail "cannot detach: $(cat "$SAID")" ;;
+    *)
+        kill "$OTHER" && wait "$OTHER"
+        OTHER=
+        ;;
+    esac 2>"$SAID"
+    rm -f "$SOCKET"
+}
+start() { NEEDED=$("$PYTHON" "$WORK/start.py" "$SOCKET" "$WORK/image" "$1" 2>"$SAID"); }
+serve becket --record && start 1 || fail "nothing can be recorded: $(cat "$SAID")"
+unserve becket
+"$BECKET" store trace --store "$SHARED/store" "$URL" >"$WORK/trace" 2>"$SAID" || fail "no trace: $(cat "$SAID")"
+turn() { # ENTRANT
+    local depth begun before options=()
+    [[ $1 != becket-trace ]] || options=(--prefetch "$WORK/trace")
+    for depth in "${DEPTHS[@]}"; do
+        before=$(sent) begun=$EPOCHREALTIME
+        if serve "$1" "${options[@]}" && start "$depth"; then
+            figure "d$depth-s" "$1" "$(awk "BEGIN { print $EPOCHREALTIME - $begun }")"
+            [[ $1 == local ]] || figure "d$depth-bytes" "$1" "$(awk "BEGIN { print ($(sent) - $before) / $NEEDED }")"
+        else
+            absent "$1" "d$depth"
+        fi
+        unserve "$1"
+    done
+}
+turns 1 turn

@@ -384,7 +384,7 @@ fn autoclear_goes_with_its_mount() {
     // Looked at once a second, where nothing else keeps the machine busy.
     std::thread::sleep(Duration::from_secs(5));
     assert!(used.lasts(), "it stays while it is mounted");
-    tool(Command::new("umount").arg(&dir));
+    becket_testkit::umount(&dir);
     let gone = wait_until(Duration::from_secs(20), || place.devices().is_empty() && !used.lasts());
     let log = fs::read_to_string(place.runtime().join("log"));
     assert!(gone, "{:#?}, there: {}, {log:?}", place.devices(), used.lasts());

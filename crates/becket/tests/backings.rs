@@ -200,13 +200,13 @@ fn dm_a_file_system_over_a_backing_that_takes_no_writes_is_whole_afterwards() {
     assert!(synced("meanwhile").is_err(), "it cannot have been written");
     assert_eq!(fs::read(point.join("before")).unwrap(), [7; 100_000], "reads go on");
     below.become_another(&linear());
-    tool(Command::new("umount").arg(&point));
+    becket_testkit::umount(&point);
     place.ok(["detach", "top"]);
     let device = attach(&place, &below.device(), "top");
     tool(Command::new("mount").arg(&device).arg(&point));
     assert_eq!(fs::read(point.join("before")).unwrap(), [7; 100_000]);
     synced("afterwards").unwrap();
-    tool(Command::new("umount").arg(&point));
+    becket_testkit::umount(&point);
     tool(Command::new("e2fsck").args(["-f", "-n"]).arg(&device));
     place.ok(["detach", "top"]);
 }

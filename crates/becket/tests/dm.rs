@@ -134,7 +134,7 @@ fn dm_falls_back_when_a_partition_is_mounted() {
     tool(Command::new("mount").arg(&partition).arg(&point));
     let auto = place.run(["attach", "--json", "--read-only", whole]);
     let insisted = place.run(["attach", "--read-only", "--via", "dm", whole]);
-    tool(Command::new("umount").arg(&point));
+    becket_testkit::umount(&point);
     assert_eq!(auto.code, 0, "{auto:?}");
     let info = &auto.json()["devices"][0];
     assert_ne!(text(info, "transport"), "dm");

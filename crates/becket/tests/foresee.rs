@@ -137,7 +137,7 @@ fn a_dry_detach_names_the_users() {
     let lazily = place.json(["detach", "--dry-run", "--lazy", "busy"]);
     let all = place.run(["detach", "--dry-run", "--all", "--json"]);
     let still = place.devices().len();
-    tool(Command::new("umount").arg(&point));
+    becket_testkit::umount(&point);
     assert_eq!(ran.code, 1, "{ran:?}");
     let words = format!("would not detach {}: mounted on {}", device.display(), point.display());
     assert!(ran.out.contains(&words), "{ran:?}");

@@ -117,7 +117,7 @@ fn fuse_only_what_is_read_is_fetched_and_once_for_all_devices() {
     });
     let once = (48 << 20) + 20 * (64 << 10);
     assert!(origin.sent() <= once, "{} bytes for 20 devices", origin.sent());
-    tool(Command::new("umount").arg(&point));
+    becket_testkit::umount(&point);
     let worker = only(&place)["worker_pid"].clone();
     assert!(place.devices().iter().all(|device| device["worker_pid"] == worker), "none is isolated");
     place.ok(["detach", "--all"]);
@@ -450,7 +450,7 @@ fn fuse_what_was_filled_needs_no_server() {
     tool(Command::new("mount").args([&over, &point]));
     fs::write(point.join("new"), "written").unwrap();
     assert_eq!(fs::read_to_string(point.join("dir/file")).unwrap(), "from afar");
-    tool(Command::new("umount").arg(&point));
+    becket_testkit::umount(&point);
     assert_eq!(run(&place, &["store", "drop", "--all"]).code, 1, "it is in use");
     place.ok(["detach", "--all"]);
     ok(&place, &["store", "verify", &url]);

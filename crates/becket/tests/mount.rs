@@ -79,7 +79,7 @@ fn a_plain_umount_is_enough() {
     let _unmount = Unmount(point.clone());
     let reported = place.json(["mount", "--via", &via(), "fs.img", "mnt"]);
     let used = Use::of(Path::new(text(&reported["device"], "device")));
-    tool(Command::new("umount").arg(&point));
+    becket_testkit::umount(&point);
     assert!(wait_until(Duration::from_secs(2), || !used.lasts()));
     assert!(wait_until(Duration::from_secs(2), || place.devices().is_empty()));
 }
@@ -168,7 +168,7 @@ fn umount_takes_only_what_is_ours() {
     tool(Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&point));
     let ran = place.run(["umount", "mnt"]);
     assert!(mounted(&point));
-    tool(Command::new("umount").arg(&point));
+    becket_testkit::umount(&point);
     assert_eq!(ran.code, 1);
     assert!(ran.err.contains("not a device of becket"), "{ran:?}");
 }

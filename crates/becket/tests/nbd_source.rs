@@ -77,7 +77,7 @@ fn fuse_a_device_on_a_server_is_written_and_mounted() {
         fs::File::open(point.join("new")).unwrap().sync_all().unwrap();
         fs::remove_file(point.join("new")).unwrap();
         fs::write(point.join("new"), &bytes).unwrap();
-        tool(Command::new("umount").arg(&point));
+        becket_testkit::umount(&point);
         place.ok(["detach", disk.to_str().unwrap()]);
         assert!(place.devices().is_empty());
         drop(server);
@@ -195,7 +195,7 @@ fn fuse_an_overlay_takes_what_is_written_over_a_server() {
         assert_eq!(point.join("new").exists(), round == 1);
         fs::write(point.join("new"), "written").unwrap();
         assert_eq!(fs::read_to_string(point.join("dir/file")).unwrap(), "from afar");
-        tool(Command::new("umount").arg(&point));
+        becket_testkit::umount(&point);
         place.ok(["detach", disk.to_str().unwrap()]);
     }
     assert!(fs::read(&image).unwrap() == before, "the image is only read");

@@ -353,7 +353,7 @@ fn a_mount_that_outlives_a_killed_run_is_the_last_user() {
         assert!(!wait_until(A_SECOND, || !used.lasts()), "it is mounted");
         assert_eq!(place.devices().len(), 1, "{also:?}");
         fs::write(point.join("file"), "still here").unwrap();
-        tool(Command::new("umount").arg(&point));
+        becket_testkit::umount(&point);
         assert!(wait_until(10 * A_SECOND, || !used.lasts()), "gone with the mount ({also:?})");
         assert!(wait_until(A_SECOND, || place.devices().is_empty()));
     }

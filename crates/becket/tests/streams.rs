@@ -94,7 +94,7 @@ fn fuse_a_plain_gz_is_attached_and_stays_in_the_store() {
     let point = place.dir("mnt");
     tool(Command::new("mount").arg(device.trim()).arg(&point));
     fs::write(point.join("new"), "written").unwrap();
-    tool(Command::new("umount").arg(&point));
+    becket_testkit::umount(&point);
     ok(&place, &["detach", "w"]);
     ok(&place, &["store", "verify"]);
 
@@ -221,7 +221,7 @@ fn a_bomb_ends_at_the_limit_and_takes_nothing_with_it() {
     tool(Command::new("mount").args(["-t", "tmpfs", "-o", "size=200m,mode=700", "small"]).arg(&small));
     let ran = run(&place, &["ls", "bomb.img.zst", "--store", small.to_str().unwrap()]);
     let left = run(&place, &["--json", "store", "list", "--store", small.to_str().unwrap()]);
-    tool(Command::new("umount").arg(&small));
+    becket_testkit::umount(&small);
     assert!(ran.code == 1 && ran.err.contains("too little room"), "{ran:?}");
     assert_eq!(left.json()["objects"], serde_json::json!([]));
 }

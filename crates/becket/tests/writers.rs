@@ -45,14 +45,14 @@ fn what_is_mounted_through_a_loop_device_is_not_attached() {
     }
     let ran = place.run(["run", "--via", &via(), "a.img", "--", "true"]);
     assert!(ran.code != 0 && ran.err.contains(&end), "{ran:?}");
-    tool(Command::new("umount").arg(&point));
+    becket_testkit::umount(&point);
     accepted(&place, &["a.img"]);
 
     // A file system that is mounted read-only must not see its bytes change either, and readers do no harm.
     tool(Command::new("mount").args(["-o", "loop,ro"]).arg(place.path("a.img")).arg(&point));
     refused(&place, &["a.img"], &["read-only", &mounted, &end]);
     accepted(&place, &["-r", "a.img"]);
-    tool(Command::new("umount").arg(&point));
+    becket_testkit::umount(&point);
 }
 
 #[test]

@@ -221,6 +221,18 @@ pub fn crc_whole(path: &Path) -> (u32, u64) {
     (crc(path, 0, len), len)
 }
 
+/// Unmounts a directory. A process that another test starts in this moment holds all files of this one open
+/// until it runs its program, and with them the mount.
+pub fn umount(dir: impl AsRef<Path>) {
+    let mut said = String::new();
+    let gone = wait_until(Duration::from_secs(20), || {
+        let output = Command::new("umount").arg(dir.as_ref()).output().expect("umount runs");
+        said = String::from_utf8_lossy(&output.stderr).into_owned();
+        output.status.success() || !said.contains("busy")
+    });
+    assert!(gone && said.is_empty(), "{}: {said}", dir.as_ref().display());
+}
+
 /// Runs a tool to its end; fails the test with what it said when it fails. Returns its standard output.
 pub fn tool(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));

@@ -75,7 +75,7 @@ pub(crate) fn a_device_in_use_stays(place: &Place) {
     let refused = place.run(&["detach", "one"]);
     let lazy = place.run(&["detach", "one", "lazy"]);
     let still = place.run(&["list"]);
-    testkit::tool(Command::new("umount").arg(&dir));
+    testkit::umount(&dir);
     let refused = refused.unwrap_err();
     assert!(refused.starts_with("Busy") && refused.contains(dir.to_str().unwrap()), "{refused}");
     let detaching = serde_json::to_value(DeviceState::Detaching).unwrap();

@@ -253,7 +253,7 @@ pub(crate) fn supervisor_pins_nobodys_mounts(place: &Place) {
     let supervisor = place.supervisor();
     let theirs = mount_points(supervisor.pid());
     let ours = mount_points(std::process::id());
-    testkit::tool(Command::new("umount").arg(dir));
+    testkit::umount(dir);
     assert!(ours.iter().any(|place| place == dir), "it must not unmount what others see");
     assert!(!theirs.iter().any(|place| place == dir), "{theirs:?}");
     assert!(

@@ -75,7 +75,7 @@ pub(crate) fn a_mount_is_named(place: &Scratch, image: &str, device: &Path) {
     tool(Command::new("mount").args([device, &point]));
     let ran = place.run(["detach", device.to_str().expect("a node's name")]);
     let still = fs::metadata(point.join("lost+found")).is_ok();
-    tool(Command::new("umount").arg(&point));
+    becket_testkit::umount(&point);
     assert_eq!(ran.code, 1, "{ran:?}");
     assert!(ran.err.contains(&format!("mounted on {}", point.display())), "{ran:?}");
     assert!(still, "the file system is still there");

@@ -98,7 +98,7 @@ fn record(place: &Scratch, kind: Kind, promises: u64) -> PathBuf {
         noise.join().unwrap()
     });
     assert!(noise > promises, "{noise} operations beside {promises} promises");
-    tool(Command::new("umount").arg(&point));
+    becket_testkit::umount(&point);
     place.ok(["detach", "top"]);
     logged.log.clone()
 }
@@ -112,7 +112,7 @@ fn wrong(place: &Scratch, kind: Kind, image: &Path, kept: u64, made: u64) -> Opt
         return Some(format!("it cannot be mounted: {}", String::from_utf8_lossy(&mounted.stderr)));
     }
     let broken = workload::broken(&point, kept, made);
-    tool(Command::new("umount").arg(&point));
+    becket_testkit::umount(&point);
     let checked = Command::new(kind.check[0]).args(&kind.check[1..]).arg(device.path()).output().unwrap();
     let found = || {
         let said = [&*checked.stdout, &*checked.stderr].concat();

@@ -226,8 +226,10 @@ fn fuse_a_server_that_is_away_is_waited_for() {
 }
 
 /// A reader of a disk whose server is away, through the page cache as most read, that was killed.
-fn dead_reader(disk: &Path) -> std::process::Child {
+fn dead_reader(disk: &Path, way: &str) -> std::process::Child {
     let mut dd = Command::new("dd");
+    // With direct I/O it ends only when its read does.
+    dd.arg(format!("iflag={way}"));
     dd.arg(format!("if={}", disk.display())).args(["of=/dev/null", "bs=64k", "skip=100"]);
     let mut reader = dd.stderr(std::process::Stdio::null()).spawn().unwrap();
     let name = disk.file_name().unwrap().to_str().unwrap();
@@ -248,7 +250,7 @@ fn fuse_a_reader_that_died_locks_nobody_out() {
     let origin = Origin::start(random(&place, 16 << 20));
     let disk = attach(&place, &[&origin.url("/d.img")]);
     origin.trick(|_, _| Reply::status(503));
-    let mut reader = dead_reader(&disk);
+    let mut reader = dead_reader(&disk, "fullblock");
     // It needs the lock that the reader holds until its reads have ended.
     let began = Instant::now();
     tool(Command::new("losetup").arg("--list").arg(&disk));
@@ -260,7 +262,7 @@ fn fuse_a_reader_that_died_locks_nobody_out() {
         let disk = open(&disk);
         move || read(&disk, 3000)
     });
-    let mut reader = dead_reader(&disk);
+    let mut reader = dead_reader(&disk, "direct");
     thread::sleep(Duration::from_secs(4));
     assert!(!waits.is_finished(), "its bytes are wanted");
     origin.honest();
@@ -269,7 +271,7 @@ fn fuse_a_reader_that_died_locks_nobody_out() {
 
     // And the device can be detached at once.
     origin.trick(|_, _| Reply::status(503));
-    let mut reader = dead_reader(&disk);
+    let mut reader = dead_reader(&disk, "direct");
     let began = Instant::now();
     place.ok(["detach", disk.to_str().unwrap()]);
     assert!(began.elapsed() < Duration::from_secs(10), "after {:?}", began.elapsed());

@@ -224,6 +224,59 @@ fn fuse_requests_fail_once_a_server_was_away_for_too_long() {
     place.ok(["detach", "--all"]);
 }
 
+/// A server that is stopped keeps its connections and takes new ones: only its silence says so.
+#[test]
+fn fuse_a_server_that_says_nothing_is_away() {
+    let name = "nbd_source::fuse_a_server_that_says_nothing_is_away";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit"]) {
+        return;
+    }
+    let place = scratch();
+    let server = Server::nbdkit(&ext4(&place), &[]);
+    // Where the user has set a time, requests fail by it.
+    let path = attach(&place, &[&server.uri(""), "--origin-timeout", "1s"]);
+    let disk = open(&path);
+    let mut block = Block::of(0);
+    disk.read_exact_at(&mut block.0, 0).unwrap();
+    server.signal("STOP");
+    let failed = disk.read_exact_at(&mut block.0, 1 << 20).unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(5));
+    let away = |says: &str| only(&place)["away"].as_str().is_some_and(|why| why.contains(says));
+    assert!(wait_until(Duration::from_secs(20), || away("does not answer")));
+    // It is seen when it is back, also if nothing is asked.
+    server.signal("CONT");
+    assert!(wait_until(Duration::from_secs(20), || only(&place)["away"].is_null()));
+    disk.read_exact_at(&mut block.0, 1 << 20).unwrap();
+    drop(disk);
+    place.ok(["detach", "--all"]);
+}
+
+/// Without such a time requests wait; but nobody waits for a reader that has died.
+#[test]
+fn fuse_a_reader_of_a_silent_server_that_died_locks_nobody_out() {
+    let name = "nbd_source::fuse_a_reader_of_a_silent_server_that_died_locks_nobody_out";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit", "dd", "blockdev"]) {
+        return;
+    }
+    let place = scratch();
+    let server = Server::nbdkit(&ext4(&place), &[]);
+    let disk = attach(&place, &[&server.uri("")]);
+    server.signal("STOP");
+    let mut reader = Command::new("dd");
+    let from = format!("if={}", disk.display());
+    reader.args([&from, "of=/dev/null", "iflag=direct", "bs=64k", "skip=16", "count=1", "status=none"]);
+    let mut reader = reader.spawn().unwrap();
+    thread::sleep(Duration::from_secs(1));
+    assert_eq!(reader.try_wait().unwrap(), None, "it waits");
+    reader.kill().unwrap();
+    let dead = || reader.try_wait().unwrap().is_some();
+    assert!(wait_until(Duration::from_secs(150), dead), "its read waits forever");
+    // Opens the disk, for which the kernel waits until its reads have ended.
+    tool(Command::new("timeout").args(["-s", "KILL", "20", "blockdev", "--getsize64"]).arg(&disk));
+    place.ok(["detach", "--all"]);
+    server.signal("CONT");
+}
+
 /// The kernel's loop driver comes before FUSE, and can reach no server.
 #[test]
 fn fuse_a_transport_that_can_reach_the_server_is_chosen() {

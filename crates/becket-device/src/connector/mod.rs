@@ -11,11 +11,11 @@
 
 mod history;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use becket_image::link::{Agreed, Dialed, Endpoint, Trust, channel, dial};
+use becket_image::link::{Agreed, Dialed, Endpoint, Trust, channel, dial, probe};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use self::history::History;
@@ -25,7 +25,7 @@ use crate::contract::protocol;
 use crate::system::role::{self, Begun, Role};
 use crate::system::{confine, harden};
 
-/// How long a server may take to accept and negotiate.
+/// How long a server may take to accept and negotiate, and then to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a predecessor may take to see that its supervisor is gone, and to leave what it knows.
 const LEGACY: Duration = Duration::from_secs(3);
@@ -95,6 +95,7 @@ fn begin(order: Connect, fds: Vec<OwnedFd>) -> Result<Connector, Error> {
         channel,
         waiting,
         history,
+        away: false,
     })
 }
 
@@ -112,6 +113,8 @@ struct Connector {
     /// Requests that were there before.
     waiting: Vec<channel::Request>,
     history: History,
+    /// It was reported that the server is away.
+    away: bool,
 }
 
 /// The supervisor is gone, or the channel: there is nothing left to do.
@@ -146,13 +149,22 @@ impl Connector {
         self.relays
     }
 
-    /// Waits for a request.
-    fn next(&self, control: &OwnedFd) -> Result<channel::Request, Gone> {
+    /// Waits for a request. Where the server was away for too long for the last one, it is looked for all the
+    /// same, so that it is seen when it is back.
+    fn next(&mut self, control: &OwnedFd) -> Result<channel::Request, Gone> {
         loop {
             let mut fds = [PollFd::new(control, PollFlags::IN), PollFd::new(&self.channel, PollFlags::IN)];
-            rustix::io::retry_on_intr(|| poll(&mut fds, None)).map_err(|_| Gone)?;
+            let pause = self.away.then_some(timespec(LONGEST_PAUSE));
+            let found = rustix::io::retry_on_intr(|| poll(&mut fds, pause.as_ref())).map_err(|_| Gone)?;
             if !fds[0].revents().is_empty() {
                 return Err(Gone);
+            }
+            if found == 0 {
+                if self.attempt().is_ok() {
+                    self.away = false;
+                    report(control, &LinkReport::Connected)?;
+                }
+                continue;
             }
             match channel::next(&self.channel) {
                 Ok(Some(request)) => return Ok(request),
@@ -177,8 +189,8 @@ impl Connector {
             match self.attempt() {
                 Ok(socket) => {
                     let earlier = self.history.made(request.session, &socket);
-                    channel::give(&self.channel, std::os::fd::AsFd::as_fd(&socket), earlier)
-                        .map_err(|_| Gone)?;
+                    channel::give(&self.channel, socket.as_fd(), earlier, self.timeout).map_err(|_| Gone)?;
+                    self.away = false;
                     return report(control, &LinkReport::Connected);
                 }
                 Err(why) => {
@@ -186,6 +198,7 @@ impl Connector {
                         why.chars().filter(|c| !becket_image::is_hidden(*c)).take(TEXT).collect();
                     if said.as_ref() != Some(&why) {
                         report(control, &LinkReport::Away { why: why.clone() })?;
+                        self.away = true;
                         said = Some(why);
                     }
                 }
@@ -200,7 +213,8 @@ impl Connector {
 
     fn attempt(&mut self) -> Result<OwnedFd, String> {
         // Workers understand simple replies.
-        let dialed = dial(&self.endpoint, false, self.trust.as_ref(), PATIENCE);
+        let patience = self.timeout.unwrap_or(PATIENCE).clamp(FIRST_PAUSE, PATIENCE);
+        let dialed = dial(&self.endpoint, false, self.trust.as_ref(), patience);
         let Dialed { socket, agreed, relay } = dialed.map_err(|error| error.to_string())?;
         self.relays.retain(|relay| !relay.is_finished());
         self.relays.extend(relay);
@@ -213,6 +227,7 @@ impl Connector {
         if !agreed.is_like(&self.agreed) {
             return Err("the export is another kind of export than when it was attached".to_owned());
         }
+        probe(&socket, &agreed, patience).map_err(|error| error.to_string())?;
         Ok(socket)
     }
 }
@@ -224,9 +239,13 @@ fn report(control: &OwnedFd, report: &LinkReport) -> Result<(), Gone> {
 /// Waits, unless the supervisor goes.
 fn rest(control: &OwnedFd, time: Duration) -> Result<(), Gone> {
     let mut fds = [PollFd::new(control, PollFlags::IN)];
-    let time = Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: time.subsec_nanos().into() };
+    let time = timespec(time);
     match rustix::io::retry_on_intr(|| poll(&mut fds, Some(&time))) {
         Ok(0) => Ok(()),
         _ => Err(Gone),
     }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: time.subsec_nanos().into() }
 }

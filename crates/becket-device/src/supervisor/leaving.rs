@@ -31,7 +31,9 @@ const LONGEST_PAUSE: u32 = 16;
 /// lists all loop devices or syncs all file systems. What waits to be written goes on waiting.
 fn give_up_dead_reads(info: &DeviceInfo, worker: &dyn Worker) {
     let disk = disk_of(info);
-    if sysfs::in_flight(&disk).is_some_and(|(reads, others)| reads > 0 && others == 0) && !users::any(&disk) {
+    if sysfs::in_flight(&disk).is_some_and(|(reads, others)| reads > 0 && others == 0)
+        && !users::any_alive(&disk)
+    {
         warn!(event = "reads_given_up", device = info.name, "nobody is left who waits for what it reads");
         worker.give_up_reads(DeviceId::of(info));
     }

@@ -85,6 +85,22 @@ pub(crate) fn any(disk: &str) -> bool {
     !look(&blocks(disk)).is_empty()
 }
 
+/// Whether there is one that could still want what it reads from the disk. A process that was killed ends
+/// only when its direct reads do, and has the disk open until then.
+pub(crate) fn any_alive(disk: &str) -> bool {
+    look(&blocks(disk)).iter().any(|user| user.how != OPEN || !is_killed(user.pid))
+}
+
+/// Whether SIGKILL waits for a process, which nothing can undo (proc_pid_status(5)).
+fn is_killed(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mut pending = status
+        .lines()
+        .filter_map(|line| line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:")));
+    pending
+        .any(|set| u64::from_str_radix(set.trim(), 16).is_ok_and(|set| set >> (libc::SIGKILL - 1) & 1 == 1))
+}
+
 fn look(blocks: &[Block]) -> Vec<User> {
     let mut users = Vec::new();
     holders(blocks, &mut users);

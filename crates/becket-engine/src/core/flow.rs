@@ -226,6 +226,7 @@ impl Core {
     pub(crate) fn note_came(&mut self, ring: &mut Ring, tag: u16, note: Note) {
         let note = match note {
             Note::Flush(reply) => return self.flush_asked(tag, reply),
+            Note::Look => return self.look(tag),
             note => note,
         };
         self.landed();
@@ -235,7 +236,7 @@ impl Core {
             Note::Linked(given) => return self.link_came(ring, tag, given),
             _ if !waits => return,
             Note::Block { key, result } => result.and_then(|block| self.copy(tag, key, &block)),
-            Note::Flush(_) => return,
+            Note::Flush(_) | Note::Look => return,
             Note::There(result) => result.inspect_err(|_| self.note_lost_writes()),
         };
         self.go_on(ring, tag, outcome);

@@ -5,6 +5,7 @@
 use std::sync::mpsc::SyncSender;
 
 use becket_image::link::channel::Given;
+use io_uring::opcode;
 use rustix::io::Errno;
 
 use super::{
@@ -19,7 +20,7 @@ use crate::{
         Target as _,
         link::{Ask, Line, LineWay, LinkTarget, Why},
     },
-    user_data::{Source, user_data},
+    user_data::{NOBODY, Source, user_data},
 };
 
 impl Core {
@@ -106,7 +107,7 @@ impl Core {
     fn line_breaks(&mut self, number: usize, why: Why) {
         if self.line(number).is_some_and(|line| line.breaks(why)) {
             match why {
-                Why::Closed => {}
+                Why::Silent => tracing::warn!("an NBD server does not answer: another connection is tried"),
                 Why::Ended => tracing::warn!("the connection to an NBD server broke"),
                 Why::Lies(what) => tracing::warn!("an NBD server breaks the protocol: {what}"),
             }
@@ -127,7 +128,7 @@ impl Core {
     fn drive(&mut self, ring: &mut Ring, number: usize) -> bool {
         let mut finished = false;
         if self.closing {
-            self.line_breaks(number, Why::Closed);
+            self.lets_go(ring, number);
         }
         if self.line(number).is_some_and(Line::settles) && !self.closing {
             finished |= self.after_break(ring, number);
@@ -154,6 +155,30 @@ impl Core {
             }
         }
         finished
+    }
+
+    /// The queue ends. The server must not: a connection that it has ended is one that nobody can vouch for.
+    #[cold]
+    fn lets_go(&mut self, ring: &mut Ring, number: usize) {
+        let ways = self.line(number).map(Line::lets_go).unwrap_or_default();
+        for way in ways.into_iter().flatten() {
+            let word = user_data(self.index, Source::Link { line: number as u16, way });
+            let entry = opcode::AsyncCancel::new(word).build().user_data(NOBODY);
+            if ring.push(&entry).is_err()
+                && let Some(line) = self.line(number)
+            {
+                line.shuts();
+            }
+        }
+    }
+
+    /// Looks whether the server says anything, for [`crate::target::link::Line::is_silent`].
+    #[cold]
+    pub(super) fn look(&mut self, number: u16) {
+        let number = usize::from(number);
+        if self.line(number).is_some_and(Line::is_silent) {
+            self.line_breaks(number, Why::Silent);
+        }
     }
 
     /// Where a note about a line goes.
@@ -244,12 +269,12 @@ impl Core {
     pub(super) fn link_came(&mut self, ring: &mut Ring, number: u16, given: Result<Given, Errno>) {
         let number = usize::from(number);
         match given {
-            Ok(Given { socket, earlier }) => {
+            Ok(Given { socket, earlier, patience }) => {
                 if let Some(target) = self.link_target(number) {
                     target.judge(earlier);
                 }
                 if let Some(line) = self.line(number) {
-                    line.connected(socket);
+                    line.connected(socket, patience);
                 }
             }
             Err(_) => {

@@ -24,6 +24,8 @@ pub(crate) enum Note {
     Linked(Result<Given, Errno>),
     /// The queue is to flush over that line, for a thread that waits.
     Flush(SyncSender<Result<(), Errno>>),
+    /// The queue is to look whether the server at the other end of that line says anything.
+    Look,
     /// The memory of a load comes back, with the bytes that its block yielded: the load has ended.
     Loaded { staging: Staging, yielded: Option<u32> },
 }

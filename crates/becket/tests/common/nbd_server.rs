@@ -34,6 +34,11 @@ impl Server {
         self.child.wait().unwrap();
     }
 
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, name: &str) {
+        tool(Command::new("kill").args([format!("-{name}"), self.child.id().to_string()]));
+    }
+
     /// Another one takes its place.
     pub(crate) fn again(&mut self) {
         let _ = fs::remove_file(&self.socket);

@@ -1,5 +1,6 @@
 //! How queues get connections: a thread of the device asks for them and leaves them as notes.
-//! No I/O thread waits here; this thread makes no connection itself.
+//! No I/O thread waits here; this thread makes no connection itself. It also has the queues look now and then
+//! whether their servers say anything.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -12,6 +13,7 @@ use becket_image::link::{
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
+use super::line::LOOK;
 use crate::decode::{Note, Waiter};
 
 /// Little: a worker's memory is locked.
@@ -33,7 +35,7 @@ struct Orders {
     /// Of whom the thread is asking for a connection now, and what stops that.
     asking: Option<(u32, u16)>,
     stop: Option<Arc<OwnedFd>>,
-    /// Every queue that has asked, for a flush.
+    /// Every queue that has asked, for a flush and for looks.
     known: Vec<Waiter>,
     started: bool,
     ends: bool,
@@ -121,12 +123,17 @@ impl Shared {
     fn work(&self) {
         loop {
             let idle = |orders: &mut Orders| orders.line.is_empty() && !orders.ends;
-            let mut orders =
-                self.arrived.wait_while(self.orders(), idle).unwrap_or_else(PoisonError::into_inner);
+            let waited = self.arrived.wait_timeout_while(self.orders(), LOOK, idle);
+            let (mut orders, _) = waited.unwrap_or_else(PoisonError::into_inner);
             if orders.ends {
                 return;
             }
-            let Some((waiter, first)) = orders.line.pop_front() else { continue };
+            let Some((waiter, first)) = orders.line.pop_front() else {
+                let known = orders.known.clone();
+                drop(orders);
+                known.into_iter().for_each(|waiter| waiter.mailbox.leave(waiter.whom, Note::Look, None));
+                continue;
+            };
             let stop = eventfd(0, EventfdFlags::CLOEXEC).map(Arc::new);
             orders.asking = Some(waiter.whom);
             orders.stop = stop.as_ref().ok().map(Arc::clone);

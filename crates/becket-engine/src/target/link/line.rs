@@ -11,6 +11,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::time::Duration;
 
 use becket_uapi::nbd::{self, Reply, Request};
 use io_uring::{opcode, squeue, types::Fd};
@@ -31,6 +32,10 @@ const BATCH: usize = 64;
 const HEAD: usize = 32;
 /// How often in a row a server may break the protocol before requests fail.
 const LIES: u8 = 3;
+/// How long is waited between two looks whether a server says anything.
+pub(super) const LOOK: Duration = Duration::from_secs(5);
+/// How long a server may say nothing while reads wait for it. No read takes so long; a flush may.
+const SILENCE: Duration = Duration::from_secs(60);
 
 /// A piece of a request as the server is asked for it.
 #[derive(Debug, Clone, Copy, Default)]
@@ -89,7 +94,7 @@ enum Link {
     Up(OwnedFd),
     /// It is of no use any more, but the kernel still has operations on it.
     Broken {
-        _socket: OwnedFd,
+        socket: OwnedFd,
     },
 }
 
@@ -108,8 +113,8 @@ pub(crate) type Copy<'a> = dyn FnMut(u16, u64, &[u8]) -> Result<(), Errno> + 'a;
 pub(crate) enum Why {
     /// It ended or failed.
     Ended,
-    /// The queue ends, and nobody waits for its answers.
-    Closed,
+    /// It says nothing.
+    Silent,
     /// The server does not keep to the protocol.
     Lies(&'static str),
 }
@@ -139,6 +144,11 @@ pub(crate) struct Line {
     /// The read whose data come next, and how many bytes are left of them.
     payload: Option<(u16, u32)>,
     lies: u8,
+    /// How long the user lets the server be away.
+    patience: Option<Duration>,
+    /// Bytes have moved since the last look, and the number of looks since they last did.
+    moved: bool,
+    quiet: u32,
     /// Who waits for a flush that belongs to no request.
     pub(crate) flushed: Option<std::sync::mpsc::SyncSender<Result<(), Errno>>>,
 }
@@ -167,6 +177,9 @@ impl Line {
             receiving: Receiving::Nothing,
             payload: None,
             lies: 0,
+            patience: None,
+            moved: false,
+            quiet: 0,
             flushed: None,
         })
     }
@@ -200,9 +213,10 @@ impl Line {
         matches!(self.link, Link::Asked)
     }
 
-    /// There is a connection.
-    pub(crate) fn connected(&mut self, socket: OwnedFd) {
+    /// There is a connection, to a server that may be away as long as `patience`.
+    pub(crate) fn connected(&mut self, socket: OwnedFd, patience: Option<Duration>) {
         self.link = Link::Up(socket);
+        (self.patience, self.quiet) = (patience, 0);
         self.generation = self.generation.wrapping_add(1);
         (self.start, self.end, self.payload) = (0, 0, None);
     }
@@ -252,6 +266,7 @@ impl Line {
             return Err(Why::Ended);
         }
         self.sending -= done;
+        self.moved = true;
         if self.sending == 0 {
             return Ok(None);
         }
@@ -312,6 +327,7 @@ impl Line {
         if done == 0 {
             return Err(Why::Ended);
         }
+        self.moved = true;
         match (receiving, &mut self.payload) {
             (Receiving::Direct(wanted), Some((_, left))) if done <= wanted => *left -= done,
             (Receiving::Staged, _) if self.end + done as usize <= STAGING => self.end += done as usize,
@@ -401,16 +417,52 @@ impl Line {
 
     /// Gives the connection up: operations that the kernel has on it end. Says whether there was one.
     pub(crate) fn breaks(&mut self, why: Why) -> bool {
-        let Link::Up(socket) = &self.link else { return false };
-        // Nothing can go wrong with a socket of ours; one that is not connected any more has no operations.
-        let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
-        if let Link::Up(socket) = std::mem::replace(&mut self.link, Link::Down) {
-            self.link = Link::Broken { _socket: socket };
+        if !matches!(self.link, Link::Up(_)) {
+            return false;
         }
+        self.lets_go();
+        self.shuts();
         if let Why::Lies(_) = why {
             self.lies = self.lies.saturating_add(1);
         }
         true
+    }
+
+    /// Gives the connection up without ending it, for others may have it, too: the operations that the
+    /// kernel has on it, which are to be canceled.
+    pub(crate) fn lets_go(&mut self) -> [Option<Way>; 2] {
+        let Link::Up(_) = &self.link else { return [None; 2] };
+        if let Link::Up(socket) = std::mem::replace(&mut self.link, Link::Down) {
+            self.link = Link::Broken { socket };
+        }
+        let receives = self.receiving != Receiving::Nothing;
+        [(self.sending > 0).then_some(Way::Sent), receives.then_some(Way::Received)]
+    }
+
+    /// Has the kernel end the operations on a connection that was given up.
+    pub(crate) fn shuts(&self) {
+        if let Link::Broken { socket } = &self.link {
+            // Nothing can go wrong with a socket of ours; one that is not connected any more has no
+            // operations.
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+        }
+    }
+
+    /// Is called every [`LOOK`]: whether the server has said nothing for so long that another connection
+    /// is to be tried. Where the user has set no time, only reads are held against it.
+    pub(crate) fn is_silent(&mut self) -> bool {
+        let waits = matches!(self.link, Link::Up(_)) && self.busy > self.queue.len();
+        if std::mem::take(&mut self.moved) || !waits {
+            self.quiet = 0;
+            return false;
+        }
+        self.quiet = self.quiet.saturating_add(1);
+        let limit = self.patience.unwrap_or(SILENCE).min(SILENCE);
+        let asked = |piece: &Piece| matches!(piece.stage, Stage::Sending | Stage::Sent);
+        let is_read = |piece: &Piece| piece.ask.command == nbd::CMD_READ;
+        // What it waits for may have been asked just before the first of these looks.
+        LOOK * self.quiet.saturating_sub(1) >= limit
+            && (self.patience.is_some() || self.pieces.iter().filter(|piece| asked(piece)).all(is_read))
     }
 
     /// Whether no connection does any good: the server has broken the protocol on each, several times.
@@ -469,131 +521,5 @@ fn send(socket: Fd, vectors: &mut Vectors, parts: usize) -> squeue::Entry {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn up() -> (Line, OwnedFd) {
-        let mut line = Line::new(4).unwrap();
-        let (ours, theirs) = rustix::pipe::pipe().unwrap();
-        line.connected(ours);
-        (line, theirs)
-    }
-
-    /// Has pieces sent as a whole.
-    fn send(line: &mut Line) {
-        line.next_send().unwrap();
-        let all = line.sending as i32;
-        assert!(line.sent(all).unwrap().is_none());
-        assert_eq!(line.after_sending(), None);
-    }
-
-    /// Receives these bytes, and takes in what is answered: tags with results, and the bytes of reads.
-    /// What has completed, by tag and result, and the bytes of reads.
-    type Received = (Vec<(u16, i32)>, Vec<u8>);
-
-    fn receive(line: &mut Line, bytes: &[u8]) -> Result<Received, Why> {
-        let (mut answers, mut data) = (Vec::new(), Vec::new());
-        line.next_receive().unwrap();
-        line.staging.slice(0)[line.end..line.end + bytes.len()].copy_from_slice(bytes);
-        line.received(bytes.len() as i32)?;
-        let mut copy = |_, _, bytes: &[u8]| {
-            data.extend_from_slice(bytes);
-            Ok(())
-        };
-        while let Some(answer) = line.answered(&mut copy)? {
-            answers.push(answer);
-        }
-        Ok((answers, data))
-    }
-
-    fn reply(line: &Line, tag: u16, error: u32) -> Vec<u8> {
-        let serial = line.pieces[usize::from(tag)].serial;
-        let mut bytes = vec![0; Reply::SIMPLE_SIZE];
-        let cookie = cookie(line.generation, serial, tag);
-        Reply::Simple { error, cookie }.write(&mut bytes, false).unwrap();
-        bytes
-    }
-
-    fn read(len: u32) -> Ask {
-        Ask { command: nbd::CMD_READ, len, ..Ask::default() }
-    }
-
-    #[test]
-    fn answers_come_in_any_order_and_in_any_pieces() {
-        let (mut line, _end) = up();
-        line.queue(0, read(8));
-        line.queue(1, Ask { command: nbd::CMD_FLUSH, ..Ask::default() });
-        line.queue(2, read(4));
-        send(&mut line);
-        let all = [
-            reply(&line, 2, 0),
-            b"four".to_vec(),
-            reply(&line, 1, 5),
-            reply(&line, 0, 0),
-            b"eight by".to_vec(),
-        ];
-        let (mut answers, mut data) = (Vec::new(), Vec::new());
-        for byte in all.concat() {
-            let (more, bytes) = receive(&mut line, &[byte]).unwrap();
-            answers.extend(more);
-            data.extend(bytes);
-        }
-        assert_eq!(answers, [(2, 4), (1, -libc::EIO), (0, 8)]);
-        assert_eq!(data, b"foureight by");
-        assert_eq!(line.busy, 0);
-    }
-
-    #[test]
-    fn what_was_not_asked_is_a_lie_and_what_was_not_answered_is_sent_again() {
-        let (mut line, _end) = up();
-        line.queue(0, read(4));
-        send(&mut line);
-        let answer = reply(&line, 0, 0);
-        receive(&mut line, &[answer.clone(), b"done".to_vec()].concat()).unwrap();
-        line.queue(1, read(4));
-        send(&mut line);
-        let lie = receive(&mut line, &answer).unwrap_err();
-        assert!(matches!(lie, Why::Lies(_)), "it was answered before");
-        assert!(line.breaks(lie) && line.settles());
-        assert!(line.asks());
-        let (ours, _theirs) = rustix::pipe::pipe().unwrap();
-        line.connected(ours);
-        send(&mut line);
-        let answer = [reply(&line, 1, 0), b"more".to_vec()].concat();
-        let (answers, _) = receive(&mut line, &answer).unwrap();
-        assert_eq!(answers, [(1, 4)]);
-    }
-
-    #[test]
-    fn what_is_answered_while_it_is_sent_ends_when_that_has_ended() {
-        let (mut line, _end) = up();
-        line.queue(
-            0,
-            Ask { command: nbd::CMD_WRITE, len: 4, address: [0_u8; 4].as_ptr() as u64, ..Ask::default() },
-        );
-        line.next_send().unwrap();
-        let answer = reply(&line, 0, 0);
-        let (answers, _) = receive(&mut line, &answer).unwrap();
-        assert!(answers.is_empty(), "the kernel has its bytes");
-        let left = line.sending as i32;
-        assert!(line.sent(left).unwrap().is_none());
-        assert_eq!(line.after_sending(), Some((0, 4)));
-    }
-
-    proptest! {
-        #[test]
-        fn whatever_a_server_says_has_an_end(said in prop::collection::vec(any::<u8>(), 1..2048), good in any::<bool>()) {
-            let (mut line, _end) = up();
-            line.queue(0, read(100));
-            line.queue(1, read(3));
-            send(&mut line);
-            let mut bytes = if good { reply(&line, 1, 0) } else { Vec::new() };
-            bytes.extend(said);
-            if let Ok((answers, _)) = receive(&mut line, &bytes) {
-                prop_assert!(answers.len() <= 2);
-            }
-        }
-    }
-}
+#[path = "line_tests.rs"]
+mod tests;

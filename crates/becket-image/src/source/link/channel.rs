@@ -1,6 +1,6 @@
 //! How a process that can connect to nothing gets connections: it asks for one over a socket, and another
 //! process answers with a connected socket.
-//! It says neither where the connection leads nor reads a byte from it.
+//! It says neither where the connection leads nor reads from it.
 //!
 //! All who serve an image hold both ends of the channel. So it outlives each of the two processes, and a
 //! request that one has asked and not the other answered is still there for the next.
@@ -47,10 +47,12 @@ pub enum Earlier {
 /// A connection.
 #[derive(Debug)]
 pub struct Given {
-    /// Connected and negotiated; no byte of the transmission was read from it.
+    /// Connected and negotiated; nothing that was asked over it is unanswered.
     pub socket: OwnedFd,
     /// See [`Earlier`].
     pub earlier: Earlier,
+    /// How long the user lets the server be away before requests fail; in whole seconds.
+    pub patience: Option<Duration>,
 }
 
 /// Both ends: that of who asks, and that of who answers.
@@ -91,7 +93,7 @@ pub fn ask(channel: impl AsFd, request: Request, stop: Option<BorrowedFd<'_>>) -
 }
 
 fn received(channel: BorrowedFd<'_>) -> io::Result<Given> {
-    let mut bytes = [0; 2];
+    let mut bytes = [0; 6];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
@@ -102,18 +104,23 @@ fn received(channel: BorrowedFd<'_>) -> io::Result<Given> {
             socket = fds.into_iter().next();
         }
     }
-    let earlier = match (got.bytes, bytes) {
-        (2, [b'c', 0]) => Earlier::None,
-        (2, [b'c', 1]) => Earlier::Kept,
-        (2, [b'c', 2]) => Earlier::Unknown,
-        (2, [b'x', _]) => {
+    let [kind, earlier, seconds @ ..] = bytes;
+    // Older builds set no time.
+    let seconds = if got.bytes == bytes.len() { u32::from_le_bytes(seconds) } else { 0 };
+    let earlier = match (kind, earlier) {
+        _ if got.bytes < 2 => return Err(io::ErrorKind::InvalidData.into()),
+        (b'c', 0) => Earlier::None,
+        (b'c', 1) => Earlier::Kept,
+        (b'c', 2) => Earlier::Unknown,
+        (b'x', _) => {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "the server is away for too long"));
         }
         _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "what makes connections talks nonsense")),
     };
     let socket =
         socket.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no connection came along"))?;
-    Ok(Given { socket, earlier })
+    let patience = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+    Ok(Given { socket, earlier, patience })
 }
 
 /// What a maker of connections knows of those that it has made, for the next one.
@@ -234,7 +241,14 @@ pub fn done(channel: impl AsFd) -> io::Result<()> {
 ///
 /// # Errors
 /// The channel is broken.
-pub fn give(channel: impl AsFd, socket: BorrowedFd<'_>, earlier: Earlier) -> io::Result<()> {
+pub fn give(
+    channel: impl AsFd,
+    socket: BorrowedFd<'_>,
+    earlier: Earlier,
+    patience: Option<Duration>,
+) -> io::Result<()> {
+    // Older builds read the first two bytes.
+    let seconds = u32::try_from(patience.map_or(0, |time| time.as_secs())).unwrap_or(u32::MAX);
     let earlier = match earlier {
         Earlier::None => 0,
         Earlier::Kept => 1,
@@ -244,7 +258,9 @@ pub fn give(channel: impl AsFd, socket: BorrowedFd<'_>, earlier: Earlier) -> io:
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let fds = [socket];
     ancillary.push(SendAncillaryMessage::ScmRights(&fds));
-    sendmsg(channel, &[IoSlice::new(&[b'c', earlier])], &mut ancillary, SendFlags::NOSIGNAL)?;
+    let [a, b, c, d] = seconds.to_le_bytes();
+    let bytes = [b'c', earlier, a, b, c, d];
+    sendmsg(channel, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
@@ -291,10 +307,11 @@ mod tests {
             rustix::event::poll(&mut [PollFd::new(&answering, PollFlags::IN)], None).unwrap();
             assert_eq!(next(&answering).unwrap(), Some(request));
             assert_eq!(next(&answering).unwrap(), Some(request), "who looks does not take it");
-            give(&answering, ours.as_fd(), Earlier::Kept).unwrap();
+            give(&answering, ours.as_fd(), Earlier::Kept, Some(Duration::from_millis(7500))).unwrap();
             done(&answering).unwrap();
             let given = asked.join().unwrap().unwrap();
             assert_eq!(given.earlier, Earlier::Kept);
+            assert_eq!(given.patience, Some(Duration::from_secs(7)));
             let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
             assert_eq!(inode(&given.socket), inode(&ours));
         });

@@ -3,8 +3,8 @@
 //! A process that serves it connects to nothing by itself, and knows no name of the server's.
 //!
 //! Uses go down this list: `reader` for a process that may wait, `channel` to ask another process for
-//! connections, `conn` and `dial` for one connection, `relay` and `tls` where it is secure, `handshake` for
-//! the negotiation, `uri` for names.
+//! connections, `conn`, `dial` and `probe` for one connection, `relay` and `tls` where it is secure,
+//! `handshake` for the negotiation, `uri` for names.
 
 pub mod channel;
 mod conn;
@@ -13,6 +13,7 @@ mod error;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod handshake;
+mod probe;
 mod reader;
 mod relay;
 mod tls;
@@ -31,6 +32,7 @@ pub use self::conn::Connection;
 pub use self::dial::{Dialed, dial};
 pub use self::error::DialError;
 pub use self::handshake::{Agreed, Handshake, Next, Refused, Wanted};
+pub use self::probe::probe;
 use self::reader::LinkReader;
 pub use self::relay::{STACK, relay};
 pub use self::tls::{Trust, trusted};

@@ -1,0 +1,165 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn up() -> (Line, OwnedFd) {
+    let mut line = Line::new(4).unwrap();
+    let (ours, theirs) = rustix::pipe::pipe().unwrap();
+    line.connected(ours, None);
+    (line, theirs)
+}
+
+/// Has pieces sent as a whole.
+fn send(line: &mut Line) {
+    line.next_send().unwrap();
+    let all = line.sending as i32;
+    assert!(line.sent(all).unwrap().is_none());
+    assert_eq!(line.after_sending(), None);
+}
+
+/// Receives these bytes, and takes in what is answered: tags with results, and the bytes of reads.
+/// What has completed, by tag and result, and the bytes of reads.
+type Received = (Vec<(u16, i32)>, Vec<u8>);
+
+fn receive(line: &mut Line, bytes: &[u8]) -> Result<Received, Why> {
+    let (mut answers, mut data) = (Vec::new(), Vec::new());
+    line.next_receive().unwrap();
+    line.staging.slice(0)[line.end..line.end + bytes.len()].copy_from_slice(bytes);
+    line.received(bytes.len() as i32)?;
+    let mut copy = |_, _, bytes: &[u8]| {
+        data.extend_from_slice(bytes);
+        Ok(())
+    };
+    while let Some(answer) = line.answered(&mut copy)? {
+        answers.push(answer);
+    }
+    Ok((answers, data))
+}
+
+fn reply(line: &Line, tag: u16, error: u32) -> Vec<u8> {
+    let serial = line.pieces[usize::from(tag)].serial;
+    let mut bytes = vec![0; Reply::SIMPLE_SIZE];
+    let cookie = cookie(line.generation, serial, tag);
+    Reply::Simple { error, cookie }.write(&mut bytes, false).unwrap();
+    bytes
+}
+
+fn read(len: u32) -> Ask {
+    Ask { command: nbd::CMD_READ, len, ..Ask::default() }
+}
+
+#[test]
+fn answers_come_in_any_order_and_in_any_pieces() {
+    let (mut line, _end) = up();
+    line.queue(0, read(8));
+    line.queue(1, Ask { command: nbd::CMD_FLUSH, ..Ask::default() });
+    line.queue(2, read(4));
+    send(&mut line);
+    let all =
+        [reply(&line, 2, 0), b"four".to_vec(), reply(&line, 1, 5), reply(&line, 0, 0), b"eight by".to_vec()];
+    let (mut answers, mut data) = (Vec::new(), Vec::new());
+    for byte in all.concat() {
+        let (more, bytes) = receive(&mut line, &[byte]).unwrap();
+        answers.extend(more);
+        data.extend(bytes);
+    }
+    assert_eq!(answers, [(2, 4), (1, -libc::EIO), (0, 8)]);
+    assert_eq!(data, b"foureight by");
+    assert_eq!(line.busy, 0);
+}
+
+#[test]
+fn what_was_not_asked_is_a_lie_and_what_was_not_answered_is_sent_again() {
+    let (mut line, _end) = up();
+    line.queue(0, read(4));
+    send(&mut line);
+    let answer = reply(&line, 0, 0);
+    receive(&mut line, &[answer.clone(), b"done".to_vec()].concat()).unwrap();
+    line.queue(1, read(4));
+    send(&mut line);
+    let lie = receive(&mut line, &answer).unwrap_err();
+    assert!(matches!(lie, Why::Lies(_)), "it was answered before");
+    assert!(line.breaks(lie) && line.settles());
+    assert!(line.asks());
+    let (ours, _theirs) = rustix::pipe::pipe().unwrap();
+    line.connected(ours, None);
+    send(&mut line);
+    let answer = [reply(&line, 1, 0), b"more".to_vec()].concat();
+    let (answers, _) = receive(&mut line, &answer).unwrap();
+    assert_eq!(answers, [(1, 4)]);
+}
+
+#[test]
+fn what_is_answered_while_it_is_sent_ends_when_that_has_ended() {
+    let (mut line, _end) = up();
+    line.queue(
+        0,
+        Ask { command: nbd::CMD_WRITE, len: 4, address: [0_u8; 4].as_ptr() as u64, ..Ask::default() },
+    );
+    line.next_send().unwrap();
+    let answer = reply(&line, 0, 0);
+    let (answers, _) = receive(&mut line, &answer).unwrap();
+    assert!(answers.is_empty(), "the kernel has its bytes");
+    let left = line.sending as i32;
+    assert!(line.sent(left).unwrap().is_none());
+    assert_eq!(line.after_sending(), Some((0, 4)));
+}
+
+#[test]
+fn a_server_that_says_nothing_is_given_up_for_reads_or_where_the_user_has_set_a_time() {
+    let flush = Ask { command: nbd::CMD_FLUSH, ..Ask::default() };
+    for (patience, ask, looks) in [
+        (None, read(4), Some(13)),
+        (None, flush, None),
+        (Some(Duration::from_secs(7)), flush, Some(3)),
+        (Some(Duration::from_secs(1000)), read(4), Some(13)),
+    ] {
+        let (mut line, _end) = up();
+        let (ours, _theirs) = rustix::pipe::pipe().unwrap();
+        line.connected(ours, patience);
+        assert!((0..50).all(|_| !line.is_silent()), "nothing waits for it");
+        line.queue(0, ask);
+        line.queue(1, read(8));
+        send(&mut line);
+        assert!(!line.is_silent(), "it was asked a moment ago");
+        assert_eq!((1..100).find(|_| line.is_silent()), looks, "{patience:?} {ask:?}");
+        // One answer begins the time anew.
+        let answer = [reply(&line, 1, 0), b"eight by".to_vec()].concat();
+        receive(&mut line, &answer).unwrap();
+        assert!(!line.is_silent());
+        assert_eq!((1..100).find(|_| line.is_silent()), looks, "{patience:?} {ask:?}");
+    }
+}
+
+#[test]
+fn a_connection_that_is_let_go_of_is_not_ended() {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let mut line = Line::new(4).unwrap();
+    line.connected(ours.try_clone().unwrap().into(), None);
+    line.queue(0, read(4));
+    send(&mut line);
+    line.next_receive().unwrap();
+    assert_eq!(line.lets_go(), [None, Some(Way::Received)]);
+    assert!(!line.settles(), "the kernel still receives");
+    assert_eq!(line.received(-libc::ECANCELED), Err(Why::Ended));
+    assert!(line.settles());
+    std::io::Write::write_all(&mut &theirs, b"more").unwrap();
+    let mut bytes = [0; 4];
+    std::io::Read::read_exact(&mut &ours, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"more");
+}
+
+proptest! {
+    #[test]
+    fn whatever_a_server_says_has_an_end(said in prop::collection::vec(any::<u8>(), 1..2048), good in any::<bool>()) {
+        let (mut line, _end) = up();
+        line.queue(0, read(100));
+        line.queue(1, read(3));
+        send(&mut line);
+        let mut bytes = if good { reply(&line, 1, 0) } else { Vec::new() };
+        bytes.extend(said);
+        if let Ok((answers, _)) = receive(&mut line, &bytes) {
+            prop_assert!(answers.len() <= 2);
+        }
+    }
+}

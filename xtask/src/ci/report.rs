@@ -1,5 +1,6 @@
-//! What the run found: steps with their times, failures, skips, the conformance table, and the closing line.
-//! Never leaves a failure or a skip out of the list, and prints the counts alone on the last line.
+//! What the run found: steps with their times, skips, the conformance table, failures, and the closing line.
+//! Never leaves a failure or a skip out of the list, and prints the counts alone on the last line, the
+//! failures just above it: the end is what is read when only the end was kept.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,13 +31,13 @@ pub(crate) fn print(steps: &[Finished], took: Duration) -> u8 {
         println!("\n== skipped, as xtask/allowed-skips.txt allows");
         with(Outcome::Skipped).for_each(|case| println!("{} ({}): {}", case.test, case.place, case.note));
     }
-    if failed > 0 {
-        println!("\n== failed");
-        with(Outcome::Failed).for_each(|case| println!("{} ({}): {}", case.test, case.place, case.note));
-    }
     let table = conformance_table(steps);
     if !table.is_empty() {
         println!("\n== conformance: test by transport by kernel\n{table}");
+    }
+    if failed > 0 {
+        println!("\n== failed");
+        with(Outcome::Failed).for_each(|case| println!("{} ({}): {}", case.test, case.place, case.note));
     }
     println!("\n{passed} passed, {failed} failed, {skipped} skipped");
     u8::from(failed > 0 || passed == 0)

@@ -12,7 +12,7 @@ packages=(
     squashfs-tools fio strace procps kmod   # the demo's SquashFS, fio --verify, tracing, depmod
     git sqlite3                             # loads of the campaign
     fuse3                               # images as files, for users who are not root
-    genisoimage erofs-utils mtools          # images inside images, made by the real tools
+    genisoimage erofs-utils mtools lvm2     # images inside images, made by the real tools
     cryptsetup-bin qemu-utils               # dm-crypt on top; image locks beside QEMU's
     nbdkit libnbd-bin python3-libnbd        # foreign NBD servers and clients
     gnutls-bin                              # certificates for tests of TLS

@@ -320,8 +320,9 @@ impl Error {
                 "name a file that does not exist, and becket creates the overlay; existing files are never replaced"
             }
             Error::NoContainer { .. } => {
-                "use a file that holds one of these: a GPT or MBR, ISO 9660, ext2/3/4, FAT, SquashFS, EROFS, qcow2, or \
-                 one of these compressed by xz, zstd or bgzip"
+                let known: Vec<&str> = Format::names().filter_map(|names| names.first().copied()).collect();
+                let known = known.join(", ").replace("auto, raw, ", "");
+                return Some(format!("a path goes on in an image of one of these formats: {known}"));
             }
             Error::Layer { source: LayerError::Corrupt(_), .. } => {
                 "check the image with its own tools; --format raw attaches its bytes as they are"

@@ -4,6 +4,7 @@
 
 mod common;
 
+use becket_testkit::lvm::Lab;
 use becket_testkit::{
     Scratch, crc, crc_whole, image, require_device, require_fuse, require_tools, require_ublk, skip, tool,
     via, wait_until,
@@ -69,6 +70,51 @@ fn a_partition_by_number_and_by_label() {
     let mut bytes = [0; 512];
     fs::File::open(place.path("disk.img")).unwrap().read_exact_at(&mut bytes, start * 512 + 4096).unwrap();
     assert_eq!(bytes, [0xa5; 512]);
+}
+
+#[test]
+fn a_logical_volume_is_attached_and_written() {
+    let name = "nested::a_logical_volume_is_attached_and_written";
+    if !ready(name) {
+        return;
+    }
+    let place = scratch();
+    let Some(lab) = Lab::new(name, &place.dir("lvm"), 1) else { return };
+    lab.lvm(&format!("pvcreate -q --dataalignment 1m {}", lab.device(0)));
+    lab.lvm(&format!("vgcreate -q -s 1m vg {}", lab.device(0)));
+    lab.create("-n root -l 8 vg");
+    lab.create("-n other -l 4 vg");
+    lab.lvm("lvextend -q -l +16 vg/root");
+    lab.create("-n frozen -p r -l 4 vg");
+    let before = lab.bytes(0);
+    // In the second partition of a disk.
+    let (start, len) = ((2 * MIB) as usize, before.len() as u64);
+    let disk = place.path("disk.img");
+    fs::write(&disk, [&vec![0; start], &before[..], &vec![0; MIB as usize]].concat()).unwrap();
+    drop(lab);
+    let table = format!("label: gpt\nstart=2048,size=8\nstart={},size={}\n", start / 512, len / 512);
+    fs::write(place.path("table"), table).unwrap();
+    let table = fs::File::open(place.path("table")).unwrap();
+    tool(Command::new("/usr/sbin/sfdisk").arg("-q").arg(&disk).stdin(table));
+    assert_eq!(place.ok(["ls", "disk.img/p2/vg"]).lines().count(), 3);
+    let device = place.attach(&place.path("disk.img/p2/vg/root"), &[]);
+    let written = image::random_bytes(24 * MIB as usize, 77);
+    let file = fs::OpenOptions::new().write(true).open(&device).unwrap();
+    file.write_all_at(&written, 0).unwrap();
+    file.sync_all().unwrap();
+    assert_eq!(crc_whole(&device).1, 24 * MIB);
+    drop(file);
+    place.ok(["detach", "--all"]);
+    // Behind the data's start: 8 extents, 4 of another volume, 16 more.
+    let mut after = before;
+    let at = |extent: u64| (MIB * (1 + extent)) as usize;
+    after[at(0)..at(8)].copy_from_slice(&written[..8 * MIB as usize]);
+    after[at(12)..at(28)].copy_from_slice(&written[8 * MIB as usize..]);
+    let mut now = fs::read(&disk).unwrap();
+    assert!(now.drain(start..start + after.len()).eq(after), "only the volume's extents were written");
+    let reported = place.json(["attach", "--via", &via(), "disk.img/p2/vg/frozen"]);
+    assert_eq!(reported["devices"][0]["read_only"], json!(true), "{reported}");
+    place.ok(["detach", "--all"]);
 }
 
 #[test]

@@ -30,6 +30,31 @@ pub(crate) fn gpt(bytes: &mut [u8]) {
     crc(bytes, HEADER, len, HEADER + 16);
 }
 
+/// An LVM2 physical volume with its label in the second sector: the text of each area, its header, the label.
+pub(crate) fn lvm2(bytes: &mut [u8]) {
+    let areas: Vec<usize> = (0..bytes.len())
+        .step_by(512)
+        .filter(|at| bytes.get(at + 4..).is_some_and(|rest| rest.starts_with(b" LVM2 x[5A%r0N*>")))
+        .collect();
+    for area in areas {
+        let (text, len) = (u32_at(bytes, area + 40), u32_at(bytes, area + 48));
+        lvm2_crc(bytes, area.saturating_add(text), len, area + 56);
+        lvm2_crc(bytes, area + 4, 508, area);
+    }
+    lvm2_crc(bytes, 512 + 20, 492, 512 + 16);
+}
+
+/// As [`crc`], with LVM's start and without the inversion at the end.
+fn lvm2_crc(bytes: &mut [u8], from: usize, len: usize, to: usize) {
+    let Some(part) = from.checked_add(len).and_then(|end| bytes.get(from..end)) else { return };
+    let mut sum = crc32fast::Hasher::new_with_initial(!0xf597_a6cf);
+    sum.update(part);
+    let sum = !sum.finalize();
+    if let Some(place) = bytes.get_mut(to..to + 4) {
+        place.copy_from_slice(&sum.to_le_bytes());
+    }
+}
+
 /// The last stream of an .xz file: header, index and footer, and the headers of the first block.
 pub(crate) fn xz(bytes: &mut [u8]) {
     let len = bytes.len();

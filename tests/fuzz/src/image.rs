@@ -41,6 +41,12 @@ pub(crate) fn erofs(bytes: &[u8]) -> bool {
     read(bytes.to_vec(), Format::Erofs)
 }
 
+pub(crate) fn lvm2(bytes: &[u8]) -> bool {
+    let mut bytes = bytes.to_vec();
+    checksums::lvm2(&mut bytes);
+    read(bytes, Format::Lvm2)
+}
+
 /// The files of packers, whose magic numbers tell them apart.
 pub(crate) fn packed(bytes: &[u8]) -> bool {
     let mut bytes = bytes.to_vec();

@@ -23,6 +23,7 @@ pub const TARGETS: &[Target] = &[
     ("ext", image::ext),
     ("fat", image::fat),
     ("erofs", image::erofs),
+    ("lvm2", image::lvm2),
     ("packed", image::packed),
     ("qcow2", image::qcow2),
     ("qcow2-written", grow::qcow2_written),

@@ -19,6 +19,7 @@
 #[allow(unsafe_code, reason = "the kernel's fanotify has no safe wrapper")]
 pub mod fanotify;
 pub mod image;
+pub mod lvm;
 pub mod origin;
 mod scratch;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::counted::counted;
 use super::packed::{self, Packed};
-use super::{About, FileSystem, Format, LayerError, btrfs, erofs, ext, fat, iso9660, squashfs, xfs};
+use super::{About, FileSystem, Format, LayerError, btrfs, erofs, ext, fat, iso9660, lvm2, squashfs, xfs};
 use crate::image::Image;
 use crate::partition::{self, Table};
 
@@ -95,7 +95,8 @@ pub fn detect(image: &Image, format: Format) -> Result<Contents, LayerError> {
 type Opener = fn(&Image) -> Result<Option<Arc<dyn FileSystem>>, LayerError>;
 
 /// The file systems, those with the most telling magic first. FAT has none of its own and comes last.
-const OPENERS: [(Format, Opener); 7] = [
+const OPENERS: [(Format, Opener); 8] = [
+    (Format::Lvm2, lvm2::open),
     (Format::Squashfs, squashfs::open),
     (Format::Erofs, erofs::open),
     (Format::Ext, ext::open),

@@ -28,6 +28,8 @@ pub enum Format {
     Squashfs,
     /// EROFS; files that it compresses are not read.
     Erofs,
+    /// An LVM2 physical volume: a directory of logical volumes.
+    Lvm2,
     /// Another image, compressed by xz in blocks.
     Xz,
     /// Another image, compressed by zstd in frames.
@@ -69,7 +71,7 @@ impl Format {
 }
 
 /// Each format with its names, the first of which is shown.
-const NAMES: [(Format, &[&str]); 18] = [
+const NAMES: [(Format, &[&str]); 19] = [
     (Format::Auto, &["auto"]),
     (Format::Raw, &["raw"]),
     (Format::Disk, &["disk", "gpt", "mbr"]),
@@ -80,6 +82,7 @@ const NAMES: [(Format, &[&str]); 18] = [
     (Format::Fat, &["fat", "vfat"]),
     (Format::Squashfs, &["squashfs"]),
     (Format::Erofs, &["erofs"]),
+    (Format::Lvm2, &["lvm2"]),
     (Format::Xz, &["xz"]),
     (Format::Zstd, &["zstd"]),
     (Format::Gzip, &["gzip"]),

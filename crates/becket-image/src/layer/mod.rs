@@ -23,6 +23,7 @@ mod filesystem;
 pub(crate) mod foreign;
 mod format;
 mod iso9660;
+mod lvm2;
 pub(crate) mod packed;
 mod squashfs;
 mod xfs;

@@ -14,6 +14,7 @@ mod hostile;
 mod labels;
 mod layers;
 mod locks;
+mod lvm2;
 mod map;
 mod open;
 mod packed;

@@ -58,7 +58,7 @@ impl Refused<'_> {
             }
             Some("LVM2_member") => {
                 return format!(
-                    "it is an LVM physical volume: {attach} vgchange -ay, and mount the logical volume"
+                    "it is an LVM physical volume: becket ls {image} lists its volume group, and becket mount {image}/GROUP/VOLUME {dir} mounts one of its volumes"
                 );
             }
             Some("linux_raid_member") => {
@@ -112,7 +112,14 @@ mod tests {
             (vfat, Some("vfat"), "auto", false, "unknown filesystem type 'vfat'", "modprobe vfat"),
             ("unknown filesystem type 'ext9'.", Some("ext4"), "ext9", false, "unknown", "omit --type"),
             (luks, Some("crypto_LUKS"), "auto", false, "crypto_LUKS", "cryptsetup open"),
-            ("unknown filesystem type 'LVM2_member'.", None, "auto", false, "LVM2_member", "vgchange -ay"),
+            (
+                "unknown filesystem type 'LVM2_member'.",
+                None,
+                "auto",
+                false,
+                "LVM2_member",
+                "a.img/GROUP/VOLUME",
+            ),
             ("unknown filesystem type 'swap'.", None, "auto", false, "swap", "no files"),
             ("cannot mount /dev/loop2 read-only.", Some("ext4"), "auto", false, "read-only", "-o noload"),
             (WRONG, None, "auto", false, "no file system is recognised in it", "becket inspect a.img"),

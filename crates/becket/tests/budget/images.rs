@@ -468,3 +468,51 @@ pub(crate) fn vmdk(dir: &Path) -> PathBuf {
     fs::write(&path, format!("# Disk DescriptorFile\nversion=1\nparentCID=ffffffff\n{pieces}")).unwrap();
     path
 }
+
+/// A physical volume of LVM with 4 MiB of metadata: as many volumes as fit, each in two segments, and one
+/// that is cut into stripes of a sector.
+pub(crate) fn lvm2(dir: &Path) -> PathBuf {
+    let made = Made::new(dir, "huge.lvm2", 80 * MIB);
+    let sum = |bytes: &[u8]| {
+        let step = |crc: u32, _| crc >> 1 ^ if crc & 1 == 1 { 0xedb8_8320 } else { 0 };
+        bytes.iter().fold(0xf597_a6cf, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step))
+    };
+    let volume = |name: &str, stripes: &str| {
+        format!(
+            "{name}{{status=[\"VISIBLE\"]1{{start_extent=0 extent_count=2048 type=\"striped\" stripe_size=1 \
+             stripes=[{stripes}]}}}}"
+        )
+    };
+    let mut text = "vg{seqno=1 extent_size=32 physical_volumes{p{id=\"aaaaaabbbbccccddddeeeeffffgggggg\" \
+                    pe_start=16384 pe_count=4096}}logical_volumes{"
+        .to_owned();
+    text += &volume("striped", "\"p\",0,\"p\",1024");
+    for number in 0_u64.. {
+        let next = volume(&format!("v{number}"), "\"p\",0");
+        if text.len() + next.len() + 2 > 4 << 20 {
+            break;
+        }
+        text += &next;
+    }
+    text += "}}";
+    let mut header = vec![0; 508];
+    header[..16].copy_from_slice(b" LVM2 x[5A%r0N*>");
+    for (at, number) in [(16, 1), (20, 4096), (28, 5 * MIB), (36, 512), (44, text.len() as u64)] {
+        header[at..at + 8].copy_from_slice(&number.to_le_bytes());
+    }
+    header[52..56].copy_from_slice(&sum(text.as_bytes()).to_le_bytes());
+    made.le(4096, sum(&header).into(), 4);
+    made.put(4100, &header);
+    made.put(4096 + 512, text.as_bytes());
+    let mut label = vec![0; 492];
+    label[0] = 32;
+    label[4..12].copy_from_slice(b"LVM2 001");
+    label[12..44].copy_from_slice(b"aaaaaabbbbccccddddeeeeffffgggggg");
+    for (at, number) in [(44, 80 * MIB), (52, 8 * MIB), (84, 4096), (92, 5 * MIB)] {
+        label[at..at + 8].copy_from_slice(&number.to_le_bytes());
+    }
+    made.put(512, b"LABELONE\x01");
+    made.le(512 + 16, sum(&label).into(), 4);
+    made.put(512 + 20, &label);
+    made.path
+}

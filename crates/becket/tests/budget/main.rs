@@ -137,6 +137,16 @@ fn budget_erofs() {
 }
 
 #[test]
+fn budget_lvm2() {
+    if !require_plain_machine("budget_lvm2", &[]) {
+        return;
+    }
+    let dir = dir();
+    let striped = "vg/striped";
+    commands(&images::lvm2(dir.path()), &[(INSPECT, "", false), (LS, "vg", false), (MAP, striped, false)]);
+}
+
+#[test]
 fn budget_squashfs() {
     if !require_plain_machine("budget_squashfs", &[]) {
         return;

@@ -19,8 +19,8 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// As many files in `dir`, full of random bytes; nothing when this machine cannot, and then test `name` is
-    /// skipped.
+    /// As many files in `dir`, full of random bytes. Nothing, and test `name` is skipped, when this machine
+    /// cannot.
     #[must_use]
     pub fn new(name: &str, dir: &Path, count: usize) -> Option<Lab> {
         if !require_root(name) || !require_tools(name, &["lvm"]) {

@@ -179,7 +179,7 @@ fn the_newest_sound_text_counts() {
     lab.lvm(&format!("pvcreate -q --metadatacopies 2 --metadatasize 32k --dataalignment 4k {device}"));
     lab.lvm(&format!("vgcreate -q vg {device}"));
     lab.create("-n first -L 4m vg");
-    // Each change is a new text behind the last; some begin before the end of the area and go on at its start.
+    // Each change is a new text behind the last; some go on at the start of the area.
     let mut wrapped = 0;
     for number in 0..48 {
         lab.lvm(&format!("vgchange -q --addtag tag{number} vg"));

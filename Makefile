@@ -20,8 +20,9 @@ BUILT = $(TARGET_DIR)/release/becket
 
 # The debug information is most of the file. Debuggers and backtraces find it in becket.debug, beside the
 # command. A new file replaces the command: cargo's own copy below deps/ stays whole.
-build: cargo  ## target/release/becket, optimised, and becket.debug, its debug information
+build: cargo  ## target/release/becket, optimised, becket.debug, its debug information, and becket-rbd
 	$(CARGO) rustc --release --locked -p becket --bin becket $(STATIC)
+	$(CARGO) rustc --release --locked -p becket-rbd --bin becket-rbd -- -Cstrip=symbols
 	@objcopy --only-keep-debug "$(BUILT)" "$(BUILT).debug"
 	@objcopy --strip-all --add-gnu-debuglink="$(BUILT).debug" "$(BUILT)" "$(BUILT).new"
 	@mv -f "$(BUILT).new" "$(BUILT)"
@@ -53,11 +54,14 @@ BECKET = $(BUILT)
 NEEDS_BUILD = $(if $(filter command environment,$(firstword $(origin BECKET))),,build)
 LIB = $(DESTDIR)$(PREFIX)/lib
 SHARE = $(DESTDIR)$(PREFIX)/share
+# For images of Ceph: it loads librbd, so it is never static.
+RBD_TO = install -D -m 755 "$(dir $(BECKET))becket-rbd" "$(DESTDIR)$(PREFIX)/libexec/becket/becket-rbd"
 UNITS = becket.socket becket.service becket-attach@.service becket-metrics.socket becket-metrics.service \
 	becket-storage.socket becket-storage.service
 
 install: $(NEEDS_BUILD)  ## to $(DESTDIR)$(PREFIX): the command, man pages, completions, units, udev rules
 	install -D -m 755 "$(BECKET)" "$(DESTDIR)$(PREFIX)/bin/becket"
+	test ! -e "$(dir $(BECKET))becket-rbd" || $(RBD_TO)
 	"$(BECKET)" man "$(SHARE)/man/man1"
 	rm -f "$(SHARE)/man/man1/losetup.8"  # util-linux's name and place
 	install -D -m 644 dist/beckettab.5 "$(SHARE)/man/man5/beckettab.5"
@@ -76,7 +80,7 @@ install: $(NEEDS_BUILD)  ## to $(DESTDIR)$(PREFIX): the command, man pages, comp
 	ln -sf ../../../bin/becket "$(LIB)/systemd/system-generators/becket-generator"
 
 # Files that `install` puts in place. Directories stay, except becket's own: other packages may need them.
-INSTALLED = "$(DESTDIR)$(PREFIX)/bin/becket" \
+INSTALLED = "$(DESTDIR)$(PREFIX)/bin/becket" "$(DESTDIR)$(PREFIX)/libexec/becket/becket-rbd" \
     "$(SHARE)/man/man1/becket.1" "$(SHARE)"/man/man1/becket-*.1 "$(SHARE)/man/man5/beckettab.5" \
     "$(SHARE)/bash-completion/completions/becket" "$(SHARE)/zsh/site-functions/_becket" \
     "$(SHARE)/fish/vendor_completions.d/becket.fish" "$(LIB)/udev/rules.d/90-becket.rules" \
@@ -86,12 +90,13 @@ INSTALLED = "$(DESTDIR)$(PREFIX)/bin/becket" \
 
 uninstall:  ## removes what `make install` put there, with the same PREFIX and DESTDIR
 	rm -f $(INSTALLED)
+	test ! -d "$(DESTDIR)$(PREFIX)/libexec/becket" || rmdir --ignore-fail-on-non-empty "$(DESTDIR)$(PREFIX)/libexec/becket"
 	test ! -d "$(SHARE)/becket" || rmdir --ignore-fail-on-non-empty "$(SHARE)/becket"
 
 # PACKAGES=DIR is where packages go.
 PACKAGES ?= $(TARGET_DIR)/packages
 
-deb: $(NEEDS_BUILD)  ## target/packages/becket_*.deb and becket-dbgsym_*.deb
+deb: $(NEEDS_BUILD)  ## target/packages/becket_*.deb, becket-rbd_*.deb and becket-dbgsym_*.deb
 	@scripts/package.sh deb "$(BECKET)" "$(PACKAGES)"
 
 tarball: $(NEEDS_BUILD)  ## target/packages/becket-*.tar.xz: a static command and its files, below usr/

@@ -69,6 +69,10 @@ make_deb() {
     architecture=$(dpkg --print-architecture)
     doc=$work/becket/usr/share/doc/becket
     install_to "$work/becket" >/dev/null
+    if [[ -e $work/becket/usr/libexec/becket/becket-rbd ]]; then
+        make_rbd
+        rm -r "$work/becket/usr/libexec"
+    fi
     find "$work/becket/usr/share/man" -type f -exec gzip -9n {} +
     install -D -m 644 -t "$doc" dist/debian/copyright
     install -D -m 644 CHANGELOG.md "$doc/NEWS"
@@ -82,6 +86,7 @@ make_deb() {
     control becket <<END
 Depends: init-system-helpers (>= 1.54~)
 Recommends: fuse3
+Suggests: becket-rbd
 Section: admin
 Priority: optional
 Description: attach disk images as block devices
@@ -111,6 +116,25 @@ Build-Ids: $build_id
 Description: debug symbols for becket
 END
     pack becket-dbgsym 1
+}
+
+# What reaches Ceph needs libraries that few machines want: a package of its own.
+make_rbd() {
+    local libc
+    mkdir -p "$work/becket-rbd/usr/libexec/becket" "$work/becket-rbd/usr/share/doc"
+    cp -p "$work/becket/usr/libexec/becket/becket-rbd" "$work/becket-rbd/usr/libexec/becket/"
+    ln -s becket "$work/becket-rbd/usr/share/doc/becket-rbd"
+    libc=$(objdump -T "$work/becket-rbd/usr/libexec/becket/becket-rbd" |
+        grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1 | sed 's/GLIBC_//')
+    control becket-rbd <<END
+Depends: becket (= $version), librbd1, librados2, libgcc-s1, libc6 (>= ${libc:-2.36})
+Section: admin
+Priority: optional
+Description: images of Ceph clusters for becket
+ With this package, becket attaches and reads images of a Ceph cluster
+ (rbd:POOL/IMAGE) by librbd, in a process of its own.
+END
+    pack becket-rbd
 }
 
 case $kind in

@@ -207,8 +207,15 @@ fn no_files_of_a_crate_use_each_other_in_a_circle() {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
     let crates = xtask.join("../crates");
     let (mut files, mut found) = (0, Vec::new());
-    let names =
-        ["becket", "becket-device", "becket-engine", "becket-image", "becket-transport", "becket-uapi"];
+    let names = [
+        "becket",
+        "becket-device",
+        "becket-engine",
+        "becket-image",
+        "becket-rbd",
+        "becket-transport",
+        "becket-uapi",
+    ];
     for folder in names.map(|name| crates.join(name)).into_iter().chain([xtask.to_owned()]) {
         let folder = folder.join("src");
         let mut modules = Crate::new();

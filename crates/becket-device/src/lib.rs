@@ -28,7 +28,7 @@ pub use client::{
     events, export, export_leased, find, foresee, foresee_detach, give_to_owner, last_change, list, plan,
     provide, publish, refresh, server_status, set, stat, tidy, why,
 };
-pub use connector::connector_main;
+pub use connector::{connector_main, helper};
 pub use contract::{
     AttachOptions, Choice, DataMode, DetachOptions, DeviceInfo, DeviceState, Error, ErrorKind, Export,
     Happened, PartitionInfo, Partitions, Plan, ServerStatus, SocketFile, Spec, TransportReport, User, Via,

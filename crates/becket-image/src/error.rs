@@ -272,6 +272,14 @@ impl Error {
             Error::Link { source: DialError::Refused(Refused::Unknown { .. }), .. } => ErrorKind::NotFound,
             Error::Link { source: DialError::Refused(_), .. } => ErrorKind::Unsupported,
             Error::Link { source: DialError::Tls { .. }, .. } => ErrorKind::Permission,
+            Error::Link { source: DialError::Helper { errno, .. }, .. } => match *errno {
+                libc::ENOENT => ErrorKind::NotFound,
+                libc::EBUSY => ErrorKind::InUse,
+                libc::EPERM | libc::EACCES | libc::EROFS => ErrorKind::Permission,
+                libc::ENOSYS | libc::ENOTSUP => ErrorKind::Unsupported,
+                libc::EINVAL => ErrorKind::InvalidOption,
+                _ => ErrorKind::Io,
+            },
             Error::Link { source: DialError::Io(error), .. } => match error.kind() {
                 io::ErrorKind::InvalidInput => ErrorKind::InvalidOption,
                 io::ErrorKind::NotFound => ErrorKind::NotFound,
@@ -364,6 +372,14 @@ impl Error {
             Error::DirectIo { .. } => "use --direct-io auto",
             Error::Link { path, source: DialError::Refused(Refused::Unknown { .. }) } => {
                 return Some(format!("see what the server exports: nbdinfo --list {}", quoted(path)));
+            }
+            Error::Link { source: DialError::Helper { hint, .. }, .. } => return hint.clone(),
+            Error::Link { path, source: DialError::Io(error) }
+                if error.kind() == io::ErrorKind::InvalidInput
+                    && path.as_os_str().as_bytes().starts_with(b"rbd:") =>
+            {
+                "names are rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][?conf=FILE&id=USER]; \
+                 a path inside the image follows #"
             }
             Error::Link { source: DialError::Refused(Refused::TlsRequired), .. } => {
                 "use nbds:// instead of nbd://"

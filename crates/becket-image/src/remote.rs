@@ -15,7 +15,7 @@ use crate::opened::{Location, Opened};
 use crate::options::{OpenOptions, Tail};
 use crate::qcow2;
 use crate::resolve::io;
-use crate::source::link::{self, DialError, Endpoint, LinkSource};
+use crate::source::link::{self, DialError, Endpoint, LinkSource, Server};
 use crate::text::shown;
 use crate::through::{self, End, Walk};
 use crate::{Budget, DirectIo, Error, FileSource, Format, Identity, Image, LayerError, Source};
@@ -62,8 +62,10 @@ fn connect(uri: &Path, read_only: bool, budget: &Budget) -> Result<Remote, Error
     let failed = |error| io(&uri, "its connection cannot be used", error);
     let natural = agreed.smallest.max(512);
     let image = Image::raw(source.reader().map_err(failed)?, agreed.size, natural).within(budget);
-    let unwritable =
-        (!read_only && !source.is_writable()).then(|| "the server exports it read-only".to_owned());
+    let unwritable = (!read_only && !source.is_writable()).then(|| match &endpoint.server {
+        Server::Rbd(rbd) if rbd.snapshot.is_some() => "a snapshot is only read".to_owned(),
+        _ => "the server exports it read-only".to_owned(),
+    });
     let mut warnings = Vec::new();
     if source.is_writable() && !agreed.has(becket_uapi::nbd::SEND_FLUSH) {
         warnings

@@ -20,7 +20,9 @@ mod store;
 mod watch;
 
 use device::format_parser;
-pub(crate) use device::{DeviceOptions, LimitOptions, StoreOptions, Switch, Toggle, TraceOptions, Via};
+pub(crate) use device::{
+    DeviceOptions, LimitOptions, OriginOptions, StoreOptions, Switch, Toggle, TraceOptions, Via,
+};
 pub(crate) use export::{Export, ImageOptions};
 pub(crate) use look::{Cat, Copy, CopyFormat, Cp, Inspect, Look, LookOptions, Ls, Map};
 pub(crate) use store::{Store, StoreAction};

@@ -75,7 +75,10 @@ fn is_server(command_line: &[u8]) -> bool {
     matches!(
         (words.next(), words.next()),
         (Some(b"becket"), Some(b"serve"))
-            | (Some(b"@becket"), Some(b"worker" | b"doorman" | b"connector" | b"reporter" | b"fetcher"))
+            | (
+                Some(b"@becket"),
+                Some(b"worker" | b"doorman" | b"connector" | b"helper" | b"reporter" | b"fetcher")
+            )
     )
 }
 
@@ -101,7 +104,7 @@ mod tests {
     #[test]
     fn servers_are_known_by_their_command_lines() {
         assert!(is_server(b"becket\0serve\0--ready-fd\x001\0"));
-        for role in ["worker", "doorman", "connector", "reporter", "fetcher"] {
+        for role in ["worker", "doorman", "connector", "helper", "reporter", "fetcher"] {
             assert!(is_server(format!("@becket\0{role}\0").as_bytes()), "{role}");
         }
         for other in [&b""[..], b"becket\0run\0", b"becket serve\0", b"sh\0serve\0"] {

@@ -21,7 +21,7 @@ const LONGEST: u64 = 1 << 20;
 pub(crate) struct Entry {
     pub(crate) line: usize,
     pub(crate) name: String,
-    /// Absolute.
+    /// Absolute, or the name of an image on a server.
     pub(crate) image: PathBuf,
     pub(crate) device: DeviceOptions,
     /// Set if the image is not to be a block device.
@@ -94,6 +94,17 @@ struct Parsers {
     exports: Option<LineParser<ExportLine>>,
 }
 
+/// Whether it is the name of an image of an NBD server or of Ceph.
+fn is_on_a_server(image: &str) -> Result<bool, String> {
+    let named = becket_image::link::is_link(Path::new(image)) && !image.chars().any(char::is_control);
+    if named {
+        let (uri, _) = becket_image::link::split_inside(image.as_ref());
+        let endpoint = becket_image::link::Endpoint::parse(&uri.to_string_lossy());
+        endpoint.map_err(|why| format!("{image:?} cannot be used: {why}"))?;
+    }
+    Ok(named)
+}
+
 fn parse(
     text: &[u8],
     line: usize,
@@ -110,10 +121,11 @@ fn parse(
         _ => return Err("it has more than three words: a line is NAME IMAGE [OPTIONS]".to_owned()),
     };
     becket_device::check_name(name).map_err(|error| error.to_string())?;
-    if !is_a_place(Path::new(image)) {
+    let netdev = is_on_a_server(image)?;
+    if !netdev && !is_a_place(Path::new(image)) {
         return Err(format!("{image:?} is not an absolute path"));
     }
-    let mut start = Start::default();
+    let mut start = Start { netdev, ..Start::default() };
     let mut words = given.to_vec();
     let mut exported = false;
     for option in options.split(',').filter(|option| !matches!(*option, "" | "-" | "none" | "defaults")) {
@@ -188,6 +200,16 @@ mod tests {
         assert_eq!(found[1].start, Start { nofail: true, ..Start::default() });
         assert_eq!(found[2].start, Start { noauto: true, netdev: true, nofail: false });
         assert_eq!(found[3].start, Start::default());
+    }
+
+    #[test]
+    fn an_image_on_a_server_comes_after_the_network() {
+        let found = one("a rbd:pool/image#p1 ro,ceph-id=me").unwrap();
+        assert!(found.start.netdev && found.device.read_only);
+        assert_eq!(found.image, Path::new("rbd:pool/image#p1"));
+        assert_eq!(found.device.store.ceph_id.as_deref(), Some("me"));
+        assert!(one("a nbd://host/export").unwrap().start.netdev);
+        assert!(one("a rbd:image").unwrap_err().contains("it names no pool"));
     }
 
     #[test]

@@ -8,7 +8,8 @@ use std::{fs, os::unix::fs::FileExt as _, process::Command, thread, time::Durati
 
 use becket_testkit::{require_fuse, require_plain_machine, require_tools, tool, wait_until};
 use common::nbd_server::{Block, Server, attach, ext4, kill, only, open};
-use common::{scratch, text};
+use common::{nbd, scratch, text};
+use serde_json::Value;
 
 #[test]
 fn an_image_on_a_server_is_read_without_a_device() {
@@ -275,6 +276,52 @@ fn fuse_a_reader_of_a_silent_server_that_died_locks_nobody_out() {
     tool(Command::new("timeout").args(["-s", "KILL", "20", "blockdev", "--getsize64"]).arg(&disk));
     place.ok(["detach", "--all"]);
     server.signal("CONT");
+}
+
+/// The processes that a supervisor has started as connectors.
+fn connectors(parent: &Value) -> Vec<u32> {
+    let found = Command::new("pgrep").args(["-P", &parent.to_string(), "-f", "^@becket connector"]).output();
+    let found = String::from_utf8(found.unwrap().stdout).unwrap();
+    found.lines().filter_map(|line| line.parse().ok()).collect()
+}
+
+/// Over an export, whose client is no part of the kernel's and waits for no longer than it wants.
+#[test]
+fn a_connection_that_was_asked_of_a_dead_connector_is_made_by_the_next() {
+    let name = "nbd_source::a_connection_that_was_asked_of_a_dead_connector_is_made_by_the_next";
+    if !require_plain_machine(name, &["mke2fs", "nbdkit", "pgrep"]) {
+        return;
+    }
+    let place = scratch();
+    let mut server = Server::nbdkit(&ext4(&place), &[]);
+    let socket = place.path("out");
+    place.ok(["export", &server.uri(""), "--nbd", &format!("unix:{}", socket.display()), "--name", "x"]);
+    let mut client = nbd::Client::connect(&socket, "x").unwrap();
+    client.write(0, &[7; 4096]).unwrap();
+    client.flush().unwrap();
+    server.die();
+    let reads = thread::spawn(move || client.read(0, 4096));
+    let shown = || only(&place)["away"].as_str().is_some_and(|away| away.starts_with("reconnecting"));
+    assert!(wait_until(Duration::from_secs(20), shown), "{:?}", only(&place));
+    // Each of them dies while it tries to make the connection that it was asked for.
+    let mut last = 0;
+    for _ in 0..3 {
+        let mut found = Vec::new();
+        let another = || {
+            found = connectors(&only(&place)["server_pid"]);
+            matches!(found.as_slice(), [pid] if *pid != last)
+        };
+        assert!(wait_until(Duration::from_secs(20), another), "no other connector");
+        last = found[0];
+        // Time to take the request.
+        thread::sleep(Duration::from_millis(300));
+        kill(&Value::from(last));
+    }
+    assert!(!reads.is_finished(), "it waits");
+    server.again();
+    assert!(wait_until(Duration::from_secs(20), || reads.is_finished()), "its request was lost");
+    assert_eq!(reads.join().unwrap().unwrap(), [7; 4096]);
+    place.ok(["detach", "--all"]);
 }
 
 /// The kernel's loop driver comes before FUSE, and can reach no server.

@@ -14,6 +14,8 @@ pub(crate) enum LinkOrder {
     /// Fill a store file. The descriptors: the file, the store's table, the order of the one who opened the
     /// image, and the table in memory that readers share.
     Fill(Fill),
+    /// The device is detached: give back what others wait for.
+    End,
 }
 
 /// Which store file is filled.
@@ -43,6 +45,10 @@ pub(crate) struct Connect {
     pub(crate) inherits: bool,
     /// How long a server may be away until requests fail, in seconds; for ever, when not given.
     pub(crate) timeout: Option<u64>,
+    /// The image is written.
+    pub(crate) writes: bool,
+    /// [`LinkReport::Client`] of connectors before this one.
+    pub(crate) clients: Vec<String>,
 }
 
 /// What a connector or a fetcher says.
@@ -57,6 +63,10 @@ pub(crate) enum LinkReport {
     Connected,
     /// The server cannot be reached; it is tried again.
     Away { why: String },
+    /// As what it is known to the cluster, where it is about to take the image's lock.
+    Client { name: String },
+    /// The image is another's now: requests fail from now on.
+    Lost { why: String },
     /// The server has another version of the object: what is missing cannot be had.
     Changed { why: String },
 }

@@ -19,6 +19,7 @@ const FEATURES: &[&str] = &[
     FEATURE_EXPORTS,
     becket_image::link::FEATURE,
     becket_image::link::TLS_FEATURE,
+    becket_image::link::FEATURE_RBD,
     becket_image::filled::FEATURE,
 ];
 /// Devices without a disk, which users reach at a socket: exports over NBD and vhost-user.

@@ -37,6 +37,9 @@ pub(crate) struct Device {
     /// Why the last supervisor that came could not take the device over: its worker is of another version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) unspoken: Option<String>,
+    /// As what the programs that reached its image's cluster were known there: whose lock is this device's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) clients: Vec<String>,
 }
 
 impl Device {
@@ -55,6 +58,7 @@ impl Device {
             format: None,
             needs: Vec::new(),
             unspoken: None,
+            clients: Vec::new(),
         }
     }
 }

@@ -7,7 +7,7 @@ use becket_image::Source;
 use tracing::{info, warn};
 
 use super::devices::Supervisor;
-use super::links::{Change, Connector};
+use super::links::{CLIENTS, Change, Connector};
 use super::owned::Owned;
 use crate::contract::Error;
 use crate::contract::spec::Spec;
@@ -21,7 +21,7 @@ impl Supervisor {
         spec: &Spec,
         sources: &mut [Source],
         mark: u64,
-        again: bool,
+        again: Option<&[String]>,
     ) -> Result<Option<Connector>, Error> {
         let myself = self.myself.clone();
         let on_change = move |change: &Change| {
@@ -41,6 +41,16 @@ impl Supervisor {
                 continue;
             }
             let name = state.name().to_owned();
+            if let Change::Client(client) = change {
+                let client = client.clone();
+                self.note(&mut state, |device| {
+                    device.clients.retain(|known| *known != client);
+                    let surplus = (device.clients.len() + 1).saturating_sub(CLIENTS);
+                    device.clients.drain(..surplus);
+                    device.clients.push(client);
+                });
+                return;
+            }
             match change {
                 Change::Here if state.device.info.away.is_none() => return,
                 Change::Here => info!(event = "origin_back", device = name, "its server is there again"),
@@ -50,11 +60,16 @@ impl Supervisor {
                 Change::Replaced(why) => {
                     warn!(event = "source_changed", device = name, "its source changed: {why}");
                 }
+                Change::Lost(why) => {
+                    warn!(event = "image_lost", device = name, "its image is another's: {why}");
+                }
+                Change::Client(_) => {}
             }
             let since = state.away_since.get_or_insert_with(log::now).clone();
             let host = host_of(state.device.info.spec.url.as_deref().unwrap_or_default()).to_owned();
             let away = match change {
-                Change::Here => None,
+                Change::Here | Change::Client(_) => None,
+                Change::Lost(why) => Some(format!("lost since {since}: {why}")),
                 Change::Reconnecting(why) => Some(format!("reconnecting since {since}: {why}")),
                 Change::Waiting(why) => Some(format!("waiting for {host} since {since}: {why}")),
                 Change::Replaced(why) => Some(format!("source changed: {why}")),

@@ -258,11 +258,15 @@ impl Supervisor {
             if state.connector.is_none() {
                 // One that we made has it; a predecessor's ended with that.
                 let (spec, mark) = (state.device.info.spec.clone(), state.device.mark);
-                let connector = self.connector(&spec, &mut state.kept.sources, mark, true);
+                let clients = state.device.clients.clone();
+                let connector = self.connector(&spec, &mut state.kept.sources, mark, Some(&clients));
                 match connector {
                     Ok(connector) => state.connector = connector,
                     Err(error) => warn!(device = state.name(), "{error}"),
                 }
+            }
+            if let Some(connector) = &mut state.connector {
+                connector.stays(true);
             }
             (state.name().to_owned(), Arc::clone(&state.worker))
         };
@@ -413,7 +417,7 @@ impl Service for Supervisor {
         let isolated = request.isolate;
         let offer = self.drivers.offer(request.transport)?;
         let owned = self.owns();
-        let connect = |spec: &_, sources: &mut _, mark| self.connector(spec, sources, mark, false);
+        let connect = |spec: &_, sources: &mut _, mark| self.connector(spec, sources, mark, None);
         let (store, driver, worker_of) = (&self.store, &*driver, &*worker);
         let maker = Maker { store, offer, driver, worker: worker_of, connect: &connect, owned };
         let name = request.name.clone().unwrap_or_default();

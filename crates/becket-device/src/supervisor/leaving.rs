@@ -111,6 +111,9 @@ impl Supervisor {
         self.guard.forget(state.device.mark);
         forget(&self.store, &state.device);
         state.gone = true;
+        if let Some(mut connector) = state.connector.take() {
+            connector.stays(false);
+        }
         info!(event = "detached", device = state.name(), "detached");
         if state.kept.serve.isolated {
             state.worker.dismiss();

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use becket_image::filled::{FilledSource, Presence};
-use becket_image::link::LinkSource;
+use becket_image::link::helper::PROTOCOL;
+use becket_image::link::{Endpoint, LinkSource, Server};
 use becket_image::{Identity, Source};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -33,6 +34,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 pub(crate) struct Connector {
     line: Arc<Line>,
     number: u64,
+    /// The device outlives this supervisor.
+    stays: bool,
 }
 
 /// The fetchers that there are, each with the store file that it fills.
@@ -46,7 +49,13 @@ pub(crate) struct Line {
     devices: Mutex<Devices>,
     /// The connection to the process that there is now.
     control: Mutex<Option<Arc<OwnedFd>>>,
+    /// As what such processes were known to their server, the last of them at the end.
+    clients: Mutex<Vec<String>>,
 }
+
+/// Of how many programs it is known which they were. Each that takes an image's lock takes it from its
+/// predecessor; only one that died before it could leaves more than one.
+pub(super) const CLIENTS: usize = 16;
 
 #[derive(Debug)]
 enum Work {
@@ -79,6 +88,10 @@ pub(crate) enum Change {
     Waiting(String),
     /// It has another version of the image.
     Replaced(String),
+    /// The image is another host's now.
+    Lost(String),
+    /// As what the program that reaches it is known there.
+    Client(String),
 }
 
 /// Called when that changes.
@@ -93,20 +106,28 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Connector {
+    /// Whether the device goes on when this is dropped, with another supervisor; it is detached otherwise.
+    pub(super) fn stays(&mut self, stays: bool) {
+        self.stays = stays;
+    }
+
     /// Starts the process that an image needs whose bytes are elsewhere, unless there is one for it already.
-    /// `again` says that there was one before.
+    /// `again`: there was one before, with what is known
+    /// of [`Change::Client`].
     pub(crate) fn start(
         fetchers: &Fetchers,
         spec: &Spec,
         sources: &mut [Source],
-        again: bool,
+        again: Option<&[String]>,
         on_change: OnChange,
     ) -> Result<Option<Connector>, Error> {
         for source in sources {
             match source {
                 Source::File(_) => {}
                 Source::Link(link) => return connect(spec, link, again, on_change).map(Some),
-                Source::Filled(filled) => return fetchers.fill(spec, filled, again, on_change).map(Some),
+                Source::Filled(filled) => {
+                    return fetchers.fill(spec, filled, again.is_some(), on_change).map(Some);
+                }
             }
         }
         Ok(None)
@@ -120,7 +141,8 @@ impl Connector {
         on_change: OnChange,
     ) -> io::Result<(Connector, Arc<Line>)> {
         let (devices, control) = Default::default();
-        let line = Arc::new(Line { work, fds, devices, control });
+        let clients = if let Work::Connect(order) = &work { order.clients.clone() } else { Vec::new() };
+        let line = Arc::new(Line { work, fds, devices, control, clients: clients.into() });
         let connector = line.joined_by(on_change).ok_or(io::ErrorKind::NotFound)?;
         let first = line.begin(again, again)?;
         let theirs = Arc::clone(&line);
@@ -129,24 +151,36 @@ impl Connector {
     }
 }
 
+/// Whether a program of its own reaches that server.
+fn is_helped(order: &Connect) -> bool {
+    Endpoint::parse(&order.uri).is_ok_and(|endpoint| matches!(endpoint.server, Server::Rbd(_)))
+}
+
 /// Starts a connector.
-fn connect(spec: &Spec, link: &LinkSource, again: bool, on_change: OnChange) -> Result<Connector, Error> {
+fn connect(
+    spec: &Spec,
+    link: &LinkSource,
+    again: Option<&[String]>,
+    on_change: OnChange,
+) -> Result<Connector, Error> {
     let uri = spec.image.to_str().unwrap_or_default();
     let (uri, _) = becket_image::link::split_inside(uri.as_ref());
     let order = Connect {
         uri: uri.to_string_lossy().into_owned(),
         agreed: *link.agreed(),
         shares: link.shares_flushes(),
-        again,
-        inherits: again,
+        again: again.is_some(),
+        inherits: again.is_some(),
         timeout: spec.origin_timeout,
+        writes: link.may_write(),
+        clients: again.unwrap_or_default().to_vec(),
     };
     let copy = |end: BorrowedFd<'_>| end.try_clone_to_owned().map_err(failed);
     let mut fds = vec![copy(link.asks())?, copy(link.answers())?];
     if let Some(envelope) = link.envelope() {
         fds.push(open(envelope, OFlags::RDONLY).map_err(failed)?);
     }
-    Ok(Connector::begin(Work::Connect(order), fds, again, on_change).map_err(failed)?.0)
+    Ok(Connector::begin(Work::Connect(order), fds, again.is_some(), on_change).map_err(failed)?.0)
 }
 
 impl Fetchers {
@@ -224,6 +258,9 @@ impl Drop for Connector {
         drop(devices);
         if ends && let Some(control) = lock(&self.line.control).take() {
             // It hears that, and so does who listens to it.
+            if !self.stays {
+                let _ = protocol::send(&*control, &LinkOrder::End, &[]);
+            }
             let _ = rustix::net::shutdown(&*control, rustix::net::Shutdown::Both);
         }
     }
@@ -239,7 +276,7 @@ impl Line {
             return None;
         }
         devices.all.push((number, on_change));
-        Some(Connector { line: Arc::clone(self), number })
+        Some(Connector { line: Arc::clone(self), number, stays: false })
     }
 
     fn ends(&self) -> bool {
@@ -259,11 +296,16 @@ impl Line {
     fn begin(&self, again: bool, inherits: bool) -> io::Result<(helper::Kept, Arc<OwnedFd>)> {
         let (role, order) = match &self.work {
             Work::Connect(order) => {
-                (Role::Connector, LinkOrder::Connect(Box::new(Connect { again, inherits, ..order.clone() })))
+                let role = if is_helped(order) { Role::Helper } else { Role::Connector };
+                let clients = lock(&self.clients).clone();
+                let order = Connect { again, inherits, clients, ..order.clone() };
+                (role, LinkOrder::Connect(Box::new(order)))
             }
             Work::Fill(order, _) => (Role::Fetcher, LinkOrder::Fill(order.clone())),
         };
-        let (started, control) = helper::start(role, &[], None)?;
+        let version = (role == Role::Helper).then(|| PROTOCOL.to_owned());
+        let words: Vec<String> = version.into_iter().collect();
+        let (started, control) = helper::start(role, &words, None)?;
         set_socket_timeout(&control, Timeout::Recv, Some(PATIENCE))?;
         match protocol::receive::<LinkReport>(&control)? {
             Some((LinkReport::Started { notes }, _)) => {
@@ -279,6 +321,15 @@ impl Line {
         let control = Arc::new(control);
         *lock(&self.control) = Some(Arc::clone(&control));
         Ok((child, control))
+    }
+
+    /// Keeps in mind as what a program is known.
+    fn known_as(&self, name: &str) {
+        let mut clients = lock(&self.clients);
+        clients.retain(|known| known != name);
+        let surplus = (clients.len() + 1).saturating_sub(CLIENTS);
+        clients.drain(..surplus);
+        clients.push(name.to_owned());
     }
 
     /// Hears one process after another until there is to be none.
@@ -314,6 +365,12 @@ impl Line {
                 (LinkReport::Away { why: said }, Work::Connect(_)) => Change::Reconnecting(why(said)),
                 (LinkReport::Away { why: said }, Work::Fill(..)) => Change::Waiting(why(said)),
                 (LinkReport::Changed { why: said }, _) => Change::Replaced(why(said)),
+                (LinkReport::Lost { why: said }, _) => Change::Lost(why(said)),
+                (LinkReport::Client { name }, _) => {
+                    let name = why(name);
+                    self.known_as(&name);
+                    Change::Client(name)
+                }
                 (LinkReport::Refused { why }, _) => return warn!("a {} refuses: {why}", self.what()),
                 (LinkReport::Started { .. }, _) => return,
             };

@@ -20,7 +20,7 @@ pub(crate) fn harden(role: Role) -> Result<Vec<String>, Error> {
     isolate::limits();
     let mut steps = Steps { notes: isolate::mounts(Path::new("/proc")), had: capabilities()? };
     if role.serves_block_io() {
-        lock_memory(&mut steps)?;
+        lock_memory(role, &mut steps)?;
     }
     let kept = process::drop_capabilities().map_err(failed("give up its capabilities"))?;
     if kept.bounding {
@@ -32,13 +32,15 @@ pub(crate) fn harden(role: Role) -> Result<Vec<String>, Error> {
 }
 
 /// Sees to it that block I/O never waits for this process's memory.
-fn lock_memory(steps: &mut Steps) -> Result<(), Error> {
+fn lock_memory(role: Role, steps: &mut Steps) -> Result<(), Error> {
     // Allocations for block I/O must not wait for that very block I/O.
     steps.take("IO_FLUSHER", CapabilitySet::SYS_RESOURCE, flusher())?;
     let unlimited = steps.take("RLIMIT_MEMLOCK", CapabilitySet::SYS_RESOURCE, unlimit_memory())?;
     // Future memory is only locked where that cannot make an allocation fail once the rights are gone.
     let flags =
         if unlimited { MlockAllFlags::CURRENT | MlockAllFlags::FUTURE } else { MlockAllFlags::CURRENT };
+    // A library's threads have large stacks that they never use.
+    let flags = if role == Role::Helper { flags | MlockAllFlags::ONFAULT } else { flags };
     // What a sanitizer has mapped for itself is larger than any machine.
     if !cfg!(sanitized) {
         steps.take("mlockall", CapabilitySet::IPC_LOCK, rustix::mm::mlockall(flags).map_err(Into::into))?;

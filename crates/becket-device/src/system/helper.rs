@@ -1,5 +1,5 @@
-//! Helper processes, as the process that starts them sees them: started from this very program, found dead,
-//! ended.
+//! Helper processes, as the process that starts them sees them: started from this very program, or from one
+//! beside it, found dead, ended.
 //! It never waits for a helper that does not respond, and knows nothing of what is said to one.
 
 use std::fs::File;
@@ -68,12 +68,16 @@ pub(crate) fn start(
     words: &[String],
     cgroup: Option<BorrowedFd<'_>>,
 ) -> io::Result<(Started, OwnedFd)> {
+    let program = match role {
+        Role::Helper => becket_image::link::helper::program()?,
+        _ => "/proc/self/exe".into(),
+    };
     let failed = |what: &str| {
         let what = what.to_owned();
         move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"))
     };
     let (ours, theirs) = protocol::pair().map_err(failed("socket"))?;
-    let child = origin::environment(&mut Command::new("/proc/self/exe"))
+    let child = origin::environment(&mut Command::new(&program))
         // With an `@` in front systemd spares it when it ends the remaining processes before it unmounts
         // the last file systems: these may be on our devices.
         .arg0("@becket")
@@ -85,7 +89,7 @@ pub(crate) fn start(
         // Keys at the terminal of `becket serve` are not for it.
         .process_group(0)
         .spawn()
-        .map_err(failed("/proc/self/exe"))?;
+        .map_err(failed(&program.to_string_lossy()))?;
     let pid = child.id();
     let mut started = Started { child: Some(child), note: None };
     if let Err(error) = cgroup.map_or(Ok(()), |cgroup| join(cgroup, pid)) {

@@ -22,6 +22,8 @@ pub(crate) enum Role {
     Doorman,
     /// Makes connections to servers of network block devices and hands them on. It holds no image.
     Connector,
+    /// The same by a program of its own, which is the server, too: it has the libraries of a cluster.
+    Helper,
     /// Answers requests for metrics. It holds a socket that listens, and nothing of becket's.
     Reporter,
     /// Fetches the bytes of one remote source into its store file. It holds nothing else.
@@ -35,6 +37,7 @@ impl Role {
             Role::Worker => "worker",
             Role::Doorman => "doorman",
             Role::Connector => "connector",
+            Role::Helper => "helper",
             Role::Reporter => "reporter",
             Role::Fetcher => "fetcher",
         }

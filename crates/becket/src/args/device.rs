@@ -54,6 +54,20 @@ pub(crate) struct TraceOptions {
     pub(crate) prefetch: Option<PathBuf>,
 }
 
+/// How images that are not on this host are reached.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct OriginOptions {
+    #[command(flatten)]
+    pub(crate) objects: StoreOptions,
+    /// Read this configuration of the Ceph cluster, for rbd:POOL/IMAGE [default: $CEPH_CONF, or
+    /// /etc/ceph/ceph.conf]
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) ceph_conf: Option<PathBuf>,
+    /// Reach the Ceph cluster as this user, without the "client." in front [default: admin]
+    #[arg(long, value_name = "USER")]
+    pub(crate) ceph_id: Option<String>,
+}
+
 /// Options of attach, run and mount: how the image is offered as a device.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Device options")]
@@ -87,7 +101,7 @@ pub(crate) struct DeviceOptions {
     #[command(flatten)]
     pub(crate) limits: LimitOptions,
     #[command(flatten)]
-    pub(crate) store: StoreOptions,
+    pub(crate) store: OriginOptions,
     /// Attach a qcow2 writable although the first write removes its persistent bitmaps
     ///
     /// Without this option such an image is attached read-only, because a write by becket would make the
@@ -168,7 +182,7 @@ impl Default for DeviceOptions {
             backing_dirs: Vec::new(),
             cow: None,
             limits: LimitOptions::default(),
-            store: StoreOptions::default(),
+            store: OriginOptions::default(),
             drop_bitmaps: false,
             offset: 0,
             size_limit: None,

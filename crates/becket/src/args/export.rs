@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::device::{DeviceOptions, LimitOptions, StoreOptions, Toggle, TraceOptions, format_parser};
+use super::device::{DeviceOptions, LimitOptions, OriginOptions, Toggle, TraceOptions, format_parser};
 
 /// Export images over NBD or vhost-user, and print one URI a line
 ///
@@ -85,7 +85,7 @@ pub(crate) struct ImageOptions {
     #[command(flatten)]
     pub(crate) limits: LimitOptions,
     #[command(flatten)]
-    pub(crate) store: StoreOptions,
+    pub(crate) store: OriginOptions,
     #[command(flatten)]
     pub(crate) trace: TraceOptions,
     /// Export a qcow2 writable although the first write removes its persistent bitmaps

@@ -1,7 +1,7 @@
 //! The commands that look into images without attaching them.
 //! Never does anything: what a command does lives in `commands`.
 
-use super::device::{LimitOptions, StoreOptions, format_parser};
+use super::device::{LimitOptions, OriginOptions, format_parser};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -30,7 +30,7 @@ pub(crate) struct LookOptions {
     #[command(flatten)]
     pub(crate) limits: LimitOptions,
     #[command(flatten)]
-    pub(crate) store: StoreOptions,
+    pub(crate) store: OriginOptions,
 }
 
 impl Look {

@@ -3,7 +3,7 @@
 
 use super::fetched::{self, Local};
 use crate::{
-    args::{DeviceOptions, Export, Look, LookOptions, StoreOptions, Toggle, TraceOptions, Via},
+    args::{DeviceOptions, Export, Look, LookOptions, OriginOptions, Toggle, TraceOptions, Via},
     failure::Failure,
     ui::Ui,
 };
@@ -25,8 +25,8 @@ use std::{
 pub(super) struct Job {
     pub(super) image: PathBuf,
     pub(super) options: AttachOptions,
-    /// What is fetched for it.
-    pub(super) store: StoreOptions,
+    /// How it is reached, if it is not on this host.
+    pub(super) store: OriginOptions,
     /// What of that is noted, or known.
     pub(super) trace: TraceOptions,
     /// How it is exported, when it is no block device.
@@ -57,7 +57,7 @@ pub(super) fn options(asked: &DeviceOptions) -> AttachOptions {
             depth: asked.depth,
             mode: asked.mode,
             faults: asked.fault.clone(),
-            origin_timeout: asked.store.origin_timeout.map(|time| time.as_secs().max(1)),
+            origin_timeout: asked.store.objects.origin_timeout.map(|time| time.as_secs().max(1)),
             autoclear: asked.autoclear,
             ..Spec::default()
         },

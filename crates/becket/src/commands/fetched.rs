@@ -1,19 +1,20 @@
-//! Images on web servers, and files compressed as one piece: from what the user named to a path on this host,
-//! whose bytes are fetched when they are read, or were decoded before.
+//! Images that are not on this host, and files compressed as one piece: from what the user named to a path
+//! on this host, whose bytes are fetched when they are read, or were decoded before; and from a name of
+//! Ceph's to one that says how its cluster is reached.
 //! Only a URL that the user typed is opened.
 
 use crate::{
-    args::{StoreOptions, TraceOptions},
+    args::{OriginOptions, StoreOptions, TraceOptions},
     failure::Failure,
     progress::Progress,
 };
 use becket_device::AttachOptions;
 use becket_fetch::{Decoded, Options, Place, Remote};
-use becket_image::{Fillers, Format};
+use becket_image::{Fillers, Format, link::rbd};
 use std::{
     borrow::Cow,
     ops::Range,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -42,13 +43,22 @@ impl<'a> Local<'a> {
 pub(super) fn local<'a>(
     path: &'a Path,
     format: Format,
-    store: &StoreOptions,
+    asked: &OriginOptions,
     verb: &str,
 ) -> Result<Local<'a>, Failure> {
-    opened(path, format, &options(store), verb)
+    opened(path, format, asked, &options(&asked.objects), verb)
 }
 
-fn opened<'a>(path: &'a Path, format: Format, how: &Options, verb: &str) -> Result<Local<'a>, Failure> {
+fn opened<'a>(
+    path: &'a Path,
+    format: Format,
+    asked: &OriginOptions,
+    how: &Options,
+    verb: &str,
+) -> Result<Local<'a>, Failure> {
+    if rbd::is_name(path) {
+        return Ok(Local::new(of_ceph(path, asked)));
+    }
     let (local, remote) = stored(path, how, verb)?;
     let decoded = becket_fetch::decoded(&local.path, remote.as_ref(), format, how);
     Ok(match decoded.map_err(|error| failure(verb, path, &error))? {
@@ -62,8 +72,17 @@ fn opened<'a>(path: &'a Path, format: Format, how: &Options, verb: &str) -> Resu
 }
 
 /// Opens the object of a URL, as its server has it.
-pub(super) fn as_it_is<'a>(path: &'a Path, store: &StoreOptions, verb: &str) -> Result<Local<'a>, Failure> {
-    stored(path, &options(store), verb).map(|(local, _)| local)
+pub(super) fn as_it_is<'a>(path: &'a Path, asked: &OriginOptions, verb: &str) -> Result<Local<'a>, Failure> {
+    if rbd::is_name(path) {
+        return Ok(Local::new(of_ceph(path, asked)));
+    }
+    stored(path, &options(&asked.objects), verb).map(|(local, _)| local)
+}
+
+/// The name of an image of Ceph that says how its cluster is reached.
+fn of_ceph(path: &Path, asked: &OriginOptions) -> PathBuf {
+    let variable = std::env::var_os("CEPH_CONF").filter(|value| !value.is_empty()).map(PathBuf::from);
+    rbd::by(path, asked.ceph_conf.as_deref(), variable.as_deref(), asked.ceph_id.as_deref())
 }
 
 fn stored<'a>(path: &'a Path, how: &Options, verb: &str) -> Result<(Local<'a>, Option<Remote>), Failure> {
@@ -81,15 +100,15 @@ fn stored<'a>(path: &'a Path, how: &Options, verb: &str) -> Result<(Local<'a>, O
 pub(super) fn for_device<'a>(
     path: &'a Path,
     options: &AttachOptions,
-    store: &StoreOptions,
+    asked: &OriginOptions,
     trace: &TraceOptions,
 ) -> Result<(Cow<'a, Path>, AttachOptions, Option<Decoded>), Failure> {
-    let mut how = self::options(store);
+    let mut how = self::options(&asked.objects);
     how.record = trace.record;
     how.foreseen = trace.prefetch.as_deref().map(read_trace).transpose()?.unwrap_or_default();
-    let local = opened(path, options.open.format, &how, "attach")?;
+    let local = opened(path, options.open.format, asked, &how, "attach")?;
     let mut options = options.clone();
-    if matches!(local.path, Cow::Owned(_)) {
+    if matches!(local.path, Cow::Owned(_)) && !rbd::is_name(path) {
         options.open.read_only |= options.open.cow.is_none();
         options.open.fillers = local.fillers;
         options.spec.url = Some(match becket_fetch::is_remote(path.as_os_str()) {

@@ -49,7 +49,7 @@ fn foresee(job: &Job) -> Result<Foreseen, Failure> {
     }
     let mut store = job.store.clone();
     // Nothing goes from the store for a device that is not made.
-    store.store_limit = None;
+    store.objects.store_limit = None;
     let foreseen = fetched::for_device(&job.image, &job.options, &store, &job.trace).and_then(
         |(image, options, _decoded)| {
             becket_device::foresee(&image, &options).map_err(|error| {

@@ -109,7 +109,11 @@ fn needs(table: &Path, entry: &Entry) -> String {
         table.display()
     );
     // Writing to a string cannot fail.
-    let _ = writeln!(unit, "RequiresMountsFor={}", quoted(&image));
+    if entry.image.is_absolute() {
+        let _ = writeln!(unit, "RequiresMountsFor={}", quoted(&image));
+    } else {
+        unit.push_str("Wants=network-online.target\nAfter=network-online.target\n");
+    }
     if let Some(cow) = &entry.device.cow {
         let _ = writeln!(unit, "RequiresMountsFor={}", quoted(&cow.to_string_lossy()));
     }

@@ -241,7 +241,7 @@ mod tests {
             options: args::LookOptions {
                 format: becket_image::Format::Disk,
                 backing_dirs: Vec::new(),
-                store: args::StoreOptions::default(),
+                store: args::OriginOptions::default(),
                 limits: args::LimitOptions::default(),
             },
         };

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test file uses its own part")]
 
 pub(crate) mod below;
+pub(crate) mod ceph;
 pub(crate) mod disk;
 pub(crate) mod disturb;
 pub(crate) mod load;

@@ -17,6 +17,7 @@ pub(super) fn allowed(role: Role) -> Vec<libc::c_long> {
         Role::Reporter => &[ALL, ANSWERS, DOORS],
         Role::Connector => &[ALL, STREAMS, NETWORK],
         Role::Fetcher => &[ALL, FILES, STREAMS, NETWORK],
+        Role::Helper => &[ALL, FILES, STREAMS, NETWORK, LIBRARY],
     };
     sets.concat()
 }
@@ -25,7 +26,7 @@ pub(super) fn allowed(role: Role) -> Vec<libc::c_long> {
 pub(super) fn left(role: Role) -> Left<'static> {
     match role {
         Role::Worker | Role::Doorman | Role::Reporter => Left::default(),
-        Role::Connector | Role::Fetcher => Left { readable: NAMES, connect: true },
+        Role::Connector | Role::Fetcher | Role::Helper => Left { readable: NAMES, connect: true },
     }
 }
 
@@ -154,6 +155,21 @@ const NETWORK: &[libc::c_long] = &[
     libc::SYS_getdents64,
 ];
 
+/// What libraries of a cluster use beside that.
+const LIBRARY: &[libc::c_long] = &[
+    libc::SYS_pipe2,
+    libc::SYS_timerfd_create,
+    libc::SYS_timerfd_settime,
+    libc::SYS_getrusage,
+    libc::SYS_getcpu,
+    libc::SYS_sched_setaffinity,
+    libc::SYS_sched_getparam,
+    libc::SYS_sched_getscheduler,
+    libc::SYS_clock_getres,
+    libc::SYS_fadvise64,
+    libc::SYS_flock,
+];
+
 /// The families of sockets that a role may make.
 fn families(role: Role) -> &'static [u32] {
     const INTERNET: &[u32] = &[libc::AF_INET as u32, libc::AF_INET6 as u32];
@@ -161,7 +177,7 @@ fn families(role: Role) -> &'static [u32] {
     match role {
         Role::Worker | Role::Doorman | Role::Reporter => &[],
         Role::Connector => ALSO_LOCAL,
-        Role::Fetcher => INTERNET,
+        Role::Fetcher | Role::Helper => INTERNET,
     }
 }
 
@@ -194,14 +210,14 @@ fn fcntl(role: Role) -> &'static [u32] {
     };
     match role {
         Role::Worker | Role::Reporter => &FCNTL,
-        Role::Doorman | Role::Connector | Role::Fetcher => &AND_SET,
+        Role::Doorman | Role::Connector | Role::Fetcher | Role::Helper => &AND_SET,
     }
 }
 
 fn ioctl(role: Role) -> &'static [u32] {
     match role {
         Role::Worker | Role::Doorman | Role::Reporter => &[libc::FIONBIO as u32],
-        Role::Connector | Role::Fetcher => &[libc::FIONBIO as u32, libc::FIONREAD as u32],
+        Role::Connector | Role::Fetcher | Role::Helper => &[libc::FIONBIO as u32, libc::FIONREAD as u32],
     }
 }
 
@@ -214,6 +230,14 @@ pub(super) fn older(role: Role) -> &'static [libc::c_long] {
         Role::Connector | Role::Fetcher => {
             &[libc::SYS_poll, libc::SYS_epoll_wait, libc::SYS_open, libc::SYS_access, libc::SYS_readlink]
         }
+        Role::Helper => &[
+            libc::SYS_poll,
+            libc::SYS_epoll_create,
+            libc::SYS_epoll_wait,
+            libc::SYS_open,
+            libc::SYS_access,
+            libc::SYS_readlink,
+        ],
     }
 }
 
@@ -254,6 +278,6 @@ pub(super) fn rules(role: Role, pid: u32) -> io::Result<Filter> {
 fn of_path(role: Role, flags: u8) -> When<'static> {
     match role {
         Role::Worker | Role::Doorman | Role::Reporter => When::Has(flags, libc::AT_EMPTY_PATH as u32),
-        Role::Connector | Role::Fetcher => When::Always,
+        Role::Connector | Role::Fetcher | Role::Helper => When::Always,
     }
 }

@@ -12,7 +12,8 @@ use becket_engine::{Decoding, IoThreads};
 use super::calls::{KILLED, allowed, older, rules};
 use super::*;
 
-const ROLES: [Role; 5] = [Role::Worker, Role::Doorman, Role::Reporter, Role::Connector, Role::Fetcher];
+const ROLES: [Role; 6] =
+    [Role::Worker, Role::Doorman, Role::Reporter, Role::Connector, Role::Fetcher, Role::Helper];
 
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
 const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
@@ -23,7 +24,7 @@ const EPERM: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
 fn with_conditions(role: Role) -> usize {
     match role {
         Role::Worker | Role::Doorman | Role::Reporter => 2,
-        Role::Connector | Role::Fetcher => 4,
+        Role::Connector | Role::Fetcher | Role::Helper => 4,
     }
 }
 
@@ -75,15 +76,15 @@ fn each_role_has_its_own_calls() {
         let judged = |role: &Role| rules(*role, 77).unwrap().judge(call, [first as u32, 0, 0, 0, 0, 0]);
         ROLES.into_iter().filter(|role| judged(role) == ALLOW).collect()
     };
-    use Role::{Connector, Doorman, Fetcher, Reporter, Worker};
+    use Role::{Connector, Doorman, Fetcher, Helper, Reporter, Worker};
     assert_eq!(may(libc::SYS_io_uring_enter, 0), [Worker]);
     assert_eq!(may(libc::SYS_accept4, 0), [Worker, Doorman, Reporter]);
-    assert_eq!(may(libc::SYS_sendto, 0), [Doorman, Reporter, Connector, Fetcher]);
-    assert_eq!(may(libc::SYS_socketpair, 0), [Doorman, Connector, Fetcher]);
-    assert_eq!(may(libc::SYS_pwrite64, 0), [Worker, Fetcher]);
-    assert_eq!(may(libc::SYS_connect, 0), [Connector, Fetcher]);
-    assert_eq!(may(libc::SYS_openat, 0), [Connector, Fetcher]);
-    assert_eq!(may(libc::SYS_socket, libc::AF_INET6), [Connector, Fetcher]);
+    assert_eq!(may(libc::SYS_sendto, 0), [Doorman, Reporter, Connector, Fetcher, Helper]);
+    assert_eq!(may(libc::SYS_socketpair, 0), [Doorman, Connector, Fetcher, Helper]);
+    assert_eq!(may(libc::SYS_pwrite64, 0), [Worker, Fetcher, Helper]);
+    assert_eq!(may(libc::SYS_connect, 0), [Connector, Fetcher, Helper]);
+    assert_eq!(may(libc::SYS_openat, 0), [Connector, Fetcher, Helper]);
+    assert_eq!(may(libc::SYS_socket, libc::AF_INET6), [Connector, Fetcher, Helper]);
     assert_eq!(may(libc::SYS_socket, libc::AF_UNIX), [Connector]);
     assert_eq!(may(libc::SYS_socket, libc::AF_PACKET), []);
     assert_eq!(may(libc::SYS_socket, libc::AF_NETLINK), []);
@@ -151,7 +152,7 @@ fn attempts(role: Role, notes: &[Option<String>]) {
         let error = result.expect_err(what);
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{what}: {error}");
     };
-    let networks = matches!(role, Role::Connector | Role::Fetcher);
+    let networks = matches!(role, Role::Connector | Role::Fetcher | Role::Helper);
     denied("read a file", File::open("/etc/passwd").map(drop));
     denied("read the root", std::fs::read_dir("/").map(drop));
     denied("make a file", File::create("/tmp/becket-confined").map(drop));

@@ -6,10 +6,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc::sync_channel};
 
-use becket_image::link::{
-    LinkSource,
-    channel::{Request, ask, own_session},
-};
+use becket_image::link::{LinkSource, channel::ask};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
@@ -138,10 +135,9 @@ impl Shared {
             orders.asking = Some(waiter.whom);
             orders.stop = stop.as_ref().ok().map(Arc::clone);
             drop(orders);
-            let request = Request { session: own_session(), first };
             let given = match &stop {
                 Ok(stop) => {
-                    ask(self.source.asks(), request, Some(stop.as_fd())).map_err(|error| match error.kind() {
+                    ask(self.source.asks(), first, Some(stop.as_fd())).map_err(|error| match error.kind() {
                         std::io::ErrorKind::Interrupted => Errno::CANCELED,
                         _ => {
                             tracing::warn!("a connection to an NBD server cannot be had: {error}");

@@ -85,7 +85,7 @@ impl LinkTarget {
 
     /// A connection broke: whether bytes may be lost that were written and not flushed.
     pub(crate) fn may_have_lost(&self) -> bool {
-        self.is_writable() && self.syncs.is_at_risk()
+        self.is_writable() && !self.source.is_durable() && self.syncs.is_at_risk()
     }
 
     /// The next flush fails.

@@ -2,14 +2,17 @@
 //! process answers with a connected socket.
 //! It says neither where the connection leads nor reads from it.
 //!
-//! All who serve an image hold both ends of the channel. So it outlives each of the two processes, and a
-//! request that one has asked and not the other answered is still there for the next.
+//! All who serve an image hold both ends of the channel, so it outlives each of the two processes. Who asks
+//! keeps the request and asks again and again until it is answered: the process that has taken it may be
+//! dead. An answer names its request. One that came too late, or that a dead process had asked for, is
+//! nobody's.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -23,8 +26,19 @@ use rustix::net::{
 pub struct Request {
     /// Which process asks: see [`own_session`].
     pub session: u64,
+    /// Counts the requests of that process. becket 0.1.0 does not count them; its answers name none, and it
+    /// asks once.
+    pub number: Option<u64>,
     /// Nothing was written in this session yet, so the answer must say what became of earlier ones' bytes.
     pub first: bool,
+}
+
+/// Requests of this process without an answer, each with the inode of the channel that it went over. Each
+/// thread that waits has one of them; it takes the answer to any.
+static OPEN: Mutex<Vec<(u64, Request)>> = Mutex::new(Vec::new());
+
+fn open() -> MutexGuard<'static, Vec<(u64, Request)>> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The session of this process: another number in each.
@@ -63,37 +77,81 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Asks for a connection and waits for it. `stop` ends the waiting once it can be read.
+/// Asks for a connection and waits for it. `first` is [`Request::first`]. `stop` ends the waiting once it can
+/// be read.
 ///
 /// # Errors
 /// [`io::ErrorKind::TimedOut`]: the other process has given up. [`io::ErrorKind::Interrupted`]: it was to
 /// stop. Or the channel is broken.
-pub fn ask(channel: impl AsFd, request: Request, stop: Option<BorrowedFd<'_>>) -> io::Result<Given> {
+pub fn ask(channel: impl AsFd, first: bool, stop: Option<BorrowedFd<'_>>) -> io::Result<Given> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
     let channel = channel.as_fd();
-    // By sendmsg, which a worker may call.
-    sendmsg(
-        channel,
-        &[IoSlice::new(&request.encoded())],
-        &mut SendAncillaryBuffer::default(),
-        SendFlags::NOSIGNAL,
-    )?;
+    let inode = rustix::fs::fstat(channel)?.st_ino;
+    let request =
+        Request { session: own_session(), number: Some(NUMBER.fetch_add(1, Ordering::Relaxed)), first };
+    open().push((inode, request));
+    let heard = request.send(channel, SendFlags::empty()).and_then(|()| wait(channel, inode, stop));
+    heard.unwrap_or_else(|error| {
+        forget(inode, request);
+        Err(error)
+    })
+}
+
+/// One thread less waits.
+fn forget(inode: u64, request: Request) {
+    let mut open = open();
+    // Another thread may have taken its answer, and has left its own request.
+    let own = open.iter().position(|known| *known == (inode, request));
+    if let Some(at) = own.or_else(|| open.iter().position(|(channel, _)| *channel == inode)) {
+        open.remove(at);
+    }
+}
+
+/// Waits for the answer to a request of this process; the error is that of the channel or of the waiting.
+fn wait(channel: BorrowedFd<'_>, inode: u64, stop: Option<BorrowedFd<'_>>) -> io::Result<io::Result<Given>> {
     let mut fds = vec![PollFd::new(&channel, PollFlags::IN)];
     fds.extend(stop.as_ref().map(|stop| PollFd::new(stop, PollFlags::IN)));
     loop {
-        rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
+        if rustix::io::retry_on_intr(|| poll(&mut fds, Some(&AGAIN)))? == 0 {
+            let left: Vec<Request> = {
+                let open = open();
+                open.iter().filter(|(known, _)| *known == inode).map(|(_, request)| *request).collect()
+            };
+            for request in left {
+                match request.send(channel, SendFlags::DONTWAIT) {
+                    // Who is to read it has more than enough to read.
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    other => other?,
+                }
+            }
+            continue;
+        }
         if fds.get(1).is_some_and(|stop| !stop.revents().is_empty()) {
             return Err(io::ErrorKind::Interrupted.into());
         }
         match received(channel) {
-            // Another one of this process was quicker.
+            Ok((session, number, answer)) => {
+                let mut open = open();
+                let asked = |(known, request): &(u64, Request)| {
+                    *known == inode && (request.session, request.number) == (session, Some(number))
+                };
+                if let Some(at) = open.iter().position(asked) {
+                    open.remove(at);
+                    return Ok(answer);
+                }
+            }
+            // Another thread of this process was quicker.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            answer => return answer,
+            Err(error) => return Err(error),
         }
     }
 }
 
-fn received(channel: BorrowedFd<'_>) -> io::Result<Given> {
-    let mut bytes = [0; 6];
+/// The session and the number of a request, and the answer.
+type Answer = (u64, u64, io::Result<Given>);
+
+fn received(channel: BorrowedFd<'_>) -> io::Result<Answer> {
+    let mut bytes = [0; ANSWER + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
@@ -104,24 +162,34 @@ fn received(channel: BorrowedFd<'_>) -> io::Result<Given> {
             socket = fds.into_iter().next();
         }
     }
-    let [kind, earlier, seconds @ ..] = bytes;
-    // Older builds set no time.
-    let seconds = if got.bytes == bytes.len() { u32::from_le_bytes(seconds) } else { 0 };
-    let earlier = match (kind, earlier) {
-        _ if got.bytes < 2 => return Err(io::ErrorKind::InvalidData.into()),
-        (b'c', 0) => Earlier::None,
-        (b'c', 1) => Earlier::Kept,
-        (b'c', 2) => Earlier::Unknown,
-        (b'x', _) => {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "the server is away for too long"));
-        }
-        _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "what makes connections talks nonsense")),
+    let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+    let nonsense = || invalid("what makes connections talks nonsense");
+    let bytes = bytes.get(..got.bytes).unwrap_or_default();
+    let (Some((kind, rest)), ANSWER) = (bytes.split_first_chunk::<2>(), bytes.len()) else {
+        return Err(nonsense());
     };
-    let socket =
-        socket.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no connection came along"))?;
-    let patience = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
-    Ok(Given { socket, earlier, patience })
+    let number =
+        |at| rest.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |n| u64::from_le_bytes(*n));
+    let seconds = rest.last_chunk().map_or(0, |seconds| u32::from_le_bytes(*seconds));
+    let given = |earlier| {
+        let socket = socket.ok_or_else(|| invalid("no connection came along"))?;
+        let patience = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+        Ok(Given { socket, earlier, patience })
+    };
+    let answer = match kind {
+        [b'c', 0] => given(Earlier::None),
+        [b'c', 1] => given(Earlier::Kept),
+        [b'c', 2] => given(Earlier::Unknown),
+        [b'x', _] => Err(io::Error::new(io::ErrorKind::TimedOut, "the server is away for too long")),
+        _ => return Err(nonsense()),
+    };
+    Ok((number(0), number(8), answer))
 }
+
+/// Length of an answer in bytes; those to becket 0.1.0 end behind the first two.
+const ANSWER: usize = 22;
+/// How long a request is not answered until it is asked again.
+const AGAIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// What a maker of connections knows of those that it has made, for the next one.
 #[derive(Debug)]
@@ -137,8 +205,8 @@ impl Legacy {
     pub const MOST: usize = 128;
 }
 
-/// Leaves what is known, or that nothing is, for the next maker of connections, which reads it by
-/// [`inherit`]. `channel` is the end of who asks.
+/// Leaves what is known, or that nothing is, for the next maker of connections, which reads it by [`begin`].
+/// `channel` is the end of who asks.
 ///
 /// # Errors
 /// There are too many connections, or the channel is full or broken.
@@ -159,16 +227,16 @@ pub fn bequeath(channel: impl AsFd, legacy: Option<&Legacy>) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes all that was asked before the caller began, and what its predecessor has left, which is waited for
-/// as long as `patience`. The requests are the caller's to answer, without [`done`].
+/// Begins to make connections: takes what was asked before, in that order, and what a predecessor has left,
+/// which is waited for as long as `patience`.
 ///
 /// # Errors
 /// The channel is broken.
-pub fn inherit(channel: impl AsFd, patience: Duration) -> io::Result<(Vec<Request>, Option<Legacy>)> {
+pub fn begin(channel: impl AsFd, patience: Duration) -> io::Result<(Vec<Request>, Option<Legacy>)> {
     let (mut requests, mut legacy, mut said) = (Vec::new(), None, false);
     let until = Instant::now() + patience;
     loop {
-        let mut bytes = [0; 16];
+        let mut bytes = [0; 32];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(Legacy::MOST))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
@@ -204,50 +272,34 @@ pub fn inherit(channel: impl AsFd, patience: Duration) -> io::Result<(Vec<Reques
     }
 }
 
-/// The next request, if there is one; it stays until [`done`], so that another process answers it where this
-/// one dies meanwhile.
+/// Takes the next request, if there is one. A request can come more than once, and is answered once.
 ///
 /// # Errors
 /// The channel is broken, or what came is no request: then it is gone.
 pub fn next(channel: impl AsFd) -> io::Result<Option<Request>> {
-    let mut bytes = [0; 16];
-    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-    let got = match rustix::net::recv(&channel, &mut bytes, flags) {
+    let mut bytes = [0; 32];
+    let got = match rustix::net::recv(&channel, &mut bytes, RecvFlags::DONTWAIT) {
         Ok((got, _)) => got,
         Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
         Err(errno) => return Err(errno.into()),
     };
     match bytes.get(..got).and_then(Request::decoded) {
         Some(request) => Ok(Some(request)),
-        None => {
-            done(&channel)?;
-            Err(io::Error::new(io::ErrorKind::InvalidData, "a worker talks nonsense"))
-        }
+        None => Err(io::Error::new(io::ErrorKind::InvalidData, "a worker talks nonsense")),
     }
 }
 
-/// The request that [`next`] has shown is answered.
-///
-/// # Errors
-/// The channel is broken.
-pub fn done(channel: impl AsFd) -> io::Result<()> {
-    match rustix::net::recv(&channel, &mut [0; 16], RecvFlags::DONTWAIT) {
-        Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-/// Answers with a connection.
+/// Answers a request with a connection.
 ///
 /// # Errors
 /// The channel is broken.
 pub fn give(
     channel: impl AsFd,
+    request: Request,
     socket: BorrowedFd<'_>,
     earlier: Earlier,
     patience: Option<Duration>,
 ) -> io::Result<()> {
-    // Older builds read the first two bytes.
     let seconds = u32::try_from(patience.map_or(0, |time| time.as_secs())).unwrap_or(u32::MAX);
     let earlier = match earlier {
         Earlier::None => 0,
@@ -258,91 +310,189 @@ pub fn give(
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let fds = [socket];
     ancillary.push(SendAncillaryMessage::ScmRights(&fds));
-    let [a, b, c, d] = seconds.to_le_bytes();
-    let bytes = [b'c', earlier, a, b, c, d];
-    sendmsg(channel, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+    let bytes = request.answer([b'c', earlier], seconds);
+    sendmsg(channel, &[IoSlice::new(request.as_it_reads(&bytes))], &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
-/// Answers that there will be none.
+/// Answers a request: there will be none.
 ///
 /// # Errors
 /// The channel is broken.
-pub fn give_up(channel: impl AsFd) -> io::Result<()> {
-    rustix::net::send(channel, b"x.", SendFlags::NOSIGNAL)?;
+pub fn give_up(channel: impl AsFd, request: Request) -> io::Result<()> {
+    let bytes = request.answer(*b"x.", 0);
+    rustix::net::send(channel, request.as_it_reads(&bytes), SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
 impl Request {
-    fn encoded(self) -> [u8; 9] {
-        let mut bytes = [u8::from(self.first); 9];
-        if let Some(number) = bytes.first_chunk_mut::<8>() {
-            *number = self.session.to_le_bytes();
-        }
+    /// By sendmsg, which a worker may call.
+    fn send(self, channel: BorrowedFd<'_>, flags: SendFlags) -> io::Result<()> {
+        let mut none = SendAncillaryBuffer::default();
+        sendmsg(channel, &[IoSlice::new(&self.encoded())], &mut none, SendFlags::NOSIGNAL | flags)?;
+        Ok(())
+    }
+
+    /// Session and number.
+    fn name(self) -> impl Iterator<Item = u8> {
+        self.session.to_le_bytes().into_iter().chain(self.number.unwrap_or(0).to_le_bytes())
+    }
+
+    fn answer(self, kind: [u8; 2], seconds: u32) -> [u8; ANSWER] {
+        let mut bytes = [0; ANSWER];
+        let said = kind.into_iter().chain(self.name()).chain(seconds.to_le_bytes());
+        bytes.iter_mut().zip(said).for_each(|(place, byte)| *place = byte);
+        bytes
+    }
+
+    /// As much of an answer as the process reads that has asked.
+    fn as_it_reads(self, answer: &[u8; ANSWER]) -> &[u8] {
+        if self.number.is_some() { answer } else { answer.get(..2).unwrap_or(answer) }
+    }
+
+    fn encoded(self) -> [u8; 17] {
+        let mut bytes = [u8::from(self.first); 17];
+        bytes.iter_mut().zip(self.name()).for_each(|(place, byte)| *place = byte);
         bytes
     }
 
     fn decoded(bytes: &[u8]) -> Option<Request> {
-        match bytes {
-            [session @ .., first @ (0 | 1)] => {
-                Some(Request { session: u64::from_le_bytes(session.try_into().ok()?), first: *first == 1 })
+        let (session, rest) = bytes.split_first_chunk()?;
+        let (number, first) = match rest {
+            [first] => (None, first),
+            rest => {
+                let (number, [first]) = rest.split_first_chunk()? else { return None };
+                (Some(u64::from_le_bytes(*number)), first)
             }
-            _ => None,
-        }
+        };
+        let first = match first {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
+        Some(Request { session: u64::from_le_bytes(*session), number, first })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
+    /// The next request, which comes soon.
+    fn request(answering: &OwnedFd) -> Request {
+        let until = Instant::now() + Duration::from_secs(10);
+        loop {
+            if let Some(request) = next(answering).unwrap() {
+                return request;
+            }
+            assert!(Instant::now() < until, "nobody asks");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn inode(fd: impl AsFd) -> u64 {
+        rustix::fs::fstat(fd).unwrap().st_ino
+    }
+
+    /// Asks on a thread of its own, which a test that fails leaves behind.
+    fn asked(asking: &OwnedFd) -> std::thread::JoinHandle<io::Result<Given>> {
+        let asking = asking.try_clone().unwrap();
+        std::thread::spawn(move || ask(asking, true, None))
+    }
+
     #[test]
-    fn a_request_stays_until_it_is_answered() {
+    fn a_request_that_a_dead_maker_took_is_asked_of_the_next() {
         let (asking, answering) = pair().unwrap();
-        assert_eq!(next(&answering).unwrap(), None);
-        let request = Request { session: 7, first: true };
+        assert!(begin(&answering, Duration::ZERO).unwrap().0.is_empty());
+        let thread = asked(&asking);
+        // One dies that has taken it, and another one that has only begun.
+        let first = request(&answering);
+        assert!(begin(&answering, Duration::ZERO).unwrap().0.is_empty());
+        let again = request(&answering);
+        assert_eq!(again, first);
         let (ours, _theirs) = pair().unwrap();
-        std::thread::scope(|scope| {
-            let asked = scope.spawn(|| ask(&asking, request, None));
-            rustix::event::poll(&mut [PollFd::new(&answering, PollFlags::IN)], None).unwrap();
-            assert_eq!(next(&answering).unwrap(), Some(request));
-            assert_eq!(next(&answering).unwrap(), Some(request), "who looks does not take it");
-            give(&answering, ours.as_fd(), Earlier::Kept, Some(Duration::from_millis(7500))).unwrap();
-            done(&answering).unwrap();
-            let given = asked.join().unwrap().unwrap();
-            assert_eq!(given.earlier, Earlier::Kept);
-            assert_eq!(given.patience, Some(Duration::from_secs(7)));
-            let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
-            assert_eq!(inode(&given.socket), inode(&ours));
-        });
-        assert_eq!(next(&answering).unwrap(), None);
+        give(&answering, again, ours.as_fd(), Earlier::Kept, Some(Duration::from_millis(7500))).unwrap();
+        let given = thread.join().unwrap().unwrap();
+        assert_eq!((given.earlier, given.patience), (Earlier::Kept, Some(Duration::from_secs(7))));
+        assert_eq!(inode(&given.socket), inode(&ours));
+    }
+
+    #[test]
+    fn an_answer_to_another_request_is_nobodys() {
+        let (asking, answering) = pair().unwrap();
+        let (stale, _far) = pair().unwrap();
+        let (ours, _theirs) = pair().unwrap();
+        let dead = Request { session: own_session() ^ 1, number: Some(0), first: true };
+        give(&answering, dead, stale.as_fd(), Earlier::None, None).unwrap();
+        let thread = asked(&asking);
+        let request = request(&answering);
+        let cancelled = Request { number: Some(u64::MAX), ..request };
+        give(&answering, cancelled, stale.as_fd(), Earlier::None, None).unwrap();
+        give(&answering, request, ours.as_fd(), Earlier::Unknown, None).unwrap();
+        let given = thread.join().unwrap().unwrap();
+        assert_eq!((given.earlier, inode(&given.socket)), (Earlier::Unknown, inode(&ours)));
+    }
+
+    #[test]
+    fn a_worker_that_counts_nothing_is_answered_as_it_understands() {
+        let (asking, answering) = pair().unwrap();
+        let old = [7, 0, 0, 0, 0, 0, 0, 0, 1];
+        rustix::net::send(&asking, &old, SendFlags::empty()).unwrap();
+        let (requests, _) = begin(&answering, Duration::ZERO).unwrap();
+        assert_eq!(requests, [Request { session: 7, number: None, first: true }]);
+        give(&answering, requests[0], asking.as_fd(), Earlier::Kept, None).unwrap();
+        give_up(&answering, requests[0]).unwrap();
+        for answer in [*b"c\x01", *b"x."] {
+            let mut bytes = [0; 32];
+            let got = rustix::net::recv(&asking, &mut bytes, RecvFlags::empty()).unwrap().0;
+            assert_eq!(bytes[..got], answer);
+        }
+    }
+
+    #[test]
+    fn several_threads_get_one_answer_each() {
+        let (asking, answering) = pair().unwrap();
+        let threads: Vec<_> = (0..4).map(|_| asked(&asking)).collect();
+        let requests: Vec<Request> = threads.iter().map(|_| request(&answering)).collect();
+        let pairs: Vec<_> = requests.iter().map(|_| pair().unwrap()).collect();
+        for (request, (ours, _)) in requests.iter().zip(&pairs).rev() {
+            give(&answering, *request, ours.as_fd(), Earlier::Kept, None).unwrap();
+        }
+        let mut found: Vec<u64> =
+            threads.into_iter().map(|thread| inode(thread.join().unwrap().unwrap().socket)).collect();
+        let mut given: Vec<u64> = pairs.iter().map(|(ours, _)| inode(ours)).collect();
+        found.sort_unstable();
+        given.sort_unstable();
+        assert_eq!(found, given);
     }
 
     #[test]
     fn what_one_maker_knows_the_next_one_reads() {
         let (asking, answering) = pair().unwrap();
-        let request = Request { session: 7, first: true };
-        rustix::net::send(&asking, &request.encoded(), SendFlags::empty()).unwrap();
         let (kept, far) = pair().unwrap();
         bequeath(&asking, Some(&Legacy { session: 9, sockets: vec![kept] })).unwrap();
-        let (requests, legacy) = inherit(&answering, Duration::ZERO).unwrap();
+        let request = Request { session: 9, number: Some(1), first: false };
+        request.send(asking.as_fd(), SendFlags::empty()).unwrap();
+        let (requests, legacy) = begin(&answering, Duration::ZERO).unwrap();
         assert_eq!(requests, [request]);
         let legacy = legacy.unwrap();
         assert_eq!((legacy.session, legacy.sockets.len()), (9, 1));
         rustix::net::send(&far, b"x", SendFlags::empty()).unwrap();
         assert_eq!(rustix::net::recv(&legacy.sockets[0], &mut [0; 2], RecvFlags::empty()).unwrap().0, 1);
-        assert!(inherit(&answering, Duration::ZERO).unwrap().0.is_empty());
+        assert!(begin(&answering, Duration::ZERO).unwrap().1.is_none());
     }
 
     #[test]
     fn a_maker_that_ends_later_is_waited_for_and_one_that_knows_nothing_says_so() {
         let (asking, answering) = pair().unwrap();
-        let request = Request { session: 7, first: true };
-        rustix::net::send(&asking, &request.encoded(), SendFlags::empty()).unwrap();
+        let request = Request { session: 7, number: Some(1), first: true };
+        request.send(asking.as_fd(), SendFlags::empty()).unwrap();
         let (kept, _far) = pair().unwrap();
         let long = Duration::from_secs(60);
         std::thread::scope(|scope| {
-            let heir = scope.spawn(|| inherit(&answering, long).unwrap());
+            let heir = scope.spawn(|| begin(&answering, long).unwrap());
             std::thread::sleep(Duration::from_millis(50));
             assert!(!heir.is_finished());
             bequeath(&asking, Some(&Legacy { session: 9, sockets: vec![kept] })).unwrap();
@@ -351,24 +501,30 @@ mod tests {
         });
         bequeath(&asking, None).unwrap();
         let began = Instant::now();
-        let (requests, legacy) = inherit(&answering, long).unwrap();
+        let (requests, legacy) = begin(&answering, long).unwrap();
         assert!(requests.is_empty() && legacy.is_none() && began.elapsed() < long);
-        let (requests, legacy) = inherit(&answering, Duration::from_millis(20)).unwrap();
+        let (requests, legacy) = begin(&answering, Duration::from_millis(20)).unwrap();
         assert!(requests.is_empty() && legacy.is_none());
     }
 
     #[test]
     fn waiting_ends_when_it_is_to_stop_or_the_other_gives_up() {
         let (asking, answering) = pair().unwrap();
-        let request = Request { session: 7, first: false };
-        let (stop, _end) = pair().unwrap();
-        rustix::net::send(&_end, b"x", SendFlags::empty()).unwrap();
-        let stopped = ask(&asking, request, Some(stop.as_fd())).unwrap_err();
+        let (stop, end) = pair().unwrap();
+        rustix::net::send(&end, b"x", SendFlags::empty()).unwrap();
+        let stopped = ask(&asking, false, Some(stop.as_fd())).unwrap_err();
         assert_eq!(stopped.kind(), io::ErrorKind::Interrupted);
-        give_up(&answering).unwrap();
-        assert_eq!(ask(&asking, request, None).unwrap_err().kind(), io::ErrorKind::TimedOut);
-        rustix::net::send(&asking, b"nonsense that is too long", SendFlags::empty()).unwrap();
-        (0..2).for_each(|_| done(&answering).unwrap());
+        let late = request(&answering);
+        let thread = asked(&asking);
+        // What comes too late for one is not the other's.
+        give_up(&answering, late).unwrap();
+        let own = request(&answering);
+        assert_ne!(own, late);
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!thread.is_finished());
+        give_up(&answering, own).unwrap();
+        assert_eq!(thread.join().unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+        rustix::net::send(&asking, b"nonsense that is too long to be a request", SendFlags::empty()).unwrap();
         assert_eq!(next(&answering).unwrap_err().kind(), io::ErrorKind::InvalidData);
         assert_eq!(next(&answering).unwrap(), None);
     }

@@ -13,6 +13,7 @@ use rustls::ClientConnection;
 
 use super::error::DialError;
 use super::handshake::{Agreed, Handshake, Next, Wanted};
+use super::helper;
 use super::relay;
 use super::tls::{self, Trust};
 use super::uri::{Endpoint, Server};
@@ -36,6 +37,7 @@ pub struct Dialed {
 fn connected(server: &Server, until: Instant) -> io::Result<UnixStream> {
     match server {
         Server::Unix(path) => UnixStream::connect(path),
+        Server::Rbd(_) => Err(io::ErrorKind::Unsupported.into()),
         Server::Tcp { host, port } => {
             let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
             for address in (host.as_str(), *port).to_socket_addrs()? {
@@ -73,21 +75,25 @@ fn silent() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the server does not answer")
 }
 
-/// Connects to an export within that time. `trust` is needed where the endpoint wants TLS: then nothing but
-/// the wish for it goes in the clear.
+/// Connects to an export within that time. Whether TLS is wanted is the endpoint's to say: `trust` is needed
+/// there, and then nothing but the wish for it goes in the clear.
 ///
 /// # Errors
 /// There is no such server or export, it refuses, speaks another protocol, or does not answer in time.
 pub fn dial(
     endpoint: &Endpoint,
-    structured: bool,
+    wanted: Wanted,
     trust: Option<&Trust>,
     patience: Duration,
 ) -> Result<Dialed, DialError> {
+    if let Server::Rbd(rbd) = &endpoint.server {
+        let (socket, agreed) = helper::connect(rbd, wanted, patience)?;
+        return Ok(Dialed { socket, agreed, relay: None });
+    }
     let until = Instant::now() + patience;
     let stream = connected(&endpoint.server, until)?;
     let mut wire = Wire { stream, tls: None };
-    let agreed = negotiate(&mut wire, endpoint, structured, trust, until)?;
+    let agreed = negotiate(&mut wire, endpoint, wanted, trust, until)?;
     let Wire { stream, tls } = wire;
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)?;
@@ -108,11 +114,11 @@ pub fn dial(
 fn negotiate(
     wire: &mut Wire,
     endpoint: &Endpoint,
-    structured: bool,
+    wanted: Wanted,
     trust: Option<&Trust>,
     until: Instant,
 ) -> Result<Agreed, DialError> {
-    let mut shake = Handshake::new(&endpoint.export, Wanted { tls: endpoint.tls.is_some(), structured });
+    let mut shake = Handshake::new(&endpoint.export, Wanted { tls: endpoint.tls.is_some(), ..wanted });
     let mut bytes = Vec::new();
     loop {
         wire.send(&shake.outgoing(), endpoint, until)?;

@@ -14,6 +14,16 @@ pub enum DialError {
     /// The server refused.
     #[error("{0}")]
     Refused(#[from] Refused),
+    /// The program that reaches the image cannot.
+    #[error("{why}")]
+    Helper {
+        /// Why, in one sentence.
+        why: String,
+        /// What may help.
+        hint: Option<String>,
+        /// The errno that fits best; 0 where none does.
+        errno: i32,
+    },
     /// The connection could not be made secure.
     #[error("{why}")]
     Tls {

@@ -26,6 +26,8 @@ pub struct Wanted {
     pub tls: bool,
     /// Structured replies, and with them what is allocated.
     pub structured: bool,
+    /// The export is to be written, so what stands against that is an error.
+    pub writes: bool,
 }
 
 /// What was agreed on.
@@ -410,21 +412,21 @@ mod tests {
             reply(nbd::OPT_SET_META_CONTEXT, nbd::REP_ACK, &[]),
             go,
         ];
-        let mut shake = Handshake::new("disk", Wanted { structured: true, tls: false });
+        let mut shake = Handshake::new("disk", Wanted { structured: true, ..Wanted::default() });
         let Ok(Next::Done(agreed)) = run(&mut shake, &said.concat()).0 else { panic!() };
         assert_eq!((agreed.structured, agreed.allocation), (true, Some(7)));
     }
 
     #[test]
     fn tls_is_started_before_anything_is_asked() {
-        let mut shake = Handshake::new("x", Wanted { tls: true, structured: false });
+        let mut shake = Handshake::new("x", Wanted { tls: true, ..Wanted::default() });
         let said = [greeting(), reply(nbd::OPT_STARTTLS, nbd::REP_ACK, &[])].concat();
         let (last, sent) = run(&mut shake, &said);
         assert_eq!((last, sent.len()), (Ok(Next::StartTls), 20), "no name goes in the clear");
         shake.tls_started();
         let (_, sent) = run(&mut shake, &[]);
         assert_eq!(u32_at(&sent, 8), Some(nbd::OPT_GO));
-        let mut shake = Handshake::new("x", Wanted { tls: true, structured: false });
+        let mut shake = Handshake::new("x", Wanted { tls: true, ..Wanted::default() });
         let said = [greeting(), reply(nbd::OPT_STARTTLS, nbd::REP_ERR_UNSUP, &[])].concat();
         assert_eq!(run(&mut shake, &said).0, Err(Refused::NoTls));
     }

@@ -4,7 +4,7 @@
 //!
 //! Uses go down this list: `reader` for a process that may wait, `channel` to ask another process for
 //! connections, `conn`, `dial` and `probe` for one connection, `relay` and `tls` where it is secure,
-//! `handshake` for the negotiation, `uri` for names.
+//! `handshake` for the negotiation or `helper` for a program in its place, `uri` and `rbd` for names.
 
 pub mod channel;
 mod conn;
@@ -13,7 +13,10 @@ mod error;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod handshake;
+pub mod helper;
+mod names;
 mod probe;
+pub mod rbd;
 mod reader;
 mod relay;
 mod tls;
@@ -32,11 +35,12 @@ pub use self::conn::Connection;
 pub use self::dial::{Dialed, dial};
 pub use self::error::DialError;
 pub use self::handshake::{Agreed, Handshake, Next, Refused, Wanted};
+pub use self::names::{split_inside, with_inside};
 pub use self::probe::probe;
 use self::reader::LinkReader;
 pub use self::relay::{STACK, relay};
 pub use self::tls::{Trust, trusted};
-pub use self::uri::{Endpoint, Server, Tls, is_link, split_inside, with_inside};
+pub use self::uri::{Endpoint, Server, Tls, is_link};
 use super::file::facts::{Facts, FileKind};
 use super::kind::{Identity, Kind};
 use crate::ReadAt;
@@ -45,6 +49,8 @@ use crate::ReadAt;
 pub const FEATURE: &str = "link";
 /// The feature of those that are reached over TLS.
 pub const TLS_FEATURE: &str = "link-tls";
+/// The feature of devices with one whose finished writes are durable, and which a program of its own reaches.
+pub const FEATURE_RBD: &str = "rbd";
 /// In place of a device number: sources that are no files of this host.
 pub(crate) const NOWHERE: u64 = u64::MAX;
 
@@ -65,6 +71,9 @@ struct Said {
     /// It is reached over TLS.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     tls: bool,
+    /// See [`LinkSource::is_durable`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    durable: bool,
 }
 
 /// In place of an inode's number: what a URI hashes to, which is the same in every build (FNV-1a).
@@ -89,7 +98,11 @@ impl LinkFacts {
 
     /// See `SourceFacts::feature`.
     pub(super) fn feature(&self) -> &'static str {
-        if self.link.tls { TLS_FEATURE } else { FEATURE }
+        match (self.link.durable, self.link.tls) {
+            (true, _) => FEATURE_RBD,
+            (false, true) => TLS_FEATURE,
+            (false, false) => FEATURE,
+        }
     }
 }
 
@@ -114,12 +127,13 @@ impl LinkSource {
     /// See [`dial()`].
     pub(crate) fn open(endpoint: &Endpoint, read_only: bool) -> Result<LinkSource, DialError> {
         let trust = endpoint.tls.as_ref().map(Trust::of).transpose()?;
-        let reader = LinkReader::connect(endpoint, trust.as_ref())?;
+        let reader = LinkReader::connect(endpoint, !read_only, trust.as_ref())?;
         let agreed = *reader.agreed();
         let writable = !read_only && !agreed.has(nbd::READ_ONLY);
         let identity = identity_of(endpoint.plainly().as_ref());
         let envelope = trust.map(|trust| trust.sealed()).transpose()?;
-        let said = Said { agreed, writable, identity, tls: envelope.is_some() };
+        let durable = matches!(endpoint.server, Server::Rbd(_));
+        let said = Said { agreed, writable, identity, tls: envelope.is_some(), durable };
         Ok(LinkSource::of(said, channel::pair()?, envelope, Some(Arc::new(reader))))
     }
 
@@ -152,6 +166,11 @@ impl LinkSource {
     /// Whether it may be written.
     pub fn may_write(&self) -> bool {
         self.said.writable
+    }
+
+    /// Whether finished writes are durable: a connection that breaks loses none of them.
+    pub fn is_durable(&self) -> bool {
+        self.said.durable
     }
 
     /// Whether several connections may write: a flush over one of them covers the writes of all.

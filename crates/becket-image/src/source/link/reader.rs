@@ -10,7 +10,7 @@ use super::channel;
 use super::conn::{Connection, Failure};
 use super::dial::{Dialed, dial};
 use super::error::DialError;
-use super::handshake::Agreed;
+use super::handshake::{Agreed, Wanted};
 use super::tls::Trust;
 use super::uri::Endpoint;
 use crate::ReadAt;
@@ -40,9 +40,14 @@ pub(super) struct LinkReader {
 }
 
 impl LinkReader {
-    /// Connects to an export.
-    pub(super) fn connect(endpoint: &Endpoint, trust: Option<&Trust>) -> Result<LinkReader, DialError> {
-        let Dialed { socket, agreed, .. } = dial(endpoint, true, trust, PATIENCE)?;
+    /// Connects to an export; `writes` is [`Wanted::writes`].
+    pub(super) fn connect(
+        endpoint: &Endpoint,
+        writes: bool,
+        trust: Option<&Trust>,
+    ) -> Result<LinkReader, DialError> {
+        let wanted = Wanted { structured: true, writes, ..Wanted::default() };
+        let Dialed { socket, agreed, .. } = dial(endpoint, wanted, trust, PATIENCE)?;
         let connection = Connection::new(socket, agreed, Some(PATIENCE))?;
         let connection = Mutex::new(Some(connection));
         Ok(LinkReader { from: From::Server(endpoint.clone(), trust.cloned()), agreed, connection })
@@ -60,7 +65,8 @@ impl LinkReader {
     fn again(&self) -> io::Result<Connection> {
         match &self.from {
             From::Server(endpoint, trust) => {
-                let dialed = dial(endpoint, self.agreed.structured, trust.as_ref(), PATIENCE);
+                let wanted = Wanted { structured: self.agreed.structured, ..Wanted::default() };
+                let dialed = dial(endpoint, wanted, trust.as_ref(), PATIENCE);
                 let Dialed { socket, agreed, .. } = dialed.map_err(|error| match error {
                     DialError::Io(error) => error,
                     error => io::Error::other(error),
@@ -71,8 +77,7 @@ impl LinkReader {
                 Connection::new(socket, agreed, Some(PATIENCE))
             }
             From::Channel(channel) => {
-                let request = channel::Request { session: channel::own_session(), first: false };
-                let socket = channel::ask(channel, request, None)?.socket;
+                let socket = channel::ask(channel, false, None)?.socket;
                 Connection::new(socket, self.agreed, None)
             }
         }

@@ -138,7 +138,8 @@ fn wanted_name(endpoint: &Endpoint) -> String {
     match (endpoint.tls.as_ref().and_then(|tls| tls.hostname.clone()), &endpoint.server) {
         (Some(name), _) => name,
         (None, Server::Tcp { host, .. }) => host.clone(),
-        (None, Server::Unix(_)) => "localhost".to_owned(),
+        // No name of Ceph's wants TLS.
+        (None, Server::Unix(_) | Server::Rbd(_)) => "localhost".to_owned(),
     }
 }
 

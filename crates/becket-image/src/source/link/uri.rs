@@ -1,12 +1,15 @@
 //! Which server and which of its exports a URI names, by the NBD project's document "NBD URI".
 //! It connects to nothing.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt::{self, Write as _};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
 use becket_uapi::nbd::{LONGEST_NAME, PORT};
+
+use super::names::{decoded, encode};
+use super::rbd::{self, Rbd};
 
 /// Beginnings of the URIs that name an export, with whether TLS is wanted and whether it is a unix socket's.
 const SCHEMES: [(&str, bool, bool); 4] = [
@@ -51,31 +54,15 @@ pub enum Server {
     },
     /// At a unix socket, by its absolute path.
     Unix(PathBuf),
+    /// Nowhere: a program is started that reaches an image of a Ceph cluster.
+    Rbd(Box<Rbd>),
 }
 
-/// Whether a path is a URI of NBD, well-formed or not.
+/// Whether a path names an export, well-formed or not.
 pub fn is_link(path: &Path) -> bool {
-    SCHEMES.iter().any(|(scheme, ..)| path.as_os_str().as_bytes().starts_with(scheme.as_bytes()))
-}
-
-/// Splits a URI into the export's and the names of a path inside the image, which are behind `#`.
-pub fn split_inside(uri: &OsStr) -> (OsString, Vec<OsString>) {
-    let bytes = uri.as_bytes();
-    let end = bytes.iter().position(|byte| *byte == b'#').unwrap_or(bytes.len());
-    let (uri, inside) = bytes.split_at_checked(end).unwrap_or((bytes, &[]));
-    let names = inside.strip_prefix(b"#").unwrap_or_default().split(|byte| *byte == b'/');
-    let names = names.filter(|name| !name.is_empty()).map(|name| OsString::from_vec(name.to_vec()));
-    (OsString::from_vec(uri.to_vec()), names.collect())
-}
-
-/// The reverse of [`split_inside`].
-pub fn with_inside(uri: &Path, inside: &[OsString]) -> PathBuf {
-    let mut whole = uri.as_os_str().to_owned();
-    for (number, name) in inside.iter().enumerate() {
-        whole.push(if number == 0 { "#" } else { "/" });
-        whole.push(name);
-    }
-    whole.into()
+    let schemes = SCHEMES.iter().map(|(scheme, ..)| *scheme).chain([rbd::SCHEME]);
+    let bytes = path.as_os_str().as_bytes();
+    schemes.into_iter().any(|scheme| bytes.starts_with(scheme.as_bytes()))
 }
 
 impl Endpoint {
@@ -84,6 +71,10 @@ impl Endpoint {
     /// # Errors
     /// What is wrong with it, in one sentence.
     pub fn parse(uri: &str) -> Result<Endpoint, String> {
+        if uri.starts_with(rbd::SCHEME) {
+            let server = Server::Rbd(Box::new(Rbd::parse(uri)?));
+            return Ok(Endpoint { tls: None, server, export: String::new() });
+        }
         let known =
             SCHEMES.iter().find_map(|(scheme, tls, unix)| Some((uri.strip_prefix(scheme)?, *tls, *unix)));
         let Some((rest, tls, unix)) = known else {
@@ -171,45 +162,13 @@ fn tcp(authority: &str) -> Result<Server, String> {
     Ok(Server::Tcp { host, port })
 }
 
-/// Undoes percent signs. No decoded text has a zero byte.
-fn decoded(text: &str) -> Result<Vec<u8>, String> {
-    let mut bytes = text.bytes();
-    let mut plain = Vec::with_capacity(text.len());
-    while let Some(byte) = bytes.next() {
-        let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
-        let byte = match byte {
-            b'%' => match (digit(bytes.next()), digit(bytes.next())) {
-                (Some(high), Some(low)) => u8::try_from(high * 16 + low).unwrap_or(0),
-                _ => return Err("a percent sign in it lacks its two digits".to_owned()),
-            },
-            byte => byte,
-        };
-        if byte == 0 {
-            return Err("it has a zero byte".to_owned());
-        }
-        plain.push(byte);
-    }
-    Ok(plain)
-}
-
-fn encode(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
-    for byte in bytes {
-        match byte {
-            byte if byte.is_ascii_alphanumeric() || PLAIN.contains(byte) => {
-                f.write_char(char::from(*byte))?
-            }
-            byte => write!(f, "%{byte:02X}")?,
-        }
-    }
-    Ok(())
-}
-
 /// As a URI; two of the same export are equal.
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tls = if self.tls.is_some() { "s" } else { "" };
         let mut before = "?";
         match &self.server {
+            Server::Rbd(rbd) => write!(f, "{rbd}")?,
             Server::Tcp { host, port } => {
                 let (open, close) = if host.contains(':') { ("[", "]") } else { ("", "") };
                 write!(f, "nbd{tls}://{open}{host}{close}")?;
@@ -217,25 +176,25 @@ impl fmt::Display for Endpoint {
                     write!(f, ":{port}")?;
                 }
                 f.write_char('/')?;
-                encode(f, self.export.as_bytes())?;
+                encode(f, self.export.as_bytes(), PLAIN)?;
             }
             Server::Unix(path) => {
                 write!(f, "nbd{tls}+unix:///")?;
-                encode(f, self.export.as_bytes())?;
+                encode(f, self.export.as_bytes(), PLAIN)?;
                 f.write_str("?socket=")?;
-                encode(f, path.as_os_str().as_bytes())?;
+                encode(f, path.as_os_str().as_bytes(), PLAIN)?;
                 before = "&";
             }
         }
         let Tls { certificates, hostname } = self.tls.clone().unwrap_or_default();
         if let Some(dir) = certificates {
             write!(f, "{before}tls-certificates=")?;
-            encode(f, dir.as_os_str().as_bytes())?;
+            encode(f, dir.as_os_str().as_bytes(), PLAIN)?;
             before = "&";
         }
         if let Some(name) = hostname {
             write!(f, "{before}tls-hostname=")?;
-            encode(f, name.as_bytes())?;
+            encode(f, name.as_bytes(), PLAIN)?;
         }
         Ok(())
     }
@@ -293,14 +252,6 @@ mod tests {
             assert!(Endpoint::parse(uri).is_err(), "{uri}");
         }
         assert!(Endpoint::parse(&format!("nbd://host/{}", "x".repeat(5000))).is_err());
-    }
-
-    #[test]
-    fn a_path_inside_is_behind_the_hash() {
-        let (uri, inside) = split_inside(OsStr::new("nbd://host/disk#p1/etc//fstab"));
-        assert_eq!((uri.to_str(), inside.len()), (Some("nbd://host/disk"), 3));
-        assert_eq!(with_inside(Path::new(&uri), &inside), Path::new("nbd://host/disk#p1/etc/fstab"));
-        assert_eq!(split_inside(OsStr::new("nbd://host/disk")).1, [""; 0]);
     }
 
     proptest! {

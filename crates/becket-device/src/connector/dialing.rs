@@ -1,0 +1,89 @@
+//! Connections to an NBD server.
+//! It connects to the one export that the user named.
+//!
+//! It keeps a copy of each connection that it has made ([`History`]). As long as the server has ended none of
+//! them, the server that a new connection leads to is the one that has the bytes of earlier ones; that is how
+//! it can say what became of a dead worker's writes (`Earlier`). And a dead worker's connection is ended in
+//! order, before another worker gets one: its last writes have landed then, and no later ones of theirs are
+//! undone.
+
+use std::os::fd::OwnedFd;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use becket_image::link::channel::{Earlier, Legacy};
+use becket_image::link::{Agreed, Dialed, Endpoint, Trust, Wanted, dial, probe};
+
+use super::history::History;
+use super::maker::{Failure, Left, Maker};
+use crate::contract::link::Connect;
+
+/// How long a server may take to accept and negotiate, and then to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// However soon requests are to fail, so much time it has.
+const LEAST: Duration = Duration::from_millis(100);
+
+pub(super) struct Dialing {
+    endpoint: Endpoint,
+    /// What connections are secured by, where they are.
+    trust: Option<Trust>,
+    /// The threads that relay between TLS and workers.
+    relays: Vec<JoinHandle<()>>,
+    agreed: Agreed,
+    patience: Duration,
+    history: History,
+}
+
+impl Dialing {
+    /// To the server that an order names.
+    pub(super) fn new(
+        order: Connect,
+        trust: Option<Trust>,
+        legacy: Option<Legacy>,
+    ) -> Result<Dialing, String> {
+        let Connect { uri, agreed, shares, again, timeout, .. } = order;
+        let history = History::new(shares, again, legacy);
+        let patience = timeout.map_or(PATIENCE, Duration::from_secs).clamp(LEAST, PATIENCE);
+        let endpoint = Endpoint::parse(&uri)?;
+        Ok(Dialing { endpoint, trust, relays: Vec::new(), agreed, patience, history })
+    }
+
+    fn dial(&mut self) -> Result<OwnedFd, String> {
+        // Workers understand simple replies.
+        let dialed = dial(&self.endpoint, Wanted::default(), self.trust.as_ref(), self.patience);
+        let Dialed { socket, agreed, relay } = dialed.map_err(|error| error.to_string())?;
+        self.relays.retain(|relay| !relay.is_finished());
+        self.relays.extend(relay);
+        if agreed.size != self.agreed.size {
+            return Err(format!(
+                "the export has {} bytes, and had {} when it was attached",
+                agreed.size, self.agreed.size
+            ));
+        }
+        if !agreed.is_like(&self.agreed) {
+            return Err("the export is another kind of export than when it was attached".to_owned());
+        }
+        probe(&socket, &agreed, self.patience).map_err(|error| error.to_string())?;
+        Ok(socket)
+    }
+}
+
+impl Maker for Dialing {
+    fn prepares(&mut self, session: u64) -> bool {
+        self.history.prepares(session)
+    }
+
+    fn attempt(&mut self, session: u64) -> Result<(OwnedFd, Earlier), Failure> {
+        let socket = self.dial().map_err(Failure::Away)?;
+        let earlier = self.history.made(session, &socket);
+        Ok((socket, earlier))
+    }
+
+    fn is_back(&mut self) -> bool {
+        self.dial().is_ok()
+    }
+
+    fn ends(self: Box<Self>, _: bool) -> Left {
+        Left { legacy: self.history.legacy(), relays: self.relays }
+    }
+}

@@ -1,0 +1,123 @@
+//! A connector that is a program of its own, because it needs libraries that becket is built without
+//! (`becket-rbd`): what it shares with becket, and nothing of what it does.
+//!
+//! It takes its precautions in two steps. What only a process with all its rights can read (keys) is read
+//! first, without a thread and without a byte of a stranger's; then the rights go, and then it connects.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use becket_image::link::{Agreed, channel};
+
+pub use super::maker::{Failure, Left, Maker};
+use super::rounds::{Connector, channel_of, plain, refused};
+use crate::contract::Error;
+use crate::contract::link::{LinkOrder, LinkReport};
+use crate::contract::protocol;
+use crate::system::role::{self, Begun, Role};
+use crate::system::{confine, harden};
+
+/// The image that a device needs.
+#[derive(Debug, Clone)]
+pub struct Task {
+    /// Its name.
+    pub uri: String,
+    /// What its map was made by.
+    pub agreed: Agreed,
+    /// It is written.
+    pub writes: bool,
+    /// Another program was there before for this device.
+    pub again: bool,
+    /// As what programs before this one were known to the cluster.
+    pub clients: Vec<String>,
+}
+
+/// What the supervisor hears.
+#[derive(Debug)]
+pub enum News {
+    /// As what this program is known to the cluster; said before it takes the image's lock.
+    Client(String),
+    /// The cluster answers.
+    Here,
+    /// It does not, and is waited for.
+    Away(String),
+    /// The image is another's.
+    Lost(String),
+}
+
+/// Tells the supervisor.
+#[derive(Debug, Clone)]
+pub struct Line(Arc<OwnedFd>);
+
+impl Line {
+    /// Tells it. A supervisor that is gone hears nothing, and its successor starts another program.
+    pub fn tell(&self, news: News) {
+        let report = match news {
+            News::Client(name) => LinkReport::Client { name: plain(&name) },
+            News::Here => LinkReport::Connected,
+            News::Away(why) => LinkReport::Away { why: plain(&why) },
+            News::Lost(why) => LinkReport::Lost { why: plain(&why) },
+        };
+        let _ = protocol::send(&*self.0, &report, &[]);
+    }
+}
+
+/// The first step, with all rights: reads what must be read.
+pub type Prepare<P> = fn(&Task) -> Result<P, String>;
+/// The second step, without them.
+pub type Begin<P> = fn(Task, P, Line) -> Box<dyn Maker>;
+
+/// The main of such a program. Standard input is its connection to the supervisor; it returns when that is
+/// gone.
+///
+/// # Errors
+/// It was not started by a supervisor, or a precaution failed that could have worked.
+pub fn helper_main<P>(prepare: Prepare<P>, begin: Begin<P>) -> Result<(), Error> {
+    let Begun { control, _signals } = role::begin(Role::Helper)?;
+    let outcome = ready(&control, prepare);
+    let (task, prepared, timeout, [asks, channel]) = match outcome {
+        Ok(Some(ready)) => ready,
+        Ok(None) => return Ok(()),
+        Err(error) => {
+            // When even this cannot be said, the closed connection says it.
+            let _ = protocol::send(&control, &LinkReport::Refused { why: error.to_string() }, &[]);
+            return Err(error);
+        }
+    };
+    let control = Arc::new(control);
+    // It leaves no connections to another one: they end with it.
+    let (waiting, _) =
+        channel::begin(&channel, Duration::ZERO).map_err(|error| refused(&error.to_string()))?;
+    let maker = begin(task, prepared, Line(Arc::clone(&control)));
+    let connector = Connector::new(maker, timeout, [asks, channel], waiting);
+    connector.run(&control);
+    Ok(())
+}
+
+type Ready<P> = (Task, P, Option<Duration>, [OwnedFd; 2]);
+
+fn ready<P>(control: &OwnedFd, prepare: Prepare<P>) -> Result<Option<Ready<P>>, Error> {
+    let failed = |error| Error::Worker { what: format!("cannot hear its server: {error}") };
+    protocol::send(control, &LinkReport::Started { notes: Vec::new() }, &[]).map_err(failed)?;
+    let Some((LinkOrder::Connect(order), fds)) = protocol::receive::<LinkOrder>(control).map_err(failed)?
+    else {
+        return Ok(None);
+    };
+    let channel = channel_of(&mut fds.into_iter())?;
+    let task = Task {
+        uri: order.uri,
+        agreed: order.agreed,
+        writes: order.writes,
+        again: order.again,
+        clients: order.clients,
+    };
+    let prepared = prepare(&task).map_err(|why| refused(&why))?;
+    let mut notes = harden::harden(Role::Helper)?;
+    notes.extend(confine::shut(Role::Helper)?);
+    notes.extend(confine::filter(Role::Helper)?);
+    for note in notes {
+        tracing::warn!("{note}");
+    }
+    Ok(Some((task, prepared, order.timeout.map(Duration::from_secs), channel)))
+}

@@ -1,0 +1,43 @@
+//! What makes the connections of a connector.
+//! It knows no worker and no supervisor.
+
+use std::os::fd::OwnedFd;
+use std::thread::JoinHandle;
+
+use becket_image::link::channel::{Earlier, Legacy};
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub enum Failure {
+    /// The server cannot be reached now: it is tried again.
+    Away(String),
+    /// It is of no use to try again: requests fail.
+    Over(String),
+}
+
+/// What a connector leaves when it ends.
+#[derive(Debug, Default)]
+pub struct Left {
+    /// What another one has to know.
+    pub legacy: Option<Legacy>,
+    /// Threads that go on: see `link::relay`.
+    pub relays: Vec<JoinHandle<()>>,
+}
+
+/// Makes connections.
+pub trait Maker {
+    /// A connection is about to be made for a session. Says whether it is better to wait a little.
+    fn prepares(&mut self, session: u64) -> bool;
+
+    /// Makes one, and says what became of the bytes of earlier ones.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    fn attempt(&mut self, session: u64) -> Result<(OwnedFd, Earlier), Failure>;
+
+    /// Whether the server can be reached again, for which nobody has asked.
+    fn is_back(&mut self) -> bool;
+
+    /// The connector ends. `over`: no other one follows, because the device is detached.
+    fn ends(self: Box<Self>, over: bool) -> Left;
+}

@@ -1,0 +1,187 @@
+//! How a connector answers workers: one request after another, each until there is a connection or it was
+//! tried for too long. It ends with its supervisor.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use becket_image::link::channel;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::maker::{Failure, Left, Maker};
+use crate::contract::Error;
+use crate::contract::link::{LinkOrder, LinkReport};
+use crate::contract::protocol;
+
+/// How long is waited between two attempts, at first and at most.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+/// More requests than a worker has at once.
+const ANSWERED: usize = 256;
+/// Longest text that is reported, in characters.
+const TEXT: usize = 300;
+
+pub(super) fn refused(what: &str) -> Error {
+    Error::Worker { what: format!("cannot connect: {what}") }
+}
+
+/// The asking and the answering end of the channel.
+pub(super) fn channel_of(fds: &mut impl Iterator<Item = OwnedFd>) -> Result<[OwnedFd; 2], Error> {
+    fds.next().zip(fds.next()).map(<[OwnedFd; 2]>::from).ok_or_else(|| refused("its channel is missing"))
+}
+
+pub(super) struct Connector {
+    maker: Box<dyn Maker>,
+    timeout: Option<Duration>,
+    /// The other end of the channel, for what is left to a successor.
+    asks: OwnedFd,
+    channel: OwnedFd,
+    /// Requests that were there before.
+    waiting: VecDeque<channel::Request>,
+    /// Requests that were answered, of which another copy may come: the last [`ANSWERED`].
+    answered: VecDeque<channel::Request>,
+    /// It was reported that the server is away.
+    away: bool,
+}
+
+/// The supervisor is gone, or the channel: there is nothing left to do.
+struct Gone;
+
+impl Connector {
+    pub(super) fn new(
+        maker: Box<dyn Maker>,
+        timeout: Option<Duration>,
+        [asks, channel]: [OwnedFd; 2],
+        waiting: Vec<channel::Request>,
+    ) -> Connector {
+        let (waiting, answered) = (waiting.into(), VecDeque::new());
+        Connector { maker, timeout, asks, channel, waiting, answered, away: false }
+    }
+
+    /// Works until the supervisor is gone; the threads that go on for as long as workers need them.
+    pub(super) fn run(mut self, control: &OwnedFd) -> Vec<JoinHandle<()>> {
+        while let Ok(request) = self.next(control) {
+            if request.number.is_some() && self.answered.contains(&request) {
+                continue;
+            }
+            // One that is not answered is asked again of the next connector.
+            if self.connected(request, control).is_err() {
+                break;
+            }
+            self.answered.truncate(ANSWERED - 1);
+            self.answered.push_front(request);
+        }
+        self.ends(control)
+    }
+
+    /// The supervisor is gone: another one may follow, with a connector of its own.
+    fn ends(self, control: &OwnedFd) -> Vec<JoinHandle<()>> {
+        let Left { legacy, relays } = self.maker.ends(is_over(control));
+        if let Err(error) = channel::bequeath(&self.asks, legacy.as_ref()) {
+            tracing::warn!("what is known of connections is lost: {error}");
+        }
+        relays
+    }
+
+    /// Waits for a request. Where the server was away for too long for the last one, it is looked for all the
+    /// same, so that it is seen when it is back.
+    fn next(&mut self, control: &OwnedFd) -> Result<channel::Request, Gone> {
+        if let Some(request) = self.waiting.pop_front() {
+            return Ok(request);
+        }
+        loop {
+            let mut fds = [PollFd::new(control, PollFlags::IN), PollFd::new(&self.channel, PollFlags::IN)];
+            let pause = self.away.then_some(timespec(LONGEST_PAUSE));
+            let found = rustix::io::retry_on_intr(|| poll(&mut fds, pause.as_ref())).map_err(|_| Gone)?;
+            if !fds[0].revents().is_empty() {
+                return Err(Gone);
+            }
+            if found == 0 {
+                if self.maker.is_back() {
+                    self.away = false;
+                    report(control, &LinkReport::Connected)?;
+                }
+                continue;
+            }
+            match channel::next(&self.channel) {
+                Ok(Some(request)) => return Ok(request),
+                Ok(None) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::InvalidData => tracing::warn!("{error}"),
+                Err(_) => return Err(Gone),
+            }
+        }
+    }
+
+    /// Gets a connection for a request, however long that takes, and answers it.
+    fn connected(&mut self, request: channel::Request, control: &OwnedFd) -> Result<(), Gone> {
+        let mut pause = FIRST_PAUSE;
+        let began = Instant::now();
+        let too_soon = self.maker.prepares(request.session);
+        let mut said = None;
+        if too_soon {
+            // A server that ends connections as soon as they are made is not called again and again.
+            rest(control, FIRST_PAUSE * 5)?;
+        }
+        loop {
+            match self.maker.attempt(request.session) {
+                Ok((socket, earlier)) => {
+                    let patience = self.timeout;
+                    channel::give(&self.channel, request, socket.as_fd(), earlier, patience)
+                        .map_err(|_| Gone)?;
+                    self.away = false;
+                    return report(control, &LinkReport::Connected);
+                }
+                Err(Failure::Away(why)) => {
+                    let why = plain(&why);
+                    if said.as_ref() != Some(&why) {
+                        report(control, &LinkReport::Away { why: why.clone() })?;
+                        self.away = true;
+                        said = Some(why);
+                    }
+                }
+                Err(Failure::Over(why)) => {
+                    report(control, &LinkReport::Lost { why: plain(&why) })?;
+                    return channel::give_up(&self.channel, request).map_err(|_| Gone);
+                }
+            }
+            if self.timeout.is_some_and(|timeout| began.elapsed() >= timeout) {
+                return channel::give_up(&self.channel, request).map_err(|_| Gone);
+            }
+            rest(control, pause)?;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+/// Whether the supervisor has said that the device is detached, before it went.
+fn is_over(control: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(control, PollFlags::IN)];
+    let nothing = timespec(Duration::ZERO);
+    let found = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&nothing)));
+    let said = found == Ok(1) && fds[0].revents().contains(PollFlags::IN);
+    said && matches!(protocol::receive::<LinkOrder>(control), Ok(Some((LinkOrder::End, _))))
+}
+
+/// A text that is safe to show.
+pub(super) fn plain(text: &str) -> String {
+    text.chars().filter(|c| !becket_image::is_hidden(*c)).take(TEXT).collect()
+}
+
+fn report(control: &OwnedFd, report: &LinkReport) -> Result<(), Gone> {
+    protocol::send(control, report, &[]).map_err(|_| Gone)
+}
+
+/// Waits, unless the supervisor goes.
+fn rest(control: &OwnedFd, time: Duration) -> Result<(), Gone> {
+    let mut fds = [PollFd::new(control, PollFlags::IN)];
+    let time = timespec(time);
+    match rustix::io::retry_on_intr(|| poll(&mut fds, Some(&time))) {
+        Ok(0) => Ok(()),
+        _ => Err(Gone),
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: time.subsec_nanos().into() }
+}

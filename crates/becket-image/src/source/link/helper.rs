@@ -1,0 +1,130 @@
+//! A server that is a program beside becket, started for one connection: `becket-rbd`, which has the
+//! libraries of Ceph. It is no part of becket's own program, which needs no library.
+//! It never searches `PATH`, nor any directory that another user could write to.
+//!
+//! The program speaks first: the length of its [`Greeting`] in four bytes, most significant first, and the
+//! greeting as JSON. The transmission phase of NBD follows.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::error::DialError;
+use super::handshake::{Agreed, Wanted};
+use super::rbd::Rbd;
+
+/// The program's file.
+pub const PROGRAM: &str = "becket-rbd";
+/// The version of what becket and the program say to each other. The program refuses any other.
+pub const PROTOCOL: &str = "1";
+/// Its first word where it is started for one connection.
+pub const CLIENT: &str = "client";
+/// Where packages put it, if not beside becket.
+const PLACES: [&str; 2] = ["/usr/libexec/becket", "/usr/local/libexec/becket"];
+/// The longest greeting in bytes.
+const LONGEST: u32 = 16 << 10;
+
+/// What the program says first.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Greeting {
+    /// The image is open.
+    Agreed(Agreed),
+    /// It cannot be.
+    Refused {
+        /// Why, in one sentence.
+        why: String,
+        /// What may help.
+        hint: Option<String>,
+        /// The errno that fits best; 0 where none does.
+        errno: i32,
+    },
+}
+
+impl Greeting {
+    /// Says it.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    pub fn send(&self, mut to: &UnixStream) -> io::Result<()> {
+        let text = serde_json::to_vec(self)?;
+        let len = u32::try_from(text.len()).map_err(io::Error::other)?;
+        to.write_all(&[&len.to_be_bytes()[..], &text].concat())
+    }
+}
+
+/// Where the program is.
+///
+/// # Errors
+/// It is not installed; the text says what to install.
+pub fn program() -> io::Result<PathBuf> {
+    let own = std::fs::read_link("/proc/self/exe").ok();
+    let beside = own.as_deref().and_then(|own| own.parent()).map(|dir| dir.join(PROGRAM));
+    let places = PLACES.iter().map(|dir| PathBuf::from(dir).join(PROGRAM));
+    beside.into_iter().chain(places).find(|path| path.is_file()).ok_or_else(|| {
+        let why = format!("{PROGRAM} is not installed, by which becket reaches Ceph (package becket-rbd)");
+        io::Error::new(io::ErrorKind::NotFound, why)
+    })
+}
+
+/// Starts the program for one connection to an image. It ends with the connection.
+pub(super) fn connect(rbd: &Rbd, wanted: Wanted, patience: Duration) -> Result<(OwnedFd, Agreed), DialError> {
+    let until = Instant::now() + patience;
+    let (ours, theirs) = UnixStream::pair()?;
+    let mut child = Command::new(program()?)
+        .args([CLIENT, PROTOCOL, if wanted.writes { "write" } else { "read" }])
+        .arg(rbd.to_string())
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .spawn()?;
+    // It ends when the connection does, and nobody else waits for it.
+    std::thread::spawn(move || child.wait());
+    let agreed = match heard(&ours, until) {
+        Ok(Greeting::Agreed(agreed)) => agreed,
+        Ok(Greeting::Refused { why, hint, errno }) => return Err(DialError::Helper { why, hint, errno }),
+        Err(error) => {
+            let why = match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                    "the cluster does not answer".to_owned()
+                }
+                io::ErrorKind::UnexpectedEof => format!("{PROGRAM} ended before it was ready"),
+                _ => format!("{PROGRAM} cannot be understood: {error}"),
+            };
+            return Err(DialError::Helper { why, hint: None, errno: 0 });
+        }
+    };
+    ours.set_read_timeout(None)?;
+    let allocation = agreed.allocation.filter(|_| wanted.structured);
+    Ok((ours.into(), Agreed { structured: wanted.structured, allocation, ..agreed }))
+}
+
+fn heard(mut from: &UnixStream, until: Instant) -> io::Result<Greeting> {
+    let mut take = |bytes: &mut [u8]| {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            from.set_read_timeout(Some(left))?;
+            match from.read(rest) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(done) => rest = rest.get_mut(done..).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    };
+    let mut len = [0; 4];
+    take(&mut len)?;
+    let len = u32::from_be_bytes(len);
+    if len > LONGEST {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "its greeting is too long"));
+    }
+    let mut text = vec![0; len as usize];
+    take(&mut text)?;
+    Ok(serde_json::from_slice(&text)?)
+}

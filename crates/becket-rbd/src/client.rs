@@ -1,0 +1,66 @@
+//! The program for one connection of a command that reads an image: opened read-only, and never locked.
+//! A command that is to write only asks here whether it could.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use becket_image::link::helper::{Greeting, PROTOCOL};
+use becket_image::link::rbd::Rbd;
+use becket_uapi::handover::inherited_fd;
+
+use crate::cluster::{self, Refusal};
+use crate::library::Image;
+use crate::lock::{self, NoLock};
+use crate::serve::{self, Connection};
+
+fn socket() -> Result<OwnedFd, String> {
+    inherited_fd(0).map_err(|error| error.to_string())
+}
+
+/// Refuses a becket of another version, as far as that reads greetings.
+pub(crate) fn refuse_version(other: &str) {
+    let why = format!("becket-rbd speaks version {PROTOCOL}, and this becket version {other}");
+    let hint = Some("install both of the same version".to_owned());
+    if let Ok(socket) = socket() {
+        let _ = Greeting::Refused { why, hint, errno: libc::ENOTSUP }.send(&UnixStream::from(socket));
+    }
+}
+
+/// Serves the connection at standard input.
+pub(crate) fn main(name: &str, writes: bool) -> Result<(), String> {
+    let stream = UnixStream::from(socket()?);
+    let opened = Rbd::parse(name).map_err(Refusal::new).and_then(|rbd| {
+        if writes && rbd.snapshot.is_none() {
+            tried(rbd.clone())?;
+        }
+        let read_only = rbd.snapshot.is_some();
+        let image = cluster::prepare(rbd)?.open(true)?;
+        let size = image.size().map_err(|errno| Refusal::new(cluster::said(errno)).errno(errno))?;
+        Ok((image, size, read_only))
+    });
+    let (image, size, read_only) = match opened {
+        Ok(opened) => opened,
+        Err(Refusal { why, hint, errno, .. }) => {
+            let refused = Greeting::Refused { why, hint, errno };
+            return refused.send(&stream).map_err(|error| error.to_string());
+        }
+    };
+    let agreed = serve::agreed(size, read_only, true);
+    Greeting::Agreed(agreed).send(&stream).map_err(|error| error.to_string())?;
+    let (image, progress) = (Arc::new(image), Arc::default());
+    let connection = Connection::start(stream.into(), &image, &progress, (size, true));
+    connection.map_err(|error| error.to_string())?.join();
+    Ok(())
+}
+
+/// Whether the image could be written: its lock is free, and the user may take it.
+fn tried(rbd: Rbd) -> Result<(), Refusal> {
+    let image: Image = cluster::prepare(rbd)?.open(false)?;
+    lock::take(&image, false, &[]).map_err(|no| match no {
+        NoLock::Not(refusal) => refusal,
+        NoLock::Lost(why) => Refusal::new(why),
+    })?;
+    let _ = image.unlock();
+    Ok(())
+}

@@ -1,0 +1,256 @@
+//! The program as the connector of a device: it opens the image, takes its lock where the device writes, and
+//! gives workers the connections that it serves itself.
+//! No connection is given out before it is certain that no earlier program and no earlier worker of the
+//! device can still write.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+
+use becket_device::helper::{Failure, Left, Line, Maker, News, Task, helper_main};
+use becket_image::link::channel::Earlier;
+use becket_image::link::rbd::Rbd;
+
+use crate::cluster::{self, Prepared, Refusal};
+use crate::library::Image;
+use crate::lock::{self, NoLock};
+use crate::serve::{self, Connection, Progress};
+
+/// How long a cluster is waited for until that is reported.
+const SILENCE: Duration = Duration::from_secs(5);
+/// How often is looked whether it answers, and whether the lock is still there.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long the end of an image may take.
+const ENDING: Duration = Duration::from_secs(5);
+
+/// Serves a device until its supervisor is gone.
+pub(crate) fn main() -> Result<(), String> {
+    helper_main(prepare, begin).map_err(|error| error.to_string())?;
+    // What librbd still does in threads of its own ends with the process.
+    std::process::exit(0)
+}
+
+type Opened = Result<(Image, u64), NotOpen>;
+
+enum NotOpen {
+    Refused(Refusal),
+    Lost(String),
+}
+
+fn prepare(task: &Task) -> Result<Option<Prepared>, String> {
+    let rbd = Rbd::parse(&task.uri)?;
+    Ok(cluster::prepare(rbd).ok())
+}
+
+fn begin(task: Task, prepared: Option<Prepared>, line: Line) -> Box<dyn Maker> {
+    let fresh = !task.again;
+    let state = State::Closed(prepared);
+    Box::new(Device { task, line, state, connections: Vec::new(), session: None, fresh })
+}
+
+enum State {
+    /// The first attempt uses what was prepared.
+    Closed(Option<Prepared>),
+    Opening(Receiver<Opened>),
+    Open(Open),
+    Over(String),
+}
+
+struct Open {
+    image: Arc<Image>,
+    progress: Arc<Progress>,
+    size: u64,
+}
+
+struct Device {
+    task: Task,
+    line: Line,
+    state: State,
+    /// Each with its session.
+    connections: Vec<(u64, Arc<Connection>)>,
+    session: Option<u64>,
+    /// No worker has written anything yet.
+    fresh: bool,
+}
+
+impl Device {
+    /// Begins to open the image, by a thread that may wait.
+    fn open(&self, prepared: Option<Prepared>) -> Receiver<Opened> {
+        let (sender, receiver) = sync_channel(1);
+        let (task, line) = (self.task.clone(), self.line.clone());
+        std::thread::spawn(move || sender.send(opened(&task, prepared, &line)));
+        receiver
+    }
+
+    fn attend(&mut self) -> Result<&Open, Failure> {
+        if let State::Closed(prepared) = &mut self.state {
+            let prepared = prepared.take();
+            self.state = State::Opening(self.open(prepared));
+        }
+        if let State::Opening(receiver) = &self.state {
+            let outcome = receiver.recv_timeout(SILENCE);
+            self.state = match outcome {
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(Failure::Away("the cluster does not answer".to_owned()));
+                }
+                Err(RecvTimeoutError::Disconnected) => State::Closed(None),
+                Ok(Ok((image, size))) => {
+                    let open = Open { image: Arc::new(image), progress: Arc::default(), size };
+                    watch(&open, &self.task, &self.line);
+                    State::Open(open)
+                }
+                Ok(Err(NotOpen::Refused(refusal))) => {
+                    self.state = State::Closed(None);
+                    return Err(Failure::Away(refusal.why));
+                }
+                Ok(Err(NotOpen::Lost(why))) => State::Over(why),
+            };
+        }
+        match &self.state {
+            State::Open(open) if open.progress.fenced.load(Ordering::Acquire) => {
+                Err(Failure::Over("another client has taken the image".to_owned()))
+            }
+            State::Open(open) => Ok(open),
+            State::Over(why) => Err(Failure::Over(why.clone())),
+            _ => Err(Failure::Away("the cluster cannot be reached".to_owned())),
+        }
+    }
+}
+
+/// Connects, opens the image, and takes its lock.
+fn opened(task: &Task, prepared: Option<Prepared>, line: &Line) -> Opened {
+    let prepared = match prepared {
+        Some(prepared) => prepared,
+        None => {
+            let rbd = Rbd::parse(&task.uri).map_err(|why| NotOpen::Refused(Refusal::new(why)))?;
+            cluster::prepare(rbd).map_err(NotOpen::Refused)?
+        }
+    };
+    let image = prepared.open(!task.writes).map_err(NotOpen::Refused)?;
+    let failed = |errno| NotOpen::Refused(Refusal::new(cluster::said(errno)));
+    let size = image.size().map_err(failed)?;
+    if size < task.agreed.size {
+        let why = format!("the image has {size} bytes, and had {} when it was attached", task.agreed.size);
+        return Err(NotOpen::Refused(Refusal::new(why)));
+    }
+    if task.writes {
+        let address = image.cluster().address().map_err(failed)?;
+        line.tell(News::Client(lock::about_to(&address)));
+        lock::take(&image, task.again, &task.clients).map_err(|no| match no {
+            NoLock::Not(refusal) => NotOpen::Refused(refusal),
+            NoLock::Lost(why) => NotOpen::Lost(why),
+        })?;
+        line.tell(News::Client(address));
+    }
+    Ok((image, task.agreed.size))
+}
+
+/// Two threads that look after an open image: one says when the cluster does not answer, the other one when
+/// the lock is gone. The second may have to wait for the cluster itself.
+fn watch(open: &Open, task: &Task, line: &Line) {
+    let (progress, said) = (Arc::clone(&open.progress), line.clone());
+    std::thread::spawn(move || {
+        let mut away = false;
+        let (mut last, mut since) = (0, Instant::now());
+        loop {
+            std::thread::sleep(LOOK);
+            let finished = progress.finished.load(Ordering::Relaxed);
+            let idle = progress.begun.load(Ordering::Relaxed) == finished;
+            if idle || finished != last {
+                (last, since) = (finished, Instant::now());
+                if std::mem::take(&mut away) {
+                    said.tell(News::Here);
+                }
+            } else if !away && since.elapsed() >= SILENCE {
+                away = true;
+                said.tell(News::Away("the cluster does not answer".to_owned()));
+            }
+        }
+    });
+    let (image, progress, line) = (Arc::downgrade(&open.image), Arc::clone(&open.progress), line.clone());
+    let writes = task.writes;
+    let told = AtomicBool::new(false);
+    std::thread::spawn(move || {
+        loop {
+            std::thread::sleep(LOOK);
+            let Some(image) = image.upgrade() else { return };
+            let gone = writes && matches!(image.has_lock(), Ok(false) | Err(libc::ESHUTDOWN | libc::EROFS));
+            if gone {
+                progress.fenced.store(true, Ordering::Release);
+            }
+            if progress.fenced.load(Ordering::Acquire) && !told.swap(true, Ordering::AcqRel) {
+                line.tell(News::Lost("another client has taken the image".to_owned()));
+            }
+        }
+    });
+}
+
+impl Maker for Device {
+    fn prepares(&mut self, session: u64) -> bool {
+        if self.session.is_some_and(|known| known != session) {
+            // Their worker is dead. What it has sent whole is carried out, and nothing else of theirs.
+            self.connections.iter().for_each(|(_, connection)| connection.end());
+        }
+        false
+    }
+
+    fn attempt(&mut self, session: u64) -> Result<(OwnedFd, Earlier), Failure> {
+        self.attend()?;
+        self.connections.retain(|(_, connection)| !connection.is_done());
+        // A late write must not meet one that was issued again.
+        let left = |(its, connection): &(u64, Arc<Connection>)| *its != session || connection.has_ended();
+        if self.connections.iter().any(left) {
+            return Err(Failure::Away("earlier requests are not finished".to_owned()));
+        }
+        let earlier = if self.fresh { Earlier::None } else { Earlier::Kept };
+        let broken = |error: std::io::Error| Failure::Away(error.to_string());
+        let (ours, theirs) = UnixStream::pair().map_err(broken)?;
+        let read_only = !self.task.writes;
+        let open = self.attend()?;
+        let connection =
+            Connection::start(theirs.into(), &open.image, &open.progress, (open.size, read_only));
+        self.connections.push((session, connection.map_err(broken)?));
+        if self.session.replace(session).is_some_and(|known| known != session) {
+            self.fresh = false;
+        }
+        let earlier = if self.fresh { earlier } else { Earlier::Kept };
+        Ok((ours.into(), earlier))
+    }
+
+    fn is_back(&mut self) -> bool {
+        self.attend().is_ok()
+    }
+
+    fn ends(self: Box<Self>, over: bool) -> Left {
+        if over && let State::Open(Open { image, .. }) = self.state {
+            // The lock goes, so that the next host has not to wait until this one counts as dead.
+            self.connections.iter().for_each(|(_, connection)| connection.end());
+            drop(self.connections);
+            let (done, ended) = sync_channel(1);
+            std::thread::spawn(move || {
+                let _ = image.unlock();
+                let mut image = image;
+                let until = Instant::now() + ENDING;
+                while Instant::now() < until {
+                    match Arc::try_unwrap(image) {
+                        Ok(image) => {
+                            drop(image);
+                            break;
+                        }
+                        Err(still) => image = still,
+                    }
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                done.send(())
+            });
+            let _ = ended.recv_timeout(ENDING);
+        }
+        // Its connections end with it.
+        Left::default()
+    }
+}
+
+const _: () = assert!(serve::LARGEST <= 32 << 20);

@@ -1,0 +1,336 @@
+//! Images of a real Ceph cluster (`scripts/ceph.sh`): read by commands, attached, and served while everything
+//! dies that can. One cluster for all tests of this file, with images of their own.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use becket_testkit::{Ran, Scratch, require_fuse, require_plain_machine, skip, tool, wait_until};
+use common::ceph::Cluster;
+use common::{alive, scratch, text};
+use serde_json::Value;
+
+const TOOLS: [&str; 4] = ["ceph-mon", "ceph-osd", "rbd", "mke2fs"];
+
+/// The cluster of this file's tests, if there can be one.
+fn cluster(name: &str) -> Option<&'static Cluster> {
+    if !require_plain_machine(name, &TOOLS) {
+        return None;
+    }
+    if !common::ceph::has_helper() {
+        skip(name, "needs becket-rbd beside becket: cargo build -p becket-rbd");
+        return None;
+    }
+    Some(Cluster::shared())
+}
+
+/// An image of an ext4 of 32 MiB with one file.
+fn ext4(cluster: &Cluster, place: &Scratch, image: &str) -> PathBuf {
+    let tree = place.dir("tree");
+    fs::create_dir_all(tree.join("dir")).unwrap();
+    fs::write(tree.join("dir/file"), "from a cluster").unwrap();
+    let path = place.path("d.img");
+    let _ = fs::remove_file(&path);
+    tool(Command::new("mke2fs").args(["-q", "-t", "ext4", "-d"]).arg(&tree).arg(&path).arg("32M"));
+    cluster.rbd(&["import", "--no-progress", path.to_str().unwrap(), image]);
+    path
+}
+
+#[track_caller]
+fn fails(ran: &Ran, why: &str) {
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains(why), "{why:?} is not in {ran:?}");
+}
+
+#[test]
+fn an_image_is_read_without_a_device() {
+    let Some(cluster) = cluster("rbd::an_image_is_read_without_a_device") else { return };
+    let place = scratch();
+    let image = ext4(cluster, &place, "rbd/read");
+    cluster.rbd(&["snap", "create", "--no-progress", "rbd/read@s1"]);
+    cluster.rbd(&["namespace", "create", "rbd/ns"]);
+    cluster.rbd(&["import", "--no-progress", image.to_str().unwrap(), "rbd/ns/inner"]);
+    let conf = cluster.conf();
+    let with = ["--ceph-conf", conf.to_str().unwrap()];
+    for name in ["rbd:rbd/read", "rbd:rbd/read@s1", "rbd:rbd/ns/inner"] {
+        let words = |words: &[&str]| -> Vec<String> {
+            words.iter().chain(&with).map(|word| (*word).to_owned()).collect()
+        };
+        let inside = format!("{name}#dir/file");
+        assert_eq!(place.ok(words(&["cat", &inside])), "from a cluster");
+        assert!(place.ok(words(&["ls", &format!("{name}#dir")])).contains("file"));
+        assert!(place.ok(words(&["inspect", name])).contains("ext4"));
+        let copied = place.path("copied");
+        place.ok(words(&["copy", "--force", name, copied.to_str().unwrap()]));
+        assert!(fs::read(&copied).unwrap() == fs::read(&image).unwrap(), "the copy differs");
+        let stored = std::os::unix::fs::MetadataExt::blocks(&fs::metadata(&copied).unwrap()) * 512;
+        assert!(stored < 16 << 20, "a copy keeps holes: {stored} bytes are stored");
+    }
+    let named = format!("rbd:rbd/read?conf={}#dir/file", conf.display());
+    assert_eq!(place.ok(["cat", &named]), "from a cluster");
+    let by_variable = place.becket().env("CEPH_CONF", &conf).args(["cat", "rbd:rbd/read#dir/file"]).output();
+    assert_eq!(by_variable.unwrap().stdout, b"from a cluster");
+}
+
+#[test]
+fn what_stands_against_an_image_is_said() {
+    let Some(cluster) = cluster("rbd::what_stands_against_an_image_is_said") else { return };
+    let place = scratch();
+    cluster.rbd(&["create", "--size", "8M", "rbd/errors"]);
+    cluster.rbd(&["create", "--size", "8M", "--image-feature", "layering", "rbd/unlocked"]);
+    let conf = cluster.conf();
+    let run = |words: &[&str]| place.run(words.iter().chain(&["--ceph-conf", conf.to_str().unwrap()]));
+    fails(&run(&["ls", "rbd:none/x"]), "no pool named \"none\"");
+    fails(&run(&["ls", "rbd:rbd/none"]), "rbd has no image \"none\"");
+    fails(&run(&["ls", "rbd:rbd/errors@none"]), "rbd has no image \"errors@none\"");
+    fails(&run(&["ls", "rbd:errors"]), "it names no pool");
+    fails(&run(&["ls", "rbd:rbd/errors", "--ceph-id", "nobody"]), "client.nobody");
+    fails(&place.run(["ls", "rbd:rbd/errors", "--ceph-conf", "/none"]), "/none: the configuration");
+    let attach = |words: &[&str]| run(&[&["attach", "--via", "fuse"][..], words].concat());
+    fails(&attach(&["rbd:rbd/unlocked"]), "lacks the feature exclusive-lock");
+    // A key that is none.
+    let ring = place.path("ring");
+    fs::write(&ring, "[client.wrong]\n\tkey = AQCnHORmm0TDFRAAmDlAj5eDTdRvAWEm0Bm4Tg==\n").unwrap();
+    let text = fs::read_to_string(&conf).unwrap();
+    let other = place.path("other.conf");
+    let line = text.lines().find(|line| line.starts_with("keyring")).unwrap();
+    fs::write(&other, text.replace(line, &format!("keyring = {}", ring.display()))).unwrap();
+    let other = other.to_str().unwrap();
+    let wrong = place.run(["ls", "rbd:rbd/errors", "--ceph-conf", other, "--ceph-id", "wrong"]);
+    fails(&wrong, "does not accept the key of client.wrong");
+    // One that may only read.
+    cluster.ceph(&[
+        "auth",
+        "get-or-create",
+        "client.reader",
+        "mon",
+        "profile rbd-read-only",
+        "osd",
+        "profile rbd-read-only",
+        "-o",
+        ring.to_str().unwrap(),
+    ]);
+    let by_reader = ["--ceph-conf", other, "--ceph-id", "reader"];
+    let words = |words: &[&str]| place.run(words.iter().chain(&by_reader));
+    fails(&words(&["attach", "--via", "fuse", "rbd:rbd/errors"]), "client.reader may not write rbd/errors");
+    assert_eq!(words(&["inspect", "rbd:rbd/errors"]).code, 0);
+    // No monitor.
+    let gone = place.path("gone.conf");
+    let line = text.lines().find(|line| line.starts_with("mon host")).unwrap();
+    fs::write(&gone, text.replace(line, "mon host = [v2:127.0.0.1:1]")).unwrap();
+    let begun = Instant::now();
+    fails(&place.run(["ls", "rbd:rbd/errors", "--ceph-conf", gone.to_str().unwrap()]), "no monitor");
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+}
+
+/// Attaches over FUSE and returns the disk.
+fn attach(cluster: &Cluster, place: &Scratch, words: &[&str]) -> PathBuf {
+    let conf = cluster.conf();
+    let mut all = vec!["attach", "--via", "fuse", "--ceph-conf", conf.to_str().unwrap()];
+    all.extend(words);
+    place.ok(&all).trim().into()
+}
+
+fn only(place: &Scratch) -> Value {
+    place.devices().remove(0)
+}
+
+fn kill(pid: u32) {
+    tool(Command::new("kill").args(["-KILL", &pid.to_string()]));
+    assert!(wait_until(Duration::from_secs(20), || !alive(pid)));
+}
+
+fn number(value: &Value) -> u32 {
+    u32::try_from(value.as_u64().unwrap()).unwrap()
+}
+
+/// The programs that reach the cluster for a supervisor.
+fn helpers(parent: &Value) -> Vec<u32> {
+    let found = Command::new("pgrep").args(["-P", &parent.to_string(), "-f", "^@becket helper"]).output();
+    let found = String::from_utf8(found.unwrap().stdout).unwrap();
+    found.lines().filter_map(|line| line.parse().ok()).collect()
+}
+
+fn open(disk: &Path) -> fs::File {
+    let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
+    fs::OpenOptions::new().read(true).write(true).custom_flags(flags).open(disk).unwrap()
+}
+
+/// A block that is aligned for direct I/O, filled with a number.
+#[repr(align(4096))]
+struct Block([u8; 4096]);
+
+impl Block {
+    fn of(number: u64) -> Box<Self> {
+        let mut block = Box::new(Self([0; 4096]));
+        block.0.chunks_exact_mut(8).for_each(|place| place.copy_from_slice(&number.to_le_bytes()));
+        block
+    }
+}
+
+#[test]
+fn fuse_an_image_is_mounted_and_written() {
+    let name = "rbd::fuse_an_image_is_mounted_and_written";
+    if !require_fuse(name) {
+        return;
+    }
+    let Some(cluster) = cluster(name) else { return };
+    let place = scratch();
+    ext4(cluster, &place, "rbd/mounted");
+    let disk = attach(cluster, &place, &["rbd:rbd/mounted"]);
+    let device = only(&place);
+    assert_eq!(text(&device, "image"), format!("rbd:rbd/mounted?conf={}", cluster.conf().display()));
+    let point = place.dir("mnt");
+    tool(Command::new("mount").args([&disk, &point]));
+    assert_eq!(fs::read_to_string(point.join("dir/file")).unwrap(), "from a cluster");
+    let bytes: Vec<u8> = (0..3_000_000_u32).map(|number| (number / 7) as u8).collect();
+    fs::write(point.join("new"), &bytes).unwrap();
+    fs::File::open(point.join("new")).unwrap().sync_all().unwrap();
+    tool(Command::new("fstrim").arg(&point));
+    tool(Command::new("umount").arg(&point));
+    let begun = Instant::now();
+    place.ok(["detach", disk.to_str().unwrap()]);
+    // The lock is free at once, and nobody watches.
+    let free = || cluster.rbd(&["lock", "ls", "rbd/mounted"]).trim().is_empty();
+    assert!(wait_until(Duration::from_secs(8), free), "{}", cluster.rbd(&["lock", "ls", "rbd/mounted"]));
+    assert!(begun.elapsed() < Duration::from_secs(9));
+    let out = place.path("out.img");
+    cluster.rbd(&["export", "--no-progress", "rbd/mounted", out.to_str().unwrap()]);
+    tool(Command::new("e2fsck").args(["-fn"]).arg(&out));
+    place.ok(["cat", &format!("{}/new", out.display())]);
+    // A snapshot is only read.
+    cluster.rbd(&["snap", "create", "--no-progress", "rbd/mounted@s"]);
+    let disk = attach(cluster, &place, &["rbd:rbd/mounted@s"]);
+    assert_eq!(only(&place)["read_only"], true);
+    assert!(fs::read(&disk).unwrap() == fs::read(&out).unwrap());
+    place.ok(["detach", "--all"]);
+}
+
+#[test]
+fn fuse_no_write_is_lost_when_processes_die() {
+    let name = "rbd::fuse_no_write_is_lost_when_processes_die";
+    if !require_fuse(name) {
+        return;
+    }
+    let Some(cluster) = cluster(name) else { return };
+    const BLOCKS: u64 = 64;
+    let place = scratch();
+    cluster.rbd(&["create", "--size", "8M", "rbd/killed"]);
+    let disk = open(&attach(cluster, &place, &["rbd:rbd/killed"]));
+    let ends = AtomicBool::new(false);
+    let (rounds, pauses) = thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let (mut round, mut longest) = (0, Duration::ZERO);
+            while !ends.load(Ordering::Relaxed) {
+                round += 1;
+                let begun = Instant::now();
+                for block in 0..BLOCKS {
+                    disk.write_all_at(&Block::of(round * BLOCKS + block).0, block * 4096).unwrap();
+                }
+                disk.sync_all().unwrap();
+                for block in 0..BLOCKS {
+                    let mut found = Block::of(0);
+                    disk.read_exact_at(&mut found.0, block * 4096).unwrap();
+                    assert!(found.0 == Block::of(round * BLOCKS + block).0, "round {round}, block {block}");
+                }
+                longest = longest.max(begun.elapsed());
+            }
+            (round, longest)
+        });
+        for victim in ["helper", "worker", "helper", "server", "helper", "worker"] {
+            thread::sleep(Duration::from_millis(700));
+            let device = only(&place);
+            match victim {
+                "helper" => kill(helpers(&device["server_pid"])[0]),
+                "worker" => kill(number(&device["worker_pid"])),
+                _ => kill(number(&device["server_pid"])),
+            }
+            let live = || text(&only(&place), "state") == "live";
+            assert!(wait_until(Duration::from_secs(30), live), "{:?} after {victim}", only(&place));
+        }
+        thread::sleep(Duration::from_millis(2500));
+        ends.store(true, Ordering::Relaxed);
+        load.join().unwrap()
+    });
+    assert!(rounds > 6, "only {rounds} rounds");
+    assert!(pauses < Duration::from_secs(8), "a round took {pauses:?}");
+    drop(disk);
+    place.ok(["detach", "--all"]);
+    let out = place.path("out.img");
+    cluster.rbd(&["export", "--no-progress", "rbd/killed", out.to_str().unwrap()]);
+    let found = fs::read(&out).unwrap();
+    for block in 0..BLOCKS {
+        let at = usize::try_from(block * 4096).unwrap();
+        assert!(found[at..at + 4096] == Block::of(rounds * BLOCKS + block).0, "block {block}");
+    }
+}
+
+#[test]
+fn fuse_two_hosts_never_write_one_image() {
+    let name = "rbd::fuse_two_hosts_never_write_one_image";
+    if !require_fuse(name) {
+        return;
+    }
+    let Some(cluster) = cluster(name) else { return };
+    let (one, other) = (scratch(), scratch());
+    cluster.rbd(&["create", "--size", "8M", "rbd/two"]);
+    let disk = open(&attach(cluster, &one, &["rbd:rbd/two"]));
+    disk.write_all_at(&Block::of(1).0, 0).unwrap();
+    let conf = cluster.conf();
+    let second = other.run(["attach", "--via", "fuse", "--ceph-conf", conf.to_str().unwrap(), "rbd:rbd/two"]);
+    fails(&second, "is in use: the client 127.0.0.1:0/");
+    // Reading is no use of it.
+    attach(cluster, &other, &["--read-only", "rbd:rbd/two"]);
+    other.ok(["detach", "--all"]);
+    disk.write_all_at(&Block::of(2).0, 0).unwrap();
+
+    // An administrator takes the lock away, and the other host gets the image.
+    let locks: Value =
+        serde_json::from_str(&cluster.rbd(&["lock", "ls", "--format", "json", "rbd/two"])).unwrap();
+    let lock = &locks[0];
+    cluster.rbd(&["lock", "rm", "rbd/two", text(lock, "id"), text(lock, "locker")]);
+    let begun = Instant::now();
+    let shown = || only(&one)["away"].as_str().is_some_and(|away| away.starts_with("lost since 2"));
+    assert!(wait_until(Duration::from_secs(20), shown), "{:?}", only(&one));
+    assert!(begun.elapsed() < Duration::from_secs(5), "the loser hears of it after {:?}", begun.elapsed());
+    let taken = open(&attach(cluster, &other, &["rbd:rbd/two"]));
+    taken.write_all_at(&Block::of(3).0, 0).unwrap();
+    let failed = disk.write_all_at(&Block::of(4).0, 0).unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(5), "{failed}");
+    // Nor by another worker or another program of the loser.
+    let device = only(&one);
+    kill(number(&device["worker_pid"]));
+    assert!(disk.write_all_at(&Block::of(4).0, 0).is_err());
+    kill(helpers(&device["server_pid"])[0]);
+    assert!(disk.write_all_at(&Block::of(4).0, 0).is_err());
+    let mut found = Block::of(0);
+    taken.read_exact_at(&mut found.0, 0).unwrap();
+    assert!(found.0 == Block::of(3).0);
+    drop((disk, taken));
+    one.ok(["detach", "--all"]);
+    other.ok(["detach", "--all"]);
+}
+
+/// A backing file is a file: what an image names is never connected to.
+#[test]
+fn no_image_names_an_image_of_a_cluster() {
+    let name = "rbd::no_image_names_an_image_of_a_cluster";
+    if !require_plain_machine(name, &["qemu-img"]) {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("evil.qcow2");
+    let mut create = Command::new("qemu-img");
+    create.args(["create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", "rbd:rbd/secret"]);
+    tool(create.arg(&image).arg("1M"));
+    let ran = place.run(["inspect", image.to_str().unwrap()]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.err.contains("rbd:rbd/secret"), "{ran:?}");
+}

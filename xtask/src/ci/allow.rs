@@ -15,6 +15,8 @@ pub(crate) struct Allowed {
 struct Entry {
     pattern: String,
     conditions: Vec<String>,
+    /// What the test must have said, where the list has it in quotation marks.
+    said: Option<String>,
 }
 
 impl Allowed {
@@ -40,7 +42,8 @@ impl Allowed {
                 bail!("line {}: the test, the condition and the reason must all be given", index + 1);
             }
             let conditions = conditions.split_whitespace().map(str::to_owned).collect();
-            entries.push(Entry { pattern: pattern.to_owned(), conditions });
+            let said = reason.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).map(str::to_owned);
+            entries.push(Entry { pattern: pattern.to_owned(), conditions, said });
         }
         Ok(Allowed { entries })
     }
@@ -64,6 +67,7 @@ impl Allowed {
         self.entries.iter().any(|entry| {
             entry.conditions.iter().all(|condition| case.facts.contains(condition))
                 && matches(&entry.pattern, &case.test)
+                && entry.said.as_ref().is_none_or(|said| *said == case.note)
         })
     }
 }
@@ -102,6 +106,16 @@ mod tests {
             skipped("ublk_a", &["host"]),
             skipped("loop_a", &["host", "no-ublk"]),
         ];
+        allowed.judge(&mut cases);
+        assert_eq!(cases.map(|case| case.outcome), [Outcome::Skipped, Outcome::Failed, Outcome::Failed]);
+    }
+
+    #[test]
+    fn a_quoted_reason_is_the_one_that_was_given() {
+        let allowed = Allowed::parse("* | guest | \"why\"\n").unwrap();
+        let mut other = skipped("b", &["guest"]);
+        other.note = "why not".to_owned();
+        let mut cases = [skipped("a", &["guest"]), other, skipped("c", &["host"])];
         allowed.judge(&mut cases);
         assert_eq!(cases.map(|case| case.outcome), [Outcome::Skipped, Outcome::Failed, Outcome::Failed]);
     }

@@ -14,13 +14,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use becket_image::filled::{Condition, Fetching, Presence};
-use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::access::Access;
 use crate::client::Client;
 use crate::object::Object;
-use crate::store::{Held, Meta};
+use crate::order::Order;
+use crate::store::Held;
 use crate::table::Table;
 use crate::version::Known;
 
@@ -43,21 +42,6 @@ const IDLE: Duration = Duration::from_secs(2);
 const STACK: usize = 512 << 10;
 /// The longest order in bytes: certificates are long.
 const ORDER_MAX: u64 = 8 << 20;
-
-/// What a fetcher is to bring, and with which rights.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Order {
-    pub(crate) meta: Meta,
-    pub(crate) access: Access,
-    /// The tag of this boot in the object's table.
-    pub(crate) boot: [u8; 16],
-    /// Note what is waited for.
-    #[serde(default)]
-    pub(crate) record: bool,
-    /// What will be waited for, in chunks and in this order.
-    #[serde(default)]
-    pub(crate) foreseen: Vec<Range<u64>>,
-}
 
 /// Brings what is asked for in the table of `fetching`, in the calling process, which lets nothing else in.
 /// Returns only if it cannot begin.

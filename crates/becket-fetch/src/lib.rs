@@ -9,6 +9,7 @@
 //! | `decoded` | files compressed as one piece, decoded into the store |
 //! | `unpack` | what such a file yields, with bounded memory |
 //! | `object` | an object of the store that is filled while it is read |
+//! | `order` | what is said to a fetcher |
 //! | `digest` | whether an object is what its digest says |
 //! | `store` | the directory of objects; list, drop and bound it |
 //! | `writing` | a file of the store that is written in order |
@@ -31,6 +32,7 @@ mod error;
 mod fetcher;
 mod netrc;
 mod object;
+mod order;
 mod origin;
 mod place;
 mod store;

@@ -23,7 +23,7 @@ use crate::Error;
 use crate::access::Access;
 use crate::client::Client;
 use crate::digest;
-use crate::fetcher::Order;
+use crate::order::Order;
 use crate::place::{Place, shown};
 use crate::store::{Held, Store, checksum};
 use crate::trace;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Header, Origin};
+use super::contract::{Header, Origin};
 use crate::netrc;
 use crate::place::Parts;
 

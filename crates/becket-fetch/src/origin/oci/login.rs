@@ -8,6 +8,8 @@ use serde::Deserialize;
 
 /// The largest file that is read, in bytes.
 const LARGEST: u64 = 1 << 20;
+/// The machine of Docker's own registry.
+pub(super) const REGISTRY: &str = "registry-1.docker.io";
 /// The name of Docker's own registry in these files.
 const DOCKER: [&str; 3] = ["https://index.docker.io/v1/", "index.docker.io", "docker.io"];
 
@@ -45,7 +47,7 @@ fn find(text: &[u8], registry: &str) -> Option<String> {
         let name = name.trim_start_matches("https://").trim_start_matches("http://");
         name.trim_end_matches('/').to_ascii_lowercase()
     };
-    let is_docker = registry == super::DOCKER.1;
+    let is_docker = registry == REGISTRY;
     let ours = |name: &str| plain(name) == plain(registry) || is_docker && DOCKER.contains(&name);
     let (_, auth) = config.auths.iter().find(|(name, _)| ours(name))?;
     let auth = auth.auth.as_ref().filter(|auth| !auth.is_empty())?;

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::{Blob, is_digest};
+use super::blob::{Blob, is_digest};
 
 /// The forms of manifests that are read.
 pub(super) const ACCEPT: &str = "application/vnd.oci.image.manifest.v1+json, \

@@ -5,6 +5,7 @@
 //! of the query chooses one of several layers, by its title, its media type or its digest. Registries on
 //! this host are spoken to without TLS, and no other.
 
+mod blob;
 mod challenge;
 mod login;
 mod manifest;
@@ -14,14 +15,15 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use ureq::http::HeaderMap;
 
+use self::blob::{Blob, is_digest};
 use self::challenge::{Challenge, Token};
+use super::contract::{Ask, Failed, Header, Origin, Short, is_loopback};
 use super::query::{decoded, options};
-use super::{Ask, Failed, Header, Origin, Short, is_loopback};
 use crate::place::Parts;
 use crate::version::{Known, Version};
 
 /// Docker's registry has a name for people and one for machines.
-const DOCKER: (&str, &str) = ("docker.io", "registry-1.docker.io");
+const DOCKER: (&str, &str) = ("docker.io", login::REGISTRY);
 /// How often a manifest may refer to another one.
 const DEPTH: usize = 2;
 
@@ -39,13 +41,6 @@ pub(crate) struct Oci {
     /// The value of an `Authorization` header for the registry, with the user's password.
     login: Option<String>,
     authorization: Option<String>,
-}
-
-/// A part of an image in a registry.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct Blob {
-    digest: String,
-    size: u64,
 }
 
 impl Oci {
@@ -117,12 +112,6 @@ impl Oci {
         }
         Ok(manifest::read(&short.body)?)
     }
-}
-
-/// Whether a text is a digest that becket can compare.
-fn is_digest(text: &str) -> bool {
-    let digits = text.strip_prefix("sha256:").unwrap_or_default();
-    digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 fn is_of(digest: &str, bytes: &[u8]) -> bool {

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use ureq::http::HeaderMap;
 
 use self::profile::{Keys, Profile};
+use super::contract::{Ask, Failed, Header, Origin};
 use super::query::{decoded, options};
-use super::{Ask, Failed, Header, Origin};
 use crate::place::Parts;
 
 /// Where buckets are if nothing says otherwise.

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use ring::{digest, hmac};
 
-use super::super::Header;
+use super::super::contract::Header;
 use super::profile::Keys;
 use crate::place::Parts;
 

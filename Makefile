@@ -41,6 +41,8 @@ deep: cargo setup  ## what takes hours: sanitizers, fuzzing, power cuts, all con
 	$(CARGO) xtask fuzz --minutes 10
 	$(CARGO) xtask powercut
 	$(CARGO) xtask ci --whole --only conformance-host --only guest
+	$(CARGO) build -p becket-rbd
+	BECKET_TEST_KILLS=300 $(CARGO) test -p becket --test rbd_life -- --nocapture
 	$(CARGO) xtask soak
 
 book:  ## the guide as a book of web pages, in target/book (needs mdbook: `cargo install mdbook`)

@@ -12,7 +12,7 @@ use becket_uapi::handover::inherited_fd;
 use crate::cluster::{self, Refusal};
 use crate::library::Image;
 use crate::lock::{self, NoLock};
-use crate::serve::{self, Connection};
+use crate::serve::{self, Connection, Progress};
 
 fn socket() -> Result<OwnedFd, String> {
     inherited_fd(0).map_err(|error| error.to_string())
@@ -48,8 +48,8 @@ pub(crate) fn main(name: &str, writes: bool) -> Result<(), String> {
     };
     let agreed = serve::agreed(size, read_only, true);
     Greeting::Agreed(agreed).send(&stream).map_err(|error| error.to_string())?;
-    let (image, progress) = (Arc::new(image), Arc::default());
-    let connection = Connection::start(stream.into(), &image, &progress, (size, true));
+    let (image, progress) = (Arc::new(image), Progress::of(size));
+    let connection = Connection::start(stream.into(), &image, &progress, true);
     connection.map_err(|error| error.to_string())?.join();
     Ok(())
 }

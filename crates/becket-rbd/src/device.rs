@@ -23,6 +23,8 @@ use crate::serve::{self, Connection, Progress};
 const SILENCE: Duration = Duration::from_secs(5);
 /// How often is looked whether it answers, and whether the lock is still there.
 const LOOK: Duration = Duration::from_secs(1);
+/// Why no request is carried out any more.
+const TAKEN: &str = "another client has taken its lock, or its pool is gone";
 /// How long the end of an image may take.
 const ENDING: Duration = Duration::from_secs(5);
 
@@ -33,6 +35,8 @@ pub(crate) fn main() -> Result<(), String> {
     std::process::exit(0)
 }
 
+/// What only a process with all its rights can read, or why that cannot be had.
+type Key = Result<Prepared, Refusal>;
 type Opened = Result<(Image, u64), NotOpen>;
 
 enum NotOpen {
@@ -40,29 +44,29 @@ enum NotOpen {
     Lost(String),
 }
 
-fn prepare(task: &Task) -> Result<Option<Prepared>, String> {
-    let rbd = Rbd::parse(&task.uri)?;
-    Ok(cluster::prepare(rbd).ok())
+fn prepare(task: &Task) -> Result<Key, String> {
+    Ok(cluster::prepare(Rbd::parse(&task.uri)?))
 }
 
-fn begin(task: Task, prepared: Option<Prepared>, line: Line) -> Box<dyn Maker> {
+fn begin(task: Task, prepared: Key, line: Line) -> Box<dyn Maker> {
     let fresh = !task.again;
-    let state = State::Closed(prepared);
+    let state = State::Closed(Some(prepared));
     Box::new(Device { task, line, state, connections: Vec::new(), session: None, fresh })
 }
 
 enum State {
-    /// The first attempt uses what was prepared.
-    Closed(Option<Prepared>),
+    /// What was prepared with all rights.
+    Closed(Option<Key>),
     Opening(Receiver<Opened>),
     Open(Open),
+    /// It could not be opened, and this process can read neither configuration nor key again.
+    Spent(String),
     Over(String),
 }
 
 struct Open {
     image: Arc<Image>,
     progress: Arc<Progress>,
-    size: u64,
 }
 
 struct Device {
@@ -78,7 +82,7 @@ struct Device {
 
 impl Device {
     /// Begins to open the image, by a thread that may wait.
-    fn open(&self, prepared: Option<Prepared>) -> Receiver<Opened> {
+    fn open(&self, prepared: Key) -> Receiver<Opened> {
         let (sender, receiver) = sync_channel(1);
         let (task, line) = (self.task.clone(), self.line.clone());
         std::thread::spawn(move || sender.send(opened(&task, prepared, &line)));
@@ -86,8 +90,9 @@ impl Device {
     }
 
     fn attend(&mut self) -> Result<&Open, Failure> {
-        if let State::Closed(prepared) = &mut self.state {
-            let prepared = prepared.take();
+        if let State::Closed(prepared) = &mut self.state
+            && let Some(prepared) = prepared.take()
+        {
             self.state = State::Opening(self.open(prepared));
         }
         if let State::Opening(receiver) = &self.state {
@@ -96,46 +101,32 @@ impl Device {
                 Err(RecvTimeoutError::Timeout) => {
                     return Err(Failure::Away("the cluster does not answer".to_owned()));
                 }
-                Err(RecvTimeoutError::Disconnected) => State::Closed(None),
+                Err(RecvTimeoutError::Disconnected) => State::Spent("it could not be opened".to_owned()),
                 Ok(Ok((image, size))) => {
-                    let open = Open { image: Arc::new(image), progress: Arc::default(), size };
+                    let open = Open { image: Arc::new(image), progress: Progress::of(size) };
                     watch(&open, &self.task, &self.line);
                     State::Open(open)
                 }
-                Ok(Err(NotOpen::Refused(refusal))) => {
-                    self.state = State::Closed(None);
-                    return Err(Failure::Away(refusal.why));
-                }
+                Ok(Err(NotOpen::Refused(refusal))) => State::Spent(refusal.why),
                 Ok(Err(NotOpen::Lost(why))) => State::Over(why),
             };
         }
         match &self.state {
             State::Open(open) if open.progress.fenced.load(Ordering::Acquire) => {
-                Err(Failure::Over("another client has taken the image".to_owned()))
+                Err(Failure::Over(TAKEN.to_owned()))
             }
             State::Open(open) => Ok(open),
             State::Over(why) => Err(Failure::Over(why.clone())),
+            State::Spent(why) => Err(Failure::Spent(why.clone())),
             _ => Err(Failure::Away("the cluster cannot be reached".to_owned())),
         }
     }
 }
 
 /// Connects, opens the image, and takes its lock.
-fn opened(task: &Task, prepared: Option<Prepared>, line: &Line) -> Opened {
-    let prepared = match prepared {
-        Some(prepared) => prepared,
-        None => {
-            let rbd = Rbd::parse(&task.uri).map_err(|why| NotOpen::Refused(Refusal::new(why)))?;
-            cluster::prepare(rbd).map_err(NotOpen::Refused)?
-        }
-    };
-    let image = prepared.open(!task.writes).map_err(NotOpen::Refused)?;
+fn opened(task: &Task, prepared: Key, line: &Line) -> Opened {
+    let image = prepared.and_then(|prepared| prepared.open(!task.writes)).map_err(NotOpen::Refused)?;
     let failed = |errno| NotOpen::Refused(Refusal::new(cluster::said(errno)));
-    let size = image.size().map_err(failed)?;
-    if size < task.agreed.size {
-        let why = format!("the image has {size} bytes, and had {} when it was attached", task.agreed.size);
-        return Err(NotOpen::Refused(Refusal::new(why)));
-    }
     if task.writes {
         let address = image.cluster().address().map_err(failed)?;
         line.tell(News::Client(lock::about_to(&address)));
@@ -145,7 +136,9 @@ fn opened(task: &Task, prepared: Option<Prepared>, line: &Line) -> Opened {
         })?;
         line.tell(News::Client(address));
     }
-    Ok((image, task.agreed.size))
+    let size = image.size().map_err(failed)?;
+    line.tell(News::Size(size));
+    Ok((image, size))
 }
 
 /// Two threads that look after an open image: one says when the cluster does not answer, the other one when
@@ -177,12 +170,17 @@ fn watch(open: &Open, task: &Task, line: &Line) {
         loop {
             std::thread::sleep(LOOK);
             let Some(image) = image.upgrade() else { return };
+            if let Ok(size) = image.size()
+                && progress.size.swap(size, Ordering::Relaxed) != size
+            {
+                line.tell(News::Size(size));
+            }
             let gone = writes && matches!(image.has_lock(), Ok(false) | Err(libc::ESHUTDOWN | libc::EROFS));
             if gone {
                 progress.fenced.store(true, Ordering::Release);
             }
             if progress.fenced.load(Ordering::Acquire) && !told.swap(true, Ordering::AcqRel) {
-                line.tell(News::Lost("another client has taken the image".to_owned()));
+                line.tell(News::Lost(TAKEN.to_owned()));
             }
         }
     });
@@ -210,8 +208,7 @@ impl Maker for Device {
         let (ours, theirs) = UnixStream::pair().map_err(broken)?;
         let read_only = !self.task.writes;
         let open = self.attend()?;
-        let connection =
-            Connection::start(theirs.into(), &open.image, &open.progress, (open.size, read_only));
+        let connection = Connection::start(theirs.into(), &open.image, &open.progress, read_only);
         self.connections.push((session, connection.map_err(broken)?));
         if self.session.replace(session).is_some_and(|known| known != session) {
             self.fresh = false;

@@ -39,6 +39,15 @@ pub(crate) struct Progress {
     pub(crate) finished: AtomicU64,
     /// The cluster has told that it accepts nothing of this client any more.
     pub(crate) fenced: AtomicBool,
+    /// How long the image is now, in bytes.
+    pub(crate) size: AtomicU64,
+}
+
+impl Progress {
+    /// Nothing yet, of an image of so many bytes.
+    pub(crate) fn of(size: u64) -> Arc<Progress> {
+        Arc::new(Progress { size: size.into(), ..Progress::default() })
+    }
 }
 
 /// What each connection offers.
@@ -86,7 +95,6 @@ pub(crate) struct Connection {
     progress: Arc<Progress>,
     out: Mutex<Out>,
     changed: Condvar,
-    size: u64,
     read_only: bool,
 }
 
@@ -96,12 +104,12 @@ impl Connection {
         socket: OwnedFd,
         image: &Arc<Image>,
         progress: &Arc<Progress>,
-        (size, read_only): (u64, bool),
+        read_only: bool,
     ) -> io::Result<Arc<Connection>> {
         let (out, changed) = Default::default();
         let (image, progress) = (Arc::clone(image), Arc::clone(progress));
         let stream = UnixStream::from(socket);
-        let connection = Arc::new(Connection { stream, image, progress, out, changed, size, read_only });
+        let connection = Arc::new(Connection { stream, image, progress, out, changed, read_only });
         let theirs = Arc::clone(&connection);
         std::thread::Builder::new().name("becket-conn".to_owned()).stack_size(256 << 10).spawn(
             move || {
@@ -175,8 +183,9 @@ impl Connection {
             out.weight += weight;
             out.requests += 1;
         }
-        let inside = command == nbd::CMD_FLUSH
-            || offset.checked_add(len).is_some_and(|end| end <= self.size && len > 0);
+        let size = self.progress.size.load(Ordering::Relaxed);
+        let inside =
+            command == nbd::CMD_FLUSH || offset.checked_add(len).is_some_and(|end| end <= size && len > 0);
         let writes = matches!(command, nbd::CMD_WRITE | nbd::CMD_TRIM | nbd::CMD_WRITE_ZEROES);
         let refused = |errno: Errno| self.answer(simple(cookie, errno, Vec::new(), weight));
         if writes && self.read_only {

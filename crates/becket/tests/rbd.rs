@@ -5,31 +5,15 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use becket_testkit::{Ran, Scratch, require_fuse, require_plain_machine, skip, tool, wait_until};
-use common::ceph::Cluster;
-use common::{alive, scratch, text};
+use becket_testkit::{Ran, Scratch, require_fuse, require_plain_machine, tool, wait_until};
+use common::ceph::{Block, Cluster, attach, cluster, helpers, kill, number, only, open};
+use common::{scratch, text};
 use serde_json::Value;
-
-const TOOLS: [&str; 4] = ["ceph-mon", "ceph-osd", "rbd", "mke2fs"];
-
-/// The cluster of this file's tests, if there can be one.
-fn cluster(name: &str) -> Option<&'static Cluster> {
-    if !require_plain_machine(name, &TOOLS) {
-        return None;
-    }
-    if !common::ceph::has_helper() {
-        skip(name, "needs becket-rbd beside becket: cargo build -p becket-rbd");
-        return None;
-    }
-    Some(Cluster::shared())
-}
 
 /// An image of an ext4 of 32 MiB with one file.
 fn ext4(cluster: &Cluster, place: &Scratch, image: &str) -> PathBuf {
@@ -130,51 +114,6 @@ fn what_stands_against_an_image_is_said() {
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
 }
 
-/// Attaches over FUSE and returns the disk.
-fn attach(cluster: &Cluster, place: &Scratch, words: &[&str]) -> PathBuf {
-    let conf = cluster.conf();
-    let mut all = vec!["attach", "--via", "fuse", "--ceph-conf", conf.to_str().unwrap()];
-    all.extend(words);
-    place.ok(&all).trim().into()
-}
-
-fn only(place: &Scratch) -> Value {
-    place.devices().remove(0)
-}
-
-fn kill(pid: u32) {
-    tool(Command::new("kill").args(["-KILL", &pid.to_string()]));
-    assert!(wait_until(Duration::from_secs(20), || !alive(pid)));
-}
-
-fn number(value: &Value) -> u32 {
-    u32::try_from(value.as_u64().unwrap()).unwrap()
-}
-
-/// The programs that reach the cluster for a supervisor.
-fn helpers(parent: &Value) -> Vec<u32> {
-    let found = Command::new("pgrep").args(["-P", &parent.to_string(), "-f", "^@becket helper"]).output();
-    let found = String::from_utf8(found.unwrap().stdout).unwrap();
-    found.lines().filter_map(|line| line.parse().ok()).collect()
-}
-
-fn open(disk: &Path) -> fs::File {
-    let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
-    fs::OpenOptions::new().read(true).write(true).custom_flags(flags).open(disk).unwrap()
-}
-
-/// A block that is aligned for direct I/O, filled with a number.
-#[repr(align(4096))]
-struct Block([u8; 4096]);
-
-impl Block {
-    fn of(number: u64) -> Box<Self> {
-        let mut block = Box::new(Self([0; 4096]));
-        block.0.chunks_exact_mut(8).for_each(|place| place.copy_from_slice(&number.to_le_bytes()));
-        block
-    }
-}
-
 #[test]
 fn fuse_an_image_is_mounted_and_written() {
     let name = "rbd::fuse_an_image_is_mounted_and_written";
@@ -211,65 +150,6 @@ fn fuse_an_image_is_mounted_and_written() {
     assert_eq!(only(&place)["read_only"], true);
     assert!(fs::read(&disk).unwrap() == fs::read(&out).unwrap());
     place.ok(["detach", "--all"]);
-}
-
-#[test]
-fn fuse_no_write_is_lost_when_processes_die() {
-    let name = "rbd::fuse_no_write_is_lost_when_processes_die";
-    if !require_fuse(name) {
-        return;
-    }
-    let Some(cluster) = cluster(name) else { return };
-    const BLOCKS: u64 = 64;
-    let place = scratch();
-    cluster.rbd(&["create", "--size", "8M", "rbd/killed"]);
-    let disk = open(&attach(cluster, &place, &["rbd:rbd/killed"]));
-    let ends = AtomicBool::new(false);
-    let (rounds, pauses) = thread::scope(|scope| {
-        let load = scope.spawn(|| {
-            let (mut round, mut longest) = (0, Duration::ZERO);
-            while !ends.load(Ordering::Relaxed) {
-                round += 1;
-                let begun = Instant::now();
-                for block in 0..BLOCKS {
-                    disk.write_all_at(&Block::of(round * BLOCKS + block).0, block * 4096).unwrap();
-                }
-                disk.sync_all().unwrap();
-                for block in 0..BLOCKS {
-                    let mut found = Block::of(0);
-                    disk.read_exact_at(&mut found.0, block * 4096).unwrap();
-                    assert!(found.0 == Block::of(round * BLOCKS + block).0, "round {round}, block {block}");
-                }
-                longest = longest.max(begun.elapsed());
-            }
-            (round, longest)
-        });
-        for victim in ["helper", "worker", "helper", "server", "helper", "worker"] {
-            thread::sleep(Duration::from_millis(700));
-            let device = only(&place);
-            match victim {
-                "helper" => kill(helpers(&device["server_pid"])[0]),
-                "worker" => kill(number(&device["worker_pid"])),
-                _ => kill(number(&device["server_pid"])),
-            }
-            let live = || text(&only(&place), "state") == "live";
-            assert!(wait_until(Duration::from_secs(30), live), "{:?} after {victim}", only(&place));
-        }
-        thread::sleep(Duration::from_millis(2500));
-        ends.store(true, Ordering::Relaxed);
-        load.join().unwrap()
-    });
-    assert!(rounds > 6, "only {rounds} rounds");
-    assert!(pauses < Duration::from_secs(8), "a round took {pauses:?}");
-    drop(disk);
-    place.ok(["detach", "--all"]);
-    let out = place.path("out.img");
-    cluster.rbd(&["export", "--no-progress", "rbd/killed", out.to_str().unwrap()]);
-    let found = fs::read(&out).unwrap();
-    for block in 0..BLOCKS {
-        let at = usize::try_from(block * 4096).unwrap();
-        assert!(found[at..at + 4096] == Block::of(rounds * BLOCKS + block).0, "block {block}");
-    }
 }
 
 #[test]

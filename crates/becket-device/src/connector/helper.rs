@@ -6,6 +6,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use becket_image::link::{Agreed, channel};
@@ -17,6 +18,9 @@ use crate::contract::link::{LinkOrder, LinkReport};
 use crate::contract::protocol;
 use crate::system::role::{self, Begun, Role};
 use crate::system::{confine, harden};
+
+/// How often a program says that it is alive.
+const BEAT: Duration = Duration::from_secs(1);
 
 /// The image that a device needs.
 #[derive(Debug, Clone)]
@@ -44,11 +48,17 @@ pub enum News {
     Away(String),
     /// The image is another's.
     Lost(String),
+    /// The image is open, and has so many bytes.
+    Size(u64),
 }
 
 /// Tells the supervisor.
 #[derive(Debug, Clone)]
-pub struct Line(Arc<OwnedFd>);
+pub struct Line {
+    control: Arc<OwnedFd>,
+    /// See [`News::Size`]; 0 until then.
+    size: Arc<AtomicU64>,
+}
 
 impl Line {
     /// Tells it. A supervisor that is gone hears nothing, and its successor starts another program.
@@ -58,8 +68,24 @@ impl Line {
             News::Here => LinkReport::Connected,
             News::Away(why) => LinkReport::Away { why: plain(&why) },
             News::Lost(why) => LinkReport::Lost { why: plain(&why) },
+            News::Size(size) => {
+                self.size.store(size, Ordering::Relaxed);
+                self.alive()
+            }
         };
-        let _ = protocol::send(&*self.0, &report, &[]);
+        let _ = protocol::send(&*self.control, &report, &[]);
+    }
+
+    fn alive(&self) -> LinkReport {
+        let size = Some(self.size.load(Ordering::Relaxed)).filter(|size| *size > 0);
+        LinkReport::Alive { size }
+    }
+
+    /// Says each second that this program is alive: one that says nothing is ended.
+    fn beat(self) {
+        while protocol::send(&*self.control, &self.alive(), &[]).is_ok() {
+            std::thread::sleep(BEAT);
+        }
     }
 }
 
@@ -89,7 +115,10 @@ pub fn helper_main<P>(prepare: Prepare<P>, begin: Begin<P>) -> Result<(), Error>
     // It leaves no connections to another one: they end with it.
     let (waiting, _) =
         channel::begin(&channel, Duration::ZERO).map_err(|error| refused(&error.to_string()))?;
-    let maker = begin(task, prepared, Line(Arc::clone(&control)));
+    let line = Line { control: Arc::clone(&control), size: Arc::default() };
+    let beating = line.clone();
+    std::thread::spawn(move || beating.beat());
+    let maker = begin(task, prepared, line);
     let connector = Connector::new(maker, timeout, [asks, channel], waiting);
     connector.run(&control);
     Ok(())

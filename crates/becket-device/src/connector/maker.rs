@@ -11,6 +11,8 @@ use becket_image::link::channel::{Earlier, Legacy};
 pub enum Failure {
     /// The server cannot be reached now: it is tried again.
     Away(String),
+    /// It cannot be reached by this process any more, but perhaps by another one: this one ends.
+    Spent(String),
     /// It is of no use to try again: requests fail.
     Over(String),
 }

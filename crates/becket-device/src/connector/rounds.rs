@@ -124,7 +124,7 @@ impl Connector {
             rest(control, FIRST_PAUSE * 5)?;
         }
         loop {
-            match self.maker.attempt(request.session) {
+            let failure = match self.maker.attempt(request.session) {
                 Ok((socket, earlier)) => {
                     let patience = self.timeout;
                     channel::give(&self.channel, request, socket.as_fd(), earlier, patience)
@@ -132,18 +132,24 @@ impl Connector {
                     self.away = false;
                     return report(control, &LinkReport::Connected);
                 }
-                Err(Failure::Away(why)) => {
-                    let why = plain(&why);
-                    if said.as_ref() != Some(&why) {
-                        report(control, &LinkReport::Away { why: why.clone() })?;
-                        self.away = true;
-                        said = Some(why);
-                    }
-                }
-                Err(Failure::Over(why)) => {
+                Err(failure) => failure,
+            };
+            let (why, spent) = match failure {
+                Failure::Away(why) => (plain(&why), false),
+                Failure::Spent(why) => (plain(&why), true),
+                Failure::Over(why) => {
                     report(control, &LinkReport::Lost { why: plain(&why) })?;
                     return channel::give_up(&self.channel, request).map_err(|_| Gone);
                 }
+            };
+            if said.as_ref() != Some(&why) {
+                report(control, &LinkReport::Away { why: why.clone() })?;
+                self.away = true;
+                said = Some(why);
+            }
+            if spent {
+                rest(control, LONGEST_PAUSE)?;
+                return Err(Gone);
             }
             if self.timeout.is_some_and(|timeout| began.elapsed() >= timeout) {
                 return channel::give_up(&self.channel, request).map_err(|_| Gone);

@@ -67,6 +67,9 @@ pub(crate) enum LinkReport {
     Client { name: String },
     /// The image is another's now: requests fail from now on.
     Lost { why: String },
+    /// It works; a program beside becket says that each second. With the image's length in bytes, where it is
+    /// open.
+    Alive { size: Option<u64> },
     /// The server has another version of the object: what is missing cannot be had.
     Changed { why: String },
 }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use becket_image::Source;
 use tracing::{info, warn};
 
+use super::change::{Length, Wish, plan};
 use super::devices::Supervisor;
 use super::links::{CLIENTS, Change, Connector};
-use super::owned::Owned;
+use super::owned::{Owned, Owning};
 use crate::contract::Error;
 use crate::contract::spec::Spec;
 use crate::system::log;
@@ -41,6 +42,11 @@ impl Supervisor {
                 continue;
             }
             let name = state.name().to_owned();
+            if let Change::Size(size) = change {
+                drop(state);
+                self.follow(&owned, &name, *size);
+                return;
+            }
             if let Change::Client(client) = change {
                 let client = client.clone();
                 self.note(&mut state, |device| {
@@ -63,12 +69,12 @@ impl Supervisor {
                 Change::Lost(why) => {
                     warn!(event = "image_lost", device = name, "its image is another's: {why}");
                 }
-                Change::Client(_) => {}
+                Change::Client(_) | Change::Size(_) => {}
             }
             let since = state.away_since.get_or_insert_with(log::now).clone();
             let host = host_of(state.device.info.spec.url.as_deref().unwrap_or_default()).to_owned();
             let away = match change {
-                Change::Here | Change::Client(_) => None,
+                Change::Here | Change::Client(_) | Change::Size(_) => None,
                 Change::Lost(why) => Some(format!("lost since {since}: {why}")),
                 Change::Reconnecting(why) => Some(format!("reconnecting since {since}: {why}")),
                 Change::Waiting(why) => Some(format!("waiting for {host} since {since}: {why}")),
@@ -83,6 +89,34 @@ impl Supervisor {
             self.note(&mut state, |device| device.info.away = away);
             return;
         }
+    }
+}
+
+impl Supervisor {
+    /// Has a device follow the length of its image. What cannot be done now is tried again when it is said
+    /// again, within a second.
+    fn follow(&self, owned: &Owned, name: &str, size: u64) {
+        let wish = Wish { length: Some(Length::Served(size)), ..Wish::default() };
+        {
+            let mut state = lock(&owned.state);
+            let before = state.device.info.size;
+            match plan(&state, wish) {
+                Ok(target) if target.device.info.size == before => return,
+                Ok(_) => {}
+                Err(error) => return unfollowed(&mut state, name, size, &error),
+            }
+        }
+        let wish = Wish { length: Some(Length::Served(size)), ..Wish::default() };
+        if let Err(error) = self.change(name, |_| Ok(wish)) {
+            unfollowed(&mut lock(&owned.state), name, size, &error);
+        }
+    }
+}
+
+/// Says once of each length that a device does not follow it.
+fn unfollowed(state: &mut Owning, name: &str, size: u64, error: &Error) {
+    if state.unfollowed.replace(size) != Some(size) {
+        warn!(device = name, "its image has {size} bytes now, and it cannot follow: {error}");
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use becket_image::{DirectIo, FileKind, Identity, Map, Partition, Source};
+use becket_image::{DirectIo, FileKind, FileSource, Identity, Map, Partition, Source};
 use becket_transport::Abilities;
 use becket_transport::aside::within;
 use tracing::{info, warn};
@@ -45,6 +45,8 @@ pub(super) enum Length {
     Measured,
     /// As its image allows, within another limit or none.
     Limit(Option<u64>),
+    /// As its image allows, which has so many bytes, as the program says that reaches it.
+    Served(u64),
 }
 
 /// Says what is another than it was.
@@ -292,9 +294,12 @@ fn remeasured(
     grows: bool,
 ) -> Result<Map, Error> {
     let info = &device.info;
-    let only = if let [source] = sources { source.file() } else { None };
-    let (Some((0, offset, _)), Some(file), false) = (map.single_range(), only, grows) else {
-        if length == Length::Measured || info.spec.size_limit == Some(map.len()) {
+    let only = if let [source] = sources { Some(source) } else { None };
+    let said = if let Length::Served(size) = length { Some(size) } else { None };
+    let known = only.filter(|source| said.is_some() || source.file().is_some());
+    let keeps = said.is_some() || length == Length::Measured;
+    let (Some((0, offset, _)), Some(source), false) = (map.single_range(), known, grows) else {
+        if keeps || info.spec.size_limit == Some(map.len()) {
             return Ok(map.clone());
         }
         let (name, image) = (&info.name, info.spec.cow.as_ref().unwrap_or(&info.spec.image).display());
@@ -311,23 +316,16 @@ fn remeasured(
     };
     // An image inside another has had a limit from the start: behind it lie its neighbour's bytes.
     if offset != info.spec.offset && info.spec.size_limit.is_none() {
-        if length == Length::Measured {
+        if keeps {
             return Ok(map.clone());
         }
         let message = format!("the size of {} is that of a part of {}", info.name, info.spec.image.display());
         return Err(unsupported(message, "detach it and attach it again"));
     }
-    let size = match file.facts.kind {
-        FileKind::Regular => {
-            let own = file.buffered.try_clone().map_err(Error::io("keep", &info.spec.image))?;
-            let silent = || becket_transport::Error::Silent { device: info.device.clone() };
-            let stat =
-                within(ANSWER, move || rustix::fs::fstat(&own)).ok_or_else(|| Error::Device(silent()))?;
-            let stat = stat.map_err(Error::io("look at", &info.spec.image))?;
-            u64::try_from(stat.st_size).unwrap_or(0)
-        }
-        FileKind::Block => becket_uapi::block::size64(file.buffered.as_fd())
-            .map_err(Error::io("ask for the size of", &info.spec.image))?,
+    let size = match (said, source.file()) {
+        (Some(size), _) => size,
+        (None, Some(file)) => length_of(file, info)?,
+        (None, None) => source.len(),
     };
     let block = u64::from(info.spec.block_size.max(1));
     let len = size.saturating_sub(offset).min(info.spec.size_limit.unwrap_or(u64::MAX)) / block * block;
@@ -336,6 +334,22 @@ fn remeasured(
         return Err(unsupported(message, "make the image or its limit longer, or detach the device"));
     }
     Ok(Map::contiguous(0, offset, len))
+}
+
+/// How long a file is now, in bytes.
+fn length_of(file: &FileSource, info: &DeviceInfo) -> Result<u64, Error> {
+    match file.facts.kind {
+        FileKind::Regular => {
+            let own = file.buffered.try_clone().map_err(Error::io("keep", &info.spec.image))?;
+            let silent = || becket_transport::Error::Silent { device: info.device.clone() };
+            let stat =
+                within(ANSWER, move || rustix::fs::fstat(&own)).ok_or_else(|| Error::Device(silent()))?;
+            let stat = stat.map_err(Error::io("look at", &info.spec.image))?;
+            Ok(u64::try_from(stat.st_size).unwrap_or(0))
+        }
+        FileKind::Block => becket_uapi::block::size64(file.buffered.as_fd())
+            .map_err(Error::io("ask for the size of", &info.spec.image)),
+    }
 }
 
 fn unsupported(message: String, hint: &str) -> Error {

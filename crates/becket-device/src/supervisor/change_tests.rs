@@ -167,6 +167,25 @@ fn an_old_kernel_and_an_empty_image_are_refused_with_a_way_out() {
     }
 }
 
+/// A program that reaches a server says how long the image is there.
+#[test]
+fn a_served_length_is_followed_by_the_whole_image_only() {
+    let follow = |stage: &Stage, size| {
+        let wish = Wish { length: Some(Length::Served(size)), ..Wish::default() };
+        stage.supervisor.change(NAME, |_| Ok(wish)).map(|info| info.size)
+    };
+    let stage_of = plain();
+    assert_eq!(follow(&stage_of, 16384 + 511).unwrap(), 16384);
+    assert_eq!(stage_of.steps(), ["change to 16384 bytes for writing", "show 16384 bytes of"]);
+    assert_eq!(follow(&stage_of, 4096).unwrap(), 4096);
+    assert!(follow(&stage_of, 511).unwrap_err().to_string().contains("no block left"));
+    assert_eq!(stage_of.served_next().map.len(), 4096);
+    // A partition of it keeps its length.
+    let part = stage(ALL, |request| Attach { map: Map::contiguous(0, 4096, 4096), ..request });
+    assert_eq!(follow(&part, 1 << 20).unwrap(), 4096);
+    assert!(part.steps().is_empty());
+}
+
 /// Its length is not that of a file, so a refresh finds nothing to do.
 #[test]
 fn a_disk_in_pieces_keeps_its_length() {

@@ -316,7 +316,7 @@ impl Supervisor {
     }
 
     /// Changes a device that lives. The record says what is, so nothing is written there before it is done.
-    fn change(
+    pub(super) fn change(
         &self,
         name: &str,
         wish: impl FnOnce(&DeviceInfo) -> Result<Wish, Error>,

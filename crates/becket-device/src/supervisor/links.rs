@@ -28,6 +28,9 @@ use crate::system::sync::spawn;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long is waited until another one takes the place of one that died.
 const PAUSE: Duration = Duration::from_millis(500);
+/// How long a program beside becket may say nothing, and how long its end may take.
+const SILENCE: Duration = Duration::from_secs(15);
+const ENDING: Duration = Duration::from_secs(20);
 
 /// What a device has of the process that reaches its server. That ends when its last device drops this.
 #[derive(Debug)]
@@ -92,6 +95,8 @@ pub(crate) enum Change {
     Lost(String),
     /// As what the program that reaches it is known there.
     Client(String),
+    /// So many bytes long is the image.
+    Size(u64),
 }
 
 /// Called when that changes.
@@ -149,11 +154,6 @@ impl Connector {
         spawn(move || theirs.watch(first));
         Ok((connector, line))
     }
-}
-
-/// Whether a program of its own reaches that server.
-fn is_helped(order: &Connect) -> bool {
-    Endpoint::parse(&order.uri).is_ok_and(|endpoint| matches!(endpoint.server, Server::Rbd(_)))
 }
 
 /// Starts a connector.
@@ -283,6 +283,12 @@ impl Line {
         lock(&self.devices).ends
     }
 
+    /// Whether a program beside becket reaches the server.
+    fn is_helped(&self) -> bool {
+        let Work::Connect(order) = &self.work else { return false };
+        Endpoint::parse(&order.uri).is_ok_and(|endpoint| matches!(endpoint.server, Server::Rbd(_)))
+    }
+
     /// What there is, for the log.
     fn what(&self) -> &'static str {
         match self.work {
@@ -296,7 +302,7 @@ impl Line {
     fn begin(&self, again: bool, inherits: bool) -> io::Result<(helper::Kept, Arc<OwnedFd>)> {
         let (role, order) = match &self.work {
             Work::Connect(order) => {
-                let role = if is_helped(order) { Role::Helper } else { Role::Connector };
+                let role = if self.is_helped() { Role::Helper } else { Role::Connector };
                 let clients = lock(&self.clients).clone();
                 let order = Connect { again, inherits, clients, ..order.clone() };
                 (role, LinkOrder::Connect(Box::new(order)))
@@ -314,7 +320,8 @@ impl Line {
             Some((LinkReport::Refused { why }, _)) => return Err(io::Error::other(why)),
             _ => return Err(io::Error::other("it ended before it was ready")),
         }
-        set_socket_timeout(&control, Timeout::Recv, None)?;
+        let silence = self.is_helped().then_some(SILENCE);
+        set_socket_timeout(&control, Timeout::Recv, silence)?;
         let fds: Vec<_> = self.fds.iter().map(AsFd::as_fd).collect();
         protocol::send(&control, &order, &fds)?;
         let child = started.keep().ok_or_else(|| io::Error::other("it ended at once"))?;
@@ -337,9 +344,8 @@ impl Line {
         let mut now = Some(first);
         while !self.ends() {
             if let Some((child, control)) = now.take() {
-                self.hear(&control);
-                let _ = rustix::net::shutdown(&*control, rustix::net::Shutdown::Both);
-                let _ = child.wait();
+                let silent = self.hear(&control);
+                self.bury(child, &control, silent);
                 if self.ends() {
                     return;
                 }
@@ -352,13 +358,35 @@ impl Line {
             }
         }
         if let Some((child, control)) = now {
-            let _ = rustix::net::shutdown(&*control, rustix::net::Shutdown::Both);
-            let _ = child.wait();
+            self.bury(child, &control, false);
         }
     }
 
-    fn hear(&self, control: &OwnedFd) {
-        while let Ok(Some((report, _))) = protocol::receive::<LinkReport>(control) {
+    /// Waits for the end of a process. A program beside becket is ended if it takes too long, or at once
+    /// where it is `silent`; one of becket's own may go on for workers that use its connections.
+    fn bury(&self, child: helper::Kept, control: &OwnedFd, silent: bool) {
+        let _ = rustix::net::shutdown(control, rustix::net::Shutdown::Both);
+        let ended = match (self.is_helped(), silent) {
+            (false, _) => child.wait(),
+            (true, false) => child.wait_for(ENDING),
+            (true, true) => child.wait_for(Duration::ZERO),
+        };
+        if let Err(error) = ended {
+            warn!("the end of a {} cannot be waited for: {error}", self.what());
+        }
+    }
+
+    /// Passes on what a process says until it ends, or until it has said nothing for too long; says which.
+    fn hear(&self, control: &OwnedFd) -> bool {
+        loop {
+            let report = match protocol::receive::<LinkReport>(control) {
+                Ok(Some((report, _))) => report,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    warn!(event = "helper_hung", "a {} says nothing any more, and is ended", self.what());
+                    return true;
+                }
+                _ => return false,
+            };
             let why = |why: String| why.chars().take(300).collect();
             let change = match (report, &self.work) {
                 (LinkReport::Connected, _) => Change::Here,
@@ -371,8 +399,13 @@ impl Line {
                     self.known_as(&name);
                     Change::Client(name)
                 }
-                (LinkReport::Refused { why }, _) => return warn!("a {} refuses: {why}", self.what()),
-                (LinkReport::Started { .. }, _) => return,
+                (LinkReport::Alive { size: Some(size) }, _) => Change::Size(size),
+                (LinkReport::Alive { size: None }, _) => continue,
+                (LinkReport::Refused { why }, _) => {
+                    warn!("a {} refuses: {why}", self.what());
+                    return false;
+                }
+                (LinkReport::Started { .. }, _) => return false,
             };
             // Not under the lock: a device that goes meanwhile takes it.
             let devices: Vec<OnChange> =

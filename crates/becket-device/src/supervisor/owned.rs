@@ -38,6 +38,8 @@ pub(super) struct Owning {
     pub(super) connector: Option<Connector>,
     /// Since when that server is away.
     pub(super) away_since: Option<String>,
+    /// The length of its image in bytes of which was said that the device cannot follow it.
+    pub(super) unfollowed: Option<u64>,
     /// A thread sees to it that the device goes with its last user.
     pub(super) leaving: bool,
     pub(super) gone: bool,
@@ -54,6 +56,7 @@ impl Owned {
             mourned: None,
             connector: None,
             away_since: None,
+            unfollowed: None,
             leaving: false,
             gone: false,
         };

@@ -7,6 +7,7 @@ use std::io::{self, Write as _};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tracing::warn;
@@ -54,6 +55,22 @@ impl Kept {
     /// # Errors
     /// Those of `wait`.
     pub(crate) fn wait(mut self) -> io::Result<ExitStatus> {
+        self.0.wait()
+    }
+
+    /// Waits until it has ended, and ends it after that time.
+    ///
+    /// # Errors
+    /// Those of `wait`.
+    pub(crate) fn wait_for(mut self, patience: Duration) -> io::Result<ExitStatus> {
+        let until = Instant::now() + patience;
+        while Instant::now() < until {
+            if let Some(status) = self.0.try_wait()? {
+                return Ok(status);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.0.kill()?;
         self.0.wait()
     }
 }

@@ -1,0 +1,224 @@
+//! Images of a real Ceph cluster (`scripts/ceph.sh`) while everything dies that can: programs of becket,
+//! daemons of the cluster, keys and lengths.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Seek as _, SeekFrom};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use becket_testkit::{Scratch, require_fuse, tool, wait_until};
+use common::ceph::{Block, Cluster, attach, cluster, helpers, kill, number, only, open};
+use common::{alive, scratch, text};
+
+/// Blocks that are written and read in turn.
+const BLOCKS: u64 = 64;
+
+/// How many processes are killed: `BECKET_TEST_KILLS`, for a campaign.
+fn kills(usually: usize) -> usize {
+    std::env::var("BECKET_TEST_KILLS").ok().map_or(usually, |count| count.parse().unwrap())
+}
+
+/// Kills one process after another under a load that verifies all it reads, and compares the image with what
+/// was written last. Prints how long the longest request took, by who was killed.
+fn campaign(cluster: &Cluster, place: &Scratch, image: &str, victims: &[&'static str], kills: usize) {
+    cluster.rbd(&["create", "--size", "8M", image]);
+    let disk = open(&attach(cluster, place, &[&format!("rbd:{image}")]));
+    let (ends, longest, rounds) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    let timed = |work: &mut dyn FnMut() -> std::io::Result<()>| {
+        let begun = Instant::now();
+        work().unwrap();
+        longest.fetch_max(u64::try_from(begun.elapsed().as_micros()).unwrap(), Ordering::Relaxed);
+    };
+    let mut pauses = BTreeMap::<&str, Vec<Duration>>::new();
+    thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let mut round = 0;
+            while !ends.load(Ordering::Relaxed) {
+                round += 1;
+                for block in 0..BLOCKS {
+                    let number = Block::of(round * BLOCKS + block);
+                    timed(&mut || disk.write_all_at(&number.0, block * 4096));
+                }
+                timed(&mut || disk.sync_all());
+                for block in 0..BLOCKS {
+                    let mut found = Block::of(0);
+                    timed(&mut || disk.read_exact_at(&mut found.0, block * 4096));
+                    assert!(found.0 == Block::of(round * BLOCKS + block).0, "round {round}, block {block}");
+                }
+                rounds.store(round, Ordering::Relaxed);
+            }
+        });
+        for victim in victims.iter().copied().cycle().take(kills) {
+            thread::sleep(Duration::from_millis(700));
+            assert!(!load.is_finished(), "the load has failed");
+            longest.store(0, Ordering::Relaxed);
+            let device = only(place);
+            match victim {
+                "helper" => kill(helpers(&device["server_pid"])[0]),
+                "worker" => kill(number(&device["worker_pid"])),
+                "server" => kill(number(&device["server_pid"])),
+                daemon => {
+                    cluster.say(&format!("kill-{daemon}"));
+                    thread::sleep(Duration::from_millis(500));
+                    cluster.say(&format!("start-{daemon}"));
+                }
+            }
+            let before = rounds.load(Ordering::Relaxed);
+            let on = || text(&only(place), "state") == "live" && rounds.load(Ordering::Relaxed) > before + 1;
+            assert!(wait_until(Duration::from_secs(60), on), "{:?} after {victim}", only(place));
+            let pause = Duration::from_micros(longest.load(Ordering::Relaxed));
+            pauses.entry(victim).or_default().push(pause);
+        }
+        ends.store(true, Ordering::Relaxed);
+        load.join().unwrap();
+    });
+    drop(disk);
+    place.ok(["detach", "--all"]);
+    let out = place.path("out.img");
+    cluster.rbd(&["export", "--no-progress", image, out.to_str().unwrap()]);
+    let (found, round) = (fs::read(&out).unwrap(), rounds.load(Ordering::Relaxed));
+    for block in 0..BLOCKS {
+        let at = usize::try_from(block * 4096).unwrap();
+        assert!(found[at..at + 4096] == Block::of(round * BLOCKS + block).0, "block {block}");
+    }
+    println!("{kills} kills, {round} rounds of {BLOCKS} blocks, 0 errors; longest request, median and most:");
+    for (victim, mut all) in pauses {
+        all.sort();
+        println!("  {victim}: {:?} {:?}", all[all.len() / 2], all[all.len() - 1]);
+        let ours = ["helper", "worker", "server"].contains(&victim);
+        assert!(
+            !ours || all[all.len() - 1] < Duration::from_secs(8),
+            "a request took {:?}",
+            all[all.len() - 1]
+        );
+    }
+}
+
+#[test]
+fn fuse_no_write_is_lost_when_processes_die() {
+    let name = "rbd_life::fuse_no_write_is_lost_when_processes_die";
+    if !require_fuse(name) {
+        return;
+    }
+    let Some(cluster) = cluster(name) else { return };
+    let victims = ["helper", "worker", "server"];
+    campaign(cluster, &scratch(), "rbd/killed", &victims, kills(6));
+}
+
+/// With a cluster of its own, whose OSD keeps its bytes.
+#[test]
+fn fuse_no_write_is_lost_when_the_cluster_dies_too() {
+    let name = "rbd_life::fuse_no_write_is_lost_when_the_cluster_dies_too";
+    if !require_fuse(name) || self::cluster(name).is_none() {
+        return;
+    }
+    let cluster = Cluster::start("bluestore");
+    let victims = ["osd", "helper", "mon", "worker", "server"];
+    campaign(&cluster, &scratch(), "rbd/all", &victims, kills(5));
+}
+
+#[test]
+fn fuse_a_program_that_hangs_is_replaced() {
+    let name = "rbd_life::fuse_a_program_that_hangs_is_replaced";
+    if !require_fuse(name) {
+        return;
+    }
+    let Some(cluster) = cluster(name) else { return };
+    let place = scratch();
+    cluster.rbd(&["create", "--size", "8M", "rbd/hung"]);
+    let disk = open(&attach(cluster, &place, &["rbd:rbd/hung"]));
+    disk.write_all_at(&Block::of(1).0, 0).unwrap();
+    let hung = helpers(&only(&place)["server_pid"])[0];
+    tool(Command::new("kill").args(["-STOP", &hung.to_string()]));
+    let begun = Instant::now();
+    disk.write_all_at(&Block::of(2).0, 0).unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
+    assert!(!alive(hung), "it is ended, or it could write later");
+    let mut found = Block::of(0);
+    disk.read_exact_at(&mut found.0, 0).unwrap();
+    assert!(found.0 == Block::of(2).0);
+    drop(disk);
+    place.ok(["detach", "--all"]);
+}
+
+/// The configuration of the cluster with another keyring.
+fn conf_with(cluster: &Cluster, place: &Scratch, ring: &Path) -> String {
+    let text = fs::read_to_string(cluster.conf()).unwrap();
+    let line = text.lines().find(|line| line.starts_with("keyring")).unwrap();
+    let other = place.path("other.conf");
+    fs::write(&other, text.replace(line, &format!("keyring = {}", ring.display()))).unwrap();
+    other.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn fuse_a_key_that_is_revoked_and_given_back() {
+    let name = "rbd_life::fuse_a_key_that_is_revoked_and_given_back";
+    if !require_fuse(name) {
+        return;
+    }
+    let Some(cluster) = cluster(name) else { return };
+    let place = scratch();
+    cluster.rbd(&["create", "--size", "8M", "rbd/revoked"]);
+    let ring = place.path("ring");
+    cluster.ceph(&["auth", "add", "client.guest", "mon", "profile rbd", "osd", "profile rbd"]);
+    cluster.ceph(&["auth", "get", "client.guest", "-o", ring.to_str().unwrap()]);
+    let conf = conf_with(cluster, &place, &ring);
+    let words = ["attach", "--via", "fuse", "--ceph-conf", &conf, "--ceph-id", "guest", "rbd:rbd/revoked"];
+    let disk = open(Path::new(place.ok(words).trim()));
+    disk.write_all_at(&Block::of(1).0, 0).unwrap();
+    cluster.ceph(&["auth", "rm", "client.guest"]);
+    kill(helpers(&only(&place)["server_pid"])[0]);
+    thread::scope(|scope| {
+        let written = scope.spawn(|| disk.write_all_at(&Block::of(2).0, 0));
+        let waits = || only(&place)["away"].as_str().is_some_and(|away| away.contains("client.guest"));
+        assert!(wait_until(Duration::from_secs(30), waits), "{:?}", only(&place));
+        assert!(!written.is_finished(), "it waits for the key");
+        cluster.ceph(&["auth", "import", "-i", ring.to_str().unwrap()]);
+        written.join().unwrap().unwrap();
+    });
+    assert!(wait_until(Duration::from_secs(10), || only(&place)["away"].is_null()), "{:?}", only(&place));
+    drop(disk);
+    place.ok(["detach", "--all"]);
+}
+
+#[test]
+fn fuse_a_device_follows_the_length_of_its_image() {
+    let name = "rbd_life::fuse_a_device_follows_the_length_of_its_image";
+    if !require_fuse(name) {
+        return;
+    }
+    let Some(cluster) = cluster(name) else { return };
+    let place = scratch();
+    cluster.rbd(&["create", "--size", "8M", "rbd/long"]);
+    let path = attach(cluster, &place, &["rbd:rbd/long"]);
+    let is_long = |size: u64| {
+        let said = || only(&place)["size"].as_u64() == Some(size);
+        assert!(wait_until(Duration::from_secs(20), said), "{:?}", only(&place));
+        let seen = || fs::File::open(&path).unwrap().seek(SeekFrom::End(0)).unwrap();
+        assert!(wait_until(Duration::from_secs(5), || seen() == size), "{}", seen());
+    };
+    cluster.rbd(&["resize", "--no-progress", "--size", "16M", "rbd/long"]);
+    is_long(16 << 20);
+    let disk = open(&path);
+    disk.write_all_at(&Block::of(1).0, 12 << 20).unwrap();
+    // Processes that follow know it, too.
+    kill(number(&only(&place)["worker_pid"]));
+    kill(helpers(&only(&place)["server_pid"])[0]);
+    let mut found = Block::of(0);
+    disk.read_exact_at(&mut found.0, 12 << 20).unwrap();
+    assert!(found.0 == Block::of(1).0);
+    cluster.rbd(&["resize", "--no-progress", "--allow-shrink", "--size", "4M", "rbd/long"]);
+    is_long(4 << 20);
+    kill(number(&only(&place)["server_pid"]));
+    disk.write_all_at(&Block::of(2).0, 0).unwrap();
+    drop(disk);
+    place.ok(["detach", "--all"]);
+}

@@ -40,6 +40,11 @@ impl Build {
         let copy = tempfile::tempdir_in(record::dir()?)?;
         let path = copy.path().join("becket");
         std::fs::copy(&program, &path).with_context(|| format!("cannot copy {}", program.display()))?;
+        // The program for images of Ceph, which is looked for beside becket.
+        let helper = program.with_file_name("becket-rbd");
+        if helper.exists() {
+            std::fs::copy(&helper, copy.path().join("becket-rbd"))?;
+        }
         let sum = exec::output(Command::new("sha256sum").arg("--").arg(&path))?;
         let hash = sum.trim_start_matches('\\').chars().take(12).collect();
         Ok(Build { hash, path, commit, _copy: copy })

@@ -76,7 +76,7 @@ macro_rules! workloads {
 }
 
 /// All scenarios.
-pub(crate) const SCENARIOS: [Scenario; 11] = [
+pub(crate) const SCENARIOS: [Scenario; 12] = [
     Scenario {
         name: "cost",
         title: "Instructions of one I/O",
@@ -285,6 +285,23 @@ blocks of 256 KiB and of 1 MiB. *local* is nbdkit with the image's file. Less is
         }],
     },
     Scenario {
+        name: "rbd",
+        title: "Images of Ceph",
+        about: "\
+An image of a Ceph cluster with one monitor and one OSD in memory, on this machine and its CPUs. *librbd* is
+fio with its own engine: nothing between it and the library. *becket* is a device over FUSE.
+*becket-export* and *qemu-nbd* are read over NBD and a unix socket, by fio's engine. librbd's cache is off
+for all. *iops* at depth 64: more is better; *p50-us* at depth 1: less is better.",
+        places: &[Place {
+            ground: Ground::Host { memory: true },
+            variables: "ENTRANTS=(librbd becket becket-export qemu-nbd) ROUNDS=5 SECONDS_EACH=3 MIB=256 VIA=fuse \
+                        WORKLOADS=(randread-4k-d64 randwrite-4k-d64 randread-4k-d1 randwrite-4k-d1)",
+            short: "ROUNDS=1 SECONDS_EACH=1 MIB=16 WORKLOADS=(randread-4k-d64)",
+            script: &[include_str!("guest/rbd.sh")],
+            ..PLACE
+        }],
+    },
+    Scenario {
         name: "nested",
         title: "Images inside images",
         about: "\
@@ -353,6 +370,6 @@ mod tests {
                 exec::quietly(std::process::Command::new("bash").args(["-n", "-c", &text])).unwrap();
             }
         }
-        assert_eq!(places, 18);
+        assert_eq!(places, 19);
     }
 }

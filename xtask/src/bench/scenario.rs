@@ -76,7 +76,7 @@ macro_rules! workloads {
 }
 
 /// All scenarios.
-pub(crate) const SCENARIOS: [Scenario; 12] = [
+pub(crate) const SCENARIOS: [Scenario; 13] = [
     Scenario {
         name: "cost",
         title: "Instructions of one I/O",
@@ -302,6 +302,26 @@ for all. *iops* at depth 64: more is better; *p50-us* at depth 1: less is better
         }],
     },
     Scenario {
+        name: "scale",
+        title: "Many hosts, one image",
+        about: "\
+Hosts that start one image at the same moment, each a network namespace with a becket server, a store and an
+overlay of its own, all on this machine's CPUs; each link is bounded, and so is that of the origin, an nginx.
+A start reads a boot's bytes by FUSE, compares them and writes a block. *alone* is one host; *direct* are all
+of them at the origin; *one-host* has as many devices of one server, with one store. *zone-nginx* has an nginx
+between them and the origin that keeps what passes, and *zone-nginx-trace* the trace of an earlier start,
+too; *zone-export* has one `becket export` of the image with a store. *s* are seconds from the attach to the last byte; *origin-bytes* is what the origin has sent, divided by what
+one start reads. Less is better.",
+        places: &[Place {
+            ground: Ground::Host { memory: true },
+            variables: "ENTRANTS=(alone direct one-host zone-nginx zone-nginx-trace zone-export) ROUNDS=1 HOSTS=100 MIB=2048 \
+                        HOST_MBIT=20 ORIGIN_MBIT=200",
+            short: "ROUNDS=1 HOSTS=3 MIB=64 HOST_MBIT=200",
+            script: &[include_str!("guest/scale.sh")],
+            ..PLACE
+        }],
+    },
+    Scenario {
         name: "nested",
         title: "Images inside images",
         about: "\
@@ -370,6 +390,6 @@ mod tests {
                 exec::quietly(std::process::Command::new("bash").args(["-n", "-c", &text])).unwrap();
             }
         }
-        assert_eq!(places, 19);
+        assert_eq!(places, 20);
     }
 }

@@ -13,6 +13,7 @@ use std::{
 use io_uring::{IoUring, cqueue, opcode, register::Restriction, squeue};
 
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 use crate::{Answer, Error, provided::Provided, ranges::Ranges};
 
@@ -24,6 +25,11 @@ pub(crate) use entry::{Transfer, fixed, listed, multishot_into, shortened, unans
 
 /// Submission entries of each ring; a longer batch is submitted in pieces.
 const ENTRIES: u32 = 1024;
+/// The same where little memory may be locked: since Linux 6.14 the rings of processes without CAP_IPC_LOCK
+/// count against that limit, those of all of a user's processes together, and each worker has some.
+const FEW_ENTRIES: u32 = 256;
+/// What is little, in bytes.
+const LITTLE: u64 = 64 << 20;
 /// Completions taken from the ring at once.
 pub(crate) const BATCH: usize = 256;
 /// Slots for registered descriptors of each ring, if the limit on open files allows.
@@ -90,22 +96,28 @@ pub(crate) struct Ring {
     pub(crate) zeroes: Option<u32>,
 }
 
+/// How many submission entries a ring has, by the limit on locked memory.
+fn entries(limit: Option<u64>) -> u32 {
+    if limit.is_some_and(|limit| limit < LITTLE) { FEW_ENTRIES } else { ENTRIES }
+}
+
 impl Ring {
     /// A ring for the calling thread, the only one that may ever use it.
     pub(crate) fn new(thread: usize) -> Result<Ring, Error> {
         let ring = |source| Error::Ring { thread, source };
+        let entries = entries(getrlimit(Resource::Memlock).current);
         let mut builder = IoUring::builder();
-        builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all().setup_cqsize(4 * ENTRIES);
+        builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all().setup_cqsize(4 * entries);
         // It runs once it is restricted.
         builder.setup_r_disabled();
         // Entries are submitted in the order in which they stand; kernels before 6.6 want that said for each.
-        let uring = match builder.clone().setup_no_sqarray().build(ENTRIES) {
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => builder.build(ENTRIES),
+        let uring = match builder.clone().setup_no_sqarray().build(entries) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => builder.build(entries),
             other => other,
         };
         let uring = uring.map_err(ring)?;
         let submitter = uring.submitter();
-        let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let open_files = getrlimit(Resource::Nofile).current;
         let files = open_files.map_or(FILES, |limit| FILES.min(u32::try_from(limit).unwrap_or(FILES)));
         submitter.register_files_sparse(files).map_err(ring)?;
         submitter.register_iowq_max_workers(&mut [FEWEST_WORKERS; 2]).map_err(ring)?;
@@ -425,6 +437,11 @@ mod tests {
         assert_eq!(ring.files.free().len(), 1);
         assert!(ring.register_files(&[-7]).is_err());
         assert_eq!(ring.files.free().len(), 1, "a refused registration gives its slots back");
+    }
+
+    #[test]
+    fn rings_are_small_where_little_memory_may_be_locked() {
+        assert_eq!((entries(Some(8 << 20)), entries(Some(64 << 20)), entries(None)), (256, 1024, 1024));
     }
 
     /// Of a descriptor like `/dev/fuse`: it can be waited for, and its reads cannot be made not to wait.

@@ -87,6 +87,8 @@ pub enum Error {
         image: String,
         /// Why.
         why: String,
+        /// What opens it once it is attached as `DEVICE`.
+        opens: Option<&'static str>,
     },
     /// An image on the way is damaged, or is something that becket does not know.
     #[error("{image}: {source}")]
@@ -326,6 +328,9 @@ impl Error {
             Error::Overlay { hint: Some(hint), .. } => return Some(hint.clone()),
             Error::Overlay { .. } => {
                 "name a file that does not exist, and becket creates the overlay; existing files are never replaced"
+            }
+            Error::NoContainer { opens: Some(command), .. } => {
+                return Some(format!("attach it with becket, then: {command}"));
             }
             Error::NoContainer { .. } => {
                 let known: Vec<&str> = Format::names().filter_map(|names| names.first().copied()).collect();

@@ -58,6 +58,10 @@ pub struct Inspected {
     pub partition_label: Option<String>,
     /// The partition's own UUID, where it has one.
     pub partition_uuid: Option<String>,
+    /// The partition's type: a UUID, or a byte as `0x83`.
+    pub partition_type: Option<String>,
+    /// What that type is called, where it is known.
+    pub partition_type_name: Option<&'static str>,
     /// What is wrong with it, and what was not looked at.
     pub problems: Vec<String>,
     /// The images in it.
@@ -120,6 +124,8 @@ impl Look {
             encoded: encoded.map(|extent| extent.len).sum(),
             partition_label: None,
             partition_uuid: None,
+            partition_type: None,
+            partition_type_name: None,
             problems: Vec::new(),
             children: Vec::new(),
         };
@@ -174,6 +180,8 @@ impl Look {
             let mut child = self.describe(&part, Named { name, file: false }, Format::Auto, deeper);
             child.report.partition_label = partition.label.as_deref().map(|label| shown(label.as_bytes()));
             child.report.partition_uuid = partition.uuid.clone();
+            child.report.partition_type = Some(partition.type_.clone());
+            child.report.partition_type_name = partition.type_name();
             node.parts.push(child);
         }
     }

@@ -101,9 +101,11 @@ impl Walk {
     /// # Errors
     /// Never in fact: there is always one.
     pub fn last(&self) -> Result<&Level, Error> {
-        self.levels
-            .last()
-            .ok_or_else(|| Error::NoContainer { image: String::new(), why: "no image".to_owned() })
+        self.levels.last().ok_or_else(|| Error::NoContainer {
+            image: String::new(),
+            why: "no image".to_owned(),
+            opens: None,
+        })
     }
 
     /// Walks on by other names from the image that this walk ends in, which stays open and keeps its budget.
@@ -240,7 +242,14 @@ impl Walk {
                 other => Some(other?),
             },
             None if table.is_empty() => {
-                return Err(here.no_container("no partition table or file system is recognised".to_owned()));
+                let Some((known, _)) = &contents.known else {
+                    return Err(
+                        here.no_container("no partition table or file system is recognised".to_owned())
+                    );
+                };
+                let why = format!("it is {}, which becket does not read", known.what);
+                let (image, opens) = (here.path.to_owned(), Some(known.command));
+                return Err(Error::NoContainer { image, why, opens });
             }
             None => None,
         };
@@ -325,7 +334,7 @@ impl Here<'_> {
     }
 
     fn no_container(&self, why: String) -> Error {
-        Error::NoContainer { image: self.path.to_owned(), why }
+        Error::NoContainer { image: self.path.to_owned(), why, opens: None }
     }
 
     fn missing(&self, format: &'static str, missing: String, entries: Vec<String>) -> Error {

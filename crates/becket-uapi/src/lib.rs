@@ -13,6 +13,7 @@ pub mod lease;
 pub mod lock;
 pub mod loop_;
 pub mod nbd;
+pub mod peer;
 pub mod process;
 pub mod seccomp;
 pub mod shared;

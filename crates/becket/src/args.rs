@@ -15,15 +15,15 @@ use std::{
 
 mod device;
 mod export;
+mod image;
 mod look;
 mod store;
 mod watch;
 
-use device::format_parser;
-pub(crate) use device::{
-    DeviceOptions, LimitOptions, OriginOptions, StoreOptions, Switch, Toggle, TraceOptions, Via,
-};
-pub(crate) use export::{Export, ImageOptions};
+pub(crate) use device::{DeviceOptions, Switch, Via};
+pub(crate) use export::Export;
+use image::format_parser;
+pub(crate) use image::{ImageOptions, LimitOptions, OriginOptions, StoreOptions, Toggle, TraceOptions};
 pub(crate) use look::{Cat, Copy, CopyFormat, Cp, Inspect, Look, LookOptions, Ls, Map};
 pub(crate) use store::{Store, StoreAction};
 pub(crate) use watch::{Events, Metrics, Stat, StorageProvider, Top, Why};

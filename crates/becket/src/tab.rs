@@ -158,7 +158,7 @@ fn parse(
         let AttachLine { image, device } = parsers.devices.parse(words)?;
         (image, device, None)
     };
-    if let Some(cow) = device.cow.as_deref().filter(|cow| !is_a_place(cow)) {
+    if let Some(cow) = device.image.cow.as_deref().filter(|cow| !is_a_place(cow)) {
         return Err(format!("{cow:?} is not an absolute path"));
     }
     Ok(Some(Entry { line, name: name.clone(), image, device, export, start }))
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(names, [(3, "root"), (4, "data"), (5, "net"), (6, "plain"), (7, "other")]);
         assert!(found[0].device.read_only && !found[1].device.read_only);
         assert_eq!(found[1].image, Path::new("/srv/my data.img"));
-        assert_eq!((found[1].device.offset, found[1].device.name.as_deref()), (1 << 20, Some("data")));
+        assert_eq!((found[1].device.image.offset, found[1].device.name.as_deref()), (1 << 20, Some("data")));
         assert_eq!(found[1].start, Start { nofail: true, ..Start::default() });
         assert_eq!(found[2].start, Start { noauto: true, netdev: true, nofail: false });
         assert_eq!(found[3].start, Start::default());
@@ -207,7 +207,7 @@ mod tests {
         let found = one("a rbd:pool/image#p1 ro,ceph-id=me").unwrap();
         assert!(found.start.netdev && found.device.read_only);
         assert_eq!(found.image, Path::new("rbd:pool/image#p1"));
-        assert_eq!(found.device.store.ceph_id.as_deref(), Some("me"));
+        assert_eq!(found.device.image.store.ceph_id.as_deref(), Some("me"));
         assert!(one("a nbd://host/export").unwrap().start.netdev);
         assert!(one("a rbd:image").unwrap_err().contains("it names no pool"));
     }
@@ -216,8 +216,8 @@ mod tests {
     fn what_is_given_holds_where_the_line_says_nothing() {
         let found = entries(b"a /a offset=8K\nb /b", &["--offset=4K".into(), "--shared".into()]);
         let found: Vec<Entry> = found.into_iter().map(Result::unwrap).collect();
-        assert_eq!((found[0].device.offset, found[1].device.offset), (8192, 4096));
-        assert!(found[0].device.shared && found[1].device.shared);
+        assert_eq!((found[0].device.image.offset, found[1].device.image.offset), (8192, 4096));
+        assert!(found[0].device.image.shared && found[1].device.image.shared);
     }
 
     #[test]
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(export.vhost_user.as_deref(), Some("unix:/run/vm.sock"));
         assert_eq!((export.socket(), export.images.len()), (Some(Path::new("/run/vm.sock")), 1));
         assert_eq!((vm.image.to_str(), vm.device.queues), (Some("/srv/vm.qcow2"), Some(2)));
-        assert_eq!(vm.device.cow.as_deref(), Some(Path::new("/srv/today.qcow2")));
+        assert_eq!(vm.device.image.cow.as_deref(), Some(Path::new("/srv/today.qcow2")));
         let nbd = one("b /b ro,nofail,nbd=tcp:0.0.0.0,tls=/pki,tls-allow=a,tls-allow=b").unwrap();
         let export = nbd.export.unwrap();
         assert_eq!((export.tls_allow.len(), export.name.as_deref()), (2, Some("b")));

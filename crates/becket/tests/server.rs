@@ -4,7 +4,7 @@
 
 mod common;
 
-use becket_testkit::{Scratch, crc_whole, image, require_fuse, require_tools, wait_until};
+use becket_testkit::{Scratch, crc_whole, image, require_fuse, require_root, require_tools, wait_until};
 use common::{alive, scratch};
 use std::{
     fs,
@@ -67,6 +67,28 @@ fn fuse_a_server_outlives_the_run_that_needed_it_first() {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
         assert!(!groups.contains("becket-run-"), "{groups}; {own}");
     }
+}
+
+/// A container whose plugin calls the server of its host, with and without the host's processes.
+#[test]
+fn fuse_a_container_hands_its_image_to_the_server_of_the_host() {
+    let name = "server::fuse_a_container_hands_its_image_to_the_server_of_the_host";
+    if !require_fuse(name) || !require_root(name) || !require_tools(name, &["unshare"]) {
+        return;
+    }
+    let place = place_with_images();
+    shell(&place, "\"$BECKET\" attach --via fuse b.img");
+    let own = "mkdir own && mount -t tmpfs none own && cp a.img own/c.img";
+    shell(&place, &format!("unshare -m sh -ec '{own}; \"$BECKET\" attach --via fuse own/c.img'"));
+    assert!(!place.path("own/c.img").exists(), "only the container sees it");
+    let device =
+        place.devices().into_iter().find(|one| one["image"].as_str().unwrap().ends_with("own/c.img"));
+    let disk = device.unwrap()["device"].as_str().unwrap().to_owned();
+    assert_eq!(crc_whole(Path::new(&disk)), crc_whole(&place.path("a.img")));
+    let refused = "unshare -mpf --mount-proc sh -c '\"$BECKET\" attach --via fuse a.img 2>&1; true'";
+    let ran = shell(&place, refused);
+    assert!(ran.out.contains("needs the host's (hostPID)"), "{ran:?}");
+    place.ok(["detach", "--all"]);
 }
 
 #[test]

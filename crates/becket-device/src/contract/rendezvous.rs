@@ -9,7 +9,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use becket_uapi::peer::{self, Peer};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
 };
@@ -65,11 +66,15 @@ pub(crate) fn answer(socket: impl AsFd) -> io::Result<(OwnedFd, Speech)> {
 
 /// The other side's process, when it is one of our own user or root.
 pub(crate) fn trusted(socket: impl AsFd) -> io::Result<u32> {
-    let peer = socket_peercred(&socket)?;
-    if peer.uid != rustix::process::geteuid() && !peer.uid.is_root() {
+    let Peer { pid, uid } = peer::of(socket)?;
+    if uid != rustix::process::geteuid().as_raw() && uid != 0 {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is another user's"));
     }
-    Ok(peer.pid.as_raw_pid().unsigned_abs())
+    pid.ok_or_else(|| {
+        io::Error::other(
+            "its process is not to be seen from this container, which needs the host's (hostPID)",
+        )
+    })
 }
 
 #[cfg(test)]

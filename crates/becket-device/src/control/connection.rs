@@ -15,6 +15,7 @@ use serde_json::value::RawValue;
 
 use super::socket::{Patience, Socket, no_longer};
 use crate::contract::messages::{Failure, INTERFACE, Nothing, Pulse};
+use crate::contract::rendezvous;
 use crate::contract::varlink::{Call, SERVICE};
 use crate::contract::{Error, ErrorKind};
 use crate::record::runtime::Runtime;
@@ -52,7 +53,8 @@ pub(super) fn connect(runtime: &Runtime) -> Result<Option<UnixStream>, Error> {
     let path = runtime.socket();
     match reach(&path) {
         Ok(stream) => {
-            check_peer(&stream).map_err(Error::io("talk to the server at", &path))?;
+            // Descriptors of images are for our own server only.
+            rendezvous::trusted(&stream).map_err(Error::io("talk to the server at", &path))?;
             Ok(Some(stream))
         }
         Err(error) if gone(&error) => Ok(None),
@@ -73,15 +75,6 @@ fn reach(path: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::from(socket);
     stream.set_write_timeout(None)?;
     Ok(stream)
-}
-
-/// Descriptors of images are for our own server only.
-fn check_peer(stream: &UnixStream) -> io::Result<()> {
-    let peer = rustix::net::sockopt::socket_peercred(stream)?.uid;
-    if peer == rustix::process::geteuid() || peer.is_root() {
-        return Ok(());
-    }
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is another user's"))
 }
 
 fn gone(error: &io::Error) -> bool {

@@ -9,7 +9,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
-use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -170,8 +169,7 @@ fn pulse(runtime: &Runtime, server: Option<u32>) -> Result<Option<Pulse>, ()> {
 
 /// The process at the other end, if it is known: the socket of a service manager names the manager.
 pub(crate) fn peer(stream: &UnixStream) -> Option<u32> {
-    let peer = rustix::net::sockopt::socket_peercred(stream.as_fd()).ok()?;
-    Some(peer.pid.as_raw_pid().unsigned_abs()).filter(|pid| *pid > 1)
+    becket_uapi::peer::of(stream).ok()?.pid.filter(|pid| *pid > 1)
 }
 
 /// How many clients an export has, as far as its supervisor answers.

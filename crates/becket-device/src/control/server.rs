@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use becket_engine::Summary;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt::socket_peercred;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use tracing::{debug, warn};
@@ -50,10 +49,10 @@ pub(crate) fn converse(service: &dyn Service, stream: UnixStream, uid: u32, list
 }
 
 fn exchange(service: &dyn Service, stream: UnixStream, uid: u32, listens: &dyn Fn()) -> io::Result<()> {
-    let peer = socket_peercred(&stream)?.uid;
+    let peer = becket_uapi::peer::of(&stream)?.uid;
     let mut socket = Socket::new(stream);
-    if peer.as_raw() != uid && !peer.is_root() {
-        warn!("refused a connection of user {}", peer.as_raw());
+    if peer != uid && peer != 0 {
+        warn!("refused a connection of user {peer}");
         return socket.send(serde_json::to_vec(&Refusal::PermissionDenied)?, &[], &mut no_longer);
     }
     while let Some((message, fds)) = socket.receive(&mut no_longer)? {

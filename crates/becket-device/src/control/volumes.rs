@@ -6,7 +6,6 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::net::sockopt::socket_peercred;
 use serde_json::value::RawValue;
 
 use super::answers::{self, NotDone, parse, reply};
@@ -61,9 +60,9 @@ type Answers = Result<(Vec<Vec<u8>>, Option<File>), NotDone>;
 /// # Errors
 /// The peer is gone, or has sent nonsense.
 pub(crate) fn converse(volumes: &dyn Volumes, stream: UnixStream) -> io::Result<()> {
-    let peer = socket_peercred(&stream)?.uid;
+    let peer = becket_uapi::peer::of(&stream)?.uid;
     let mut socket = Socket::new(stream);
-    if peer != rustix::process::geteuid() && !peer.is_root() {
+    if peer != rustix::process::geteuid().as_raw() && peer != 0 {
         return socket.send(serde_json::to_vec(&Refusal::PermissionDenied)?, &[], &mut no_longer);
     }
     while let Some((message, _)) = socket.receive(&mut no_longer)? {

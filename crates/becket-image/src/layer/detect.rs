@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::counted::counted;
+use super::known::{self, Known};
 use super::packed::{self, Packed};
 use super::{About, FileSystem, Format, LayerError, btrfs, erofs, ext, fat, iso9660, lvm2, squashfs, xfs};
 use crate::image::Image;
@@ -18,6 +19,8 @@ pub struct Contents {
     pub table: Option<Table>,
     /// The image that is packed in it, when there is one; then there is nothing else.
     pub packed: Option<Packed>,
+    /// What is recognised and not read, when there is nothing else.
+    pub known: Option<(&'static Known, About)>,
     /// What is wrong with a partition table without partitions, where there is nothing else: as the
     /// attachment warns.
     pub warnings: Vec<String>,
@@ -36,6 +39,9 @@ impl Contents {
         }
         if let Some(packed) = &self.packed {
             return packed.about().clone();
+        }
+        if let Some((_, about)) = &self.known {
+            return about.clone();
         }
         let format = match &self.table {
             Some(table) if table.sector.is_some() => "gpt",
@@ -80,6 +86,10 @@ pub fn detect(image: &Image, format: Format) -> Result<Contents, LayerError> {
         } else if contents.fs.is_none() {
             contents.warnings = table.warnings;
         }
+    }
+    if format == Format::Auto && damage.is_none() && !contents.is_container() {
+        let known = known::look(image)?;
+        contents.known = known.map(|known| Ok::<_, LayerError>((known, known.about(image)?))).transpose()?;
     }
     // What was cut short by the budget would be taken for something else.
     image.budget().check()?;

@@ -13,6 +13,7 @@
 mod gpt;
 mod mbr;
 mod table;
+mod types;
 
 use std::io;
 

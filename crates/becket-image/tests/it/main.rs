@@ -7,10 +7,10 @@ mod common;
 mod damage;
 mod devices;
 mod disks;
-
 mod foreign;
 mod honest;
 mod hostile;
+mod known;
 mod labels;
 mod layers;
 mod locks;

@@ -1,14 +1,14 @@
 //! The words of `becket export`: which images, where clients reach them, and who may.
 //! Never does anything: `commands::export` does.
 
-use crate::units::{parse_block_size, parse_size};
 use clap::Args;
 use std::{
     ffi::OsString,
     path::{Path, PathBuf},
 };
 
-use super::device::{DeviceOptions, LimitOptions, OriginOptions, Toggle, TraceOptions, format_parser};
+use super::device::DeviceOptions;
+use super::image::ImageOptions;
 
 /// Export images over NBD or vhost-user, and print one URI a line
 ///
@@ -64,60 +64,12 @@ pub(crate) struct Export {
     pub(crate) insecure: bool,
     #[command(flatten)]
     pub(crate) image: ImageOptions,
+    /// Set the number of queues (vhost-user only) [default: up to one per CPU]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=64), conflicts_with = "nbd", help_heading = "Image options")]
+    pub(crate) queues: Option<u16>,
     /// Command to run while the image is exported, after `--`
     #[arg(last = true, num_args = 1.., value_name = "CMD", value_hint = clap::ValueHint::CommandWithArguments)]
     pub(crate) command: Vec<OsString>,
-}
-
-/// How the images are opened and served: as the options of `attach` with the same names.
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Image options")]
-pub(crate) struct ImageOptions {
-    /// Choose the format of the file instead of detecting it; see `becket attach --help`
-    #[arg(long, default_value_t = becket_image::Format::Auto, value_parser = format_parser())]
-    pub(crate) format: becket_image::Format,
-    /// Also allow backing files of a qcow2 in this directory; may be given several times
-    #[arg(long = "backing-dir", value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
-    pub(crate) backing_dirs: Vec<PathBuf>,
-    /// Write to this qcow2 overlay, never to the image; create it if it does not exist
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    pub(crate) cow: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) limits: LimitOptions,
-    #[command(flatten)]
-    pub(crate) store: OriginOptions,
-    #[command(flatten)]
-    pub(crate) trace: TraceOptions,
-    /// Export a qcow2 writable although the first write removes its persistent bitmaps
-    #[arg(long)]
-    pub(crate) drop_bitmaps: bool,
-    /// Skip this many bytes at the start of the image
-    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, default_value = "0", value_parser = parse_size)]
-    pub(crate) offset: u64,
-    /// Limit the size of the export
-    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
-    pub(crate) size_limit: Option<u64>,
-    /// Set the logical block size, a power of two from 512 to the page size [default: what the image needs]
-    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_block_size)]
-    pub(crate) block_size: Option<u32>,
-    /// Bypass the page cache of the image file: if possible (auto), always (on) or never (off)
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Toggle::Auto)]
-    pub(crate) direct_io: Toggle,
-    /// Export an image that is in use: take no lock, even if another program may write to it
-    #[arg(long)]
-    pub(crate) shared: bool,
-    /// Set the size of the cache of decoded blocks, at least 16M
-    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_size)]
-    pub(crate) cache_size: Option<u64>,
-    /// Set the number of queues (vhost-user only) [default: up to one per CPU]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=64), conflicts_with = "nbd")]
-    pub(crate) queues: Option<u16>,
-    /// Set the number of requests in flight of one connection or queue
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
-    pub(crate) depth: Option<u16>,
-    /// Inject errors, short transfers or delays, for testing: error=write:EIO:0.01,delay=read:10ms
-    #[arg(long, value_name = "FAULTS", value_parser = crate::faults::parse_faults)]
-    pub(crate) fault: Option<becket_device::fault::Faults>,
 }
 
 impl Export {
@@ -133,26 +85,11 @@ impl Export {
 
     /// The options as those of a device.
     pub(crate) fn device(&self) -> DeviceOptions {
-        let image = self.image.clone();
         DeviceOptions {
+            image: self.image.clone(),
             read_only: self.read_only,
             name: self.name.clone(),
-            format: image.format,
-            backing_dirs: image.backing_dirs,
-            cow: image.cow,
-            limits: image.limits,
-            store: image.store,
-            trace: image.trace,
-            drop_bitmaps: image.drop_bitmaps,
-            offset: image.offset,
-            size_limit: image.size_limit,
-            block_size: image.block_size,
-            direct_io: image.direct_io,
-            shared: image.shared,
-            cache_size: image.cache_size,
-            queues: image.queues,
-            depth: image.depth,
-            fault: image.fault,
+            queues: self.queues,
             ..DeviceOptions::default()
         }
     }

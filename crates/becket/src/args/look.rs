@@ -1,7 +1,7 @@
 //! The commands that look into images without attaching them.
 //! Never does anything: what a command does lives in `commands`.
 
-use super::device::{LimitOptions, OriginOptions, format_parser};
+use super::image::{LimitOptions, OriginOptions, format_parser};
 use clap::Args;
 use std::path::PathBuf;
 

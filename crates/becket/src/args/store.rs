@@ -1,7 +1,7 @@
 //! The options of `becket store`.
 //! Never does anything: what a command does lives in `commands`.
 
-use super::device::StoreOptions;
+use super::image::StoreOptions;
 use clap::{Args, Subcommand};
 
 /// List, check, fill or empty the store of what was fetched from web servers

@@ -79,17 +79,17 @@ fn jobs(args: &args::Attach) -> Result<Vec<Job>, Failure> {
         return Err(Failure::usage("one --name cannot name several devices")
             .hint("attach the images one by one, or omit --name"));
     }
-    if args.device.cow.is_some() && args.images.len() > 1 {
+    if args.device.image.cow.is_some() && args.images.len() > 1 {
         return Err(Failure::usage("one --cow cannot be the overlay of several images")
             .hint("attach the images one by one, or give each line of --from its own --cow"));
     }
     let options = common::options(&args.device);
-    let store = &args.device.store;
+    let store = &args.device.image.store;
     let job = |image: &PathBuf| Job {
         image: image.clone(),
         options: options.clone(),
         store: store.clone(),
-        trace: args.device.trace.clone(),
+        trace: args.device.image.trace.clone(),
         export: None,
         origin: None,
     };

@@ -82,8 +82,8 @@ fn read(
         jobs.push(Job {
             image,
             options: common::options(&device),
-            store: device.store,
-            trace: device.trace,
+            store: device.image.store,
+            trace: device.image.trace,
             export: None,
             origin,
         });
@@ -119,6 +119,7 @@ pub(super) fn given(words: impl IntoIterator<Item = OsString>) -> Vec<OsString> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::ImageOptions;
 
     fn reported(text: &str) -> String {
         read(Path::new("table"), text, &DeviceOptions::default(), Vec::new).unwrap_err().message
@@ -127,7 +128,10 @@ mod tests {
     #[test]
     fn lines_are_as_on_the_command_line() {
         let text = "# system\n\na.img\n'b c.img' --name b -r --offset 1MiB # data\n";
-        let said = DeviceOptions { offset: 4096, shared: true, ..DeviceOptions::default() };
+        let said = DeviceOptions {
+            image: ImageOptions { offset: 4096, shared: true, ..ImageOptions::default() },
+            ..DeviceOptions::default()
+        };
         let given = || vec!["--offset=4K".into(), "--shared".into()];
         let jobs = read(Path::new("t"), text, &said, given).unwrap();
         assert_eq!(jobs.len(), 2);

@@ -31,8 +31,8 @@ fn choose(table: &Path, text: &[u8], names: &[PathBuf], given: &[OsString]) -> R
             jobs.push(Job {
                 image,
                 options: common::options(&device),
-                store: device.store,
-                trace: device.trace,
+                store: device.image.store,
+                trace: device.image.trace,
                 export,
                 origin,
             });

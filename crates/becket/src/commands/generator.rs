@@ -114,7 +114,7 @@ fn needs(table: &Path, entry: &Entry) -> String {
     } else {
         unit.push_str("Wants=network-online.target\nAfter=network-online.target\n");
     }
-    if let Some(cow) = &entry.device.cow {
+    if let Some(cow) = &entry.device.image.cow {
         let _ = writeln!(unit, "RequiresMountsFor={}", quoted(&cow.to_string_lossy()));
     }
     if let Some(path) = image.strip_prefix("/dev/") {

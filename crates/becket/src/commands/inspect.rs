@@ -55,6 +55,7 @@ fn line(image: &Inspected) -> String {
     if let Some(stored) = &image.stored {
         words.push(format!("in {} ({})", stored.format, stored.notes.join(", ")));
     }
+    words.extend(image.partition_type_name.map(|name| format!("({name})")));
     words.extend(image.partition_label.as_ref().map(|label| format!("\"{label}\"")));
     words.extend(about.label.as_ref().map(|label| format!("label {}", text(label))));
     words.extend(about.uuid.as_ref().map(|uuid| format!("UUID {}", text(uuid))));

@@ -32,7 +32,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Mount) -> Result<u8, Failure> {
     // The lease holds the device until the mount does; then it goes with the last of its mounts.
     let asked = common::options(&args.device);
     let (path, options, decoded) =
-        fetched::for_device(&args.image, &asked, &args.device.store, &args.device.trace)?;
+        fetched::for_device(&args.image, &asked, &args.device.image.store, &args.device.image.trace)?;
     let (info, lease) = becket_device::attach_leased(&path, &options)
         .map_err(|error| Failure::device("attach", becket_fetch::named(args.image.as_os_str()), &error))?;
     ui.explain(&info);
@@ -98,12 +98,12 @@ fn pick(info: &DeviceInfo, args: &args::Mount, local: &Local<'_>) -> Result<Path
 /// whole.
 fn is_hybrid(args: &args::Mount, local: &Local<'_>) -> bool {
     let device = &args.device;
-    let budget = device.limits.budget();
+    let budget = device.image.limits.budget();
     let walk = || {
-        let dirs = &device.backing_dirs;
-        becket_image::look_filled(&local.path, device.format, dirs, &budget, &local.fillers)
+        let dirs = &device.image.backing_dirs;
+        becket_image::look_filled(&local.path, device.image.format, dirs, &budget, &local.fillers)
     };
-    device.offset == 0 && device.cow.is_none() && walk().is_ok_and(|walk| walk.is_hybrid())
+    device.image.offset == 0 && device.image.cow.is_none() && walk().is_ok_and(|walk| walk.is_hybrid())
 }
 
 fn mount(args: &args::Mount, info: &DeviceInfo, node: &Path) -> Result<(), Failure> {

@@ -44,7 +44,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Run) -> Result<u8, Failure> {
     let asked = common::options(&args.device);
     let signals = signals()?;
     let (path, options, _decoded) =
-        fetched::for_device(&args.image, &asked, &args.device.store, &args.device.trace)?;
+        fetched::for_device(&args.image, &asked, &args.device.image.store, &args.device.image.trace)?;
     let (info, lease) = becket_device::attach_leased(&path, &options)
         .map_err(|error| Failure::device("attach", becket_fetch::named(args.image.as_os_str()), &error))?;
     ui.explain(&info);

@@ -65,7 +65,7 @@ fn attached(path: &Path, read_only: bool) -> Result<Volume, Unavailable> {
     let asked = DeviceOptions { read_only, ..DeviceOptions::default() };
     let options = common::options(&asked);
     let (path, options, _decoded) =
-        fetched::for_device(path, &options, &asked.store, &asked.trace).map_err(failed)?;
+        fetched::for_device(path, &options, &asked.image.store, &asked.image.trace).map_err(failed)?;
     let (info, lease) = becket_device::attach_leased(&path, &options).map_err(unavailable)?;
     let volume = open(&info, Some(info.spec.read_only));
     drop(lease);

@@ -5,7 +5,7 @@
 SHARED=$(mktemp -d /dev/shm/becket-bench.XXXXXX)
 chmod 755 "$SHARED"
 TAG=bkt$$
-PIDS=() TURN=0 HOSTED=$SHARED/hosts-0
+TURN=0 HOSTED=$SHARED/hosts-0
 mkdir "$HOSTED"
 within() { nsenter --net="/run/netns/$TAG-$1" -- "${@:2}"; }
 # The becket of one host; ONE is the host that does it for all.
@@ -20,7 +20,7 @@ hosts_end() {
     for dir in "$HOSTED"/*/run; do
         [[ -d $dir ]] || continue
         dir=${dir%/run}
-        of_host "${dir##*/}" detach --all >"$SAID" 2>&1 || fail "cannot detach: $(cat "$SAID")"
+        of_host "${dir##*/}" detach --all >"$SAID" 2>&1 || say "cannot detach: $(cat "$SAID")"
     done
     # Servers end soon after their last device, and until then their folders stay.
     rm -rf "$HOSTED"/*/{store,overlay.qcow2} "$HOSTED/store"
@@ -29,9 +29,11 @@ hosts_end() {
 }
 undo() {
     local space
-    hosts_end
-    [[ ${#PIDS[@]} == 0 ]] || kill "${PIDS[@]}"
+    # Hosts that are about to start, and the web servers.
+    # shellcheck disable=SC2046
+    kill $(jobs -p)
     wait
+    hosts_end
     for ((wait = 0; wait < 100; wait++)); do
         [[ -n $(for space in /run/netns/"$TAG"-*; do ip netns pids "${space##*/}"; done) ]] || break
         sleep 0.1
@@ -80,7 +82,7 @@ http {
 }
 END
     nsenter --net="/run/netns/$TAG-$1" -- nginx -c "$SHARED/nginx/$1.conf" >>"$SAID" 2>&1 &
-    PIDS+=($!) WEB=$!
+    WEB=$!
     for ((wait = 0; wait < 100; wait++)); do
         within "$1" ss -Hltn 2>/dev/null | grep -q "$2:80" && return
         sleep 0.05
@@ -90,6 +92,9 @@ END
 web origin 10.99.0.1 <<<"server { listen 10.99.0.1:80; root $SHARED/www; sendfile on; }"
 ORIGIN=http://10.99.0.1/image
 sent() { awk '{ sum += $1 } END { print sum + 0 }' "$SHARED/nginx/origin.log"; }
+asked() { wc -l <"$SHARED/nginx/origin.log"; }
+# What the first host has received.
+received() { within 1 cat /proc/net/dev | awk '/eth0:/ { print $2 }'; }
 cat >"$WORK/start.py" <<'END'
 # Like a boot: files with their tables here and there, and three large ones; then one write.
 import os, random, sys
@@ -123,8 +128,8 @@ host() {
 }
 # all NAME COUNT STORE SOURCE OPTION...: that many hosts at the same moment; `own` is a store of each.
 all() {
-    local number store before pids=() failed=0
-    before=$(sent)
+    local number store before asked received pids=() failed=0
+    before=$(sent) asked=$(asked) received=$(received)
     for ((number = 1; number <= $2; number++)); do
         store=$3
         [[ $store != own ]] || store=$HOSTED/$number/store
@@ -136,6 +141,9 @@ all() {
         figure slowest-s "$1" "$(cat "$HOSTED"/*/took | sort -g | tail -n 1)"
         figure median-s "$1" "$(cat "$HOSTED"/*/took | sort -g | awk '{ all[NR] = $1 } END { print all[int((NR + 1) / 2)] }')"
         figure origin-bytes "$1" "$(awk "BEGIN { print ($(sent) - $before) / $(<"$HOSTED/1/needed") }")"
+        figure origin-requests "$1" "$(($(asked) - asked))"
+        figure host-bytes "$1" "$(awk "BEGIN { print ($(received) - $received) / $(<"$HOSTED/1/needed") }")"
+        figure needed-mb "$1" "$(awk "BEGIN { print $(<"$HOSTED/1/needed") / 1e6 }")"
     else
         cat "$HOSTED"/*/said >"$SAID"
         absent "$1" "all ($failed of $2 failed)"

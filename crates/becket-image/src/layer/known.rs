@@ -8,7 +8,7 @@ use crate::budget::Spent;
 use crate::bytes::{ReadAt as _, padded_text, uuid};
 use crate::image::Image;
 
-/// One of [`KNOWN`].
+/// What becket recognises and does not read.
 #[derive(Debug)]
 pub struct Known {
     /// Its name, as blkid(8) writes it.

@@ -80,6 +80,16 @@ pub enum Error {
         /// Some of the names beside it.
         entries: Vec<String>,
     },
+    /// A path names a snapshot that cannot be had.
+    #[error("{}: no snapshot \"{name}\": {why}", path.display())]
+    Snapshot {
+        /// The file.
+        path: PathBuf,
+        /// What follows the `@`.
+        name: String,
+        /// Why.
+        why: String,
+    },
     /// A path goes on inside something that nothing is known to be in.
     #[error("{image}: nothing can be looked up in it: {why}")]
     NoContainer {
@@ -250,6 +260,7 @@ impl Error {
             | Error::LinkLoop { .. }
             | Error::NotADirectory { .. }
             | Error::Backing { missing: true, .. }
+            | Error::Snapshot { .. }
             | Error::Missing { .. } => ErrorKind::NotFound,
             Error::Backing { .. } | Error::Reference { .. } => ErrorKind::Unsupported,
             Error::Permission { .. } => ErrorKind::Permission,
@@ -303,6 +314,12 @@ impl Error {
                 return Some(format!("correct or remove the link: ls -l {}", quoted(link)));
             }
             Error::LinkLoop { path } => return Some(format!("follow the links: namei -l {}", quoted(path))),
+            Error::Snapshot { path, .. } => {
+                let path = quoted(path);
+                return Some(format!(
+                    "see which there are: becket inspect {path}; copy one: becket copy {path}@NAME OUT"
+                ));
+            }
             Error::NotADirectory { .. } => "a path can go on inside a regular file or a block device only",
             Error::Missing { image, format, missing, .. } => {
                 // `by-label/x` is a name of a partition, and no directory.

@@ -20,7 +20,7 @@ use crate::options::{OpenOptions, Tail};
 use crate::qcow2::chain::{First, Unpacked, unpack_chain};
 use crate::qcow2::{Verdict, Writing, mark_corrupt};
 use crate::remote;
-use crate::resolve::{HostInode, Split, io, resolve, split};
+use crate::resolve::{HostInode, Split, io, resolve, resolve_image, split};
 use crate::source::file::host::{
     HostFile, lock_fd, natural_block_size, open_inode, read_as_it_comes, read_here_and_there, real_path,
     size_of,
@@ -63,7 +63,7 @@ pub fn open_partly(path: &Path, options: &OpenOptions) -> Result<Opened, Error> 
         return remote::open(path, options);
     }
     let Split { host, inside } = split(path);
-    let found = resolve(&host)?;
+    let found = resolve_image(&host)?;
     let (budget, fillers) = (&options.budget(), &options.fillers);
     let target = Target { host: &host, found: &found, inside: &inside, budget, fillers };
     let read_only = options.read_only || options.cow.is_some();
@@ -93,7 +93,7 @@ pub fn locate(path: &Path) -> Result<Location, Error> {
         return Ok(remote::locate(path));
     }
     let Split { host, inside } = split(path);
-    let found = resolve(&host)?;
+    let found = resolve_image(&host)?;
     let identity = Identity { dev: found.stat.st_dev, ino: found.stat.st_ino };
     let (budget, fillers) = (&Budget::default(), &Fillers::default());
     let target = Target { host: &host, found: &found, inside: &inside, budget, fillers };
@@ -102,7 +102,7 @@ pub fn locate(path: &Path) -> Result<Location, Error> {
         // As it is stored: what becket cannot read, and attached by `--format raw`, has a place, too.
         false => look_inside(&target, Format::Raw, &[])?.steps(),
     };
-    Ok(Location { host: identity, inside })
+    Ok(Location { host: identity, snapshot: found.snapshot, inside })
 }
 
 /// Opens the file or device at `path` and locks all of it, for a program that overwrites or replaces it:
@@ -141,7 +141,7 @@ pub fn look_filled(
         return remote::look(path, format, budget);
     }
     let Split { host, inside } = split(path);
-    let target = Target { host: &host, found: &resolve(&host)?, inside: &inside, budget, fillers };
+    let target = Target { host: &host, found: &resolve_image(&host)?, inside: &inside, budget, fillers };
     look_inside(&target, format, backing_dirs)
 }
 
@@ -162,9 +162,16 @@ fn look_inside(target: &Target<'_>, format: Format, dirs: &[PathBuf]) -> Result<
     let (fd, _) = open_inode(host, &found.inode, found.kind, true)?;
     let file = host_file(host, fd, found)?;
     let (image, _) = stored_image(host, &file, budget, fillers)?;
-    let format_of_file = through::of_first(format, inside);
-    let first =
-        First { image: &image, host, file: &file, format: format_of_file, dirs, writing: Writing::Never };
+    let (format_of_file, snapshot) = (through::of_first(format, inside), found.snapshot.as_deref());
+    let first = First {
+        image: &image,
+        host,
+        file: &file,
+        format: format_of_file,
+        dirs,
+        snapshot,
+        writing: Writing::Never,
+    };
     let Unpacked { image, referenced, verdict, .. } =
         disk_in(&first, inside.is_empty(), &mut |_, _, _| Ok(()))?;
     let files = std::iter::once(&file).chain(&referenced).map(HostFile::identity).collect();
@@ -211,8 +218,9 @@ fn disk_in(
 ) -> Result<Unpacked, Error> {
     let First { image, host, file, format, .. } = *first;
     let as_it_is = || Unpacked::plain(image.clone());
+    let no_snapshots = || first.no_snapshot("only a qcow2 has some".to_owned());
     if format != Format::Auto && !format.is_disk() {
-        return Ok(as_it_is());
+        return if first.snapshot.is_some() { Err(no_snapshots()) } else { Ok(as_it_is()) };
     }
     let mut open = |path: &Path, found: HostInode| {
         let (fd, _) = open_inode(path, &found.inode, found.kind, true)?;
@@ -223,6 +231,9 @@ fn disk_in(
     let mut unpacked = None;
     if wanted(Format::Qcow2) {
         unpacked = unpack_chain(first, &mut open)?;
+    }
+    if unpacked.is_none() && first.snapshot.is_some() {
+        return Err(no_snapshots());
     }
     if unpacked.is_none() && wanted(Format::Vmdk) {
         unpacked = vmdk::unpack(first, &mut open)?;
@@ -317,6 +328,7 @@ fn open_inside(
         file: &file,
         format: through::of_first(options.format, inside),
         dirs: &options.backing_dirs,
+        snapshot: found.snapshot.as_deref(),
         writing: Writing::new(read_only, options.drop_bitmaps),
     };
     let Unpacked { image, referenced, verdict, .. } = disk_in(&first, whole, &mut |path, fd, kind| {
@@ -348,7 +360,11 @@ fn open_inside(
     if !read_only || options.cow.is_some() {
         wanted.tail = Tail::Cut;
     }
-    let path = named(file.path.clone());
+    let path = named(file.path_of(found.snapshot.as_deref()));
+    if found.snapshot.is_some() && options.cow.is_some() {
+        let why = "no overlay can lie over one: QEMU would take it for one of the whole image".to_owned();
+        return Err(first.no_snapshot(why));
+    }
     let part_of = |image: &Image, offset, len| {
         let slice = image.slice(offset, len);
         slice.map_err(|source| Error::Layer { image: level.path.clone(), source })

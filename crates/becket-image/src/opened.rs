@@ -1,6 +1,7 @@
 //! What comes of opening an image, wherever it is.
 //! Opens nothing.
 
+use std::ffi::OsString;
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -116,6 +117,8 @@ impl Opened {
 pub struct Location {
     /// The file or device.
     pub host: Identity,
+    /// The snapshot of it.
+    pub snapshot: Option<OsString>,
     /// Empty when that is the image.
     pub inside: Vec<Reached>,
 }

@@ -117,7 +117,7 @@ pub(crate) fn locate(path: &Path) -> Location {
     let endpoint = uri.to_str().and_then(|uri| Endpoint::parse(uri).ok());
     let ino = endpoint
         .map_or(0, |endpoint| link::identity_of(&link::with_inside(Path::new(&endpoint.plainly()), &inside)));
-    Location { host: Identity { dev: link::NOWHERE, ino }, inside: Vec::new() }
+    Location { host: Identity { dev: link::NOWHERE, ino }, snapshot: None, inside: Vec::new() }
 }
 
 /// See `open::open_partly`.

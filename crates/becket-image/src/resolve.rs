@@ -1,8 +1,9 @@
 //! Looks a path up once, and says what is wrong with it when that fails.
 //! It never opens what it finds: a FIFO, a tape or a watchdog would notice.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, Stat};
@@ -18,6 +19,8 @@ pub(crate) struct HostInode {
     pub(crate) inode: OwnedFd,
     pub(crate) kind: FileKind,
     pub(crate) stat: Stat,
+    /// The snapshot that the path names.
+    pub(crate) snapshot: Option<OsString>,
 }
 
 /// A path in two parts: a file or device of this system, and names inside it.
@@ -38,7 +41,7 @@ pub fn split(path: &Path) -> Split {
         let (host, inside) = link::split_inside(path.as_os_str());
         return Split { host: host.into(), inside };
     }
-    if !matches!(rustix::fs::stat(path), Err(Errno::NOTDIR)) {
+    if !matches!(rustix::fs::stat(path), Err(Errno::NOTDIR | Errno::NOENT)) {
         return whole();
     }
     let mut host = PathBuf::new();
@@ -46,6 +49,13 @@ pub fn split(path: &Path) -> Split {
     while let Some(component) = components.next() {
         host.push(component);
         let kind = rustix::fs::stat(&host).map(|stat| FileType::from_raw_mode(stat.st_mode));
+        if kind == Err(Errno::NOENT) {
+            if at_snapshot(&host).is_none() {
+                return whole();
+            }
+            let inside = components.map(|component| component.as_os_str().to_owned()).collect();
+            return Split { host, inside };
+        }
         if let Ok(FileType::RegularFile | FileType::BlockDevice) = kind {
             if components.next_if_eq(&Component::ParentDir).is_some() {
                 host.pop();
@@ -67,6 +77,30 @@ pub(crate) fn resolve(path: &Path) -> Result<HostInode, Error> {
     resolve_at(rustix::fs::CWD, path, path)
 }
 
+/// The same for an image that is read: `FILE@SNAPSHOT` is one, where no file has that name.
+pub(crate) fn resolve_image(path: &Path) -> Result<HostInode, Error> {
+    match (resolve(path), at_snapshot(path)) {
+        (Err(Error::NotFound { .. }), Some((file, snapshot))) => {
+            Ok(HostInode { snapshot: Some(snapshot), ..resolve(&file)? })
+        }
+        (found, _) => found,
+    }
+}
+
+/// The two parts of `FILE@SNAPSHOT`, where there is such a file: the longest of several.
+fn at_snapshot(path: &Path) -> Option<(PathBuf, OsString)> {
+    let name = path.file_name()?.as_bytes();
+    let places = (1..name.len()).rev().filter(|at| name.get(*at) == Some(&b'@'));
+    let parts = places.filter_map(|at| Some((name.get(..at)?, name.get(at + 1..)?)));
+    let mut found = parts.filter(|(_, snapshot)| !snapshot.is_empty()).filter_map(|(file, snapshot)| {
+        let file = path.with_file_name(OsStr::from_bytes(file));
+        let kind = FileType::from_raw_mode(rustix::fs::stat(&file).ok()?.st_mode);
+        let is_image = matches!(kind, FileType::RegularFile | FileType::BlockDevice);
+        is_image.then(|| (file, OsStr::from_bytes(snapshot).to_owned()))
+    });
+    found.next()
+}
+
 /// The same for a name in a directory that is open; `path` is for messages.
 pub(crate) fn resolve_at(
     dir: impl AsFd,
@@ -77,7 +111,7 @@ pub(crate) fn resolve_at(
         .map_err(|errno| explain(path, errno))?;
     let stat = rustix::fs::fstat(&inode).map_err(|errno| io(path, "its status cannot be read", errno))?;
     let kind = kind_of(&stat).map_err(|what| Error::NotAnImage { path: path.to_owned(), what })?;
-    Ok(HostInode { inode, kind, stat })
+    Ok(HostInode { inode, kind, stat, snapshot: None })
 }
 
 /// What kind of backing an inode can be; what it is instead where it can be none, with its article.

@@ -5,7 +5,8 @@
 mod common;
 
 use becket_testkit::{
-    Scratch, crc_whole, image, require_device, require_fuse, require_tools, require_ublk, tool,
+    Scratch, crc_whole, image, require_device, require_fuse, require_plain_machine, require_tools,
+    require_ublk, tool,
 };
 use common::{
     disk::{kill_worker, scribble},
@@ -53,6 +54,41 @@ fn fuse_chain_is_attached_as_qemu_reads_it() {
     if require_fuse(name) {
         is_what_qemu_reads(name, "fuse");
     }
+}
+
+#[test]
+fn fuse_a_snapshot_is_attached_and_detached_by_its_name() {
+    let name = "qcow2::fuse_a_snapshot_is_attached_and_detached_by_its_name";
+    if !require_fuse(name) || !require_plain_machine(name, &["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let place = scratch();
+    qemu_img(&place, &["create", "-q", "-f", "qcow2", "d.qcow2", "2M"]);
+    let io = |command: &str| {
+        tool(
+            Command::new("qemu-io")
+                .current_dir(place.path(""))
+                .args(["-f", "qcow2", "-c", command, "d.qcow2"]),
+        );
+    };
+    io("write -q -P 7 0 1M");
+    qemu_img(&place, &["snapshot", "-c", "before", "d.qcow2"]);
+    io("write -q -P 9 0 2M");
+    let disk = place.ok(["attach", "--via", "fuse", "d.qcow2@before"]).trim().to_owned();
+    let read = fs::read(&disk).unwrap();
+    assert!(read[..1 << 20].iter().all(|byte| *byte == 7) && read[1 << 20..].iter().all(|byte| *byte == 0));
+    let device = place.devices().remove(0);
+    assert_eq!(
+        (text(&device, "image").ends_with("d.qcow2@before"), &device["read_only"]),
+        (true, &json!(true))
+    );
+    let missing = place.run(["attach", "--via", "fuse", "d.qcow2@after"]);
+    assert!(missing.code == 1 && missing.err.contains("it has before"), "{missing:?}");
+    assert!(place.ok(["inspect", "d.qcow2"]).contains("1 snapshot: before"));
+    place.ok(["copy", "d.qcow2@before", "out.img"]);
+    assert!(fs::read(place.path("out.img")).unwrap() == read);
+    place.ok(["detach", "d.qcow2@before"]);
+    assert!(place.devices().is_empty());
 }
 
 fn is_what_qemu_reads(name: &str, via: &str) {

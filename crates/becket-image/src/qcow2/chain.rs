@@ -17,6 +17,7 @@
 //!   qcow2 without a qcow2 suffix is refused.
 //! - A chain has at most [`CHAIN_MAX`] files below the first, each of them once.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
@@ -28,7 +29,7 @@ use rustix::io::Errno;
 
 use super::header::BackingName;
 use super::scheme::Spoken;
-use super::{Header, Verdict, Writing, unpack, unpack_for};
+use super::{Header, Verdict, Writing, snapshots, unpack, unpack_for};
 use crate::error::quoted;
 use crate::image::Image;
 use crate::layer::{LayerError, foreign};
@@ -54,6 +55,8 @@ pub(crate) struct First<'a> {
     pub(crate) format: Format,
     /// Directories that the user allows beside the file's own.
     pub(crate) dirs: &'a [PathBuf],
+    /// Its disk as it was when this snapshot was made; as it is now, when not given.
+    pub(crate) snapshot: Option<&'a OsStr>,
     /// How to open it. The files that it refers to are only read.
     pub(crate) writing: Writing,
 }
@@ -74,6 +77,12 @@ impl First<'_> {
             return Ok(());
         }
         Err(Error::Reference { path: self.host.to_owned(), format, name: name() })
+    }
+
+    /// Why the snapshot cannot be had.
+    pub(crate) fn no_snapshot(&self, why: String) -> Error {
+        let name = self.snapshot.unwrap_or_default().as_bytes();
+        Error::Snapshot { path: self.file.path.clone(), name: shown(name), why }
     }
 
     /// Why it is only read although its format could be written, for people.
@@ -115,12 +124,21 @@ pub(crate) fn unpack_chain(
         Err(error) if first.format == Format::Auto => foreign::refuse(first.image).and(Err(error)),
         header => header,
     };
-    let Some(header) = header.map_err(|source| of(&first.file.path, source))? else { return Ok(None) };
+    let failed = |source| of(&first.file.path, source);
+    let Some(mut header) = header.map_err(failed)? else { return Ok(None) };
+    if let Some(name) = first.snapshot {
+        let there = snapshots::names(first.image, &header).map_err(failed)?;
+        header = header.of_snapshot(first.image, name.as_bytes()).map_err(failed)?.ok_or_else(|| {
+            let there = if there.is_empty() { "it has none".to_owned() } else { format!("it has {there}") };
+            first.no_snapshot(format!("there is none of this name; {there}"))
+        })?;
+    }
     if let Some(name) = &header.backing {
         first.may_refer(Format::Qcow2, || name.shown())?;
     }
     let unnamed = first.unnamed();
-    let writing = if unnamed.is_some() { Writing::Never } else { first.writing };
+    let old = first.snapshot.map(|_| "a snapshot is only read".to_owned());
+    let writing = if unnamed.is_some() || old.is_some() { Writing::Never } else { first.writing };
     let cluster = header.cluster();
     let dirs = if header.backing.is_some() { Dirs::new(first)? } else { Dirs::default() };
     let mut stack = vec![(first.file.path.clone(), first.image.clone(), header)];
@@ -207,7 +225,7 @@ pub(crate) fn unpack_chain(
         };
         image = Some(unpacked.map_err(|source| of(&path, source))?);
     }
-    verdict.unwritable = unnamed.or(verdict.unwritable);
+    verdict.unwritable = old.or(unnamed).or(verdict.unwritable);
     Ok(image.map(|image| Unpacked { image, referenced, cluster, verdict }))
 }
 
@@ -322,7 +340,7 @@ impl Dirs {
             Ok(FileKind::Block) if own => {
                 Err(failed("it is a block device in the image's own directory".to_owned(), None, false))
             }
-            Ok(kind) => Ok(HostInode { inode, kind, stat }),
+            Ok(kind) => Ok(HostInode { inode, kind, stat, snapshot: None }),
             Err(what) => Err(failed(format!("it is {what}"), None, false)),
         }
     }

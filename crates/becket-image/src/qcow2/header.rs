@@ -40,6 +40,8 @@ const CORRUPT: u64 = 1 << 1;
 const EXTERNAL_DATA: u64 = 1 << 2;
 const COMPRESSION: u64 = 1 << 3;
 const SUBCLUSTERS: u64 = 1 << 4;
+/// The shortest clusters that have some: none is shorter than a sector.
+const SUBCLUSTERS_LEAST: u32 = 14;
 
 /// What a header says, as far as it matters here. Offsets are bytes of the file.
 #[derive(Debug, Clone)]
@@ -51,6 +53,7 @@ pub(crate) struct Header {
     pub(super) l1_offset: u64,
     pub(super) l1_entries: u32,
     pub(super) snapshots: u32,
+    pub(super) snapshots_offset: u64,
     pub(super) compression: Codec,
     pub(super) backing: Option<BackingName>,
     pub(super) counts: Counts,
@@ -140,7 +143,7 @@ impl Header {
             if len < LEN_3 || len > bytes.len() || !len.is_multiple_of(8) {
                 return corrupt(format!("a header of {len} bytes"));
             }
-            check_features(incompatible)?;
+            check_features(incompatible, cluster_bits)?;
             // Without the bit the field means nothing.
             let kind = bytes
                 .get(LEN_3)
@@ -160,6 +163,7 @@ impl Header {
             l1_offset: be64_at(&bytes, 40),
             l1_entries: be32_at(&bytes, 36),
             snapshots: be32_at(&bytes, 60),
+            snapshots_offset: be64_at(&bytes, 64),
             compression,
             backing: None,
             counts: Counts { offset: be64_at(&bytes, 48), clusters: be32_at(&bytes, 56), order },
@@ -186,9 +190,19 @@ impl Header {
         self.backing.as_ref()
     }
 
+    /// Whether an entry of an L2 table has a second word, which says of each part of its cluster what it is.
+    pub(super) fn has_parts(&self) -> bool {
+        self.incompatible & SUBCLUSTERS != 0
+    }
+
+    /// Length of an entry of an L2 table in bytes.
+    pub(super) fn l2_entry(&self) -> u64 {
+        if self.has_parts() { 16 } else { 8 }
+    }
+
     /// How much of the disk one L2 table stands for, in bytes.
     pub(super) fn span(&self) -> u64 {
-        self.cluster() / 8 * self.cluster()
+        self.cluster() / self.l2_entry() * self.cluster()
     }
 
     /// How many entries of the L1 table the disk needs.
@@ -212,7 +226,7 @@ impl Header {
         self.bitmaps.filter(|_| self.autoclear & HAS_BITMAPS != 0).map_or(0, |bitmaps| bitmaps.count)
     }
 
-    fn check_tables(&self, file: u64) -> Result<(), LayerError> {
+    pub(super) fn check_tables(&self, file: u64) -> Result<(), LayerError> {
         let l1_entries = self.l1_entries;
         if self.size == 0 {
             return corrupt("a disk of 0 bytes");
@@ -257,14 +271,14 @@ pub(crate) fn mark_corrupt(file: &OwnedFd, why: &str) -> String {
 }
 
 /// Refuses what changes the meaning of everything else.
-fn check_features(incompatible: u64) -> Result<(), LayerError> {
+fn check_features(incompatible: u64, cluster_bits: u32) -> Result<(), LayerError> {
     if incompatible & EXTERNAL_DATA != 0 {
         return unsupported(
             "a qcow2 whose data are in another file; `qemu-img convert -O qcow2` puts them into one",
         );
     }
-    if incompatible & SUBCLUSTERS != 0 {
-        return unsupported("a qcow2 with subclusters; `qemu-img convert -O qcow2` makes one without");
+    if incompatible & SUBCLUSTERS != 0 && cluster_bits < SUBCLUSTERS_LEAST {
+        return corrupt(format!("subclusters in clusters of 2^{cluster_bits} bytes"));
     }
     let unknown = incompatible & !(DIRTY | CORRUPT | EXTERNAL_DATA | COMPRESSION | SUBCLUSTERS);
     if unknown != 0 {

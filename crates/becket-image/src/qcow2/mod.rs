@@ -20,6 +20,7 @@ mod entry;
 pub mod export;
 pub(crate) mod header;
 pub(crate) mod scheme;
+mod snapshots;
 mod storage;
 mod tables;
 mod uses;
@@ -84,7 +85,7 @@ fn compose(
     uses: Option<&mut Uses>,
 ) -> Result<Image, LayerError> {
     let layout = tables::lay_out(image, header, backing.map_or(0, Image::len), uses)?;
-    Ok(image.compose_over(layout, backing)?.stored_as(header.about()))
+    Ok(image.compose_over(layout, backing)?.stored_as(header.about(image)))
 }
 
 /// How to open an image.
@@ -163,11 +164,14 @@ pub(crate) fn unpack_for(
 
 impl Header {
     /// What it says of itself, for people.
-    fn about(&self) -> About {
+    fn about(&self, image: &Image) -> About {
         let mut notes = vec![format!("version {}", self.version), format!("clusters of {}", self.cluster())];
         notes.extend(self.backing.as_ref().map(|backing| format!("over {}", backing.shown())));
         if self.snapshots > 0 {
-            notes.push(format!("{} snapshots", self.snapshots));
+            // What names them does not matter for the rest.
+            let named = snapshots::names(image, self).map_or(String::new(), |names| format!(": {names}"));
+            let many = if self.snapshots == 1 { "" } else { "s" };
+            notes.push(format!("{} snapshot{many}{named}", self.snapshots));
         }
         match self.valid_bitmaps() {
             0 => {}

@@ -42,10 +42,13 @@ pub(super) fn lay_out(
             return corrupt(format!("two parts of the disk share the L2 table at byte {table}"));
         }
         let short = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-        let used = short(header.span().min(header.size - start).div_ceil(cluster) * 8);
+        let used = short(header.span().min(header.size - start).div_ceil(cluster) * header.l2_entry());
         let mut bytes = image.read_vec(table, used)?;
-        for entry in bytes.chunks_exact(8).map(|entry| be64_at(entry, 0)) {
-            disk.cluster(entry)?;
+        for entry in bytes.chunks_exact(short(header.l2_entry())) {
+            match header.has_parts() {
+                true => disk.parts(be64_at(entry, 0), be64_at(entry, 8))?,
+                false => disk.cluster(be64_at(entry, 0))?,
+            }
         }
         if let Some(uses) = uses.as_deref_mut() {
             bytes.extend(image.read_some(table + used as u64, short(cluster) - used)?);
@@ -57,6 +60,9 @@ pub(super) fn lay_out(
     disk.absent(header.size - disk.layout.len())?;
     Ok(disk.layout)
 }
+
+/// Parts of a cluster, where clusters have some.
+const PARTS: u64 = 32;
 
 /// A disk whose clusters are added one after another.
 struct Disk<'a> {
@@ -81,9 +87,42 @@ impl Disk<'_> {
         if place == 0 {
             return self.absent(len);
         }
+        self.stored(place, 0, len)
+    }
+
+    /// The next cluster is in parts, each of which is stored, zero, or absent.
+    fn parts(&mut self, entry: u64, parts: u64) -> Result<(), LayerError> {
+        let len = self.header.cluster().min(self.header.size - self.layout.len());
+        if entry & COMPRESSED != 0 {
+            return self.compressed(entry, len);
+        }
+        let part = self.header.cluster() / PARTS;
+        let state = |number: u64| (parts >> number & 1 != 0, parts >> (PARTS + number) & 1 != 0);
+        let mut first = 0;
+        while first * part < len {
+            let as_first = |number: &u64| state(*number) == state(first);
+            let end = (first..PARTS).take_while(as_first).last().unwrap_or(first) + 1;
+            let (from, to) = (first * part, (end * part).min(len));
+            match state(first) {
+                (true, true) => return corrupt("a part of a cluster that is stored and zero"),
+                (true, false) if entry & PLACE == 0 => {
+                    return corrupt("a part of a cluster that is stored nowhere");
+                }
+                (true, false) => self.stored(entry & PLACE, from, to - from)?,
+                (false, true) => self.layout.zero(to - from)?,
+                (false, false) => self.absent(to - from)?,
+            }
+            first = end;
+        }
+        Ok(())
+    }
+
+    /// The next bytes are in a cluster at that place, `from` bytes behind its beginning.
+    fn stored(&mut self, place: u64, from: u64, len: u64) -> Result<(), LayerError> {
         if !place.is_multiple_of(self.header.cluster()) {
             return corrupt(format!("data at byte {place}, which begins no cluster"));
         }
+        let place = place + from;
         let there = self.file.saturating_sub(place).min(len);
         if there == 0 {
             return corrupt(format!(

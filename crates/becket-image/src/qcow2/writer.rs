@@ -449,6 +449,9 @@ pub(super) fn unfit(image: &Image, header: &Header) -> Result<Option<String>, La
     if header.snapshots > 0 {
         return Ok(Some("it has internal snapshots, which becket does not preserve".to_owned()));
     }
+    if header.has_parts() {
+        return Ok(Some("it has subclusters, which becket does not write".to_owned()));
+    }
     let counts = header.counts;
     if counts.order != 4 {
         return Ok(Some(format!("its reference counts have {} bits; 16 are written", 1_u64 << counts.order)));

@@ -20,6 +20,7 @@ mod open;
 mod packed;
 mod qcow2;
 mod qcow2_guard;
+mod snapshots;
 mod tables;
 mod through;
 mod trees;

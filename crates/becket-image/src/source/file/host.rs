@@ -1,6 +1,7 @@
 //! Files and devices of the host: opened for what is possible, locked, measured.
 //! It never follows a path a second time: what was found is opened by its descriptor.
 
+use std::ffi::OsStr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -29,6 +30,16 @@ impl HostFile {
     /// Which file it is.
     pub(crate) fn identity(&self) -> Identity {
         Identity { dev: self.stat.st_dev, ino: self.stat.st_ino }
+    }
+
+    /// Its path, or that of a snapshot of it.
+    pub(crate) fn path_of(&self, snapshot: Option<&OsStr>) -> PathBuf {
+        let mut path = self.path.clone().into_os_string();
+        if let Some(snapshot) = snapshot {
+            path.push("@");
+            path.push(snapshot);
+        }
+        path.into()
     }
 
     /// Whether it is the file that `stat` is of.

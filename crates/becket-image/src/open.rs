@@ -17,7 +17,7 @@ use crate::layer::foreign;
 use crate::layer::packed;
 use crate::opened::{Location, Opened};
 use crate::options::{OpenOptions, Tail};
-use crate::qcow2::chain::{First, Unpacked, unpack_chain};
+use crate::qcow2::chain::{First, ONLY_READ, Unpacked, unpack_chain};
 use crate::qcow2::{Verdict, Writing, mark_corrupt};
 use crate::remote;
 use crate::resolve::{HostInode, Split, io, resolve, resolve_image, split};
@@ -70,7 +70,8 @@ pub fn open_partly(path: &Path, options: &OpenOptions) -> Result<Opened, Error> 
     for _ in 0..LOOKS {
         // What is inside decides which bytes are locked, and whether writing is allowed: readers must not
         // exclude each other.
-        let (mut range, mut reason) = (None, None);
+        let old = found.snapshot.as_ref().map(|_| ONLY_READ.to_owned());
+        let (mut range, mut reason) = (None, old);
         if !inside.is_empty() {
             let walked = look_inside(&target, options.format, &options.backing_dirs)?;
             range = walked.range();

@@ -87,6 +87,10 @@ fn fuse_a_snapshot_is_attached_and_detached_by_its_name() {
     assert!(place.ok(["inspect", "d.qcow2"]).contains("1 snapshot: before"));
     place.ok(["copy", "d.qcow2@before", "out.img"]);
     assert!(fs::read(place.path("out.img")).unwrap() == read);
+    // Readers do not exclude each other.
+    place.ok(["attach", "--via", "fuse", "--name", "again", "d.qcow2@1"]);
+    assert_eq!(place.devices().len(), 2);
+    place.ok(["detach", "again"]);
     place.ok(["detach", "d.qcow2@before"]);
     assert!(place.devices().is_empty());
 }

@@ -43,6 +43,9 @@ use crate::{Error, FileKind, Format};
 /// The most files below the first: with two descriptors each they pass through one message.
 const CHAIN_MAX: usize = 32;
 
+/// Why a snapshot is not written.
+pub(crate) const ONLY_READ: &str = "a snapshot is only read";
+
 /// The file that a chain begins with.
 #[derive(Debug)]
 pub(crate) struct First<'a> {
@@ -137,7 +140,7 @@ pub(crate) fn unpack_chain(
         first.may_refer(Format::Qcow2, || name.shown())?;
     }
     let unnamed = first.unnamed();
-    let old = first.snapshot.map(|_| "a snapshot is only read".to_owned());
+    let old = first.snapshot.map(|_| ONLY_READ.to_owned());
     let writing = if unnamed.is_some() || old.is_some() { Writing::Never } else { first.writing };
     let cluster = header.cluster();
     let dirs = if header.backing.is_some() { Dirs::new(first)? } else { Dirs::default() };

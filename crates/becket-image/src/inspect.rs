@@ -15,7 +15,7 @@ use crate::budget::{Budget, Held, Spent};
 use crate::disk::unpack_disk;
 use crate::image::Image;
 use crate::layer::packed;
-use crate::layer::{About, Contents, FileSystem, Format, LayerError, NodeKind, detect, foreign};
+use crate::layer::{About, Contents, FileSystem, Format, LayerError, NodeKind, detect, foreign, recognise};
 use crate::text::shown;
 use crate::through::DEPTH_MAX;
 
@@ -133,7 +133,7 @@ impl Look {
         let may_be_foreign = file && format == Format::Auto && image.stored().is_none();
         let taken = self.take(&node.report).map_err(LayerError::from);
         let foreign = taken.and_then(|()| if may_be_foreign { foreign::refuse(image) } else { Ok(()) });
-        let contents = match foreign.and_then(|()| detect(image, format)) {
+        let contents = match foreign.and_then(|()| recognise(image, format)) {
             Ok(contents) => contents,
             Err(error) => {
                 node.report.problem(error);

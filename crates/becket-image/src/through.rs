@@ -14,7 +14,7 @@ use crate::disk::unpack_disk;
 use crate::error::PARTITIONS;
 use crate::image::{Image, Layout};
 use crate::layer::packed::{self, Kind};
-use crate::layer::{Contents, FileSystem, Format, LayerError, NodeKind, detect, find, foreign};
+use crate::layer::{Contents, FileSystem, Format, LayerError, NodeKind, detect, find, foreign, recognise};
 use crate::text::shown;
 use crate::{Error, Identity, Partition};
 
@@ -242,6 +242,7 @@ impl Walk {
                 other => Some(other?),
             },
             None if table.is_empty() => {
+                let contents = recognise(&level.image, format).map_err(|source| here.layer(source))?;
                 let Some((known, _)) = &contents.known else {
                     return Err(
                         here.no_container("no partition table or file system is recognised".to_owned())
@@ -512,8 +513,10 @@ enum Tag {
 /// The labels or UUIDs that a partition is known by: that of what is in it, and its own.
 fn tags(image: &Image, partition: &Partition, by: Tag) -> Vec<String> {
     // A partition whose contents cannot be read still has its own.
-    let contents =
-        image.slice(partition.start, partition.len).ok().and_then(|image| detect(&image, Format::Auto).ok());
+    let contents = image
+        .slice(partition.start, partition.len)
+        .ok()
+        .and_then(|image| recognise(&image, Format::Auto).ok());
     let about = contents.map(|contents| contents.about()).unwrap_or_default();
     let (inner, own) = match by {
         Tag::Label => (about.label, partition.label.clone()),

@@ -19,7 +19,7 @@ pub struct Contents {
     pub table: Option<Table>,
     /// The image that is packed in it, when there is one; then there is nothing else.
     pub packed: Option<Packed>,
-    /// What is recognised and not read, when there is nothing else.
+    /// What is recognised and not read, when there is nothing else; see [`recognise`].
     pub known: Option<(&'static Known, About)>,
     /// What is wrong with a partition table without partitions, where there is nothing else: as the
     /// attachment warns.
@@ -52,7 +52,21 @@ impl Contents {
     }
 }
 
-/// Finds out what `image` holds.
+/// Finds out what `image` holds, and names what is only recognised ([`Contents::known`]), which takes a read
+/// for each mark.
+///
+/// # Errors
+/// As [`detect`].
+pub fn recognise(image: &Image, format: Format) -> Result<Contents, LayerError> {
+    let contents = detect(image, format)?;
+    if format != Format::Auto || contents.is_container() {
+        return Ok(contents);
+    }
+    let known = known::look(image)?.map(|known| Ok::<_, LayerError>((known, known.about(image)?)));
+    Ok(Contents { known: known.transpose()?, ..contents })
+}
+
+/// Finds out what `image` holds that can be read.
 ///
 /// # Errors
 /// It has the magic number of a layer and is damaged, or is not what `format` says.
@@ -86,10 +100,6 @@ pub fn detect(image: &Image, format: Format) -> Result<Contents, LayerError> {
         } else if contents.fs.is_none() {
             contents.warnings = table.warnings;
         }
-    }
-    if format == Format::Auto && damage.is_none() && !contents.is_container() {
-        let known = known::look(image)?;
-        contents.known = known.map(|known| Ok::<_, LayerError>((known, known.about(image)?))).transpose()?;
     }
     // What was cut short by the budget would be taken for something else.
     image.budget().check()?;

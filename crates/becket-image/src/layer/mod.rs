@@ -29,7 +29,7 @@ pub(crate) mod packed;
 mod squashfs;
 mod xfs;
 
-pub use detect::{Contents, detect};
+pub use detect::{Contents, detect, recognise};
 pub use error::{Foreign, LayerError};
 pub(crate) use error::{corrupt, unsupported};
 pub use filesystem::{Attributes, Entry, FileSystem, NodeKind, Stat, Time, Xattrs, find};

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use becket_image::layer::{About, detect};
+use becket_image::layer::{About, recognise};
 use becket_image::{Error, Format};
 use becket_testkit::{require_plain_machine, tool};
 
@@ -11,7 +11,7 @@ use crate::common::{dir, file, look, open};
 
 fn about(path: &Path) -> About {
     let image = look(path, Format::Auto, &[]).unwrap().last().unwrap().image.clone();
-    detect(&image, Format::Auto).unwrap().about()
+    recognise(&image, Format::Auto).unwrap().about()
 }
 
 #[test]

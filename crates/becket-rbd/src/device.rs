@@ -217,8 +217,8 @@ impl Maker for Device {
         Ok((ours.into(), earlier))
     }
 
-    fn is_back(&mut self) -> bool {
-        self.attend().is_ok()
+    fn look(&mut self) -> Result<(), Failure> {
+        self.attend().map(drop)
     }
 
     fn ends(self: Box<Self>, over: bool) -> Left {

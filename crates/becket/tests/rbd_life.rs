@@ -189,6 +189,80 @@ fn fuse_a_key_that_is_revoked_and_given_back() {
     place.ok(["detach", "--all"]);
 }
 
+/// The deadline is that of the device: programs that give way to each other do not begin it anew.
+#[test]
+fn fuse_requests_fail_once_a_key_was_revoked_for_too_long() {
+    let name = "rbd_life::fuse_requests_fail_once_a_key_was_revoked_for_too_long";
+    if !require_fuse(name) {
+        return;
+    }
+    let Some(cluster) = cluster(name) else { return };
+    let place = scratch();
+    cluster.rbd(&["create", "--size", "8M", "rbd/late"]);
+    let ring = place.path("ring");
+    cluster.ceph(&["auth", "add", "client.late", "mon", "profile rbd", "osd", "profile rbd"]);
+    cluster.ceph(&["auth", "get", "client.late", "-o", ring.to_str().unwrap()]);
+    let conf = conf_with(cluster, &place, &ring);
+    let mut words = vec!["attach", "--via", "fuse", "--ceph-conf", &conf, "--ceph-id", "late"];
+    words.extend(["--origin-timeout", "8", "rbd:rbd/late"]);
+    let disk = open(Path::new(place.ok(words).trim()));
+    cluster.ceph(&["auth", "rm", "client.late"]);
+    kill(helpers(&only(&place)["server_pid"])[0]);
+    thread::scope(|scope| {
+        let written = scope.spawn(|| disk.write_all_at(&Block::of(1).0, 0));
+        let ended = wait_until(Duration::from_secs(30), || written.is_finished());
+        cluster.ceph(&["auth", "import", "-i", ring.to_str().unwrap()]);
+        assert_eq!(written.join().unwrap().map_err(|error| error.raw_os_error()), Err(Some(5)));
+        assert!(ended, "it waits for more than its 8 s");
+    });
+    // It is looked for all the same, and seen when it is back.
+    assert!(wait_until(Duration::from_secs(20), || only(&place)["away"].is_null()), "{:?}", only(&place));
+    disk.write_all_at(&Block::of(2).0, 0).unwrap();
+    drop(disk);
+    place.ok(["detach", "--all"]);
+}
+
+/// Its lock is not waited for, once the cluster counts it as dead.
+#[test]
+fn fuse_the_image_of_a_host_that_died_is_taken_over() {
+    let name = "rbd_life::fuse_the_image_of_a_host_that_died_is_taken_over";
+    if !require_fuse(name) {
+        return;
+    }
+    let Some(cluster) = cluster(name) else { return };
+    let (dead, other) = (scratch(), scratch());
+    cluster.rbd(&["create", "--size", "8M", "rbd/host"]);
+    let disk = open(&attach(cluster, &dead, &["rbd:rbd/host"]));
+    disk.write_all_at(&Block::of(1).0, 0).unwrap();
+    drop(disk);
+    let device = only(&dead);
+    // All of it stands still, as a host without power; it is ended at the end of this test.
+    let mut all = helpers(&device["server_pid"]);
+    all.extend([number(&device["server_pid"]), number(&device["worker_pid"])]);
+    all.iter().for_each(|pid| drop(tool(Command::new("kill").args(["-STOP", &pid.to_string()]))));
+    let conf = cluster.conf();
+    let words = ["attach", "--via", "fuse", "--ceph-conf", conf.to_str().unwrap(), "rbd:rbd/host"];
+    assert!(other.run(words).err.contains("is in use"), "it may live");
+    let taken = wait_until(Duration::from_secs(60), || other.run(words).code == 0);
+    all.iter().for_each(|pid| drop(tool(Command::new("kill").args(["-CONT", &pid.to_string()]))));
+    assert!(taken, "{:?}", other.run(words));
+    let disk = open(Path::new(text(&only(&other), "device")));
+    let mut found = Block::of(0);
+    disk.read_exact_at(&mut found.0, 0).unwrap();
+    assert!(found.0 == Block::of(1).0);
+    disk.write_all_at(&Block::of(2).0, 0).unwrap();
+    // The one that was dead is lost, and writes nothing.
+    let lost = || only(&dead)["away"].as_str().is_some_and(|away| away.starts_with("lost"));
+    let late = open(Path::new(text(&only(&dead), "device")));
+    assert!(late.write_all_at(&Block::of(3).0, 0).is_err());
+    assert!(wait_until(Duration::from_secs(20), lost), "{:?}", only(&dead));
+    disk.read_exact_at(&mut found.0, 0).unwrap();
+    assert!(found.0 == Block::of(2).0);
+    drop((disk, late));
+    dead.ok(["detach", "--all"]);
+    other.ok(["detach", "--all"]);
+}
+
 #[test]
 fn fuse_a_device_follows_the_length_of_its_image() {
     let name = "rbd_life::fuse_a_device_follows_the_length_of_its_image";

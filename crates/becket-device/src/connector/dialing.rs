@@ -79,8 +79,8 @@ impl Maker for Dialing {
         Ok((socket, earlier))
     }
 
-    fn is_back(&mut self) -> bool {
-        self.dial().is_ok()
+    fn look(&mut self) -> Result<(), Failure> {
+        self.dial().map(drop).map_err(Failure::Away)
     }
 
     fn ends(self: Box<Self>, _: bool) -> Left {

@@ -102,7 +102,7 @@ pub type Begin<P> = fn(Task, P, Line) -> Box<dyn Maker>;
 pub fn helper_main<P>(prepare: Prepare<P>, begin: Begin<P>) -> Result<(), Error> {
     let Begun { control, _signals } = role::begin(Role::Helper)?;
     let outcome = ready(&control, prepare);
-    let (task, prepared, timeout, [asks, channel]) = match outcome {
+    let Ready { task, prepared, timeout, away, channel: [asks, channel] } = match outcome {
         Ok(Some(ready)) => ready,
         Ok(None) => return Ok(()),
         Err(error) => {
@@ -119,12 +119,20 @@ pub fn helper_main<P>(prepare: Prepare<P>, begin: Begin<P>) -> Result<(), Error>
     let beating = line.clone();
     std::thread::spawn(move || beating.beat());
     let maker = begin(task, prepared, line);
-    let connector = Connector::new(maker, timeout, [asks, channel], waiting);
+    let connector = Connector::new(maker, timeout, [asks, channel], waiting, away);
     connector.run(&control);
     Ok(())
 }
 
-type Ready<P> = (Task, P, Option<Duration>, [OwnedFd; 2]);
+/// What a program has before it connects.
+struct Ready<P> {
+    task: Task,
+    prepared: P,
+    timeout: Option<Duration>,
+    /// For how long the server has been away already, in seconds.
+    away: Option<u64>,
+    channel: [OwnedFd; 2],
+}
 
 fn ready<P>(control: &OwnedFd, prepare: Prepare<P>) -> Result<Option<Ready<P>>, Error> {
     let failed = |error| Error::Worker { what: format!("cannot hear its server: {error}") };
@@ -148,5 +156,6 @@ fn ready<P>(control: &OwnedFd, prepare: Prepare<P>) -> Result<Option<Ready<P>>, 
     for note in notes {
         tracing::warn!("{note}");
     }
-    Ok(Some((task, prepared, order.timeout.map(Duration::from_secs), channel)))
+    let (timeout, away) = (order.timeout.map(Duration::from_secs), order.away);
+    Ok(Some(Ready { task, prepared, timeout, away, channel }))
 }

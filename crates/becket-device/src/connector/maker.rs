@@ -37,8 +37,11 @@ pub trait Maker {
     /// See [`Failure`].
     fn attempt(&mut self, session: u64) -> Result<(OwnedFd, Earlier), Failure>;
 
-    /// Whether the server can be reached again, for which nobody has asked.
-    fn is_back(&mut self) -> bool;
+    /// Looks whether the server can be reached again, for which nobody has asked.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    fn look(&mut self) -> Result<(), Failure>;
 
     /// The connector ends. `over`: no other one follows, because the device is detached.
     fn ends(self: Box<Self>, over: bool) -> Left;

@@ -75,7 +75,7 @@ fn begin(order: Connect, fds: Vec<OwnedFd>) -> Result<Connector, Error> {
     let patience = if order.inherits { LEGACY } else { Duration::ZERO };
     let (waiting, legacy) =
         channel::begin(&channel[1], patience).map_err(|error| refused(&error.to_string()))?;
-    let timeout = order.timeout.map(Duration::from_secs);
+    let (timeout, away) = (order.timeout.map(Duration::from_secs), order.away);
     let maker = Box::new(Dialing::new(order, trust, legacy).map_err(|why| refused(&why))?);
-    Ok(Connector::new(maker, timeout, channel, waiting))
+    Ok(Connector::new(maker, timeout, channel, waiting, away))
 }

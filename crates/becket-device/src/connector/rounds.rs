@@ -43,6 +43,8 @@ pub(super) struct Connector {
     answered: VecDeque<channel::Request>,
     /// It was reported that the server is away.
     away: bool,
+    /// How long it was away before this process began, until the first request is dealt with.
+    waited: Duration,
 }
 
 /// The supervisor is gone, or the channel: there is nothing left to do.
@@ -54,9 +56,11 @@ impl Connector {
         timeout: Option<Duration>,
         [asks, channel]: [OwnedFd; 2],
         waiting: Vec<channel::Request>,
+        away: Option<u64>,
     ) -> Connector {
         let (waiting, answered) = (waiting.into(), VecDeque::new());
-        Connector { maker, timeout, asks, channel, waiting, answered, away: false }
+        let waited = Duration::from_secs(away.unwrap_or(0));
+        Connector { maker, timeout, asks, channel, waiting, answered, away: away.is_some(), waited }
     }
 
     /// Works until the supervisor is gone; the threads that go on for as long as workers need them.
@@ -98,9 +102,13 @@ impl Connector {
                 return Err(Gone);
             }
             if found == 0 {
-                if self.maker.is_back() {
-                    self.away = false;
-                    report(control, &LinkReport::Connected)?;
+                match self.maker.look() {
+                    Ok(()) => {
+                        self.away = false;
+                        report(control, &LinkReport::Connected)?;
+                    }
+                    Err(Failure::Spent(_)) => return Err(Gone),
+                    Err(_) => {}
                 }
                 continue;
             }
@@ -116,7 +124,7 @@ impl Connector {
     /// Gets a connection for a request, however long that takes, and answers it.
     fn connected(&mut self, request: channel::Request, control: &OwnedFd) -> Result<(), Gone> {
         let mut pause = FIRST_PAUSE;
-        let began = Instant::now();
+        let (began, waited) = (Instant::now(), std::mem::take(&mut self.waited));
         let too_soon = self.maker.prepares(request.session);
         let mut said = None;
         if too_soon {
@@ -124,7 +132,7 @@ impl Connector {
             rest(control, FIRST_PAUSE * 5)?;
         }
         loop {
-            let failure = match self.maker.attempt(request.session) {
+            let (why, spent) = match self.maker.attempt(request.session) {
                 Ok((socket, earlier)) => {
                     let patience = self.timeout;
                     channel::give(&self.channel, request, socket.as_fd(), earlier, patience)
@@ -132,12 +140,9 @@ impl Connector {
                     self.away = false;
                     return report(control, &LinkReport::Connected);
                 }
-                Err(failure) => failure,
-            };
-            let (why, spent) = match failure {
-                Failure::Away(why) => (plain(&why), false),
-                Failure::Spent(why) => (plain(&why), true),
-                Failure::Over(why) => {
+                Err(Failure::Away(why)) => (plain(&why), false),
+                Err(Failure::Spent(why)) => (plain(&why), true),
+                Err(Failure::Over(why)) => {
                     report(control, &LinkReport::Lost { why: plain(&why) })?;
                     return channel::give_up(&self.channel, request).map_err(|_| Gone);
                 }
@@ -147,12 +152,16 @@ impl Connector {
                 self.away = true;
                 said = Some(why);
             }
+            let late = self.timeout.is_some_and(|timeout| waited + began.elapsed() >= timeout);
+            if late {
+                channel::give_up(&self.channel, request).map_err(|_| Gone)?;
+            }
             if spent {
                 rest(control, LONGEST_PAUSE)?;
                 return Err(Gone);
             }
-            if self.timeout.is_some_and(|timeout| began.elapsed() >= timeout) {
-                return channel::give_up(&self.channel, request).map_err(|_| Gone);
+            if late {
+                return Ok(());
             }
             rest(control, pause)?;
             pause = (pause * 2).min(LONGEST_PAUSE);

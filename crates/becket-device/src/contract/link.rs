@@ -45,6 +45,8 @@ pub(crate) struct Connect {
     pub(crate) inherits: bool,
     /// How long a server may be away until requests fail, in seconds; for ever, when not given.
     pub(crate) timeout: Option<u64>,
+    /// For how long it has been away already, in seconds, as connectors before this one have said.
+    pub(crate) away: Option<u64>,
     /// The image is written.
     pub(crate) writes: bool,
     /// [`LinkReport::Client`] of connectors before this one.

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use becket_image::Source;
 use tracing::{info, warn};
 
-use super::change::{Length, Wish, plan};
 use super::devices::Supervisor;
 use super::links::{CLIENTS, Change, Connector};
-use super::owned::{Owned, Owning};
+use super::owned::Owned;
 use crate::contract::Error;
 use crate::contract::spec::Spec;
 use crate::system::log;
@@ -43,8 +42,11 @@ impl Supervisor {
             }
             let name = state.name().to_owned();
             if let Change::Size(size) = change {
-                drop(state);
-                self.follow(&owned, &name, *size);
+                // What cannot be done now is tried again when it is said again, within a second.
+                let failed = self.follow(&mut state, *size).err();
+                if let Some(error) = failed.filter(|_| state.unfollowed.replace(*size) != Some(*size)) {
+                    warn!(device = name, "its image has {size} bytes now, and it cannot follow: {error}");
+                }
                 return;
             }
             if let Change::Client(client) = change {
@@ -89,34 +91,6 @@ impl Supervisor {
             self.note(&mut state, |device| device.info.away = away);
             return;
         }
-    }
-}
-
-impl Supervisor {
-    /// Has a device follow the length of its image. What cannot be done now is tried again when it is said
-    /// again, within a second.
-    fn follow(&self, owned: &Owned, name: &str, size: u64) {
-        let wish = Wish { length: Some(Length::Served(size)), ..Wish::default() };
-        {
-            let mut state = lock(&owned.state);
-            let before = state.device.info.size;
-            match plan(&state, wish) {
-                Ok(target) if target.device.info.size == before => return,
-                Ok(_) => {}
-                Err(error) => return unfollowed(&mut state, name, size, &error),
-            }
-        }
-        let wish = Wish { length: Some(Length::Served(size)), ..Wish::default() };
-        if let Err(error) = self.change(name, |_| Ok(wish)) {
-            unfollowed(&mut lock(&owned.state), name, size, &error);
-        }
-    }
-}
-
-/// Says once of each length that a device does not follow it.
-fn unfollowed(state: &mut Owning, name: &str, size: u64, error: &Error) {
-    if state.unfollowed.replace(size) != Some(size) {
-        warn!(device = name, "its image has {size} bytes now, and it cannot follow: {error}");
     }
 }
 

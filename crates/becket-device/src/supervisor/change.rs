@@ -285,6 +285,14 @@ fn resizable(driver: &dyn Driver, id: u32, name: &str) -> Result<(), Error> {
     ))
 }
 
+/// How long an image is now.
+enum Now<'a> {
+    /// So many bytes, as the program says that reaches it.
+    Said(u64),
+    /// As long as its file, which is asked.
+    Of(&'a FileSource),
+}
+
 /// The map that the image's present length gives. A disk whose length is not that of a file keeps its own.
 fn remeasured(
     device: &Device,
@@ -294,11 +302,13 @@ fn remeasured(
     grows: bool,
 ) -> Result<Map, Error> {
     let info = &device.info;
-    let only = if let [source] = sources { Some(source) } else { None };
-    let said = if let Length::Served(size) = length { Some(size) } else { None };
-    let known = only.filter(|source| said.is_some() || source.file().is_some());
-    let keeps = said.is_some() || length == Length::Measured;
-    let (Some((0, offset, _)), Some(source), false) = (map.single_range(), known, grows) else {
+    let now = match (length, sources) {
+        (Length::Served(size), [_]) => Some(Now::Said(size)),
+        (_, [source]) => source.file().map(Now::Of),
+        _ => None,
+    };
+    let keeps = !matches!(length, Length::Limit(_));
+    let (Some((0, offset, _)), Some(now), false) = (map.single_range(), now, grows) else {
         if keeps || info.spec.size_limit == Some(map.len()) {
             return Ok(map.clone());
         }
@@ -322,10 +332,9 @@ fn remeasured(
         let message = format!("the size of {} is that of a part of {}", info.name, info.spec.image.display());
         return Err(unsupported(message, "detach it and attach it again"));
     }
-    let size = match (said, source.file()) {
-        (Some(size), _) => size,
-        (None, Some(file)) => length_of(file, info)?,
-        (None, None) => source.len(),
+    let size = match now {
+        Now::Said(size) => size,
+        Now::Of(file) => length_of(file, info)?,
     };
     let block = u64::from(info.spec.block_size.max(1));
     let len = size.saturating_sub(offset).min(info.spec.size_limit.unwrap_or(u64::MAX)) / block * block;

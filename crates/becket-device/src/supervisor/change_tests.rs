@@ -171,13 +171,17 @@ fn an_old_kernel_and_an_empty_image_are_refused_with_a_way_out() {
 #[test]
 fn a_served_length_is_followed_by_the_whole_image_only() {
     let follow = |stage: &Stage, size| {
-        let wish = Wish { length: Some(Length::Served(size)), ..Wish::default() };
-        stage.supervisor.change(NAME, |_| Ok(wish)).map(|info| info.size)
+        let owned = lock(&stage.supervisor.devices).get(NAME).cloned().unwrap();
+        let mut state = lock(&owned.state);
+        stage.supervisor.follow(&mut state, size).map(|()| state.device.info.size)
     };
     let stage_of = plain();
     assert_eq!(follow(&stage_of, 16384 + 511).unwrap(), 16384);
     assert_eq!(stage_of.steps(), ["change to 16384 bytes for writing", "show 16384 bytes of"]);
     assert_eq!(follow(&stage_of, 4096).unwrap(), 4096);
+    stage_of.steps();
+    assert_eq!(follow(&stage_of, 4096 + 511).unwrap(), 4096);
+    assert!(stage_of.steps().is_empty(), "nothing is done again");
     assert!(follow(&stage_of, 511).unwrap_err().to_string().contains("no block left"));
     assert_eq!(stage_of.served_next().map.len(), 4096);
     // A partition of it keeps its length.

@@ -316,7 +316,7 @@ impl Supervisor {
     }
 
     /// Changes a device that lives. The record says what is, so nothing is written there before it is done.
-    pub(super) fn change(
+    fn change(
         &self,
         name: &str,
         wish: impl FnOnce(&DeviceInfo) -> Result<Wish, Error>,
@@ -328,8 +328,23 @@ impl Supervisor {
             return Err(Error::NoDevice { target: name.to_owned() });
         }
         state.responds()?;
-        let driver = self.driver(state.device.info.transport)?;
         let target = plan(&state, wish(&state.device.info)?)?;
+        self.carry_out(&mut state, target)
+    }
+
+    /// Has a device follow the length that its image is said to have now.
+    pub(super) fn follow(&self, state: &mut Owning, size: u64) -> Result<(), Error> {
+        let _busy = Busy::begin(self);
+        let target = plan(state, Wish { length: Some(Length::Served(size)), ..Wish::default() })?;
+        if target.device.info.size == state.device.info.size {
+            return Ok(());
+        }
+        state.responds()?;
+        self.carry_out(state, target).map(drop)
+    }
+
+    fn carry_out(&self, state: &mut Owning, target: Target) -> Result<DeviceInfo, Error> {
+        let driver = self.driver(state.device.info.transport)?;
         apply(&*driver, &*state.worker, &state.kept, &target)?;
         let Target { mut device, change, sources, partitions, .. } = target;
         change.apply(&mut state.kept.serve);
@@ -339,7 +354,7 @@ impl Supervisor {
             aside::close(move || drop(old));
             self.guard.forget(state.device.mark);
         }
-        self.keep(&state);
+        self.keep(state);
         if let Some(promised) = partitions {
             const STALE: &str = "its partitions are not those of its image";
             device.info.warnings.retain(|warning| !warning.starts_with(STALE));
@@ -360,7 +375,7 @@ impl Supervisor {
         state.device = device;
         let mut info = state.device.info.clone();
         if let Some(why) = unrecorded {
-            let warning = format!("{name} is changed, but that could not be recorded: {why}");
+            let warning = format!("{} is changed, but that could not be recorded: {why}", info.name);
             warn!("{warning}");
             info.warnings.push(warning);
         }

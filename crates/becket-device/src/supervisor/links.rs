@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use becket_image::filled::{FilledSource, Presence};
 use becket_image::link::helper::PROTOCOL;
@@ -54,6 +54,8 @@ pub(crate) struct Line {
     control: Mutex<Option<Arc<OwnedFd>>>,
     /// As what such processes were known to their server, the last of them at the end.
     clients: Mutex<Vec<String>>,
+    /// Since when they cannot reach it.
+    away: Mutex<Option<Instant>>,
 }
 
 /// Of how many programs it is known which they were. Each that takes an image's lock takes it from its
@@ -145,9 +147,9 @@ impl Connector {
         again: bool,
         on_change: OnChange,
     ) -> io::Result<(Connector, Arc<Line>)> {
-        let (devices, control) = Default::default();
+        let (devices, control, away) = Default::default();
         let clients = if let Work::Connect(order) = &work { order.clients.clone() } else { Vec::new() };
-        let line = Arc::new(Line { work, fds, devices, control, clients: clients.into() });
+        let line = Arc::new(Line { work, fds, devices, control, clients: clients.into(), away });
         let connector = line.joined_by(on_change).ok_or(io::ErrorKind::NotFound)?;
         let first = line.begin(again, again)?;
         let theirs = Arc::clone(&line);
@@ -172,6 +174,7 @@ fn connect(
         again: again.is_some(),
         inherits: again.is_some(),
         timeout: spec.origin_timeout,
+        away: None,
         writes: link.may_write(),
         clients: again.unwrap_or_default().to_vec(),
     };
@@ -304,7 +307,8 @@ impl Line {
             Work::Connect(order) => {
                 let role = if self.is_helped() { Role::Helper } else { Role::Connector };
                 let clients = lock(&self.clients).clone();
-                let order = Connect { again, inherits, clients, ..order.clone() };
+                let away = lock(&self.away).map(|since| since.elapsed().as_secs());
+                let order = Connect { again, inherits, clients, away, ..order.clone() };
                 (role, LinkOrder::Connect(Box::new(order)))
             }
             Work::Fill(order, _) => (Role::Fetcher, LinkOrder::Fill(order.clone())),
@@ -387,6 +391,11 @@ impl Line {
                 }
                 _ => return false,
             };
+            match report {
+                LinkReport::Connected => *lock(&self.away) = None,
+                LinkReport::Away { .. } => drop(lock(&self.away).get_or_insert_with(Instant::now)),
+                _ => {}
+            }
             let why = |why: String| why.chars().take(300).collect();
             let change = match (report, &self.work) {
                 (LinkReport::Connected, _) => Change::Here,

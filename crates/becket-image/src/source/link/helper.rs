@@ -21,7 +21,7 @@ use super::rbd::Rbd;
 /// The program's file.
 pub const PROGRAM: &str = "becket-rbd";
 /// The version of what becket and the program say to each other. The program refuses any other.
-pub const PROTOCOL: &str = "1";
+pub const PROTOCOL: &str = "2";
 /// Its first word where it is started for one connection.
 pub const CLIENT: &str = "client";
 /// Where packages put it, if not beside becket.

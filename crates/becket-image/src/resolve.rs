@@ -79,12 +79,13 @@ pub(crate) fn resolve(path: &Path) -> Result<HostInode, Error> {
 
 /// The same for an image that is read: `FILE@SNAPSHOT` is one, where no file has that name.
 pub(crate) fn resolve_image(path: &Path) -> Result<HostInode, Error> {
-    match (resolve(path), at_snapshot(path)) {
-        (Err(Error::NotFound { .. }), Some((file, snapshot))) => {
-            Ok(HostInode { snapshot: Some(snapshot), ..resolve(&file)? })
-        }
-        (found, _) => found,
+    let found = resolve(path);
+    if matches!(found, Err(Error::NotFound { .. }))
+        && let Some((file, snapshot)) = at_snapshot(path)
+    {
+        return Ok(HostInode { snapshot: Some(snapshot), ..resolve(&file)? });
     }
+    found
 }
 
 /// The two parts of `FILE@SNAPSHOT`, where there is such a file: the longest of several.

@@ -14,7 +14,9 @@ use crate::disk::unpack_disk;
 use crate::error::PARTITIONS;
 use crate::image::{Image, Layout};
 use crate::layer::packed::{self, Kind};
-use crate::layer::{Contents, FileSystem, Format, LayerError, NodeKind, detect, find, foreign, recognise};
+use crate::layer::{
+    Contents, FileSystem, Format, LayerError, NodeKind, detect, find, foreign, known, recognise,
+};
 use crate::text::shown;
 use crate::{Error, Identity, Partition};
 
@@ -242,8 +244,8 @@ impl Walk {
                 other => Some(other?),
             },
             None if table.is_empty() => {
-                let contents = recognise(&level.image, format).map_err(|source| here.layer(source))?;
-                let Some((known, _)) = &contents.known else {
+                let known = known::look(&level.image).map_err(|spent| here.layer(spent.into()))?;
+                let Some(known) = known else {
                     return Err(
                         here.no_container("no partition table or file system is recognised".to_owned())
                     );

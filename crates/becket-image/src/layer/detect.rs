@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::counted::counted;
-use super::known::{self, Known};
+use super::known;
 use super::packed::{self, Packed};
 use super::{About, FileSystem, Format, LayerError, btrfs, erofs, ext, fat, iso9660, lvm2, squashfs, xfs};
 use crate::image::Image;
@@ -20,7 +20,7 @@ pub struct Contents {
     /// The image that is packed in it, when there is one; then there is nothing else.
     pub packed: Option<Packed>,
     /// What is recognised and not read, when there is nothing else; see [`recognise`].
-    pub known: Option<(&'static Known, About)>,
+    pub known: Option<About>,
     /// What is wrong with a partition table without partitions, where there is nothing else: as the
     /// attachment warns.
     pub warnings: Vec<String>,
@@ -40,7 +40,7 @@ impl Contents {
         if let Some(packed) = &self.packed {
             return packed.about().clone();
         }
-        if let Some((_, about)) = &self.known {
+        if let Some(about) = &self.known {
             return about.clone();
         }
         let format = match &self.table {
@@ -62,8 +62,8 @@ pub fn recognise(image: &Image, format: Format) -> Result<Contents, LayerError> 
     if format != Format::Auto || contents.is_container() {
         return Ok(contents);
     }
-    let known = known::look(image)?.map(|known| Ok::<_, LayerError>((known, known.about(image)?)));
-    Ok(Contents { known: known.transpose()?, ..contents })
+    let known = known::look(image)?.map(|known| known.about(image)).transpose()?;
+    Ok(Contents { known, ..contents })
 }
 
 /// Finds out what `image` holds that can be read.

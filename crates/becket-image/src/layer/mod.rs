@@ -23,7 +23,7 @@ mod filesystem;
 pub(crate) mod foreign;
 mod format;
 mod iso9660;
-mod known;
+pub(crate) mod known;
 mod lvm2;
 pub(crate) mod packed;
 mod squashfs;
@@ -36,5 +36,4 @@ pub use filesystem::{Attributes, Entry, FileSystem, NodeKind, Stat, Time, Xattrs
 use filesystem::{LINK_MAX, NAME_MAX, directory_len, link_is_short, link_target, same_but_for_case};
 pub use foreign::find as find_foreign;
 pub use format::{About, Format};
-pub use known::Known;
 pub use packed::Packed;

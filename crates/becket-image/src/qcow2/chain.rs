@@ -130,11 +130,12 @@ pub(crate) fn unpack_chain(
     let failed = |source| of(&first.file.path, source);
     let Some(mut header) = header.map_err(failed)? else { return Ok(None) };
     if let Some(name) = first.snapshot {
-        let there = snapshots::names(first.image, &header).map_err(failed)?;
-        header = header.of_snapshot(first.image, name.as_bytes()).map_err(failed)?.ok_or_else(|| {
+        let Some(old) = header.of_snapshot(first.image, name.as_bytes()).map_err(failed)? else {
+            let there = snapshots::names(first.image, &header).map_err(failed)?;
             let there = if there.is_empty() { "it has none".to_owned() } else { format!("it has {there}") };
-            first.no_snapshot(format!("there is none of this name; {there}"))
-        })?;
+            return Err(first.no_snapshot(format!("there is none of this name; {there}")));
+        };
+        header = old;
     }
     if let Some(name) = &header.backing {
         first.may_refer(Format::Qcow2, || name.shown())?;

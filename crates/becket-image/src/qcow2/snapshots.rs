@@ -1,5 +1,7 @@
 //! The internal snapshots of a qcow2: their names, and the disk as it was when one was made.
-//! It reads a bounded table, and believes no length in it.
+//! It reads a bounded table, keeps one entry of it at a time, and believes no length in it.
+
+use std::ops::ControlFlow;
 
 use super::header::Header;
 use crate::bytes::{be16_at, be32_at, be64_at, part};
@@ -7,9 +9,10 @@ use crate::image::Image;
 use crate::layer::{LayerError, corrupt};
 use crate::text::shown;
 
-/// What QEMU takes at most: snapshots, and bytes of their table.
+/// What QEMU takes at most: snapshots, bytes of their table, and of what an entry may have beside its names.
 const MOST: u32 = 65_536;
-const TABLE_MAX: usize = 16 << 20;
+const TABLE_MAX: u64 = 16 << 20;
+const EXTRA_MAX: usize = 1024;
 /// Names in a message.
 const SHOWN: usize = 8;
 /// The part of an entry that each has.
@@ -27,14 +30,17 @@ struct Snapshot {
     size: Option<u64>,
 }
 
-/// Those of an image, in the order of its table.
-fn read(image: &Image, header: &Header) -> Result<Vec<Snapshot>, LayerError> {
+/// Calls `each` for those of an image, in the order of its table, until that has enough.
+fn read(
+    image: &Image,
+    header: &Header,
+    each: &mut dyn FnMut(Snapshot) -> ControlFlow<()>,
+) -> Result<(), LayerError> {
     if header.snapshots > MOST {
         return corrupt(format!("{} snapshots", header.snapshots));
     }
-    let mut found = Vec::new();
     let mut at = header.snapshots_offset;
-    let end = at.saturating_add(TABLE_MAX as u64);
+    let end = at.saturating_add(TABLE_MAX);
     for number in 1..=header.snapshots {
         if !at.is_multiple_of(8) || at >= end {
             return corrupt(format!("no place for snapshot {number} in its table"));
@@ -42,22 +48,23 @@ fn read(image: &Image, header: &Header) -> Result<Vec<Snapshot>, LayerError> {
         let fixed = image.read_vec(at, FIXED)?;
         let [id, name] = [12, 14].map(|place| usize::from(be16_at(&fixed, place)));
         let extra = be32_at(&fixed, 36) as usize;
-        let len = FIXED + extra + id + name;
-        if extra > TABLE_MAX || len > TABLE_MAX {
-            return corrupt(format!("an entry of {len} bytes for snapshot {number}"));
+        if extra > EXTRA_MAX {
+            return corrupt(format!("{extra} more bytes for snapshot {number}"));
         }
-        let bytes = image.read_vec(at, len)?;
-        let text = |from: usize, len| part(&bytes, from, len).to_vec();
-        found.push(Snapshot {
-            id: text(FIXED + extra, id),
-            name: text(FIXED + extra + id, name),
-            l1_offset: be64_at(&bytes, 0),
-            l1_entries: be32_at(&bytes, 8),
-            size: (extra >= 16).then(|| be64_at(&bytes, FIXED + 8)),
-        });
-        at += (len as u64).next_multiple_of(8);
+        let rest = image.read_vec(at + FIXED as u64, extra + id + name)?;
+        let snapshot = Snapshot {
+            id: part(&rest, extra, id).to_vec(),
+            name: part(&rest, extra + id, name).to_vec(),
+            l1_offset: be64_at(&fixed, 0),
+            l1_entries: be32_at(&fixed, 8),
+            size: (extra >= 16).then(|| be64_at(&rest, 8)),
+        };
+        if each(snapshot).is_break() {
+            return Ok(());
+        }
+        at += ((FIXED + rest.len()) as u64).next_multiple_of(8);
     }
-    Ok(found)
+    Ok(())
 }
 
 /// Their names, for people: the first of them, and how many more there are.
@@ -65,9 +72,12 @@ fn read(image: &Image, header: &Header) -> Result<Vec<Snapshot>, LayerError> {
 /// # Errors
 /// Their table is damaged.
 pub(super) fn names(image: &Image, header: &Header) -> Result<String, LayerError> {
-    let all = read(image, header)?;
-    let first: Vec<String> = all.iter().take(SHOWN).map(|one| shown(&one.name)).collect();
-    let more = all.len().saturating_sub(SHOWN);
+    let mut first = Vec::new();
+    read(image, header, &mut |one| {
+        first.push(shown(&one.name));
+        if first.len() == SHOWN { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    let more = (header.snapshots as usize).saturating_sub(SHOWN);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     Ok(first.join(", ") + &more)
 }
@@ -78,13 +88,23 @@ impl Header {
     ///
     /// # Errors
     /// Its entry says what cannot be.
-    pub(super) fn of_snapshot(mut self, image: &Image, name: &[u8]) -> Result<Option<Header>, LayerError> {
-        let all = read(image, &self)?;
-        let named = all.iter().find(|one| one.name == name);
-        let Some(found) = named.or_else(|| all.iter().find(|one| one.id == name)) else { return Ok(None) };
-        let size = found.size.unwrap_or(self.size);
-        (self.l1_offset, self.l1_entries, self.size) = (found.l1_offset, found.l1_entries, size);
-        self.check_tables(image.len())?;
-        Ok(Some(self))
+    pub(super) fn of_snapshot(&self, image: &Image, name: &[u8]) -> Result<Option<Header>, LayerError> {
+        let (mut named, mut numbered) = (None, None);
+        read(image, self, &mut |one| {
+            if one.name == name {
+                named = Some(one);
+                return ControlFlow::Break(());
+            }
+            if one.id == name && numbered.is_none() {
+                numbered = Some(one);
+            }
+            ControlFlow::Continue(())
+        })?;
+        let Some(Snapshot { l1_offset, l1_entries, size, .. }) = named.or(numbered) else { return Ok(None) };
+        let size = size.unwrap_or(self.size);
+        let mut header = self.clone();
+        (header.l1_offset, header.l1_entries, header.size) = (l1_offset, l1_entries, size);
+        header.check_tables(image.len())?;
+        Ok(Some(header))
     }
 }

@@ -6,8 +6,9 @@ mod common;
 use becket_testkit::{
     Scratch, image,
     origin::{Origin, Reply},
-    require_fuse, require_tools, tool, wait_until,
+    require_fuse, require_tools, wait_until,
 };
+use common::one::{kill, only};
 use common::{alive, scratch, text, web::run};
 use serde_json::{Value, json};
 use std::{
@@ -62,14 +63,6 @@ impl Drop for Listener {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn only(place: &Scratch) -> Value {
-    place.devices().remove(0)
-}
-
-fn kill(pid: &Value) {
-    tool(Command::new("kill").args(["-KILL", &pid.to_string()]));
 }
 
 #[test]

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use becket_testkit::{Scratch, image, require_tools, scaled, tool, wait_until};
 use common::nbd::{self, Client};
+use common::one::kill;
 use common::pki::{as_client, certificates};
 use common::{alive, helpers, scratch, text};
 use serde_json::Value;
@@ -42,11 +43,6 @@ fn device(place: &Scratch) -> Value {
 
 fn pid(device: &Value, key: &str) -> u32 {
     u32::try_from(device[key].as_u64().unwrap_or_else(|| panic!("no {key} in {device:#}"))).unwrap()
-}
-
-fn kill(pid: u32) {
-    tool(Command::new("kill").args(["-KILL", &pid.to_string()]));
-    assert!(wait_until(Duration::from_secs(10), || !alive(pid)));
 }
 
 fn clients(place: &Scratch) -> u64 {

@@ -20,9 +20,9 @@ use becket_testkit::{
     origin::{Origin, Reply},
     require_fuse, require_tools, tool, wait_until,
 };
+use common::one::{kill, only};
 use common::web::{ext4, ok, run};
 use common::{alive, scratch, text};
-use serde_json::Value;
 
 const BLOCK: usize = 4096;
 
@@ -32,15 +32,6 @@ fn attach(place: &Scratch, words: &[&str]) -> PathBuf {
     let limit: &[&str] = if words.contains(&"--origin-timeout") { &[] } else { &["--origin-timeout", "90s"] };
     let base = ["attach", "--via", "fuse", "--partitions", "off"];
     ok(place, &[&base, limit, words].concat()).trim().into()
-}
-
-fn only(place: &Scratch) -> Value {
-    place.devices().remove(0)
-}
-
-fn kill(pid: u32) {
-    tool(Command::new("kill").args(["-KILL", &pid.to_string()]));
-    assert!(wait_until(Duration::from_secs(20), || !alive(pid)));
 }
 
 /// The device's fetcher.

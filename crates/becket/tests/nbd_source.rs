@@ -7,7 +7,9 @@ mod common;
 use std::{fs, os::unix::fs::FileExt as _, process::Command, thread, time::Duration};
 
 use becket_testkit::{require_fuse, require_plain_machine, require_tools, tool, wait_until};
-use common::nbd_server::{Block, Server, attach, ext4, kill, only, open};
+use common::nbd_server::{Server, attach, ext4};
+use common::one::{Block, kill, only};
+use common::page::direct as open;
 use common::{nbd, scratch, text};
 use serde_json::Value;
 
@@ -315,7 +317,7 @@ fn a_connection_that_was_asked_of_a_dead_connector_is_made_by_the_next() {
         last = found[0];
         // Time to take the request.
         thread::sleep(Duration::from_millis(300));
-        kill(&Value::from(last));
+        kill(last);
     }
     assert!(!reads.is_finished(), "it waits");
     server.again();

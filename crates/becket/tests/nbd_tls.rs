@@ -15,7 +15,9 @@ use std::{
 };
 
 use becket_testkit::{Scratch, require_fuse, require_plain_machine, require_tools, wait_until};
-use common::nbd_server::{Block, Server, attach, ext4, kill, only, open};
+use common::nbd_server::{Server, attach, ext4};
+use common::one::{Block, kill, only};
+use common::page::direct as open;
 use common::pki::{as_client, certificates};
 use common::{helpers, scratch, text};
 
@@ -278,7 +280,7 @@ fn fuse_a_device_over_tls_outlives_what_serves_it() {
         // Its own death, and that of the server, may lose what was not flushed.
         for _ in 0..2 {
             for connector in helpers(number("server_pid"), "connector") {
-                kill(&connector.into());
+                kill(connector);
             }
             live("the connector");
             server.die();

@@ -11,7 +11,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use becket_testkit::{Ran, Scratch, require_fuse, require_plain_machine, tool, wait_until};
-use common::ceph::{Block, Cluster, attach, cluster, helpers, kill, number, only, open};
+use common::ceph::{Cluster, attach, cluster, helpers};
+use common::one::{Block, kill, only};
+use common::page::direct as open;
 use common::{scratch, text};
 use serde_json::Value;
 
@@ -82,35 +84,20 @@ fn what_stands_against_an_image_is_said() {
     // A key that is none.
     let ring = place.path("ring");
     fs::write(&ring, "[client.wrong]\n\tkey = AQCnHORmm0TDFRAAmDlAj5eDTdRvAWEm0Bm4Tg==\n").unwrap();
-    let text = fs::read_to_string(&conf).unwrap();
-    let other = place.path("other.conf");
-    let line = text.lines().find(|line| line.starts_with("keyring")).unwrap();
-    fs::write(&other, text.replace(line, &format!("keyring = {}", ring.display()))).unwrap();
-    let other = other.to_str().unwrap();
+    let other = cluster.conf_with(&place, "keyring", ring.to_str().unwrap());
+    let other = other.as_str();
     let wrong = place.run(["ls", "rbd:rbd/errors", "--ceph-conf", other, "--ceph-id", "wrong"]);
     fails(&wrong, "does not accept the key of client.wrong");
     // One that may only read.
-    cluster.ceph(&[
-        "auth",
-        "get-or-create",
-        "client.reader",
-        "mon",
-        "profile rbd-read-only",
-        "osd",
-        "profile rbd-read-only",
-        "-o",
-        ring.to_str().unwrap(),
-    ]);
+    cluster.user("client.reader", "profile rbd-read-only", &ring);
     let by_reader = ["--ceph-conf", other, "--ceph-id", "reader"];
     let words = |words: &[&str]| place.run(words.iter().chain(&by_reader));
     fails(&words(&["attach", "--via", "fuse", "rbd:rbd/errors"]), "client.reader may not write rbd/errors");
     assert_eq!(words(&["inspect", "rbd:rbd/errors"]).code, 0);
     // No monitor.
-    let gone = place.path("gone.conf");
-    let line = text.lines().find(|line| line.starts_with("mon host")).unwrap();
-    fs::write(&gone, text.replace(line, "mon host = [v2:127.0.0.1:1]")).unwrap();
+    let gone = cluster.conf_with(&place, "mon host", "[v2:127.0.0.1:1]");
     let begun = Instant::now();
-    fails(&place.run(["ls", "rbd:rbd/errors", "--ceph-conf", gone.to_str().unwrap()]), "no monitor");
+    fails(&place.run(["ls", "rbd:rbd/errors", "--ceph-conf", &gone]), "no monitor");
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
 }
 
@@ -186,7 +173,7 @@ fn fuse_two_hosts_never_write_one_image() {
     assert_eq!(failed.raw_os_error(), Some(5), "{failed}");
     // Nor by another worker or another program of the loser.
     let device = only(&one);
-    kill(number(&device["worker_pid"]));
+    kill(&device["worker_pid"]);
     assert!(disk.write_all_at(&Block::of(4).0, 0).is_err());
     kill(helpers(&device["server_pid"])[0]);
     assert!(disk.write_all_at(&Block::of(4).0, 0).is_err());

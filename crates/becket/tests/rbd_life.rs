@@ -15,7 +15,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use becket_testkit::{Scratch, require_fuse, tool, wait_until};
-use common::ceph::{Block, Cluster, attach, cluster, helpers, kill, number, only, open};
+use common::ceph::{Cluster, attach, cluster, helpers};
+use common::one::{Block, kill, only};
+use common::page::direct as open;
 use common::{alive, scratch, text};
 
 /// Blocks that are written and read in turn.
@@ -63,8 +65,8 @@ fn campaign(cluster: &Cluster, place: &Scratch, image: &str, victims: &[&'static
             let device = only(place);
             match victim {
                 "helper" => kill(helpers(&device["server_pid"])[0]),
-                "worker" => kill(number(&device["worker_pid"])),
-                "server" => kill(number(&device["server_pid"])),
+                "worker" => kill(&device["worker_pid"]),
+                "server" => kill(&device["server_pid"]),
                 daemon => {
                     cluster.say(&format!("kill-{daemon}"));
                     thread::sleep(Duration::from_millis(500));
@@ -149,15 +151,6 @@ fn fuse_a_program_that_hangs_is_replaced() {
     place.ok(["detach", "--all"]);
 }
 
-/// The configuration of the cluster with another keyring.
-fn conf_with(cluster: &Cluster, place: &Scratch, ring: &Path) -> String {
-    let text = fs::read_to_string(cluster.conf()).unwrap();
-    let line = text.lines().find(|line| line.starts_with("keyring")).unwrap();
-    let other = place.path("other.conf");
-    fs::write(&other, text.replace(line, &format!("keyring = {}", ring.display()))).unwrap();
-    other.to_str().unwrap().to_owned()
-}
-
 #[test]
 fn fuse_a_key_that_is_revoked_and_given_back() {
     let name = "rbd_life::fuse_a_key_that_is_revoked_and_given_back";
@@ -168,9 +161,8 @@ fn fuse_a_key_that_is_revoked_and_given_back() {
     let place = scratch();
     cluster.rbd(&["create", "--size", "8M", "rbd/revoked"]);
     let ring = place.path("ring");
-    cluster.ceph(&["auth", "add", "client.guest", "mon", "profile rbd", "osd", "profile rbd"]);
-    cluster.ceph(&["auth", "get", "client.guest", "-o", ring.to_str().unwrap()]);
-    let conf = conf_with(cluster, &place, &ring);
+    cluster.user("client.guest", "profile rbd", &ring);
+    let conf = cluster.conf_with(&place, "keyring", ring.to_str().unwrap());
     let words = ["attach", "--via", "fuse", "--ceph-conf", &conf, "--ceph-id", "guest", "rbd:rbd/revoked"];
     let disk = open(Path::new(place.ok(words).trim()));
     disk.write_all_at(&Block::of(1).0, 0).unwrap();
@@ -200,9 +192,8 @@ fn fuse_requests_fail_once_a_key_was_revoked_for_too_long() {
     let place = scratch();
     cluster.rbd(&["create", "--size", "8M", "rbd/late"]);
     let ring = place.path("ring");
-    cluster.ceph(&["auth", "add", "client.late", "mon", "profile rbd", "osd", "profile rbd"]);
-    cluster.ceph(&["auth", "get", "client.late", "-o", ring.to_str().unwrap()]);
-    let conf = conf_with(cluster, &place, &ring);
+    cluster.user("client.late", "profile rbd", &ring);
+    let conf = cluster.conf_with(&place, "keyring", ring.to_str().unwrap());
     let mut words = vec!["attach", "--via", "fuse", "--ceph-conf", &conf, "--ceph-id", "late"];
     words.extend(["--origin-timeout", "8", "rbd:rbd/late"]);
     let disk = open(Path::new(place.ok(words).trim()));
@@ -237,14 +228,17 @@ fn fuse_the_image_of_a_host_that_died_is_taken_over() {
     drop(disk);
     let device = only(&dead);
     // All of it stands still, as a host without power; it is ended at the end of this test.
-    let mut all = helpers(&device["server_pid"]);
-    all.extend([number(&device["server_pid"]), number(&device["worker_pid"])]);
-    all.iter().for_each(|pid| drop(tool(Command::new("kill").args(["-STOP", &pid.to_string()]))));
+    let helper = helpers(&device["server_pid"])[0].into();
+    let all = [&helper, &device["server_pid"], &device["worker_pid"]];
+    let signal = |name| {
+        all.iter().for_each(|pid| drop(tool(Command::new("kill").args([name, pid.to_string().as_str()]))))
+    };
+    signal("-STOP");
     let conf = cluster.conf();
     let words = ["attach", "--via", "fuse", "--ceph-conf", conf.to_str().unwrap(), "rbd:rbd/host"];
     assert!(other.run(words).err.contains("is in use"), "it may live");
     let taken = wait_until(Duration::from_secs(60), || other.run(words).code == 0);
-    all.iter().for_each(|pid| drop(tool(Command::new("kill").args(["-CONT", &pid.to_string()]))));
+    signal("-CONT");
     assert!(taken, "{:?}", other.run(words));
     let disk = open(Path::new(text(&only(&other), "device")));
     let mut found = Block::of(0);
@@ -284,14 +278,14 @@ fn fuse_a_device_follows_the_length_of_its_image() {
     let disk = open(&path);
     disk.write_all_at(&Block::of(1).0, 12 << 20).unwrap();
     // Processes that follow know it, too.
-    kill(number(&only(&place)["worker_pid"]));
+    kill(&only(&place)["worker_pid"]);
     kill(helpers(&only(&place)["server_pid"])[0]);
     let mut found = Block::of(0);
     disk.read_exact_at(&mut found.0, 12 << 20).unwrap();
     assert!(found.0 == Block::of(1).0);
     cluster.rbd(&["resize", "--no-progress", "--allow-shrink", "--size", "4M", "rbd/long"]);
     is_long(4 << 20);
-    kill(number(&only(&place)["server_pid"]));
+    kill(&only(&place)["server_pid"]);
     disk.write_all_at(&Block::of(2).0, 0).unwrap();
     drop(disk);
     place.ok(["detach", "--all"]);

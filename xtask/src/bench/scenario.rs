@@ -45,6 +45,7 @@ const ATTACH: &str = include_str!("guest/attach.sh");
 const STORM: &str = include_str!("guest/storm.sh");
 const IMAGES: &str = include_str!("guest/nested-images.sh");
 const NESTED: &str = include_str!("guest/nested.sh");
+const BOOT: &str = include_str!("guest/boot.sh");
 const WRITEBACK: &str = include_str!("guest/writeback.sh");
 
 /// What a place has unless it says otherwise.
@@ -280,7 +281,7 @@ blocks of 256 KiB and of 1 MiB. *local* is nbdkit with the image's file. Less is
             variables: "ENTRANTS=(becket becket-trace nbdkit-256k nbdkit-1M local) ROUNDS=3 MIB=2048 \
                         LATENCY=0.02 DEPTHS=(1 8)",
             short: "ROUNDS=1 MIB=128 LATENCY=0.002",
-            script: &[include_str!("guest/remote.sh")],
+            script: &[BOOT, include_str!("guest/remote.sh")],
             ..PLACE
         }],
     },
@@ -310,14 +311,15 @@ overlay of its own, all on this machine's CPUs; each link is bounded, and so is 
 A start reads a boot's bytes by FUSE, compares them and writes a block. *alone* is one host; *direct* are all
 of them at the origin; *one-host* has as many devices of one server, with one store. *zone-nginx* has an nginx
 between them and the origin that keeps what passes, and *zone-nginx-trace* the trace of an earlier start,
-too; *zone-export* has one `becket export` of the image with a store. *s* are seconds from the attach to the last byte; *origin-bytes* is what the origin has sent, divided by what
-one start reads. Less is better.",
+too; *zone-export* has one `becket export` of the image with a store. *s* are seconds from the attach to the
+last byte; *origin-bytes* is what the origin has sent, in how many *origin-requests*, and *host-bytes* what
+came to the first host, both divided by what one start reads (*needed-mb*). Less is better.",
         places: &[Place {
             ground: Ground::Host { memory: true },
-            variables: "ENTRANTS=(alone direct one-host zone-nginx zone-nginx-trace zone-export) ROUNDS=1 HOSTS=100 MIB=2048 \
-                        HOST_MBIT=20 ORIGIN_MBIT=200",
+            variables: "ENTRANTS=(alone direct one-host zone-nginx zone-nginx-trace zone-export) ROUNDS=1 \
+                        HOSTS=100 MIB=2048 HOST_MBIT=20 ORIGIN_MBIT=200",
             short: "ROUNDS=1 HOSTS=3 MIB=64 HOST_MBIT=200",
-            script: &[include_str!("guest/scale.sh")],
+            script: &[BOOT, include_str!("guest/scale.sh")],
             ..PLACE
         }],
     },

@@ -2,16 +2,12 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, OnceLock};
-use std::time::Duration;
 
-use becket_testkit::{Scratch, require_plain_machine, skip, tool, wait_until};
+use becket_testkit::{Scratch, require_plain_machine, skip, tool};
 use serde_json::Value;
-
-use super::alive;
 
 const TOOLS: [&str; 4] = ["ceph-mon", "ceph-osd", "rbd", "mke2fs"];
 
@@ -73,6 +69,21 @@ impl Cluster {
         self.dir.join("ceph.conf")
     }
 
+    /// Its configuration with another line for an option, in a file of that place.
+    pub(crate) fn conf_with(&self, place: &Scratch, option: &str, value: &str) -> String {
+        let text = fs::read_to_string(self.conf()).unwrap();
+        let line = text.lines().find(|line| line.starts_with(option)).unwrap();
+        let other = place.path(&format!("{option}.conf"));
+        fs::write(&other, text.replace(line, &format!("{option} = {value}"))).unwrap();
+        other.to_str().unwrap().to_owned()
+    }
+
+    /// A user with these rights, and a key in that file.
+    pub(crate) fn user(&self, name: &str, rights: &str, ring: &Path) {
+        self.ceph(&["auth", "add", name, "mon", rights, "osd", rights]);
+        self.ceph(&["auth", "get", name, "-o", ring.to_str().unwrap()]);
+    }
+
     pub(crate) fn rbd(&self, words: &[&str]) -> String {
         tool(Command::new("rbd").arg("--conf").arg(self.conf()).args(words))
     }
@@ -102,39 +113,9 @@ pub(crate) fn attach(cluster: &Cluster, place: &Scratch, words: &[&str]) -> Path
     place.ok(&all).trim().into()
 }
 
-pub(crate) fn only(place: &Scratch) -> Value {
-    place.devices().remove(0)
-}
-
-pub(crate) fn kill(pid: u32) {
-    tool(Command::new("kill").args(["-KILL", &pid.to_string()]));
-    assert!(wait_until(Duration::from_secs(20), || !alive(pid)));
-}
-
-pub(crate) fn number(value: &Value) -> u32 {
-    u32::try_from(value.as_u64().unwrap()).unwrap()
-}
-
 /// The programs that reach the cluster for a supervisor.
 pub(crate) fn helpers(parent: &Value) -> Vec<u32> {
     let found = Command::new("pgrep").args(["-P", &parent.to_string(), "-f", "^@becket helper"]).output();
     let found = String::from_utf8(found.unwrap().stdout).unwrap();
     found.lines().filter_map(|line| line.parse().ok()).collect()
-}
-
-pub(crate) fn open(disk: &Path) -> fs::File {
-    let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
-    fs::OpenOptions::new().read(true).write(true).custom_flags(flags).open(disk).unwrap()
-}
-
-/// A block that is aligned for direct I/O, filled with a number.
-#[repr(align(4096))]
-pub(crate) struct Block(pub(crate) [u8; 4096]);
-
-impl Block {
-    pub(crate) fn of(number: u64) -> Box<Self> {
-        let mut block = Box::new(Self([0; 4096]));
-        block.0.chunks_exact_mut(8).for_each(|place| place.copy_from_slice(&number.to_le_bytes()));
-        block
-    }
 }

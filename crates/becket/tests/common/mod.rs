@@ -10,6 +10,7 @@ pub(crate) mod load;
 pub(crate) mod nbd;
 pub(crate) mod nbd_server;
 pub(crate) mod net;
+pub(crate) mod one;
 pub(crate) mod page;
 pub(crate) mod pki;
 pub(crate) mod web;

@@ -2,17 +2,12 @@
 
 use std::{
     fs,
-    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
 use becket_testkit::{Scratch, tool, wait_until};
-use serde_json::Value;
-
-use super::alive;
-
 /// A foreign server of one image, which ends with this.
 pub(crate) struct Server {
     child: Child,
@@ -89,31 +84,4 @@ pub(crate) fn attach(place: &Scratch, words: &[&str]) -> PathBuf {
     let mut all = vec!["attach", "--via", "fuse"];
     all.extend(words);
     place.ok(&all).trim().into()
-}
-
-pub(crate) fn only(place: &Scratch) -> Value {
-    place.devices().remove(0)
-}
-
-pub(crate) fn kill(pid: &Value) {
-    tool(Command::new("kill").args(["-KILL", &pid.to_string()]));
-    let pid = u32::try_from(pid.as_u64().unwrap()).unwrap();
-    assert!(wait_until(Duration::from_secs(20), || !alive(pid)));
-}
-
-pub(crate) fn open(disk: &Path) -> fs::File {
-    let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
-    fs::OpenOptions::new().read(true).write(true).custom_flags(flags).open(disk).unwrap()
-}
-
-/// A block that is aligned for direct I/O, filled with a number.
-#[repr(align(4096))]
-pub(crate) struct Block(pub(crate) [u8; 4096]);
-
-impl Block {
-    pub(crate) fn of(number: u64) -> Box<Self> {
-        let mut block = Box::new(Self([0; 4096]));
-        block.0.chunks_exact_mut(8).for_each(|place| place.copy_from_slice(&number.to_le_bytes()));
-        block
-    }
 }

@@ -10,8 +10,6 @@ undo() {
 }
 undo_at_the_end undo
 head -c "${MIB}M" /dev/urandom >"$WORK/image" || fail "no room for an image"
-# Debian's: its libnbd has a module for it.
-PYTHON=/usr/bin/python3
 cat >"$WORK/origin.py" <<'END'
 import http.server, os, sys, threading, time
 path, latency, count = sys.argv[1], float(sys.argv[2]), sys.argv[3]
@@ -55,40 +53,28 @@ print(server.server_port, flush=True)
 server.serve_forever()
 END
 cat >"$WORK/start.py" <<'END'
-# Like a boot: a few hundred small files, each with its tables, and three large ones; each read in its order.
-import nbd, os, random, sys
+import boot, nbd, os, sys
 socket, image, depth = sys.argv[1], sys.argv[2], int(sys.argv[3])
-size, choose = os.path.getsize(image) // 4096, random.Random(5)
-places = [choose.randrange(size - 4096) for _ in range(12)]
-reads = [(0, 1), (256, 1)]
-for _ in range(300):
-    directory = choose.choice(places)
-    reads.append((directory + choose.randrange(64), 1))
-    at = directory + 64 + choose.randrange(3000)
-    reads += [(at, 1), (at + 1, choose.randrange(1, 4))]
-for large in range(3):
-    at = (size // 4) * large + size // 8
-    reads += [(at + piece * 32, 32) for piece in range(160)]
+reads = list(boot.reads(os.path.getsize(image) // 4096, 300, 4, 160))
 connection = nbd.NBD()
 connection.connect_uri(f"nbd+unix:///image?socket={socket}")
 expected = open(image, "rb")
 under_way = []
 def finish():
-    cookie, buffer, at, len = under_way.pop(0)
+    cookie, buffer, at, count = under_way.pop(0)
     while not connection.aio_command_completed(cookie):
         connection.poll(-1)
     expected.seek(at * 4096)
-    if buffer.to_bytearray() != expected.read(len * 4096):
+    if buffer.to_bytearray() != expected.read(count * 4096):
         sys.exit(f"wrong bytes at block {at}")
-for at, len in reads:
-    if under_way and depth == 1 or depth <= under_way.__len__():
+for at, count in reads:
+    if under_way and depth == 1 or depth <= len(under_way):
         finish()
-    buffer = nbd.Buffer(len * 4096)
-    under_way.append((connection.aio_pread(buffer, at * 4096), buffer, at, len))
+    buffer = nbd.Buffer(count * 4096)
+    under_way.append((connection.aio_pread(buffer, at * 4096), buffer, at, count))
 while under_way:
     finish()
-needed = set(block for at, len in reads for block in range(at, at + len))
-print(needed.__len__() * 4096)
+print(boot.needed(reads))
 END
 "$PYTHON" "$WORK/origin.py" "$WORK/image" "$LATENCY" "$WORK/count" >"$WORK/port" 2>"$SAID" &
 ORIGIN=$!

@@ -96,34 +96,24 @@ asked() { wc -l <"$SHARED/nginx/origin.log"; }
 # What the first host has received.
 received() { within 1 cat /proc/net/dev | awk '/eth0:/ { print $2 }'; }
 cat >"$WORK/start.py" <<'END'
-# Like a boot: files with their tables here and there, and three large ones; then one write.
-import os, random, sys
+# Compares what a start reads, and writes one block.
+import boot, os, sys
 device, image = sys.argv[1], sys.argv[2]
-size, choose = os.path.getsize(image) // 4096, random.Random(5)
-places = [choose.randrange(size - 4096) for _ in range(12)]
-reads = [(0, 1), (256, 1)]
-for _ in range(100):
-    directory = choose.choice(places)
-    reads.append((directory + choose.randrange(64), 1))
-    at = directory + 64 + choose.randrange(3000)
-    reads += [(at, 1), (at + 1, choose.randrange(1, 16))]
-for large in range(3):
-    at = (size // 4) * large + size // 8
-    reads += [(at + piece * 32, 32) for piece in range(60)]
+reads = list(boot.reads(os.path.getsize(image) // 4096, 100, 16, 60))
 disk, expected = os.open(device, os.O_RDWR), os.open(image, os.O_RDONLY)
-for at, len in reads:
-    if os.pread(disk, len * 4096, at * 4096) != os.pread(expected, len * 4096, at * 4096):
+for at, count in reads:
+    if os.pread(disk, count * 4096, at * 4096) != os.pread(expected, count * 4096, at * 4096):
         sys.exit(f"wrong bytes at block {at}")
 os.pwrite(disk, os.urandom(4096), 0)
 os.fsync(disk)
-print(sum(1 for _ in set(block for at, len in reads for block in range(at, at + len))) * 4096)
+print(boot.needed(reads))
 END
 # host NUMBER STORE SOURCE OPTION...: starts the image there; says how long that took.
 host() {
     local begun=$EPOCHREALTIME device dir=$HOSTED/$1
     mkdir -p "$dir"
     device=$(of_host "$1" attach --via fuse --cow "$dir/overlay.qcow2" ${2:+--store "$2"} "${@:4}" "$3" 2>"$dir/said") &&
-        /usr/bin/python3 "$WORK/start.py" "$device" "$SHARED/www/image" >"$dir/needed" 2>>"$dir/said" &&
+        "$PYTHON" "$WORK/start.py" "$device" "$SHARED/www/image" >"$dir/needed" 2>>"$dir/said" &&
         awk "BEGIN { print $EPOCHREALTIME - $begun }" >"$dir/took"
 }
 # all NAME COUNT STORE SOURCE OPTION...: that many hosts at the same moment; `own` is a store of each.
@@ -192,7 +182,7 @@ END
         ;;
     esac
 }
-# Of another web address, which all that is in a trace does not depend on.
+# A trace is of the bytes of an image, at whatever address.
 host 1 "$HOSTED/1/store" "$ORIGIN" --record || fail "nothing can be recorded: $(cat "$HOSTED/1/said")"
 of_host 1 store trace --store "$HOSTED/1/store" "$ORIGIN" >"$WORK/trace" 2>"$SAID" || fail "no trace"
 hosts_end

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use becket_testkit::{Ran, Scratch, require_fuse, require_plain_machine, tool, wait_until};
-use common::ceph::{Cluster, attach, cluster, helpers};
+use becket_testkit::{Ran, Scratch, require_plain_machine, tool, wait_until};
+use common::ceph::{Cluster, attach, cluster, fuse, helpers};
 use common::one::{Block, kill, only};
 use common::page::direct as open;
 use common::{scratch, text};
@@ -103,11 +103,7 @@ fn what_stands_against_an_image_is_said() {
 
 #[test]
 fn fuse_an_image_is_mounted_and_written() {
-    let name = "rbd::fuse_an_image_is_mounted_and_written";
-    if !require_fuse(name) {
-        return;
-    }
-    let Some(cluster) = cluster(name) else { return };
+    let Some(cluster) = fuse("rbd::fuse_an_image_is_mounted_and_written") else { return };
     let place = scratch();
     ext4(cluster, &place, "rbd/mounted");
     let disk = attach(cluster, &place, &["rbd:rbd/mounted"]);
@@ -141,11 +137,7 @@ fn fuse_an_image_is_mounted_and_written() {
 
 #[test]
 fn fuse_two_hosts_never_write_one_image() {
-    let name = "rbd::fuse_two_hosts_never_write_one_image";
-    if !require_fuse(name) {
-        return;
-    }
-    let Some(cluster) = cluster(name) else { return };
+    let Some(cluster) = fuse("rbd::fuse_two_hosts_never_write_one_image") else { return };
     let (one, other) = (scratch(), scratch());
     cluster.rbd(&["create", "--size", "8M", "rbd/two"]);
     let disk = open(&attach(cluster, &one, &["rbd:rbd/two"]));

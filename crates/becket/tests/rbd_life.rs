@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use becket_testkit::{Scratch, require_fuse, tool, wait_until};
-use common::ceph::{Cluster, attach, cluster, helpers};
+use common::ceph::{Cluster, attach, fuse, helpers, require_cluster};
 use common::one::{Block, kill, only};
 use common::page::direct as open;
 use common::{alive, scratch, text};
@@ -106,11 +106,7 @@ fn campaign(cluster: &Cluster, place: &Scratch, image: &str, victims: &[&'static
 
 #[test]
 fn fuse_no_write_is_lost_when_processes_die() {
-    let name = "rbd_life::fuse_no_write_is_lost_when_processes_die";
-    if !require_fuse(name) {
-        return;
-    }
-    let Some(cluster) = cluster(name) else { return };
+    let Some(cluster) = fuse("rbd_life::fuse_no_write_is_lost_when_processes_die") else { return };
     let victims = ["helper", "worker", "server"];
     campaign(cluster, &scratch(), "rbd/killed", &victims, kills(6));
 }
@@ -119,7 +115,7 @@ fn fuse_no_write_is_lost_when_processes_die() {
 #[test]
 fn fuse_no_write_is_lost_when_the_cluster_dies_too() {
     let name = "rbd_life::fuse_no_write_is_lost_when_the_cluster_dies_too";
-    if !require_fuse(name) || self::cluster(name).is_none() {
+    if !require_fuse(name) || !require_cluster(name) {
         return;
     }
     let cluster = Cluster::start("bluestore");
@@ -129,11 +125,7 @@ fn fuse_no_write_is_lost_when_the_cluster_dies_too() {
 
 #[test]
 fn fuse_a_program_that_hangs_is_replaced() {
-    let name = "rbd_life::fuse_a_program_that_hangs_is_replaced";
-    if !require_fuse(name) {
-        return;
-    }
-    let Some(cluster) = cluster(name) else { return };
+    let Some(cluster) = fuse("rbd_life::fuse_a_program_that_hangs_is_replaced") else { return };
     let place = scratch();
     cluster.rbd(&["create", "--size", "8M", "rbd/hung"]);
     let disk = open(&attach(cluster, &place, &["rbd:rbd/hung"]));
@@ -153,11 +145,7 @@ fn fuse_a_program_that_hangs_is_replaced() {
 
 #[test]
 fn fuse_a_key_that_is_revoked_and_given_back() {
-    let name = "rbd_life::fuse_a_key_that_is_revoked_and_given_back";
-    if !require_fuse(name) {
-        return;
-    }
-    let Some(cluster) = cluster(name) else { return };
+    let Some(cluster) = fuse("rbd_life::fuse_a_key_that_is_revoked_and_given_back") else { return };
     let place = scratch();
     cluster.rbd(&["create", "--size", "8M", "rbd/revoked"]);
     let ring = place.path("ring");
@@ -184,11 +172,9 @@ fn fuse_a_key_that_is_revoked_and_given_back() {
 /// The deadline is that of the device: programs that give way to each other do not begin it anew.
 #[test]
 fn fuse_requests_fail_once_a_key_was_revoked_for_too_long() {
-    let name = "rbd_life::fuse_requests_fail_once_a_key_was_revoked_for_too_long";
-    if !require_fuse(name) {
+    let Some(cluster) = fuse("rbd_life::fuse_requests_fail_once_a_key_was_revoked_for_too_long") else {
         return;
-    }
-    let Some(cluster) = cluster(name) else { return };
+    };
     let place = scratch();
     cluster.rbd(&["create", "--size", "8M", "rbd/late"]);
     let ring = place.path("ring");
@@ -216,11 +202,7 @@ fn fuse_requests_fail_once_a_key_was_revoked_for_too_long() {
 /// Its lock is not waited for, once the cluster counts it as dead.
 #[test]
 fn fuse_the_image_of_a_host_that_died_is_taken_over() {
-    let name = "rbd_life::fuse_the_image_of_a_host_that_died_is_taken_over";
-    if !require_fuse(name) {
-        return;
-    }
-    let Some(cluster) = cluster(name) else { return };
+    let Some(cluster) = fuse("rbd_life::fuse_the_image_of_a_host_that_died_is_taken_over") else { return };
     let (dead, other) = (scratch(), scratch());
     cluster.rbd(&["create", "--size", "8M", "rbd/host"]);
     let disk = open(&attach(cluster, &dead, &["rbd:rbd/host"]));
@@ -259,11 +241,7 @@ fn fuse_the_image_of_a_host_that_died_is_taken_over() {
 
 #[test]
 fn fuse_a_device_follows_the_length_of_its_image() {
-    let name = "rbd_life::fuse_a_device_follows_the_length_of_its_image";
-    if !require_fuse(name) {
-        return;
-    }
-    let Some(cluster) = cluster(name) else { return };
+    let Some(cluster) = fuse("rbd_life::fuse_a_device_follows_the_length_of_its_image") else { return };
     let place = scratch();
     cluster.rbd(&["create", "--size", "8M", "rbd/long"]);
     let path = attach(cluster, &place, &["rbd:rbd/long"]);

@@ -6,10 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, OnceLock};
 
-use becket_testkit::{Scratch, require_plain_machine, skip, tool};
+use becket_testkit::{Scratch, require_fuse, require_plain_machine, skip, tool};
 use serde_json::Value;
-
-const TOOLS: [&str; 4] = ["ceph-mon", "ceph-osd", "rbd", "mke2fs"];
 
 /// See the module.
 pub(crate) struct Cluster {
@@ -18,14 +16,17 @@ pub(crate) struct Cluster {
     _child: Child,
 }
 
-/// The program that reaches clusters, where it was built.
-pub(crate) fn helper() -> &'static Path {
-    static HELPER: OnceLock<PathBuf> = OnceLock::new();
-    HELPER.get_or_init(|| Path::new(env!("CARGO_BIN_EXE_becket")).with_file_name("becket-rbd"))
-}
-
-pub(crate) fn has_helper() -> bool {
-    helper().exists()
+/// Whether there can be a cluster; when not, the test is skipped.
+#[must_use]
+pub(crate) fn require_cluster(name: &str) -> bool {
+    let helper = Path::new(env!("CARGO_BIN_EXE_becket")).with_file_name("becket-rbd");
+    if !require_plain_machine(name, &["ceph-mon", "ceph-osd", "rbd", "mke2fs"]) {
+        return false;
+    }
+    if !helper.exists() {
+        skip(name, "needs becket-rbd beside becket: cargo build -p becket-rbd");
+    }
+    helper.exists()
 }
 
 impl Cluster {
@@ -95,14 +96,12 @@ impl Cluster {
 
 /// The cluster of this process's tests, if there can be one.
 pub(crate) fn cluster(name: &str) -> Option<&'static Cluster> {
-    if !require_plain_machine(name, &TOOLS) {
-        return None;
-    }
-    if !has_helper() {
-        skip(name, "needs becket-rbd beside becket: cargo build -p becket-rbd");
-        return None;
-    }
-    Some(Cluster::shared())
+    require_cluster(name).then(Cluster::shared)
+}
+
+/// The same for a test that attaches over FUSE.
+pub(crate) fn fuse(name: &str) -> Option<&'static Cluster> {
+    if require_fuse(name) { cluster(name) } else { None }
 }
 
 /// Attaches over FUSE and returns the disk.

@@ -4,13 +4,15 @@
 
 use std::process::Command;
 
+use becket_image::link::helper::PROTOCOL;
+
 #[test]
 fn a_becket_of_another_version_is_refused() {
     let program = env!("CARGO_BIN_EXE_becket-rbd");
     let said = Command::new(program).args(["client", "0", "read", "rbd:rbd/x"]).output().unwrap();
     assert!(!said.status.success());
     let said = String::from_utf8(said.stderr).unwrap();
-    assert!(said.contains("speaks version 1, and becket version 0"), "{said}");
+    assert!(said.contains(&format!("speaks version {PROTOCOL}, and becket version 0")), "{said}");
     let alone = Command::new(program).output().unwrap();
     assert!(String::from_utf8(alone.stderr).unwrap().contains("becket attach rbd:"));
 }

@@ -9,7 +9,8 @@ packages=(
     e2fsprogs fdisk gdisk util-linux mount  # mke2fs, sfdisk, sgdisk, losetup, mount
     util-linux-extra                        # fincore
     xfsprogs btrfs-progs dosfstools         # file systems of the tests
-    ntfs-3g exfatprogs f2fs-tools udftools  # file systems that becket only names
+    ntfs-3g exfatprogs exfat-fuse           # file systems of Windows, made and filled
+    f2fs-tools udftools                     # file systems that becket only names
     jfsutils reiserfsprogs bcache-tools
     squashfs-tools fio strace procps kmod   # the demo's SquashFS, fio --verify, tracing, depmod
     git sqlite3                             # loads of the campaign

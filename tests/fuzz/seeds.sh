@@ -41,6 +41,7 @@ for bits in 12 16 32; do
     # What is behind the first files holds nothing, and a fuzzer likes short inputs.
     head -c $((bits == 12 ? 40 : 320))K "$image" >"$(place fat fat$bits)"
 done
+for kind in exfat ntfs; do python3 windows.py $kind >"$(place $kind small)"; done
 rm -f corpus/erofs/*
 mkfs.erofs "$(place erofs plain)" "$tree" >/dev/null 2>&1
 mkfs.erofs --chunksize 4096 "$(place erofs chunks)" "$tree" >/dev/null 2>&1
@@ -194,6 +195,7 @@ xz -c <"$work/text" | block '\x01' >"$(place codecs xz)"
 printf '\xf0\x0bplain literals of lz4 here' | block '\x02' >"$(place codecs lz4)"
 zstd -q -c <"$work/text" | block '\x03' >"$(place codecs zstd)"
 gzip -n -c <"$work/text" | block '\x04' >"$(place codecs gzip)"
+printf '\x05\xb0\x08abc\x11\x20' | block '\x08' >"$(place codecs lznt1)"
 xz -c --check=crc32 <"$work/text" | tail -c +13 | head -c -28 | block '\x05' >"$(place codecs xz-block)"
 
 # Texts. Of the protocols' longest words only sketches: those change, and a fuzzer finds the rest.

@@ -110,6 +110,16 @@ pub(crate) fn padded_text(bytes: &[u8]) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
+/// Text in UTF-16, less significant bytes first.
+pub(crate) fn utf16_le(bytes: &[u8]) -> String {
+    utf16(bytes.chunks_exact(2).map(|unit| u16_at(unit, 0)))
+}
+
+/// Text in UTF-16; what is no Unicode becomes U+FFFD.
+pub(crate) fn utf16(units: impl Iterator<Item = u16>) -> String {
+    char::decode_utf16(units).map(|c| c.unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
+}
+
 /// A UUID whose bytes stand in the order in which they are written.
 pub(crate) fn uuid(bytes: &[u8]) -> Option<String> {
     let number = u128::from_be_bytes(field(bytes, 0));

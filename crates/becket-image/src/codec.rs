@@ -4,6 +4,7 @@
 //! A decoder is memory that one thread reuses ([`Codec::decoder`]): each thread of the engine has its own,
 //! and so has a thread that parses an image.
 
+mod lznt1;
 mod sha256;
 mod xz_block;
 
@@ -30,6 +31,8 @@ pub enum Codec {
     Lzo,
     /// Such blocks, each of which yields 4 KiB at most, as btrfs stores them.
     LzoSectors,
+    /// Chunks of LZNT1, each of which yields 4 KiB, as NTFS stores them.
+    Lznt1,
     /// A Zstandard frame; what follows it is not looked at.
     Zstd,
     /// A member of a gzip file.
@@ -68,6 +71,7 @@ impl Codec {
             Codec::Lz4 => Box::new(Lz4),
             Codec::Lzo => Box::new(Lzo),
             Codec::LzoSectors => Box::new(LzoSectors),
+            Codec::Lznt1 => Box::new(Lznt1),
             Codec::Zstd => Box::new(Zstd(zstd::bulk::Decompressor::new().ok())),
             Codec::XzBlock => Box::new(XzBlock),
         }
@@ -86,6 +90,7 @@ impl fmt::Display for Codec {
             Codec::Xz | Codec::XzBlock => "xz",
             Codec::Lz4 => "lz4",
             Codec::Lzo | Codec::LzoSectors => "lzo",
+            Codec::Lznt1 => "lznt1",
             Codec::Zstd => "zstd",
         })
     }
@@ -183,6 +188,14 @@ impl Decode for LzoSectors {
             at += len;
         }
         Ok(done)
+    }
+}
+
+struct Lznt1;
+
+impl Decode for Lznt1 {
+    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
+        lznt1::decode(input, output).map_err(|reason| Codec::Lznt1.failed(reason))
     }
 }
 

@@ -85,6 +85,8 @@ pub struct Layout {
     extents: Vec<Extent>,
     blocks: Vec<Block>,
     codec: Option<Codec>,
+    /// Where what the blocks are decoded from lies, if that is not the image below as it is.
+    gathered: Vec<Extent>,
     len: u64,
     held: Held,
 }
@@ -103,7 +105,14 @@ impl Layout {
     /// The image's budget is spent.
     pub fn of(image: &Image) -> Result<Layout, LayerError> {
         let held = image.budget().hold(0, PIECES)?;
-        Ok(Layout { extents: Vec::new(), blocks: Vec::new(), codec: None, len: 0, held })
+        Ok(Layout {
+            extents: Vec::new(),
+            blocks: Vec::new(),
+            codec: None,
+            gathered: Vec::new(),
+            len: 0,
+            held,
+        })
     }
 
     /// The next `len` bytes are those from byte `offset` of the image below on.
@@ -146,6 +155,22 @@ impl Layout {
         Ok(())
     }
 
+    /// Adds `len` bytes from byte `offset` of the image below on to what blocks are decoded from; where they
+    /// are in that. All blocks of a layout, or none, are decoded from what was gathered.
+    ///
+    /// # Errors
+    /// As [`Layout::data`].
+    pub(crate) fn gather(&mut self, offset: u64, len: u64) -> Result<u64, LayerError> {
+        let start = self.gathered.last().map_or(0, Extent::end);
+        let extent = Extent { start, len, place: Place::Data { source: 0, offset } };
+        if self.gathered.len() >= PIECES_MAX || !extent.is_bounded() {
+            return Err(LayerError::Limit(format!("it is decoded from more than {PIECES_MAX} pieces")));
+        }
+        self.held.grow(EXTENT, PIECES)?;
+        self.gathered.push(extent);
+        Ok(start)
+    }
+
     /// Length so far, in bytes.
     pub fn len(&self) -> u64 {
         self.len
@@ -163,11 +188,12 @@ impl Layout {
 
     /// From where to where its bytes lie in the image below.
     pub(crate) fn span(&self) -> Option<(u64, u64)> {
-        let data = self.extents.iter().filter_map(|extent| match extent.place {
+        let data = self.extents.iter().chain(&self.gathered).filter_map(|extent| match extent.place {
             Place::Data { source: 0, offset } => Some((offset, extent.len)),
             _ => None,
         });
-        let blocks = self.blocks.iter().map(|block| (block.input, block.input_len.into()));
+        let direct = self.blocks.iter().filter(|_| self.gathered.is_empty());
+        let blocks = direct.map(|block| (block.input, block.input_len.into()));
         let all = data.chain(blocks).map(|(start, len)| (start, start.saturating_add(len)));
         all.reduce(|(from, to), (start, end)| (from.min(start), to.max(end)))
     }
@@ -298,7 +324,7 @@ impl Image {
     /// The same where some bytes are those of another image, which lies behind; its files and layers come
     /// behind ours.
     pub(crate) fn compose_over(&self, layout: Layout, behind: Option<&Image>) -> Result<Image, LayerError> {
-        let Layout { extents, blocks, codec, held, .. } = layout;
+        let Layout { extents, blocks, codec, gathered, held, .. } = layout;
         let mut sources = self.sources.clone();
         let behind = behind.map(|image| sources.append(image)).transpose()?;
         let own = index(sources.layers.len())?;
@@ -318,13 +344,28 @@ impl Image {
         drop(held);
         let map = composed.finish()?;
         if let Some(codec) = codec {
-            let held = sources.hold_layer(self.map(), &blocks)?;
-            let encoded = Encoded::new(codec, self.map().clone(), blocks)
+            let below = match gathered.is_empty() {
+                true => Arc::clone(&self.map),
+                false => self.gathered(&sources.budget, &gathered)?,
+            };
+            let held = sources.hold_layer(&below.map, &blocks)?;
+            let encoded = Encoded::new(codec, below.map.clone(), blocks)
                 .ok_or_else(|| LayerError::Corrupt("an encoded block of it is impossible".to_owned()))?;
-            let last = Arc::clone(&self.map.last);
+            let last = Arc::clone(&below.last);
             sources.layers.push(Arc::new(Layer { encoded, last, _held: held }));
         }
         Ok(Image { map, sources, block_size: 512, stored: None })
+    }
+
+    /// What [`Layout::gather`] has put together.
+    fn gathered(&self, budget: &Budget, pieces: &[Extent]) -> Result<Arc<Mapped>, LayerError> {
+        let mut composed = Composed::new(budget)?;
+        for piece in pieces {
+            if let Place::Data { offset, .. } = piece.place {
+                composed.part(Some(self.map()), piece.start, offset, piece.len)?;
+            }
+        }
+        composed.finish()
     }
 
     /// The image in pieces of others, each with its length: which of `others` it is of and its first byte

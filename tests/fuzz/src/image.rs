@@ -37,6 +37,14 @@ pub(crate) fn fat(bytes: &[u8]) -> bool {
     read(bytes.to_vec(), Format::Fat)
 }
 
+pub(crate) fn exfat(bytes: &[u8]) -> bool {
+    read(bytes.to_vec(), Format::ExFat)
+}
+
+pub(crate) fn ntfs(bytes: &[u8]) -> bool {
+    read(bytes.to_vec(), Format::Ntfs)
+}
+
 pub(crate) fn erofs(bytes: &[u8]) -> bool {
     read(bytes.to_vec(), Format::Erofs)
 }
@@ -85,7 +93,7 @@ pub(crate) fn anything(bytes: &[u8]) -> bool {
 
 /// One block: the first byte says how it is encoded, the next two how much it yields.
 pub(crate) fn codecs(bytes: &[u8]) -> bool {
-    const CODECS: [Codec; 8] = [
+    const CODECS: [Codec; 9] = [
         Codec::Gzip,
         Codec::Xz,
         Codec::Lz4,
@@ -94,6 +102,7 @@ pub(crate) fn codecs(bytes: &[u8]) -> bool {
         Codec::XzBlock,
         Codec::Lzo,
         Codec::LzoSectors,
+        Codec::Lznt1,
     ];
     let [codec, low, high, input @ ..] = bytes else { return false };
     let Some(codec) = CODECS.get(usize::from(*codec) % CODECS.len()) else { return false };

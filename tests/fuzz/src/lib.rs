@@ -22,6 +22,8 @@ pub const TARGETS: &[Target] = &[
     ("squashfs", image::squashfs),
     ("ext", image::ext),
     ("fat", image::fat),
+    ("exfat", image::exfat),
+    ("ntfs", image::ntfs),
     ("erofs", image::erofs),
     ("lvm2", image::lvm2),
     ("packed", image::packed),

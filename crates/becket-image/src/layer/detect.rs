@@ -6,7 +6,9 @@ use std::sync::Arc;
 use super::counted::counted;
 use super::known;
 use super::packed::{self, Packed};
-use super::{About, FileSystem, Format, LayerError, btrfs, erofs, ext, fat, iso9660, lvm2, squashfs, xfs};
+use super::{
+    About, FileSystem, Format, LayerError, btrfs, erofs, ext, fat, iso9660, lvm2, ntfs, squashfs, xfs,
+};
 use crate::image::Image;
 use crate::partition::{self, Table};
 
@@ -115,7 +117,7 @@ pub fn detect(image: &Image, format: Format) -> Result<Contents, LayerError> {
 type Opener = fn(&Image) -> Result<Option<Arc<dyn FileSystem>>, LayerError>;
 
 /// The file systems, those with the most telling magic first. FAT has none of its own and comes last.
-const OPENERS: [(Format, Opener); 8] = [
+const OPENERS: [(Format, Opener); 10] = [
     (Format::Lvm2, lvm2::open),
     (Format::Squashfs, squashfs::open),
     (Format::Erofs, erofs::open),
@@ -123,5 +125,7 @@ const OPENERS: [(Format, Opener); 8] = [
     (Format::Xfs, xfs::open),
     (Format::Btrfs, btrfs::open),
     (Format::Iso9660, iso9660::open),
+    (Format::Ntfs, ntfs::open),
+    (Format::ExFat, fat::exfat::open),
     (Format::Fat, fat::open),
 ];

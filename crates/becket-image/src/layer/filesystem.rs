@@ -227,9 +227,16 @@ pub(super) fn directory_len(len: u64) -> Result<usize, LayerError> {
     fits.ok_or_else(|| LayerError::Limit(format!("a directory of {len} bytes")))
 }
 
-/// Whether two names differ at most in the case of their ASCII letters.
+/// Whether two names differ at most in the case of their letters.
 pub(super) fn same_but_for_case(one: &[u8], other: &[u8]) -> bool {
+    fn lower(text: &str) -> impl Iterator<Item = char> {
+        text.chars().flat_map(char::to_lowercase)
+    }
     one.eq_ignore_ascii_case(other)
+        || match (str::from_utf8(one), str::from_utf8(other)) {
+            (Ok(one), Ok(other)) => lower(one).eq(lower(other)),
+            _ => false,
+        }
 }
 
 #[cfg(test)]

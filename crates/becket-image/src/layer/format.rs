@@ -24,6 +24,10 @@ pub enum Format {
     Btrfs,
     /// FAT12, FAT16 or FAT32.
     Fat,
+    /// NTFS.
+    Ntfs,
+    /// exFAT.
+    ExFat,
     /// SquashFS 4.
     Squashfs,
     /// EROFS; files that it compresses are not read.
@@ -71,7 +75,7 @@ impl Format {
 }
 
 /// Each format with its names, the first of which is shown.
-const NAMES: [(Format, &[&str]); 19] = [
+const NAMES: [(Format, &[&str]); 21] = [
     (Format::Auto, &["auto"]),
     (Format::Raw, &["raw"]),
     (Format::Disk, &["disk", "gpt", "mbr"]),
@@ -80,6 +84,8 @@ const NAMES: [(Format, &[&str]); 19] = [
     (Format::Xfs, &["xfs"]),
     (Format::Btrfs, &["btrfs"]),
     (Format::Fat, &["fat", "vfat"]),
+    (Format::Ntfs, &["ntfs"]),
+    (Format::ExFat, &["exfat"]),
     (Format::Squashfs, &["squashfs"]),
     (Format::Erofs, &["erofs"]),
     (Format::Lvm2, &["lvm2"]),

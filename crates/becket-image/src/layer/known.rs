@@ -37,13 +37,11 @@ const HEAD: u64 = 66 << 10;
 
 /// All of them, in the order in which they are tried.
 #[rustfmt::skip]
-static KNOWN: [Known; 26] = [
+static KNOWN: [Known; 24] = [
     known(LUKS, "an encrypted disk (LUKS)", "cryptsetup open DEVICE NAME",
         &[(0, b"LUKS\xba\xbe\0\x01"), (0, b"LUKS\xba\xbe\0\x02")]),
     known("BitLocker", "an encrypted disk (BitLocker)", "cryptsetup open --type bitlk DEVICE NAME",
         &[(3, b"-FVE-FS-")]),
-    known("ntfs", "a file system of Windows (NTFS)", "mount -t ntfs3 DEVICE DIR", &[(3, b"NTFS    ")]),
-    known("exfat", "an exFAT file system", "mount -t exfat DEVICE DIR", &[(3, b"EXFAT   ")]),
     known("ReFS", "a file system of Windows (ReFS)", "give DEVICE to a virtual machine with Windows", &[(3, b"ReFS\0\0\0\0")]),
     known("f2fs", "an F2FS file system", "mount -t f2fs DEVICE DIR", &[(1024, b"\x10\x20\xf5\xf2\x01\0")]),
     known(SWAP, "swap space", "swapon DEVICE",

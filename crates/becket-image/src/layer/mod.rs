@@ -25,6 +25,7 @@ mod format;
 mod iso9660;
 pub(crate) mod known;
 mod lvm2;
+mod ntfs;
 pub(crate) mod packed;
 mod squashfs;
 mod xfs;

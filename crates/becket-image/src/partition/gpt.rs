@@ -4,7 +4,7 @@
 use std::io;
 
 use super::table::{NUMBERS_END, Partition, RangeError, Table, byte_range};
-use crate::bytes::{ReadAt, field, u32_at, u64_at};
+use crate::bytes::{ReadAt, field, u32_at, u64_at, utf16};
 
 const SIGNATURE: &[u8; 8] = b"EFI PART";
 /// Bytes of the header that the specification defines.
@@ -158,9 +158,7 @@ fn add_entry(table: &mut Table, number: u32, entry: &[u8], sector: u32, len: u64
 /// The name of an entry; what is no Unicode becomes U+FFFD.
 fn label(entry: &[u8]) -> Option<String> {
     let units = entry.get(56..ENTRY_LEN)?.chunks_exact(2).map(|unit| u16::from_le_bytes(field(unit, 0)));
-    let name: String = char::decode_utf16(units.take_while(|unit| *unit != 0))
-        .map(|c| c.unwrap_or(char::REPLACEMENT_CHARACTER))
-        .collect();
+    let name = utf16(units.take_while(|unit| *unit != 0));
     (!name.is_empty()).then_some(name)
 }
 

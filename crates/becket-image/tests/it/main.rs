@@ -26,4 +26,5 @@ mod through;
 mod trees;
 mod trust;
 mod vmdk;
+mod windows;
 mod xfs;

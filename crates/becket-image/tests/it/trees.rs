@@ -192,7 +192,11 @@ fn sum(bytes: &[u8]) -> u64 {
 /// The extended attributes of a file by the kernel; access control lists under one name only.
 fn attributes(path: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut names = vec![0; 1 << 16];
-    let len = rustix::fs::llistxattr(path, &mut names[..]).unwrap();
+    let len = match rustix::fs::llistxattr(path, &mut names[..]) {
+        // A file system without them.
+        Err(rustix::io::Errno::OPNOTSUPP) => 0,
+        len => len.unwrap(),
+    };
     let names = names[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty());
     names
         .filter(|name| !name.starts_with(b"trusted.SGI_ACL"))

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use super::{
     About, Attributes, Entry, FileSystem, LayerError, NodeKind, Stat, corrupt, directory_len, unsupported,
 };
-use crate::bytes::{padded_text, part, u8_at, u16_at, u32_at};
+use crate::bytes::{be16_at, padded_text, part, u8_at, u16_at, u32_at, utf16};
 use crate::image::{Image, Layout};
 use susp::SystemUse;
 
@@ -193,7 +193,7 @@ impl Iso {
         let raw = part(&record.bytes, RECORD_LEN, u8_at(&record.bytes, 32).into());
         match self.names {
             Names::RockRidge(_) if !system_use.name.is_empty() => system_use.name.clone(),
-            Names::Joliet => without_version(utf16(raw.iter().copied()).as_bytes()).to_vec(),
+            Names::Joliet => without_version(utf16(be_units(raw)).as_bytes()).to_vec(),
             _ => {
                 let name = without_version(raw);
                 name.strip_suffix(b".").unwrap_or(name).to_vec()
@@ -342,18 +342,16 @@ fn without_version(name: &[u8]) -> &[u8] {
 /// The label of a Joliet volume, as blkid has it: 16 letters in UTF-16, and then what the primary volume's
 /// goes on with where that begins alike.
 fn joliet_label(wide: &[u8], primary: &[u8]) -> Option<String> {
-    let text = utf16(wide.chunks_exact(2).take_while(|unit| **unit != [0, 0]).flatten().copied());
+    let text = utf16(be_units(wide).take_while(|unit| *unit != 0));
     let begins_alike = text.chars().count() == wide.len() / 2
         && text.bytes().zip(primary).all(|(one, other)| one.eq_ignore_ascii_case(other));
     let rest = if begins_alike { primary.get(text.len()..).unwrap_or_default() } else { &[] };
     padded_text(&[text.as_bytes(), rest].concat())
 }
 
-/// Text in UTF-16, the more significant byte first.
-fn utf16(bytes: impl Iterator<Item = u8>) -> String {
-    let bytes: Vec<u8> = bytes.collect();
-    let units = bytes.chunks_exact(2).map(|unit| u16::from_be_bytes(crate::bytes::field(unit, 0)));
-    char::decode_utf16(units).map(|c| c.unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
+/// Units of UTF-16, the more significant byte first.
+fn be_units(bytes: &[u8]) -> impl Iterator<Item = u16> {
+    bytes.chunks_exact(2).map(|unit| be16_at(unit, 0))
 }
 
 /// A date and time of 16 digits as blkid writes it for a UUID; `None` when none was set.

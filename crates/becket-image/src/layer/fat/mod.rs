@@ -1,4 +1,4 @@
-//! FAT12, FAT16 and FAT32, with long names.
+//! FAT12, FAT16 and FAT32, with long names. exFAT is beside it, for the table of clusters is the same.
 //! It never follows a chain of clusters further than there are clusters.
 //!
 //! Our own, because the crate fatfs reads files and does not report where their clusters are.
@@ -6,11 +6,16 @@
 //!
 //! Followed: Microsoft's FAT specification of 2000 (fatgen103), and the kernel where it is laxer.
 
+pub(super) mod exfat;
+mod table;
+
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use table::{Table, Width};
+
 use super::{About, Attributes, Entry, FileSystem, LayerError, NodeKind, Stat, Time, corrupt, directory_len};
-use crate::bytes::{field, padded_text, part, u8_at, u16_at, u32_at};
+use crate::bytes::{field, padded_text, part, u8_at, u16_at, u32_at, utf16};
 use crate::image::{Image, Layout};
 
 const ROOT: u64 = 0;
@@ -19,35 +24,20 @@ const LONG_NAME: u8 = 0x0f;
 const VOLUME: u8 = 0x08;
 const DIRECTORY: u8 = 0x10;
 const DELETED: u8 = 0xe5;
-/// Bytes of the table that are read at once.
+/// Bytes of a directory that are read at once.
 const WINDOW: u64 = 4096;
 /// What a directory can have: 65,536 entries.
 const DIRECTORY_MAX: u64 = 65_536 * ENTRY as u64;
 
-/// How wide the table's entries are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Width {
-    Twelve,
-    Sixteen,
-    ThirtyTwo,
-}
-
 /// An open FAT file system.
 #[derive(Debug)]
 struct Fat {
-    image: Image,
     about: About,
-    width: Width,
-    /// Where the first table is, in bytes.
-    table: u64,
+    table: Table,
     /// The root directory of FAT12 and FAT16: first byte and length.
     fixed_root: (u64, u64),
     /// Its first cluster on FAT32.
     root_cluster: u32,
-    /// Where cluster 2 is, in bytes.
-    data: u64,
-    cluster_size: u64,
-    clusters: u32,
     unclean: Option<&'static str>,
 }
 
@@ -92,7 +82,7 @@ pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerEr
     let clusters = u32::try_from((total - data) / per_cluster).unwrap_or(u32::MAX);
     let width = match clusters {
         0 => return Ok(None),
-        _ if u16_at(&boot, 22) == 0 => Width::ThirtyTwo,
+        _ if u16_at(&boot, 22) == 0 => Width::TwentyEight,
         1..4085 => Width::Twelve,
         _ => Width::Sixteen,
     };
@@ -100,20 +90,22 @@ pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerEr
     let bits = match width {
         Width::Twelve => 12,
         Width::Sixteen => 16,
-        Width::ThirtyTwo => 32,
+        Width::TwentyEight | Width::ThirtyTwo => 32,
     };
     let counted = (table_len.saturating_mul(sector * 8) / bits).saturating_sub(2);
     let clusters = clusters.min(u32::try_from(counted).unwrap_or(u32::MAX));
     let fat = Fat {
-        image: image.clone(),
         about: About::default(),
-        width,
-        table: reserved * sector,
+        table: Table {
+            image: image.clone(),
+            width,
+            at: reserved * sector,
+            data: data * sector,
+            cluster_size: per_cluster * sector,
+            clusters,
+        },
         fixed_root: (root * sector, root_len),
         root_cluster: u32_at(&boot, 44),
-        data: data * sector,
-        cluster_size: per_cluster * sector,
-        clusters,
         unclean: None,
     };
     Ok(Some(Arc::new(fat.introduced(&boot)?)))
@@ -122,18 +114,18 @@ pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerEr
 impl Fat {
     /// Completes what it says of itself.
     fn introduced(mut self, boot: &[u8]) -> Result<Fat, LayerError> {
-        let (format, at) = match self.width {
+        let (format, at) = match self.table.width {
             Width::Twelve => ("fat12", 38),
             Width::Sixteen => ("fat16", 38),
-            Width::ThirtyTwo => ("fat32", 66),
+            Width::TwentyEight | Width::ThirtyTwo => ("fat32", 66),
         };
         // Bit 0 of a reserved byte before the signature is Linux's and Windows' mark of a mounted volume.
         let marked = u8_at(boot, at - 1) & 1 != 0;
         let mut window = None;
-        let clean = match self.width {
+        let clean = match self.table.width {
             Width::Twelve => true,
-            Width::Sixteen => self.entry(1, &mut window)? & 0x8000 != 0,
-            Width::ThirtyTwo => self.entry(1, &mut window)? & 0x0800_0000 != 0,
+            Width::Sixteen => self.table.entry(1, &mut window)? & 0x8000 != 0,
+            Width::TwentyEight | Width::ThirtyTwo => self.table.entry(1, &mut window)? & 0x0800_0000 != 0,
         };
         self.unclean = (marked || !clean).then_some("the FAT file system is mounted or was not unmounted");
         let extended = matches!(u8_at(boot, at), 0x28 | 0x29);
@@ -143,7 +135,7 @@ impl Fat {
             label: self.volume_label()?,
             uuid: extended.then(|| format!("{:04X}-{:04X}", serial >> 16, serial & 0xffff)),
             compression: None,
-            notes: [format!("clusters of {}", self.cluster_size)]
+            notes: [format!("clusters of {}", self.table.cluster_size)]
                 .into_iter()
                 .chain(self.unclean.map(str::to_owned))
                 .collect(),
@@ -151,73 +143,18 @@ impl Fat {
         Ok(self)
     }
 
-    /// What the table says of a cluster. The part of the table that was read last is kept in `window`.
-    fn entry(&self, cluster: u32, window: &mut Option<(u64, Vec<u8>)>) -> Result<u32, LayerError> {
-        let cluster = u64::from(cluster);
-        let at = match self.width {
-            Width::Twelve => cluster + cluster / 2,
-            Width::Sixteen => cluster * 2,
-            Width::ThirtyTwo => cluster * 4,
-        };
-        let start = at - at % WINDOW;
-        if window.as_ref().is_none_or(|(kept, _)| *kept != start) {
-            // An entry of twelve bits may reach one byte into the next part.
-            *window = Some((start, self.image.read_some(self.table + start, WINDOW as usize + 4)?));
-        }
-        let bytes = window.as_ref().map_or(&[][..], |(_, bytes)| bytes);
-        let within = usize::try_from(at - start).unwrap_or(0);
-        Ok(match self.width {
-            Width::Twelve if cluster.is_multiple_of(2) => (u16_at(bytes, within) & 0xfff).into(),
-            Width::Twelve => (u16_at(bytes, within) >> 4).into(),
-            Width::Sixteen => u16_at(bytes, within).into(),
-            Width::ThirtyTwo => u32_at(bytes, within) & 0x0fff_ffff,
-        })
-    }
-
-    /// The first `size` bytes of a chain of clusters; all of it when the size is not known, as of
-    /// directories.
-    fn chain(&self, first: u32, size: Option<u64>) -> Result<Layout, LayerError> {
-        let mut layout = Layout::of(&self.image)?;
-        let mut window = None;
-        let mut cluster = first;
-        let limit = size.unwrap_or(DIRECTORY_MAX);
-        let end = match self.width {
-            Width::Twelve => 0xff8,
-            Width::Sixteen => 0xfff8,
-            Width::ThirtyTwo => 0x0fff_fff8,
-        };
-        for _ in 0..=self.clusters {
-            let ended = if size.is_some() { layout.len() >= limit } else { cluster >= end };
-            if ended {
-                return Ok(layout);
-            }
-            if layout.len() >= limit {
-                return corrupt("a directory is longer than FAT allows");
-            }
-            let Some(index) = cluster.checked_sub(2).filter(|index| *index < self.clusters) else {
-                return corrupt(format!(
-                    "a chain of clusters leads to cluster {cluster} of {}",
-                    self.clusters
-                ));
-            };
-            let at = self.data + u64::from(index) * self.cluster_size;
-            layout.data(at, self.cluster_size.min(limit - layout.len()))?;
-            cluster = self.entry(cluster, &mut window)?;
-        }
-        corrupt("a chain of clusters runs in a circle")
-    }
-
     /// Where the entries of a directory are.
     fn directory(&self, node: u64) -> Result<Layout, LayerError> {
-        let mut fixed = Layout::of(&self.image)?;
-        match (node, self.width) {
-            (ROOT, Width::ThirtyTwo) => self.chain(self.root_cluster, None),
+        let chain = |first| self.table.chain(first, None, DIRECTORY_MAX);
+        let mut fixed = Layout::of(&self.table.image)?;
+        match (node, self.table.width) {
+            (ROOT, Width::TwentyEight) => chain(self.root_cluster),
             (ROOT, _) => {
                 fixed.data(self.fixed_root.0, self.fixed_root.1)?;
                 Ok(fixed)
             }
             _ => match self.node(node)? {
-                Node { is_dir: true, cluster, .. } => self.chain(cluster, None),
+                Node { is_dir: true, cluster, .. } => chain(cluster),
                 _ => corrupt("this is no directory"),
             },
         }
@@ -225,8 +162,8 @@ impl Fat {
 
     /// The directory entry at a byte of the image.
     fn node(&self, node: u64) -> Result<Node, LayerError> {
-        let raw = self.image.read_vec(node, ENTRY)?;
-        let high = if self.width == Width::ThirtyTwo { u32::from(u16_at(&raw, 20)) << 16 } else { 0 };
+        let raw = self.table.image.read_vec(node, ENTRY)?;
+        let high = if self.table.width == Width::TwentyEight { u32::from(u16_at(&raw, 20)) << 16 } else { 0 };
         Ok(Node {
             cluster: high | u32::from(u16_at(&raw, 26)),
             size: u32_at(&raw, 28).into(),
@@ -247,7 +184,7 @@ impl Fat {
             let crate::Place::Data { offset, .. } = extent.place else { continue };
             for part in (0..extent.len).step_by(WINDOW as usize) {
                 let len = usize::try_from((extent.len - part).min(WINDOW)).unwrap_or(0);
-                let bytes = self.image.read_vec(offset + part, len)?;
+                let bytes = self.table.image.read_vec(offset + part, len)?;
                 for (index, raw) in bytes.chunks_exact(ENTRY).enumerate() {
                     match u8_at(raw, 0) {
                         0 => return Ok(()),
@@ -330,8 +267,8 @@ impl FileSystem for Fat {
     fn lay_out(&self, node: u64) -> Result<Layout, LayerError> {
         match self.node(node)? {
             Node { is_dir: true, .. } => corrupt("this is no regular file"),
-            Node { size: 0, .. } => Layout::of(&self.image),
-            Node { cluster, size, .. } => self.chain(cluster, Some(size)),
+            Node { size: 0, .. } => Layout::of(&self.table.image),
+            Node { cluster, size, .. } => self.table.chain(cluster, Some(size), size),
         }
     }
 
@@ -382,9 +319,7 @@ impl LongName {
         if units.is_empty() || next != 0 || sum != checksum {
             return None;
         }
-        let name: String =
-            char::decode_utf16(units).map(|c| c.unwrap_or(char::REPLACEMENT_CHARACTER)).collect();
-        Some(name.into_bytes())
+        Some(utf16(units.into_iter()).into_bytes())
     }
 }
 

@@ -5,6 +5,7 @@
 //! and so has a thread that parses an image.
 
 mod lznt1;
+mod padded;
 mod sha256;
 mod xz_block;
 
@@ -13,6 +14,7 @@ pub use sha256::sha256;
 use std::fmt;
 
 use liblzma::stream::{Action, Status, Stream};
+use padded::Padded;
 use serde::{Deserialize, Serialize};
 
 /// How blocks are encoded.
@@ -35,6 +37,14 @@ pub enum Codec {
     Lznt1,
     /// A Zstandard frame; what follows it is not looked at.
     Zstd,
+    /// One LZ4 block behind zeroes, of which more may be there than is wanted; the same for the next.
+    PaddedLz4,
+    /// LZMA in the form of EROFS ("MicroLZMA").
+    PaddedLzma,
+    /// Deflate behind zeroes. All that it yields must have room.
+    PaddedDeflate,
+    /// A Zstandard frame behind zeroes, the same.
+    PaddedZstd,
     /// A member of a gzip file.
     GzipMember,
     /// A block of an .xz file, without the stream around it.
@@ -73,6 +83,9 @@ impl Codec {
             Codec::LzoSectors => Box::new(LzoSectors),
             Codec::Lznt1 => Box::new(Lznt1),
             Codec::Zstd => Box::new(Zstd(zstd::bulk::Decompressor::new().ok())),
+            Codec::PaddedLz4 | Codec::PaddedLzma => Box::new(Padded { codec: self, plain: None }),
+            Codec::PaddedDeflate => Box::new(Padded { codec: self, plain: Some(Codec::Deflate.decoder()) }),
+            Codec::PaddedZstd => Box::new(Padded { codec: self, plain: Some(Codec::Zstd.decoder()) }),
             Codec::XzBlock => Box::new(XzBlock),
         }
     }
@@ -86,12 +99,13 @@ impl fmt::Display for Codec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Codec::Gzip | Codec::GzipMember => "gzip",
-            Codec::Deflate => "deflate",
+            Codec::Deflate | Codec::PaddedDeflate => "deflate",
+            Codec::PaddedLzma => "lzma",
             Codec::Xz | Codec::XzBlock => "xz",
-            Codec::Lz4 => "lz4",
+            Codec::Lz4 | Codec::PaddedLz4 => "lz4",
             Codec::Lzo | Codec::LzoSectors => "lzo",
             Codec::Lznt1 => "lznt1",
-            Codec::Zstd => "zstd",
+            Codec::Zstd | Codec::PaddedZstd => "zstd",
         })
     }
 }

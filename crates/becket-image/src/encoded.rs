@@ -30,7 +30,8 @@ pub struct Block {
 }
 
 impl Block {
-    fn end(&self) -> u64 {
+    /// The first byte behind its wanted ones, in the layer's own count.
+    pub(crate) fn end(&self) -> u64 {
         self.start.saturating_add(self.len.into())
     }
 

@@ -15,20 +15,16 @@ use crate::bytes::ReadAt;
 use crate::codec::{Codec, Decode};
 use crate::encoded::{self, Block, Encoded};
 use crate::layer::{About, LayerError};
+use crate::layout::{BEHIND, BLOCK, BLOCKS, EXTENT, PIECES};
+pub use crate::layout::{Layout, PIECES_MAX};
 use crate::{Extent, Map, Place};
 
-/// The most extents, and the most encoded blocks, that one image may have: 40 and 32 MiB of memory. It holds
-/// without a budget, too: the process that serves devices has no more room.
-pub const PIECES_MAX: usize = 1 << 20;
 /// The most that a parser reads at once, in bytes: such memory is not counted, for it does not last.
 const READ_MAX: usize = 64 << 20;
 
 /// What takes steps and bytes, for people.
 const READS: &str = "reads of the image";
 pub(crate) const DECODING: &str = "decoding what is compressed";
-
-/// The source of a [`Layout`] that stands for the image behind.
-const BEHIND: u32 = 1;
 
 /// Something that has a length and bytes. Cheap to clone.
 #[derive(Clone)]
@@ -78,145 +74,13 @@ struct Last {
     decoder: Option<(Codec, Box<dyn Decode>)>,
 }
 
-/// Where the bytes of an image are in terms of the image that it lies in; pushed piece by piece, in order.
-#[derive(Debug)]
-pub struct Layout {
-    /// Source 0 is the image below, source 1 the one behind it; encoded layer 0 is `blocks`.
-    extents: Vec<Extent>,
-    blocks: Vec<Block>,
-    codec: Option<Codec>,
-    /// Where what the blocks are decoded from lies, if that is not the image below as it is.
-    gathered: Vec<Extent>,
-    len: u64,
-    held: Held,
-}
-
-/// What takes the memory of maps, for people.
-const PIECES: &str = "the pieces that an image lies in";
-const BLOCKS: &str = "the blocks of a compressed image";
-/// Bytes of memory for one of each.
-const EXTENT: u64 = size_of::<Extent>() as u64;
-const BLOCK: u64 = size_of::<Block>() as u64;
-
 impl Layout {
     /// One that is empty, of what lies in `image`.
     ///
     /// # Errors
     /// The image's budget is spent.
     pub fn of(image: &Image) -> Result<Layout, LayerError> {
-        let held = image.budget().hold(0, PIECES)?;
-        Ok(Layout {
-            extents: Vec::new(),
-            blocks: Vec::new(),
-            codec: None,
-            gathered: Vec::new(),
-            len: 0,
-            held,
-        })
-    }
-
-    /// The next `len` bytes are those from byte `offset` of the image below on.
-    ///
-    /// # Errors
-    /// There are too many pieces, or their numbers overflow; as for the other pieces.
-    pub fn data(&mut self, offset: u64, len: u64) -> Result<(), LayerError> {
-        self.push(len, Place::Data { source: 0, offset })
-    }
-
-    /// The next `len` bytes are those from byte `offset` on of the image that lies behind: see
-    /// [`Image::compose_over`].
-    pub(crate) fn backing(&mut self, offset: u64, len: u64) -> Result<(), LayerError> {
-        self.push(len, Place::Data { source: BEHIND, offset })
-    }
-
-    /// The next `len` bytes are zeroes.
-    ///
-    /// # Errors
-    /// As [`Layout::data`].
-    pub fn zero(&mut self, len: u64) -> Result<(), LayerError> {
-        self.push(len, Place::Zero)
-    }
-
-    /// The next bytes are what a block yields. `Block::start` is set here.
-    ///
-    /// # Errors
-    /// As [`Layout::data`]; or blocks of two codecs in one layer.
-    pub fn encoded(&mut self, codec: Codec, mut block: Block) -> Result<(), LayerError> {
-        if self.blocks.len() >= PIECES_MAX {
-            return Err(LayerError::Limit(format!("it has more than {PIECES_MAX} encoded blocks")));
-        }
-        if *self.codec.get_or_insert(codec) != codec {
-            return Err(LayerError::Corrupt("its blocks are encoded in different ways".to_owned()));
-        }
-        block.start = self.blocks.last().map_or(0, |last| last.start + u64::from(last.len));
-        self.push(block.len.into(), Place::Encoded { layer: 0, offset: block.start })?;
-        self.held.grow(BLOCK, BLOCKS)?;
-        self.blocks.push(block);
-        Ok(())
-    }
-
-    /// Adds `len` bytes from byte `offset` of the image below on to what blocks are decoded from; where they
-    /// are in that. All blocks of a layout, or none, are decoded from what was gathered.
-    ///
-    /// # Errors
-    /// As [`Layout::data`].
-    pub(crate) fn gather(&mut self, offset: u64, len: u64) -> Result<u64, LayerError> {
-        let start = self.gathered.last().map_or(0, Extent::end);
-        let extent = Extent { start, len, place: Place::Data { source: 0, offset } };
-        if self.gathered.len() >= PIECES_MAX || !extent.is_bounded() {
-            return Err(LayerError::Limit(format!("it is decoded from more than {PIECES_MAX} pieces")));
-        }
-        self.held.grow(EXTENT, PIECES)?;
-        self.gathered.push(extent);
-        Ok(start)
-    }
-
-    /// Length so far, in bytes.
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Whether nothing was pushed yet.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The pieces so far.
-    pub fn extents(&self) -> &[Extent] {
-        &self.extents
-    }
-
-    /// From where to where its bytes lie in the image below.
-    pub(crate) fn span(&self) -> Option<(u64, u64)> {
-        let data = self.extents.iter().chain(&self.gathered).filter_map(|extent| match extent.place {
-            Place::Data { source: 0, offset } => Some((offset, extent.len)),
-            _ => None,
-        });
-        let direct = self.blocks.iter().filter(|_| self.gathered.is_empty());
-        let blocks = direct.map(|block| (block.input, block.input_len.into()));
-        let all = data.chain(blocks).map(|(start, len)| (start, start.saturating_add(len)));
-        all.reduce(|(from, to), (start, end)| (from.min(start), to.max(end)))
-    }
-
-    fn push(&mut self, len: u64, place: Place) -> Result<(), LayerError> {
-        if len == 0 {
-            return Ok(());
-        }
-        let extent = Extent { start: self.len, len, place };
-        if !extent.is_bounded() {
-            return Err(LayerError::Corrupt("a piece of it ends beyond 2^64 bytes".to_owned()));
-        }
-        let full = self.extents.len() >= PIECES_MAX;
-        match self.extents.last_mut() {
-            Some(last) if last.continues_in(&extent) => last.len += len,
-            _ if full => return Err(LayerError::Limit(format!("it lies in more than {PIECES_MAX} pieces"))),
-            _ => {
-                self.held.grow(EXTENT, PIECES)?;
-                self.extents.push(extent);
-            }
-        }
-        self.len = extent.end();
-        Ok(())
+        Layout::within(image.budget())
     }
 }
 
@@ -324,7 +188,7 @@ impl Image {
     /// The same where some bytes are those of another image, which lies behind; its files and layers come
     /// behind ours.
     pub(crate) fn compose_over(&self, layout: Layout, behind: Option<&Image>) -> Result<Image, LayerError> {
-        let Layout { extents, blocks, codec, gathered, held, .. } = layout;
+        let Layout { extents, encoded, gathered, .. } = layout;
         let mut sources = self.sources.clone();
         let behind = behind.map(|image| sources.append(image)).transpose()?;
         let own = index(sources.layers.len())?;
@@ -336,18 +200,18 @@ impl Image {
                     composed.part(map, start, offset, len)?;
                 }
                 Place::Zero => composed.push(Extent { start, len, place })?,
-                Place::Encoded { offset, .. } => {
-                    composed.push(Extent { start, len, place: Place::Encoded { layer: own, offset } })?;
+                Place::Encoded { layer, offset } => {
+                    let layer = own.saturating_add(layer);
+                    composed.push(Extent { start, len, place: Place::Encoded { layer, offset } })?;
                 }
             }
         }
-        drop(held);
         let map = composed.finish()?;
-        if let Some(codec) = codec {
-            let below = match gathered.is_empty() {
-                true => Arc::clone(&self.map),
-                false => self.gathered(&sources.budget, &gathered)?,
-            };
+        let below = match gathered.is_empty() {
+            true => Arc::clone(&self.map),
+            false => self.gathered(&sources.budget, &gathered)?,
+        };
+        for (codec, blocks) in encoded {
             let held = sources.hold_layer(&below.map, &blocks)?;
             let encoded = Encoded::new(codec, below.map.clone(), blocks)
                 .ok_or_else(|| LayerError::Corrupt("an encoded block of it is impossible".to_owned()))?;

@@ -17,6 +17,7 @@ mod grow;
 pub mod image;
 mod inspect;
 pub mod layer;
+mod layout;
 mod map;
 mod open;
 mod opened;

@@ -1,12 +1,15 @@
-//! EROFS without compression: plain, inline and chunked files.
-//! It never reads what its compressed layouts encode: such a file is listed and not opened.
+//! EROFS: plain, inline, chunked and compressed files.
+//! It never looks for a file on another device.
 //!
 //! A file is known by its number, the place of its inode in units of 32 bytes.
 //!
 //! Followed: Documentation/filesystems/erofs.rst and fs/erofs/erofs_fs.h of Linux 7.3.
 
+mod compressed;
+mod index;
+
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::attributes::{self, Found};
 use super::{
@@ -21,10 +24,16 @@ const MAGIC: u32 = 0xe0f5_e1e2;
 const SLOT: u64 = 32;
 /// Length of a directory entry without its name.
 const DIRENT: usize = 12;
-/// Features that change no layout that is read here: zero padding, compression configurations, chunks, a
-/// second algorithm, packed tails, fragments, prefixes of attributes' names. The device table shares a bit
-/// with the fourth.
+/// Features that are read here: zero padding, compression configurations, chunks, a second algorithm, packed
+/// tails, fragments, prefixes of attributes' names. The device table shares a bit with the fourth.
 const KNOWN: u32 = 0x7f;
+
+/// How the bytes of a file lie.
+const PLAIN: u16 = 0;
+const LONG_INDEX: u16 = 1;
+const INLINE: u16 = 2;
+const SHORT_INDEX: u16 = 3;
+const CHUNKS: u16 = 4;
 
 /// Length of an extended attribute without its name and value.
 const XATTR: usize = 4;
@@ -41,6 +50,8 @@ struct Erofs {
     shared: u64,
     /// What the times of short inodes count from.
     epoch: Time,
+    /// The file whose parts are the ends of others, by its number; and where it lies.
+    fragments: (u64, OnceLock<Layout>),
 }
 
 /// What is needed of an inode.
@@ -90,6 +101,7 @@ pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerEr
         root: u16_at(&sb, 14).into(),
         shared: u64::from(u32_at(&sb, 44)) << block_shift,
         epoch: Time { seconds: u64_at(&sb, 24).cast_signed(), nanoseconds: u32_at(&sb, 32).min(999_999_999) },
+        fragments: (u64_at(&sb, 96), OnceLock::new()),
     })))
 }
 
@@ -133,9 +145,6 @@ impl Erofs {
     }
 
     fn blocks_of(&self, inode: &Inode) -> Result<Layout, LayerError> {
-        const PLAIN: u16 = 0;
-        const INLINE: u16 = 2;
-        const CHUNKS: u16 = 4;
         let mut layout = Layout::of(&self.image)?;
         let start = u64::from(inode.place) << self.block_shift;
         match inode.layout {
@@ -147,9 +156,37 @@ impl Erofs {
                 layout.data(inode.behind, inode.size - whole)?;
             }
             CHUNKS => self.chunks(inode, &mut layout)?,
-            _ => return unsupported("compressed files of EROFS"),
+            LONG_INDEX | SHORT_INDEX => {
+                return compressed::lay_out(&self.compressed(inode), &|| self.fragments());
+            }
+            other => return unsupported(format!("files of EROFS that lie in the way {other}")),
         }
         Ok(layout)
+    }
+
+    fn compressed(&self, inode: &Inode) -> compressed::File<'_> {
+        compressed::File {
+            image: &self.image,
+            block_shift: self.block_shift,
+            behind: inode.behind,
+            size: inode.size,
+            compact: inode.layout == SHORT_INDEX,
+        }
+    }
+
+    /// Where the file of fragments lies.
+    fn fragments(&self) -> Result<&Layout, LayerError> {
+        let (number, known) = &self.fragments;
+        if let Some(known) = known.get() {
+            return Ok(known);
+        }
+        let inode = self.inode(*number)?;
+        let circle = || corrupt("the file of fragments has a fragment");
+        let layout = match inode.layout {
+            LONG_INDEX | SHORT_INDEX => compressed::lay_out(&self.compressed(&inode), &circle)?,
+            _ => self.blocks_of(&inode)?,
+        };
+        Ok(known.get_or_init(|| layout))
     }
 
     /// A file in chunks of equal size, each with a place of its own or none.

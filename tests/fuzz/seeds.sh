@@ -42,9 +42,28 @@ for bits in 12 16 32; do
     head -c $((bits == 12 ? 40 : 320))K "$image" >"$(place fat fat$bits)"
 done
 for kind in exfat ntfs; do python3 windows.py $kind >"$(place $kind small)"; done
-rm -f corpus/erofs/*
+rm -f corpus/erofs/{plain,chunks,packed}
 mkfs.erofs "$(place erofs plain)" "$tree" >/dev/null 2>&1
 mkfs.erofs --chunksize 4096 "$(place erofs chunks)" "$tree" >/dev/null 2>&1
+# What erofs-utils of Debian 13 (1.8) makes and those of Debian 12 do not. A test of the reader knows the texts.
+if mkfs.erofs --help 2>&1 | grep -q -- -Eall-fragments; then
+    python3 - "$work" <<'END'
+import os, sys
+text = lambda first, end: ''.join(f'line {n * n} of some text\n' for n in range(first, end))
+os.mkdir(f'{sys.argv[1]}/texts')
+for name, is_ in [('one', text(0, 2000)), ('two', 'another start\n' + text(300, 1500)), ('three', text(1, 3))]:
+    open(f'{sys.argv[1]}/texts/{name}', 'w').write(is_)
+END
+    new() {
+        rm -f "corpus/erofs/new-$1"
+        mkfs.erofs --quiet --all-root -T0 -U12345678-1234-1234-1234-123456789abc -b512 "${@:2}" \
+            "$(place erofs "new-$1")" "$work/texts"
+    }
+    new lzma -zlzma -C8192 -Efragments,dedupe
+    new zstd -zzstd -C8192 -Ededupe
+    new deflate -zdeflate -C4096 -Eztailpacking
+    new lz4 -zlz4hc -C4096 -Eall-fragments
+fi
 
 # A physical volume of LVM, smaller than its tools make one: label, area, text, two extents. Its checksums are
 # left out, for the reader's door corrects them.
@@ -195,6 +214,9 @@ xz -c <"$work/text" | block '\x01' >"$(place codecs xz)"
 printf '\xf0\x0bplain literals of lz4 here' | block '\x02' >"$(place codecs lz4)"
 zstd -q -c <"$work/text" | block '\x03' >"$(place codecs zstd)"
 gzip -n -c <"$work/text" | block '\x04' >"$(place codecs gzip)"
+printf '\0\0\xf0\x0bplain literals of lz4 here' | block '\x09' >"$(place codecs padded-lz4)"
+python3 -c 'import sys,lzma; data = lzma.compress(sys.stdin.buffer.read(), format=lzma.FORMAT_ALONE)
+sys.stdout.buffer.write(bytes([255 - data[0]]) + data[14:])' <"$work/text" | block '\x0a' >"$(place codecs padded-lzma)"
 printf '\x05\xb0\x08abc\x11\x20' | block '\x08' >"$(place codecs lznt1)"
 xz -c --check=crc32 <"$work/text" | tail -c +13 | head -c -28 | block '\x05' >"$(place codecs xz-block)"
 

@@ -14,7 +14,6 @@ pub use sha256::sha256;
 use std::fmt;
 
 use liblzma::stream::{Action, Status, Stream};
-use padded::Padded;
 use serde::{Deserialize, Serialize};
 
 /// How blocks are encoded.
@@ -83,9 +82,10 @@ impl Codec {
             Codec::LzoSectors => Box::new(LzoSectors),
             Codec::Lznt1 => Box::new(Lznt1),
             Codec::Zstd => Box::new(Zstd(zstd::bulk::Decompressor::new().ok())),
-            Codec::PaddedLz4 | Codec::PaddedLzma => Box::new(Padded { codec: self, plain: None }),
-            Codec::PaddedDeflate => Box::new(Padded { codec: self, plain: Some(Codec::Deflate.decoder()) }),
-            Codec::PaddedZstd => Box::new(Padded { codec: self, plain: Some(Codec::Zstd.decoder()) }),
+            Codec::PaddedLz4 => Box::new(PaddedLz4),
+            Codec::PaddedLzma => Box::new(PaddedLzma),
+            Codec::PaddedDeflate => Box::new(Padded(Codec::Deflate.decoder())),
+            Codec::PaddedZstd => Box::new(Padded(Codec::Zstd.decoder())),
             Codec::XzBlock => Box::new(XzBlock),
         }
     }
@@ -202,6 +202,31 @@ impl Decode for LzoSectors {
             at += len;
         }
         Ok(done)
+    }
+}
+
+struct PaddedLz4;
+
+impl Decode for PaddedLz4 {
+    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
+        padded::lz4(padded::data(input), output).map_err(|reason| Codec::PaddedLz4.failed(reason))
+    }
+}
+
+struct PaddedLzma;
+
+impl Decode for PaddedLzma {
+    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
+        padded::lzma(padded::data(input), output).map_err(|reason| Codec::PaddedLzma.failed(reason))
+    }
+}
+
+/// What another decoder decodes, behind zeroes.
+struct Padded(Box<dyn Decode>);
+
+impl Decode for Padded {
+    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
+        self.0.decode(padded::data(input), output)
     }
 }
 
@@ -345,6 +370,70 @@ mod tests {
             assert!(garbage.is_err(), "{codec}: {garbage:?}");
             let mut output = vec![0; 100];
             assert_eq!(decoder.decode(&encoded, &mut output), Ok(plain().len()), "{codec} works again");
+        }
+    }
+
+    fn long() -> Vec<u8> {
+        b"becket and becket and more of becket ".repeat(50)
+    }
+
+    /// As mkfs.erofs stores it: so many zeroes, and then the data.
+    fn padded_samples(zeroes: usize) -> Vec<(Codec, Vec<u8>)> {
+        let text = long();
+        let mut deflate = vec![0; 4096];
+        let mut compressor = libdeflater::Compressor::new(libdeflater::CompressionLvl::default());
+        let len = compressor.deflate_compress(&text, &mut deflate).unwrap();
+        deflate.truncate(len);
+        let mut alone = Vec::with_capacity(4096);
+        let options = liblzma::stream::LzmaOptions::new_preset(6).unwrap();
+        let mut encoder = Stream::new_lzma_encoder(&options).unwrap();
+        assert_eq!(encoder.process_vec(&text, &mut alone, Action::Finish).unwrap(), Status::StreamEnd);
+        // Properties, and what follows the head and the byte that is always zero.
+        let micro = [&[!alone[0]][..], &alone[14..]].concat();
+        [
+            (Codec::PaddedLz4, lz4_flex::block::compress(&text)),
+            (Codec::PaddedLzma, micro),
+            (Codec::PaddedDeflate, deflate),
+            (Codec::PaddedZstd, zstd::bulk::compress(&text, 3).unwrap()),
+        ]
+        .map(|(codec, data)| (codec, [vec![0; zeroes], data].concat()))
+        .to_vec()
+    }
+
+    #[test]
+    fn what_is_behind_zeroes_is_decoded() {
+        for (codec, encoded) in padded_samples(0).into_iter().chain(padded_samples(1000)) {
+            let mut decoder = codec.decoder();
+            for _ in 0..2 {
+                let mut output = vec![0xff; long().len()];
+                assert_eq!(decoder.decode(&encoded, &mut output), Ok(long().len()), "{codec}");
+                assert!(output == long(), "{codec}");
+            }
+        }
+    }
+
+    #[test]
+    fn less_than_there_is_can_be_wanted() {
+        for (codec, encoded) in padded_samples(7).into_iter().take(2) {
+            for wanted in [1, 100, 1000, long().len() - 1] {
+                let mut output = vec![0xff; wanted];
+                assert_eq!(codec.decoder().decode(&encoded, &mut output), Ok(wanted), "{codec} {wanted}");
+                assert_eq!(output, long()[..wanted], "{codec} {wanted}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_padded_and_damaged_is_an_error_or_short() {
+        for (codec, encoded) in padded_samples(3) {
+            for len in [0, 4, encoded.len() / 2] {
+                let mut output = vec![0; long().len()];
+                let cut = codec.decoder().decode(&encoded[..len], &mut output);
+                assert!(cut != Ok(long().len()), "{codec}: {cut:?}");
+            }
+        }
+        for input in [&[0x10, b'a', 0, 0][..], &[0x10, b'a', 2, 0], &[0xf0, 255], &[0x10, b'a', 1]] {
+            assert!(Codec::PaddedLz4.decoder().decode(input, &mut [0; 100]).is_err(), "{input:x?}");
         }
     }
 }

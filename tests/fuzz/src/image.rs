@@ -93,7 +93,7 @@ pub(crate) fn anything(bytes: &[u8]) -> bool {
 
 /// One block: the first byte says how it is encoded, the next two how much it yields.
 pub(crate) fn codecs(bytes: &[u8]) -> bool {
-    const CODECS: [Codec; 9] = [
+    const CODECS: [Codec; 13] = [
         Codec::Gzip,
         Codec::Xz,
         Codec::Lz4,
@@ -103,6 +103,10 @@ pub(crate) fn codecs(bytes: &[u8]) -> bool {
         Codec::Lzo,
         Codec::LzoSectors,
         Codec::Lznt1,
+        Codec::PaddedLz4,
+        Codec::PaddedLzma,
+        Codec::PaddedDeflate,
+        Codec::PaddedZstd,
     ];
     let [codec, low, high, input @ ..] = bytes else { return false };
     let Some(codec) = CODECS.get(usize::from(*codec) % CODECS.len()) else { return false };

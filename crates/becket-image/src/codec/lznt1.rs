@@ -8,8 +8,8 @@
 /// What each chunk yields, in bytes.
 const CHUNK: usize = 4096;
 
-/// Decodes chunks until a length of zero, the end of the input or of the room. What is missing of a chunk, and
-/// behind the last, is zeroes. How many bytes that were: the whole room.
+/// Decodes chunks until a length of zero or the end of the input. What is missing of a chunk, and behind the
+/// last, is zeroes. How many bytes that were: the whole room.
 pub(super) fn decode(mut input: &[u8], output: &mut [u8]) -> Result<usize, &'static str> {
     let all = output.len();
     let mut chunks = output.chunks_mut(CHUNK);

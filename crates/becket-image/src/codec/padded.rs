@@ -6,31 +6,14 @@
 
 use liblzma::stream::{Action, Status, Stream};
 
-use super::{Codec, Decode, DecodeError};
-
-/// Decodes as one codec does, behind zeroes.
-pub(super) struct Padded {
-    pub(super) codec: Codec,
-    /// What decodes the data itself, where that needs no more.
-    pub(super) plain: Option<Box<dyn Decode>>,
-}
-
-impl Decode for Padded {
-    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
-        let zeroes = input.iter().take_while(|byte| **byte == 0).count();
-        let input = input.get(zeroes..).unwrap_or_default();
-        match &mut self.plain {
-            Some(plain) => plain.decode(input, output),
-            None if self.codec == Codec::PaddedLzma => {
-                lzma(input, output).map_err(|reason| self.codec.failed(reason))
-            }
-            None => lz4(input, output).map_err(|reason| self.codec.failed(reason)),
-        }
-    }
+/// The data behind zeroes.
+pub(super) fn data(input: &[u8]) -> &[u8] {
+    let zeroes = input.iter().take_while(|byte| **byte == 0).count();
+    input.get(zeroes..).unwrap_or_default()
 }
 
 /// Decodes a block of LZ4 as far as there is room.
-fn lz4(mut input: &[u8], output: &mut [u8]) -> Result<usize, &'static str> {
+pub(super) fn lz4(mut input: &[u8], output: &mut [u8]) -> Result<usize, &'static str> {
     let mut done = 0;
     while let Some((token, rest)) = input.split_first() {
         input = rest;
@@ -89,7 +72,7 @@ fn copy(bytes: &mut [u8], from: usize, mut to: usize, mut len: usize) {
 const LZMA_MEMORY: u64 = 1 << 20;
 
 /// Decodes LZMA whose first byte, which would be zero, is its inverted properties ("MicroLZMA").
-fn lzma(input: &[u8], output: &mut [u8]) -> Result<usize, String> {
+pub(super) fn lzma(input: &[u8], output: &mut [u8]) -> Result<usize, String> {
     let (first, rest) = input.split_first().ok_or("it is empty")?;
     // The head of an .lzma file: the dictionary is all that is decoded, and the length is not known.
     let dictionary = u32::try_from(output.len()).unwrap_or(u32::MAX).max(4096);
@@ -113,70 +96,6 @@ fn lzma(input: &[u8], output: &mut [u8]) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn plain() -> Vec<u8> {
-        b"becket and becket and more of becket ".repeat(50)
-    }
-
-    /// As mkfs.erofs stores it: so many zeroes, and then the data.
-    fn samples(zeroes: usize) -> Vec<(Codec, Vec<u8>)> {
-        let text = plain();
-        let mut deflate = vec![0; 4096];
-        let mut compressor = libdeflater::Compressor::new(libdeflater::CompressionLvl::default());
-        let len = compressor.deflate_compress(&text, &mut deflate).unwrap();
-        deflate.truncate(len);
-        let mut alone = Vec::with_capacity(4096);
-        let options = liblzma::stream::LzmaOptions::new_preset(6).unwrap();
-        let mut encoder = Stream::new_lzma_encoder(&options).unwrap();
-        assert_eq!(encoder.process_vec(&text, &mut alone, Action::Finish).unwrap(), Status::StreamEnd);
-        // Properties, and what follows the head and the byte that is always zero.
-        let micro = [&[!alone[0]][..], &alone[14..]].concat();
-        [
-            (Codec::PaddedLz4, lz4_flex::block::compress(&text)),
-            (Codec::PaddedLzma, micro),
-            (Codec::PaddedDeflate, deflate),
-            (Codec::PaddedZstd, zstd::bulk::compress(&text, 3).unwrap()),
-        ]
-        .map(|(codec, data)| (codec, [vec![0; zeroes], data].concat()))
-        .to_vec()
-    }
-
-    #[test]
-    fn what_is_behind_zeroes_is_decoded() {
-        for (codec, encoded) in samples(0).into_iter().chain(samples(1000)) {
-            let mut decoder = codec.decoder();
-            for _ in 0..2 {
-                let mut output = vec![0xff; plain().len()];
-                assert_eq!(decoder.decode(&encoded, &mut output), Ok(plain().len()), "{codec}");
-                assert!(output == plain(), "{codec}");
-            }
-        }
-    }
-
-    #[test]
-    fn less_than_there_is_can_be_wanted() {
-        for (codec, encoded) in samples(7).into_iter().take(2) {
-            for wanted in [1, 100, 1000, plain().len() - 1] {
-                let mut output = vec![0xff; wanted];
-                assert_eq!(codec.decoder().decode(&encoded, &mut output), Ok(wanted), "{codec} {wanted}");
-                assert_eq!(output, plain()[..wanted], "{codec} {wanted}");
-            }
-        }
-    }
-
-    #[test]
-    fn what_is_damaged_is_an_error_or_short() {
-        for (codec, encoded) in samples(3) {
-            for len in [0, 4, encoded.len() / 2] {
-                let mut output = vec![0; plain().len()];
-                let cut = codec.decoder().decode(&encoded[..len], &mut output);
-                assert!(cut != Ok(plain().len()), "{codec}: {cut:?}");
-            }
-        }
-        for input in [&[0x10, b'a', 0, 0][..], &[0x10, b'a', 2, 0], &[0xf0, 255], &[0x10, b'a', 1]] {
-            assert!(Codec::PaddedLz4.decoder().decode(input, &mut [0; 100]).is_err(), "{input:x?}");
-        }
-    }
 
     #[test]
     fn copies_overlap() {

@@ -30,7 +30,7 @@ pub enum Format {
     ExFat,
     /// SquashFS 4.
     Squashfs,
-    /// EROFS; files that it compresses are not read.
+    /// EROFS.
     Erofs,
     /// An LVM2 physical volume: a directory of logical volumes.
     Lvm2,

@@ -395,6 +395,32 @@ fn erofs_of_all_kinds() {
     }
 }
 
+/// Images that the mkfs.erofs of this machine may be too old to make; `tests/fuzz/seeds.sh` made them.
+#[test]
+fn erofs_of_later_tools() {
+    let line = |number: u64| format!("line {} of some text\n", number * number);
+    let text = |range: std::ops::Range<u64>| range.map(line).collect::<String>().into_bytes();
+    let two = [&b"another start\n"[..], &text(300..1500)].concat();
+    let expected = [("one", text(0..2000)), ("two", two), ("three", text(1..3))];
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus/erofs");
+    for (image, codecs) in [
+        ("new-lzma", &["lzma"][..]),
+        ("new-zstd", &["zstd"]),
+        ("new-deflate", &["deflate"]),
+        ("new-lz4", &["lz4"]),
+    ] {
+        let (image, fs) = fs_in(&corpus.join(image), Format::Erofs);
+        for (name, bytes) in &expected {
+            let file = image.compose(fs.lay_out(find(fs.as_ref(), name.as_bytes())).unwrap()).unwrap();
+            assert!(file.read_vec(0, file.len() as usize).unwrap() == *bytes, "{codecs:?} {name}");
+            if bytes.len() > 1000 {
+                let found: Vec<String> = file.encoded().map(|layer| layer.codec().to_string()).collect();
+                assert_eq!(found, codecs, "{name}");
+            }
+        }
+    }
+}
+
 #[test]
 fn names_longer_than_the_kernel_takes_are_damage() {
     let name = "layers::names_longer_than_the_kernel_takes_are_damage";

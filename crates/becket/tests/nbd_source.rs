@@ -323,7 +323,9 @@ fn a_connection_that_was_asked_of_a_dead_connector_is_made_by_the_next() {
     server.again();
     assert!(wait_until(Duration::from_secs(20), || reads.is_finished()), "its request was lost");
     assert_eq!(reads.join().unwrap().unwrap(), [7; 4096]);
-    place.ok(["detach", "--all"]);
+    // It takes a moment until the end of the client is seen.
+    let detached = || place.run(["detach", "--all"]).code == 0;
+    assert!(wait_until(Duration::from_secs(20), detached), "{:?}", only(&place));
 }
 
 /// The kernel's loop driver comes before FUSE, and can reach no server.

@@ -14,8 +14,8 @@ use crate::layer::{LayerError, corrupt, unsupported};
 
 /// Length of the head before the index, in bytes.
 const HEAD: u64 = 8;
-/// How a file is compressed, in its head: pieces of several blocks, of the two kinds; the last piece is behind
-/// the index, or in the file of fragments; what is stored as it is begins where it would in its block.
+/// How a file is compressed, in its head: pieces of several blocks, of the two kinds; the last piece is
+/// behind the index, or in the file of fragments; what is stored as it is keeps its place in its block.
 const SEVERAL: [u16; 2] = [2, 4];
 const LAST_INLINE: u16 = 8;
 const INTERLACED: u16 = 0x10;

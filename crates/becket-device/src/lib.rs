@@ -20,7 +20,7 @@ mod system;
 mod worker;
 
 pub use becket_engine::fault;
-pub use becket_engine::{Activity, BOUNDS, Decodings, Summary};
+pub use becket_engine::{Activity, BOUNDS, Decodings, Fetched, Summary};
 pub use becket_uapi::handover::inherited_fd;
 pub use client::{
     Advice, Changed, ChangedDevice, Changes, DeviceStats, DoorOptions, Doorway, Foreseen, Heard, How, Lease,

@@ -39,6 +39,6 @@ pub use provided::PICK_SIZE;
 pub use queue::NewQueue;
 pub use request::{Data, InGuest, Op, Request};
 pub use serving::Serving;
-pub use stats::{Activity, BOUNDS, Decodings, QueueStats, Summary};
+pub use stats::{Activity, BOUNDS, Decodings, Fetched, QueueStats, Summary};
 pub use thread::{IoThreads, QueueId};
 pub use token::{Answer, Token};

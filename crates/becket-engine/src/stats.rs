@@ -47,6 +47,8 @@ pub struct QueueStats {
     write_zeroes: Counters,
     /// In the order of [`Decodings::each`].
     decodings: [AtomicU64; DECODINGS],
+    /// Requests that waited for a server.
+    waits: AtomicU64,
 }
 
 impl QueueStats {
@@ -163,6 +165,11 @@ impl Tally {
             shown.store(window.into(), Relaxed);
         }
         self.write();
+    }
+
+    /// A request waits for bytes that a server has.
+    pub(crate) fn waits(&self) {
+        raise(&self.stats.waits, 1);
     }
 
     /// So much has been decoded for the queue since the beginning.
@@ -315,6 +322,21 @@ pub struct Summary {
     /// What was decoded; `None` where nothing is encoded.
     #[serde(default)]
     pub decoded: Option<Decodings>,
+    /// What was fetched; `None` where the image is not on a server that it is fetched from. A queue knows only
+    /// how often it waited.
+    #[serde(default)]
+    pub fetched: Option<Fetched>,
+}
+
+/// What the store has of an image that is fetched from a server.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fetched {
+    /// Bytes of the image that are in the store.
+    pub bytes: u64,
+    /// Length of the image.
+    pub size: u64,
+    /// How often a request waited for what was not there yet.
+    pub waits: u64,
 }
 
 /// What was done of one kind. Times are nanoseconds; `None` is what was not measured.
@@ -369,6 +391,9 @@ impl Summary {
             discard: Activity { window: window(2), ..discard },
             write_zeroes: Some(Activity { window: window(2), ..zeroed }),
             decoded: Some(Decodings::of(decoded)).filter(|decoded| *decoded != Decodings::default()),
+            fetched: Some(queues.map(|queue| queue.waits.load(Relaxed)).sum())
+                .filter(|waits| *waits > 0)
+                .map(|waits| Fetched { waits, ..Fetched::default() }),
         }
     }
 }

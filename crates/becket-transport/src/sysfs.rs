@@ -126,6 +126,7 @@ fn counters(text: &str) -> Option<Summary> {
         discard: moved(11).unwrap_or_default(),
         write_zeroes: None,
         decoded: None,
+        fetched: None,
     })
 }
 

@@ -109,6 +109,19 @@ fn fuse_only_what_is_read_is_fetched_and_once_for_all_devices() {
     let once = (48 << 20) + 20 * (64 << 10);
     assert!(origin.sent() <= once, "{} bytes for 20 devices", origin.sent());
     becket_testkit::umount(&point);
+    // All devices say what the store has.
+    let stored = run(&place, &["--json", "store", "list"]).json()["objects"][0]["stored"].clone();
+    assert!(stored.as_u64().is_some_and(|stored| stored > 20 << 20), "{stored}");
+    for name in ["d0", "d18"] {
+        let fetched = &place.json(["stat", name])["devices"][0]["fetched"];
+        assert_eq!((&fetched["bytes"], &fetched["size"]), (&stored, &(48 << 20).into()), "{name}");
+    }
+    let first = &place.json(["stat", disk.to_str().unwrap()])["devices"][0]["fetched"];
+    assert!(first["waits"].as_u64().is_some_and(|waits| waits > 10), "{first}");
+    let said = place.ok(["stat", "d0"]);
+    assert!(said.contains("fetched: ") && said.contains(" of 48M; waited "), "{said}");
+    let metrics = place.ok(["metrics"]);
+    assert!(metrics.contains(&format!("becket_device_store_bytes{{name=\"d0\"}} {stored}\n")), "{metrics}");
     let worker = only(&place)["worker_pid"].clone();
     assert!(place.devices().iter().all(|device| device["worker_pid"] == worker), "none is isolated");
     place.ok(["detach", "--all"]);

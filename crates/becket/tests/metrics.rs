@@ -15,9 +15,10 @@ use std::{
 };
 
 use becket_testkit::{
-    Scratch, image, patience, require_device, require_fuse, require_plain_machine, tool, wait_until,
+    Scratch, image, origin::Origin, patience, require_device, require_fuse, require_plain_machine, tool,
+    wait_until,
 };
-use common::scratch;
+use common::{scratch, web};
 use serde_json::Value;
 
 /// `becket metrics --listen`, ended with this.
@@ -190,6 +191,9 @@ fn fuse_prometheus_scrapes_and_answers_every_query() {
     fs::write(&packed, b"becket! ".repeat(1 << 17)).unwrap();
     tool(Command::new("xz").arg(&packed));
     let words = ["--via", "fuse", "--name"];
+    let origin = Origin::start(fs::read(&raw).unwrap());
+    let remote = [&["attach"], &words[..], &["remote", "--origin-timeout", "90s", &origin.url("/raw.img")]];
+    web::ok(&place, &remote.concat());
     let devices = [
         place.attach(&raw, &[&words[..], &["raw"]].concat()),
         place.attach(&place.path("packed.img.xz"), &[&words[..], &["packed"]].concat()),

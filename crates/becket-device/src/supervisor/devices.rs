@@ -26,7 +26,7 @@ use super::workers::{OnDeath, Worker, Workers};
 use crate::contract::kept::Kept;
 use crate::contract::messages::{Attach, Count, Detach, Pulse, Refresh, ServerStatus, Set, Stat};
 use crate::contract::shape;
-use crate::contract::{DeviceId, DeviceInfo, Error, ErrorKind};
+use crate::contract::{DeviceInfo, Error, ErrorKind};
 use crate::control::health;
 use crate::control::server::Service;
 use crate::record::device::Device;
@@ -510,8 +510,7 @@ impl Service for Supervisor {
         if state.gone {
             return Err(Error::NoDevice { target: request.name.clone() });
         }
-        state.responds()?;
-        state.worker.stats(DeviceId::of(&state.device.info))
+        state.counted()
     }
 
     fn hand_over(&self) -> Result<(), Error> {

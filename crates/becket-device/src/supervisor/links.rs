@@ -118,6 +118,12 @@ impl Connector {
         self.stays = stays;
     }
 
+    /// How many bytes of an image the store has, of how many, where it is fetched.
+    pub(super) fn stored(&self) -> Option<(u64, u64)> {
+        let Work::Fill(_, table) = &self.line.work else { return None };
+        Some((table.there(), table.size()))
+    }
+
     /// Starts the process that an image needs whose bytes are elsewhere, unless there is one for it already.
     /// `again`: there was one before, with what is known
     /// of [`Change::Client`].

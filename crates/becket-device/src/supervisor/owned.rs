@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use becket_engine::{Fetched, Summary};
 use becket_transport::Abilities;
 use tracing::error;
 
@@ -12,7 +13,7 @@ use super::links::Connector;
 use super::restarts::Restarts;
 use super::workers::Worker;
 use crate::contract::kept::Kept;
-use crate::contract::{DeviceInfo, DeviceState, Error};
+use crate::contract::{DeviceId, DeviceInfo, DeviceState, Error};
 use crate::control::health;
 use crate::record::device::Device;
 use crate::system::process::ProcessId;
@@ -81,6 +82,16 @@ impl Owning {
     pub(super) fn responds(&self) -> Result<(), Error> {
         let worker = self.worker.id();
         if self.worker.alive() && worker.stopped() { Err(health::stopped(worker)) } else { Ok(()) }
+    }
+
+    /// What it has done, and what the store has of its image.
+    pub(super) fn counted(&self) -> Result<Summary, Error> {
+        self.responds()?;
+        let stats = self.worker.stats(DeviceId::of(&self.device.info))?;
+        let stored = self.connector.as_ref().and_then(Connector::stored);
+        let waits = stats.fetched.unwrap_or_default().waits;
+        let fetched = stored.map(|(bytes, size)| Fetched { bytes, size, waits });
+        Ok(Summary { fetched, ..stats })
     }
 
     /// What is shown of it.

@@ -143,6 +143,7 @@ impl Core {
                 return Err(Errno::IO);
             }
             self.await_note(tag);
+            self.tally.waits();
             let (len, waiter) = (self.slab[usize::from(tag)].asked, self.waiter(tag));
             if let Some(target) = self.serving.target(source) {
                 target.awaits(offset, len, waiter);

@@ -181,6 +181,14 @@ fn metrics(infos: &[DeviceInfo], counters: &[Option<Summary>]) -> Vec<Metric> {
         let value = |_: &DeviceInfo, summary: Option<&Summary>| Some(of(summary?.decoded.as_ref()?) as f64);
         all.push(each(&format!("{name}_total"), "counter", help, &value));
     }
+    all.push(each(
+        "store_bytes",
+        "gauge",
+        "Bytes of a remote image that are in the store.",
+        &|_, summary| Some(summary?.fetched?.bytes as f64),
+    ));
+    let help = "How often a request waited for bytes of a remote image that were not in the store.";
+    all.push(each("store_waits_total", "counter", help, &|_, summary| Some(summary?.fetched?.waits as f64)));
     // A metric without a sample says nothing.
     all.retain(|metric| !metric.samples.is_empty());
     all

@@ -8,7 +8,7 @@ use crate::{
     ui::{Ui, table},
     units::{format_size, format_time},
 };
-use becket_device::{Activity, Decodings, DeviceStats, Summary};
+use becket_device::{Activity, Decodings, DeviceStats, Fetched, Summary};
 
 const HEAD: [&str; 11] =
     ["KIND", "OPS", "BYTES", "ERRORS", "MEAN", "P50", "P90", "P99", "P99.9", "MAX", "WINDOW"];
@@ -37,6 +37,7 @@ fn show(ui: &Ui, reported: &DeviceStats) -> Result<(), Failure> {
     let text = table(&rows(stats), &(1..HEAD.len()).collect::<Vec<_>>());
     ui.line(text.trim_end())?;
     stats.decoded.as_ref().map_or(Ok(()), |decoded| ui.line(words(decoded)))?;
+    stats.fetched.as_ref().map_or(Ok(()), |fetched| ui.line(store(fetched)))?;
     note.iter().try_for_each(|note| ui.line(format!("({note})")))
 }
 
@@ -56,6 +57,12 @@ fn words(decoded: &Decodings) -> String {
         "decoded: {blocks} blocks, {yielded}, {ahead} ahead of need, {errors} errors; \
          wanted: {hits} times there, {waits} times not yet"
     )
+}
+
+/// What the store has of an image on a server, in a line.
+fn store(fetched: &Fetched) -> String {
+    let Fetched { bytes, size, waits } = fetched;
+    format!("fetched: {} of {}; waited {waits} times for more", format_size(*bytes), format_size(*size))
 }
 
 fn row(kind: &str, done: &Activity) -> Vec<String> {

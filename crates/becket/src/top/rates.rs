@@ -64,7 +64,6 @@ fn between(before: &Summary, after: &Summary, apart: Duration) -> Rates {
     let old = if restarted { [Activity::default(); 4] } else { old };
     let rate = |kind: usize| rate(&old[kind], &new[kind], apart);
     let errors = |kinds: &[Activity; 4]| kinds.iter().map(|kind| kind.errors).sum::<Option<u64>>();
-    let lookups = |summary: &Summary| summary.decoded.map_or((0, 0), |decoded| (decoded.hits, decoded.waits));
     let (from, to) = (if restarted { (0, 0) } else { lookups(before) }, lookups(after));
     let (hits, waits) = (to.0.saturating_sub(from.0), to.1.saturating_sub(from.1));
     Rates {
@@ -77,6 +76,17 @@ fn between(before: &Summary, after: &Summary, apart: Duration) -> Rates {
             .map(|now| per_second(now.saturating_sub(errors(&old).unwrap_or(0)), apart)),
         hit_ratio: (hits + waits > 0).then(|| hits as f64 / (hits + waits) as f64),
     }
+}
+
+/// How often what was wanted was there, decoded or fetched, and how often it was not yet.
+fn lookups(summary: &Summary) -> (u64, u64) {
+    let fetched = summary.fetched.map(|fetched| {
+        let reads = summary.read.operations;
+        (reads.saturating_sub(fetched.waits), fetched.waits)
+    });
+    let decoded = summary.decoded.map(|decoded| (decoded.hits, decoded.waits));
+    let both = [fetched.unwrap_or_default(), decoded.unwrap_or_default()];
+    both.into_iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
 }
 
 fn rate(old: &Activity, new: &Activity, apart: Duration) -> Rate {
@@ -111,7 +121,7 @@ pub(super) fn sum(rows: &[Row]) -> Rates {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use becket_device::Decodings;
+    use becket_device::{Decodings, Fetched};
 
     pub(in super::super) fn activity(operations: u64, bytes: u64, mean: u64) -> Activity {
         Activity { operations, bytes, mean_ns: Some(mean), errors: Some(0), ..Activity::default() }
@@ -153,5 +163,12 @@ pub(super) mod tests {
         let before = Summary { decoded: decoded(10, 10), ..Summary::default() };
         let after = Summary { decoded: decoded(13, 11), ..Summary::default() };
         assert_eq!(between(&before, &after, Duration::from_secs(1)).hit_ratio, Some(0.75));
+        // Reads from a server: ten, of which four waited.
+        let fetched = |reads, waits| {
+            let fetched = Some(Fetched { waits, ..Fetched::default() });
+            Summary { read: activity(reads, 0, 1), fetched, ..Summary::default() }
+        };
+        let rates = between(&fetched(20, 10), &fetched(30, 14), Duration::from_secs(1));
+        assert_eq!(rates.hit_ratio, Some(0.6));
     }
 }

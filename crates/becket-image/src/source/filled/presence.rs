@@ -146,6 +146,20 @@ impl Presence {
         self.chunks_of(offset, len).all(|chunk| self.has(chunk))
     }
 
+    /// How many bytes of the file are there.
+    pub fn there(&self) -> u64 {
+        let chunks = self.chunks();
+        let of_word = |first: u64| match self.word(Which::There, first) {
+            Some((word, _)) => word.load(Ordering::Relaxed).count_ones().into(),
+            None => 0,
+        };
+        let count: u64 = (0..chunks).step_by(32).map(of_word).sum();
+        // The last chunk may be a short one.
+        let short = chunks * self.chunk() - self.size;
+        let last = chunks.checked_sub(1).is_some_and(|last| self.has(last));
+        count.min(chunks) * self.chunk() - if last { short } else { 0 }
+    }
+
     /// The range of bytes around a chunk that is there, as far as all of it is there; no further than `most`
     /// chunks to each side.
     pub fn around(&self, chunk: u64, most: u64) -> Range<u64> {
@@ -290,8 +304,10 @@ mod tests {
         table.put(3);
         assert!(table.has_all(3 * CHUNK, CHUNK) && !table.has_all(3 * CHUNK, CHUNK + 1));
         assert!(!table.has_all(3 * CHUNK - 1, 2));
+        assert_eq!(table.there(), CHUNK);
         table.put(10);
         assert!(table.has_all(10 * CHUNK, 5), "the last chunk is short");
+        assert_eq!(table.there(), CHUNK + 5);
         assert_eq!(table.around(10, 64), 10 * CHUNK..10 * CHUNK + 5);
         table.put(9);
         table.put(4);

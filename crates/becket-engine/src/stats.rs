@@ -322,8 +322,8 @@ pub struct Summary {
     /// What was decoded; `None` where nothing is encoded.
     #[serde(default)]
     pub decoded: Option<Decodings>,
-    /// What was fetched; `None` where the image is not on a server that it is fetched from. A queue knows only
-    /// how often it waited.
+    /// What was fetched; `None` where the image is not on a server that it is fetched from. A queue knows
+    /// only how often it waited.
     #[serde(default)]
     pub fetched: Option<Fetched>,
 }

@@ -321,7 +321,7 @@ pub(crate) fn receive_packet(
 pub(crate) mod tests {
     use std::fs::File;
 
-    use becket_engine::{Activity, Decodings};
+    use becket_engine::{Activity, Decodings, Fetched};
     use becket_image::{Facts, FileKind};
 
     use super::*;
@@ -401,7 +401,8 @@ pub(crate) mod tests {
         };
         let (read, write, flush, discard) = (activity(), activity(), activity(), activity());
         let decoded = Some(Decodings { hits: 1, waits: 2, blocks: 3, bytes: u64::MAX, ahead: 5, errors: 6 });
-        Summary { in_flight: 3, read, write, flush, discard, write_zeroes: Some(activity()), decoded }
+        let (fetched, write_zeroes) = (Some(Fetched { waits: 7, ..Fetched::default() }), Some(activity()));
+        Summary { in_flight: 3, read, write, flush, discard, write_zeroes, decoded, fetched }
     }
 
     #[test]

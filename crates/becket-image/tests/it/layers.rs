@@ -410,6 +410,7 @@ fn erofs_of_later_tools() {
         ("new-lz4", &["lz4"]),
     ] {
         let (image, fs) = fs_in(&corpus.join(image), Format::Erofs);
+        assert_eq!(fs.about().compression, Some(codecs[0]));
         for (name, bytes) in &expected {
             let file = image.compose(fs.lay_out(find(fs.as_ref(), name.as_bytes())).unwrap()).unwrap();
             assert!(file.read_vec(0, file.len() as usize).unwrap() == *bytes, "{codecs:?} {name}");

@@ -85,12 +85,11 @@ pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerEr
     if !(9..=16).contains(&block_shift) {
         return corrupt(format!("an EROFS with blocks of 2^{block_shift} bytes"));
     }
-    let compressed = u16_at(&sb, 84) != 0;
     let about = About {
         format: "erofs",
         label: padded_text(part(&sb, 64, 16)),
         uuid: uuid(part(&sb, 48, 16)),
-        compression: compressed.then_some("erofs"),
+        compression: compression(u32_at(&sb, 80), u16_at(&sb, 84)),
         notes: vec![format!("blocks of {}", 1_u32 << block_shift)],
     };
     Ok(Some(Arc::new(Erofs {
@@ -103,6 +102,21 @@ pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerEr
         epoch: Time { seconds: u64_at(&sb, 24).cast_signed(), nanoseconds: u32_at(&sb, 32).min(999_999_999) },
         fragments: (u64_at(&sb, 96), OnceLock::new()),
     })))
+}
+
+/// By what files are compressed, where any are: by the features, and by a field that has a bit for each
+/// method where those say so.
+fn compression(features: u32, field: u16) -> Option<&'static str> {
+    const METHODS: u32 = 2;
+    match field {
+        0 => None,
+        _ if features & METHODS == 0 => Some("lz4"),
+        1 => Some("lz4"),
+        2 => Some("lzma"),
+        4 => Some("deflate"),
+        8 => Some("zstd"),
+        _ => Some("several methods"),
+    }
 }
 
 impl Erofs {

@@ -108,11 +108,13 @@ pub enum Error {
         /// What is wrong with it.
         source: LayerError,
     },
-    /// The backing file that an image names is not there, or is not one that may be opened.
-    #[error("{}: its backing file {name}: {why}", shown(image.as_os_str().as_bytes()))]
+    /// A file that an image names is not there, or is not one that may be opened.
+    #[error("{}: its {what} {name}: {why}", shown(image.as_os_str().as_bytes()))]
     Backing {
         /// The image that names it.
         image: PathBuf,
+        /// What it is to the image: `backing file`.
+        what: &'static str,
         /// Its name there, safe to show.
         name: String,
         /// What is wrong with it.

@@ -182,21 +182,28 @@ impl Image {
     /// # Errors
     /// The layout speaks of bytes that this image does not have, or lies in too many pieces.
     pub fn compose(&self, layout: Layout) -> Result<Image, LayerError> {
-        self.compose_over(layout, None)
+        self.compose_over(layout, None, None)
     }
 
-    /// The same where some bytes are those of another image, which lies behind; its files and layers come
-    /// behind ours.
-    pub(crate) fn compose_over(&self, layout: Layout, behind: Option<&Image>) -> Result<Image, LayerError> {
+    /// The same where what is stored as it is lies in another image, if `data` is given, and where some bytes
+    /// are those of the one that lies behind. Their files and layers come behind ours, in this order.
+    pub(crate) fn compose_over(
+        &self,
+        layout: Layout,
+        data: Option<&Image>,
+        behind: Option<&Image>,
+    ) -> Result<Image, LayerError> {
         let Layout { extents, encoded, gathered, .. } = layout;
         let mut sources = self.sources.clone();
+        let data = data.map(|image| sources.append(image)).transpose()?;
+        let stored = data.as_ref().unwrap_or(self.map());
         let behind = behind.map(|image| sources.append(image)).transpose()?;
         let own = index(sources.layers.len())?;
         let mut composed = Composed::new(&sources.budget)?;
         for Extent { start, len, place } in extents {
             match place {
                 Place::Data { source, offset } => {
-                    let map = if source == BEHIND { behind.as_ref() } else { Some(self.map()) };
+                    let map = if source == BEHIND { behind.as_ref() } else { Some(stored) };
                     composed.part(map, start, offset, len)?;
                 }
                 Place::Zero => composed.push(Extent { start, len, place })?,

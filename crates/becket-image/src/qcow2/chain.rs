@@ -15,6 +15,7 @@
 //! - The header above states the format of a backing file, and a file that is declared raw is never probed.
 //!   If the header states none, the suffix of the backing file's name decides; a file that begins like a
 //!   qcow2 without a qcow2 suffix is refused.
+//! - The file that the data of a qcow2 are in is found in the same way, and is raw.
 //! - A chain has at most [`CHAIN_MAX`] files below the first, each of them once.
 
 use std::ffi::OsStr;
@@ -27,9 +28,8 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-use super::header::BackingName;
 use super::scheme::Spoken;
-use super::{Header, Verdict, Writing, snapshots, unpack, unpack_for};
+use super::{Header, Verdict, Writing, snapshots, unpack_beside, unpack_for};
 use crate::error::quoted;
 use crate::image::Image;
 use crate::layer::{LayerError, foreign};
@@ -137,40 +137,24 @@ pub(crate) fn unpack_chain(
         };
         header = old;
     }
-    if let Some(name) = &header.backing {
-        first.may_refer(Format::Qcow2, || name.shown())?;
+    for name in header.data.iter().chain(header.backing.as_ref().map(|backing| &backing.name)) {
+        first.may_refer(Format::Qcow2, || shown(name))?;
     }
     let unnamed = first.unnamed();
     let old = first.snapshot.map(|_| ONLY_READ.to_owned());
-    let writing = if unnamed.is_some() || old.is_some() { Writing::Never } else { first.writing };
+    let beside = header.data.as_ref().map(|_| "its data are in another file".to_owned());
+    let only_read = old.or(unnamed).or(beside);
+    let writing = if only_read.is_some() { Writing::Never } else { first.writing };
     let cluster = header.cluster();
-    let dirs = if header.backing.is_some() { Dirs::new(first)? } else { Dirs::default() };
-    let mut stack = vec![(first.file.path.clone(), first.image.clone(), header)];
-    let mut referenced: Vec<HostFile> = Vec::new();
+    let refers = header.backing.is_some() || header.data.is_some();
+    let dirs = if refers { Dirs::new(first)? } else { Dirs::default() };
+    let mut files = Files { first, dirs, referenced: Vec::new(), open };
+    let data = files.data_of(&first.file.path, &header)?;
+    let mut stack = vec![(first.file.path.clone(), first.image.clone(), data, header)];
     let (mut image, mut verdict) = (None, Verdict::default());
-    while let Some((path, _, Header { backing: Some(name), .. })) = stack.last() {
-        let refused = |why: String| Error::Backing {
-            image: path.clone(),
-            name: name.shown(),
-            why,
-            hint: None,
-            missing: false,
-        };
-        if referenced.len() == CHAIN_MAX {
-            return Err(refused(format!("there are more than {CHAIN_MAX} files below each other")));
-        }
-        let found = dirs.find(path, name)?;
-        let same = |stat: &Stat| (stat.st_dev, stat.st_ino) == (found.stat.st_dev, found.stat.st_ino);
-        if same(&first.file.stat) || referenced.iter().any(|link| same(&link.stat)) {
-            return Err(refused("it is in the chain already: the chain is a circle".to_owned()));
-        }
-        let link = open(path, found)?;
-        let reader = link.fd.try_clone().map_err(|source| Error::Io {
-            path: link.path.clone(),
-            what: "its descriptor cannot be copied",
-            source,
-        })?;
-        let raw = Image::raw(Arc::new(reader), link.size, 512).within(first.image.budget());
+    while let Some((path, _, _, Header { backing: Some(name), .. })) = stack.last() {
+        let refused = |why: String| refused(path, BACKING, &name.name, why);
+        let (link, raw) = files.follow(path, BACKING, &name.name)?;
         let qcow2 = |said_by: &str| {
             let wrong = || LayerError::Corrupt(format!("it is not a qcow2, although {said_by} says so"));
             Some(Header::read(&raw).and_then(|header| header.ok_or_else(wrong)))
@@ -184,6 +168,7 @@ pub(crate) fn unpack_chain(
             None if !matches!(Header::read(&raw), Ok(None)) => {
                 return Err(Error::Backing {
                     image: path.clone(),
+                    what: BACKING,
                     name: name.shown(),
                     why: "it begins like a qcow2, but the image does not say that it is one".to_owned(),
                     hint: Some(format!(
@@ -195,7 +180,7 @@ pub(crate) fn unpack_chain(
                 });
             }
             None => {
-                foreign::refuse(&raw).map_err(|source| of(&link.path, source))?;
+                foreign::refuse(&raw).map_err(|source| of(&link, source))?;
                 None
             }
             Some(other) => {
@@ -205,12 +190,11 @@ pub(crate) fn unpack_chain(
                 )));
             }
         };
-        let path = link.path.clone();
-        referenced.push(link);
         match next {
             Some(header) => {
-                let header = header.map_err(|source| of(&path, source))?;
-                stack.push((path, raw, header));
+                let header = header.map_err(|source| of(&link, source))?;
+                let data = files.data_of(&link, &header)?;
+                stack.push((link, raw, data, header));
             }
             None => {
                 image = Some(raw);
@@ -218,19 +202,68 @@ pub(crate) fn unpack_chain(
             }
         }
     }
-    while let Some((path, file, header)) = stack.pop() {
-        let unpacked = if stack.is_empty() {
+    while let Some((path, file, data, header)) = stack.pop() {
+        let unpacked = if stack.is_empty() && writing != Writing::Never {
             unpack_for(writing, &file, &header, image.as_ref()).map(|(disk, known)| {
                 verdict = known;
                 disk
             })
         } else {
-            unpack(&file, &header, image.as_ref())
+            unpack_beside(&file, &header, data.as_ref(), image.as_ref())
         };
         image = Some(unpacked.map_err(|source| of(&path, source))?);
     }
-    verdict.unwritable = old.or(unnamed).or(verdict.unwritable);
-    Ok(image.map(|image| Unpacked { image, referenced, cluster, verdict }))
+    verdict.unwritable = only_read.or(verdict.unwritable);
+    Ok(image.map(|image| Unpacked { image, referenced: files.referenced, cluster, verdict }))
+}
+
+/// What a file is to the image that names it.
+const BACKING: &str = "backing file";
+const DATA: &str = "data file";
+
+fn refused(image: &Path, what: &'static str, name: &[u8], why: String) -> Error {
+    let (image, name) = (image.to_owned(), shown(name));
+    Error::Backing { image, what, name, why, hint: None, missing: false }
+}
+
+/// The files of a chain beside the first, in the order in which they are opened.
+struct Files<'a> {
+    first: &'a First<'a>,
+    dirs: Dirs,
+    referenced: Vec<HostFile>,
+    open: &'a mut dyn FnMut(&Path, HostInode) -> Result<HostFile, Error>,
+}
+
+impl Files<'_> {
+    /// Opens the file that an image names; where it is, and its bytes.
+    fn follow(&mut self, image: &Path, what: &'static str, name: &[u8]) -> Result<(PathBuf, Image), Error> {
+        if self.referenced.len() == CHAIN_MAX {
+            let why = format!("there are more than {CHAIN_MAX} files below each other");
+            return Err(refused(image, what, name, why));
+        }
+        let found = self.dirs.find(image, what, name)?;
+        let same = |stat: &Stat| (stat.st_dev, stat.st_ino) == (found.stat.st_dev, found.stat.st_ino);
+        if same(&self.first.file.stat) || self.referenced.iter().any(|link| same(&link.stat)) {
+            let why = "it is in the chain already: the chain is a circle".to_owned();
+            return Err(refused(image, what, name, why));
+        }
+        let link = (self.open)(image, found)?;
+        let reader = link.fd.try_clone().map_err(|source| Error::Io {
+            path: link.path.clone(),
+            what: "its descriptor cannot be copied",
+            source,
+        })?;
+        let raw = Image::raw(Arc::new(reader), link.size, 512).within(self.first.image.budget());
+        let path = link.path.clone();
+        self.referenced.push(link);
+        Ok((path, raw))
+    }
+
+    /// The file that the data of a qcow2 are in, where that is another one.
+    fn data_of(&mut self, image: &Path, header: &Header) -> Result<Option<Image>, Error> {
+        let name = header.data.as_deref();
+        name.map(|name| self.follow(image, DATA, name).map(|(_, raw)| raw)).transpose()
+    }
 }
 
 /// Directories that backing files may lie in.
@@ -290,21 +323,21 @@ impl Dirs {
         Ok(Dirs { own, more })
     }
 
-    /// Finds the file that `image` names, without opening it.
-    pub(crate) fn find(&self, image: &Path, backing: &BackingName) -> Result<HostInode, Error> {
+    /// Finds the file that `image` names, without opening it. `what` it is to the image is for people.
+    pub(crate) fn find(&self, image: &Path, what: &'static str, name: &[u8]) -> Result<HostInode, Error> {
         let failed = |why: String, hint: Option<String>, missing: bool| Error::Backing {
             image: image.to_owned(),
-            name: backing.shown(),
+            what,
+            name: shown(name),
             why,
             hint,
             missing,
         };
-        let name = Path::new(std::ffi::OsStr::from_bytes(&backing.name));
-        let before_slash = backing.name.split(|byte| *byte == b'/').next().unwrap_or_default();
-        if before_slash.contains(&b':') || backing.name.contains(&0) {
+        let before_slash = name.split(|byte| *byte == b'/').next().unwrap_or_default();
+        if before_slash.contains(&b':') || name.contains(&0) {
             let dir = image.parent().unwrap_or(Path::new("/"));
             // What becket has said itself is no more believed: the user names the image that is to be opened.
-            let hint = Spoken::of(&backing.name).map(|spoken| {
+            let hint = Spoken::of(name).map(|spoken| {
                 let backing = dir.join(&spoken.path);
                 let [backing, over] = [backing.as_path(), image]
                     .map(|path| quoted(Path::new(&shown(path.as_os_str().as_bytes()))));
@@ -313,7 +346,7 @@ impl Dirs {
             let why = "it is not the path of a file, and nothing else is opened";
             return Err(failed(why.to_owned(), hint, false));
         }
-        let wanted = flattened(&image.parent().unwrap_or(Path::new("/")).join(name));
+        let wanted = flattened(&image.parent().unwrap_or(Path::new("/")).join(OsStr::from_bytes(name)));
         let own = self.own.iter().map(|dir| (dir, true));
         let mut dirs = own.chain(self.more.iter().map(|dir| (dir, false)));
         let place = dirs.find_map(|(dir, own)| Some((dir, wanted.strip_prefix(&dir.path).ok()?, own)));

@@ -25,6 +25,7 @@ const END: u32 = 0;
 pub(super) const BACKING_FORMAT: u32 = 0xe279_2aca;
 const FEATURE_NAMES: u32 = 0x6803_f857;
 const BITMAPS: u32 = 0x2385_2875;
+const DATA_FILE: u32 = 0x4441_5441;
 
 /// Of the autoclear features: the bitmaps that the header names are consistent.
 const HAS_BITMAPS: u64 = 1;
@@ -56,6 +57,8 @@ pub(crate) struct Header {
     pub(super) snapshots_offset: u64,
     pub(super) compression: Codec,
     pub(super) backing: Option<BackingName>,
+    /// The name of the file that its clusters are in, where that is another one.
+    pub(super) data: Option<Vec<u8>>,
     pub(super) counts: Counts,
     /// Autoclear features: a writer that does not know them clears them.
     pub(super) autoclear: u64,
@@ -166,6 +169,7 @@ impl Header {
             snapshots_offset: be64_at(&bytes, 64),
             compression,
             backing: None,
+            data: None,
             counts: Counts { offset: be64_at(&bytes, 48), clusters: be32_at(&bytes, 56), order },
             autoclear,
             incompatible,
@@ -175,6 +179,12 @@ impl Header {
         header.check_tables(image.len())?;
         let extensions = Extensions::read(&bytes, len)?;
         header.backing = backing(&bytes, extensions.backing_format)?;
+        if incompatible & EXTERNAL_DATA != 0 {
+            let Some(name) = extensions.data_file.filter(|name| !name.is_empty()) else {
+                return unsupported("a qcow2 that does not name the file in which its data are");
+            };
+            header.data = Some(name);
+        }
         header.bitmaps = extensions.bitmaps;
         header.has_unknown |= extensions.has_unknown;
         Ok(Some(header))
@@ -272,11 +282,6 @@ pub(crate) fn mark_corrupt(file: &OwnedFd, why: &str) -> String {
 
 /// Refuses what changes the meaning of everything else.
 fn check_features(incompatible: u64, cluster_bits: u32) -> Result<(), LayerError> {
-    if incompatible & EXTERNAL_DATA != 0 {
-        return unsupported(
-            "a qcow2 whose data are in another file; `qemu-img convert -O qcow2` puts them into one",
-        );
-    }
     if incompatible & SUBCLUSTERS != 0 && cluster_bits < SUBCLUSTERS_LEAST {
         return corrupt(format!("subclusters in clusters of 2^{cluster_bits} bytes"));
     }
@@ -304,6 +309,7 @@ fn backing(bytes: &[u8], format: Option<Vec<u8>>) -> Result<Option<BackingName>,
 #[derive(Debug, Default)]
 struct Extensions {
     backing_format: Option<Vec<u8>>,
+    data_file: Option<Vec<u8>>,
     bitmaps: Option<Bitmaps>,
     has_unknown: bool,
 }
@@ -333,11 +339,12 @@ impl Extensions {
                 BACKING_FORMAT if found.backing_format.is_none() => {
                     found.backing_format = Some(contents.to_vec());
                 }
+                DATA_FILE if found.data_file.is_none() => found.data_file = Some(contents.to_vec()),
                 BITMAPS => {
                     let count = if len < 4 { 0 } else { be32_at(contents, 0) };
                     found.bitmaps = Some(Bitmaps { count, at: at as u64, is_last: true });
                 }
-                BACKING_FORMAT | FEATURE_NAMES => {}
+                BACKING_FORMAT | DATA_FILE | FEATURE_NAMES => {}
                 _ => found.has_unknown = true,
             }
             at += 8 + len.next_multiple_of(8);

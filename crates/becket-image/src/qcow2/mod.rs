@@ -27,8 +27,9 @@ mod uses;
 mod writer;
 
 use crate::image::Image;
-use crate::layer::{About, LayerError};
+use crate::layer::{About, LayerError, unsupported};
 
+use crate::text::shown;
 pub(crate) use header::{Header, mark_corrupt};
 pub use storage::Storage;
 use uses::{Clash, Use, Uses};
@@ -78,14 +79,31 @@ pub(crate) fn unpack(image: &Image, header: &Header, backing: Option<&Image>) ->
     compose(image, header, backing, None)
 }
 
+/// The same where the data may be in another file.
+pub(crate) fn unpack_beside(
+    image: &Image,
+    header: &Header,
+    data: Option<&Image>,
+    backing: Option<&Image>,
+) -> Result<Image, LayerError> {
+    let len = data.unwrap_or(image).len();
+    let layout = tables::lay_out(image, header, len, backing.map_or(0, Image::len), None)?;
+    Ok(image.compose_over(layout, data, backing)?.stored_as(header.about(image)))
+}
+
 fn compose(
     image: &Image,
     header: &Header,
     backing: Option<&Image>,
     uses: Option<&mut Uses>,
 ) -> Result<Image, LayerError> {
-    let layout = tables::lay_out(image, header, backing.map_or(0, Image::len), uses)?;
-    Ok(image.compose_over(layout, backing)?.stored_as(header.about(image)))
+    if header.data.is_some() {
+        return unsupported(
+            "a qcow2 whose data are in another file, here; `qemu-img convert -O qcow2` puts them into one",
+        );
+    }
+    let layout = tables::lay_out(image, header, image.len(), backing.map_or(0, Image::len), uses)?;
+    Ok(image.compose_over(layout, None, backing)?.stored_as(header.about(image)))
 }
 
 /// How to open an image.
@@ -167,6 +185,7 @@ impl Header {
     fn about(&self, image: &Image) -> About {
         let mut notes = vec![format!("version {}", self.version), format!("clusters of {}", self.cluster())];
         notes.extend(self.backing.as_ref().map(|backing| format!("over {}", backing.shown())));
+        notes.extend(self.data.as_ref().map(|data| format!("data in {}", shown(data))));
         if self.snapshots > 0 {
             // What names them does not matter for the rest.
             let named = snapshots::names(image, self).map_or(String::new(), |names| format!(": {names}"));

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use super::entry::{COMPRESSED, PLACE, ZERO, compressed_place, entries};
+use super::entry::{COMPRESSED, COPIED, PLACE, ZERO, compressed_place, entries};
 use super::header::Header;
 use super::uses::{Use, Uses};
 use crate::bytes::be64_at;
@@ -11,18 +11,19 @@ use crate::encoded::Block;
 use crate::image::{Image, Layout};
 use crate::layer::{LayerError, corrupt};
 
-/// Where each byte of the disk is: file 0 is the qcow2, and file 1 its backing file, of `backing` bytes. What
-/// the tables use of the file is recorded in `uses`.
+/// Where each byte of the disk is: file 0 is the qcow2, or the one that its data are in, of `data` bytes; and
+/// file 1 its backing file, of `backing` bytes. What the tables use of the file is recorded in `uses`.
 ///
 /// # Errors
 /// A table lies where none can, the file is cut short, or the disk is in too many pieces.
 pub(super) fn lay_out(
     image: &Image,
     header: &Header,
+    data: u64,
     backing: u64,
     mut uses: Option<&mut Uses>,
 ) -> Result<Layout, LayerError> {
-    let mut disk = Disk { layout: Layout::of(image)?, header, file: image.len(), backing };
+    let mut disk = Disk { layout: Layout::of(image)?, header, file: data, backing };
     let cluster = header.cluster();
     // What lies behind the disk's end is no part of it, but it is used.
     let count = if uses.is_some() { header.l1_entries.into() } else { header.l1_needed() };
@@ -68,7 +69,7 @@ const PARTS: u64 = 32;
 struct Disk<'a> {
     layout: Layout,
     header: &'a Header,
-    /// Lengths of the qcow2 and of its backing file, in bytes.
+    /// Lengths of the file that the clusters are in and of the backing file, in bytes.
     file: u64,
     backing: u64,
 }
@@ -84,7 +85,8 @@ impl Disk<'_> {
         if self.header.version >= 3 && entry & ZERO != 0 {
             return self.layout.zero(len);
         }
-        if place == 0 {
+        // In a file of their own the first cluster may be anywhere; a bit says that it is there.
+        if place == 0 && (self.header.data.is_none() || entry & COPIED == 0) {
             return self.absent(len);
         }
         self.stored(place, 0, len)
@@ -105,7 +107,7 @@ impl Disk<'_> {
             let (from, to) = (first * part, (end * part).min(len));
             match state(first) {
                 (true, true) => return corrupt("a part of a cluster that is stored and zero"),
-                (true, false) if entry & PLACE == 0 => {
+                (true, false) if entry & PLACE == 0 && self.header.data.is_none() => {
                     return corrupt("a part of a cluster that is stored nowhere");
                 }
                 (true, false) => self.stored(entry & PLACE, from, to - from)?,
@@ -137,6 +139,9 @@ impl Disk<'_> {
 
     /// The next cluster is what a compressed one yields.
     fn compressed(&mut self, entry: u64, len: u64) -> Result<(), LayerError> {
+        if self.header.data.is_some() {
+            return corrupt("a compressed cluster of a qcow2 whose data are in another file");
+        }
         let cluster = self.header.cluster();
         let (place, stored) = compressed_place(entry, self.header.cluster_bits);
         // What is compressed is shorter than the cluster; the last sector of a file may be cut.

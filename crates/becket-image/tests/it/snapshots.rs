@@ -99,3 +99,65 @@ fn what_is_none_is_refused_with_the_names_that_there_are() {
     assert!(matches!(refused("disk.qcow2@first"), Error::Layer { .. }));
     assert!(bytes(&path).iter().all(|byte| *byte == 9));
 }
+
+/// Not a snapshot, but another thing of a qcow2 that is only read.
+#[test]
+fn data_in_another_file_are_read_as_qemu_reads_them() {
+    let tools = ["qemu-img", "qemu-io"];
+    if !require_plain_machine("snapshots::data_in_another_file_are_read_as_qemu_reads_them", &tools) {
+        return;
+    }
+    for options in ["data_file_raw=off", "data_file_raw=on", "data_file_raw=off,cluster_size=4096"] {
+        let place = dir();
+        let (at, elsewhere) = (&place.path().join("here"), &place.path().join("elsewhere"));
+        [at, elsewhere].map(|dir| fs::create_dir(dir).unwrap());
+        let (base, top, raw) = (at.join("base.qcow2"), at.join("top.qcow2"), at.join("raw"));
+        let data = at.join("base.data");
+        let mut create = Command::new("qemu-img");
+        create.current_dir(at).args(["create", "-q", "-f", "qcow2", "-o"]);
+        tool(create.arg(format!("data_file=base.data,{options}")).arg(&base).arg("8M"));
+        let writes =
+            ["write -q -P 1 3M 100k", "write -q -P 2 0 70k", "write -q -z 3M 30k", "write -q -P 3 7M 1M"];
+        // QEMU looks for the file from where it is itself.
+        let there = |program: &str, words: &[&str], paths: &[&Path]| {
+            tool(Command::new(program).current_dir(at).args(words).args(paths));
+        };
+        writes.iter().for_each(|write| there("qemu-io", &["-f", "qcow2", "-c", write], &[&base]));
+        let convert = |from: &Path| {
+            there("qemu-img", &["convert", "-O", "raw"], &[from, &raw]);
+            fs::read(&raw).unwrap()
+        };
+        assert!(bytes(&base) == convert(&base), "{options}");
+        let opened = open(&base).unwrap();
+        assert_eq!(opened.read_only_reason.as_deref(), Some("its data are in another file"));
+        assert_eq!(opened.sources.len(), 2);
+        drop(opened);
+        // Below another, and over one.
+        there("qemu-img", &["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b"], &[&base, &top]);
+        there("qemu-io", &["-f", "qcow2", "-c", "write -q -P 4 50k 100k"], &[&top]);
+        assert!(bytes(&top) == convert(&top), "{options}");
+        assert!(!open(&top).unwrap().read_only, "only the file below it has its data elsewhere");
+        // What an image names is opened beside it only, and only where its own name says what it is.
+        fs::rename(&data, elsewhere.join("base.data")).unwrap();
+        let error = open(&base).unwrap_err();
+        assert!(matches!(&error, Error::Backing { what: "data file", missing: true, .. }), "{error}");
+        std::os::unix::fs::symlink(elsewhere.join("base.data"), &data).unwrap();
+        let error = open(&base).unwrap_err().to_string();
+        assert!(error.contains("its data file base.data: a symbolic link leads out of"), "{error}");
+        let other = at.join("disk.img");
+        fs::rename(&base, &other).unwrap();
+        assert!(matches!(open(&other), Err(Error::Reference { .. })), "its name says nothing");
+    }
+    // Nobody names a file for what lies in an image, or is an overlay of the user's own.
+    let place = dir();
+    let (inner, outer) = (place.path().join("in.qcow2"), place.path().join("out.ext4"));
+    let mut create = Command::new("qemu-img");
+    create.current_dir(place.path()).args(["create", "-q", "-f", "qcow2", "-o", "data_file=in.data"]);
+    tool(create.arg(&inner).arg("1M"));
+    let tree = place.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    fs::copy(&inner, tree.join("in.qcow2")).unwrap();
+    tool(Command::new("mke2fs").args(["-q", "-t", "ext4", "-d"]).arg(&tree).arg(&outer).arg("4M"));
+    let error = open(&outer.join("in.qcow2")).unwrap_err();
+    assert!(error.to_string().contains("a qcow2 whose data are in another file"), "{error}");
+}

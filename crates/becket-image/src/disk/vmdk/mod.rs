@@ -15,7 +15,6 @@ use crate::layer::foreign::VMDK_TITLE;
 use crate::layer::{About, LayerError};
 use crate::qcow2::Verdict;
 use crate::qcow2::chain::{Dirs, First, Unpacked};
-use crate::qcow2::header::BackingName;
 use crate::resolve::HostInode;
 use crate::source::file::host::HostFile;
 use crate::text::shown;
@@ -55,7 +54,7 @@ pub(crate) fn unpack(
             if names.len() == FILES_MAX {
                 return Err(of(foreign(format!("it lies in more than {FILES_MAX} files"))));
             }
-            let found = dirs.find(&first.file.path, &BackingName { name: name.clone(), format: None })?;
+            let found = dirs.find(&first.file.path, "data file", name)?;
             let link = open(&first.file.path, found)?;
             let reader = link.fd.try_clone().map_err(|error| of(error.into()))?;
             let file = Image::raw(Arc::new(reader), link.size, 512).within(first.image.budget());

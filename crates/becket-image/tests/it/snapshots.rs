@@ -110,7 +110,7 @@ fn data_in_another_file_are_read_as_qemu_reads_them() {
     for options in ["data_file_raw=off", "data_file_raw=on", "data_file_raw=off,cluster_size=4096"] {
         let place = dir();
         let (at, elsewhere) = (&place.path().join("here"), &place.path().join("elsewhere"));
-        [at, elsewhere].map(|dir| fs::create_dir(dir).unwrap());
+        [at, elsewhere].into_iter().for_each(|dir| fs::create_dir(dir).unwrap());
         let (base, top, raw) = (at.join("base.qcow2"), at.join("top.qcow2"), at.join("raw"));
         let data = at.join("base.data");
         let mut create = Command::new("qemu-img");

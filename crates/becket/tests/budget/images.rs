@@ -5,27 +5,27 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// An image that is being made.
-struct Made {
+pub(crate) struct Made {
     file: File,
-    path: PathBuf,
+    pub(crate) path: PathBuf,
 }
 
 impl Made {
-    fn new(dir: &Path, name: &str, len: u64) -> Made {
+    pub(crate) fn new(dir: &Path, name: &str, len: u64) -> Made {
         let path = dir.join(name);
         let file = File::create(&path).unwrap();
         file.set_len(len).unwrap();
         Made { file, path }
     }
 
-    fn put(&self, at: u64, bytes: &[u8]) {
+    pub(crate) fn put(&self, at: u64, bytes: &[u8]) {
         self.file.write_all_at(bytes, at).unwrap();
     }
 
-    fn le(&self, at: u64, number: u64, len: usize) {
+    pub(crate) fn le(&self, at: u64, number: u64, len: usize) {
         self.put(at, &number.to_le_bytes()[..len]);
     }
 

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed step fails the test")]
 
 mod images;
+mod windows;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -134,6 +135,49 @@ fn budget_erofs() {
     }
     let dir = dir();
     commands(&images::erofs(dir.path()), &[(INSPECT, "", false), (LS, "", true), (MAP, "link", true)]);
+}
+
+#[test]
+fn budget_compressed_erofs() {
+    if !require_plain_machine("budget_compressed_erofs", &[]) {
+        return;
+    }
+    let dir = dir();
+    let hole = windows::erofs(dir.path(), "hole.erofs", false);
+    commands(&hole, &[(INSPECT, "", false), (LS, "", false), (MAP, "file", false)]);
+    let middle = windows::erofs(dir.path(), "middle.erofs", true);
+    commands(&middle, &[(INSPECT, "", false), (LS, "", false), (MAP, "file", false)]);
+}
+
+#[test]
+fn budget_ntfs() {
+    if !require_plain_machine("budget_ntfs", &[]) {
+        return;
+    }
+    let dir = dir();
+    let image = windows::ntfs(dir.path());
+    let asked = [
+        (INSPECT, "", false),
+        (LS, "", true),
+        (LS, "streams", false),
+        (MAP, "streams", false),
+        (MAP, "holes", false),
+        (MAP, "runs", false),
+    ];
+    commands(&image, &asked);
+}
+
+#[test]
+fn budget_exfat() {
+    if !require_plain_machine("budget_exfat", &[]) {
+        return;
+    }
+    let dir = dir();
+    let image = windows::exfat(dir.path());
+    commands(
+        &image,
+        &[(INSPECT, "", false), (LS, "full", false), (MAP, "circle", false), (MAP, "full/none", false)],
+    );
 }
 
 #[test]

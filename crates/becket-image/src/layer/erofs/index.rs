@@ -125,6 +125,7 @@ impl<'a> Index<'a> {
     fn bytes(&mut self, at: u64, len: u64) -> Result<[u8; PACK], LayerError> {
         let start = at / WINDOW * WINDOW;
         if self.window.1.is_empty() || self.window.0 != start {
+            self.image.budget().steps(WINDOW / 16, "the indexes of compressed files")?;
             self.window = (start, self.image.read_some(start, WINDOW as usize)?);
         }
         let within = usize::try_from(at - start).unwrap_or(0);

@@ -18,20 +18,20 @@ const BLOCK: usize = 24;
 
 /// Reports each name in a directory with the reference of its file.
 pub(super) fn list(volume: &Volume, file: &File, entry: &mut Entry<'_>) -> Result<(), LayerError> {
-    let Some(root) = file.stream(kind::INDEX_ROOT, BY_NAME) else {
+    let Some(root) = file.stream(kind::INDEX_ROOT, BY_NAME)? else {
         return corrupt("a directory without entries");
     };
     let root = root.read(volume, volume.record)?;
     if entries(&root, ENTRY, entry)? == ControlFlow::Break(()) {
         return Ok(());
     }
-    let Some(blocks) = file.stream(kind::INDEX_ALLOCATION, BY_NAME) else { return Ok(()) };
+    let Some(blocks) = file.stream(kind::INDEX_ALLOCATION, BY_NAME)? else { return Ok(()) };
     let size = usize::try_from(u32_at(&root, 8)).unwrap_or(0);
     if !size.is_power_of_two() || !(512..=64 << 10).contains(&size) {
         return corrupt(format!("a directory with blocks of {size} bytes"));
     }
     let len = directory_len(blocks.size())?;
-    let used = match file.stream(kind::BITMAP, BY_NAME) {
+    let used = match file.stream(kind::BITMAP, BY_NAME)? {
         Some(used) => used.read(volume, len / size / 8 + 4096)?,
         None => return corrupt("a directory whose blocks are not known to be in use"),
     };

@@ -5,16 +5,23 @@ use std::ops::Range;
 
 use super::record::{Attribute, DOS, Form, NAMESPACE, NUMBER, Record, kind};
 use super::runs::{self, Run};
+use crate::budget::{Budget, Held};
 use crate::bytes::{ReadAt as _, u8_at, u16_at, u32_at, u64_at};
-use crate::image::{Image, Layout};
+use crate::image::{Image, Layout, PIECES_MAX};
 use crate::layer::{LayerError, corrupt, unsupported};
 
 /// The longest list of a file's attributes, in bytes: what Windows takes.
 const LIST_MAX: usize = 256 << 10;
 /// Length of an entry of it without its name.
 const LISTED: usize = 26;
+/// Memory of an attribute's name, in bytes: about.
+const ATTRIBUTE: usize = 16;
+/// What takes steps and memory, for people.
+const RECORDS: &str = "the records of files";
 /// The most records that a file may have.
 const RECORDS_MAX: usize = 8192;
+/// The most runs of clusters that a value may lie in: two for each piece, where it is compressed.
+const RUNS_MAX: usize = 2 * PIECES_MAX;
 /// Flags of an attribute.
 const COMPRESSED: u16 = 0xff;
 const ENCRYPTED: u16 = 0x4000;
@@ -38,6 +45,9 @@ pub(super) struct File {
     records: Vec<(u64, Record)>,
     /// Each with the place of its record among those.
     attributes: Vec<(usize, Attribute)>,
+    budget: Budget,
+    /// The memory of all that.
+    held: Held,
 }
 
 /// A value of a file, in all its parts.
@@ -54,11 +64,11 @@ impl Volume {
         table.data(first, record as u64)?;
         let mut volume = Volume { image: image.clone(), cluster, record, table };
         // The table's own records lie in what those before them speak of, so it becomes known part by part.
-        let mut file = File::of(0, volume.record(0)?)?;
+        let mut file = File::of(image.budget(), 0, volume.record(0)?)?;
         let list = file.value(&volume, kind::LIST, LIST_MAX)?.unwrap_or_default();
         let mut more = listed(&list, Some(kind::DATA))?.into_iter().filter(|number| *number != 0);
         loop {
-            let Some(stream) = file.stream(kind::DATA, &[]) else {
+            let Some(stream) = file.stream(kind::DATA, &[])? else {
                 return corrupt("the table of files has no bytes");
             };
             let runs = stream.runs()?;
@@ -105,7 +115,7 @@ impl Volume {
         if !record.is_used() || record.base().is_some() || count != 0 && count != record.sequence() {
             return corrupt(format!("file {number} is no longer there"));
         }
-        let mut file = File::of(number, record)?;
+        let mut file = File::of(self.image.budget(), number, record)?;
         let Some(list) = file.value(self, kind::LIST, LIST_MAX)? else { return Ok(file) };
         let mut more = listed(&list, None)?;
         more.sort_unstable();
@@ -135,8 +145,9 @@ fn listed(list: &[u8], kind: Option<u32>) -> Result<Vec<u64>, LayerError> {
 }
 
 impl File {
-    fn of(number: u64, record: Record) -> Result<File, LayerError> {
-        let mut file = File { records: Vec::new(), attributes: Vec::new() };
+    fn of(budget: &Budget, number: u64, record: Record) -> Result<File, LayerError> {
+        let held = budget.hold(0, RECORDS)?;
+        let mut file = File { records: Vec::new(), attributes: Vec::new(), budget: budget.clone(), held };
         file.push(number, record)?;
         Ok(file)
     }
@@ -155,7 +166,10 @@ impl File {
 
     fn push(&mut self, number: u64, record: Record) -> Result<(), LayerError> {
         let place = self.records.len();
-        self.attributes.extend(record.attributes()?.into_iter().map(|attribute| (place, attribute)));
+        let attributes = record.attributes()?;
+        let memory = record.bytes.len() + attributes.len() * (ATTRIBUTE + size_of::<(usize, Attribute)>());
+        self.held.grow(memory as u64, RECORDS)?;
+        self.attributes.extend(attributes.into_iter().map(|attribute| (place, attribute)));
         self.records.push((number, record));
         Ok(())
     }
@@ -185,15 +199,16 @@ impl File {
         named.map(|attribute| attribute.name.as_slice()).collect()
     }
 
-    /// The value of this kind and name.
-    pub(super) fn stream(&self, kind: u32, name: &[u8]) -> Option<Stream<'_>> {
+    /// The value of this kind and name. All attributes are looked at, which takes steps.
+    pub(super) fn stream(&self, kind: u32, name: &[u8]) -> Result<Option<Stream<'_>>, LayerError> {
+        self.budget.steps(self.attributes.len() as u64 / 8, RECORDS)?;
         let wanted = |(_, attribute): &&(usize, Attribute)| attribute.kind == kind && attribute.name == name;
         let mut parts: Vec<&(usize, Attribute)> = self.attributes.iter().filter(wanted).collect();
         parts.sort_by_key(|(_, attribute)| match attribute.form {
             Form::Resident(_) => 0,
             Form::Runs { first, .. } => first,
         });
-        (!parts.is_empty()).then_some(Stream { file: self, parts })
+        Ok((!parts.is_empty()).then_some(Stream { file: self, parts }))
     }
 
     /// The bytes of the nameless value of this kind, which may be so long.
@@ -203,7 +218,7 @@ impl File {
         kind: u32,
         most: usize,
     ) -> Result<Option<Vec<u8>>, LayerError> {
-        self.stream(kind, &[]).map(|stream| stream.read(volume, most)).transpose()
+        self.stream(kind, &[])?.map(|stream| stream.read(volume, most)).transpose()
     }
 
     /// Its times and flags.
@@ -241,6 +256,9 @@ impl Stream<'_> {
             };
             if *first != next {
                 return corrupt("a part of a value is missing");
+            }
+            if runs.len() > RUNS_MAX {
+                return Err(LayerError::Limit(format!("a file in more than {RUNS_MAX} runs of clusters")));
             }
             let before = runs.len();
             runs::decode(self.file.resident(*place, range), &mut runs)?;

@@ -42,7 +42,7 @@ fn meant(volume: &Volume, file: &File) -> Result<Meant, LayerError> {
         };
         return Ok(Meant::Reparse(u32_at(&value, 0), value));
     }
-    let Some(data) = file.stream(kind::DATA, &[]) else { return Ok(Meant::Itself) };
+    let Some(data) = file.stream(kind::DATA, &[])? else { return Ok(Meant::Itself) };
     if flags & SYSTEM == 0 || file.is_directory() || data.size() > VALUE_MAX as u64 {
         return Ok(Meant::Itself);
     }

@@ -58,7 +58,8 @@ pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerEr
     if !powers || !(256..=4096).contains(&sector) || cluster > 2 << 20 {
         return corrupt(format!("NTFS with clusters of {cluster} bytes and sectors of {sector}"));
     }
-    if !(512..=64 << 10).contains(&record) || !(512..=64 << 10).contains(&index) {
+    // Windows makes records of 1 or 4 KiB.
+    if !(512..=4096).contains(&record) || !(512..=64 << 10).contains(&index) {
         return corrupt(format!("NTFS with records of {record} and {index} bytes"));
     }
     let first = u64_at(&boot, 48).checked_mul(cluster);
@@ -100,7 +101,7 @@ impl Ntfs {
         };
         let size = match kind {
             NodeKind::Symlink => link::target(&self.volume, file)?.len() as u64,
-            NodeKind::File => file.stream(kind::DATA, &[]).map_or(0, |stream| stream.size()),
+            NodeKind::File => file.stream(kind::DATA, &[])?.map_or(0, |stream| stream.size()),
             NodeKind::Directory | NodeKind::Other => 0,
         };
         Ok(Stat { kind, size })
@@ -139,7 +140,7 @@ impl FileSystem for Ntfs {
         let file = self.volume.file(node)?;
         let mut found = Found::default();
         for name in file.stream_names() {
-            let Some(stream) = file.stream(kind::DATA, name) else { continue };
+            let Some(stream) = file.stream(kind::DATA, name)? else { continue };
             found.push(b"user.", utf16_le(name).as_bytes(), stream.read(&self.volume, VALUE_MAX)?)?;
         }
         Ok(found.all())
@@ -170,7 +171,7 @@ impl FileSystem for Ntfs {
             return corrupt("this is no regular file");
         }
         link::is_read(&self.volume, &file)?;
-        match file.stream(kind::DATA, &[]) {
+        match file.stream(kind::DATA, &[])? {
             Some(stream) => stream.lay_out(&self.volume),
             None => Layout::of(&self.volume.image),
         }

@@ -72,6 +72,20 @@ pub(super) fn lay_out_units(
     let mut runs = runs.iter().copied();
     let mut rest = None;
     while layout.len() < len {
+        // Whole units in one run, of which there may be very many.
+        if let Some(Run { len: clusters, cluster: first }) = rest.take().or_else(|| runs.next()) {
+            let units = clusters / unit * unit;
+            let bytes = units.saturating_mul(cluster).min(len - layout.len());
+            match first {
+                Some(first) => layout.data(first.saturating_mul(cluster), bytes)?,
+                None => layout.zero(bytes)?,
+            }
+            let cluster = first.map(|first| first.saturating_add(units));
+            rest = (clusters > units).then_some(Run { len: clusters - units, cluster });
+            if units > 0 {
+                continue;
+            }
+        }
         let wanted = (len - layout.len()).min(yields.into());
         let (mut missing, mut stored, mut sparse) = (unit, Vec::new(), false);
         while missing > 0 {

@@ -41,6 +41,21 @@ for bits in 12 16 32; do
     # What is behind the first files holds nothing, and a fuzzer likes short inputs.
     head -c $((bits == 12 ? 40 : 320))K "$image" >"$(place fat fat$bits)"
 done
+# XFS in the first blocks of its first group: directories of two forms. What is so small is made for tests only.
+cp "$tree/dir/deeper/a file with a long name" "$work/long"
+for entries in 0 20; do
+    image=$work/xfs$entries
+    truncate -s 40M "$image"
+    {
+        printf '/\n0 0\nd--755 0 0\na ---644 0 0 %s\nlong ---644 0 0 %s\nlink l--777 0 0 a\n' \
+            "$tree/dir/a" "$work/long"
+        for number in $(seq $entries); do echo "an-entry-$number ---644 0 0 $tree/dir/a"; done
+        echo '$'
+    } >"$work/proto"
+    TEST_DIR=x TEST_DEV=x QA_CHECK_FS=x mkfs.xfs -q -f -m crc=0 -d agcount=2 -b size=1024 -l size=2m,su=4k \
+        -p "$work/proto" "$image" 2>/dev/null
+    head -c $((entries ? 64 : 24))K "$image" >"$(place xfs "entries-$entries")"
+done
 for kind in exfat ntfs; do python3 windows.py $kind >"$(place $kind small)"; done
 rm -f corpus/erofs/{plain,chunks,packed}
 mkfs.erofs "$(place erofs plain)" "$tree" >/dev/null 2>&1

@@ -33,6 +33,11 @@ pub(crate) fn ext(bytes: &[u8]) -> bool {
     read(bytes.to_vec(), Format::Ext)
 }
 
+/// Of version 4, whose metadata have no checksums; the forms are those of version 5.
+pub(crate) fn xfs(bytes: &[u8]) -> bool {
+    read(bytes.to_vec(), Format::Xfs)
+}
+
 pub(crate) fn fat(bytes: &[u8]) -> bool {
     read(bytes.to_vec(), Format::Fat)
 }

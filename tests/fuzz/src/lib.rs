@@ -21,6 +21,7 @@ pub const TARGETS: &[Target] = &[
     ("iso9660", image::iso9660),
     ("squashfs", image::squashfs),
     ("ext", image::ext),
+    ("xfs", image::xfs),
     ("fat", image::fat),
     ("exfat", image::exfat),
     ("ntfs", image::ntfs),

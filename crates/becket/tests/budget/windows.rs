@@ -40,7 +40,7 @@ fn attribute(kind: u32, flags: u16, name: &str, value: &[u8], runs: Option<(u8, 
     raw
 }
 
-/// Puts the marks of a write, which are zeroes, at the ends of the sectors of a record, and their bytes aside.
+/// Puts the marks of a write, which are zeroes, at the ends of a record's sectors, and their own bytes aside.
 fn marked(magic: &[u8], mut bytes: Vec<u8>) -> Vec<u8> {
     bytes.resize(CLUSTER as usize, 0);
     bytes[..4].copy_from_slice(magic);

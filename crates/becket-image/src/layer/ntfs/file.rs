@@ -63,24 +63,31 @@ impl Volume {
         let mut table = Layout::of(image)?;
         table.data(first, record as u64)?;
         let mut volume = Volume { image: image.clone(), cluster, record, table };
+        let first = File::of(image.budget(), 0, volume.record(0)?)?;
+        let list = first.value(&volume, kind::LIST, LIST_MAX)?.unwrap_or_default();
+        let size = first.stream(kind::DATA, &[])?.map_or(0, |stream| stream.size());
+        volume.table = Layout::of(image)?;
+        let mut clusters = volume.table_goes_on(&first, 0, size)?;
         // The table's own records lie in what those before them speak of, so it becomes known part by part.
-        let mut file = File::of(image.budget(), 0, volume.record(0)?)?;
-        let list = file.value(&volume, kind::LIST, LIST_MAX)?.unwrap_or_default();
-        let mut more = listed(&list, Some(kind::DATA))?.into_iter().filter(|number| *number != 0);
-        loop {
-            let Some(stream) = file.stream(kind::DATA, &[])? else {
-                return corrupt("the table of files has no bytes");
-            };
-            let runs = stream.runs()?;
-            let there = runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.len));
-            let mut table = Layout::of(image)?;
-            runs::lay_out(&mut table, &runs, cluster, stream.size().min(there.saturating_mul(cluster)))?;
-            volume.table = table;
-            match more.next() {
-                Some(number) => file.add(number, volume.record(number)?)?,
-                None => return Ok(volume),
-            }
+        let mut more = listed(&list, Some(kind::DATA))?;
+        more.dedup();
+        for number in more.into_iter().filter(|number| *number != 0) {
+            let part = File::of(image.budget(), number, volume.record(number)?)?;
+            clusters = volume.table_goes_on(&part, clusters, size)?;
         }
+        Ok(volume)
+    }
+
+    /// Adds what a record says of the table's clusters from that one on to the table of `size` bytes; the
+    /// first that it does not speak of.
+    fn table_goes_on(&mut self, record: &File, clusters: u64, size: u64) -> Result<u64, LayerError> {
+        let Some(stream) = record.stream(kind::DATA, &[])? else {
+            return corrupt("a record of the table of files says nothing of it");
+        };
+        let runs = stream.runs(clusters)?;
+        let there = runs.iter().fold(clusters, |sum, run| sum.saturating_add(run.len));
+        runs::lay_out(&mut self.table, &runs, self.cluster, size.min(there.saturating_mul(self.cluster)))?;
+        Ok(there)
     }
 
     /// The record of that number.
@@ -247,9 +254,9 @@ impl Stream<'_> {
         }
     }
 
-    /// The clusters of all parts.
-    fn runs(&self) -> Result<Vec<Run>, LayerError> {
-        let (mut runs, mut next) = (Vec::new(), 0);
+    /// The clusters of all parts, the first of which begins at cluster `next` of the value.
+    fn runs(&self, mut next: u64) -> Result<Vec<Run>, LayerError> {
+        let mut runs = Vec::new();
         for (place, attribute) in self.parts.iter().copied() {
             let Form::Runs { first, runs: range, .. } = &attribute.form else {
                 return corrupt("a value is in its record and in clusters");
@@ -283,7 +290,7 @@ impl Stream<'_> {
                 }
             }
             Form::Runs { unit, size, valid, .. } => {
-                let (runs, written) = (self.runs()?, valid.min(size));
+                let (runs, written) = (self.runs(0)?, valid.min(size));
                 match attribute.flags & COMPRESSED {
                     1 if unit > 0 => {
                         let unit = 1_u64.checked_shl(unit.into()).unwrap_or(u64::MAX);

@@ -1,4 +1,4 @@
-//! NTFS 1.2 to 3.1: the file system of Windows.
+//! NTFS 3.1, the file system of Windows, and the versions before it that lie in the same way.
 //! It never replays the log: what a crash has left there is not seen.
 //!
 //! Our own, because the crates that read NTFS bring a dozen others, and do not report where compressed bytes

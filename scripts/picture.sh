@@ -71,8 +71,8 @@ draw "$docs/session.svg" "A session with becket" \
     'becket detach disk.img' 'becket list'
 draw "$docs/guide/src/pictures/inside.svg" "Looking into a disk of Windows" \
     'becket inspect windows.vhdx' 'becket ls -l windows.vhdx/p2/Users/ann' \
-    'becket cat windows.vhdx/p2/Users/ann/notes.txt' 'becket cp -r windows.vhdx/p2/Users /tmp/becket-users' \
-    'ls -l /tmp/becket-users/ann | tail -n +2; rm -r /tmp/becket-users'
+    'becket cat windows.vhdx/p2/Users/ann/notes.txt' 'becket cp -r windows.vhdx/p2/Users users' \
+    'ls -l users/ann | tail -n +2'
 becket map --svg "$docs/guide/src/pictures/map.svg" live.iso/LiveOS/squashfs.img/LiveOS/rootfs.img
 becket attach --via fuse --name disk disk.img >/dev/null
 becket attach --via fuse --name live live.iso/LiveOS/squashfs.img/LiveOS/rootfs.img >/dev/null

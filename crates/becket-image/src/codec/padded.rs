@@ -12,7 +12,7 @@ pub(super) fn data(input: &[u8]) -> &[u8] {
     input.get(zeroes..).unwrap_or_default()
 }
 
-/// Decodes a block of LZ4 as far as there is room.
+/// Decodes a block of LZ4 as far as there is room. Our own, because lz4_flex fails where more is there.
 pub(super) fn lz4(mut input: &[u8], output: &mut [u8]) -> Result<usize, &'static str> {
     let mut done = 0;
     while let Some((token, rest)) = input.split_first() {

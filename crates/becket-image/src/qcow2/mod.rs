@@ -76,34 +76,34 @@ pub fn unpack_over(image: &Image, backing: &Image) -> Result<Option<Image>, Laye
 
 /// The disk in a qcow2, over what its backing file holds.
 pub(crate) fn unpack(image: &Image, header: &Header, backing: Option<&Image>) -> Result<Image, LayerError> {
-    compose(image, header, backing, None)
+    compose(image, header, None, backing, None)
 }
 
-/// The same where the data may be in another file.
+/// The same, and its data may be in another file.
 pub(crate) fn unpack_beside(
     image: &Image,
     header: &Header,
     data: Option<&Image>,
     backing: Option<&Image>,
 ) -> Result<Image, LayerError> {
-    let len = data.unwrap_or(image).len();
-    let layout = tables::lay_out(image, header, len, backing.map_or(0, Image::len), None)?;
-    Ok(image.compose_over(layout, data, backing)?.stored_as(header.about(image)))
+    compose(image, header, data, backing, None)
 }
 
 fn compose(
     image: &Image,
     header: &Header,
+    data: Option<&Image>,
     backing: Option<&Image>,
     uses: Option<&mut Uses>,
 ) -> Result<Image, LayerError> {
-    if header.data.is_some() {
+    if header.data.is_some() && data.is_none() {
         return unsupported(
             "a qcow2 whose data are in another file, here; `qemu-img convert -O qcow2` puts them into one",
         );
     }
-    let layout = tables::lay_out(image, header, image.len(), backing.map_or(0, Image::len), uses)?;
-    Ok(image.compose_over(layout, None, backing)?.stored_as(header.about(image)))
+    let lens = (data.unwrap_or(image).len(), backing.map_or(0, Image::len));
+    let layout = tables::lay_out(image, header, lens, uses)?;
+    Ok(image.compose_over(layout, data, backing)?.stored_as(header.about(image)))
 }
 
 /// How to open an image.
@@ -148,7 +148,7 @@ pub(crate) fn unpack_for(
 ) -> Result<(Image, Verdict), LayerError> {
     let mut verdict = Verdict::default();
     if writing == Writing::Never {
-        return Ok((compose(image, header, backing, None)?, verdict));
+        return Ok((compose(image, header, None, backing, None)?, verdict));
     }
     verdict.unwritable = unfit(image, header)?;
     let bitmaps = header.valid_bitmaps();
@@ -167,10 +167,10 @@ pub(crate) fn unpack_for(
         }
     }
     if verdict.unwritable.is_some() {
-        return Ok((compose(image, header, backing, None)?, verdict));
+        return Ok((compose(image, header, None, backing, None)?, verdict));
     }
     let mut uses = Uses::of(header, uses::RUNS_MAX);
-    let disk = compose(image, header, backing, Some(&mut uses))?;
+    let disk = compose(image, header, None, backing, Some(&mut uses))?;
     writer::blocks(image, header, &mut |_, block| uses.table(block, Use::Block))?;
     if let Some(Clash { why, on_metadata }) = uses.clash(image.len().div_ceil(header.cluster())) {
         // Version 2 has no features.

@@ -19,8 +19,7 @@ use crate::layer::{LayerError, corrupt};
 pub(super) fn lay_out(
     image: &Image,
     header: &Header,
-    data: u64,
-    backing: u64,
+    (data, backing): (u64, u64),
     mut uses: Option<&mut Uses>,
 ) -> Result<Layout, LayerError> {
     let mut disk = Disk { layout: Layout::of(image)?, header, file: data, backing };

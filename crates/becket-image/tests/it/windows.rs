@@ -32,7 +32,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        tool(Command::new("umount").arg(&self.0));
+        becket_testkit::umount(&self.0);
         // The program writes the last blocks once the mount is gone.
         let point = self.0.to_str().unwrap().to_owned();
         let ended = || {
@@ -151,10 +151,13 @@ fn trees_of_ntfs_are_what_ntfs_3g_shows() {
     let dir = dir();
     let (point, mut compared, mut trees) = (dir.path().join("point"), 0, 0);
     for seed in 0..rounds() {
-        for (cluster, size) in [(4096, 200), (512, 120), (65536, 400)] {
+        for (cluster, sector, size) in
+            [(4096, "512", 200), (512, "512", 120), (65536, "512", 400), (4096, "4096", 200)]
+        {
             let image = file(dir.path(), "ntfs.img", size << 20);
             let mut mkfs = Command::new("/usr/sbin/mkntfs");
-            tool(mkfs.args(["-F", "-Q", "-q", "-L", "Läbel", "-c", &cluster.to_string()]).arg(&image));
+            mkfs.args(["-F", "-Q", "-q", "-L", "Läbel", "-s", sector, "-c", &cluster.to_string()]);
+            tool(mkfs.arg(&image));
             let mut expected = Tree::new();
             {
                 let served = Served::new("ntfs-3g", "compression", &image, &point);
@@ -174,7 +177,7 @@ fn trees_of_ntfs_are_what_ntfs_3g_shows() {
             *device = device.replace(" 24 Some((259, 70000))", " 0 Some((259, 70000))");
             compared += expected.len();
             trees += 1;
-            let what = format!("clusters of {cluster}, seed {seed}");
+            let what = format!("clusters of {cluster}, sectors of {sector}, seed {seed}");
             let (opened, fs) = fs_in(&image, Format::Ntfs);
             let one = opened.compose(fs.lay_out(node(fs.as_ref(), "one")).unwrap()).unwrap();
             assert_eq!(

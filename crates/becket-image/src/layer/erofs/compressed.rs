@@ -49,7 +49,7 @@ struct Piece {
 }
 
 /// Where the file of fragments lies.
-type Fragments<'a> = dyn Fn() -> Result<&'a Layout, LayerError> + 'a;
+pub(super) type Fragments<'a> = dyn Fn() -> Result<&'a Layout, LayerError> + 'a;
 
 /// A compressed file.
 pub(super) struct File<'a> {

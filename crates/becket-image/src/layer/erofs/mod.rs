@@ -110,8 +110,8 @@ fn compression(features: u32, field: u16) -> Option<&'static str> {
     const METHODS: u32 = 2;
     match field {
         0 => None,
-        _ if features & METHODS == 0 => Some("lz4"),
         1 => Some("lz4"),
+        _ if features & METHODS == 0 => Some("lz4"),
         2 => Some("lzma"),
         4 => Some("deflate"),
         8 => Some("zstd"),
@@ -159,6 +159,15 @@ impl Erofs {
     }
 
     fn blocks_of(&self, inode: &Inode) -> Result<Layout, LayerError> {
+        self.blocks_with(inode, &|| self.fragments())
+    }
+
+    /// The same where the file of fragments is found in another way.
+    fn blocks_with<'a>(
+        &self,
+        inode: &Inode,
+        fragments: &compressed::Fragments<'a>,
+    ) -> Result<Layout, LayerError> {
         let mut layout = Layout::of(&self.image)?;
         let start = u64::from(inode.place) << self.block_shift;
         match inode.layout {
@@ -171,21 +180,18 @@ impl Erofs {
             }
             CHUNKS => self.chunks(inode, &mut layout)?,
             LONG_INDEX | SHORT_INDEX => {
-                return compressed::lay_out(&self.compressed(inode), &|| self.fragments());
+                let file = compressed::File {
+                    image: &self.image,
+                    block_shift: self.block_shift,
+                    behind: inode.behind,
+                    size: inode.size,
+                    compact: inode.layout == SHORT_INDEX,
+                };
+                return compressed::lay_out(&file, fragments);
             }
             other => return unsupported(format!("files of EROFS that lie in the way {other}")),
         }
         Ok(layout)
-    }
-
-    fn compressed(&self, inode: &Inode) -> compressed::File<'_> {
-        compressed::File {
-            image: &self.image,
-            block_shift: self.block_shift,
-            behind: inode.behind,
-            size: inode.size,
-            compact: inode.layout == SHORT_INDEX,
-        }
     }
 
     /// Where the file of fragments lies.
@@ -194,12 +200,8 @@ impl Erofs {
         if let Some(known) = known.get() {
             return Ok(known);
         }
-        let inode = self.inode(*number)?;
         let circle = || corrupt("the file of fragments has a fragment");
-        let layout = match inode.layout {
-            LONG_INDEX | SHORT_INDEX => compressed::lay_out(&self.compressed(&inode), &circle)?,
-            _ => self.blocks_of(&inode)?,
-        };
+        let layout = self.blocks_with(&self.inode(*number)?, &circle)?;
         Ok(known.get_or_init(|| layout))
     }
 

@@ -9,14 +9,11 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use super::entry::{self, ENTRY, ROOT};
 use super::table::{Table, Width};
-use super::{ENTRY, ROOT, WINDOW};
 use crate::bytes::{part, u8_at, u16_at, u32_at, u64_at, utf16_le};
 use crate::image::{Image, Layout};
-use crate::layer::{
-    About, Attributes, Entry, FileSystem, LayerError, NodeKind, Stat, Time, corrupt, directory_len,
-    unsupported,
-};
+use crate::layer::{About, Attributes, Entry, FileSystem, LayerError, Stat, Time, corrupt, unsupported};
 
 /// In the number of a file: its directory is contiguous, so that its entries say nothing of the next cluster.
 const CONTIGUOUS: u64 = 1 << 63;
@@ -155,33 +152,10 @@ impl ExFat {
         }
     }
 
-    /// Reports each entry of 32 bytes up to the last: where it is, and its bytes.
-    fn entries(
-        &self,
-        layout: &Layout,
-        report: &mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>,
-    ) -> Result<(), LayerError> {
-        directory_len(layout.len())?;
-        for extent in layout.extents() {
-            let crate::Place::Data { offset, .. } = extent.place else { continue };
-            for part in (0..extent.len).step_by(WINDOW as usize) {
-                let len = usize::try_from((extent.len - part).min(WINDOW)).unwrap_or(0);
-                let bytes = self.table.image.read_vec(offset + part, len)?;
-                for (index, raw) in bytes.chunks_exact(ENTRY).enumerate() {
-                    let at = offset + part + (index * ENTRY) as u64;
-                    if u8_at(raw, 0) == 0 || report(at, raw) == ControlFlow::Break(()) {
-                        return Ok(());
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn label(&self) -> Result<Option<String>, LayerError> {
         let mut label = None;
         let (layout, _) = self.directory(ROOT)?;
-        self.entries(&layout, &mut |_, raw| {
+        entry::entries(&self.table.image, &layout, &mut |_, raw| {
             if u8_at(raw, 0) != LABEL {
                 return ControlFlow::Continue(());
             }
@@ -212,24 +186,23 @@ impl FileSystem for ExFat {
     }
 
     fn stat(&self, node: u64) -> Result<Stat, LayerError> {
-        if node == ROOT {
-            return Ok(Stat { kind: NodeKind::Directory, size: 0 });
-        }
-        let Node { size, is_dir, .. } = self.node(node)?;
-        Ok(Stat { kind: if is_dir { NodeKind::Directory } else { NodeKind::File }, size })
+        let Attributes { kind, size, .. } = self.attributes(node)?;
+        Ok(Stat { kind, size })
     }
 
     fn attributes(&self, node: u64) -> Result<Attributes, LayerError> {
-        let Stat { kind, size } = self.stat(node)?;
-        let modified = if node == ROOT { None } else { self.node(node)?.modified };
-        Ok(Attributes { modified, ..Attributes::of(kind, size) })
+        if node == ROOT {
+            return Ok(entry::shown(true, 0, None));
+        }
+        let Node { size, is_dir, modified, .. } = self.node(node)?;
+        Ok(entry::shown(is_dir, size, modified))
     }
 
     fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {
         let (layout, contiguous) = self.directory(dir)?;
         let mark = if contiguous { CONTIGUOUS } else { 0 };
         let mut name: Option<Name> = None;
-        self.entries(&layout, &mut |at, raw| {
+        entry::entries(&self.table.image, &layout, &mut |at, raw| {
             match (u8_at(raw, 0), &mut name) {
                 (FILE, _) => name = Some(Name { at, len: None, units: Vec::new() }),
                 (STREAM, Some(name)) => name.len = Some(usize::from(u8_at(raw, 3))),
@@ -282,7 +255,7 @@ impl FileSystem for ExFat {
 
 /// When the bytes of a file were changed last, from its first entry.
 fn modified(file: &[u8]) -> Option<Time> {
-    let local = super::time(u16_at(file, 14), u16_at(file, 12))?;
+    let local = entry::time(u16_at(file, 14), u16_at(file, 12))?;
     // Up to two seconds in hundredths, and how far the clock is from UTC, in quarters of an hour.
     let (hundredths, zone) = (u32::from(u8_at(file, 21)).min(199), u8_at(file, 23));
     let quarters = if zone & 0x80 == 0 { 0 } else { i64::from((zone << 1).cast_signed() >> 1) };

@@ -6,26 +6,24 @@
 //!
 //! Followed: Microsoft's FAT specification of 2000 (fatgen103), and the kernel where it is laxer.
 
+mod entry;
 pub(super) mod exfat;
 mod table;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use entry::{ENTRY, ROOT};
 use table::{Table, Width};
 
-use super::{About, Attributes, Entry, FileSystem, LayerError, NodeKind, Stat, Time, corrupt, directory_len};
+use super::{About, Attributes, Entry, FileSystem, LayerError, Stat, Time, corrupt};
 use crate::bytes::{field, padded_text, part, u8_at, u16_at, u32_at, utf16};
 use crate::image::{Image, Layout};
 
-const ROOT: u64 = 0;
-const ENTRY: usize = 32;
 const LONG_NAME: u8 = 0x0f;
 const VOLUME: u8 = 0x08;
 const DIRECTORY: u8 = 0x10;
 const DELETED: u8 = 0xe5;
-/// Bytes of a directory that are read at once.
-const WINDOW: u64 = 4096;
 /// What a directory can have: 65,536 entries.
 const DIRECTORY_MAX: u64 = 65_536 * ENTRY as u64;
 
@@ -168,43 +166,26 @@ impl Fat {
             cluster: high | u32::from(u16_at(&raw, 26)),
             size: u32_at(&raw, 28).into(),
             is_dir: u8_at(&raw, 11) & DIRECTORY != 0,
-            modified: time(u16_at(&raw, 24), u16_at(&raw, 22)),
+            modified: entry::time(u16_at(&raw, 24), u16_at(&raw, 22)),
         })
     }
 
     /// Reports each entry of 32 bytes that is in use: where it is, and its bytes.
-    fn raw_entries(
+    fn entries(
         &self,
         dir: u64,
-        tell: &mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>,
+        report: &mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>,
     ) -> Result<(), LayerError> {
-        let layout = self.directory(dir)?;
-        directory_len(layout.len())?;
-        for extent in layout.extents() {
-            let crate::Place::Data { offset, .. } = extent.place else { continue };
-            for part in (0..extent.len).step_by(WINDOW as usize) {
-                let len = usize::try_from((extent.len - part).min(WINDOW)).unwrap_or(0);
-                let bytes = self.table.image.read_vec(offset + part, len)?;
-                for (index, raw) in bytes.chunks_exact(ENTRY).enumerate() {
-                    match u8_at(raw, 0) {
-                        0 => return Ok(()),
-                        DELETED => continue,
-                        _ => {}
-                    }
-                    if tell(offset + part + (index * ENTRY) as u64, raw) == ControlFlow::Break(()) {
-                        return Ok(());
-                    }
-                }
-            }
-        }
-        Ok(())
+        entry::entries(&self.table.image, &self.directory(dir)?, &mut |at, raw| {
+            if u8_at(raw, 0) == DELETED { ControlFlow::Continue(()) } else { report(at, raw) }
+        })
     }
 
     /// The label in the root directory, as blkid reads it. The one in the boot sector is not changed with it,
     /// and counts for nothing.
     fn volume_label(&self) -> Result<Option<String>, LayerError> {
         let mut label = None;
-        self.raw_entries(ROOT, &mut |_, raw| {
+        self.entries(ROOT, &mut |_, raw| {
             let attributes = u8_at(raw, 11);
             let cluster = u16_at(raw, 20) | u16_at(raw, 26);
             if attributes & (VOLUME | DIRECTORY) != VOLUME || attributes & 0x3f == LONG_NAME || cluster != 0 {
@@ -227,22 +208,21 @@ impl FileSystem for Fat {
     }
 
     fn stat(&self, node: u64) -> Result<Stat, LayerError> {
-        if node == ROOT {
-            return Ok(Stat { kind: NodeKind::Directory, size: 0 });
-        }
-        let Node { size, is_dir, .. } = self.node(node)?;
-        Ok(Stat { kind: if is_dir { NodeKind::Directory } else { NodeKind::File }, size })
+        let Attributes { kind, size, .. } = self.attributes(node)?;
+        Ok(Stat { kind, size })
     }
 
     fn attributes(&self, node: u64) -> Result<Attributes, LayerError> {
-        let Stat { kind, size } = self.stat(node)?;
-        let modified = if node == ROOT { None } else { self.node(node)?.modified };
-        Ok(Attributes { modified, ..Attributes::of(kind, size) })
+        if node == ROOT {
+            return Ok(entry::shown(true, 0, None));
+        }
+        let Node { size, is_dir, modified, .. } = self.node(node)?;
+        Ok(entry::shown(is_dir, size, modified))
     }
 
     fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {
         let mut long = LongName::default();
-        self.raw_entries(dir, &mut |at, raw| {
+        self.entries(dir, &mut |at, raw| {
             let attributes = u8_at(raw, 11);
             if attributes & 0x3f == LONG_NAME {
                 long.add(raw);
@@ -275,13 +255,6 @@ impl FileSystem for Fat {
     fn writable(&self, _: u64) -> Result<(), String> {
         self.unclean.map_or(Ok(()), |reason| Err(reason.to_owned()))
     }
-}
-
-/// A date and a time of day in steps of two seconds, as DOS wrote them.
-fn time(date: u16, time: u16) -> Option<Time> {
-    let bits = |word: u16, from: u32, count: u32| u32::from(word) >> from & ((1 << count) - 1);
-    let date = (1980 + i64::from(date >> 9), bits(date, 5, 4), bits(date, 0, 5));
-    Time::of_date(date, (bits(time, 11, 5), bits(time, 5, 6), bits(time, 0, 5) * 2))
 }
 
 /// The long name that entries before a short one spell, the last part first.

@@ -26,7 +26,8 @@ const INTERIX_CHARACTERS: &[u8] = b"IntxCHR\0";
 const INTERIX_BLOCKS: &[u8] = b"IntxBLK\0";
 
 /// What a file stands for.
-enum Meant {
+pub(super) enum Meant {
+    /// Its own bytes.
     Itself,
     /// What its reparse point says: which kind, and all of it.
     Reparse(u32, Vec<u8>),
@@ -34,7 +35,8 @@ enum Meant {
     Interix(Vec<u8>),
 }
 
-fn meant(volume: &Volume, file: &File) -> Result<Meant, LayerError> {
+/// Finds out what a file stands for.
+pub(super) fn meant(volume: &Volume, file: &File) -> Result<Meant, LayerError> {
     let flags = u32_at(&file.standard(volume)?, 32);
     if flags & REPARSE != 0 {
         let Some(value) = file.value(volume, kind::REPARSE, VALUE_MAX)? else {
@@ -53,52 +55,66 @@ fn meant(volume: &Volume, file: &File) -> Result<Meant, LayerError> {
     Ok(if known { Meant::Interix(value) } else { Meant::Itself })
 }
 
-/// What a file is that stands for something else.
-pub(super) fn kind(volume: &Volume, file: &File) -> Result<Option<NodeKind>, LayerError> {
-    Ok(match meant(volume, file)? {
-        Meant::Reparse(JUNCTION | SYMLINK | WSL_SYMLINK, _) => Some(NodeKind::Symlink),
-        Meant::Reparse(tag, _) if WSL_OTHERS.contains(&tag) => Some(NodeKind::Other),
-        Meant::Interix(value) if value.starts_with(INTERIX_LINK) => Some(NodeKind::Symlink),
-        Meant::Interix(_) => Some(NodeKind::Other),
-        Meant::Reparse(..) | Meant::Itself => None,
-    })
-}
+impl Meant {
+    /// What a file is that stands for something else.
+    pub(super) fn kind(&self) -> Option<NodeKind> {
+        match self {
+            Meant::Reparse(JUNCTION | SYMLINK | WSL_SYMLINK, _) => Some(NodeKind::Symlink),
+            Meant::Reparse(tag, _) if WSL_OTHERS.contains(tag) => Some(NodeKind::Other),
+            Meant::Interix(value) if value.starts_with(INTERIX_LINK) => Some(NodeKind::Symlink),
+            Meant::Interix(_) => Some(NodeKind::Other),
+            Meant::Reparse(..) | Meant::Itself => None,
+        }
+    }
 
-/// Major and minor number, of a device.
-pub(super) fn device(volume: &Volume, file: &File) -> Result<Option<(u32, u32)>, LayerError> {
-    let number = |value: &[u8], at| u32::try_from(u64_at(value, at)).unwrap_or(0);
-    Ok(match meant(volume, file)? {
-        Meant::Interix(value) if value.len() >= 24 && !value.starts_with(INTERIX_LINK) => {
-            Some((number(&value, 8), number(&value, 16)))
+    /// Major and minor number, of a device.
+    pub(super) fn device(&self) -> Option<(u32, u32)> {
+        let number = |value: &[u8], at| u32::try_from(u64_at(value, at)).unwrap_or(0);
+        match self {
+            Meant::Interix(value) if value.len() >= 24 && !value.starts_with(INTERIX_LINK) => {
+                Some((number(value, 8), number(value, 16)))
+            }
+            _ => None,
         }
-        _ => None,
-    })
-}
+    }
 
-/// The target of a symbolic link.
-pub(super) fn target(volume: &Volume, file: &File) -> Result<Vec<u8>, LayerError> {
-    let text = match meant(volume, file)? {
-        Meant::Interix(value) if value.starts_with(INTERIX_LINK) => {
-            utf16_le(value.get(INTERIX_LINK.len()..).unwrap_or_default())
+    /// The target of a symbolic link.
+    pub(super) fn target(&self) -> Result<Vec<u8>, LayerError> {
+        let text = match self {
+            Meant::Interix(value) if value.starts_with(INTERIX_LINK) => {
+                utf16_le(value.get(INTERIX_LINK.len()..).unwrap_or_default())
+            }
+            // A number comes before the text.
+            Meant::Reparse(WSL_SYMLINK, value) => {
+                String::from_utf8_lossy(value.get(12..).unwrap_or_default()).into_owned()
+            }
+            Meant::Reparse(tag @ (JUNCTION | SYMLINK), value) => {
+                let names = if *tag == SYMLINK { 20 } else { 16 };
+                let name = |at| {
+                    let (from, len) = (usize::from(u16_at(value, at)), usize::from(u16_at(value, at + 2)));
+                    utf16_le(part(value, names + from, len))
+                };
+                // The name for people, or else the one for the kernel.
+                let shown = name(12);
+                of_windows(if shown.is_empty() { name(8) } else { shown })
+            }
+            _ => return corrupt("this is no symbolic link"),
+        };
+        link_is_short(text.len() as u64)?;
+        Ok(text.into_bytes())
+    }
+
+    /// Whether the bytes of a file are what its reader would see; why not.
+    pub(super) fn is_read(&self) -> Result<(), LayerError> {
+        match self {
+            Meant::Reparse(COMPACT, _) => unsupported("files that Windows has compacted (compact /exe)"),
+            Meant::Reparse(DEDUPLICATED, _) => unsupported("files that Windows has deduplicated"),
+            Meant::Reparse(tag, _) => {
+                unsupported(format!("files that are kept elsewhere (reparse point {tag:#x})"))
+            }
+            Meant::Itself | Meant::Interix(_) => Ok(()),
         }
-        // A number comes before the text.
-        Meant::Reparse(WSL_SYMLINK, value) => {
-            String::from_utf8_lossy(value.get(12..).unwrap_or_default()).into_owned()
-        }
-        Meant::Reparse(tag @ (JUNCTION | SYMLINK), value) => {
-            let names = if tag == SYMLINK { 20 } else { 16 };
-            let name = |at| {
-                let (from, len) = (usize::from(u16_at(&value, at)), usize::from(u16_at(&value, at + 2)));
-                utf16_le(part(&value, names + from, len))
-            };
-            // The name for people, or else the one for the kernel.
-            let shown = name(12);
-            of_windows(if shown.is_empty() { name(8) } else { shown })
-        }
-        _ => return corrupt("this is no symbolic link"),
-    };
-    link_is_short(text.len() as u64)?;
-    Ok(text.into_bytes())
+    }
 }
 
 /// A path of Windows as one of this file system: `C:\\Users` is `/Users`.
@@ -107,18 +123,6 @@ fn of_windows(path: String) -> String {
     let drive = path.as_bytes().first().is_some_and(u8::is_ascii_alphabetic) && path.get(1..2) == Some(":");
     let path = if drive { path.get(2..).unwrap_or_default() } else { path };
     path.replace('\\', "/")
-}
-
-/// Whether the bytes of a file are what its reader would see; why not.
-pub(super) fn is_read(volume: &Volume, file: &File) -> Result<(), LayerError> {
-    match meant(volume, file)? {
-        Meant::Reparse(COMPACT, _) => unsupported("files that Windows has compacted (compact /exe)"),
-        Meant::Reparse(DEDUPLICATED, _) => unsupported("files that Windows has deduplicated"),
-        Meant::Reparse(tag, _) => {
-            unsupported(format!("files that are kept elsewhere (reparse point {tag:#x})"))
-        }
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

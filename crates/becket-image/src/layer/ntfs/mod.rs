@@ -12,9 +12,11 @@ mod link;
 mod record;
 mod runs;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use file::{File, Volume};
+use link::Meant;
 use record::kind;
 
 use super::attributes::{Found, VALUE_MAX};
@@ -49,18 +51,17 @@ pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerEr
     };
     let cluster = sector * per_cluster;
     // A length in clusters, or the negative of a power of two in bytes.
-    let size = |at: usize| match u8_at(&boot, at) {
+    let record = match u8_at(&boot, 64) {
         exponent @ 0xe1..=0xf7 => 1 << (256 - u64::from(exponent)),
         count => cluster * u64::from(count),
     };
-    let (record, index) = (size(64), size(68));
-    let powers = [sector, cluster, record, index].iter().all(|number| number.is_power_of_two());
-    if !powers || !(256..=4096).contains(&sector) || cluster > 2 << 20 {
-        return corrupt(format!("NTFS with clusters of {cluster} bytes and sectors of {sector}"));
-    }
+    let powers = [sector, cluster, record].iter().all(|number| number.is_power_of_two());
     // Windows makes records of 1 or 4 KiB.
-    if !(512..=4096).contains(&record) || !(512..=64 << 10).contains(&index) {
-        return corrupt(format!("NTFS with records of {record} and {index} bytes"));
+    let sizes = (256..=4096).contains(&sector) && cluster <= 2 << 20 && (512..=4096).contains(&record);
+    if !powers || !sizes {
+        return corrupt(format!(
+            "NTFS with sectors of {sector} bytes, clusters of {cluster} and records of {record}"
+        ));
     }
     let first = u64_at(&boot, 48).checked_mul(cluster);
     let first =
@@ -86,25 +87,27 @@ pub(super) fn open(image: &Image) -> Result<Option<Arc<dyn FileSystem>>, LayerEr
     Ok(Some(Arc::new(Ntfs { about, volume })))
 }
 
-impl Ntfs {
-    fn directory(&self, node: u64) -> Result<File, LayerError> {
-        let file = self.volume.file(node)?;
-        if file.is_directory() { Ok(file) } else { corrupt("this is no directory") }
-    }
+/// What a file is, and how many bytes it has.
+fn stat_of(file: &File, meant: &Meant) -> Result<Stat, LayerError> {
+    let kind = match meant.kind() {
+        Some(kind) => kind,
+        None if file.is_directory() => NodeKind::Directory,
+        None => NodeKind::File,
+    };
+    let size = match kind {
+        NodeKind::Symlink => meant.target()?.len() as u64,
+        NodeKind::File => file.stream(kind::DATA, &[])?.map_or(0, |stream| stream.size()),
+        NodeKind::Directory | NodeKind::Other => 0,
+    };
+    Ok(Stat { kind, size })
+}
 
-    /// What a file is, and how many bytes it has.
-    fn stat_of(&self, file: &File) -> Result<Stat, LayerError> {
-        let kind = match link::kind(&self.volume, file)? {
-            Some(kind) => kind,
-            None if file.is_directory() => NodeKind::Directory,
-            None => NodeKind::File,
-        };
-        let size = match kind {
-            NodeKind::Symlink => link::target(&self.volume, file)?.len() as u64,
-            NodeKind::File => file.stream(kind::DATA, &[])?.map_or(0, |stream| stream.size()),
-            NodeKind::Directory | NodeKind::Other => 0,
-        };
-        Ok(Stat { kind, size })
+impl Ntfs {
+    /// A file, and what it stands for.
+    fn file(&self, node: u64) -> Result<(File, Meant), LayerError> {
+        let file = self.volume.file(node)?;
+        let meant = link::meant(&self.volume, &file)?;
+        Ok((file, meant))
     }
 }
 
@@ -118,19 +121,20 @@ impl FileSystem for Ntfs {
     }
 
     fn stat(&self, node: u64) -> Result<Stat, LayerError> {
-        self.stat_of(&self.volume.file(node)?)
+        let (file, meant) = self.file(node)?;
+        stat_of(&file, &meant)
     }
 
     fn attributes(&self, node: u64) -> Result<Attributes, LayerError> {
-        let file = self.volume.file(node)?;
-        let Stat { kind, size } = self.stat_of(&file)?;
+        let (file, meant) = self.file(node)?;
+        let Stat { kind, size } = stat_of(&file, &meant)?;
         let links = file.names();
         let standard = file.standard(&self.volume)?;
         Ok(Attributes {
             links: Some(links),
             identity: (links > 1 && kind != NodeKind::Directory).then_some(node & record::NUMBER),
             modified: Some(time(u64_at(&standard, 8))),
-            device: link::device(&self.volume, &file)?,
+            device: meant.device(),
             ..Attributes::of(kind, size)
         })
     }
@@ -148,10 +152,14 @@ impl FileSystem for Ntfs {
 
     fn list(&self, dir: u64, entry: &mut Entry<'_>) -> Result<(), LayerError> {
         let hidden = dir & record::NUMBER == ROOT;
-        directory::list(&self.volume, &self.directory(dir)?, &mut |name, node| {
+        let file = self.volume.file(dir)?;
+        if !file.is_directory() {
+            return corrupt("this is no directory");
+        }
+        directory::list(&self.volume, &file, &mut |name, node| {
             // The file system's own files; the root directory is one of its own entries.
             if hidden && node & record::NUMBER < 16 {
-                return std::ops::ControlFlow::Continue(());
+                return ControlFlow::Continue(());
             }
             entry(name, node)
         })
@@ -162,15 +170,15 @@ impl FileSystem for Ntfs {
     }
 
     fn read_link(&self, node: u64) -> Result<Vec<u8>, LayerError> {
-        link::target(&self.volume, &self.volume.file(node)?)
+        self.file(node)?.1.target()
     }
 
     fn lay_out(&self, node: u64) -> Result<Layout, LayerError> {
-        let file = self.volume.file(node)?;
-        if self.stat_of(&file)?.kind != NodeKind::File {
+        let (file, meant) = self.file(node)?;
+        if stat_of(&file, &meant)?.kind != NodeKind::File {
             return corrupt("this is no regular file");
         }
-        link::is_read(&self.volume, &file)?;
+        meant.is_read()?;
         match file.stream(kind::DATA, &[])? {
             Some(stream) => stream.lay_out(&self.volume),
             None => Layout::of(&self.volume.image),

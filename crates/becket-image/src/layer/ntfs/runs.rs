@@ -59,6 +59,32 @@ pub(super) fn lay_out(layout: &mut Layout, runs: &[Run], cluster: u64, len: u64)
     if layout.len() < len { corrupt("a file ends before its length") } else { Ok(()) }
 }
 
+/// Runs that are taken piece by piece.
+struct Rest<'a> {
+    runs: std::slice::Iter<'a, Run>,
+    /// What is left of the run that was taken last.
+    left: Option<Run>,
+}
+
+impl Rest<'_> {
+    /// The next clusters that follow each other, at most so many.
+    fn take(&mut self, most: u64) -> Option<Run> {
+        let run = self.left.take().or_else(|| self.runs.next().copied())?;
+        let len = run.len.min(most);
+        let cluster = run.cluster.map(|first| first.saturating_add(len));
+        self.left = (len < run.len).then_some(Run { len: run.len - len, cluster });
+        Some(Run { len, ..run })
+    }
+
+    /// The next clusters that follow each other, if they are whole units, of which there may be very many.
+    fn take_units(&mut self, unit: u64) -> Option<Run> {
+        let run = self.take(u64::MAX)?;
+        self.left = Some(run);
+        let units = run.len / unit * unit;
+        if units > 0 { self.take(units) } else { None }
+    }
+}
+
 /// The same where `unit` clusters are compressed together: one that has all of its clusters is stored as it
 /// is, one that has none is zeroes.
 pub(super) fn lay_out_units(
@@ -69,71 +95,52 @@ pub(super) fn lay_out_units(
 ) -> Result<(), LayerError> {
     let whole = u32::try_from(unit.saturating_mul(cluster)).ok().filter(|whole| *whole <= BLOCK_MAX);
     let Some(yields) = whole else { return corrupt("clusters that are compressed together are too many") };
-    let mut runs = runs.iter().copied();
-    let mut rest = None;
+    let mut rest = Rest { runs: runs.iter(), left: None };
     while layout.len() < len {
-        // Whole units in one run, of which there may be very many.
-        if let Some(Run { len: clusters, cluster: first }) = rest.take().or_else(|| runs.next()) {
-            let units = clusters / unit * unit;
-            let bytes = units.saturating_mul(cluster).min(len - layout.len());
-            match first {
-                Some(first) => layout.data(first.saturating_mul(cluster), bytes)?,
-                None => layout.zero(bytes)?,
-            }
-            let cluster = first.map(|first| first.saturating_add(units));
-            rest = (clusters > units).then_some(Run { len: clusters - units, cluster });
-            if units > 0 {
-                continue;
-            }
+        if let Some(run) = rest.take_units(unit) {
+            let end = layout.len().saturating_add(run.len.saturating_mul(cluster)).min(len);
+            lay_out(layout, &[run], cluster, end)?;
+            continue;
         }
         let wanted = (len - layout.len()).min(yields.into());
         let (mut missing, mut stored, mut sparse) = (unit, Vec::new(), false);
         while missing > 0 {
-            let Some(Run { len, cluster }) = rest.take().or_else(|| runs.next()) else { break };
-            let taken = len.min(missing);
-            match cluster {
+            let Some(run) = rest.take(missing) else { break };
+            missing -= run.len;
+            match run.cluster {
                 Some(_) if sparse => return corrupt("clusters that are compressed together have a gap"),
-                Some(first) => stored.push((first, taken)),
+                Some(_) => stored.push(run),
                 None => sparse = true,
             }
-            missing -= taken;
-            if taken < len {
-                rest =
-                    Some(Run { len: len - taken, cluster: cluster.map(|first| first.saturating_add(taken)) });
-            }
         }
-        let clusters: u64 = stored.iter().map(|(_, len)| len).sum();
-        let pieces = stored.into_iter().map(|(first, len)| (first.saturating_mul(cluster), len * cluster));
-        if !sparse {
-            let before = layout.len();
-            for (at, bytes) in pieces {
-                layout.data(at, bytes.min(wanted - (layout.len() - before)))?;
-            }
-            if layout.len() - before < wanted {
-                return corrupt("a file ends before its length");
-            }
-        } else if clusters == 0 {
-            layout.zero(wanted)?;
-        } else {
-            let mut input = None;
-            for (at, bytes) in pieces {
-                let gathered = layout.gather(at, bytes)?;
-                input.get_or_insert(gathered);
-            }
-            layout.encoded(
-                Codec::Lznt1,
-                Block {
-                    start: 0,
-                    len: u32::try_from(wanted).unwrap_or(yields),
-                    input: input.unwrap_or(0),
-                    input_len: u32::try_from(clusters * cluster).unwrap_or(yields),
-                    skip: 0,
-                    yields,
-                },
-            )?;
+        match sparse {
+            false => lay_out(layout, &stored, cluster, layout.len() + wanted)?,
+            true if stored.is_empty() => layout.zero(wanted)?,
+            true => packed(layout, &stored, cluster, (wanted, yields))?,
         }
     }
     Ok(())
+}
+
+/// Adds a unit that is compressed in these runs: of what it yields as much as is wanted.
+fn packed(
+    layout: &mut Layout,
+    stored: &[Run],
+    cluster: u64,
+    (wanted, yields): (u64, u32),
+) -> Result<(), LayerError> {
+    let (mut input, mut input_len) = (None, 0);
+    for Run { len, cluster: first } in stored {
+        let place = first.unwrap_or(0).saturating_mul(cluster);
+        let gathered = layout.gather(place, len * cluster)?;
+        input.get_or_insert(gathered);
+        input_len += len * cluster;
+    }
+    // Both are at most what the unit has.
+    let short = |bytes: u64| u32::try_from(bytes).unwrap_or(yields);
+    let (len, input_len) = (short(wanted), short(input_len));
+    let block = Block { start: 0, len, input: input.unwrap_or(0), input_len, skip: 0, yields };
+    layout.encoded(Codec::Lznt1, block)
 }
 
 #[cfg(test)]

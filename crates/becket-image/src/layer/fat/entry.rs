@@ -1,4 +1,4 @@
-//! What directories of FAT and of exFAT share: entries of 32 bytes, dates of DOS, and what is shown of a file.
+//! What directories of FAT and exFAT share: entries of 32 bytes, dates of DOS, what is shown of a file.
 //! It never has more than a part of a directory in memory.
 
 use std::ops::ControlFlow;

@@ -24,6 +24,8 @@ pub(crate) struct Case {
     pub(crate) outcome: Outcome,
     /// Why it failed or was skipped.
     pub(crate) note: String,
+    /// It passed when it was run again; this is why it had failed.
+    pub(crate) failed_first: Option<String>,
     /// What is true of the machine it ran on; the conditions of allowed skips are taken from these.
     pub(crate) facts: BTreeSet<String>,
 }
@@ -38,7 +40,7 @@ impl Case {
     pub(crate) fn on(test: &str, place: &str, facts: &BTreeSet<String>) -> Case {
         let (test, place) = (test.to_owned(), place.to_owned());
         let (outcome, note, facts) = (Outcome::Failed, String::new(), facts.clone());
-        Case { test, place, conformance: false, outcome, note, facts }
+        Case { test, place, conformance: false, outcome, note, failed_first: None, facts }
     }
 }
 

@@ -36,9 +36,30 @@ pub(crate) fn tests(which: &[&str]) -> Result<Vec<Case>> {
     tested(&mut command, &[])
 }
 
-/// All of the workspace's own tests.
+/// So many failed tests are run again; when more fail, something is broken.
+const AGAIN: usize = 3;
+
+/// All of the workspace's own tests. The few that fail beside two emulated machines are run once more, alone
+/// ([0171](../../../docs/decisions/0171-a-second-run-of-a-failed-test.md)).
 pub(crate) fn all_tests() -> Result<Vec<Case>> {
-    tested(exec::cargo().args(["test", "--workspace"]).env("PATH", varlinkctl::path()?), &[])
+    let path = varlinkctl::path()?;
+    let all = |words: &[&str]| {
+        let mut command = exec::cargo();
+        command.args(["test", "--workspace"]).env("PATH", &path);
+        if !words.is_empty() {
+            command.env("RUST_TEST_THREADS", "1");
+        }
+        tested(&mut command, words)
+    };
+    let mut cases = all(&[])?;
+    let failed: Vec<_> = cases.iter().filter(|case| case.outcome == Outcome::Failed).collect();
+    if (1..=AGAIN).contains(&failed.len()) {
+        let names: Vec<_> = failed.iter().map(|case| case.test.as_str()).collect();
+        println!("\n== {} failed, and run again, alone", names.join(", "));
+        let second = all(&[&["--exact"], names.as_slice()].concat())?;
+        libtest::apply_second_run(&mut cases, &second);
+    }
+    Ok(cases)
 }
 
 /// Runs tests by a command that is some `cargo test`, whose runners get these words; shows what they say.

@@ -1,8 +1,9 @@
 //! Reads what `cargo test` and its binaries print, the skip log of becket-testkit, and the conformance
 //! suite's report.
 //! Never trusts names alone: a runner's own closing counts must be reached.
+//! A failed test's last words come with it: the report's end is what is read when only the end was kept.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -18,7 +19,9 @@ pub(crate) fn cases(output: &str, place: &str, facts: &BTreeSet<String>) -> Vec<
     };
     let mut cases = Vec::new();
     let (mut seen, mut promised) = ([0_usize; 3], [0_usize; 3]);
+    let mut words = LastWords::default();
     for line in output.lines() {
+        words.line(line);
         if let Some((name, result)) = line.strip_prefix("test ").and_then(|rest| rest.rsplit_once(" ... ")) {
             let (outcome, note) = match result.split_once(',').unwrap_or((result, "")) {
                 ("ok", _) => (Outcome::Passed, ""),
@@ -41,7 +44,50 @@ pub(crate) fn cases(output: &str, place: &str, facts: &BTreeSet<String>) -> Vec<
             cases.push(case("(its line could not be read)", outcome, "counted by its runner"));
         }
     }
+    for case in cases.iter_mut().filter(|case| case.outcome == Outcome::Failed) {
+        if let Some(said) = words.by_test.get(&case.test) {
+            case.note = format!("\n    {}", said.iter().cloned().collect::<Vec<_>>().join("\n    "));
+        }
+    }
     cases
+}
+
+/// The ends of what failed tests printed, which a runner shows after the last of its tests.
+#[derive(Default)]
+struct LastWords {
+    by_test: BTreeMap<String, VecDeque<String>>,
+    speaker: Option<String>,
+}
+
+impl LastWords {
+    /// So many lines of each test are kept.
+    const LINES: usize = 12;
+
+    fn line(&mut self, line: &str) {
+        if let Some(test) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
+            self.speaker = Some(test.to_owned());
+        } else if line == "failures:" || line.starts_with("test result: ") {
+            self.speaker = None;
+        } else if let Some(test) = self.speaker.as_ref().filter(|_| !line.trim().is_empty()) {
+            let said = self.by_test.entry(test.clone()).or_default();
+            if said.len() == Self::LINES {
+                said.pop_front();
+            }
+            said.push_back(line.chars().take(300).collect());
+        }
+    }
+}
+
+/// Judges failed tests by a second run of theirs, in which nothing else ran beside them: what passes there,
+/// with every test of its name, has passed, and keeps why it had failed.
+pub(crate) fn apply_second_run(cases: &mut [Case], second: &[Case]) {
+    for case in cases.iter_mut().filter(|case| case.outcome == Outcome::Failed) {
+        let mut same = second.iter().filter(|again| again.test == case.test).peekable();
+        if same.peek().is_some() && same.all(|again| again.outcome == Outcome::Passed) {
+            case.outcome = Outcome::Passed;
+            case.failed_first = Some(std::mem::take(&mut case.note));
+        }
+    }
 }
 
 /// The number before a word: `5 passed; 0 failed`.
@@ -114,6 +160,35 @@ mod tests {
         assert_eq!(count(&cases), (2, 1, 1));
         assert_eq!((cases[2].test.as_str(), cases[2].note.as_str()), ("a::three", "needs the moon"));
         assert_eq!(cases[3].test, "src/lib.rs - x (line 3)");
+    }
+
+    #[test]
+    fn what_a_failed_test_said_last_comes_with_it() {
+        let said = "failures:\n\n---- a::two stdout ----\n\nthread 'a::two' panicked at x.rs:3:4:\nleft: 1\n\n\n\
+            failures:\n    a::two\n";
+        let lines: String = (0..50).map(|line| format!("line {line}\n")).collect();
+        for (words, wanted) in [
+            (said.to_owned(), "\n    thread 'a::two' panicked at x.rs:3:4:\n    left: 1"),
+            (said.replace("left: 1\n", &lines), "\n    line 38\n"),
+        ] {
+            let cases = read(&OUTPUT.replace("failures:\n    a::two\n", &words));
+            let failed = cases.iter().find(|case| case.outcome == Outcome::Failed).unwrap();
+            assert!(failed.note.starts_with(wanted), "{}", failed.note);
+            assert!(failed.note.lines().count() <= 1 + LastWords::LINES);
+        }
+    }
+
+    #[test]
+    fn a_second_run_judges_what_failed_and_nothing_else() {
+        let failing =
+            |test: &str| Case { note: "why".to_owned(), ..Case::on(test, "host", &BTreeSet::new()) };
+        let passing = |test: &str| Case { outcome: Outcome::Passed, ..failing(test) };
+        let mut cases = vec![failing("late"), failing("broken"), failing("twins"), failing("gone")];
+        let second =
+            [passing("late"), failing("broken"), passing("twins"), failing("twins"), passing("other")];
+        apply_second_run(&mut cases, &second);
+        assert_eq!(count(&cases), (1, 3, 0));
+        assert_eq!(cases[0].failed_first.as_deref(), Some("why"));
     }
 
     #[test]

@@ -39,7 +39,16 @@ pub(crate) fn print(steps: &[Finished], took: Duration) -> u8 {
         println!("\n== failed");
         with(Outcome::Failed).for_each(|case| println!("{} ({}): {}", case.test, case.place, case.note));
     }
-    println!("\n{passed} passed, {failed} failed, {skipped} skipped");
+    let again: Vec<_> = all().filter_map(|case| Some((case, case.failed_first.as_ref()?))).collect();
+    if !again.is_empty() {
+        println!("\n== passed, but only when run again, alone; at first");
+        again.iter().for_each(|(case, why)| println!("{} ({}): {why}", case.test, case.place));
+    }
+    let again = match again.len() {
+        0 => String::new(),
+        count => format!(" ({count} of them only when run again)"),
+    };
+    println!("\n{passed} passed{again}, {failed} failed, {skipped} skipped");
     u8::from(failed > 0 || passed == 0)
 }
 

@@ -66,7 +66,7 @@ impl LastWords {
     fn line(&mut self, line: &str) {
         if let Some(test) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
             self.speaker = Some(test.to_owned());
-        } else if line == "failures:" || line.starts_with("test result: ") {
+        } else if ["failures:", "stack backtrace:"].contains(&line) || line.starts_with("test result: ") {
             self.speaker = None;
         } else if let Some(test) = self.speaker.as_ref().filter(|_| !line.trim().is_empty()) {
             let said = self.by_test.entry(test.clone()).or_default();
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn what_a_failed_test_said_last_comes_with_it() {
-        let said = "failures:\n\n---- a::two stdout ----\n\nthread 'a::two' panicked at x.rs:3:4:\nleft: 1\n\n\n\
+        let said = "failures:\n\n---- a::two stdout ----\n\nthread 'a::two' panicked at x.rs:3:4:\nleft: 1\nstack backtrace:\n   1: a::two\n\n\n\
             failures:\n    a::two\n";
         let lines: String = (0..50).map(|line| format!("line {line}\n")).collect();
         for (words, wanted) in [

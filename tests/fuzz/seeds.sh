@@ -56,6 +56,16 @@ for entries in 0 20; do
         -p "$work/proto" "$image" 2>/dev/null
     head -c $((entries ? 64 : 24))K "$image" >"$(place xfs "entries-$entries")"
 done
+# btrfs without what its files do not need, in one leaf and in several.
+for entries in 0 60; do
+    image=$work/btrfs$entries
+    cp -r "$tree" "$image.tree"
+    for number in $(seq $entries); do echo "$number" >"$image.tree/an entry of the directory, number $number"; done
+    python3 -c "import os; os.setxattr('$image.tree/dir', 'user.x', b'y' * 20)"
+    truncate -s 110M "$image"
+    mkfs.btrfs -q --rootdir "$image.tree" -n 4096 --csum xxhash -m single -d single "$image" >/dev/null
+    python3 btrfs.py "$image" >"$(place btrfs "entries-$entries")"
+done
 for kind in exfat ntfs; do python3 windows.py $kind >"$(place $kind small)"; done
 rm -f corpus/erofs/{plain,chunks,packed}
 mkfs.erofs "$(place erofs plain)" "$tree" >/dev/null 2>&1

@@ -40,7 +40,7 @@ pub enum Codec {
     PaddedLz4,
     /// LZMA in the form of EROFS ("MicroLZMA").
     PaddedLzma,
-    /// Deflate behind zeroes. All that it yields must have room.
+    /// Deflate behind zeroes, the same.
     PaddedDeflate,
     /// A Zstandard frame behind zeroes, the same.
     PaddedZstd,
@@ -84,8 +84,8 @@ impl Codec {
             Codec::Zstd => Box::new(Zstd(zstd::bulk::Decompressor::new().ok())),
             Codec::PaddedLz4 => Box::new(PaddedLz4),
             Codec::PaddedLzma => Box::new(PaddedLzma),
-            Codec::PaddedDeflate => Box::new(Padded(Codec::Deflate.decoder())),
-            Codec::PaddedZstd => Box::new(Padded(Codec::Zstd.decoder())),
+            Codec::PaddedDeflate => Box::new(Padded(Codec::Deflate.decoder(), padded::some_deflate)),
+            Codec::PaddedZstd => Box::new(Padded(Codec::Zstd.decoder(), padded::some_zstd)),
             Codec::XzBlock => Box::new(XzBlock),
         }
     }
@@ -221,12 +221,17 @@ impl Decode for PaddedLzma {
     }
 }
 
-/// What another decoder decodes, behind zeroes.
-struct Padded(Box<dyn Decode>);
+/// What another decoder decodes, behind zeroes; and what decodes as much as there is room for.
+struct Padded(Box<dyn Decode>, padded::Some);
 
 impl Decode for Padded {
     fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
-        self.0.decode(padded::data(input), output)
+        let data = padded::data(input);
+        // The first is the faster one, and wants room for all.
+        self.0.decode(data, output).or_else(|error| match (self.1)(data, output) {
+            Ok(len) if len == output.len() => Ok(len),
+            _ => Err(error),
+        })
     }
 }
 
@@ -414,7 +419,7 @@ mod tests {
 
     #[test]
     fn less_than_there_is_can_be_wanted() {
-        for (codec, encoded) in padded_samples(7).into_iter().take(2) {
+        for (codec, encoded) in padded_samples(7) {
             for wanted in [1, 100, 1000, long().len() - 1] {
                 let mut output = vec![0xff; wanted];
                 assert_eq!(codec.decoder().decode(&encoded, &mut output), Ok(wanted), "{codec} {wanted}");

@@ -9,8 +9,10 @@ use serde::{Deserialize, Serialize};
 use crate::codec::{Codec, Decode};
 use crate::{Map, Place};
 
-/// The longest block, encoded or decoded, in bytes (the largest of SquashFS; qcow2's clusters have 2 MiB).
-pub const BLOCK_MAX: u32 = 2 << 20;
+/// The longest block as it is stored, in bytes (clusters of qcow2 have 2 MiB, blocks of SquashFS 1 MiB).
+pub const STORED_MAX: u32 = 2 << 20;
+/// The longest block as it is decoded, in bytes (the most that EROFS lets one yield).
+pub const BLOCK_MAX: u32 = 12 << 20;
 
 /// One block: encoded bytes that yield others, of which a part is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +41,7 @@ impl Block {
         self.len > 0
             && self.input_len > 0
             && self.yields <= BLOCK_MAX
-            && self.input_len <= BLOCK_MAX
+            && self.input_len <= STORED_MAX
             && self.skip.checked_add(self.len).is_some_and(|wanted| wanted <= self.yields)
             && self.input.checked_add(self.input_len.into()).is_some_and(|end| end <= below)
     }

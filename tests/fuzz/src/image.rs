@@ -38,6 +38,11 @@ pub(crate) fn xfs(bytes: &[u8]) -> bool {
     read(bytes.to_vec(), Format::Xfs)
 }
 
+/// From the superblock on, with checksums by an algorithm that becket does not compute.
+pub(crate) fn btrfs(bytes: &[u8]) -> bool {
+    read([&[0; 64 << 10], bytes].concat(), Format::Btrfs)
+}
+
 pub(crate) fn fat(bytes: &[u8]) -> bool {
     read(bytes.to_vec(), Format::Fat)
 }

@@ -22,6 +22,7 @@ pub const TARGETS: &[Target] = &[
     ("squashfs", image::squashfs),
     ("ext", image::ext),
     ("xfs", image::xfs),
+    ("btrfs", image::btrfs),
     ("fat", image::fat),
     ("exfat", image::exfat),
     ("ntfs", image::ntfs),

@@ -17,8 +17,9 @@ use super::{
 };
 use crate::Error;
 
-/// The least memory for decoded blocks, in bytes: some of the largest.
-pub const LEAST_CACHE: u64 = 8 * BLOCK_MAX as u64;
+/// The least memory for decoded blocks, in bytes. The longest of them has room in it.
+pub const LEAST_CACHE: u64 = 16 << 20;
+const _: () = assert!(LEAST_CACHE >= BLOCK_MAX as u64);
 /// The most that is taken without being asked for, in bytes. A live system in 620 MiB fits: a block that is
 /// decoded a second time costs more than the memory that would have kept it.
 const USUAL_CACHE: u64 = 1 << 30;

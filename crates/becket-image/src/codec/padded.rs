@@ -4,7 +4,9 @@
 //!
 //! Followed: fs/erofs/decompressor*.c of Linux 7.3, and for LZ4 its "Block Format Description".
 
+use flate2::{Decompress, FlushDecompress};
 use liblzma::stream::{Action, Status, Stream};
+use zstd::stream::raw::{DParameter, Decoder, Operation as _};
 
 /// The data behind zeroes.
 pub(super) fn data(input: &[u8]) -> &[u8] {
@@ -65,6 +67,38 @@ fn copy(bytes: &mut [u8], from: usize, mut to: usize, mut len: usize) {
         let part = len.min(to - from);
         bytes.copy_within(from..from + part, to);
         (to, len) = (to + part, len - part);
+    }
+}
+
+/// Decodes as much as there is room for; how much that is.
+pub(super) type Some = fn(&[u8], &mut [u8]) -> Result<usize, String>;
+
+/// The start of what deflate yields.
+pub(super) fn some_deflate(input: &[u8], output: &mut [u8]) -> Result<usize, String> {
+    let mut state = Decompress::new(false);
+    state.decompress(input, output, FlushDecompress::None).map_err(|error| error.to_string())?;
+    usize::try_from(state.total_out()).map_err(|_| "it is too long".to_owned())
+}
+
+/// The longest window of a Zstandard frame that is decoded in part, as a power of two: of 16 MiB, where EROFS
+/// has at most 12.
+const ZSTD_WINDOW: u32 = 24;
+
+/// The start of what a Zstandard frame yields.
+pub(super) fn some_zstd(input: &[u8], output: &mut [u8]) -> Result<usize, String> {
+    let failed = |error: std::io::Error| error.to_string();
+    let mut state = Decoder::new().map_err(failed)?;
+    state.set_parameter(DParameter::WindowLogMax(ZSTD_WINDOW)).map_err(failed)?;
+    let (mut read, mut done) = (0, 0);
+    loop {
+        let (rest, room) =
+            (input.get(read..).unwrap_or_default(), output.get_mut(done..).unwrap_or_default());
+        let status = state.run_on_buffers(rest, room).map_err(failed)?;
+        (read, done) = (read + status.bytes_read, done + status.bytes_written);
+        let stands = status.bytes_read == 0 && status.bytes_written == 0;
+        if stands || status.remaining == 0 || done == output.len() {
+            return Ok(done);
+        }
     }
 }
 

@@ -395,6 +395,31 @@ fn erofs_of_all_kinds() {
     }
 }
 
+/// Long runs of equal bytes, of which mkfs.erofs makes pieces of almost 4 MiB (EROFS allows 12).
+#[test]
+fn erofs_whose_pieces_yield_megabytes() {
+    if !require_plain_machine("layers::erofs_whose_pieces_yield_megabytes", &["mkfs.erofs"]) {
+        return;
+    }
+    let dir = dir();
+    let root = dir.path().join("tree");
+    fs::create_dir(&root).unwrap();
+    let runs = [vec![0; 15 << 20], random_bytes(300_000, 9), vec![7; 13_000_001]].concat();
+    fs::write(root.join("runs"), &runs).unwrap();
+    let path = dir.path().join("e.erofs");
+    for options in [["-zlz4", "-C65536"], ["-zlz4hc", "-C1048576"]] {
+        let _ = fs::remove_file(&path);
+        tool(Command::new("mkfs.erofs").args(options).args([&path, &root]));
+        let (image, fs) = fs_in(&path, Format::Erofs);
+        let file = image.compose(fs.lay_out(find(fs.as_ref(), b"runs")).unwrap()).unwrap();
+        let blocks = file.encoded().flat_map(|layer| layer.blocks().iter().map(|block| block.yields));
+        assert!(blocks.max().unwrap() > 3 << 20, "{options:?}");
+        assert!(file.read_vec(0, file.len() as usize).unwrap() == runs, "{options:?}");
+        let (from, len) = (20_000_000, 4096);
+        assert!(file.read_vec(from as u64, len).unwrap() == runs[from..from + len], "{options:?}");
+    }
+}
+
 /// Images that the mkfs.erofs of this machine may be too old to make; `tests/fuzz/seeds.sh` made them.
 #[test]
 fn erofs_of_later_tools() {

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use super::tree::{Item, Key, Root, Trees, kind};
 use crate::bytes::{u8_at, u16_at, u32_at, u64_at};
 use crate::codec::Codec;
-use crate::encoded::{BLOCK_MAX, Block};
+use crate::encoded::{Block, STORED_MAX};
 use crate::image::Layout;
 use crate::layer::{Attributes, LayerError, NodeKind, Time, corrupt, unsupported};
 
@@ -110,7 +110,7 @@ fn add(trees: &Trees, layout: &mut Layout, item: &Item<'_>, most: u64) -> Result
     }
     let len = len.min(most);
     let Some(codec) = codec else { return layout.data(at + skip, len) };
-    let small = |number: u64| u32::try_from(number).ok().filter(|number| *number <= BLOCK_MAX);
+    let small = |number: u64| u32::try_from(number).ok().filter(|number| *number <= STORED_MAX);
     match (small(stored), small(yields), small(skip), small(len)) {
         (Some(input_len), Some(yields), Some(skip), Some(len)) => {
             layout.encoded(codec, Block { start: 0, len, input: at, input_len, skip, yields })

@@ -8,7 +8,7 @@
 use super::index::{Cluster, Index, Kind, Shape};
 use crate::bytes::{u8_at, u16_at, u32_at, u64_at};
 use crate::codec::Codec;
-use crate::encoded::{BLOCK_MAX, Block};
+use crate::encoded::{BLOCK_MAX, Block, STORED_MAX};
 use crate::image::{Image, Layout};
 use crate::layer::{LayerError, corrupt, unsupported};
 
@@ -44,8 +44,6 @@ struct Piece {
     block: u32,
     /// How many blocks it is stored in, where the index says so.
     blocks: Option<u32>,
-    /// Whether it yields more than the file has of it.
-    partial: bool,
 }
 
 /// Where the file of fragments lies.
@@ -88,7 +86,7 @@ pub(super) fn lay_out<'a>(file: &File<'_>, fragments: &Fragments<'a>) -> Result<
     let mut index = Index::new(image, at + HEAD, count, &shape)?;
     let mut current: Option<Piece> = None;
     for number in 0..count {
-        let Cluster { kind, offset, block, blocks, partial } = index.next(number)?;
+        let Cluster { kind, offset, block, blocks } = index.next(number)?;
         let Some(offset) = offset else {
             match &mut current {
                 Some(piece) if blocks.is_some() => piece.blocks = blocks,
@@ -107,7 +105,7 @@ pub(super) fn lay_out<'a>(file: &File<'_>, fragments: &Fragments<'a>) -> Result<
         } else if start != 0 {
             return corrupt("a compressed file begins before its first piece");
         }
-        current = Some(Piece { kind, start, block, blocks, partial });
+        current = Some(Piece { kind, start, block, blocks });
     }
     let Some(last) = current else { return Ok(layout) };
     let len = size - last.start;
@@ -183,12 +181,9 @@ fn store(
         3 => Codec::PaddedZstd,
         other => return unsupported(format!("files of EROFS that are compressed with method {other}")),
     };
-    let small = |number: u64| u32::try_from(number).ok().filter(|number| *number <= BLOCK_MAX);
-    let (Some(wanted), Some(input_len)) = (small(len), small(stored)) else {
-        return unsupported(format!("files of EROFS with compressed pieces of more than {BLOCK_MAX} bytes"));
+    let small = |number: u64, most| u32::try_from(number).ok().filter(|number| *number <= most);
+    let (Some(yields), Some(input_len)) = (small(len, BLOCK_MAX), small(stored, STORED_MAX)) else {
+        return corrupt(format!("a piece of {stored} bytes that yields {len}"));
     };
-    // Of what it shares with another file it may be only the start, and these two need room for all.
-    let whole = piece.partial && matches!(codec, Codec::PaddedDeflate | Codec::PaddedZstd);
-    let yields = if whole { BLOCK_MAX } else { wanted };
-    layout.encoded(codec, Block { start: 0, len: wanted, input: at, input_len, skip: 0, yields })
+    layout.encoded(codec, Block { start: 0, len: yields, input: at, input_len, skip: 0, yields })
 }

@@ -39,7 +39,6 @@ pub(super) struct Cluster {
     /// Of the piece that begins in it; of no meaning where none does.
     pub(super) kind: Kind,
     pub(super) block: u32,
-    pub(super) partial: bool,
     /// Where in the cluster a piece begins, in bytes; none where it is all in the middle of one.
     pub(super) offset: Option<u32>,
     /// How many blocks the piece has that it is in the middle of; only the first such cluster says so.
@@ -139,7 +138,6 @@ impl<'a> Index<'a> {
     }
 
     fn long(&self, raw: &[u8]) -> Result<Cluster, LayerError> {
-        const PARTIAL: u16 = 1 << 15;
         let advice = u16_at(raw, 0);
         let Some(kind) = kind(advice.into()) else {
             let blocks = u32::from(u16_at(raw, 4));
@@ -149,8 +147,7 @@ impl<'a> Index<'a> {
         if u64::from(offset) >= 1 << self.shape.cluster_shift {
             return corrupt("a piece begins behind its cluster");
         }
-        let partial = advice & PARTIAL != 0;
-        Ok(Cluster { kind, block: u32_at(raw, 4), partial, offset: Some(offset), blocks: None })
+        Ok(Cluster { kind, block: u32_at(raw, 4), offset: Some(offset), blocks: None })
     }
 
     /// The entry of this number in the pack, whose last four bytes are a place that those of its pieces are
@@ -176,12 +173,12 @@ impl<'a> Index<'a> {
             pack.blocks += 1;
         }
         let block = u32_at(&pack.bytes, len - 4).wrapping_add(pack.blocks);
-        Cluster { kind, block, partial: false, offset: Some(value), blocks: None }
+        Cluster { kind, block, offset: Some(value), blocks: None }
     }
 }
 
 fn middle(blocks: Option<u32>) -> Cluster {
-    Cluster { kind: Kind::Plain, block: 0, partial: false, offset: None, blocks }
+    Cluster { kind: Kind::Plain, block: 0, offset: None, blocks }
 }
 
 /// What the lower two bits say; none for a cluster in the middle of a piece.

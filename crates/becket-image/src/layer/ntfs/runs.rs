@@ -2,7 +2,7 @@
 //! It never takes a run for longer than the value.
 
 use crate::codec::Codec;
-use crate::encoded::{BLOCK_MAX, Block};
+use crate::encoded::{Block, STORED_MAX};
 use crate::image::Layout;
 use crate::layer::{LayerError, corrupt};
 
@@ -93,7 +93,7 @@ pub(super) fn lay_out_units(
     (cluster, unit): (u64, u64),
     len: u64,
 ) -> Result<(), LayerError> {
-    let whole = u32::try_from(unit.saturating_mul(cluster)).ok().filter(|whole| *whole <= BLOCK_MAX);
+    let whole = u32::try_from(unit.saturating_mul(cluster)).ok().filter(|whole| *whole <= STORED_MAX);
     let Some(yields) = whole else { return corrupt("clusters that are compressed together are too many") };
     let mut rest = Rest { runs: runs.iter(), left: None };
     while layout.len() < len {

@@ -10,7 +10,7 @@
 //! | .zst | frames | the seek table of the seekable format, or the frames' own headers |
 //! | .gz | members, at most 64 KiB each | BGZF's field in each header (bgzip makes such) |
 //!
-//! A piece has at most [`BLOCK_MAX`](crate::encoded::BLOCK_MAX) bytes, packed or not.
+//! A piece has at most [`STORED_MAX`](crate::encoded::STORED_MAX) bytes, packed or not.
 
 mod bgzf;
 mod pieces;

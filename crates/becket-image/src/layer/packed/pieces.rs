@@ -2,7 +2,7 @@
 //! It never takes a piece that is longer than becket decodes at once.
 
 use crate::codec::Codec;
-use crate::encoded::{BLOCK_MAX, Block};
+use crate::encoded::{Block, STORED_MAX};
 use crate::image::Layout;
 use crate::layer::{Format, LayerError};
 
@@ -68,9 +68,9 @@ impl Pieces {
 
     /// That a piece is no longer than becket decodes at once.
     pub(super) fn fits(&self, len: u64, what: &str) -> Result<(), LayerError> {
-        if len > BLOCK_MAX.into() {
+        if len > STORED_MAX.into() {
             return self.sequential(format!(
-                "a piece of it has {len} {what}bytes, and at most {BLOCK_MAX} are taken"
+                "a piece of it has {len} {what}bytes, and at most {STORED_MAX} are taken"
             ));
         }
         Ok(())

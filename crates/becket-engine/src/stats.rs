@@ -398,6 +398,37 @@ impl Summary {
     }
 }
 
+impl Summary {
+    /// What was done since another summary of the same counters. What is no sum stays as it is.
+    #[must_use]
+    pub fn since(&self, before: &Summary) -> Summary {
+        Summary {
+            read: self.read.since(&before.read),
+            write: self.write.since(&before.write),
+            flush: self.flush.since(&before.flush),
+            discard: self.discard.since(&before.discard),
+            ..*self
+        }
+    }
+}
+
+impl Activity {
+    /// What was done since other counts of the same kind; percentiles and the window stay as they are.
+    #[must_use]
+    pub fn since(&self, before: &Activity) -> Activity {
+        let operations = self.operations.saturating_sub(before.operations);
+        let total = |kind: &Activity| u128::from(kind.mean_ns.unwrap_or(0)) * u128::from(kind.operations);
+        let mean = total(self).saturating_sub(total(before)).checked_div(operations.into());
+        Activity {
+            operations,
+            bytes: self.bytes.saturating_sub(before.bytes),
+            errors: self.errors.map(|errors| errors.saturating_sub(before.errors.unwrap_or(0))),
+            mean_ns: mean.filter(|_| self.mean_ns.is_some()).and_then(|mean| u64::try_from(mean).ok()),
+            ..*self
+        }
+    }
+}
+
 /// Requests that have arrived at a queue and not finished.
 fn in_flight(queue: &QueueStats) -> u64 {
     // What has finished is read first: it began before.

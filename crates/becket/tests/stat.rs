@@ -4,7 +4,7 @@
 
 mod common;
 
-use becket_testkit::{Scratch, image, require_device, wait_until};
+use becket_testkit::{Scratch, image, require_device, require_loop, wait_until};
 use common::{scratch, text};
 use serde_json::{Value, json};
 use std::{
@@ -92,6 +92,37 @@ fn every_block_is_counted() {
     assert_eq!(line("KIND")[1..], head);
     assert_eq!(line("read")[1], written["read"]["operations"].to_string());
     assert_eq!(line("read")[5] == "-", !ours, "{table}");
+}
+
+/// The kernel goes on counting where it stopped for the image before.
+#[test]
+fn what_the_image_before_did_is_not_counted() {
+    if !require_loop("stat::what_the_image_before_did_is_not_counted") {
+        return;
+    }
+    let place = scratch();
+    let image = place.path("a.img");
+    image::random(&image, 1 << 20, 1);
+    // Others may take the node in between.
+    for _ in 0..20 {
+        let first = place.attach(&image, &["--via", "loop"]);
+        direct(&first, |file, block| file.read_exact(block).unwrap());
+        let before = at_rest(&place, &first);
+        place.ok(["detach", first.to_str().unwrap()]);
+        let second = place.attach(&image, &["--via", "loop"]);
+        let after = at_rest(&place, &second);
+        if first == second {
+            let reads = |stat: &Value| stat["read"]["operations"].as_u64().unwrap();
+            let (one, two) = (reads(&before), reads(&after));
+            assert!(one >= BLOCKS && two <= one - BLOCKS, "{one} reads, and {two} after the next attach");
+            assert!(place.devices()[0]["counted_before"]["read"]["operations"].as_u64().unwrap() >= one);
+            direct(&second, |file, block| file.read_exact(block).unwrap());
+            assert_eq!(reads(&at_rest(&place, &second)), two + BLOCKS);
+            return;
+        }
+        place.ok(["detach", second.to_str().unwrap()]);
+    }
+    panic!("another node each time");
 }
 
 #[test]

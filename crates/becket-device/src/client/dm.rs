@@ -71,6 +71,8 @@ fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Kernel
         path: device.path,
         diskseq: device.diskseq,
         mark: device.mark,
+        // Its disk is new.
+        counted_before: None,
         fds: device.fds,
         direct_io: true,
         direct_io_reason: "device-mapper hands requests to the device below as they are".to_owned(),

@@ -4,6 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
+use becket_engine::Summary;
 use becket_image::{Opened, Partition};
 use becket_transport::node::KernelPartition;
 use becket_uapi::block;
@@ -56,6 +57,8 @@ pub(crate) struct KernelDevice {
     pub(crate) diskseq: u64,
     /// By which the driver knows it, where it does.
     pub(crate) mark: u64,
+    /// What the kernel had counted of the disk before; `None` where that is nothing.
+    pub(crate) counted_before: Option<Summary>,
     /// The device, and with a lease what keeps it: open.
     pub(crate) fds: Vec<OwnedFd>,
     pub(crate) direct_io: bool,
@@ -145,6 +148,7 @@ fn describe(opened: &Opened, options: &AttachOptions, plan: &Plan, made: &mut Ke
         physical_block_size: physical_block_size.unwrap_or(opened.block_size),
         partitions: partitions_as(std::mem::take(&mut made.partitions), &opened.partitions),
         diskseq: Some(made.diskseq).filter(|&diskseq| diskseq != 0),
+        counted_before: made.counted_before.take().map(Box::new),
         warnings,
         ..DeviceInfo::bare(String::new(), made.path.clone(), plan.kind, made.number)
     }

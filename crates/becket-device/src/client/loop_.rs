@@ -72,8 +72,7 @@ impl KernelDriver for Loop {
     }
 
     fn counts(&self) -> &'static str {
-        "counted by the kernel since it made this disk, images before this one included; the kernel's loop driver keeps \
-         no latencies beyond a mean, and counts no errors"
+        "counted by the kernel; the kernel's loop driver keeps no latencies beyond a mean, and counts no errors"
     }
 }
 
@@ -104,6 +103,7 @@ fn make(opened: &Opened, options: &AttachOptions, leased: bool) -> Result<Kernel
         path: device.path,
         diskseq: device.diskseq,
         mark: 0,
+        counted_before: device.counted_before,
         fds: vec![device.fd],
         direct_io: device.direct_io,
         direct_io_reason: direct_io_reason(opened, options.open.direct_io, device.direct_io),

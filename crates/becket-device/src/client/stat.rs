@@ -30,7 +30,7 @@ pub struct DeviceStats {
     pub transport: Kind,
     /// What must be known of the numbers, for people.
     pub note: Option<String>,
-    /// The numbers, since the device was attached unless `note` says otherwise.
+    /// The numbers, since the device was attached.
     #[serde(flatten)]
     pub stats: Summary,
 }
@@ -40,7 +40,7 @@ pub struct DeviceStats {
 pub fn counters(infos: &[DeviceInfo]) -> Vec<Option<Summary>> {
     let Some(runtime) = Runtime::present() else { return vec![None; infos.len()] };
     let of = |info: &DeviceInfo| match (kernel_drivers::of(info.transport), info.state) {
-        (Some(_), _) => sysfs::counted(&disk_of(info)),
+        (Some(_), _) => counted(info),
         (None, DeviceState::Live | DeviceState::Detaching) => {
             let request = Stat { name: info.name.clone() };
             let concerns = Concerns::Worker(info.worker_pid);
@@ -50,6 +50,15 @@ pub fn counters(infos: &[DeviceInfo]) -> Vec<Option<Summary>> {
         (None, _) => None,
     };
     infos.iter().map(of).collect()
+}
+
+/// What the kernel has counted of a device since it was attached.
+fn counted(info: &DeviceInfo) -> Option<Summary> {
+    let now = sysfs::counted(&disk_of(info))?;
+    Some(match &info.counted_before {
+        Some(before) => now.since(before),
+        None => now,
+    })
 }
 
 /// What the device has done that goes by a NAME, a path under /dev, or the path of its image.
@@ -75,7 +84,7 @@ pub fn stat(target: impl AsRef<Path>) -> Result<DeviceStats, Error> {
                 message: format!("the kernel does not show what {} has done", info.device.display()),
                 hint: Some("mount sysfs: mount -t sysfs sysfs /sys".to_owned()),
             };
-            (sysfs::counted(&disk_of(info)).ok_or_else(unknown)?, Some(driver.counts().to_owned()))
+            (counted(info).ok_or_else(unknown)?, Some(driver.counts().to_owned()))
         }
     };
     let DeviceInfo { name, device, transport, .. } = device.info;

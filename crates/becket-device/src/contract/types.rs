@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use becket_engine::Summary;
 use becket_image::{OpenOptions, Opened};
 use becket_transport::{Kind, Probe};
 use serde::{Deserialize, Serialize};
@@ -258,6 +259,10 @@ pub struct DeviceInfo {
     /// What keeps the server of its image from being reached, and since when, while it is away.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub away: Option<String>,
+    /// What the kernel had counted of its disk before the image came, where that was anything. The numbers of
+    /// `stat` are without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counted_before: Option<Box<Summary>>,
     /// What the user should know although it went well.
     pub warnings: Vec<String>,
 }
@@ -284,6 +289,7 @@ impl DeviceInfo {
             recoveries: 0,
             connections: None,
             away: None,
+            counted_before: None,
             warnings: Vec::new(),
         }
     }

@@ -9,14 +9,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use becket_engine::Summary;
 use becket_image::{DirectIo, Opened};
 use becket_uapi::{block, loop_ as uapi};
+use rustix::fs::{AtFlags, StatxFlags, statx};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::device::{control, is_absent, name, open_device, path};
 use super::direct::{self, Wish};
 use super::range::{Range, range_of};
 use crate::node::Nodes;
-use crate::{Error, node};
+use crate::{Error, node, sysfs};
 
 /// How often a free device is asked for. Each failure means that another process succeeded, so this is only
 /// reached in an endless storm.
@@ -69,6 +72,8 @@ pub struct LoopDevice {
     pub fd: OwnedFd,
     /// Its disk sequence number; 0 before Linux 5.15, where there is none.
     pub diskseq: u64,
+    /// What the kernel had counted of the disk before; `None` where that is nothing.
+    pub counted_before: Option<Summary>,
     /// Whether the page cache of the backing is bypassed.
     pub direct_io: bool,
     /// The nodes of its partitions: those promised, else those that the kernel found.
@@ -92,6 +97,8 @@ pub fn attach(opened: &Opened, options: &LoopOptions) -> Result<LoopDevice, Erro
     let range = range_of(opened)?;
     let direct = direct::wish(opened, &range, options.direct_io)?;
     let config = config_of(opened, options, &range, direct == Wish::Ask);
+    // By the clock that the kernel writes down times of files with.
+    let begun = clock_gettime(ClockId::RealtimeCoarse);
     let (number, device) = bind(control()?, &config, opened.read_only)?;
     let settled = writable(number, &device, opened.read_only)
         .and_then(|()| direct::settle(device.as_fd(), opened, options.direct_io, direct))
@@ -101,6 +108,7 @@ pub fn attach(opened: &Opened, options: &LoopOptions) -> Result<LoopDevice, Erro
             number,
             path: path(number),
             diskseq: block::diskseq(device.as_fd()).unwrap_or(0),
+            counted_before: counted_before(&device, number, begun),
             fd: device.into(),
             direct_io,
             partitions: nodes.paths,
@@ -113,6 +121,17 @@ pub fn attach(opened: &Opened, options: &LoopOptions) -> Result<LoopDevice, Erro
             Err(error)
         }
     }
+}
+
+/// What the kernel had counted of a disk that it had made before this attach began. A new disk has counted
+/// nothing, and is not looked up in sysfs (0037): its node says how old it is.
+fn counted_before(device: &File, number: u32, begun: Timespec) -> Option<Summary> {
+    let node = statx(device, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok();
+    let made = node.filter(|node| node.stx_mask & StatxFlags::BTIME.bits() != 0).map(|node| node.stx_btime);
+    if made.is_some_and(|made| (made.tv_sec, i64::from(made.tv_nsec)) >= (begun.tv_sec, begun.tv_nsec)) {
+        return None;
+    }
+    sysfs::counted(&name(number)).filter(|counted| *counted != counted.since(counted))
 }
 
 /// Everything of the device, for one call.

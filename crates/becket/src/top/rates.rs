@@ -90,13 +90,11 @@ fn lookups(summary: &Summary) -> (u64, u64) {
 }
 
 fn rate(old: &Activity, new: &Activity, apart: Duration) -> Rate {
-    let operations = new.operations.saturating_sub(old.operations);
-    let total = |kind: &Activity| u128::from(kind.mean_ns.unwrap_or(0)) * u128::from(kind.operations);
-    let mean = total(new).saturating_sub(total(old)).checked_div(operations.into());
+    let done = new.since(old);
     Rate {
-        operations_per_s: per_second(operations, apart),
-        bytes_per_s: per_second(new.bytes.saturating_sub(old.bytes), apart),
-        mean_ns: mean.filter(|_| new.mean_ns.is_some()).and_then(|mean| u64::try_from(mean).ok()),
+        operations_per_s: per_second(done.operations, apart),
+        bytes_per_s: per_second(done.bytes, apart),
+        mean_ns: done.mean_ns,
     }
 }
 

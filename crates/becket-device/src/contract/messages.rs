@@ -345,6 +345,7 @@ mod tests {
         (exported.connections, exported.spec.export) = (Some(3), Some(Export::default()));
         (exported.away, exported.spec.origin_timeout) = (Some(String::new()), Some(1));
         exported.spec.url = Some(String::new());
+        exported.counted_before = Some(Box::default());
         assert_eq!(type_of("Device"), keys(&exported));
         assert_eq!(type_of("Export"), keys(&Export::default()));
         assert_eq!(type_of("Count"), keys(&Count { export: DeviceId::NONE, clients: 0 }));

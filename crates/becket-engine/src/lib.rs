@@ -38,6 +38,7 @@ pub use port::{Io, Port};
 pub use provided::PICK_SIZE;
 pub use queue::NewQueue;
 pub use request::{Data, InGuest, Op, Request};
+pub use ring::{LITTLE, try_ring};
 pub use serving::Serving;
 pub use stats::{Activity, BOUNDS, Decodings, Fetched, QueueStats, Summary};
 pub use thread::{IoThreads, QueueId};

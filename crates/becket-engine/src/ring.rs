@@ -28,8 +28,8 @@ const ENTRIES: u32 = 1024;
 /// The same where little memory may be locked: since Linux 6.14 the rings of processes without CAP_IPC_LOCK
 /// count against that limit, those of all of a user's processes together, and each worker has some.
 const FEW_ENTRIES: u32 = 256;
-/// What is little, in bytes.
-const LITTLE: u64 = 64 << 20;
+/// What is little, in bytes: rings are shorter then.
+pub const LITTLE: u64 = 64 << 20;
 /// Completions taken from the ring at once.
 pub(crate) const BATCH: usize = 256;
 /// Slots for registered descriptors of each ring, if the limit on open files allows.
@@ -99,6 +99,19 @@ pub(crate) struct Ring {
 /// How many submission entries a ring has, by the limit on locked memory.
 fn entries(limit: Option<u64>) -> u32 {
     if limit.is_some_and(|limit| limit < LITTLE) { FEW_ENTRIES } else { ENTRIES }
+}
+
+/// Makes a ring as an I/O thread does, and closes it.
+///
+/// # Errors
+/// This process can have none: `ENOSYS` without io_uring, `EPERM` where it is forbidden, `ENOMEM` where too
+/// little memory may be locked, `EINVAL` on a kernel that is too old.
+pub fn try_ring() -> io::Result<()> {
+    match Ring::new(0) {
+        Ok(_) => Ok(()),
+        Err(Error::Ring { source, .. }) => Err(source),
+        Err(other) => Err(io::Error::other(other)),
+    }
 }
 
 impl Ring {

@@ -68,6 +68,17 @@ pub struct Left<'a> {
     pub connect: bool,
 }
 
+/// The version of this kernel's Landlock.
+///
+/// # Errors
+/// `ENOSYS`: the kernel was built without it. `EOPNOTSUPP`: it was started without it.
+pub fn version() -> io::Result<u32> {
+    let none = std::ptr::null::<Ruleset>();
+    // SAFETY: no attributes are given, which is what asking for the version wants.
+    let version = answer(unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0, VERSION) })?;
+    Ok(version.unsigned_abs())
+}
+
 /// Takes from the calling thread, and those that it starts, every right that this kernel's Landlock governs:
 /// no path can be opened any more. Descriptors stay what they are. Returns Landlock's version; a later one
 /// may govern more.
@@ -86,9 +97,7 @@ pub fn allow_nothing() -> io::Result<u32> {
 /// # Errors
 /// As [`allow_nothing`]; and those of opening what is left readable.
 pub fn allow_only(left: Left<'_>) -> io::Result<u32> {
-    let none = std::ptr::null::<Ruleset>();
-    // SAFETY: no attributes are given, which is what asking for the version wants.
-    let version = answer(unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0, VERSION) })?;
+    let version = version()?;
     let known = usize::try_from(version).unwrap_or(0).clamp(1, RIGHTS.len());
     let mut ruleset = RIGHTS[known - 1];
     if left.connect {
@@ -106,7 +115,7 @@ pub fn allow_only(left: Left<'_>) -> io::Result<u32> {
     }
     // SAFETY: takes a descriptor and no memory.
     answer(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, fd.as_raw_fd(), 0) })?;
-    Ok(version.unsigned_abs())
+    Ok(version)
 }
 
 /// Adds the rule for one path, if it exists.

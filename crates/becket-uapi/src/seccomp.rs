@@ -57,6 +57,18 @@ pub enum When<'a> {
     HasNot(u8, u32),
 }
 
+/// That this kernel filters system calls.
+///
+/// # Errors
+/// `ENOSYS` or `EINVAL`: it was built without that.
+pub fn available() -> io::Result<()> {
+    let action = libc::SECCOMP_RET_ERRNO;
+    // SAFETY: the kernel reads one number, which lives until the call returns.
+    let result =
+        unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_ACTION_AVAIL, 0, &raw const action) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// A program that judges calls. What no rule is about fails with `EPERM`.
 #[derive(Debug, Clone)]
 pub struct Filter {

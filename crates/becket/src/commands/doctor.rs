@@ -6,7 +6,7 @@ use crate::{
     failure::{Failure, without_errno},
     ui::{Colour, Ui, printable},
 };
-use becket_device::ServerStatus;
+use becket_device::{Facility, ServerStatus};
 use rustix::{
     process::geteuid,
     thread::{CapabilitySet, capabilities},
@@ -20,6 +20,7 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
     let privileges = Privileges::ours();
     let cgroup = cgroup();
     let transports = becket_device::doctor();
+    let facilities = becket_device::facilities();
     let server = server();
     let ailing = becket_device::ailing();
     if ui.json {
@@ -46,6 +47,9 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
                 "notes": server.notes,
             })),
             "transports": transports,
+            "facilities": facilities.iter().map(|Facility { name, probe }| json!({
+                "name": name, "works": probe.works, "reason": probe.reason, "fix": probe.fix,
+            })).collect::<Vec<_>>(),
             "devices": ailing.iter().flatten().map(|info| json!({
                 "name": info.name, "state": info.state, "why": info.warnings.first(),
             })).collect::<Vec<_>>(),
@@ -55,15 +59,16 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
 
     let mut text =
         format!("becket {} on Linux {kernel}, {}\n", env!("CARGO_PKG_VERSION"), privileges.reported());
-    for report in &transports {
-        let probe = &report.probe;
+    let drivers = transports.iter().map(|report| (report.kind.to_string(), &report.probe));
+    let others = facilities.iter().map(|facility| (facility.name.clone(), &facility.probe));
+    for (name, probe) in drivers.chain(others) {
         let verdict = if probe.works {
             ui.paint(Colour::Green, "works")
         } else {
             ui.paint(Colour::Red, "does not work here")
         };
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "\n{}: {verdict}\n  {}", report.kind, without_errno(&probe.reason));
+        let _ = writeln!(text, "\n{name}: {verdict}\n  {}", without_errno(&probe.reason));
         for (key, value) in &probe.details {
             let _ = writeln!(text, "  {key}: {value}");
         }

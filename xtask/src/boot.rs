@@ -152,6 +152,7 @@ fn table(images: u32) -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{} /srv/images/{number}.squashfs ro,via=ublk", name(number));
     }
+    text.push_str("exported /srv/images/0.squashfs ro,nbd=unix:/run/exported.sock\n");
     text.push_str("load /scratch/load.img noauto,via=ublk\n");
     text
 }

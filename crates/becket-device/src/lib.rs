@@ -25,8 +25,8 @@ pub use becket_uapi::handover::inherited_fd;
 pub use client::{
     Advice, Changed, ChangedDevice, Changes, DeviceStats, DoorOptions, Doorway, Facility, Foreseen, Heard,
     How, Lease, Leaving, Listening, Outcome, Progress, Why, ailing, attach, attach_leased, counters, detach,
-    doctor, events, export, export_leased, facilities, find, foresee, foresee_detach, give_to_owner,
-    last_change, list, plan, provide, publish, refresh, server_status, set, stat, tidy, why,
+    doctor, events, export, export_leased, facilities, facility, find, foresee, foresee_detach,
+    give_to_owner, last_change, list, plan, provide, publish, refresh, server_status, set, stat, tidy, why,
 };
 pub use connector::{connector_main, helper};
 pub use contract::{

@@ -20,6 +20,7 @@ pub use abilities::Abilities;
 pub use becket_engine::aside;
 pub use error::{Error, ErrorKind};
 pub use kind::{Kind, UnknownKind};
+pub use module::has_driver;
 
 use becket_engine::Geometry;
 use becket_image::{Map, Opened, Source};

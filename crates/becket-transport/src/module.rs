@@ -29,6 +29,19 @@ pub(crate) fn missing(kind: Kind, driver: &str, needs: &str) -> Error {
     Error::Unavailable { kind, reason, fix }
 }
 
+/// Whether the running kernel has a driver, or can load it; `None` where that cannot be seen.
+pub fn has_driver(driver: &str) -> Option<bool> {
+    if Path::new("/sys/module").join(driver.replace('-', "_")).exists() {
+        return Some(true);
+    }
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    match place(driver, &Path::new("/lib/modules").join(release), Path::new("/proc/modules")) {
+        Place::Module | Place::BuiltIn => Some(true),
+        Place::Absent => Some(false),
+        Place::Unknown => None,
+    }
+}
+
 fn place(driver: &str, modules: &Path, loaded: &Path) -> Place {
     let listed = |list: &str| {
         let list = fs::read_to_string(modules.join(list)).unwrap_or_default();

@@ -108,7 +108,10 @@ fn failures_leave_nothing() {
             &["noise.img", "mnt"][..],
             &["noise.img on mnt: no file system is recognised", "becket inspect noise.img"][..],
         ),
-        (&["luks.img", "mnt"], &["cannot mount luks.img on mnt: ", "crypto_LUKS", "cryptsetup open"]),
+        (
+            &["luks.img", "mnt"],
+            &["cannot mount luks.img on mnt: ", "crypto_LUKS", "becket mount --key-file FILE luks.img mnt"],
+        ),
         (&["-r", "--via", "loop", "dirty.img", "mnt"], &["read-only", "omit -r", "-o noload", "--cow FILE"]),
         (&["-t", "ext4", "luks.img", "mnt"], &["it holds crypto_LUKS, not ext4", "omit --type"]),
         (&["fs.img", "nowhere"], &["cannot mount on nowhere: no such file", "mkdir"]),

@@ -22,7 +22,12 @@ all_mounted() {
         [[ $(findmnt -no SOURCE /srv/mnt/$number) == $(realpath "/dev/becket/$(name $number)") ]] || return
     done
 }
-all_listed() { [[ $(becket list --json | grep -c '"state": "live"') == "$IMAGES" ]]; }
+# One of them is an export, of image 0.
+all_listed() { [[ $(becket list --json | grep -c '"state": "live"') == $((IMAGES + 1)) ]]; }
+exported() {
+    becket copy "nbd+unix:///exported?socket=/run/exported.sock" /root/copy.img &&
+        cmp /root/copy.img /srv/images/0.squashfs && becket list | grep '^exported .* nbd '
+}
 wrong_line_reported() {
     dmesg | grep "becket-generator.*line .* is left out: .*--flat" && ! systemctl list-units --all | grep 'becket-attach@wrong'
 }
@@ -35,6 +40,7 @@ check the_target_is_reached up
 check all_images_are_mounted all_mounted
 check all_devices_are_live all_listed
 check the_wrong_line_is_reported wrong_line_reported
+check a_line_of_the_table_exports exported
 check devices_are_units waits
 check the_server_is_systemds one_server
 systemd-analyze --no-pager time
@@ -44,6 +50,13 @@ echo "becket: $IMAGES images mounted; the last was attached $attached s after th
 # A load that notices each lost or wrong byte, on a device that only its unit attaches.
 truncate -s 32M /scratch/load.img
 check a_device_is_attached_by_its_name systemctl start becket-attach@load
+events_are_entries() { # of the journal, by their fields
+    local entry
+    entry=$(journalctl -b -o json BECKET_EVENT=attached BECKET_DEVICE=load)
+    [[ $entry == *'"SYSLOG_IDENTIFIER":"becket"'* && $entry == *'"PRIORITY":"6"'* && $entry == *'"MESSAGE":"supervisor: load'* ]] ||
+        { journalctl -b -o json SYSLOG_IDENTIFIER=becket | tail -3; return 1; }
+}
+check events_are_entries_of_the_journal within 10 events_are_entries
 worker() { becket list --json | grep -m1 worker_pid | tr -dc 0-9; }
 server() { systemctl show -P MainPID becket; }
 loaded() {

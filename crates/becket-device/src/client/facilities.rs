@@ -3,7 +3,7 @@
 
 use std::io;
 
-use becket_transport::Probe;
+use becket_transport::{Probe, dm, has_driver};
 use becket_uapi::{landlock, seccomp};
 use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
@@ -26,19 +26,31 @@ struct No {
     fix: Option<String>,
 }
 
-const FACILITIES: [(&str, Try); 4] =
-    [("io_uring", rings), ("long rings", memory), ("Landlock", paths), ("seccomp", calls)];
+const FACILITIES: [(&str, Try); 5] = [
+    ("io_uring", rings),
+    ("long rings", memory),
+    ("Landlock", paths),
+    ("seccomp", calls),
+    ("dm-crypt", encrypted),
+];
 
 /// All of them, tried.
 pub fn facilities() -> Vec<Facility> {
-    let of = |(name, tried): (&str, Try)| {
-        let (works, reason, fix) = match tried() {
-            Ok(reason) => (true, reason, None),
-            Err(No { reason, fix }) => (false, reason, fix),
-        };
-        Facility { name: name.to_owned(), probe: Probe { works, reason, fix, details: Vec::new() } }
-    };
+    let of = |(name, tried): (&str, Try)| Facility { name: name.to_owned(), probe: probed(tried) };
     FACILITIES.into_iter().map(of).collect()
+}
+
+/// The one of that name, tried.
+pub fn facility(name: &str) -> Option<Probe> {
+    FACILITIES.into_iter().find(|(known, _)| *known == name).map(|(_, tried)| probed(tried))
+}
+
+fn probed(tried: Try) -> Probe {
+    let (works, reason, fix) = match tried() {
+        Ok(reason) => (true, reason, None),
+        Err(No { reason, fix }) => (false, reason, fix),
+    };
+    Probe { works, reason, fix, details: Vec::new() }
 }
 
 fn no<T>(reason: impl Into<String>, fix: Option<&str>) -> Result<T, No> {
@@ -120,6 +132,17 @@ fn calls() -> Result<String, No> {
             ),
             None,
         ),
+    }
+}
+
+fn encrypted() -> Result<String, No> {
+    let below = dm::examine();
+    if !below.works {
+        return no(below.reason, below.fix.as_deref());
+    }
+    match has_driver("dm-crypt") {
+        Some(false) => no("this kernel was built without CONFIG_DM_CRYPT", None),
+        _ => Ok("cryptsetup opens LUKS on becket's devices: `--key-file`".to_owned()),
     }
 }
 

@@ -38,7 +38,7 @@ const HEAD: u64 = 66 << 10;
 /// All of them, in the order in which they are tried.
 #[rustfmt::skip]
 static KNOWN: [Known; 24] = [
-    known(LUKS, "an encrypted disk (LUKS)", "cryptsetup open DEVICE NAME",
+    known(LUKS, "an encrypted disk (LUKS)", "cryptsetup open DEVICE NAME, or attach it with --key-file FILE",
         &[(0, b"LUKS\xba\xbe\0\x01"), (0, b"LUKS\xba\xbe\0\x02")]),
     known("BitLocker", "an encrypted disk (BitLocker)", "cryptsetup open --type bitlk DEVICE NAME",
         &[(3, b"-FVE-FS-")]),

@@ -1,6 +1,8 @@
 //! The options by which an image becomes a device; attach, run and mount share them.
 //! Never does anything: what they mean is said by `commands::common`.
 
+use std::path::PathBuf;
+
 use becket_device::DataMode;
 use clap::{Args, ValueEnum};
 
@@ -27,6 +29,10 @@ pub(crate) struct DeviceOptions {
     /// Detach when the last user closes the device
     #[arg(long)]
     pub(crate) autoclear: bool,
+    /// Open the LUKS volume on it by cryptsetup with the key in this file (`-`: the standard input); the
+    /// device is then the decrypted one
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) key_file: Option<PathBuf>,
     /// Serve the device in a process of its own, in your control group (ublk and fuse only)
     #[arg(long)]
     pub(crate) isolate: bool,

@@ -1,12 +1,12 @@
 //! `becket attach IMAGE...`: many images at once, one device path a line in the order given.
 //! Never detaches what worked because something else failed, unless that was asked for.
 
-use super::{attach_from, attach_tab, common, common::Job, export, fetched, foresee, parallel};
+use super::{attach_from, attach_tab, common, common::Job, export, fetched, foresee, luks, parallel};
 use crate::{args, failure::Failure, progress::Progress, ui::Ui};
 use becket_device::{DetachOptions, DeviceInfo};
 use serde_json::{Value, json};
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -24,17 +24,17 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
     let mut printed = Ok(());
     let progress = Mutex::new(Progress::new(jobs.len()));
     let progress = || progress.lock().unwrap_or_else(PoisonError::into_inner);
-    let done = |outcome: &Result<DeviceInfo, Failure>| {
+    let done = |outcome: &Result<Attached, Failure>| {
         progress().step();
         outcome.is_ok() || !args.atomic
     };
     parallel::in_order(&jobs, attach, done, |job, outcome| match outcome {
-        Ok(info) => {
+        Ok(attached) => {
             if !args.atomic {
                 progress().clear();
-                say(ui, &info, &mut printed);
+                say(ui, &attached, &mut printed);
             }
-            devices.push(info);
+            devices.push(attached);
         }
         Err(failure) => {
             progress().clear();
@@ -44,7 +44,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
     });
     progress().clear();
     if args.atomic && failures.is_empty() {
-        devices.iter().for_each(|info| say(ui, info, &mut printed));
+        devices.iter().for_each(|attached| say(ui, attached, &mut printed));
     } else if args.atomic {
         take_back(ui, &mut devices);
     }
@@ -59,7 +59,17 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
             })
             .collect();
         // The shape is one for one image and for many.
-        ui.value(&json!({ "devices": devices, "errors": errors }))?;
+        let opened: Vec<Value> = devices
+            .iter()
+            .filter(|attached| attached.node != attached.info.device)
+            .map(|attached| json!({ "name": attached.info.name, "device": attached.node }))
+            .collect();
+        let devices: Vec<DeviceInfo> = devices.into_iter().map(|attached| attached.info).collect();
+        let mut value = json!({ "devices": devices, "errors": errors });
+        if !opened.is_empty() {
+            value["opened"] = json!(opened);
+        }
+        ui.value(&value)?;
     }
     Ok(u8::from(!failures.is_empty()))
 }
@@ -90,20 +100,32 @@ fn jobs(args: &args::Attach) -> Result<Vec<Job>, Failure> {
         options: options.clone(),
         store: store.clone(),
         trace: args.device.image.trace.clone(),
+        key_file: args.device.key_file.clone(),
         export: None,
         origin: None,
     };
     Ok(args.images.iter().map(job).collect())
 }
 
-fn attach(job: &Job) -> Result<DeviceInfo, Failure> {
+/// A device, and the node to use: its own, or that of what was opened on it.
+struct Attached {
+    info: DeviceInfo,
+    node: PathBuf,
+}
+
+fn attach(job: &Job) -> Result<Attached, Failure> {
     let attached = match &job.export {
-        Some(args) => export::at(args, &job.image, &job.options),
+        Some(args) => export::at(args, &job.image, &job.options).map(Attached::whole),
         None => fetched::for_device(&job.image, &job.options, &job.store, &job.trace).and_then(
             |(image, options, _decoded)| {
-                becket_device::attach(&image, &options).map_err(|error| {
+                job.key_file.iter().try_for_each(|_| luks::ready(&job.image))?;
+                let info = becket_device::attach(&image, &options).map_err(|error| {
                     Failure::device("attach", becket_fetch::named(job.image.as_os_str()), &error)
-                })
+                })?;
+                match &job.key_file {
+                    None => Ok(Attached::whole(info)),
+                    Some(key) => opened(info, key, job),
+                }
             },
         ),
     };
@@ -115,24 +137,44 @@ fn attach(job: &Job) -> Result<DeviceInfo, Failure> {
     })
 }
 
-fn say(ui: &Ui, info: &DeviceInfo, printed: &mut Result<(), Failure>) {
-    ui.explain(info);
+impl Attached {
+    fn whole(info: DeviceInfo) -> Attached {
+        Attached { node: info.device.clone(), info }
+    }
+}
+
+/// Opens what is encrypted on a new device, which goes again if that fails.
+fn opened(info: DeviceInfo, key: &Path, job: &Job) -> Result<Attached, Failure> {
+    match luks::open(&info, &info.device, key, &job.image) {
+        Ok(mapping) => Ok(Attached { node: mapping.node(), info }),
+        Err(failure) => {
+            let options = DetachOptions { timeout: GONE_WITHIN, ..DetachOptions::default() };
+            match becket_device::detach(&info.name, &options) {
+                Ok(_) => Err(failure),
+                Err(error) => Err(failure.hint(format!("{} stays attached: {error}", info.device.display()))),
+            }
+        }
+    }
+}
+
+fn say(ui: &Ui, attached: &Attached, printed: &mut Result<(), Failure>) {
+    ui.explain(&attached.info);
     if !ui.json && printed.is_ok() {
-        *printed = ui.line(info.device.display().to_string());
+        *printed = ui.line(attached.node.display().to_string());
     }
 }
 
 /// Detaches what was attached, the last one first; what does not go stays in the list.
-fn take_back(ui: &Ui, devices: &mut Vec<DeviceInfo>) {
+fn take_back(ui: &Ui, devices: &mut Vec<Attached>) {
     let options = DetachOptions { timeout: GONE_WITHIN, ..DetachOptions::default() };
     let mut stay = Vec::new();
-    for info in devices.drain(..).rev() {
-        match becket_device::detach(&info.name, &options) {
+    for attached in devices.drain(..).rev() {
+        match luks::detach(Path::new(&attached.info.name), &options) {
             Ok(_) => {}
             Err(error) if error.kind() == becket_device::ErrorKind::NotFound => {}
             Err(error) => {
-                ui.failure(&Failure::device("detach", info.device.display(), &error));
-                stay.push(info);
+                ui.failure(&Failure::device("detach", attached.info.device.display(), &error));
+                stay.push(attached);
             }
         }
     }

@@ -84,6 +84,7 @@ fn read(
             options: common::options(&device),
             store: device.image.store,
             trace: device.image.trace,
+            key_file: device.key_file,
             export: None,
             origin,
         });

@@ -33,6 +33,7 @@ fn choose(table: &Path, text: &[u8], names: &[PathBuf], given: &[OsString]) -> R
                 options: common::options(&device),
                 store: device.image.store,
                 trace: device.image.trace,
+                key_file: device.key_file,
                 export,
                 origin,
             });

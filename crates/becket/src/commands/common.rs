@@ -31,6 +31,8 @@ pub(super) struct Job {
     pub(super) trace: TraceOptions,
     /// How it is exported, when it is no block device.
     pub(super) export: Option<Box<Export>>,
+    /// The key of the LUKS volume on it, which is opened.
+    pub(super) key_file: Option<PathBuf>,
     /// Where it was asked for, when not on the command line.
     pub(super) origin: Option<String>,
 }

@@ -1,11 +1,11 @@
 //! `becket detach TARGET...`: devices go, and are really gone when it returns.
 //! Never stops at the first that does not go: every other one is tried too.
 
-use super::{foresee, parallel};
+use super::{foresee, luks, parallel};
 use crate::{args, failure::Failure, ui::Ui};
 use becket_device::{DetachOptions, DeviceInfo, DeviceState};
 use serde_json::json;
-use std::{collections::HashSet, ffi::OsString};
+use std::{collections::HashSet, ffi::OsString, path::Path};
 
 pub(crate) fn run(ui: &Ui, args: &args::Detach) -> Result<u8, Failure> {
     let options = DetachOptions { lazy: args.lazy, force: args.force, timeout: args.timeout };
@@ -63,7 +63,7 @@ fn each(
     let mut failures = Vec::new();
     let detach = |target: &OsString| {
         let force = options.force && !disks.contains(target);
-        becket_device::detach(target, &DetachOptions { force, ..options.clone() })
+        luks::detach(Path::new(target), &DetachOptions { force, ..options.clone() })
     };
     parallel::in_order(
         targets,

@@ -4,7 +4,9 @@
 use super::{
     common,
     fetched::{self, Local},
+    luks,
     mount_hints::{Refused, found_on},
+    tool::{last_words, said, tool_missing},
 };
 use crate::{args, failure::Failure, ui::Ui};
 use becket_device::{DeviceInfo, path_text};
@@ -13,7 +15,7 @@ use serde_json::{Value, json};
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::Command,
     time::Duration,
 };
 
@@ -29,6 +31,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Mount) -> Result<u8, Failure> {
         }
     }
     allowed(&args.image)?;
+    args.device.key_file.iter().try_for_each(|_| luks::ready(&args.image))?;
     // The lease holds the device until the mount does; then it goes with the last of its mounts.
     let asked = common::options(&args.device);
     let (path, options, decoded) =
@@ -38,8 +41,13 @@ pub(crate) fn run(ui: &Ui, args: &args::Mount) -> Result<u8, Failure> {
     ui.explain(&info);
     let local = Local { path, fillers: options.open.fillers, decoded };
     let mounted = pick(&info, args, &local).and_then(|node| {
-        mount(args, &info, &node)?;
-        Ok(node)
+        let opened = args.device.key_file.as_ref();
+        let opened = opened.map(|key| luks::open(&info, &node, key, &args.image)).transpose()?;
+        let node = opened.as_ref().map_or(node, luks::Mapping::node);
+        let mounted = mount(args, &info, &node);
+        // It goes with its last user: the mount, if there is one.
+        opened.iter().try_for_each(|mapping| mapping.close(true))?;
+        mounted.map(|()| node)
     });
     drop(lease);
     match mounted {
@@ -143,21 +151,4 @@ fn allowed(image: &Path) -> Result<(), Failure> {
         .hint(format!(
             "run it as root: sudo becket mount ...; to look inside without root: becket ls {image}"
         )))
-}
-
-/// Runs a tool whose error messages we report as ours.
-pub(super) fn said(command: &mut Command) -> std::io::Result<Output> {
-    command.stdin(Stdio::null()).env("LC_ALL", "C.UTF-8").output()
-}
-
-pub(super) fn tool_missing(what: &str, tool: &str, error: &std::io::Error) -> Failure {
-    Failure::io(format!("{what}: {tool}(8)"), error).hint("install util-linux")
-}
-
-/// What a tool said, without its name and without its advice on the following lines.
-pub(super) fn last_words(output: &Output, tool: &str) -> String {
-    let text = String::from_utf8_lossy(&output.stderr);
-    let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
-    let first = first.trim().trim_start_matches(tool).trim_start_matches(": ");
-    if first.is_empty() { format!("{tool} ended with {}", output.status) } else { first.to_owned() }
 }

@@ -52,9 +52,7 @@ impl Refused<'_> {
         let attach = format!("becket attach {image}, then");
         match unknown {
             Some("crypto_LUKS") => {
-                return format!(
-                    "it is encrypted: {attach} cryptsetup open DEVICE NAME, and mount /dev/mapper/NAME {dir}"
-                );
+                return format!("it is encrypted: becket mount --key-file FILE {image} {dir}");
             }
             Some("LVM2_member") => {
                 return format!(
@@ -111,7 +109,7 @@ mod tests {
         for (said, found, fs_type, options, reason, hint) in [
             (vfat, Some("vfat"), "auto", false, "unknown filesystem type 'vfat'", "modprobe vfat"),
             ("unknown filesystem type 'ext9'.", Some("ext4"), "ext9", false, "unknown", "omit --type"),
-            (luks, Some("crypto_LUKS"), "auto", false, "crypto_LUKS", "cryptsetup open"),
+            (luks, Some("crypto_LUKS"), "auto", false, "crypto_LUKS", "mount --key-file FILE"),
             (
                 "unknown filesystem type 'LVM2_member'.",
                 None,

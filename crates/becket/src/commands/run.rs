@@ -8,7 +8,7 @@
 //!        └ CMD      in the terminal's process group, so that ^C and ^Z reach it as in any pipeline
 //! ```
 
-use super::{common, fetched};
+use super::{common, fetched, luks};
 use crate::{args, cgroup::Cgroup, failure::Failure, ui::Ui};
 use becket_device::{DeviceInfo, Lease};
 use becket_uapi::signal::SignalFd;
@@ -43,12 +43,21 @@ const GONE_WITHIN: Duration = Duration::from_secs(5);
 pub(crate) fn run(ui: &Ui, args: &args::Run) -> Result<u8, Failure> {
     let asked = common::options(&args.device);
     let signals = signals()?;
+    args.device.key_file.iter().try_for_each(|_| luks::ready(&args.image))?;
     let (path, options, _decoded) =
         fetched::for_device(&args.image, &asked, &args.device.image.store, &args.device.image.trace)?;
     let (info, lease) = becket_device::attach_leased(&path, &options)
         .map_err(|error| Failure::device("attach", becket_fetch::named(args.image.as_os_str()), &error))?;
     ui.explain(&info);
-    let status = guarded(ui, &info, &args.command, &signals);
+    let status = match &args.device.key_file {
+        None => guarded(ui, &info, &args.command, &signals),
+        Some(key) => luks::open(&info, &info.device, key, &args.image).and_then(|mapping| {
+            let opened = DeviceInfo { device: mapping.node(), partitions: Vec::new(), ..info.clone() };
+            let status = guarded(ui, &opened, &args.command, &signals);
+            mapping.close(true)?;
+            status
+        }),
+    };
     release(ui, &info, lease);
     status
 }

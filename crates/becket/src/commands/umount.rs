@@ -2,8 +2,9 @@
 //! Never unmounts what is not becket's, and never detaches a device that another mount still needs.
 
 use super::{
-    common,
-    mount::{last_words, reported, said, tool_missing},
+    common, luks,
+    mount::reported,
+    tool::{last_words, said, tool_missing},
 };
 use crate::{
     args,
@@ -69,20 +70,24 @@ fn detach(info: &DeviceInfo, timeout: Duration) -> Result<(), Failure> {
     if info.spec.autoclear && common::await_gone(info, BY_ITSELF) {
         return Ok(());
     }
-    match becket_device::detach(&info.name, &DetachOptions { timeout, ..DetachOptions::default() }) {
+    match luks::detach(Path::new(&info.name), &DetachOptions { timeout, ..DetachOptions::default() }) {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(Failure::device("detach", info.device.display(), &error)),
     }
 }
 
-/// Whether a mount is of the device or of one of its partitions.
+/// Whether a mount is of the device, of one of its partitions, or of what becket has opened on one of them.
 fn is_of(mount: &Mount, info: &DeviceInfo) -> bool {
-    let nodes =
-        || std::iter::once(&info.device).chain(info.partitions.iter().map(|partition| &partition.device));
+    // Its node may have gone with the promise to close it.
+    let opened = luks::mapping(info).and_then(|mapping| mapping.number);
+    let nodes = || {
+        let partitions = info.partitions.iter().map(|partition| &partition.device);
+        std::iter::once(&info.device).chain(partitions)
+    };
     // btrfs and its like show a number that belongs to no device; their source is the device.
     let dev = if mount.dev.0 == 0 { number(&mount.source) } else { Some(mount.dev) };
-    dev.is_some() && nodes().any(|node| number(node) == dev)
+    dev.is_some() && (opened == dev || nodes().any(|node| number(node) == dev))
 }
 
 fn number(node: &Path) -> Option<(u32, u32)> {

@@ -30,8 +30,12 @@ pub enum Codec {
     Lz4,
     /// One block of LZO1X.
     Lzo,
-    /// Such blocks, each of which yields 4 KiB at most, as btrfs stores them.
-    LzoSectors,
+    /// Such blocks, each of which yields 4 KiB at most, as btrfs stores them; behind what they yield are zeroes.
+    FilledLzo,
+    /// As `Gzip`, the same.
+    FilledGzip,
+    /// As `Zstd`, the same.
+    FilledZstd,
     /// Chunks of LZNT1, each of which yields 4 KiB, as NTFS stores them.
     Lznt1,
     /// A Zstandard frame; what follows it is not looked at.
@@ -79,7 +83,9 @@ impl Codec {
             Codec::Xz => Box::new(Xz),
             Codec::Lz4 => Box::new(Lz4),
             Codec::Lzo => Box::new(Lzo),
-            Codec::LzoSectors => Box::new(LzoSectors),
+            Codec::FilledLzo => Box::new(Filled(Box::new(LzoSectors))),
+            Codec::FilledGzip => Box::new(Filled(Codec::Gzip.decoder())),
+            Codec::FilledZstd => Box::new(Filled(Codec::Zstd.decoder())),
             Codec::Lznt1 => Box::new(Lznt1),
             Codec::Zstd => Box::new(Zstd(zstd::bulk::Decompressor::new().ok())),
             Codec::PaddedLz4 => Box::new(PaddedLz4),
@@ -98,14 +104,14 @@ impl Codec {
 impl fmt::Display for Codec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Codec::Gzip | Codec::GzipMember => "gzip",
+            Codec::Gzip | Codec::GzipMember | Codec::FilledGzip => "gzip",
             Codec::Deflate | Codec::PaddedDeflate => "deflate",
             Codec::PaddedLzma => "lzma",
             Codec::Xz | Codec::XzBlock => "xz",
             Codec::Lz4 | Codec::PaddedLz4 => "lz4",
-            Codec::Lzo | Codec::LzoSectors => "lzo",
+            Codec::Lzo | Codec::FilledLzo => "lzo",
             Codec::Lznt1 => "lznt1",
-            Codec::Zstd | Codec::PaddedZstd => "zstd",
+            Codec::Zstd | Codec::PaddedZstd | Codec::FilledZstd => "zstd",
         })
     }
 }
@@ -180,7 +186,7 @@ struct LzoSectors;
 impl Decode for LzoSectors {
     fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
         const SECTOR: usize = 4096;
-        let short = || Codec::LzoSectors.failed("it is cut short");
+        let short = || Codec::FilledLzo.failed("it is cut short");
         let number = |at: usize| {
             let bytes = input.get(at..).and_then(|rest| rest.first_chunk());
             bytes.and_then(|bytes| usize::try_from(u32::from_le_bytes(*bytes)).ok())
@@ -202,6 +208,18 @@ impl Decode for LzoSectors {
             at += len;
         }
         Ok(done)
+    }
+}
+
+/// What another decoder decodes, and zeroes up to the end of the room. The kernel leaves the end out of a block
+/// of btrfs that was behind the end of its file when it was written.
+struct Filled(Box<dyn Decode>);
+
+impl Decode for Filled {
+    fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, DecodeError> {
+        let len = self.0.decode(input, output)?;
+        output.get_mut(len..).unwrap_or_default().fill(0);
+        Ok(output.len())
     }
 }
 
@@ -283,7 +301,6 @@ mod tests {
             (Codec::Xz, xz),
             (Codec::Lz4, lz4_flex::block::compress(&text)),
             (Codec::Lzo, lzo()),
-            (Codec::LzoSectors, lzo_sectors()),
             (Codec::Zstd, zstd::bulk::compress(&text, 3).unwrap()),
         ]
     }
@@ -329,7 +346,7 @@ mod tests {
         input[..4].copy_from_slice(&all);
         input.extend([0; 100]);
         let mut output = vec![0; 128 << 10];
-        let len = Codec::LzoSectors.decoder().decode(&input, &mut output).unwrap();
+        let len = LzoSectors.decode(&input, &mut output).unwrap();
         assert_eq!(len, (blocks + 1) * plain().len() + literals);
         assert_eq!(output[len - plain().len()..len], plain()[..]);
     }
@@ -375,6 +392,26 @@ mod tests {
             assert!(garbage.is_err(), "{codec}: {garbage:?}");
             let mut output = vec![0; 100];
             assert_eq!(decoder.decode(&encoded, &mut output), Ok(plain().len()), "{codec} works again");
+        }
+    }
+
+    #[test]
+    fn behind_what_a_block_of_btrfs_yields_are_zeroes() {
+        for (codec, encoded) in samples() {
+            let (codec, encoded) = match codec {
+                Codec::Gzip => (Codec::FilledGzip, encoded),
+                Codec::Zstd => (Codec::FilledZstd, encoded),
+                Codec::Lzo => (Codec::FilledLzo, lzo_sectors()),
+                _ => continue,
+            };
+            let mut output = vec![0xff; 100];
+            let mut decoder = codec.decoder();
+            assert_eq!(decoder.decode(&encoded, &mut output), Ok(100), "{codec}");
+            assert_eq!(output, [plain(), vec![0; 100 - plain().len()]].concat(), "{codec}");
+            // One that is damaged is no shorter block.
+            assert!(decoder.decode(&encoded[..encoded.len() - 6], &mut output).is_err(), "{codec}");
+            assert!(decoder.decode(&[0xff; 40], &mut output).is_err(), "{codec}");
+            assert!(decoder.decode(&encoded, &mut vec![0; plain().len() - 1]).is_err(), "{codec}");
         }
     }
 

@@ -111,7 +111,7 @@ pub(crate) fn codecs(bytes: &[u8]) -> bool {
         Codec::GzipMember,
         Codec::XzBlock,
         Codec::Lzo,
-        Codec::LzoSectors,
+        Codec::FilledLzo,
         Codec::Lznt1,
         Codec::PaddedLz4,
         Codec::PaddedLzma,

@@ -112,6 +112,53 @@ fn random_trees_are_what_the_kernel_shows() {
     eprintln!("{trees} trees, {compared} files compared, 0 differences");
 }
 
+/// The kernel compresses what a file has at that moment. If the file is longer when its size is written down,
+/// the last block of its extent yields less than it has room for.
+#[test]
+fn an_extent_that_yields_less_than_its_blocks_ends_in_zeroes() {
+    let name = "btrfs::an_extent_that_yields_less_than_its_blocks_ends_in_zeroes";
+    if !require_root(name) || !require_plain_machine(name, &["mkfs.btrfs"]) {
+        return;
+    }
+    const SIZE: u64 = 9040;
+    let blocks = SIZE.next_multiple_of(4096);
+    let dir = dir();
+    let point = dir.path().join("point");
+    fs::create_dir(&point).unwrap();
+    let text: Vec<u8> = (0..SIZE).map(|at| b'a' + (at / 100 % 26) as u8).collect();
+    for method in ["zlib", "lzo", "zstd"] {
+        let image = file(dir.path(), "btrfs.img", 300 << 20);
+        // Its checksums are not verified, so that a size can be changed.
+        tool(Command::new("/usr/sbin/mkfs.btrfs").args(["-q", "-f", "--csum", "xxhash"]).arg(&image));
+        {
+            let device = match LoopDevice::attach(&image, &[]) {
+                Ok(device) => device,
+                Err(reason) => return skip(name, &reason),
+            };
+            let options = format!("compress-force={method}");
+            let mounted = Mount::new(&["-t", "btrfs", "-o", &options, device.0.to_str().unwrap()], &point);
+            let Ok(_mount) = mounted else { return skip(name, "this kernel has no btrfs") };
+            fs::write(point.join("file"), &text).unwrap();
+        }
+        // In an inode the size stands before the bytes of its blocks.
+        let sizes = [SIZE.to_le_bytes(), blocks.to_le_bytes()].concat();
+        let (mut bytes, mut changed) = (fs::read(&image).unwrap(), 0);
+        while let Some(at) = bytes.windows(sizes.len()).position(|found| found == sizes) {
+            bytes[at..at + 8].copy_from_slice(&blocks.to_le_bytes());
+            changed += 1;
+        }
+        assert!(changed > 0, "{method}");
+        fs::write(&image, &bytes).unwrap();
+        let (image, fs) = fs_in(&image, Format::Btrfs);
+        let node = crate::layers::find(fs.as_ref(), b"file");
+        let file = image.compose(fs.lay_out(node).unwrap()).unwrap();
+        let found: Vec<String> = file.encoded().map(|layer| layer.codec().to_string()).collect();
+        assert_eq!(found, [if method == "zlib" { "gzip" } else { method }]);
+        let zeroes = vec![0; (blocks - SIZE) as usize];
+        assert!(file.read_vec(0, blocks as usize).unwrap() == [&text[..], &zeroes].concat(), "{method}");
+    }
+}
+
 #[test]
 fn a_path_goes_through_it_and_nothing_is_written() {
     let name = "btrfs::a_path_goes_through_it_and_nothing_is_written";

@@ -304,7 +304,7 @@ fn squashfs_of_all_kinds() {
 }
 
 /// The node at a path.
-fn find(fs: &dyn FileSystem, path: &[u8]) -> u64 {
+pub(crate) fn find(fs: &dyn FileSystem, path: &[u8]) -> u64 {
     path.split(|byte| *byte == b'/').fold(fs.root(), |dir, name| {
         let mut found = None;
         fs.list(dir, &mut |entry, node| {

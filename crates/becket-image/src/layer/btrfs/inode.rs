@@ -123,11 +123,11 @@ fn add(trees: &Trees, layout: &mut Layout, item: &Item<'_>, most: u64) -> Result
 fn codec(number: u8, sector: u32) -> Result<Option<Codec>, LayerError> {
     match number {
         0 => Ok(None),
-        1 => Ok(Some(Codec::Gzip)),
+        1 => Ok(Some(Codec::FilledGzip)),
         // Its blocks are of a sector each.
         2 if sector != 4096 => unsupported(format!("lzo on a btrfs with sectors of {sector} bytes")),
-        2 => Ok(Some(Codec::LzoSectors)),
-        3 => Ok(Some(Codec::Zstd)),
+        2 => Ok(Some(Codec::FilledLzo)),
+        3 => Ok(Some(Codec::FilledZstd)),
         other => unsupported(format!("files of btrfs that are compressed with method {other}")),
     }
 }

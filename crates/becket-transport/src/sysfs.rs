@@ -1,6 +1,7 @@
 //! Reading attributes of block devices from sysfs.
 //! It never writes there and never opens a device; an attribute that is not there is `None`, not an error.
 
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -89,6 +90,35 @@ pub fn counted(name: &str) -> Option<Summary> {
     counters(&text(name, "stat")?)
 }
 
+/// The same of all disks and partitions, by their names: one file has them, which is less than a look at each
+/// of many.
+pub fn all_counted() -> HashMap<String, Summary> {
+    parse_all(&std::fs::read_to_string("/proc/diskstats").unwrap_or_default())
+}
+
+fn parse_all(text: &str) -> HashMap<String, Summary> {
+    let disk = |line: &str| {
+        let behind = |text: &str| Some(text.trim_start().split_once(' ')?.1.to_owned());
+        let named = behind(&behind(line)?)?;
+        let (name, rest) = named.split_once(' ')?;
+        Some((name.to_owned(), counters(rest)?))
+    };
+    text.lines().filter_map(disk).collect()
+}
+
+/// The disks that have partitions, of those whose names end in a digit.
+pub fn partitioned() -> HashSet<String> {
+    let names = std::fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
+    names.filter_map(|entry| disk_of_partition(entry.file_name().to_str()?).map(str::to_owned)).collect()
+}
+
+/// `loop5` of `loop5p1`.
+fn disk_of_partition(name: &str) -> Option<&str> {
+    let disk = name.trim_end_matches(|c: char| c.is_ascii_digit()).strip_suffix('p')?;
+    (name.ends_with(|c: char| c.is_ascii_digit()) && disk.ends_with(|c: char| c.is_ascii_digit()))
+        .then_some(disk)
+}
+
 /// How many reads and how many other requests of a disk are under way.
 ///
 /// Source: Documentation/ABI/stable/sysfs-block of the kernel, `inflight`.
@@ -133,6 +163,27 @@ fn counters(text: &str) -> Option<Summary> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_disks_of_one_file_are_those_of_many() {
+        let text = "   7       0 loop0 5 0 16 1 2 0 8 3 0 2 4 0 0 0 0 1 7\n 259       1 nvme0n1p1 1 0 8 0 0 0 0 0 0 0 0\nx\n";
+        let all = parse_all(text);
+        assert_eq!(all.len(), 2);
+        assert_eq!((all["loop0"].read.operations, all["loop0"].write.bytes), (5, 8 * 512));
+        assert_eq!(all["nvme0n1p1"].read.bytes, 8 * 512);
+        // And of this machine.
+        for (name, counted) in all_counted() {
+            let alone = super::counted(&name);
+            assert!(alone.is_none_or(|alone| alone.read.operations >= counted.read.operations), "{name}");
+        }
+    }
+
+    #[test]
+    fn partitions_name_their_disk() {
+        let names = ["loop5p1", "loop5", "nvme0n1p12", "sda1", "ublkb3p2", "p1", "loopp", ""];
+        let disks = names.map(disk_of_partition);
+        assert_eq!(disks, [Some("loop5"), None, Some("nvme0n1"), None, Some("ublkb3"), None, None, None]);
+    }
 
     #[test]
     fn what_is_not_there_is_none() {

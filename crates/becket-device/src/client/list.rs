@@ -1,6 +1,7 @@
 //! Which devices there are: the records, each held against the kernel.
 //! It asks about the devices it has records of, and about others only whether they are ours.
 
+use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,6 +26,7 @@ use crate::record::unknown::{Unknown, image_of, of_unknown_version};
 use crate::record::{links, mark};
 use crate::system::describe::size_of;
 use crate::system::kernel::{Kernel, System};
+use crate::system::many;
 use crate::system::users;
 
 /// Longest that a file system may take to say what a path leads to.
@@ -39,7 +41,9 @@ pub fn list() -> Result<Vec<DeviceInfo>, Error> {
     let store = Store::open(Runtime::open()?)?;
     let Records { mut devices, unknown } = found(&store)?;
     health::examine(store.runtime(), &mut devices);
-    let mut infos: Vec<DeviceInfo> = devices.into_iter().map(|device| as_users_see(device.info)).collect();
+    let partitioned = sysfs::partitioned();
+    let seen = |device: Device| as_users_see(device.info, &partitioned);
+    let mut infos: Vec<DeviceInfo> = many::each(devices, seen);
     infos.extend(unknown.into_iter().map(|unknown| unknown.info));
     infos.sort_by(|one, other| partitions::counted(&one.name).cmp(&partitions::counted(&other.name)));
     Ok(infos)
@@ -57,14 +61,14 @@ struct Records {
 ///
 /// This is for display. Decisions use the record: the kernel only warns of writes to what it calls read-only,
 /// and a file system that was mounted for writing before goes on writing.
-fn as_users_see(mut info: DeviceInfo) -> DeviceInfo {
+fn as_users_see(mut info: DeviceInfo, partitioned: &HashSet<String>) -> DeviceInfo {
     if info.state != DeviceState::Lost
         && let Some(reported) = sysfs::flag(&disk_of(&info), "ro")
     {
         let refused = info.spec.read_only && info.transport.is_served();
         info.spec.read_only = reported || refused;
     }
-    info.partitions = partitions::as_they_are(&info);
+    info.partitions = partitions::as_they_are(&info, partitioned);
     info
 }
 
@@ -152,7 +156,7 @@ fn recorded(store: &Store) -> Result<Records, Error> {
     let (mut devices, mut unknown) = (Vec::new(), Vec::new());
     for (name, entry) in store.entries()? {
         match entry {
-            Entry::Device(device) => devices.extend(current(store, &System, *device)),
+            Entry::Device(device) => devices.push(*device),
             Entry::Unknown(other) => unknown.extend(is_there(&other).then_some(*other)),
             Entry::Claim { claimant, .. } if claimant.alive() => {}
             claim @ Entry::Claim { .. } => {
@@ -162,7 +166,8 @@ fn recorded(store: &Store) -> Result<Records, Error> {
             }
         }
     }
-    Ok(Records { devices, unknown })
+    let devices = many::each(devices, |device| current(store, &System, device));
+    Ok(Records { devices: devices.into_iter().flatten().collect(), unknown })
 }
 
 /// Whether the device of another version's record can still be there. The record stays in any case.

@@ -1,12 +1,15 @@
 //! Partitions of a device that lives: what its table says now, and what the kernel has.
 //! The table is read from the device and by the client, as the user who calls; the supervisor parses none.
 
+use std::collections::HashSet;
+
 use becket_image::{Format, OpenOptions, Partition};
 use becket_transport::node::{self, KernelPartition};
 use becket_transport::ublk::privileged;
 
 use crate::client::kernel_drivers;
 use crate::contract::messages::{OneDevice, Refresh};
+use crate::contract::shape;
 use crate::contract::{DeviceInfo, DeviceState, Error, PartitionInfo};
 use crate::control::client;
 use crate::control::health::Concerns;
@@ -92,9 +95,13 @@ fn present(info: &DeviceInfo) -> Vec<KernelPartition> {
 }
 
 /// What the kernel has by now, for `list`, with the record's names where it describes the same partition.
-pub(crate) fn as_they_are(info: &DeviceInfo) -> Vec<PartitionInfo> {
+/// `partitioned` are the disks that have some below them.
+pub(crate) fn as_they_are(info: &DeviceInfo, partitioned: &HashSet<String>) -> Vec<PartitionInfo> {
     if info.is_file() || info.state == DeviceState::Lost {
         return info.partitions.clone();
+    }
+    if !shape::of(info.transport).partitions_are_disks && !partitioned.contains(&disk_of(info)) {
+        return Vec::new();
     }
     let mut parts = partitions_as(present(info), &[]);
     for part in &mut parts {

@@ -18,6 +18,9 @@ use crate::record::runtime::Runtime;
 use crate::record::store::Store;
 use crate::record::unknown;
 
+/// From so many devices on, the counters of all disks are read at once.
+const MANY: usize = 8;
+
 /// What a device has done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceStats {
@@ -39,8 +42,13 @@ pub struct DeviceStats {
 /// know: the device is gone, is not served, or its server does not respond.
 pub fn counters(infos: &[DeviceInfo]) -> Vec<Option<Summary>> {
     let Some(runtime) = Runtime::present() else { return vec![None; infos.len()] };
+    let by_kernel = infos.iter().filter(|info| kernel_drivers::of(info.transport).is_some()).count();
+    let all = (by_kernel >= MANY).then(sysfs::all_counted);
     let of = |info: &DeviceInfo| match (kernel_drivers::of(info.transport), info.state) {
-        (Some(_), _) => counted(info),
+        (Some(_), _) => match &all {
+            Some(all) => all.get(&disk_of(info)).map(|now| since_attach(info, now.clone())),
+            None => counted(info),
+        },
         (None, DeviceState::Live | DeviceState::Detaching) => {
             let request = Stat { name: info.name.clone() };
             let concerns = Concerns::Worker(info.worker_pid);
@@ -54,11 +62,14 @@ pub fn counters(infos: &[DeviceInfo]) -> Vec<Option<Summary>> {
 
 /// What the kernel has counted of a device since it was attached.
 fn counted(info: &DeviceInfo) -> Option<Summary> {
-    let now = sysfs::counted(&disk_of(info))?;
-    Some(match &info.counted_before {
+    sysfs::counted(&disk_of(info)).map(|now| since_attach(info, now))
+}
+
+fn since_attach(info: &DeviceInfo, now: Summary) -> Summary {
+    match &info.counted_before {
         Some(before) => now.since(before),
         None => now,
-    })
+    }
 }
 
 /// What the device has done that goes by a NAME, a path under /dev, or the path of its image.

@@ -46,6 +46,7 @@ use crate::contract::Error;
 use crate::record::device::Device;
 use crate::record::runtime::{Runtime, lock_file};
 use crate::record::unknown::Unknown;
+use crate::system::many;
 use crate::system::process::ProcessId;
 use crate::system::space::{is_full, reserve};
 use crate::system::sync::lock;
@@ -171,14 +172,8 @@ impl Store {
 
     /// All records of this boot, sorted by name.
     pub(crate) fn entries(&self) -> Result<Vec<(String, Entry)>, Error> {
-        let names = self.names()?;
-        let mut entries = Vec::with_capacity(names.len());
-        for name in names {
-            if let Some(entry) = self.read(&name)? {
-                entries.push((name, entry));
-            }
-        }
-        Ok(entries)
+        let read = |name: String| Ok(self.read(&name)?.map(|entry| (name, entry)));
+        many::each(self.names()?, read).into_iter().filter_map(Result::transpose).collect()
     }
 
     /// The device of that name, whether it still exists or not.

@@ -12,6 +12,7 @@ pub(crate) mod isolate;
 mod journal;
 pub(crate) mod kernel;
 pub(crate) mod log;
+pub(crate) mod many;
 pub(crate) mod origin;
 pub(crate) mod process;
 pub(crate) mod role;

@@ -39,8 +39,8 @@ pub(crate) fn run(ui: &Ui, args: &args::Top) -> Result<u8, Failure> {
     live(ui, view, args.interval)
 }
 
-/// Of the time between two lists of many devices, making one takes at most this part.
-const LISTING: u32 = 100;
+/// Of the time between two lists of many devices, making one takes at most this part, on a few CPUs at once.
+const LISTING: u32 = 200;
 
 /// The devices, listed as often as that costs little.
 struct Devices {

@@ -4,7 +4,8 @@
 #
 # Prints "ready" when rbd works; DIR/ceph.conf is the configuration, and client.admin has all rights. Then it
 # obeys words on its standard input, and answers each with "done": `kill-osd`, `start-osd`, `kill-mon`,
-# `start-mon`. At the end of its input it ends the daemons that it has started, and removes DIR.
+# `start-mon`, and `start-rgw`: a gateway for S3, whose port DIR/rgw names; its user has the keys `access` and
+# `secret`. At the end of its input it ends the daemons that it has started, and removes DIR.
 #
 # memstore is there in two seconds and loses everything when the OSD dies; bluestore takes some more.
 set -euo pipefail
@@ -18,7 +19,7 @@ declare -A pids=()
 # A range of ports that nobody uses now.
 for _ in {1..50}; do
     port=$((20000 + RANDOM % 10000))
-    ss -Hltn "sport >= $port and sport <= $((port + 20))" | grep -q . || break
+    ss -Hltn "sport >= $port and sport <= $((port + 21))" | grep -q . || break
 done
 
 cat >"$CEPH_CONF" <<EOF
@@ -72,6 +73,11 @@ osd op num threads per shard = 2
 osd heartbeat grace = 6
 # How long a client that died still counts as one: so long is its lock waited for.
 osd client watch timeout = 10
+[client.rgw]
+rgw frontends = beast endpoint=127.0.0.1:$((port + 21))
+rgw enable usage log = false
+rgw enable gc threads = false
+rgw enable lc threads = false
 [client]
 log file = /dev/null
 pid file =
@@ -80,6 +86,7 @@ EOF
 {
     ceph-authtool -C "$dir/keyring" -g -n mon. --cap mon 'allow *'
     ceph-authtool "$dir/keyring" -g -n client.admin --cap mon 'allow *' --cap osd 'allow *' --cap mgr 'allow *'
+    ceph-authtool "$dir/keyring" -g -n client.rgw --cap mon 'allow *' --cap osd 'allow *'
     ceph-authtool "$dir/keyring" -g -n osd.0 --cap mon 'allow profile osd' --cap osd 'allow *'
     fsid=$(sed -n 's/^fsid = //p' "$CEPH_CONF")
     monmaptool --create --clobber --fsid "$fsid" --addv a "[v2:127.0.0.1:$port]" "$dir/monmap"
@@ -99,6 +106,7 @@ end() { # name, signal
     unset "pids[$1]"
 }
 finish() {
+    end rgw KILL
     end osd KILL
     end mon KILL
     rm -rf "$dir"
@@ -106,6 +114,23 @@ finish() {
 trap finish EXIT
 start_mon() { start mon ceph-mon -f -i a; }
 start_osd() { start osd ceph-osd -f -i 0; }
+start_rgw() {
+    for pool in .rgw.root default.rgw.{log,control,meta,buckets.index,buckets.data}; do
+        ceph osd pool create "$pool" 4 4 >/dev/null 2>&1
+    done
+    radosgw-admin user create --uid=u --display-name=u --access-key=access --secret-key=secret >>"$dir/log/made" 2>&1
+    start rgw radosgw -f -n client.rgw
+    for _ in {1..600}; do
+        if (: </dev/tcp/127.0.0.1/$((port + 21))) 2>/dev/null; then
+            echo "$((port + 21))" >"$dir/rgw"
+            return
+        fi
+        sleep 0.1
+    done
+    echo "the gateway did not come up:" >&2
+    tail -5 "$dir/log/rgw.out" "$dir/log/made" >&2
+    exit 1
+}
 active() { # the OSD says it of itself: monitors believe in a dead one for a while
     for _ in {1..300}; do
         timeout 5 ceph daemon osd.0 status 2>/dev/null | grep -q '"state": "active"' && return
@@ -134,6 +159,7 @@ while read -r word; do
         start-osd) start_osd; active ;;
         kill-mon) end mon KILL ;;
         start-mon) start_mon ;;
+        start-rgw) start_rgw ;;
         *) echo "ceph.sh: $word?" >&2; exit 1 ;;
     esac
     echo "done"

@@ -27,6 +27,7 @@ packages=(
     lintian                                 # Debian's rules for packages
     xz-utils zstd tabix                     # compressed images; tabix brings bgzip
     ceph-mon ceph-osd ceph-common librbd1   # a cluster for tests: scripts/ceph.sh
+    radosgw                                 # S3 of that cluster
     python3-jsonschema                      # whether --json prints what its schema says
     bzip2 lz4 lzip lzop                     # compressed files that becket only recognises,
     zip unzip p7zip-full cpio               # and archives, unpacked by the commands in its hints

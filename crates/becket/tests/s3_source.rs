@@ -12,18 +12,20 @@ use std::{
     time::Duration,
 };
 
-use becket_testkit::{Ran, Scratch, require_plain_machine, skip, wait_until};
+use becket_testkit::{Ran, Scratch, image, require_fuse, require_plain_machine, skip, tool, wait_until};
+use common::ceph::{Cluster, require_cluster};
+use common::page::{PAGE, direct, read};
 use common::scratch;
 
 /// How many requests moto takes without a signature: those that set it up.
 const UNSIGNED: &str = "5";
 
-/// The server, where `scripts/setup.sh` has installed it or on the path.
-fn moto() -> Option<PathBuf> {
-    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/moto/bin/moto_server");
+/// A program of moto's, where `scripts/setup.sh` has installed it or on the path.
+fn moto(program: &str) -> Option<PathBuf> {
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/moto/bin").join(program);
     let on_path = || {
         let all = std::env::var_os("PATH")?;
-        std::env::split_paths(&all).map(|dir| dir.join("moto_server")).find(|path| path.exists())
+        std::env::split_paths(&all).map(|dir| dir.join(program)).find(|path| path.exists())
     };
     Some(ours).filter(|path| path.exists()).or_else(on_path)
 }
@@ -77,7 +79,7 @@ fn an_object_in_s3_is_read_with_keys_that_nothing_shows() {
     if !require_plain_machine(name, &[]) {
         return;
     }
-    let Some(moto) = moto() else {
+    let Some(moto) = moto("moto_server") else {
         skip(name, "needs moto_server");
         return;
     };
@@ -144,4 +146,61 @@ fn an_object_in_s3_is_read_with_keys_that_nothing_shows() {
     assert!(refused.err.contains("profile"), "{refused:?}");
     let none = run(&place, &[], &["store", "prefetch", &format!("{url}?profile=none")]);
     assert!(none.code != 0 && none.err.contains("no profile"), "{none:?}");
+}
+
+/// Puts a file at `images/d.img`; the server and the user are those of the gateway.
+const PUT: &str = "import boto3, sys
+s3 = boto3.client('s3', endpoint_url=sys.argv[1], aws_access_key_id='access',
+                  aws_secret_access_key='secret', region_name='us-east-1')
+s3.create_bucket(Bucket='images')
+s3.upload_file(sys.argv[2], 'images', 'd.img')";
+
+/// S3 as a Ceph cluster has it. What an object lies on may die under a device, and come back.
+#[test]
+fn fuse_an_object_in_a_ceph_cluster_is_read_also_when_its_osd_dies() {
+    let name = "s3_source::fuse_an_object_in_a_ceph_cluster_is_read_also_when_its_osd_dies";
+    if !require_fuse(name) || !require_cluster(name) || !require_plain_machine(name, &["radosgw"]) {
+        return;
+    }
+    let Some(python) = moto("python") else { return skip(name, "needs boto3, which moto brings") };
+    let cluster = Cluster::start("bluestore");
+    cluster.say("start-rgw");
+    let port = fs::read_to_string(cluster.conf().with_file_name("rgw")).unwrap();
+    let endpoint = format!("http://127.0.0.1:{}", port.trim());
+    let place = scratch();
+    // More than one part: its ETag is none of its bytes.
+    let body = image::random_bytes(24 << 20, 1);
+    fs::write(place.path("d.img"), &body).unwrap();
+    tool(Command::new(python).args(["-c", PUT, &endpoint]).arg(place.path("d.img")));
+    let url = "s3://images/d.img";
+    let keys = [
+        ("AWS_ACCESS_KEY_ID", "access"),
+        ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ("AWS_ENDPOINT_URL_S3", &endpoint),
+    ];
+    let wrong = [keys[0], ("AWS_SECRET_ACCESS_KEY", "wrong"), keys[2]];
+    let refused = run(&place, &wrong, &["attach", "--via", "fuse", url]);
+    assert!(refused.code == 1 && refused.err.contains("does not allow it"), "{refused:?}");
+    let ran = run(&place, &keys, &["attach", "--via", "fuse", "--name", "object", url]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let device = direct(Path::new(ran.out.trim()));
+    let compare = |from: usize, to: usize| {
+        for at in (from..to).step_by(PAGE) {
+            assert!(read(&device, at as u64).unwrap().0 == body[at..at + PAGE], "at {at}");
+        }
+    };
+    compare(0, 1 << 20);
+    cluster.say("kill-osd");
+    std::thread::scope(|scope| {
+        // Far from what was read, so that none of it is there already.
+        let waits = scope.spawn(|| compare(16 << 20, 20 << 20));
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(!waits.is_finished(), "nobody could have answered");
+        cluster.say("start-osd");
+        waits.join().unwrap();
+    });
+    compare(0, body.len());
+    drop(device);
+    let ran = run(&place, &keys, &["detach", "object"]);
+    assert_eq!(ran.code, 0, "{ran:?}");
 }

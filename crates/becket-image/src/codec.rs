@@ -30,7 +30,7 @@ pub enum Codec {
     Lz4,
     /// One block of LZO1X.
     Lzo,
-    /// Such blocks, each of which yields 4 KiB at most, as btrfs stores them; behind what they yield are zeroes.
+    /// Such blocks, each of which yields 4 KiB at most, as btrfs stores them. What they do not yield is zeroes.
     FilledLzo,
     /// As `Gzip`, the same.
     FilledGzip,
@@ -211,8 +211,8 @@ impl Decode for LzoSectors {
     }
 }
 
-/// What another decoder decodes, and zeroes up to the end of the room. The kernel leaves the end out of a block
-/// of btrfs that was behind the end of its file when it was written.
+/// What another decoder decodes, and zeroes up to the end of the room. The kernel leaves the end out of a
+/// block of btrfs that was behind the end of its file when it was written.
 struct Filled(Box<dyn Decode>);
 
 impl Decode for Filled {

@@ -30,7 +30,8 @@ pub enum Codec {
     Lz4,
     /// One block of LZO1X.
     Lzo,
-    /// Such blocks, each of which yields 4 KiB at most, as btrfs stores them. What they do not yield is zeroes.
+    /// Such blocks, each of which yields 4 KiB at most, as btrfs stores them. What they do not yield is
+    /// zeroes.
     FilledLzo,
     /// As `Gzip`, the same.
     FilledGzip,

@@ -47,6 +47,18 @@ systemd-analyze --no-pager time
 attached=$(journalctl -b -o short-monotonic -u 'becket-attach@*' | grep Finished | tail -1 | grep -o '[0-9.]*' | head -1)
 echo "becket: $IMAGES images mounted; the last was attached $attached s after the kernel began"
 
+udisks_shows_it() { # the name, and what is on it
+    local info
+    truncate -s 8M /scratch/labelled.img && mkfs.ext4 -q -L "some label" /scratch/labelled.img &&
+        becket attach --via ublk --name labelled /scratch/labelled.img || return
+    udevadm settle
+    info=$(udisksctl info -b "$(realpath /dev/becket/labelled)")
+    echo "$info"
+    becket detach labelled
+    grep -q '^ *IdLabel: *some label$' <<<"$info" && grep -q '^ *IdType: *ext4$' <<<"$info" && grep -q '^ *HintName: *labelled$' <<<"$info"
+}
+check udisks_shows_names_and_labels udisks_shows_it
+
 # A load that notices each lost or wrong byte, on a device that only its unit attaches.
 truncate -s 32M /scratch/load.img
 check a_device_is_attached_by_its_name systemctl start becket-attach@load

@@ -116,15 +116,13 @@ fn cut(tree: Tree, behind: fn(&str) -> &str) -> Tree {
 fn compare(image: &Path, format: Format, expected: Tree, behind: fn(&str) -> &str, what: &str) {
     let blkid = |tag| {
         let said = tool(Command::new("blkid").args(["-p", "-o", "value", "-s", tag]).arg(image));
-        Some(said.trim().to_owned())
+        Some(said.trim().to_owned()).filter(|said| !said.is_empty())
     };
     let (image, fs) = fs_in(image, format);
     let about = fs.about();
-    assert_eq!(about.label.as_deref(), Some("Läbel"));
-    assert_eq!(
-        (Some(about.format), about.uuid.as_deref()),
-        (blkid("TYPE").as_deref(), blkid("UUID").as_deref())
-    );
+    // It was "Läbel"; exfat-fuse overwrites it where the first name in the root directory fills a cluster.
+    let known = (Some(about.format), about.uuid.as_deref(), about.label.as_deref());
+    assert_eq!(known, (blkid("TYPE").as_deref(), blkid("UUID").as_deref(), blkid("LABEL").as_deref()));
     let mut tree = Tree::new();
     found(&image, fs.as_ref(), fs.root(), &mut Vec::new(), &mut tree);
     same(&cut(tree, behind), &cut(expected, behind), what);

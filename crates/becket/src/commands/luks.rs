@@ -27,7 +27,7 @@ pub(super) struct Mapping {
 pub(super) fn ready(image: &Path) -> Result<(), Failure> {
     match becket_device::facility("dm-crypt") {
         Some(probe) if !probe.works => {
-            let what = format!("cannot open LUKS on {}: {}", image.display(), probe.reason);
+            let what = format!("{}: {}", cannot(image), probe.reason);
             let failure = Failure::new("unsupported", what);
             let where_to_look =
                 "it needs a kernel with device-mapper and dm-crypt; `becket doctor` shows what this one has";
@@ -46,7 +46,7 @@ pub(super) fn open(info: &DeviceInfo, node: &Path, key: &Path, image: &Path) -> 
         command.arg("--readonly");
     }
     command.arg("--key-file").arg(key).arg("--").arg(node).arg(&mapping.name);
-    let what = format!("cannot open LUKS on {}", image.display());
+    let what = cannot(image);
     command.stdin(if key == Path::new("-") { Stdio::inherit() } else { Stdio::null() });
     let output = command.env("LC_ALL", "C.UTF-8").output().map_err(|error| missing(&what, &error))?;
     if output.status.success() {
@@ -55,14 +55,19 @@ pub(super) fn open(info: &DeviceInfo, node: &Path, key: &Path, image: &Path) -> 
     let words = last_words(&output, "cryptsetup");
     let hint = match &*words {
         words if words.contains("not a valid LUKS") && !info.partitions.is_empty() => {
-            format!("becket ls {} lists its partitions: give the path of the encrypted one", image.display())
+            "`becket ls` lists its partitions: give the path of the encrypted one".to_owned()
         }
         words if words.contains("not a valid LUKS") => {
             "omit --key-file: it is not encrypted by LUKS".to_owned()
         }
-        _ => format!("cryptsetup luksDump {} lists its keys", image.display()),
+        _ => "attach it without --key-file: `cryptsetup luksDump` on the device lists its keys".to_owned(),
     };
     Err(Failure::new("luks", format!("{what}: {}", words.trim_end_matches('.'))).hint(hint))
+}
+
+/// Without what a URL says of keys.
+fn cannot(image: &Path) -> String {
+    format!("cannot open LUKS on {}", becket_fetch::named(image.as_os_str()))
 }
 
 fn missing(what: &str, error: &std::io::Error) -> Failure {

@@ -3,6 +3,7 @@
 
 use crate::units::format_size;
 use std::{
+    cell::RefCell,
     io::{self, IsTerminal as _, Write as _},
     time::{Duration, Instant},
 };
@@ -11,6 +12,10 @@ use std::{
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Often enough to see it move.
 const PAUSE: Duration = Duration::from_millis(100);
+
+const MIB: usize = 1 << 20;
+/// A total that nobody knows.
+const UNKNOWN: usize = usize::MAX;
 
 /// A line on standard error that counts.
 #[derive(Debug)]
@@ -34,7 +39,9 @@ impl Progress {
 
     /// One that counts bytes.
     pub(crate) fn of_bytes(total: usize) -> Self {
-        Self { unit: |bytes| format_size(bytes as u64), ..Self::new(total) }
+        // Whole MiB are enough to see it move.
+        let unit = |bytes: usize| format_size(if bytes < MIB { bytes } else { bytes - bytes % MIB } as u64);
+        Self { unit, ..Self::new(total) }
     }
 
     /// One more is done.
@@ -57,7 +64,11 @@ impl Progress {
             return None;
         }
         self.next = now + PAUSE;
-        Some(format!("becket: {} of {}", (self.unit)(self.done), (self.unit)(self.total)))
+        let done = (self.unit)(self.done);
+        Some(match self.total {
+            UNKNOWN => format!("becket: {done} so far"),
+            total => format!("becket: {done} of {}", (self.unit)(total)),
+        })
     }
 
     /// Takes the line away, before something else is written or at the end.
@@ -66,6 +77,44 @@ impl Progress {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
     }
+}
+
+thread_local! {
+    /// What this thread moves, while a [`Moving`] lasts.
+    static MOVING: RefCell<Option<Progress>> = const { RefCell::new(None) };
+}
+
+/// As long as it lasts, a line counts the bytes that this thread moves.
+#[derive(Debug)]
+pub(crate) struct Moving(());
+
+impl Moving {
+    /// From now on; how much there will be is not known.
+    pub(crate) fn begin() -> Moving {
+        MOVING.set(Some(Progress::of_bytes(UNKNOWN)));
+        Moving(())
+    }
+}
+
+impl Drop for Moving {
+    fn drop(&mut self) {
+        silence();
+        MOVING.set(None);
+    }
+}
+
+/// So many bytes more have been moved.
+pub(crate) fn moved(bytes: usize) {
+    MOVING.with_borrow_mut(|progress| {
+        if let Some(progress) = progress {
+            progress.reach(progress.done + bytes);
+        }
+    });
+}
+
+/// Takes away the line of what is moved, before something else is written.
+pub(crate) fn silence() {
+    MOVING.with_borrow_mut(|progress| progress.iter_mut().for_each(Progress::clear));
 }
 
 #[cfg(test)]
@@ -82,6 +131,9 @@ mod tests {
         assert!(progress.due(start + PATIENCE + PAUSE).is_some());
         progress.done = 9;
         assert_eq!(progress.due(start + 2 * PATIENCE), None, "nothing is left to wait for");
+        let mut open =
+            Progress { done: (5 << 20) + 17, next: start, wanted: true, ..Progress::of_bytes(UNKNOWN) };
+        assert_eq!(open.due(start).as_deref(), Some("becket: 5M so far"));
         progress = Progress { wanted: false, done: 3, ..progress };
         assert_eq!(progress.due(start + 2 * PATIENCE), None);
     }

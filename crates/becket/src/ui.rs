@@ -1,7 +1,7 @@
 //! Where words go: results to standard output, words for people to standard error; plain, coloured or JSON.
 //! Never mixes the two: what a program reads from standard output is only paths, tables or JSON.
 
-use crate::{args::Global, failure::Failure};
+use crate::{args::Global, failure::Failure, progress::silence};
 use becket_device::DeviceInfo;
 use becket_image::is_hidden;
 use serde::Serialize;
@@ -85,6 +85,7 @@ impl Ui {
 
     /// A sentence for people.
     pub(crate) fn note(&self, text: impl AsRef<str>) {
+        silence();
         // If standard error is gone, there is nowhere to report to.
         let _ = writeln!(io::stderr(), "becket: {}", printable(text.as_ref()));
     }
@@ -114,6 +115,7 @@ impl Ui {
         if failure.kind == "broken_pipe" {
             return;
         }
+        silence();
         let mut text =
             format!("{} {}\n", paint(self.colour_err, Colour::Red, "becket:"), printable(&failure.message));
         if let Some(hint) = &failure.hint {

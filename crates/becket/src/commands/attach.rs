@@ -1,11 +1,12 @@
 //! `becket attach IMAGE...`: many images at once, one device path a line in the order given.
 //! Never detaches what worked because something else failed, unless that was asked for.
 
-use super::{attach_from, attach_tab, common, common::Job, export, fetched, foresee, luks, parallel};
+use super::{attach_from, attach_tab, common, common::Job, export, fetched, foresee, list, luks, parallel};
 use crate::{args, failure::Failure, progress::Progress, ui::Ui};
 use becket_device::{DetachOptions, DeviceInfo};
 use serde_json::{Value, json};
 use std::{
+    io::{self, IsTerminal as _},
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -19,6 +20,8 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
     if args.dry_run {
         return foresee::attach(ui, &jobs);
     }
+    // People see what became of many in a table; a program reads paths.
+    let table = jobs.len() > 1 && !ui.json && io::stdout().is_terminal();
     let mut devices = Vec::new();
     let mut failures = Vec::new();
     let mut printed = Ok(());
@@ -30,7 +33,7 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
     };
     parallel::in_order(&jobs, attach, done, |job, outcome| match outcome {
         Ok(attached) => {
-            if !args.atomic {
+            if !args.atomic && !table {
                 progress().clear();
                 say(ui, &attached, &mut printed);
             }
@@ -43,7 +46,9 @@ pub(crate) fn run(ui: &Ui, args: &args::Attach) -> Result<u8, Failure> {
         }
     });
     progress().clear();
-    if args.atomic && failures.is_empty() {
+    if table && (!args.atomic || failures.is_empty()) {
+        printed = in_a_table(ui, &devices);
+    } else if args.atomic && failures.is_empty() {
         devices.iter().for_each(|attached| say(ui, attached, &mut printed));
     } else if args.atomic {
         take_back(ui, &mut devices);
@@ -141,6 +146,13 @@ impl Attached {
     fn whole(info: DeviceInfo) -> Attached {
         Attached { node: info.device.clone(), info }
     }
+}
+
+fn in_a_table(ui: &Ui, devices: &[Attached]) -> Result<(), Failure> {
+    let shown = |attached: &Attached| DeviceInfo { device: attached.node.clone(), ..attached.info.clone() };
+    let shown: Vec<DeviceInfo> = devices.iter().map(shown).collect();
+    shown.iter().for_each(|info| ui.explain(info));
+    if shown.is_empty() { Ok(()) } else { list::show(ui, &shown) }
 }
 
 /// Opens what is encrypted on a new device, which goes again if that fails.

@@ -1,6 +1,7 @@
 //! Moves the bytes of an image: to a stream, or to a file with holes.
 //! Never reads what the image knows to be zeroes.
 
+use crate::progress::moved;
 use becket_image::{Image, Place, ReadAt as _};
 use std::{
     fs::File,
@@ -85,6 +86,7 @@ pub(super) fn each_chunk(
         let bytes = chunk.get_mut(..len).unwrap_or_default();
         image.read_at(bytes, at).map_err(Trouble::Read)?;
         take(at, bytes).map_err(Trouble::Write)?;
+        moved(len);
         at += len as u64;
     }
     Ok(())

@@ -5,11 +5,14 @@ use super::{
     bytes,
     inside::{self, Inside, Named, Node, Thing},
 };
-use crate::{args, failure::Failure, ui::Ui};
+use crate::{args, failure::Failure, progress::Moving, ui::Ui};
 use becket_image::{Budget, Image, LayerError, NodeKind};
+use std::io::IsTerminal as _;
 
 pub(crate) fn run(ui: &Ui, args: &args::Cat) -> Result<u8, Failure> {
     let mut status = 0;
+    // At a terminal the bytes themselves are seen.
+    let _moving = (!std::io::stdout().is_terminal()).then(Moving::begin);
     for path in &args.paths {
         let found = inside::find_all(path, &args.options, "read").map_or_else(
             |failure| vec![Err(failure)],

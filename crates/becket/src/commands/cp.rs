@@ -8,7 +8,7 @@ use super::{
     inside::{self, Inside, Named, Node, Thing},
     tree::{self, Count, Item, Meta, Refusal, Sink, Tree},
 };
-use crate::{args, failure::Failure, ui::Ui};
+use crate::{args, failure::Failure, progress::Moving, ui::Ui};
 use becket_image::{
     Budget, Identity, NodeKind,
     budget::Held,
@@ -57,10 +57,12 @@ pub(crate) fn run(ui: &Ui, args: &args::Cp) -> Result<u8, Failure> {
     let (count, errors) = (Count::default(), Errors::default());
     let devices = args.tar.is_some() || root && args.preserve;
     let mut job = Job { ui, args, devices, count, errors };
+    let moving = Moving::begin();
     match &args.tar {
         Some(file) => job.archive(file)?,
         None => job.directory(root)?,
     }
+    drop(moving);
     job.report()
 }
 

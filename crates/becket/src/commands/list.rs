@@ -25,6 +25,12 @@ pub(crate) fn run(ui: &Ui, _args: &args::List) -> Result<u8, Failure> {
         ui.note("nothing is attached; `becket attach IMAGE` attaches an image");
         return Ok(0);
     }
+    show(ui, &devices)?;
+    Ok(0)
+}
+
+/// The table of devices, and what should be known of some of them.
+pub(super) fn show(ui: &Ui, devices: &[DeviceInfo]) -> Result<(), Failure> {
     let mut head = ["NAME", "DEVICE", "TRANSPORT", "SIZE", "RO", "DIO", "BLOCK", "STATE", "IMAGE"].to_vec();
     if ui.verbose {
         head.push("REASON");
@@ -48,7 +54,7 @@ pub(crate) fn run(ui: &Ui, _args: &args::List) -> Result<u8, Failure> {
         let why = info.warnings.first().map_or("", String::as_str);
         ui.note(format!("{}: {why}", info.name));
     }
-    Ok(0)
+    Ok(())
 }
 
 /// Which image it has, and what takes what is written to it.

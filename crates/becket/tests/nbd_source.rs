@@ -392,3 +392,71 @@ fn fuse_without_a_promise_one_flush_fails_after_a_killed_worker() {
     drop(disk);
     place.ok(["detach", "--all"]);
 }
+
+/// A file system is written while what serves it dies again and again, and holds what was written.
+#[test]
+fn fuse_a_file_system_over_a_server_is_whole_after_kills() {
+    let name = "nbd_source::fuse_a_file_system_over_a_server_is_whole_after_kills";
+    if !require_fuse(name) || !require_tools(name, &["mke2fs", "nbdkit", "e2fsck"]) {
+        return;
+    }
+    /// As many files have room.
+    const MOST: u32 = 5000;
+    let place = scratch();
+    let image = ext4(&place);
+    fs::File::options().write(true).open(&image).unwrap().set_len(2 << 30).unwrap();
+    tool(Command::new("mke2fs").args(["-q", "-F", "-t", "ext4"]).arg(&image));
+    let server = Server::nbdkit(&image, &[]);
+    let disk = attach(&place, &[&server.uri("")]);
+    let point = place.dir("mnt");
+    tool(Command::new("mount").args([&disk, &point]));
+    let ends = std::sync::atomic::AtomicBool::new(false);
+    let path = |number: u32| point.join(format!("dir {}/file {number}", number % 7));
+    let bytes =
+        |number: u32| becket_testkit::image::random_bytes(number as usize * 777 % 300_000, number.into());
+    let mut lives = Ok(());
+    let written = thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let mut number = 0;
+            while !ends.load(std::sync::atomic::Ordering::Relaxed) && number < MOST {
+                fs::create_dir_all(path(number).parent().unwrap()).unwrap();
+                fs::write(path(number), bytes(number)).unwrap();
+                if number % 10 == 9 {
+                    fs::File::open(path(number)).unwrap().sync_all().unwrap();
+                    fs::remove_file(path(number - 5)).unwrap();
+                }
+                number += 1;
+            }
+            number
+        });
+        // A connector that dies cannot vouch for a connection: a flush would fail by rule (0135).
+        for victim in ["worker_pid", "worker_pid", "server_pid", "worker_pid", "server_pid"] {
+            thread::sleep(Duration::from_millis(500));
+            kill(&only(&place)[victim]);
+            let live = || text(&only(&place), "state") == "live";
+            if !wait_until(Duration::from_secs(30), live) {
+                lives = Err(format!("{:?} after {victim}", only(&place)));
+                break;
+            }
+        }
+        thread::sleep(Duration::from_millis(500));
+        ends.store(true, std::sync::atomic::Ordering::Relaxed);
+        load.join().unwrap()
+    });
+    lives.unwrap();
+    assert!(written > 20, "only {written} files");
+    becket_testkit::umount(&point);
+    place.ok(["detach", disk.to_str().unwrap()]);
+    drop(server);
+    tool(Command::new("e2fsck").args(["-fn"]).arg(&image));
+    // Read without any device.
+    let out = place.dir("out");
+    place.ok(["cp", "-r", &format!("{}/.", image.display()), out.to_str().unwrap()]);
+    for number in 0..written {
+        let name = format!("dir {}/file {number}", number % 7);
+        let removed = number % 10 == 4 && number + 5 < written;
+        let found = fs::read(out.join(&name)).ok();
+        let expected = (!removed).then(|| bytes(number));
+        assert!(found == expected, "{name} of {written}: {:?}", found.map(|found| found.len()));
+    }
+}

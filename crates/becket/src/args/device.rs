@@ -31,7 +31,7 @@ pub(crate) struct DeviceOptions {
     pub(crate) autoclear: bool,
     /// Open the LUKS volume on it by cryptsetup with the key in this file (`-`: the standard input); the
     /// device is then the decrypted one
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, conflicts_with = "autoclear")]
     pub(crate) key_file: Option<PathBuf>,
     /// Serve the device in a process of its own, in your control group (ublk and fuse only)
     #[arg(long)]

@@ -46,8 +46,8 @@ pub(crate) fn run(ui: &Ui, args: &args::Mount) -> Result<u8, Failure> {
         let node = opened.as_ref().map_or(node, luks::Mapping::node);
         let mounted = mount(args, &info, &node);
         // It goes with its last user: the mount, if there is one.
-        opened.iter().try_for_each(|mapping| mapping.close(true))?;
-        mounted.map(|()| node)
+        let closed = opened.iter().try_for_each(|mapping| mapping.close(true));
+        mounted.and(closed).map(|()| node)
     });
     drop(lease);
     match mounted {

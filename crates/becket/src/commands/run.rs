@@ -54,8 +54,8 @@ pub(crate) fn run(ui: &Ui, args: &args::Run) -> Result<u8, Failure> {
         Some(key) => luks::open(&info, &info.device, key, &args.image).and_then(|mapping| {
             let opened = DeviceInfo { device: mapping.node(), partitions: Vec::new(), ..info.clone() };
             let status = guarded(ui, &opened, &args.command, &signals);
-            mapping.close(true)?;
-            status
+            let closed = mapping.close(true);
+            status.and_then(|status| closed.map(|()| status))
         }),
     };
     release(ui, &info, lease);

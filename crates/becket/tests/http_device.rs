@@ -90,7 +90,8 @@ fn fuse_only_what_is_read_is_fetched_and_once_for_all_devices() {
     assert!(origin.sent() < 6 << 20, "{} bytes of 48 MiB to read a file", origin.sent());
     assert!(fs::read(point.join("big")).unwrap() == fs::read(place.path("tree/big")).unwrap());
     let sent = origin.sent();
-    assert!((20 << 20..30 << 20).contains(&sent), "{sent} bytes for 20 MiB");
+    // At most 16 MiB are fetched ahead of a reader (0141).
+    assert!((20 << 20..38 << 20).contains(&sent), "{sent} bytes for 20 MiB");
     let mut disks = Vec::new();
     for number in 0..19 {
         disks.push(attach(&place, &[&url, "--name", &format!("d{number}")]));

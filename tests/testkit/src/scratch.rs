@@ -155,8 +155,23 @@ impl Scratch {
     }
 }
 
+impl Scratch {
+    /// A test that failed has left its mounts, whose devices the next test would meet.
+    fn unmount(&self) {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let points = mounts.lines().filter_map(|line| line.split(' ').nth(1).map(Path::new));
+        let ours: Vec<_> = points.filter(|point| point.starts_with(self.path(""))).collect();
+        for point in ours.iter().rev() {
+            let _ = Command::new("umount").arg(point).status();
+        }
+    }
+}
+
 impl Drop for Scratch {
     fn drop(&mut self) {
+        if thread::panicking() {
+            self.unmount();
+        }
         let detached = self.becket().args(["detach", "--all", "--timeout", "10s"]).output();
         let reason = match &detached {
             Ok(output) if output.status.success() => return,

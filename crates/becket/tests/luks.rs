@@ -82,6 +82,15 @@ fn dm_luks_what_cannot_be_opened_leaves_nothing() {
     let place = scratch();
     volume(&place);
     fs::File::create(place.path("plain.img")).unwrap().set_len(1 << 20).unwrap();
+    // Names of volumes are the machine's: one that is taken is said.
+    let taken = ["--name", "twice", "--key-file", "key", "a.img"];
+    place.ok(["attach"].iter().chain(&taken));
+    let other = scratch();
+    volume(&other);
+    let ran = other.run(["attach"].iter().chain(&taken));
+    assert!(ran.code == 1 && ran.err.contains("another volume is open as luks-twice"), "{ran:?}");
+    assert!(other.devices().is_empty());
+    place.ok(["detach", "twice"]);
     for (image, key, why) in [
         ("a.img", "wrong", "No key available"),
         ("a.img", "none", "Failed to open key file"),
@@ -101,9 +110,9 @@ fn dm_luks_a_mount_and_a_command_keep_it_as_long_as_they_last() {
     let place = scratch();
     volume(&place);
     fs::create_dir(place.path("mnt")).unwrap();
-    let key = ["--name", "vol", "--key-file", "key"];
+    let key = ["--name", "lasting", "--key-file", "key"];
     let gone = || {
-        let gone = || !Path::new("/dev/mapper/luks-vol").exists() && place.devices().is_empty();
+        let gone = || !Path::new("/dev/mapper/luks-lasting").exists() && place.devices().is_empty();
         assert!(wait_until(Duration::from_secs(20), gone), "{:?}", place.devices());
     };
     place.ok(["run"].iter().chain(&key).chain(&["a.img", "--", "mkfs.ext4", "-q", "{}"]));

@@ -54,6 +54,9 @@ pub(super) fn open(info: &DeviceInfo, node: &Path, key: &Path, image: &Path) -> 
     }
     let words = last_words(&output, "cryptsetup");
     let hint = match &*words {
+        words if words.contains("already exists") || words.contains("create ioctl") => {
+            format!("another volume is open as {}: give the device another --name", mapping.name)
+        }
         words if words.contains("not a valid LUKS") && !info.partitions.is_empty() => {
             "`becket ls` lists its partitions: give the path of the encrypted one".to_owned()
         }

@@ -7,7 +7,7 @@ mod common;
 use std::fs;
 use std::process::Command;
 
-use becket_testkit::{Scratch, image, require_tools, tool};
+use becket_testkit::{Scratch, image, require_plain_machine, require_tools, tool};
 use common::{scratch, text};
 
 const SIZE: u64 = 32 << 20;
@@ -107,7 +107,7 @@ fn shell(words: &[&str]) -> String {
 #[test]
 fn the_shell_of_libnbd_finds_what_the_protocol_promises() {
     const NAME: &str = "export_clients::the_shell_of_libnbd_finds_what_the_protocol_promises";
-    if !require_tools(NAME, &["nbdsh"]) {
+    if !require_plain_machine(NAME, &["nbdsh"]) {
         return;
     }
     let place = scratch();

@@ -396,9 +396,7 @@ impl Summary {
                 .map(|waits| Fetched { waits, ..Fetched::default() }),
         }
     }
-}
 
-impl Summary {
     /// What was done since another summary of the same counters. What is no sum stays as it is.
     #[must_use]
     pub fn since(&self, before: &Summary) -> Summary {

@@ -98,9 +98,9 @@ pub fn all_counted() -> HashMap<String, Summary> {
 
 fn parse_all(text: &str) -> HashMap<String, Summary> {
     let disk = |line: &str| {
-        let behind = |text: &str| Some(text.trim_start().split_once(' ')?.1.to_owned());
-        let named = behind(&behind(line)?)?;
-        let (name, rest) = named.split_once(' ')?;
+        let (_major, rest) = line.trim_start().split_once(' ')?;
+        let (_minor, rest) = rest.trim_start().split_once(' ')?;
+        let (name, rest) = rest.split_once(' ')?;
         Some((name.to_owned(), counters(rest)?))
     };
     text.lines().filter_map(disk).collect()

@@ -6,16 +6,6 @@ use std::io;
 use becket_transport::{Probe, dm, has_driver};
 use becket_uapi::{landlock, seccomp};
 use rustix::process::{Resource, getrlimit};
-use serde::{Deserialize, Serialize};
-
-/// Something of the kernel's, and what came of trying it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Facility {
-    /// Its name.
-    pub name: String,
-    /// What was found.
-    pub probe: Probe,
-}
 
 /// A way to try one.
 type Try = fn() -> Result<String, No>;
@@ -34,15 +24,14 @@ const FACILITIES: [(&str, Try); 5] = [
     ("dm-crypt", encrypted),
 ];
 
-/// All of them, tried.
-pub fn facilities() -> Vec<Facility> {
-    let of = |(name, tried): (&str, Try)| Facility { name: name.to_owned(), probe: probed(tried) };
-    FACILITIES.into_iter().map(of).collect()
+/// All of them by their names, tried.
+pub fn facilities() -> Vec<(&'static str, Probe)> {
+    FACILITIES.into_iter().map(|(name, tried)| (name, probed(tried))).collect()
 }
 
-/// The one of that name, tried.
-pub fn facility(name: &str) -> Option<Probe> {
-    FACILITIES.into_iter().find(|(known, _)| *known == name).map(|(_, tried)| probed(tried))
+/// Whether cryptsetup can open LUKS on a device here.
+pub fn dm_crypt() -> Probe {
+    probed(encrypted)
 }
 
 fn probed(tried: Try) -> Probe {
@@ -155,8 +144,8 @@ mod tests {
         let found = facilities();
         assert_eq!(found.len(), FACILITIES.len());
         // The tests of this crate serve devices, so it has rings.
-        assert!(found[0].probe.works, "{found:?}");
-        for Facility { name, probe } in found {
+        assert!(found[0].1.works, "{found:?}");
+        for (name, probe) in found {
             assert!(!probe.reason.is_empty() && (probe.fix.is_none() || !probe.works), "{name}");
         }
     }

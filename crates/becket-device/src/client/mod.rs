@@ -26,7 +26,7 @@ pub use attach::{attach, attach_leased, export, export_leased};
 pub use detach::{detach, refresh, server_status};
 pub use doorway::{DoorOptions, Doorway};
 pub use events::{Heard, Listening, events};
-pub use facilities::{Facility, facilities, facility};
+pub use facilities::{dm_crypt, facilities};
 pub use foresee::{Advice, Foreseen, Leaving, Outcome, Why, foresee, foresee_detach, why};
 pub use lease::Lease;
 pub use list::{ailing, find, last_change, list, tidy};

@@ -6,7 +6,7 @@ use crate::{
     failure::{Failure, without_errno},
     ui::{Colour, Ui, printable},
 };
-use becket_device::{Facility, ServerStatus};
+use becket_device::ServerStatus;
 use rustix::{
     process::geteuid,
     thread::{CapabilitySet, capabilities},
@@ -47,7 +47,7 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
                 "notes": server.notes,
             })),
             "transports": transports,
-            "facilities": facilities.iter().map(|Facility { name, probe }| json!({
+            "facilities": facilities.iter().map(|(name, probe)| json!({
                 "name": name, "works": probe.works, "reason": probe.reason, "fix": probe.fix,
             })).collect::<Vec<_>>(),
             "devices": ailing.iter().flatten().map(|info| json!({
@@ -60,7 +60,7 @@ pub(crate) fn run(ui: &Ui, _args: &args::Doctor) -> Result<u8, Failure> {
     let mut text =
         format!("becket {} on Linux {kernel}, {}\n", env!("CARGO_PKG_VERSION"), privileges.reported());
     let drivers = transports.iter().map(|report| (report.kind.to_string(), &report.probe));
-    let others = facilities.iter().map(|facility| (facility.name.clone(), &facility.probe));
+    let others = facilities.iter().map(|(name, probe)| ((*name).to_owned(), probe));
     for (name, probe) in drivers.chain(others) {
         let verdict = if probe.works {
             ui.paint(Colour::Green, "works")

@@ -25,16 +25,14 @@ pub(super) struct Mapping {
 
 /// That LUKS can be opened here at all. Asked before anything is attached.
 pub(super) fn ready(image: &Path) -> Result<(), Failure> {
-    match becket_device::facility("dm-crypt") {
-        Some(probe) if !probe.works => {
-            let what = format!("{}: {}", cannot(image), probe.reason);
-            let failure = Failure::new("unsupported", what);
-            let where_to_look =
-                "it needs a kernel with device-mapper and dm-crypt; `becket doctor` shows what this one has";
-            Err(failure.hint(probe.fix.unwrap_or_else(|| where_to_look.to_owned())))
-        }
-        _ => Ok(()),
+    let probe = becket_device::dm_crypt();
+    if probe.works {
+        return Ok(());
     }
+    let where_to_look =
+        "it needs a kernel with device-mapper and dm-crypt; `becket doctor` shows what this one has";
+    let failure = Failure::new("unsupported", format!("{}: {}", cannot(image), probe.reason));
+    Err(failure.hint(probe.fix.unwrap_or_else(|| where_to_look.to_owned())))
 }
 
 /// Opens what is encrypted on a node of a device; `-` reads the key from the standard input.

@@ -8,11 +8,11 @@
 
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use crate::budget::{Budget, Held};
 use crate::bytes::ReadAt;
-use crate::codec::{Codec, Decode};
+use crate::decoded::Decoded;
 use crate::encoded::{self, Block, Encoded};
 use crate::layer::{About, LayerError};
 use crate::layout::{BEHIND, BLOCK, BLOCKS, EXTENT, PIECES};
@@ -41,13 +41,13 @@ pub struct Image {
 struct Mapped {
     map: Map,
     _held: Held,
-    /// What was decoded last of the blocks that lie in it: files of a file system share some.
-    last: Arc<Mutex<Last>>,
+    /// What was decoded last of the blocks that lie in it.
+    decoded: Arc<Decoded>,
 }
 
 impl Mapped {
     fn new(map: Map, held: Held) -> Arc<Mapped> {
-        Arc::new(Mapped { map, _held: held, last: Arc::default() })
+        Arc::new(Mapped { map, _held: held, decoded: Arc::default() })
     }
 }
 
@@ -59,19 +59,11 @@ struct Sources {
     budget: Budget,
 }
 
-/// A layer of encoded blocks, with the block that was decoded last.
+/// A layer of encoded blocks, with those that were decoded last.
 struct Layer {
     encoded: Encoded,
-    last: Arc<Mutex<Last>>,
+    decoded: Arc<Decoded>,
     _held: Held,
-}
-
-#[derive(Default)]
-struct Last {
-    /// How it is encoded, where, and how many bytes it yields at most.
-    block: Option<(Codec, u64, u32, u32)>,
-    bytes: Vec<u8>,
-    decoder: Option<(Codec, Box<dyn Decode>)>,
 }
 
 impl Layout {
@@ -110,7 +102,7 @@ impl Image {
         let sound = encoded::speaks_only_of(&map, readers.len(), encoded.len())
             && encoded.iter().enumerate().all(|(layer, one)| one.speaks_only_of(readers.len(), layer));
         let budget = Budget::unlimited();
-        let layer = |encoded| Arc::new(Layer { encoded, last: Arc::default(), _held: budget.held() });
+        let layer = |encoded| Arc::new(Layer { encoded, decoded: Arc::default(), _held: budget.held() });
         let layers = encoded.into_iter().map(layer).collect();
         let map = Mapped::new(map, budget.held());
         let sources = Sources { readers, layers, budget };
@@ -222,8 +214,8 @@ impl Image {
             let held = sources.hold_layer(&below.map, &blocks)?;
             let encoded = Encoded::new(codec, below.map.clone(), blocks)
                 .ok_or_else(|| LayerError::Corrupt("an encoded block of it is impossible".to_owned()))?;
-            let last = Arc::clone(&below.last);
-            sources.layers.push(Arc::new(Layer { encoded, last, _held: held }));
+            let decoded = Arc::clone(&below.decoded);
+            sources.layers.push(Arc::new(Layer { encoded, decoded, _held: held }));
         }
         Ok(Image { map, sources, block_size: 512, stored: None })
     }
@@ -358,8 +350,8 @@ impl Sources {
         for layer in &image.sources.layers {
             let held = self.hold_layer(layer.encoded.below(), layer.encoded.blocks())?;
             let moved = layer.encoded.behind(sources, layers).ok_or_else(sound)?;
-            let last = Arc::clone(&layer.last);
-            self.layers.push(Arc::new(Layer { encoded: moved, last, _held: held }));
+            let decoded = Arc::clone(&layer.decoded);
+            self.layers.push(Arc::new(Layer { encoded: moved, decoded, _held: held }));
         }
         self.readers.extend(image.sources.readers.iter().cloned());
         image.map().behind(sources, layers).ok_or_else(sound)
@@ -412,7 +404,13 @@ impl Layer {
             let from = usize::try_from(offset - block.start).unwrap_or(usize::MAX);
             let wanted = usize::try_from(block.len).unwrap_or(0).saturating_sub(from).min(buf.len());
             let (now, rest) = buf.split_at_mut(wanted);
-            self.decoded(sources, block, |bytes| {
+            let input = || {
+                sources.budget.bytes(block.yields.into(), DECODING)?;
+                let mut input = vec![0; usize::try_from(block.input_len).unwrap_or(0)];
+                sources.read(self.encoded.below(), &mut input, block.input)?;
+                Ok(input)
+            };
+            self.decoded.block(self.encoded.codec(), block, input, |bytes| {
                 let there = encoded::wanted(block, bytes)?.get(from..).and_then(|bytes| bytes.get(..wanted));
                 now.copy_from_slice(there.ok_or(io::ErrorKind::UnexpectedEof)?);
                 Ok(())
@@ -421,35 +419,5 @@ impl Layer {
             buf = rest;
         }
         Ok(())
-    }
-
-    /// Hands over all that a block yields.
-    fn decoded(
-        &self,
-        sources: &Sources,
-        block: &Block,
-        take: impl FnOnce(&[u8]) -> io::Result<()>,
-    ) -> io::Result<()> {
-        let codec = self.encoded.codec();
-        let key = (codec, block.input, block.input_len, block.yields);
-        let lock = || self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let last = lock()
-            && last.block == Some(key)
-        {
-            return take(&last.bytes);
-        }
-        sources.budget.bytes(block.yields.into(), DECODING)?;
-        let mut input = vec![0; usize::try_from(block.input_len).unwrap_or(0)];
-        // What lies below may be decoded, too, by the same decoder: it is not held meanwhile.
-        sources.read(self.encoded.below(), &mut input, block.input)?;
-        let last = &mut *lock();
-        last.block = None;
-        if last.decoder.as_ref().is_none_or(|(known, _)| *known != codec) {
-            last.decoder = Some((codec, codec.decoder()));
-        }
-        let Some((_, decoder)) = &mut last.decoder else { return Ok(()) };
-        encoded::decode_all(block, &input, decoder.as_mut(), &mut last.bytes)?;
-        last.block = Some(key);
-        take(&last.bytes)
     }
 }

@@ -9,6 +9,7 @@ pub mod budget;
 mod bytes;
 pub mod codec;
 mod cow;
+mod decoded;
 mod disk;
 pub mod encoded;
 mod error;

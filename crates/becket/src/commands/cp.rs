@@ -6,7 +6,7 @@ use super::{
     cp_host::{self, Host, Keep},
     cp_tar::Archive,
     inside::{self, Inside, Named, Node, Thing},
-    tree::{self, Count, Item, Meta, Refusal, Sink, Tree},
+    tree::{self, Count, Meta, Refusal, Sink, Tree},
 };
 use crate::{args, failure::Failure, progress::Moving, ui::Ui};
 use becket_image::{
@@ -279,7 +279,7 @@ impl Job<'_> {
             note(self.ui, &mut self.errors, &failure, None);
             return Ok(());
         }
-        match sink.take(path, meta, Item::File(&image)) {
+        match tree::whole(sink, path, meta, image.clone()) {
             Ok(()) => {
                 self.count.files += 1;
                 self.count.bytes += image.len();

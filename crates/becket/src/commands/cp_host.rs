@@ -2,8 +2,8 @@
 //! beneath it and without symbolic links, and every file is new.
 
 use super::{
-    bytes::{self, Trouble},
-    tree::{Item, Meta, Refusal, Sink},
+    bytes::Trouble,
+    tree::{self, Item, Meta, Refusal, Sink},
 };
 use crate::failure::Failure;
 use becket_image::{
@@ -18,7 +18,10 @@ use rustix::{
 use std::{
     fs::File,
     io,
-    os::fd::{AsRawFd as _, OwnedFd},
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::fs::FileExt as _,
+    },
     rc::Rc,
 };
 
@@ -266,12 +269,12 @@ impl Host {
     }
 
     /// Gives something new its bytes and attributes.
-    fn complete(&self, path: &[u8], new: &mut New, meta: &Meta, item: &Item<'_>) -> Result<(), Refusal> {
+    fn complete(&self, path: &[u8], new: &mut New, meta: &Meta, item: Item<'_>) -> Result<(), Refusal> {
         let unwritten = |errno| self.refuse(path, "its bytes cannot be written", errno);
         let dressed = match (item, new.file.take()) {
             (Item::Hard(_), _) => Ok(()),
             (Item::File(contents), Some(file)) => {
-                bytes::fill(contents, &file).map_err(|trouble| match trouble {
+                fill(contents, &file).map_err(|trouble| match trouble {
                     Trouble::Read(error) => {
                         let shown = format!("cannot copy to {}/{}", self.shown, shown(path));
                         Refusal::Entry(Failure::io(shown, &error))
@@ -326,9 +329,21 @@ impl Sink for Host {
             return made.map_err(|errno| self.refuse(path, "it cannot be made", errno));
         }
         let mut new = self.make(path, &meta.attributes, &item)?;
-        let done = self.complete(path, &mut new, &meta, &item);
+        let done = self.complete(path, &mut new, &meta, item);
         self.settle(path, &new, done)
     }
+}
+
+/// Writes a file's bytes to an empty one, whose holes are the image's.
+fn fill(contents: tree::File<'_>, file: &File) -> Result<(), Trouble> {
+    let len = contents.image().len();
+    let mut written = 0;
+    contents.each(|at, bytes| {
+        written = at + bytes.len() as u64;
+        file.write_all_at(bytes, at)
+    })?;
+    // A hole at its end is not written.
+    if written < len { file.set_len(len).map_err(Trouble::Write) } else { Ok(()) }
 }
 
 /// The directory of a path, and the name in it.

@@ -2,18 +2,16 @@
 //! Never writes a name that could lead out of the directory in which the archive is unpacked.
 
 use super::{
-    bytes::{self, Trouble},
-    tree::{Item, Meta, Refusal, Sink},
+    bytes::{self, BLOCK, Trouble},
+    tree::{File, Item, Meta, Refusal, Sink},
 };
 use crate::failure::Failure;
-use becket_image::{Identity, Image, shown};
+use becket_image::{Identity, shown};
 use std::io::{self, Write};
 use tar::{Builder, EntryType, Header};
 
 /// Names and targets that are longer are in a pax record.
 const NAME_LEN: usize = 100;
-/// What an archive is made of.
-const BLOCK: u64 = 512;
 
 /// An archive that is written.
 pub(super) struct Archive<W: Write> {
@@ -77,8 +75,9 @@ impl<W: Write> Archive<W> {
         self.tar.append(header, io::empty())
     }
 
-    fn file(&mut self, path: &[u8], header: &mut Header, image: &Image) -> Result<(), Trouble> {
-        let stored = pieces(image);
+    fn file(&mut self, path: &[u8], header: &mut Header, file: File<'_>) -> Result<(), Trouble> {
+        let image = file.image();
+        let stored = bytes::pieces(image);
         let data: u64 = stored.iter().map(|(start, end)| end - start).sum();
         let mut map = Vec::new();
         if data < image.len() {
@@ -96,27 +95,10 @@ impl<W: Write> Archive<W> {
         self.begin(header).map_err(Trouble::Write)?;
         let out = self.tar.get_mut();
         out.write_all(&map).map_err(Trouble::Write)?;
-        let mut chunk = Vec::new();
-        for piece in stored {
-            bytes::each_chunk(image, piece, &mut chunk, |_, bytes| out.write_all(bytes))?;
-        }
+        file.each(|_, bytes| out.write_all(bytes))?;
         let padding = usize::try_from(data.next_multiple_of(BLOCK) - data).unwrap_or(0);
         out.write_all(&[0; BLOCK as usize][..padding]).map_err(Trouble::Write)
     }
-}
-
-/// Where an image has bytes that are stored, in whole blocks: GNU tar begins each piece at a block.
-fn pieces(image: &Image) -> Vec<(u64, u64)> {
-    let mut pieces: Vec<(u64, u64)> = Vec::new();
-    for (start, end, _) in bytes::ranges(image).filter(|(_, _, stored)| *stored) {
-        let start = start - start % BLOCK;
-        let end = end.next_multiple_of(BLOCK).min(image.len());
-        match pieces.last_mut().filter(|(_, last)| start <= *last) {
-            Some((_, last)) => *last = end,
-            None => pieces.push((start, end)),
-        }
-    }
-    pieces
 }
 
 /// Where the bytes of a file with holes are, as GNU tar's sparse format 1.0 says it; as long as whole blocks.
@@ -160,8 +142,8 @@ impl<W: Write> Sink for Archive<W> {
         self.records.clear();
         let mut header = self.header(path, &meta, kind);
         match item {
-            Item::File(image) => {
-                return self.file(path, &mut header, image).map_err(|trouble| match trouble {
+            Item::File(file) => {
+                return self.file(path, &mut header, file).map_err(|trouble| match trouble {
                     // The archive says how long the entry is, so it cannot go on without its bytes.
                     Trouble::Read(error) => {
                         Refusal::All(Failure::io(format!("cannot read {}", shown(path)), &error))

@@ -1,6 +1,7 @@
 //! One file per subcommand: from parsed arguments to the device room, and back to words.
 //! Nothing here parses arguments or images, and nothing here knows a transport.
 
+mod ahead;
 mod attach;
 mod attach_from;
 mod attach_tab;

@@ -1,7 +1,11 @@
 //! Goes through a directory of an image and hands each entry to whatever takes it: a directory of the host or
 //! an archive. Never hands over a name that could lead out of the directory that it is in.
 
-use super::inside::Node;
+use super::{
+    ahead::{Ahead, Contents},
+    bytes::Trouble,
+    inside::Node,
+};
 use crate::failure::Failure;
 use becket_image::{
     Budget, Identity, Image, LayerError, NodeKind,
@@ -10,8 +14,10 @@ use becket_image::{
     shown,
 };
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, VecDeque},
+    io,
     ops::ControlFlow,
+    sync::Arc,
 };
 
 /// Memory for an entry, beside its names, and what takes it.
@@ -24,6 +30,11 @@ const REPORTS: &str = "what cannot be copied";
 const DEPTH_MAX: usize = 1000;
 /// The length from which on no path can be opened.
 const PATH_MAX: usize = 4096;
+/// The most entries that are found before the first of them is handed over, and their weight.
+const FOUND_MAX: usize = 512;
+const WEIGHT_MAX: u64 = 64 << 20;
+/// What a piece of a file weighs.
+const PIECE: u64 = 4 << 10;
 /// Memory for the report of an entry that was not copied, beside its words.
 const REPORT: u64 = 1024;
 
@@ -39,13 +50,37 @@ pub(super) struct Meta {
 /// What is copied.
 pub(super) enum Item<'a> {
     Directory,
-    File(&'a Image),
+    File(File<'a>),
     /// A symbolic link, with its target.
     Symlink(Vec<u8>),
     /// Another name of the file that has this path already.
     Hard(&'a [u8]),
     /// A device or FIFO, by the type in its mode.
     Special,
+}
+
+/// The bytes of a file.
+pub(super) struct File<'a> {
+    contents: &'a Contents,
+    ahead: &'a mut Ahead,
+}
+
+impl File<'_> {
+    pub(super) fn image(&self) -> &Image {
+        &self.contents.image
+    }
+
+    /// Hands over [`super::bytes::pieces`], in parts, each with its offset.
+    pub(super) fn each(self, take: impl FnMut(u64, &[u8]) -> io::Result<()>) -> Result<(), Trouble> {
+        self.ahead.each(self.contents, take)
+    }
+}
+
+/// Hands the whole of an image to a sink, as a file.
+pub(super) fn whole(sink: &mut dyn Sink, path: &[u8], meta: Meta, image: Image) -> Result<(), Refusal> {
+    let mut ahead = Ahead::default();
+    let contents = ahead.plan(Arc::new(image));
+    sink.take(path, meta, Item::File(File { contents: &contents, ahead: &mut ahead }))
 }
 
 /// Why an entry was not copied.
@@ -95,6 +130,13 @@ pub(super) struct Tree<'a> {
     /// are files of their own then.
     firsts: HashMap<u64, (Attributes, Vec<u8>)>,
     directories: HashSet<u64>,
+    /// The directories on the way, the innermost last.
+    open: Vec<Open>,
+    /// What was found and not handed over: the bytes of its files are read meanwhile.
+    found: VecDeque<Found>,
+    /// What that takes: see [`What::weight`].
+    weight: u64,
+    ahead: Ahead,
 }
 
 /// One entry.
@@ -104,6 +146,33 @@ struct Entry {
     /// Where it is in the image, safe to show.
     shown: String,
     node: u64,
+}
+
+/// An entry with all that is known of it.
+struct Found {
+    entry: Entry,
+    meta: Meta,
+    what: What,
+}
+
+/// What it is.
+enum What {
+    Directory,
+    File(Contents),
+    Symlink(Vec<u8>),
+    /// Another name of a file, by its identity.
+    Again(u64),
+    Special,
+}
+
+impl What {
+    /// Its bytes, and about what its pieces take.
+    fn weight(&self) -> u64 {
+        let Self::File(contents) = self else { return 0 };
+        let pieces = contents.image.map().extents().len() as u64;
+        // No more than is of use, so that the sum has no bound to care for.
+        contents.image.len().min(WEIGHT_MAX) + pieces * PIECE
+    }
 }
 
 /// A directory, with those of its entries that were not copied yet.
@@ -144,35 +213,148 @@ impl<'a> Tree<'a> {
     ) -> Result<Self, LayerError> {
         let held = node.image.budget().hold(0, NAMES)?;
         let (firsts, directories) = (HashMap::new(), HashSet::new());
-        Ok(Self { sink, count, devices, report, node, held, shown, firsts, directories })
+        let (open, found, ahead) = (Vec::new(), VecDeque::new(), Ahead::default());
+        let tree = Self {
+            sink,
+            count,
+            devices,
+            report,
+            node,
+            held,
+            shown,
+            firsts,
+            directories,
+            open,
+            found,
+            weight: 0,
+            ahead,
+        };
+        Ok(tree)
     }
 
     /// Copies it to `path`; a directory with an empty path is there already.
     pub(super) fn copy(mut self, path: Vec<u8>) -> Result<(), Failure> {
         let (node, shown) = (self.node.node, self.shown.clone());
-        let mut open: Vec<Open> = Vec::new();
         let mut next = Some(Entry { path, shown, node });
         // What is in a directory comes before what follows it: tar sets its time when it is left.
         loop {
             if let Some(entry) = next.take() {
-                match self.try_entry(&entry, open.len()) {
-                    Ok(true) => match self.list(&entry) {
-                        Ok(dir) => open.push(dir),
-                        Err(wrong) => self.refused(&entry.shown, wrong)?,
-                    },
-                    Ok(false) => {}
-                    Err(wrong) => self.refused(&entry.shown, wrong)?,
-                }
+                self.enter(entry)?;
             }
-            let Some(dir) = open.last_mut() else { return Ok(()) };
+            while self.found.len() > FOUND_MAX || self.found.len() > 1 && self.weight >= WEIGHT_MAX {
+                self.hand_over()?;
+            }
+            let Some(dir) = self.open.last_mut() else { break };
             match dir.left.next() {
-                None => drop(open.pop()),
+                None => drop(self.open.pop()),
                 Some((name, node)) => match dir.entry(&name, node) {
                     Ok(entry) => next = Some(entry),
-                    Err(refusal) => self.refused(&dir.shown, refusal.into())?,
+                    Err(refusal) => {
+                        let shown = dir.shown.clone();
+                        self.refused(&shown, refusal.into())?;
+                    }
                 },
             }
         }
+        while !self.found.is_empty() {
+            self.hand_over()?;
+        }
+        Ok(())
+    }
+
+    /// Finds out what an entry is; if it is a directory, its entries come next.
+    fn enter(&mut self, entry: Entry) -> Result<(), Failure> {
+        let (meta, what) = match self.look_at(&entry) {
+            Ok(Some(found)) => found,
+            Ok(None) => {
+                self.count.skipped += 1;
+                return Ok(());
+            }
+            Err(wrong) => return self.refused(&entry.shown, wrong),
+        };
+        let listed = if matches!(what, What::Directory) { Some(self.list(&entry)) } else { None };
+        let shown = entry.shown.clone();
+        self.weight += what.weight();
+        self.found.push_back(Found { entry, meta, what });
+        match listed {
+            Some(Ok(dir)) => self.open.push(dir),
+            Some(Err(wrong)) => self.refused(&shown, wrong)?,
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Hands over what was found first.
+    fn hand_over(&mut self) -> Result<(), Failure> {
+        let Some(Found { entry, meta, what }) = self.found.pop_front() else { return Ok(()) };
+        self.weight -= what.weight();
+        if let What::Again(identity) = what
+            && !self.firsts.contains_key(&identity)
+        {
+            // The first was refused. What was planned comes in order, so this one is read by itself.
+            let ahead = std::mem::take(&mut self.ahead);
+            let taken = match self.look_at(&entry) {
+                Ok(Some((meta, what))) => self.take(entry, meta, what),
+                Ok(None) => Ok(()),
+                Err(wrong) => self.refused(&entry.shown, wrong),
+            };
+            self.ahead = ahead;
+            return taken;
+        }
+        self.take(entry, meta, what)
+    }
+
+    fn take(&mut self, entry: Entry, meta: Meta, what: What) -> Result<(), Failure> {
+        let budget = self.node.image.budget().clone();
+        let (identity, is_dir) = (meta.attributes.identity, matches!(what, What::Directory));
+        let taken = budget.outside(|| self.give(&entry.path, meta, what));
+        let Err(refusal) = taken else { return Ok(()) };
+        if is_dir {
+            // Nor is there a place for what is in it.
+            let within = |path: &[u8]| {
+                path.strip_prefix(&entry.path[..]).is_some_and(|rest| rest.first() == Some(&b'/'))
+            };
+            self.open.retain(|dir| dir.path != entry.path && !within(&dir.path));
+            self.found.retain(|found| !within(&found.entry.path));
+            self.weight = self.found.iter().map(|found| found.what.weight()).sum();
+        }
+        // Its other names are copied as files of their own.
+        if let Some(identity) = identity
+            && self.firsts.get(&identity).is_some_and(|(_, first)| *first == entry.path)
+        {
+            self.firsts.remove(&identity);
+        }
+        self.refused(&entry.shown, refusal.into())
+    }
+
+    fn give(&mut self, path: &[u8], meta: Meta, what: What) -> Result<(), Refusal> {
+        match what {
+            What::Directory if path.is_empty() => {}
+            What::Directory => {
+                self.sink.take(path, meta, Item::Directory)?;
+                self.count.directories += 1;
+            }
+            What::File(contents) => {
+                let file = File { contents: &contents, ahead: &mut self.ahead };
+                self.sink.take(path, meta, Item::File(file))?;
+                self.count.files += 1;
+                self.count.bytes += contents.image.len();
+            }
+            What::Symlink(target) => {
+                self.sink.take(path, meta, Item::Symlink(target))?;
+                self.count.links += 1;
+            }
+            What::Again(identity) => {
+                let first = self.firsts.get(&identity).map_or(&[][..], |(_, first)| first);
+                self.sink.take(path, meta, Item::Hard(first))?;
+                self.count.links += 1;
+            }
+            What::Special => {
+                self.sink.take(path, meta, Item::Special)?;
+                self.count.others += 1;
+            }
+        }
+        Ok(())
     }
 
     /// What is in a directory.
@@ -195,26 +377,25 @@ impl<'a> Tree<'a> {
         Ok(Open { path, shown, left: entries.into_iter(), _held: held })
     }
 
-    /// Copies one entry; whether it is a directory, whose entries come next.
-    fn try_entry(&mut self, entry: &Entry, depth: usize) -> Result<bool, Wrong> {
+    /// Finds out what an entry is; nothing if it is left out.
+    fn look_at(&mut self, entry: &Entry) -> Result<Option<(Meta, What)>, Wrong> {
         let Node { fs, image, .. } = &self.node;
         let attributes = fs.attributes(entry.node)?;
         let budget = image.budget().clone();
-        let first = attributes.identity.and_then(|identity| self.firsts.get(&identity));
-        if let Some((_, first)) = first.filter(|(first, _)| *first == attributes) {
+        let known = attributes
+            .identity
+            .filter(|identity| self.firsts.get(identity).is_some_and(|(first, _)| *first == attributes));
+        if let Some(identity) = known {
             let held = budget.hold(0, NAMES).map_err(LayerError::from)?;
-            let meta = Meta { attributes, xattrs: Xattrs::new(), held };
-            budget.outside(|| self.sink.take(&entry.path, meta, Item::Hard(first)))?;
-            self.count.links += 1;
-            return Ok(false);
+            return Ok(Some((Meta { attributes, xattrs: Xattrs::new(), held }, What::Again(identity))));
         }
         let xattrs = fs.xattrs(entry.node)?;
         let bytes: u64 = xattrs.iter().map(|(name, value)| ENTRY + (name.len() + value.len()) as u64).sum();
         let held = budget.hold(bytes, NAMES).map_err(LayerError::from)?;
         let mut meta = Meta { attributes, xattrs, held };
-        match attributes.kind {
+        let what = match attributes.kind {
             NodeKind::Directory => {
-                if depth > DEPTH_MAX {
+                if self.open.len() > DEPTH_MAX {
                     return Err(LayerError::Limit(format!("more than {DEPTH_MAX} directories")).into());
                 }
                 self.held.grow(SEEN, NAMES).map_err(LayerError::from)?;
@@ -223,51 +404,32 @@ impl<'a> Tree<'a> {
                 if !self.directories.insert(entry.node) {
                     return Err(LayerError::Corrupt("the directory has two places".to_owned()).into());
                 }
-                if !entry.path.is_empty() {
-                    budget.outside(|| self.sink.take(&entry.path, meta, Item::Directory))?;
-                    self.count.directories += 1;
-                }
-                return Ok(true);
+                return Ok(Some((meta, What::Directory)));
             }
             NodeKind::File => {
                 // Its bytes are no parsing: they are not counted.
                 let contents = image.compose(fs.lay_out(entry.node)?)?.within(&Budget::unlimited());
-                budget.outside(|| self.sink.take(&entry.path, meta, Item::File(&contents)))?;
-                self.count.files += 1;
-                self.count.bytes += contents.len();
+                What::File(self.ahead.plan(Arc::new(contents)))
             }
             NodeKind::Symlink => {
                 let target = fs.read_link(entry.node)?;
                 if target.is_empty() || target.contains(&0) {
-                    return Err(
-                        LayerError::Corrupt("an impossible target of a symbolic link".to_owned()).into()
-                    );
+                    let why = "an impossible target of a symbolic link";
+                    return Err(LayerError::Corrupt(why.to_owned()).into());
                 }
-                budget.outside(|| self.sink.take(&entry.path, meta, Item::Symlink(target)))?;
-                self.count.links += 1;
+                What::Symlink(target)
             }
-            NodeKind::Other => {
-                let device = match attributes.mode.map_or(0, |mode| mode & 0xf000) {
-                    0x1000 => false,
-                    0x2000 | 0x6000 => true,
-                    _ => {
-                        self.count.skipped += 1;
-                        return Ok(false);
-                    }
-                };
-                if device && !self.devices {
-                    self.count.skipped += 1;
-                    return Ok(false);
-                }
-                budget.outside(|| self.sink.take(&entry.path, meta, Item::Special))?;
-                self.count.others += 1;
-            }
-        }
+            NodeKind::Other => match attributes.mode.map_or(0, |mode| mode & 0xf000) {
+                0x1000 => What::Special,
+                0x2000 | 0x6000 if self.devices => What::Special,
+                _ => return Ok(None),
+            },
+        };
         if let Some(identity) = attributes.identity {
             self.held.grow(ENTRY + entry.path.len() as u64, NAMES).map_err(LayerError::from)?;
             self.firsts.insert(identity, (attributes, entry.path.clone()));
         }
-        Ok(false)
+        Ok(Some((meta, what)))
     }
 
     /// Reports what is wrong with one entry; fails if no other can be copied.

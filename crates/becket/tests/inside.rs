@@ -382,6 +382,53 @@ fn a_file_is_replaced_by_a_whole_one_only() {
 }
 
 #[test]
+fn many_files_of_one_directory_are_replaced() {
+    let name = "inside::many_files_of_one_directory_are_replaced";
+    if !require_plain_machine(name, &["mke2fs"]) {
+        return;
+    }
+    let place = scratch();
+    small_files(&place, "many.img", 700);
+    place.ok(["cp", "-r", "many.img/.", "out"]);
+    let files = || names(&place.path("out")).into_iter().filter(|name| name != "lost+found");
+    for name in files() {
+        fs::write(place.path("out").join(name), "old").unwrap();
+    }
+    let refused = place.run(["cp", "-r", "many.img/.", "out"]);
+    assert!(refused.code == 1 && refused.err.matches("it exists").count() == 700, "{refused:?}");
+    place.ok(["cp", "-r", "--force", "many.img/.", "out"]);
+    assert_eq!(files().count(), 700, "nothing hidden is left");
+    assert!(files().all(|name| fs::read(place.path("out").join(name)).is_ok_and(|now| now == b"new")));
+}
+
+#[test]
+fn a_full_file_system_keeps_no_file_that_is_not_whole() {
+    let name = "inside::a_full_file_system_keeps_no_file_that_is_not_whole";
+    if !require_plain_machine(name, &["mke2fs"]) || !require_root(name) {
+        return;
+    }
+    let place = scratch();
+    let tree = place.path("tree");
+    fs::create_dir(&tree).unwrap();
+    for number in 0..400_usize {
+        fs::write(tree.join(number.to_string()), vec![7; 300 * (number % 90)]).unwrap();
+    }
+    ext4(&place, "a.img", &tree);
+    fs::create_dir(place.path("small")).unwrap();
+    tool(Command::new("mount").args(["-t", "tmpfs", "-o", "size=2M", "none"]).arg(place.path("small")));
+    let full = place.run(["cp", "-r", "a.img/.", "small"]);
+    assert!(full.code == 1 && full.err.contains("no space left"), "{full:?}");
+    let mut whole = 0;
+    for name in names(&place.path("small")).iter().filter(|name| *name != "lost+found") {
+        let copied = fs::read(place.path("small").join(name)).unwrap();
+        assert!(copied == fs::read(tree.join(name)).unwrap(), "{name}: {} bytes", copied.len());
+        whole += 1;
+    }
+    tool(Command::new("umount").arg(place.path("small")));
+    assert!((20..400).contains(&whole), "{whole} files");
+}
+
+#[test]
 fn an_attribute_that_does_not_fit_stops_no_other_file() {
     let name = "inside::an_attribute_that_does_not_fit_stops_no_other_file";
     if !require_plain_machine(name, &["mke2fs", "debugfs"]) {

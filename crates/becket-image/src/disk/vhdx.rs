@@ -6,7 +6,7 @@
 //!
 //! Followed: [MS-VHDX] 7.0.
 
-use crc::{CRC_32_ISCSI, Crc};
+use crc::{CRC_32_ISCSI, Crc, Table};
 
 use super::blocks::{Disk, entries};
 use crate::bytes::{field, part, u16_at, u32_at, u64_at};
@@ -75,7 +75,7 @@ pub(super) fn unpack(image: &Image) -> Result<Option<Image>, LayerError> {
 
 /// Whether bytes have a signature, and a correct checksum behind it.
 fn is_summed(bytes: &[u8], signature: &[u8]) -> bool {
-    static CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
+    static CRC: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISCSI);
     let mut sum = CRC.digest();
     sum.update(part(bytes, 0, 4));
     sum.update(&[0; 4]);

@@ -1,12 +1,15 @@
 //! Reads files of images before their bytes are needed, by as many threads as the machine has CPUs: what is
-//! compressed is decoded meanwhile. What was read comes in the order in which it was planned.
+//! compressed is decoded meanwhile. What was read comes in the order in which it was planned, or is written
+//! to files of the host, each to its own, in any order.
 //! Never keeps more than a few MiB that were not asked for yet, and never more threads than the call lasts.
 
 use super::bytes::{Trouble, pieces};
 use becket_image::{Image, ReadAt as _};
 use std::{
     collections::VecDeque,
+    fs::File,
     io,
+    os::unix::fs::FileExt as _,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
     thread::{self, JoinHandle},
@@ -47,6 +50,7 @@ pub(super) struct Contents {
 struct Planned {
     number: u64,
     image: Arc<Image>,
+    to: Option<Arc<File>>,
     pieces: std::vec::IntoIter<(u64, u64)>,
     piece: (u64, u64),
 }
@@ -55,6 +59,7 @@ struct Planned {
 struct Part {
     file: u64,
     image: Arc<Image>,
+    to: Option<Arc<File>>,
     at: u64,
     len: usize,
 }
@@ -66,8 +71,9 @@ struct Job {
 }
 
 /// Parts with their bytes, one behind the other, and for each whether it could be read.
+#[derive(Default)]
 struct Read {
-    parts: Vec<(Part, io::Result<()>)>,
+    parts: Vec<(Part, Result<(), Trouble>)>,
     bytes: Vec<u8>,
     /// Where the bytes of the next part begin.
     next: usize,
@@ -82,27 +88,44 @@ struct Pool {
 }
 
 impl Ahead {
-    /// Plans to read a file: all that it does not know to be zeroes, in whole blocks of 512 bytes.
-    pub(super) fn plan(&mut self, image: Arc<Image>) -> Contents {
+    /// Plans to read a file: all that it does not know to be zeroes, in whole blocks of 512 bytes; and to write
+    /// it at the same offsets of another file.
+    pub(super) fn plan(&mut self, image: Arc<Image>, to: Option<Arc<File>>) -> Contents {
         self.count += 1;
         let number = self.count;
         let pieces = pieces(&image).into_iter();
-        self.planned.push_back(Planned { number, image: Arc::clone(&image), pieces, piece: (0, 0) });
+        self.planned.push_back(Planned { number, image: Arc::clone(&image), to, pieces, piece: (0, 0) });
         self.begin();
         Contents { image, number }
     }
 
-    /// Hands over the bytes of a file, each part with its offset. Files that were planned before it and not
+    /// Hands over the bytes of a file, each part with its offset, when they were read and, where that was
+    /// planned, written. Files that were planned before it and not
     /// asked for are passed over.
     pub(super) fn each(
         &mut self,
         file: &Contents,
-        mut take: impl FnMut(u64, &[u8]) -> io::Result<()>,
+        take: impl FnMut(u64, &[u8]) -> io::Result<()>,
     ) -> Result<(), Trouble> {
-        while self.planned.front().is_some_and(|planned| planned.number < file.number) {
+        self.forget(file.number);
+        let taken = self.each_part(file, take);
+        self.forget(file.number + 1);
+        taken
+    }
+
+    /// Forgets what was not begun of files before this one.
+    fn forget(&mut self, number: u64) {
+        while self.planned.front().is_some_and(|planned| planned.number < number) {
             self.planned.pop_front();
         }
-        self.open.retain(|part| part.file >= file.number);
+        self.open.retain(|part| part.file >= number);
+    }
+
+    fn each_part(
+        &mut self,
+        file: &Contents,
+        mut take: impl FnMut(u64, &[u8]) -> io::Result<()>,
+    ) -> Result<(), Trouble> {
         loop {
             if self.current.is_none() && !self.next_job(file.number) {
                 return Ok(());
@@ -121,7 +144,7 @@ impl Ahead {
             let bytes = read.bytes.get(read.next..read.next + part.len).unwrap_or_default();
             (read.next, *at) = (read.next + part.len, *at + 1);
             if part.file == file.number {
-                std::mem::replace(outcome, Ok(())).map_err(Trouble::Read)?;
+                std::mem::replace(outcome, Ok(()))?;
                 take(part.at, bytes).map_err(Trouble::Write)?;
                 crate::progress::moved(part.len);
             }
@@ -177,17 +200,12 @@ impl Ahead {
             }
             let (at, end) = first.piece;
             let some = usize::try_from(end - at).unwrap_or(usize::MAX).min(JOB - len);
-            self.open.push(Part { file: first.number, image: Arc::clone(&first.image), at, len: some });
+            let (file, image, to) = (first.number, Arc::clone(&first.image), first.to.clone());
+            self.open.push(Part { file, image, to, at, len: some });
             first.piece.0 += some as u64;
             len += some;
         }
         true
-    }
-}
-
-impl Default for Read {
-    fn default() -> Self {
-        Self { parts: Vec::new(), bytes: Vec::new(), next: 0 }
     }
 }
 
@@ -204,10 +222,15 @@ fn read_all(parts: Vec<Part>, mut bytes: Vec<u8>) -> Read {
         bytes.resize(all, 0);
     }
     let mut rest = bytes.as_mut_slice();
-    let mut read = |part: Part| {
+    let mut read = |mut part: Part| {
         let (now, behind) = std::mem::take(&mut rest).split_at_mut(part.len);
         rest = behind;
-        let outcome = part.image.read_at(now, part.at);
+        let read = part.image.read_at(now, part.at).map_err(Trouble::Read);
+        // It is closed with its last part.
+        let outcome = read.and_then(|()| match part.to.take() {
+            Some(file) => file.write_all_at(now, part.at).map_err(Trouble::Write),
+            None => Ok(()),
+        });
         (part, outcome)
     };
     let parts = parts.into_iter().map(&mut read).collect();
@@ -246,5 +269,114 @@ impl Drop for Pool {
             // A thread that panicked has said so.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes that say where they are; from some on they cannot be read.
+    struct Numbers(u64);
+
+    impl becket_image::ReadAt for Numbers {
+        fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+            if offset + buf.len() as u64 > self.0 {
+                return Err(io::Error::other("beyond"));
+            }
+            for (at, byte) in buf.iter_mut().enumerate() {
+                *byte = number(offset + at as u64);
+            }
+            Ok(())
+        }
+    }
+
+    fn number(offset: u64) -> u8 {
+        u8::try_from((offset / 7 + offset % 251) % 256).unwrap()
+    }
+
+    fn image(len: usize, readable: usize) -> Arc<Image> {
+        Arc::new(Image::raw(Arc::new(Numbers(readable as u64)), len as u64, 512))
+    }
+
+    /// What a file was said to hold, if it holds that.
+    fn taken(ahead: &mut Ahead, file: &Contents) -> Result<usize, Trouble> {
+        let mut end = 0;
+        ahead.each(file, |at, bytes| {
+            assert_eq!(at, end as u64, "in order, without a gap");
+            assert!(bytes.iter().zip(at..).all(|(byte, at)| *byte == number(at)));
+            end += bytes.len();
+            Ok(())
+        })?;
+        Ok(end)
+    }
+
+    /// Sizes around the bounds of jobs and parts.
+    const SIZES: [usize; 9] = [0, 1, 511, 513, JOB - 1, JOB, JOB + 1, 5 * JOB + 17, 3000];
+
+    #[test]
+    fn files_come_whole_and_in_order() {
+        let mut ahead = Ahead::default();
+        let files: Vec<(usize, Contents)> = SIZES
+            .iter()
+            .cycle()
+            .take(400)
+            .map(|size| (*size, ahead.plan(image(*size, *size), None)))
+            .collect();
+        for (size, file) in &files {
+            assert_eq!(taken(&mut ahead, file).unwrap(), *size);
+        }
+        assert!(ahead.planned.is_empty() && ahead.begun.is_empty() && ahead.open.is_empty());
+    }
+
+    #[test]
+    fn files_that_nobody_asks_for_are_passed_over() {
+        let mut ahead = Ahead::default();
+        let files: Vec<(usize, Contents)> = SIZES
+            .iter()
+            .cycle()
+            .take(90)
+            .map(|size| (*size, ahead.plan(image(*size, *size), None)))
+            .collect();
+        for (size, file) in files.iter().step_by(4) {
+            assert_eq!(taken(&mut ahead, file).unwrap(), *size);
+        }
+        // Not even begun: it would take a long time to read.
+        let _large = ahead.plan(image(1 << 50, 1 << 50), None);
+        let last = ahead.plan(image(3000, 3000), None);
+        assert_eq!(taken(&mut ahead, &last).unwrap(), 3000);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_the_trouble_of_that_file_alone() {
+        let mut ahead = Ahead::default();
+        let files: Vec<Contents> = [(100, 100), (3 * JOB, 2 * JOB), (100, 100), (50, 0), (100, 100)]
+            .map(|(len, readable)| ahead.plan(image(len, readable), None))
+            .into();
+        let outcomes: Vec<bool> = files.iter().map(|file| taken(&mut ahead, file).is_ok()).collect();
+        assert_eq!(outcomes, [true, false, true, false, true]);
+    }
+
+    #[test]
+    fn what_was_planned_is_written_and_closed() {
+        let mut ahead = Ahead::default();
+        let files: Vec<(usize, Arc<File>, Contents)> = SIZES
+            .map(|size| {
+                let file = Arc::new(tempfile::tempfile().unwrap());
+                let contents = ahead.plan(image(size, size), Some(Arc::clone(&file)));
+                (size, file, contents)
+            })
+            .into();
+        for (size, file, contents) in files {
+            assert_eq!(taken(&mut ahead, &contents).unwrap(), size);
+            let file = Arc::into_inner(file).expect("nothing else has it");
+            let mut bytes = vec![0; size];
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            assert!(bytes.iter().zip(0..).all(|(byte, at)| *byte == number(at)));
+            assert_eq!(file.metadata().unwrap().len(), size as u64);
+        }
+        let full = Arc::new(File::options().write(true).open("/dev/full").unwrap());
+        let contents = ahead.plan(image(100, 100), Some(full));
+        assert!(matches!(taken(&mut ahead, &contents), Err(Trouble::Write(_))));
     }
 }

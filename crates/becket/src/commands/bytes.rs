@@ -48,7 +48,7 @@ pub(super) fn pieces(image: &Image) -> Vec<(u64, u64)> {
 /// Writes all bytes of an image to a stream.
 pub(super) fn stream(image: &Image, out: &mut impl Write) -> Result<(), Trouble> {
     let mut ahead = Ahead::default();
-    let contents = ahead.plan(Arc::new(image.clone()));
+    let contents = ahead.plan(Arc::new(image.clone()), None);
     let mut written = 0;
     ahead.each(&contents, |at, bytes| {
         zeroes(out, at - written)?;

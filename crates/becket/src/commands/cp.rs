@@ -6,7 +6,8 @@ use super::{
     cp_host::{self, Host, Keep},
     cp_tar::Archive,
     inside::{self, Inside, Named, Node, Thing},
-    tree::{self, Count, Meta, Refusal, Sink, Tree},
+    sink::{self, Meta, Refusal, Sink},
+    tree::{self, Count, Tree},
 };
 use crate::{args, failure::Failure, progress::Moving, ui::Ui};
 use becket_image::{
@@ -279,7 +280,7 @@ impl Job<'_> {
             note(self.ui, &mut self.errors, &failure, None);
             return Ok(());
         }
-        match tree::whole(sink, path, meta, image.clone()) {
+        match sink::whole(sink, path, meta, image.clone()) {
             Ok(()) => {
                 self.count.files += 1;
                 self.count.bytes += image.len();

@@ -3,7 +3,8 @@
 
 use super::{
     bytes::Trouble,
-    tree::{self, Item, Meta, Refusal, Sink},
+    cp_new::New,
+    sink::{Item, Meta, Refusal, Sink},
 };
 use crate::failure::Failure;
 use becket_image::{
@@ -18,15 +19,16 @@ use rustix::{
 use std::{
     fs::File,
     io,
-    os::{
-        fd::{AsRawFd as _, OwnedFd},
-        unix::fs::FileExt as _,
-    },
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
     rc::Rc,
+    sync::Arc,
 };
 
 /// Hidden names that are tried before one is free.
 const HIDDEN_MAX: u32 = 100;
+
+/// Directories that are kept open: those on the way to a file, mostly.
+const LAST_MAX: usize = 16;
 
 /// What of the attributes is kept.
 #[derive(Debug, Clone, Copy)]
@@ -47,34 +49,26 @@ pub(super) struct Host {
     /// Its path, safe to show.
     shown: String,
     keep: Keep,
-    /// The directory that was written to last, with its path.
-    last: Option<(Vec<u8>, Rc<OwnedFd>)>,
+    /// The directories that were written to last, with their paths, the last one behind the others.
+    last: Vec<(Vec<u8>, Rc<OwnedFd>)>,
+    /// Hidden names that were taken.
+    hidden: u32,
     /// Directories whose attributes are set last: writing to them would change some.
     directories: Vec<(Vec<u8>, Meta)>,
     /// What is copied from: never replaced.
     sources: Vec<Identity>,
 }
 
-/// Something that was made and is not complete.
-struct New {
-    dir: Rc<OwnedFd>,
-    name: Vec<u8>,
-    /// The name is not its own, which another file has until this one replaces it.
-    hidden: bool,
-    /// It, if it is a file.
-    file: Option<File>,
-}
-
 impl Host {
     pub(super) fn new(root: OwnedFd, shown: String, keep: Keep) -> Self {
-        Self { root, shown, keep, last: None, directories: Vec::new(), sources: Vec::new() }
+        Self { root, shown, keep, last: Vec::new(), hidden: 0, directories: Vec::new(), sources: Vec::new() }
     }
 
     /// Sets the attributes of the directories, the innermost first.
     pub(super) fn finish(mut self, report: &mut dyn FnMut(Failure)) {
-        self.last = None;
+        self.last.clear();
         for (path, meta) in std::mem::take(&mut self.directories).into_iter().rev() {
-            let set = self.open_directory(&path).and_then(|dir| self.dress(&dir, &meta));
+            let set = self.open_directory(&path).and_then(|dir| self.dress(dir.as_fd(), &meta));
             if let Err(errno) = set {
                 report(self.failure(&path, "its attributes cannot be set", errno));
             }
@@ -105,10 +99,17 @@ impl Host {
     /// The directory that a path lies in.
     fn parent(&mut self, path: &[u8]) -> Result<Rc<OwnedFd>, Errno> {
         let (parent, _) = split(path);
-        if self.last.as_ref().is_none_or(|(last, _)| last != parent) {
-            self.last = Some((parent.to_vec(), Rc::new(self.open_directory(parent)?)));
+        let at = self.last.iter().rposition(|(last, _)| last == parent);
+        let known = match at {
+            Some(at) => self.last.remove(at),
+            None => (parent.to_vec(), Rc::new(self.open_directory(parent)?)),
+        };
+        let dir = Rc::clone(&known.1);
+        self.last.push(known);
+        if self.last.len() > LAST_MAX {
+            self.last.remove(0);
         }
-        self.last.as_ref().map(|(_, dir)| Rc::clone(dir)).ok_or(Errno::NOENT)
+        Ok(dir)
     }
 
     /// Permission bits that a copy gets; `None` where the image has none.
@@ -139,7 +140,7 @@ impl Host {
     }
 
     /// Gives an open file its attributes. Owners come first, for a change of them clears bits of the mode.
-    fn dress(&self, file: &OwnedFd, meta: &Meta) -> Result<(), Errno> {
+    fn dress(&self, file: BorrowedFd<'_>, meta: &Meta) -> Result<(), Errno> {
         if let Some((user, group)) = self.owner(&meta.attributes) {
             rustix::fs::fchown(file, Some(user), Some(group))?;
         }
@@ -184,21 +185,17 @@ impl Host {
         Ok(())
     }
 
-    /// Makes what an entry is, under a name that is new; a file is empty.
+    /// Makes what an entry is, under a name that is new.
     fn create(
         &self,
         dir: &OwnedFd,
         name: &[u8],
         attributes: &Attributes,
         item: &Item<'_>,
-    ) -> Result<Option<File>, Errno> {
+    ) -> Result<(), Errno> {
         match item {
-            Item::File(_) => {
-                let flags =
-                    OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                let mode = self.first_mode(attributes, 0o600, 0o666);
-                return Ok(Some(rustix::fs::openat(dir, name, flags, mode)?.into()));
-            }
+            // It was begun.
+            Item::File(_) => {}
             Item::Directory => rustix::fs::mkdirat(dir, name, self.first_mode(attributes, 0o700, 0o777))?,
             Item::Symlink(target) => rustix::fs::symlinkat(target.as_slice(), dir, name)?,
             Item::Hard(first) => {
@@ -213,26 +210,31 @@ impl Host {
                 rustix::fs::mknodat(dir, name, kind, mode, device)?;
             }
         }
-        Ok(None)
+        Ok(())
     }
 
     /// The same under the entry's own name; with `--force` under a hidden one where that is taken.
-    fn make(&mut self, path: &[u8], attributes: &Attributes, item: &Item<'_>) -> Result<New, Refusal> {
+    fn make(
+        &mut self,
+        path: &[u8],
+        create: impl Fn(&Self, &OwnedFd, &[u8]) -> Result<Option<File>, Errno>,
+    ) -> Result<New, Refusal> {
         let (_, own) = split(path);
         let failed = |host: &Self, errno| host.refuse(path, "it cannot be made", errno);
         let dir = self.parent(path).map_err(|errno| failed(self, errno))?;
-        match self.create(&dir, own, attributes, item) {
-            Ok(file) => return Ok(New { dir, name: own.to_vec(), hidden: false, file }),
+        match create(self, &dir, own) {
+            Ok(file) => return Ok(New::made(dir, own.to_vec(), false, file)),
             Err(Errno::EXIST) if self.keep.force => self.may_replace(&dir, path)?,
             Err(errno) => return Err(failed(self, errno)),
         }
-        for number in 0..HIDDEN_MAX {
-            let name = format!(".becket-{}-{number}", std::process::id()).into_bytes();
-            match self.create(&dir, &name, attributes, item) {
+        for _ in 0..HIDDEN_MAX {
+            self.hidden += 1;
+            let name = format!(".becket-{}-{}", std::process::id(), self.hidden).into_bytes();
+            match create(self, &dir, &name) {
                 Err(Errno::EXIST) => {}
                 made => {
                     let file = made.map_err(|errno| failed(self, errno))?;
-                    return Ok(New { dir, name, hidden: true, file });
+                    return Ok(New::made(dir, name, true, file));
                 }
             }
         }
@@ -260,7 +262,7 @@ impl Host {
     fn directory(&mut self, path: &[u8], meta: Meta) -> Result<(), Errno> {
         let dir = self.parent(path)?;
         match self.create(&dir, split(path).1, &meta.attributes, &Item::Directory) {
-            Ok(_) => self.directories.push((path.to_vec(), meta)),
+            Ok(()) => self.directories.push((path.to_vec(), meta)),
             // One that is there is filled, and stays as it is.
             Err(Errno::EXIST) => drop(self.open_directory(path)?),
             Err(errno) => return Err(errno),
@@ -274,39 +276,28 @@ impl Host {
         let dressed = match (item, new.file.take()) {
             (Item::Hard(_), _) => Ok(()),
             (Item::File(contents), Some(file)) => {
-                fill(contents, &file).map_err(|trouble| match trouble {
+                let len = contents.image().len();
+                let failed = |trouble| match trouble {
                     Trouble::Read(error) => {
                         let shown = format!("cannot copy to {}/{}", self.shown, shown(path));
                         Refusal::Entry(Failure::io(shown, &error))
                     }
                     Trouble::Write(error) => unwritten(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
-                })?;
-                let file = OwnedFd::from(file);
-                let dressed = self.dress(&file, meta);
-                // Network file systems say now whether they have room.
-                let closed = becket_uapi::close(file);
-                closed.map_err(|error| unwritten(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
+                };
+                if contents.written().map_err(failed)? < len {
+                    // A hole at its end.
+                    file.set_len(len).map_err(|error| failed(Trouble::Write(error)))?;
+                }
+                let dressed = self.dress(file.as_fd(), meta);
+                // Network file systems say now whether they have room. Nothing else has it open any more.
+                let closed = Arc::into_inner(file).map_or(Ok(()), |file| becket_uapi::close(file.into()));
+                closed.map_err(|error| failed(Trouble::Write(error)))?;
                 dressed
             }
             _ => self.dress_named(new, meta),
         };
         // No room for an attribute says nothing of the other files.
         dressed.map_err(|errno| Refusal::Entry(self.failure(path, "its attributes cannot be set", errno)))
-    }
-
-    /// Gives something new its own name, or takes it away where it is not complete.
-    fn settle(&self, path: &[u8], new: &New, done: Result<(), Refusal>) -> Result<(), Refusal> {
-        let New { dir, name, hidden, .. } = new;
-        let renamed = done.and_then(|()| match hidden {
-            true => rustix::fs::renameat(dir, name, dir, split(path).1)
-                .map_err(|errno| self.refuse(path, "it cannot be renamed", errno)),
-            false => Ok(()),
-        });
-        if renamed.is_err() || *hidden {
-            // Two names of one file both stay when renamed. The error at hand is reported, not this one.
-            let _ = rustix::fs::unlinkat(dir, name, AtFlags::empty());
-        }
-        renamed
     }
 
     fn refuse(&self, path: &[u8], what: &str, errno: Errno) -> Refusal {
@@ -323,27 +314,36 @@ impl Sink for Host {
         self.sources.extend(files);
     }
 
-    fn take(&mut self, path: &[u8], meta: Meta, item: Item<'_>) -> Result<(), Refusal> {
+    fn in_order(&self) -> bool {
+        false
+    }
+
+    fn begin(&mut self, path: &[u8], attributes: &Attributes) -> Result<Option<New>, Refusal> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = self.first_mode(attributes, 0o600, 0o666);
+        let create = |_: &Self, dir: &OwnedFd, name: &[u8]| {
+            rustix::fs::openat(dir, name, flags, mode).map(|file| Some(file.into()))
+        };
+        self.make(path, create).map(Some)
+    }
+
+    fn take(&mut self, path: &[u8], meta: Meta, mut item: Item<'_>) -> Result<(), Refusal> {
         if matches!(item, Item::Directory) {
             let made = self.directory(path, meta);
             return made.map_err(|errno| self.refuse(path, "it cannot be made", errno));
         }
-        let mut new = self.make(path, &meta.attributes, &item)?;
-        let done = self.complete(path, &mut new, &meta, item);
-        self.settle(path, &new, done)
+        let mut new = match &mut item {
+            Item::File(file) => match file.new.take() {
+                Some(new) => new,
+                None => return Err(self.refuse(path, "it was not begun", Errno::INVAL)),
+            },
+            item => self.make(path, |host, dir, name| {
+                host.create(dir, name, &meta.attributes, item).map(|()| None)
+            })?,
+        };
+        self.complete(path, &mut new, &meta, item)?;
+        new.settle(split(path).1).map_err(|errno| self.refuse(path, "it cannot be renamed", errno))
     }
-}
-
-/// Writes a file's bytes to an empty one, whose holes are the image's.
-fn fill(contents: tree::File<'_>, file: &File) -> Result<(), Trouble> {
-    let len = contents.image().len();
-    let mut written = 0;
-    contents.each(|at, bytes| {
-        written = at + bytes.len() as u64;
-        file.write_all_at(bytes, at)
-    })?;
-    // A hole at its end is not written.
-    if written < len { file.set_len(len).map_err(Trouble::Write) } else { Ok(()) }
 }
 
 /// The directory of a path, and the name in it.

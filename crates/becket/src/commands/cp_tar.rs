@@ -3,7 +3,7 @@
 
 use super::{
     bytes::{self, BLOCK, Trouble},
-    tree::{File, Item, Meta, Refusal, Sink},
+    sink::{File, Item, Meta, Refusal, Sink},
 };
 use crate::failure::Failure;
 use becket_image::{Identity, shown};

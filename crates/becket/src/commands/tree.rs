@@ -3,19 +3,19 @@
 
 use super::{
     ahead::{Ahead, Contents},
-    bytes::Trouble,
+    cp_new::New,
     inside::Node,
+    sink::{File, Item, Meta, Refusal, Sink},
 };
 use crate::failure::Failure;
 use becket_image::{
-    Budget, Identity, Image, LayerError, NodeKind,
+    Budget, LayerError, NodeKind,
     budget::Held,
     layer::{Attributes, Xattrs},
     shown,
 };
 use std::{
     collections::{HashMap, HashSet, VecDeque},
-    io,
     ops::ControlFlow,
     sync::Arc,
 };
@@ -31,75 +31,12 @@ const DEPTH_MAX: usize = 1000;
 /// The length from which on no path can be opened.
 const PATH_MAX: usize = 4096;
 /// The most entries that are found before the first of them is handed over, and their weight.
-const FOUND_MAX: usize = 512;
+const FOUND_MAX: usize = 256;
 const WEIGHT_MAX: u64 = 64 << 20;
 /// What a piece of a file weighs.
 const PIECE: u64 = 4 << 10;
 /// Memory for the report of an entry that was not copied, beside its words.
 const REPORT: u64 = 1024;
-
-/// What a file is and has, beside its bytes.
-#[derive(Debug)]
-pub(super) struct Meta {
-    pub(super) attributes: Attributes,
-    pub(super) xattrs: Xattrs,
-    /// The memory of the extended attributes, for as long as they are kept.
-    pub(super) held: Held,
-}
-
-/// What is copied.
-pub(super) enum Item<'a> {
-    Directory,
-    File(File<'a>),
-    /// A symbolic link, with its target.
-    Symlink(Vec<u8>),
-    /// Another name of the file that has this path already.
-    Hard(&'a [u8]),
-    /// A device or FIFO, by the type in its mode.
-    Special,
-}
-
-/// The bytes of a file.
-pub(super) struct File<'a> {
-    contents: &'a Contents,
-    ahead: &'a mut Ahead,
-}
-
-impl File<'_> {
-    pub(super) fn image(&self) -> &Image {
-        &self.contents.image
-    }
-
-    /// Hands over [`super::bytes::pieces`], in parts, each with its offset.
-    pub(super) fn each(self, take: impl FnMut(u64, &[u8]) -> io::Result<()>) -> Result<(), Trouble> {
-        self.ahead.each(self.contents, take)
-    }
-}
-
-/// Hands the whole of an image to a sink, as a file.
-pub(super) fn whole(sink: &mut dyn Sink, path: &[u8], meta: Meta, image: Image) -> Result<(), Refusal> {
-    let mut ahead = Ahead::default();
-    let contents = ahead.plan(Arc::new(image));
-    sink.take(path, meta, Item::File(File { contents: &contents, ahead: &mut ahead }))
-}
-
-/// Why an entry was not copied.
-#[derive(Debug)]
-pub(super) enum Refusal {
-    /// Only this one: the others go on.
-    Entry(Failure),
-    /// No other can be copied, either.
-    All(Failure),
-}
-
-/// What takes the copies. Paths have no `.`, `..` or empty name, and are relative.
-pub(super) trait Sink {
-    /// Names files of the host that are copied from: no copy replaces them.
-    fn spare(&mut self, files: &[Identity]);
-
-    /// Takes one entry; directories come before what is in them.
-    fn take(&mut self, path: &[u8], meta: Meta, item: Item<'_>) -> Result<(), Refusal>;
-}
 
 /// How much was copied.
 #[derive(Debug, Default, serde::Serialize)]
@@ -130,6 +67,8 @@ pub(super) struct Tree<'a> {
     /// are files of their own then.
     firsts: HashMap<u64, (Attributes, Vec<u8>)>,
     directories: HashSet<u64>,
+    /// What the sink wants.
+    in_order: bool,
     /// The directories on the way, the innermost last.
     open: Vec<Open>,
     /// What was found and not handed over: the bytes of its files are read meanwhile.
@@ -158,7 +97,8 @@ struct Found {
 /// What it is.
 enum What {
     Directory,
-    File(Contents),
+    /// What was begun of it, and what it will hold.
+    File(Contents, Option<New>),
     Symlink(Vec<u8>),
     /// Another name of a file, by its identity.
     Again(u64),
@@ -168,7 +108,7 @@ enum What {
 impl What {
     /// Its bytes, and about what its pieces take.
     fn weight(&self) -> u64 {
-        let Self::File(contents) = self else { return 0 };
+        let Self::File(contents, _) = self else { return 0 };
         let pieces = contents.image.map().extents().len() as u64;
         // No more than is of use, so that the sum has no bound to care for.
         contents.image.len().min(WEIGHT_MAX) + pieces * PIECE
@@ -214,7 +154,9 @@ impl<'a> Tree<'a> {
         let held = node.image.budget().hold(0, NAMES)?;
         let (firsts, directories) = (HashMap::new(), HashSet::new());
         let (open, found, ahead) = (Vec::new(), VecDeque::new(), Ahead::default());
+        let in_order = sink.in_order();
         let tree = Self {
+            in_order,
             sink,
             count,
             devices,
@@ -241,8 +183,8 @@ impl<'a> Tree<'a> {
             if let Some(entry) = next.take() {
                 self.enter(entry)?;
             }
-            while self.found.len() > FOUND_MAX || self.found.len() > 1 && self.weight >= WEIGHT_MAX {
-                self.hand_over()?;
+            if self.found.len() > FOUND_MAX || self.weight >= WEIGHT_MAX {
+                self.hand_over(FOUND_MAX / 2)?;
             }
             let Some(dir) = self.open.last_mut() else { break };
             match dir.left.next() {
@@ -256,26 +198,33 @@ impl<'a> Tree<'a> {
                 },
             }
         }
-        while !self.found.is_empty() {
-            self.hand_over()?;
-        }
-        Ok(())
+        self.hand_over(0)
     }
 
     /// Finds out what an entry is; if it is a directory, its entries come next.
     fn enter(&mut self, entry: Entry) -> Result<(), Failure> {
         let (meta, what) = match self.look_at(&entry) {
             Ok(Some(found)) => found,
-            Ok(None) => {
-                self.count.skipped += 1;
-                return Ok(());
-            }
+            Ok(None) => return Ok(()),
             Err(wrong) => return self.refused(&entry.shown, wrong),
         };
-        let listed = if matches!(what, What::Directory) { Some(self.list(&entry)) } else { None };
+        let waits = match &what {
+            What::Directory if entry.path.is_empty() => true,
+            What::File(..) | What::Again(_) => true,
+            _ => self.in_order,
+        };
         let shown = entry.shown.clone();
-        self.weight += what.weight();
-        self.found.push_back(Found { entry, meta, what });
+        let listed = if matches!(what, What::Directory) { Some(self.list(&entry)) } else { None };
+        if waits {
+            self.weight += what.weight();
+            self.found.push_back(Found { entry, meta, what });
+        } else {
+            let taken = self.take(entry, meta, what)?;
+            self.node.image.budget().earn(1);
+            if !taken {
+                return Ok(());
+            }
+        }
         match listed {
             Some(Ok(dir)) => self.open.push(dir),
             Some(Err(wrong)) => self.refused(&shown, wrong)?,
@@ -284,47 +233,50 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    /// Hands over what was found first.
-    fn hand_over(&mut self) -> Result<(), Failure> {
-        let Some(Found { entry, meta, what }) = self.found.pop_front() else { return Ok(()) };
-        self.weight -= what.weight();
-        if let What::Again(identity) = what
-            && !self.firsts.contains_key(&identity)
-        {
-            // The first was refused. What was planned comes in order, so this one is read by itself.
-            let ahead = std::mem::take(&mut self.ahead);
-            let taken = match self.look_at(&entry) {
-                Ok(Some((meta, what))) => self.take(entry, meta, what),
-                Ok(None) => Ok(()),
-                Err(wrong) => self.refused(&entry.shown, wrong),
-            };
-            self.ahead = ahead;
-            return taken;
-        }
-        self.take(entry, meta, what)
+    /// Hands over what was found first, until so many are left and they are not too heavy.
+    fn hand_over(&mut self, left: usize) -> Result<(), Failure> {
+        let budget = self.node.image.budget().clone();
+        let before = self.found.len();
+        let handed = budget.outside(|| {
+            while self.found.len() > left || self.found.len() > 1 && self.weight >= WEIGHT_MAX {
+                self.hand_over_one()?;
+            }
+            Ok(())
+        });
+        budget.earn((before - self.found.len()) as u64);
+        handed
     }
 
-    fn take(&mut self, entry: Entry, meta: Meta, what: What) -> Result<(), Failure> {
-        let budget = self.node.image.budget().clone();
-        let (identity, is_dir) = (meta.attributes.identity, matches!(what, What::Directory));
-        let taken = budget.outside(|| self.give(&entry.path, meta, what));
-        let Err(refusal) = taken else { return Ok(()) };
-        if is_dir {
-            // Nor is there a place for what is in it.
-            let within = |path: &[u8]| {
-                path.strip_prefix(&entry.path[..]).is_some_and(|rest| rest.first() == Some(&b'/'))
-            };
-            self.open.retain(|dir| dir.path != entry.path && !within(&dir.path));
-            self.found.retain(|found| !within(&found.entry.path));
-            self.weight = self.found.iter().map(|found| found.what.weight()).sum();
+    fn hand_over_one(&mut self) -> Result<(), Failure> {
+        let Some(Found { entry, meta, what }) = self.found.pop_front() else { return Ok(()) };
+        self.weight -= what.weight();
+        let again = matches!(what, What::Again(identity) if !self.firsts.contains_key(&identity));
+        if !again {
+            return self.take(entry, meta, what).map(drop);
         }
+        // The first was refused: this one is. What was planned comes in order, so it is read by itself.
+        let ahead = std::mem::take(&mut self.ahead);
+        let taken = match self.look_at(&entry) {
+            Ok(Some((meta, what))) => self.take(entry, meta, what).map(drop),
+            Ok(None) => Ok(()),
+            Err(wrong) => self.refused(&entry.shown, wrong),
+        };
+        self.ahead = ahead;
+        taken
+    }
+
+    /// Hands over one entry; whether it was taken.
+    fn take(&mut self, entry: Entry, meta: Meta, what: What) -> Result<bool, Failure> {
+        let identity = meta.attributes.identity;
+        let Err(refusal) = self.give(&entry.path, meta, what) else { return Ok(true) };
         // Its other names are copied as files of their own.
         if let Some(identity) = identity
             && self.firsts.get(&identity).is_some_and(|(_, first)| *first == entry.path)
         {
             self.firsts.remove(&identity);
         }
-        self.refused(&entry.shown, refusal.into())
+        self.refused(&entry.shown, refusal.into())?;
+        Ok(false)
     }
 
     fn give(&mut self, path: &[u8], meta: Meta, what: What) -> Result<(), Refusal> {
@@ -334,8 +286,8 @@ impl<'a> Tree<'a> {
                 self.sink.take(path, meta, Item::Directory)?;
                 self.count.directories += 1;
             }
-            What::File(contents) => {
-                let file = File { contents: &contents, ahead: &mut self.ahead };
+            What::File(contents, new) => {
+                let file = File { contents: &contents, ahead: &mut self.ahead, new };
                 self.sink.take(path, meta, Item::File(file))?;
                 self.count.files += 1;
                 self.count.bytes += contents.image.len();
@@ -409,7 +361,8 @@ impl<'a> Tree<'a> {
             NodeKind::File => {
                 // Its bytes are no parsing: they are not counted.
                 let contents = image.compose(fs.lay_out(entry.node)?)?.within(&Budget::unlimited());
-                What::File(self.ahead.plan(Arc::new(contents)))
+                let new = self.sink.begin(&entry.path, &attributes)?;
+                What::File(self.ahead.plan(Arc::new(contents), new.as_ref().and_then(New::file)), new)
             }
             NodeKind::Symlink => {
                 let target = fs.read_link(entry.node)?;
@@ -422,7 +375,10 @@ impl<'a> Tree<'a> {
             NodeKind::Other => match attributes.mode.map_or(0, |mode| mode & 0xf000) {
                 0x1000 => What::Special,
                 0x2000 | 0x6000 if self.devices => What::Special,
-                _ => return Ok(None),
+                _ => {
+                    self.count.skipped += 1;
+                    return Ok(None);
+                }
             },
         };
         if let Some(identity) = attributes.identity {
@@ -481,7 +437,7 @@ mod tests {
     use super::*;
     use becket_image::budget::Limits;
     use becket_image::{
-        FileSystem, Layout,
+        FileSystem, Identity, Image, Layout,
         layer::{About, Entry as Listed, Stat},
     };
     use std::sync::Arc;
@@ -609,14 +565,17 @@ mod tests {
         }
     }
 
-    /// Keeps which entry is another name of which.
+    /// Keeps which entry is another name of which, and refuses one.
     #[derive(Default)]
-    struct Names(Vec<(Vec<u8>, Option<Vec<u8>>)>);
+    struct Names(Vec<(Vec<u8>, Option<Vec<u8>>)>, &'static [u8]);
 
     impl Sink for Names {
         fn spare(&mut self, _: &[Identity]) {}
 
         fn take(&mut self, path: &[u8], _: Meta, item: Item<'_>) -> Result<(), Refusal> {
+            if path == self.1 {
+                return Err(Refusal::Entry(Failure::new("io", "refused")));
+            }
             let first = if let Item::Hard(first) = item { Some(first.to_vec()) } else { None };
             self.0.push((path.to_vec(), first));
             Ok(())
@@ -629,5 +588,9 @@ mod tests {
         copy(Arc::new(Alike), &mut names, &mut |_, _| {}).unwrap();
         let name = |name: &[u8]| name.to_vec();
         assert_eq!(names.0, [(name(b"1"), None), (name(b"2"), None), (name(b"3"), Some(name(b"2")))]);
+        let (mut names, mut refused) = (Names(Vec::new(), b"2"), 0);
+        copy(Arc::new(Alike), &mut names, &mut |_, _| refused += 1).unwrap();
+        assert_eq!(names.0, [(name(b"1"), None), (name(b"3"), None)], "there is no first one");
+        assert_eq!(refused, 1);
     }
 }

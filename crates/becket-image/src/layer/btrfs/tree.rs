@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crc::{CRC_32_ISCSI, Crc};
+use crc::{CRC_32_ISCSI, Crc, Table};
 
 use crate::bytes::{part, u8_at, u16_at, u32_at, u64_at};
 use crate::codec::sha256;
@@ -93,7 +93,7 @@ pub(super) enum Sum {
 impl Sum {
     /// Refuses bytes whose checksum, at their start, is not that of what follows it.
     pub(super) fn check(self, bytes: &[u8], what: &str) -> Result<(), LayerError> {
-        static CRC: Crc<u32, crc::Table<16>> = Crc::<u32, crc::Table<16>>::new(&CRC_32_ISCSI);
+        static CRC: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISCSI);
         let body = bytes.get(32..).unwrap_or_default();
         let right = match self {
             Sum::Crc32c => u32_at(bytes, 0) == CRC.checksum(body),

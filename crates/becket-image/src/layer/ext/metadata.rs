@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crc::{CRC_32_ISCSI, Crc};
+use crc::{CRC_32_ISCSI, Crc, Table};
 
 use crate::bytes::{field, padded_text, part, u16_at, u32_at, uuid};
 use crate::image::Image;
@@ -321,7 +321,7 @@ fn check_inode(raw: &[u8], seed: u32, number: u32) -> Result<(), LayerError> {
 
 /// CRC-32C without the final inversion, as ext4 counts it.
 pub(super) fn crc32c(start: u32, bytes: &[u8]) -> u32 {
-    static CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
+    static CRC: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISCSI);
     let mut digest = CRC.digest_with_initial(start.reverse_bits());
     digest.update(bytes);
     !digest.finalize()

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crc::{CRC_32_ISCSI, Crc};
+use crc::{CRC_32_ISCSI, Crc, Table};
 
 use crate::bytes::{be16_at, be32_at, be64_at, field, padded_text, part, u8_at, u32_at, uuid};
 use crate::image::Image;
@@ -242,7 +242,7 @@ fn time(raw: [u8; 8], big: bool) -> Time {
 
 /// Refuses bytes whose checksum at `at` is not that of all the others.
 fn check(bytes: &[u8], at: usize, what: impl Fn() -> String) -> Result<(), LayerError> {
-    static CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
+    static CRC: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISCSI);
     let mut sum = CRC.digest();
     sum.update(part(bytes, 0, at));
     sum.update(&[0; 4]);

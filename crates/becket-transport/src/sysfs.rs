@@ -14,6 +14,11 @@ pub fn directory(name: &str) -> PathBuf {
     PathBuf::from("/sys/class/block").join(name)
 }
 
+/// Where it is if it is a disk on no bus.
+fn virtual_directory(name: &str) -> PathBuf {
+    Path::new("/sys/devices/virtual/block").join(name)
+}
+
 /// Whether sysfs is mounted and shows block devices at all.
 pub fn is_there() -> bool {
     Path::new("/sys/class/block").is_dir()
@@ -21,7 +26,9 @@ pub fn is_there() -> bool {
 
 /// An attribute's text without the line's end.
 pub fn text(name: &str, attribute: &str) -> Option<String> {
-    let mut text = read(&directory(name).join(attribute))?;
+    // Most disks that are asked for are on no bus: without the link it is half the way.
+    let text = read(&virtual_directory(name).join(attribute));
+    let mut text = text.or_else(|| read(&directory(name).join(attribute)))?;
     if text.ends_with('\n') {
         text.pop();
     }
@@ -57,7 +64,7 @@ pub fn dev(name: &str) -> Option<u64> {
 /// Looked up where it is and not by its link among all block devices: names that are as new as the disk are
 /// not in the kernel's cache yet, and each lookup makes an inode.
 pub fn virtual_disk(name: &str) -> Option<(u64, Option<u64>)> {
-    numbers_in(&read(Path::new(&format!("/sys/devices/virtual/block/{name}/uevent")))?)
+    numbers_in(&read(&virtual_directory(name).join("uevent"))?)
 }
 
 fn numbers_in(text: &str) -> Option<(u64, Option<u64>)> {

@@ -56,15 +56,16 @@ fn judge_marked(kernel: &impl Kernel, device: &Device) -> Verdict {
 
 fn judge_bound(kernel: &impl Kernel, device: &Device) -> Verdict {
     let number = device.info.number;
+    let autoclear = kernel.loop_autoclear(number);
     let same = match (device.info.diskseq, kernel.diskseq(&disk_of(&device.info))) {
-        (Some(ours), Some(present)) => ours == present && kernel.loop_bound(number),
+        (Some(ours), Some(present)) => ours == present && autoclear.is_some(),
         // Before Linux 5.15, or without sysfs: the same file on the same number is taken for the same use.
         _ => kernel.loop_backing(number) == Some((device.image.dev, device.image.ino)),
     };
     if !same {
         return Verdict::Gone;
     }
-    let leaving = kernel.loop_autoclear(number) && !device.info.spec.autoclear;
+    let leaving = autoclear == Some(true) && !device.info.spec.autoclear;
     Verdict::There(if leaving { DeviceState::Detaching } else { DeviceState::Live })
 }
 
@@ -89,7 +90,7 @@ fn judge_shown(kernel: &impl Kernel, device: &Device) -> Verdict {
         return Verdict::Gone;
     }
     let number = disk.strip_prefix("loop").and_then(|number| number.parse().ok());
-    if number.is_some_and(|number| !kernel.loop_bound(number)) {
+    if number.is_some_and(|number| kernel.loop_autoclear(number).is_none()) {
         return Verdict::Gone;
     }
     state_of(device, served, supervised)

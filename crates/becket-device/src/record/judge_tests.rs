@@ -23,14 +23,11 @@ impl Kernel for Double {
     fn diskseq(&self, _: &str) -> Option<u64> {
         self.diskseq
     }
-    fn loop_bound(&self, _: u32) -> bool {
-        self.bound
-    }
     fn loop_backing(&self, _: u32) -> Option<(u64, u64)> {
         self.backing
     }
-    fn loop_autoclear(&self, _: u32) -> bool {
-        self.autoclear
+    fn loop_autoclear(&self, _: u32) -> Option<bool> {
+        self.bound.then_some(self.autoclear)
     }
     fn disk(&self, _: &str) -> bool {
         self.disk

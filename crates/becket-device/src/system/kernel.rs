@@ -12,12 +12,10 @@ use crate::system::process::ProcessId;
 pub(crate) trait Kernel {
     /// Sequence number of the disk of that name, where there is one.
     fn diskseq(&self, disk: &str) -> Option<u64>;
-    /// Whether that loop device has a backing.
-    fn loop_bound(&self, number: u32) -> bool;
     /// Device and inode of a loop device's backing.
     fn loop_backing(&self, number: u32) -> Option<(u64, u64)>;
-    /// Whether a loop device goes at its last close.
-    fn loop_autoclear(&self, number: u32) -> bool;
+    /// Whether a loop device goes at its last close; `None` if it has no backing.
+    fn loop_autoclear(&self, number: u32) -> Option<bool>;
     /// Whether a disk of that name is there.
     fn disk(&self, disk: &str) -> bool;
     /// Whether the kernel has a ublk device of that number, with a disk or without.
@@ -41,16 +39,12 @@ impl Kernel for System {
         node::diskseq(disk)
     }
 
-    fn loop_bound(&self, number: u32) -> bool {
-        sysfs::directory(&format!("loop{number}")).join("loop").exists()
-    }
-
     fn loop_backing(&self, number: u32) -> Option<(u64, u64)> {
         loop_::status(number).ok().flatten().map(|status| (status.dev, status.ino))
     }
 
-    fn loop_autoclear(&self, number: u32) -> bool {
-        sysfs::flag(&format!("loop{number}"), "loop/autoclear").unwrap_or(false)
+    fn loop_autoclear(&self, number: u32) -> Option<bool> {
+        sysfs::flag(&format!("loop{number}"), "loop/autoclear")
     }
 
     fn disk(&self, disk: &str) -> bool {

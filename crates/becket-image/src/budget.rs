@@ -114,8 +114,8 @@ struct Clock {
     used: Duration,
 }
 
-/// What a file may cost that is handed over, on slow machines, too: an honest one costs a tenth of it. Its memory
-/// is given back when it is dropped.
+/// What a file may cost that is handed over, on slow machines, too: an honest one costs a tenth of it. Its
+/// memory is given back when it is dropped.
 const FILE: Limits = Limits { bytes: 64 << 10, steps: 64, memory: 0, time: Duration::from_micros(100) };
 
 /// The work of a step, and the work between two looks at the clock.

@@ -88,8 +88,8 @@ struct Pool {
 }
 
 impl Ahead {
-    /// Plans to read a file: all that it does not know to be zeroes, in whole blocks of 512 bytes; and to write
-    /// it at the same offsets of another file.
+    /// Plans to read a file, all that it does not know to be zeroes, in whole blocks of 512 bytes; and to
+    /// write it at the same offsets of another file.
     pub(super) fn plan(&mut self, image: Arc<Image>, to: Option<Arc<File>>) -> Contents {
         self.count += 1;
         let number = self.count;

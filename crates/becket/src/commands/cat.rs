@@ -2,12 +2,19 @@
 //! Never reads what the image knows to be zeroes.
 
 use super::{
-    bytes,
+    ahead::Ahead,
+    bytes::{self, Trouble},
     inside::{self, Inside, Named, Node, Thing},
 };
 use crate::{args, failure::Failure, progress::Moving, ui::Ui};
 use becket_image::{Budget, Image, LayerError, NodeKind};
-use std::io::IsTerminal as _;
+use std::{
+    io::{self, IsTerminal as _, Write},
+    sync::Arc,
+};
+
+/// Zeroes for a stream.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 pub(crate) fn run(ui: &Ui, args: &args::Cat) -> Result<u8, Failure> {
     let mut status = 0;
@@ -64,8 +71,30 @@ pub(super) fn contents(node: &Node) -> Result<Image, LayerError> {
 }
 
 fn write(path: &str, image: &Image) -> Result<(), Failure> {
-    bytes::stream(image, &mut bytes::stdout()?).map_err(|error| match error {
-        bytes::Trouble::Read(error) => Failure::io(format!("cannot read {path}"), &error),
-        bytes::Trouble::Write(error) => Failure::from(error),
+    stream(image, &mut bytes::stdout()?).map_err(|error| match error {
+        Trouble::Read(error) => Failure::io(format!("cannot read {path}"), &error),
+        Trouble::Write(error) => Failure::from(error),
     })
+}
+
+/// Writes all bytes of an image to a stream.
+fn stream(image: &Image, out: &mut impl Write) -> Result<(), Trouble> {
+    let mut ahead = Ahead::default();
+    let contents = ahead.plan(Arc::new(image.clone()), None);
+    let mut written = 0;
+    ahead.each(&contents, |at, bytes| {
+        zeroes(out, at - written)?;
+        written = at + bytes.len() as u64;
+        out.write_all(bytes)
+    })?;
+    zeroes(out, image.len() - written).and_then(|()| out.flush()).map_err(Trouble::Write)
+}
+
+fn zeroes(out: &mut impl Write, mut count: u64) -> io::Result<()> {
+    while count > 0 {
+        let some = ZEROES.get(..usize::try_from(count).unwrap_or(usize::MAX)).unwrap_or(&ZEROES);
+        out.write_all(some)?;
+        count -= some.len() as u64;
+    }
+    Ok(())
 }

@@ -5,6 +5,7 @@
 //! Followed: RFC 9110 (ranges, conditions, redirects, Retry-After). Each request names its version, and each
 //! answer must repeat it. What a failed request has brought stays: the next one asks for the rest.
 
+use std::fmt;
 use std::io::{self, Read as _};
 use std::net::{IpAddr, ToSocketAddrs as _};
 use std::ops::Range;
@@ -35,6 +36,8 @@ const BODY_WITHIN: Duration = Duration::from_secs(60);
 const PROGRESS: u64 = 16 << 10;
 /// The first and the longest wait between attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// After so long without an answer, people hear why.
+const SPEAK_AFTER: Duration = Duration::from_secs(1);
 /// How often one request learns from an answer how to ask better.
 const TRIES: u32 = 2;
 /// The longest answer to a question about an object, in bytes.
@@ -57,6 +60,18 @@ pub(crate) struct Client {
     at: Mutex<Option<String>>,
     /// How long it is tried without any progress.
     patience: Duration,
+    /// Hears of long waits.
+    pub(crate) waiting: Option<Waiting>,
+}
+
+/// Hears for which URL it is tried again, and why.
+#[derive(Clone)]
+pub struct Waiting(pub Arc<dyn Fn(&str, &str) + Send + Sync>);
+
+impl fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Waiting")
+    }
 }
 
 /// Why one attempt brought no more.
@@ -102,7 +117,15 @@ impl Client {
             .build()
             .new_agent();
         let (access, at) = (Mutex::new(access.clone()), Mutex::default());
-        Ok(Client { agent, url: url.to_owned(), access, lessons: AtomicU64::new(0), at, patience })
+        Ok(Client {
+            agent,
+            url: url.to_owned(),
+            access,
+            lessons: AtomicU64::new(0),
+            at,
+            patience,
+            waiting: None,
+        })
     }
 
     /// The rights, with what was learned, for another process that goes on with it.
@@ -157,7 +180,7 @@ impl Client {
     }
 
     fn waits(&self) -> Waits<'_> {
-        Waits { client: self, since: Instant::now(), pause: PAUSES.0 }
+        Waits { client: self, since: Instant::now(), pause: PAUSES.0, said: false }
     }
 
     /// Something short of any server, for what an origin must know.
@@ -427,6 +450,8 @@ struct Waits<'a> {
     client: &'a Client,
     since: Instant,
     pause: Duration,
+    /// Whether it was said that it takes long.
+    said: bool,
 }
 
 impl Waits<'_> {
@@ -440,6 +465,9 @@ impl Waits<'_> {
         if self.since.elapsed() + wait > self.client.patience {
             let seconds = self.since.elapsed().as_secs();
             return Err(Error::Away { url: shown(&self.client.url), seconds, why });
+        }
+        if self.since.elapsed() >= SPEAK_AFTER && !std::mem::replace(&mut self.said, true) {
+            self.client.waiting.iter().for_each(|waiting| waiting.0(&shown(&self.client.url), &why));
         }
         std::thread::sleep(wait);
         self.pause = (self.pause * 2).min(PAUSES.1);

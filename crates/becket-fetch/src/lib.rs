@@ -42,6 +42,7 @@ mod unpack;
 mod version;
 mod writing;
 
+pub use client::Waiting;
 pub use decoded::{Decoded, decoded};
 pub use error::Error;
 pub use fetcher::fetch;

@@ -21,7 +21,7 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 use crate::Error;
 use crate::access::Access;
-use crate::client::Client;
+use crate::client::{Client, Waiting};
 use crate::digest;
 use crate::order::Order;
 use crate::place::{Place, shown};
@@ -51,6 +51,8 @@ pub struct Options {
     pub patience: Duration,
     /// Hears how many bytes of how many are there, while many are brought.
     pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
+    /// Hears why a server is asked again, when the first second has passed without an answer.
+    pub waiting: Option<Waiting>,
     /// Note which bytes are needed and when, and fetch no others ahead.
     pub record: bool,
     /// What a device will need, by a trace: fetched in this order, behind what is waited for.
@@ -85,7 +87,8 @@ pub struct Remote {
 /// The URL, the server's answer or the store cannot be used.
 pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
     let store = Store::open(options.store.as_deref())?;
-    let client = Client::new(&place.url, &Access::of_user(&place.url)?, options.patience)?;
+    let mut client = Client::new(&place.url, &Access::of_user(&place.url)?, options.patience)?;
+    client.waiting = options.waiting.clone();
     let mut head = Vec::new();
     let known = client.first(FIRST, &mut |bytes| {
         head.extend_from_slice(bytes);

@@ -177,7 +177,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// The offset leaves less than one block.
-    #[error("{}: nothing is left to attach: {size} bytes, offset {offset}, block size {block_size}", path.display())]
+    #[error("{}: {}", path.display(), left(*size, *offset))]
     NothingLeft {
         /// As it was given.
         path: PathBuf,
@@ -270,7 +270,7 @@ impl Error {
                 ErrorKind::NotAnImage
             }
             Error::Layer { source, .. } => match source {
-                LayerError::Corrupt(_) => ErrorKind::NotAnImage,
+                LayerError::Corrupt(_) | LayerError::IsNot(_) => ErrorKind::NotAnImage,
                 LayerError::Unsupported(_)
                 | LayerError::Limit(_)
                 | LayerError::Spent(_)
@@ -359,6 +359,9 @@ impl Error {
             Error::Layer { source: LayerError::Corrupt(_), .. } => {
                 "check the image with its own tools; --format raw attaches its bytes as they are"
             }
+            Error::Layer { source: LayerError::IsNot(_), .. } => {
+                "without --format, becket finds out what it is: becket inspect FILE shows it"
+            }
             Error::Layer { image, source: LayerError::Foreign { format, .. } } => {
                 return Some(converting(format, image));
             }
@@ -418,6 +421,13 @@ impl Error {
                 "URIs are nbd://HOST[:PORT]/EXPORT and nbd+unix:///EXPORT?socket=PATH; \
                  a path inside the image follows #"
             }
+            Error::Link { source: DialError::Io(error), .. } => match error.kind() {
+                io::ErrorKind::ConnectionRefused => {
+                    "nothing listens there: is the server running, and is it that port?"
+                }
+                io::ErrorKind::NotFound => "no server has made that socket: is it running?",
+                _ => "check the name of the host and the network",
+            },
             Error::Link { .. } | Error::Io { .. } => return None,
         };
         Some(hint.to_owned())
@@ -427,6 +437,14 @@ impl Error {
 /// What lifts the limits of [`crate::Budget`].
 pub(crate) const NO_LIMITS: &str =
     "an image can be made to waste time and memory; if you trust this one, try again with --no-limits";
+
+/// That a file is too small, for people.
+fn left(size: u64, offset: u64) -> String {
+    match offset {
+        0 => format!("it has {size} bytes, less than one block"),
+        _ => format!("less than one block is left behind byte {offset}: it has {size} bytes"),
+    }
+}
 
 /// How a container that becket does not read becomes a raw image.
 fn converting(format: &Foreign, image: &str) -> String {

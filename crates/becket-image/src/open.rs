@@ -261,7 +261,7 @@ fn disk_in(
         }
         None if format != Format::Auto => {
             let known = foreign::refuse(image);
-            let source = known.err().unwrap_or_else(|| LayerError::Corrupt(format!("it is not {format}")));
+            let source = known.err().unwrap_or_else(|| LayerError::IsNot(format.to_string()));
             Err(Error::Layer { image: shown(host.as_os_str().as_bytes()), source })
         }
         None => Ok(as_it_is()),

@@ -91,7 +91,7 @@ fn disk_in(image: &Image, uri: &Path, format: Format) -> Result<(Image, Option<S
         None if format == Format::Auto => Ok((image.clone(), None)),
         None => {
             let known = foreign::refuse(image).err();
-            Err(of(known.unwrap_or_else(|| LayerError::Corrupt(format!("it is not {format}")))))
+            Err(of(known.unwrap_or_else(|| LayerError::IsNot(format.to_string()))))
         }
     }
 }

@@ -70,8 +70,8 @@ fn options_that_do_not_fit() {
     let place = scratch();
     image::random(&place.path("a.img"), 64 << 10, 1);
     let before = crc_whole(&place.path("a.img"));
-    refused(&place, &["--offset", "1M", "a.img"], "invalid_option", &["nothing is left", "offset 1048576"]);
-    refused(&place, &["--offset", "64K", "a.img"], "invalid_option", &["nothing is left"]);
+    refused(&place, &["--offset", "1M", "a.img"], "invalid_option", &["is left", "behind byte 1048576"]);
+    refused(&place, &["--offset", "64K", "a.img"], "invalid_option", &["less than one block is left"]);
     refused(&place, &["--size-limit", "100", "a.img"], "invalid_option", &["100", "block"]);
     for size in ["0", "1", "100", "513", "768", "1000", "3K", "64K", "1G"] {
         let ran = refused(&place, &["--block-size", size, "a.img"], "invalid_option", &["power of two"]);

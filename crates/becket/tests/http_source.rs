@@ -94,6 +94,7 @@ fn a_refusal_says_what_the_server_did() {
     refused(&["cat", &format!("{url}#big")], "source changed");
     drop(origin);
     refused(&["ls", "--origin-timeout", "1", &url], "no answer");
+    refused(&["ls", "--origin-timeout", "4", &url], "it is tried again");
 }
 
 #[test]

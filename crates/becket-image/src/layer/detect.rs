@@ -107,9 +107,7 @@ pub fn detect(image: &Image, format: Format) -> Result<Contents, LayerError> {
     image.budget().check()?;
     match damage {
         Some(damage) if !contents.is_container() => Err(damage),
-        _ if format != Format::Auto && !contents.is_container() => {
-            Err(LayerError::Corrupt(format!("it is not {format}")))
-        }
+        _ if format != Format::Auto && !contents.is_container() => Err(LayerError::IsNot(format.to_string())),
         _ => Ok(contents),
     }
 }

@@ -12,6 +12,9 @@ pub enum LayerError {
     /// It says something that cannot be.
     #[error("it is damaged: {0}")]
     Corrupt(String),
+    /// It was said to be of a format that it is not of.
+    #[error("it is not {0}")]
+    IsNot(String),
     /// It uses something that becket does not know.
     #[error("not supported: {0}")]
     Unsupported(String),

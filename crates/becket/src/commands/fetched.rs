@@ -9,10 +9,11 @@ use crate::{
     progress::Progress,
 };
 use becket_device::AttachOptions;
-use becket_fetch::{Decoded, Options, Place, Remote};
+use becket_fetch::{Decoded, Options, Place, Remote, Waiting};
 use becket_image::{Fillers, Format, link::rbd};
 use std::{
     borrow::Cow,
+    io::{self, Write as _},
     ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -150,6 +151,11 @@ pub(super) fn options(store: &StoreOptions) -> Options {
         limit: store.store_limit,
         patience: store.origin_timeout.unwrap_or(PATIENCE),
         progress: Some(Arc::new(progress)),
+        waiting: Some(Waiting(Arc::new(|url, why| {
+            crate::progress::silence();
+            // Nothing depends on it.
+            let _ = writeln!(io::stderr(), "becket: {url}: {why}; it is tried again");
+        }))),
         record: false,
         foreseen: Vec::new(),
     }

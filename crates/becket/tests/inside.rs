@@ -402,6 +402,29 @@ fn many_files_of_one_directory_are_replaced() {
 }
 
 #[test]
+fn a_tree_is_copied_with_few_open_files() {
+    let name = "inside::a_tree_is_copied_with_few_open_files";
+    if !require_plain_machine(name, &["mke2fs"]) {
+        return;
+    }
+    let place = scratch();
+    let tree = place.path("tree");
+    for number in 0..300 {
+        let dir = tree.join(format!("d{number}"));
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("file"), number.to_string()).unwrap();
+    }
+    ext4(&place, "wide.img", &tree);
+    let mut few = Command::new("prlimit");
+    few.arg("--nofile=64").arg(place.becket().get_program());
+    tool(few.args(["cp", "-r", "wide.img/.", "out"]).current_dir(place.path("")));
+    for number in 0..300 {
+        let copied = fs::read(place.path("out").join(format!("d{number}/file"))).unwrap();
+        assert_eq!(copied, number.to_string().into_bytes());
+    }
+}
+
+#[test]
 fn a_full_file_system_keeps_no_file_that_is_not_whole() {
     let name = "inside::a_full_file_system_keeps_no_file_that_is_not_whole";
     if !require_plain_machine(name, &["mke2fs"]) || !require_root(name) {

@@ -6,8 +6,8 @@ use super::{
     cp_host::{self, Host, Keep},
     cp_tar::Archive,
     inside::{self, Inside, Named, Node, Thing},
-    sink::{self, Meta, Refusal, Sink},
-    tree::{self, Count, Tree},
+    sink::{self, Count, Meta, Refusal, Sink},
+    tree::{self, Tree},
 };
 use crate::{args, failure::Failure, progress::Moving, ui::Ui};
 use becket_image::{

@@ -99,3 +99,16 @@ pub(super) trait Sink {
     /// Takes one entry; directories come before what is in them, and files that were begun after their bytes.
     fn take(&mut self, path: &[u8], meta: Meta, item: Item<'_>) -> Result<(), Refusal>;
 }
+
+/// How much was copied.
+#[derive(Debug, Default, serde::Serialize)]
+pub(super) struct Count {
+    pub(super) files: u64,
+    pub(super) directories: u64,
+    pub(super) links: u64,
+    pub(super) others: u64,
+    /// Lengths of the files.
+    pub(super) bytes: u64,
+    /// Devices and sockets that were left out.
+    pub(super) skipped: u64,
+}

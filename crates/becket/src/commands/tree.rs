@@ -5,7 +5,7 @@ use super::{
     ahead::{Ahead, Contents},
     cp_new::New,
     inside::Node,
-    sink::{File, Item, Meta, Refusal, Sink},
+    sink::{Count, File, Item, Meta, Refusal, Sink},
 };
 use crate::failure::Failure;
 use becket_image::{
@@ -14,6 +14,7 @@ use becket_image::{
     layer::{Attributes, Xattrs},
     shown,
 };
+use rustix::process::Resource;
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     ops::ControlFlow,
@@ -33,23 +34,12 @@ const PATH_MAX: usize = 4096;
 /// The most entries that are found before the first of them is handed over, and their weight.
 const FOUND_MAX: usize = 256;
 const WEIGHT_MAX: u64 = 64 << 20;
+/// Files that are open beside those that are copied: images, and directories on the way.
+const OPEN: u64 = 48;
 /// What a piece of a file weighs.
 const PIECE: u64 = 4 << 10;
 /// Memory for the report of an entry that was not copied, beside its words.
 const REPORT: u64 = 1024;
-
-/// How much was copied.
-#[derive(Debug, Default, serde::Serialize)]
-pub(super) struct Count {
-    pub(super) files: u64,
-    pub(super) directories: u64,
-    pub(super) links: u64,
-    pub(super) others: u64,
-    /// Lengths of the files.
-    pub(super) bytes: u64,
-    /// Devices and sockets that were left out.
-    pub(super) skipped: u64,
-}
 
 /// A copy of one file or directory with all that is in it.
 pub(super) struct Tree<'a> {
@@ -73,6 +63,8 @@ pub(super) struct Tree<'a> {
     open: Vec<Open>,
     /// What was found and not handed over: the bytes of its files are read meanwhile.
     found: VecDeque<Found>,
+    /// The most that may wait.
+    most: usize,
     /// What that takes: see [`What::weight`].
     weight: u64,
     ahead: Ahead,
@@ -168,6 +160,7 @@ impl<'a> Tree<'a> {
             directories,
             open,
             found,
+            most: most_found(),
             weight: 0,
             ahead,
         };
@@ -183,8 +176,8 @@ impl<'a> Tree<'a> {
             if let Some(entry) = next.take() {
                 self.enter(entry)?;
             }
-            if self.found.len() > FOUND_MAX || self.weight >= WEIGHT_MAX {
-                self.hand_over(FOUND_MAX / 2)?;
+            if self.found.len() > self.most || self.weight >= WEIGHT_MAX {
+                self.hand_over(self.most / 2)?;
             }
             let Some(dir) = self.open.last_mut() else { break };
             match dir.left.next() {
@@ -407,6 +400,12 @@ impl<'a> Tree<'a> {
         (self.report)(failure, held.map_err(|spent| of_layer(spent.into()))?);
         Ok(())
     }
+}
+
+/// How many entries may wait: each may have a file and a directory open, and other things are, too.
+fn most_found() -> usize {
+    let open = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(open.saturating_sub(OPEN) / 2).unwrap_or(usize::MAX).min(FOUND_MAX)
 }
 
 /// What can be wrong with an entry.

@@ -66,7 +66,16 @@ pub(crate) struct Client {
 
 /// Hears for which URL it is tried again, and why.
 #[derive(Clone)]
-pub struct Waiting(pub Arc<dyn Fn(&str, &str) + Send + Sync>);
+pub struct Waiting(Arc<Hear>);
+
+type Hear = dyn Fn(&str, &str) + Send + Sync;
+
+impl Waiting {
+    /// One that is called with the URL, safe to show, and why there was no answer.
+    pub fn new(hear: impl Fn(&str, &str) + Send + Sync + 'static) -> Waiting {
+        Waiting(Arc::new(hear))
+    }
+}
 
 impl fmt::Debug for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

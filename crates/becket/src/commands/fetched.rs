@@ -151,11 +151,11 @@ pub(super) fn options(store: &StoreOptions) -> Options {
         limit: store.store_limit,
         patience: store.origin_timeout.unwrap_or(PATIENCE),
         progress: Some(Arc::new(progress)),
-        waiting: Some(Waiting(Arc::new(|url, why| {
+        waiting: Some(Waiting::new(|url, why| {
             crate::progress::silence();
             // Nothing depends on it.
             let _ = writeln!(io::stderr(), "becket: {url}: {why}; it is tried again");
-        }))),
+        })),
         record: false,
         foreseen: Vec::new(),
     }

@@ -175,7 +175,9 @@ impl Walk {
         }
         let level = self.last()?;
         match detect(&level.image, format) {
-            Err(source @ (LayerError::Corrupt(_) | LayerError::IsNot(_))) => Err(Here { path: &level.path }.layer(source)),
+            Err(source @ (LayerError::Corrupt(_) | LayerError::IsNot(_))) => {
+                Err(Here { path: &level.path }.layer(source))
+            }
             // What it is and cannot be read may still be attached.
             _ => Ok(()),
         }

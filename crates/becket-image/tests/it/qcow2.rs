@@ -397,7 +397,7 @@ fn what_is_not_known_or_cannot_be_is_refused_in_words() {
         assert!(open(&path).unwrap().read_only);
     }
     let forced = look(&file(at, "raw", MIB), Format::Qcow2, &[]).unwrap_err();
-    assert!(matches!(forced, Error::Layer { source: LayerError::Corrupt(_), .. }), "{forced}");
+    assert!(matches!(forced, Error::Layer { source: LayerError::IsNot(_), .. }), "{forced}");
 }
 
 #[test]

@@ -360,6 +360,41 @@ fn fat_of_all_kinds() {
     }
 }
 
+/// What encryption and fs-verity need is kept as attributes that the kernel lists for nobody.
+#[test]
+fn ext_attributes_of_other_kinds() {
+    if !require_plain_machine("layers::ext_attributes_of_other_kinds", &["mke2fs", "debugfs"]) {
+        return;
+    }
+    let dir = dir();
+    let root = dir.path().join("tree");
+    fs::create_dir(&root).unwrap();
+    fs::write(root.join("file"), "what is in it").unwrap();
+    let path = dir.path().join("e.ext4");
+    let mut mke2fs = Command::new("mke2fs");
+    mke2fs.args(["-q", "-t", "ext4", "-O", "^metadata_csum", "-d"]).args([&root, &path]);
+    tool(mke2fs.arg("8M"));
+    for name in ["user.verity-of-old", "user.another"] {
+        let set = format!("ea_set /file {name} value");
+        tool(Command::new("debugfs").args(["-w", "-R", &set]).arg(&path));
+    }
+    let (_, ext) = fs_in(&path, Format::Ext);
+    assert_eq!(ext.xattrs(find(ext.as_ref(), b"file")).unwrap().len(), 2);
+    let mut bytes = fs::read(&path).unwrap();
+    let at = bytes.windows(13).position(|name| name == b"verity-of-old").unwrap();
+    for kind in [9, 11, 200] {
+        bytes[at - 15] = kind; // The number of its prefix.
+        fs::write(&path, &bytes).unwrap();
+        let (image, ext) = fs_in(&path, Format::Ext);
+        let file = find(ext.as_ref(), b"file");
+        assert_eq!(ext.xattrs(file).unwrap(), [(b"user.another".to_vec(), b"value".to_vec())], "{kind}");
+        assert_eq!(
+            image.compose(ext.lay_out(file).unwrap()).unwrap().read_vec(0, 13).unwrap(),
+            b"what is in it"
+        );
+    }
+}
+
 #[test]
 fn erofs_of_all_kinds() {
     if !require_plain_machine("layers::erofs_of_all_kinds", &["mkfs.erofs"]) {

@@ -5,7 +5,7 @@
 use super::metadata::{Ext, INODE_LEN, Inode};
 use crate::bytes::{part, u8_at, u16_at, u32_at};
 use crate::layer::attributes::{self, Found, VALUE_MAX, acl_of_ext};
-use crate::layer::{Attributes, LayerError, NodeKind, Time, Xattrs, corrupt, unsupported};
+use crate::layer::{Attributes, LayerError, NodeKind, Time, Xattrs, corrupt};
 
 const MAGIC: u32 = 0xea02_0000;
 /// Length of an entry without its name, and of the head of a block.
@@ -71,13 +71,14 @@ fn list(ext: &Ext, area: &[u8], mut at: usize, found: &mut Found) -> Result<(), 
             return corrupt("an extended attribute does not fit its place");
         }
         let number = u8_at(area, at + 1);
-        let Some(prefix) = attributes::prefix(number) else {
-            return unsupported(format!("extended attributes of kind {number}"));
-        };
-        let len = usize::try_from(u32_at(area, at + 8)).unwrap_or(usize::MAX);
-        let value = match u32_at(area, at + 4) {
+        let here = at;
+        at += (ENTRY + name_len).next_multiple_of(4);
+        // Others are what encryption and fs-verity need: the kernel shows them to nobody.
+        let Some(prefix) = attributes::prefix(number) else { continue };
+        let len = usize::try_from(u32_at(area, here + 8)).unwrap_or(usize::MAX);
+        let value = match u32_at(area, here + 4) {
             _ if len > VALUE_MAX => return corrupt(format!("an extended attribute of {len} bytes")),
-            0 => part(area, u16_at(area, at + 2).into(), len).to_vec(),
+            0 => part(area, u16_at(area, here + 2).into(), len).to_vec(),
             inode => {
                 let inode = ext.inode(inode.into())?;
                 ext.image.compose(ext.blocks_of(&inode)?)?.read_some(0, len)?
@@ -91,7 +92,6 @@ fn list(ext: &Ext, area: &[u8], mut at: usize, found: &mut Found) -> Result<(), 
         if (number, name) != (7, b"data") {
             found.push(prefix, name, value)?;
         }
-        at += (ENTRY + name_len).next_multiple_of(4);
     }
     Ok(())
 }

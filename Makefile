@@ -36,10 +36,11 @@ check: cargo  ## without root and emulator: format, lints, documentation, licenc
 test: cargo setup  ## everything that CI checks
 	@$(CARGO) xtask ci
 
-deep: cargo setup  ## what takes hours: sanitizers, fuzzing, power cuts, all conformance modes in full, soak
+deep: cargo setup  ## what takes hours: sanitizers, fuzzing, power cuts, corpora, all conformance modes in full, soak
 	$(CARGO) xtask sanitize
 	$(CARGO) xtask fuzz --minutes 10
 	$(CARGO) xtask powercut
+	$(MAKE) build && scripts/corpora.sh
 	$(CARGO) xtask ci --whole --only conformance-host --only guest
 	$(CARGO) build -p becket-rbd
 	BECKET_TEST_KILLS=300 $(CARGO) test -p becket --test rbd_life -- --nocapture

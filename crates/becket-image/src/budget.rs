@@ -168,20 +168,19 @@ impl Budget {
         done
     }
 
-    /// Gives back what it cost to look at so many files: they were handed over, so that however many an image
-    /// has, its reader has something for the work.
-    pub fn earn(&self, files: u64) {
+    /// Gives back what it cost to look at a file that was handed over: however many an image has, its reader
+    /// has something for the work.
+    pub fn earn(&self) {
         let Some(inner) = &self.0 else { return };
         let less = |counter: &AtomicU64, each: u64| {
-            let rest = |used: u64| Some(used.saturating_sub(files.saturating_mul(each)));
+            let rest = |used: u64| Some(used.saturating_sub(each));
             // It always has a rest.
             let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest);
         };
         less(&inner.bytes, FILE.bytes);
         less(&inner.steps, FILE.steps);
         let mut clock = inner.clock.lock().unwrap_or_else(PoisonError::into_inner);
-        let time = FILE.time.saturating_mul(u32::try_from(files).unwrap_or(u32::MAX));
-        clock.used = clock.used.saturating_sub(time);
+        clock.used = clock.used.saturating_sub(FILE.time);
     }
 
     /// Takes so many bytes.
@@ -334,11 +333,11 @@ mod tests {
         let budget = Budget::new(Limits { bytes: 100 << 10, steps: 100, ..Limits::default() });
         for _ in 0..10 {
             assert_eq!((budget.steps(60, "a"), budget.bytes(60 << 10, "a")), (Ok(()), Ok(())));
-            budget.earn(1);
+            budget.earn();
         }
         assert_eq!(budget.used().map(|used| (used.bytes, used.steps)), Some((0, 0)), "no more than was used");
         assert_eq!(budget.steps(101, "b").unwrap_err().resource, Resource::Steps);
-        budget.earn(1000);
+        budget.earn();
         assert!(budget.check().is_err(), "what is over stays so");
     }
 

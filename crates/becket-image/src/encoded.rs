@@ -129,6 +129,15 @@ impl Encoded {
     }
 }
 
+/// The end of the block that holds byte `pos` of a map, where that is encoded in one of these layers; both in
+/// bytes from the map's start on.
+pub fn end_of_block<'a>(map: &Map, mut layers: impl Iterator<Item = &'a Encoded>, pos: u64) -> Option<u64> {
+    let extent = map.lookup(pos)?;
+    let Place::Encoded { layer, offset } = extent.place else { return None };
+    let (_, block) = layers.nth(usize::try_from(layer).ok()?)?.block_at(offset)?;
+    Some(pos + (block.end() - offset).min(extent.len))
+}
+
 /// Whether a map speaks of nothing but the first `sources` sources and the first `layers` layers.
 pub(crate) fn speaks_only_of(map: &Map, sources: usize, layers: usize) -> bool {
     let within = |index: u32, end: usize| usize::try_from(index).is_ok_and(|index| index < end);

@@ -410,11 +410,9 @@ impl Layer {
                 sources.read(self.encoded.below(), &mut input, block.input)?;
                 Ok(input)
             };
-            self.decoded.block(self.encoded.codec(), block, input, |bytes| {
-                let there = encoded::wanted(block, bytes)?.get(from..).and_then(|bytes| bytes.get(..wanted));
-                now.copy_from_slice(there.ok_or(io::ErrorKind::UnexpectedEof)?);
-                Ok(())
-            })?;
+            let bytes = self.decoded.block(self.encoded.codec(), block, input)?;
+            let there = encoded::wanted(block, &bytes)?.get(from..).and_then(|bytes| bytes.get(..wanted));
+            now.copy_from_slice(there.ok_or(io::ErrorKind::UnexpectedEof)?);
             offset += wanted as u64;
             buf = rest;
         }

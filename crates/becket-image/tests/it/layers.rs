@@ -15,7 +15,7 @@ use becket_image::{Format, Image, Place, ReadAt as _};
 use becket_testkit::image::random_bytes;
 use becket_testkit::{require_plain_machine, tool};
 
-use crate::common::{dir, file};
+use crate::common::{Dir, dir, file};
 
 /// What a tree holds, by path: bytes of files, targets of links, nothing of directories.
 type Tree = BTreeMap<Vec<u8>, Node>;
@@ -35,6 +35,14 @@ pub(crate) struct Keeps {
 }
 
 const UNIX: Keeps = Keeps { links: true, odd_names: true };
+
+/// A directory, and one in it that is to become an image.
+fn rooted() -> (Dir, PathBuf) {
+    let dir = dir();
+    let root = dir.path().join("tree");
+    fs::create_dir(&root).unwrap();
+    (dir, root)
+}
 
 /// Makes a tree whose sizes lie around what blocks, clusters and fragments are measured in.
 fn grow(root: &Path, seed: u64, keeps: Keeps) -> Tree {
@@ -366,9 +374,7 @@ fn ext_attributes_of_other_kinds() {
     if !require_plain_machine("layers::ext_attributes_of_other_kinds", &["mke2fs", "debugfs"]) {
         return;
     }
-    let dir = dir();
-    let root = dir.path().join("tree");
-    fs::create_dir(&root).unwrap();
+    let (dir, root) = rooted();
     fs::write(root.join("file"), "what is in it").unwrap();
     let path = dir.path().join("e.ext4");
     let mut mke2fs = Command::new("mke2fs");
@@ -436,9 +442,7 @@ fn erofs_whose_pieces_yield_megabytes() {
     if !require_plain_machine("layers::erofs_whose_pieces_yield_megabytes", &["mkfs.erofs"]) {
         return;
     }
-    let dir = dir();
-    let root = dir.path().join("tree");
-    fs::create_dir(&root).unwrap();
+    let (dir, root) = rooted();
     let runs = [vec![0; 15 << 20], random_bytes(300_000, 9), vec![7; 13_000_001]].concat();
     fs::write(root.join("runs"), &runs).unwrap();
     let path = dir.path().join("e.erofs");
@@ -543,9 +547,7 @@ fn a_file_of_several_extents_is_one() {
     if !require_plain_machine("layers::a_file_of_several_extents_is_one", &["genisoimage"]) {
         return;
     }
-    let dir = dir();
-    let root = dir.path().join("tree");
-    fs::create_dir(&root).unwrap();
+    let (dir, root) = rooted();
     let bytes = random_bytes(4096 + 77, 5);
     fs::write(root.join("A.BIN"), &bytes[..4096]).unwrap();
     fs::write(root.join("B.BIN"), &bytes[4096..]).unwrap();
@@ -571,9 +573,7 @@ fn a_map_of_a_vast_sparse_file_is_small() {
     if !require_plain_machine("layers::a_map_of_a_vast_sparse_file_is_small", &["mke2fs", "debugfs"]) {
         return;
     }
-    let dir = dir();
-    let root = dir.path().join("tree");
-    fs::create_dir(&root).unwrap();
+    let (dir, root) = rooted();
     let vast = file(&root, "vast", 1 << 40);
     use std::os::unix::fs::FileExt as _;
     let handle = fs::OpenOptions::new().write(true).open(&vast).unwrap();

@@ -3,26 +3,25 @@
 //! to files of the host, each to its own, in any order.
 //! Never keeps more than a few MiB that were not asked for yet, and never more threads than the call lasts.
 
-use super::bytes::{Trouble, pieces};
-use becket_image::{Image, ReadAt as _};
+use super::bytes::{self, Trouble};
+use becket_image::{Image, ReadAt as _, encoded::end_of_block};
 use std::{
     collections::VecDeque,
     fs::File,
     io,
     os::unix::fs::FileExt as _,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread::{self, JoinHandle},
 };
 
-/// Bytes that are read at once. Files that follow each other share blocks, so one thread reads them.
-const JOB: usize = 1 << 20;
+/// Bytes that are read at once, and the rest of the last block. Files that follow each other share blocks,
+/// so one thread reads them.
+const JOB: usize = bytes::CHUNK;
 /// Files, or pieces of them, that are read at once.
 const PARTS: usize = 64;
 /// Jobs that are begun for each thread: one that it does, and what it does next.
 const JOBS_FOR_EACH_THREAD: usize = 3;
-/// The bytes that are written come from one thread, which more of them would not make faster.
-const THREADS_MAX: usize = 8;
 
 /// Files that are read, in the order in which they are asked for.
 #[derive(Default)]
@@ -32,9 +31,9 @@ pub(super) struct Ahead {
     planned: VecDeque<Planned>,
     /// What the next job will read, while it is too little for one.
     open: Vec<Part>,
-    begun: VecDeque<Arc<Job>>,
-    /// What was read last, and how much of it was taken.
-    current: Option<(Read, usize)>,
+    begun: VecDeque<mpsc::Receiver<Outcome>>,
+    /// What was read last.
+    current: Option<Read>,
     /// Memory to read to.
     spare: Vec<Vec<u8>>,
     /// Numbers that were given to files.
@@ -44,6 +43,8 @@ pub(super) struct Ahead {
 /// A file whose bytes will be asked for.
 pub(super) struct Contents {
     pub(super) image: Arc<Image>,
+    /// What of it will be read: see [`bytes::pieces`].
+    pub(super) pieces: Arc<[(u64, u64)]>,
     number: u64,
 }
 
@@ -51,8 +52,9 @@ struct Planned {
     number: u64,
     image: Arc<Image>,
     to: Option<Arc<File>>,
-    pieces: std::vec::IntoIter<(u64, u64)>,
-    piece: (u64, u64),
+    pieces: Arc<[(u64, u64)]>,
+    /// How many pieces were begun as a whole, and the first byte behind what was.
+    begun: (usize, u64),
 }
 
 /// A part of a file.
@@ -64,23 +66,19 @@ struct Part {
     len: usize,
 }
 
-/// Parts that one thread reads.
-struct Job {
-    outcome: Mutex<Option<thread::Result<Read>>>,
-    done: Condvar,
-}
+/// What became of the parts that one thread has read.
+type Outcome = thread::Result<Read>;
 
-/// Parts with their bytes, one behind the other, and for each whether it could be read.
-#[derive(Default)]
+/// Parts that were not taken, and for each whether it could be read. Their bytes are one behind the other.
 struct Read {
-    parts: Vec<(Part, Result<(), Trouble>)>,
+    parts: VecDeque<(Part, Result<(), Trouble>)>,
     bytes: Vec<u8>,
     /// Where the bytes of the next part begin.
     next: usize,
 }
 
 /// What a thread gets: parts, memory for their bytes, and who waits for them.
-type Order = (Vec<Part>, Vec<u8>, Arc<Job>);
+type Order = (Vec<Part>, Vec<u8>, mpsc::Sender<Outcome>);
 
 struct Pool {
     orders: Option<mpsc::Sender<Order>>,
@@ -93,15 +91,15 @@ impl Ahead {
     pub(super) fn plan(&mut self, image: Arc<Image>, to: Option<Arc<File>>) -> Contents {
         self.count += 1;
         let number = self.count;
-        let pieces = pieces(&image).into_iter();
-        self.planned.push_back(Planned { number, image: Arc::clone(&image), to, pieces, piece: (0, 0) });
+        let pieces: Arc<[(u64, u64)]> = bytes::pieces(&image).into();
+        let contents = Contents { image: Arc::clone(&image), pieces: Arc::clone(&pieces), number };
+        self.planned.push_back(Planned { number, image, to, pieces, begun: (0, 0) });
         self.begin();
-        Contents { image, number }
+        contents
     }
 
     /// Hands over the bytes of a file, each part with its offset, when they were read and, where that was
-    /// planned, written. Files that were planned before it and not
-    /// asked for are passed over.
+    /// planned, written. Files that were planned before it and not asked for are passed over.
     pub(super) fn each(
         &mut self,
         file: &Contents,
@@ -130,21 +128,19 @@ impl Ahead {
             if self.current.is_none() && !self.next_job(file.number) {
                 return Ok(());
             }
-            let Some((read, at)) = &mut self.current else { return Ok(()) };
-            let Some((part, outcome)) = read.parts.get_mut(*at).filter(|(part, _)| part.file <= file.number)
-            else {
-                if *at < read.parts.len() {
-                    return Ok(());
-                }
-                let (read, _) = self.current.take().unwrap_or_default();
-                self.spare.push(read.bytes);
+            let Some(read) = &mut self.current else { return Ok(()) };
+            if read.parts.front().is_some_and(|(part, _)| part.file > file.number) {
+                return Ok(());
+            }
+            let Some((part, outcome)) = read.parts.pop_front() else {
+                self.spare.extend(self.current.take().map(|read| read.bytes));
                 self.begin();
                 continue;
             };
             let bytes = read.bytes.get(read.next..read.next + part.len).unwrap_or_default();
-            (read.next, *at) = (read.next + part.len, *at + 1);
+            read.next += part.len;
             if part.file == file.number {
-                std::mem::replace(outcome, Ok(()))?;
+                outcome?;
                 take(part.at, bytes).map_err(Trouble::Write)?;
                 crate::progress::moved(part.len);
             }
@@ -153,15 +149,10 @@ impl Ahead {
 
     /// Gets what was read next, or reads it, if there is more of files up to this one.
     fn next_job(&mut self, number: u64) -> bool {
-        if let Some(job) = self.begun.pop_front() {
-            let mut outcome = job.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-            while outcome.is_none() {
-                outcome = job.done.wait(outcome).unwrap_or_else(PoisonError::into_inner);
-            }
-            match outcome.take() {
-                Some(Err(panic)) => resume_unwind(panic),
-                read => self.current = read.and_then(Result::ok).map(|read| (read, 0)),
-            }
+        if let Some(outcome) = self.begun.pop_front() {
+            // A thread that panicked has said so.
+            let outcome = outcome.recv().unwrap_or_else(|gone| Err(Box::new(gone)));
+            self.current = Some(outcome.unwrap_or_else(|panic| resume_unwind(panic)));
             return true;
         }
         // No thread is at work for us: this one reads.
@@ -170,7 +161,7 @@ impl Ahead {
             return false;
         }
         let memory = self.spare.pop().unwrap_or_default();
-        self.current = Some((read_all(std::mem::take(&mut self.open), memory), 0));
+        self.current = Some(read_all(std::mem::take(&mut self.open), memory));
         true
     }
 
@@ -179,10 +170,10 @@ impl Ahead {
         let threads = self.pool.as_ref().map_or_else(threads, |pool| pool.threads.len());
         while self.begun.len() < threads * JOBS_FOR_EACH_THREAD && self.gather() {
             let pool = self.pool.get_or_insert_with(|| Pool::new(threads));
-            let job = Arc::new(Job { outcome: Mutex::new(None), done: Condvar::new() });
+            let (done, outcome) = mpsc::channel();
             let memory = self.spare.pop().unwrap_or_default();
-            pool.give((std::mem::take(&mut self.open), memory, Arc::clone(&job)));
-            self.begun.push_back(job);
+            pool.give((std::mem::take(&mut self.open), memory, done));
+            self.begun.push_back(outcome);
         }
     }
 
@@ -191,18 +182,21 @@ impl Ahead {
         let mut len: usize = self.open.iter().map(|part| part.len).sum();
         while len < JOB && self.open.len() < PARTS {
             let Some(first) = self.planned.front_mut() else { return false };
-            if first.piece.0 == first.piece.1 {
-                match first.pieces.next() {
-                    Some(piece) => first.piece = piece,
-                    None => drop(self.planned.pop_front()),
-                }
+            let Some((start, end)) = first.pieces.get(first.begun.0).copied() else {
+                self.planned.pop_front();
                 continue;
+            };
+            let at = start.max(first.begun.1);
+            let mut until = end.min(at + (JOB - len) as u64);
+            if until < end {
+                // No block is decoded twice.
+                let block = end_of_block(first.image.map(), first.image.encoded(), until - 1);
+                until = block.map_or(until, |block| block.min(end));
             }
-            let (at, end) = first.piece;
-            let some = usize::try_from(end - at).unwrap_or(usize::MAX).min(JOB - len);
+            first.begun = (first.begun.0 + usize::from(until == end), until);
             let (file, image, to) = (first.number, Arc::clone(&first.image), first.to.clone());
+            let some = usize::try_from(until - at).unwrap_or(usize::MAX);
             self.open.push(Part { file, image, to, at, len: some });
-            first.piece.0 += some as u64;
             len += some;
         }
         true
@@ -211,8 +205,7 @@ impl Ahead {
 
 /// How many threads are of use beside the one that writes; none on one CPU.
 fn threads() -> usize {
-    let cpus = thread::available_parallelism().map_or(1, usize::from);
-    if cpus > 1 { cpus.min(THREADS_MAX) } else { 0 }
+    Some(bytes::readers()).filter(|readers| *readers > 1).unwrap_or(0)
 }
 
 /// Reads all parts, one behind the other, into memory that may be too small.
@@ -246,10 +239,9 @@ impl Pool {
             thread::spawn(move || {
                 loop {
                     let order = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    let Ok((parts, memory, job)) = order else { return };
-                    let read = catch_unwind(AssertUnwindSafe(|| read_all(parts, memory)));
-                    *job.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(read);
-                    job.done.notify_one();
+                    let Ok((parts, memory, done)) = order else { return };
+                    // Nobody waits any more for what was given up.
+                    let _ = done.send(catch_unwind(AssertUnwindSafe(|| read_all(parts, memory))));
                 }
             })
         };
@@ -314,16 +306,16 @@ mod tests {
     /// Sizes around the bounds of jobs and parts.
     const SIZES: [usize; 9] = [0, 1, 511, 513, JOB - 1, JOB, JOB + 1, 5 * JOB + 17, 3000];
 
+    /// So many files of these sizes.
+    fn planned(ahead: &mut Ahead, count: usize) -> Vec<(usize, Contents)> {
+        let sizes = SIZES.iter().cycle().take(count);
+        sizes.map(|size| (*size, ahead.plan(image(*size, *size), None))).collect()
+    }
+
     #[test]
     fn files_come_whole_and_in_order() {
         let mut ahead = Ahead::default();
-        let files: Vec<(usize, Contents)> = SIZES
-            .iter()
-            .cycle()
-            .take(400)
-            .map(|size| (*size, ahead.plan(image(*size, *size), None)))
-            .collect();
-        for (size, file) in &files {
+        for (size, file) in &planned(&mut ahead, 400) {
             assert_eq!(taken(&mut ahead, file).unwrap(), *size);
         }
         assert!(ahead.planned.is_empty() && ahead.begun.is_empty() && ahead.open.is_empty());
@@ -332,13 +324,7 @@ mod tests {
     #[test]
     fn files_that_nobody_asks_for_are_passed_over() {
         let mut ahead = Ahead::default();
-        let files: Vec<(usize, Contents)> = SIZES
-            .iter()
-            .cycle()
-            .take(90)
-            .map(|size| (*size, ahead.plan(image(*size, *size), None)))
-            .collect();
-        for (size, file) in files.iter().step_by(4) {
+        for (size, file) in planned(&mut ahead, 90).iter().step_by(4) {
             assert_eq!(taken(&mut ahead, file).unwrap(), *size);
         }
         // Not even begun: it would take a long time to read.

@@ -2,12 +2,20 @@
 //! Never names what the image knows to be zeroes.
 
 use becket_image::{Image, Place};
-use std::{fs::File, io, os::fd::AsFd as _};
+use std::{fs::File, io, os::fd::AsFd as _, thread};
 
 /// Bytes that are read at once.
 pub(super) const CHUNK: usize = 1 << 20;
 /// Pieces with bytes begin and end at multiples of this, as GNU tar has them.
 pub(super) const BLOCK: u64 = 512;
+
+/// More threads find nothing to do: the disk or the memory is the limit.
+const READERS_MAX: usize = 8;
+
+/// How many threads read and decode.
+pub(super) fn readers() -> usize {
+    thread::available_parallelism().map_or(1, usize::from).min(READERS_MAX)
+}
 
 /// What failed.
 #[derive(Debug)]

@@ -1,13 +1,12 @@
 //! Moves the bytes of an image with several threads: what is compressed is decoded by all of them.
 //! Never reads a hole, or what the image knows to be zeroes.
 
-use super::bytes::CHUNK;
-use becket_image::{Encoded, Image, Map, Opened, Place, ReadAt, Source};
+use super::bytes::{CHUNK, readers};
+use becket_image::{Image, Opened, Place, ReadAt, Source, encoded::end_of_block};
 use rustix::fs::SeekFrom;
 use std::{
     fs::File,
     io,
-    num::NonZero,
     os::fd::{AsFd as _, OwnedFd},
     sync::{
         Arc, Condvar, Mutex, PoisonError,
@@ -17,17 +16,14 @@ use std::{
     time::Duration,
 };
 
-/// More threads find nothing to do: the disk or the memory is the limit.
-const THREADS_MAX: usize = 8;
 /// Zeroes to compare with and to write, and the bytes of a block that is compared.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 pub(super) const BLOCK: usize = 4096;
 
-/// An image that is open, in a form of which each thread can make its own.
+/// An image that is open.
 pub(super) struct Origin {
-    map: Map,
+    image: Image,
     parts: Vec<Part>,
-    encoded: Vec<Encoded>,
     /// Bytes of it that are copied.
     pub(super) len: u64,
 }
@@ -71,16 +67,11 @@ impl Origin {
             let file = source.file().map(|file| file.buffered.try_clone()).transpose()?;
             Ok(Part { reader: source.reader()?, file })
         };
-        let parts = opened.sources.iter().map(part).collect::<io::Result<_>>()?;
-        let len = opened.map.len();
-        Ok(Self { map: opened.map.clone(), parts, encoded: opened.encoded.clone(), len })
-    }
-
-    /// The image again, with a memory of its own for what it has decoded.
-    fn image(&self) -> io::Result<Image> {
-        let readers = self.parts.iter().map(|part| Arc::clone(&part.reader)).collect();
-        let image = Image::assembled(self.map.clone(), readers, self.encoded.clone());
-        image.ok_or_else(|| io::ErrorKind::InvalidData.into())
+        let parts = opened.sources.iter().map(part).collect::<io::Result<Vec<Part>>>()?;
+        let readers = parts.iter().map(|part| Arc::clone(&part.reader)).collect();
+        let image = Image::assembled(opened.map.clone(), readers, opened.encoded.clone());
+        let image = image.ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Self { image, parts, len: opened.map.len() })
     }
 
     /// How many bytes of the file on the host from `offset` on are stored, or else are none, up to `len`.
@@ -104,15 +95,6 @@ impl Origin {
 
     fn reaches(&self, file: &OwnedFd, end: u64) -> bool {
         rustix::fs::fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size >= end))
-    }
-
-    /// The end of the block that holds a byte of the image, where that is compressed.
-    fn block_end(&self, pos: u64) -> Option<u64> {
-        let extent = self.map.lookup(pos)?;
-        let Place::Encoded { layer, offset } = extent.place else { return None };
-        let layer = self.encoded.get(usize::try_from(layer).ok()?)?;
-        let (_, block) = layer.block_at(offset)?;
-        Some(pos + (block.start + u64::from(block.len) - offset).min(extent.len))
     }
 }
 
@@ -138,7 +120,7 @@ struct Chunks<'a> {
 impl Chunks<'_> {
     /// The next range that is stored, or is not, as it is without alignment.
     fn piece(&mut self) -> Option<(u64, bool)> {
-        let extent = self.origin.map.lookup(self.ahead).filter(|_| self.ahead < self.origin.len)?;
+        let extent = self.origin.image.map().lookup(self.ahead).filter(|_| self.ahead < self.origin.len)?;
         let (len, stored) = match extent.place {
             Place::Zero => (extent.len, false),
             Place::Data { source, offset } => self.origin.stored(source, offset, extent.len),
@@ -179,7 +161,11 @@ impl Iterator for Chunks<'_> {
         let mut to = end;
         if stored && end - start > CHUNK as u64 {
             to = start + CHUNK as u64;
-            to = self.origin.block_end(to - 1).unwrap_or(to).next_multiple_of(self.align).min(end);
+            let image = &self.origin.image;
+            to = end_of_block(image.map(), image.encoded(), to - 1)
+                .unwrap_or(to)
+                .next_multiple_of(self.align)
+                .min(end);
         }
         self.at = to;
         self.number += 1;
@@ -206,10 +192,10 @@ pub(super) fn run<T: Taker>(
     align: u64,
     watch: &mut dyn FnMut(u64) -> bool,
 ) -> Result<(), Failed> {
-    let encoded = origin.map.extents().iter().any(|extent| matches!(extent.place, Place::Encoded { .. }));
-    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    let encoded =
+        origin.image.map().extents().iter().any(|extent| matches!(extent.place, Place::Encoded { .. }));
     // One thread keeps a disk busy whose bytes are copied as they are.
-    let count = if encoded { processors.min(THREADS_MAX) } else { 1 };
+    let count = if encoded { readers() } else { 1 };
     let chunks = Chunks { origin, align, at: 0, number: 0, range: (0, false), ahead: 0 };
     let shared = Shared {
         origin,
@@ -271,18 +257,17 @@ impl<T: Taker> Shared<'_, T> {
     }
 
     fn work(&self) -> Result<(), Failed> {
-        let image = self.origin.image().map_err(Failed::Read)?;
         let mut buffer = Vec::new();
         while !self.stop.load(Ordering::Relaxed) {
             let next = self.chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
             let Some(chunk) = next else { return Ok(()) };
-            self.one(&image, chunk, &mut buffer)?;
+            self.one(chunk, &mut buffer)?;
             self.done.fetch_add(chunk.len, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    fn one(&self, image: &Image, chunk: Chunk, buffer: &mut Vec<u8>) -> Result<(), Failed> {
+    fn one(&self, chunk: Chunk, buffer: &mut Vec<u8>) -> Result<(), Failed> {
         if !chunk.stored {
             return self.taker.take(chunk, None).map_err(Failed::Write);
         }
@@ -294,13 +279,13 @@ impl<T: Taker> Shared<'_, T> {
             buffer.resize(len, 0);
         }
         let bytes = buffer.get_mut(..len).unwrap_or_default();
-        image.read_at(bytes, chunk.start).map_err(Failed::Read)?;
+        self.origin.image.read_at(bytes, chunk.start).map_err(Failed::Read)?;
         self.taker.take(chunk, Some(bytes)).map_err(Failed::Write)
     }
 
     /// Has a chunk copied that lies in a file as it is; whether that was possible.
     fn copied(&self, chunk: Chunk) -> io::Result<bool> {
-        let Some(extent) = self.origin.map.lookup(chunk.start) else { return Ok(false) };
+        let Some(extent) = self.origin.image.map().lookup(chunk.start) else { return Ok(false) };
         let Place::Data { source, offset } = extent.place else { return Ok(false) };
         let part = usize::try_from(source).ok().and_then(|source| self.origin.parts.get(source));
         match part.and_then(|part| part.file.as_ref()) {
@@ -411,7 +396,7 @@ pub(super) fn copy_range(from: &OwnedFd, offset: u64, to: &File, at: u64, len: u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use becket_image::Extent;
+    use becket_image::{Extent, Map};
     use std::{panic, sync::mpsc};
 
     /// What it returns, unless it does not within 10 seconds.
@@ -451,7 +436,8 @@ mod tests {
     fn a_thread_that_panics_is_not_waited_for() {
         let extent = Extent { start: 0, len: 4096, place: Place::Zero };
         let map = Map::from_extents(vec![extent]).unwrap();
-        let origin = Origin { map, parts: Vec::new(), encoded: Vec::new(), len: 4096 };
+        let image = Image::assembled(map, Vec::new(), Vec::new()).unwrap();
+        let origin = Origin { image, parts: Vec::new(), len: 4096 };
         let run = move || {
             panic::catch_unwind(panic::AssertUnwindSafe(|| run(&origin, &Panics, 1, &mut |_| true))).is_err()
         };

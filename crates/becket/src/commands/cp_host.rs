@@ -4,7 +4,7 @@
 use super::{
     bytes::Trouble,
     cp_new::New,
-    sink::{Item, Meta, Refusal, Sink},
+    sink::{self, Item, Meta, Refusal, Sink},
 };
 use crate::failure::Failure;
 use becket_image::{
@@ -194,8 +194,6 @@ impl Host {
         item: &Item<'_>,
     ) -> Result<(), Errno> {
         match item {
-            // It was begun.
-            Item::File(_) => {}
             Item::Directory => rustix::fs::mkdirat(dir, name, self.first_mode(attributes, 0o700, 0o777))?,
             Item::Symlink(target) => rustix::fs::symlinkat(target.as_slice(), dir, name)?,
             Item::Hard(first) => {
@@ -270,34 +268,43 @@ impl Host {
         Ok(())
     }
 
-    /// Gives something new its bytes and attributes.
-    fn complete(&self, path: &[u8], new: &mut New, meta: &Meta, item: Item<'_>) -> Result<(), Refusal> {
-        let unwritten = |errno| self.refuse(path, "its bytes cannot be written", errno);
-        let dressed = match (item, new.file.take()) {
-            (Item::Hard(_), _) => Ok(()),
-            (Item::File(contents), Some(file)) => {
-                let len = contents.image().len();
-                let failed = |trouble| match trouble {
-                    Trouble::Read(error) => {
-                        let shown = format!("cannot copy to {}/{}", self.shown, shown(path));
-                        Refusal::Entry(Failure::io(shown, &error))
-                    }
-                    Trouble::Write(error) => unwritten(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
-                };
-                if contents.written().map_err(failed)? < len {
-                    // A hole at its end.
-                    file.set_len(len).map_err(|error| failed(Trouble::Write(error)))?;
-                }
-                let dressed = self.dress(file.as_fd(), meta);
-                // Network file systems say now whether they have room. Nothing else has it open any more.
-                let closed = Arc::into_inner(file).map_or(Ok(()), |file| becket_uapi::close(file.into()));
-                closed.map_err(|error| failed(Trouble::Write(error)))?;
-                dressed
+    /// Waits until a new file has its bytes, and gives it its attributes.
+    fn complete(
+        &self,
+        path: &[u8],
+        file: Arc<File>,
+        meta: &Meta,
+        contents: sink::File<'_>,
+    ) -> Result<(), Refusal> {
+        let failed = |trouble| match trouble {
+            Trouble::Read(error) => {
+                let shown = format!("cannot copy to {}/{}", self.shown, shown(path));
+                Refusal::Entry(Failure::io(shown, &error))
             }
-            _ => self.dress_named(new, meta),
+            Trouble::Write(error) => {
+                let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                self.refuse(path, "its bytes cannot be written", errno)
+            }
         };
-        // No room for an attribute says nothing of the other files.
+        let len = contents.image().len();
+        if contents.written().map_err(failed)? < len {
+            // A hole at its end.
+            file.set_len(len).map_err(|error| failed(Trouble::Write(error)))?;
+        }
+        let dressed = self.dress(file.as_fd(), meta);
+        // Network file systems say now whether they have room. Nothing else has it open any more.
+        let closed = Arc::into_inner(file).map_or(Ok(()), |file| becket_uapi::close(file.into()));
+        closed.map_err(|error| failed(Trouble::Write(error)))?;
+        self.dressed(path, dressed)
+    }
+
+    /// No room for an attribute says nothing of the other files.
+    fn dressed(&self, path: &[u8], dressed: Result<(), Errno>) -> Result<(), Refusal> {
         dressed.map_err(|errno| Refusal::Entry(self.failure(path, "its attributes cannot be set", errno)))
+    }
+
+    fn settle(&self, path: &[u8], new: New) -> Result<(), Refusal> {
+        new.settle(split(path).1).map_err(|errno| self.refuse(path, "it cannot be renamed", errno))
     }
 
     fn refuse(&self, path: &[u8], what: &str, errno: Errno) -> Refusal {
@@ -327,22 +334,26 @@ impl Sink for Host {
         self.make(path, create).map(Some)
     }
 
-    fn take(&mut self, path: &[u8], meta: Meta, mut item: Item<'_>) -> Result<(), Refusal> {
+    fn file(&mut self, path: &[u8], meta: Meta, mut contents: sink::File<'_>) -> Result<(), Refusal> {
+        let begun = contents.new.take().and_then(|mut new| Some((new.file.take()?, new)));
+        let Some((file, new)) = begun else {
+            return Err(self.refuse(path, "it was not begun", Errno::INVAL));
+        };
+        self.complete(path, file, &meta, contents)?;
+        self.settle(path, new)
+    }
+
+    fn take(&mut self, path: &[u8], meta: Meta, item: Item<'_>) -> Result<(), Refusal> {
         if matches!(item, Item::Directory) {
             let made = self.directory(path, meta);
             return made.map_err(|errno| self.refuse(path, "it cannot be made", errno));
         }
-        let mut new = match &mut item {
-            Item::File(file) => match file.new.take() {
-                Some(new) => new,
-                None => return Err(self.refuse(path, "it was not begun", Errno::INVAL)),
-            },
-            item => self.make(path, |host, dir, name| {
-                host.create(dir, name, &meta.attributes, item).map(|()| None)
-            })?,
-        };
-        self.complete(path, &mut new, &meta, item)?;
-        new.settle(split(path).1).map_err(|errno| self.refuse(path, "it cannot be renamed", errno))
+        let new = self
+            .make(path, |host, dir, name| host.create(dir, name, &meta.attributes, &item).map(|()| None))?;
+        if !matches!(item, Item::Hard(_)) {
+            self.dressed(path, self.dress_named(&new, &meta))?;
+        }
+        self.settle(path, new)
     }
 }
 

@@ -2,7 +2,7 @@
 //! Never writes a name that could lead out of the directory in which the archive is unpacked.
 
 use super::{
-    bytes::{self, BLOCK, Trouble},
+    bytes::{BLOCK, Trouble},
     sink::{File, Item, Meta, Refusal, Sink},
 };
 use crate::failure::Failure;
@@ -75,18 +75,17 @@ impl<W: Write> Archive<W> {
         self.tar.append(header, io::empty())
     }
 
-    fn file(&mut self, path: &[u8], header: &mut Header, file: File<'_>) -> Result<(), Trouble> {
-        let image = file.image();
-        let stored = bytes::pieces(image);
+    fn bytes(&mut self, path: &[u8], header: &mut Header, file: File<'_>) -> Result<(), Trouble> {
+        let (stored, len) = (file.pieces(), file.image().len());
         let data: u64 = stored.iter().map(|(start, end)| end - start).sum();
         let mut map = Vec::new();
-        if data < image.len() {
-            map = sparse_map(&stored, image.len());
+        if data < len {
+            map = sparse_map(stored, len);
             for (name, value) in [
                 ("major", b"1".to_vec()),
                 ("minor", b"0".to_vec()),
                 ("name", path.to_vec()),
-                ("realsize", image.len().to_string().into_bytes()),
+                ("realsize", len.to_string().into_bytes()),
             ] {
                 self.records.push((format!("GNU.sparse.{name}"), value));
             }
@@ -128,11 +127,20 @@ impl<W: Write> Sink for Archive<W> {
         self.sources.extend(files);
     }
 
+    fn file(&mut self, path: &[u8], meta: Meta, file: File<'_>) -> Result<(), Refusal> {
+        self.records.clear();
+        let mut header = self.header(path, &meta, EntryType::Regular);
+        self.bytes(path, &mut header, file).map_err(|trouble| match trouble {
+            // The archive says how long the entry is, so it cannot go on without its bytes.
+            Trouble::Read(error) => Refusal::All(Failure::io(format!("cannot read {}", shown(path)), &error)),
+            Trouble::Write(error) => Refusal::All(Failure::from(error)),
+        })
+    }
+
     fn take(&mut self, path: &[u8], meta: Meta, item: Item<'_>) -> Result<(), Refusal> {
         let written = |error: io::Error| Refusal::All(Failure::from(error));
         let kind = match (&item, meta.attributes.mode.unwrap_or(0) & 0xf000) {
             (Item::Directory, _) => EntryType::Directory,
-            (Item::File(_), _) => EntryType::Regular,
             (Item::Symlink(_), _) => EntryType::Symlink,
             (Item::Hard(_), _) => EntryType::Link,
             (Item::Special, 0x2000) => EntryType::Char,
@@ -142,15 +150,6 @@ impl<W: Write> Sink for Archive<W> {
         self.records.clear();
         let mut header = self.header(path, &meta, kind);
         match item {
-            Item::File(file) => {
-                return self.file(path, &mut header, file).map_err(|trouble| match trouble {
-                    // The archive says how long the entry is, so it cannot go on without its bytes.
-                    Trouble::Read(error) => {
-                        Refusal::All(Failure::io(format!("cannot read {}", shown(path)), &error))
-                    }
-                    Trouble::Write(error) => written(error),
-                });
-            }
             Item::Symlink(target) => self.text(&mut header.as_old_mut().linkname, &target, "linkpath"),
             Item::Hard(first) => self.text(&mut header.as_old_mut().linkname, first, "linkpath"),
             Item::Special if kind != EntryType::Fifo => {

@@ -23,10 +23,9 @@ pub(super) struct Meta {
     pub(super) held: Held,
 }
 
-/// What is copied.
+/// What is copied, if it is no file.
 pub(super) enum Item<'a> {
     Directory,
-    File(File<'a>),
     /// A symbolic link, with its target.
     Symlink(Vec<u8>),
     /// Another name of the file that has this path already.
@@ -48,6 +47,11 @@ impl File<'_> {
         &self.contents.image
     }
 
+    /// Where it has bytes: see [`super::bytes::pieces`].
+    pub(super) fn pieces(&self) -> &[(u64, u64)] {
+        &self.contents.pieces
+    }
+
     /// Waits until the bytes are written to the file that was begun; where the last of them ends.
     pub(super) fn written(self) -> Result<u64, Trouble> {
         let mut end = 0;
@@ -58,7 +62,7 @@ impl File<'_> {
         Ok(end)
     }
 
-    /// Hands over [`super::bytes::pieces`], in parts, each with its offset.
+    /// Hands over the pieces, in parts, each with its offset.
     pub(super) fn each(self, take: impl FnMut(u64, &[u8]) -> io::Result<()>) -> Result<(), Trouble> {
         self.ahead.each(self.contents, take)
     }
@@ -69,7 +73,7 @@ pub(super) fn whole(sink: &mut dyn Sink, path: &[u8], meta: Meta, image: Image) 
     let mut ahead = Ahead::default();
     let new = sink.begin(path, &meta.attributes)?;
     let contents = &ahead.plan(Arc::new(image), new.as_ref().and_then(New::file));
-    sink.take(path, meta, Item::File(File { contents, ahead: &mut ahead, new }))
+    sink.file(path, meta, File { contents, ahead: &mut ahead, new })
 }
 
 /// Why an entry was not copied.
@@ -96,7 +100,10 @@ pub(super) trait Sink {
         Ok(None)
     }
 
-    /// Takes one entry; directories come before what is in them, and files that were begun after their bytes.
+    /// Takes a file, after it was begun.
+    fn file(&mut self, path: &[u8], meta: Meta, file: File<'_>) -> Result<(), Refusal>;
+
+    /// Takes anything else; directories come before what is in them.
     fn take(&mut self, path: &[u8], meta: Meta, item: Item<'_>) -> Result<(), Refusal>;
 }
 

@@ -146,9 +146,8 @@ impl<'a> Tree<'a> {
         let held = node.image.budget().hold(0, NAMES)?;
         let (firsts, directories) = (HashMap::new(), HashSet::new());
         let (open, found, ahead) = (Vec::new(), VecDeque::new(), Ahead::default());
-        let in_order = sink.in_order();
-        let tree = Self {
-            in_order,
+        Ok(Self {
+            in_order: sink.in_order(),
             sink,
             count,
             devices,
@@ -163,8 +162,7 @@ impl<'a> Tree<'a> {
             most: most_found(),
             weight: 0,
             ahead,
-        };
-        Ok(tree)
+        })
     }
 
     /// Copies it to `path`; a directory with an empty path is there already.
@@ -211,12 +209,8 @@ impl<'a> Tree<'a> {
         if waits {
             self.weight += what.weight();
             self.found.push_back(Found { entry, meta, what });
-        } else {
-            let taken = self.take(entry, meta, what)?;
-            self.node.image.budget().earn(1);
-            if !taken {
-                return Ok(());
-            }
+        } else if !self.take(entry, meta, what)? {
+            return Ok(());
         }
         match listed {
             Some(Ok(dir)) => self.open.push(dir),
@@ -229,15 +223,12 @@ impl<'a> Tree<'a> {
     /// Hands over what was found first, until so many are left and they are not too heavy.
     fn hand_over(&mut self, left: usize) -> Result<(), Failure> {
         let budget = self.node.image.budget().clone();
-        let before = self.found.len();
-        let handed = budget.outside(|| {
+        budget.outside(|| {
             while self.found.len() > left || self.found.len() > 1 && self.weight >= WEIGHT_MAX {
                 self.hand_over_one()?;
             }
             Ok(())
-        });
-        budget.earn((before - self.found.len()) as u64);
-        handed
+        })
     }
 
     fn hand_over_one(&mut self) -> Result<(), Failure> {
@@ -261,7 +252,10 @@ impl<'a> Tree<'a> {
     /// Hands over one entry; whether it was taken.
     fn take(&mut self, entry: Entry, meta: Meta, what: What) -> Result<bool, Failure> {
         let identity = meta.attributes.identity;
-        let Err(refusal) = self.give(&entry.path, meta, what) else { return Ok(true) };
+        let Err(refusal) = self.give(&entry.path, meta, what) else {
+            self.node.image.budget().earn();
+            return Ok(true);
+        };
         // Its other names are copied as files of their own.
         if let Some(identity) = identity
             && self.firsts.get(&identity).is_some_and(|(_, first)| *first == entry.path)
@@ -281,7 +275,7 @@ impl<'a> Tree<'a> {
             }
             What::File(contents, new) => {
                 let file = File { contents: &contents, ahead: &mut self.ahead, new };
-                self.sink.take(path, meta, Item::File(file))?;
+                self.sink.file(path, meta, file)?;
                 self.count.files += 1;
                 self.count.bytes += contents.image.len();
             }
@@ -481,7 +475,9 @@ mod tests {
 
     impl Sink for Keeping {
         fn spare(&mut self, _: &[Identity]) {}
-
+        fn file(&mut self, _: &[u8], _: Meta, _: File<'_>) -> Result<(), Refusal> {
+            unreachable!()
+        }
         fn take(&mut self, _: &[u8], meta: Meta, _: Item<'_>) -> Result<(), Refusal> {
             self.0.push(meta);
             Ok(())
@@ -570,7 +566,9 @@ mod tests {
 
     impl Sink for Names {
         fn spare(&mut self, _: &[Identity]) {}
-
+        fn file(&mut self, _: &[u8], _: Meta, _: File<'_>) -> Result<(), Refusal> {
+            unreachable!()
+        }
         fn take(&mut self, path: &[u8], _: Meta, item: Item<'_>) -> Result<(), Refusal> {
             if path == self.1 {
                 return Err(Refusal::Entry(Failure::new("io", "refused")));

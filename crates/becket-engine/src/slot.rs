@@ -37,6 +37,8 @@ pub(crate) struct Slot {
     pub(crate) covers: u64,
     /// How the operation in flight was begun.
     pub(crate) way: Way,
+    /// How often chunks had gone from the memory that it reads, if it reads one (`target::filled`).
+    pub(crate) departures: Option<u32>,
     /// The next operation may block: trying it without was refused.
     pub(crate) blocks: bool,
     /// The slot holds a request that has not finished.
@@ -62,6 +64,8 @@ pub(crate) enum Step {
 pub(crate) enum Way {
     /// As it is: it does not block, or must not wait.
     Free,
+    /// The same, and its target looks at its completion.
+    Checked,
     /// If it need not block.
     Trying,
     /// With a place in the window of its class.
@@ -99,6 +103,7 @@ impl Slot {
         retries: 0,
         covers: 0,
         way: Way::Free,
+        departures: None,
         blocks: false,
         busy: false,
     };

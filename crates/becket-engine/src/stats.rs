@@ -337,6 +337,9 @@ pub struct Fetched {
     pub size: u64,
     /// How often a request waited for what was not there yet.
     pub waits: u64,
+    /// Bytes of the image that are in memory, because the store has no room for them.
+    #[serde(default)]
+    pub memory: u64,
 }
 
 /// What was done of one kind. Times are nanoseconds; `None` is what was not measured.

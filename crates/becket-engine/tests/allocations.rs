@@ -17,7 +17,7 @@ use std::{
 use becket_engine::{
     Answer, Data, Io, IoThreads, Memory, NewQueue, Op, Port, QueueStats, Request, Serving, Token,
 };
-use becket_image::filled::{FilledSource, Lent};
+use becket_image::filled::{FilledSource, Lent, Presence, Where};
 use becket_image::{Facts, FileKind, FileSource, Grow, Map, Wanted};
 use rustix::io::Errno;
 
@@ -173,11 +173,14 @@ fn count(image: Image) {
     let source = FileSource { buffered: file.into(), direct: None, facts };
     let map = Map::contiguous(0, 0, u64::from(DEPTH) * 4096);
     let null = || OwnedFd::from(File::open("/dev/null").unwrap());
-    let good = (0..u64::from(DEPTH)).collect();
     let source = match image {
         // Each request is of a chunk of its own, and none goes the straight way.
         Image::Filled => {
-            let lent = Lent { chunk: 4096, table: null(), order: null(), good };
+            let presence = Presence::new(u64::from(DEPTH) * 4096, 4096).unwrap();
+            // Every other one is in memory.
+            let place = |chunk| if chunk % 2 == 0 { Where::File } else { Where::Memory };
+            (0..u64::from(DEPTH)).for_each(|chunk| presence.put(chunk, place(chunk)));
+            let lent = Lent { presence, table: null(), order: null() };
             FilledSource::new(source, lent).unwrap().into()
         }
         _ => source.into(),

@@ -14,8 +14,8 @@ use becket_image::{
 };
 
 use crate::Error;
-use crate::object::{Options, Remote};
 use crate::place::{plain_name, shown};
+use crate::remote::{Options, Remote};
 use crate::store::{Held, Store};
 use crate::unpack::Packing;
 use crate::version::Version;
@@ -79,6 +79,11 @@ pub fn decoded(
     let version = Version::Unpacked(format!("{} {version}", packing.name()));
     let last = host.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let name = plain_name(packing.unpacked_name(&last));
+    if options.no_store {
+        let file = remote.map_or_else(|| host.display().to_string(), |remote| shown(remote.url()));
+        let why = "it can only be decoded from its start, into a store".to_owned();
+        return Err(Error::Stream { file, why, fix: Some("run the command without --no-store".to_owned()) });
+    }
     let store = Store::open(options.store.as_deref())?;
     let stream = Stream {
         packing,

@@ -85,6 +85,9 @@ impl Error {
             Error::Stream { fix, .. } => fix.as_deref(),
             Error::Changed { .. } => Some("run the command again to use the new version"),
             Error::Away { .. } => Some("check the network and the server; --origin-timeout waits longer"),
+            Error::Store { source, .. } if is_full(source) => {
+                Some("make room there, or name another directory by --store DIR; --no-store needs none")
+            }
             _ => None,
         }
     }
@@ -93,6 +96,11 @@ impl Error {
         let path = path.into();
         move |source| Error::Store { path, what, source }
     }
+}
+
+/// Whether there is no room.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 impl From<Error> for io::Error {

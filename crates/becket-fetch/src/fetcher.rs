@@ -7,8 +7,9 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -50,18 +51,18 @@ const ORDER_MAX: u64 = 8 << 20;
 /// The order cannot be understood, or no thread can be had.
 pub fn fetch(fetching: Fetching) -> io::Result<()> {
     let Fetching { data, table, order, presence, timeout, tell } = fetching;
-    let mut text = String::new();
-    File::from(order).take(ORDER_MAX).read_to_string(&mut text)?;
-    let Order { meta, access, boot, record, foreseen } = serde_json::from_str(&text)?;
+    let Order { meta, access, boot, record, memory_only, foreseen } =
+        serde_json::from_slice(&text_of(&File::from(order))?)?;
     if !meta.is_sound() || (presence.size(), presence.chunk()) != (meta.size, meta.chunk) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the table is one of another object"));
     }
     let known = Known { version: meta.version.clone(), size: meta.size };
     let client = Client::new(&meta.url, &access, PATIENCE)?;
     let table = Table::of_boot(File::from(table), boot);
-    let held = Held { meta, path: PathBuf::from("the store"), data: File::from(data), table };
+    let held =
+        Held { meta, path: PathBuf::from("the store"), data: File::from(data), table, _temporary: None };
     let presence = presence.again()?;
-    let object = Object::filling(held, client, known, presence.again()?, record);
+    let object = Object::filling(held, client, known, presence.again()?, record, memory_only);
     let chunks = presence.chunks();
     let ahead = foreseen.into_iter().map(|run| run.start.min(chunks)..run.end.min(chunks)).collect();
     let plan = Plan { ahead, ..Plan::default() };
@@ -76,6 +77,14 @@ pub fn fetch(fetching: Fetching) -> io::Result<()> {
         }
         fetcher.work()
     })
+}
+
+/// The order's text, read from its beginning: a predecessor has read it, too, by the same descriptor.
+fn text_of(order: &File) -> io::Result<Vec<u8>> {
+    let len = order.metadata()?.len().min(ORDER_MAX);
+    let mut text = vec![0; usize::try_from(len).map_err(io::Error::other)?];
+    order.read_exact_at(&mut text, 0)?;
+    Ok(text)
 }
 
 struct Fetcher {
@@ -150,7 +159,7 @@ impl Fetcher {
             let asked = self.presence.asked();
             let idle = match self.find(&mut plan) {
                 Some(run) => return run,
-                None => self.object.has_unsynced(),
+                None => self.object.has_unsynced() || self.object.is_full(),
             };
             self.presence.await_ask(asked, idle.then_some(IDLE));
             if idle && self.presence.asked() == asked {
@@ -193,6 +202,10 @@ impl Fetcher {
             if end > part.start {
                 return Some(part.start..end);
             }
+        }
+        if self.object.is_full() {
+            // It would only take the place of what somebody reads.
+            return None;
         }
         self.object.claim(&self.presence, 0, true, in_chunks(PART), &|at| self.presence.is_later(at))
     }

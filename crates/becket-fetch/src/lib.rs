@@ -8,10 +8,14 @@
 //! | `fetcher` | brings what readers in other processes ask for |
 //! | `decoded` | files compressed as one piece, decoded into the store |
 //! | `unpack` | what such a file yields, with bounded memory |
+//! | `remote` | what a URL has now, opened |
+//! | `reading` | how a process reads an object that it fills itself |
 //! | `object` | an object of the store that is filled while it is read |
+//! | `memory` | chunks for which the store has no room |
 //! | `order` | what is said to a fetcher |
 //! | `digest` | whether an object is what its digest says |
 //! | `store` | the directory of objects; list, drop and bound it |
+//! | `temporary` | a directory for one command |
 //! | `writing` | a file of the store that is written in order |
 //! | `trace` | which bytes a start needed, in their order |
 //! | `table` | which chunks of an object are there, with their checksums |
@@ -30,13 +34,17 @@ mod decoded;
 mod digest;
 mod error;
 mod fetcher;
+mod memory;
 mod netrc;
 mod object;
 mod order;
 mod origin;
 mod place;
+mod reading;
+mod remote;
 mod store;
 mod table;
+mod temporary;
 pub mod trace;
 mod unpack;
 mod version;
@@ -46,8 +54,8 @@ pub use client::Waiting;
 pub use decoded::{Decoded, decoded};
 pub use error::Error;
 pub use fetcher::fetch;
-pub use object::{Options, Remote, open};
 pub use origin::{is_remote, named};
 pub use place::Place;
+pub use remote::{Options, Remote, open};
 pub use store::{Dropped, Entry, Store, Verified};
 pub use version::Version;

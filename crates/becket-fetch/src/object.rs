@@ -3,191 +3,66 @@
 //!
 //! A chunk is *unknown* until this process has read it once, *busy* while one thread looks at it or fetches
 //! it, for which other threads wait, and then *good*. The order of writes is: the bytes, the entry of this
-//! boot, `fdatasync`, the entry that outlives a power cut.
+//! boot, `fdatasync`, the entry that outlives a power cut. Where the store is full the chunk is kept in
+//! memory ([`crate::memory`]), from which it can go again: then it is unknown.
 
-use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use becket_image::filled::{Lent, Presence};
-use becket_image::{Filler, Fillers, Identity, ReadAt};
-use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use becket_image::filled::{Presence, Where};
 
 use crate::Error;
-use crate::access::Access;
-use crate::client::{Client, Waiting};
+use crate::client::Client;
 use crate::digest;
-use crate::order::Order;
-use crate::place::{Place, shown};
-use crate::store::{Held, Store, checksum};
+use crate::error::is_full;
+use crate::memory::InMemory;
+use crate::place::shown;
+use crate::store::{Held, checksum};
 use crate::trace;
-use crate::version::{Known, Version};
+use crate::version::Known;
 
-/// How many bytes the first request asks for.
-const FIRST: u64 = 64 << 10;
 /// How many bytes one request asks for at most, where they are known to be needed.
-const RUN: u64 = 4 << 20;
-/// How far a sequential reader is fetched ahead at most, in bytes.
-const AHEAD: u64 = 1 << 20;
-/// How many requests are in flight where many bytes are needed.
-const LINES: usize = 4;
+pub(crate) const RUN: u64 = 4 << 20;
 /// After so many bytes they are synced.
 const SYNC_EVERY: u64 = 64 << 20;
-
-/// How to open an object.
-#[derive(Clone, Default)]
-pub struct Options {
-    /// The store; that of the user if none is named.
-    pub store: Option<PathBuf>,
-    /// How many bytes the store may keep of objects that nobody uses.
-    pub limit: Option<u64>,
-    /// How long a server may not answer.
-    pub patience: Duration,
-    /// Hears how many bytes of how many are there, while many are brought.
-    pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
-    /// Hears why a server is asked again, when the first second has passed without an answer.
-    pub waiting: Option<Waiting>,
-    /// Note which bytes are needed and when, and fetch no others ahead.
-    pub record: bool,
-    /// What a device will need, by a trace: fetched in this order, behind what is waited for.
-    pub foreseen: Vec<Range<u64>>,
-}
-
-impl std::fmt::Debug for Options {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Options")
-            .field("store", &self.store)
-            .field("limit", &self.limit)
-            .finish_non_exhaustive()
-    }
-}
-
-/// An image on another host that is open.
-#[derive(Debug, Clone)]
-pub struct Remote {
-    /// The image's path on this host: the file in the store, and the way inside it.
-    pub path: PathBuf,
-    /// The file in the store.
-    pub file: PathBuf,
-    /// What brings its bytes.
-    pub fillers: Fillers,
-    object: Arc<Object>,
-}
-
-/// Opens the object that a URL names. One request shows which version the server has and brings its first
-/// bytes; what the store has of that version is not fetched again.
-///
-/// # Errors
-/// The URL, the server's answer or the store cannot be used.
-pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
-    let store = Store::open(options.store.as_deref())?;
-    let mut client = Client::new(&place.url, &Access::of_user(&place.url)?, options.patience)?;
-    client.waiting = options.waiting.clone();
-    let mut head = Vec::new();
-    let known = client.first(FIRST, &mut |bytes| {
-        head.extend_from_slice(bytes);
-        Ok(())
-    })?;
-    let held = store.hold(place, &known)?;
-    if let Some(limit) = options.limit {
-        // This object is held, so it stays.
-        store.shrink(limit)?;
-    }
-    let file = held.path.clone();
-    let meta = held.data.metadata().map_err(Error::store(&file, "its status cannot be read"))?;
-    let mut object = Object::new(held, client, known);
-    object.progress = options.progress.clone();
-    object.record = options.record;
-    object.foreseen.clone_from(&options.foreseen);
-    let object = Arc::new(object);
-    object.take_head(&head)?;
-    let mut fillers = Fillers::default();
-    fillers.add(Identity { dev: meta.dev(), ino: meta.ino() }, object.clone());
-    let path = if place.inside.is_empty() { file.clone() } else { file.join(Path::new(&place.inside)) };
-    Ok(Remote { path, file, fillers, object })
-}
-
-impl Remote {
-    /// Length of the object in bytes.
-    pub fn size(&self) -> u64 {
-        self.object.held.meta.size
-    }
-
-    /// The URL, with its query.
-    pub(crate) fn url(&self) -> &str {
-        &self.object.held.meta.url
-    }
-
-    pub(crate) fn version(&self) -> &Version {
-        &self.object.held.meta.version
-    }
-
-    /// As [`Remote::bring_all`], until it is to stop.
-    pub(crate) fn bring_until(&self, stop: &AtomicBool) -> Result<(), Error> {
-        self.object.bring_until(std::slice::from_ref(&(0..self.size())), Some(stop))
-    }
-
-    /// Fetches all that the store does not have of it.
-    ///
-    /// # Errors
-    /// The server or the store fails.
-    pub fn bring_all(&self) -> Result<(), Error> {
-        self.object.bring_all(std::slice::from_ref(&(0..self.size())))
-    }
-
-    /// Fetches what the store does not have of some ranges, in their order.
-    ///
-    /// # Errors
-    /// The server or the store fails.
-    pub fn bring_in_order(&self, ranges: &[Range<u64>]) -> Result<(), Error> {
-        let meta = &self.object.held.meta;
-        let most = (RUN / meta.chunk).max(1);
-        let mut runs = Vec::new();
-        for run in trace::in_chunks(ranges, meta.chunk, meta.size) {
-            let starts = run.clone().step_by(index(most));
-            runs.extend(starts.map(|start| start..run.end.min(start + most)));
-        }
-        self.object.bring_runs(&runs, None)
-    }
-
-    /// How many bytes were fetched from the server since the object was opened.
-    pub fn fetched(&self) -> u64 {
-        self.object.fetched.load(Ordering::Relaxed)
-    }
-}
+/// For how long a store is taken for full that was.
+const FULL: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Chunk {
+pub(crate) enum Chunk {
     Unknown,
     Busy,
     Good,
 }
 
 pub(crate) struct Object {
-    held: Held,
-    client: Client,
+    pub(crate) held: Held,
+    pub(crate) client: Client,
     known: Known,
-    chunks: Mutex<Vec<Chunk>>,
+    pub(crate) chunks: Mutex<Vec<Chunk>>,
     /// How many of them are good.
     good: AtomicU64,
     changed: Condvar,
-    fetched: AtomicU64,
+    pub(crate) fetched: AtomicU64,
     /// Chunks that are in the file and maybe not yet on the disk, with their checksums.
     fresh: Mutex<Vec<(u64, u32)>>,
     /// Where the last read ended, and how far the next is fetched ahead if it begins there.
-    reader: Mutex<(u64, u64)>,
-    progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
+    pub(crate) reader: Mutex<(u64, u64)>,
+    pub(crate) progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
     /// Where readers in other processes see which chunks are there.
-    presence: Option<Presence>,
+    pub(crate) presence: Presence,
+    pub(crate) memory: InMemory,
+    /// Nothing is written into the store.
+    pub(crate) memory_only: bool,
+    /// When there was no room in it.
+    full: Mutex<Option<Instant>>,
     /// See [`Options`].
-    record: bool,
-    foreseen: Vec<Range<u64>>,
+    pub(crate) record: bool,
+    pub(crate) foreseen: Vec<Range<u64>>,
 }
 
 impl std::fmt::Debug for Object {
@@ -196,7 +71,7 @@ impl std::fmt::Debug for Object {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -213,29 +88,55 @@ impl Drop for Busy<'_> {
 }
 
 impl Busy<'_> {
-    /// The first chunks of the run, up to `end`, are good.
-    fn good(&mut self, end: u64) {
-        let end = end.clamp(self.run.start, self.run.end);
-        self.object.mark(self.run.start..end, Chunk::Good);
-        self.run.start = end;
+    /// The first chunks of the run, up to `end`, are good, and there.
+    fn good(&mut self, end: u64, place: Where) {
+        let run = self.run.start..end.clamp(self.run.start, self.run.end);
+        self.run.start = run.end;
+        if !run.is_empty() {
+            run.clone().for_each(|chunk| self.object.presence.put(chunk, place));
+            self.object.mark(run, Chunk::Good);
+            self.object.presence.tell();
+        }
     }
 }
 
+/// A run of chunks while it comes.
+struct Coming {
+    /// The next byte, and the chunk that it is of.
+    at: u64,
+    chunk: u64,
+    /// Of what has come of that chunk.
+    hash: crc32fast::Hasher,
+    place: Where,
+    /// Memory was taken for that chunk.
+    taken: bool,
+}
+
 impl Object {
-    fn new(held: Held, client: Client, known: Known) -> Object {
+    pub(crate) fn new(held: Held, client: Client, known: Known, presence: Presence) -> Object {
         let count = usize::try_from(held.meta.chunks()).unwrap_or(0);
+        let memory = InMemory::of(&presence);
+        let mut chunks = vec![Chunk::Unknown; count];
+        for chunk in memory.chunks() {
+            if let Some(chunk) = chunks.get_mut(index(chunk)) {
+                *chunk = Chunk::Good;
+            }
+        }
         Object {
             held,
             client,
             known,
-            chunks: Mutex::new(vec![Chunk::Unknown; count]),
+            chunks: Mutex::new(chunks),
             good: AtomicU64::new(0),
             changed: Condvar::new(),
             fetched: AtomicU64::new(0),
             fresh: Mutex::default(),
             reader: Mutex::new((u64::MAX, 0)),
             progress: None,
-            presence: None,
+            presence,
+            memory,
+            memory_only: false,
+            full: Mutex::default(),
             record: false,
             foreseen: Vec::new(),
         }
@@ -248,11 +149,16 @@ impl Object {
         known: Known,
         presence: Presence,
         record: bool,
+        memory_only: bool,
     ) -> Object {
-        let mut object = Object::new(held, client, known);
-        object.presence = Some(presence);
-        object.record = record;
+        let mut object = Object::new(held, client, known, presence);
+        (object.record, object.memory_only) = (record, memory_only);
         object
+    }
+
+    /// Whether what comes is kept in memory, for some time at least.
+    pub(crate) fn is_full(&self) -> bool {
+        self.memory_only || lock(&self.full).is_some_and(|when| when.elapsed() < FULL)
     }
 
     /// Takes chunks that nobody looks at yet, from the next one that is asked for on: that and those behind
@@ -315,7 +221,7 @@ impl Object {
         !lock(&self.fresh).is_empty()
     }
 
-    fn mark(&self, run: Range<u64>, state: Chunk) {
+    pub(crate) fn mark(&self, run: Range<u64>, state: Chunk) {
         let mut chunks = lock(&self.chunks);
         let range = index(run.start)..index(run.end);
         let part = chunks.get_mut(range).unwrap_or_default();
@@ -325,37 +231,71 @@ impl Object {
         }
         part.fill(state);
         drop(chunks);
-        if let Some(presence) = self.presence.as_ref().filter(|_| state == Chunk::Good && !run.is_empty()) {
-            run.for_each(|chunk| presence.put(chunk));
-            presence.tell();
-        }
         self.changed.notify_all();
     }
 
-    fn failed(&self, what: &'static str) -> impl FnOnce(io::Error) -> Error {
+    /// Chunks that were in memory are not there any more.
+    fn depart(&self, gone: &[u64]) -> Result<(), Error> {
+        if gone.is_empty() {
+            return Ok(());
+        }
+        let set = |state| {
+            let mut chunks = lock(&self.chunks);
+            for chunk in gone {
+                if let Some(chunk) = chunks.get_mut(index(*chunk)) {
+                    *chunk = state;
+                }
+            }
+        };
+        // Until its memory is free nobody else writes there.
+        set(Chunk::Busy);
+        self.good.fetch_sub(gone.len() as u64, Ordering::Relaxed);
+        let freed = InMemory::free(&self.presence, gone);
+        set(Chunk::Unknown);
+        self.changed.notify_all();
+        // Somebody may have asked meanwhile.
+        self.presence.look_again();
+        freed.map_err(self.failed("memory cannot be freed"))
+    }
+
+    pub(crate) fn failed(&self, what: &'static str) -> impl FnOnce(io::Error) -> Error {
         Error::store(&self.held.path, what)
     }
 
     /// Keeps the bytes that came with the first answer, where they are a whole chunk.
-    fn take_head(&self, head: &[u8]) -> Result<(), Error> {
+    pub(crate) fn take_head(&self, head: &[u8]) -> Result<(), Error> {
         self.fetched.fetch_add(head.len() as u64, Ordering::Relaxed);
         let (_, len) = self.held.part(0);
         if head.len() as u64 >= len && self.held.table.get(0).is_none() {
-            let first = head.get(..index(len)).unwrap_or_default();
-            self.write(first, 0)?;
-            self.there(0, crc32fast::hash(first))?;
-            self.mark(0..1, Chunk::Good);
+            let mut busy = Busy { object: self, run: 0..1 };
+            let mut coming = self.coming(0);
+            self.came(&mut busy, &mut coming, head.get(..index(len)).unwrap_or_default())?;
         }
         Ok(())
     }
 
-    fn write(&self, bytes: &[u8], at: u64) -> Result<(), Error> {
-        self.held.data.write_all_at(bytes, at).map_err(self.failed("the store file cannot be written"))
+    /// Writes into the store; says whether there was room.
+    fn write(&self, bytes: &[u8], at: u64) -> Result<bool, Error> {
+        match self.held.data.write_all_at(bytes, at) {
+            Ok(()) => {
+                *lock(&self.full) = None;
+                Ok(true)
+            }
+            Err(error) if is_full(&error) => {
+                *lock(&self.full) = Some(Instant::now());
+                Ok(false)
+            }
+            Err(error) => Err(self.failed("the store file cannot be written")(error)),
+        }
     }
 
     /// A chunk is in the file.
     fn there(&self, chunk: u64, sum: u32) -> Result<(), Error> {
-        self.held.table.set(chunk, sum, false).map_err(self.failed("its table cannot be written"))?;
+        match self.held.table.set(chunk, sum, false) {
+            // Without its entry the chunk is there as long as these processes know it.
+            Err(error) if is_full(&error) => return Ok(()),
+            set => set.map_err(self.failed("its table cannot be written"))?,
+        }
         let mut fresh = lock(&self.fresh);
         fresh.push((chunk, sum));
         let due = fresh.len() as u64 * self.held.meta.chunk >= SYNC_EVERY;
@@ -377,14 +317,14 @@ impl Object {
         write().map_err(self.failed("it cannot be synced"))
     }
 
-    fn are_good(&self, run: &Range<u64>) -> bool {
+    pub(crate) fn are_good(&self, run: &Range<u64>) -> bool {
         let chunks = lock(&self.chunks);
         let run = chunks.get(index(run.start)..index(run.end)).unwrap_or_default();
         run.iter().all(|chunk| *chunk == Chunk::Good)
     }
 
     /// Makes all chunks of a range good. Threads that need the same chunk wait for the first.
-    fn ensure(&self, wanted: Range<u64>) -> Result<(), Error> {
+    pub(crate) fn ensure(&self, wanted: Range<u64>) -> Result<(), Error> {
         let most = (RUN / self.held.meta.chunk).max(1);
         loop {
             let mut chunks = lock(&self.chunks);
@@ -416,7 +356,7 @@ impl Object {
                 let (start, len) = self.held.part(chunk);
                 let found = checksum(&self.held.data, start, len, &mut buffer);
                 if found.map_err(self.failed("the store file cannot be read"))? == sum {
-                    busy.good(chunk + 1);
+                    busy.good(chunk + 1, Where::File);
                     continue;
                 }
                 let clear = self.held.table.clear(chunk).and_then(|()| digest::forget(&self.held));
@@ -434,6 +374,7 @@ impl Object {
     fn check_whole(&self) -> Result<(), Error> {
         let count = self.held.meta.chunks();
         if self.good.load(Ordering::Relaxed) < count
+            || self.presence.uses_memory()
             || digest::is_right(&self.held).map_err(self.failed("the store file cannot be read"))?
         {
             return Ok(());
@@ -450,169 +391,82 @@ impl Object {
     fn fetch(&self, busy: &mut Busy<'_>, run: Range<u64>) -> Result<(), Error> {
         let (start, _) = self.held.part(run.start);
         let (last, len) = self.held.part(run.end - 1);
-        let (mut at, mut chunk) = (start, run.start);
-        let mut hash = crc32fast::Hasher::new();
-        self.client.get(start..last + len, &self.known, &mut |mut bytes| {
-            self.write(bytes, at)?;
+        let mut coming = self.coming(run.start);
+        let got = self.client.get(start..last + len, &self.known, &mut |bytes| {
             self.fetched.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            at += bytes.len() as u64;
-            while !bytes.is_empty() {
-                let (first, size) = self.held.part(chunk);
-                // What was written before this call belongs to the checksum already.
-                let begun = (at - bytes.len() as u64).saturating_sub(first);
-                let take = bytes.len().min(index(size.saturating_sub(begun)));
-                let (now, rest) = bytes.split_at(take);
-                hash.update(now);
-                bytes = rest;
-                if begun + now.len() as u64 == size {
-                    self.there(chunk, std::mem::take(&mut hash).finalize())?;
-                    chunk += 1;
-                    busy.good(chunk);
-                }
-            }
-            Ok(())
-        })
-    }
-
-    /// The chunks that hold a range of bytes.
-    fn chunks_of(&self, range: &Range<u64>) -> Range<u64> {
-        let end = range.end.min(self.held.meta.size);
-        range.start.min(end) / self.held.meta.chunk..end.div_ceil(self.held.meta.chunk)
-    }
-
-    /// How far a read that begins at `start` is fetched ahead: twice as far each time that they
-    /// go on where the last read ended.
-    fn ahead(&self, start: u64, end: u64) -> u64 {
-        let mut reader = lock(&self.reader);
-        let goes_on = start == reader.0;
-        reader.1 = if goes_on { (reader.1 * 2).clamp(self.held.meta.chunk, AHEAD) } else { 0 };
-        reader.0 = end;
-        // Two reads in a row are no sequence yet.
-        if reader.1 > self.held.meta.chunk { reader.1 } else { 0 }
-    }
-
-    /// Makes all chunks of these ranges good, by several requests at a time.
-    fn bring_all(&self, ranges: &[Range<u64>]) -> Result<(), Error> {
-        self.bring_until(ranges, None)
-    }
-
-    /// The same, until it is to stop.
-    fn bring_until(&self, ranges: &[Range<u64>], stop: Option<&AtomicBool>) -> Result<(), Error> {
-        let runs = self.runs(ranges);
-        runs.iter().for_each(|run| _ = self.wanted(run));
-        self.bring_runs(&runs, stop)
-    }
-
-    fn bring_runs(&self, runs: &[Range<u64>], stop: Option<&AtomicBool>) -> Result<(), Error> {
-        let stops = || stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
-        let len = |run: &Range<u64>| run.clone().map(|chunk| self.held.part(chunk).1).sum::<u64>();
-        let total: u64 = runs.iter().map(len).sum();
-        let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
-        let failed = Mutex::new(None);
-        let work = || {
-            while !stops()
-                && lock(&failed).is_none()
-                && let Some(run) = runs.get(index(next.fetch_add(1, Ordering::Relaxed)))
-            {
-                if let Err(error) = self.ensure(run.clone()) {
-                    lock(&failed).get_or_insert(error);
-                    return;
-                }
-                let reached = done.fetch_add(len(run), Ordering::Relaxed) + len(run);
-                if let Some(progress) = &self.progress {
-                    progress(reached, total);
-                }
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..LINES.min(runs.len()) {
-                scope.spawn(work);
-            }
-            work();
+            self.came(busy, &mut coming, bytes)
         });
-        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)?;
-        self.sync()
+        if coming.taken {
+            // It is not whole, and nobody has found it.
+            self.memory.give_back(self.held.meta.chunk);
+            let (start, len) = (coming.chunk * self.held.meta.chunk, self.held.meta.chunk);
+            self.presence.memory().free(start, len).map_err(self.failed("memory cannot be freed"))?;
+        }
+        got
     }
 
-    /// The chunks of some ranges in pieces of one request each, without those that another range has, too.
-    fn runs(&self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
-        let most = (RUN / self.held.meta.chunk).max(1);
-        let (mut runs, mut reached): (Vec<Range<u64>>, u64) = (Vec::new(), 0);
-        for range in ranges {
-            let mut chunks = self.chunks_of(range);
-            chunks.start = chunks.start.max(reached);
-            while chunks.start < chunks.end {
-                match runs.last_mut().filter(|last| last.end == chunks.start && last.end - last.start < most)
-                {
-                    Some(last) => last.end = chunks.end.min(last.start + most),
-                    None => runs.push(chunks.start..chunks.end.min(chunks.start + most)),
+    fn coming(&self, chunk: u64) -> Coming {
+        let place = if self.memory_only { Where::Memory } else { Where::File };
+        Coming { at: self.held.part(chunk).0, chunk, hash: crc32fast::Hasher::new(), place, taken: false }
+    }
+
+    /// The next bytes of a run. From the chunk on for which the store has no room, they are kept in memory.
+    fn came(&self, busy: &mut Busy<'_>, coming: &mut Coming, mut bytes: &[u8]) -> Result<(), Error> {
+        if coming.place == Where::File && !self.write(bytes, coming.at)? {
+            coming.place = Where::Memory;
+            self.move_start(coming)?;
+        }
+        while !bytes.is_empty() {
+            let (first, size) = self.held.part(coming.chunk);
+            let (now, rest) = bytes.split_at(bytes.len().min(index(first + size - coming.at)));
+            if coming.place == Where::Memory {
+                self.remember(coming, now)?;
+            }
+            coming.hash.update(now);
+            coming.at += now.len() as u64;
+            bytes = rest;
+            if coming.at == first + size {
+                let sum = std::mem::take(&mut coming.hash).finalize();
+                if coming.place == Where::File {
+                    self.there(coming.chunk, sum)?;
                 }
-                reached = runs.last().map_or(reached, |last| last.end);
-                chunks.start = reached;
+                busy.good(coming.chunk + 1, coming.place);
+                if std::mem::take(&mut coming.taken) {
+                    // From now on it can go.
+                    self.memory.is_whole(coming.chunk);
+                }
+                coming.chunk += 1;
             }
         }
-        runs
+        Ok(())
     }
-}
 
-impl ReadAt for Object {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.held.meta.size);
-        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
-        if !buf.is_empty() {
-            let ahead = self.ahead(offset, end);
-            let mut chunks = self.chunks_of(&(offset..end));
-            let missing = !self.are_good(&chunks);
-            if missing && !self.wanted(&chunks) && ahead > 0 {
-                // One request brings what is behind it, too.
-                chunks.end = self.chunks_of(&(offset..end.saturating_add(ahead))).end;
-            }
-            self.ensure(chunks)?;
+    /// Keeps the next bytes in memory, where they are of one chunk.
+    fn remember(&self, coming: &mut Coming, bytes: &[u8]) -> Result<(), Error> {
+        if !coming.taken {
+            let gone = self.memory.take(self.held.meta.chunk);
+            let gone = gone.map_err(self.failed("the store file cannot be written"))?;
+            coming.taken = true;
+            self.depart(&gone)?;
         }
-        read(&self.held.data, buf, offset)
-    }
-}
-
-/// A descriptor of a file that a process without rights to it can hold, and not read.
-fn envelope(file: &File) -> io::Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    Ok(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
-}
-
-fn read(file: &File, buf: &mut [u8], offset: u64) -> io::Result<()> {
-    file.read_exact_at(buf, offset)
-}
-
-impl Filler for Object {
-    fn name(&self) -> String {
-        shown(&self.held.meta.url)
+        self.presence.memory().write(bytes, coming.at).map_err(self.failed("there is no memory for it"))
     }
 
-    fn bring(&self, ranges: &[Range<u64>]) -> io::Result<()> {
-        Ok(self.bring_all(ranges)?)
-    }
-
-    fn lend(&self) -> io::Result<Lent> {
-        let (table, boot) = self.held.table.parts();
-        let meta = &self.held.meta;
-        let foreseen = trace::in_chunks(&self.foreseen, meta.chunk, meta.size);
-        let order = Order {
-            meta: self.held.meta.clone(),
-            access: self.client.access(),
-            boot,
-            record: self.record,
-            foreseen,
-        };
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = File::from(rustix::fs::memfd_create("becket-order", flags)?);
-        serde_json::to_writer(&file, &order)?;
-        let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
-        rustix::fs::fcntl_add_seals(&file, seals)?;
-        let chunks = lock(&self.chunks);
-        let good = (0..).zip(chunks.iter()).filter(|(_, chunk)| **chunk == Chunk::Good);
-        let good = good.map(|(chunk, _)| chunk).collect();
-        let chunk = self.held.meta.chunk;
-        Ok(Lent { chunk, table: envelope(table)?, order: envelope(&file)?, good })
+    /// Brings what has come of a chunk from the file into memory.
+    fn move_start(&self, coming: &mut Coming) -> Result<(), Error> {
+        let end = std::mem::replace(&mut coming.at, self.held.part(coming.chunk).0);
+        let mut buffer = vec![0; 64 << 10];
+        while coming.at < end {
+            let len = buffer.len().min(index(end - coming.at));
+            let part = buffer.get_mut(..len).unwrap_or_default();
+            self.held
+                .data
+                .read_exact_at(part, coming.at)
+                .map_err(self.failed("the store file cannot be read"))?;
+            self.remember(coming, part)?;
+            coming.at += part.len() as u64;
+        }
+        Ok(())
     }
 }
 
@@ -624,6 +478,6 @@ impl Drop for Object {
 }
 
 /// An index into memory; numbers of chunks always fit.
-fn index(number: u64) -> usize {
+pub(crate) fn index(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }

@@ -17,6 +17,9 @@ pub(crate) struct Order {
     /// Note what is waited for.
     #[serde(default)]
     pub(crate) record: bool,
+    /// Keep what comes in memory only.
+    #[serde(default)]
+    pub(crate) memory_only: bool,
     /// What will be waited for, in chunks and in this order.
     #[serde(default)]
     pub(crate) foreseen: Vec<Range<u64>>,

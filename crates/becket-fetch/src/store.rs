@@ -15,6 +15,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use becket_image::codec::sha256;
@@ -25,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 use crate::place::{Place, shown};
 use crate::table::Table;
+use crate::temporary::Temporary;
 use crate::trace::{self, Need};
 use crate::version::{Known, Version};
 use crate::writing::{CHUNK, CHUNKS, Writing};
@@ -102,6 +104,8 @@ pub(crate) struct Held {
     pub(crate) path: PathBuf,
     pub(crate) data: File,
     pub(crate) table: Table,
+    /// The store goes with its last object, if it is one for a single command.
+    pub(crate) _temporary: Option<Arc<Temporary>>,
 }
 
 /// An object of the store, for people.
@@ -150,6 +154,7 @@ pub struct Verified {
 #[derive(Debug, Clone)]
 pub struct Store {
     dir: PathBuf,
+    temporary: Option<Arc<Temporary>>,
 }
 
 impl Store {
@@ -172,7 +177,14 @@ impl Store {
             let why = io::Error::from(io::ErrorKind::PermissionDenied);
             return Err(Error::store(layout, "the store belongs to others, or others can write to it")(why));
         }
-        Ok(Store { dir: layout })
+        Ok(Store { dir: layout, temporary: None })
+    }
+
+    /// A store for one command, whose files have room for nothing: their bytes are kept elsewhere.
+    pub(crate) fn temporary() -> Result<Store, Error> {
+        let temporary = Temporary::new()?;
+        let store = Store::open(Some(temporary.path()))?;
+        Ok(Store { temporary: Some(Arc::new(temporary)), ..store })
     }
 
     /// The object that a place has now, made if it is new.
@@ -220,7 +232,8 @@ impl Store {
         let now = SystemTime::now();
         // Only the order of removal depends on it.
         let _ = File::open(dir.join("meta.json")).and_then(|file| file.set_modified(now));
-        Ok(Some(Held { meta: found, path, data, table: Table::new(table)? }))
+        let _temporary = self.temporary.clone();
+        Ok(Some(Held { meta: found, path, data, table: Table::new(table)?, _temporary }))
     }
 
     fn make(&self, dir: &Path, meta: &Meta) -> Result<(), Error> {

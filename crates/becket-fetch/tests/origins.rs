@@ -336,3 +336,62 @@ fn a_store_that_others_can_write_to_is_not_used() {
     std::fs::set_permissions(&layout, std::fs::Permissions::from_mode(0o777)).unwrap();
     assert!(Store::open(Some(store.path())).is_err());
 }
+
+fn without_store() -> Options {
+    Options { no_store: true, patience: Duration::from_secs(2), ..Options::default() }
+}
+
+#[test]
+fn without_a_store_what_is_read_is_in_memory_and_nothing_is_left() {
+    let bytes = body(64, 8);
+    let origin = Origin::start(bytes.clone());
+    let remote = open(&place(&origin.url("/disk.img")), &without_store()).unwrap();
+    assert_eq!(read(&remote, 10, 1000).unwrap(), bytes[10..1010]);
+    assert_eq!(origin.log().len(), 1, "the first bytes came with it");
+    let (at, len) = (5 * CHUNK - 7, 20 * CHUNK);
+    for _ in 0..2 {
+        assert_eq!(read(&remote, at, len).unwrap(), bytes[at..at + len]);
+        assert_eq!(origin.sent(), 22 * CHUNK as u64, "what is in memory is not fetched again");
+    }
+    let blocks = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&remote.file).unwrap());
+    assert_eq!(blocks, 0, "nothing is in the file");
+    let error = bring(&remote, 0..bytes.len()).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::StorageFull, "who reads the file would read zeroes");
+    let (dir, file) = (remote.file.ancestors().nth(4).unwrap().to_owned(), remote.file.clone());
+    assert!(dir.file_name().unwrap().to_str().unwrap().starts_with("becket-nostore-"), "{}", dir.display());
+    drop(remote);
+    assert!(!file.exists() && !dir.exists());
+}
+
+#[test]
+fn more_than_fits_into_memory_is_fetched_again_by_all_who_read_it() {
+    // The bound is 256 MiB.
+    let chunks = (300 << 20) / CHUNK;
+    let bytes = body(chunks, 9);
+    let origin = Origin::start(bytes.clone());
+    let remote = open(&place(&origin.url("/disk.img")), &without_store()).unwrap();
+    assert!(read(&remote, 0, bytes.len()).unwrap() == bytes);
+    let once = origin.sent();
+    assert!(once < bytes.len() as u64 * 11 / 10, "{once}");
+    assert!(
+        read(&remote, bytes.len() - (100 << 20), 100 << 20).unwrap() == bytes[bytes.len() - (100 << 20)..]
+    );
+    assert_eq!(origin.sent(), once, "what came last is still there");
+    std::thread::scope(|scope| {
+        for first in 0..4 {
+            let (remote, bytes) = (&remote, &bytes);
+            scope.spawn(move || {
+                for step in 0..40 {
+                    let len = 3 * CHUNK + 11;
+                    let at = ((first * 1009 + step * 613) % (chunks - 8)) * CHUNK + 77 * step;
+                    assert!(read(remote, at, len).unwrap() == bytes[at..at + len], "at {at}");
+                }
+            });
+        }
+        let part = 40 << 20;
+        for at in (0..bytes.len() - part).step_by(part) {
+            assert!(read(&remote, at, part).unwrap() == bytes[at..at + part], "at {at}");
+        }
+    });
+    assert!(origin.sent() > once, "what had gone was fetched again");
+}

@@ -1,4 +1,5 @@
-//! Words of memory that several processes share, and waiting until one of them changes.
+//! Words of memory that several processes share, waiting until one of them changes, and room for bytes behind
+//! them, which is read and written as a file's.
 //! It never maps a file that could become shorter under the mapping.
 
 use std::fmt;
@@ -16,6 +17,9 @@ use rustix::thread::futex;
 /// Seals without which a mapping could lose its memory.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
+/// Where the room behind the words of a file begins is a multiple of this, in bytes: no page has both.
+const ROOM: u64 = 64 << 10;
+
 /// A mapped file of words.
 pub struct Words {
     base: NonNull<AtomicU32>,
@@ -27,15 +31,29 @@ unsafe impl Send for Words {}
 // SAFETY: as above.
 unsafe impl Sync for Words {}
 
-/// A new file of so many words, all 0, whose length is final.
+/// A new file of so many words with room for so many bytes behind them, all 0, whose length is final. It
+/// takes memory for what is written only.
 ///
 /// # Errors
 /// Those of `memfd_create`, `ftruncate` and `fcntl`.
-pub fn file(name: &str, words: usize) -> io::Result<OwnedFd> {
+pub fn file(name: &str, words: usize, room: u64) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&fd, bytes(words)? as u64)?;
+    rustix::fs::ftruncate(&fd, len(words, room)?)?;
     rustix::fs::fcntl_add_seals(&fd, SEALS)?;
     Ok(fd)
+}
+
+/// Where the room behind so many words begins, in bytes.
+pub fn room_behind(words: usize) -> u64 {
+    ((words * size_of::<AtomicU32>()) as u64).next_multiple_of(ROOM)
+}
+
+/// Length of such a file in bytes.
+fn len(words: usize, room: u64) -> io::Result<u64> {
+    match room {
+        0 => Ok(bytes(words)? as u64),
+        room => Ok(room_behind(words).checked_add(room).ok_or(Errno::FBIG)?),
+    }
 }
 
 /// Words in bytes.
@@ -44,15 +62,15 @@ fn bytes(words: usize) -> io::Result<usize> {
 }
 
 impl Words {
-    /// Maps such a file.
+    /// Maps the words of such a file.
     ///
     /// # Errors
     /// It has another length, or its length is not final; those of `mmap`.
-    pub fn map(fd: impl AsFd, words: usize) -> io::Result<Words> {
-        let bytes = bytes(words)?;
+    pub fn map(fd: impl AsFd, words: usize, room: u64) -> io::Result<Words> {
+        let (bytes, len) = (bytes(words)?, len(words, room)?);
         let sealed = rustix::fs::fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK | SealFlags::GROW);
         let size = u64::try_from(rustix::fs::fstat(&fd)?.st_size).unwrap_or(0);
-        if !sealed || size != bytes as u64 {
+        if !sealed || size != len {
             return Err(Errno::INVAL.into());
         }
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -112,8 +130,8 @@ mod tests {
 
     #[test]
     fn what_one_mapping_writes_another_sees_and_is_woken_by() {
-        let fd = file("test", 3).unwrap();
-        let (one, other) = (Words::map(&fd, 3).unwrap(), Words::map(&fd, 3).unwrap());
+        let fd = file("test", 3, 0).unwrap();
+        let (one, other) = (Words::map(&fd, 3, 0).unwrap(), Words::map(&fd, 3, 0).unwrap());
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| {
                 while other[1].load(SeqCst) == 0 {
@@ -126,10 +144,22 @@ mod tests {
             waits.join().unwrap();
         });
         wait(&one[1], 7, Some(Duration::from_millis(1)));
-        assert!(Words::map(&fd, 2).is_err() && Words::map(&fd, 4).is_err());
+        assert!(Words::map(&fd, 2, 0).is_err() && Words::map(&fd, 4, 0).is_err());
         assert!(rustix::fs::ftruncate(&fd, 4).is_err(), "its length is final");
         let loose = rustix::fs::memfd_create("loose", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&loose, 12).unwrap();
-        assert!(Words::map(&loose, 3).is_err(), "it could become shorter");
+        assert!(Words::map(&loose, 3, 0).is_err(), "it could become shorter");
+    }
+
+    #[test]
+    fn what_is_written_into_the_room_is_none_of_the_words() {
+        use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+        let fd = file("test", 3, 1 << 40).unwrap();
+        let words = Words::map(&fd, 3, 1 << 40).unwrap();
+        assert!(Words::map(&fd, 3, 0).is_err() && Words::map(&fd, 3, 1 << 41).is_err());
+        let file = std::fs::File::from(fd);
+        file.write_all_at(&[7; 10], room_behind(3)).unwrap();
+        assert!(words.iter().all(|word| word.load(SeqCst) == 0));
+        assert!(file.metadata().unwrap().blocks() * 512 <= 64 << 10, "it takes what was written");
     }
 }

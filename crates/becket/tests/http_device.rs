@@ -10,7 +10,7 @@ use std::{
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     process::Command,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -18,10 +18,10 @@ use std::{
 use becket_testkit::{
     Scratch, image,
     origin::{Origin, Reply},
-    require_fuse, require_tools, tool, wait_until,
+    require_fuse, require_root, require_tools, tool, wait_until,
 };
 use common::one::{kill, only};
-use common::web::{ext4, ok, run};
+use common::web::{command, ext4, ok, run};
 use common::{alive, scratch, text};
 
 const BLOCK: usize = 4096;
@@ -128,6 +128,61 @@ fn fuse_only_what_is_read_is_fetched_and_once_for_all_devices() {
     place.ok(["detach", "--all"]);
 }
 
+/// A reader for each of these files reads blocks at random, the first in order, while the device's processes
+/// are killed in turn. None sees an error or a wrong byte, and all go on after each kill; returns how much
+/// they have read.
+fn read_and_kill(place: &Scratch, disks: &[&fs::File], bytes: &[u8], kills: usize) -> u64 {
+    /// Readers end, whatever becomes of the test.
+    struct Ends<'a>(&'a AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let (ends, blocks) = (AtomicBool::new(false), bytes.len() / BLOCK);
+    let counts: Vec<_> = disks.iter().map(|_| AtomicU64::new(0)).collect();
+    thread::scope(|scope| {
+        let _ends = Ends(&ends);
+        for (number, (disk, count)) in disks.iter().zip(&counts).enumerate() {
+            let ends = &ends;
+            scope.spawn(move || {
+                let mut at = number * 977;
+                while !ends.load(Ordering::Relaxed) {
+                    at = if number == 0 { at + 1 } else { at * 1_103_515_245 + 12_345 } % blocks;
+                    let found = read(disk, at).unwrap_or_else(|error| panic!("block {at}: {error}"));
+                    assert!(found.0 == block_of(bytes, at), "block {at}");
+                    count.fetch_add(1, Ordering::Relaxed);
+                    thread::sleep(Duration::from_micros(500));
+                }
+            });
+        }
+        for number in 0..kills {
+            thread::sleep(Duration::from_millis(300));
+            let pid = |key: &str| u32::try_from(only(place)[key].as_u64().unwrap()).unwrap();
+            match number % 3 {
+                0 => kill(pid("worker_pid")),
+                1 => {
+                    let there = || !fetchers(place).is_empty();
+                    assert!(wait_until(Duration::from_secs(20), there), "no other fetcher");
+                    kill(fetchers(place)[0]);
+                }
+                _ => kill(pid("server_pid")),
+            }
+            let live = || place.devices().iter().all(|device| text(device, "state") == "live");
+            assert!(wait_until(Duration::from_secs(30), live), "{:?} after kill {number}", place.devices());
+            let now = || counts.iter().map(|count| count.load(Ordering::Relaxed)).collect::<Vec<_>>();
+            let before = now();
+            let go_on = || now().iter().zip(&before).all(|(now, before)| *now > before + 20);
+            assert!(
+                wait_until(Duration::from_secs(30), go_on),
+                "{before:?}, {:?} after kill {number}",
+                now()
+            );
+        }
+    });
+    counts.into_iter().map(AtomicU64::into_inner).sum()
+}
+
 #[test]
 fn fuse_readers_see_no_error_when_processes_die() {
     let name = "http_device::fuse_readers_see_no_error_when_processes_die";
@@ -141,49 +196,12 @@ fn fuse_readers_see_no_error_when_processes_die() {
     let disk = open(&attach(&place, &[&origin.url("/d.img")]));
     // Another device of the same object: both share one fetcher, which either of them starts.
     let other = open(&attach(&place, &[&origin.url("/d.img"), "--name", "other"]));
-    let (ends, blocks) = (AtomicBool::new(false), bytes.len() / BLOCK);
     let kills = std::env::var("BECKET_TEST_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(6);
-    let done = thread::scope(|scope| {
-        let readers: Vec<_> = (1..=4)
-            .map(|reader: usize| {
-                let disk = if reader == 4 { &other } else { &disk };
-                let (bytes, ends) = (&bytes, &ends);
-                scope.spawn(move || {
-                    let (mut at, mut count) = (reader * 977, 0);
-                    while !ends.load(Ordering::Relaxed) {
-                        at = (at * 1_103_515_245 + 12_345) % blocks;
-                        let found = read(disk, at).unwrap_or_else(|error| panic!("block {at}: {error}"));
-                        assert!(found.0 == block_of(bytes, at), "block {at}");
-                        count += 1;
-                        thread::sleep(Duration::from_millis(1));
-                    }
-                    count
-                })
-            })
-            .collect();
-        for number in 0..kills {
-            thread::sleep(Duration::from_millis(300));
-            let pid = |key: &str| u32::try_from(only(&place)[key].as_u64().unwrap()).unwrap();
-            match number % 3 {
-                0 => kill(pid("worker_pid")),
-                1 => {
-                    let there = || !fetchers(&place).is_empty();
-                    assert!(wait_until(Duration::from_secs(20), there), "no other fetcher");
-                    kill(fetchers(&place)[0]);
-                }
-                _ => kill(pid("server_pid")),
-            }
-            let live = || place.devices().iter().all(|device| text(device, "state") == "live");
-            assert!(wait_until(Duration::from_secs(30), live), "{:?} after kill {number}", place.devices());
-        }
-        thread::sleep(Duration::from_secs(2));
-        ends.store(true, Ordering::Relaxed);
-        readers.into_iter().map(|reader| reader.join().unwrap()).sum::<u64>()
-    });
+    let done = read_and_kill(&place, &[&disk, &disk, &disk, &other], &bytes, kills);
     assert!(done > 500, "only {done} reads");
     assert!(wait_until(Duration::from_secs(20), || fetchers(&place).len() == 1));
     // What was in flight when a fetcher died is fetched again.
-    let once = bytes.len() as u64 + kills * 2 * (8 << 20);
+    let once = bytes.len() as u64 + kills as u64 * 2 * (8 << 20);
     assert!(origin.sent() < once, "{} bytes", origin.sent());
     drop((disk, other));
     place.ok(["detach", "--all"]);
@@ -461,4 +479,108 @@ fn fuse_what_was_filled_needs_no_server() {
     assert_eq!(run(&place, &["store", "drop", "--all"]).code, 1, "it is in use");
     place.ok(["detach", "--all"]);
     ok(&place, &["store", "verify", &url]);
+}
+
+#[test]
+fn fuse_a_fetcher_that_died_has_a_successor_that_fetches() {
+    let name = "http_device::fuse_a_fetcher_that_died_has_a_successor_that_fetches";
+    if !require_fuse(name) || !require_tools(name, &["dd"]) {
+        return;
+    }
+    let place = scratch();
+    let bytes = random(&place, 16 << 20);
+    let origin = Origin::start(bytes.clone());
+    let disk = attach(&place, &[&origin.url("/d.img")]);
+    for block in [1000, 2000, 3000] {
+        let mut read = Command::new("timeout");
+        read.args(["20", "dd", "bs=4096", "count=1", "iflag=direct", "status=none"]);
+        read.arg(format!("if={}", disk.display())).arg(format!("skip={block}"));
+        // Nothing else takes its place: the supervisor stays.
+        let old = fetchers(&place);
+        old.iter().copied().for_each(kill);
+        let other = || fetchers(&place).first().is_some_and(|pid| !old.contains(pid));
+        assert!(wait_until(Duration::from_secs(20), other));
+        let found = read.output().unwrap();
+        assert!(found.stdout == block_of(&bytes, block), "block {block}: {:?}", found.status);
+    }
+    place.ok(["detach", "--all"]);
+}
+
+#[test]
+fn fuse_without_a_store_a_device_lives_on_bounded_memory() {
+    let name = "http_device::fuse_without_a_store_a_device_lives_on_bounded_memory";
+    if !require_fuse(name) {
+        return;
+    }
+    let place = scratch();
+    // More than the 256 MiB that are kept.
+    let bytes = random(&place, 300 << 20);
+    let origin = Origin::start(bytes.clone());
+    let disk = attach(&place, &["--no-store", &origin.url("/d.img")]);
+    let device = open(&disk);
+    for block in (0..bytes.len() / BLOCK).step_by(7) {
+        assert!(read(&device, block).unwrap().0 == block_of(&bytes, block), "block {block}");
+    }
+    let fetched = &place.json(["stat", disk.to_str().unwrap()])["devices"][0]["fetched"];
+    let memory = fetched["memory"].as_u64().unwrap();
+    assert!((100 << 20..=256 << 20).contains(&memory) && fetched["bytes"] == 0, "{fetched}");
+    let done = read_and_kill(&place, &[&device; 3], &bytes, 6);
+    assert!(done > 500, "only {done} reads");
+    let fetched = &place.json(["stat", disk.to_str().unwrap()])["devices"][0]["fetched"];
+    assert!(fetched["memory"].as_u64().unwrap() <= 256 << 20 && fetched["bytes"] == 0, "{fetched}");
+    let said = place.ok(["stat", disk.to_str().unwrap()]);
+    assert!(said.contains("fetched: 0 of 300M, and ") && said.contains(" in memory; waited "), "{said}");
+    drop(device);
+    place.ok(["detach", "--all"]);
+    assert_eq!(run(&place, &["--json", "store", "list"]).json()["objects"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn fuse_a_full_store_is_no_reason_to_stop() {
+    let name = "http_device::fuse_a_full_store_is_no_reason_to_stop";
+    if !require_fuse(name) || !require_root(name) {
+        return;
+    }
+    let place = scratch();
+    let bytes = random(&place, 48 << 20);
+    let origin = Origin::start(bytes.clone());
+    let small = place.dir("small");
+    tool(Command::new("mount").args(["-t", "tmpfs", "-o", "size=8m", "none"]).arg(&small));
+    let store = small.join("store");
+    let disk = attach(&place, &["--store", store.to_str().unwrap(), &origin.url("/d.img")]);
+    let device = open(&disk);
+    let half = bytes.len() / BLOCK / 2;
+    for block in 0..half {
+        assert!(read(&device, block).unwrap().0 == block_of(&bytes, block), "block {block}");
+    }
+    let fetched = || place.json(["stat", disk.to_str().unwrap()])["devices"][0]["fetched"].clone();
+    let number = |value: &serde_json::Value, key: &str| value[key].as_u64().unwrap();
+    let before = fetched();
+    assert!((4 << 20..=8 << 20).contains(&number(&before, "bytes")), "{before}");
+    assert!(number(&before, "memory") >= 16 << 20, "{before}");
+    assert_eq!(only(&place)["state"], "live");
+    let sent = origin.sent();
+    read_and_kill(&place, &[&device; 3], &bytes[..half * BLOCK], 3);
+    assert!(origin.sent() < sent + (2 << 20), "what is in memory outlives the processes");
+    // There is room again.
+    tool(Command::new("mount").args(["-o", "remount,size=64m"]).arg(&small));
+    for block in half..2 * half {
+        assert!(read(&device, block).unwrap().0 == block_of(&bytes, block), "block {block}");
+    }
+    let after = fetched();
+    assert!(number(&after, "bytes") >= 20 << 20, "{after}");
+    drop(device);
+    place.ok(["detach", "--all"]);
+    // Commands do the same, and say what to do where the store cannot even begin.
+    tool(Command::new("mount").args(["-o", "remount,size=30m"]).arg(&small));
+    let other = Origin::start(bytes.clone());
+    let cat = ["cat", "--store", store.to_str().unwrap(), &other.url("/other.img")];
+    let got = command(&place, &cat).output().unwrap();
+    assert!(got.status.success() && got.stdout == bytes, "{}", String::from_utf8_lossy(&got.stderr));
+    assert!(other.sent() < 50 << 20, "{}", other.sent());
+    let copy = ["copy", "--store", store.to_str().unwrap(), &other.url("/other.img")];
+    let to = place.path("copy.img");
+    let ran = run(&place, &[&copy[..], &[to.to_str().unwrap()]].concat());
+    assert!(ran.code == 1 && ran.err.contains("no room") && ran.err.contains("becket cat"), "{ran:?}");
+    becket_testkit::umount(&small);
 }

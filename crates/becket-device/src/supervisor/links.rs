@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use becket_engine::Fetched;
 use becket_image::filled::{FilledSource, Presence};
 use becket_image::link::helper::PROTOCOL;
 use becket_image::link::{Endpoint, LinkSource, Server};
@@ -118,10 +119,11 @@ impl Connector {
         self.stays = stays;
     }
 
-    /// How many bytes of an image the store has, of how many, where it is fetched.
-    pub(super) fn stored(&self) -> Option<(u64, u64)> {
+    /// How many bytes of an image are there, where it is fetched.
+    pub(super) fn stored(&self) -> Option<Fetched> {
         let Work::Fill(_, table) = &self.line.work else { return None };
-        Some((table.there(), table.size()))
+        let (all, memory) = table.there();
+        Some(Fetched { bytes: all.saturating_sub(memory), size: table.size(), memory, waits: 0 })
     }
 
     /// Starts the process that an image needs whose bytes are elsewhere, unless there is one for it already.

@@ -90,7 +90,7 @@ impl Owning {
         let stats = self.worker.stats(DeviceId::of(&self.device.info))?;
         let stored = self.connector.as_ref().and_then(Connector::stored);
         let waits = stats.fetched.unwrap_or_default().waits;
-        let fetched = stored.map(|(bytes, size)| Fetched { bytes, size, waits });
+        let fetched = stored.map(|there| Fetched { waits, ..there });
         Ok(Summary { fetched, ..stats })
     }
 

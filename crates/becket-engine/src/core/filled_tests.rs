@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use becket_image::filled::{FilledSource, Lent, Presence};
+use becket_image::filled::{FilledSource, Lent, Presence, Where};
 use becket_image::{Alignment, Facts, FileKind, FileSource, Map};
 use rustix::io::Errno;
 
@@ -35,7 +35,8 @@ impl Store {
         let copy = || OwnedFd::from(file.try_clone().unwrap());
         let source = FileSource { buffered: copy(), direct: Some(copy()), facts };
         let null = || OwnedFd::from(File::open("/dev/null").unwrap());
-        let lent = Lent { chunk: PAGE, table: null(), order: null(), good: Vec::new() };
+        let presence = Presence::new(CHUNKS * PAGE, PAGE).unwrap();
+        let lent = Lent { presence, table: null(), order: null() };
         let source = FilledSource::new(source, lent).unwrap();
         let presence = Arc::clone(source.presence());
         let map = Map::contiguous(0, 0, CHUNKS * PAGE);
@@ -46,8 +47,20 @@ impl Store {
     /// What a fetcher does.
     fn fill(&self, chunk: u64) {
         self.file.write_all_at(&[chunk as u8 + 1; PAGE as usize], chunk * PAGE).unwrap();
-        self.presence.put(chunk);
+        self.presence.put(chunk, Where::File);
         self.presence.tell();
+    }
+
+    /// The same where the file has no room.
+    fn fill_memory(&self, chunk: u64) {
+        self.presence.memory().write(&[chunk as u8 + 1; PAGE as usize], chunk * PAGE).unwrap();
+        self.presence.put(chunk, Where::Memory);
+        self.presence.tell();
+    }
+
+    fn depart(&self, chunk: u64) {
+        self.presence.depart(chunk..chunk + 1);
+        self.presence.memory().free(chunk * PAGE, PAGE).unwrap();
     }
 
     fn read(&mut self, tag: u16, chunk: u64, chunks: u64) {
@@ -79,6 +92,11 @@ impl Store {
 
     fn holds(&mut self, tag: u16, chunk: u64) -> bool {
         self.bench.core.buffer(tag)[..PAGE as usize].iter().all(|byte| *byte == chunk as u8 + 1)
+    }
+
+    fn holds_all(&mut self, tag: u16, chunk: u64, chunks: u64) -> bool {
+        let buffer = self.bench.core.buffer(tag)[..(chunks * PAGE) as usize].iter();
+        (0..).zip(buffer).all(|(at, byte): (u64, _)| u64::from(*byte) == chunk + at / PAGE + 1)
     }
 }
 
@@ -181,4 +199,82 @@ fn nothing_is_written() {
     (0..2).for_each(|chunk| store.fill(chunk));
     assert_eq!(store.bench.does(WRITE), Err(Errno::ROFS));
     assert_eq!(store.bench.does(Op::Flush), Ok(0));
+}
+
+#[test]
+fn what_is_in_memory_is_read_there_and_the_rest_in_the_file() {
+    let mut store = Store::new();
+    [0, 1, 4].into_iter().for_each(|chunk| store.fill(chunk));
+    [2, 3, 5].into_iter().for_each(|chunk| store.fill_memory(chunk));
+    for first in 0..5 {
+        store.read(0, first, 2);
+        assert_eq!(store.bench.await_all(&[0]), [Ok(2 * PAGE)]);
+        assert!(store.holds_all(0, first, 2), "chunks {first} and the next");
+    }
+    store.read(0, 1, 1);
+    assert_eq!(store.bench.await_all(&[0]), [Ok(PAGE)]);
+    let way = store.bench.core.straight;
+    assert_eq!((way.start, way.len), (0, 2 * PAGE), "the straight way is the file's");
+    store.read(1, 2, 1);
+    assert_eq!(store.bench.await_all(&[1]), [Ok(PAGE)]);
+    assert!(store.holds(1, 2));
+}
+
+#[test]
+fn what_goes_from_memory_while_it_is_read_is_read_again() {
+    let mut store = Store::new();
+    (0..3).for_each(|chunk| store.fill_memory(chunk));
+    store.read(0, 0, 2);
+    store.read(1, 2, 1);
+    // Nothing has been taken in of what was begun.
+    store.depart(0);
+    store.fill(0);
+    assert_eq!(store.bench.await_all(&[1, 0]), [Ok(PAGE), Ok(2 * PAGE)]);
+    assert!(store.holds_all(0, 0, 2) && store.holds(1, 2));
+    store.read(0, 2, 1);
+    store.depart(2);
+    while !store.presence.is_wanted(2) {
+        store.bench.turn();
+    }
+    store.fill(2);
+    store.notes(1);
+    assert_eq!(store.bench.await_all(&[0]), [Ok(PAGE)]);
+    assert!(store.holds(0, 2));
+}
+
+#[test]
+fn a_read_whose_parts_are_never_there_together_goes_on() {
+    let mut store = Store::new();
+    store.read(0, 0, 2);
+    store.fill_memory(1);
+    store.depart(1);
+    store.fill_memory(0);
+    store.notes(1);
+    while store.bench.core.slab[0].done < PAGE {
+        store.bench.turn();
+    }
+    store.depart(0);
+    store.fill_memory(1);
+    store.notes(1);
+    assert_eq!(store.bench.await_all(&[0]), [Ok(2 * PAGE)]);
+    assert!(store.holds_all(0, 0, 2));
+    // Its first part comes and goes before anybody looks.
+    store.read(1, 4, 2);
+    store.presence.put(4, Where::Memory);
+    store.depart(4);
+    store.presence.tell();
+    let began = Instant::now();
+    while !store.presence.is_wanted(4) {
+        assert!(began.elapsed() < Duration::from_secs(20), "it is not asked for again");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    store.fill_memory(4);
+    store.notes(1);
+    while store.bench.core.slab[1].done < PAGE {
+        store.bench.turn();
+    }
+    store.fill(5);
+    store.notes(1);
+    assert_eq!(store.bench.await_all(&[1]), [Ok(2 * PAGE)]);
+    assert!(store.holds_all(1, 4, 2));
 }

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Slots of a ring's table that each source has.
-pub(crate) const SLOTS: usize = 2;
+pub(crate) const SLOTS: usize = 3;
 
 /// The part of a request that its target is to carry next: [`Slot::asked`] bytes in one source.
 #[derive(Debug)]

@@ -138,7 +138,7 @@ fn is_refused(slot: &mut Slot, result: i32) -> bool {
 
 impl Target for FileTarget {
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; SLOTS] {
-        [Some(self.file.buffered.as_fd()), self.file.direct.as_ref().map(|fd| fd.as_fd())]
+        [Some(self.file.buffered.as_fd()), self.file.direct.as_ref().map(|fd| fd.as_fd()), None]
     }
 
     fn is_writable(&self) -> bool {

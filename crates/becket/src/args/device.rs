@@ -37,7 +37,7 @@ pub(crate) struct DeviceOptions {
     #[arg(long)]
     pub(crate) isolate: bool,
     /// Fetch all of a remote image in the background, so that its server is not needed afterwards
-    #[arg(long)]
+    #[arg(long, conflicts_with = "no_store")]
     pub(crate) fill: bool,
     /// Set the number of queues (ublk and fuse only) [default: up to one per CPU; one if there are many
     /// devices]

@@ -47,7 +47,7 @@ pub(crate) struct StoreOptions {
 pub(crate) struct TraceOptions {
     /// Note in the store which parts of a remote image are needed and when, and fetch no others; then
     /// `becket store trace URL` writes a trace
-    #[arg(long)]
+    #[arg(long, conflicts_with = "no_store")]
     pub(crate) record: bool,
     /// Fetch what this trace names, in its order, behind what is waited for
     #[arg(long, value_name = "TRACE", value_hint = clap::ValueHint::FilePath, conflicts_with = "record")]
@@ -59,6 +59,9 @@ pub(crate) struct TraceOptions {
 pub(crate) struct OriginOptions {
     #[command(flatten)]
     pub(crate) objects: StoreOptions,
+    /// Use no store: keep what is fetched from web servers in memory, 256 MiB of each image at most
+    #[arg(long, conflicts_with_all = ["store", "store_limit"])]
+    pub(crate) no_store: bool,
     /// Read this configuration of the Ceph cluster, for rbd:POOL/IMAGE [default: $CEPH_CONF, or
     /// /etc/ceph/ceph.conf]
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]

@@ -104,7 +104,14 @@ fn open(args: &args::Copy) -> Result<(Opened, Origin), Failure> {
     };
     let opened = becket_image::open_partly(&local.path, &options).map_err(failed)?;
     opened.bring(&options.fillers).map_err(|error| {
-        Failure::io(format!("cannot copy {}", becket_fetch::named(args.source.as_os_str())), &error)
+        let source = becket_fetch::named(args.source.as_os_str());
+        let failure = Failure::io(format!("cannot copy {source}"), &error);
+        match error.kind() {
+            io::ErrorKind::StorageFull => failure.hint(
+                "`becket cat` needs no store; or make room there, or name another directory by --store DIR",
+            ),
+            _ => failure,
+        }
     })?;
     let origin = Origin::of(&opened);
     let origin = origin.map_err(|error| {

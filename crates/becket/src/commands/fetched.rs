@@ -47,7 +47,7 @@ pub(super) fn local<'a>(
     asked: &OriginOptions,
     verb: &str,
 ) -> Result<Local<'a>, Failure> {
-    opened(path, format, asked, &options(&asked.objects), verb)
+    opened(path, format, asked, &by(asked), verb)
 }
 
 fn opened<'a>(
@@ -77,7 +77,7 @@ pub(super) fn as_it_is<'a>(path: &'a Path, asked: &OriginOptions, verb: &str) ->
     if rbd::is_name(path) {
         return Ok(Local::new(of_ceph(path, asked)));
     }
-    stored(path, &options(&asked.objects), verb).map(|(local, _)| local)
+    stored(path, &by(asked), verb).map(|(local, _)| local)
 }
 
 /// The name of an image of Ceph that says how its cluster is reached.
@@ -104,7 +104,7 @@ pub(super) fn for_device<'a>(
     asked: &OriginOptions,
     trace: &TraceOptions,
 ) -> Result<(Cow<'a, Path>, AttachOptions, Option<Decoded>), Failure> {
-    let mut how = self::options(&asked.objects);
+    let mut how = by(asked);
     how.record = trace.record;
     how.foreseen = trace.prefetch.as_deref().map(read_trace).transpose()?.unwrap_or_default();
     let local = opened(path, options.open.format, asked, &how, "attach")?;
@@ -132,6 +132,11 @@ pub(super) fn named(path: &Path) -> String {
     }
 }
 
+/// How to open the object of an image.
+fn by(asked: &OriginOptions) -> Options {
+    Options { no_store: asked.no_store, ..options(&asked.objects) }
+}
+
 /// How to open objects, with a progress line on standard error.
 pub(super) fn options(store: &StoreOptions) -> Options {
     let line: Mutex<Option<Progress>> = Mutex::new(None);
@@ -148,6 +153,7 @@ pub(super) fn options(store: &StoreOptions) -> Options {
     };
     Options {
         store: store.store.clone(),
+        no_store: false,
         limit: store.store_limit,
         patience: store.origin_timeout.unwrap_or(PATIENCE),
         progress: Some(Arc::new(progress)),

@@ -187,6 +187,12 @@ fn metrics(infos: &[DeviceInfo], counters: &[Option<Summary>]) -> Vec<Metric> {
         "Bytes of a remote image that are in the store.",
         &|_, summary| Some(summary?.fetched?.bytes as f64),
     ));
+    all.push(each(
+        "store_memory_bytes",
+        "gauge",
+        "Bytes of a remote image that are in memory, because the store has no room for them.",
+        &|_, summary| Some(summary?.fetched?.memory as f64),
+    ));
     let help = "How often a request waited for bytes of a remote image that were not in the store.";
     all.push(each("store_waits_total", "counter", help, &|_, summary| Some(summary?.fetched?.waits as f64)));
     // A metric without a sample says nothing.

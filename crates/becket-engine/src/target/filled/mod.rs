@@ -1,6 +1,9 @@
 //! The target of a store file that is filled while it is read: a file where the chunks of a piece are there.
 //! A piece of which a chunk is missing waits ([`waits`]), and asks for it in the table that this process
 //! shares with the fetcher. What is there costs no lock, no allocation and no system call.
+//!
+//! Chunks for which the file has no room are in memory, from which they can go while they are read: then they
+//! are read again. Has a third slot in a ring's table for that memory.
 
 mod waits;
 
@@ -9,7 +12,7 @@ use std::sync::Arc;
 
 use becket_image::{
     DirectIo,
-    filled::{FilledSource, Presence},
+    filled::{FilledSource, Presence, Where},
 };
 use rustix::io::Errno;
 
@@ -23,11 +26,14 @@ use super::{
 use crate::{
     decode::{Mailbox, Waiter},
     governor::Governor,
-    slot::{Slot, Step},
+    ring::{Transfer, listed},
+    slot::{Slot, Step, Way},
 };
 
 /// How many chunks around one that is there are looked at for the straight way, to each side.
 const AROUND: u64 = 256;
+/// The slot of the memory, behind those of the file.
+const MEMORY: u32 = 2;
 
 /// A store file.
 #[derive(Debug)]
@@ -45,11 +51,26 @@ impl FilledTarget {
         let waits = Waits::new(Arc::clone(&presence));
         FilledTarget { file: FileTarget::new(file, queues), presence, waits, envelopes }
     }
+
+    /// What a piece does whose first chunk is not there.
+    fn missing(&self) -> Result<Step, Errno> {
+        if self.presence.fails() { Err(Errno::IO) } else { Ok(Step::Waits) }
+    }
+
+    /// The operation that reads a piece from memory.
+    fn remembered(&self, piece: &Piece, slot: &mut Slot, departures: u32) -> Step {
+        let (_, start) = self.presence.memory().parts();
+        (slot.way, slot.departures) = (Way::Checked, Some(departures));
+        let (target, offset, len) = (piece.slots + MEMORY, start + piece.offset, slot.asked as u32);
+        let entry = Transfer { target, offset, len, ..piece.carrier }.entry();
+        Step::Operate(if piece.ranges > 0 { listed(entry, piece.ranges) } else { entry })
+    }
 }
 
 impl Target for FilledTarget {
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; SLOTS] {
-        self.file.descriptors()
+        let [buffered, direct, _] = self.file.descriptors();
+        [buffered, direct, Some(self.presence.fd())]
     }
 
     fn crossing(&self) -> Vec<BorrowedFd<'_>> {
@@ -67,10 +88,26 @@ impl Target for FilledTarget {
         if slot.request.op.modifies() {
             return Err(Errno::ROFS);
         }
-        if self.presence.has_all(piece.offset, slot.asked) {
-            return self.file.operate(piece, slot, governor);
+        slot.departures = None;
+        // In this order: the first chunk in memory is there only after it is known that there are such.
+        let all = self.presence.has_all(piece.offset, slot.asked);
+        if !self.presence.uses_memory() {
+            return if all { self.file.operate(piece, slot, governor) } else { self.missing() };
         }
-        if self.presence.fails() { Err(Errno::IO) } else { Ok(Step::Waits) }
+        // Before the look: what goes after it is noticed.
+        let departures = self.presence.departures();
+        match self.presence.start_of(piece.offset, slot.asked) {
+            // A list cannot be shortened: it is made anew, and not as a list.
+            Some((_, len)) if len < slot.asked && piece.ranges > 0 => Ok(Step::Waits),
+            Some((place, len)) => {
+                slot.asked = len;
+                match place {
+                    Where::File => self.file.operate(piece, slot, governor),
+                    Where::Memory => Ok(self.remembered(piece, slot, departures)),
+                }
+            }
+            None => self.missing(),
+        }
     }
 
     fn awaits(&self, offset: u64, len: u64, waiter: Waiter) {
@@ -82,12 +119,18 @@ impl Target for FilledTarget {
     }
 
     fn completed(&self, slot: &mut Slot, result: i32) -> Result<Completed, Errno> {
-        self.file.completed(slot, result)
+        match slot.departures.take() {
+            None => self.file.completed(slot, result),
+            // What was read is read again, from wherever it is now.
+            Some(seen) if seen != self.presence.departures() => Ok(Completed::Refused),
+            Some(_) => slot.absorb(result).map(|()| Completed::GoesOn),
+        }
     }
 
     fn straight(&self, piece: &Piece, slot: &Slot) -> Option<Straight> {
         let chunk = self.presence.chunks_of(piece.offset, 1).next()?;
-        let way = self.file.straight(piece, slot).filter(|_| self.presence.has(chunk))?;
+        let in_file = self.presence.place(chunk) == Some(Where::File);
+        let way = self.file.straight(piece, slot).filter(|_| in_file)?;
         let there = self.presence.around(chunk, AROUND);
         Some(Straight { offset: there.start, len: there.end - there.start, writes: false, ..way })
     }
@@ -109,7 +152,7 @@ impl Target for FilledTarget {
     }
 
     fn takes_lists(&self) -> bool {
-        self.file.takes_lists()
+        self.file.takes_lists() && !self.presence.uses_memory()
     }
 
     fn unit(&self, slot: &Slot) -> u64 {

@@ -28,11 +28,13 @@ struct Line {
     ends: bool,
 }
 
-/// A range of bytes, and the request that waits until all of it is there.
+/// A range of bytes, and the request that waits until it can go on.
 struct Waiting {
     offset: u64,
     len: u64,
     waiter: Waiter,
+    /// How often chunks had gone from memory when it was asked for.
+    departures: u32,
 }
 
 impl std::fmt::Debug for Shared {
@@ -45,6 +47,14 @@ impl Waiting {
     fn ends(self, how: Result<(), Errno>) {
         self.waiter.mailbox.leave(self.waiter.whom, Note::There(how), None);
     }
+
+    /// Asks once more for what came and went before the rest was there.
+    fn ask_again(&mut self, presence: &Presence) {
+        let departures = presence.departures();
+        if std::mem::replace(&mut self.departures, departures) != departures {
+            presence.ask(self.offset, self.len);
+        }
+    }
 }
 
 impl Waits {
@@ -52,25 +62,26 @@ impl Waits {
         Waits(Arc::new(Shared { presence, line: Mutex::default(), arrived: Condvar::new() }))
     }
 
-    /// Asks for what is missing of a range; the waiter hears when all of it is there, or cannot be had.
+    /// Asks for what is missing of a range; the waiter hears when it can go on, or never will.
     pub(super) fn add(&self, offset: u64, len: u64, waiter: Waiter) {
-        let mut line = self.0.line();
+        let (mut line, departures) = (self.0.line(), self.0.presence.departures());
+        let waiting = Waiting { offset, len, waiter, departures };
         if !line.started {
             let shared = Arc::clone(&self.0);
             let thread = std::thread::Builder::new().name("becket-filled".to_owned()).stack_size(STACK);
             if thread.spawn(move || shared.work()).is_err() {
                 drop(line);
-                return Waiting { offset, len, waiter }.ends(Err(Errno::NOMEM));
+                return waiting.ends(Err(Errno::NOMEM));
             }
             line.started = true;
         }
-        line.waiting.push(Waiting { offset, len, waiter });
+        line.waiting.push(waiting);
         drop(line);
         self.0.arrived.notify_one();
         let presence = &self.0.presence;
         presence.ask(offset, len);
         // It may have come after the request looked and before the thread could know of it.
-        if presence.has_all(offset, len) || presence.fails() {
+        if presence.is_ready(offset, len) || presence.fails() {
             presence.tell();
         }
     }
@@ -108,13 +119,15 @@ impl Shared {
             let fails = self.presence.fails();
             let mut line = self.line();
             let ends = line.ends;
-            let over = |one: &mut Waiting| ends || fails || self.presence.has_all(one.offset, one.len);
+            let over = |one: &mut Waiting| ends || fails || self.presence.is_ready(one.offset, one.len);
             let ended: Vec<Waiting> = line.waiting.extract_if(.., over).collect();
+            line.waiting.iter_mut().for_each(|one| one.ask_again(&self.presence));
             drop(line);
             let all = ended.is_empty();
             for one in ended {
-                let there = self.presence.has_all(one.offset, one.len);
-                one.ends(if there { Ok(()) } else { Err(Errno::IO) });
+                // One that was ready and is not any more waits once more.
+                let goes_on = !ends && (!fails || self.presence.is_ready(one.offset, one.len));
+                one.ends(if goes_on { Ok(()) } else { Err(Errno::IO) });
             }
             if ends {
                 return;

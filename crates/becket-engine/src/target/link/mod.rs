@@ -141,7 +141,7 @@ impl LinkTarget {
 impl Target for LinkTarget {
     /// The ends of the channel: no operation uses them, but they cross to the next server.
     fn descriptors(&self) -> [Option<BorrowedFd<'_>>; SLOTS] {
-        [Some(self.source.asks()), Some(self.source.answers())]
+        [Some(self.source.asks()), Some(self.source.answers()), None]
     }
 
     fn crossing(&self) -> Vec<BorrowedFd<'_>> {

@@ -15,15 +15,13 @@ use crate::source::kind::Identity;
 /// What another process needs to bring the bytes of a file.
 #[derive(Debug)]
 pub struct Lent {
-    /// Length of a chunk in bytes, a power of two.
-    pub chunk: u64,
+    /// Which chunks are there. Those in the file were compared with their checksums.
+    pub presence: Presence,
     /// The store's table of checksums, and what to fetch and with which rights: both opened with `O_PATH`, so
     /// that only a process with rights to the files can read them.
     pub table: OwnedFd,
     /// See `table`.
     pub order: OwnedFd,
-    /// Chunks that are in the file and were compared with their checksums.
-    pub good: Vec<u64>,
 }
 
 /// What a process gets that brings the bytes of one file for readers in other processes.

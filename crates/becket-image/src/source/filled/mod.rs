@@ -2,9 +2,10 @@
 //! chunk is there. It knows no protocol and no store.
 //!
 //! Uses go down this list: `filler` brings bytes within the process that opens an image, `presence` says to
-//! other processes which chunks are there.
+//! other processes which chunks are there, `memory` has those for which the file has no room.
 
 mod filler;
+mod memory;
 mod presence;
 
 use std::io;
@@ -14,14 +15,17 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use self::filler::{Condition, Fetching, Filler, Fillers, Lent};
-pub use self::presence::{MOST_CHUNKS, Presence};
+pub use self::memory::Memory;
+pub use self::presence::{MOST_CHUNKS, Presence, Where};
 use super::file::facts::Facts;
 use super::file::{FileFacts, FileSource};
 use super::kind::{Identity, Kind};
 use crate::ReadAt;
 
 /// The feature of devices with such a source.
-pub const FEATURE: &str = "filled";
+pub const FEATURE: &str = "filled-2";
+/// That of devices of version 0.1.0, whose tables have no room for chunks in memory.
+pub const FEATURE_OLD: &str = "filled";
 
 /// What is said of a store file to another process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -69,11 +73,13 @@ impl FilledSource {
     /// The store file of a filler, which was opened as any file.
     ///
     /// # Errors
-    /// There is no memory, or a descriptor cannot be made.
+    /// It is not as long as what is lent.
     pub fn new(file: FileSource, lent: Lent) -> io::Result<FilledSource> {
-        let presence = Presence::new(file.facts.size, lent.chunk)?;
-        lent.good.into_iter().for_each(|chunk| presence.put(chunk));
-        Ok(FilledSource { file, presence: Arc::new(presence), table: lent.table, order: lent.order })
+        let Lent { presence, table, order } = lent;
+        if presence.size() != file.facts.size {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the store file has another length"));
+        }
+        Ok(FilledSource { file, presence: Arc::new(presence), table, order })
     }
 
     /// The file, as far as it is filled. A reader must ask [`FilledSource::presence`] first.
@@ -170,18 +176,29 @@ struct Waiting {
 
 impl ReadAt for Waiting {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        let len = buf.len() as u64;
-        let mut asked = false;
+        let (mut done, mut asked) = (0, None);
         loop {
-            let seen = self.presence.news();
-            if self.presence.has_all(offset, len) {
-                return self.file.read_at(buf, offset);
+            let (seen, departures) = (self.presence.news(), self.presence.departures());
+            let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) else { return Ok(()) };
+            let (at, left) = (offset.saturating_add(done as u64), rest.len() as u64);
+            if let Some((place, len)) = self.presence.start_of(at, left) {
+                let len = usize::try_from(len).unwrap_or(usize::MAX);
+                let part = rest.get_mut(..len).ok_or(io::ErrorKind::UnexpectedEof)?;
+                match place {
+                    Where::File => self.file.read_at(part, at)?,
+                    Where::Memory => self.presence.memory().read(part, at)?,
+                }
+                if place == Where::File || self.presence.departures() == departures {
+                    done += len;
+                }
+                continue;
             }
             if self.presence.fails() {
                 return Err(io::Error::other("its bytes cannot be fetched"));
             }
-            if !std::mem::replace(&mut asked, true) {
-                self.presence.ask(offset, len);
+            if asked != Some(departures) {
+                self.presence.ask(at, left);
+                asked = Some(departures);
             }
             self.presence.await_news(seen);
         }
@@ -206,7 +223,9 @@ mod tests {
             crate::open(&path, &crate::OpenOptions { read_only: true, ..Default::default() }).unwrap();
         let Some(Source::File(file)) = opened.sources.into_iter().next() else { panic!() };
         let null = || OwnedFd::from(File::open("/dev/null").unwrap());
-        let lent = Lent { chunk: 4096, table: null(), order: null(), good: vec![0] };
+        let table = Presence::new(8 * 4096, 4096).unwrap();
+        table.put(0, Where::File);
+        let lent = Lent { presence: table, table: null(), order: null() };
         let source = Source::from(FilledSource::new(file, lent).unwrap());
         let (facts, count) = (source.described(), source.descriptors().len());
         assert_eq!(facts.descriptors(), count);
@@ -231,13 +250,37 @@ mod tests {
             for chunk in [3, 4] {
                 assert!(presence.is_wanted(chunk) && !reads.is_finished());
                 store.write_all_at(&[7; 4096], chunk * 4096).unwrap();
-                presence.put(chunk);
+                presence.put(chunk, Where::File);
                 presence.tell();
             }
             assert_eq!(reads.join().unwrap().unwrap(), [7, 7]);
         });
+        // For the next two the file has no room.
+        for chunk in [6, 7] {
+            presence.memory().write(&[chunk as u8; 4096], chunk * 4096).unwrap();
+            presence.put(chunk, Where::Memory);
+        }
+        let mut bytes = [0; 4096 * 4];
+        presence.put(5, Where::File);
+        reader.read_at(&mut bytes, 4 * 4096).unwrap();
+        let firsts: Vec<u8> = bytes.chunks(4096).map(|chunk| chunk[0]).collect();
+        assert_eq!(firsts, [7, 0, 6, 7], "of two files");
+        presence.depart(6..7);
+        presence.memory().free(6 * 4096, 4096).unwrap();
+        std::thread::scope(|scope| {
+            let reads = scope.spawn(|| reader.read_at(&mut bytes, 4 * 4096).unwrap());
+            while presence.next_wanted(0, false).is_none() {
+                presence.await_ask(presence.asked(), Some(std::time::Duration::from_millis(10)));
+            }
+            assert!(presence.is_wanted(6) && !presence.is_wanted(7) && !reads.is_finished());
+            store.write_all_at(&[9; 4096], 6 * 4096).unwrap();
+            presence.put(6, Where::File);
+            presence.tell();
+        });
+        assert_eq!((bytes[2 * 4096], bytes[3 * 4096]), (9, 7), "it has room again");
+        presence.depart([1, 7].into_iter());
         presence.set_fails(true);
         reader.read_at(&mut [0; 1], 3 * 4096).unwrap();
-        reader.read_at(&mut [0; 1], 5 * 4096).unwrap_err();
+        reader.read_at(&mut [0; 1], 7 * 4096).unwrap_err();
     }
 }

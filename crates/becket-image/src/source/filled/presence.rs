@@ -1,10 +1,16 @@
 //! Which chunks of a store file are there: a table in memory that the process which brings them shares with
 //! all who read the file. Reading it needs no system call and no lock.
 //!
-//! Three maps have a bit for each chunk. *There*: set when the bytes are in the file, and never cleared.
-//! *Wanted*: set by readers who wait, cleared when the chunk is there. *Later*: wanted when nobody waits.
+//! Four maps have a bit for each chunk. *There*: set when its bytes can be read. *Wanted*: set by readers
+//! who wait, cleared when the chunk is there. *Later*: wanted when nobody waits. *In memory*: its bytes are
+//! not in the file, which has no room for them, but behind the table (`memory`).
 //! Nothing is lost with a process: what was asked stands in the table for the next one. Other processes write
 //! the words, so no length and no index is ever read from the table.
+//!
+//! A chunk that is in the file stays there. One in memory can go, and a reader may be about to read it:
+//! *there* is cleared first, then the departures are counted, and then its memory is freed. So a reader that
+//! notes the count, then looks, and finds the same count when it has read, has read the chunk
+//! ([`Presence::departures`]).
 
 use std::io;
 use std::ops::Range;
@@ -13,6 +19,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use becket_uapi::shared::{self, Words};
+
+use super::memory::Memory;
 
 /// The most chunks of a file.
 pub const MOST_CHUNKS: u64 = 1 << 20;
@@ -25,6 +33,10 @@ const ASKED: usize = 0;
 const CAME: usize = 1;
 /// Readers of what is not there fail and do not wait.
 const FAILS: usize = 2;
+/// Counts how often chunks have gone from memory.
+const DEPARTURES: usize = 3;
+/// Whether chunks are, or have been, in memory.
+const USES_MEMORY: usize = 4;
 
 /// See the module.
 #[derive(Debug)]
@@ -37,15 +49,30 @@ pub struct Presence {
     size: u64,
     /// Words of a map.
     map: usize,
+    /// It has room for chunks in memory. Tables of version 0.1.0 have none, and not the map for that.
+    roomy: bool,
 }
 
-/// One of the three maps.
+/// Where the bytes of a chunk are that is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Where {
+    /// In the file.
+    File,
+    /// Behind the table.
+    Memory,
+}
+
+/// One of the four maps.
 #[derive(Debug, Clone, Copy)]
 enum Which {
     There,
     Wanted,
     Later,
+    InMemory,
 }
+
+/// How many maps there are.
+const MAPS: usize = 4;
 
 /// The words of a map, for so many bytes in chunks of that length.
 fn words_of_map(size: u64, chunk: u64) -> io::Result<usize> {
@@ -56,6 +83,12 @@ fn words_of_map(size: u64, chunk: u64) -> io::Result<usize> {
     usize::try_from(chunks.div_ceil(32)).map_err(io::Error::other)
 }
 
+/// The room behind the table in bytes: as long as the file, and longer by its words, so that the length is
+/// that of no other table.
+fn room(size: u64, map: usize) -> u64 {
+    size.saturating_add(map as u64)
+}
+
 impl Presence {
     /// The table of a file of `size` bytes in chunks of `chunk` bytes of which none is there.
     ///
@@ -63,7 +96,7 @@ impl Presence {
     /// There are too many chunks, or no memory.
     pub fn new(size: u64, chunk: u64) -> io::Result<Presence> {
         let map = words_of_map(size, chunk)?;
-        Presence::open(shared::file("becket-presence", HEAD + 3 * map)?, size, chunk)
+        Presence::open(shared::file("becket-presence", HEAD + MAPS * map, room(size, map))?, size, chunk)
     }
 
     /// The table that a descriptor has, of such a file.
@@ -72,8 +105,11 @@ impl Presence {
     /// It is none.
     pub fn open(fd: OwnedFd, size: u64, chunk: u64) -> io::Result<Presence> {
         let map = words_of_map(size, chunk)?;
-        let words = Words::map(&fd, HEAD + 3 * map)?;
-        Ok(Presence { fd, words, shift: chunk.trailing_zeros(), size, map })
+        let (words, roomy) = match Words::map(&fd, HEAD + MAPS * map, room(size, map)) {
+            Ok(words) => (words, true),
+            Err(_) => (Words::map(&fd, HEAD + Which::InMemory as usize * map, 0)?, false),
+        };
+        Ok(Presence { fd, words, shift: chunk.trailing_zeros(), size, map, roomy })
     }
 
     /// Another handle of the same table.
@@ -134,10 +170,37 @@ impl Presence {
         }
     }
 
+    fn clear_bit(&self, which: Which, chunk: u64) {
+        if let Some((word, bit)) = self.word(which, chunk) {
+            word.fetch_and(!bit, Ordering::SeqCst);
+        }
+    }
+
     /// Whether a chunk is there.
     #[inline]
     pub fn has(&self, chunk: u64) -> bool {
         self.has_bit(Which::There, chunk)
+    }
+
+    /// Where a chunk is. One that is in the file stays there.
+    #[inline]
+    pub fn place(&self, chunk: u64) -> Option<Where> {
+        // In this order: what is no longer in memory is in the file.
+        match self.has(chunk) {
+            true if self.has_bit(Which::InMemory, chunk) => Some(Where::Memory),
+            true => Some(Where::File),
+            false => None,
+        }
+    }
+
+    /// Where the first chunk of a range of bytes is, and how many bytes of the range are there in the same
+    /// place, from its start on.
+    #[inline]
+    pub fn start_of(&self, offset: u64, len: u64) -> Option<(Where, u64)> {
+        let mut chunks = self.chunks_of(offset, len);
+        let place = self.place(chunks.next()?)?;
+        let other = chunks.find(|chunk| self.place(*chunk) != Some(place));
+        Some((place, other.map_or(len, |chunk| (chunk << self.shift) - offset)))
     }
 
     /// Whether all chunks of a range of bytes are there.
@@ -146,28 +209,33 @@ impl Presence {
         self.chunks_of(offset, len).all(|chunk| self.has(chunk))
     }
 
-    /// How many bytes of the file are there.
-    pub fn there(&self) -> u64 {
+    /// How many bytes of the file are there, and how many of them in memory.
+    pub fn there(&self) -> (u64, u64) {
         let chunks = self.chunks();
-        let of_word = |first: u64| match self.word(Which::There, first) {
-            Some((word, _)) => word.load(Ordering::Relaxed).count_ones().into(),
-            None => 0,
-        };
-        let count: u64 = (0..chunks).step_by(32).map(of_word).sum();
+        let load = |which, first| self.word(which, first).map_or(0, |(word, _)| word.load(Ordering::Relaxed));
+        let (mut all, mut memory) = (0, 0);
+        for first in (0..chunks).step_by(32) {
+            let there = load(Which::There, first);
+            all += u64::from(there.count_ones());
+            memory += u64::from((there & load(Which::InMemory, first)).count_ones());
+        }
         // The last chunk may be a short one.
         let short = chunks * self.chunk() - self.size;
-        let last = chunks.checked_sub(1).is_some_and(|last| self.has(last));
-        count.min(chunks) * self.chunk() - if last { short } else { 0 }
+        let last = chunks.checked_sub(1).and_then(|last| self.place(last));
+        let bytes = |count: u64, short| (count.min(chunks) * self.chunk()).saturating_sub(short);
+        let short_in = |is: bool| if is { short } else { 0 };
+        (bytes(all, short_in(last.is_some())), bytes(memory, short_in(last == Some(Where::Memory))))
     }
 
-    /// The range of bytes around a chunk that is there, as far as all of it is there; no further than `most`
+    /// The range of bytes around a chunk that is in the file, as far as all of it is; no further than `most`
     /// chunks to each side.
     pub fn around(&self, chunk: u64, most: u64) -> Range<u64> {
         let (mut first, mut end) = (chunk, chunk + 1);
-        while first > 0 && chunk - first < most && self.has(first - 1) {
+        let in_file = |chunk| self.place(chunk) == Some(Where::File);
+        while first > 0 && chunk - first < most && in_file(first - 1) {
             first -= 1;
         }
-        while end - chunk <= most && self.has(end) {
+        while end - chunk <= most && in_file(end) {
             end += 1;
         }
         first << self.shift..(end << self.shift).min(self.size)
@@ -192,10 +260,20 @@ impl Presence {
         self.count(ASKED);
     }
 
-    /// Takes over what another table of the same file says, and what was asked of it.
+    /// Takes over what another table of the same file says of the file, and what was asked of it.
     pub fn take_over(&self, other: &Presence) {
-        for (mine, theirs) in self.words.iter().zip(other.words.iter()).skip(HEAD) {
-            mine.fetch_or(theirs.load(Ordering::SeqCst), Ordering::SeqCst);
+        for first in (0..self.chunks()).step_by(32) {
+            let of = |table: &Presence, which| {
+                table.word(which, first).map_or(0, |(word, _)| word.load(Ordering::SeqCst))
+            };
+            let set =
+                |which, bits| self.word(which, first).map(|(word, _)| word.fetch_or(bits, Ordering::SeqCst));
+            // What has been in memory may be in this one's by now, and is not in the file then.
+            let bits = of(other, Which::There) & !of(other, Which::InMemory);
+            let mine = of(self, Which::InMemory);
+            set(Which::There, bits & !mine);
+            set(Which::Wanted, of(other, Which::Wanted));
+            set(Which::Later, of(other, Which::Later));
         }
         self.count(ASKED);
         self.tell();
@@ -230,14 +308,54 @@ impl Presence {
         find(from.min(chunks)..chunks).or_else(|| find(0..from.min(chunks)))
     }
 
-    /// A chunk's bytes are in the file. Readers hear of it by [`Presence::tell`].
-    pub fn put(&self, chunk: u64) {
-        self.set_bit(Which::There, chunk);
-        for which in [Which::Wanted, Which::Later] {
-            if let Some((word, bit)) = self.word(which, chunk) {
-                word.fetch_and(!bit, Ordering::SeqCst);
+    /// A chunk's bytes are there. Readers hear of it by [`Presence::tell`].
+    pub fn put(&self, chunk: u64, place: Where) {
+        match place {
+            Where::File => self.clear_bit(Which::InMemory, chunk),
+            Where::Memory => {
+                self.head(USES_MEMORY).store(1, Ordering::SeqCst);
+                self.set_bit(Which::InMemory, chunk);
             }
         }
+        self.set_bit(Which::There, chunk);
+        [Which::Wanted, Which::Later].into_iter().for_each(|which| self.clear_bit(which, chunk));
+    }
+
+    /// Chunks in memory are no longer there: their memory may be freed. Those that are in the file stay.
+    pub fn depart(&self, chunks: impl Iterator<Item = u64>) {
+        for chunk in chunks.filter(|chunk| self.place(*chunk) == Some(Where::Memory)) {
+            self.clear_bit(Which::There, chunk);
+        }
+        self.head(DEPARTURES).fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Whether chunks are in memory, or have been: what is there can go then.
+    #[inline]
+    pub fn uses_memory(&self) -> bool {
+        self.head(USES_MEMORY).load(Ordering::Acquire) != 0
+    }
+
+    /// Whether a reader of a range of bytes can go on: all of it is there. Where chunks can go, all of it may
+    /// never be there at once, and its start is enough.
+    pub fn is_ready(&self, offset: u64, len: u64) -> bool {
+        self.has_all(offset, len) || (self.uses_memory() && self.start_of(offset, len).is_some())
+    }
+
+    /// How often chunks have gone from memory. What was read of memory counts only if this is the same before
+    /// the look at the table and after the read.
+    #[inline]
+    pub fn departures(&self) -> u32 {
+        self.head(DEPARTURES).load(Ordering::SeqCst)
+    }
+
+    /// Whether there is such room: see [`Presence::memory`].
+    pub fn is_roomy(&self) -> bool {
+        self.roomy
+    }
+
+    /// The room behind the table for chunks that are not in the file.
+    pub fn memory(&self) -> Memory<'_> {
+        Memory::new(self.fd.as_fd(), shared::room_behind(HEAD + MAPS * self.map))
     }
 
     /// Has all readers look again.
@@ -301,16 +419,16 @@ mod tests {
     fn a_range_is_there_when_its_last_chunk_is() {
         let table = Presence::new(10 * CHUNK + 5, CHUNK).unwrap();
         assert_eq!((table.chunks(), table.chunk()), (11, CHUNK));
-        table.put(3);
+        table.put(3, Where::File);
         assert!(table.has_all(3 * CHUNK, CHUNK) && !table.has_all(3 * CHUNK, CHUNK + 1));
         assert!(!table.has_all(3 * CHUNK - 1, 2));
-        assert_eq!(table.there(), CHUNK);
-        table.put(10);
+        assert_eq!(table.there(), (CHUNK, 0));
+        table.put(10, Where::File);
         assert!(table.has_all(10 * CHUNK, 5), "the last chunk is short");
-        assert_eq!(table.there(), CHUNK + 5);
+        assert_eq!(table.there(), (CHUNK + 5, 0));
         assert_eq!(table.around(10, 64), 10 * CHUNK..10 * CHUNK + 5);
-        table.put(9);
-        table.put(4);
+        table.put(9, Where::File);
+        table.put(4, Where::File);
         assert_eq!(table.around(9, 64), 9 * CHUNK..10 * CHUNK + 5);
         assert_eq!(table.around(3, 64), 3 * CHUNK..5 * CHUNK);
         assert_eq!(table.around(3, 0), 3 * CHUNK..4 * CHUNK);
@@ -321,7 +439,7 @@ mod tests {
         let table = Presence::new(100 * CHUNK, CHUNK).unwrap();
         let other = table.again().unwrap();
         let seen = other.asked();
-        table.put(41);
+        table.put(41, Where::File);
         table.ask(40 * CHUNK, 3 * CHUNK);
         table.ask_later(0, 2 * CHUNK);
         other.await_ask(seen, None);
@@ -330,7 +448,7 @@ mod tests {
         assert_eq!(other.next_wanted(43, false), Some(40), "from the beginning on");
         assert_eq!(other.next_wanted(0, true), Some(0));
         let news = table.news();
-        [40, 42, 0].iter().for_each(|chunk| other.put(*chunk));
+        [40, 42, 0].iter().for_each(|chunk| other.put(*chunk, Where::File));
         other.tell();
         table.await_news(news);
         assert!(table.has_all(40 * CHUNK, 3 * CHUNK));
@@ -349,5 +467,66 @@ mod tests {
         assert!(open(200 * CHUNK, CHUNK).is_err() && open(100 * CHUNK, CHUNK / 2).is_err());
         assert!(open(100 * CHUNK, 3).is_err() && open(0, CHUNK).is_err());
         assert!(open((MOST_CHUNKS + 1) * CHUNK, CHUNK).is_err());
+    }
+
+    #[test]
+    fn a_table_without_room_is_used_without() {
+        let fd = shared::file("old", HEAD + 3 * 4, 0).unwrap();
+        let table = Presence::open(fd, 100 * CHUNK, CHUNK).unwrap();
+        assert!(!table.is_roomy() && Presence::new(100 * CHUNK, CHUNK).unwrap().is_roomy());
+        table.ask(99 * CHUNK, 1);
+        assert_eq!(table.again().unwrap().next_wanted(0, false), Some(99));
+        table.put(99, Where::File);
+        assert_eq!((table.place(99), table.there()), (Some(Where::File), (CHUNK, 0)));
+        assert!(!table.uses_memory());
+    }
+
+    #[test]
+    fn what_is_in_memory_is_there_until_it_goes_and_what_is_in_the_file_stays() {
+        let table = Presence::new(10 * CHUNK + 5, CHUNK).unwrap();
+        [(1, Where::File), (2, Where::Memory), (3, Where::Memory), (4, Where::File), (10, Where::Memory)]
+            .into_iter()
+            .for_each(|(chunk, place)| table.put(chunk, place));
+        assert_eq!(table.there(), (4 * CHUNK + 5, 2 * CHUNK + 5));
+        assert_eq!(table.around(1, 64), CHUNK..2 * CHUNK, "the straight way is the file's");
+        assert_eq!(table.start_of(2 * CHUNK + 1, 3 * CHUNK), Some((Where::Memory, 2 * CHUNK - 1)));
+        assert_eq!(table.start_of(4 * CHUNK, 2 * CHUNK), Some((Where::File, CHUNK)));
+        assert_eq!(table.start_of(10 * CHUNK, 5), Some((Where::Memory, 5)));
+        assert_eq!(table.start_of(0, CHUNK), None);
+        let before = table.departures();
+        table.depart([1, 2].into_iter());
+        assert_ne!(table.departures(), before, "who reads now must look again");
+        assert_eq!((table.place(1), table.place(2)), (Some(Where::File), None));
+        table.put(2, Where::File);
+        assert_eq!(table.place(2), Some(Where::File));
+        let other = Presence::new(10 * CHUNK + 5, CHUNK).unwrap();
+        other.put(7, Where::Memory);
+        other.depart([7].into_iter());
+        other.take_over(&table);
+        let places: Vec<_> = (0..11).map(|chunk| other.place(chunk).is_some()).collect();
+        assert_eq!(places.iter().filter(|is| **is).count(), 3, "what is in another's memory is not here");
+        assert!([1, 2, 4].iter().all(|chunk| other.place(*chunk) == Some(Where::File)));
+        table.put(7, Where::File);
+        other.take_over(&table);
+        assert_eq!(other.place(7), None, "it may be on its way into memory");
+    }
+
+    #[test]
+    fn memory_is_taken_by_what_is_written_and_given_back() {
+        use std::os::fd::AsFd as _;
+        let table = Presence::new(1 << 40, 1 << 20).unwrap();
+        let blocks = || rustix::fs::fstat(table.fd().as_fd()).unwrap().st_blocks * 512;
+        let before = blocks();
+        let at = (1 << 40) - (1 << 20);
+        table.memory().write(&[5; 1 << 20], at).unwrap();
+        assert!(blocks() - before >= 1 << 20);
+        let mut bytes = [0; 100];
+        table.memory().read(&mut bytes, at + 1000).unwrap();
+        assert_eq!(bytes, [5; 100]);
+        table.memory().read(&mut bytes, (1 << 40) + (1 << 20)).unwrap_err();
+        table.memory().free(at, 1 << 20).unwrap();
+        assert!(blocks() <= before + 4096);
+        table.memory().read(&mut bytes, at + 1000).unwrap();
+        assert_eq!(bytes, [0; 100]);
     }
 }

@@ -1,0 +1,219 @@
+//! How a process reads an object that it fills itself: what is missing is brought first, and what will be read
+//! next with it. It never fetches itself: see [`crate::object`].
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use becket_image::filled::{Lent, Where};
+use becket_image::{Filler, ReadAt};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+
+use crate::Error;
+use crate::object::{Chunk, Object, RUN, index, lock};
+use crate::order::Order;
+use crate::place::shown;
+use crate::trace;
+
+/// How far a sequential reader is fetched ahead at most, in bytes.
+const AHEAD: u64 = 1 << 20;
+/// How many requests are in flight where many bytes are needed.
+const LINES: usize = 4;
+
+impl Object {
+    /// The chunks that hold a range of bytes.
+    fn chunks_of(&self, range: &Range<u64>) -> Range<u64> {
+        let end = range.end.min(self.held.meta.size);
+        range.start.min(end) / self.held.meta.chunk..end.div_ceil(self.held.meta.chunk)
+    }
+
+    /// How far a read that begins at `start` is fetched ahead: twice as far each time that they
+    /// go on where the last read ended.
+    fn ahead(&self, start: u64, end: u64) -> u64 {
+        let mut reader = lock(&self.reader);
+        let goes_on = start == reader.0;
+        reader.1 = if goes_on { (reader.1 * 2).clamp(self.held.meta.chunk, AHEAD) } else { 0 };
+        reader.0 = end;
+        // Two reads in a row are no sequence yet.
+        if reader.1 > self.held.meta.chunk { reader.1 } else { 0 }
+    }
+
+    /// Reads bytes some of which are in memory, and may go before they are read.
+    fn read_where_it_is(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut done = 0;
+        while let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            let at = offset + done as u64;
+            let departures = self.presence.departures();
+            let Some((place, len)) = self.presence.start_of(at, rest.len() as u64) else {
+                let chunks = self.chunks_of(&(at..at + rest.len() as u64));
+                self.forget_gone(&chunks);
+                self.ensure(chunks)?;
+                continue;
+            };
+            let part = rest.get_mut(..index(len)).unwrap_or_default();
+            match place {
+                Where::File => read(&self.held.data, part, at)?,
+                Where::Memory => self.presence.memory().read(part, at)?,
+            }
+            if place == Where::File || self.presence.departures() == departures {
+                done += index(len);
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes which chunks another process, to which they were lent, has let go.
+    fn forget_gone(&self, chunks: &Range<u64>) {
+        let mut known = lock(&self.chunks);
+        for chunk in chunks.clone() {
+            if let Some(state) = known.get_mut(index(chunk)).filter(|state| **state == Chunk::Good)
+                && self.presence.place(chunk).is_none()
+            {
+                *state = Chunk::Unknown;
+            }
+        }
+    }
+
+    /// Makes all chunks of these ranges good, by several requests at a time.
+    pub(crate) fn bring_all(&self, ranges: &[Range<u64>]) -> Result<(), Error> {
+        self.bring_until(ranges, None)
+    }
+
+    /// The same, until it is to stop.
+    pub(crate) fn bring_until(&self, ranges: &[Range<u64>], stop: Option<&AtomicBool>) -> Result<(), Error> {
+        let runs = self.runs(ranges);
+        runs.iter().for_each(|run| _ = self.wanted(run));
+        self.bring_runs(&runs, stop)
+    }
+
+    pub(crate) fn bring_runs(&self, runs: &[Range<u64>], stop: Option<&AtomicBool>) -> Result<(), Error> {
+        let stops = || stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
+        let len = |run: &Range<u64>| run.clone().map(|chunk| self.held.part(chunk).1).sum::<u64>();
+        let total: u64 = runs.iter().map(len).sum();
+        let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        let failed = Mutex::new(None);
+        let work = || {
+            while !stops()
+                && lock(&failed).is_none()
+                && let Some(run) = runs.get(index(next.fetch_add(1, Ordering::Relaxed)))
+            {
+                if let Err(error) = self.ensure(run.clone()) {
+                    lock(&failed).get_or_insert(error);
+                    return;
+                }
+                let reached = done.fetch_add(len(run), Ordering::Relaxed) + len(run);
+                if let Some(progress) = &self.progress {
+                    progress(reached, total);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..LINES.min(runs.len()) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)?;
+        self.sync()
+    }
+
+    /// The chunks of some ranges in pieces of one request each, without those that another range has, too.
+    fn runs(&self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+        let most = (RUN / self.held.meta.chunk).max(1);
+        let (mut runs, mut reached): (Vec<Range<u64>>, u64) = (Vec::new(), 0);
+        for range in ranges {
+            let mut chunks = self.chunks_of(range);
+            chunks.start = chunks.start.max(reached);
+            while chunks.start < chunks.end {
+                match runs.last_mut().filter(|last| last.end == chunks.start && last.end - last.start < most)
+                {
+                    Some(last) => last.end = chunks.end.min(last.start + most),
+                    None => runs.push(chunks.start..chunks.end.min(chunks.start + most)),
+                }
+                reached = runs.last().map_or(reached, |last| last.end);
+                chunks.start = reached;
+            }
+        }
+        runs
+    }
+}
+
+impl ReadAt for Object {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.held.meta.size);
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        if buf.is_empty() {
+            return Ok(());
+        }
+        let most = index(RUN);
+        if buf.len() > most {
+            // What comes first may go before the rest is there.
+            let (first, rest) = buf.split_at_mut(most);
+            self.read_at(first, offset)?;
+            return self.read_at(rest, offset + RUN);
+        }
+        let ahead = self.ahead(offset, end);
+        let mut chunks = self.chunks_of(&(offset..end));
+        let missing = !self.are_good(&chunks);
+        if missing && !self.wanted(&chunks) && ahead > 0 {
+            // One request brings what is behind it, too.
+            chunks.end = self.chunks_of(&(offset..end.saturating_add(ahead))).end;
+        }
+        self.ensure(chunks)?;
+        if !self.presence.uses_memory() {
+            return read(&self.held.data, buf, offset);
+        }
+        self.read_where_it_is(buf, offset)
+    }
+}
+
+/// A descriptor of a file that a process without rights to it can hold, and not read.
+fn envelope(file: &File) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+fn read(file: &File, buf: &mut [u8], offset: u64) -> io::Result<()> {
+    file.read_exact_at(buf, offset)
+}
+
+impl Filler for Object {
+    fn name(&self) -> String {
+        shown(&self.held.meta.url)
+    }
+
+    fn bring(&self, ranges: &[Range<u64>]) -> io::Result<()> {
+        self.bring_all(ranges)?;
+        let in_file = |chunk| self.presence.place(chunk) != Some(Where::Memory);
+        match ranges.iter().all(|range| self.chunks_of(range).all(in_file)) {
+            true => Ok(()),
+            // Who asks for this reads the file as it is.
+            false => Err(io::Error::new(io::ErrorKind::StorageFull, "the store has no room for all of it")),
+        }
+    }
+
+    fn lend(&self) -> io::Result<Lent> {
+        let (table, boot) = self.held.table.parts();
+        let meta = &self.held.meta;
+        let foreseen = trace::in_chunks(&self.foreseen, meta.chunk, meta.size);
+        let order = Order {
+            meta: self.held.meta.clone(),
+            access: self.client.access(),
+            boot,
+            record: self.record,
+            memory_only: self.memory_only,
+            foreseen,
+        };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(rustix::fs::memfd_create("becket-order", flags)?);
+        serde_json::to_writer(&file, &order)?;
+        let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+        rustix::fs::fcntl_add_seals(&file, seals)?;
+        self.memory.lend();
+        Ok(Lent { presence: self.presence.again()?, table: envelope(table)?, order: envelope(&file)? })
+    }
+}

@@ -1,0 +1,151 @@
+//! An image on another host, opened: what a URL has now, and the object of the store that has its bytes.
+
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use becket_image::filled::Presence;
+use becket_image::{Fillers, Identity};
+
+use crate::Error;
+use crate::access::Access;
+use crate::client::{Client, Waiting};
+use crate::object::{Object, RUN, index};
+use crate::place::Place;
+use crate::store::Store;
+use crate::trace;
+use crate::version::Version;
+
+/// How many bytes the first request asks for.
+const FIRST: u64 = 64 << 10;
+
+/// How to open an object.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// The store; that of the user if none is named.
+    pub store: Option<PathBuf>,
+    /// Use no store: keep what is fetched in memory, as far as it fits there.
+    pub no_store: bool,
+    /// How many bytes the store may keep of objects that nobody uses.
+    pub limit: Option<u64>,
+    /// How long a server may not answer.
+    pub patience: Duration,
+    /// Hears how many bytes of how many are there, while many are brought.
+    pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
+    /// Hears why a server is asked again, when the first second has passed without an answer.
+    pub waiting: Option<Waiting>,
+    /// Note which bytes are needed and when, and fetch no others ahead.
+    pub record: bool,
+    /// What a device will need, by a trace: fetched in this order, behind what is waited for.
+    pub foreseen: Vec<Range<u64>>,
+}
+
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options")
+            .field("store", &self.store)
+            .field("no_store", &self.no_store)
+            .field("limit", &self.limit)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An image on another host that is open.
+#[derive(Debug, Clone)]
+pub struct Remote {
+    /// The image's path on this host: the file in the store, and the way inside it.
+    pub path: PathBuf,
+    /// The file in the store.
+    pub file: PathBuf,
+    /// What brings its bytes.
+    pub fillers: Fillers,
+    object: Arc<Object>,
+}
+
+/// Opens the object that a URL names. One request shows which version the server has and brings its first
+/// bytes; what the store has of that version is not fetched again.
+///
+/// # Errors
+/// The URL, the server's answer or the store cannot be used.
+pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
+    let store = if options.no_store { Store::temporary()? } else { Store::open(options.store.as_deref())? };
+    let mut client = Client::new(&place.url, &Access::of_user(&place.url)?, options.patience)?;
+    client.waiting = options.waiting.clone();
+    let mut head = Vec::new();
+    let known = client.first(FIRST, &mut |bytes| {
+        head.extend_from_slice(bytes);
+        Ok(())
+    })?;
+    let held = store.hold(place, &known)?;
+    if let Some(limit) = options.limit.filter(|_| !options.no_store) {
+        // This object is held, so it stays.
+        store.shrink(limit)?;
+    }
+    let file = held.path.clone();
+    let meta = held.data.metadata().map_err(Error::store(&file, "its status cannot be read"))?;
+    let table = Presence::new(held.meta.size, held.meta.chunk)
+        .map_err(Error::store(&file, "there is no memory for it"))?;
+    let mut object = Object::new(held, client, known, table);
+    object.memory_only = options.no_store;
+    object.progress = options.progress.clone();
+    object.record = options.record;
+    object.foreseen.clone_from(&options.foreseen);
+    let object = Arc::new(object);
+    object.take_head(&head)?;
+    let mut fillers = Fillers::default();
+    fillers.add(Identity { dev: meta.dev(), ino: meta.ino() }, object.clone());
+    let path = if place.inside.is_empty() { file.clone() } else { file.join(Path::new(&place.inside)) };
+    Ok(Remote { path, file, fillers, object })
+}
+
+impl Remote {
+    /// Length of the object in bytes.
+    pub fn size(&self) -> u64 {
+        self.object.held.meta.size
+    }
+
+    /// The URL, with its query.
+    pub(crate) fn url(&self) -> &str {
+        &self.object.held.meta.url
+    }
+
+    pub(crate) fn version(&self) -> &Version {
+        &self.object.held.meta.version
+    }
+
+    /// As [`Remote::bring_all`], until it is to stop.
+    pub(crate) fn bring_until(&self, stop: &AtomicBool) -> Result<(), Error> {
+        self.object.bring_until(std::slice::from_ref(&(0..self.size())), Some(stop))
+    }
+
+    /// Fetches all that the store does not have of it.
+    ///
+    /// # Errors
+    /// The server or the store fails.
+    pub fn bring_all(&self) -> Result<(), Error> {
+        self.object.bring_all(std::slice::from_ref(&(0..self.size())))
+    }
+
+    /// Fetches what the store does not have of some ranges, in their order.
+    ///
+    /// # Errors
+    /// The server or the store fails.
+    pub fn bring_in_order(&self, ranges: &[Range<u64>]) -> Result<(), Error> {
+        let meta = &self.object.held.meta;
+        let most = (RUN / meta.chunk).max(1);
+        let mut runs = Vec::new();
+        for run in trace::in_chunks(ranges, meta.chunk, meta.size) {
+            let starts = run.clone().step_by(index(most));
+            runs.extend(starts.map(|start| start..run.end.min(start + most)));
+        }
+        self.object.bring_runs(&runs, None)
+    }
+
+    /// How many bytes were fetched from the server since the object was opened.
+    pub fn fetched(&self) -> u64 {
+        self.object.fetched.load(Ordering::Relaxed)
+    }
+}

@@ -18,7 +18,7 @@ use std::{
 use becket_testkit::{
     Scratch, image,
     origin::{Origin, Reply},
-    require_fuse, require_root, require_tools, tool, wait_until,
+    require_fuse, require_root, require_tools, require_ublk, tool, wait_until,
 };
 use common::one::{kill, only};
 use common::web::{command, ext4, ok, run};
@@ -583,4 +583,38 @@ fn fuse_a_full_store_is_no_reason_to_stop() {
     let ran = run(&place, &[&copy[..], &[to.to_str().unwrap()]].concat());
     assert!(ran.code == 1 && ran.err.contains("no room") && ran.err.contains("becket cat"), "{ran:?}");
     becket_testkit::umount(&small);
+}
+
+#[test]
+fn ublk_a_device_without_a_store_reads_memory_by_each_mode() {
+    let name = "http_device::ublk_a_device_without_a_store_reads_memory_by_each_mode";
+    if !require_ublk(name) {
+        return;
+    }
+    let place = scratch();
+    let bytes = random(&place, 4 << 20);
+    let origin = Origin::start(bytes.clone());
+    for mode in ["copy", "zero-copy"] {
+        let attached =
+            run(&place, &["attach", "--via", "ublk", "--mode", mode, "--no-store", &origin.url("/d.img")]);
+        if attached.code != 0 && mode == "zero-copy" {
+            // Not every kernel has it.
+            assert!(attached.err.contains("zero"), "{attached:?}");
+            continue;
+        }
+        assert_eq!(attached.code, 0, "{attached:?}");
+        let disk = PathBuf::from(attached.out.trim());
+        let device = open(&disk);
+        for block in 0..bytes.len() / BLOCK {
+            let found = read(&device, block * 37 % (bytes.len() / BLOCK)).unwrap();
+            assert!(found.0 == block_of(&bytes, block * 37 % (bytes.len() / BLOCK)), "{mode}, block {block}");
+        }
+        drop(device);
+        let mut all = vec![0; bytes.len()];
+        fs::File::open(&disk).unwrap().read_exact_at(&mut all, 0).unwrap();
+        assert!(all == bytes, "{mode}, in order");
+        let fetched = place.json(["stat", attached.out.trim()])["devices"][0]["fetched"].clone();
+        assert_eq!((&fetched["memory"], &fetched["bytes"]), (&(4 << 20).into(), &0.into()), "{mode}");
+        place.ok(["detach", "--all"]);
+    }
 }

@@ -11,6 +11,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -67,8 +68,15 @@ pub fn fetch(fetching: Fetching) -> io::Result<()> {
     let ahead = foreseen.into_iter().map(|run| run.start.min(chunks)..run.end.min(chunks)).collect();
     let plan = Plan { ahead, ..Plan::default() };
     let state = State { away: None, said: None, changed: false };
-    let fetcher =
-        Fetcher { object, presence, timeout, tell, chair: Mutex::new(plan), state: Mutex::new(state) };
+    let fetcher = Fetcher {
+        object,
+        presence,
+        timeout,
+        tell,
+        chair: Mutex::new(plan),
+        fetching: AtomicUsize::new(0),
+        state: Mutex::new(state),
+    };
     // What a predecessor has brought and not reported.
     fetcher.presence.set_fails(false);
     std::thread::scope(|scope| {
@@ -94,6 +102,8 @@ struct Fetcher {
     tell: Box<dyn Fn(Condition) + Send + Sync>,
     /// Held by the thread that looks for work.
     chair: Mutex<Plan>,
+    /// How many threads fetch.
+    fetching: AtomicUsize,
     state: Mutex<State>,
 }
 
@@ -145,7 +155,9 @@ impl Fetcher {
     fn work(&self) -> ! {
         loop {
             let run = self.next();
-            match self.object.bring_run(run) {
+            let brought = self.object.bring_run(run);
+            self.fetching.fetch_sub(1, Ordering::SeqCst);
+            match brought {
                 Ok(()) => self.succeeded(),
                 Err(error) => self.failed(&error),
             }
@@ -157,12 +169,14 @@ impl Fetcher {
         let mut plan = lock(&self.chair);
         loop {
             let asked = self.presence.asked();
-            let idle = match self.find(&mut plan) {
-                Some(run) => return run,
-                None => self.object.has_unsynced() || self.object.is_full(),
-            };
-            self.presence.await_ask(asked, idle.then_some(IDLE));
-            if idle && self.presence.asked() == asked {
+            if let Some(run) = self.find(&mut plan) {
+                self.fetching.fetch_add(1, Ordering::SeqCst);
+                return run;
+            }
+            // What others are fetching is to be synced, too, when it is there.
+            let more = self.fetching.load(Ordering::SeqCst) > 0 || self.object.is_full();
+            self.presence.await_ask(asked, (more || self.object.has_unsynced()).then_some(IDLE));
+            if self.presence.asked() == asked {
                 // A full disk is reported with the next chunk.
                 let _ = self.object.sync();
             }

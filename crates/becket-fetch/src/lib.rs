@@ -16,6 +16,7 @@
 //! | `digest` | whether an object is what its digest says |
 //! | `store` | the directory of objects; list, drop and bound it |
 //! | `temporary` | a directory for one command |
+//! | `latest` | which version of a URL was used last |
 //! | `writing` | a file of the store that is written in order |
 //! | `trace` | which bytes a start needed, in their order |
 //! | `table` | which chunks of an object are there, with their checksums |
@@ -34,6 +35,7 @@ mod decoded;
 mod digest;
 mod error;
 mod fetcher;
+mod latest;
 mod memory;
 mod netrc;
 mod object;

@@ -19,7 +19,7 @@ use crate::store::Store;
 use crate::trace;
 use crate::version::Version;
 
-/// How many bytes the first request asks for.
+/// How many bytes the first request asks for, of what is not in the store.
 const FIRST: u64 = 64 << 10;
 
 /// How to open an object.
@@ -75,7 +75,8 @@ pub fn open(place: &Place, options: &Options) -> Result<Remote, Error> {
     let mut client = Client::new(&place.url, &Access::of_user(&place.url)?, options.patience)?;
     client.waiting = options.waiting.clone();
     let mut head = Vec::new();
-    let known = client.first(FIRST, &mut |bytes| {
+    let len = if store.has_start(&place.url) { 1 } else { FIRST };
+    let known = client.first(len, &mut |bytes| {
         head.extend_from_slice(bytes);
         Ok(())
     })?;

@@ -6,6 +6,7 @@
 //! STORE/v1/ID/meta.json    what it is; its time is that of the last use
 //! STORE/v1/ID/table        which chunks are there (`table`); locked (flock) by who uses the object
 //! STORE/v1/ID/data/NAME    the bytes, sparse; alone in its directory, because images name their neighbours
+//! STORE/v1/.latest-URL     a link to the version of a URL that was used last (`latest`)
 //! ```
 //!
 //! ID is a digest of URL and version. An object is made under another name and renamed when it is whole. A
@@ -24,6 +25,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::latest;
 use crate::place::{Place, shown};
 use crate::table::Table;
 use crate::temporary::Temporary;
@@ -197,7 +199,10 @@ impl Store {
         let dir = self.dir.join(meta.id());
         for _ in 0..LOOKS {
             match self.look(&dir, &meta) {
-                Ok(Some(held)) => return Ok(held),
+                Ok(Some(held)) => {
+                    latest::note(&self.dir, &meta.url, &meta.id());
+                    return Ok(held);
+                }
                 // It is no object, or damaged: it makes way.
                 Ok(None) => self.set_aside(&dir)?,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => self.make(&dir, &meta)?,
@@ -208,6 +213,16 @@ impl Store {
             }
         }
         Err(Error::store(dir, "the object is removed again and again")(io::ErrorKind::ResourceBusy.into()))
+    }
+
+    /// Whether the start of the version that was used last of a URL is here: if the server still has that
+    /// version, its start need not be asked for.
+    pub(crate) fn has_start(&self, url: &str) -> bool {
+        let Some(dir) = latest::of(&self.dir, url) else { return false };
+        let is_its = |meta: Meta| meta.url == url;
+        let table = || Table::new(File::open(dir.join("table"))?);
+        read_meta(&dir).ok().flatten().is_some_and(is_its)
+            && table().is_ok_and(|table| table.get(0).is_some())
     }
 
     /// Opens an object and locks it against removal; `None` if its files are not those of `meta`.
@@ -408,6 +423,7 @@ impl Store {
 
     fn remove_one(&self, entry: &Entry) -> io::Result<bool> {
         let Some(_locked) = unused(&entry.dir, &entry.path)? else { return Ok(false) };
+        latest::forget(&self.dir, &entry.full, &entry.dir);
         let aside = self.dir.join(format!(".gone-{}-{}", std::process::id(), unique()));
         fs::rename(&entry.dir, &aside)?;
         fs::remove_dir_all(&aside)?;

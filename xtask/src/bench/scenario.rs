@@ -275,12 +275,14 @@ files with their tables in twelve places of a 2 GiB image, and three of 20 MiB; 
 nothing, and exports the image over NBD to one client, which compares all bytes. *s* is the time from the
 start of the server to the last byte, at depth 1 and 8; *bytes* is what the web server sent, divided by what
 was read. *becket-trace* has the trace of an earlier start. nbdkit has its plugin curl below its cache with
-blocks of 256 KiB and of 1 MiB. *local* is nbdkit with the image's file. Less is better.",
+blocks of 256 KiB and of 1 MiB. *local* is nbdkit with the image's file. *many* are a hundred exports with an
+overlay each that all start at the same moment: *bytes* is what the web server sent, divided by what it sends
+for one; *last* is when the last was read, divided by when the first was. Less is better.",
         places: &[Place {
             ground: Ground::Host { memory: true },
             variables: "ENTRANTS=(becket becket-trace nbdkit-256k nbdkit-1M local) ROUNDS=3 MIB=2048 \
-                        LATENCY=0.02 DEPTHS=(1 8)",
-            short: "ROUNDS=1 MIB=128 LATENCY=0.002",
+                        LATENCY=0.02 DEPTHS=(1 8) READERS=100",
+            short: "ROUNDS=1 MIB=128 LATENCY=0.002 READERS=10",
             script: &[BOOT, include_str!("guest/remote.sh")],
             ..PLACE
         }],

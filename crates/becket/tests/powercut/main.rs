@@ -1,6 +1,6 @@
 //! File systems on a becket device when the power goes: device-mapper's log-writes logs what becket sends to
 //! its backing. At places of that log, each of which a power cut could have left, the file system is mounted
-//! and checked.
+//! and checked. In the same way the store of images on web servers is checked.
 //!
 //! CI does it at a few places of ext4 only; `cargo xtask powercut` at as many of each as BECKET_POWERCUT
 //! says.
@@ -9,6 +9,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod log;
+mod store;
 mod workload;
 
 use std::{
@@ -206,4 +207,18 @@ fn dm_log_a_file_system_is_whole_wherever_the_power_goes() {
         let log = record(&place, *kind, promises);
         println!("{}", replay(&place, *kind, &log, points, promises));
     }
+}
+
+#[test]
+fn dm_log_a_store_has_nothing_that_the_power_took() {
+    let name = "dm_log_a_store_has_nothing_that_the_power_took";
+    if !require_dm(name) || !require_ublk(name) || !require_tools(name, &["dmsetup", "mkfs.ext4", "unshare"])
+    {
+        return;
+    }
+    tool(Command::new("modprobe").arg("dm-log-writes"));
+    let points = std::env::var("BECKET_POWERCUT").map_or(4, |text| text.parse().expect("a number"));
+    let place = scratch();
+    let recorded = store::Recorded::new(&place);
+    println!("{}", recorded.replay(&place, points));
 }

@@ -1,5 +1,5 @@
 # A start from an image on a web server that is far away: the same reads for all, over NBD and a unix socket.
-# Expects MIB, LATENCY (seconds before each answer), DEPTHS.
+# Expects MIB, LATENCY (seconds before each answer), DEPTHS, READERS.
 SHARED=$(mktemp -d /dev/shm/becket-bench.XXXXXX)
 SOCKET=$SHARED/socket
 undo() {
@@ -54,10 +54,10 @@ server.serve_forever()
 END
 cat >"$WORK/start.py" <<'END'
 import boot, nbd, os, sys
-socket, image, depth = sys.argv[1], sys.argv[2], int(sys.argv[3])
+socket, image, depth, name = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 reads = list(boot.reads(os.path.getsize(image) // 4096, 300, 4, 160))
 connection = nbd.NBD()
-connection.connect_uri(f"nbd+unix:///image?socket={socket}")
+connection.connect_uri(f"nbd+unix:///{name}?socket={socket}")
 expected = open(image, "rb")
 under_way = []
 def finish():
@@ -117,7 +117,7 @@ unserve() { # ENTRANT
     esac 2>"$SAID"
     rm -f "$SOCKET"
 }
-start() { NEEDED=$("$PYTHON" "$WORK/start.py" "$SOCKET" "$WORK/image" "$1" 2>"$SAID"); }
+start() { NEEDED=$("$PYTHON" "$WORK/start.py" "$SOCKET" "$WORK/image" "$1" image 2>"$SAID"); }
 serve becket --record && start 1 || fail "nothing can be recorded: $(cat "$SAID")"
 unserve becket
 "$BECKET" store trace --store "$SHARED/store" "$URL" >"$WORK/trace" 2>"$SAID" || fail "no trace: $(cat "$SAID")"
@@ -136,3 +136,40 @@ turn() { # ENTRANT
     done
 }
 turns 1 turn
+# many NAME COUNT: so many exports of the image, each with an overlay of its own, are started and read at the
+# same moment, with nothing in the store. Sets BYTES, FIRST and LAST: when the first and the last were read.
+many() {
+    local number readers=() before begun sockets=$SHARED/many.
+    rm -rf "$SHARED/store" "$SHARED"/*.qcow2
+    before=$(sent) begun=$EPOCHREALTIME
+    for ((number = 0; number < $1; number++)); do
+        (
+            "$BECKET" export --nbd "unix:$sockets$number" --name "image$number" --store "$SHARED/store" \
+                --cow "$SHARED/$number.qcow2" "$URL" &&
+                "$PYTHON" "$WORK/start.py" "$sockets$number" "$WORK/image" 1 "image$number" &&
+                echo "$EPOCHREALTIME" >"$SHARED/read.$number"
+        ) >"$SHARED/said.$number" 2>&1 &
+        readers+=($!)
+    done
+    for ((number = 0; number < $1; number++)); do
+        wait "${readers[number]}" || cp "$SHARED/said.$number" "$SAID"
+    done
+    "$BECKET" detach --all >>"$SAID" 2>&1
+    BYTES=$(($(sent) - before))
+    (($(cat "$SHARED"/read.* | wc -l) == $1)) || return 1
+    FIRST=$(cat "$SHARED"/read.* | sort -n | head -n 1) LAST=$(cat "$SHARED"/read.* | sort -n | tail -n 1)
+    FIRST=$(awk "BEGIN { print $FIRST - $begun }") LAST=$(awk "BEGIN { print $LAST - $begun }")
+    rm -f "$SHARED"/read.*
+}
+if many 1; then
+    ONE=$BYTES
+    if many "$READERS"; then
+        figure many-bytes becket "$(awk "BEGIN { print $BYTES / $ONE }")"
+        figure many-last becket "$(awk "BEGIN { print $LAST / $FIRST }")"
+        figure many-s becket "$LAST"
+    else
+        absent becket many
+    fi
+else
+    absent becket many
+fi

@@ -1,5 +1,5 @@
-//! Which version of a URL was used last: a link in the store, named by a digest of the URL. Only a hint: whether
-//! the server still has that version is for its answer to say.
+//! Which version of a URL was used last: a link in the store, named by a digest of the URL. Only a hint:
+//! whether the server still has that version is for its answer to say.
 
 use std::ffi::OsString;
 use std::fs;

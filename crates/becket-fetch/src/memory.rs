@@ -1,5 +1,6 @@
-//! Chunks that are in memory, because the store has no room for them or because there is to be none: the first
-//! that came is the first to go. It never lets a chunk go that is not whole, and never takes more than its bound.
+//! Chunks that are in memory, because the store has no room for them or because there is to be none: the
+//! first that came is the first to go. It never lets a chunk go that is not whole, and never takes more than
+//! its bound.
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,5 +1,5 @@
-//! How a process reads an object that it fills itself: what is missing is brought first, and what will be read
-//! next with it. It never fetches itself: see [`crate::object`].
+//! How a process reads an object that it fills itself: what is missing is brought first, and what will be
+//! read next with it. It never fetches itself: see [`crate::object`].
 
 use std::fs::File;
 use std::io;

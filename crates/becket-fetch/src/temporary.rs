@@ -1,6 +1,6 @@
 //! A directory for one command, on a file system in memory where there is one.
-//! It is never that of another process, and is removed when nothing needs it any more; what a process has left
-//! that was killed is removed by the next one.
+//! It is never that of another process, and is removed when nothing needs it any more; what a process has
+//! left that was killed is removed by the next one.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -45,7 +45,7 @@ impl Temporary {
                 made => made.map_err(Error::store(&path, "it cannot be made"))?,
             }
             let lock = File::open(&path).map_err(Error::store(&path, "it cannot be opened"))?;
-            // One that another process has just removed is not there to be locked, and the next name is tried.
+            // Where another process has just removed it, the next name is tried.
             if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() && path.exists() {
                 return Ok(Temporary { path, _lock: lock });
             }

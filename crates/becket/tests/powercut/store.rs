@@ -1,5 +1,5 @@
-//! The store of images on web servers when the power goes: what it says to have must be there. Its file system
-//! is on a device whose writes are logged.
+//! The store of images on web servers when the power goes: what it says to have must be there. Its file
+//! system is on a device whose writes are logged.
 //! Sends only to the loopback address.
 
 use std::{
